@@ -1,6 +1,7 @@
 """A server of the program, on a free port, with a chat template."""
 
 import os
+import pathlib
 import re
 import subprocess
 import time
@@ -14,12 +15,12 @@ TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="session")
-def address(tmp_path_factory):
-    template = tmp_path_factory.mktemp("server") / "template.jinja"
-    template.write_text(TEMPLATE)
-    command = [os.environ["CELLAR"], "serve", "--port", "0", "-c", "4096"]
-    command += ["--chat-template", str(template), "--alias", "stories"]
+ENCODER = pathlib.Path(__file__).parents[1] / "fixtures" / "encoders" / "bert_tiny"
+
+
+def serve(*arguments):
+    """The address of a server, which ends after the tests."""
+    command = [os.environ["CELLAR"], "serve", "--port", "0", *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         line = server.stderr.readline()
         found = re.search(r"http://\S+", line)
@@ -27,6 +28,19 @@ def address(tmp_path_factory):
         yield found.group()
         server.terminate()
         assert server.wait(60) == 0
+
+
+@pytest.fixture(scope="session")
+def address(tmp_path_factory):
+    template = tmp_path_factory.mktemp("server") / "template.jinja"
+    template.write_text(TEMPLATE)
+    yield from serve("-c", "4096", "--chat-template", str(template), "--alias", "stories")
+
+
+@pytest.fixture(scope="session")
+def encoder():
+    """The address of a server with a model that gives vectors."""
+    yield from serve("-m", str(ENCODER))
 
 
 @pytest.fixture

@@ -42,6 +42,33 @@ def test_a_schema_gives_a_typed_object(client):
     assert json.loads(answer.message.content)["mood"] in ("sad", "happy")
 
 
+def test_a_tool_is_called(client):
+    def weather(city: str) -> str:
+        """The weather in a city.
+
+        Args:
+          city: The city.
+        """
+        return f"sunny in {city}"
+
+    # The client makes the tool of the function. Whether this model calls it is up to the model.
+    options = {"temperature": 0, "num_predict": 16}
+    answer = client.chat(model="stories", messages=HELLO, tools=[weather], options=options)
+    call = {"function": {"name": "weather", "arguments": {"city": "Rome"}}}
+    asked = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result = {"role": "tool", "tool_name": "weather", "content": weather("Rome")}
+    after = client.chat(
+        model="stories", messages=[*HELLO, asked, result], tools=[weather], options=options
+    )
+    assert after.prompt_eval_count > answer.prompt_eval_count
+
+
+def test_embeddings(encoder):
+    answer = ollama.Client(host=encoder).embed(model="bert_tiny", input=["Hello", "Bye"])
+    first, second = answer.embeddings
+    assert len(first) == len(second) > 8
+
+
 def test_models(client):
     assert [model.model for model in client.list().models] == ["stories"]
     assert [model.model for model in client.ps().models] == ["stories"]

@@ -99,6 +99,16 @@ def test_models(client):
     assert client.models.retrieve("stories").owned_by == "cellar"
 
 
+def test_embeddings(encoder):
+    client = openai.OpenAI(base_url=f"{encoder}/v1", api_key="none", max_retries=0)
+    # The client asks for base64 where it is told nothing.
+    texts = ["How is it?", "It rains."]
+    packed = client.embeddings.create(model="bert_tiny", input=texts)
+    plain = client.embeddings.create(model="bert_tiny", input=texts, encoding_format="float")
+    for one, other in zip(packed.data, plain.data, strict=True):
+        assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
+
+
 def test_several_answers_with_log_probabilities(client):
     options = {"max_tokens": 3, "n": 2, "logprobs": True, "top_logprobs": 2}
     answer = client.chat.completions.create(model="stories", messages=HELLO, **options)

@@ -5,9 +5,10 @@ import subprocess
 import sys
 from typing import Literal
 
+import pytest
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
 
 
@@ -52,6 +53,19 @@ def test_langchain_calls_a_tool(address):
         assert isinstance(result, ToolMessage)
         after = chat.bind_tools([weather]).bind(max_tokens=8).invoke([question, answer, result])
         assert after.usage_metadata["output_tokens"] <= 8
+
+
+def test_langchain_gets_vectors(encoder):
+    # Without the check, which downloads a tokenizer of OpenAI's.
+    embeddings = OpenAIEmbeddings(
+        base_url=f"{encoder}/v1",
+        api_key="none",
+        model="bert_tiny",
+        check_embedding_ctx_length=False,
+    )
+    first, second = embeddings.embed_documents(["How is it?", "It is raining."])
+    assert embeddings.embed_query("How is it?") == pytest.approx(first)
+    assert first != second
 
 
 def test_llm_of_the_command_line(address, tmp_path):

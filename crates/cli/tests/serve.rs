@@ -241,6 +241,72 @@ fn a_socket_serves_its_user_alone() {
 }
 
 #[test]
+fn several_models_do_what_each_can() {
+    let dir = tempfile::tempdir().unwrap();
+    let chat = with_template(&dir, "{{ messages[0].content }}");
+    let encoder = fixture("encoders").join("bert_tiny").display().to_string();
+    let reranker = fixture("encoders").join("bert_rerank_tiny");
+    let reranker = reranker.display().to_string();
+    // The chat model is not the first.
+    let server = Server::start(&["-m", &encoder, "-m", &chat, "-m", &reranker, "-c", "256"]);
+    let models = get(server.address, "/v1/models").json();
+    let ids = models["data"].as_array().unwrap().iter();
+    let ids: Vec<&Value> = ids.map(|model| &model["id"]).collect();
+    assert_eq!(json!(ids), json!(["bert_tiny", "chat", "bert_rerank_tiny"]));
+    let ask = |path: &str, body: Value| post(server.address, path, &body);
+    let messages = json!([{"role": "user", "content": "Hello"}]);
+    let answer = ask(
+        "/v1/chat/completions",
+        json!({"messages": messages, "max_tokens": 4}),
+    );
+    assert_eq!(answer.json()["model"], "chat", "{}", answer.body);
+    let vectors = ask("/v1/embeddings", json!({"input": "Hello"}));
+    assert_eq!(vectors.json()["model"], "bert_tiny", "{}", vectors.body);
+    let scores = ask(
+        "/v1/rerank",
+        json!({"query": "Hello", "documents": ["Hi", "No"]}),
+    );
+    assert_eq!(scores.json()["results"].as_array().unwrap().len(), 2);
+    let named = json!({"model": "bert_tiny", "messages": messages});
+    let wrong = ask("/v1/chat/completions", named);
+    assert_eq!(wrong.status, 400, "{}", wrong.body);
+    let unknown = ask("/v1/embeddings", json!({"model": "x", "input": "Hello"}));
+    assert_eq!(unknown.status, 404);
+    assert!(
+        unknown
+            .body
+            .contains("'bert_tiny', 'chat', 'bert_rerank_tiny'")
+    );
+
+    let (code, message) = failure(&["serve", "-m", &chat, "-m", &chat]);
+    assert_eq!(code, 2);
+    assert!(
+        message.contains("two models are called 'chat'"),
+        "{message}"
+    );
+    let aliased = failure(&["serve", "-m", &chat, "-m", &encoder, "--alias", "x"]);
+    assert_eq!(aliased.0, 2, "{}", aliased.1);
+    // More than any machine has: refused before anything is loaded.
+    let huge = [
+        "serve",
+        "-m",
+        &chat,
+        "-m",
+        &encoder,
+        "-c",
+        "1000000000",
+        "--port",
+        "0",
+    ];
+    let (code, message) = failure(&huge);
+    assert_eq!(code, 2);
+    assert!(
+        message.contains("the models take") && message.contains("'chat'"),
+        "{message}"
+    );
+}
+
+#[test]
 fn wrong_flags_are_refused_in_one_line() {
     let (code, message) = failure(&["serve", "--host", "0.0.0.0"]);
     assert_eq!(code, 2);

@@ -17,7 +17,7 @@ use crate::conversations::{ConversationLimits, Conversations};
 use crate::error::ApiError;
 use crate::hosts::HostCheck;
 use crate::metrics::{Ended, Metrics};
-use crate::model::ServedModel;
+use crate::model::{Job, ServedModel};
 
 /// The limits of a server.
 #[derive(Clone, Debug)]
@@ -127,6 +127,19 @@ impl App {
             let known = self.0.models.iter().map(|model| model.id().to_owned());
             ApiError::unknown_model(name.unwrap_or_default(), &known.collect::<Vec<_>>())
         })
+    }
+
+    /// The model of this name; where no name is given, the first that does what is wanted, or else
+    /// the first.
+    ///
+    /// # Errors
+    /// As [`App::model`].
+    pub fn model_for(&self, name: Option<&str>, job: Job) -> Result<&Arc<ServedModel>, ApiError> {
+        let mut models = self.0.models.iter();
+        match models.find(|model| name.is_none() && model.does(job)) {
+            Some(model) => Ok(model),
+            None => self.model(name),
+        }
     }
 
     /// The limits.

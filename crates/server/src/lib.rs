@@ -64,6 +64,6 @@ pub use listen::serve;
 #[cfg(unix)]
 pub use listen::serve_unix;
 pub use metrics::Metrics;
-pub use model::{ModelSettings, ServedModel, Work};
+pub use model::{Job, ModelSettings, ServedModel, Work};
 pub use stream::{EVENT_STREAM, Encoder};
 pub use texts::{EmbedWorker, Embedded, RerankJob, RerankWorker, Scored};

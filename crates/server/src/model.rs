@@ -41,6 +41,17 @@ pub struct ModelSettings {
     pub n_parallel: u32,
 }
 
+/// What a request wants of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Job {
+    /// A text that is continued.
+    Texts,
+    /// Vectors.
+    Embeddings,
+    /// Scores.
+    Scores,
+}
+
 /// What a model does.
 #[derive(Debug)]
 pub enum Work {
@@ -175,6 +186,16 @@ impl ServedModel {
     /// What it does.
     pub fn work(&self) -> &Work {
         &self.work
+    }
+
+    /// Whether it does what is wanted.
+    pub fn does(&self, job: Job) -> bool {
+        let does = match self.work {
+            Work::Texts(_) => Job::Texts,
+            Work::Embeddings(_) => Job::Embeddings,
+            Work::Scores(_) => Job::Scores,
+        };
+        does == job
     }
 
     /// The service that continues texts.

@@ -8,12 +8,12 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
 
-use super::{EngineArgs, ModelArgs, ParallelArgs, SamplerArgs, count};
+use super::{EngineArgs, ParallelArgs, SamplerArgs, count};
 
 /// `cellar serve`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Serves one model over HTTP, to clients of OpenAI's API (/v1/chat/completions, /v1/completions,
+Serves models over HTTP, to clients of OpenAI's API (/v1/chat/completions, /v1/completions,
 /v1/models; an encoder: /v1/embeddings; a reranker: /v1/rerank), of Anthropic's (/v1/messages),
 of Ollama (/api/chat, /api/generate) and of llama-server (/completion, /tokenize, /props, /slots,
 /health, /metrics). GET / lists the endpoints. One line on stderr gives the address when the server
@@ -24,6 +24,10 @@ holds; more wait. The text of each is what it would be alone (on the cpu backend
 prefix that prompts of one key share is computed once. A client that goes away frees its place.
 Sampling flags are for requests that do not choose.
 
+Several models (-m A -m B) have the names of their files, and each its own -c and --parallel. What they
+take together is checked before the first is loaded. A request without a name gets the first that does
+what it wants.
+
 Only this machine reaches 127.0.0.1, the default. Another --host needs --api-key-file or --no-auth:
 clients send a key of the file as 'Authorization: Bearer KEY'. For TLS put a proxy in front.
 
@@ -33,11 +37,15 @@ Ctrl-C ends at once.
 Examples:
   cellar serve
   cellar serve -m MODEL.gguf -c 32768 --parallel 32
+  cellar serve -m MODEL.gguf -m all-MiniLM-L6-v2/
   cellar serve -m OWNER/NAME:Q4_K_M --host 0.0.0.0 --api-key-file keys.txt
   curl http://127.0.0.1:8080/v1/completions -d '{\"prompt\": \"Once upon a time\", \"max_tokens\": 32}'")]
 pub(crate) struct ServeArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    /// GGUF file (the first part of a split model), a directory with config.json and safetensors,
+    /// or the name of a downloaded model: OWNER/NAME:QUANT; once per model [default: the built-in
+    /// model]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) model: Vec<PathBuf>,
     /// Address to listen on
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub(crate) host: IpAddr,
@@ -54,10 +62,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 256,
           allow_negative_numbers = true, value_parser = count())]
     pub(crate) max_queued: u32,
-    /// Name of the model in the API; once per name [default: the file's name]
+    /// Name of the only model in the API; once per name [default: the file's name]
     #[arg(long, value_name = "NAME")]
     pub(crate) alias: Vec<String>,
-    /// Use the chat template in a file instead of the model's
+    /// Use the chat template in a file instead of the only model's
     #[arg(long, visible_alias = "chat-template-file", value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
     /// Take requests with a key of this file only: one key a line

@@ -1,7 +1,9 @@
-//! `cellar serve`: a model over HTTP.
+//! `cellar serve`: models over HTTP.
 //!
 //! Invariant: the address is printed only when requests are taken, and a server that other machines
 //! reach has keys, or was told not to have them. Knows nothing of the APIs.
+
+mod room;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -32,7 +34,8 @@ const TEXT_BATCH: u32 = 2048;
 
 pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
     let config = server_config(args)?;
-    let settings = model_settings(args)?;
+    let sources = sources(args);
+    let settings = model_settings(args, &sources)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(N_PREPARING)
@@ -40,13 +43,11 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
         .context("cannot start the server")?;
     // An address that is taken is reported before a model is loaded.
     let listener = runtime.block_on(listen(args))?;
-    let source = ModelSource::new(args.model.model.as_deref());
-    let loading = Progress::spinner(format!("loading {}", source.name()));
-    let file = source.load()?;
-    let model = load(args, &file, settings)?;
-    drop(loading);
-    let name = model.id().to_owned();
-    let app = App::new(vec![model], config);
+    let models = load_all(args, &sources, settings)?;
+    let names: Vec<&str> = models.iter().map(ServedModel::id).collect();
+    let name = names.join("', '");
+    let is_are = if names.len() > 1 { "are" } else { "is" };
+    let app = App::new(models, config);
     runtime.block_on(async {
         // A handler that is there before the address is printed.
         let stop = stop_signal()?;
@@ -56,7 +57,7 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
             Listener::Tcp(listener) => {
                 let address = listener.local_addr().context("cannot listen")?;
                 terminal::note(format_args!(
-                    "'{name}' is served at http://{address} (Ctrl-C ends)"
+                    "'{name}' {is_are} served at http://{address} (Ctrl-C ends)"
                 ));
                 server::serve(listener, app, router, stop).await;
             }
@@ -65,7 +66,7 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
                 let shown = path.display().to_string();
                 let shown = terminal::escape(&shown);
                 terminal::note(format_args!(
-                    "'{name}' is served at the socket {shown} (Ctrl-C ends)"
+                    "'{name}' {is_are} served at the socket {shown} (Ctrl-C ends)"
                 ));
                 server::serve_unix(listener, app, router, stop).await;
                 std::fs::remove_file(&path).context("cannot remove the socket")?;
@@ -141,14 +142,46 @@ fn server_config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
     })
 }
 
-fn model_settings(args: &ServeArgs) -> anyhow::Result<ModelSettings> {
+/// The models, or else the one in the binary.
+fn sources(args: &ServeArgs) -> Vec<ModelSource> {
+    match args.model.as_slice() {
+        [] => vec![ModelSource::new(None)],
+        paths => paths
+            .iter()
+            .map(|path| ModelSource::new(Some(path)))
+            .collect(),
+    }
+}
+
+/// The settings of each model.
+fn model_settings(args: &ServeArgs, sources: &[ModelSource]) -> anyhow::Result<Vec<ModelSettings>> {
+    if sources.len() > 1 && !args.alias.is_empty() {
+        return usage("--alias names the only model: of several, each has the name of its file");
+    }
+    if sources.len() > 1 && args.chat_template.is_some() {
+        return usage("--chat-template is for the only model: several have their own");
+    }
+    let settings = sources.iter().map(|source| settings_of(args, source));
+    let settings = settings.collect::<anyhow::Result<Vec<_>>>()?;
+    for (at, one) in settings.iter().enumerate() {
+        if settings.iter().skip(at + 1).any(|other| other.id == one.id) {
+            return usage(format!(
+                "two models are called '{}': give their files other names",
+                one.id
+            ));
+        }
+    }
+    Ok(settings)
+}
+
+fn settings_of(args: &ServeArgs, source: &ModelSource) -> anyhow::Result<ModelSettings> {
     let mut names = args.alias.clone();
     if names.iter().any(|name| name.is_empty()) {
         return usage("--alias needs a name");
     }
-    let file_name = match &args.model.model {
-        Some(path) => name_of(path),
-        None => "stories".to_owned(),
+    let file_name = match source {
+        ModelSource::File(path) => name_of(path),
+        ModelSource::Embedded => "stories".to_owned(),
     };
     let id = match names.is_empty() {
         true => file_name,
@@ -177,6 +210,27 @@ fn name_of(path: &Path) -> String {
     };
     let name = name.unwrap_or(path.as_os_str());
     name.to_string_lossy().into_owned()
+}
+
+/// Loads the models, once it is known that they fit together.
+fn load_all(
+    args: &ServeArgs,
+    sources: &[ModelSource],
+    settings: Vec<ModelSettings>,
+) -> anyhow::Result<Vec<ServedModel>> {
+    let mut files = Vec::with_capacity(sources.len());
+    for source in sources {
+        files.push(source.load()?);
+    }
+    if let [_, _, ..] = files.as_slice() {
+        room::check(args, &files, &settings)?;
+    }
+    let mut models = Vec::with_capacity(files.len());
+    for ((source, file), settings) in sources.iter().zip(&files).zip(settings) {
+        let _loading = Progress::spinner(format!("loading {}", source.name()));
+        models.push(load(args, file, settings)?);
+    }
+    Ok(models)
 }
 
 fn load(

@@ -25,7 +25,7 @@ use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::generate::{Answer, ChatPrompt, Finish, GenerateRequest, Output, Piece, Prompt};
 use crate::json::{self, Body, Neutral, Refused};
-use crate::model::ServedModel;
+use crate::model::{Job, ServedModel};
 use crate::stream::{self, Encoder};
 
 /// Parameters that would change the result.
@@ -74,7 +74,7 @@ async fn answer(
 ) -> Result<Response, ApiError> {
     let body = Body::read(request, app.config().max_body).await?;
     let fields: Fields = body.get()?;
-    let model = app.model(fields.model.as_deref())?;
+    let model = app.model_for(fields.model.as_deref(), Job::Texts)?;
     let request = read(&body, &fields, model)?;
     let generating = app.generate(model, tenant, request).await?;
     let header = Header::new(model.id());
@@ -88,7 +88,7 @@ async fn answer(
 async fn count(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let body = Body::read(request, app.config().max_body).await?;
     let fields: Fields = body.get()?;
-    let model = app.model(fields.model.as_deref())?;
+    let model = app.model_for(fields.model.as_deref(), Job::Texts)?;
     model.service()?;
     let prompt = Prompt::Chat(chat(&fields, &blocks::tools(&body)?)?);
     let n_tokens = app.count_tokens(model, prompt).await?;

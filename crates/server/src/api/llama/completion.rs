@@ -20,7 +20,7 @@ use crate::error::ApiError;
 use crate::fim::{self, Gap, GapFile};
 use crate::generate::{Answer, Constraint, Finish, GenerateRequest, Output, Piece, Prompt};
 use crate::json::{self, Body, Neutral, Refused};
-use crate::model::ServedModel;
+use crate::model::{Job, ServedModel};
 use crate::stream::{self, Encoder, event};
 
 /// Parameters that would change the result.
@@ -131,7 +131,7 @@ pub(crate) fn route() -> MethodRouter<App> {
             let prompt = fields.prompt.clone().ok_or_else(|| {
                 ApiError::invalid_param("prompt", "the request is wrong: missing field `prompt`")
             })?;
-            let model = Arc::clone(app.model(fields.model.as_deref())?);
+            let model = Arc::clone(app.model_for(fields.model.as_deref(), Job::Texts)?);
             let prompt = prompt.prompt(model.tokenizer());
             generate((app, tenant), &model, &body, fields, prompt).await
         },
@@ -145,7 +145,7 @@ pub(crate) fn infill() -> MethodRouter<App> {
             let body = Body::read(request, app.config().max_body).await?;
             let gap: GapFields = body.get()?;
             let fields: Fields = body.get()?;
-            let model = Arc::clone(app.model(fields.model.as_deref())?);
+            let model = Arc::clone(app.model_for(fields.model.as_deref(), Job::Texts)?);
             if !fim::is_known(model.tokenizer()) {
                 return Err(model.has_no_gaps());
             }

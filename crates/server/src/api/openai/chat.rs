@@ -22,7 +22,7 @@ use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::generate::{Answer, ChatPrompt, GenerateRequest, Output, Piece, Prompt};
 use crate::json::{self, Body};
-use crate::model::ModelSettings;
+use crate::model::{Job, ModelSettings};
 use crate::stream::{self, Encoder, event};
 
 /// Parameters of this endpoint alone that would change the result.
@@ -75,7 +75,7 @@ async fn handle(
 ) -> Result<Response, ApiError> {
     let body = Body::read(request, app.config().max_body).await?;
     let fields: ChatFields = body.get()?;
-    let model = app.model(fields.model.as_deref())?;
+    let model = app.model_for(fields.model.as_deref(), Job::Texts)?;
     let request = read(&body, &fields, model.settings())?;
     let logprobs = request.logprobs;
     let texts = app.generate_texts(model, tenant, request).await?;

@@ -23,7 +23,7 @@ use crate::error::ApiError;
 use crate::fim::{self, Gap};
 use crate::generate::{Answer, Output, Piece, Prompt};
 use crate::json::{self, Body};
-use crate::model::ServedModel;
+use crate::model::{Job, ServedModel};
 use crate::stream::{self, Encoder, event};
 
 /// What OpenAI generates where a request gives no number.
@@ -90,7 +90,7 @@ async fn handle(
 ) -> Result<Response, ApiError> {
     let body = Body::read(request, app.config().max_body).await?;
     let fields: CompletionFields = body.get()?;
-    let model = app.model(fields.model.as_deref())?;
+    let model = app.model_for(fields.model.as_deref(), Job::Texts)?;
     body.refuse(&COMPLETION_REFUSED)?;
     let suffix = fields.suffix.filter(|suffix| !suffix.is_empty());
     let prompts = with_suffix(fields.prompt.list(), suffix.as_deref(), model)?;

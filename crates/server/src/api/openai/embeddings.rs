@@ -13,6 +13,7 @@ use crate::api::params::random_id;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::json::{self, Body};
+use crate::model::Job;
 use crate::texts::RerankJob;
 
 /// Texts of one request.
@@ -85,7 +86,7 @@ pub(crate) fn rerank() -> MethodRouter<App> {
 async fn embed(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let body = Body::read(request, app.config().max_body).await?;
     let fields: EmbeddingFields = body.get()?;
-    let model = app.model(fields.model.as_deref())?;
+    let model = app.model_for(fields.model.as_deref(), Job::Embeddings)?;
     body.refuse(&REFUSED)?;
     app.check_open()?;
     let texts = match fields.input {
@@ -130,7 +131,7 @@ fn vector_json(vector: &[f32], format: Format) -> Value {
 async fn score(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let body = Body::read(request, app.config().max_body).await?;
     let fields: RerankFields = body.get()?;
-    let model = app.model(fields.model.as_deref())?;
+    let model = app.model_for(fields.model.as_deref(), Job::Scores)?;
     app.check_open()?;
     check_number("documents", fields.documents.len())?;
     let documents = fields.documents.into_iter().map(Document::into_text);

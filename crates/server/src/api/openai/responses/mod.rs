@@ -25,7 +25,7 @@ use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::generate::{ChatPrompt, Constraint, GenerateRequest, Output, Prompt};
 use crate::json::{self, Body, Neutral, Refused};
-use crate::model::ServedModel;
+use crate::model::{Job, ServedModel};
 use crate::stream::{self, Encoder};
 
 /// Parameters that would change the result.
@@ -150,7 +150,7 @@ async fn handle(
 ) -> Result<Response, ApiError> {
     let body = Body::read(request, app.config().max_body).await?;
     let fields: Fields = body.get()?;
-    let model = Arc::clone(app.model(fields.model.as_deref())?);
+    let model = Arc::clone(app.model_for(fields.model.as_deref(), Job::Texts)?);
     body.refuse(&REFUSED)?;
     let previous = match &fields.previous_response_id {
         None => Vec::new(),

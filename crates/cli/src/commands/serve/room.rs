@@ -1,0 +1,85 @@
+//! Whether several models fit this machine together.
+//!
+//! Invariant: decided from headers and plans, before anything is allocated. One model alone is checked
+//! by its engine. Memory of a device is checked by its backend, when a model is loaded.
+
+use engine::{EmbedderConfig, RerankerConfig};
+use kv_core::KvType;
+use model_core::architecture::OutputKind;
+use model_core::model_file::ModelFile;
+use server::ModelSettings;
+
+use super::TEXT_BATCH;
+use crate::args::ServeArgs;
+use crate::backends::BackendName;
+use crate::failure::usage;
+use crate::{machine, resolve};
+
+/// # Errors
+/// A usage error with what each takes, where all take more than is free.
+pub(super) fn check(
+    args: &ServeArgs,
+    files: &[ModelFile],
+    settings: &[ModelSettings],
+) -> anyhow::Result<()> {
+    let on_device = args.engine.backend == Some(BackendName::Cuda);
+    let available = machine::available_memory();
+    let Some(available) = available.filter(|_| !args.engine.no_memory_check && !on_device) else {
+        return Ok(());
+    };
+    let mut sum = 0u64;
+    let mut each = Vec::with_capacity(files.len());
+    for (file, settings) in files.iter().zip(settings) {
+        let needs = bytes_of(args, file)?;
+        sum = sum.saturating_add(needs);
+        each.push(format!("'{}' {}", settings.id, machine::bytes(needs)));
+    }
+    if sum <= available {
+        return Ok(());
+    }
+    usage(format!(
+        "the models take {} together ({}), but this machine has {} free: serve fewer, or a smaller \
+         --ctx (--no-memory-check tries anyway)",
+        machine::bytes(sum),
+        each.join(", "),
+        machine::bytes(available),
+    ))
+}
+
+/// Weights as they are stored, and the memory of the sequences.
+fn bytes_of(args: &ServeArgs, file: &ModelFile) -> anyhow::Result<u64> {
+    let max_tokens = resolve::n_ctx(args.engine.ctx, &**file.model());
+    let memory = match file.model().output() {
+        OutputKind::Logits | OutputKind::MaskLogits(_) => {
+            let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
+            let config = args.parallel.engine_config(config);
+            config.sizes(&**file.model())?.memory_bytes()
+        }
+        OutputKind::Embeddings => {
+            let config = EmbedderConfig {
+                max_tokens,
+                n_batch: TEXT_BATCH,
+                ..EmbedderConfig::default()
+            };
+            let plan = config.plan(file)?;
+            plan.engine.sizes(&*plan.model)?.memory_bytes()
+        }
+        OutputKind::Scores { .. } => {
+            let config = RerankerConfig {
+                max_tokens,
+                n_batch: TEXT_BATCH,
+                ..RerankerConfig::default()
+            };
+            let plan = config.plan(file)?;
+            plan.engine.sizes(&*plan.model)?.memory_bytes()
+        }
+    };
+    let weights = file.weights();
+    let infos = weights.names().into_iter();
+    let infos = infos.filter_map(|name| weights.describe(&name).ok());
+    let bytes = infos.map(|info| {
+        let n_values: usize = info.shape.iter().product();
+        info.format.row_bytes(n_values).unwrap_or(0) as u64
+    });
+    Ok(bytes.fold(memory, u64::saturating_add))
+}
