@@ -93,6 +93,7 @@ impl Scheduler {
             rank,
             n_done,
             reuse: Reuse { n_tokens, missed },
+            draft: Vec::new(),
         };
         outcomes.push(running.admitted(id));
         self.insert_running(running);
@@ -223,7 +224,7 @@ impl Scheduler {
 }
 
 /// The edit that leaves the first `n` tokens of a sequence.
-fn cut(seq: SeqId, n: usize) -> Edit {
+pub(crate) fn cut(seq: SeqId, n: usize) -> Edit {
     let from = Pos(u32::try_from(n).unwrap_or(u32::MAX));
     Edit::Remove {
         seqs: Seqs::One(seq),

@@ -1,4 +1,4 @@
-//! Which tokens a step has: decodes first, then chunks of prompts.
+//! Which tokens a step has: decodes first, then chunks of prompts, then drafted tokens.
 //!
 //! Invariant: the first of the running requests always has tokens in a step. Knows nothing of
 //! cells: a step that does not fit is composed again, smaller.
@@ -17,14 +17,33 @@ pub(crate) struct Composed {
     pub(crate) feeds: Vec<Feed>,
     /// How many of their tokens are of prompts.
     pub(crate) n_prefill: usize,
+    /// How many are drafted.
+    pub(crate) n_draft: usize,
+}
+
+/// How many tokens a step may have in addition to one of each request that decodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StepLimits {
+    /// Of prompts.
+    pub(crate) n_prefill: usize,
+    /// Of prompts and drafted ones together; none are drafted where it is less than the first.
+    pub(crate) n_both: usize,
+}
+
+impl StepLimits {
+    /// Without drafted tokens.
+    pub(crate) fn prefill(n_prefill: usize) -> Self {
+        let n_both = 0;
+        Self { n_prefill, n_both }
+    }
 }
 
 /// Tokens of the requests in the order of precedence: one of each that decodes, then at most
-/// `n_prefill` of prompts; of the first request's prompt at least one.
-pub(crate) fn compose(running: &[Running], n_prefill: usize) -> Composed {
+/// `n_prefill` of prompts, of the first request's prompt at least one; then drafted ones.
+pub(crate) fn compose(running: &[Running], limits: StepLimits) -> Composed {
     let decoding = running.iter().filter(|request| request.is_decoding());
     let mut feeds: Vec<Feed> = decoding.map(|request| request.feed(1)).collect();
-    let (mut left, mut n_used) = (n_prefill, 0);
+    let (mut left, mut n_used) = (limits.n_prefill, 0);
     for (number, request) in running.iter().enumerate() {
         let least = usize::from(number == 0);
         let n = request.n_left().min(left.max(least));
@@ -36,10 +55,28 @@ pub(crate) fn compose(running: &[Running], n_prefill: usize) -> Composed {
         n_used += feed.tokens.len();
         feeds.push(feed);
     }
+    let n_draft = add_drafts(running, &mut feeds, limits.n_both.saturating_sub(n_used));
     Composed {
         feeds,
         n_prefill: n_used,
+        n_draft,
     }
+}
+
+/// Adds at most `n` drafted tokens to the feeds, which are those of the requests that decode, in
+/// their order, and others. Returns how many.
+fn add_drafts(running: &[Running], feeds: &mut [Feed], n: usize) -> usize {
+    let mut left = n;
+    let decoding = running.iter().filter(|request| request.is_decoding());
+    for (feed, request) in feeds.iter_mut().zip(decoding) {
+        if request.takes_drafts() {
+            let draft = &request.draft[..request.draft.len().min(left)];
+            feed.tokens.extend_from_slice(draft);
+            feed.n_draft = draft.len();
+            left -= draft.len();
+        }
+    }
+    n - left
 }
 
 /// The feeds as a batch.

@@ -2,6 +2,8 @@
 //!
 //! Plain data. Decides nothing.
 
+use std::cmp::Ordering;
+
 use kv_core::batch::{Batch, Output};
 use kv_core::memory::Edit;
 use kv_core::{Pos, SeqId, TokenId};
@@ -16,10 +18,18 @@ pub enum Event {
     Submit(Request),
     /// Cached prefixes are to be dropped.
     ClearPrefixes,
+    /// Tokens that may follow the last one of a request, for its next step: as many as there is room
+    /// for are computed with it. One that is unknown, or whose text has not begun, changes nothing.
+    Draft {
+        /// The request.
+        request: RequestId,
+        /// The tokens.
+        tokens: Vec<TokenId>,
+    },
     /// Cancels a request. One that is unknown, or has ended, changes nothing.
     Cancel(RequestId),
     /// The step that was planned last was computed: what became of each request whose output it
-    /// had.
+    /// had, see [`Step::report`].
     StepDone(Vec<RowReport>),
     /// The step that was planned last could not be computed, and the memory was rolled back.
     StepFailed(StepFailure),
@@ -140,17 +150,42 @@ impl Step {
             wanted.map(move |at| (feed, at))
         });
         places.enumerate().flat_map(|(row, (feed, at))| {
-            let is_last = at + 1 == feed.tokens.len();
+            let n_certain = feed.tokens.len() - feed.n_draft;
+            let use_of = match (feed.output, (at + 1).cmp(&n_certain)) {
+                (Output::Wanted, Ordering::Equal) => RowUse::NextToken,
+                (Output::Wanted, Ordering::Greater) => RowUse::AfterDraft(feed.tokens[at]),
+                _ => RowUse::Prompt,
+            };
             feed.texts.iter().map(move |&request| StepRow {
                 row,
                 request,
                 token: feed.first.as_usize() + at,
-                use_of: match feed.output == Output::Wanted && is_last {
-                    true => RowUse::NextToken,
-                    false => RowUse::Prompt,
-                },
+                use_of,
             })
         })
+    }
+
+    /// What is to be reported after the step: `take` makes progress of each row that is of use, in
+    /// order, and is not asked for rows after drafted tokens that were not chosen. It returns `None`
+    /// for rows from which nothing is chosen.
+    pub fn report(&self, mut take: impl FnMut(StepRow) -> Option<Progress>) -> Vec<RowReport> {
+        let mut reports = Vec::new();
+        let mut before = None;
+        for row in self.rows() {
+            let is_used = match row.use_of {
+                RowUse::AfterDraft(token) => {
+                    before == Some((row.row, row.request, Progress::Token(token)))
+                }
+                RowUse::NextToken | RowUse::Prompt => true,
+            };
+            let Some(progress) = is_used.then(|| take(row)).flatten() else {
+                continue;
+            };
+            let request = row.request;
+            before = Some((row.row + 1, request, progress));
+            reports.push(RowReport { request, progress });
+        }
+        reports
     }
 
     /// The texts that it is computed for.
@@ -180,6 +215,9 @@ pub enum RowUse {
     /// The next token is chosen from it: it is to be reported. Of a prompt whose rows are all
     /// wanted, it is the last of these, too.
     NextToken,
+    /// The same where this drafted token was chosen from the row before, and the text goes on; of no
+    /// use otherwise.
+    AfterDraft(TokenId),
     /// It is a row of a prompt of which more is to be computed.
     Prompt,
 }
@@ -195,7 +233,10 @@ pub struct Feed {
     pub first: Pos,
     /// The tokens, at least one.
     pub tokens: Vec<TokenId>,
-    /// Whether the next token is chosen from the row of the last one.
+    /// How many of them, at the end, are drafted: whether they follow is decided by the rows before
+    /// them.
+    pub n_draft: usize,
+    /// Whether the next token is chosen from the row of the last one that is not drafted.
     pub output: Output,
     /// Whether the rows of the others are wanted, too.
     pub prompt_rows: PromptRows,
@@ -207,7 +248,7 @@ pub struct Feed {
 impl Feed {
     /// Whether the row of token number `at` is wanted.
     pub(crate) fn is_wanted(&self, at: usize) -> bool {
-        let is_last = at + 1 == self.tokens.len();
+        let is_last = at + 1 + self.n_draft >= self.tokens.len();
         self.prompt_rows == PromptRows::All || (is_last && self.output == Output::Wanted)
     }
 }

@@ -86,9 +86,9 @@ impl Scheduler {
             running.request.drop_text(id);
             if was_first {
                 let request = running.request.id;
-                let fed = self.in_flight.iter_mut().find(|(fed, _)| *fed == id);
-                if let Some((fed, _)) = fed {
-                    *fed = request;
+                let fed = self.in_flight.iter_mut().find(|fed| fed.request == id);
+                if let Some(fed) = fed {
+                    fed.request = request;
                 }
                 outcomes.push(running.admitted(request));
             }
@@ -189,6 +189,7 @@ impl Scheduler {
                         n_tokens,
                         missed: None,
                     },
+                    draft: Vec::new(),
                 };
                 outcomes.push(running.admitted(running.request.id));
                 self.insert_running(running);

@@ -19,6 +19,8 @@
 //!   learns how many tokens were reused and why not more ([`Reuse`]).
 //! - **Several texts of one prompt.** A request with siblings is computed once up to the end of its
 //!   prompt; then each sibling goes on from a copy that shares its cells.
+//! - **Speculative decoding.** Tokens that were drafted for a text ([`Event::Draft`]) are computed with
+//!   its last one in what a step has left, and those that were not chosen are taken back.
 //! - **Failures.** After a step that failed, its requests are tried one by one, and only one that
 //!   fails again, alone, is given up.
 //!
@@ -30,7 +32,7 @@
 //! use kv_core::memory::{Composite, Memory, MemoryInputs, Streams, UnifiedConfig};
 //! use kv_core::{Causality, PartIdx, TokenId, Window};
 //! use scheduler::{
-//!     Event, Micros, PrefixUse, Priority, Progress, PromptRows, Request, RequestId, RowReport, Scheduler, SchedulerConfig,
+//!     Event, Micros, PrefixUse, Priority, Progress, PromptRows, Request, RequestId, Scheduler, SchedulerConfig,
 //!     Work,
 //! };
 //!
@@ -64,9 +66,7 @@
 //!             let mut inputs = MemoryInputs::default();
 //!             let mut steps = memory.begin(&batch, 32)?;
 //!             while steps.next(&mut inputs).is_some() {}
-//!             let chosen = Progress::Token(TokenId(7));
-//!             let rows = step.rows().map(|row| RowReport { request: row.request, progress: chosen });
-//!             let rows: Vec<RowReport> = rows.collect();
+//!             let rows = step.report(|_row| Some(Progress::Token(TokenId(7))));
 //!             n_rows += rows.len();
 //!             scheduler.handle(Micros(now), Event::StepDone(rows));
 //!         }
@@ -85,6 +85,7 @@
 mod admit;
 mod compose;
 mod config;
+mod draft;
 mod event;
 mod fork;
 mod next;
@@ -93,6 +94,7 @@ mod queue;
 mod request;
 mod room;
 mod scheduler;
+mod speculate;
 mod state;
 
 pub use config::{PrefixCaching, SchedulerConfig, Waiting};
@@ -105,3 +107,7 @@ pub use request::{
     MAX_PROMPT_ROWS, Micros, Priority, PromptLimits, PromptRows, Request, RequestError, RequestId,
 };
 pub use scheduler::{CachedPrefix, Counters, RunningRequest, Scheduler};
+pub use speculate::{
+    DraftLength, Drafter, MAX_DRAFT, NgramLookup, Repetition, Speculated, Speculation,
+    SpeculationOff,
+};

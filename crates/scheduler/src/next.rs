@@ -8,11 +8,11 @@ use kv_core::memory::{Composite, Edit, Memory, Refusal, Seqs};
 use kv_core::{PosRange, SeqId};
 
 use crate::admit::Admission;
-use crate::compose::{Composed, MIN_CHUNK, compose, step};
+use crate::compose::{Composed, MIN_CHUNK, StepLimits, compose, step};
 use crate::event::{End, Feed, Outcome, Step, StepPlan, Work};
 use crate::request::{Micros, RequestId};
 use crate::scheduler::{Keep, Scheduler};
-use crate::state::Running;
+use crate::state::{Fed, Running};
 
 /// What came of looking for a step that fits.
 enum Found {
@@ -41,6 +41,7 @@ impl Scheduler {
 
     fn work(&mut self, now: Micros, memory: &Composite, outcomes: &mut Vec<Outcome>) -> Work {
         loop {
+            self.take_rejected(now, memory, outcomes);
             if std::mem::take(&mut self.recount) {
                 self.count_done(now, memory, outcomes);
             }
@@ -105,25 +106,30 @@ impl Scheduler {
     }
 
     /// After a failed step: what the memory holds of each request. One whose last token is there,
-    /// but whose row was lost, is computed again.
+    /// but whose row was lost, is computed again, and one of whose drafted tokens some are left.
     fn count_done(&mut self, now: Micros, memory: &Composite, outcomes: &mut Vec<Outcome>) {
         let mut lost = Vec::new();
         self.dropped.extend(self.cache.take_broken(memory));
         for running in &mut self.running {
             let held = memory.positions(running.seq);
             running.n_done = held.map_or(0, |held| held.last.as_usize() + 1);
-            if running.n_done >= running.request.tokens.len() {
-                running.n_done = running.request.tokens.len();
-                lost.push(running.request.id);
+            let n_tokens = running.request.tokens.len();
+            if running.n_done >= n_tokens {
+                let keep = match running.n_done > n_tokens {
+                    true => Keep::Nothing,
+                    false => Keep::Prefix(now),
+                };
+                running.n_done = n_tokens;
+                lost.push((running.request.id, keep));
             }
         }
-        for id in lost {
-            outcomes.extend(self.preempt(now, id, Keep::Prefix(now)));
+        for (id, keep) in lost {
+            outcomes.extend(self.preempt(now, id, keep));
         }
     }
 
     /// Takes the sequence from a request, which waits then. Nothing of what was chosen is lost.
-    fn preempt(&mut self, now: Micros, id: RequestId, keep: Keep) -> Option<Outcome> {
+    pub(crate) fn preempt(&mut self, now: Micros, id: RequestId, keep: Keep) -> Option<Outcome> {
         let running = self.take_running(id, keep)?;
         self.counters.n_preemptions += 1;
         self.counters.n_dropped_tokens += running.n_done as u64;
@@ -160,11 +166,25 @@ impl Scheduler {
             1 => 1,
             _ => first.n_left().min(MIN_CHUNK),
         };
-        let mut n = self.config.n_step().saturating_sub(n_decoding);
+        let most = self.config.n_step().saturating_sub(n_decoding);
+        let mut limits = StepLimits {
+            n_prefill: most,
+            n_both: most,
+        };
         loop {
-            let Composed { feeds, n_prefill } = compose(candidates, n);
+            let Composed {
+                feeds,
+                n_prefill,
+                n_draft,
+            } = compose(candidates, limits);
             match self.plan(memory, feeds) {
                 Ok(step) => return Some(Found::Step(step)),
+                // Nothing has to make room for tokens that may be wrong.
+                Err(_) if n_draft > 0 => {
+                    self.counters.n_replanned += 1;
+                    limits.n_both = 0;
+                    continue;
+                }
                 Err(Refusal::NoRoom(_) | Refusal::NoStateRoom(_)) => {}
                 Err(_) => return Some(Found::Impossible(self.refused(memory, candidates)?)),
             }
@@ -173,7 +193,7 @@ impl Scheduler {
                 return Some(Found::Evict);
             }
             if n_prefill > n_least {
-                n = (n_prefill / 2).max(n_least);
+                limits = StepLimits::prefill((n_prefill / 2).max(n_least));
             } else if let Some(victim) = self.running.get(1..).and_then(|r| r.last()) {
                 return Some(Found::Preempt(victim.request.id));
             } else {
@@ -184,7 +204,8 @@ impl Scheduler {
 
     /// The first request that the memory refuses for another reason than room.
     fn refused(&self, memory: &Composite, candidates: &[Running]) -> Option<RequestId> {
-        let is_refused = |alone: &[Running]| match self.plan(memory, compose(alone, 1).feeds) {
+        let feeds = |alone: &[Running]| compose(alone, StepLimits::prefill(1)).feeds;
+        let is_refused = |alone: &[Running]| match self.plan(memory, feeds(alone)) {
             Ok(_) | Err(Refusal::NoRoom(_) | Refusal::NoStateRoom(_)) => false,
             Err(_) => true,
         };
@@ -203,8 +224,18 @@ impl Scheduler {
     }
 
     fn begin(&mut self, step: Step) -> Work {
-        let fed = step.feeds.iter().map(|f| (f.request, f.tokens.len()));
+        let fed = step.feeds.iter().map(|feed| {
+            let n_tokens = feed.tokens.len() - feed.n_draft;
+            Fed {
+                request: feed.request,
+                n_tokens,
+                draft: feed.tokens[n_tokens..].to_vec(),
+            }
+        });
         self.in_flight = fed.collect();
+        self.running.iter_mut().for_each(|r| r.draft.clear());
+        let n_drafted: usize = step.feeds.iter().map(|feed| feed.n_draft).sum();
+        self.counters.n_drafted_tokens += n_drafted as u64;
         self.counters.n_steps += 1;
         self.counters.n_tokens += step.batch.len() as u64;
         Work::Decode(step)

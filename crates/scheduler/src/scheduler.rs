@@ -9,13 +9,15 @@ use kv_core::memory::{Composite, Edit, Memory};
 use kv_core::{SeqId, TokenId};
 
 use crate::config::{SchedulerConfig, Waiting};
-use crate::event::{End, Event, Outcome, Progress, RowReport, StepFailure};
+use crate::draft::{draft_limit, take_tokens};
+use crate::event::{End, Event, Outcome, RowReport, StepFailure};
 use crate::fork::Fork;
 use crate::prefix::{MIN_REUSED, PrefixCache, PrefixUse, Salt};
 use crate::queue::Queue;
 use crate::request::{Micros, PromptLimits, Request, RequestError, RequestId};
 use crate::room::Room;
-use crate::state::{RequestState, Running};
+use crate::speculate::SpeculationOff;
+use crate::state::{Fed, RequestState, Running};
 
 /// Decides which tokens of which requests each step computes. See the [crate](crate).
 #[derive(Clone, Debug)]
@@ -35,7 +37,11 @@ pub struct Scheduler {
     /// Texts that wait for a copy of their prompt, until the next step.
     pub(crate) forks: Vec<Fork>,
     /// The step that is being computed: tokens of each request.
-    pub(crate) in_flight: Vec<(RequestId, usize)>,
+    pub(crate) in_flight: Vec<Fed>,
+    /// Sequences that hold rejected tokens, and how many tokens to leave them.
+    pub(crate) rejected: Vec<(SeqId, usize)>,
+    /// The most tokens that are drafted after a text, or why none are.
+    draft_limit: Result<usize, SpeculationOff>,
     /// A step failed: how much of it the memory holds is not known.
     pub(crate) recount: bool,
     /// Steps before the last preemption of [`SchedulerConfig::preempt_every`].
@@ -61,6 +67,10 @@ pub struct Counters {
     pub n_reused_tokens: u64,
     /// Cached prefixes that were dropped for others.
     pub n_evicted: u64,
+    /// Tokens that were drafted and computed.
+    pub n_drafted_tokens: u64,
+    /// How many of these were right.
+    pub n_accepted_tokens: u64,
     /// Steps that were planned again, because a larger one did not fit.
     pub n_replanned: u64,
 }
@@ -91,6 +101,8 @@ impl Scheduler {
             cache: PrefixCache::default(),
             forks: Vec::new(),
             in_flight: Vec::new(),
+            rejected: Vec::new(),
+            draft_limit: draft_limit(&config, memory),
             recount: false,
             forced_at: 0,
             n_arrived: 0,
@@ -106,6 +118,14 @@ impl Scheduler {
     /// The most tokens that one request can have, prompt and text together.
     pub fn capacity(&self) -> usize {
         self.room.capacity(self.config.n_ctx)
+    }
+
+    /// The most tokens that it computes after a text where they are drafted ([`Event::Draft`]).
+    ///
+    /// # Errors
+    /// [`SpeculationOff`], why the memory takes none.
+    pub fn draft_limit(&self) -> Result<usize, SpeculationOff> {
+        self.draft_limit
     }
 
     /// What it has done so far.
@@ -166,12 +186,16 @@ impl Scheduler {
                 self.dropped.extend(self.cache.clear());
                 Vec::new()
             }
+            Event::Draft { request, tokens } => {
+                self.take_draft(request, tokens);
+                Vec::new()
+            }
             Event::Cancel(id) => {
                 if let Some(outcomes) = self.cancel_sibling(id) {
                     return outcomes;
                 }
                 // A step that is being computed adds tokens that are not counted yet.
-                let keep = match self.in_flight.iter().any(|&(fed, _)| fed == id) {
+                let keep = match self.in_flight.iter().any(|fed| fed.request == id) {
                     true => Keep::Nothing,
                     false => Keep::Prefix(now),
                 };
@@ -219,6 +243,7 @@ impl Scheduler {
             tokens: prompt,
             was_admitted: false,
             is_suspect: false,
+            takes_no_drafts: false,
         });
         self.n_arrived += texts.len() as u64;
         Ok(())
@@ -271,12 +296,13 @@ impl Scheduler {
     fn step_done(&mut self, now: Micros, rows: &[RowReport]) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
         let capacity = self.capacity();
-        for (id, n_tokens) in std::mem::take(&mut self.in_flight) {
+        for fed in std::mem::take(&mut self.in_flight) {
+            let id = fed.request;
             let Some(at) = self.running.iter().position(|r| r.request.id == id) else {
                 continue; // it was cancelled meanwhile
             };
             let running = &mut self.running[at];
-            running.n_done += n_tokens;
+            running.n_done += fed.n_tokens;
             running.request.is_suspect = false;
             if running.n_left() > 0 {
                 continue; // a chunk of its prompt, from which nothing is chosen
@@ -285,16 +311,13 @@ impl Scheduler {
                 outcomes.extend(self.begin_texts(now, at, rows));
                 continue;
             }
-            let row = rows.iter().find(|row| row.request == id);
-            let end = match row.map_or(Progress::Failed, |row| row.progress) {
-                Progress::Token(token) => {
-                    running.request.tokens.push(token);
-                    let is_full = running.request.tokens.len() > capacity;
-                    is_full.then_some(End::ContextFull)
-                }
-                Progress::Ended => Some(End::Complete),
-                Progress::Failed => Some(End::Failed),
-            };
+            let reports = rows.iter().filter(|row| row.request == id);
+            let taken = take_tokens(running, &fed.draft, reports, capacity);
+            self.counters.n_accepted_tokens += taken.n_accepted as u64;
+            if taken.n_accepted < fed.draft.len() {
+                self.rejected.push((running.seq, running.n_done));
+            }
+            let end = taken.end;
             let keep = Keep::Prefix(now);
             outcomes.extend(end.into_iter().flat_map(|end| self.end(id, end, keep)));
         }
@@ -322,7 +345,7 @@ impl Scheduler {
         let mut failed = None;
         for running in &mut self.running {
             let id = running.request.id;
-            if in_flight.iter().any(|&(fed, _)| fed == id) {
+            if in_flight.iter().any(|fed| fed.request == id) {
                 failed = failed.or((is_alone && running.request.is_suspect).then_some(id));
                 running.request.is_suspect = true;
             }

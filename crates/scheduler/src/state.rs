@@ -32,6 +32,8 @@ pub(crate) struct RequestState {
     pub(crate) was_admitted: bool,
     /// A step with this request failed: it is computed alone next.
     pub(crate) is_suspect: bool,
+    /// The memory did not let it go back before a drafted token: it takes no more of them.
+    pub(crate) takes_no_drafts: bool,
 }
 
 /// A request that has a sequence.
@@ -46,6 +48,18 @@ pub(crate) struct Running {
     pub(crate) wants_checkpoint: bool,
     /// How much of it was cached when it was admitted.
     pub(crate) reuse: Reuse,
+    /// Tokens that may follow, for the next step.
+    pub(crate) draft: Vec<TokenId>,
+}
+
+/// What a step that is being computed has of a request.
+#[derive(Clone, Debug)]
+pub(crate) struct Fed {
+    pub(crate) request: RequestId,
+    /// Tokens of the request.
+    pub(crate) n_tokens: usize,
+    /// Drafted tokens behind them.
+    pub(crate) draft: Vec<TokenId>,
 }
 
 impl Running {
@@ -66,6 +80,14 @@ impl Running {
     /// Whether it is at its last token: the next one follows from a step with this token alone.
     pub(crate) fn is_decoding(&self) -> bool {
         self.n_left() == 1
+    }
+
+    /// Whether its text has begun and goes on: tokens can be drafted.
+    pub(crate) fn takes_drafts(&self) -> bool {
+        let request = &self.request;
+        let has_begun = request.tokens.len() > request.n_prompt;
+        let is_sound = !request.is_suspect && !request.takes_no_drafts;
+        self.is_decoding() && has_begun && is_sound && request.siblings.is_empty()
     }
 
     /// What goes first, smaller first.
@@ -96,6 +118,7 @@ impl Running {
             seq: self.seq,
             first: Pos(u32::try_from(self.n_done).unwrap_or(u32::MAX)),
             tokens: self.request.tokens[self.n_done..end].to_vec(),
+            n_draft: 0,
             output: match is_last {
                 true => Output::Wanted,
                 false => Output::Skip,

@@ -7,13 +7,15 @@ mod support;
 use kv_core::TokenId;
 use kv_core::batch::BatchRules;
 use kv_core::memory::{Composite, Memory};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::SeedableRng;
 use scheduler::{
-    End, Event, Feed, Micros, Outcome, PrefixUse, Priority, PromptRows, Request, RequestError,
-    RequestId, Scheduler, SchedulerConfig, StepFailure, Work,
+    End, Event, Feed, MAX_DRAFT, Micros, Outcome, PrefixUse, Priority, PromptRows, Request,
+    RequestError, RequestId, Scheduler, SchedulerConfig, SpeculationOff, StepFailure, Work,
 };
 use support::fake::N_VOCAB;
 use support::kinds::Kind;
-use support::simulator::{Script, Simulator, alone};
+use support::simulator::{Drafting, Script, Simulator, alone};
 
 fn rules(n_seqs: u32) -> BatchRules {
     BatchRules {
@@ -484,4 +486,90 @@ fn a_refused_request_is_refused_for_all_its_texts() {
     };
     let outcomes = sim.scheduler.handle(Micros(0), Event::Submit(twice));
     assert_eq!(outcomes.len(), 3, "{outcomes:?}");
+}
+
+/// Tokens that are drafted right make steps fewer, and wrong ones cost no token.
+#[test]
+fn drafted_tokens_save_steps_where_they_are_right() {
+    let n_steps = |n_right: Option<u32>, kind: Kind| {
+        let memory = kind.memory(3, 400);
+        let script = long_script(20, 40, &memory);
+        let mut sim = Simulator::new(memory, config(3));
+        let limit = sim.scheduler.draft_limit();
+        if let Some(n_right) = n_right {
+            let rng = ChaCha8Rng::seed_from_u64(1);
+            sim = sim.with_drafting(Drafting { rng, n_right });
+        }
+        sim.submit(script.clone()).unwrap();
+        sim.submit(script).unwrap();
+        sim.drain();
+        let counters = sim.scheduler.counters();
+        (sim.n_steps, counters, limit)
+    };
+    let (plain, counters, _) = n_steps(None, Kind::Unified);
+    assert!((40..=42).contains(&plain), "{plain} steps");
+    assert_eq!(counters.n_drafted_tokens, 0);
+    let (right, counters, _) = n_steps(Some(8), Kind::Unified);
+    assert!(right <= 20, "{right} steps");
+    // But those behind the end of a text.
+    let (n_accepted, n_drafted) = (counters.n_accepted_tokens, counters.n_drafted_tokens);
+    assert!(
+        n_accepted * 10 >= n_drafted * 7,
+        "{n_accepted} of {n_drafted}"
+    );
+    let (wrong, counters, _) = n_steps(Some(0), Kind::Unified);
+    assert_eq!((wrong, counters.n_accepted_tokens), (plain, 0));
+    assert!(counters.n_drafted_tokens > 50);
+    // Windows as well, and states with snapshots, so many tokens at once.
+    assert!(n_steps(Some(8), Kind::Interleaved).0 <= 20);
+    let (some, _, limit) = n_steps(Some(8), Kind::Snapshots);
+    assert_eq!(limit, Ok(3));
+    assert!((14..=24).contains(&some), "{some} steps");
+    // Without snapshots nothing is drafted, and there is a reason.
+    let (plain, ..) = n_steps(None, Kind::Hybrid);
+    let (none, counters, limit) = n_steps(Some(8), Kind::Hybrid);
+    assert_eq!((none, counters.n_drafted_tokens), (plain, 0));
+    assert_eq!(limit, Err(SpeculationOff::NothingTakenBack));
+}
+
+#[test]
+fn windows_take_no_drafts_where_steps_are_computed_in_pieces() {
+    let config = SchedulerConfig {
+        n_ubatch: 8,
+        ..config(2)
+    };
+    let limit = |kind: Kind| {
+        let scheduler = Scheduler::new(config, &kind.memory(2, 100)).unwrap();
+        scheduler.draft_limit()
+    };
+    assert_eq!(limit(Kind::Unified), Ok(MAX_DRAFT));
+    let off = SpeculationOff::StepsInPieces {
+        step_tokens: 32,
+        n_ubatch: 8,
+    };
+    assert_eq!(limit(Kind::Sliding), Err(off));
+    assert_eq!(
+        off.to_string(),
+        "a step of 32 tokens is computed in pieces of 8, and a sliding window may forget in between \
+         what a text goes back to"
+    );
+}
+
+/// Drafted tokens come last: after texts, and after prompts.
+#[test]
+fn drafted_tokens_take_what_a_step_has_left() {
+    let memory = Kind::Unified.memory(3, 200);
+    let mut sim = Simulator::new(memory, config(3));
+    let first = sim.submit(script(4, 1)).unwrap();
+    sim.step();
+    let draft = |n: u32| Event::Draft {
+        request: first,
+        tokens: prompt(n, 9),
+    };
+    let second = request(7, 30);
+    sim.scheduler.handle(Micros(0), Event::Submit(second));
+    sim.scheduler.handle(Micros(0), draft(20));
+    let fed = feeds(&mut sim.scheduler, &sim.memory);
+    let sizes: Vec<(usize, usize)> = fed.iter().map(|f| (f.tokens.len(), f.n_draft)).collect();
+    assert_eq!(sizes, [(2, 1), (30, 0)]);
 }

@@ -18,7 +18,7 @@ use scheduler::{
 };
 use support::fake::N_VOCAB;
 use support::kinds::Kind;
-use support::simulator::{Script, Simulator, below};
+use support::simulator::{Drafting, Script, Simulator, below};
 
 /// Prints what is needed to repeat a run that failed.
 struct Repeat {
@@ -110,6 +110,11 @@ fn run(kind: Kind, seed: u64) -> u64 {
     let n_cells = 16 + below(&mut rng, 240);
     let config = config(&mut rng, n_seqs);
     let mut sim = Simulator::new(kind.memory(n_seqs, n_cells), config);
+    let n_right = [8, 7, 4, 0][below(&mut rng, 4) as usize];
+    if below(&mut rng, 3) > 0 {
+        let rng = ChaCha8Rng::seed_from_u64(seed);
+        sim = sim.with_drafting(Drafting { rng, n_right });
+    }
     let capacity = sim.scheduler.capacity() as u32;
     let n_events = 50 + below(&mut rng, 150);
     let load = 2 + below(&mut rng, 12);

@@ -270,6 +270,12 @@ impl Memory for Composite {
         self.split_policy
     }
 
+    fn max_take_back(&self) -> u32 {
+        let of_parts = self.parts.iter().map(Memory::max_take_back);
+        let of_states = self.states.iter().map(Memory::max_take_back);
+        of_parts.chain(of_states).min().unwrap_or(0)
+    }
+
     fn takes_sources(&self) -> bool {
         self.source.is_some()
     }

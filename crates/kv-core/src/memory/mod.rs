@@ -152,6 +152,12 @@ pub trait Memory {
         SplitPolicy::InOrder
     }
 
+    /// The most tokens of the last ubatch that can be taken from the end of a sequence again
+    /// ([`Edit::Remove`]) before another ubatch is committed: drafted tokens that the model rejects.
+    fn max_take_back(&self) -> u32 {
+        0
+    }
+
     /// Whether sequences have sources: tokens that layers attend over in addition, see
     /// [`TokensOf::Source`](crate::batch::TokensOf::Source). Batches of others are refused.
     fn takes_sources(&self) -> bool {

@@ -319,6 +319,11 @@ impl Memory for Unified {
         }
     }
 
+    /// Any number, with windows, too: a ubatch recycles only what its first tokens do not see.
+    fn max_take_back(&self) -> u32 {
+        u32::MAX
+    }
+
     fn find_slots(&self, ubatches: Vec<UBatch>) -> Result<Plan<Vec<CellIdx>>, Refusal> {
         let slots = self.find_cells(&ubatches)?;
         let planned = ubatches.into_iter().zip(slots);

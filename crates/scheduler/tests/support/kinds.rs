@@ -15,10 +15,11 @@ pub enum Kind {
     FewStates,
     Hybrid,
     HybridInterleaved,
+    Snapshots,
 }
 
 impl Kind {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Unified,
         Self::PerSequence,
         Self::Sliding,
@@ -28,6 +29,7 @@ impl Kind {
         Self::FewStates,
         Self::Hybrid,
         Self::HybridInterleaved,
+        Self::Snapshots,
     ];
 
     /// A memory of this kind.
@@ -61,6 +63,7 @@ impl Kind {
             Self::HybridInterleaved => {
                 Composite::hybrid(&[full, narrow], states.with_rows(n_seqs + 2))
             }
+            Self::Snapshots => Composite::hybrid(&[full, narrow], states.with_snapshots(3)),
         };
         made.unwrap()
     }

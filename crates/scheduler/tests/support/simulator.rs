@@ -9,11 +9,11 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
 use scheduler::{
     End, Event, Micros, Missed, Outcome, PrefixUse, Priority, Progress, PromptRows, Request,
-    RequestError, RequestId, Reuse, RowReport, RowUse, Scheduler, SchedulerConfig, Step,
-    StepFailure, StepRow, Work,
+    RequestError, RequestId, Reuse, RowUse, Scheduler, SchedulerConfig, Step, StepFailure, StepRow,
+    Work,
 };
 
-use super::fake::{Alone, FakeRows, choose};
+use super::fake::{Alone, FakeRows, N_VOCAB, choose};
 
 /// What a request is to do, beyond its prompt.
 #[derive(Clone, Debug)]
@@ -37,6 +37,8 @@ struct Client {
     script: Script,
     /// Whether others have the same prompt.
     is_sibling: bool,
+    /// Its text alone, and why that ends.
+    alone: (Vec<TokenId>, End),
     text: Vec<TokenId>,
     prompt_rows: Vec<u64>,
     end: Option<End>,
@@ -64,6 +66,18 @@ pub struct Simulator {
     pub n_steps: u64,
     /// Plans that were edits, since the last step.
     n_edits: u32,
+    /// Drafts tokens for running requests, where there is one.
+    drafting: Option<Drafting>,
+    /// The last plan was a step with drafted tokens: the memory may hold rejected ones.
+    has_rejected: bool,
+}
+
+/// How tokens are drafted.
+#[derive(Debug)]
+pub struct Drafting {
+    pub rng: ChaCha8Rng,
+    /// So many of 8 tokens are right.
+    pub n_right: u32,
 }
 
 impl Simulator {
@@ -79,6 +93,39 @@ impl Simulator {
             fails_at: None,
             n_steps: 0,
             n_edits: 0,
+            drafting: None,
+            has_rejected: false,
+        }
+    }
+
+    /// The same with drafted tokens for running requests.
+    pub fn with_drafting(self, drafting: Drafting) -> Self {
+        Self {
+            drafting: Some(drafting),
+            ..self
+        }
+    }
+
+    /// Drafts tokens for some running requests: right ones, and others.
+    fn draft(&mut self) {
+        let Some(Drafting { rng, n_right }) = &mut self.drafting else {
+            return;
+        };
+        let mut drafts = Vec::new();
+        for id in &self.running {
+            let client = &self.clients[id];
+            let after = client.alone.0.get(client.text.len()..).unwrap_or_default();
+            let n = below(rng, 8) as usize;
+            let tokens = (0..n).map(|at| match after.get(at) {
+                Some(&token) if below(rng, 8) < *n_right => token,
+                _ => TokenId(below(rng, N_VOCAB + 1)),
+            });
+            drafts.push((*id, tokens.collect()));
+        }
+        for (request, tokens) in drafts {
+            let event = Event::Draft { request, tokens };
+            let outcomes = self.scheduler.handle(Micros(self.now), event);
+            assert!(outcomes.is_empty());
         }
     }
 
@@ -99,12 +146,18 @@ impl Simulator {
             prompt_rows: script.prompt_rows,
             siblings: siblings.clone(),
         };
+        let capacity = self.scheduler.capacity();
         for (variant, text) in (0..).zip(std::iter::once(id).chain(siblings)) {
+            let script = Script {
+                variant,
+                ..script.clone()
+            };
             let client = Client {
-                script: Script {
-                    variant,
-                    ..script.clone()
+                alone: match script.prompt.is_empty() {
+                    true => (Vec::new(), End::Complete),
+                    false => alone(&self.memory, &script, capacity),
                 },
+                script,
                 is_sibling: n > 1,
                 text: Vec::new(),
                 prompt_rows: Vec::new(),
@@ -145,8 +198,10 @@ impl Simulator {
 
     /// One plan, carried out. Returns whether there was anything to do.
     pub fn step(&mut self) -> bool {
+        self.draft();
         let plan = self.scheduler.next(Micros(self.now), &self.memory);
         self.take(plan.outcomes);
+        self.has_rejected = false;
         match plan.work {
             Work::Idle => {
                 self.check();
@@ -169,6 +224,7 @@ impl Simulator {
             Work::Decode(step) => {
                 self.n_edits = 0;
                 self.n_steps += 1;
+                self.has_rejected = step.feeds.iter().any(|feed| feed.n_draft > 0);
                 self.decode(&step);
             }
         }
@@ -219,16 +275,18 @@ impl Simulator {
         }
         let event = match outputs {
             Some(outputs) => {
-                let mut rows = Vec::new();
                 let wanted: Vec<StepRow> = step.rows().collect();
                 assert_eq!(wanted.last().map_or(0, |row| row.row + 1), outputs.len());
-                for row in wanted {
+                let rows = step.report(|row| {
                     let output = outputs[row.row];
                     self.note_prompt_row(row, output);
-                    if row.use_of == RowUse::NextToken {
-                        rows.push(self.row(row.request, output));
+                    match row.use_of {
+                        RowUse::Prompt => None,
+                        RowUse::NextToken | RowUse::AfterDraft(_) => {
+                            Some(self.row(row.request, output))
+                        }
                     }
-                }
+                });
                 Event::StepDone(rows)
             }
             None => Event::StepFailed(StepFailure::Computation),
@@ -248,9 +306,12 @@ impl Simulator {
                 .running()
                 .find(|r| r.id == feed.request)
                 .unwrap();
-            let next = own.n_done..own.n_done + feed.tokens.len();
+            let n_certain = feed.tokens.len() - feed.n_draft;
+            let next = own.n_done..own.n_done + n_certain;
             assert_eq!((feed.seq, feed.first.as_usize()), (own.seq, own.n_done));
-            assert_eq!(own.tokens[next], feed.tokens);
+            assert_eq!(own.tokens[next], feed.tokens[..n_certain]);
+            assert!(feed.n_draft <= self.scheduler.draft_limit().unwrap_or(0));
+            assert!(feed.n_draft == 0 || n_certain == 1);
         }
     }
 
@@ -298,10 +359,10 @@ impl Simulator {
     }
 
     /// What the sampler of a request makes of its row.
-    fn row(&mut self, request: RequestId, output: u64) -> RowReport {
+    fn row(&mut self, request: RequestId, output: u64) -> Progress {
         let client = self.clients.get_mut(&request).unwrap();
         let n = client.text.len();
-        let progress = match choose_variant(output, client.script.variant) {
+        match choose_variant(output, client.script.variant) {
             _ if client.script.bad_row == Some(n) => Progress::Failed,
             None => Progress::Ended,
             Some(token) => {
@@ -311,8 +372,7 @@ impl Simulator {
                     false => Progress::Token(token),
                 }
             }
-        };
-        RowReport { request, progress }
+        }
     }
 
     fn take(&mut self, outcomes: Vec<Outcome>) {
@@ -343,7 +403,6 @@ impl Simulator {
 
     /// A request ends once, for a reason of its own, with the text that it has alone.
     fn ended(&mut self, id: RequestId, end: End) {
-        let capacity = self.scheduler.capacity();
         let client = self.clients.get_mut(&id).unwrap();
         assert!(
             client.end.is_none() && !client.is_refused,
@@ -354,9 +413,9 @@ impl Simulator {
             script,
             text,
             n_failed,
+            alone: (alone, natural_end),
             ..
         } = &*client;
-        let (alone, natural_end) = alone(&self.memory, script, capacity);
         if script.prompt_rows == PromptRows::All {
             let mut model = Alone::new(&self.memory);
             let rows: Vec<u64> = script.prompt.iter().map(|&t| model.push(t)).collect();
@@ -377,7 +436,7 @@ impl Simulator {
             End::Cancelled => {}
             End::Failed if *n_failed >= 2 => {}
             End::Failed => assert_eq!(script.bad_row, Some(text.len()), "{id} failed"),
-            end => assert_eq!((text, end), (&alone, natural_end), "{id}"),
+            end => assert_eq!((text, end), (alone, *natural_end), "{id}"),
         }
     }
 
@@ -396,7 +455,8 @@ impl Simulator {
                 .memory
                 .positions(*seq)
                 .map_or(0, |p| p.last.as_usize() + 1);
-            assert!(n_held <= running.tokens.len(), "{running:?}");
+            let is_right = n_held <= running.tokens.len() || self.has_rejected;
+            assert!(is_right, "{n_held}: {running:?}");
         }
         let mut users: BTreeMap<SeqId, User> = BTreeMap::new();
         for (&seq, r) in &running {
@@ -407,7 +467,9 @@ impl Simulator {
             assert!(before.is_none(), "{line:?} is also {before:?}");
             let held = self.memory.positions(line.seq);
             let n_held = held.map_or(0, |held| held.last.as_usize() + 1);
-            assert_eq!(n_held, line.tokens.len(), "{line:?}");
+            let is_right =
+                n_held == line.tokens.len() || (self.has_rejected && n_held > line.tokens.len());
+            assert!(is_right, "{n_held}: {line:?}");
         }
         self.check_isolation(&users);
     }

@@ -379,6 +379,11 @@ impl Memory for Recurrent {
         current.map_or(0, |state| state.n_tokens)
     }
 
+    /// As many as snapshots are kept.
+    fn max_take_back(&self) -> u32 {
+        self.config.n_snapshots
+    }
+
     fn find_slots(&self, ubatches: Vec<UBatch>) -> Result<Plan<Vec<StateGroup>>, Refusal> {
         let slots = self.find_groups(&ubatches)?;
         let planned = ubatches.into_iter().zip(slots);

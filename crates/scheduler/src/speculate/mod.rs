@@ -1,0 +1,79 @@
+//! Speculative decoding: tokens are drafted cheaply, and one step verifies several of them.
+//!
+//! A step computes the last token of a text and the tokens that were drafted after it, and gives the
+//! rows of all. The caller chooses a token from each row in order, while what it chose is what was
+//! drafted: so a text, and what its sampler draws, are those without speculation, and a draft that is
+//! wrong costs time only. Tokens that were not chosen are taken from the memory before the next step.
+//!
+//! [`NgramLookup`] drafts from the text itself, [`DraftLength`] says how much is worth it, and
+//! [`Drafter`] is both. Nothing in here knows a model.
+
+use std::fmt;
+
+mod draft_length;
+mod drafter;
+mod lookup;
+
+pub use draft_length::DraftLength;
+pub use drafter::{Drafter, Speculated};
+pub use lookup::{NgramLookup, Repetition};
+
+/// The most tokens that are drafted at once: the row of each is as long as the vocabulary.
+pub const MAX_DRAFT: usize = 32;
+
+/// How the tokens that may follow a text are drafted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Speculation {
+    /// They are not: each step gives a token.
+    #[default]
+    Off,
+    /// Prompt lookup: where the last tokens of a text occurred in it before, what followed then.
+    Lookup {
+        /// The most tokens that are drafted at once, 1 to [`MAX_DRAFT`].
+        n_max: usize,
+    },
+}
+
+impl Speculation {
+    /// Prompt lookup with a number of tokens that suits most models.
+    pub const LOOKUP: Self = Self::Lookup { n_max: 16 };
+}
+
+/// Why a text is computed token by token though speculation was wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SpeculationOff {
+    /// The memory cannot take drafted tokens back: recurrent states without snapshots.
+    NothingTakenBack,
+    /// A sliding window may forget what a text goes back to, where a step is computed in pieces.
+    StepsInPieces {
+        /// Tokens of a step.
+        step_tokens: u32,
+        /// Tokens that are computed at once.
+        n_ubatch: u32,
+    },
+    /// Tokens share positions.
+    SharedPositions,
+}
+
+impl fmt::Display for SpeculationOff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NothingTakenBack => f.write_str(
+                "the memory cannot take rejected tokens back: recurrent states need snapshots, as many \
+                 as tokens are drafted",
+            ),
+            Self::StepsInPieces {
+                step_tokens,
+                n_ubatch,
+            } => write!(
+                f,
+                "a step of {step_tokens} tokens is computed in pieces of {n_ubatch}, and a sliding \
+                 window may forget in between what a text goes back to"
+            ),
+            Self::SharedPositions => {
+                f.write_str("positions that several tokens share cannot be taken back")
+            }
+        }
+    }
+}
