@@ -5,7 +5,7 @@
 //! nothing of how tokens are chosen.
 
 use engine::sampler::Step;
-use engine::{FinishReason, Generation, Timings};
+use engine::{FinishReason, Generation, Speculated, Timings, TokenPiece};
 use kv_core::{SeqId, TokenId};
 
 use crate::error::Error;
@@ -78,6 +78,16 @@ impl TextState {
     /// Why it ended; `None` while it goes on.
     pub fn finish_reason(&self) -> Option<&FinishReason> {
         self.generation.finish_reason()
+    }
+
+    /// The piece that was returned last, token by token.
+    pub fn last_pieces(&self) -> &[TokenPiece] {
+        self.generation.last_pieces()
+    }
+
+    /// What speculation did.
+    pub fn speculated(&self) -> Speculated {
+        self.generation.speculated()
     }
 
     /// How long it has taken.

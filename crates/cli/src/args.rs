@@ -17,6 +17,7 @@ mod run;
 mod sampler;
 #[cfg(feature = "serve")]
 mod serve;
+mod speculate;
 mod state;
 mod texts;
 mod values;
@@ -46,6 +47,7 @@ pub(crate) use run::RunArgs;
 pub(crate) use sampler::SamplerArgs;
 #[cfg(feature = "serve")]
 pub(crate) use serve::ServeArgs;
+pub(crate) use speculate::SpeculationArgs;
 pub(crate) use state::{StateArgs, StateCommand, StateInspectArgs};
 pub(crate) use texts::TextArgs;
 pub(crate) use values::{ContextSize, MirostatVersion, PredictLimit, Seed};

@@ -17,7 +17,7 @@ use engine::sampler::{Dry, Mirostat, Penalties, SamplerConfig, Xtc, random_seed}
 use engine::{
     AttentionMode, CompletionOptions, ConfigError, Engine, EngineConfig, EngineError,
     GroupAttention, LongContext, LongTexts, MemoryBudget, PromptOutputs, RecordingBackend,
-    TextPlan,
+    SpeculationOff, TextPlan,
 };
 use kv_core::KvType;
 use kv_core::backend::{Backend, BoxedBackend, Profile};
@@ -32,7 +32,7 @@ use crate::args::{
     TextArgs,
 };
 use crate::backends::{BackendFlags, BackendName};
-use crate::failure::{UsageError, usage};
+use crate::failure::{UsageError, usage, warn};
 use crate::input;
 use crate::machine;
 use crate::progress::Progress;
@@ -520,6 +520,18 @@ pub(crate) fn token_ids(list: &str) -> anyhow::Result<Vec<u32>> {
         )),
     });
     ids.collect()
+}
+
+/// Says why no tokens are drafted though that was asked for.
+pub(crate) fn warn_of_no_speculation(off: Option<SpeculationOff>) {
+    if let Some(off) = off {
+        let advice = match off {
+            SpeculationOff::NothingTakenBack => "; --snapshots N keeps so many states",
+            SpeculationOff::StepsInPieces { .. } => "; --step-tokens makes steps smaller",
+            _ => "",
+        };
+        warn(&format!("--speculate has no effect: {off}{advice}"));
+    }
 }
 
 #[cfg(test)]

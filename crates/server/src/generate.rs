@@ -380,6 +380,7 @@ fn prepare(
             special: first.map_or(SpecialPieces::Skip, special_pieces),
         },
         steps: Vec::new(),
+        speculation: model.settings().speculation,
     };
     Ok(Prepared { request, texts })
 }

@@ -319,6 +319,16 @@ fn write_service(
             "Tokens of these steps",
         ),
         (
+            "cellar_drafted_tokens_total",
+            status.counters.n_drafted_tokens,
+            "Tokens that were drafted and computed",
+        ),
+        (
+            "cellar_accepted_tokens_total",
+            status.counters.n_accepted_tokens,
+            "Drafted tokens that texts have",
+        ),
+        (
             "cellar_evicted_prefixes_total",
             status.counters.n_evicted,
             "Cached prefixes that were dropped",

@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use cellar_grammar::{GrammarCompiler, GrammarError};
 use engine::sampler::SamplerConfig;
-use engine::serve::Service;
+use engine::serve::{Service, Speculation};
 use engine::{Embedder, Reranker};
 use kv_core::TokenId;
 use kv_core::backend::BoxedBackend;
@@ -39,6 +39,8 @@ pub struct ModelSettings {
     pub seed: Option<u64>,
     /// How many requests are computed together at most.
     pub n_parallel: u32,
+    /// Whether tokens of texts are drafted, so that steps verify several.
+    pub speculation: Speculation,
 }
 
 /// What a request wants of a model.

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
 
-use super::{EngineArgs, ModelArgs, ParallelArgs, PredictLimit, SamplerArgs, top_logprobs};
+use super::{
+    EngineArgs, ModelArgs, ParallelArgs, PredictLimit, SamplerArgs, SpeculationArgs, top_logprobs,
+};
 
 /// `cellar batch`
 #[derive(Debug, Args)]
@@ -65,6 +67,8 @@ pub(crate) struct BatchArgs {
     pub(crate) logprobs: Option<u32>,
     #[command(flatten)]
     pub(crate) sampler: SamplerArgs,
+    #[command(flatten, next_help_heading = "Speculative decoding")]
+    pub(crate) speculation: SpeculationArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
 }

@@ -8,7 +8,7 @@ use clap::Args;
 use crate::commands::answer::ShowThinking;
 use crate::constraint::ConstraintArgs;
 
-use super::{EngineArgs, ModelArgs, SamplerArgs, count};
+use super::{EngineArgs, ModelArgs, SamplerArgs, SpeculationArgs, count};
 
 /// `cellar chat`
 #[derive(Debug, Args)]
@@ -64,6 +64,8 @@ pub(crate) struct ChatArgs {
     pub(crate) constraint: ConstraintArgs,
     #[command(flatten)]
     pub(crate) sampler: SamplerArgs,
+    #[command(flatten, next_help_heading = "Speculative decoding")]
+    pub(crate) speculation: SpeculationArgs,
     #[command(flatten, next_help_heading = "Computation and memory")]
     pub(crate) engine: EngineArgs,
 }

@@ -9,7 +9,8 @@ use clap::Args;
 
 use super::diffusion::DiffusionArgs;
 use super::{
-    EngineArgs, LongContextArgs, ModelArgs, PredictLimit, SamplerArgs, SessionArgs, top_logprobs,
+    EngineArgs, LongContextArgs, ModelArgs, PredictLimit, SamplerArgs, SessionArgs,
+    SpeculationArgs, top_logprobs,
 };
 use crate::commands::answer::ShowThinking;
 use crate::constraint::ConstraintArgs;
@@ -120,6 +121,8 @@ pub(crate) struct RunArgs {
     pub(crate) constraint: ConstraintArgs,
     #[command(flatten)]
     pub(crate) sampler: SamplerArgs,
+    #[command(flatten, next_help_heading = "Speculative decoding")]
+    pub(crate) speculation: SpeculationArgs,
     #[command(flatten)]
     pub(crate) diffusion: DiffusionArgs,
     #[command(flatten, next_help_heading = "Computation and memory")]

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
 
-use super::{EngineArgs, ParallelArgs, SamplerArgs, count};
+use super::{EngineArgs, ParallelArgs, SamplerArgs, SpeculationArgs, count};
 
 /// `cellar serve`
 #[derive(Debug, Args)]
@@ -79,6 +79,8 @@ pub(crate) struct ServeArgs {
     pub(crate) drain: u32,
     #[command(flatten)]
     pub(crate) sampler: SamplerArgs,
+    #[command(flatten, next_help_heading = "Speculative decoding")]
+    pub(crate) speculation: SpeculationArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
 }

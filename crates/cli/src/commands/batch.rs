@@ -11,7 +11,8 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use engine::serve::{
-    Choices, FinishedText, Service, ServiceConfig, ServiceError, TextRequest, TextStream,
+    Choices, FinishedText, Service, ServiceConfig, ServiceError, Speculation, TextRequest,
+    TextStream,
 };
 use engine::{CancelFlag, CompletionOptions, Logprobs, PromptOutputs};
 use kv_core::KvType;
@@ -76,13 +77,19 @@ pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     };
     let with = |line: &RequestLine| {
         Ok(BatchRequest {
-            request: line.request(&file, &flags)?,
+            request: TextRequest {
+                speculation: args.speculation.speculation(),
+                ..line.request(&file, &flags)?
+            },
             choices: line.choices()?,
         })
     };
     let requests: anyhow::Result<Vec<BatchRequest>> = lines.iter().skip(first).map(with).collect();
     let requests = requests?;
     let service = start(args, &file)?;
+    if args.speculation.speculation() != Speculation::Off {
+        resolve::warn_of_no_speculation(service.draft_limit().err());
+    }
     drop(loading);
     let started = Instant::now();
     let mut batch = Batch {

@@ -14,7 +14,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use cellar::Model;
-use engine::{CancelFlag, CompletionOptions, FinishReason, Pace, PromptOutputs};
+use engine::{CancelFlag, CompletionOptions, FinishReason, Pace, PromptOutputs, Speculated};
 use kv_core::KvType;
 use model_core::model_file::ModelFile;
 
@@ -103,7 +103,9 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let CompletionOptions { sampler, stop, .. } = options;
     let mut chat = Chat {
         model: source.name(),
-        responder: Responder::new(model, &template, cancel.clone(), stop).constrained(constraint),
+        responder: Responder::new(model, &template, cancel.clone(), stop)
+            .constrained(constraint)
+            .speculating(args.speculation.speculation()),
         template,
         conversation: Conversation::new(args.system.clone()),
         settings: Settings {
@@ -366,6 +368,16 @@ impl Chat {
                 last.n_generated,
                 pace(last.timings.generation),
             );
+            let Speculated {
+                n_drafted,
+                n_accepted,
+                off,
+            } = last.speculated;
+            if n_drafted > 0 {
+                text += &format!("; {n_accepted} of {n_drafted} drafted tokens were right");
+            } else if let Some(off) = off {
+                text += &format!("; no tokens were drafted: {off}");
+            }
         }
         text
     }

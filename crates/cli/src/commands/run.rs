@@ -113,8 +113,8 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
     if start.mode == PromptMode::Raw && continues && !args.no_echo && start.constraint.is_none() {
         printer.echo(&start.prompt, out)?;
     }
-    while let Some(piece) = text.next_piece(&mut engine)? {
-        printer.print(&piece, &text.generation, out)?;
+    while text.next_piece(&mut engine)?.is_some() {
+        printer.print(&text.generation, out)?;
     }
     printer.finish(out)?;
     let saved_bytes = match &args.session.save_state {
@@ -151,7 +151,8 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
             loaded_tokens: start.history.as_ref().map(Vec::len),
             saved_bytes,
             steps: None,
-            timings: ReportTimings::new(start.load, generation.timings()),
+            timings: ReportTimings::new(start.load, generation.timings())
+                .with_speculation(generation.speculated()),
         };
         writeln!(out, "{}", terminal::json(&report)?)?;
     }
@@ -238,9 +239,11 @@ fn begin(
         cancel,
         long_context,
         history,
+        speculation: args.speculation.speculation(),
         ..Default::default()
     };
     let generation = Generation::new(engine, file.tokenizer(), options)?;
+    resolve::warn_of_no_speculation(generation.speculated().off);
     let (generation, failure) = match start.constraint.as_ref().map(Constraint::step) {
         Some((step, failure)) => (generation.with_step(step), Some(failure)),
         None => (generation, None),

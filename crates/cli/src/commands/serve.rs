@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
-use engine::serve::{Service, ServiceConfig};
+use engine::serve::{Service, ServiceConfig, Speculation};
 use engine::{Embedder, EmbedderConfig, PromptOutputs, Reranker, RerankerConfig};
 use kv_core::KvType;
 use model_core::architecture::OutputKind;
@@ -198,6 +198,7 @@ fn settings_of(args: &ServeArgs, source: &ModelSource) -> anyhow::Result<ModelSe
             Some(Seed::Random) | None => None,
         },
         n_parallel: args.parallel.parallel,
+        speculation: args.speculation.speculation(),
     })
 }
 
@@ -245,6 +246,9 @@ fn load(
         OutputKind::Logits | OutputKind::MaskLogits(_) => {
             resolve::continues_without_source(file)?;
             let service = start(args, file)?;
+            if settings.speculation != Speculation::Off {
+                resolve::warn_of_no_speculation(service.draft_limit().err());
+            }
             ServedModel::texts(file, service, settings)
         }
         OutputKind::Embeddings => {

@@ -47,6 +47,7 @@ pub use choices::{Choices, MAX_CHOICES};
 pub use config::ServiceConfig;
 pub use scheduler::{
     Counters, Missed, PrefixCaching, PrefixUse, Priority, PromptLimits, RequestError, Reuse, Salt,
+    Speculated, Speculation, SpeculationOff,
 };
 pub use service::{Service, ServiceError, ServiceStatus, TextRequest};
 pub use stream::{FinishedText, TextStream, Usage};

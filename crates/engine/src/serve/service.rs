@@ -14,8 +14,8 @@ use kv_core::TokenId;
 use kv_core::backend::Backend;
 use model_core::tokenizer::Tokenizer;
 use scheduler::{
-    Counters, PrefixUse, Priority, PromptLimits, PromptRows, RequestError, RequestId, Scheduler,
-    SchedulerConfig, Waiting,
+    Counters, Drafter, PrefixUse, Priority, PromptLimits, PromptRows, RequestError, RequestId,
+    Scheduler, SchedulerConfig, Speculation, SpeculationOff, Waiting,
 };
 
 use super::config::ServiceConfig;
@@ -26,6 +26,7 @@ use crate::decode::Engine;
 use crate::error::EngineError;
 use crate::logprobs::Logprobs;
 use crate::sampler::Step;
+use crate::speculate;
 
 /// A prompt, and how it is continued.
 #[derive(Debug, Default)]
@@ -41,6 +42,8 @@ pub struct TextRequest {
     pub options: CompletionOptions,
     /// Steps of the sampler before all others: a grammar, a bias.
     pub steps: Vec<Box<dyn Step>>,
+    /// Whether tokens of the text are drafted, so that a step verifies several. The text is the same.
+    pub speculation: Speculation,
 }
 
 /// Why a request is refused or has failed.
@@ -78,6 +81,7 @@ pub struct Service<B: Backend> {
     thread: Option<JoinHandle<Engine<B>>>,
     tokenizer: Arc<Tokenizer>,
     limits: PromptLimits,
+    draft_limit: Result<usize, SpeculationOff>,
     queue: Arc<QueueSize>,
     next_id: AtomicU64,
     step: Arc<StepGuests>,
@@ -158,6 +162,7 @@ impl<B: Backend> Service<B> {
         let queue_limits = config.scheduler(engine.settings());
         let scheduler = Scheduler::new(queue_limits, engine.memory())?;
         let limits = scheduler.prompt_limits();
+        let draft_limit = scheduler.draft_limit();
         // Every request in the channel has a place in the queue, and one command more stops it.
         let (commands, received) = sync_channel(config.max_queued.saturating_add(1));
         let (step, status) = (Arc::default(), Arc::default());
@@ -173,6 +178,7 @@ impl<B: Backend> Service<B> {
             thread: Some(thread),
             tokenizer: Arc::clone(tokenizer),
             limits,
+            draft_limit,
             queue: Arc::new(QueueSize {
                 waiting: Mutex::default(),
                 limits: queue_limits,
@@ -213,8 +219,18 @@ impl<B: Backend> Service<B> {
             prefix,
             options,
             steps,
+            speculation,
         } = request;
         self.limits.check(&prompt)?;
+        speculate::check(speculation).map_err(EngineError::from)?;
+        let drafter = || match self.draft_limit {
+            Ok(_) => Drafter::new(speculation),
+            Err(_) => None,
+        };
+        let off = match speculation {
+            Speculation::Off => None,
+            Speculation::Lookup { .. } => self.draft_limit.err(),
+        };
         // What is reused has no rows.
         let (prefix, prompt_rows) = match options.prompt_logprobs {
             Logprobs::Off => (prefix, PromptRows::Last),
@@ -240,10 +256,15 @@ impl<B: Backend> Service<B> {
         let (mut texts, mut streams) = (Vec::new(), Vec::new());
         for (id, completion) in (first_id..).map(RequestId).zip(completions) {
             let (sender, stream) = TextSender::new(id, &self.step);
+            let mut drafter = drafter();
+            if let Some(drafter) = &mut drafter {
+                drafter.push(&prompt);
+            }
             texts.push(SubmittedText {
                 id,
                 completion,
                 sender,
+                drafter,
             });
             streams.push(stream);
         }
@@ -253,6 +274,7 @@ impl<B: Backend> Service<B> {
             priority,
             prefix,
             prompt_rows,
+            speculation_off: off,
             place,
             submitted_at,
         };
@@ -264,6 +286,14 @@ impl<B: Backend> Service<B> {
     /// What every prompt must comply with.
     pub fn prompt_limits(&self) -> PromptLimits {
         self.limits
+    }
+
+    /// The most tokens that can be drafted after a text.
+    ///
+    /// # Errors
+    /// [`SpeculationOff`], why none can; requests that want it are then computed token by token.
+    pub fn draft_limit(&self) -> Result<usize, SpeculationOff> {
+        self.draft_limit
     }
 
     /// Requests that wait to be admitted.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use kv_core::TokenId;
 use kv_core::backend::CancelFlag;
-use scheduler::{RequestId, Reuse};
+use scheduler::{RequestId, Reuse, Speculated};
 
 use super::service::ServiceError;
 use crate::completion::FinishReason;
@@ -40,6 +40,8 @@ pub struct Usage {
     pub reuse: Option<Reuse>,
     /// How often the request had to wait in the middle, because memory ran short.
     pub n_preemptions: u32,
+    /// What speculation did, see [`TextRequest::speculation`](super::TextRequest::speculation).
+    pub speculated: Speculated,
     /// Until it was admitted for the first time.
     pub queued: Duration,
     /// From submitting it to its first token; `None` where there was none.

@@ -13,8 +13,8 @@ use kv_core::TokenId;
 use kv_core::backend::{Backend, BackendError};
 use kv_core::memory::Edit;
 use scheduler::{
-    End, Event, Micros, Outcome, PrefixUse, Priority, Progress, PromptRows, Request, RequestId,
-    RowReport, RowUse, Scheduler, Step, StepFailure, StepRow, Work,
+    Drafter, End, Event, Micros, Outcome, PrefixUse, Priority, Progress, PromptRows, Request,
+    RequestId, RowReport, RowUse, Scheduler, Speculated, SpeculationOff, Step, StepFailure, Work,
 };
 
 use super::config::micros;
@@ -41,6 +41,8 @@ pub(crate) struct Submitted {
     pub(crate) priority: Priority,
     pub(crate) prefix: PrefixUse,
     pub(crate) prompt_rows: PromptRows,
+    /// Why nothing is drafted, where that was wanted.
+    pub(crate) speculation_off: Option<SpeculationOff>,
     pub(crate) place: QueuePlace,
     pub(crate) submitted_at: Instant,
 }
@@ -51,6 +53,8 @@ pub(crate) struct SubmittedText {
     pub(crate) id: RequestId,
     pub(crate) completion: Completion,
     pub(crate) sender: TextSender,
+    /// With the tokens of the prompt.
+    pub(crate) drafter: Option<Drafter>,
 }
 
 /// A request that has not ended.
@@ -62,6 +66,7 @@ struct Live {
     /// Log probabilities that were given out.
     n_logprobs: usize,
     sender: TextSender,
+    drafter: Option<Drafter>,
     /// Until it is admitted; all texts of a request have one together.
     place: Option<Arc<QueuePlace>>,
     submitted_at: Instant,
@@ -126,6 +131,7 @@ impl<B: Backend> Worker<B> {
             }
             self.take_commands();
             self.cancel_unwanted();
+            self.draft();
             let plan = self.scheduler.next(self.now(), self.engine.memory());
             self.take_outcomes(plan.outcomes);
             is_idle = matches!(plan.work, Work::Idle);
@@ -218,6 +224,7 @@ impl<B: Backend> Worker<B> {
             priority,
             prefix,
             prompt_rows,
+            speculation_off,
             place,
             submitted_at,
         } = submitted;
@@ -228,6 +235,7 @@ impl<B: Backend> Worker<B> {
                 id,
                 completion,
                 sender,
+                drafter,
             } = text;
             ids.push(id);
             let live = Live {
@@ -238,10 +246,15 @@ impl<B: Backend> Worker<B> {
                 n_logprobs: 0,
                 completion,
                 sender,
+                drafter,
                 place: Some(Arc::clone(&place)),
                 submitted_at,
                 usage: Usage {
                     n_prompt: prompt.len(),
+                    speculated: Speculated {
+                        off: speculation_off,
+                        ..Speculated::default()
+                    },
                     ..Usage::default()
                 },
                 error: None,
@@ -271,6 +284,18 @@ impl<B: Backend> Worker<B> {
         for id in unwanted {
             self.handle(Event::Cancel(id));
         }
+    }
+
+    /// Drafts tokens for the texts that go on.
+    fn draft(&mut self) {
+        let limit = self.scheduler.draft_limit().unwrap_or(0);
+        let drafting = self.live.iter().filter(|(_, live)| live.place.is_none());
+        let drafted = drafting.filter_map(|(&request, live)| {
+            let tokens = live.drafter.as_ref()?.draft(limit);
+            (!tokens.is_empty()).then_some(Event::Draft { request, tokens })
+        });
+        let drafted: Vec<Event> = drafted.collect();
+        drafted.into_iter().for_each(|event| self.handle(event));
     }
 
     fn handle(&mut self, event: Event) {
@@ -350,22 +375,28 @@ impl<B: Backend> Worker<B> {
     }
 }
 
-/// Chooses a token from the row of each request that has one.
+/// Chooses a token from the row of each request that has one, and further ones where drafted ones are
+/// right.
 fn rows(step: &Step, logits: Logits<'_>, live: &mut BTreeMap<RequestId, Live>) -> Vec<RowReport> {
-    let row = |row: StepRow| {
-        let request = row.request;
-        let live = live.get_mut(&request)?;
+    let reports = step.report(|row| {
+        let live = live.get_mut(&row.request)?;
         let logits = logits.row(row.row)?;
         live.take_prompt_row(row.token, logits);
         match row.use_of {
             RowUse::Prompt => None,
-            RowUse::NextToken => {
-                let progress = live.take_row(logits);
-                Some(RowReport { request, progress })
-            }
+            RowUse::NextToken | RowUse::AfterDraft(_) => Some(live.take_row(logits)),
         }
-    };
-    step.rows().filter_map(row).collect()
+    });
+    for feed in step.feeds.iter().filter(|feed| feed.n_draft > 0) {
+        if let Some(live) = live.get_mut(&feed.request)
+            && let Some(drafter) = &mut live.drafter
+        {
+            let own = reports.iter().filter(|row| row.request == feed.request);
+            drafter.learn(feed.n_draft, own.count().saturating_sub(1));
+            live.usage.speculated = drafter.speculated();
+        }
+    }
+    reports
 }
 
 impl Live {
@@ -393,7 +424,12 @@ impl Live {
                 let first = self.submitted_at.elapsed();
                 self.usage.first_token.get_or_insert(first);
                 match (self.completion.finish_reason(), self.completion.tokens()) {
-                    (None, [.., token]) => Progress::Token(*token),
+                    (None, &[.., token]) => {
+                        if let Some(drafter) = &mut self.drafter {
+                            drafter.push(&[token]);
+                        }
+                        Progress::Token(token)
+                    }
                     _ => Progress::Ended,
                 }
             }
@@ -462,6 +498,7 @@ mod tests {
             prompt: Vec::new(),
             n_logprobs: 0,
             sender,
+            drafter: None,
             place: None,
             submitted_at: Instant::now(),
             usage: Usage::default(),

@@ -1,5 +1,6 @@
 //! llama-server's endpoints.
 
+use engine::serve::Speculation;
 use model_tests::http::{get, post};
 use serde_json::{Value, json};
 
@@ -123,4 +124,31 @@ fn the_state_of_the_server_is_shown() {
         let path = path.replace('*', "");
         assert!(index.contains(&path), "{method} {path}");
     }
+}
+
+/// Drafted tokens change no text, and are counted where each API and Prometheus look for them.
+#[test]
+fn drafted_tokens_are_counted() {
+    let prompt = "The cat sat. The dog sat. The cat sat. The dog sat. The cat sat. The dog";
+    let body = json!({"prompt": prompt, "temperature": 0, "n_predict": 60, "max_tokens": 60});
+    let plain = Setup::default().start();
+    let setup = Setup {
+        speculation: Speculation::LOOKUP,
+        ..Setup::default()
+    };
+    let server = setup.start();
+    let of = |address| post(address, "/completion", &body).json();
+    let (without, with) = (of(plain.address), of(server.address));
+    assert_eq!(with["content"], without["content"]);
+    assert!(without["timings"].get("draft_n").is_none(), "{without}");
+    let timings = &with["timings"];
+    let (drafted, accepted) = (&timings["draft_n"], &timings["draft_n_accepted"]);
+    let (drafted, accepted) = (drafted.as_u64().unwrap(), accepted.as_u64().unwrap());
+    assert!(drafted > 0 && accepted > 0, "{timings}");
+    server.await_metric("cellar_drafted_tokens_total", drafted as f64);
+    server.await_metric("cellar_accepted_tokens_total", accepted as f64);
+    let usage = post(server.address, "/v1/completions", &body).json()["usage"].clone();
+    let details = &usage["completion_tokens_details"];
+    assert_eq!(details["accepted_prediction_tokens"], accepted, "{usage}");
+    assert_eq!(details["rejected_prediction_tokens"], drafted - accepted);
 }

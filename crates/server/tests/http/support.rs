@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use engine::sampler::SamplerConfig;
-use engine::serve::{FinishedText, Service, ServiceConfig, TextRequest};
+use engine::serve::{FinishedText, Service, ServiceConfig, Speculation, TextRequest};
 use engine::{CompletionOptions, Engine, EngineConfig};
 use kv_candle::CandleBackend;
 use kv_core::backend::{
@@ -61,6 +61,7 @@ pub(crate) struct Setup {
     pub(crate) service: ServiceConfig,
     pub(crate) server: ServerConfig,
     pub(crate) template: Option<&'static str>,
+    pub(crate) speculation: Speculation,
     /// Set, all runs of the backend fail.
     pub(crate) is_broken: Option<Arc<AtomicBool>>,
     /// Whether the vocabulary has [`GAP_MARKS`].
@@ -75,6 +76,7 @@ impl Default for Setup {
             service: ServiceConfig::default(),
             server: ServerConfig::default(),
             template: Some(TEMPLATE),
+            speculation: Speculation::Off,
             is_broken: None,
             has_gap_marks: false,
         }
@@ -148,6 +150,7 @@ impl Setup {
             aliases: vec!["tiny".to_owned()],
             chat_template: self.template.map(str::to_owned),
             n_parallel: self.n_seqs,
+            speculation: self.speculation,
             ..ModelSettings::default()
         };
         let model = ServedModel::texts(&file, service.unwrap(), settings).unwrap();

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use engine::serve::{Choices, FinishedText, Missed, Reuse, ServiceError};
-use engine::{FinishReason, Logprobs};
+use engine::{FinishReason, Logprobs, Speculated};
 use model_core::tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -56,6 +56,8 @@ struct AnswerText {
     tokens: usize,
     finish_reason: FinishReason,
     #[serde(skip_serializing_if = "Option::is_none")]
+    speculation: Option<SpeculationReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     logprobs: Option<Vec<ShownLogprobs>>,
 }
 
@@ -76,6 +78,26 @@ pub(super) struct Shown<'a> {
     pub(super) choices: Choices,
     /// Log probabilities of the text, which may be there for other reasons.
     pub(super) logprobs: Logprobs,
+}
+
+#[derive(Debug, Serialize)]
+struct SpeculationReport {
+    drafted: usize,
+    accepted: usize,
+    /// Why nothing was drafted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    off: Option<String>,
+}
+
+impl SpeculationReport {
+    fn of(speculated: Speculated) -> Option<Self> {
+        let is_of_use = speculated.n_drafted > 0 || speculated.off.is_some();
+        is_of_use.then(|| Self {
+            drafted: speculated.n_drafted,
+            accepted: speculated.n_accepted,
+            off: speculated.off.map(|off| off.to_string()),
+        })
+    }
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -110,6 +132,7 @@ impl Answer {
             text: text.text,
             tokens: text.tokens.len(),
             finish_reason: text.finish,
+            speculation: SpeculationReport::of(text.usage.speculated),
             logprobs: match shown.logprobs {
                 Logprobs::Off => None,
                 Logprobs::Top(_) => Some(shown_logprobs(shown.tokenizer, &text.logprobs)),

@@ -5,7 +5,9 @@
 //! the oldest turns are dropped and what is left is evaluated again. Knows nothing of terminals.
 
 use cellar::{GenerateOptions, Model, TextState};
-use engine::{CancelFlag, EngineError, FinishReason, PromptProgress, Timings};
+use engine::{
+    CancelFlag, EngineError, FinishReason, PromptProgress, Speculated, Speculation, Timings,
+};
 use kv_core::{SeqId, TokenId};
 use model_core::tokenizer::{EncodeOptions, TokenKind};
 
@@ -25,6 +27,8 @@ pub(super) struct Responder {
     stop: Vec<String>,
     /// What each answer is held to, from its first token on.
     constraint: Option<Constraint>,
+    /// Whether tokens are drafted.
+    speculation: Speculation,
 }
 
 /// How long a prompt may be.
@@ -49,6 +53,8 @@ pub(super) struct Response {
     pub(super) n_generated: usize,
     /// How long it took.
     pub(super) timings: Timings,
+    /// What speculation did.
+    pub(super) speculated: Speculated,
 }
 
 impl Responder {
@@ -60,7 +66,14 @@ impl Responder {
             cancel,
             stop,
             constraint: None,
+            speculation: Speculation::Off,
         }
+    }
+
+    /// The same with speculative decoding.
+    pub(super) fn speculating(mut self, speculation: Speculation) -> Self {
+        self.speculation = speculation;
+        self
     }
 
     /// The same where every answer is held to a schema or grammar.
@@ -142,6 +155,7 @@ impl Responder {
             n_predict: settings.n_predict,
             stop: self.stop.clone(),
             cancel: self.cancel.clone(),
+            speculation: self.speculation,
             ..GenerateOptions::default()
         };
         let mut text = self.begin(&ids, ids.len() - n_known, options)?;
@@ -158,30 +172,25 @@ impl Responder {
         // What a grammar allows is the answer itself.
         let mut splitter = failure.is_none().then(|| self.format.splitter(&prompt));
         let mut answer = Answer::default();
-        let mut n_tokens = 0;
         loop {
             if text.pending().is_some() && self.n_evaluated() >= self.n_ctx() {
                 self.make_room(conversation, user, text.evaluated())?;
             }
             let piece = text.next_piece(&mut self.model);
             let piece = piece.map_err(|error| with_reason(error, failure.as_ref()))?;
-            let Some(piece) = piece else {
+            if piece.is_none() {
                 break;
-            };
-            let tokens = text.tokens();
-            let is_new = tokens.len() > n_tokens;
-            n_tokens = tokens.len();
-            let control = tokens
-                .last()
-                .filter(|_| is_new)
-                .and_then(|&id| self.control(id));
-            let parts = match &mut splitter {
-                Some(splitter) => splitter.push(&piece, control),
-                None => vec![(Section::Answer, piece)],
-            };
-            for (section, part) in parts {
-                answer.push(section, &part);
-                on_part(section, &part)?;
+            }
+            for piece in text.last_pieces() {
+                let control = piece.token.and_then(|id| self.control(id));
+                let parts = match &mut splitter {
+                    Some(splitter) => splitter.push(&piece.text, control),
+                    None => vec![(Section::Answer, piece.text.clone())],
+                };
+                for (section, part) in parts {
+                    answer.push(section, &part);
+                    on_part(section, &part)?;
+                }
             }
         }
         if let Some((section, part)) = splitter.and_then(Splitter::finish) {
@@ -197,6 +206,7 @@ impl Responder {
             n_known,
             n_generated: text.tokens().len(),
             timings: text.timings(),
+            speculated: text.speculated(),
         }))
     }
 

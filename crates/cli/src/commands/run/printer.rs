@@ -5,7 +5,7 @@
 
 use std::io::Write;
 
-use engine::Generation;
+use engine::{Generation, TokenLogprobs, TokenPiece};
 use kv_core::TokenId;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::TokenKind;
@@ -103,14 +103,27 @@ impl<'f> Printer<'f> {
     /// Where it cannot be written.
     pub(super) fn print(
         &mut self,
-        piece: &str,
         generation: &Generation,
         out: &mut impl Write,
     ) -> anyhow::Result<()> {
-        let tokens = generation.tokens();
-        let token = tokens.get(self.n_tokens).copied();
-        let place = generation.logprobs().get(self.n_tokens);
-        self.n_tokens = tokens.len();
+        for part in generation.last_pieces() {
+            let place = match part.token {
+                Some(_) => generation.logprobs().get(self.n_tokens),
+                None => None,
+            };
+            self.n_tokens += usize::from(part.token.is_some());
+            self.print_part(part, place, out)?;
+        }
+        Ok(())
+    }
+
+    fn print_part(
+        &mut self,
+        part: &TokenPiece,
+        place: Option<&TokenLogprobs>,
+        out: &mut impl Write,
+    ) -> anyhow::Result<()> {
+        let (token, piece) = (part.token, part.text.as_str());
         if self.format == Format::JsonLines {
             let line = terminal::json(&Piece {
                 piece,

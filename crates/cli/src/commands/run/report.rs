@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use engine::{FinishReason, Generation, Pace, Timings};
+use engine::{FinishReason, Generation, Pace, Speculated, Timings};
 use kv_core::TokenId;
 use kv_core::backend::BackendInfo;
 use serde::Serialize;
@@ -58,6 +58,11 @@ pub(super) struct ReportTimings {
     prompt_tokens_per_second: Option<f64>,
     generation_ms: f64,
     generation_tokens_per_second: Option<f64>,
+    /// Tokens that were drafted, and those of them that the text has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    drafted: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    accepted: Option<usize>,
 }
 
 impl ReportTimings {
@@ -70,6 +75,18 @@ impl ReportTimings {
             prompt_tokens_per_second: timings.prompt.tokens_per_second(),
             generation_ms: ms(timings.generation.time),
             generation_tokens_per_second: timings.generation.tokens_per_second(),
+            drafted: None,
+            accepted: None,
+        }
+    }
+
+    /// The same with what speculation did, if anything.
+    pub(super) fn with_speculation(self, speculated: Speculated) -> Self {
+        let did = speculated.n_drafted > 0;
+        Self {
+            drafted: did.then_some(speculated.n_drafted),
+            accepted: did.then_some(speculated.n_accepted),
+            ..self
         }
     }
 }
@@ -108,9 +125,17 @@ pub(super) fn statistics(
         Some(FinishReason::Cancelled) => "interrupted",
         _ => "unknown",
     };
+    let speculated = match generation.speculated() {
+        Speculated { n_drafted: 0, .. } => String::new(),
+        Speculated {
+            n_drafted,
+            n_accepted,
+            ..
+        } => format!(" ({n_accepted} of {n_drafted} drafted)"),
+    };
     format!(
-        "loaded in {:.2} s | prompt: {} tokens in {} | generated: {} tokens in {} | end: {finish} | \
-         seed {seed} | {} ({})",
+        "loaded in {:.2} s | prompt: {} tokens in {} | generated: {} tokens in {}{speculated} | end: \
+         {finish} | seed {seed} | {} ({})",
         load.as_secs_f64(),
         prompt.n_tokens,
         pace(prompt),

@@ -278,7 +278,7 @@ fn timings(usage: &Usage, reused: usize) -> Value {
         true => n as f64 / seconds,
         false => 0.0,
     };
-    json!({
+    let mut timings = json!({
         "cache_n": reused,
         "prompt_n": n_prompt,
         "prompt_ms": prompt * 1e3,
@@ -287,7 +287,12 @@ fn timings(usage: &Usage, reused: usize) -> Value {
         "predicted_ms": predicted * 1e3,
         // The first token belongs to the prompt's time.
         "predicted_per_second": speed(n_predicted.saturating_sub(1), predicted),
-    })
+    });
+    if usage.speculated.n_drafted > 0 {
+        timings["draft_n"] = json!(usage.speculated.n_drafted);
+        timings["draft_n_accepted"] = json!(usage.speculated.n_accepted);
+    }
+    timings
 }
 
 impl Encoder for CompletionFormat {

@@ -139,6 +139,8 @@ fn usage_json(usages: &[Usage], n_of_prompt: usize, n_reasoning: usize) -> Value
     let completion: usize = usages.iter().map(|usage| usage.n_tokens).sum();
     let reuse = prompts().filter_map(|usage| usage.reuse);
     let cached: usize = reuse.map(|reuse| reuse.n_tokens).sum();
+    let drafted: usize = usages.iter().map(|usage| usage.speculated.n_drafted).sum();
+    let accepted: usize = usages.iter().map(|usage| usage.speculated.n_accepted).sum();
     json!({
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -147,8 +149,8 @@ fn usage_json(usages: &[Usage], n_of_prompt: usize, n_reasoning: usize) -> Value
         "completion_tokens_details": {
             "reasoning_tokens": n_reasoning,
             "audio_tokens": 0,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
         },
     })
 }

@@ -5,23 +5,26 @@
 //! the engine, which each call borrows: texts in different sequences of one engine can take turns.
 //! Knows nothing of chat messages.
 
+mod next_token;
+
 use std::sync::Arc;
 use std::time::Instant;
 
 use kv_core::backend::{Backend, CancelFlag};
 use kv_core::batch::Batch;
 use kv_core::graph::TopK;
-use kv_core::memory::{Memory, Refusal};
+use kv_core::memory::Memory;
 use kv_core::{Pos, SeqId, TokenId};
 use model_core::tokenizer::Tokenizer;
-use scheduler::MAX_PROMPT_ROWS;
+use scheduler::{MAX_PROMPT_ROWS, Speculated, Speculation};
 
 use crate::completion::{Completion, CompletionOptions, FinishReason, OutputRow};
-use crate::context::{GroupAttention, LongContext};
+use crate::context::LongContext;
 use crate::decode::Engine;
 use crate::error::EngineError;
 use crate::logprobs::{Logprobs, TokenLogprobs};
 use crate::sampler::{SamplerConfig, Step};
+use crate::speculate::Speculating;
 use crate::timings::Timings;
 
 /// The settings of a generation.
@@ -44,8 +47,11 @@ pub struct GenerateOptions {
     pub cancel: CancelFlag,
     /// What happens when it gets longer than the context.
     pub long_context: LongContext,
-    /// Tokens that the sequence has already, for penalties.
+    /// Tokens that the sequence has already, for penalties and prompt lookup.
     pub history: Vec<TokenId>,
+    /// Whether tokens are drafted and verified several at once. The text is the same, byte for byte on
+    /// the CPU backend; only pieces are longer.
+    pub speculation: Speculation,
 }
 
 /// The most candidates that a device is asked for; with more, rows of logits are read back.
@@ -114,8 +120,20 @@ pub struct Generation {
     batch: Batch,
     next: Next,
     timings: Timings,
+    speculating: Speculating,
+    /// What the last piece is of.
+    last_pieces: Vec<TokenPiece>,
     /// Up to which position tokens share positions, with [`LongContext::Group`].
     grouped_to: Pos,
+}
+
+/// A part of a piece of text: what one token released, or at the end what was held back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenPiece {
+    /// The token; `None` at the end of the text.
+    pub token: Option<TokenId>,
+    /// Its text.
+    pub text: String,
 }
 
 /// What the next token is chosen from.
@@ -130,16 +148,6 @@ enum Next {
     Pending(TokenId),
     /// Nothing: choosing a token failed, or it ended the text.
     Nothing,
-}
-
-/// What came of choosing a token.
-enum Chosen {
-    /// The next token of the text.
-    Token(TokenId),
-    /// A token that ends it.
-    End,
-    /// There was no room to evaluate the pending token.
-    NoRoom,
 }
 
 /// A copy of what a token is chosen from.
@@ -192,6 +200,7 @@ impl Generation {
             cancel,
             long_context,
             history,
+            speculation,
         } = options;
         let text = CompletionOptions {
             sampler,
@@ -210,6 +219,8 @@ impl Generation {
             batch: Batch::new(),
             next: Next::Prompt,
             timings: Timings::default(),
+            speculating: Speculating::new(engine, speculation, long_context)?,
+            last_pieces: Vec::new(),
             grouped_to: next_pos(engine, seq),
         })
     }
@@ -239,6 +250,7 @@ impl Generation {
         let started = Instant::now();
         let history = std::mem::take(&mut self.history);
         self.completion.accept_prompt(&history);
+        self.speculating.push(&history);
         let start = match engine.encode_prompt(self.seq, prompt, &self.cancel) {
             Err(EngineError::Cancelled) => {
                 self.completion.set_finish(Some(FinishReason::Cancelled));
@@ -323,11 +335,13 @@ impl Generation {
             self.next = Next::Row(LastRow::of(engine)?);
         }
         self.completion.accept_prompt(piece);
+        self.speculating.push(piece);
         Ok(())
     }
 
     /// The next piece of text, or `None` when it has ended. Pieces may be empty: a token may end
-    /// inside a character, or begin a stop string. What is held back for these reasons when the
+    /// inside a character, or begin a stop string. With [`GenerateOptions::speculation`] a piece may be
+    /// of several tokens. What is held back for these reasons when the
     /// text is cancelled stays held back, so that the text can go on once the flag is reset.
     ///
     /// # Errors
@@ -338,13 +352,23 @@ impl Generation {
         &mut self,
         engine: &mut Engine<B, M>,
     ) -> Result<Option<String>, EngineError> {
-        match self.next_token(engine)? {
-            Some(token) => Ok(Some(self.completion.decode(token)?)),
-            None => {
-                let piece = self.completion.last_piece();
-                Ok((!piece.is_empty()).then_some(piece))
-            }
+        self.last_pieces.clear();
+        let token = self.next_token(engine)?;
+        let text = match token {
+            Some(token) => self.completion.decode(token)?,
+            None => self.completion.last_piece(),
+        };
+        if token.is_some() || !text.is_empty() {
+            self.last_pieces.push(TokenPiece { token, text });
         }
+        let has_more = !self.last_pieces.is_empty();
+        let texts = self.last_pieces.iter().map(|piece| piece.text.as_str());
+        Ok(has_more.then(|| texts.collect()))
+    }
+
+    /// The piece that was returned last, token by token.
+    pub fn last_pieces(&self) -> &[TokenPiece] {
+        &self.last_pieces
     }
 
     /// The tokens of the text so far; a token that ended it is not among them.
@@ -387,6 +411,11 @@ impl Generation {
         self.timings
     }
 
+    /// What speculation did, see [`GenerateOptions::speculation`].
+    pub fn speculated(&self) -> Speculated {
+        self.speculating.speculated()
+    }
+
     fn check_prompt<B: Backend, M: Memory + Clone>(
         &self,
         engine: &Engine<B, M>,
@@ -422,144 +451,6 @@ impl Generation {
         }
     }
 
-    /// Chooses the next token, or sets the reason why there is none.
-    fn next_token<B: Backend, M: Memory + Clone>(
-        &mut self,
-        engine: &mut Engine<B, M>,
-    ) -> Result<Option<TokenId>, EngineError> {
-        if self.is_cancelled() || self.completion.is_at_length() {
-            return Ok(None);
-        }
-        let started = Instant::now();
-        let n_evaluated = usize::from(self.pending().is_some());
-        let finish = match self.choose(engine) {
-            Ok(Chosen::Token(token)) => {
-                self.timings.generation.add(n_evaluated, started.elapsed());
-                self.next = Next::Pending(token);
-                return Ok(Some(token));
-            }
-            Ok(Chosen::End) => {
-                self.timings.generation.add(n_evaluated, started.elapsed());
-                return Ok(None);
-            }
-            Ok(Chosen::NoRoom) => FinishReason::ContextFull,
-            Err(EngineError::Cancelled) => FinishReason::Cancelled,
-            Err(error) => return Err(error),
-        };
-        self.completion.set_finish(Some(finish));
-        Ok(None)
-    }
-
-    /// Chooses a token, after evaluating the pending one.
-    fn choose<B: Backend, M: Memory + Clone>(
-        &mut self,
-        engine: &mut Engine<B, M>,
-    ) -> Result<Chosen, EngineError> {
-        let token = match std::mem::replace(&mut self.next, Next::Nothing) {
-            Next::Prompt => {
-                self.next = Next::Prompt;
-                return Err(EngineError::EmptyPrompt);
-            }
-            Next::Nothing => return Err(EngineError::NoLogits),
-            Next::Row(row) => self.completion.choose(row.as_output()?)?,
-            Next::Pending(token) => {
-                self.next = Next::Pending(token);
-                if !self.evaluate_pending(engine, token)? {
-                    return Ok(Chosen::NoRoom);
-                }
-                self.next = Next::Nothing;
-                let row = match engine.last_candidates() {
-                    Some(top) => OutputRow::Candidates(top),
-                    None => OutputRow::Logits(last_row(engine)?),
-                };
-                self.completion.choose(row)?
-            }
-        };
-        Ok(token.map_or(Chosen::End, Chosen::Token))
-    }
-
-    /// Evaluates the pending token; returns whether there was room for it.
-    fn evaluate_pending<B: Backend, M: Memory + Clone>(
-        &mut self,
-        engine: &mut Engine<B, M>,
-        token: TokenId,
-    ) -> Result<bool, EngineError> {
-        if self.try_evaluate(engine, token)? {
-            return Ok(true);
-        }
-        let LongContext::Shift { n_keep } = self.long_context else {
-            return Ok(false);
-        };
-        match engine.shift_context(self.seq, n_keep) {
-            Err(EngineError::NothingToDiscard { .. }) => Ok(false),
-            shifted => shifted.and_then(|_| self.try_evaluate(engine, token)),
-        }
-    }
-
-    fn try_evaluate<B: Backend, M: Memory + Clone>(
-        &mut self,
-        engine: &mut Engine<B, M>,
-        token: TokenId,
-    ) -> Result<bool, EngineError> {
-        if self.n_used(engine) >= engine.settings().n_ctx as usize {
-            return Ok(false);
-        }
-        match self.evaluate(engine, &[token], PieceRows::Last) {
-            Ok(()) => Ok(true),
-            Err(EngineError::Refused(Refusal::NoRoom(_))) => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Groups tokens while there are enough of them.
-    fn group<B: Backend, M: Memory + Clone>(
-        &mut self,
-        engine: &mut Engine<B, M>,
-        group: GroupAttention,
-    ) -> Result<(), EngineError> {
-        let seq = self.seq;
-        while next_pos(engine, seq).0 >= self.grouped_to.0.saturating_add(group.width()) {
-            engine.group(seq, self.grouped_to, group)?;
-            self.grouped_to = Pos(self.grouped_to.0 + group.n_positions());
-        }
-        Ok(())
-    }
-
-    /// Evaluates tokens.
-    fn evaluate<B: Backend, M: Memory + Clone>(
-        &mut self,
-        engine: &mut Engine<B, M>,
-        tokens: &[TokenId],
-        rows: PieceRows,
-    ) -> Result<(), EngineError> {
-        if let LongContext::Group(group) = self.long_context {
-            self.group(engine, group)?;
-        }
-        self.batch.clear();
-        for (at, &token) in tokens.iter().enumerate() {
-            let entry = self.batch.push_token(token).in_sequence(self.seq);
-            let is_wanted = match rows {
-                PieceRows::None => false,
-                PieceRows::Last => at + 1 == tokens.len(),
-                PieceRows::All => true,
-            };
-            if is_wanted {
-                entry.with_output();
-            }
-        }
-        let n_vocab = engine.settings().rules.n_vocab as usize;
-        let enough = self.completion.n_candidates();
-        match enough.filter(|&k| k <= MAX_CANDIDATES.min(n_vocab) && rows != PieceRows::All) {
-            Some(k) if engine.backend().prefers_candidates() => {
-                engine.decode_candidates(&self.batch, k, &self.cancel)?;
-            }
-            _ => {
-                engine.decode_until(&self.batch, &self.cancel)?;
-            }
-        }
-        Ok(())
-    }
-
     /// How much of the context the sequence uses: its positions, or its tokens where several share
     /// one.
     fn n_used<B: Backend, M: Memory + Clone>(&self, engine: &Engine<B, M>) -> usize {
@@ -572,7 +463,7 @@ impl Generation {
 }
 
 /// The position of the next token.
-fn next_pos<B: Backend, M: Memory + Clone>(engine: &Engine<B, M>, seq: SeqId) -> Pos {
+pub(crate) fn next_pos<B: Backend, M: Memory + Clone>(engine: &Engine<B, M>, seq: SeqId) -> Pos {
     let positions = engine.memory().positions(seq);
     positions.map_or(Pos(0), |has| has.last.next())
 }

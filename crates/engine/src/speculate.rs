@@ -1,0 +1,174 @@
+//! Speculative decoding in an engine: what is checked before, and how one generation takes what it
+//! drafted.
+//!
+//! Invariant: the tokens of a text, and what its sampler draws for them, are those without
+//! speculation where rows do not depend on the number of tokens in a batch (the CPU backend); after
+//! each call the memory holds no token that the text does not have. Drafts nothing itself:
+//! [`scheduler::Drafter`] does.
+
+use kv_core::backend::Backend;
+use kv_core::memory::{Edit, Memory, Seqs};
+use kv_core::{PosRange, SeqId, TokenId};
+use scheduler::{Drafter, MAX_DRAFT, Speculated, Speculation, SpeculationOff};
+
+use crate::completion::{Completion, OutputRow};
+use crate::config::ConfigError;
+use crate::context::LongContext;
+use crate::decode::Engine;
+use crate::error::EngineError;
+use crate::generation::{TokenPiece, next_pos};
+
+/// Checks how many tokens are to be drafted at once.
+///
+/// # Errors
+/// [`ConfigError::OutOfRange`] where it is 0 or above [`MAX_DRAFT`].
+pub(crate) fn check(speculation: Speculation) -> Result<(), ConfigError> {
+    match speculation {
+        Speculation::Lookup { n_max } if n_max == 0 || n_max > MAX_DRAFT => {
+            Err(ConfigError::OutOfRange {
+                name: "draft_max",
+                got: n_max,
+                max: MAX_DRAFT,
+            })
+        }
+        Speculation::Off | Speculation::Lookup { .. } => Ok(()),
+    }
+}
+
+/// Drafts tokens of one generation and counts what became of them.
+#[derive(Debug, Default)]
+pub(crate) struct Speculating {
+    drafter: Option<Drafter>,
+    off: Option<SpeculationOff>,
+    /// The most tokens at once.
+    limit: usize,
+}
+
+/// What came of choosing from the rows of a batch with drafted tokens.
+pub(crate) struct ChosenDraft {
+    /// The text of the tokens before the last.
+    pub(crate) pieces: Vec<TokenPiece>,
+    /// The last token; `None` where it ended the text, or the text ended before.
+    pub(crate) token: Option<TokenId>,
+    /// The last token where the text ended with it: it is not in the memory.
+    pub(crate) pending: Option<TokenId>,
+    /// Tokens that were evaluated and stay.
+    pub(crate) n_evaluated: usize,
+}
+
+impl Speculating {
+    pub(crate) fn new<B: Backend, M: Memory + Clone>(
+        engine: &Engine<B, M>,
+        speculation: Speculation,
+        long_context: LongContext,
+    ) -> Result<Self, ConfigError> {
+        check(speculation)?;
+        if speculation == Speculation::Off {
+            return Ok(Self::default());
+        }
+        let settings = engine.settings();
+        // A window keeps what a text goes back to while one ubatch is computed.
+        let n_ubatch = settings.n_ubatch.min(settings.rules.n_batch);
+        let limit = engine.memory().max_take_back().min(n_ubatch.max(1) - 1);
+        let off = match long_context {
+            LongContext::Group(_) => Some(SpeculationOff::SharedPositions),
+            _ if limit == 0 => Some(SpeculationOff::NothingTakenBack),
+            _ => None,
+        };
+        Ok(Self {
+            drafter: Drafter::new(speculation).filter(|_| off.is_none()),
+            off,
+            limit: limit as usize,
+        })
+    }
+
+    /// Adds tokens of the text.
+    pub(crate) fn push(&mut self, tokens: &[TokenId]) {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.push(tokens);
+        }
+    }
+
+    /// Tokens that may follow, at most `n_max`.
+    pub(crate) fn draft(&self, n_max: usize) -> Vec<TokenId> {
+        let drafter = self.drafter.as_ref();
+        drafter.map_or_else(Vec::new, |drafter| drafter.draft(n_max.min(self.limit)))
+    }
+
+    /// What it did so far.
+    pub(crate) fn speculated(&self) -> Speculated {
+        let drafter = self.drafter.as_ref();
+        Speculated {
+            off: self.off,
+            ..drafter.map(Drafter::speculated).unwrap_or_default()
+        }
+    }
+
+    /// Chooses tokens from the rows of a batch that ended with drafted ones, and takes from the
+    /// memory what was not chosen.
+    ///
+    /// # Errors
+    /// As [`Completion::take`]; the memory then holds the tokens whose rows were used.
+    pub(crate) fn choose<B: Backend, M: Memory + Clone>(
+        &mut self,
+        engine: &mut Engine<B, M>,
+        seq: SeqId,
+        completion: &mut Completion,
+        draft: &[TokenId],
+    ) -> Result<ChosenDraft, EngineError> {
+        let mut n_accepted = 0;
+        let chosen = self.take_rows(engine, completion, draft, &mut n_accepted);
+        if n_accepted < draft.len() {
+            let end = next_pos(engine, seq);
+            let n_rejected = u32::try_from(draft.len() - n_accepted).unwrap_or(u32::MAX);
+            let first = kv_core::Pos(end.0.saturating_sub(n_rejected));
+            engine.edit(Edit::Remove {
+                seqs: Seqs::One(seq),
+                range: PosRange::from(first..),
+            })?;
+        }
+        if let Some(drafter) = &mut self.drafter {
+            drafter.learn(draft.len(), n_accepted);
+        }
+        chosen
+    }
+
+    fn take_rows<B: Backend, M: Memory + Clone>(
+        &mut self,
+        engine: &Engine<B, M>,
+        completion: &mut Completion,
+        draft: &[TokenId],
+        n_accepted: &mut usize,
+    ) -> Result<ChosenDraft, EngineError> {
+        let logits = engine.last_logits();
+        let mut pieces = Vec::new();
+        loop {
+            let row = logits.row(*n_accepted).ok_or(EngineError::NoLogits)?;
+            let token = completion.choose(OutputRow::Logits(row))?;
+            let n_evaluated = *n_accepted + 1;
+            self.push(token.as_slice());
+            let is_accepted = token.is_some() && draft.get(*n_accepted) == token.as_ref();
+            let (Some(drafted), true) = (token, is_accepted) else {
+                return Ok(ChosenDraft {
+                    pieces,
+                    token,
+                    pending: None,
+                    n_evaluated,
+                });
+            };
+            pieces.push(TokenPiece {
+                token,
+                text: completion.decode(drafted)?,
+            });
+            if completion.is_at_length() {
+                return Ok(ChosenDraft {
+                    pieces,
+                    token: None,
+                    pending: Some(drafted),
+                    n_evaluated,
+                });
+            }
+            *n_accepted += 1;
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! Speculation changes no text: what a service and a generation give with prompt lookup is what they
+//! give without, and the memory holds what it held.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
+
+#[allow(dead_code)] // a part of it is used here
+#[path = "service/models.rs"]
+mod models;
+
+use std::num::NonZeroU32;
+
+use engine::sampler::{Candidates, SamplerConfig, Step};
+use engine::serve::{
+    PrefixCaching, Service, ServiceConfig, ServiceError, Speculated, Speculation, SpeculationOff,
+    TextRequest, TextStream,
+};
+use engine::{
+    CompletionOptions, ConfigError, Engine, EngineConfig, EngineError, FinishReason,
+    GenerateOptions, Generation, GroupAttention, Logprobs, LongContext, MAX_DRAFT,
+};
+use kv_core::SeqId;
+use kv_core::memory::Memory;
+use kv_cpu::CpuBackend;
+use models::{Case, Generated, stories, tiny};
+
+const N_SNAPSHOTS: u32 = 6;
+
+/// An engine that can take tokens back, whatever its model remembers.
+fn engine(case: &Case, n_seqs: u32, n_ctx: u32) -> Engine<CpuBackend> {
+    case.engine_with(&EngineConfig {
+        n_ctx: Some(n_ctx),
+        n_seqs,
+        n_ubatch: 32,
+        n_snapshots: N_SNAPSHOTS,
+        ..EngineConfig::default()
+    })
+}
+
+/// Leaves a text three tokens to choose from, so that it repeats itself whatever the weights are.
+#[derive(Debug)]
+struct FewTokens;
+
+impl Step for FewTokens {
+    fn apply(&mut self, candidates: &mut Candidates<'_>) {
+        candidates.retain(|candidate| (10..13).contains(&candidate.token.0));
+    }
+}
+
+fn steps(case: &Case) -> Vec<Box<dyn Step>> {
+    match case.name.starts_with("stories") {
+        true => Vec::new(),
+        false => vec![Box::new(FewTokens)],
+    }
+}
+
+/// A request whose text tends to repeat itself, greedy and drawn.
+fn request(case: &Case, number: u64) -> TextRequest {
+    let mut request = case.request(number);
+    request.options.n_predict = Some(30 + number as usize * 7 % 40);
+    request.steps = steps(case);
+    if number % 4 == 1 {
+        request.options.sampler.temperature = 0.3;
+    }
+    request
+}
+
+fn with_lookup(request: TextRequest, n_max: usize) -> TextRequest {
+    TextRequest {
+        speculation: Speculation::Lookup { n_max },
+        ..request
+    }
+}
+
+/// A text with what it took, on an engine to itself.
+fn generate(
+    case: &Case,
+    engine: &mut Engine<CpuBackend>,
+    request: &TextRequest,
+) -> (Generated, Speculated, Vec<f64>) {
+    let _removed = engine.clear();
+    let options = request.options.clone();
+    let options = GenerateOptions {
+        sampler: options.sampler,
+        n_predict: options.n_predict,
+        stop: options.stop,
+        logprobs: Logprobs::Top(0),
+        speculation: request.speculation,
+        ..GenerateOptions::default()
+    };
+    let mut text = Generation::new(engine, &case.tokenizer, options).unwrap();
+    for step in steps(case) {
+        text = text.with_step(step);
+    }
+    text.feed(engine, &request.prompt, |_| {}).unwrap();
+    let mut pieces = String::new();
+    while let Some(piece) = text.next_piece(engine).unwrap() {
+        pieces.push_str(&piece);
+        // What is there between two pieces is the text but its last token.
+        let held = engine.memory().positions(SeqId(0)).unwrap().last.as_usize() + 1;
+        let n_pending = usize::from(text.pending().is_some());
+        assert_eq!(
+            held + n_pending,
+            request.prompt.len() + text.tokens().len(),
+            "{:?}",
+            text.finish_reason()
+        );
+    }
+    assert_eq!(pieces, text.text());
+    let logprobs = text.logprobs().iter().map(|place| place.chosen.logprob);
+    let generated = Generated {
+        text: pieces,
+        tokens: text.tokens().to_vec(),
+        finish: text.finish_reason().unwrap().clone(),
+    };
+    (generated, text.speculated(), logprobs.collect())
+}
+
+fn serve(case: &Case, config: &ServiceConfig, requests: Vec<TextRequest>) -> Vec<Generated> {
+    let service = Service::start(engine(case, 4, 220), &case.tokenizer, config).unwrap();
+    assert!(service.draft_limit().unwrap() >= N_SNAPSHOTS as usize);
+    let submit = |request| service.submit(request).unwrap();
+    let streams: Vec<TextStream> = requests.into_iter().map(submit).collect();
+    let (mut n_drafted, mut n_accepted) = (0, 0);
+    let texts = streams.into_iter().map(|stream| {
+        let end = stream.finish().unwrap();
+        let Speculated {
+            n_drafted: drafted,
+            n_accepted: accepted,
+            off,
+        } = end.usage.speculated;
+        assert_eq!(off, None);
+        assert!(accepted <= end.tokens.len());
+        n_drafted += drafted;
+        n_accepted += accepted;
+        Generated {
+            text: end.text,
+            tokens: end.tokens,
+            finish: end.finish,
+        }
+    });
+    let texts = texts.collect();
+    let counters = service.counters();
+    assert!(n_drafted > 0, "nothing was drafted");
+    assert_eq!(n_drafted as u64, counters.n_drafted_tokens);
+    assert_eq!(n_accepted as u64, counters.n_accepted_tokens);
+    let engine = service.stop().unwrap();
+    assert_eq!(engine.memory().n_used(), 0, "cells are in use");
+    texts
+}
+
+/// With preemptions forced every 1, 3 and 17 steps, drafts of all lengths.
+fn check(case: &Case) {
+    let n = 8;
+    let mut alone_engine = engine(case, 1, 220);
+    let requests: Vec<TextRequest> = (0..n).map(|number| request(case, number)).collect();
+    let plain: Vec<(Generated, Speculated, Vec<f64>)> = requests
+        .iter()
+        .map(|request| generate(case, &mut alone_engine, request))
+        .collect();
+    let mut n_accepted = 0;
+    for (number, plain) in plain.iter().enumerate() {
+        let n_max = [1, 4, MAX_DRAFT][number % 3];
+        let request = with_lookup(request(case, number as u64), n_max);
+        let (text, speculated, logprobs) = generate(case, &mut alone_engine, &request);
+        assert_eq!((&text, &logprobs), (&plain.0, &plain.2), "{number}");
+        assert!(speculated.n_accepted <= speculated.n_drafted);
+        n_accepted += speculated.n_accepted;
+    }
+    assert!(n_accepted > 0, "no draft was ever right");
+    for every in [0, 1, 3, 17] {
+        let config = ServiceConfig {
+            preempt_every: NonZeroU32::new(every),
+            prefix_cache: match every {
+                0 | 17 => PrefixCaching::On,
+                _ => PrefixCaching::Off,
+            },
+            headroom: 1,
+            ..ServiceConfig::default()
+        };
+        let requests = (0..n).map(|number| with_lookup(request(case, number), 8));
+        let together = serve(case, &config, requests.collect());
+        for (number, (together, plain)) in together.iter().zip(&plain).enumerate() {
+            let name = case.name;
+            assert_eq!(
+                together, &plain.0,
+                "{name}: request {number}, every {every}"
+            );
+        }
+    }
+}
+
+#[test]
+fn texts_are_the_same_with_full_attention() {
+    check(&stories("stories-llama"));
+}
+
+#[test]
+fn texts_are_the_same_with_windows() {
+    check(&stories("stories-gemma3"));
+}
+
+#[test]
+fn texts_are_the_same_with_states() {
+    check(&stories("stories-mamba"));
+}
+
+#[test]
+fn texts_are_the_same_with_a_hybrid() {
+    check(&tiny("jamba"));
+}
+
+/// A text that loops takes a fraction of the steps.
+#[test]
+fn a_text_that_repeats_itself_takes_fewer_steps() {
+    let case = stories("stories-llama");
+    let steps = |speculation| {
+        let service = Service::start(
+            engine(&case, 1, 512),
+            &case.tokenizer,
+            &ServiceConfig::default(),
+        );
+        let service = service.unwrap();
+        let request = TextRequest {
+            options: CompletionOptions {
+                sampler: SamplerConfig::greedy(),
+                n_predict: Some(200),
+                ..CompletionOptions::default()
+            },
+            speculation,
+            ..case.request(0)
+        };
+        let end = service.submit(request).unwrap().finish().unwrap();
+        (end.tokens, service.counters().n_steps)
+    };
+    let (plain, n_plain) = steps(Speculation::Off);
+    let (tokens, n_steps) = steps(Speculation::LOOKUP);
+    assert_eq!(tokens, plain);
+    assert!(n_steps < n_plain, "{n_steps} steps instead of {n_plain}");
+}
+
+#[test]
+fn the_context_is_used_to_its_last_token() {
+    let case = stories("stories-llama");
+    let full = |speculation| {
+        let mut engine = engine(&case, 1, 60);
+        let mut request = case.request(0);
+        request.options.n_predict = None;
+        request.options.sampler = SamplerConfig::greedy();
+        // Loops, and never ends.
+        request.options.sampler.min_tokens = 1000;
+        request.speculation = speculation;
+        generate(&case, &mut engine, &request).0
+    };
+    let plain = full(Speculation::Off);
+    assert_eq!(plain.finish, FinishReason::ContextFull);
+    assert_eq!(full(Speculation::LOOKUP), plain);
+}
+
+#[test]
+fn where_nothing_can_be_taken_back_a_text_says_so() {
+    let case = stories("stories-mamba");
+    let off = Some(SpeculationOff::NothingTakenBack);
+    let request = || with_lookup(case.request(0), 8);
+    let mut plain = case.engine(1, 200);
+    let (_, speculated, _) = generate(&case, &mut plain, &request());
+    assert_eq!((speculated.n_drafted, speculated.off), (0, off));
+    let service = Service::start(plain, &case.tokenizer, &ServiceConfig::default()).unwrap();
+    assert_eq!(service.draft_limit().err(), off);
+    let end = service.submit(request()).unwrap().finish().unwrap();
+    assert_eq!(end.usage.speculated.off, off);
+    let end = service.submit(case.request(0)).unwrap().finish().unwrap();
+    assert_eq!(end.usage.speculated, Speculated::default());
+
+    let case = stories("stories-llama");
+    let engine = case.engine(1, 200);
+    let options = GenerateOptions {
+        speculation: Speculation::LOOKUP,
+        long_context: LongContext::Group(GroupAttention::new(2, 32).unwrap()),
+        ..GenerateOptions::default()
+    };
+    let text = Generation::new(&engine, &case.tokenizer, options).unwrap();
+    let off = Some(SpeculationOff::SharedPositions);
+    assert_eq!(text.speculated().off, off);
+}
+
+#[test]
+fn impossible_drafts_are_refused_with_the_range() {
+    let case = stories("stories-llama");
+    let engine = case.engine(1, 200);
+    for n_max in [0, MAX_DRAFT + 1] {
+        let options = GenerateOptions {
+            speculation: Speculation::Lookup { n_max },
+            ..GenerateOptions::default()
+        };
+        let refused = Generation::new(&engine, &case.tokenizer, options).unwrap_err();
+        let is_range = matches!(
+            refused,
+            EngineError::Config(ConfigError::OutOfRange { name: "draft_max", got, max: MAX_DRAFT })
+                if got == n_max
+        );
+        assert!(is_range, "{refused:?}");
+    }
+    let service = Service::start(engine, &case.tokenizer, &ServiceConfig::default()).unwrap();
+    let refused = service.submit(with_lookup(case.request(0), 0)).err();
+    assert!(
+        matches!(refused, Some(ServiceError::Engine(_))),
+        "{refused:?}"
+    );
+}
