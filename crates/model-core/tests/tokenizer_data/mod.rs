@@ -15,9 +15,8 @@ pub(crate) fn data(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Reads a vocabulary in the format that `MANIFEST.md` of the fixtures describes, packed where its
-/// name ends in `.lzma`.
-pub(crate) fn spec(path: &Path) -> TokenizerSpec {
+/// The text of a file, which is packed where its name ends in `.lzma`.
+fn read(path: &Path) -> String {
     let mut file = File::open(path).unwrap();
     let mut text = String::new();
     match path.extension().is_some_and(|ending| ending == "lzma") {
@@ -27,6 +26,12 @@ pub(crate) fn spec(path: &Path) -> TokenizerSpec {
         false => file.read_to_string(&mut text),
     }
     .unwrap();
+    text
+}
+
+/// Reads a vocabulary in the format that `MANIFEST.md` of the fixtures describes.
+pub(crate) fn spec(path: &Path) -> TokenizerSpec {
+    let text = read(path);
     let mut spec = TokenizerSpec::new(TokenizerModel::Bpe, Vec::new());
     let id = |value: &str| Some(TokenId(value.parse().unwrap()));
     let flag = |value: &str| Some(value.parse().unwrap());
@@ -86,8 +91,8 @@ pub(crate) struct Golden {
 
 /// Reads golden ids, one JSON object a line.
 pub(crate) fn golden(path: &Path) -> Vec<Golden> {
-    let text = std::fs::read_to_string(path).unwrap();
-    text.lines()
+    read(path)
+        .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect()
 }
