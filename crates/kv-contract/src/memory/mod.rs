@@ -25,7 +25,8 @@ use std::fmt::Debug;
 use kv_core::batch::validate;
 use kv_core::cells::Cell;
 use kv_core::memory::{
-    Composite, Memory, MemoryInputs, Recurrent, Seqs, Unified, UnifiedConfig, invariants,
+    Composite, Memory, MemoryInputs, Occupancy, OwnedRun, Recurrent, Seqs, Unified, UnifiedConfig,
+    invariants,
 };
 use kv_core::{CellIdx, Pos, PosRange, SeqId};
 pub use proptest;
@@ -103,6 +104,19 @@ impl PartView {
             .iter()
             .filter(|(_, cell)| cell.seqs.contains(seq));
         own.map(|(&at, cell)| (at, cell.pos)).collect()
+    }
+
+    /// What a memory shows of this part is what is in its cells.
+    pub(crate) fn check_shown(&self, shown: &Occupancy) {
+        let part = self.config.part;
+        let shown = shown.parts.iter().find(|p| p.part == part).unwrap();
+        assert_eq!(shown.n_cells, self.n_cells());
+        let cell = |run: &OwnedRun, i| (run.first.offset(i), Pos(run.pos.0 + i), run.seqs.clone());
+        let runs = shown.runs.iter();
+        let cells = runs.flat_map(|run| (0..run.n_cells).map(move |i| cell(run, i)));
+        let held = self.cells.iter();
+        let held = held.map(|(&at, held)| (at, held.pos, held.seqs.clone()));
+        assert!(cells.eq(held), "part {part} shows other cells than it has");
     }
 
     pub(crate) fn positions(&self, seq: SeqId) -> Option<PosRange> {

@@ -469,7 +469,13 @@ impl<M: MemoryUnderTest> World<M> {
 /// Each part is sound, and every sequence ends at the same position in all.
 pub(crate) fn check_parts<M: MemoryUnderTest>(memory: &M) {
     memory.check_bookkeeping().unwrap();
+    let shown = memory.occupancy();
+    if let (Some(shown), Some(states)) = (&shown, memory.recurrent()) {
+        let n_shown = shown.states.as_ref().map_or(0, |states| states.rows.len());
+        assert_eq!(n_shown, states.n_used() as usize);
+    }
     for part in memory.parts() {
+        shown.iter().for_each(|shown| part.check_shown(shown));
         for seq in (0..N_SEQS).map(SeqId) {
             let last = |has: Option<PosRange>| has.map(|has| has.last);
             assert_eq!(last(part.positions(seq)), last(memory.positions(seq)));

@@ -13,6 +13,7 @@ use std::ops::Range;
 
 use crate::grid::GridPos;
 use crate::ids::{CellIdx, Pos, SeqId};
+use crate::memory::OwnedRun;
 use crate::seq_set::SeqSet;
 use crate::visibility::CellRun;
 use crate::window::PosRange;
@@ -194,6 +195,32 @@ impl KvCells {
     /// The smallest id of the sequences of a cell, or `None` where it is free.
     pub fn first_seq_of(&self, cell: CellIdx) -> Option<SeqId> {
         self.sets.first(self.set_ids[self.used(cell)?])
+    }
+
+    /// The used cells, ascending: neighbours with the same sequences and consecutive positions in
+    /// one.
+    pub fn owned_runs(&self) -> Vec<OwnedRun> {
+        let mut runs: Vec<OwnedRun> = Vec::new();
+        let mut last: Option<(SetId, Pos)> = None;
+        for (i, (&id, &pos)) in (0..).zip(self.set_ids.iter().zip(&self.pos)) {
+            if id == SetId::EMPTY {
+                last = None;
+                continue;
+            }
+            let goes_on =
+                last.is_some_and(|(set, at)| set == id && Some(pos.0) == at.0.checked_add(1));
+            match runs.last_mut() {
+                Some(run) if goes_on => run.n_cells += 1,
+                _ => runs.push(OwnedRun {
+                    first: self.first_cell.offset(i),
+                    n_cells: 1,
+                    pos,
+                    seqs: self.sets.get(id),
+                }),
+            }
+            last = Some((id, pos));
+        }
+        runs
     }
 
     /// The cells of a sequence; `None` where it cannot have any here.

@@ -10,6 +10,7 @@
 
 use super::config::{MemoryConfig, MemoryConfigError, RowCounts};
 use super::edit::{Edit, Edited, Seqs};
+use super::occupancy::{self, Occupancy};
 use super::plan::{Plan, PlannedUBatch, RowsWritten};
 use super::recurrent::{Recurrent, RecurrentUndo};
 use super::refusal::Refusal;
@@ -401,6 +402,14 @@ impl Memory for Composite {
     fn n_holes(&self) -> u32 {
         let all = self.parts.iter().chain(&self.source);
         all.map(Memory::n_holes).sum()
+    }
+
+    fn occupancy(&self) -> Option<Occupancy> {
+        let parts = self.parts.iter().chain(&self.source);
+        let parts = parts.map(occupancy::of_part);
+        let states = self.states.iter().map(occupancy::of_states);
+        let all = parts.chain(states);
+        Some(all.fold(Occupancy::default(), Occupancy::and))
     }
 
     fn snapshot(&self, seqs: Seqs) -> Result<Snapshot, Refusal> {

@@ -66,6 +66,7 @@ mod encoder;
 mod hybrid;
 pub mod invariants;
 mod iswa;
+mod occupancy;
 mod place;
 mod plan;
 mod pos_set;
@@ -85,6 +86,7 @@ pub use config::{MemoryConfig, MemoryConfigError, RowCounts};
 pub use edit::{Edit, Edited, Removed, Seqs};
 pub use encoder::batch_visibility;
 pub use iswa::SwaSize;
+pub use occupancy::{Occupancy, OwnedRun, PartOccupancy, StateOccupancy};
 pub use plan::{Plan, PlannedUBatch, RowsWritten, Steps};
 pub use recurrent::{KeptState, Recurrent, RecurrentConfig, RecurrentUndo};
 pub use refusal::{NeededFor, NoRoom, NoStateRoom, Reason, Refusal, WindowForgotten};
@@ -200,6 +202,12 @@ pub trait Memory {
     /// Number of tokens that passes of [`Edit::Compact`] have still to move.
     fn n_holes(&self) -> u32 {
         0
+    }
+
+    /// Which cells belong to which sequences, to be shown; `None` where this memory does not show
+    /// it. Takes time proportional to the used cells.
+    fn occupancy(&self) -> Option<Occupancy> {
+        None
     }
 
     /// What is held of sequences, to be saved; rows are named, not read.

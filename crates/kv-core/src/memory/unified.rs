@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::composite::Composite;
 use super::config::{MemoryConfigError, RowCounts};
 use super::edit::{Edit, Edited, Removed, Seqs};
+use super::occupancy::{self, Occupancy};
 use super::place;
 use super::plan::{Plan, PlannedUBatch, RowsWritten};
 use super::refusal::Refusal;
@@ -388,6 +389,10 @@ impl Memory for Unified {
 
     fn n_holes(&self) -> u32 {
         self.streams.iter().map(compact::n_misplaced).sum()
+    }
+
+    fn occupancy(&self) -> Option<Occupancy> {
+        Some(occupancy::of_part(self))
     }
 
     fn snapshot(&self, seqs: Seqs) -> Result<Snapshot, Refusal> {

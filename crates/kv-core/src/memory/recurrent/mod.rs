@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use super::composite::Composite;
 use super::config::{MemoryConfigError, RowCounts};
 use super::edit::{Edit, Edited, Removed, Seqs};
+use super::occupancy::{self, Occupancy};
 use super::plan::{Plan, PlannedUBatch, RowsWritten};
 use super::refusal::Refusal;
 use super::restore::Restored;
@@ -457,6 +458,10 @@ impl Memory for Recurrent {
             Edit::Clear => self.left(Seqs::All, PosRange::ALL)?,
         };
         Ok(self.replace(left).into())
+    }
+
+    fn occupancy(&self) -> Option<Occupancy> {
+        Some(occupancy::of_states(self))
     }
 
     fn snapshot(&self, seqs: Seqs) -> Result<Snapshot, Refusal> {
