@@ -7,7 +7,8 @@ use kv_core::memory::{Composite, Edit, Memory, Seqs};
 use kv_core::{Pos, PosRange, SeqId};
 
 use crate::event::Outcome;
-use crate::prefix::{Missed, PrefixUse, Reuse, copy};
+use crate::note::Note;
+use crate::prefix::{Line, Missed, PrefixUse, Reuse, copy};
 use crate::queue::Rank;
 use crate::request::{Micros, RequestId};
 use crate::room::Demand;
@@ -73,8 +74,14 @@ impl Scheduler {
             missed,
         } = place;
         match edit {
-            Some(Edit::Copy { from, .. }) => self.cache.hit(now, from),
-            Some(_) => drop(self.cache.take(seq)),
+            Some(Edit::Copy { from, .. }) => {
+                self.cache.hit(now, from);
+                self.note_shared(id, seq, from, n_done);
+            }
+            Some(_) => {
+                self.cache.take(seq);
+                self.note_shared(id, seq, seq, n_done);
+            }
             None => {}
         }
         self.free.retain(|&free| free != seq);
@@ -98,6 +105,15 @@ impl Scheduler {
         outcomes.push(running.admitted(id));
         self.insert_running(running);
         Admission::Admitted
+    }
+
+    pub(crate) fn note_shared(&mut self, request: RequestId, seq: SeqId, from: SeqId, n: usize) {
+        self.notes.push(Note::Shared {
+            request,
+            seq,
+            from,
+            n_tokens: n,
+        });
     }
 
     /// In the order of precedence.
@@ -209,7 +225,7 @@ impl Scheduler {
         if is_useless || edit.is_none_or(|edit| memory.check(&edit).is_err()) {
             let can_evict = !is_useless && edit.is_none() && !self.cache.lines().is_empty();
             match can_evict {
-                true => self.dropped.extend(self.cache.evict(now)),
+                true => self.evict(now),
                 false => self.running[at].wants_checkpoint = false,
             }
             return true;
@@ -217,7 +233,9 @@ impl Scheduler {
         self.running[at].wants_checkpoint = false;
         if let Some(to) = self.free.pop() {
             self.edits.extend(edit);
-            self.cache.insert(now, to, salt, tokens);
+            let line = Line::new(now, &self.running[at], to, salt);
+            self.notes.push(line.cached());
+            self.cache.insert(line);
         }
         true
     }

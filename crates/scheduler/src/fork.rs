@@ -179,6 +179,7 @@ impl Scheduler {
                 self.free.pop();
                 self.edits.push(edit);
                 let n_tokens = n_prompt;
+                self.note_shared(request.id, seq, from, n_tokens);
                 let running = Running {
                     request,
                     seq,

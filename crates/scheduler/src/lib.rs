@@ -89,6 +89,7 @@ mod draft;
 mod event;
 mod fork;
 mod next;
+mod note;
 mod prefix;
 mod queue;
 mod request;
@@ -102,11 +103,12 @@ pub use event::{
     End, Event, Feed, Outcome, Progress, RowReport, RowUse, Step, StepFailure, StepPlan, StepRow,
     Work,
 };
+pub use note::{DropReason, Note};
 pub use prefix::{Missed, PrefixUse, Reuse, Salt};
 pub use request::{
     MAX_PROMPT_ROWS, Micros, Priority, PromptLimits, PromptRows, Request, RequestError, RequestId,
 };
-pub use scheduler::{CachedPrefix, Counters, RunningRequest, Scheduler};
+pub use scheduler::{CachedPrefix, Counters, RunningRequest, Scheduler, WaitingRequest};
 pub use speculate::{
     DraftLength, Drafter, MAX_DRAFT, NgramLookup, Repetition, Speculated, Speculation,
     SpeculationOff,

@@ -10,6 +10,7 @@ use kv_core::{PosRange, SeqId};
 use crate::admit::Admission;
 use crate::compose::{Composed, MIN_CHUNK, StepLimits, compose, step};
 use crate::event::{End, Feed, Outcome, Step, StepPlan, Work};
+use crate::note::DropReason;
 use crate::request::{Micros, RequestId};
 use crate::scheduler::{Keep, Scheduler};
 use crate::state::{Fed, Running};
@@ -86,6 +87,9 @@ impl Scheduler {
     }
 
     pub(crate) fn evict(&mut self, now: Micros) {
+        let note = self.cache.least_worth();
+        let note = note.map(|line| line.dropped(now, DropReason::Evicted));
+        note.into_iter().for_each(|note| self.notes.push(note));
         let evicted = self.cache.evict(now);
         self.counters.n_evicted += u64::from(evicted.is_some());
         self.dropped.extend(evicted);
@@ -109,7 +113,8 @@ impl Scheduler {
     /// but whose row was lost, is computed again, and one of whose drafted tokens some are left.
     fn count_done(&mut self, now: Micros, memory: &Composite, outcomes: &mut Vec<Outcome>) {
         let mut lost = Vec::new();
-        self.dropped.extend(self.cache.take_broken(memory));
+        let broken = self.cache.take_broken(memory);
+        self.drop_lines(now, broken, DropReason::Broken);
         for running in &mut self.running {
             let held = memory.positions(running.seq);
             running.n_done = held.map_or(0, |held| held.last.as_usize() + 1);

@@ -11,7 +11,9 @@ use std::collections::VecDeque;
 use kv_core::memory::{Composite, Edit, Memory, Refusal};
 use kv_core::{Pos, PosRange, SeqId, TokenId};
 
-use crate::request::Micros;
+use crate::note::{DropReason, Note};
+use crate::request::{Micros, RequestId};
+use crate::state::Running;
 
 /// Shorter beginnings are computed again.
 pub(crate) const MIN_REUSED: usize = 8;
@@ -101,8 +103,44 @@ pub(crate) struct Line {
     pub(crate) seq: SeqId,
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) salt: Salt,
-    last_used: Micros,
-    n_hits: u32,
+    /// Whose tokens they were.
+    pub(crate) request: RequestId,
+    pub(crate) last_used: Micros,
+    pub(crate) n_hits: u32,
+}
+
+impl Line {
+    /// The tokens of a request, kept from now on.
+    pub(crate) fn new(now: Micros, running: &Running, seq: SeqId, salt: Salt) -> Self {
+        Self {
+            seq,
+            tokens: running.request.tokens[..running.n_done].to_vec(),
+            salt,
+            request: running.request.id,
+            last_used: now,
+            n_hits: 0,
+        }
+    }
+
+    /// The note that it is kept.
+    pub(crate) fn cached(&self) -> Note {
+        Note::Cached {
+            seq: self.seq,
+            request: self.request,
+            n_tokens: self.tokens.len(),
+        }
+    }
+
+    /// The note that it was dropped.
+    pub(crate) fn dropped(&self, now: Micros, why: DropReason) -> Note {
+        Note::Dropped {
+            seq: self.seq,
+            n_tokens: self.tokens.len(),
+            n_hits: self.n_hits,
+            idle: Micros(now.0.saturating_sub(self.last_used.0)),
+            why,
+        }
+    }
 }
 
 /// A prefix that was dropped.
@@ -135,21 +173,15 @@ impl PrefixCache {
 
     /// Keeps the tokens of a sequence. They inherit the hits of a line that is at least half of them:
     /// the next turn of a conversation is worth as much as the one before.
-    pub(crate) fn insert(&mut self, now: Micros, seq: SeqId, salt: Salt, tokens: Vec<TokenId>) {
-        let is_continued = |line: &&Line| {
-            line.salt == salt
-                && 2 * line.tokens.len() >= tokens.len()
-                && tokens.starts_with(&line.tokens)
+    pub(crate) fn insert(&mut self, line: Line) {
+        let is_continued = |before: &&Line| {
+            before.salt == line.salt
+                && 2 * before.tokens.len() >= line.tokens.len()
+                && line.tokens.starts_with(&before.tokens)
         };
         let continued = self.lines.iter().filter(is_continued);
-        let n_hits = continued.map(|line| line.n_hits).max().unwrap_or(0);
-        self.lines.push(Line {
-            seq,
-            tokens,
-            salt,
-            last_used: now,
-            n_hits,
-        });
+        let n_hits = continued.map(|before| before.n_hits).max().unwrap_or(0);
+        self.lines.push(Line { n_hits, ..line });
     }
 
     /// The line that lets a request with these tokens begin latest, and why not later.
@@ -222,11 +254,16 @@ impl PrefixCache {
         }
     }
 
-    /// Evicts a line: the oldest of those without a hit, so that a scan over many documents does not
-    /// evict what conversations use. Returns its sequence.
-    pub(crate) fn evict(&mut self, now: Micros) -> Option<SeqId> {
+    /// The line that is evicted next: the oldest of those without a hit, so that a scan over many
+    /// documents does not evict what conversations use.
+    pub(crate) fn least_worth(&self) -> Option<&Line> {
         let worth = |line: &&Line| (line.n_hits > 0, line.last_used, line.seq);
-        let seq = self.lines.iter().min_by_key(worth)?.seq;
+        self.lines.iter().min_by_key(worth)
+    }
+
+    /// Evicts the line that is worth least, and returns its sequence.
+    pub(crate) fn evict(&mut self, now: Micros) -> Option<SeqId> {
+        let seq = self.least_worth()?.seq;
         let line = self.take(seq)?;
         self.dropped.truncate(N_REMEMBERED - 1);
         self.dropped.push_front(Dropped {
@@ -244,30 +281,25 @@ impl PrefixCache {
     }
 
     /// Takes the lines out whose tokens the memory does not hold any more.
-    pub(crate) fn take_broken(&mut self, memory: &Composite) -> Vec<SeqId> {
+    pub(crate) fn take_broken(&mut self, memory: &Composite) -> Vec<Line> {
         let n_held = |seq| {
             memory
                 .positions(seq)
                 .map_or(0, |held| held.last.as_usize() + 1)
         };
-        let broken = self
-            .lines
-            .iter()
-            .filter(|l| n_held(l.seq) != l.tokens.len());
-        let broken: Vec<SeqId> = broken.map(|line| line.seq).collect();
-        self.lines.retain(|line| !broken.contains(&line.seq));
-        broken
+        let is_broken = |line: &mut Line| n_held(line.seq) != line.tokens.len();
+        self.lines.extract_if(.., is_broken).collect()
     }
 
     /// Takes all lines out.
-    pub(crate) fn clear(&mut self) -> Vec<SeqId> {
+    pub(crate) fn clear(&mut self) -> Vec<Line> {
         self.dropped.clear();
-        self.lines.drain(..).map(|line| line.seq).collect()
+        std::mem::take(&mut self.lines)
     }
 
     /// Takes the lines out that the one of this sequence begins with: where a sequence can be cut
     /// anywhere, the longer line serves as well.
-    pub(crate) fn take_covered(&mut self, by: SeqId) -> Vec<SeqId> {
+    pub(crate) fn take_covered(&mut self, by: SeqId) -> Vec<Line> {
         let Some(longer) = self.lines.iter().find(|line| line.seq == by).cloned() else {
             return Vec::new();
         };
@@ -275,7 +307,7 @@ impl PrefixCache {
             line.seq != by && line.salt == longer.salt && longer.tokens.starts_with(&line.tokens)
         };
         let covered = self.lines.extract_if(.., |line| is_covered(line));
-        covered.map(|line| line.seq).collect()
+        covered.collect()
     }
 
     /// Whether a line of this salt begins with these tokens.

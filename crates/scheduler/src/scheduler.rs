@@ -12,9 +12,10 @@ use crate::config::{SchedulerConfig, Waiting};
 use crate::draft::{draft_limit, take_tokens};
 use crate::event::{End, Event, Outcome, RowReport, StepFailure};
 use crate::fork::Fork;
-use crate::prefix::{MIN_REUSED, PrefixCache, PrefixUse, Salt};
+use crate::note::{DropReason, Notes};
+use crate::prefix::{Line, MIN_REUSED, PrefixCache, PrefixUse, Salt};
 use crate::queue::Queue;
-use crate::request::{Micros, PromptLimits, Request, RequestError, RequestId};
+use crate::request::{Micros, Priority, PromptLimits, Request, RequestError, RequestId};
 use crate::room::Room;
 use crate::speculate::SpeculationOff;
 use crate::state::{Fed, RequestState, Running};
@@ -48,6 +49,7 @@ pub struct Scheduler {
     pub(crate) forced_at: u64,
     n_arrived: u64,
     pub(crate) counters: Counters,
+    pub(crate) notes: Notes,
 }
 
 /// What a scheduler has done so far.
@@ -107,6 +109,7 @@ impl Scheduler {
             forced_at: 0,
             n_arrived: 0,
             counters: Counters::default(),
+            notes: Notes::default(),
         })
     }
 
@@ -145,8 +148,20 @@ impl Scheduler {
             seq: r.seq,
             tokens: &r.request.tokens,
             n_done: r.n_done,
+            n_prompt: r.request.n_prompt,
             prefix: r.request.prefix,
             group: r.request.group.unwrap_or(r.request.id),
+        })
+    }
+
+    /// The requests that wait, those that were preempted, too.
+    pub fn waiting(&self) -> impl Iterator<Item = WaitingRequest<'_>> {
+        self.queue.iter().map(|request| WaitingRequest {
+            id: request.id,
+            priority: request.priority,
+            tokens: &request.tokens,
+            since: request.waits_since,
+            was_admitted: request.was_admitted,
         })
     }
 
@@ -155,7 +170,10 @@ impl Scheduler {
         self.cache.lines().iter().map(|line| CachedPrefix {
             seq: line.seq,
             salt: line.salt,
+            request: line.request,
             tokens: &line.tokens,
+            n_hits: line.n_hits,
+            last_used: line.last_used,
         })
     }
 
@@ -183,7 +201,7 @@ impl Scheduler {
                 refused.collect()
             }
             Event::ClearPrefixes => {
-                self.dropped.extend(self.cache.clear());
+                self.clear_prefixes(now);
                 Vec::new()
             }
             Event::Draft { request, tokens } => {
@@ -202,7 +220,7 @@ impl Scheduler {
                 self.end(id, End::Cancelled, keep)
             }
             Event::StepDone(rows) => self.step_done(now, &rows),
-            Event::StepFailed(failure) => self.step_failed(failure),
+            Event::StepFailed(failure) => self.step_failed(now, failure),
         }
     }
 
@@ -272,14 +290,35 @@ impl Scheduler {
                     && tokens.len() >= MIN_REUSED
                     && !self.is_cached(tokens, salt) =>
             {
-                self.cache.insert(now, taken.seq, salt, tokens.to_vec());
+                let line = Line::new(now, &taken, taken.seq, salt);
+                self.notes.push(line.cached());
+                self.cache.insert(line);
                 if !self.room.is_cut_only_at_ends() {
-                    self.dropped.extend(self.cache.take_covered(taken.seq));
+                    let covered = self.cache.take_covered(taken.seq);
+                    self.drop_lines(now, covered, DropReason::Covered);
                 }
             }
             _ => self.dropped.push(taken.seq),
         }
         Some(taken)
+    }
+
+    fn clear_prefixes(&mut self, now: Micros) {
+        let lines = self.cache.clear();
+        self.drop_lines(now, lines, DropReason::Cleared);
+    }
+
+    /// The sequences of cached prefixes that were taken out are to be removed.
+    pub(crate) fn drop_lines(
+        &mut self,
+        now: Micros,
+        lines: impl IntoIterator<Item = Line>,
+        why: DropReason,
+    ) {
+        for line in lines {
+            self.dropped.push(line.seq);
+            self.notes.push(line.dropped(now, why));
+        }
     }
 
     /// Whether a cached prefix serves for all prompts that begin with these tokens.
@@ -324,7 +363,7 @@ impl Scheduler {
         outcomes
     }
 
-    fn step_failed(&mut self, failure: StepFailure) -> Vec<Outcome> {
+    fn step_failed(&mut self, now: Micros, failure: StepFailure) -> Vec<Outcome> {
         let in_flight = std::mem::take(&mut self.in_flight);
         self.recount = true;
         if failure == StepFailure::DeviceLost {
@@ -334,7 +373,7 @@ impl Scheduler {
             let forks = self.forks.drain(..).map(|fork| fork.request.id);
             let all: Vec<RequestId> = running.chain(waiting).chain(forks).collect();
             self.dropped.extend(self.running.drain(..).map(|r| r.seq));
-            self.dropped.extend(self.cache.clear());
+            self.clear_prefixes(now);
             let end = End::Failed;
             let ended = all
                 .into_iter()
@@ -371,8 +410,29 @@ pub struct CachedPrefix<'a> {
     pub seq: SeqId,
     /// Who may share it.
     pub salt: Salt,
+    /// The request whose tokens they were.
+    pub request: RequestId,
     /// Its tokens.
     pub tokens: &'a [TokenId],
+    /// Requests that it was used for.
+    pub n_hits: u32,
+    /// When it was used last, or else kept.
+    pub last_used: Micros,
+}
+
+/// A request that waits, to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitingRequest<'a> {
+    /// The request.
+    pub id: RequestId,
+    /// Which requests go before it.
+    pub priority: Priority,
+    /// Its prompt and the tokens chosen since.
+    pub tokens: &'a [TokenId],
+    /// Since when it waits.
+    pub since: Micros,
+    /// Whether it ran before, and was preempted.
+    pub was_admitted: bool,
 }
 
 /// A request that has a sequence, to look at.
@@ -386,6 +446,8 @@ pub struct RunningRequest<'a> {
     pub tokens: &'a [TokenId],
     /// How many of them the memory holds.
     pub n_done: usize,
+    /// How many of them are the prompt.
+    pub n_prompt: usize,
     /// With whom it shares cached prefixes.
     pub prefix: PrefixUse,
     /// The same for texts that share the cells of their prompt.

@@ -1,0 +1,103 @@
+//! [`Note`]: what a scheduler did with cached prefixes, for whoever watches.
+//!
+//! Invariant: notes decide nothing; a scheduler that takes none plans the same. Knows no tokens: only
+//! how many there are.
+
+use std::collections::VecDeque;
+
+use kv_core::SeqId;
+
+use crate::request::{Micros, RequestId};
+use crate::scheduler::Scheduler;
+
+/// The most notes that wait to be taken; older ones are lost.
+const MAX_NOTES: usize = 1024;
+
+/// What happened to cached tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Note {
+    /// A request begins with tokens that are there already. With other sequences it shares their
+    /// cells.
+    Shared {
+        /// The request.
+        request: RequestId,
+        /// Its sequence.
+        seq: SeqId,
+        /// The sequence that has the tokens: a cached prefix, or another text of the same prompt. The
+        /// request's own where it took a cached prefix over.
+        from: SeqId,
+        /// How many there are.
+        n_tokens: usize,
+    },
+    /// Tokens of a request stay for others.
+    Cached {
+        /// The sequence that holds them from now on.
+        seq: SeqId,
+        /// Whose tokens they were.
+        request: RequestId,
+        /// How many there are.
+        n_tokens: usize,
+    },
+    /// A cached prefix was dropped.
+    Dropped {
+        /// Its sequence.
+        seq: SeqId,
+        /// Tokens that it had.
+        n_tokens: usize,
+        /// Requests that it was used for.
+        n_hits: u32,
+        /// For how long it was not used.
+        idle: Micros,
+        /// Why.
+        why: DropReason,
+    },
+}
+
+/// Why a cached prefix was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DropReason {
+    /// Its cells, or its sequence, were needed for requests.
+    Evicted,
+    /// A longer one serves for it.
+    Covered,
+    /// It was asked for, or the device is lost.
+    Cleared,
+    /// The memory does not hold it any more: a step failed.
+    Broken,
+}
+
+/// What waits to be taken.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Notes {
+    #[default]
+    Off,
+    On(VecDeque<Note>),
+}
+
+impl Notes {
+    pub(crate) fn push(&mut self, note: Note) {
+        if let Self::On(notes) = self {
+            if notes.len() == MAX_NOTES {
+                notes.pop_front();
+            }
+            notes.push_back(note);
+        }
+    }
+}
+
+impl Scheduler {
+    /// The same scheduler, which takes notes from now on.
+    #[must_use]
+    pub fn with_notes(mut self) -> Self {
+        self.notes = Notes::On(VecDeque::new());
+        self
+    }
+
+    /// The notes since the call before, in their order.
+    pub fn take_notes(&mut self) -> Vec<Note> {
+        match &mut self.notes {
+            Notes::Off => Vec::new(),
+            Notes::On(notes) => notes.drain(..).collect(),
+        }
+    }
+}
