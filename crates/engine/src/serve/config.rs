@@ -34,6 +34,18 @@ pub struct ServiceConfig {
     pub prefix_cache: PrefixCaching,
     /// Preempts a running request after every so many steps, to test that texts stay the same.
     pub preempt_every: Option<NonZeroU32>,
+    /// Whether frames for watchers have tokens of requests and cached prefixes.
+    pub excerpts: ExcerptLen,
+}
+
+/// How many tokens of requests and cached prefixes are in a [`Frame`](super::Frame).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExcerptLen {
+    /// None: a frame shows nothing of what users write.
+    #[default]
+    None,
+    /// So many from the beginning, and as many from the end.
+    Tokens(NonZeroU32),
 }
 
 impl Default for ServiceConfig {
@@ -47,6 +59,7 @@ impl Default for ServiceConfig {
             headroom: 16,
             prefix_cache: PrefixCaching::On,
             preempt_every: None,
+            excerpts: ExcerptLen::None,
         }
     }
 }

@@ -35,19 +35,27 @@
 //! }
 //! ```
 //!
+//! [`Service::watch`] looks at it while it runs: which cells of the memory belong to which requests
+//! ([`Frame`]), and what happens to them ([`ServiceEvent`]).
+//!
 //! Knows no network and no chat.
 
 mod choices;
 mod config;
+mod frame;
+mod record;
 mod service;
 mod stream;
+mod watch;
 mod worker;
 
 pub use choices::{Choices, MAX_CHOICES};
-pub use config::ServiceConfig;
+pub use config::{ExcerptLen, ServiceConfig};
+pub use frame::{CachedText, EventKind, Excerpt, Frame, RunningText, ServiceEvent, WaitingText};
 pub use scheduler::{
-    Counters, Missed, PrefixCaching, PrefixUse, Priority, PromptLimits, RequestError, Reuse, Salt,
-    Speculated, Speculation, SpeculationOff,
+    Counters, DropReason, End, Missed, Note, PrefixCaching, PrefixUse, Priority, PromptLimits,
+    RequestError, RequestId, Reuse, Salt, Speculated, Speculation, SpeculationOff,
 };
-pub use service::{Service, ServiceError, ServiceStatus, TextRequest};
+pub use service::{MemoryLayout, Service, ServiceError, ServiceStatus, TextRequest};
 pub use stream::{FinishedText, TextStream, Usage};
+pub use watch::{FRAME_TIME, MAX_EVENTS, Update, Watcher};

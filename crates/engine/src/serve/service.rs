@@ -12,6 +12,8 @@ use std::time::Instant;
 
 use kv_core::TokenId;
 use kv_core::backend::Backend;
+use kv_core::memory::{Memory, UnifiedConfig};
+use kv_core::memory_plan::MemoryPlan;
 use model_core::tokenizer::Tokenizer;
 use scheduler::{
     Counters, Drafter, PrefixUse, Priority, PromptLimits, PromptRows, RequestError, RequestId,
@@ -19,7 +21,9 @@ use scheduler::{
 };
 
 use super::config::ServiceConfig;
+use super::record::Recorder;
 use super::stream::{StepGuests, TextSender, TextStream};
+use super::watch::{WatchHub, Watcher};
 use super::worker::{Command, Submitted, SubmittedText, Worker};
 use crate::completion::{Completion, CompletionOptions};
 use crate::decode::Engine;
@@ -86,6 +90,19 @@ pub struct Service<B: Backend> {
     next_id: AtomicU64,
     step: Arc<StepGuests>,
     status: Arc<Mutex<ServiceStatus>>,
+    hub: Arc<WatchHub>,
+    layout: MemoryLayout,
+}
+
+/// What the memory of a service consists of.
+#[derive(Clone, Debug)]
+pub struct MemoryLayout {
+    /// Its parts, without that of sources.
+    pub parts: Vec<UnifiedConfig>,
+    /// Rows of each layer and kind, in bytes.
+    pub plan: MemoryPlan,
+    /// Requests and cached prefixes that can be in it.
+    pub n_seqs: u32,
 }
 
 /// The state of a service after its last step.
@@ -160,13 +177,16 @@ impl<B: Backend> Service<B> {
         }
         let _removed = engine.clear();
         let queue_limits = config.scheduler(engine.settings());
-        let scheduler = Scheduler::new(queue_limits, engine.memory())?;
+        let scheduler = Scheduler::new(queue_limits, engine.memory())?.with_notes();
+        let layout = MemoryLayout::of(&engine);
         let limits = scheduler.prompt_limits();
         let draft_limit = scheduler.draft_limit();
         // Every request in the channel has a place in the queue, and one command more stops it.
         let (commands, received) = sync_channel(config.max_queued.saturating_add(1));
         let (step, status) = (Arc::default(), Arc::default());
-        let worker = Worker::new(engine, scheduler, received)
+        let hub = Arc::<WatchHub>::default();
+        let recorder = Recorder::new(Arc::clone(&hub), config.excerpts);
+        let worker = Worker::new(engine, scheduler, received, recorder)
             .with_shared(Arc::clone(&step), Arc::clone(&status));
         let thread = std::thread::Builder::new().name("cellar-service".to_owned());
         let thread = thread.spawn(move || worker.run());
@@ -186,6 +206,8 @@ impl<B: Backend> Service<B> {
             next_id: AtomicU64::new(0),
             step,
             status,
+            hub,
+            layout,
         })
     }
 
@@ -311,6 +333,22 @@ impl<B: Backend> Service<B> {
         *self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Looks at the memory and the requests from now on. Any number of watchers may.
+    pub fn watch(&self) -> Watcher {
+        self.hub.watch(self.hub.n_events())
+    }
+
+    /// As [`Service::watch`], from an event on: [`Update::next_event`](super::Update::next_event) of
+    /// a watcher before.
+    pub fn watch_from(&self, event: u64) -> Watcher {
+        self.hub.watch(event)
+    }
+
+    /// What the memory consists of.
+    pub fn memory_layout(&self) -> &MemoryLayout {
+        &self.layout
+    }
+
     /// Ends all requests, and returns the engine with an empty memory.
     ///
     /// # Errors
@@ -325,6 +363,17 @@ impl<B: Backend> Service<B> {
         // error means that the thread is gone.
         let _gone = self.commands.send(Command::Stop);
         self.thread.take()?.join().ok() // a panic was printed by its thread
+    }
+}
+
+impl MemoryLayout {
+    fn of(engine: &Engine<impl Backend>) -> Self {
+        let memory = engine.memory();
+        Self {
+            parts: memory.parts().iter().map(|part| *part.config()).collect(),
+            plan: engine.settings().memory_plan(),
+            n_seqs: memory.n_seqs(),
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 //! Decides nothing about order or memory: that is the scheduler's.
 
 use std::collections::BTreeMap;
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -18,6 +18,8 @@ use scheduler::{
 };
 
 use super::config::micros;
+use super::frame::EventKind;
+use super::record::{Admission, Recorder, event_of};
 use super::service::{QueuePlace, ServiceError, ServiceStatus};
 use super::stream::{StepGuests, TextSender, Usage};
 use crate::completion::{Completion, FinishReason, OutputRow};
@@ -75,6 +77,8 @@ struct Live {
     error: Option<Arc<EngineError>>,
     /// Why a row of its prompt cannot be used: no text begins after it.
     prompt_error: Option<Arc<EngineError>>,
+    /// Watchers know that it has a first token.
+    is_announced: bool,
 }
 
 /// The state of a service's thread.
@@ -86,6 +90,7 @@ pub(crate) struct Worker<B: Backend> {
     live: BTreeMap<RequestId, Live>,
     step: Arc<StepGuests>,
     status: Arc<Mutex<ServiceStatus>>,
+    recorder: Recorder,
     started: Instant,
     is_stopping: bool,
 }
@@ -95,6 +100,7 @@ impl<B: Backend> Worker<B> {
         engine: Engine<B>,
         scheduler: Scheduler,
         commands: Receiver<Command>,
+        recorder: Recorder,
     ) -> Self {
         Self {
             engine,
@@ -103,6 +109,7 @@ impl<B: Backend> Worker<B> {
             live: BTreeMap::new(),
             step: Arc::default(),
             status: Arc::default(),
+            recorder,
             started: Instant::now(),
             is_stopping: false,
         }
@@ -134,11 +141,18 @@ impl<B: Backend> Worker<B> {
             self.draft();
             let plan = self.scheduler.next(self.now(), self.engine.memory());
             self.take_outcomes(plan.outcomes);
+            self.record_notes();
             is_idle = matches!(plan.work, Work::Idle);
             match plan.work {
                 Work::Idle => {}
                 Work::Edit(edits) => self.edit(edits),
-                Work::Decode(step) => self.decode(&step),
+                Work::Decode(step) => {
+                    // All edits are done: each cell in use is of a request or a cached prefix.
+                    if self.recorder.is_due() {
+                        self.publish_frame();
+                    }
+                    self.decode(&step);
+                }
             }
             self.publish_status();
         }
@@ -170,7 +184,21 @@ impl<B: Backend> Worker<B> {
         self.engine
     }
 
+    fn publish_frame(&mut self) {
+        let now = self.now();
+        self.recorder
+            .publish(now, self.engine.memory(), &self.scheduler);
+    }
+
+    fn record_notes(&mut self) {
+        let now = self.now();
+        for note in self.scheduler.take_notes() {
+            self.recorder.record(now, EventKind::Cache(note));
+        }
+    }
+
     fn edit(&mut self, edits: Vec<Edit>) {
+        self.recorder.set_stale();
         for edit in edits {
             match (self.engine.edit(edit), edit) {
                 (Ok(_), _) => {}
@@ -190,9 +218,15 @@ impl<B: Backend> Worker<B> {
     }
 
     fn wait_for_command(&mut self) {
-        match self.commands.recv() {
+        // The last state before a pause is handed over, whoever watches later.
+        let command = match self.recorder.idle_time() {
+            Some(time) => self.commands.recv_timeout(time),
+            None => (self.commands.recv()).map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match command {
             Ok(command) => self.take_command(command),
-            Err(_) => self.is_stopping = true,
+            Err(RecvTimeoutError::Timeout) => self.publish_frame(),
+            Err(RecvTimeoutError::Disconnected) => self.is_stopping = true,
         }
     }
 
@@ -259,6 +293,7 @@ impl<B: Backend> Worker<B> {
                 },
                 error: None,
                 prompt_error: None,
+                is_announced: false,
             };
             self.live.insert(id, live);
         }
@@ -274,6 +309,12 @@ impl<B: Backend> Worker<B> {
             prompt_rows,
             siblings: ids.collect(),
         };
+        let submitted = EventKind::Submitted {
+            request: id,
+            n_texts: 1 + request.siblings.len(),
+            n_prompt: request.prompt.len(),
+        };
+        self.recorder.record(self.now(), submitted);
         self.handle(Event::Submit(request));
     }
 
@@ -299,12 +340,14 @@ impl<B: Backend> Worker<B> {
     }
 
     fn handle(&mut self, event: Event) {
+        self.recorder.set_stale();
         let outcomes = self.scheduler.handle(self.now(), event);
         self.take_outcomes(outcomes);
     }
 
     fn take_outcomes(&mut self, outcomes: Vec<Outcome>) {
         for outcome in outcomes {
+            self.record_outcome(&outcome);
             match outcome {
                 Outcome::Admitted { request, reuse, .. } => {
                     if let Some(live) = self.live.get_mut(&request)
@@ -333,6 +376,34 @@ impl<B: Backend> Worker<B> {
         }
     }
 
+    fn record_outcome(&mut self, outcome: &Outcome) {
+        self.record_notes(); // what led to it comes first
+        let (Outcome::Refused { request, .. }
+        | Outcome::Admitted { request, .. }
+        | Outcome::Preempted { request, .. }
+        | Outcome::Ended { request, .. }) = outcome;
+        let live = self.live.get(request);
+        let admission = match live.is_some_and(|live| live.place.is_some()) {
+            true => Admission::First,
+            false => Admission::Again,
+        };
+        let n_text = live.map_or(0, |live| live.completion.tokens().len());
+        let event = event_of(outcome, admission, n_text);
+        self.recorder.record(self.now(), event);
+    }
+
+    fn record_first_tokens(&mut self, rows: &[RowReport]) {
+        let now = self.now();
+        for &RowReport { request, .. } in rows {
+            if let Some(live) = self.live.get_mut(&request)
+                && live.usage.first_token.is_some()
+                && !std::mem::replace(&mut live.is_announced, true)
+            {
+                self.recorder.record(now, EventKind::FirstToken { request });
+            }
+        }
+    }
+
     /// Computes a step, and reports it.
     fn decode(&mut self, step: &Step) {
         let requests = step.texts();
@@ -342,7 +413,10 @@ impl<B: Backend> Worker<B> {
             Err(error) => Err(error),
         };
         match computed {
-            Ok(rows) => self.handle(Event::StepDone(rows)),
+            Ok(rows) => {
+                self.record_first_tokens(&rows);
+                self.handle(Event::StepDone(rows));
+            }
             // All requests of the step were cancelled.
             Err(EngineError::Cancelled) => {
                 requests.for_each(|id| self.handle(Event::Cancel(id)));
@@ -504,6 +578,7 @@ mod tests {
             usage: Usage::default(),
             error: None,
             prompt_error: None,
+            is_announced: false,
         };
         (live, stream)
     }

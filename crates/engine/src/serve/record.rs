@@ -1,0 +1,108 @@
+//! [`Recorder`]: when the service's thread hands frames over, and which events it keeps.
+//!
+//! Invariant: costs a comparison a step while nobody watches. Decides nothing about requests.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kv_core::memory::Composite;
+use scheduler::{Micros, Outcome, Scheduler};
+
+use super::config::ExcerptLen;
+use super::frame::{EventKind, Frame};
+use super::watch::{FRAME_TIME, WatchHub};
+
+/// Tells watchers what the service's thread does.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    hub: Arc<WatchHub>,
+    excerpts: ExcerptLen,
+    /// When the last frame was handed over.
+    last_frame: Instant,
+    /// Something has happened since.
+    is_stale: bool,
+}
+
+impl Recorder {
+    pub(crate) fn new(hub: Arc<WatchHub>, excerpts: ExcerptLen) -> Self {
+        Self {
+            hub,
+            excerpts,
+            last_frame: Instant::now(),
+            is_stale: true,
+        }
+    }
+
+    /// Something changes.
+    pub(crate) fn set_stale(&mut self) {
+        if !self.is_stale {
+            self.is_stale = true;
+            self.hub.set_stale();
+        }
+    }
+
+    pub(crate) fn record(&self, now: Micros, kind: EventKind) {
+        self.hub.record(Duration::from_micros(now.0), kind);
+    }
+
+    /// Whether a frame is due between two steps.
+    pub(crate) fn is_due(&self) -> bool {
+        self.is_stale && self.hub.is_watched() && self.last_frame.elapsed() >= FRAME_TIME
+    }
+
+    /// How long a thread with nothing to do may wait before a frame is due; `None` where none is.
+    pub(crate) fn idle_time(&self) -> Option<Duration> {
+        let is_stale = self.is_stale;
+        is_stale.then(|| FRAME_TIME.saturating_sub(self.last_frame.elapsed()))
+    }
+
+    /// Hands a frame over.
+    pub(crate) fn publish(&mut self, now: Micros, memory: &Composite, scheduler: &Scheduler) {
+        self.last_frame = Instant::now();
+        self.is_stale = false;
+        let frame = Frame::new(now, memory, scheduler, self.excerpts);
+        self.hub.publish(frame);
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.hub.end();
+    }
+}
+
+/// Whether a request is admitted for the first time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Admission {
+    First,
+    Again,
+}
+
+/// An outcome as an event. `n_text` is how many tokens the text of the request has.
+pub(crate) fn event_of(outcome: &Outcome, admission: Admission, n_text: usize) -> EventKind {
+    match *outcome {
+        Outcome::Refused { request, .. } => EventKind::Refused { request },
+        Outcome::Admitted {
+            request,
+            seq,
+            reuse,
+        } => match admission {
+            Admission::First => EventKind::Admitted {
+                request,
+                seq,
+                reuse,
+            },
+            Admission::Again => EventKind::Resumed {
+                request,
+                seq,
+                reuse,
+            },
+        },
+        Outcome::Preempted { request, n_tokens } => EventKind::Preempted { request, n_tokens },
+        Outcome::Ended { request, end } => EventKind::Ended {
+            request,
+            end,
+            n_tokens: n_text,
+        },
+    }
+}

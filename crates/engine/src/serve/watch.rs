@@ -1,0 +1,275 @@
+//! [`Watcher`]: looks at a service while it runs: the newest [`Frame`], and the events before it.
+//!
+//! The service's thread hands over a frame at most every [`FRAME_TIME`], and only while somebody
+//! watches or when it becomes idle. Invariant: it never waits for a watcher. One that is slow misses
+//! frames, and of events those that more than [`MAX_EVENTS`] newer ones have pushed out.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use super::frame::{EventKind, Frame, ServiceEvent};
+
+/// The least time between two frames.
+pub const FRAME_TIME: Duration = Duration::from_millis(100);
+
+/// Events that are kept for watchers.
+pub const MAX_EVENTS: usize = 1024;
+
+/// Between the thread of a service and those that watch it.
+#[derive(Debug, Default)]
+pub(crate) struct WatchHub {
+    n_watchers: AtomicUsize,
+    /// Nothing has happened since the last frame.
+    is_current: AtomicBool,
+    state: Mutex<HubState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct HubState {
+    events: VecDeque<ServiceEvent>,
+    n_events: u64,
+    frame: Option<Arc<Frame>>,
+    n_frames: u64,
+    next_watcher: u64,
+    /// Of watchers that found nothing.
+    wakers: BTreeMap<u64, Waker>,
+    has_ended: bool,
+}
+
+impl WatchHub {
+    fn lock(&self) -> MutexGuard<'_, HubState> {
+        // A watcher that panicked changed nothing.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether somebody watches.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.n_watchers.load(Ordering::Relaxed) > 0
+    }
+
+    /// Something changes after the last frame.
+    pub(crate) fn set_stale(&self) {
+        self.is_current.store(false, Ordering::Release);
+    }
+
+    /// Keeps an event. Watchers see it with the next frame.
+    pub(crate) fn record(&self, at: Duration, kind: EventKind) {
+        let mut state = self.lock();
+        let number = state.n_events;
+        state.n_events += 1;
+        if state.events.len() == MAX_EVENTS {
+            state.events.pop_front();
+        }
+        state.events.push_back(ServiceEvent { number, at, kind });
+    }
+
+    /// Hands a frame over, in place of the one before.
+    pub(crate) fn publish(&self, frame: Frame) {
+        let mut state = self.lock();
+        let number = state.n_frames;
+        state.n_frames += 1;
+        state.frame = Some(Arc::new(Frame { number, ..frame }));
+        self.is_current.store(true, Ordering::Release);
+        self.wake(state);
+    }
+
+    /// The service has ended.
+    pub(crate) fn end(&self) {
+        let mut state = self.lock();
+        state.has_ended = true;
+        self.wake(state);
+    }
+
+    fn wake(&self, mut state: MutexGuard<'_, HubState>) {
+        let wakers = std::mem::take(&mut state.wakers);
+        drop(state);
+        self.changed.notify_all();
+        wakers.into_values().for_each(Waker::wake);
+    }
+
+    /// A watcher that sees events from number `first_event` on, as far as they are kept.
+    pub(crate) fn watch(self: &Arc<Self>, first_event: u64) -> Watcher {
+        let mut state = self.lock();
+        let id = state.next_watcher;
+        state.next_watcher += 1;
+        // A frame that is not of this moment is not shown: another one comes.
+        let next_frame = match self.is_current.load(Ordering::Acquire) {
+            true => state.n_frames.saturating_sub(1),
+            false => state.n_frames,
+        };
+        let next_event = first_event.min(state.n_events);
+        self.n_watchers.fetch_add(1, Ordering::Relaxed);
+        drop(state);
+        Watcher {
+            hub: Arc::clone(self),
+            id,
+            next_frame,
+            next_event,
+        }
+    }
+
+    /// Events so far.
+    pub(crate) fn n_events(&self) -> u64 {
+        self.lock().n_events
+    }
+}
+
+/// What is new for a watcher.
+#[derive(Clone, Debug)]
+pub struct Update {
+    /// The newest frame.
+    pub frame: Arc<Frame>,
+    /// The events since the update before, in their order.
+    pub events: Vec<ServiceEvent>,
+    /// Events that are not kept any more, before these.
+    pub n_lost: u64,
+    /// The number of the next event: a watcher that begins there misses nothing.
+    pub next_event: u64,
+}
+
+/// Looks at a service while it runs. Dropping it costs the service nothing more.
+#[derive(Debug)]
+pub struct Watcher {
+    hub: Arc<WatchHub>,
+    id: u64,
+    next_frame: u64,
+    next_event: u64,
+}
+
+impl Watcher {
+    /// The newest frame where the watcher has not seen it; `Ready(None)` when the service has ended.
+    /// Where there is none, the task of `cx` is woken when one comes.
+    pub fn poll_update(&mut self, cx: &mut Context<'_>) -> Poll<Option<Update>> {
+        let hub = Arc::clone(&self.hub);
+        let mut state = hub.lock();
+        match self.take(&state) {
+            Some(update) => Poll::Ready(Some(update)),
+            None if state.has_ended => Poll::Ready(None),
+            None => {
+                state.wakers.insert(self.id, cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Waits for the next update, at most so long; `None` where none came, or the service has ended.
+    pub fn next_update_within(&mut self, time: Duration) -> Option<Update> {
+        let until = Instant::now() + time;
+        let hub = Arc::clone(&self.hub);
+        let mut state = hub.lock();
+        loop {
+            let update = self.take(&state);
+            let left = until.saturating_duration_since(Instant::now());
+            if update.is_some() || state.has_ended || left.is_zero() {
+                return update;
+            }
+            let waited = hub.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn take(&mut self, state: &HubState) -> Option<Update> {
+        let frame = state.frame.as_ref()?;
+        if frame.number < self.next_frame {
+            return None;
+        }
+        let first = state.n_events - state.events.len() as u64;
+        let new = state.events.iter();
+        let new = new.filter(|event| event.number >= self.next_event);
+        let update = Update {
+            frame: Arc::clone(frame),
+            events: new.cloned().collect(),
+            n_lost: first.saturating_sub(self.next_event),
+            next_event: state.n_events,
+        };
+        self.next_frame = frame.number + 1;
+        self.next_event = state.n_events;
+        Some(update)
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.hub.n_watchers.fetch_sub(1, Ordering::Relaxed);
+        self.hub.lock().wakers.remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use scheduler::RequestId;
+
+    use super::*;
+
+    fn frame() -> Frame {
+        Frame {
+            number: 0,
+            at: Duration::ZERO,
+            occupancy: Default::default(),
+            running: Vec::new(),
+            waiting: Vec::new(),
+            cached: Vec::new(),
+            counters: Default::default(),
+        }
+    }
+
+    fn record(hub: &WatchHub, n: u64) {
+        for request in (0..n).map(RequestId) {
+            hub.record(Duration::ZERO, EventKind::FirstToken { request });
+        }
+    }
+
+    #[test]
+    fn a_slow_watcher_sees_the_newest_frame_and_what_was_lost() {
+        let hub = Arc::new(WatchHub::default());
+        hub.publish(frame());
+        let mut watcher = hub.watch(0);
+        let first = watcher.next_update_within(Duration::ZERO).unwrap();
+        assert_eq!((first.frame.number, first.events.len()), (0, 0));
+        assert!(watcher.next_update_within(Duration::ZERO).is_none());
+        record(&hub, MAX_EVENTS as u64 + 3);
+        assert!(watcher.next_update_within(Duration::ZERO).is_none());
+        (0..3).for_each(|_| hub.publish(frame()));
+        let second = watcher.next_update_within(Duration::ZERO).unwrap();
+        assert_eq!((second.frame.number, second.n_lost), (3, 3));
+        assert_eq!(second.events.len(), MAX_EVENTS);
+        assert_eq!(second.events[0].number, 3);
+        // Another one that knows where it was goes on there.
+        let mut again = hub.watch(second.next_event - 1);
+        let events = again.next_update_within(Duration::ZERO).unwrap().events;
+        assert_eq!(events.len(), 1);
+        // A number from elsewhere is as good as the end.
+        let mut foreign = hub.watch(u64::MAX);
+        let update = foreign.next_update_within(Duration::ZERO).unwrap();
+        assert_eq!((update.events.len(), update.n_lost), (0, 0));
+    }
+
+    #[test]
+    fn an_old_frame_is_not_shown_to_a_new_watcher() {
+        let hub = Arc::new(WatchHub::default());
+        hub.publish(frame());
+        hub.set_stale();
+        let mut watcher = hub.watch(0);
+        assert!(watcher.next_update_within(Duration::ZERO).is_none());
+        hub.publish(frame());
+        assert!(watcher.next_update_within(Duration::ZERO).is_some());
+        assert!(hub.is_watched());
+        drop(watcher);
+        assert!(!hub.is_watched());
+    }
+
+    #[test]
+    fn the_end_of_the_service_ends_watching() {
+        let hub = Arc::new(WatchHub::default());
+        let mut watcher = hub.watch(0);
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(watcher.poll_update(&mut cx).is_pending());
+        hub.end();
+        assert!(matches!(watcher.poll_update(&mut cx), Poll::Ready(None)));
+    }
+}
