@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use engine::serve::Usage;
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::auth::Keys;
 use crate::conversations::{ConversationLimits, Conversations};
@@ -18,6 +18,7 @@ use crate::error::ApiError;
 use crate::hosts::HostCheck;
 use crate::metrics::{Ended, Metrics};
 use crate::model::{Job, ServedModel};
+use crate::view::MAX_VIEWERS;
 
 /// The limits of a server.
 #[derive(Clone, Debug)]
@@ -70,6 +71,7 @@ struct State {
     phase: watch::Sender<Phase>,
     running: watch::Sender<BTreeMap<u64, Running>>,
     next_id: AtomicU64,
+    viewers: Arc<Semaphore>,
 }
 
 /// A request that has not ended, as `/slots` shows it.
@@ -105,6 +107,7 @@ impl App {
             phase: watch::Sender::new(Phase::Open),
             running: watch::Sender::default(),
             next_id: AtomicU64::new(0),
+            viewers: Arc::new(Semaphore::new(MAX_VIEWERS)),
         }))
     }
 
@@ -195,6 +198,15 @@ impl App {
             // Without a sender there is no server.
             let _closing = phase.wait_for(|&phase| phase == Phase::Closing).await;
         }
+    }
+
+    /// A place for one that watches the memory.
+    ///
+    /// # Errors
+    /// [`ApiError::busy`].
+    pub(crate) fn view(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        let permit = Arc::clone(&self.0.viewers).try_acquire_owned();
+        permit.map_err(|_| ApiError::busy(format!("{MAX_VIEWERS} watch already"), 10))
     }
 
     pub(crate) fn begin(&self, model: &ServedModel, n_prompt: usize) -> Active {

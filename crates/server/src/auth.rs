@@ -71,6 +71,11 @@ impl Keys {
         !self.hashes.is_empty()
     }
 
+    /// How many there are.
+    pub fn n_keys(&self) -> usize {
+        self.hashes.len()
+    }
+
     /// Whose request this is, by the key in `Authorization: Bearer` or `x-api-key`.
     ///
     /// # Errors

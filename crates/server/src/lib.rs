@@ -47,6 +47,7 @@ mod model;
 mod stream;
 mod texts;
 mod trace;
+mod view;
 
 pub use api::router;
 pub use app::{App, Phase, Running, ServerConfig};

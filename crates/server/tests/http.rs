@@ -24,3 +24,5 @@ mod options;
 mod responses;
 #[path = "http/support.rs"]
 mod support;
+#[path = "http/view.rs"]
+mod view;

@@ -77,6 +77,9 @@ pub(crate) struct ServeArgs {
     /// Seconds that running requests get to end, when the server ends
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub(crate) drain: u32,
+    /// Show the first and the last words of prompts and texts in the live view, to whoever may see it
+    #[arg(long, action = ArgAction::SetTrue)]
+    pub(crate) show_text: bool,
     #[command(flatten)]
     pub(crate) sampler: SamplerArgs,
     #[command(flatten, next_help_heading = "Speculative decoding")]

@@ -6,11 +6,12 @@
 mod room;
 
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
-use engine::serve::{Service, ServiceConfig, Speculation};
+use engine::serve::{ExcerptLen, Service, ServiceConfig, Speculation};
 use engine::{Embedder, EmbedderConfig, PromptOutputs, Reranker, RerankerConfig};
 use kv_core::KvType;
 use model_core::architecture::OutputKind;
@@ -28,6 +29,12 @@ use crate::terminal;
 
 /// Threads that tokenize, render and compile schemas.
 const N_PREPARING: usize = 2;
+
+/// Tokens from each end of a text that the live view shows.
+const EXCERPT_LEN: NonZeroU32 = match NonZeroU32::new(24) {
+    Some(n) => n,
+    None => NonZeroU32::MIN,
+};
 
 /// Tokens of several texts that an encoder computes at once.
 const TEXT_BATCH: u32 = 2048;
@@ -131,6 +138,12 @@ fn server_config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
             ));
         }
     };
+    if args.show_text && keys.n_keys() > 1 {
+        return usage(
+            "--show-text shows the texts of all to whoever has a key: it takes an --api-key-file with one \
+             key",
+        );
+    }
     Ok(ServerConfig {
         keys,
         hosts: match is_local && !is_on_socket(args) {
@@ -292,6 +305,10 @@ fn start(
     let engine = resolve::open_engine(file, &args.engine, &config, PromptOutputs::Last)?;
     let config = ServiceConfig {
         max_queued: args.max_queued as usize,
+        excerpts: match args.show_text {
+            true => ExcerptLen::Tokens(EXCERPT_LEN),
+            false => ExcerptLen::None,
+        },
         ..args.parallel.service_config()
     };
     Ok(Service::start(engine, file.tokenizer(), &config)?)

@@ -2,8 +2,8 @@
 //!
 //! An API is two pure functions over the internal pair: from its JSON to a
 //! [`GenerateRequest`](crate::GenerateRequest), and from [`Piece`](crate::Piece)s to its JSON or stream
-//! ([`Encoder`](crate::Encoder)). Invariant: every route but `/` and `/health` needs a key where there
-//! are keys, and every error has a body.
+//! ([`Encoder`](crate::Encoder)). Invariant: every route but `/`, the files of its page and
+//! `/health` needs a key where there are keys, and every error has a body.
 
 pub mod anthropic;
 pub mod llama;
@@ -17,8 +17,8 @@ use std::collections::BTreeMap;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderValue, Method};
+use axum::http::header::{CONTENT_TYPE, VARY};
+use axum::http::{HeaderMap, HeaderValue, Method};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
@@ -27,7 +27,7 @@ use tracing::Instrument;
 
 use crate::app::App;
 use crate::error::ApiError;
-use crate::trace;
+use crate::{trace, view};
 
 /// An endpoint, as `GET /` lists it.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ const POST: Method = Method::POST;
 const DELETE: Method = Method::DELETE;
 
 /// All endpoints.
-pub const ENDPOINTS: [Endpoint; 31] = [
+pub const ENDPOINTS: [Endpoint; 32] = [
     endpoint(
         POST,
         "/v1/chat/completions",
@@ -231,7 +231,13 @@ pub const ENDPOINTS: [Endpoint; 31] = [
         openapi::route,
     ),
     endpoint(GET, "/models", "as /v1/models", openai::models::list),
-    endpoint(GET, "/", "this list", index),
+    endpoint(
+        GET,
+        "/view/events",
+        "the memory as it changes",
+        view::events,
+    ),
+    endpoint(GET, "/", "the live view, or this list", index),
 ];
 
 /// Addresses of Ollama that change the models, which this server does not.
@@ -272,6 +278,7 @@ pub fn router(app: App) -> Router {
         router = router.route(path, ollama::no_changes());
     }
     router
+        .route("/view/{file}", view::asset())
         .fallback(no_route)
         .layer(from_fn_with_state(app.clone(), guard))
         .layer(from_fn(errors_of_api))
@@ -306,9 +313,13 @@ fn index() -> MethodRouter<App> {
     };
     let lines = ENDPOINTS.map(line).concat();
     let text = format!("Cellar {}\n\n{lines}", env!("CARGO_PKG_VERSION"));
-    on_get(async move || {
+    on_get(async move |headers: HeaderMap| {
+        if view::is_for_browser(&headers) {
+            return view::page();
+        }
         let plain = HeaderValue::from_static("text/plain; charset=utf-8");
-        ([(CONTENT_TYPE, plain)], text)
+        let vary = HeaderValue::from_static("accept");
+        ([(CONTENT_TYPE, plain), (VARY, vary)], text).into_response()
     })
 }
 
@@ -318,7 +329,8 @@ async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Resp
     if let Err(error) = config.hosts.check(request.headers()) {
         return refuse(&app, error);
     }
-    let is_open = matches!(request.uri().path(), "/" | "/health");
+    let path = request.uri().path();
+    let is_open = matches!(path, "/" | "/health") || view::is_asset(path);
     match config.keys.tenant(request.headers()) {
         Ok(tenant) => {
             request.extensions_mut().insert(tenant);

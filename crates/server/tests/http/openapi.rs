@@ -46,15 +46,20 @@ fn each_route_is_described_and_each_description_is_a_route() {
         let path = path.replace("{id}", "nothing");
         let ask = |method: &str| {
             let headers = [("content-type", "application/json")];
-            open(server.address, &request(method, &path, &headers, "{}")).finish()
+            open(server.address, &request(method, &path, &headers, "{}"))
         };
         let reply = ask(method);
+        if path == "/view/events" {
+            assert_eq!(reply.status, 200); // it does not end
+            continue;
+        }
+        let reply = reply.finish();
         assert_ne!(reply.status, 405, "{method} {path}");
         assert!(
             !reply.body.contains("there is nothing at"),
             "{method} {path}"
         );
-        let wrong = ask("PATCH");
+        let wrong = ask("PATCH").finish();
         assert_eq!(wrong.status, 405, "PATCH {path}");
         assert!(wrong.header("allow").unwrap().contains(method));
     }

@@ -136,9 +136,10 @@ fn error_of(path: &str) -> &'static str {
     }
 }
 
-/// The types of an answer: a stream has another than a whole one.
+/// The types of an answer: a stream has another than a whole one, and browsers get a page.
 fn content(path: &str) -> Value {
     let stream = match path {
+        "/" => Some("text/html"),
         "/api/chat" | "/api/generate" => Some("application/x-ndjson"),
         _ if fields::of(path).is_some_and(|fields| fields.iter().any(|f| f.name == "stream")) => {
             Some("text/event-stream")
@@ -147,6 +148,7 @@ fn content(path: &str) -> Value {
     };
     let whole = match path {
         "/" | "/metrics" => "text/plain",
+        "/view/events" => "text/event-stream",
         _ => "application/json",
     };
     let types = std::iter::once(whole).chain(stream);

@@ -1,0 +1,86 @@
+//! The page, compiled in.
+//!
+//! Invariant: it is the same for everybody, and its Content-Security-Policy allows scripts, styles and
+//! connections of this server alone.
+
+use axum::extract::Path;
+use axum::http::header::{
+    ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, VARY,
+    X_CONTENT_TYPE_OPTIONS,
+};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
+use axum::response::{IntoResponse, Response};
+use axum::routing::MethodRouter;
+
+use crate::api::on_get;
+use crate::app::App;
+use crate::error::ApiError;
+
+const HTML: &str = include_str!("page/index.html");
+
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+/// Files of the page, by their name under `/view/`.
+const ASSETS: [(&str, &str, &str); 9] = [
+    (
+        "style.css",
+        "text/css; charset=utf-8",
+        include_str!("page/style.css"),
+    ),
+    ("app.js", SCRIPT, include_str!("page/app.js")),
+    ("chat.js", SCRIPT, include_str!("page/chat.js")),
+    ("history.js", SCRIPT, include_str!("page/history.js")),
+    ("map.js", SCRIPT, include_str!("page/map.js")),
+    ("memory.js", SCRIPT, include_str!("page/memory.js")),
+    ("panels.js", SCRIPT, include_str!("page/panels.js")),
+    ("stream.js", SCRIPT, include_str!("page/stream.js")),
+    ("words.js", SCRIPT, include_str!("page/words.js")),
+];
+
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+                      img-src 'self' data:; base-uri 'none'; form-action 'none'; \
+                      frame-ancestors 'none'";
+
+/// Whether a path is a file of the page, which needs no key.
+pub(crate) fn is_asset(path: &str) -> bool {
+    let name = path.strip_prefix("/view/");
+    name.is_some_and(|name| ASSETS.iter().any(|(known, ..)| *known == name))
+}
+
+/// Whether a request to `/` wants the page: browsers ask for HTML by name.
+pub(crate) fn is_for_browser(headers: &HeaderMap) -> bool {
+    let mut accepts = headers.get_all(ACCEPT).iter();
+    accepts.any(|accept| {
+        accept
+            .to_str()
+            .is_ok_and(|accept| accept.contains("text/html"))
+    })
+}
+
+/// The page.
+pub(crate) fn page() -> Response {
+    respond("text/html; charset=utf-8", HTML)
+}
+
+/// A file of the page.
+pub(crate) fn asset() -> MethodRouter<App> {
+    on_get(async |Path(name): Path<String>| {
+        let found = ASSETS.iter().find(|(known, ..)| *known == name);
+        match found {
+            Some(&(_, content_type, text)) => Ok(respond(content_type, text)),
+            None => Err(ApiError::no_route(&Method::GET, &format!("/view/{name}"))),
+        }
+    })
+}
+
+fn respond(content_type: &'static str, text: &'static str) -> Response {
+    let headers: [(HeaderName, HeaderValue); 6] = [
+        (CONTENT_TYPE, HeaderValue::from_static(content_type)),
+        (CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY)),
+        (X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+        (REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+        (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        (VARY, HeaderValue::from_static("accept")),
+    ];
+    (headers, text).into_response()
+}

@@ -1,0 +1,249 @@
+"""The live view in a real browser, against `cellar serve` with the model that is compiled into it.
+
+CELLAR is the program; PICTURES a folder for pictures, where they are wanted."""
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+import threading
+import unittest
+import urllib.request
+
+import chrome
+
+PREFIX = "Once upon a time there was a little girl named Lily who had a big red ball and a small dog."
+STATE = "cellarView.state"
+
+
+class Server:
+    def __init__(self, *flags):
+        command = [os.environ["CELLAR"], "serve", "--port", "0", *flags]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        for line in self.process.stderr:
+            if found := re.search(r"http://[\d.]+:\d+", line):
+                self.address = found[0]
+                return
+        raise AssertionError("the server does not start")
+
+    def complete(self, prompt, n, **more):
+        body = {"prompt": prompt, "max_tokens": n, "temperature": 0, **more}
+        request = urllib.request.Request(f"{self.address}/v1/completions", json.dumps(body).encode())
+        with urllib.request.urlopen(request) as answer:
+            return json.load(answer)
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait(timeout=60)
+        self.process.stderr.close()
+
+
+class View(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.browser = chrome.Chrome(chrome.find())
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.browser.close()
+
+    def setUp(self):
+        self.browser.console.clear()
+        self.browser.size(1440, 900)
+        self.browser.dark(False)
+
+    def serve(self, *flags):
+        server = Server(*flags)
+        self.addCleanup(server.close)
+        return server
+
+    def open(self, server):
+        self.browser.go(server.address + "/")
+        self.browser.wait(f"typeof cellarView !== 'undefined' && {STATE}.shown")
+
+    def picture(self, name, whole=False):
+        if folder := os.environ.get("PICTURES"):
+            self.browser.picture(os.path.join(folder, name), whole)
+
+    def console_is_clean(self):
+        self.browser.run("0")
+        self.assertEqual(self.browser.console, [])
+
+    def say(self, text):
+        """Continues a text in the chat pane, as a person does."""
+        b = self.browser
+        b.run("document.getElementById('chat-input').focus()")
+        b.type(text)
+        b.key("Enter")
+        b.wait("document.querySelector('#chat-log .say')")
+
+    def pixels(self):
+        """How many different colours the map of the first part has."""
+        return self.browser.run("""(() => {
+            const canvas = document.querySelector('#parts canvas');
+            const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+            const seen = new Set();
+            for (let i = 0; i < data.length; i += 4) seen.add(data[i] << 16 | data[i + 1] << 8 | data[i + 2]);
+            return seen.size;
+        })()""")
+
+    def test_two_conversations_share_cells(self):
+        server = self.serve("-c", "1024", "--parallel", "8")
+        self.open(server)
+        b = self.browser
+        self.assertEqual(b.run("document.getElementById('n-used').textContent"), "0 %")
+        empty = self.pixels()
+        b.run("document.getElementById('chat-max').value = '32'")
+        self.say(PREFIX + " One day")
+        b.wait("document.querySelector('#chat-log .usage')")
+        b.run("document.getElementById('chat-new').click()")
+        self.say(PREFIX + " The dog")
+        b.wait("document.querySelector('#chat-log .usage')")
+        usage = b.run("document.querySelector('#chat-log .usage').textContent")
+        cached = int(re.search(r"(\d+) of them cached", usage)[1])
+        self.assertGreater(cached, 15, usage)
+        # The map shows as many shared cells as the API reports.
+        b.wait(f"{STATE}.shown.totals.shared === {cached}")
+        shown = b.run("document.getElementById('n-shared').textContent")
+        self.assertEqual(int(shown), cached)
+        self.assertGreater(self.pixels(), empty + 3)
+        b.wait("document.querySelectorAll('#cached .card').length === 2")
+        events = b.run("document.getElementById('events').textContent")
+        self.assertIn(f"shares {cached} cells", events)
+        self.assertIn("differs from what is cached at token", events)
+        # Prompts are not shown: neither in the page's data nor in its lists.
+        data = b.run(f"JSON.stringify({STATE}.history.snapshots.map((s) => [s.running, s.cached, s.events]))")
+        self.assertNotIn("Lily", data)
+        self.assertNotIn("Lily", b.run("document.querySelector('.side').textContent"))
+        self.console_is_clean()
+
+    def test_an_eviction_is_seen(self):
+        server = self.serve("-c", "160", "--parallel", "4")
+        self.open(server)
+        b = self.browser
+        for n, beginning in enumerate(["Once upon a time", "One day", "Tom and Anna", "The sun"]):
+            server.complete(f"{beginning}, {PREFIX} {n}", 60)
+        b.wait("document.querySelector('#events [data-kind=dropped-evicted]')")
+        text = b.run("document.querySelector('#events [data-kind=dropped-evicted]').textContent")
+        self.assertIn("evicted for others", text)
+        b.wait("Number(document.querySelector('#parts canvas').dataset.evictions) > 0")
+        self.assertGreater(int(b.run("document.getElementById('n-evicted').textContent")), 0)
+        self.console_is_clean()
+
+    def test_the_stream_reconnects_without_a_gap(self):
+        server = self.serve("-c", "1024", "--parallel", "4")
+        self.open(server)
+        b = self.browser
+        server.complete(PREFIX, 8)
+        b.wait(f"{STATE}.history.events.some((e) => e.kind === 'ended')")
+        b.run("cellarView.stream.cut()")
+        b.wait("document.getElementById('status').dataset.state === 'lost'")
+        server.complete(PREFIX + " It was", 8)
+        b.wait("document.getElementById('status').dataset.state === 'live'")
+        b.wait(f"{STATE}.history.events.filter((e) => e.kind === 'ended').length === 2")
+        numbers = b.run(f"{STATE}.history.events.map((e) => e.n)")
+        self.assertEqual(numbers, list(range(numbers[0], numbers[0] + len(numbers))))
+        self.console_is_clean()
+
+    def test_pause_step_and_select_with_the_keyboard(self):
+        server = self.serve("-c", "1024", "--parallel", "4")
+        self.open(server)
+        b = self.browser
+        for n in range(3):
+            server.complete(f"{PREFIX} {n}", 8)
+            b.wait(f"{STATE}.history.events.filter((e) => e.kind === 'ended').length === {n + 1}")
+        b.run("document.activeElement.blur()")
+        used = b.run("document.querySelector('#parts canvas').dataset.used")
+        b.key(" ", "Space")
+        b.wait("document.getElementById('status').dataset.state === 'paused'")
+        last = b.run("Number(document.getElementById('scrub').value)")
+        while b.run(f"{STATE}.paused") > 0:
+            b.key("ArrowLeft")
+            last -= 1
+            b.wait(f"{STATE}.paused === {last}")
+        b.wait("document.querySelector('#parts canvas').dataset.used === '0'")
+        self.assertEqual(b.run("document.querySelectorAll('#cached .card').length"), 0)
+        b.key(" ", "Space")
+        b.wait(f"document.querySelector('#parts canvas').dataset.used === '{used}'")
+        # Every control is reached by Tab, has a name, and shows that it has the focus.
+        names = set()
+        for _ in range(60):
+            b.key("Tab")
+            name = b.run("""(() => { const e = document.activeElement; if (e === document.body) return '';
+                const ring = getComputedStyle(e).outlineStyle !== 'none' || e.matches('.skip');
+                return (ring ? '' : 'NO RING ') + (e.getAttribute('aria-label') || e.textContent.trim()
+                    || e.labels?.[0]?.textContent || e.title || 'NO NAME ' + e.outerHTML); })()""")
+            names.add(name)
+        bad = [name for name in names if name.startswith("NO ")]
+        self.assertEqual(bad, [])
+        self.assertTrue(any("Arrow keys move over the cells" in name for name in names), names)
+        b.run("document.querySelector('#cached .card').focus()")
+        b.key("Enter")
+        b.wait("!document.getElementById('selected').hidden")
+        facts = b.run("document.getElementById('selected').textContent")
+        self.assertRegex(facts, r"cells.*of which \d+ are shared")
+        b.key("Escape")
+        b.wait("document.getElementById('selected').hidden")
+        self.console_is_clean()
+
+    def test_a_key_is_asked_for(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".keys") as keys:
+            keys.write("secret-key\n")
+            keys.flush()
+            server = self.serve("-c", "256", "--api-key-file", keys.name)
+            b = self.browser
+            b.go(server.address + "/")
+            b.wait("!document.getElementById('key-form').hidden")
+            self.assertFalse(b.run(f"Boolean({STATE}.layout)"))
+            b.run("document.getElementById('key').focus()")
+            b.type("secret-key")
+            b.key("Enter")
+            b.wait(f"{STATE}.shown")
+            self.assertTrue(b.run("document.getElementById('key-form').hidden"))
+            self.assertEqual(b.run("document.getElementById('key').value"), "")
+            stored = b.run("localStorage.length + sessionStorage.length + document.cookie.length")
+            self.assertEqual(stored, 0)
+
+    def test_many_requests_at_once(self):
+        server = self.serve("-c", "2048", "--parallel", "12", "--temp", "0.8")
+        self.open(server)
+        b = self.browser
+        starts = ["Tom and Sue went to the park.", "The big cat sat in the sun all day.",
+                  "Ben had a blue car.", PREFIX, PREFIX + " She was happy.", PREFIX + " The dog ran."]
+        threads = []
+        for n in range(22):
+            n_tokens = [60, 150, 30, 90][n % 4] if n < 10 else 400
+            prompt = f"{starts[n % 6]} It was day {n}."
+            threads.append(threading.Thread(target=server.complete, args=(prompt, n_tokens),
+                                            kwargs={"temperature": 0.8, "seed": n}))
+            threads[-1].start()
+        self.say(PREFIX + " The dog")
+        b.wait(f"{STATE}.shown.running.length > 4 && {STATE}.shown.cached.length > 1", 60)
+        b.wait("document.querySelectorAll('#running .bar[aria-valuenow]').length > 4")
+        self.picture("live-view.png")
+        b.dark(True)
+        b.wait("document.documentElement.dataset.theme === 'dark'")
+        b.wait(f"{STATE}.shown === {STATE}.history.snapshots.at(-1)")
+        self.picture("live-view-dark.png")
+        for thread in threads:
+            thread.join()
+        b.wait(f"{STATE}.shown.running.length === 0", 60)
+        self.console_is_clean()
+
+    def test_it_is_readable_on_a_phone(self):
+        server = self.serve("-c", "1024", "--parallel", "4")
+        b = self.browser
+        b.size(400, 860)
+        self.open(server)
+        server.complete(PREFIX, 30)
+        b.wait("document.querySelectorAll('#cached .card').length === 1")
+        # Nothing is cut off at the side.
+        self.assertLessEqual(b.run("document.documentElement.scrollWidth"), 400)
+        self.assertLessEqual(b.run("document.querySelector('#parts canvas').getBoundingClientRect().right"), 400)
+        self.picture("phone.png", whole=True)
+        self.console_is_clean()
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
