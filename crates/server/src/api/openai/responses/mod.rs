@@ -339,7 +339,9 @@ fn response(body: &Body, fields: &Fields, request: &GenerateRequest, model: &Ser
     // The shortest decimal of a number: 0.8 and not 0.800000012.
     let short = |number: f32| json!(number.to_string().parse::<f64>().unwrap_or_default());
     let reasoning = fields.reasoning.clone().unwrap_or_default();
-    let mut text = given("text", json!({}));
+    // A list of its fields is read as well, but has no names.
+    let text = body.field("text").filter(|text| text.is_object());
+    let mut text = text.cloned().unwrap_or_else(|| json!({}));
     if text.get("format").is_none_or(Value::is_null) {
         text["format"] = json!({"type": "text"});
     }
