@@ -153,11 +153,14 @@ impl Metrics {
     /// Everything, as Prometheus reads it.
     pub(crate) fn text(&self, models: &[std::sync::Arc<ServedModel>]) -> String {
         let mut out = String::new();
-        for model in models {
-            if let Work::Texts(service) = model.work() {
-                write_service(model.id(), service.n_queued(), service.status(), &mut out);
+        let services = models.iter().filter_map(|model| match model.work() {
+            Work::Texts(service) => {
+                let values = service_values(service.n_queued(), service.status());
+                Some((model.id(), values))
             }
-        }
+            Work::Embeddings(_) | Work::Scores(_) => None,
+        });
+        write_services(&services.collect::<Vec<_>>(), &mut out);
         let counts = self.lock();
         let out_ref = &mut out;
         head(
@@ -249,16 +252,43 @@ fn head(out: &mut String, name: &str, kind: &str, help: &str) {
     line(out, format_args!("# TYPE {name} {kind}"));
 }
 
-fn write_service(
-    model: &str,
-    n_queued: usize,
-    status: engine::serve::ServiceStatus,
-    out: &mut String,
-) {
-    let label = model
-        .replace('\\', "\\\\")
+/// A value that each service has.
+struct ServiceValue {
+    name: &'static str,
+    kind: &'static str,
+    help: &'static str,
+    value: String,
+}
+
+/// Writes the values of these models: the lines of a name are one group below one head, as
+/// Prometheus has it.
+fn write_services(services: &[(&str, Vec<ServiceValue>)], out: &mut String) {
+    let Some((_, first)) = services.first() else {
+        return;
+    };
+    for (at, one) in first.iter().enumerate() {
+        let name = one.name;
+        head(out, name, one.kind, one.help);
+        for (model, values) in services {
+            if let Some(ServiceValue { value, .. }) = values.get(at) {
+                let label = escape(model);
+                line(
+                    out,
+                    format_args!("{name}{{model_name=\"{label}\"}} {value}"),
+                );
+            }
+        }
+    }
+}
+
+/// The value of a label.
+fn escape(text: &str) -> String {
+    text.replace('\\', "\\\\")
         .replace('"', "\\\"")
-        .replace('\n', "\\n");
+        .replace('\n', "\\n")
+}
+
+fn service_values(n_queued: usize, status: engine::serve::ServiceStatus) -> Vec<ServiceValue> {
     let share = match status.n_cells {
         0 => 0.0,
         n => f64::from(status.n_cells_used) / f64::from(n),
@@ -300,14 +330,7 @@ fn write_service(
             "Used share of the KV cells, from 0 to 1",
         ),
     ];
-    for (name, value, help) in gauges {
-        head(out, name, "gauge", help);
-        line(
-            out,
-            format_args!("{name}{{model_name=\"{label}\"}} {value}"),
-        );
-    }
-    for (name, value, help) in [
+    let counters = [
         (
             "cellar_steps_total",
             status.counters.n_steps,
@@ -333,11 +356,18 @@ fn write_service(
             status.counters.n_evicted,
             "Cached prefixes that were dropped",
         ),
-    ] {
-        head(out, name, "counter", help);
-        line(
-            out,
-            format_args!("{name}{{model_name=\"{label}\"}} {value}"),
-        );
-    }
+    ];
+    let gauges = gauges.map(|(name, value, help)| ServiceValue {
+        name,
+        kind: "gauge",
+        help,
+        value: value.to_string(),
+    });
+    let counters = counters.map(|(name, value, help)| ServiceValue {
+        name,
+        kind: "counter",
+        help,
+        value: value.to_string(),
+    });
+    gauges.into_iter().chain(counters).collect()
 }
