@@ -31,7 +31,7 @@ use crate::api::on_get;
 use crate::api::params::random_id;
 use crate::app::App;
 use crate::error::ApiError;
-use crate::model::ServedModel;
+use crate::model::{Job, ServedModel};
 use crate::stream::EVENT_STREAM;
 
 pub(crate) use page::{asset, is_asset, is_for_browser, page};
@@ -45,10 +45,10 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Of this process: numbers of events mean nothing in another.
 static INSTANCE: LazyLock<String> = LazyLock::new(|| random_id(""));
 
-/// The stream of frames and events of the first model.
+/// The stream of frames and events of the first model that continues texts.
 pub(crate) fn events() -> MethodRouter<App> {
     on_get(async |State(app): State<App>, headers: HeaderMap| {
-        let model = Arc::clone(app.model(None)?);
+        let model = Arc::clone(app.model_for(None, Job::Texts)?);
         let permit = app.view()?;
         let stream = ViewStream::new(&app, model, permit, &headers)?;
         let headers = [

@@ -13,7 +13,7 @@ use crate::api::on_get;
 use crate::app::{App, Phase};
 use crate::error::ApiError;
 use crate::json;
-use crate::model::Work;
+use crate::model::{Job, Work};
 
 /// Whether requests are taken.
 pub(crate) fn health() -> MethodRouter<App> {
@@ -41,10 +41,10 @@ pub(crate) fn metrics() -> MethodRouter<App> {
     })
 }
 
-/// The settings of the first model.
+/// The settings of the first model that continues texts.
 pub(crate) fn props() -> MethodRouter<App> {
     on_get(async |State(app): State<App>| {
-        let model = app.model(None)?;
+        let model = app.model_for(None, Job::Texts)?;
         let sampler = &model.settings().sampler;
         let text_of = |id: Option<kv_core::TokenId>| {
             id.and_then(|id| model.tokenizer().token_text(id).map(str::to_owned))
@@ -82,22 +82,28 @@ fn n_ctx(work: &Work) -> Option<usize> {
     }
 }
 
-/// The requests that have not ended, each as a slot; the others are idle.
+/// The requests that have not ended, each as a slot of its model; the others are idle.
 pub(crate) fn slots() -> MethodRouter<App> {
     on_get(async |State(app): State<App>| {
-        let model = app.model(None)?;
-        let n_ctx = n_ctx(model.work());
         let running = app.running();
-        let busy = running.iter().enumerate().map(|(slot, (task, one))| {
-            json!({
-                "id": slot, "id_task": task, "n_ctx": n_ctx, "is_processing": true,
-                "model": one.model, "n_prompt_tokens": one.n_prompt, "has_text": one.has_text,
-                "seconds": one.since.elapsed().as_secs_f64(),
-            })
-        });
-        let idle = (running.len()..model.n_parallel())
-            .map(|slot| json!({"id": slot, "n_ctx": n_ctx, "is_processing": false}));
-        let slots: Vec<Value> = busy.chain(idle).collect();
-        Ok::<Response, ApiError>(json::respond(&json!(slots)))
+        let mut slots: Vec<Value> = Vec::new();
+        for model in app.models().iter().filter(|model| model.does(Job::Texts)) {
+            let n_ctx = n_ctx(model.work());
+            let first = slots.len();
+            for (task, one) in running.iter().filter(|(_, one)| one.model == model.id()) {
+                let slot = slots.len();
+                slots.push(json!({
+                    "id": slot, "id_task": task, "n_ctx": n_ctx, "is_processing": true,
+                    "model": one.model, "n_prompt_tokens": one.n_prompt, "has_text": one.has_text,
+                    "seconds": one.since.elapsed().as_secs_f64(),
+                }));
+            }
+            for slot in slots.len()..first + model.n_parallel() {
+                slots.push(json!({
+                    "id": slot, "n_ctx": n_ctx, "is_processing": false, "model": model.id(),
+                }));
+            }
+        }
+        json::respond(&json!(slots))
     })
 }

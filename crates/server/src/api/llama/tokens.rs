@@ -15,6 +15,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::generate::ChatPrompt;
 use crate::json::{self, Body};
+use crate::model::Job;
 
 /// Text inside a prompt, whose special tokens are found.
 pub(super) const PARSED: EncodeOptions = EncodeOptions {
@@ -49,7 +50,7 @@ pub(crate) fn tokenize() -> MethodRouter<App> {
     on_post(async |State(app): State<App>, request: Request| {
         let body = Body::read(request, app.config().max_body).await?;
         let fields: TokenizeFields = body.get()?;
-        let model = app.model(fields.model.as_deref())?;
+        let model = app.model_for(fields.model.as_deref(), Job::Texts)?;
         let options = EncodeOptions {
             add: match fields.add_special {
                 Some(true) => AddSpecial::AsModel,
@@ -87,7 +88,7 @@ pub(crate) fn detokenize() -> MethodRouter<App> {
     on_post(async |State(app): State<App>, request: Request| {
         let body = Body::read(request, app.config().max_body).await?;
         let fields: DetokenizeFields = body.get()?;
-        let model = app.model(fields.model.as_deref())?;
+        let model = app.model_for(fields.model.as_deref(), Job::Texts)?;
         let tokens: Vec<TokenId> = fields.tokens.into_iter().map(TokenId).collect();
         let decode = model.tokenizer();
         let text = decode.decode(&tokens, SpecialPieces::Render);
@@ -101,7 +102,7 @@ pub(crate) fn apply_template() -> MethodRouter<App> {
     on_post(async |State(app): State<App>, request: Request| {
         let body = Body::read(request, app.config().max_body).await?;
         let fields: TemplateFields = body.get()?;
-        let model = app.model(fields.model.as_deref())?;
+        let model = app.model_for(fields.model.as_deref(), Job::Texts)?;
         let mut variables = fields.chat_template_kwargs.unwrap_or_default();
         if let Some(tools) = Tools::read(&body)?.for_template() {
             variables.insert("tools".to_owned(), tools);
