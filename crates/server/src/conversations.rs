@@ -16,7 +16,7 @@ use crate::auth::Tenant;
 pub struct ConversationLimits {
     /// Answers.
     pub n_entries: usize,
-    /// Bytes of their JSON, and of the messages before them.
+    /// Bytes of memory that they and the messages before them take, about.
     pub n_bytes: usize,
 }
 
@@ -128,17 +128,18 @@ impl Entries {
     }
 }
 
-/// About how many bytes a value takes: those of its texts, and a few for each value.
+/// About how many bytes of memory a value takes: its texts, itself, and what a map has besides.
 fn json_len(value: &Value) -> usize {
-    const OF_A_VALUE: usize = 16;
-    OF_A_VALUE
+    /// The name's `String`, its hash and its index.
+    const OF_A_MEMBER: usize = 48;
+    size_of::<Value>()
         + match value {
             Value::String(text) => text.len(),
             Value::Array(items) => items.iter().map(json_len).sum(),
             Value::Object(members) => {
                 let sizes = members
                     .iter()
-                    .map(|(name, value)| name.len() + json_len(value));
+                    .map(|(name, value)| OF_A_MEMBER + name.len() + json_len(value));
                 sizes.sum()
             }
             _ => 0,
@@ -188,7 +189,7 @@ mod tests {
         let [first, _] = tenants();
         let limits = ConversationLimits {
             n_entries: 3,
-            n_bytes: 1000,
+            n_bytes: 10_000,
         };
         let kept = Conversations::new(limits);
         for number in 0..5 {
@@ -196,12 +197,12 @@ mod tests {
         }
         let has = |id: &str| kept.get(id, first).is_some();
         assert_eq!(["1", "2", "3", "4"].map(has), [false, true, true, true]);
-        kept.keep("large", first, of(&"x".repeat(800)));
+        kept.keep("large", first, of(&"x".repeat(9000)));
         assert_eq!(["2", "3", "4", "large"].map(has), [false, true, true, true]);
         // Bytes run short before entries do.
-        kept.keep("larger", first, of(&"x".repeat(900)));
+        kept.keep("larger", first, of(&"x".repeat(9500)));
         assert_eq!(["4", "large", "larger"].map(has), [false, false, true]);
-        kept.keep("too large", first, of(&"x".repeat(1000)));
+        kept.keep("too large", first, of(&"x".repeat(10_000)));
         assert_eq!(["larger", "too large"].map(has), [true, false]);
         assert!(kept.lock().n_bytes <= limits.n_bytes);
     }
