@@ -57,6 +57,8 @@ pub(super) struct Harmony {
     n_bytes: usize,
     /// Where reasoning stands in it, with its marks.
     reasoning: Vec<Range<usize>>,
+    /// Whether there are tools; without, a message to a function is text or reasoning.
+    has_tools: bool,
     n_calls: usize,
     /// Whether the call has arguments.
     has_arguments: bool,
@@ -64,8 +66,9 @@ pub(super) struct Harmony {
 }
 
 impl Harmony {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(has_tools: bool) -> Self {
         Self {
+            has_tools,
             state: State::First,
             held: String::new(),
             n_bytes: 0,
@@ -174,7 +177,10 @@ impl Harmony {
         let header = self.held.get(..end).unwrap_or_default().to_owned();
         let at = self.at();
         self.skip(end + MESSAGE.len());
-        let body = match (recipient(&header), channel(&header)) {
+        let body = match (
+            recipient(&header).filter(|_| self.has_tools),
+            channel(&header),
+        ) {
             (Some(name), _) => {
                 let name = name.to_owned();
                 let index = self.n_calls;

@@ -36,6 +36,12 @@ fn messages_to_functions_are_calls() {
     let written = " to=functions.g<|channel|>commentary json<|message|><|call|>";
     check(&with(TEMPLATE), written, &call(0, "g", "{}"));
     check(&with(TEMPLATE), "<|channel|>commentary to=functions.f", &[]);
+    // Where there are no tools, nothing is called.
+    let plain = ChatSplitter::new(TEMPLATE, "<|start|>assistant", None);
+    let written = "<|channel|>analysis to=python code<|message|>1 + 1<|call|>";
+    check(&plain, written, &[thought("1 + 1")]);
+    let written = "<|channel|>commentary to=functions.f<|message|>{}<|call|>";
+    check(&plain, written, &[text("{}")]);
 }
 
 #[test]

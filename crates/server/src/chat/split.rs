@@ -93,7 +93,7 @@ impl ChatSplitter {
             marks,
             format,
             tools,
-            harmony: has_channels.then(Harmony::new),
+            harmony: has_channels.then(|| Harmony::new(format.is_some())),
             state,
             held: String::new(),
             raw: String::new(),
