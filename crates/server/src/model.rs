@@ -295,13 +295,38 @@ impl ServedModel {
     }
 }
 
-/// The messages with what an assistant thought under the name that templates of gpt-oss know.
+/// The messages with what an assistant thought under the name that templates of gpt-oss know. They
+/// refuse a call with both thinking and text: as in llama-server, its text is left out.
 fn with_thinking(messages: &[Value]) -> Vec<Value> {
     let mut messages = messages.to_vec();
     for message in &mut messages {
         if let Some(text) = message.get("reasoning_content").cloned() {
             message["thinking"] = text;
+            if message.get("tool_calls").is_some() {
+                message["content"] = Value::from("");
+            }
         }
     }
     messages
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_call_has_thinking_or_text() {
+        let messages = [
+            json!({"role": "assistant", "content": "a", "reasoning_content": "b"}),
+            json!({"role": "assistant", "content": "a", "reasoning_content": "b", "tool_calls": [{}]}),
+            json!({"role": "assistant", "content": "a", "tool_calls": [{}]}),
+        ];
+        let contents = with_thinking(&messages).into_iter();
+        let contents: Vec<Value> = contents
+            .map(|message| json!([message["content"], message["thinking"]]))
+            .collect();
+        assert_eq!(json!(contents), json!([["a", "b"], ["", "b"], ["a", null]]));
+    }
 }
