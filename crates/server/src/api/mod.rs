@@ -278,7 +278,7 @@ pub fn router(app: App) -> Router {
         router = router.route(path, ollama::no_changes());
     }
     router
-        .route("/view/{file}", view::asset())
+        .route("/view/{file}", view::asset().fallback(no_route))
         .fallback(no_route)
         .layer(from_fn_with_state(app.clone(), guard))
         .layer(from_fn(errors_of_api))
