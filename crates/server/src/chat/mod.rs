@@ -48,7 +48,7 @@ pub(crate) enum ToolFormat {
     Mistral,
     /// `<｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>`, or with a type before the name.
     DeepSeek,
-    /// `<function=name><parameter=key>value</parameter></function>`: Qwen3-Coder.
+    /// `<function=name><parameter=key>value</parameter></function>`: Qwen3-Coder, Seed-OSS.
     Xml,
     /// The answer is one call and nothing else, as a schema demands.
     Forced,
@@ -87,7 +87,12 @@ impl ToolFormat {
     fn noise(self) -> &'static [&'static str] {
         match self {
             Self::Hermes => &["</tool_call>"],
-            Self::Xml => &["<tool_call>", "</tool_call>"],
+            Self::Xml => &[
+                "<tool_call>",
+                "</tool_call>",
+                "<seed:tool_call>",
+                "</seed:tool_call>",
+            ],
             Self::DeepSeek => &[
                 "<｜tool▁calls▁begin｜>",
                 "<｜tool▁calls▁end｜>",

@@ -202,6 +202,11 @@ fn xml_calls_have_the_types_of_their_schema() {
     expected.extend(call(0, "f", arguments));
     expected.extend(call(1, "g", "{}"));
     check(&xml, written, &expected);
+    check(
+        &xml,
+        "<seed:tool_call>\n<function=g>\n</function>\n</seed:tool_call>",
+        &call(0, "g", "{}"),
+    );
     // Without the mark around it, as models write it at times.
     check(
         &xml,
