@@ -58,7 +58,9 @@ def test_a_conversation_is_kept(client):
     assert second.usage.input_tokens > first.usage.total_tokens
     assert client.responses.retrieve(first.id).output_text == first.output_text
     client.responses.delete(first.id)
-    with pytest.raises(openai.NotFoundError) as error:
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+    with pytest.raises(openai.BadRequestError) as error:
         client.responses.create(**OPTIONS, input="More", previous_response_id=first.id)
     assert error.value.code == "previous_response_not_found"
 

@@ -110,15 +110,26 @@ impl ApiError {
     }
 
     /// 404: a response that is not kept, or is another tenant's.
-    pub(crate) fn unknown_response(id: &str, param: &str) -> Self {
+    pub(crate) fn unknown_response(id: &str) -> Self {
         let message = format!(
             "there is no response '{id}': it was not stored, or had to make room, or the server was \
-             started again; send the conversation as 'input'"
+             started again"
         );
         Self {
-            code: Some("previous_response_not_found"),
-            param: Some(param.to_owned()),
+            param: Some("response_id".to_owned()),
             ..Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
+        }
+    }
+
+    /// 400, as OpenAI: a request goes on from such a response.
+    pub(crate) fn unknown_previous_response(id: &str) -> Self {
+        let unknown = Self::unknown_response(id);
+        Self {
+            status: StatusCode::BAD_REQUEST,
+            code: Some("previous_response_not_found"),
+            param: Some("previous_response_id".to_owned()),
+            message: format!("{unknown}; send the conversation as 'input'"),
+            ..unknown
         }
     }
 

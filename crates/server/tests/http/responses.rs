@@ -325,13 +325,13 @@ fn conversations_go_on_from_a_response_that_is_kept() {
     let wrong = send(&server, "PUT", &path, &[]);
     assert_eq!(wrong.status, 405);
     assert_eq!(wrong.header("allow"), Some("GET, DELETE"));
-    let error = refused(&server, json!({"previous_response_id": id}), 404);
+    let error = refused(&server, json!({"previous_response_id": id}), 400);
     assert_eq!(error["code"], "previous_response_not_found");
     assert_eq!(error["param"], "previous_response_id");
 
     let unkept = answer(&server, json!({"store": false}));
     let extra = json!({"previous_response_id": unkept["id"]});
-    refused(&server, extra, 404);
+    refused(&server, extra, 400);
 }
 
 #[test]
@@ -356,7 +356,7 @@ fn a_response_is_of_the_key_that_asked_for_it() {
     let next = json!({"input": "More", "max_output_tokens": 2, "previous_response_id": id});
     assert_eq!(ask("first", &next.to_string()).status, 200);
     let other = ask("second", &next.to_string());
-    assert_eq!(other.status, 404);
+    assert_eq!(other.status, 400);
     let never = with(next, json!({"previous_response_id": "resp_never"}));
     let never = ask("second", &never.to_string()).body;
     // Whether it exists cannot be told.
@@ -381,7 +381,7 @@ fn kept_responses_make_room() {
         .iter()
         .map(|id| ask(&server, json!({"previous_response_id": id, "store": false})));
     let statuses: Vec<u16> = statuses.map(|reply| reply.status).collect();
-    assert_eq!(statuses, [404, 200, 200]);
+    assert_eq!(statuses, [400, 200, 200]);
 }
 
 #[test]

@@ -121,7 +121,7 @@ pub(crate) fn retrieve() -> MethodRouter<App> {
                Extension(tenant): Extension<Tenant>,
                Path(id): Path<String>| {
             let kept = app.conversations().get(&id, tenant);
-            let kept = kept.ok_or_else(|| ApiError::unknown_response(&id, "response_id"))?;
+            let kept = kept.ok_or_else(|| ApiError::unknown_response(&id))?;
             Ok::<Response, ApiError>(json::respond(&kept.response))
         },
     )
@@ -137,7 +137,7 @@ pub(crate) fn forget() -> MethodRouter<App> {
                 true => Ok(json::respond(
                     &json!({"id": id, "object": "response", "deleted": true}),
                 )),
-                false => Err(ApiError::unknown_response(&id, "response_id")),
+                false => Err(ApiError::unknown_response(&id)),
             }
         },
     )
@@ -156,7 +156,7 @@ async fn handle(
         None => Vec::new(),
         Some(id) => {
             let kept = app.conversations().get(id, tenant);
-            kept.ok_or_else(|| ApiError::unknown_response(id, "previous_response_id"))?
+            kept.ok_or_else(|| ApiError::unknown_previous_response(id))?
                 .messages
         }
     };
