@@ -16,6 +16,7 @@ pub(super) enum Kind {
     TextOrTexts,
     Tokens,
     Prompt,
+    Mixed,
     Object,
     Objects,
     Messages,
@@ -42,6 +43,10 @@ impl Kind {
                 text, list(text.clone()), list(json!({"type": "integer"})),
                 list(list(json!({"type": "integer"}))),
             ]}),
+            Self::Mixed => {
+                let parts = json!({"oneOf": [{"type": "integer"}, text]});
+                json!({"oneOf": [text, list(parts)]})
+            }
             Self::Object => object,
             Self::Objects => list(object),
             Self::Messages => list(json!({
@@ -234,7 +239,7 @@ const MESSAGES: &[Field] = &[
 
 const COMPLETION: &[Field] = &[
     field("model", Kind::Text),
-    required("prompt", Kind::Prompt),
+    required("prompt", Kind::Mixed),
     field("n_predict", Kind::Integer),
     field("max_tokens", Kind::Integer),
     field("stream", Kind::Flag),
@@ -280,6 +285,7 @@ const OLLAMA_CHAT: &[Field] = &[
     required("model", Kind::Text),
     field("messages", Kind::Messages),
     field("tools", Kind::Objects),
+    field("tool_choice", Kind::Choice),
     field("format", Kind::Choice),
     field("options", Kind::Object),
     field("stream", Kind::Flag),
