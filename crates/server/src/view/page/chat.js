@@ -136,7 +136,11 @@ export class Chat {
       for await (const data of events(answer.body)) {
         if (data.error) throw new Error(data.error.message);
         const choice = data.choices?.[0];
+        const thought = choice?.delta?.reasoning_content;
+        if (thought) out.append(element("span", "thought", thought));
         const piece = choice?.delta?.content ?? choice?.text ?? "";
+        // The answer begins below what was thought.
+        if (piece && !text && out.lastChild?.className === "thought") out.append("\n\n");
         text += piece;
         if (piece) out.append(piece);
         usage = data.usage ?? usage;
