@@ -371,3 +371,20 @@ fn service_values(n_queued: usize, status: engine::serve::ServiceStatus) -> Vec<
     });
     gauges.into_iter().chain(counters).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_written_once_for_all_models() {
+        let values = || service_values(0, engine::serve::ServiceStatus::default());
+        let mut out = String::new();
+        write_services(&[("a", values()), ("\"b", values())], &mut out);
+        let name = "cellar_requests_running";
+        let head = format!("# TYPE {name} gauge\n");
+        let lines = format!("{name}{{model_name=\"a\"}} 0\n{name}{{model_name=\"\\\"b\"}} 0\n");
+        assert!(out.contains(&format!("{head}{lines}")), "{out}");
+        assert_eq!(out.matches(&head).count(), 1);
+    }
+}
