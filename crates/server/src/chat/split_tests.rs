@@ -63,6 +63,7 @@ pub(super) fn with(template: &str) -> ChatSplitter {
     let properties = json!({
         "text": {"type": "string"}, "n": {"type": "integer"}, "is": {"type": "boolean"},
         "list": {"type": "array"}, "mood": {"enum": ["1", "2"]},
+        "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "some": {"type": ["string", "null"]},
     });
     let tools = vec![
         tool("f", json!({"properties": properties})),
@@ -206,6 +207,17 @@ fn xml_calls_have_the_types_of_their_schema() {
         &xml,
         "<seed:tool_call>\n<function=g>\n</function>\n</seed:tool_call>",
         &call(0, "g", "{}"),
+    );
+    // A text that may be left out is a text, also where it looks like a number.
+    check(
+        &xml,
+        "<function=f><parameter=maybe>12</parameter><parameter=some>True</parameter></function>",
+        &call(0, "f", "{\"maybe\": \"12\", \"some\": \"True\"}"),
+    );
+    check(
+        &xml,
+        "<function=f><parameter=maybe>null</parameter><parameter=some>None</parameter></function>",
+        &call(0, "f", "{\"maybe\": null, \"some\": null}"),
     );
     // Without the mark around it, as models write it at times.
     check(

@@ -142,16 +142,38 @@ impl XmlCall {
         let text = text.strip_suffix('\n').unwrap_or(text);
         let tool = tools.iter().find(|tool| tool.name == self.name);
         let schema = tool.and_then(|tool| tool.parameters.get("properties")?.get(key));
-        if schema.is_none_or(is_text) {
+        let Some(schema) = schema.filter(|schema| !is_text(schema)) else {
             return Value::from(text);
-        }
-        match text.trim() {
+        };
+        let value = match text.trim() {
             // As Python writes them.
-            "True" => Value::Bool(true),
-            "False" => Value::Bool(false),
-            "None" => Value::Null,
-            json => serde_json::from_str(json).unwrap_or_else(|_| Value::from(text)),
-        }
+            "True" => Some(Value::Bool(true)),
+            "False" => Some(Value::Bool(false)),
+            "None" => Some(Value::Null),
+            json => serde_json::from_str(json).ok(),
+        };
+        let value = value.filter(|value| allows(schema, value));
+        value.unwrap_or_else(|| Value::from(text))
+    }
+}
+
+/// Whether a schema allows a value of this type, where it says so.
+fn allows(schema: &Value, value: &Value) -> bool {
+    let is_kind = |kind: &Value| match kind.as_str() {
+        Some("null") => value.is_null(),
+        Some("boolean") => value.is_boolean(),
+        Some("integer" | "number") => value.is_number(),
+        Some("string") => value.is_string(),
+        Some("array") => value.is_array(),
+        Some("object") => value.is_object(),
+        _ => true,
+    };
+    let any_of = schema.get("anyOf").or_else(|| schema.get("oneOf"));
+    match (schema.get("type"), any_of) {
+        (Some(Value::Array(kinds)), _) => kinds.iter().any(is_kind),
+        (Some(kind), _) => is_kind(kind),
+        (None, Some(Value::Array(schemas))) => schemas.iter().any(|one| allows(one, value)),
+        (None, _) => true,
     }
 }
 
