@@ -18,12 +18,19 @@ use crate::state::{Fed, Running};
 /// What came of looking for a step that fits.
 enum Found {
     Step(Step),
-    /// It may fit once a cached prefix is dropped.
+    /// It may fit, or fit in whole ubatches, once a cached prefix is dropped.
     Evict,
     /// It fits once this request gives its cells back.
     Preempt(RequestId),
     /// This request cannot be computed, though it has the memory to itself.
     Impossible(RequestId),
+}
+
+/// A step that the memory has room for.
+struct Planned {
+    step: Step,
+    /// Windows or states have so little room that ubatches are smaller than they could be.
+    is_in_pieces: bool,
 }
 
 impl Scheduler {
@@ -182,19 +189,24 @@ impl Scheduler {
                 n_prefill,
                 n_draft,
             } = compose(candidates, limits);
+            let has_cached = !self.cache.lines().is_empty();
             match self.plan(memory, feeds) {
-                Ok(step) => return Some(Found::Step(step)),
-                // Nothing has to make room for tokens that may be wrong.
-                Err(_) if n_draft > 0 => {
+                Ok(planned) if !planned.is_in_pieces || (n_draft == 0 && !has_cached) => {
+                    return Some(Found::Step(planned.step));
+                }
+                // Nothing has to make room for tokens that may be wrong. In pieces, a window may
+                // forget what a text goes back to.
+                _ if n_draft > 0 => {
                     self.counters.n_replanned += 1;
                     limits.n_both = 0;
                     continue;
                 }
-                Err(Refusal::NoRoom(_) | Refusal::NoStateRoom(_)) => {}
+                // Cached prefixes make room for whole ubatches, too: pieces may be of one token.
+                Ok(_) | Err(Refusal::NoRoom(_) | Refusal::NoStateRoom(_)) => {}
                 Err(_) => return Some(Found::Impossible(self.refused(memory, candidates)?)),
             }
             self.counters.n_replanned += 1;
-            if !self.cache.lines().is_empty() {
+            if has_cached {
                 return Some(Found::Evict);
             }
             if n_prefill > n_least {
@@ -219,13 +231,17 @@ impl Scheduler {
     }
 
     /// The feeds as a step, where the memory has room for it.
-    fn plan(&self, memory: &Composite, feeds: Vec<Feed>) -> Result<Step, Refusal> {
+    fn plan(&self, memory: &Composite, feeds: Vec<Feed>) -> Result<Planned, Refusal> {
         let step = step(feeds);
         let rules = &self.config.rules;
         let positions = |seq| memory.positions(seq);
         let batch = validate_with(&step.batch, rules, PositionRule::Linear, positions)?;
-        memory.plan(&batch, self.config.n_ubatch)?;
-        Ok(step)
+        let n_ubatches = memory.plan(&batch, self.config.n_ubatch)?.len();
+        let n_least = step.batch.len().div_ceil(self.config.n_ubatch as usize);
+        Ok(Planned {
+            step,
+            is_in_pieces: n_ubatches > n_least,
+        })
     }
 
     fn begin(&mut self, step: Step) -> Work {

@@ -230,6 +230,18 @@ fn cached_prefixes_give_way() {
     }
 }
 
+/// The windows of cached prefixes leave room for whole ubatches: pieces would be of two tokens.
+#[test]
+fn cached_windows_give_way_to_whole_ubatches() {
+    let mut sim = simulator(Kind::Sliding, 12, 400);
+    for number in 0..12 {
+        run(&mut sim, script(text(100, number)));
+    }
+    assert!(sim.scheduler.cached().count() > 0);
+    assert_eq!(sim.n_ubatches, sim.n_steps);
+    sim.drain();
+}
+
 #[test]
 fn a_scheduler_without_a_cache_keeps_nothing() {
     let rules = BatchRules {

@@ -64,6 +64,8 @@ pub struct Simulator {
     /// Steps fail at this of their ubatches, once.
     pub fails_at: Option<usize>,
     pub n_steps: u64,
+    /// Of the steps that did not fail.
+    pub n_ubatches: u64,
     /// Plans that were edits, since the last step.
     n_edits: u32,
     /// Drafts tokens for running requests, where there is one.
@@ -92,6 +94,7 @@ impl Simulator {
             running: BTreeSet::new(),
             fails_at: None,
             n_steps: 0,
+            n_ubatches: 0,
             n_edits: 0,
             drafting: None,
             has_rejected: false,
@@ -337,6 +340,7 @@ impl Simulator {
             }
             number += 1;
         }
+        self.n_ubatches += number as u64;
         Some(outputs)
     }
 
