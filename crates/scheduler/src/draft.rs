@@ -10,6 +10,7 @@ use kv_core::memory::{Composite, Memory};
 use crate::admit::cut;
 use crate::config::SchedulerConfig;
 use crate::event::{End, Outcome, Progress, RowReport};
+use crate::note::DropReason;
 use crate::request::{Micros, RequestId};
 use crate::scheduler::{Keep, Scheduler};
 use crate::speculate::{MAX_DRAFT, SpeculationOff};
@@ -116,9 +117,8 @@ impl Scheduler {
                 self.edits.push(edit);
                 continue;
             }
-            if self.cache.take(seq).is_some() {
-                self.dropped.push(seq);
-            }
+            let broken = self.cache.take(seq);
+            self.drop_lines(now, broken, DropReason::Broken);
             if let Some(running) = self.running.iter_mut().find(|r| r.seq == seq) {
                 running.request.takes_no_drafts = true;
                 let id = running.request.id;

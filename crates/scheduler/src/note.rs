@@ -62,7 +62,7 @@ pub enum DropReason {
     Covered,
     /// It was asked for, or the device is lost.
     Cleared,
-    /// The memory does not hold it any more: a step failed.
+    /// The memory does not hold it any more, as a step failed, or could not take rejected tokens back.
     Broken,
 }
 
