@@ -158,12 +158,12 @@ impl Watcher {
 
     /// Waits for the next update, at most so long; `None` where none came, or the service has ended.
     pub fn next_update_within(&mut self, time: Duration) -> Option<Update> {
-        let until = Instant::now() + time;
+        let started = Instant::now();
         let hub = Arc::clone(&self.hub);
         let mut state = hub.lock();
         loop {
             let update = self.take(&state);
-            let left = until.saturating_duration_since(Instant::now());
+            let left = time.saturating_sub(started.elapsed());
             if update.is_some() || state.has_ended || left.is_zero() {
                 return update;
             }
