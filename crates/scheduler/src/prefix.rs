@@ -255,10 +255,14 @@ impl PrefixCache {
     }
 
     /// The line that is evicted next: the oldest of those without a hit, so that a scan over many
-    /// documents does not evict what conversations use.
+    /// documents does not evict what conversations use; but where those with hits are more than three
+    /// quarters, the oldest of these, so that conversations that have ended make room for new ones.
     pub(crate) fn least_worth(&self) -> Option<&Line> {
-        let worth = |line: &&Line| (line.n_hits > 0, line.last_used, line.seq);
-        self.lines.iter().min_by_key(worth)
+        let n_hit = self.lines.iter().filter(|line| line.n_hits > 0).count();
+        let is_hit = 4 * n_hit > 3 * self.lines.len();
+        let candidates = self.lines.iter();
+        let candidates = candidates.filter(|line| (line.n_hits > 0) == is_hit);
+        candidates.min_by_key(|line| (line.last_used, line.seq))
     }
 
     /// Evicts the line that is worth least, and returns its sequence.
@@ -343,5 +347,35 @@ fn missed_by(refusal: &Refusal, common: usize) -> Missed {
             Missed::StateGone { common }
         }
         _ => Missed::Refused { common },
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use super::*;
+
+    fn cache(hits: &[u32]) -> PrefixCache {
+        let mut cache = PrefixCache::default();
+        for (seq, &n_hits) in (0..).zip(hits) {
+            let tokens = vec![TokenId(seq); 20];
+            cache.insert(Micros(u64::from(seq)), SeqId(seq), Salt(0), tokens);
+            for _ in 0..n_hits {
+                cache.hit(Micros(u64::from(seq)), SeqId(seq));
+            }
+        }
+        cache
+    }
+
+    #[test]
+    fn hits_protect_three_quarters() {
+        let evicted = |hits: &[u32]| cache(hits).least_worth().map(|line| line.seq.0);
+        assert_eq!(evicted(&[]), None);
+        assert_eq!(evicted(&[0, 0, 0]), Some(0));
+        assert_eq!(evicted(&[1, 0, 2, 0]), Some(1));
+        assert_eq!(evicted(&[1, 3, 2, 0]), Some(3));
+        // A new conversation has no hit yet.
+        assert_eq!(evicted(&[1, 3, 2, 1, 0]), Some(0));
+        assert_eq!(evicted(&[5]), Some(0));
     }
 }
