@@ -357,12 +357,15 @@ mod tests {
 
     fn cache(hits: &[u32]) -> PrefixCache {
         let mut cache = PrefixCache::default();
-        for (seq, &n_hits) in (0..).zip(hits) {
-            let tokens = vec![TokenId(seq); 20];
-            cache.insert(Micros(u64::from(seq)), SeqId(seq), Salt(0), tokens);
-            for _ in 0..n_hits {
-                cache.hit(Micros(u64::from(seq)), SeqId(seq));
-            }
+        for (number, &n_hits) in (0..).zip(hits) {
+            cache.lines.push(Line {
+                seq: SeqId(number),
+                tokens: vec![TokenId(number); 20],
+                salt: Salt(0),
+                request: RequestId(u64::from(number)),
+                last_used: Micros(u64::from(number)),
+                n_hits,
+            });
         }
         cache
     }
