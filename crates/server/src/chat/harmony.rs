@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use super::ToolFormat;
 use super::split::{LastSpaces, Part, undecided};
 
 const START: &str = "<|start|>";
@@ -66,9 +67,10 @@ pub(super) struct Harmony {
 }
 
 impl Harmony {
-    pub(super) fn new(has_tools: bool) -> Self {
+    /// A splitter of an answer that may call tools where they have a format.
+    pub(super) fn new(tools: Option<ToolFormat>) -> Self {
         Self {
-            has_tools,
+            has_tools: tools.is_some(),
             state: State::First,
             held: String::new(),
             n_bytes: 0,

@@ -93,7 +93,7 @@ impl ChatSplitter {
             marks,
             format,
             tools,
-            harmony: has_channels.then(|| Harmony::new(format.is_some())),
+            harmony: has_channels.then(|| Harmony::new(format)),
             state,
             held: String::new(),
             raw: String::new(),
