@@ -94,12 +94,11 @@ impl Scheduler {
     }
 
     pub(crate) fn evict(&mut self, now: Micros) {
-        let note = self.cache.least_worth();
-        let note = note.map(|line| line.dropped(now, DropReason::Evicted));
-        note.into_iter().for_each(|note| self.notes.push(note));
-        let evicted = self.cache.evict(now);
-        self.counters.n_evicted += u64::from(evicted.is_some());
-        self.dropped.extend(evicted);
+        if let Some(line) = self.cache.evict(now) {
+            self.counters.n_evicted += 1;
+            self.dropped.push(line.seq);
+            self.notes.push(line.dropped(now, DropReason::Evicted));
+        }
     }
 
     /// What is to be done to the memory before the next step: copies, then the sequences

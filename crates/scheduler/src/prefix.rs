@@ -143,11 +143,10 @@ impl Line {
     }
 }
 
-/// A prefix that was dropped.
+/// A prefix that was evicted.
 #[derive(Clone, Debug)]
 struct Dropped {
-    tokens: Vec<TokenId>,
-    salt: Salt,
+    line: Line,
     at: Micros,
 }
 
@@ -239,8 +238,9 @@ impl PrefixCache {
 
     /// A prefix that was dropped and has more than `than` tokens in common.
     fn evicted(&self, tokens: &[TokenId], salt: Salt, now: Micros, than: usize) -> Option<Missed> {
-        let own = self.dropped.iter().filter(|dropped| dropped.salt == salt);
-        let common = own.map(|dropped| (n_common(&dropped.tokens, tokens), dropped));
+        let own = self.dropped.iter();
+        let own = own.filter(|dropped| dropped.line.salt == salt);
+        let common = own.map(|dropped| (n_common(&dropped.line.tokens, tokens), dropped));
         let (common, dropped) = common.max_by_key(|(common, _)| *common)?;
         let age = Micros(now.0.saturating_sub(dropped.at.0));
         (common > than).then_some(Missed::Evicted { age, common })
@@ -257,7 +257,7 @@ impl PrefixCache {
     /// The line that is evicted next: the oldest of those without a hit, so that a scan over many
     /// documents does not evict what conversations use; but where those with hits are more than three
     /// quarters, the oldest of these, so that conversations that have ended make room for new ones.
-    pub(crate) fn least_worth(&self) -> Option<&Line> {
+    fn least_worth(&self) -> Option<&Line> {
         let n_hit = self.lines.iter().filter(|line| line.n_hits > 0).count();
         let is_hit = 4 * n_hit > 3 * self.lines.len();
         let candidates = self.lines.iter();
@@ -265,17 +265,13 @@ impl PrefixCache {
         candidates.min_by_key(|line| (line.last_used, line.seq))
     }
 
-    /// Evicts the line that is worth least, and returns its sequence.
-    pub(crate) fn evict(&mut self, now: Micros) -> Option<SeqId> {
+    /// Evicts the line that is worth least: its sequence is the caller's.
+    pub(crate) fn evict(&mut self, now: Micros) -> Option<&Line> {
         let seq = self.least_worth()?.seq;
         let line = self.take(seq)?;
         self.dropped.truncate(N_REMEMBERED - 1);
-        self.dropped.push_front(Dropped {
-            tokens: line.tokens,
-            salt: line.salt,
-            at: now,
-        });
-        Some(seq)
+        self.dropped.push_front(Dropped { line, at: now });
+        self.dropped.front().map(|dropped| &dropped.line)
     }
 
     /// Takes a line out: its sequence is the caller's.
@@ -301,17 +297,13 @@ impl PrefixCache {
         std::mem::take(&mut self.lines)
     }
 
-    /// Takes the lines out that the one of this sequence begins with: where a sequence can be cut
+    /// Takes the lines out that the tokens of sequence `by` begin with: where a sequence can be cut
     /// anywhere, the longer line serves as well.
-    pub(crate) fn take_covered(&mut self, by: SeqId) -> Vec<Line> {
-        let Some(longer) = self.lines.iter().find(|line| line.seq == by).cloned() else {
-            return Vec::new();
+    pub(crate) fn take_covered(&mut self, by: SeqId, tokens: &[TokenId], salt: Salt) -> Vec<Line> {
+        let is_covered = |line: &mut Line| {
+            line.seq != by && line.salt == salt && tokens.starts_with(&line.tokens)
         };
-        let is_covered = |line: &Line| {
-            line.seq != by && line.salt == longer.salt && longer.tokens.starts_with(&line.tokens)
-        };
-        let covered = self.lines.extract_if(.., |line| is_covered(line));
-        covered.collect()
+        self.lines.extract_if(.., is_covered).collect()
     }
 
     /// Whether a line of this salt begins with these tokens.

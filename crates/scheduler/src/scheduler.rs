@@ -294,7 +294,7 @@ impl Scheduler {
                 self.notes.push(line.cached());
                 self.cache.insert(line);
                 if !self.room.is_cut_only_at_ends() {
-                    let covered = self.cache.take_covered(taken.seq);
+                    let covered = self.cache.take_covered(taken.seq, tokens, salt);
                     self.drop_lines(now, covered, DropReason::Covered);
                 }
             }
