@@ -1,8 +1,8 @@
 //! What is where: position and sequences of each cell of one stream.
 //!
 //! Invariant (see `memory::invariants`): three views of one fact agree: a cell's own record, the
-//! map of free cells, and the runs of each of its sequences. No operation looks at all cells.
-//! Knows nothing of windows, other streams, or KV rows.
+//! map of free cells, and the runs of each of its sequences. No operation looks at all cells but
+//! [`KvCells::owned_runs`]. Knows nothing of windows, other streams, or KV rows.
 //!
 //! A cell costs some nine bytes, plus 12 for each run: its position, the id of its sequence set,
 //! and its bits in the map. Cells are named by their number over all streams ([`CellIdx`]), so the
@@ -13,7 +13,6 @@ use std::ops::Range;
 
 use crate::grid::GridPos;
 use crate::ids::{CellIdx, Pos, SeqId};
-use crate::memory::OwnedRun;
 use crate::seq_set::SeqSet;
 use crate::visibility::CellRun;
 use crate::window::PosRange;
@@ -44,6 +43,19 @@ impl Cell {
         let grid = None;
         Self { pos, seqs, grid }
     }
+}
+
+/// Neighbouring cells that belong to the same sequences and hold consecutive positions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnedRun {
+    /// The first cell.
+    pub first: CellIdx,
+    /// How many there are, at least one.
+    pub n_cells: u32,
+    /// Position of the token in the first; of a state, of the last token that went into it.
+    pub pos: Pos,
+    /// The sequences that they belong to, at least one.
+    pub seqs: SeqSet,
 }
 
 /// The cells of one stream.

@@ -31,9 +31,9 @@ pub struct MemoryConfig {
     /// Earlier states of each sequence that recurrent layers keep: how many tokens can be taken
     /// back.
     pub n_snapshots: u32,
-    /// Sequences that grow at the same time, at most [`n_seqs`](Self::n_seqs); `None` for all. Windowed
-    /// parts have cells, and recurrent layers states, for so many: the others are ids that hold what
-    /// room is left, such as cached prefixes.
+    /// Sequences that grow at the same time, at most [`n_seqs`](Self::n_seqs); `None` for all.
+    /// Windowed parts have cells, and recurrent layers states, for so many: the others are ids that
+    /// use the room that is left, for example for cached prefixes.
     pub n_active: Option<u32>,
 }
 

@@ -41,8 +41,8 @@ impl Composite {
 
 impl MemoryConfig {
     /// Cells of each stream of the part for layers with this window: the windows of all active
-    /// sequences that share them and the tokens of one ubatch, in steps of 256, and never more than a full
-    /// part has.
+    /// sequences that share them and the tokens of one ubatch, in steps of 256, and never more
+    /// than a full part has.
     pub fn n_cells(&self, window: Window) -> u32 {
         let (Some(width), SwaSize::Window) = (window.width(), self.swa) else {
             return self.n_ctx;

@@ -81,12 +81,13 @@ mod undo;
 mod unified;
 mod visible;
 
+pub use crate::cells::OwnedRun;
 pub use composite::{Composite, CompositeSlot, CompositeUndo};
 pub use config::{MemoryConfig, MemoryConfigError, RowCounts};
 pub use edit::{Edit, Edited, Removed, Seqs};
 pub use encoder::batch_visibility;
 pub use iswa::SwaSize;
-pub use occupancy::{Occupancy, OwnedRun, PartOccupancy, StateOccupancy};
+pub use occupancy::{Occupancy, PartOccupancy, StateOccupancy};
 pub use plan::{Plan, PlannedUBatch, RowsWritten, Steps};
 pub use recurrent::{KeptState, Recurrent, RecurrentConfig, RecurrentUndo};
 pub use refusal::{NeededFor, NoRoom, NoStateRoom, Reason, Refusal, WindowForgotten};
@@ -155,7 +156,8 @@ pub trait Memory {
     }
 
     /// The most tokens of the last ubatch that can be taken from the end of a sequence again
-    /// ([`Edit::Remove`]) before another ubatch is committed: drafted tokens that the model rejects.
+    /// ([`Edit::Remove`]) before another ubatch is committed: drafted tokens that the model
+    /// rejects.
     fn max_take_back(&self) -> u32 {
         0
     }
@@ -204,8 +206,8 @@ pub trait Memory {
         0
     }
 
-    /// Which cells belong to which sequences, to be shown; `None` where this memory does not show
-    /// it. Takes time proportional to the used cells.
+    /// Which cells belong to which sequences, for a live view; `None` where this memory has no such
+    /// list. Takes time proportional to the cells that were ever used.
     fn occupancy(&self) -> Option<Occupancy> {
         None
     }

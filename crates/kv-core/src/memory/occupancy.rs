@@ -1,11 +1,13 @@
-//! [`Occupancy`]: which cells belong to which sequences, to be shown.
+//! [`Occupancy`]: which cells belong to which sequences, for a live view.
 //!
-//! Invariant: a value of its own, taken in one pass over the used cells; nothing in it refers to the
-//! memory. Knows nothing of requests and tokens: who has a sequence is known to whoever gave it.
+//! Invariant: a value of its own, taken in one pass over the cells; nothing in it refers to the
+//! memory. Knows nothing of requests and tokens: the caller knows which request has which
+//! sequence.
 
 use std::collections::BTreeMap;
 
-use crate::ids::{CellIdx, PartIdx, Pos, SeqId};
+use crate::cells::OwnedRun;
+use crate::ids::{CellIdx, PartIdx, SeqId};
 use crate::seq_set::SeqSet;
 
 use super::recurrent::Recurrent;
@@ -38,19 +40,6 @@ pub struct StateOccupancy {
     pub n_rows: u32,
     /// The used rows, ascending.
     pub rows: Vec<OwnedRun>,
-}
-
-/// Neighbouring cells that belong to the same sequences and hold consecutive positions.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OwnedRun {
-    /// The first cell.
-    pub first: CellIdx,
-    /// How many there are, at least one.
-    pub n_cells: u32,
-    /// Position of the token in the first; of a state, of the last token that went into it.
-    pub pos: Pos,
-    /// The sequences that they belong to, at least one.
-    pub seqs: SeqSet,
 }
 
 impl Occupancy {
