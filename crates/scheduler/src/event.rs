@@ -166,8 +166,8 @@ impl Step {
     }
 
     /// What is to be reported after the step: `take` makes progress of each row that is of use, in
-    /// order, and is not asked for rows after drafted tokens that were not chosen. It returns `None`
-    /// for rows from which nothing is chosen.
+    /// order, and is not called for rows after drafted tokens that were not chosen. It returns
+    /// `None` for rows from which nothing is chosen.
     pub fn report(&self, mut take: impl FnMut(StepRow) -> Option<Progress>) -> Vec<RowReport> {
         let mut reports = Vec::new();
         let mut before = None;

@@ -1,7 +1,7 @@
-//! [`Note`]: what a scheduler did with cached prefixes, for whoever watches.
+//! [`Note`]: what a scheduler did with cached prefixes, for a live view.
 //!
-//! Invariant: notes decide nothing; a scheduler that takes none plans the same. Knows no tokens: only
-//! how many there are.
+//! Invariant: notes decide nothing; a scheduler that takes none plans the same. Knows no tokens:
+//! only how many there are.
 
 use std::collections::VecDeque;
 
@@ -60,7 +60,7 @@ pub enum DropReason {
     Evicted,
     /// A longer one serves for it.
     Covered,
-    /// It was asked for, or the device is lost.
+    /// The caller cleared the cache, or the device is lost.
     Cleared,
     /// The memory does not hold it any more, as a step failed, or could not take rejected tokens back.
     Broken,

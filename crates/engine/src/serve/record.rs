@@ -1,6 +1,6 @@
 //! [`Recorder`]: when the service's thread hands frames over, and which events it keeps.
 //!
-//! Invariant: costs a comparison a step while nobody watches. Decides nothing about requests.
+//! Invariant: without watchers it costs a comparison a step. Decides nothing about requests.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

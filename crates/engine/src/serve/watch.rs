@@ -1,8 +1,8 @@
 //! [`Watcher`]: looks at a service while it runs: the newest [`Frame`], and the events before it.
 //!
-//! The service's thread hands over a frame at most every [`FRAME_TIME`], and only while somebody
-//! watches or when it becomes idle. Invariant: it never waits for a watcher. One that is slow misses
-//! frames, and of events those that more than [`MAX_EVENTS`] newer ones have pushed out.
+//! The service's thread hands over a frame at most every [`FRAME_TIME`], and only while there are
+//! watchers or when it becomes idle. Invariant: it never waits for a watcher. One that is slow
+//! misses frames, and of events those that more than [`MAX_EVENTS`] newer ones have pushed out.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -46,7 +46,7 @@ impl WatchHub {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether somebody watches.
+    /// Whether there are watchers.
     pub(crate) fn is_watched(&self) -> bool {
         self.n_watchers.load(Ordering::Relaxed) > 0
     }

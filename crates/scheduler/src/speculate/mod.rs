@@ -5,8 +5,8 @@
 //! drafted: so a text, and what its sampler draws, are those without speculation, and a draft that is
 //! wrong costs time only. Tokens that were not chosen are taken from the memory before the next step.
 //!
-//! [`NgramLookup`] drafts from the text itself, [`DraftLength`] says how much is worth it, and
-//! [`Drafter`] is both. Nothing in here knows a model.
+//! [`NgramLookup`] drafts from the text itself, [`DraftLength`] learns how many tokens are worth
+//! drafting, and [`Drafter`] combines both. Nothing in here knows a model.
 
 use std::fmt;
 
