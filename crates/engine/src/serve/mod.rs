@@ -43,6 +43,7 @@
 mod choices;
 mod config;
 mod frame;
+mod live_text;
 mod record;
 mod service;
 mod stream;

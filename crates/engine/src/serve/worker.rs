@@ -1,5 +1,5 @@
-//! [`Worker`]: the loop of a service's thread. Takes requests in, carries plans out, gives pieces
-//! out.
+//! [`Worker`]: the loop of a service's thread. Takes requests in, carries plans out, and reports
+//! steps.
 //!
 //! Invariant: the scheduler knows every request that this thread holds, and the other way round.
 //! Decides nothing about order or memory: that is the scheduler's.
@@ -13,16 +13,17 @@ use kv_core::TokenId;
 use kv_core::backend::{Backend, BackendError};
 use kv_core::memory::Edit;
 use scheduler::{
-    Drafter, End, Event, Micros, Outcome, PrefixUse, Priority, Progress, PromptRows, Request,
-    RequestId, RowReport, RowUse, Scheduler, Speculated, SpeculationOff, Step, StepFailure, Work,
+    Drafter, Event, Micros, Outcome, PrefixUse, Priority, PromptRows, Request, RequestId,
+    RowReport, RowUse, Scheduler, SpeculationOff, Step, StepFailure, Work,
 };
 
 use super::config::micros;
 use super::frame::EventKind;
+use super::live_text::LiveText;
 use super::record::{Admission, Recorder, event_of};
-use super::service::{QueuePlace, ServiceError, ServiceStatus};
-use super::stream::{StepGuests, TextSender, Usage};
-use crate::completion::{Completion, FinishReason, OutputRow};
+use super::service::{QueuePlace, ServiceStatus};
+use super::stream::{StepGuests, TextSender};
+use crate::completion::Completion;
 use crate::decode::Engine;
 use crate::error::EngineError;
 use crate::rows_out::Logits;
@@ -59,35 +60,13 @@ pub(crate) struct SubmittedText {
     pub(crate) drafter: Option<Drafter>,
 }
 
-/// A request that has not ended.
-#[derive(Debug)]
-struct Live {
-    completion: Completion,
-    /// The prompt, where the rows of its tokens are wanted.
-    prompt: Vec<TokenId>,
-    /// Log probabilities that were given out.
-    n_logprobs: usize,
-    sender: TextSender,
-    drafter: Option<Drafter>,
-    /// Until it is admitted; all texts of a request have one together.
-    place: Option<Arc<QueuePlace>>,
-    submitted_at: Instant,
-    usage: Usage,
-    /// Why the last step that failed did, or why no token could be chosen.
-    error: Option<Arc<EngineError>>,
-    /// Why a row of its prompt cannot be used: no text begins after it.
-    prompt_error: Option<Arc<EngineError>>,
-    /// Watchers know that it has a first token.
-    is_announced: bool,
-}
-
 /// The state of a service's thread.
 #[derive(Debug)]
 pub(crate) struct Worker<B: Backend> {
     engine: Engine<B>,
     scheduler: Scheduler,
     commands: Receiver<Command>,
-    live: BTreeMap<RequestId, Live>,
+    live: BTreeMap<RequestId, LiveText>,
     step: Arc<StepGuests>,
     status: Arc<Mutex<ServiceStatus>>,
     recorder: Recorder,
@@ -162,7 +141,7 @@ impl<B: Backend> Worker<B> {
     fn publish_status(&self) {
         let parts = self.engine.memory().parts();
         let largest = parts.iter().max_by_key(|part| part.n_cells());
-        let running = self.live.values().filter(|live| live.place.is_none());
+        let running = self.live.values().filter(|live| live.was_admitted());
         let status = ServiceStatus {
             counters: self.scheduler.counters(),
             n_running: running.count(),
@@ -218,7 +197,7 @@ impl<B: Backend> Worker<B> {
     }
 
     fn wait_for_command(&mut self) {
-        // The last state before a pause is handed over, whoever watches later.
+        // The last state before a pause is handed over, for watchers that come later.
         let command = match self.recorder.idle_time() {
             Some(time) => self.commands.recv_timeout(time),
             None => (self.commands.recv()).map_err(|_| RecvTimeoutError::Disconnected),
@@ -272,29 +251,14 @@ impl<B: Backend> Worker<B> {
                 drafter,
             } = text;
             ids.push(id);
-            let live = Live {
-                prompt: match prompt_rows {
-                    PromptRows::All => prompt.clone(),
-                    PromptRows::Last => Vec::new(),
-                },
-                n_logprobs: 0,
-                completion,
-                sender,
-                drafter,
-                place: Some(Arc::clone(&place)),
-                submitted_at,
-                usage: Usage {
-                    n_prompt: prompt.len(),
-                    speculated: Speculated {
-                        off: speculation_off,
-                        ..Speculated::default()
-                    },
-                    ..Usage::default()
-                },
-                error: None,
-                prompt_error: None,
-                is_announced: false,
-            };
+            let place = Some(Arc::clone(&place));
+            let mut live = LiveText::new(completion, sender, place, submitted_at);
+            if prompt_rows == PromptRows::All {
+                live.prompt.clone_from(&prompt);
+            }
+            live.drafter = drafter;
+            live.usage.n_prompt = prompt.len();
+            live.usage.speculated.off = speculation_off;
             self.live.insert(id, live);
         }
         let mut ids = ids.into_iter();
@@ -330,7 +294,7 @@ impl<B: Backend> Worker<B> {
     /// Drafts tokens for the texts that go on.
     fn draft(&mut self) {
         let limit = self.scheduler.draft_limit().unwrap_or(0);
-        let drafting = self.live.iter().filter(|(_, live)| live.place.is_none());
+        let drafting = self.live.iter().filter(|(_, live)| live.was_admitted());
         let drafted = drafting.filter_map(|(&request, live)| {
             let tokens = live.drafter.as_ref()?.draft(limit);
             (!tokens.is_empty()).then_some(Event::Draft { request, tokens })
@@ -350,11 +314,8 @@ impl<B: Backend> Worker<B> {
             self.record_outcome(&outcome);
             match outcome {
                 Outcome::Admitted { request, reuse, .. } => {
-                    if let Some(live) = self.live.get_mut(&request)
-                        && live.place.take().is_some()
-                    {
-                        live.usage.queued = live.submitted_at.elapsed();
-                        live.usage.reuse = Some(reuse);
+                    if let Some(live) = self.live.get_mut(&request) {
+                        live.admit(reuse);
                     }
                 }
                 Outcome::Preempted { request, .. } => {
@@ -383,25 +344,13 @@ impl<B: Backend> Worker<B> {
         | Outcome::Preempted { request, .. }
         | Outcome::Ended { request, .. }) = outcome;
         let live = self.live.get(request);
-        let admission = match live.is_some_and(|live| live.place.is_some()) {
-            true => Admission::First,
-            false => Admission::Again,
+        let admission = match live.is_none_or(LiveText::was_admitted) {
+            true => Admission::Again,
+            false => Admission::First,
         };
         let n_text = live.map_or(0, |live| live.completion.tokens().len());
         let event = event_of(outcome, admission, n_text);
         self.recorder.record(self.now(), event);
-    }
-
-    fn record_first_tokens(&mut self, rows: &[RowReport]) {
-        let now = self.now();
-        for &RowReport { request, .. } in rows {
-            if let Some(live) = self.live.get_mut(&request)
-                && live.usage.first_token.is_some()
-                && !std::mem::replace(&mut live.is_announced, true)
-            {
-                self.recorder.record(now, EventKind::FirstToken { request });
-            }
-        }
     }
 
     /// Computes a step, and reports it.
@@ -409,14 +358,17 @@ impl<B: Backend> Worker<B> {
         let requests = step.texts();
         let cancel = self.step.enter(step.texts());
         let computed = match self.engine.decode_until(&step.batch, cancel) {
-            Ok(logits) => Ok(rows(step, logits, &mut self.live)),
+            Ok(logits) => {
+                let on_first_token = |request| {
+                    let now = micros(self.started.elapsed());
+                    self.recorder.record(now, EventKind::FirstToken { request });
+                };
+                Ok(choose_tokens(step, logits, &mut self.live, on_first_token))
+            }
             Err(error) => Err(error),
         };
         match computed {
-            Ok(rows) => {
-                self.record_first_tokens(&rows);
-                self.handle(Event::StepDone(rows));
-            }
+            Ok(rows) => self.handle(Event::StepDone(rows)),
             // All requests of the step were cancelled.
             Err(EngineError::Cancelled) => {
                 requests.for_each(|id| self.handle(Event::Cancel(id)));
@@ -449,16 +401,28 @@ impl<B: Backend> Worker<B> {
     }
 }
 
-/// Chooses a token from the row of each request that has one, and further ones where drafted ones are
-/// right.
-fn rows(step: &Step, logits: Logits<'_>, live: &mut BTreeMap<RequestId, Live>) -> Vec<RowReport> {
+/// Chooses a token from the row of each request that has one, and further ones where drafted ones
+/// are right.
+fn choose_tokens(
+    step: &Step,
+    logits: Logits<'_>,
+    live: &mut BTreeMap<RequestId, LiveText>,
+    on_first_token: impl Fn(RequestId),
+) -> Vec<RowReport> {
     let reports = step.report(|row| {
         let live = live.get_mut(&row.request)?;
         let logits = logits.row(row.row)?;
         live.take_prompt_row(row.token, logits);
         match row.use_of {
             RowUse::Prompt => None,
-            RowUse::NextToken | RowUse::AfterDraft(_) => Some(live.take_row(logits)),
+            RowUse::NextToken | RowUse::AfterDraft(_) => {
+                let had_token = live.usage.first_token.is_some();
+                let progress = live.take_row(logits);
+                if !had_token && live.usage.first_token.is_some() {
+                    on_first_token(row.request);
+                }
+                Some(progress)
+            }
         }
     });
     for feed in step.feeds.iter().filter(|feed| feed.n_draft > 0) {
@@ -471,142 +435,4 @@ fn rows(step: &Step, logits: Logits<'_>, live: &mut BTreeMap<RequestId, Live>) -
         }
     }
     reports
-}
-
-impl Live {
-    /// The row of a token of the prompt, where such are wanted.
-    fn take_prompt_row(&mut self, index: usize, row: &[f32]) {
-        let Some(&next) = self.prompt.get(index + 1) else {
-            return;
-        };
-        if let Err(error) = self.completion.take_prompt_row(index, next, row) {
-            self.prompt_error.get_or_insert(Arc::new(error));
-        }
-    }
-
-    fn take_row(&mut self, row: &[f32]) -> Progress {
-        if let Some(error) = self.prompt_error.take() {
-            self.error = Some(error);
-            return Progress::Failed;
-        }
-        match self.completion.take(OutputRow::Logits(row)) {
-            Ok(piece) => {
-                // Tokens whose text is held back come with the piece that releases it.
-                if !piece.is_empty() {
-                    self.send(&piece);
-                }
-                let first = self.submitted_at.elapsed();
-                self.usage.first_token.get_or_insert(first);
-                match (self.completion.finish_reason(), self.completion.tokens()) {
-                    (None, &[.., token]) => {
-                        if let Some(drafter) = &mut self.drafter {
-                            drafter.push(&[token]);
-                        }
-                        Progress::Token(token)
-                    }
-                    _ => Progress::Ended,
-                }
-            }
-            Err(error) => {
-                self.error = Some(Arc::new(error));
-                Progress::Failed
-            }
-        }
-    }
-
-    /// Gives a piece out, with the log probabilities of the tokens since the piece before.
-    fn send(&mut self, piece: &str) {
-        let all = self.completion.logprobs();
-        let new = all.get(self.n_logprobs..).unwrap_or_default();
-        self.sender.push(piece, new);
-        self.n_logprobs = all.len();
-    }
-
-    fn end(mut self, end: End) {
-        self.usage.total = self.submitted_at.elapsed();
-        self.usage.n_tokens = self.completion.tokens().len();
-        let rest = match end {
-            End::Complete | End::Failed => String::new(),
-            End::ContextFull => self.completion.end(FinishReason::ContextFull),
-            End::Cancelled => self.completion.end(FinishReason::Cancelled),
-        };
-        self.send(&rest);
-        self.sender
-            .set_prompt_logprobs(self.completion.prompt_logprobs());
-        let finish = self.completion.finish_reason().cloned();
-        let ended = match (end, finish, self.error) {
-            (End::Failed, _, Some(error)) => Err(ServiceError::Engine(error)),
-            (_, Some(finish), _) => Ok((self.completion.tokens().to_vec(), finish, self.usage)),
-            (_, None, _) => Err(ServiceError::from(EngineError::NoLogits)),
-        };
-        self.sender.end(ended);
-    }
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)] // a panic is how a test fails
-mod tests {
-    use model_core::tokenizer::{Tokenizer, TokenizerModel, TokenizerSpec};
-
-    use super::*;
-    use crate::completion::CompletionOptions;
-    use crate::logprobs::{Logprobs, TokenLogprobs};
-    use crate::sampler::SamplerConfig;
-
-    /// Tokens 3 to 5; those before are special in a vocabulary of this kind.
-    const PIECES: [&str; 6] = ["<unk>", "<s>", "</s>", "a", "b", "c"];
-
-    fn live() -> (Live, crate::serve::TextStream) {
-        let mut spec = TokenizerSpec::new(TokenizerModel::Spm, PIECES.map(str::to_owned).to_vec());
-        spec.scores = vec![0.0; PIECES.len()];
-        let tokenizer = Arc::new(Tokenizer::new(spec).unwrap());
-        let options = CompletionOptions {
-            sampler: SamplerConfig::greedy(),
-            stop: vec!["bc".to_owned()],
-            logprobs: Logprobs::Top(0),
-            ..CompletionOptions::default()
-        };
-        let (sender, stream) = TextSender::new(RequestId(0), &Arc::default());
-        let live = Live {
-            completion: Completion::new(&tokenizer, options).unwrap(),
-            prompt: Vec::new(),
-            n_logprobs: 0,
-            sender,
-            drafter: None,
-            place: None,
-            submitted_at: Instant::now(),
-            usage: Usage::default(),
-            error: None,
-            prompt_error: None,
-            is_announced: false,
-        };
-        (live, stream)
-    }
-
-    fn choose(live: &mut Live, token: usize) {
-        let mut row = [0.0; PIECES.len()];
-        row[token] = 1.0;
-        let chosen = TokenId(token as u32);
-        assert_eq!(live.take_row(&row), Progress::Token(chosen));
-    }
-
-    fn tokens(places: &[TokenLogprobs]) -> Vec<u32> {
-        places.iter().map(|place| place.chosen.token.0).collect()
-    }
-
-    #[test]
-    fn log_probabilities_come_with_the_text_of_their_tokens() {
-        let (mut live, mut stream) = live();
-        choose(&mut live, 3);
-        choose(&mut live, 4); // held back: a stop string may begin here
-        assert_eq!(stream.next_piece().unwrap().unwrap(), "a");
-        assert_eq!(tokens(&stream.take_logprobs()), [3]);
-        choose(&mut live, 3);
-        assert_eq!(stream.next_piece().unwrap().unwrap(), "ba");
-        assert_eq!(tokens(&stream.take_logprobs()), [4, 3]);
-        choose(&mut live, 4);
-        live.end(End::ContextFull);
-        let end = stream.finish().unwrap();
-        assert_eq!((end.text.as_str(), tokens(&end.logprobs)), ("b", vec![4]));
-    }
 }

@@ -1,0 +1,200 @@
+//! [`LiveText`]: the text of a request that has not ended: chooses its tokens, gives its pieces out,
+//! and counts what it took.
+//!
+//! Invariant: each log probability is given out once, with the text of its token. Knows nothing of
+//! other texts, of steps and of memory.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kv_core::TokenId;
+use scheduler::{Drafter, End, Progress, Reuse};
+
+use super::service::{QueuePlace, ServiceError};
+use super::stream::{TextSender, Usage};
+use crate::completion::{Completion, FinishReason, OutputRow};
+use crate::error::EngineError;
+
+/// The text of a request that has not ended.
+#[derive(Debug)]
+pub(super) struct LiveText {
+    pub(super) completion: Completion,
+    /// The prompt, where the rows of its tokens are wanted.
+    pub(super) prompt: Vec<TokenId>,
+    /// Log probabilities that were given out.
+    n_logprobs: usize,
+    pub(super) sender: TextSender,
+    pub(super) drafter: Option<Drafter>,
+    /// Until it is admitted; all texts of a request have one together.
+    place: Option<Arc<QueuePlace>>,
+    submitted_at: Instant,
+    pub(super) usage: Usage,
+    /// Why the last step that failed did, or why no token could be chosen.
+    pub(super) error: Option<Arc<EngineError>>,
+    /// Why a row of its prompt cannot be used: no text begins after it.
+    prompt_error: Option<Arc<EngineError>>,
+}
+
+impl LiveText {
+    /// A text that waits in this place.
+    pub(super) fn new(
+        completion: Completion,
+        sender: TextSender,
+        place: Option<Arc<QueuePlace>>,
+        submitted_at: Instant,
+    ) -> Self {
+        Self {
+            completion,
+            prompt: Vec::new(),
+            n_logprobs: 0,
+            sender,
+            drafter: None,
+            place,
+            submitted_at,
+            usage: Usage::default(),
+            error: None,
+            prompt_error: None,
+        }
+    }
+
+    /// Whether it was given a sequence before.
+    pub(super) fn was_admitted(&self) -> bool {
+        self.place.is_none()
+    }
+
+    /// It is given a sequence. What was cached counts when that is for the first time.
+    pub(super) fn admit(&mut self, reuse: Reuse) {
+        if self.place.take().is_some() {
+            self.usage.queued = self.submitted_at.elapsed();
+            self.usage.reuse = Some(reuse);
+        }
+    }
+
+    /// The row of a token of the prompt, where such are wanted.
+    pub(super) fn take_prompt_row(&mut self, index: usize, row: &[f32]) {
+        let Some(&next) = self.prompt.get(index + 1) else {
+            return;
+        };
+        if let Err(error) = self.completion.take_prompt_row(index, next, row) {
+            self.prompt_error.get_or_insert(Arc::new(error));
+        }
+    }
+
+    /// Chooses a token from a row, and gives out what text is complete.
+    pub(super) fn take_row(&mut self, row: &[f32]) -> Progress {
+        if let Some(error) = self.prompt_error.take() {
+            self.error = Some(error);
+            return Progress::Failed;
+        }
+        match self.completion.take(OutputRow::Logits(row)) {
+            Ok(piece) => {
+                // Tokens whose text is held back come with the piece that releases it.
+                if !piece.is_empty() {
+                    self.send(&piece);
+                }
+                let first = self.submitted_at.elapsed();
+                self.usage.first_token.get_or_insert(first);
+                match (self.completion.finish_reason(), self.completion.tokens()) {
+                    (None, &[.., token]) => {
+                        if let Some(drafter) = &mut self.drafter {
+                            drafter.push(&[token]);
+                        }
+                        Progress::Token(token)
+                    }
+                    _ => Progress::Ended,
+                }
+            }
+            Err(error) => {
+                self.error = Some(Arc::new(error));
+                Progress::Failed
+            }
+        }
+    }
+
+    /// Gives a piece out, with the log probabilities of the tokens since the piece before.
+    fn send(&mut self, piece: &str) {
+        let all = self.completion.logprobs();
+        let new = all.get(self.n_logprobs..).unwrap_or_default();
+        self.sender.push(piece, new);
+        self.n_logprobs = all.len();
+    }
+
+    /// Gives the rest out, with the reason why the text ended.
+    pub(super) fn end(mut self, end: End) {
+        self.usage.total = self.submitted_at.elapsed();
+        self.usage.n_tokens = self.completion.tokens().len();
+        let rest = match end {
+            End::Complete | End::Failed => String::new(),
+            End::ContextFull => self.completion.end(FinishReason::ContextFull),
+            End::Cancelled => self.completion.end(FinishReason::Cancelled),
+        };
+        self.send(&rest);
+        self.sender
+            .set_prompt_logprobs(self.completion.prompt_logprobs());
+        let finish = self.completion.finish_reason().cloned();
+        let ended = match (end, finish, self.error) {
+            (End::Failed, _, Some(error)) => Err(ServiceError::Engine(error)),
+            (_, Some(finish), _) => Ok((self.completion.tokens().to_vec(), finish, self.usage)),
+            (_, None, _) => Err(ServiceError::from(EngineError::NoLogits)),
+        };
+        self.sender.end(ended);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use model_core::tokenizer::{Tokenizer, TokenizerModel, TokenizerSpec};
+    use scheduler::RequestId;
+
+    use super::*;
+    use crate::completion::CompletionOptions;
+    use crate::logprobs::{Logprobs, TokenLogprobs};
+    use crate::sampler::SamplerConfig;
+
+    /// Tokens 3 to 5; those before are special in a vocabulary of this kind.
+    const PIECES: [&str; 6] = ["<unk>", "<s>", "</s>", "a", "b", "c"];
+
+    fn live() -> (LiveText, crate::serve::TextStream) {
+        let mut spec = TokenizerSpec::new(TokenizerModel::Spm, PIECES.map(str::to_owned).to_vec());
+        spec.scores = vec![0.0; PIECES.len()];
+        let tokenizer = Arc::new(Tokenizer::new(spec).unwrap());
+        let options = CompletionOptions {
+            sampler: SamplerConfig::greedy(),
+            stop: vec!["bc".to_owned()],
+            logprobs: Logprobs::Top(0),
+            ..CompletionOptions::default()
+        };
+        let (sender, stream) = TextSender::new(RequestId(0), &Arc::default());
+        let completion = Completion::new(&tokenizer, options).unwrap();
+        let live = LiveText::new(completion, sender, None, Instant::now());
+        (live, stream)
+    }
+
+    fn choose(live: &mut LiveText, token: usize) {
+        let mut row = [0.0; PIECES.len()];
+        row[token] = 1.0;
+        let chosen = TokenId(token as u32);
+        assert_eq!(live.take_row(&row), Progress::Token(chosen));
+    }
+
+    fn tokens(places: &[TokenLogprobs]) -> Vec<u32> {
+        places.iter().map(|place| place.chosen.token.0).collect()
+    }
+
+    #[test]
+    fn log_probabilities_come_with_the_text_of_their_tokens() {
+        let (mut live, mut stream) = live();
+        choose(&mut live, 3);
+        choose(&mut live, 4); // held back: a stop string may begin here
+        assert_eq!(stream.next_piece().unwrap().unwrap(), "a");
+        assert_eq!(tokens(&stream.take_logprobs()), [3]);
+        choose(&mut live, 3);
+        assert_eq!(stream.next_piece().unwrap().unwrap(), "ba");
+        assert_eq!(tokens(&stream.take_logprobs()), [4, 3]);
+        choose(&mut live, 4);
+        live.end(End::ContextFull);
+        let end = stream.finish().unwrap();
+        assert_eq!((end.text.as_str(), tokens(&end.logprobs)), ("b", vec![4]));
+    }
+}
