@@ -7,9 +7,10 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use engine::sampler::SamplerConfig;
-use engine::serve::{Priority, TextRequest};
+use engine::serve::{Priority, Service, ServiceConfig, TextRequest};
 use engine::{CompletionOptions, Engine, EngineConfig, FinishReason, GenerateOptions, Generation};
 use kv_core::TokenId;
+use kv_core::backend::Backend;
 use kv_core::weights::WeightSource;
 use kv_cpu::{CpuBackend, CpuConfig};
 use model_core::architecture::{Model, Registry};
@@ -78,6 +79,16 @@ impl Case {
         };
         let backend = CpuBackend::new(cpu).unwrap();
         Engine::new(backend, self.model.clone(), self.weights.clone(), config).unwrap()
+    }
+
+    /// A service on an engine, with the default limits.
+    pub fn service_on<B: Backend>(&self, engine: Engine<B>) -> Service<B> {
+        Service::start(engine, &self.tokenizer, &ServiceConfig::default()).unwrap()
+    }
+
+    /// A service on an engine of its own, with the default limits.
+    pub fn service(&self, n_seqs: u32, n_ctx: u32) -> Service<CpuBackend> {
+        self.service_on(self.engine(n_seqs, n_ctx))
     }
 
     /// A request of its own for every number: greedy and drawn, short and long, with and without

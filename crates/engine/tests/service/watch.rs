@@ -1,10 +1,4 @@
-//! Who watches a service sees whose cells are whose, and why.
-
-#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
-
-#[allow(dead_code)] // of other tests
-#[path = "service/models.rs"]
-mod models;
+//! A watcher of a service sees which cells belong to which requests, and why.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
@@ -18,9 +12,9 @@ use engine::serve::{
 };
 use kv_core::SeqId;
 use kv_core::memory::OwnedRun;
-use kv_cpu::CpuBackend;
 use model_core::tokenizer::EncodeOptions;
-use models::{Case, stories};
+
+use crate::models::{Case, stories};
 
 const BEGINNING: &str = "Once upon a time there was a little girl who had a red ball.";
 
@@ -78,7 +72,10 @@ fn check_owners(frame: &Frame) {
     assert_eq!(names.len(), known.len(), "a sequence has two users");
     for run in runs(frame) {
         let is_known = run.seqs.iter().all(|seq| names.contains(&seq));
-        assert!(is_known, "{run:?} is nobody's");
+        assert!(
+            is_known,
+            "{run:?} belongs to no request and no cached prefix"
+        );
     }
     for (seq, n_tokens) in known {
         let own = runs(frame).iter().filter(|run| run.seqs.contains(seq));
@@ -87,14 +84,10 @@ fn check_owners(frame: &Frame) {
     }
 }
 
-fn start(case: &Case, n_seqs: u32, n_ctx: u32, config: &ServiceConfig) -> Service<CpuBackend> {
-    Service::start(case.engine(n_seqs, n_ctx), &case.tokenizer, config).unwrap()
-}
-
 #[test]
 fn shared_cells_are_seen_with_the_reason() {
     let case = stories("stories-llama");
-    let service = start(&case, 4, 1024, &ServiceConfig::default());
+    let service = case.service(4, 1024);
     let mut watcher = service.watch();
     let first = request(&case, BEGINNING, 12);
     let n_prompt = first.prompt.len();
@@ -163,7 +156,7 @@ fn evictions_and_preemptions_are_seen() {
         excerpts: ExcerptLen::Tokens(NonZeroU32::new(8).unwrap()),
         ..ServiceConfig::default()
     };
-    let service = start(&case, 4, 96, &config);
+    let service = Service::start(case.engine(4, 96), &case.tokenizer, &config).unwrap();
     let mut watcher = service.watch();
     for beginning in [
         BEGINNING,
@@ -196,9 +189,9 @@ fn evictions_and_preemptions_are_seen() {
 }
 
 #[test]
-fn an_idle_service_shows_itself_to_whoever_comes() {
+fn an_idle_service_has_a_frame_for_each_new_watcher() {
     let case = stories("stories-llama");
-    let service = start(&case, 2, 128, &ServiceConfig::default());
+    let service = case.service(2, 128);
     let mut first = service.watch();
     let update = first.next_update_within(Duration::from_secs(10)).unwrap();
     assert_eq!(update.frame.occupancy.parts[0].n_cells, 128);

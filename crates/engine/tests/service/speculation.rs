@@ -1,11 +1,5 @@
-//! Speculation changes no text: what a service and a generation give with prompt lookup is what they
-//! give without, and the memory holds what it held.
-
-#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
-
-#[allow(dead_code)] // a part of it is used here
-#[path = "service/models.rs"]
-mod models;
+//! Speculation changes no text: what a service and a generation give with prompt lookup is what
+//! they give without, and the memory holds what it held.
 
 use std::num::NonZeroU32;
 
@@ -21,7 +15,8 @@ use engine::{
 use kv_core::SeqId;
 use kv_core::memory::Memory;
 use kv_cpu::CpuBackend;
-use models::{Case, Generated, stories, tiny};
+
+use crate::models::{Case, Generated, stories, tiny};
 
 const N_SNAPSHOTS: u32 = 6;
 
@@ -214,12 +209,7 @@ fn texts_are_the_same_with_a_hybrid() {
 fn a_text_that_repeats_itself_takes_fewer_steps() {
     let case = stories("stories-llama");
     let steps = |speculation| {
-        let service = Service::start(
-            engine(&case, 1, 512),
-            &case.tokenizer,
-            &ServiceConfig::default(),
-        );
-        let service = service.unwrap();
+        let service = case.service_on(engine(&case, 1, 512));
         let request = TextRequest {
             options: CompletionOptions {
                 sampler: SamplerConfig::greedy(),
@@ -257,14 +247,14 @@ fn the_context_is_used_to_its_last_token() {
 }
 
 #[test]
-fn where_nothing_can_be_taken_back_a_text_says_so() {
+fn where_nothing_can_be_taken_back_the_usage_has_the_reason() {
     let case = stories("stories-mamba");
     let off = Some(SpeculationOff::NothingTakenBack);
     let request = || with_lookup(case.request(0), 8);
     let mut plain = case.engine(1, 200);
     let (_, speculated, _) = generate(&case, &mut plain, &request());
     assert_eq!((speculated.n_drafted, speculated.off), (0, off));
-    let service = Service::start(plain, &case.tokenizer, &ServiceConfig::default()).unwrap();
+    let service = case.service_on(plain);
     assert_eq!(service.draft_limit().err(), off);
     let end = service.submit(request()).unwrap().finish().unwrap();
     assert_eq!(end.usage.speculated.off, off);
@@ -300,7 +290,7 @@ fn impossible_drafts_are_refused_with_the_range() {
         );
         assert!(is_range, "{refused:?}");
     }
-    let service = Service::start(engine, &case.tokenizer, &ServiceConfig::default()).unwrap();
+    let service = case.service_on(engine);
     let refused = service.submit(with_lookup(case.request(0), 0)).err();
     assert!(
         matches!(refused, Some(ServiceError::Engine(_))),

@@ -1,0 +1,105 @@
+//! Prompts that begin alike are computed once, and a conversation that goes on stays cached.
+
+use engine::EngineConfig;
+use engine::serve::{Missed, Reuse, Service, ServiceConfig, TextRequest, TextStream};
+use kv_core::TokenId;
+
+use crate::models::{stories, tiny};
+
+/// A sweep over many documents evicts no conversation that goes on, also where windows and states
+/// have room for few.
+#[test]
+fn a_sweep_leaves_a_live_conversation_cached() {
+    for case in [
+        stories("stories-llama"),
+        stories("stories-gemma3"),
+        stories("stories-mamba"),
+    ] {
+        let name = case.name;
+        let config = EngineConfig {
+            n_ctx: Some(1024),
+            n_seqs: 16,
+            n_active: Some(4),
+            n_ubatch: 32,
+            ..EngineConfig::default()
+        };
+        let service_config = ServiceConfig {
+            max_running: Some(2),
+            ..ServiceConfig::default()
+        };
+        let engine = case.engine_with(&config);
+        let service = Service::start(engine, &case.tokenizer, &service_config).unwrap();
+        let mut known = case.request(9).prompt;
+        for turn in 0..4 {
+            let mut next = case.request(9);
+            next.prompt.clone_from(&known);
+            next.prompt.push(TokenId(300 + turn));
+            let prompt = next.prompt.clone();
+            let answer = service.submit(next).unwrap().finish().unwrap();
+            let reuse = answer.usage.reuse.unwrap();
+            if turn > 0 {
+                // The last token of an answer was chosen, and never computed.
+                assert!(
+                    reuse.n_tokens + 1 >= known.len(),
+                    "{name}: turn {turn}: {reuse:?} of {}",
+                    known.len()
+                );
+            }
+            known = [prompt, answer.tokens].concat();
+            if turn == 2 {
+                let documents = (0..32).map(|document| {
+                    let mut request = case.request(document);
+                    request.prompt.insert(1, TokenId(100 + document as u32));
+                    service.submit(request).unwrap()
+                });
+                let documents: Vec<TextStream> = documents.collect();
+                for document in documents {
+                    document.finish().unwrap();
+                }
+                assert!(service.counters().n_evicted > 0, "{name}: no sweep");
+            }
+        }
+    }
+}
+
+/// The same prompt again computes one token, and the text is the same; the next turn of a
+/// conversation computes what is new.
+#[test]
+fn prompts_that_begin_alike_are_computed_once() {
+    for case in [
+        stories("stories-llama"),
+        stories("stories-gemma3"),
+        stories("stories-mamba"),
+        tiny("falcon_h1"),
+    ] {
+        let name = case.name;
+        let service = case.service(6, 600);
+        let serve = |request: TextRequest| service.submit(request).unwrap().finish().unwrap();
+        let request = case.request(9);
+        let n_prompt = request.prompt.len();
+        let first = serve(request);
+        let reuse = |n_tokens, missed| Some(Reuse { n_tokens, missed });
+        let never_seen = reuse(0, Some(Missed::NeverSeen));
+        assert_eq!(first.usage.reuse, never_seen, "{name}");
+        let again = serve(case.request(9));
+        assert_eq!(again.usage.reuse, reuse(n_prompt - 1, None), "{name}");
+        assert_eq!(again.text, first.text, "{name}");
+        assert_eq!(again.tokens, first.tokens, "{name}");
+        let mut next = case.request(9);
+        next.prompt.extend(&first.tokens);
+        next.prompt.extend(&case.request(4).prompt);
+        let n_known = n_prompt + first.tokens.len();
+        let alone = case.alone(&next, 600);
+        let generated = serve(next);
+        assert_eq!(
+            (generated.text, generated.tokens),
+            (alone.text, alone.tokens),
+            "{name}"
+        );
+        let reuse = generated.usage.reuse.unwrap();
+        assert!(
+            reuse.n_tokens + 1 >= n_known,
+            "{name}: {reuse:?} of {n_known}"
+        );
+    }
+}
