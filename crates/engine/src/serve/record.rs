@@ -10,6 +10,7 @@ use scheduler::{Micros, Outcome, Scheduler};
 
 use super::config::ExcerptLen;
 use super::frame::{EventKind, Frame};
+use super::live_text::LiveText;
 use super::watch::{FRAME_TIME, WatchHub};
 
 /// Tells watchers what the service's thread does.
@@ -71,28 +72,21 @@ impl Drop for Recorder {
     }
 }
 
-/// Whether a request is admitted for the first time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Admission {
-    First,
-    Again,
-}
-
-/// An outcome as an event. `n_text` is how many tokens the text of the request has.
-pub(crate) fn event_of(outcome: &Outcome, admission: Admission, n_text: usize) -> EventKind {
+/// An outcome as an event. `live` is the text before it.
+pub(super) fn event_of(outcome: &Outcome, live: Option<&LiveText>) -> EventKind {
     match *outcome {
         Outcome::Refused { request, .. } => EventKind::Refused { request },
         Outcome::Admitted {
             request,
             seq,
             reuse,
-        } => match admission {
-            Admission::First => EventKind::Admitted {
+        } => match live.is_none_or(LiveText::was_admitted) {
+            false => EventKind::Admitted {
                 request,
                 seq,
                 reuse,
             },
-            Admission::Again => EventKind::Resumed {
+            true => EventKind::Resumed {
                 request,
                 seq,
                 reuse,
@@ -102,7 +96,7 @@ pub(crate) fn event_of(outcome: &Outcome, admission: Admission, n_text: usize) -
         Outcome::Ended { request, end } => EventKind::Ended {
             request,
             end,
-            n_tokens: n_text,
+            n_tokens: live.map_or(0, |live| live.completion.tokens().len()),
         },
     }
 }

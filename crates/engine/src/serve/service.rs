@@ -245,13 +245,9 @@ impl<B: Backend> Service<B> {
         } = request;
         self.limits.check(&prompt)?;
         speculate::check(speculation).map_err(EngineError::from)?;
-        let drafter = || match self.draft_limit {
-            Ok(_) => Drafter::new(speculation),
-            Err(_) => None,
-        };
-        let off = match speculation {
-            Speculation::Off => None,
-            Speculation::Lookup { .. } => self.draft_limit.err(),
+        let (speculation, speculation_off) = match self.draft_limit {
+            Err(off) if speculation != Speculation::Off => (Speculation::Off, Some(off)),
+            _ => (speculation, None),
         };
         // What is reused has no rows.
         let (prefix, prompt_rows) = match options.prompt_logprobs {
@@ -278,7 +274,7 @@ impl<B: Backend> Service<B> {
         let (mut texts, mut streams) = (Vec::new(), Vec::new());
         for (id, completion) in (first_id..).map(RequestId).zip(completions) {
             let (sender, stream) = TextSender::new(id, &self.step);
-            let mut drafter = drafter();
+            let mut drafter = Drafter::new(speculation);
             if let Some(drafter) = &mut drafter {
                 drafter.push(&prompt);
             }
@@ -296,7 +292,7 @@ impl<B: Backend> Service<B> {
             priority,
             prefix,
             prompt_rows,
-            speculation_off: off,
+            speculation_off,
             place,
             submitted_at,
         };

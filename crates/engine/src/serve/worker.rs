@@ -20,7 +20,7 @@ use scheduler::{
 use super::config::micros;
 use super::frame::EventKind;
 use super::live_text::LiveText;
-use super::record::{Admission, Recorder, event_of};
+use super::record::{Recorder, event_of};
 use super::service::{QueuePlace, ServiceStatus};
 use super::stream::{StepGuests, TextSender};
 use crate::completion::Completion;
@@ -343,13 +343,7 @@ impl<B: Backend> Worker<B> {
         | Outcome::Admitted { request, .. }
         | Outcome::Preempted { request, .. }
         | Outcome::Ended { request, .. }) = outcome;
-        let live = self.live.get(request);
-        let admission = match live.is_none_or(LiveText::was_admitted) {
-            true => Admission::Again,
-            false => Admission::First,
-        };
-        let n_text = live.map_or(0, |live| live.completion.tokens().len());
-        let event = event_of(outcome, admission, n_text);
+        let event = event_of(outcome, self.live.get(request));
         self.recorder.record(self.now(), event);
     }
 
