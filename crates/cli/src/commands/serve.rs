@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use engine::serve::{ExcerptLen, Service, ServiceConfig, Speculation};
-use engine::{Embedder, EmbedderConfig, PromptOutputs, Reranker, RerankerConfig};
+use engine::{Embedder, EmbedderConfig, EngineConfig, PromptOutputs, Reranker, RerankerConfig};
 use kv_core::KvType;
 use model_core::architecture::OutputKind;
 use model_core::model_file::ModelFile;
@@ -252,7 +252,6 @@ fn load(
     file: &ModelFile,
     settings: ModelSettings,
 ) -> anyhow::Result<ServedModel> {
-    let max_tokens = resolve::n_ctx(args.engine.ctx, &**file.model());
     let flags = resolve::backend_flags(&args.engine)?;
     let weights = file.weights();
     let model = match file.model().output() {
@@ -265,22 +264,14 @@ fn load(
             ServedModel::texts(file, service, settings)
         }
         OutputKind::Embeddings => {
-            let config = EmbedderConfig {
-                max_tokens,
-                n_batch: TEXT_BATCH,
-                ..EmbedderConfig::default()
-            };
+            let config = embedder_config(args, file);
             let plan = config.plan(file)?;
             let work = resolve::text_work(&plan, &*weights);
             let embedder = flags.load(&work, |backend| Embedder::new(backend, file, &config))?;
             ServedModel::embeddings(file, embedder, settings)
         }
         OutputKind::Scores { n_labels: 1 } => {
-            let config = RerankerConfig {
-                max_tokens,
-                n_batch: TEXT_BATCH,
-                ..RerankerConfig::default()
-            };
+            let config = reranker_config(args, file);
             let plan = config.plan(file)?;
             let work = resolve::text_work(&plan, &*weights);
             let reranker = flags.load(&work, |backend| Reranker::new(backend, file, &config))?;
@@ -296,12 +287,32 @@ fn load(
     Ok(model?)
 }
 
+fn engine_config(args: &ServeArgs, file: &ModelFile) -> EngineConfig {
+    let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
+    args.parallel.engine_config(config)
+}
+
+fn embedder_config(args: &ServeArgs, file: &ModelFile) -> EmbedderConfig {
+    EmbedderConfig {
+        max_tokens: resolve::n_ctx(args.engine.ctx, &**file.model()),
+        n_batch: TEXT_BATCH,
+        ..EmbedderConfig::default()
+    }
+}
+
+fn reranker_config(args: &ServeArgs, file: &ModelFile) -> RerankerConfig {
+    RerankerConfig {
+        max_tokens: resolve::n_ctx(args.engine.ctx, &**file.model()),
+        n_batch: TEXT_BATCH,
+        ..RerankerConfig::default()
+    }
+}
+
 fn start(
     args: &ServeArgs,
     file: &ModelFile,
 ) -> anyhow::Result<Service<kv_core::backend::BoxedBackend>> {
-    let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
-    let config = args.parallel.engine_config(config);
+    let config = engine_config(args, file);
     let engine = resolve::open_engine(file, &args.engine, &config, PromptOutputs::Last)?;
     let config = ServiceConfig {
         max_queued: args.max_queued as usize,

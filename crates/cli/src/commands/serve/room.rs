@@ -3,17 +3,15 @@
 //! Invariant: decided from headers and plans, before anything is allocated. One model alone is checked
 //! by its engine. Memory of a device is checked by its backend, when a model is loaded.
 
-use engine::{EmbedderConfig, RerankerConfig};
-use kv_core::KvType;
 use model_core::architecture::OutputKind;
 use model_core::model_file::ModelFile;
 use server::ModelSettings;
 
-use super::TEXT_BATCH;
+use super::{embedder_config, engine_config, reranker_config};
 use crate::args::ServeArgs;
 use crate::backends::BackendName;
 use crate::failure::usage;
-use crate::{machine, resolve};
+use crate::machine;
 
 /// # Errors
 /// A usage error with what each takes, where all take more than is free.
@@ -48,29 +46,17 @@ pub(super) fn check(
 
 /// Weights as they are stored, and the memory of the sequences.
 fn bytes_of(args: &ServeArgs, file: &ModelFile) -> anyhow::Result<u64> {
-    let max_tokens = resolve::n_ctx(args.engine.ctx, &**file.model());
     let memory = match file.model().output() {
         OutputKind::Logits | OutputKind::MaskLogits(_) => {
-            let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
-            let config = args.parallel.engine_config(config);
-            config.sizes(&**file.model())?.memory_bytes()
+            let sizes = engine_config(args, file).sizes(&**file.model())?;
+            sizes.memory_bytes()
         }
         OutputKind::Embeddings => {
-            let config = EmbedderConfig {
-                max_tokens,
-                n_batch: TEXT_BATCH,
-                ..EmbedderConfig::default()
-            };
-            let plan = config.plan(file)?;
+            let plan = embedder_config(args, file).plan(file)?;
             plan.engine.sizes(&*plan.model)?.memory_bytes()
         }
         OutputKind::Scores { .. } => {
-            let config = RerankerConfig {
-                max_tokens,
-                n_batch: TEXT_BATCH,
-                ..RerankerConfig::default()
-            };
-            let plan = config.plan(file)?;
+            let plan = reranker_config(args, file).plan(file)?;
             plan.engine.sizes(&*plan.model)?.memory_bytes()
         }
     };
