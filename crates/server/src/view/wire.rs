@@ -3,21 +3,23 @@
 //! Invariant: a viewer that applies each update in order has the cells of the last frame. Text is in
 //! an update only where the frame has excerpts.
 
+use std::sync::Arc;
+
 use engine::serve::{
     CachedText, DropReason, End, EventKind, Excerpt, Frame, MemoryLayout, Missed, Note, Priority,
     Reuse, RunningText, ServiceEvent, Update, WaitingText,
 };
-use kv_core::memory::{Occupancy, OwnedRun, Streams};
+use kv_core::memory::{OwnedRun, Streams};
 use kv_core::{TokenId, Window};
 use model_core::tokenizer::{SpecialPieces, Tokenizer};
 use serde_json::{Value, json};
 
 use crate::metrics::missed_name;
 
-/// The cells that a viewer has.
+/// The last frame that a viewer was sent.
 #[derive(Debug, Default)]
 pub(super) struct Sent {
-    occupancy: Option<Occupancy>,
+    frame: Option<Arc<Frame>>,
 }
 
 /// What does not change: parts, and the bytes of each layer.
@@ -57,7 +59,7 @@ fn window(window: Window) -> Value {
 }
 
 impl Sent {
-    /// An update for a viewer that has these cells.
+    /// An update for the viewer that has the frame before.
     pub(super) fn update(&mut self, update: &Update, tokenizer: &Tokenizer) -> Value {
         let Frame {
             occupancy,
@@ -67,28 +69,27 @@ impl Sent {
             counters,
             ..
         } = &*update.frame;
-        let before = self.occupancy.take();
-        let is_whole = before.is_none();
-        let before = before.unwrap_or_default();
+        let sent = self.frame.replace(Arc::clone(&update.frame));
+        let before = sent.as_ref().map(|frame| &frame.occupancy);
         let none: &[OwnedRun] = &[];
         let parts = occupancy.parts.iter().enumerate().map(|(n, part)| {
-            let before = before.parts.get(n).map_or(none, |part| &part.runs);
-            let mut cells = changes(before, &part.runs);
+            let before = before.and_then(|before| before.parts.get(n));
+            let mut cells = changes(before.map_or(none, |part| &part.runs), &part.runs);
             cells["part"] = json!(part.part.as_usize());
             cells["n_cells"] = json!(part.n_cells);
             cells
         });
         let parts: Vec<Value> = parts.collect();
         let states = occupancy.states.as_ref().map(|states| {
-            let before = before.states.as_ref();
+            let before = before.and_then(|before| before.states.as_ref());
             let mut rows = changes(before.map_or(none, |states| &states.rows), &states.rows);
             rows["n_cells"] = json!(states.n_rows);
             rows
         });
-        let json = json!({
+        json!({
             "frame": update.frame.number,
             "at": millis(update.frame.at),
-            "whole": is_whole,
+            "whole": before.is_none(),
             "parts": parts,
             "states": states,
             "running": each(running, |text| running_text(text, tokenizer)),
@@ -104,9 +105,7 @@ impl Sent {
             },
             "events": each(&update.events, event),
             "lost": update.n_lost,
-        });
-        self.occupancy = Some(occupancy.clone());
-        json
+        })
     }
 }
 
