@@ -1,7 +1,8 @@
-// Conversations with the model, several beside each other, to see what they share. Models without a
+// Several conversations with the model at once, to see what they share. Models without a
 // chat template continue a text instead.
 
 import { element } from "./panels.js";
+import { blocks } from "./stream.js";
 import { plural } from "./words.js";
 
 export class Chat {
@@ -178,20 +179,9 @@ function told(usage, time) {
 
 /** The data of server-sent events, up to `[DONE]`. */
 async function* events(body) {
-  const reader = body.getReader();
-  const decoder = new TextDecoder();
-  let buffer = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    buffer += decoder.decode(value, { stream: true });
-    let end;
-    while ((end = buffer.indexOf("\n\n")) >= 0) {
-      const block = buffer.slice(0, end);
-      buffer = buffer.slice(end + 2);
-      for (const line of block.split("\n")) {
-        if (line.startsWith("data: ") && line !== "data: [DONE]") yield JSON.parse(line.slice(6));
-      }
+  for await (const block of blocks(body)) {
+    for (const line of block.split("\n")) {
+      if (line.startsWith("data: ") && line !== "data: [DONE]") yield JSON.parse(line.slice(6));
     }
   }
 }

@@ -3,6 +3,23 @@
 
 const LONGEST_WAIT = 5000;
 
+/** The blocks of lines of server-sent events, as they arrive. */
+export async function* blocks(body) {
+  const reader = body.getReader();
+  const decoder = new TextDecoder();
+  let buffer = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    buffer += decoder.decode(value, { stream: true });
+    let end;
+    while ((end = buffer.indexOf("\n\n")) >= 0) {
+      yield buffer.slice(0, end);
+      buffer = buffer.slice(end + 2);
+    }
+  }
+}
+
 export class Stream {
   /** `on` has `layout(data)`, `update(data)`, `state(name, text)` and `needsKey()`. */
   constructor(url, on) {
@@ -48,25 +65,10 @@ export class Stream {
       }
       this.attempt = 0;
       this.on.state("live", "live");
-      await this.read(answer.body.getReader());
+      for await (const block of blocks(answer.body)) this.dispatch(block);
       throw new Error("the connection has ended");
     } catch (error) {
       if (!signal.aborted) this.retry(error);
-    }
-  }
-
-  async read(reader) {
-    const decoder = new TextDecoder();
-    let buffer = "";
-    for (;;) {
-      const { done, value } = await reader.read();
-      if (done) return;
-      buffer += decoder.decode(value, { stream: true });
-      let end;
-      while ((end = buffer.indexOf("\n\n")) >= 0) {
-        this.dispatch(buffer.slice(0, end));
-        buffer = buffer.slice(end + 2);
-      }
     }
   }
 
