@@ -145,13 +145,13 @@ export class CellMap {
     cancelAnimationFrame(this.frame);
     this.frame = undefined;
     if (!this.pitch) return;
-    const { context, area, each, columns, pitch } = this;
+    const { context, columns, pitch } = this;
     context.setTransform(this.scale, 0, 0, this.scale, 0, 0);
     context.clearRect(0, 0, columns * pitch, Math.ceil(this.n / columns) * pitch);
     const size = Math.max(1, Math.floor(pitch) - (pitch >= 10 ? 2 : pitch >= 4 ? 1 : 0));
     const styles = new Map();
     for (let n = 0; n < this.n; n++) {
-      const set = each === 1 ? area.sets[n] : this.set(n);
+      const set = this.set(n);
       let style = styles.get(set);
       if (style === undefined) styles.set(set, (style = this.style(set)));
       square(context, Math.round((n % columns) * pitch), Math.round(Math.floor(n / columns) * pitch), size, style);
@@ -163,6 +163,7 @@ export class CellMap {
 
   /** The set of most of the cells of a square. */
   set(n) {
+    if (this.each === 1) return this.area.sets[n];
     const votes = new Map();
     const end = Math.min(this.area.n_cells, (n + 1) * this.each);
     for (let cell = n * this.each; cell < end; cell++) {
@@ -274,7 +275,7 @@ export class CellMap {
     const first = n * this.each;
     const cell = this.area.part === null ? "State" : "Cell";
     const name = this.each === 1 ? `${cell} ${first}` : `${cell}s ${first} to ${first + this.each - 1}, most`;
-    const set = this.each === 1 ? this.area.sets[n] : this.set(n);
+    const set = this.set(n);
     if (set === 0) return `${name}: free`;
     const own = owners(this.snapshot, set).map((one) => {
       const request = one.request === undefined ? `sequence ${one.seq}` : `request ${one.request}`;
@@ -285,7 +286,7 @@ export class CellMap {
 
   pick(n) {
     if (n < 0) return;
-    const set = this.each === 1 ? this.area.sets[n] : this.set(n);
+    const set = this.set(n);
     this.onPick(set === 0 ? undefined : owners(this.snapshot, set)[0].request);
   }
 

@@ -53,9 +53,8 @@ export class Memory {
   }
 
   area(area, before) {
-    const isSame = area.set.length === 0 && area.free.length === 0;
-    if (before && before.n_cells === area.n_cells && isSame) return before;
     const fits = before && before.n_cells === area.n_cells;
+    if (fits && area.set.length === 0 && area.free.length === 0) return before;
     const sets = fits ? before.sets.slice() : new Uint16Array(area.n_cells);
     const positions = fits ? before.positions.slice() : new Uint32Array(area.n_cells);
     for (const [first, n] of area.free) sets.fill(0, first, first + n);

@@ -1,4 +1,4 @@
-// The lists beside the map: requests, cached prefixes, events, the bytes of each layer.
+// The lists next to the map: requests, cached prefixes, events, the bytes of each layer.
 // Elements are kept from update to update, so that the focus stays where it is.
 
 import { cellsOf } from "./memory.js";
@@ -272,10 +272,10 @@ class Events {
   show(events) {
     const last = this.shown.at(-1)?.n ?? -1;
     const isMore = events.length >= this.shown.length && events.some((event) => event.n === last);
-    if (!isMore || this.shown.length === 0) this.list.replaceChildren();
-    const fresh = isMore && this.shown.length ? events.filter((event) => event.n > last) : events;
+    if (!isMore) this.list.replaceChildren();
+    const fresh = isMore ? events.filter((event) => event.n > last) : events;
     for (const event of fresh) this.list.prepend(this.item(event));
-    while (this.list.children.length > Math.max(events.length, 1)) this.list.lastChild.remove();
+    while (this.list.children.length > events.length) this.list.lastChild.remove();
     this.shown = events;
   }
 
@@ -326,7 +326,7 @@ export function showLayers(box, sum, layout) {
   put(sum, `${bytes(layout.bytes)} in ${plural(layers.size, "layer")}`);
 }
 
-/** What the caption of a part says. */
+/** The title and the text of the caption of a part. */
 export function describeArea(layout, area, n_areas) {
   const isOf = (rows) => rows.part === area.part;
   const rows = layout.rows.filter(isOf);
