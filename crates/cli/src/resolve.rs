@@ -522,7 +522,7 @@ pub(crate) fn token_ids(list: &str) -> anyhow::Result<Vec<u32>> {
     ids.collect()
 }
 
-/// Says why no tokens are drafted though that was asked for.
+/// Warns that `--speculate` has no effect, with the reason and what to do about it.
 pub(crate) fn warn_of_no_speculation(off: Option<SpeculationOff>) {
     if let Some(off) = off {
         let advice = match off {

@@ -31,7 +31,7 @@ because its prompt does not fit for example, has \"error\" instead, and the exit
 
 Requests are computed together, as many as --parallel allows and the memory (-c, of all together)
 holds. The text of each is what it would be alone (on the cpu backend, to the byte), whatever runs
-with it. A prefix that prompts share is computed once.
+with it. A prompt reuses what it shares with cached ones.
 
 Examples:
   cellar batch -m MODEL.gguf -f prompts.jsonl > answers.jsonl

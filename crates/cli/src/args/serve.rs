@@ -21,12 +21,12 @@ on stderr gives the address when the server is ready.
 
 Requests are computed together, as many as --parallel allows and the memory (-c, of all together)
 holds; more wait. The text of each is what it would be alone (on the cpu backend, to the byte). A
-prefix that prompts of one key share is computed once. A client that goes away frees its place.
+prompt reuses what it shares with cached ones of its key. A client that goes away frees its place.
 Sampling flags are for requests that do not choose.
 
-Several models (-m A -m B) have the names of their files, and each its own -c and --parallel. What they
-take together is checked before the first is loaded. A request without a name gets the first that does
-what it wants.
+Several models (-m A -m B) have the names of their files; -c and --parallel are those of each. What
+they take together is checked before the first is loaded. A request without a name gets the first
+model that does what it wants.
 
 Only this machine reaches 127.0.0.1, the default. Another --host needs --api-key-file or --no-auth:
 clients send a key of the file as 'Authorization: Bearer KEY'. For TLS put a proxy in front.
@@ -77,7 +77,7 @@ pub(crate) struct ServeArgs {
     /// Seconds that running requests get to end, when the server ends
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub(crate) drain: u32,
-    /// Show the first and the last words of prompts and texts in the live view, to whoever may see it
+    /// Show the first and last words of prompts and texts in the live view, to every viewer
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) show_text: bool,
     #[command(flatten)]

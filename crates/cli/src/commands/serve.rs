@@ -140,8 +140,7 @@ fn server_config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
     };
     if args.show_text && keys.n_keys() > 1 {
         return usage(
-            "--show-text shows the texts of all to whoever has a key: it takes an --api-key-file with one \
-             key",
+            "--show-text shows all texts to each key: it takes an --api-key-file with one key",
         );
     }
     Ok(ServerConfig {

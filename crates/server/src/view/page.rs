@@ -1,7 +1,7 @@
 //! The page, compiled in.
 //!
-//! Invariant: every browser gets the same page, and its Content-Security-Policy allows scripts, styles
-//! and connections of this server alone.
+//! Invariant: every browser gets the same page, and its Content-Security-Policy allows scripts,
+//! styles and connections of this server alone.
 
 use axum::extract::Path;
 use axum::http::header::{
