@@ -23,13 +23,14 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import random
 import socket
 import statistics
 import subprocess
 import sys
 import time
+
+from compare import processor
 
 N_CLIENTS = 16
 N_ANSWER = 64
@@ -202,7 +203,7 @@ def main():
                 theirs[name].append(run(command, lambda _: {"ignore_eos": True}, round_, names, log))
                 print(f"round {round_ + 1}: llama-server {name} {theirs[name][-1]}", file=sys.stderr)
 
-    print(f"{os.path.basename(args.model)}, {platform.machine()}, {args.threads} threads, {args.rounds} rounds\n")
+    print(f"{os.path.basename(args.model)}, {processor()}, {args.threads} threads, {args.rounds} rounds\n")
     print("| measure | Cellar | llama-server | its best setting | ratio (Cellar : llama-server) |")
     print("| --- | --- | --- | --- | --- |")
     for measure, (unit, more) in MEASURES.items():
