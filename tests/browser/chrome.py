@@ -92,9 +92,9 @@ class Chrome:
                 raise AssertionError(f"never true: {script}")
             time.sleep(0.03)
 
-    def size(self, width, height, scale=1):
+    def size(self, width, height):
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height,
-                  deviceScaleFactor=scale, mobile=False)
+                  deviceScaleFactor=1, mobile=False)
 
     def dark(self, is_dark):
         value = "dark" if is_dark else "light"
@@ -105,10 +105,10 @@ class Chrome:
         self.call("Page.navigate", url=url)
         self.wait("document.readyState === 'complete'")
 
-    def key(self, key, code=None, text=None):
+    def key(self, key, code=None):
         codes = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "ArrowLeft": 37, "ArrowRight": 39}
         common = {"key": key, "code": code or key, "windowsVirtualKeyCode": codes.get(key, 0)}
-        text = {"Enter": "\r", " ": " "}.get(key, text)
+        text = {"Enter": "\r", " ": " "}.get(key)
         self.call("Input.dispatchKeyEvent", type="keyDown", **common, **({"text": text} if text else {}))
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
