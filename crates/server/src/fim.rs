@@ -5,15 +5,9 @@
 //! first, as llama-server does. Texts are never read as marks.
 
 use kv_core::TokenId;
-use model_core::tokenizer::{AddSpecial, EncodeOptions, SpecialText, Tokenizer};
+use model_core::tokenizer::{EncodeOptions, Tokenizer};
 
-/// A text whose marks are only text.
-const PLAIN: EncodeOptions = EncodeOptions {
-    add: AddSpecial::Never,
-    special: SpecialText::AsText,
-};
-
-/// Of the texts beside the gap, what comes before it may have so many parts of four.
+/// How many quarters of the room the text before the gap may take where both sides are long.
 const PREFIX_QUARTERS: usize = 3;
 
 /// The name of a repository, or of a file that has none.
@@ -70,7 +64,7 @@ pub(crate) fn is_known(tokenizer: &Tokenizer) -> bool {
 
 /// The tokens of a text whose marks are only text.
 fn tokens(tokenizer: &Tokenizer, text: &str) -> Vec<TokenId> {
-    tokenizer.encode(text, PLAIN)
+    tokenizer.encode(text, EncodeOptions::TEXT)
 }
 
 /// The prompt of a gap, of so many tokens at most; `None` where the vocabulary lacks the marks.

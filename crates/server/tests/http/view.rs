@@ -141,7 +141,7 @@ fn a_stream_that_was_cut_goes_on_without_a_gap() {
     let id = last.id.clone().unwrap();
     drop(reply);
 
-    // What happens while nobody watches is seen by whoever comes back.
+    // A viewer that comes back gets the events that it missed.
     continued(&server, &format!("{PROMPT} She lost it"));
     let mut again = watch(&server, &[("Last-Event-ID", &id)]);
     assert_eq!(next(&mut again).unwrap().name, "layout");

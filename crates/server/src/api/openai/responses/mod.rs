@@ -174,7 +174,7 @@ async fn handle(
         return Ok(stream::respond(vec![text], writer));
     }
     while let Some(piece) = text.next().await {
-        // The events of a stream that nobody reads.
+        // The writer makes the events of a stream, which this client did not ask for.
         let _events = writer.piece(0, piece?);
     }
     Ok(json::respond(&writer.into_response()))
