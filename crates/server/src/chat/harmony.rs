@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::ToolFormat;
-use super::split::{LastSpaces, Part, undecided};
+use super::split::{LastSpaces, Part, find_first, take_front, undecided};
 
 const START: &str = "<|start|>";
 const CHANNEL: &str = "<|channel|>";
@@ -139,11 +139,6 @@ impl Harmony {
         self.n_bytes - self.held.len()
     }
 
-    /// Drops the first bytes of what is held.
-    fn skip(&mut self, n: usize) {
-        self.held.drain(..n);
-    }
-
     /// Decides about what is held; `false` where more is needed.
     fn step(&mut self) -> bool {
         match self.state {
@@ -176,9 +171,9 @@ impl Harmony {
             }
             return false;
         };
-        let header = self.held.get(..end).unwrap_or_default().to_owned();
         let at = self.at();
-        self.skip(end + MESSAGE.len());
+        let header = take_front(&mut self.held, end);
+        take_front(&mut self.held, MESSAGE.len());
         let body = match (
             recipient(&header).filter(|_| self.has_tools),
             channel(&header),
@@ -202,21 +197,18 @@ impl Harmony {
     }
 
     fn step_message(&mut self, body: Body) -> bool {
-        let found = ENDS
-            .iter()
-            .filter_map(|end| Some((self.held.find(end)?, *end)));
-        if let Some((at, end)) = found.min() {
-            let text = self.held.get(..at).unwrap_or_default().to_owned();
+        if let Some((at, end)) = find_first(&self.held, &ENDS) {
+            let text = take_front(&mut self.held, at);
             // The next header begins with its mark.
-            let n = if end == START { at } else { at + end.len() };
-            self.skip(n);
+            if end != START {
+                take_front(&mut self.held, end.len());
+            }
             self.add(body, &text);
             self.end_message();
             return true;
         }
         let n = undecided(&self.held, &ENDS, LastSpaces::Given);
-        let text = self.held.get(..n).unwrap_or_default().to_owned();
-        self.skip(n);
+        let text = take_front(&mut self.held, n);
         self.add(body, &text);
         false
     }

@@ -61,7 +61,7 @@ impl ToolFormat {
             Self::Mistral
         } else if template.contains("<｜tool▁call▁begin｜>") {
             Self::DeepSeek
-        } else if template.contains(xml::OPEN) && template.contains("<parameter=") {
+        } else if template.contains(xml::OPEN) && template.contains(xml::PARAMETER) {
             Self::Xml
         } else if template.contains("<tool_call>") {
             Self::Hermes

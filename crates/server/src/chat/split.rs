@@ -282,10 +282,7 @@ impl ChatSplitter {
             .into_iter()
             .chain(format.noise().iter().copied())
             .collect();
-        let found = marks
-            .iter()
-            .filter_map(|mark| Some((self.held.find(mark)?, *mark)));
-        if let Some((at, mark)) = found.min() {
+        if let Some((at, mark)) = find_first(&self.held, &marks) {
             let (text, rest) = self.held.split_at(at);
             let text = text.trim_end().to_owned();
             self.held = rest.get(mark.len()..).unwrap_or_default().to_owned();
@@ -511,7 +508,16 @@ pub(super) fn undecided(text: &str, marks: &[&str], spaces: LastSpaces) -> usize
     }
 }
 
-fn take_front(held: &mut String, n: usize) -> String {
+/// Where the first of these marks stands in a text, and which it is.
+pub(super) fn find_first<'m>(text: &str, marks: &[&'m str]) -> Option<(usize, &'m str)> {
+    let found = marks
+        .iter()
+        .filter_map(|&mark| Some((text.find(mark)?, mark)));
+    found.min()
+}
+
+/// Takes the first bytes of a text out of it.
+pub(super) fn take_front(held: &mut String, n: usize) -> String {
     let rest = held.split_off(n);
     std::mem::replace(held, rest)
 }

@@ -12,7 +12,7 @@ use crate::generate::Tool;
 
 pub(super) const OPEN: &str = "<function=";
 const CLOSE: &str = "</function>";
-const PARAMETER: &str = "<parameter=";
+pub(super) const PARAMETER: &str = "<parameter=";
 const PARAMETER_END: &str = "</parameter>";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
