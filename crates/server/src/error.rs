@@ -75,6 +75,14 @@ impl ApiError {
         }
     }
 
+    /// 400: a part of a message that the model cannot read.
+    pub fn unsupported_content(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            code: Some("unsupported_content"),
+            ..Self::invalid_param(param, message)
+        }
+    }
+
     /// 401: no key, or a wrong one.
     pub fn unauthorized() -> Self {
         Self {

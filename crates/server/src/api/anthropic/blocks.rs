@@ -146,10 +146,7 @@ fn parts(path: &str, content: &Content) -> Result<Parts, ApiError> {
                     None => "a block without a type".to_owned(),
                 };
                 let message = format!("'{param}' is {what}: this model takes text");
-                return Err(ApiError {
-                    code: Some("unsupported_content"),
-                    ..ApiError::invalid_param(param, message)
-                });
+                return Err(ApiError::unsupported_content(param, message));
             }
         }
     }

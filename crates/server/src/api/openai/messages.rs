@@ -86,11 +86,10 @@ fn read_calls(at: usize, calls: &Value) -> Result<Vec<Value>, ApiError> {
         let arguments = function.and_then(|function| function.get("arguments"));
         let arguments = match arguments {
             None | Some(Value::Null) => Some(json!({})),
-            Some(Value::String(text)) if text.trim().is_empty() => Some(json!({})),
-            Some(Value::String(text)) => serde_json::from_str(text).ok(),
-            Some(object) => Some(object.clone()),
+            Some(Value::String(text)) => call_arguments(text),
+            Some(value) => Some(value.clone()).filter(Value::is_object),
         };
-        match (name, arguments.filter(Value::is_object)) {
+        match (name, arguments) {
             (Some(name), Some(arguments)) => {
                 let function = json!({"name": name, "arguments": arguments});
                 let mut out = json!({"type": "function", "function": function});
@@ -112,6 +111,14 @@ fn read_calls(at: usize, calls: &Value) -> Result<Vec<Value>, ApiError> {
         }
     };
     calls.map(read).collect()
+}
+
+/// The arguments of a call: an object as JSON, or nothing; `None` where the text is neither.
+pub(crate) fn call_arguments(text: &str) -> Option<Value> {
+    if text.trim().is_empty() {
+        return Some(json!({}));
+    }
+    serde_json::from_str(text).ok().filter(Value::is_object)
 }
 
 /// The text of a message, at this path of the request: a text, or text parts, one line each.
@@ -137,10 +144,7 @@ pub(crate) fn content_text(path: &str, content: &Value) -> Result<String, ApiErr
             _ => {
                 let kind = kind.unwrap_or("without a type");
                 let message = format!("'{param}' is a part '{kind}': this model takes text only");
-                return Err(ApiError {
-                    code: Some("unsupported_content"),
-                    ..ApiError::invalid_param(param, message)
-                });
+                return Err(ApiError::unsupported_content(param, message));
             }
         };
         match part.get(name) {

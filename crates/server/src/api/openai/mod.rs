@@ -94,26 +94,29 @@ fn constraint(body: &Body) -> Result<Option<Constraint>, ApiError> {
             _ => Ok(Some(Constraint::JsonObject)),
         },
         Some("json_schema") => {
-            let param = "response_format.json_schema.schema";
             let schema = format.pointer("/json_schema/schema");
-            match schema.or_else(|| format.get("schema")) {
-                Some(schema) if schema.is_object() || schema.is_boolean() => {
-                    Ok(Some(Constraint::JsonSchema {
-                        schema: schema.clone(),
-                        param,
-                    }))
-                }
-                _ => wrong(
-                    param,
-                    "a 'json_schema' needs a 'schema', which is an object",
-                ),
-            }
+            let schema = schema.or_else(|| format.get("schema"));
+            json_schema(schema, "response_format.json_schema.schema").map(Some)
         }
         Some(other) => wrong(
             "response_format.type",
             &format!("'{other}' is not one of text, json_object, json_schema"),
         ),
         None => wrong("response_format.type", "'response_format' needs a 'type'"),
+    }
+}
+
+/// The schema of a format `json_schema`, which stands at this path of the request.
+fn json_schema(schema: Option<&Value>, param: &'static str) -> Result<Constraint, ApiError> {
+    match schema {
+        Some(schema) if schema.is_object() || schema.is_boolean() => Ok(Constraint::JsonSchema {
+            schema: schema.clone(),
+            param,
+        }),
+        _ => {
+            let message = "a 'json_schema' needs a 'schema', which is an object";
+            Err(ApiError::invalid_param(param, message))
+        }
     }
 }
 

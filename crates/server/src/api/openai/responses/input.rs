@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::api::openai::messages::content_text;
+use crate::api::openai::messages::{call_arguments, content_text};
 use crate::error::ApiError;
 
 /// What was said before, and what a request adds to it.
@@ -120,10 +120,7 @@ impl Reader {
                     "'{path}' is an item '{kind}': message, reasoning, function_call and \
                      function_call_output are supported"
                 );
-                Err(ApiError {
-                    code: Some("unsupported_content"),
-                    ..ApiError::invalid_param(path, message)
-                })
+                Err(ApiError::unsupported_content(path, message))
             }
         }
     }
@@ -186,11 +183,7 @@ impl Reader {
     fn call(&mut self, path: &str, members: &Map<String, Value>) -> Result<(), ApiError> {
         let id = text(path, members, "call_id")?;
         let name = text(path, members, "name")?;
-        let arguments = match text(path, members, "arguments")? {
-            none if none.trim().is_empty() => Some(json!({})),
-            text => serde_json::from_str(text).ok(),
-        };
-        let Some(arguments) = arguments.filter(Value::is_object) else {
+        let Some(arguments) = call_arguments(text(path, members, "arguments")?) else {
             let param = format!("{path}.arguments");
             let message = format!("'{param}' is not the JSON of an object");
             return Err(ApiError::invalid_param(param, message));

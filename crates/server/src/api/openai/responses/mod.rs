@@ -17,6 +17,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use self::output::{Keeping, Writer};
+use super::json_schema;
 use super::tools::Tools;
 use crate::api::params::{SamplingParams, now, random_id};
 use crate::api::{on_get, on_post};
@@ -251,26 +252,14 @@ fn constraint(format: Option<&Value>) -> Result<Option<Constraint>, ApiError> {
     let Some(format) = format.filter(|format| !format.is_null()) else {
         return Ok(None);
     };
-    let wrong = |param: &str, message: &str| Err(ApiError::invalid_param(param, message));
     match format.get("type").and_then(Value::as_str) {
         Some("text") => Ok(None),
         Some("json_object") => Ok(Some(Constraint::JsonObject)),
-        Some("json_schema") => match format.get("schema") {
-            Some(schema) if schema.is_object() || schema.is_boolean() => {
-                Ok(Some(Constraint::JsonSchema {
-                    schema: schema.clone(),
-                    param: "text.format.schema",
-                }))
-            }
-            _ => wrong(
-                "text.format.schema",
-                "a 'json_schema' needs a 'schema', which is an object",
-            ),
-        },
-        _ => wrong(
-            "text.format.type",
-            "'text.format.type' must be text, json_object or json_schema",
-        ),
+        Some("json_schema") => json_schema(format.get("schema"), "text.format.schema").map(Some),
+        _ => {
+            let message = "'text.format.type' must be text, json_object or json_schema";
+            Err(ApiError::invalid_param("text.format.type", message))
+        }
     }
 }
 
