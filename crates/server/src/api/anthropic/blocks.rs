@@ -4,9 +4,9 @@
 //! assistant thought is left out, as Anthropic's models do not see it again either.
 
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use crate::api::openai::tools::Tools;
+use crate::api::openai::tools::{Tools, tool_list};
 use crate::error::ApiError;
 use crate::json::Body;
 
@@ -174,12 +174,7 @@ fn result(path: &str, content: Option<&Value>) -> Result<String, ApiError> {
 /// # Errors
 /// [`ApiError`] 400 with the path of what is wrong.
 pub(super) fn tools(body: &Body) -> Result<Tools, ApiError> {
-    let mut fields = Map::new();
-    let list = match body.field("tools") {
-        None => &[][..],
-        Some(Value::Array(list)) => list,
-        Some(_) => return Err(ApiError::invalid_param("tools", "'tools' is not a list")),
-    };
+    let list = tool_list(body)?;
     let mut tools = Vec::with_capacity(list.len());
     for (at, tool) in list.iter().enumerate() {
         let kind = tool.get("type").and_then(Value::as_str);
@@ -195,22 +190,21 @@ pub(super) fn tools(body: &Body) -> Result<Tools, ApiError> {
         }
         tools.push(json!({"type": "function", "function": function}));
     }
-    if !tools.is_empty() {
-        fields.insert("tools".to_owned(), Value::Array(tools));
+    let choice = body.field("tool_choice").map(choice).transpose()?;
+    Tools::new(tools, choice.as_ref())
+}
+
+/// A `tool_choice` in the words of OpenAI.
+fn choice(choice: &Value) -> Result<Value, ApiError> {
+    let name = choice.get("name").cloned().unwrap_or_default();
+    match choice.get("type").and_then(Value::as_str) {
+        Some("auto") => Ok(json!("auto")),
+        Some("any") => Ok(json!("required")),
+        Some("none") => Ok(json!("none")),
+        Some("tool") => Ok(json!({"type": "function", "function": {"name": name}})),
+        _ => {
+            let message = "'tool_choice.type' must be auto, any, tool or none";
+            Err(ApiError::invalid_param("tool_choice.type", message))
+        }
     }
-    if let Some(choice) = body.field("tool_choice") {
-        let name = choice.get("name").cloned().unwrap_or_default();
-        let choice = match choice.get("type").and_then(Value::as_str) {
-            Some("auto") => json!("auto"),
-            Some("any") => json!("required"),
-            Some("none") => json!("none"),
-            Some("tool") => json!({"type": "function", "function": {"name": name}}),
-            _ => {
-                let message = "'tool_choice.type' must be auto, any, tool or none";
-                return Err(ApiError::invalid_param("tool_choice.type", message));
-            }
-        };
-        fields.insert("tool_choice".to_owned(), choice);
-    }
-    Tools::read(&Body::from(fields))
 }

@@ -129,9 +129,7 @@ fn read(body: &Body, fields: &Fields, model: &ServedModel) -> Result<GenerateReq
 /// The prompt of the messages, with the tools that the template describes.
 fn chat(fields: &Fields, tools: &Tools) -> Result<ChatPrompt, ApiError> {
     let mut variables = thinking(fields)?;
-    if let Some(list) = tools.for_template() {
-        variables.insert("tools".to_owned(), list);
-    }
+    tools.add_to(&mut variables);
     let list = blocks::messages(fields.system.as_ref(), &fields.messages)?;
     Ok(ChatPrompt {
         messages: messages(&list)?,

@@ -104,9 +104,7 @@ pub(crate) fn apply_template() -> MethodRouter<App> {
         let fields: TemplateFields = body.get()?;
         let model = app.model_for(fields.model.as_deref(), Job::Texts)?;
         let mut variables = fields.chat_template_kwargs.unwrap_or_default();
-        if let Some(tools) = Tools::read(&body)?.for_template() {
-            variables.insert("tools".to_owned(), tools);
-        }
+        Tools::read(&body)?.add_to(&mut variables);
         let prompt = model.render(&ChatPrompt {
             messages: messages(&fields.messages)?,
             variables,

@@ -238,9 +238,7 @@ fn prompt(
     }
     let messages = read_messages(&json!(messages))?;
     let mut variables = Map::new();
-    if let Some(list) = tools.for_template() {
-        variables.insert("tools".to_owned(), list);
-    }
+    tools.add_to(&mut variables);
     match &fields.think {
         None | Some(Value::Null) => {}
         Some(Value::Bool(is_on)) => {

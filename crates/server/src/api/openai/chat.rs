@@ -131,9 +131,7 @@ fn read(
         variables.insert("reasoning_effort".to_owned(), json!(effort));
     }
     let tools = tools::Tools::read(body)?;
-    if let Some(list) = tools.for_template() {
-        variables.insert("tools".to_owned(), list);
-    }
+    tools.add_to(&mut variables);
     let chat = ChatPrompt {
         messages: messages::messages(&fields.messages)?,
         variables,

@@ -3,7 +3,7 @@
 //! Invariant: an answer that has to call a tool can be nothing but one call of it, with arguments
 //! that its schema allows.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
 use crate::generate::{Constraint, Tool, ToolUse};
@@ -33,16 +33,19 @@ impl Tools {
     /// # Errors
     /// [`ApiError`] 400 with the path of what is wrong.
     pub fn read(body: &Body) -> Result<Self, ApiError> {
-        let list = match body.field("tools") {
-            None => Vec::new(),
-            Some(Value::Array(list)) => list.clone(),
-            Some(_) => return Err(ApiError::invalid_param("tools", "'tools' is not a list")),
-        };
+        Self::new(tool_list(body)?.to_vec(), body.field("tool_choice"))
+    }
+
+    /// These tools, and the choice among them.
+    ///
+    /// # Errors
+    /// [`ApiError`] 400 with the path of what is wrong.
+    pub fn new(list: Vec<Value>, choice: Option<&Value>) -> Result<Self, ApiError> {
         let mut names = Vec::with_capacity(list.len());
         for (at, tool) in list.iter().enumerate() {
             names.push(name_of(at, tool)?);
         }
-        let choice = match body.field("tool_choice") {
+        let choice = match choice {
             None => Choice::Auto,
             Some(choice) => read_choice(choice, &names)?,
         };
@@ -57,9 +60,11 @@ impl Tools {
         !self.list.is_empty() && self.choice != Choice::None
     }
 
-    /// What the template is given.
-    pub fn for_template(&self) -> Option<Value> {
-        self.are_used().then(|| json!(self.list))
+    /// Adds them to the variables of a template.
+    pub fn add_to(&self, variables: &mut Map<String, Value>) {
+        if self.are_used() {
+            variables.insert("tools".to_owned(), json!(self.list));
+        }
     }
 
     /// Which calls the answer is looked through for.
@@ -97,6 +102,18 @@ impl Tools {
             schema: json!({"anyOf": calls}),
             param: "tools",
         })
+    }
+}
+
+/// The `tools` of a request in the words of its API; none where it has no such field.
+///
+/// # Errors
+/// [`ApiError`] 400 where they are no list.
+pub fn tool_list(body: &Body) -> Result<&[Value], ApiError> {
+    match body.field("tools") {
+        None => Ok(&[]),
+        Some(Value::Array(list)) => Ok(list),
+        Some(_) => Err(ApiError::invalid_param("tools", "'tools' is not a list")),
     }
 }
 
@@ -198,6 +215,12 @@ mod tests {
         Tools::read(&Body::parse(body.to_string().as_bytes()).unwrap())
     }
 
+    fn has_variable(tools: &Tools) -> bool {
+        let mut variables = Map::new();
+        tools.add_to(&mut variables);
+        variables.contains_key("tools")
+    }
+
     #[test]
     fn choices_decide_what_an_answer_may_be() {
         let auto = read(Value::Null).unwrap();
@@ -207,10 +230,10 @@ mod tests {
         let names: Vec<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
         assert_eq!(names, ["f", "g"]);
         assert_eq!(tools[0].parameters["type"], "object");
-        assert!(auto.for_template().is_some() && auto.constraint().is_none());
+        assert!(has_variable(&auto) && auto.constraint().is_none());
         let none = read(json!("none")).unwrap();
         assert_eq!(none.used(), ToolUse::None);
-        assert!(none.for_template().is_none() && none.constraint().is_none());
+        assert!(!has_variable(&none) && none.constraint().is_none());
         for (choice, names) in [
             (json!("required"), &["f", "g"][..]),
             (

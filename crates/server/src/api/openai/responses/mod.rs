@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 
 use self::output::{Keeping, Writer};
 use super::json_schema;
-use super::tools::Tools;
+use super::tools::{Tools, tool_list};
 use crate::api::params::{SamplingParams, now, random_id};
 use crate::api::{on_get, on_post};
 use crate::app::App;
@@ -200,9 +200,7 @@ fn read(
             variables.insert("enable_thinking".to_owned(), json!(false));
         }
     }
-    if let Some(list) = tools.for_template() {
-        variables.insert("tools".to_owned(), list);
-    }
+    tools.add_to(&mut variables);
     let messages = input::with_instructions(fields.instructions.as_deref(), messages);
     let format = fields.text.as_ref().and_then(|text| text.format.as_ref());
     Ok(GenerateRequest {
@@ -268,11 +266,7 @@ fn constraint(format: Option<&Value>) -> Result<Option<Constraint>, ApiError> {
 /// # Errors
 /// [`ApiError`] 400 with the path of what is wrong.
 fn tools(body: &Body) -> Result<Tools, ApiError> {
-    let list = match body.field("tools") {
-        None => &[][..],
-        Some(Value::Array(list)) => list,
-        Some(_) => return Err(ApiError::invalid_param("tools", "'tools' is not a list")),
-    };
+    let list = tool_list(body)?;
     let mut tools = Vec::with_capacity(list.len());
     for (at, tool) in list.iter().enumerate() {
         let kind = tool.get("type").and_then(Value::as_str);
@@ -295,10 +289,9 @@ fn tools(body: &Body) -> Result<Tools, ApiError> {
         }
         tools.push(json!({"type": "function", "function": function}));
     }
-    let mut chat = Map::new();
-    if let Some(choice) = body.field("tool_choice") {
+    let choice = body.field("tool_choice").map(|choice| {
         let kind = choice.get("type").and_then(Value::as_str);
-        let choice = match kind {
+        match kind {
             Some("function") => {
                 let name = choice.get("name").cloned().unwrap_or_default();
                 json!({"type": "function", "function": {"name": name}})
@@ -313,13 +306,10 @@ fn tools(body: &Body) -> Result<Tools, ApiError> {
                 choice.get("mode").cloned().unwrap_or_else(|| json!("auto"))
             }
             _ => choice.clone(),
-        };
-        chat.insert("tool_choice".to_owned(), choice);
-    }
-    if !tools.is_empty() {
-        chat.insert("tools".to_owned(), json!(tools));
-    }
-    Tools::read(&Body::from(chat))
+        }
+    });
+    // An `allowed_tools` whose mode is null leaves the choice to the model.
+    Tools::new(tools, choice.as_ref().filter(|choice| !choice.is_null()))
 }
 
 /// What a response has before there is any output.
