@@ -2,13 +2,26 @@
 //!
 //! Invariant: bytes are those that a token writes, also where they are no character. Computes nothing.
 
-use engine::{TokenLogprob, TokenLogprobs};
+use engine::{Logprobs, TokenLogprob, TokenLogprobs};
 use kv_core::TokenId;
 use model_core::tokenizer::{SpecialPieces, Tokenizer};
 use serde_json::{Map, Value, json};
 
+use crate::error::ApiError;
+
 /// What stands for minus infinity, which JSON does not have: as OpenAI.
 const IMPOSSIBLE: f64 = -9999.0;
+
+/// What this parameter of a request asks for.
+///
+/// # Errors
+/// [`ApiError`] 400 where it is too much.
+pub fn check(wanted: Logprobs, param: &str) -> Result<Logprobs, ApiError> {
+    match wanted.check() {
+        Ok(()) => Ok(wanted),
+        Err(error) => Err(ApiError::invalid_param(param, error.to_string())),
+    }
+}
 
 fn finite(logprob: f64) -> f64 {
     logprob.max(IMPOSSIBLE)

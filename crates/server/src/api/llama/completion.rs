@@ -125,7 +125,7 @@ impl GapFields {
 /// The route that continues a text.
 pub(crate) fn route() -> MethodRouter<App> {
     on_post(
-        async |app: State<App>, tenant: Extension<Tenant>, request: Request| {
+        async |State(app): State<App>, Extension(tenant): Extension<Tenant>, request: Request| {
             let body = Body::read(request, app.config().max_body).await?;
             let fields: Fields = body.get()?;
             let prompt = fields.prompt.clone().ok_or_else(|| {
@@ -133,7 +133,7 @@ pub(crate) fn route() -> MethodRouter<App> {
             })?;
             let model = Arc::clone(app.model_for(fields.model.as_deref(), Job::Texts)?);
             let prompt = prompt.prompt(model.tokenizer());
-            generate((app, tenant), &model, &body, fields, prompt).await
+            generate(&app, tenant, &model, &body, fields, prompt).await
         },
     )
 }
@@ -141,7 +141,7 @@ pub(crate) fn route() -> MethodRouter<App> {
 /// The route that fills the gap of a text.
 pub(crate) fn infill() -> MethodRouter<App> {
     on_post(
-        async |app: State<App>, tenant: Extension<Tenant>, request: Request| {
+        async |State(app): State<App>, Extension(tenant): Extension<Tenant>, request: Request| {
             let body = Body::read(request, app.config().max_body).await?;
             let gap: GapFields = body.get()?;
             let fields: Fields = body.get()?;
@@ -150,13 +150,14 @@ pub(crate) fn infill() -> MethodRouter<App> {
                 return Err(model.has_no_gaps());
             }
             let prompt = Prompt::Gap(gap.gap());
-            generate((app, tenant), &model, &body, fields, prompt).await
+            generate(&app, tenant, &model, &body, fields, prompt).await
         },
     )
 }
 
 async fn generate(
-    (State(app), Extension(tenant)): (State<App>, Extension<Tenant>),
+    app: &App,
+    tenant: Tenant,
     model: &Arc<ServedModel>,
     body: &Body,
     fields: Fields,
@@ -175,8 +176,7 @@ async fn generate(
         None | Some(0) => Logprobs::Off,
         Some(n) => Logprobs::Top(n),
     };
-    let checked = wanted.check();
-    checked.map_err(|error| ApiError::invalid_param("n_probs", error.to_string()))?;
+    let wanted = logprobs::check(wanted, "n_probs")?;
     let schema = fields.json_schema.filter(|schema| !schema.is_null());
     let request = GenerateRequest {
         prompt,

@@ -111,9 +111,7 @@ fn wanted_logprobs(fields: &ChatFields) -> Result<Logprobs, ApiError> {
             return Err(ApiError::invalid_param("top_logprobs", message));
         }
     };
-    let checked = wanted.check();
-    checked.map_err(|error| ApiError::invalid_param("top_logprobs", error.to_string()))?;
-    Ok(wanted)
+    logprobs::check(wanted, "top_logprobs")
 }
 
 /// From the JSON of a request to what is generated.

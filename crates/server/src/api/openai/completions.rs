@@ -102,8 +102,7 @@ async fn handle(
         return Err(ApiError::invalid_param("prompt", message));
     }
     let wanted = fields.logprobs.map_or(Logprobs::Off, Logprobs::Top);
-    let checked = wanted.check();
-    checked.map_err(|error| ApiError::invalid_param("logprobs", error.to_string()))?;
+    let wanted = logprobs::check(wanted, "logprobs")?;
     let mut choices = Choices::default();
     let mut texts = Vec::with_capacity(prompts.len());
     for prompt in prompts {

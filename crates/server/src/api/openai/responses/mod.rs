@@ -20,7 +20,7 @@ use self::output::{Keeping, Writer};
 use super::json_schema;
 use super::tools::{Tools, tool_list};
 use crate::api::params::{SamplingParams, now, random_id};
-use crate::api::{on_get, on_post};
+use crate::api::{logprobs, on_get, on_post};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
@@ -240,9 +240,7 @@ fn wanted_logprobs(fields: &Fields) -> Result<Logprobs, ApiError> {
         (false, None | Some(0)) => Logprobs::Off,
         (_, n) => Logprobs::Top(n.unwrap_or(0)),
     };
-    let checked = wanted.check();
-    checked.map_err(|error| ApiError::invalid_param("top_logprobs", error.to_string()))?;
-    Ok(wanted)
+    logprobs::check(wanted, "top_logprobs")
 }
 
 /// `text.format`.
