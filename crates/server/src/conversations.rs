@@ -5,7 +5,7 @@
 //! its own alone. Kept in memory only: a server that starts again has none.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 
@@ -43,7 +43,7 @@ struct Entry {
     id: String,
     tenant: Tenant,
     n_bytes: usize,
-    conversation: Conversation,
+    conversation: Arc<Conversation>,
 }
 
 #[derive(Debug, Default)]
@@ -93,16 +93,16 @@ impl Conversations {
             id: id.to_owned(),
             tenant,
             n_bytes,
-            conversation,
+            conversation: Arc::new(conversation),
         });
     }
 
     /// The answer of this id, where this tenant has it.
-    pub(crate) fn get(&self, id: &str, tenant: Tenant) -> Option<Conversation> {
+    pub(crate) fn get(&self, id: &str, tenant: Tenant) -> Option<Arc<Conversation>> {
         let entries = self.lock();
         let at = entries.position(id, tenant)?;
         let found = entries.list.get(at)?;
-        Some(found.conversation.clone())
+        Some(Arc::clone(&found.conversation))
     }
 
     /// Forgets an answer; whether this tenant had it.
@@ -176,7 +176,7 @@ mod tests {
         let [first, second] = tenants();
         let kept = Conversations::new(ConversationLimits::default());
         kept.keep("resp_1", first, of("a"));
-        assert_eq!(kept.get("resp_1", first), Some(of("a")));
+        assert_eq!(kept.get("resp_1", first), Some(Arc::new(of("a"))));
         assert_eq!(kept.get("resp_1", second), None);
         assert!(!kept.forget("resp_1", second));
         assert!(kept.forget("resp_1", first));

@@ -49,6 +49,11 @@ pub(crate) fn event(data: &serde_json::Value) -> String {
     format!("data: {data}\n\n")
 }
 
+/// A server-sent event with a name.
+pub(crate) fn named_event(name: &str, data: &serde_json::Value) -> String {
+    format!("event: {name}\n{}", event(data))
+}
+
 /// The answer that streams these texts.
 pub(crate) fn respond(texts: Vec<Generating>, encoder: impl Encoder) -> Response {
     let content_type = HeaderValue::from_static(encoder.content_type());

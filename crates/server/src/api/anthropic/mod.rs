@@ -319,7 +319,7 @@ impl MessageStream {
 /// An event with its name, which is also the type of its data.
 fn event(data: &Value) -> String {
     let name = data.get("type").and_then(Value::as_str).unwrap_or_default();
-    format!("event: {name}\ndata: {data}\n\n")
+    stream::named_event(name, data)
 }
 
 impl Encoder for MessageStream {

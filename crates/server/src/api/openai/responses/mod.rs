@@ -157,8 +157,8 @@ async fn handle(
         None => Vec::new(),
         Some(id) => {
             let kept = app.conversations().get(id, tenant);
-            kept.ok_or_else(|| ApiError::unknown_previous_response(id))?
-                .messages
+            let kept = kept.ok_or_else(|| ApiError::unknown_previous_response(id))?;
+            kept.messages.clone()
         }
     };
     let messages = input::messages(previous, fields.input.as_ref().unwrap_or(&Value::Null))?;

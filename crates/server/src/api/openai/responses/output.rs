@@ -19,7 +19,7 @@ use crate::auth::Tenant;
 use crate::conversations::Conversation;
 use crate::error::ApiError;
 use crate::generate::{Finish, Piece};
-use crate::stream::Encoder;
+use crate::stream::{Encoder, named_event};
 
 /// Where a response is kept once it is complete.
 #[derive(Debug)]
@@ -136,7 +136,7 @@ impl Writer {
         data["type"] = json!(name);
         data["sequence_number"] = json!(self.n_events);
         self.n_events += 1;
-        format!("event: {name}\ndata: {data}\n\n")
+        named_event(name, &data)
     }
 
     fn response_event(&mut self, name: &str) -> String {
