@@ -25,6 +25,7 @@ use axum::routing::{MethodRouter, get, post};
 
 use tracing::Instrument;
 
+use self::openapi::fields::{self, RequestBody};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::{trace, view};
@@ -38,6 +39,8 @@ pub struct Endpoint {
     pub path: &'static str,
     /// What it does.
     pub what: &'static str,
+    /// What it reads, where it is a POST.
+    body: Option<RequestBody>,
     route: fn() -> MethodRouter<App>,
 }
 
@@ -51,33 +54,48 @@ const fn endpoint(
         method,
         path,
         what,
+        body: None,
+        route,
+    }
+}
+
+const fn post_endpoint(
+    path: &'static str,
+    what: &'static str,
+    route: fn() -> MethodRouter<App>,
+    body: RequestBody,
+) -> Endpoint {
+    Endpoint {
+        method: Method::POST,
+        path,
+        what,
+        body: Some(body),
         route,
     }
 }
 
 const GET: Method = Method::GET;
-const POST: Method = Method::POST;
 const DELETE: Method = Method::DELETE;
 
 /// All endpoints.
 pub const ENDPOINTS: [Endpoint; 32] = [
-    endpoint(
-        POST,
+    post_endpoint(
         "/v1/chat/completions",
         "answers messages (OpenAI)",
         openai::chat::route,
+        fields::sampled(fields::CHAT),
     ),
-    endpoint(
-        POST,
+    post_endpoint(
         "/v1/completions",
         "continues a text (OpenAI)",
         openai::completions::route,
+        fields::sampled(fields::COMPLETIONS),
     ),
-    endpoint(
-        POST,
+    post_endpoint(
         "/v1/responses",
         "answers items, and keeps the answer (OpenAI)",
         openai::responses::create,
+        fields::sampled(fields::RESPONSES),
     ),
     endpoint(
         GET,
@@ -91,17 +109,17 @@ pub const ENDPOINTS: [Endpoint; 32] = [
         "forgets an answer (OpenAI)",
         openai::responses::forget,
     ),
-    endpoint(
-        POST,
+    post_endpoint(
         "/v1/embeddings",
         "vectors of texts (OpenAI)",
         openai::embeddings::embeddings,
+        fields::body(fields::EMBEDDINGS),
     ),
-    endpoint(
-        POST,
+    post_endpoint(
         "/v1/rerank",
         "scores documents (Jina, Cohere)",
         openai::embeddings::rerank,
+        fields::body(fields::RERANK),
     ),
     endpoint(
         GET,
@@ -115,65 +133,65 @@ pub const ENDPOINTS: [Endpoint; 32] = [
         "one model (OpenAI)",
         openai::models::one,
     ),
-    endpoint(
-        POST,
+    post_endpoint(
         "/completion",
         "continues a text (llama-server)",
         llama::completion::route,
+        fields::sampled(fields::COMPLETION),
     ),
-    endpoint(
-        POST,
+    post_endpoint(
         "/infill",
         "fills the gap between two texts (llama-server)",
         llama::completion::infill,
+        fields::sampled(fields::INFILL),
     ),
-    endpoint(
-        POST,
+    post_endpoint(
         "/tokenize",
         "the tokens of a text",
         llama::tokens::tokenize,
+        fields::body(fields::TOKENIZE),
     ),
-    endpoint(
-        POST,
+    post_endpoint(
         "/detokenize",
         "the text of tokens",
         llama::tokens::detokenize,
+        fields::body(fields::DETOKENIZE),
     ),
-    endpoint(
-        POST,
+    post_endpoint(
         "/apply-template",
         "messages as the model reads them",
         llama::tokens::apply_template,
+        fields::body(fields::TEMPLATE),
     ),
-    endpoint(
-        POST,
+    post_endpoint(
         "/v1/messages",
         "answers messages (Anthropic)",
         anthropic::route,
+        fields::sampled(fields::MESSAGES),
     ),
-    endpoint(
-        POST,
+    post_endpoint(
         "/v1/messages/count_tokens",
         "the number of a prompt's tokens (Anthropic)",
         anthropic::count_tokens,
+        fields::body(fields::MESSAGES),
     ),
-    endpoint(
-        POST,
+    post_endpoint(
         "/api/chat",
         "answers messages (Ollama)",
         ollama::texts::chat,
+        fields::body(fields::OLLAMA_CHAT),
     ),
-    endpoint(
-        POST,
+    post_endpoint(
         "/api/generate",
         "continues a text (Ollama)",
         ollama::texts::generate,
+        fields::body(fields::OLLAMA_GENERATE),
     ),
-    endpoint(
-        POST,
+    post_endpoint(
         "/api/embed",
         "vectors of texts (Ollama)",
         ollama::embed::route,
+        fields::body(fields::OLLAMA_EMBED),
     ),
     endpoint(
         GET,
@@ -187,11 +205,11 @@ pub const ENDPOINTS: [Endpoint; 32] = [
         "the models in memory (Ollama)",
         ollama::models::ps,
     ),
-    endpoint(
-        POST,
+    post_endpoint(
         "/api/show",
         "one model (Ollama)",
         ollama::models::show,
+        fields::body(fields::OLLAMA_SHOW),
     ),
     endpoint(
         GET,

@@ -74,7 +74,7 @@ impl Kind {
 
 /// A field of a request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Field {
+pub(in crate::api) struct Field {
     pub(super) name: &'static str,
     pub(super) kind: Kind,
     pub(super) is_required: bool,
@@ -125,42 +125,32 @@ pub(super) const SAMPLING: &[Field] = &[
     field("priority", Kind::Priority),
 ];
 
-/// The fields of the request at a path, without [`SAMPLING`]; `None` where it has no body.
-pub(super) fn of(path: &str) -> Option<&'static [Field]> {
-    Some(match path {
-        "/v1/chat/completions" => CHAT,
-        "/v1/completions" => COMPLETIONS,
-        "/v1/responses" => RESPONSES,
-        "/v1/embeddings" => EMBEDDINGS,
-        "/v1/rerank" => RERANK,
-        "/v1/messages" | "/v1/messages/count_tokens" => MESSAGES,
-        "/completion" => COMPLETION,
-        "/infill" => INFILL,
-        "/tokenize" => TOKENIZE,
-        "/detokenize" => DETOKENIZE,
-        "/apply-template" => TEMPLATE,
-        "/api/chat" => OLLAMA_CHAT,
-        "/api/generate" => OLLAMA_GENERATE,
-        "/api/embed" => OLLAMA_EMBED,
-        "/api/show" => OLLAMA_SHOW,
-        _ => return None,
-    })
+/// The body of a request.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::api) struct RequestBody {
+    /// The fields of its endpoint alone.
+    pub(super) fields: &'static [Field],
+    /// Whether it has those of [`SAMPLING`] too. Ollama has them in `options`.
+    pub(super) has_sampling: bool,
 }
 
-/// Whether the request at a path has the fields of [`SAMPLING`]. Ollama has them in `options`.
-pub(super) fn samples(path: &str) -> bool {
-    const SAMPLED: [&str; 6] = [
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/messages",
-        "/completion",
-        "/infill",
-    ];
-    SAMPLED.contains(&path)
+/// A body with these fields.
+pub(in crate::api) const fn body(fields: &'static [Field]) -> RequestBody {
+    RequestBody {
+        fields,
+        has_sampling: false,
+    }
 }
 
-const CHAT: &[Field] = &[
+/// A body with these fields and those of [`SAMPLING`].
+pub(in crate::api) const fn sampled(fields: &'static [Field]) -> RequestBody {
+    RequestBody {
+        fields,
+        has_sampling: true,
+    }
+}
+
+pub(in crate::api) const CHAT: &[Field] = &[
     field("model", Kind::Text),
     required("messages", Kind::Messages),
     field("max_tokens", Kind::Integer),
@@ -178,7 +168,7 @@ const CHAT: &[Field] = &[
     field("chat_template_kwargs", Kind::Object),
 ];
 
-const COMPLETIONS: &[Field] = &[
+pub(in crate::api) const COMPLETIONS: &[Field] = &[
     field("model", Kind::Text),
     required("prompt", Kind::Prompt),
     field("suffix", Kind::Text),
@@ -192,7 +182,7 @@ const COMPLETIONS: &[Field] = &[
     field("response_format", Kind::Object),
 ];
 
-const RESPONSES: &[Field] = &[
+pub(in crate::api) const RESPONSES: &[Field] = &[
     field("model", Kind::Text),
     required("input", Kind::Input),
     field("instructions", Kind::Text),
@@ -211,13 +201,13 @@ const RESPONSES: &[Field] = &[
     field("chat_template_kwargs", Kind::Object),
 ];
 
-const EMBEDDINGS: &[Field] = &[
+pub(in crate::api) const EMBEDDINGS: &[Field] = &[
     field("model", Kind::Text),
     required("input", Kind::TextOrTexts),
     field("encoding_format", Kind::Text),
 ];
 
-const RERANK: &[Field] = &[
+pub(in crate::api) const RERANK: &[Field] = &[
     field("model", Kind::Text),
     required("query", Kind::Text),
     required("documents", Kind::Texts),
@@ -225,7 +215,7 @@ const RERANK: &[Field] = &[
     field("return_documents", Kind::Flag),
 ];
 
-const MESSAGES: &[Field] = &[
+pub(in crate::api) const MESSAGES: &[Field] = &[
     field("model", Kind::Text),
     required("messages", Kind::Messages),
     field("system", Kind::Input),
@@ -237,7 +227,7 @@ const MESSAGES: &[Field] = &[
     field("tool_choice", Kind::Object),
 ];
 
-const COMPLETION: &[Field] = &[
+pub(in crate::api) const COMPLETION: &[Field] = &[
     field("model", Kind::Text),
     required("prompt", Kind::Mixed),
     field("n_predict", Kind::Integer),
@@ -249,7 +239,7 @@ const COMPLETION: &[Field] = &[
     field("n_probs", Kind::Integer),
 ];
 
-const INFILL: &[Field] = &[
+pub(in crate::api) const INFILL: &[Field] = &[
     field("model", Kind::Text),
     required("input_prefix", Kind::Text),
     required("input_suffix", Kind::Text),
@@ -263,7 +253,7 @@ const INFILL: &[Field] = &[
     field("n_probs", Kind::Integer),
 ];
 
-const TOKENIZE: &[Field] = &[
+pub(in crate::api) const TOKENIZE: &[Field] = &[
     field("model", Kind::Text),
     required("content", Kind::Text),
     field("add_special", Kind::Flag),
@@ -271,9 +261,10 @@ const TOKENIZE: &[Field] = &[
     field("with_pieces", Kind::Flag),
 ];
 
-const DETOKENIZE: &[Field] = &[field("model", Kind::Text), required("tokens", Kind::Tokens)];
+pub(in crate::api) const DETOKENIZE: &[Field] =
+    &[field("model", Kind::Text), required("tokens", Kind::Tokens)];
 
-const TEMPLATE: &[Field] = &[
+pub(in crate::api) const TEMPLATE: &[Field] = &[
     field("model", Kind::Text),
     required("messages", Kind::Messages),
     field("tools", Kind::Objects),
@@ -281,7 +272,7 @@ const TEMPLATE: &[Field] = &[
     field("chat_template_kwargs", Kind::Object),
 ];
 
-const OLLAMA_CHAT: &[Field] = &[
+pub(in crate::api) const OLLAMA_CHAT: &[Field] = &[
     required("model", Kind::Text),
     field("messages", Kind::Messages),
     field("tools", Kind::Objects),
@@ -293,7 +284,7 @@ const OLLAMA_CHAT: &[Field] = &[
     field("keep_alive", Kind::Any),
 ];
 
-const OLLAMA_GENERATE: &[Field] = &[
+pub(in crate::api) const OLLAMA_GENERATE: &[Field] = &[
     required("model", Kind::Text),
     field("prompt", Kind::Text),
     field("suffix", Kind::Text),
@@ -306,10 +297,10 @@ const OLLAMA_GENERATE: &[Field] = &[
     field("keep_alive", Kind::Any),
 ];
 
-const OLLAMA_EMBED: &[Field] = &[
+pub(in crate::api) const OLLAMA_EMBED: &[Field] = &[
     required("model", Kind::Text),
     required("input", Kind::TextOrTexts),
     field("keep_alive", Kind::Any),
 ];
 
-const OLLAMA_SHOW: &[Field] = &[field("model", Kind::Text)];
+pub(in crate::api) const OLLAMA_SHOW: &[Field] = &[field("model", Kind::Text)];

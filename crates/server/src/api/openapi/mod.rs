@@ -3,9 +3,8 @@
 //! Invariant: it is made from the table of endpoints, so it has each of them and nothing else. Knows
 //! requests by their fields, and answers by their types only.
 
-mod fields;
+pub(super) mod fields;
 
-use axum::http::Method;
 use axum::routing::MethodRouter;
 use serde_json::{Map, Value, json};
 
@@ -86,13 +85,13 @@ fn object(fields: &[Field]) -> Value {
 
 fn operation(endpoint: &Endpoint) -> Value {
     let Endpoint {
-        method, path, what, ..
+        path, what, body, ..
     } = endpoint;
     let mut operation = json!({
         "summary": what,
         "tags": [tag(path)],
         "responses": {
-            "200": {"description": "the answer", "content": content(path)},
+            "200": {"description": "the answer", "content": content(endpoint)},
             "default": {"description": "why not", "content": {
                 "application/json": {"schema": {"$ref": error_of(path)}},
             }},
@@ -103,10 +102,11 @@ fn operation(endpoint: &Endpoint) -> Value {
             {"name": "id", "in": "path", "required": true, "schema": {"type": "string"}},
         ]);
     }
-    if let Some(fields) = fields::of(path).filter(|_| *method == Method::POST) {
-        let schema = match fields::samples(path) {
-            true => json!({"allOf": [object(fields), {"$ref": "#/components/schemas/Sampling"}]}),
-            false => object(fields),
+    if let Some(body) = body {
+        let fields = object(body.fields);
+        let schema = match body.has_sampling {
+            true => json!({"allOf": [fields, {"$ref": "#/components/schemas/Sampling"}]}),
+            false => fields,
         };
         operation["requestBody"] = json!({
             "required": true,
@@ -137,16 +137,16 @@ fn error_of(path: &str) -> &'static str {
 }
 
 /// The types of an answer: a stream has another than a whole one, and browsers get a page.
-fn content(path: &str) -> Value {
-    let stream = match path {
+fn content(endpoint: &Endpoint) -> Value {
+    let mut fields = endpoint.body.iter().flat_map(|body| body.fields);
+    let has_stream = fields.any(|field| field.name == "stream");
+    let stream = match endpoint.path {
         "/" => Some("text/html"),
         "/api/chat" | "/api/generate" => Some("application/x-ndjson"),
-        _ if fields::of(path).is_some_and(|fields| fields.iter().any(|f| f.name == "stream")) => {
-            Some("text/event-stream")
-        }
+        _ if has_stream => Some("text/event-stream"),
         _ => None,
     };
-    let whole = match path {
+    let whole = match endpoint.path {
         "/" | "/metrics" => "text/plain",
         "/view/events" => "text/event-stream",
         _ => "application/json",
