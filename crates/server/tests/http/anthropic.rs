@@ -3,16 +3,14 @@
 use model_tests::http::{open, post, request};
 use serde_json::{Value, json};
 
-use crate::support::{Alone, Setup};
+use crate::support::{Alone, Setup, with};
 
 fn body(extra: Value) -> Value {
-    let mut body = json!({
+    let body = json!({
         "model": "stories", "max_tokens": 12, "temperature": 0,
         "messages": [{"role": "user", "content": "Once upon a time"}],
     });
-    let extra = extra.as_object().unwrap().clone();
-    body.as_object_mut().unwrap().extend(extra);
-    body
+    with(body, &extra)
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use model_tests::http::{get, open, post, request};
 use serde_json::{Value, json};
 
-use crate::support::{Alone, Setup};
+use crate::support::{Alone, Setup, with};
 
 fn lines(body: &str) -> Vec<Value> {
     body.lines()
@@ -51,13 +51,13 @@ fn a_chat_streams_lines_of_json_by_default() {
 fn a_text_is_continued_raw_or_as_a_message() {
     let server = Setup::default().start();
     let generate = |extra: Value| {
-        let mut body = json!({
-            "model": "tiny", "prompt": "Once upon a time", "stream": false, "keep_alive": "5m",
-            "options": {"temperature": 0, "num_predict": 9, "num_ctx": 512},
-        });
-        body.as_object_mut()
-            .unwrap()
-            .extend(extra.as_object().unwrap().clone());
+        let body = with(
+            json!({
+                "model": "tiny", "prompt": "Once upon a time", "stream": false, "keep_alive": "5m",
+                "options": {"temperature": 0, "num_predict": 9, "num_ctx": 512},
+            }),
+            &extra,
+        );
         post(server.address, "/api/generate", &body).json()
     };
     let alone = Alone::new();
@@ -86,12 +86,11 @@ fn tools_are_called_and_their_results_reach_the_template() {
         json!({"type": "function", "function": {"name": "weather", "parameters": parameters}});
     let user = json!({"role": "user", "content": "How is it?"});
     let body = |messages: Value, extra: Value| {
-        let mut body = json!({"model": "stories", "tools": [tool], "messages": messages,
-                              "options": {"temperature": 0, "num_predict": 100}});
-        body.as_object_mut()
-            .unwrap()
-            .extend(extra.as_object().unwrap().clone());
-        body
+        with(
+            json!({"model": "stories", "tools": [tool], "messages": messages,
+                              "options": {"temperature": 0, "num_predict": 100}}),
+            &extra,
+        )
     };
     let asked = body(json!([user]), json!({"tool_choice": "required"}));
     let reply = post(server.address, "/api/chat", &asked);
@@ -169,13 +168,7 @@ fn what_cannot_be_done_is_501_with_a_reason() {
     }
     refused("DELETE", "/api/delete", json!({"model": "x"}), 501, started);
     let messages = json!([{"role": "user", "content": "Hi"}]);
-    let chat = |extra: Value| {
-        let mut body = json!({"model": "stories", "messages": messages});
-        body.as_object_mut()
-            .unwrap()
-            .extend(extra.as_object().unwrap().clone());
-        body
-    };
+    let chat = |extra: Value| with(json!({"model": "stories", "messages": messages}), &extra);
     let tools = chat(json!({"tools": [{"type": "function"}]}));
     refused("POST", "/api/chat", tools, 400, "'tools[0].function.name'");
     let image = json!([{"role": "user", "content": "What?", "images": ["aGk="]}]);

@@ -4,16 +4,16 @@ use engine::sampler::SamplerConfig;
 use model_tests::http::{get, post};
 use serde_json::{Value, json};
 
-use crate::support::{Alone, Server, Setup, TEMPLATE};
+use crate::support::{Alone, Server, Setup, TEMPLATE, with};
 
 fn chat(server: &Server, extra: Value) -> Value {
-    let mut body = json!({
-        "model": "stories", "temperature": 0, "max_tokens": 12,
-        "messages": [{"role": "user", "content": "Once upon a time"}],
-    });
-    body.as_object_mut()
-        .unwrap()
-        .extend(extra.as_object().unwrap().clone());
+    let body = with(
+        json!({
+            "model": "stories", "temperature": 0, "max_tokens": 12,
+            "messages": [{"role": "user", "content": "Once upon a time"}],
+        }),
+        &extra,
+    );
     let reply = post(server.address, "/v1/chat/completions", &body);
     assert_eq!(reply.status, 200, "{}", reply.body);
     assert_eq!(reply.header("content-type"), Some("application/json"));
@@ -241,10 +241,10 @@ fn templates_get_the_arguments_of_a_request() {
     };
     let server = setup.start();
     let render = |extra: Value| {
-        let mut body = json!({"messages": [{"role": "user", "content": "Hello"}]});
-        body.as_object_mut()
-            .unwrap()
-            .extend(extra.as_object().unwrap().clone());
+        let body = with(
+            json!({"messages": [{"role": "user", "content": "Hello"}]}),
+            &extra,
+        );
         post(server.address, "/apply-template", &body).json()["prompt"].clone()
     };
     assert_eq!(render(json!({})), "none:Hello");
@@ -307,11 +307,11 @@ fn an_answer_that_has_to_call_a_tool_does() {
         "{answer}"
     );
 
-    let mut body = json!({"messages": [{"role": "user", "content": "Once upon a time"}],
-                          "temperature": 0, "stream": true});
-    body.as_object_mut()
-        .unwrap()
-        .extend(extra.as_object().unwrap().clone());
+    let body = with(
+        json!({"messages": [{"role": "user", "content": "Once upon a time"}],
+                          "temperature": 0, "stream": true}),
+        &extra,
+    );
     let reply = post(server.address, "/v1/chat/completions", &body);
     let events = reply.json_events();
     let deltas = events
@@ -363,10 +363,7 @@ fn templates_see_tools_and_their_results() {
         {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
     ]);
     let render = |extra: Value| {
-        let mut body = json!({"messages": messages});
-        body.as_object_mut()
-            .unwrap()
-            .extend(extra.as_object().unwrap().clone());
+        let body = with(json!({"messages": messages}), &extra);
         post(server.address, "/apply-template", &body).json()["prompt"].clone()
     };
     let text = "[user]How is it?[assistant]weather({\"city\": \"Rome\"})[tool]sunny";

@@ -4,7 +4,7 @@ use engine::sampler::SamplerConfig;
 use model_tests::http::post;
 use serde_json::{Value, json};
 
-use crate::support::{Alone, Server, Setup};
+use crate::support::{Alone, Server, Setup, with};
 
 const PROMPT: &str = "Once upon a time";
 
@@ -15,10 +15,10 @@ fn ask(server: &Server, path: &str, body: Value) -> Value {
 }
 
 fn complete(server: &Server, extra: Value) -> Value {
-    let mut body = json!({"prompt": PROMPT, "max_tokens": 8, "temperature": 0});
-    body.as_object_mut()
-        .unwrap()
-        .extend(extra.as_object().unwrap().clone());
+    let body = with(
+        json!({"prompt": PROMPT, "max_tokens": 8, "temperature": 0}),
+        &extra,
+    );
     ask(server, "/v1/completions", body)
 }
 
@@ -53,10 +53,10 @@ fn n_texts_are_those_of_the_following_seeds() {
     assert_eq!(answer["usage"]["completion_tokens"], 24);
 
     // Streamed, each choice has its own pieces.
-    let mut body = json!({"prompt": PROMPT, "max_tokens": 8, "stream": true});
-    body.as_object_mut()
-        .unwrap()
-        .extend(drawn.as_object().unwrap().clone());
+    let body = with(
+        json!({"prompt": PROMPT, "max_tokens": 8, "stream": true}),
+        &drawn,
+    );
     let events = post(server.address, "/v1/completions", &body).json_events();
     for (index, choice) in choices.iter().enumerate() {
         let own = events
@@ -170,11 +170,7 @@ fn the_samplers_options_take_effect() {
         json!({"mirostat": 2, "mirostat_tau": 1.5}),
         json!({"dry_multiplier": 0.8, "dry_allowed_length": 1, "dry_sequence_breakers": ["."]}),
     ] {
-        let mut drawn = json!({"temperature": 1.0, "seed": 3});
-        drawn
-            .as_object_mut()
-            .unwrap()
-            .extend(options.as_object().unwrap().clone());
+        let drawn = with(json!({"temperature": 1.0, "seed": 3}), &options);
         let first = complete(&server, drawn.clone());
         assert_eq!(
             complete(&server, drawn)["choices"],
@@ -211,10 +207,7 @@ fn values_out_of_range_are_refused_by_name() {
         (json!({"mirostat": 1}), "'mirostat' is 1"),
         (json!({"typical_p": 2}), "typical-p 2"),
     ] {
-        let mut body = json!({"prompt": PROMPT, "max_tokens": 8});
-        body.as_object_mut()
-            .unwrap()
-            .extend(extra.as_object().unwrap().clone());
+        let body = with(json!({"prompt": PROMPT, "max_tokens": 8}), &extra);
         let reply = post(server.address, "/v1/completions", &body);
         assert_eq!(reply.status, 400, "{extra}: {}", reply.body);
         let message = reply.json()["error"]["message"]

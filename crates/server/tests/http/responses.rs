@@ -4,19 +4,13 @@ use model_tests::http::{Response, open, post, request};
 use serde_json::{Value, json};
 use server::ConversationLimits;
 
-use crate::support::{Alone, Server, Setup};
+use crate::support::{Alone, Server, Setup, with};
 
 const PATH: &str = "/v1/responses";
 
-fn with(mut body: Value, extra: Value) -> Value {
-    let members = extra.as_object().unwrap().clone();
-    body.as_object_mut().unwrap().extend(members);
-    body
-}
-
 fn ask(server: &Server, extra: Value) -> Response {
     let body = json!({"input": "Once upon a time", "temperature": 0, "max_output_tokens": 12});
-    post(server.address, PATH, &with(body, extra))
+    post(server.address, PATH, &with(body, &extra))
 }
 
 #[track_caller]
@@ -186,7 +180,7 @@ fn functions_are_called_and_their_output_goes_on() {
     let arguments: Value = serde_json::from_str(item["arguments"].as_str().unwrap()).unwrap();
     assert!(["Rome", "Oslo"].contains(&arguments["city"].as_str().unwrap()));
 
-    let streamed = ask(&server, with(call, json!({"stream": true}))).json_events();
+    let streamed = ask(&server, with(call, &json!({"stream": true}))).json_events();
     let expected = [
         "response.created",
         "response.in_progress",
@@ -257,7 +251,7 @@ fn reasoning_is_an_item_of_its_own_and_is_counted() {
     assert_eq!(details(&whole["usage"]), 12);
     let chat = with(
         chat,
-        json!({"stream": true, "stream_options": {"include_usage": true}}),
+        &json!({"stream": true, "stream_options": {"include_usage": true}}),
     );
     let events = post(server.address, "/v1/chat/completions", &chat).json_events();
     assert_eq!(details(&events.last().unwrap()["usage"]), 12);
@@ -288,7 +282,7 @@ fn log_probabilities_are_in_the_text() {
         places.unwrap()[0]["top_logprobs"].as_array().unwrap().len(),
         2
     );
-    let events = ask(&server, with(extra, json!({"stream": true}))).json_events();
+    let events = ask(&server, with(extra, &json!({"stream": true}))).json_events();
     let deltas = events
         .iter()
         .filter(|e| e["type"] == "response.output_text.delta");
@@ -357,7 +351,7 @@ fn a_response_is_of_the_key_that_asked_for_it() {
     assert_eq!(ask("first", &next.to_string()).status, 200);
     let other = ask("second", &next.to_string());
     assert_eq!(other.status, 400);
-    let never = with(next, json!({"previous_response_id": "resp_never"}));
+    let never = with(next, &json!({"previous_response_id": "resp_never"}));
     let never = ask("second", &never.to_string()).body;
     // Whether it exists cannot be told.
     assert_eq!(

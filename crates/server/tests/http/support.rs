@@ -18,6 +18,7 @@ use kv_core::weights::{SharedBytes, WeightSource};
 use model_core::architecture::Registry;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::EncodeOptions;
+use serde_json::Value;
 use server::{App, Keys, ModelSettings, ServedModel, ServerConfig};
 use tokio::sync::oneshot;
 
@@ -27,6 +28,13 @@ pub(crate) const TEMPLATE: &str = "{% for m in messages %}\
     {{ raise_exception('unknown role') }}{% endif %}\
     <|{{ m.role }}|>{{ m.content }}\n{% endfor %}\
     {% if add_generation_prompt %}<|assistant|>{% endif %}";
+
+/// The body of a request with more members, or others of the same names.
+pub(crate) fn with(mut body: Value, extra: &Value) -> Value {
+    let members = extra.as_object().unwrap().clone();
+    body.as_object_mut().unwrap().extend(members);
+    body
+}
 
 /// A token that becomes a mark of fill in the middle.
 #[derive(Clone, Copy)]
