@@ -109,7 +109,7 @@ impl Harmony {
                 self.end_message();
             }
             State::First => self.add(Body::Text, &held),
-            // A header that was cut off says nothing.
+            // A header that was cut off is no text.
             State::Header | State::Between => {}
         }
         std::mem::take(&mut self.parts)

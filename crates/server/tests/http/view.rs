@@ -94,7 +94,7 @@ fn browsers_get_a_page_that_loads_nothing_from_elsewhere() {
         }
     }
     assert_eq!(n_scripts, 9);
-    // Everybody else gets the list.
+    // Other clients get the list.
     let list = get(server.address, "/");
     assert!(list.body.contains("/view/events"), "{}", list.body);
     assert!(!list.body.contains("doctype"), "{}", list.body);

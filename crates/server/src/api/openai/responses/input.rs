@@ -152,8 +152,8 @@ impl Reader {
         Ok(())
     }
 
-    /// What a model thought: its text, or where there is none, its summary. One that is encrypted is
-    /// of another server, and says nothing here.
+    /// What a model thought: its text, or where there is none, its summary. Encrypted reasoning comes
+    /// from another server and is left out.
     fn reasoning(&mut self, path: &str, members: &Map<String, Value>) -> Result<(), ApiError> {
         let texts = |name: &str| {
             let parts = members.get(name).and_then(Value::as_array);
