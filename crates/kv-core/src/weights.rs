@@ -274,6 +274,18 @@ pub struct WeightInfo {
     pub format: BlockFormat,
 }
 
+impl WeightInfo {
+    /// Number of values.
+    pub fn n_values(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Bytes of the values as they are stored; 0 where they are no whole blocks.
+    pub fn n_bytes(&self) -> usize {
+        self.format.row_bytes(self.n_values()).unwrap_or(0)
+    }
+}
+
 /// Where the weights of a model come from: a file, several, or memory.
 pub trait WeightSource: Send + Sync {
     /// The weight with this name, or `None` where the model has none.

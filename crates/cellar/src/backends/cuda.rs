@@ -42,10 +42,7 @@ pub(super) fn plan_memory(
     let planned = kv_gpu::plan_memory(config(options), gpu_work)?;
     let stored = |source: &dyn WeightSource| {
         let infos = source.names().into_iter();
-        let bytes = infos.filter_map(|name| {
-            let info = source.describe(&name).ok()?;
-            info.format.row_bytes(info.shape.iter().product())
-        });
+        let bytes = infos.filter_map(|name| Some(source.describe(&name).ok()?.n_bytes()));
         bytes.fold(0, usize::saturating_add)
     };
     Ok(BackendMemory {

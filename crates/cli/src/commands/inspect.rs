@@ -167,11 +167,7 @@ pub(super) fn tensor_sizes(file: &Contents) -> Vec<(String, usize, usize)> {
             let infos = weights.names().into_iter();
             let infos = infos.filter_map(|name| weights.describe(&name).ok());
             infos
-                .map(|info| {
-                    let n_values: usize = info.shape.iter().product();
-                    let n_bytes = info.format.row_bytes(n_values).unwrap_or(0);
-                    (info.format.to_string(), n_values, n_bytes)
-                })
+                .map(|info| (info.format.to_string(), info.n_values(), info.n_bytes()))
                 .collect()
         }
     }

@@ -50,6 +50,13 @@ pub struct Usage {
     pub total: Duration,
 }
 
+impl Usage {
+    /// Tokens of the prompt that were cached.
+    pub fn n_reused(&self) -> usize {
+        self.reuse.map_or(0, |reuse| reuse.n_tokens)
+    }
+}
+
 /// A text that has ended.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FinishedText {

@@ -32,7 +32,7 @@ use crate::api::params::random_id;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::model::{Job, ServedModel};
-use crate::stream::EVENT_STREAM;
+use crate::stream::{EVENT_STREAM, named_event};
 
 pub(crate) use page::{asset, is_asset, is_for_browser, page};
 
@@ -101,7 +101,7 @@ impl ViewStream {
         keep_alive.reset();
         Ok(Self {
             watcher,
-            begin: Some(format!("event: layout\ndata: {layout}\n\n")),
+            begin: Some(named_event("layout", &layout)),
             sent: wire::Sent::default(),
             keep_alive,
             closing: Box::pin(app.closing()),

@@ -121,7 +121,7 @@ impl Answer {
             AnswerPrompt {
                 prompt_tokens: usage.n_prompt,
                 reuse: ReuseReport {
-                    tokens: usage.reuse.map_or(0, |reuse| reuse.n_tokens),
+                    tokens: usage.n_reused(),
                     missed: usage.reuse.as_ref().and_then(missed),
                 },
                 prompt_logprobs: shown_logprobs(shown.tokenizer, &first.prompt_logprobs),

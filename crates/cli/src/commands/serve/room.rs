@@ -63,9 +63,6 @@ fn bytes_of(args: &ServeArgs, file: &ModelFile) -> anyhow::Result<u64> {
     let weights = file.weights();
     let infos = weights.names().into_iter();
     let infos = infos.filter_map(|name| weights.describe(&name).ok());
-    let bytes = infos.map(|info| {
-        let n_values: usize = info.shape.iter().product();
-        info.format.row_bytes(n_values).unwrap_or(0) as u64
-    });
+    let bytes = infos.map(|info| info.n_bytes() as u64);
     Ok(bytes.fold(memory, u64::saturating_add))
 }

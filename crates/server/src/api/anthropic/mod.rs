@@ -175,7 +175,7 @@ fn stop_reason(finish: &Finish) -> Value {
 /// Anthropic counts what was cached apart. Prefixes are cached by themselves, and nothing is charged
 /// for it, so none is "created".
 fn usage_json(usage: &Usage) -> Value {
-    let cached = usage.reuse.map_or(0, |reuse| reuse.n_tokens);
+    let cached = usage.n_reused();
     json!({
         "input_tokens": usage.n_prompt.saturating_sub(cached),
         "cache_creation_input_tokens": 0,

@@ -239,7 +239,7 @@ impl CompletionFormat {
             true => finish.tokens.iter().map(|id| id.0).collect(),
             false => Vec::new(),
         };
-        let reused = usage.reuse.map_or(0, |reuse| reuse.n_tokens);
+        let reused = usage.n_reused();
         let object = json!({
             "index": 0,
             "content": text,

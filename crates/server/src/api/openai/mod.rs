@@ -140,8 +140,7 @@ fn usage_json(usages: &[Usage], n_of_prompt: usize, n_reasoning: usize) -> Value
     let prompts = || usages.iter().step_by(n_of_prompt.max(1));
     let prompt: usize = prompts().map(|usage| usage.n_prompt).sum();
     let completion: usize = usages.iter().map(|usage| usage.n_tokens).sum();
-    let reuse = prompts().filter_map(|usage| usage.reuse);
-    let cached: usize = reuse.map(|reuse| reuse.n_tokens).sum();
+    let cached: usize = prompts().map(Usage::n_reused).sum();
     let drafted: usize = usages.iter().map(|usage| usage.speculated.n_drafted).sum();
     let accepted: usize = usages.iter().map(|usage| usage.speculated.n_accepted).sum();
     json!({

@@ -288,7 +288,7 @@ impl Writer {
 
 /// Usage in the words of this endpoint.
 fn usage_json(usage: &Usage, n_reasoning: usize) -> Value {
-    let cached = usage.reuse.map_or(0, |reuse| reuse.n_tokens);
+    let cached = usage.n_reused();
     json!({
         "input_tokens": usage.n_prompt,
         // Prefixes are cached by themselves, and nothing is charged for it.
