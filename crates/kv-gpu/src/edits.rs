@@ -16,7 +16,7 @@ use crate::program::Shared;
 use crate::rows::GpuRows;
 
 /// Values of a row that a thread block rotates at most.
-const MAX_UNIT: usize = 12_000;
+const MAX_UNIT: usize = 8000;
 /// Blocks of a grid in its second dimension.
 const MAX_GRID: usize = 65_535;
 

@@ -7,6 +7,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::path::Path;
 
 use kv_core::backend::{BackendError, DeviceMemory};
 
@@ -27,6 +28,8 @@ unsafe extern "C" {
     fn cellar_sim_find(name: *const c_char) -> *const RawKernel;
     fn cellar_sim_next(kernel: *const RawKernel) -> *const RawKernel;
     fn cellar_sim_name(kernel: *const RawKernel) -> *const c_char;
+    fn cellar_sim_file(kernel: *const RawKernel) -> *const c_char;
+    fn cellar_sim_threads(kernel: *const RawKernel) -> u32;
     fn cellar_sim_n_args(kernel: *const RawKernel) -> u32;
     fn cellar_sim_arg(kernel: *const RawKernel, i: u32) -> u32;
     fn cellar_sim_launch(
@@ -61,20 +64,61 @@ impl Sim {
 
     /// The names of all kernels.
     pub fn kernels() -> Vec<String> {
-        let mut names = Vec::new();
-        let mut kernel = std::ptr::null();
-        loop {
-            // SAFETY: null or a kernel of the list, which is never changed.
-            kernel = unsafe { cellar_sim_next(kernel) };
-            if kernel.is_null() {
-                names.sort();
-                return names;
-            }
-            // SAFETY: a kernel of the list, whose name is a literal.
-            let name = unsafe { CStr::from_ptr(cellar_sim_name(kernel)) };
-            names.push(name.to_string_lossy().into_owned());
-        }
+        let mut names: Vec<String> = all().map(SimKernel::name).collect();
+        names.sort();
+        names
     }
+
+    /// All kernels as they are compiled, a line each as in `kernels/TABLE`: name, file, threads,
+    /// buffers, bytes of settings; those of `sim/` left out.
+    ///
+    /// # Errors
+    /// Where a kernel's settings are not its one last argument, as devices expect them.
+    pub fn kernel_table() -> Result<Vec<String>, BackendError> {
+        let mut lines = Vec::new();
+        for kernel in all() {
+            // SAFETY: a kernel of the list, whose file is a literal.
+            let path = unsafe { CStr::from_ptr(cellar_sim_file(kernel.0)) };
+            let path = path.to_string_lossy();
+            if path.contains("/sim/") {
+                continue;
+            }
+            let file = Path::new(&*path).file_stem().unwrap_or_default();
+            // SAFETY: a kernel of the list.
+            let (n_threads, n) =
+                unsafe { (cellar_sim_threads(kernel.0), cellar_sim_n_args(kernel.0)) };
+            // SAFETY: below the number of arguments.
+            let sizes: Vec<u32> = (0..n)
+                .map(|i| unsafe { cellar_sim_arg(kernel.0, i) })
+                .collect();
+            let name = kernel.name();
+            let settings = match sizes.split_last() {
+                Some((&settings, buffers)) if settings > 0 && buffers.iter().all(|&b| b == 0) => {
+                    settings
+                }
+                _ => {
+                    return Err(failure(format!(
+                        "{name} has its settings elsewhere: {sizes:?}"
+                    )));
+                }
+            };
+            let (file, n_buffers) = (file.to_string_lossy(), n - 1);
+            lines.push(format!("{name} {file} {n_threads} {n_buffers} {settings}"));
+        }
+        lines.sort();
+        Ok(lines)
+    }
+}
+
+/// All kernels.
+fn all() -> impl Iterator<Item = SimKernel> {
+    let next = |kernel: *const RawKernel| {
+        // SAFETY: null or a kernel of the list, which is never changed.
+        let next = unsafe { cellar_sim_next(kernel) };
+        (!next.is_null()).then_some(next)
+    };
+    let first = next(std::ptr::null());
+    std::iter::successors(first, move |&kernel| next(kernel)).map(SimKernel)
 }
 
 /// Bytes between two guards.

@@ -3,12 +3,15 @@
 
 enum : uint32_t { kTileThreads = 128 };
 
+// Cells of a tile whose rows have up to D values: a tile of K and one of V fit shared memory.
+#define TILE_CELLS(D) (SHARED_KIB >= 48 ? (D > 128 ? 32u : 64u) : D > 128 ? 16u : D > 64 ? 32u : 64u)
+
 // Copies or unpacks `dim` values from `first` on of each cell's row, zeros up to D and beyond `n`;
 // scales[c] is what row c is to be multiplied by. Lanes that share a row have 8 values each.
 template <uint32_t D, uint32_t kv_class>
 FN void load_tile(uint32_t type, DEV const uint8_t *rows, uint32_t row_bytes, uint32_t first, uint32_t dim,
                   TG const uint32_t *cells, uint32_t n, TG Quad *tile, TG float *scales, uint32_t tid) {
-  constexpr uint32_t lanes = D / 8, at_once = kTileThreads / lanes, n_cells = D > 128 ? 32 : 64;
+  constexpr uint32_t lanes = D / 8, at_once = kTileThreads / lanes, n_cells = TILE_CELLS(D);
   constexpr uint32_t held = kv_class == 4 ? 2 : 4; // rows that are loaded together
   uint32_t column = tid % lanes;
   NO_UNROLL for (uint32_t base = tid / lanes; base < n_cells; base += held * at_once) {

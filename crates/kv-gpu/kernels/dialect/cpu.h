@@ -2,6 +2,7 @@
 #ifndef CELLAR_DIALECT
 #define CELLAR_DIALECT
 #include "../sim/fibers.h"
+#define SHARED_KIB 48
 #define DEV
 #define TG
 #define OWN
@@ -12,7 +13,7 @@
 #define ARGS(n, T, x) const T x
 #define KERNEL(name, threads, ...)                                                                  \
   static void name(__VA_ARGS__);                                                                    \
-  static const sim::Registered name##_registered(#name, threads, name);                             \
+  static const sim::Registered name##_registered(#name, __FILE__, threads, name);                               \
   static void name(__VA_ARGS__)
 #define SHARED(T, x, n) T *x = (T *)sim::shared(__COUNTER__, sizeof(T) * (n))
 #define TID (sim::block->tid)

@@ -11,6 +11,7 @@ typedef unsigned long long uint64_t;
 #else
 #include <stdint.h>
 #endif
+#define SHARED_KIB 48
 #define DEV
 #define TG
 #define OWN

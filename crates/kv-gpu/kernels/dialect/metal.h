@@ -4,6 +4,7 @@
 #define CELLAR_DIALECT
 #include <metal_stdlib>
 using namespace metal;
+#define SHARED_KIB 32
 #define DEV device
 #define TG threadgroup
 #define OWN thread

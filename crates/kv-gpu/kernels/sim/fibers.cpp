@@ -182,6 +182,8 @@ extern "C" const sim::Kernel *cellar_sim_find(const char *name) {
 }
 extern "C" const sim::Kernel *cellar_sim_next(const sim::Kernel *k) { return k ? k->next : sim::kernels; }
 extern "C" const char *cellar_sim_name(const sim::Kernel *k) { return k->name; }
+extern "C" const char *cellar_sim_file(const sim::Kernel *k) { return k->file; }
+extern "C" uint32_t cellar_sim_threads(const sim::Kernel *k) { return k->threads; }
 extern "C" uint32_t cellar_sim_n_args(const sim::Kernel *k) { return k->n_args; }
 // The size of an argument's value; 0 where it is a buffer.
 extern "C" uint32_t cellar_sim_arg(const sim::Kernel *k, uint32_t i) { return k->pointers[i] ? 0 : k->sizes[i]; }

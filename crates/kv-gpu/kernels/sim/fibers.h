@@ -93,9 +93,9 @@ template <class T> T exchange(T value, uint32_t lane) {
   return all[lane & 31u];
 }
 
-// A kernel by name, with the sizes of its arguments: 8 for a buffer, and of its settings.
+// A kernel by name, with its file and the sizes of its arguments: 8 for a buffer, and of its settings.
 struct Kernel {
-  const char *name;
+  const char *name, *file;
   uint32_t threads, n_args;
   uint32_t sizes[32];
   bool pointers[32];
@@ -110,9 +110,9 @@ template <class T> constexpr bool is_pointer<T *> = true;
 
 struct Registered {
   Kernel entry;
-  template <class... P> Registered(const char *name, uint32_t threads, void (*kernel)(P...)) {
+  template <class... P> Registered(const char *name, const char *file, uint32_t threads, void (*kernel)(P...)) {
     static_assert(sizeof...(P) <= 32, "too many arguments");
-    entry = {name, threads, uint32_t(sizeof...(P)), {uint32_t(sizeof(P))...}, {is_pointer<P>...}, (void (*)())kernel,
+    entry = {name, file, threads, uint32_t(sizeof...(P)), {uint32_t(sizeof(P))...}, {is_pointer<P>...}, (void (*)())kernel,
              &Registered::call<P...>, kernels};
     kernels = &entry;
   }

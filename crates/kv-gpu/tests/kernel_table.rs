@@ -1,0 +1,95 @@
+//! The kernels as data: their table is what the simulator has compiled, their sources are the files.
+
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use kv_gpu::sim::Sim;
+use kv_gpu::{KernelSource, kernel_infos, metal_source};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")
+}
+
+/// The files of a folder, in the order in which compilers take them.
+fn files_of(folder: &Path, extension: &str) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let files: BTreeSet<String> = names.filter(|name| name.ends_with(extension)).collect();
+    files.into_iter().collect()
+}
+
+#[test]
+fn the_table_is_that_of_the_kernels() {
+    let compiled = Sim::kernel_table().unwrap().join("\n") + "\n";
+    let path = folder().join("TABLE");
+    if std::env::var_os("UPDATE_TABLE").is_some() {
+        // What is compiled in is the table before.
+        return fs::write(&path, &compiled).unwrap();
+    }
+    let written = fs::read_to_string(path).unwrap();
+    assert!(
+        written == compiled,
+        "UPDATE_TABLE=1 writes kernels/TABLE again:\n{compiled}"
+    );
+    assert_eq!(kernel_infos().len(), compiled.lines().count());
+    for info in kernel_infos() {
+        assert!(info.n_threads.is_multiple_of(32), "{info:?}");
+        // What Metal takes: 31 buffers, of which the settings are one, of up to 4 KiB.
+        assert!(
+            info.n_buffers < 31 && info.settings_bytes <= 4096,
+            "{info:?}"
+        );
+        assert!(metal_source(info.file).is_some(), "{info:?}");
+    }
+}
+
+#[test]
+fn the_sources_are_the_files() {
+    let blocks = files_of(&folder().join("blocks"), ".h");
+    let kernels = files_of(&folder(), ".k");
+    assert!(!blocks.is_empty() && !kernels.is_empty());
+    for kernel in kernels {
+        let source = metal_source(kernel.strip_suffix(".k").unwrap()).unwrap();
+        let mut files = vec!["dialect/metal.h".to_owned()];
+        files.extend(blocks.iter().cloned());
+        files.push(kernel.clone());
+        assert_eq!(source.files(), files);
+        let text = fs::read_to_string(folder().join(&kernel)).unwrap();
+        assert!(source.text.ends_with(&text), "{kernel}");
+    }
+    assert_eq!(metal_source("none"), None);
+}
+
+/// The place of every line of a file in a source.
+fn check_places(source: &KernelSource, file: &str, text: &str) {
+    let n = source.text.lines().count();
+    let places: Vec<usize> = (1..=n)
+        .filter(|&line| source.place(line).unwrap().0 == file)
+        .collect();
+    assert_eq!(places.len(), text.lines().count(), "{file}");
+    for (i, (at, line)) in places.into_iter().zip(text.lines()).enumerate() {
+        assert_eq!(source.text.lines().nth(at - 1), Some(line));
+        assert_eq!(source.place(at).unwrap().1, i + 1);
+    }
+}
+
+#[test]
+fn messages_have_the_places_of_the_files() {
+    let source = metal_source("rope").unwrap();
+    let text = fs::read_to_string(folder().join("rope.k")).unwrap();
+    check_places(&source, "rope.k", &text);
+    let seen = fs::read_to_string(folder().join("blocks/seen.h")).unwrap();
+    check_places(&source, "seen.h", &seen);
+    let n = source.text.lines().count();
+    assert_eq!(source.place(n + 1), None);
+    assert_eq!(source.place(0), None);
+    let said = format!("program_source:{n}:7: error: no\n  y = x;\nprogram_source:x");
+    let explained = format!(
+        "rope.k:{}:7: error: no\n  y = x;\nprogram_source:x\n",
+        text.lines().count()
+    );
+    assert_eq!(source.explain("program_source", &said), explained);
+}
