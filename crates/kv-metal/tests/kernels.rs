@@ -1,0 +1,32 @@
+//! The tests of kv-gpu's kernels at odd sizes, on a GPU.
+
+#![cfg(target_os = "macos")]
+
+#[path = "../../kv-gpu/tests/kernels/attend.rs"]
+mod attend;
+mod common;
+#[path = "../../kv-gpu/tests/kernels/distances.rs"]
+mod distances;
+#[path = "../../kv-gpu/tests/kernels/fused.rs"]
+mod fused;
+#[path = "../../kv-gpu/tests/kernels/linear.rs"]
+mod linear;
+#[path = "../../kv-gpu/tests/kernels/recurrent.rs"]
+mod recurrent;
+#[path = "../../kv-gpu/tests/kernels/simple.rs"]
+mod simple;
+#[path = "../../kv-gpu/tests/kernels/sparse.rs"]
+mod sparse;
+#[path = "../../kv-gpu/tests/kernels/support.rs"]
+mod support;
+
+mod devices {
+    use kv_gpu::{GpuBackend, GpuConfig, Precision};
+    use kv_metal::MetalDevice;
+
+    /// One: the order of threads is the GPU's.
+    pub(crate) fn backends(precision: Precision) -> Vec<GpuBackend<MetalDevice>> {
+        let device = crate::common::device();
+        vec![GpuBackend::new(device, GpuConfig { precision })]
+    }
+}
