@@ -8,6 +8,13 @@ mod candle;
 mod cpu;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod cuda;
+#[cfg(any(
+    all(feature = "cuda", any(target_os = "linux", windows)),
+    all(feature = "metal", target_os = "macos")
+))]
+mod gpu;
+#[cfg(all(feature = "metal", target_os = "macos"))]
+mod metal;
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -35,6 +42,9 @@ pub enum BackendKind {
     /// Cellar's own kernels on an NVIDIA GPU (feature `cuda`, on Linux and Windows). The driver is
     /// looked for when it is opened.
     Cuda,
+    /// Cellar's own kernels on the GPU of a Mac (feature `metal`, on macOS). They have never run on
+    /// Apple hardware.
+    Metal,
     /// Plain candle operations on the CPU: the reference, slower (feature `candle`).
     Candle,
     /// The same on an NVIDIA GPU, with candle's kernels (feature `candle-cuda`).
@@ -86,19 +96,32 @@ pub struct BackendOptions {
 
 impl BackendKind {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Cpu,
         Self::Cuda,
+        Self::Metal,
         Self::Candle,
         Self::CandleCuda,
         Self::CandleMetal,
     ];
+
+    /// The one with Cellar's own kernels for the GPUs of this system.
+    pub const OWN_GPU: Self = match cfg!(target_os = "macos") {
+        true => Self::Metal,
+        false => Self::Cuda,
+    };
+
+    /// Whether it has Cellar's own kernels for GPUs, which hold all that they compute with.
+    pub fn is_own_gpu(self) -> bool {
+        matches!(self, Self::Cuda | Self::Metal)
+    }
 
     /// Its name, as on the command line and in errors.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
             Self::Cuda => "cuda",
+            Self::Metal => "metal",
             Self::Candle => "candle",
             Self::CandleCuda => "candle-cuda",
             Self::CandleMetal => "candle-metal",
@@ -110,6 +133,7 @@ impl BackendKind {
             Self::Cuda if cfg!(feature = "cuda") => {
                 "there are NVIDIA drivers for Linux and Windows only".to_owned()
             }
+            Self::Metal if cfg!(feature = "metal") => "only macOS has Metal".to_owned(),
             kind => format!("built without the cargo feature '{kind}'"),
         };
         unavailable(self.name(), reason)
@@ -142,6 +166,8 @@ pub fn open_backend(options: BackendOptions) -> Result<BoxedBackend, BackendErro
         BackendKind::Cpu => cpu::open(&options),
         #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
         BackendKind::Cuda => cuda::open(&options),
+        #[cfg(all(feature = "metal", target_os = "macos"))]
+        BackendKind::Metal => metal::open(&options),
         #[cfg(feature = "candle")]
         BackendKind::Candle => candle::open(&options, CandleDevice::Cpu),
         #[cfg(feature = "candle")]
@@ -184,6 +210,8 @@ pub fn backend_devices(
     match kind {
         #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
         BackendKind::Cuda => cuda::devices(),
+        #[cfg(all(feature = "metal", target_os = "macos"))]
+        BackendKind::Metal => metal::devices(),
         kind => {
             let backend = open_backend(BackendOptions {
                 kind: Some(kind),
@@ -210,7 +238,9 @@ impl ComputeDevice {
 pub(crate) fn is_gpu_present() -> bool {
     #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
     return cuda::is_present();
-    #[allow(unreachable_code)] // with the feature
+    #[cfg(all(feature = "metal", target_os = "macos"))]
+    return metal::is_present();
+    #[allow(unreachable_code)] // with a feature
     false
 }
 
@@ -265,7 +295,9 @@ pub fn plan_backend_memory(
         #[cfg(feature = "cpu")]
         BackendKind::Cpu => cpu::plan_memory(options, work).map(Some),
         #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
-        BackendKind::Cuda => cuda::plan_memory(options, work).map(Some),
+        BackendKind::Cuda => gpu::plan_memory("cuda", options, work).map(Some),
+        #[cfg(all(feature = "metal", target_os = "macos"))]
+        BackendKind::Metal => gpu::plan_memory("metal", options, work).map(Some),
         #[cfg(feature = "candle")]
         BackendKind::Candle | BackendKind::CandleCuda | BackendKind::CandleMetal => Ok(None),
         #[allow(unreachable_patterns)] // with every feature

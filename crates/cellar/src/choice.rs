@@ -97,18 +97,18 @@ pub fn choose_backend(options: BackendOptions, work: &ModelWork<'_>) -> Result<C
             backend,
             kind,
             reason: "it was asked for".to_owned(),
-            is_gpu_present: kind == BackendKind::Cuda,
+            is_gpu_present: kind.is_own_gpu(),
         });
     }
     let gpu = BackendOptions {
-        kind: Some(BackendKind::Cuda),
+        kind: Some(BackendKind::OWN_GPU),
         ..options.clone()
     };
     match open_checked(&gpu, work) {
         Ok(backend) => Ok(Choice {
             reason: ComputeDevice::of(&backend).description,
             backend,
-            kind: BackendKind::Cuda,
+            kind: BackendKind::OWN_GPU,
             is_gpu_present: true,
         }),
         Err(error) => {
@@ -166,7 +166,7 @@ impl DeviceNeeds {
 /// Opens a backend on whose device, if it has one, the model fits.
 fn open_checked(options: &BackendOptions, work: &ModelWork<'_>) -> Result<BoxedBackend, Error> {
     let backend = open_backend(options.clone())?;
-    if options.kind != Some(BackendKind::Cuda) {
+    if !options.kind.is_some_and(BackendKind::is_own_gpu) {
         return Ok(backend);
     }
     let (Some(needs), Some(memory)) = (device_needs(options, work)?, backend.memory()) else {

@@ -22,6 +22,8 @@ pub(crate) enum BackendName {
     Cpu,
     /// Cellar's own kernels on an NVIDIA GPU.
     Cuda,
+    /// Cellar's own kernels on the GPU of a Mac; never run on Apple hardware so far.
+    Metal,
     /// Plain candle operations on the CPU: the reference, slower.
     Candle,
     /// The same on an NVIDIA GPU.
@@ -39,6 +41,7 @@ impl BackendName {
             Self::Auto => None,
             Self::Cpu => Some(BackendKind::Cpu),
             Self::Cuda => Some(BackendKind::Cuda),
+            Self::Metal => Some(BackendKind::Metal),
             Self::Candle => Some(BackendKind::Candle),
             #[cfg(feature = "candle-cuda")]
             Self::CandleCuda => Some(BackendKind::CandleCuda),
@@ -140,7 +143,7 @@ impl BackendFlags {
         let choice = cellar::choose_backend(options.clone(), work)?;
         let is_asked = options.kind.is_some();
         let on_host = |name: &str, reason: &str| report(&format!("backend: {name}; {reason}"));
-        if is_asked || choice.kind != BackendKind::Cuda {
+        if is_asked || !choice.kind.is_own_gpu() {
             let is_wanted = self.name == Some(BackendName::Auto) || choice.is_gpu_present;
             if !is_asked && is_wanted {
                 on_host(choice.kind.name(), &choice.reason);

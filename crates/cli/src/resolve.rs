@@ -359,8 +359,8 @@ pub(crate) fn open_recording_engine(
 pub(crate) fn backend_flags(args: &EngineArgs) -> anyhow::Result<BackendFlags> {
     let name = match (args.backend, args.gpu_layers) {
         (None | Some(BackendName::Auto), Some(_)) => Some(BackendName::Cpu),
-        (Some(BackendName::Cuda), Some(_)) => {
-            return usage("--gpu-layers 0 is the CPU: leave it or --backend cuda out");
+        (Some(BackendName::Cuda | BackendName::Metal), Some(_)) => {
+            return usage("--gpu-layers 0 is the CPU: leave it or --backend out");
         }
         (name, _) => name,
     };

@@ -65,7 +65,7 @@ struct Report {
     /// This process with the header and the tokenizer of the model, where the system reports it.
     process: Option<u64>,
     /// What a process takes whose context is full: memory, packed and mapped weights, scratch,
-    /// and the process itself.
+    /// and the process itself; what a device holds where it shares the memory.
     total: u64,
     /// Free memory of this machine, where the system reports it.
     available: Option<u64>,
@@ -145,7 +145,9 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         scratch: b.scratch as u64,
     });
     let of_backend = backend.map_or(0, |b| b.packed.saturating_add(b.scratch));
-    let besides = [mapped, of_backend, process.unwrap_or(0)];
+    let of_device = device.as_ref().filter(|device| device.unified);
+    let of_device = of_device.map_or(0, |device| device.total);
+    let besides = [mapped, of_backend, of_device, process.unwrap_or(0)];
     let besides = besides.into_iter().fold(0, u64::saturating_add);
     let report = Report {
         file: source.name(),
@@ -294,7 +296,12 @@ fn print(report: &Report, plan: &MemoryPlan, out: &mut impl Write) -> std::io::R
 /// What is on a device, and what stays on the host after it.
 fn print_device(device: &DeviceReport, out: &mut impl Write) -> std::io::Result<()> {
     let name = device.name.as_deref().unwrap_or("a GPU (none here)");
-    writeln!(out, "\n  on {}", terminal::escape(name))?;
+    let place = if device.unified {
+        ", in the total below"
+    } else {
+        ""
+    };
+    writeln!(out, "\n  on {}{place}", terminal::escape(name))?;
     let lines = [
         ("rows", device.rows),
         ("weights", device.weights),

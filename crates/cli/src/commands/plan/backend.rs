@@ -17,6 +17,7 @@ use model_core::architecture::Model;
 use serde::Serialize;
 
 use crate::args::PlanArgs;
+use crate::machine::available_memory;
 use crate::models::Contents;
 use crate::resolve;
 
@@ -43,6 +44,9 @@ pub(super) struct BackendPlan {
 pub(super) struct DeviceReport {
     /// The device, where this machine has one.
     pub(super) name: Option<String>,
+    /// Whether it shares the machine's memory, in which the total is then.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(super) unified: bool,
     pub(super) rows: u64,
     pub(super) weights: u64,
     pub(super) scratch: u64,
@@ -62,14 +66,15 @@ pub(super) struct DeviceReport {
 pub(super) fn plan(args: &PlanArgs, planned: Planned<'_>) -> anyhow::Result<BackendPlan> {
     let options = resolve::backend_flags(&args.engine)?.options();
     let gpu = BackendOptions {
-        kind: Some(BackendKind::Cuda),
+        kind: Some(options.kind.unwrap_or(BackendKind::OWN_GPU)),
         ..options.clone()
     };
     match options.kind {
-        Some(BackendKind::Cuda) => {
+        Some(kind) if kind.is_own_gpu() => {
             let work = planned.work();
             let needs = device_needs(&gpu, &work)?;
-            let device = needs.map(|needs| DeviceReport::new(needs, first_gpu(), (&gpu, &work)));
+            let device =
+                needs.map(|needs| DeviceReport::new(needs, first_gpu(kind), (&gpu, &work)));
             Ok(BackendPlan {
                 kind: options.kind,
                 host: Some(planned.outside_device()?),
@@ -98,8 +103,8 @@ pub(super) fn weights(file: Contents) -> Arc<dyn WeightSource> {
 }
 
 /// The first GPU of this machine that can be used.
-fn first_gpu() -> Option<ComputeDevice> {
-    let devices = backend_devices(BackendKind::Cuda).ok()?;
+fn first_gpu(kind: BackendKind) -> Option<ComputeDevice> {
+    let devices = backend_devices(kind).ok()?;
     devices.into_iter().find_map(Result::ok)
 }
 
@@ -123,7 +128,7 @@ impl Planned<'_> {
 
     /// The GPU, where there is one and the model fits.
     fn fitting(&self, gpu: &BackendOptions) -> Option<DeviceReport> {
-        let device = first_gpu()?;
+        let device = first_gpu(gpu.kind?)?;
         let work = self.work();
         let needs = device_needs(gpu, &work).ok().flatten()?;
         let report = DeviceReport::new(needs, Some(device), (gpu, &work));
@@ -177,9 +182,13 @@ impl DeviceReport {
         (options, work): (&BackendOptions, &ModelWork<'_>),
     ) -> Self {
         let memory = device.as_ref().and_then(|device| device.memory);
-        let room = memory.map(|memory| memory.free.saturating_sub(DEVICE_RESERVE));
+        let unified = options.kind == Some(BackendKind::Metal);
+        // Other programs use unified memory, too.
+        let free_here = available_memory().filter(|_| unified).unwrap_or(u64::MAX);
+        let room = memory.map(|memory| memory.free.saturating_sub(DEVICE_RESERVE).min(free_here));
         Self {
             name: device.map(|device| device.description),
+            unified,
             rows: needs.rows,
             weights: needs.weights,
             scratch: needs.scratch,

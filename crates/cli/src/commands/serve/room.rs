@@ -20,7 +20,10 @@ pub(super) fn check(
     files: &[ModelFile],
     settings: &[ModelSettings],
 ) -> anyhow::Result<()> {
-    let on_device = args.engine.backend == Some(BackendName::Cuda);
+    let on_device = matches!(
+        args.engine.backend,
+        Some(BackendName::Cuda | BackendName::Metal)
+    );
     let available = machine::available_memory();
     let Some(available) = available.filter(|_| !args.engine.no_memory_check && !on_device) else {
         return Ok(());
