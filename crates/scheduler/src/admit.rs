@@ -1,4 +1,4 @@
-//! Admission: which waiting request gets a sequence, and what of its tokens is cached.
+//! Admission: which waiting request gets a sequence, and what of its tokens is there already.
 //!
 //! Invariant: a request is admitted with the tokens that the memory holds for it after the edit
 //! that comes with it.
@@ -8,10 +8,10 @@ use kv_core::{Pos, PosRange, SeqId};
 
 use crate::event::Outcome;
 use crate::note::Note;
-use crate::prefix::{Line, Missed, PrefixUse, Reuse, copy};
+use crate::prefix::{Holder, Line, Match, Missed, PrefixUse, Reuse, Source, copy};
 use crate::queue::Rank;
 use crate::request::{Micros, RequestId};
-use crate::room::Demand;
+use crate::room::{Need, Trunk, demands};
 use crate::scheduler::Scheduler;
 use crate::state::{RequestState, Running};
 
@@ -27,84 +27,129 @@ pub(crate) enum Admission {
     Full,
 }
 
-/// A sequence for a request, and what it holds by then.
+/// What a request begins with.
 struct Place {
-    seq: SeqId,
+    /// Its sequence; `None` where none is free.
+    seq: Option<SeqId>,
     n_done: usize,
     edit: Option<Edit>,
+    /// Who has these tokens, and in whose cells they are.
+    from: Option<(Holder, Trunk)>,
     missed: Option<Missed>,
 }
 
 impl Scheduler {
-    /// Gives a sequence to the next request that waits, where there is room.
+    /// Gives a sequence to the next request that waits, where there is room. One that waits for a
+    /// prefix that is being computed is passed over, but its room is kept.
     pub(crate) fn admit(
         &mut self,
         now: Micros,
         memory: &Composite,
         outcomes: &mut Vec<Outcome>,
     ) -> Admission {
-        let Some((id, rank)) = self.queue.next(now, self.config.aging) else {
-            return Admission::Full;
-        };
-        let Some(waiting) = self.queue.iter().find(|request| request.id == id) else {
-            return Admission::Full;
-        };
-        let n_tokens = waiting.tokens.len();
-        let demand = Demand {
-            n_tokens,
-            n_shared: 0,
-        };
-        if !self.has_room_for(demand, &self.running) {
-            let victim = self.victim_below(rank, demand);
-            return victim.map_or(Admission::Full, Admission::Preempt);
-        }
-        let Some(place) = self.place(now, waiting, memory) else {
-            return match self.cache.lines().is_empty() {
-                true => Admission::Full,
-                false => Admission::Evict,
+        let mut kept = Vec::new();
+        for (id, rank) in self.queue.in_order(now, self.config.aging) {
+            if let Some(need) = self.still_awaits(id, rank) {
+                kept.push(need);
+                continue;
+            }
+            let urgent = self.running.last().is_some_and(|last| last.rank < rank);
+            let Some(waiting) = self.queue.iter().find(|request| request.id == id) else {
+                return Admission::Full;
             };
-        };
-        let Some(mut request) = self.queue.take(id) else {
-            return Admission::Full;
-        };
+            if self.running.len() + kept.len() >= self.n_slots() && !urgent {
+                return Admission::Full;
+            }
+            let n_tokens = waiting.tokens.len();
+            let place = self.place(now, waiting, memory);
+            if self.config.prefix_cache.is_on()
+                && self.awaits_more(id, place.n_done)
+                && let Some(need) = self.still_awaits(id, rank)
+            {
+                kept.push(need);
+                continue;
+            }
+            let trunk = place.from.map(|(_, trunk)| trunk);
+            kept.push(Need { n_tokens, trunk });
+            if !self.has_room_for(&kept, &self.running) {
+                let victim = self.victim_below(rank, &kept);
+                return victim.map_or(Admission::Full, Admission::Preempt);
+            }
+            let Some(seq) = place.seq else {
+                return match self.cache.lines().is_empty() {
+                    true => Admission::Full,
+                    false => Admission::Evict,
+                };
+            };
+            let Some(request) = self.queue.take(id) else {
+                return Admission::Full;
+            };
+            let running = self.begin_request(now, request, seq, rank, place);
+            outcomes.push(running.admitted(id));
+            self.insert_running(running);
+            return Admission::Admitted;
+        }
+        Admission::Full
+    }
+
+    /// A request with this sequence, which holds by the next step what it begins with.
+    fn begin_request(
+        &mut self,
+        now: Micros,
+        mut request: RequestState,
+        seq: SeqId,
+        rank: Rank,
+        place: Place,
+    ) -> Running {
         let Place {
-            seq,
             n_done,
             edit,
+            from,
             missed,
+            ..
         } = place;
         match edit {
             Some(Edit::Copy { from, .. }) => {
                 self.cache.hit(now, from);
-                self.note_shared(id, seq, from, n_done);
+                self.note_shared(request.id, seq, from, n_done);
             }
             Some(_) => {
                 self.cache.take(seq);
-                self.note_shared(id, seq, seq, n_done);
+                self.note_shared(request.id, seq, seq, n_done);
             }
             None => {}
         }
         self.free.retain(|&free| free != seq);
         self.edits.extend(edit);
         let is_first = !std::mem::replace(&mut request.was_admitted, true);
-        let wants_checkpoint = is_first && self.room.is_cut_only_at_ends();
+        let n_prompt = request.n_prompt;
+        let mut checkpoints = Vec::new();
         if is_first {
-            self.counters.n_prompt_tokens += n_tokens as u64;
+            self.counters.n_prompt_tokens += request.tokens.len() as u64;
             self.counters.n_reused_tokens += n_done as u64;
+            if matches!(from, Some((Holder::Running, _))) {
+                self.counters.n_shared_tokens += n_done as u64;
+            }
+            // So that the same prompt finds it again.
+            if self.room.is_cut_only_at_ends() && n_prompt > n_done + 1 {
+                checkpoints.push(n_prompt - 1);
+            }
         }
+        let trunk = match from {
+            Some((_, trunk)) => trunk,
+            None => self.new_trunk(),
+        };
         let n_tokens = n_done;
-        let running = Running {
-            wants_checkpoint: wants_checkpoint && request.n_prompt > n_done + 1,
+        Running {
             request,
             seq,
             rank,
             n_done,
+            checkpoints,
+            trunk,
             reuse: Reuse { n_tokens, missed },
             draft: Vec::new(),
-        };
-        outcomes.push(running.admitted(id));
-        self.insert_running(running);
-        Admission::Admitted
+        }
     }
 
     pub(crate) fn note_shared(&mut self, request: RequestId, seq: SeqId, from: SeqId, n: usize) {
@@ -124,91 +169,89 @@ impl Scheduler {
         self.running.insert(at, running);
     }
 
-    /// A sequence for a request: a free one with a copy of what is cached, or where none is free,
-    /// that of the cached prefix itself.
-    fn place(&self, now: Micros, request: &RequestState, memory: &Composite) -> Option<Place> {
+    /// What a request begins with: a free sequence with a copy of what is cached or computed, or
+    /// where none is free, the cached prefix itself.
+    fn place(&self, now: Micros, request: &RequestState, memory: &Composite) -> Place {
         let free = self.free.last().copied();
+        let nothing = |missed| Place {
+            seq: free,
+            n_done: 0,
+            edit: None,
+            from: None,
+            missed,
+        };
         let salt = match request.prefix {
             PrefixUse::Within(salt) if self.config.prefix_cache.is_on() => salt,
-            _ => {
-                let missed = Some(Missed::Disabled);
-                return free.map(|seq| Place {
-                    seq,
-                    n_done: 0,
-                    edit: None,
-                    missed,
-                });
-            }
+            _ => return nothing(Some(Missed::Disabled)),
         };
-        let edit = |line: SeqId, n: usize| match free {
-            Some(to) => copy(line, to, n),
-            None => cut(line, n),
+        let edit = |source: &Source<'_>, n: usize| match (free, source.holder) {
+            (Some(to), _) => Some(copy(source.seq, to, n)),
+            (None, Holder::Line) => Some(cut(source.seq, n)),
+            // It keeps its sequence, and another has to become free.
+            (None, Holder::Running) => None,
         };
-        let is_refused = |line, n| memory.check(&edit(line, n)).err();
-        let (found, missed) = self.cache.find(&request.tokens, salt, now, is_refused);
-        match found {
-            Some(found) => Some(Place {
-                seq: free.unwrap_or(found.seq),
-                n_done: found.n_tokens,
-                edit: Some(edit(found.seq, found.n_tokens)),
-                missed,
-            }),
-            None => free.map(|seq| Place {
-                seq,
-                n_done: 0,
-                edit: None,
-                missed,
-            }),
+        let is_refused = |source: &Source<'_>, n| memory.check(&edit(source, n)?).err();
+        let running = self.running_sources(request.prefix);
+        let (found, missed) = self
+            .cache
+            .find(&request.tokens, salt, now, running, is_refused);
+        let Some(Match { source, n_tokens }) = found else {
+            return nothing(missed);
+        };
+        let own = match source.holder {
+            Holder::Line => Some(source.seq),
+            Holder::Running => None,
+        };
+        Place {
+            seq: free.or(own),
+            n_done: n_tokens,
+            edit: edit(&source, n_tokens),
+            from: Some((source.holder, source.trunk.cut(n_tokens))),
+            missed,
         }
     }
 
-    /// Whether a request can run with these.
-    pub(crate) fn has_room_for(&self, demand: Demand, running: &[Running]) -> bool {
+    /// Requests that run at once, at most.
+    fn n_slots(&self) -> usize {
+        self.config.n_step().min(self.config.max_running)
+    }
+
+    /// Whether requests can run with these.
+    pub(crate) fn has_room_for(&self, more: &[Need], running: &[Running]) -> bool {
         if running.is_empty() {
             return true;
         }
-        let n_slots = self.config.n_step().min(self.config.max_running);
-        let mut groups = Vec::new();
-        let of = |r: &Running| Demand {
+        let of = |r: &Running| Need {
             n_tokens: r.request.tokens.len(),
-            // The first of a group counts for the cells that they share.
-            n_shared: match r.request.group {
-                Some(group) if groups.contains(&group) => r.request.n_prompt,
-                group => {
-                    groups.extend(group);
-                    0
-                }
-            },
+            trunk: Some(r.trunk),
         };
-        let mut demands: Vec<Demand> = running.iter().map(of).collect();
-        demands.push(demand);
-        running.len() < n_slots
-            && self
-                .room
-                .fits(&demands, u64::from(self.config.headroom.max(1)))
+        let demands = demands(running.iter().map(of).chain(more.iter().copied()));
+        let headroom = u64::from(self.config.headroom.max(1));
+        demands.len() <= self.n_slots() && self.room.fits(&demands, headroom)
     }
 
     /// The request of the lowest rank below this one that came last, where preempting those below
     /// makes enough room.
-    fn victim_below(&self, rank: Rank, demand: Demand) -> Option<RequestId> {
+    fn victim_below(&self, rank: Rank, more: &[Need]) -> Option<RequestId> {
         let n_kept = self.running.partition_point(|r| r.rank >= rank);
         let victim = self.running.get(n_kept..)?.last()?;
-        let enough = self.has_room_for(demand, &self.running[..n_kept]);
+        let enough = self.has_room_for(more, &self.running[..n_kept]);
         enough.then_some(victim.request.id)
     }
 
     /// Where windows or states can only be copied as they are: keeps a copy of a request one token
-    /// before the end of its prompt, so that the same prompt finds it again. Returns whether there
-    /// is something to do before the next step.
+    /// before the end of its prompt, so that the same prompt finds it again, and where the prompts
+    /// of requests that wait for it part from it. Returns whether there is something to do before the
+    /// next step.
     pub(crate) fn take_checkpoint(&mut self, now: Micros, memory: &Composite) -> bool {
-        let is_due = |r: &Running| r.wants_checkpoint && r.n_done + 1 == r.request.n_prompt;
+        let is_due = |r: &Running| r.checkpoints.contains(&r.n_done);
         let Some(at) = self.running.iter().position(is_due) else {
             return false;
         };
         let running = &self.running[at];
-        let tokens = running.request.tokens[..running.n_done].to_vec();
+        let tokens = running.held();
         let PrefixUse::Within(salt) = running.request.prefix else {
-            self.running[at].wants_checkpoint = false;
+            self.running[at].pass_checkpoint();
             return true;
         };
         let is_useless = tokens.len() < crate::prefix::MIN_REUSED
@@ -226,11 +269,11 @@ impl Scheduler {
             let can_evict = !is_useless && edit.is_none() && !self.cache.lines().is_empty();
             match can_evict {
                 true => self.evict(now),
-                false => self.running[at].wants_checkpoint = false,
+                false => self.running[at].pass_checkpoint(),
             }
             return true;
         }
-        self.running[at].wants_checkpoint = false;
+        self.running[at].pass_checkpoint();
         if let Some(to) = self.free.pop() {
             self.edits.extend(edit);
             let line = Line::new(now, &self.running[at], to, salt);

@@ -13,7 +13,7 @@ use crate::event::{End, Outcome, Progress, RowReport};
 use crate::prefix::{Reuse, copy};
 use crate::queue::Rank;
 use crate::request::{Micros, PromptRows, RequestId};
-use crate::room::Demand;
+use crate::room::Need;
 use crate::scheduler::{Keep, Scheduler};
 use crate::state::{RequestState, Running};
 
@@ -159,12 +159,14 @@ impl Scheduler {
         let is_original = |r: &Running| {
             r.seq == from && r.n_done == n_prompt && r.request.group == fork.request.group
         };
-        let demand = Demand {
+        let original = self.running.iter().find(|r| is_original(r));
+        let trunk = original.map(|r| r.trunk.cut(n_prompt));
+        let need = Need {
             n_tokens: fork.request.tokens.len(),
-            n_shared: n_prompt,
+            trunk,
         };
-        let can_run =
-            self.running.iter().any(is_original) && self.has_room_for(demand, &self.running);
+        let trunk = trunk.filter(|_| self.has_room_for(&[need], &self.running));
+        let can_run = trunk.is_some();
         let edit = self.free.last().map(|&to| copy(from, to, n_prompt));
         let edit = edit.filter(|edit| memory.check(edit).is_ok());
         if can_run && edit.is_none() && !self.cache.lines().is_empty() {
@@ -174,8 +176,8 @@ impl Scheduler {
         let Fork {
             mut request, rank, ..
         } = self.forks.remove(0);
-        match (edit, self.free.last().copied()) {
-            (Some(edit), Some(seq)) if can_run => {
+        match (edit, self.free.last().copied(), trunk) {
+            (Some(edit), Some(seq), Some(trunk)) => {
                 self.free.pop();
                 self.edits.push(edit);
                 let n_tokens = n_prompt;
@@ -185,7 +187,8 @@ impl Scheduler {
                     seq,
                     rank,
                     n_done: n_prompt,
-                    wants_checkpoint: false,
+                    checkpoints: Vec::new(),
+                    trunk,
                     reuse: Reuse {
                         n_tokens,
                         missed: None,

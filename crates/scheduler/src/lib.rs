@@ -16,7 +16,9 @@
 //! - **Prefix reuse.** The tokens of requests that have ended stay in the memory while there is
 //!   room, as idle sequences. A prompt with the same prefix shares their cells, from
 //!   any token with full attention, from a kept end with windows and recurrent states. Each request
-//!   learns how many tokens were reused and why not more ([`Reuse`]).
+//!   learns how many tokens were reused and why not more ([`Reuse`]). Running requests are shared as
+//!   cached prefixes are. One that begins like a prompt that is being computed waits for the common
+//!   part, where that goes before it; it never waits for one of a lower priority.
 //! - **Several texts of one prompt.** A request with siblings is computed once up to the end of its
 //!   prompt; then each sibling goes on from a copy that shares its cells.
 //! - **Speculative decoding.** Tokens that were drafted for a text ([`Event::Draft`]) are computed with
@@ -95,6 +97,7 @@ mod queue;
 mod request;
 mod room;
 mod scheduler;
+mod share;
 mod speculate;
 mod state;
 

@@ -123,9 +123,13 @@ impl Scheduler {
         self.drop_lines(now, broken, DropReason::Broken);
         for running in &mut self.running {
             let held = memory.positions(running.seq);
+            let n_before = running.n_done;
             running.n_done = held.map_or(0, |held| held.last.as_usize() + 1);
             let n_tokens = running.request.tokens.len();
-            if running.n_done >= n_tokens {
+            if running.n_done > n_before && running.request.wants_prompt_rows() {
+                // The rows of the first ubatches were lost with the step.
+                lost.push((running.request.id, Keep::Nothing));
+            } else if running.n_done >= n_tokens {
                 let keep = match running.n_done > n_tokens {
                     true => Keep::Nothing,
                     false => Keep::Prefix(now),

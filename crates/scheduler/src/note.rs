@@ -23,8 +23,8 @@ pub enum Note {
         request: RequestId,
         /// Its sequence.
         seq: SeqId,
-        /// The sequence that has the tokens: a cached prefix, or another text of the same prompt. The
-        /// request's own where it took a cached prefix over.
+        /// The sequence that has the tokens: a cached prefix, or a running request. The request's own
+        /// where it took a cached prefix over.
         from: SeqId,
         /// How many there are.
         n_tokens: usize,

@@ -2,7 +2,7 @@
 //! [`Reuse`]: how much of them a request took, and why not more.
 //!
 //! A cached prefix is a sequence of the memory: a copy of it shares its cells. It is found by
-//! comparing tokens, so a prompt may part from it anywhere. Invariant: the memory holds exactly the
+//! comparing tokens, so a prompt may part from it anywhere. Running requests are sources, too. Invariant: the memory holds exactly the
 //! tokens of each cached prefix, and requests of different salts never share one. Decides which is
 //! dropped first; whether any is, is decided by the scheduler.
 
@@ -13,6 +13,7 @@ use kv_core::{Pos, PosRange, SeqId, TokenId};
 
 use crate::note::{DropReason, Note};
 use crate::request::{Micros, RequestId};
+use crate::room::Trunk;
 use crate::state::Running;
 
 /// Shorter beginnings are computed again.
@@ -42,7 +43,7 @@ impl Default for PrefixUse {
     }
 }
 
-/// How many tokens of a request were cached.
+/// How many tokens of a request were there already, of cached prefixes or of running requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reuse {
     /// Tokens that need not be computed.
@@ -107,6 +108,8 @@ pub(crate) struct Line {
     pub(crate) request: RequestId,
     pub(crate) last_used: Micros,
     pub(crate) n_hits: u32,
+    /// Whose cells its first tokens are in.
+    pub(crate) trunk: Trunk,
 }
 
 impl Line {
@@ -114,11 +117,12 @@ impl Line {
     pub(crate) fn new(now: Micros, running: &Running, seq: SeqId, salt: Salt) -> Self {
         Self {
             seq,
-            tokens: running.request.tokens[..running.n_done].to_vec(),
+            tokens: running.held().to_vec(),
             salt,
             request: running.request.id,
             last_used: now,
             n_hits: 0,
+            trunk: running.trunk.cut(running.n_done),
         }
     }
 
@@ -150,11 +154,29 @@ struct Dropped {
     at: Micros,
 }
 
-/// What a prompt finds.
-#[derive(Clone, Debug)]
-pub(crate) struct Match {
-    /// The sequence of the line.
+/// Who has tokens that others may share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Holder {
+    /// A cached prefix.
+    Line,
+    /// A request that runs.
+    Running,
+}
+
+/// A sequence that a prompt may begin with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source<'a> {
+    pub(crate) holder: Holder,
     pub(crate) seq: SeqId,
+    /// The tokens that the memory holds of it.
+    pub(crate) tokens: &'a [TokenId],
+    pub(crate) trunk: Trunk,
+}
+
+/// What a prompt finds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Match<'a> {
+    pub(crate) source: Source<'a>,
     pub(crate) n_tokens: usize,
 }
 
@@ -183,30 +205,38 @@ impl PrefixCache {
         self.lines.push(Line { n_hits, ..line });
     }
 
-    /// The line that lets a request with these tokens begin latest, and why not later.
-    /// `is_refused` takes a line's sequence and how many of its tokens would be copied.
-    pub(crate) fn find(
-        &self,
+    /// The line or running request of this salt that lets a request with these tokens begin latest,
+    /// and why not later. `is_refused` takes how many tokens of a source would be copied.
+    pub(crate) fn find<'a>(
+        &'a self,
         tokens: &[TokenId],
         salt: Salt,
         now: Micros,
-        is_refused: impl Fn(SeqId, usize) -> Option<Refusal>,
-    ) -> (Option<Match>, Option<Missed>) {
+        running: impl Iterator<Item = Source<'a>>,
+        is_refused: impl Fn(&Source<'_>, usize) -> Option<Refusal>,
+    ) -> (Option<Match<'a>>, Option<Missed>) {
         let most = tokens.len().saturating_sub(1);
         if most < MIN_REUSED {
             let (n_prompt, least) = (tokens.len(), MIN_REUSED);
             return (None, Some(Missed::TooShort { n_prompt, least }));
         }
         let own = self.lines.iter().filter(|line| line.salt == salt);
-        let mut found: Vec<(usize, &Line)> = own
-            .map(|line| (n_common(&line.tokens, tokens), line))
-            .collect();
-        found.sort_by_key(|(common, line)| {
-            (std::cmp::Reverse(*common), line.tokens.len(), line.seq)
+        let lines = own.map(|line| Source {
+            holder: Holder::Line,
+            seq: line.seq,
+            tokens: &line.tokens,
+            trunk: line.trunk,
+        });
+        let sources = lines.chain(running);
+        let found = sources.map(|source| (n_common(source.tokens, tokens), source));
+        let mut found: Vec<(usize, Source<'a>)> = found.collect();
+        found.sort_by_key(|(common, source)| {
+            let worst = std::cmp::Reverse(*common);
+            (worst, source.holder, source.tokens.len(), source.seq)
         });
         let longest = found.first().copied();
         let mut missed = match longest {
-            Some((common, line)) if common > 0 && common < line.tokens.len().min(most) => {
+            Some((common, source)) if common > 0 && common < source.tokens.len().min(most) => {
                 Some(Missed::Differs { at: common })
             }
             Some((common, _)) if common > 0 => None,
@@ -216,16 +246,15 @@ impl PrefixCache {
         if let Some(evicted) = self.evicted(tokens, salt, now, longest.max(MIN_REUSED)) {
             missed = Some(evicted);
         }
-        for (common, line) in found {
+        for (common, source) in found {
             let n_tokens = common.min(most);
             if n_tokens < MIN_REUSED {
                 break;
             }
-            let seq = line.seq;
-            match is_refused(seq, n_tokens) {
+            match is_refused(&source, n_tokens) {
                 None => {
                     let missed = missed.filter(|_| n_tokens < most);
-                    return (Some(Match { seq, n_tokens }), missed);
+                    return (Some(Match { source, n_tokens }), missed);
                 }
                 Some(refusal) if n_tokens == longest.min(most) => {
                     missed = Some(missed_by(&refusal, common));
@@ -325,8 +354,14 @@ pub(crate) fn copy(from: SeqId, to: SeqId, n: usize) -> Edit {
     Edit::Copy { from, to, range }
 }
 
-fn n_common(a: &[TokenId], b: &[TokenId]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+/// How many tokens both begin with.
+pub(crate) fn n_common(a: &[TokenId], b: &[TokenId]) -> usize {
+    // Whole blocks are compared much faster than single tokens.
+    const BLOCK: usize = 64;
+    let blocks = a.chunks_exact(BLOCK).zip(b.chunks_exact(BLOCK));
+    let n = BLOCK * blocks.take_while(|(a, b)| a == b).count();
+    let rest = a[n..].iter().zip(&b[n..]);
+    n + rest.take_while(|(a, b)| a == b).count()
 }
 
 fn missed_by(refusal: &Refusal, common: usize) -> Missed {
@@ -357,9 +392,22 @@ mod tests {
                 request: RequestId(u64::from(number)),
                 last_used: Micros(u64::from(number)),
                 n_hits,
+                trunk: Trunk::new(u64::from(number)),
             });
         }
         cache
+    }
+
+    #[test]
+    fn common_tokens_are_counted_in_blocks_and_after_them() {
+        let tokens: Vec<TokenId> = (0..200).map(TokenId).collect();
+        for n in [0, 1, 63, 64, 65, 128, 199] {
+            let mut other = tokens.clone();
+            other[n].0 = 999;
+            assert_eq!(n_common(&tokens, &other), n);
+            assert_eq!(n_common(&tokens[..n], &tokens), n);
+        }
+        assert_eq!(n_common(&tokens, &tokens), 200);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! [`Queue`]: the requests that wait, and which of them is next.
+//! [`Queue`]: the requests that wait, and in which order.
 //!
 //! Invariant: of two requests of one priority the one that came first is next, also after it was
 //! preempted; and every request that waits rises, so none waits for ever behind others. Knows
@@ -35,14 +35,16 @@ impl Queue {
         self.waiting.iter()
     }
 
-    /// The request that is next, and how urgent it is now.
-    pub(crate) fn next(&self, now: Micros, aging: Micros) -> Option<(RequestId, Rank)> {
+    /// The requests in the order in which they are admitted, and how urgent each is now.
+    pub(crate) fn in_order(&self, now: Micros, aging: Micros) -> Vec<(RequestId, Rank)> {
         let ranked = self.waiting.iter().map(|request| {
             let waited = now.0.saturating_sub(request.waits_since.0);
             (request, Rank::of(request.priority, waited, aging))
         });
-        let next = ranked.max_by_key(|(request, rank)| (*rank, std::cmp::Reverse(request.arrival)));
-        next.map(|(request, rank)| (request.id, rank))
+        let mut ranked: Vec<(&RequestState, Rank)> = ranked.collect();
+        ranked.sort_by_key(|(request, rank)| (std::cmp::Reverse(*rank), request.arrival));
+        let in_order = ranked.into_iter().map(|(request, rank)| (request.id, rank));
+        in_order.collect()
     }
 
     /// The first request that is such.

@@ -24,6 +24,59 @@ pub(crate) struct Demand {
     pub(crate) n_shared: usize,
 }
 
+/// The cells that the first tokens of a sequence are in, where others may have them, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Trunk {
+    /// The same for all sequences that share some of these cells.
+    root: u64,
+    /// How many tokens at the beginning are in cells of the root.
+    n_tokens: usize,
+}
+
+impl Trunk {
+    /// That of a sequence that begins with nothing of others.
+    pub(crate) fn new(root: u64) -> Self {
+        let n_tokens = usize::MAX;
+        Self { root, n_tokens }
+    }
+
+    /// That of a sequence that shares the first `n` tokens.
+    pub(crate) fn cut(self, n: usize) -> Self {
+        let n_tokens = self.n_tokens.min(n);
+        Self { n_tokens, ..self }
+    }
+}
+
+/// What a request that runs, or is to run, has in the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Need {
+    /// Tokens that it has.
+    pub(crate) n_tokens: usize,
+    /// Whose cells the first ones are in, where they are of others.
+    pub(crate) trunk: Option<Trunk>,
+}
+
+/// What each adds to the ones before it: the first that has cells of a root counts for those that the
+/// others share with it.
+pub(crate) fn demands(needs: impl IntoIterator<Item = Need>) -> Vec<Demand> {
+    let mut first: Vec<Trunk> = Vec::new();
+    let of = |need: Need| {
+        let n_tokens = need.n_tokens;
+        let n_shared = need.trunk.map_or(0, |trunk| {
+            match first.iter().find(|first| first.root == trunk.root) {
+                // Both have this much of the root's cells.
+                Some(first) => first.n_tokens.min(trunk.n_tokens).min(n_tokens),
+                None => {
+                    first.push(trunk);
+                    0
+                }
+            }
+        });
+        Demand { n_tokens, n_shared }
+    };
+    needs.into_iter().map(of).collect()
+}
+
 /// The cells of a part of the memory.
 #[derive(Clone, Copy, Debug)]
 struct PartRoom {
@@ -140,6 +193,33 @@ mod tests {
         assert!(!Room::of(&full).fits(&demands, 2));
         let windowed = Composite::unified(part(Window::Sliding(14), 24, Streams::Shared)).unwrap();
         assert!(!Room::of(&windowed).fits(&demands, 1));
+    }
+
+    /// Of three that share a root, the first counts in full, whichever it is.
+    #[test]
+    fn sequences_of_a_root_share_what_all_have_of_it() {
+        let root = Trunk::new(7);
+        let need = |n_tokens, trunk| Need {
+            n_tokens,
+            trunk: Some(trunk),
+        };
+        let shared = |needs: &[Need]| -> Vec<usize> {
+            let demands = demands(needs.iter().copied());
+            demands.iter().map(|demand| demand.n_shared).collect()
+        };
+        let (whole, long, short) = (
+            need(100, root),
+            need(90, root.cut(80)),
+            need(95, root.cut(90).cut(60)),
+        );
+        assert_eq!(shared(&[whole, long, short]), [0, 80, 60]);
+        assert_eq!(shared(&[short, long]), [0, 60]);
+        let other = need(50, Trunk::new(8));
+        let none = Need {
+            n_tokens: 9,
+            trunk: None,
+        };
+        assert_eq!(shared(&[other, none, long, whole]), [0, 0, 0, 80]);
     }
 
     #[test]

@@ -48,6 +48,8 @@ pub struct Scheduler {
     /// Steps before the last preemption of [`SchedulerConfig::preempt_every`].
     pub(crate) forced_at: u64,
     n_arrived: u64,
+    /// Sequences that were begun without tokens of others.
+    pub(crate) n_roots: u64,
     pub(crate) counters: Counters,
     pub(crate) notes: Notes,
 }
@@ -65,8 +67,12 @@ pub struct Counters {
     pub n_dropped_tokens: u64,
     /// Tokens of the requests that were admitted.
     pub n_prompt_tokens: u64,
-    /// Tokens of these that were cached.
+    /// Tokens of these that were there already: of cached prefixes, or of requests that run.
     pub n_reused_tokens: u64,
+    /// Tokens of these that were of requests that run.
+    pub n_shared_tokens: u64,
+    /// How often a request waited for a prefix that another one was computing.
+    pub n_waits: u64,
     /// Cached prefixes that were dropped for others.
     pub n_evicted: u64,
     /// Tokens that were drafted and computed.
@@ -108,6 +114,7 @@ impl Scheduler {
             recount: false,
             forced_at: 0,
             n_arrived: 0,
+            n_roots: 0,
             counters: Counters::default(),
             notes: Notes::default(),
         })
@@ -262,6 +269,7 @@ impl Scheduler {
             was_admitted: false,
             is_suspect: false,
             takes_no_drafts: false,
+            awaited: None,
         });
         self.n_arrived += texts.len() as u64;
         Ok(())
@@ -283,7 +291,7 @@ impl Scheduler {
     pub(crate) fn take_running(&mut self, id: RequestId, keep: Keep) -> Option<Running> {
         let at = self.running.iter().position(|r| r.request.id == id)?;
         let taken = self.running.remove(at);
-        let tokens = &taken.request.tokens[..taken.n_done];
+        let tokens = taken.held();
         match (keep, taken.request.prefix) {
             (Keep::Prefix(now), PrefixUse::Within(salt))
                 if self.config.prefix_cache.is_on()

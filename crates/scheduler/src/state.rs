@@ -10,6 +10,8 @@ use crate::event::{Feed, Outcome};
 use crate::prefix::{PrefixUse, Reuse};
 use crate::queue::Rank;
 use crate::request::{MAX_PROMPT_ROWS, Micros, Priority, PromptRows, RequestId};
+use crate::room::Trunk;
+use crate::share::Awaited;
 
 /// A request that was taken and has not ended.
 #[derive(Clone, Debug)]
@@ -34,6 +36,8 @@ pub(crate) struct RequestState {
     pub(crate) is_suspect: bool,
     /// The memory did not let it go back before a drafted token: it takes no more of them.
     pub(crate) takes_no_drafts: bool,
+    /// What it waits for, while it is not admitted for that reason.
+    pub(crate) awaited: Option<Awaited>,
 }
 
 /// A request that has a sequence.
@@ -44,8 +48,10 @@ pub(crate) struct Running {
     pub(crate) rank: Rank,
     /// Tokens that the memory holds.
     pub(crate) n_done: usize,
-    /// A copy is to be kept one token before the end of its prompt.
-    pub(crate) wants_checkpoint: bool,
+    /// After so many of its tokens a copy is to be kept: no step goes past one of them.
+    pub(crate) checkpoints: Vec<usize>,
+    /// Whose cells its first tokens are in.
+    pub(crate) trunk: Trunk,
     /// How much of it was cached when it was admitted.
     pub(crate) reuse: Reuse,
     /// Tokens that may follow, for the next step.
@@ -62,10 +68,27 @@ pub(crate) struct Fed {
     pub(crate) draft: Vec<TokenId>,
 }
 
+impl RequestState {
+    /// Whether the rows of all tokens of its prompt are wanted, and its text has not begun.
+    pub(crate) fn wants_prompt_rows(&self) -> bool {
+        self.prompt_rows == PromptRows::All && self.tokens.len() == self.n_prompt
+    }
+}
+
 impl Running {
     /// Tokens that are to be computed.
     pub(crate) fn n_left(&self) -> usize {
         self.request.tokens.len() - self.n_done
+    }
+
+    /// The tokens that the memory holds.
+    pub(crate) fn held(&self) -> &[TokenId] {
+        &self.request.tokens[..self.n_done]
+    }
+
+    /// It goes on past the checkpoint where it is.
+    pub(crate) fn pass_checkpoint(&mut self) {
+        self.checkpoints.retain(|&at| at > self.n_done);
     }
 
     /// The outcome that says that a text has this sequence.
@@ -97,19 +120,11 @@ impl Running {
 
     /// At most `n` of its next tokens.
     pub(crate) fn feed(&self, n: usize) -> Feed {
-        let cut = self.request.n_prompt.saturating_sub(1);
-        let limit = match self.wants_checkpoint && self.n_done < cut {
-            true => cut,
-            false => self.request.tokens.len(),
-        };
-        // The rows of a prompt are wanted once: its text has not begun.
-        let prompt_rows = match self.request.tokens.len() == self.request.n_prompt {
-            true => self.request.prompt_rows,
-            false => PromptRows::Last,
-        };
-        let n = match prompt_rows {
-            PromptRows::Last => n,
-            PromptRows::All => n.min(MAX_PROMPT_ROWS),
+        let next = self.checkpoints.iter().filter(|&&at| at > self.n_done);
+        let limit = next.fold(self.request.tokens.len(), |limit, &at| limit.min(at));
+        let (prompt_rows, n) = match self.request.wants_prompt_rows() {
+            true => (PromptRows::All, n.min(MAX_PROMPT_ROWS)),
+            false => (PromptRows::Last, n),
         };
         let end = (self.n_done + n).min(limit);
         let is_last = end == self.request.tokens.len();

@@ -13,8 +13,8 @@ use kv_core::batch::BatchRules;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use scheduler::{
-    Micros, PrefixCaching, PrefixUse, Priority, PromptRows, RequestError, RequestId, Salt,
-    SchedulerConfig,
+    Counters, Micros, PrefixCaching, PrefixUse, Priority, PromptRows, RequestError, RequestId,
+    Salt, SchedulerConfig,
 };
 use support::fake::N_VOCAB;
 use support::kinds::Kind;
@@ -102,8 +102,36 @@ fn script(rng: &mut ChaCha8Rng, capacity: u32) -> Script {
     }
 }
 
-/// One run of some hundred steps. Returns how many it had.
-fn run(kind: Kind, seed: u64) -> u64 {
+/// The next of several requests that come at once: the same prompt, or one that parts from it.
+fn alter(rng: &mut ChaCha8Rng, script: &mut Script) {
+    let n_prompt = script.prompt.len() as u32;
+    match below(rng, 3) {
+        0 => {}
+        1 => script.prompt[below(rng, n_prompt) as usize] = TokenId(below(rng, N_VOCAB)),
+        _ => script.prompt.truncate(1 + below(rng, n_prompt) as usize),
+    }
+    if below(rng, 6) == 0 {
+        script.priority = [Priority::Batch, Priority::Interactive][below(rng, 2) as usize];
+    }
+    script.max_tokens = 1 + below(rng, 60) as usize;
+    script.is_poison = false;
+}
+
+fn submit(sim: &mut Simulator, script: Script, n_texts: u64) {
+    let capacity = sim.scheduler.capacity();
+    let n_prompt = script.prompt.len();
+    let is_right = match sim.submit_texts(script, n_texts).err() {
+        Some(RequestError::TooLong { limit, .. }) => n_prompt > limit,
+        Some(RequestError::Busy { queued, limit }) => queued >= limit,
+        Some(RequestError::BusyTokens { queued, limit, .. }) => queued + n_prompt > limit,
+        Some(_) => false,
+        None => n_prompt <= capacity,
+    };
+    assert!(is_right, "{n_prompt} tokens");
+}
+
+/// One run of some hundred steps. Returns what the scheduler did.
+fn run(kind: Kind, seed: u64) -> Counters {
     let _repeat = Repeat { kind, seed };
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let n_seqs = 1 + below(&mut rng, 8);
@@ -132,19 +160,15 @@ fn run(kind: Kind, seed: u64) -> u64 {
                     prompt.truncate(capacity as usize);
                     script.prompt = prompt;
                 }
-                let n_prompt = script.prompt.len();
                 let n = [1, 1, 1, 2, 3, 9][below(&mut rng, 6) as usize];
-                let refused = sim.submit_texts(script, n).err();
-                let is_right = match refused {
-                    Some(RequestError::TooLong { limit, .. }) => n_prompt > limit,
-                    Some(RequestError::Busy { queued, limit }) => queued >= limit,
-                    Some(RequestError::BusyTokens { queued, limit, .. }) => {
-                        queued + n_prompt > limit
-                    }
-                    Some(_) => false,
-                    None => n_prompt <= capacity as usize,
+                let n_alike = match below(&mut rng, 3) {
+                    0 => 2 + below(&mut rng, 5),
+                    _ => 1,
                 };
-                assert!(is_right, "{n_prompt} tokens");
+                for _ in 0..n_alike {
+                    submit(&mut sim, script.clone(), n);
+                    alter(&mut rng, &mut script);
+                }
             }
             1 if below(&mut rng, 4) == 0 && sim.n_clients() > 0 => {
                 let n = sim.n_clients() as u32;
@@ -157,7 +181,7 @@ fn run(kind: Kind, seed: u64) -> u64 {
         }
     }
     sim.drain();
-    sim.n_steps
+    sim.scheduler.counters()
 }
 
 #[test]
@@ -167,11 +191,20 @@ fn texts_in_any_company_are_what_they_are_alone() {
         setting("CELLAR_SIM_SEED", 1),
     );
     let (mut done, mut seed) = (0, first);
+    let (mut n_waits, mut n_shared) = ([0; Kind::ALL.len()], [0; Kind::ALL.len()]);
     while done < n_steps {
-        for kind in Kind::ALL {
-            done += run(kind, seed);
+        for (number, kind) in Kind::ALL.into_iter().enumerate() {
+            let counters = run(kind, seed);
+            done += counters.n_steps;
+            n_waits[number] += counters.n_waits;
+            n_shared[number] += counters.n_shared_tokens;
         }
         seed += 1;
     }
-    eprintln!("{done} steps, seeds {first} to {}", seed - 1);
+    eprintln!("waits: {n_waits:?}, shared tokens: {n_shared:?}");
+    let sums = [n_waits.iter().sum(), n_shared.iter().sum::<u64>()];
+    assert!(
+        !sums.contains(&0) || n_steps < 20_000,
+        "nothing waits, or shares"
+    );
 }

@@ -352,6 +352,16 @@ fn service_values(n_queued: usize, status: engine::serve::ServiceStatus) -> Vec<
             "Drafted tokens that texts have",
         ),
         (
+            "cellar_shared_tokens_total",
+            status.counters.n_shared_tokens,
+            "Tokens of prompts that were taken from requests that run",
+        ),
+        (
+            "cellar_prefix_waits_total",
+            status.counters.n_waits,
+            "Waits for a prefix that another request was computing",
+        ),
+        (
             "cellar_evicted_prefixes_total",
             status.counters.n_evicted,
             "Cached prefixes that were dropped",

@@ -3,8 +3,72 @@
 use engine::EngineConfig;
 use engine::serve::{Missed, Reuse, Service, ServiceConfig, TextRequest, TextStream};
 use kv_core::TokenId;
+use scheduler::Priority;
 
-use crate::models::{stories, tiny};
+use crate::models::{Case, stories, tiny};
+
+/// What requests with these prompts get when they come together, in order, each compared with what it
+/// gets alone. Returns how many tokens of the prompts were computed.
+fn serve_together(case: &Case, prompts: &[Vec<TokenId>]) -> u64 {
+    let config = EngineConfig {
+        n_ctx: Some(900),
+        n_seqs: 16,
+        n_active: Some(8),
+        n_ubatch: 32,
+        ..EngineConfig::default()
+    };
+    let service = case.service_on(case.engine_with(&config));
+    let request = |number: usize| {
+        let mut request = case.request(number as u64);
+        request.prompt.clone_from(&prompts[number]);
+        request.priority = Priority::Normal;
+        request
+    };
+    let streams = (0..prompts.len()).map(|number| service.submit(request(number)).unwrap());
+    let streams: Vec<TextStream> = streams.collect();
+    for (number, stream) in streams.into_iter().enumerate() {
+        let together = stream.finish().unwrap();
+        let alone = case.alone(&request(number), 900);
+        let (name, got) = (case.name, (together.text, together.tokens));
+        assert_eq!(got, (alone.text, alone.tokens), "{name}: {number}");
+    }
+    let counters = service.counters();
+    assert_eq!(counters.n_preemptions, 0, "{}", case.name);
+    counters.n_prompt_tokens - counters.n_reused_tokens
+}
+
+/// Requests that come together compute a common prompt once, and the token that each text begins from.
+#[test]
+fn equal_prompts_that_come_together_are_computed_once() {
+    for case in [
+        stories("stories-llama"),
+        stories("stories-gemma3"),
+        stories("stories-mamba"),
+        tiny("falcon_h1"),
+    ] {
+        let prompt: Vec<TokenId> = (0..400).map(|at| TokenId(3 + at * at % 490)).collect();
+        let prompts = vec![prompt; 8];
+        let n_computed = serve_together(&case, &prompts);
+        assert_eq!(n_computed, 400 + 7, "{}", case.name);
+    }
+}
+
+/// And of prompts that part, what each has of its own. Cells that they share have to fit once.
+#[test]
+fn a_common_prefix_that_comes_together_is_computed_once() {
+    let prompts = (0..8).map(|number| {
+        let common = (0..400).map(|at| TokenId(3 + at * at % 490));
+        let own = (0..10).map(|at| TokenId(3 + (number * 31 + at) % 490));
+        common.chain(own).collect()
+    });
+    let prompts: Vec<Vec<TokenId>> = prompts.collect();
+    let n_computed = serve_together(&stories("stories-llama"), &prompts);
+    // A text may begin like the prompt of another, so a few more can be there already.
+    assert!(
+        (400 + 8..=400 + 8 * 10).contains(&n_computed),
+        "{n_computed}"
+    );
+}
 
 /// A sweep over many documents evicts no conversation that goes on, also where windows and states
 /// have room for few.
