@@ -32,6 +32,10 @@ pub struct SchedulerConfig {
     /// Tokens of a step: one for each text that goes on, the rest for prompts. A smaller number
     /// makes the gaps between tokens shorter, a larger one prompts faster.
     pub step_tokens: u32,
+    /// About how long a step may take that has texts that go on: chunks of prompts are so small. A
+    /// step without such texts, whose tokens nobody waits for, has as many as fit. `None` for any
+    /// time. Needs [`Event::StepTime`](crate::Event::StepTime).
+    pub step_time: Option<Micros>,
     /// The most tokens of one request, prompt and text together.
     pub n_ctx: u32,
     /// Requests that run at once, at most. The other sequences hold cached prefixes.
@@ -67,6 +71,7 @@ impl SchedulerConfig {
             rules,
             n_ubatch,
             step_tokens: n_ubatch.min(rules.n_batch),
+            step_time: None,
             n_ctx,
             max_running: rules.n_seqs as usize,
             max_queued: 256,

@@ -9,7 +9,7 @@ use kv_core::memory::Edit;
 use kv_core::{Pos, SeqId, TokenId};
 
 use crate::prefix::Reuse;
-use crate::request::{PromptRows, Request, RequestError, RequestId};
+use crate::request::{Micros, PromptRows, Request, RequestError, RequestId};
 
 /// What happened outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub enum Event {
     /// The step that was planned last was computed: what became of each request whose output it
     /// had, see [`Step::report`].
     StepDone(Vec<RowReport>),
+    /// How long the step took that was computed last.
+    StepTime(Micros),
     /// The step that was planned last could not be computed, and the memory was rolled back.
     StepFailed(StepFailure),
 }

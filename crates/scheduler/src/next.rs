@@ -182,6 +182,13 @@ impl Scheduler {
             _ => first.n_left().min(MIN_CHUNK),
         };
         let most = self.config.n_step().saturating_sub(n_decoding);
+        let prompts = candidates.iter().filter(|r| !r.is_decoding());
+        let most = match self.config.step_time {
+            Some(time) if n_decoding > 0 && n_decoding < candidates.len() => {
+                self.pace.n_prefill(time, most, prompts)
+            }
+            _ => most,
+        };
         let mut limits = StepLimits {
             n_prefill: most,
             n_both: most,
@@ -257,6 +264,7 @@ impl Scheduler {
             }
         });
         self.in_flight = fed.collect();
+        self.pace.begin(&step.feeds);
         self.running.iter_mut().for_each(|r| r.draft.clear());
         let n_drafted: usize = step.feeds.iter().map(|feed| feed.n_draft).sum();
         self.counters.n_drafted_tokens += n_drafted as u64;

@@ -13,6 +13,7 @@ use crate::draft::{draft_limit, take_tokens};
 use crate::event::{End, Event, Outcome, RowReport, StepFailure};
 use crate::fork::Fork;
 use crate::note::{DropReason, Notes};
+use crate::pace::Pace;
 use crate::prefix::{Line, MIN_REUSED, PrefixCache, PrefixUse, Salt};
 use crate::queue::Queue;
 use crate::request::{Micros, Priority, PromptLimits, Request, RequestError, RequestId};
@@ -52,6 +53,7 @@ pub struct Scheduler {
     pub(crate) n_roots: u64,
     pub(crate) counters: Counters,
     pub(crate) notes: Notes,
+    pub(crate) pace: Pace,
 }
 
 /// What a scheduler has done so far.
@@ -117,6 +119,7 @@ impl Scheduler {
             n_roots: 0,
             counters: Counters::default(),
             notes: Notes::default(),
+            pace: Pace::default(),
         })
     }
 
@@ -227,6 +230,10 @@ impl Scheduler {
                 self.end(id, End::Cancelled, keep)
             }
             Event::StepDone(rows) => self.step_done(now, &rows),
+            Event::StepTime(took) => {
+                self.pace.learn(took);
+                Vec::new()
+            }
             Event::StepFailed(failure) => self.step_failed(now, failure),
         }
     }
@@ -373,6 +380,7 @@ impl Scheduler {
 
     fn step_failed(&mut self, now: Micros, failure: StepFailure) -> Vec<Outcome> {
         let in_flight = std::mem::take(&mut self.in_flight);
+        self.pace.forget_step();
         self.recount = true;
         if failure == StepFailure::DeviceLost {
             let running = self.running.iter().flat_map(|r| r.request.texts());

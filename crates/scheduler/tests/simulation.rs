@@ -18,7 +18,7 @@ use scheduler::{
 };
 use support::fake::N_VOCAB;
 use support::kinds::Kind;
-use support::simulator::{Drafting, Script, Simulator, below};
+use support::simulator::{Cost, Drafting, Script, Simulator, below};
 
 /// Prints what is needed to repeat a run that failed.
 struct Repeat {
@@ -57,6 +57,10 @@ fn config(rng: &mut ChaCha8Rng, n_seqs: u32) -> SchedulerConfig {
         prefix_cache: match below(rng, 5) {
             0 => PrefixCaching::Off,
             _ => PrefixCaching::On,
+        },
+        step_time: match below(rng, 3) {
+            0 => None,
+            _ => Some(Micros(u64::from(below(rng, 3000)))),
         },
         preempt_every: std::num::NonZeroU32::new(match below(rng, 3) {
             0 => [1, 3, 17][below(rng, 3) as usize],
@@ -142,6 +146,16 @@ fn run(kind: Kind, seed: u64) -> Counters {
     if below(&mut rng, 3) > 0 {
         let rng = ChaCha8Rng::seed_from_u64(seed);
         sim = sim.with_drafting(Drafting { rng, n_right });
+    }
+    if below(&mut rng, 2) > 0 {
+        sim.cost = Some(Cost {
+            step: f64::from(below(&mut rng, 500)),
+            token: f64::from(1 + below(&mut rng, 100)),
+            depth: f64::from(below(&mut rng, 3)),
+            noise: f64::from(below(&mut rng, 10)),
+            rng: ChaCha8Rng::seed_from_u64(seed),
+            measured: Vec::new(),
+        });
     }
     let capacity = sim.scheduler.capacity() as u32;
     let n_events = 50 + below(&mut rng, 150);

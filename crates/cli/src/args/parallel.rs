@@ -1,11 +1,13 @@
 //! Flags of commands that compute many requests together. Knows nothing of what the requests are.
 
+use std::time::Duration;
+
 use clap::ArgAction;
 use engine::EngineConfig;
 use engine::serve::{PrefixCaching, ServiceConfig};
 use kv_core::memory::Streams;
 
-use super::count;
+use super::{count, count_or_none};
 
 /// How many requests run at once, and what is kept of those that have ended.
 #[derive(Debug, clap::Args)]
@@ -18,6 +20,10 @@ pub(crate) struct ParallelArgs {
     /// --ubatch]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count())]
     pub(crate) step_tokens: Option<u32>,
+    /// Milliseconds that a step may take while texts go on: prompts are computed in chunks so small;
+    /// 0 for any time [default: 200 to serve, 0 for a batch]
+    #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = count_or_none())]
+    pub(crate) step_ms: Option<u32>,
     /// Prefixes that are kept of requests that have ended, at most, where there is room
     #[arg(long, value_name = "N", default_value_t = 128,
           allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=2048))]
@@ -48,11 +54,13 @@ impl ParallelArgs {
         }
     }
 
-    /// The service, with a queue of the default length.
-    pub(crate) fn service_config(&self) -> ServiceConfig {
+    /// The service, with a queue of the default length. `step_ms` is the default of the flag.
+    pub(crate) fn service_config(&self, step_ms: u32) -> ServiceConfig {
+        let step_ms = self.step_ms.unwrap_or(step_ms);
         ServiceConfig {
             max_running: Some(self.parallel),
             step_tokens: self.step_tokens,
+            step_time: (step_ms > 0).then(|| Duration::from_millis(step_ms.into())),
             prefix_cache: match self.no_prefix_cache {
                 true => PrefixCaching::Off,
                 false => PrefixCaching::On,

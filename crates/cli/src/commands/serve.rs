@@ -30,6 +30,10 @@ use crate::terminal;
 /// Threads that tokenize, render and compile schemas.
 const N_PREPARING: usize = 2;
 
+/// How long a step may take while texts go on: readers get five tokens a second at least, and most
+/// of each step is still for prompts.
+const DEFAULT_STEP_MS: u32 = 200;
+
 /// Tokens from each end of a text that the live view shows.
 const EXCERPT_LEN: NonZeroU32 = match NonZeroU32::new(24) {
     Some(n) => n,
@@ -319,7 +323,7 @@ fn start(
             true => ExcerptLen::Tokens(EXCERPT_LEN),
             false => ExcerptLen::None,
         },
-        ..args.parallel.service_config()
+        ..args.parallel.service_config(DEFAULT_STEP_MS)
     };
     Ok(Service::start(engine, file.tokenizer(), &config)?)
 }

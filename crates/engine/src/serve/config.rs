@@ -19,6 +19,10 @@ pub struct ServiceConfig {
     /// Tokens of a step; `None` takes the ubatch of the engine. A smaller number makes the gaps
     /// between tokens shorter while prompts are computed, a larger one prompts faster.
     pub step_tokens: Option<u32>,
+    /// About how long a step may take while texts go on: chunks of prompts are so small, learned from
+    /// measured steps, and get a quarter of the time at least. A step without texts is not limited.
+    /// `None` for any time.
+    pub step_time: Option<Duration>,
     /// Requests that may wait; more are refused with [`RequestError::Busy`].
     ///
     /// [`RequestError::Busy`]: scheduler::RequestError::Busy
@@ -53,6 +57,7 @@ impl Default for ServiceConfig {
         Self {
             max_running: None,
             step_tokens: None,
+            step_time: None,
             max_queued: 256,
             max_queued_tokens: 1 << 20,
             aging: Duration::from_secs(30),
@@ -70,6 +75,7 @@ impl ServiceConfig {
         let (rules, n_ubatch) = (settings.rules, settings.n_ubatch);
         SchedulerConfig {
             step_tokens: self.step_tokens.unwrap_or(n_ubatch.min(rules.n_batch)),
+            step_time: self.step_time.map(micros),
             max_running: self.max_running.unwrap_or(settings.n_active()) as usize,
             max_queued: self.max_queued,
             max_queued_tokens: self.max_queued_tokens,

@@ -351,6 +351,7 @@ impl<B: Backend> Worker<B> {
     fn decode(&mut self, step: &Step) {
         let requests = step.texts();
         let cancel = self.step.enter(step.texts());
+        let began = Instant::now();
         let computed = match self.engine.decode_until(&step.batch, cancel) {
             Ok(logits) => {
                 let on_first_token = |request| {
@@ -362,7 +363,10 @@ impl<B: Backend> Worker<B> {
             Err(error) => Err(error),
         };
         match computed {
-            Ok(rows) => self.handle(Event::StepDone(rows)),
+            Ok(rows) => {
+                self.handle(Event::StepDone(rows));
+                self.handle(Event::StepTime(micros(began.elapsed())));
+            }
             // All requests of the step were cancelled.
             Err(EngineError::Cancelled) => {
                 requests.for_each(|id| self.handle(Event::Cancel(id)));

@@ -1,5 +1,7 @@
 //! Prompts that begin alike are computed once, and a conversation that goes on stays cached.
 
+use std::time::Duration;
+
 use engine::EngineConfig;
 use engine::serve::{Missed, Reuse, Service, ServiceConfig, TextRequest, TextStream};
 use kv_core::TokenId;
@@ -17,7 +19,13 @@ fn serve_together(case: &Case, prompts: &[Vec<TokenId>]) -> u64 {
         n_ubatch: 32,
         ..EngineConfig::default()
     };
-    let service = case.service_on(case.engine_with(&config));
+    // Steps of any size: prompts are computed beside texts in chunks that depend on the time.
+    let service_config = ServiceConfig {
+        step_time: Some(Duration::from_millis(2)),
+        ..ServiceConfig::default()
+    };
+    let engine = case.engine_with(&config);
+    let service = Service::start(engine, &case.tokenizer, &service_config).unwrap();
     let request = |number: usize| {
         let mut request = case.request(number as u64);
         request.prompt.clone_from(&prompts[number]);

@@ -70,8 +70,40 @@ pub struct Simulator {
     n_edits: u32,
     /// Drafts tokens for running requests, where there is one.
     drafting: Option<Drafting>,
+    /// What steps cost, where they are measured.
+    pub cost: Option<Cost>,
     /// The last plan was a step with drafted tokens: the memory may hold rejected ones.
     has_rejected: bool,
+}
+
+/// How long steps take, in microseconds.
+#[derive(Clone, Debug)]
+pub struct Cost {
+    pub step: f64,
+    pub token: f64,
+    /// Of a token for each one before it.
+    pub depth: f64,
+    /// Noise: steps take up to so much longer, as a factor.
+    pub noise: f64,
+    pub rng: ChaCha8Rng,
+    /// Each step: texts that go on, other tokens, and its time.
+    pub measured: Vec<(usize, usize, u64)>,
+}
+
+impl Cost {
+    fn measure(&mut self, step: &Step) -> u64 {
+        let token = |feed: &scheduler::Feed| {
+            let n = feed.tokens.len() as f64;
+            n * (self.token + self.depth * (f64::from(feed.first.0) + n / 2.0))
+        };
+        let time = self.step + step.feeds.iter().map(token).sum::<f64>();
+        let n_texts = step.feeds.iter().filter(|f| f.tokens.len() == 1).count();
+        let noise = self.noise * f64::from(below(&mut self.rng, 1000)) / 1000.0;
+        let time = (time * (1.0 + noise)) as u64;
+        self.measured
+            .push((n_texts, step.batch.len() - n_texts, time));
+        time
+    }
 }
 
 /// How tokens are drafted.
@@ -97,6 +129,7 @@ impl Simulator {
             n_ubatches: 0,
             n_edits: 0,
             drafting: None,
+            cost: None,
             has_rejected: false,
         }
     }
@@ -296,6 +329,12 @@ impl Simulator {
         };
         let outcomes = self.scheduler.handle(Micros(self.now), event);
         self.take(outcomes);
+        if let Some(cost) = &mut self.cost {
+            let took = cost.measure(step);
+            self.now += took;
+            let event = Event::StepTime(Micros(took));
+            assert!(self.scheduler.handle(Micros(self.now), event).is_empty());
+        }
     }
 
     /// The first request is in every step, but while single requests are tried after a failure.
