@@ -331,6 +331,44 @@ fn bench_tells_where_the_time_goes() {
 }
 
 #[test]
+fn bench_measures_what_clients_wait_for() {
+    let args = [
+        "bench",
+        "--clients",
+        "4",
+        "-p",
+        "10",
+        "-n",
+        "6",
+        "-r",
+        "2",
+        "--depth",
+        "100",
+        "--share-depth",
+    ];
+    let report = json(&[&args[..], &["--json"]].concat());
+    assert_eq!(
+        (report["n_clients"].as_u64(), report["n_requests"].as_u64()),
+        (Some(4), Some(8))
+    );
+    assert_eq!(report["prompt_tokens"], 8 * 110);
+    // All but the first request have the common tokens.
+    assert_eq!(report["reused_tokens"], 7 * 100);
+    assert_eq!(report["preemptions"], 0);
+    for times in ["first_token_ms", "gap_ms"] {
+        let [p50, p90, p99, max] =
+            ["p50", "p90", "p99", "max"].map(|name| report[times][name].as_f64().unwrap());
+        assert!(
+            0.0 < p50 && p50 <= p90 && p90 <= p99 && p99 <= max,
+            "{report}"
+        );
+    }
+    assert!(report["text_tokens_per_second"].as_f64().unwrap() > 0.0);
+    let (text, _) = output(&args);
+    assert!(text.contains("700 of 880 prompt tokens reused"), "{text}");
+}
+
+#[test]
 fn bench_measures_both_speeds() {
     let report = json(&[
         "bench", "-p", "16", "-n", "3", "-r", "3", "--depth", "5", "--json",

@@ -172,7 +172,7 @@ fn prompts_that_cannot_be() {
 
 #[test]
 fn flags_out_of_range() {
-    let cases: [(&[&str], &str); 30] = [
+    let cases: [(&[&str], &str); 35] = [
         (
             &["run", "-c", "-5"],
             "'--ctx <N>': a number of tokens from 1 to 1073741824 is needed, or 0 for the trained",
@@ -243,7 +243,12 @@ fn flags_out_of_range() {
             ],
             "2058 tokens do not fit the context of 2000",
         ),
-        (&["bench", "--share-depth"], "--seqs"),
+        (&["bench", "--share-depth"], "--depth"),
+        (&["bench", "--share-depth", "--depth", "4"], "--seqs"),
+        (&["bench", "--clients", "2", "--seqs", "2"], "--seqs"),
+        (&["bench", "--clients", "2", "-n", "0"], "at least 1"),
+        (&["bench", "--clients", "2", "-p", "0"], "at least 1"),
+        (&["bench", "--step-ms", "9"], "--clients"),
         (
             &["bench", "--times", "--backend", "candle"],
             "does not profile its steps",

@@ -40,13 +40,16 @@ pub(crate) struct KlArgs {
 Each repetition evaluates a prompt of -p tokens and then, separately, -n tokens one by one; both
 after --depth tokens that are not counted. A warm-up repetition without depth is not counted either.
 With several --seqs the tokens of all are counted, and each step generates one token per sequence.
+With --clients, each request has a prompt of --depth and -p tokens and a text of -n; first token is the
+time until its first token, and gap that between pieces of text as a client sees them.
 With --times, \"outside\" is the time between the backend's steps: finding cells, preparing inputs.
 
 Examples:
   cellar bench -m MODEL.gguf -p 512 -n 64 -t 8
   cellar bench -m MODEL.gguf -p 0 -n 128 --depth 4096 -r 3 --json
   cellar bench -m MODEL.gguf --times
-  cellar bench -m MODEL.gguf -p 0 -n 32 --depth 2048 --seqs 16 --share-depth")]
+  cellar bench -m MODEL.gguf -p 0 -n 32 --depth 2048 --seqs 16 --share-depth
+  cellar bench -m MODEL.gguf -p 32 -n 32 --depth 2048 --share-depth --clients 16 -r 1")]
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
@@ -71,8 +74,16 @@ pub(crate) struct BenchArgs {
           allow_negative_numbers = true, value_parser = count())]
     pub(crate) seqs: u32,
     /// Share the tokens of --depth among all sequences, like a system prompt
-    #[arg(long, requires_all = ["seqs", "depth"])]
+    #[arg(long, requires = "depth")]
     pub(crate) share_depth: bool,
+    /// Clients of a service in this process, each with -r requests one after the other
+    #[arg(long, value_name = "N", conflicts_with_all = ["seqs", "times"],
+          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub(crate) clients: Option<u32>,
+    /// With --clients: milliseconds that a step may take while texts go on; 0 for any time
+    #[arg(long, value_name = "MS", default_value_t = 200, requires = "clients",
+          allow_negative_numbers = true, value_parser = count_or_none())]
+    pub(crate) step_ms: u32,
     /// Show where the time goes, by kind of step: matmul, attention, …
     #[arg(long)]
     pub(crate) times: bool,

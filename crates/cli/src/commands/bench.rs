@@ -1,5 +1,7 @@
-//! `cellar bench`: tokens per second, of prompts and of generation separately.
+//! `cellar bench`: tokens per second, of prompts and of generation separately; or, with clients, what
+//! each waits for.
 
+mod clients;
 mod load;
 mod profile;
 
@@ -55,6 +57,12 @@ struct Spread {
 pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     if args.prompt == 0 && args.predict == 0 {
         return usage("-p 0 and -n 0 leave nothing to measure");
+    }
+    if let Some(n_clients) = args.clients {
+        return clients::run(args, n_clients, out);
+    }
+    if args.share_depth && args.seqs == 1 {
+        return usage("--share-depth needs several --seqs, or --clients");
     }
     let profile = args.times.then(Arc::<Profile>::default);
     let mut load = Load::new(args, profile.clone());

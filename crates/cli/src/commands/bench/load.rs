@@ -31,21 +31,17 @@ pub(super) struct Load<'a> {
     args: &'a BenchArgs,
     /// Tokens of each sequence before the measurement.
     depth: u32,
-    /// Of ids that look nothing like each other.
-    state: u64,
-    n_vocab: u64,
+    tokens: Tokens,
     /// What the backend adds its steps to, where it profiles.
     profile: Option<Arc<Profile>>,
 }
 
 impl<'a> Load<'a> {
     pub(super) fn new(args: &'a BenchArgs, profile: Option<Arc<Profile>>) -> Self {
-        let (state, n_vocab) = (1, 1);
         Self {
             args,
             depth: args.depth,
-            state,
-            n_vocab,
+            tokens: Tokens::new(1),
             profile,
         }
     }
@@ -91,7 +87,7 @@ impl<'a> Load<'a> {
     ) -> anyhow::Result<[Measured; 2]> {
         let (n_prompt, n_predict) = (self.args.prompt, self.args.predict);
         let mut phases = [Measured::default(), Measured::default()];
-        self.n_vocab = engine.settings().rules.n_vocab.max(1).into();
+        self.tokens.n_vocab = engine.settings().rules.n_vocab.max(1).into();
         self.sink(engine)?;
         if n_prompt > 0 {
             self.reset_profile();
@@ -109,7 +105,7 @@ impl<'a> Load<'a> {
             let mut batch = Batch::new();
             for seq in (0..self.args.seqs).map(SeqId) {
                 batch
-                    .push_token(self.next_token())
+                    .push_token(self.tokens.next())
                     .in_sequence(seq)
                     .with_output();
             }
@@ -166,7 +162,7 @@ impl<'a> Load<'a> {
             Ok::<_, EngineError>(())
         };
         for (seq, at) in (0..n_seqs).flat_map(|seq| (1..=n_tokens).map(move |at| (seq, at))) {
-            let entry = batch.push_token(self.next_token()).in_sequence(SeqId(seq));
+            let entry = batch.push_token(self.tokens.next()).in_sequence(SeqId(seq));
             if at == n_tokens {
                 entry.with_output();
             }
@@ -179,9 +175,31 @@ impl<'a> Load<'a> {
         }
         Ok(time)
     }
+}
+
+/// Ids that look nothing like each other.
+#[derive(Clone, Debug)]
+pub(super) struct Tokens {
+    state: u64,
+    n_vocab: u64,
+}
+
+impl Tokens {
+    /// Ids of a vocabulary of so many.
+    pub(super) fn new(n_vocab: u32) -> Self {
+        Self {
+            state: 1,
+            n_vocab: n_vocab.max(1).into(),
+        }
+    }
+
+    /// The next `n`.
+    pub(super) fn take(&mut self, n: u32) -> Vec<TokenId> {
+        (0..n).map(|_| self.next()).collect()
+    }
 
     /// The next number of a 64-bit linear congruential generator (Knuth's MMIX), as a token.
-    fn next_token(&mut self) -> TokenId {
+    fn next(&mut self) -> TokenId {
         self.state = self
             .state
             .wrapping_mul(6_364_136_223_846_793_005)
