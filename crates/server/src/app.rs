@@ -18,6 +18,7 @@ use crate::error::ApiError;
 use crate::hosts::HostCheck;
 use crate::metrics::{Ended, Metrics};
 use crate::model::{Job, ServedModel};
+use crate::models::{MemoryBudget, ModelEntry, ModelInUse, ModelStatus, Models};
 use crate::view::MAX_VIEWERS;
 
 /// The limits of a server.
@@ -64,7 +65,7 @@ pub struct App(Arc<State>);
 
 #[derive(Debug)]
 struct State {
-    models: Vec<Arc<ServedModel>>,
+    models: Models,
     conversations: Conversations,
     config: ServerConfig,
     metrics: Metrics,
@@ -99,8 +100,19 @@ pub(crate) struct Active {
 impl App {
     /// The state of a server with these models.
     pub fn new(models: Vec<ServedModel>, config: ServerConfig) -> Self {
+        let entries = models.into_iter().map(ModelEntry::fixed);
+        Self::with_models(entries.collect(), MemoryBudget::default(), config)
+    }
+
+    /// The state of a server with these models, of which some are loaded when they are needed, within
+    /// a budget of memory.
+    pub fn with_models(
+        models: Vec<ModelEntry>,
+        budget: MemoryBudget,
+        config: ServerConfig,
+    ) -> Self {
         Self(Arc::new(State {
-            models: models.into_iter().map(Arc::new).collect(),
+            models: Models::new(models, budget),
             conversations: Conversations::new(config.conversations),
             config,
             metrics: Metrics::default(),
@@ -112,36 +124,40 @@ impl App {
     }
 
     /// The models, in the order of `/v1/models`.
-    pub fn models(&self) -> &[Arc<ServedModel>] {
+    pub fn models(&self) -> Vec<ModelStatus> {
+        self.0.models.list()
+    }
+
+    /// What loads and unloads them.
+    pub(crate) fn registry(&self) -> &Models {
         &self.0.models
     }
 
-    /// The model of this name, or the first where no name is given.
+    /// The model of this name, once it is loaded; where no name is given, the first loaded one that
+    /// does what is wanted, else the first that does.
     ///
     /// # Errors
-    /// [`ApiError::unknown_model`].
-    pub fn model(&self, name: Option<&str>) -> Result<&Arc<ServedModel>, ApiError> {
-        let mut models = self.0.models.iter();
-        let found = match name {
-            Some(name) => models.find(|model| model.is_called(name)),
-            None => models.next(),
+    /// [`ApiError::unknown_model`], 400 where it is known to do something else, 503 where the server
+    /// ends, and why it cannot be loaded: [`ApiError::load_failed`], [`ApiError::no_memory`].
+    pub async fn model_for(&self, name: Option<&str>, job: Job) -> Result<ModelInUse, ApiError> {
+        let models = &self.0.models;
+        let at = match name {
+            Some(name) => models.find(name)?,
+            None => models.first_for(job)?,
         };
-        found.ok_or_else(|| {
-            let known = self.0.models.iter().map(|model| model.id().to_owned());
-            ApiError::unknown_model(name.unwrap_or_default(), &known.collect::<Vec<_>>())
-        })
+        match models.job(at) {
+            Some((does, id)) if does != job => Err(does.is_not(job, id)),
+            _ => self.load(at).await,
+        }
     }
 
-    /// The model of this name; where no name is given, the first that does what is wanted, or else
-    /// the first.
-    ///
-    /// # Errors
-    /// As [`App::model`].
-    pub fn model_for(&self, name: Option<&str>, job: Job) -> Result<&Arc<ServedModel>, ApiError> {
-        let mut models = self.0.models.iter();
-        match models.find(|model| name.is_none() && model.does(job)) {
-            Some(model) => Ok(model),
-            None => self.model(name),
+    /// The model of this number, once it is loaded.
+    pub(crate) async fn load(&self, at: usize) -> Result<ModelInUse, ApiError> {
+        let mut phase = self.0.phase.subscribe();
+        tokio::select! {
+            biased;
+            loaded = self.0.models.acquire(at) => loaded,
+            _ending = phase.wait_for(|&phase| phase != Phase::Open) => Err(ApiError::shutting_down()),
         }
     }
 

@@ -42,6 +42,15 @@ pub(crate) struct More {
     details: Vec<(&'static str, Value)>,
 }
 
+/// A loaded model that another has no room next to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Holder {
+    pub(crate) model: String,
+    pub(crate) n_bytes: u64,
+    /// Requests that use it.
+    pub(crate) n_requests: usize,
+}
+
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
         Self {
@@ -188,6 +197,43 @@ impl ApiError {
     pub fn internal(message: impl Into<String>) -> Self {
         let status = StatusCode::INTERNAL_SERVER_ERROR;
         Self::new(status, "server_error", message)
+    }
+
+    /// 500: a model that cannot be loaded; a later request tries again.
+    pub fn load_failed(message: impl Into<String>) -> Self {
+        Self {
+            code: Some("model_load_failed"),
+            ..Self::internal(message)
+        }
+    }
+
+    /// 507: a model for which there is not enough memory.
+    pub fn no_memory(message: impl Into<String>) -> Self {
+        let status = StatusCode::INSUFFICIENT_STORAGE;
+        Self {
+            code: Some("insufficient_memory"),
+            ..Self::new(status, "server_error", message)
+        }
+    }
+
+    /// The same with what is needed, what is there, and who holds the rest, in bytes.
+    pub(crate) fn with_shortage(self, needed: u64, available: u64, holders: &[Holder]) -> Self {
+        let holders = holders.iter().map(|holder| {
+            json!({
+                "model": holder.model, "bytes": holder.n_bytes, "requests": holder.n_requests,
+            })
+        });
+        Self {
+            more: Some(Box::new(More {
+                details: vec![
+                    ("needed_bytes", needed.into()),
+                    ("available_bytes", available.into()),
+                    ("held_by", holders.collect::<Vec<_>>().into()),
+                ],
+                ..More::default()
+            })),
+            ..self
+        }
     }
 
     /// 501: what this server, or its model, cannot do.

@@ -8,7 +8,6 @@ use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use cellar_grammar::{Grammar, GrammarFailure, GrammarStep};
@@ -26,6 +25,7 @@ use crate::chat::{ChatSplitter, Part, ToolFormat};
 use crate::error::ApiError;
 use crate::fim::{self, Gap};
 use crate::model::ServedModel;
+use crate::models::ModelInUse;
 
 /// The largest schema that is compiled, in bytes.
 const MAX_SCHEMA: usize = 1 << 18;
@@ -187,12 +187,13 @@ pub struct Generating {
     stream: Option<TextStream>,
     failure: Option<GrammarFailure>,
     splitter: Option<ChatSplitter>,
-    tokenizer: Arc<Tokenizer>,
     ready: VecDeque<Piece>,
     /// Comes when the server does not wait for texts any longer.
     closing: Pin<Box<dyn Future<Output = ()> + Send>>,
     n_prompt: usize,
     active: Active,
+    /// Dropped last: the model may be unloaded then.
+    model: ModelInUse,
 }
 
 /// A text that is complete.
@@ -231,7 +232,7 @@ impl App {
     /// As [`App::generate_texts`].
     pub async fn generate(
         &self,
-        model: &Arc<ServedModel>,
+        model: &ModelInUse,
         tenant: Tenant,
         request: GenerateRequest,
     ) -> Result<Generating, ApiError> {
@@ -250,7 +251,7 @@ impl App {
     /// cannot be compiled, the prompt is too long, or too much waits.
     pub async fn generate_texts(
         &self,
-        model: &Arc<ServedModel>,
+        model: &ModelInUse,
         tenant: Tenant,
         request: GenerateRequest,
     ) -> Result<Vec<Generating>, ApiError> {
@@ -258,7 +259,7 @@ impl App {
         let service = model.service()?;
         let n = request.choices.n_computed();
         let prepare = {
-            let model = Arc::clone(model);
+            let model = model.shared();
             move || prepare(&model, tenant, request)
         };
         let prepared = tokio::task::spawn_blocking(prepare).await;
@@ -289,7 +290,7 @@ impl App {
             stream: Some(stream),
             failure,
             splitter,
-            tokenizer: Arc::clone(model.tokenizer()),
+            model: model.clone(),
             ready: VecDeque::new(),
             closing: Box::pin(self.closing()),
             n_prompt,
@@ -303,10 +304,10 @@ impl App {
     /// [`ApiError`] where the model has no template, or it refuses the messages.
     pub async fn count_tokens(
         &self,
-        model: &Arc<ServedModel>,
+        model: &ModelInUse,
         prompt: Prompt,
     ) -> Result<usize, ApiError> {
-        let model = Arc::clone(model);
+        let model = model.shared();
         let encode = move || encode(&model, prompt, None).map(|encoded| encoded.tokens.len());
         let counted = tokio::task::spawn_blocking(encode).await;
         counted.map_err(|error| ApiError::internal(error.to_string()))?
@@ -523,7 +524,7 @@ impl Generating {
             self.ready.extend(parts.into_iter().map(piece_of));
             has_calls = splitter.has_calls();
             n_reasoning = n_tokens_of(
-                &self.tokenizer,
+                self.model.tokenizer(),
                 &finished.tokens,
                 special_pieces(splitter),
                 &splitter.reasoning_bytes(),

@@ -3,7 +3,7 @@
 //!
 //! A library first: [`router`] makes an [`axum::Router`] from an [`App`], to be mounted anywhere;
 //! [`serve`] runs it on a listener until it is told to end. Models are loaded by the caller
-//! ([`ServedModel`]). Two promises come from [`engine::serve`]: the text of a request is what it would
+//! ([`ServedModel`]), or when they are needed, by what the caller gives for it ([`LoadModel`]). Two promises come from [`engine::serve`]: the text of a request is what it would
 //! be alone, and no request that was taken ends because memory ran short. A client that goes away
 //! cancels its request.
 //!
@@ -44,6 +44,8 @@ mod json;
 mod listen;
 mod metrics;
 mod model;
+mod models;
+mod query;
 mod stream;
 mod texts;
 mod trace;
@@ -66,5 +68,9 @@ pub use listen::serve;
 pub use listen::serve_unix;
 pub use metrics::Metrics;
 pub use model::{Job, ModelSettings, ServedModel, Work};
+pub use models::{
+    Expiry, FinishLoad, KeepLoaded, LoadCounts, LoadModel, LoadState, MemoryBudget, ModelBytes,
+    ModelEntry, ModelFacts, ModelInUse, ModelStatus, PlannedModel,
+};
 pub use stream::{EVENT_STREAM, Encoder};
 pub use texts::{EmbedWorker, Embedded, RerankJob, RerankWorker, Scored};

@@ -11,7 +11,8 @@ use std::time::Duration;
 use engine::serve::{Missed, Usage};
 
 use crate::error::ApiError;
-use crate::model::{ServedModel, Work};
+use crate::model::Work;
+use crate::models::{LoadState, ModelStatus};
 
 /// Upper bounds of the buckets of times, in seconds.
 const BUCKETS: [f64; 12] = [
@@ -151,9 +152,14 @@ impl Metrics {
     }
 
     /// Everything, as Prometheus reads it.
-    pub(crate) fn text(&self, models: &[std::sync::Arc<ServedModel>]) -> String {
+    pub(crate) fn text(&self, models: &[ModelStatus]) -> String {
         let mut out = String::new();
-        let services = models.iter().filter_map(|model| match model.work() {
+        let loads = models
+            .iter()
+            .map(|status| (status.id.as_str(), load_values(status)));
+        write_services(&loads.collect::<Vec<_>>(), &mut out);
+        let loaded = models.iter().filter_map(|status| status.model.as_deref());
+        let services = loaded.filter_map(|model| match model.work() {
             Work::Texts(service) => {
                 let values = service_values(service.n_queued(), service.status());
                 Some((model.id(), values))
@@ -252,7 +258,7 @@ fn head(out: &mut String, name: &str, kind: &str, help: &str) {
     line(out, format_args!("# TYPE {name} {kind}"));
 }
 
-/// A value that each service has.
+/// A value that each model has, or each service.
 struct ServiceValue {
     name: &'static str,
     kind: &'static str,
@@ -286,6 +292,56 @@ fn escape(text: &str) -> String {
     text.replace('\\', "\\\\")
         .replace('"', "\\\"")
         .replace('\n', "\\n")
+}
+
+/// What is known of a model, loaded or not.
+fn load_values(status: &ModelStatus) -> Vec<ServiceValue> {
+    let is_loaded = u64::from(status.state == LoadState::Loaded);
+    let values = [
+        (
+            "cellar_model_loaded",
+            "gauge",
+            is_loaded,
+            "Whether the model is in memory",
+        ),
+        (
+            "cellar_model_bytes",
+            "gauge",
+            status.bytes.total(),
+            "Memory that the model takes",
+        ),
+        (
+            "cellar_model_requests",
+            "gauge",
+            status.n_uses as u64,
+            "Requests that use the model",
+        ),
+        (
+            "cellar_model_loads_total",
+            "counter",
+            status.counts.n_loads,
+            "How often the model was loaded",
+        ),
+        (
+            "cellar_model_unloads_total",
+            "counter",
+            status.counts.n_unloads,
+            "How often the model was unloaded",
+        ),
+        (
+            "cellar_model_load_failures_total",
+            "counter",
+            status.counts.n_failures,
+            "How often the model could not be loaded",
+        ),
+    ];
+    let values = values.map(|(name, kind, value, help)| ServiceValue {
+        name,
+        kind,
+        help,
+        value: value.to_string(),
+    });
+    values.into_iter().collect()
 }
 
 fn service_values(n_queued: usize, status: engine::serve::ServiceStatus) -> Vec<ServiceValue> {

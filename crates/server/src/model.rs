@@ -20,6 +20,7 @@ use model_core::model_file::ModelFile;
 use model_core::tokenizer::Tokenizer;
 use serde_json::Value;
 
+use crate::api::params::random_id;
 use crate::error::ApiError;
 use crate::generate::ChatPrompt;
 use crate::texts::{EmbedWorker, RerankWorker};
@@ -43,6 +44,13 @@ pub struct ModelSettings {
     pub speculation: Speculation,
 }
 
+impl ModelSettings {
+    /// Whether the model is called so.
+    pub fn is_called(&self, name: &str) -> bool {
+        self.id == name || self.aliases.iter().any(|alias| alias == name)
+    }
+}
+
 /// What a request wants of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Job {
@@ -52,6 +60,24 @@ pub enum Job {
     Embeddings,
     /// Scores.
     Scores,
+}
+
+impl Job {
+    /// Why a model that does this cannot do what is wanted: 400.
+    pub(crate) fn is_not(self, wanted: Self, id: &str) -> ApiError {
+        let what = match wanted {
+            Self::Texts => "generate texts",
+            Self::Embeddings => "give embeddings",
+            Self::Scores => "score documents",
+        };
+        let does = match self {
+            Self::Texts => "/v1/chat/completions and /v1/completions",
+            Self::Embeddings => "/v1/embeddings",
+            Self::Scores => "/v1/rerank",
+        };
+        let message = format!("the model '{id}' does not {what} on this server: it serves {does}");
+        ApiError::invalid_param("model", message)
+    }
 }
 
 /// What a model does.
@@ -75,6 +101,7 @@ pub struct ServedModel {
     template: Option<(String, ChatTemplate)>,
     grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
     work: Work,
+    instance: String,
 }
 
 impl ServedModel {
@@ -142,6 +169,7 @@ impl ServedModel {
             template,
             grammars: OnceLock::new(),
             work,
+            instance: random_id(""),
         })
     }
 
@@ -155,11 +183,6 @@ impl ServedModel {
         &self.settings
     }
 
-    /// Whether it is called so.
-    pub fn is_called(&self, name: &str) -> bool {
-        self.settings.id == name || self.settings.aliases.iter().any(|alias| alias == name)
-    }
-
     /// The architecture of its file.
     pub fn architecture(&self) -> &str {
         &self.architecture
@@ -168,6 +191,11 @@ impl ServedModel {
     /// When it was loaded, in seconds since 1970.
     pub fn created(&self) -> u64 {
         self.created
+    }
+
+    /// A name that no other load has, of this model or another.
+    pub(crate) fn instance(&self) -> &str {
+        &self.instance
     }
 
     /// Its tokenizer.
@@ -190,14 +218,18 @@ impl ServedModel {
         &self.work
     }
 
-    /// Whether it does what is wanted.
-    pub fn does(&self, job: Job) -> bool {
-        let does = match self.work {
+    /// What requests to it want.
+    pub fn job(&self) -> Job {
+        match self.work {
             Work::Texts(_) => Job::Texts,
             Work::Embeddings(_) => Job::Embeddings,
             Work::Scores(_) => Job::Scores,
-        };
-        does == job
+        }
+    }
+
+    /// Whether it does what is wanted.
+    pub fn does(&self, job: Job) -> bool {
+        self.job() == job
     }
 
     /// The service that continues texts.
@@ -207,7 +239,7 @@ impl ServedModel {
     pub fn service(&self) -> Result<&Service<BoxedBackend>, ApiError> {
         match &self.work {
             Work::Texts(service) => Ok(service),
-            _ => Err(self.does_not("generate texts")),
+            _ => Err(self.job().is_not(Job::Texts, self.id())),
         }
     }
 
@@ -218,7 +250,7 @@ impl ServedModel {
     pub fn embedder(&self) -> Result<&EmbedWorker, ApiError> {
         match &self.work {
             Work::Embeddings(worker) => Ok(worker),
-            _ => Err(self.does_not("give embeddings")),
+            _ => Err(self.job().is_not(Job::Embeddings, self.id())),
         }
     }
 
@@ -229,7 +261,7 @@ impl ServedModel {
     pub fn reranker(&self) -> Result<&RerankWorker, ApiError> {
         match &self.work {
             Work::Scores(worker) => Ok(worker),
-            _ => Err(self.does_not("score documents")),
+            _ => Err(self.job().is_not(Job::Scores, self.id())),
         }
     }
 
@@ -240,17 +272,6 @@ impl ServedModel {
              and in it",
             self.id()
         ))
-    }
-
-    fn does_not(&self, what: &str) -> ApiError {
-        let id = self.id();
-        let does = match &self.work {
-            Work::Texts(_) => "/v1/chat/completions and /v1/completions",
-            Work::Embeddings(_) => "/v1/embeddings",
-            Work::Scores(_) => "/v1/rerank",
-        };
-        let message = format!("the model '{id}' does not {what} on this server: it serves {does}");
-        ApiError::invalid_param("model", message)
     }
 
     /// The text of messages, with the beginning of an answer.

@@ -12,6 +12,8 @@ mod gaps;
 mod life;
 #[path = "http/llama.rs"]
 mod llama;
+#[path = "http/models.rs"]
+mod models;
 #[path = "http/ollama.rs"]
 mod ollama;
 #[path = "http/openai.rs"]

@@ -78,7 +78,7 @@ const GET: Method = Method::GET;
 const DELETE: Method = Method::DELETE;
 
 /// All endpoints.
-pub const ENDPOINTS: [Endpoint; 32] = [
+pub const ENDPOINTS: [Endpoint; 34] = [
     post_endpoint(
         "/v1/chat/completions",
         "answers messages (OpenAI)",
@@ -249,6 +249,18 @@ pub const ENDPOINTS: [Endpoint; 32] = [
         openapi::route,
     ),
     endpoint(GET, "/models", "as /v1/models", openai::models::list),
+    post_endpoint(
+        "/models/load",
+        "loads a model (llama-server)",
+        llama::models::load,
+        fields::body(fields::LOAD),
+    ),
+    post_endpoint(
+        "/models/unload",
+        "unloads a model (llama-server)",
+        llama::models::unload,
+        fields::body(fields::UNLOAD),
+    ),
     endpoint(
         GET,
         "/view/events",

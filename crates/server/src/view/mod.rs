@@ -10,28 +10,29 @@ mod page;
 mod wire;
 
 use std::pin::Pin;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
-use axum::http::{HeaderMap, HeaderValue};
+use axum::http::{HeaderMap, HeaderValue, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::MethodRouter;
 use bytes::Bytes;
 use engine::serve::Watcher;
 use futures_core::Stream;
+use model_core::tokenizer::Tokenizer;
 use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Interval;
 
 use crate::api::on_get;
-use crate::api::params::random_id;
 use crate::app::App;
 use crate::error::ApiError;
-use crate::model::{Job, ServedModel};
+use crate::model::{Job, Work};
+use crate::query;
 use crate::stream::{EVENT_STREAM, named_event};
 
 pub(crate) use page::{asset, is_asset, is_for_browser, page};
@@ -42,37 +43,55 @@ pub(crate) const MAX_VIEWERS: usize = 16;
 /// After so long without an update a comment is sent, so that a viewer that is gone is noticed.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// Of this process: numbers of events mean nothing in another.
-static INSTANCE: LazyLock<String> = LazyLock::new(|| random_id(""));
-
-/// The stream of frames and events of the first model that continues texts.
+/// The stream of frames and events of the model that is named, or else of the first loaded one that
+/// continues texts. It loads none: it waits for it, and goes on with it when it was unloaded.
 pub(crate) fn events() -> MethodRouter<App> {
-    on_get(async |State(app): State<App>, headers: HeaderMap| {
-        let model = Arc::clone(app.model_for(None, Job::Texts)?);
-        let permit = app.view()?;
-        let stream = ViewStream::new(&app, model, permit, &headers)?;
-        let headers = [
-            (CONTENT_TYPE, HeaderValue::from_static(EVENT_STREAM)),
-            (CACHE_CONTROL, HeaderValue::from_static("no-store")),
-        ];
-        Ok::<Response, ApiError>((headers, Body::from_stream(stream)).into_response())
-    })
+    on_get(
+        async |State(app): State<App>, uri: Uri, headers: HeaderMap| {
+            let named = match query::value(&uri, "model") {
+                Some(name) => Some(app.registry().find(&name)?),
+                None => None,
+            };
+            if let Some((job, id)) = named.and_then(|at| app.registry().job(at))
+                && job != Job::Texts
+            {
+                return Err(job.is_not(Job::Texts, id));
+            }
+            let permit = app.view()?;
+            let stream = ViewStream::new(app, named, permit, &headers);
+            let headers = [
+                (CONTENT_TYPE, HeaderValue::from_static(EVENT_STREAM)),
+                (CACHE_CONTROL, HeaderValue::from_static("no-store")),
+            ];
+            Ok::<Response, ApiError>((headers, Body::from_stream(stream)).into_response())
+        },
+    )
 }
 
-/// The events from which a viewer goes on, where it watched this process.
-fn last_event(headers: &HeaderMap) -> Option<u64> {
+/// The model and the event from which a viewer goes on.
+fn last_event(headers: &HeaderMap) -> Option<(String, u64)> {
     let id = headers.get("last-event-id")?.to_str().ok()?;
     let (instance, event) = id.split_once('.')?;
-    let event = event.parse().ok()?;
-    (instance == INSTANCE.as_str()).then_some(event)
+    Some((instance.to_owned(), event.parse().ok()?))
+}
+
+/// What is watched: a model that is loaded. It may be unloaded meanwhile.
+struct Watched {
+    watcher: Watcher,
+    tokenizer: Arc<Tokenizer>,
+    instance: String,
+    sent: wire::Sent,
 }
 
 struct ViewStream {
-    watcher: Watcher,
-    model: Arc<ServedModel>,
-    /// What comes first.
-    begin: Option<String>,
-    sent: wire::Sent,
+    app: App,
+    /// The number of the model that is wanted.
+    named: Option<usize>,
+    watched: Option<Watched>,
+    /// Comes when a model may have been loaded.
+    change: Pin<Box<dyn Future<Output = ()> + Send>>,
+    /// Where the viewer goes on.
+    last_event: Option<(String, u64)>,
     keep_alive: Interval,
     closing: Pin<Box<dyn Future<Output = ()> + Send>>,
     _permit: OwnedSemaphorePermit,
@@ -80,15 +99,37 @@ struct ViewStream {
 
 impl ViewStream {
     fn new(
-        app: &App,
-        model: Arc<ServedModel>,
+        app: App,
+        named: Option<usize>,
         permit: OwnedSemaphorePermit,
         headers: &HeaderMap,
-    ) -> Result<Self, ApiError> {
-        let service = model.service()?;
-        let watcher = match last_event(headers) {
-            Some(event) => service.watch_from(event),
-            None => service.watch(),
+    ) -> Self {
+        let mut keep_alive = tokio::time::interval(KEEP_ALIVE);
+        keep_alive.reset();
+        Self {
+            named,
+            watched: None,
+            change: Box::pin(app.registry().next_change()),
+            last_event: last_event(headers),
+            keep_alive,
+            closing: Box::pin(app.closing()),
+            app,
+            _permit: permit,
+        }
+    }
+
+    /// Watches the model, where it is loaded; gives the event that the stream of one begins with.
+    fn begin(&mut self) -> Option<String> {
+        let registry = self.app.registry();
+        let at = self.named.or_else(|| registry.first_loaded(Job::Texts))?;
+        let model = registry.status(at)?.model?;
+        let Work::Texts(service) = model.work() else {
+            return None;
+        };
+        let instance = model.instance().to_owned();
+        let watcher = match self.last_event.take() {
+            Some((last, event)) if last == instance => service.watch_from(event),
+            _ => service.watch(),
         };
         let mut layout = wire::layout(service.memory_layout());
         layout["model"] = json!(model.id());
@@ -96,18 +137,49 @@ impl ViewStream {
         layout["n_ctx"] = json!(service.prompt_limits().n_tokens);
         layout["can_chat"] = json!(model.template_source().is_some());
         layout["version"] = json!(env!("CARGO_PKG_VERSION"));
-        layout["instance"] = json!(INSTANCE.as_str());
-        let mut keep_alive = tokio::time::interval(KEEP_ALIVE);
-        keep_alive.reset();
-        Ok(Self {
+        layout["instance"] = json!(instance);
+        self.watched = Some(Watched {
             watcher,
-            begin: Some(named_event("layout", &layout)),
+            tokenizer: Arc::clone(model.tokenizer()),
+            instance,
             sent: wire::Sent::default(),
-            keep_alive,
-            closing: Box::pin(app.closing()),
-            model,
-            _permit: permit,
-        })
+        });
+        Some(named_event("layout", &layout))
+    }
+
+    /// The next of what is watched; `None` where its model was unloaded.
+    fn poll_watched(&mut self, cx: &mut Context<'_>) -> Option<Poll<String>> {
+        let watched = self.watched.as_mut()?;
+        match watched.watcher.poll_update(cx) {
+            Poll::Ready(Some(update)) => {
+                let json = watched.sent.update(&update, &watched.tokenizer);
+                let id = format!("{}.{}", watched.instance, update.next_event);
+                let event = format!("event: update\nid: {id}\ndata: {json}\n\n");
+                Some(Poll::Ready(event))
+            }
+            Poll::Ready(None) => {
+                self.watched = None;
+                None
+            }
+            Poll::Pending => Some(Poll::Pending),
+        }
+    }
+
+    /// The next event, of a model that may be loaded only now.
+    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<String> {
+        if let Some(poll) = self.poll_watched(cx) {
+            return poll;
+        }
+        loop {
+            // A change after the look is one that the next look sees.
+            if let Some(layout) = self.begin() {
+                return Poll::Ready(layout);
+            }
+            match self.change.as_mut().poll(cx) {
+                Poll::Ready(()) => self.change = Box::pin(self.app.registry().next_change()),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
     }
 }
 
@@ -116,21 +188,14 @@ impl Stream for ViewStream {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
-        if let Some(begin) = this.begin.take() {
-            return Poll::Ready(Some(Ok(begin.into())));
-        }
         if this.closing.as_mut().poll(cx).is_ready() {
             return Poll::Ready(None);
         }
-        match this.watcher.poll_update(cx) {
-            Poll::Ready(Some(update)) => {
-                let json = this.sent.update(&update, this.model.tokenizer());
-                let id = format!("{}.{}", *INSTANCE, update.next_event);
+        match this.poll_event(cx) {
+            Poll::Ready(event) => {
                 this.keep_alive.reset();
-                let event = format!("event: update\nid: {id}\ndata: {json}\n\n");
                 Poll::Ready(Some(Ok(event.into())))
             }
-            Poll::Ready(None) => Poll::Ready(None),
             Poll::Pending => match this.keep_alive.poll_tick(cx) {
                 Poll::Ready(_) => Poll::Ready(Some(Ok(Bytes::from_static(b": still here\n\n")))),
                 Poll::Pending => Poll::Pending,

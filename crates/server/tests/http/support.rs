@@ -72,6 +72,8 @@ pub(crate) struct Setup {
     pub(crate) speculation: Speculation,
     /// Set, all runs of the backend fail.
     pub(crate) is_broken: Option<Arc<AtomicBool>>,
+    /// Set, all runs of the backend wait. A backend that is there holds it.
+    pub(crate) is_held: Option<Arc<AtomicBool>>,
     /// Whether the vocabulary has [`GAP_MARKS`].
     pub(crate) has_gap_marks: bool,
 }
@@ -86,6 +88,7 @@ impl Default for Setup {
             template: Some(TEMPLATE),
             speculation: Speculation::Off,
             is_broken: None,
+            is_held: None,
             has_gap_marks: false,
         }
     }
@@ -125,12 +128,13 @@ fn open(bytes: SharedBytes) -> ModelFile {
 }
 
 fn engine(file: &ModelFile, setup: &Setup) -> Engine<BoxedBackend> {
-    let backend = match &setup.is_broken {
-        Some(is_broken) => BoxedBackend::new(Breakable {
+    let backend = match (&setup.is_broken, &setup.is_held) {
+        (None, None) => BoxedBackend::new(model_tests::cpu()),
+        (is_broken, is_held) => BoxedBackend::new(Breakable {
             inner: CandleBackend::cpu(),
-            is_broken: Arc::clone(is_broken),
+            is_broken: is_broken.clone().unwrap_or_default(),
+            is_held: is_held.clone().unwrap_or_default(),
         }),
-        None => BoxedBackend::new(model_tests::cpu()),
     };
     let config = EngineConfig {
         n_ctx: Some(setup.n_ctx),
@@ -148,21 +152,32 @@ impl Setup {
     }
 
     pub(crate) fn start(self) -> Server {
+        let model = self.served("stories", &["tiny"]);
+        Server::start(App::new(vec![model], self.server))
+    }
+
+    /// The model, loaded.
+    pub(crate) fn served(&self, id: &str, aliases: &[&str]) -> ServedModel {
         let file = match self.has_gap_marks {
             true => stories_with_gap_marks(),
             false => stories(),
         };
-        let service = Service::start(engine(&file, &self), file.tokenizer(), &self.service);
+        let service = Service::start(engine(&file, self), file.tokenizer(), &self.service);
         let settings = ModelSettings {
-            id: "stories".to_owned(),
-            aliases: vec!["tiny".to_owned()],
+            id: id.to_owned(),
+            aliases: aliases.iter().map(|&alias| alias.to_owned()).collect(),
             chat_template: self.template.map(str::to_owned),
             n_parallel: self.n_seqs,
             speculation: self.speculation,
             ..ModelSettings::default()
         };
-        let model = ServedModel::texts(&file, service.unwrap(), settings).unwrap();
-        let app = App::new(vec![model], self.server);
+        ServedModel::texts(&file, service.unwrap(), settings).unwrap()
+    }
+}
+
+impl Server {
+    /// Serves these models.
+    pub(crate) fn start(app: App) -> Self {
         let (stop, stopped) = oneshot::channel();
         let (send, address) = std::sync::mpsc::channel();
         let thread = {
@@ -184,16 +199,14 @@ impl Setup {
                 });
             })
         };
-        Server {
+        Self {
             address: address.recv().unwrap(),
             app,
             stop: Some(stop),
             thread: Some(thread),
         }
     }
-}
 
-impl Server {
     /// Begins to end the server, as a signal does.
     pub(crate) fn stop(&mut self) {
         if let Some(stop) = self.stop.take() {
@@ -270,11 +283,12 @@ impl Alone {
     }
 }
 
-/// The reference backend, whose runs fail while it is broken.
+/// The reference backend, whose runs fail while it is broken, and wait while it is held.
 #[derive(Debug)]
 struct Breakable {
     inner: CandleBackend,
     is_broken: Arc<AtomicBool>,
+    is_held: Arc<AtomicBool>,
 }
 
 impl Backend for Breakable {
@@ -332,6 +346,9 @@ impl Backend for Breakable {
         inputs: &GraphInputs<'_>,
         outputs: &mut GraphOutputs,
     ) -> Result<(), BackendError> {
+        while self.is_held.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         match self.is_broken.load(Ordering::Relaxed) {
             true => Err(BackendError::Device {
                 backend: "breakable",

@@ -74,9 +74,9 @@ async fn answer(
 ) -> Result<Response, ApiError> {
     let body = Body::read(request, app.config().max_body).await?;
     let fields: Fields = body.get()?;
-    let model = app.model_for(fields.model.as_deref(), Job::Texts)?;
-    let request = read(&body, &fields, model)?;
-    let generating = app.generate(model, tenant, request).await?;
+    let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
+    let request = read(&body, &fields, &model)?;
+    let generating = app.generate(&model, tenant, request).await?;
     let header = Header::new(model.id());
     if fields.stream == Some(true) {
         let encoder = MessageStream::new(header, generating.n_prompt());
@@ -88,10 +88,10 @@ async fn answer(
 async fn count(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let body = Body::read(request, app.config().max_body).await?;
     let fields: Fields = body.get()?;
-    let model = app.model_for(fields.model.as_deref(), Job::Texts)?;
+    let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
     model.service()?;
     let prompt = Prompt::Chat(chat(&fields, &blocks::tools(&body)?)?);
-    let n_tokens = app.count_tokens(model, prompt).await?;
+    let n_tokens = app.count_tokens(&model, prompt).await?;
     Ok(json::respond(&json!({ "input_tokens": n_tokens })))
 }
 

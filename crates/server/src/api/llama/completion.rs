@@ -20,7 +20,8 @@ use crate::error::ApiError;
 use crate::fim::{self, Gap, GapFile};
 use crate::generate::{Answer, Constraint, Finish, GenerateRequest, Output, Piece, Prompt};
 use crate::json::{self, Body, Neutral, Refused};
-use crate::model::{Job, ServedModel};
+use crate::model::Job;
+use crate::models::ModelInUse;
 use crate::stream::{self, Encoder, event};
 
 /// Parameters that would change the result.
@@ -131,7 +132,7 @@ pub(crate) fn route() -> MethodRouter<App> {
             let prompt = fields.prompt.clone().ok_or_else(|| {
                 ApiError::invalid_param("prompt", "the request is wrong: missing field `prompt`")
             })?;
-            let model = Arc::clone(app.model_for(fields.model.as_deref(), Job::Texts)?);
+            let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
             let prompt = prompt.prompt(model.tokenizer());
             generate(&app, tenant, &model, &body, fields, prompt).await
         },
@@ -145,7 +146,7 @@ pub(crate) fn infill() -> MethodRouter<App> {
             let body = Body::read(request, app.config().max_body).await?;
             let gap: GapFields = body.get()?;
             let fields: Fields = body.get()?;
-            let model = Arc::clone(app.model_for(fields.model.as_deref(), Job::Texts)?);
+            let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
             if !fim::is_known(model.tokenizer()) {
                 return Err(model.has_no_gaps());
             }
@@ -158,7 +159,7 @@ pub(crate) fn infill() -> MethodRouter<App> {
 async fn generate(
     app: &App,
     tenant: Tenant,
-    model: &Arc<ServedModel>,
+    model: &ModelInUse,
     body: &Body,
     fields: Fields,
     prompt: Prompt,

@@ -3,5 +3,6 @@
 //! Knows the wire and nothing of how texts are generated.
 
 pub mod completion;
+pub mod models;
 pub mod status;
 pub mod tokens;

@@ -4,7 +4,7 @@
 
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::{HeaderValue, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::MethodRouter;
 use serde_json::{Value, json};
@@ -13,7 +13,9 @@ use crate::api::on_get;
 use crate::app::{App, Phase};
 use crate::error::ApiError;
 use crate::json;
-use crate::model::{Job, Work};
+use crate::model::Job;
+use crate::models::n_ctx;
+use crate::query;
 
 /// Whether requests are taken.
 pub(crate) fn health() -> MethodRouter<App> {
@@ -37,14 +39,20 @@ pub(crate) fn version() -> MethodRouter<App> {
 pub(crate) fn metrics() -> MethodRouter<App> {
     on_get(async |State(app): State<App>| {
         let plain = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-        ([(CONTENT_TYPE, plain)], app.metrics().text(app.models()))
+        ([(CONTENT_TYPE, plain)], app.metrics().text(&app.models()))
     })
 }
 
-/// The settings of the first model that continues texts.
+/// The settings of a model that continues texts: the one that is named, which is loaded for it, or
+/// else the first loaded one.
 pub(crate) fn props() -> MethodRouter<App> {
-    on_get(async |State(app): State<App>| {
-        let model = app.model_for(None, Job::Texts)?;
+    on_get(async |State(app): State<App>, uri: Uri| {
+        let name = query::value(&uri, "model");
+        let name = name.as_deref();
+        if name.is_none() && app.registry().first_loaded(Job::Texts).is_none() {
+            return Ok(json::respond(&without_model()));
+        }
+        let model = app.model_for(name, Job::Texts).await?;
         let sampler = &model.settings().sampler;
         let text_of = |id: Option<kv_core::TokenId>| {
             id.and_then(|id| model.tokenizer().token_text(id).map(str::to_owned))
@@ -52,7 +60,7 @@ pub(crate) fn props() -> MethodRouter<App> {
         let ids = model.tokenizer().special_ids();
         Ok::<Response, ApiError>(json::respond(&json!({
             "default_generation_settings": {
-                "n_ctx": n_ctx(model.work()),
+                "n_ctx": n_ctx(&model),
                 "params": {
                     "temperature": sampler.temperature,
                     "top_k": sampler.top_k.map_or(0, |k| k.get()),
@@ -75,20 +83,28 @@ pub(crate) fn props() -> MethodRouter<App> {
     })
 }
 
-fn n_ctx(work: &Work) -> Option<usize> {
-    match work {
-        Work::Texts(service) => Some(service.prompt_limits().n_tokens),
-        Work::Embeddings(_) | Work::Scores(_) => None,
-    }
+/// What llama-server's router answers while no model is loaded.
+fn without_model() -> Value {
+    json!({
+        "role": "router",
+        "default_generation_settings": {"n_ctx": 0, "params": {}},
+        "total_slots": 0,
+        "model_alias": "",
+        "chat_template": "",
+        "build_info": concat!("cellar-", env!("CARGO_PKG_VERSION")),
+        "modalities": {"vision": false, "audio": false},
+    })
 }
 
-/// The requests that have not ended, each as a slot of its model; the others are idle.
+/// The requests that have not ended, each as a slot of its model; the others are idle. Models that
+/// are not loaded have none.
 pub(crate) fn slots() -> MethodRouter<App> {
     on_get(async |State(app): State<App>| {
         let running = app.running();
         let mut slots: Vec<Value> = Vec::new();
-        for model in app.models().iter().filter(|model| model.does(Job::Texts)) {
-            let n_ctx = n_ctx(model.work());
+        let models = app.models().into_iter().filter_map(|status| status.model);
+        for model in models.filter(|model| model.does(Job::Texts)) {
+            let n_ctx = n_ctx(&model);
             let first = slots.len();
             for (task, one) in running.iter().filter(|(_, one)| one.model == model.id()) {
                 let slot = slots.len();

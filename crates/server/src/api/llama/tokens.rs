@@ -50,7 +50,7 @@ pub(crate) fn tokenize() -> MethodRouter<App> {
     on_post(async |State(app): State<App>, request: Request| {
         let body = Body::read(request, app.config().max_body).await?;
         let fields: TokenizeFields = body.get()?;
-        let model = app.model_for(fields.model.as_deref(), Job::Texts)?;
+        let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
         let options = EncodeOptions {
             add: match fields.add_special {
                 Some(true) => AddSpecial::AsModel,
@@ -88,7 +88,7 @@ pub(crate) fn detokenize() -> MethodRouter<App> {
     on_post(async |State(app): State<App>, request: Request| {
         let body = Body::read(request, app.config().max_body).await?;
         let fields: DetokenizeFields = body.get()?;
-        let model = app.model_for(fields.model.as_deref(), Job::Texts)?;
+        let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
         let tokens: Vec<TokenId> = fields.tokens.into_iter().map(TokenId).collect();
         let decode = model.tokenizer();
         let text = decode.decode(&tokens, SpecialPieces::Render);
@@ -102,7 +102,7 @@ pub(crate) fn apply_template() -> MethodRouter<App> {
     on_post(async |State(app): State<App>, request: Request| {
         let body = Body::read(request, app.config().max_body).await?;
         let fields: TemplateFields = body.get()?;
-        let model = app.model_for(fields.model.as_deref(), Job::Texts)?;
+        let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
         let mut variables = fields.chat_template_kwargs.unwrap_or_default();
         Tools::read(&body)?.add_to(&mut variables);
         let prompt = model.render(&ChatPrompt {

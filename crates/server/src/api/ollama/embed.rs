@@ -13,6 +13,7 @@ use crate::api::on_post;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::json::{self, Body};
+use crate::model::Job;
 
 #[derive(Clone, Debug, Deserialize)]
 struct Fields {
@@ -39,7 +40,6 @@ async fn embed(State(app): State<App>, request: Request) -> Result<Response, Api
     let came = Instant::now();
     let body = Body::read(request, app.config().max_body).await?;
     let fields: Fields = body.get()?;
-    let model = app.model(Some(&fields.model))?;
     app.check_open()?;
     if fields.dimensions.is_some() {
         return Err(ApiError::not_implemented(
@@ -51,9 +51,12 @@ async fn embed(State(app): State<App>, request: Request) -> Result<Response, Api
             "'truncate' is not supported: a text that is too long is refused with the numbers",
         ));
     }
-    // Checked for its form; models stay loaded.
-    if let Some(keep_alive) = &fields.keep_alive {
-        keep_alive.is_zero()?;
+    let keep = fields.keep_alive.as_ref().map(KeepAlive::keep);
+    let keep = keep.transpose()?;
+    let model = app.model_for(Some(&fields.model), Job::Embeddings).await?;
+    let load_time = came.elapsed();
+    if let Some(keep) = keep {
+        model.keep(keep);
     }
     let texts = match fields.input {
         Input::One(text) => vec![text],
@@ -70,7 +73,7 @@ async fn embed(State(app): State<App>, request: Request) -> Result<Response, Api
         "model": fields.model,
         "embeddings": vectors,
         "total_duration": u64::try_from(came.elapsed().as_nanos()).unwrap_or(u64::MAX),
-        "load_duration": 0,
+        "load_duration": u64::try_from(load_time.as_nanos()).unwrap_or(u64::MAX),
         "prompt_eval_count": n_tokens,
     })))
 }

@@ -8,7 +8,7 @@ pub mod embed;
 pub mod models;
 pub mod texts;
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::routing::MethodRouter;
 use serde::Deserialize;
@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use crate::api::{on_get, on_post};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::models::KeepLoaded;
 
 /// An error in Ollama's shape.
 pub(crate) fn error_json(error: &ApiError) -> Value {
@@ -28,7 +29,7 @@ pub(crate) fn no_changes() -> MethodRouter<App> {
     let refuse = async || {
         ApiError::not_implemented(
             "this server has the models that it was started with: 'cellar pull' downloads others, and \
-             'cellar serve -m MODEL' serves them",
+             'cellar serve -m MODEL' or '--models DIR' serves them",
         )
     };
     on_post(refuse)
@@ -38,52 +39,78 @@ pub(crate) fn no_changes() -> MethodRouter<App> {
         .head(refuse)
 }
 
-/// How long a model stays loaded: always as long as the server runs.
+/// How long a model stays loaded after a request.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(
     untagged,
     expecting = "expected a number of seconds, or a duration such as \"5m\""
 )]
-enum KeepAlive {
+pub(crate) enum KeepAlive {
+    /// Negative: forever.
     Seconds(f64),
+    /// As Go writes durations.
     Text(String),
 }
 
 impl KeepAlive {
-    /// Whether the model is to be unloaded at once.
+    /// The duration.
     ///
     /// # Errors
-    /// [`ApiError`] 400 where it is no duration.
-    fn is_zero(&self) -> Result<bool, ApiError> {
-        let text = match self {
-            Self::Seconds(seconds) => return Ok(*seconds == 0.0),
-            Self::Text(text) => text.trim(),
+    /// [`ApiError`] 400 where it is none.
+    pub(crate) fn keep(&self) -> Result<KeepLoaded, ApiError> {
+        let seconds = match self {
+            Self::Seconds(seconds) => *seconds,
+            Self::Text(text) => seconds_of(text.trim())?,
         };
-        let mut rest = text.strip_prefix('-').unwrap_or(text);
-        let mut sum = 0.0;
-        let wrong = || {
-            let message =
-                format!("'keep_alive' is '{text}': it must be a duration such as 5m or 24h");
-            ApiError::invalid_param("keep_alive", message)
-        };
-        if rest == "0" {
-            return Ok(true);
-        }
-        while !rest.is_empty() {
-            let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.');
-            let (number, unit) = rest.split_at(end.ok_or_else(wrong)?);
-            let number: f64 = number.parse().map_err(|_| wrong())?;
-            // The longer names first: "m" also begins "ms".
-            let units = ["ns", "us", "µs", "ms", "s", "m", "h"];
-            let after = units.iter().find_map(|name| unit.strip_prefix(name));
-            rest = after.ok_or_else(wrong)?;
-            sum += number;
-        }
-        match text.is_empty() {
-            true => Err(wrong()),
-            false => Ok(sum == 0.0),
-        }
+        Ok(match Duration::try_from_secs_f64(seconds) {
+            Ok(time) => KeepLoaded::For(time),
+            // Negative, or longer than any server runs.
+            Err(_) => KeepLoaded::Forever,
+        })
     }
+}
+
+/// The seconds of a duration such as `1h30m`, or of a negative one.
+fn seconds_of(text: &str) -> Result<f64, ApiError> {
+    let wrong = || {
+        let message = format!("'keep_alive' is '{text}': it must be a duration such as 5m or 24h");
+        ApiError::invalid_param("keep_alive", message)
+    };
+    let (sign, mut rest) = match text.strip_prefix('-') {
+        Some(rest) => (-1.0, rest),
+        None => (1.0, text),
+    };
+    // A number alone is one of seconds, as Ollama reads it.
+    if let Ok(seconds) = rest.parse::<u32>() {
+        return Ok(sign * f64::from(seconds));
+    }
+    if rest.is_empty() {
+        return Err(wrong());
+    }
+    let mut sum = 0.0;
+    while !rest.is_empty() {
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.');
+        let (number, unit) = rest.split_at(end.ok_or_else(wrong)?);
+        let number: f64 = number.parse().map_err(|_| wrong())?;
+        // The longer names first: "m" also begins "ms".
+        let units = [
+            ("ns", 1e-9),
+            ("us", 1e-6),
+            ("µs", 1e-6),
+            ("ms", 1e-3),
+            ("s", 1.0),
+            ("m", 60.0),
+            ("h", 3600.0),
+        ];
+        let found = units.iter().find_map(|(name, seconds)| {
+            let after = unit.strip_prefix(name)?;
+            Some((after, seconds))
+        });
+        let (after, seconds) = found.ok_or_else(wrong)?;
+        rest = after;
+        sum += number * seconds;
+    }
+    Ok(sign * sum)
 }
 
 /// A time as RFC 3339 writes it, in UTC.
@@ -127,8 +154,6 @@ impl Date {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -143,26 +168,32 @@ mod tests {
 
     #[test]
     fn durations_are_those_of_go() {
-        let is_zero = |value: Value| {
-            serde_json::from_value::<KeepAlive>(value)
-                .unwrap()
-                .is_zero()
-        };
+        let keep = |value: Value| serde_json::from_value::<KeepAlive>(value).unwrap().keep();
+        let time = |seconds| Ok(KeepLoaded::For(Duration::from_secs_f64(seconds)));
         for zero in [json!(0), json!("0"), json!("0s"), json!("0m0s")] {
-            assert_eq!(is_zero(zero.clone()), Ok(true), "{zero}");
+            assert_eq!(keep(zero.clone()), time(0.0), "{zero}");
         }
-        for long in [
-            json!(300),
-            json!(-1),
-            json!("5m"),
-            json!("1h30m"),
-            json!("-1m"),
-            json!("10ms"),
+        for (value, seconds) in [
+            (json!(300), 300.0),
+            (json!(0.5), 0.5),
+            (json!("5m"), 300.0),
+            (json!("1h30m"), 5400.0),
+            (json!("10ms"), 0.01),
+            (json!("5"), 5.0),
         ] {
-            assert_eq!(is_zero(long.clone()), Ok(false), "{long}");
+            assert_eq!(keep(value.clone()), time(seconds), "{value}");
         }
-        for wrong in [json!(""), json!("soon"), json!("5"), json!("m5")] {
-            assert!(is_zero(wrong.clone()).is_err(), "{wrong}");
+        for forever in [json!(-1), json!("-1"), json!("-1m"), json!(1e300)] {
+            assert_eq!(keep(forever.clone()), Ok(KeepLoaded::Forever), "{forever}");
+        }
+        for wrong in [
+            json!(""),
+            json!("soon"),
+            json!("-"),
+            json!("m5"),
+            json!("5x"),
+        ] {
+            assert!(keep(wrong.clone()).is_err(), "{wrong}");
         }
     }
 }

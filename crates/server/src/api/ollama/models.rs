@@ -1,6 +1,6 @@
 //! `GET /api/tags`, `/api/ps`, `/api/version` and `POST /api/show`.
 
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -15,9 +15,10 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::fim;
 use crate::json::{self, Body};
-use crate::model::{ServedModel, Work};
+use crate::model::{Job, ServedModel};
+use crate::models::{Expiry, LoadState, ModelFacts, ModelStatus, n_ctx};
 
-/// When a model is unloaded: never, which Ollama writes as a time far away.
+/// When a model is unloaded that stays, which Ollama writes as a time far away.
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
 #[derive(Clone, Debug, Deserialize)]
@@ -30,18 +31,29 @@ struct ShowFields {
 /// The models.
 pub(crate) fn tags() -> MethodRouter<App> {
     on_get(async |State(app): State<App>| {
-        let models: Vec<Value> = app.models().iter().map(|model| entry(model)).collect();
+        let models: Vec<Value> = app.models().iter().map(entry).collect();
         json::respond(&json!({ "models": models }))
     })
 }
 
-/// The models in memory: all.
+/// The models in memory.
 pub(crate) fn ps() -> MethodRouter<App> {
     on_get(async |State(app): State<App>| {
-        let running = app.models().iter().map(|model| {
-            let mut entry = entry(model);
-            entry["expires_at"] = json!(NEVER);
-            entry["size_vram"] = json!(0);
+        let models = app.models().into_iter();
+        let loaded = models.filter(|model| model.state == LoadState::Loaded);
+        let running = loaded.map(|model| {
+            let mut entry = entry(&model);
+            entry["size"] = json!(model.bytes.total());
+            entry["size_vram"] = json!(model.bytes.device);
+            entry["expires_at"] = match model.expiry {
+                Expiry::Never => json!(NEVER),
+                Expiry::In(time) => match SystemTime::now().checked_add(time) {
+                    Some(at) => json!(rfc3339(at)),
+                    None => json!(NEVER),
+                },
+            };
+            let n_ctx = model.model.as_deref().and_then(n_ctx);
+            entry["context_length"] = json!(n_ctx.or(model.facts.n_ctx));
             entry
         });
         json::respond(&json!({ "models": running.collect::<Vec<_>>() }))
@@ -61,36 +73,46 @@ pub(crate) fn show() -> MethodRouter<App> {
         let Some(name) = fields.model.or(fields.name) else {
             return Err(ApiError::invalid_param("model", "'model' is missing"));
         };
-        let model = app.model(Some(&name))?;
-        let mut info = json!({
-            "general.architecture": model.architecture(),
-            "tokenizer.ggml.n_tokens": model.tokenizer().n_tokens(),
-        });
-        if let Ok(service) = model.service() {
+        let registry = app.registry();
+        let status = registry.status(registry.find(&name)?);
+        let Some(status) = status else {
+            return Err(ApiError::unknown_model(&name, &[]));
+        };
+        let model = status.model.as_deref();
+        let facts = match model {
+            Some(model) => &ModelFacts::of(model),
+            None => &status.facts,
+        };
+        let mut info = json!({"general.architecture": facts.architecture});
+        if let Some(n_vocab) = facts.n_vocab {
+            info["tokenizer.ggml.n_tokens"] = json!(n_vocab);
+        }
+        if let Some(n_ctx) = facts.n_ctx {
             // Ollama's clients look for the length under the name of the architecture.
-            let key = format!("{}.context_length", model.architecture());
-            info[key] = json!(service.prompt_limits().n_tokens);
+            let key = format!("{}.context_length", facts.architecture);
+            info[key] = json!(n_ctx);
         }
         Ok::<Response, ApiError>(json::respond(&json!({
             "modelfile": "",
             "parameters": "",
-            "template": model.template_source().unwrap_or_default(),
-            "details": details(model),
+            "template": facts.template.as_deref().unwrap_or_default(),
+            "details": details(&status.facts),
             "model_info": info,
-            "capabilities": capabilities(model),
-            "modified_at": rfc3339(UNIX_EPOCH + Duration::from_secs(model.created())),
+            "capabilities": capabilities(facts, model),
+            "modified_at": rfc3339(modified(&status)),
         })))
     })
 }
 
-/// What a model can do, in Ollama's words.
-fn capabilities(model: &ServedModel) -> Vec<&'static str> {
-    match model.work() {
-        Work::Texts(_) => {
-            let template = model.template_source().unwrap_or_default();
+/// What a model can do, in Ollama's words. Whether it fills gaps is known once it is loaded.
+fn capabilities(facts: &ModelFacts, model: Option<&ServedModel>) -> Vec<&'static str> {
+    match facts.job {
+        Some(Job::Texts) => {
+            let template = facts.template.as_deref().unwrap_or_default();
+            let has_marks = model.is_some_and(|model| fim::is_known(model.tokenizer()));
             let more = [
                 ("tools", template.contains("tools")),
-                ("insert", fim::is_known(model.tokenizer())),
+                ("insert", has_marks),
                 (
                     "thinking",
                     template.contains("thinking") || template.contains("<think>"),
@@ -100,33 +122,41 @@ fn capabilities(model: &ServedModel) -> Vec<&'static str> {
             let more = more.map(|(name, _)| name);
             std::iter::once("completion").chain(more).collect()
         }
-        Work::Embeddings(_) => vec!["embedding"],
-        Work::Scores(_) => vec!["rerank"],
+        Some(Job::Embeddings) => vec!["embedding"],
+        Some(Job::Scores) => vec!["rerank"],
+        None => Vec::new(),
     }
 }
 
-/// A model in a list. Sizes are not known to the server, and a digest is that of the name.
-fn entry(model: &ServedModel) -> Value {
-    let digest: String = Sha256::digest(model.id().as_bytes())
+/// When its file was written, or else when it was loaded.
+fn modified(status: &ModelStatus) -> SystemTime {
+    let created = status.model.as_ref().map_or(0, |model| model.created());
+    let loaded = UNIX_EPOCH + Duration::from_secs(created);
+    status.facts.modified.unwrap_or(loaded)
+}
+
+/// A model in a list. The size is that of its file, and the digest that of its name.
+fn entry(status: &ModelStatus) -> Value {
+    let digest: String = Sha256::digest(status.id.as_bytes())
         .iter()
         .map(|byte| format!("{byte:02x}"))
         .collect();
     json!({
-        "name": model.id(),
-        "model": model.id(),
-        "modified_at": rfc3339(UNIX_EPOCH + Duration::from_secs(model.created())),
-        "size": 0,
+        "name": status.id,
+        "model": status.id,
+        "modified_at": rfc3339(modified(status)),
+        "size": status.facts.file_bytes,
         "digest": digest,
-        "details": details(model),
+        "details": details(&status.facts),
     })
 }
 
-fn details(model: &ServedModel) -> Value {
+fn details(facts: &ModelFacts) -> Value {
     json!({
         "parent_model": "",
-        "format": "",
-        "family": model.architecture(),
-        "families": [model.architecture()],
+        "format": facts.format,
+        "family": facts.architecture,
+        "families": [facts.architecture],
         "parameter_size": "",
         "quantization_level": "",
     })

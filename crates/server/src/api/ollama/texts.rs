@@ -23,7 +23,8 @@ use crate::generate::{
     ChatPrompt, Constraint, GenerateRequest, Generating, Output, Piece, Prompt, ToolCall,
 };
 use crate::json::{self, Body};
-use crate::model::ServedModel;
+use crate::model::{Job, ServedModel};
+use crate::models::KeepLoaded;
 use crate::stream::{self, Encoder};
 
 /// Ollama's word for a type of body that is lines of JSON.
@@ -91,17 +92,15 @@ async fn handle(
     let came = Instant::now();
     let body = Body::read(request, app.config().max_body).await?;
     let fields: Fields = body.get()?;
-    let model = app.model(Some(&fields.model))?;
-    model.service()?;
+    let at = app.registry().find(&fields.model)?;
     refuse(&body)?;
-    let unloads = fields
-        .keep_alive
-        .as_ref()
-        .map_or(Ok(false), KeepAlive::is_zero)?;
-    let lines = Lines {
+    let keep = fields.keep_alive.as_ref().map(KeepAlive::keep);
+    let keep = keep.transpose()?;
+    let mut lines = Lines {
         endpoint,
         model: fields.model.clone(),
         came,
+        load_time: Duration::ZERO,
         done_reason: "stop",
         calls: Vec::new(),
     };
@@ -109,22 +108,25 @@ async fn handle(
         Endpoint::Chat => fields.messages.as_ref().is_none_or(Vec::is_empty),
         Endpoint::Generate => fields.prompt.as_ref().is_none_or(String::is_empty),
     };
-    match (is_empty, unloads) {
-        (true, true) => {
-            return Err(ApiError::not_implemented(
-                "a model cannot be unloaded: this server keeps it until it ends",
-            ));
-        }
-        // How Ollama's clients load a model.
-        (true, false) => return Ok(json::respond(&lines.loaded())),
-        (false, _) => {}
+    // How Ollama's clients unload a model, and load one.
+    if is_empty && keep == Some(KeepLoaded::For(Duration::ZERO)) {
+        app.registry().unload(at).await?;
+        return Ok(json::respond(&lines.empty("unload")));
+    }
+    let model = app.model_for(Some(&fields.model), Job::Texts).await?;
+    lines.load_time = came.elapsed();
+    if let Some(keep) = keep {
+        model.keep(keep);
+    }
+    if is_empty {
+        return Ok(json::respond(&lines.empty("load")));
     }
     let tools = match endpoint {
         Endpoint::Chat => Tools::read(&body)?,
         Endpoint::Generate => Tools::default(),
     };
-    let request = read(endpoint, &fields, &tools, model)?;
-    let generating = app.generate(model, tenant, request).await?;
+    let request = read(endpoint, &fields, &tools, &model)?;
+    let generating = app.generate(&model, tenant, request).await?;
     match fields.stream {
         Some(false) => Ok(json::respond(&lines.whole(generating).await?)),
         _ => Ok(stream::respond(vec![generating], lines)),
@@ -300,6 +302,8 @@ struct Lines {
     /// As the client calls it.
     model: String,
     came: Instant,
+    /// How long the request waited for the model.
+    load_time: Duration,
     done_reason: &'static str,
     /// Calls of tools, which are given out once their arguments are complete.
     calls: Vec<ToolCall>,
@@ -322,8 +326,8 @@ impl Lines {
     }
 
     /// The answer to a request without a prompt.
-    fn loaded(&self) -> Value {
-        self.line("", json!({"done": true, "done_reason": "load"}))
+    fn empty(&self, done_reason: &str) -> Value {
+        self.line("", json!({"done": true, "done_reason": done_reason}))
     }
 
     /// The last line, with all numbers.
@@ -334,7 +338,7 @@ impl Lines {
             "done": true,
             "done_reason": self.done_reason,
             "total_duration": ns(self.came.elapsed()),
-            "load_duration": 0,
+            "load_duration": ns(self.load_time),
             "prompt_eval_count": usage.n_prompt,
             "prompt_eval_duration": ns(first.saturating_sub(usage.queued)),
             "eval_count": usage.n_tokens,

@@ -75,10 +75,10 @@ async fn handle(
 ) -> Result<Response, ApiError> {
     let body = Body::read(request, app.config().max_body).await?;
     let fields: ChatFields = body.get()?;
-    let model = app.model_for(fields.model.as_deref(), Job::Texts)?;
+    let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
     let request = read(&body, &fields, model.settings())?;
     let logprobs = request.logprobs;
-    let texts = app.generate_texts(model, tenant, request).await?;
+    let texts = app.generate_texts(&model, tenant, request).await?;
     let header = Header::new(model.id(), model.tokenizer());
     if fields.stream == Some(true) {
         let options = fields.stream_options.unwrap_or_default();

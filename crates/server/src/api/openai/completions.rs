@@ -90,10 +90,10 @@ async fn handle(
 ) -> Result<Response, ApiError> {
     let body = Body::read(request, app.config().max_body).await?;
     let fields: CompletionFields = body.get()?;
-    let model = app.model_for(fields.model.as_deref(), Job::Texts)?;
+    let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
     body.refuse(&COMPLETION_REFUSED)?;
     let suffix = fields.suffix.filter(|suffix| !suffix.is_empty());
-    let prompts = with_suffix(fields.prompt.list(), suffix.as_deref(), model)?;
+    let prompts = with_suffix(fields.prompt.list(), suffix.as_deref(), &model)?;
     if prompts.is_empty() || prompts.len() > MAX_PROMPTS {
         let message = format!(
             "there are {} prompts: 1 to {MAX_PROMPTS} are taken",
@@ -119,7 +119,7 @@ async fn handle(
             let message = "the best of several texts cannot be streamed: leave out 'stream'";
             return Err(ApiError::invalid_param("best_of", message));
         }
-        texts.extend(app.generate_texts(model, tenant, request).await?);
+        texts.extend(app.generate_texts(&model, tenant, request).await?);
     }
     let n_of_prompt = choices.n_computed().get() as usize;
     let header = Header {

@@ -86,7 +86,9 @@ pub(crate) fn rerank() -> MethodRouter<App> {
 async fn embed(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let body = Body::read(request, app.config().max_body).await?;
     let fields: EmbeddingFields = body.get()?;
-    let model = app.model_for(fields.model.as_deref(), Job::Embeddings)?;
+    let model = app
+        .model_for(fields.model.as_deref(), Job::Embeddings)
+        .await?;
     body.refuse(&REFUSED)?;
     app.check_open()?;
     let texts = match fields.input {
@@ -131,7 +133,7 @@ fn vector_json(vector: &[f32], format: Format) -> Value {
 async fn score(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let body = Body::read(request, app.config().max_body).await?;
     let fields: RerankFields = body.get()?;
-    let model = app.model_for(fields.model.as_deref(), Job::Scores)?;
+    let model = app.model_for(fields.model.as_deref(), Job::Scores).await?;
     app.check_open()?;
     check_number("documents", fields.documents.len())?;
     let documents = fields.documents.into_iter().map(Document::into_text);

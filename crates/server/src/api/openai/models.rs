@@ -1,5 +1,7 @@
 //! `GET /v1/models` and `GET /v1/models/{id}`.
 
+use std::time::UNIX_EPOCH;
+
 use axum::extract::{Path, State};
 use axum::response::Response;
 use axum::routing::MethodRouter;
@@ -9,12 +11,13 @@ use crate::api::on_get;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::json;
-use crate::model::{ServedModel, Work};
+use crate::models::{Expiry, LoadState, ModelFacts, ModelStatus};
 
 /// All models.
 pub(crate) fn list() -> MethodRouter<App> {
     on_get(async |State(app): State<App>| {
-        let models = app.models().iter().map(|model| object(model));
+        let models = app.models();
+        let models = models.iter().map(object);
         json::respond(&json!({"object": "list", "data": models.collect::<Vec<_>>()}))
     })
 }
@@ -22,23 +25,56 @@ pub(crate) fn list() -> MethodRouter<App> {
 /// One model.
 pub(crate) fn one() -> MethodRouter<App> {
     on_get(async |State(app): State<App>, Path(id): Path<String>| {
-        let model = app.model(Some(&id))?;
-        Ok::<Response, ApiError>(json::respond(&object(model)))
+        let registry = app.registry();
+        let status = registry.status(registry.find(&id)?);
+        let status = status.ok_or_else(|| ApiError::unknown_model(&id, &[]))?;
+        Ok::<Response, ApiError>(json::respond(&object(&status)))
     })
 }
 
-fn object(model: &ServedModel) -> Value {
-    let limit = match model.work() {
-        Work::Texts(service) => Some(service.prompt_limits().n_tokens),
-        _ => None,
+/// OpenAI's object, with the members of llama-server's.
+fn object(status: &ModelStatus) -> Value {
+    let facts = match &status.model {
+        Some(model) => &ModelFacts::of(model),
+        None => &status.facts,
     };
+    let file = status.facts.modified.and_then(|time| {
+        let since = time.duration_since(UNIX_EPOCH).ok()?;
+        Some(since.as_secs())
+    });
+    let created = status.model.as_ref().map(|model| model.created());
     json!({
-        "id": model.id(),
+        "id": status.id,
         "object": "model",
-        "created": model.created(),
+        "created": created.or(file).unwrap_or(0),
         "owned_by": "cellar",
-        "aliases": model.settings().aliases,
-        "max_model_len": limit,
-        "meta": {"architecture": model.architecture(), "n_vocab": model.tokenizer().n_tokens()},
+        "aliases": status.aliases,
+        "max_model_len": facts.n_ctx,
+        "meta": {"architecture": facts.architecture, "n_vocab": facts.n_vocab},
+        "status": load_status(status),
     })
+}
+
+/// Whether a model is in memory, as llama-server's router tells it, with what it holds.
+fn load_status(status: &ModelStatus) -> Value {
+    let value = match status.state {
+        LoadState::Unloaded => "unloaded",
+        LoadState::Loading => "loading",
+        LoadState::Loaded => "loaded",
+        LoadState::Unloading => "unloading",
+    };
+    let mut object = json!({"value": value});
+    if status.state == LoadState::Loaded {
+        object["bytes"] = json!(status.bytes.total());
+        object["requests"] = json!(status.n_uses);
+        object["unloads_in_seconds"] = match status.expiry {
+            Expiry::Never => Value::Null,
+            Expiry::In(time) => json!(time.as_secs_f64()),
+        };
+    }
+    if let (LoadState::Unloaded, Some(error)) = (status.state, &status.error) {
+        object["failed"] = json!(true);
+        object["error"] = json!(error);
+    }
+    object
 }

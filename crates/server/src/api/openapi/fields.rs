@@ -264,6 +264,13 @@ pub(in crate::api) const TOKENIZE: &[Field] = &[
 pub(in crate::api) const DETOKENIZE: &[Field] =
     &[field("model", Kind::Text), required("tokens", Kind::Tokens)];
 
+pub(in crate::api) const LOAD: &[Field] = &[
+    required("model", Kind::Text),
+    field("keep_alive", Kind::Any),
+];
+
+pub(in crate::api) const UNLOAD: &[Field] = &[required("model", Kind::Text)];
+
 pub(in crate::api) const TEMPLATE: &[Field] = &[
     field("model", Kind::Text),
     required("messages", Kind::Messages),

@@ -102,6 +102,11 @@ fn operation(endpoint: &Endpoint) -> Value {
             {"name": "id", "in": "path", "required": true, "schema": {"type": "string"}},
         ]);
     }
+    if matches!(*path, "/props" | "/view/events") {
+        operation["parameters"] = json!([
+            {"name": "model", "in": "query", "required": false, "schema": {"type": "string"}},
+        ]);
+    }
     if let Some(body) = body {
         let fields = object(body.fields);
         let schema = match body.has_sampling {
@@ -123,7 +128,7 @@ fn tag(path: &str) -> &'static str {
         _ if path.starts_with("/v1/") => "OpenAI",
         _ if path.starts_with("/api/") => "Ollama",
         "/completion" | "/infill" | "/tokenize" | "/detokenize" | "/apply-template" | "/props"
-        | "/slots" => "llama-server",
+        | "/slots" | "/models/load" | "/models/unload" => "llama-server",
         _ => "Server",
     }
 }

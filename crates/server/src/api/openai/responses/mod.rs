@@ -6,8 +6,6 @@
 mod input;
 mod output;
 
-use std::sync::Arc;
-
 use axum::extract::{Extension, Path, Request, State};
 use axum::response::Response;
 use axum::routing::{MethodRouter, delete};
@@ -151,7 +149,7 @@ async fn handle(
 ) -> Result<Response, ApiError> {
     let body = Body::read(request, app.config().max_body).await?;
     let fields: Fields = body.get()?;
-    let model = Arc::clone(app.model_for(fields.model.as_deref(), Job::Texts)?);
+    let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
     body.refuse(&REFUSED)?;
     let previous = match &fields.previous_response_id {
         None => Vec::new(),

@@ -1,0 +1,50 @@
+//! `POST /models/load` and `/models/unload`, as llama-server's router has them.
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use axum::routing::MethodRouter;
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::api::ollama::KeepAlive;
+use crate::api::on_post;
+use crate::app::App;
+use crate::error::ApiError;
+use crate::json::{self, Body};
+
+#[derive(Clone, Debug, Deserialize)]
+struct Fields {
+    model: String,
+    /// As Ollama's: how long it stays loaded without requests.
+    keep_alive: Option<KeepAlive>,
+}
+
+/// Loads a model; answers once it is loaded.
+pub(crate) fn load() -> MethodRouter<App> {
+    on_post(async |State(app): State<App>, request: Request| {
+        let body = Body::read(request, app.config().max_body).await?;
+        let fields: Fields = body.get()?;
+        let keep = fields
+            .keep_alive
+            .as_ref()
+            .map(KeepAlive::keep)
+            .transpose()?;
+        let model = app.load(app.registry().find(&fields.model)?).await?;
+        if let Some(keep) = keep {
+            model.keep(keep);
+        }
+        Ok::<Response, ApiError>(json::respond(&json!({"success": true})))
+    })
+}
+
+/// Unloads a model once no request uses it; answers then.
+pub(crate) fn unload() -> MethodRouter<App> {
+    on_post(async |State(app): State<App>, request: Request| {
+        let body = Body::read(request, app.config().max_body).await?;
+        let fields: Fields = body.get()?;
+        app.registry()
+            .unload(app.registry().find(&fields.model)?)
+            .await?;
+        Ok::<Response, ApiError>(json::respond(&json!({"success": true})))
+    })
+}

@@ -1,0 +1,143 @@
+//! [`MemoryBudget`]: whether a model fits next to those that are loaded.
+//!
+//! Invariant: pure arithmetic over bytes; decides nothing but who is in the way.
+
+use super::entry::ModelBytes;
+
+/// The memory that all models together may take.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MemoryBudget {
+    /// Bytes of this machine; `None` sets no limit.
+    pub host: Option<u64>,
+    /// Bytes of the device that computes; `None` sets no limit.
+    pub device: Option<u64>,
+    /// What this machine has free at the moment, where it is to be asked: others may have taken some
+    /// since the server began.
+    pub free_now: Option<fn() -> Option<u64>>,
+}
+
+/// What a model that is to be loaded lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Short {
+    Host,
+    Device,
+}
+
+impl Short {
+    /// What counts.
+    pub(crate) fn of(self, bytes: ModelBytes) -> u64 {
+        match self {
+            Self::Host => bytes.host,
+            Self::Device => bytes.device,
+        }
+    }
+}
+
+/// Why a model does not fit, in numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shortage {
+    pub(crate) of: Short,
+    pub(crate) needed: u64,
+    pub(crate) available: u64,
+    pub(crate) budget: u64,
+}
+
+impl MemoryBudget {
+    /// What lacks for `needed` bytes where others hold `held`.
+    pub(crate) fn shortage(&self, needed: ModelBytes, held: ModelBytes) -> Option<Shortage> {
+        let free_now = self.free_now.and_then(|free| free());
+        let pools = [
+            (Short::Host, self.host, free_now),
+            (Short::Device, self.device, None),
+        ];
+        pools.into_iter().find_map(|(of, budget, free)| {
+            let left = budget.map(|budget| budget.saturating_sub(of.of(held)));
+            let available = match (left, free) {
+                (Some(left), Some(free)) => left.min(free),
+                (left, free) => left.or(free)?,
+            };
+            let needed = of.of(needed);
+            (needed > available).then(|| Shortage {
+                of,
+                needed,
+                available,
+                budget: budget.unwrap_or(available),
+            })
+        })
+    }
+
+    /// The same without asking what is free now: what never fits, whatever is unloaded.
+    pub(crate) fn without_machine(&self) -> Self {
+        Self {
+            free_now: None,
+            ..*self
+        }
+    }
+}
+
+/// Bytes in binary units.
+pub(crate) fn in_units(n: u64) -> String {
+    let mut value = n as f64;
+    for unit in ["bytes", "KiB", "MiB", "GiB"] {
+        if value < 1024.0 {
+            return match unit {
+                "bytes" => format!("{n} bytes"),
+                _ => format!("{value:.2} {unit}"),
+            };
+        }
+        value /= 1024.0;
+    }
+    format!("{value:.2} TiB")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use super::*;
+
+    fn bytes(host: u64, device: u64) -> ModelBytes {
+        ModelBytes { host, device }
+    }
+
+    #[test]
+    fn both_pools_have_their_own_limit() {
+        let budget = MemoryBudget {
+            host: Some(100),
+            device: Some(50),
+            free_now: None,
+        };
+        assert_eq!(budget.shortage(bytes(60, 50), bytes(40, 0)), None);
+        let short = budget.shortage(bytes(61, 0), bytes(40, 0)).unwrap();
+        assert_eq!(
+            (short.of, short.needed, short.available, short.budget),
+            (Short::Host, 61, 60, 100)
+        );
+        let short = budget.shortage(bytes(0, 20), bytes(0, 40)).unwrap();
+        assert_eq!((short.of, short.available), (Short::Device, 10));
+        assert_eq!(
+            MemoryBudget::default().shortage(bytes(u64::MAX, u64::MAX), bytes(1, 1)),
+            None
+        );
+    }
+
+    #[test]
+    fn what_others_took_is_not_there() {
+        let budget = MemoryBudget {
+            host: Some(100),
+            device: None,
+            free_now: Some(|| Some(30)),
+        };
+        assert_eq!(budget.shortage(bytes(30, 0), bytes(0, 0)), None);
+        let short = budget.shortage(bytes(31, 0), bytes(0, 0)).unwrap();
+        assert_eq!(short.available, 30);
+        let without = budget.without_machine();
+        assert_eq!(without.shortage(bytes(31, 0), bytes(0, 0)), None);
+    }
+
+    #[test]
+    fn sizes_are_readable() {
+        assert_eq!(in_units(1023), "1023 bytes");
+        assert_eq!(in_units(3 << 29), "1.50 GiB");
+        assert_eq!(in_units(1 << 42), "4.00 TiB");
+    }
+}

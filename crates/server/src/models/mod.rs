@@ -1,0 +1,454 @@
+//! [`Models`]: the models of a server, which are loaded when a request needs them and unloaded when
+//! none has for a while, or another needs the memory.
+//!
+//! Invariant: a model that is used is never unloaded; what all hold together, models that are being
+//! loaded or unloaded included, is within the budget; of requests that need the same model one loads
+//! it, and all others wait for that. Loads follow one another, on threads of their own. Knows no API.
+
+mod budget;
+mod entry;
+mod in_use;
+mod load;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+use crate::error::ApiError;
+use crate::model::{Job, ServedModel};
+
+pub use budget::MemoryBudget;
+pub(crate) use entry::n_ctx;
+pub use entry::{
+    Expiry, FinishLoad, KeepLoaded, LoadCounts, LoadModel, LoadState, ModelBytes, ModelEntry,
+    ModelFacts, ModelStatus, PlannedModel,
+};
+pub use in_use::ModelInUse;
+
+/// The models of a server. Clones are the same.
+#[derive(Clone, Debug)]
+pub(crate) struct Models(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    entries: Vec<Known>,
+    states: Mutex<Vec<State>>,
+    /// Sent to after each change of a state.
+    changed: watch::Sender<()>,
+    /// Whose turn it is to load.
+    turn: tokio::sync::Mutex<()>,
+    budget: MemoryBudget,
+    /// Whether a task unloads idle models.
+    has_janitor: AtomicBool,
+}
+
+/// What does not change.
+#[derive(Debug)]
+struct Known {
+    id: String,
+    aliases: Vec<String>,
+    facts: ModelFacts,
+    loader: Option<Arc<dyn LoadModel>>,
+    keep: KeepLoaded,
+}
+
+#[derive(Debug)]
+struct State {
+    phase: Phase,
+    /// Zero where it is unloaded; from the plan on, what it will take.
+    bytes: ModelBytes,
+    error: Option<String>,
+    counts: LoadCounts,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Unloaded,
+    /// What requests wait for.
+    Loading(Loading),
+    Loaded(Held),
+    Unloading,
+}
+
+/// The end of a load; `None` before.
+type Loading = watch::Receiver<Option<Result<ModelInUse, ApiError>>>;
+
+#[derive(Debug)]
+struct Held {
+    model: Arc<ServedModel>,
+    keep: KeepLoaded,
+    n_uses: usize,
+    last_used: Instant,
+    /// Whether it is to be unloaded once no request uses it; requests that come wait for that.
+    is_draining: bool,
+}
+
+/// What a request has to do.
+enum Next {
+    Use(ModelInUse),
+    AwaitLoad(Loading),
+    AwaitChange(watch::Receiver<()>),
+}
+
+impl Models {
+    pub(crate) fn new(entries: Vec<ModelEntry>, budget: MemoryBudget) -> Self {
+        let (known, states) = entries.into_iter().map(known_and_state).unzip();
+        Self(Arc::new(Shared {
+            entries: known,
+            states: Mutex::new(states),
+            changed: watch::Sender::new(()),
+            turn: tokio::sync::Mutex::default(),
+            budget,
+            has_janitor: AtomicBool::new(false),
+        }))
+    }
+
+    /// The number of the model of this name.
+    ///
+    /// # Errors
+    /// [`ApiError::unknown_model`].
+    pub(crate) fn find(&self, name: &str) -> Result<usize, ApiError> {
+        let mut entries = self.0.entries.iter();
+        let is_called =
+            |known: &Known| known.id == name || known.aliases.iter().any(|alias| alias == name);
+        entries
+            .position(is_called)
+            .ok_or_else(|| self.unknown(name))
+    }
+
+    fn unknown(&self, name: &str) -> ApiError {
+        let known = self.0.entries.iter().map(|known| known.id.clone());
+        ApiError::unknown_model(name, &known.collect::<Vec<_>>())
+    }
+
+    /// The number of the model for requests without a name: the first loaded one that does what is
+    /// wanted, else the first that does, else the first.
+    ///
+    /// # Errors
+    /// [`ApiError::unknown_model`] where there is none at all.
+    pub(crate) fn first_for(&self, job: Job) -> Result<usize, ApiError> {
+        if let Some(at) = self.first_loaded(job) {
+            return Ok(at);
+        }
+        let does = |known: &Known| known.facts.job == Some(job);
+        match (self.0.entries.iter().position(does), self.0.entries.len()) {
+            (Some(at), _) => Ok(at),
+            (None, 0) => Err(self.unknown("")),
+            (None, _) => Ok(0),
+        }
+    }
+
+    /// The number of the first loaded model that does what is wanted.
+    pub(crate) fn first_loaded(&self, job: Job) -> Option<usize> {
+        let states = self.lock();
+        states.iter().position(|state| match &state.phase {
+            Phase::Loaded(held) => held.model.does(job),
+            _ => false,
+        })
+    }
+
+    /// What a model does, where that is known without loading it, and its name.
+    pub(crate) fn job(&self, at: usize) -> Option<(Job, &str)> {
+        let known = self.0.entries.get(at)?;
+        Some((known.facts.job?, &known.id))
+    }
+
+    /// The model, once it is loaded.
+    ///
+    /// # Errors
+    /// [`ApiError`] where it cannot be loaded; a later request tries again.
+    pub(crate) async fn acquire(&self, at: usize) -> Result<ModelInUse, ApiError> {
+        self.start_janitor();
+        loop {
+            match self.next(at)? {
+                Next::Use(model) => return Ok(model),
+                Next::AwaitLoad(mut loading) => {
+                    let loaded = loading.wait_for(Option::is_some).await;
+                    // Without a sender, the runtime of the load has ended.
+                    let loaded = loaded.map_err(|_| ApiError::shutting_down())?;
+                    return loaded
+                        .clone()
+                        .unwrap_or_else(|| Err(ApiError::shutting_down()));
+                }
+                // The sender is ours.
+                Next::AwaitChange(mut changed) => {
+                    let _changed = changed.changed().await;
+                }
+            }
+        }
+    }
+
+    fn next(&self, at: usize) -> Result<Next, ApiError> {
+        let mut states = self.lock();
+        let state = states.get_mut(at).ok_or_else(|| self.unknown(""))?;
+        Ok(match &mut state.phase {
+            Phase::Loaded(held) if !held.is_draining => {
+                held.n_uses += 1;
+                held.last_used = Instant::now();
+                Next::Use(ModelInUse::new(self, at, Arc::clone(&held.model)))
+            }
+            Phase::Loaded(_) | Phase::Unloading => Next::AwaitChange(self.0.changed.subscribe()),
+            Phase::Loading(loading) => Next::AwaitLoad(loading.clone()),
+            Phase::Unloaded => {
+                let (done, loading) = watch::channel(None);
+                state.phase = Phase::Loading(loading.clone());
+                tokio::spawn(self.clone().load(at, done));
+                Next::AwaitLoad(loading)
+            }
+        })
+    }
+
+    /// Unloads a model once no request uses it. Requests that come meanwhile load it again.
+    ///
+    /// # Errors
+    /// [`ApiError`] 501 where it cannot be loaded again.
+    pub(crate) async fn unload(&self, at: usize) -> Result<(), ApiError> {
+        self.start_janitor();
+        let before = self
+            .lock()
+            .get(at)
+            .map_or(0, |state| state.counts.n_unloads);
+        if self
+            .0
+            .entries
+            .get(at)
+            .is_none_or(|known| known.loader.is_none())
+        {
+            return Err(ApiError::not_implemented(
+                "a model cannot be unloaded: this server keeps it until it ends",
+            ));
+        }
+        loop {
+            let mut changed = self.0.changed.subscribe();
+            let loading = {
+                let mut states = self.lock();
+                let Some(state) = states.get_mut(at) else {
+                    return Ok(());
+                };
+                if state.counts.n_unloads > before {
+                    return Ok(());
+                }
+                match &mut state.phase {
+                    Phase::Unloaded => return Ok(()),
+                    Phase::Unloading => None,
+                    Phase::Loading(loading) => Some(loading.clone()),
+                    Phase::Loaded(held) => {
+                        held.is_draining = true;
+                        if held.n_uses == 0 {
+                            self.start_unload(at, state);
+                        }
+                        None
+                    }
+                }
+            };
+            match loading {
+                Some(mut loading) => {
+                    let _loaded = loading.wait_for(Option::is_some).await;
+                }
+                None => {
+                    let _changed = changed.changed().await;
+                }
+            }
+        }
+    }
+
+    fn set_keep(&self, at: usize, keep: KeepLoaded) {
+        let can_unload = self.0.entries.get(at).is_some_and(|k| k.loader.is_some());
+        if let (true, Some(state)) = (can_unload, self.lock().get_mut(at))
+            && let Phase::Loaded(held) = &mut state.phase
+        {
+            held.keep = keep;
+        }
+        self.changed();
+    }
+
+    fn release(&self, at: usize) {
+        if let Some(state) = self.lock().get_mut(at)
+            && let Phase::Loaded(held) = &mut state.phase
+        {
+            held.n_uses = held.n_uses.saturating_sub(1);
+            held.last_used = Instant::now();
+        }
+        self.changed();
+    }
+
+    /// All models, in the order in which they were given.
+    pub(crate) fn list(&self) -> Vec<ModelStatus> {
+        let states = self.lock();
+        let pairs = self.0.entries.iter().zip(states.iter());
+        pairs.map(|(known, state)| status(known, state)).collect()
+    }
+
+    /// One of them.
+    pub(crate) fn status(&self, at: usize) -> Option<ModelStatus> {
+        let states = self.lock();
+        Some(status(self.0.entries.get(at)?, states.get(at)?))
+    }
+
+    /// Ends with the next change: a model that comes or goes, a request that begins or ends.
+    pub(crate) fn next_change(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut changed = self.0.changed.subscribe();
+        async move {
+            // Without a sender nothing changes any more.
+            if changed.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<State>> {
+        self.0.states.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn changed(&self) {
+        self.0.changed.send_replace(());
+    }
+
+    /// Starts the task that unloads idle models, once.
+    fn start_janitor(&self) {
+        if self.0.has_janitor.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let (shared, mut changed) = (Arc::downgrade(&self.0), self.0.changed.subscribe());
+        tokio::spawn(async move {
+            loop {
+                let Some(shared) = shared.upgrade() else {
+                    return;
+                };
+                let wait = Models(shared).unload_expired();
+                let is_gone = match wait {
+                    Some(wait) => {
+                        let changed = tokio::time::timeout(wait, changed.changed()).await;
+                        matches!(changed, Ok(Err(_)))
+                    }
+                    None => changed.changed().await.is_err(),
+                };
+                if is_gone {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Unloads the models that no request has used for as long as they are kept; gives how long the
+    /// next stays.
+    fn unload_expired(self) -> Option<Duration> {
+        let mut next = None;
+        let mut states = self.lock();
+        for (at, state) in states.iter_mut().enumerate() {
+            let Phase::Loaded(held) = &state.phase else {
+                continue;
+            };
+            if held.n_uses > 0 {
+                continue;
+            }
+            match held.expiry() {
+                _ if held.is_draining => self.start_unload(at, state),
+                Expiry::In(Duration::ZERO) => self.start_unload(at, state),
+                Expiry::In(wait) => {
+                    next = Some(next.map_or(wait, |other: Duration| other.min(wait)))
+                }
+                Expiry::Never => {}
+            }
+        }
+        next
+    }
+
+    /// Takes the model away, and frees it on a thread: that waits for the step that is computed.
+    fn start_unload(&self, at: usize, state: &mut State) {
+        let phase = std::mem::replace(&mut state.phase, Phase::Unloading);
+        let Phase::Loaded(held) = phase else {
+            state.phase = phase;
+            return;
+        };
+        let models = self.clone();
+        let is_started = load::on_thread("cellar-unload", move || {
+            load::free(held.model);
+            if let Some(state) = models.lock().get_mut(at) {
+                state.phase = Phase::Unloaded;
+                state.bytes = ModelBytes::default();
+                state.counts.n_unloads += 1;
+            }
+            if let Some(known) = models.0.entries.get(at) {
+                tracing::info!(model = known.id, "unloaded");
+            }
+            models.changed();
+        });
+        if !is_started {
+            // The model went with the thread.
+            state.phase = Phase::Unloaded;
+            state.bytes = ModelBytes::default();
+            state.counts.n_unloads += 1;
+        }
+        self.changed();
+    }
+}
+
+impl Held {
+    fn new(model: Arc<ServedModel>, keep: KeepLoaded, n_uses: usize) -> Self {
+        Self {
+            model,
+            keep,
+            n_uses,
+            last_used: Instant::now(),
+            is_draining: false,
+        }
+    }
+
+    /// When it is unloaded, if no request comes.
+    fn expiry(&self) -> Expiry {
+        match (self.keep, self.n_uses) {
+            (KeepLoaded::Forever, _) => Expiry::Never,
+            (KeepLoaded::For(time), 0) => Expiry::In(time.saturating_sub(self.last_used.elapsed())),
+            (KeepLoaded::For(time), _) => Expiry::In(time),
+        }
+    }
+}
+
+fn known_and_state(entry: ModelEntry) -> (Known, State) {
+    let mut state = State {
+        phase: Phase::Unloaded,
+        bytes: ModelBytes::default(),
+        error: entry.facts.error.clone(),
+        counts: LoadCounts::default(),
+    };
+    if let Some((model, bytes)) = entry.loaded {
+        state.phase = Phase::Loaded(Held::new(Arc::new(model), entry.keep, 0));
+        state.bytes = bytes;
+        state.counts.n_loads = 1;
+    }
+    let known = Known {
+        id: entry.id,
+        aliases: entry.aliases,
+        facts: entry.facts,
+        loader: entry.loader,
+        keep: entry.keep,
+    };
+    (known, state)
+}
+
+fn status(known: &Known, state: &State) -> ModelStatus {
+    let held = match &state.phase {
+        Phase::Loaded(held) => Some(held),
+        _ => None,
+    };
+    ModelStatus {
+        id: known.id.clone(),
+        aliases: known.aliases.clone(),
+        facts: known.facts.clone(),
+        state: match state.phase {
+            Phase::Unloaded => LoadState::Unloaded,
+            Phase::Loading(_) => LoadState::Loading,
+            Phase::Loaded(_) => LoadState::Loaded,
+            Phase::Unloading => LoadState::Unloading,
+        },
+        error: state.error.clone(),
+        bytes: state.bytes,
+        expiry: held.map_or(Expiry::Never, Held::expiry),
+        n_uses: held.map_or(0, |held| held.n_uses),
+        counts: state.counts,
+        model: held.map(|held| Arc::clone(&held.model)),
+    }
+}
