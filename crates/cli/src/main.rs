@@ -2,6 +2,7 @@
 
 mod advice;
 mod args;
+mod backend_plan;
 mod backends;
 mod by_name;
 mod commands;

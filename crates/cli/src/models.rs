@@ -68,6 +68,15 @@ impl ModelSource {
         file.map_or(Self::Embedded, |path| Self::File(path.to_owned()))
     }
 
+    /// Whether it is a directory.
+    #[cfg(feature = "serve")]
+    pub(crate) fn is_directory(&self) -> bool {
+        match self {
+            Self::Embedded => false,
+            Self::File(path) => locate(path).is_ok_and(|path| path.is_dir()),
+        }
+    }
+
     /// Its name in messages.
     pub(crate) fn name(&self) -> String {
         match self {

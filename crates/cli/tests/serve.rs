@@ -6,6 +6,7 @@ mod support;
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,8 @@ use support::{failure, json as run_json, output, with_template};
 struct Server {
     process: Child,
     address: SocketAddr,
+    /// The lines before that of the address.
+    log: Vec<String>,
 }
 
 impl Server {
@@ -33,15 +36,23 @@ impl Server {
             .stderr(Stdio::piped());
         let mut process = command.spawn().unwrap();
         let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
-        let line = lines.next().unwrap().unwrap();
-        let address = line
-            .split("http://")
-            .nth(1)
-            .unwrap_or_else(|| panic!("{line}"));
+        let mut log = Vec::new();
+        let line = loop {
+            let line = lines.next().unwrap_or_else(|| panic!("{log:?}")).unwrap();
+            match line.contains("http://") {
+                true => break line,
+                false => log.push(line),
+            }
+        };
+        let address = line.split("http://").nth(1).unwrap();
         let address = address.split(' ').next().unwrap().parse().unwrap();
         // What it prints later must not fill the pipe.
         std::thread::spawn(move || lines.for_each(drop));
-        Self { process, address }
+        Self {
+            process,
+            address,
+            log,
+        }
     }
 
     /// Ends it by a signal, and gives its exit code.
@@ -222,6 +233,7 @@ fn a_socket_serves_its_user_alone() {
     let server = Server {
         process,
         address: SocketAddr::from(([127, 0, 0, 1], 1)),
+        log: Vec::new(),
     };
     let mode = std::fs::metadata(&path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
@@ -304,6 +316,159 @@ fn several_models_do_what_each_can() {
         message.contains("the models take") && message.contains("'chat'"),
         "{message}"
     );
+}
+
+fn copy_all(from: &Path, to: &Path) {
+    std::fs::create_dir(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let from = entry.unwrap().path();
+        let to = to.join(from.file_name().unwrap());
+        match from.is_dir() {
+            true => copy_all(&from, &to),
+            false => drop(std::fs::copy(&from, &to).unwrap()),
+        }
+    }
+}
+
+/// A directory with a model of each kind, and one that is broken.
+fn models_dir() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    with_template(&dir, "{{ messages[0].content }}");
+    let from = fixture("encoders").join("bert_tiny");
+    let to = dir.path().join("bert_tiny");
+    copy_all(&from, &to);
+    std::fs::write(dir.path().join("broken.gguf"), b"GGUF and no more").unwrap();
+    std::fs::write(dir.path().join("notes.txt"), b"no model").unwrap();
+    dir
+}
+
+#[test]
+fn models_of_a_directory_are_loaded_when_they_are_needed() {
+    let dir = models_dir();
+    let path = dir.path().to_str().unwrap();
+    let server = Server::start(&[
+        "--models",
+        path,
+        "-c",
+        "256",
+        "--alias",
+        "gpt=chat",
+        "--idle-unload",
+        "-1",
+    ]);
+    let warned = |line: &String| line.contains("'broken' cannot be served");
+    assert!(server.log.iter().any(warned), "{:?}", server.log);
+    let states = || {
+        let models = get(server.address, "/v1/models").json();
+        let models = models["data"].as_array().unwrap().iter();
+        let state = |model: &Value| (model["id"].clone(), model["status"]["value"].clone());
+        json!(models.map(state).collect::<Vec<_>>())
+    };
+    let with = |bert: &str, chat: &str| {
+        json!([["bert_tiny", bert], ["broken", "unloaded"], ["chat", chat]])
+    };
+    assert_eq!(states(), with("unloaded", "unloaded"));
+    let messages = json!([{"role": "user", "content": "Hello"}]);
+    let body = json!({"model": "gpt", "messages": messages, "max_tokens": 4});
+    let answer = post(server.address, "/v1/chat/completions", &body);
+    assert_eq!(answer.json()["model"], "chat", "{}", answer.body);
+    assert_eq!(states(), with("unloaded", "loaded"));
+    // Without a name, the one that can.
+    let vectors = post(server.address, "/v1/embeddings", &json!({"input": "Hello"}));
+    assert_eq!(vectors.json()["model"], "bert_tiny", "{}", vectors.body);
+    assert_eq!(states(), with("loaded", "loaded"));
+    let ps = get(server.address, "/api/ps").json();
+    let sizes = ps["models"].as_array().unwrap().iter();
+    let sizes: Vec<u64> = sizes.map(|model| model["size"].as_u64().unwrap()).collect();
+    assert!(
+        sizes.len() == 2 && sizes.iter().all(|size| *size > 10_000),
+        "{sizes:?}"
+    );
+    let tags = get(server.address, "/api/tags").json();
+    let chat = &tags["models"][2];
+    let file = std::fs::metadata(dir.path().join("chat.gguf")).unwrap();
+    assert_eq!(chat["size"], file.len());
+    assert_eq!(chat["details"]["format"], "gguf");
+    let broken = json!({"model": "broken", "prompt": "Hello"});
+    let error = post(server.address, "/v1/completions", &broken);
+    assert_eq!(error.status, 500);
+    assert_eq!(
+        error.json()["error"]["code"],
+        "model_load_failed",
+        "{}",
+        error.body
+    );
+    let unload = post(server.address, "/models/unload", &json!({"model": "chat"}));
+    assert_eq!(unload.json(), json!({"success": true}));
+    assert_eq!(states(), with("loaded", "unloaded"));
+    #[cfg(unix)]
+    assert_eq!(server.terminate(), Some(0));
+}
+
+#[test]
+fn models_stay_within_the_memory_that_they_may_take() {
+    let dir = models_dir();
+    let path = dir.path().to_str().unwrap();
+    std::fs::copy(dir.path().join("chat.gguf"), dir.path().join("twin.gguf")).unwrap();
+    let size_of_one = {
+        let server = Server::start(&["--models", path, "-c", "256"]);
+        post(server.address, "/models/load", &json!({"model": "chat"}));
+        let ps = get(server.address, "/api/ps").json();
+        ps["models"][0]["size"].as_u64().unwrap()
+    };
+    // Room for one, not for two.
+    let room = (size_of_one * 3 / 2).to_string();
+    let server = Server::start(&["--models", path, "-c", "256", "--memory", &room]);
+    let loaded = || {
+        let ps = get(server.address, "/api/ps").json();
+        let models = ps["models"].as_array().unwrap().iter();
+        json!(models.map(|model| &model["name"]).collect::<Vec<_>>())
+    };
+    for name in ["chat", "twin", "chat"] {
+        let body = json!({"model": name, "prompt": "Once", "max_tokens": 4});
+        let answer = post(server.address, "/v1/completions", &body);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        assert_eq!(loaded(), json!([name]));
+    }
+    drop(server);
+    // Room for none.
+    let small = (size_of_one / 2).to_string();
+    let server = Server::start(&["--models", path, "-c", "256", "--memory", &small]);
+    let body = json!({"model": "chat", "prompt": "Once"});
+    let error = post(server.address, "/v1/completions", &body);
+    assert_eq!(error.status, 507, "{}", error.body);
+    assert_eq!(error.json()["error"]["needed_bytes"], size_of_one);
+    assert_eq!(error.json()["error"]["available_bytes"], size_of_one / 2);
+    // At the start, before anything is loaded.
+    let chat = dir.path().join("chat.gguf");
+    let args = ["serve", "-m", chat.to_str().unwrap(), "-c", "256"];
+    let (code, message) = failure(&[&args[..], &["--memory", &small, "--port", "0"]].concat());
+    assert_eq!(code, 2);
+    assert!(message.contains("but --memory allows"), "{message}");
+}
+
+#[test]
+fn wrong_directories_and_names_of_models_are_refused() {
+    let dir = models_dir();
+    let path = dir.path().to_str().unwrap();
+    let empty = tempfile::tempdir().unwrap();
+    let empty = empty.path().to_str().unwrap();
+    for (args, wanted) in [
+        (&["--models", empty][..], "there is no model in"),
+        (&["--models", "/nowhere"], "cannot read the directory"),
+        (&["--models", path, "--alias", "x"], "NAME=MODEL"),
+        (&["--models", path, "--alias", "x=y"], "no model 'y'"),
+        (
+            &["--models", path, "--alias", "chat=broken"],
+            "called 'chat'",
+        ),
+        (&["--memory", "much"], "a size above 0"),
+        (&["--memory", "0"], "a size above 0"),
+        (&["--idle-unload", "-2"], "-2"),
+    ] {
+        let (code, message) = failure(&[&["serve", "--port", "0"], args].concat());
+        assert!(code > 0 && message.contains(wanted), "{args:?}: {message}");
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
 
+use super::values::ByteSize;
 use super::{EngineArgs, ParallelArgs, SamplerArgs, SpeculationArgs, count};
 
 /// `cellar serve`
@@ -25,8 +26,10 @@ prompt reuses what it shares with cached ones of its key. A client that goes awa
 Sampling flags are for requests that do not choose.
 
 Several models (-m A -m B) have the names of their files; -c and --parallel are those of each. What
-they take together is checked before the first is loaded. A request without a name gets the first
-model that does what it wants.
+they take together is checked before the first is loaded. Those of --models DIR are loaded when a
+request names one, and unloaded after --idle-unload seconds without requests, or before when another
+needs their memory (--memory); what does not fit is refused with the numbers (507). A request without
+a name gets the first loaded model that does what it wants.
 
 Only this machine reaches 127.0.0.1, the default. Another --host needs --api-key-file or --no-auth:
 clients send a key of the file as 'Authorization: Bearer KEY'. For TLS put a proxy in front.
@@ -38,6 +41,7 @@ Examples:
   cellar serve
   cellar serve -m MODEL.gguf -c 32768 --parallel 32
   cellar serve -m MODEL.gguf -m all-MiniLM-L6-v2/
+  cellar serve --models ~/models --memory 16G --alias gpt-4o=MODEL
   cellar serve -m OWNER/NAME:Q4_K_M --host 0.0.0.0 --api-key-file keys.txt
   curl http://127.0.0.1:8080/v1/completions -d '{\"prompt\": \"Once upon a time\", \"max_tokens\": 32}'")]
 pub(crate) struct ServeArgs {
@@ -46,6 +50,17 @@ pub(crate) struct ServeArgs {
     /// model]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) model: Vec<PathBuf>,
+    /// Serve every GGUF file and every directory of a model in DIR too; each is loaded when a request
+    /// names it
+    #[arg(long, visible_alias = "models-dir", value_name = "DIR")]
+    pub(crate) models: Option<PathBuf>,
+    /// Memory that all models together may take: 8G, 512M [default: what the machine has free]
+    #[arg(long, value_name = "SIZE", conflicts_with = "no_memory_check")]
+    pub(crate) memory: Option<ByteSize>,
+    /// Seconds without requests after which a model of --models is unloaded; -1 is never
+    #[arg(long, visible_alias = "sleep-idle-seconds", value_name = "SECONDS", default_value_t = 300,
+          allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=1 << 31))]
+    pub(crate) idle_unload: i64,
     /// Address to listen on
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub(crate) host: IpAddr,
@@ -62,7 +77,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 256,
           allow_negative_numbers = true, value_parser = count())]
     pub(crate) max_queued: u32,
-    /// Name of the only model in the API; once per name [default: the file's name]
+    /// Name of the only model in the API, or NAME=MODEL for another name of a model; once per name
+    /// [default: the file's name]
     #[arg(long, value_name = "NAME")]
     pub(crate) alias: Vec<String>,
     /// Use the chat template in a file instead of the only model's

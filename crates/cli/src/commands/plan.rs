@@ -3,13 +3,11 @@
 //! Invariant: every number comes from the plan that the engine and the backend allocate by. Reads
 //! the file's header only.
 
-mod backend;
-
 use std::io::Write;
 
 use anyhow::Context;
 use cellar::{BackendKind, architectures};
-use engine::{EngineConfig, MemoryBudget, Settings};
+use engine::{EngineConfig, MemoryBudget, PromptOutputs, Settings};
 use kv_core::memory::Streams;
 use kv_core::memory_plan::{MemoryPlan, PlannedKind, PlannedRows};
 use kv_core::{KvType, Window};
@@ -18,9 +16,9 @@ use model_core::model_file::tokenizer_spec;
 use model_core::tokenizer::Tokenizer;
 use serde::Serialize;
 
-use self::backend::{DeviceReport, Planned};
 use super::inspect::tensor_sizes;
 use crate::args::PlanArgs;
+use crate::backend_plan::{self, DeviceReport, Planned};
 use crate::failure::{Exit, one_line};
 use crate::machine;
 use crate::models::{Contents, ModelSource};
@@ -121,13 +119,14 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let _tokenizer = tokenizer_spec(file.metadata()).ok().map(Tokenizer::new);
     let process = machine::own_memory();
     let (weights, available) = (weight_bytes(&file), machine::available_memory());
-    let source_weights = backend::weights(file);
+    let source_weights = backend_plan::weights(file);
     let planned = Planned {
         model: &model,
         config: &config,
         weights: &source_weights,
+        outputs: PromptOutputs::Last,
     };
-    let (planned, backend_error) = match backend::plan(args, planned) {
+    let (planned, backend_error) = match backend_plan::plan(&args.engine, planned) {
         Ok(planned) => (Some(planned), None),
         Err(error) => (None, Some(one_line(&error))),
     };

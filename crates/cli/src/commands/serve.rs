@@ -3,11 +3,14 @@
 //! Invariant: the address is printed only when requests are taken, and a server that other machines
 //! reach has keys, or was told not to have them. Knows nothing of the APIs.
 
+mod loading;
 mod room;
+mod scan;
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -15,12 +18,17 @@ use engine::serve::{ExcerptLen, Service, ServiceConfig, Speculation};
 use engine::{Embedder, EmbedderConfig, EngineConfig, PromptOutputs, Reranker, RerankerConfig};
 use kv_core::KvType;
 use model_core::architecture::OutputKind;
-use model_core::model_file::ModelFile;
-use server::{App, HostCheck, Keys, ModelSettings, ServedModel, ServerConfig};
+use model_core::model_file::{ModelFile, OpenModel};
+use server::{
+    App, HostCheck, KeepLoaded, Keys, MemoryBudget, ModelEntry, ModelSettings, ServedModel,
+    ServerConfig,
+};
 use tokio::net::TcpListener;
 
+use self::loading::Loader;
+use self::room::Wanted;
 use crate::args::{Seed, ServeArgs};
-use crate::failure::{Exit, usage};
+use crate::failure::{Exit, usage, warn};
 use crate::input;
 use crate::models::ModelSource;
 use crate::progress::Progress;
@@ -43,10 +51,10 @@ const EXCERPT_LEN: NonZeroU32 = match NonZeroU32::new(24) {
 /// Tokens of several texts that an encoder computes at once.
 const TEXT_BATCH: u32 = 2048;
 
-pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
+pub(super) fn run(args: ServeArgs) -> anyhow::Result<Exit> {
+    let args = &Arc::new(args);
     let config = server_config(args)?;
-    let sources = sources(args);
-    let settings = model_settings(args, &sources)?;
+    let models = named_models(args)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(N_PREPARING)
@@ -54,21 +62,20 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
         .context("cannot start the server")?;
     // An address that is taken is reported before a model is loaded.
     let listener = runtime.block_on(listen(args))?;
-    let models = load_all(args, &sources, settings)?;
-    let names: Vec<&str> = models.iter().map(ServedModel::id).collect();
-    let name = names.join("', '");
-    let is_are = if names.len() > 1 { "are" } else { "is" };
-    let app = App::new(models, config);
+    let budget = room::budget(args);
+    let models = entries(args, &budget, models)?;
+    let served = served(&models);
+    let app = App::with_models(models, budget, config);
     runtime.block_on(async {
         // A handler that is there before the address is printed.
         let stop = stop_signal()?;
-        let name = terminal::escape(&name);
+        let served = terminal::escape(&served);
         let router = server::router(app.clone());
         match listener {
             Listener::Tcp(listener) => {
                 let address = listener.local_addr().context("cannot listen")?;
                 terminal::note(format_args!(
-                    "'{name}' {is_are} served at http://{address} (Ctrl-C ends)"
+                    "{served} served at http://{address} (Ctrl-C ends)"
                 ));
                 server::serve(listener, app, router, stop).await;
             }
@@ -77,7 +84,7 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
                 let shown = path.display().to_string();
                 let shown = terminal::escape(&shown);
                 terminal::note(format_args!(
-                    "'{name}' {is_are} served at the socket {shown} (Ctrl-C ends)"
+                    "{served} served at the socket {shown} (Ctrl-C ends)"
                 ));
                 server::serve_unix(listener, app, router, stop).await;
                 std::fs::remove_file(&path).context("cannot remove the socket")?;
@@ -86,6 +93,25 @@ pub(super) fn run(args: &ServeArgs) -> anyhow::Result<Exit> {
         anyhow::Ok(())
     })?;
     Ok(Exit::Done)
+}
+
+/// What is served, in words: the loaded models by name.
+fn served(models: &[ModelEntry]) -> String {
+    let loaded = models.iter().filter(|model| model.loaded.is_some());
+    let names: Vec<&str> = loaded.map(|model| model.id.as_str()).collect();
+    let lazy = match models.len() - names.len() {
+        0 => String::new(),
+        1 => "1 model, loaded when it is needed,".to_owned(),
+        n => format!("{n} models, loaded when they are needed,"),
+    };
+    let loaded = format!("'{}'", names.join("', '"));
+    match (names.len(), lazy.is_empty()) {
+        (0, _) if models.len() == 1 => format!("{lazy} is"),
+        (0, _) => format!("{lazy} are"),
+        (1, true) => format!("{loaded} is"),
+        (_, true) => format!("{loaded} are"),
+        (_, false) => format!("{loaded} and {lazy} are"),
+    }
 }
 
 /// Where requests come from.
@@ -158,64 +184,138 @@ fn server_config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
     })
 }
 
-/// The models, or else the one in the binary.
-fn sources(args: &ServeArgs) -> Vec<ModelSource> {
-    match args.model.as_slice() {
+/// A model that is served, under its names.
+struct Named {
+    source: ModelSource,
+    settings: ModelSettings,
+    start: Start,
+}
+
+/// When a model is loaded.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Start {
+    /// Before the first request.
+    AtOnce,
+    /// When a request needs it.
+    Lazy,
+}
+
+/// The models of `-m`, or else the one in the binary, and those of `--models`.
+fn named_models(args: &ServeArgs) -> anyhow::Result<Vec<Named>> {
+    let given = match args.model.as_slice() {
+        [] if args.models.is_some() => Vec::new(),
         [] => vec![ModelSource::new(None)],
         paths => paths
             .iter()
             .map(|path| ModelSource::new(Some(path)))
             .collect(),
-    }
-}
-
-/// The settings of each model.
-fn model_settings(args: &ServeArgs, sources: &[ModelSource]) -> anyhow::Result<Vec<ModelSettings>> {
-    if sources.len() > 1 && !args.alias.is_empty() {
-        return usage("--alias names the only model: of several, each has the name of its file");
-    }
-    if sources.len() > 1 && args.chat_template.is_some() {
-        return usage("--chat-template is for the only model: several have their own");
-    }
-    let settings = sources.iter().map(|source| settings_of(args, source));
-    let settings = settings.collect::<anyhow::Result<Vec<_>>>()?;
-    for (at, one) in settings.iter().enumerate() {
-        if settings.iter().skip(at + 1).any(|other| other.id == one.id) {
+    };
+    let mut models = Vec::new();
+    for source in given {
+        let id = match &source {
+            ModelSource::File(path) => name_of(path),
+            ModelSource::Embedded => "stories".to_owned(),
+        };
+        if models.iter().any(|other: &Named| other.settings.id == id) {
             return usage(format!(
-                "two models are called '{}': give their files other names",
-                one.id
+                "two models are called '{id}': give their files other names"
             ));
         }
+        models.push(Named::new(args, source, id, Start::AtOnce)?);
     }
-    Ok(settings)
+    if let Some(dir) = &args.models {
+        let found = scan::models_in(dir)?;
+        if found.is_empty() && models.is_empty() {
+            return usage(format!(
+                "there is no model in '{}': no .gguf file, and no directory with config.json and \
+                 safetensors files",
+                dir.display()
+            ));
+        }
+        for scan::Found { id, path } in found {
+            match models.iter().find(|other| other.settings.id == id) {
+                None => {
+                    let source = ModelSource::File(path);
+                    models.push(Named::new(args, source, id, Start::Lazy)?);
+                }
+                Some(other) if other.source == ModelSource::File(path.clone()) => {}
+                Some(_) => warn(&format!(
+                    "'{}' is not served: there is another model '{id}'",
+                    path.display()
+                )),
+            }
+        }
+    }
+    if models.len() > 1 && args.chat_template.is_some() {
+        return usage("--chat-template is for the only model: several have their own");
+    }
+    give_aliases(&args.alias, &mut models)?;
+    Ok(models)
 }
 
-fn settings_of(args: &ServeArgs, source: &ModelSource) -> anyhow::Result<ModelSettings> {
-    let mut names = args.alias.clone();
-    if names.iter().any(|name| name.is_empty()) {
-        return usage("--alias needs a name");
+/// Names the models as `--alias` says.
+fn give_aliases(aliases: &[String], models: &mut [Named]) -> anyhow::Result<()> {
+    let mut names = Vec::new();
+    for alias in aliases {
+        let (alias, of) = match alias.split_once('=') {
+            Some((alias, model)) => (alias, Some(model)),
+            None => (alias.as_str(), None),
+        };
+        if alias.is_empty() {
+            return usage("--alias needs a name");
+        }
+        let Some(model) = of else {
+            names.push(alias.to_owned());
+            continue;
+        };
+        if models.iter().any(|other| other.settings.is_called(alias)) {
+            return usage(format!("two models are called '{alias}'"));
+        }
+        let found = models.iter_mut().find(|other| other.settings.id == model);
+        match found {
+            Some(found) => found.settings.aliases.push(alias.to_owned()),
+            None => return usage(format!("--alias: there is no model '{model}'")),
+        }
     }
-    let file_name = match source {
-        ModelSource::File(path) => name_of(path),
-        ModelSource::Embedded => "stories".to_owned(),
-    };
-    let id = match names.is_empty() {
-        true => file_name,
-        false => names.remove(0),
-    };
-    let template = args.chat_template.as_deref().map(input::text).transpose()?;
-    Ok(ModelSettings {
-        id,
-        aliases: names,
-        chat_template: template,
-        sampler: resolve::sampler(&args.sampler)?,
-        seed: match args.sampler.seed {
-            Some(Seed::Fixed(seed)) => Some(seed),
-            Some(Seed::Random) | None => None,
-        },
-        n_parallel: args.parallel.parallel,
-        speculation: args.speculation.speculation(),
-    })
+    match (names.is_empty(), models) {
+        (true, _) => Ok(()),
+        (false, [only]) => {
+            only.settings.id = names.remove(0);
+            only.settings.aliases.extend(names);
+            Ok(())
+        }
+        (false, _) => usage(
+            "--alias NAME names the only model; of several, --alias NAME=MODEL gives one another name",
+        ),
+    }
+}
+
+impl Named {
+    fn new(
+        args: &ServeArgs,
+        source: ModelSource,
+        id: String,
+        start: Start,
+    ) -> anyhow::Result<Self> {
+        let template = args.chat_template.as_deref().map(input::text).transpose()?;
+        let settings = ModelSettings {
+            id,
+            aliases: Vec::new(),
+            chat_template: template,
+            sampler: resolve::sampler(&args.sampler)?,
+            seed: match args.sampler.seed {
+                Some(Seed::Fixed(seed)) => Some(seed),
+                Some(Seed::Random) | None => None,
+            },
+            n_parallel: args.parallel.parallel,
+            speculation: args.speculation.speculation(),
+        };
+        Ok(Self {
+            source,
+            settings,
+            start,
+        })
+    }
 }
 
 /// A file's name without its ending, or the name of a downloaded model as it was given.
@@ -229,25 +329,72 @@ fn name_of(path: &Path) -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// Loads the models, once it is known that they fit together.
-fn load_all(
-    args: &ServeArgs,
-    sources: &[ModelSource],
-    settings: Vec<ModelSettings>,
-) -> anyhow::Result<Vec<ServedModel>> {
-    let mut files = Vec::with_capacity(sources.len());
-    for source in sources {
-        files.push(source.load()?);
+/// The models as the server has them: those that are loaded at once, once it is known that they fit
+/// together, and the others.
+fn entries(
+    args: &Arc<ServeArgs>,
+    budget: &MemoryBudget,
+    models: Vec<Named>,
+) -> anyhow::Result<Vec<ModelEntry>> {
+    let mut opened = Vec::with_capacity(models.len());
+    for Named {
+        source,
+        settings,
+        start,
+    } in models
+    {
+        let args = Arc::clone(args);
+        let loader = Loader {
+            args,
+            source,
+            settings,
+        };
+        let file = match start {
+            Start::AtOnce => Some(loader.open()?),
+            Start::Lazy => None,
+        };
+        opened.push((loader, file));
     }
-    if let [_, _, ..] = files.as_slice() {
-        room::check(args, &files, &settings)?;
+    let wanted = opened.iter().filter_map(|(loader, file)| {
+        let (_, bytes) = file.as_ref()?;
+        Some(Wanted {
+            id: &loader.settings.id,
+            bytes: *bytes,
+        })
+    });
+    room::check(args, budget, &wanted.collect::<Vec<_>>())?;
+    let mut entries = Vec::with_capacity(opened.len());
+    for (loader, file) in opened {
+        let facts = loading::facts(args, &loader.source, file.as_ref().map(|(file, _)| &**file));
+        let loaded = match file {
+            Some((file, bytes)) => {
+                let _loading = Progress::spinner(format!("loading {}", loader.source.name()));
+                let model = load(args, &file, loader.settings.clone())?;
+                Some((model, bytes))
+            }
+            None => {
+                if let Some(error) = &facts.error {
+                    warn(&format!(
+                        "'{}' cannot be served: {error}",
+                        loader.settings.id
+                    ));
+                }
+                None
+            }
+        };
+        entries.push(ModelEntry {
+            id: loader.settings.id.clone(),
+            aliases: loader.settings.aliases.clone(),
+            facts,
+            keep: match (&loaded, u64::try_from(args.idle_unload)) {
+                (None, Ok(seconds)) => KeepLoaded::For(Duration::from_secs(seconds)),
+                _ => KeepLoaded::Forever,
+            },
+            loader: Some(Arc::new(loader)),
+            loaded,
+        });
     }
-    let mut models = Vec::with_capacity(files.len());
-    for ((source, file), settings) in sources.iter().zip(&files).zip(settings) {
-        let _loading = Progress::spinner(format!("loading {}", source.name()));
-        models.push(load(args, file, settings)?);
-    }
-    Ok(models)
+    Ok(entries)
 }
 
 fn load(
@@ -290,12 +437,12 @@ fn load(
     Ok(model?)
 }
 
-fn engine_config(args: &ServeArgs, file: &ModelFile) -> EngineConfig {
+fn engine_config(args: &ServeArgs, file: &OpenModel) -> EngineConfig {
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
     args.parallel.engine_config(config)
 }
 
-fn embedder_config(args: &ServeArgs, file: &ModelFile) -> EmbedderConfig {
+fn embedder_config(args: &ServeArgs, file: &OpenModel) -> EmbedderConfig {
     EmbedderConfig {
         max_tokens: resolve::n_ctx(args.engine.ctx, &**file.model()),
         n_batch: TEXT_BATCH,
@@ -303,7 +450,7 @@ fn embedder_config(args: &ServeArgs, file: &ModelFile) -> EmbedderConfig {
     }
 }
 
-fn reranker_config(args: &ServeArgs, file: &ModelFile) -> RerankerConfig {
+fn reranker_config(args: &ServeArgs, file: &OpenModel) -> RerankerConfig {
     RerankerConfig {
         max_tokens: resolve::n_ctx(args.engine.ctx, &**file.model()),
         n_batch: TEXT_BATCH,

@@ -1,71 +1,169 @@
-//! Whether several models fit this machine together.
+//! How much memory models may take, and how much each does.
 //!
-//! Invariant: decided from headers and plans, before anything is allocated. One model alone is checked
-//! by its engine. Memory of a device is checked by its backend, when a model is loaded.
+//! Invariant: decided from headers and plans, before anything is allocated.
 
-use model_core::architecture::OutputKind;
-use model_core::model_file::ModelFile;
-use server::ModelSettings;
+use std::sync::Arc;
+
+use cellar::{BackendKind, weight_shapes};
+use engine::{EngineConfig, MemoryBudget as EngineBudget, PromptOutputs};
+use kv_core::weights::WeightSource;
+use model_core::architecture::{Model, OutputKind};
+use model_core::model_file::OpenModel;
+use server::{MemoryBudget, ModelBytes};
 
 use super::{embedder_config, engine_config, reranker_config};
 use crate::args::ServeArgs;
+use crate::backend_plan::{self, Planned};
 use crate::backends::BackendName;
 use crate::failure::usage;
 use crate::machine;
+use crate::models::ModelSource;
 
+/// A model that is loaded when the server starts.
+pub(super) struct Wanted<'a> {
+    pub(super) id: &'a str,
+    pub(super) bytes: ModelBytes,
+}
+
+/// What all models together may take, as of now.
+pub(super) fn budget(args: &ServeArgs) -> MemoryBudget {
+    if args.engine.no_memory_check {
+        return MemoryBudget::default();
+    }
+    let named = args.engine.backend.and_then(BackendName::kind);
+    let gpu = named.unwrap_or(BackendKind::OWN_GPU);
+    let may_use_gpu = gpu.is_own_gpu() && args.engine.gpu_layers.is_none();
+    MemoryBudget {
+        host: match args.memory {
+            Some(size) => Some(size.0),
+            None => machine::available_memory(),
+        },
+        device: match may_use_gpu {
+            true => backend_plan::gpu_room(gpu),
+            false => None,
+        },
+        free_now: Some(machine::available_memory),
+    }
+}
+
+/// Checks that the models that are loaded at the start fit together. One alone is checked by its
+/// engine, unless a budget was given.
+///
 /// # Errors
-/// A usage error with what each takes, where all take more than is free.
+/// A usage error with what each takes, where all take more than they may.
 pub(super) fn check(
     args: &ServeArgs,
-    files: &[ModelFile],
-    settings: &[ModelSettings],
+    budget: &MemoryBudget,
+    models: &[Wanted<'_>],
 ) -> anyhow::Result<()> {
-    let on_device = matches!(
-        args.engine.backend,
-        Some(BackendName::Cuda | BackendName::Metal)
-    );
-    let available = machine::available_memory();
-    let Some(available) = available.filter(|_| !args.engine.no_memory_check && !on_device) else {
+    if models.len() < 2 && args.memory.is_none() {
+        return Ok(());
+    }
+    let host = |bytes: ModelBytes| bytes.host;
+    let device = |bytes: ModelBytes| bytes.device;
+    let has = match args.memory {
+        Some(_) => "--memory allows",
+        None => "this machine has free",
+    };
+    check_pool(models, budget.host, host, has)?;
+    check_pool(models, budget.device, device, "the GPU has free")
+}
+
+fn check_pool(
+    models: &[Wanted<'_>],
+    available: Option<u64>,
+    of: fn(ModelBytes) -> u64,
+    has: &str,
+) -> anyhow::Result<()> {
+    let sizes = models.iter().map(|model| of(model.bytes));
+    let sum = sizes.fold(0, u64::saturating_add);
+    let Some(available) = available.filter(|available| sum > *available) else {
         return Ok(());
     };
-    let mut sum = 0u64;
-    let mut each = Vec::with_capacity(files.len());
-    for (file, settings) in files.iter().zip(settings) {
-        let needs = bytes_of(args, file)?;
-        sum = sum.saturating_add(needs);
-        each.push(format!("'{}' {}", settings.id, machine::bytes(needs)));
-    }
-    if sum <= available {
-        return Ok(());
-    }
+    let each = models.iter().map(|model| {
+        let n_bytes = machine::bytes(of(model.bytes));
+        format!("'{}' {n_bytes}", model.id)
+    });
+    let each = each.collect::<Vec<_>>().join(", ");
     usage(format!(
-        "the models take {} together ({}), but this machine has {} free: serve fewer, or a smaller \
-         --ctx (--no-memory-check tries anyway)",
+        "the models take {} together ({each}), but {has} {}: serve fewer, or a smaller --ctx \
+         (--no-memory-check tries anyway)",
         machine::bytes(sum),
-        each.join(", "),
         machine::bytes(available),
     ))
 }
 
-/// Weights as they are stored, and the memory of the sequences.
-fn bytes_of(args: &ServeArgs, file: &ModelFile) -> anyhow::Result<u64> {
-    let memory = match file.model().output() {
+/// What a model takes, and where: the rows of its memory, weights as they are stored or packed, and
+/// scratch memory.
+///
+/// # Errors
+/// Where the backend cannot compute it, or the flags do not fit it.
+pub(super) fn bytes_of(
+    args: &ServeArgs,
+    source: &ModelSource,
+    file: &OpenModel,
+) -> anyhow::Result<ModelBytes> {
+    let weights = match source.is_directory() {
+        // Those are computed when they are read.
+        true => weight_shapes(&*file.weights()),
+        false => file.weights(),
+    };
+    let sized = |model: &Arc<dyn Model>, config: EngineConfig, outputs: PromptOutputs| {
+        let config = EngineConfig {
+            budget: EngineBudget::Unlimited,
+            ..config
+        };
+        let rows = config.sizes(&**model)?.memory_bytes();
+        let planned = Planned {
+            model,
+            config: &config,
+            weights: &weights,
+            outputs,
+        };
+        plan(args, planned, rows)
+    };
+    match file.model().output() {
         OutputKind::Logits | OutputKind::MaskLogits(_) => {
-            let sizes = engine_config(args, file).sizes(&**file.model())?;
-            sizes.memory_bytes()
+            let config = engine_config(args, file);
+            sized(file.model(), config, PromptOutputs::Last)
         }
         OutputKind::Embeddings => {
             let plan = embedder_config(args, file).plan(file)?;
-            plan.engine.sizes(&*plan.model)?.memory_bytes()
+            sized(&plan.model, plan.engine, PromptOutputs::All)
         }
         OutputKind::Scores { .. } => {
             let plan = reranker_config(args, file).plan(file)?;
-            plan.engine.sizes(&*plan.model)?.memory_bytes()
+            sized(&plan.model, plan.engine, PromptOutputs::All)
         }
+    }
+}
+
+fn plan(args: &ServeArgs, planned: Planned<'_>, rows: u64) -> anyhow::Result<ModelBytes> {
+    let backend = backend_plan::plan(&args.engine, planned)?;
+    let stored = weight_bytes(&**planned.weights);
+    let (host, device) = (backend.host, backend.device);
+    let replaced = host.map_or(0, |host| host.replaced as u64);
+    let added = host.map_or(0, |host| (host.packed + host.scratch) as u64);
+    // Rows on a device are not on the host.
+    let rows = match &device {
+        Some(device) => rows.saturating_sub(device.rows),
+        None => rows,
     };
-    let weights = file.weights();
+    let (unified, device) = match device {
+        Some(device) if device.unified => (device.total, 0),
+        device => (0, device.map_or(0, |device| device.total)),
+    };
+    let host = [rows, stored.saturating_sub(replaced), added, unified];
+    Ok(ModelBytes {
+        host: host.into_iter().fold(0, u64::saturating_add),
+        device,
+    })
+}
+
+/// All weights as they are stored.
+fn weight_bytes(weights: &dyn WeightSource) -> u64 {
     let infos = weights.names().into_iter();
     let infos = infos.filter_map(|name| weights.describe(&name).ok());
     let bytes = infos.map(|info| info.n_bytes() as u64);
-    Ok(bytes.fold(memory, u64::saturating_add))
+    bytes.fold(0, u64::saturating_add)
 }

@@ -1,4 +1,4 @@
-//! What the backend of a plan takes: weights in its own layout, and scratch memory of the graphs that
+//! What a backend takes for a model: weights in its own layout, and scratch memory of the graphs that
 //! a long prompt and generation compile; on the host, or on a device of its own.
 //!
 //! Invariant: of the weights, only small vectors and first rows are read; no device is needed. Knows
@@ -16,55 +16,56 @@ use kv_core::weights::WeightSource;
 use model_core::architecture::Model;
 use serde::Serialize;
 
-use crate::args::PlanArgs;
+use crate::args::EngineArgs;
 use crate::machine::available_memory;
 use crate::models::Contents;
 use crate::resolve;
 
 /// What is planned.
 #[derive(Clone, Copy)]
-pub(super) struct Planned<'a> {
-    pub(super) model: &'a Arc<dyn Model>,
-    pub(super) config: &'a EngineConfig,
-    pub(super) weights: &'a Arc<dyn WeightSource>,
+pub(crate) struct Planned<'a> {
+    pub(crate) model: &'a Arc<dyn Model>,
+    pub(crate) config: &'a EngineConfig,
+    pub(crate) weights: &'a Arc<dyn WeightSource>,
+    pub(crate) outputs: PromptOutputs,
 }
 
 /// What a backend takes for it.
 #[derive(Debug)]
-pub(super) struct BackendPlan {
-    pub(super) kind: Option<BackendKind>,
+pub(crate) struct BackendPlan {
+    pub(crate) kind: Option<BackendKind>,
     /// On the host, in addition to the memory; `None` where the backend cannot tell.
-    pub(super) host: Option<BackendMemory>,
+    pub(crate) host: Option<BackendMemory>,
     /// On a device of its own, with the memory.
-    pub(super) device: Option<DeviceReport>,
+    pub(crate) device: Option<DeviceReport>,
 }
 
 /// What a device must hold. Sizes are in bytes.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct DeviceReport {
+pub(crate) struct DeviceReport {
     /// The device, where this machine has one.
-    pub(super) name: Option<String>,
+    pub(crate) name: Option<String>,
     /// Whether it shares the machine's memory, in which the total is then.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub(super) unified: bool,
-    pub(super) rows: u64,
-    pub(super) weights: u64,
-    pub(super) scratch: u64,
+    pub(crate) unified: bool,
+    pub(crate) rows: u64,
+    pub(crate) weights: u64,
+    pub(crate) scratch: u64,
     /// Where inputs and weights are put on their way.
-    pub(super) transfers: u64,
-    pub(super) total: u64,
+    pub(crate) transfers: u64,
+    pub(crate) total: u64,
     /// What the device has free, without what the driver may need.
-    pub(super) room: Option<u64>,
+    pub(crate) room: Option<u64>,
     /// The largest context with which the total fits it.
-    pub(super) largest_n_ctx: Option<u32>,
+    pub(crate) largest_n_ctx: Option<u32>,
 }
 
 /// Plans for the backend that the flags name, or that suits the model on this machine.
 ///
 /// # Errors
 /// Where the backend cannot compute the model.
-pub(super) fn plan(args: &PlanArgs, planned: Planned<'_>) -> anyhow::Result<BackendPlan> {
-    let options = resolve::backend_flags(&args.engine)?.options();
+pub(crate) fn plan(args: &EngineArgs, planned: Planned<'_>) -> anyhow::Result<BackendPlan> {
+    let options = resolve::backend_flags(args)?.options();
     let gpu = BackendOptions {
         kind: Some(options.kind.unwrap_or(BackendKind::OWN_GPU)),
         ..options.clone()
@@ -95,11 +96,22 @@ pub(super) fn plan(args: &PlanArgs, planned: Planned<'_>) -> anyhow::Result<Back
 
 /// The weights of a GGUF file; of a directory, whose weights are computed when they are read,
 /// others of the same shapes.
-pub(super) fn weights(file: Contents) -> Arc<dyn WeightSource> {
+pub(crate) fn weights(file: Contents) -> Arc<dyn WeightSource> {
     match file {
         Contents::Gguf(file) => Arc::new(file),
         Contents::Directory(directory) => weight_shapes(&**directory.weights()),
     }
+}
+
+/// What the first GPU of this machine has free for models, where there is one with a memory of its
+/// own.
+#[cfg(feature = "serve")]
+pub(crate) fn gpu_room(kind: BackendKind) -> Option<u64> {
+    if kind == BackendKind::Metal {
+        return None;
+    }
+    let memory = first_gpu(kind)?.memory?;
+    Some(memory.free.saturating_sub(DEVICE_RESERVE))
 }
 
 /// The first GPU of this machine that can be used.
@@ -114,15 +126,17 @@ impl Planned<'_> {
             model: self.model,
             weights: &**self.weights,
             config: self.config,
-            outputs: PromptOutputs::Last,
+            outputs: self.outputs,
         }
     }
 
     fn load(&self, capacities: &[usize]) -> anyhow::Result<Workload> {
         let (model, config) = (self.model, self.config);
-        let outputs = PromptOutputs::Last;
         Ok(Workload::with_capacities(
-            model, config, outputs, capacities,
+            model,
+            config,
+            self.outputs,
+            capacities,
         )?)
     }
 
