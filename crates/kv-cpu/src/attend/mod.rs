@@ -15,6 +15,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod eight_lanes;
 mod fused;
 mod index;
 mod kv_reader;

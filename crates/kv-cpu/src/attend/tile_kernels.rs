@@ -1,9 +1,8 @@
 //! [`TileKernels`]: the inner loops of fused attention over one KV tile, one table per ISA.
 //!
 //! Four loops in the order of use: keys are transposed to columns, `q · k` gives scores, the
-//! online softmax makes weights of them, weighted values are accumulated. All ISAs have these
-//! files: `scores`, `softmax`, `values`, `transpose`, `dequantize`; what an ISA folder lacks is
-//! compiled from `portable`.
+//! online softmax makes weights of them, weighted values are accumulated. `portable` specifies them;
+//! AVX2 and NEON have them from `eight_lanes`, AVX-512 its own.
 //!
 //! Invariant: a score is summed over the dimensions in order and an output over the cells in
 //! order, in one accumulator each, whatever the ISA and however many queries are computed
@@ -105,7 +104,7 @@ mod tests {
     /// on which ISA with fused multiply-adds computes them.
     #[test]
     fn queries_computed_together_give_the_bits_of_one_alone() {
-        let (k_dim, v_dim) = (40, 88);
+        let (k_dim, v_dim) = (40, 93);
         let k: Vec<[f32; KV_TILE]> = wave(k_dim * KV_TILE).as_chunks().0.to_vec();
         let v = wave(KV_TILE * v_dim);
         let values = || ValueLanes {

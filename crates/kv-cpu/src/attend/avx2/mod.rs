@@ -1,10 +1,60 @@
-//! Tile kernels for AVX2 and AVX-VNNI: the portable loops, vectorised by the compiler, with
-//! hand-written [`transpose`] and [`dequantize`].
+//! Tile kernels for AVX2 and AVX-VNNI: the loops of [`eight_lanes`](super::eight_lanes) over YMM
+//! registers, with own [`transpose`] and [`dequantize`].
 
 pub(super) mod dequantize;
 mod transpose;
+mod ymm;
 
-use super::portable::portable_kernels;
-use super::tile_kernels::TileKernels;
+use super::eight_lanes::{scores, softmax, values};
+use super::kv_tiles::KvPrefetcher;
+use super::partial::SoftmaxState;
+use super::tile_kernels::{KV_TILE, TileKernels, ValueLanes};
+use ymm::Ymm;
 
-pub(super) const KERNELS: TileKernels = portable_kernels!("avx2,fma", transpose::transpose);
+pub(super) const KERNELS: TileKernels = TileKernels {
+    // SAFETY: `TileKernels::for_isa` returns this table only if the CPU has AVX2 and FMA.
+    scores: |q, k, out, prefetch| unsafe { scores(q, k, out, prefetch) },
+    // SAFETY: the CPU has AVX2 and FMA, as above.
+    softmax: |scores, visible, states, rescale| unsafe {
+        softmax(scores, visible, states, rescale)
+    },
+    // SAFETY: the CPU has AVX2 and FMA, as above.
+    accumulate: |out, weights, values, prefetch| unsafe {
+        accumulate(out, weights, values, prefetch)
+    },
+    // SAFETY: the CPU has AVX2 and FMA, as above.
+    transpose: |rows, lanes, k| unsafe { transpose::transpose(rows, lanes, k) },
+};
+
+#[target_feature(enable = "avx2,fma")]
+fn scores(
+    q: &[f32],
+    k: &[[f32; KV_TILE]],
+    out: &mut [[f32; KV_TILE]],
+    prefetch: &mut KvPrefetcher<'_>,
+) {
+    // SAFETY: the CPU has the features of this function.
+    unsafe { scores::scores::<Ymm>(q, k, out, prefetch) }
+}
+
+#[target_feature(enable = "avx2,fma")]
+fn softmax(
+    scores: &mut [[f32; KV_TILE]],
+    visible: u32,
+    states: &mut [SoftmaxState],
+    rescale: &mut [f32],
+) {
+    // SAFETY: the CPU has the features of this function.
+    unsafe { softmax::softmax::<Ymm>(scores, visible, states, rescale) }
+}
+
+#[target_feature(enable = "avx2,fma")]
+fn accumulate(
+    out: &mut [f32],
+    weights: &[[f32; KV_TILE]],
+    lanes: ValueLanes<'_>,
+    prefetch: &mut KvPrefetcher<'_>,
+) {
+    // SAFETY: the CPU has the features of this function.
+    unsafe { values::accumulate::<Ymm>(out, weights, lanes, prefetch) }
+}

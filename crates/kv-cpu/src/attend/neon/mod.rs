@@ -1,10 +1,25 @@
-//! Tile kernels for NEON: the portable loops, vectorised by the compiler, with hand-written
-//! [`transpose`] and [`dequantize`].
+//! Tile kernels for NEON: the loops of [`eight_lanes`](super::eight_lanes) over pairs of registers,
+//! with own [`transpose`] and [`dequantize`].
 
 pub(super) mod dequantize;
+mod pair;
 mod transpose;
 
-use super::portable::portable_kernels;
+use super::eight_lanes::{scores, softmax, values};
 use super::tile_kernels::TileKernels;
+use pair::Pair;
 
-pub(super) const KERNELS: TileKernels = portable_kernels!("neon", transpose::transpose);
+pub(super) const KERNELS: TileKernels = TileKernels {
+    // SAFETY: every AArch64 CPU that this is compiled for has NEON.
+    scores: |q, k, out, prefetch| unsafe { scores::scores::<Pair>(q, k, out, prefetch) },
+    // SAFETY: the CPU has NEON, as above.
+    softmax: |scores, visible, states, rescale| unsafe {
+        softmax::softmax::<Pair>(scores, visible, states, rescale)
+    },
+    // SAFETY: the CPU has NEON, as above.
+    accumulate: |out, weights, lanes, prefetch| unsafe {
+        values::accumulate::<Pair>(out, weights, lanes, prefetch)
+    },
+    // SAFETY: the CPU has NEON, as above.
+    transpose: |rows, lanes, k| unsafe { transpose::transpose(rows, lanes, k) },
+};

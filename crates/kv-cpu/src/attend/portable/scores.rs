@@ -3,7 +3,6 @@
 //! Invariant: each score is one accumulator over the dimensions in order. Knows nothing of
 //! visibility.
 
-use super::multiply_add;
 use crate::attend::kv_tiles::KvPrefetcher;
 use crate::attend::tile_kernels::KV_TILE;
 
@@ -11,7 +10,7 @@ use crate::attend::tile_kernels::KV_TILE;
 /// together: a row of `k` is loaded once for both, and there are enough independent sums to fill
 /// the FMA pipes.
 #[inline(always)]
-pub(in crate::attend) fn scores<const FMA: u8>(
+pub(in crate::attend) fn scores(
     mut q: &[f32],
     k: &[[f32; KV_TILE]],
     mut scores: &mut [[f32; KV_TILE]],
@@ -26,8 +25,8 @@ pub(in crate::attend) fn scores<const FMA: u8>(
         let (q_now, q_later) = q.split_at(n * k_dim);
         let (now, later) = scores.split_at_mut(n);
         match n {
-            2 => scores_of::<FMA, 2>(q_now, k, now, prefetch),
-            _ => scores_of::<FMA, 1>(q_now, k, now, prefetch),
+            2 => scores_of::<2>(q_now, k, now, prefetch),
+            _ => scores_of::<1>(q_now, k, now, prefetch),
         }
         (q, scores) = (q_later, later);
     }
@@ -35,7 +34,7 @@ pub(in crate::attend) fn scores<const FMA: u8>(
 
 /// Scores of `N` queries.
 #[inline(always)]
-fn scores_of<const FMA: u8, const N: usize>(
+fn scores_of<const N: usize>(
     q: &[f32],
     k: &[[f32; KV_TILE]],
     out: &mut [[f32; KV_TILE]],
@@ -53,7 +52,7 @@ fn scores_of<const FMA: u8, const N: usize>(
                 // bounds check would take longer than the multiply-add.)
                 let q = unsafe { *q.get_unchecked(i * k_dim + d) };
                 for (s, &k) in sum.iter_mut().zip(k) {
-                    *s = multiply_add::<FMA>(q, k, *s);
+                    *s += q * k;
                 }
             }
         }

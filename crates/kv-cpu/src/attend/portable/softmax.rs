@@ -4,7 +4,6 @@
 //! Invariant: a query's weights and sums depend on its own scores only, bit for bit; a lane that
 //! is not visible gets the weight 0, whatever its score was.
 
-use super::multiply_add;
 use crate::attend::partial::SoftmaxState;
 use crate::attend::tile_kernels::KV_TILE;
 use crate::kernels::exp::{LEAST, LN_2, SERIES};
@@ -17,7 +16,7 @@ pub(in crate::attend) const ROUND_TO_INT: f32 = 12_582_912.0;
 
 /// See [`TileKernels::softmax`](crate::attend::tile_kernels::TileKernels).
 #[inline(always)]
-pub(in crate::attend) fn softmax<const FMA: u8>(
+pub(in crate::attend) fn softmax(
     scores: &mut [[f32; KV_TILE]],
     visible: u32,
     states: &mut [SoftmaxState],
@@ -38,7 +37,7 @@ pub(in crate::attend) fn softmax<const FMA: u8>(
             continue;
         }
         *rescale = state.rescale_to(max);
-        state.sum += exp_and_sum::<FMA>(scores, max);
+        state.sum += exp_and_sum(scores, max);
     }
 }
 
@@ -70,18 +69,18 @@ fn fold(lanes: [f32; HALF], combine: impl Fn(f32, f32) -> f32) -> f32 {
 /// `x = n ln 2 + r` with `|r| <= ln 2 / 2`, the Taylor series of `e^r` up to `r^7 / 7!` (the next
 /// term is below 6e-9), and `2^n` in two factors, so that neither is subnormal if the result is.
 #[inline(always)]
-fn exp_and_sum<const FMA: u8>(scores: &mut [f32; KV_TILE], max: f32) -> f32 {
+fn exp_and_sum(scores: &mut [f32; KV_TILE], max: f32) -> f32 {
     for score in scores.iter_mut() {
         let x = *score - max;
         // Not `f32::max`: NaN stays NaN.
         let x = if x < LEAST { LEAST } else { x };
-        let rounded = multiply_add::<FMA>(x, std::f32::consts::LOG2_E, ROUND_TO_INT);
+        let rounded = x * std::f32::consts::LOG2_E + ROUND_TO_INT;
         let n = rounded - ROUND_TO_INT;
-        let r = multiply_add::<FMA>(n, LN_2[0], x);
-        let r = multiply_add::<FMA>(n, LN_2[1], r);
+        let r = n * LN_2[0] + x;
+        let r = n * LN_2[1] + r;
         let mut p = SERIES[0];
         for c in &SERIES[1..] {
-            p = multiply_add::<FMA>(p, r, *c);
+            p = p * r + *c;
         }
         let n = (rounded.to_bits() as i32).wrapping_sub(ROUND_TO_INT.to_bits() as i32);
         let power = |n: i32| f32::from_bits((n.wrapping_add(127) as u32) << 23);

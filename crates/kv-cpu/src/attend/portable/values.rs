@@ -4,17 +4,16 @@
 
 use std::ops::Range;
 
-use super::multiply_add;
 use crate::attend::kv_tiles::KvPrefetcher;
 use crate::attend::tile_kernels::{KV_TILE, ValueLanes};
 
 /// Columns of an output that are summed together.
-const N_COLUMNS: usize = 32;
+const N_COLUMNS: usize = 16;
 
 /// See [`TileKernels::accumulate`](crate::attend::tile_kernels::TileKernels). Takes two queries and
 /// [`N_COLUMNS`] columns together.
 #[inline(always)]
-pub(in crate::attend) fn accumulate<const FMA: u8>(
+pub(in crate::attend) fn accumulate(
     mut out: &mut [f32],
     mut weights: &[[f32; KV_TILE]],
     values: ValueLanes<'_>,
@@ -26,8 +25,8 @@ pub(in crate::attend) fn accumulate<const FMA: u8>(
         let (now, later) = weights.split_at(n);
         let (out_now, out_later) = out.split_at_mut(n * v_dim);
         match n {
-            2 => accumulate_of::<FMA, 2>(out_now, now, &values, prefetch),
-            _ => accumulate_of::<FMA, 1>(out_now, now, &values, prefetch),
+            2 => accumulate_of::<2>(out_now, now, &values, prefetch),
+            _ => accumulate_of::<1>(out_now, now, &values, prefetch),
         }
         (out, weights) = (out_later, later);
     }
@@ -35,7 +34,7 @@ pub(in crate::attend) fn accumulate<const FMA: u8>(
 
 /// All columns of `N` queries.
 #[inline(always)]
-fn accumulate_of<const FMA: u8, const N: usize>(
+fn accumulate_of<const N: usize>(
     out: &mut [f32],
     weights: &[[f32; KV_TILE]],
     values: &ValueLanes<'_>,
@@ -51,15 +50,11 @@ fn accumulate_of<const FMA: u8, const N: usize>(
     };
     let mut at = 0;
     while at + N_COLUMNS <= v_dim {
-        sum.accumulate::<FMA, N, N_COLUMNS>(at, prefetch);
+        sum.accumulate::<N, N_COLUMNS>(at, prefetch);
         at += N_COLUMNS;
     }
-    while at + 16 <= v_dim {
-        sum.accumulate::<FMA, N, 16>(at, prefetch);
-        at += 16;
-    }
     while at < v_dim {
-        sum.accumulate::<FMA, N, 1>(at, prefetch);
+        sum.accumulate::<N, 1>(at, prefetch);
         at += 1;
     }
 }
@@ -76,12 +71,16 @@ struct Columns<'a> {
 impl Columns<'_> {
     /// `W` columns from column `at` on, of `N` queries.
     #[inline(always)]
-    fn accumulate<const FMA: u8, const N: usize, const W: usize>(
+    fn accumulate<const N: usize, const W: usize>(
         &mut self,
         at: usize,
         prefetch: &mut KvPrefetcher<'_>,
     ) {
         let v_dim = self.v_dim;
+        // As an array: `N` is then known to the compiler, which else keeps the sums in memory.
+        let Some(weights) = self.weights.first_chunk::<N>() else {
+            return;
+        };
         let mut sums = [[0.0; W]; N];
         for (i, sum) in sums.iter_mut().enumerate() {
             sum.copy_from_slice(&self.out[i * v_dim + at..][..W]);
@@ -89,10 +88,10 @@ impl Columns<'_> {
         for lane in self.lanes.clone() {
             prefetch.prefetch_next();
             let v = &self.v[lane * v_dim + at..][..W];
-            for (sum, weights) in sums.iter_mut().zip(self.weights) {
+            for (sum, weights) in sums.iter_mut().zip(weights) {
                 let weight = weights[lane];
                 for (s, &v) in sum.iter_mut().zip(v) {
-                    *s = multiply_add::<FMA>(weight, v, *s);
+                    *s += weight * v;
                 }
             }
         }
