@@ -4,6 +4,8 @@
 //! [`crate::resolve`] does.
 
 mod batch;
+#[cfg(feature = "serve")]
+mod byte_size;
 mod chat;
 mod describe;
 mod diffusion;

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
 
-use super::values::ByteSize;
+use super::byte_size::ByteSize;
 use super::{EngineArgs, ParallelArgs, SamplerArgs, SpeculationArgs, count};
 
 /// `cellar serve`

@@ -68,33 +68,6 @@ impl FromStr for PredictLimit {
     }
 }
 
-/// A number of bytes: `8G`, `512M`, `1.5GiB`, `1000000`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ByteSize(pub(crate) u64);
-
-impl FromStr for ByteSize {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let end = text.find(|c: char| !c.is_ascii_digit() && c != '.');
-        let (number, unit) = text.split_at(end.unwrap_or(text.len()));
-        let shift = match unit.trim().to_ascii_lowercase().trim_end_matches("ib") {
-            "" | "b" => 0,
-            "k" | "kb" => 10,
-            "m" | "mb" => 20,
-            "g" | "gb" => 30,
-            "t" | "tb" => 40,
-            _ => 64,
-        };
-        let number = number.parse::<f64>().ok().filter(|n| *n > 0.0);
-        match number {
-            // A size that is no whole number of bytes is rounded down.
-            Some(number) if shift < 64 => Ok(Self((number * (1u64 << shift) as f64) as u64)),
-            _ => Err("a size above 0 is needed, as in 8G or 512M".to_owned()),
-        }
-    }
-}
-
 /// The seed of sampling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seed {
@@ -264,18 +237,6 @@ fn number(text: &str, wanted: &str, fits: impl Fn(f32) -> bool) -> Result<f32, S
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_have_units() {
-        let size = |text: &str| text.parse::<ByteSize>().map(|size| size.0);
-        assert_eq!(size("1000"), Ok(1000));
-        assert_eq!(size("8G"), Ok(8 << 30));
-        assert_eq!(size("1.5MiB"), Ok(3 << 19));
-        assert_eq!(size("2kb"), Ok(2048));
-        for wrong in ["", "0", "G", "8X", "-1", "1e3"] {
-            assert!(size(wrong).is_err(), "{wrong}");
-        }
-    }
 
     #[test]
     fn llama_cpps_conventions_are_known() {
