@@ -32,9 +32,8 @@ pub struct SchedulerConfig {
     /// Tokens of a step: one for each text that goes on, the rest for prompts. A smaller number
     /// makes the gaps between tokens shorter, a larger one prompts faster.
     pub step_tokens: u32,
-    /// About how long a step may take that has texts that go on: chunks of prompts are so small. A
-    /// step without such texts, whose tokens nobody waits for, has as many as fit. `None` for any
-    /// time. Needs [`Event::StepTime`](crate::Event::StepTime).
+    /// About how long a step with decode rows may take: chunks of prompts are made small enough.
+    /// A step without decode rows has as many tokens as fit. `None` for any time. Needs [`Event::StepTime`](crate::Event::StepTime).
     pub step_time: Option<Micros>,
     /// The most tokens of one request, prompt and text together.
     pub n_ctx: u32,

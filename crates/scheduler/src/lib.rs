@@ -6,7 +6,7 @@
 //! random numbers; so a run is a function of its events, and is tested without a model.
 //!
 //! - **Continuous batching with chunked prefill.** A step has one token of every text that goes on,
-//!   then chunks of prompts, up to [`SchedulerConfig::step_tokens`]. Beside texts that go on, chunks
+//!   then chunks of prompts, up to [`SchedulerConfig::step_tokens`]. Next to decode rows, chunks
 //!   are so small that a step takes about [`SchedulerConfig::step_time`], which is learned from
 //!   the times that are reported ([`Event::StepTime`]).
 //! - **Admission.** What can never fit is refused at once ([`RequestError`]); a request is admitted

@@ -1,5 +1,5 @@
-//! [`Pace`]: how many tokens of prompts a step may have beside texts that go on, so that it takes
-//! about as long as [`SchedulerConfig::step_time`](crate::SchedulerConfig::step_time).
+//! [`Pace`]: how many prefill tokens a step with decode rows may have, so that it takes about as
+//! long as [`SchedulerConfig::step_time`](crate::SchedulerConfig::step_time).
 //!
 //! Learns from steps that were measured: the time of a step without prompts, and what a token of a
 //! prompt adds, by its position (attention over the depth makes later ones slower). What is slower

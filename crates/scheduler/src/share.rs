@@ -2,7 +2,7 @@
 //! where the common part is still being computed.
 //!
 //! A request waits for one that goes before it: of a higher priority, or of the same and earlier.
-//! Computed side by side, its own tokens would come after those of the other, so it loses nothing; and
+//! In one step, its own tokens would come after those of the other, so it loses nothing; and
 //! the other is at least as urgent from then on, whatever it rises to by waiting. It never waits
 //! behind a lower priority: it takes what is there, and computes the rest first. Where windows or
 //! states can only be copied as they are, the other stops after the last common token. Invariant:

@@ -109,7 +109,7 @@ fn prompts_go_on_however_slow_texts_are() {
     assert!(steps.iter().all(|&(.., time)| time <= 240_000));
 }
 
-/// What nobody waits for has whole chunks.
+/// A step without decode rows has whole chunks.
 #[test]
 fn without_a_limit_and_without_readers_chunks_are_whole() {
     let steps = serve(simulator(None, cost(20.0, 4.0, 0.0, 0.0)));

@@ -122,7 +122,7 @@ fn start(args: &BatchArgs, file: &ModelFile) -> anyhow::Result<Service<BoxedBack
     let config = ServiceConfig {
         max_queued: n_ahead + 1,
         max_queued_tokens: usize::MAX,
-        ..args.parallel.service_config(0) // nobody waits for single tokens
+        ..args.parallel.service_config(0) // whole texts are written, so gaps between tokens do not matter
     };
     Ok(Service::start(engine, file.tokenizer(), &config)?)
 }

@@ -19,7 +19,7 @@ fn serve_together(case: &Case, prompts: &[Vec<TokenId>]) -> u64 {
         n_ubatch: 32,
         ..EngineConfig::default()
     };
-    // Steps of any size: prompts are computed beside texts in chunks that depend on the time.
+    // Steps of any size: next to decode rows, chunks of prefill depend on the time.
     let service_config = ServiceConfig {
         step_time: Some(Duration::from_millis(2)),
         ..ServiceConfig::default()

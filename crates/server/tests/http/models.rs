@@ -284,7 +284,7 @@ fn the_least_recently_used_idle_model_makes_room() {
     }
     let loaded = || [&a, &b, &c].map(|loader| loader.n_engines());
     assert_eq!(loaded(), [1, 0, 1], "b was used least recently");
-    // What can never fit makes nobody go.
+    // A model that can never fit evicts no other.
     let error = ask("huge");
     assert_eq!(error.status, 507, "{}", error.body);
     assert_eq!(loaded(), [1, 0, 1]);
@@ -457,7 +457,7 @@ fn a_viewer_follows_the_loaded_model() {
     );
     let first = next_layout();
     assert_eq!(first["model"], "b");
-    // The viewer is in nobody's way.
+    // A viewer does not keep a model loaded.
     assert_eq!(
         post(server.address, "/v1/completions", &completion("a")).status,
         200
