@@ -1,102 +1,11 @@
-//! Whole models on the GPU of a Mac: every fixture, the texts of trained models, states that move between GPU
-//! and CPU, replays, and random operations on memories for `CELLAR_SOAK_SECONDS`.
+//! Whole models on the GPU of a Mac.
 
 #![cfg(target_os = "macos")]
 
-#[path = "../../crates/kv-metal/tests/common/mod.rs"]
-mod common;
+#[path = "../../crates/kv-gpu/tests/any_gpu/mod.rs"]
+mod any_gpu;
 mod gpu;
+#[path = "gpu/on_a_gpu.rs"]
+mod on_a_gpu;
 
-use std::time::Duration;
-
-use gpu::texts::{Length, MODELS};
-use gpu::{encoders, fixtures, replays, soak, states, texts};
-use kv_core::KvType;
-use kv_gpu::{GpuBackend, GpuConfig, Precision};
-use kv_metal::MetalDevice;
-use model_tests::gpu::{distance_from_cpu, distance_from_reference};
-use model_tests::{Case, Recipe, fixture};
-
-fn backend(precision: Precision) -> GpuBackend<MetalDevice> {
-    GpuBackend::new(common::device(), GpuConfig { precision })
-}
-
-fn precise() -> GpuBackend<MetalDevice> {
-    backend(Precision::Precise)
-}
-
-fn fast() -> GpuBackend<MetalDevice> {
-    backend(Precision::Fast)
-}
-
-#[test]
-fn fixtures_agree_precise() {
-    fixtures::assert_near(&fixtures::all(), Precision::Precise, |case| {
-        distance_from_reference(precise, case).max(distance_from_cpu(precise(), case))
-    });
-}
-
-#[test]
-fn fixtures_agree_fast() {
-    fixtures::assert_near(&fixtures::all(), Precision::Fast, |case| {
-        distance_from_reference(fast, case).max(distance_from_cpu(fast(), case))
-    });
-}
-
-#[test]
-fn encoders_agree() {
-    for name in ["bert_tiny", "modern_bert_tiny"] {
-        encoders::vectors_agree(precise(), name, 1e-5);
-        encoders::vectors_agree(fast(), name, 1e-2);
-    }
-    let scorers = [
-        "xlm_roberta_reranker",
-        "distilbert_classifier",
-        "deberta_v2_reranker",
-        "roberta_classifier",
-        "modernbert_classifier",
-    ];
-    for recipe in Recipe::all_in(&fixture("encoders")) {
-        match recipe.name() {
-            name if scorers.contains(&&*name) => encoders::scores_agree(precise(), &name, 1e-4),
-            name => encoders::rows_agree(precise(), &name, 1e-4),
-        }
-    }
-}
-
-#[test]
-fn stories_are_the_references() {
-    texts::stories_are_the_references(precise, Length::WHOLE);
-}
-
-#[test]
-fn choices_are_the_cpus() {
-    texts::choices_are_the_cpus(fast, Length::WHOLE, 0.1);
-}
-
-#[test]
-fn states_move() {
-    for case in &MODELS {
-        states::states_move(precise, case, KvType::F32, 1e-3);
-        states::states_move(precise, case, KvType::F16, 0.05);
-    }
-    for name in ["gemma3_iswa8", "mamba2", "jamba"] {
-        let case = Case::recipe(name, gpu::register);
-        states::states_move(precise, &case, KvType::F32, 1e-3);
-    }
-}
-
-#[test]
-fn replays_change_no_bit() {
-    for case in &fixtures::all() {
-        replays::replays_change_no_bit(common::device, case);
-    }
-}
-
-#[test]
-fn random_operations() {
-    let seconds = std::env::var("CELLAR_SOAK_SECONDS");
-    let seconds = seconds.map_or(10, |text| text.parse().unwrap());
-    let until = soak::Until::Elapsed(Duration::from_secs(seconds));
-    soak::soak(precise, 28, until);
-}
+use kv_metal::MetalDevice as Gpu;

@@ -1,12 +1,14 @@
 //! GEMV and attention next to copies on the same GPU: shares of the bandwidth that it has.
 
+#[path = "../../kv-gpu/tests/any_gpu/mod.rs"]
+mod any_gpu;
 #[path = "../../kv-gpu/tests/kernels/bandwidth.rs"]
 mod bandwidth;
-mod common;
 
 use bandwidth::{Matrices, Rate, Sequences, attention, copies, gemv};
 use kv_core::KvType;
 use kv_core::block::BlockFormat;
+use kv_cuda::CudaDevice as Gpu;
 use kv_gpu::{GpuBackend, GpuConfig};
 
 /// What GEMV must reach of the bandwidth of copies.
@@ -14,7 +16,7 @@ const GEMV_SHARE: f64 = 0.7;
 
 #[test]
 fn gemv_and_attention_use_the_bandwidth() {
-    let backend = GpuBackend::new(common::device(), GpuConfig::default());
+    let backend = GpuBackend::new(any_gpu::device(), GpuConfig::default());
     let copied = copies(backend.device(), 1 << 30).gigabytes();
     println!("RATE copy {copied:.0} GB/s");
     let share = |what: &str, rate: Rate| {

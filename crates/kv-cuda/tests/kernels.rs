@@ -1,8 +1,9 @@
 //! The tests of kv-gpu's kernels at odd sizes, on a GPU.
 
+#[path = "../../kv-gpu/tests/any_gpu/mod.rs"]
+mod any_gpu;
 #[path = "../../kv-gpu/tests/kernels/attend.rs"]
 mod attend;
-mod common;
 #[path = "../../kv-gpu/tests/kernels/distances.rs"]
 mod distances;
 #[path = "../../kv-gpu/tests/kernels/fused.rs"]
@@ -18,13 +19,14 @@ mod sparse;
 #[path = "../../kv-gpu/tests/kernels/support.rs"]
 mod support;
 
+use kv_cuda::CudaDevice as Gpu;
+
 mod devices {
-    use kv_cuda::CudaDevice;
     use kv_gpu::{GpuBackend, GpuConfig, Precision};
 
     /// One: the order of threads is the GPU's.
-    pub(crate) fn backends(precision: Precision) -> Vec<GpuBackend<CudaDevice>> {
-        let device = crate::common::device();
+    pub(crate) fn backends(precision: Precision) -> Vec<GpuBackend<crate::Gpu>> {
+        let device = crate::any_gpu::device();
         vec![GpuBackend::new(device, GpuConfig { precision })]
     }
 }

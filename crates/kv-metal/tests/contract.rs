@@ -1,30 +1,10 @@
-//! The contract suite on a GPU, in both precisions.
+//! The contract suite on the GPU of a Mac.
 
 #![cfg(target_os = "macos")]
 
-mod common;
-#[path = "../../kv-gpu/tests/known/mod.rs"]
-mod known;
-#[path = "../../kv-gpu/tests/tolerance/mod.rs"]
-mod tolerance;
+#[path = "../../kv-gpu/tests/any_gpu/mod.rs"]
+mod any_gpu;
+#[path = "../../kv-gpu/tests/any_gpu/contract.rs"]
+mod contract;
 
-use kv_contract::Subject;
-use kv_gpu::{GpuBackend, GpuConfig, Precision};
-use kv_metal::MetalDevice;
-
-fn subject(precision: Precision) -> Subject<GpuBackend<MetalDevice>> {
-    let backend = GpuBackend::new(common::device(), GpuConfig { precision });
-    Subject::new(backend).with_known(known::KNOWN)
-}
-
-mod precise {
-    use super::{Precision, subject};
-
-    kv_contract::backend_contract!(|| subject(Precision::Precise));
-}
-
-mod fast {
-    use super::{Precision, subject, tolerance};
-
-    kv_contract::backend_contract!(|| { subject(Precision::Fast).with_tolerance(tolerance::FAST) });
-}
+use kv_metal::MetalDevice as Gpu;

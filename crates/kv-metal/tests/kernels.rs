@@ -2,9 +2,10 @@
 
 #![cfg(target_os = "macos")]
 
+#[path = "../../kv-gpu/tests/any_gpu/mod.rs"]
+mod any_gpu;
 #[path = "../../kv-gpu/tests/kernels/attend.rs"]
 mod attend;
-mod common;
 #[path = "../../kv-gpu/tests/kernels/distances.rs"]
 mod distances;
 #[path = "../../kv-gpu/tests/kernels/fused.rs"]
@@ -20,13 +21,14 @@ mod sparse;
 #[path = "../../kv-gpu/tests/kernels/support.rs"]
 mod support;
 
+use kv_metal::MetalDevice as Gpu;
+
 mod devices {
     use kv_gpu::{GpuBackend, GpuConfig, Precision};
-    use kv_metal::MetalDevice;
 
     /// One: the order of threads is the GPU's.
-    pub(crate) fn backends(precision: Precision) -> Vec<GpuBackend<MetalDevice>> {
-        let device = crate::common::device();
+    pub(crate) fn backends(precision: Precision) -> Vec<GpuBackend<crate::Gpu>> {
+        let device = crate::any_gpu::device();
         vec![GpuBackend::new(device, GpuConfig { precision })]
     }
 }

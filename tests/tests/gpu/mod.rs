@@ -1,7 +1,7 @@
-//! Tests of whole models on any device: `simulator.rs` and `cuda.rs` call them.
+//! Tests of whole models on any device: `simulator.rs` calls them, and `on_a_gpu.rs` for `cuda.rs` and `metal.rs`.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
-#![allow(dead_code)] // each of the two uses a part of this
+#![allow(dead_code)] // each program uses a part of this
 
 pub(crate) mod encoders;
 pub(crate) mod fixtures;

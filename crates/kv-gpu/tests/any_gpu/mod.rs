@@ -1,19 +1,20 @@
-//! The GPU of a test. Without one, a test program says so and ends; with `CELLAR_REQUIRE_GPU` set, it
-//! fails.
+//! The GPU of a test program, whose root names the device [`Gpu`]. Without one, a test program says so
+//! and ends; with `CELLAR_REQUIRE_GPU` set, it fails.
 
 use std::io::Write;
 use std::sync::Mutex;
 
 use kv_core::backend::BackendError;
-use kv_metal::MetalDevice;
+
+use crate::Gpu;
 
 /// The first GPU.
 ///
 /// # Panics
 /// Where there is none that can be used and one is required.
 #[allow(clippy::panic)]
-pub(crate) fn device() -> MetalDevice {
-    match MetalDevice::open(0) {
+pub(crate) fn device() -> Gpu {
+    match Gpu::open(0) {
         Ok(device) => device,
         Err(BackendError::Unavailable { reason, .. })
             if std::env::var_os("CELLAR_REQUIRE_GPU").is_none() =>
