@@ -1,5 +1,6 @@
 //! Memory of this machine, as the system reports it. Decides nothing.
 
+use kv_core::BinaryUnits;
 use kv_core::backend::DeviceMemory;
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
@@ -19,32 +20,12 @@ pub(crate) fn own_memory() -> Option<u64> {
 
 /// Formats a number of bytes in binary units.
 pub(crate) fn bytes(n: u64) -> String {
-    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
-    let mut value = n as f64;
-    let mut unit = "bytes";
-    for next in UNITS {
-        if value < 1024.0 {
-            break;
-        }
-        (value, unit) = (value / 1024.0, next);
-    }
-    if unit == "bytes" {
-        format!("{n} bytes")
-    } else {
-        format!("{value:.2} {unit}")
-    }
+    BinaryUnits(n).to_string()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bytes_are_readable() {
-        assert_eq!(bytes(1023), "1023 bytes");
-        assert_eq!(bytes(1536), "1.50 KiB");
-        assert_eq!(bytes(3 << 30), "3.00 GiB");
-    }
 
     #[test]
     fn the_machine_has_something() {

@@ -9,6 +9,7 @@
 
 pub mod backend;
 pub mod batch;
+pub mod binary_units;
 pub mod block;
 pub mod cells;
 pub mod graph;
@@ -28,6 +29,7 @@ pub mod visibility;
 pub mod weights;
 pub mod window;
 
+pub use binary_units::BinaryUnits;
 pub use grid::GridPos;
 pub use ids::{CellIdx, LayerIdx, MAX_SEQS, PartIdx, Pos, PosDelta, SeqId, StreamIdx, TokenId};
 pub use kv_type::KvType;

@@ -47,8 +47,13 @@ pub struct ModelSettings {
 impl ModelSettings {
     /// Whether the model is called so.
     pub fn is_called(&self, name: &str) -> bool {
-        self.id == name || self.aliases.iter().any(|alias| alias == name)
+        is_called(&self.id, &self.aliases, name)
     }
+}
+
+/// Whether this id or one of these aliases is the name.
+pub(crate) fn is_called(id: &str, aliases: &[String], name: &str) -> bool {
+    id == name || aliases.iter().any(|alias| alias == name)
 }
 
 /// What a request wants of a model.

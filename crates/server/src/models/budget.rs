@@ -75,21 +75,6 @@ impl MemoryBudget {
     }
 }
 
-/// Bytes in binary units.
-pub(crate) fn in_units(n: u64) -> String {
-    let mut value = n as f64;
-    for unit in ["bytes", "KiB", "MiB", "GiB"] {
-        if value < 1024.0 {
-            return match unit {
-                "bytes" => format!("{n} bytes"),
-                _ => format!("{value:.2} {unit}"),
-            };
-        }
-        value /= 1024.0;
-    }
-    format!("{value:.2} TiB")
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
@@ -132,12 +117,5 @@ mod tests {
         assert_eq!(short.available, 30);
         let without = budget.without_machine();
         assert_eq!(without.shortage(bytes(31, 0), bytes(0, 0)), None);
-    }
-
-    #[test]
-    fn sizes_are_readable() {
-        assert_eq!(in_units(1023), "1023 bytes");
-        assert_eq!(in_units(3 << 29), "1.50 GiB");
-        assert_eq!(in_units(1 << 42), "4.00 TiB");
     }
 }

@@ -6,9 +6,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kv_core::BinaryUnits;
 use tokio::sync::{oneshot, watch};
 
-use super::budget::{MemoryBudget, Short, Shortage, in_units};
+use super::budget::{MemoryBudget, Short, Shortage};
 use super::entry::{KeepLoaded, ModelBytes};
 use super::{Held, ModelInUse, Models, Phase, State};
 use crate::error::{ApiError, Holder};
@@ -55,8 +56,7 @@ impl Models {
                     Ok(ModelInUse::new(&self, at, model))
                 }
                 Err(error) => {
-                    state.phase = Phase::Unloaded;
-                    state.bytes = ModelBytes::default();
+                    state.hold_nothing();
                     state.error = Some(error.message.clone());
                     state.counts.n_failures += 1;
                     tracing::warn!(model = known.id, %error, "not loaded");
@@ -155,7 +155,11 @@ impl Models {
                 1 => " (1 request)".to_owned(),
                 n => format!(" ({n} requests)"),
             };
-            format!("'{}' {}{requests}", holder.model, in_units(holder.n_bytes))
+            format!(
+                "'{}' {}{requests}",
+                holder.model,
+                BinaryUnits(holder.n_bytes)
+            )
         });
         let held_by = held_by.collect::<Vec<_>>().join(", ");
         let held_by = match held_by.is_empty() {
@@ -166,9 +170,9 @@ impl Models {
             "the model '{id}' takes {}, and of the {} that models may take{on}, {} are left{held_by}: \
              try again when these are idle, or start the server with a larger --memory or a smaller \
              --ctx",
-            in_units(short.needed),
-            in_units(short.budget),
-            in_units(short.available),
+            BinaryUnits(short.needed),
+            BinaryUnits(short.budget),
+            BinaryUnits(short.available),
         );
         ApiError::no_memory(message).with_shortage(short.needed, short.available, &holders)
     }

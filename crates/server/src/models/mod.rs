@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use crate::error::ApiError;
-use crate::model::{Job, ServedModel};
+use crate::model::{Job, ServedModel, is_called};
 
 pub use budget::MemoryBudget;
 pub(crate) use entry::n_ctx;
@@ -111,10 +111,8 @@ impl Models {
     /// [`ApiError::unknown_model`].
     pub(crate) fn find(&self, name: &str) -> Result<usize, ApiError> {
         let mut entries = self.0.entries.iter();
-        let is_called =
-            |known: &Known| known.id == name || known.aliases.iter().any(|alias| alias == name);
         entries
-            .position(is_called)
+            .position(|known| is_called(&known.id, &known.aliases, name))
             .ok_or_else(|| self.unknown(name))
     }
 
@@ -367,9 +365,7 @@ impl Models {
         let is_started = load::on_thread("cellar-unload", move || {
             load::free(held.model);
             if let Some(state) = models.lock().get_mut(at) {
-                state.phase = Phase::Unloaded;
-                state.bytes = ModelBytes::default();
-                state.counts.n_unloads += 1;
+                state.end_unload();
             }
             if let Some(known) = models.0.entries.get(at) {
                 tracing::info!(model = known.id, "unloaded");
@@ -378,11 +374,22 @@ impl Models {
         });
         if !is_started {
             // The model went with the thread.
-            state.phase = Phase::Unloaded;
-            state.bytes = ModelBytes::default();
-            state.counts.n_unloads += 1;
+            state.end_unload();
         }
         self.changed();
+    }
+}
+
+impl State {
+    /// It is unloaded, and takes nothing.
+    fn hold_nothing(&mut self) {
+        self.phase = Phase::Unloaded;
+        self.bytes = ModelBytes::default();
+    }
+
+    fn end_unload(&mut self) {
+        self.hold_nothing();
+        self.counts.n_unloads += 1;
     }
 }
 
