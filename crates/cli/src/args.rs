@@ -3,6 +3,7 @@
 //! Knows neither defaults that depend on the model or machine nor most conflicts between flags:
 //! [`crate::resolve`] does.
 
+mod arrivals;
 mod batch;
 #[cfg(feature = "serve")]
 mod byte_size;
@@ -36,6 +37,7 @@ use crate::backends::{ActivationsName, BackendName, RepackName};
 use crate::file_type::FileType;
 use crate::kv_args::KvArgs;
 
+pub(crate) use arrivals::Arrivals;
 pub(crate) use batch::BatchArgs;
 pub(crate) use chat::ChatArgs;
 pub(crate) use describe::{CompletionsArgs, ManArgs};

@@ -355,7 +355,7 @@ fn bench_measures_what_clients_wait_for() {
     // All but the first request have the common tokens.
     assert_eq!(report["reused_tokens"], 7 * 100);
     assert_eq!(report["preemptions"], 0);
-    for times in ["first_token_ms", "gap_ms"] {
+    for times in ["first_token_ms", "inter_token_ms", "total_ms"] {
         let [p50, p90, p99, max] =
             ["p50", "p90", "p99", "max"].map(|name| report[times][name].as_f64().unwrap());
         assert!(
@@ -364,8 +364,40 @@ fn bench_measures_what_clients_wait_for() {
         );
     }
     assert!(report["text_tokens_per_second"].as_f64().unwrap() > 0.0);
+    assert!(report.get("arrivals").is_none(), "{report}");
     let (text, _) = output(&args);
     assert!(text.contains("700 of 880 prompt tokens reused"), "{text}");
+    assert!(text.contains("one after the other"), "{text}");
+}
+
+#[test]
+fn bench_sends_requests_when_they_are_due() {
+    fn bench<'a>(more: &[&'a str]) -> Vec<&'a str> {
+        let args = ["bench", "--clients", "2", "-p", "10", "-n", "6", "-r", "3"];
+        [&args[..], more].concat()
+    }
+    // Six requests, the last of which comes 500 ms after the first.
+    let fixed = json(&bench(&["--arrivals", "100ms", "--json"]));
+    assert_eq!(fixed["n_requests"], 6);
+    assert_eq!(fixed["arrivals"]["process"], "fixed");
+    assert_eq!(fixed["arrivals"]["seconds"], 0.1);
+    let seconds = fixed["seconds"].as_f64().unwrap();
+    assert!(seconds >= 0.5, "{fixed}");
+    let poisson = json(&bench(&["--arrivals", "50/s", "--seed", "3", "--json"]));
+    assert_eq!(poisson["arrivals"]["process"], "poisson");
+    assert_eq!(poisson["arrivals"]["per_second"], 50.0);
+    assert_eq!(poisson["arrivals"]["seed"], 3);
+    assert!(poisson["arrivals"]["max_late_ms"].as_f64().unwrap() >= 0.0);
+    // All come at once and two run, so others wait until those end.
+    let at_once = json(&bench(&["--arrivals", "inf", "--json"]));
+    let time = |of: &str, name: &str| at_once[of][name].as_f64().unwrap();
+    let longest_wait = time("queued_ms", "max");
+    assert!(longest_wait > time("inter_token_ms", "mean"), "{at_once}");
+    assert!(longest_wait < time("total_ms", "max"), "{at_once}");
+    let (text, _) = output(&bench(&["--arrivals", "30/s"]));
+    assert!(text.contains("at random, 30.000 a second"), "{text}");
+    assert!(text.contains("time to first token"), "{text}");
+    assert!(text.contains("inter-token latency"), "{text}");
 }
 
 #[test]

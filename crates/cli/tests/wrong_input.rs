@@ -172,7 +172,7 @@ fn prompts_that_cannot_be() {
 
 #[test]
 fn flags_out_of_range() {
-    let cases: [(&[&str], &str); 35] = [
+    let cases: [(&[&str], &str); 38] = [
         (
             &["run", "-c", "-5"],
             "'--ctx <N>': a number of tokens from 1 to 1073741824 is needed, or 0 for the trained",
@@ -249,6 +249,12 @@ fn flags_out_of_range() {
         (&["bench", "--clients", "2", "-n", "0"], "at least 1"),
         (&["bench", "--clients", "2", "-p", "0"], "at least 1"),
         (&["bench", "--step-ms", "9"], "--clients"),
+        (&["bench", "--arrivals", "2/s"], "--clients"),
+        (&["bench", "--clients", "2", "--seed", "2"], "--arrivals"),
+        (
+            &["bench", "--clients", "2", "--arrivals", "2/h"],
+            "2/s or 30/min",
+        ),
         (
             &["bench", "--times", "--backend", "candle"],
             "does not profile its steps",

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{EngineArgs, ModelArgs, count, count_or_none};
+use super::{Arrivals, EngineArgs, ModelArgs, count, count_or_none};
 
 /// `cellar kl`
 #[derive(Debug, Args)]
@@ -40,8 +40,10 @@ pub(crate) struct KlArgs {
 Each repetition evaluates a prompt of -p tokens and then, separately, -n tokens one by one; both
 after --depth tokens that are not counted. A warm-up repetition without depth is not counted either.
 With several --seqs the tokens of all are counted, and each step generates one token per sequence.
-With --clients, each request has a prompt of --depth and -p tokens and a text of -n; first token is the
-time until its first token, and gap that between pieces of text as a client sees them.
+With --clients, each request has a prompt of --depth and -p tokens and a text of -n. The time to first
+token begins when a request is sent, and inter-token latency is between pieces of text as a client sees
+them. With --arrivals, requests come as their rate says, as with the --request-rate of 'vllm bench serve':
+those that find N others running wait, and count from when they came.
 With --times, \"outside\" is the time between the backend's steps: finding cells, preparing inputs.
 
 Examples:
@@ -49,7 +51,8 @@ Examples:
   cellar bench -m MODEL.gguf -p 0 -n 128 --depth 4096 -r 3 --json
   cellar bench -m MODEL.gguf --times
   cellar bench -m MODEL.gguf -p 0 -n 32 --depth 2048 --seqs 16 --share-depth
-  cellar bench -m MODEL.gguf -p 32 -n 32 --depth 2048 --share-depth --clients 16 -r 1")]
+  cellar bench -m MODEL.gguf -p 32 -n 32 --depth 2048 --share-depth --clients 16 -r 1
+  cellar bench -m MODEL.gguf -p 512 -n 64 --clients 16 -r 4 --arrivals 0.5/s --json")]
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
@@ -80,6 +83,18 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", conflicts_with_all = ["seqs", "times"],
           allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=512))]
     pub(crate) clients: Option<u32>,
+    /// With --clients: N times -r requests come over time, and N run at once: at random (a Poisson
+    /// process) with 2/s or 30/min, at fixed intervals with 500ms or 2s, all at once with inf
+    #[arg(
+        long,
+        value_name = "RATE",
+        requires = "clients",
+        allow_negative_numbers = true
+    )]
+    pub(crate) arrivals: Option<Arrivals>,
+    /// Of the random times of --arrivals
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "arrivals")]
+    pub(crate) seed: u64,
     /// With --clients: milliseconds that a step may take while texts go on; 0 for any time
     #[arg(long, value_name = "MS", default_value_t = 200, requires = "clients",
           allow_negative_numbers = true, value_parser = count_or_none())]

@@ -1,25 +1,34 @@
 //! `cellar bench --clients`: many clients of a service in this process, and what each waits for.
 //!
-//! Each client sends its requests one after the other, and reads the text as it comes. Invariant:
-//! all requests have the same length. Knows no HTTP: nothing of it is in the times.
+//! Each client sends its requests one after the other (a closed loop), or requests come at times of
+//! their own (`--arrivals`, an open loop). Invariant: all requests have the same length. Knows no
+//! HTTP: nothing of it is in the times.
+
+mod driver;
+mod schedule;
 
 use std::io::Write;
 use std::time::{Duration, Instant};
 
 use engine::sampler::SamplerConfig;
-use engine::serve::{Service, ServiceConfig, ServiceError, TextRequest, Usage};
+use engine::serve::{Service, ServiceConfig, TextRequest, Usage};
 use engine::{CompletionOptions, EngineConfig, PromptOutputs};
-use kv_core::backend::{Backend, BoxedBackend};
+use kv_core::backend::Backend;
 use kv_core::{KvType, TokenId};
 use serde::Serialize;
 
+use self::driver::{Answered, drive};
+use self::schedule::Schedule;
 use super::load::{Depth, Tokens};
-use crate::args::BenchArgs;
+use crate::args::{Arrivals, BenchArgs};
 use crate::failure::{Exit, usage};
 use crate::models::ModelSource;
 use crate::progress::Progress;
 use crate::resolve;
 use crate::terminal;
+
+/// Requests that are sent so much later than they are due are worth a line, in milliseconds.
+const LATE_MS: f64 = 5.0;
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
@@ -29,6 +38,9 @@ struct Report {
     device: String,
     n_clients: u32,
     n_requests: usize,
+    /// Absent in a closed loop.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    arrivals: Option<Arriving>,
     n_prompt: u32,
     n_predict: u32,
     depth: u32,
@@ -41,26 +53,33 @@ struct Report {
     /// Of these, those that were there already.
     reused_tokens: usize,
     preemptions: u64,
+    /// Until a request is admitted, which is a part of the time to its first token.
+    queued_ms: Percentiles,
     first_token_ms: Percentiles,
+    /// Absent where each text came in one piece.
     #[serde(skip_serializing_if = "Option::is_none")]
-    gap_ms: Option<Percentiles>,
+    inter_token_ms: Option<Percentiles>,
+    total_ms: Percentiles,
+}
+
+/// How requests came in an open loop.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+struct Arriving {
+    #[serde(flatten)]
+    arrivals: Arrivals,
+    seed: u64,
+    /// The most that one was sent later than it was due; its times include it.
+    max_late_ms: f64,
 }
 
 /// Of many times, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 struct Percentiles {
+    mean: f64,
     p50: f64,
     p90: f64,
     p99: f64,
     max: f64,
-}
-
-/// What one client saw.
-#[derive(Debug, Default)]
-struct Seen {
-    usage: Vec<Usage>,
-    /// Between pieces of a text.
-    gaps: Vec<Duration>,
 }
 
 pub(super) fn run(args: &BenchArgs, n_clients: u32, out: &mut impl Write) -> anyhow::Result<Exit> {
@@ -92,8 +111,9 @@ pub(super) fn run(args: &BenchArgs, n_clients: u32, out: &mut impl Write) -> any
     let engine = resolve::open_engine(&file, &args.engine, &config, PromptOutputs::Last)?;
     let info = engine.backend().info();
     let n_vocab = engine.settings().rules.n_vocab;
+    let n_requests = n_clients as usize * args.reps as usize;
     let service_config = ServiceConfig {
-        max_queued: n_clients as usize,
+        max_queued: n_requests,
         max_queued_tokens: usize::MAX,
         step_time: (args.step_ms > 0).then(|| Duration::from_millis(args.step_ms.into())),
         ..ServiceConfig::default()
@@ -101,30 +121,40 @@ pub(super) fn run(args: &BenchArgs, n_clients: u32, out: &mut impl Write) -> any
     let service = Service::start(engine, file.tokenizer(), &service_config)?;
     let progress = Progress::spinner("measuring");
     let mut tokens = Tokens::new(n_vocab);
+    let n_predict = args.predict as usize;
     // Programs are compiled and weights have been read.
     service
         .submit(request(tokens.take(args.prompt.max(1)), 2))?
         .finish()?;
     let n_before = service.counters().n_preemptions;
-    let prompts = prompts(args, n_clients, &mut tokens);
+    let prompts = prompts(args, n_requests, &mut tokens).into_iter();
+    let requests = prompts.map(|prompt| request(prompt, n_predict)).collect();
+    let schedule = match args.arrivals {
+        Some(arrivals) => Schedule::open(arrivals, n_requests, args.seed),
+        None => Schedule::Closed {
+            n_clients: n_clients as usize,
+            n_requests,
+        },
+    };
     let started = Instant::now();
-    let seen = serve(&service, prompts, args.predict as usize)?;
+    let answered = drive(&service, requests, &schedule)?;
     let seconds = started.elapsed().as_secs_f64();
     drop(progress);
 
-    let usage: Vec<Usage> = seen.iter().flat_map(|seen| seen.usage.clone()).collect();
-    let gaps = seen.iter().flat_map(|seen| seen.gaps.iter().copied());
-    let first = usage.iter().filter_map(|usage| usage.first_token);
-    let Some(first_token_ms) = Percentiles::of(first) else {
-        anyhow::bail!("no request got a token");
-    };
-    let n_text: usize = usage.iter().map(|usage| usage.n_tokens).sum();
+    let waited = Waited::of(&answered)?;
+    let usage = || answered.iter().map(|answered| &answered.usage);
+    let n_text: usize = usage().map(|usage| usage.n_tokens).sum();
     let report = Report {
         model: source.name(),
         backend: info.name,
         device: info.device,
         n_clients,
-        n_requests: usage.len(),
+        n_requests: answered.len(),
+        arrivals: args.arrivals.map(|arrivals| Arriving {
+            arrivals,
+            seed: args.seed,
+            max_late_ms: milliseconds(waited.max_late),
+        }),
         n_prompt: args.prompt,
         n_predict: args.predict,
         depth: args.depth,
@@ -134,13 +164,15 @@ pub(super) fn run(args: &BenchArgs, n_clients: u32, out: &mut impl Write) -> any
         },
         step_ms: args.step_ms,
         seconds,
-        requests_per_second: usage.len() as f64 / seconds,
+        requests_per_second: answered.len() as f64 / seconds,
         text_tokens_per_second: n_text as f64 / seconds,
-        prompt_tokens: usage.iter().map(|usage| usage.n_prompt).sum(),
-        reused_tokens: usage.iter().map(Usage::n_reused).sum(),
+        prompt_tokens: usage().map(|usage| usage.n_prompt).sum(),
+        reused_tokens: usage().map(Usage::n_reused).sum(),
         preemptions: service.counters().n_preemptions - n_before,
-        first_token_ms,
-        gap_ms: Percentiles::of(gaps),
+        queued_ms: waited.queued,
+        first_token_ms: waited.first_token,
+        inter_token_ms: waited.inter_token,
+        total_ms: waited.total,
     };
     match args.json {
         true => writeln!(out, "{}", terminal::json(&report)?)?,
@@ -150,19 +182,48 @@ pub(super) fn run(args: &BenchArgs, n_clients: u32, out: &mut impl Write) -> any
     Ok(Exit::Done)
 }
 
-/// The prompts of each client: the tokens of --depth, of all or its own, then -p of its own.
-fn prompts(args: &BenchArgs, n_clients: u32, tokens: &mut Tokens) -> Vec<Vec<Vec<TokenId>>> {
+/// What clients waited for.
+struct Waited {
+    queued: Percentiles,
+    first_token: Percentiles,
+    inter_token: Option<Percentiles>,
+    total: Percentiles,
+    max_late: Duration,
+}
+
+impl Waited {
+    fn of(answered: &[Answered]) -> anyhow::Result<Self> {
+        let of = |time: fn(&Usage) -> Option<Duration>| {
+            let times = answered.iter().filter_map(|answered| {
+                let time = time(&answered.usage)?;
+                Some(time + answered.late)
+            });
+            let percentiles = Percentiles::of(times);
+            percentiles.ok_or_else(|| anyhow::anyhow!("no request got a token"))
+        };
+        let gaps = answered.iter().flat_map(|answered| answered.gaps.iter());
+        let late = answered.iter().map(|answered| answered.late);
+        Ok(Self {
+            queued: of(|usage| Some(usage.queued))?,
+            first_token: of(|usage| usage.first_token)?,
+            inter_token: Percentiles::of(gaps.copied()),
+            total: of(|usage| Some(usage.total))?,
+            max_late: late.max().unwrap_or_default(),
+        })
+    }
+}
+
+/// The prompts: the tokens of --depth, of all or its own, then -p of its own.
+fn prompts(args: &BenchArgs, n_requests: usize, tokens: &mut Tokens) -> Vec<Vec<TokenId>> {
     let common = tokens.take(args.depth);
-    let mut prompt = || {
+    let prompt = |_| {
         let before = match args.share_depth {
             true => common.clone(),
             false => tokens.take(args.depth),
         };
         [before, tokens.take(args.prompt)].concat()
     };
-    (0..n_clients)
-        .map(|_| (0..args.reps).map(|_| prompt()).collect())
-        .collect()
+    (0..n_requests).map(prompt).collect()
 }
 
 /// A greedy text of exactly so many tokens.
@@ -181,39 +242,6 @@ fn request(prompt: Vec<TokenId>, n_predict: usize) -> TextRequest {
     }
 }
 
-/// All clients at once, each on a thread of its own.
-fn serve(
-    service: &Service<BoxedBackend>,
-    prompts: Vec<Vec<Vec<TokenId>>>,
-    n_predict: usize,
-) -> anyhow::Result<Vec<Seen>> {
-    let client = |prompts: Vec<Vec<TokenId>>| -> Result<Seen, ServiceError> {
-        let mut seen = Seen::default();
-        for prompt in prompts {
-            let mut stream = service.submit(request(prompt, n_predict))?;
-            let mut last: Option<Instant> = None;
-            while stream.next_piece()?.is_some() {
-                let now = Instant::now();
-                seen.gaps.extend(last.replace(now).map(|last| now - last));
-            }
-            seen.usage.push(stream.finish()?.usage);
-        }
-        Ok(seen)
-    };
-    std::thread::scope(|scope| {
-        let client = &client;
-        let clients = prompts
-            .into_iter()
-            .map(|prompts| scope.spawn(move || client(prompts)));
-        let clients: Vec<_> = clients.collect();
-        let seen = clients.into_iter().map(|client| match client.join() {
-            Ok(seen) => Ok(seen?),
-            Err(_) => anyhow::bail!("a client's thread has panicked"),
-        });
-        seen.collect()
-    })
-}
-
 fn print(report: &Report, out: &mut impl Write) -> std::io::Result<()> {
     let Report {
         backend, device, ..
@@ -227,9 +255,15 @@ fn print(report: &Report, out: &mut impl Write) -> std::io::Result<()> {
         Depth::Shared => " that all share",
         Depth::Own => "",
     };
+    let come = match report.arrivals.map(|arriving| arriving.arrivals) {
+        None => "one after the other".to_owned(),
+        Some(Arrivals::AtOnce) => "all at once".to_owned(),
+        Some(Arrivals::Poisson { per_second }) => format!("at random, {per_second:.3} a second"),
+        Some(Arrivals::Fixed { seconds }) => format!("one every {seconds:.3} s"),
+    };
     writeln!(
         out,
-        "{} clients, {} requests: {} tokens after {}{shared}, {} of text, in {:.2} s",
+        "{} clients, {} requests, {come}: {} tokens after {}{shared}, {} of text, in {:.2} s",
         report.n_clients,
         report.n_requests,
         report.n_prompt,
@@ -247,29 +281,51 @@ fn print(report: &Report, out: &mut impl Write) -> std::io::Result<()> {
         report.preemptions
     )?;
     let times = [
-        ("first token", Some(report.first_token_ms)),
-        ("gap", report.gap_ms),
+        ("queued", Some(report.queued_ms)),
+        ("time to first token", Some(report.first_token_ms)),
+        ("inter-token latency", report.inter_token_ms),
+        ("whole request", Some(report.total_ms)),
     ];
     for (name, times) in times {
-        if let Some(Percentiles { p50, p90, p99, max }) = times {
+        if let Some(Percentiles {
+            mean,
+            p50,
+            p90,
+            p99,
+            max,
+        }) = times
+        {
             writeln!(
                 out,
-                "  {name:12} ms  p50 {p50:.1}  p90 {p90:.1}  p99 {p99:.1}  max {max:.1}"
+                "  {name:19} ms  mean {mean:.1}  p50 {p50:.1}  p90 {p90:.1}  p99 {p99:.1}  max {max:.1}"
             )?;
         }
     }
+    if let Some(late) = report.arrivals.map(|arriving| arriving.max_late_ms)
+        && late > LATE_MS
+    {
+        writeln!(
+            out,
+            "  requests were sent up to {late:.1} ms late, which is in these times"
+        )?;
+    }
     Ok(())
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }
 
 impl Percentiles {
     /// `None` where nothing was measured.
     fn of(times: impl Iterator<Item = Duration>) -> Option<Self> {
-        let mut ms: Vec<f64> = times.map(|time| time.as_secs_f64() * 1e3).collect();
+        let mut ms: Vec<f64> = times.map(milliseconds).collect();
         ms.sort_by(f64::total_cmp);
         let last = ms.len().checked_sub(1)?;
         // The smallest that so many percent are not above.
         let at = |percent: usize| ms[(ms.len() * percent).div_ceil(100).saturating_sub(1)];
         Some(Self {
+            mean: ms.iter().sum::<f64>() / ms.len() as f64,
             p50: at(50),
             p90: at(90),
             p99: at(99),
@@ -286,9 +342,17 @@ mod tests {
     fn percentiles_are_times_that_were_measured() {
         let of = |n: u64| Percentiles::of((1..=n).rev().map(Duration::from_millis));
         assert_eq!(of(0), None);
-        let percentiles = |p50, p90, p99, max| Some(Percentiles { p50, p90, p99, max });
-        assert_eq!(of(1), percentiles(1.0, 1.0, 1.0, 1.0));
-        assert_eq!(of(10), percentiles(5.0, 9.0, 10.0, 10.0));
-        assert_eq!(of(1000), percentiles(500.0, 900.0, 990.0, 1000.0));
+        let percentiles = |mean, p50, p90, p99, max| {
+            Some(Percentiles {
+                mean,
+                p50,
+                p90,
+                p99,
+                max,
+            })
+        };
+        assert_eq!(of(1), percentiles(1.0, 1.0, 1.0, 1.0, 1.0));
+        assert_eq!(of(10), percentiles(5.5, 5.0, 9.0, 10.0, 10.0));
+        assert_eq!(of(1000), percentiles(500.5, 500.0, 900.0, 990.0, 1000.0));
     }
 }
