@@ -49,6 +49,7 @@ class View(unittest.TestCase):
         cls.browser.close()
 
     def setUp(self):
+        self.browser.run("0")  # takes in what came since the last command
         self.browser.console.clear()
         self.browser.size(1440, 900)
         self.browser.dark(False)
@@ -56,6 +57,8 @@ class View(unittest.TestCase):
     def serve(self, *flags):
         server = Server(*flags)
         self.addCleanup(server.close)
+        # First, so that no page looks for a server that is gone, and complains in the test after this.
+        self.addCleanup(self.browser.go, "about:blank")
         return server
 
     def open(self, server):
@@ -137,9 +140,13 @@ class View(unittest.TestCase):
         b = self.browser
         server.complete(PREFIX, 8)
         b.wait(f"{STATE}.history.events.some((e) => e.kind === 'ended')")
+        # While there is no network, so that the request comes and ends when nobody watches.
+        b.run("globalThis.network = fetch; globalThis.fetch = () => Promise.reject(new Error('no network'))")
         b.run("cellarView.stream.cut()")
-        b.wait("document.getElementById('status').dataset.state === 'lost'")
+        b.wait("document.getElementById('problem').textContent.includes('no network')")
+        self.assertEqual(b.run("document.getElementById('status').dataset.state"), "lost")
         server.complete(PREFIX + " It was", 8)
+        b.run("globalThis.fetch = network")
         b.wait("document.getElementById('status').dataset.state === 'live'")
         b.wait(f"{STATE}.history.events.filter((e) => e.kind === 'ended').length === 2")
         numbers = b.run(f"{STATE}.history.events.map((e) => e.n)")
@@ -153,6 +160,8 @@ class View(unittest.TestCase):
         for n in range(3):
             server.complete(f"{PREFIX} {n}", 8)
             b.wait(f"{STATE}.history.events.filter((e) => e.kind === 'ended').length === {n + 1}")
+        # The last update has the end of the last request, and the memory after it; it is drawn later.
+        b.wait(f"{STATE}.shown === {STATE}.history.snapshots.at(-1)")
         b.run("document.activeElement.blur()")
         used = b.run("document.querySelector('#parts canvas').dataset.used")
         b.key(" ", "Space")

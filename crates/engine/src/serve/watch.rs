@@ -1,8 +1,10 @@
 //! [`Watcher`]: looks at a service while it runs: the newest [`Frame`], and the events before it.
 //!
 //! The service's thread hands over a frame at most every [`FRAME_TIME`], and only while there are
-//! watchers or when it becomes idle. Invariant: it never waits for a watcher. One that is slow
+//! watchers or when it becomes idle. Invariants: it never waits for a watcher. One that is slow
 //! misses frames, and of events those that more than [`MAX_EVENTS`] newer ones have pushed out.
+//! Events come with a frame that was made after them, never with an earlier one, so what they report
+//! is in its memory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -34,6 +36,8 @@ struct HubState {
     n_events: u64,
     frame: Option<Arc<Frame>>,
     n_frames: u64,
+    /// Events before the frame.
+    n_events_before: u64,
     next_watcher: u64,
     /// Of watchers that found nothing.
     wakers: BTreeMap<u64, Waker>,
@@ -56,7 +60,7 @@ impl WatchHub {
         self.is_current.store(false, Ordering::Release);
     }
 
-    /// Keeps an event. Watchers see it with the next frame.
+    /// Keeps an event. Watchers see it with the next frame that is published.
     pub(crate) fn record(&self, at: Duration, kind: EventKind) {
         let mut state = self.lock();
         let number = state.n_events;
@@ -72,6 +76,7 @@ impl WatchHub {
         let mut state = self.lock();
         let number = state.n_frames;
         state.n_frames += 1;
+        state.n_events_before = state.n_events;
         state.frame = Some(Arc::new(Frame { number, ..frame }));
         self.is_current.store(true, Ordering::Release);
         self.wake(state);
@@ -123,7 +128,7 @@ impl WatchHub {
 pub struct Update {
     /// The newest frame.
     pub frame: Arc<Frame>,
-    /// The events since the update before, in their order.
+    /// The events since the update before and up to the frame, in their order.
     pub events: Vec<ServiceEvent>,
     /// Events that are not kept any more, before these.
     pub n_lost: u64,
@@ -177,17 +182,19 @@ impl Watcher {
         if frame.number < self.next_frame {
             return None;
         }
+        // A watcher may begin with an event after the frame.
+        let (from, to) = (self.next_event, state.n_events_before.max(self.next_event));
         let first = state.n_events - state.events.len() as u64;
         let new = state.events.iter();
-        let new = new.filter(|event| event.number >= self.next_event);
+        let new = new.filter(|event| (from..to).contains(&event.number));
         let update = Update {
             frame: Arc::clone(frame),
             events: new.cloned().collect(),
-            n_lost: first.saturating_sub(self.next_event),
-            next_event: state.n_events,
+            n_lost: first.min(to).saturating_sub(from),
+            next_event: to,
         };
         self.next_frame = frame.number + 1;
-        self.next_event = state.n_events;
+        self.next_event = to;
         Some(update)
     }
 }
@@ -247,6 +254,32 @@ mod tests {
         let mut foreign = hub.watch(u64::MAX);
         let update = foreign.next_update_within(Duration::ZERO).unwrap();
         assert_eq!((update.events.len(), update.n_lost), (0, 0));
+    }
+
+    /// A watcher that is slow looks when the next step has events already.
+    #[test]
+    fn events_come_with_a_frame_that_was_made_after_them() {
+        let hub = Arc::new(WatchHub::default());
+        let mut watcher = hub.watch(0);
+        record(&hub, 2);
+        hub.publish(frame());
+        record(&hub, 3);
+        let mut seen = || {
+            let update = watcher.next_update_within(Duration::ZERO).unwrap();
+            let numbers: Vec<u64> = update.events.iter().map(|event| event.number).collect();
+            (numbers, update.next_event, update.n_lost)
+        };
+        assert_eq!(seen(), (vec![0, 1], 2, 0));
+        hub.publish(frame());
+        record(&hub, MAX_EVENTS as u64);
+        // The three events of this frame were pushed out, and none after it is lost yet.
+        assert_eq!(seen(), (vec![], 5, 3));
+        // One that begins after the frame does not go back.
+        let mut later = hub.watch(9);
+        hub.publish(frame());
+        let update = later.next_update_within(Duration::ZERO).unwrap();
+        assert_eq!(update.events[0].number, 9);
+        assert_eq!(update.next_event, MAX_EVENTS as u64 + 5);
     }
 
     #[test]

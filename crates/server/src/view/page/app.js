@@ -112,8 +112,7 @@ function draw() {
   const at = index();
   const snapshot = history.snapshots[at];
   if (!snapshot || !layout) return;
-  const isNext = state.shown !== null && snapshot.frame >= state.shown.frame && state.paused === null;
-  drawMaps(snapshot, isNext);
+  drawMaps(snapshot, evictedSince(snapshot));
   state.shown = snapshot;
   const { totals, counters } = snapshot;
   const used = totals.running + totals.cached;
@@ -131,7 +130,16 @@ function draw() {
   drawTime(snapshot, at);
 }
 
-function drawMaps(snapshot, isNext) {
+/** Sequences that were evicted since the snapshot that is shown, which may be several before: a slow
+ * browser does not draw them all. `null` where this one does not follow it. */
+function evictedSince(snapshot) {
+  const { shown, paused, history } = state;
+  if (shown === null || snapshot.frame < shown.frame || paused !== null) return null;
+  const since = history.snapshots.filter((one) => one.frame > shown.frame && one.frame <= snapshot.frame);
+  return new Set(since.flatMap((one) => [...one.evicted]));
+}
+
+function drawMaps(snapshot, evicted) {
   const names = new Set(snapshot.areas.map((area) => area.name));
   for (const [name, map] of state.maps) {
     if (!names.has(name)) {
@@ -147,7 +155,7 @@ function drawMaps(snapshot, isNext) {
       state.maps.set(area.name, map);
       byId("parts").append(map.figure);
     }
-    map.show(snapshot, area, describeArea(state.layout, area, snapshot.areas.length), isNext);
+    map.show(snapshot, area, describeArea(state.layout, area, snapshot.areas.length), evicted);
   }
 }
 

@@ -69,14 +69,15 @@ export class CellMap {
     this.resizing.observe(this.figure);
   }
 
-  /** Shows an area of a snapshot. `isNext` is whether it follows what was shown. */
-  show(snapshot, area, layout, isNext) {
+  /** Shows an area of a snapshot. `evicted` are the sequences that were evicted since what was shown;
+   * `null` where the snapshot does not follow it. */
+  show(snapshot, area, layout, evicted) {
     const before = this.area;
     this.snapshot = snapshot;
     this.area = area;
     this.describe(layout);
-    if (isNext && before && before.n_cells === area.n_cells && before !== area) this.flash(before);
-    if (!isNext) this.flashes.clear();
+    if (evicted && before && before.n_cells === area.n_cells && before !== area) this.flash(before, evicted);
+    if (!evicted) this.flashes.clear();
     this.resize();
     this.draw();
   }
@@ -93,9 +94,8 @@ export class CellMap {
   }
 
   /** Cells that came, or went. */
-  flash(before) {
+  flash(before, evicted) {
     const now = performance.now();
-    const { evicted } = this.snapshot;
     const members = this.snapshot.sets.members;
     for (let cell = 0; cell < this.area.n_cells; cell++) {
       const [old, set] = [before.sets[cell], this.area.sets[cell]];
