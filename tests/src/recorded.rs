@@ -178,8 +178,8 @@ fn kept(reference: &Reference, name: &str, n: usize) -> Vec<usize> {
 }
 
 /// The last inputs of a convolution, `[width - 1, channels]` in the memory: the reference has one
-/// more, as `[channels, width]`, and may have kept some channels only. `place` is where the memory
-/// has a channel.
+/// more, as `[channels, width]`, and may have kept some channels only, or it has the same
+/// (RecurrentGemma), of all channels. `place` is where the memory has a channel.
 fn conv_state(
     reference: &Reference,
     name: &str,
@@ -187,7 +187,11 @@ fn conv_state(
     place: impl Fn(usize) -> usize,
 ) -> Option<Recorded> {
     let (shape, values) = reference.values(name)?;
-    let width = shape[1];
+    let n_columns = shape[1];
+    let is_cut = reference.ids(&format!("{name}_rows")).is_some();
+    let is_same = values.len() == n_values && !is_cut;
+    let further = usize::from(!is_same);
+    let width = n_columns + 1 - further;
     let n_channels = n_values / (width - 1);
     let channels = kept(reference, name, shape[0]);
     let inputs = || (0..width - 1).flat_map(|k| channels.iter().zip(0..).map(move |c| (k, c)));
@@ -196,7 +200,7 @@ fn conv_state(
             .map(|(k, (&c, _))| k * n_channels + place(c))
             .collect(),
         values: inputs()
-            .map(|(k, (_, row))| values[row * width + k + 1])
+            .map(|(k, (_, row))| values[row * n_columns + k + further])
             .collect(),
     })
 }

@@ -55,6 +55,9 @@ fn settings_that_cannot_be_are_refused_by_their_key() {
         ("nemotron_h_moe", "nemotron_h_moe.expert_group_count", 2),
         ("nemotron_h_moe", "nemotron_h_moe.expert_used_count", 7),
         ("nemotron_h_moe", "nemotron_h_moe.expert_gating_func", 3),
+        ("recurrent_gemma", "recurrentgemma.rg_lru.head_count", 7),
+        ("recurrent_gemma", "recurrentgemma.ssm.conv_kernel", 0),
+        ("recurrent_gemma", "recurrentgemma.rope.dimension_count", 18),
     ] {
         let case = Case::named(CASES, case);
         let error = refusal(case, |metadata| drop(metadata.insert(key, value)), "");
@@ -78,6 +81,8 @@ fn missing_keys_are_named() {
         ("qwen3_5_moe", "qwen35moe.expert_count"),
         ("lfm2", "lfm2.shortconv.l_cache"),
         ("kimi_linear", "kimi-linear.attention.kv_lora_rank"),
+        ("recurrent_gemma", "recurrentgemma.rg_lru.width"),
+        ("recurrent_gemma", "recurrentgemma.attention.sliding_window"),
     ] {
         let case = Case::named(CASES, case);
         let error = refusal(case, |metadata| remove_key(metadata, key), "");
@@ -108,6 +113,9 @@ fn missing_tensors_are_named_and_so_are_those_of_another_shape() {
         ("kimi_linear", "blk.1.ssm_conv1d_k.weight"),
         ("kimi_linear", "blk.3.ssm_f_a.weight"),
         ("kimi_linear", "blk.2.attn_k_b.weight"),
+        ("recurrent_gemma", "blk.1.lru_decay_gate.bias"),
+        ("recurrent_gemma", "blk.2.attn_output.bias"),
+        ("recurrent_gemma", "blk.4.ffn_down.bias"),
     ] {
         let case = Case::named(CASES, case);
         let error = refusal(case, |_| (), tensor);
@@ -173,6 +181,28 @@ fn variants_of_directories_are_refused_by_their_key() {
             json!([1, 2]),
         ),
         ("kimi_linear", "routed_scaling_factor", json!(-1)),
+        ("recurrent_gemma", "block_types", json!([])),
+        ("recurrent_gemma", "block_types", json!(["mamba"])),
+        ("recurrent_gemma", "hidden_activation", json!("silu")),
+        (
+            "recurrent_gemma",
+            "embeddings_scale_by_sqrt_dim",
+            json!(false),
+        ),
+        ("recurrent_gemma", "head_dim", json!(16)),
+        ("recurrent_gemma", "num_attention_heads", json!(7)),
+        ("recurrent_gemma", "intermediate_size", json!(1)),
+        (
+            "recurrent_gemma",
+            "rope_parameters",
+            json!({"rope_type": "linear", "factor": 2.0}),
+        ),
+        (
+            "recurrent_gemma",
+            "rope_parameters.rope_type",
+            json!("dynamic"),
+        ),
+        ("recurrent_gemma", "rope_parameters.factor_2", json!(4)),
     ] {
         let error = directory_error(case, key, Some(value));
         assert!(error.contains(key), "{case}, {key}: {error}");
@@ -186,6 +216,8 @@ fn variants_of_directories_are_refused_by_their_key() {
         ("lfm2_moe", "num_experts"),
         ("kimi_linear", "kv_lora_rank"),
         ("kimi_linear", "mla_use_nope"),
+        ("recurrent_gemma", "rms_norm_eps"),
+        ("recurrent_gemma", "intermediate_size"),
     ] {
         let error = directory_error(case, key, None);
         assert!(error.contains(key), "{case}, {key}: {error}");
@@ -240,6 +272,42 @@ fn older_configs_of_lfm2_mean_the_same() {
         translated(whole).get("lfm2.feed_forward_length"),
         Ok(120u32)
     );
+}
+
+/// The published configs of RecurrentGemma have rotations in older keys; and what they leave out is
+/// what transformers takes.
+#[test]
+fn configs_of_recurrent_gemma_mean_the_same_with_older_keys_and_without_some() {
+    let registry = case("recurrent_gemma").registry();
+    let translated = |recipe: Recipe| recipe.translated(&registry).unwrap().metadata().clone();
+    let own = translated(Recipe::named("recurrent_gemma"));
+    assert_eq!(own.get("recurrentgemma.rope.dimension_count"), Ok(6u32));
+    let older = Recipe::named("recurrent_gemma").with_config(|config| {
+        config.remove("rope_parameters");
+        config.insert("rope_theta".into(), json!(10_000.0));
+        config.insert("partial_rotary_factor".into(), json!(0.5));
+    });
+    assert_eq!(translated(older), own);
+    let without = Recipe::named("recurrent_gemma").with_config(|config| {
+        for key in ["rope_parameters", "lru_width", "block_types", "head_dim"] {
+            assert!(config.remove(key).is_some(), "no {key}");
+        }
+    });
+    assert_eq!(translated(without), own);
+    let defaults = Recipe::named("recurrent_gemma").with_config(|config| {
+        for key in ["attention_window_size", "conv1d_width", "logits_soft_cap"] {
+            assert!(config.remove(key).is_some(), "no {key}");
+        }
+    });
+    let defaults = translated(defaults);
+    for (key, wanted) in [
+        ("attention.sliding_window", 2048u32),
+        ("ssm.conv_kernel", 4),
+    ] {
+        assert_eq!(defaults.get(&format!("recurrentgemma.{key}")), Ok(wanted));
+    }
+    let cap = defaults.get::<f32>("recurrentgemma.final_logit_softcapping");
+    assert_eq!(cap, Ok(30.0));
 }
 
 /// Published configs of Kimi Linear list layers by number, from 1, and not by type.

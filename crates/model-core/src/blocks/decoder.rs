@@ -4,6 +4,7 @@
 //! Invariant: only rows whose logits are wanted pass through what follows the last mixer.
 //! Knows no architecture by name.
 
+use kv_core::backend::CustomOps;
 use kv_core::graph::{Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId, RowGain};
 use kv_core::layers::{LayerMap, LayerMemory};
 use kv_core::{LayerIdx, PartIdx};
@@ -146,6 +147,15 @@ impl Decoder {
             memory.extend(keys);
         }
         LayerMap::new(memory)
+    }
+
+    /// The custom operations of its graphs.
+    pub fn custom_ops(&self) -> CustomOps {
+        let mut ops = CustomOps::new();
+        for layer in &self.layers {
+            ops.extend(&layer.mixer.custom_ops());
+        }
+        ops
     }
 
     /// The same for sequences of at most so many tokens, where that makes a difference.

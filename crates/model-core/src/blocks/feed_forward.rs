@@ -59,6 +59,8 @@ pub enum FeedForwardForm {
     GatedDownBias,
     /// The same with gate and up in one.
     FusedGateDownBias,
+    /// Gate, up and down with biases (RecurrentGemma).
+    GatedWithBias,
     /// Up and down, no gate (Falcon, Nemotron).
     Plain,
     /// The same with biases (GPT-2, StarCoder 2).
@@ -105,6 +107,14 @@ impl FeedForwardBlock {
         let weight = |what: &str| format!("ffn_{what}{suffix}.weight");
         let hidden = self.hidden;
         let (gate, up) = match self.form {
+            FeedForwardForm::GatedWithBias => {
+                let mut part = |what: &str| {
+                    let (weight, bias) = (weight(what), format!("ffn_{what}{suffix}.bias"));
+                    let weights = Affine::new(&weight).bias(&bias);
+                    b.affine(&name(what), x, weights, hidden)
+                };
+                (part("gate")?, part("up")?)
+            }
             FeedForwardForm::Gated | FeedForwardForm::GatedDownBias => {
                 let gate = b.linear(&name("gate"), x, &weight("gate"), hidden)?;
                 (gate, b.linear(&name("up"), x, &weight("up"), hidden)?)
@@ -131,7 +141,9 @@ impl FeedForwardBlock {
         let (weight, bias) = (weight("down"), format!("ffn_down{suffix}.bias"));
         let has_bias = matches!(
             self.form,
-            FeedForwardForm::GatedDownBias | FeedForwardForm::FusedGateDownBias
+            FeedForwardForm::GatedWithBias
+                | FeedForwardForm::GatedDownBias
+                | FeedForwardForm::FusedGateDownBias
         );
         let down = Affine {
             weight: &weight,

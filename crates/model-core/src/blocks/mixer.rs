@@ -3,6 +3,7 @@
 //!
 //! Does not know the layers around.
 
+use kv_core::backend::CustomOps;
 use kv_core::graph::{GraphBuilder, GraphError, NodeId};
 use kv_core::layers::LayerMemory;
 
@@ -38,6 +39,14 @@ impl Mixer {
             Self::Recurrent(ssm) => LayerMemory::Recurrent(ssm.memory()),
             Self::Both(attention, ssm) => LayerMemory::Both(attention.memory(), ssm.memory()),
             Self::WithinBatch(_) | Self::FeedForward(_) => LayerMemory::Nothing,
+        }
+    }
+
+    /// The custom operations of its nodes.
+    pub(super) fn custom_ops(&self) -> CustomOps {
+        match self {
+            Self::Recurrent(ssm) | Self::Both(_, ssm) => ssm.custom_ops(),
+            _ => CustomOps::new(),
         }
     }
 

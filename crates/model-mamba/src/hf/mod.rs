@@ -1,6 +1,7 @@
 //! [`classes`]: how directories of Mamba models and hybrids are translated. Data over the tables
 //! that [`model_core::hf`] shares.
 
+mod griffin;
 mod hybrid;
 mod hybrid_tensors;
 mod kimi;
@@ -20,7 +21,9 @@ pub(crate) fn classes() -> impl Iterator<Item = HfClass> {
     let tables = tables.chain(hybrid::CLASSES).chain(qwen::CLASSES);
     let tables = tables.chain(lfm2::CLASSES);
     let tables = tables.chain(nemotron::CLASSES);
-    tables.copied().chain([kimi::CLASS, rwkv::CLASS])
+    tables
+        .copied()
+        .chain([kimi::CLASS, griffin::CLASS, rwkv::CLASS])
 }
 
 fn as_u32(count: usize) -> u32 {

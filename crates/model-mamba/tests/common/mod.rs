@@ -85,6 +85,7 @@ pub(crate) const CASES: &[Case] = &[
         ..tiled("qwen3_5")
     },
     tiled("qwen3_5_moe"),
+    case("recurrent_gemma"),
     case("lfm2"),
     case("lfm2_moe"),
     Case {
