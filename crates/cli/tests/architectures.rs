@@ -319,6 +319,10 @@ const ROWS: &[Row] = &[
         "all layers that attend",
         &["recurrent_gemma"],
     ),
+    Row {
+        tolerance: "5e-4",
+        ..row("zamba2", "Zamba2", "none", &["zamba2"])
+    },
     row("lfm2", "LFM2", "none", &["lfm2"]),
     row("lfm2moe", "LFM2-MoE", "none", &["lfm2_moe"]),
     row("rwkv4", "RWKV-4", "none", &["rwkv4"]),
@@ -477,6 +481,7 @@ const NEIGHBOURS: &[[&str; 2]] = &[
     ["qwen35moe", "qwen35"],
     ["qwen35moe", "kimi-linear"],
     ["gemma2", "recurrentgemma"],
+    ["granitehybrid", "zamba2"],
     ["qwen3", "lfm2"],
     ["lfm2", "lfm2moe"],
     ["bert", "albert"],

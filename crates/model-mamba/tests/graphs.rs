@@ -10,7 +10,7 @@ use model_tests::Case;
 use model_tests::checks::{self, MANY, ONE};
 
 /// Those that are not another with other settings.
-const SNAPSHOTS: [&str; 17] = [
+const SNAPSHOTS: [&str; 18] = [
     "mamba",
     "falcon_mamba",
     "mamba2",
@@ -28,6 +28,7 @@ const SNAPSHOTS: [&str; 17] = [
     "lfm2_moe",
     "kimi_linear",
     "recurrent_gemma",
+    "zamba2",
 ];
 
 #[test]

@@ -5,6 +5,7 @@
 mod common;
 
 use common::{CASES, case};
+use kv_core::weights::WeightSource;
 use model_tests::{Case, Recipe, refusal, remove_key};
 use serde_json::{Value, json};
 
@@ -55,6 +56,10 @@ fn settings_that_cannot_be_are_refused_by_their_key() {
         ("nemotron_h_moe", "nemotron_h_moe.expert_group_count", 2),
         ("nemotron_h_moe", "nemotron_h_moe.expert_used_count", 7),
         ("nemotron_h_moe", "nemotron_h_moe.expert_gating_func", 3),
+        ("zamba2", "zamba2.attention.head_count", 3),
+        ("zamba2", "zamba2.ssm.group_count", 3),
+        ("zamba2", "zamba2.shared_block.count", 0),
+        ("zamba2", "zamba2.shared_block.lora_rank", 0),
         ("recurrent_gemma", "recurrentgemma.rg_lru.head_count", 7),
         ("recurrent_gemma", "recurrentgemma.ssm.conv_kernel", 0),
         ("recurrent_gemma", "recurrentgemma.rope.dimension_count", 18),
@@ -81,6 +86,8 @@ fn missing_keys_are_named() {
         ("qwen3_5_moe", "qwen35moe.expert_count"),
         ("lfm2", "lfm2.shortconv.l_cache"),
         ("kimi_linear", "kimi-linear.attention.kv_lora_rank"),
+        ("zamba2", "zamba2.shared_block.lora_rank"),
+        ("zamba2", "zamba2.ssm.inner_size"),
         ("recurrent_gemma", "recurrentgemma.rg_lru.width"),
         ("recurrent_gemma", "recurrentgemma.attention.sliding_window"),
     ] {
@@ -113,6 +120,10 @@ fn missing_tensors_are_named_and_so_are_those_of_another_shape() {
         ("kimi_linear", "blk.1.ssm_conv1d_k.weight"),
         ("kimi_linear", "blk.3.ssm_f_a.weight"),
         ("kimi_linear", "blk.2.attn_k_b.weight"),
+        ("zamba2", "blk.1.attn_q_lora_b.2.weight"),
+        ("zamba2", "blk.3.ffn_up_lora_a.1.weight"),
+        ("zamba2", "blk.5.shared_out.weight"),
+        ("zamba2", "blk.3.shared_norm.weight"),
         ("recurrent_gemma", "blk.1.lru_decay_gate.bias"),
         ("recurrent_gemma", "blk.2.attn_output.bias"),
         ("recurrent_gemma", "blk.4.ffn_down.bias"),
@@ -181,6 +192,20 @@ fn variants_of_directories_are_refused_by_their_key() {
             json!([1, 2]),
         ),
         ("kimi_linear", "routed_scaling_factor", json!(-1)),
+        ("zamba2", "layers_block_type", json!(["hybrid"])),
+        (
+            "zamba2",
+            "layers_block_type",
+            json!(["mamba", "mamba", "mamba", "mamba", "mamba", "attention"]),
+        ),
+        ("zamba2", "hidden_act", json!("silu")),
+        ("zamba2", "add_bias_linear", json!(true)),
+        ("zamba2", "use_long_context", json!(true)),
+        ("zamba2", "time_step_limit", json!([0.001, 0.1])),
+        ("zamba2", "time_step_min", json!(0)),
+        ("zamba2", "attention_head_dim", json!(16)),
+        ("zamba2", "num_attention_heads", json!(3)),
+        ("zamba2", "num_key_value_heads", json!(3)),
         ("recurrent_gemma", "block_types", json!([])),
         ("recurrent_gemma", "block_types", json!(["mamba"])),
         ("recurrent_gemma", "hidden_activation", json!("silu")),
@@ -216,6 +241,7 @@ fn variants_of_directories_are_refused_by_their_key() {
         ("lfm2_moe", "num_experts"),
         ("kimi_linear", "kv_lora_rank"),
         ("kimi_linear", "mla_use_nope"),
+        ("zamba2", "layers_block_type"),
         ("recurrent_gemma", "rms_norm_eps"),
         ("recurrent_gemma", "intermediate_size"),
     ] {
@@ -272,6 +298,63 @@ fn older_configs_of_lfm2_mean_the_same() {
         translated(whole).get("lfm2.feed_forward_length"),
         Ok(120u32)
     );
+}
+
+/// Published configs of Zamba2 have an older name for layers without a block; and what is left out is
+/// what transformers takes. Only the first layers with a block have its matrices.
+#[test]
+fn configs_of_zamba2_mean_the_same_with_older_names_and_without_some() {
+    let registry = case("zamba2").registry();
+    let translated = |recipe: Recipe| recipe.translated(&registry).unwrap().metadata().clone();
+    let own = translated(Recipe::named("zamba2"));
+    let older = Recipe::named("zamba2").with_config(|config| {
+        let types = ["mamba", "hybrid"].repeat(3);
+        config.insert("layers_block_type".into(), json!(types));
+        for key in ["mamba_d_conv", "mamba_expand", "attention_head_dim"] {
+            assert!(config.remove(key).is_some(), "no {key}");
+        }
+    });
+    assert_eq!(translated(older), own);
+    let without = Recipe::named("zamba2").with_config(|config| {
+        for key in ["use_mem_rope", "intermediate_size", "adapter_rank"] {
+            assert!(config.remove(key).is_some(), "no {key}");
+        }
+    });
+    let without = translated(without);
+    assert_eq!(without.get("zamba2.rope.scaling.finetuned"), Ok(false));
+    assert_eq!(without.get("zamba2.feed_forward_length"), Ok(256u32));
+    assert_eq!(without.get("zamba2.shared_block.lora_rank"), Ok(128u32));
+}
+
+/// A time step is at least the shortest one, and otherwise as without.
+#[test]
+fn time_steps_of_zamba2_have_a_floor() {
+    let directory = Recipe::named("zamba2")
+        .with_config(|config| drop(config.insert("time_step_min".into(), json!(0.25))))
+        .directory(&case("zamba2").registry())
+        .unwrap();
+    let weight = |name: &str| directory.weights().require(name).unwrap().to_f32();
+    let softplus = |x: f32| x.exp().ln_1p();
+    let (floor, bias) = (
+        weight("blk.3.ssm_dt_floor.weight"),
+        weight("blk.3.ssm_dt.bias"),
+    );
+    let recipe = Recipe::named("zamba2");
+    let own = recipe
+        .weights()
+        .require("model.layers.3.mamba_decoder.mamba.dt_bias");
+    let own = own.unwrap().to_f32();
+    assert_eq!([floor.len(), bias.len(), own.len()], [8; 3]);
+    let mut n_floored = 0;
+    for ((floor, bias), own) in floor.iter().zip(&bias).zip(own) {
+        for dt in [-4.0f32, -0.5, 0.0, 0.7, 3.0] {
+            let ours = softplus((dt + floor).max(0.0) + bias);
+            let wanted = softplus(dt + own).max(0.25);
+            assert!((ours - wanted).abs() < 1e-6, "{dt}: {ours}, {wanted}");
+            n_floored += usize::from(wanted == 0.25);
+        }
+    }
+    assert!((8..32).contains(&n_floored), "{n_floored}");
 }
 
 /// The published configs of RecurrentGemma have rotations in older keys; and what they leave out is

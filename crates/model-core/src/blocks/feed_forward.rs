@@ -4,7 +4,7 @@
 
 use kv_core::graph::{Activation, Affine, GraphBuilder, GraphError, NodeId};
 
-use super::{DenseAndExperts, ExpertsBlock};
+use super::{Adapter, DenseAndExperts, ExpertsBlock};
 
 /// What follows the mixer of a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -55,6 +55,8 @@ pub enum FeedForwardForm {
     Gated,
     /// Gate and up in one, in this order, and down (Phi-3).
     FusedGate,
+    /// Gate and up in one, with an adapter, and down (Zamba2).
+    FusedGateAdapted(Adapter),
     /// Gate, up, and down with a bias (Jina BERT v2).
     GatedDownBias,
     /// The same with gate and up in one.
@@ -119,8 +121,17 @@ impl FeedForwardBlock {
                 let gate = b.linear(&name("gate"), x, &weight("gate"), hidden)?;
                 (gate, b.linear(&name("up"), x, &weight("up"), hidden)?)
             }
-            FeedForwardForm::FusedGate | FeedForwardForm::FusedGateDownBias => {
+            FeedForwardForm::FusedGate
+            | FeedForwardForm::FusedGateDownBias
+            | FeedForwardForm::FusedGateAdapted(_) => {
                 let both = b.linear(&name("gate_up"), x, &weight("up"), 2 * hidden)?;
+                let both = match self.form {
+                    FeedForwardForm::FusedGateAdapted(adapter) => {
+                        let (name, weight) = (name("gate_up"), format!("ffn_up{suffix}"));
+                        adapter.added(b, (&name, &weight), [x, both])?
+                    }
+                    _ => both,
+                };
                 let gate = b.columns(&name("gate"), both, 0..hidden)?;
                 (gate, b.columns(&name("up"), both, hidden..2 * hidden)?)
             }

@@ -108,6 +108,8 @@ pub enum Step {
     RowsAfter(fn(&HfConfig) -> Result<usize, ModelFileError>),
     /// 1 added to every value.
     PlusOne,
+    /// A number that is computed, added to every value.
+    Plus(fn(&HfConfig) -> Result<f32, ModelFileError>),
     /// `-exp(x)`
     NegativeExp,
     /// `-ln(1 + exp(x))`
@@ -136,7 +138,7 @@ pub(super) enum Action {
     PickedRows(PickedRows),
     Stacked(usize),
     RowsAfter(usize),
-    PlusOne,
+    Plus(f32),
     NegativeExp,
     NegativeSoftplus,
     Scaled(f32),
@@ -183,7 +185,8 @@ impl Step {
             Self::PickedRows(rows) => Action::PickedRows(rows(config)?),
             Self::Stacked(key) => Action::Stacked(config.count(key)?),
             Self::RowsAfter(n) => Action::RowsAfter(n(config)?),
-            Self::PlusOne => Action::PlusOne,
+            Self::PlusOne => Action::Plus(1.0),
+            Self::Plus(number) => Action::Plus(number(config)?),
             Self::NegativeExp => Action::NegativeExp,
             Self::NegativeSoftplus => Action::NegativeSoftplus,
             Self::Scaled(key) => Action::Scaled(config.optional_number(key)?.unwrap_or(1.0) as f32),
@@ -302,7 +305,7 @@ impl Action {
                 [rows, columns] if rows > n => Ok(vec![rows - n, columns]),
                 _ => Err(format!("shape {shape:?} has no rows after the first {n}")),
             },
-            Self::PlusOne | Self::NegativeExp | Self::NegativeSoftplus | Self::Scaled(_) => {
+            Self::Plus(_) | Self::NegativeExp | Self::NegativeSoftplus | Self::Scaled(_) => {
                 Ok(shape.to_vec())
             }
         }
@@ -311,7 +314,7 @@ impl Action {
     /// How values are stored after this step.
     pub(super) fn format(&self, format: BlockFormat) -> BlockFormat {
         match *self {
-            Self::PlusOne | Self::NegativeExp | Self::NegativeSoftplus | Self::ScaledRows(_) => {
+            Self::Plus(_) | Self::NegativeExp | Self::NegativeSoftplus | Self::ScaledRows(_) => {
                 BlockFormat::F32
             }
             Self::Scaled(factor) if factor != 1.0 => BlockFormat::F32,
@@ -392,7 +395,7 @@ impl Action {
                 let rows = values.shape.first().copied().unwrap_or(0);
                 values.gather(rows, rows.saturating_sub(n), |row| row + n)
             }
-            Self::PlusOne => values.map(|_, v| v + 1.0),
+            Self::Plus(number) => values.map(|_, v| v + number),
             Self::NegativeExp => values.map(|_, v| -v.exp()),
             Self::NegativeSoftplus => values.map(|_, v| -softplus(v)),
             Self::Scaled(1.0) => values.bytes.clone(),
@@ -566,7 +569,7 @@ mod tests {
         assert_eq!((shape, rows), (vec![3, 2], vec![4., 5., 6., 7., 0., 1.]));
         assert_eq!(applied(&picked, &[4]).1, [2., 3., 0.]);
         assert!(picked.shape(&[5, 2]).unwrap_err().contains("4 rows"));
-        assert_eq!(applied(&Action::PlusOne, &[2]).1, [1., 2.]);
+        assert_eq!(applied(&Action::Plus(1.0), &[2]).1, [1., 2.]);
         assert_eq!(applied(&Action::NegativeExp, &[1]).1, [-1.]);
         let softplus = applied(&Action::NegativeSoftplus, &[2]).1;
         for (ours, wanted) in softplus.iter().zip([-std::f32::consts::LN_2, -1.313_261_7]) {

@@ -12,6 +12,7 @@ mod nemotron;
 mod qwen;
 mod qwen_rows;
 mod rwkv;
+mod zamba;
 
 use model_core::hf::{HfClass, HfConfig, Keys, ModelFileError};
 
@@ -23,7 +24,7 @@ pub(crate) fn classes() -> impl Iterator<Item = HfClass> {
     let tables = tables.chain(nemotron::CLASSES);
     tables
         .copied()
-        .chain([kimi::CLASS, griffin::CLASS, rwkv::CLASS])
+        .chain([kimi::CLASS, griffin::CLASS, zamba::CLASS, rwkv::CLASS])
 }
 
 fn as_u32(count: usize) -> u32 {

@@ -190,6 +190,7 @@ fn format_of(name: &str, shape: &[usize], wanted: BlockFormat, role: Role) -> Bl
         "ffn_gate_inp.weight",
         "ssm_conv1d.weight",
         "lru_conv1d.weight",
+        "ssm_dt_floor.weight",
         "position_embd.weight",
         "token_types.weight",
     ];
