@@ -236,3 +236,30 @@ pub fn delta_state(reference: &Reference, layer: LayerIdx, prompt: usize) -> Opt
         values,
     })
 }
+
+/// The states of the heads of an mLSTM: `mlstm_c_lL_P [heads, keys, values]`, of which some heads may
+/// have been kept only, `mlstm_n_lL_P [heads, keys]` and `mlstm_m_lL_P [heads, 1]`. The memory has the
+/// three of one head together.
+pub fn mlstm_state(reference: &Reference, layer: LayerIdx, prompt: usize) -> Option<Recorded> {
+    let name = |part: &str| format!("mlstm_{part}_l{layer}_{prompt}");
+    let (shape, c) = reference.values(&name("c"))?;
+    let &[_, k_dim, v_dim] = &shape[..] else {
+        return None;
+    };
+    let (n_shape, n) = reference.values(&name("n"))?;
+    let (_, m) = reference.values(&name("m"))?;
+    let n_heads = n_shape[0];
+    let len = k_dim * v_dim + k_dim + 1;
+    let part = |heads: Vec<usize>, first: usize, width: usize| {
+        let of_head = move |head: usize| (0..width).map(move |at| head * len + first + at);
+        heads.into_iter().flat_map(of_head)
+    };
+    let all = || (0..n_heads).collect::<Vec<_>>();
+    let at = part(kept(reference, &name("c"), shape[0]), 0, k_dim * v_dim)
+        .chain(part(all(), k_dim * v_dim, k_dim))
+        .chain(part(all(), k_dim * v_dim + k_dim, 1));
+    Some(Recorded {
+        at: at.collect(),
+        values: [c, n, m].concat(),
+    })
+}

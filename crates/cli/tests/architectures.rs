@@ -323,6 +323,7 @@ const ROWS: &[Row] = &[
         tolerance: "5e-4",
         ..row("zamba2", "Zamba2", "none", &["zamba2"])
     },
+    row("xlstm", "xLSTM", "none", &["xlstm"]),
     row("lfm2", "LFM2", "none", &["lfm2"]),
     row("lfm2moe", "LFM2-MoE", "none", &["lfm2_moe"]),
     row("rwkv4", "RWKV-4", "none", &["rwkv4"]),
@@ -482,6 +483,7 @@ const NEIGHBOURS: &[[&str; 2]] = &[
     ["qwen35moe", "kimi-linear"],
     ["gemma2", "recurrentgemma"],
     ["granitehybrid", "zamba2"],
+    ["mamba2", "xlstm"],
     ["qwen3", "lfm2"],
     ["lfm2", "lfm2moe"],
     ["bert", "albert"],

@@ -20,6 +20,7 @@ use crate::kimi::KIMI_LINEAR;
 use crate::mamba::{MAMBA, MAMBA2};
 use crate::nemotron::{NEMOTRON_H, NEMOTRON_H_MOE};
 use crate::short_conv::{LFM2, LFM2_MOE};
+use crate::xlstm::XLSTM;
 use crate::zamba::ZAMBA2;
 
 /// One member of the family.
@@ -50,6 +51,7 @@ pub const FAMILY: &[MambaLike] = &[
     NEMOTRON_H_MOE,
     RECURRENT_GEMMA,
     ZAMBA2,
+    XLSTM,
 ];
 
 /// Layers, and how a model is wired around them.

@@ -10,7 +10,7 @@ use model_tests::Case;
 use model_tests::checks::{self, MANY, ONE};
 
 /// Those that are not another with other settings.
-const SNAPSHOTS: [&str; 18] = [
+const SNAPSHOTS: [&str; 19] = [
     "mamba",
     "falcon_mamba",
     "mamba2",
@@ -29,6 +29,7 @@ const SNAPSHOTS: [&str; 18] = [
     "kimi_linear",
     "recurrent_gemma",
     "zamba2",
+    "xlstm",
 ];
 
 #[test]

@@ -56,6 +56,8 @@ fn settings_that_cannot_be_are_refused_by_their_key() {
         ("nemotron_h_moe", "nemotron_h_moe.expert_group_count", 2),
         ("nemotron_h_moe", "nemotron_h_moe.expert_used_count", 7),
         ("nemotron_h_moe", "nemotron_h_moe.expert_gating_func", 3),
+        ("xlstm", "xlstm.mlstm.head_count", 0),
+        ("xlstm", "xlstm.mlstm.key_length", 0),
         ("zamba2", "zamba2.attention.head_count", 3),
         ("zamba2", "zamba2.ssm.group_count", 3),
         ("zamba2", "zamba2.shared_block.count", 0),
@@ -86,6 +88,8 @@ fn missing_keys_are_named() {
         ("qwen3_5_moe", "qwen35moe.expert_count"),
         ("lfm2", "lfm2.shortconv.l_cache"),
         ("kimi_linear", "kimi-linear.attention.kv_lora_rank"),
+        ("xlstm", "xlstm.mlstm.epsilon"),
+        ("xlstm", "xlstm.final_logit_softcapping"),
         ("zamba2", "zamba2.shared_block.lora_rank"),
         ("zamba2", "zamba2.ssm.inner_size"),
         ("recurrent_gemma", "recurrentgemma.rg_lru.width"),
@@ -120,6 +124,8 @@ fn missing_tensors_are_named_and_so_are_those_of_another_shape() {
         ("kimi_linear", "blk.1.ssm_conv1d_k.weight"),
         ("kimi_linear", "blk.3.ssm_f_a.weight"),
         ("kimi_linear", "blk.2.attn_k_b.weight"),
+        ("xlstm", "blk.0.mlstm_f_gate.bias"),
+        ("xlstm", "blk.2.mlstm_norm.weight"),
         ("zamba2", "blk.1.attn_q_lora_b.2.weight"),
         ("zamba2", "blk.3.ffn_up_lora_a.1.weight"),
         ("zamba2", "blk.5.shared_out.weight"),
@@ -192,6 +198,14 @@ fn variants_of_directories_are_refused_by_their_key() {
             json!([1, 2]),
         ),
         ("kimi_linear", "routed_scaling_factor", json!(-1)),
+        ("xlstm", "use_bias", json!(true)),
+        ("xlstm", "add_out_norm", json!(false)),
+        ("xlstm", "weight_mode", json!("fused")),
+        ("xlstm", "num_blocks", json!(2)),
+        ("xlstm", "embedding_dim", json!(32)),
+        ("xlstm", "qk_dim_factor", json!(0.99)),
+        ("xlstm", "v_dim_factor", json!(0)),
+        ("xlstm", "ffn_proj_factor", json!(-1)),
         ("zamba2", "layers_block_type", json!(["hybrid"])),
         (
             "zamba2",
@@ -241,6 +255,7 @@ fn variants_of_directories_are_refused_by_their_key() {
         ("lfm2_moe", "num_experts"),
         ("kimi_linear", "kv_lora_rank"),
         ("kimi_linear", "mla_use_nope"),
+        ("xlstm", "vocab_size"),
         ("zamba2", "layers_block_type"),
         ("recurrent_gemma", "rms_norm_eps"),
         ("recurrent_gemma", "intermediate_size"),
@@ -298,6 +313,41 @@ fn older_configs_of_lfm2_mean_the_same() {
         translated(whole).get("lfm2.feed_forward_length"),
         Ok(120u32)
     );
+}
+
+/// Sizes of xLSTM have two names, and what is left out is what transformers takes.
+#[test]
+fn configs_of_xlstm_mean_the_same_with_one_name_and_without_some() {
+    let registry = case("xlstm").registry();
+    let translated = |recipe: Recipe| recipe.translated(&registry).unwrap().metadata().clone();
+    let own = translated(Recipe::named("xlstm"));
+    assert_eq!(own.get("xlstm.feed_forward_length"), Ok(96u32));
+    for keys in [
+        ["num_blocks", "embedding_dim"],
+        ["num_hidden_layers", "hidden_size"],
+    ] {
+        let one = Recipe::named("xlstm").with_config(|config| {
+            for key in keys.iter().chain(&["eps", "norm_eps", "v_dim_factor"]) {
+                assert!(config.remove(*key).is_some(), "no {key}");
+            }
+        });
+        assert_eq!(translated(one), own);
+    }
+    // 64 * 2.667 is 170.7, and the next multiple of 64 is 192.
+    let without = Recipe::named("xlstm").with_config(|config| {
+        for key in [
+            "ffn_proj_factor",
+            "ffn_round_up_to_multiple_of",
+            "qk_dim_factor",
+        ] {
+            assert!(config.remove(key).is_some(), "no {key}");
+        }
+        config.remove("gate_soft_cap");
+    });
+    let without = translated(without);
+    assert_eq!(without.get("xlstm.feed_forward_length"), Ok(192u32));
+    assert_eq!(without.get("xlstm.mlstm.key_length"), Ok(8u32));
+    assert_eq!(without.get("xlstm.mlstm.gate_softcapping"), Ok(15.0f32));
 }
 
 /// Published configs of Zamba2 have an older name for layers without a block; and what is left out is

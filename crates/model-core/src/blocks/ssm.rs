@@ -7,9 +7,10 @@ use kv_core::backend::CustomOps;
 use kv_core::graph::{Activation, ConvSpec, GraphBuilder, GraphError, NodeId};
 use kv_core::layers::RecurrentMemory;
 
+use super::mlstm::MLstm;
 use super::rg_lru::RgLru;
 use super::{
-    ConvBias, DeltaMixerBlock, KdaMixerBlock, LayerContext, RgLruBlock, ShortConvBlock,
+    ConvBias, DeltaMixerBlock, KdaMixerBlock, LayerContext, MLstmBlock, RgLruBlock, ShortConvBlock,
     Ssm2MixerBlock, SsmMixerBlock,
 };
 
@@ -28,6 +29,8 @@ pub enum SsmMixer {
     ShortConv(ShortConvBlock),
     /// As in Griffin.
     RgLru(RgLruBlock),
+    /// As in xLSTM.
+    MLstm(MLstmBlock),
 }
 
 impl SsmMixer {
@@ -40,6 +43,7 @@ impl SsmMixer {
             Self::Kda(block) => block.memory(),
             Self::ShortConv(block) => block.memory(),
             Self::RgLru(block) => block.memory(),
+            Self::MLstm(block) => block.memory(),
         }
     }
 
@@ -47,6 +51,7 @@ impl SsmMixer {
     pub(super) fn custom_ops(&self) -> CustomOps {
         match self {
             Self::RgLru(_) => CustomOps::new().with(RgLru),
+            Self::MLstm(_) => CustomOps::new().with(MLstm),
             _ => CustomOps::new(),
         }
     }
@@ -69,6 +74,7 @@ impl SsmMixer {
             Self::Kda(block) => block.build(b, at, x),
             Self::ShortConv(block) => block.build(b, at, x),
             Self::RgLru(block) => block.build(b, at, x),
+            Self::MLstm(block) => block.build(b, at, x),
         }
     }
 }

@@ -12,6 +12,7 @@ mod nemotron;
 mod qwen;
 mod qwen_rows;
 mod rwkv;
+mod xlstm;
 mod zamba;
 
 use model_core::hf::{HfClass, HfConfig, Keys, ModelFileError};
@@ -22,9 +23,13 @@ pub(crate) fn classes() -> impl Iterator<Item = HfClass> {
     let tables = tables.chain(hybrid::CLASSES).chain(qwen::CLASSES);
     let tables = tables.chain(lfm2::CLASSES);
     let tables = tables.chain(nemotron::CLASSES);
-    tables
-        .copied()
-        .chain([kimi::CLASS, griffin::CLASS, zamba::CLASS, rwkv::CLASS])
+    tables.copied().chain([
+        kimi::CLASS,
+        griffin::CLASS,
+        zamba::CLASS,
+        xlstm::CLASS,
+        rwkv::CLASS,
+    ])
 }
 
 fn as_u32(count: usize) -> u32 {

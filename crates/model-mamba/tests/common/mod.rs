@@ -4,7 +4,7 @@
 
 use kv_core::LayerIdx;
 use model_tests::checks::NOISY_TOLERANCE;
-use model_tests::recorded::{Recorded, TiledHeads, delta_state};
+use model_tests::recorded::{Recorded, TiledHeads, delta_state, mlstm_state};
 use model_tests::{Case, KeyOrder, Reference, Source};
 
 pub(crate) const fn case(name: &'static str) -> Case {
@@ -89,6 +89,10 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         tolerance: NOISY_TOLERANCE,
         ..case("zamba2")
+    },
+    Case {
+        states: mlstm_state,
+        ..case("xlstm")
     },
     case("lfm2"),
     case("lfm2_moe"),
