@@ -66,15 +66,7 @@ impl Reference {
     /// How many tensors of keys, values and states were recorded.
     pub fn n_recorded(&self) -> usize {
         let is_state = |name: &&String| {
-            let kinds = [
-                "k_l",
-                "v_l",
-                "idxk_l",
-                "conv_state",
-                "ssm_state",
-                "state",
-                "mlstm_c",
-            ];
+            let kinds = ["k_l", "v_l", "idxk_l", "conv_state", "ssm_state", "state"];
             kinds.iter().any(|kind| name.starts_with(kind)) && !name.ends_with("_rows")
         };
         self.tensors.keys().filter(is_state).count()

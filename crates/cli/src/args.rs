@@ -5,7 +5,6 @@
 
 mod arrivals;
 mod batch;
-#[cfg(feature = "serve")]
 mod byte_size;
 mod chat;
 mod describe;
@@ -23,6 +22,7 @@ mod serve;
 mod speculate;
 mod state;
 mod texts;
+mod trace;
 mod values;
 
 use std::path::PathBuf;
@@ -54,6 +54,7 @@ pub(crate) use serve::ServeArgs;
 pub(crate) use speculate::SpeculationArgs;
 pub(crate) use state::{StateArgs, StateCommand, StateInspectArgs};
 pub(crate) use texts::TextArgs;
+pub(crate) use trace::{ReplayArgs, TraceArgs};
 pub(crate) use values::{ContextSize, MirostatVersion, PredictLimit, Seed};
 
 /// Parses a number of at least 1.
@@ -126,6 +127,8 @@ pub(crate) enum Command {
     Kl(KlArgs),
     /// Measure prompt and generation speed.
     Bench(BenchArgs),
+    /// Show what a service's requests would reuse with another memory or policy.
+    Replay(ReplayArgs),
     /// Examine saved states.
     State(StateArgs),
     /// Measure how well a model predicts a text.

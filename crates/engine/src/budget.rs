@@ -10,7 +10,7 @@ use model_core::architecture::Model;
 use crate::config::{ConfigError, EngineConfig, MAX_N_CTX, MemoryBudget, Settings};
 
 /// Bytes that are kept of each cell in addition to its rows: its sequences and position.
-const BYTES_PER_CELL: u64 = 128;
+pub(crate) const BYTES_PER_CELL: u64 = 128;
 
 impl Settings {
     /// What the rows take, line by line.

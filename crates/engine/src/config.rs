@@ -425,6 +425,11 @@ impl EngineConfig {
 }
 
 impl Settings {
+    /// What the memory is made of.
+    pub(crate) fn memory_config(&self) -> (&LayerMap, &MemoryConfig) {
+        (&self.layers, &self.memory)
+    }
+
     /// Values of one row that comes out: the vocabulary's tokens, the width of an embedding, or the
     /// labels of a classifier.
     pub fn output_width(&self) -> usize {

@@ -3,7 +3,7 @@
 //! In reading order: [`Engine`] (batches in, logits out, and the memory in between), [`sampler`]
 //! (from logits to a token), [`stop`] (stop strings), [`Completion`] (the text of one request, apart
 //! from any engine), [`Generation`] (a text from its prompt to its end; with an example), [`serve`]
-//! (many requests on one engine), [`Denoiser`] (texts of masks, for diffusion models), [`Embedder`]
+//! (many requests on one engine), [`trace`] (what those did, in a file, and replays), [`Denoiser`] (texts of masks, for diffusion models), [`Embedder`]
 //! (vectors of texts), [`Reranker`] (scores of pairs), [`RecordingBackend`] (what weight matrices
 //! multiply). Generic over backends and models; names none of them.
 
@@ -33,6 +33,7 @@ mod state;
 pub mod stop;
 mod texts;
 mod timings;
+pub mod trace;
 
 pub use completion::{Completion, CompletionOptions, FinishReason, OutputRow};
 pub use config::{

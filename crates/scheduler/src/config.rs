@@ -22,6 +22,18 @@ impl PrefixCaching {
     }
 }
 
+/// Which cached prefix is dropped first, where requests need its cells or its sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EvictionPolicy {
+    /// Segmented LRU: the oldest of those that were never used again, so that a scan over many
+    /// documents does not evict what conversations use; but where those that were are more than three
+    /// quarters, the oldest of these.
+    #[default]
+    SegmentedLru,
+    /// The one that was not used for the longest time.
+    Lru,
+}
+
 /// The limits of a scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedulerConfig {
@@ -50,6 +62,8 @@ pub struct SchedulerConfig {
     pub headroom: u32,
     /// Whether tokens of requests that have ended are kept for prompts with the same prefix.
     pub prefix_cache: PrefixCaching,
+    /// Which of them is dropped first.
+    pub eviction: EvictionPolicy,
     /// Preempts a running request after every so many steps, to test that texts stay the same.
     pub preempt_every: Option<NonZeroU32>,
 }
@@ -78,6 +92,7 @@ impl SchedulerConfig {
             aging: Micros(30_000_000),
             headroom: 16,
             prefix_cache: PrefixCaching::On,
+            eviction: EvictionPolicy::SegmentedLru,
             preempt_every: None,
         }
     }

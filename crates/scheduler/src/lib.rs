@@ -104,7 +104,7 @@ mod share;
 mod speculate;
 mod state;
 
-pub use config::{PrefixCaching, SchedulerConfig, Waiting};
+pub use config::{EvictionPolicy, PrefixCaching, SchedulerConfig, Waiting};
 pub use event::{
     End, Event, Feed, Outcome, Progress, RowReport, RowUse, Step, StepFailure, StepPlan, StepRow,
     Work,

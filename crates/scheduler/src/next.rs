@@ -94,7 +94,7 @@ impl Scheduler {
     }
 
     pub(crate) fn evict(&mut self, now: Micros) {
-        if let Some(line) = self.cache.evict(now) {
+        if let Some(line) = self.cache.evict(now, self.config.eviction) {
             self.counters.n_evicted += 1;
             self.dropped.push(line.seq);
             self.notes.push(line.dropped(now, DropReason::Evicted));

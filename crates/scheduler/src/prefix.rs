@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use kv_core::memory::{Composite, Edit, Memory, Refusal};
 use kv_core::{Pos, PosRange, SeqId, TokenId};
 
+use crate::config::EvictionPolicy;
 use crate::note::{DropReason, Note};
 use crate::request::{Micros, RequestId};
 use crate::room::Trunk;
@@ -96,6 +97,22 @@ pub enum Missed {
         /// Tokens of the common prefix.
         common: usize,
     },
+}
+
+impl Missed {
+    /// The reason in one word.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Differs { .. } => "differs",
+            Self::WindowForgotten { .. } => "window_forgotten",
+            Self::StateGone { .. } => "state_gone",
+            Self::Evicted { .. } => "evicted",
+            Self::TooShort { .. } => "too_short",
+            Self::Disabled => "disabled",
+            Self::NeverSeen => "never_seen",
+            Self::Refused { .. } => "refused",
+        }
+    }
 }
 
 /// A cached prefix.
@@ -283,20 +300,22 @@ impl PrefixCache {
         }
     }
 
-    /// The line that is evicted next: the oldest of those without a hit, so that a scan over many
-    /// documents does not evict what conversations use; but where those with hits are more than three
-    /// quarters, the oldest of these, so that conversations that have ended make room for new ones.
-    fn least_worth(&self) -> Option<&Line> {
+    /// The line that is evicted next. Where those with hits are more than three quarters, conversations
+    /// that have ended make room for new ones.
+    fn least_worth(&self, policy: EvictionPolicy) -> Option<&Line> {
         let n_hit = self.lines.iter().filter(|line| line.n_hits > 0).count();
         let is_hit = 4 * n_hit > 3 * self.lines.len();
-        let candidates = self.lines.iter();
-        let candidates = candidates.filter(|line| (line.n_hits > 0) == is_hit);
+        let is_candidate = |line: &&Line| match policy {
+            EvictionPolicy::SegmentedLru => (line.n_hits > 0) == is_hit,
+            EvictionPolicy::Lru => true,
+        };
+        let candidates = self.lines.iter().filter(is_candidate);
         candidates.min_by_key(|line| (line.last_used, line.seq))
     }
 
     /// Evicts the line that is worth least: its sequence is the caller's.
-    pub(crate) fn evict(&mut self, now: Micros) -> Option<&Line> {
-        let seq = self.least_worth()?.seq;
+    pub(crate) fn evict(&mut self, now: Micros, policy: EvictionPolicy) -> Option<&Line> {
+        let seq = self.least_worth(policy)?.seq;
         let line = self.take(seq)?;
         self.dropped.truncate(N_REMEMBERED - 1);
         self.dropped.push_front(Dropped { line, at: now });
@@ -412,7 +431,8 @@ mod tests {
 
     #[test]
     fn hits_protect_three_quarters() {
-        let evicted = |hits: &[u32]| cache(hits).least_worth().map(|line| line.seq.0);
+        let first = |hits: &[u32], policy| cache(hits).least_worth(policy).map(|line| line.seq.0);
+        let evicted = |hits: &[u32]| first(hits, EvictionPolicy::SegmentedLru);
         assert_eq!(evicted(&[]), None);
         assert_eq!(evicted(&[0, 0, 0]), Some(0));
         assert_eq!(evicted(&[1, 0, 2, 0]), Some(1));
@@ -420,5 +440,7 @@ mod tests {
         // A new conversation has no hit yet.
         assert_eq!(evicted(&[1, 3, 2, 1, 0]), Some(0));
         assert_eq!(evicted(&[5]), Some(0));
+        // Without segments hits do not matter.
+        assert_eq!(first(&[1, 0, 2, 0], EvictionPolicy::Lru), Some(0));
     }
 }

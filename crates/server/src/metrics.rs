@@ -86,17 +86,7 @@ fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
 
 /// Why a prompt was not reused, in one word.
 pub(crate) fn missed_name(missed: Option<Missed>) -> &'static str {
-    match missed {
-        None => "none",
-        Some(Missed::Differs { .. }) => "differs",
-        Some(Missed::WindowForgotten { .. }) => "window_forgotten",
-        Some(Missed::StateGone { .. }) => "state_gone",
-        Some(Missed::Evicted { .. }) => "evicted",
-        Some(Missed::TooShort { .. }) => "too_short",
-        Some(Missed::Disabled) => "disabled",
-        Some(Missed::NeverSeen) => "never_seen",
-        Some(Missed::Refused { .. }) => "refused",
-    }
+    missed.map_or("none", |missed| missed.name())
 }
 
 impl Metrics {

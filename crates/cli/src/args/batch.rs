@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args};
 
 use super::{
-    EngineArgs, ModelArgs, ParallelArgs, PredictLimit, SamplerArgs, SpeculationArgs, top_logprobs,
+    EngineArgs, ModelArgs, ParallelArgs, PredictLimit, SamplerArgs, SpeculationArgs, TraceArgs,
+    top_logprobs,
 };
 
 /// `cellar batch`
@@ -52,6 +53,8 @@ pub(crate) struct BatchArgs {
     pub(crate) resume: bool,
     #[command(flatten)]
     pub(crate) parallel: ParallelArgs,
+    #[command(flatten)]
+    pub(crate) trace: TraceArgs,
     /// Tokens to generate at most for each request; -1 as many as the context holds
     #[arg(
         short = 'n',

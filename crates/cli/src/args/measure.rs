@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{Arrivals, EngineArgs, ModelArgs, count, count_or_none};
+use super::{Arrivals, EngineArgs, ModelArgs, TraceArgs, count, count_or_none};
 
 /// `cellar kl`
 #[derive(Debug, Args)]
@@ -99,6 +99,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "MS", default_value_t = 200, requires = "clients",
           allow_negative_numbers = true, value_parser = count_or_none())]
     pub(crate) step_ms: u32,
+    #[command(flatten)]
+    pub(crate) trace: TraceArgs,
     /// Show where the time goes, by kind of step: matmul, attention, …
     #[arg(long)]
     pub(crate) times: bool,

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args};
 
 use super::byte_size::ByteSize;
-use super::{EngineArgs, ParallelArgs, SamplerArgs, SpeculationArgs, count};
+use super::{EngineArgs, ParallelArgs, SamplerArgs, SpeculationArgs, TraceArgs, count};
 
 /// `cellar serve`
 #[derive(Debug, Args)]
@@ -96,6 +96,8 @@ pub(crate) struct ServeArgs {
     /// Show the first and last words of prompts and texts in the live view, to every viewer
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) show_text: bool,
+    #[command(flatten)]
+    pub(crate) trace: TraceArgs,
     #[command(flatten)]
     pub(crate) sampler: SamplerArgs,
     #[command(flatten, next_help_heading = "Speculative decoding")]

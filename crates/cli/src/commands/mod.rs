@@ -22,6 +22,7 @@ mod perplexity;
 mod plan;
 #[cfg(feature = "hub")]
 mod pull;
+mod replay;
 mod rerank;
 #[cfg(feature = "hub")]
 mod rm;
@@ -71,6 +72,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<Exit> {
         Command::Logits(args) => logits::run(&args),
         Command::Kl(args) => kl::run(&args, stdout),
         Command::Bench(args) => bench::run(&args, stdout),
+        Command::Replay(args) => replay::run(&args, stdout),
         Command::State(args) => state::run(&args, stdout),
         Command::Perplexity(args) => perplexity::run(&args, stdout),
         Command::Embed(args) => embed::run(&args, stdout),

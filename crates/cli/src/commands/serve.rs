@@ -246,6 +246,9 @@ fn named_models(args: &ServeArgs) -> anyhow::Result<Vec<Named>> {
             }
         }
     }
+    if args.trace.trace.is_some() && (models.len() > 1 || args.models.is_some()) {
+        return usage("--trace is of one model: serve it alone, without --models");
+    }
     if models.len() > 1 && args.chat_template.is_some() {
         return usage("--chat-template is for the only model: several have their own");
     }
@@ -472,7 +475,13 @@ fn start(
         },
         ..args.parallel.service_config(DEFAULT_STEP_MS)
     };
-    Ok(Service::start(engine, file.tokenizer(), &config)?)
+    let trace = args.trace.writer()?;
+    Ok(Service::start_traced(
+        engine,
+        file.tokenizer(),
+        &config,
+        trace,
+    )?)
 }
 
 /// Ends at the first Ctrl-C or termination signal; the second ends the program.

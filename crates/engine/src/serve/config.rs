@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use scheduler::{Micros, PrefixCaching, SchedulerConfig};
+use scheduler::{EvictionPolicy, Micros, PrefixCaching, SchedulerConfig};
 
 use crate::config::Settings;
 
@@ -36,6 +36,8 @@ pub struct ServiceConfig {
     /// Whether tokens of requests that have ended are kept for prompts with the same prefix: in the
     /// sequences and cells that no running request needs.
     pub prefix_cache: PrefixCaching,
+    /// Which of these prefixes is dropped first.
+    pub eviction: EvictionPolicy,
     /// Preempts a running request after every so many steps, to test that texts stay the same.
     pub preempt_every: Option<NonZeroU32>,
     /// Whether frames for watchers have tokens of requests and cached prefixes.
@@ -63,6 +65,7 @@ impl Default for ServiceConfig {
             aging: Duration::from_secs(30),
             headroom: 16,
             prefix_cache: PrefixCaching::On,
+            eviction: EvictionPolicy::SegmentedLru,
             preempt_every: None,
             excerpts: ExcerptLen::None,
         }
@@ -82,6 +85,7 @@ impl ServiceConfig {
             aging: micros(self.aging),
             headroom: self.headroom,
             prefix_cache: self.prefix_cache,
+            eviction: self.eviction,
             preempt_every: self.preempt_every,
             ..SchedulerConfig::new(rules, n_ubatch, settings.n_ctx)
         }

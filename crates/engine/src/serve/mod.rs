@@ -36,7 +36,8 @@
 //! ```
 //!
 //! [`Service::watch`] looks at it while it runs: which cells of the memory belong to which requests
-//! ([`Frame`]), and what happens to them ([`ServiceEvent`]).
+//! ([`Frame`]), and what happens to them ([`ServiceEvent`]). [`Service::start_traced`] writes all of it to
+//! a file, from which [`trace::replay`](crate::trace::replay) computes what another memory would do.
 //!
 //! Knows no network and no chat.
 
@@ -54,8 +55,8 @@ pub use choices::{Choices, MAX_CHOICES};
 pub use config::{ExcerptLen, ServiceConfig};
 pub use frame::{CachedText, EventKind, Excerpt, Frame, RunningText, ServiceEvent, WaitingText};
 pub use scheduler::{
-    Counters, DropReason, End, Missed, Note, PrefixCaching, PrefixUse, Priority, PromptLimits,
-    RequestError, RequestId, Reuse, Salt, Speculated, Speculation, SpeculationOff,
+    Counters, DropReason, End, EvictionPolicy, Missed, Note, PrefixCaching, PrefixUse, Priority,
+    PromptLimits, RequestError, RequestId, Reuse, Salt, Speculated, Speculation, SpeculationOff,
 };
 pub use service::{MemoryLayout, Service, ServiceError, ServiceStatus, TextRequest};
 pub use stream::{FinishedText, TextStream, Usage};

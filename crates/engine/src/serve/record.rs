@@ -1,23 +1,26 @@
-//! [`Recorder`]: when the service's thread hands frames over, and which events it keeps.
+//! [`Recorder`]: when the service's thread hands frames over, which events it keeps, and what it
+//! traces.
 //!
-//! Invariant: without watchers it costs a comparison a step. Decides nothing about requests.
+//! Invariant: without watchers and a trace it costs a comparison a step. Decides nothing about requests.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kv_core::memory::Composite;
-use scheduler::{Micros, Outcome, Scheduler};
+use scheduler::{Micros, Outcome, Request, RowReport, Scheduler, Step};
 
 use super::config::ExcerptLen;
 use super::frame::{EventKind, Frame};
 use super::live_text::LiveText;
 use super::watch::{FRAME_TIME, WatchHub};
+use crate::trace::{TraceEvent, TraceWriter};
 
 /// Tells watchers what the service's thread does.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     hub: Arc<WatchHub>,
     excerpts: ExcerptLen,
+    trace: Option<TraceWriter>,
     /// When the last frame was handed over.
     last_frame: Instant,
     /// Something has happened since.
@@ -29,9 +32,16 @@ impl Recorder {
         Self {
             hub,
             excerpts,
+            trace: None,
             last_frame: Instant::now(),
             is_stale: true,
         }
+    }
+
+    /// The same with a trace, to which it writes.
+    pub(crate) fn with_trace(mut self, trace: Option<TraceWriter>) -> Self {
+        self.trace = trace;
+        self
     }
 
     /// Something changes.
@@ -42,8 +52,40 @@ impl Recorder {
         }
     }
 
-    pub(crate) fn record(&self, now: Micros, kind: EventKind) {
+    pub(crate) fn record(&mut self, now: Micros, kind: EventKind) {
+        if let Some(trace) = &mut self.trace
+            && let Some(event) = TraceEvent::of(kind)
+        {
+            trace.event(now, event);
+        }
         self.hub.record(Duration::from_micros(now.0), kind);
+    }
+
+    /// A request goes to the scheduler.
+    pub(crate) fn submit(&mut self, now: Micros, request: &Request) {
+        if let Some(trace) = &mut self.trace {
+            trace.submit(now, request);
+        }
+        let kind = EventKind::Submitted {
+            request: request.id,
+            n_texts: 1 + request.siblings.len(),
+            n_prompt: request.prompt.len(),
+        };
+        self.record(now, kind);
+    }
+
+    /// A step was computed in this time.
+    pub(crate) fn step(&mut self, now: Micros, step: &Step, rows: &[RowReport], took: Micros) {
+        if let Some(trace) = &mut self.trace {
+            trace.step(now, step, rows, took);
+        }
+    }
+
+    /// Nothing more happens.
+    pub(crate) fn stop(&mut self, now: Micros) {
+        if let Some(trace) = &mut self.trace {
+            trace.event(now, TraceEvent::Stop);
+        }
     }
 
     /// Whether a frame is due between two steps.

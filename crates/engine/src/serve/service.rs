@@ -31,6 +31,7 @@ use crate::error::EngineError;
 use crate::logprobs::Logprobs;
 use crate::sampler::Step;
 use crate::speculate;
+use crate::trace::TraceWriter;
 
 /// A prompt, and how it is continued.
 #[derive(Debug, Default)]
@@ -66,6 +67,14 @@ pub enum ServiceError {
     NoThread {
         /// Why, in the system's words.
         reason: String,
+    },
+    /// A trace cannot be written, or is none that can be read.
+    #[error("the trace is wrong at byte {at}: {what}")]
+    Trace {
+        /// The place in the file, in bytes.
+        at: u64,
+        /// What is wrong.
+        what: String,
     },
     /// The service has ended before the request did.
     #[error("the service has ended")]
@@ -167,9 +176,23 @@ impl<B: Backend> Service<B> {
     /// [`ServiceError::Engine`] where it encodes a source before each text;
     /// [`ServiceError::NoThread`].
     pub fn start(
+        engine: Engine<B>,
+        tokenizer: &Arc<Tokenizer>,
+        config: &ServiceConfig,
+    ) -> Result<Self, ServiceError> {
+        Self::start_traced(engine, tokenizer, config, None)
+    }
+
+    /// As [`Service::start`], and writes what happens to a trace, where there is one.
+    ///
+    /// # Errors
+    /// As [`Service::start`]; [`ServiceError::Trace`] where the first line cannot be written. When a
+    /// later one cannot, a warning says so, and the service goes on.
+    pub fn start_traced(
         mut engine: Engine<B>,
         tokenizer: &Arc<Tokenizer>,
         config: &ServiceConfig,
+        mut trace: Option<TraceWriter>,
     ) -> Result<Self, ServiceError> {
         if engine.model().source_encoder().is_some() {
             let architecture = engine.model().architecture().to_owned();
@@ -178,6 +201,13 @@ impl<B: Backend> Service<B> {
         let _removed = engine.clear();
         let queue_limits = config.scheduler(engine.settings());
         let scheduler = Scheduler::new(queue_limits, engine.memory())?.with_notes();
+        if let Some(trace) = &mut trace {
+            let begun = trace.begin(engine.settings(), &queue_limits);
+            begun.map_err(|error| ServiceError::Trace {
+                at: 0,
+                what: error.to_string(),
+            })?;
+        }
         let layout = MemoryLayout::of(&engine);
         let limits = scheduler.prompt_limits();
         let draft_limit = scheduler.draft_limit();
@@ -185,7 +215,7 @@ impl<B: Backend> Service<B> {
         let (commands, received) = sync_channel(config.max_queued.saturating_add(1));
         let (step, status) = (Arc::default(), Arc::default());
         let hub = Arc::<WatchHub>::default();
-        let recorder = Recorder::new(Arc::clone(&hub), config.excerpts);
+        let recorder = Recorder::new(Arc::clone(&hub), config.excerpts).with_trace(trace);
         let worker = Worker::new(engine, scheduler, received, recorder)
             .with_shared(Arc::clone(&step), Arc::clone(&status));
         let thread = std::thread::Builder::new().name("cellar-service".to_owned());

@@ -160,6 +160,8 @@ impl<B: Backend> Worker<B> {
         while let Work::Edit(edits) = self.scheduler.next(self.now(), self.engine.memory()).work {
             self.edit(edits);
         }
+        let now = self.now();
+        self.recorder.stop(now);
         self.engine
     }
 
@@ -273,12 +275,8 @@ impl<B: Backend> Worker<B> {
             prompt_rows,
             siblings: ids.collect(),
         };
-        let submitted = EventKind::Submitted {
-            request: id,
-            n_texts: 1 + request.siblings.len(),
-            n_prompt: request.prompt.len(),
-        };
-        self.recorder.record(self.now(), submitted);
+        let now = self.now();
+        self.recorder.submit(now, &request);
         self.handle(Event::Submit(request));
     }
 
@@ -344,7 +342,8 @@ impl<B: Backend> Worker<B> {
         | Outcome::Preempted { request, .. }
         | Outcome::Ended { request, .. }) = outcome;
         let event = event_of(outcome, self.live.get(request));
-        self.recorder.record(self.now(), event);
+        let now = self.now();
+        self.recorder.record(now, event);
     }
 
     /// Computes a step, and reports it.
@@ -364,6 +363,9 @@ impl<B: Backend> Worker<B> {
         };
         match computed {
             Ok(rows) => {
+                let now = self.now();
+                self.recorder
+                    .step(now, step, &rows, micros(began.elapsed()));
                 self.handle(Event::StepDone(rows));
                 self.handle(Event::StepTime(micros(began.elapsed())));
             }
@@ -405,7 +407,7 @@ fn choose_tokens(
     step: &Step,
     logits: Logits<'_>,
     live: &mut BTreeMap<RequestId, LiveText>,
-    on_first_token: impl Fn(RequestId),
+    mut on_first_token: impl FnMut(RequestId),
 ) -> Vec<RowReport> {
     let reports = step.report(|row| {
         let live = live.get_mut(&row.request)?;

@@ -9,4 +9,5 @@ mod speculation;
 #[path = "../support/mod.rs"]
 mod support;
 mod texts;
+mod trace;
 mod watch;

@@ -89,6 +89,7 @@ pub(super) fn run(args: &BenchArgs, n_clients: u32, out: &mut impl Write) -> any
     if args.predict == 0 {
         return usage("--clients needs texts to read: -n is at least 1");
     }
+    let trace = args.trace.writer()?;
     let source = ModelSource::new(args.model.model.as_deref());
     let file = source.load()?;
     resolve::continues_without_source(&file)?;
@@ -118,7 +119,7 @@ pub(super) fn run(args: &BenchArgs, n_clients: u32, out: &mut impl Write) -> any
         step_time: (args.step_ms > 0).then(|| Duration::from_millis(args.step_ms.into())),
         ..ServiceConfig::default()
     };
-    let service = Service::start(engine, file.tokenizer(), &service_config)?;
+    let service = Service::start_traced(engine, file.tokenizer(), &service_config, trace)?;
     let progress = Progress::spinner("measuring");
     let mut tokens = Tokens::new(n_vocab);
     let n_predict = args.predict as usize;

@@ -1,0 +1,107 @@
+//! `--trace` of the commands that run a service, and the flags of `cellar replay`. Knows nothing of what
+//! is in a trace.
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use engine::serve::{EvictionPolicy, PrefixCaching};
+use engine::trace::TraceWriter;
+
+use super::byte_size::ByteSize;
+use super::count;
+
+/// Whether a service writes what it does to a file.
+#[derive(Debug, Args)]
+pub(crate) struct TraceArgs {
+    /// Write what requests come and what is done for them to a file, for 'cellar replay'. It has hashes
+    /// of tokens with a key that is not kept, no tokens and no text
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+}
+
+impl TraceArgs {
+    /// The trace, empty.
+    ///
+    /// # Errors
+    /// Where the file cannot be made.
+    pub(crate) fn writer(&self) -> anyhow::Result<Option<TraceWriter>> {
+        let Some(path) = &self.trace else {
+            return Ok(None);
+        };
+        let file = File::create(path);
+        let file = file.with_context(|| format!("cannot write the trace '{}'", path.display()))?;
+        Ok(Some(TraceWriter::new(file)))
+    }
+}
+
+/// `cellar replay`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Sends the requests of a trace, which --trace of 'cellar serve', 'batch' and 'bench --clients' writes,
+through the scheduler and the memory of a service, without a model: each text goes on as it did. The
+memory can have another size, and prefixes can be evicted in another order. Prints next to what the
+trace shows how many tokens of prompts are reused, how many are computed and computed again, and what
+is evicted. Steps take the time that steps of so many tokens took in the trace. A request comes no
+earlier than in the trace, and not before the texts have ended that had ended when it came. Tokens that
+speculation drafted are not replayed.
+
+In place of each token a trace has a hash of it and of all tokens before it, with a random key that is
+not kept: enough to find common prefixes, and not to find out what the tokens were.
+
+Examples:
+  cellar serve -m MODEL.gguf --trace day.jsonl
+  cellar replay day.jsonl
+  cellar replay day.jsonl --budget 2G
+  cellar replay day.jsonl --ctx 65536 --policy lru --json")]
+pub(crate) struct ReplayArgs {
+    /// The trace
+    pub(crate) trace: PathBuf,
+    /// Bytes that the memory may take: as many tokens as fit
+    #[arg(long, value_name = "SIZE", conflicts_with = "ctx")]
+    pub(crate) budget: Option<ByteSize>,
+    /// Tokens that the memory holds [default: as in the trace]
+    #[arg(short, long, visible_alias = "ctx-size", value_name = "N",
+          allow_negative_numbers = true, value_parser = count())]
+    pub(crate) ctx: Option<u32>,
+    /// Which cached prefixes are dropped first [default: as in the trace]
+    #[arg(long, value_name = "POLICY", value_enum)]
+    pub(crate) policy: Option<PolicyName>,
+    /// Read a trace that was cut off up to there, instead of refusing it
+    #[arg(long)]
+    pub(crate) partial: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Which prefixes are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PolicyName {
+    /// The oldest that were never used again, then the oldest
+    Slru,
+    /// The oldest
+    Lru,
+    /// None are kept
+    Off,
+}
+
+impl PolicyName {
+    /// As a replay takes it.
+    pub(crate) fn caching(self) -> PrefixCaching {
+        match self {
+            Self::Slru | Self::Lru => PrefixCaching::On,
+            Self::Off => PrefixCaching::Off,
+        }
+    }
+
+    /// As a replay takes it; `None` where nothing is evicted.
+    pub(crate) fn eviction(self) -> Option<EvictionPolicy> {
+        match self {
+            Self::Slru => Some(EvictionPolicy::SegmentedLru),
+            Self::Lru => Some(EvictionPolicy::Lru),
+            Self::Off => None,
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! [`MemoryShape`]: what a trace says of the memory, so that a replay can make one of another size, and
+//! [`TraceLimits`]: what it says of the scheduler.
+//!
+//! Invariant: bytes are counted as [`Settings::memory_bytes`](crate::Settings::memory_bytes) counts
+//! them. Knows no weights.
+
+use std::num::NonZeroU32;
+
+use kv_core::batch::BatchRules;
+use kv_core::layers::LayerMap;
+use kv_core::memory::{Composite, MemoryConfig, MemoryConfigError};
+use scheduler::{EvictionPolicy, Micros, PrefixCaching, SchedulerConfig};
+use serde::{Deserialize, Serialize};
+
+use super::record::MAX_HASH;
+use crate::budget::BYTES_PER_CELL;
+use crate::config::{MAX_N_CTX, Settings};
+
+/// The memory of a service, as far as its size matters.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct MemoryShape {
+    /// What each layer remembers.
+    pub(crate) layers: LayerMap,
+    pub(crate) config: MemoryConfig,
+    /// Bytes of the rows of a cell, over all layers of its part, by number of the part.
+    pub(crate) cell_bytes: Vec<u64>,
+    /// Bytes of a state, over all layers.
+    pub(crate) state_bytes: u64,
+}
+
+impl MemoryShape {
+    pub(crate) fn of(settings: &Settings) -> Self {
+        let (layers, config) = settings.memory_config();
+        let plan = settings.memory_plan();
+        let mut cell_bytes = Vec::new();
+        let mut of_states = 0;
+        for rows in plan.rows() {
+            let Some(part) = rows.part else {
+                of_states += rows.bytes() as u64;
+                continue;
+            };
+            let part = part.as_usize();
+            if cell_bytes.len() <= part {
+                cell_bytes.resize(part + 1, 0);
+            }
+            cell_bytes[part] += rows.row_bytes as u64;
+        }
+        Self {
+            layers: layers.clone(),
+            config: *config,
+            cell_bytes,
+            state_bytes: of_states / (config.n_state_rows() as u64).max(1),
+        }
+    }
+
+    /// The same with another length of the context.
+    pub(crate) fn with_n_ctx(&self, n_ctx: u32) -> Self {
+        let config = MemoryConfig {
+            n_ctx,
+            ..self.config
+        };
+        Self {
+            config,
+            ..self.clone()
+        }
+    }
+
+    /// The longest context whose memory takes at most so many bytes; `None` where none does.
+    pub(crate) fn largest_n_ctx(&self, n_bytes: u64) -> Option<u32> {
+        let fits = |n_ctx| {
+            let bytes = self.with_n_ctx(n_ctx).bytes();
+            bytes.is_ok_and(|bytes| bytes <= n_bytes)
+        };
+        // More tokens never take fewer bytes.
+        let (mut fitting, mut too_large) = (0, MAX_N_CTX + 1);
+        while too_large - fitting > 1 {
+            let middle = fitting + (too_large - fitting) / 2;
+            match fits(middle) {
+                true => fitting = middle,
+                false => too_large = middle,
+            }
+        }
+        (fitting > 0).then_some(fitting)
+    }
+
+    /// An empty memory.
+    pub(crate) fn memory(&self) -> Result<Composite, MemoryConfigError> {
+        Composite::new(&self.layers, &self.config)
+    }
+
+    /// Bytes of all rows and of what is kept of the cells.
+    pub(crate) fn bytes(&self) -> Result<u64, MemoryConfigError> {
+        let cells = self.config.cells_per_part(&self.layers)?;
+        let of_parts = cells.iter().zip(&self.cell_bytes);
+        let of_parts =
+            of_parts.map(|(&n, bytes)| (bytes + BYTES_PER_CELL).saturating_mul(n as u64));
+        let of_states = self.state_bytes.saturating_mul(self.n_states() as u64);
+        Ok(of_parts.fold(of_states, u64::saturating_add))
+    }
+
+    fn n_states(&self) -> usize {
+        match self.state_bytes {
+            0 => 0,
+            _ => self.config.n_state_rows(),
+        }
+    }
+
+    /// Bytes of the rows that are in use.
+    pub(crate) fn bytes_used(&self, memory: &Composite) -> u64 {
+        let of_parts = memory.parts().iter().map(|part| {
+            let bytes = self.cell_bytes.get(part.config().part.as_usize());
+            bytes.copied().unwrap_or(0) * u64::from(part.n_used())
+        });
+        let n_states = memory.states().map_or(0, |states| states.n_used());
+        of_parts.sum::<u64>() + self.state_bytes * u64::from(n_states)
+    }
+}
+
+/// The limits of a scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TraceLimits {
+    n_batch: u32,
+    step_tokens: u32,
+    /// In microseconds.
+    step_time: Option<u64>,
+    max_running: usize,
+    /// In microseconds.
+    aging: u64,
+    headroom: u32,
+    preempt_every: Option<NonZeroU32>,
+    pub(crate) policy: TracedPolicy,
+}
+
+/// Which prefixes are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum TracedPolicy {
+    Slru,
+    Lru,
+    Off,
+}
+
+impl TracedPolicy {
+    pub(crate) fn new(caching: PrefixCaching, eviction: EvictionPolicy) -> Self {
+        match (caching, eviction) {
+            (PrefixCaching::Off, _) => Self::Off,
+            (PrefixCaching::On, EvictionPolicy::SegmentedLru) => Self::Slru,
+            (PrefixCaching::On, EvictionPolicy::Lru) => Self::Lru,
+        }
+    }
+}
+
+impl TraceLimits {
+    pub(crate) fn of(config: &SchedulerConfig) -> Self {
+        Self {
+            n_batch: config.rules.n_batch,
+            step_tokens: config.step_tokens,
+            step_time: config.step_time.map(|time| time.0),
+            max_running: config.max_running,
+            aging: config.aging.0,
+            headroom: config.headroom,
+            preempt_every: config.preempt_every,
+            policy: TracedPolicy::new(config.prefix_cache, config.eviction),
+        }
+    }
+
+    /// A scheduler with these limits over another memory. Its queue takes everything: what was refused
+    /// because too much waited is not in a trace.
+    pub(crate) fn scheduler(&self, memory: &MemoryConfig, policy: TracedPolicy) -> SchedulerConfig {
+        let rules = BatchRules {
+            n_batch: self.n_batch,
+            n_seqs: memory.n_seqs,
+            // Hashes take the place of tokens.
+            n_vocab: MAX_HASH + 1,
+            n_embd: 1,
+        };
+        let (prefix_cache, eviction) = match policy {
+            TracedPolicy::Slru => (PrefixCaching::On, EvictionPolicy::SegmentedLru),
+            TracedPolicy::Lru => (PrefixCaching::On, EvictionPolicy::Lru),
+            TracedPolicy::Off => (PrefixCaching::Off, EvictionPolicy::SegmentedLru),
+        };
+        SchedulerConfig {
+            step_tokens: self.step_tokens,
+            step_time: self.step_time.map(Micros),
+            max_running: self.max_running,
+            max_queued: usize::MAX,
+            max_queued_tokens: usize::MAX,
+            aging: Micros(self.aging),
+            headroom: self.headroom,
+            preempt_every: self.preempt_every,
+            prefix_cache,
+            eviction,
+            ..SchedulerConfig::new(rules, memory.n_ubatch, memory.n_ctx)
+        }
+    }
+}
