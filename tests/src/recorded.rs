@@ -178,8 +178,8 @@ fn kept(reference: &Reference, name: &str, n: usize) -> Vec<usize> {
 }
 
 /// The last inputs of a convolution, `[width - 1, channels]` in the memory: the reference has one
-/// more, as `[channels, width]`, and may have kept some channels only. `place` is where the memory
-/// has a channel.
+/// more, as `[channels, width]`, and may have kept some channels only, or it has the same
+/// (RecurrentGemma), of all channels. `place` is where the memory has a channel.
 fn conv_state(
     reference: &Reference,
     name: &str,
@@ -187,7 +187,11 @@ fn conv_state(
     place: impl Fn(usize) -> usize,
 ) -> Option<Recorded> {
     let (shape, values) = reference.values(name)?;
-    let width = shape[1];
+    let n_columns = shape[1];
+    let is_cut = reference.ids(&format!("{name}_rows")).is_some();
+    let is_same = values.len() == n_values && !is_cut;
+    let further = usize::from(!is_same);
+    let width = n_columns + 1 - further;
     let n_channels = n_values / (width - 1);
     let channels = kept(reference, name, shape[0]);
     let inputs = || (0..width - 1).flat_map(|k| channels.iter().zip(0..).map(move |c| (k, c)));
@@ -196,7 +200,7 @@ fn conv_state(
             .map(|(k, (&c, _))| k * n_channels + place(c))
             .collect(),
         values: inputs()
-            .map(|(k, (_, row))| values[row * width + k + 1])
+            .map(|(k, (_, row))| values[row * n_columns + k + further])
             .collect(),
     })
 }
@@ -230,5 +234,32 @@ pub fn delta_state(reference: &Reference, layer: LayerIdx, prompt: usize) -> Opt
     Some(Recorded {
         at: recorded.at.into_iter().map(transposed).collect(),
         values,
+    })
+}
+
+/// The states of the heads of an mLSTM: `mlstm_c_lL_P [heads, keys, values]`, of which some heads may
+/// have been kept only, `mlstm_n_lL_P [heads, keys]` and `mlstm_m_lL_P [heads, 1]`. The memory has the
+/// three of one head together.
+pub fn mlstm_state(reference: &Reference, layer: LayerIdx, prompt: usize) -> Option<Recorded> {
+    let name = |part: &str| format!("mlstm_{part}_l{layer}_{prompt}");
+    let (shape, c) = reference.values(&name("c"))?;
+    let &[_, k_dim, v_dim] = &shape[..] else {
+        return None;
+    };
+    let (n_shape, n) = reference.values(&name("n"))?;
+    let (_, m) = reference.values(&name("m"))?;
+    let n_heads = n_shape[0];
+    let len = k_dim * v_dim + k_dim + 1;
+    let part = |heads: Vec<usize>, first: usize, width: usize| {
+        let of_head = move |head: usize| (0..width).map(move |at| head * len + first + at);
+        heads.into_iter().flat_map(of_head)
+    };
+    let all = || (0..n_heads).collect::<Vec<_>>();
+    let at = part(kept(reference, &name("c"), shape[0]), 0, k_dim * v_dim)
+        .chain(part(all(), k_dim * v_dim, k_dim))
+        .chain(part(all(), k_dim * v_dim + k_dim, 1));
+    Some(Recorded {
+        at: at.collect(),
+        values: [c, n, m].concat(),
     })
 }

@@ -66,7 +66,15 @@ impl Reference {
     /// How many tensors of keys, values and states were recorded.
     pub fn n_recorded(&self) -> usize {
         let is_state = |name: &&String| {
-            let kinds = ["k_l", "v_l", "idxk_l", "conv_state", "ssm_state", "state"];
+            let kinds = [
+                "k_l",
+                "v_l",
+                "idxk_l",
+                "conv_state",
+                "ssm_state",
+                "state",
+                "mlstm_c",
+            ];
             kinds.iter().any(|kind| name.starts_with(kind)) && !name.ends_with("_rows")
         };
         self.tensors.keys().filter(is_state).count()

@@ -313,6 +313,17 @@ const ROWS: &[Row] = &[
     },
     row("qwen35moe", "Qwen 3.5 MoE (text)", "none", &["qwen3_5_moe"]),
     row("kimi-linear", "Kimi Linear", "none", &["kimi_linear"]),
+    row(
+        "recurrentgemma",
+        "RecurrentGemma, Griffin",
+        "all layers that attend",
+        &["recurrent_gemma"],
+    ),
+    Row {
+        tolerance: "5e-4",
+        ..row("zamba2", "Zamba2", "none", &["zamba2"])
+    },
+    row("xlstm", "xLSTM", "none", &["xlstm"]),
     row("lfm2", "LFM2", "none", &["lfm2"]),
     row("lfm2moe", "LFM2-MoE", "none", &["lfm2_moe"]),
     row("rwkv4", "RWKV-4", "none", &["rwkv4"]),
@@ -470,6 +481,9 @@ const NEIGHBOURS: &[[&str; 2]] = &[
     ["qwen3next", "qwen35moe"],
     ["qwen35moe", "qwen35"],
     ["qwen35moe", "kimi-linear"],
+    ["gemma2", "recurrentgemma"],
+    ["granitehybrid", "zamba2"],
+    ["mamba2", "xlstm"],
     ["qwen3", "lfm2"],
     ["lfm2", "lfm2moe"],
     ["bert", "albert"],

@@ -14,11 +14,14 @@ use model_core::gguf::Metadata;
 use model_core::hyperparameters::Hyperparameters;
 
 use crate::delta::{QWEN3_NEXT, QWEN35, QWEN35_MOE};
+use crate::griffin::RECURRENT_GEMMA;
 use crate::hybrids::{FALCON_H1, GRANITE_HYBRID, JAMBA};
 use crate::kimi::KIMI_LINEAR;
 use crate::mamba::{MAMBA, MAMBA2};
 use crate::nemotron::{NEMOTRON_H, NEMOTRON_H_MOE};
 use crate::short_conv::{LFM2, LFM2_MOE};
+use crate::xlstm::XLSTM;
+use crate::zamba::ZAMBA2;
 
 /// One member of the family.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +49,9 @@ pub const FAMILY: &[MambaLike] = &[
     KIMI_LINEAR,
     NEMOTRON_H,
     NEMOTRON_H_MOE,
+    RECURRENT_GEMMA,
+    ZAMBA2,
+    XLSTM,
 ];
 
 /// Layers, and how a model is wired around them.
@@ -58,6 +64,8 @@ pub(crate) struct Wired {
     pub(crate) last_norm: LastNorm,
     /// Factors.
     pub(crate) multipliers: Multipliers,
+    /// See [`Decoder::logit_cap`].
+    pub(crate) logit_cap: Option<f32>,
 }
 
 impl From<Vec<DecoderLayer>> for Wired {
@@ -67,6 +75,7 @@ impl From<Vec<DecoderLayer>> for Wired {
             ffn_norm: "ffn_norm.weight",
             last_norm: LastNorm::Output,
             multipliers: Multipliers::default(),
+            logit_cap: None,
         }
     }
 }
@@ -93,6 +102,7 @@ impl Wired {
             feed_forward_norm: self.ffn_norm,
             last_norm: self.last_norm,
             multipliers: self.multipliers,
+            logit_cap: self.logit_cap,
             output_weight: TOKEN_EMBEDDING.to_owned(),
             layers: self.layers,
             ..Decoder::default()

@@ -1,6 +1,7 @@
 //! Models whose layers, or some of them, are recurrent: Mamba (Gu and Dao, arXiv 2312.00752),
 //! Falcon Mamba, Mamba-2 (arXiv 2405.21060), RWKV-4, and the hybrids Jamba, Bamba, Granite 4,
-//! Falcon-H1, Qwen3-Next, Qwen 3.5, LFM2 and Kimi Linear.
+//! Falcon-H1, Qwen3-Next, Qwen 3.5, LFM2, Kimi Linear, RecurrentGemma
+//! and Zamba2; xLSTM.
 //!
 //! Sizes are read from the file; mixers, attention and feed-forward blocks are shared ones, and
 //! [`Decoder`](model_core::blocks::Decoder) wires them. Invariant: a recurrent layer's memory does
@@ -20,6 +21,7 @@
 mod delta;
 mod family;
 mod feed_forwards;
+mod griffin;
 mod hf;
 mod hybrids;
 mod kimi;
@@ -28,6 +30,8 @@ mod nemotron;
 mod read;
 mod rwkv;
 mod short_conv;
+mod xlstm;
+mod zamba;
 
 pub use family::{FAMILY, MambaLike};
 pub use rwkv::Rwkv;

@@ -5,13 +5,18 @@
 use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{
-    ConvBias, GatedNorm, InnerNorms, Ssm2MixerBlock, SsmMixer, SsmMixerBlock,
+    ConvBias, GatedNorm, InnerNorms, Ssm2MixerBlock, SsmMixer, SsmMixerBlock, TimeSteps,
 };
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
 /// A mixer of Mamba-2 with usual settings.
 pub(crate) fn example_mamba2(d_inner: usize, n_heads: usize) -> SsmMixer {
-    SsmMixer::Mamba2(Ssm2MixerBlock {
+    SsmMixer::Mamba2(example_mamba2_block(d_inner, n_heads))
+}
+
+/// Its settings.
+pub(crate) fn example_mamba2_block(d_inner: usize, n_heads: usize) -> Ssm2MixerBlock {
+    Ssm2MixerBlock {
         d_inner,
         d_state: 128,
         d_conv: 4,
@@ -19,7 +24,8 @@ pub(crate) fn example_mamba2(d_inner: usize, n_heads: usize) -> SsmMixer {
         n_groups: 1,
         conv_bias: ConvBias::PerChannel,
         gated_norm: GatedNorm::PerGroup { eps: 1e-5 },
-    })
+        time_steps: TimeSteps::Free,
+    }
 }
 
 /// The mixer of Mamba; `layer` is one that has it.
@@ -75,6 +81,7 @@ pub(crate) fn mamba2_mixer(
             },
             false => GatedNorm::None,
         },
+        time_steps: TimeSteps::Free,
     })
 }
 

@@ -10,7 +10,7 @@ use model_tests::Case;
 use model_tests::checks::{self, MANY, ONE};
 
 /// Those that are not another with other settings.
-const SNAPSHOTS: [&str; 16] = [
+const SNAPSHOTS: [&str; 19] = [
     "mamba",
     "falcon_mamba",
     "mamba2",
@@ -27,6 +27,9 @@ const SNAPSHOTS: [&str; 16] = [
     "lfm2",
     "lfm2_moe",
     "kimi_linear",
+    "recurrent_gemma",
+    "zamba2",
+    "xlstm",
 ];
 
 #[test]

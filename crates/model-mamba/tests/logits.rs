@@ -26,7 +26,9 @@ fn what_layers_remember_is_the_references() {
             _ => case.reference().n_recorded(),
         };
         assert_eq!(n_compared, n_recorded, "{}", case.name);
-        assert!(n_compared >= 2, "{}: {n_compared}", case.name);
+        // That of xLSTM is one state of three tensors.
+        let least = if case.name == "xlstm" { 1 } else { 2 };
+        assert!(n_compared >= least, "{}: {n_compared}", case.name);
     }
 }
 

@@ -5,6 +5,7 @@
 mod common;
 
 use common::{CASES, case};
+use kv_core::weights::WeightSource;
 use model_tests::{Case, Recipe, refusal, remove_key};
 use serde_json::{Value, json};
 
@@ -55,6 +56,15 @@ fn settings_that_cannot_be_are_refused_by_their_key() {
         ("nemotron_h_moe", "nemotron_h_moe.expert_group_count", 2),
         ("nemotron_h_moe", "nemotron_h_moe.expert_used_count", 7),
         ("nemotron_h_moe", "nemotron_h_moe.expert_gating_func", 3),
+        ("xlstm", "xlstm.mlstm.head_count", 0),
+        ("xlstm", "xlstm.mlstm.key_length", 0),
+        ("zamba2", "zamba2.attention.head_count", 3),
+        ("zamba2", "zamba2.ssm.group_count", 3),
+        ("zamba2", "zamba2.shared_block.count", 0),
+        ("zamba2", "zamba2.shared_block.lora_rank", 0),
+        ("recurrent_gemma", "recurrentgemma.rg_lru.head_count", 7),
+        ("recurrent_gemma", "recurrentgemma.ssm.conv_kernel", 0),
+        ("recurrent_gemma", "recurrentgemma.rope.dimension_count", 18),
     ] {
         let case = Case::named(CASES, case);
         let error = refusal(case, |metadata| drop(metadata.insert(key, value)), "");
@@ -78,6 +88,12 @@ fn missing_keys_are_named() {
         ("qwen3_5_moe", "qwen35moe.expert_count"),
         ("lfm2", "lfm2.shortconv.l_cache"),
         ("kimi_linear", "kimi-linear.attention.kv_lora_rank"),
+        ("xlstm", "xlstm.mlstm.epsilon"),
+        ("xlstm", "xlstm.final_logit_softcapping"),
+        ("zamba2", "zamba2.shared_block.lora_rank"),
+        ("zamba2", "zamba2.ssm.inner_size"),
+        ("recurrent_gemma", "recurrentgemma.rg_lru.width"),
+        ("recurrent_gemma", "recurrentgemma.attention.sliding_window"),
     ] {
         let case = Case::named(CASES, case);
         let error = refusal(case, |metadata| remove_key(metadata, key), "");
@@ -108,6 +124,15 @@ fn missing_tensors_are_named_and_so_are_those_of_another_shape() {
         ("kimi_linear", "blk.1.ssm_conv1d_k.weight"),
         ("kimi_linear", "blk.3.ssm_f_a.weight"),
         ("kimi_linear", "blk.2.attn_k_b.weight"),
+        ("xlstm", "blk.0.mlstm_f_gate.bias"),
+        ("xlstm", "blk.2.mlstm_norm.weight"),
+        ("zamba2", "blk.1.attn_q_lora_b.2.weight"),
+        ("zamba2", "blk.3.ffn_up_lora_a.1.weight"),
+        ("zamba2", "blk.5.shared_out.weight"),
+        ("zamba2", "blk.3.shared_norm.weight"),
+        ("recurrent_gemma", "blk.1.lru_decay_gate.bias"),
+        ("recurrent_gemma", "blk.2.attn_output.bias"),
+        ("recurrent_gemma", "blk.4.ffn_down.bias"),
     ] {
         let case = Case::named(CASES, case);
         let error = refusal(case, |_| (), tensor);
@@ -173,6 +198,50 @@ fn variants_of_directories_are_refused_by_their_key() {
             json!([1, 2]),
         ),
         ("kimi_linear", "routed_scaling_factor", json!(-1)),
+        ("xlstm", "use_bias", json!(true)),
+        ("xlstm", "add_out_norm", json!(false)),
+        ("xlstm", "weight_mode", json!("fused")),
+        ("xlstm", "num_blocks", json!(2)),
+        ("xlstm", "embedding_dim", json!(32)),
+        ("xlstm", "qk_dim_factor", json!(0.99)),
+        ("xlstm", "v_dim_factor", json!(0)),
+        ("xlstm", "ffn_proj_factor", json!(-1)),
+        ("zamba2", "layers_block_type", json!(["hybrid"])),
+        (
+            "zamba2",
+            "layers_block_type",
+            json!(["mamba", "mamba", "mamba", "mamba", "mamba", "attention"]),
+        ),
+        ("zamba2", "hidden_act", json!("silu")),
+        ("zamba2", "add_bias_linear", json!(true)),
+        ("zamba2", "use_long_context", json!(true)),
+        ("zamba2", "time_step_limit", json!([0.001, 0.1])),
+        ("zamba2", "time_step_min", json!(0)),
+        ("zamba2", "attention_head_dim", json!(16)),
+        ("zamba2", "num_attention_heads", json!(3)),
+        ("zamba2", "num_key_value_heads", json!(3)),
+        ("recurrent_gemma", "block_types", json!([])),
+        ("recurrent_gemma", "block_types", json!(["mamba"])),
+        ("recurrent_gemma", "hidden_activation", json!("silu")),
+        (
+            "recurrent_gemma",
+            "embeddings_scale_by_sqrt_dim",
+            json!(false),
+        ),
+        ("recurrent_gemma", "head_dim", json!(16)),
+        ("recurrent_gemma", "num_attention_heads", json!(7)),
+        ("recurrent_gemma", "intermediate_size", json!(1)),
+        (
+            "recurrent_gemma",
+            "rope_parameters",
+            json!({"rope_type": "linear", "factor": 2.0}),
+        ),
+        (
+            "recurrent_gemma",
+            "rope_parameters.rope_type",
+            json!("dynamic"),
+        ),
+        ("recurrent_gemma", "rope_parameters.factor_2", json!(4)),
     ] {
         let error = directory_error(case, key, Some(value));
         assert!(error.contains(key), "{case}, {key}: {error}");
@@ -186,6 +255,10 @@ fn variants_of_directories_are_refused_by_their_key() {
         ("lfm2_moe", "num_experts"),
         ("kimi_linear", "kv_lora_rank"),
         ("kimi_linear", "mla_use_nope"),
+        ("xlstm", "vocab_size"),
+        ("zamba2", "layers_block_type"),
+        ("recurrent_gemma", "rms_norm_eps"),
+        ("recurrent_gemma", "intermediate_size"),
     ] {
         let error = directory_error(case, key, None);
         assert!(error.contains(key), "{case}, {key}: {error}");
@@ -240,6 +313,134 @@ fn older_configs_of_lfm2_mean_the_same() {
         translated(whole).get("lfm2.feed_forward_length"),
         Ok(120u32)
     );
+}
+
+/// Sizes of xLSTM have two names, and what is left out is what transformers takes.
+#[test]
+fn configs_of_xlstm_mean_the_same_with_one_name_and_without_some() {
+    let registry = case("xlstm").registry();
+    let translated = |recipe: Recipe| recipe.translated(&registry).unwrap().metadata().clone();
+    let own = translated(Recipe::named("xlstm"));
+    assert_eq!(own.get("xlstm.feed_forward_length"), Ok(96u32));
+    for keys in [
+        ["num_blocks", "embedding_dim"],
+        ["num_hidden_layers", "hidden_size"],
+    ] {
+        let one = Recipe::named("xlstm").with_config(|config| {
+            for key in keys.iter().chain(&["eps", "norm_eps", "v_dim_factor"]) {
+                assert!(config.remove(*key).is_some(), "no {key}");
+            }
+        });
+        assert_eq!(translated(one), own);
+    }
+    // 64 * 2.667 is 170.7, and the next multiple of 64 is 192.
+    let without = Recipe::named("xlstm").with_config(|config| {
+        for key in [
+            "ffn_proj_factor",
+            "ffn_round_up_to_multiple_of",
+            "qk_dim_factor",
+        ] {
+            assert!(config.remove(key).is_some(), "no {key}");
+        }
+        config.remove("gate_soft_cap");
+    });
+    let without = translated(without);
+    assert_eq!(without.get("xlstm.feed_forward_length"), Ok(192u32));
+    assert_eq!(without.get("xlstm.mlstm.key_length"), Ok(8u32));
+    assert_eq!(without.get("xlstm.mlstm.gate_softcapping"), Ok(15.0f32));
+}
+
+/// Published configs of Zamba2 have an older name for layers without a block; and what is left out is
+/// what transformers takes. Only the first layers with a block have its matrices.
+#[test]
+fn configs_of_zamba2_mean_the_same_with_older_names_and_without_some() {
+    let registry = case("zamba2").registry();
+    let translated = |recipe: Recipe| recipe.translated(&registry).unwrap().metadata().clone();
+    let own = translated(Recipe::named("zamba2"));
+    let older = Recipe::named("zamba2").with_config(|config| {
+        let types = ["mamba", "hybrid"].repeat(3);
+        config.insert("layers_block_type".into(), json!(types));
+        for key in ["mamba_d_conv", "mamba_expand", "attention_head_dim"] {
+            assert!(config.remove(key).is_some(), "no {key}");
+        }
+    });
+    assert_eq!(translated(older), own);
+    let without = Recipe::named("zamba2").with_config(|config| {
+        for key in ["use_mem_rope", "intermediate_size", "adapter_rank"] {
+            assert!(config.remove(key).is_some(), "no {key}");
+        }
+    });
+    let without = translated(without);
+    assert_eq!(without.get("zamba2.rope.scaling.finetuned"), Ok(false));
+    assert_eq!(without.get("zamba2.feed_forward_length"), Ok(256u32));
+    assert_eq!(without.get("zamba2.shared_block.lora_rank"), Ok(128u32));
+}
+
+/// A time step is at least the shortest one, and otherwise as without.
+#[test]
+fn time_steps_of_zamba2_have_a_floor() {
+    let directory = Recipe::named("zamba2")
+        .with_config(|config| drop(config.insert("time_step_min".into(), json!(0.25))))
+        .directory(&case("zamba2").registry())
+        .unwrap();
+    let weight = |name: &str| directory.weights().require(name).unwrap().to_f32();
+    let softplus = |x: f32| x.exp().ln_1p();
+    let (floor, bias) = (
+        weight("blk.3.ssm_dt_floor.weight"),
+        weight("blk.3.ssm_dt.bias"),
+    );
+    let recipe = Recipe::named("zamba2");
+    let own = recipe
+        .weights()
+        .require("model.layers.3.mamba_decoder.mamba.dt_bias");
+    let own = own.unwrap().to_f32();
+    assert_eq!([floor.len(), bias.len(), own.len()], [8; 3]);
+    let mut n_floored = 0;
+    for ((floor, bias), own) in floor.iter().zip(&bias).zip(own) {
+        for dt in [-4.0f32, -0.5, 0.0, 0.7, 3.0] {
+            let ours = softplus((dt + floor).max(0.0) + bias);
+            let wanted = softplus(dt + own).max(0.25);
+            assert!((ours - wanted).abs() < 1e-6, "{dt}: {ours}, {wanted}");
+            n_floored += usize::from(wanted == 0.25);
+        }
+    }
+    assert!((8..32).contains(&n_floored), "{n_floored}");
+}
+
+/// The published configs of RecurrentGemma have rotations in older keys; and what they leave out is
+/// what transformers takes.
+#[test]
+fn configs_of_recurrent_gemma_mean_the_same_with_older_keys_and_without_some() {
+    let registry = case("recurrent_gemma").registry();
+    let translated = |recipe: Recipe| recipe.translated(&registry).unwrap().metadata().clone();
+    let own = translated(Recipe::named("recurrent_gemma"));
+    assert_eq!(own.get("recurrentgemma.rope.dimension_count"), Ok(6u32));
+    let older = Recipe::named("recurrent_gemma").with_config(|config| {
+        config.remove("rope_parameters");
+        config.insert("rope_theta".into(), json!(10_000.0));
+        config.insert("partial_rotary_factor".into(), json!(0.5));
+    });
+    assert_eq!(translated(older), own);
+    let without = Recipe::named("recurrent_gemma").with_config(|config| {
+        for key in ["rope_parameters", "lru_width", "block_types", "head_dim"] {
+            assert!(config.remove(key).is_some(), "no {key}");
+        }
+    });
+    assert_eq!(translated(without), own);
+    let defaults = Recipe::named("recurrent_gemma").with_config(|config| {
+        for key in ["attention_window_size", "conv1d_width", "logits_soft_cap"] {
+            assert!(config.remove(key).is_some(), "no {key}");
+        }
+    });
+    let defaults = translated(defaults);
+    for (key, wanted) in [
+        ("attention.sliding_window", 2048u32),
+        ("ssm.conv_kernel", 4),
+    ] {
+        assert_eq!(defaults.get(&format!("recurrentgemma.{key}")), Ok(wanted));
+    }
+    let cap = defaults.get::<f32>("recurrentgemma.final_logit_softcapping");
+    assert_eq!(cap, Ok(30.0));
 }
 
 /// Published configs of Kimi Linear list layers by number, from 1, and not by type.

@@ -11,7 +11,7 @@ use kv_core::layers::AttentionMemory;
 use kv_core::rope::{RopeSections, RopeSpec};
 use kv_core::{LayerIdx, Window};
 
-use super::LayerContext;
+use super::{Adapter, LayerContext};
 
 /// Which projections have a bias.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -173,6 +173,10 @@ pub struct AttentionBlock {
     pub output_gate: OutputGate,
     /// What its output matrix is called.
     pub output: OutputName,
+    /// Width of its outputs, where it is not that of the rows.
+    pub out_dim: Option<usize>,
+    /// The adapters of the projections, where they have any.
+    pub adapter: Option<Adapter>,
     /// Which earlier tokens are seen.
     pub window: Window,
 }
@@ -266,6 +270,7 @@ impl AttentionBlock {
     ) -> Result<NodeId, GraphError> {
         let LayerContext { layer, part, .. } = at;
         let dim = b.shape_of(x).last().copied().unwrap_or(0);
+        let dim = self.out_dim.unwrap_or(dim);
         let (q, gate, stored) = match self.rows_of {
             Some(owner) => {
                 let [query, ..] = self.projections();
@@ -492,7 +497,9 @@ impl AttentionBlock {
             weight: &matrix,
             bias: matches!(self.bias, QkvBias::Qkv | QkvBias::All).then_some(&*bias),
         };
-        b.affine(name, x, weights, width)
+        let y = b.affine(name, x, weights, width)?;
+        let adapter = self.adapter;
+        adapter.map_or(Ok(y), |adapter| adapter.added(b, (name, weight), [x, y]))
     }
 
     /// Norms and rotates queries or keys: `[tokens, heads * dim]` in, `[tokens, heads, dim]` out.

@@ -4,6 +4,7 @@
 //! Invariant: only rows whose logits are wanted pass through what follows the last mixer.
 //! Knows no architecture by name.
 
+use kv_core::backend::CustomOps;
 use kv_core::graph::{Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId, RowGain};
 use kv_core::layers::{LayerMap, LayerMemory};
 use kv_core::{LayerIdx, PartIdx};
@@ -148,6 +149,15 @@ impl Decoder {
         LayerMap::new(memory)
     }
 
+    /// The custom operations of its graphs.
+    pub fn custom_ops(&self) -> CustomOps {
+        let mut ops = CustomOps::new();
+        for layer in &self.layers {
+            ops.extend(&layer.mixer.custom_ops());
+        }
+        ops
+    }
+
     /// The same for sequences of at most so many tokens, where that makes a difference.
     pub fn for_context(&self, n_tokens: usize) -> Option<Self> {
         let long_rope = self.long_rope?;
@@ -184,7 +194,8 @@ impl Decoder {
     fn final_rows(&self, b: &mut GraphBuilder) -> Result<NodeId, GraphError> {
         let shape = b.shape();
         let x = self.rows(b)?;
-        let mut x = self.layer_input(b, x)?;
+        let first = self.layer_input(b, x)?;
+        let mut x = first;
         let own = self.per_layer_inputs;
         let per_layer = own.map(|own| Ok((own, own.build(b, x)?))).transpose()?;
         let memory = self.memory();
@@ -203,7 +214,7 @@ impl Decoder {
                 output_rows,
             };
             let b = &mut b.scope(index);
-            x = self.layer(b, at, layer, x)?;
+            x = self.layer(b, at, layer, [x, first])?;
             if let Some((own, inputs)) = per_layer {
                 let gated = own.gated(b, at, inputs, x)?;
                 x = b.add("per_layer_added", x, gated)?;
@@ -259,14 +270,16 @@ impl Decoder {
         }
     }
 
+    /// One layer: the rows `x` before it and the rows `first` before the first one in.
     fn layer(
         &self,
         b: &mut GraphBuilder,
         at: LayerContext,
         layer: &DecoderLayer,
-        x: NodeId,
+        [x, first]: [NodeId; 2],
     ) -> Result<NodeId, GraphError> {
-        let normed = self.pre_norm(b, "attn_norm", x, "attn_norm.weight")?;
+        let input = layer.mixer.input(b, at, self.norm, [x, first])?;
+        let normed = self.pre_norm(b, "attn_norm", input, "attn_norm.weight")?;
         let mixed = self.mixed(b, at, layer, normed)?;
         let x = at.take_rows(b, "inpL_rows", x)?;
         let Some(feed_forward) = &layer.feed_forward else {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use kv_core::Causality;
+use kv_core::backend::CustomOps;
 use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::LayerMap;
 
@@ -121,6 +122,10 @@ impl Model for DecoderModel {
         let mut given = self.clone();
         given.decoder.rows = DecoderRows::Given;
         Some(Arc::new(given))
+    }
+
+    fn custom_ops(&self) -> CustomOps {
+        self.decoder.custom_ops()
     }
 
     fn graph(&self, shape: GraphShape) -> Result<Graph, ModelError> {

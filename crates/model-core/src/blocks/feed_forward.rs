@@ -4,7 +4,7 @@
 
 use kv_core::graph::{Activation, Affine, GraphBuilder, GraphError, NodeId};
 
-use super::{DenseAndExperts, ExpertsBlock};
+use super::{Adapter, DenseAndExperts, ExpertsBlock};
 
 /// What follows the mixer of a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -55,10 +55,14 @@ pub enum FeedForwardForm {
     Gated,
     /// Gate and up in one, in this order, and down (Phi-3).
     FusedGate,
+    /// Gate and up in one, with an adapter, and down (Zamba2).
+    FusedGateAdapted(Adapter),
     /// Gate, up, and down with a bias (Jina BERT v2).
     GatedDownBias,
     /// The same with gate and up in one.
     FusedGateDownBias,
+    /// Gate, up and down with biases (RecurrentGemma).
+    GatedWithBias,
     /// Up and down, no gate (Falcon, Nemotron).
     Plain,
     /// The same with biases (GPT-2, StarCoder 2).
@@ -105,12 +109,29 @@ impl FeedForwardBlock {
         let weight = |what: &str| format!("ffn_{what}{suffix}.weight");
         let hidden = self.hidden;
         let (gate, up) = match self.form {
+            FeedForwardForm::GatedWithBias => {
+                let mut part = |what: &str| {
+                    let (weight, bias) = (weight(what), format!("ffn_{what}{suffix}.bias"));
+                    let weights = Affine::new(&weight).bias(&bias);
+                    b.affine(&name(what), x, weights, hidden)
+                };
+                (part("gate")?, part("up")?)
+            }
             FeedForwardForm::Gated | FeedForwardForm::GatedDownBias => {
                 let gate = b.linear(&name("gate"), x, &weight("gate"), hidden)?;
                 (gate, b.linear(&name("up"), x, &weight("up"), hidden)?)
             }
-            FeedForwardForm::FusedGate | FeedForwardForm::FusedGateDownBias => {
+            FeedForwardForm::FusedGate
+            | FeedForwardForm::FusedGateDownBias
+            | FeedForwardForm::FusedGateAdapted(_) => {
                 let both = b.linear(&name("gate_up"), x, &weight("up"), 2 * hidden)?;
+                let both = match self.form {
+                    FeedForwardForm::FusedGateAdapted(adapter) => {
+                        let (name, weight) = (name("gate_up"), format!("ffn_up{suffix}"));
+                        adapter.added(b, (&name, &weight), [x, both])?
+                    }
+                    _ => both,
+                };
                 let gate = b.columns(&name("gate"), both, 0..hidden)?;
                 (gate, b.columns(&name("up"), both, hidden..2 * hidden)?)
             }
@@ -131,7 +152,9 @@ impl FeedForwardBlock {
         let (weight, bias) = (weight("down"), format!("ffn_down{suffix}.bias"));
         let has_bias = matches!(
             self.form,
-            FeedForwardForm::GatedDownBias | FeedForwardForm::FusedGateDownBias
+            FeedForwardForm::GatedWithBias
+                | FeedForwardForm::GatedDownBias
+                | FeedForwardForm::FusedGateDownBias
         );
         let down = Affine {
             weight: &weight,

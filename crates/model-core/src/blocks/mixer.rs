@@ -3,10 +3,13 @@
 //!
 //! Does not know the layers around.
 
+use kv_core::backend::CustomOps;
 use kv_core::graph::{GraphBuilder, GraphError, NodeId};
 use kv_core::layers::LayerMemory;
 
-use super::{AttentionBlock, FeedForward, LatentAttentionBlock, LayerContext, SsmMixer};
+use super::{
+    AttentionBlock, FeedForward, LatentAttentionBlock, LayerContext, Norm, SharedBlock, SsmMixer,
+};
 
 /// What mixes the tokens of a sequence in one layer.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +25,8 @@ pub enum Mixer {
     Recurrent(SsmMixer),
     /// Both, of the same rows, added (Falcon-H1, arXiv 2507.22448).
     Both(AttentionBlock, SsmMixer),
+    /// A recurrence, over what a block that layers share adds to the rows.
+    Shared(Box<SharedBlock>, SsmMixer),
     /// None: a feed-forward block has the layer for itself (Nemotron-H, arXiv 2504.03624).
     FeedForward(FeedForward),
 }
@@ -37,7 +42,16 @@ impl Mixer {
             Self::Latent(latent) => LayerMemory::Latent(latent.memory()),
             Self::Recurrent(ssm) => LayerMemory::Recurrent(ssm.memory()),
             Self::Both(attention, ssm) => LayerMemory::Both(attention.memory(), ssm.memory()),
+            Self::Shared(block, ssm) => LayerMemory::Both(block.attention.memory(), ssm.memory()),
             Self::WithinBatch(_) | Self::FeedForward(_) => LayerMemory::Nothing,
+        }
+    }
+
+    /// The custom operations of its nodes.
+    pub(super) fn custom_ops(&self) -> CustomOps {
+        match self {
+            Self::Recurrent(ssm) | Self::Both(_, ssm) | Self::Shared(_, ssm) => ssm.custom_ops(),
+            _ => CustomOps::new(),
         }
     }
 
@@ -56,7 +70,26 @@ impl Mixer {
             Self::Attention(attention)
             | Self::WithinBatch(attention)
             | Self::Both(attention, _) => Some(attention),
+            Self::Shared(block, _) => Some(&mut block.attention),
             Self::Latent(_) | Self::Recurrent(_) | Self::FeedForward(_) => None,
+        }
+    }
+
+    /// What enters the norm before the mixer: the rows `x` before the layer, and what a shared
+    /// block adds to them, which reads the rows `first` before the first layer, too.
+    ///
+    /// # Errors
+    /// [`GraphError`] where sizes do not fit.
+    pub(super) fn input(
+        &self,
+        b: &mut GraphBuilder,
+        at: LayerContext,
+        norm: Norm,
+        [x, first]: [NodeId; 2],
+    ) -> Result<NodeId, GraphError> {
+        match self {
+            Self::Shared(block, _) => block.build(b, at, norm, [x, first]),
+            _ => Ok(x),
         }
     }
 
@@ -75,7 +108,7 @@ impl Mixer {
             Self::Attention(attention) => attention.build(b, at, x),
             Self::WithinBatch(attention) => attention.build_in_batch(b, at, x),
             Self::Latent(latent) => latent.build(b, at, x),
-            Self::Recurrent(ssm) => ssm.build(b, at, x),
+            Self::Recurrent(ssm) | Self::Shared(_, ssm) => ssm.build(b, at, x),
             Self::Both(attention, ssm) => {
                 let attended = attention.build(b, at, x)?;
                 let recurred = ssm.build(b, at, x)?;

@@ -4,6 +4,7 @@
 //! [scope](kv_core::graph::GraphBuilder::scope) of its layer. Weight names are those of GGUF files.
 //! Knows no architecture by name.
 
+mod adapter;
 mod alt_up;
 mod attention;
 mod decoder;
@@ -18,8 +19,11 @@ mod latent_attention;
 mod laurel;
 mod long_rope;
 mod mixer;
+mod mlstm;
 mod norm;
 mod per_layer_inputs;
+mod rg_lru;
+mod shared_block;
 mod short_conv;
 mod ssm;
 mod ssm2_mixer;
@@ -28,6 +32,7 @@ mod ssm_mixer;
 use kv_core::graph::{GraphBuilder, GraphError, NodeId};
 use kv_core::{LayerIdx, PartIdx};
 
+pub use adapter::Adapter;
 pub use alt_up::AltUp;
 pub use attention::{
     AttentionBlock, AttentionValues, OutputGate, OutputName, QkNorm, QkvBias, QkvWeights,
@@ -50,12 +55,15 @@ pub use latent_attention::LatentAttentionBlock;
 pub use laurel::Laurel;
 pub use long_rope::LongRope;
 pub use mixer::Mixer;
+pub use mlstm::MLstmBlock;
 pub use norm::{Norm, NormKind};
 pub use per_layer_inputs::{PER_LAYER_EMBEDDING, PerLayerInputs};
+pub use rg_lru::RgLruBlock;
+pub use shared_block::SharedBlock;
 pub use short_conv::ShortConvBlock;
 pub use ssm::SsmMixer;
 pub use ssm_mixer::{ConvBias, InnerNorms, SsmMixerBlock};
-pub use ssm2_mixer::{GatedNorm, Ssm2MixerBlock};
+pub use ssm2_mixer::{GatedNorm, Ssm2MixerBlock, TimeSteps};
 
 /// The layer that blocks are added to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

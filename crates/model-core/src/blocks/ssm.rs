@@ -3,12 +3,15 @@
 //! Does not know the layers around.
 
 use kv_core::LayerIdx;
+use kv_core::backend::CustomOps;
 use kv_core::graph::{Activation, ConvSpec, GraphBuilder, GraphError, NodeId};
 use kv_core::layers::RecurrentMemory;
 
+use super::mlstm::MLstm;
+use super::rg_lru::RgLru;
 use super::{
-    ConvBias, DeltaMixerBlock, KdaMixerBlock, LayerContext, ShortConvBlock, Ssm2MixerBlock,
-    SsmMixerBlock,
+    ConvBias, DeltaMixerBlock, KdaMixerBlock, LayerContext, MLstmBlock, RgLruBlock, ShortConvBlock,
+    Ssm2MixerBlock, SsmMixerBlock,
 };
 
 /// The mixer of a recurrent layer.
@@ -24,6 +27,10 @@ pub enum SsmMixer {
     Kda(KdaMixerBlock),
     /// A short convolution and nothing more.
     ShortConv(ShortConvBlock),
+    /// As in Griffin.
+    RgLru(RgLruBlock),
+    /// As in xLSTM.
+    MLstm(MLstmBlock),
 }
 
 impl SsmMixer {
@@ -35,6 +42,17 @@ impl SsmMixer {
             Self::Delta(block) => block.memory(),
             Self::Kda(block) => block.memory(),
             Self::ShortConv(block) => block.memory(),
+            Self::RgLru(block) => block.memory(),
+            Self::MLstm(block) => block.memory(),
+        }
+    }
+
+    /// The custom operations of its nodes.
+    pub(super) fn custom_ops(&self) -> CustomOps {
+        match self {
+            Self::RgLru(_) => CustomOps::new().with(RgLru),
+            Self::MLstm(_) => CustomOps::new().with(MLstm),
+            _ => CustomOps::new(),
         }
     }
 
@@ -55,6 +73,8 @@ impl SsmMixer {
             Self::Delta(block) => block.build(b, at, x),
             Self::Kda(block) => block.build(b, at, x),
             Self::ShortConv(block) => block.build(b, at, x),
+            Self::RgLru(block) => block.build(b, at, x),
+            Self::MLstm(block) => block.build(b, at, x),
         }
     }
 }

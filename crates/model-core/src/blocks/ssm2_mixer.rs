@@ -3,7 +3,9 @@
 //!
 //! Dao and Gu, arXiv 2405.21060. Does not know the layers around.
 
-use kv_core::graph::{GraphBuilder, GraphError, HeadScanSpec, Input, NodeId, NormGain};
+use kv_core::graph::{
+    Activation, GraphBuilder, GraphError, HeadScanSpec, Input, NodeId, NormGain, TableRow,
+};
 use kv_core::layers::RecurrentMemory;
 
 use super::ssm::{convolved, gated};
@@ -26,6 +28,19 @@ pub struct Ssm2MixerBlock {
     pub conv_bias: ConvBias,
     /// The norm after the gate.
     pub gated_norm: GatedNorm,
+    /// How short time steps can be.
+    pub time_steps: TimeSteps,
+}
+
+/// How short the time steps of a mixer can be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TimeSteps {
+    /// As short as they come out.
+    #[default]
+    Free,
+    /// At least the softplus of `ssm_dt.bias` (Zamba2): `ssm_dt_floor.weight [1, heads]` is their
+    /// own bias less that one, and what is below 0 with it becomes 0.
+    WithFloor,
 }
 
 /// Whether what leaves the gate is normed.
@@ -78,6 +93,7 @@ impl Ssm2MixerBlock {
         let z = b.columns("ssm_z", all, 0..d_inner)?;
         let x = b.columns("ssm_xBC_in", all, d_inner..d_inner + n_conv)?;
         let dt = b.columns("ssm_dt", all, d_inner + n_conv..n_all)?;
+        let dt = self.floored(b, dt)?;
         let all = convolved(b, at.layer, self.d_conv, self.conv_bias, [x, states])?;
         let x = b.columns("ssm_x", all, 0..d_inner)?;
         let middle = d_inner + self.narrow();
@@ -96,6 +112,22 @@ impl Ssm2MixerBlock {
         let gated = gated(b, at, [y, z])?;
         let normed = self.norm(b, gated)?;
         b.linear("ssm_out", normed, "ssm_out.weight", dim)
+    }
+
+    /// Time steps before their bias and their softplus.
+    fn floored(&self, b: &mut GraphBuilder, dt: NodeId) -> Result<NodeId, GraphError> {
+        match self.time_steps {
+            TimeSteps::Free => Ok(dt),
+            TimeSteps::WithFloor => {
+                let bias = TableRow {
+                    weight: "ssm_dt_floor.weight",
+                    n_rows: 1,
+                    row: 0,
+                };
+                let above = b.add_row("ssm_dt_above", dt, bias)?;
+                b.activate("ssm_dt_floored", Activation::Relu, above)
+            }
+        }
     }
 
     fn norm(&self, b: &mut GraphBuilder, x: NodeId) -> Result<NodeId, GraphError> {

@@ -89,6 +89,8 @@ pub enum Step {
     Transposed,
     /// Without dimensions of length 1.
     Squeezed,
+    /// With one dimension.
+    Flat,
     /// With a last dimension of length 1.
     Column,
     /// With a first dimension of length 1.
@@ -106,8 +108,12 @@ pub enum Step {
     RowsAfter(fn(&HfConfig) -> Result<usize, ModelFileError>),
     /// 1 added to every value.
     PlusOne,
+    /// A number that is computed, added to every value.
+    Plus(fn(&HfConfig) -> Result<f32, ModelFileError>),
     /// `-exp(x)`
     NegativeExp,
+    /// `-ln(1 + exp(x))`
+    NegativeSoftplus,
     /// Times the number under this key.
     Scaled(&'static str),
     /// Rows times numbers that are computed: so many rows, then their factor.
@@ -124,6 +130,7 @@ pub(super) enum Action {
     EveryColumn { first: usize, step: usize },
     Transposed,
     Squeezed,
+    Flat,
     Column,
     LeadingOne,
     Rows(usize),
@@ -131,8 +138,9 @@ pub(super) enum Action {
     PickedRows(PickedRows),
     Stacked(usize),
     RowsAfter(usize),
-    PlusOne,
+    Plus(f32),
     NegativeExp,
+    NegativeSoftplus,
     Scaled(f32),
     ScaledRows(RowFactors),
 }
@@ -169,6 +177,7 @@ impl Step {
             Self::EveryColumn { first, step } => Action::EveryColumn { first, step },
             Self::Transposed => Action::Transposed,
             Self::Squeezed => Action::Squeezed,
+            Self::Flat => Action::Flat,
             Self::Column => Action::Column,
             Self::LeadingOne => Action::LeadingOne,
             Self::Rows(key) => Action::Rows(config.count(key)?),
@@ -176,8 +185,10 @@ impl Step {
             Self::PickedRows(rows) => Action::PickedRows(rows(config)?),
             Self::Stacked(key) => Action::Stacked(config.count(key)?),
             Self::RowsAfter(n) => Action::RowsAfter(n(config)?),
-            Self::PlusOne => Action::PlusOne,
+            Self::PlusOne => Action::Plus(1.0),
+            Self::Plus(number) => Action::Plus(number(config)?),
             Self::NegativeExp => Action::NegativeExp,
+            Self::NegativeSoftplus => Action::NegativeSoftplus,
             Self::Scaled(key) => Action::Scaled(config.optional_number(key)?.unwrap_or(1.0) as f32),
             Self::ScaledRows(factors) => Action::ScaledRows(factors(config)?),
         })
@@ -193,6 +204,11 @@ fn as_matrices(shape: &[usize]) -> Result<[usize; 3], String> {
         }
         _ => Err(format!("shape {shape:?} is no matrix")),
     }
+}
+
+/// `ln(1 + exp(x))`, without overflow.
+fn softplus(x: f32) -> f32 {
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
 fn part_of(n: usize, of: usize, what: &str) -> Result<usize, String> {
@@ -237,6 +253,7 @@ impl Action {
                 Ok(with_last(shape, [columns, rows]))
             }
             Self::Squeezed => Ok(shape.iter().copied().filter(|&n| n != 1).collect()),
+            Self::Flat => Ok(vec![shape.iter().product()]),
             Self::Column => Ok(shape.iter().copied().chain([1]).collect()),
             Self::LeadingOne => Ok([&[1], shape].concat()),
             Self::Rows(n) => match *shape {
@@ -288,14 +305,18 @@ impl Action {
                 [rows, columns] if rows > n => Ok(vec![rows - n, columns]),
                 _ => Err(format!("shape {shape:?} has no rows after the first {n}")),
             },
-            Self::PlusOne | Self::NegativeExp | Self::Scaled(_) => Ok(shape.to_vec()),
+            Self::Plus(_) | Self::NegativeExp | Self::NegativeSoftplus | Self::Scaled(_) => {
+                Ok(shape.to_vec())
+            }
         }
     }
 
     /// How values are stored after this step.
     pub(super) fn format(&self, format: BlockFormat) -> BlockFormat {
         match *self {
-            Self::PlusOne | Self::NegativeExp | Self::ScaledRows(_) => BlockFormat::F32,
+            Self::Plus(_) | Self::NegativeExp | Self::NegativeSoftplus | Self::ScaledRows(_) => {
+                BlockFormat::F32
+            }
             Self::Scaled(factor) if factor != 1.0 => BlockFormat::F32,
             _ => format,
         }
@@ -349,9 +370,12 @@ impl Action {
                     matrix * rows * columns + inside % rows * columns + inside / rows
                 })
             }
-            Self::Squeezed | Self::Column | Self::LeadingOne | Self::Rows(_) | Self::Stacked(_) => {
-                values.bytes.clone()
-            }
+            Self::Squeezed
+            | Self::Flat
+            | Self::Column
+            | Self::LeadingOne
+            | Self::Rows(_)
+            | Self::Stacked(_) => values.bytes.clone(),
             Self::HeadRows(ref heads) => {
                 let HeadRows {
                     n_heads,
@@ -371,8 +395,9 @@ impl Action {
                 let rows = values.shape.first().copied().unwrap_or(0);
                 values.gather(rows, rows.saturating_sub(n), |row| row + n)
             }
-            Self::PlusOne => values.map(|_, v| v + 1.0),
+            Self::Plus(number) => values.map(|_, v| v + number),
             Self::NegativeExp => values.map(|_, v| -v.exp()),
+            Self::NegativeSoftplus => values.map(|_, v| -softplus(v)),
             Self::Scaled(1.0) => values.bytes.clone(),
             Self::Scaled(factor) => values.map(|_, v| v * factor),
             Self::ScaledRows(ref factors) => {
@@ -544,8 +569,13 @@ mod tests {
         assert_eq!((shape, rows), (vec![3, 2], vec![4., 5., 6., 7., 0., 1.]));
         assert_eq!(applied(&picked, &[4]).1, [2., 3., 0.]);
         assert!(picked.shape(&[5, 2]).unwrap_err().contains("4 rows"));
-        assert_eq!(applied(&Action::PlusOne, &[2]).1, [1., 2.]);
+        assert_eq!(applied(&Action::Plus(1.0), &[2]).1, [1., 2.]);
         assert_eq!(applied(&Action::NegativeExp, &[1]).1, [-1.]);
+        let softplus = applied(&Action::NegativeSoftplus, &[2]).1;
+        for (ours, wanted) in softplus.iter().zip([-std::f32::consts::LN_2, -1.313_261_7]) {
+            assert!((ours - wanted).abs() < 1e-6, "{ours}, {wanted}");
+        }
+        assert_eq!(applied(&Action::Flat, &[2, 2]).0, [4]);
         let scaled = Action::ScaledRows(vec![(1, 2.0), (2, 0.5)]);
         assert_eq!(applied(&scaled, &[3, 1]).1, [0., 0.5, 1.]);
         assert!(scaled.shape(&[4, 1]).is_err());

@@ -15,7 +15,7 @@ use super::steps::{Action, Values};
 use super::{HfClass, HfConfig, ModelFileError, Step};
 
 /// One GGUF tensor and the tensors that it is made of. `{l}` is the layer; where `from` has an
-/// `{e}`, the tensors of all experts are stacked. Made by [`same`] and [`with`].
+/// `{e}`, the tensors of all experts are stacked, unless `to` has one, too. Made by [`same`] and [`with`].
 #[derive(Clone, Copy, Debug)]
 pub struct TensorRule {
     /// What both names begin with, see [`in_layers`](super::in_layers).
@@ -218,7 +218,7 @@ impl HfWeights {
         }
         let of = |rule: &TensorRule| {
             let numbers = matched(&rule.to(), name)?;
-            let expert = Some(0);
+            let expert = numbers.expert.or(Some(0));
             Some(filled(&rule.from(), Numbers { expert, ..numbers }))
         };
         self.rules.iter().find_map(of)
@@ -240,11 +240,16 @@ fn grouped<'a>(rule: &TensorRule, files: &'a TensorFiles) -> Vec<(String, Found<
     let mut groups: HashMap<Numbers, Found<'a>> = HashMap::new();
     for (name, stored) in &files.tensors {
         if let Some(numbers) = matched(&from, name) {
+            let is_stacked = !to.contains("{e}");
+            let (group, expert) = match is_stacked {
+                true => (None, numbers.expert),
+                false => (numbers.expert, None),
+            };
             let group = Numbers {
-                expert: None,
+                expert: group,
                 ..numbers
             };
-            let found = (numbers.expert, name.as_str(), stored);
+            let found = (expert, name.as_str(), stored);
             groups.entry(group).or_default().push(found);
         }
     }

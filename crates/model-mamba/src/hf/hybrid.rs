@@ -15,7 +15,7 @@ use super::hybrid_tensors::{
 use super::{as_u32, free_time_steps};
 
 /// The length that models without positions are given: they have no end.
-const CONTEXT: u32 = 1 << 20;
+pub(super) const CONTEXT: u32 = 1 << 20;
 
 const FRAME_KEYS: &[Key] = &[
     SILU,

@@ -1,6 +1,7 @@
 //! [`classes`]: how directories of Mamba models and hybrids are translated. Data over the tables
 //! that [`model_core::hf`] shares.
 
+mod griffin;
 mod hybrid;
 mod hybrid_tensors;
 mod kimi;
@@ -11,6 +12,8 @@ mod nemotron;
 mod qwen;
 mod qwen_rows;
 mod rwkv;
+mod xlstm;
+mod zamba;
 
 use model_core::hf::{HfClass, HfConfig, Keys, ModelFileError};
 
@@ -20,7 +23,13 @@ pub(crate) fn classes() -> impl Iterator<Item = HfClass> {
     let tables = tables.chain(hybrid::CLASSES).chain(qwen::CLASSES);
     let tables = tables.chain(lfm2::CLASSES);
     let tables = tables.chain(nemotron::CLASSES);
-    tables.copied().chain([kimi::CLASS, rwkv::CLASS])
+    tables.copied().chain([
+        kimi::CLASS,
+        griffin::CLASS,
+        zamba::CLASS,
+        xlstm::CLASS,
+        rwkv::CLASS,
+    ])
 }
 
 fn as_u32(count: usize) -> u32 {

@@ -4,7 +4,7 @@
 
 use kv_core::LayerIdx;
 use model_tests::checks::NOISY_TOLERANCE;
-use model_tests::recorded::{Recorded, TiledHeads, delta_state};
+use model_tests::recorded::{Recorded, TiledHeads, delta_state, mlstm_state};
 use model_tests::{Case, KeyOrder, Reference, Source};
 
 pub(crate) const fn case(name: &'static str) -> Case {
@@ -85,6 +85,15 @@ pub(crate) const CASES: &[Case] = &[
         ..tiled("qwen3_5")
     },
     tiled("qwen3_5_moe"),
+    case("recurrent_gemma"),
+    Case {
+        tolerance: NOISY_TOLERANCE,
+        ..case("zamba2")
+    },
+    Case {
+        states: mlstm_state,
+        ..case("xlstm")
+    },
     case("lfm2"),
     case("lfm2_moe"),
     Case {

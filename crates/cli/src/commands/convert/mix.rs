@@ -189,6 +189,8 @@ fn format_of(name: &str, shape: &[usize], wanted: BlockFormat, role: Role) -> Bl
         "_norm.weight",
         "ffn_gate_inp.weight",
         "ssm_conv1d.weight",
+        "lru_conv1d.weight",
+        "ssm_dt_floor.weight",
         "position_embd.weight",
         "token_types.weight",
     ];
