@@ -323,6 +323,7 @@ const ROWS: &[Row] = &[
         tolerance: "5e-4",
         ..row("zamba2", "Zamba2", "none", &["zamba2"])
     },
+    row("minimax", "MiniMax-Text-01", "none", &["minimax"]),
     row("xlstm", "xLSTM", "none", &["xlstm"]),
     row("lfm2", "LFM2", "none", &["lfm2"]),
     row("lfm2moe", "LFM2-MoE", "none", &["lfm2_moe"]),
@@ -484,6 +485,7 @@ const NEIGHBOURS: &[[&str; 2]] = &[
     ["gemma2", "recurrentgemma"],
     ["granitehybrid", "zamba2"],
     ["mamba2", "xlstm"],
+    ["granitehybrid", "minimax"],
     ["qwen3", "lfm2"],
     ["lfm2", "lfm2moe"],
     ["bert", "albert"],

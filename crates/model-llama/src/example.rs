@@ -8,7 +8,7 @@ use kv_core::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle};
 use model_core::blocks::{
     Arrangement, AttentionBlock, AttentionValues, Decoder, DecoderInput, DecoderLayer,
     DecoderModel, DecoderRows, IndexerBlock, LastNorm, LatentAttentionBlock, LayerScale, Mixer,
-    Multipliers, PerLayerInputs, QkvBias, TOKEN_EMBEDDING,
+    Multipliers, PerLayerInputs, QkvBias, Residual, TOKEN_EMBEDDING,
 };
 use model_core::hyperparameters::HeadSizes;
 
@@ -89,6 +89,7 @@ impl LlamaLike {
                 PerLayer::Nothing => LayerScale::None,
                 PerLayer::InputsAndScales => LayerScale::Learnt,
             },
+            residual: Residual::Rows,
         });
         let decoder = Decoder {
             vocab: 128_256,

@@ -10,7 +10,7 @@ use kv_core::weights::WeightSource;
 use model_core::architecture::{Architecture, MaskPlace, Model, ModelError};
 use model_core::blocks::{
     Arrangement, AttentionBlock, Decoder, DecoderInput, DecoderLayer, DecoderModel, DecoderRows,
-    LastNorm, Mixer, Multipliers, Norm, OUTPUT_BIAS, POSITION_EMBEDDING,
+    LastNorm, Mixer, Multipliers, Norm, OUTPUT_BIAS, POSITION_EMBEDDING, Residual,
 };
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
@@ -84,6 +84,7 @@ impl LlamaLike {
                 mixer,
                 feed_forward: Some(feed_forward),
                 scale: self.layer_scale(weights, at)?,
+                residual: Residual::Rows,
             })
         };
         together.enumerate().map(layer).collect()

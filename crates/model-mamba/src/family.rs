@@ -18,6 +18,7 @@ use crate::griffin::RECURRENT_GEMMA;
 use crate::hybrids::{FALCON_H1, GRANITE_HYBRID, JAMBA};
 use crate::kimi::KIMI_LINEAR;
 use crate::mamba::{MAMBA, MAMBA2};
+use crate::minimax::MINIMAX;
 use crate::nemotron::{NEMOTRON_H, NEMOTRON_H_MOE};
 use crate::short_conv::{LFM2, LFM2_MOE};
 use crate::xlstm::XLSTM;
@@ -52,6 +53,7 @@ pub const FAMILY: &[MambaLike] = &[
     RECURRENT_GEMMA,
     ZAMBA2,
     XLSTM,
+    MINIMAX,
 ];
 
 /// Layers, and how a model is wired around them.

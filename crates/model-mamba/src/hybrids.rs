@@ -9,7 +9,7 @@ use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{
     AttentionBlock, ConvBias, DecoderLayer, FeedForward, InnerNorms, LayerScale, Mixer,
-    Multipliers, SsmMixer, SsmMixerBlock,
+    Multipliers, Residual, SsmMixer, SsmMixerBlock,
 };
 use model_core::hyperparameters::{HeadSizes, Hyperparameters};
 
@@ -128,6 +128,7 @@ pub(crate) fn layers(mixers: Vec<Mixer>, feed_forwards: Vec<FeedForward>) -> Vec
         mixer,
         feed_forward: Some(feed_forward),
         scale: LayerScale::None,
+        residual: Residual::Rows,
     };
     layers.map(layer).collect()
 }

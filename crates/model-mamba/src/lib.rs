@@ -1,7 +1,7 @@
 //! Models whose layers, or some of them, are recurrent: Mamba (Gu and Dao, arXiv 2312.00752),
 //! Falcon Mamba, Mamba-2 (arXiv 2405.21060), RWKV-4, and the hybrids Jamba, Bamba, Granite 4,
 //! Falcon-H1, Qwen3-Next, Qwen 3.5, LFM2, Kimi Linear, RecurrentGemma
-//! and Zamba2; xLSTM.
+//! Zamba2 and MiniMax-Text-01; xLSTM.
 //!
 //! Sizes are read from the file; mixers, attention and feed-forward blocks are shared ones, and
 //! [`Decoder`](model_core::blocks::Decoder) wires them. Invariant: a recurrent layer's memory does
@@ -26,6 +26,7 @@ mod hf;
 mod hybrids;
 mod kimi;
 mod mamba;
+mod minimax;
 mod nemotron;
 mod read;
 mod rwkv;

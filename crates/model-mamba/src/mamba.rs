@@ -2,7 +2,7 @@
 
 use model_core::architecture::ModelError;
 use model_core::blocks::{
-    ConvBias, DecoderLayer, InnerNorms, LayerScale, Mixer, SsmMixer, SsmMixerBlock,
+    ConvBias, DecoderLayer, InnerNorms, LayerScale, Mixer, Residual, SsmMixer, SsmMixerBlock,
 };
 use model_core::hyperparameters::Hyperparameters;
 
@@ -59,6 +59,7 @@ fn wired(n_layers: usize, mixer: SsmMixer) -> Wired {
         mixer: Mixer::Recurrent(mixer),
         feed_forward: None,
         scale: LayerScale::None,
+        residual: Residual::Rows,
     };
     vec![layer; n_layers].into()
 }

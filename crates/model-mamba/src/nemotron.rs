@@ -9,7 +9,8 @@ use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{
     DecoderLayer, ExpertBias, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward,
-    FeedForwardBlock, FeedForwardForm, LayerScale, Mixer, SharedExpert, SharedShare, SsmMixer,
+    FeedForwardBlock, FeedForwardForm, LayerScale, Mixer, Residual, SharedExpert, SharedShare,
+    SsmMixer,
 };
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
@@ -84,6 +85,7 @@ fn wired(mixers: Vec<Mixer>) -> Wired {
         mixer,
         feed_forward: None,
         scale: LayerScale::None,
+        residual: Residual::Rows,
     };
     mixers.into_iter().map(layer).collect::<Vec<_>>().into()
 }

@@ -11,7 +11,7 @@ use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{
     Adapter, AttentionBlock, DecoderLayer, FeedForwardBlock, FeedForwardForm, GatedNorm,
-    LayerScale, Mixer, SharedBlock, Ssm2MixerBlock, SsmMixer, TimeSteps,
+    LayerScale, Mixer, Residual, SharedBlock, Ssm2MixerBlock, SsmMixer, TimeSteps,
 };
 use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
 
@@ -82,6 +82,7 @@ fn layer(shared: Option<SharedBlock>, ssm: Ssm2MixerBlock) -> DecoderLayer {
         },
         feed_forward: None,
         scale: LayerScale::None,
+        residual: Residual::Rows,
     }
 }
 

@@ -10,7 +10,7 @@ use model_tests::Case;
 use model_tests::checks::{self, MANY, ONE};
 
 /// Those that are not another with other settings.
-const SNAPSHOTS: [&str; 19] = [
+const SNAPSHOTS: [&str; 20] = [
     "mamba",
     "falcon_mamba",
     "mamba2",
@@ -30,6 +30,7 @@ const SNAPSHOTS: [&str; 19] = [
     "recurrent_gemma",
     "zamba2",
     "xlstm",
+    "minimax",
 ];
 
 #[test]

@@ -56,6 +56,8 @@ fn settings_that_cannot_be_are_refused_by_their_key() {
         ("nemotron_h_moe", "nemotron_h_moe.expert_group_count", 2),
         ("nemotron_h_moe", "nemotron_h_moe.expert_used_count", 7),
         ("nemotron_h_moe", "nemotron_h_moe.expert_gating_func", 3),
+        ("minimax", "minimax.attention.key_length", 0),
+        ("minimax", "minimax.expert_used_count", 9),
         ("xlstm", "xlstm.mlstm.head_count", 0),
         ("xlstm", "xlstm.mlstm.key_length", 0),
         ("zamba2", "zamba2.attention.head_count", 3),
@@ -88,6 +90,8 @@ fn missing_keys_are_named() {
         ("qwen3_5_moe", "qwen35moe.expert_count"),
         ("lfm2", "lfm2.shortconv.l_cache"),
         ("kimi_linear", "kimi-linear.attention.kv_lora_rank"),
+        ("minimax", "minimax.attention.key_length"),
+        ("minimax", "minimax.expert_count"),
         ("xlstm", "xlstm.mlstm.epsilon"),
         ("xlstm", "xlstm.final_logit_softcapping"),
         ("zamba2", "zamba2.shared_block.lora_rank"),
@@ -124,6 +128,8 @@ fn missing_tensors_are_named_and_so_are_those_of_another_shape() {
         ("kimi_linear", "blk.1.ssm_conv1d_k.weight"),
         ("kimi_linear", "blk.3.ssm_f_a.weight"),
         ("kimi_linear", "blk.2.attn_k_b.weight"),
+        ("minimax", "blk.0.attn_gate.weight"),
+        ("minimax", "blk.3.ssm_norm.weight"),
         ("xlstm", "blk.0.mlstm_f_gate.bias"),
         ("xlstm", "blk.2.mlstm_norm.weight"),
         ("zamba2", "blk.1.attn_q_lora_b.2.weight"),
@@ -198,6 +204,10 @@ fn variants_of_directories_are_refused_by_their_key() {
             json!([1, 2]),
         ),
         ("kimi_linear", "routed_scaling_factor", json!(-1)),
+        ("minimax", "sliding_window", json!(8)),
+        ("minimax", "hidden_act", json!("gelu")),
+        ("minimax", "layer_types", json!(["linear_attention"])),
+        ("minimax", "mlp_beta_factor", json!("one")),
         ("xlstm", "use_bias", json!(true)),
         ("xlstm", "add_out_norm", json!(false)),
         ("xlstm", "weight_mode", json!("fused")),
@@ -255,6 +265,7 @@ fn variants_of_directories_are_refused_by_their_key() {
         ("lfm2_moe", "num_experts"),
         ("kimi_linear", "kv_lora_rank"),
         ("kimi_linear", "mla_use_nope"),
+        ("minimax", "num_local_experts"),
         ("xlstm", "vocab_size"),
         ("zamba2", "layers_block_type"),
         ("recurrent_gemma", "rms_norm_eps"),
@@ -313,6 +324,39 @@ fn older_configs_of_lfm2_mean_the_same() {
         translated(whole).get("lfm2.feed_forward_length"),
         Ok(120u32)
     );
+}
+
+/// Without a list of types every second layer of MiniMax has lightning attention; without factors
+/// they are 1. Decays are those of the layer's number.
+#[test]
+fn what_configs_of_minimax_leave_out_is_what_transformers_takes() {
+    let registry = case("minimax").registry();
+    let left_out = Recipe::named("minimax").with_config(|config| {
+        for key in ["layer_types", "mlp_alpha_factor", "rope_parameters"] {
+            assert!(config.remove(key).is_some(), "no {key}");
+        }
+    });
+    let metadata = left_out.translated(&registry).unwrap().metadata().clone();
+    let kv_heads: Vec<u32> = metadata
+        .per_layer("minimax.attention.head_count_kv", 5)
+        .unwrap();
+    assert_eq!(kv_heads, [2, 0, 2, 0, 2]);
+    assert_eq!(
+        metadata.get("minimax.residual.feed_forward_alpha"),
+        Ok(1.0f32)
+    );
+    assert_eq!(
+        metadata.get("minimax.residual.feed_forward_beta"),
+        Ok(0.7f32)
+    );
+    assert_eq!(metadata.get("minimax.rope.freq_base"), Ok(1e6f32));
+    let directory = Recipe::named("minimax").directory(&registry).unwrap();
+    let rates = directory.weights().require("blk.3.ssm_a").unwrap();
+    assert_eq!(rates.shape(), [4, 1]);
+    // Layer 3 of 5: a quarter of 1/4, 1/16, 1/64 and 1/256.
+    for (rate, wanted) in rates.to_f32().iter().zip([4.0f32, 16.0, 64.0, 256.0]) {
+        assert!((rate * wanted + 0.25).abs() < 1e-4, "{rate}");
+    }
 }
 
 /// Sizes of xLSTM have two names, and what is left out is what transformers takes.

@@ -36,6 +36,47 @@ pub struct DecoderLayer {
     pub feed_forward: Option<FeedForward>,
     /// Factor on the rows behind it.
     pub scale: LayerScale,
+    /// What its blocks add to.
+    pub residual: Residual,
+}
+
+/// What the blocks of a layer add to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Residual {
+    /// The rows before their norms, as the decoder arranges them.
+    #[default]
+    Rows,
+    /// The rows behind their norms (MiniMax-Text-01).
+    Normed {
+        /// Factors for the mixer.
+        mixer: ResidualFactors,
+        /// Factors for the feed-forward block.
+        feed_forward: ResidualFactors,
+    },
+}
+
+/// Factors of a sum.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ResidualFactors {
+    /// On the rows that a block adds to.
+    pub residual: f32,
+    /// On what it adds.
+    pub added: f32,
+}
+
+impl ResidualFactors {
+    /// The sum of `[x, added]`, with the factors that are not 1.
+    fn sum(
+        self,
+        b: &mut GraphBuilder,
+        name: &str,
+        [x, added]: [NodeId; 2],
+    ) -> Result<NodeId, GraphError> {
+        let factor = |factor: f32| (factor != 1.0).then_some(factor);
+        let x = scaled(b, &format!("{name}_residual"), x, factor(self.residual))?;
+        let added = scaled(b, &format!("{name}_added"), added, factor(self.added))?;
+        b.add(name, added, x)
+    }
 }
 
 /// Factor on the rows behind a layer.
@@ -278,6 +319,13 @@ impl Decoder {
         layer: &DecoderLayer,
         [x, first]: [NodeId; 2],
     ) -> Result<NodeId, GraphError> {
+        if let Residual::Normed {
+            mixer,
+            feed_forward,
+        } = layer.residual
+        {
+            return self.normed_layer(b, at, layer, [mixer, feed_forward], x);
+        }
         let input = layer.mixer.input(b, at, self.norm, [x, first])?;
         let normed = self.pre_norm(b, "attn_norm", input, "attn_norm.weight")?;
         let mixed = self.mixed(b, at, layer, normed)?;
@@ -303,6 +351,28 @@ impl Decoder {
             }
         };
         b.add("l_out", fed, x)
+    }
+
+    /// One layer whose blocks add to the rows behind their norms.
+    fn normed_layer(
+        &self,
+        b: &mut GraphBuilder,
+        at: LayerContext,
+        layer: &DecoderLayer,
+        [of_mixer, of_feed_forward]: [ResidualFactors; 2],
+        x: NodeId,
+    ) -> Result<NodeId, GraphError> {
+        let normed = self.norm.build(b, "attn_norm", x, "attn_norm")?;
+        let mixed = layer.mixer.build(b, at, normed)?;
+        let normed = at.take_rows(b, "attn_norm_rows", normed)?;
+        let x = of_mixer.sum(b, "ffn_inp", [normed, mixed])?;
+        let Some(feed_forward) = &layer.feed_forward else {
+            return Ok(x);
+        };
+        let gain = self.feed_forward_norm;
+        let normed = self.norm.build_with(b, "ffn_norm", x, gain)?;
+        let fed = feed_forward.build(b, normed, x)?;
+        of_feed_forward.sum(b, "l_out", [normed, fed])
     }
 
     /// What the mixer adds to the residual.

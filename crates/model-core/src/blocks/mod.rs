@@ -17,6 +17,7 @@ mod indexer;
 mod kda_mixer;
 mod latent_attention;
 mod laurel;
+mod lightning;
 mod long_rope;
 mod mixer;
 mod mlstm;
@@ -40,7 +41,8 @@ pub use attention::{
 };
 pub use decoder::{
     Arrangement, Decoder, DecoderInput, DecoderLayer, DecoderRows, LastNorm, LayerScale,
-    Multipliers, OUTPUT, OUTPUT_BIAS, POSITION_EMBEDDING, TOKEN_EMBEDDING,
+    Multipliers, OUTPUT, OUTPUT_BIAS, POSITION_EMBEDDING, Residual, ResidualFactors,
+    TOKEN_EMBEDDING,
 };
 pub use decoder_model::DecoderModel;
 pub use delta_mixer::{DeltaMixerBlock, DeltaRates};
@@ -53,6 +55,7 @@ pub use indexer::IndexerBlock;
 pub use kda_mixer::KdaMixerBlock;
 pub use latent_attention::LatentAttentionBlock;
 pub use laurel::Laurel;
+pub use lightning::LightningBlock;
 pub use long_rope::LongRope;
 pub use mixer::Mixer;
 pub use mlstm::MLstmBlock;

@@ -10,8 +10,8 @@ use kv_core::layers::RecurrentMemory;
 use super::mlstm::MLstm;
 use super::rg_lru::RgLru;
 use super::{
-    ConvBias, DeltaMixerBlock, KdaMixerBlock, LayerContext, MLstmBlock, RgLruBlock, ShortConvBlock,
-    Ssm2MixerBlock, SsmMixerBlock,
+    ConvBias, DeltaMixerBlock, KdaMixerBlock, LayerContext, LightningBlock, MLstmBlock, RgLruBlock,
+    ShortConvBlock, Ssm2MixerBlock, SsmMixerBlock,
 };
 
 /// The mixer of a recurrent layer.
@@ -31,6 +31,8 @@ pub enum SsmMixer {
     RgLru(RgLruBlock),
     /// As in xLSTM.
     MLstm(MLstmBlock),
+    /// Lightning attention.
+    Lightning(LightningBlock),
 }
 
 impl SsmMixer {
@@ -44,6 +46,7 @@ impl SsmMixer {
             Self::ShortConv(block) => block.memory(),
             Self::RgLru(block) => block.memory(),
             Self::MLstm(block) => block.memory(),
+            Self::Lightning(block) => block.memory(),
         }
     }
 
@@ -75,6 +78,7 @@ impl SsmMixer {
             Self::ShortConv(block) => block.build(b, at, x),
             Self::RgLru(block) => block.build(b, at, x),
             Self::MLstm(block) => block.build(b, at, x),
+            Self::Lightning(block) => block.build(b, at, x),
         }
     }
 }

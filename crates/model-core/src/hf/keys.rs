@@ -44,8 +44,24 @@ impl Keys {
     /// # Errors
     /// None in practice: a vector has as many values as it is long.
     pub fn add_vector(&mut self, name: &str, values: &[f32]) -> Result<(), WeightError> {
+        self.add_tensor(name, vec![values.len()], values)
+    }
+
+    /// Adds a column, `[values, 1]`, that is no tensor of the files.
+    ///
+    /// # Errors
+    /// As [`Keys::add_vector`].
+    pub fn add_column(&mut self, name: &str, values: &[f32]) -> Result<(), WeightError> {
+        self.add_tensor(name, vec![values.len(), 1], values)
+    }
+
+    fn add_tensor(
+        &mut self,
+        name: &str,
+        shape: Vec<usize>,
+        values: &[f32],
+    ) -> Result<(), WeightError> {
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let shape = vec![values.len()];
         self.tensors
             .push(Weight::new(name, shape, BlockFormat::F32, bytes.into())?);
         Ok(())

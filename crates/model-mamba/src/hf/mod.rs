@@ -7,6 +7,7 @@ mod hybrid_tensors;
 mod kimi;
 mod lfm2;
 mod mamba;
+mod minimax;
 mod mixer_tensors;
 mod nemotron;
 mod qwen;
@@ -26,6 +27,7 @@ pub(crate) fn classes() -> impl Iterator<Item = HfClass> {
     tables.copied().chain([
         kimi::CLASS,
         griffin::CLASS,
+        minimax::CLASS,
         zamba::CLASS,
         xlstm::CLASS,
         rwkv::CLASS,

@@ -90,6 +90,7 @@ pub(crate) const CASES: &[Case] = &[
         tolerance: NOISY_TOLERANCE,
         ..case("zamba2")
     },
+    delta("minimax"),
     Case {
         states: mlstm_state,
         ..case("xlstm")
