@@ -1,6 +1,7 @@
 //! Compiles the kernels for the simulator, with the feature `sim`; otherwise does nothing.
 //!
-//! Each kernel file becomes an object of its own, as C++ in the dialect `cpu.h`.
+//! Each kernel file becomes two objects: as C++ in the dialect `cpu.h`, and as Metal, which `sim/metal.h`
+//! lets a C++ compiler read.
 
 #![allow(clippy::expect_used)] // a panic is how a build script fails
 
@@ -21,6 +22,8 @@ mod sim {
         let mut build = cc::Build::new();
         build
             .cpp(true)
+            // For Metal's library, which sim/metal.h stands in for.
+            .include(metal_library(&out))
             .std("c++17")
             .opt_level(1)
             .debug(false)
@@ -32,11 +35,24 @@ mod sim {
             .flag("-U_FORTIFY_SOURCE")
             .link_lib_modifier("+whole-archive")
             .file(kernels.join("sim/fibers.cpp"));
+        let table = fs::read_to_string(kernels.join("TABLE")).expect("the table of kernels");
         let checks = kernels.join("sim/checks.k");
-        for kernel in kernel_files(&kernels).into_iter().chain([checks]) {
-            build.file(wrapper(&out, &kernels, &kernel));
+        for kernel in kernel_files(&kernels) {
+            build.file(wrapper(&out, &kernels, &kernel, "dialect/cpu.h"));
+            let metal = wrapper(&out, &kernels, &kernel, "sim/metal.h");
+            register(&metal, &kernel, &table);
+            build.file(metal);
         }
+        build.file(wrapper(&out, &kernels, &checks, "dialect/cpu.h"));
         build.compile("cellar_kernels");
+    }
+
+    /// A folder with an empty file in place of Metal's library.
+    fn metal_library(out: &Path) -> PathBuf {
+        let folder = out.join("metal");
+        fs::create_dir_all(&folder).expect("OUT_DIR can be written");
+        fs::write(folder.join("metal_stdlib"), "").expect("OUT_DIR can be written");
+        folder
     }
 
     fn kernel_files(kernels: &Path) -> Vec<PathBuf> {
@@ -50,20 +66,40 @@ mod sim {
     }
 
     /// A C++ file that includes what a kernel file uses, and the kernel file.
-    fn wrapper(out: &Path, kernels: &Path, kernel: &Path) -> PathBuf {
+    fn wrapper(out: &Path, kernels: &Path, kernel: &Path, dialect: &str) -> PathBuf {
         let mut blocks: Vec<PathBuf> = fs::read_dir(kernels.join("blocks"))
             .expect("the folder of block formats")
             .map(|entry| entry.expect("an entry").path())
             .filter(|path| path.extension().is_some_and(|e| e == "h"))
             .collect();
         blocks.sort();
-        let mut text = format!("#include \"{}\"\n", kernels.join("dialect/cpu.h").display());
+        let mut text = format!("#include \"{}\"\n", kernels.join(dialect).display());
         for path in blocks.iter().map(PathBuf::as_path).chain([kernel]) {
             text += &format!("#include \"{}\"\n", path.display());
         }
         let name = kernel.file_stem().expect("a file").to_string_lossy();
-        let path = out.join(format!("{name}.cpp"));
+        let dialect = Path::new(dialect).file_stem().expect("a file");
+        let path = out.join(format!("{name}.{}.cpp", dialect.to_string_lossy()));
         fs::write(&path, text).expect("OUT_DIR can be written");
         path
+    }
+
+    /// Adds what registers a file's kernels to it: Metal's words have no place for that.
+    fn register(path: &Path, kernel: &Path, table: &str) {
+        let file = kernel.file_stem().expect("a file").to_string_lossy();
+        let mut text = fs::read_to_string(path).expect("a file that was written");
+        for line in table.lines() {
+            let mut fields = line.split(' ');
+            let (name, of, threads) = (fields.next(), fields.next(), fields.next());
+            if let (Some(name), Some(of), Some(threads)) = (name, of, threads)
+                && of == file
+            {
+                text += &format!(
+                    "static const sim::RegisteredMetal {name}_registered(\"{name}\", \"{of}.k\", \
+                     {threads}, {name});\n"
+                );
+            }
+        }
+        fs::write(path, text).expect("OUT_DIR can be written");
     }
 }

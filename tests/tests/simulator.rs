@@ -7,7 +7,7 @@ mod gpu;
 use gpu::texts::Length;
 use gpu::{encoders, fixtures, replays, soak, states, texts};
 use kv_core::KvType;
-use kv_gpu::sim::{Order, Sim};
+use kv_gpu::sim::{Dialect, Order, Sim};
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
 use model_tests::Case;
 use model_tests::gpu::distance_from_cpu;
@@ -22,6 +22,27 @@ fn precise() -> GpuBackend<Sim> {
 
 fn fast() -> GpuBackend<Sim> {
     sim(Order::Reverse, Precision::Fast)
+}
+
+/// The kernels that Metal gets.
+mod metal {
+    use super::*;
+
+    fn backend(precision: Precision) -> GpuBackend<Sim> {
+        let device = Sim::new(Order::Reverse).with_dialect(Dialect::Metal);
+        GpuBackend::new(device, GpuConfig { precision })
+    }
+
+    #[test]
+    fn four_models_agree() {
+        let names = ["llama_gqa_untied", "gemma3_iswa8", "mamba2", "mixtral"];
+        let cases = names.map(|name| Case::recipe(name, gpu::register));
+        for precision in [Precision::Precise, Precision::Fast] {
+            fixtures::assert_near(&cases, precision, |case| {
+                distance_from_cpu(backend(precision), case)
+            });
+        }
+    }
 }
 
 fn agree(cases: &[Case]) {

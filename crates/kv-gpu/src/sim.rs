@@ -25,8 +25,8 @@ struct RawKernel {
 
 // The functions of kernels/sim/fibers.cpp.
 unsafe extern "C" {
-    fn cellar_sim_find(name: *const c_char) -> *const RawKernel;
-    fn cellar_sim_next(kernel: *const RawKernel) -> *const RawKernel;
+    fn cellar_sim_find(name: *const c_char, metal: c_int) -> *const RawKernel;
+    fn cellar_sim_next(kernel: *const RawKernel, metal: c_int) -> *const RawKernel;
     fn cellar_sim_name(kernel: *const RawKernel) -> *const c_char;
     fn cellar_sim_file(kernel: *const RawKernel) -> *const c_char;
     fn cellar_sim_threads(kernel: *const RawKernel) -> u32;
@@ -50,33 +50,58 @@ pub enum Order {
     Reverse,
 }
 
+/// In which dialect the kernels were compiled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dialect {
+    /// C++, as CUDA's with its sizes.
+    #[default]
+    Cpp,
+    /// What Metal gets, with its sizes: 32 KiB of shared memory, smaller tiles.
+    Metal,
+}
+
+impl Dialect {
+    fn number(self) -> c_int {
+        c_int::from(self == Self::Metal)
+    }
+}
+
 /// The simulator.
 #[derive(Clone, Copy, Debug)]
 pub struct Sim {
     order: Order,
+    dialect: Dialect,
 }
 
 impl Sim {
     /// A device whose threads run in this order.
     pub fn new(order: Order) -> Self {
-        Self { order }
+        Self {
+            order,
+            dialect: Dialect::Cpp,
+        }
+    }
+
+    /// The same with kernels of another dialect.
+    pub fn with_dialect(self, dialect: Dialect) -> Self {
+        Self { dialect, ..self }
     }
 
     /// The names of all kernels.
     pub fn kernels() -> Vec<String> {
-        let mut names: Vec<String> = all().map(SimKernel::name).collect();
+        let mut names: Vec<String> = all(Dialect::Cpp).map(SimKernel::name).collect();
         names.sort();
         names
     }
 
-    /// All kernels as they are compiled, a line each as in `kernels/TABLE`: name, file, threads,
+    /// All kernels as they are compiled in a dialect, a line each as in `kernels/TABLE`: name, file, threads,
     /// buffers, bytes of settings; those of `sim/` left out.
     ///
     /// # Errors
     /// Where a kernel's settings are not its one last argument, as devices expect them.
-    pub fn kernel_table() -> Result<Vec<String>, BackendError> {
+    pub fn kernel_table(dialect: Dialect) -> Result<Vec<String>, BackendError> {
         let mut lines = Vec::new();
-        for kernel in all() {
+        for kernel in all(dialect) {
             // SAFETY: a kernel of the list, whose file is a literal.
             let path = unsafe { CStr::from_ptr(cellar_sim_file(kernel.0)) };
             let path = path.to_string_lossy();
@@ -111,10 +136,10 @@ impl Sim {
 }
 
 /// All kernels.
-fn all() -> impl Iterator<Item = SimKernel> {
-    let next = |kernel: *const RawKernel| {
+fn all(dialect: Dialect) -> impl Iterator<Item = SimKernel> {
+    let next = move |kernel: *const RawKernel| {
         // SAFETY: null or a kernel of the list, which is never changed.
-        let next = unsafe { cellar_sim_next(kernel) };
+        let next = unsafe { cellar_sim_next(kernel, dialect.number()) };
         (!next.is_null()).then_some(next)
     };
     let first = next(std::ptr::null());
@@ -292,7 +317,8 @@ impl Device for Sim {
     }
 
     fn description(&self) -> String {
-        format!("simulator, threads {:?}", self.order).to_lowercase()
+        let Self { order, dialect } = self;
+        format!("simulator, threads {order:?}, {dialect:?}").to_lowercase()
     }
 
     fn memory(&self) -> Option<DeviceMemory> {
@@ -350,7 +376,7 @@ impl Device for Sim {
         let none = || failure(format!("there is no kernel '{name}'"));
         let text = CString::new(name).map_err(|_| none())?;
         // SAFETY: a string that ends with 0.
-        let kernel = unsafe { cellar_sim_find(text.as_ptr()) };
+        let kernel = unsafe { cellar_sim_find(text.as_ptr(), self.dialect.number()) };
         match kernel.is_null() {
             true => Err(none()),
             false => Ok(SimKernel(kernel)),

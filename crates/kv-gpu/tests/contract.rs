@@ -1,14 +1,22 @@
-//! The contract suite on the simulator, whose threads run in either order, in both precisions.
+//! The contract suite on the simulator, whose threads run in either order, in both precisions, with the
+//! kernels as C++ and as Metal.
 
 mod known;
 mod tolerance;
 
 use kv_contract::Subject;
-use kv_gpu::sim::{Order, Sim};
+use kv_gpu::sim::{Dialect, Order, Sim};
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
 
 fn subject(order: Order, precision: Precision) -> Subject<GpuBackend<Sim>> {
     let backend = GpuBackend::new(Sim::new(order), GpuConfig { precision });
+    Subject::new(backend).with_known(known::KNOWN)
+}
+
+/// With the kernels that Metal gets.
+fn metal(order: Order, precision: Precision) -> Subject<GpuBackend<Sim>> {
+    let device = Sim::new(order).with_dialect(Dialect::Metal);
+    let backend = GpuBackend::new(device, GpuConfig { precision });
     Subject::new(backend).with_known(known::KNOWN)
 }
 
@@ -31,4 +39,28 @@ mod fast {
     kv_contract::backend_contract!(|| {
         subject(Order::Reverse, Precision::Fast).with_tolerance(tolerance::FAST)
     });
+}
+
+mod metal {
+    use super::{Order, Precision, metal, tolerance};
+
+    mod forward {
+        use super::{Order, Precision, metal};
+
+        kv_contract::backend_contract!(|| metal(Order::Forward, Precision::Precise));
+    }
+
+    mod reverse {
+        use super::{Order, Precision, metal};
+
+        kv_contract::backend_contract!(|| metal(Order::Reverse, Precision::Precise));
+    }
+
+    mod fast {
+        use super::{Order, Precision, metal, tolerance};
+
+        kv_contract::backend_contract!(|| {
+            metal(Order::Reverse, Precision::Fast).with_tolerance(tolerance::FAST)
+        });
+    }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kv_gpu::sim::Sim;
+use kv_gpu::sim::{Dialect, Sim};
 use kv_gpu::{KernelSource, kernel_infos, metal_source};
 
 fn folder() -> PathBuf {
@@ -23,7 +23,7 @@ fn files_of(folder: &Path, extension: &str) -> Vec<String> {
 
 #[test]
 fn the_table_is_that_of_the_kernels() {
-    let compiled = Sim::kernel_table().unwrap().join("\n") + "\n";
+    let compiled = Sim::kernel_table(Dialect::Cpp).unwrap().join("\n") + "\n";
     let path = folder().join("TABLE");
     if std::env::var_os("UPDATE_TABLE").is_some() {
         // What is compiled in is the table before.
@@ -34,6 +34,9 @@ fn the_table_is_that_of_the_kernels() {
         written == compiled,
         "UPDATE_TABLE=1 writes kernels/TABLE again:\n{compiled}"
     );
+    // Numbers and kinds of Metal's arguments are those that C++ has compiled.
+    let metal = Sim::kernel_table(Dialect::Metal).unwrap().join("\n") + "\n";
+    assert_eq!(metal, compiled);
     assert_eq!(kernel_infos().len(), compiled.lines().count());
     for info in kernel_infos() {
         assert!(info.n_threads.is_multiple_of(32), "{info:?}");

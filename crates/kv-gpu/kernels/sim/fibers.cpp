@@ -6,29 +6,34 @@
 namespace sim {
 
 thread_local Block *block = nullptr;
-const Kernel *kernels = nullptr;
+const Kernel *kernels = nullptr, *metal_kernels = nullptr;
 static constexpr size_t kStackBytes = 128 << 10;
+
+// A function of its own: none may both mark a place and jump.
+[[noreturn, gnu::noinline]] static void jump(Place &place) { CELLAR_SIM_JUMP(place); }
 
 void yield() {
   Block *b = block;
   uint32_t tid = b->tid;
-  if (!_setjmp(b->fibers[tid].state)) _longjmp(b->scheduler, 1);
+  if (!CELLAR_SIM_MARK(b->fibers[tid].state)) jump(b->scheduler);
   b->tid = tid;
 }
 
 void fail(const char *error) {
   block->error = error;
-  _longjmp(block->scheduler, 1);
+  jump(block->scheduler);
 }
 
 void wait(Barrier &barrier) {
-  uint32_t generation = barrier.generation;
   if (++barrier.arrived >= barrier.alive) {
     barrier.arrived = 0;
     ++barrier.generation;
     ++block->progress;
   } else {
-    while (barrier.generation == generation) yield();
+    Fiber &f = block->fibers[block->tid];
+    f.waits_for = &barrier;
+    f.generation = barrier.generation;
+    yield();
   }
 }
 
@@ -43,11 +48,11 @@ static void leave(Barrier &barrier) {
 void sync_group() { wait(block->group); }
 void sync_warp() { wait(block->warps[block->tid / 32]); }
 
-void *shared(int key, size_t bytes) {
+void *shared(int key, size_t bytes, size_t limit) {
   for (const Shared &s : block->shared)
     if (s.key == key) return block->memory + s.at;
   size_t at = block->shared_used;
-  if (at + bytes > kSharedBytes) fail("more than 48 KiB of shared memory");
+  if (at + bytes > limit) fail("more shared memory than the device has");
   block->shared_used = (at + bytes + 15) / 16 * 16;
   block->shared.push_back({key, at});
   return block->memory + at;
@@ -112,12 +117,15 @@ static void run_threads() {
   }
 }
 
+static bool waits(const Fiber &f) { return f.waits_for && f.waits_for->generation == f.generation; }
+
 // Runs a thread until it waits or ends.
 static void resume(Block &b, uint32_t tid) {
   Fiber &f = b.fibers[tid];
   b.tid = tid;
-  if (_setjmp(b.scheduler)) return;
-  if (f.made) _longjmp(f.state, 1);
+  f.waits_for = nullptr;
+  if (CELLAR_SIM_MARK(b.scheduler)) return;
+  if (f.made) jump(f.state);
   f.made = true;
   getcontext(&f.context);
   f.stack.resize(kStackBytes);
@@ -135,10 +143,11 @@ static void start(Block &b, uint32_t n_threads) {
   b.shared.clear();
   b.shared_used = 0;
   memset(b.memory, 0xff, sizeof b.memory); // NaN, and numbers that nothing indexes
-  memset(b.slots, 0xff, sizeof b.slots);
+  for (auto &slots : b.slots) memset(slots, 0xff, n_threads * kSlotBytes);
   for (uint32_t tid = 0; tid < n_threads; ++tid) {
     Fiber &f = b.fibers[tid];
     f.done = false;
+    f.waits_for = nullptr;
     f.copy_group = 0;
     f.copies.clear();
   }
@@ -160,6 +169,7 @@ static void run_block(Block &b, uint32_t n_threads, bool reverse) {
           uint32_t tid = reverse ? n_threads - 1 - i : i;
           if (b.fibers[tid].done) continue;
           ++alive;
+          if (waits(b.fibers[tid])) continue;
           resume(b, tid);
           if (b.error) return;
         }
@@ -175,12 +185,14 @@ static void run_block(Block &b, uint32_t n_threads, bool reverse) {
 
 } // namespace sim
 
-extern "C" const sim::Kernel *cellar_sim_find(const char *name) {
-  for (const sim::Kernel *k = sim::kernels; k; k = k->next)
+// The kernels as C++, or as Metal.
+static const sim::Kernel *first(int metal) { return metal ? sim::metal_kernels : sim::kernels; }
+extern "C" const sim::Kernel *cellar_sim_find(const char *name, int metal) {
+  for (const sim::Kernel *k = first(metal); k; k = k->next)
     if (!strcmp(k->name, name)) return k;
   return nullptr;
 }
-extern "C" const sim::Kernel *cellar_sim_next(const sim::Kernel *k) { return k ? k->next : sim::kernels; }
+extern "C" const sim::Kernel *cellar_sim_next(const sim::Kernel *k, int metal) { return k ? k->next : first(metal); }
 extern "C" const char *cellar_sim_name(const sim::Kernel *k) { return k->name; }
 extern "C" const char *cellar_sim_file(const sim::Kernel *k) { return k->file; }
 extern "C" uint32_t cellar_sim_threads(const sim::Kernel *k) { return k->threads; }

@@ -21,6 +21,18 @@ struct Barrier {
   uint32_t alive = 0, arrived = 0, generation = 0;
 };
 
+// Where a fiber goes on, or the scheduler. The compiler's own jump, where it has one, saves what the
+// library's does besides: a signal mask's place, clean-ups.
+#if defined(__x86_64__) || !defined(__clang__)
+typedef void *Place[5];
+#define CELLAR_SIM_MARK(place) __builtin_setjmp(place)
+#define CELLAR_SIM_JUMP(place) __builtin_longjmp(place, 1)
+#else
+typedef jmp_buf Place;
+#define CELLAR_SIM_MARK(place) _setjmp(place)
+#define CELLAR_SIM_JUMP(place) _longjmp(place, 1)
+#endif
+
 struct AsyncCopy {
   void *to;
   const void *from;
@@ -29,9 +41,12 @@ struct AsyncCopy {
 
 struct Fiber {
   ucontext_t context;
-  jmp_buf state;
+  Place state;
   std::vector<char> stack;
   bool made = false, done = false;
+  // It waits for this barrier while that is of this generation.
+  const Barrier *waits_for = nullptr;
+  uint32_t generation = 0;
   uint32_t copy_group = 0;
   std::vector<AsyncCopy> copies;
 };
@@ -47,10 +62,11 @@ constexpr size_t kSharedBytes = 48 << 10, kMaxThreads = 1024, kSlotBytes = 32;
 struct Block {
   uint32_t tid = 0, x = 0, y = 0, n_threads = 0;
   std::vector<Fiber> fibers;
-  jmp_buf scheduler;
+  Place scheduler;
   Barrier group;
   Barrier warps[kMaxThreads / 32];
-  alignas(16) char slots[kMaxThreads][kSlotBytes];
+  // What lanes exchange, by the parity of the warp's barrier.
+  alignas(16) char slots[2][kMaxThreads][kSlotBytes];
   std::vector<Shared> shared;
   size_t shared_used = 0;
   alignas(16) char memory[kSharedBytes];
@@ -69,28 +85,35 @@ void yield();
 void wait(Barrier &barrier);
 void sync_group();
 void sync_warp();
-// The shared array `key` of the kernel, the same for all threads of the block.
-void *shared(int key, size_t bytes);
+// The shared array `key` of the kernel, the same for all threads of the block; `limit` is what all of
+// them may take.
+void *shared(int key, size_t bytes, size_t limit = kSharedBytes);
 void copy_async(void *to, const void *from, uint32_t len);
 void copy_commit();
 void copy_wait(uint32_t n_under_way);
 float half_float(uint16_t bits);
 uint16_t float_half(float value);
 
-// The values of a warp's lanes; of lanes that have ended, what they last had.
-template <class T> void gather(const T &value, T (&all)[32]) {
+// Gives the warp's lanes a value. Returns where theirs are, until the exchange after the next one: a lane
+// writes there only when all have come to the barrier in between. What lanes have that ended is undefined.
+template <class T> const char (*share(const T &value))[kSlotBytes] {
   static_assert(sizeof(T) <= kSlotBytes, "too large for an exchange");
-  uint32_t tid = block->tid, first = tid & ~31u;
-  memcpy(block->slots[tid], &value, sizeof(T));
+  uint32_t tid = block->tid;
+  auto *slots = block->slots[block->warps[tid / 32].generation & 1];
+  memcpy(slots[tid], &value, sizeof(T));
   sync_warp();
-  for (uint32_t lane = 0; lane < 32; ++lane) memcpy(&all[lane], block->slots[first + lane], sizeof(T));
-  sync_warp();
+  return slots + (tid & ~31u);
+}
+
+// The values of a warp's lanes.
+template <class T> void gather(const T &value, T (&all)[32]) {
+  const char(*slots)[kSlotBytes] = share(value);
+  for (uint32_t lane = 0; lane < 32; ++lane) memcpy(&all[lane], slots[lane], sizeof(T));
 }
 
 template <class T> T exchange(T value, uint32_t lane) {
-  T all[32];
-  gather(value, all);
-  return all[lane & 31u];
+  memcpy(&value, share(value)[lane & 31u], sizeof(T));
+  return value;
 }
 
 // A kernel by name, with its file and the sizes of its arguments: 8 for a buffer, and of its settings.
@@ -103,7 +126,7 @@ struct Kernel {
   void (*call)(void (*)(), void *const *);
   const Kernel *next;
 };
-extern const Kernel *kernels;
+extern const Kernel *kernels, *metal_kernels;
 
 template <class T> constexpr bool is_pointer = false;
 template <class T> constexpr bool is_pointer<T *> = true;
