@@ -7,6 +7,7 @@ mod backends;
 mod by_name;
 mod commands;
 mod constraint;
+mod draft_model;
 mod failure;
 mod file_type;
 mod habits;

@@ -17,7 +17,7 @@ use engine::sampler::{Dry, Mirostat, Penalties, SamplerConfig, Xtc, random_seed}
 use engine::{
     AttentionMode, CompletionOptions, ConfigError, Engine, EngineConfig, EngineError,
     GroupAttention, LongContext, LongTexts, MemoryBudget, PromptOutputs, RecordingBackend,
-    SpeculationOff, TextPlan,
+    Speculated, SpeculationOff, TextPlan,
 };
 use kv_core::KvType;
 use kv_core::backend::{Backend, BoxedBackend, Profile};
@@ -520,6 +520,15 @@ pub(crate) fn token_ids(list: &str) -> anyhow::Result<Vec<u32>> {
         )),
     });
     ids.collect()
+}
+
+/// Warns that drafts ended before the text did, with the reason.
+pub(crate) fn warn_of_stopped_speculation(speculated: Speculated) {
+    if let Some(off @ (SpeculationOff::DraftModelFull { .. } | SpeculationOff::DraftModelFailed)) =
+        speculated.off
+    {
+        warn(&format!("nothing more was drafted: {off}"));
+    }
 }
 
 /// Warns that `--speculate` has no effect, with the reason and what to do about it.

@@ -121,3 +121,76 @@ fn wrong_numbers_and_memories_without_a_way_back_are_named() {
     assert!(!line.contains("no effect"), "{line}");
     assert!(!plain.is_empty() && !text.is_empty());
 }
+
+#[test]
+fn a_draft_model_leaves_texts_as_they_are() {
+    let model = support::model().display().to_string();
+    let draft = [
+        "--backend",
+        "cpu",
+        "--speculate",
+        "draft",
+        "--draft-model",
+        &model,
+    ];
+    for sampling in [
+        &["--temp", "0"][..],
+        &["--temp", "0.3", "--seed", "5"],
+        &["--temp", "0.8", "--seed", "6"],
+    ] {
+        let plain = run(&[sampling, &["--backend", "cpu"]].concat());
+        let drafted = run(&[sampling, &draft].concat());
+        for key in ["text", "tokens", "finish"] {
+            assert_eq!(drafted[key], plain[key], "{key}");
+        }
+        let count = |key: &str| drafted["timings"][key].as_u64().unwrap();
+        assert!(count("accepted") > 0 && count("accepted") <= count("drafted"));
+    }
+}
+
+#[test]
+fn a_chat_with_a_draft_model_gives_the_same_answers() {
+    let folder = tempfile::tempdir().unwrap();
+    let template = "{% for m in messages %}{{ m.content }}\n{% endfor %}";
+    let model = support::with_template(&folder, template);
+    let talk = |extra: &[&str]| {
+        let args = [
+            "chat", "-m", &model, "-c", "300", "-n", "30", "--temp", "0.8", "--seed", "3",
+        ];
+        let done = cellar()
+            .args([&args[..], &["--backend", "cpu"], extra].concat())
+            .write_stdin(format!("{PROMPT}\nOne day\n"))
+            .assert()
+            .success();
+        String::from_utf8(done.get_output().stdout.clone()).unwrap()
+    };
+    let draft = support::model().display().to_string();
+    let with_draft = talk(&["--speculate", "draft", "--draft-model", &draft]);
+    assert_eq!(with_draft, talk(&[]));
+}
+
+#[test]
+fn draft_models_that_cannot_draft_are_refused() {
+    let model = support::model().display().to_string();
+    let draft = ["--speculate", "draft", "--draft-model", &model];
+    let (code, message) = failure(&["run", "x", "--speculate", "draft"]);
+    assert!(code == 2 && message.contains("--draft-model"), "{message}");
+    let (code, message) = failure(&["run", "x", "--draft-model", &model]);
+    assert!(
+        code == 2 && message.contains("--speculate draft"),
+        "{message}"
+    );
+    let (code, message) = failure(&[&["batch", "-f", "x"], &draft[..]].concat());
+    assert!(
+        code == 2 && message.contains("--speculate lookup"),
+        "{message}"
+    );
+    let other = support::directory("gpt2");
+    let other = other.path().display().to_string();
+    let draft = ["--speculate", "draft", "--draft-model", &other];
+    let (code, message) = failure(&[&["run", "x", "--backend", "cpu"], &draft[..]].concat());
+    assert!(
+        code == 1 && message.contains("vocabularies must be equal"),
+        "{message}"
+    );
+}

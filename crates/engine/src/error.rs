@@ -7,7 +7,7 @@ use kv_core::batch::{BatchError, TokensOf};
 use kv_core::graph::KeyRopeError;
 use kv_core::memory::Refusal;
 use kv_core::state::StateError;
-use kv_core::{LayerIdx, SeqId};
+use kv_core::{LayerIdx, SeqId, TokenId};
 use model_core::architecture::ModelError;
 use model_core::tokenizer::TokenizerError;
 
@@ -148,6 +148,20 @@ pub enum EngineError {
         /// Tokens that would be grouped at once.
         width: u32,
     },
+    /// A draft model whose tokens are others.
+    #[error(
+        "token {token} is {} of the model, and {} of the draft model: their vocabularies must be equal",
+        token_text(.target.as_deref()),
+        token_text(.draft.as_deref())
+    )]
+    VocabulariesDiffer {
+        /// The first token that differs.
+        token: TokenId,
+        /// Its text in the vocabulary of the model; `None` where it has no such token.
+        target: Option<String>,
+        /// Its text in that of the draft model.
+        draft: Option<String>,
+    },
     /// No token could be chosen.
     #[error("no next token")]
     Sample(#[from] SampleError),
@@ -255,6 +269,10 @@ fn forgotten(replaced: Replaced) -> &'static str {
         Replaced::Kept => "",
         Replaced::Forgotten => ", and what they were to replace is forgotten",
     }
+}
+
+fn token_text(text: Option<&str>) -> String {
+    text.map_or_else(|| "no token".to_owned(), |text| format!("{text:?}"))
 }
 
 fn after(n_used: usize) -> String {

@@ -14,6 +14,7 @@ mod config;
 mod context;
 mod decode;
 mod denoise;
+mod draft_model;
 mod embedder;
 mod encode;
 mod error;
@@ -42,6 +43,7 @@ pub use config::{
 pub use context::{GroupAttention, LongContext};
 pub use decode::Engine;
 pub use denoise::{DenoiseOptions, Denoiser, Denoising, FillOrder, FillSchedule};
+pub use draft_model::DraftModel;
 pub use embedder::{Embedder, EmbedderConfig, LongTexts};
 pub use error::{EngineError, Replaced};
 pub use generation::{GenerateOptions, Generation, PromptProgress, TokenPiece};

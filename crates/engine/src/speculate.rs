@@ -4,7 +4,7 @@
 //! Invariant: the tokens of a text, and what its sampler draws for them, are those without
 //! speculation where rows do not depend on the number of tokens in a batch (the CPU backend); after
 //! each call the memory holds no token that the text does not have. Drafts nothing itself:
-//! [`scheduler::Drafter`] does.
+//! [`scheduler::Drafter`] and [`DraftModel`](crate::DraftModel) do.
 
 use kv_core::backend::Backend;
 use kv_core::memory::{Edit, Memory, Seqs};
@@ -15,6 +15,7 @@ use crate::completion::{Completion, OutputRow};
 use crate::config::ConfigError;
 use crate::context::LongContext;
 use crate::decode::Engine;
+use crate::draft_model::ModelDrafter;
 use crate::error::EngineError;
 use crate::generation::{TokenPiece, next_pos};
 
@@ -35,10 +36,47 @@ pub(crate) fn check(speculation: Speculation) -> Result<(), ConfigError> {
     }
 }
 
+/// What drafts tokens.
+#[derive(Debug)]
+enum DraftSource {
+    Lookup(Drafter),
+    Model(ModelDrafter),
+}
+
+impl DraftSource {
+    fn push(&mut self, tokens: &[TokenId]) {
+        match self {
+            Self::Lookup(drafter) => drafter.push(tokens),
+            Self::Model(drafter) => drafter.push(tokens),
+        }
+    }
+
+    fn draft(&mut self, n_max: usize) -> Vec<TokenId> {
+        match self {
+            Self::Lookup(drafter) => drafter.draft(n_max),
+            Self::Model(drafter) => drafter.draft(n_max),
+        }
+    }
+
+    fn learn(&mut self, n_drafted: usize, n_accepted: usize) {
+        match self {
+            Self::Lookup(drafter) => drafter.learn(n_drafted, n_accepted),
+            Self::Model(drafter) => drafter.learn(n_drafted, n_accepted),
+        }
+    }
+
+    fn speculated(&self) -> Speculated {
+        match self {
+            Self::Lookup(drafter) => drafter.speculated(),
+            Self::Model(drafter) => drafter.speculated(),
+        }
+    }
+}
+
 /// Drafts tokens of one generation and counts what became of them.
 #[derive(Debug, Default)]
 pub(crate) struct Speculating {
-    drafter: Option<Drafter>,
+    drafter: Option<DraftSource>,
     off: Option<SpeculationOff>,
     /// The most tokens at once.
     limit: usize,
@@ -60,10 +98,11 @@ impl Speculating {
     pub(crate) fn new<B: Backend, M: Memory + Clone>(
         engine: &Engine<B, M>,
         speculation: Speculation,
+        draft_model: Option<ModelDrafter>,
         long_context: LongContext,
     ) -> Result<Self, ConfigError> {
         check(speculation)?;
-        if speculation == Speculation::Off {
+        if speculation == Speculation::Off && draft_model.is_none() {
             return Ok(Self::default());
         }
         let settings = engine.settings();
@@ -76,7 +115,11 @@ impl Speculating {
             _ => None,
         };
         Ok(Self {
-            drafter: Drafter::new(speculation).filter(|_| off.is_none()),
+            drafter: match (off, draft_model) {
+                (Some(_), _) => None,
+                (None, Some(drafter)) => Some(DraftSource::Model(drafter)),
+                (None, None) => Drafter::new(speculation).map(DraftSource::Lookup),
+            },
             off,
             limit: limit as usize,
         })
@@ -90,17 +133,19 @@ impl Speculating {
     }
 
     /// Tokens that may follow, at most `n_max`.
-    pub(crate) fn draft(&self, n_max: usize) -> Vec<TokenId> {
-        let drafter = self.drafter.as_ref();
-        drafter.map_or_else(Vec::new, |drafter| drafter.draft(n_max.min(self.limit)))
+    pub(crate) fn draft(&mut self, n_max: usize) -> Vec<TokenId> {
+        let n_max = n_max.min(self.limit);
+        let drafter = self.drafter.as_mut();
+        drafter.map_or_else(Vec::new, |drafter| drafter.draft(n_max))
     }
 
     /// What it did so far.
     pub(crate) fn speculated(&self) -> Speculated {
         let drafter = self.drafter.as_ref();
+        let own = drafter.map(DraftSource::speculated).unwrap_or_default();
         Speculated {
-            off: self.off,
-            ..drafter.map(Drafter::speculated).unwrap_or_default()
+            off: self.off.or(own.off),
+            ..own
         }
     }
 

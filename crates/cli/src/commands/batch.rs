@@ -51,6 +51,7 @@ struct Total {
 pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     let source = ModelSource::new(args.model.model.as_deref());
     let sampler = resolve::sampler(&args.sampler)?;
+    args.speculation.check_together()?;
     let lines = requests::read(&input::text(&args.file)?)?;
     let mut answers = match &args.output {
         Some(path) => {

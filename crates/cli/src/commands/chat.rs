@@ -22,6 +22,7 @@ use super::answer::AnswerPrinter;
 use super::run::warn_of_long_context;
 use crate::args::ChatArgs;
 use crate::constraint::Constraint;
+use crate::draft_model;
 use crate::failure::{Exit, one_line, usage};
 use crate::input;
 use crate::interrupt::cancel_on_interrupt;
@@ -64,6 +65,7 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     if let Some(at) = args.stop.iter().position(String::is_empty) {
         return usage(format!("--stop number {} is empty", at + 1));
     }
+    args.speculation.draft_model()?;
     let constrained = [&args.constraint.schema, &args.constraint.grammar];
     if let Some(path) = constrained
         .into_iter()
@@ -97,6 +99,12 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let template = template_of(&file, &source)?.to_owned();
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
     let engine = resolve::open_engine(&file, &args.engine, &config, PromptOutputs::Last)?;
+    let draft_model = draft_model::open(
+        &args.speculation,
+        &args.engine,
+        file.tokenizer(),
+        engine.settings().n_ctx,
+    )?;
     drop(loading);
     warn_of_long_context(&engine);
     let model = Model::with_engine(file, engine);
@@ -105,7 +113,8 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         model: source.name(),
         responder: Responder::new(model, &template, cancel.clone(), stop)
             .constrained(constraint)
-            .speculating(args.speculation.speculation()),
+            .speculating(args.speculation.speculation())
+            .with_draft_model(draft_model),
         template,
         conversation: Conversation::new(args.system.clone()),
         settings: Settings {

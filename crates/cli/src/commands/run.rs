@@ -26,6 +26,7 @@ use model_core::model_file::ModelFile;
 use super::session;
 use crate::args::{PredictLimit, RunArgs};
 use crate::constraint::{self, Constraint, Failure};
+use crate::draft_model;
 use crate::failure::{Exit, usage, warn};
 use crate::interrupt::cancel_on_interrupt;
 use crate::logprobs::shown_logprobs;
@@ -79,6 +80,7 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
     }
     resolve::long_context(&args.long_context, 0)?;
     session::check(args)?;
+    args.speculation.draft_model()?;
     let prompt = prompt::prompt(args, &source)?;
     let cancel = cancel_on_interrupt()?;
     let started = Instant::now();
@@ -117,6 +119,7 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
         printer.print(&text.generation, out)?;
     }
     printer.finish(out)?;
+    resolve::warn_of_stopped_speculation(text.generation.speculated());
     let saved_bytes = match &args.session.save_state {
         Some(path) => {
             let tokens = tokens_so_far(&engine, &text.generation, &start, n_fed);
@@ -240,6 +243,12 @@ fn begin(
         long_context,
         history,
         speculation: args.speculation.speculation(),
+        draft_model: draft_model::open(
+            &args.speculation,
+            &args.engine,
+            file.tokenizer(),
+            engine.settings().n_ctx,
+        )?,
         ..Default::default()
     };
     let generation = Generation::new(engine, file.tokenizer(), options)?;

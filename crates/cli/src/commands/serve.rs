@@ -53,6 +53,7 @@ const TEXT_BATCH: u32 = 2048;
 
 pub(super) fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     let args = &Arc::new(args);
+    args.speculation.check_together()?;
     let config = server_config(args)?;
     let models = named_models(args)?;
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -54,6 +54,13 @@ pub enum SpeculationOff {
     },
     /// Tokens share positions.
     SharedPositions,
+    /// The text is longer than what the draft model remembers.
+    DraftModelFull {
+        /// Tokens that its memory holds.
+        n_ctx: u32,
+    },
+    /// The draft model could not compute.
+    DraftModelFailed,
 }
 
 impl fmt::Display for SpeculationOff {
@@ -74,6 +81,11 @@ impl fmt::Display for SpeculationOff {
             Self::SharedPositions => {
                 f.write_str("positions that several tokens share cannot be taken back")
             }
+            Self::DraftModelFull { n_ctx } => write!(
+                f,
+                "the text is longer than the {n_ctx} tokens that the draft model remembers"
+            ),
+            Self::DraftModelFailed => f.write_str("the draft model failed"),
         }
     }
 }

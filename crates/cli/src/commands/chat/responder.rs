@@ -6,7 +6,8 @@
 
 use cellar::{GenerateOptions, Model, TextState};
 use engine::{
-    CancelFlag, EngineError, FinishReason, PromptProgress, Speculated, Speculation, Timings,
+    CancelFlag, DraftModel, EngineError, FinishReason, PromptProgress, Speculated, Speculation,
+    Timings,
 };
 use kv_core::{SeqId, TokenId};
 use model_core::tokenizer::{EncodeOptions, TokenKind};
@@ -29,6 +30,8 @@ pub(super) struct Responder {
     constraint: Option<Constraint>,
     /// Whether tokens are drafted.
     speculation: Speculation,
+    /// The model that drafts them, where one does.
+    draft_model: Option<DraftModel>,
 }
 
 /// How long a prompt may be.
@@ -67,12 +70,19 @@ impl Responder {
             stop,
             constraint: None,
             speculation: Speculation::Off,
+            draft_model: None,
         }
     }
 
     /// The same with speculative decoding.
     pub(super) fn speculating(mut self, speculation: Speculation) -> Self {
         self.speculation = speculation;
+        self
+    }
+
+    /// The same with a model that drafts.
+    pub(super) fn with_draft_model(mut self, draft_model: Option<DraftModel>) -> Self {
+        self.draft_model = draft_model;
         self
     }
 
@@ -156,6 +166,7 @@ impl Responder {
             stop: self.stop.clone(),
             cancel: self.cancel.clone(),
             speculation: self.speculation,
+            draft_model: self.draft_model.clone(),
             ..GenerateOptions::default()
         };
         let mut text = self.begin(&ids, ids.len() - n_known, options)?;

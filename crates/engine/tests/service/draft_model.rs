@@ -1,0 +1,234 @@
+//! A draft model changes no text, follows the text wherever it goes, and stops where its memory is
+//! short.
+
+use engine::sampler::SamplerConfig;
+use engine::{
+    CancelFlag, DraftModel, Engine, EngineConfig, EngineError, FinishReason, GenerateOptions,
+    Generation, Speculated, SpeculationOff,
+};
+use kv_core::backend::BoxedBackend;
+use kv_core::{SeqId, TokenId};
+use kv_cpu::{CpuBackend, CpuConfig};
+use model_core::tokenizer::{EncodeOptions, Tokenizer, TokenizerModel, TokenizerSpec};
+
+use crate::models::{Case, Generated, stories};
+
+const N_MAX: usize = 6;
+
+fn draft_engine(case: &Case, config: &EngineConfig) -> Engine<BoxedBackend> {
+    let cpu = CpuConfig {
+        n_threads: std::num::NonZeroUsize::new(1),
+        ..CpuConfig::default()
+    };
+    let backend = BoxedBackend::new(CpuBackend::new(cpu).unwrap());
+    Engine::new(backend, case.model.clone(), case.weights.clone(), config).unwrap()
+}
+
+/// The model of a case as a draft model of `target`.
+fn draft_model(case: &Case, target: &Case, n_ctx: u32) -> DraftModel {
+    let engine = draft_engine(
+        case,
+        &EngineConfig {
+            n_ctx: Some(n_ctx),
+            n_ubatch: 32,
+            n_snapshots: N_MAX as u32,
+            ..EngineConfig::default()
+        },
+    );
+    DraftModel::new(engine, &case.tokenizer, &target.tokenizer, N_MAX).unwrap()
+}
+
+fn prompts(case: &Case) -> Vec<Vec<TokenId>> {
+    let texts = [
+        "Once upon a time",
+        "Tom and his dog went to the",
+        "One day, a little girl",
+    ];
+    let encode = |text: &&str| case.tokenizer.encode(text, EncodeOptions::PROMPT);
+    texts.iter().map(encode).collect()
+}
+
+fn generate(
+    engine: &mut Engine<CpuBackend>,
+    case: &Case,
+    prompt: &[TokenId],
+    options: GenerateOptions,
+) -> (Generated, Speculated) {
+    let _removed = engine.clear();
+    let mut text = Generation::new(engine, &case.tokenizer, options).unwrap();
+    text.feed(engine, prompt, |_| {}).unwrap();
+    while text.next_piece(engine).unwrap().is_some() {}
+    let generated = Generated {
+        text: text.text().to_owned(),
+        tokens: text.tokens().to_vec(),
+        finish: text.finish_reason().unwrap().clone(),
+    };
+    (generated, text.speculated())
+}
+
+fn options(temperature: f32, draft_model: Option<&DraftModel>) -> GenerateOptions {
+    GenerateOptions {
+        sampler: SamplerConfig {
+            temperature,
+            seed: 11,
+            ..SamplerConfig::default()
+        },
+        n_predict: Some(60),
+        draft_model: draft_model.cloned(),
+        ..GenerateOptions::default()
+    }
+}
+
+#[test]
+fn texts_with_a_draft_model_are_those_without() {
+    for target in [
+        stories("stories-llama"),
+        stories("stories-gemma3"),
+        stories("stories-mamba"),
+    ] {
+        let mut engine = target.engine_with(&EngineConfig {
+            n_ctx: Some(300),
+            n_ubatch: 32,
+            n_snapshots: N_MAX as u32,
+            ..EngineConfig::default()
+        });
+        for draft in ["stories-llama", "stories-mamba", "stories-gemma3"].map(stories) {
+            let name = format!("{} for {}", draft.name, target.name);
+            // One model for all texts, one after the other.
+            let model = draft_model(&draft, &target, 300);
+            let mut n_right = 0;
+            for temperature in [0.0, 0.3, 0.8] {
+                for prompt in prompts(&target) {
+                    let plain = options(temperature, None);
+                    let (alone, _) = generate(&mut engine, &target, &prompt, plain);
+                    let drafted = options(temperature, Some(&model));
+                    let (got, speculated) = generate(&mut engine, &target, &prompt, drafted);
+                    assert_eq!(got, alone, "{name} at {temperature}");
+                    assert_eq!(speculated.off, None, "{name}");
+                    assert!(speculated.n_drafted > 0, "{name}");
+                    if draft.name == target.name && temperature == 0.0 {
+                        // All are right but those behind the end of the text.
+                        let n_wrong = speculated.n_drafted - speculated.n_accepted;
+                        assert!(n_wrong < N_MAX, "{name}: {speculated:?}");
+                    }
+                    n_right += speculated.n_accepted;
+                }
+            }
+            assert!(n_right > 30, "{name}: {n_right}");
+        }
+    }
+}
+
+/// Several texts in turns on one engine, with one draft model: it follows each.
+#[test]
+fn texts_in_turns_share_a_draft_model() {
+    let case = stories("stories-llama");
+    let model = draft_model(&case, &case, 300);
+    let alone: Vec<Generated> = prompts(&case)
+        .iter()
+        .map(|prompt| {
+            let mut engine = case.engine(1, 300);
+            generate(&mut engine, &case, prompt, options(0.8, None)).0
+        })
+        .collect();
+    let mut engine = case.engine(3, 600);
+    let mut texts: Vec<Generation> = (0..3)
+        .map(|number| {
+            let options = GenerateOptions {
+                seq: SeqId(number),
+                ..options(0.8, Some(&model))
+            };
+            Generation::new(&engine, &case.tokenizer, options).unwrap()
+        })
+        .collect();
+    for (text, prompt) in texts.iter_mut().zip(prompts(&case)) {
+        text.feed(&mut engine, &prompt, |_| {}).unwrap();
+    }
+    let mut is_going = true;
+    while is_going {
+        is_going = false;
+        for text in &mut texts {
+            is_going |= text.next_piece(&mut engine).unwrap().is_some();
+        }
+    }
+    for (text, alone) in texts.iter().zip(alone) {
+        assert_eq!(text.tokens(), alone.tokens);
+        assert!(text.speculated().n_accepted > 0);
+    }
+}
+
+#[test]
+fn where_its_memory_is_short_drafts_end_and_the_text_does_not() {
+    let case = stories("stories-llama");
+    let mut engine = case.engine(1, 300);
+    for (n_ctx, has_drafts) in [(3, false), (30, true)] {
+        let model = draft_model(&case, &case, n_ctx);
+        for prompt in prompts(&case) {
+            let (alone, _) = generate(&mut engine, &case, &prompt, options(0.8, None));
+            let drafted = options(0.8, Some(&model));
+            let (got, speculated) = generate(&mut engine, &case, &prompt, drafted);
+            assert_eq!(got, alone);
+            let full = SpeculationOff::DraftModelFull { n_ctx };
+            assert_eq!(speculated.off, Some(full));
+            assert_eq!(speculated.n_drafted > 0, has_drafts);
+        }
+    }
+}
+
+#[test]
+fn a_text_that_is_cancelled_ends_and_the_next_one_is_right() {
+    let case = stories("stories-llama");
+    let model = draft_model(&case, &case, 300);
+    let mut engine = case.engine(1, 300);
+    let prompt = &prompts(&case)[0];
+    let (alone, _) = generate(&mut engine, &case, prompt, options(0.8, None));
+    let cancel = CancelFlag::default();
+    let options_with = GenerateOptions {
+        cancel: cancel.clone(),
+        ..options(0.8, Some(&model))
+    };
+    let _removed = engine.clear();
+    let mut text = Generation::new(&engine, &case.tokenizer, options_with).unwrap();
+    text.feed(&mut engine, prompt, |_| {}).unwrap();
+    for _ in 0..3 {
+        text.next_piece(&mut engine).unwrap();
+    }
+    cancel.cancel();
+    while text.next_piece(&mut engine).unwrap().is_some() {}
+    assert_eq!(text.finish_reason(), Some(&FinishReason::Cancelled));
+    assert!(alone.tokens.starts_with(text.tokens()));
+    let (again, _) = generate(&mut engine, &case, prompt, options(0.8, Some(&model)));
+    assert_eq!(again, alone);
+}
+
+#[test]
+fn another_vocabulary_is_refused_with_the_first_token_that_differs() {
+    let case = stories("stories-llama");
+    let tokens = |id| case.tokenizer.token_text(id).unwrap().to_owned();
+    let mut texts: Vec<String> = (0..case.tokenizer.n_tokens() as u32)
+        .map(|id| tokens(TokenId(id)))
+        .collect();
+    texts[300] = "another".to_owned();
+    let n_tokens = texts.len();
+    let mut spec = TokenizerSpec::new(TokenizerModel::Spm, texts);
+    spec.scores = vec![0.0; n_tokens];
+    let other = Tokenizer::new(spec).unwrap();
+    let engine = draft_engine(&case, &EngineConfig::default());
+    match DraftModel::new(engine, &other, &case.tokenizer, N_MAX) {
+        Err(EngineError::VocabulariesDiffer {
+            token,
+            target,
+            draft,
+        }) => {
+            assert_eq!(token, TokenId(300));
+            assert_eq!(draft.as_deref(), Some("another"));
+            assert_eq!(target, Some(tokens(token)));
+        }
+        other => panic!("{other:?}"),
+    }
+    for n_max in [0, 33] {
+        let engine = draft_engine(&case, &EngineConfig::default());
+        let made = DraftModel::new(engine, &case.tokenizer, &case.tokenizer, n_max);
+        assert!(matches!(made, Err(EngineError::Config(_))), "{n_max}");
+    }
+}
