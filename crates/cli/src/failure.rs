@@ -20,6 +20,29 @@ impl fmt::Display for UsageError {
 
 impl std::error::Error for UsageError {}
 
+/// A model takes more memory than is free.
+#[derive(Debug)]
+#[cfg_attr(
+    not(feature = "serve"),
+    allow(dead_code, reason = "only a server tells the numbers apart")
+)]
+pub(crate) struct MemoryShortage {
+    /// What takes how much, and what to do.
+    pub(crate) message: String,
+    /// Bytes that it takes.
+    pub(crate) needed: u64,
+    /// Bytes that are free.
+    pub(crate) available: u64,
+}
+
+impl fmt::Display for MemoryShortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.message.fmt(f)
+    }
+}
+
+impl std::error::Error for MemoryShortage {}
+
 /// A usage error as a result.
 pub(crate) fn usage<T>(message: impl Into<String>) -> anyhow::Result<T> {
     Err(UsageError(message.into()).into())

@@ -32,7 +32,7 @@ use crate::args::{
     TextArgs,
 };
 use crate::backends::{BackendFlags, BackendName};
-use crate::failure::{UsageError, usage, warn};
+use crate::failure::{MemoryShortage, UsageError, usage, warn};
 use crate::input;
 use crate::machine;
 use crate::progress::Progress;
@@ -401,7 +401,7 @@ fn load(
 }
 
 /// Reports the machine's free memory, where the memory does not fit it.
-fn does_not_fit(error: anyhow::Error) -> anyhow::Error {
+pub(crate) fn does_not_fit(error: anyhow::Error) -> anyhow::Error {
     if let Some(cellar::Error::DeviceMemory(shortage)) = error.downcast_ref() {
         return device_does_not_fit(shortage);
     }
@@ -419,12 +419,19 @@ fn does_not_fit(error: anyhow::Error) -> anyhow::Error {
         Some(n_ctx) => format!("--ctx {n_ctx} is the largest that fits"),
         None => "no --ctx fits".to_owned(),
     };
-    anyhow::anyhow!(
+    let message = format!(
         "a context of {n_cells} cells takes {}, but this machine has {} free; {advice} \
          (--no-memory-check tries anyway)",
         machine::bytes(*wanted),
         machine::bytes(*available),
-    )
+    );
+    let (needed, available) = (*wanted, *available);
+    MemoryShortage {
+        message,
+        needed,
+        available,
+    }
+    .into()
 }
 
 fn device_does_not_fit(shortage: &DeviceShortage) -> anyhow::Error {
@@ -438,7 +445,7 @@ fn device_does_not_fit(shortage: &DeviceShortage) -> anyhow::Error {
         Some(n_ctx) => format!("--ctx {n_ctx} is the largest that fits, --kv-type q8_0 takes less"),
         None => "no --ctx fits, a model of fewer bits per weight may".to_owned(),
     };
-    anyhow::anyhow!(
+    let message = format!(
         "the model takes {} on the GPU (weights {}, KV rows and states {}, scratch {}), but {} has \
          room for {}; {advice}; --backend cpu computes without the GPU (--no-memory-check tries \
          anyway)",
@@ -448,7 +455,14 @@ fn device_does_not_fit(shortage: &DeviceShortage) -> anyhow::Error {
         machine::bytes(needs.scratch + needs.transfers),
         device.description,
         machine::bytes(*room),
-    )
+    );
+    let (needed, available) = (needs.total(), *room);
+    MemoryShortage {
+        message,
+        needed,
+        available,
+    }
+    .into()
 }
 
 /// The text of the argument, the file or standard input, in this order; `None` where there is none.

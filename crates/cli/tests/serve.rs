@@ -406,6 +406,52 @@ fn models_of_a_directory_are_loaded_when_they_are_needed() {
 }
 
 #[test]
+fn a_directory_of_models_is_looked_at_again() {
+    let dir = models_dir();
+    let path = dir.path().to_str().unwrap();
+    let server = Server::start(&["--models", path, "-c", "256"]);
+    let names = || {
+        let models = get(server.address, "/v1/models").json();
+        let models = models["data"].as_array().unwrap().iter();
+        json!(models.map(|model| &model["id"]).collect::<Vec<_>>())
+    };
+    let ask = |model: &str| {
+        let body = json!({"model": model, "prompt": "Once", "max_tokens": 4});
+        post(server.address, "/v1/completions", &body)
+    };
+    assert_eq!(names(), json!(["bert_tiny", "broken", "chat"]));
+    assert_eq!(ask("added").status, 404);
+    // A file that was added is found by its name, before any list was asked for.
+    let (chat, added) = (dir.path().join("chat.gguf"), dir.path().join("added.gguf"));
+    std::fs::copy(&chat, &added).unwrap();
+    assert_eq!(ask("added").status, 200);
+    assert_eq!(names(), json!(["added", "bert_tiny", "broken", "chat"]));
+    // One that was broken is whole now.
+    std::fs::copy(&chat, dir.path().join("broken.gguf")).unwrap();
+    assert_eq!(ask("broken").status, 200);
+    // One that was removed vanishes, and is unloaded.
+    std::fs::remove_file(&added).unwrap();
+    std::fs::remove_file(&chat).unwrap();
+    assert_eq!(names(), json!(["bert_tiny", "broken"]));
+    let gone = ask("added");
+    assert_eq!(gone.status, 404, "{}", gone.body);
+    assert!(!gone.body.contains("chat"), "{}", gone.body);
+    let until = Instant::now() + Duration::from_secs(30);
+    let loaded = || {
+        let ps = get(server.address, "/api/ps").json();
+        ps["models"].as_array().unwrap().len()
+    };
+    while loaded() != 1 {
+        assert!(
+            Instant::now() < until,
+            "{}",
+            get(server.address, "/api/ps").body
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
 fn models_stay_within_the_memory_that_they_may_take() {
     let dir = models_dir();
     let path = dir.path().to_str().unwrap();

@@ -18,7 +18,7 @@ use crate::error::ApiError;
 use crate::hosts::HostCheck;
 use crate::metrics::{Ended, Metrics};
 use crate::model::{Job, ServedModel};
-use crate::models::{MemoryBudget, ModelEntry, ModelInUse, ModelStatus, Models};
+use crate::models::{FindModels, MemoryBudget, ModelEntry, ModelInUse, ModelStatus, Models};
 use crate::view::MAX_VIEWERS;
 
 /// The limits of a server.
@@ -32,6 +32,10 @@ pub struct ServerConfig {
     pub max_body: usize,
     /// How long a server that ends waits for texts.
     pub drain: Duration,
+    /// How long a client may read nothing of what it is sent, before it is cut off.
+    pub write_time: Duration,
+    /// How long a viewer keeps its place; the page comes again at once, and misses nothing.
+    pub view_time: Duration,
     /// How much is kept for requests that go on from an earlier answer.
     pub conversations: ConversationLimits,
 }
@@ -43,6 +47,8 @@ impl Default for ServerConfig {
             hosts: HostCheck::Loopback,
             max_body: 8 << 20,
             drain: Duration::from_secs(30),
+            write_time: Duration::from_secs(30),
+            view_time: Duration::from_secs(3600),
             conversations: ConversationLimits::default(),
         }
     }
@@ -123,7 +129,15 @@ impl App {
         }))
     }
 
-    /// The models, in the order of `/v1/models`.
+    /// Serves the models of a finder, too: those that are there now, and from now on those that come.
+    ///
+    /// # Errors
+    /// Those of [`FindModels::find`].
+    pub fn set_finder(&self, finder: Arc<dyn FindModels>) -> Result<(), ApiError> {
+        self.0.models.set_finder(finder)
+    }
+
+    /// The models, in the order of `/v1/models`, as they were found last.
     pub fn models(&self) -> Vec<ModelStatus> {
         self.0.models.list()
     }
@@ -142,11 +156,11 @@ impl App {
     pub async fn model_for(&self, name: Option<&str>, job: Job) -> Result<ModelInUse, ApiError> {
         let models = &self.0.models;
         let at = match name {
-            Some(name) => models.find(name)?,
+            Some(name) => models.find_now(name).await?,
             None => models.first_for(job)?,
         };
         match models.job(at) {
-            Some((does, id)) if does != job => Err(does.is_not(job, id)),
+            Some((does, id)) if does != job => Err(does.is_not(job, &id)),
             _ => self.load(at).await,
         }
     }

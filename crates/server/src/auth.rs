@@ -22,7 +22,7 @@ pub struct Keys {
 }
 
 /// Whose request it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tenant {
     hash: [u8; 32],
 }

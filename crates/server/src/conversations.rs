@@ -1,17 +1,18 @@
 //! [`Conversations`]: what was said up to an answer of `/v1/responses`, for requests that go on from
 //! there.
 //!
-//! Invariant: never more entries and bytes than configured, the oldest go first, and a tenant finds
-//! its own alone. Kept in memory only: a server that starts again has none.
+//! Invariant: never more entries and bytes than configured; a tenant finds its own alone, and loses
+//! none to others while it has at most an equal share. The oldest of a tenant go first. Kept in memory only: a server that starts again has none.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 
 use crate::auth::Tenant;
 
-/// How much is kept.
+/// How much is kept, of all keys together. A key may use what others leave; where there is no room,
+/// the one that has most gives way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConversationLimits {
     /// Answers.
@@ -41,15 +42,15 @@ pub(crate) struct Conversation {
 #[derive(Debug)]
 struct Entry {
     id: String,
-    tenant: Tenant,
     n_bytes: usize,
     conversation: Arc<Conversation>,
 }
 
+/// The answers of a tenant.
 #[derive(Debug, Default)]
-struct Entries {
+struct Shelf {
     /// The oldest first.
-    list: VecDeque<Entry>,
+    entries: VecDeque<Entry>,
     n_bytes: usize,
 }
 
@@ -57,7 +58,8 @@ struct Entries {
 #[derive(Debug)]
 pub(crate) struct Conversations {
     limits: ConversationLimits,
-    entries: Mutex<Entries>,
+    /// Of each tenant that has any.
+    shelves: Mutex<BTreeMap<Tenant, Shelf>>,
 }
 
 impl Conversations {
@@ -65,66 +67,98 @@ impl Conversations {
     pub(crate) fn new(limits: ConversationLimits) -> Self {
         Self {
             limits,
-            entries: Mutex::default(),
+            shelves: Mutex::default(),
         }
     }
 
-    /// Keeps an answer; where there is no room, the oldest go. One that is larger than all room is
-    /// not kept.
+    /// Keeps an answer; where there is no room, the oldest of the tenant that has most go. One that
+    /// is larger than all room is not kept, and one that alone is more than all that others have may
+    /// not be.
     pub(crate) fn keep(&self, id: &str, tenant: Tenant, conversation: Conversation) {
         let sizes = conversation.messages.iter().chain([&conversation.response]);
         let n_bytes = id.len() + sizes.map(json_len).sum::<usize>();
         if n_bytes > self.limits.n_bytes || self.limits.n_entries == 0 {
             return;
         }
-        let mut entries = self.lock();
-        let has_room = |entries: &Entries| {
-            entries.list.len() < self.limits.n_entries
-                && entries.n_bytes + n_bytes <= self.limits.n_bytes
-        };
-        while !has_room(&entries) {
-            let Some(oldest) = entries.list.pop_front() else {
-                break;
-            };
-            entries.n_bytes -= oldest.n_bytes;
-        }
-        entries.n_bytes += n_bytes;
-        entries.list.push_back(Entry {
+        let mut shelves = self.lock();
+        let own = shelves.entry(tenant).or_default();
+        own.n_bytes += n_bytes;
+        own.entries.push_back(Entry {
             id: id.to_owned(),
-            tenant,
             n_bytes,
             conversation: Arc::new(conversation),
         });
+        while let Some(over) = self.limits.exceeded(&shelves) {
+            // Of two that have as much, the one that wants more gives way.
+            let most = shelves.iter_mut().max_by_key(|(of, shelf)| {
+                let n = match over {
+                    Over::Entries => shelf.entries.len(),
+                    Over::Bytes => shelf.n_bytes,
+                };
+                (n, **of == tenant)
+            });
+            if most.and_then(|(_, shelf)| shelf.remove(0)).is_none() {
+                break;
+            }
+        }
+        shelves.retain(|_, shelf| !shelf.entries.is_empty());
     }
 
     /// The answer of this id, where this tenant has it.
     pub(crate) fn get(&self, id: &str, tenant: Tenant) -> Option<Arc<Conversation>> {
-        let entries = self.lock();
-        let at = entries.position(id, tenant)?;
-        let found = entries.list.get(at)?;
+        let shelves = self.lock();
+        let shelf = shelves.get(&tenant)?;
+        let found = shelf.entries.get(shelf.position(id)?)?;
         Some(Arc::clone(&found.conversation))
     }
 
     /// Forgets an answer; whether this tenant had it.
     pub(crate) fn forget(&self, id: &str, tenant: Tenant) -> bool {
-        let mut entries = self.lock();
-        let at = entries.position(id, tenant);
-        let removed = at.and_then(|at| entries.list.remove(at));
-        entries.n_bytes -= removed.as_ref().map_or(0, |entry| entry.n_bytes);
+        let mut shelves = self.lock();
+        let Some(shelf) = shelves.get_mut(&tenant) else {
+            return false;
+        };
+        let removed = shelf.position(id).and_then(|at| shelf.remove(at));
+        if shelf.entries.is_empty() {
+            shelves.remove(&tenant);
+        }
         removed.is_some()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Entries> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Tenant, Shelf>> {
         // A panic between the lines above leaves a count of bytes that is too large at worst.
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Entries {
-    fn position(&self, id: &str, tenant: Tenant) -> Option<usize> {
-        let mut newest_first = self.list.iter().enumerate().rev();
-        let found = newest_first.find(|(_, entry)| entry.id == id && entry.tenant == tenant);
-        found.map(|(at, _)| at)
+/// What there is too much of.
+#[derive(Clone, Copy)]
+enum Over {
+    Entries,
+    Bytes,
+}
+
+impl ConversationLimits {
+    fn exceeded(&self, shelves: &BTreeMap<Tenant, Shelf>) -> Option<Over> {
+        let n_entries: usize = shelves.values().map(|shelf| shelf.entries.len()).sum();
+        let n_bytes: usize = shelves.values().map(|shelf| shelf.n_bytes).sum();
+        if n_bytes > self.n_bytes {
+            Some(Over::Bytes)
+        } else {
+            (n_entries > self.n_entries).then_some(Over::Entries)
+        }
+    }
+}
+
+impl Shelf {
+    fn position(&self, id: &str) -> Option<usize> {
+        self.entries.iter().rposition(|entry| entry.id == id)
+    }
+
+    fn remove(&mut self, at: usize) -> Option<Entry> {
+        let removed = self.entries.remove(at)?;
+        self.n_bytes -= removed.n_bytes;
+        Some(removed)
     }
 }
 
@@ -181,7 +215,7 @@ mod tests {
         assert!(!kept.forget("resp_1", second));
         assert!(kept.forget("resp_1", first));
         assert_eq!(kept.get("resp_1", first), None);
-        assert_eq!(kept.lock().n_bytes, 0);
+        assert!(kept.lock().is_empty());
     }
 
     #[test]
@@ -204,6 +238,34 @@ mod tests {
         assert_eq!(["4", "large", "larger"].map(has), [false, false, true]);
         kept.keep("too large", first, of(&"x".repeat(10_000)));
         assert_eq!(["larger", "too large"].map(has), [true, false]);
-        assert!(kept.lock().n_bytes <= limits.n_bytes);
+        assert_eq!(limits.exceeded(&kept.lock()).map(|_| ()), None);
+    }
+
+    #[test]
+    fn a_tenant_with_less_than_its_share_loses_nothing_to_others() {
+        let [first, second] = tenants();
+        let kept = Conversations::new(ConversationLimits {
+            n_entries: 4,
+            n_bytes: 10_000,
+        });
+        let has = |tenant, ids: [&str; 2]| ids.map(|id| kept.get(id, tenant).is_some());
+        for id in ["a", "b", "c", "d"] {
+            kept.keep(id, first, of("text"));
+        }
+        // What is not used is for whoever comes; from then on each has half.
+        kept.keep("e", second, of("text"));
+        kept.keep("f", second, of("text"));
+        assert_eq!(has(first, ["a", "b"]), [false, false]);
+        for id in ["g", "h", "i"] {
+            kept.keep(id, second, of("text"));
+        }
+        assert_eq!(has(first, ["c", "d"]), [true, true]);
+        assert_eq!(has(second, ["h", "i"]), [true, true]);
+        // So it is with bytes: a large answer takes the room of its own tenant.
+        kept.keep("small", first, of(&"x".repeat(3000)));
+        kept.keep("large", second, of(&"x".repeat(6000)));
+        kept.keep("larger", second, of(&"x".repeat(6500)));
+        assert_eq!(has(first, ["d", "small"]), [true, true]);
+        assert_eq!(has(second, ["large", "larger"]), [false, true]);
     }
 }

@@ -216,6 +216,12 @@ impl ApiError {
         }
     }
 
+    /// The same with what is needed and what is there, in bytes.
+    #[must_use]
+    pub fn of_bytes(self, needed: u64, available: u64) -> Self {
+        self.with_shortage(needed, available, &[])
+    }
+
     /// The same with what is needed, what is there, and who holds the rest, in bytes.
     pub(crate) fn with_shortage(self, needed: u64, available: u64, holders: &[Holder]) -> Self {
         let holders = holders.iter().map(|holder| {

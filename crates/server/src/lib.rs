@@ -69,8 +69,8 @@ pub use listen::serve_unix;
 pub use metrics::Metrics;
 pub use model::{Job, ModelSettings, ServedModel, Work};
 pub use models::{
-    Expiry, FinishLoad, KeepLoaded, LoadCounts, LoadModel, LoadState, MemoryBudget, ModelBytes,
-    ModelEntry, ModelFacts, ModelInUse, ModelStatus, PlannedModel,
+    Expiry, FindModels, FinishLoad, KeepLoaded, LoadCounts, LoadModel, LoadState, MemoryBudget,
+    ModelBytes, ModelEntry, ModelFacts, ModelInUse, ModelStatus, PlannedModel,
 };
 pub use stream::{EVENT_STREAM, Encoder};
 pub use texts::{EmbedWorker, Embedded, RerankJob, RerankWorker, Scored};

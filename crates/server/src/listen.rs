@@ -1,7 +1,7 @@
 //! [`serve`]: accepts connections until it is told to end, then lets those go on that must.
 //!
-//! Invariant: a client that sends no complete head in time is cut off, and when `serve` returns, no
-//! connection is left. Knows no API.
+//! Invariant: a client that sends no complete head in time is cut off, and so is one that reads nothing
+//! of what it is sent; when `serve` returns, no connection is left. Knows no API.
 
 use std::future::Future;
 use std::pin::pin;
@@ -18,6 +18,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
+use tokio_io_timeout::TimeoutStream;
 use tower::util::MapRequest;
 
 use crate::app::App;
@@ -90,11 +91,14 @@ where
 {
     let with_body = |request: hyper::Request<Incoming>| -> Request { request.map(Body::new) };
     let service = TowerToHyperService::new(MapRequest::new(router, with_body));
+    // A body is dropped with its connection, and what it holds with the body.
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(app.config().write_time));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIME)
         .max_buf_size(MAX_HEAD)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(Box::pin(stream)), service);
     let mut connection = pin!(connection);
     let ended = tokio::select! {
         ended = &mut connection => ended,
@@ -105,5 +109,82 @@ where
     };
     if let Err(error) = ended {
         tracing::debug!(%error, "a connection broke off");
+    }
+}
+
+#[cfg(all(test, unix))]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use std::convert::Infallible;
+    use std::pin::Pin;
+    use std::sync::{Arc, Mutex};
+    use std::task::{Context, Poll};
+
+    use axum::routing::get;
+    use bytes::Bytes;
+    use futures_core::Stream;
+    use tokio::net::UnixStream;
+    use tokio::sync::oneshot;
+    use tokio::time::{Instant, sleep, timeout};
+
+    use super::*;
+    use crate::app::ServerConfig;
+
+    /// A body without end. Dropped, it tells that.
+    struct Endless {
+        _dropped: oneshot::Sender<()>,
+    }
+
+    impl Stream for Endless {
+        type Item = Result<Bytes, Infallible>;
+
+        fn poll_next(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+            Poll::Ready(Some(Ok(Bytes::from_static(&[b'x'; 512]))))
+        }
+    }
+
+    fn app() -> App {
+        let config = ServerConfig {
+            write_time: Duration::from_secs(2),
+            ..ServerConfig::default()
+        };
+        App::new(Vec::new(), config)
+    }
+
+    fn on_runtime(test: impl Future<Output = ()>) {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        runtime.enable_all().build().unwrap().block_on(test);
+    }
+
+    #[test]
+    fn a_client_that_stops_reading_is_cut_off_and_one_that_reads_is_not() {
+        on_runtime(async {
+            let (dropped, mut is_dropped) = oneshot::channel();
+            let body = Arc::new(Mutex::new(Some(Endless { _dropped: dropped })));
+            let endless = move || {
+                let body = body.lock().unwrap().take().unwrap();
+                async { Body::from_stream(body) }
+            };
+            let router = Router::new().route("/", get(endless));
+            let (client, stream) = UnixStream::pair().unwrap();
+            let connection = tokio::spawn(connection(stream, router, app()));
+            client.writable().await.unwrap();
+            let request = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+            assert_eq!(client.try_write(request).unwrap(), request.len());
+            // It reads for longer than the time, a piece now and then.
+            let until = Instant::now() + Duration::from_secs(3);
+            let mut read = vec![0; 1 << 16];
+            while Instant::now() < until {
+                sleep(Duration::from_millis(20)).await;
+                client.readable().await.unwrap();
+                assert!(client.try_read(&mut read).unwrap() > 0);
+            }
+            let state = is_dropped.try_recv();
+            assert_eq!(state, Err(oneshot::error::TryRecvError::Empty));
+            // Then it reads nothing.
+            let cut_off = timeout(Duration::from_secs(60), connection).await;
+            cut_off.unwrap().unwrap();
+            assert!(is_dropped.await.is_err());
+        });
     }
 }

@@ -1,46 +1,48 @@
-//! The query of an address: `?model=NAME`.
+//! [`ModelQuery`]: the query of an address, `?model=NAME`.
 //!
-//! Invariant: what is not UTF-8 after decoding is not there.
+//! Invariant: names other than `model` are passed over; a name that is given twice is refused.
 
-use axum::http::Uri;
+use axum::extract::{FromRequestParts, Query};
+use axum::http::request::Parts;
+use serde::Deserialize;
 
-/// The value of a name in the query of an address.
-pub(crate) fn value(uri: &Uri, name: &str) -> Option<String> {
-    let mut pairs = uri.query()?.split('&');
-    pairs.find_map(|pair| {
-        let (found, value) = pair.split_once('=')?;
-        (decode(found)? == name).then(|| decode(value))?
-    })
+use crate::error::ApiError;
+
+/// The model that an address names.
+#[derive(Debug, Default, Deserialize, PartialEq, Eq)]
+pub(crate) struct ModelQuery {
+    /// Its name.
+    pub(crate) model: Option<String>,
 }
 
-/// The text of a part of a query, in which `+` is a space and `%XX` a byte.
-fn decode(text: &str) -> Option<String> {
-    let mut bytes = text.bytes();
-    let mut decoded = Vec::with_capacity(text.len());
-    while let Some(byte) = bytes.next() {
-        decoded.push(match byte {
-            b'+' => b' ',
-            b'%' => {
-                let mut digit = || char::from(bytes.next()?).to_digit(16);
-                u8::try_from(digit()? * 16 + digit()?).ok()?
-            }
-            byte => byte,
-        });
+impl<S: Send + Sync> FromRequestParts<S> for ModelQuery {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let query = Query::<Self>::from_request_parts(parts, state).await;
+        let query = query.map_err(|error| ApiError::invalid(error.body_text()))?;
+        Ok(query.0)
     }
-    String::from_utf8(decoded).ok()
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
+    use axum::http::Uri;
+
     use super::*;
 
     #[test]
     fn values_are_decoded() {
-        let uri = Uri::from_static("/props?a=1&model=a%2Fb%3Aq4+k&model=c&bad=%f");
-        assert_eq!(value(&uri, "model").as_deref(), Some("a/b:q4 k"));
-        assert_eq!(value(&uri, "a").as_deref(), Some("1"));
-        assert_eq!(value(&uri, "bad"), None);
-        assert_eq!(value(&uri, "none"), None);
-        assert_eq!(value(&Uri::from_static("/props"), "model"), None);
+        let model = |uri: &'static str| {
+            let query = Query::<ModelQuery>::try_from_uri(&Uri::from_static(uri));
+            query.map(|query| query.0.model)
+        };
+        let named = model("/props?a=1&model=a%2Fb%3Aq4+k&bad=%f").unwrap();
+        assert_eq!(named.as_deref(), Some("a/b:q4 k"));
+        assert_eq!(model("/props").unwrap(), None);
+        assert_eq!(model("/props?other=1").unwrap(), None);
+        let twice = model("/props?model=a&model=b").unwrap_err().body_text();
+        assert!(twice.contains("duplicate field `model`"), "{twice}");
     }
 }

@@ -3,6 +3,7 @@
 //! Invariant: the address is printed only when requests are taken, and a server that other machines
 //! reach has keys, or was told not to have them. Knows nothing of the APIs.
 
+mod directory;
 mod loading;
 mod room;
 mod scan;
@@ -20,15 +21,16 @@ use kv_core::KvType;
 use model_core::architecture::OutputKind;
 use model_core::model_file::{ModelFile, OpenModel};
 use server::{
-    App, HostCheck, KeepLoaded, Keys, MemoryBudget, ModelEntry, ModelSettings, ServedModel,
-    ServerConfig,
+    App, HostCheck, KeepLoaded, Keys, LoadState, MemoryBudget, ModelEntry, ModelSettings,
+    ModelStatus, ServedModel, ServerConfig,
 };
 use tokio::net::TcpListener;
 
+use self::directory::{Directory, Given};
 use self::loading::Loader;
 use self::room::Wanted;
 use crate::args::{Seed, ServeArgs};
-use crate::failure::{Exit, usage, warn};
+use crate::failure::{Exit, usage};
 use crate::input;
 use crate::models::ModelSource;
 use crate::progress::Progress;
@@ -64,9 +66,16 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     // An address that is taken is reported before a model is loaded.
     let listener = runtime.block_on(listen(args))?;
     let budget = room::budget(args);
-    let models = entries(args, &budget, models)?;
-    let served = served(&models);
-    let app = App::with_models(models, budget, config);
+    let given = models.iter().map(|model| Given {
+        id: model.settings.id.clone(),
+        source: model.source.clone(),
+    });
+    let given = given.collect();
+    let app = App::with_models(entries(args, &budget, models)?, budget, config);
+    if let Some(dir) = &args.models {
+        app.set_finder(Arc::new(Directory::new(args, dir, given)))?;
+    }
+    let served = served(&app.models());
     runtime.block_on(async {
         // A handler that is there before the address is printed.
         let stop = stop_signal()?;
@@ -97,8 +106,9 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<Exit> {
 }
 
 /// What is served, in words: the loaded models by name.
-fn served(models: &[ModelEntry]) -> String {
-    let loaded = models.iter().filter(|model| model.loaded.is_some());
+fn served(models: &[ModelStatus]) -> String {
+    let is_loaded = |model: &&ModelStatus| model.state == LoadState::Loaded;
+    let loaded = models.iter().filter(is_loaded);
     let names: Vec<&str> = loaded.map(|model| model.id.as_str()).collect();
     let lazy = match models.len() - names.len() {
         0 => String::new(),
@@ -201,7 +211,7 @@ enum Start {
     Lazy,
 }
 
-/// The models of `-m`, or else the one in the binary, and those of `--models`.
+/// The models of `-m`, or else the one in the binary. Those of `--models` are checked with them.
 fn named_models(args: &ServeArgs) -> anyhow::Result<Vec<Named>> {
     let given = match args.model.as_slice() {
         [] if args.models.is_some() => Vec::new(),
@@ -234,26 +244,21 @@ fn named_models(args: &ServeArgs) -> anyhow::Result<Vec<Named>> {
             ));
         }
         for scan::Found { id, path } in found {
-            match models.iter().find(|other| other.settings.id == id) {
-                None => {
-                    let source = ModelSource::File(path);
-                    models.push(Named::new(args, source, id, Start::Lazy)?);
-                }
-                Some(other) if other.source == ModelSource::File(path.clone()) => {}
-                Some(_) => warn(&format!(
-                    "'{}' is not served: there is another model '{id}'",
-                    path.display()
-                )),
+            if models.iter().all(|other| other.settings.id != id) {
+                let source = ModelSource::File(path);
+                models.push(Named::new(args, source, id, Start::Lazy)?);
             }
         }
     }
     if args.trace.trace.is_some() && (models.len() > 1 || args.models.is_some()) {
         return usage("--trace is of one model: serve it alone, without --models");
     }
-    if models.len() > 1 && args.chat_template.is_some() {
+    if (models.len() > 1 || args.models.is_some()) && args.chat_template.is_some() {
         return usage("--chat-template is for the only model: several have their own");
     }
     give_aliases(&args.alias, &mut models)?;
+    // The directory is looked at again and again: these names were only checked.
+    models.retain(|model| model.start == Start::AtOnce);
     Ok(models)
 }
 
@@ -283,7 +288,7 @@ fn give_aliases(aliases: &[String], models: &mut [Named]) -> anyhow::Result<()> 
     }
     match (names.is_empty(), models) {
         (true, _) => Ok(()),
-        (false, [only]) => {
+        (false, [only]) if only.start == Start::AtOnce => {
             only.settings.id = names.remove(0);
             only.settings.aliases.extend(names);
             Ok(())
@@ -302,24 +307,31 @@ impl Named {
         start: Start,
     ) -> anyhow::Result<Self> {
         let template = args.chat_template.as_deref().map(input::text).transpose()?;
-        let settings = ModelSettings {
-            id,
-            aliases: Vec::new(),
-            chat_template: template,
-            sampler: resolve::sampler(&args.sampler)?,
-            seed: match args.sampler.seed {
-                Some(Seed::Fixed(seed)) => Some(seed),
-                Some(Seed::Random) | None => None,
-            },
-            n_parallel: args.parallel.parallel,
-            speculation: args.speculation.speculation(),
-        };
         Ok(Self {
             source,
-            settings,
+            settings: ModelSettings {
+                chat_template: template,
+                ..model_settings(args, id)?
+            },
             start,
         })
     }
+}
+
+/// What requests to a model of this name are given, with the template of its file.
+fn model_settings(args: &ServeArgs, id: String) -> anyhow::Result<ModelSettings> {
+    Ok(ModelSettings {
+        id,
+        aliases: Vec::new(),
+        chat_template: None,
+        sampler: resolve::sampler(&args.sampler)?,
+        seed: match args.sampler.seed {
+            Some(Seed::Fixed(seed)) => Some(seed),
+            Some(Seed::Random) | None => None,
+        },
+        n_parallel: args.parallel.parallel,
+        speculation: args.speculation.speculation(),
+    })
 }
 
 /// A file's name without its ending, or the name of a downloaded model as it was given.
@@ -333,8 +345,7 @@ fn name_of(path: &Path) -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// The models as the server has them: those that are loaded at once, once it is known that they fit
-/// together, and the others.
+/// The models of `-m`, loaded, once it is known that they fit together.
 fn entries(
     args: &Arc<ServeArgs>,
     budget: &MemoryBudget,
@@ -342,9 +353,7 @@ fn entries(
 ) -> anyhow::Result<Vec<ModelEntry>> {
     let mut opened = Vec::with_capacity(models.len());
     for Named {
-        source,
-        settings,
-        start,
+        source, settings, ..
     } in models
     {
         let args = Arc::clone(args);
@@ -353,49 +362,25 @@ fn entries(
             source,
             settings,
         };
-        let file = match start {
-            Start::AtOnce => Some(loader.open()?),
-            Start::Lazy => None,
-        };
-        opened.push((loader, file));
+        let (file, bytes) = loader.open()?;
+        opened.push((loader, file, bytes));
     }
-    let wanted = opened.iter().filter_map(|(loader, file)| {
-        let (_, bytes) = file.as_ref()?;
-        Some(Wanted {
-            id: &loader.settings.id,
-            bytes: *bytes,
-        })
+    let wanted = opened.iter().map(|(loader, _, bytes)| Wanted {
+        id: &loader.settings.id,
+        bytes: *bytes,
     });
     room::check(args, budget, &wanted.collect::<Vec<_>>())?;
     let mut entries = Vec::with_capacity(opened.len());
-    for (loader, file) in opened {
-        let facts = loading::facts(args, &loader.source, file.as_ref().map(|(file, _)| &**file));
-        let loaded = match file {
-            Some((file, bytes)) => {
-                let _loading = Progress::spinner(format!("loading {}", loader.source.name()));
-                let model = load(args, &file, loader.settings.clone())?;
-                Some((model, bytes))
-            }
-            None => {
-                if let Some(error) = &facts.error {
-                    warn(&format!(
-                        "'{}' cannot be served: {error}",
-                        loader.settings.id
-                    ));
-                }
-                None
-            }
-        };
+    for (loader, file, bytes) in opened {
+        let _loading = Progress::spinner(format!("loading {}", loader.source.name()));
+        let model = load(args, &file, loader.settings.clone())?;
         entries.push(ModelEntry {
             id: loader.settings.id.clone(),
             aliases: loader.settings.aliases.clone(),
-            facts,
-            keep: match (&loaded, u64::try_from(args.idle_unload)) {
-                (None, Ok(seconds)) => KeepLoaded::For(Duration::from_secs(seconds)),
-                _ => KeepLoaded::Forever,
-            },
+            facts: loading::facts(args, &loader.source, Some(&*file)),
+            keep: KeepLoaded::Forever,
             loader: Some(Arc::new(loader)),
-            loaded,
+            loaded: Some((model, bytes)),
         });
     }
     Ok(entries)

@@ -37,13 +37,17 @@ impl Models {
         let loaded = self.try_load(at).await;
         let outcome = {
             let mut states = self.lock();
-            let (Some(state), Some(known)) = (states.get_mut(at), self.0.entries.get(at)) else {
+            let Some(state) = states.get_mut(at) else {
                 return;
             };
+            let known = Arc::clone(&state.known);
             match loaded {
                 Ok(model) => {
                     let model = Arc::new(model);
-                    state.phase = Phase::Loaded(Held::new(Arc::clone(&model), known.keep, 1));
+                    let mut held = Held::new(Arc::clone(&model), known.keep, 1);
+                    // It went while it was loaded: the requests that wait are its last.
+                    held.is_draining = !state.is_there();
+                    state.phase = Phase::Loaded(held);
                     state.error = None;
                     state.counts.n_loads += 1;
                     let seconds = started.elapsed().as_secs_f64();
@@ -70,8 +74,10 @@ impl Models {
 
     async fn try_load(&self, at: usize) -> Result<ServedModel, ApiError> {
         let _turn = self.0.turn.lock().await;
-        let known = self.0.entries.get(at);
-        let loader = known.and_then(|known| known.loader.clone());
+        let loader = self
+            .lock()
+            .get(at)
+            .and_then(|state| state.known.loader.clone());
         let loader = loader.ok_or_else(|| ApiError::load_failed("it cannot be loaded again"))?;
         let planned = computed(move || loader.plan()).await??;
         loop {
@@ -105,16 +111,16 @@ impl Models {
         {
             return Ok(Room::Await(changed));
         }
-        let can_go = |at: usize, state: &State| {
-            let loader = self.0.entries.get(at).map(|known| known.loader.is_some());
-            loader == Some(true) && matches!(&state.phase, Phase::Loaded(held) if held.n_uses == 0)
+        let can_go = |state: &State| {
+            state.known.loader.is_some()
+                && matches!(&state.phase, Phase::Loaded(held) if held.n_uses == 0)
         };
         let staying = held(&states, |at| {
-            states.get(at).is_some_and(|state| !can_go(at, state))
+            states.get(at).is_some_and(|state| !can_go(state))
         });
         let never_fits = MemoryBudget::without_machine(budget).shortage(needed, staying);
-        let oldest = states.iter().enumerate().filter(|(at, state)| {
-            never_fits.is_none() && can_go(*at, state) && short.of.of(state.bytes) > 0
+        let oldest = states.iter().enumerate().filter(|(_, state)| {
+            never_fits.is_none() && can_go(state) && short.of.of(state.bytes) > 0
         });
         let oldest = oldest
             .min_by_key(|(_, state)| age_key(state))
@@ -124,58 +130,57 @@ impl Models {
                 self.start_unload(at, state);
                 Ok(Room::Await(changed))
             }
-            None => Err(self.no_room(at, never_fits.unwrap_or(short), &states)),
+            None => Err(no_room(at, never_fits.unwrap_or(short), &states)),
         }
     }
+}
 
-    /// Why a model does not fit, with all that hold memory.
-    fn no_room(&self, at: usize, short: Shortage, states: &[State]) -> ApiError {
-        let entries = self.0.entries.iter().zip(states);
-        let holders = entries.filter_map(|(known, state)| {
-            let n_bytes = short.of.of(state.bytes);
-            let n_requests = match &state.phase {
-                Phase::Loaded(held) => held.n_uses,
-                _ => 0,
-            };
-            (n_bytes > 0).then(|| Holder {
-                model: known.id.clone(),
-                n_bytes,
-                n_requests,
-            })
-        });
-        let holders: Vec<Holder> = holders.collect();
-        let id = self.0.entries.get(at).map_or("", |known| &known.id);
-        let on = match short.of {
-            Short::Host => "",
-            Short::Device => " of the GPU",
+/// Why a model does not fit, with all that hold memory.
+fn no_room(at: usize, short: Shortage, states: &[State]) -> ApiError {
+    let holders = states.iter().filter_map(|state| {
+        let n_bytes = short.of.of(state.bytes);
+        let n_requests = match &state.phase {
+            Phase::Loaded(held) => held.n_uses,
+            _ => 0,
         };
-        let held_by = holders.iter().map(|holder| {
-            let requests = match holder.n_requests {
-                0 => String::new(),
-                1 => " (1 request)".to_owned(),
-                n => format!(" ({n} requests)"),
-            };
-            format!(
-                "'{}' {}{requests}",
-                holder.model,
-                BinaryUnits(holder.n_bytes)
-            )
-        });
-        let held_by = held_by.collect::<Vec<_>>().join(", ");
-        let held_by = match held_by.is_empty() {
-            true => String::new(),
-            false => format!("; loaded: {held_by}"),
+        (n_bytes > 0).then(|| Holder {
+            model: state.known.id.clone(),
+            n_bytes,
+            n_requests,
+        })
+    });
+    let holders: Vec<Holder> = holders.collect();
+    let id = states.get(at).map_or("", |state| &state.known.id);
+    let on = match short.of {
+        Short::Host => "",
+        Short::Device => " of the GPU",
+    };
+    let held_by = holders.iter().map(|holder| {
+        let requests = match holder.n_requests {
+            0 => String::new(),
+            1 => " (1 request)".to_owned(),
+            n => format!(" ({n} requests)"),
         };
-        let message = format!(
-            "the model '{id}' takes {}, and of the {} that models may take{on}, {} are left{held_by}: \
-             try again when these are idle, or start the server with a larger --memory or a smaller \
-             --ctx",
-            BinaryUnits(short.needed),
-            BinaryUnits(short.budget),
-            BinaryUnits(short.available),
-        );
-        ApiError::no_memory(message).with_shortage(short.needed, short.available, &holders)
-    }
+        format!(
+            "'{}' {}{requests}",
+            holder.model,
+            BinaryUnits(holder.n_bytes)
+        )
+    });
+    let held_by = held_by.collect::<Vec<_>>().join(", ");
+    let held_by = match held_by.is_empty() {
+        true => String::new(),
+        false => format!("; loaded: {held_by}"),
+    };
+    let message = format!(
+        "the model '{id}' takes {}, and of the {} that models may take{on}, {} are left{held_by}: \
+         try again when these are idle, or start the server with a larger --memory or a smaller \
+         --ctx",
+        BinaryUnits(short.needed),
+        BinaryUnits(short.budget),
+        BinaryUnits(short.available),
+    );
+    ApiError::no_memory(message).with_shortage(short.needed, short.available, &holders)
 }
 
 /// The order in which idle models go: those that are kept for a time first, then the least recently
@@ -207,7 +212,7 @@ pub(super) fn on_thread(name: &str, run: impl FnOnce() + Send + 'static) -> bool
     }
 }
 
-async fn computed<T: Send + 'static>(
+pub(super) async fn computed<T: Send + 'static>(
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ApiError> {
     let (send, result) = oneshot::channel();

@@ -3,15 +3,17 @@
 //!
 //! Invariant: a model that is used is never unloaded; what all hold together, models that are being
 //! loaded or unloaded included, is within the budget; of requests that need the same model one loads
-//! it, and all others wait for that. Loads follow one another, on threads of their own. Knows no API.
+//! it, and all others wait for that. Loads follow one another, on threads of their own. A model keeps its
+//! number, also when it is gone. Knows no API.
 
 mod budget;
 mod entry;
+mod found;
 mod in_use;
 mod load;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
@@ -25,6 +27,7 @@ pub use entry::{
     Expiry, FinishLoad, KeepLoaded, LoadCounts, LoadModel, LoadState, ModelBytes, ModelEntry,
     ModelFacts, ModelStatus, PlannedModel,
 };
+pub use found::FindModels;
 pub use in_use::ModelInUse;
 
 /// The models of a server. Clones are the same.
@@ -33,8 +36,11 @@ pub(crate) struct Models(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    entries: Vec<Known>,
+    /// By the number of the model.
     states: Mutex<Vec<State>>,
+    /// What finds models that come and go.
+    finder: OnceLock<Arc<dyn FindModels>>,
+    scans: found::Scans,
     /// Sent to after each change of a state.
     changed: watch::Sender<()>,
     /// Whose turn it is to load.
@@ -44,7 +50,7 @@ struct Shared {
     has_janitor: AtomicBool,
 }
 
-/// What does not change.
+/// What is known of a model. It changes only where its file does.
 #[derive(Debug)]
 struct Known {
     id: String,
@@ -54,8 +60,21 @@ struct Known {
     keep: KeepLoaded,
 }
 
+/// Where a model comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// The caller named it: it is there as long as the server.
+    Given,
+    /// The finder found it, and finds it still.
+    Found,
+    /// The finder does not find it any more.
+    Gone,
+}
+
 #[derive(Debug)]
 struct State {
+    known: Arc<Known>,
+    origin: Origin,
     phase: Phase,
     /// Zero where it is unloaded; from the plan on, what it will take.
     bytes: ModelBytes,
@@ -94,10 +113,13 @@ enum Next {
 
 impl Models {
     pub(crate) fn new(entries: Vec<ModelEntry>, budget: MemoryBudget) -> Self {
-        let (known, states) = entries.into_iter().map(known_and_state).unzip();
+        let states = entries
+            .into_iter()
+            .map(|entry| State::new(entry, Origin::Given));
         Self(Arc::new(Shared {
-            entries: known,
-            states: Mutex::new(states),
+            states: Mutex::new(states.collect()),
+            finder: OnceLock::new(),
+            scans: found::Scans::default(),
             changed: watch::Sender::new(()),
             turn: tokio::sync::Mutex::default(),
             budget,
@@ -110,15 +132,12 @@ impl Models {
     /// # Errors
     /// [`ApiError::unknown_model`].
     pub(crate) fn find(&self, name: &str) -> Result<usize, ApiError> {
-        let mut entries = self.0.entries.iter();
-        entries
-            .position(|known| is_called(&known.id, &known.aliases, name))
-            .ok_or_else(|| self.unknown(name))
-    }
-
-    fn unknown(&self, name: &str) -> ApiError {
-        let known = self.0.entries.iter().map(|known| known.id.clone());
-        ApiError::unknown_model(name, &known.collect::<Vec<_>>())
+        let states = self.lock();
+        let is_it = |state: &State| {
+            state.is_there() && is_called(&state.known.id, &state.known.aliases, name)
+        };
+        let found = states.iter().position(is_it);
+        found.ok_or_else(|| unknown(name, &states))
     }
 
     /// The number of the model for requests without a name: the first loaded one that does what is
@@ -130,27 +149,27 @@ impl Models {
         if let Some(at) = self.first_loaded(job) {
             return Ok(at);
         }
-        let does = |known: &Known| known.facts.job == Some(job);
-        match (self.0.entries.iter().position(does), self.0.entries.len()) {
-            (Some(at), _) => Ok(at),
-            (None, 0) => Err(self.unknown("")),
-            (None, _) => Ok(0),
-        }
+        let states = self.lock();
+        let does = |state: &State| state.is_there() && state.known.facts.job == Some(job);
+        let first = states.iter().position(does);
+        let first = first.or_else(|| states.iter().position(State::is_there));
+        first.ok_or_else(|| unknown("", &states))
     }
 
     /// The number of the first loaded model that does what is wanted.
     pub(crate) fn first_loaded(&self, job: Job) -> Option<usize> {
         let states = self.lock();
         states.iter().position(|state| match &state.phase {
-            Phase::Loaded(held) => held.model.does(job),
+            Phase::Loaded(held) => state.is_there() && held.model.does(job),
             _ => false,
         })
     }
 
     /// What a model does, where that is known without loading it, and its name.
-    pub(crate) fn job(&self, at: usize) -> Option<(Job, &str)> {
-        let known = self.0.entries.get(at)?;
-        Some((known.facts.job?, &known.id))
+    pub(crate) fn job(&self, at: usize) -> Option<(Job, String)> {
+        let states = self.lock();
+        let known = &states.get(at)?.known;
+        Some((known.facts.job?, known.id.clone()))
     }
 
     /// The model, once it is loaded.
@@ -180,7 +199,10 @@ impl Models {
 
     fn next(&self, at: usize) -> Result<Next, ApiError> {
         let mut states = self.lock();
-        let state = states.get_mut(at).ok_or_else(|| self.unknown(""))?;
+        let Some(state) = states.get_mut(at).filter(|state| state.is_there()) else {
+            let name = states.get(at).map_or("", |state| &state.known.id);
+            return Err(unknown(name, &states));
+        };
         Ok(match &mut state.phase {
             Phase::Loaded(held) if !held.is_draining => {
                 held.n_uses += 1;
@@ -204,20 +226,15 @@ impl Models {
     /// [`ApiError`] 501 where it cannot be loaded again.
     pub(crate) async fn unload(&self, at: usize) -> Result<(), ApiError> {
         self.start_janitor();
-        let before = self
-            .lock()
-            .get(at)
-            .map_or(0, |state| state.counts.n_unloads);
-        if self
-            .0
-            .entries
-            .get(at)
-            .is_none_or(|known| known.loader.is_none())
-        {
+        let counts = self.lock().get(at).map(|state| {
+            let can_unload = state.known.loader.is_some();
+            can_unload.then_some(state.counts.n_unloads)
+        });
+        let Some(before) = counts.flatten() else {
             return Err(ApiError::not_implemented(
                 "a model cannot be unloaded: this server keeps it until it ends",
             ));
-        }
+        };
         loop {
             let mut changed = self.0.changed.subscribe();
             let loading = {
@@ -253,8 +270,8 @@ impl Models {
     }
 
     fn set_keep(&self, at: usize, keep: KeepLoaded) {
-        let can_unload = self.0.entries.get(at).is_some_and(|k| k.loader.is_some());
-        if let (true, Some(state)) = (can_unload, self.lock().get_mut(at))
+        if let Some(state) = self.lock().get_mut(at)
+            && state.known.loader.is_some()
             && let Phase::Loaded(held) = &mut state.phase
         {
             held.keep = keep;
@@ -272,17 +289,20 @@ impl Models {
         self.changed();
     }
 
-    /// All models, in the order in which they were given.
+    /// All models: in the order in which they were given, then those that were found, by name.
     pub(crate) fn list(&self) -> Vec<ModelStatus> {
         let states = self.lock();
-        let pairs = self.0.entries.iter().zip(states.iter());
-        pairs.map(|(known, state)| status(known, state)).collect()
+        let of = |origin| states.iter().filter(move |state| state.origin == origin);
+        let given = of(Origin::Given).map(status);
+        let mut found: Vec<ModelStatus> = of(Origin::Found).map(status).collect();
+        found.sort_by(|a, b| a.id.cmp(&b.id));
+        given.chain(found).collect()
     }
 
     /// One of them.
     pub(crate) fn status(&self, at: usize) -> Option<ModelStatus> {
         let states = self.lock();
-        Some(status(self.0.entries.get(at)?, states.get(at)?))
+        states.get(at).map(status)
     }
 
     /// Ends with the next change: a model that comes or goes, a request that begins or ends.
@@ -366,9 +386,7 @@ impl Models {
             load::free(held.model);
             if let Some(state) = models.lock().get_mut(at) {
                 state.end_unload();
-            }
-            if let Some(known) = models.0.entries.get(at) {
-                tracing::info!(model = known.id, "unloaded");
+                tracing::info!(model = state.known.id, "unloaded");
             }
             models.changed();
         });
@@ -381,6 +399,33 @@ impl Models {
 }
 
 impl State {
+    fn new(entry: ModelEntry, origin: Origin) -> Self {
+        let mut state = Self {
+            origin,
+            phase: Phase::Unloaded,
+            bytes: ModelBytes::default(),
+            error: entry.facts.error.clone(),
+            counts: LoadCounts::default(),
+            known: Arc::new(Known {
+                id: entry.id,
+                aliases: entry.aliases,
+                facts: entry.facts,
+                loader: entry.loader,
+                keep: entry.keep,
+            }),
+        };
+        if let Some((model, bytes)) = entry.loaded {
+            state.phase = Phase::Loaded(Held::new(Arc::new(model), entry.keep, 0));
+            state.bytes = bytes;
+            state.counts.n_loads = 1;
+        }
+        state
+    }
+
+    fn is_there(&self) -> bool {
+        self.origin != Origin::Gone
+    }
+
     /// It is unloaded, and takes nothing.
     fn hold_nothing(&mut self) {
         self.phase = Phase::Unloaded;
@@ -414,29 +459,14 @@ impl Held {
     }
 }
 
-fn known_and_state(entry: ModelEntry) -> (Known, State) {
-    let mut state = State {
-        phase: Phase::Unloaded,
-        bytes: ModelBytes::default(),
-        error: entry.facts.error.clone(),
-        counts: LoadCounts::default(),
-    };
-    if let Some((model, bytes)) = entry.loaded {
-        state.phase = Phase::Loaded(Held::new(Arc::new(model), entry.keep, 0));
-        state.bytes = bytes;
-        state.counts.n_loads = 1;
-    }
-    let known = Known {
-        id: entry.id,
-        aliases: entry.aliases,
-        facts: entry.facts,
-        loader: entry.loader,
-        keep: entry.keep,
-    };
-    (known, state)
+fn unknown(name: &str, states: &[State]) -> ApiError {
+    let there = states.iter().filter(|state| state.is_there());
+    let known: Vec<String> = there.map(|state| state.known.id.clone()).collect();
+    ApiError::unknown_model(name, &known)
 }
 
-fn status(known: &Known, state: &State) -> ModelStatus {
+fn status(state: &State) -> ModelStatus {
+    let known = &state.known;
     let held = match &state.phase {
         Phase::Loaded(held) => Some(held),
         _ => None,

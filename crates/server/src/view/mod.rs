@@ -2,8 +2,8 @@
 //!
 //! The stream begins with the layout and a whole frame, then come changes, at most ten a second; a
 //! viewer that is slow misses frames. The id of each update names the events up to it: a viewer that
-//! sends it as `Last-Event-ID` gets a whole frame and the events that it missed. Invariant: the page
-//! needs no key and has no data; the stream needs one where there are keys. Loads nothing from
+//! sends it as `Last-Event-ID` gets a whole frame and the events that it missed. A stream ends after a
+//! while with `renew`, so that a place is kept only by who comes again. Invariant: the page needs no key and has no data; the stream needs one where there are keys. Loads nothing from
 //! elsewhere.
 
 mod page;
@@ -17,7 +17,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
-use axum::http::{HeaderMap, HeaderValue, Uri};
+use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use axum::routing::MethodRouter;
 use bytes::Bytes;
@@ -26,13 +26,13 @@ use futures_core::Stream;
 use model_core::tokenizer::Tokenizer;
 use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::Interval;
+use tokio::time::{Interval, Sleep};
 
 use crate::api::on_get;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::model::{Job, Work};
-use crate::query;
+use crate::query::ModelQuery;
 use crate::stream::{EVENT_STREAM, named_event};
 
 pub(crate) use page::{asset, is_asset, is_for_browser, page};
@@ -47,15 +47,15 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// continues texts. It loads none: it waits for it, and goes on with it when it was unloaded.
 pub(crate) fn events() -> MethodRouter<App> {
     on_get(
-        async |State(app): State<App>, uri: Uri, headers: HeaderMap| {
-            let named = match query::value(&uri, "model") {
-                Some(name) => Some(app.registry().find(&name)?),
+        async |State(app): State<App>, query: ModelQuery, headers: HeaderMap| {
+            let named = match &query.model {
+                Some(name) => Some(app.registry().find_now(name).await?),
                 None => None,
             };
             if let Some((job, id)) = named.and_then(|at| app.registry().job(at))
                 && job != Job::Texts
             {
-                return Err(job.is_not(Job::Texts, id));
+                return Err(job.is_not(Job::Texts, &id));
             }
             let permit = app.view()?;
             let stream = ViewStream::new(app, named, permit, &headers);
@@ -93,6 +93,8 @@ struct ViewStream {
     /// Where the viewer goes on.
     last_event: Option<(String, u64)>,
     keep_alive: Interval,
+    /// Until the viewer has to come again; `None` once it was told.
+    place: Option<Pin<Box<Sleep>>>,
     closing: Pin<Box<dyn Future<Output = ()> + Send>>,
     _permit: OwnedSemaphorePermit,
 }
@@ -112,6 +114,7 @@ impl ViewStream {
             change: Box::pin(app.registry().next_change()),
             last_event: last_event(headers),
             keep_alive,
+            place: Some(Box::pin(tokio::time::sleep(app.config().view_time))),
             closing: Box::pin(app.closing()),
             app,
             _permit: permit,
@@ -190,6 +193,13 @@ impl Stream for ViewStream {
         let this = &mut *self;
         if this.closing.as_mut().poll(cx).is_ready() {
             return Poll::Ready(None);
+        }
+        let Some(place) = &mut this.place else {
+            return Poll::Ready(None);
+        };
+        if place.as_mut().poll(cx).is_ready() {
+            this.place = None;
+            return Poll::Ready(Some(Ok(named_event("renew", &json!({})).into())));
         }
         match this.poll_event(cx) {
             Poll::Ready(event) => {

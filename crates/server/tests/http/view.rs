@@ -197,3 +197,27 @@ fn viewers_are_counted_and_leave_with_the_server() {
     }
     server.join();
 }
+
+/// A place is kept by who comes again: a viewer that has stopped reading does not.
+#[test]
+fn a_stream_is_renewed_without_a_gap() {
+    let mut setup = Setup::default();
+    setup.server.view_time = std::time::Duration::from_millis(500);
+    let server = setup.start();
+    continued(&server, PROMPT);
+    let mut viewers: Vec<Reply> = (0..16).map(|_| watch(&server, &[])).collect();
+    assert_eq!(watch(&server, &[]).finish().status, 429);
+    let mut last = None;
+    while let Some(sent) = next(&mut viewers[0]) {
+        last = Some((sent.name, sent.id.or(last.and_then(|(_, id)| id))));
+    }
+    let (name, id) = last.unwrap();
+    assert_eq!(name, "renew");
+    continued(&server, &format!("{PROMPT} She lost it"));
+    // The others have read nothing, and their places are free.
+    let mut again = watch(&server, &[("Last-Event-ID", &id.unwrap())]);
+    assert_eq!(again.status, 200);
+    assert_eq!(next(&mut again).unwrap().name, "layout");
+    let seen = events(&until(&mut again, "ended"));
+    assert_eq!(seen[0]["kind"], "submitted");
+}

@@ -6,14 +6,15 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use engine::MemoryBudget;
+use engine::{EngineError, MemoryBudget};
+use kv_core::backend::BackendError;
 use model_core::architecture::OutputKind;
 use model_core::model_file::{ModelFile, OpenModel};
 use server::{ApiError, Job, LoadModel, ModelBytes, ModelFacts, ModelSettings, PlannedModel};
 
 use super::{engine_config, load, room};
 use crate::args::ServeArgs;
-use crate::failure::{one_line, usage};
+use crate::failure::{MemoryShortage, one_line, usage};
 use crate::models::ModelSource;
 use crate::resolve;
 
@@ -37,11 +38,17 @@ impl Loader {
         Ok((file, bytes))
     }
 
-    fn failed(id: &str, error: &anyhow::Error) -> ApiError {
-        ApiError::load_failed(format!(
-            "the model '{id}' cannot be loaded: {}",
-            one_line(error)
-        ))
+    /// 507 where it takes more memory than is free, else 500.
+    fn failed(id: &str, error: anyhow::Error) -> ApiError {
+        let error = resolve::does_not_fit(error);
+        let message = format!("the model '{id}' cannot be loaded: {}", one_line(&error));
+        match error.downcast_ref() {
+            Some(&MemoryShortage {
+                needed, available, ..
+            }) => ApiError::no_memory(message).of_bytes(needed, available),
+            None if is_out_of_memory(&error) => ApiError::no_memory(message),
+            None => ApiError::load_failed(message),
+        }
     }
 }
 
@@ -49,15 +56,26 @@ impl LoadModel for Loader {
     fn plan(&self) -> Result<PlannedModel, ApiError> {
         let id = self.settings.id.clone();
         let opened = self.open();
-        let (file, bytes) = opened.map_err(|error| Self::failed(&id, &error))?;
+        let (file, bytes) = opened.map_err(|error| Self::failed(&id, error))?;
         let Self { args, settings, .. } = self.clone();
         Ok(PlannedModel {
             bytes,
             load: Box::new(move || {
-                load(&args, &file, settings).map_err(|error| Self::failed(&id, &error))
+                load(&args, &file, settings).map_err(|error| Self::failed(&id, error))
             }),
         })
     }
+}
+
+/// Whether the backend could not allocate what it needs.
+fn is_out_of_memory(error: &anyhow::Error) -> bool {
+    let of_engine = error.downcast_ref();
+    let failed = of_engine.and_then(|error| match error {
+        EngineError::Backend(failed) => Some(failed),
+        _ => None,
+    });
+    let failed = failed.or_else(|| error.downcast_ref());
+    matches!(failed, Some(BackendError::OutOfMemory { .. }))
 }
 
 /// Checks that a server can do something with a model.
@@ -149,5 +167,31 @@ fn of_file(path: &Path, facts: ModelFacts) -> ModelFacts {
         file_bytes: metadata.iter().map(std::fs::Metadata::len).sum(),
         modified: metadata.iter().filter_map(|m| m.modified().ok()).max(),
         ..facts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use engine::ConfigError;
+
+    use super::*;
+
+    #[test]
+    fn memory_that_vanished_after_the_plan_is_a_shortage_with_numbers() {
+        let short = EngineError::Config(ConfigError::OverBudget {
+            n_ctx: 64,
+            n_cells: 64,
+            wanted: 3 << 20,
+            available: 1 << 20,
+            largest_n_ctx: Some(16),
+        });
+        let error = Loader::failed("chat", short.into());
+        assert_eq!(error.status.as_u16(), 507);
+        let json = error.openai();
+        assert_eq!(json["error"]["needed_bytes"], 3 << 20);
+        assert_eq!(json["error"]["available_bytes"], 1 << 20);
+        assert!(error.message.contains("--ctx 16"), "{error}");
+        let other = Loader::failed("chat", anyhow::anyhow!("no such file"));
+        assert_eq!(other.status.as_u16(), 500);
     }
 }

@@ -29,7 +29,9 @@ pub(crate) fn load() -> MethodRouter<App> {
             .as_ref()
             .map(KeepAlive::keep)
             .transpose()?;
-        let model = app.load(app.registry().find(&fields.model)?).await?;
+        let model = app
+            .load(app.registry().find_now(&fields.model).await?)
+            .await?;
         if let Some(keep) = keep {
             model.keep(keep);
         }
@@ -42,9 +44,8 @@ pub(crate) fn unload() -> MethodRouter<App> {
     on_post(async |State(app): State<App>, request: Request| {
         let body = Body::read(request, app.config().max_body).await?;
         let fields: Fields = body.get()?;
-        app.registry()
-            .unload(app.registry().find(&fields.model)?)
-            .await?;
+        let at = app.registry().find_now(&fields.model).await?;
+        app.registry().unload(at).await?;
         Ok::<Response, ApiError>(json::respond(&json!({"success": true})))
     })
 }

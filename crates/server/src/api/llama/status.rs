@@ -4,7 +4,7 @@
 
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderValue, StatusCode, Uri};
+use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::MethodRouter;
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ use crate::error::ApiError;
 use crate::json;
 use crate::model::Job;
 use crate::models::n_ctx;
-use crate::query;
+use crate::query::ModelQuery;
 
 /// Whether requests are taken.
 pub(crate) fn health() -> MethodRouter<App> {
@@ -46,9 +46,8 @@ pub(crate) fn metrics() -> MethodRouter<App> {
 /// The settings of a model that continues texts: the one that is named, which is loaded for it, or
 /// else the first loaded one.
 pub(crate) fn props() -> MethodRouter<App> {
-    on_get(async |State(app): State<App>, uri: Uri| {
-        let name = query::value(&uri, "model");
-        let name = name.as_deref();
+    on_get(async |State(app): State<App>, query: ModelQuery| {
+        let name = query.model.as_deref();
         if name.is_none() && app.registry().first_loaded(Job::Texts).is_none() {
             return Ok(json::respond(&without_model()));
         }

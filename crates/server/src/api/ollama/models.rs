@@ -31,6 +31,7 @@ struct ShowFields {
 /// The models.
 pub(crate) fn tags() -> MethodRouter<App> {
     on_get(async |State(app): State<App>| {
+        app.registry().refresh().await;
         let models: Vec<Value> = app.models().iter().map(entry).collect();
         json::respond(&json!({ "models": models }))
     })
@@ -74,7 +75,7 @@ pub(crate) fn show() -> MethodRouter<App> {
             return Err(ApiError::invalid_param("model", "'model' is missing"));
         };
         let registry = app.registry();
-        let status = registry.status(registry.find(&name)?);
+        let status = registry.status(registry.find_now(&name).await?);
         let Some(status) = status else {
             return Err(ApiError::unknown_model(&name, &[]));
         };

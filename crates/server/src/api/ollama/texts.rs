@@ -92,7 +92,7 @@ async fn handle(
     let came = Instant::now();
     let body = Body::read(request, app.config().max_body).await?;
     let fields: Fields = body.get()?;
-    let at = app.registry().find(&fields.model)?;
+    let at = app.registry().find_now(&fields.model).await?;
     refuse(&body)?;
     let keep = fields.keep_alive.as_ref().map(KeepAlive::keep);
     let keep = keep.transpose()?;

@@ -16,6 +16,7 @@ use crate::models::{Expiry, LoadState, ModelFacts, ModelStatus};
 /// All models.
 pub(crate) fn list() -> MethodRouter<App> {
     on_get(async |State(app): State<App>| {
+        app.registry().refresh().await;
         let models = app.models();
         let models = models.iter().map(object);
         json::respond(&json!({"object": "list", "data": models.collect::<Vec<_>>()}))
@@ -26,7 +27,7 @@ pub(crate) fn list() -> MethodRouter<App> {
 pub(crate) fn one() -> MethodRouter<App> {
     on_get(async |State(app): State<App>, Path(id): Path<String>| {
         let registry = app.registry();
-        let status = registry.status(registry.find(&id)?);
+        let status = registry.status(registry.find_now(&id).await?);
         let status = status.ok_or_else(|| ApiError::unknown_model(&id, &[]))?;
         Ok::<Response, ApiError>(json::respond(&object(&status)))
     })

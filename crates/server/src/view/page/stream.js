@@ -28,6 +28,8 @@ export class Stream {
     this.key = "";
     this.lastId = "";
     this.attempt = 0;
+    /** Whether the server ended the stream only to see who is still there. */
+    this.isRenewed = false;
     this.abort = null;
     this.timer = 0;
   }
@@ -64,8 +66,10 @@ export class Stream {
         throw new Error(body.error?.message ?? `the server answered ${answer.status}`);
       }
       this.attempt = 0;
+      this.isRenewed = false;
       this.on.state("live", "live");
       for await (const block of blocks(answer.body)) this.dispatch(block);
+      if (this.isRenewed) return this.start();
       throw new Error("the connection has ended");
     } catch (error) {
       if (!signal.aborted) this.retry(error);
@@ -80,7 +84,8 @@ export class Stream {
       else if (line.startsWith("data: ")) data += line.slice(6);
       else if (line.startsWith("id: ")) this.lastId = line.slice(4);
     }
-    if (data) this.on[name]?.(JSON.parse(data));
+    if (name === "renew") this.isRenewed = true;
+    else if (data) this.on[name]?.(JSON.parse(data));
   }
 
   retry(error) {
