@@ -252,6 +252,104 @@ fn a_socket_serves_its_user_alone() {
     assert!(!path.exists());
 }
 
+/// How many tokens of a prompt were cached, and the text.
+#[cfg(unix)]
+fn continued(server: &Server, prompt: &str, key: &str) -> (u64, String) {
+    let body = json!({"prompt": prompt, "max_tokens": 12, "temperature": 0}).to_string();
+    let key = format!("Bearer {key}");
+    let headers = [("Authorization", key.as_str())];
+    let reply = open(
+        server.address,
+        &request("POST", "/v1/completions", &headers, &body),
+    );
+    let answer = reply.finish().json();
+    let cached = &answer["usage"]["prompt_tokens_details"]["cached_tokens"];
+    let text = answer["choices"][0]["text"].as_str().unwrap();
+    (cached.as_u64().unwrap_or(0), text.to_owned())
+}
+
+#[cfg(unix)]
+#[test]
+fn cached_prefixes_outlive_the_server() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let keys = dir.path().join("keys");
+    std::fs::write(&keys, "first\nsecond\n").unwrap();
+    let cache = dir.path().join("cache");
+    let args = |more: &[&'static str]| {
+        let own = [
+            "--save-cache",
+            cache.to_str().unwrap(),
+            "--api-key-file",
+            keys.to_str().unwrap(),
+        ];
+        let args = own
+            .iter()
+            .chain(["-c", "600", "--parallel", "2"].iter().chain(more));
+        args.map(|&arg| arg.to_owned()).collect::<Vec<String>>()
+    };
+    let start = |more: &[&'static str]| {
+        let args = args(more);
+        Server::start(&args.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let prompt = "Once upon a time there was a little girl named Lily. ".repeat(8);
+    let other = format!("{prompt}The dog");
+
+    let server = start(&[]);
+    assert!(!server.log.iter().any(|line| line.contains("restored")));
+    let (cached, text) = continued(&server, &prompt, "first");
+    assert_eq!(cached, 0);
+    let (shared, other_text) = continued(&server, &other, "first");
+    assert!(shared > 50, "{shared}");
+    assert_eq!(server.terminate(), Some(0));
+    let files: Vec<_> = std::fs::read_dir(&cache).unwrap().flatten().collect();
+    let [file] = files.as_slice() else {
+        panic!("{files:?}");
+    };
+    assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+
+    // The same key finds them, with the same text; another key does not.
+    let server = start(&[]);
+    let log = server.log.join("\n");
+    assert!(
+        log.contains("2 cached prefixes of") && log.contains("restored"),
+        "{log}"
+    );
+    assert_eq!(continued(&server, &prompt, "second"), (0, text.clone()));
+    let (cached, again) = continued(&server, &prompt, "first");
+    assert!(cached > shared - 8 && again == text, "{cached}: {again}");
+    let (cached, again) = continued(&server, &other, "first");
+    assert!(cached > shared && again == other_text, "{cached}: {again}");
+    assert_eq!(server.terminate(), Some(0));
+
+    // A memory with less room takes what fits.
+    let server = start(&["--prefixes", "0"]);
+    let log = server.log.join("\n");
+    assert!(log.contains("restored"), "{log}");
+    drop(server);
+    // What would not be the same to the bit is left, with a line that gives the reason.
+    let bytes = std::fs::read(file.path()).unwrap();
+    let skipped = |server: Server, why: &str| {
+        let log = server.log.join("\n");
+        assert!(
+            log.contains("is not restored") && log.contains(why),
+            "{log}"
+        );
+        let (cached, again) = continued(&server, &prompt, "first");
+        assert_eq!((cached, again), (0, text.clone()));
+    };
+    skipped(
+        start(&["--backend", "candle"]),
+        "the backend cpu computed them",
+    );
+    std::fs::write(file.path(), &bytes[..bytes.len() - 1]).unwrap();
+    skipped(start(&[]), "the state is cut off");
+    std::fs::write(file.path(), &bytes).unwrap();
+    skipped(start(&["--kv-type", "f32"]), "stored as other types");
+    std::fs::rename(file.path(), cache.join("stories-0123456789abcdef.prefixes")).unwrap();
+    skipped(start(&[]), "another file of the model 'stories'");
+}
+
 #[test]
 fn several_models_do_what_each_can() {
     let dir = tempfile::tempdir().unwrap();

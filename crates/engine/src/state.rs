@@ -62,6 +62,16 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         options: &SaveOptions<'_>,
         out: &mut impl Write,
     ) -> Result<u64, EngineError> {
+        self.save_state_with_note(options, "", out)
+    }
+
+    /// As [`Engine::save_state`], with a text that [`SavedState::note`] gives back.
+    pub(crate) fn save_state_with_note(
+        &self,
+        options: &SaveOptions<'_>,
+        note: &str,
+        out: &mut impl Write,
+    ) -> Result<u64, EngineError> {
         let snapshot = self.memory.snapshot(options.seqs)?;
         let state = StateToSave {
             fingerprint: &self.fingerprint,
@@ -69,10 +79,16 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             tokens: options.tokens,
             layout: self.runner.rows.layout(),
             kv_type: options.kv_type,
+            note,
         };
         let mut read =
             |span, out: &mut [u8]| self.runner.backend.read_rows(&self.runner.rows, span, out);
         Ok(save(&state, &mut read, out)?)
+    }
+
+    /// Whether a state is restored to the bit: its rows are stored as they are here.
+    pub(crate) fn stores_as(&self, state: &SavedState<'_>) -> bool {
+        state.is_stored_as(self.runner.rows.layout())
     }
 
     /// Takes back what was saved, by this engine or by another of the same model: contexts, streams

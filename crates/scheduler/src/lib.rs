@@ -98,6 +98,7 @@ mod pace;
 mod prefix;
 mod queue;
 mod request;
+mod restore;
 mod room;
 mod scheduler;
 mod share;
@@ -114,6 +115,7 @@ pub use prefix::{Missed, PrefixUse, Reuse, Salt};
 pub use request::{
     MAX_PROMPT_ROWS, Micros, Priority, PromptLimits, PromptRows, Request, RequestError, RequestId,
 };
+pub use restore::RestoredPrefix;
 pub use scheduler::{CachedPrefix, Counters, RunningRequest, Scheduler, WaitingRequest};
 pub use speculate::{
     DraftLength, Drafter, MAX_DRAFT, NgramLookup, Repetition, Speculated, Speculation,

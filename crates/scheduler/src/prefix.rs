@@ -222,6 +222,11 @@ impl PrefixCache {
         self.lines.push(Line { n_hits, ..line });
     }
 
+    /// Keeps a line that was kept before, with the hits that it had.
+    pub(crate) fn restore(&mut self, line: Line) {
+        self.lines.push(line);
+    }
+
     /// The line or running request of this salt that lets a request with these tokens begin latest,
     /// and why not later. `is_refused` takes how many tokens of a source would be copied.
     pub(crate) fn find<'a>(

@@ -35,7 +35,7 @@ Only this machine reaches 127.0.0.1, the default. Another --host needs --api-key
 clients send a key of the file as 'Authorization: Bearer KEY'. For TLS put a proxy in front.
 
 Ctrl-C or SIGTERM: new requests are refused (503), running ones get --drain seconds to end. A second
-Ctrl-C ends at once.
+Ctrl-C ends at once. With --save-cache DIR, prompts find after a restart what was cached before it.
 
 Examples:
   cellar serve
@@ -93,6 +93,9 @@ pub(crate) struct ServeArgs {
     /// Seconds that running requests get to end, when the server ends
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub(crate) drain: u32,
+    /// Keep cached prefixes in DIR when the server ends, and take them back when it starts again
+    #[arg(long, value_name = "DIR", conflicts_with = "trace")]
+    pub(crate) save_cache: Option<PathBuf>,
     /// Show the first and last words of prompts and texts in the live view, to every viewer
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) show_text: bool,

@@ -5,6 +5,7 @@
 
 mod directory;
 mod loading;
+mod prefixes;
 mod room;
 mod scan;
 
@@ -65,6 +66,9 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<Exit> {
         .context("cannot start the server")?;
     // An address that is taken is reported before a model is loaded.
     let listener = runtime.block_on(listen(args))?;
+    if let Some(dir) = &args.save_cache {
+        prefixes::make_dir(dir)?;
+    }
     let budget = room::budget(args);
     let given = models.iter().map(|model| Given {
         id: model.settings.id.clone(),
@@ -76,6 +80,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<Exit> {
         app.set_finder(Arc::new(Directory::new(args, dir, given)))?;
     }
     let served = served(&app.models());
+    let served_app = app.clone();
     runtime.block_on(async {
         // A handler that is there before the address is printed.
         let stop = stop_signal()?;
@@ -102,6 +107,9 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<Exit> {
         }
         anyhow::Ok(())
     })?;
+    if let Some(dir) = &args.save_cache {
+        prefixes::save_all(dir, &served_app);
+    }
     Ok(Exit::Done)
 }
 
@@ -397,6 +405,9 @@ fn load(
         OutputKind::Logits | OutputKind::MaskLogits(_) => {
             resolve::continues_without_source(file)?;
             let service = start(args, file)?;
+            if let Some(dir) = &args.save_cache {
+                prefixes::restore(dir, &settings.id, &service);
+            }
             if settings.speculation != Speculation::Off {
                 resolve::warn_of_no_speculation(service.draft_limit().err());
             }

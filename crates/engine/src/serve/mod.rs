@@ -39,12 +39,16 @@
 //! ([`Frame`]), and what happens to them ([`ServiceEvent`]). [`Service::start_traced`] writes all of it to
 //! a file, from which [`trace::replay`](crate::trace::replay) computes what another memory would do.
 //!
+//! [`Service::save_prefixes`] writes the cached prefixes, and [`Service::restore_prefixes`] takes them
+//! back in another process.
+//!
 //! Knows no network and no chat.
 
 mod choices;
 mod config;
 mod frame;
 mod live_text;
+mod prefixes;
 mod record;
 mod service;
 mod stream;
@@ -54,6 +58,7 @@ mod worker;
 pub use choices::{Choices, MAX_CHOICES};
 pub use config::{ExcerptLen, ServiceConfig};
 pub use frame::{CachedText, EventKind, Excerpt, Frame, RunningText, ServiceEvent, WaitingText};
+pub use prefixes::PrefixCounts;
 pub use scheduler::{
     Counters, DropReason, End, EvictionPolicy, Missed, Note, PrefixCaching, PrefixUse, Priority,
     PromptLimits, RequestError, RequestId, Reuse, Salt, Speculated, Speculation, SpeculationOff,

@@ -14,6 +14,7 @@ use kv_core::TokenId;
 use kv_core::backend::Backend;
 use kv_core::memory::{Memory, UnifiedConfig};
 use kv_core::memory_plan::MemoryPlan;
+use kv_core::state::Fingerprint;
 use model_core::tokenizer::Tokenizer;
 use scheduler::{
     Counters, Drafter, PrefixUse, Priority, PromptLimits, PromptRows, RequestError, RequestId,
@@ -76,6 +77,12 @@ pub enum ServiceError {
         /// What is wrong.
         what: String,
     },
+    /// Saved prefixes are not what would be computed here.
+    #[error("the cached prefixes are not restored: {reason}")]
+    PrefixesRefused {
+        /// What is different.
+        reason: String,
+    },
     /// The service has ended before the request did.
     #[error("the service has ended")]
     Stopped,
@@ -101,6 +108,7 @@ pub struct Service<B: Backend> {
     status: Arc<Mutex<ServiceStatus>>,
     hub: Arc<WatchHub>,
     layout: MemoryLayout,
+    fingerprint: Fingerprint,
 }
 
 /// What the memory of a service consists of.
@@ -209,10 +217,12 @@ impl<B: Backend> Service<B> {
             })?;
         }
         let layout = MemoryLayout::of(&engine);
+        let fingerprint = engine.fingerprint().clone();
         let limits = scheduler.prompt_limits();
         let draft_limit = scheduler.draft_limit();
-        // Every request in the channel has a place in the queue, and one command more stops it.
-        let (commands, received) = sync_channel(config.max_queued.saturating_add(1));
+        // Every request in the channel has a place in the queue; one command more saves or restores
+        // prefixes, and one stops it.
+        let (commands, received) = sync_channel(config.max_queued.saturating_add(2));
         let (step, status) = (Arc::default(), Arc::default());
         let hub = Arc::<WatchHub>::default();
         let recorder = Recorder::new(Arc::clone(&hub), config.excerpts).with_trace(trace);
@@ -238,6 +248,7 @@ impl<B: Backend> Service<B> {
             status,
             hub,
             layout,
+            fingerprint,
         })
     }
 
@@ -298,11 +309,9 @@ impl<B: Backend> Service<B> {
             completions.push(completion);
         }
         let place = self.queue.enter(prompt.len())?;
-        let first_id = self
-            .next_id
-            .fetch_add(u64::from(n.get()), Ordering::Relaxed);
+        let first_id = self.reserve_ids(u64::from(n.get()));
         let (mut texts, mut streams) = (Vec::new(), Vec::new());
-        for (id, completion) in (first_id..).map(RequestId).zip(completions) {
+        for (id, completion) in (first_id.0..).map(RequestId).zip(completions) {
             let (sender, stream) = TextSender::new(id, &self.step);
             let mut drafter = Drafter::new(speculation);
             if let Some(drafter) = &mut drafter {
@@ -329,6 +338,18 @@ impl<B: Backend> Service<B> {
         let sent = self.commands.try_send(Command::Submit(Box::new(submitted)));
         sent.map_err(|_| ServiceError::Stopped)?;
         Ok(streams)
+    }
+
+    /// Numbers for so many texts; the first of them.
+    pub(super) fn reserve_ids(&self, n: u64) -> RequestId {
+        RequestId(self.next_id.fetch_add(n, Ordering::Relaxed))
+    }
+
+    /// Sends a command to the thread, and waits where others are before it.
+    pub(super) fn command(&self, command: Command) -> Result<(), ServiceError> {
+        self.commands
+            .send(command)
+            .map_err(|_| ServiceError::Stopped)
     }
 
     /// What every prompt must comply with.
@@ -368,6 +389,11 @@ impl<B: Backend> Service<B> {
     /// a watcher before.
     pub fn watch_from(&self, event: u64) -> Watcher {
         self.hub.watch(event)
+    }
+
+    /// Which model it computes.
+    pub fn fingerprint(&self) -> &Fingerprint {
+        &self.fingerprint
     }
 
     /// What the memory consists of.

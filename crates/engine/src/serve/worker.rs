@@ -20,6 +20,7 @@ use scheduler::{
 use super::config::micros;
 use super::frame::EventKind;
 use super::live_text::LiveText;
+use super::prefixes::PrefixCommand;
 use super::record::{Recorder, event_of};
 use super::service::{QueuePlace, ServiceStatus};
 use super::stream::{StepGuests, TextSender};
@@ -32,6 +33,7 @@ use crate::rows_out::Logits;
 #[derive(Debug)]
 pub(crate) enum Command {
     Submit(Box<Submitted>),
+    Prefixes(PrefixCommand),
     Stop,
 }
 
@@ -63,10 +65,10 @@ pub(crate) struct SubmittedText {
 /// The state of a service's thread.
 #[derive(Debug)]
 pub(crate) struct Worker<B: Backend> {
-    engine: Engine<B>,
-    scheduler: Scheduler,
+    pub(super) engine: Engine<B>,
+    pub(super) scheduler: Scheduler,
     commands: Receiver<Command>,
-    live: BTreeMap<RequestId, LiveText>,
+    pub(super) live: BTreeMap<RequestId, LiveText>,
     step: Arc<StepGuests>,
     status: Arc<Mutex<ServiceStatus>>,
     recorder: Recorder,
@@ -157,12 +159,26 @@ impl<B: Backend> Worker<B> {
             self.handle(Event::Cancel(id));
         }
         self.handle(Event::ClearPrefixes);
-        while let Work::Edit(edits) = self.scheduler.next(self.now(), self.engine.memory()).work {
+        while let Work::Edit(edits) = self.next_work() {
             self.edit(edits);
         }
         let now = self.now();
         self.recorder.stop(now);
         self.engine
+    }
+
+    /// What is to be done where no request is left.
+    pub(super) fn next_work(&mut self) -> Work {
+        let plan = self.scheduler.next(self.now(), self.engine.memory());
+        self.take_outcomes(plan.outcomes);
+        plan.work
+    }
+
+    /// Something changed that no event of a request tells.
+    pub(super) fn notice_change(&mut self) {
+        self.recorder.set_stale();
+        self.record_notes();
+        self.publish_status();
     }
 
     fn publish_frame(&mut self) {
@@ -178,7 +194,7 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    fn edit(&mut self, edits: Vec<Edit>) {
+    pub(super) fn edit(&mut self, edits: Vec<Edit>) {
         self.recorder.set_stale();
         for edit in edits {
             match (self.engine.edit(edit), edit) {
@@ -228,6 +244,10 @@ impl<B: Backend> Worker<B> {
     fn take_command(&mut self, command: Command) {
         let submitted = match command {
             Command::Submit(submitted) => *submitted,
+            Command::Prefixes(command) => {
+                self.take_prefix_command(command);
+                return;
+            }
             Command::Stop => {
                 self.is_stopping = true;
                 return;
@@ -301,7 +321,7 @@ impl<B: Backend> Worker<B> {
         drafted.into_iter().for_each(|event| self.handle(event));
     }
 
-    fn handle(&mut self, event: Event) {
+    pub(super) fn handle(&mut self, event: Event) {
         self.recorder.set_stale();
         let outcomes = self.scheduler.handle(self.now(), event);
         self.take_outcomes(outcomes);

@@ -27,6 +27,7 @@ pub struct SavedState<'a> {
     fingerprint: Fingerprint,
     snapshot: Snapshot,
     tokens: Vec<SeqTokens>,
+    note: String,
     rows: Vec<SavedRows<'a>>,
 }
 
@@ -79,6 +80,7 @@ impl<'a> SavedState<'a> {
             fingerprint: meta.fingerprint,
             snapshot,
             tokens,
+            note: meta.note,
             rows,
         };
         check_tokens(&state.tokens, state.fingerprint.n_vocab)?;
@@ -115,6 +117,11 @@ impl<'a> SavedState<'a> {
         &self.tokens
     }
 
+    /// What the program that wrote it added; empty where it added nothing.
+    pub fn note(&self) -> &str {
+        &self.note
+    }
+
     /// The rows.
     pub fn rows(&self) -> &[SavedRows<'a>] {
         &self.rows
@@ -134,6 +141,16 @@ impl<'a> SavedState<'a> {
             }
         }
         self.pairings(layout).map(drop)
+    }
+
+    /// Whether the rows are stored as a memory with this layout stores them, so that they are restored
+    /// to the bit.
+    pub fn is_stored_as(&self, layout: &RowLayout) -> bool {
+        let pairings = self.pairings(layout);
+        pairings.is_ok_and(|pairings| {
+            let mut pairs = pairings.iter();
+            pairs.all(|pair| pair.saved.format.stored == pair.here.stored)
+        })
     }
 
     /// Hands out the rows that a restoration of this snapshot is to write, as a memory with this

@@ -333,6 +333,7 @@ fn saved(tokens: &[SeqTokens], out: &mut dyn std::io::Write) -> Result<u64, Stat
         tokens,
         layout: &layout,
         kv_type: None,
+        note: "",
     };
     save(&state, &mut |_, _| Ok(()), out)
 }
@@ -376,6 +377,7 @@ fn a_state_that_cannot_be_written_or_read_off_the_device_says_why() {
         tokens: &[],
         layout: &layout,
         kv_type: None,
+        note: "",
     };
     let layer = LayerIdx(0);
     let mut read = |_, _: &mut [u8]| Err(BackendError::NoRows { layer });

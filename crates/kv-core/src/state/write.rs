@@ -39,6 +39,9 @@ pub(super) struct Meta {
     /// Sequences that were saved without tokens: the first and the last of each range.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) empty: Vec<[u32; 2]>,
+    /// What whoever saved it adds, as text.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) note: String,
 }
 
 /// What is to be saved.
@@ -54,6 +57,8 @@ pub struct StateToSave<'a> {
     pub layout: &'a RowLayout,
     /// How keys and values are saved; `None` as they are stored.
     pub kv_type: Option<KvType>,
+    /// What the caller adds, as text: [`SavedState::note`](super::SavedState::note) gives it back.
+    pub note: &'a str,
 }
 
 /// Whether rows of this layout can be saved as `kv_type`.
@@ -94,6 +99,7 @@ pub fn save(
         fingerprint: state.fingerprint.clone(),
         rows: saved.clone(),
         empty: ranges(snapshot.empty_seqs()),
+        note: state.note.to_owned(),
     })
     .map_err(io::Error::from)?;
     let mut sections = vec![(META, meta), (TOKENS, encode_tokens(state.tokens))];

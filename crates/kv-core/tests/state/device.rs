@@ -292,6 +292,7 @@ impl Device {
             tokens: &tokens,
             layout: &self.layout,
             kv_type,
+            note: "",
         };
         let mut bytes = Vec::new();
         let mut read = |span: RowSpan, out: &mut [u8]| -> Result<(), BackendError> {

@@ -6,6 +6,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use engine::serve::Service;
+use kv_core::backend::BoxedBackend;
+
 use crate::error::ApiError;
 use crate::model::{Job, ServedModel, Work};
 
@@ -193,6 +196,16 @@ pub struct ModelStatus {
     pub counts: LoadCounts,
     /// The model, for handlers that look at it and do not wait.
     pub(crate) model: Option<Arc<ServedModel>>,
+}
+
+impl ModelStatus {
+    /// What computes its texts, where it is loaded and continues texts.
+    pub fn service(&self) -> Option<&Service<BoxedBackend>> {
+        match self.model.as_deref()?.work() {
+            Work::Texts(service) => Some(service),
+            Work::Embeddings(_) | Work::Scores(_) => None,
+        }
+    }
 }
 
 /// How often a model came and went.
