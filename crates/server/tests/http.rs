@@ -8,6 +8,8 @@ mod anthropic;
 mod errors;
 #[path = "http/gaps.rs"]
 mod gaps;
+#[path = "http/leaving.rs"]
+mod leaving;
 #[path = "http/life.rs"]
 mod life;
 #[path = "http/llama.rs"]

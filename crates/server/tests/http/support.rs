@@ -76,6 +76,17 @@ pub(crate) struct Setup {
     pub(crate) is_held: Option<Arc<AtomicBool>>,
     /// Whether the vocabulary has [`GAP_MARKS`].
     pub(crate) has_gap_marks: bool,
+    pub(crate) stories: Stories,
+}
+
+/// A small model that writes stories.
+#[derive(Clone, Copy, Default)]
+pub(crate) enum Stories {
+    /// With attention over all tokens.
+    #[default]
+    Llama,
+    /// With recurrent states, and no cells.
+    Mamba,
 }
 
 impl Default for Setup {
@@ -90,6 +101,7 @@ impl Default for Setup {
             is_broken: None,
             is_held: None,
             has_gap_marks: false,
+            stories: Stories::Llama,
         }
     }
 }
@@ -103,6 +115,18 @@ pub(crate) struct Server {
 
 pub(crate) fn stories() -> ModelFile {
     open(SharedBytes::new(Arc::new(cellar_stories::STORIES_LLAMA)))
+}
+
+impl Stories {
+    fn open(self) -> ModelFile {
+        match self {
+            Self::Llama => stories(),
+            Self::Mamba => {
+                let path = model_tests::fixture("stories").join("stories-mamba-f16.gguf");
+                open(SharedBytes::new(Arc::new(std::fs::read(path).unwrap())))
+            }
+        }
+    }
 }
 
 /// The same model with [`GAP_MARKS`] in its vocabulary.
@@ -124,6 +148,7 @@ fn stories_with_gap_marks() -> ModelFile {
 fn open(bytes: SharedBytes) -> ModelFile {
     let mut registry = Registry::new();
     model_llama::register(&mut registry);
+    model_mamba::register(&mut registry);
     ModelFile::from_bytes(bytes, &registry).unwrap()
 }
 
@@ -160,7 +185,7 @@ impl Setup {
     pub(crate) fn served(&self, id: &str, aliases: &[&str]) -> ServedModel {
         let file = match self.has_gap_marks {
             true => stories_with_gap_marks(),
-            false => stories(),
+            false => self.stories.open(),
         };
         let service = Service::start(engine(&file, self), file.tokenizer(), &self.service);
         let settings = ModelSettings {
@@ -251,7 +276,11 @@ pub(crate) struct Alone(ModelFile);
 
 impl Alone {
     pub(crate) fn new() -> Self {
-        Self(stories())
+        Self::of(Stories::Llama)
+    }
+
+    pub(crate) fn of(stories: Stories) -> Self {
+        Self(stories.open())
     }
 
     pub(crate) fn text(&self, prompt: &str, sampler: SamplerConfig, n: usize) -> FinishedText {
