@@ -101,6 +101,18 @@ fn delta_rules_and_joined_convolutions_agree() {
 }
 
 #[test]
+fn recurrences_that_the_host_computes_agree() {
+    agrees("recurrent_gemma");
+    agrees("xlstm");
+}
+
+#[test]
+fn shared_blocks_and_linear_attention_agree() {
+    agrees("zamba2");
+    agrees("minimax");
+}
+
+#[test]
 fn sparse_attention_agrees() {
     agrees("deepseek_v32");
 }
