@@ -185,7 +185,7 @@ impl Scheduler {
         let prompts = candidates.iter().filter(|r| !r.is_decoding());
         let most = match self.config.step_time {
             Some(time) if n_decoding > 0 && n_decoding < candidates.len() => {
-                self.pace.n_prefill(time, most, prompts)
+                self.pace.n_prefill(time, n_decoding, most, prompts)
             }
             _ => most,
         };

@@ -1,10 +1,15 @@
 //! [`Pace`]: how many prefill tokens a step with decode rows may have, so that it takes about as
 //! long as [`SchedulerConfig::step_time`](crate::SchedulerConfig::step_time).
 //!
-//! Learns from steps that were measured: the time of a step without prompts, and what a token of a
-//! prompt adds, by its position (attention over the depth makes later ones slower). What is slower
-//! than expected counts at once, what is faster by half, so that a step that was disturbed is
-//! forgotten within a few. Invariant: knows times only as they are reported. Decides nothing else.
+//! Learns from steps that were measured: the time of a step of decode rows alone, by how many they
+//! are, and what a token of a prompt adds, by its position (attention over the depth makes later ones
+//! slower). What is slower than expected counts at once, what is faster by half, so that a step that
+//! was disturbed is forgotten within a few.
+//!
+//! Where decode rows leave prompts little of the time, a step takes longer: requests that wait for
+//! their first token get as much of the machine, each, as those that go on, within a limit.
+//!
+//! Invariant: knows times only as they are reported. Decides nothing else.
 
 use crate::compose::MIN_CHUNK;
 use crate::event::Feed;
@@ -18,14 +23,19 @@ const N_DEPTHS: usize = 24;
 const FIRST_CHUNK: usize = 64;
 /// The part of a step's time that prompts get, however long texts take: they always go on.
 const LEAST_SHARE: f64 = 0.25;
+/// Prompts get no more than so many times a step's time because many of them wait.
+const MOST_SHARE: f64 = 2.0;
+const N_TEXTS: usize = 16;
+/// Twice as many decode rows, not measured, take so much longer.
+const MORE_TEXTS: f64 = 1.25;
 /// A depth that was not measured costs so much more a token than half of it.
 const DEEPER: f64 = 1.5;
 
 /// What was learned, and the step whose time is expected.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pace {
-    /// Microseconds of a step of texts alone.
-    decode: Option<f64>,
+    /// Microseconds of a step of texts alone, by the doublings of their number.
+    decode: [Option<f64>; N_TEXTS],
     /// Microseconds of a token of a prompt, by [`depth_of`] its position.
     prefill: [Option<f64>; N_DEPTHS],
     planned: Option<PlannedStep>,
@@ -34,7 +44,7 @@ pub(crate) struct Pace {
 /// What a step was planned with.
 #[derive(Clone, Debug)]
 struct PlannedStep {
-    has_texts: bool,
+    n_texts: usize,
     chunks: Vec<Chunk>,
 }
 
@@ -50,6 +60,12 @@ fn depth_of(position: usize) -> usize {
     (n_doublings as usize).min(N_DEPTHS - 1)
 }
 
+/// Which of [`Pace::decode`] so many texts are. At least one.
+fn decode_of(n_texts: usize) -> usize {
+    let n_doublings = n_texts.next_power_of_two().ilog2();
+    (n_doublings as usize).min(N_TEXTS - 1)
+}
+
 impl Pace {
     /// Notes what is computed next.
     pub(crate) fn begin(&mut self, feeds: &[Feed]) {
@@ -60,7 +76,7 @@ impl Pace {
             n_tokens: feed.tokens.len() as f64,
         });
         self.planned = Some(PlannedStep {
-            has_texts: feeds.iter().any(is_text),
+            n_texts: feeds.iter().filter(|feed| is_text(feed)).count(),
             chunks: chunks.collect(),
         });
     }
@@ -72,19 +88,16 @@ impl Pace {
 
     /// Learns how long the last step took.
     pub(crate) fn learn(&mut self, took: Micros) {
-        let Some(PlannedStep { has_texts, chunks }) = self.planned.take() else {
+        let Some(PlannedStep { n_texts, chunks }) = self.planned.take() else {
             return;
         };
         let took = took.0 as f64;
         if chunks.is_empty() {
-            self.decode = Some(follow(self.decode, took));
+            let decode = &mut self.decode[decode_of(n_texts)];
+            *decode = Some(follow(*decode, took));
             return;
         }
-        let texts = match has_texts {
-            true => self.decode.unwrap_or(0.0),
-            false => 0.0,
-        };
-        let prompts = (took - texts).max(took / 8.0);
+        let prompts = (took - self.texts(n_texts)).max(took / 8.0);
         let n_tokens: f64 = chunks.iter().map(|chunk| chunk.n_tokens).sum();
         let mean = prompts / n_tokens;
         let rates = chunks.iter().map(|c| self.rate(c.depth).unwrap_or(mean));
@@ -97,16 +110,16 @@ impl Pace {
         }
     }
 
-    /// How many tokens of these prompts fit in a step of `time` with texts: at least a small chunk,
-    /// at most `most`.
+    /// How many tokens of these prompts fit in a step of `time` with `n_texts` texts: at least a small
+    /// chunk, at most `most`.
     pub(crate) fn n_prefill<'a>(
         &self,
         time: Micros,
+        n_texts: usize,
         most: usize,
-        prompts: impl Iterator<Item = &'a Running>,
+        prompts: impl Iterator<Item = &'a Running> + Clone,
     ) -> usize {
-        let time = time.0 as f64;
-        let mut left = (time - self.decode.unwrap_or(0.0)).max(time * LEAST_SHARE);
+        let mut left = self.left(time, n_texts, prompts.clone().count());
         let mut n = 0;
         for prompt in prompts {
             let Some(rate) = self.rate(depth_of(prompt.n_done)) else {
@@ -123,15 +136,40 @@ impl Pace {
         n.max(MIN_CHUNK).min(most)
     }
 
+    /// The time for prompts in a step of about `time`.
+    fn left(&self, time: Micros, n_texts: usize, n_prompts: usize) -> f64 {
+        let time = time.0 as f64;
+        let texts = self.texts(n_texts);
+        let equal = texts * n_prompts as f64 / n_texts.max(1) as f64;
+        let shared = equal.clamp(time * LEAST_SHARE, time * MOST_SHARE);
+        (time - texts).max(shared)
+    }
+
+    /// What a step of so many texts takes, from the nearest number that was measured; nothing before
+    /// any was.
+    fn texts(&self, n_texts: usize) -> f64 {
+        if n_texts == 0 {
+            return 0.0;
+        }
+        let at = decode_of(n_texts);
+        nearest(&self.decode, at, MORE_TEXTS).unwrap_or(0.0)
+    }
+
     /// What a token at this depth takes, from the nearest depth that was measured.
     fn rate(&self, depth: usize) -> Option<f64> {
-        let below = (0..=depth).rev().find_map(|d| {
-            let n_doublings = i32::try_from(depth - d).unwrap_or(i32::MAX);
-            Some(self.prefill[d]? * DEEPER.powi(n_doublings))
-        });
-        let above = || self.prefill[depth..].iter().find_map(|rate| *rate);
-        below.or_else(above)
+        nearest(&self.prefill, depth, DEEPER)
     }
+}
+
+/// The value at `at`, or else the nearest below it times `factor` for each step up, or else the
+/// nearest above.
+fn nearest(measured: &[Option<f64>], at: usize, factor: f64) -> Option<f64> {
+    let below = (0..=at).rev().find_map(|below| {
+        let n_steps = i32::try_from(at - below).unwrap_or(i32::MAX);
+        Some(measured[below]? * factor.powi(n_steps))
+    });
+    let above = || measured[at..].iter().find_map(|value| *value);
+    below.or_else(above)
 }
 
 /// Follows what is slower at once, what is faster by half.
