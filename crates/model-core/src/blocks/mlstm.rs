@@ -30,7 +30,8 @@ pub struct MLstmBlock {
 }
 
 impl MLstmBlock {
-    /// What the layer remembers: for each head see [`MLstm`].
+    /// What the layer remembers: for each head a matrix `[k_dim, v_dim]`, its normaliser `[k_dim]` and the
+    /// exponent that both are divided by.
     pub fn memory(&self) -> RecurrentMemory {
         RecurrentMemory {
             conv_row: 0,

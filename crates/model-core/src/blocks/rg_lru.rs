@@ -26,7 +26,7 @@ pub struct RgLruBlock {
 }
 
 impl RgLruBlock {
-    /// What the layer remembers: a state has one value more than channels (see [`RgLru`]).
+    /// What the layer remembers: a value for each channel, and one that tells the state of a text from none.
     pub fn memory(&self) -> RecurrentMemory {
         RecurrentMemory {
             conv_row: self.d_conv.saturating_sub(1) * self.channels,
