@@ -272,6 +272,10 @@ impl Replay<'_> {
                 return;
             }
             self.n_sent += 1;
+            self.is_idle = false;
+            // Never at the time of what came before, as in a service: which prefix was used last decides
+            // which is evicted.
+            self.now += 1;
             let request = next.request.clone();
             let texts = std::iter::once(request.id).chain(request.siblings.iter().copied());
             for (number, id) in texts.enumerate() {

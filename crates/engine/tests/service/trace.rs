@@ -85,6 +85,19 @@ fn read(bytes: &[u8]) -> Trace {
     Trace::read(bytes).unwrap()
 }
 
+/// The trace of clients that send as early as they can: each request as soon as those before it end.
+fn hurried(bytes: &[u8]) -> Trace {
+    let lines = std::str::from_utf8(bytes).unwrap().lines();
+    let hurried = lines.map(|line| {
+        let mut line: serde_json::Value = serde_json::from_str(line).unwrap();
+        if line["event"].get("submit").is_some() {
+            line["at"] = 0.into();
+        }
+        format!("{line}\n")
+    });
+    read(hurried.collect::<String>().as_bytes())
+}
+
 fn replay_with(trace: &Trace, config: ReplayConfig) -> ReplayReport {
     replay(trace, &config).unwrap()
 }
@@ -123,6 +136,8 @@ fn a_replay_reuses_what_the_service_reused() {
                 (sizes, r.n_prompt, r.n_reused, r.n_computed, evicted)
             };
             assert_eq!(of(&same), of(&recorded), "{name}");
+            let hurried = replay_with(&hurried(&bytes), ReplayConfig::default());
+            assert_eq!(of(&hurried), of(&recorded), "{name}, hurried");
             let peak = same.peak_bytes.unwrap();
             assert!(0 < peak && peak <= same.memory_bytes, "{name}: {same:?}");
 
