@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use support::{failure, output};
 
 /// The commands, with what each needs to be run.
-const COMMANDS: [(&[&str], &[&str]); 17] = [
+const COMMANDS: [(&[&str], &[&str]); 18] = [
     (&["run"], &[]),
     (&["chat"], &[]),
     (
@@ -35,6 +35,7 @@ const COMMANDS: [(&[&str], &[&str]); 17] = [
     (&["rerank"], &["--model=/absent/model", "--query=q"]),
     (&["convert"], &["/absent/model", "/dev/null", "--type=f16"]),
     (&["imatrix"], &[]),
+    (&["replay"], &["/absent/trace"]),
 ];
 
 /// A flag with a value, as a help text lists it.

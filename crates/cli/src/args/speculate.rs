@@ -60,7 +60,10 @@ impl SpeculationArgs {
         match (self.speculate, self.draft_model.as_deref()) {
             (SpeculationName::Draft, model) => Ok(model),
             (_, None) => Ok(None),
-            (_, Some(_)) => usage("--draft-model needs --speculate draft"),
+            (_, Some(model)) => usage(format!(
+                "--draft-model '{}' needs --speculate draft: give both",
+                model.display()
+            )),
         }
     }
 

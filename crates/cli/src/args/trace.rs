@@ -31,7 +31,10 @@ impl TraceArgs {
             return Ok(None);
         };
         let file = File::create(path);
-        let file = file.with_context(|| format!("cannot write the trace '{}'", path.display()))?;
+        let file = file.with_context(|| {
+            let path = path.display();
+            format!("cannot write the trace '{path}', name a file in a directory that is there")
+        })?;
         Ok(Some(TraceWriter::new(file)))
     }
 }

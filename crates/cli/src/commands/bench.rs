@@ -61,8 +61,11 @@ pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     if let Some(n_clients) = args.clients {
         return clients::run(args, n_clients, out);
     }
-    if args.trace.trace.is_some() {
-        return usage("--trace is of a service: it needs --clients");
+    if let Some(path) = &args.trace.trace {
+        return usage(format!(
+            "--trace '{}' is of a service: give --clients, too",
+            path.display()
+        ));
     }
     if args.share_depth && args.seqs == 1 {
         return usage("--share-depth needs several --seqs, or --clients");
