@@ -413,6 +413,45 @@ mod tests {
     }
 
     #[test]
+    fn a_search_that_fails_half_way_gives_nothing() {
+        let cells = cells("8:0 9:0 10:0 11:0 12:0 13:0 14:0 15:0");
+        let search = SlotSearch::new(&cells, 8);
+        let mut search = search.with_recycling(Window::Sliding(4), SeqSet::EMPTY);
+        let mut slot = vec![CellIdx(9)];
+        let seqs = std::iter::repeat_n(SeqId(7), 6);
+        assert_eq!(search.find(seqs, &mut slot).unwrap_err().n_recyclable, 5);
+        assert_eq!(slot, [CellIdx(9)]);
+    }
+
+    #[test]
+    fn searches_leave_no_gaps() {
+        let cells = cells(". . . . . . . .");
+        let mut slot = Vec::new();
+        let mut search = SlotSearch::new(&cells, 0);
+        for seq in 0..3 {
+            search.find([SeqId(seq)].into_iter(), &mut slot).unwrap();
+        }
+        assert_eq!(slot, [0, 1, 2].map(CellIdx));
+        // From the front where much of it is free, so the first cell is among the found.
+        let at_front = find(". 0:0 . . . . . .", 6, Window::Full, 1);
+        assert_eq!(at_front.unwrap(), [0]);
+    }
+
+    #[test]
+    fn the_last_block_is_a_block() {
+        let block_len = |n_seqs| KvCells::new(0..64, 0..n_seqs).block_len();
+        assert_eq!([1, 2, 3, 4].map(block_len), [1, 8, 4, 4]);
+        let mut cells = KvCells::new(0..64, 0..4);
+        for i in (0..60).filter(|&i| i != 1) {
+            cells.insert(CellIdx(i), &Cell::new(Pos(i), SeqSet::one(SeqId(3))));
+        }
+        let mut slot = Vec::new();
+        let mut search = SlotSearch::new(&cells, 0);
+        search.find([SeqId(0)].into_iter(), &mut slot).unwrap();
+        assert_eq!(slot, [CellIdx(60)]);
+    }
+
+    #[test]
     fn a_token_goes_behind_the_last_of_its_sequence() {
         let text = "0:0 . . 0:1 . . .";
         assert_eq!(

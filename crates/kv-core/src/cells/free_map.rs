@@ -161,6 +161,13 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn a_cell_that_does_not_exist_cannot_be_released() {
+        let mut map = FreeMap::all_free(10);
+        map.release(10);
+        assert_eq!((map.n_free(), map.next_free(10)), (10, None));
+    }
+
     proptest! {
         #[test]
         fn agrees_with_a_list_of_flags(
