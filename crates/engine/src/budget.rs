@@ -33,6 +33,19 @@ impl Settings {
     }
 }
 
+/// The largest context length that fits, where all shorter ones do; `None` where none does.
+pub(crate) fn largest_that_fits(fits: impl Fn(u32) -> bool) -> Option<u32> {
+    let (mut fitting, mut too_large) = (0, MAX_N_CTX + 1);
+    while too_large - fitting > 1 {
+        let middle = fitting + (too_large - fitting) / 2;
+        match fits(middle) {
+            true => fitting = middle,
+            false => too_large = middle,
+        }
+    }
+    (fitting > 0).then_some(fitting)
+}
+
 impl EngineConfig {
     /// The largest context length whose memory takes at most `n_bytes`, with all else as it is;
     /// `None` where none does.
@@ -45,16 +58,7 @@ impl EngineConfig {
             let settings = config.sizes(model);
             settings.is_ok_and(|settings| settings.memory_bytes() <= n_bytes)
         };
-        // More tokens never take fewer bytes.
-        let (mut fitting, mut too_large) = (0, MAX_N_CTX + 1);
-        while too_large - fitting > 1 {
-            let middle = fitting + (too_large - fitting) / 2;
-            match fits(middle) {
-                true => fitting = middle,
-                false => too_large = middle,
-            }
-        }
-        (fitting > 0).then_some(fitting)
+        largest_that_fits(fits)
     }
 
     /// The same with what the device has free as the budget, where that is the budget and is known.

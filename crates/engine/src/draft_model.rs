@@ -13,11 +13,12 @@ use kv_core::batch::Batch;
 use kv_core::memory::{Memory, Refusal, Seqs};
 use kv_core::{Pos, PosRange, SeqId, TokenId};
 use model_core::tokenizer::{TokenKind, Tokenizer};
-use scheduler::{DraftLength, MAX_DRAFT, Speculated, SpeculationOff};
+use scheduler::{DraftLength, Speculated, SpeculationOff};
 
-use crate::config::ConfigError;
 use crate::decode::Engine;
 use crate::error::EngineError;
+use crate::sampler::likeliest;
+use crate::speculate::check_n_max;
 
 /// The only sequence of the engine.
 const SEQ: SeqId = SeqId(0);
@@ -52,7 +53,7 @@ impl DraftModel {
     /// # Errors
     /// [`EngineError::VocabulariesDiffer`] with the first token that its tokenizer and that of the
     /// `target` do not have in common; [`EngineError::Config`] where `n_max` is 0 or above
-    /// [`MAX_DRAFT`]; [`EngineError::SourcesUnsupported`] where it encodes a source before each text.
+    /// [`MAX_DRAFT`](scheduler::MAX_DRAFT); [`EngineError::SourcesUnsupported`] where it encodes a source before each text.
     pub fn new(
         mut engine: Engine<BoxedBackend>,
         tokenizer: &Tokenizer,
@@ -60,13 +61,7 @@ impl DraftModel {
         n_max: usize,
     ) -> Result<Self, EngineError> {
         check_vocabularies(target, tokenizer)?;
-        if n_max == 0 || n_max > MAX_DRAFT {
-            return Err(EngineError::from(ConfigError::OutOfRange {
-                name: "draft_max",
-                got: n_max,
-                max: MAX_DRAFT,
-            }));
-        }
+        check_n_max(n_max)?;
         if engine.model().source_encoder().is_some() {
             let architecture = engine.model().architecture().to_owned();
             return Err(EngineError::SourcesUnsupported { architecture });
@@ -214,9 +209,8 @@ impl State {
         for piece in new.chunks(n_piece) {
             self.evaluate(piece, cancel)?;
         }
-        let n_vocab = self.engine.settings().rules.n_vocab;
         let mut drafted = Vec::with_capacity(n);
-        while let Some(token) = likeliest(self.engine.last_logits().last(), n_vocab) {
+        while let Some(token) = self.likeliest() {
             drafted.push(token);
             if drafted.len() >= n {
                 break;
@@ -264,16 +258,14 @@ impl State {
         Ok(())
     }
 
+    /// The token that a greedy sampler takes; `None` where there is none.
+    fn likeliest(&self) -> Option<TokenId> {
+        let logits = self.engine.last_logits().last()?;
+        likeliest(logits).ok().map(|candidate| candidate.token)
+    }
+
     fn forget(&mut self) {
         let _removed = self.engine.clear();
         self.held.clear();
     }
-}
-
-/// The token with the largest logit; `None` where there is none.
-fn likeliest(row: Option<&[f32]>, n_vocab: u32) -> Option<TokenId> {
-    let logits = (0..n_vocab).zip(row?);
-    let largest = logits.filter(|(_, logit)| !logit.is_nan());
-    let largest = largest.max_by(|(_, a), (_, b)| a.total_cmp(b));
-    largest.map(|(id, _)| TokenId(id))
 }

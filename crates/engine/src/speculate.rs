@@ -25,14 +25,20 @@ use crate::generation::{TokenPiece, next_pos};
 /// [`ConfigError::OutOfRange`] where it is 0 or above [`MAX_DRAFT`].
 pub(crate) fn check(speculation: Speculation) -> Result<(), ConfigError> {
     match speculation {
-        Speculation::Lookup { n_max } if n_max == 0 || n_max > MAX_DRAFT => {
-            Err(ConfigError::OutOfRange {
-                name: "draft_max",
-                got: n_max,
-                max: MAX_DRAFT,
-            })
-        }
-        Speculation::Off | Speculation::Lookup { .. } => Ok(()),
+        Speculation::Off => Ok(()),
+        Speculation::Lookup { n_max } => check_n_max(n_max),
+    }
+}
+
+/// The same of the number alone.
+pub(crate) fn check_n_max(n_max: usize) -> Result<(), ConfigError> {
+    match n_max {
+        1..=MAX_DRAFT => Ok(()),
+        _ => Err(ConfigError::OutOfRange {
+            name: "draft_max",
+            got: n_max,
+            max: MAX_DRAFT,
+        }),
     }
 }
 

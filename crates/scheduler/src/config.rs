@@ -45,8 +45,8 @@ pub struct SchedulerConfig {
     /// makes the gaps between tokens shorter, a larger one prompts faster.
     pub step_tokens: u32,
     /// About how long a step with decode rows may take: chunks of prompts are made small enough.
-    /// Longer, up to twice this beside the decode rows, where these take so much of it that requests
-    /// in their prompt would get less of the machine, each, than those that go on. A step without
+    /// Where decode rows take much of this time, prefill gets longer, up to twice this time: as much for
+    /// each request in prefill as each request in decode has. A step without
     /// decode rows has as many tokens as fit. `None` for any time. Needs
     /// [`Event::StepTime`](crate::Event::StepTime).
     pub step_time: Option<Micros>,

@@ -113,7 +113,7 @@ fn prompts_get_their_share_however_slow_texts_are() {
     assert!((195..=201).contains(&most.unwrap()), "{most:?}");
 }
 
-/// One prompt beside many texts gets at least a quarter of the time.
+/// One request in prefill and many in decode: prefill gets at least a quarter of the time.
 #[test]
 fn a_prompt_goes_on_beside_many_texts() {
     let mut sim = simulator(Some(100), cost(150.0, 1.0, 0.0, 0.0));

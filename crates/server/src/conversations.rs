@@ -252,7 +252,7 @@ mod tests {
         for id in ["a", "b", "c", "d"] {
             kept.keep(id, first, of("text"));
         }
-        // What is not used is for whoever comes; from then on each has half.
+        // A tenant may use what others leave; once both have answers, each keeps half.
         kept.keep("e", second, of("text"));
         kept.keep("f", second, of("text"));
         assert_eq!(has(first, ["a", "b"]), [false, false]);

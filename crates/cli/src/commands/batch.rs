@@ -125,13 +125,7 @@ fn start(args: &BatchArgs, file: &ModelFile) -> anyhow::Result<Service<BoxedBack
         max_queued_tokens: usize::MAX,
         ..args.parallel.service_config(0) // whole texts are written, so gaps between tokens do not matter
     };
-    let trace = args.trace.writer()?;
-    Ok(Service::start_traced(
-        engine,
-        file.tokenizer(),
-        &config,
-        trace,
-    )?)
+    args.trace.start(engine, file.tokenizer(), &config)
 }
 
 /// A run of requests through a service.

@@ -472,13 +472,7 @@ fn start(
         },
         ..args.parallel.service_config(DEFAULT_STEP_MS)
     };
-    let trace = args.trace.writer()?;
-    Ok(Service::start_traced(
-        engine,
-        file.tokenizer(),
-        &config,
-        trace,
-    )?)
+    args.trace.start(engine, file.tokenizer(), &config)
 }
 
 /// Ends at the first Ctrl-C or termination signal; the second ends the program.

@@ -311,7 +311,7 @@ impl<'a> Candidates<'a> {
 }
 
 /// The token with the largest logit, of equal ones the smallest id, in one pass over `logits`.
-fn likeliest(logits: &[f32]) -> Result<Candidate, SampleError> {
+pub(crate) fn likeliest(logits: &[f32]) -> Result<Candidate, SampleError> {
     let (mut largest, mut bad) = ([f32::NEG_INFINITY; LANES], [false; LANES]);
     let mut look = |lane: usize, logit: f32| {
         bad[lane] |= logit.is_nan() || logit == f32::INFINITY;

@@ -16,6 +16,7 @@ mod steps;
 mod typical;
 
 pub use bias::{BiasStep, MinTokensStep};
+pub(crate) use candidates::likeliest;
 pub use candidates::{Candidate, CandidateBuffers, Candidates, Order};
 pub use config::{Penalties, SamplerConfig, random_seed};
 pub use dry::DryStep;

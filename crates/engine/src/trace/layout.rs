@@ -13,8 +13,8 @@ use scheduler::{EvictionPolicy, Micros, PrefixCaching, SchedulerConfig};
 use serde::{Deserialize, Serialize};
 
 use super::record::MAX_HASH;
-use crate::budget::BYTES_PER_CELL;
-use crate::config::{MAX_N_CTX, Settings};
+use crate::budget::{BYTES_PER_CELL, largest_that_fits};
+use crate::config::Settings;
 
 /// The memory of a service, as far as its size matters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -67,20 +67,10 @@ impl MemoryShape {
 
     /// The longest context whose memory takes at most so many bytes; `None` where none does.
     pub(crate) fn largest_n_ctx(&self, n_bytes: u64) -> Option<u32> {
-        let fits = |n_ctx| {
+        largest_that_fits(|n_ctx| {
             let bytes = self.with_n_ctx(n_ctx).bytes();
             bytes.is_ok_and(|bytes| bytes <= n_bytes)
-        };
-        // More tokens never take fewer bytes.
-        let (mut fitting, mut too_large) = (0, MAX_N_CTX + 1);
-        while too_large - fitting > 1 {
-            let middle = fitting + (too_large - fitting) / 2;
-            match fits(middle) {
-                true => fitting = middle,
-                false => too_large = middle,
-            }
-        }
-        (fitting > 0).then_some(fitting)
+        })
     }
 
     /// An empty memory.

@@ -81,7 +81,7 @@ pub(crate) struct SubmittedRequest {
     pub(crate) request: u64,
     pub(crate) n_texts: u64,
     pub(crate) priority: TracedPriority,
-    /// With whom it shares prefixes, numbered as they came; `None` with nobody.
+    /// The salt of the prefixes that it may share, numbered as they came; `None` where it shares none.
     pub(crate) salt: Option<u64>,
     /// The rows of all its tokens are wanted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -221,7 +221,7 @@ impl TraceEvent {
         }
     }
 
-    pub(crate) fn of_cache(note: Note) -> Self {
+    fn of_cache(note: Note) -> Self {
         match note {
             Note::Shared {
                 request,

@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 use kv_core::batch::validate;
 use kv_core::memory::{Composite, Memory, MemoryInputs};
 use scheduler::{
-    Event, Micros, Outcome, PrefixCaching, Progress, RequestId, RowUse, Scheduler, Step, Work,
+    DropReason, Event, Micros, Note, Outcome, PrefixCaching, Progress, RequestId, RowUse,
+    Scheduler, Step, Work,
 };
 use serde::Serialize;
 
@@ -379,11 +380,11 @@ impl Replay<'_> {
             }
         }
         for note in self.scheduler.take_notes() {
-            if let TraceEvent::Drop {
+            if let Note::Dropped {
                 n_tokens,
-                why: TracedDrop::Evicted,
+                why: DropReason::Evicted,
                 ..
-            } = TraceEvent::of_cache(note)
+            } = note
             {
                 self.report.n_evicted += 1;
                 self.report.n_evicted_tokens += n_tokens;

@@ -39,7 +39,7 @@ pub(super) struct Meta {
     /// Sequences that were saved without tokens: the first and the last of each range.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) empty: Vec<[u32; 2]>,
-    /// What whoever saved it adds, as text.
+    /// Text that the caller adds.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) note: String,
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use engine::sampler::SamplerConfig;
 use engine::serve::{Frame, ServiceConfig};
+use kv_contract::Random;
 use model_tests::http::{post, request};
 use serde_json::{Value, json};
 
@@ -33,24 +34,11 @@ enum Answer {
     Streamed,
 }
 
-/// Pseudo-random numbers (SplitMix64): the same for the same client.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % n
-    }
-
-    /// Whole once in so many.
-    fn answer(&mut self, n: u64) -> Answer {
-        match self.below(n) {
-            0 => Answer::Whole,
-            _ => Answer::Streamed,
-        }
+/// Whole once in so many.
+fn answer(random: &mut Random, n: usize) -> Answer {
+    match random.below(n) {
+        0 => Answer::Whole,
+        _ => Answer::Streamed,
     }
 }
 
@@ -102,26 +90,26 @@ fn ask(address: SocketAddr, at: u64, answer: Answer) -> String {
 }
 
 /// Sends a request or a part of it, waits, reads a part of the answer or nothing, and goes.
-fn leave(address: SocketAddr, at: u64, dice: &mut Dice, counts: &Counts) {
-    let body = body(at, dice.answer(4)).to_string();
+fn leave(address: SocketAddr, at: u64, random: &mut Random, counts: &Counts) {
+    let body = body(at, answer(random, 4)).to_string();
     let text = request("POST", "/v1/completions", &[], &body);
     let mut stream = TcpStream::connect(address).unwrap();
-    if dice.below(8) == 0 {
-        let n = dice.below(text.len() as u64) as usize;
+    if random.below(8) == 0 {
+        let n = random.below(text.len());
         stream.write_all(&text.as_bytes()[..n]).unwrap();
         counts.left_in_request.fetch_add(1, Ordering::Relaxed);
         return;
     }
     stream.write_all(text.as_bytes()).unwrap();
-    if dice.below(2) == 0 {
-        std::thread::sleep(Duration::from_millis(dice.below(400)));
+    if random.below(2) == 0 {
+        std::thread::sleep(Duration::from_millis(random.below(400) as u64));
         counts.left_without_answer.fetch_add(1, Ordering::Relaxed);
         return;
     }
     stream
         .set_read_timeout(Some(Duration::from_secs(120)))
         .unwrap();
-    let mut left = 1 + dice.below(4000) as usize;
+    let mut left = 1 + random.below(4000);
     let mut bytes = [0; 512];
     while left > 0 {
         let most = left.min(bytes.len());
@@ -215,14 +203,14 @@ fn clients_leave(stories: Stories) {
     let clients = (0..N_CLIENTS).map(|client| {
         let (expected, counts) = (Arc::clone(&expected), Arc::clone(&counts));
         std::thread::spawn(move || {
-            let mut dice = Dice(client);
+            let mut random = Random::new(client);
             while Instant::now() < until {
-                let at = dice.below(N_REQUESTS);
-                if dice.below(3) == 0 {
-                    leave(address, at, &mut dice, &counts);
+                let at = random.below(N_REQUESTS as usize) as u64;
+                if random.below(3) == 0 {
+                    leave(address, at, &mut random, &counts);
                     continue;
                 }
-                let text = ask(address, at, dice.answer(2));
+                let text = ask(address, at, answer(&mut random, 2));
                 assert_eq!(
                     text, expected[at as usize],
                     "request {at} of client {client}"

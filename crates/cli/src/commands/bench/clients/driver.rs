@@ -42,7 +42,7 @@ struct PieceWaker {
 
 impl Wake for PieceWaker {
     fn wake(self: Arc<Self>) {
-        // Nobody listens where another request has failed, and everything ends.
+        // The receiver is gone where another request has failed and the run ends.
         let _is_read = self.woken.send((self.number, Instant::now()));
     }
 }

@@ -4,6 +4,9 @@
 
 use std::time::Duration;
 
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
 use crate::args::Arrivals;
 
 /// When requests are sent.
@@ -26,11 +29,11 @@ pub(super) enum Schedule {
 impl Schedule {
     /// Times of so many requests, the first of which comes at the start.
     pub(super) fn open(arrivals: Arrivals, n_requests: usize, seed: u64) -> Self {
-        let mut random = SplitMix(seed);
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
         let mut time = Duration::ZERO;
         let times = (0..n_requests).map(|_| {
             let this = time;
-            time = time.saturating_add(arrivals.next_after(random.next_uniform()));
+            time = time.saturating_add(arrivals.next_after(uniform(&mut random)));
             this
         });
         Self::Open {
@@ -54,17 +57,9 @@ impl Schedule {
     }
 }
 
-/// The generator SplitMix64.
-struct SplitMix(u64);
-
-impl SplitMix {
-    /// A number from 0 to below 1.
-    fn next_uniform(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((x ^ (x >> 31)) >> 11) as f64 / (1u64 << 53) as f64
-    }
+/// A number from 0 to below 1.
+fn uniform(random: &mut ChaCha8Rng) -> f64 {
+    (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }
 
 #[cfg(test)]
