@@ -49,7 +49,7 @@ pub(super) fn run(args: &ReplayArgs, out: &mut impl Write) -> anyhow::Result<Exi
     {
         let n = trace.n_requests();
         anyhow::bail!(
-            "'{name}': the trace is cut off at byte {at}, after {n} requests; --partial replays what \
+            "'{name}': the trace is cut off at byte {at} (requests before: {n}); --partial replays what \
              is before"
         );
     }
