@@ -104,6 +104,7 @@ fn delta_rules_and_joined_convolutions_agree() {
 fn recurrences_that_the_host_computes_agree() {
     agrees("recurrent_gemma");
     agrees("xlstm");
+    agrees("rwkv7");
 }
 
 #[test]

@@ -32,6 +32,7 @@ const RECIPES: &[&str] = &[
     "mamba2",
     "jamba",
     "rwkv4",
+    "rwkv7",
 ];
 
 fn expanded(recipe: &Recipe) -> (tempfile::TempDir, OpenModel) {

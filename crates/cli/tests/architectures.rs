@@ -330,6 +330,14 @@ const ROWS: &[Row] = &[
     row("rwkv4", "RWKV-4", "none", &["rwkv4"]),
     Row {
         against: Reference::Numpy,
+        ..row("rwkv6", "RWKV-6 (Finch)", "none", &["rwkv6"])
+    },
+    Row {
+        against: Reference::Numpy,
+        ..row("rwkv7", "RWKV-7 (Goose)", "none", &["rwkv7"])
+    },
+    Row {
+        against: Reference::Numpy,
         tolerance: "2e-6 (vectors), 5e-6 (scores)",
         ..row(
             "bert",
@@ -486,6 +494,7 @@ const NEIGHBOURS: &[[&str; 2]] = &[
     ["granitehybrid", "zamba2"],
     ["mamba2", "xlstm"],
     ["granitehybrid", "minimax"],
+    ["rwkv6", "rwkv7"],
     ["qwen3", "lfm2"],
     ["lfm2", "lfm2moe"],
     ["bert", "albert"],

@@ -49,6 +49,12 @@ pub trait Model: fmt::Debug + Send + Sync {
         Causality::Causal
     }
 
+    /// Whether a tensor of a layer may be in files although no graph uses it, because the model computes
+    /// nothing with it. Others that are not used are refused.
+    fn has_no_use_for(&self, _tensor: &str) -> bool {
+        false
+    }
+
     /// The same model for sequences of at most so many tokens, where their length makes a
     /// difference. Without this, everything is for the trained length.
     fn for_context(&self, _n_tokens: usize) -> Option<Arc<dyn Model>> {
@@ -289,8 +295,8 @@ fn check_tensors(model: &dyn Model, weights: &dyn WeightSource) -> Result<(), Mo
         None => INPUT_TENSORS.contains(&name),
     };
     let mut names = weights.names().into_iter();
-    let is_missed =
-        |name: &str| of_model(name) && !used.contains(name) && !is_without_use(layers, name);
+    let is_without_use = |name: &str| is_without_use(layers, name) || model.has_no_use_for(name);
+    let is_missed = |name: &str| of_model(name) && !used.contains(name) && !is_without_use(name);
     match names.find(|name| is_missed(name)) {
         Some(name) => Err(ModelError::UnusedTensor { name }),
         None => Ok(()),

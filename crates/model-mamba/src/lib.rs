@@ -1,14 +1,14 @@
 //! Models whose layers, or some of them, are recurrent: Mamba (Gu and Dao, arXiv 2312.00752),
-//! Falcon Mamba, Mamba-2 (arXiv 2405.21060), RWKV-4, and the hybrids Jamba, Bamba, Granite 4,
-//! Falcon-H1, Qwen3-Next, Qwen 3.5, LFM2, Kimi Linear, RecurrentGemma
-//! Zamba2 and MiniMax-Text-01; xLSTM.
+//! Falcon Mamba, Mamba-2 (arXiv 2405.21060), RWKV-4, 6 and 7, xLSTM, and the hybrids Jamba, Bamba,
+//! Granite 4, Falcon-H1, Qwen3-Next, Qwen 3.5, LFM2, Kimi Linear, RecurrentGemma, Zamba2 and
+//! MiniMax-Text-01.
 //!
 //! Sizes are read from the file; mixers, attention and feed-forward blocks are shared ones, and
 //! [`Decoder`](model_core::blocks::Decoder) wires them. Invariant: a recurrent layer's memory does
 //! not grow with the text. Knows nothing of devices or memories.
 //!
-//! [`Rwkv`] is RWKV-4, whose blocks shift tokens and average values with operations of their own,
-//! which the model brings along (`Model::custom_ops`).
+//! [`RWKV`] are the versions of RWKV, whose blocks shift tokens and sum up values with operations of
+//! their own, which the model brings along (`Model::custom_ops`).
 //!
 //! ```
 //! use model_core::architecture::Registry;
@@ -35,7 +35,7 @@ mod xlstm;
 mod zamba;
 
 pub use family::{FAMILY, MambaLike};
-pub use rwkv::Rwkv;
+pub use rwkv::{RWKV, Rwkv};
 
 use model_core::architecture::Registry;
 
@@ -44,7 +44,9 @@ pub fn register(registry: &mut Registry) {
     for member in FAMILY {
         registry.register(*member);
     }
-    registry.register(Rwkv);
+    for version in RWKV {
+        registry.register(*version);
+    }
     for class in hf::classes() {
         registry.register_hf(class);
     }

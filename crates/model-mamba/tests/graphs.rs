@@ -10,7 +10,7 @@ use model_tests::Case;
 use model_tests::checks::{self, MANY, ONE};
 
 /// Those that are not another with other settings.
-const SNAPSHOTS: [&str; 20] = [
+const SNAPSHOTS: [&str; 22] = [
     "mamba",
     "falcon_mamba",
     "mamba2",
@@ -21,6 +21,8 @@ const SNAPSHOTS: [&str; 20] = [
     "nemotron_h",
     "nemotron_h_moe",
     "rwkv4",
+    "rwkv6",
+    "rwkv7",
     "qwen3_next",
     "qwen3_5",
     "qwen3_5_moe",

@@ -37,6 +37,10 @@ fn settings_that_cannot_be_are_refused_by_their_key() {
         ("falcon_h1", "falcon-h1.attention.head_count_kv", 3),
         ("falcon_h1", "falcon-h1.rope.dimension_count", 5),
         ("rwkv4", "rwkv4.time_mix.inner_size", 0),
+        ("rwkv6", "rwkv6.wkv.head_size", 24),
+        ("rwkv6", "rwkv6.token_shift_count", 1),
+        ("rwkv7", "rwkv7.wkv.head_size", 0),
+        ("rwkv7", "rwkv7.attention.gate_lora_rank", 0),
         ("qwen3_next", "qwen3next.ssm.time_step_rank", 7),
         ("qwen3_next", "qwen3next.ssm.group_count", 3),
         ("qwen3_next", "qwen3next.ssm.state_size", 0),
@@ -85,6 +89,8 @@ fn missing_keys_are_named() {
         ("granitemoehybrid", "granitehybrid.block_count"),
         ("falcon_h1", "falcon-h1.embedding_length"),
         ("rwkv4", "rwkv4.attention.layer_norm_epsilon"),
+        ("rwkv6", "rwkv6.time_mix_extra_dim"),
+        ("rwkv7", "rwkv7.attention.iclr_lora_rank"),
         ("qwen3_next", "qwen3next.ssm.inner_size"),
         ("qwen3_5", "qwen35.feed_forward_length"),
         ("qwen3_5_moe", "qwen35moe.expert_count"),
@@ -119,6 +125,12 @@ fn missing_tensors_are_named_and_so_are_those_of_another_shape() {
         ("granitemoehybrid", "blk.1.ffn_down_exps.weight"),
         ("rwkv4", "blk.2.time_mix_decay.weight"),
         ("rwkv4", "token_embd_norm.bias"),
+        ("rwkv6", "blk.1.time_mix_w2.weight"),
+        ("rwkv6", "blk.0.time_mix_lerp_v.weight"),
+        ("rwkv6", "blk.2.channel_mix_lerp_r.weight"),
+        ("rwkv7", "blk.0.time_mix_lerp_fused.weight"),
+        ("rwkv7", "blk.1.time_mix_v0.weight"),
+        ("rwkv7", "blk.2.time_mix_r_k.weight"),
         ("qwen3_next", "blk.1.ssm_ba.weight"),
         ("qwen3_next", "blk.4.attn_q_norm.weight"),
         ("qwen3_5", "blk.0.ssm_alpha.weight"),
@@ -154,6 +166,24 @@ fn missing_tensors_are_named_and_so_are_those_of_another_shape() {
         error.contains("'blk.0.ssm_x.weight' has shape [36, 128]") && error.contains("[20, 128]"),
         "{error}"
     );
+}
+
+/// What the published code computes of these settings is something else.
+#[test]
+fn variants_of_rwkv_are_refused_by_their_key() {
+    for (case, key, value) in [
+        ("rwkv6", "attention_hidden_size", json!(32)),
+        ("rwkv6", "head_size_divisor", json!(0)),
+        ("rwkv7", "attn", json!({"layers": [1]})),
+        ("rwkv7", "hidden_act", json!("relu")),
+        ("rwkv7", "norm_first", json!(false)),
+        ("rwkv7", "norm_bias", json!(false)),
+        ("rwkv7", "head_dim", json!(24)),
+        ("rwkv7", "value_dim", json!([64, 32, 64])),
+    ] {
+        let error = directory_error(case, key, Some(value));
+        assert!(error.contains(&format!("'{key}")), "{case}, {key}: {error}");
+    }
 }
 
 /// What transformers computes of these settings is something else.

@@ -13,6 +13,8 @@ mod nemotron;
 mod qwen;
 mod qwen_rows;
 mod rwkv;
+mod rwkv6;
+mod rwkv7;
 mod xlstm;
 mod zamba;
 
@@ -31,6 +33,8 @@ pub(crate) fn classes() -> impl Iterator<Item = HfClass> {
         zamba::CLASS,
         xlstm::CLASS,
         rwkv::CLASS,
+        rwkv6::CLASS,
+        rwkv7::CLASS,
     ])
 }
 

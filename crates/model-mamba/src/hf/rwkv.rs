@@ -1,15 +1,17 @@
-//! RWKV-4: keys and tensors. Names are GGUF's for RWKV-6 where the tensors are alike.
+//! RWKV-4: keys and tensors, some of which RWKV-6 shares. Names are GGUF's for RWKV-6 where the
+//! tensors are alike.
 
 use model_core::hf::{
-    HfClass, HfConfig, Key, Keys, ModelFileError, Step, TensorRule, in_layers, same, with,
+    HfClass, HfConfig, Key, Keys, ModelFileError, ROW_KEYS, Step, TensorRule, in_layers, same, with,
 };
 
 use super::as_u32;
-use crate::rwkv;
+use crate::rwkv::RWKV4;
 
 const SQUEEZED: &[Step] = &[Step::Squeezed];
 
-const FRAME_TENSORS: &[TensorRule] = &[
+/// Embeddings, their norm, and what follows the blocks.
+pub(super) const FRAME_TENSORS: &[TensorRule] = &[
     same("token_embd.weight", "rwkv.embeddings.weight"),
     same("token_embd_norm.weight", "rwkv.blocks.0.pre_ln.weight"),
     same("token_embd_norm.bias", "rwkv.blocks.0.pre_ln.bias"),
@@ -58,29 +60,29 @@ const CHANNEL_MIX_TENSORS: &[TensorRule] = &in_layers(
     ],
 );
 
+/// Blocks, their width and their norms.
+pub(super) const WIDTH_KEYS: &[Key] = &[
+    Key::All(ROW_KEYS),
+    Key::Number {
+        to: "attention.layer_norm_epsilon",
+        from: "layer_norm_epsilon",
+    },
+];
+
 /// The class.
 pub(super) const CLASS: HfClass = HfClass {
     name: "RwkvForCausalLM",
-    architecture: rwkv::NAME,
-    keys: &[&[
-        Key::Count {
-            to: "context_length",
-            from: "context_length",
-        },
-        Key::Count {
-            to: "embedding_length",
-            from: "hidden_size",
-        },
-        Key::Count {
-            to: "block_count",
-            from: "num_hidden_layers",
-        },
-        Key::Number {
-            to: "attention.layer_norm_epsilon",
-            from: "layer_norm_epsilon",
-        },
-        Key::With(widths),
-    ]],
+    architecture: RWKV4.name,
+    keys: &[
+        WIDTH_KEYS,
+        &[
+            Key::Count {
+                to: "context_length",
+                from: "context_length",
+            },
+            Key::With(widths),
+        ],
+    ],
     tensors: &[
         FRAME_TENSORS,
         NORM_TENSORS,

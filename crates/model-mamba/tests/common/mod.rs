@@ -79,6 +79,8 @@ pub(crate) const CASES: &[Case] = &[
         states: rwkv_state,
         ..case("rwkv4")
     },
+    case("rwkv6"),
+    case("rwkv7"),
     delta("qwen3_next"),
     Case {
         tolerance: NOISY_TOLERANCE,

@@ -183,6 +183,22 @@ pub(super) fn layer_of(name: &str) -> Option<usize> {
     rest.split_once('.')?.0.parse().ok()
 }
 
+/// Small matrices of RWKV, which llama.cpp does not quantize either.
+const SMALL_OF_RWKV: [&str; 12] = [
+    "time_mix_a1.weight",
+    "time_mix_a2.weight",
+    "time_mix_decay_w1.weight",
+    "time_mix_decay_w2.weight",
+    "time_mix_first.weight",
+    "time_mix_g1.weight",
+    "time_mix_g2.weight",
+    "time_mix_lerp_fused.weight",
+    "time_mix_v1.weight",
+    "time_mix_v2.weight",
+    "time_mix_w1.weight",
+    "time_mix_w2.weight",
+];
+
 /// How a tensor is stored that should be of format `wanted`.
 fn format_of(name: &str, shape: &[usize], wanted: BlockFormat, role: Role) -> BlockFormat {
     let exact = [
@@ -194,7 +210,10 @@ fn format_of(name: &str, shape: &[usize], wanted: BlockFormat, role: Role) -> Bl
         "position_embd.weight",
         "token_types.weight",
     ];
-    let is_exact = exact.iter().any(|end| name.ends_with(end));
+    let is_exact = exact
+        .iter()
+        .chain(&SMALL_OF_RWKV)
+        .any(|end| name.ends_with(end));
     if shape.len() < 2 || is_exact || !name.ends_with(".weight") {
         return BlockFormat::F32;
     }
@@ -247,6 +266,8 @@ mod tests {
         assert_eq!(of("blk.0.ffn_gate_inp.weight", &[4, 512], Q8_0), F32);
         assert_eq!(of("blk.0.ffn_up_exps.bias", &[4, 512], Q8_0), F32);
         assert_eq!(of("blk.0.ssm_a", &[512, 16], F16), F32);
+        let shares = "blk.0.time_mix_lerp_fused.weight";
+        assert_eq!(of(shares, &[6, 1, 1, 512], Q8_0), F32);
         let head = |wanted| format_of("output.weight", &[8, 512], wanted, Role::Output);
         assert_eq!((head(Q4_K), head(Q8_0), head(F16)), (Q6_K, Q8_0, F16));
     }

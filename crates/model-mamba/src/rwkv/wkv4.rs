@@ -1,4 +1,4 @@
-//! [`Wkv`]: the average of values that RWKV-4 has in place of attention, weighed by `e^key` and the
+//! [`Wkv4`]: the average of values that RWKV-4 has in place of attention, weighed by `e^key` and the
 //! less the longer ago they were, computed as a recurrence (Peng et al., arXiv 2305.13048).
 //!
 //! Numerator and denominator are kept divided by `e^max`, so that no exponential overflows.
@@ -12,13 +12,13 @@ use kv_core::backend::{CustomOp, CustomRows, CustomShape};
 /// each: the average, `[tokens, width]`. The state is `[numerator, denominator, maximum]`,
 /// `[width]` each.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wkv;
+pub(super) struct Wkv4;
 
-impl Wkv {
-    pub(super) const NAME: &'static str = "rwkv.wkv";
+impl Wkv4 {
+    pub(super) const NAME: &'static str = "rwkv.wkv4";
 }
 
-impl CustomOp for Wkv {
+impl CustomOp for Wkv4 {
     fn name(&self) -> &str {
         Self::NAME
     }
@@ -132,7 +132,7 @@ mod tests {
         let values = [1.0f32, -2.0, 0.5, 3.0, -1.0];
         for offset in [0.0f32, -50.0, 200.0] {
             let keys = [0.3f32, -1.2, 2.0, 0.1, -0.4].map(|k| k + offset);
-            let spec = CustomSpec::new(Wkv::NAME);
+            let spec = CustomSpec::new(Wkv4::NAME);
             let rows = CustomRows {
                 spec: &spec,
                 n_rows: keys.len(),
@@ -140,7 +140,7 @@ mod tests {
                 weights: &weights,
             };
             let (mut state, mut out) = ([0.0; 3], [0.0; 5]);
-            Wkv.rows(&rows, &mut state, &mut out).unwrap();
+            Wkv4.rows(&rows, &mut state, &mut out).unwrap();
             for (at, y) in out.iter().enumerate() {
                 let settings = (f64::from(decay), f64::from(first));
                 let wanted = average(&keys[..=at], &values[..=at], settings);
