@@ -18,6 +18,7 @@ pub mod recorded;
 mod reference;
 mod refusal;
 mod runner;
+pub mod settings;
 
 use std::num::NonZero;
 use std::path::PathBuf;

@@ -190,6 +190,17 @@ impl HfConfig {
         }
     }
 
+    /// Checks that what is there is an object: something else would be read as if it were not there.
+    ///
+    /// # Errors
+    /// [`ModelFileError::WrongKey`] where it is something else.
+    pub fn check_object(&self, key: &str) -> Result<(), ModelFileError> {
+        match self.value(key) {
+            None | Some(Value::Object(_)) => Ok(()),
+            Some(_) => Err(self.wrong(key, "an object")),
+        }
+    }
+
     /// The error that a key is absent.
     pub fn missing(&self, key: &str, expected: impl Into<String>) -> ModelFileError {
         ModelFileError::MissingKey {

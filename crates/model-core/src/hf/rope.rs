@@ -124,6 +124,9 @@ impl RopeSettings {
     /// # Errors
     /// [`ModelFileError`] naming the key.
     pub fn base(config: &HfConfig, layer_type: Option<&str>) -> Result<f64, ModelFileError> {
+        if let Some(layer_type) = layer_type {
+            config.check_object(&format!("rope_parameters.{layer_type}"))?;
+        }
         let Some(path) = place_of(config, layer_type, "rope_theta") else {
             return Ok(10_000.0);
         };

@@ -46,6 +46,9 @@ impl<'a> TranslatedConfig<'a> {
         };
         let config = config.with_aliases(class.aliases);
         let config = config.with_defaults(class.defaults);
+        for key in ["rope_parameters", "rope_scaling"] {
+            config.check_object(key)?;
+        }
         let mut keys = Keys::new(class.architecture);
         keys.set_whole("general.architecture", class.architecture);
         keys.set_whole("general.type", "model");

@@ -127,6 +127,7 @@ pub(super) const GEMMA_KEYS: &[Key] = &[
 pub(super) fn gemma3_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     RopeSettings::read(config, Some("full_attention"))?.write(config, keys)?;
     let windowed = "sliding_attention";
+    config.check_object(&format!("rope_parameters.{windowed}"))?;
     let own = config.value(&format!("rope_parameters.{windowed}.rope_theta"));
     let local = match own {
         Some(_) => RopeSettings::read(config, Some(windowed))?.theta,

@@ -26,17 +26,19 @@ const KEYS: &[Key] = &[
         value: CONTEXT,
     },
     VOCAB_SIZE,
-    Key::Count {
-        to: "wkv.head_size",
-        from: "head_size",
-    },
     Key::With(widths),
     Key::With(head_norm),
 ];
 
-/// Widths that the published code makes of that of the rows.
+/// Widths that the published code makes of that of the rows, and heads that divide it.
 fn widths(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let dim = config.count("hidden_size")?;
+    let head_dim = config.count("head_size")?;
+    if !dim.is_multiple_of(head_dim) {
+        let wanted = format!("a divisor of 'hidden_size', which is {dim}");
+        return Err(config.wrong("head_size", wanted));
+    }
+    keys.set("wkv.head_size", as_u32(head_dim));
     let attention = config.optional_count("attention_hidden_size")?;
     if attention.is_some_and(|width| width != dim) {
         let wanted = format!("{dim}, as 'hidden_size' is");

@@ -1,0 +1,173 @@
+//! Every setting of every recipe's `config.json`, changed and left out.
+
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+mod common;
+
+use common::CASES;
+use model_tests::Source;
+use model_tests::settings::SettingsCheck;
+
+/// Settings of training, libraries, tokenizers and heads other than that of tokens.
+const WITHOUT_EFFECT: &[&str] = &[
+    "_sliding_window_pattern", // next to layer_types
+    "attention_dropout",
+    "attention_softmax_in_fp32",
+    "attn_pdrop",
+    "altup_coef_clip", // while training
+    "attn_config._name_or_path",
+    "attn_config.architectures",
+    "attn_config.attn_impl",
+    "attn_config.attn_pdrop",
+    "attn_config.attn_uses_sequence_id",
+    "attn_config.chunk_size_feed_forward",
+    "attn_config.dtype",
+    "attn_config.id2label",
+    "attn_config.id2label.0",
+    "attn_config.id2label.1",
+    "attn_config.is_encoder_decoder",
+    "attn_config.label2id",
+    "attn_config.label2id.LABEL_0",
+    "attn_config.label2id.LABEL_1",
+    "attn_config.model_type",
+    "attn_config.output_attentions",
+    "attn_config.output_hidden_states",
+    "attn_config.problem_type",
+    "attn_config.return_dict",
+    "bos_token_id",
+    "classifier_dropout",
+    "dropout",
+    "dtype",
+    "emb_pdrop",
+    "embd_pdrop",
+    "embed_dropout",
+    "embedding_dropout",
+    "eod_token_id",
+    "eos_token_id",
+    "hidden_dropout",
+    "embedding_fraction", // while training
+    "init_device",
+    "init_std",
+    "initializer_range",
+    "layerdrop",
+    "is_decoder",
+    "model_type",
+    "n_ctx",
+    "num_nextn_predict_layers", // layers that predict further tokens are left out
+    "output_router_logits",
+    "pad_token_id",
+    "pretraining_tp",
+    "reorder_and_upcast_attn",
+    "rope_parameters.max_position_embeddings",
+    "resid_dropout",
+    "resid_pdrop",
+    "residual_dropout",
+    "router_aux_loss_coef",
+    "router_jitter_noise",
+    "scale_attention_softmax_in_fp32",
+    "sep_token_id",
+    "slow_but_exact",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+    "tie_word_embeddings", // the file has an output matrix, or not
+    "transformers_version",
+    "use_cache",
+];
+
+/// Settings that repeat what tensors are there, or their shapes.
+const TENSORS_SAY: &[&str] = &[
+    "attention_bias",
+    "bias",
+    "decoder_sparse_step",
+    "expansion_ratio",
+    "interleave_moe_layer_step",
+    "intermediate_size",
+    "laurel_rank",
+    "learned_pos_emb",
+    "mlp_bias",
+    "mlp_only_layers",
+    "moe_layer_end_index",
+    "moe_layer_interval",
+    "moe_layers",
+    "moe_num_shared_experts",
+    "n_shared_experts",
+    "parallel_attn",
+    "shared_expert_intermediate_size",
+    "use_parallel_residual",
+    "use_qk_norm",
+    "use_qkv_bias",
+    "vocab_size_per_layer_input",
+];
+
+/// Settings that one class names and does not read, or reads where others are not there.
+const WITHOUT_EFFECT_IN: &[(&str, &str)] = &[
+    ("deepseek_v2_lite", "n_group"), // the best of all are chosen
+    ("deepseek_v2_lite", "topk_group"),
+    ("exaone4", "sliding_window_pattern"), // next to layer_types
+    ("exaone4_full", "sliding_window_pattern"),
+    ("falcon", "num_kv_heads"), // of new_decoder_architecture
+    ("falcon", "num_ln_in_parallel_attn"),
+    ("falcon_alibi", "num_kv_heads"),
+    ("falcon_alibi", "num_ln_in_parallel_attn"),
+    ("falcon_alibi", "rope_parameters.rope_theta"), // biases in place of rotations
+    ("gemma4_e", "moe_intermediate_size"),          // without enable_moe_block
+    ("gemma4_e", "num_experts"),
+    ("gemma4_e", "top_k_experts"),
+    ("gemma4_moe", "use_double_wide_mlp"), // of layers that share rows
+    ("glm4_moe", "topk_group"),            // of one group
+    ("gpt_neo", "attention_types"),        // next to attention_layers
+    ("gpt_neox", "partial_rotary_factor"), // next to rope_parameters
+    ("hunyuan_v1_dense", "rope_parameters.beta_fast"), // of another rope_type
+    ("hunyuan_v1_dense", "rope_parameters.beta_slow"),
+    ("hunyuan_v1_dense", "rope_parameters.factor"),
+    ("hunyuan_v1_dense", "rope_parameters.mscale"),
+    ("hunyuan_v1_dense", "rope_parameters.mscale_all_dim"),
+    ("hunyuan_v1_moe", "rope_parameters.beta_fast"),
+    ("hunyuan_v1_moe", "rope_parameters.beta_slow"),
+    ("hunyuan_v1_moe", "rope_parameters.factor"),
+    ("hunyuan_v1_moe", "rope_parameters.mscale"),
+    ("hunyuan_v1_moe", "rope_parameters.mscale_all_dim"),
+    ("llama4_chunk16", "no_rope_layers"), // a 2 is as true as a 1
+    ("llama4_chunk8192", "no_rope_layers"),
+    ("mistral4", "topk_group"),                   // of one group
+    ("mistral4", "head_dim"),                     // parts of heads have sizes of their own
+    ("phi3", "original_max_position_embeddings"), // without longrope
+    ("phi3_longrope_long", "original_max_position_embeddings"), // next to rope_parameters
+    ("phi3_longrope_short", "original_max_position_embeddings"),
+    ("phi3_partial", "original_max_position_embeddings"),
+    ("phi3_partial_swa8", "original_max_position_embeddings"),
+    ("qwen2", "max_window_layers"), // without windows
+    ("qwen2", "sliding_window"),
+    ("qwen2", "use_sliding_window"), // of no width
+    ("qwen2_moe", "max_window_layers"),
+    ("qwen2_moe", "sliding_window"),
+    ("qwen2_moe", "use_sliding_window"),
+    ("qwen3", "max_window_layers"),
+    ("qwen3", "sliding_window"),
+    ("qwen3", "use_sliding_window"),
+    ("qwen3_moe", "sliding_window"),
+    ("smollm3", "no_rope_layers"), // a 2 is as true as a 1
+    ("smollm3", "sliding_window"),
+];
+
+/// Settings that say which class a model is of.
+const CHOICES: &[&str] = &["architectures"];
+
+#[test]
+fn a_setting_is_understood_refused_or_without_effect() {
+    let registry = CASES[0].registry();
+    let check = SettingsCheck {
+        registry: &registry,
+        without_effect: WITHOUT_EFFECT,
+        tensors_say: TENSORS_SAY,
+        without_effect_in: WITHOUT_EFFECT_IN,
+        choices: CHOICES,
+    };
+    let recipes = CASES.iter().filter(|case| case.source == Source::Recipe);
+    let faults = recipes.flat_map(|case| check.faults(&case.generated()));
+    let faults: Vec<String> = faults.collect();
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}

@@ -1,0 +1,200 @@
+//! [`SettingsCheck`]: every setting of a recipe's `config.json` is changed, and left out: it is refused
+//! by its key, or by the metadata key that it becomes, or by the key or tensor that contradicts it; or
+//! it makes another model; or it is one of those that have no part in what the model computes.
+//!
+//! Invariant: what has an effect on a graph or on a tensor is seen; whether it is the right one is for
+//! references to say. Knows no class of models.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use kv_core::graph::GraphShape;
+use kv_core::weights::WeightSource;
+use model_core::architecture::{Model, Registry};
+use model_core::directory::HfDirectory;
+use serde_json::{Map, Value, json};
+
+use crate::Recipe;
+
+/// What is known of the settings of some classes.
+#[derive(Clone, Copy, Debug)]
+pub struct SettingsCheck<'a> {
+    /// The classes.
+    pub registry: &'a Registry,
+    /// Settings without effect: of training, libraries, tokenizers, kernels. Those inside of an object
+    /// are named by a path (`rope_parameters.rope_type`), or by the object.
+    pub without_effect: &'a [&'a str],
+    /// Settings that repeat what tensors are there, or their shapes: the tensors count.
+    pub tensors_say: &'a [&'a str],
+    /// Settings without effect in one recipe alone.
+    pub without_effect_in: &'a [(&'a str, &'a str)],
+    /// Settings that say which class a model is of: without them it is of another, or of none.
+    pub choices: &'a [&'a str],
+}
+
+/// What a model computes, as far as its settings say.
+#[derive(PartialEq, Eq)]
+struct Computed {
+    context_length: usize,
+    graph: String,
+}
+
+/// The same kind of value, but another one.
+fn changed(value: &Value) -> Value {
+    match value {
+        Value::Null => json!(3),
+        Value::Bool(flag) => json!(!flag),
+        Value::Number(number) => match (number.as_u64(), number.as_i64()) {
+            (Some(count), _) => json!(count + 1),
+            // A default in disguise becomes a number that counts.
+            (None, Some(negative)) => json!(4 - negative),
+            (None, None) => json!(number.as_f64().unwrap_or(0.0) * 2.0 + 0.5),
+        },
+        Value::String(_) => json!("no such thing"),
+        Value::Array(list) => {
+            let mut list = list.clone();
+            match list.first_mut() {
+                Some(first) => *first = changed(first),
+                None => list.push(json!(1)),
+            }
+            list.into()
+        }
+        Value::Object(_) => json!("no such thing"),
+    }
+}
+
+/// The paths of all settings, those of objects behind the objects themselves.
+fn paths(config: &Map<String, Value>) -> Vec<String> {
+    let mut all = Vec::new();
+    for (key, value) in config {
+        all.push(key.clone());
+        if let Value::Object(object) = value {
+            let inner = paths(object).into_iter();
+            all.extend(inner.map(|rest| format!("{key}.{rest}")));
+        }
+    }
+    all
+}
+
+/// The object that a path leads into, and its key there.
+fn place<'a, 'p>(
+    config: &'a mut Map<String, Value>,
+    path: &'p str,
+) -> (&'a mut Map<String, Value>, &'p str) {
+    match path.split_once('.') {
+        None => (config, path),
+        Some((object, rest)) => {
+            let object = config.get_mut(object).and_then(Value::as_object_mut);
+            place(
+                object.unwrap_or_else(|| panic!("no object in {path}")),
+                rest,
+            )
+        }
+    }
+}
+
+impl SettingsCheck<'_> {
+    /// What is wrong with a recipe's settings, a line for each.
+    pub fn faults(&self, recipe: &Recipe) -> Vec<String> {
+        let sound = self
+            .directory(recipe)
+            .unwrap_or_else(|e| panic!("{}: {e}", recipe.name()));
+        let paths = paths(recipe.config());
+        let faults = paths.iter().flat_map(|path| {
+            let faults = [
+                self.changed_fault(recipe, &sound, path),
+                self.missing_fault(recipe, &sound, path),
+            ];
+            faults.into_iter().flatten()
+        });
+        faults.collect()
+    }
+
+    fn directory(&self, recipe: &Recipe) -> Result<HfDirectory, String> {
+        recipe
+            .directory(self.registry)
+            .map_err(|error| error.to_string())
+    }
+
+    fn computed(directory: &HfDirectory) -> Computed {
+        let shape = GraphShape {
+            n_tokens: 3,
+            n_outputs: 1,
+        };
+        let model = directory.model();
+        let text = |model: &dyn Model| model.graph(shape).map(|graph| graph.text().to_string());
+        // Some settings count in long contexts alone: longer than the 16 or 512 tokens of recipes.
+        let longer = [17, 513, usize::MAX].map(|n| model.for_context(n));
+        let longer = longer.map(|model| model.map(|model| text(&*model)));
+        let graphs = (text(&**model), longer);
+        Computed {
+            context_length: model.context_length(),
+            graph: format!("{graphs:?}"),
+        }
+    }
+
+    fn digest(directory: &HfDirectory) -> u64 {
+        let weights = directory.weights();
+        let mut hasher = DefaultHasher::new();
+        for name in weights.names() {
+            let weight = weights.get(&name);
+            weight
+                .map(|w| w.bytes().hash(&mut hasher))
+                .hash(&mut hasher);
+        }
+        hasher.finish()
+    }
+
+    fn has_no_part(&self, recipe: &Recipe, path: &str) -> bool {
+        let here = (&*recipe.name(), path);
+        let first = path.split('.').next().unwrap_or(path);
+        let everywhere = [self.without_effect, self.tensors_say].concat();
+        everywhere
+            .iter()
+            .any(|&other| other == path || other == first)
+            || self.without_effect_in.contains(&here)
+    }
+
+    fn is_named(&self, error: &str, path: &str, architecture: &str) -> bool {
+        let first = path.split('.').next().unwrap_or(path);
+        self.choices.contains(&first)
+            || error.contains(&format!("'{path}'"))
+            || error.contains(&format!("'{path}."))
+            || error.contains(&format!("': {architecture}."))
+            || error.starts_with("'config.json': '")
+            || error.contains("tensor '")
+    }
+
+    fn changed_fault(&self, recipe: &Recipe, sound: &HfDirectory, path: &str) -> Option<String> {
+        let (mut other, mut shown) = (recipe.clone(), Value::Null);
+        other = other.with_config(|config| {
+            let (object, key) = place(config, path);
+            shown = changed(&object[key]);
+            object.insert(key.to_owned(), shown.clone());
+        });
+        let fault = match self.directory(&other) {
+            Ok(_) if self.has_no_part(recipe, path) => return None,
+            Ok(same) => {
+                let is_same = Self::computed(&same) == Self::computed(sound)
+                    && Self::digest(&same) == Self::digest(sound);
+                is_same.then(|| "changes nothing".to_owned())
+            }
+            Err(error) => {
+                (!self.is_named(&error, path, sound.model().architecture())).then_some(error)
+            }
+        };
+        fault.map(|fault| format!("{}: '{path}' as {shown}: {fault}", recipe.name()))
+    }
+
+    /// What is left out is the default, or it is missed.
+    fn missing_fault(&self, recipe: &Recipe, sound: &HfDirectory, path: &str) -> Option<String> {
+        let other = recipe.clone().with_config(|config| {
+            let (object, key) = place(config, path);
+            object.remove(key);
+        });
+        let error = self.directory(&other).err()?;
+        // A class may have another name for it.
+        let is_missed = self.is_named(&error, path, sound.model().architecture())
+            || error.contains("' is missing (");
+        (!is_missed).then(|| format!("{}: without '{path}': {error}", recipe.name()))
+    }
+}
