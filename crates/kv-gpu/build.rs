@@ -16,6 +16,10 @@ mod sim {
     use std::path::{Path, PathBuf};
     use std::{env, fs};
 
+    /// The kernels of `sim/checks.k`, as lines of the table.
+    const CHECKS: &str =
+        "check_copies checks 64\ncheck_fragments checks 64\ncheck_barrier checks 64\n";
+
     pub(crate) fn compile() {
         let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
         let kernels = env::current_dir().expect("a folder").join("kernels");
@@ -36,14 +40,14 @@ mod sim {
             .link_lib_modifier("+whole-archive")
             .file(kernels.join("sim/fibers.cpp"));
         let table = fs::read_to_string(kernels.join("TABLE")).expect("the table of kernels");
-        let checks = kernels.join("sim/checks.k");
-        for kernel in kernel_files(&kernels) {
+        let mut files = kernel_files(&kernels);
+        files.push(kernels.join("sim/checks.k"));
+        for kernel in files {
             build.file(wrapper(&out, &kernels, &kernel, "dialect/cpu.h"));
             let metal = wrapper(&out, &kernels, &kernel, "sim/metal.h");
-            register(&metal, &kernel, &table);
+            register(&metal, &kernel, &format!("{table}{CHECKS}"));
             build.file(metal);
         }
-        build.file(wrapper(&out, &kernels, &checks, "dialect/cpu.h"));
         build.compile("cellar_kernels");
     }
 
@@ -95,8 +99,9 @@ mod sim {
                 && of == file
             {
                 text += &format!(
-                    "static const sim::RegisteredMetal {name}_registered(\"{name}\", \"{of}.k\", \
-                     {threads}, {name});\n"
+                    "static const sim::RegisteredMetal {name}_registered(\"{name}\", \"{path}\", \
+                     {threads}, {name});\n",
+                    path = kernel.display()
                 );
             }
         }

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 
 use kv_core::backend::BackendError;
 use kv_gpu::{KernelInfo, kernel_info, metal_source};
+use objc2::available;
 use objc2::rc::Retained;
 use objc2::runtime::ProtocolObject;
 use objc2_foundation::{NSError, NSString};
@@ -88,13 +89,21 @@ impl Libraries {
         }
         let source = metal_source(file);
         let source = source.ok_or_else(|| failure(format!("there is no file {file}.k")))?;
-        let options = MTLCompileOptions::new();
-        options.setLanguageVersion(MTLLanguageVersion::Version2_4);
-        // Its successor, the math mode, needs macOS 15.
-        #[allow(deprecated)]
-        options.setFastMathEnabled(false);
         let given = NSString::from_str(&source.text);
-        let library = device.newLibraryWithSource_options_error(&given, Some(&options));
+        let compile = |version: MTLLanguageVersion| {
+            let options = MTLCompileOptions::new();
+            options.setLanguageVersion(version);
+            // Its successor, the math mode, needs macOS 15.
+            #[allow(deprecated)]
+            options.setFastMathEnabled(false);
+            device.newLibraryWithSource_options_error(&given, Some(&options))
+        };
+        // With 3.1, matrices of BF16 are multiplied as they are; systems and compilers without get halves.
+        let library = match available!(macos = 14.0) {
+            true => compile(MTLLanguageVersion::Version3_1)
+                .or_else(|_| compile(MTLLanguageVersion::Version2_4)),
+            false => compile(MTLLanguageVersion::Version2_4),
+        };
         let library = library.map_err(|error| {
             let messages = source.explain(SOURCE_NAME, &text(&error));
             failure(format!("compiling {file}.k: {}", messages.trim_end()))

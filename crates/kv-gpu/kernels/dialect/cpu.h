@@ -100,10 +100,15 @@ FN void copy_async16(TG void *to, DEV const void *from) { sim::copy_async(to, fr
 FN void copy_commit() { sim::copy_commit(); }
 template <int n> FN void copy_wait() { sim::copy_wait(n); }
 
+// Fragments as PTX has them: see the CUDA dialect.
+#define FRAG_MEMORY(x, n_warps) TG float *x = nullptr
+struct Half {};
+struct Bfloat {};
+typedef Half MatrixOfBf16;
 struct FragA {
   uint32_t r[4];
 };
-struct FragB {
+template <class T> struct FragB {
   uint32_t r[2];
 };
 struct FragD {
@@ -111,11 +116,31 @@ struct FragD {
 };
 FN uint32_t frag_row(uint32_t lane, uint32_t i) { return lane / 4 + i / 2 * 8; }
 FN uint32_t frag_column(uint32_t lane, uint32_t i) { return lane % 4 * 2 + i % 2; }
+FN void frag_zero(OWN FragD &d) {
+  UNROLL for (uint32_t i = 0; i < 4; ++i) d.r[i] = 0.0f;
+}
+FN void frag_values(OWN FragD &d, TG float *, uint32_t, OWN float *v) {
+  UNROLL for (uint32_t i = 0; i < 4; ++i) v[i] = d.r[i];
+}
+FN void frag_set_a(OWN FragA &a, TG float *, uint32_t, OWN const uint32_t *pairs) {
+  UNROLL for (uint32_t i = 0; i < 4; ++i) a.r[i] = pairs[i];
+}
+template <uint32_t n> FN void frag_scale_rows(OWN FragD *d, TG float *, uint32_t, OWN const float *factors) {
+  UNROLL for (uint32_t i = 0; i < 4 * n; ++i) d[i / 4].r[i % 4] *= factors[i % 4 / 2];
+}
+FN void frag_load_a(OWN FragA &a, TG const Quad *rows, uint32_t stride, uint32_t lane) {
+  TG const uint32_t *at = (TG const uint32_t *)rows + lane / 4 * stride * 4 + lane % 4;
+  UNROLL for (uint32_t i = 0; i < 4; ++i) a.r[i] = at[i % 2 * 32 * stride + i / 2 * 4];
+}
+template <class T> FN void frag_load_b(OWN FragB<T> &b, TG const Quad *rows, uint32_t stride, uint32_t lane) {
+  TG const uint32_t *at = (TG const uint32_t *)rows + lane / 4 * stride * 4 + lane % 4;
+  UNROLL for (uint32_t i = 0; i < 2; ++i) b.r[i] = at[i * 4];
+}
 // In PTX's layout of registers: r[0] of A has columns 0 to 7 of rows 0 to 7, r[1] of rows 8 to 15,
 // r[2] and r[3] the same of columns 8 to 15.
-FN void frag_mma(FragD &d, const FragA &a, const FragB &b) {
+FN void frag_mma(FragD &d, const FragA &a, const FragB<Half> &b) {
   FragA as[32];
-  FragB bs[32];
+  FragB<Half> bs[32];
   sim::gather(a, as);
   sim::gather(b, bs);
   uint32_t g = LANE / 4, t = LANE % 4;
@@ -126,7 +151,7 @@ FN void frag_mma(FragD &d, const FragA &a, const FragB &b) {
       d.r[i] += half_float(uint16_t(x >> shift)) * half_float(uint16_t(y >> shift));
     }
 }
-FN void frag_b_columns(FragB &b, FragB &next, TG const Quad *rows, uint32_t stride, uint32_t lane) {
+FN void frag_b_columns(FragB<Half> &b, FragB<Half> &next, TG const Quad *rows, uint32_t stride, uint32_t lane) {
   const uint16_t *at = (const uint16_t *)rows + lane % 4 * 2 * stride * 8 + lane / 4;
   for (uint32_t i = 0; i < 4; ++i) {
     const uint16_t *low = at + i % 2 * 64 * stride + i / 2 * 8;

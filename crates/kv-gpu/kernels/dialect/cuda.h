@@ -94,12 +94,18 @@ FN void copy_async16(TG void *to, DEV const void *from) {
 FN void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int n> FN void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory"); }
 
-// D[16, 8] += A[16, 16] B[8, 16]^T by one warp: halves in, floats out. Of A's and B's rows a lane
-// has pairs of neighbours: row lane / 4 (and 8 further), columns 2 (lane % 4) (and 8 further).
+// Fragments, D[16, 8] += A[16, 16] B[8, 16]^T by one warp: halves in, floats out. What a lane sets and
+// gets of them is in PTX's layout: of D's values those at frag_row and frag_column, of A's rows pairs of
+// neighbours, row lane / 4 (and 8 further), columns 2 (lane % 4) (and 8 further). A lane's registers are
+// just these, so FRAG_MEMORY is none. BF16 is multiplied as halves, too.
+#define FRAG_MEMORY(x, n_warps) TG float *x = 0
+struct Half {};
+struct Bfloat {};
+typedef Half MatrixOfBf16;
 struct FragA {
   uint32_t r[4];
 };
-struct FragB {
+template <class T> struct FragB {
   uint32_t r[2];
 };
 struct FragD {
@@ -107,14 +113,34 @@ struct FragD {
 };
 FN uint32_t frag_row(uint32_t lane, uint32_t i) { return lane / 4 + i / 2 * 8; }
 FN uint32_t frag_column(uint32_t lane, uint32_t i) { return lane % 4 * 2 + i % 2; }
-FN void frag_mma(FragD &d, const FragA &a, const FragB &b) {
+FN void frag_zero(OWN FragD &d) {
+  UNROLL for (uint32_t i = 0; i < 4; ++i) d.r[i] = 0.0f;
+}
+FN void frag_values(OWN FragD &d, TG float *, uint32_t, OWN float *v) {
+  UNROLL for (uint32_t i = 0; i < 4; ++i) v[i] = d.r[i];
+}
+FN void frag_set_a(OWN FragA &a, TG float *, uint32_t, OWN const uint32_t *pairs) {
+  UNROLL for (uint32_t i = 0; i < 4; ++i) a.r[i] = pairs[i];
+}
+template <uint32_t n> FN void frag_scale_rows(OWN FragD *d, TG float *, uint32_t, OWN const float *factors) {
+  UNROLL for (uint32_t i = 0; i < 4 * n; ++i) d[i / 4].r[i % 4] *= factors[i % 4 / 2];
+}
+FN void frag_load_a(OWN FragA &a, TG const Quad *rows, uint32_t stride, uint32_t lane) {
+  TG const uint32_t *at = (TG const uint32_t *)rows + lane / 4 * stride * 4 + lane % 4;
+  UNROLL for (uint32_t i = 0; i < 4; ++i) a.r[i] = at[i % 2 * 32 * stride + i / 2 * 4];
+}
+template <class T> FN void frag_load_b(OWN FragB<T> &b, TG const Quad *rows, uint32_t stride, uint32_t lane) {
+  TG const uint32_t *at = (TG const uint32_t *)rows + lane / 4 * stride * 4 + lane % 4;
+  UNROLL for (uint32_t i = 0; i < 2; ++i) b.r[i] = at[i * 4];
+}
+FN void frag_mma(FragD &d, const FragA &a, const FragB<Half> &b) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
                : "+f"(d.r[0]), "+f"(d.r[1]), "+f"(d.r[2]), "+f"(d.r[3])
                : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.r[0]), "r"(b.r[1]));
 }
 // Two neighbouring B of 16 rows of shared memory, which are the 16 values that are multiplied: their
 // first 16 columns. Rows begin `stride` units of 16 bytes apart.
-FN void frag_b_columns(FragB &b, FragB &next, TG const Quad *rows, uint32_t stride, uint32_t lane) {
+FN void frag_b_columns(FragB<Half> &b, FragB<Half> &next, TG const Quad *rows, uint32_t stride, uint32_t lane) {
   uint32_t at = (uint32_t)__cvta_generic_to_shared(rows + lane % 16 * stride + lane / 16);
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(b.r[0]), "=r"(b.r[1]), "=r"(next.r[0]), "=r"(next.r[1])

@@ -90,39 +90,83 @@ FN void copy_async16(TG Quad *to, DEV const uint8_t *from) { *to = *(DEV const Q
 FN void copy_commit() {}
 template <int n> FN void copy_wait() {}
 
-// The registers of PTX, for Metal does not say which lane has which values of its matrices.
-struct FragA {
-  uint32_t r[4];
+// Matrices of 8 times 8 of a SIMD group. Which lane has which of their values is not specified, so what a
+// lane sets or gets of them goes through shared memory: 512 bytes a warp. Metal's library declares products
+// of matrices of any two floating types with sums in a third, its specification those of one type.
+// Weights of BF16 are multiplied as they are where the language has it (Metal 3.1), else as halves.
+#define FRAG_MEMORY(x, n_warps)                                                                     \
+  SHARED(float, x##_of_warps, 128 * (n_warps));                                                     \
+  TG float *x = x##_of_warps + WARP * 128
+struct Half {
+  typedef half value;
 };
-struct FragB {
-  uint32_t r[2];
+#ifdef __HAVE_BFLOAT__
+struct Bfloat {
+  typedef bfloat value;
+};
+typedef Bfloat MatrixOfBf16;
+#else
+struct Bfloat {};
+typedef Half MatrixOfBf16;
+#endif
+struct FragA {
+  simdgroup_half8x8 m[4]; // columns 0 to 7 of rows 0 to 7 and 8 to 15, then columns 8 to 15
+};
+template <class T> struct FragB {
+  simdgroup_matrix<typename T::value, 8, 8> m[2]; // 8 of the values that are multiplied, times 8 rows of B
 };
 struct FragD {
-  float r[4];
+  simdgroup_float8x8 m[2];
 };
-FN uint32_t frag_lane() { return simd_prefix_exclusive_sum(1u); }
 FN uint32_t frag_row(uint32_t lane, uint32_t i) { return lane / 4 + i / 2 * 8; }
 FN uint32_t frag_column(uint32_t lane, uint32_t i) { return lane % 4 * 2 + i % 2; }
-FN void frag_mma(OWN FragD &d, OWN const FragA &a, OWN const FragB &b) {
-  uint32_t lane = frag_lane();
-  UNROLL for (uint32_t k = 0; k < 8; ++k) {
-    uint32_t x[2], y[2];
-    UNROLL for (uint32_t i = 0; i < 2; ++i) {
-      x[i] = warp_from(a.r[i + k / 4 * 2], lane / 4 * 4 + k % 4);
-      y[i] = warp_from(b.r[k / 4], (lane % 4 * 2 + i) * 4 + k % 4);
-    }
-    UNROLL for (uint32_t i = 0; i < 4; ++i) {
-      d.r[i] = fma(half_float(uint16_t(x[i / 2])), half_float(uint16_t(y[i % 2])), d.r[i]);
-      d.r[i] = fma(half_float(uint16_t(x[i / 2] >> 16)), half_float(uint16_t(y[i % 2] >> 16)), d.r[i]);
-    }
+FN void frag_sync() { simdgroup_barrier(mem_flags::mem_threadgroup); }
+FN void frag_zero(OWN FragD &d) {
+  UNROLL for (uint32_t i = 0; i < 2; ++i) d.m[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+}
+FN void frag_values(OWN FragD &d, TG float *memory, uint32_t lane, OWN float *v) {
+  UNROLL for (uint32_t i = 0; i < 2; ++i) simdgroup_store(d.m[i], memory + 64 * i, 8);
+  frag_sync();
+  UNROLL for (uint32_t i = 0; i < 4; ++i) v[i] = memory[frag_row(lane, i) * 8 + frag_column(lane, i)];
+  frag_sync();
+}
+FN void frag_load_a(OWN FragA &a, TG const Quad *rows, uint32_t stride, uint32_t) {
+  UNROLL for (uint32_t i = 0; i < 4; ++i)
+    simdgroup_load(a.m[i], (TG const half *)(rows + i % 2 * 8 * stride + i / 2), stride * 8);
+}
+template <class T> FN void frag_load_b(OWN FragB<T> &b, TG const Quad *rows, uint32_t stride, uint32_t) {
+  UNROLL for (uint32_t i = 0; i < 2; ++i)
+    simdgroup_load(b.m[i], (TG const typename T::value *)(rows + i), stride * 8, ulong2(0), true);
+}
+FN void frag_b_columns(OWN FragB<Half> &b, OWN FragB<Half> &next, TG const Quad *rows, uint32_t stride, uint32_t) {
+  UNROLL for (uint32_t i = 0; i < 2; ++i) {
+    simdgroup_load(b.m[i], (TG const half *)(rows + i * 8 * stride), stride * 8);
+    simdgroup_load(next.m[i], (TG const half *)(rows + i * 8 * stride + 1), stride * 8);
   }
 }
-FN void frag_b_columns(OWN FragB &b, OWN FragB &next, TG const Quad *rows, uint32_t stride, uint32_t lane) {
-  TG const uint16_t *at = (TG const uint16_t *)rows + lane % 4 * 2 * stride * 8 + lane / 4;
-  UNROLL for (uint32_t i = 0; i < 2; ++i) {
-    TG const uint16_t *low = at + i * 64 * stride;
-    b.r[i] = uint32_t(low[8 * stride]) << 16 | low[0];
-    next.r[i] = uint32_t(low[8 * stride + 8]) << 16 | low[8];
+FN void frag_set_a(OWN FragA &a, TG float *memory, uint32_t lane, OWN const uint32_t *pairs) {
+  UNROLL for (uint32_t i = 0; i < 4; ++i)
+    ((TG uint32_t *)memory)[(lane / 4 + i % 2 * 8) * 8 + i / 2 * 4 + lane % 4] = pairs[i];
+  frag_sync();
+  frag_load_a(a, (TG const Quad *)memory, 2, lane);
+  frag_sync();
+}
+// Only where a factor is not 1: that changes nothing.
+template <uint32_t n> FN void frag_scale_rows(OWN FragD *d, TG float *memory, uint32_t lane, OWN const float *factors) {
+  if (simd_max(factors[0] != 1.0f || factors[1] != 1.0f ? 1.0f : 0.0f) == 0.0f) return;
+  UNROLL for (uint32_t f = 0; f < n; ++f) {
+    float v[4];
+    frag_values(d[f], memory, lane, v);
+    UNROLL for (uint32_t i = 0; i < 4; ++i)
+      memory[frag_row(lane, i) * 8 + frag_column(lane, i)] = v[i] * factors[i / 2];
+    frag_sync();
+    UNROLL for (uint32_t i = 0; i < 2; ++i) simdgroup_load(d[f].m[i], memory + 64 * i, 8);
+    frag_sync();
   }
+}
+template <class T> FN void frag_mma(OWN FragD &d, OWN FragA &a, OWN FragB<T> &b) {
+  UNROLL for (uint32_t k = 0; k < 2; ++k)
+    UNROLL for (uint32_t i = 0; i < 2; ++i)
+      simdgroup_multiply_accumulate(d.m[i], a.m[2 * k + i], b.m[k], d.m[i]);
 }
 #endif

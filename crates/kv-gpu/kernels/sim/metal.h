@@ -13,8 +13,13 @@
 #define kernel static
 typedef unsigned int uint;
 typedef unsigned short ushort;
+typedef unsigned long ulong;
 struct uint3 {
   uint x, y, z;
+};
+struct ulong2 {
+  ulong x, y;
+  ulong2(ulong both) : x(both), y(both) {}
 };
 struct atomic_uint {
   uint value;
@@ -37,12 +42,6 @@ static inline float simd_max(float v) {
   for (float other : all) most = fmaxf(most, other);
   return most;
 }
-static inline uint simd_prefix_exclusive_sum(uint v) {
-  uint all[32], sum = 0;
-  sim::gather(v, all);
-  for (uint lane = 0; lane < (sim::block->tid & 31u); ++lane) sum += all[lane];
-  return sum;
-}
 static inline uint atomic_fetch_add_explicit(atomic_uint *at, uint v, memory_order) {
   uint before = at->value;
   at->value += v;
@@ -54,12 +53,87 @@ struct half {
   half() = default;
   operator float() const { return sim::half_float(bits); }
 };
+// As in Metal 3.1.
+#define __HAVE_BFLOAT__ 1
+struct bfloat {
+  uint16_t bits;
+  bfloat() = default;
+  operator float() const {
+    uint32_t u = uint32_t(bits) << 16;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+  }
+};
 template <class To, class From> static inline To as_type(From from) {
   static_assert(sizeof(To) == sizeof(From), "as_type changes no size");
   To to;
   memcpy(&to, &from, sizeof to);
   return to;
 }
+
+// A lane has two of a matrix's 64 values, by columns: which ones Metal does not say, and PTX has others.
+// `from` is the same in all lanes where they do the same with it.
+template <class T, int Columns, int Rows> struct simdgroup_matrix {
+  static_assert(Columns == 8 && Rows == 8, "matrices are 8 times 8");
+  T values[2];
+  uint32_t from;
+  simdgroup_matrix() { memset(this, 0xff, sizeof *this); }
+};
+typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
+typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
+static inline uint matrix_value(uint i) { return (sim::block->tid & 31u) + 32 * i; }
+// Where value i of this lane is, from the first of a matrix in memory on.
+static inline ulong matrix_offset(uint i, ulong elements_per_row, ulong2 origin, bool transpose) {
+  uint row = matrix_value(i) % 8, column = matrix_value(i) / 8;
+  if (origin.x || origin.y) sim::fail("the simulator knows no origin but 0");
+  return transpose ? column * elements_per_row + row : row * elements_per_row + column;
+}
+template <class T, int C, int R> static inline simdgroup_matrix<T, C, R> make_filled_simdgroup_matrix(T value) {
+  simdgroup_matrix<T, C, R> d;
+  d.values[0] = d.values[1] = value;
+  d.from = 0;
+  return d;
+}
+// No lane waits for others here: what they have not written yet is not loaded.
+template <class T>
+static inline void simdgroup_load(simdgroup_matrix<T, 8, 8> &d, const T *src, ulong elements_per_row = 8,
+                                  ulong2 origin = 0, bool transpose = false) {
+  for (uint i = 0; i < 2; ++i) d.values[i] = src[matrix_offset(i, elements_per_row, origin, transpose)];
+  d.from = uint32_t(uintptr_t(src)) * 31 + uint32_t(elements_per_row) * 2 + transpose;
+}
+template <class T>
+static inline void simdgroup_store(simdgroup_matrix<T, 8, 8> a, T *dst, ulong elements_per_row = 8,
+                                   ulong2 origin = 0, bool transpose = false) {
+  for (uint i = 0; i < 2; ++i) dst[matrix_offset(i, elements_per_row, origin, transpose)] = a.values[i];
+}
+// d = a b + c
+template <class D, class A, class B>
+static inline void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8> &d, simdgroup_matrix<A, 8, 8> &a,
+                                                 simdgroup_matrix<B, 8, 8> &b, simdgroup_matrix<D, 8, 8> &c) {
+  struct Values {
+    A a[2];
+    B b[2];
+    uint32_t from;
+  };
+  Values mine, all[32];
+  memcpy(mine.a, a.values, sizeof mine.a);
+  memcpy(mine.b, b.values, sizeof mine.b);
+  mine.from = a.from * 31 + b.from;
+  sim::gather(mine, all);
+  for (const Values &lane : all)
+    if (lane.from != mine.from) sim::fail("lanes of a SIMD group multiply different matrices");
+  for (uint i = 0; i < 2; ++i) {
+    uint row = matrix_value(i) % 8, column = matrix_value(i) / 8;
+    D sum = c.values[i];
+    for (uint k = 0; k < 8; ++k) {
+      uint x = row + 8 * k, y = k + 8 * column;
+      sum += float(all[x % 32].a[x / 32]) * float(all[y % 32].b[y / 32]);
+    }
+    d.values[i] = sum;
+  }
+}
+#ifndef _LIBCPP_VERSION // its math.h has these for floats
 static inline float fma(float a, float b, float c) { return fmaf(a, b, c); }
 static inline float fmax(float a, float b) { return fmaxf(a, b); }
 static inline float fmin(float a, float b) { return fminf(a, b); }
@@ -70,6 +144,7 @@ static inline float log(float a) { return logf(a); }
 static inline float tanh(float a) { return tanhf(a); }
 static inline float rint(float a) { return rintf(a); }
 static inline float trunc(float a) { return truncf(a); }
+#endif
 } // namespace metal
 
 namespace sim {

@@ -2,18 +2,17 @@
 #![allow(clippy::unwrap_used)]
 
 use kv_core::backend::BackendError;
-use kv_gpu::sim::{Order, Sim};
+use kv_gpu::sim::{Dialect, Order, Sim};
 use kv_gpu::{Argument, Device, Region};
 
 /// Runs a kernel on one block, which takes `x`, gives as many values, and has so many waits and
 /// barriers.
 fn launch(
     kernel: &str,
-    order: Order,
+    sim: Sim,
     x: &[f32],
     waits_and_syncs: [u32; 2],
 ) -> Result<Vec<f32>, BackendError> {
-    let sim = Sim::new(order);
     let bytes = bytemuck::cast_slice(x);
     let buffers = [(); 2].map(|()| sim.allocate(bytes.len(), "values").unwrap());
     let [from, to] = [0, 1].map(|i| Region {
@@ -29,6 +28,11 @@ fn launch(
     Ok(y)
 }
 
+/// The simulators whose threads run in this order.
+fn dialects(order: Order) -> [Sim; 2] {
+    [Dialect::Cpp, Dialect::Metal].map(|dialect| Sim::new(order).with_dialect(dialect))
+}
+
 fn numbers(n: u8) -> Vec<f32> {
     (1..=n).map(f32::from).collect()
 }
@@ -40,7 +44,8 @@ fn asynchronous_copies_arrive_when_they_are_waited_for() {
     wanted[..256].rotate_left(4);
     wanted[256..].rotate_left(4);
     for order in [Order::Forward, Order::Reverse] {
-        let run = |waits, syncs| launch("check_copies", order, &x, [waits, syncs]).unwrap();
+        let run =
+            |waits, syncs| launch("check_copies", Sim::new(order), &x, [waits, syncs]).unwrap();
         assert_eq!(run(2, 1), wanted);
         // Without the last wait, the second group has not arrived, and the first one has.
         let partly = run(1, 1);
@@ -54,27 +59,38 @@ fn asynchronous_copies_arrive_when_they_are_waited_for() {
 
 #[test]
 fn fragments_multiply_what_all_threads_have_written() {
-    let x: Vec<f32> = (0..512).map(|i| (i * 7 % 23) as f32 - 9.0).collect();
+    let x: Vec<f32> = (0..768).map(|i| (i * 7 % 23) as f32 - 9.0).collect();
     let product = |i: usize| -> f32 {
         let terms = (0..16).map(|k| x[i / 16 * 16 + k] * x[256 + k * 16 + i % 16]);
         terms.sum()
     };
-    let wanted: Vec<f32> = (0..256).map(product).collect();
+    let transposed = |i: usize| -> f32 {
+        let terms = (0..16).map(|k| x[i / 16 * 16 + k] * x[512 + i % 16 * 16 + k]);
+        terms.sum::<f32>() * if i < 128 { 2.0 } else { 3.0 }
+    };
+    let wanted: Vec<f32> = (0..256)
+        .map(product)
+        .chain((0..256).map(transposed))
+        .collect();
     for order in [Order::Forward, Order::Reverse] {
-        let run = |syncs| launch("check_fragments", order, &x, [0, syncs]).unwrap();
-        assert_eq!(run(1)[..256], wanted);
+        for sim in dialects(order) {
+            let y = launch("check_fragments", sim, &x, [0, 1]).unwrap();
+            assert_eq!(y[..512], wanted, "{sim:?}");
+        }
     }
     // The second warp is the first to run: without the barrier, it reads what is not yet written.
-    let reversed = launch("check_fragments", Order::Reverse, &x, [0, 0]).unwrap();
-    assert_ne!(reversed[..256], wanted);
+    for sim in dialects(Order::Reverse) {
+        let reversed = launch("check_fragments", sim, &x, [0, 0]).unwrap();
+        assert_ne!(reversed[..512], wanted, "{sim:?}");
+    }
 }
 
 #[test]
 fn threads_at_different_barriers_are_an_error() {
     let x = numbers(64);
-    for order in [Order::Forward, Order::Reverse] {
-        assert_eq!(launch("check_barrier", order, &x, [0, 1]).unwrap(), x);
-        let error = launch("check_barrier", order, &x, [0, 0]).unwrap_err();
+    for sim in [Order::Forward, Order::Reverse].map(dialects).concat() {
+        assert_eq!(launch("check_barrier", sim, &x, [0, 1]).unwrap(), x);
+        let error = launch("check_barrier", sim, &x, [0, 0]).unwrap_err();
         let text = error.to_string();
         assert!(
             text.contains("a barrier that not all threads reach"),
