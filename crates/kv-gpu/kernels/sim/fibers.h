@@ -6,6 +6,10 @@
 // of kernels.
 #ifndef CELLAR_SIM_FIBERS
 #define CELLAR_SIM_FIBERS
+#ifdef __APPLE__ // has ucontext.h only so
+#define _XOPEN_SOURCE 700
+#define _DARWIN_C_SOURCE 1
+#endif
 #include <cmath>
 #include <csetjmp>
 #include <cstdint>
