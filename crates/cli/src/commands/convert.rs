@@ -7,10 +7,11 @@ mod importance;
 mod mix;
 
 use std::io::Write;
+use std::num::NonZero;
+use std::panic::resume_unwind;
+use std::thread;
 
 use anyhow::Context;
-use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{Device, Tensor};
 use kv_core::block::{BlockFormat, quantize};
 use kv_core::weights::{Weight, WeightInfo};
 use model_core::gguf::{Announced, GgufWriter};
@@ -178,24 +179,34 @@ fn convert(
     Ok(Weight::new(name, shape, format, bytes.into())?)
 }
 
-/// Values in this format, all columns alike.
+/// Values in this format, all columns alike, on all cores.
 fn encode(values: &[f32], format: BlockFormat) -> anyhow::Result<Vec<u8>> {
-    let Some(of) = ggml_type(format) else {
-        return Ok(quantize(format, values)?);
-    };
-    let tensor = Tensor::from_slice(values, values.len(), &Device::Cpu)?;
-    Ok(QTensor::quantize(&tensor, of)?.data()?.into_owned())
+    let blocks = values.len().div_ceil(format.block_len());
+    let piece_len = blocks.div_ceil(n_threads()).max(1) * format.block_len();
+    in_pieces(values, piece_len, |piece| Ok(quantize(format, piece)?))
 }
 
-/// Formats that candle quantises, searching for scales; `kv-core` rounds to the others.
-fn ggml_type(format: BlockFormat) -> Option<GgmlDType> {
-    match format {
-        BlockFormat::Q3_K => Some(GgmlDType::Q3K),
-        BlockFormat::Q4_K => Some(GgmlDType::Q4K),
-        BlockFormat::Q5_K => Some(GgmlDType::Q5K),
-        BlockFormat::Q6_K => Some(GgmlDType::Q6K),
-        _ => None,
-    }
+fn n_threads() -> usize {
+    thread::available_parallelism().map_or(1, NonZero::get)
+}
+
+/// What `encode` makes of each piece of the values, one after the other; each has a thread.
+fn in_pieces(
+    values: &[f32],
+    piece_len: usize,
+    encode: impl Fn(&[f32]) -> anyhow::Result<Vec<u8>> + Sync,
+) -> anyhow::Result<Vec<u8>> {
+    let encode = &encode;
+    let pieces = thread::scope(|scope| {
+        let start = |piece| scope.spawn(move || encode(piece));
+        let running: Vec<_> = values.chunks(piece_len).map(start).collect();
+        let done = running.into_iter().map(|piece| match piece.join() {
+            Ok(done) => done,
+            Err(panic) => resume_unwind(panic),
+        });
+        done.collect::<anyhow::Result<Vec<Vec<u8>>>>()
+    })?;
+    Ok(pieces.concat())
 }
 
 #[cfg(test)]

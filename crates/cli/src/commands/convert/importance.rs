@@ -1,22 +1,17 @@
 //! `cellar convert --imatrix`: which importance each column of a matrix has, and quantization with
 //! it.
 //!
-//! Invariant: an importance matrix fits the model, or nothing is converted. K formats are quantized
-//! by candle, others by `kv-core`; both search for the scales of least weighted error.
+//! Invariant: an importance matrix fits the model, or nothing is converted.
 
-use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::thread;
 
-use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{Device, Tensor};
 use kv_core::block::{BlockFormat, quantize_weighted};
 use kv_core::weights::Weight;
 use model_core::gguf::Metadata;
 use model_core::imatrix::ImportanceMatrix;
 
-use super::ggml_type;
 use super::mix::NamedShape;
+use super::{in_pieces, n_threads};
 use crate::failure::warn;
 use crate::input;
 
@@ -149,7 +144,7 @@ fn takes_weights(format: BlockFormat) -> bool {
     use BlockFormat::*;
     matches!(
         format,
-        Q4_0 | Q4_1 | Q5_0 | Q5_1 | IQ4_NL | Q3_K | Q4_K | Q5_K | Q6_K
+        Q4_0 | Q4_1 | Q5_0 | Q5_1 | IQ4_NL | Q2_K | Q3_K | Q4_K | Q5_K | Q6_K
     )
 }
 
@@ -175,26 +170,16 @@ fn quantize_matrices(
     format: BlockFormat,
 ) -> anyhow::Result<Vec<u8>> {
     let n_matrices = (importance.len() / columns).max(1);
-    let n_threads = thread::available_parallelism().map_or(1, NonZero::get);
     let matrix_len = values.len() / n_matrices;
-    let piece_len = (matrix_len / columns).div_ceil(n_threads).max(1) * columns;
+    let piece_len = (matrix_len / columns).div_ceil(n_threads()).max(1) * columns;
     let mut bytes = Vec::new();
     for (values, importance) in values
         .chunks(matrix_len.max(1))
         .zip(importance.chunks_exact(columns))
     {
-        let pieces = thread::scope(|scope| {
-            let start = |values| scope.spawn(move || quantize_rows(values, importance, format));
-            let running: Vec<_> = values.chunks(piece_len).map(start).collect();
-            let done = running.into_iter().map(|piece| match piece.join() {
-                Ok(done) => done,
-                Err(panic) => std::panic::resume_unwind(panic),
-            });
-            done.collect::<anyhow::Result<Vec<Vec<u8>>>>()
-        })?;
-        pieces
-            .iter()
-            .for_each(|piece| bytes.extend_from_slice(piece));
+        bytes.extend(in_pieces(values, piece_len, |rows| {
+            quantize_rows(rows, importance, format)
+        })?);
     }
     Ok(bytes)
 }
@@ -205,22 +190,11 @@ fn quantize_rows(
     importance: &[f32],
     format: BlockFormat,
 ) -> anyhow::Result<Vec<u8>> {
-    let columns = importance.len();
-    if let Some(of) = ggml_type(format) {
-        return quantize_k(values, importance, of);
-    }
     let mut bytes = Vec::new();
-    for row in values.chunks_exact(columns) {
+    for row in values.chunks_exact(importance.len()) {
         bytes.extend(quantize_weighted(format, row, importance)?);
     }
     Ok(bytes)
-}
-
-fn quantize_k(values: &[f32], importance: &[f32], of: GgmlDType) -> anyhow::Result<Vec<u8>> {
-    let shape = (values.len() / importance.len(), importance.len());
-    let tensor = Tensor::from_slice(values, shape, &Device::Cpu)?;
-    let quantized = QTensor::quantize_imatrix(&tensor, importance, of)?;
-    Ok(quantized.data()?.into_owned())
 }
 
 #[cfg(test)]
@@ -298,7 +272,7 @@ mod tests {
             assert!(after < 0.95 * before, "{format}: {before} became {after}");
             n_formats += 1;
         }
-        assert_eq!(n_formats, 9);
+        assert_eq!(n_formats, 10);
     }
 
     /// Columns that were always 0 in the text, and matrices that saw none, give finite numbers near

@@ -1,16 +1,22 @@
 //! Encoding values into the simple block formats: for conversions, K/V rows and test data.
 //!
 //! One scale is chosen per block from its extreme values, as described at each function; there is
-//! no search for a better one, except with the importance of columns ([`quantize_weighted`]). The K
-//! formats and IQ4_XS cannot be written.
+//! no search for a better one, except for the K formats and with the importance of columns
+//! ([`quantize_weighted`]). IQ4_XS and MXFP4 cannot be written.
 
+mod fit;
+mod k_formats;
 mod weighted;
 
 use half::{bf16, f16};
 
 use super::{BlockFormat, IQ4_VALUES};
 
+use self::k_formats::{encode_q2_k, encode_q3_k, encode_q4_k, encode_q5_k, encode_q6_k};
 pub use weighted::quantize_weighted;
+
+/// The importance of values whose columns are all alike.
+const ALIKE: [f32; 256] = [1.0; 256];
 
 /// A row that cannot be encoded.
 #[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
@@ -55,7 +61,7 @@ pub enum QuantizeError {
 }
 
 /// Encodes `values` as whole blocks of `format`: `F32`, `F16`, `BF16`, `Q4_0`, `Q4_1`, `Q5_0`,
-/// `Q5_1`, `Q8_0` or `IQ4_NL`.
+/// `Q5_1`, `Q8_0`, `IQ4_NL` or a K format.
 ///
 /// # Errors
 /// [`QuantizeError`] for another format, or where the values are no whole number of blocks.
@@ -109,13 +115,14 @@ pub fn quantize_into(
         BlockFormat::Q5_1 => each_block(values, bytes, encode_q5_1),
         BlockFormat::Q8_0 => each_block(values, bytes, encode_q8_0),
         BlockFormat::IQ4_NL => each_block(values, bytes, encode_iq4_nl),
-        BlockFormat::Q2_K
-        | BlockFormat::Q3_K
-        | BlockFormat::Q4_K
-        | BlockFormat::Q5_K
-        | BlockFormat::Q6_K
-        | BlockFormat::IQ4_XS
-        | BlockFormat::MXFP4 => return Err(QuantizeError::Unsupported { format }),
+        BlockFormat::Q2_K => each_block(values, bytes, |v| encode_q2_k(v, &ALIKE)),
+        BlockFormat::Q3_K => each_block(values, bytes, |v| encode_q3_k(v, &ALIKE)),
+        BlockFormat::Q4_K => each_block(values, bytes, |v| encode_q4_k(v, &ALIKE)),
+        BlockFormat::Q5_K => each_block(values, bytes, |v| encode_q5_k(v, &ALIKE)),
+        BlockFormat::Q6_K => each_block(values, bytes, |v| encode_q6_k(v, &ALIKE)),
+        BlockFormat::IQ4_XS | BlockFormat::MXFP4 => {
+            return Err(QuantizeError::Unsupported { format });
+        }
     }
     Ok(())
 }
@@ -201,14 +208,14 @@ fn nearest_iq4(x: f32) -> u8 {
 }
 
 /// The value of largest magnitude, with its sign; the first of several.
-fn extreme(values: &[f32; 32]) -> f32 {
+fn extreme(values: &[f32]) -> f32 {
     values.iter().fold(
         0.0,
         |best: f32, &v| if v.abs() > best.abs() { v } else { best },
     )
 }
 
-fn bounds(values: &[f32; 32]) -> (f32, f32) {
+fn bounds(values: &[f32]) -> (f32, f32) {
     values
         .iter()
         .fold((f32::INFINITY, f32::NEG_INFINITY), |(lo, hi), &v| {
@@ -221,6 +228,16 @@ fn bounds(values: &[f32; 32]) -> (f32, f32) {
 fn representable(d: f32) -> f32 {
     let largest = f16::MAX.to_f32();
     d.clamp(-largest, largest)
+}
+
+/// A scale as it reads back.
+fn stored(d: f32) -> f32 {
+    f16::from_f32(representable(d)).to_f32()
+}
+
+fn mean_square(values: &[f32]) -> f32 {
+    let sum: f32 = values.iter().map(|x| x * x).sum();
+    sum / values.len().max(1) as f32
 }
 
 /// `1 / d`, and 0 for a block of equal values, whose scale is 0.
@@ -279,11 +296,17 @@ mod tests {
             BlockFormat::Q5_1 => 0.53 / 31.0,
             // Half of the widest gap of the table is 12, and the scale is fitted.
             BlockFormat::IQ4_NL => 16.0 / 254.0,
+            // Half a step of the group, and the rounding of its scale.
+            BlockFormat::Q2_K => 0.5 / 3.0 + 0.5 / 15.0,
+            BlockFormat::Q3_K => 1.0 / 8.0 + 0.5 / 32.0,
+            BlockFormat::Q4_K => 0.5 / 15.0 + 0.5 / 63.0,
+            BlockFormat::Q5_K => 0.5 / 31.0 + 0.5 / 63.0,
+            BlockFormat::Q6_K => 1.0 / 64.0 + 0.5 / 128.0,
             _ => 0.6 / 254.0,
         }
     }
 
-    const WRITABLE: [BlockFormat; 9] = [
+    const WRITABLE: [BlockFormat; 14] = [
         BlockFormat::F32,
         BlockFormat::F16,
         BlockFormat::BF16,
@@ -293,11 +316,16 @@ mod tests {
         BlockFormat::Q5_1,
         BlockFormat::Q8_0,
         BlockFormat::IQ4_NL,
+        BlockFormat::Q2_K,
+        BlockFormat::Q3_K,
+        BlockFormat::Q4_K,
+        BlockFormat::Q5_K,
+        BlockFormat::Q6_K,
     ];
 
     #[test]
     fn what_is_written_reads_back_within_one_step() {
-        let values: Vec<f32> = (0..320)
+        let values: Vec<f32> = (0..768)
             .map(|i: i32| (i as f32 * 0.7).sin() * (1 + i / 32) as f32)
             .collect();
         for format in WRITABLE {
@@ -309,7 +337,8 @@ mod tests {
             );
             let mut read = vec![f32::NAN; values.len()];
             dequantize(format, &bytes, &mut read);
-            for (block, read) in values.chunks(32).zip(read.chunks(32)) {
+            let len = format.block_len().max(32);
+            for (block, read) in values.chunks(len).zip(read.chunks(len)) {
                 let largest = block.iter().fold(0.0f32, |m, v| m.max(v.abs()));
                 let worst = block
                     .iter()
@@ -326,8 +355,8 @@ mod tests {
     fn equal_values_and_zeros_survive() {
         for format in WRITABLE {
             for constant in [0.0f32, -2.0, 0.5] {
-                let bytes = quantize(format, &[constant; 32]).unwrap();
-                let mut read = [f32::NAN; 32];
+                let bytes = quantize(format, &[constant; 256]).unwrap();
+                let mut read = [f32::NAN; 256];
                 dequantize(format, &bytes, &mut read);
                 // A scale of 0.5 / 127 is not exact in half precision.
                 assert!(
@@ -342,21 +371,21 @@ mod tests {
     /// Values beyond the largest scale in half precision are clipped, and never become infinite.
     #[test]
     fn extremes_stay_finite() {
-        let mut mixed = [0.0f32; 32];
+        let mut mixed = [0.0f32; 256];
         mixed[3] = f32::MAX;
         mixed[9] = -1.0;
         let blocks = [
             mixed,
-            [f32::MAX; 32],
-            [f32::MIN; 32],
-            [1e-42; 32],
-            [-f32::MIN_POSITIVE; 32],
+            [f32::MAX; 256],
+            [f32::MIN; 256],
+            [1e-42; 256],
+            [-f32::MIN_POSITIVE; 256],
             std::array::from_fn(|i| if i % 2 == 0 { f32::MAX } else { f32::MIN }),
         ];
-        let quantised = WRITABLE.into_iter().filter(|f| f.block_len() == 32);
+        let quantised = WRITABLE.into_iter().filter(|f| f.block_len() > 1);
         for (format, values) in quantised.flat_map(|f| blocks.map(|b| (f, b))) {
             let bytes = quantize(format, &values).unwrap();
-            let mut read = [f32::NAN; 32];
+            let mut read = [f32::NAN; 256];
             dequantize(format, &bytes, &mut read);
             for (v, r) in values.iter().zip(read) {
                 assert!(r.is_finite(), "{format}: {v} became {r}");
