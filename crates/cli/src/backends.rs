@@ -24,7 +24,7 @@ pub(crate) enum BackendName {
     Cuda,
     /// Cellar's own kernels on the GPU of a Mac; never run on Apple hardware so far.
     Metal,
-    /// Plain candle operations on the CPU: the reference, slower.
+    /// Plain candle operations on the CPU: the reference, slower (cargo feature candle).
     Candle,
     /// The same on an NVIDIA GPU.
     #[cfg(feature = "candle-cuda")]
