@@ -3,7 +3,9 @@
 
 use kv_core::TokenId;
 use model_core::chat_template::{ChatMessage, ChatTemplate, GenerationPrompt, TemplateTokens};
+use model_core::message_ends::{beginnings, message_ends};
 use model_core::model_file::ModelFile;
+use model_core::tokenizer::EncodeOptions;
 
 use crate::error::Error;
 
@@ -16,6 +18,54 @@ pub fn render_chat(file: &ModelFile, messages: &[ChatMessage]) -> Result<Option<
     let Some(template) = file.chat_template()? else {
         return Ok(None);
     };
+    let template = ChatTemplate::new(template)?;
+    let prompt = GenerationPrompt::Add;
+    Ok(Some(render(file, &template, messages, prompt)?))
+}
+
+/// A chat as tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChatTokens {
+    /// The messages, with the beginning of an answer.
+    pub tokens: Vec<TokenId>,
+    /// After how many tokens some of the messages end: where other prompts are likely to part from it.
+    pub message_ends: Vec<usize>,
+}
+
+/// The same as tokens.
+///
+/// # Errors
+/// As [`render_chat`].
+pub fn chat_tokens(
+    file: &ModelFile,
+    messages: &[ChatMessage],
+) -> Result<Option<ChatTokens>, Error> {
+    let Some(template) = file.chat_template()? else {
+        return Ok(None);
+    };
+    let template = ChatTemplate::new(template)?;
+    let tokenizer = file.tokenizer();
+    let text = render(file, &template, messages, GenerationPrompt::Add)?;
+    let tokens = tokenizer.encode(&text, EncodeOptions::CHAT);
+    let roles = messages.iter().map(|message| message.role.as_str());
+    // A template may refuse the first messages without the others.
+    let beginnings = beginnings(roles).into_iter().filter_map(|n| {
+        let messages = messages.get(..n)?;
+        render(file, &template, messages, GenerationPrompt::Omit).ok()
+    });
+    let message_ends = message_ends(tokenizer, &tokens, beginnings);
+    Ok(Some(ChatTokens {
+        tokens,
+        message_ends,
+    }))
+}
+
+fn render(
+    file: &ModelFile,
+    template: &ChatTemplate,
+    messages: &[ChatMessage],
+    prompt: GenerationPrompt,
+) -> Result<String, Error> {
     let tokenizer = file.tokenizer();
     let ids = tokenizer.special_ids();
     let text_of = |id: Option<TokenId>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or("");
@@ -23,6 +73,5 @@ pub fn render_chat(file: &ModelFile, messages: &[ChatMessage]) -> Result<Option<
         bos: text_of(ids.bos),
         eos: text_of(ids.eos),
     };
-    let text = ChatTemplate::new(template)?.render(messages, GenerationPrompt::Add, tokens)?;
-    Ok(Some(text))
+    Ok(template.render(messages, prompt, tokens)?)
 }

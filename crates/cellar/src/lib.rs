@@ -49,7 +49,7 @@ pub use backends::{
     Activations, BackendKind, BackendMemory, BackendOptions, BackendWork, ComputeDevice,
     MemoryPlace, Repack, backend_devices, open_backend, plan_backend_memory, program_capacities,
 };
-pub use chat::render_chat;
+pub use chat::{ChatTokens, chat_tokens, render_chat};
 pub use choice::{
     Choice, DEVICE_RESERVE, DeviceNeeds, DeviceShortage, ModelWork, choose_backend, device_needs,
     largest_device_n_ctx, weight_shapes,

@@ -21,8 +21,6 @@ fn trace(folder: &tempfile::TempDir) -> String {
         "300",
         "--parallel",
         "1",
-        "--prefixes",
-        "4",
         "--temp",
         "0",
         "-f",

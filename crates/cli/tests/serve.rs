@@ -276,22 +276,22 @@ fn cached_prefixes_outlive_the_server() {
     let keys = dir.path().join("keys");
     std::fs::write(&keys, "first\nsecond\n").unwrap();
     let cache = dir.path().join("cache");
-    let args = |more: &[&'static str]| {
+    let args = |n_ctx: &'static str, more: &[&'static str]| {
         let own = [
             "--save-cache",
             cache.to_str().unwrap(),
             "--api-key-file",
             keys.to_str().unwrap(),
         ];
-        let args = own
-            .iter()
-            .chain(["-c", "600", "--parallel", "2"].iter().chain(more));
+        let sizes = ["-c", n_ctx, "--parallel", "2"];
+        let args = own.iter().chain(sizes.iter().chain(more));
         args.map(|&arg| arg.to_owned()).collect::<Vec<String>>()
     };
-    let start = |more: &[&'static str]| {
-        let args = args(more);
+    let start_with = |n_ctx, more: &[&'static str]| {
+        let args = args(n_ctx, more);
         Server::start(&args.iter().map(String::as_str).collect::<Vec<_>>())
     };
+    let start = |more: &[&'static str]| start_with("600", more);
     let prompt = "Once upon a time there was a little girl named Lily. ".repeat(8);
     let other = format!("{prompt}The dog");
 
@@ -323,7 +323,7 @@ fn cached_prefixes_outlive_the_server() {
     assert_eq!(server.terminate(), Some(0));
 
     // A memory with less room takes what fits.
-    let server = start(&["--prefixes", "0"]);
+    let server = start_with("200", &[]);
     let log = server.log.join("\n");
     assert!(log.contains("restored"), "{log}");
     drop(server);

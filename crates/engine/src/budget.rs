@@ -6,6 +6,7 @@
 use kv_core::backend::DeviceMemory;
 use kv_core::memory_plan::MemoryPlan;
 use model_core::architecture::Model;
+use scheduler::RowBytes;
 
 use crate::config::{ConfigError, EngineConfig, MAX_N_CTX, MemoryBudget, Settings};
 
@@ -16,6 +17,29 @@ impl Settings {
     /// What the rows take, line by line.
     pub fn memory_plan(&self) -> MemoryPlan {
         MemoryPlan::with_snapshots(&self.layout, self.n_snapshot_rows())
+    }
+
+    /// What a row of each kind takes, over all layers.
+    pub fn row_bytes(&self) -> RowBytes {
+        let mut cells = Vec::new();
+        let mut of_states = 0;
+        for rows in self.memory_plan().rows() {
+            let Some(part) = rows.part else {
+                of_states += rows.bytes() as u64;
+                continue;
+            };
+            let part = part.as_usize();
+            if cells.len() <= part {
+                cells.resize(part + 1, 0);
+            }
+            cells[part] += rows.row_bytes as u64;
+        }
+        let (_, memory) = self.memory_config();
+        let n_rows = memory.n_state_rows() as u64;
+        RowBytes {
+            cells,
+            state: Some(of_states / n_rows.max(1)),
+        }
     }
 
     /// Cells of all parts.

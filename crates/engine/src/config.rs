@@ -60,6 +60,11 @@ pub struct EngineConfig {
     /// [`Service`](crate::serve::Service) runs so many requests at once, and keeps cached prefixes
     /// in the other sequences.
     pub n_active: Option<u32>,
+    /// Bytes that cached prefixes of a [`Service`](crate::serve::Service) may take: the rows that no
+    /// request has, of KV, windows and states together. So many are allocated in addition, as windows and
+    /// states of further sequences ([`Streams::PerSequence`]: as further sequences). `None` allocates
+    /// nothing, and leaves them all that requests do not need.
+    pub prefix_bytes: Option<u64>,
     /// Programs that are kept; the least recently used one makes room for a new one. One serves
     /// ubatches of many shapes where the backend can run it so
     /// ([`Backend::program_capacities`](kv_core::backend::Backend::program_capacities)), else of one.
@@ -294,14 +299,18 @@ pub struct Settings {
     pub output: OutputKind,
     /// How attention is computed.
     pub attention: AttentionMode,
+    /// Bytes that cached prefixes may take, see [`EngineConfig::prefix_bytes`].
+    pub prefix_bytes: Option<u64>,
     layers: LayerMap,
     memory: MemoryConfig,
+    n_active: u32,
 }
 
 impl Settings {
-    /// Sequences that grow at the same time, see [`EngineConfig::n_active`].
+    /// Sequences that grow at the same time, see [`EngineConfig::n_active`]: without those for whose
+    /// windows and states there is room so that they are cached.
     pub fn n_active(&self) -> u32 {
-        self.memory.n_active()
+        self.n_active
     }
 }
 
@@ -318,6 +327,7 @@ impl Default for EngineConfig {
             attention: AttentionMode::Fused,
             n_snapshots: 0,
             n_active: None,
+            prefix_bytes: None,
             n_programs: 8,
             budget: MemoryBudget::Device,
         }
@@ -342,12 +352,47 @@ impl EngineConfig {
     /// # Errors
     /// As [`EngineConfig::settings`].
     pub fn sizes(&self, model: &dyn Model) -> Result<Settings, ConfigError> {
-        let memory = self.memory(model)?;
+        let sizes = self.sizes_with_room(model, 0)?;
+        let Some(prefix_bytes) = self.prefix_bytes else {
+            return Ok(sizes);
+        };
+        let bytes = |n_more| {
+            let sizes = self.sizes_with_room(model, n_more);
+            sizes.map_or(u64::MAX, |sizes| sizes.memory_bytes())
+        };
+        let n_seqs = self.n_seqs;
+        let most = match self.streams {
+            Streams::Shared => n_seqs.saturating_sub(sizes.n_active),
+            Streams::PerSequence => (MAX_SEQS as u32).saturating_sub(n_seqs),
+        };
+        let limit = sizes.memory_bytes().saturating_add(prefix_bytes);
+        let largest = partition_point(most, |n_more| bytes(n_more) <= limit);
+        // What costs nothing brings nothing.
+        let largest_bytes = bytes(largest);
+        let n_more = partition_point(largest, |n_more| bytes(n_more) < largest_bytes);
+        let is_less = bytes(n_more) < largest_bytes;
+        self.sizes_with_room(model, n_more + u32::from(is_less))
+    }
+
+    /// The same with room for the windows and states of so many cached prefixes.
+    fn sizes_with_room(&self, model: &dyn Model, n_more: u32) -> Result<Settings, ConfigError> {
+        let own = self.memory(model)?;
+        let mut memory = own;
+        if n_more > 0 {
+            memory.n_active = Some(own.n_active() + n_more);
+            if own.streams == Streams::PerSequence {
+                memory.n_seqs += n_more;
+            }
+        }
         let rows = RowCounts {
             cells: memory.cells_per_part(model.layers())?,
             states: memory.n_state_rows(),
         };
-        self.settings_with(model, memory, &rows)
+        let settings = self.settings_with(model, memory, &rows)?;
+        Ok(Settings {
+            n_active: own.n_active(),
+            ..settings
+        })
     }
 
     /// The settings for a memory of the caller's, which says itself how many rows it needs.
@@ -364,6 +409,7 @@ impl EngineConfig {
             n_seqs: memory.n_seqs(),
             n_snapshots: 0,
             n_active: None,
+            prefix_bytes: None,
             ..self.clone()
         };
         let settings = config.settings_with(model, config.memory(model)?, &memory.n_rows())?;
@@ -409,7 +455,7 @@ impl EngineConfig {
             n_ubatch: memory.n_ubatch,
             rules: BatchRules {
                 n_batch: self.n_batch,
-                n_seqs: self.n_seqs,
+                n_seqs: memory.n_seqs,
                 n_vocab: count("vocabulary", model.vocab_size())?,
                 n_embd: count("embedding width", model.embedding_dim())?,
             },
@@ -418,7 +464,9 @@ impl EngineConfig {
             n_programs: self.n_programs,
             output: model.output(),
             attention: self.attention,
+            prefix_bytes: self.prefix_bytes,
             layers: model.layers().clone(),
+            n_active: memory.n_active(),
             memory,
         })
     }
@@ -458,6 +506,19 @@ impl Settings {
     pub(crate) fn n_snapshot_rows(&self) -> usize {
         self.memory.n_snapshot_rows()
     }
+}
+
+/// The largest number up to `most` that is such, where all smaller ones are and 0 counts as such.
+fn partition_point(most: u32, is_such: impl Fn(u32) -> bool) -> u32 {
+    let (mut such, mut not) = (0, most + 1);
+    while not - such > 1 {
+        let middle = such + (not - such) / 2;
+        match is_such(middle) {
+            true => such = middle,
+            false => not = middle,
+        }
+    }
+    such
 }
 
 fn in_range(name: &'static str, got: usize, max: usize) -> Result<(), ConfigError> {

@@ -15,6 +15,7 @@ pub mod hf;
 pub mod hyperparameters;
 pub mod imatrix;
 mod map;
+pub mod message_ends;
 pub mod model_file;
 pub mod sentence;
 pub mod tokenizer;

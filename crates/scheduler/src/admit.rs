@@ -8,11 +8,12 @@ use kv_core::{Pos, PosRange, SeqId};
 
 use crate::event::Outcome;
 use crate::note::Note;
-use crate::prefix::{Holder, Line, Match, Missed, PrefixUse, Reuse, Source, copy};
+use crate::prefix::{Holder, Line, MIN_REUSED, Missed, PrefixUse, Reuse, Source, copy};
 use crate::queue::Rank;
 use crate::request::{Micros, RequestId};
 use crate::room::{Need, Trunk, demands};
 use crate::scheduler::Scheduler;
+use crate::share::MIN_GAIN;
 use crate::state::{RequestState, Running};
 
 /// What came of admitting the next request.
@@ -36,6 +37,8 @@ struct Place {
     /// Who has these tokens, and in whose cells they are.
     from: Option<(Holder, Trunk)>,
     missed: Option<Missed>,
+    /// How many tokens it has in common with what is cached, or was.
+    n_common: usize,
 }
 
 impl Scheduler {
@@ -76,7 +79,7 @@ impl Scheduler {
                 return victim.map_or(Admission::Full, Admission::Preempt);
             }
             let Some(seq) = place.seq else {
-                return match self.cache.lines().is_empty() {
+                return match self.cache.is_empty() {
                     true => Admission::Full,
                     false => Admission::Evict,
                 };
@@ -106,6 +109,7 @@ impl Scheduler {
             edit,
             from,
             missed,
+            n_common,
             ..
         } = place;
         match edit {
@@ -122,7 +126,6 @@ impl Scheduler {
         self.free.retain(|&free| free != seq);
         self.edits.extend(edit);
         let is_first = !std::mem::replace(&mut request.was_admitted, true);
-        let n_prompt = request.n_prompt;
         let mut checkpoints = Vec::new();
         if is_first {
             self.counters.n_prompt_tokens += request.tokens.len() as u64;
@@ -130,10 +133,7 @@ impl Scheduler {
             if matches!(from, Some((Holder::Running, _))) {
                 self.counters.n_shared_tokens += n_done as u64;
             }
-            // So that the same prompt finds it again.
-            if self.room.is_cut_only_at_ends() && n_prompt > n_done + 1 {
-                checkpoints.push(n_prompt - 1);
-            }
+            checkpoints = self.checkpoints(&request, n_done, n_common);
         }
         let trunk = match from {
             Some((_, trunk)) => trunk,
@@ -179,6 +179,7 @@ impl Scheduler {
             edit: None,
             from: None,
             missed,
+            n_common: 0,
         };
         let salt = match request.prefix {
             PrefixUse::Within(salt) if self.config.prefix_cache.is_on() => salt,
@@ -192,11 +193,15 @@ impl Scheduler {
         };
         let is_refused = |source: &Source<'_>, n| memory.check(&edit(source, n)?).err();
         let running = self.running_sources(request.prefix);
-        let (found, missed) = self
+        let lookup = self
             .cache
             .find(&request.tokens, salt, now, running, is_refused);
-        let Some(Match { source, n_tokens }) = found else {
-            return nothing(missed);
+        let (missed, n_common) = (lookup.missed, lookup.n_common);
+        let Some((source, n_tokens)) = lookup.found else {
+            return Place {
+                n_common,
+                ..nothing(missed)
+            };
         };
         let own = match source.holder {
             Holder::Line => Some(source.seq),
@@ -208,7 +213,28 @@ impl Scheduler {
             edit: edit(&source, n_tokens),
             from: Some((source.holder, source.trunk.cut(n_tokens))),
             missed,
+            n_common,
         }
+    }
+
+    /// After how many of its tokens copies of a request are to be kept, where windows or states can only
+    /// be copied as they are: where its messages end, where it parts from what was computed before, and
+    /// one token before the end of its prompt, so that the same prompt finds it again.
+    fn checkpoints(&self, request: &RequestState, n_done: usize, n_common: usize) -> Vec<usize> {
+        let n_prompt = request.n_prompt;
+        if !self.room.is_cut_only_at_ends() || n_prompt <= n_done + 1 {
+            return Vec::new();
+        }
+        let mut checkpoints = vec![n_prompt - 1];
+        let is_apart = |a: usize, b: usize| a.abs_diff(b) >= MIN_GAIN;
+        // Each costs a copy, so of two that are close the first in this order is kept.
+        for place in std::iter::once(n_common).chain(request.checkpoints.iter().rev().copied()) {
+            let is_inside = place >= n_done + MIN_GAIN && place < n_prompt;
+            if is_inside && checkpoints.iter().all(|&other| is_apart(place, other)) {
+                checkpoints.push(place);
+            }
+        }
+        checkpoints
     }
 
     /// Requests that run at once, at most.
@@ -239,10 +265,8 @@ impl Scheduler {
         enough.then_some(victim.request.id)
     }
 
-    /// Where windows or states can only be copied as they are: keeps a copy of a request one token
-    /// before the end of its prompt, so that the same prompt finds it again, and where the prompts
-    /// of requests that wait for it part from it. Returns whether there is something to do before the
-    /// next step.
+    /// Keeps a copy of a request that is at one of its checkpoints, or where the prompts of requests that
+    /// wait for it part from it. Returns whether there is something to do before the next step.
     pub(crate) fn take_checkpoint(&mut self, now: Micros, memory: &Composite) -> bool {
         let is_due = |r: &Running| r.checkpoints.contains(&r.n_done);
         let Some(at) = self.running.iter().position(is_due) else {
@@ -254,21 +278,17 @@ impl Scheduler {
             self.running[at].pass_checkpoint();
             return true;
         };
-        let is_useless = tokens.len() < crate::prefix::MIN_REUSED
+        let is_useless = tokens.len() < MIN_REUSED
             || !self.config.prefix_cache.is_on()
-            || self
-                .cache
-                .lines()
-                .iter()
-                .any(|l| l.salt == salt && l.tokens == tokens);
+            || self.cache.has(tokens, salt);
         let edit = self
             .free
             .last()
             .map(|&to| copy(running.seq, to, tokens.len()));
         if is_useless || edit.is_none_or(|edit| memory.check(&edit).is_err()) {
-            let can_evict = !is_useless && edit.is_none() && !self.cache.lines().is_empty();
+            let can_evict = !is_useless && edit.is_none() && !self.cache.is_empty();
             match can_evict {
-                true => self.evict(now),
+                true => self.evict(now, memory),
                 false => self.running[at].pass_checkpoint(),
             }
             return true;
@@ -279,6 +299,7 @@ impl Scheduler {
             let line = Line::new(now, &self.running[at], to, salt);
             self.notes.push(line.cached());
             self.cache.insert(line);
+            self.budget_is_due = true;
         }
         true
     }

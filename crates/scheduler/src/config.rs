@@ -25,10 +25,13 @@ impl PrefixCaching {
 /// Which cached prefix is dropped first, where requests need its cells or its sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EvictionPolicy {
-    /// Segmented LRU: the oldest of those that were never used again, so that a scan over many
-    /// documents does not evict what conversations use; but where those that were are more than three
-    /// quarters, the oldest of these.
+    /// The one of least value: tokens that it saves for each byte that becomes free, times how often it
+    /// is expected to be used. Of those that were never used again, so that a scan over many documents
+    /// does not evict what conversations use; but where those that were are more than three quarters,
+    /// of these.
     #[default]
+    Value,
+    /// Segmented LRU: the same with the one that was not used for the longest time.
     SegmentedLru,
     /// The one that was not used for the longest time.
     Lru,
@@ -67,6 +70,10 @@ pub struct SchedulerConfig {
     pub prefix_cache: PrefixCaching,
     /// Which of them is dropped first.
     pub eviction: EvictionPolicy,
+    /// Bytes of rows that cached prefixes alone may have, as
+    /// [`Scheduler::with_row_bytes`](crate::Scheduler::with_row_bytes) counts them: KV rows, those of
+    /// windows, and states together. `None` for all that requests leave.
+    pub prefix_bytes: Option<u64>,
     /// Preempts a running request after every so many steps, to test that texts stay the same.
     pub preempt_every: Option<NonZeroU32>,
 }
@@ -95,7 +102,8 @@ impl SchedulerConfig {
             aging: Micros(30_000_000),
             headroom: 16,
             prefix_cache: PrefixCaching::On,
-            eviction: EvictionPolicy::SegmentedLru,
+            eviction: EvictionPolicy::Value,
+            prefix_bytes: None,
             preempt_every: None,
         }
     }

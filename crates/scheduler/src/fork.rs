@@ -169,8 +169,8 @@ impl Scheduler {
         let can_run = trunk.is_some();
         let edit = self.free.last().map(|&to| copy(from, to, n_prompt));
         let edit = edit.filter(|edit| memory.check(edit).is_ok());
-        if can_run && edit.is_none() && !self.cache.lines().is_empty() {
-            self.evict(now);
+        if can_run && edit.is_none() && !self.cache.is_empty() {
+            self.evict(now, memory);
             return true;
         }
         let Fork {

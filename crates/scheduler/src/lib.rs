@@ -56,6 +56,7 @@
 //!     prompt: (0..40).map(TokenId).collect(),
 //!     prefix: PrefixUse::Off,
 //!     prompt_rows: PromptRows::Last,
+//!     checkpoints: Vec::new(),
 //!     siblings: Vec::new(),
 //! };
 //! scheduler.handle(Micros(0), Event::Submit(request));
@@ -111,7 +112,7 @@ pub use event::{
     Work,
 };
 pub use note::{DropReason, Note};
-pub use prefix::{Missed, PrefixUse, Reuse, Salt};
+pub use prefix::{Missed, PrefixUse, Reuse, RowBytes, Salt};
 pub use request::{
     MAX_PROMPT_ROWS, Micros, Priority, PromptLimits, PromptRows, Request, RequestError, RequestId,
 };

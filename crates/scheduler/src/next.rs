@@ -11,6 +11,7 @@ use crate::admit::Admission;
 use crate::compose::{Composed, MIN_CHUNK, StepLimits, compose, step};
 use crate::event::{End, Feed, Outcome, Step, StepPlan, Work};
 use crate::note::DropReason;
+use crate::prefix::Line;
 use crate::request::{Micros, RequestId};
 use crate::scheduler::{Keep, Scheduler};
 use crate::state::{Fed, Running};
@@ -56,7 +57,7 @@ impl Scheduler {
             if !self.dropped.is_empty() || !self.edits.is_empty() {
                 return self.take_edits();
             }
-            if self.fork(now, memory, outcomes) {
+            if self.keep_budget(now, memory) || self.fork(now, memory, outcomes) {
                 continue;
             }
             match self.admit(now, memory, outcomes) {
@@ -67,7 +68,7 @@ impl Scheduler {
                     continue;
                 }
                 Admission::Evict => {
-                    self.evict(now);
+                    self.evict(now, memory);
                     continue;
                 }
             }
@@ -81,7 +82,7 @@ impl Scheduler {
             match self.find_step(memory) {
                 None => return Work::Idle,
                 Some(Found::Step(step)) => return self.begin(step),
-                Some(Found::Evict) => self.evict(now),
+                Some(Found::Evict) => self.evict(now, memory),
                 // Its cells are needed: nothing of it is kept.
                 Some(Found::Preempt(victim)) => {
                     outcomes.extend(self.preempt(now, victim, Keep::Nothing));
@@ -93,12 +94,34 @@ impl Scheduler {
         }
     }
 
-    pub(crate) fn evict(&mut self, now: Micros) {
-        if let Some(line) = self.cache.evict(now, self.config.eviction) {
-            self.counters.n_evicted += 1;
-            self.dropped.push(line.seq);
-            self.notes.push(line.dropped(now, DropReason::Evicted));
+    pub(crate) fn evict(&mut self, now: Micros, memory: &Composite) {
+        let weighing = self.weighing(memory);
+        let evicted = self.cache.evict(now, weighing);
+        self.drop_evicted(now, evicted);
+    }
+
+    fn drop_evicted(&mut self, now: Micros, evicted: Option<Line>) {
+        self.counters.n_evicted += u64::from(evicted.is_some());
+        self.drop_lines(now, evicted, DropReason::Evicted);
+    }
+
+    /// Evicts a prefix where all together have more bytes than they may. Returns whether it did.
+    fn keep_budget(&mut self, now: Micros, memory: &Composite) -> bool {
+        let Some(limit) = self.config.prefix_bytes else {
+            return false;
+        };
+        let is_due = std::mem::take(&mut self.budget_is_due);
+        if !is_due || self.cache.n_bytes(memory) <= limit {
+            return false;
         }
+        self.budget_is_due = true;
+        let weighing = self.weighing(memory);
+        // It would push all others out first.
+        match self.cache.evict_larger(now, limit, weighing) {
+            Some(larger) => self.drop_evicted(now, Some(larger)),
+            None => self.evict(now, memory),
+        }
+        true
     }
 
     /// What is to be done to the memory before the next step: copies, then the sequences
@@ -199,7 +222,7 @@ impl Scheduler {
                 n_prefill,
                 n_draft,
             } = compose(candidates, limits);
-            let has_cached = !self.cache.lines().is_empty();
+            let has_cached = !self.cache.is_empty();
             match self.plan(memory, feeds) {
                 Ok(planned) if !planned.is_in_pieces || (n_draft == 0 && !has_cached) => {
                     return Some(Found::Step(planned.step));

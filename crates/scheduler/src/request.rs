@@ -49,6 +49,9 @@ pub struct Request {
     pub prefix: PrefixUse,
     /// Which rows of its prompt are wanted.
     pub prompt_rows: PromptRows,
+    /// After so many tokens of the prompt others are likely to part from it: where messages end. Where
+    /// windows or states can only be copied as they are, a copy is kept there.
+    pub checkpoints: Vec<usize>,
     /// Further texts of the same prompt: requests of their own from its end on.
     pub siblings: Vec<RequestId>,
 }

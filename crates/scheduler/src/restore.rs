@@ -5,7 +5,7 @@
 use kv_core::memory::{Composite, Memory};
 use kv_core::{SeqId, TokenId};
 
-use crate::prefix::{Line, Salt};
+use crate::prefix::{Line, Salt, Weights};
 use crate::request::{Micros, RequestId};
 use crate::scheduler::Scheduler;
 
@@ -44,16 +44,18 @@ impl Scheduler {
             }
             let line = Line {
                 seq: prefix.seq,
-                tokens: prefix.tokens,
+                tokens: prefix.tokens.into(),
                 salt: prefix.salt,
                 request: prefix.request,
                 last_used: Micros(order),
                 n_hits: prefix.n_hits,
                 trunk: self.new_trunk(),
+                weights: Weights::default(),
             };
             self.notes.push(line.cached());
             self.cache.restore(line);
             n_restored += 1;
+            self.budget_is_due = true;
         }
         n_restored
     }

@@ -14,7 +14,7 @@ use crate::event::{End, Event, Outcome, RowReport, StepFailure};
 use crate::fork::Fork;
 use crate::note::{DropReason, Notes};
 use crate::pace::Pace;
-use crate::prefix::{Line, MIN_REUSED, PrefixCache, PrefixUse, Salt};
+use crate::prefix::{Cut, Line, MIN_REUSED, PrefixCache, PrefixUse, RowBytes, Salt, Weighing};
 use crate::queue::Queue;
 use crate::request::{Micros, Priority, PromptLimits, Request, RequestError, RequestId};
 use crate::room::Room;
@@ -36,6 +36,8 @@ pub struct Scheduler {
     /// Edits that come before the next step.
     pub(crate) edits: Vec<Edit>,
     pub(crate) cache: PrefixCache,
+    /// Cached prefixes may have more bytes than they may since the last step.
+    pub(crate) budget_is_due: bool,
     /// Texts that wait for a copy of their prompt, until the next step.
     pub(crate) forks: Vec<Fork>,
     /// The step that is being computed: tokens of each request.
@@ -109,6 +111,7 @@ impl Scheduler {
             dropped: Vec::new(),
             edits: Vec::new(),
             cache: PrefixCache::default(),
+            budget_is_due: false,
             forks: Vec::new(),
             in_flight: Vec::new(),
             rejected: Vec::new(),
@@ -121,6 +124,30 @@ impl Scheduler {
             notes: Notes::default(),
             pace: Pace::default(),
         })
+    }
+
+    /// The same for a memory whose rows have these sizes: they decide what cached prefixes are worth,
+    /// and how many [`SchedulerConfig::prefix_bytes`] are.
+    #[must_use]
+    pub fn with_row_bytes(mut self, row_bytes: RowBytes) -> Self {
+        self.cache.set_row_bytes(row_bytes);
+        self
+    }
+
+    /// Bytes of rows that cached prefixes alone have in the memory.
+    pub fn cached_bytes(&self, memory: &Composite) -> u64 {
+        self.cache.n_bytes(memory)
+    }
+
+    pub(crate) fn weighing<'a>(&self, memory: &'a Composite) -> Weighing<'a> {
+        Weighing {
+            policy: self.config.eviction,
+            cut: match self.room.is_cut_only_at_ends() {
+                true => Cut::AtEnds,
+                false => Cut::Anywhere,
+            },
+            memory,
+        }
     }
 
     /// Its limits.
@@ -177,7 +204,7 @@ impl Scheduler {
 
     /// The cached prefixes.
     pub fn cached(&self) -> impl Iterator<Item = CachedPrefix<'_>> {
-        self.cache.lines().iter().map(|line| CachedPrefix {
+        self.cache.lines().map(|line| CachedPrefix {
             seq: line.seq,
             salt: line.salt,
             request: line.request,
@@ -185,6 +212,12 @@ impl Scheduler {
             n_hits: line.n_hits,
             last_used: line.last_used,
         })
+    }
+
+    /// Whether it keeps copies at the checkpoints of requests: where cached prefixes can be cut anywhere,
+    /// none are needed.
+    pub fn keeps_checkpoints(&self) -> bool {
+        self.config.prefix_cache.is_on() && self.room.is_cut_only_at_ends()
     }
 
     /// What every prompt must comply with, whatever else is computed.
@@ -245,6 +278,7 @@ impl Scheduler {
             prompt,
             prefix,
             prompt_rows,
+            checkpoints,
             siblings,
         } = request;
         self.prompt_limits().check(&prompt)?;
@@ -270,6 +304,7 @@ impl Scheduler {
             n_prompt,
             prefix,
             prompt_rows,
+            checkpoints,
             siblings,
             group: None,
             tokens: prompt,
@@ -298,6 +333,7 @@ impl Scheduler {
     pub(crate) fn take_running(&mut self, id: RequestId, keep: Keep) -> Option<Running> {
         let at = self.running.iter().position(|r| r.request.id == id)?;
         let taken = self.running.remove(at);
+        self.budget_is_due = true;
         let tokens = taken.held();
         match (keep, taken.request.prefix) {
             (Keep::Prefix(now), PrefixUse::Within(salt))
@@ -340,16 +376,15 @@ impl Scheduler {
     fn is_cached(&self, tokens: &[TokenId], salt: Salt) -> bool {
         match self.room.is_cut_only_at_ends() {
             false => self.cache.covers(tokens, salt),
-            true => {
-                let mut lines = self.cache.lines().iter();
-                lines.any(|line| line.salt == salt && line.tokens == tokens)
-            }
+            true => self.cache.has(tokens, salt),
         }
     }
 
     fn step_done(&mut self, now: Micros, rows: &[RowReport]) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
         let capacity = self.capacity();
+        // States and windows that a request shared with a copy of it are the copy's when it has gone on.
+        self.budget_is_due |= self.room.is_cut_only_at_ends();
         for fed in std::mem::take(&mut self.in_flight) {
             let id = fed.request;
             let Some(at) = self.running.iter().position(|r| r.request.id == id) else {

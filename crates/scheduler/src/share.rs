@@ -19,7 +19,7 @@ use crate::scheduler::Scheduler;
 use crate::state::{RequestState, Running};
 
 /// So many tokens more are worth waiting for.
-const MIN_GAIN: usize = 16;
+pub(crate) const MIN_GAIN: usize = 16;
 
 /// What a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,6 +24,8 @@ pub(crate) struct RequestState {
     pub(crate) n_prompt: usize,
     pub(crate) prefix: PrefixUse,
     pub(crate) prompt_rows: PromptRows,
+    /// After so many tokens of its prompt others are likely to part from it.
+    pub(crate) checkpoints: Vec<usize>,
     /// Further texts of the prompt, until it is complete.
     pub(crate) siblings: Vec<RequestId>,
     /// The texts with which it shares the cells of its prompt, by the first of them.

@@ -50,6 +50,7 @@ fn script(n_prompt: u32, number: u32) -> Script {
         priority: Priority::Normal,
         prefix: PrefixUse::Off,
         prompt_rows: PromptRows::Last,
+        checkpoints: Vec::new(),
         max_tokens: 300,
         bad_row: None,
         is_poison: false,

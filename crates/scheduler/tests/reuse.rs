@@ -7,8 +7,8 @@ mod support;
 use kv_core::batch::BatchRules;
 use kv_core::{Pos, TokenId};
 use scheduler::{
-    Micros, Missed, PrefixCaching, PrefixUse, Priority, PromptRows, RequestId, Reuse, Salt,
-    SchedulerConfig,
+    Micros, Missed, PrefixCaching, PrefixUse, Priority, PromptRows, RequestId, Reuse, RowBytes,
+    Salt, SchedulerConfig,
 };
 use support::fake::N_VOCAB;
 use support::kinds::Kind;
@@ -36,6 +36,7 @@ fn script(prompt: Vec<TokenId>) -> Script {
         priority: Priority::Normal,
         prefix: PrefixUse::default(),
         prompt_rows: PromptRows::Last,
+        checkpoints: Vec::new(),
         max_tokens: 4,
         bad_row: None,
         is_poison: false,
@@ -92,9 +93,11 @@ fn a_conversation_computes_what_is_new() {
     for kind in Kind::ALL {
         let mut sim = simulator(kind, 6, 1200);
         let mut prompt = text(60, 1);
+        let mut n_new = 60;
         for turn in 0..10 {
             let n_known = prompt.len();
-            prompt.extend(text(20, 100 + turn));
+            prompt.extend(text(40, 100 + turn));
+            n_new += 40;
             let (id, reused) = run(&mut sim, script(prompt));
             let tokens = sim.tokens_of(id);
             if turn > 0 {
@@ -106,7 +109,79 @@ fn a_conversation_computes_what_is_new() {
             }
             prompt = tokens;
         }
+        let counters = sim.scheduler.counters();
+        let n_computed = counters.n_prompt_tokens - counters.n_reused_tokens;
+        assert!(
+            n_computed as f64 <= 1.05 * f64::from(n_new),
+            "{kind:?}: {n_computed} tokens of prompts for {n_new} new ones"
+        );
         sim.drain();
+    }
+}
+
+/// Where windows and states can only be copied as they are, the second prompt that parts from a first
+/// leaves a copy where it does, and the third finds it.
+#[test]
+fn a_third_prompt_finds_where_the_second_parted() {
+    for kind in Kind::ALL {
+        let mut sim = simulator(kind, 8, 1200);
+        let prompt = |own: u32| [text(100, 1), text(40, 1000 + own)].concat();
+        run(&mut sim, script(prompt(2)));
+        run(&mut sim, script(prompt(3)));
+        let (_, third) = run(&mut sim, script(prompt(4)));
+        assert!(third.n_tokens >= 100, "{kind:?}: {third:?}");
+        sim.drain();
+    }
+}
+
+/// A prompt that goes on otherwise after a message, finds the copy that was kept at its end.
+#[test]
+fn a_prompt_that_parts_at_the_end_of_a_message_finds_it() {
+    for kind in Kind::ALL {
+        let mut sim = simulator(kind, 8, 1200);
+        let messages = |last: u32| Script {
+            checkpoints: vec![60, 100],
+            ..script([text(60, 1), text(40, 500), text(40, last)].concat())
+        };
+        run(&mut sim, messages(1002));
+        let (_, edited) = run(&mut sim, messages(1003));
+        assert!(edited.n_tokens >= 100, "{kind:?}: {edited:?}");
+        let other = [text(60, 1), text(40, 600)].concat();
+        let (_, other) = run(&mut sim, script(other));
+        assert!(other.n_tokens >= 60, "{kind:?}: {other:?}");
+        sim.drain();
+    }
+}
+
+/// Cached prefixes have no more bytes than they may, all kinds of rows together.
+#[test]
+fn the_cache_stays_within_its_bytes() {
+    for kind in Kind::ALL {
+        for prefix_bytes in [0, 50, 8000] {
+            let rules = BatchRules {
+                n_batch: 64,
+                n_seqs: 12,
+                n_vocab: N_VOCAB,
+                n_embd: 8,
+            };
+            let config = SchedulerConfig {
+                prefix_bytes: Some(prefix_bytes),
+                ..SchedulerConfig::new(rules, 64, 4000)
+            };
+            let bytes = RowBytes {
+                cells: vec![20, 30],
+                state: Some(900),
+            };
+            let mut sim = Simulator::new(kind.memory(12, 1500), config).with_row_bytes(bytes);
+            for number in 2..14 {
+                run(&mut sim, script(text(40 + 3 * number, number)));
+            }
+            while sim.step() {}
+            let n_cached = sim.scheduler.cached().count();
+            assert_eq!(n_cached > 0, prefix_bytes == 8000, "{kind:?}: {n_cached}");
+            assert!(sim.scheduler.counters().n_evicted > 0, "{kind:?}");
+            sim.drain();
+        }
     }
 }
 
@@ -206,7 +281,7 @@ fn what_was_dropped_is_said() {
     let mut sim = simulator(Kind::Unified, 2, 300);
     run(&mut sim, script(text(100, 1)));
     for document in 0..4 {
-        run(&mut sim, script(text(200, 1000 + document)));
+        run(&mut sim, script(text(200, 1002 + document)));
     }
     let (_, got) = run(&mut sim, script(text(100, 1)));
     let Some(Missed::Evicted { age, common: 100 }) = got.missed else {

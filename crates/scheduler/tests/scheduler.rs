@@ -49,6 +49,7 @@ fn script(n_prompt: u32, salt: u32) -> Script {
         priority: Priority::Normal,
         prefix: PrefixUse::Off,
         prompt_rows: PromptRows::Last,
+        checkpoints: Vec::new(),
         max_tokens: 20,
         bad_row: None,
         is_poison: false,
@@ -81,6 +82,7 @@ fn request(id: u64, n_prompt: u32) -> Request {
         prompt: prompt(n_prompt, 3),
         prefix: PrefixUse::Off,
         prompt_rows: PromptRows::Last,
+        checkpoints: Vec::new(),
         siblings: Vec::new(),
     }
 }

@@ -40,6 +40,7 @@ fn script(n: u32, rest: u32, number: u32) -> Script {
         priority: Priority::Normal,
         prefix: PrefixUse::default(),
         prompt_rows: PromptRows::Last,
+        checkpoints: Vec::new(),
         max_tokens: 4,
         bad_row: None,
         is_poison: false,

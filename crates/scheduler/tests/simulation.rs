@@ -13,8 +13,8 @@ use kv_core::batch::BatchRules;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use scheduler::{
-    Counters, Micros, PrefixCaching, PrefixUse, Priority, PromptRows, RequestError, RequestId,
-    Salt, SchedulerConfig,
+    Counters, EvictionPolicy, Micros, PrefixCaching, PrefixUse, Priority, PromptRows, RequestError,
+    RequestId, RowBytes, Salt, SchedulerConfig,
 };
 use support::fake::N_VOCAB;
 use support::kinds::Kind;
@@ -58,6 +58,15 @@ fn config(rng: &mut ChaCha8Rng, n_seqs: u32) -> SchedulerConfig {
             0 => PrefixCaching::Off,
             _ => PrefixCaching::On,
         },
+        eviction: [
+            EvictionPolicy::Value,
+            EvictionPolicy::SegmentedLru,
+            EvictionPolicy::Lru,
+        ][below(rng, 3) as usize],
+        prefix_bytes: match below(rng, 3) {
+            0 => Some(u64::from(below(rng, 3000))),
+            _ => None,
+        },
         step_time: match below(rng, 3) {
             0 => None,
             _ => Some(Micros(u64::from(below(rng, 3000)))),
@@ -97,6 +106,9 @@ fn script(rng: &mut ChaCha8Rng, capacity: u32) -> Script {
             salt => PrefixUse::Within(Salt(u64::from(salt / 3))),
         },
         prompt_rows,
+        checkpoints: (0..below(rng, 4))
+            .map(|_| below(rng, n_prompt + 10) as usize)
+            .collect(),
         priority: [Priority::Batch, Priority::Normal, Priority::Interactive]
             [below(rng, 3) as usize],
         max_tokens: 1 + below(rng, 60) as usize,
@@ -141,7 +153,11 @@ fn run(kind: Kind, seed: u64) -> Counters {
     let n_seqs = 1 + below(&mut rng, 8);
     let n_cells = 16 + below(&mut rng, 240);
     let config = config(&mut rng, n_seqs);
-    let mut sim = Simulator::new(kind.memory(n_seqs, n_cells), config);
+    let row_bytes = RowBytes {
+        cells: vec![1 + u64::from(below(&mut rng, 30)), 5],
+        state: Some(u64::from(below(&mut rng, 500))),
+    };
+    let mut sim = Simulator::new(kind.memory(n_seqs, n_cells), config).with_row_bytes(row_bytes);
     let n_right = [8, 7, 4, 0][below(&mut rng, 4) as usize];
     if below(&mut rng, 3) > 0 {
         let rng = ChaCha8Rng::seed_from_u64(seed);

@@ -15,23 +15,21 @@ use engine::sampler::{SamplerConfig, Step};
 use engine::serve::{Choices, PrefixUse, Priority, TextRequest, TextStream, Usage};
 use engine::{CompletionOptions, FinishReason, Logprobs, TokenLogprobs};
 use kv_core::TokenId;
-use model_core::tokenizer::{DecodeFrom, DecodeStream, EncodeOptions, SpecialPieces, Tokenizer};
+use model_core::tokenizer::{DecodeFrom, DecodeStream, SpecialPieces, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::api::params::random_id;
 use crate::app::{Active, App};
 use crate::auth::Tenant;
 use crate::chat::{ChatSplitter, Part, ToolFormat};
+use crate::encode::encode;
 use crate::error::ApiError;
-use crate::fim::{self, Gap};
+use crate::fim::Gap;
 use crate::model::ServedModel;
 use crate::models::ModelInUse;
 
 /// The largest schema that is compiled, in bytes.
 const MAX_SCHEMA: usize = 1 << 18;
-
-/// Tokens that are left to what fills a gap, where a request gives no number.
-const GAP_TOKENS: usize = 256;
 
 /// What is to be continued.
 #[derive(Clone, Debug)]
@@ -314,52 +312,21 @@ impl App {
     }
 }
 
-/// A prompt as the model reads it.
-struct Encoded {
-    tokens: Vec<TokenId>,
-    /// What the template made of messages.
-    rendered: Option<String>,
-}
-
-/// Encodes a prompt, whose answer may have so many tokens.
-fn encode(
-    model: &ServedModel,
-    prompt: Prompt,
-    max_tokens: Option<usize>,
-) -> Result<Encoded, ApiError> {
-    let (tokens, rendered) = match prompt {
-        Prompt::Text(text) => (model.tokenizer().encode(&text, EncodeOptions::PROMPT), None),
-        Prompt::Tokens(tokens) => (tokens, None),
-        Prompt::Gap(gap) => {
-            let limit = model.service()?.prompt_limits().n_tokens;
-            let n_answer = max_tokens.unwrap_or(GAP_TOKENS).min(limit / 2);
-            let tokens = fim::prompt(model.tokenizer(), &gap, limit - n_answer);
-            (tokens.ok_or_else(|| model.has_no_gaps())?, None)
-        }
-        Prompt::Chat(chat) => {
-            let text = model.render(&chat)?;
-            let tokens = model.tokenizer().encode(&text, EncodeOptions::CHAT);
-            (tokens, Some(text))
-        }
-    };
-    Ok(Encoded { tokens, rendered })
-}
-
 fn prepare(
     model: &ServedModel,
     tenant: Tenant,
     request: GenerateRequest,
 ) -> Result<Prepared, ApiError> {
-    let Encoded { tokens, rendered } = encode(model, request.prompt, request.max_tokens)?;
+    let encoded = encode(model, request.prompt, request.max_tokens)?;
+    let checkpoints = encoded.checkpoints(model)?;
+    let rendered = encoded.rendered();
     let grammar = match request.constraint {
         Some(constraint) => Some(compile(model, constraint)?),
         None => None,
     };
     let text = |_| PreparedText {
         step: grammar.as_ref().map(Grammar::step),
-        splitter: rendered
-            .as_ref()
-            .and_then(|text| splitter_of(model, text, request.output.clone())),
+        splitter: rendered.and_then(|text| splitter_of(model, text, request.output.clone())),
     };
     let texts: Vec<PreparedText> = (0..request.choices.n_computed().get()).map(text).collect();
     let first = texts.first().and_then(|text| text.splitter.as_ref());
@@ -369,9 +336,10 @@ fn prepare(
         wanted => wanted,
     };
     let request = TextRequest {
-        prompt: tokens,
+        prompt: encoded.tokens,
         priority: request.priority,
         prefix: PrefixUse::Within(tenant.salt(request.cache_salt.as_deref())),
+        checkpoints,
         options: CompletionOptions {
             sampler: request.sampler,
             n_predict: request.max_tokens,

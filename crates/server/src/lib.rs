@@ -36,6 +36,7 @@ mod app;
 mod auth;
 mod chat;
 mod conversations;
+mod encode;
 mod error;
 mod fim;
 mod generate;

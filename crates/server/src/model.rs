@@ -16,6 +16,7 @@ use kv_core::backend::BoxedBackend;
 use model_core::chat_template::{
     ChatTemplate, ChatTemplateError, GenerationPrompt, TemplateTokens,
 };
+use model_core::message_ends::{beginnings, message_ends};
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::Tokenizer;
 use serde_json::Value;
@@ -295,18 +296,46 @@ impl ServedModel {
                 ..ApiError::invalid_param("messages", message)
             });
         };
+        Ok(self.render_with(template, source, chat, GenerationPrompt::Add)?)
+    }
+
+    /// After how many of these tokens, which are those of the chat, some of its messages end.
+    pub(crate) fn message_ends(&self, chat: &ChatPrompt, tokens: &[TokenId]) -> Vec<usize> {
+        let Some((source, template)) = &self.template else {
+            return Vec::new();
+        };
+        let roles = chat.messages.iter().map(|message| message["role"].as_str());
+        let beginnings = beginnings(roles.map(Option::unwrap_or_default));
+        // A template may refuse the first messages without the others.
+        let texts = beginnings.into_iter().filter_map(|n| {
+            let first = ChatPrompt {
+                messages: chat.messages.get(..n)?.to_vec(),
+                variables: chat.variables.clone(),
+            };
+            let text = self.render_with(template, source, &first, GenerationPrompt::Omit);
+            text.ok()
+        });
+        message_ends(&self.tokenizer, tokens, texts)
+    }
+
+    fn render_with(
+        &self,
+        template: &ChatTemplate,
+        source: &str,
+        chat: &ChatPrompt,
+        prompt: GenerationPrompt,
+    ) -> Result<String, ChatTemplateError> {
         let ids = self.tokenizer.special_ids();
         let text_of = |id: Option<TokenId>| id.and_then(|id| self.tokenizer.token_text(id));
         let tokens = TemplateTokens {
             bos: text_of(ids.bos).unwrap_or_default(),
             eos: text_of(ids.eos).unwrap_or_default(),
         };
-        let prompt = GenerationPrompt::Add;
         let messages: Cow<'_, [Value]> = match source.contains("message.thinking") {
             true => Cow::Owned(with_thinking(&chat.messages)),
             false => Cow::Borrowed(&chat.messages),
         };
-        Ok(template.render_json(&messages, &chat.variables, prompt, tokens)?)
+        template.render_json(&messages, &chat.variables, prompt, tokens)
     }
 
     /// The compiler of schemas for its tokens; made once, in time proportional to the vocabulary.

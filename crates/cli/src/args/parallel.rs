@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use clap::ArgAction;
+use clap::{ArgAction, ValueEnum};
 use engine::EngineConfig;
-use engine::serve::{PrefixCaching, ServiceConfig};
+use engine::serve::{EvictionPolicy, PrefixCaching, ServiceConfig};
 use kv_core::memory::Streams;
 
+use super::byte_size::ByteSize;
 use super::{count, count_or_none};
 
 /// How many requests run at once, and what is kept of those that have ended.
@@ -24,32 +25,56 @@ pub(crate) struct ParallelArgs {
     /// 0 for any time [default: 200 to serve, 0 for a batch]
     #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = count_or_none())]
     pub(crate) step_ms: Option<u32>,
-    /// Prefixes that are kept of requests that have ended, at most, where there is room
-    #[arg(long, value_name = "N", default_value_t = 128,
-          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=2048))]
-    pub(crate) prefixes: u32,
-    /// Prefixes for whose sliding windows and recurrent states there is room even while --parallel
-    /// requests run
-    #[arg(long, value_name = "N", default_value_t = 0,
-          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=1024))]
-    pub(crate) prefix_room: u32,
+    /// Bytes that cached prefixes may take, in KV rows, sliding windows and recurrent states together; so
+    /// much is allocated in addition, for their windows and states [default: what requests leave]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) prefix_memory: Option<ByteSize>,
+    /// Which cached prefix makes room
+    #[arg(long, value_name = "POLICY", value_enum, default_value_t = EvictionName::Value)]
+    pub(crate) eviction: EvictionName,
     /// Compute every prompt anew, also where others share its prefix
-    #[arg(long, action = ArgAction::SetTrue, conflicts_with_all = ["prefixes", "prefix_room"])]
+    #[arg(long, action = ArgAction::SetTrue, conflicts_with_all = ["prefix_memory", "eviction"])]
     pub(crate) no_prefix_cache: bool,
+}
+
+/// Sequences that hold cached prefixes while all requests run. Each is an id and costs nothing; what
+/// limits prefixes is their bytes.
+const PREFIX_SEQS: u32 = 256;
+
+/// Which cached prefix makes room for others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EvictionName {
+    /// The one that saves the fewest tokens for its bytes and is the least likely to be used again; one
+    /// that was used again only where most were
+    Value,
+    /// The oldest that was never used again, or where most were, the oldest of these
+    Slru,
+    /// The oldest
+    Lru,
+}
+
+impl EvictionName {
+    pub(crate) fn policy(self) -> EvictionPolicy {
+        match self {
+            Self::Value => EvictionPolicy::Value,
+            Self::Slru => EvictionPolicy::SegmentedLru,
+            Self::Lru => EvictionPolicy::Lru,
+        }
+    }
 }
 
 impl ParallelArgs {
     /// The engine with a sequence for each request and each prefix.
     pub(crate) fn engine_config(&self, config: EngineConfig) -> EngineConfig {
         let n_prefixes = match (self.no_prefix_cache, config.streams) {
-            (false, Streams::Shared) => self.prefixes.max(self.prefix_room),
+            (false, Streams::Shared) => PREFIX_SEQS,
             // Every sequence would have cells of its own.
-            (false, Streams::PerSequence) => self.prefix_room,
-            (true, _) => 0,
+            (false, Streams::PerSequence) | (true, _) => 0,
         };
         EngineConfig {
             n_seqs: self.parallel + n_prefixes,
-            n_active: Some(self.parallel + self.prefix_room),
+            n_active: Some(self.parallel),
+            prefix_bytes: self.prefix_memory.map(|size| size.0),
             ..config
         }
     }
@@ -65,6 +90,7 @@ impl ParallelArgs {
                 true => PrefixCaching::Off,
                 false => PrefixCaching::On,
             },
+            eviction: self.eviction.policy(),
             ..ServiceConfig::default()
         }
     }

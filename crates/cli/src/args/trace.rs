@@ -100,6 +100,8 @@ pub(crate) struct ReplayArgs {
 /// Which prefixes are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PolicyName {
+    /// The one that saves the fewest tokens for its bytes and is the least likely to be used again
+    Value,
     /// The oldest that were never used again, then the oldest
     Slru,
     /// The oldest
@@ -112,7 +114,7 @@ impl PolicyName {
     /// As a replay takes it.
     pub(crate) fn caching(self) -> PrefixCaching {
         match self {
-            Self::Slru | Self::Lru => PrefixCaching::On,
+            Self::Value | Self::Slru | Self::Lru => PrefixCaching::On,
             Self::Off => PrefixCaching::Off,
         }
     }
@@ -120,6 +122,7 @@ impl PolicyName {
     /// As a replay takes it; `None` where nothing is evicted.
     pub(crate) fn eviction(self) -> Option<EvictionPolicy> {
         match self {
+            Self::Value => Some(EvictionPolicy::Value),
             Self::Slru => Some(EvictionPolicy::SegmentedLru),
             Self::Lru => Some(EvictionPolicy::Lru),
             Self::Off => None,

@@ -65,7 +65,7 @@ impl Default for ServiceConfig {
             aging: Duration::from_secs(30),
             headroom: 16,
             prefix_cache: PrefixCaching::On,
-            eviction: EvictionPolicy::SegmentedLru,
+            eviction: EvictionPolicy::Value,
             preempt_every: None,
             excerpts: ExcerptLen::None,
         }
@@ -86,6 +86,7 @@ impl ServiceConfig {
             headroom: self.headroom,
             prefix_cache: self.prefix_cache,
             eviction: self.eviction,
+            prefix_bytes: settings.prefix_bytes,
             preempt_every: self.preempt_every,
             ..SchedulerConfig::new(rules, n_ubatch, settings.n_ctx)
         }

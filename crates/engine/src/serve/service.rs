@@ -44,6 +44,8 @@ pub struct TextRequest {
     /// With whom it shares cached prefixes: with all requests, unless they have other salts. With
     /// none where log probabilities of the prompt are wanted.
     pub prefix: PrefixUse,
+    /// After so many tokens of the prompt others are likely to part from it: where messages end.
+    pub checkpoints: Vec<usize>,
     /// How the text is chosen, and where it ends.
     pub options: CompletionOptions,
     /// Steps of the sampler before all others: a grammar, a bias.
@@ -102,6 +104,7 @@ pub struct Service<B: Backend> {
     tokenizer: Arc<Tokenizer>,
     limits: PromptLimits,
     draft_limit: Result<usize, SpeculationOff>,
+    keeps_checkpoints: bool,
     queue: Arc<QueueSize>,
     next_id: AtomicU64,
     step: Arc<StepGuests>,
@@ -208,7 +211,9 @@ impl<B: Backend> Service<B> {
         }
         let _removed = engine.clear();
         let queue_limits = config.scheduler(engine.settings());
-        let scheduler = Scheduler::new(queue_limits, engine.memory())?.with_notes();
+        let scheduler = Scheduler::new(queue_limits, engine.memory())?
+            .with_row_bytes(engine.settings().row_bytes())
+            .with_notes();
         if let Some(trace) = &mut trace {
             let begun = trace.begin(engine.settings(), &queue_limits);
             begun.map_err(|error| ServiceError::Trace {
@@ -220,6 +225,7 @@ impl<B: Backend> Service<B> {
         let fingerprint = engine.fingerprint().clone();
         let limits = scheduler.prompt_limits();
         let draft_limit = scheduler.draft_limit();
+        let keeps_checkpoints = scheduler.keeps_checkpoints();
         // Every request in the channel has a place in the queue; one command more saves or restores
         // prefixes, and one stops it.
         let (commands, received) = sync_channel(config.max_queued.saturating_add(2));
@@ -239,6 +245,7 @@ impl<B: Backend> Service<B> {
             tokenizer: Arc::clone(tokenizer),
             limits,
             draft_limit,
+            keeps_checkpoints,
             queue: Arc::new(QueueSize {
                 waiting: Mutex::default(),
                 limits: queue_limits,
@@ -280,6 +287,7 @@ impl<B: Backend> Service<B> {
             prompt,
             priority,
             prefix,
+            checkpoints,
             options,
             steps,
             speculation,
@@ -331,6 +339,7 @@ impl<B: Backend> Service<B> {
             priority,
             prefix,
             prompt_rows,
+            checkpoints,
             speculation_off,
             place,
             submitted_at,
@@ -355,6 +364,11 @@ impl<B: Backend> Service<B> {
     /// What every prompt must comply with.
     pub fn prompt_limits(&self) -> PromptLimits {
         self.limits
+    }
+
+    /// Whether it keeps copies at [`TextRequest::checkpoints`]: with full attention, none are needed.
+    pub fn keeps_checkpoints(&self) -> bool {
+        self.keeps_checkpoints
     }
 
     /// The most tokens that can be drafted after a text.

@@ -46,6 +46,7 @@ pub(crate) struct Submitted {
     pub(crate) priority: Priority,
     pub(crate) prefix: PrefixUse,
     pub(crate) prompt_rows: PromptRows,
+    pub(crate) checkpoints: Vec<usize>,
     /// Why nothing is drafted, where that was wanted.
     pub(crate) speculation_off: Option<SpeculationOff>,
     pub(crate) place: QueuePlace,
@@ -259,6 +260,7 @@ impl<B: Backend> Worker<B> {
             priority,
             prefix,
             prompt_rows,
+            checkpoints,
             speculation_off,
             place,
             submitted_at,
@@ -293,6 +295,7 @@ impl<B: Backend> Worker<B> {
             prompt,
             prefix,
             prompt_rows,
+            checkpoints,
             siblings: ids.collect(),
         };
         let now = self.now();

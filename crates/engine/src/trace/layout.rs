@@ -9,7 +9,7 @@ use std::num::NonZeroU32;
 use kv_core::batch::BatchRules;
 use kv_core::layers::LayerMap;
 use kv_core::memory::{Composite, MemoryConfig, MemoryConfigError};
-use scheduler::{EvictionPolicy, Micros, PrefixCaching, SchedulerConfig};
+use scheduler::{EvictionPolicy, Micros, PrefixCaching, RowBytes, SchedulerConfig};
 use serde::{Deserialize, Serialize};
 
 use super::record::MAX_HASH;
@@ -31,25 +31,20 @@ pub(crate) struct MemoryShape {
 impl MemoryShape {
     pub(crate) fn of(settings: &Settings) -> Self {
         let (layers, config) = settings.memory_config();
-        let plan = settings.memory_plan();
-        let mut cell_bytes = Vec::new();
-        let mut of_states = 0;
-        for rows in plan.rows() {
-            let Some(part) = rows.part else {
-                of_states += rows.bytes() as u64;
-                continue;
-            };
-            let part = part.as_usize();
-            if cell_bytes.len() <= part {
-                cell_bytes.resize(part + 1, 0);
-            }
-            cell_bytes[part] += rows.row_bytes as u64;
-        }
+        let bytes = settings.row_bytes();
         Self {
             layers: layers.clone(),
             config: *config,
-            cell_bytes,
-            state_bytes: of_states / (config.n_state_rows() as u64).max(1),
+            cell_bytes: bytes.cells,
+            state_bytes: bytes.state.unwrap_or(0),
+        }
+    }
+
+    /// What a row of each kind takes.
+    pub(crate) fn row_bytes(&self) -> RowBytes {
+        RowBytes {
+            cells: self.cell_bytes.clone(),
+            state: Some(self.state_bytes),
         }
     }
 
@@ -118,6 +113,8 @@ pub(crate) struct TraceLimits {
     aging: u64,
     headroom: u32,
     preempt_every: Option<NonZeroU32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    prefix_bytes: Option<u64>,
     pub(crate) policy: TracedPolicy,
 }
 
@@ -125,6 +122,7 @@ pub(crate) struct TraceLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum TracedPolicy {
+    Value,
     Slru,
     Lru,
     Off,
@@ -134,6 +132,7 @@ impl TracedPolicy {
     pub(crate) fn new(caching: PrefixCaching, eviction: EvictionPolicy) -> Self {
         match (caching, eviction) {
             (PrefixCaching::Off, _) => Self::Off,
+            (PrefixCaching::On, EvictionPolicy::Value) => Self::Value,
             (PrefixCaching::On, EvictionPolicy::SegmentedLru) => Self::Slru,
             (PrefixCaching::On, EvictionPolicy::Lru) => Self::Lru,
         }
@@ -150,6 +149,7 @@ impl TraceLimits {
             aging: config.aging.0,
             headroom: config.headroom,
             preempt_every: config.preempt_every,
+            prefix_bytes: config.prefix_bytes,
             policy: TracedPolicy::new(config.prefix_cache, config.eviction),
         }
     }
@@ -165,9 +165,10 @@ impl TraceLimits {
             n_embd: 1,
         };
         let (prefix_cache, eviction) = match policy {
+            TracedPolicy::Value => (PrefixCaching::On, EvictionPolicy::Value),
             TracedPolicy::Slru => (PrefixCaching::On, EvictionPolicy::SegmentedLru),
             TracedPolicy::Lru => (PrefixCaching::On, EvictionPolicy::Lru),
-            TracedPolicy::Off => (PrefixCaching::Off, EvictionPolicy::SegmentedLru),
+            TracedPolicy::Off => (PrefixCaching::Off, EvictionPolicy::Value),
         };
         SchedulerConfig {
             step_tokens: self.step_tokens,
@@ -178,6 +179,7 @@ impl TraceLimits {
             aging: Micros(self.aging),
             headroom: self.headroom,
             preempt_every: self.preempt_every,
+            prefix_bytes: self.prefix_bytes,
             prefix_cache,
             eviction,
             ..SchedulerConfig::new(rules, memory.n_ubatch, memory.n_ctx)

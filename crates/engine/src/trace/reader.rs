@@ -183,6 +183,7 @@ impl Trace {
                     true => PromptRows::All,
                     false => PromptRows::Last,
                 },
+                checkpoints: submitted.checkpoints.clone(),
                 siblings: (first + 1..end).map(RequestId).collect(),
             },
             n_ended,

@@ -86,6 +86,9 @@ pub(crate) struct SubmittedRequest {
     /// The rows of all its tokens are wanted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) has_all_rows: bool,
+    /// Where messages of the prompt end.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) checkpoints: Vec<usize>,
     pub(crate) prompt: PrefixHashes,
 }
 

@@ -182,7 +182,9 @@ pub fn replay(trace: &Trace, config: &ReplayConfig) -> Result<ReplayReport, Serv
     let memory = shape
         .memory()
         .map_err(|error| EngineError::from(crate::ConfigError::from(error)))?;
-    let scheduler = Scheduler::new(limits.scheduler(&shape.config, policy), &memory)?.with_notes();
+    let scheduler = Scheduler::new(limits.scheduler(&shape.config, policy), &memory)?
+        .with_row_bytes(shape.row_bytes())
+        .with_notes();
     let report = ReplayReport {
         n_ctx: shape.config.n_ctx,
         memory_bytes: shape.bytes().unwrap_or(u64::MAX),
@@ -421,7 +423,8 @@ impl TracedPolicy {
     fn with(self, caching: Option<PrefixCaching>, eviction: Option<EvictionPolicy>) -> Self {
         let own = match self {
             Self::Lru => EvictionPolicy::Lru,
-            Self::Slru | Self::Off => EvictionPolicy::SegmentedLru,
+            Self::Slru => EvictionPolicy::SegmentedLru,
+            Self::Value | Self::Off => EvictionPolicy::Value,
         };
         let is_off = match caching {
             Some(caching) => caching == PrefixCaching::Off,

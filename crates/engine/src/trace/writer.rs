@@ -99,6 +99,7 @@ impl TraceWriter {
             priority: request.priority.into(),
             salt,
             has_all_rows: request.prompt_rows == PromptRows::All,
+            checkpoints: request.checkpoints.clone(),
             prompt,
         });
         self.event(at, event);

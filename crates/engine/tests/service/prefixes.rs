@@ -175,3 +175,86 @@ fn prompts_that_begin_alike_are_computed_once() {
         );
     }
 }
+
+/// Ten turns of a conversation compute what is new, and each text is what it is alone.
+#[test]
+fn ten_turns_compute_what_is_new() {
+    for case in [
+        stories("stories-llama"),
+        stories("stories-gemma3"),
+        stories("stories-mamba"),
+        tiny("falcon_h1"),
+        tiny("jamba"),
+    ] {
+        let name = case.name;
+        let service = case.service(6, 900);
+        let mut prompt = Vec::new();
+        let mut n_new = 0;
+        for turn in 0..10u32 {
+            // A message of a user.
+            prompt.extend((0..40).map(|at| TokenId(3 + (turn * 37 + at * at) % 490)));
+            n_new += 40;
+            let request = || {
+                let mut request = case.request(9);
+                request.prompt.clone_from(&prompt);
+                request
+            };
+            let answer = service.submit(request()).unwrap().finish().unwrap();
+            let alone = case.alone(&request(), 900);
+            assert_eq!(answer.tokens, alone.tokens, "{name}: turn {turn}");
+            prompt.extend(&answer.tokens);
+        }
+        let counters = service.counters();
+        let n_computed = counters.n_prompt_tokens - counters.n_reused_tokens;
+        eprintln!("{name}: {n_computed} tokens of prompts computed for {n_new} new ones");
+        assert!(
+            n_computed as f64 <= 1.05 * f64::from(n_new),
+            "{name}: {n_computed}"
+        );
+    }
+}
+
+/// A second prompt begins with the copy that was kept where the first one's messages end, and prefixes have
+/// no more bytes than they may.
+#[test]
+fn ends_of_messages_are_found_within_a_budget() {
+    for case in [stories("stories-gemma3"), stories("stories-mamba")] {
+        let name = case.name;
+        let config = EngineConfig {
+            n_ctx: Some(900),
+            n_seqs: 64,
+            n_active: Some(2),
+            prefix_bytes: Some(400 << 10),
+            n_ubatch: 32,
+            ..EngineConfig::default()
+        };
+        let without = EngineConfig {
+            prefix_bytes: None,
+            ..config.clone()
+        };
+        let bytes = |config: &EngineConfig| {
+            let settings = config.settings(&*case.model).unwrap();
+            (settings.memory_bytes(), settings.n_active())
+        };
+        let (more, less) = (bytes(&config), bytes(&without));
+        assert_eq!((more.1, less.1), (2, 2), "{name}");
+        assert!(more.0 > less.0 && more.0 <= less.0 + (400 << 10), "{name}");
+        let engine = case.engine_with(&config);
+        let service = Service::start(engine, &case.tokenizer, &ServiceConfig::default()).unwrap();
+        assert!(service.keeps_checkpoints(), "{name}");
+        let request = |last: u32| {
+            let mut request = case.request(9);
+            request.prompt = (0..120).map(|at| TokenId(3 + at * at % 490)).collect();
+            request.prompt.extend((0..30).map(|at| TokenId(last + at)));
+            request.checkpoints = vec![120];
+            request
+        };
+        for last in [100, 200] {
+            let text = service.submit(request(last)).unwrap().finish().unwrap();
+            let alone = case.alone(&request(last), 900);
+            assert_eq!(text.tokens, alone.tokens, "{name}: {last}");
+            let reuse = text.usage.reuse.unwrap();
+            assert!(last == 100 || reuse.n_tokens >= 120, "{name}: {reuse:?}");
+        }
+    }
+}

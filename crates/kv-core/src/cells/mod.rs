@@ -235,6 +235,22 @@ impl KvCells {
         runs
     }
 
+    /// How many cells belong to exactly the same sequences, for each such set of sequences.
+    /// Looks at runs, not at cells.
+    pub fn count_by_owners(&self, mut each: impl FnMut(&SeqSet, u32)) {
+        let mut n_own: Vec<u32> = self.runs.iter().map(SeqRuns::n_cells).collect();
+        for (seqs, n_cells) in self.sets.shared() {
+            for seq in seqs {
+                if let Some(n) = self.seq_index(seq).and_then(|i| n_own.get_mut(i)) {
+                    *n = n.saturating_sub(n_cells);
+                }
+            }
+            each(seqs, n_cells);
+        }
+        let own = self.seqs().zip(n_own).filter(|&(_, n)| n > 0);
+        own.for_each(|(seq, n)| each(&SeqSet::one(seq), n));
+    }
+
     /// The cells of a sequence; `None` where it cannot have any here.
     pub fn runs(&self, seq: SeqId) -> Option<&SeqRuns> {
         self.runs.get(self.seq_index(seq)?)

@@ -91,6 +91,11 @@ impl SeqRuns {
         Some(PosRange::new(first.pos, last.last_pos()))
     }
 
+    /// How many cells there are.
+    pub fn n_cells(&self) -> u32 {
+        self.as_slice().iter().map(|run| run.len).sum()
+    }
+
     /// All runs, by position, ties by cell.
     pub fn as_slice(&self) -> &[CellRun] {
         &self.runs

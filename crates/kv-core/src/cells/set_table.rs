@@ -89,6 +89,12 @@ impl SetTable {
         }
     }
 
+    /// The sets of two or more sequences, and how many cells are of each.
+    pub(super) fn shared(&self) -> impl Iterator<Item = (&SeqSet, u32)> {
+        let used = self.entries.iter().filter(|entry| entry.n_cells > 0);
+        used.map(|entry| (&entry.set, entry.n_cells))
+    }
+
     /// Whether a set has two or more members.
     #[inline]
     pub(super) fn is_shared(&self, id: SetId) -> bool {

@@ -9,8 +9,8 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
 use scheduler::{
     End, Event, Micros, Missed, Outcome, PrefixUse, Priority, Progress, PromptRows, Request,
-    RequestError, RequestId, Reuse, RowUse, Scheduler, SchedulerConfig, Step, StepFailure, StepRow,
-    Work,
+    RequestError, RequestId, Reuse, RowBytes, RowUse, Scheduler, SchedulerConfig, Step,
+    StepFailure, StepRow, Work,
 };
 
 use super::fake::{Alone, FakeRows, N_VOCAB, choose};
@@ -22,6 +22,7 @@ pub struct Script {
     pub priority: Priority,
     pub prefix: PrefixUse,
     pub prompt_rows: PromptRows,
+    pub checkpoints: Vec<usize>,
     /// The text is complete with this many tokens.
     pub max_tokens: usize,
     /// The row after this many tokens cannot be sampled.
@@ -59,6 +60,7 @@ pub struct Simulator {
     pub memory: Composite,
     rows: FakeRows,
     rules: BatchRules,
+    row_bytes: RowBytes,
     clients: BTreeMap<RequestId, Client>,
     running: BTreeSet<RequestId>,
     /// Steps fail at this of their ubatches, once.
@@ -122,6 +124,7 @@ impl Simulator {
             rows: FakeRows::of(&memory),
             memory,
             rules: config.rules,
+            row_bytes: RowBytes::default(),
             clients: BTreeMap::new(),
             running: BTreeSet::new(),
             fails_at: None,
@@ -131,6 +134,15 @@ impl Simulator {
             drafting: None,
             cost: None,
             has_rejected: false,
+        }
+    }
+
+    /// The same with rows of these sizes.
+    pub fn with_row_bytes(self, row_bytes: RowBytes) -> Self {
+        Self {
+            scheduler: self.scheduler.with_row_bytes(row_bytes.clone()),
+            row_bytes,
+            ..self
         }
     }
 
@@ -180,6 +192,7 @@ impl Simulator {
             prompt: script.prompt.clone(),
             prefix: script.prefix,
             prompt_rows: script.prompt_rows,
+            checkpoints: script.checkpoints.clone(),
             siblings: siblings.clone(),
         };
         let capacity = self.scheduler.capacity();
@@ -238,6 +251,9 @@ impl Simulator {
         let plan = self.scheduler.next(Micros(self.now), &self.memory);
         self.take(plan.outcomes);
         self.has_rejected = false;
+        if !matches!(plan.work, Work::Edit(_)) {
+            self.check_bytes();
+        }
         match plan.work {
             Work::Idle => {
                 self.check();
@@ -481,6 +497,51 @@ impl Simulator {
             End::Failed => assert_eq!(script.bad_row, Some(text.len()), "{id} failed"),
             end => assert_eq!((text, end), (alone, *natural_end), "{id}"),
         }
+    }
+
+    /// Before a step, cached prefixes have no more bytes than they may, counted cell by cell.
+    fn check_bytes(&self) {
+        let cached: BTreeMap<SeqId, usize> = self
+            .scheduler
+            .cached()
+            .map(|line| (line.seq, line.tokens.len()))
+            .collect();
+        let of_cell = |part: usize| self.row_bytes.cells.get(part).copied().unwrap_or(1);
+        let mut n_bytes = 0;
+        for part in self.memory.parts() {
+            let width = part.config().window.width().unwrap_or(u32::MAX) as usize;
+            let cells = (0..part.n_cells()).filter_map(|cell| part.cell(CellIdx(cell)));
+            let held = cells.filter(|cell| {
+                // Nobody sees a cell that is behind the window of each of its sequences.
+                let is_seen = |seq| cell.pos.as_usize() + width >= cached[&seq];
+                let is_cached = cell.seqs.iter().all(|seq| cached.contains_key(&seq));
+                is_cached && cell.seqs.iter().any(is_seen)
+            });
+            n_bytes += of_cell(part.config().part.as_usize()) * held.count() as u64;
+        }
+        if let Some(states) = self.memory.states() {
+            let mut owners: BTreeMap<CellIdx, bool> = BTreeMap::new();
+            for seq in (0..self.rules.n_seqs).map(SeqId) {
+                for kept in states.states(seq) {
+                    *owners.entry(kept.row).or_insert(true) &= cached.contains_key(&seq);
+                }
+            }
+            let n_held = owners.values().filter(|&&is_cached| is_cached).count();
+            n_bytes += self.row_bytes.state.unwrap_or(1) * n_held as u64;
+        }
+        let counted = self.scheduler.cached_bytes(&self.memory);
+        assert!(n_bytes <= counted, "{n_bytes} of {counted} bytes");
+        let has_windows = self
+            .memory
+            .parts()
+            .iter()
+            .any(|p| p.config().window.width().is_some());
+        assert!(
+            has_windows || n_bytes == counted,
+            "{n_bytes}, not {counted} bytes"
+        );
+        let limit = self.scheduler.config().prefix_bytes.unwrap_or(u64::MAX);
+        assert!(counted <= limit, "{counted} of {limit} bytes");
     }
 
     /// Recounts everything.

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use cellar::render_chat;
+use cellar::chat_tokens;
 use engine::sampler::{Bias, LogitBias, SamplerConfig};
 use engine::serve::{Choices, TextRequest};
 use engine::{CompletionOptions, ConfigError, Logprobs};
@@ -173,19 +173,19 @@ impl RequestLine {
     ) -> anyhow::Result<TextRequest> {
         let number = self.number;
         let tokenizer = file.tokenizer();
-        let prompt = match (&self.fields.prompt, &self.fields.messages) {
-            (Some(prompt), _) => tokenizer.encode(prompt, EncodeOptions::PROMPT),
+        let (prompt, checkpoints) = match (&self.fields.prompt, &self.fields.messages) {
+            (Some(prompt), _) => (tokenizer.encode(prompt, EncodeOptions::PROMPT), Vec::new()),
             (None, messages) => {
                 let messages = messages.as_deref().unwrap_or_default();
-                let rendered = render_chat(file, messages);
+                let rendered = chat_tokens(file, messages);
                 let rendered = rendered.map_err(|e| anyhow::anyhow!("line {number}: {e}"))?;
-                let Some(text) = rendered else {
+                let Some(chat) = rendered else {
                     return usage(format!(
                         "line {number} has messages, but the model has no chat template: give it a \
                          \"prompt\""
                     ));
                 };
-                tokenizer.encode(&text, EncodeOptions::CHAT)
+                (chat.tokens, chat.message_ends)
             }
         };
         let options = CompletionOptions {
@@ -204,6 +204,7 @@ impl RequestLine {
         }
         Ok(TextRequest {
             prompt,
+            checkpoints,
             options,
             ..TextRequest::default()
         })
