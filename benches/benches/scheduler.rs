@@ -10,7 +10,7 @@ use kv_core::memory::{Composite, Memory, MemoryInputs, Streams, UnifiedConfig};
 use kv_core::{Causality, PartIdx, TokenId, Window};
 use scheduler::{
     Event, Micros, PrefixUse, Priority, Progress, PromptRows, Request, RequestId, RowBytes,
-    Scheduler, SchedulerConfig, Work,
+    Scheduler, SchedulerConfig, Tenant, Work,
 };
 
 const N_RUNNING: u32 = 64;
@@ -74,6 +74,7 @@ impl Served {
             prompt_rows: PromptRows::Last,
             checkpoints: Vec::new(),
             siblings: Vec::new(),
+            tenant: Tenant::default(),
         };
         let outcomes = self
             .scheduler

@@ -15,6 +15,7 @@ use crate::room::{Need, Trunk, demands};
 use crate::scheduler::Scheduler;
 use crate::share::MIN_GAIN;
 use crate::state::{RequestState, Running};
+use crate::tenant::TenantId;
 
 /// What came of admitting the next request.
 pub(crate) enum Admission {
@@ -51,7 +52,8 @@ impl Scheduler {
         outcomes: &mut Vec<Outcome>,
     ) -> Admission {
         let mut kept = Vec::new();
-        for (id, rank) in self.queue.in_order(now, self.config.aging) {
+        let in_order = self.queue.in_order(now, self.config.aging, &self.tenants);
+        for (id, rank) in in_order {
             if let Some(need) = self.still_awaits(id, rank) {
                 kept.push(need);
                 continue;
@@ -60,6 +62,9 @@ impl Scheduler {
             let Some(waiting) = self.queue.iter().find(|request| request.id == id) else {
                 return Admission::Full;
             };
+            if !self.tenant_may_run(waiting.tenant) {
+                continue;
+            }
             if self.running.len() + kept.len() >= self.n_slots() && !urgent {
                 return Admission::Full;
             }
@@ -128,6 +133,8 @@ impl Scheduler {
         let is_first = !std::mem::replace(&mut request.was_admitted, true);
         let mut checkpoints = Vec::new();
         if is_first {
+            self.tenants
+                .admit(request.tenant, request.tokens.len() - n_done);
             self.counters.n_prompt_tokens += request.tokens.len() as u64;
             self.counters.n_reused_tokens += n_done as u64;
             if matches!(from, Some((Holder::Running, _))) {
@@ -235,6 +242,15 @@ impl Scheduler {
             }
         }
         checkpoints
+    }
+
+    /// Whether one more text of a tenant may run.
+    pub(crate) fn tenant_may_run(&self, tenant: TenantId) -> bool {
+        let Some(limit) = self.tenants.limits(tenant).max_running else {
+            return true;
+        };
+        let own = self.running.iter().filter(|r| r.request.tenant == tenant);
+        own.count() < limit.get() as usize
     }
 
     /// Requests that run at once, at most.

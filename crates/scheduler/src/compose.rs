@@ -38,15 +38,23 @@ impl StepLimits {
     }
 }
 
-/// Tokens of the requests in the order of precedence: one of each that decodes, then at most
-/// `n_prefill` of prompts, of the first request's prompt at least one; then drafted ones.
-pub(crate) fn compose(running: &[Running], limits: StepLimits) -> Composed {
+/// Tokens of the requests: one of each that decodes, in the order of precedence, then at most
+/// `n_prefill` of prompts, in the order of their numbers in `prefill`, but of the first request's prompt
+/// a small chunk whatever the order is; then drafted ones.
+pub(crate) fn compose(running: &[Running], prefill: &[usize], limits: StepLimits) -> Composed {
     let decoding = running.iter().filter(|request| request.is_decoding());
     let mut feeds: Vec<Feed> = decoding.map(|request| request.feed(1)).collect();
-    let (mut left, mut n_used) = (limits.n_prefill, 0);
-    for (number, request) in running.iter().enumerate() {
-        let least = usize::from(number == 0);
-        let n = request.n_left().min(left.max(least));
+    let first = running.first().filter(|first| !first.is_decoding());
+    let chunk = limits.n_prefill.clamp(1, MIN_CHUNK);
+    let reserved = first.map_or(0, |first| first.n_left().min(chunk));
+    let (mut left, mut n_used) = (limits.n_prefill.saturating_sub(reserved), 0);
+    let in_order = prefill
+        .iter()
+        .filter_map(|&at| Some((at, running.get(at)?)));
+    for (number, request) in in_order {
+        // What was reserved is the first request's.
+        left += if number == 0 { reserved } else { 0 };
+        let n = request.n_left().min(left);
         if request.is_decoding() || n == 0 {
             continue;
         }

@@ -165,7 +165,8 @@ impl Scheduler {
             n_tokens: fork.request.tokens.len(),
             trunk,
         };
-        let trunk = trunk.filter(|_| self.has_room_for(&[need], &self.running));
+        let may_run = self.tenant_may_run(fork.request.tenant);
+        let trunk = trunk.filter(|_| may_run && self.has_room_for(&[need], &self.running));
         let can_run = trunk.is_some();
         let edit = self.free.last().map(|&to| copy(from, to, n_prompt));
         let edit = edit.filter(|edit| memory.check(edit).is_ok());

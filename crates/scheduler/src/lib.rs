@@ -10,7 +10,8 @@
 //!   are so small that a step takes about [`SchedulerConfig::step_time`], which is learned from
 //!   the times that are reported ([`Event::StepTime`]).
 //! - **Admission.** What can never fit is refused at once ([`RequestError`]); a request is admitted
-//!   when its whole prompt fits next to the running ones.
+//!   when its whole prompt fits next to the running ones. Of one priority, the tenant goes first for whom
+//!   the fewest tokens were computed, divided by its weight ([`TenantLimits`]); of one tenant, the first.
 //! - **Preemption.** Where the memory runs short, the youngest request of the lowest priority gives
 //!   its cells back, waits, and is computed again from its tokens: it goes on exactly where it was.
 //!   So no request that was taken ends because memory ran short, and the oldest request of the
@@ -37,7 +38,7 @@
 //! use kv_core::{Causality, PartIdx, TokenId, Window};
 //! use scheduler::{
 //!     Event, Micros, PrefixUse, Priority, Progress, PromptRows, Request, RequestId, Scheduler, SchedulerConfig,
-//!     Work,
+//!     Tenant, Work,
 //! };
 //!
 //! let mut memory = Composite::unified(UnifiedConfig {
@@ -58,6 +59,7 @@
 //!     prompt_rows: PromptRows::Last,
 //!     checkpoints: Vec::new(),
 //!     siblings: Vec::new(),
+//!     tenant: Tenant::default(),
 //! };
 //! scheduler.handle(Micros(0), Event::Submit(request));
 //!
@@ -105,6 +107,7 @@ mod scheduler;
 mod share;
 mod speculate;
 mod state;
+mod tenant;
 
 pub use config::{EvictionPolicy, PrefixCaching, SchedulerConfig, Waiting};
 pub use event::{
@@ -122,3 +125,4 @@ pub use speculate::{
     DraftLength, Drafter, MAX_DRAFT, NgramLookup, Repetition, Speculated, Speculation,
     SpeculationOff,
 };
+pub use tenant::{Tenant, TenantId, TenantLimits};

@@ -212,6 +212,7 @@ impl Scheduler {
             }
             _ => most,
         };
+        let order = self.prefill_order(candidates);
         let mut limits = StepLimits {
             n_prefill: most,
             n_both: most,
@@ -221,7 +222,7 @@ impl Scheduler {
                 feeds,
                 n_prefill,
                 n_draft,
-            } = compose(candidates, limits);
+            } = compose(candidates, &order, limits);
             let has_cached = !self.cache.is_empty();
             match self.plan(memory, feeds) {
                 Ok(planned) if !planned.is_in_pieces || (n_draft == 0 && !has_cached) => {
@@ -252,9 +253,21 @@ impl Scheduler {
         }
     }
 
+    /// In which order the prompts of requests get tokens of a step, by their numbers: by priority, then
+    /// by what was computed for their tenants.
+    fn prefill_order(&self, candidates: &[Running]) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..candidates.len()).collect();
+        order.sort_by_cached_key(|&at| {
+            let running = &candidates[at];
+            let counter = self.tenants.counter(running.request.tenant);
+            (std::cmp::Reverse(running.rank), counter, at)
+        });
+        order
+    }
+
     /// The first request that the memory refuses for another reason than room.
     fn refused(&self, memory: &Composite, candidates: &[Running]) -> Option<RequestId> {
-        let feeds = |alone: &[Running]| compose(alone, StepLimits::prefill(1)).feeds;
+        let feeds = |alone: &[Running]| compose(alone, &[0], StepLimits::prefill(1)).feeds;
         let is_refused = |alone: &[Running]| match self.plan(memory, feeds(alone)) {
             Ok(_) | Err(Refusal::NoRoom(_) | Refusal::NoStateRoom(_)) => false,
             Err(_) => true,
@@ -287,6 +300,13 @@ impl Scheduler {
             }
         });
         self.in_flight = fed.collect();
+        // Prompts have counted when they were admitted, and what is computed again does not count.
+        for running in self.running.iter().filter(|r| r.has_begun()) {
+            let own = step.feeds.iter();
+            let own = own.filter(|feed| feed.request == running.request.id);
+            let n_tokens = own.map(|feed| feed.tokens.len()).sum();
+            self.tenants.charge(running.request.tenant, n_tokens);
+        }
         self.pace.begin(&step.feeds);
         self.running.iter_mut().for_each(|r| r.draft.clear());
         let n_drafted: usize = step.feeds.iter().map(|feed| feed.n_draft).sum();

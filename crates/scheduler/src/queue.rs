@@ -1,11 +1,12 @@
 //! [`Queue`]: the requests that wait, and in which order.
 //!
-//! Invariant: of two requests of one priority the one that came first is next, also after it was
-//! preempted; and every request that waits rises, so none waits for ever behind others. Knows
-//! nothing of memory.
+//! Invariant: of two requests of one priority and one tenant the one that came first is next, also after
+//! it was preempted, and of two tenants the one that had less; and every request that waits rises, so none
+//! waits for ever behind others. Knows nothing of memory.
 
 use crate::request::{Micros, Priority, RequestId};
 use crate::state::RequestState;
+use crate::tenant::Tenants;
 
 /// How urgent a request is: its priority, and what it rose by waiting. Larger goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,13 +37,21 @@ impl Queue {
     }
 
     /// The requests in the order in which they are admitted, and how urgent each is now.
-    pub(crate) fn in_order(&self, now: Micros, aging: Micros) -> Vec<(RequestId, Rank)> {
+    pub(crate) fn in_order(
+        &self,
+        now: Micros,
+        aging: Micros,
+        tenants: &Tenants,
+    ) -> Vec<(RequestId, Rank)> {
         let ranked = self.waiting.iter().map(|request| {
             let waited = now.0.saturating_sub(request.waits_since.0);
             (request, Rank::of(request.priority, waited, aging))
         });
         let mut ranked: Vec<(&RequestState, Rank)> = ranked.collect();
-        ranked.sort_by_key(|(request, rank)| (std::cmp::Reverse(*rank), request.arrival));
+        ranked.sort_by_cached_key(|(request, rank)| {
+            let counter = tenants.counter(request.tenant);
+            (std::cmp::Reverse(*rank), counter, request.arrival)
+        });
         let in_order = ranked.into_iter().map(|(request, rank)| (request.id, rank));
         in_order.collect()
     }

@@ -8,6 +8,7 @@ use std::fmt;
 use kv_core::TokenId;
 
 use crate::prefix::PrefixUse;
+use crate::tenant::Tenant;
 
 /// A request, by a number of the caller's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,6 +55,8 @@ pub struct Request {
     pub checkpoints: Vec<usize>,
     /// Further texts of the same prompt: requests of their own from its end on.
     pub siblings: Vec<RequestId>,
+    /// Whose it is, and what that tenant gets from now on.
+    pub tenant: Tenant,
 }
 
 /// The most tokens of a prompt that are computed at once where the rows of all are wanted: each is
@@ -143,6 +146,14 @@ pub enum RequestError {
         /// Tokens of this one.
         n_prompt: usize,
         /// The most that may wait.
+        limit: usize,
+    },
+    /// The tenant's requests that wait are as many as may: try again later.
+    #[error("{queued} requests of this tenant wait, of at most {limit}")]
+    TenantBusy {
+        /// Its requests that wait.
+        queued: usize,
+        /// The most that may.
         limit: usize,
     },
     /// Another request has this number.

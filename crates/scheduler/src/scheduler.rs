@@ -20,6 +20,7 @@ use crate::request::{Micros, Priority, PromptLimits, Request, RequestError, Requ
 use crate::room::Room;
 use crate::speculate::SpeculationOff;
 use crate::state::{Fed, RequestState, Running};
+use crate::tenant::{TenantId, Tenants};
 
 /// Decides which tokens of which requests each step computes. See the [crate](crate).
 #[derive(Clone, Debug)]
@@ -27,6 +28,7 @@ pub struct Scheduler {
     pub(crate) config: SchedulerConfig,
     pub(crate) room: Room,
     pub(crate) queue: Queue,
+    pub(crate) tenants: Tenants,
     /// What goes first comes first.
     pub(crate) running: Vec<Running>,
     /// Sequences that no request has and that hold nothing; the last is given next.
@@ -106,6 +108,7 @@ impl Scheduler {
             config,
             room: Room::of(memory),
             queue: Queue::default(),
+            tenants: Tenants::default(),
             running: Vec::new(),
             free: seqs.rev().collect(),
             dropped: Vec::new(),
@@ -188,6 +191,7 @@ impl Scheduler {
             n_prompt: r.request.n_prompt,
             prefix: r.request.prefix,
             group: r.request.group.unwrap_or(r.request.id),
+            tenant: r.request.tenant,
         })
     }
 
@@ -280,6 +284,7 @@ impl Scheduler {
             prompt_rows,
             checkpoints,
             siblings,
+            tenant,
         } = request;
         self.prompt_limits().check(&prompt)?;
         let texts = [&[id], siblings.as_slice()].concat();
@@ -296,6 +301,17 @@ impl Scheduler {
         });
         let n_prompt = prompt.len();
         self.config.check_queue(waiting, n_prompt)?;
+        let own = self
+            .queue
+            .iter()
+            .filter(|request| request.tenant == tenant.id);
+        let queued = own.filter(|request| !request.was_admitted).count();
+        tenant.limits.check_queue(queued)?;
+        let (running, queue) = (&self.running, &self.queue);
+        self.tenants.enter(tenant, |id| {
+            let waits = queue.iter().any(|request| request.tenant == id);
+            waits || running.iter().any(|r| r.request.tenant == id)
+        });
         self.queue.push(RequestState {
             id,
             priority,
@@ -306,6 +322,7 @@ impl Scheduler {
             prompt_rows,
             checkpoints,
             siblings,
+            tenant: tenant.id,
             group: None,
             tokens: prompt,
             was_admitted: false,
@@ -503,4 +520,6 @@ pub struct RunningRequest<'a> {
     pub prefix: PrefixUse,
     /// The same for texts that share the cells of their prompt.
     pub group: RequestId,
+    /// Whose it is.
+    pub tenant: TenantId,
 }

@@ -12,6 +12,7 @@ use crate::queue::Rank;
 use crate::request::{MAX_PROMPT_ROWS, Micros, Priority, PromptRows, RequestId};
 use crate::room::Trunk;
 use crate::share::Awaited;
+use crate::tenant::TenantId;
 
 /// A request that was taken and has not ended.
 #[derive(Clone, Debug)]
@@ -28,6 +29,7 @@ pub(crate) struct RequestState {
     pub(crate) checkpoints: Vec<usize>,
     /// Further texts of the prompt, until it is complete.
     pub(crate) siblings: Vec<RequestId>,
+    pub(crate) tenant: TenantId,
     /// The texts with which it shares the cells of its prompt, by the first of them.
     pub(crate) group: Option<RequestId>,
     /// The prompt and the tokens chosen since.
@@ -107,12 +109,16 @@ impl Running {
         self.n_left() == 1
     }
 
-    /// Whether its text has begun and goes on: tokens can be drafted.
+    /// Whether its text has begun and goes on.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.is_decoding() && self.request.tokens.len() > self.request.n_prompt
+    }
+
+    /// Whether tokens can be drafted.
     pub(crate) fn takes_drafts(&self) -> bool {
         let request = &self.request;
-        let has_begun = request.tokens.len() > request.n_prompt;
         let is_sound = !request.is_suspect && !request.takes_no_drafts;
-        self.is_decoding() && has_begun && is_sound && request.siblings.is_empty()
+        self.has_begun() && is_sound && request.siblings.is_empty()
     }
 
     /// What goes first, smaller first.

@@ -8,7 +8,7 @@ use kv_core::TokenId;
 use kv_core::batch::BatchRules;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
-use scheduler::{Micros, PrefixUse, Priority, PromptRows, SchedulerConfig};
+use scheduler::{Micros, PrefixUse, Priority, PromptRows, SchedulerConfig, Tenant};
 use support::fake::N_VOCAB;
 use support::kinds::Kind;
 use support::simulator::{Cost, Script, Simulator, alone};
@@ -51,6 +51,7 @@ fn script(n_prompt: u32, number: u32) -> Script {
         prefix: PrefixUse::Off,
         prompt_rows: PromptRows::Last,
         checkpoints: Vec::new(),
+        tenant: Tenant::default(),
         max_tokens: 300,
         bad_row: None,
         is_poison: false,

@@ -8,7 +8,7 @@ use kv_core::batch::BatchRules;
 use kv_core::{Pos, TokenId};
 use scheduler::{
     Micros, Missed, PrefixCaching, PrefixUse, Priority, PromptRows, RequestId, Reuse, RowBytes,
-    Salt, SchedulerConfig,
+    Salt, SchedulerConfig, Tenant,
 };
 use support::fake::N_VOCAB;
 use support::kinds::Kind;
@@ -37,6 +37,7 @@ fn script(prompt: Vec<TokenId>) -> Script {
         prefix: PrefixUse::default(),
         prompt_rows: PromptRows::Last,
         checkpoints: Vec::new(),
+        tenant: Tenant::default(),
         max_tokens: 4,
         bad_row: None,
         is_poison: false,

@@ -4,6 +4,8 @@
 
 mod support;
 
+use std::num::NonZeroU32;
+
 use kv_core::TokenId;
 use kv_core::batch::BatchRules;
 use kv_core::memory::{Composite, Memory};
@@ -11,7 +13,8 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use scheduler::{
     End, Event, Feed, MAX_DRAFT, Micros, Outcome, PrefixUse, Priority, PromptRows, Request,
-    RequestError, RequestId, Scheduler, SchedulerConfig, SpeculationOff, StepFailure, Work,
+    RequestError, RequestId, Scheduler, SchedulerConfig, SpeculationOff, StepFailure, Tenant,
+    TenantId, TenantLimits, Work,
 };
 use support::fake::N_VOCAB;
 use support::kinds::Kind;
@@ -50,6 +53,7 @@ fn script(n_prompt: u32, salt: u32) -> Script {
         prefix: PrefixUse::Off,
         prompt_rows: PromptRows::Last,
         checkpoints: Vec::new(),
+        tenant: Tenant::default(),
         max_tokens: 20,
         bad_row: None,
         is_poison: false,
@@ -83,6 +87,7 @@ fn request(id: u64, n_prompt: u32) -> Request {
         prefix: PrefixUse::Off,
         prompt_rows: PromptRows::Last,
         checkpoints: Vec::new(),
+        tenant: Tenant::default(),
         siblings: Vec::new(),
     }
 }
@@ -574,4 +579,113 @@ fn drafted_tokens_take_what_a_step_has_left() {
     let fed = feeds(&mut sim.scheduler, &sim.memory);
     let sizes: Vec<(usize, usize)> = fed.iter().map(|f| (f.tokens.len(), f.n_draft)).collect();
     assert_eq!(sizes, [(2, 1), (30, 0)]);
+}
+
+fn tenant(id: u64, weight: u32, max_running: Option<u32>) -> Tenant {
+    Tenant {
+        id: TenantId(id),
+        limits: TenantLimits {
+            weight: NonZeroU32::new(weight).unwrap(),
+            max_running: max_running.and_then(NonZeroU32::new),
+            max_queued: None,
+        },
+    }
+}
+
+/// While two tenants want more than they get, tokens are computed for them by their weights.
+#[test]
+fn tenants_get_tokens_by_their_weights() {
+    let config = SchedulerConfig {
+        max_running: 4,
+        ..config(8)
+    };
+    let mut sim = Simulator::new(Kind::Unified.memory(8, 2000), config);
+    for number in 0..240 {
+        let id = u64::from(number % 2);
+        let script = Script {
+            tenant: tenant(id, 1 + 2 * (number % 2), None),
+            ..script(30, number)
+        };
+        sim.submit(script).unwrap();
+    }
+    let mut n_tokens = [0, 0];
+    for _ in 0..400 {
+        sim.step();
+        for (own, number) in n_tokens.iter_mut().zip(0..) {
+            let own_clients = (0..240).filter(|n| n % 2 == number);
+            *own = own_clients.map(|n| sim.text_of(RequestId(n)).len()).sum();
+        }
+    }
+    let [light, heavy] = n_tokens.map(|n| n as f64);
+    assert!(
+        (2.5..3.5).contains(&(heavy / light)),
+        "{light} and {heavy} tokens for weights of 1 and 3"
+    );
+    sim.drain();
+}
+
+/// One request of a tenant, next to fifty of another that keeps to its limit, takes about as long as alone.
+#[test]
+fn a_tenant_with_one_request_does_not_wait_for_one_with_fifty() {
+    let steps = |n_others: u32| {
+        let mut sim = simulator(16, 4000);
+        for number in 0..n_others {
+            let script = Script {
+                tenant: tenant(1, 1, Some(8)),
+                ..script(200, number)
+            };
+            sim.submit(script).unwrap();
+        }
+        for _ in 0..20 * u32::from(n_others > 0) {
+            sim.step();
+        }
+        let own = Script {
+            tenant: tenant(2, 1, None),
+            ..script(90, 77)
+        };
+        let (before, id) = (sim.n_steps, sim.submit(own).unwrap());
+        while sim.text_of(id).is_empty() {
+            sim.step();
+        }
+        let n_steps = sim.n_steps - before;
+        sim.drain();
+        n_steps
+    };
+    let (alone, together) = (steps(0), steps(50));
+    assert!(
+        together <= 2 * alone + 1,
+        "{together} steps, and {alone} alone"
+    );
+}
+
+#[test]
+fn a_tenant_has_no_more_requests_than_it_may() {
+    let mut sim = simulator(8, 2000);
+    let own = |number: u32| {
+        let limits = TenantLimits {
+            max_queued: NonZeroU32::new(3),
+            ..tenant(1, 1, Some(2)).limits
+        };
+        Script {
+            tenant: Tenant {
+                id: TenantId(1),
+                limits,
+            },
+            ..script(20, number)
+        }
+    };
+    for number in 0..3 {
+        sim.submit(own(number)).unwrap();
+    }
+    let (queued, limit) = (3, 3);
+    let refused = sim.submit(own(3));
+    assert_eq!(refused, Err(RequestError::TenantBusy { queued, limit }));
+    // Others are not concerned.
+    sim.submit(script(20, 4)).unwrap();
+    while sim.scheduler.running().count() < 3 {
+        assert!(sim.step());
+    }
+    // A text for each of three siblings does not fit the limit at once.
+    sim.submit_texts(own(5), 3).unwrap();
+    sim.drain();
 }

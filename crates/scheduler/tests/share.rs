@@ -6,7 +6,9 @@ mod support;
 
 use kv_core::TokenId;
 use kv_core::batch::BatchRules;
-use scheduler::{Missed, PrefixUse, Priority, PromptRows, RequestId, Reuse, Salt, SchedulerConfig};
+use scheduler::{
+    Missed, PrefixUse, Priority, PromptRows, RequestId, Reuse, Salt, SchedulerConfig, Tenant,
+};
 use support::fake::N_VOCAB;
 use support::kinds::Kind;
 use support::simulator::{Script, Simulator};
@@ -41,6 +43,7 @@ fn script(n: u32, rest: u32, number: u32) -> Script {
         prefix: PrefixUse::default(),
         prompt_rows: PromptRows::Last,
         checkpoints: Vec::new(),
+        tenant: Tenant::default(),
         max_tokens: 4,
         bad_row: None,
         is_poison: false,

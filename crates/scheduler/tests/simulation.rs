@@ -14,7 +14,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use scheduler::{
     Counters, EvictionPolicy, Micros, PrefixCaching, PrefixUse, Priority, PromptRows, RequestError,
-    RequestId, RowBytes, Salt, SchedulerConfig,
+    RequestId, RowBytes, Salt, SchedulerConfig, Tenant, TenantId, TenantLimits,
 };
 use support::fake::N_VOCAB;
 use support::kinds::Kind;
@@ -79,6 +79,19 @@ fn config(rng: &mut ChaCha8Rng, n_seqs: u32) -> SchedulerConfig {
     }
 }
 
+/// Three tenants with limits of their own, and one without.
+fn tenant(number: u32) -> Tenant {
+    let limit = |n: u32| std::num::NonZeroU32::new(n);
+    Tenant {
+        id: TenantId(number.into()),
+        limits: TenantLimits {
+            weight: limit(1 + number).unwrap(),
+            max_running: limit(number),
+            max_queued: limit(3 * number),
+        },
+    }
+}
+
 fn script(rng: &mut ChaCha8Rng, capacity: u32) -> Script {
     let longest = capacity.min(120);
     let n_prompt = match below(rng, 8) {
@@ -109,6 +122,7 @@ fn script(rng: &mut ChaCha8Rng, capacity: u32) -> Script {
         checkpoints: (0..below(rng, 4))
             .map(|_| below(rng, n_prompt + 10) as usize)
             .collect(),
+        tenant: tenant(below(rng, 4)),
         priority: [Priority::Batch, Priority::Normal, Priority::Interactive]
             [below(rng, 3) as usize],
         max_tokens: 1 + below(rng, 60) as usize,
@@ -140,6 +154,7 @@ fn submit(sim: &mut Simulator, script: Script, n_texts: u64) {
         Some(RequestError::TooLong { limit, .. }) => n_prompt > limit,
         Some(RequestError::Busy { queued, limit }) => queued >= limit,
         Some(RequestError::BusyTokens { queued, limit, .. }) => queued + n_prompt > limit,
+        Some(RequestError::TenantBusy { queued, limit }) => queued >= limit,
         Some(_) => false,
         None => n_prompt <= capacity,
     };

@@ -1,14 +1,15 @@
 //! [`Keys`]: who may use the server, and [`Tenant`]: who shares cached prefixes with whom.
 //!
 //! Invariant: keys are held as SHA-256 hashes and compared in constant time, each with all. Two keys
-//! are two tenants, whose prefixes are never shared.
+//! are two tenants, whose prefixes are never shared, and each has the limits of its line.
 
 use std::io;
+use std::num::NonZeroU32;
 use std::path::Path;
 
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
-use engine::serve::Salt;
+use engine::serve::{Salt, TenantId, TenantLimits};
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
@@ -18,13 +19,14 @@ use crate::error::ApiError;
 #[derive(Clone, Default)]
 pub struct Keys {
     /// Empty where none is needed.
-    hashes: Vec<[u8; 32]>,
+    tenants: Vec<Tenant>,
 }
 
 /// Whose request it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tenant {
     hash: [u8; 32],
+    limits: TenantLimits,
 }
 
 impl Keys {
@@ -33,24 +35,31 @@ impl Keys {
         Self::default()
     }
 
-    /// One key a line; empty lines and lines that begin with `#` are passed over.
+    /// One key a line, perhaps with limits after it: `KEY weight=2 max_running=4 max_queued=16`. Empty
+    /// lines and lines that begin with `#` are passed over.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidData`] where there is no key, or a key has white space in it.
+    /// [`io::ErrorKind::InvalidData`] where there is no key, a key has other than ASCII characters, or a
+    /// limit is none.
     pub fn parse(text: &str) -> io::Result<Self> {
         let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidData, message);
         let lines = (1..).zip(text.lines().map(str::trim));
-        let mut hashes = Vec::new();
-        for (number, key) in lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')) {
-            if key.contains(|c: char| c.is_whitespace() || !c.is_ascii()) {
+        let mut tenants = Vec::new();
+        for (number, line) in lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')) {
+            let mut words = line.split_whitespace();
+            let key = words.next().unwrap_or_default();
+            if !key.is_ascii() {
                 let message = format!("line {number}: a key is one word of ASCII characters");
                 return Err(invalid(message));
             }
-            hashes.push(Sha256::digest(key.as_bytes()).into());
+            let limits = limits(words);
+            let limits = limits.map_err(|what| invalid(format!("line {number}: {what}")))?;
+            let hash = Sha256::digest(key.as_bytes()).into();
+            tenants.push(Tenant { hash, limits });
         }
-        match hashes.is_empty() {
+        match tenants.is_empty() {
             true => Err(invalid("there is no key in it".to_owned())),
-            false => Ok(Self { hashes }),
+            false => Ok(Self { tenants }),
         }
     }
 
@@ -68,12 +77,12 @@ impl Keys {
 
     /// Whether a key is needed.
     pub fn are_needed(&self) -> bool {
-        !self.hashes.is_empty()
+        !self.tenants.is_empty()
     }
 
     /// How many there are.
     pub fn n_keys(&self) -> usize {
-        self.hashes.len()
+        self.tenants.len()
     }
 
     /// Whose request this is, by the key in `Authorization: Bearer` or `x-api-key`.
@@ -82,33 +91,60 @@ impl Keys {
     /// [`ApiError::unauthorized`].
     pub fn tenant(&self, headers: &HeaderMap) -> Result<Tenant, ApiError> {
         if !self.are_needed() {
-            return Ok(Tenant { hash: [0; 32] });
+            return Ok(Tenant::default());
         }
         let given = key_of(headers).unwrap_or_default();
         let hash: [u8; 32] = Sha256::digest(given).into();
-        let (mut found, mut tenant) = (Choice::from(0), [0u8; 32]);
+        let (mut found, mut at) = (Choice::from(0), 0u64);
         // All keys are compared, whichever is right.
-        for known in &self.hashes {
-            let is_same = known.ct_eq(&hash);
+        for (number, known) in (0..).zip(&self.tenants) {
+            let is_same = known.hash.ct_eq(&hash);
             found |= is_same;
-            for (to, from) in tenant.iter_mut().zip(known) {
-                to.conditional_assign(from, is_same);
-            }
+            at.conditional_assign(&number, is_same);
         }
-        match bool::from(found) {
-            true => Ok(Tenant { hash: tenant }),
-            false => Err(ApiError::unauthorized()),
+        let tenant = self.tenants.get(at as usize).copied();
+        match tenant.filter(|_| bool::from(found)) {
+            Some(tenant) => Ok(tenant),
+            None => Err(ApiError::unauthorized()),
         }
     }
+}
+
+/// The limits in the words after a key. An error repeats none of them: it may be another key.
+fn limits<'w>(words: impl Iterator<Item = &'w str>) -> Result<TenantLimits, &'static str> {
+    const FORM: &str =
+        "after a key can be weight=N, max_running=N and max_queued=N, each a number from 1 on";
+    let mut limits = TenantLimits::default();
+    for word in words {
+        let (name, value) = word.split_once('=').ok_or(FORM)?;
+        let number: NonZeroU32 = value.parse().map_err(|_| FORM)?;
+        match name {
+            "weight" => limits.weight = number,
+            "max_running" => limits.max_running = Some(number),
+            "max_queued" => limits.max_queued = Some(number),
+            _ => return Err(FORM),
+        }
+    }
+    Ok(limits)
 }
 
 impl std::fmt::Debug for Keys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Keys({})", self.hashes.len())
+        write!(f, "Keys({})", self.tenants.len())
     }
 }
 
 impl Tenant {
+    /// Who it is to the scheduler.
+    pub(crate) fn id(&self) -> TenantId {
+        TenantId(self.salt(None).0)
+    }
+
+    /// What it gets.
+    pub(crate) fn limits(&self) -> TenantLimits {
+        self.limits
+    }
+
     /// Who shares cached prefixes: requests of this tenant with the same salt of their own.
     pub fn salt(&self, narrowed_by: Option<&str>) -> Salt {
         let mut hasher = Sha256::new();
@@ -184,6 +220,28 @@ mod tests {
         let keys = Keys::none();
         let anybody = keys.tenant(&HeaderMap::new()).unwrap();
         assert_eq!(anybody, keys.tenant(&headers("x-api-key", "any")).unwrap());
+    }
+
+    #[test]
+    fn a_key_has_the_limits_of_its_line() {
+        let keys = Keys::parse("first weight=3 max_queued=5\nsecond  max_running=2\n").unwrap();
+        let limits = |key: &str| keys.tenant(&headers("x-api-key", key)).unwrap().limits();
+        let number = |n: u32| NonZeroU32::new(n).unwrap();
+        let first = TenantLimits {
+            weight: number(3),
+            max_running: None,
+            max_queued: Some(number(5)),
+        };
+        assert_eq!(limits("first"), first);
+        assert_eq!(limits("second").max_running, Some(number(2)));
+        assert_eq!(limits("second").weight, number(1));
+        for wrong in ["weight", "weight=0", "weight=x", "max=3", "other-key"] {
+            let error = Keys::parse(&format!("key {wrong}"))
+                .unwrap_err()
+                .to_string();
+            let repeats = error.contains("other-key") || error.contains("=x");
+            assert!(error.contains("line 1") && !repeats, "{error}");
+        }
     }
 
     #[test]

@@ -359,7 +359,9 @@ impl From<RequestError> for ApiError {
                 )
             },
             RequestError::TokenOutOfRange { .. } => Self::invalid_param("prompt", message),
-            RequestError::Busy { .. } | RequestError::BusyTokens { .. } => Self {
+            RequestError::Busy { .. }
+            | RequestError::BusyTokens { .. }
+            | RequestError::TenantBusy { .. } => Self {
                 code: Some("rate_limit_exceeded"),
                 ..Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
             },

@@ -84,7 +84,8 @@ pub(crate) struct ServeArgs {
     /// Use the chat template in a file instead of the only model's
     #[arg(long, visible_alias = "chat-template-file", value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
-    /// Take requests with a key of this file only: one key a line
+    /// Take requests with a key of this file only: one key a line, perhaps with weight=N, max_running=N
+    /// and max_queued=N after it
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
     /// Let everybody who reaches --host use the server

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use scheduler::{EvictionPolicy, Micros, PrefixCaching, SchedulerConfig};
+use scheduler::{EvictionPolicy, Micros, PrefixCaching, SchedulerConfig, TenantLimits};
 
 use crate::config::Settings;
 
@@ -38,6 +38,8 @@ pub struct ServiceConfig {
     pub prefix_cache: PrefixCaching,
     /// Which of these prefixes is dropped first.
     pub eviction: EvictionPolicy,
+    /// What a tenant gets whose requests name no limits of its own.
+    pub tenant_limits: TenantLimits,
     /// Preempts a running request after every so many steps, to test that texts stay the same.
     pub preempt_every: Option<NonZeroU32>,
     /// Whether frames for watchers have tokens of requests and cached prefixes.
@@ -66,6 +68,7 @@ impl Default for ServiceConfig {
             headroom: 16,
             prefix_cache: PrefixCaching::On,
             eviction: EvictionPolicy::Value,
+            tenant_limits: TenantLimits::default(),
             preempt_every: None,
             excerpts: ExcerptLen::None,
         }

@@ -62,6 +62,7 @@ pub use prefixes::PrefixCounts;
 pub use scheduler::{
     Counters, DropReason, End, EvictionPolicy, Missed, Note, PrefixCaching, PrefixUse, Priority,
     PromptLimits, RequestError, RequestId, Reuse, Salt, Speculated, Speculation, SpeculationOff,
+    Tenant, TenantId, TenantLimits,
 };
 pub use service::{MemoryLayout, Service, ServiceError, ServiceStatus, TextRequest};
 pub use stream::{FinishedText, TextStream, Usage};

@@ -3,6 +3,7 @@
 //! Invariant: what can be refused without the thread is refused before anything is queued, so a
 //! stream that was handed out is of a request that will be computed. Knows nothing of steps.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -18,7 +19,8 @@ use kv_core::state::Fingerprint;
 use model_core::tokenizer::Tokenizer;
 use scheduler::{
     Counters, Drafter, PrefixUse, Priority, PromptLimits, PromptRows, RequestError, RequestId,
-    Scheduler, SchedulerConfig, Speculation, SpeculationOff, Waiting,
+    Scheduler, SchedulerConfig, Speculation, SpeculationOff, Tenant, TenantId, TenantLimits,
+    Waiting,
 };
 
 use super::config::ServiceConfig;
@@ -41,6 +43,10 @@ pub struct TextRequest {
     pub prompt: Vec<TokenId>,
     /// Which requests go before it.
     pub priority: Priority,
+    /// Whose it is: tenants share what is computed by their weights.
+    pub tenant: TenantId,
+    /// What that tenant gets from now on; `None` takes [`ServiceConfig::tenant_limits`].
+    pub tenant_limits: Option<TenantLimits>,
     /// With whom it shares cached prefixes: with all requests, unless they have other salts. With
     /// none where log probabilities of the prompt are wanted.
     pub prefix: PrefixUse,
@@ -105,6 +111,7 @@ pub struct Service<B: Backend> {
     limits: PromptLimits,
     draft_limit: Result<usize, SpeculationOff>,
     keeps_checkpoints: bool,
+    tenant_limits: TenantLimits,
     queue: Arc<QueueSize>,
     next_id: AtomicU64,
     step: Arc<StepGuests>,
@@ -141,25 +148,40 @@ pub struct ServiceStatus {
 /// What waits, and how much may.
 #[derive(Debug)]
 struct QueueSize {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<WaitingRequests>,
     limits: SchedulerConfig,
 }
 
+/// The requests that wait, all and by tenant.
+#[derive(Debug, Default)]
+struct WaitingRequests {
+    all: Waiting,
+    of: BTreeMap<TenantId, usize>,
+}
+
 impl QueueSize {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+    fn lock(&self) -> MutexGuard<'_, WaitingRequests> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A place for a prompt.
-    fn enter(self: &Arc<Self>, n_prompt: usize) -> Result<QueuePlace, RequestError> {
+    fn enter(
+        self: &Arc<Self>,
+        n_prompt: usize,
+        tenant: Tenant,
+    ) -> Result<QueuePlace, RequestError> {
         let mut waiting = self.lock();
-        self.limits.check_queue(*waiting, n_prompt)?;
-        waiting.n_requests += 1;
-        waiting.n_tokens += n_prompt;
+        self.limits.check_queue(waiting.all, n_prompt)?;
+        let own = waiting.of.get(&tenant.id).copied().unwrap_or(0);
+        tenant.limits.check_queue(own)?;
+        waiting.all.n_requests += 1;
+        waiting.all.n_tokens += n_prompt;
+        waiting.of.insert(tenant.id, own + 1);
         drop(waiting);
         Ok(QueuePlace {
             queue: Arc::clone(self),
             n_prompt,
+            tenant: tenant.id,
         })
     }
 }
@@ -169,13 +191,20 @@ impl QueueSize {
 pub(crate) struct QueuePlace {
     queue: Arc<QueueSize>,
     n_prompt: usize,
+    tenant: TenantId,
 }
 
 impl Drop for QueuePlace {
     fn drop(&mut self) {
         let mut waiting = self.queue.lock();
-        waiting.n_requests = waiting.n_requests.saturating_sub(1);
-        waiting.n_tokens = waiting.n_tokens.saturating_sub(self.n_prompt);
+        waiting.all.n_requests = waiting.all.n_requests.saturating_sub(1);
+        waiting.all.n_tokens = waiting.all.n_tokens.saturating_sub(self.n_prompt);
+        if let Some(own) = waiting.of.get_mut(&self.tenant) {
+            *own = own.saturating_sub(1);
+            if *own == 0 {
+                waiting.of.remove(&self.tenant);
+            }
+        }
     }
 }
 
@@ -246,6 +275,7 @@ impl<B: Backend> Service<B> {
             limits,
             draft_limit,
             keeps_checkpoints,
+            tenant_limits: config.tenant_limits,
             queue: Arc::new(QueueSize {
                 waiting: Mutex::default(),
                 limits: queue_limits,
@@ -286,6 +316,8 @@ impl<B: Backend> Service<B> {
         let TextRequest {
             prompt,
             priority,
+            tenant,
+            tenant_limits,
             prefix,
             checkpoints,
             options,
@@ -316,7 +348,11 @@ impl<B: Backend> Service<B> {
             completion.accept_prompt(&prompt);
             completions.push(completion);
         }
-        let place = self.queue.enter(prompt.len())?;
+        let tenant = Tenant {
+            id: tenant,
+            limits: tenant_limits.unwrap_or(self.tenant_limits),
+        };
+        let place = self.queue.enter(prompt.len(), tenant)?;
         let first_id = self.reserve_ids(u64::from(n.get()));
         let (mut texts, mut streams) = (Vec::new(), Vec::new());
         for (id, completion) in (first_id.0..).map(RequestId).zip(completions) {
@@ -337,6 +373,7 @@ impl<B: Backend> Service<B> {
             texts,
             prompt,
             priority,
+            tenant,
             prefix,
             prompt_rows,
             checkpoints,
@@ -381,7 +418,7 @@ impl<B: Backend> Service<B> {
 
     /// Requests that wait to be admitted.
     pub fn n_queued(&self) -> usize {
-        self.queue.lock().n_requests
+        self.queue.lock().all.n_requests
     }
 
     /// What the scheduler has done up to its last step.

@@ -14,7 +14,7 @@ use kv_core::backend::{Backend, BackendError};
 use kv_core::memory::Edit;
 use scheduler::{
     Drafter, Event, Micros, Outcome, PrefixUse, Priority, PromptRows, Request, RequestId,
-    RowReport, RowUse, Scheduler, SpeculationOff, Step, StepFailure, Work,
+    RowReport, RowUse, Scheduler, SpeculationOff, Step, StepFailure, Tenant, Work,
 };
 
 use super::config::micros;
@@ -44,6 +44,7 @@ pub(crate) struct Submitted {
     pub(crate) texts: Vec<SubmittedText>,
     pub(crate) prompt: Vec<TokenId>,
     pub(crate) priority: Priority,
+    pub(crate) tenant: Tenant,
     pub(crate) prefix: PrefixUse,
     pub(crate) prompt_rows: PromptRows,
     pub(crate) checkpoints: Vec<usize>,
@@ -258,6 +259,7 @@ impl<B: Backend> Worker<B> {
             texts,
             prompt,
             priority,
+            tenant,
             prefix,
             prompt_rows,
             checkpoints,
@@ -297,6 +299,7 @@ impl<B: Backend> Worker<B> {
             prompt_rows,
             checkpoints,
             siblings: ids.collect(),
+            tenant,
         };
         let now = self.now();
         self.recorder.submit(now, &request);

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io::BufRead;
 
 use kv_core::TokenId;
-use scheduler::{Micros, PrefixUse, PromptRows, Request, RequestId, Salt};
+use scheduler::{Micros, PrefixUse, PromptRows, Request, RequestId, Salt, Tenant};
 
 use super::record::{
     ChosenTokens, SubmittedRequest, TRACE_VERSION, TraceEvent, TraceHeader, TraceLine, TracedEnd,
@@ -185,6 +185,7 @@ impl Trace {
                 },
                 checkpoints: submitted.checkpoints.clone(),
                 siblings: (first + 1..end).map(RequestId).collect(),
+                tenant: submitted.tenant.map_or_else(Tenant::default, Tenant::from),
             },
             n_ended,
         });

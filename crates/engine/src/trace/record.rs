@@ -3,10 +3,12 @@
 //! Invariant: a line is complete in itself, and what was written by an older version with the same
 //! [`TRACE_VERSION`] is read. Holds no token ids: [`PrefixHashes`].
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::num::NonZeroU32;
 
 use kv_core::TokenId;
-use scheduler::{DropReason, End, Note, Priority, Reuse};
+use scheduler::{DropReason, End, Note, Priority, Reuse, Tenant, TenantId, TenantLimits};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -89,7 +91,48 @@ pub(crate) struct SubmittedRequest {
     /// Where messages of the prompt end.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) checkpoints: Vec<usize>,
+    /// Whose it is; `None` where there is one tenant without limits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tenant: Option<TracedTenant>,
     pub(crate) prompt: PrefixHashes,
+}
+
+/// A tenant. How many of its requests may wait is left out: what was refused is not in a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TracedTenant {
+    /// Its number, in the order in which they came, from 1 on.
+    id: u64,
+    weight: NonZeroU32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    max_running: Option<NonZeroU32>,
+}
+
+impl TracedTenant {
+    /// That of a request; `numbers` are those of the tenants that came before.
+    pub(crate) fn new(tenant: Tenant, numbers: &mut BTreeMap<TenantId, u64>) -> Option<Self> {
+        if tenant == Tenant::default() {
+            return None;
+        }
+        let next = numbers.len() as u64 + 1;
+        Some(Self {
+            id: *numbers.entry(tenant.id).or_insert(next),
+            weight: tenant.limits.weight,
+            max_running: tenant.limits.max_running,
+        })
+    }
+}
+
+impl From<TracedTenant> for Tenant {
+    fn from(traced: TracedTenant) -> Self {
+        Self {
+            id: TenantId(traced.id),
+            limits: TenantLimits {
+                weight: traced.weight,
+                max_running: traced.max_running,
+                max_queued: None,
+            },
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -12,14 +12,14 @@ use std::io::{self, Write};
 use kv_core::TokenId;
 use scheduler::{
     Micros, PrefixUse, Progress, PromptRows, Request, RequestId, RowReport, Salt, SchedulerConfig,
-    Step,
+    Step, TenantId,
 };
 use serde::Serialize;
 
 use super::layout::{MemoryShape, TraceLimits};
 use super::record::{
     ChosenTokens, ComputedStep, MAX_HASH, PrefixHashes, SubmittedRequest, TRACE_VERSION,
-    TraceEvent, TraceHeader, TraceLine,
+    TraceEvent, TraceHeader, TraceLine, TracedTenant,
 };
 use crate::config::Settings;
 
@@ -32,6 +32,7 @@ pub struct TraceWriter {
     /// The hash of all tokens of each text so far.
     texts: BTreeMap<RequestId, u64>,
     salts: BTreeMap<Salt, u64>,
+    tenants: BTreeMap<TenantId, u64>,
     line: Vec<u8>,
 }
 
@@ -53,6 +54,7 @@ impl TraceWriter {
             key: RandomState::new(),
             texts: BTreeMap::new(),
             salts: BTreeMap::new(),
+            tenants: BTreeMap::new(),
             line: Vec::new(),
         }
     }
@@ -100,6 +102,7 @@ impl TraceWriter {
             salt,
             has_all_rows: request.prompt_rows == PromptRows::All,
             checkpoints: request.checkpoints.clone(),
+            tenant: TracedTenant::new(request.tenant, &mut self.tenants),
             prompt,
         });
         self.event(at, event);

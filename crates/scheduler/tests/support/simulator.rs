@@ -10,7 +10,7 @@ use rand_chacha::rand_core::Rng;
 use scheduler::{
     End, Event, Micros, Missed, Outcome, PrefixUse, Priority, Progress, PromptRows, Request,
     RequestError, RequestId, Reuse, RowBytes, RowUse, Scheduler, SchedulerConfig, Step,
-    StepFailure, StepRow, Work,
+    StepFailure, StepRow, Tenant, TenantId, TenantLimits, Work,
 };
 
 use super::fake::{Alone, FakeRows, N_VOCAB, choose};
@@ -23,6 +23,7 @@ pub struct Script {
     pub prefix: PrefixUse,
     pub prompt_rows: PromptRows,
     pub checkpoints: Vec<usize>,
+    pub tenant: Tenant,
     /// The text is complete with this many tokens.
     pub max_tokens: usize,
     /// The row after this many tokens cannot be sampled.
@@ -61,6 +62,7 @@ pub struct Simulator {
     rows: FakeRows,
     rules: BatchRules,
     row_bytes: RowBytes,
+    tenants: BTreeMap<TenantId, TenantLimits>,
     clients: BTreeMap<RequestId, Client>,
     running: BTreeSet<RequestId>,
     /// Steps fail at this of their ubatches, once.
@@ -125,6 +127,7 @@ impl Simulator {
             memory,
             rules: config.rules,
             row_bytes: RowBytes::default(),
+            tenants: BTreeMap::new(),
             clients: BTreeMap::new(),
             running: BTreeSet::new(),
             fails_at: None,
@@ -194,7 +197,9 @@ impl Simulator {
             prompt_rows: script.prompt_rows,
             checkpoints: script.checkpoints.clone(),
             siblings: siblings.clone(),
+            tenant: script.tenant,
         };
+        let script_tenant = script.tenant;
         let capacity = self.scheduler.capacity();
         for (variant, text) in (0..).zip(std::iter::once(id).chain(siblings)) {
             let script = Script {
@@ -220,6 +225,12 @@ impl Simulator {
         let outcomes = self
             .scheduler
             .handle(Micros(self.now), Event::Submit(request));
+        if !outcomes
+            .iter()
+            .any(|outcome| matches!(outcome, Outcome::Refused { .. }))
+        {
+            self.tenants.insert(script_tenant.id, script_tenant.limits);
+        }
         let refused = outcomes.iter().find_map(|outcome| match outcome {
             Outcome::Refused { why, .. } => Some(why.clone()),
             _ => None,
@@ -544,6 +555,21 @@ impl Simulator {
         assert!(counted <= limit, "{counted} of {limit} bytes");
     }
 
+    /// No tenant has more texts running than it may.
+    fn check_tenants(&self) {
+        let mut n_running: BTreeMap<TenantId, usize> = BTreeMap::new();
+        for running in self.scheduler.running() {
+            *n_running.entry(running.tenant).or_default() += 1;
+        }
+        for (id, n) in n_running {
+            let limits = self.tenants.get(&id).copied().unwrap_or_default();
+            let limit = limits
+                .max_running
+                .map_or(usize::MAX, |limit| limit.get() as usize);
+            assert!(n <= limit, "{n} of {limit} texts of {id:?}");
+        }
+    }
+
     /// Recounts everything.
     fn check(&self) {
         for part in self.memory.parts() {
@@ -576,6 +602,7 @@ impl Simulator {
             assert!(is_right, "{n_held}: {line:?}");
         }
         self.check_isolation(&users);
+        self.check_tenants();
     }
 
     /// No cell is shared by requests of different salts, or by one that takes part in nothing, but

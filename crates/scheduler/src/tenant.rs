@@ -1,0 +1,173 @@
+//! [`Tenant`]: whose request it is, and [`Tenants`]: how much was computed for each.
+//!
+//! Each tenant has a virtual token counter, as in VTC (fair queueing by tokens): the prompt of a request
+//! counts when it is admitted, without what was reused, and the text token by token, both divided by the
+//! tenant's weight. The tenant with the lowest counter goes first. One that comes back after a pause counts
+//! from where the last one was that went first, so that it saves nothing up. Invariant: counters never
+//! go back. Knows nothing of queues and of memory.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
+use crate::request::RequestError;
+
+/// Whose request it is, by a number of the caller's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TenantId(pub u64);
+
+/// What a tenant gets next to others, and at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TenantLimits {
+    /// Its share next to that of others who want more than they get.
+    pub weight: NonZeroU32,
+    /// Texts of it that run at once, at most; `None` for as many as run at all.
+    pub max_running: Option<NonZeroU32>,
+    /// Requests of it that may wait; `None` for as many as may wait at all.
+    pub max_queued: Option<NonZeroU32>,
+}
+
+impl Default for TenantLimits {
+    fn default() -> Self {
+        Self {
+            weight: NonZeroU32::MIN,
+            max_running: None,
+            max_queued: None,
+        }
+    }
+}
+
+impl TenantLimits {
+    /// Whether a request of the tenant may wait with so many others of it.
+    ///
+    /// # Errors
+    /// [`RequestError::TenantBusy`], with the numbers.
+    pub fn check_queue(&self, queued: usize) -> Result<(), RequestError> {
+        match self.max_queued.map(|limit| limit.get() as usize) {
+            Some(limit) if queued >= limit => Err(RequestError::TenantBusy { queued, limit }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A tenant, with the limits that it has from now on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Tenant {
+    /// Who it is.
+    pub id: TenantId,
+    /// What it gets.
+    pub limits: TenantLimits,
+}
+
+/// So much counts a token for a weight of 1.
+const PER_TOKEN: u64 = 1 << 20;
+
+/// So many tenants are remembered while nothing of theirs runs or waits.
+const MAX_IDLE: usize = 1024;
+
+/// What was computed for each tenant.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tenants {
+    accounts: BTreeMap<TenantId, Account>,
+    /// The highest counter of a tenant that went first.
+    floor: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Account {
+    limits: TenantLimits,
+    counter: u64,
+}
+
+impl Tenants {
+    /// A request of a tenant comes; `is_active` is whether others of a tenant run or wait.
+    pub(crate) fn enter(&mut self, tenant: Tenant, is_active: impl Fn(TenantId) -> bool) {
+        let Tenant { id, limits } = tenant;
+        let floor = self.floor;
+        if self.accounts.len() >= MAX_IDLE {
+            // All below the floor would come back at it.
+            let is_ahead = |account: &Account| account.counter > floor;
+            self.accounts
+                .retain(|&id, account| is_ahead(account) || is_active(id));
+        }
+        let account = self.accounts.entry(id).or_insert(Account {
+            limits,
+            counter: floor,
+        });
+        account.limits = limits;
+        if !is_active(id) {
+            account.counter = account.counter.max(floor);
+        }
+    }
+
+    /// A request of a tenant goes first, and so many of its tokens are to be computed.
+    pub(crate) fn admit(&mut self, id: TenantId, n_tokens: usize) {
+        if let Some(account) = self.accounts.get(&id) {
+            self.floor = self.floor.max(account.counter);
+        }
+        self.charge(id, n_tokens);
+    }
+
+    /// So many tokens are computed for a tenant.
+    pub(crate) fn charge(&mut self, id: TenantId, n_tokens: usize) {
+        if let Some(account) = self.accounts.get_mut(&id) {
+            let weight = u64::from(account.limits.weight.get());
+            let tokens = (n_tokens as u64).saturating_mul(PER_TOKEN);
+            account.counter = account.counter.saturating_add(tokens / weight);
+        }
+    }
+
+    /// What was computed for a tenant, divided by its weight.
+    pub(crate) fn counter(&self, id: TenantId) -> u64 {
+        self.accounts.get(&id).map_or(0, |account| account.counter)
+    }
+
+    /// What a tenant gets.
+    pub(crate) fn limits(&self, id: TenantId) -> TenantLimits {
+        let account = self.accounts.get(&id);
+        account.map_or_else(TenantLimits::default, |account| account.limits)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use super::*;
+
+    fn tenant(id: u64, weight: u32) -> Tenant {
+        Tenant {
+            id: TenantId(id),
+            limits: TenantLimits {
+                weight: NonZeroU32::new(weight).unwrap(),
+                ..TenantLimits::default()
+            },
+        }
+    }
+
+    #[test]
+    fn tokens_count_by_weight_and_a_pause_saves_nothing_up() {
+        let mut tenants = Tenants::default();
+        tenants.enter(tenant(1, 1), |_| false);
+        tenants.enter(tenant(2, 4), |_| false);
+        tenants.charge(TenantId(1), 10);
+        tenants.charge(TenantId(2), 40);
+        let counter = |tenants: &Tenants, id| tenants.counter(TenantId(id));
+        assert_eq!(counter(&tenants, 1), 10 * PER_TOKEN);
+        assert_eq!(counter(&tenants, 2), counter(&tenants, 1));
+        tenants.admit(TenantId(1), 5);
+        // One that comes begins where the last one was that went first.
+        tenants.enter(tenant(3, 1), |_| false);
+        assert_eq!(counter(&tenants, 3), 10 * PER_TOKEN);
+        // One that went on stays where it is.
+        tenants.enter(tenant(1, 1), |_| true);
+        assert_eq!(counter(&tenants, 1), 15 * PER_TOKEN);
+    }
+
+    #[test]
+    fn idle_tenants_are_forgotten() {
+        let mut tenants = Tenants::default();
+        for id in 0..3000 {
+            tenants.enter(tenant(id, 1), |_| false);
+        }
+        assert!(tenants.accounts.len() <= MAX_IDLE);
+    }
+}
