@@ -56,11 +56,24 @@ mod metal {
         kv_contract::backend_contract!(|| metal(Order::Reverse, Precision::Precise));
     }
 
+    /// With products on matrices of SIMD groups.
     mod fast {
         use super::{Order, Precision, metal, tolerance};
 
-        kv_contract::backend_contract!(|| {
-            metal(Order::Reverse, Precision::Fast).with_tolerance(tolerance::FAST)
-        });
+        mod forward {
+            use super::{Order, Precision, metal, tolerance};
+
+            kv_contract::backend_contract!(|| {
+                metal(Order::Forward, Precision::Fast).with_tolerance(tolerance::FAST)
+            });
+        }
+
+        mod reverse {
+            use super::{Order, Precision, metal, tolerance};
+
+            kv_contract::backend_contract!(|| {
+                metal(Order::Reverse, Precision::Fast).with_tolerance(tolerance::FAST)
+            });
+        }
     }
 }
