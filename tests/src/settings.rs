@@ -93,8 +93,18 @@ fn place<'a, 'p>(
 }
 
 impl SettingsCheck<'_> {
+    /// Checks the settings of all these recipes.
+    ///
+    /// # Panics
+    /// Where something is wrong, with a line for each.
+    pub fn check(&self, recipes: impl IntoIterator<Item = Recipe>) {
+        let faults = recipes.into_iter().flat_map(|recipe| self.faults(&recipe));
+        let faults: Vec<String> = faults.collect();
+        assert!(faults.is_empty(), "{}", faults.join("\n"));
+    }
+
     /// What is wrong with a recipe's settings, a line for each.
-    pub fn faults(&self, recipe: &Recipe) -> Vec<String> {
+    fn faults(&self, recipe: &Recipe) -> Vec<String> {
         let sound = self
             .directory(recipe)
             .unwrap_or_else(|e| panic!("{}: {e}", recipe.name()));

@@ -3,7 +3,7 @@
 
 use kv_core::TokenId;
 use model_core::chat_template::{ChatMessage, ChatTemplate, GenerationPrompt, TemplateTokens};
-use model_core::message_ends::{beginnings, message_ends};
+use model_core::message_ends::message_ends;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::EncodeOptions;
 
@@ -48,12 +48,10 @@ pub fn chat_tokens(
     let text = render(file, &template, messages, GenerationPrompt::Add)?;
     let tokens = tokenizer.encode(&text, EncodeOptions::CHAT);
     let roles = messages.iter().map(|message| message.role.as_str());
-    // A template may refuse the first messages without the others.
-    let beginnings = beginnings(roles).into_iter().filter_map(|n| {
+    let message_ends = message_ends(tokenizer, &tokens, roles, |n| {
         let messages = messages.get(..n)?;
         render(file, &template, messages, GenerationPrompt::Omit).ok()
     });
-    let message_ends = message_ends(tokenizer, &tokens, beginnings);
     Ok(Some(ChatTokens {
         tokens,
         message_ends,

@@ -59,7 +59,12 @@ impl Settings {
 
 /// The largest context length that fits, where all shorter ones do; `None` where none does.
 pub(crate) fn largest_that_fits(fits: impl Fn(u32) -> bool) -> Option<u32> {
-    let (mut fitting, mut too_large) = (0, MAX_N_CTX + 1);
+    Some(largest_up_to(MAX_N_CTX, fits)).filter(|&n_ctx| n_ctx > 0)
+}
+
+/// The largest number up to `most` that fits, where all smaller ones do; 0 is taken to fit.
+pub(crate) fn largest_up_to(most: u32, fits: impl Fn(u32) -> bool) -> u32 {
+    let (mut fitting, mut too_large) = (0, most + 1);
     while too_large - fitting > 1 {
         let middle = fitting + (too_large - fitting) / 2;
         match fits(middle) {
@@ -67,7 +72,7 @@ pub(crate) fn largest_that_fits(fits: impl Fn(u32) -> bool) -> Option<u32> {
             false => too_large = middle,
         }
     }
-    (fitting > 0).then_some(fitting)
+    fitting
 }
 
 impl EngineConfig {

@@ -11,6 +11,7 @@ use kv_core::memory::{
 use kv_core::{KvType, KvTypes, MAX_SEQS, TokenId, Window};
 use model_core::architecture::{Model, OutputKind};
 
+use crate::budget::largest_up_to;
 use crate::logprobs::MAX_TOP_LOGPROBS;
 use crate::sampler::MAX_BIAS;
 
@@ -366,10 +367,10 @@ impl EngineConfig {
             Streams::PerSequence => (MAX_SEQS as u32).saturating_sub(n_seqs),
         };
         let limit = sizes.memory_bytes().saturating_add(prefix_bytes);
-        let largest = partition_point(most, |n_more| bytes(n_more) <= limit);
+        let largest = largest_up_to(most, |n_more| bytes(n_more) <= limit);
         // What costs nothing brings nothing.
         let largest_bytes = bytes(largest);
-        let n_more = partition_point(largest, |n_more| bytes(n_more) < largest_bytes);
+        let n_more = largest_up_to(largest, |n_more| bytes(n_more) < largest_bytes);
         let is_less = bytes(n_more) < largest_bytes;
         self.sizes_with_room(model, n_more + u32::from(is_less))
     }
@@ -506,19 +507,6 @@ impl Settings {
     pub(crate) fn n_snapshot_rows(&self) -> usize {
         self.memory.n_snapshot_rows()
     }
-}
-
-/// The largest number up to `most` that is such, where all smaller ones are and 0 counts as such.
-fn partition_point(most: u32, is_such: impl Fn(u32) -> bool) -> u32 {
-    let (mut such, mut not) = (0, most + 1);
-    while not - such > 1 {
-        let middle = such + (not - such) / 2;
-        match is_such(middle) {
-            true => such = middle,
-            false => not = middle,
-        }
-    }
-    such
 }
 
 fn in_range(name: &'static str, got: usize, max: usize) -> Result<(), ConfigError> {

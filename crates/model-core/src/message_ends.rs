@@ -11,28 +11,19 @@ use crate::tokenizer::{AddSpecial, EncodeOptions, Tokenizer};
 /// Messages before the last one whose ends are looked for, in addition to that of system messages.
 const MAX_ENDS: usize = 8;
 
-/// Of how many first messages the ends are worth looking for: those before the last message, and the
-/// system messages at the beginning. `roles` are those of all messages.
-pub fn beginnings<'r>(roles: impl IntoIterator<Item = &'r str>) -> Vec<usize> {
-    let roles: Vec<&str> = roles.into_iter().collect();
-    let n = roles.len();
-    let is_system = |role: &&&str| matches!(**role, "system" | "developer");
-    let n_system = roles.iter().take_while(is_system).count();
-    let last = (n_system + 1).max(n.saturating_sub(MAX_ENDS))..n;
-    let system = (1..n).contains(&n_system).then_some(n_system);
-    system.into_iter().chain(last).collect()
-}
-
-/// How many of the tokens of a prompt are those of each of its beginnings: texts of its first messages, the
-/// shortest first. Those after the first one that is not encoded as in the prompt are left out.
-pub fn message_ends(
+/// How many of the tokens of a prompt are those of each of some beginnings of its messages, whose roles
+/// these are. `render` gives the text of so many first messages alone, or `None` where the template
+/// refuses them without the others. Those after the first beginning that is not encoded as in the prompt
+/// are left out.
+pub fn message_ends<'r>(
     tokenizer: &Tokenizer,
     prompt: &[TokenId],
-    beginnings: impl IntoIterator<Item = String>,
+    roles: impl IntoIterator<Item = &'r str>,
+    render: impl Fn(usize) -> Option<String>,
 ) -> Vec<usize> {
     let mut ends = Vec::new();
     let (mut before, mut at) = (String::new(), 0);
-    for text in beginnings {
+    for text in beginnings(roles).into_iter().filter_map(render) {
         let Some(new) = text.strip_prefix(before.as_str()) else {
             break;
         };
@@ -57,6 +48,18 @@ pub fn message_ends(
     ends.retain(|&end| end > 0 && end < prompt.len());
     ends.dedup();
     ends
+}
+
+/// Of how many first messages the ends are worth looking for: those before the last message, and the
+/// system messages at the beginning. `roles` are those of all messages.
+fn beginnings<'r>(roles: impl IntoIterator<Item = &'r str>) -> Vec<usize> {
+    let roles: Vec<&str> = roles.into_iter().collect();
+    let n = roles.len();
+    let is_system = |role: &&&str| matches!(**role, "system" | "developer");
+    let n_system = roles.iter().take_while(is_system).count();
+    let last = (n_system + 1).max(n.saturating_sub(MAX_ENDS))..n;
+    let system = (1..n).contains(&n_system).then_some(n_system);
+    system.into_iter().chain(last).collect()
 }
 
 #[cfg(test)]

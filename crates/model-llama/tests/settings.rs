@@ -167,7 +167,5 @@ fn a_setting_is_understood_refused_or_without_effect() {
         choices: CHOICES,
     };
     let recipes = CASES.iter().filter(|case| case.source == Source::Recipe);
-    let faults = recipes.flat_map(|case| check.faults(&case.generated()));
-    let faults: Vec<String> = faults.collect();
-    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    check.check(recipes.map(|case| case.generated()));
 }

@@ -119,9 +119,5 @@ fn a_setting_is_understood_refused_or_without_effect() {
         without_effect_in: WITHOUT_EFFECT_IN,
         choices: CHOICES,
     };
-    let faults = CASES
-        .iter()
-        .flat_map(|case| check.faults(&case.generated()));
-    let faults: Vec<String> = faults.collect();
-    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    check.check(CASES.iter().map(|case| case.generated()));
 }

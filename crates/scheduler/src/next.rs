@@ -301,11 +301,13 @@ impl Scheduler {
         });
         self.in_flight = fed.collect();
         // Prompts have counted when they were admitted, and what is computed again does not count.
-        for running in self.running.iter().filter(|r| r.has_begun()) {
-            let own = step.feeds.iter();
-            let own = own.filter(|feed| feed.request == running.request.id);
-            let n_tokens = own.map(|feed| feed.tokens.len()).sum();
-            self.tenants.charge(running.request.tenant, n_tokens);
+        for feed in &step.feeds {
+            let mut running = self.running.iter();
+            let running = running.find(|r| r.request.id == feed.request && r.has_begun());
+            if let Some(running) = running {
+                let tenant = running.request.tenant;
+                self.tenants.charge(tenant, feed.tokens.len());
+            }
         }
         self.pace.begin(&step.feeds);
         self.running.iter_mut().for_each(|r| r.draft.clear());

@@ -16,7 +16,7 @@ use kv_core::backend::BoxedBackend;
 use model_core::chat_template::{
     ChatTemplate, ChatTemplateError, GenerationPrompt, TemplateTokens,
 };
-use model_core::message_ends::{beginnings, message_ends};
+use model_core::message_ends::message_ends;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::Tokenizer;
 use serde_json::Value;
@@ -305,17 +305,15 @@ impl ServedModel {
             return Vec::new();
         };
         let roles = chat.messages.iter().map(|message| message["role"].as_str());
-        let beginnings = beginnings(roles.map(Option::unwrap_or_default));
-        // A template may refuse the first messages without the others.
-        let texts = beginnings.into_iter().filter_map(|n| {
+        let roles = roles.map(Option::unwrap_or_default);
+        message_ends(&self.tokenizer, tokens, roles, |n| {
             let first = ChatPrompt {
                 messages: chat.messages.get(..n)?.to_vec(),
                 variables: chat.variables.clone(),
             };
             let text = self.render_with(template, source, &first, GenerationPrompt::Omit);
             text.ok()
-        });
-        message_ends(&self.tokenizer, tokens, texts)
+        })
     }
 
     fn render_with(

@@ -10,7 +10,7 @@ use model_core::hf::{
 
 use super::as_u32;
 use super::hybrid::CONTEXT;
-use crate::rwkv::RWKV7;
+use crate::rwkv::{RWKV7, RWKV7_PARTS};
 
 /// The class. Which kernels compute it (`attn_mode`, `fuse_norm`) changes rounding alone.
 pub(super) const CLASS: HfClass = HfClass {
@@ -165,15 +165,12 @@ const SHARES: &[TensorRule] = &in_layers(
     ],
 );
 
-/// The shares of a layer, in the order of the one tensor.
-const LETTERS: [&str; 6] = ["r", "w", "k", "v", "a", "g"];
-
 fn fused_shares(config: &HfConfig, weights: &mut HfWeights) -> Result<(), ModelFileError> {
     let dim = config.count("hidden_size")?;
     let format = BlockFormat::F32;
     for layer in 0..config.count("num_hidden_layers")? {
         let name = format!("blk.{layer}.time_mix_lerp_fused.weight");
-        let parts = LETTERS.map(|letter| format!("blk.{layer}.time_mix_lerp_{letter}.weight"));
+        let parts = RWKV7_PARTS.map(|part| format!("blk.{layer}.time_mix_lerp_{part}.weight"));
         for part in &parts {
             let found = weights.describe(part).map(|info| info.shape);
             if found.as_deref() != Ok(&[dim]) {
@@ -184,7 +181,7 @@ fn fused_shares(config: &HfConfig, weights: &mut HfWeights) -> Result<(), ModelF
             }
             weights.hide(part);
         }
-        let shape = vec![LETTERS.len(), 1, 1, dim];
+        let shape = vec![RWKV7_PARTS.len(), 1, 1, dim];
         let info = WeightInfo {
             shape: shape.clone(),
             format,

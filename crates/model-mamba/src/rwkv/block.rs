@@ -119,7 +119,7 @@ impl Block<'_> {
         self.custom(&format!("{mix}_before"), &op, &[x])
     }
 
-    /// `x + (before - x) share` for the shares of these weights, one behind the other; a third
+    /// `x (1 - share) + before share` for the shares of these weights, one behind the other; a third
     /// operand is added to the shares.
     pub(super) fn lerp(
         &mut self,

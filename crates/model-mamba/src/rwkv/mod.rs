@@ -36,7 +36,7 @@ use block::{Block, BlockState};
 
 pub(crate) use v4::RWKV4;
 pub(crate) use v6::RWKV6;
-pub(crate) use v7::RWKV7;
+pub(crate) use v7::{PARTS as RWKV7_PARTS, RWKV7};
 
 /// The versions.
 pub const RWKV: &[Rwkv] = &[RWKV4, RWKV6, RWKV7];
@@ -93,6 +93,11 @@ impl Heads {
             norm_eps: eps.map_or(HEAD_NORM_EPS, |eps| eps as f32),
         })
     }
+
+    /// Values of their states, a matrix for each, where rows have `dim` values.
+    fn n_sums(self, dim: usize) -> usize {
+        dim * self.dim
+    }
 }
 
 /// Sizes of one model.
@@ -126,8 +131,8 @@ impl RwkvModel {
         let dim = sizes.dim;
         let n_sums = match version {
             Version::Four(averages) => averages.n_sums(),
-            Version::Six(sums) => sums.n_sums(dim),
-            Version::Seven(delta) => delta.n_sums(dim),
+            Version::Six(sums) => sums.heads.n_sums(dim),
+            Version::Seven(delta) => delta.heads.n_sums(dim),
         };
         let of_block = BlockState::ALL.map(|state| state.memory(dim, n_sums));
         let layers = LayerMap::new(of_block.repeat(sizes.n_blocks));
@@ -203,7 +208,7 @@ impl Model for RwkvModel {
     fn custom_ops(&self) -> CustomOps {
         let mixing = CustomOps::new().with(ops::Before).with(ops::Lerp);
         match self.version {
-            Version::Four(_) => CustomOps::new().with(ops::Shift).with(wkv4::Wkv4),
+            Version::Four(_) => mixing.with(wkv4::Wkv4),
             Version::Six(_) => mixing.with(wkv6::Wkv6),
             Version::Seven(_) => mixing.with(wkv7::Wkv7),
         }

@@ -1,63 +1,10 @@
-//! How RWKV mixes each token with the one before it, which graphs have no operation for: [`Shift`] in
-//! RWKV-4, [`Before`] and [`Lerp`] in RWKV-6 and 7.
+//! How RWKV mixes each token with the one before it, which graphs have no operation for: [`Before`] and
+//! [`Lerp`].
 //!
 //! Invariant: a row's result follows from the row and the state alone, so it is the same however a
 //! sequence is cut up. Knows nothing of sequences, cells or devices.
 
 use kv_core::backend::{CustomOp, CustomRows, CustomShape};
-
-/// For `x [tokens, dim]` and shares `[dim]` each: for every share, `x share + before (1 - share)`,
-/// concatenated, `[tokens, shares * dim]`. The state, `[dim]`, is the row before; zeros before the
-/// first.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Shift;
-
-impl Shift {
-    pub(super) const NAME: &'static str = "rwkv.shift";
-}
-
-impl CustomOp for Shift {
-    fn name(&self) -> &str {
-        Self::NAME
-    }
-
-    fn check(&self, node: &CustomShape<'_>) -> Result<(), String> {
-        let shares = node.weights;
-        match *node.widths {
-            [dim]
-                if dim > 0
-                    && !shares.is_empty()
-                    && shares.iter().all(|shape| **shape == [dim])
-                    && node.width == shares.len() * dim
-                    && node.n_state == dim =>
-            {
-                Ok(())
-            }
-            _ => Err(node.refusal("x, shares and a state as wide, to a row for each share")),
-        }
-    }
-
-    fn rows(
-        &self,
-        rows: &CustomRows<'_>,
-        before: &mut [f32],
-        out: &mut [f32],
-    ) -> Result<(), String> {
-        let [x] = rows.all_operands()?;
-        let dim = before.len();
-        let width = dim * rows.weights.len();
-        for (x, out) in x.chunks_exact(dim).zip(out.chunks_exact_mut(width)) {
-            for (out, share) in out.chunks_exact_mut(dim).zip(rows.weights) {
-                let values = x.iter().zip(&*before).zip(share.iter());
-                for (y, ((x, before), share)) in out.iter_mut().zip(values) {
-                    *y = x * share + before * (1.0 - share);
-                }
-            }
-            before.copy_from_slice(x);
-        }
-        Ok(())
-    }
-}
 
 /// For `x [tokens, dim]`: the rows before each, `[tokens, dim]`. The state, `[dim]`, is the row before
 /// the first; zeros in the beginning.
@@ -103,7 +50,7 @@ impl CustomOp for Before {
 }
 
 /// For `x` and `before`, `[tokens, dim]` each, and weights that are shares one behind the other,
-/// `[dim]` each: for every share, `x + (before - x) share`, concatenated. A third operand,
+/// `[dim]` each: for every share, `x (1 - share) + before share`, concatenated. A third operand,
 /// `[tokens, shares * dim]`, is added to the shares.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lerp;
@@ -160,7 +107,7 @@ impl CustomOp for Lerp {
                     None => *share,
                 };
                 let (x, before) = (x[i % dim], before[i % dim]);
-                *y = x + (before - x) * share;
+                *y = x * (1.0 - share) + before * share;
             }
         }
         Ok(())
@@ -188,18 +135,6 @@ mod tests {
             n_state,
         };
         let two: &[&[usize]] = &[&[4], &[4]];
-        assert_eq!(Shift.check(&node(&[4], two, (8, 4))), Ok(()));
-        for wrong in [
-            node(&[4], two, (7, 4)),
-            node(&[4], two, (8, 3)),
-            node(&[4, 4], two, (8, 4)),
-            node(&[3], two, (6, 3)),
-            node(&[4], &[], (0, 4)),
-            node(&[0], &[&[0]], (0, 0)),
-        ] {
-            let error = Shift.check(&wrong).unwrap_err();
-            assert!(error.contains("wanted: x, shares"), "{error}");
-        }
         assert_eq!(Before.check(&node(&[4], &[], (4, 4))), Ok(()));
         for wrong in [
             node(&[4], &[], (4, 3)),

@@ -8,7 +8,6 @@ use model_core::architecture::ModelError;
 use model_core::hyperparameters::Hyperparameters;
 
 use super::block::{Block, BlockOp, BlockState};
-use super::ops::Shift;
 use super::wkv4::Wkv4;
 use super::{Rwkv, Sizes, Version};
 
@@ -88,7 +87,8 @@ impl Averages {
     }
 }
 
-/// `x` interpolated with the row before, once for each of the shares named so.
+/// `x` interpolated with the row before, once for each of the shares named so: those of `x`, where later
+/// versions have those of the row before.
 fn shifted<const N: usize>(
     block: &mut Block<'_>,
     mix: &str,
@@ -100,13 +100,7 @@ fn shifted<const N: usize>(
     let names = shares.map(|share| format!("{mix}_share_{share}.weight"));
     let shape: &[usize] = &[dim];
     let weights = names.each_ref().map(|name| (name.as_str(), shape));
-    let op = BlockOp {
-        op: Shift::NAME,
-        params: &[],
-        weights: &weights,
-        state: Some(state),
-        width: N * dim,
-    };
-    let mixed = block.custom(&format!("{mix}_shift"), &op, &[x])?;
+    let before = block.before(mix, state, x)?;
+    let mixed = block.lerp(&format!("{mix}_shift"), &weights, &[before, x])?;
     block.parts(mix, mixed, shares)
 }

@@ -60,7 +60,7 @@ const PARTS: [&str; 5] = ["w", "k", "v", "r", "g"];
 /// Settings of its time mix.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DecayingSums {
-    heads: Heads,
+    pub(super) heads: Heads,
     /// Values for each part between the matrices that mix.
     mix_rank: usize,
     /// Values between the matrices of decays.
@@ -78,11 +78,6 @@ enum Shares {
 }
 
 impl DecayingSums {
-    /// Values of its state.
-    pub(super) fn n_sums(self, dim: usize) -> usize {
-        dim * self.heads.dim
-    }
-
     pub(super) fn build(self, block: &mut Block<'_>, x: NodeId) -> Result<NodeId, GraphError> {
         let normed = block.norm("attn_norm", x)?;
         let mixed = self.time_mix(block, normed)?;

@@ -53,7 +53,7 @@ fn read(hyper: &Hyperparameters<'_>) -> Result<RatedDelta, ModelError> {
 }
 
 /// Rows that the time mix makes of each, in the order of the files.
-const PARTS: [&str; 6] = ["r", "w", "k", "v", "a", "g"];
+pub(crate) const PARTS: [&str; 6] = ["r", "w", "k", "v", "a", "g"];
 
 /// What llama.cpp's files have for the share of the first block's values in the first block itself.
 pub(super) const UNREAD: [&str; 3] = [
@@ -65,7 +65,7 @@ pub(super) const UNREAD: [&str; 3] = [
 /// Settings of its time mix. Ranks are values between two matrices.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RatedDelta {
-    heads: Heads,
+    pub(super) heads: Heads,
     decay_rank: usize,
     rate_rank: usize,
     /// Of the share of the first block's values.
@@ -74,11 +74,6 @@ pub(super) struct RatedDelta {
 }
 
 impl RatedDelta {
-    /// Values of its state.
-    pub(super) fn n_sums(self, dim: usize) -> usize {
-        dim * self.heads.dim
-    }
-
     /// Adds a block; `first_values` are those of the first block, which leaves them there.
     pub(super) fn build(
         self,

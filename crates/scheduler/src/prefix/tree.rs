@@ -180,11 +180,17 @@ impl<T: Copy + Eq> PrefixTree<T> {
 
     /// The entries that these tokens begin with, the shortest first.
     pub(crate) fn ends_within(&self, salt: Salt, tokens: &[TokenId]) -> Vec<Found<T>> {
-        let matches = self.matches(salt, tokens);
-        let ends = matches.into_iter().filter(|m| m.n_tokens == m.n_common);
-        let mut ends: Vec<Found<T>> = ends.collect();
-        ends.reverse();
-        ends
+        let path = self.path(salt, tokens).into_iter();
+        let whole = path.filter(|visited| visited.n_common == visited.end);
+        let ends = whole.flat_map(|Visited { node, end, .. }| {
+            let found = move |&entry| Found {
+                entry,
+                n_common: end,
+                n_tokens: end,
+            };
+            node.ends.iter().map(found)
+        });
+        ends.collect()
     }
 
     /// For each entry how many of its tokens a lookup would not find without it.

@@ -523,7 +523,7 @@ impl Simulator {
             let width = part.config().window.width().unwrap_or(u32::MAX) as usize;
             let cells = (0..part.n_cells()).filter_map(|cell| part.cell(CellIdx(cell)));
             let held = cells.filter(|cell| {
-                // Nobody sees a cell that is behind the window of each of its sequences.
+                // No token attends to a cell that is behind the window of each of its sequences.
                 let is_seen = |seq| cell.pos.as_usize() + width >= cached[&seq];
                 let is_cached = cell.seqs.iter().all(|seq| cached.contains_key(&seq));
                 is_cached && cell.seqs.iter().any(is_seen)

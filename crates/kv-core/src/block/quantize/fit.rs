@@ -154,7 +154,7 @@ impl<'a, const LEN: usize> Group<'a, LEN> {
     }
 }
 
-/// The nearest whole number of one below 4 million in magnitude; the even one of two. (Without
+/// The nearest integer to a number below 4 million in magnitude; the even one of two. (Without
 /// SSE4.1, `round` is a call of a function for each value.)
 pub(super) fn nearest(x: f32) -> f32 {
     const HALVES_END: f32 = 12_582_912.0; // 1.5 · 2²³: above, floats have no fractions

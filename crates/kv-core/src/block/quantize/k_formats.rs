@@ -171,7 +171,7 @@ fn symmetric(
     block
 }
 
-/// The nearest whole number and the two beside it, between these bounds.
+/// The nearest integer and its two neighbours, between these bounds.
 fn neighbours(x: f32, first: f32, last: f32) -> impl Iterator<Item = f32> + Clone {
     let nearest = nearest(x.clamp(first, last));
     [nearest, nearest - 1.0, nearest + 1.0]
