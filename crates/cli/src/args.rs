@@ -51,7 +51,7 @@ pub(crate) use run::RunArgs;
 pub(crate) use sampler::SamplerArgs;
 #[cfg(feature = "serve")]
 pub(crate) use serve::ServeArgs;
-pub(crate) use speculate::SpeculationArgs;
+pub(crate) use speculate::{SpeculationArgs, SpeculationName};
 pub(crate) use state::{StateArgs, StateCommand, StateInspectArgs};
 pub(crate) use texts::TextArgs;
 pub(crate) use trace::{ReplayArgs, TraceArgs};
@@ -315,6 +315,8 @@ pub(crate) struct PlanArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten, next_help_heading = "Speculative decoding")]
+    pub(crate) speculation: SpeculationArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
 }

@@ -40,6 +40,48 @@ pub(crate) struct BackendPlan {
     pub(crate) device: Option<DeviceReport>,
 }
 
+/// What a model takes, and where: the rows of its memory, weights as they are stored or packed, and
+/// scratch memory of its programs. In bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Taken {
+    pub(crate) host: u64,
+    pub(crate) device: u64,
+}
+
+/// What is taken by a model whose memory has so many bytes.
+///
+/// # Errors
+/// As [`plan`].
+pub(crate) fn taken(args: &EngineArgs, planned: Planned<'_>, memory: u64) -> anyhow::Result<Taken> {
+    let backend = plan(args, planned)?;
+    let stored = weight_bytes(&**planned.weights);
+    let (host, device) = (backend.host, backend.device);
+    let replaced = host.map_or(0, |host| host.replaced as u64);
+    let added = host.map_or(0, |host| (host.packed + host.scratch) as u64);
+    // Rows on a device are not on the host.
+    let memory = match &device {
+        Some(device) => memory.saturating_sub(device.rows),
+        None => memory,
+    };
+    let (unified, device) = match device {
+        Some(device) if device.unified => (device.total, 0),
+        device => (0, device.map_or(0, |device| device.total)),
+    };
+    let host = [memory, stored.saturating_sub(replaced), added, unified];
+    Ok(Taken {
+        host: host.into_iter().fold(0, u64::saturating_add),
+        device,
+    })
+}
+
+/// All weights as they are stored.
+fn weight_bytes(weights: &dyn WeightSource) -> u64 {
+    let infos = weights.names().into_iter();
+    let infos = infos.filter_map(|name| weights.describe(&name).ok());
+    let bytes = infos.map(|info| info.n_bytes() as u64);
+    bytes.fold(0, u64::saturating_add)
+}
+
 /// What a device must hold. Sizes are in bytes.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct DeviceReport {

@@ -21,6 +21,7 @@ mod models;
 mod output_file;
 mod progress;
 mod resolve;
+mod service;
 mod shortcut;
 mod terminal;
 

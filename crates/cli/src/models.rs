@@ -69,7 +69,6 @@ impl ModelSource {
     }
 
     /// Whether it is a directory.
-    #[cfg(feature = "serve")]
     pub(crate) fn is_directory(&self) -> bool {
         match self {
             Self::Embedded => false,

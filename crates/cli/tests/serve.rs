@@ -591,6 +591,65 @@ fn models_stay_within_the_memory_that_they_may_take() {
     assert!(message.contains("but --memory allows"), "{message}");
 }
 
+/// A draft model drafts for what is served, and counts in what the model takes; it can be off for a
+/// request.
+#[test]
+fn a_draft_model_is_served_and_counted() {
+    let dir = models_dir();
+    let chat = dir.path().join("chat.gguf");
+    let chat = chat.to_str().unwrap();
+    let args = [
+        "-m",
+        chat,
+        "-c",
+        "256",
+        "--parallel",
+        "2",
+        "--backend",
+        "cpu",
+    ];
+    let draft = ["--speculate", "draft", "--draft-model", chat];
+    let size = |server: &Server| {
+        let ps = get(server.address, "/api/ps").json();
+        ps["models"][0]["size"].as_u64().unwrap()
+    };
+    let with = [&args[..], &draft].concat();
+    let (plain, server) = (Server::start(&args), Server::start(&with));
+    let answer = |server: &Server, how: &str| {
+        let body = json!({"prompt": "Once upon a time", "n_predict": 30, "temperature": 0.8,
+                          "seed": 3, "speculate": how});
+        let answer = post(server.address, "/completion", &body).json();
+        (
+            answer["content"].clone(),
+            answer["timings"]["draft_n"].as_u64(),
+        )
+    };
+    let (text, _) = answer(&plain, "off");
+    assert_eq!(answer(&server, "off"), (text.clone(), None));
+    let (drafted, n_drafted) = answer(&server, "draft");
+    assert_eq!(drafted, text);
+    assert!(n_drafted.unwrap() > 0);
+    let (own, both) = (size(&plain), size(&server));
+    assert!(
+        both > own * 3 / 2,
+        "{both} with a draft model, {own} without"
+    );
+    // Before anything is loaded.
+    let small = (own * 5 / 4).to_string();
+    let budget = ["--memory", &small, "--port", "0"];
+    let (code, message) = failure(&[&["serve"], &with[..], &budget].concat());
+    assert!(
+        code == 2 && message.contains("but --memory allows"),
+        "{message}"
+    );
+    let dir = dir.path().to_str().unwrap();
+    let (code, message) = failure(&[&["serve", "--models", dir], &draft[..]].concat());
+    assert!(
+        code == 2 && message.contains("without --models"),
+        "{message}"
+    );
+}
+
 #[test]
 fn wrong_directories_and_names_of_models_are_refused() {
     let dir = models_dir();

@@ -180,17 +180,157 @@ fn draft_models_that_cannot_draft_are_refused() {
         code == 2 && message.contains("--speculate draft"),
         "{message}"
     );
-    let (code, message) = failure(&[&["batch", "-f", "x"], &draft[..]].concat());
-    assert!(
-        code == 2 && message.contains("--speculate lookup"),
-        "{message}"
-    );
+    let (code, message) = failure(&[&["bench", "-p", "8"], &draft[..]].concat());
+    assert!(code == 2 && message.contains("--clients"), "{message}");
     let other = support::directory("gpt2");
     let other = other.path().display().to_string();
     let draft = ["--speculate", "draft", "--draft-model", &other];
-    let (code, message) = failure(&[&["run", "x", "--backend", "cpu"], &draft[..]].concat());
+    let dir = tempfile::tempdir().unwrap();
+    let requests = dir.path().join("requests.jsonl");
+    std::fs::write(&requests, r#"{"prompt": "a"}"#).unwrap();
+    let requests = requests.display().to_string();
+    for command in [
+        &["run", "x"][..],
+        &["batch", "-f", &requests],
+        &["plan"],
+        &["bench", "--clients", "2", "-p", "4", "-n", "4"],
+    ] {
+        let (code, message) = failure(&[command, &["--backend", "cpu"], &draft[..]].concat());
+        assert!(
+            code == 1 && message.contains("vocabularies must be equal"),
+            "{command:?}: {message}"
+        );
+    }
+}
+
+/// Requests that are computed together are drafted for together, and each says how.
+#[test]
+fn a_batch_with_a_draft_model_gives_the_same_texts() {
+    let model = support::model().display().to_string();
+    let request = |seed: u64| {
+        let mut line =
+            json!({"prompt": PROMPT, "seed": seed, "max_tokens": 40, "temperature": 0.8});
+        if seed == 0 {
+            line["temperature"] = json!(0);
+        }
+        if let Some(how) = [None, Some("off"), Some("lookup"), Some("draft")][seed as usize % 4] {
+            line["speculate"] = json!(how);
+        }
+        line.to_string()
+    };
+    let input: Vec<String> = (0..8).map(request).collect();
+    let batch = |extra: &[&str], input: &str| {
+        let args = ["batch", "-f", "-", "-c", "800", "--backend", "cpu"];
+        json_lines(&[&args[..], extra].concat(), input)
+    };
+    let draft = [
+        "--speculate",
+        "draft",
+        "--draft-model",
+        &model,
+        "--draft-max",
+        "6",
+    ];
+    let without = input.iter().map(|line| {
+        let mut line: Value = serde_json::from_str(line).unwrap();
+        line.as_object_mut().unwrap().remove("speculate");
+        line.to_string()
+    });
+    let without: Vec<String> = without.collect();
+    let plain = batch(&[], &without.join("\n"));
+    let drafted = batch(&draft, &input.join("\n"));
+    for (seed, (plain, drafted)) in plain.iter().zip(&drafted).enumerate() {
+        assert_eq!(drafted["text"], plain["text"]);
+        let speculation = drafted.get("speculation");
+        match seed % 4 {
+            0 | 3 => assert!(speculation.unwrap()["accepted"].as_u64().unwrap() > 0),
+            1 => assert_eq!(speculation, None),
+            _ => {}
+        }
+    }
+    let lines = |how: &str| json!({"prompt": "a", "speculate": how}).to_string();
+    for (how, extra, wanted) in [
+        (
+            "draft",
+            &["--speculate", "lookup"][..],
+            "line 1: there is no draft model",
+        ),
+        ("always", &[], "line 1: unknown variant `always`"),
+    ] {
+        let args = ["batch", "-f", "-", "--backend", "cpu"];
+        let done = cellar()
+            .args([&args[..], extra].concat())
+            .write_stdin(lines(how))
+            .assert()
+            .code(2);
+        let message = String::from_utf8(done.get_output().stderr.clone()).unwrap();
+        assert!(message.contains(wanted), "{message}");
+    }
+}
+
+#[test]
+fn clients_of_a_bench_are_drafted_for() {
+    let model = support::model().display().to_string();
+    let args = [
+        "bench",
+        "--clients",
+        "3",
+        "-p",
+        "8",
+        "-n",
+        "24",
+        "-r",
+        "1",
+        "--json",
+    ];
+    let draft = [
+        "--backend",
+        "cpu",
+        "--speculate",
+        "draft",
+        "--draft-model",
+        &model,
+    ];
+    let measured = report(&[&args[..], &draft].concat());
+    let count = |key: &str| measured[key].as_u64().unwrap();
+    assert!(count("accepted_tokens") > 0, "{measured}");
     assert!(
-        code == 1 && message.contains("vocabularies must be equal"),
-        "{message}"
+        count("accepted_tokens") <= count("drafted_tokens"),
+        "{measured}"
     );
+}
+
+/// A draft model's weights, rows and programs are in the plan.
+#[test]
+fn a_plan_counts_the_draft_model() {
+    let model = support::model().display().to_string();
+    let plan = |n_seqs: &str, extra: &[&str]| {
+        let args = [
+            "plan",
+            "--json",
+            "-c",
+            "1000",
+            "--backend",
+            "cpu",
+            "--seqs",
+            n_seqs,
+        ];
+        report(&[&args[..], extra].concat())
+    };
+    let draft = ["--speculate", "draft", "--draft-model", &model];
+    let (without, with) = (plan("2", &[]), plan("2", &draft));
+    let of_draft = |key: &str| with["draft"][key].as_u64().unwrap();
+    let bytes = |report: &Value, key: &str| report[key].as_u64().unwrap();
+    // The process may have grown.
+    let own = |report: &Value| bytes(report, "total") - bytes(report, "process");
+    assert_eq!(own(&with), own(&without) + of_draft("host"));
+    // The same model with the same context: the same rows, and the same weights and scratch.
+    assert_eq!(of_draft("memory"), bytes(&without, "memory"));
+    let backend = |key: &str| without["backend"][key].as_u64().unwrap();
+    let rest = bytes(&without, "mapped") + backend("packed") + backend("scratch");
+    assert_eq!(of_draft("host"), of_draft("memory") + rest);
+    let largest = |report: &Value| bytes(report, "largest_n_ctx");
+    assert!(largest(&with) < largest(&without));
+    let (table, _) = output(&[&["plan", "--backend", "cpu"], &draft[..]].concat());
+    assert!(table.contains("draft model"), "{table}");
 }

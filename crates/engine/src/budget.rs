@@ -58,7 +58,7 @@ impl Settings {
 }
 
 /// The largest context length that fits, where all shorter ones do; `None` where none does.
-pub(crate) fn largest_that_fits(fits: impl Fn(u32) -> bool) -> Option<u32> {
+pub fn largest_that_fits(fits: impl Fn(u32) -> bool) -> Option<u32> {
     Some(largest_up_to(MAX_N_CTX, fits)).filter(|&n_ctx| n_ctx > 0)
 }
 

@@ -36,6 +36,7 @@ mod texts;
 mod timings;
 pub mod trace;
 
+pub use budget::largest_that_fits;
 pub use completion::{Completion, CompletionOptions, FinishReason, OutputRow};
 pub use config::{
     AttentionMode, ConfigError, DEFAULT_N_CTX, EngineConfig, MAX_N_CTX, MemoryBudget, Settings,

@@ -6,7 +6,7 @@
 //! each call the memory holds no token that the text does not have. Drafts nothing itself:
 //! [`scheduler::Drafter`] and [`DraftModel`](crate::DraftModel) do.
 
-use kv_core::backend::Backend;
+use kv_core::backend::{Backend, CancelFlag};
 use kv_core::memory::{Edit, Memory, Seqs};
 use kv_core::{PosRange, SeqId, TokenId};
 use scheduler::{Drafter, MAX_DRAFT, Speculated, Speculation, SpeculationOff};
@@ -15,7 +15,7 @@ use crate::completion::{Completion, OutputRow};
 use crate::config::ConfigError;
 use crate::context::LongContext;
 use crate::decode::Engine;
-use crate::draft_model::ModelDrafter;
+use crate::draft_model::{DraftModel, ModelDrafter};
 use crate::error::EngineError;
 use crate::generation::{TokenPiece, next_pos};
 
@@ -26,7 +26,7 @@ use crate::generation::{TokenPiece, next_pos};
 pub(crate) fn check(speculation: Speculation) -> Result<(), ConfigError> {
     match speculation {
         Speculation::Off => Ok(()),
-        Speculation::Lookup { n_max } => check_n_max(n_max),
+        Speculation::Lookup { n_max } | Speculation::Draft { n_max } => check_n_max(n_max),
     }
 }
 
@@ -42,36 +42,59 @@ pub(crate) fn check_n_max(n_max: usize) -> Result<(), ConfigError> {
     }
 }
 
-/// What drafts tokens.
+/// What drafts the tokens of a text.
 #[derive(Debug)]
-enum DraftSource {
-    Lookup(Drafter),
+pub(crate) enum DraftSource {
+    Lookup(Box<Drafter>),
     Model(ModelDrafter),
 }
 
 impl DraftSource {
-    fn push(&mut self, tokens: &[TokenId]) {
+    /// That of an empty text; `None` where nothing is to be drafted.
+    ///
+    /// # Errors
+    /// [`SpeculationOff::NoDraftModel`].
+    pub(crate) fn new(
+        speculation: Speculation,
+        draft_model: Option<&DraftModel>,
+    ) -> Result<Option<Self>, SpeculationOff> {
+        match (speculation, draft_model) {
+            (Speculation::Draft { n_max }, Some(model)) => {
+                Ok(Some(Self::Model(ModelDrafter::new(model.clone(), n_max))))
+            }
+            (Speculation::Draft { .. }, None) => Err(SpeculationOff::NoDraftModel),
+            (Speculation::Off | Speculation::Lookup { .. }, _) => {
+                let drafter = Drafter::new(speculation);
+                Ok(drafter.map(|drafter| Self::Lookup(Box::new(drafter))))
+            }
+        }
+    }
+
+    /// Adds tokens of the text.
+    pub(crate) fn push(&mut self, tokens: &[TokenId]) {
         match self {
             Self::Lookup(drafter) => drafter.push(tokens),
             Self::Model(drafter) => drafter.push(tokens),
         }
     }
 
-    fn draft(&mut self, n_max: usize) -> Vec<TokenId> {
+    fn draft(&mut self, n_max: usize, cancel: &CancelFlag) -> Vec<TokenId> {
         match self {
             Self::Lookup(drafter) => drafter.draft(n_max),
-            Self::Model(drafter) => drafter.draft(n_max),
+            Self::Model(drafter) => drafter.draft(n_max, cancel),
         }
     }
 
-    fn learn(&mut self, n_drafted: usize, n_accepted: usize) {
+    /// Of `n_drafted` tokens that were computed, the first `n_accepted` were right.
+    pub(crate) fn learn(&mut self, n_drafted: usize, n_accepted: usize) {
         match self {
             Self::Lookup(drafter) => drafter.learn(n_drafted, n_accepted),
             Self::Model(drafter) => drafter.learn(n_drafted, n_accepted),
         }
     }
 
-    fn speculated(&self) -> Speculated {
+    /// What became of its drafts so far.
+    pub(crate) fn speculated(&self) -> Speculated {
         match self {
             Self::Lookup(drafter) => drafter.speculated(),
             Self::Model(drafter) => drafter.speculated(),
@@ -104,29 +127,25 @@ impl Speculating {
     pub(crate) fn new<B: Backend, M: Memory + Clone>(
         engine: &Engine<B, M>,
         speculation: Speculation,
-        draft_model: Option<ModelDrafter>,
+        draft_model: Option<&DraftModel>,
         long_context: LongContext,
     ) -> Result<Self, ConfigError> {
         check(speculation)?;
-        if speculation == Speculation::Off && draft_model.is_none() {
+        if speculation == Speculation::Off {
             return Ok(Self::default());
         }
         let settings = engine.settings();
         // A window keeps what a text goes back to while one ubatch is computed.
         let n_ubatch = settings.n_ubatch.min(settings.rules.n_batch);
         let limit = engine.memory().max_take_back().min(n_ubatch.max(1) - 1);
-        let off = match long_context {
-            LongContext::Group(_) => Some(SpeculationOff::SharedPositions),
-            _ if limit == 0 => Some(SpeculationOff::NothingTakenBack),
-            _ => None,
+        let drafter = match long_context {
+            LongContext::Group(_) => Err(SpeculationOff::SharedPositions),
+            _ if limit == 0 => Err(SpeculationOff::NothingTakenBack),
+            _ => DraftSource::new(speculation, draft_model),
         };
         Ok(Self {
-            drafter: match (off, draft_model) {
-                (Some(_), _) => None,
-                (None, Some(drafter)) => Some(DraftSource::Model(drafter)),
-                (None, None) => Drafter::new(speculation).map(DraftSource::Lookup),
-            },
-            off,
+            off: drafter.as_ref().err().copied(),
+            drafter: drafter.ok().flatten(),
             limit: limit as usize,
         })
     }
@@ -139,10 +158,10 @@ impl Speculating {
     }
 
     /// Tokens that may follow, at most `n_max`.
-    pub(crate) fn draft(&mut self, n_max: usize) -> Vec<TokenId> {
+    pub(crate) fn draft(&mut self, n_max: usize, cancel: &CancelFlag) -> Vec<TokenId> {
         let n_max = n_max.min(self.limit);
         let drafter = self.drafter.as_mut();
-        drafter.map_or_else(Vec::new, |drafter| drafter.draft(n_max))
+        drafter.map_or_else(Vec::new, |drafter| drafter.draft(n_max, cancel))
     }
 
     /// What it did so far.

@@ -84,18 +84,30 @@ pub(crate) fn take_tokens<'a>(
 }
 
 impl Scheduler {
+    /// The most tokens that can be drafted for the next step of a request, which must have begun its
+    /// text; those that are beyond it would be dropped.
+    pub fn draft_room(&self, id: RequestId) -> usize {
+        let mut running = self.running.iter();
+        let running = running.find(|r| r.request.id == id && r.takes_drafts());
+        let is_in_flight = self.in_flight.iter().any(|fed| fed.request == id);
+        match running {
+            Some(running) if !is_in_flight => {
+                let left = self.capacity().saturating_sub(running.request.tokens.len());
+                left.min(self.draft_limit().unwrap_or(0))
+            }
+            _ => 0,
+        }
+    }
+
     /// Keeps drafted tokens for the next step of a request.
     pub(crate) fn take_draft(&mut self, id: RequestId, mut tokens: Vec<TokenId>) {
-        let (capacity, limit) = (self.capacity(), self.draft_limit().unwrap_or(0));
         let n_vocab = self.config.rules.n_vocab;
+        let n_valid = tokens.iter().take_while(|t| t.0 < n_vocab).count();
+        tokens.truncate(self.draft_room(id).min(n_valid));
         let mut running = self.running.iter_mut();
         if let Some(running) = running.find(|r| r.request.id == id)
             && running.takes_drafts()
-            && !self.in_flight.iter().any(|fed| fed.request == id)
         {
-            let n_valid = tokens.iter().take_while(|t| t.0 < n_vocab).count();
-            let left = capacity.saturating_sub(running.request.tokens.len());
-            tokens.truncate(left.min(limit).min(n_valid));
             running.draft = tokens;
         }
     }

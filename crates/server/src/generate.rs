@@ -27,6 +27,7 @@ use crate::error::ApiError;
 use crate::fim::Gap;
 use crate::model::ServedModel;
 use crate::models::ModelInUse;
+use crate::speculate::Speculate;
 
 /// The largest schema that is compiled, in bytes.
 const MAX_SCHEMA: usize = 1 << 18;
@@ -84,6 +85,8 @@ pub struct GenerateRequest {
     pub priority: Priority,
     /// Narrows who shares cached prefixes with this request.
     pub cache_salt: Option<String>,
+    /// How its tokens are drafted; `None` as the model's settings say.
+    pub speculate: Option<Speculate>,
     /// Which log probabilities of its tokens are wanted.
     pub logprobs: Logprobs,
     /// How many texts are computed, and how many of them are given.
@@ -317,6 +320,10 @@ fn prepare(
     tenant: Tenant,
     request: GenerateRequest,
 ) -> Result<Prepared, ApiError> {
+    let speculation = match request.speculate {
+        Some(speculate) => speculate.of(model)?,
+        None => model.settings().speculation,
+    };
     let encoded = encode(model, request.prompt, request.max_tokens)?;
     let checkpoints = encoded.checkpoints(model)?;
     let rendered = encoded.rendered();
@@ -351,7 +358,7 @@ fn prepare(
             special: first.map_or(SpecialPieces::Skip, special_pieces),
         },
         steps: Vec::new(),
-        speculation: model.settings().speculation,
+        speculation,
     };
     Ok(Prepared { request, texts })
 }

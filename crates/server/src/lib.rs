@@ -47,6 +47,7 @@ mod metrics;
 mod model;
 mod models;
 mod query;
+mod speculate;
 mod stream;
 mod texts;
 mod trace;
@@ -73,5 +74,6 @@ pub use models::{
     Expiry, FindModels, FinishLoad, KeepLoaded, LoadCounts, LoadModel, LoadState, MemoryBudget,
     ModelBytes, ModelEntry, ModelFacts, ModelInUse, ModelStatus, PlannedModel,
 };
+pub use speculate::Speculate;
 pub use stream::{EVENT_STREAM, Encoder};
 pub use texts::{EmbedWorker, Embedded, RerankJob, RerankWorker, Scored};

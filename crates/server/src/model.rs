@@ -41,8 +41,10 @@ pub struct ModelSettings {
     pub seed: Option<u64>,
     /// How many requests are computed together at most.
     pub n_parallel: u32,
-    /// Whether tokens of texts are drafted, so that steps verify several.
+    /// How tokens of texts are drafted, so that steps verify several.
     pub speculation: Speculation,
+    /// The most tokens that are drafted at once for requests that say how; `None` for 16.
+    pub draft_max: Option<usize>,
 }
 
 impl ModelSettings {

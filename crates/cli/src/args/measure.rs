@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{Arrivals, EngineArgs, ModelArgs, TraceArgs, count, count_or_none};
+use super::{Arrivals, EngineArgs, ModelArgs, SpeculationArgs, TraceArgs, count, count_or_none};
 
 /// `cellar kl`
 #[derive(Debug, Args)]
@@ -101,6 +101,8 @@ pub(crate) struct BenchArgs {
     pub(crate) step_ms: u32,
     #[command(flatten)]
     pub(crate) trace: TraceArgs,
+    #[command(flatten, next_help_heading = "Speculative decoding, with --clients")]
+    pub(crate) speculation: SpeculationArgs,
     /// Show where the time goes, by kind of step: matmul, attention, …
     #[arg(long)]
     pub(crate) times: bool,

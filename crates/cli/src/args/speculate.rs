@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use engine::{MAX_DRAFT, Speculation};
+use serde::Deserialize;
 
 use crate::failure::usage;
 
@@ -14,7 +15,7 @@ use crate::failure::usage;
 pub(crate) struct SpeculationArgs {
     /// Draft tokens and verify several in one step, which gives the same text (on the cpu backend, to
     /// the byte): lookup drafts what followed the last tokens where they occurred before, in prompt
-    /// or text; draft lets --draft-model draft (of run and chat)
+    /// or text; draft lets --draft-model draft
     #[arg(long, value_name = "HOW", value_enum, default_value_t)]
     speculate: SpeculationName,
     /// Most tokens that --speculate drafts at once
@@ -33,22 +34,42 @@ pub(crate) struct SpeculationArgs {
 }
 
 /// How tokens are drafted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum SpeculationName {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum SpeculationName {
     #[default]
     Off,
     Lookup,
     Draft,
 }
 
+impl SpeculationName {
+    fn with_max(self, n_max: u32) -> Speculation {
+        let n_max = n_max as usize;
+        match self {
+            Self::Off => Speculation::Off,
+            Self::Lookup => Speculation::Lookup { n_max },
+            Self::Draft => Speculation::Draft { n_max },
+        }
+    }
+}
+
 impl SpeculationArgs {
-    /// As an engine takes it, but for a draft model.
+    /// As an engine takes it.
     pub(crate) fn speculation(&self) -> Speculation {
-        match self.speculate {
-            SpeculationName::Off | SpeculationName::Draft => Speculation::Off,
-            SpeculationName::Lookup => Speculation::Lookup {
-                n_max: self.draft_max as usize,
-            },
+        self.speculate.with_max(self.draft_max)
+    }
+
+    /// The same for a request that says how.
+    ///
+    /// # Errors
+    /// What is wrong where a model is to draft, and there is none.
+    pub(crate) fn of_request(&self, name: SpeculationName) -> Result<Speculation, &'static str> {
+        match (name, self.speculate) {
+            (SpeculationName::Draft, SpeculationName::Off | SpeculationName::Lookup) => {
+                Err("there is no draft model: add --speculate draft --draft-model MODEL")
+            }
+            (name, _) => Ok(name.with_max(self.draft_max)),
         }
     }
 
@@ -70,19 +91,5 @@ impl SpeculationArgs {
     /// The most tokens that are drafted at once.
     pub(crate) fn draft_max(&self) -> u32 {
         self.draft_max
-    }
-
-    /// Checks that requests that are computed together can have it.
-    ///
-    /// # Errors
-    /// A usage error where a draft model is named.
-    pub(crate) fn check_together(&self) -> anyhow::Result<()> {
-        match self.draft_model()? {
-            None => Ok(()),
-            Some(_) => usage(
-                "--speculate draft is for 'cellar run' and 'cellar chat', which compute one text: take \
-                 --speculate lookup",
-            ),
-        }
     }
 }

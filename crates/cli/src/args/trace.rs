@@ -3,15 +3,11 @@
 
 use std::fs::File;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use engine::Engine;
-use engine::serve::{EvictionPolicy, PrefixCaching, Service, ServiceConfig};
+use engine::serve::{EvictionPolicy, PrefixCaching};
 use engine::trace::TraceWriter;
-use kv_core::backend::BoxedBackend;
-use model_core::tokenizer::Tokenizer;
 
 use super::byte_size::ByteSize;
 use super::count;
@@ -40,20 +36,6 @@ impl TraceArgs {
             format!("cannot write the trace '{path}', name a file in a directory that is there")
         })?;
         Ok(Some(TraceWriter::new(file)))
-    }
-
-    /// A service that writes the trace.
-    ///
-    /// # Errors
-    /// Those of [`TraceArgs::writer`] and [`Service::start_traced`].
-    pub(crate) fn start(
-        &self,
-        engine: Engine<BoxedBackend>,
-        tokenizer: &Arc<Tokenizer>,
-        config: &ServiceConfig,
-    ) -> anyhow::Result<Service<BoxedBackend>> {
-        let trace = self.writer()?;
-        Ok(Service::start_traced(engine, tokenizer, config, trace)?)
     }
 }
 

@@ -11,8 +11,7 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use engine::serve::{
-    Choices, FinishedText, Service, ServiceConfig, ServiceError, Speculation, TextRequest,
-    TextStream,
+    Choices, FinishedText, Service, ServiceConfig, ServiceError, TextRequest, TextStream,
 };
 use engine::{CancelFlag, CompletionOptions, Logprobs, PromptOutputs};
 use kv_core::KvType;
@@ -27,6 +26,7 @@ use crate::interrupt::cancel_on_interrupt;
 use crate::models::ModelSource;
 use crate::progress::Progress;
 use crate::resolve;
+use crate::service::ServiceFlags;
 use crate::terminal;
 use answers::{Answer, Answers, Existing, Shown};
 use requests::RequestLine;
@@ -51,7 +51,7 @@ struct Total {
 pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     let source = ModelSource::new(args.model.model.as_deref());
     let sampler = resolve::sampler(&args.sampler)?;
-    args.speculation.check_together()?;
+    args.speculation.draft_model()?;
     let lines = requests::read(&input::text(&args.file)?)?;
     let mut answers = match &args.output {
         Some(path) => {
@@ -79,7 +79,7 @@ pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     let with = |line: &RequestLine| {
         Ok(BatchRequest {
             request: TextRequest {
-                speculation: args.speculation.speculation(),
+                speculation: line.speculation(&args.speculation)?,
                 ..line.request(&file, &flags)?
             },
             choices: line.choices()?,
@@ -88,9 +88,6 @@ pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     let requests: anyhow::Result<Vec<BatchRequest>> = lines.iter().skip(first).map(with).collect();
     let requests = requests?;
     let service = start(args, &file)?;
-    if args.speculation.speculation() != Speculation::Off {
-        resolve::warn_of_no_speculation(service.draft_limit().err());
-    }
     drop(loading);
     let started = Instant::now();
     let mut batch = Batch {
@@ -125,7 +122,12 @@ fn start(args: &BatchArgs, file: &ModelFile) -> anyhow::Result<Service<BoxedBack
         max_queued_tokens: usize::MAX,
         ..args.parallel.service_config(0) // whole texts are written, so gaps between tokens do not matter
     };
-    args.trace.start(engine, file.tokenizer(), &config)
+    let flags = ServiceFlags {
+        engine: &args.engine,
+        speculation: &args.speculation,
+        trace: args.trace.writer()?,
+    };
+    flags.start(engine, file.tokenizer(), &config)
 }
 
 /// A run of requests through a service.

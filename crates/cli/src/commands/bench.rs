@@ -9,7 +9,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
-use engine::EngineConfig;
+use engine::{EngineConfig, Speculation};
 use kv_core::KvType;
 use kv_core::backend::{Backend, Profile};
 use serde::Serialize;
@@ -58,6 +58,7 @@ pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     if args.prompt == 0 && args.predict == 0 {
         return usage("-p 0 and -n 0 leave nothing to measure");
     }
+    args.speculation.draft_model()?;
     if let Some(n_clients) = args.clients {
         return clients::run(args, n_clients, out);
     }
@@ -66,6 +67,9 @@ pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Exit
             "--trace '{}' is of a service: give --clients, too",
             path.display()
         ));
+    }
+    if args.speculation.speculation() != Speculation::Off {
+        return usage("--speculate is of a service: give --clients, too");
     }
     if args.share_depth && args.seqs == 1 {
         return usage("--share-depth needs several --seqs, or --clients");

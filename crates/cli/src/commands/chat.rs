@@ -22,7 +22,7 @@ use super::answer::AnswerPrinter;
 use super::run::warn_of_long_context;
 use crate::args::ChatArgs;
 use crate::constraint::Constraint;
-use crate::draft_model;
+use crate::draft_model::{self, DraftFor};
 use crate::failure::{Exit, one_line, usage};
 use crate::input;
 use crate::interrupt::cancel_on_interrupt;
@@ -102,8 +102,7 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let draft_model = draft_model::open(
         &args.speculation,
         &args.engine,
-        file.tokenizer(),
-        engine.settings().n_ctx,
+        DraftFor::engine(file.tokenizer(), engine.settings()),
     )?;
     drop(loading);
     warn_of_long_context(&engine);

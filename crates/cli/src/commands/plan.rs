@@ -7,7 +7,7 @@ use std::io::Write;
 
 use anyhow::Context;
 use cellar::{BackendKind, architectures};
-use engine::{EngineConfig, MemoryBudget, PromptOutputs, Settings};
+use engine::{EngineConfig, MemoryBudget, PromptOutputs, Settings, Speculation, largest_that_fits};
 use kv_core::memory::Streams;
 use kv_core::memory_plan::{MemoryPlan, PlannedKind, PlannedRows};
 use kv_core::{KvType, Window};
@@ -19,6 +19,7 @@ use serde::Serialize;
 use super::inspect::tensor_sizes;
 use crate::args::PlanArgs;
 use crate::backend_plan::{self, DeviceReport, Planned};
+use crate::draft_model::{self, DraftFor, PlannedDraft};
 use crate::failure::{Exit, one_line};
 use crate::machine;
 use crate::models::{Contents, ModelSource};
@@ -60,6 +61,9 @@ struct Report {
     backend_error: Option<String>,
     /// Weights that are read from the file: those that are not packed.
     mapped: u64,
+    /// The model of --draft-model, which is in the total.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draft: Option<DraftReport>,
     /// This process with the header and the tokenizer of the model, where the system reports it.
     process: Option<u64>,
     /// What a process takes whose context is full: memory, packed and mapped weights, scratch,
@@ -79,6 +83,28 @@ struct BackendReport {
     /// Weights in the backend's own layout.
     packed: u64,
     scratch: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct DraftReport {
+    file: String,
+    /// Rows, and what is kept of every cell.
+    memory: u64,
+    /// Memory, weights and scratch, on the host.
+    host: u64,
+    /// The same on a device of its own.
+    device: u64,
+}
+
+impl DraftReport {
+    fn new(draft: &PlannedDraft) -> Self {
+        Self {
+            file: draft.name.clone(),
+            memory: draft.memory,
+            host: draft.taken.host,
+            device: draft.taken.device,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -116,7 +142,9 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let settings = config.settings(&*model)?;
     let plan = settings.memory_plan();
     // Counted in what the process takes, like in one that runs the model.
-    let _tokenizer = tokenizer_spec(file.metadata()).ok().map(Tokenizer::new);
+    let tokenizer = tokenizer_spec(file.metadata()).map_err(anyhow::Error::from);
+    let tokenizer = tokenizer.and_then(|spec| Ok(Tokenizer::new(spec)?));
+    args.speculation.draft_model()?;
     let process = machine::own_memory();
     let (weights, available) = (weight_bytes(&file), machine::available_memory());
     let source_weights = backend_plan::weights(file);
@@ -148,6 +176,15 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let of_device = of_device.map_or(0, |device| device.total);
     let besides = [mapped, of_backend, of_device, process.unwrap_or(0)];
     let besides = besides.into_iter().fold(0, u64::saturating_add);
+    let draft = match &args.speculation.speculation() {
+        Speculation::Draft { .. } => {
+            let tokenizer = tokenizer?;
+            let texts = DraftFor::engine(&tokenizer, &settings);
+            draft_model::plan(&args.speculation, &args.engine, texts)?
+        }
+        Speculation::Off | Speculation::Lookup { .. } => None,
+    };
+    let of_draft = draft.as_ref().map_or(0, |draft| draft.taken.host);
     let report = Report {
         file: source.name(),
         architecture: model.architecture().to_owned(),
@@ -165,12 +202,17 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         backend_error,
         mapped,
         process,
-        total: memory.saturating_add(besides),
+        draft: draft.as_ref().map(DraftReport::new),
+        total: memory.saturating_add(besides).saturating_add(of_draft),
         available,
         largest_n_ctx: available.filter(|_| device.is_none()).and_then(|bytes| {
             // What is free does not include this process.
             let others = besides.saturating_sub(process.unwrap_or(0));
-            config.largest_n_ctx(&*model, bytes.saturating_sub(others))
+            let room = bytes.saturating_sub(others);
+            match &draft {
+                None => config.largest_n_ctx(&*model, room),
+                Some(draft) => largest_with_draft((&config, &*model), draft, room),
+            }
         }),
         device,
     };
@@ -199,6 +241,26 @@ impl KindReport {
             n_bytes: plan.bytes_of_kind(kind),
         }
     }
+}
+
+/// The largest context of which both memories fit with what else the draft model takes.
+fn largest_with_draft(
+    (config, model): (&EngineConfig, &dyn Model),
+    draft: &PlannedDraft,
+    room: u64,
+) -> Option<u32> {
+    let room = room.checked_sub(draft.taken.host.saturating_sub(draft.memory))?;
+    largest_that_fits(|n_ctx| {
+        let config = EngineConfig {
+            n_ctx: Some(n_ctx),
+            ..config.clone()
+        };
+        let own = config.sizes(model).ok().map(|sizes| sizes.memory_bytes());
+        match (own, draft.memory_with(n_ctx)) {
+            (Some(own), Some(draft)) => own.saturating_add(draft) <= room,
+            _ => false,
+        }
+    })
 }
 
 fn weight_bytes(file: &Contents) -> u64 {
@@ -266,6 +328,7 @@ fn print(report: &Report, plan: &MemoryPlan, out: &mut impl Write) -> std::io::R
         ("  packed", report.backend.map(|b| b.packed)),
         ("  from the file", Some(report.mapped)),
         ("scratch", report.backend.map(|b| b.scratch)),
+        ("draft model", report.draft.as_ref().map(|draft| draft.host)),
         ("this process", report.process),
         ("total", Some(report.total)),
     ];
@@ -273,9 +336,18 @@ fn print(report: &Report, plan: &MemoryPlan, out: &mut impl Write) -> std::io::R
     if report.device.is_none() {
         writeln!(out, "  {:18} {:>12}", "rows", bytes(report.n_bytes))?;
     }
-    for (name, n) in lines {
+    let has_draft = report.draft.is_some();
+    let lines = lines.into_iter();
+    for (name, n) in lines.filter(|(name, _)| has_draft || *name != "draft model") {
         let n = n.map_or_else(|| "not known".to_owned(), machine::bytes);
         writeln!(out, "  {name:18} {n:>12}")?;
+    }
+    if let Some(draft) = report.draft.as_ref().filter(|draft| draft.device > 0) {
+        let device = machine::bytes(draft.device);
+        writeln!(
+            out,
+            "  the draft model takes {device} on the GPU in addition"
+        )?;
     }
     if let Some(error) = &report.backend_error {
         writeln!(out, "  the backend cannot compute this model: {error}")?;

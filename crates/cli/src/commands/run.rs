@@ -26,7 +26,7 @@ use model_core::model_file::ModelFile;
 use super::session;
 use crate::args::{PredictLimit, RunArgs};
 use crate::constraint::{self, Constraint, Failure};
-use crate::draft_model;
+use crate::draft_model::{self, DraftFor};
 use crate::failure::{Exit, usage, warn};
 use crate::interrupt::cancel_on_interrupt;
 use crate::logprobs::shown_logprobs;
@@ -246,8 +246,7 @@ fn begin(
         draft_model: draft_model::open(
             &args.speculation,
             &args.engine,
-            file.tokenizer(),
-            engine.settings().n_ctx,
+            DraftFor::engine(file.tokenizer(), engine.settings()),
         )?,
         ..Default::default()
     };

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use engine::serve::{ExcerptLen, Service, ServiceConfig, Speculation};
+use engine::serve::{ExcerptLen, Service, ServiceConfig};
 use engine::{Embedder, EmbedderConfig, EngineConfig, PromptOutputs, Reranker, RerankerConfig};
 use kv_core::KvType;
 use model_core::architecture::OutputKind;
@@ -36,6 +36,7 @@ use crate::input;
 use crate::models::ModelSource;
 use crate::progress::Progress;
 use crate::resolve;
+use crate::service::ServiceFlags;
 use crate::terminal;
 
 /// Threads that tokenize, render and compile schemas.
@@ -56,7 +57,11 @@ const TEXT_BATCH: u32 = 2048;
 
 pub(super) fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     let args = &Arc::new(args);
-    args.speculation.check_together()?;
+    if args.speculation.draft_model()?.is_some() && args.models.is_some() {
+        return usage(
+            "--draft-model drafts for models of its vocabulary: name them with -m, without --models",
+        );
+    }
     let config = server_config(args)?;
     let models = named_models(args)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -339,6 +344,7 @@ fn model_settings(args: &ServeArgs, id: String) -> anyhow::Result<ModelSettings>
         },
         n_parallel: args.parallel.parallel,
         speculation: args.speculation.speculation(),
+        draft_max: Some(args.speculation.draft_max() as usize),
     })
 }
 
@@ -408,9 +414,6 @@ fn load(
             if let Some(dir) = &args.save_cache {
                 prefixes::restore(dir, &settings.id, &service);
             }
-            if settings.speculation != Speculation::Off {
-                resolve::warn_of_no_speculation(service.draft_limit().err());
-            }
             ServedModel::texts(file, service, settings)
         }
         OutputKind::Embeddings => {
@@ -472,7 +475,12 @@ fn start(
         },
         ..args.parallel.service_config(DEFAULT_STEP_MS)
     };
-    args.trace.start(engine, file.tokenizer(), &config)
+    let flags = ServiceFlags {
+        engine: &args.engine,
+        speculation: &args.speculation,
+        trace: args.trace.writer()?,
+    };
+    flags.start(engine, file.tokenizer(), &config)
 }
 
 /// Ends at the first Ctrl-C or termination signal; the second ends the program.

@@ -21,7 +21,7 @@ use scheduler::{MAX_PROMPT_ROWS, Speculated, Speculation};
 use crate::completion::{Completion, CompletionOptions, FinishReason, OutputRow};
 use crate::context::LongContext;
 use crate::decode::Engine;
-use crate::draft_model::{DraftModel, ModelDrafter};
+use crate::draft_model::DraftModel;
 use crate::error::EngineError;
 use crate::logprobs::{Logprobs, TokenLogprobs};
 use crate::sampler::{SamplerConfig, Step};
@@ -53,8 +53,7 @@ pub struct GenerateOptions {
     /// Whether tokens are drafted and verified several at once. The text is the same, byte for byte on
     /// the CPU backend; only pieces are longer.
     pub speculation: Speculation,
-    /// Another model that drafts tokens, in place of [`GenerateOptions::speculation`]. The text is the
-    /// same, as there.
+    /// The model that drafts with [`Speculation::Draft`].
     pub draft_model: Option<DraftModel>,
 }
 
@@ -207,7 +206,6 @@ impl Generation {
             speculation,
             draft_model,
         } = options;
-        let drafter = draft_model.map(|model| ModelDrafter::new(model, cancel.clone()));
         let text = CompletionOptions {
             sampler,
             n_predict,
@@ -225,7 +223,7 @@ impl Generation {
             batch: Batch::new(),
             next: Next::Prompt,
             timings: Timings::default(),
-            speculating: Speculating::new(engine, speculation, drafter, long_context)?,
+            speculating: Speculating::new(engine, speculation, draft_model.as_ref(), long_context)?,
             last_pieces: Vec::new(),
             grouped_to: next_pos(engine, seq),
         })

@@ -103,7 +103,7 @@ impl Generation {
         token: TokenId,
     ) -> Result<Option<Vec<TokenId>>, EngineError> {
         let n_left = (engine.settings().n_ctx as usize).saturating_sub(self.n_used(engine) + 1);
-        let draft = self.speculating.draft(n_left);
+        let draft = self.speculating.draft(n_left, &self.cancel);
         let tokens = [&[token], draft.as_slice()].concat();
         if !draft.is_empty() && self.try_evaluate(engine, &tokens)? {
             return Ok(Some(draft));

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kv_core::TokenId;
-use scheduler::{Drafter, End, Progress, Reuse};
+use scheduler::{End, Progress, Reuse};
 
 use super::service::{QueuePlace, ServiceError};
 use super::stream::{TextSender, Usage};
 use crate::completion::{Completion, FinishReason, OutputRow};
 use crate::error::EngineError;
+use crate::speculate::DraftSource;
 
 /// The text of a request that has not ended.
 #[derive(Debug)]
@@ -24,7 +25,9 @@ pub(super) struct LiveText {
     /// Log probabilities that were given out.
     n_logprobs: usize,
     pub(super) sender: TextSender,
-    pub(super) drafter: Option<Drafter>,
+    pub(super) drafter: Option<DraftSource>,
+    /// Tokens were drafted for its next step.
+    pub(super) has_drafted: bool,
     /// Until it is admitted; all texts of a request have one together.
     place: Option<Arc<QueuePlace>>,
     submitted_at: Instant,
@@ -49,6 +52,7 @@ impl LiveText {
             n_logprobs: 0,
             sender,
             drafter: None,
+            has_drafted: false,
             place,
             submitted_at,
             usage: Usage::default(),
@@ -67,6 +71,14 @@ impl LiveText {
         if self.place.take().is_some() {
             self.usage.queued = self.submitted_at.elapsed();
             self.usage.reuse = Some(reuse);
+        }
+    }
+
+    /// It gives its sequence back, and that of a draft model, until it goes on.
+    pub(super) fn preempt(&mut self) {
+        self.usage.n_preemptions += 1;
+        if let Some(DraftSource::Model(drafter)) = &self.drafter {
+            drafter.release();
         }
     }
 

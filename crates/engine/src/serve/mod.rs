@@ -36,7 +36,7 @@
 //! ```
 //!
 //! [`Service::watch`] looks at it while it runs: which cells of the memory belong to which requests
-//! ([`Frame`]), and what happens to them ([`ServiceEvent`]). [`Service::start_traced`] writes all of it to
+//! ([`Frame`]), and what happens to them ([`ServiceEvent`]). [`Service::start_with`] writes all of it to
 //! a file, from which [`trace::replay`](crate::trace::replay) computes what another memory would do.
 //!
 //! [`Service::save_prefixes`] writes the cached prefixes, and [`Service::restore_prefixes`] takes them
@@ -46,6 +46,7 @@
 
 mod choices;
 mod config;
+mod drafts;
 mod frame;
 mod live_text;
 mod prefixes;
@@ -64,6 +65,6 @@ pub use scheduler::{
     PromptLimits, RequestError, RequestId, Reuse, Salt, Speculated, Speculation, SpeculationOff,
     Tenant, TenantId, TenantLimits,
 };
-pub use service::{MemoryLayout, Service, ServiceError, ServiceStatus, TextRequest};
+pub use service::{MemoryLayout, Service, ServiceError, ServiceExtras, ServiceStatus, TextRequest};
 pub use stream::{FinishedText, TextStream, Usage};
 pub use watch::{FRAME_TIME, MAX_EVENTS, Update, Watcher};

@@ -18,9 +18,8 @@ use kv_core::memory_plan::MemoryPlan;
 use kv_core::state::Fingerprint;
 use model_core::tokenizer::Tokenizer;
 use scheduler::{
-    Counters, Drafter, PrefixUse, Priority, PromptLimits, PromptRows, RequestError, RequestId,
-    Scheduler, SchedulerConfig, Speculation, SpeculationOff, Tenant, TenantId, TenantLimits,
-    Waiting,
+    Counters, PrefixUse, Priority, PromptLimits, PromptRows, RequestError, RequestId, Scheduler,
+    SchedulerConfig, Speculation, SpeculationOff, Tenant, TenantId, TenantLimits, Waiting,
 };
 
 use super::config::ServiceConfig;
@@ -30,10 +29,11 @@ use super::watch::{WatchHub, Watcher};
 use super::worker::{Command, Submitted, SubmittedText, Worker};
 use crate::completion::{Completion, CompletionOptions};
 use crate::decode::Engine;
+use crate::draft_model::DraftModel;
 use crate::error::EngineError;
 use crate::logprobs::Logprobs;
 use crate::sampler::Step;
-use crate::speculate;
+use crate::speculate::{self, DraftSource};
 use crate::trace::TraceWriter;
 
 /// A prompt, and how it is continued.
@@ -58,6 +58,16 @@ pub struct TextRequest {
     pub steps: Vec<Box<dyn Step>>,
     /// Whether tokens of the text are drafted, so that a step verifies several. The text is the same.
     pub speculation: Speculation,
+}
+
+/// What a service may have besides its engine.
+#[derive(Debug, Default)]
+pub struct ServiceExtras {
+    /// What happens is written to it.
+    pub trace: Option<TraceWriter>,
+    /// Drafts for the requests that want [`Speculation::Draft`]. Its engine should have a sequence for
+    /// each request that runs; it computes on the service's thread, between steps.
+    pub draft_model: Option<DraftModel>,
 }
 
 /// Why a request is refused or has failed.
@@ -110,6 +120,7 @@ pub struct Service<B: Backend> {
     tokenizer: Arc<Tokenizer>,
     limits: PromptLimits,
     draft_limit: Result<usize, SpeculationOff>,
+    draft_model: Option<DraftModel>,
     keeps_checkpoints: bool,
     tenant_limits: TenantLimits,
     queue: Arc<QueueSize>,
@@ -220,20 +231,24 @@ impl<B: Backend> Service<B> {
         tokenizer: &Arc<Tokenizer>,
         config: &ServiceConfig,
     ) -> Result<Self, ServiceError> {
-        Self::start_traced(engine, tokenizer, config, None)
+        Self::start_with(engine, tokenizer, config, ServiceExtras::default())
     }
 
-    /// As [`Service::start`], and writes what happens to a trace, where there is one.
+    /// As [`Service::start`], with a trace and a draft model, where there are such.
     ///
     /// # Errors
     /// As [`Service::start`]; [`ServiceError::Trace`] where the first line cannot be written. When a
     /// later one cannot, a warning says so, and the service goes on.
-    pub fn start_traced(
+    pub fn start_with(
         mut engine: Engine<B>,
         tokenizer: &Arc<Tokenizer>,
         config: &ServiceConfig,
-        mut trace: Option<TraceWriter>,
+        extras: ServiceExtras,
     ) -> Result<Self, ServiceError> {
+        let ServiceExtras {
+            mut trace,
+            draft_model,
+        } = extras;
         if engine.model().source_encoder().is_some() {
             let architecture = engine.model().architecture().to_owned();
             return Err(EngineError::SourcesUnsupported { architecture }.into());
@@ -274,6 +289,7 @@ impl<B: Backend> Service<B> {
             tokenizer: Arc::clone(tokenizer),
             limits,
             draft_limit,
+            draft_model,
             keeps_checkpoints,
             tenant_limits: config.tenant_limits,
             queue: Arc::new(QueueSize {
@@ -326,10 +342,6 @@ impl<B: Backend> Service<B> {
         } = request;
         self.limits.check(&prompt)?;
         speculate::check(speculation).map_err(EngineError::from)?;
-        let (speculation, speculation_off) = match self.draft_limit {
-            Err(off) if speculation != Speculation::Off => (Speculation::Off, Some(off)),
-            _ => (speculation, None),
-        };
         // What is reused has no rows.
         let (prefix, prompt_rows) = match options.prompt_logprobs {
             Logprobs::Off => (prefix, PromptRows::Last),
@@ -355,9 +367,13 @@ impl<B: Backend> Service<B> {
         let place = self.queue.enter(prompt.len(), tenant)?;
         let first_id = self.reserve_ids(u64::from(n.get()));
         let (mut texts, mut streams) = (Vec::new(), Vec::new());
+        let mut speculation_off = None;
         for (id, completion) in (first_id.0..).map(RequestId).zip(completions) {
             let (sender, stream) = TextSender::new(id, &self.step);
-            let mut drafter = Drafter::new(speculation);
+            let mut drafter = self.drafter(speculation).unwrap_or_else(|off| {
+                speculation_off = Some(off);
+                None
+            });
             if let Some(drafter) = &mut drafter {
                 drafter.push(&prompt);
             }
@@ -384,6 +400,17 @@ impl<B: Backend> Service<B> {
         let sent = self.commands.try_send(Command::Submit(Box::new(submitted)));
         sent.map_err(|_| ServiceError::Stopped)?;
         Ok(streams)
+    }
+
+    /// What drafts for a text, or why nothing does.
+    fn drafter(&self, speculation: Speculation) -> Result<Option<DraftSource>, SpeculationOff> {
+        match speculation {
+            Speculation::Off => Ok(None),
+            Speculation::Lookup { .. } | Speculation::Draft { .. } => {
+                self.draft_limit?;
+                DraftSource::new(speculation, self.draft_model.as_ref())
+            }
+        }
     }
 
     /// Numbers for so many texts; the first of them.
@@ -414,6 +441,11 @@ impl<B: Backend> Service<B> {
     /// [`SpeculationOff`], why none can; requests that want it are then computed token by token.
     pub fn draft_limit(&self) -> Result<usize, SpeculationOff> {
         self.draft_limit
+    }
+
+    /// The model that drafts with [`Speculation::Draft`], where there is one.
+    pub fn draft_model(&self) -> Option<&DraftModel> {
+        self.draft_model.as_ref()
     }
 
     /// Requests that wait to be admitted.

@@ -13,11 +13,12 @@ use kv_core::TokenId;
 use kv_core::backend::{Backend, BackendError};
 use kv_core::memory::Edit;
 use scheduler::{
-    Drafter, Event, Micros, Outcome, PrefixUse, Priority, PromptRows, Request, RequestId,
-    RowReport, RowUse, Scheduler, SpeculationOff, Step, StepFailure, Tenant, Work,
+    Event, Micros, Outcome, PrefixUse, Priority, PromptRows, Request, RequestId, RowReport, RowUse,
+    Scheduler, SpeculationOff, Step, StepFailure, Tenant, Work,
 };
 
 use super::config::micros;
+use super::drafts::learn_from_drafts;
 use super::frame::EventKind;
 use super::live_text::LiveText;
 use super::prefixes::PrefixCommand;
@@ -28,6 +29,7 @@ use crate::completion::Completion;
 use crate::decode::Engine;
 use crate::error::EngineError;
 use crate::rows_out::Logits;
+use crate::speculate::DraftSource;
 
 /// A command of a service to its thread.
 #[derive(Debug)]
@@ -61,7 +63,7 @@ pub(crate) struct SubmittedText {
     pub(crate) completion: Completion,
     pub(crate) sender: TextSender,
     /// With the tokens of the prompt.
-    pub(crate) drafter: Option<Drafter>,
+    pub(crate) drafter: Option<DraftSource>,
 }
 
 /// The state of a service's thread.
@@ -71,7 +73,7 @@ pub(crate) struct Worker<B: Backend> {
     pub(super) scheduler: Scheduler,
     commands: Receiver<Command>,
     pub(super) live: BTreeMap<RequestId, LiveText>,
-    step: Arc<StepGuests>,
+    pub(super) step: Arc<StepGuests>,
     status: Arc<Mutex<ServiceStatus>>,
     recorder: Recorder,
     started: Instant,
@@ -315,18 +317,6 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    /// Drafts tokens for the texts that go on.
-    fn draft(&mut self) {
-        let limit = self.scheduler.draft_limit().unwrap_or(0);
-        let drafting = self.live.iter().filter(|(_, live)| live.was_admitted());
-        let drafted = drafting.filter_map(|(&request, live)| {
-            let tokens = live.drafter.as_ref()?.draft(limit);
-            (!tokens.is_empty()).then_some(Event::Draft { request, tokens })
-        });
-        let drafted: Vec<Event> = drafted.collect();
-        drafted.into_iter().for_each(|event| self.handle(event));
-    }
-
     pub(super) fn handle(&mut self, event: Event) {
         self.recorder.set_stale();
         let outcomes = self.scheduler.handle(self.now(), event);
@@ -344,7 +334,7 @@ impl<B: Backend> Worker<B> {
                 }
                 Outcome::Preempted { request, .. } => {
                     if let Some(live) = self.live.get_mut(&request) {
-                        live.usage.n_preemptions += 1;
+                        live.preempt();
                     }
                 }
                 Outcome::Refused { request, why } => {
@@ -451,14 +441,6 @@ fn choose_tokens(
             }
         }
     });
-    for feed in step.feeds.iter().filter(|feed| feed.n_draft > 0) {
-        if let Some(live) = live.get_mut(&feed.request)
-            && let Some(drafter) = &mut live.drafter
-        {
-            let own = reports.iter().filter(|row| row.request == feed.request);
-            drafter.learn(feed.n_draft, own.count().saturating_sub(1));
-            live.usage.speculated = drafter.speculated();
-        }
-    }
+    learn_from_drafts(step, &reports, live);
     reports
 }

@@ -23,7 +23,7 @@ use super::record::{
 };
 use crate::config::Settings;
 
-/// Where a service writes its trace: [`Service::start_traced`](crate::serve::Service::start_traced).
+/// Where a service writes its trace: [`ServiceExtras::trace`](crate::serve::ServiceExtras).
 pub struct TraceWriter {
     /// `None` after an error.
     out: Option<Box<dyn Write + Send>>,

@@ -1,10 +1,13 @@
 //! A draft model changes no text, follows the text wherever it goes, and stops where its memory is
 //! short.
 
+// A part of a test.
+#![allow(unreachable_pub)]
+
 use engine::sampler::SamplerConfig;
 use engine::{
     CancelFlag, DraftModel, Engine, EngineConfig, EngineError, FinishReason, GenerateOptions,
-    Generation, Speculated, SpeculationOff,
+    Generation, Speculated, Speculation, SpeculationOff,
 };
 use kv_core::backend::BoxedBackend;
 use kv_core::{SeqId, TokenId};
@@ -13,9 +16,11 @@ use model_core::tokenizer::{EncodeOptions, Tokenizer, TokenizerModel, TokenizerS
 
 use crate::models::{Case, Generated, stories};
 
-const N_MAX: usize = 6;
+/// Tokens of a draft.
+pub const N_MAX: usize = 6;
 
-fn draft_engine(case: &Case, config: &EngineConfig) -> Engine<BoxedBackend> {
+/// An engine for a draft model.
+pub fn draft_engine(case: &Case, config: &EngineConfig) -> Engine<BoxedBackend> {
     let cpu = CpuConfig {
         n_threads: std::num::NonZeroUsize::new(1),
         ..CpuConfig::default()
@@ -24,12 +29,18 @@ fn draft_engine(case: &Case, config: &EngineConfig) -> Engine<BoxedBackend> {
     Engine::new(backend, case.model.clone(), case.weights.clone(), config).unwrap()
 }
 
-/// The model of a case as a draft model of `target`.
+/// The model of a case as a draft model of `target`, for one text.
 fn draft_model(case: &Case, target: &Case, n_ctx: u32) -> DraftModel {
+    draft_model_for(case, target, 1, n_ctx)
+}
+
+/// The same for so many texts at once.
+pub fn draft_model_for(case: &Case, target: &Case, n_texts: u32, n_ctx: u32) -> DraftModel {
     let engine = draft_engine(
         case,
         &EngineConfig {
             n_ctx: Some(n_ctx),
+            n_seqs: n_texts,
             n_ubatch: 32,
             n_snapshots: N_MAX as u32,
             ..EngineConfig::default()
@@ -74,6 +85,10 @@ fn options(temperature: f32, draft_model: Option<&DraftModel>) -> GenerateOption
             ..SamplerConfig::default()
         },
         n_predict: Some(60),
+        speculation: match draft_model {
+            Some(_) => Speculation::Draft { n_max: N_MAX },
+            None => Speculation::Off,
+        },
         draft_model: draft_model.cloned(),
         ..GenerateOptions::default()
     }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
 mod draft_model;
+mod drafted;
 mod models;
 mod prefixes;
 mod requests;

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use engine::EngineConfig;
 use engine::serve::{
-    Counters, EvictionPolicy, PrefixCaching, Service, ServiceConfig, ServiceError, TextRequest,
-    TextStream,
+    Counters, EvictionPolicy, PrefixCaching, Service, ServiceConfig, ServiceError, ServiceExtras,
+    TextRequest, TextStream,
 };
 use engine::trace::{ReplayConfig, ReplayReport, Trace, TraceWriter, replay};
 use kv_core::TokenId;
@@ -46,7 +46,11 @@ fn start(case: &Case, n_ctx: u32, config: &ServiceConfig) -> (Service<kv_cpu::Cp
     });
     let buffer = Buffer::default();
     let trace = TraceWriter::new(buffer.clone());
-    let service = Service::start_traced(engine, &case.tokenizer, config, Some(trace)).unwrap();
+    let extras = ServiceExtras {
+        trace: Some(trace),
+        ..ServiceExtras::default()
+    };
+    let service = Service::start_with(engine, &case.tokenizer, config, extras).unwrap();
     (service, buffer)
 }
 
@@ -320,9 +324,12 @@ fn a_trace_that_cannot_be_written_ends_alone() {
     }
     let case = stories("stories-llama");
     let start = |n_lines| {
-        let trace = Some(TraceWriter::new(Full(n_lines)));
+        let extras = ServiceExtras {
+            trace: Some(TraceWriter::new(Full(n_lines))),
+            ..ServiceExtras::default()
+        };
         let engine = case.engine(4, 300);
-        Service::start_traced(engine, &case.tokenizer, &ServiceConfig::default(), trace)
+        Service::start_with(engine, &case.tokenizer, &ServiceConfig::default(), extras)
     };
     assert!(matches!(start(0), Err(ServiceError::Trace { .. })));
     let service = start(3).unwrap();

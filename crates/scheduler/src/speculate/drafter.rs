@@ -27,10 +27,10 @@ pub struct Drafter {
 }
 
 impl Drafter {
-    /// A drafter of an empty text; `None` where none is wanted. It drafts at least one token at once.
+    /// A drafter of an empty text; `None` where prompt lookup is not wanted. It drafts at least one token at once.
     pub fn new(speculation: Speculation) -> Option<Self> {
         match speculation {
-            Speculation::Off => None,
+            Speculation::Off | Speculation::Draft { .. } => None,
             Speculation::Lookup { n_max } => Some(Self {
                 lookup: NgramLookup::default(),
                 length: DraftLength::new(n_max),

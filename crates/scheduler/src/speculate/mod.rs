@@ -32,6 +32,11 @@ pub enum Speculation {
         /// The most tokens that are drafted at once, 1 to [`MAX_DRAFT`].
         n_max: usize,
     },
+    /// A smaller model drafts them, where the caller has one. A [`Drafter`] does not.
+    Draft {
+        /// The most tokens that are drafted at once, 1 to [`MAX_DRAFT`].
+        n_max: usize,
+    },
 }
 
 impl Speculation {
@@ -54,6 +59,8 @@ pub enum SpeculationOff {
     },
     /// Tokens share positions.
     SharedPositions,
+    /// There is no draft model.
+    NoDraftModel,
     /// The text is longer than what the draft model remembers.
     DraftModelFull {
         /// Tokens that its memory holds.
@@ -81,6 +88,7 @@ impl fmt::Display for SpeculationOff {
             Self::SharedPositions => {
                 f.write_str("positions that several tokens share cannot be taken back")
             }
+            Self::NoDraftModel => f.write_str("there is no draft model"),
             Self::DraftModelFull { n_ctx } => write!(
                 f,
                 "the text is longer than the {n_ctx} tokens that the draft model remembers"

@@ -13,6 +13,7 @@ use serde::Deserialize;
 
 use crate::error::ApiError;
 use crate::model::ModelSettings;
+use crate::speculate::Speculate;
 
 /// How tokens are sampled, and where texts end.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -49,6 +50,7 @@ pub struct SamplingParams {
     stop: Option<Stop>,
     cache_salt: Option<String>,
     priority: Option<PriorityParam>,
+    speculate: Option<Speculate>,
 }
 
 /// One text or several.
@@ -248,6 +250,11 @@ impl SamplingParams {
     /// Narrows who shares cached prefixes.
     pub fn cache_salt(&self) -> Option<String> {
         self.cache_salt.clone()
+    }
+
+    /// How tokens are drafted.
+    pub fn speculate(&self) -> Option<Speculate> {
+        self.speculate
     }
 
     /// Which requests go before this one.

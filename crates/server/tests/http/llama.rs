@@ -152,3 +152,54 @@ fn drafted_tokens_are_counted() {
     assert_eq!(details["accepted_prediction_tokens"], accepted, "{usage}");
     assert_eq!(details["rejected_prediction_tokens"], drafted - accepted);
 }
+
+/// Each request says how it is drafted for, in every API; the text is the same.
+#[test]
+fn requests_choose_how_they_are_drafted_for() {
+    let setup = Setup {
+        has_draft_model: true,
+        ..Setup::default()
+    };
+    let (server, plain) = (setup.start(), Setup::default().start());
+    let body = |how: Option<&str>| {
+        let mut body = json!({"prompt": "Once upon a time", "temperature": 0.8, "seed": 4,
+                              "n_predict": 40, "max_tokens": 40});
+        if let Some(how) = how {
+            body["speculate"] = json!(how);
+        }
+        body
+    };
+    let of = |how| post(server.address, "/completion", &body(how)).json();
+    let unchanged = of(None);
+    for how in ["off", "lookup", "draft"] {
+        let answer = of(Some(how));
+        assert_eq!(answer["content"], unchanged["content"], "{how}");
+        let drafted = answer["timings"].get("draft_n");
+        match how {
+            "draft" => assert!(drafted.unwrap().as_u64().unwrap() > 0),
+            "off" => assert!(drafted.is_none()),
+            _ => {}
+        }
+    }
+    let usage = &post(server.address, "/v1/completions", &body(Some("draft"))).json()["usage"];
+    let accepted = &usage["completion_tokens_details"]["accepted_prediction_tokens"];
+    assert!(accepted.as_u64().unwrap() > 0, "{usage}");
+
+    let refused = |address, how: Value| {
+        let mut body = body(None);
+        body["speculate"] = how;
+        let reply = post(address, "/v1/completions", &body);
+        assert_eq!(reply.status, 400, "{}", reply.body);
+        let error = reply.json()["error"].clone();
+        assert_eq!(error["param"], "speculate", "{error}");
+        error["message"].as_str().unwrap().to_owned()
+    };
+    let message = refused(plain.address, json!("draft"));
+    assert!(message.contains("--draft-model"), "{message}");
+    let message = refused(server.address, json!("always"));
+    assert!(
+        message.contains("off") && message.contains("lookup"),
+        "{message}"
+    );
+    refused(server.address, json!(true));
+}

@@ -6,8 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use engine::sampler::SamplerConfig;
-use engine::serve::{FinishedText, Service, ServiceConfig, Speculation, TextRequest};
-use engine::{CompletionOptions, Engine, EngineConfig};
+use engine::serve::{
+    FinishedText, Service, ServiceConfig, ServiceExtras, Speculation, TextRequest,
+};
+use engine::{CompletionOptions, DraftModel, Engine, EngineConfig};
 use kv_candle::CandleBackend;
 use kv_core::backend::{
     Backend, BackendError, BackendInfo, BoxedBackend, OnProgress, RowCopy, RowSpan,
@@ -70,6 +72,8 @@ pub(crate) struct Setup {
     pub(crate) server: ServerConfig,
     pub(crate) template: Option<&'static str>,
     pub(crate) speculation: Speculation,
+    /// Whether the model drafts for itself.
+    pub(crate) has_draft_model: bool,
     /// Set, all runs of the backend fail.
     pub(crate) is_broken: Option<Arc<AtomicBool>>,
     /// Set, all runs of the backend wait. A backend that is there holds it.
@@ -98,6 +102,7 @@ impl Default for Setup {
             server: ServerConfig::default(),
             template: Some(TEMPLATE),
             speculation: Speculation::Off,
+            has_draft_model: false,
             is_broken: None,
             is_held: None,
             has_gap_marks: false,
@@ -187,7 +192,17 @@ impl Setup {
             true => stories_with_gap_marks(),
             false => self.stories.open(),
         };
-        let service = Service::start(engine(&file, self), file.tokenizer(), &self.service);
+        let tokenizer = file.tokenizer();
+        let draft_model = self.has_draft_model.then(|| {
+            let engine = engine(&file, &Self::default());
+            DraftModel::new(engine, tokenizer, tokenizer, 8).unwrap()
+        });
+        let extras = ServiceExtras {
+            draft_model,
+            ..ServiceExtras::default()
+        };
+        let engine = engine(&file, self);
+        let service = Service::start_with(engine, tokenizer, &self.service, extras);
         let settings = ModelSettings {
             id: id.to_owned(),
             aliases: aliases.iter().map(|&alias| alias.to_owned()).collect(),

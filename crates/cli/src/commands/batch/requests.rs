@@ -9,13 +9,14 @@ use std::num::NonZeroU32;
 use cellar::chat_tokens;
 use engine::sampler::{Bias, LogitBias, SamplerConfig};
 use engine::serve::{Choices, TextRequest};
-use engine::{CompletionOptions, ConfigError, Logprobs};
+use engine::{CompletionOptions, ConfigError, Logprobs, Speculation};
 use kv_core::TokenId;
 use model_core::chat_template::ChatMessage;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::EncodeOptions;
 use serde::Deserialize;
 
+use crate::args::{SpeculationArgs, SpeculationName};
 use crate::failure::usage;
 
 /// One line of the input.
@@ -48,6 +49,8 @@ struct Fields {
     best_of: Option<u32>,
     seed: Option<u64>,
     stop: Option<Stop>,
+    /// How its tokens are drafted.
+    speculate: Option<SpeculationName>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -124,6 +127,19 @@ impl RequestLine {
     /// Where the numbers make no sense.
     pub(super) fn choices(&self) -> Result<Choices, ConfigError> {
         Choices::new(self.fields.n.unwrap_or(1), self.fields.best_of)
+    }
+
+    /// How its tokens are drafted: as the flags say where the line does not.
+    ///
+    /// # Errors
+    /// A usage error where a model is to draft, and the flags name none.
+    pub(super) fn speculation(&self, flags: &SpeculationArgs) -> anyhow::Result<Speculation> {
+        let Some(name) = self.fields.speculate else {
+            return Ok(flags.speculation());
+        };
+        let number = self.number;
+        let speculation = flags.of_request(name);
+        speculation.or_else(|wrong| usage(format!("line {number}: {wrong}")))
     }
 
     fn stop(&self) -> Vec<String> {

@@ -11,7 +11,7 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use engine::sampler::SamplerConfig;
-use engine::serve::{Service, ServiceConfig, TextRequest, Usage};
+use engine::serve::{ServiceConfig, Speculation, TextRequest, Usage};
 use engine::{CompletionOptions, EngineConfig, PromptOutputs};
 use kv_core::backend::Backend;
 use kv_core::{KvType, TokenId};
@@ -25,6 +25,7 @@ use crate::failure::{Exit, usage};
 use crate::models::ModelSource;
 use crate::progress::Progress;
 use crate::resolve;
+use crate::service::ServiceFlags;
 use crate::terminal;
 
 /// Requests that are sent so much later than they are due are worth a line, in milliseconds.
@@ -53,6 +54,9 @@ struct Report {
     /// Of these, those that were there already.
     reused_tokens: usize,
     preemptions: u64,
+    /// With --speculate: tokens that were drafted, and those of them that were right.
+    drafted_tokens: u64,
+    accepted_tokens: u64,
     /// Until a request is admitted, which is a part of the time to its first token.
     queued_ms: Percentiles,
     first_token_ms: Percentiles,
@@ -119,17 +123,24 @@ pub(super) fn run(args: &BenchArgs, n_clients: u32, out: &mut impl Write) -> any
         step_time: (args.step_ms > 0).then(|| Duration::from_millis(args.step_ms.into())),
         ..ServiceConfig::default()
     };
-    let service = Service::start_traced(engine, file.tokenizer(), &service_config, trace)?;
+    let flags = ServiceFlags {
+        engine: &args.engine,
+        speculation: &args.speculation,
+        trace,
+    };
+    let service = flags.start(engine, file.tokenizer(), &service_config)?;
+    let speculation = args.speculation.speculation();
     let progress = Progress::spinner("measuring");
     let mut tokens = Tokens::new(n_vocab);
     let n_predict = args.predict as usize;
     // Programs are compiled and weights have been read.
     service
-        .submit(request(tokens.take(args.prompt.max(1)), 2))?
+        .submit(request(tokens.take(args.prompt.max(1)), 2, speculation))?
         .finish()?;
-    let n_before = service.counters().n_preemptions;
+    let before = service.counters();
     let prompts = prompts(args, n_requests, &mut tokens).into_iter();
-    let requests = prompts.map(|prompt| request(prompt, n_predict)).collect();
+    let requests = prompts.map(|prompt| request(prompt, n_predict, speculation));
+    let requests = requests.collect();
     let schedule = match args.arrivals {
         Some(arrivals) => Schedule::open(arrivals, n_requests, args.seed),
         None => Schedule::Closed {
@@ -140,6 +151,7 @@ pub(super) fn run(args: &BenchArgs, n_clients: u32, out: &mut impl Write) -> any
     let started = Instant::now();
     let answered = drive(&service, requests, &schedule)?;
     let seconds = started.elapsed().as_secs_f64();
+    let after = service.counters();
     drop(progress);
 
     let waited = Waited::of(&answered)?;
@@ -169,7 +181,9 @@ pub(super) fn run(args: &BenchArgs, n_clients: u32, out: &mut impl Write) -> any
         text_tokens_per_second: n_text as f64 / seconds,
         prompt_tokens: usage().map(|usage| usage.n_prompt).sum(),
         reused_tokens: usage().map(Usage::n_reused).sum(),
-        preemptions: service.counters().n_preemptions - n_before,
+        preemptions: after.n_preemptions - before.n_preemptions,
+        drafted_tokens: after.n_drafted_tokens - before.n_drafted_tokens,
+        accepted_tokens: after.n_accepted_tokens - before.n_accepted_tokens,
         queued_ms: waited.queued,
         first_token_ms: waited.first_token,
         inter_token_ms: waited.inter_token,
@@ -228,9 +242,10 @@ fn prompts(args: &BenchArgs, n_requests: usize, tokens: &mut Tokens) -> Vec<Vec<
 }
 
 /// A greedy text of exactly so many tokens.
-fn request(prompt: Vec<TokenId>, n_predict: usize) -> TextRequest {
+fn request(prompt: Vec<TokenId>, n_predict: usize, speculation: Speculation) -> TextRequest {
     TextRequest {
         prompt,
+        speculation,
         options: CompletionOptions {
             sampler: SamplerConfig {
                 min_tokens: n_predict,
@@ -281,6 +296,13 @@ fn print(report: &Report, out: &mut impl Write) -> std::io::Result<()> {
         report.prompt_tokens,
         report.preemptions
     )?;
+    if report.drafted_tokens > 0 {
+        writeln!(
+            out,
+            "  {} tokens drafted, {} of them right",
+            report.drafted_tokens, report.accepted_tokens
+        )?;
+    }
     let times = [
         ("queued", Some(report.queued_ms)),
         ("time to first token", Some(report.first_token_ms)),

@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use cellar::{BackendKind, weight_shapes};
 use engine::{EngineConfig, MemoryBudget as EngineBudget, PromptOutputs};
-use kv_core::weights::WeightSource;
 use model_core::architecture::{Model, OutputKind};
-use model_core::model_file::OpenModel;
+use model_core::model_file::ModelFile;
 use server::{MemoryBudget, ModelBytes};
 
 use super::{embedder_config, engine_config, reranker_config};
 use crate::args::ServeArgs;
-use crate::backend_plan::{self, Planned};
+use crate::backend_plan::{self, Planned, Taken};
 use crate::backends::BackendName;
+use crate::draft_model::{self, DraftFor};
 use crate::failure::usage;
 use crate::machine;
 use crate::models::ModelSource;
@@ -94,14 +94,15 @@ fn check_pool(
 }
 
 /// What a model takes, and where: the rows of its memory, weights as they are stored or packed, and
-/// scratch memory.
+/// scratch memory; with those of the draft model, where there is one.
 ///
 /// # Errors
-/// Where the backend cannot compute it, or the flags do not fit it.
+/// Where the backend cannot compute it, the flags do not fit it, or a draft model has another
+/// vocabulary.
 pub(super) fn bytes_of(
     args: &ServeArgs,
     source: &ModelSource,
-    file: &OpenModel,
+    file: &ModelFile,
 ) -> anyhow::Result<ModelBytes> {
     let weights = match source.is_directory() {
         // Those are computed when they are read.
@@ -113,57 +114,40 @@ pub(super) fn bytes_of(
             budget: EngineBudget::Unlimited,
             ..config
         };
-        let rows = config.sizes(&**model)?.memory_bytes();
+        let memory = config.sizes(&**model)?.memory_bytes();
         let planned = Planned {
             model,
             config: &config,
             weights: &weights,
             outputs,
         };
-        plan(args, planned, rows)
+        backend_plan::taken(&args.engine, planned, memory)
     };
-    match file.model().output() {
+    let of_draft = |config: &EngineConfig| {
+        let settings = config.sizes(&**file.model())?;
+        let texts = DraftFor::engine(file.tokenizer(), &settings);
+        let draft = draft_model::plan(&args.speculation, &args.engine, texts)?;
+        anyhow::Ok(draft.map_or(Taken::default(), |draft| draft.taken))
+    };
+    let (own, draft) = match file.model().output() {
         OutputKind::Logits | OutputKind::MaskLogits(_) => {
             let config = engine_config(args, file);
-            sized(file.model(), config, PromptOutputs::Last)
+            let draft = of_draft(&config)?;
+            (sized(file.model(), config, PromptOutputs::Last)?, draft)
         }
         OutputKind::Embeddings => {
             let plan = embedder_config(args, file).plan(file)?;
-            sized(&plan.model, plan.engine, PromptOutputs::All)
+            let own = sized(&plan.model, plan.engine, PromptOutputs::All)?;
+            (own, Taken::default())
         }
         OutputKind::Scores { .. } => {
             let plan = reranker_config(args, file).plan(file)?;
-            sized(&plan.model, plan.engine, PromptOutputs::All)
+            let own = sized(&plan.model, plan.engine, PromptOutputs::All)?;
+            (own, Taken::default())
         }
-    }
-}
-
-fn plan(args: &ServeArgs, planned: Planned<'_>, rows: u64) -> anyhow::Result<ModelBytes> {
-    let backend = backend_plan::plan(&args.engine, planned)?;
-    let stored = weight_bytes(&**planned.weights);
-    let (host, device) = (backend.host, backend.device);
-    let replaced = host.map_or(0, |host| host.replaced as u64);
-    let added = host.map_or(0, |host| (host.packed + host.scratch) as u64);
-    // Rows on a device are not on the host.
-    let rows = match &device {
-        Some(device) => rows.saturating_sub(device.rows),
-        None => rows,
     };
-    let (unified, device) = match device {
-        Some(device) if device.unified => (device.total, 0),
-        device => (0, device.map_or(0, |device| device.total)),
-    };
-    let host = [rows, stored.saturating_sub(replaced), added, unified];
     Ok(ModelBytes {
-        host: host.into_iter().fold(0, u64::saturating_add),
-        device,
+        host: own.host.saturating_add(draft.host),
+        device: own.device.saturating_add(draft.device),
     })
-}
-
-/// All weights as they are stored.
-fn weight_bytes(weights: &dyn WeightSource) -> u64 {
-    let infos = weights.names().into_iter();
-    let infos = infos.filter_map(|name| weights.describe(&name).ok());
-    let bytes = infos.map(|info| info.n_bytes() as u64);
-    bytes.fold(0, u64::saturating_add)
 }

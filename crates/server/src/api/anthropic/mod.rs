@@ -123,6 +123,7 @@ fn read(body: &Body, fields: &Fields, model: &ServedModel) -> Result<GenerateReq
         choices: Choices::default(),
         priority: sampling.priority(),
         cache_salt: sampling.cache_salt(),
+        speculate: sampling.speculate(),
     })
 }
 

@@ -190,6 +190,7 @@ async fn generate(
         }),
         priority: sampling.priority(),
         cache_salt: sampling.cache_salt(),
+        speculate: sampling.speculate(),
         logprobs: wanted,
         choices: Choices::default(),
         output: Output::Text,

@@ -189,6 +189,7 @@ fn read(
         },
         priority: sampling.priority(),
         cache_salt: sampling.cache_salt(),
+        speculate: sampling.speculate(),
         output: match endpoint {
             Endpoint::Chat => Output::Chat(tools.used()),
             Endpoint::Generate => Output::Text,

@@ -71,6 +71,7 @@ fn generate_request(
         },
         priority: sampling.priority(),
         cache_salt: sampling.cache_salt(),
+        speculate: sampling.speculate(),
         output: specific.output,
         logprobs: specific.logprobs,
         choices: sampling.choices()?,

@@ -24,6 +24,7 @@ pub(super) enum Kind {
     Choice,
     Bias,
     Priority,
+    Speculate,
     Any,
 }
 
@@ -67,6 +68,7 @@ impl Kind {
                 {"type": "integer"},
                 {"type": "string", "enum": ["interactive", "normal", "batch"]},
             ]}),
+            Self::Speculate => json!({"type": "string", "enum": ["off", "lookup", "draft"]}),
             Self::Any => json!({}),
         }
     }
@@ -123,6 +125,7 @@ pub(super) const SAMPLING: &[Field] = &[
     field("mirostat_eta", Kind::Number),
     field("cache_salt", Kind::Text),
     field("priority", Kind::Priority),
+    field("speculate", Kind::Speculate),
 ];
 
 /// The body of a request.

@@ -218,6 +218,7 @@ fn read(
         },
         priority: sampling.priority(),
         cache_salt: sampling.cache_salt(),
+        speculate: sampling.speculate(),
         logprobs: wanted_logprobs(fields)?,
         choices: Choices::default(),
         output: Output::Chat(tools.used()),

@@ -1,0 +1,47 @@
+//! Starts the service of a command that computes many requests together.
+//!
+//! Invariant: where `--speculate` has no effect, a warning says why. Knows nothing of requests.
+
+use std::sync::Arc;
+
+use engine::Engine;
+use engine::serve::{Service, ServiceConfig, ServiceExtras, Speculation};
+use engine::trace::TraceWriter;
+use kv_core::backend::BoxedBackend;
+use model_core::tokenizer::Tokenizer;
+
+use crate::args::{EngineArgs, SpeculationArgs};
+use crate::draft_model::{self, DraftFor};
+use crate::resolve;
+
+/// What flags say of a service besides its limits.
+#[derive(Debug)]
+pub(crate) struct ServiceFlags<'a> {
+    pub(crate) engine: &'a EngineArgs,
+    pub(crate) speculation: &'a SpeculationArgs,
+    pub(crate) trace: Option<TraceWriter>,
+}
+
+impl ServiceFlags<'_> {
+    /// The service, with the draft model and the trace that the flags name.
+    ///
+    /// # Errors
+    /// As of [`draft_model::open`] and [`Service::start_with`].
+    pub(crate) fn start(
+        self,
+        engine: Engine<BoxedBackend>,
+        tokenizer: &Arc<Tokenizer>,
+        config: &ServiceConfig,
+    ) -> anyhow::Result<Service<BoxedBackend>> {
+        let texts = DraftFor::engine(tokenizer, engine.settings());
+        let extras = ServiceExtras {
+            trace: self.trace,
+            draft_model: draft_model::open(self.speculation, self.engine, texts)?,
+        };
+        let service = Service::start_with(engine, tokenizer, config, extras)?;
+        if self.speculation.speculation() != Speculation::Off {
+            resolve::warn_of_no_speculation(service.draft_limit().err());
+        }
+        Ok(service)
+    }
+}
