@@ -63,6 +63,9 @@ pub struct Case {
     pub tiled_heads: Option<TiledHeads>,
     /// Largest difference of a logit.
     pub tolerance: f32,
+    /// Tokens of the context that the reference was computed for, where that chooses how the model
+    /// rotates and is not the longest one.
+    pub context: Option<usize>,
 }
 
 impl KeyOrder {
@@ -83,6 +86,7 @@ impl Case {
             states: ssm_state,
             tiled_heads: None,
             tolerance: TOLERANCE,
+            context: None,
         }
     }
 
@@ -146,7 +150,20 @@ impl Case {
     /// The model.
     pub fn model(&self) -> Arc<dyn Model> {
         let (file, metadata) = self.open();
-        self.registry().model(&metadata, &*file).unwrap()
+        self.model_of(&metadata, &*file)
+    }
+
+    /// The model of what was [opened](Case::open).
+    pub(crate) fn model_of(
+        &self,
+        metadata: &Metadata,
+        weights: &dyn WeightSource,
+    ) -> Arc<dyn Model> {
+        let model = self.registry().model(metadata, weights).unwrap();
+        let chosen = self
+            .context
+            .and_then(|n_tokens| model.for_context(n_tokens));
+        chosen.unwrap_or(model)
     }
 
     /// What an independent implementation computed.

@@ -3,9 +3,10 @@
 use kv_core::backend::{Backend, RowKind};
 use kv_core::batch::Batch;
 use kv_core::{GridPos, LayerIdx, Pos, SeqId, TokenId};
+use serde_json::Value;
 
 use crate::recorded::{RecordKey, Recorded};
-use crate::{Case, Runner, best};
+use crate::{Case, Runner, Setup, Source, best, candle, cpu, fixture};
 
 /// A token, or a row of an image.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,15 +22,14 @@ pub struct ImagePrompt {
 }
 
 impl ImagePrompt {
-    /// One of the prompts of a recipe.
+    /// One of the prompts of a case.
     pub fn of(case: &Case, prompt: usize) -> Self {
-        let (recipe, reference) = (case.generated(), case.reference());
+        let reference = case.reference();
         let ids = reference.ids(&format!("ids_{prompt}")).unwrap();
         let at = reference.ids(&format!("position_ids_{prompt}")).unwrap();
         let dim = case.model().embedding_dim();
-        let rows = recipe.given_rows(prompt).unwrap_or_default();
+        let (rows, placeholder) = given(case, prompt);
         let mut rows = rows.chunks(dim);
-        let placeholder = recipe.config()["image_token_id"].as_u64().unwrap();
         let n = ids.len();
         let entries = ids.iter().enumerate().map(|(i, &id)| {
             let content = match u64::from(id) == placeholder {
@@ -41,6 +41,14 @@ impl ImagePrompt {
         let entries = entries.collect();
         assert!(rows.next().is_none());
         Self { entries }
+    }
+
+    /// The three prompts of a case, of which at least the first two have images.
+    pub fn all(case: &Case) -> [Self; 3] {
+        let prompts = [0, 1, 2].map(|prompt| Self::of(case, prompt));
+        let n_rows = prompts.each_ref().map(Self::n_rows);
+        assert!(n_rows[0] > 0 && n_rows[1] > 0, "{n_rows:?}");
+        prompts
     }
 
     /// How many tokens and rows there are.
@@ -85,6 +93,97 @@ impl ImagePrompt {
         };
         pieces.map(batch).collect()
     }
+}
+
+/// The rows of the images of a prompt, and the token in whose places they are.
+fn given(case: &Case, prompt: usize) -> (Vec<f32>, u64) {
+    let placeholder = |config: &Value| config["image_token_id"].as_u64().unwrap();
+    match case.source {
+        Source::Directory(folder) | Source::GgufInDirectory(folder) => {
+            let config = std::fs::read(fixture(folder).join(case.name).join("config.json"));
+            let config = serde_json::from_slice(&config.unwrap()).unwrap();
+            let rows = case.reference().values(&format!("image_embeds_{prompt}"));
+            let rows = rows.map(|(_, rows)| rows);
+            (rows.unwrap_or_default(), placeholder(&config))
+        }
+        _ => {
+            let recipe = case.generated();
+            let rows = recipe.given_rows(prompt).unwrap_or_default();
+            (rows, placeholder(&recipe.config().clone().into()))
+        }
+    }
+}
+
+/// The logits of each prompt alone.
+fn alone<B: Backend>(backend: impl Fn() -> B, case: &Case, n: usize) -> Vec<Vec<f32>> {
+    let one = |prompt: &ImagePrompt| {
+        let mut runner = Runner::new(backend(), case, &Setup::default());
+        feed(&mut runner, prompt, SeqId(0), n)
+    };
+    ImagePrompt::all(case).iter().map(one).collect()
+}
+
+/// All prompts in one memory, one batch of each in turn.
+fn in_turn<B: Backend>(backend: B, case: &Case, n: usize) -> Vec<Vec<f32>> {
+    let mut runner = Runner::new(backend, case, &Setup::default());
+    let seqs = (0u32..).zip(ImagePrompt::all(case));
+    let batches: Vec<_> = seqs.map(|(seq, p)| p.batches(SeqId(seq), n)).collect();
+    let mut logits = vec![Vec::new(); batches.len()];
+    for at in 0..batches.iter().map(Vec::len).max().unwrap() {
+        for (of, batches) in logits.iter_mut().zip(&batches) {
+            if let Some(batch) = batches.get(at) {
+                of.extend(runner.decode(batch, 7).concat());
+            }
+        }
+    }
+    logits
+}
+
+fn assert_close(case: &Case, logits: &[Vec<f32>]) {
+    for (prompt, ours) in logits.iter().enumerate() {
+        let off = case.reference().logits(prompt).distance(ours);
+        assert!(
+            off < case.tolerance,
+            "{}, {prompt}: off by {off}",
+            case.name
+        );
+    }
+}
+
+/// Logits are the reference's on both backends, and the CPU's the same bits, however prompts come.
+pub fn logits_agree(case: &Case) {
+    let whole = alone(cpu, case, 512);
+    assert_close(case, &whole);
+    for n in [1, 5] {
+        assert!(alone(cpu, case, n) == whole, "{}: {n}", case.name);
+        assert!(in_turn(cpu(), case, n) == whole, "{}: {n}", case.name);
+    }
+    assert_close(case, &alone(candle, case, 512));
+    assert_close(case, &in_turn(candle(), case, 5));
+}
+
+/// The likeliest continuations are the reference's.
+pub fn continuations_agree(case: &Case) {
+    for (at, prompt) in ImagePrompt::all(case).iter().enumerate() {
+        let wanted = case.reference().greedy(at);
+        let mut runner = Runner::new(cpu(), case, &Setup::default());
+        let ours = greedy(&mut runner, prompt, wanted.len());
+        assert_eq!(ours, wanted, "{}, {at}", case.name);
+    }
+}
+
+/// What layers remember of each prompt is what the reference recorded, all of it.
+pub fn memories_agree(case: &Case, tolerance: f32) {
+    let mut n_compared = 0;
+    for (at, prompt) in ImagePrompt::all(case).iter().enumerate() {
+        let mut runner = Runner::new(cpu(), case, &Setup::that_keeps_all_rows());
+        feed(&mut runner, prompt, SeqId(0), 512);
+        let n_tokens = prompt.len() as u32;
+        let (off, n) = memories_distance(&runner, case, at, n_tokens);
+        assert!(off < tolerance, "{}, {at}: off by {off}", case.name);
+        n_compared += n;
+    }
+    assert_eq!(n_compared, case.reference().n_recorded(), "{}", case.name);
 }
 
 /// The logits of all entries of a prompt in pieces of at most so many, `[entries, vocab]`.

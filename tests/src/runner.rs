@@ -104,7 +104,7 @@ impl<B: Backend> Runner<B> {
         memory: impl FnOnce(&dyn Model) -> Composite,
     ) -> Self {
         let (file, metadata) = case.open();
-        let model = case.registry().model(&metadata, &*file).unwrap();
+        let model = case.model_of(&metadata, &*file);
         let memory = memory(&*model);
         let custom_ops = model.custom_ops();
         if !custom_ops.is_empty() {

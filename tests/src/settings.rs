@@ -132,8 +132,8 @@ impl SettingsCheck<'_> {
         };
         let model = directory.model();
         let text = |model: &dyn Model| model.graph(shape).map(|graph| graph.text().to_string());
-        // Some settings count in long contexts alone: longer than the 16 or 512 tokens of recipes.
-        let longer = [17, 513, usize::MAX].map(|n| model.for_context(n));
+        // Some settings count in long contexts alone: longer than the 16, 256 or 512 tokens of recipes.
+        let longer = [17, 257, 513, usize::MAX].map(|n| model.for_context(n));
         let longer = longer.map(|model| model.map(|model| text(&*model)));
         let graphs = (text(&**model), longer);
         Computed {

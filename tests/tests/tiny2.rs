@@ -11,9 +11,13 @@ use model_core::directory::HfDirectory;
 use model_core::hf::ModelFileError;
 
 use model_tests::checks::{self, TOLERANCE};
+use model_tests::images;
 use model_tests::outside::{self, name_of};
 use model_tests::recorded::{TiledHeads, delta_state, mlstm_state, ssm_state};
 use model_tests::{Case, KeyOrder, Reference, Source, StateReference};
+
+/// Tokens that no prompt and its continuation exceed.
+const LONGEST: usize = 96;
 
 /// Largest difference of a key or value.
 const ROW_TOLERANCE: f32 = 1e-4;
@@ -60,7 +64,6 @@ fn left_out(path: &Path) -> Option<String> {
     let lacks = |name: &str| reference.values(name).is_none();
     match () {
         () if lacks("logits_0") || lacks("greedy_0") => Some("no decoder of text".to_owned()),
-        () if !lacks("image_embeds_0") => Some("prompts with images".to_owned()),
         () => None,
     }
 }
@@ -72,6 +75,7 @@ fn case(path: &Path) -> Case {
     Case {
         source: Source::Directory(folder),
         tolerance: noise(path).max(TOLERANCE),
+        context: Some(LONGEST),
         ..Case::recipe(leaked(name_of(path)), register)
     }
 }
@@ -80,7 +84,8 @@ fn case(path: &Path) -> Case {
 fn delta_heads(path: &Path) -> Option<TiledHeads> {
     let config = std::fs::read(path.join("config.json")).unwrap();
     let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
-    let count = |key: &str| Some(config[key].as_u64()? as usize);
+    let text = config.get("text_config").unwrap_or(&config);
+    let count = |key: &str| Some(text[key].as_u64()? as usize);
     Some(TiledHeads {
         key_heads: count("linear_num_key_heads")?,
         n_heads: count("linear_num_value_heads")?,
@@ -130,8 +135,38 @@ fn memories_agree(path: &Path, case: &Case) {
     assert_eq!(n_compared, Some(recorded), "{}: keys and values", case.name);
 }
 
+/// Prompts with images, at rows and columns of their own.
+fn images_agree(path: &Path, case: &Case) {
+    let tiled = delta_heads(path);
+    let case = Case {
+        states: match tiled {
+            Some(_) => delta_state,
+            None => ssm_state,
+        },
+        tiled_heads: tiled,
+        ..*case
+    };
+    images::logits_agree(&case);
+    images::continuations_agree(&case);
+    images::memories_agree(&case, ROW_TOLERANCE);
+    checks::every_tensor_is_used(&case);
+    if path.join("model-f32.gguf").exists()
+        && let Source::Directory(folder) = case.source
+    {
+        let case = Case {
+            source: Source::GgufInDirectory(folder),
+            ..case
+        };
+        images::logits_agree(&case);
+        images::continuations_agree(&case);
+    }
+}
+
 fn agrees(path: &Path) {
     let case = case(path);
+    if case.reference().values("image_embeds_0").is_some() {
+        return images_agree(path, &case);
+    }
     checks::cpu_agrees(&case);
     checks::threads_agree(&case);
     checks::candle_agrees(&case);
