@@ -432,6 +432,12 @@ const ROWS: &[Row] = &[
         &["seq2seq/t5_relu_tied/", "seq2seq/t5_v1_1/"],
     ),
     row("bart", "BART", "none", &["seq2seq/bart/"]),
+    row(
+        "m2m-100",
+        "M2M-100, NLLB-200",
+        "none",
+        &["seq2seq/m2m_100/"],
+    ),
 ];
 
 /// Architectures whose graphs are compared.
@@ -509,6 +515,7 @@ const NEIGHBOURS: &[[&str; 2]] = &[
     ["eurobert", "neo-bert"],
     ["eurobert", "gemma-embedding"],
     ["t5", "bart"],
+    ["bart", "m2m-100"],
 ];
 
 fn registry() -> Registry {

@@ -1,5 +1,5 @@
 //! Encoders: BERT and its descendants, each a table row over one graph ([`Encoder`]); and
-//! encoder-decoders: T5 and BART ([`Seq2Seq`]).
+//! encoder-decoders: T5, BART and M2M-100 ([`Seq2Seq`]).
 //!
 //! With a classification head, an encoder scores texts or pairs of texts.
 //!

@@ -23,7 +23,7 @@ use model_core::hf::{HfConfig, HfTranslation};
 use model_tests::{Recipe, Reference, best, cpu, distance, fixture};
 use serde_json::json;
 
-const RECIPES: [&str; 3] = ["t5_relu_tied", "t5_v1_1", "bart"];
+const RECIPES: [&str; 4] = ["t5_relu_tied", "t5_v1_1", "bart", "m2m_100"];
 const TOLERANCE: f32 = 2e-4;
 const N_SEQS: usize = 3;
 
@@ -486,6 +486,8 @@ fn settings_count() {
         ("t5_v1_1", "relative_attention_max_distance", json!(128)),
         ("bart", "scale_embedding", json!(true)),
         ("bart", "activation_function", json!("relu")),
+        ("m2m_100", "scale_embedding", json!(false)),
+        ("m2m_100", "pad_token_id", json!(3)),
     ] {
         let usual = logits(&recipe(name)).unwrap();
         let edited = recipe(name).with_config(|config| {
@@ -536,6 +538,13 @@ fn settings_count() {
             json!(false),
             "tie_word_embeddings",
         ),
+        (
+            "m2m_100",
+            "max_position_embeddings",
+            json!(1 << 30),
+            "max_position_embeddings",
+        ),
+        ("m2m_100", "d_model", json!(2), "d_model"),
     ] {
         let edited = recipe(name).with_config(|config| {
             config.insert(key.to_owned(), value);

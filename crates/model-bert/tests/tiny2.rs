@@ -1,21 +1,30 @@
-//! Encoders from outside the repository against their references: every directory of the folder
-//! that `CELLAR_FIXTURES` names, llama.cpp's GGUF file in it, and the whole way from texts.
+//! Encoders and encoder-decoders from outside the repository against their references: every
+//! directory of the folder that `CELLAR_FIXTURES` names, llama.cpp's GGUF file in it, and the whole way
+//! from texts.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a check fails
 
 mod common;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use common::registry;
 use common::subject::{Subject, TOLERANCE, VECTOR_TOLERANCE, assert_close};
-use engine::{Embedder, EmbedderConfig, Normalization, Reranker, RerankerConfig};
+use engine::{
+    Embedder, EmbedderConfig, Engine, EngineConfig, Normalization, Reranker, RerankerConfig,
+};
 use kv_candle::CandleBackend;
+use kv_core::backend::Backend;
+use kv_core::batch::Batch;
+use kv_core::memory::Seqs;
+use kv_core::{KvType, PosRange, SeqId, TokenId};
 use model_core::architecture::OutputKind;
+use model_core::directory::HfDirectory;
 use model_core::model_file::{ModelFile, OpenModel};
 use model_core::sentence::Pooling;
 use model_core::tokenizer::{EncodeOptions, SpecialText};
-use model_tests::{Reference, cpu, outside};
+use model_tests::{Reference, best, cpu, outside};
 use serde::Deserialize;
 
 /// The whole way from texts.
@@ -137,4 +146,62 @@ fn agrees(path: &Path) {
 #[test]
 fn encoders_agree_with_their_references() {
     outside::check_all(left_out, agrees);
+}
+
+/// Why a directory is not checked as an encoder-decoder, where it is not.
+fn has_no_source(path: &Path) -> Option<String> {
+    let reference = Reference::open(&path.join("reference.safetensors"));
+    match reference.values("enc_hidden_0") {
+        None => Some("no encoder-decoder".to_owned()),
+        Some(_) => HfDirectory::open(path, &registry())
+            .err()
+            .map(|error| error.to_string()),
+    }
+}
+
+fn sources_agree<B: Backend>(path: &Path, backend: impl Fn() -> B) {
+    let directory = HfDirectory::open(path, &registry()).unwrap();
+    let reference = Reference::open(&path.join("reference.safetensors"));
+    let (model, seq) = (directory.model(), SeqId(0));
+    let ids = |name: &str| -> Vec<TokenId> {
+        let ids = reference.ids(name).unwrap();
+        ids.into_iter().map(TokenId).collect()
+    };
+    for at in 0..3 {
+        let (model, weights) = (Arc::clone(model), directory.weights().clone());
+        let config = EngineConfig {
+            n_ctx: Some(128),
+            kv_types: KvType::F32.into(),
+            ..EngineConfig::default()
+        };
+        let mut engine = Engine::new(backend(), Arc::clone(&model), weights, &config).unwrap();
+        let encode = |engine: &mut Engine<B>| {
+            let source = Batch::source(seq, ids(&format!("enc_ids_{at}")));
+            engine.encode(&source).unwrap();
+        };
+        encode(&mut engine);
+        let mut text = Batch::new();
+        for id in ids(&format!("dec_ids_{at}")) {
+            text.push_token(id).in_sequence(seq).with_output();
+        }
+        let logits = engine.decode(&text).unwrap().values().to_vec();
+        let name = format!("logits_{at}");
+        assert_close(&name, &logits, &reference.values(&name).unwrap().1, 2e-4);
+        engine.remove(Seqs::One(seq), PosRange::ALL).unwrap();
+        encode(&mut engine);
+        let mut next = model.source_encoder().unwrap().start;
+        for wanted in ids(&format!("greedy_{at}")) {
+            let logits = engine.decode(&Batch::prompt(seq, [next])).unwrap();
+            next = TokenId(best(logits.last().unwrap()));
+            assert_eq!(next, wanted, "{}, {at}", path.display());
+        }
+    }
+}
+
+#[test]
+fn encoder_decoders_agree_with_their_references() {
+    outside::check_all(has_no_source, |path| {
+        sources_agree(path, cpu);
+        sources_agree(path, CandleBackend::cpu);
+    });
 }

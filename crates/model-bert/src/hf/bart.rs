@@ -1,17 +1,19 @@
 //! BART (Lewis et al., arXiv 1910.13461): positions and norms as in BERT, in an encoder and a
-//! decoder.
+//! decoder. M2M-100 (Fan et al., arXiv 2010.11125) and NLLB-200: the same with norms before blocks and
+//! waves as positions.
 
+use model_core::blocks::POSITION_EMBEDDING;
 use model_core::hf::{
     Expected, HfClass, HfConfig, Key, Keys, ModelFileError, Step, TRAINED_LENGTH, TensorRule,
     VOCAB_SIZE, in_stack, only, same, with,
 };
 
-use super::activation;
 use super::t5::start;
+use super::{activation, first_position};
 use crate::seq2seq::read::{DECODER_HEADS, DECODER_HIDDEN, DECODER_LAYERS, EMBEDDING_SCALE};
 
 /// The classes of this file.
-pub(super) const CLASSES: &[HfClass] = &[BART];
+pub(super) const CLASSES: &[HfClass] = &[BART, M2M_100];
 
 const BART: HfClass = HfClass {
     name: "BartForConditionalGeneration",
@@ -27,7 +29,24 @@ const BART: HfClass = HfClass {
     ..HfClass::EMPTY
 };
 
-const BART_KEYS: &[Key] = &[
+const M2M_100: HfClass = HfClass {
+    name: "M2M100ForConditionalGeneration",
+    architecture: "m2m-100",
+    keys: &[SEQ2SEQ_KEYS, &[Key::With(wave_rows)]],
+    tensors: &[M2M_ENDS, BART_ENCODER, BART_DECODER, BART_CROSS_ATTENTION],
+    unused: &[
+        "model.encoder.embed_tokens.weight",
+        "model.decoder.embed_tokens.weight",
+        "model.encoder.embed_positions.weights",
+        "model.decoder.embed_positions.weights",
+        "lm_head.weight",
+    ],
+    defaults: &[("decoder_start_token_id", 2), ("pad_token_id", 1)],
+    ..HfClass::EMPTY
+};
+
+/// What the configs of both have.
+const SEQ2SEQ_KEYS: &[Key] = &[
     Key::Count {
         to: "block_count",
         from: "encoder_layers",
@@ -69,6 +88,10 @@ const BART_KEYS: &[Key] = &[
     only("is_decoder", Expected::Flag(false)),
     only("is_encoder_decoder", Expected::Flag(true)),
     only("tie_word_embeddings", Expected::Flag(true)),
+];
+
+const BART_KEYS: &[Key] = &[
+    Key::All(SEQ2SEQ_KEYS),
     // Switches of files older than transformers' class, which has one form.
     only("normalize_before", Expected::Flag(false)),
     only("normalize_embedding", Expected::Flag(true)),
@@ -82,6 +105,37 @@ fn embedding_scale(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileEr
         keys.set(EMBEDDING_SCALE, (config.count("d_model")? as f32).sqrt());
     }
     Ok(())
+}
+
+/// Rows of waves that are made at most: trained texts are shorter by far.
+const MAX_ROWS: usize = 1 << 17;
+
+/// Rows of sines and cosines, from the position after that of padding on, in the precision that
+/// models were trained with.
+fn wave_rows(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    let (n_rows, dim) = (
+        config.count("max_position_embeddings")?,
+        config.count("d_model")?,
+    );
+    let half = dim / 2;
+    if half < 2 {
+        return Err(config.wrong("d_model", "at least 4"));
+    }
+    if n_rows > MAX_ROWS {
+        return Err(config.wrong("max_position_embeddings", format!("at most {MAX_ROWS}")));
+    }
+    let first = first_position(config)?;
+    let step = (10_000f64.ln() / (half as f64 - 1.0)) as f32;
+    let frequencies: Vec<f32> = (0..half).map(|i| (i as f32 * -step).exp()).collect();
+    let row = |at: usize| {
+        let angles = frequencies.iter().map(move |f| (first + at) as f32 * f);
+        let sines = angles.clone().map(|a| f64::from(a).sin() as f32);
+        let cosines = angles.map(|a| f64::from(a).cos() as f32);
+        // Of an odd width the last value is nothing.
+        sines.chain(cosines).chain((2 * half < dim).then_some(0.0))
+    };
+    let rows: Vec<f32> = (0..n_rows).flat_map(row).collect();
+    Ok(keys.add_matrix(POSITION_EMBEDDING, [n_rows, dim], &rows)?)
 }
 
 /// The first rows of the position tables are no positions.
@@ -120,6 +174,14 @@ const BART_ENDS: &[TensorRule] = &[
         "dec.token_embd_norm.bias",
         "model.decoder.layernorm_embedding.bias",
     ),
+];
+
+const M2M_ENDS: &[TensorRule] = &[
+    same("token_embd.weight", "model.shared.weight"),
+    same("enc.output_norm.weight", "model.encoder.layer_norm.weight"),
+    same("enc.output_norm.bias", "model.encoder.layer_norm.bias"),
+    same("dec.output_norm.weight", "model.decoder.layer_norm.weight"),
+    same("dec.output_norm.bias", "model.decoder.layer_norm.bias"),
 ];
 
 /// What layers of both stacks have.

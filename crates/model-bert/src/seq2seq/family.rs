@@ -30,6 +30,8 @@ pub struct Seq2SeqLike {
 pub enum Seq2SeqPositions {
     /// By rows that were learnt, for each stack.
     Learnt,
+    /// By waves, which the file has as rows for both stacks (Vaswani et al., arXiv 1706.03762).
+    Waves,
     /// By biases of scores by distance, which the layers of a stack share. Scores have no other
     /// factor (Raffel et al., arXiv 1910.10683).
     Biases,
@@ -55,5 +57,15 @@ pub const SEQ2SEQ_FAMILY: &[Seq2SeqLike] = &[
         bias: QkvBias::All,
         feed_forward: FeedForwardForm::PlainWithBias,
         activation: Activation::GeluErf,
+    },
+    // Fan et al., arXiv 2010.11125; NLLB-200 too.
+    Seq2SeqLike {
+        name: "m2m-100",
+        norm: NormKind::LayerWithBias,
+        norms: NormPlace::Before,
+        positions: Seq2SeqPositions::Waves,
+        bias: QkvBias::All,
+        feed_forward: FeedForwardForm::PlainWithBias,
+        activation: Activation::Relu,
     },
 ];

@@ -7,7 +7,8 @@ use kv_core::graph::{Affine, Graph, GraphBuilder, GraphError, GraphShape, Input,
 use kv_core::layers::{LayerMap, LayerMemory};
 use kv_core::{LayerIdx, PartIdx};
 use model_core::blocks::{
-    AttentionBlock, FeedForwardBlock, LayerContext, Norm, OUTPUT, OUTPUT_BIAS, TOKEN_EMBEDDING,
+    AttentionBlock, FeedForwardBlock, LayerContext, Norm, OUTPUT, OUTPUT_BIAS, POSITION_EMBEDDING,
+    TOKEN_EMBEDDING,
 };
 
 use super::cross::{CrossAttention, CrossRows};
@@ -27,7 +28,7 @@ pub(super) enum Side {
 /// Where layers have their norms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NormPlace {
-    /// Before each block, and one after the last layer (T5).
+    /// Before each block, and one after the last layer (T5, M2M-100).
     #[default]
     Before,
     /// After the sum of each block and its input (BART).
@@ -42,6 +43,8 @@ pub enum StackPositions {
     None,
     /// From so many learned rows, which are added to those of tokens, and the sum is normed.
     Learnt(usize),
+    /// From so many rows that both stacks share, which are added to those of tokens.
+    Shared(usize),
 }
 
 /// The layers of an encoder or a decoder, which are alike.
@@ -207,15 +210,21 @@ impl Seq2Seq {
         if let Some(factor) = self.embedding_scale {
             x = b.scale("inp_scaled", x, factor)?;
         }
-        let StackPositions::Learnt(n_positions) = positions else {
-            return Ok(x);
+        let (weight, n_positions) = match positions {
+            StackPositions::None => return Ok(x),
+            StackPositions::Learnt(n) => (format!("{stack}{POSITION_EMBEDDING}"), n),
+            StackPositions::Shared(n) => (POSITION_EMBEDDING.to_owned(), n),
         };
-        let positions = b.input(Input::Positions)?;
-        let weight = format!("{stack}position_embd.weight");
-        let rows = b.embed("pos_embd", positions, &weight, [n_positions, self.dim])?;
+        let numbers = b.input(Input::Positions)?;
+        let rows = b.embed("pos_embd", numbers, &weight, [n_positions, self.dim])?;
         let x = b.add("inp_placed", x, rows)?;
-        let weight = format!("{stack}token_embd_norm");
-        self.norm.build(b, "inp_norm", x, &weight)
+        match positions {
+            StackPositions::Learnt(_) => {
+                let weight = format!("{stack}token_embd_norm");
+                self.norm.build(b, "inp_norm", x, &weight)
+            }
+            StackPositions::None | StackPositions::Shared(_) => Ok(x),
+        }
     }
 
     fn feed_forward(

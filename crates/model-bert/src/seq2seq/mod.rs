@@ -1,4 +1,4 @@
-//! Encoder-decoders: T5 and BART, each a table row over one pair of graphs ([`Seq2Seq`]).
+//! Encoder-decoders: T5, BART and M2M-100, each a table row over one pair of graphs ([`Seq2Seq`]).
 //!
 //! The encoder reads a source and stores, for every layer of the decoder, the keys and values that
 //! it attends over; the decoder never computes them. Invariant: no architecture has code of its own

@@ -103,6 +103,7 @@ impl Seq2SeqLike {
             positions: match self.positions {
                 Seq2SeqPositions::Biases => StackPositions::None,
                 Seq2SeqPositions::Learnt => StackPositions::Learnt(hyper.count("context_length")?),
+                Seq2SeqPositions::Waves => StackPositions::Shared(hyper.count("context_length")?),
             },
         })
     }
@@ -114,7 +115,7 @@ impl Seq2SeqLike {
     ) -> Result<AttentionBlock, ModelError> {
         let heads = self.heads(hyper, side)?;
         let relative = match self.positions {
-            Seq2SeqPositions::Learnt => RelativeAttention::None,
+            Seq2SeqPositions::Learnt | Seq2SeqPositions::Waves => RelativeAttention::None,
             Seq2SeqPositions::Biases => relative(hyper, side)?,
         };
         Ok(self.attention_block(heads, relative))
@@ -125,7 +126,7 @@ impl Seq2SeqLike {
         let usual = AttentionBlock::from(heads);
         AttentionBlock {
             scale: match self.positions {
-                Seq2SeqPositions::Learnt => usual.scale,
+                Seq2SeqPositions::Learnt | Seq2SeqPositions::Waves => usual.scale,
                 Seq2SeqPositions::Biases => 1.0,
             },
             bias: self.bias,
@@ -248,7 +249,7 @@ impl Architecture for Seq2SeqLike {
 }
 
 impl Seq2SeqLike {
-    /// Two layers of the size of T5 base or BART base.
+    /// Two layers of the size of T5 base or BART base; M2M-100's are wider.
     fn typical(&self) -> Seq2SeqModel {
         let dim = 768;
         let heads = HeadSizes {
@@ -258,7 +259,7 @@ impl Seq2SeqLike {
             v_dim: 64,
         };
         let relative = |side| match self.positions {
-            Seq2SeqPositions::Learnt => RelativeAttention::None,
+            Seq2SeqPositions::Learnt | Seq2SeqPositions::Waves => RelativeAttention::None,
             Seq2SeqPositions::Biases => {
                 let (buckets, weight) = biases(side, 32, 128);
                 RelativeAttention::Biases { buckets, weight }
@@ -274,6 +275,7 @@ impl Seq2SeqLike {
             },
             positions: match self.positions {
                 Seq2SeqPositions::Learnt => StackPositions::Learnt(1024),
+                Seq2SeqPositions::Waves => StackPositions::Shared(1024),
                 Seq2SeqPositions::Biases => StackPositions::None,
             },
         };
@@ -290,9 +292,9 @@ impl Seq2SeqLike {
             decoder: stack(Side::Decoder),
             output_scale: self.is_t5().then(|| 1.0 / (dim as f32).sqrt()),
             output: OutputMatrix::Embedding,
-            output_bias: match self.is_t5() {
-                true => OutputBias::None,
-                false => OutputBias::Own,
+            output_bias: match self.positions {
+                Seq2SeqPositions::Learnt => OutputBias::Own,
+                Seq2SeqPositions::Biases | Seq2SeqPositions::Waves => OutputBias::None,
             },
         };
         Seq2SeqModel::new(self.name, settings, 1024, TokenId(0))

@@ -55,6 +55,19 @@ impl Keys {
         self.add_tensor(name, vec![values.len(), 1], values)
     }
 
+    /// Adds a matrix, `[rows, values]`, that is no tensor of the files.
+    ///
+    /// # Errors
+    /// As [`Keys::add_vector`], also where there are not as many values as that.
+    pub fn add_matrix(
+        &mut self,
+        name: &str,
+        shape: [usize; 2],
+        values: &[f32],
+    ) -> Result<(), WeightError> {
+        self.add_tensor(name, shape.to_vec(), values)
+    }
+
     fn add_tensor(
         &mut self,
         name: &str,
