@@ -309,7 +309,12 @@ const ROWS: &[Row] = &[
     row("qwen3next", "Qwen3-Next", "none", &["qwen3_next"]),
     Row {
         tolerance: "5e-4",
-        ..row("qwen35", "Qwen 3.5 (text)", "none", &["qwen3_5"])
+        ..row(
+            "qwen35",
+            "Qwen 3.5 (text, also over given rows of images)",
+            "none",
+            &["qwen3_5", "images/qwen3_5_vl_text/"],
+        )
     },
     row("qwen35moe", "Qwen 3.5 MoE (text)", "none", &["qwen3_5_moe"]),
     row("kimi-linear", "Kimi Linear", "none", &["kimi_linear"]),

@@ -5,7 +5,7 @@
 //! period. Every layer of one kind has one size.
 
 use kv_core::graph::{Activation, KeySharing, RouteSpec};
-use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
+use kv_core::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle, SectionOrder};
 use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{
@@ -74,7 +74,11 @@ fn read(
             true => Mixer::Recurrent(SsmMixer::Delta(delta)),
             false => {
                 let rope = hyper.rope(RopeStyle::Neox, heads.k_dim, weights)?;
-                Mixer::Attention(gated_attention(hyper, heads, rope)?)
+                let sections = sections(hyper, rope.n_rot)?;
+                Mixer::Attention(AttentionBlock {
+                    sections,
+                    ..gated_attention(hyper, heads, rope)?
+                })
             }
         });
     }
@@ -102,6 +106,16 @@ fn recurrent_layers(hyper: &Hyperparameters<'_>, n_layers: usize) -> Result<Vec<
     };
     let is_recurrent = |layer: usize| !(layer + 1).is_multiple_of(period);
     Ok((0..n_layers).map(is_recurrent).collect())
+}
+
+/// The pairs that rotate with rows and columns of images, where the file names any.
+fn sections(hyper: &Hyperparameters<'_>, n_rot: usize) -> Result<Option<RopeSections>, ModelError> {
+    match hyper.has("rope.dimension_sections") {
+        true => hyper
+            .rope_sections(SectionOrder::Interleaved, n_rot)
+            .map(Some),
+        false => Ok(None),
+    }
 }
 
 /// Layers after the others, which predict the tokens after the next and are not computed.

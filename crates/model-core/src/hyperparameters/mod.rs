@@ -106,6 +106,11 @@ impl<'a> Hyperparameters<'a> {
     }
 
     /// A value of whichever type.
+    /// Whether the file has this setting.
+    pub fn has(&self, name: &str) -> bool {
+        self.value(name).is_some()
+    }
+
     pub(crate) fn value(&self, name: &str) -> Option<&'a Value> {
         self.metadata.value(&self.key(name))
     }

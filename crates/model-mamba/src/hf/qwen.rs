@@ -101,22 +101,14 @@ pub(super) const CLASSES: &[HfClass] = &[
         ],
         ..HfClass::EMPTY
     },
+    QWEN3_5,
+    // With images: its vision tower is not read, what it makes comes in as rows.
     HfClass {
-        name: "Qwen3_5ForCausalLM",
-        architecture: "qwen35",
-        keys: &[
-            COMMON_KEYS,
-            RMS_EPS,
-            &[FEED_FORWARD_LENGTH, Key::With(later_rope)],
-        ],
-        tensors: &[
-            FRAME_TENSORS,
-            NORMS,
-            ATTENTION_TENSORS,
-            GATED_TENSORS,
-            LATER_MIXER,
-        ],
-        ..LATER
+        name: "Qwen3_5ForConditionalGeneration",
+        section: Some("text_config"),
+        text: "language_model.",
+        other_parts: &["visual.", "model.visual."],
+        ..QWEN3_5
     },
     HfClass {
         name: "Qwen3_5MoeForCausalLM",
@@ -133,6 +125,24 @@ pub(super) const CLASSES: &[HfClass] = &[
         ..LATER
     },
 ];
+
+const QWEN3_5: HfClass = HfClass {
+    name: "Qwen3_5ForCausalLM",
+    architecture: "qwen35",
+    keys: &[
+        COMMON_KEYS,
+        RMS_EPS,
+        &[FEED_FORWARD_LENGTH, Key::With(later_rope)],
+    ],
+    tensors: &[
+        FRAME_TENSORS,
+        NORMS,
+        ATTENTION_TENSORS,
+        GATED_TENSORS,
+        LATER_MIXER,
+    ],
+    ..LATER
+};
 
 const LATER: HfClass = HfClass {
     unused: FURTHER_LAYERS,
@@ -300,7 +310,7 @@ fn quarter_rotates(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileEr
     settings.write(config, keys)
 }
 
-/// Sections of the rotation, by which images and videos have places: those of a text turn alike.
+/// Sections of the rotation, by which images and videos have places.
 fn later_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let mut plain = config.clone();
     for object in ["rope_parameters", "rope_scaling"] {

@@ -55,6 +55,19 @@ const fn tiled(name: &'static str) -> Case {
     }
 }
 
+/// The text decoder of a model that sees images, whose prompts have rows of them.
+pub(crate) const IMAGES: Case = Case {
+    source: Source::RecipeIn("images"),
+    states: delta_state,
+    tiled_heads: Some(TiledHeads {
+        key_heads: 2,
+        n_heads: 4,
+        k_dim: 12,
+        v_dim: 12,
+    }),
+    ..case("qwen3_5_vl_text")
+};
+
 /// Every model with a reference of logits.
 pub(crate) const CASES: &[Case] = &[
     case("mamba"),
