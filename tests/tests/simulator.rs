@@ -77,6 +77,7 @@ fn mamba_2_agrees() {
 #[test]
 fn a_mixture_of_experts_agrees() {
     agrees("mixtral");
+    agrees("phimoe");
 }
 
 #[test]

@@ -221,6 +221,12 @@ const ROWS: &[Row] = &[
     row("hunyuan-moe", "Hunyuan MoE", "none", &["hunyuan_v1_moe"]),
     row("minimax-m2", "MiniMax M2", "none", &["minimax_m2"]),
     row(
+        "phimoe",
+        "Phi-3.5 MoE",
+        "all layers where the file names a window",
+        &["phimoe"],
+    ),
+    row(
         "starcoder2",
         "StarCoder 2",
         "none; all layers where the file names a window",
@@ -476,6 +482,7 @@ const NEIGHBOURS: &[[&str; 2]] = &[
     ["qwen3", "hunyuan-dense"],
     ["hunyuan-dense", "hunyuan-moe"],
     ["glm4moe", "minimax-m2"],
+    ["qwen2moe", "phimoe"],
     ["starcoder2", "gpt2"],
     ["gpt2", "gptneo"],
     ["gpt2", "opt"],

@@ -53,6 +53,36 @@ pub fn routes_choose_and_weigh<B: Backend>(subject: &Subject<B>) {
     }
 }
 
+/// Routes whose experts share with those that are near to them: with a jitter that leaves most far,
+/// and with one that leaves none of the same sign.
+pub fn routes_share_among_near_ties<B: Backend>(subject: &Subject<B>) {
+    for jitter in [0.05, 0.5] {
+        for (n_experts, n_used, n) in [(1, 1, 1), (5, 2, 6), (7, 7, 40), (60, 2, 40)] {
+            for (sum, scale) in [(RouteSum::Free, 1.0), (RouteSum::One, 2.5)] {
+                let spec = RouteSpec {
+                    sum,
+                    scale,
+                    ..RouteSpec::plain(n_used, RouteGate::Sparsemixer { jitter })
+                };
+                let graph = graph(n, 24, |b, x| {
+                    let logits = b.linear("logits", x, "router", n_experts)?;
+                    let routing = Routing {
+                        gain: Some("gain"),
+                        ..Routing::from(spec)
+                    };
+                    let routes = b.route("route", logits, routing)?;
+                    let up = b.expert_linear("up", [x, routes], Affine::new("u"), 20)?;
+                    let scaled = b.expert_scale("scaled", [up, routes])?;
+                    b.expert_sum("sum", scaled)
+                });
+                let weights = memory_weights(&graph, 58);
+                let step = step(n, 0, 24, 1);
+                compare(subject, &graph, weights, &step, subject.tolerance.graph);
+            }
+        }
+    }
+}
+
 /// Routes with a bias on the choice, a factor on the weights, and groups of experts.
 pub fn routes_choose_from_groups<B: Backend>(subject: &Subject<B>) {
     let none = [(1, 1, GroupScore::Max)];

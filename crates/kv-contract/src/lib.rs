@@ -251,8 +251,8 @@ macro_rules! backend_contract {
                 clamp_bounds, rectifiers_cut, positions_scale, positions_scale_from_zero,
                 gains_multiply, parts_of_rows_mix, gaussian_top_k_cuts,
                 elementwise_nodes_leave_operands_alone;
-            experts: routes_choose_and_weigh, routes_choose_from_groups, routes_have_gains, experts_compute,
-                experts_on_scaled_inputs_compute, experts_on_blocks;
+            experts: routes_choose_and_weigh, routes_choose_from_groups, routes_have_gains,
+                routes_share_among_near_ties, experts_compute, experts_on_scaled_inputs_compute, experts_on_blocks;
             heads: heads_have_matrices, heads_on_blocks, heads_are_cut_and_joined;
             recurrent: activate_activates, columns_cut, columns_of_heads_cut, fresh_states_are_zero_and_read_back,
                 convolutions_and_scans_compute,

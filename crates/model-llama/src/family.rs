@@ -295,6 +295,20 @@ pub const FAMILY: &[LlamaLike] = &[
         windows: EVERY_IF_NAMED,
         ..PLAIN
     },
+    // Phi-3.5 MoE (Abdin et al., arXiv 2404.14219). llama.cpp computes RMS norms and a softmax over
+    // two experts in its place.
+    LlamaLike {
+        name: "phimoe",
+        norm: NormKind::LayerWithBias,
+        bias: Biases::AsInFile,
+        windows: EVERY_IF_NAMED,
+        mixtures: Mixtures::Always(Mixture {
+            route: RouteGate::Sparsemixer { jitter: 0.01 },
+            sum: RouteSum::Free,
+            ..SOFTMAX_OF_CHOSEN
+        }),
+        ..PLAIN
+    },
     // Command R7B.
     LlamaLike {
         name: "cohere2",

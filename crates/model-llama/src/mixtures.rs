@@ -92,7 +92,7 @@ impl LlamaLike {
                 bias: mixture.bias,
                 route: RouteSpec {
                     sum: mixture.sum,
-                    ..RouteSpec::plain(4, mixture.route)
+                    ..RouteSpec::plain(example_used(mixture.route), mixture.route)
                 },
                 choice: mixture.routing.choice(mixture.route),
                 scaling: mixture.scaling,
@@ -148,6 +148,7 @@ impl LlamaLike {
                 return Err(hyper.wrong("expert_gating_func", reason));
             }
         };
+        let route = sparsemixer(hyper, route, n_used)?;
         let sum = match hyper.optional::<bool>("expert_weights_norm")? {
             None => sum,
             Some(true) => RouteSum::One,
@@ -209,9 +210,38 @@ impl LlamaLike {
             n_used: hyper.count("expert_group_used_count")?,
             score: match gate {
                 RouteGate::Softmax => GroupScore::Max,
-                RouteGate::Sigmoid => GroupScore::TopTwo,
+                RouteGate::Sigmoid | RouteGate::Sparsemixer { .. } => GroupScore::TopTwo,
             },
         }))
+    }
+}
+
+/// How many experts a row of the example goes through.
+fn example_used(route: RouteGate) -> usize {
+    match route {
+        RouteGate::Sparsemixer { .. } => 2,
+        RouteGate::Softmax | RouteGate::Sigmoid => 4,
+    }
+}
+
+/// `route` with the file's jitter, where it has one. Files of llama.cpp have none: its router is
+/// another one.
+fn sparsemixer(
+    hyper: &Hyperparameters<'_>,
+    route: RouteGate,
+    n_used: usize,
+) -> Result<RouteGate, ModelError> {
+    let RouteGate::Sparsemixer { jitter: usual } = route else {
+        return Ok(route);
+    };
+    if n_used != 2 {
+        let reason = format!("{n_used} is not supported: sparsemixer chooses 2");
+        return Err(hyper.wrong("expert_used_count", reason));
+    }
+    let key = "expert_router_jitter";
+    match hyper.optional::<f32>(key)?.unwrap_or(usual) {
+        jitter if jitter >= 0.0 && jitter.is_finite() => Ok(RouteGate::Sparsemixer { jitter }),
+        jitter => Err(hyper.wrong(key, format!("{jitter} must be a number of at least 0"))),
     }
 }
 
@@ -219,7 +249,8 @@ impl MixtureRouting {
     /// What experts are chosen by, where `gate` makes weights of logits.
     fn choice(self, gate: RouteGate) -> ExpertChoice {
         match (self, gate) {
-            (Self::Plain, _) | (Self::BiasedAfterSigmoid, RouteGate::Softmax) => {
+            (Self::Plain, _)
+            | (Self::BiasedAfterSigmoid, RouteGate::Softmax | RouteGate::Sparsemixer { .. }) => {
                 ExpertChoice::Scores
             }
             (Self::Biased, _) | (Self::BiasedAfterSigmoid, RouteGate::Sigmoid) => {

@@ -48,4 +48,13 @@ fn the_length_of_the_context_chooses_the_factors() {
     assert_eq!(within(16), short);
     assert_eq!(within(17), long);
     assert!(Case::named(CASES, "phi3").model().for_context(33).is_none());
+    // Phi-3.5 MoE has a factor on rotated values for each set.
+    let model = Case::named(CASES, "phimoe").model();
+    for (n_tokens, set, factor) in [(256, "short", "1.150000"), (257, "long", "1.240000")] {
+        let graph = model.for_context(n_tokens).unwrap().graph(ONE).unwrap();
+        let text = graph.text().to_string();
+        let has = |part: &str| text.contains(part);
+        assert!(has(&format!("rope_factors_{set}.weight")), "{text}");
+        assert!(has(&format!("attention_factor={factor}")), "{text}");
+    }
 }

@@ -5,8 +5,9 @@ mod common;
 
 use common::CASES;
 use kv_core::KvType;
-use model_tests::checks::TOLERANCE;
-use model_tests::{Runner, Setup, Source, candle, checks, cpu, distance};
+use model_core::gguf::Metadata;
+use model_tests::checks::{ONE, TOLERANCE};
+use model_tests::{Case, Runner, Setup, Source, candle, checks, cpu, distance, remove_key};
 
 /// Largest difference of a key or value.
 const ROW_TOLERANCE: f32 = 5e-5;
@@ -29,6 +30,9 @@ const F16_TOLERANCE: f32 = 0.04;
 /// A value half-way between two f16 may be rounded up by one backend and down by the other, which
 /// sum in another order: up to 0.0076 in a logit (phi3).
 const F16_TIE_TOLERANCE: f32 = 1e-2;
+/// Sparsemixer gives an expert a share at once where it comes near enough to another: rounding by f16
+/// moves some of phimoe's logits by 0.24.
+const F16_JUMP: f32 = 0.5;
 
 #[test]
 fn f16_rows_stay_near_the_reference() {
@@ -41,12 +45,34 @@ fn f16_rows_stay_near_the_reference() {
         let on_candle = Runner::new(candle(), case, &setup).feed(0, prompt, 512);
         let off = theirs.distance(&on_cpu);
         let noise = case.tolerance / TOLERANCE;
-        assert!(off < noise * F16_TOLERANCE, "{}: off by {off}", case.name);
+        let limits = match case.name {
+            "phimoe" => [F16_JUMP; 2],
+            _ => [F16_TOLERANCE, F16_TIE_TOLERANCE].map(|limit| noise * limit),
+        };
+        assert!(off < limits[0], "{}: off by {off}", case.name);
         let apart = distance(&on_cpu, &on_candle);
         assert!(
-            apart < noise * F16_TIE_TOLERANCE,
+            apart < limits[1],
             "{}: backends apart by {apart}",
             case.name
         );
     }
+}
+
+/// llama.cpp's converter writes neither a jitter nor a second factor, and the `eps` of norms under the
+/// key of RMS norms: the model is that of published files all the same.
+#[test]
+fn phimoe_without_keys_of_our_own_is_the_published_model() {
+    let case = Case::named(CASES, "phimoe");
+    let (weights, mut metadata) = case.open();
+    remove_key(&mut metadata, "phimoe.expert_router_jitter");
+    let model = |metadata: &Metadata| case.registry().model(metadata, &*weights).unwrap();
+    assert_eq!(
+        model(&metadata).graph(ONE).unwrap(),
+        model(&case.open().1).graph(ONE).unwrap()
+    );
+    remove_key(&mut metadata, "phimoe.rope.scaling.attn_factor_short");
+    let short = model(&metadata).for_context(256).unwrap();
+    let text = short.graph(ONE).unwrap().text().to_string();
+    assert!(text.contains("attention_factor=1.240000"), "{text}");
 }

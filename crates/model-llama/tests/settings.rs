@@ -49,6 +49,7 @@ const WITHOUT_EFFECT: &[&str] = &[
     "init_device",
     "init_std",
     "initializer_range",
+    "input_jitter_noise",
     "layerdrop",
     "is_decoder",
     "model_type",
@@ -87,6 +88,7 @@ const TENSORS_SAY: &[&str] = &[
     "intermediate_size",
     "laurel_rank",
     "learned_pos_emb",
+    "lm_head_bias",
     "mlp_bias",
     "mlp_only_layers",
     "moe_layer_end_index",
@@ -139,7 +141,9 @@ const WITHOUT_EFFECT_IN: &[(&str, &str)] = &[
     ("phi3_longrope_short", "original_max_position_embeddings"),
     ("phi3_partial", "original_max_position_embeddings"),
     ("phi3_partial_swa8", "original_max_position_embeddings"),
-    ("qwen2", "max_window_layers"), // without windows
+    ("phimoe", "original_max_position_embeddings"), // next to rope_parameters
+    ("phimoe", "rope_parameters.factor"),           // next to mscale
+    ("qwen2", "max_window_layers"),                 // without windows
     ("qwen2", "sliding_window"),
     ("qwen2", "use_sliding_window"), // of no width
     ("qwen2_moe", "max_window_layers"),

@@ -55,6 +55,9 @@ fn settings_that_cannot_be_are_refused_by_their_key() {
     refused("ministral3", "mistral3.attention.temperature_scale", -0.5);
     refused("glm4_moe", "glm4moe.nextn_predict_layers", 4.0);
     refused("glm4_moe", "glm4moe.expert_weights_scale", -0.5);
+    refused("phimoe", "phimoe.expert_router_jitter", -0.5);
+    refused("phimoe", "phimoe.expert_used_count", 3.0);
+    refused("phimoe", "phimoe.rope.scaling.attn_factor_short", -0.5);
     for (case, architecture) in [
         ("gemma2_swa8", "gemma2"),
         ("gemma3_iswa8", "gemma3"),

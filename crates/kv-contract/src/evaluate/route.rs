@@ -27,12 +27,34 @@ impl Evaluator<'_> {
     }
 }
 
+/// A route by sparsemixer: each chosen expert's share among those left that are near to it.
+fn sparsemixer(logits: &[f64], spec: &RouteSpec, jitter: f64) -> Value {
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+    let mut route = vec![0.0; logits.len()];
+    for (rank, &expert) in order[..spec.n_used].iter().enumerate() {
+        let own = logits[expert];
+        let near = |x: &f64| (own - x) / own.max(x.abs()) <= 2.0 * jitter;
+        let rest = order[rank..].iter().map(|&other| logits[other]);
+        route[expert] = own.exp() / rest.filter(near).map(f64::exp).sum::<f64>();
+    }
+    let sum: f64 = match spec.sum {
+        RouteSum::Free => 1.0,
+        RouteSum::One => route.iter().sum(),
+    };
+    let weights = route.into_iter();
+    weights.map(|w| w * f64::from(spec.scale) / sum).collect()
+}
+
 /// The weights of all experts of one token.
 fn route(logits: &[f64], spec: &RouteSpec, bias: &[f64]) -> Value {
+    if let RouteGate::Sparsemixer { jitter } = spec.gate {
+        return sparsemixer(logits, spec, f64::from(jitter));
+    }
     let sum: f64 = logits.iter().map(|x| x.exp()).sum();
     let score = |logit: f64| match spec.gate {
         RouteGate::Softmax => logit.exp() / sum,
-        RouteGate::Sigmoid => 1.0 / (1.0 + (-logit).exp()),
+        _ => 1.0 / (1.0 + (-logit).exp()),
     };
     let scores: Value = logits.iter().map(|&logit| score(logit)).collect();
     let choices: Value = scores

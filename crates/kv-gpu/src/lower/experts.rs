@@ -26,6 +26,7 @@ struct RouteSettings {
     gate: u32,
     sum: u32,
     scale: f32,
+    jitter: f32,
     has_bias: u32,
     has_gain: u32,
     n_groups: u32,
@@ -86,12 +87,17 @@ fn route<D: Device>(
         gate: match spec.gate {
             RouteGate::Softmax => 0,
             RouteGate::Sigmoid => 1,
+            RouteGate::Sparsemixer { .. } => 2,
         },
         sum: match spec.sum {
             RouteSum::Free => 0,
             RouteSum::One => 1,
         },
         scale: spec.scale,
+        jitter: match spec.gate {
+            RouteGate::Sparsemixer { jitter } => jitter,
+            RouteGate::Softmax | RouteGate::Sigmoid => 0.0,
+        },
         has_bias: bias_and_gain[0].is_some().into(),
         has_gain: bias_and_gain[1].is_some().into(),
         n_groups,

@@ -1,15 +1,21 @@
-//! [`LongRope`]: two sets of divisors of rotary frequencies, of which the length of the context
-//! chooses one.
+//! [`LongRope`]: two sets of divisors of rotary frequencies, each with a factor on what it rotates,
+//! of which the length of the context chooses one.
 //!
 //! LongRoPE: Ding et al., arXiv 2402.13753. Tensor names are those of GGUF files.
+
+use kv_core::rope::RopeScaling;
 
 use super::AttentionBlock;
 
 /// A model with two sets of divisors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LongRope {
     /// Tokens of the longest sequence that the short set is for.
     pub original_context: usize,
+    /// Factor on rotated values with the short set.
+    pub short_attention: f64,
+    /// The same with the long set.
+    pub long_attention: f64,
 }
 
 impl LongRope {
@@ -28,11 +34,22 @@ impl LongRope {
         }
     }
 
+    /// The scaling of a rotation with that set.
+    pub fn scaling(self, n_tokens: usize) -> RopeScaling {
+        let attention_factor = match n_tokens > self.original_context {
+            true => self.long_attention,
+            false => self.short_attention,
+        };
+        RopeScaling::LongRope { attention_factor }
+    }
+
     /// Makes an attention that uses either set use that for sequences of at most so many tokens.
     pub(super) fn choose(self, attention: &mut AttentionBlock, n_tokens: usize) {
-        let own = attention.rope.as_mut().and_then(|r| r.factors.as_mut());
-        if let Some(name) = own.filter(|name| [Self::LONG, Self::SHORT].contains(&name.as_str())) {
-            *name = self.factors(n_tokens).to_owned();
+        let is_either = |name: &str| [Self::LONG, Self::SHORT].contains(&name);
+        let rope = attention.rope.as_mut();
+        if let Some(rope) = rope.filter(|r| r.factors.as_deref().is_some_and(is_either)) {
+            rope.factors = Some(self.factors(n_tokens).to_owned());
+            rope.scaling = self.scaling(n_tokens);
         }
     }
 }

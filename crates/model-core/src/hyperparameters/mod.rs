@@ -15,6 +15,9 @@ use crate::gguf::{FromValue, Metadata, Value};
 /// More layers than any model has; a larger count is a broken file.
 const MAX_LAYERS: usize = 4096;
 
+const RMS_EPS: &str = "attention.layer_norm_rms_epsilon";
+const LAYER_NORM_EPS: &str = "attention.layer_norm_epsilon";
+
 /// The metadata of one architecture, by short key.
 #[derive(Clone, Copy, Debug)]
 pub struct Hyperparameters<'a> {
@@ -227,22 +230,23 @@ impl<'a> Hyperparameters<'a> {
     /// # Errors
     /// [`ModelError`] with the key.
     pub fn norm_eps(&self) -> Result<f32, ModelError> {
-        let [own, other] = [
-            "attention.layer_norm_rms_epsilon",
-            "attention.layer_norm_epsilon",
-        ];
-        match (self.value(own), self.value(other)) {
-            (None, Some(_)) => self.eps(other),
-            _ => self.eps(own),
-        }
+        self.eps_of_either([RMS_EPS, LAYER_NORM_EPS])
     }
 
-    /// `eps` of layer norms.
+    /// `eps` of layer norms; under the key of RMS norms where the file has no other (llama.cpp's
+    /// Phi-3.5 MoE).
     ///
     /// # Errors
     /// [`ModelError`] with the key.
     pub fn layer_norm_eps(&self) -> Result<f32, ModelError> {
-        self.eps("attention.layer_norm_epsilon")
+        self.eps_of_either([LAYER_NORM_EPS, RMS_EPS])
+    }
+
+    fn eps_of_either(&self, [own, other]: [&str; 2]) -> Result<f32, ModelError> {
+        match (self.value(own), self.value(other)) {
+            (None, Some(_)) => self.eps(other),
+            _ => self.eps(own),
+        }
     }
 
     fn eps(&self, name: &str) -> Result<f32, ModelError> {

@@ -40,7 +40,7 @@ impl Hyperparameters<'_> {
                     has_factors(weights, name, n_rot)?;
                 }
                 let trained = self.count("context_length")?;
-                (long.factors(trained), self.long_rope_scaling()?)
+                (long.factors(trained), long.scaling(trained))
             }
         };
         let factors = has_factors(weights, factors, n_rot)?.then(|| factors.to_owned());
@@ -119,12 +119,19 @@ impl Hyperparameters<'_> {
             let reason = format!("tensor '{ROPE_FACTORS}' is not possible with LongRoPE's");
             return Err(self.wrong("rope.scaling.type", reason));
         }
-        let original_context = self.original_context()? as usize;
-        Ok(Some(LongRope { original_context }))
+        self.check_long_rope_scaling()?;
+        let factor = self.positive("rope.scaling.attn_factor")?.unwrap_or(1.0);
+        // What Cellar's conversions write where it is not the same.
+        let short = self.positive("rope.scaling.attn_factor_short")?;
+        Ok(Some(LongRope {
+            original_context: self.original_context()? as usize,
+            short_attention: short.unwrap_or(factor),
+            long_attention: factor,
+        }))
     }
 
-    /// The scaling of a rotation with two sets of divisors.
-    fn long_rope_scaling(&self) -> Result<RopeScaling, ModelError> {
+    /// That the file asks for no other scaling next to two sets of divisors.
+    fn check_long_rope_scaling(&self) -> Result<(), ModelError> {
         let key = "rope.scaling.type";
         if let Some(kind) = self.optional::<&str>(key)?
             && !["none", "longrope"].contains(&kind)
@@ -137,10 +144,7 @@ impl Hyperparameters<'_> {
             let reason = format!("{factor} is not supported with LongRoPE's factors");
             return Err(self.wrong(key, reason));
         }
-        let own = self.positive("rope.scaling.attn_factor")?;
-        Ok(RopeScaling::LongRope {
-            attention_factor: own.unwrap_or(1.0),
-        })
+        Ok(())
     }
 
     /// Tokens of the context before it was stretched: the trained length, where the file does not

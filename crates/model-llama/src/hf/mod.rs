@@ -8,6 +8,7 @@ mod gemma4;
 mod gpt;
 mod gpt_tensors;
 mod keys;
+mod phimoe;
 mod recent;
 mod routed;
 mod tensors;
@@ -57,6 +58,7 @@ pub(crate) fn classes() -> impl Iterator<Item = &'static HfClass> {
         .iter()
         .chain(recent::CLASSES)
         .chain(routed::CLASSES)
+        .chain(phimoe::CLASSES)
         .chain(gpt::CLASSES)
         .chain(vision::CLASSES)
         .chain(diffusion::CLASSES)

@@ -28,6 +28,12 @@ const GEMMA3N: Case = Case {
     ..case("gemma3n")
 };
 
+/// The reference has the divisors of short contexts, which are those of up to 256 tokens.
+const PHIMOE: Case = Case {
+    context: Some(256),
+    ..case("phimoe")
+};
+
 /// The trained model, without a reference of logits.
 pub(crate) const STORIES: Case = Case {
     source: Source::Gguf("stories"),
@@ -64,6 +70,7 @@ pub(crate) const CASES: &[Case] = &[
     pairs("mistral_noswa"),
     pairs("mistral_swa8"),
     pairs("mixtral"),
+    PHIMOE,
     case("llama4_chunk16"),
     case("llama4_chunk8192"),
     case("qwen2"),

@@ -4,7 +4,7 @@
 //! are the chosen experts in ascending order ([`slots`]), so results do not depend on which was
 //! likeliest. Shazeer et al., arXiv 1701.06538. Does not know feed-forward blocks or devices.
 
-use super::route::{MAX_ROUTE_GROUPS, RouteSpec, Routing};
+use super::route::{MAX_ROUTE_GROUPS, RouteGate, RouteSpec, Routing};
 use crate::graph::op::Op;
 use crate::graph::spec::{Given, Inferred, OpSpec};
 use crate::graph::{Affine, Claim, GraphBuilder, GraphError, NodeId};
@@ -51,6 +51,10 @@ fn routed(given: &Given<'_>, route: &RouteSpec, bias: Option<&String>) -> Result
     let &[n, experts] = given.shape(0) else {
         return Err(format!("[n, at least {}]", n_used.max(1)));
     };
+    let is_sparsemixer = matches!(route.gate, RouteGate::Sparsemixer { .. });
+    if is_sparsemixer && (route.groups.is_some() || bias.is_some()) {
+        return Err("neither groups nor biases where sparsemixer weighs experts".into());
+    }
     if let Some(groups) = route.groups {
         let wanted = format!(
             "as many experts in each of {} groups (1 to {MAX_ROUTE_GROUPS}), and 1 to {} of them \
@@ -90,7 +94,7 @@ pub(in crate::graph) fn route<'a>(
     });
     let spec = spec
         .setting("used", route.n_used)
-        .setting("gate", format!("{:?}", route.gate).to_lowercase())
+        .setting("gate", route.gate)
         .setting("sum", format!("{:?}", route.sum).to_lowercase())
         .optional("scale", (route.scale != 1.0).then_some(route.scale));
     let spec = match route.groups {
@@ -194,7 +198,7 @@ impl GraphBuilder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::{Graph, GraphShape, GroupScore, Input, RouteGate, RouteGroups, RouteSum};
+    use crate::graph::{Graph, GraphShape, GroupScore, Input, RouteGroups, RouteSum};
 
     #[test]
     fn a_token_has_no_more_slots_than_it_uses() {
@@ -254,6 +258,13 @@ mod tests {
                 Err(GraphError::Shape { .. })
             ));
         }
+        let sparse = RouteSpec::plain(2, RouteGate::Sparsemixer { jitter: 0.01 });
+        let biased = Routing {
+            bias: Some("bias"),
+            ..Routing::from(sparse)
+        };
+        let refused = b.route("bad", logits, biased);
+        assert!(matches!(refused, Err(GraphError::Shape { .. })));
         for (n_groups, n_used) in [(0, 1), (2, 1), (5, 0), (5, 6), (5, 1), (65, 1)] {
             let groups = RouteGroups {
                 n_groups,

@@ -1,8 +1,9 @@
 //! [`RouteSpec`]: how a router's logits choose experts, and what weights they get.
 //!
 //! Invariant: of equal choices the first wins, so a route depends on its logits alone. Shazeer et
-//! al., arXiv 1701.06538; groups as in DeepSeek-V2, arXiv 2405.04434, and a bias on the choice alone
-//! as in DeepSeek-V3, arXiv 2412.19437. Does not know what experts compute.
+//! al., arXiv 1701.06538; groups as in DeepSeek-V2, arXiv 2405.04434, a bias on the choice alone
+//! as in DeepSeek-V3, arXiv 2412.19437, and shares among near ties as in GRIN MoE, arXiv 2409.12136.
+//! Does not know what experts compute.
 
 use std::fmt;
 
@@ -17,7 +18,7 @@ pub const MAX_ROUTE_GROUPS: usize = 64;
 /// choices are chosen, where a choice is the score, plus the expert's bias where there is one; with
 /// groups, out of the best groups only. The weights are the scores of the chosen experts, without
 /// biases, divided by their sum or not, times the scale and times the expert's gain where there is
-/// one.
+/// one. Routes of [`RouteGate::Sparsemixer`] have neither biases nor groups.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RouteSpec {
     /// Experts that a token goes through; at least 1, at most all.
@@ -66,7 +67,7 @@ impl From<RouteSpec> for Routing<'_> {
 }
 
 /// What makes scores of a router's logits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RouteGate {
     /// `e^x / sum(e^x)` over all experts.
@@ -74,6 +75,31 @@ pub enum RouteGate {
     Softmax,
     /// `1 / (1 + e^-x)`, each expert by itself.
     Sigmoid,
+    /// A chosen expert's share of a softmax over those that were not chosen before it and whose
+    /// logits are near its own, `l`: `(l - x) / max(l, |x|)` is at most twice the jitter (Phi-3.5
+    /// MoE). Without near ones the share is 1.
+    Sparsemixer {
+        /// Half of the largest distance, relative to the logits.
+        jitter: f32,
+    },
+}
+
+impl fmt::Display for RouteGate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Softmax => f.pad("softmax"),
+            Self::Sigmoid => f.pad("sigmoid"),
+            Self::Sparsemixer { jitter } => write!(f, "sparsemixer({jitter})"),
+        }
+    }
+}
+
+impl RouteGate {
+    /// Whether an expert with logit `x` shares with one that is chosen by `largest`.
+    fn shares(jitter: f32, largest: f32, x: f32) -> bool {
+        let is_far = (largest - x) / largest.max(x.abs()) > 2.0 * jitter;
+        !is_far
+    }
 }
 
 /// What the weights of a token's chosen experts add up to.
@@ -153,11 +179,17 @@ impl RouteSpec {
     /// there are any.
     pub fn route(&self, logits: &[f32], bias: Option<&[f32]>, route: &mut [f32]) {
         debug_assert_eq!(logits.len(), route.len());
+        if let RouteGate::Sparsemixer { jitter } = self.gate {
+            self.share_out(jitter, logits, route);
+            return;
+        }
         self.choices(logits, bias, route);
         self.leave_groups_out(route);
         let mut largest = f32::NEG_INFINITY;
         for _ in 0..self.n_used.min(logits.len()) {
-            let Some(expert) = next(route) else { break };
+            let Some((expert, _)) = next(route.iter().copied()) else {
+                break;
+            };
             largest = largest.max(logits[expert]);
             route[expert] = TAKEN;
         }
@@ -172,13 +204,43 @@ impl RouteSpec {
             (RouteSum::Free, RouteGate::Softmax) => {
                 logits.iter().map(|&x| self.weight(x, largest)).sum()
             }
-            (RouteSum::Free, RouteGate::Sigmoid) => 1.0,
+            (RouteSum::Free, RouteGate::Sigmoid | RouteGate::Sparsemixer { .. }) => 1.0,
         };
+        self.scale_weights(route, sum);
+    }
+
+    /// Multiplies weights with the scale and divides them by `sum`.
+    fn scale_weights(&self, route: &mut [f32], sum: f32) {
         let factor = self.scale / sum;
         match self.scale == 1.0 {
             true => route.iter_mut().for_each(|route| *route /= sum),
             false => route.iter_mut().for_each(|route| *route *= factor),
         }
+    }
+
+    /// A route by [`RouteGate::Sparsemixer`]: no share is 0, so experts without one are those that
+    /// were not chosen.
+    fn share_out(&self, jitter: f32, logits: &[f32], route: &mut [f32]) {
+        route.fill(0.0);
+        for _ in 0..self.n_used.min(logits.len()) {
+            let rest = logits
+                .iter()
+                .zip(&*route)
+                .map(|(&logit, &share)| match share {
+                    0.0 => logit,
+                    _ => TAKEN,
+                });
+            let Some((expert, largest)) = next(rest.clone()) else {
+                break;
+            };
+            let near = rest.filter(|x| !x.is_nan() && RouteGate::shares(jitter, largest, *x));
+            route[expert] = 1.0 / near.map(|x| (x - largest).exp()).sum::<f32>();
+        }
+        let sum = match self.sum {
+            RouteSum::One => route.iter().sum(),
+            RouteSum::Free => 1.0,
+        };
+        self.scale_weights(route, sum);
     }
 
     /// Multiplies the weights of a finished route with the gains of its experts.
@@ -190,7 +252,7 @@ impl RouteSpec {
     /// The score of a logit, up to a factor for a softmax, where `largest` is a logit near to it.
     fn weight(&self, logit: f32, largest: f32) -> f32 {
         match self.gate {
-            RouteGate::Softmax => (logit - largest).exp(),
+            RouteGate::Softmax | RouteGate::Sparsemixer { .. } => (logit - largest).exp(),
             RouteGate::Sigmoid => 1.0 / (1.0 + (-logit).exp()),
         }
     }
@@ -208,7 +270,7 @@ impl RouteSpec {
         let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let sum: f32 = match self.gate {
             RouteGate::Softmax => logits.iter().map(|&x| self.weight(x, largest)).sum(),
-            RouteGate::Sigmoid => 1.0,
+            RouteGate::Sigmoid | RouteGate::Sparsemixer { .. } => 1.0,
         };
         for (expert, (out, &logit)) in out.iter_mut().zip(logits).enumerate() {
             let bias = bias.and_then(|bias| bias.get(expert)).unwrap_or(&0.0);
@@ -245,15 +307,15 @@ impl RouteSpec {
     }
 }
 
-/// The expert with the largest choice that was not taken, of equal ones the first.
-fn next(choices: &[f32]) -> Option<usize> {
+/// The expert with the largest choice that was not taken, of equal ones the first, and that choice.
+fn next(choices: impl Iterator<Item = f32>) -> Option<(usize, f32)> {
     let mut best: Option<(usize, f32)> = None;
-    for (expert, &choice) in choices.iter().enumerate() {
+    for (expert, choice) in choices.enumerate() {
         if !choice.is_nan() && best.is_none_or(|(_, other)| choice > other) {
             best = Some((expert, choice));
         }
     }
-    best.map(|(expert, _)| expert)
+    best
 }
 
 #[cfg(test)]
@@ -312,6 +374,35 @@ mod tests {
             ..spec(RouteGate::Softmax, RouteSum::One)
         };
         assert!((routed(all, &logits).iter().sum::<f32>() - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn near_ties_share_and_others_do_not() {
+        let sparse = RouteSpec::plain(2, RouteGate::Sparsemixer { jitter: 0.05 });
+        // 1.9 is within a tenth of 2, and 1.75 is not; it is of 1.9. -2 is as far as can be.
+        let logits = [1.75f32, 2.0, -2.0, 1.9];
+        let wanted = [
+            0.0,
+            1.0 / (1.0 + (-0.1f32).exp()),
+            0.0,
+            1.0 / (1.0 + (-0.15f32).exp()),
+        ];
+        assert_near(&routed(sparse, &logits), &wanted);
+        let far = [1.0, 2.0, -2.0, 1.5];
+        assert_near(&routed(sparse, &far), &[0.0, 1.0, 0.0, 1.0]);
+        // Of equal ones the first, which shares with both; then the second, with one.
+        assert_near(&routed(sparse, &[0.0; 3]), &[1.0 / 3.0, 0.5, 0.0]);
+        // Below 0 distances are relative to the other one.
+        let below = [-1.0, -1.12, -2.0];
+        let wanted = [1.0 / (1.0 + (-0.12f32).exp()), 1.0, 0.0];
+        let wide = RouteSpec::plain(2, RouteGate::Sparsemixer { jitter: 0.054 });
+        assert_near(&routed(wide, &below), &wanted);
+        let normed = RouteSpec {
+            sum: RouteSum::One,
+            scale: 3.0,
+            ..sparse
+        };
+        assert_near(&routed(normed, &far), &[0.0, 1.5, 0.0, 1.5]);
     }
 
     #[test]
