@@ -5,7 +5,7 @@
 
 mod support;
 
-use model_tests::fixture;
+use model_tests::{Recipe, fixture};
 use support::{BACKENDS, directory, output, references_in};
 
 /// Trained models without the ending.
@@ -70,4 +70,37 @@ fn a_model_with_operations_of_its_own_runs_is_planned_and_becomes_a_file() {
     assert_eq!(plan.matches("f32 512 bytes").count(), 6, "{plan}");
     let (inspected, _) = output(&["inspect", &directory]);
     assert!(inspected.contains("rwkv4: width 64"), "{inspected}");
+}
+
+/// The vocabulary of RWKV's "world" models, with an RWKV of as many tokens and more: the directory and
+/// the file that is made of it have the tokens of the published algorithm, and write the same text.
+#[test]
+fn a_directory_with_rwkvs_vocabulary_becomes_a_file_with_it() {
+    let made = tempfile::tempdir().unwrap();
+    Recipe::named("rwkv4").expand(made.path());
+    let (name, from) = ("rwkv_vocab_v20230424.txt", fixture("tokenizers/rwkv"));
+    std::fs::copy(from.join(name), made.path().join(name)).unwrap();
+    let directory = made.path().display().to_string();
+    let gguf = made.path().join("model.gguf").display().to_string();
+    output(&["convert", &directory, &gguf, "--type", "f32"]);
+    let run = |model: &str| {
+        let args = [
+            "run",
+            "it's 你好\n\n",
+            "-m",
+            model,
+            "--temp",
+            "0",
+            "-n",
+            "20",
+        ];
+        output(&args).0
+    };
+    assert_eq!(run(&gguf), run(&directory));
+    let tokens = |model: &str| output(&["tokenize", "-m", model, "it's 你好"]).0;
+    assert_eq!(tokens(&gguf), tokens(&directory));
+    // 'it' and the space have no token of their own.
+    let ids = ["106", "117", "268", "33", "292"];
+    let found = tokens(&gguf);
+    assert!(ids.iter().all(|id| found.contains(id)), "{found}");
 }

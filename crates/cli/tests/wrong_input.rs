@@ -88,11 +88,11 @@ fn models_that_cannot_be_run() {
             7u32.into(),
             "tensor 'blk.6.attn_norm.weight' is missing; the model needs it as [128]",
         ),
-        // That of RWKV.
+        // That of PLaMo 2.
         (
             "tokenizer.ggml.model",
-            "rwkv".into(),
-            "tokenizer: tokenizer model \"rwkv\" is not supported",
+            "plamo2".into(),
+            "tokenizer: tokenizer model \"plamo2\" is not supported",
         ),
         (
             "tokenizer.ggml.precompiled_charsmap",

@@ -43,7 +43,7 @@ const PREFERRED: [&str; 24] = [
 ];
 
 /// Files of a model directory besides weights and `config.json`.
-const SETTINGS: [&str; 14] = [
+const SETTINGS: [&str; 15] = [
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -51,6 +51,7 @@ const SETTINGS: [&str; 14] = [
     "vocab.txt",
     "vocab.json",
     "merges.txt",
+    "rwkv_vocab_v20230424.txt",
     "added_tokens.json",
     "special_tokens_map.json",
     "chat_template.jinja",

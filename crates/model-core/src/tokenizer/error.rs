@@ -9,7 +9,8 @@
 pub enum TokenizerError {
     /// The kind of tokenizer is not one that this crate has.
     #[error(
-        "tokenizer model {name:?} is not supported (supported: \"llama\", \"gpt2\", \"bert\", \"t5\")"
+        "tokenizer model {name:?} is not supported (supported: \"llama\", \"gpt2\", \"bert\", \"t5\", \
+         \"rwkv\")"
     )]
     UnknownModel {
         /// The name as the file gives it (`tokenizer.ggml.model`).
@@ -81,6 +82,16 @@ pub enum TokenizerError {
     /// A token of kind [`Byte`](super::TokenKind::Byte) whose text names no byte.
     #[error("byte token {id} has the text {text:?}, which names no byte")]
     BadByteToken {
+        /// The token.
+        id: usize,
+        /// Its text.
+        text: String,
+    },
+    /// A token whose text is not as Python writes bytes.
+    #[error(
+        "token {id} has the text {text:?}, in which an escape is not one of Python's for bytes"
+    )]
+    BadEscape {
         /// The token.
         id: usize,
         /// Its text.

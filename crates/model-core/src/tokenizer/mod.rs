@@ -12,6 +12,7 @@ mod error;
 mod merge;
 mod pair;
 mod roles;
+mod rwkv;
 mod spec;
 mod special;
 mod spm;
@@ -33,7 +34,10 @@ pub use vocab::SpecialPieces;
 use bpe::{Bpe, WholeWords};
 use char_map::{CharMap, TextForm};
 use pair::Between;
+pub(crate) use rwkv::escape;
+
 use roles::Roles;
+use rwkv::Rwkv;
 use special::{Fragment, SpecialMatcher};
 use spm::{SpacePrefix, Spm};
 use unigram::{ExtraSpace, Preparation, Unigram};
@@ -86,6 +90,7 @@ enum Algorithm {
     Bpe(Box<Bpe>),
     WordPiece(Box<WordPiece>),
     Unigram(Box<Unigram>),
+    Rwkv(Box<Rwkv>),
 }
 
 /// A tokenizer.
@@ -148,6 +153,10 @@ impl Tokenizer {
                 let unigram = Unigram::new(&vocab, &spec.scores, roles.ids.unk, preparation)?;
                 (Algorithm::Unigram(Box::new(unigram)), false)
             }
+            TokenizerModel::Rwkv => {
+                let rwkv = Rwkv::new(&vocab, roles.ids.unk)?;
+                (Algorithm::Rwkv(Box::new(rwkv)), false)
+            }
         };
         let first = match (spec.add_bos, roles.ids.bos) {
             (Some(true), None) => return Err(TokenizerError::MissingSpecial { name: "bos" }),
@@ -190,6 +199,7 @@ impl Tokenizer {
                 (Fragment::Text(text), Algorithm::Unigram(unigram)) => {
                     unigram.encode(&self.vocab, text, &mut out);
                 }
+                (Fragment::Text(text), Algorithm::Rwkv(rwkv)) => rwkv.encode(text, &mut out),
                 (Fragment::Text(text), Algorithm::Spm(spm, prefix)) => {
                     let prefix = if after_special {
                         *prefix

@@ -21,6 +21,8 @@ pub enum TokenizerModel {
     WordPiece,
     /// `"t5"`: SentencePiece Unigram. A word is cut into the tokens whose scores add up to the most.
     Unigram,
+    /// `"rwkv"`: at every byte the longest token that begins there (RWKV's "world" models).
+    Rwkv,
 }
 
 impl TokenizerModel {
@@ -34,6 +36,7 @@ impl TokenizerModel {
             "gpt2" => Ok(Self::Bpe),
             "bert" => Ok(Self::WordPiece),
             "t5" => Ok(Self::Unigram),
+            "rwkv" => Ok(Self::Rwkv),
             _ => Err(TokenizerError::UnknownModel {
                 name: name.to_owned(),
             }),

@@ -9,7 +9,7 @@ use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 use kv_core::TokenId;
 
-use super::{TokenKind, TokenizerError, TokenizerModel, TokenizerSpec, byte_level};
+use super::{TokenKind, TokenizerError, TokenizerModel, TokenizerSpec, byte_level, rwkv};
 
 /// How SentencePiece writes a space.
 pub(super) const SPM_SPACE: char = '\u{2581}';
@@ -126,7 +126,7 @@ impl Vocab {
                 self.id(&plain)
             }),
             TokenizerModel::Bpe => self.id(&byte_level::byte_to_char(byte).to_string()),
-            TokenizerModel::WordPiece | TokenizerModel::Unigram => None,
+            TokenizerModel::WordPiece | TokenizerModel::Unigram | TokenizerModel::Rwkv => None,
         }
     }
 
@@ -137,7 +137,7 @@ impl Vocab {
                 let exact = hex.len() == 2 && hex.bytes().all(|b| b.is_ascii_hexdigit());
                 exact.then(|| u8::from_str_radix(hex, 16).ok())?
             }
-            TokenizerModel::WordPiece => None,
+            TokenizerModel::WordPiece | TokenizerModel::Rwkv => None,
             TokenizerModel::Bpe => {
                 let mut chars = text.chars();
                 let byte = chars.next().and_then(byte_level::char_to_byte)?;
@@ -176,6 +176,10 @@ impl Vocab {
                     out.push(b' ');
                     out.extend_from_slice(part.as_bytes());
                 }
+            }
+            // What has wrong escapes was refused.
+            (TokenKind::Normal, TokenizerModel::Rwkv) => {
+                out.extend(rwkv::unescape(text).unwrap_or_default());
             }
             (TokenKind::Normal, TokenizerModel::Bpe) => {
                 for c in text.chars() {

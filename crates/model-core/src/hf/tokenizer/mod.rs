@@ -1,5 +1,5 @@
-//! The tokenizer of a directory, in the keys of GGUF: `tokenizer.json`, or `vocab.txt` of BERT,
-//! with `tokenizer_config.json`, `generation_config.json` and `chat_template.jinja` where they are.
+//! The tokenizer of a directory, in the keys of GGUF: `tokenizer.json`, or `vocab.txt` of BERT, or
+//! RWKV's vocabulary, with `tokenizer_config.json`, `generation_config.json` and `chat_template.jinja` where they are.
 //!
 //! Invariant: what is written makes the tokenizer that the files describe, or there is an error
 //! that names the part that cannot be kept. Two things are left out on purpose: byte-level
@@ -9,6 +9,7 @@
 
 mod around;
 mod pre;
+mod rwkv_vocab;
 mod tokens;
 mod unigram;
 mod vocab_txt;
@@ -50,6 +51,14 @@ pub(super) fn translate(
     };
     let settings = optional("tokenizer_config.json")?;
     let path = directory.join("tokenizer.json");
+    if !path.exists() && directory.join(rwkv_vocab::FILE).exists() {
+        let n_tokens = config.optional_count("vocab_size")?.unwrap_or(0);
+        rwkv_vocab::translate(directory, n_tokens, keys)?;
+        if let Some(template) = chat_template(directory, settings.as_ref())? {
+            keys.set_whole("tokenizer.chat_template", template.as_str());
+        }
+        return Ok(());
+    }
     let json = match path.exists() {
         true => HfConfig::open(&path)?,
         false => match vocab_txt::as_json(directory, config, settings.as_ref())? {
