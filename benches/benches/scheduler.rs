@@ -92,7 +92,8 @@ impl Served {
                 && decoding(&self.scheduler)
                 && has_begun(&self.scheduler);
             match self.scheduler.next(Micros(self.now), &self.memory).work {
-                Work::Idle => return,
+                // No bytes are given to it.
+                Work::Idle | Work::SwapOut { .. } | Work::SwapIn(_) => return,
                 Work::Edit(edits) => {
                     for edit in edits {
                         let edited = self.memory.apply(edit).expect("the plan is right");

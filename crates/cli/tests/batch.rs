@@ -257,3 +257,38 @@ fn requests_come_through_a_pipe() {
     let stdout = String::from_utf8(done.get_output().stdout.clone()).unwrap();
     assert_eq!(answers(&stdout).len(), 2);
 }
+
+/// Requests that have to wait in the middle go on from the host's memory, with the text that they have
+/// alone; the trace shows it, and a replay computes what it saves.
+#[test]
+fn requests_that_wait_keep_what_was_computed_on_the_host() {
+    let line = |seed: u64| {
+        let prompt = format!("Once upon a time number {seed} there was");
+        serde_json::json!({"prompt": prompt, "max_tokens": 60, "seed": seed}).to_string()
+    };
+    let input: Vec<String> = (0..6).map(line).collect();
+    let input = input.join("\n");
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("trace.jsonl").display().to_string();
+    let batch = |extra: &[&str]| {
+        let args = ["batch", "-f", "-", "--backend", "cpu", "--no-prefix-cache"];
+        support::json_lines(&[&args[..], extra].concat(), &input)
+    };
+    let alone = batch(&["-c", "1600", "--parallel", "1"]);
+    let short = ["-c", "160", "--parallel", "4", "--trace", &trace];
+    let swapped = batch(&[&short[..], &["--swap-memory", "16M"]].concat());
+    for (swapped, alone) in swapped.iter().zip(&alone) {
+        assert_eq!(swapped["text"], alone["text"]);
+    }
+    let replay = |extra: &[&str]| {
+        let report = support::json(&[&["replay", &trace, "--json"], extra].concat());
+        let count = |of: &str, key: &str| report[of][key].as_u64().unwrap();
+        assert!(count("recorded", "n_swapped_bytes") > 0, "{report}");
+        assert_eq!(count("recorded", "n_recomputed"), 0, "{report}");
+        ["n_swapped_bytes", "n_recomputed"].map(|key| count("replayed", key))
+    };
+    let [n_swapped, n_recomputed] = replay(&[]);
+    assert!(n_swapped > 0 && n_recomputed == 0);
+    let [n_swapped, n_recomputed] = replay(&["--swap-memory", "1"]);
+    assert!(n_swapped == 0 && n_recomputed > 0);
+}

@@ -66,6 +66,10 @@ pub struct EngineConfig {
     /// states of further sequences ([`Streams::PerSequence`]: as further sequences). `None` allocates
     /// nothing, and leaves them all that requests do not need.
     pub prefix_bytes: Option<u64>,
+    /// Bytes of the host's memory for requests of a [`Service`](crate::serve::Service) that are
+    /// preempted: what the memory holds of them comes back from there, and is not computed again. Taken
+    /// when they are needed, in addition to the memory; 0 for none.
+    pub swap_bytes: u64,
     /// Programs that are kept; the least recently used one makes room for a new one. One serves
     /// ubatches of many shapes where the backend can run it so
     /// ([`Backend::program_capacities`](kv_core::backend::Backend::program_capacities)), else of one.
@@ -302,6 +306,8 @@ pub struct Settings {
     pub attention: AttentionMode,
     /// Bytes that cached prefixes may take, see [`EngineConfig::prefix_bytes`].
     pub prefix_bytes: Option<u64>,
+    /// Bytes of the host that preempted requests may have, see [`EngineConfig::swap_bytes`].
+    pub swap_bytes: u64,
     layers: LayerMap,
     memory: MemoryConfig,
     n_active: u32,
@@ -329,6 +335,7 @@ impl Default for EngineConfig {
             n_snapshots: 0,
             n_active: None,
             prefix_bytes: None,
+            swap_bytes: 0,
             n_programs: 8,
             budget: MemoryBudget::Device,
         }
@@ -466,6 +473,7 @@ impl EngineConfig {
             output: model.output(),
             attention: self.attention,
             prefix_bytes: self.prefix_bytes,
+            swap_bytes: self.swap_bytes,
             layers: model.layers().clone(),
             n_active: memory.n_active(),
             memory,

@@ -15,6 +15,7 @@ use crate::room::{Need, Trunk, demands};
 use crate::scheduler::Scheduler;
 use crate::share::MIN_GAIN;
 use crate::state::{RequestState, Running};
+use crate::swap::Swapped;
 use crate::tenant::TenantId;
 
 /// What came of admitting the next request.
@@ -69,8 +70,10 @@ impl Scheduler {
                 return Admission::Full;
             }
             let n_tokens = waiting.tokens.len();
+            let is_swapped = waiting.swapped.is_some();
             let place = self.place(now, waiting, memory);
             if self.config.prefix_cache.is_on()
+                && !is_swapped
                 && self.awaits_more(id, place.n_done)
                 && let Some(need) = self.still_awaits(id, rank)
             {
@@ -192,6 +195,12 @@ impl Scheduler {
             PrefixUse::Within(salt) if self.config.prefix_cache.is_on() => salt,
             _ => return nothing(Some(Missed::Disabled)),
         };
+        // What comes back from the host begins behind what is shared.
+        let tokens = match request.swapped.map(Swapped::first) {
+            Some(0) => return nothing(None),
+            Some(first) => request.tokens.get(..=first).unwrap_or_default(),
+            None => &request.tokens,
+        };
         let edit = |source: &Source<'_>, n: usize| match (free, source.holder) {
             (Some(to), _) => Some(copy(source.seq, to, n)),
             (None, Holder::Line) => Some(cut(source.seq, n)),
@@ -200,9 +209,7 @@ impl Scheduler {
         };
         let is_refused = |source: &Source<'_>, n| memory.check(&edit(source, n)?).err();
         let running = self.running_sources(request.prefix);
-        let lookup = self
-            .cache
-            .find(&request.tokens, salt, now, running, is_refused);
+        let lookup = self.cache.find(tokens, salt, now, running, is_refused);
         let (missed, n_common) = (lookup.missed, lookup.n_common);
         let Some((source, n_tokens)) = lookup.found else {
             return Place {

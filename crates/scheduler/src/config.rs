@@ -74,6 +74,8 @@ pub struct SchedulerConfig {
     /// [`Scheduler::with_row_bytes`](crate::Scheduler::with_row_bytes) counts them: KV rows, those of
     /// windows, and states together. `None` for all that requests leave.
     pub prefix_bytes: Option<u64>,
+    /// Bytes that the states of preempted requests may have on the host; 0 computes them again.
+    pub swap_bytes: u64,
     /// Preempts a running request after every so many steps, to test that texts stay the same.
     pub preempt_every: Option<NonZeroU32>,
 }
@@ -104,6 +106,7 @@ impl SchedulerConfig {
             prefix_cache: PrefixCaching::On,
             eviction: EvictionPolicy::Value,
             prefix_bytes: None,
+            swap_bytes: 0,
             preempt_every: None,
         }
     }

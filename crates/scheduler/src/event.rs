@@ -10,6 +10,7 @@ use kv_core::{Pos, SeqId, TokenId};
 
 use crate::prefix::Reuse;
 use crate::request::{Micros, PromptRows, Request, RequestError, RequestId};
+use crate::swap::{Swap, SwappedIn};
 
 /// What happened outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +34,20 @@ pub enum Event {
     StepDone(Vec<RowReport>),
     /// How long the step took that was computed last.
     StepTime(Micros),
+    /// What [`Work::SwapOut`] asked for was done.
+    SwappedOut {
+        /// The request.
+        request: RequestId,
+        /// Bytes that its state has; `None` where it was not saved.
+        n_bytes: Option<u64>,
+    },
+    /// What [`Work::SwapIn`] asked for was done, or tried.
+    SwappedIn {
+        /// The request.
+        request: RequestId,
+        /// What became of its state.
+        result: SwappedIn,
+    },
     /// The step that was planned last could not be computed, and the memory was rolled back.
     StepFailed(StepFailure),
 }
@@ -90,6 +105,13 @@ pub enum Outcome {
     Preempted {
         /// The request.
         request: RequestId,
+        /// Tokens that have to be computed again: none where the host has its state.
+        n_tokens: usize,
+    },
+    /// Its state on the host is of no use: its bytes are to be freed, as they are when it ends.
+    SwapDropped {
+        /// The request.
+        request: RequestId,
         /// Tokens that have to be computed again.
         n_tokens: usize,
     },
@@ -131,6 +153,15 @@ pub enum Work {
     Idle,
     /// These edits of the memory, which it does not refuse; then ask again.
     Edit(Vec<Edit>),
+    /// Save a state to the host, then report that ([`Event::SwappedOut`]) before anything else.
+    SwapOut {
+        /// Which state.
+        swap: Swap,
+        /// The most bytes that it may have there.
+        limit: u64,
+    },
+    /// Restore a state from the host, then report that ([`Event::SwappedIn`]) before anything else.
+    SwapIn(Swap),
     /// Compute this step, then report it.
     Decode(Step),
 }

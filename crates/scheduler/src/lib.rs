@@ -16,6 +16,8 @@
 //!   its cells back, waits, and is computed again from its tokens: it goes on exactly where it was.
 //!   So no request that was taken ends because memory ran short, and the oldest request of the
 //!   highest priority always makes progress.
+//! - **Swapping.** Where the host has room ([`SchedulerConfig::swap_bytes`]), what the memory holds of a
+//!   request is saved before it is preempted ([`Work::SwapOut`]), and comes back when it goes on.
 //! - **Prefix reuse.** The tokens of requests that have ended stay in the memory while there is
 //!   room, as idle sequences. A prompt with the same prefix shares their cells, from
 //!   any token with full attention, from a kept end with windows and recurrent states. Each request
@@ -82,6 +84,7 @@
 //!                 let _no_row_work = memory.apply(edit)?;
 //!             }
 //!         }
+//!         Work::SwapOut { .. } | Work::SwapIn(_) => unreachable!("no bytes are given to it"),
 //!         Work::Idle => break,
 //!     }
 //! }
@@ -107,6 +110,7 @@ mod scheduler;
 mod share;
 mod speculate;
 mod state;
+mod swap;
 mod tenant;
 
 pub use config::{EvictionPolicy, PrefixCaching, SchedulerConfig, Waiting};
@@ -125,4 +129,5 @@ pub use speculate::{
     DraftLength, Drafter, MAX_DRAFT, NgramLookup, Repetition, Speculated, Speculation,
     SpeculationOff,
 };
+pub use swap::{Swap, SwappedIn};
 pub use tenant::{Tenant, TenantId, TenantLimits};

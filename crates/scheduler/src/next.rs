@@ -15,6 +15,7 @@ use crate::prefix::Line;
 use crate::request::{Micros, RequestId};
 use crate::scheduler::{Keep, Scheduler};
 use crate::state::{Fed, Running};
+use crate::swap::Swapped;
 
 /// What came of looking for a step that fits.
 enum Found {
@@ -41,7 +42,7 @@ impl Scheduler {
     /// Edits come alone: the caller does them, then asks again.
     pub fn next(&mut self, now: Micros, memory: &Composite) -> StepPlan {
         let mut outcomes = Vec::new();
-        let work = match self.in_flight.is_empty() {
+        let work = match self.in_flight.is_empty() && self.leaving.is_none() {
             true => self.work(now, memory, &mut outcomes),
             false => Work::Idle,
         };
@@ -64,8 +65,11 @@ impl Scheduler {
                 Admission::Full => {}
                 Admission::Admitted => continue,
                 Admission::Preempt(victim) => {
-                    outcomes.extend(self.preempt(now, victim, Keep::Prefix(now)));
-                    continue;
+                    let keep = Keep::Prefix(now);
+                    match self.preempt_for_room(now, victim, keep, outcomes) {
+                        Some(work) => return work,
+                        None => continue,
+                    }
                 }
                 Admission::Evict => {
                     self.evict(now, memory);
@@ -76,8 +80,16 @@ impl Scheduler {
                 continue;
             }
             if let Some(victim) = self.forced_preemption() {
-                outcomes.extend(self.preempt(now, victim, Keep::Prefix(now)));
-                continue;
+                let keep = Keep::Prefix(now);
+                match self.preempt_for_room(now, victim, keep, outcomes) {
+                    Some(work) => return work,
+                    None => continue,
+                }
+            }
+            match self.swap_in(now, memory, outcomes) {
+                None => {}
+                Some(None) => continue,
+                Some(Some(work)) => return work,
             }
             match self.find_step(memory) {
                 None => return Work::Idle,
@@ -85,7 +97,10 @@ impl Scheduler {
                 Some(Found::Evict) => self.evict(now, memory),
                 // Its cells are needed: nothing of it is kept.
                 Some(Found::Preempt(victim)) => {
-                    outcomes.extend(self.preempt(now, victim, Keep::Nothing));
+                    let keep = Keep::Nothing;
+                    if let Some(work) = self.preempt_for_room(now, victim, keep, outcomes) {
+                        return work;
+                    }
                 }
                 Some(Found::Impossible(id)) => {
                     outcomes.extend(self.end(id, End::Failed, Keep::Nothing));
@@ -170,14 +185,19 @@ impl Scheduler {
     pub(crate) fn preempt(&mut self, now: Micros, id: RequestId, keep: Keep) -> Option<Outcome> {
         let running = self.take_running(id, keep)?;
         self.counters.n_preemptions += 1;
-        self.counters.n_dropped_tokens += running.n_done as u64;
         let mut request = running.request;
+        let is_swapped = |swapped: Swapped| swapped.is_all_of(running.n_done);
+        let n_tokens = match request.swapped.is_some_and(is_swapped) {
+            true => 0,
+            false => running.n_done,
+        };
+        self.counters.n_dropped_tokens += n_tokens as u64;
         request.waits_since = now;
         request.group = None;
         self.queue.push(request);
         Some(Outcome::Preempted {
             request: id,
-            n_tokens: running.n_done,
+            n_tokens,
         })
     }
 

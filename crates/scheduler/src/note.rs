@@ -38,6 +38,24 @@ pub enum Note {
         /// How many there are.
         n_tokens: usize,
     },
+    /// The state of a request that is preempted went to the host.
+    SwappedOut {
+        /// The request.
+        request: RequestId,
+        /// Tokens of the state, without those that others have.
+        n_tokens: usize,
+        /// Its bytes.
+        n_bytes: u64,
+    },
+    /// It came back.
+    SwappedIn {
+        /// The request.
+        request: RequestId,
+        /// Tokens of the state.
+        n_tokens: usize,
+        /// Its bytes.
+        n_bytes: u64,
+    },
     /// A cached prefix was dropped.
     Dropped {
         /// Its sequence.

@@ -6,6 +6,8 @@
 
 use kv_core::memory::{Composite, Memory, Streams};
 
+use crate::prefix::RowBytes;
+
 /// How many tokens a memory can hold.
 #[derive(Clone, Debug)]
 pub(crate) struct Room {
@@ -125,6 +127,26 @@ impl Room {
     /// Whether a copy of a sequence cannot be cut anywhere: with windows and recurrent states.
     pub(crate) fn is_cut_only_at_ends(&self) -> bool {
         self.has_states || self.parts.iter().any(|part| part.width.is_some())
+    }
+
+    /// Whether sequences have cells of their own.
+    pub(crate) fn has_streams(&self) -> bool {
+        let mut parts = self.parts.iter();
+        parts.any(|part| part.streams == Streams::PerSequence)
+    }
+
+    /// Bytes that so many tokens of a request have at least.
+    pub(crate) fn least_bytes(&self, n_tokens: usize, row_bytes: &RowBytes) -> u64 {
+        let of_cells = self.parts.iter().enumerate().map(|(number, part)| {
+            let n_cells = part.width.unwrap_or(u64::MAX).min(n_tokens as u64);
+            let of_cell = row_bytes.cells.get(number).copied().unwrap_or(1);
+            n_cells.saturating_mul(of_cell)
+        });
+        let of_state = match self.has_states {
+            true => row_bytes.state.unwrap_or(1),
+            false => 0,
+        };
+        of_cells.fold(of_state, u64::saturating_add)
     }
 
     /// The most tokens that one request can have in the memory, and at most `n_ctx`.

@@ -20,6 +20,7 @@ use crate::request::{Micros, Priority, PromptLimits, Request, RequestError, Requ
 use crate::room::Room;
 use crate::speculate::SpeculationOff;
 use crate::state::{Fed, RequestState, Running};
+use crate::swap::Leaving;
 use crate::tenant::{TenantId, Tenants};
 
 /// Decides which tokens of which requests each step computes. See the [crate](crate).
@@ -50,6 +51,10 @@ pub struct Scheduler {
     draft_limit: Result<usize, SpeculationOff>,
     /// A step failed: how much of it the memory holds is not known.
     pub(crate) recount: bool,
+    /// A request that leaves the memory, while its state is being saved.
+    pub(crate) leaving: Option<Leaving>,
+    /// There was no room for a state that was to come back.
+    pub(crate) swap_is_short: bool,
     /// Steps before the last preemption of [`SchedulerConfig::preempt_every`].
     pub(crate) forced_at: u64,
     n_arrived: u64,
@@ -79,6 +84,12 @@ pub struct Counters {
     pub n_shared_tokens: u64,
     /// How often a request waited for a prefix that another one was computing.
     pub n_waits: u64,
+    /// Preempted requests whose state went to the host.
+    pub n_swapped_out: u64,
+    /// Of these, those whose state came back.
+    pub n_swapped_in: u64,
+    /// Bytes of the states that went to the host.
+    pub n_swapped_bytes: u64,
     /// Cached prefixes that were dropped for others.
     pub n_evicted: u64,
     /// Tokens that were drafted and computed.
@@ -120,6 +131,8 @@ impl Scheduler {
             rejected: Vec::new(),
             draft_limit: draft_limit(&config, memory),
             recount: false,
+            leaving: None,
+            swap_is_short: false,
             forced_at: 0,
             n_arrived: 0,
             n_roots: 0,
@@ -267,6 +280,11 @@ impl Scheduler {
                 self.end(id, End::Cancelled, keep)
             }
             Event::StepDone(rows) => self.step_done(now, &rows),
+            Event::SwappedOut { request, n_bytes } => self.swapped_out(now, request, n_bytes),
+            Event::SwappedIn { request, result } => {
+                self.swapped_in(request, result);
+                Vec::new()
+            }
             Event::StepTime(took) => {
                 self.pace.learn(took);
                 Vec::new()
@@ -328,6 +346,7 @@ impl Scheduler {
             was_admitted: false,
             is_suspect: false,
             takes_no_drafts: false,
+            swapped: None,
             awaited: None,
         });
         self.n_arrived += texts.len() as u64;

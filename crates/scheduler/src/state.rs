@@ -12,6 +12,7 @@ use crate::queue::Rank;
 use crate::request::{MAX_PROMPT_ROWS, Micros, Priority, PromptRows, RequestId};
 use crate::room::Trunk;
 use crate::share::Awaited;
+use crate::swap::Swapped;
 use crate::tenant::TenantId;
 
 /// A request that was taken and has not ended.
@@ -40,6 +41,8 @@ pub(crate) struct RequestState {
     pub(crate) is_suspect: bool,
     /// The memory did not let it go back before a drafted token: it takes no more of them.
     pub(crate) takes_no_drafts: bool,
+    /// What the host has of it.
+    pub(crate) swapped: Option<Swapped>,
     /// What it waits for, while it is not admitted for that reason.
     pub(crate) awaited: Option<Awaited>,
 }
@@ -129,7 +132,12 @@ impl Running {
     /// At most `n` of its next tokens.
     pub(crate) fn feed(&self, n: usize) -> Feed {
         let next = self.checkpoints.iter().filter(|&&at| at > self.n_done);
-        let limit = next.fold(self.request.tokens.len(), |limit, &at| limit.min(at));
+        // What comes back from the host is not computed.
+        let comes_back = self.request.swapped.map(Swapped::first);
+        let limit = comes_back
+            .unwrap_or(usize::MAX)
+            .min(self.request.tokens.len());
+        let limit = next.fold(limit, |limit, &at| limit.min(at));
         let (prompt_rows, n) = match self.request.wants_prompt_rows() {
             true => (PromptRows::All, n.min(MAX_PROMPT_ROWS)),
             false => (PromptRows::Last, n),

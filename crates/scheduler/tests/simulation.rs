@@ -67,6 +67,11 @@ fn config(rng: &mut ChaCha8Rng, n_seqs: u32) -> SchedulerConfig {
             0 => Some(u64::from(below(rng, 3000))),
             _ => None,
         },
+        swap_bytes: match below(rng, 3) {
+            0 => 0,
+            1 => u64::from(below(rng, 2000)),
+            _ => 1 << 30,
+        },
         step_time: match below(rng, 3) {
             0 => None,
             _ => Some(Micros(u64::from(below(rng, 3000)))),
@@ -188,6 +193,9 @@ fn run(kind: Kind, seed: u64) -> Counters {
             measured: Vec::new(),
         });
     }
+    if below(&mut rng, 4) == 0 {
+        sim.saves_before_failure = Some(below(&mut rng, 4));
+    }
     let capacity = sim.scheduler.capacity() as u32;
     let n_events = 50 + below(&mut rng, 150);
     let load = 2 + below(&mut rng, 12);
@@ -237,16 +245,23 @@ fn texts_in_any_company_are_what_they_are_alone() {
     );
     let (mut done, mut seed) = (0, first);
     let (mut n_waits, mut n_shared) = ([0; Kind::ALL.len()], [0; Kind::ALL.len()]);
+    let mut n_swapped = [0; Kind::ALL.len()];
     while done < n_steps {
         for (number, kind) in Kind::ALL.into_iter().enumerate() {
             let counters = run(kind, seed);
             done += counters.n_steps;
             n_waits[number] += counters.n_waits;
             n_shared[number] += counters.n_shared_tokens;
+            assert!(counters.n_swapped_in <= counters.n_swapped_out);
+            n_swapped[number] += counters.n_swapped_in;
         }
         seed += 1;
     }
-    eprintln!("waits: {n_waits:?}, shared tokens: {n_shared:?}");
+    eprintln!("waits: {n_waits:?}, shared tokens: {n_shared:?}, swapped: {n_swapped:?}");
+    assert!(
+        !n_swapped.contains(&0) || n_steps < 20_000,
+        "a kind of memory is never swapped"
+    );
     let sums = [n_waits.iter().sum(), n_shared.iter().sum::<u64>()];
     assert!(
         !sums.contains(&0) || n_steps < 20_000,

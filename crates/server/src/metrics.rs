@@ -361,6 +361,11 @@ fn service_values(n_queued: usize, status: engine::serve::ServiceStatus) -> Vec<
             "KV cells that hold tokens, cached prefixes among them",
         ),
         (
+            "cellar_swapped_bytes",
+            status.swapped_bytes as f64,
+            "Bytes of the host that preempted requests have",
+        ),
+        (
             "vllm:num_requests_waiting",
             n_queued as f64,
             "As cellar_requests_waiting",
@@ -406,6 +411,11 @@ fn service_values(n_queued: usize, status: engine::serve::ServiceStatus) -> Vec<
             "cellar_prefix_waits_total",
             status.counters.n_waits,
             "Waits for a prefix that another request was computing",
+        ),
+        (
+            "cellar_swapped_bytes_total",
+            status.counters.n_swapped_bytes,
+            "Bytes of preempted requests that went to the host",
         ),
         (
             "cellar_evicted_prefixes_total",

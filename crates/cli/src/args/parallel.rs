@@ -29,6 +29,10 @@ pub(crate) struct ParallelArgs {
     /// much is allocated in addition, for their windows and states [default: what requests leave]
     #[arg(long, value_name = "SIZE")]
     pub(crate) prefix_memory: Option<ByteSize>,
+    /// Bytes of the host's memory for requests that have to wait in the middle, because memory is short:
+    /// what was computed of them comes back from there [default: none, it is computed again]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) swap_memory: Option<ByteSize>,
     /// Which cached prefix makes room
     #[arg(long, value_name = "POLICY", value_enum, default_value_t = EvictionName::Value)]
     pub(crate) eviction: EvictionName,
@@ -75,6 +79,7 @@ impl ParallelArgs {
             n_seqs: self.parallel + n_prefixes,
             n_active: Some(self.parallel),
             prefix_bytes: self.prefix_memory.map(|size| size.0),
+            swap_bytes: self.swap_memory.map_or(0, |size| size.0),
             ..config
         }
     }

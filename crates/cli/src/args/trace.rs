@@ -71,6 +71,9 @@ pub(crate) struct ReplayArgs {
     /// Which cached prefixes are dropped first [default: as in the trace]
     #[arg(long, value_name = "POLICY", value_enum)]
     pub(crate) policy: Option<PolicyName>,
+    /// Bytes of the host's memory for preempted requests [default: as in the trace]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) swap_memory: Option<ByteSize>,
     /// Read a trace that was cut off up to there, instead of refusing it
     #[arg(long)]
     pub(crate) partial: bool,

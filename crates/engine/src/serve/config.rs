@@ -90,6 +90,7 @@ impl ServiceConfig {
             prefix_cache: self.prefix_cache,
             eviction: self.eviction,
             prefix_bytes: settings.prefix_bytes,
+            swap_bytes: settings.swap_bytes,
             preempt_every: self.preempt_every,
             ..SchedulerConfig::new(rules, n_ubatch, settings.n_ctx)
         }

@@ -53,6 +53,7 @@ mod prefixes;
 mod record;
 mod service;
 mod stream;
+mod swap;
 mod watch;
 mod worker;
 

@@ -115,8 +115,8 @@ impl Drop for Recorder {
 }
 
 /// An outcome as an event. `live` is the text before it.
-pub(super) fn event_of(outcome: &Outcome, live: Option<&LiveText>) -> EventKind {
-    match *outcome {
+pub(super) fn event_of(outcome: &Outcome, live: Option<&LiveText>) -> Option<EventKind> {
+    Some(match *outcome {
         Outcome::Refused { request, .. } => EventKind::Refused { request },
         Outcome::Admitted {
             request,
@@ -140,5 +140,7 @@ pub(super) fn event_of(outcome: &Outcome, live: Option<&LiveText>) -> EventKind 
             end,
             n_tokens: live.map_or(0, |live| live.completion.tokens().len()),
         },
-    }
+        // That its state went to the host was an event.
+        Outcome::SwapDropped { .. } => return None,
+    })
 }

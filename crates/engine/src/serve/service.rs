@@ -154,6 +154,8 @@ pub struct ServiceStatus {
     pub n_cells: u32,
     /// Of these, the cells that hold tokens: of running requests and of cached prefixes.
     pub n_cells_used: u32,
+    /// Bytes that preempted requests have in the memory of the host.
+    pub swapped_bytes: u64,
 }
 
 /// What waits, and how much may.

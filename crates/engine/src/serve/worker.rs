@@ -25,6 +25,7 @@ use super::prefixes::PrefixCommand;
 use super::record::{Recorder, event_of};
 use super::service::{QueuePlace, ServiceStatus};
 use super::stream::{StepGuests, TextSender};
+use super::swap::SwappedState;
 use crate::completion::Completion;
 use crate::decode::Engine;
 use crate::error::EngineError;
@@ -73,6 +74,8 @@ pub(crate) struct Worker<B: Backend> {
     pub(super) scheduler: Scheduler,
     commands: Receiver<Command>,
     pub(super) live: BTreeMap<RequestId, LiveText>,
+    /// What preempted requests have on the host.
+    pub(super) swapped: BTreeMap<RequestId, SwappedState>,
     pub(super) step: Arc<StepGuests>,
     status: Arc<Mutex<ServiceStatus>>,
     recorder: Recorder,
@@ -92,6 +95,7 @@ impl<B: Backend> Worker<B> {
             scheduler,
             commands,
             live: BTreeMap::new(),
+            swapped: BTreeMap::new(),
             step: Arc::default(),
             status: Arc::default(),
             recorder,
@@ -131,6 +135,8 @@ impl<B: Backend> Worker<B> {
             match plan.work {
                 Work::Idle => {}
                 Work::Edit(edits) => self.edit(edits),
+                Work::SwapOut { swap, limit } => self.swap_out(swap, limit),
+                Work::SwapIn(swap) => self.swap_in(swap),
                 Work::Decode(step) => {
                     // All edits are done: each cell in use is of a request or a cached prefix.
                     if self.recorder.is_due() {
@@ -153,6 +159,7 @@ impl<B: Backend> Worker<B> {
             n_running: running.count(),
             n_cells: largest.map_or(0, |part| part.n_cells()),
             n_cells_used: largest.map_or(0, |part| part.n_used()),
+            swapped_bytes: self.scheduler.swapped_bytes(),
         };
         *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
     }
@@ -342,7 +349,11 @@ impl<B: Backend> Worker<B> {
                         live.sender.end(Err(why.into()));
                     }
                 }
+                Outcome::SwapDropped { request, .. } => {
+                    self.swapped.remove(&request);
+                }
                 Outcome::Ended { request, end } => {
+                    self.swapped.remove(&request);
                     if let Some(live) = self.live.remove(&request) {
                         live.end(end);
                     }
@@ -356,10 +367,12 @@ impl<B: Backend> Worker<B> {
         let (Outcome::Refused { request, .. }
         | Outcome::Admitted { request, .. }
         | Outcome::Preempted { request, .. }
+        | Outcome::SwapDropped { request, .. }
         | Outcome::Ended { request, .. }) = outcome;
-        let event = event_of(outcome, self.live.get(request));
         let now = self.now();
-        self.recorder.record(now, event);
+        if let Some(event) = event_of(outcome, self.live.get(request)) {
+            self.recorder.record(now, event);
+        }
     }
 
     /// Computes a step, and reports it.

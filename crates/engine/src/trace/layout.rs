@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 
 use kv_core::batch::BatchRules;
 use kv_core::layers::LayerMap;
-use kv_core::memory::{Composite, MemoryConfig, MemoryConfigError};
+use kv_core::memory::{Composite, MemoryConfig, MemoryConfigError, Snapshot};
 use scheduler::{EvictionPolicy, Micros, PrefixCaching, RowBytes, SchedulerConfig};
 use serde::{Deserialize, Serialize};
 
@@ -90,6 +90,15 @@ impl MemoryShape {
         }
     }
 
+    /// Bytes of the rows of a snapshot.
+    pub(crate) fn bytes_of(&self, snapshot: &Snapshot) -> u64 {
+        let of_parts = snapshot.parts().iter().map(|part| {
+            let bytes = self.cell_bytes.get(part.part.as_usize());
+            bytes.copied().unwrap_or(0) * part.cells.len() as u64
+        });
+        of_parts.sum::<u64>() + self.state_bytes * snapshot.state_rows().len() as u64
+    }
+
     /// Bytes of the rows that are in use.
     pub(crate) fn bytes_used(&self, memory: &Composite) -> u64 {
         let of_parts = memory.parts().iter().map(|part| {
@@ -115,6 +124,8 @@ pub(crate) struct TraceLimits {
     preempt_every: Option<NonZeroU32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     prefix_bytes: Option<u64>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    swap_bytes: u64,
     pub(crate) policy: TracedPolicy,
 }
 
@@ -150,6 +161,7 @@ impl TraceLimits {
             headroom: config.headroom,
             preempt_every: config.preempt_every,
             prefix_bytes: config.prefix_bytes,
+            swap_bytes: config.swap_bytes,
             policy: TracedPolicy::new(config.prefix_cache, config.eviction),
         }
     }
@@ -180,9 +192,14 @@ impl TraceLimits {
             headroom: self.headroom,
             preempt_every: self.preempt_every,
             prefix_bytes: self.prefix_bytes,
+            swap_bytes: self.swap_bytes,
             prefix_cache,
             eviction,
             ..SchedulerConfig::new(rules, memory.n_ubatch, memory.n_ctx)
         }
     }
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }

@@ -139,6 +139,7 @@ impl Trace {
                 self.live(*request)?;
             }
             TraceEvent::Share { .. }
+            | TraceEvent::Swap { .. }
             | TraceEvent::Cache { .. }
             | TraceEvent::Drop { .. }
             | TraceEvent::Stop => {}

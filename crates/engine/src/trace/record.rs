@@ -67,6 +67,13 @@ pub(crate) enum TraceEvent {
         n_hits: u32,
         why: TracedDrop,
     },
+    /// What the memory held of it went to the host, or came back.
+    Swap {
+        request: u64,
+        way: TracedWay,
+        n_tokens: usize,
+        n_bytes: u64,
+    },
     /// Its sequence was taken from it.
     Preempt { request: u64, n_tokens: usize },
     /// A step was computed.
@@ -192,6 +199,13 @@ pub(crate) enum TracedDrop {
     Broken,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum TracedWay {
+    Out,
+    In,
+}
+
 /// For each token a hash of it and all tokens before it, written as eight hexadecimal digits each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PrefixHashes(pub(crate) Vec<u32>);
@@ -288,6 +302,26 @@ impl TraceEvent {
                 request: request.0,
                 seq: seq.0,
                 n_tokens,
+            },
+            Note::SwappedOut {
+                request,
+                n_tokens,
+                n_bytes,
+            } => Self::Swap {
+                request: request.0,
+                way: TracedWay::Out,
+                n_tokens,
+                n_bytes,
+            },
+            Note::SwappedIn {
+                request,
+                n_tokens,
+                n_bytes,
+            } => Self::Swap {
+                request: request.0,
+                way: TracedWay::In,
+                n_tokens,
+                n_bytes,
             },
             Note::Dropped {
                 seq,

@@ -7,17 +7,20 @@
 
 use std::collections::BTreeMap;
 
+use kv_core::SeqId;
 use kv_core::batch::validate;
-use kv_core::memory::{Composite, Memory, MemoryInputs};
+use kv_core::memory::{
+    Composite, Edit, Memory, MemoryInputs, Refusal, RestoreInto, Seqs, Snapshot,
+};
 use scheduler::{
     DropReason, Event, Micros, Note, Outcome, PrefixCaching, Progress, RequestId, RowUse,
-    Scheduler, Step, Work,
+    Scheduler, SchedulerConfig, Step, Swap, SwappedIn, Work,
 };
 use serde::Serialize;
 
 use super::layout::{MemoryShape, TracedPolicy};
 use super::reader::{Trace, TracedText};
-use super::record::{TraceEvent, TracedDrop, TracedEnd};
+use super::record::{TraceEvent, TracedDrop, TracedEnd, TracedWay};
 use super::step_cost::{Measured, StepCost};
 use crate::error::EngineError;
 use crate::serve::{EvictionPolicy, ServiceError};
@@ -31,6 +34,8 @@ pub struct ReplayConfig {
     pub prefix_cache: Option<PrefixCaching>,
     /// Which prefix is evicted first; `None` as in the trace.
     pub eviction: Option<EvictionPolicy>,
+    /// Bytes of the host for preempted requests; `None` as in the trace.
+    pub swap_bytes: Option<u64>,
 }
 
 /// What came of the requests of a trace.
@@ -54,6 +59,8 @@ pub struct ReplayReport {
     pub n_computed: usize,
     /// Of these, those that had been computed before, and were dropped by preemptions.
     pub n_recomputed: usize,
+    /// Bytes of preempted requests that went to the host, and came back or were dropped.
+    pub n_swapped_bytes: u64,
     /// Prefixes that were dropped for requests.
     pub n_evicted: usize,
     /// Tokens of these.
@@ -138,7 +145,13 @@ impl Trace {
                     report.n_steps += 1;
                     report.n_computed += step.n_tokens;
                 }
+                TraceEvent::Swap {
+                    way: TracedWay::Out,
+                    n_bytes,
+                    ..
+                } => report.n_swapped_bytes += n_bytes,
                 TraceEvent::Submit(_)
+                | TraceEvent::Swap { .. }
                 | TraceEvent::Share { .. }
                 | TraceEvent::Cache { .. }
                 | TraceEvent::Drop { .. }
@@ -182,7 +195,12 @@ pub fn replay(trace: &Trace, config: &ReplayConfig) -> Result<ReplayReport, Serv
     let memory = shape
         .memory()
         .map_err(|error| EngineError::from(crate::ConfigError::from(error)))?;
-    let scheduler = Scheduler::new(limits.scheduler(&shape.config, policy), &memory)?
+    let limits = limits.scheduler(&shape.config, policy);
+    let limits = SchedulerConfig {
+        swap_bytes: config.swap_bytes.unwrap_or(limits.swap_bytes),
+        ..limits
+    };
+    let scheduler = Scheduler::new(limits, &memory)?
         .with_row_bytes(shape.row_bytes())
         .with_notes();
     let report = ReplayReport {
@@ -204,6 +222,7 @@ pub fn replay(trace: &Trace, config: &ReplayConfig) -> Result<ReplayReport, Serv
         n_ended: 0,
         live: BTreeMap::new(),
         preempted: BTreeMap::new(),
+        on_host: BTreeMap::new(),
         report,
     };
     replay.run()?;
@@ -237,6 +256,8 @@ struct Replay<'a> {
     live: BTreeMap<RequestId, LiveReplay<'a>>,
     /// Tokens that preempted requests had.
     preempted: BTreeMap<RequestId, usize>,
+    /// What the host has of preempted requests, and of which sequences.
+    on_host: BTreeMap<RequestId, (SeqId, Snapshot)>,
     report: ReplayReport,
 }
 
@@ -251,10 +272,10 @@ impl Replay<'_> {
             match plan.work {
                 Work::Decode(step) => self.decode(&step)?,
                 Work::Edit(edits) => {
-                    for edit in edits {
-                        let _no_rows = self.memory.apply(edit).map_err(EngineError::from)?;
-                    }
+                    edits.into_iter().try_for_each(|edit| self.edit(edit))?;
                 }
+                Work::SwapOut { swap, limit } => self.swap_out(&swap, limit)?,
+                Work::SwapIn(swap) => self.swap_in(&swap)?,
                 Work::Idle => {
                     let Some(time) = self.next_time() else {
                         return Ok(());
@@ -264,6 +285,52 @@ impl Replay<'_> {
                 }
             }
         }
+    }
+
+    fn edit(&mut self, edit: Edit) -> Result<(), ServiceError> {
+        let _no_rows = self.memory.apply(edit).map_err(EngineError::from)?;
+        Ok(())
+    }
+
+    /// Keeps what the memory holds of a request; its bytes are those of the rows alone.
+    fn swap_out(&mut self, swap: &Swap, limit: u64) -> Result<(), ServiceError> {
+        swap.before_saving()
+            .map_or(Ok(()), |edit| self.edit(edit))?;
+        let seq = swap.swapped_seq();
+        let snapshot = self.memory.snapshot(Seqs::One(seq));
+        let snapshot = snapshot.map_err(EngineError::from)?;
+        swap.at_the_end().map_or(Ok(()), |edit| self.edit(edit))?;
+        let n_bytes = self.shape.bytes_of(&snapshot);
+        let is_saved = n_bytes <= limit;
+        let request = swap.request;
+        if is_saved {
+            self.on_host.insert(request, (seq, snapshot));
+        }
+        let n_bytes = is_saved.then_some(n_bytes);
+        self.handle(Event::SwappedOut { request, n_bytes });
+        Ok(())
+    }
+
+    fn swap_in(&mut self, swap: &Swap) -> Result<(), ServiceError> {
+        let request = swap.request;
+        let to = swap.swapped_seq();
+        let restored = self.on_host.get(&request).map(|&(from, ref snapshot)| {
+            let into = RestoreInto::One { from, to };
+            self.memory.restore(snapshot, into).map(drop)
+        });
+        let result = match restored {
+            Some(Ok(())) => SwappedIn::Restored,
+            Some(Err(Refusal::NoRoom(_) | Refusal::NoStateRoom(_))) => SwappedIn::NoRoom,
+            Some(Err(error)) => return Err(EngineError::from(error).into()),
+            None => SwappedIn::Lost,
+        };
+        if result == SwappedIn::Restored {
+            self.on_host.remove(&request);
+            let edits = swap.after_restoring().into_iter().chain(swap.at_the_end());
+            edits.into_iter().try_for_each(|edit| self.edit(edit))?;
+        }
+        self.handle(Event::SwappedIn { request, result });
+        Ok(())
     }
 
     /// Sends the requests that are due.
@@ -374,7 +441,12 @@ impl Replay<'_> {
                     self.report.n_preemptions += 1;
                     self.preempted.insert(request, n_tokens);
                 }
+                Outcome::SwapDropped { request, n_tokens } => {
+                    self.on_host.remove(&request);
+                    self.report.n_recomputed += n_tokens;
+                }
                 Outcome::Ended { request, .. } => {
+                    self.on_host.remove(&request);
                     self.live.remove(&request);
                     self.preempted.remove(&request);
                     self.n_ended += 1;
@@ -382,14 +454,17 @@ impl Replay<'_> {
             }
         }
         for note in self.scheduler.take_notes() {
-            if let Note::Dropped {
-                n_tokens,
-                why: DropReason::Evicted,
-                ..
-            } = note
-            {
-                self.report.n_evicted += 1;
-                self.report.n_evicted_tokens += n_tokens;
+            match note {
+                Note::Dropped {
+                    n_tokens,
+                    why: DropReason::Evicted,
+                    ..
+                } => {
+                    self.report.n_evicted += 1;
+                    self.report.n_evicted_tokens += n_tokens;
+                }
+                Note::SwappedOut { n_bytes, .. } => self.report.n_swapped_bytes += n_bytes,
+                _ => {}
             }
         }
     }

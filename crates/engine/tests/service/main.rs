@@ -10,6 +10,7 @@ mod requests;
 mod speculation;
 #[path = "../support/mod.rs"]
 mod support;
+mod swap;
 mod texts;
 mod trace;
 mod watch;

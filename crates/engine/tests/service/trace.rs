@@ -1,5 +1,8 @@
 //! A trace has what a service did, and its replay does the same; with another memory, something else.
 
+// A part of a test.
+#![allow(unreachable_pub)]
+
 use std::io::{self, Write};
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
@@ -17,10 +20,10 @@ use crate::models::{Case, stories, tiny};
 
 /// A file in memory.
 #[derive(Clone, Default)]
-struct Buffer(Arc<Mutex<Vec<u8>>>);
+pub struct Buffer(Arc<Mutex<Vec<u8>>>);
 
 impl Buffer {
-    fn bytes(&self) -> Vec<u8> {
+    pub fn bytes(&self) -> Vec<u8> {
         self.0.lock().unwrap().clone()
     }
 }

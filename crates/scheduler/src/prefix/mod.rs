@@ -141,6 +141,10 @@ pub(crate) struct PrefixCache {
 }
 
 impl PrefixCache {
+    pub(crate) fn row_bytes(&self) -> &RowBytes {
+        &self.row_bytes
+    }
+
     pub(crate) fn set_row_bytes(&mut self, row_bytes: RowBytes) {
         self.row_bytes = row_bytes;
     }

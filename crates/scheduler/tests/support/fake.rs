@@ -1,10 +1,13 @@
 //! A model without weights: what it remembers of a token is a hash of the token and of everything
 //! that the token sees, so a token that sees a wrong cell, or misses one, changes the whole text.
 
+use std::collections::BTreeMap;
+
 use kv_core::backend::RowCopy;
 use kv_core::batch::UBatch;
-use kv_core::memory::{Composite, Memory, MemoryInputs};
-use kv_core::{Causality, Pos, TokenId, Window};
+use kv_core::memory::{Composite, Memory, MemoryInputs, Restored, Snapshot};
+use kv_core::{Causality, CellIdx, PartIdx, Pos, TokenId, Window};
+use scheduler::RowBytes;
 
 /// Tokens of the vocabulary.
 pub const N_VOCAB: u32 = 1000;
@@ -33,6 +36,35 @@ impl FakeRows {
             let cells = &mut self.cells[copy.part.as_usize()];
             let from = copy.from.as_usize();
             cells.copy_within(from..from + copy.len as usize, copy.to.as_usize());
+        }
+    }
+
+    /// The rows of what is in a snapshot.
+    pub fn save(&self, snapshot: &Snapshot) -> SavedRows {
+        let cells = snapshot.parts().iter().flat_map(|part| {
+            let rows = &self.cells[part.part.as_usize()];
+            let cells = part.cells.iter();
+            cells.map(|cell| ((part.part, cell.row), rows[cell.row.as_usize()]))
+        });
+        let states = snapshot.state_rows().into_iter();
+        SavedRows {
+            cells: cells.collect(),
+            states: states
+                .map(|row| (row, self.states[row.as_usize()]))
+                .collect(),
+        }
+    }
+
+    /// Writes saved rows where a restoration wants them.
+    pub fn restore(&mut self, saved: &SavedRows, restored: &Restored) {
+        for write in &restored.row_writes {
+            for at in 0..write.len {
+                let content = saved.cells[&(write.part, write.from.offset(at))];
+                self.cells[write.part.as_usize()][write.to.offset(at).as_usize()] = content;
+            }
+        }
+        for write in &restored.state_writes {
+            self.states[write.to.as_usize()] = saved.states[&write.from];
         }
     }
 
@@ -66,6 +98,22 @@ impl FakeRows {
         }
         let wanted = ubatch.output_rows.iter();
         wanted.map(|&row| out[row as usize]).collect()
+    }
+}
+
+/// Rows that were saved.
+#[derive(Debug)]
+pub struct SavedRows {
+    cells: BTreeMap<(PartIdx, CellIdx), u64>,
+    states: BTreeMap<CellIdx, u64>,
+}
+
+impl SavedRows {
+    /// Their bytes.
+    pub fn n_bytes(&self, row_bytes: &RowBytes) -> u64 {
+        let of = |part: PartIdx| row_bytes.cells.get(part.as_usize()).copied().unwrap_or(1);
+        let cells: u64 = self.cells.keys().map(|&(part, _)| of(part)).sum();
+        cells + self.states.len() as u64 * row_bytes.state.unwrap_or(1)
     }
 }
 

@@ -3,17 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kv_core::batch::{BatchRules, validate};
-use kv_core::memory::{Composite, Memory, MemoryInputs, RowsWritten, invariants};
+use kv_core::memory::{
+    Composite, Memory, MemoryInputs, Refusal, RestoreInto, RowsWritten, Seqs, Snapshot, invariants,
+};
 use kv_core::{CellIdx, SeqId, TokenId};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
 use scheduler::{
     End, Event, Micros, Missed, Outcome, PrefixUse, Priority, Progress, PromptRows, Request,
     RequestError, RequestId, Reuse, RowBytes, RowUse, Scheduler, SchedulerConfig, Step,
-    StepFailure, StepRow, Tenant, TenantId, TenantLimits, Work,
+    StepFailure, StepRow, Swap, SwappedIn, Tenant, TenantId, TenantLimits, Work,
 };
 
-use super::fake::{Alone, FakeRows, N_VOCAB, choose};
+use super::fake::{Alone, FakeRows, N_VOCAB, SavedRows, choose};
 
 /// What a request is to do, beyond its prompt.
 #[derive(Clone, Debug)]
@@ -53,6 +55,15 @@ struct Client {
 /// Who has a sequence: with whom it shares prefixes, and of a running request its group.
 type User = (PrefixUse, Option<RequestId>);
 
+/// The state of a request on the host.
+#[derive(Debug)]
+struct OnHost {
+    snapshot: Snapshot,
+    rows: SavedRows,
+    seq: SeqId,
+    n_bytes: u64,
+}
+
 /// Everything of one simulation.
 #[derive(Debug)]
 pub struct Simulator {
@@ -72,6 +83,11 @@ pub struct Simulator {
     pub n_ubatches: u64,
     /// Plans that were edits, since the last step.
     n_edits: u32,
+    /// What preempted requests have on the host.
+    on_host: BTreeMap<RequestId, OnHost>,
+    /// So many states are saved until one is not, and so on.
+    pub saves_before_failure: Option<u32>,
+    n_saves: u32,
     /// Drafts tokens for running requests, where there is one.
     drafting: Option<Drafting>,
     /// What steps cost, where they are measured.
@@ -134,6 +150,9 @@ impl Simulator {
             n_steps: 0,
             n_ubatches: 0,
             n_edits: 0,
+            on_host: BTreeMap::new(),
+            saves_before_failure: None,
+            n_saves: 0,
             drafting: None,
             cost: None,
             has_rejected: false,
@@ -278,12 +297,10 @@ impl Simulator {
                     self.n_edits <= 4 * self.rules.n_seqs + 4,
                     "edits without a step"
                 );
-                for edit in edits {
-                    let edited = self.memory.apply(edit).unwrap();
-                    assert!(edited.row_shifts.is_empty());
-                    self.rows.copy(&edited.row_copies);
-                }
+                edits.into_iter().for_each(|edit| self.edit(edit));
             }
+            Work::SwapOut { swap, limit } => self.swap_out(swap, limit),
+            Work::SwapIn(swap) => self.swap_in(swap),
             Work::Decode(step) => {
                 self.n_edits = 0;
                 self.n_steps += 1;
@@ -293,6 +310,75 @@ impl Simulator {
         }
         self.check();
         true
+    }
+
+    fn edit(&mut self, edit: kv_core::memory::Edit) {
+        let edited = self.memory.apply(edit).unwrap();
+        assert!(edited.row_shifts.is_empty());
+        self.rows.copy(&edited.row_copies);
+    }
+
+    /// Saves the state of a request, where it has no more bytes than it may.
+    fn swap_out(&mut self, swap: Swap, limit: u64) {
+        let running = self.scheduler.running().find(|r| r.id == swap.request);
+        assert_eq!(running.unwrap().n_done, swap.n_tokens);
+        swap.before_saving()
+            .into_iter()
+            .for_each(|edit| self.edit(edit));
+        let seq = swap.swapped_seq();
+        let snapshot = self.memory.snapshot(Seqs::One(seq)).unwrap();
+        let rows = self.rows.save(&snapshot);
+        // A header and the rows, as files have them.
+        let n_bytes = 7 + rows.n_bytes(&self.row_bytes);
+        self.n_saves += 1;
+        let fails = |n: u32| self.n_saves.is_multiple_of(n + 1);
+        let is_saved = n_bytes <= limit && !self.saves_before_failure.is_some_and(fails);
+        if is_saved {
+            let state = OnHost {
+                snapshot,
+                rows,
+                seq,
+                n_bytes,
+            };
+            assert!(self.on_host.insert(swap.request, state).is_none());
+        }
+        swap.at_the_end()
+            .into_iter()
+            .for_each(|edit| self.edit(edit));
+        let event = Event::SwappedOut {
+            request: swap.request,
+            n_bytes: is_saved.then_some(n_bytes),
+        };
+        let outcomes = self.scheduler.handle(Micros(self.now), event);
+        self.take(outcomes);
+    }
+
+    /// Restores it, where there is room.
+    fn swap_in(&mut self, swap: Swap) {
+        let state = &self.on_host[&swap.request];
+        let into = RestoreInto::One {
+            from: state.seq,
+            to: swap.swapped_seq(),
+        };
+        let mut after = self.memory.clone();
+        let result = match after.restore(&state.snapshot, into) {
+            Ok(restored) => {
+                self.rows.restore(&state.rows, &restored);
+                self.memory = after;
+                SwappedIn::Restored
+            }
+            Err(Refusal::NoRoom(_) | Refusal::NoStateRoom(_)) => SwappedIn::NoRoom,
+            Err(other) => panic!("{other}: {swap:?}"),
+        };
+        if result == SwappedIn::Restored {
+            let edits = swap.after_restoring().into_iter().chain(swap.at_the_end());
+            edits.for_each(|edit| self.edit(edit));
+            self.on_host.remove(&swap.request);
+        }
+        let request = swap.request;
+        let event = Event::SwappedIn { request, result };
+        let outcomes = self.scheduler.handle(Micros(self.now), event);
+        self.take(outcomes);
     }
 
     /// Until every request has ended.
@@ -313,6 +399,7 @@ impl Simulator {
         assert_eq!(self.memory.n_used(), 0, "cells are in use");
         let states = self.memory.states().map_or(0, |states| states.n_used());
         assert_eq!(states, 0, "states are in use");
+        assert!(self.on_host.is_empty(), "the host has states");
     }
 
     /// The prompt and the text of a request.
@@ -463,7 +550,11 @@ impl Simulator {
                     assert!(!client.is_refused && client.end.is_none());
                     client.is_refused = true;
                 }
+                Outcome::SwapDropped { request, .. } => {
+                    assert!(self.on_host.remove(&request).is_some(), "{request}");
+                }
                 Outcome::Ended { request, end } => {
+                    self.on_host.remove(&request);
                     self.running.remove(&request);
                     self.ended(request, end);
                 }
@@ -601,6 +692,9 @@ impl Simulator {
                 n_held == line.tokens.len() || (self.has_rejected && n_held > line.tokens.len());
             assert!(is_right, "{n_held}: {line:?}");
         }
+        let on_host: u64 = self.on_host.values().map(|state| state.n_bytes).sum();
+        assert_eq!(on_host, self.scheduler.swapped_bytes());
+        assert!(on_host <= self.scheduler.config().swap_bytes);
         self.check_isolation(&users);
         self.check_tenants();
     }

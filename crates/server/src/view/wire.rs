@@ -264,6 +264,18 @@ fn cache_event(note: Note) -> Value {
             request,
             n_tokens,
         } => json!({"kind": "cached", "request": request.0, "seq": seq.0, "n_tokens": n_tokens}),
+        Note::SwappedOut {
+            request,
+            n_tokens,
+            n_bytes,
+        } => json!({"kind": "swapped_out", "request": request.0, "n_tokens": n_tokens,
+                    "bytes": n_bytes}),
+        Note::SwappedIn {
+            request,
+            n_tokens,
+            n_bytes,
+        } => json!({"kind": "swapped_in", "request": request.0, "n_tokens": n_tokens,
+                    "bytes": n_bytes}),
         Note::Dropped {
             seq,
             n_tokens,

@@ -129,10 +129,12 @@ pub(super) fn bytes_of(
         let draft = draft_model::plan(&args.speculation, &args.engine, texts)?;
         anyhow::Ok(draft.map_or(Taken::default(), |draft| draft.taken))
     };
+    let mut swap = 0;
     let (own, draft) = match file.model().output() {
         OutputKind::Logits | OutputKind::MaskLogits(_) => {
             let config = engine_config(args, file);
             let draft = of_draft(&config)?;
+            swap = config.swap_bytes;
             (sized(file.model(), config, PromptOutputs::Last)?, draft)
         }
         OutputKind::Embeddings => {
@@ -147,7 +149,7 @@ pub(super) fn bytes_of(
         }
     };
     Ok(ModelBytes {
-        host: own.host.saturating_add(draft.host),
+        host: own.host.saturating_add(draft.host).saturating_add(swap),
         device: own.device.saturating_add(draft.device),
     })
 }

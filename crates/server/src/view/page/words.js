@@ -94,6 +94,10 @@ export function happened(event) {
       return "has its first token";
     case "preempted":
       return `gave its place back and waits, ${plural(event.n_tokens, "token")} to take up again`;
+    case "swapped_out":
+      return `${plural(event.n_tokens, "token")} went to the host's memory`;
+    case "swapped_in":
+      return `${plural(event.n_tokens, "token")} came back from the host's memory`;
     case "cached":
       return `left ${plural(event.n_tokens, "token")} in the cache`;
     case "dropped":
