@@ -92,7 +92,7 @@ impl LlamaLike {
                 bias: mixture.bias,
                 route: RouteSpec {
                     sum: mixture.sum,
-                    ..RouteSpec::plain(example_used(mixture.route), mixture.route)
+                    ..RouteSpec::plain(4, mixture.route)
                 },
                 choice: mixture.routing.choice(mixture.route),
                 scaling: mixture.scaling,
@@ -213,14 +213,6 @@ impl LlamaLike {
                 RouteGate::Sigmoid | RouteGate::Sparsemixer { .. } => GroupScore::TopTwo,
             },
         }))
-    }
-}
-
-/// How many experts a row of the example goes through.
-fn example_used(route: RouteGate) -> usize {
-    match route {
-        RouteGate::Sparsemixer { .. } => 2,
-        RouteGate::Softmax | RouteGate::Sigmoid => 4,
     }
 }
 
