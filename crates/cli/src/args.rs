@@ -12,12 +12,14 @@ mod diffusion;
 mod embed;
 #[cfg(feature = "hub")]
 mod hub;
+#[cfg(feature = "serve")]
+#[cfg(feature = "kv-events")]
+mod kv_events;
 mod measure;
 mod parallel;
 mod rerank;
 mod run;
 mod sampler;
-#[cfg(feature = "serve")]
 mod serve;
 mod speculate;
 mod state;

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use engine::Engine;
-use engine::serve::{Service, ServiceConfig, ServiceExtras, Speculation};
+use engine::serve::{BlockObserver, Service, ServiceConfig, ServiceExtras, Speculation};
 use engine::trace::TraceWriter;
 use kv_core::backend::BoxedBackend;
 use model_core::tokenizer::Tokenizer;
@@ -20,6 +20,7 @@ pub(crate) struct ServiceFlags<'a> {
     pub(crate) engine: &'a EngineArgs,
     pub(crate) speculation: &'a SpeculationArgs,
     pub(crate) trace: Option<TraceWriter>,
+    pub(crate) blocks: Option<BlockObserver>,
 }
 
 impl ServiceFlags<'_> {
@@ -36,6 +37,7 @@ impl ServiceFlags<'_> {
         let texts = DraftFor::engine(tokenizer, engine.settings());
         let extras = ServiceExtras {
             trace: self.trace,
+            blocks: self.blocks,
             draft_model: draft_model::open(self.speculation, self.engine, texts)?,
         };
         let service = Service::start_with(engine, tokenizer, config, extras)?;

@@ -1,7 +1,8 @@
 //! [`GrammarCompiler`]: from the text of a schema or grammar to a [`Grammar`] over the tokens of
 //! one tokenizer.
 //!
-//! Invariant: a grammar that was compiled uses nothing that it ignores. Knows nothing of sampling.
+//! Invariant: a grammar that was compiled uses nothing that it ignores, and at least one text can begin
+//! as it wants. Knows nothing of sampling.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -103,13 +104,19 @@ impl GrammarCompiler {
         guarded(|| {
             let parser = self.factory.create_parser(grammar);
             let matcher = Matcher::new(parser);
-            match matcher.get_error() {
-                Some(error) => Err(first_line(&error)),
-                None => Ok(Grammar {
+            if let Some(error) = matcher.get_error() {
+                return Err(first_line(&error));
+            }
+            // One that only refers to itself compiles, and no text has its form.
+            let first = matcher.deep_clone().compute_mask_or_eos();
+            let is_possible = first.is_ok_and(|tokens| !tokens.is_zero());
+            let impossible = || "no text has this form".to_owned();
+            is_possible
+                .then_some(Grammar {
                     matcher,
                     n_tokens: self.n_tokens,
-                }),
-            }
+                })
+                .ok_or_else(impossible)
         })
     }
 }

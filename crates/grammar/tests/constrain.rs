@@ -207,6 +207,9 @@ fn what_cannot_be_compiled_is_refused_with_its_place() {
             "/$defs/a/minimum",
         ),
         ("7", ""),
+        // A form that no text has: it is made of itself.
+        (r##"{"$ref": "#"}"##, "/$ref"),
+        (r##"{"anyOf": [{"$ref": "#"}]}"##, "/anyOf"),
     ] {
         assert_eq!(pointer(schema), wanted, "{schema}");
     }

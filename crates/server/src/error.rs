@@ -350,10 +350,11 @@ impl From<RequestError> for ApiError {
                 more: too_long(n_prompt, limit),
                 ..Self::invalid_param(
                     "prompt",
+                    // Clients that know the wording of OpenAI shorten the conversation then.
                     format!(
-                        "the prompt has {n_prompt} tokens, and prompt and answer may have {limit} \
-                         together: what fits is {limit} tokens, so cut off at least {}, or start the \
-                         server with a larger --ctx",
+                        "the prompt has {n_prompt} tokens, and this model's maximum context length is \
+                         {limit} tokens, of prompt and answer together: cut off at least {}, or start \
+                         the server with a larger --ctx",
                         n_prompt - limit
                     ),
                 )

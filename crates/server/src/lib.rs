@@ -42,6 +42,8 @@ mod fim;
 mod generate;
 mod hosts;
 mod json;
+#[cfg(feature = "kv-events")]
+pub mod kv_events;
 mod listen;
 mod metrics;
 mod model;

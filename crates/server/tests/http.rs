@@ -6,8 +6,12 @@
 mod anthropic;
 #[path = "http/errors.rs"]
 mod errors;
+#[path = "http/fuzz.rs"]
+mod fuzz;
 #[path = "http/gaps.rs"]
 mod gaps;
+#[path = "http/kv_events.rs"]
+mod kv_events;
 #[path = "http/leaving.rs"]
 mod leaving;
 #[path = "http/life.rs"]
@@ -28,5 +32,7 @@ mod options;
 mod responses;
 #[path = "http/support.rs"]
 mod support;
+#[path = "http/tenants.rs"]
+mod tenants;
 #[path = "http/view.rs"]
 mod view;

@@ -102,6 +102,9 @@ pub(crate) struct ServeArgs {
     pub(crate) show_text: bool,
     #[command(flatten)]
     pub(crate) trace: TraceArgs,
+    #[cfg(feature = "kv-events")]
+    #[command(flatten, next_help_heading = "KV events")]
+    pub(crate) kv_events: super::kv_events::KvEventArgs,
     #[command(flatten)]
     pub(crate) sampler: SamplerArgs,
     #[command(flatten, next_help_heading = "Speculative decoding")]

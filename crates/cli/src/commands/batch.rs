@@ -126,6 +126,7 @@ fn start(args: &BatchArgs, file: &ModelFile) -> anyhow::Result<Service<BoxedBack
         engine: &args.engine,
         speculation: &args.speculation,
         trace: args.trace.writer()?,
+        blocks: None,
     };
     flags.start(engine, file.tokenizer(), &config)
 }

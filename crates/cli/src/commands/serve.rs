@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use engine::serve::{ExcerptLen, Service, ServiceConfig};
+use engine::serve::{BlockObserver, ExcerptLen, Service, ServiceConfig};
 use engine::{Embedder, EmbedderConfig, EngineConfig, PromptOutputs, Reranker, RerankerConfig};
 use kv_core::KvType;
 use model_core::architecture::OutputKind;
@@ -266,6 +266,10 @@ fn named_models(args: &ServeArgs) -> anyhow::Result<Vec<Named>> {
     if args.trace.trace.is_some() && (models.len() > 1 || args.models.is_some()) {
         return usage("--trace is of one model: serve it alone, without --models");
     }
+    #[cfg(feature = "kv-events")]
+    if args.kv_events.is_wanted() && (models.len() > 1 || args.models.is_some()) {
+        return usage("--kv-events is of one model: serve it alone, without --models");
+    }
     if (models.len() > 1 || args.models.is_some()) && args.chat_template.is_some() {
         return usage("--chat-template is for the only model: several have their own");
     }
@@ -479,8 +483,20 @@ fn start(
         engine: &args.engine,
         speculation: &args.speculation,
         trace: args.trace.writer()?,
+        blocks: blocks(args)?,
     };
     flags.start(engine, file.tokenizer(), &config)
+}
+
+/// Who is told of blocks of tokens.
+fn blocks(args: &ServeArgs) -> anyhow::Result<Option<BlockObserver>> {
+    #[cfg(feature = "kv-events")]
+    return args.kv_events.observer();
+    #[cfg(not(feature = "kv-events"))]
+    {
+        let _none = args;
+        Ok(None)
+    }
 }
 
 /// Ends at the first Ctrl-C or termination signal; the second ends the program.

@@ -36,14 +36,16 @@
 //! ```
 //!
 //! [`Service::watch`] looks at it while it runs: which cells of the memory belong to which requests
-//! ([`Frame`]), and what happens to them ([`ServiceEvent`]). [`Service::start_with`] writes all of it to
-//! a file, from which [`trace::replay`](crate::trace::replay) computes what another memory would do.
+//! ([`Frame`]), and what happens to them ([`ServiceEvent`]). [`ServiceExtras`] has who else is
+//! told: a trace, from which [`trace::replay`](crate::trace::replay) computes what another memory would do, and
+//! a [`BlockObserver`], which hears of blocks of tokens as a router counts them.
 //!
 //! [`Service::save_prefixes`] writes the cached prefixes, and [`Service::restore_prefixes`] takes them
 //! back in another process.
 //!
 //! Knows no network and no chat.
 
+mod blocks;
 mod choices;
 mod config;
 mod drafts;
@@ -57,6 +59,7 @@ mod swap;
 mod watch;
 mod worker;
 
+pub use blocks::{BlockEvent, BlockHash, BlockObserver};
 pub use choices::{Choices, MAX_CHOICES};
 pub use config::{ExcerptLen, ServiceConfig};
 pub use frame::{CachedText, EventKind, Excerpt, Frame, RunningText, ServiceEvent, WaitingText};

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use kv_core::memory::Composite;
 use scheduler::{Micros, Outcome, Request, RowReport, Scheduler, Step};
 
+use super::blocks::BlockTable;
 use super::config::ExcerptLen;
 use super::frame::{EventKind, Frame};
 use super::live_text::LiveText;
@@ -21,6 +22,7 @@ pub(crate) struct Recorder {
     hub: Arc<WatchHub>,
     excerpts: ExcerptLen,
     trace: Option<TraceWriter>,
+    blocks: Option<BlockTable>,
     /// When the last frame was handed over.
     last_frame: Instant,
     /// Something has happened since.
@@ -33,6 +35,7 @@ impl Recorder {
             hub,
             excerpts,
             trace: None,
+            blocks: None,
             last_frame: Instant::now(),
             is_stale: true,
         }
@@ -42,6 +45,19 @@ impl Recorder {
     pub(crate) fn with_trace(mut self, trace: Option<TraceWriter>) -> Self {
         self.trace = trace;
         self
+    }
+
+    /// The same with blocks, of which it tells.
+    pub(crate) fn with_blocks(mut self, blocks: Option<BlockTable>) -> Self {
+        self.blocks = blocks;
+        self
+    }
+
+    /// Tells which blocks the scheduler's sequences hold between two steps.
+    pub(crate) fn update_blocks(&mut self, scheduler: &Scheduler) {
+        if let Some(blocks) = &mut self.blocks {
+            blocks.update(scheduler);
+        }
     }
 
     /// Something changes.

@@ -22,6 +22,7 @@ use scheduler::{
     SchedulerConfig, Speculation, SpeculationOff, Tenant, TenantId, TenantLimits, Waiting,
 };
 
+use super::blocks::{BlockObserver, BlockTable};
 use super::config::ServiceConfig;
 use super::record::Recorder;
 use super::stream::{StepGuests, TextSender, TextStream};
@@ -68,6 +69,8 @@ pub struct ServiceExtras {
     /// Drafts for the requests that want [`Speculation::Draft`]. Its engine should have a sequence for
     /// each request that runs; it computes on the service's thread, between steps.
     pub draft_model: Option<DraftModel>,
+    /// Is told which blocks of tokens are there.
+    pub blocks: Option<BlockObserver>,
 }
 
 /// Why a request is refused or has failed.
@@ -236,7 +239,7 @@ impl<B: Backend> Service<B> {
         Self::start_with(engine, tokenizer, config, ServiceExtras::default())
     }
 
-    /// As [`Service::start`], with a trace and a draft model, where there are such.
+    /// As [`Service::start`], with a trace, a draft model and an observer of blocks, where there are such.
     ///
     /// # Errors
     /// As [`Service::start`]; [`ServiceError::Trace`] where the first line cannot be written. When a
@@ -250,6 +253,7 @@ impl<B: Backend> Service<B> {
         let ServiceExtras {
             mut trace,
             draft_model,
+            blocks,
         } = extras;
         if engine.model().source_encoder().is_some() {
             let architecture = engine.model().architecture().to_owned();
@@ -277,7 +281,9 @@ impl<B: Backend> Service<B> {
         let (commands, received) = sync_channel(config.max_queued.saturating_add(2));
         let (step, status) = (Arc::default(), Arc::default());
         let hub = Arc::<WatchHub>::default();
-        let recorder = Recorder::new(Arc::clone(&hub), config.excerpts).with_trace(trace);
+        let recorder = Recorder::new(Arc::clone(&hub), config.excerpts)
+            .with_trace(trace)
+            .with_blocks(blocks.map(BlockTable::new));
         let worker = Worker::new(engine, scheduler, received, recorder)
             .with_shared(Arc::clone(&step), Arc::clone(&status));
         let thread = std::thread::Builder::new().name("cellar-service".to_owned());

@@ -150,7 +150,8 @@ impl<B: Backend> Worker<B> {
         self.give_back()
     }
 
-    fn publish_status(&self) {
+    fn publish_status(&mut self) {
+        self.recorder.update_blocks(&self.scheduler);
         let parts = self.engine.memory().parts();
         let largest = parts.iter().max_by_key(|part| part.n_cells());
         let running = self.live.values().filter(|live| live.was_admitted());
@@ -173,6 +174,7 @@ impl<B: Backend> Worker<B> {
         while let Work::Edit(edits) = self.next_work() {
             self.edit(edits);
         }
+        self.recorder.update_blocks(&self.scheduler);
         let now = self.now();
         self.recorder.stop(now);
         self.engine

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
+mod blocks;
 mod draft_model;
 mod drafted;
 mod models;

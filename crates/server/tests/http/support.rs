@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use engine::sampler::SamplerConfig;
 use engine::serve::{
-    FinishedText, Service, ServiceConfig, ServiceExtras, Speculation, TextRequest,
+    BlockObserver, FinishedText, Service, ServiceConfig, ServiceExtras, Speculation, TextRequest,
 };
 use engine::{CompletionOptions, DraftModel, Engine, EngineConfig};
 use kv_candle::CandleBackend;
@@ -81,6 +81,8 @@ pub(crate) struct Setup {
     /// Whether the vocabulary has [`GAP_MARKS`].
     pub(crate) has_gap_marks: bool,
     pub(crate) stories: Stories,
+    /// The key with which metrics are read, where there are keys.
+    pub(crate) key: Option<String>,
 }
 
 /// A small model that writes stories.
@@ -107,6 +109,7 @@ impl Default for Setup {
             is_held: None,
             has_gap_marks: false,
             stories: Stories::Llama,
+            key: None,
         }
     }
 }
@@ -114,6 +117,7 @@ impl Default for Setup {
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     pub(crate) app: App,
+    key: Option<String>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -178,16 +182,32 @@ impl Setup {
     pub(crate) fn with_keys(keys: &str) -> Self {
         let mut setup = Self::default();
         setup.server.keys = Keys::parse(keys).unwrap();
+        setup.key = keys.split_whitespace().next().map(str::to_owned);
         setup
     }
 
     pub(crate) fn start(self) -> Server {
-        let model = self.served("stories", &["tiny"]);
-        Server::start(App::new(vec![model], self.server))
+        self.start_observed(None)
+    }
+
+    pub(crate) fn start_observed(self, blocks: Option<BlockObserver>) -> Server {
+        let model = self.served_observed("stories", &["tiny"], blocks);
+        let mut server = Server::start(App::new(vec![model], self.server));
+        server.key = self.key;
+        server
     }
 
     /// The model, loaded.
     pub(crate) fn served(&self, id: &str, aliases: &[&str]) -> ServedModel {
+        self.served_observed(id, aliases, None)
+    }
+
+    fn served_observed(
+        &self,
+        id: &str,
+        aliases: &[&str],
+        blocks: Option<BlockObserver>,
+    ) -> ServedModel {
         let file = match self.has_gap_marks {
             true => stories_with_gap_marks(),
             false => self.stories.open(),
@@ -199,6 +219,7 @@ impl Setup {
         });
         let extras = ServiceExtras {
             draft_model,
+            blocks,
             ..ServiceExtras::default()
         };
         let engine = engine(&file, self);
@@ -242,6 +263,7 @@ impl Server {
         Self {
             address: address.recv().unwrap(),
             app,
+            key: None,
             stop: Some(stop),
             thread: Some(thread),
         }
@@ -263,7 +285,10 @@ impl Server {
     /// The value of a line of `/metrics`.
     #[track_caller]
     pub(crate) fn metric(&self, name: &str) -> f64 {
-        let text = model_tests::http::get(self.address, "/metrics").body;
+        let key = self.key.as_ref().map(|key| format!("Bearer {key}"));
+        let headers: Vec<_> = key.iter().map(|key| ("Authorization", &**key)).collect();
+        let sent = model_tests::http::request("GET", "/metrics", &headers, "");
+        let text = model_tests::http::open(self.address, &sent).finish().body;
         let line = text.lines().find(|line| line.starts_with(name));
         let line = line.unwrap_or_else(|| panic!("no {name} in {text}"));
         line.rsplit(' ').next().unwrap().parse().unwrap()

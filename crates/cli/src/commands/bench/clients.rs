@@ -127,6 +127,7 @@ pub(super) fn run(args: &BenchArgs, n_clients: u32, out: &mut impl Write) -> any
         engine: &args.engine,
         speculation: &args.speculation,
         trace,
+        blocks: None,
     };
     let service = flags.start(engine, file.tokenizer(), &service_config)?;
     let speculation = args.speculation.speculation();

@@ -1,0 +1,57 @@
+//! `--kv-events` and its flags. Knows nothing of what events say.
+
+use std::num::NonZeroU32;
+
+use anyhow::Context;
+use clap::Args;
+use engine::serve::BlockObserver;
+use server::kv_events::{KvEvents, publish};
+
+/// Who is told which blocks of tokens are cached.
+#[derive(Debug, Args)]
+pub(crate) struct KvEventArgs {
+    /// Publish over ZeroMQ which blocks of tokens come and go, in vLLM's format, for routers: at this
+    /// endpoint, as tcp://127.0.0.1:5557. Whoever reaches it reads the tokens of all prompts and texts
+    #[arg(long, value_name = "ENDPOINT")]
+    kv_events: Option<String>,
+    /// Send events again to a router that asks at this endpoint, as tcp://127.0.0.1:5558
+    #[arg(long, value_name = "ENDPOINT", requires = "kv_events")]
+    kv_events_replay: Option<String>,
+    /// The topic of these events
+    #[arg(
+        long,
+        value_name = "TOPIC",
+        default_value = "",
+        hide_default_value = true,
+        requires = "kv_events"
+    )]
+    kv_events_topic: String,
+    /// Tokens of a block: as the router counts them
+    #[arg(long, value_name = "N", default_value = "16", requires = "kv_events")]
+    kv_block_size: NonZeroU32,
+}
+
+impl KvEventArgs {
+    /// Whether they are published.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.kv_events.is_some()
+    }
+
+    /// A publisher at these endpoints, where one is wanted.
+    ///
+    /// # Errors
+    /// Where an endpoint is none, or is taken.
+    pub(crate) fn observer(&self) -> anyhow::Result<Option<BlockObserver>> {
+        let Some(endpoint) = &self.kv_events else {
+            return Ok(None);
+        };
+        let events = KvEvents {
+            endpoint: endpoint.clone(),
+            replay: self.kv_events_replay.clone(),
+            topic: self.kv_events_topic.clone(),
+            block_size: self.kv_block_size,
+        };
+        let observer = publish(events).context("cannot publish KV events")?;
+        Ok(Some(observer))
+    }
+}

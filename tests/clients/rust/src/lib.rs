@@ -1,0 +1,1 @@
+//! Tests of a client alone: see `tests/async_openai.rs`.
