@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """Three `cellar serve` behind an unmodified vllm-router (PyPI), of which one is killed in a stream.
 
-    tests/clients/router_check.py --router VENV/bin/vllm-router [--cellar target/release/cellar] [--policy kv_aware]
+    tests/clients/router_check.py --router VENV/bin/vllm-router [--cellar target/release/cellar]
 
-The servers have the built-in model. Checks, with the policy `cache_aware` or, where the program has the feature
-`kv-events`, `kv_aware`, with which the router reads from the servers' KV events what each has cached:
+The servers have the built-in model. Checks, with the router's policy `cache_aware`:
 - answers through the router are those of a server alone, plain and streamed;
-- conversations mostly stay with the server that has their prefix (`cache_aware` guesses from the texts it
-  sent; a random server would have a third of them), or nearly always (`kv_aware` knows);
+- conversations mostly stay with the server that has their prefix (the router guesses from the texts it sent; a
+  random server would have a third of them);
 - when a server is killed while it streams, its client's stream ends, all others get their whole text, and the
   next requests are served by the two that are left.
 """
@@ -27,8 +26,7 @@ import time
 N_SERVERS = 3
 N_CONVERSATIONS = 9
 N_TURNS = 4
-BLOCK_SIZE = 16
-LEAST_REUSED = {"cache_aware": 0.4, "kv_aware": 0.9}
+LEAST_REUSED = 0.4
 OPENING = "Once upon a time there was a little girl. She had a big red ball and a small brown dog. " * 4
 
 
@@ -101,19 +99,13 @@ def metric(port, name):
 
 
 class Servers:
-    def __init__(self, cellar, has_events):
-        self.processes, self.ports, self.events, self.replays = [], [], [], []
+    def __init__(self, cellar):
+        self.processes, self.ports = [], []
         for _ in range(N_SERVERS):
-            port, events, replay = free_port(), free_port(), free_port()
+            port = free_port()
             command = [cellar, "serve", "--port", str(port), "--alias", "stories", "-c", "4096"]
-            if has_events:
-                command += ["--kv-events", f"tcp://127.0.0.1:{events}"]
-                command += ["--kv-events-replay", f"tcp://127.0.0.1:{replay}"]
-                command += ["--kv-block-size", str(BLOCK_SIZE)]
             self.processes.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
             self.ports.append(port)
-            self.events.append(events)
-            self.replays.append(replay)
         for port in self.ports:
             wait_until_healthy(port)
 
@@ -127,16 +119,11 @@ class Servers:
             process.wait()
 
 
-def start_router(program, policy, servers, log):
+def start_router(program, servers, log):
     port = free_port()
-    command = [program, "--host", "127.0.0.1", "--port", str(port), "--policy", policy]
+    command = [program, "--host", "127.0.0.1", "--port", str(port), "--policy", "cache_aware"]
     command += ["--prometheus-port", str(free_port()), "--worker-urls", *servers.urls()]
     command += ["--health-check-interval-secs", "2"]
-    if policy == "kv_aware":
-        command += ["--kv-event-block-size", str(BLOCK_SIZE), "--kv-event-model", "stories"]
-        for url, events, replay in zip(servers.urls(), servers.events, servers.replays):
-            command += ["--kv-event-source", f"{url}=tcp://127.0.0.1:{events}"]
-            command += ["--kv-event-replay-source", f"{url}=tcp://127.0.0.1:{replay}"]
     process = subprocess.Popen(command, stdout=log, stderr=log)
     wait_until_healthy(port)
     return process, port
@@ -204,21 +191,20 @@ def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     arguments.add_argument("--router", required=True)
     arguments.add_argument("--cellar", default="target/release/cellar")
-    arguments.add_argument("--policy", default="cache_aware", choices=["cache_aware", "kv_aware"])
     options = arguments.parse_args()
     reference_port = free_port()
     reference = subprocess.Popen(
         [options.cellar, "serve", "--port", str(reference_port), "--alias", "stories"], stderr=subprocess.DEVNULL
     )
     wait_until_healthy(reference_port)
-    servers = Servers(options.cellar, options.policy == "kv_aware")
+    servers = Servers(options.cellar)
     log = tempfile.NamedTemporaryFile("w", suffix=".log", delete=False)
-    router, port = start_router(options.router, options.policy, servers, log)
+    router, port = start_router(options.router, servers, log)
     try:
         reused, possible = conversations(port, reference_port)
         used = [int(metric(server, "cellar_requests_total{")) for server in servers.ports]
-        print(f"{options.policy}: {reused} of {possible} tokens of earlier turns reused; requests by server: {used}")
-        assert reused >= LEAST_REUSED[options.policy] * possible, f"conversations do not stay where their prefix is, see {log.name}"
+        print(f"{reused} of {possible} tokens of earlier turns reused; requests by server: {used}")
+        assert reused >= LEAST_REUSED * possible, f"conversations do not stay where their prefix is, see {log.name}"
         n_whole, n_cut = kill_one(port, reference_port, servers)
         print(f"a server killed: {n_whole} streams whole and exact, {n_cut} cut, the next requests served")
         os.unlink(log.name)

@@ -2,10 +2,9 @@
 //! server has, to send each request where most of its prompt is.
 //!
 //! A message has three frames: the topic, the number of the batch as eight big-endian bytes, and the batch in
-//! MessagePack: `[seconds since 1970, [event…]]` with the events
-//! `["BlockStored", [hash…], parent or nil, [token…], block size, nil, "CPU"]`,
-//! `["BlockRemoved", [hash…], "CPU"]` and `["AllBlocksCleared"]` (the array forms of vLLM's `KVEventBatch`). A
-//! router that missed batches sends `["", first number]` to the replay endpoint from a DEALER or REQ socket,
+//! MessagePack: `[seconds since 1970, [event…]]`, where an event is a map with the `type` `BlockStored`
+//! (`block_hashes`, `parent_block_hash`, `token_ids`, `block_size`, `lora_id`, `medium`, `lora_name`),
+//! `BlockRemoved` (`block_hashes`, `medium`) or `AllBlocksCleared` (vLLM's `KVEventBatch` as of 0.29). A router that missed batches sends `["", first number]` to the replay endpoint from a DEALER or REQ socket,
 //! and gets `["", number, batch]` for each that is kept, then the number -1 with an empty batch.
 //!
 //! Invariant: batch 0 says that all blocks are cleared, and the batches after it lead from nothing to what the
@@ -28,8 +27,8 @@ const MAX_KEPT: usize = 10_000;
 /// The number that ends a replay: -1.
 const END: [u8; 8] = [0xff; 8];
 
-/// Where blocks are, in vLLM's words.
-const MEDIUM: &str = "CPU";
+/// Where blocks are: vLLM's word for the memory that requests are computed in, whatever the device.
+const MEDIUM: &str = "GPU";
 
 /// Where events are published.
 #[derive(Clone, Debug)]
@@ -221,15 +220,11 @@ fn encode_at(seconds: f64, events: &[WireEvent<'_>]) -> Bytes {
     out.array(events.len());
     for event in events {
         match event {
-            WireEvent::Cleared => {
-                out.array(1);
-                out.text("AllBlocksCleared");
-            }
+            WireEvent::Cleared => out.event("AllBlocksCleared", 0),
             WireEvent::Of(BlockEvent::Removed { hashes }, _) => {
-                out.array(3);
-                out.text("BlockRemoved");
-                out.hashes(hashes);
-                out.text(MEDIUM);
+                out.event("BlockRemoved", 2);
+                out.member("block_hashes").hashes(hashes);
+                out.member("medium").text(MEDIUM);
             }
             WireEvent::Of(
                 BlockEvent::Stored {
@@ -239,18 +234,19 @@ fn encode_at(seconds: f64, events: &[WireEvent<'_>]) -> Bytes {
                 },
                 block_size,
             ) => {
-                out.array(7);
-                out.text("BlockStored");
-                out.hashes(hashes);
+                out.event("BlockStored", 7);
+                out.member("block_hashes").hashes(hashes);
                 match parent {
-                    Some(parent) => out.uint(parent.0),
-                    None => out.nil(),
+                    Some(parent) => out.member("parent_block_hash").uint(parent.0),
+                    None => out.member("parent_block_hash").nil(),
                 }
-                out.array(tokens.len());
+                out.member("token_ids").array(tokens.len());
                 tokens.iter().for_each(|token| out.uint(token.0.into()));
-                out.uint(block_size.get().into());
-                out.nil(); // no LoRA adapter
-                out.text(MEDIUM);
+                out.member("block_size").uint(block_size.get().into());
+                // There are no adapters.
+                out.member("lora_id").nil();
+                out.member("medium").text(MEDIUM);
+                out.member("lora_name").nil();
             }
         }
     }
@@ -261,6 +257,18 @@ fn encode_at(seconds: f64, events: &[WireEvent<'_>]) -> Bytes {
 struct Encoder(Vec<u8>);
 
 impl Encoder {
+    /// The head of an event with so many members besides its type.
+    fn event(&mut self, kind: &str, n_members: u32) {
+        let _fits = rmp::encode::write_map_len(&mut self.0, 1 + n_members);
+        self.member("type").text(kind);
+    }
+
+    /// A member's name; its value comes next.
+    fn member(&mut self, name: &str) -> &mut Self {
+        self.text(name);
+        self
+    }
+
     fn array(&mut self, n: usize) {
         let _fits = rmp::encode::write_array_len(&mut self.0, n as u32);
     }
