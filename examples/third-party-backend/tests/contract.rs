@@ -41,6 +41,7 @@ const KNOWN: &[Known] = &[
     Known::fails("delta_states_go_back", RECURRENT),
     Known::fails("unsound_states_are_refused", RECURRENT),
     Known::fails("experts_compute", EXPERTS),
+    Known::fails("routes_share_among_near_ties", EXPERTS),
     Known::fails("experts_on_blocks", EXPERTS),
     Known::fails("experts_on_scaled_inputs_compute", EXPERTS),
     Known::fails("routes_choose_and_weigh", EXPERTS),
