@@ -1,6 +1,6 @@
 //! Starts the service of a command that computes many requests together.
 //!
-//! Invariant: where `--speculate` has no effect, a warning says why. Knows nothing of requests.
+//! Invariant: where `--speculate` has no effect, a warning gives the reason. Knows nothing of requests.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::args::{EngineArgs, SpeculationArgs};
 use crate::draft_model::{self, DraftFor};
 use crate::resolve;
 
-/// What flags say of a service besides its limits.
+/// The flags of a service that are not its limits.
 #[derive(Debug)]
 pub(crate) struct ServiceFlags<'a> {
     pub(crate) engine: &'a EngineArgs,

@@ -14,6 +14,18 @@ fn run(args: &[&str]) -> Value {
     report(&[&["run", PROMPT, "--json", "-c", "300", "-n", "80"], args].concat())
 }
 
+/// Flags with which a model drafts on the CPU.
+fn draft_flags(model: &str) -> [&str; 6] {
+    [
+        "--backend",
+        "cpu",
+        "--speculate",
+        "draft",
+        "--draft-model",
+        model,
+    ]
+}
+
 #[test]
 fn a_run_gives_the_same_text_and_counts_drafts() {
     for sampling in [&["--temp", "0"][..], &["--temp", "0.8", "--seed", "5"]] {
@@ -125,14 +137,7 @@ fn wrong_numbers_and_memories_without_a_way_back_are_named() {
 #[test]
 fn a_draft_model_leaves_texts_as_they_are() {
     let model = support::model().display().to_string();
-    let draft = [
-        "--backend",
-        "cpu",
-        "--speculate",
-        "draft",
-        "--draft-model",
-        &model,
-    ];
+    let draft = draft_flags(&model);
     for sampling in [
         &["--temp", "0"][..],
         &["--temp", "0.3", "--seed", "5"],
@@ -203,7 +208,7 @@ fn draft_models_that_cannot_draft_are_refused() {
     }
 }
 
-/// Requests that are computed together are drafted for together, and each says how.
+/// Requests that are computed together are drafted for together, and each chooses how.
 #[test]
 fn a_batch_with_a_draft_model_gives_the_same_texts() {
     let model = support::model().display().to_string();
@@ -283,14 +288,7 @@ fn clients_of_a_bench_are_drafted_for() {
         "1",
         "--json",
     ];
-    let draft = [
-        "--backend",
-        "cpu",
-        "--speculate",
-        "draft",
-        "--draft-model",
-        &model,
-    ];
+    let draft = draft_flags(&model);
     let measured = report(&[&args[..], &draft].concat());
     let count = |key: &str| measured[key].as_u64().unwrap();
     assert!(count("accepted_tokens") > 0, "{measured}");

@@ -53,6 +53,19 @@ pub fn routes_choose_and_weigh<B: Backend>(subject: &Subject<B>) {
     }
 }
 
+/// The sum of an expert layer's results, each scaled by its route's weight.
+fn scaled_sum(
+    b: &mut GraphBuilder,
+    x: NodeId,
+    logits: NodeId,
+    routing: Routing<'_>,
+) -> Result<NodeId, GraphError> {
+    let routes = b.route("route", logits, routing)?;
+    let up = b.expert_linear("up", [x, routes], Affine::new("u"), 20)?;
+    let scaled = b.expert_scale("scaled", [up, routes])?;
+    b.expert_sum("sum", scaled)
+}
+
 /// Routes whose experts share with those that are near to them: with a jitter that leaves most far,
 /// and with one that leaves none of the same sign.
 pub fn routes_share_among_near_ties<B: Backend>(subject: &Subject<B>) {
@@ -70,10 +83,7 @@ pub fn routes_share_among_near_ties<B: Backend>(subject: &Subject<B>) {
                         gain: Some("gain"),
                         ..Routing::from(spec)
                     };
-                    let routes = b.route("route", logits, routing)?;
-                    let up = b.expert_linear("up", [x, routes], Affine::new("u"), 20)?;
-                    let scaled = b.expert_scale("scaled", [up, routes])?;
-                    b.expert_sum("sum", scaled)
+                    scaled_sum(b, x, logits, routing)
                 });
                 let weights = memory_weights(&graph, 58);
                 let step = step(n, 0, 24, 1);
@@ -118,10 +128,7 @@ pub fn routes_choose_from_groups<B: Backend>(subject: &Subject<B>) {
                     bias,
                     ..Routing::from(spec)
                 };
-                let routes = b.route("route", logits, routing)?;
-                let up = b.expert_linear("up", [x, routes], Affine::new("u"), 20)?;
-                let scaled = b.expert_scale("scaled", [up, routes])?;
-                b.expert_sum("sum", scaled)
+                scaled_sum(b, x, logits, routing)
             });
             let weights = memory_weights(&graph, 55);
             let step = step(n, 0, 24, 1);
@@ -142,10 +149,7 @@ pub fn routes_have_gains<B: Backend>(subject: &Subject<B>) {
                 gain: Some("gain"),
                 ..Routing::from(spec)
             };
-            let routes = b.route("route", logits, routing)?;
-            let up = b.expert_linear("up", [x, routes], Affine::new("u"), 20)?;
-            let scaled = b.expert_scale("scaled", [up, routes])?;
-            b.expert_sum("sum", scaled)
+            scaled_sum(b, x, logits, routing)
         });
         let weights = memory_weights(&graph, 57);
         let step = step(n, 0, 24, 1);

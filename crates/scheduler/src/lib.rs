@@ -119,15 +119,15 @@ pub use event::{
     Work,
 };
 pub use note::{DropReason, Note};
-pub use prefix::{Missed, PrefixUse, Reuse, RowBytes, Salt};
+pub use prefix::{Missed, PrefixUse, Reuse, RowBytes, Salt, n_common};
 pub use request::{
     MAX_PROMPT_ROWS, Micros, Priority, PromptLimits, PromptRows, Request, RequestError, RequestId,
 };
 pub use restore::RestoredPrefix;
 pub use scheduler::{CachedPrefix, Counters, RunningRequest, Scheduler, WaitingRequest};
 pub use speculate::{
-    DraftLength, Drafter, MAX_DRAFT, NgramLookup, Repetition, Speculated, Speculation,
-    SpeculationOff,
+    DEFAULT_DRAFT, DraftLength, Drafter, MAX_DRAFT, NgramLookup, Repetition, Speculated,
+    Speculation, SpeculationOff,
 };
 pub use swap::{Swap, SwappedIn};
 pub use tenant::{Tenant, TenantId, TenantLimits};

@@ -4,8 +4,8 @@
 //! A message has three frames: the topic, the number of the batch as eight big-endian bytes, and the batch in
 //! MessagePack: `[seconds since 1970, [event…]]`, where an event is a map with the `type` `BlockStored`
 //! (`block_hashes`, `parent_block_hash`, `token_ids`, `block_size`, `lora_id`, `medium`, `lora_name`),
-//! `BlockRemoved` (`block_hashes`, `medium`) or `AllBlocksCleared` (vLLM's `KVEventBatch` as of 0.29). A router that missed batches sends `["", first number]` to the replay endpoint from a DEALER or REQ socket,
-//! and gets `["", number, batch]` for each that is kept, then the number -1 with an empty batch.
+//! `BlockRemoved` (`block_hashes`, `medium`) or `AllBlocksCleared` (vLLM's `KVEventBatch` as of 0.29). A router that missed
+//! batches sends `["", first number]` to the replay endpoint from a DEALER or REQ socket, and gets `["", number, batch]` for each that is kept, then the number -1 with an empty batch.
 //!
 //! Invariant: batch 0 says that all blocks are cleared, and the batches after it lead from nothing to what the
 //! service holds. Publishing never waits for a subscriber, and not on the service's thread.
@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use engine::serve::{BlockEvent, BlockHash, BlockObserver};
@@ -43,8 +43,8 @@ pub struct KvEvents {
     pub block_size: NonZeroU32,
 }
 
-/// Binds the endpoints and publishes, on a thread of its own, what a service tells the observer that is
-/// returned, for as long as the observer lives.
+/// Binds the endpoints and publishes, on a thread of its own, the events that the returned observer gets, for
+/// as long as it lives.
 ///
 /// # Errors
 /// Where an endpoint is not one, or is taken.
@@ -76,7 +76,7 @@ pub fn publish(events: KvEvents) -> io::Result<BlockObserver> {
     Ok(BlockObserver {
         block_size,
         on_events: Box::new(move |events| {
-            // Without a publisher nobody is told.
+            // Without a publisher there are no subscribers.
             let _gone = send.send(events);
         }),
     })
@@ -125,11 +125,10 @@ impl Publisher {
     }
 
     async fn run(mut self, mut batches: UnboundedReceiver<Vec<BlockEvent>>) {
-        self.send(encode(&[WireEvent::Cleared])).await;
         while let Some(events) = batches.recv().await {
-            let block_size = self.block_size;
-            let events = events.iter().map(|event| WireEvent::Of(event, block_size));
-            self.send(encode(&events.collect::<Vec<_>>())).await;
+            let now = SystemTime::now().duration_since(UNIX_EPOCH);
+            let bytes = encode(now.unwrap_or_default(), &events, self.block_size);
+            self.send(bytes).await;
         }
     }
 
@@ -201,39 +200,25 @@ async fn replay(mut socket: RouterSocket, kept: Kept) {
     }
 }
 
-/// An event on the wire.
-enum WireEvent<'e> {
-    Of(&'e BlockEvent, NonZeroU32),
-    Cleared,
-}
-
-/// A batch of events at this moment.
-fn encode(events: &[WireEvent<'_>]) -> Bytes {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    encode_at(now.unwrap_or_default().as_secs_f64(), events)
-}
-
-fn encode_at(seconds: f64, events: &[WireEvent<'_>]) -> Bytes {
+/// A batch of events at a time since 1970.
+fn encode(time: Duration, events: &[BlockEvent], block_size: NonZeroU32) -> Bytes {
     let mut out = Encoder(Vec::new());
     out.array(2);
-    out.float(seconds);
+    out.float(time.as_secs_f64());
     out.array(events.len());
     for event in events {
         match event {
-            WireEvent::Cleared => out.event("AllBlocksCleared", 0),
-            WireEvent::Of(BlockEvent::Removed { hashes }, _) => {
+            BlockEvent::Cleared => out.event("AllBlocksCleared", 0),
+            BlockEvent::Removed { hashes } => {
                 out.event("BlockRemoved", 2);
                 out.member("block_hashes").hashes(hashes);
                 out.member("medium").text(MEDIUM);
             }
-            WireEvent::Of(
-                BlockEvent::Stored {
-                    hashes,
-                    parent,
-                    tokens,
-                },
-                block_size,
-            ) => {
+            BlockEvent::Stored {
+                hashes,
+                parent,
+                tokens,
+            } => {
                 out.event("BlockStored", 7);
                 out.member("block_hashes").hashes(hashes);
                 match parent {
@@ -313,12 +298,8 @@ mod tests {
             hashes: vec![BlockHash(200)],
         };
         let two = NonZeroU32::new(2).unwrap_or(NonZeroU32::MIN);
-        let events = [
-            WireEvent::Cleared,
-            WireEvent::Of(&stored, two),
-            WireEvent::Of(&removed, two),
-        ];
-        let hex: String = encode_at(1.5, &events)
+        let events = [BlockEvent::Cleared, stored, removed];
+        let hex: String = encode(Duration::from_millis(1500), &events, two)
             .iter()
             .map(|byte| format!("{byte:02x}"))
             .collect();

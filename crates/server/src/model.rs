@@ -43,7 +43,8 @@ pub struct ModelSettings {
     pub n_parallel: u32,
     /// How tokens of texts are drafted, so that steps verify several.
     pub speculation: Speculation,
-    /// The most tokens that are drafted at once for requests that say how; `None` for 16.
+    /// The most tokens that are drafted at once for requests that choose how; `None` for
+    /// [`DEFAULT_DRAFT`](engine::serve::DEFAULT_DRAFT).
     pub draft_max: Option<usize>,
 }
 

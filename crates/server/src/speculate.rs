@@ -1,15 +1,12 @@
-//! [`Speculate`]: how a request says that tokens of its text are drafted.
+//! [`Speculate`]: how tokens of a request's text are drafted.
 //!
 //! Invariant: a draft model that is not there is refused. Drafts nothing.
 
-use engine::serve::Speculation;
+use engine::serve::{DEFAULT_DRAFT, Speculation};
 use serde::Deserialize;
 
 use crate::error::ApiError;
 use crate::model::ServedModel;
-
-/// The most tokens that are drafted at once where the model's settings say nothing.
-const DEFAULT_DRAFT: usize = 16;
 
 /// How the tokens of a text are drafted. The text is the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]

@@ -60,7 +60,7 @@ impl SpeculationArgs {
         self.speculate.with_max(self.draft_max)
     }
 
-    /// The same for a request that says how.
+    /// The same for a request that chooses.
     ///
     /// # Errors
     /// What is wrong where a model is to draft, and there is none.

@@ -488,7 +488,7 @@ fn start(
     flags.start(engine, file.tokenizer(), &config)
 }
 
-/// Who is told of blocks of tokens.
+/// The publisher of KV events, where one is wanted.
 fn blocks(args: &ServeArgs) -> anyhow::Result<Option<BlockObserver>> {
     #[cfg(feature = "kv-events")]
     return args.kv_events.observer();

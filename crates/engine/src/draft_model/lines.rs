@@ -13,7 +13,7 @@ use kv_core::backend::{BoxedBackend, CancelFlag};
 use kv_core::batch::Batch;
 use kv_core::memory::{Memory, Refusal, Seqs, Streams};
 use kv_core::{Pos, PosRange, SeqId, TokenId};
-use scheduler::SpeculationOff;
+use scheduler::{SpeculationOff, n_common};
 
 use crate::decode::Engine;
 use crate::error::EngineError;
@@ -225,8 +225,8 @@ impl Lines {
         let free = || {
             let free = all().filter(|(_, line)| line.owner.is_none());
             free.max_by_key(|(_, line)| {
-                let n_common = n_common(&line.held, text.tokens);
-                (n_common, line.held.is_empty(), Reverse(line.last_used))
+                let n_same = n_common(&line.held, text.tokens);
+                (n_same, line.held.is_empty(), Reverse(line.last_used))
             })
         };
         let idle = || {
@@ -371,9 +371,4 @@ impl Lines {
         let _removed = self.engine.remove(Seqs::One(line.seq()), PosRange::ALL);
         self.lines[line.0].held.clear();
     }
-}
-
-/// How many tokens both begin with.
-fn n_common(a: &[TokenId], b: &[TokenId]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }

@@ -23,6 +23,8 @@ pub struct BlockHash(pub u64);
 /// Something happened to blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlockEvent {
+    /// There are none: the first event of a service.
+    Cleared,
     /// Blocks came, one after the other.
     Stored {
         /// Their names.
@@ -39,7 +41,7 @@ pub enum BlockEvent {
     },
 }
 
-/// Who is told of blocks.
+/// Takes events of blocks, for a router.
 pub struct BlockObserver {
     /// Tokens of a block.
     pub block_size: NonZeroU32,
@@ -83,7 +85,9 @@ pub(crate) struct BlockTable {
 }
 
 impl BlockTable {
-    pub(crate) fn new(observer: BlockObserver) -> Self {
+    /// Without blocks, of which the observer gets an event.
+    pub(crate) fn new(mut observer: BlockObserver) -> Self {
+        (observer.on_events)(vec![BlockEvent::Cleared]);
         Self {
             observer,
             holders: BTreeMap::new(),
@@ -91,7 +95,7 @@ impl BlockTable {
         }
     }
 
-    /// Tells what has changed since the call before.
+    /// Hands over what has changed since the call before.
     pub(crate) fn update(&mut self, scheduler: &Scheduler) {
         let running = scheduler.running().filter_map(|text| match text.prefix {
             PrefixUse::Off => None,
@@ -285,7 +289,7 @@ mod tests {
     fn events_add_up_to_what_is_held() {
         let mut random = Random::new(7);
         let mut table = table();
-        let mut told = BTreeSet::new();
+        let mut known = BTreeSet::new();
         let mut sequences: BTreeMap<u32, (u64, Vec<TokenId>)> = BTreeMap::new();
         for request in 0..3000 {
             let seq = random.below(6) as u32;
@@ -310,15 +314,16 @@ mod tests {
                 .map(|(&seq, (request, tokens))| held(seq, *request, tokens));
             for event in table.changes(now) {
                 match event {
+                    BlockEvent::Cleared => panic!("it is the first alone"),
                     BlockEvent::Stored { hashes, parent, .. } => {
-                        assert!(parent.is_none_or(|parent| told.contains(&parent)));
+                        assert!(parent.is_none_or(|parent| known.contains(&parent)));
                         for hash in hashes {
-                            assert!(told.insert(hash), "stored twice");
+                            assert!(known.insert(hash), "stored twice");
                         }
                     }
                     BlockEvent::Removed { hashes } => {
                         for hash in hashes {
-                            assert!(told.remove(&hash), "removed, but not stored");
+                            assert!(known.remove(&hash), "removed, but not stored");
                         }
                     }
                 }
@@ -332,7 +337,7 @@ mod tests {
                     parent = Some(hash);
                 }
             }
-            assert_eq!(told, expected, "request {request}");
+            assert_eq!(known, expected, "request {request}");
         }
     }
 }

@@ -36,9 +36,9 @@
 //! ```
 //!
 //! [`Service::watch`] looks at it while it runs: which cells of the memory belong to which requests
-//! ([`Frame`]), and what happens to them ([`ServiceEvent`]). [`ServiceExtras`] has who else is
-//! told: a trace, from which [`trace::replay`](crate::trace::replay) computes what another memory would do, and
-//! a [`BlockObserver`], which hears of blocks of tokens as a router counts them.
+//! ([`Frame`]), and what happens to them ([`ServiceEvent`]). [`ServiceExtras`] has two more
+//! observers: a trace, from which [`trace::replay`](crate::trace::replay) computes what another memory would do,
+//! and a [`BlockObserver`], which gets events of blocks of tokens as a router counts them.
 //!
 //! [`Service::save_prefixes`] writes the cached prefixes, and [`Service::restore_prefixes`] takes them
 //! back in another process.
@@ -65,9 +65,9 @@ pub use config::{ExcerptLen, ServiceConfig};
 pub use frame::{CachedText, EventKind, Excerpt, Frame, RunningText, ServiceEvent, WaitingText};
 pub use prefixes::PrefixCounts;
 pub use scheduler::{
-    Counters, DropReason, End, EvictionPolicy, Missed, Note, PrefixCaching, PrefixUse, Priority,
-    PromptLimits, RequestError, RequestId, Reuse, Salt, Speculated, Speculation, SpeculationOff,
-    Tenant, TenantId, TenantLimits,
+    Counters, DEFAULT_DRAFT, DropReason, End, EvictionPolicy, Missed, Note, PrefixCaching,
+    PrefixUse, Priority, PromptLimits, RequestError, RequestId, Reuse, Salt, Speculated,
+    Speculation, SpeculationOff, Tenant, TenantId, TenantLimits,
 };
 pub use service::{MemoryLayout, Service, ServiceError, ServiceExtras, ServiceStatus, TextRequest};
 pub use stream::{FinishedText, TextStream, Usage};

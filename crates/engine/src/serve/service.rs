@@ -69,7 +69,7 @@ pub struct ServiceExtras {
     /// Drafts for the requests that want [`Speculation::Draft`]. Its engine should have a sequence for
     /// each request that runs; it computes on the service's thread, between steps.
     pub draft_model: Option<DraftModel>,
-    /// Is told which blocks of tokens are there.
+    /// Gets an event when blocks of tokens come and go.
     pub blocks: Option<BlockObserver>,
 }
 

@@ -1,13 +1,11 @@
-//! What a block observer is told adds up to what a service holds.
+//! The events of blocks add up to what a service holds.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 
 use engine::EngineConfig;
-use engine::serve::{
-    BlockEvent, BlockHash, BlockObserver, Service, ServiceConfig, ServiceExtras, TextRequest,
-};
+use engine::serve::{BlockEvent, BlockHash, BlockObserver, Service, ServiceConfig, ServiceExtras};
 use kv_core::TokenId;
 
 use crate::models::{Case, stories, tiny};
@@ -40,6 +38,7 @@ impl Blocks {
                         self.n_stored += 1;
                     }
                 }
+                BlockEvent::Cleared => self.held.clear(),
                 BlockEvent::Removed { hashes } => {
                     for hash in hashes {
                         assert!(self.held.remove(&hash).is_some(), "was not stored");
@@ -91,28 +90,11 @@ fn start(case: &Case, n_ctx: u32) -> (Service<kv_cpu::CpuBackend>, Arc<Mutex<Blo
     (service.unwrap(), blocks)
 }
 
-/// Four conversations of three turns. Returns the tokens of each.
-fn converse(case: &Case, service: &Service<kv_cpu::CpuBackend>) -> Vec<Vec<TokenId>> {
-    let mut texts = vec![Vec::new(); 4];
-    for turn in 0..12u32 {
-        let tokens: &mut Vec<TokenId> = &mut texts[turn as usize % 4];
-        let message = (0..20).map(|at| TokenId(3 + (turn * 61 + at * at * 7) % 490));
-        tokens.extend(message);
-        let request = TextRequest {
-            prompt: tokens.clone(),
-            ..case.request(1 + u64::from(turn))
-        };
-        let answer = service.submit(request).unwrap().finish().unwrap();
-        tokens.extend(answer.tokens);
-    }
-    texts
-}
-
 #[test]
-fn blocks_that_were_told_are_those_that_are_held() {
+fn stored_blocks_are_those_that_are_held() {
     let case = stories("stories-llama");
     let (service, blocks) = start(&case, 2000);
-    let texts = converse(&case, &service);
+    let texts: [Vec<TokenId>; 4] = case.converse(&service, 12);
     {
         // Nothing was evicted: all of each is there, up to its last token and what is no whole block.
         let blocks = blocks.lock().unwrap();
@@ -135,7 +117,7 @@ fn evicted_blocks_are_removed() {
     ] {
         let name = case.name;
         let (service, blocks) = start(&case, 160);
-        let texts = converse(&case, &service);
+        let texts: [Vec<TokenId>; 4] = case.converse(&service, 12);
         {
             let blocks = blocks.lock().unwrap();
             assert!(blocks.n_stored > blocks.held.len(), "{name}");

@@ -1,31 +1,23 @@
 //! A service with a draft model: texts are those without, whatever runs with them and however short
 //! either memory is.
 
-use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use engine::serve::{
-    PrefixCaching, Service, ServiceConfig, ServiceExtras, Speculated, Speculation, SpeculationOff,
-    TextRequest, TextStream,
+    Service, ServiceConfig, ServiceExtras, Speculated, Speculation, SpeculationOff, TextRequest,
+    TextStream,
 };
-use engine::{DraftModel, Engine, EngineConfig};
+use engine::{DraftModel, Engine};
 use kv_cpu::CpuBackend;
 
 use crate::draft_model::{N_MAX, draft_model_for};
-use crate::models::{Case, Generated, stories, tiny};
+use crate::models::{Case, Generated, last_counters, preempting, stories, tiny};
 
 /// Requests of a service.
 const N: u64 = 8;
 
-/// An engine that can take tokens back, whatever its model remembers.
 fn engine(case: &Case, n_seqs: u32, n_ctx: u32) -> Engine<CpuBackend> {
-    case.engine_with(&EngineConfig {
-        n_ctx: Some(n_ctx),
-        n_seqs,
-        n_ubatch: 32,
-        n_snapshots: N_MAX as u32,
-        ..EngineConfig::default()
-    })
+    case.engine_with_snapshots(n_seqs, n_ctx, N_MAX as u32)
 }
 
 fn start(
@@ -65,20 +57,10 @@ fn serve(case: &Case, service: Service<CpuBackend>) -> (Vec<Generated>, Speculat
         sum.n_drafted += end.usage.speculated.n_drafted;
         sum.n_accepted += end.usage.speculated.n_accepted;
         sum.off = sum.off.or(end.usage.speculated.off);
-        Generated {
-            text: end.text,
-            tokens: end.tokens,
-            finish: end.finish,
-        }
+        Generated::from(end)
     });
     let texts = texts.collect();
-    // Texts end before the service counts their last step.
-    let until = Instant::now() + Duration::from_secs(30);
-    while service.status().n_running > 0 {
-        assert!(Instant::now() < until, "{:?}", service.status());
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    let counters = service.counters();
+    let counters = last_counters(&service);
     assert_eq!(sum.n_drafted as u64, counters.n_drafted_tokens);
     assert_eq!(sum.n_accepted as u64, counters.n_accepted_tokens);
     let model = service.draft_model().cloned();
@@ -103,15 +85,7 @@ fn check(target: &Case, drafts: &[&Case]) {
             _ => &[3],
         };
         for &every in every {
-            let config = ServiceConfig {
-                preempt_every: NonZeroU32::new(every),
-                prefix_cache: match every {
-                    0 | 17 => PrefixCaching::On,
-                    _ => PrefixCaching::Off,
-                },
-                headroom: 1,
-                ..ServiceConfig::default()
-            };
+            let config = preempting(every);
             let model = draft_model_for(draft, target, 4, 400);
             let service = start(target, engine(target, 4, 220), &config, Some(&model));
             let (texts, speculated) = serve(target, service);

@@ -2,6 +2,31 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
+/// A test for each kind of memory, with `$check` of a [`Case`].
+macro_rules! for_each_memory {
+    ($check:path) => {
+        #[test]
+        fn texts_are_the_same_with_full_attention() {
+            $check(&$crate::models::stories("stories-llama"));
+        }
+
+        #[test]
+        fn texts_are_the_same_with_windows() {
+            $check(&$crate::models::stories("stories-gemma3"));
+        }
+
+        #[test]
+        fn texts_are_the_same_with_states() {
+            $check(&$crate::models::stories("stories-mamba"));
+        }
+
+        #[test]
+        fn texts_are_the_same_with_a_hybrid() {
+            $check(&$crate::models::tiny("jamba"));
+        }
+    };
+}
+
 mod blocks;
 mod draft_model;
 mod drafted;

@@ -3,11 +3,14 @@
 // A part of a test.
 #![allow(unreachable_pub)]
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use engine::sampler::SamplerConfig;
-use engine::serve::{Priority, Service, ServiceConfig, TextRequest};
+use engine::serve::{
+    Counters, FinishedText, PrefixCaching, Priority, Service, ServiceConfig, TextRequest,
+};
 use engine::{CompletionOptions, Engine, EngineConfig, FinishReason, GenerateOptions, Generation};
 use kv_core::TokenId;
 use kv_core::backend::Backend;
@@ -89,6 +92,43 @@ impl Case {
     /// A service on an engine of its own, with the default limits.
     pub fn service(&self, n_seqs: u32, n_ctx: u32) -> Service<CpuBackend> {
         self.service_on(self.engine(n_seqs, n_ctx))
+    }
+
+    /// An engine that can take so many tokens back, whatever its model remembers.
+    pub fn engine_with_snapshots(
+        &self,
+        n_seqs: u32,
+        n_ctx: u32,
+        n_snapshots: u32,
+    ) -> Engine<CpuBackend> {
+        self.engine_with(&EngineConfig {
+            n_ctx: Some(n_ctx),
+            n_seqs,
+            n_ubatch: 32,
+            n_snapshots,
+            ..EngineConfig::default()
+        })
+    }
+
+    /// `N` conversations that take turns, each message after the answer before. Returns their tokens.
+    pub fn converse<const N: usize, B: Backend>(
+        &self,
+        service: &Service<B>,
+        n_turns: u32,
+    ) -> [Vec<TokenId>; N] {
+        let mut texts = [const { Vec::new() }; N];
+        for turn in 0..n_turns {
+            let tokens: &mut Vec<TokenId> = &mut texts[turn as usize % N];
+            let message = (0..20).map(|at| TokenId(3 + (turn * 61 + at * at * 7) % 490));
+            tokens.extend(message);
+            let request = TextRequest {
+                prompt: tokens.clone(),
+                ..self.request(1 + u64::from(turn))
+            };
+            let answer = service.submit(request).unwrap().finish().unwrap();
+            tokens.extend(answer.tokens);
+        }
+        texts
     }
 
     /// A request of its own for every number: greedy and drawn, short and long, with and without
@@ -173,4 +213,38 @@ pub struct Generated {
     pub text: String,
     pub tokens: Vec<TokenId>,
     pub finish: FinishReason,
+}
+
+impl From<FinishedText> for Generated {
+    fn from(text: FinishedText) -> Self {
+        Self {
+            text: text.text,
+            tokens: text.tokens,
+            finish: text.finish,
+        }
+    }
+}
+
+/// What a service counted, after its last step: texts end before that step is counted.
+pub fn last_counters<B: Backend>(service: &Service<B>) -> Counters {
+    let until = Instant::now() + Duration::from_secs(30);
+    while service.status().n_running > 0 {
+        assert!(Instant::now() < until, "{:?}", service.status());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    service.counters()
+}
+
+/// With a preemption forced after every so many steps; 0 for none. Without a cache, what was preempted is
+/// computed again from its tokens.
+pub fn preempting(every: u32) -> ServiceConfig {
+    ServiceConfig {
+        preempt_every: NonZeroU32::new(every),
+        prefix_cache: match every {
+            0 | 17 => PrefixCaching::On,
+            _ => PrefixCaching::Off,
+        },
+        headroom: 1,
+        ..ServiceConfig::default()
+    }
 }

@@ -1,34 +1,25 @@
 //! Speculation changes no text: what a service and a generation give with prompt lookup is what
 //! they give without, and the memory holds what it held.
 
-use std::num::NonZeroU32;
-
 use engine::sampler::{Candidates, SamplerConfig, Step};
 use engine::serve::{
-    PrefixCaching, Service, ServiceConfig, ServiceError, Speculated, Speculation, SpeculationOff,
-    TextRequest, TextStream,
+    Service, ServiceConfig, ServiceError, Speculated, Speculation, SpeculationOff, TextRequest,
+    TextStream,
 };
 use engine::{
-    CompletionOptions, ConfigError, Engine, EngineConfig, EngineError, FinishReason,
-    GenerateOptions, Generation, GroupAttention, Logprobs, LongContext, MAX_DRAFT,
+    CompletionOptions, ConfigError, Engine, EngineError, FinishReason, GenerateOptions, Generation,
+    GroupAttention, Logprobs, LongContext, MAX_DRAFT,
 };
 use kv_core::SeqId;
 use kv_core::memory::Memory;
 use kv_cpu::CpuBackend;
 
-use crate::models::{Case, Generated, stories, tiny};
+use crate::models::{Case, Generated, last_counters, preempting, stories};
 
 const N_SNAPSHOTS: u32 = 6;
 
-/// An engine that can take tokens back, whatever its model remembers.
 fn engine(case: &Case, n_seqs: u32, n_ctx: u32) -> Engine<CpuBackend> {
-    case.engine_with(&EngineConfig {
-        n_ctx: Some(n_ctx),
-        n_seqs,
-        n_ubatch: 32,
-        n_snapshots: N_SNAPSHOTS,
-        ..EngineConfig::default()
-    })
+    case.engine_with_snapshots(n_seqs, n_ctx, N_SNAPSHOTS)
 }
 
 /// Leaves a text three tokens to choose from, so that it repeats itself whatever the weights are.
@@ -127,14 +118,10 @@ fn serve(case: &Case, config: &ServiceConfig, requests: Vec<TextRequest>) -> Vec
         assert!(accepted <= end.tokens.len());
         n_drafted += drafted;
         n_accepted += accepted;
-        Generated {
-            text: end.text,
-            tokens: end.tokens,
-            finish: end.finish,
-        }
+        Generated::from(end)
     });
     let texts = texts.collect();
-    let counters = service.counters();
+    let counters = last_counters(&service);
     assert!(n_drafted > 0, "nothing was drafted");
     assert_eq!(n_drafted as u64, counters.n_drafted_tokens);
     assert_eq!(n_accepted as u64, counters.n_accepted_tokens);
@@ -163,15 +150,7 @@ fn check(case: &Case) {
     }
     assert!(n_accepted > 0, "no draft was ever right");
     for every in [0, 1, 3, 17] {
-        let config = ServiceConfig {
-            preempt_every: NonZeroU32::new(every),
-            prefix_cache: match every {
-                0 | 17 => PrefixCaching::On,
-                _ => PrefixCaching::Off,
-            },
-            headroom: 1,
-            ..ServiceConfig::default()
-        };
+        let config = preempting(every);
         let requests = (0..n).map(|number| with_lookup(request(case, number), 8));
         let together = serve(case, &config, requests.collect());
         for (number, (together, plain)) in together.iter().zip(&plain).enumerate() {
@@ -184,25 +163,7 @@ fn check(case: &Case) {
     }
 }
 
-#[test]
-fn texts_are_the_same_with_full_attention() {
-    check(&stories("stories-llama"));
-}
-
-#[test]
-fn texts_are_the_same_with_windows() {
-    check(&stories("stories-gemma3"));
-}
-
-#[test]
-fn texts_are_the_same_with_states() {
-    check(&stories("stories-mamba"));
-}
-
-#[test]
-fn texts_are_the_same_with_a_hybrid() {
-    check(&tiny("jamba"));
-}
+for_each_memory!(check);
 
 /// A text that loops takes a fraction of the steps.
 #[test]

@@ -1,15 +1,12 @@
 //! Preempted requests whose state goes to the host and comes back: texts are what they are alone, and the
 //! host has nothing in the end.
 
-use std::num::NonZeroU32;
-use std::time::{Duration, Instant};
-
 use engine::EngineConfig;
 use engine::serve::{Counters, PrefixCaching, Service, ServiceConfig, ServiceExtras, TextStream};
 use engine::trace::{ReplayConfig, Trace, TraceWriter, replay};
 use kv_cpu::CpuBackend;
 
-use crate::models::{Case, Generated, stories, tiny};
+use crate::models::{Case, Generated, last_counters, preempting};
 use crate::trace::Buffer;
 
 const N: u64 = 8;
@@ -45,20 +42,11 @@ fn serve(
     let texts = streams.into_iter().map(|stream| {
         let end = stream.finish().unwrap();
         assert!(service.status().swapped_bytes <= swap_bytes);
-        Generated {
-            text: end.text,
-            tokens: end.tokens,
-            finish: end.finish,
-        }
+        Generated::from(end)
     });
     let texts = texts.collect();
-    let until = Instant::now() + Duration::from_secs(30);
-    while service.status().n_running > 0 {
-        assert!(Instant::now() < until, "{:?}", service.status());
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let counters = last_counters(&service);
     assert_eq!(service.status().swapped_bytes, 0, "the host has states");
-    let counters = service.counters();
     let engine = service.stop().unwrap();
     assert_eq!(engine.memory().n_used(), 0, "cells are in use");
     (texts, counters, buffer.bytes())
@@ -78,13 +66,11 @@ fn check(case: &Case) {
         (3, 1),
     ] {
         let config = ServiceConfig {
-            preempt_every: NonZeroU32::new(every),
             prefix_cache: match swap_bytes {
                 200_000 => PrefixCaching::Off,
                 _ => PrefixCaching::On,
             },
-            headroom: 1,
-            ..ServiceConfig::default()
+            ..preempting(every)
         };
         let (texts, counters, trace) = serve(case, swap_bytes, &config);
         let name = format!("{}: every {every}, {swap_bytes} bytes", case.name);
@@ -121,22 +107,4 @@ fn check_trace(bytes: &[u8], counters: &Counters) {
     assert!(without.n_recomputed >= replayed.n_recomputed, "{without:?}");
 }
 
-#[test]
-fn texts_are_the_same_with_full_attention() {
-    check(&stories("stories-llama"));
-}
-
-#[test]
-fn texts_are_the_same_with_windows() {
-    check(&stories("stories-gemma3"));
-}
-
-#[test]
-fn texts_are_the_same_with_states() {
-    check(&stories("stories-mamba"));
-}
-
-#[test]
-fn texts_are_the_same_with_a_hybrid() {
-    check(&tiny("jamba"));
-}
+for_each_memory!(check);

@@ -1,12 +1,10 @@
 //! Each text is what it is alone, whatever memory and company it has, and what it took is freed.
 
-use std::num::NonZeroU32;
-
-use engine::serve::{PrefixCaching, Service, ServiceConfig, TextStream};
+use engine::serve::{Service, ServiceConfig, TextStream};
 use engine::{Engine, EngineConfig};
 use kv_core::backend::Backend;
 
-use crate::models::{Case, Generated, stories, tiny};
+use crate::models::{Case, Generated, preempting, stories, tiny};
 
 /// Texts of a service, in the order of their requests, which arrive over time.
 fn serve_all(
@@ -63,16 +61,7 @@ fn check_texts(case: &Case) {
             if (every == 1 || every == 17) && n_ctx != 200 {
                 continue;
             }
-            let config = ServiceConfig {
-                preempt_every: NonZeroU32::new(every),
-                // Without a cache a request that was preempted is computed again from its tokens.
-                prefix_cache: match every {
-                    0 | 17 => PrefixCaching::On,
-                    _ => PrefixCaching::Off,
-                },
-                headroom: 1,
-                ..ServiceConfig::default()
-            };
+            let config = preempting(every);
             let engine = case.engine(4, n_ctx);
             let together = serve_all(case, engine, &config, n);
             for (number, (together, alone)) in together.iter().zip(&alone).enumerate() {

@@ -6,17 +6,16 @@
 use std::io::{self, Write};
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use engine::EngineConfig;
 use engine::serve::{
     Counters, EvictionPolicy, PrefixCaching, Service, ServiceConfig, ServiceError, ServiceExtras,
-    TextRequest, TextStream,
+    TextStream,
 };
 use engine::trace::{ReplayConfig, ReplayReport, Trace, TraceWriter, replay};
 use kv_core::TokenId;
 
-use crate::models::{Case, stories, tiny};
+use crate::models::{Case, last_counters, stories, tiny};
 
 /// A file in memory.
 #[derive(Clone, Default)]
@@ -57,32 +56,11 @@ fn start(case: &Case, n_ctx: u32, config: &ServiceConfig) -> (Service<kv_cpu::Cp
     (service, buffer)
 }
 
-/// What a service counted, after its last step.
-fn last_counters(service: &Service<kv_cpu::CpuBackend>) -> Counters {
-    let until = Instant::now() + Duration::from_secs(20);
-    while service.status().n_running > 0 {
-        assert!(Instant::now() < until, "{:?}", service.status());
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    service.counters()
-}
-
 /// Two conversations that take turns, each message after the answer before. Returns the trace, and
 /// what the service counted.
 fn conversations(case: &Case, n_ctx: u32) -> (Vec<u8>, Counters) {
     let (service, buffer) = start(case, n_ctx, &ServiceConfig::default());
-    let mut texts: [Vec<TokenId>; 2] = [Vec::new(), Vec::new()];
-    for turn in 0..8u32 {
-        let tokens = &mut texts[turn as usize % 2];
-        let message = (0..20).map(|at| TokenId(3 + (turn * 61 + at * at * 7) % 490));
-        tokens.extend(message);
-        let request = TextRequest {
-            prompt: tokens.clone(),
-            ..case.request(1 + u64::from(turn))
-        };
-        let answer = service.submit(request).unwrap().finish().unwrap();
-        tokens.extend(answer.tokens);
-    }
+    let _texts: [Vec<TokenId>; 2] = case.converse(&service, 8);
     let counters = last_counters(&service);
     drop(service);
     (buffer.bytes(), counters)

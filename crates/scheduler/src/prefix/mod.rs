@@ -375,7 +375,7 @@ pub(crate) fn copy(from: SeqId, to: SeqId, n: usize) -> Edit {
 }
 
 /// How many tokens both begin with.
-pub(crate) fn n_common(a: &[TokenId], b: &[TokenId]) -> usize {
+pub fn n_common(a: &[TokenId], b: &[TokenId]) -> usize {
     // Whole blocks are compared much faster than single tokens.
     const BLOCK: usize = 64;
     let blocks = a.chunks_exact(BLOCK).zip(b.chunks_exact(BLOCK));

@@ -39,9 +39,14 @@ pub enum Speculation {
     },
 }
 
+/// A number of tokens to draft at once that suits most models.
+pub const DEFAULT_DRAFT: usize = 16;
+
 impl Speculation {
-    /// Prompt lookup with a number of tokens that suits most models.
-    pub const LOOKUP: Self = Self::Lookup { n_max: 16 };
+    /// Prompt lookup of [`DEFAULT_DRAFT`] tokens.
+    pub const LOOKUP: Self = Self::Lookup {
+        n_max: DEFAULT_DRAFT,
+    };
 }
 
 /// Why a text is computed token by token though speculation was wanted.

@@ -153,7 +153,7 @@ fn drafted_tokens_are_counted() {
     assert_eq!(details["rejected_prediction_tokens"], drafted - accepted);
 }
 
-/// Each request says how it is drafted for, in every API; the text is the same.
+/// Each request chooses how it is drafted for, in every API; the text is the same.
 #[test]
 fn requests_choose_how_they_are_drafted_for() {
     let setup = Setup {

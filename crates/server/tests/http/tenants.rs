@@ -1,4 +1,4 @@
-//! The limits of a key: a tenant that has its share is told to come again, and others notice nothing.
+//! The limits of a key: a tenant above them gets 429 with `Retry-After`, and others are served.
 
 use std::net::TcpStream;
 
@@ -22,7 +22,7 @@ fn ask(server: &Server, key: &str, body: &Value) -> Response {
 }
 
 #[test]
-fn a_tenant_with_its_share_is_told_to_come_again() {
+fn a_tenant_above_its_limits_gets_429() {
     let mut setup = Setup::with_keys("small max_running=1 max_queued=1\nother weight=2\n");
     setup.n_ctx = 8192;
     let server = setup.start();

@@ -10,7 +10,7 @@ use super::super::{Keys, ModelFileError};
 use crate::gguf::Array;
 use crate::tokenizer::escape;
 
-/// The file, beside the weights.
+/// The file in the model's directory.
 pub(super) const FILE: &str = "rwkv_vocab_v20230424.txt";
 
 /// Kinds of tokens, as GGUF counts them.
