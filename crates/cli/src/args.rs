@@ -23,6 +23,7 @@ mod sampler;
 mod serve;
 mod speculate;
 mod state;
+mod swap;
 mod texts;
 mod trace;
 mod values;
@@ -55,6 +56,7 @@ pub(crate) use sampler::SamplerArgs;
 pub(crate) use serve::ServeArgs;
 pub(crate) use speculate::{SpeculationArgs, SpeculationName};
 pub(crate) use state::{StateArgs, StateCommand, StateInspectArgs};
+pub(crate) use swap::SwapArgs;
 pub(crate) use texts::TextArgs;
 pub(crate) use trace::{ReplayArgs, TraceArgs};
 pub(crate) use values::{ContextSize, MirostatVersion, PredictLimit, Seed};
@@ -317,6 +319,8 @@ pub(crate) struct PlanArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) swap: SwapArgs,
     #[command(flatten, next_help_heading = "Speculative decoding")]
     pub(crate) speculation: SpeculationArgs,
     #[command(flatten)]

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use engine::Engine;
-use engine::serve::{BlockObserver, Service, ServiceConfig, ServiceExtras, Speculation};
+use engine::serve::{BlockObserver, Service, ServiceConfig, ServiceExtras, Speculation, SwapDisk};
 use engine::trace::TraceWriter;
 use kv_core::backend::BoxedBackend;
 use model_core::tokenizer::Tokenizer;
@@ -21,6 +21,7 @@ pub(crate) struct ServiceFlags<'a> {
     pub(crate) speculation: &'a SpeculationArgs,
     pub(crate) trace: Option<TraceWriter>,
     pub(crate) blocks: Option<BlockObserver>,
+    pub(crate) swap_disk: Option<SwapDisk>,
 }
 
 impl ServiceFlags<'_> {
@@ -38,6 +39,7 @@ impl ServiceFlags<'_> {
         let extras = ServiceExtras {
             trace: self.trace,
             blocks: self.blocks,
+            swap_disk: self.swap_disk,
             draft_model: draft_model::open(self.speculation, self.engine, texts)?,
         };
         let service = Service::start_with(engine, tokenizer, config, extras)?;

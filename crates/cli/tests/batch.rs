@@ -292,3 +292,46 @@ fn requests_that_wait_keep_what_was_computed_on_the_host() {
     let [n_swapped, n_recomputed] = replay(&["--swap-memory", "1"]);
     assert!(n_swapped == 0 && n_recomputed > 0);
 }
+
+/// The same with files for what is beyond half of the host's memory, none of which is left.
+#[test]
+fn requests_that_wait_go_on_to_files() {
+    let line = |seed: u64| {
+        let prompt = format!("Once upon a time number {seed} there was");
+        serde_json::json!({"prompt": prompt, "max_tokens": 60, "seed": seed}).to_string()
+    };
+    let input: Vec<String> = (0..6).map(line).collect();
+    let input = input.join("\n");
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (trace, swap) = (path("trace.jsonl"), path("swap"));
+    let batch = |extra: &[&str]| {
+        let args = ["batch", "-f", "-", "--backend", "cpu", "--no-prefix-cache"];
+        support::json_lines(&[&args[..], extra].concat(), &input)
+    };
+    let alone = batch(&["-c", "1600", "--parallel", "1"]);
+    // Half of it is less than a state has.
+    let short = ["-c", "160", "--parallel", "4", "--trace", &trace];
+    let files = [
+        "--swap-memory",
+        "100K",
+        "--swap-dir",
+        &swap,
+        "--swap-disk",
+        "1G",
+    ];
+    let swapped = batch(&[short, files].concat());
+    for (swapped, alone) in swapped.iter().zip(&alone) {
+        assert_eq!(swapped["text"], alone["text"]);
+    }
+    assert_eq!(std::fs::read_dir(&swap).unwrap().count(), 0);
+    let replay = |extra: &[&str]| {
+        let report = support::json(&[&["replay", &trace, "--json"], extra].concat());
+        let count = |of: &str| report[of]["n_spilled_bytes"].as_u64().unwrap();
+        ["recorded", "replayed"].map(count)
+    };
+    let [recorded, replayed] = replay(&[]);
+    assert!(recorded > 0 && replayed > 0);
+    // A disk of one byte takes none.
+    assert_eq!(replay(&["--swap-disk", "1"]), [recorded, 0]);
+}

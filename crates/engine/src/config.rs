@@ -4,7 +4,7 @@
 //! Invariant: [`Settings`] are consistent and the bytes that they cost are known. Knows no backend.
 
 use kv_core::batch::BatchRules;
-use kv_core::layers::{LayerError, LayerMap, RowLayout};
+use kv_core::layers::{LayerError, LayerMap, RowLayout, RowShape};
 use kv_core::memory::{
     Composite, Memory, MemoryConfig, MemoryConfigError, RowCounts, Streams, SwaSize,
 };
@@ -70,6 +70,10 @@ pub struct EngineConfig {
     /// preempted: what the memory holds of them comes back from there, and is not computed again. Taken
     /// when they are needed, in addition to the memory; 0 for none.
     pub swap_bytes: u64,
+    /// How K and V of these requests are kept there; `None` as they are stored, to the bit. With a type of
+    /// fewer bytes, they come back rounded: **the text of a request that was preempted may then be another
+    /// one than alone.** Others are not affected: none takes what was rounded.
+    pub swap_type: Option<KvType>,
     /// Programs that are kept; the least recently used one makes room for a new one. One serves
     /// ubatches of many shapes where the backend can run it so
     /// ([`Backend::program_capacities`](kv_core::backend::Backend::program_capacities)), else of one.
@@ -238,6 +242,22 @@ pub enum ConfigError {
         /// The largest.
         n_predict: usize,
     },
+    /// A type for swapped rows that makes them no smaller.
+    #[error(
+        "rows of K and V are stored as {stored}, and are not smaller when they are swapped as {kv_type}"
+    )]
+    SwapType {
+        /// The type.
+        kv_type: KvType,
+        /// That of the first rows that it makes no smaller.
+        stored: KvType,
+    },
+    /// The same for a model without K and V.
+    #[error("the model has no K and V to be swapped as {kv_type}")]
+    NothingToSwap {
+        /// The type.
+        kv_type: KvType,
+    },
     /// Fewer texts to choose from than are wanted.
     #[error("best_of is {best_of}: it must be at least n, which is {n}")]
     BestOf {
@@ -308,6 +328,8 @@ pub struct Settings {
     pub prefix_bytes: Option<u64>,
     /// Bytes of the host that preempted requests may have, see [`EngineConfig::swap_bytes`].
     pub swap_bytes: u64,
+    /// How their K and V are kept there, see [`EngineConfig::swap_type`].
+    pub swap_type: Option<KvType>,
     layers: LayerMap,
     memory: MemoryConfig,
     n_active: u32,
@@ -336,6 +358,7 @@ impl Default for EngineConfig {
             n_active: None,
             prefix_bytes: None,
             swap_bytes: 0,
+            swap_type: None,
             n_programs: 8,
             budget: MemoryBudget::Device,
         }
@@ -458,7 +481,7 @@ impl EngineConfig {
         memory: MemoryConfig,
         rows: &RowCounts,
     ) -> Result<Settings, ConfigError> {
-        Ok(Settings {
+        let settings = Settings {
             n_ctx: memory.n_ctx,
             n_ubatch: memory.n_ubatch,
             rules: BatchRules {
@@ -474,10 +497,13 @@ impl EngineConfig {
             attention: self.attention,
             prefix_bytes: self.prefix_bytes,
             swap_bytes: self.swap_bytes,
+            swap_type: self.swap_type,
             layers: model.layers().clone(),
             n_active: memory.n_active(),
             memory,
-        })
+        };
+        settings.check_swap_type()?;
+        Ok(settings)
     }
 }
 
@@ -501,6 +527,26 @@ impl Settings {
     pub(crate) fn max_ubatch(&self) -> usize {
         let n_ctx = self.n_ctx.saturating_mul(self.rules.n_seqs);
         self.n_ubatch.min(n_ctx) as usize
+    }
+
+    /// Whether rows are smaller as what they are swapped as.
+    fn check_swap_type(&self) -> Result<(), ConfigError> {
+        let Some(kv_type) = self.swap_type else {
+            return Ok(());
+        };
+        let layers = self.layout.layers().iter();
+        let shapes = layers.flat_map(|layer| [Some(layer.k), layer.stored_v()]);
+        let mut shapes = shapes.flatten().peekable();
+        if shapes.peek().is_none() {
+            return Err(ConfigError::NothingToSwap { kv_type });
+        }
+        let is_smaller = |shape: &RowShape| RowShape { kv_type, ..*shape }.bytes() < shape.bytes();
+        match shapes.find(|shape| !is_smaller(shape)) {
+            Some(RowShape {
+                kv_type: stored, ..
+            }) => Err(ConfigError::SwapType { kv_type, stored }),
+            None => Ok(()),
+        }
     }
 
     /// An empty memory of these sizes.

@@ -159,6 +159,7 @@ impl Scheduler {
             trunk,
             reuse: Reuse { n_tokens, missed },
             draft: Vec::new(),
+            is_rounded: false,
         }
     }
 
@@ -302,6 +303,7 @@ impl Scheduler {
             return true;
         };
         let is_useless = tokens.len() < MIN_REUSED
+            || running.is_rounded
             || !self.config.prefix_cache.is_on()
             || self.cache.has(tokens, salt);
         let edit = self

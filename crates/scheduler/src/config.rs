@@ -37,6 +37,17 @@ pub enum EvictionPolicy {
     Lru,
 }
 
+/// How states come back that went to the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SwapRows {
+    /// To the bit.
+    #[default]
+    Exact,
+    /// Rounded: the text of their request may be another one from then on. No other request takes its
+    /// tokens, so all others are as they are alone.
+    Rounded,
+}
+
 /// The limits of a scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedulerConfig {
@@ -76,6 +87,11 @@ pub struct SchedulerConfig {
     pub prefix_bytes: Option<u64>,
     /// Bytes that the states of preempted requests may have on the host; 0 computes them again.
     pub swap_bytes: u64,
+    /// Bytes that these states may have on a disk in addition: those beyond half of `swap_bytes` go there
+    /// ([`Outcome::Spilled`](crate::Outcome::Spilled)); 0 keeps all on the host.
+    pub swap_disk_bytes: u64,
+    /// How they come back.
+    pub swap_rows: SwapRows,
     /// Preempts a running request after every so many steps, to test that texts stay the same.
     pub preempt_every: Option<NonZeroU32>,
 }
@@ -107,6 +123,8 @@ impl SchedulerConfig {
             eviction: EvictionPolicy::Value,
             prefix_bytes: None,
             swap_bytes: 0,
+            swap_disk_bytes: 0,
+            swap_rows: SwapRows::Exact,
             preempt_every: None,
         }
     }

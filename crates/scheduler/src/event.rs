@@ -48,6 +48,8 @@ pub enum Event {
         /// What became of its state.
         result: SwappedIn,
     },
+    /// The disk did not take a state ([`Outcome::Spilled`]): the host keeps it.
+    SpillFailed(RequestId),
     /// The step that was planned last could not be computed, and the memory was rolled back.
     StepFailed(StepFailure),
 }
@@ -105,10 +107,16 @@ pub enum Outcome {
     Preempted {
         /// The request.
         request: RequestId,
-        /// Tokens that have to be computed again: none where the host has its state.
+        /// Tokens that have to be computed again: none where its state was saved.
         n_tokens: usize,
     },
-    /// Its state on the host is of no use: its bytes are to be freed, as they are when it ends.
+    /// Its state is to go from the host to the disk, while other things go on. Where the disk does not take
+    /// it, that is reported ([`Event::SpillFailed`]).
+    Spilled {
+        /// The request.
+        request: RequestId,
+    },
+    /// Its saved state is of no use: its bytes are to be freed, as they are when it ends.
     SwapDropped {
         /// The request.
         request: RequestId,
@@ -160,7 +168,7 @@ pub enum Work {
         /// The most bytes that it may have there.
         limit: u64,
     },
-    /// Restore a state from the host, then report that ([`Event::SwappedIn`]) before anything else.
+    /// Restore a state from the host or the disk, then report that ([`Event::SwappedIn`]) before anything else.
     SwapIn(Swap),
     /// Compute this step, then report it.
     Decode(Step),

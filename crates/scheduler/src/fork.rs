@@ -195,6 +195,7 @@ impl Scheduler {
                         missed: None,
                     },
                     draft: Vec::new(),
+                    is_rounded: false,
                 };
                 outcomes.push(running.admitted(running.request.id));
                 self.insert_running(running);

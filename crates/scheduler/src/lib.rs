@@ -17,7 +17,8 @@
 //!   So no request that was taken ends because memory ran short, and the oldest request of the
 //!   highest priority always makes progress.
 //! - **Swapping.** Where the host has room ([`SchedulerConfig::swap_bytes`]), what the memory holds of a
-//!   request is saved before it is preempted ([`Work::SwapOut`]), and comes back when it goes on.
+//!   request is saved before it is preempted ([`Work::SwapOut`]), and comes back when it goes on. Beyond half
+//!   of that room, the states that come back last go on to a disk ([`Outcome::Spilled`]).
 //! - **Prefix reuse.** The tokens of requests that have ended stay in the memory while there is
 //!   room, as idle sequences. A prompt with the same prefix shares their cells, from
 //!   any token with full attention, from a kept end with windows and recurrent states. Each request
@@ -113,7 +114,7 @@ mod state;
 mod swap;
 mod tenant;
 
-pub use config::{EvictionPolicy, PrefixCaching, SchedulerConfig, Waiting};
+pub use config::{EvictionPolicy, PrefixCaching, SchedulerConfig, SwapRows, Waiting};
 pub use event::{
     End, Event, Feed, Outcome, Progress, RowReport, RowUse, Step, StepFailure, StepPlan, StepRow,
     Work,

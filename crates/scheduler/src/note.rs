@@ -47,6 +47,15 @@ pub enum Note {
         /// Its bytes.
         n_bytes: u64,
     },
+    /// It went on to the disk.
+    Spilled {
+        /// The request.
+        request: RequestId,
+        /// Tokens of the state.
+        n_tokens: usize,
+        /// Its bytes.
+        n_bytes: u64,
+    },
     /// It came back.
     SwappedIn {
         /// The request.

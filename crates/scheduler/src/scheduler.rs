@@ -90,6 +90,10 @@ pub struct Counters {
     pub n_swapped_in: u64,
     /// Bytes of the states that went to the host.
     pub n_swapped_bytes: u64,
+    /// Bytes of these that went on to the disk.
+    pub n_spilled_bytes: u64,
+    /// Saved states that could not be restored, and were computed again.
+    pub n_swap_lost: u64,
     /// Cached prefixes that were dropped for others.
     pub n_evicted: u64,
     /// Tokens that were drafted and computed.
@@ -285,6 +289,10 @@ impl Scheduler {
                 self.swapped_in(request, result);
                 Vec::new()
             }
+            Event::SpillFailed(request) => {
+                self.spill_failed(request);
+                Vec::new()
+            }
             Event::StepTime(took) => {
                 self.pace.learn(took);
                 Vec::new()
@@ -375,6 +383,7 @@ impl Scheduler {
             (Keep::Prefix(now), PrefixUse::Within(salt))
                 if self.config.prefix_cache.is_on()
                     && tokens.len() >= MIN_REUSED
+                    && !taken.is_rounded
                     && !self.is_cached(tokens, salt) =>
             {
                 let line = Line::new(now, &taken, taken.seq, salt);

@@ -34,7 +34,8 @@ impl Scheduler {
     /// The running requests of this salt, as far as they are computed.
     pub(crate) fn running_sources(&self, within: PrefixUse) -> impl Iterator<Item = Source<'_>> {
         let own = self.running.iter().filter(move |r| {
-            r.request.prefix == within && within != PrefixUse::Off && r.n_done > 0
+            let may_share = r.request.prefix == within && within != PrefixUse::Off;
+            may_share && r.n_done > 0 && !r.is_rounded
         });
         own.map(|r| Source {
             holder: Holder::Running,
@@ -75,6 +76,7 @@ impl Scheduler {
         let most = waiting.tokens.len().saturating_sub(1);
         let is_source = |r: &Running| {
             r.n_left() > 1
+                && !r.is_rounded
                 && r.request.prefix == waiting.prefix
                 && waiting.prefix != PrefixUse::Off
                 && goes_before(&r.request, waiting)

@@ -63,6 +63,8 @@ pub(crate) struct Running {
     pub(crate) reuse: Reuse,
     /// Tokens that may follow, for the next step.
     pub(crate) draft: Vec<TokenId>,
+    /// What the memory holds of it is not what would be computed: others must not have it.
+    pub(crate) is_rounded: bool,
 }
 
 /// What a step that is being computed has of a request.

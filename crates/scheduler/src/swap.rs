@@ -3,13 +3,16 @@
 //!
 //! The scheduler decides what goes and when it comes back; the caller has the bytes. Tokens that others
 //! have, too, stay where they are: the bytes begin behind them, and where they have gone by then, they
-//! alone are computed again. Invariant: all bytes together are at most
-//! [`SchedulerConfig::swap_bytes`](crate::SchedulerConfig::swap_bytes), and each is given back once.
-//! Knows no format.
+//! alone are computed again. A disk takes what is beyond half of the host's bytes, so that the other half is
+//! free when the next request has to go. Invariant: the bytes on the host are at most
+//! [`SchedulerConfig::swap_bytes`](crate::SchedulerConfig::swap_bytes), those on the disk
+//! [`SchedulerConfig::swap_disk_bytes`](crate::SchedulerConfig::swap_disk_bytes), and each is given back
+//! once. Knows no format and no file.
 
 use kv_core::memory::{Composite, Edit, Seqs};
 use kv_core::{Pos, PosRange, SeqId};
 
+use crate::config::SwapRows;
 use crate::event::{Outcome, Work};
 use crate::note::Note;
 use crate::prefix::{MIN_REUSED, PrefixUse, n_common};
@@ -17,7 +20,7 @@ use crate::request::{Micros, RequestId};
 use crate::scheduler::{Keep, Scheduler};
 use crate::state::Running;
 
-/// What of a request goes to the host, or comes back.
+/// What is saved of a request, or comes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Swap {
     /// The request.
@@ -78,12 +81,20 @@ pub enum SwappedIn {
     Lost,
 }
 
-/// What a request has on the host.
+/// Where a state is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tier {
+    Host,
+    Disk,
+}
+
+/// What was saved of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Swapped {
     first: usize,
     n_tokens: usize,
     n_bytes: u64,
+    tier: Tier,
 }
 
 impl Swapped {
@@ -108,10 +119,39 @@ pub(crate) struct Leaving {
 impl Scheduler {
     /// Bytes that preempted requests have on the host.
     pub fn swapped_bytes(&self) -> u64 {
+        self.bytes_in(Tier::Host)
+    }
+
+    /// Bytes that they have on the disk.
+    pub fn spilled_bytes(&self) -> u64 {
+        self.bytes_in(Tier::Disk)
+    }
+
+    fn bytes_in(&self, tier: Tier) -> u64 {
         let running = self.running.iter().map(|r| &r.request);
         let all = running.chain(self.queue.iter());
-        all.filter_map(|request| Some(request.swapped?.n_bytes))
-            .sum()
+        let states = all.filter_map(|request| request.swapped);
+        let states = states.filter(|state| state.tier == tier);
+        states.map(|state| state.n_bytes).sum()
+    }
+
+    /// The request whose state comes back next, where that is on the disk: to be read ahead. A hint;
+    /// nothing depends on it.
+    pub fn next_from_disk(&self, now: Micros) -> Option<RequestId> {
+        if self.config.swap_disk_bytes == 0 || self.spilled_bytes() == 0 {
+            return None;
+        }
+        let mut running = self.running.iter().map(|r| &r.request);
+        let next = running.find(|request| request.swapped.is_some());
+        let next = next.map(|request| (request.id, request.swapped));
+        let next = next.or_else(|| {
+            let order = (self.queue).in_order(now, self.config.aging, &self.tenants);
+            let state = |id| self.queue.iter().find(|r| r.id == id)?.swapped;
+            let mut order = order.into_iter().map(|(id, _)| (id, state(id)));
+            order.find(|(_, state)| state.is_some())
+        });
+        let (id, state) = next?;
+        (state?.tier == Tier::Disk).then_some(id)
     }
 
     /// Takes the sequence from a request: returns what is to be saved of it before, where the host has
@@ -156,9 +196,14 @@ impl Scheduler {
         if n_tokens < first + MIN_REUSED {
             return None;
         }
-        let least = self
-            .room
-            .least_bytes(n_tokens - first, self.cache.row_bytes());
+        let least = match self.config.swap_rows {
+            SwapRows::Exact => {
+                let row_bytes = self.cache.row_bytes();
+                self.room.least_bytes(n_tokens - first, row_bytes)
+            }
+            // How much smaller is not known here.
+            SwapRows::Rounded => 1,
+        };
         let swap = Swap {
             request: id,
             seq: running.seq,
@@ -213,6 +258,7 @@ impl Scheduler {
                 first,
                 n_tokens,
                 n_bytes,
+                tier: Tier::Host,
             });
             self.counters.n_swapped_out += 1;
             self.counters.n_swapped_bytes += n_bytes;
@@ -222,7 +268,53 @@ impl Scheduler {
                 n_bytes,
             });
         }
-        self.preempt(now, id, Keep::Nothing).into_iter().collect()
+        let mut outcomes: Vec<Outcome> = self.preempt(now, id, Keep::Nothing).into_iter().collect();
+        self.spill(now, &mut outcomes);
+        outcomes
+    }
+
+    /// Sends states on to the disk until half of the host's bytes are free: first those that come back last.
+    fn spill(&mut self, now: Micros, outcomes: &mut Vec<Outcome>) {
+        if self.config.swap_disk_bytes == 0 {
+            return;
+        }
+        let (mut n_host, mut n_disk) = (self.swapped_bytes(), self.spilled_bytes());
+        let order = (self.queue).in_order(now, self.config.aging, &self.tenants);
+        for (request, _) in order.into_iter().rev() {
+            if n_host <= self.config.swap_bytes / 2 {
+                return;
+            }
+            let room = self.config.swap_disk_bytes.saturating_sub(n_disk);
+            let waiting = self.queue.find(|waiting| waiting.id == request);
+            let Some(state) = waiting.and_then(|waiting| waiting.swapped.as_mut()) else {
+                continue;
+            };
+            if state.tier == Tier::Disk || state.n_bytes > room {
+                continue;
+            }
+            state.tier = Tier::Disk;
+            n_host -= state.n_bytes;
+            n_disk += state.n_bytes;
+            self.counters.n_spilled_bytes += state.n_bytes;
+            self.notes.push(Note::Spilled {
+                request,
+                n_tokens: state.n_tokens - state.first,
+                n_bytes: state.n_bytes,
+            });
+            outcomes.push(Outcome::Spilled { request });
+        }
+    }
+
+    /// The host keeps a state that the disk did not take.
+    pub(crate) fn spill_failed(&mut self, id: RequestId) {
+        let mut running = self.running.iter_mut().map(|r| &mut r.request);
+        let request = match running.find(|request| request.id == id) {
+            Some(request) => Some(request),
+            None => self.queue.find(|request| request.id == id),
+        };
+        if let Some(state) = request.and_then(|request| request.swapped.as_mut()) {
+            state.tier = Tier::Host;
+        }
     }
 
     /// What is to come back before the next step, or to be done for it: `None` where nothing is.
@@ -274,6 +366,7 @@ impl Scheduler {
             (SwappedIn::Restored, Some(swapped)) => {
                 running.request.swapped = None;
                 running.n_done = swapped.n_tokens;
+                running.is_rounded |= self.config.swap_rows == SwapRows::Rounded;
                 self.counters.n_swapped_in += 1;
                 self.notes.push(Note::SwappedIn {
                     request: id,
@@ -281,7 +374,12 @@ impl Scheduler {
                     n_bytes: swapped.n_bytes,
                 });
             }
-            (SwappedIn::Restored | SwappedIn::Lost, _) => running.request.swapped = None,
+            (SwappedIn::Lost, Some(swapped)) => {
+                running.request.swapped = None;
+                self.counters.n_swap_lost += 1;
+                self.counters.n_dropped_tokens += (swapped.n_tokens - swapped.first) as u64;
+            }
+            (SwappedIn::Restored | SwappedIn::Lost, None) => {}
         }
     }
 }

@@ -200,7 +200,15 @@ fn reasons_have_numbers() {
     let mut recurrent = simulator(Kind::Recurrent, 6, 600);
     run(&mut recurrent, script(text(100, 1)));
     let (_, got) = run(&mut recurrent, script(other));
-    assert_eq!(got, reuse(0, Missed::StateGone { common: 50 }));
+    // The snapshot before the last token of the prompt but one.
+    let (nearest, common) = (98, 50);
+    assert_eq!(got, reuse(0, Missed::StateGone { nearest, common }));
+    // One token before the common ones end, where the last prompt parted from the first.
+    let mut third = text(100, 1);
+    third[51] = TokenId(999);
+    let (_, got) = run(&mut recurrent, script(third));
+    let (nearest, common) = (50, 51);
+    assert_eq!(got, reuse(50, Missed::StateGone { nearest, common }));
 
     let mut sim = simulator(Kind::Unified, 6, 600);
     let (n_prompt, least) = (5, 8);

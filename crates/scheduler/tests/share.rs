@@ -180,7 +180,15 @@ fn windows_and_states_say_why_a_running_text_is_not_shared() {
                 from: kv_core::Pos(139),
                 common,
             },
-            _ => Missed::StateGone { common },
+            // Of the copy before the end of its prompt; the first kind has a snapshot before that.
+            Kind::Recurrent => Missed::StateGone {
+                nearest: 198,
+                common,
+            },
+            _ => Missed::StateGone {
+                nearest: 199,
+                common,
+            },
         };
         let reuse = Reuse {
             n_tokens: 0,

@@ -14,11 +14,11 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use scheduler::{
     Counters, EvictionPolicy, Micros, PrefixCaching, PrefixUse, Priority, PromptRows, RequestError,
-    RequestId, RowBytes, Salt, SchedulerConfig, Tenant, TenantId, TenantLimits,
+    RequestId, RowBytes, Salt, SchedulerConfig, SwapRows, Tenant, TenantId, TenantLimits,
 };
 use support::fake::N_VOCAB;
 use support::kinds::Kind;
-use support::simulator::{Cost, Drafting, Script, Simulator, below};
+use support::simulator::{Cost, Disk, Drafting, Script, Simulator, below};
 
 /// Prints what is needed to repeat a run that failed.
 struct Repeat {
@@ -71,6 +71,15 @@ fn config(rng: &mut ChaCha8Rng, n_seqs: u32) -> SchedulerConfig {
             0 => 0,
             1 => u64::from(below(rng, 2000)),
             _ => 1 << 30,
+        },
+        swap_disk_bytes: match below(rng, 3) {
+            0 => 0,
+            1 => u64::from(below(rng, 4000)),
+            _ => 1 << 30,
+        },
+        swap_rows: match below(rng, 4) {
+            0 => SwapRows::Rounded,
+            _ => SwapRows::Exact,
         },
         step_time: match below(rng, 3) {
             0 => None,
@@ -172,7 +181,13 @@ fn run(kind: Kind, seed: u64) -> Counters {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let n_seqs = 1 + below(&mut rng, 8);
     let n_cells = 16 + below(&mut rng, 240);
-    let config = config(&mut rng, n_seqs);
+    let mut config = config(&mut rng, n_seqs);
+    if seed.is_multiple_of(3) {
+        // States of most requests go to the disk.
+        config.preempt_every = std::num::NonZeroU32::new(1 + below(&mut rng, 4));
+        config.swap_bytes = 100 + u64::from(below(&mut rng, 1600));
+        config.swap_disk_bytes = config.swap_disk_bytes.max(1000);
+    }
     let row_bytes = RowBytes {
         cells: vec![1 + u64::from(below(&mut rng, 30)), 5],
         state: Some(u64::from(below(&mut rng, 500))),
@@ -195,6 +210,13 @@ fn run(kind: Kind, seed: u64) -> Counters {
     }
     if below(&mut rng, 4) == 0 {
         sim.saves_before_failure = Some(below(&mut rng, 4));
+    }
+    if sim.scheduler.config().swap_disk_bytes > 0 {
+        sim.disk = Some(Disk {
+            n_bad: [0, 1, 2, 4][below(&mut rng, 4) as usize],
+            n_fast: [1, 4, 8][below(&mut rng, 3) as usize],
+            rng: ChaCha8Rng::seed_from_u64(seed),
+        });
     }
     let capacity = sim.scheduler.capacity() as u32;
     let n_events = 50 + below(&mut rng, 150);
@@ -246,6 +268,7 @@ fn texts_in_any_company_are_what_they_are_alone() {
     let (mut done, mut seed) = (0, first);
     let (mut n_waits, mut n_shared) = ([0; Kind::ALL.len()], [0; Kind::ALL.len()]);
     let mut n_swapped = [0; Kind::ALL.len()];
+    let (mut n_spilled, mut n_lost) = ([0; Kind::ALL.len()], 0);
     while done < n_steps {
         for (number, kind) in Kind::ALL.into_iter().enumerate() {
             let counters = run(kind, seed);
@@ -254,13 +277,20 @@ fn texts_in_any_company_are_what_they_are_alone() {
             n_shared[number] += counters.n_shared_tokens;
             assert!(counters.n_swapped_in <= counters.n_swapped_out);
             n_swapped[number] += counters.n_swapped_in;
+            n_spilled[number] += counters.n_spilled_bytes;
+            n_lost += counters.n_swap_lost;
         }
         seed += 1;
     }
     eprintln!("waits: {n_waits:?}, shared tokens: {n_shared:?}, swapped: {n_swapped:?}");
+    eprintln!("bytes to the disk: {n_spilled:?}, lost states: {n_lost}");
     assert!(
         !n_swapped.contains(&0) || n_steps < 20_000,
         "a kind of memory is never swapped"
+    );
+    assert!(
+        (n_spilled.iter().sum::<u64>() > 0 && n_lost > 0) || n_steps < 20_000,
+        "nothing goes to the disk, or no state is ever lost"
     );
     let sums = [n_waits.iter().sum(), n_shared.iter().sum::<u64>()];
     assert!(

@@ -366,6 +366,11 @@ fn service_values(n_queued: usize, status: engine::serve::ServiceStatus) -> Vec<
             "Bytes of the host that preempted requests have",
         ),
         (
+            "cellar_spilled_bytes",
+            status.spilled_bytes as f64,
+            "Bytes of the disk that preempted requests have",
+        ),
+        (
             "vllm:num_requests_waiting",
             n_queued as f64,
             "As cellar_requests_waiting",
@@ -416,6 +421,16 @@ fn service_values(n_queued: usize, status: engine::serve::ServiceStatus) -> Vec<
             "cellar_swapped_bytes_total",
             status.counters.n_swapped_bytes,
             "Bytes of preempted requests that went to the host",
+        ),
+        (
+            "cellar_spilled_bytes_total",
+            status.counters.n_spilled_bytes,
+            "Bytes of these that went on to the disk",
+        ),
+        (
+            "cellar_swap_lost_total",
+            status.counters.n_swap_lost,
+            "Saved states that could not be restored, and were computed again",
         ),
         (
             "cellar_evicted_prefixes_total",

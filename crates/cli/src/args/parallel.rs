@@ -8,6 +8,7 @@ use engine::serve::{EvictionPolicy, PrefixCaching, ServiceConfig};
 use kv_core::memory::Streams;
 
 use super::byte_size::ByteSize;
+use super::swap::SwapArgs;
 use super::{count, count_or_none};
 
 /// How many requests run at once, and what is kept of those that have ended.
@@ -29,10 +30,8 @@ pub(crate) struct ParallelArgs {
     /// much is allocated in addition, for their windows and states [default: what requests leave]
     #[arg(long, value_name = "SIZE")]
     pub(crate) prefix_memory: Option<ByteSize>,
-    /// Bytes of the host's memory for requests that have to wait in the middle, because memory is short:
-    /// what was computed of them comes back from there [default: none, it is computed again]
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) swap_memory: Option<ByteSize>,
+    #[command(flatten)]
+    pub(crate) swap: SwapArgs,
     /// Which cached prefix makes room
     #[arg(long, value_name = "POLICY", value_enum, default_value_t = EvictionName::Value)]
     pub(crate) eviction: EvictionName,
@@ -79,7 +78,8 @@ impl ParallelArgs {
             n_seqs: self.parallel + n_prefixes,
             n_active: Some(self.parallel),
             prefix_bytes: self.prefix_memory.map(|size| size.0),
-            swap_bytes: self.swap_memory.map_or(0, |size| size.0),
+            swap_bytes: self.swap.memory_bytes(),
+            swap_type: self.swap.swap_type,
             ..config
         }
     }

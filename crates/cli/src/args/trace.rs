@@ -74,6 +74,9 @@ pub(crate) struct ReplayArgs {
     /// Bytes of the host's memory for preempted requests [default: as in the trace]
     #[arg(long, value_name = "SIZE")]
     pub(crate) swap_memory: Option<ByteSize>,
+    /// Bytes of files for what is beyond half of that [default: as in the trace]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) swap_disk: Option<ByteSize>,
     /// Read a trace that was cut off up to there, instead of refusing it
     #[arg(long)]
     pub(crate) partial: bool,

@@ -127,6 +127,7 @@ fn start(args: &BatchArgs, file: &ModelFile) -> anyhow::Result<Service<BoxedBack
         speculation: &args.speculation,
         trace: args.trace.writer()?,
         blocks: None,
+        swap_disk: args.parallel.swap.disk()?,
     };
     flags.start(engine, file.tokenizer(), &config)
 }

@@ -17,7 +17,7 @@ use model_core::tokenizer::Tokenizer;
 use serde::Serialize;
 
 use super::inspect::tensor_sizes;
-use crate::args::PlanArgs;
+use crate::args::{PlanArgs, SwapArgs};
 use crate::backend_plan::{self, DeviceReport, Planned};
 use crate::draft_model::{self, DraftFor, PlannedDraft};
 use crate::failure::{Exit, one_line};
@@ -64,9 +64,12 @@ struct Report {
     /// The model of --draft-model, which is in the total.
     #[serde(skip_serializing_if = "Option::is_none")]
     draft: Option<DraftReport>,
+    /// What requests of a service have that wait in the middle.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    swap: Option<SwapReport>,
     /// This process with the header and the tokenizer of the model, where the system reports it.
     process: Option<u64>,
-    /// What a process takes whose context is full: memory, packed and mapped weights, scratch,
+    /// What a process takes whose context is full: memory, packed and mapped weights, scratch, swap,
     /// and the process itself; what a device holds where it shares the memory.
     total: u64,
     /// Free memory of this machine, where the system reports it.
@@ -94,6 +97,25 @@ struct DraftReport {
     host: u64,
     /// The same on a device of its own.
     device: u64,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+struct SwapReport {
+    /// On the host: what is in no file, and the state of a file that comes back next.
+    memory: u64,
+    /// In files, which the total does not count.
+    disk: u64,
+}
+
+impl SwapReport {
+    /// `None` where nothing is kept.
+    fn new(args: &SwapArgs) -> Option<Self> {
+        args.swap_memory?;
+        Some(Self {
+            memory: args.memory_bytes().saturating_add(args.read_bytes()),
+            disk: args.disk_bytes(),
+        })
+    }
 }
 
 impl DraftReport {
@@ -174,7 +196,9 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let of_backend = backend.map_or(0, |b| b.packed.saturating_add(b.scratch));
     let of_device = device.as_ref().filter(|device| device.unified);
     let of_device = of_device.map_or(0, |device| device.total);
-    let besides = [mapped, of_backend, of_device, process.unwrap_or(0)];
+    let swap = SwapReport::new(&args.swap);
+    let of_swap = swap.map_or(0, |swap| swap.memory);
+    let besides = [mapped, of_backend, of_device, process.unwrap_or(0), of_swap];
     let besides = besides.into_iter().fold(0, u64::saturating_add);
     let draft = match &args.speculation.speculation() {
         Speculation::Draft { .. } => {
@@ -203,6 +227,7 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         mapped,
         process,
         draft: draft.as_ref().map(DraftReport::new),
+        swap,
         total: memory.saturating_add(besides).saturating_add(of_draft),
         available,
         largest_n_ctx: available.filter(|_| device.is_none()).and_then(|bytes| {
@@ -329,6 +354,7 @@ fn print(report: &Report, plan: &MemoryPlan, out: &mut impl Write) -> std::io::R
         ("  from the file", Some(report.mapped)),
         ("scratch", report.backend.map(|b| b.scratch)),
         ("draft model", report.draft.as_ref().map(|draft| draft.host)),
+        ("swap", report.swap.map(|swap| swap.memory)),
         ("this process", report.process),
         ("total", Some(report.total)),
     ];
@@ -336,9 +362,10 @@ fn print(report: &Report, plan: &MemoryPlan, out: &mut impl Write) -> std::io::R
     if report.device.is_none() {
         writeln!(out, "  {:18} {:>12}", "rows", bytes(report.n_bytes))?;
     }
-    let has_draft = report.draft.is_some();
-    let lines = lines.into_iter();
-    for (name, n) in lines.filter(|(name, _)| has_draft || *name != "draft model") {
+    for (name, n) in lines {
+        if n.is_none() && ["draft model", "swap"].contains(&name) {
+            continue;
+        }
         let n = n.map_or_else(|| "not known".to_owned(), machine::bytes);
         writeln!(out, "  {name:18} {n:>12}")?;
     }
@@ -348,6 +375,10 @@ fn print(report: &Report, plan: &MemoryPlan, out: &mut impl Write) -> std::io::R
             out,
             "  the draft model takes {device} on the GPU in addition"
         )?;
+    }
+    if let Some(swap) = report.swap.filter(|swap| swap.disk > 0) {
+        let disk = machine::bytes(swap.disk);
+        writeln!(out, "  swap takes {disk} of the disk in addition")?;
     }
     if let Some(error) = &report.backend_error {
         writeln!(out, "  the backend cannot compute this model: {error}")?;

@@ -65,6 +65,7 @@ pub(super) fn run(args: &ReplayArgs, out: &mut impl Write) -> anyhow::Result<Exi
         prefix_cache: args.policy.map(|policy| policy.caching()),
         eviction: args.policy.and_then(|policy| policy.eviction()),
         swap_bytes: args.swap_memory.map(|size| size.0),
+        swap_disk_bytes: args.swap_disk.map(|size| size.0),
     };
     let replayed = replay(&trace, &config).with_context(|| format!("'{name}'"))?;
     let report = Report {
@@ -104,6 +105,9 @@ fn print(report: &Report, out: &mut impl Write) -> std::io::Result<()> {
     line("computed again", |r| r.report.n_recomputed.to_string())?;
     line("swapped to the host", |r| {
         BinaryUnits(r.report.n_swapped_bytes).to_string()
+    })?;
+    line("of these, on to the disk", |r| {
+        BinaryUnits(r.report.n_spilled_bytes).to_string()
     })?;
     line("evicted prefixes", |r| r.report.n_evicted.to_string())?;
     line("tokens of these", |r| r.report.n_evicted_tokens.to_string())?;

@@ -484,6 +484,7 @@ fn start(
         speculation: &args.speculation,
         trace: args.trace.writer()?,
         blocks: blocks(args)?,
+        swap_disk: args.parallel.swap.disk()?,
     };
     flags.start(engine, file.tokenizer(), &config)
 }

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use scheduler::{EvictionPolicy, Micros, PrefixCaching, SchedulerConfig, TenantLimits};
+use scheduler::{EvictionPolicy, Micros, PrefixCaching, SchedulerConfig, SwapRows, TenantLimits};
 
 use crate::config::Settings;
 
@@ -91,6 +91,10 @@ impl ServiceConfig {
             eviction: self.eviction,
             prefix_bytes: settings.prefix_bytes,
             swap_bytes: settings.swap_bytes,
+            swap_rows: match settings.swap_type {
+                Some(_) => SwapRows::Rounded,
+                None => SwapRows::Exact,
+            },
             preempt_every: self.preempt_every,
             ..SchedulerConfig::new(rules, n_ubatch, settings.n_ctx)
         }

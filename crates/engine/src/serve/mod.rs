@@ -41,7 +41,9 @@
 //! and a [`BlockObserver`], which gets events of blocks of tokens as a router counts them.
 //!
 //! [`Service::save_prefixes`] writes the cached prefixes, and [`Service::restore_prefixes`] takes them
-//! back in another process.
+//! back in another process. What the memory held of a request that has to wait goes to the host
+//! ([`EngineConfig::swap_bytes`](crate::EngineConfig::swap_bytes)), and on to files ([`SwapDir`]), and comes
+//! back from there.
 //!
 //! Knows no network and no chat.
 
@@ -56,6 +58,9 @@ mod record;
 mod service;
 mod stream;
 mod swap;
+mod swap_dir;
+mod swap_files;
+mod swap_store;
 mod watch;
 mod worker;
 
@@ -71,4 +76,7 @@ pub use scheduler::{
 };
 pub use service::{MemoryLayout, Service, ServiceError, ServiceExtras, ServiceStatus, TextRequest};
 pub use stream::{FinishedText, TextStream, Usage};
+pub use swap_dir::SwapDir;
+pub use swap_files::SwapFiles;
+pub use swap_store::SwapDisk;
 pub use watch::{FRAME_TIME, MAX_EVENTS, Update, Watcher};

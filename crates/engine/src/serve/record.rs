@@ -156,7 +156,7 @@ pub(super) fn event_of(outcome: &Outcome, live: Option<&LiveText>) -> Option<Eve
             end,
             n_tokens: live.map_or(0, |live| live.completion.tokens().len()),
         },
-        // That its state went to the host was an event.
-        Outcome::SwapDropped { .. } => return None,
+        // That its state went to the host or the disk was an event.
+        Outcome::Spilled { .. } | Outcome::SwapDropped { .. } => return None,
     })
 }

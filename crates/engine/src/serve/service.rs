@@ -26,6 +26,7 @@ use super::blocks::{BlockObserver, BlockTable};
 use super::config::ServiceConfig;
 use super::record::Recorder;
 use super::stream::{StepGuests, TextSender, TextStream};
+use super::swap_store::{SwapDisk, SwapStore};
 use super::watch::{WatchHub, Watcher};
 use super::worker::{Command, Submitted, SubmittedText, Worker};
 use crate::completion::{Completion, CompletionOptions};
@@ -71,6 +72,9 @@ pub struct ServiceExtras {
     pub draft_model: Option<DraftModel>,
     /// Gets an event when blocks of tokens come and go.
     pub blocks: Option<BlockObserver>,
+    /// Takes states of preempted requests that are beyond half of
+    /// [`EngineConfig::swap_bytes`](crate::EngineConfig::swap_bytes).
+    pub swap_disk: Option<SwapDisk>,
 }
 
 /// Why a request is refused or has failed.
@@ -159,6 +163,8 @@ pub struct ServiceStatus {
     pub n_cells_used: u32,
     /// Bytes that preempted requests have in the memory of the host.
     pub swapped_bytes: u64,
+    /// Bytes that they have in files.
+    pub spilled_bytes: u64,
 }
 
 /// What waits, and how much may.
@@ -229,7 +235,8 @@ impl<B: Backend> Service<B> {
     ///
     /// # Errors
     /// [`ServiceError::Refused`] where a limit is 0, or the model takes whole sequences only;
-    /// [`ServiceError::Engine`] where it encodes a source before each text;
+    /// [`ServiceError::Engine`] where it encodes a source before each text, or its rows cannot be swapped as
+    /// [`EngineConfig::swap_type`](crate::EngineConfig::swap_type);
     /// [`ServiceError::NoThread`].
     pub fn start(
         engine: Engine<B>,
@@ -239,7 +246,8 @@ impl<B: Backend> Service<B> {
         Self::start_with(engine, tokenizer, config, ServiceExtras::default())
     }
 
-    /// As [`Service::start`], with a trace, a draft model and an observer of blocks, where there are such.
+    /// As [`Service::start`], with a trace, a draft model, an observer of blocks and a disk, where there are
+    /// such.
     ///
     /// # Errors
     /// As [`Service::start`]; [`ServiceError::Trace`] where the first line cannot be written. When a
@@ -254,13 +262,20 @@ impl<B: Backend> Service<B> {
             mut trace,
             draft_model,
             blocks,
+            swap_disk,
         } = extras;
         if engine.model().source_encoder().is_some() {
             let architecture = engine.model().architecture().to_owned();
             return Err(EngineError::SourcesUnsupported { architecture }.into());
         }
+        if let Some(kv_type) = engine.settings().swap_type {
+            engine.check_save_type(kv_type)?;
+        }
         let _removed = engine.clear();
-        let queue_limits = config.scheduler(engine.settings());
+        let queue_limits = SchedulerConfig {
+            swap_disk_bytes: swap_disk.as_ref().map_or(0, |disk| disk.n_bytes),
+            ..config.scheduler(engine.settings())
+        };
         let scheduler = Scheduler::new(queue_limits, engine.memory())?
             .with_row_bytes(engine.settings().row_bytes())
             .with_notes();
@@ -284,13 +299,15 @@ impl<B: Backend> Service<B> {
         let recorder = Recorder::new(Arc::clone(&hub), config.excerpts)
             .with_trace(trace)
             .with_blocks(blocks.map(BlockTable::new));
-        let worker = Worker::new(engine, scheduler, received, recorder)
+        let no_thread = |error: std::io::Error| ServiceError::NoThread {
+            reason: error.to_string(),
+        };
+        let files = swap_disk.map(|disk| disk.files);
+        let swapped = SwapStore::new(queue_limits.swap_bytes, files).map_err(no_thread)?;
+        let worker = Worker::new(engine, scheduler, received, recorder, swapped)
             .with_shared(Arc::clone(&step), Arc::clone(&status));
         let thread = std::thread::Builder::new().name("cellar-service".to_owned());
-        let thread = thread.spawn(move || worker.run());
-        let thread = thread.map_err(|error| ServiceError::NoThread {
-            reason: error.to_string(),
-        })?;
+        let thread = thread.spawn(move || worker.run()).map_err(no_thread)?;
         Ok(Self {
             commands,
             thread: Some(thread),

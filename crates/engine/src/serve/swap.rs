@@ -1,71 +1,35 @@
-//! States of preempted requests in the memory of the host, as saved states.
+//! Preempted requests leave and come back: what the memory held of them becomes a saved state, and again
+//! rows of the memory.
 //!
-//! Invariant: a state is given back to the bit, or not at all; one is freed when it was restored, or its
-//! request has ended. Decides nothing: what goes and what comes back is the scheduler's.
+//! Invariant: a state is given back to the bit, or not at all; where
+//! [`EngineConfig::swap_type`](crate::EngineConfig::swap_type) says so, rounded to that type. Decides
+//! nothing: what goes and what comes back is the scheduler's; where the bytes are meanwhile is the
+//! [store](super::swap_store)'s.
 
-use std::io::{self, Write};
-
-use kv_core::SeqId;
 use kv_core::backend::Backend;
 use kv_core::memory::{Refusal, RestoreInto, Seqs};
 use kv_core::state::{SavedState, StateError};
 use scheduler::{Event, Swap, SwappedIn};
 
+use super::swap_store::StateBytes;
 use super::worker::Worker;
 use crate::error::EngineError;
 use crate::state::SaveOptions;
 
-/// The state of a request.
-#[derive(Debug)]
-pub(super) struct SwappedState {
-    /// The sequence that it was saved of.
-    seq: SeqId,
-    bytes: Vec<u8>,
-}
-
-/// Takes so many bytes and no more.
-struct Limited {
-    bytes: Vec<u8>,
-    limit: u64,
-}
-
-impl Write for Limited {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if (self.bytes.len() + bytes.len()) as u64 > self.limit {
-            return Err(io::ErrorKind::StorageFull.into());
-        }
-        let room = self.bytes.try_reserve(bytes.len());
-        room.map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        self.bytes.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 impl<B: Backend> Worker<B> {
     /// Saves a state to the host, where it has no more bytes than it may.
     pub(super) fn swap_out(&mut self, swap: Swap, limit: u64) {
-        let request = swap.request;
         let saved = self.save_swapped(&swap, limit);
         self.edit(swap.at_the_end().into_iter().collect());
-        let n_bytes = match saved {
-            Ok(state) => {
-                let n_bytes = state.bytes.len() as u64;
-                self.swapped.insert(request, state);
-                Some(n_bytes)
-            }
-            Err(error) => {
-                tracing::debug!(%error, "a state is not swapped");
-                None
-            }
-        };
+        let n_bytes = saved.unwrap_or_else(|error| {
+            tracing::debug!(%error, "a state is not swapped");
+            None
+        });
+        let request = swap.request;
         self.handle(Event::SwappedOut { request, n_bytes });
     }
 
-    fn save_swapped(&mut self, swap: &Swap, limit: u64) -> Result<SwappedState, EngineError> {
+    fn save_swapped(&mut self, swap: &Swap, limit: u64) -> Result<Option<u64>, EngineError> {
         if let Some(edit) = swap.before_saving() {
             self.engine.edit(edit)?;
         }
@@ -73,40 +37,51 @@ impl<B: Backend> Worker<B> {
         let options = SaveOptions {
             seqs: Seqs::One(seq),
             tokens: &[],
-            kv_type: None,
+            kv_type: self.engine.settings().swap_type,
         };
-        let bytes = Vec::new();
-        let mut out = Limited { bytes, limit };
-        self.engine.save_state(&options, &mut out)?;
-        let bytes = out.bytes;
-        Ok(SwappedState { seq, bytes })
+        let note = self.swapped.next_note();
+        let mut out = self.swapped.writer(limit);
+        self.engine
+            .save_state_with_note(&options, &note, &mut out)?;
+        let bytes = out.into_bytes();
+        Ok(Some(self.swapped.insert(swap.request, seq, bytes)))
     }
 
     /// Takes a state back, where the memory has room for it.
     pub(super) fn swap_in(&mut self, swap: Swap) {
         let request = swap.request;
-        let result = match self.swapped.remove(&request) {
+        let result = match self.swapped.fetch(request) {
             None => SwappedIn::Lost,
             Some(state) => match self.restore_swapped(&swap, &state) {
-                Ok(()) => SwappedIn::Restored,
+                Ok(true) => SwappedIn::Restored,
+                Ok(false) => {
+                    tracing::warn!(
+                        "a saved state is not the one that was saved, and computed again"
+                    );
+                    SwappedIn::Lost
+                }
                 Err(EngineError::State(StateError::Refused(
                     Refusal::NoRoom(_) | Refusal::NoStateRoom(_),
-                ))) => {
-                    self.swapped.insert(request, state);
-                    SwappedIn::NoRoom
-                }
+                ))) => SwappedIn::NoRoom,
                 Err(error) => {
-                    tracing::warn!(%error, "a swapped state is lost, and computed again");
+                    tracing::warn!(%error, "a saved state is lost, and computed again");
                     SwappedIn::Lost
                 }
             },
         };
+        if result != SwappedIn::NoRoom {
+            self.swapped.remove(request);
+        }
         self.edit(swap.at_the_end().into_iter().collect());
         self.handle(Event::SwappedIn { request, result });
     }
 
-    fn restore_swapped(&mut self, swap: &Swap, state: &SwappedState) -> Result<(), EngineError> {
+    /// Returns whether it is the state that was saved.
+    fn restore_swapped(&mut self, swap: &Swap, state: &StateBytes) -> Result<bool, EngineError> {
         let saved = SavedState::parse(&state.bytes)?;
+        if saved.note() != state.note {
+            return Ok(false);
+        }
         let into = RestoreInto::One {
             from: state.seq,
             to: swap.swapped_seq(),
@@ -115,6 +90,16 @@ impl<B: Backend> Worker<B> {
         if let Some(edit) = swap.after_restoring() {
             self.engine.edit(edit)?;
         }
-        Ok(())
+        Ok(true)
+    }
+
+    /// Takes in what became of files, and begins to read the state that comes back next.
+    pub(super) fn watch_files(&mut self) {
+        for request in self.swapped.take_failed() {
+            self.handle(Event::SpillFailed(request));
+        }
+        if let Some(request) = self.scheduler.next_from_disk(self.now()) {
+            self.swapped.read_ahead(request);
+        }
     }
 }

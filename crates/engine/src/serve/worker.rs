@@ -25,7 +25,7 @@ use super::prefixes::PrefixCommand;
 use super::record::{Recorder, event_of};
 use super::service::{QueuePlace, ServiceStatus};
 use super::stream::{StepGuests, TextSender};
-use super::swap::SwappedState;
+use super::swap_store::SwapStore;
 use crate::completion::Completion;
 use crate::decode::Engine;
 use crate::error::EngineError;
@@ -74,8 +74,8 @@ pub(crate) struct Worker<B: Backend> {
     pub(super) scheduler: Scheduler,
     commands: Receiver<Command>,
     pub(super) live: BTreeMap<RequestId, LiveText>,
-    /// What preempted requests have on the host.
-    pub(super) swapped: BTreeMap<RequestId, SwappedState>,
+    /// What was saved of preempted requests.
+    pub(super) swapped: SwapStore,
     pub(super) step: Arc<StepGuests>,
     status: Arc<Mutex<ServiceStatus>>,
     recorder: Recorder,
@@ -89,13 +89,14 @@ impl<B: Backend> Worker<B> {
         scheduler: Scheduler,
         commands: Receiver<Command>,
         recorder: Recorder,
+        swapped: SwapStore,
     ) -> Self {
         Self {
             engine,
             scheduler,
             commands,
             live: BTreeMap::new(),
-            swapped: BTreeMap::new(),
+            swapped,
             step: Arc::default(),
             status: Arc::default(),
             recorder,
@@ -127,6 +128,7 @@ impl<B: Backend> Worker<B> {
             }
             self.take_commands();
             self.cancel_unwanted();
+            self.watch_files();
             self.draft();
             let plan = self.scheduler.next(self.now(), self.engine.memory());
             self.take_outcomes(plan.outcomes);
@@ -161,6 +163,7 @@ impl<B: Backend> Worker<B> {
             n_cells: largest.map_or(0, |part| part.n_cells()),
             n_cells_used: largest.map_or(0, |part| part.n_used()),
             swapped_bytes: self.scheduler.swapped_bytes(),
+            spilled_bytes: self.scheduler.spilled_bytes(),
         };
         *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
     }
@@ -223,7 +226,7 @@ impl<B: Backend> Worker<B> {
         }
     }
 
-    fn now(&self) -> Micros {
+    pub(super) fn now(&self) -> Micros {
         micros(self.started.elapsed())
     }
 
@@ -351,11 +354,10 @@ impl<B: Backend> Worker<B> {
                         live.sender.end(Err(why.into()));
                     }
                 }
-                Outcome::SwapDropped { request, .. } => {
-                    self.swapped.remove(&request);
-                }
+                Outcome::Spilled { request } => self.swapped.spill(request),
+                Outcome::SwapDropped { request, .. } => self.swapped.remove(request),
                 Outcome::Ended { request, end } => {
-                    self.swapped.remove(&request);
+                    self.swapped.remove(request);
                     if let Some(live) = self.live.remove(&request) {
                         live.end(end);
                     }
@@ -369,6 +371,7 @@ impl<B: Backend> Worker<B> {
         let (Outcome::Refused { request, .. }
         | Outcome::Admitted { request, .. }
         | Outcome::Preempted { request, .. }
+        | Outcome::Spilled { request }
         | Outcome::SwapDropped { request, .. }
         | Outcome::Ended { request, .. }) = outcome;
         let now = self.now();

@@ -126,6 +126,8 @@ pub(crate) struct TraceLimits {
     prefix_bytes: Option<u64>,
     #[serde(default, skip_serializing_if = "is_zero")]
     swap_bytes: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    swap_disk_bytes: u64,
     pub(crate) policy: TracedPolicy,
 }
 
@@ -162,6 +164,7 @@ impl TraceLimits {
             preempt_every: config.preempt_every,
             prefix_bytes: config.prefix_bytes,
             swap_bytes: config.swap_bytes,
+            swap_disk_bytes: config.swap_disk_bytes,
             policy: TracedPolicy::new(config.prefix_cache, config.eviction),
         }
     }
@@ -193,6 +196,7 @@ impl TraceLimits {
             preempt_every: self.preempt_every,
             prefix_bytes: self.prefix_bytes,
             swap_bytes: self.swap_bytes,
+            swap_disk_bytes: self.swap_disk_bytes,
             prefix_cache,
             eviction,
             ..SchedulerConfig::new(rules, memory.n_ubatch, memory.n_ctx)

@@ -67,7 +67,7 @@ pub(crate) enum TraceEvent {
         n_hits: u32,
         why: TracedDrop,
     },
-    /// What the memory held of it went to the host, or came back.
+    /// What the memory held of it went to the host, from there to the disk, or came back.
     Swap {
         request: u64,
         way: TracedWay,
@@ -203,6 +203,7 @@ pub(crate) enum TracedDrop {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum TracedWay {
     Out,
+    Disk,
     In,
 }
 
@@ -310,6 +311,16 @@ impl TraceEvent {
             } => Self::Swap {
                 request: request.0,
                 way: TracedWay::Out,
+                n_tokens,
+                n_bytes,
+            },
+            Note::Spilled {
+                request,
+                n_tokens,
+                n_bytes,
+            } => Self::Swap {
+                request: request.0,
+                way: TracedWay::Disk,
                 n_tokens,
                 n_bytes,
             },

@@ -36,6 +36,8 @@ pub struct ReplayConfig {
     pub eviction: Option<EvictionPolicy>,
     /// Bytes of the host for preempted requests; `None` as in the trace.
     pub swap_bytes: Option<u64>,
+    /// Bytes of a disk for them, beyond half of the host's; `None` as in the trace.
+    pub swap_disk_bytes: Option<u64>,
 }
 
 /// What came of the requests of a trace.
@@ -61,6 +63,8 @@ pub struct ReplayReport {
     pub n_recomputed: usize,
     /// Bytes of preempted requests that went to the host, and came back or were dropped.
     pub n_swapped_bytes: u64,
+    /// Of these, bytes that went on to the disk.
+    pub n_spilled_bytes: u64,
     /// Prefixes that were dropped for requests.
     pub n_evicted: usize,
     /// Tokens of these.
@@ -150,6 +154,11 @@ impl Trace {
                     n_bytes,
                     ..
                 } => report.n_swapped_bytes += n_bytes,
+                TraceEvent::Swap {
+                    way: TracedWay::Disk,
+                    n_bytes,
+                    ..
+                } => report.n_spilled_bytes += n_bytes,
                 TraceEvent::Submit(_)
                 | TraceEvent::Swap { .. }
                 | TraceEvent::Share { .. }
@@ -198,6 +207,7 @@ pub fn replay(trace: &Trace, config: &ReplayConfig) -> Result<ReplayReport, Serv
     let limits = limits.scheduler(&shape.config, policy);
     let limits = SchedulerConfig {
         swap_bytes: config.swap_bytes.unwrap_or(limits.swap_bytes),
+        swap_disk_bytes: config.swap_disk_bytes.unwrap_or(limits.swap_disk_bytes),
         ..limits
     };
     let scheduler = Scheduler::new(limits, &memory)?
@@ -222,7 +232,7 @@ pub fn replay(trace: &Trace, config: &ReplayConfig) -> Result<ReplayReport, Serv
         n_ended: 0,
         live: BTreeMap::new(),
         preempted: BTreeMap::new(),
-        on_host: BTreeMap::new(),
+        saved: BTreeMap::new(),
         report,
     };
     replay.run()?;
@@ -256,8 +266,8 @@ struct Replay<'a> {
     live: BTreeMap<RequestId, LiveReplay<'a>>,
     /// Tokens that preempted requests had.
     preempted: BTreeMap<RequestId, usize>,
-    /// What the host has of preempted requests, and of which sequences.
-    on_host: BTreeMap<RequestId, (SeqId, Snapshot)>,
+    /// What was saved of preempted requests, and of which sequences.
+    saved: BTreeMap<RequestId, (SeqId, Snapshot)>,
     report: ReplayReport,
 }
 
@@ -304,7 +314,7 @@ impl Replay<'_> {
         let is_saved = n_bytes <= limit;
         let request = swap.request;
         if is_saved {
-            self.on_host.insert(request, (seq, snapshot));
+            self.saved.insert(request, (seq, snapshot));
         }
         let n_bytes = is_saved.then_some(n_bytes);
         self.handle(Event::SwappedOut { request, n_bytes });
@@ -314,7 +324,7 @@ impl Replay<'_> {
     fn swap_in(&mut self, swap: &Swap) -> Result<(), ServiceError> {
         let request = swap.request;
         let to = swap.swapped_seq();
-        let restored = self.on_host.get(&request).map(|&(from, ref snapshot)| {
+        let restored = self.saved.get(&request).map(|&(from, ref snapshot)| {
             let into = RestoreInto::One { from, to };
             self.memory.restore(snapshot, into).map(drop)
         });
@@ -325,7 +335,7 @@ impl Replay<'_> {
             None => SwappedIn::Lost,
         };
         if result == SwappedIn::Restored {
-            self.on_host.remove(&request);
+            self.saved.remove(&request);
             let edits = swap.after_restoring().into_iter().chain(swap.at_the_end());
             edits.into_iter().try_for_each(|edit| self.edit(edit))?;
         }
@@ -441,12 +451,14 @@ impl Replay<'_> {
                     self.report.n_preemptions += 1;
                     self.preempted.insert(request, n_tokens);
                 }
+                // Wherever it is, it comes back the same.
+                Outcome::Spilled { .. } => {}
                 Outcome::SwapDropped { request, n_tokens } => {
-                    self.on_host.remove(&request);
+                    self.saved.remove(&request);
                     self.report.n_recomputed += n_tokens;
                 }
                 Outcome::Ended { request, .. } => {
-                    self.on_host.remove(&request);
+                    self.saved.remove(&request);
                     self.live.remove(&request);
                     self.preempted.remove(&request);
                     self.n_ended += 1;
@@ -464,6 +476,7 @@ impl Replay<'_> {
                     self.report.n_evicted_tokens += n_tokens;
                 }
                 Note::SwappedOut { n_bytes, .. } => self.report.n_swapped_bytes += n_bytes,
+                Note::Spilled { n_bytes, .. } => self.report.n_spilled_bytes += n_bytes,
                 _ => {}
             }
         }

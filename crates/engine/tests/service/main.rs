@@ -37,6 +37,7 @@ mod speculation;
 #[path = "../support/mod.rs"]
 mod support;
 mod swap;
+mod swap_disk;
 mod texts;
 mod trace;
 mod watch;

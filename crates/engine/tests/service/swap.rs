@@ -1,29 +1,43 @@
 //! Preempted requests whose state goes to the host and comes back: texts are what they are alone, and the
 //! host has nothing in the end.
 
-use engine::EngineConfig;
-use engine::serve::{Counters, PrefixCaching, Service, ServiceConfig, ServiceExtras, TextStream};
+// A part of a test.
+#![allow(unreachable_pub)]
+
+use engine::serve::{
+    Counters, PrefixCaching, Service, ServiceConfig, ServiceExtras, SwapDisk, TextStream,
+};
 use engine::trace::{ReplayConfig, Trace, TraceWriter, replay};
+use engine::{ConfigError, EngineConfig};
+use kv_core::KvType;
 use kv_cpu::CpuBackend;
 
-use crate::models::{Case, Generated, last_counters, preempting};
+use crate::models::{Case, Generated, last_counters, preempting, stories};
 use crate::trace::Buffer;
 
-const N: u64 = 8;
+pub const N: u64 = 8;
 const N_CTX: u32 = 120;
 
-fn start(case: &Case, swap_bytes: u64, config: &ServiceConfig) -> (Service<CpuBackend>, Buffer) {
+/// Where states may go.
+#[derive(Debug)]
+pub struct Room {
+    pub bytes: u64,
+    pub disk: Option<SwapDisk>,
+}
+
+fn start(case: &Case, room: Room, config: &ServiceConfig) -> (Service<CpuBackend>, Buffer) {
     let engine = case.engine_with(&EngineConfig {
         n_ctx: Some(N_CTX),
         n_seqs: 8,
         n_active: Some(4),
         n_ubatch: 32,
-        swap_bytes,
+        swap_bytes: room.bytes,
         ..EngineConfig::default()
     });
     let buffer = Buffer::default();
     let extras = ServiceExtras {
         trace: Some(TraceWriter::new(buffer.clone())),
+        swap_disk: room.disk,
         ..ServiceExtras::default()
     };
     let service = Service::start_with(engine, &case.tokenizer, config, extras).unwrap();
@@ -31,33 +45,46 @@ fn start(case: &Case, swap_bytes: u64, config: &ServiceConfig) -> (Service<CpuBa
 }
 
 /// The texts of a service, what it counted, and its trace.
-fn serve(
+pub fn serve(
     case: &Case,
-    swap_bytes: u64,
+    room: Room,
     config: &ServiceConfig,
 ) -> (Vec<Generated>, Counters, Vec<u8>) {
-    let (service, buffer) = start(case, swap_bytes, config);
+    let n_bytes = room.bytes;
+    let n_disk_bytes = room.disk.as_ref().map_or(0, |disk| disk.n_bytes);
+    let (service, buffer) = start(case, room, config);
     let submit = |number| service.submit(case.request(number)).unwrap();
     let streams: Vec<TextStream> = (0..N).map(submit).collect();
     let texts = streams.into_iter().map(|stream| {
         let end = stream.finish().unwrap();
-        assert!(service.status().swapped_bytes <= swap_bytes);
+        let status = service.status();
+        assert!(status.swapped_bytes <= n_bytes && status.spilled_bytes <= n_disk_bytes);
         Generated::from(end)
     });
     let texts = texts.collect();
     let counters = last_counters(&service);
-    assert_eq!(service.status().swapped_bytes, 0, "the host has states");
+    let status = service.status();
+    assert_eq!(
+        (status.swapped_bytes, status.spilled_bytes),
+        (0, 0),
+        "states are left"
+    );
     let engine = service.stop().unwrap();
     assert_eq!(engine.memory().n_used(), 0, "cells are in use");
     (texts, counters, buffer.bytes())
 }
 
+/// What each request gets alone.
+pub fn alone(case: &Case) -> Vec<Generated> {
+    let mut engine = case.engine(1, N_CTX);
+    let alone = (0..N).map(|number| case.alone_on(&mut engine, &case.request(number)));
+    alone.collect()
+}
+
 /// With preemptions forced every 3 and 17 steps, and those that memory forces alone; with room for all
 /// states, for few, and for none.
 fn check(case: &Case) {
-    let mut engine = case.engine(1, N_CTX);
-    let alone = (0..N).map(|number| case.alone_on(&mut engine, &case.request(number)));
-    let alone: Vec<Generated> = alone.collect();
+    let alone = alone(case);
     for (every, swap_bytes) in [
         (3, 1 << 30),
         (17, 1 << 30),
@@ -72,7 +99,11 @@ fn check(case: &Case) {
             },
             ..preempting(every)
         };
-        let (texts, counters, trace) = serve(case, swap_bytes, &config);
+        let room = Room {
+            bytes: swap_bytes,
+            disk: None,
+        };
+        let (texts, counters, trace) = serve(case, room, &config);
         let name = format!("{}: every {every}, {swap_bytes} bytes", case.name);
         assert_eq!(texts, alone, "{name}");
         assert!(counters.n_swapped_in <= counters.n_swapped_out, "{name}");
@@ -108,3 +139,72 @@ fn check_trace(bytes: &[u8], counters: &Counters) {
 }
 
 for_each_memory!(check);
+
+fn rounding(kv_type: KvType) -> EngineConfig {
+    EngineConfig {
+        n_ctx: Some(N_CTX),
+        n_seqs: 8,
+        n_active: Some(4),
+        n_ubatch: 32,
+        swap_bytes: 1 << 30,
+        swap_type: Some(kv_type),
+        ..EngineConfig::default()
+    }
+}
+
+/// Rounded, states have fewer bytes, and only texts of requests that had to wait may be others.
+#[test]
+fn what_is_rounded_is_nobody_elses() {
+    let case = stories("stories-llama");
+    let alone = alone(&case);
+    let config = ServiceConfig {
+        prefix_cache: PrefixCaching::On,
+        ..preempting(3)
+    };
+    let exact = Room {
+        bytes: 1 << 30,
+        disk: None,
+    };
+    let (_, exact, _) = serve(&case, exact, &config);
+    let engine = case.engine_with(&rounding(KvType::Q8_0));
+    let service = Service::start(engine, &case.tokenizer, &config).unwrap();
+    let submit = |number| service.submit(case.request(number)).unwrap();
+    let streams: Vec<TextStream> = (0..N).map(submit).collect();
+    let mut n_others = 0;
+    for (stream, alone) in streams.into_iter().zip(&alone) {
+        let end = stream.finish().unwrap();
+        if end.usage.n_preemptions == 0 {
+            n_others += 1;
+            assert_eq!(Generated::from(end), *alone);
+        }
+    }
+    assert!(n_others > 0);
+    let rounded = last_counters(&service);
+    assert!(rounded.n_swapped_in > 0, "{rounded:?}");
+    let mean = |c: Counters| c.n_swapped_bytes / c.n_swapped_out;
+    assert!(
+        4 * mean(rounded) < 3 * mean(exact),
+        "{rounded:?}, {exact:?}"
+    );
+    // What is cached by then is exact. One at a time, none has to wait.
+    for (number, alone) in (0..N).zip(&alone) {
+        let end = submit(number).finish().unwrap();
+        assert_eq!(Generated::from(end), *alone);
+    }
+}
+
+#[test]
+fn a_type_that_saves_no_bytes_is_refused() {
+    let refusal = |name, kv_type| {
+        let settings = rounding(kv_type).settings(&*stories(name).model);
+        settings.unwrap_err()
+    };
+    let stored = KvType::F16;
+    for kv_type in [KvType::F16, KvType::F32, KvType::BF16] {
+        let error = refusal("stories-llama", kv_type);
+        assert_eq!(error, ConfigError::SwapType { kv_type, stored });
+    }
+    let kv_type = KvType::Q8_0;
+    let error = refusal("stories-mamba", kv_type);
+    assert_eq!(error, ConfigError::NothingToSwap { kv_type });
+}

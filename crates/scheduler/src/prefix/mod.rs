@@ -233,10 +233,13 @@ impl PrefixCache {
                 None => {
                     lookup.found = Some((source, n_tokens));
                     lookup.missed = missed.filter(|_| n_tokens < most);
+                    if let Some(Missed::StateGone { nearest, .. }) = &mut lookup.missed {
+                        *nearest = n_tokens;
+                    }
                     return lookup;
                 }
                 Some(refusal) if n_tokens == longest.min(most) => {
-                    missed = Some(missed_by(&refusal, common));
+                    missed = Some(missed_by(&refusal, common, missed));
                 }
                 Some(_) => {}
             }
@@ -384,15 +387,22 @@ pub fn n_common(a: &[TokenId], b: &[TokenId]) -> usize {
     n + rest.take_while(|(a, b)| a == b).count()
 }
 
-fn missed_by(refusal: &Refusal, common: usize) -> Missed {
+/// Why tokens in common cannot be taken, after what was so of another text with as many.
+fn missed_by(refusal: &Refusal, common: usize, other: Option<Missed>) -> Missed {
+    let state_after = |last: Pos| Missed::StateGone {
+        nearest: match other {
+            Some(Missed::StateGone { nearest, .. }) => nearest.min(last.as_usize() + 1),
+            _ => last.as_usize() + 1,
+        },
+        common,
+    };
     match refusal {
         Refusal::WindowForgotten(forgotten) => Missed::WindowForgotten {
             from: forgotten.needed_from,
             common,
         },
-        Refusal::StateGone { .. } | Refusal::StateIndivisible { .. } => {
-            Missed::StateGone { common }
-        }
+        Refusal::StateGone { oldest, .. } => state_after(*oldest),
+        Refusal::StateIndivisible { has, .. } => state_after(has.last),
         _ => Missed::Refused { common },
     }
 }

@@ -109,6 +109,12 @@ pub struct SavedRows {
 }
 
 impl SavedRows {
+    /// Makes each another one, as rounding may.
+    pub fn round(&mut self) {
+        let contents = self.cells.values_mut().chain(self.states.values_mut());
+        contents.for_each(|content| *content |= 1);
+    }
+
     /// Their bytes.
     pub fn n_bytes(&self, row_bytes: &RowBytes) -> u64 {
         let of = |part: PartIdx| row_bytes.cells.get(part.as_usize()).copied().unwrap_or(1);

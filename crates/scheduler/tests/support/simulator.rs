@@ -12,7 +12,7 @@ use rand_chacha::rand_core::Rng;
 use scheduler::{
     End, Event, Micros, Missed, Outcome, PrefixUse, Priority, Progress, PromptRows, Request,
     RequestError, RequestId, Reuse, RowBytes, RowUse, Scheduler, SchedulerConfig, Step,
-    StepFailure, StepRow, Swap, SwappedIn, Tenant, TenantId, TenantLimits, Work,
+    StepFailure, StepRow, Swap, SwapRows, SwappedIn, Tenant, TenantId, TenantLimits, Work,
 };
 
 use super::fake::{Alone, FakeRows, N_VOCAB, SavedRows, choose};
@@ -50,18 +50,39 @@ struct Client {
     reuse: Option<Reuse>,
     /// Steps with it that failed, since one succeeded.
     n_failed: u32,
+    /// Its state came back rounded.
+    is_rounded: bool,
 }
 
 /// Who has a sequence: with whom it shares prefixes, and of a running request its group.
 type User = (PrefixUse, Option<RequestId>);
 
-/// The state of a request on the host.
+/// The saved state of a request.
 #[derive(Debug)]
-struct OnHost {
+struct SavedState {
     snapshot: Snapshot,
     rows: SavedRows,
     seq: SeqId,
     n_bytes: u64,
+    file: Option<StateFile>,
+}
+
+/// The file of a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StateFile {
+    /// It is in memory still.
+    BeingWritten,
+    Complete,
+}
+
+/// A disk on which things go wrong.
+#[derive(Debug)]
+pub struct Disk {
+    pub rng: ChaCha8Rng,
+    /// So many of 8 files cannot be written, or cannot be read.
+    pub n_bad: u32,
+    /// So many of 8 files are complete by the next step.
+    pub n_fast: u32,
 }
 
 /// Everything of one simulation.
@@ -83,8 +104,9 @@ pub struct Simulator {
     pub n_ubatches: u64,
     /// Plans that were edits, since the last step.
     n_edits: u32,
-    /// What preempted requests have on the host.
-    on_host: BTreeMap<RequestId, OnHost>,
+    /// What preempted requests have on the host and the disk.
+    saved: BTreeMap<RequestId, SavedState>,
+    pub disk: Option<Disk>,
     /// So many states are saved until one is not, and so on.
     pub saves_before_failure: Option<u32>,
     n_saves: u32,
@@ -150,7 +172,8 @@ impl Simulator {
             n_steps: 0,
             n_ubatches: 0,
             n_edits: 0,
-            on_host: BTreeMap::new(),
+            saved: BTreeMap::new(),
+            disk: None,
             saves_before_failure: None,
             n_saves: 0,
             drafting: None,
@@ -238,6 +261,7 @@ impl Simulator {
                 is_refused: false,
                 reuse: None,
                 n_failed: 0,
+                is_rounded: false,
             };
             self.clients.insert(text, client);
         }
@@ -277,6 +301,7 @@ impl Simulator {
 
     /// One plan, carried out. Returns whether there was anything to do.
     pub fn step(&mut self) -> bool {
+        self.write_files();
         self.draft();
         let plan = self.scheduler.next(Micros(self.now), &self.memory);
         self.take(plan.outcomes);
@@ -332,15 +357,17 @@ impl Simulator {
         let n_bytes = 7 + rows.n_bytes(&self.row_bytes);
         self.n_saves += 1;
         let fails = |n: u32| self.n_saves.is_multiple_of(n + 1);
-        let is_saved = n_bytes <= limit && !self.saves_before_failure.is_some_and(fails);
+        let room = self.scheduler.config().swap_bytes - self.bytes_in_memory();
+        let is_saved = n_bytes <= limit.min(room) && !self.saves_before_failure.is_some_and(fails);
         if is_saved {
-            let state = OnHost {
+            let state = SavedState {
                 snapshot,
                 rows,
                 seq,
                 n_bytes,
+                file: None,
             };
-            assert!(self.on_host.insert(swap.request, state).is_none());
+            assert!(self.saved.insert(swap.request, state).is_none());
         }
         swap.at_the_end()
             .into_iter()
@@ -353,9 +380,53 @@ impl Simulator {
         self.take(outcomes);
     }
 
+    /// Bytes that are in memory, those that are being written among them.
+    fn bytes_in_memory(&self) -> u64 {
+        let states = self.saved.values();
+        let in_memory = states.filter(|state| state.file != Some(StateFile::Complete));
+        in_memory.map(|state| state.n_bytes).sum()
+    }
+
+    /// Some of the files that are being written are complete now, and some cannot be.
+    fn write_files(&mut self) {
+        let Some(Disk { rng, n_bad, n_fast }) = &mut self.disk else {
+            return;
+        };
+        let mut failed = Vec::new();
+        for (&id, state) in &mut self.saved {
+            if state.file == Some(StateFile::BeingWritten) && below(rng, 8) < *n_fast {
+                let is_bad = below(rng, 8) < *n_bad;
+                state.file = (!is_bad).then_some(StateFile::Complete);
+                failed.extend(is_bad.then_some(id));
+            }
+        }
+        for id in failed {
+            let event = Event::SpillFailed(id);
+            assert!(self.scheduler.handle(Micros(self.now), event).is_empty());
+        }
+    }
+
+    /// Whether the file of a state that comes back is damaged, or gone.
+    fn is_lost(&mut self, request: RequestId) -> bool {
+        let is_in_file = self.saved[&request].file == Some(StateFile::Complete);
+        let disk = self.disk.as_mut().filter(|_| is_in_file);
+        disk.is_some_and(|disk| below(&mut disk.rng, 8) < disk.n_bad)
+    }
+
     /// Restores it, where there is room.
     fn swap_in(&mut self, swap: Swap) {
-        let state = &self.on_host[&swap.request];
+        let request = swap.request;
+        if self.is_lost(request) {
+            self.saved.remove(&request);
+            let result = SwappedIn::Lost;
+            let event = Event::SwappedIn { request, result };
+            assert!(self.scheduler.handle(Micros(self.now), event).is_empty());
+            return;
+        }
+        let state = self.saved.get_mut(&swap.request).unwrap();
+        if self.scheduler.config().swap_rows == SwapRows::Rounded {
+            state.rows.round();
+        }
         let into = RestoreInto::One {
             from: state.seq,
             to: swap.swapped_seq(),
@@ -371,11 +442,12 @@ impl Simulator {
             Err(other) => panic!("{other}: {swap:?}"),
         };
         if result == SwappedIn::Restored {
+            let is_rounded = self.scheduler.config().swap_rows == SwapRows::Rounded;
+            self.clients.get_mut(&request).unwrap().is_rounded |= is_rounded;
             let edits = swap.after_restoring().into_iter().chain(swap.at_the_end());
             edits.for_each(|edit| self.edit(edit));
-            self.on_host.remove(&swap.request);
+            self.saved.remove(&swap.request);
         }
-        let request = swap.request;
         let event = Event::SwappedIn { request, result };
         let outcomes = self.scheduler.handle(Micros(self.now), event);
         self.take(outcomes);
@@ -399,7 +471,7 @@ impl Simulator {
         assert_eq!(self.memory.n_used(), 0, "cells are in use");
         let states = self.memory.states().map_or(0, |states| states.n_used());
         assert_eq!(states, 0, "states are in use");
-        assert!(self.on_host.is_empty(), "the host has states");
+        assert!(self.saved.is_empty(), "there are states");
     }
 
     /// The prompt and the text of a request.
@@ -550,11 +622,17 @@ impl Simulator {
                     assert!(!client.is_refused && client.end.is_none());
                     client.is_refused = true;
                 }
+                Outcome::Spilled { request } => {
+                    assert!(self.disk.is_some(), "there is no disk");
+                    let state = self.saved.get_mut(&request).unwrap();
+                    let before = state.file.replace(StateFile::BeingWritten);
+                    assert_eq!(before, None, "{request}");
+                }
                 Outcome::SwapDropped { request, .. } => {
-                    assert!(self.on_host.remove(&request).is_some(), "{request}");
+                    assert!(self.saved.remove(&request).is_some(), "{request}");
                 }
                 Outcome::Ended { request, end } => {
-                    self.on_host.remove(&request);
+                    self.saved.remove(&request);
                     self.running.remove(&request);
                     self.ended(request, end);
                 }
@@ -590,11 +668,12 @@ impl Simulator {
             );
         }
         assert!(
-            alone.starts_with(text),
+            client.is_rounded || alone.starts_with(text),
             "{id}: {text:?} instead of {alone:?}"
         );
         match end {
             End::Cancelled => {}
+            End::Complete | End::ContextFull if client.is_rounded => {}
             End::Failed if *n_failed >= 2 => {}
             End::Failed => assert_eq!(script.bad_row, Some(text.len()), "{id} failed"),
             end => assert_eq!((text, end), (alone, *natural_end), "{id}"),
@@ -692,11 +771,27 @@ impl Simulator {
                 n_held == line.tokens.len() || (self.has_rejected && n_held > line.tokens.len());
             assert!(is_right, "{n_held}: {line:?}");
         }
-        let on_host: u64 = self.on_host.values().map(|state| state.n_bytes).sum();
-        assert_eq!(on_host, self.scheduler.swapped_bytes());
-        assert!(on_host <= self.scheduler.config().swap_bytes);
+        self.check_saved();
         self.check_isolation(&users);
         self.check_tenants();
+    }
+
+    /// What is saved has no more bytes than it may, wherever it is, and is where the scheduler takes it to be.
+    fn check_saved(&self) {
+        let bytes_of = |is_in_file: bool| -> u64 {
+            let states = self.saved.values();
+            let states = states.filter(|state| state.file.is_some() == is_in_file);
+            states.map(|state| state.n_bytes).sum()
+        };
+        assert_eq!(bytes_of(false), self.scheduler.swapped_bytes());
+        assert_eq!(bytes_of(true), self.scheduler.spilled_bytes());
+        let config = self.scheduler.config();
+        assert!(self.bytes_in_memory() <= config.swap_bytes);
+        assert!(self.scheduler.swapped_bytes() <= config.swap_bytes);
+        assert!(self.scheduler.spilled_bytes() <= config.swap_disk_bytes);
+        let next = self.scheduler.next_from_disk(Micros(self.now));
+        let has_file = |id| self.saved[&id].file.is_some();
+        assert!(next.is_none_or(has_file), "{next:?}");
     }
 
     /// No cell is shared by requests of different salts, or by one that takes part in nothing, but

@@ -270,6 +270,12 @@ fn cache_event(note: Note) -> Value {
             n_bytes,
         } => json!({"kind": "swapped_out", "request": request.0, "n_tokens": n_tokens,
                     "bytes": n_bytes}),
+        Note::Spilled {
+            request,
+            n_tokens,
+            n_bytes,
+        } => json!({"kind": "spilled", "request": request.0, "n_tokens": n_tokens,
+                    "bytes": n_bytes}),
         Note::SwappedIn {
             request,
             n_tokens,
@@ -303,9 +309,11 @@ fn reused(reuse: &Reuse) -> Value {
             json["from"] = json!(from.0);
             json["common"] = json!(common);
         }
-        Some(Missed::StateGone { common } | Missed::Refused { common }) => {
+        Some(Missed::StateGone { nearest, common }) => {
+            json["nearest"] = json!(nearest);
             json["common"] = json!(common);
         }
+        Some(Missed::Refused { common }) => json["common"] = json!(common),
         Some(Missed::Evicted { age, common }) => {
             json["age"] = json!(age.0 / 1000);
             json["common"] = json!(common);

@@ -187,7 +187,9 @@ fn missed(reuse: &Reuse) -> Option<Value> {
         Missed::WindowForgotten { from, common } => {
             json!({"reason": "window_forgotten", "from": from.0, "common": common})
         }
-        Missed::StateGone { common } => json!({"reason": "state_gone", "common": common}),
+        Missed::StateGone { nearest, common } => {
+            json!({"reason": "state_gone", "nearest": nearest, "common": common})
+        }
         Missed::Evicted { age, common } => {
             json!({"reason": "evicted", "age_ms": age.0 / 1000, "common": common})
         }

@@ -128,6 +128,7 @@ pub(super) fn run(args: &BenchArgs, n_clients: u32, out: &mut impl Write) -> any
         speculation: &args.speculation,
         trace,
         blocks: None,
+        swap_disk: None,
     };
     let service = flags.start(engine, file.tokenizer(), &service_config)?;
     let speculation = args.speculation.speculation();

@@ -134,7 +134,8 @@ pub(super) fn bytes_of(
         OutputKind::Logits | OutputKind::MaskLogits(_) => {
             let config = engine_config(args, file);
             let draft = of_draft(&config)?;
-            swap = config.swap_bytes;
+            let args = &args.parallel.swap;
+            swap = args.memory_bytes().saturating_add(args.read_bytes());
             (sized(file.model(), config, PromptOutputs::Last)?, draft)
         }
         OutputKind::Embeddings => {

@@ -41,7 +41,7 @@ export function missed(reuse) {
     case "window_forgotten":
       return `${common()} in common, but the window has forgotten position ${count(reuse.from)}`;
     case "state_gone":
-      return `${common()} in common, but the state after them is not kept`;
+      return `${common()} in common, but the nearest state that is kept is after ${count(reuse.nearest)}`;
     case "too_short":
       return `${plural(reuse.n_prompt, "token")}: prompts this short are computed again`;
     case "disabled":
@@ -96,8 +96,10 @@ export function happened(event) {
       return `gave its place back and waits, ${plural(event.n_tokens, "token")} to take up again`;
     case "swapped_out":
       return `${plural(event.n_tokens, "token")} went to the host's memory`;
+    case "spilled":
+      return `${plural(event.n_tokens, "token")} went on to the disk`;
     case "swapped_in":
-      return `${plural(event.n_tokens, "token")} came back from the host's memory`;
+      return `${plural(event.n_tokens, "saved token")} came back`;
     case "cached":
       return `left ${plural(event.n_tokens, "token")} in the cache`;
     case "dropped":
