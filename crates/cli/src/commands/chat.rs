@@ -380,6 +380,7 @@ impl Chat {
                 n_drafted,
                 n_accepted,
                 off,
+                ..
             } = last.speculated;
             if n_drafted > 0 {
                 text += &format!("; {n_accepted} of {n_drafted} drafted tokens were right");

@@ -15,9 +15,9 @@ use kv_core::memory::{Memory, Refusal, Seqs, Streams};
 use kv_core::{Pos, PosRange, SeqId, TokenId};
 use scheduler::{SpeculationOff, n_common};
 
+use super::tree::{Choices, Draft, PartialDraft};
 use crate::decode::Engine;
 use crate::error::EngineError;
-use crate::sampler::likeliest;
 
 /// A text, to the model that drafts for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,13 +31,15 @@ pub(super) struct Wanted<'a> {
     pub(super) tokens: &'a [TokenId],
     /// The most tokens that are drafted.
     pub(super) n: usize,
+    /// What is wanted for each place of the draft.
+    pub(super) choices: Choices,
 }
 
 /// What came of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Drafted {
     /// These may follow; none where none were wanted.
-    Tokens(Vec<TokenId>),
+    Tokens(Draft),
     /// More of the text is to be computed first; a part was.
     Behind,
     /// There is no room for the text next to the others.
@@ -85,7 +87,14 @@ struct Job {
     number: usize,
     line: LineIdx,
     n: usize,
-    drafted: Vec<TokenId>,
+    choices: Choices,
+    drafted: PartialDraft,
+}
+
+impl Job {
+    fn tokens(&self) -> &[TokenId] {
+        &self.drafted.draft.tokens
+    }
 }
 
 impl Lines {
@@ -126,7 +135,7 @@ impl Lines {
     /// Drafts for texts, and computes at most a ubatch of what it does not have of them.
     pub(super) fn draft(&mut self, wanted: &[Wanted<'_>], cancel: &CancelFlag) -> Vec<Drafted> {
         self.n_calls += 1;
-        let mut drafted: Vec<Drafted> = vec![Drafted::Tokens(Vec::new()); wanted.len()];
+        let mut drafted: Vec<Drafted> = vec![Drafted::Tokens(Draft::default()); wanted.len()];
         for line in &mut self.lines {
             let mut texts = wanted.iter().filter(|text| text.n > 0);
             if texts.any(|text| line.owner == Some(text.owner)) {
@@ -146,13 +155,13 @@ impl Lines {
         let mut jobs = self.catch_up(jobs, wanted, &mut drafted, cancel);
         while !jobs.is_empty() {
             self.take_rows(&mut jobs);
-            let is_complete = |job: &Job| job.drafted.len() >= job.n;
+            let is_complete = |job: &Job| job.tokens().len() >= job.n;
             for job in jobs.extract_if(.., |job| is_complete(job)) {
-                drafted[job.number] = Drafted::Tokens(job.drafted);
+                drafted[job.number] = Drafted::Tokens(job.drafted.draft);
             }
             self.batch.clear();
             for job in &jobs {
-                let last = job.drafted.last().copied().unwrap_or_default();
+                let last = job.tokens().last().copied().unwrap_or_default();
                 let entry = self.batch.push_token(last);
                 entry.in_sequence(job.line.seq()).with_output();
             }
@@ -163,7 +172,7 @@ impl Lines {
             match computed {
                 Ok(()) => jobs.iter().for_each(|job| {
                     let held = &mut self.lines[job.line.0].held;
-                    held.extend(job.drafted.last());
+                    held.extend(job.tokens().last());
                 }),
                 Err(why) => self.give_up(std::mem::take(&mut jobs), &why, &mut drafted),
             }
@@ -208,12 +217,12 @@ impl Lines {
             self.forget(oldest);
         }
         *n_reserved += n_new;
-        let drafted = Vec::with_capacity(n);
         Ok(Job {
             number,
             line,
             n,
-            drafted,
+            choices: text.choices,
+            drafted: PartialDraft::default(),
         })
     }
 
@@ -336,7 +345,7 @@ impl Lines {
         match self.engine.decode_until(&self.batch, cancel) {
             Ok(_) => Ok(()),
             // The texts end in the same way.
-            Err(EngineError::Cancelled) => Err(Drafted::Tokens(Vec::new())),
+            Err(EngineError::Cancelled) => Err(Drafted::Tokens(Draft::default())),
             Err(EngineError::Refused(Refusal::NoRoom(_) | Refusal::NoStateRoom(_))) => {
                 Err(Drafted::NoRoom)
             }
@@ -351,10 +360,10 @@ impl Lines {
     fn take_rows(&self, jobs: &mut [Job]) {
         let logits = self.engine.last_logits();
         for (row, job) in jobs.iter_mut().enumerate() {
-            let likeliest = logits.row(row).map(likeliest).and_then(Result::ok);
-            match likeliest {
-                Some(candidate) => job.drafted.push(candidate.token),
-                None => job.n = job.drafted.len(),
+            let row = logits.row(row);
+            let has_one = row.is_some_and(|row| job.drafted.push(row, job.choices));
+            if !has_one {
+                job.n = job.tokens().len();
             }
         }
     }

@@ -16,7 +16,7 @@ use kv_core::graph::TopK;
 use kv_core::memory::Memory;
 use kv_core::{Pos, SeqId, TokenId};
 use model_core::tokenizer::Tokenizer;
-use scheduler::{MAX_PROMPT_ROWS, Speculated, Speculation};
+use scheduler::{MAX_PROMPT_ROWS, Speculated, Speculation, SpeculationOff};
 
 use crate::completion::{Completion, CompletionOptions, FinishReason, OutputRow};
 use crate::context::LongContext;
@@ -25,7 +25,7 @@ use crate::draft_model::DraftModel;
 use crate::error::EngineError;
 use crate::logprobs::{Logprobs, TokenLogprobs};
 use crate::sampler::{SamplerConfig, Step};
-use crate::speculate::Speculating;
+use crate::speculate::{Speculating, SpeculationOptions};
 use crate::timings::Timings;
 
 /// The settings of a generation.
@@ -55,6 +55,11 @@ pub struct GenerateOptions {
     pub speculation: Speculation,
     /// The model that drafts with [`Speculation::Draft`].
     pub draft_model: Option<DraftModel>,
+    /// Further sequences of the engine, which hold nothing: so many second choices of the draft model are
+    /// verified at once where it is not sure, each in a branch that shares the cells before it. Where the
+    /// memory has windows or states, or sequences have cells of their own, none are
+    /// ([`Generation::branches_off`]).
+    pub branches: Vec<SeqId>,
 }
 
 /// The most candidates that a device is asked for; with more, rows of logits are read back.
@@ -205,7 +210,13 @@ impl Generation {
             history,
             speculation,
             draft_model,
+            branches,
         } = options;
+        let drafting = SpeculationOptions {
+            speculation,
+            draft_model: draft_model.as_ref(),
+            branches,
+        };
         let text = CompletionOptions {
             sampler,
             n_predict,
@@ -223,7 +234,7 @@ impl Generation {
             batch: Batch::new(),
             next: Next::Prompt,
             timings: Timings::default(),
-            speculating: Speculating::new(engine, speculation, draft_model.as_ref(), long_context)?,
+            speculating: Speculating::new(engine, drafting, long_context)?,
             last_pieces: Vec::new(),
             grouped_to: next_pos(engine, seq),
         })
@@ -418,6 +429,11 @@ impl Generation {
     /// What speculation did, see [`GenerateOptions::speculation`].
     pub fn speculated(&self) -> Speculated {
         self.speculating.speculated()
+    }
+
+    /// Why no second choices of a draft are verified, see [`GenerateOptions::branches`].
+    pub fn branches_off(&self) -> Option<SpeculationOff> {
+        self.speculating.branches_off()
     }
 
     fn check_prompt<B: Backend, M: Memory + Clone>(

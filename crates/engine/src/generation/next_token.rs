@@ -13,6 +13,7 @@ use super::{Generation, MAX_CANDIDATES, Next, PieceRows, last_row, next_pos};
 use crate::completion::{FinishReason, OutputRow};
 use crate::context::{GroupAttention, LongContext};
 use crate::decode::Engine;
+use crate::draft_model::Draft;
 use crate::error::EngineError;
 
 /// What came of choosing a token.
@@ -72,7 +73,7 @@ impl Generation {
                     return Ok(Chosen::NoRoom);
                 };
                 self.next = Next::Nothing;
-                if !draft.is_empty() {
+                if !draft.tokens.is_empty() {
                     let (seq, completion) = (self.seq, &mut self.completion);
                     let chosen = self.speculating.choose(engine, seq, completion, &draft)?;
                     self.last_pieces = chosen.pieces;
@@ -95,21 +96,28 @@ impl Generation {
         Ok(Chosen::Tokens { token, n_evaluated })
     }
 
-    /// Evaluates the pending token, and drafted ones behind it, which it returns; `None` where there
-    /// is no room for it.
+    /// Evaluates the pending token, and a draft behind it, of which it returns what was evaluated; `None`
+    /// where there is no room for the token.
     fn evaluate_pending<B: Backend, M: Memory + Clone>(
         &mut self,
         engine: &mut Engine<B, M>,
         token: TokenId,
-    ) -> Result<Option<Vec<TokenId>>, EngineError> {
+    ) -> Result<Option<Draft>, EngineError> {
         let n_left = (engine.settings().n_ctx as usize).saturating_sub(self.n_used(engine) + 1);
         let draft = self.speculating.draft(n_left, &self.cancel);
-        let tokens = [&[token], draft.as_slice()].concat();
-        if !draft.is_empty() && self.try_evaluate(engine, &tokens)? {
-            return Ok(Some(draft));
+        if !draft.seconds.is_empty() && n_left > 0 {
+            let (seq, cancel) = (self.seq, &self.cancel);
+            if (self.speculating).evaluate_tree(engine, seq, token, &draft, cancel)? {
+                return Ok(Some(draft));
+            }
+        }
+        let line = draft.tokens;
+        let tokens = [&[token], line.as_slice()].concat();
+        if !line.is_empty() && self.try_evaluate(engine, &tokens)? {
+            return Ok(Some(line.into()));
         }
         if self.try_evaluate(engine, &[token])? {
-            return Ok(Some(Vec::new()));
+            return Ok(Some(Draft::default()));
         }
         let LongContext::Shift { n_keep } = self.long_context else {
             return Ok(None);
@@ -119,7 +127,7 @@ impl Generation {
             shifted => shifted?,
         };
         let has_room = self.try_evaluate(engine, &[token])?;
-        Ok(has_room.then(Vec::new))
+        Ok(has_room.then(Draft::default))
     }
 
     /// Evaluates tokens of the text; returns whether there was room.

@@ -39,7 +39,7 @@ impl<B: Backend> Worker<B> {
             let of_model = draft_together(turns, cancel)
                 .into_iter()
                 .map(|drafted| match drafted {
-                    Drafted::Tokens(tokens) => tokens,
+                    Drafted::Tokens(draft) => draft.tokens,
                     Drafted::Behind | Drafted::NoRoom | Drafted::Off(_) => Vec::new(),
                 });
             drafted.extend(requests.into_iter().zip(of_model));

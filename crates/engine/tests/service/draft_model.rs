@@ -30,7 +30,7 @@ pub fn draft_engine(case: &Case, config: &EngineConfig) -> Engine<BoxedBackend> 
 }
 
 /// The model of a case as a draft model of `target`, for one text.
-fn draft_model(case: &Case, target: &Case, n_ctx: u32) -> DraftModel {
+pub fn draft_model(case: &Case, target: &Case, n_ctx: u32) -> DraftModel {
     draft_model_for(case, target, 1, n_ctx)
 }
 
@@ -49,7 +49,7 @@ pub fn draft_model_for(case: &Case, target: &Case, n_texts: u32, n_ctx: u32) -> 
     DraftModel::new(engine, &case.tokenizer, &target.tokenizer, N_MAX).unwrap()
 }
 
-fn prompts(case: &Case) -> Vec<Vec<TokenId>> {
+pub fn prompts(case: &Case) -> Vec<Vec<TokenId>> {
     let texts = [
         "Once upon a time",
         "Tom and his dog went to the",
@@ -59,7 +59,7 @@ fn prompts(case: &Case) -> Vec<Vec<TokenId>> {
     texts.iter().map(encode).collect()
 }
 
-fn generate(
+pub fn generate(
     engine: &mut Engine<CpuBackend>,
     case: &Case,
     prompt: &[TokenId],
@@ -77,7 +77,7 @@ fn generate(
     (generated, text.speculated())
 }
 
-fn options(temperature: f32, draft_model: Option<&DraftModel>) -> GenerateOptions {
+pub fn options(temperature: f32, draft_model: Option<&DraftModel>) -> GenerateOptions {
     GenerateOptions {
         sampler: SamplerConfig {
             temperature,

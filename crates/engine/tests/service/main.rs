@@ -28,6 +28,7 @@ macro_rules! for_each_memory {
 }
 
 mod blocks;
+mod branches;
 mod draft_model;
 mod drafted;
 mod models;

@@ -113,6 +113,7 @@ fn serve(case: &Case, config: &ServiceConfig, requests: Vec<TextRequest>) -> Vec
             n_drafted: drafted,
             n_accepted: accepted,
             off,
+            ..
         } = end.usage.speculated;
         assert_eq!(off, None);
         assert!(accepted <= end.tokens.len());
