@@ -3,10 +3,12 @@
 
     tests/clients/router_check.py --router VENV/bin/vllm-router [--cellar target/release/cellar]
 
-The servers have the built-in model. Checks, with the router's policy `cache_aware`:
+The servers have the built-in model, and tell which blocks of tokens they hold: they are built with
+`--features kv-events`. Checks, with each of the router's policies `cache_aware` and `kv_aware`:
 - answers through the router are those of a server alone, plain and streamed;
-- conversations mostly stay with the server that has their prefix (the router guesses from the texts it sent; a
-  random server would have a third of them);
+- conversations stay with the server that has their prefix: mostly with `cache_aware`, which guesses from the texts
+  it sent (a random server would have a third of them), nearly always with `kv_aware`, which is told, and asks
+  the servers for the tokens of each prompt;
 - when a server is killed while it streams, its client's stream ends, all others get their whole text, and the
   next requests are served by the two that are left.
 """
@@ -26,7 +28,8 @@ import time
 N_SERVERS = 3
 N_CONVERSATIONS = 9
 N_TURNS = 4
-LEAST_REUSED = 0.4
+# Of the tokens of earlier turns, how much has to be reused.
+LEAST_REUSED = {"cache_aware": 0.4, "kv_aware": 0.9}
 OPENING = "Once upon a time there was a little girl. She had a big red ball and a small brown dog. " * 4
 
 
@@ -100,17 +103,25 @@ def metric(port, name):
 
 class Servers:
     def __init__(self, cellar):
-        self.processes, self.ports = [], []
+        self.processes, self.ports, self.events = [], [], []
         for _ in range(N_SERVERS):
-            port = free_port()
+            port, events = free_port(), [f"tcp://127.0.0.1:{free_port()}" for _ in range(2)]
             command = [cellar, "serve", "--port", str(port), "--alias", "stories", "-c", "4096"]
+            command += ["--kv-events", events[0], "--kv-events-replay", events[1]]
             self.processes.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
             self.ports.append(port)
+            self.events.append(events)
         for port in self.ports:
             wait_until_healthy(port)
 
     def urls(self):
         return [f"http://127.0.0.1:{port}" for port in self.ports]
+
+    def event_sources(self):
+        arguments = ["--kv-event-model", "stories", "--kv-event-block-size", "16"]
+        for url, (events, replay) in zip(self.urls(), self.events):
+            arguments += ["--kv-event-source", f"{url}={events}", "--kv-event-replay-source", f"{url}={replay}"]
+        return arguments
 
     def stop(self):
         for process in self.processes:
@@ -119,9 +130,11 @@ class Servers:
             process.wait()
 
 
-def start_router(program, servers, log):
+def start_router(program, policy, servers, log):
     port = free_port()
-    command = [program, "--host", "127.0.0.1", "--port", str(port), "--policy", "cache_aware"]
+    command = [program, "--host", "127.0.0.1", "--port", str(port), "--policy", policy]
+    if policy == "kv_aware":
+        command += servers.event_sources()
     command += ["--prometheus-port", str(free_port()), "--worker-urls", *servers.urls()]
     command += ["--health-check-interval-secs", "2"]
     process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -196,24 +209,32 @@ def main():
     reference = subprocess.Popen(
         [options.cellar, "serve", "--port", str(reference_port), "--alias", "stories"], stderr=subprocess.DEVNULL
     )
-    wait_until_healthy(reference_port)
+    try:
+        wait_until_healthy(reference_port)
+        for policy in LEAST_REUSED:
+            check(options, policy, reference_port)
+    finally:
+        reference.terminate()
+        reference.wait()
+
+
+def check(options, policy, reference_port):
     servers = Servers(options.cellar)
     log = tempfile.NamedTemporaryFile("w", suffix=".log", delete=False)
-    router, port = start_router(options.router, servers, log)
+    router, port = start_router(options.router, policy, servers, log)
     try:
         reused, possible = conversations(port, reference_port)
         used = [int(metric(server, "cellar_requests_total{")) for server in servers.ports]
-        print(f"{reused} of {possible} tokens of earlier turns reused; requests by server: {used}")
-        assert reused >= LEAST_REUSED * possible, f"conversations do not stay where their prefix is, see {log.name}"
+        print(f"{policy}: {reused} of {possible} tokens of earlier turns reused; requests by server: {used}")
+        too_few = f"conversations do not stay where their prefix is, see {log.name}"
+        assert reused >= LEAST_REUSED[policy] * possible, too_few
         n_whole, n_cut = kill_one(port, reference_port, servers)
-        print(f"a server killed: {n_whole} streams whole and exact, {n_cut} cut, the next requests served")
+        print(f"{policy}: a server killed: {n_whole} streams whole and exact, {n_cut} cut, the next requests served")
         os.unlink(log.name)
     finally:
         router.terminate()
         router.wait()
         servers.stop()
-        reference.terminate()
-        reference.wait()
 
 
 if __name__ == "__main__":

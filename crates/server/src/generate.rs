@@ -299,19 +299,20 @@ impl App {
         Ok(streams.into_iter().zip(others).map(generating).collect())
     }
 
-    /// The number of tokens of a prompt.
+    /// The tokens of a prompt, whose answer may have so many.
     ///
     /// # Errors
     /// [`ApiError`] where the model has no template, or it refuses the messages.
-    pub async fn count_tokens(
+    pub async fn prompt_tokens(
         &self,
         model: &ModelInUse,
         prompt: Prompt,
-    ) -> Result<usize, ApiError> {
+        max_tokens: Option<usize>,
+    ) -> Result<Vec<TokenId>, ApiError> {
         let model = model.shared();
-        let encode = move || encode(&model, prompt, None).map(|encoded| encoded.tokens.len());
-        let counted = tokio::task::spawn_blocking(encode).await;
-        counted.map_err(|error| ApiError::internal(error.to_string()))?
+        let encode = move || encode(&model, prompt, max_tokens).map(|encoded| encoded.tokens);
+        let encoded = tokio::task::spawn_blocking(encode).await;
+        encoded.map_err(|error| ApiError::internal(error.to_string()))?
     }
 }
 

@@ -28,6 +28,8 @@ mod openai;
 mod openapi;
 #[path = "http/options.rs"]
 mod options;
+#[path = "http/render.rs"]
+mod render;
 #[path = "http/responses.rs"]
 mod responses;
 #[path = "http/support.rs"]

@@ -29,6 +29,9 @@ pub(crate) struct KvEventArgs {
     /// Tokens of a block: as the router counts them
     #[arg(long, value_name = "N", default_value = "16", requires = "kv_events")]
     kv_block_size: NonZeroU32,
+    /// What the hashes of blocks begin with: PYTHONHASHSEED of a vLLM, for routers that compute them
+    #[arg(long, value_name = "SEED", default_value = "0", requires = "kv_events")]
+    kv_hash_seed: String,
 }
 
 impl KvEventArgs {
@@ -50,6 +53,7 @@ impl KvEventArgs {
             replay: self.kv_events_replay.clone(),
             topic: self.kv_events_topic.clone(),
             block_size: self.kv_block_size,
+            hash_seed: self.kv_hash_seed.clone(),
         };
         let observer = publish(events).context("cannot publish KV events")?;
         Ok(Some(observer))

@@ -1,24 +1,33 @@
 //! [`BlockEvent`]: which blocks of tokens a service holds, for a router that sends each request where most
 //! of its prompt is.
 //!
-//! A block is so many tokens and all before them; its hash stands for both and for the salt that may share
-//! them. Invariant: what was stored and not removed is exactly the set of whole blocks that cached prefixes
+//! A block is so many tokens and all before them; its hash, which the observer computes, stands for both and
+//! for the salt that may share them. Invariant: what was stored and not removed is exactly the set of whole blocks that cached prefixes
 //! and running requests hold, each once, and a block is stored after the one before it. Decides nothing, and
 //! knows no wire. With sliding windows and recurrent states a prompt can begin at kept points alone, so that
 //! less than its blocks may be reused.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU32;
 
 use kv_core::{SeqId, TokenId};
 use scheduler::{PrefixUse, RequestId, Salt, Scheduler};
 
 /// The name of a block: the same for the same tokens with the same tokens before them, within one salt.
-/// Means nothing to another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BlockHash(pub u64);
+pub struct BlockHash(pub [u8; 32]);
+
+/// What a block is called by.
+#[derive(Clone, Copy, Debug)]
+pub struct Block<'t> {
+    /// Who shares it.
+    pub salt: Salt,
+    /// The block before it; `None` where it is the first of its sequence.
+    pub parent: Option<BlockHash>,
+    /// Its own tokens.
+    pub tokens: &'t [TokenId],
+}
 
 /// Something happened to blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +40,8 @@ pub enum BlockEvent {
         hashes: Vec<BlockHash>,
         /// The block before the first; `None` where it is the first of its sequence.
         parent: Option<BlockHash>,
+        /// Who shares them.
+        salt: Salt,
         /// Their tokens, `[hashes * block_size]`.
         tokens: Vec<TokenId>,
     },
@@ -45,6 +56,8 @@ pub enum BlockEvent {
 pub struct BlockObserver {
     /// Tokens of a block.
     pub block_size: NonZeroU32,
+    /// Names a block, on the service's thread: other names for other tokens, parents or salts.
+    pub hash: Box<dyn Fn(Block<'_>) -> BlockHash + Send>,
     /// Takes events on the service's thread, in their order, several where they belong to one step. It must
     /// not wait.
     pub on_events: Box<dyn FnMut(Vec<BlockEvent>) + Send>,
@@ -165,7 +178,11 @@ impl BlockTable {
             .enumerate();
         let mut first_stored = None;
         for (at, block) in new {
-            let hash = hash_block(held.salt, hashes.last().copied(), block);
+            let hash = (self.observer.hash)(Block {
+                salt: held.salt,
+                parent: hashes.last().copied(),
+                tokens: block,
+            });
             let n_holders = self.n_holders.entry(hash).or_default();
             *n_holders += 1;
             // Who holds a block holds all before it, so those that are new are the last ones.
@@ -179,6 +196,7 @@ impl BlockTable {
             events.push(BlockEvent::Stored {
                 hashes: hashes[first..].to_vec(),
                 parent: first.checked_sub(1).map(|before| hashes[before]),
+                salt: held.salt,
                 tokens: held.tokens[tokens].to_vec(),
             });
         }
@@ -198,24 +216,28 @@ impl BlockTable {
     }
 }
 
-fn hash_block(salt: Salt, parent: Option<BlockHash>, tokens: &[TokenId]) -> BlockHash {
-    let mut hasher = DefaultHasher::new();
-    (salt.0, parent, tokens).hash(&mut hasher);
-    BlockHash(hasher.finish())
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 mod tests {
     use std::collections::BTreeSet;
+    use std::hash::{DefaultHasher, Hash, Hasher};
 
     use kv_contract::Random;
 
     use super::*;
 
+    fn hash(block: Block<'_>) -> BlockHash {
+        let mut hasher = DefaultHasher::new();
+        (block.salt.0, block.parent, block.tokens).hash(&mut hasher);
+        let mut hash = [0; 32];
+        hash[..8].copy_from_slice(&hasher.finish().to_be_bytes());
+        BlockHash(hash)
+    }
+
     fn table() -> BlockTable {
         BlockTable::new(BlockObserver {
             block_size: NonZeroU32::new(4).unwrap(),
+            hash: Box::new(hash),
             on_events: Box::new(|_| {}),
         })
     }
@@ -243,6 +265,7 @@ mod tests {
                 hashes,
                 parent: None,
                 tokens: stored,
+                ..
             },
         ] = &events[..]
         else {
@@ -331,8 +354,13 @@ mod tests {
             let mut expected = BTreeSet::new();
             for (_, tokens) in sequences.values() {
                 let mut parent = None;
-                for block in tokens.chunks_exact(4) {
-                    let hash = hash_block(Salt(0), parent, block);
+                for tokens in tokens.chunks_exact(4) {
+                    let salt = Salt(0);
+                    let hash = hash(Block {
+                        salt,
+                        parent,
+                        tokens,
+                    });
                     expected.insert(hash);
                     parent = Some(hash);
                 }

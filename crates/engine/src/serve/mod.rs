@@ -64,7 +64,7 @@ mod swap_store;
 mod watch;
 mod worker;
 
-pub use blocks::{BlockEvent, BlockHash, BlockObserver};
+pub use blocks::{Block, BlockEvent, BlockHash, BlockObserver};
 pub use choices::{Choices, MAX_CHOICES};
 pub use config::{ExcerptLen, ServiceConfig};
 pub use frame::{CachedText, EventKind, Excerpt, Frame, RunningText, ServiceEvent, WaitingText};

@@ -1,11 +1,14 @@
 //! The events of blocks add up to what a service holds.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 
 use engine::EngineConfig;
-use engine::serve::{BlockEvent, BlockHash, BlockObserver, Service, ServiceConfig, ServiceExtras};
+use engine::serve::{
+    Block, BlockEvent, BlockHash, BlockObserver, Service, ServiceConfig, ServiceExtras,
+};
 use kv_core::TokenId;
 
 use crate::models::{Case, stories, tiny};
@@ -27,6 +30,7 @@ impl Blocks {
                     hashes,
                     parent,
                     tokens,
+                    ..
                 } => {
                     assert_eq!(tokens.len(), hashes.len() * BLOCK_SIZE);
                     let mut parent = parent;
@@ -66,6 +70,14 @@ impl Blocks {
     }
 }
 
+fn hash(block: Block<'_>) -> BlockHash {
+    let mut hasher = DefaultHasher::new();
+    (block.salt.0, block.parent, block.tokens).hash(&mut hasher);
+    let mut hash = [0; 32];
+    hash[..8].copy_from_slice(&hasher.finish().to_be_bytes());
+    BlockHash(hash)
+}
+
 fn start(case: &Case, n_ctx: u32) -> (Service<kv_cpu::CpuBackend>, Arc<Mutex<Blocks>>) {
     let engine = case.engine_with(&EngineConfig {
         n_ctx: Some(n_ctx),
@@ -78,6 +90,7 @@ fn start(case: &Case, n_ctx: u32) -> (Service<kv_cpu::CpuBackend>, Arc<Mutex<Blo
     let extras = ServiceExtras {
         blocks: Some(BlockObserver {
             block_size: NonZeroU32::new(BLOCK_SIZE as u32).unwrap(),
+            hash: Box::new(hash),
             on_events: {
                 let blocks = Arc::clone(&blocks);
                 Box::new(move |events| blocks.lock().unwrap().take(events))

@@ -78,7 +78,7 @@ const GET: Method = Method::GET;
 const DELETE: Method = Method::DELETE;
 
 /// All endpoints.
-pub const ENDPOINTS: [Endpoint; 34] = [
+pub const ENDPOINTS: [Endpoint; 37] = [
     post_endpoint(
         "/v1/chat/completions",
         "answers messages (OpenAI)",
@@ -108,6 +108,24 @@ pub const ENDPOINTS: [Endpoint; 34] = [
         "/v1/responses/{id}",
         "forgets an answer (OpenAI)",
         openai::responses::forget,
+    ),
+    post_endpoint(
+        "/v1/completions/render",
+        "the tokens of prompts (vLLM)",
+        openai::render::completions,
+        fields::sampled(fields::COMPLETIONS),
+    ),
+    post_endpoint(
+        "/v1/chat/completions/render",
+        "the tokens of messages (vLLM)",
+        openai::render::chat,
+        fields::sampled(fields::CHAT),
+    ),
+    post_endpoint(
+        "/v1/responses/render",
+        "the tokens of items (vLLM)",
+        openai::render::responses,
+        fields::sampled(fields::RESPONSES),
     ),
     post_endpoint(
         "/v1/embeddings",
@@ -339,7 +357,7 @@ fn index() -> MethodRouter<App> {
             method, path, what, ..
         } = endpoint;
         let path = path.replace('*', "");
-        format!("{:<6} {path:<22} {what}\n", method.as_str())
+        format!("{:<6} {path:<27} {what}\n", method.as_str())
     };
     let lines = ENDPOINTS.map(line).concat();
     let text = format!("Cellar {}\n\n{lines}", env!("CARGO_PKG_VERSION"));

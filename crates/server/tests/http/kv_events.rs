@@ -7,9 +7,10 @@ use std::time::Duration;
 use model_tests::http::post;
 use serde_json::json;
 use server::kv_events::{KvEvents, publish};
+use sha2::{Digest, Sha256};
 use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage};
 
-use crate::support::Setup;
+use crate::support::{Server, Setup};
 
 /// What a batch says, of the little that is read here.
 fn names(batch: &[u8]) -> BTreeSet<&'static str> {
@@ -42,6 +43,7 @@ fn a_router_learns_what_is_cached_and_asks_for_what_it_missed() {
         replay: Some(replay.clone()),
         topic: "kv".to_owned(),
         block_size: NonZeroU32::new(4).unwrap(),
+        hash_seed: "0".to_owned(),
     });
     let server = Setup::default().start_observed(Some(observer.unwrap()));
     let ask = |prompt: &str| {
@@ -53,7 +55,9 @@ fn a_router_learns_what_is_cached_and_asks_for_what_it_missed() {
         .build()
         .unwrap();
     // Before anybody listens.
-    ask("Once upon a time there was a little girl.");
+    let first = "Once upon a time there was a little girl with a big red ball and a dog.";
+    ask(first);
+    let hashes = hashes_of_prompt(&server, first);
     runtime.block_on(async {
         let mut subscriber = SubSocket::new();
         subscriber.connect(&events).await.unwrap();
@@ -82,17 +86,21 @@ fn a_router_learns_what_is_cached_and_asks_for_what_it_missed() {
         asked.push_back(bytes::Bytes::from_static(&[0; 8]));
         dealer.send(asked).await.unwrap();
         let (mut numbers, mut seen) = (Vec::new(), BTreeSet::new());
+        let mut found = BTreeSet::<[u8; 32]>::new();
         loop {
             let frames = receive(&mut dealer).await;
-            let [empty, number, batch] = &frames[..] else {
+            let [empty, topic, number, batch] = &frames[..] else {
                 panic!("{frames:?}");
             };
             assert!(empty.is_empty());
             let number = i64::from_be_bytes(number.as_ref().try_into().unwrap());
             if number < 0 {
-                assert!(batch.is_empty());
+                assert!(batch.is_empty() && topic.is_empty());
                 break;
             }
+            assert_eq!(topic.as_ref(), b"kv");
+            let is_in = |hash: &&[u8; 32]| batch.windows(32).any(|part| part == hash.as_slice());
+            found.extend(hashes.iter().filter(is_in).copied());
             if number == 0 {
                 assert_eq!(names(batch), BTreeSet::from(["AllBlocksCleared"]));
             }
@@ -105,7 +113,35 @@ fn a_router_learns_what_is_cached_and_asks_for_what_it_missed() {
             "{numbers:?}"
         );
         assert!(seen.contains("BlockStored"));
+        assert!(found.len() == hashes.len() && hashes.len() > 2, "{found:?}");
     });
+}
+
+/// The names of a prompt's blocks as a router computes them, from the tokens that the server renders.
+fn hashes_of_prompt(server: &Server, prompt: &str) -> Vec<[u8; 32]> {
+    let body = json!({ "prompt": prompt });
+    let rendered = post(server.address, "/v1/completions/render", &body).json();
+    let ids: Vec<u16> = serde_json::from_value(rendered[0]["token_ids"].clone()).unwrap();
+    let mut parent: [u8; 32] = Sha256::digest(b"\x610").into();
+    let hash = |tokens: &[u16]| {
+        let mut cbor = vec![0x83, 0x58, 0x20];
+        cbor.extend_from_slice(&parent);
+        cbor.push(0x80 | tokens.len() as u8);
+        for &token in tokens {
+            match token {
+                0..24 => cbor.push(token as u8),
+                24..256 => cbor.extend([0x18, token as u8]),
+                _ => {
+                    cbor.push(0x19);
+                    cbor.extend(token.to_be_bytes());
+                }
+            }
+        }
+        cbor.push(0xf6);
+        parent = Sha256::digest(&cbor).into();
+        parent
+    };
+    ids.chunks_exact(4).map(hash).collect()
 }
 
 #[test]
@@ -116,6 +152,7 @@ fn an_endpoint_that_is_none_is_refused_with_its_name() {
             replay: None,
             topic: String::new(),
             block_size: NonZeroU32::MIN,
+            hash_seed: String::new(),
         })
     };
     for endpoint in ["localhost", "udp://127.0.0.1:1", "tcp://nowhere.invalid:1"] {

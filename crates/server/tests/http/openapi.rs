@@ -102,7 +102,7 @@ fn fields_that_are_described_are_read_with_their_type() {
                 "input_prefix": "Hi", "input_suffix": "Hi", "max_tokens": 1, "n_predict": 1,
                 "max_output_tokens": 1, "options": {"num_predict": 1}, "stream": false,
             });
-            if path == "/v1/chat/completions" || path == "/apply-template" {
+            if path.starts_with("/v1/chat/completions") || path == "/apply-template" {
                 body["tools"] = json!([{"type": "function", "function": {"name": "f"}}]);
             }
             let properties = own["properties"].as_object().unwrap();

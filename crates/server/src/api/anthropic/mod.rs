@@ -91,8 +91,8 @@ async fn count(State(app): State<App>, request: Request) -> Result<Response, Api
     let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
     model.service()?;
     let prompt = Prompt::Chat(chat(&fields, &blocks::tools(&body)?)?);
-    let n_tokens = app.count_tokens(&model, prompt).await?;
-    Ok(json::respond(&json!({ "input_tokens": n_tokens })))
+    let tokens = app.prompt_tokens(&model, prompt, None).await?;
+    Ok(json::respond(&json!({ "input_tokens": tokens.len() })))
 }
 
 /// From the JSON of a request to what is generated.

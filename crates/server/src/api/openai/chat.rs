@@ -44,8 +44,8 @@ const CHAT_REFUSED: [Refused; 5] = [
 
 /// The fields of this endpoint alone.
 #[derive(Clone, Debug, Deserialize)]
-struct ChatFields {
-    model: Option<String>,
+pub(super) struct ChatFields {
+    pub(super) model: Option<String>,
     messages: Value,
     max_tokens: Option<usize>,
     max_completion_tokens: Option<usize>,
@@ -118,7 +118,7 @@ fn wanted_logprobs(fields: &ChatFields) -> Result<Logprobs, ApiError> {
 ///
 /// # Errors
 /// [`ApiError`] 400 where a parameter is wrong or not supported.
-fn read(
+pub(super) fn read(
     body: &Body,
     fields: &ChatFields,
     settings: &ModelSettings,

@@ -21,7 +21,7 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::fim::{self, Gap};
-use crate::generate::{Answer, Output, Piece, Prompt};
+use crate::generate::{Answer, GenerateRequest, Output, Piece, Prompt};
 use crate::json::{self, Body};
 use crate::model::{Job, ServedModel};
 use crate::stream::{self, Encoder, event};
@@ -41,8 +41,8 @@ const COMPLETION_REFUSED: [Refused; 1] = [Refused::new(
 
 /// The fields of this endpoint alone.
 #[derive(Clone, Debug, Deserialize)]
-struct CompletionFields {
-    model: Option<String>,
+pub(super) struct CompletionFields {
+    pub(super) model: Option<String>,
     prompt: Prompts,
     max_tokens: Option<usize>,
     /// What comes after the text that is generated.
@@ -67,13 +67,13 @@ enum Prompts {
 }
 
 impl Prompts {
-    fn list(self) -> Vec<Prompt> {
-        let tokens = |ids: Vec<u32>| Prompt::Tokens(ids.into_iter().map(TokenId).collect());
+    fn list(&self) -> Vec<Prompt> {
+        let tokens = |ids: &Vec<u32>| Prompt::Tokens(ids.iter().copied().map(TokenId).collect());
         match self {
-            Self::Text(text) => vec![Prompt::Text(text)],
+            Self::Text(text) => vec![Prompt::Text(text.clone())],
             Self::Tokens(ids) => vec![tokens(ids)],
-            Self::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
-            Self::TokenLists(lists) => lists.into_iter().map(tokens).collect(),
+            Self::Texts(texts) => texts.iter().cloned().map(Prompt::Text).collect(),
+            Self::TokenLists(lists) => lists.iter().map(tokens).collect(),
         }
     }
 }
@@ -91,34 +91,11 @@ async fn handle(
     let body = Body::read(request, app.config().max_body).await?;
     let fields: CompletionFields = body.get()?;
     let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
-    body.refuse(&COMPLETION_REFUSED)?;
-    let suffix = fields.suffix.filter(|suffix| !suffix.is_empty());
-    let prompts = with_suffix(fields.prompt.list(), suffix.as_deref(), &model)?;
-    if prompts.is_empty() || prompts.len() > MAX_PROMPTS {
-        let message = format!(
-            "there are {} prompts: 1 to {MAX_PROMPTS} are taken",
-            prompts.len()
-        );
-        return Err(ApiError::invalid_param("prompt", message));
-    }
-    let wanted = fields.logprobs.map_or(Logprobs::Off, Logprobs::Top);
-    let wanted = logprobs::check(wanted, "logprobs")?;
-    let mut choices = Choices::default();
-    let mut texts = Vec::with_capacity(prompts.len());
-    for prompt in prompts {
-        let specific = Specific {
-            prompt,
-            max_tokens: Some(fields.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
-            logprobs: wanted,
-            output: Output::Text,
-            forced: None,
-        };
-        let request = generate_request(&body, model.settings(), specific)?;
-        choices = request.choices;
-        if choices.are_ranked() && fields.stream == Some(true) {
-            let message = "the best of several texts cannot be streamed: leave out 'stream'";
-            return Err(ApiError::invalid_param("best_of", message));
-        }
+    let requests = read(&body, &fields, &model)?;
+    let (mut choices, mut wanted) = (Choices::default(), Logprobs::Off);
+    let mut texts = Vec::with_capacity(requests.len());
+    for request in requests {
+        (choices, wanted) = (request.choices, request.logprobs);
         texts.extend(app.generate_texts(&model, tenant, request).await?);
     }
     let n_of_prompt = choices.n_computed().get() as usize;
@@ -154,6 +131,45 @@ async fn handle(
     let mut object = header.answer(&chosen);
     object["usage"] = usage_json(&usages, n_of_prompt, 0);
     Ok(json::respond(&object))
+}
+
+/// From the JSON of a request to what is generated, for each prompt.
+///
+/// # Errors
+/// [`ApiError`] 400 where a parameter is wrong or not supported.
+pub(super) fn read(
+    body: &Body,
+    fields: &CompletionFields,
+    model: &ServedModel,
+) -> Result<Vec<GenerateRequest>, ApiError> {
+    body.refuse(&COMPLETION_REFUSED)?;
+    let suffix = fields.suffix.as_deref().filter(|suffix| !suffix.is_empty());
+    let prompts = with_suffix(fields.prompt.list(), suffix, model)?;
+    if prompts.is_empty() || prompts.len() > MAX_PROMPTS {
+        let message = format!(
+            "there are {} prompts: 1 to {MAX_PROMPTS} are taken",
+            prompts.len()
+        );
+        return Err(ApiError::invalid_param("prompt", message));
+    }
+    let wanted = fields.logprobs.map_or(Logprobs::Off, Logprobs::Top);
+    let wanted = logprobs::check(wanted, "logprobs")?;
+    let request = |prompt| {
+        let specific = Specific {
+            prompt,
+            max_tokens: Some(fields.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
+            logprobs: wanted,
+            output: Output::Text,
+            forced: None,
+        };
+        let request = generate_request(body, model.settings(), specific)?;
+        if request.choices.are_ranked() && fields.stream == Some(true) {
+            let message = "the best of several texts cannot be streamed: leave out 'stream'";
+            return Err(ApiError::invalid_param("best_of", message));
+        }
+        Ok(request)
+    };
+    prompts.into_iter().map(request).collect()
 }
 
 /// Prompts before a gap, with what comes after it.

@@ -7,6 +7,7 @@ pub mod completions;
 pub mod embeddings;
 pub mod messages;
 pub mod models;
+pub mod render;
 pub mod responses;
 pub mod tools;
 

@@ -148,6 +148,7 @@ fn content(endpoint: &Endpoint) -> Value {
     let stream = match endpoint.path {
         "/" => Some("text/html"),
         "/api/chat" | "/api/generate" => Some("application/x-ndjson"),
+        path if path.ends_with("/render") => None,
         _ if has_stream => Some("text/event-stream"),
         _ => None,
     };

@@ -81,8 +81,8 @@ const REPEATED: [(&str, Value); 10] = [
 
 /// The fields of this endpoint alone.
 #[derive(Clone, Debug, Deserialize)]
-struct Fields {
-    model: Option<String>,
+pub(super) struct Fields {
+    pub(super) model: Option<String>,
     input: Option<Value>,
     instructions: Option<String>,
     previous_response_id: Option<String>,
@@ -150,7 +150,6 @@ async fn handle(
     let body = Body::read(request, app.config().max_body).await?;
     let fields: Fields = body.get()?;
     let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
-    body.refuse(&REFUSED)?;
     let previous = match &fields.previous_response_id {
         None => Vec::new(),
         Some(id) => {
@@ -179,6 +178,23 @@ async fn handle(
     Ok(json::respond(&writer.into_response()))
 }
 
+/// From the JSON of a request to what is generated, where it stands for itself.
+///
+/// # Errors
+/// [`ApiError`] 400 where a parameter is wrong or not supported, or it goes on from a response.
+pub(super) fn read_alone(
+    body: &Body,
+    fields: &Fields,
+    model: &ServedModel,
+) -> Result<GenerateRequest, ApiError> {
+    if fields.previous_response_id.is_some() {
+        let message = "what was said before has to be in 'input' here";
+        return Err(ApiError::unsupported("previous_response_id", message));
+    }
+    let input = fields.input.as_ref().unwrap_or(&Value::Null);
+    read(body, fields, &input::messages(Vec::new(), input)?, model)
+}
+
 /// From the JSON of a request to what is generated.
 ///
 /// # Errors
@@ -189,6 +205,7 @@ fn read(
     messages: &[Value],
     model: &ServedModel,
 ) -> Result<GenerateRequest, ApiError> {
+    body.refuse(&REFUSED)?;
     let sampling: SamplingParams = body.get()?;
     let tools = tools(body)?;
     let mut variables = fields.chat_template_kwargs.clone().unwrap_or_default();
