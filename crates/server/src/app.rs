@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use engine::FinishReason;
 use engine::serve::Usage;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
@@ -19,6 +20,7 @@ use crate::hosts::HostCheck;
 use crate::metrics::{Ended, Metrics};
 use crate::model::{Job, ServedModel};
 use crate::models::{FindModels, MemoryBudget, ModelEntry, ModelInUse, ModelStatus, Models};
+use crate::report::{ObserveRequests, Recorder, TextEnd, TextReport};
 use crate::view::MAX_VIEWERS;
 
 /// The limits of a server.
@@ -38,6 +40,8 @@ pub struct ServerConfig {
     pub view_time: Duration,
     /// How much is kept for requests that go on from an earlier answer.
     pub conversations: ConversationLimits,
+    /// Who is told what requests did.
+    pub observer: Option<Arc<dyn ObserveRequests>>,
 }
 
 impl Default for ServerConfig {
@@ -50,6 +54,7 @@ impl Default for ServerConfig {
             write_time: Duration::from_secs(30),
             view_time: Duration::from_secs(3600),
             conversations: ConversationLimits::default(),
+            observer: None,
         }
     }
 }
@@ -101,6 +106,14 @@ pub(crate) struct Active {
     id: u64,
     ended: Ended,
     has_text: bool,
+    told: Option<Told>,
+}
+
+/// What is told of a request's text.
+#[derive(Debug)]
+struct Told {
+    recorder: Recorder,
+    report: TextReport,
 }
 
 impl App {
@@ -247,6 +260,16 @@ impl App {
             has_text: false,
             since: Instant::now(),
         };
+        let told = Recorder::current().map(|recorder| Told {
+            report: TextReport {
+                model: running.model.clone(),
+                n_prompt,
+                began: recorder.elapsed(),
+                took: Duration::ZERO,
+                end: TextEnd::Cancelled,
+            },
+            recorder,
+        });
         self.0.running.send_modify(|requests| {
             requests.insert(id, running);
         });
@@ -255,6 +278,7 @@ impl App {
             id,
             ended: Ended::Cancelled,
             has_text: false,
+            told,
         }
     }
 }
@@ -272,13 +296,20 @@ impl Active {
         }
     }
 
-    pub(crate) fn finished(&mut self, usage: &Usage) {
+    pub(crate) fn finished(&mut self, reason: &FinishReason, usage: Usage) {
         self.ended = Ended::Finished;
-        self.app.metrics().used(usage);
+        self.app.metrics().used(&usage);
+        if let Some(told) = &mut self.told {
+            let reason = reason.clone();
+            told.report.end = TextEnd::Finished { reason, usage };
+        }
     }
 
     pub(crate) fn failed(&mut self) {
         self.ended = Ended::Failed;
+        if let Some(told) = &mut self.told {
+            told.report.end = TextEnd::Failed;
+        }
     }
 }
 
@@ -286,6 +317,10 @@ impl Drop for Active {
     fn drop(&mut self) {
         let id = self.id;
         self.app.metrics().ended(self.ended);
+        if let Some(mut told) = self.told.take() {
+            told.report.took = told.recorder.elapsed() - told.report.began;
+            told.recorder.text(told.report);
+        }
         self.app.0.running.send_modify(|requests| {
             requests.remove(&id);
         });

@@ -495,7 +495,7 @@ impl Generating {
         if finished.finish == FinishReason::Cancelled {
             return Err(ApiError::shutting_down());
         }
-        self.active.finished(&finished.usage);
+        self.active.finished(&finished.finish, finished.usage);
         let (mut has_calls, mut n_reasoning) = (false, 0);
         if let Some(splitter) = &mut self.splitter {
             let parts = splitter.finish();

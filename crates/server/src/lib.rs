@@ -48,7 +48,10 @@ mod listen;
 mod metrics;
 mod model;
 mod models;
+#[cfg(feature = "otlp")]
+pub mod otlp;
 mod query;
+mod report;
 mod speculate;
 mod stream;
 mod texts;
@@ -76,6 +79,8 @@ pub use models::{
     Expiry, FindModels, FinishLoad, KeepLoaded, LoadCounts, LoadModel, LoadState, MemoryBudget,
     ModelBytes, ModelEntry, ModelFacts, ModelInUse, ModelStatus, PlannedModel,
 };
+pub use report::{ObserveRequests, RequestReport, TextEnd, TextReport};
 pub use speculate::Speculate;
 pub use stream::{EVENT_STREAM, Encoder};
 pub use texts::{EmbedWorker, Embedded, RerankJob, RerankWorker, Scored};
+pub use trace::TraceParent;

@@ -1,4 +1,4 @@
-//! The span of a request: its method and path, and the trace that it belongs to by W3C's
+//! The span of a request in the log: its method and path, and the trace that it belongs to by W3C's
 //! `traceparent`.
 //!
 //! Knows nothing of where spans go.
@@ -9,24 +9,33 @@ use tracing::Span;
 
 /// The trace that a request belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct TraceParent<'h> {
-    trace: &'h str,
-    parent: &'h str,
+pub struct TraceParent {
+    /// The trace; not 0.
+    pub trace: u128,
+    /// The span that the request is part of; not 0.
+    pub parent: u64,
+    /// The flags of the trace; the lowest bit: the caller records it.
+    pub flags: u8,
 }
 
-impl<'h> TraceParent<'h> {
+impl TraceParent {
     /// `None` where there is no header of a version that is known, or it is not valid.
-    fn of(headers: &'h HeaderMap) -> Option<Self> {
+    pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
         let mut parts = headers.get("traceparent")?.to_str().ok()?.split('-');
         let (version, trace, parent) = (parts.next()?, parts.next()?, parts.next()?);
-        let is_hex = |text: &str, n: usize| {
-            text.len() == n
-                && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
-                && text.bytes().any(|b| b != b'0')
+        let flags = parts.next()?;
+        let hex = |text: &str, n: usize| {
+            let is_hex = |b| matches!(b, b'0'..=b'9' | b'a'..=b'f');
+            let is_valid = text.len() == n && text.bytes().all(is_hex);
+            is_valid.then(|| u128::from_str_radix(text, 16).ok())?
         };
-        let is_valid = is_hex(trace, 32) && is_hex(parent, 16) && parts.next()?.len() == 2;
-        let is_known = version.len() == 2 && version != "ff";
-        (is_known && is_valid).then_some(Self { trace, parent })
+        let is_known = hex(version, 2)? != 0xff;
+        let (trace, parent, flags) = (hex(trace, 32)?, hex(parent, 16)?, hex(flags, 2)?);
+        (is_known && trace != 0 && parent != 0).then_some(Self {
+            trace,
+            parent: parent as u64,
+            flags: flags as u8,
+        })
     }
 }
 
@@ -34,7 +43,8 @@ impl<'h> TraceParent<'h> {
 pub(crate) fn span(request: &Request) -> Span {
     let (method, path) = (request.method(), request.uri().path());
     match TraceParent::of(request.headers()) {
-        Some(TraceParent { trace, parent }) => {
+        Some(TraceParent { trace, parent, .. }) => {
+            let (trace, parent) = (format!("{trace:032x}"), format!("{parent:016x}"));
             tracing::info_span!("request", %method, path, trace_id = trace, parent_id = parent)
         }
         None => tracing::info_span!("request", %method, path),
@@ -54,12 +64,16 @@ mod tests {
         let read = |text: &str| {
             let mut headers = HeaderMap::new();
             headers.insert("traceparent", HeaderValue::from_str(text).unwrap());
-            TraceParent::of(&headers).map(|p| (p.trace.to_owned(), p.parent.to_owned()))
+            TraceParent::of(&headers)
         };
-        let valid = format!("00-{trace}-00f067aa0ba902b7-01");
+        let valid = TraceParent {
+            trace: 0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736,
+            parent: 0x00f0_67aa_0ba9_02b7,
+            flags: 1,
+        };
         assert_eq!(
-            read(&valid),
-            Some((trace.to_owned(), "00f067aa0ba902b7".to_owned()))
+            read(&format!("00-{trace}-00f067aa0ba902b7-01")),
+            Some(valid)
         );
         for wrong in [
             "",
@@ -68,6 +82,8 @@ mod tests {
             &format!("00-{trace}-0000000000000000-01"),
             &format!("00-{}-00f067aa0ba902b7-01", trace.to_uppercase()),
             &format!("00-{trace}-00f067aa0ba902b7"),
+            &format!("00-{trace}-00f067aa0ba902b7-0"),
+            &format!("00-{}-00f067aa0ba902b7-01", "0".repeat(32)),
         ] {
             assert_eq!(read(wrong), None, "{wrong}");
         }

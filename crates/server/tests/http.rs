@@ -28,6 +28,8 @@ mod openai;
 mod openapi;
 #[path = "http/options.rs"]
 mod options;
+#[path = "http/otlp.rs"]
+mod otlp;
 #[path = "http/render.rs"]
 mod render;
 #[path = "http/responses.rs"]

@@ -8,6 +8,7 @@ mod loading;
 mod prefixes;
 mod room;
 mod scan;
+mod spans;
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -30,6 +31,7 @@ use tokio::net::TcpListener;
 use self::directory::{Directory, Given};
 use self::loading::Loader;
 use self::room::Wanted;
+use self::spans::SpanExport;
 use crate::args::{Seed, ServeArgs};
 use crate::failure::{Exit, usage};
 use crate::input;
@@ -62,7 +64,11 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<Exit> {
             "--draft-model drafts for models of its vocabulary: name them with -m, without --models",
         );
     }
-    let config = server_config(args)?;
+    let spans = SpanExport::start()?;
+    let config = ServerConfig {
+        observer: spans.observer(),
+        ..server_config(args)?
+    };
     let models = named_models(args)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -86,7 +92,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     }
     let served = served(&app.models());
     let served_app = app.clone();
-    runtime.block_on(async {
+    let ended = runtime.block_on(async {
         // A handler that is there before the address is printed.
         let stop = stop_signal()?;
         let served = terminal::escape(&served);
@@ -111,7 +117,9 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<Exit> {
             }
         }
         anyhow::Ok(())
-    })?;
+    });
+    spans.close();
+    ended?;
     if let Some(dir) = &args.save_cache {
         prefixes::save_all(dir, &served_app);
     }

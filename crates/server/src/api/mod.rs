@@ -28,6 +28,7 @@ use tracing::Instrument;
 use self::openapi::fields::{self, RequestBody};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::report::{self, Recorder};
 use crate::{trace, view};
 
 /// An endpoint, as `GET /` lists it.
@@ -387,7 +388,14 @@ async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Resp
         Err(error) => return refuse(&app, error),
     }
     let span = trace::span(&request);
-    next.run(request).instrument(span).await
+    let recorder = Recorder::of(config.observer.as_ref(), &request);
+    let run = next.run(request).instrument(span);
+    let Some(recorder) = recorder else {
+        return run.await;
+    };
+    let response = report::CURRENT.scope(recorder.clone(), run).await;
+    recorder.answered(response.status());
+    response
 }
 
 /// Gives errors the shape of the API that was asked.
