@@ -240,6 +240,38 @@ class View(unittest.TestCase):
         b.wait(f"{STATE}.shown.running.length === 0", 60)
         self.console_is_clean()
 
+    def test_a_model_is_chosen(self):
+        model = os.path.join(os.path.dirname(__file__), "../../models/stories-llama-f16.gguf")
+        with tempfile.TemporaryDirectory() as folder:
+            # Names as long as those of files are.
+            names = [f"{name}-a-model-of-stories-with-a-long-name-q4_k_m" for name in ("first", "second")]
+            for name in names:
+                os.symlink(os.path.abspath(model), os.path.join(folder, f"{name}.gguf"))
+            files = [flag for name in names for flag in ("-m", os.path.join(folder, f"{name}.gguf"))]
+            server = self.serve(*files, "-c", "512", "--parallel", "4")
+            b = self.browser
+            b.size(400, 860)
+            self.open(server)
+            server.complete(PREFIX, 8, model=names[1])
+            choice = "document.getElementById('model-choice')"
+            b.wait(f"!{choice}.hidden")
+            self.assertEqual(b.run(f"[...{choice}.options].map((one) => one.textContent)"), names)
+            self.assertEqual(b.run(f"{choice}.value"), names[0])
+            self.assertEqual(b.run("document.getElementById('n-used').textContent"), "0 %")
+            self.assertLessEqual(b.run("document.documentElement.scrollWidth"), 400)
+            # With the keyboard: the next of the list.
+            b.run(f"{choice}.focus()")
+            b.key("ArrowDown")
+            b.wait(f"{STATE}.layout.model === '{names[1]}'")
+            b.wait(f"{STATE}.shown && {STATE}.shown.totals.cached > 0")
+            self.picture("models.png")
+            # The choice is in the address.
+            self.assertIn(f"?model={names[1]}", b.run("location.href"))
+            b.go(b.run("location.href"))
+            b.wait(f"typeof cellarView !== 'undefined' && {STATE}.layout?.model === '{names[1]}'")
+            self.assertEqual(b.run(f"{choice}.value"), names[1])
+            self.console_is_clean()
+
     def test_it_is_readable_on_a_phone(self):
         server = self.serve("-c", "1024", "--parallel", "4")
         b = self.browser

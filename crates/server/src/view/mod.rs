@@ -1,7 +1,8 @@
 //! The live view of the memory: the page at `/`, and `GET /view/events`, the stream behind it.
 //!
 //! The stream begins with the layout and a whole frame, then come changes, at most ten a second; a
-//! viewer that is slow misses frames. The id of each update names the events up to it: a viewer that
+//! viewer that is slow misses frames. The layout names the loaded models, of which a viewer may choose another
+//! (`?model=`); `models` names them once they are others. The id of each update names the events up to it: a viewer that
 //! sends it as `Last-Event-ID` gets a whole frame and the events that it missed. A stream ends after a
 //! while with `renew`, so that a place is kept only by who comes again. Invariant: the page needs no key and has no data; the stream needs one where there are keys. Loads nothing from
 //! elsewhere.
@@ -88,7 +89,9 @@ struct ViewStream {
     /// The number of the model that is wanted.
     named: Option<usize>,
     watched: Option<Watched>,
-    /// Comes when a model may have been loaded.
+    /// The models that can be watched, as the viewer knows them.
+    models: Vec<String>,
+    /// Comes when a model may have been loaded or unloaded.
     change: Pin<Box<dyn Future<Output = ()> + Send>>,
     /// Where the viewer goes on.
     last_event: Option<(String, u64)>,
@@ -111,6 +114,7 @@ impl ViewStream {
         Self {
             named,
             watched: None,
+            models: Vec::new(),
             change: Box::pin(app.registry().next_change()),
             last_event: last_event(headers),
             keep_alive,
@@ -141,6 +145,8 @@ impl ViewStream {
         layout["can_chat"] = json!(model.template_source().is_some());
         layout["version"] = json!(env!("CARGO_PKG_VERSION"));
         layout["instance"] = json!(instance);
+        self.models = loaded_models(&self.app);
+        layout["models"] = json!(self.models);
         self.watched = Some(Watched {
             watcher,
             tokenizer: Arc::clone(model.tokenizer()),
@@ -170,20 +176,33 @@ impl ViewStream {
 
     /// The next event, of a model that may be loaded only now.
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<String> {
-        if let Some(poll) = self.poll_watched(cx) {
-            return poll;
+        // First, so that a change after a look below is one that the next look sees.
+        while self.change.as_mut().poll(cx).is_ready() {
+            self.change = Box::pin(self.app.registry().next_change());
         }
-        loop {
-            // A change after the look is one that the next look sees.
-            if let Some(layout) = self.begin() {
-                return Poll::Ready(layout);
-            }
-            match self.change.as_mut().poll(cx) {
-                Poll::Ready(()) => self.change = Box::pin(self.app.registry().next_change()),
-                Poll::Pending => return Poll::Pending,
-            }
+        if let Some(Poll::Ready(event)) = self.poll_watched(cx) {
+            return Poll::Ready(event);
         }
+        if self.watched.is_none()
+            && let Some(layout) = self.begin()
+        {
+            return Poll::Ready(layout);
+        }
+        let models = loaded_models(&self.app);
+        if models == self.models {
+            return Poll::Pending;
+        }
+        let event = named_event("models", &json!({ "models": models }));
+        self.models = models;
+        Poll::Ready(event)
     }
+}
+
+/// The names of the models that can be watched.
+fn loaded_models(app: &App) -> Vec<String> {
+    let models = app.models().into_iter();
+    let models = models.filter(|model| model.service().is_some());
+    models.map(|model| model.id).collect()
 }
 
 impl Stream for ViewStream {

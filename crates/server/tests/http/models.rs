@@ -470,6 +470,45 @@ fn a_viewer_follows_the_loaded_model() {
     assert_eq!(unknown.status, 404);
 }
 
+/// Viewers of two models at once: each sees its own, and both learn which there are.
+#[test]
+fn a_viewer_learns_which_models_it_can_watch() {
+    let [a, b] = ["a", "b"].map(|id| Loader::new(id, 60));
+    let server = start(&[&a, &b], KeepLoaded::Forever, 200);
+    let load = |model: &str| {
+        let reply = post(server.address, "/models/load", &json!({"model": model}));
+        assert_eq!(reply.status, 200, "{}", reply.body);
+    };
+    let watch = |path: &str| open(server.address, &request("GET", path, &[], ""));
+    // The data of the next event of a kind; others may come before it.
+    let next = |viewer: &mut Reply, kind: &str| loop {
+        let chunk = viewer.next_chunk().unwrap().unwrap();
+        if let Some(data) = chunk.strip_prefix(&format!("event: {kind}\ndata: ")) {
+            return serde_json::from_str::<Value>(data.trim()).unwrap();
+        }
+    };
+    load("a");
+    let mut of_any = watch("/view/events");
+    let mut of_b = watch("/view/events?model=b");
+    let layout = next(&mut of_any, "layout");
+    assert_eq!(
+        (&layout["model"], &layout["models"]),
+        (&json!("a"), &json!(["a"]))
+    );
+    assert_eq!(next(&mut of_b, "models"), json!({"models": ["a"]}));
+    load("b");
+    assert_eq!(next(&mut of_any, "models"), json!({"models": ["a", "b"]}));
+    let layout = next(&mut of_b, "layout");
+    assert_eq!(
+        (&layout["model"], &layout["models"]),
+        (&json!("b"), &json!(["a", "b"]))
+    );
+    let body = json!({"model": "a"});
+    assert_eq!(post(server.address, "/models/unload", &body).status, 200);
+    assert_eq!(next(&mut of_b, "models"), json!({"models": ["b"]}));
+    assert_eq!(next(&mut of_any, "layout")["model"], "b");
+}
+
 #[test]
 fn a_server_that_ends_does_not_wait_for_a_load() {
     let loader = Loader::new("lazy", 100);

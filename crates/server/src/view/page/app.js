@@ -34,6 +34,10 @@ const stream = new Stream("view/events", {
     document.title = `${layout.model}: the memory, live`;
     showLayers(byId("layers"), byId("layers-sum"), layout);
     chat.configure(layout);
+    showModels(layout.models);
+  },
+  models({ models }) {
+    showModels(models);
   },
   update(update) {
     if (state.memory.sets.members.length > MOST_SETS) {
@@ -70,6 +74,31 @@ function reset() {
   state.paused = null;
   state.shown = null;
   select(undefined);
+}
+
+/** The models that can be watched, where there is a choice; one that was chosen stays in the list. */
+function showModels(loaded) {
+  const current = stream.model || state.layout?.model;
+  const names = current && !loaded.includes(current) ? [...loaded, current] : loaded;
+  const choice = byId("model-choice");
+  choice.replaceChildren(...names.map((name) => {
+    const option = document.createElement("option");
+    option.value = name;
+    option.textContent = loaded.includes(name) ? name : `${name} (not loaded)`;
+    option.selected = name === current;
+    return option;
+  }));
+  choice.hidden = names.length < 2;
+  choice.title = state.layout?.architecture ?? "";
+  byId("model").hidden = !choice.hidden;
+}
+
+/** Watches another model, also after the page is loaded again. */
+function chooseModel(name) {
+  const address = new URL(location.href);
+  address.searchParams.set("model", name);
+  globalThis.history.replaceState(null, "", address);
+  stream.choose(name);
 }
 
 function showStatus() {
@@ -242,6 +271,7 @@ byId("key-form").addEventListener("submit", (event) => {
   byId("key").value = "";
   stream.start();
 });
+byId("model-choice").addEventListener("change", (event) => chooseModel(event.target.value));
 byId("deselect").addEventListener("click", () => select(undefined));
 byId("pause").addEventListener("click", () => pause(state.paused === null ? index() : null));
 byId("back").addEventListener("click", () => pause(index() - 1));
@@ -260,6 +290,7 @@ addEventListener("keydown", (event) => {
 });
 
 setTheme(0);
+stream.model = new URLSearchParams(location.search).get("model") ?? "";
 stream.start();
 // For people who look closer with the tools of their browser, and for tests.
 globalThis.cellarView = { state, stream };

@@ -21,10 +21,12 @@ export async function* blocks(body) {
 }
 
 export class Stream {
-  /** `on` has `layout(data)`, `update(data)`, `state(name, text)` and `needsKey()`. */
+  /** `on` has `layout(data)`, `models(data)`, `update(data)`, `state(name, text)` and `needsKey()`. */
   constructor(url, on) {
     this.url = url;
     this.on = on;
+    /** The model that is watched; empty leaves it to the server. */
+    this.model = "";
     this.key = "";
     this.lastId = "";
     this.attempt = 0;
@@ -45,6 +47,13 @@ export class Stream {
     this.run(this.abort.signal);
   }
 
+  /** Watches another model from now on. */
+  choose(model) {
+    this.model = model;
+    this.lastId = "";
+    this.start();
+  }
+
   /** Breaks the connection, as a network does. */
   cut() {
     this.abort?.abort();
@@ -55,7 +64,8 @@ export class Stream {
     try {
       const headers = { accept: "text/event-stream", ...this.headers() };
       if (this.lastId) headers["last-event-id"] = this.lastId;
-      const answer = await fetch(this.url, { headers, signal, cache: "no-store" });
+      const query = this.model ? `?model=${encodeURIComponent(this.model)}` : "";
+      const answer = await fetch(this.url + query, { headers, signal, cache: "no-store" });
       if (answer.status === 401) {
         this.on.state("key", "needs a key");
         this.on.needsKey();
