@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 
 use kv_core::LayerIdx;
-use kv_core::backend::{Backend, RowKind};
+use kv_core::backend::{Backend, RowKind, Split};
 use kv_core::batch::Batch;
-use kv_core::graph::{Graph, GraphShape};
+use kv_core::graph::{Graph, GraphShape, SplitPoint};
 use kv_core::memory::Streams;
 use kv_core::{SeqId, TokenId};
 
@@ -155,6 +155,28 @@ pub fn threads_agree(case: &Case) {
     assert!(alone(|| cpu_with(3), case) == one, "{}", case.name);
 }
 
+/// Two backends that share a model's blocks give the bits of one, wherever the model is split; it is not
+/// where later blocks use the rows of earlier ones.
+pub fn splits_agree(case: &Case) {
+    let graph = case.model().graph(ONE).unwrap();
+    let whole = alone(cpu, case);
+    let mut n_points = 0;
+    for n_first in 1..graph.n_blocks() {
+        match SplitPoint::new(&graph, n_first) {
+            Ok(point) => {
+                let split = || Split::new(cpu(), cpu_with(1), point.clone());
+                assert!(alone(split, case) == whole, "{}: {n_first}", case.name);
+                n_points += 1;
+            }
+            Err(error) => {
+                let error = error.to_string();
+                assert!(error.contains("both must be on one side"), "{error}");
+            }
+        }
+    }
+    assert!(n_points > 0, "{}: {} blocks", case.name, graph.n_blocks());
+}
+
 /// The reference backend's logits are the reference's.
 pub fn candle_agrees(case: &Case) {
     assert_close(case, "alone", &alone(candle, case));
@@ -277,6 +299,7 @@ macro_rules! standard_tests {
             $cases =>
             cpu_agrees_with_the_reference_and_bit_for_bit_with_itself: cpu_agrees,
             threads_do_not_change_a_bit: threads_agree,
+            two_backends_give_the_bits_of_one: splits_agree,
             candle_agrees_with_the_reference: candle_agrees,
             the_likeliest_continuations_are_the_references: continuations_agree,
             every_tensor_of_the_file_is_used_and_no_other_is_wanted: every_tensor_is_used,

@@ -7,10 +7,13 @@ mod gpu;
 use gpu::texts::Length;
 use gpu::{encoders, fixtures, replays, soak, states, texts};
 use kv_core::KvType;
+use kv_core::backend::Split;
+use kv_core::graph::SplitPoint;
 use kv_gpu::sim::{Dialect, Order, Sim};
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
-use model_tests::Case;
+use model_tests::checks::ONE;
 use model_tests::gpu::distance_from_cpu;
+use model_tests::{Case, cpu};
 
 fn sim(order: Order, precision: Precision) -> GpuBackend<Sim> {
     GpuBackend::new(Sim::new(order), GpuConfig { precision })
@@ -52,6 +55,26 @@ fn agree(cases: &[Case]) {
     ] {
         let distance = |case: &Case| distance_from_cpu(backend(), case);
         fixtures::assert_near(cases, precision, distance);
+    }
+}
+
+/// The CPU computes the first half of the layers, and the GPU the others.
+#[test]
+fn layers_are_shared_with_the_cpu() {
+    let names = [
+        "llama_gqa_untied",
+        "gemma3_iswa8",
+        "mamba2",
+        "deepseek_v32",
+        "rwkv7",
+    ];
+    for name in names {
+        let case = Case::recipe(name, gpu::register);
+        let graph = case.model().graph(ONE).unwrap();
+        let point = SplitPoint::new(&graph, graph.n_blocks() / 2).unwrap();
+        fixtures::assert_near(&[case], Precision::Precise, |case| {
+            distance_from_cpu(Split::new(cpu(), precise(), point.clone()), case)
+        });
     }
 }
 

@@ -84,6 +84,10 @@ pub struct BackendOptions {
     /// ([`choose_backend`](crate::choose_backend)), else the fastest that this crate was built
     /// with.
     pub kind: Option<BackendKind>,
+    /// How many of the model's layers a GPU computes, counted from the last; the CPU computes those before
+    /// them. `None` computes all on the GPU. For [`choose_backend`](crate::choose_backend), which knows the
+    /// model.
+    pub gpu_layers: Option<u32>,
     /// Its threads, the caller's included; `None` takes one for each physical core. For the CPU.
     pub n_threads: Option<NonZeroUsize>,
     /// How activations are kept.
@@ -159,8 +163,12 @@ fn unavailable(backend: &'static str, reason: impl Into<String>) -> BackendError
 /// # Errors
 /// [`BackendError`] where its threads cannot be started, this machine lacks the instruction set
 /// that the environment names, it cannot profile and is asked to, this crate was built without it,
-/// or there is no device for it.
+/// there is no device for it, or it is to share layers, which takes a model.
 pub fn open_backend(options: BackendOptions) -> Result<BoxedBackend, BackendError> {
+    if let (Some(kind), Some(_)) = (options.kind, options.gpu_layers) {
+        let reason = "which layers it computes depends on the model: choose_backend knows it";
+        return Err(unavailable(kind.name(), reason));
+    }
     match options.kind.map_or_else(fastest_on_host, Ok)? {
         #[cfg(feature = "cpu")]
         BackendKind::Cpu => cpu::open(&options),

@@ -1,4 +1,4 @@
-//! [`choose_backend`]: a GPU where there is one and the model fits it, else the CPU.
+//! [`choose_backend`]: a GPU where there is one, for as many of the model's layers as fit it, else the CPU.
 //!
 //! Invariant: what a device must hold is known, and compared with what it has free, before anything
 //! is loaded. Knows no concrete backend but by its kind.
@@ -7,16 +7,17 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use engine::{EngineConfig, MemoryBudget, PromptOutputs, Workload};
-use kv_core::backend::{Backend, BoxedBackend};
+use kv_core::backend::{Backend, BoxedBackend, Split};
 use kv_core::block::BlockFormat;
 use kv_core::weights::{Weight, WeightInfo, WeightSource};
 use model_core::architecture::Model;
 
 use crate::backends::{
-    BackendKind, BackendMemory, BackendOptions, BackendWork, ComputeDevice, MemoryPlace,
-    fastest_on_host, is_gpu_present, open_backend, plan_backend_memory,
+    BackendKind, BackendMemory, BackendOptions, ComputeDevice, MemoryPlace, is_gpu_present,
+    open_backend, plan_backend_memory,
 };
 use crate::error::Error;
+use crate::gpu_layers::{Shares, on_host, possible_gpu_layers, split_point};
 
 /// Bytes of a device that are left free: the driver keeps kernels, recorded launches and tables of
 /// inputs there, and rounds what is allocated up.
@@ -82,15 +83,21 @@ pub struct DeviceShortage {
     pub room: u64,
     /// The largest context with which the model fits; `None` where it fits with none.
     pub largest_n_ctx: Option<u32>,
+    /// The most layers that fit, where the CPU computes those before them; `None` where none do.
+    pub most_layers: Option<u32>,
 }
 
 /// Opens the backend that suits: of the kind in the options, or, without one, a GPU where there is
-/// one that computes the model and has room for it, else the CPU.
+/// one that computes the model, for as many layers as it has room for, else the CPU.
 ///
 /// # Errors
 /// [`Error::Backend`] as [`open_backend`], and where a backend that was asked for cannot compute the
-/// model; [`Error::DeviceMemory`] where the model does not fit a device that was asked for.
+/// model; [`Error::DeviceMemory`] where the model does not fit a device that was asked for;
+/// [`Error::Model`] where it cannot be shared with the CPU as was asked for.
 pub fn choose_backend(options: BackendOptions, work: &ModelWork<'_>) -> Result<Choice, Error> {
+    if options.gpu_layers == Some(0) {
+        return host_choice(&options, "no layers are to be on a GPU".to_owned());
+    }
     if let Some(kind) = options.kind {
         let backend = open_checked(&options, work)?;
         return Ok(Choice {
@@ -104,27 +111,36 @@ pub fn choose_backend(options: BackendOptions, work: &ModelWork<'_>) -> Result<C
         kind: Some(BackendKind::OWN_GPU),
         ..options.clone()
     };
-    match open_checked(&gpu, work) {
+    let opened = match open_checked(&gpu, work) {
+        Err(Error::DeviceMemory(shortage)) if shortage.most_layers.is_some() => {
+            let fewer = BackendOptions {
+                gpu_layers: shortage.most_layers,
+                ..gpu
+            };
+            open_checked(&fewer, work)
+        }
+        opened => opened,
+    };
+    match opened {
         Ok(backend) => Ok(Choice {
             reason: ComputeDevice::of(&backend).description,
             backend,
             kind: BackendKind::OWN_GPU,
             is_gpu_present: true,
         }),
-        Err(error) => {
-            let kind = fastest_on_host()?;
-            let host = BackendOptions {
-                kind: Some(kind),
-                ..options
-            };
-            Ok(Choice {
-                backend: open_backend(host)?,
-                kind,
-                reason: error.to_string(),
-                is_gpu_present: is_gpu_present(),
-            })
-        }
+        Err(error) => host_choice(&options, error.to_string()),
     }
+}
+
+fn host_choice(options: &BackendOptions, reason: String) -> Result<Choice, Error> {
+    let host = on_host(options)?;
+    let kind = host.kind.unwrap_or(BackendKind::Cpu);
+    Ok(Choice {
+        backend: open_backend(host)?,
+        kind,
+        reason,
+        is_gpu_present: is_gpu_present(),
+    })
 }
 
 /// What a device of this kind of backend must hold; `None` where the backend has no memory of its
@@ -138,18 +154,12 @@ pub fn device_needs(
     work: &ModelWork<'_>,
 ) -> Result<Option<DeviceNeeds>, Error> {
     let load = Workload::new(work.model, work.config, work.outputs)?;
+    let point = split_point(options, &**work.model)?;
+    let share = Shares::new(&load, point.as_ref())?.backend;
     let weights = weight_shapes(work.weights);
-    let graphs = [&load.graphs[..], &load.with_candidates[..]].concat();
-    let backend_work = BackendWork {
-        graphs: &graphs,
-        weights: &weights,
-        layout: &load.settings.layout,
-        custom: &load.custom,
-    };
-    let planned = plan_backend_memory(options, &backend_work)?;
+    let planned = plan_backend_memory(options, &share.work(&load, &weights))?;
     let of_device = planned.filter(|planned| planned.place == MemoryPlace::Device);
-    let rows = load.settings.layout.bytes();
-    Ok(of_device.map(|planned| DeviceNeeds::new(rows, &planned)))
+    Ok(of_device.map(|planned| DeviceNeeds::new(share.layout.bytes(), &planned)))
 }
 
 impl DeviceNeeds {
@@ -163,25 +173,69 @@ impl DeviceNeeds {
     }
 }
 
-/// Opens a backend on whose device, if it has one, the model fits.
+/// Opens a backend on whose device, if it has one, the model fits, or as many of its layers as are wanted.
 fn open_checked(options: &BackendOptions, work: &ModelWork<'_>) -> Result<BoxedBackend, Error> {
-    let backend = open_backend(options.clone())?;
+    let point = split_point(options, &**work.model)?;
+    let gpu = BackendOptions {
+        gpu_layers: None,
+        ..options.clone()
+    };
     if !options.kind.is_some_and(BackendKind::is_own_gpu) {
-        return Ok(backend);
+        return Ok(open_backend(gpu)?);
     }
+    let whole = open_backend(gpu)?;
+    check_device(&whole, options, work)?;
+    Ok(match point {
+        Some(point) => {
+            let first = open_backend(on_host(options)?)?;
+            BoxedBackend::new(Split::new(first, whole, point))
+        }
+        None => whole,
+    })
+}
+
+/// Whether the model fits the device of an open backend.
+fn check_device(
+    backend: &BoxedBackend,
+    options: &BackendOptions,
+    work: &ModelWork<'_>,
+) -> Result<(), Error> {
     let (Some(needs), Some(memory)) = (device_needs(options, work)?, backend.memory()) else {
-        return Ok(backend);
+        return Ok(());
     };
     let room = memory.free.saturating_sub(DEVICE_RESERVE);
     if work.config.budget == MemoryBudget::Unlimited || needs.total() <= room {
-        return Ok(backend);
+        return Ok(());
     }
     Err(Error::DeviceMemory(Box::new(DeviceShortage {
-        device: ComputeDevice::of(&backend),
+        device: ComputeDevice::of(backend),
         needs,
         room,
         largest_n_ctx: largest_device_n_ctx(options, work, room),
+        most_layers: most_device_layers(options, work, room),
     })))
+}
+
+/// The most of the model's last layers, fewer than all, with which a device of `room` bytes holds what it
+/// computes; `None` where that is no layer, or cannot be told.
+pub fn most_device_layers(
+    options: &BackendOptions,
+    work: &ModelWork<'_>,
+    room: u64,
+) -> Option<u32> {
+    let fits = |n: &u32| {
+        let options = BackendOptions {
+            gpu_layers: Some(*n),
+            ..options.clone()
+        };
+        let needs = device_needs(&options, work).ok().flatten();
+        needs.is_some_and(|needs| needs.total() <= room)
+    };
+    // More layers never take fewer bytes.
+    let mut possible = possible_gpu_layers(&**work.model);
+    possible.retain(|&n| options.gpu_layers.is_none_or(|wanted| n < wanted));
+    let n_fitting = possible.partition_point(fits);
+    possible.get(n_fitting.checked_sub(1)?).copied()
 }
 
 /// The largest context with which a device of `room` bytes holds the model, with all else as it is;

@@ -2,6 +2,7 @@
 
 use engine::EngineError;
 use kv_core::backend::BackendError;
+use model_core::architecture::ModelError;
 use model_core::chat_template::ChatTemplateError;
 use model_core::error::{MetadataError, ModelFileError};
 
@@ -19,7 +20,7 @@ pub enum Error {
     Backend(#[from] BackendError),
     /// The model does not fit the memory of the device that was asked for.
     #[error(
-        "the model takes {} bytes on {} (weights {}, KV rows and states {}, scratch {}), which has \
+        "what the GPU computes of the model takes {} bytes on {} (weights {}, KV rows and states {}, scratch {}), which has \
          room for {}; {}",
         .0.needs.total(),
         .0.device.description,
@@ -27,9 +28,12 @@ pub enum Error {
         .0.needs.rows,
         .0.needs.scratch,
         .0.room,
-        largest(.0.largest_n_ctx)
+        largest(.0)
     )]
     DeviceMemory(Box<DeviceShortage>),
+    /// The model cannot build its graph, or cannot be shared between a GPU and the CPU as was asked for.
+    #[error(transparent)]
+    Model(#[from] ModelError),
     /// The engine refuses or fails.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -53,9 +57,13 @@ pub enum Error {
     EmptyChat,
 }
 
-fn largest(n_ctx: Option<u32>) -> String {
-    match n_ctx {
+fn largest(shortage: &DeviceShortage) -> String {
+    let n_ctx = match shortage.largest_n_ctx {
         Some(n_ctx) => format!("the largest context that fits is {n_ctx}"),
         None => "no context fits".to_owned(),
+    };
+    match shortage.most_layers {
+        Some(n) => format!("{n_ctx}, and of the layers the last {n} do"),
+        None => n_ctx,
     }
 }

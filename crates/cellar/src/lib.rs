@@ -40,6 +40,7 @@ mod backends;
 mod chat;
 mod choice;
 mod error;
+mod gpu_layers;
 mod model;
 mod sequences;
 mod text;
@@ -52,7 +53,7 @@ pub use backends::{
 pub use chat::{ChatTokens, chat_tokens, render_chat};
 pub use choice::{
     Choice, DEVICE_RESERVE, DeviceNeeds, DeviceShortage, ModelWork, choose_backend, device_needs,
-    largest_device_n_ctx, weight_shapes,
+    largest_device_n_ctx, most_device_layers, weight_shapes,
 };
 pub use engine;
 pub use engine::sampler::{Bias, Dry, LogitBias, Mirostat, Penalties, SamplerConfig, Xtc};
@@ -61,6 +62,7 @@ pub use engine::{
     Ranked, Reranker, RerankerConfig,
 };
 pub use error::Error;
+pub use gpu_layers::{Share, Shares, n_layers, on_host, split_point};
 pub use kv_core;
 pub use kv_core::{KvType, KvTypes, SeqId, TokenId};
 pub use model::{Model, ModelOptions, embedder, reranker};

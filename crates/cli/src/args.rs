@@ -189,7 +189,8 @@ pub(crate) struct EngineArgs {
     #[arg(short, long, value_name = "N",
           allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
-    /// Layers on a GPU: 0 is --backend cpu; layers cannot be split between GPU and CPU
+    /// How many layers a GPU computes, counted from the last, while the CPU computes those before:
+    /// 0 is --backend cpu, -1 is all [default: all, or as many as fit where no backend is named]
     #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", hide_short_help = true,
           allow_negative_numbers = true, value_parser = values::gpu_layers)]
     pub(crate) gpu_layers: Option<u32>,

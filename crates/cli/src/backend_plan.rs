@@ -4,14 +4,17 @@
 //! Invariant: of the weights, only small vectors and first rows are read; no device is needed. Knows
 //! backends by their kind alone.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use cellar::{
     BackendKind, BackendMemory, BackendOptions, BackendWork, ComputeDevice, DEVICE_RESERVE,
-    DeviceNeeds, MemoryPlace, ModelWork, backend_devices, device_needs, largest_device_n_ctx,
-    plan_backend_memory, program_capacities, weight_shapes,
+    DeviceNeeds, MemoryPlace, ModelWork, Shares, backend_devices, device_needs,
+    largest_device_n_ctx, most_device_layers, n_layers, on_host, plan_backend_memory,
+    program_capacities, split_point, weight_shapes,
 };
 use engine::{EngineConfig, PromptOutputs, Workload};
+use kv_core::graph::{Graph, SplitPoint};
 use kv_core::weights::WeightSource;
 use model_core::architecture::Model;
 use serde::Serialize;
@@ -54,7 +57,7 @@ pub(crate) struct Taken {
 /// As [`plan`].
 pub(crate) fn taken(args: &EngineArgs, planned: Planned<'_>, memory: u64) -> anyhow::Result<Taken> {
     let backend = plan(args, planned)?;
-    let stored = weight_bytes(&**planned.weights);
+    let stored = weight_bytes(&**planned.weights, |_| true);
     let (host, device) = (backend.host, backend.device);
     let replaced = host.map_or(0, |host| host.replaced as u64);
     let added = host.map_or(0, |host| (host.packed + host.scratch) as u64);
@@ -74,22 +77,34 @@ pub(crate) fn taken(args: &EngineArgs, planned: Planned<'_>, memory: u64) -> any
     })
 }
 
-/// All weights as they are stored.
-fn weight_bytes(weights: &dyn WeightSource) -> u64 {
-    let infos = weights.names().into_iter();
+/// Some weights, as they are stored.
+fn weight_bytes(weights: &dyn WeightSource, is_one: impl Fn(&str) -> bool) -> u64 {
+    let infos = weights.names().into_iter().filter(|name| is_one(name));
     let infos = infos.filter_map(|name| weights.describe(&name).ok());
     let bytes = infos.map(|info| info.n_bytes() as u64);
     bytes.fold(0, u64::saturating_add)
 }
 
+/// The layers that a GPU computes where the CPU computes the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct LayersOnGpu {
+    /// How many, counted from the last.
+    pub(crate) last: u32,
+    /// Of how many.
+    pub(crate) of: u32,
+}
+
 /// What a device must hold. Sizes are in bytes.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct DeviceReport {
     /// The device, where this machine has one.
     pub(crate) name: Option<String>,
     /// Whether it shares the machine's memory, in which the total is then.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) unified: bool,
+    /// The layers that it computes; all where not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) layers: Option<LayersOnGpu>,
     pub(crate) rows: u64,
     pub(crate) weights: u64,
     pub(crate) scratch: u64,
@@ -113,23 +128,9 @@ pub(crate) fn plan(args: &EngineArgs, planned: Planned<'_>) -> anyhow::Result<Ba
         ..options.clone()
     };
     match options.kind {
-        Some(kind) if kind.is_own_gpu() => {
-            let work = planned.work();
-            let needs = device_needs(&gpu, &work)?;
-            let device =
-                needs.map(|needs| DeviceReport::new(needs, first_gpu(kind), (&gpu, &work)));
-            Ok(BackendPlan {
-                kind: options.kind,
-                host: Some(planned.outside_device()?),
-                device,
-            })
-        }
+        Some(kind) if kind.is_own_gpu() => planned.on_gpu(&gpu, first_gpu(kind)),
         None => match planned.fitting(&gpu) {
-            Some(device) => Ok(BackendPlan {
-                kind: gpu.kind,
-                host: Some(planned.outside_device()?),
-                device: Some(device),
-            }),
+            Some((gpu, device)) => planned.on_gpu(&gpu, Some(device)),
             None => planned.on_host(&options),
         },
         Some(_) => planned.on_host(&options),
@@ -182,27 +183,87 @@ impl Planned<'_> {
         )?)
     }
 
-    /// The GPU, where there is one and the model fits.
-    fn fitting(&self, gpu: &BackendOptions) -> Option<DeviceReport> {
+    /// The GPU, where there is one, for as many layers as it has room for.
+    fn fitting(&self, gpu: &BackendOptions) -> Option<(BackendOptions, ComputeDevice)> {
         let device = first_gpu(gpu.kind?)?;
         let work = self.work();
         let needs = device_needs(gpu, &work).ok().flatten()?;
-        let report = DeviceReport::new(needs, Some(device), (gpu, &work));
-        report
-            .room
-            .is_none_or(|room| report.total <= room)
-            .then_some(report)
+        let gpu_layers = match room_of(&device, gpu) {
+            Some(room) if needs.total() > room => Some(most_device_layers(gpu, &work, room)?),
+            _ => gpu.gpu_layers,
+        };
+        let gpu = BackendOptions {
+            gpu_layers,
+            ..gpu.clone()
+        };
+        Some((gpu, device))
     }
 
-    /// What stays on the host when a device computes: the last logits.
-    fn outside_device(&self) -> anyhow::Result<BackendMemory> {
+    /// What a GPU takes, and the CPU for the layers that are not on it.
+    fn on_gpu(
+        &self,
+        gpu: &BackendOptions,
+        device: Option<ComputeDevice>,
+    ) -> anyhow::Result<BackendPlan> {
+        let work = self.work();
         let load = self.load(&[])?;
-        Ok(BackendMemory {
+        let point = split_point(gpu, &**self.model)?;
+        let layers = point.as_ref().map(|point| {
+            let n = n_layers(&**self.model)?;
+            anyhow::Ok(LayersOnGpu {
+                last: n - point.n_first(),
+                of: n,
+            })
+        });
+        let needs = device_needs(gpu, &work)?;
+        let report = |needs| {
+            let room = device.as_ref().and_then(|device| room_of(device, gpu));
+            anyhow::Ok(DeviceReport {
+                name: device.map(|device| device.description),
+                unified: gpu.kind == Some(BackendKind::Metal),
+                layers: layers.transpose()?,
+                largest_n_ctx: room.and_then(|room| largest_device_n_ctx(gpu, &work, room)),
+                room,
+                ..DeviceReport::from(needs)
+            })
+        };
+        Ok(BackendPlan {
+            kind: gpu.kind,
+            host: Some(self.beside_device(gpu, &load, point.as_ref())?),
+            device: needs.map(report).transpose()?,
+        })
+    }
+
+    /// What the CPU takes while a device computes: the last logits, and the layers that it computes.
+    fn beside_device(
+        &self,
+        gpu: &BackendOptions,
+        load: &Workload,
+        point: Option<&SplitPoint>,
+    ) -> anyhow::Result<BackendMemory> {
+        let nothing = BackendMemory {
             place: MemoryPlace::Host,
             packed: 0,
             replaced: usize::MAX,
-            scratch: outputs(&load),
+            scratch: outputs(load),
             transfers: 0,
+        };
+        let Some(share) = Shares::new(load, point)?.host else {
+            return Ok(nothing);
+        };
+        let used = share.graphs.iter().flat_map(Graph::weights);
+        let used: HashSet<&str> = used.map(|weight| weight.name.as_str()).collect();
+        let elsewhere = weight_bytes(&**self.weights, |name| !used.contains(name));
+        let work = share.work(load, self.weights);
+        let planned = plan_backend_memory(&on_host(gpu)?, &work)?.unwrap_or(BackendMemory {
+            replaced: 0,
+            scratch: 0,
+            ..nothing
+        });
+        Ok(BackendMemory {
+            replaced: planned.replaced + usize::try_from(elsewhere)?,
+            scratch: planned.scratch + nothing.scratch,
+            ..planned
         })
     }
 
@@ -231,27 +292,26 @@ fn outputs(load: &Workload) -> usize {
     2 * load.n_outputs * load.settings.output_width() * size_of::<f32>()
 }
 
-impl DeviceReport {
-    fn new(
-        needs: DeviceNeeds,
-        device: Option<ComputeDevice>,
-        (options, work): (&BackendOptions, &ModelWork<'_>),
-    ) -> Self {
-        let memory = device.as_ref().and_then(|device| device.memory);
-        let unified = options.kind == Some(BackendKind::Metal);
-        // Other programs use unified memory, too.
-        let free_here = available_memory().filter(|_| unified).unwrap_or(u64::MAX);
-        let room = memory.map(|memory| memory.free.saturating_sub(DEVICE_RESERVE).min(free_here));
+/// What a device has free for a model; `None` where that is not known.
+fn room_of(device: &ComputeDevice, options: &BackendOptions) -> Option<u64> {
+    let is_unified = options.kind == Some(BackendKind::Metal);
+    // Other programs use unified memory, too.
+    let free_here = available_memory()
+        .filter(|_| is_unified)
+        .unwrap_or(u64::MAX);
+    let memory = device.memory?;
+    Some(memory.free.saturating_sub(DEVICE_RESERVE).min(free_here))
+}
+
+impl From<DeviceNeeds> for DeviceReport {
+    fn from(needs: DeviceNeeds) -> Self {
         Self {
-            name: device.map(|device| device.description),
-            unified,
             rows: needs.rows,
             weights: needs.weights,
             scratch: needs.scratch,
             transfers: needs.transfers,
             total: needs.total(),
-            room,
-            largest_n_ctx: room.and_then(|room| largest_device_n_ctx(options, work, room)),
+            ..Self::default()
         }
     }
 }

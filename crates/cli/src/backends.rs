@@ -35,6 +35,17 @@ pub(crate) enum BackendName {
 }
 
 impl BackendName {
+    /// Whether it has Cellar's own kernels for GPUs, or may turn out to.
+    pub(crate) fn is_own_gpu(self) -> bool {
+        matches!(self, Self::Auto | Self::Cuda | Self::Metal)
+    }
+
+    /// As it is given to the flag.
+    pub(crate) fn flag(self) -> String {
+        let value = self.to_possible_value();
+        value.map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
     /// The backend, if one is named.
     pub(crate) fn kind(self) -> Option<BackendKind> {
         match self {
@@ -98,6 +109,8 @@ impl From<RepackName> for Repack {
 pub(crate) struct BackendFlags {
     /// Which, if one was named: without, as [`BackendName::Auto`], but silent where there is no GPU.
     pub(crate) name: Option<BackendName>,
+    /// How many layers a GPU computes, where it is not to compute all.
+    pub(crate) gpu_layers: Option<u32>,
     /// Its threads, the caller's included; one for each physical core where not given.
     pub(crate) n_threads: Option<u16>,
     /// How activations are kept.
@@ -113,6 +126,7 @@ impl BackendFlags {
     pub(crate) fn options(&self) -> BackendOptions {
         BackendOptions {
             kind: self.name.and_then(BackendName::kind),
+            gpu_layers: self.gpu_layers,
             n_threads: self.n_threads.and_then(|n| NonZeroUsize::new(n.into())),
             activations: self.activations.into(),
             repack: self.repack.into(),
@@ -155,6 +169,7 @@ impl BackendFlags {
             Err(EngineError::Backend(error)) => {
                 let host = BackendOptions {
                     kind: None,
+                    gpu_layers: None,
                     ..options
                 };
                 let backend = cellar::open_backend(host)?;

@@ -212,6 +212,7 @@ pub(crate) fn long_texts(args: &TextArgs) -> LongTexts {
 pub(crate) fn text_backend(args: &TextArgs) -> BackendFlags {
     BackendFlags {
         name: args.backend,
+        gpu_layers: None,
         n_threads: args.threads,
         activations: args.activations,
         repack: args.repack,
@@ -358,14 +359,23 @@ pub(crate) fn open_recording_engine(
 /// A usage error where they contradict each other.
 pub(crate) fn backend_flags(args: &EngineArgs) -> anyhow::Result<BackendFlags> {
     let name = match (args.backend, args.gpu_layers) {
-        (None | Some(BackendName::Auto), Some(_)) => Some(BackendName::Cpu),
-        (Some(BackendName::Cuda | BackendName::Metal), Some(_)) => {
+        (None | Some(BackendName::Auto), Some(0)) => Some(BackendName::Cpu),
+        (None, Some(_)) => Some(BackendName::Auto),
+        (Some(BackendName::Cuda | BackendName::Metal), Some(0)) => {
             return usage("--gpu-layers 0 is the CPU: leave it or --backend out");
+        }
+        (Some(name), Some(n)) if n > 0 && !name.is_own_gpu() => {
+            return usage(format!(
+                "--gpu-layers {n} needs a GPU, and --backend {} has none to share layers with: leave one of \
+                 them out",
+                name.flag()
+            ));
         }
         (name, _) => name,
     };
     Ok(BackendFlags {
         name,
+        gpu_layers: args.gpu_layers.filter(|&n| n > 0),
         n_threads: args.threads,
         activations: args.activations,
         repack: args.repack,
@@ -440,13 +450,18 @@ fn device_does_not_fit(shortage: &DeviceShortage) -> anyhow::Error {
         needs,
         room,
         largest_n_ctx,
+        most_layers,
     } = shortage;
     let advice = match largest_n_ctx {
         Some(n_ctx) => format!("--ctx {n_ctx} is the largest that fits, --kv-type q8_0 takes less"),
         None => "no --ctx fits, a model of fewer bits per weight may".to_owned(),
     };
+    let advice = match most_layers {
+        Some(n) => format!("{advice}; --gpu-layers {n} leaves the layers before to the CPU"),
+        None => advice,
+    };
     let message = format!(
-        "the model takes {} on the GPU (weights {}, KV rows and states {}, scratch {}), but {} has \
+        "what the GPU computes of the model takes {} there (weights {}, KV rows and states {}, scratch {}), but {} has \
          room for {}; {advice}; --backend cpu computes without the GPU (--no-memory-check tries \
          anyway)",
         machine::bytes(needs.total()),

@@ -232,7 +232,7 @@ fn a_model_that_does_not_fit_the_gpu_is_computed_on_the_cpu() {
     let first = ran.stderr.lines().next().unwrap();
     assert_eq!(ran.code, 0, "{}", ran.stderr);
     assert!(
-        first.starts_with("backend: cpu; the model takes "),
+        first.starts_with("backend: cpu; what the GPU computes of the model takes "),
         "{first}"
     );
     assert!(ran.stderr.contains("| cpu ("), "{}", ran.stderr);
@@ -285,7 +285,68 @@ fn the_largest_context_that_fits_the_gpu_does_and_one_more_token_does_not() {
         &settings,
         &["plan", "--backend", "auto", "--json", "-c", "256"],
     );
-    assert!(json(&ran).get("device").is_none());
+    let device = &json(&ran)["device"];
+    assert!(device["layers"]["last"].as_u64() < device["layers"]["of"].as_u64());
+}
+
+#[test]
+fn a_gpu_computes_as_many_layers_as_fit() {
+    let plan = ["plan", "--json", "-c", "64"];
+    let planned = |n: &str| {
+        json(&without_driver(
+            &[&plan, &["--backend", "cuda", "-ngl", n][..]].concat(),
+        ))
+    };
+    let one = planned("1");
+    let n_layers = one["device"]["layers"]["of"].as_u64().unwrap();
+    let plans: Vec<Value> = (1..n_layers).map(|n| planned(&n.to_string())).collect();
+    for (fewer, more) in plans.iter().zip(&plans[1..]) {
+        let (fewer_on, more_on) = (&fewer["device"], &more["device"]);
+        for kind in ["rows", "weights", "total"] {
+            assert!(
+                fewer_on[kind].as_u64() < more_on[kind].as_u64(),
+                "{kind}: {fewer} {more}"
+            );
+        }
+        for kind in ["memory", "mapped"] {
+            assert!(
+                fewer[kind].as_u64() > more[kind].as_u64(),
+                "{kind}: {fewer} {more}"
+            );
+        }
+    }
+    for n in ["-1", "999", &n_layers.to_string()] {
+        assert_eq!(planned(n)["device"].get("layers"), None);
+    }
+
+    let room = plans[1]["device"]["total"].as_u64().unwrap();
+    let free = (room + (256 << 20)).to_string();
+    let settings = [("FAKE_FREE", &*free)];
+    let auto = json(&with_driver(
+        &settings,
+        &[&plan, &["--backend", "auto"][..]].concat(),
+    ));
+    assert_eq!(auto["device"], {
+        let mut device = plans[1]["device"].clone();
+        for known in ["name", "room", "largest_n_ctx"] {
+            device[known] = auto["device"][known].clone();
+        }
+        device
+    });
+    assert_eq!(auto["device"]["room"], room);
+    for more in [&[][..], &["-ngl", "3"]] {
+        let ran = with_driver(
+            &settings,
+            &[&story(&["--backend", "cuda"])[..], more].concat(),
+        );
+        assert_eq!(ran.code, 1);
+        let advice = "--gpu-layers 2 leaves the layers before to the CPU;";
+        assert!(ran.stderr.contains(advice), "{}", ran.stderr);
+    }
+    // Without a GPU there is nothing to share with.
+    let ran = without_driver(&story(&["-ngl", "2"]));
+    let why = format!("backend: cpu; {CUDA_IS_ABSENT}{NO_LIBRARY}");
+    assert_eq!((ran.code, ran.stderr.lines().next()), (0, Some(&*why)));
 }
 
 #[test]

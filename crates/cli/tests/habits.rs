@@ -31,12 +31,19 @@ fn flags_of_llama_cpp_work() {
     let chat = ["run", "-m", &file, "--chat", "Hi", "-n", "1", "--json"];
     let prompt = |more: &[&str]| json(&[&chat[..], more].concat())["prompt"].clone();
     assert_eq!(prompt(&["-sys", "Be brief."]), "[Be brief.][Hi]");
-    let (code, message) = failure(&["run", "Hi", "-ngl", "99"]);
+    let (code, message) = failure(&["run", "Hi", "-ngl", "99", "--backend", "cpu"]);
     assert_eq!(code, 2);
     assert_eq!(
         message,
-        "invalid value '99' for '--gpu-layers <N>': layers cannot be split between GPU and CPU; leave \
-         the flag out and choose with --backend, or give 0 for the CPU; see --help"
+        "--gpu-layers 99 needs a GPU, and --backend cpu has none to share layers with: leave one of them \
+         out"
+    );
+    let (code, message) = failure(&["run", "Hi", "-ngl", "most"]);
+    assert_eq!(code, 2);
+    assert_eq!(
+        message,
+        "invalid value 'most' for '--gpu-layers <N>': a number of layers is needed, or -1 for all; see \
+         --help"
     );
 }
 

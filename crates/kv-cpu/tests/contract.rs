@@ -4,7 +4,7 @@
 
 use std::num::NonZeroUsize;
 
-use kv_contract::{Subject, Tolerance};
+use kv_contract::{Known, Subject, Tolerance};
 use kv_cpu::activations::ActivationKind;
 use kv_cpu::isa::Isa;
 use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig};
@@ -78,4 +78,51 @@ mod between {
     contracts!(avx2: Avx2, avx_vnni: AvxVnni, avx512_vnni: Avx512Vnni);
     #[cfg(target_arch = "aarch64")]
     contracts!(neon: Neon, neon_dot: NeonDot);
+}
+
+/// Two backends, of which the first has the rows of layer 0.
+mod split {
+    use kv_core::LayerIdx;
+    use kv_core::backend::Split;
+    use kv_core::graph::{GraphBuilder, GraphShape, Input, SplitPoint};
+    use kv_core::ids::PartIdx;
+    use kv_cpu::CpuBackend;
+
+    use super::{ActivationKind, Isa, Known, Subject, backend};
+
+    /// After a block that stores rows of layer 0, and before one of layer 1.
+    fn point() -> SplitPoint {
+        let mut b = GraphBuilder::new(GraphShape {
+            n_tokens: 1,
+            n_outputs: 1,
+        });
+        let x = b.input(Input::Embeddings { dim: 8 }).unwrap();
+        let cells = b.input(Input::Cells { part: PartIdx(0) }).unwrap();
+        for layer in [LayerIdx(0), LayerIdx(1)] {
+            let mut b = b.scope(layer);
+            let k = b.reshape("k", x, &[1, 1, 8]).unwrap();
+            b.store_k("stored", layer, [k, cells]).unwrap();
+        }
+        SplitPoint::new(&b.finish(&[x]).unwrap(), 1).unwrap()
+    }
+
+    fn subject() -> Subject<Split<CpuBackend, CpuBackend>> {
+        let half = |n_threads| backend(Isa::detect(), n_threads, ActivationKind::F32);
+        let known = ACROSS.map(|test| Known::fails(test, "layers 0 and 1 share rows or a node"));
+        Subject::new(Split::new(half(2), half(1), point())).with_known(&known)
+    }
+
+    /// Tests of graphs that cannot be split there.
+    const ACROSS: [&str; 8] = [
+        "bad_attention_is_refused",
+        "graphs_with_shared_and_latent_layers_compute",
+        "indexers_choose_what_is_attended",
+        "indexers_need_keys_of_their_width",
+        "indexers_that_may_choose_everything_leave_nothing_out",
+        "states_of_latents_come_back",
+        "stores_that_do_not_suit_their_rows_are_refused",
+        "values_can_be_the_beginnings_of_keys",
+    ];
+
+    kv_contract::backend_contract!(subject);
 }

@@ -170,18 +170,15 @@ pub(super) fn logit_bias(text: &str) -> Result<LogitBias, String> {
     Ok(LogitBias { token, bias })
 }
 
-/// Layers on a GPU: none, as there is no backend for one.
+/// Layers on a GPU, of which there may be fewer.
 ///
 /// # Errors
-/// What to do instead.
+/// What a number of layers is.
 pub(super) fn gpu_layers(text: &str) -> Result<u32, String> {
     match text.parse::<i64>() {
-        Ok(0) => Ok(0),
-        _ => Err(
-            "layers cannot be split between GPU and CPU; leave the flag out and choose with \
-             --backend, or give 0 for the CPU"
-                .to_owned(),
-        ),
+        Ok(-1) => Ok(u32::MAX),
+        Ok(n) if n >= 0 => Ok(u32::try_from(n).unwrap_or(u32::MAX)),
+        _ => Err("a number of layers is needed, or -1 for all".to_owned()),
     }
 }
 
@@ -249,7 +246,13 @@ mod tests {
         assert!("-3".parse::<PredictLimit>().is_err());
         assert_eq!("-1".parse(), Ok(Seed::Random));
         assert_eq!("18446744073709551615".parse(), Ok(Seed::Fixed(u64::MAX)));
-        assert_eq!((gpu_layers("0"), gpu_layers("99").is_err()), (Ok(0), true));
+        let layers = ["0", "12", "-1", "9999999999999"].map(gpu_layers);
+        assert_eq!(layers, [Ok(0), Ok(12), Ok(u32::MAX), Ok(u32::MAX)]);
+        assert!(
+            ["-2", "all", "1.5", ""]
+                .into_iter()
+                .all(|text| gpu_layers(text).is_err())
+        );
     }
 
     #[test]

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use super::inspect::tensor_sizes;
 use crate::args::{PlanArgs, SwapArgs};
-use crate::backend_plan::{self, DeviceReport, Planned};
+use crate::backend_plan::{self, DeviceReport, LayersOnGpu, Planned};
 use crate::draft_model::{self, DraftFor, PlannedDraft};
 use crate::failure::{Exit, one_line};
 use crate::machine;
@@ -403,7 +403,11 @@ fn print_device(device: &DeviceReport, out: &mut impl Write) -> std::io::Result<
     } else {
         ""
     };
-    writeln!(out, "\n  on {}{place}", terminal::escape(name))?;
+    let layers = match device.layers {
+        Some(LayersOnGpu { last, of }) => format!(", the last {last} of {of} layers"),
+        None => String::new(),
+    };
+    writeln!(out, "\n  on {}{layers}{place}", terminal::escape(name))?;
     let lines = [
         ("rows", device.rows),
         ("weights", device.weights),

@@ -8,7 +8,7 @@
 use super::BackendError;
 use super::rows::RowKind;
 use crate::graph::{
-    AttendSpec, Graph, GraphInputs, IndexSpec, Input, Node, Op, PartInputs,
+    AttendSpec, Graph, GraphInputs, GraphShape, IndexSpec, Input, Node, Op, PartInputs,
     check_states as check_groups,
 };
 use crate::ids::{LayerIdx, PartIdx};
@@ -133,9 +133,23 @@ pub fn check_inputs(
             format!("the program runs with {n_tokens} tokens and {n_outputs} outputs alone");
         return Err(refused("shape", reason));
     }
+    check_run(graph, layout, inputs, run)
+}
+
+/// The same for a run with so many tokens and outputs, of which the graph may have more
+/// ([`Graph::row_counts`]).
+///
+/// # Errors
+/// [`BackendError::Input`] with the input's name.
+pub fn check_run(
+    graph: &Graph,
+    layout: &RowLayout,
+    inputs: &GraphInputs<'_>,
+    run: GraphShape,
+) -> Result<(), BackendError> {
     for node in graph.nodes() {
         match &node.op {
-            Op::Input(input) => check_input(graph, layout, node, input, inputs)?,
+            Op::Input(input) => check_input(layout, input, inputs, run)?,
             Op::KqSoftMax { .. } => {
                 let visibility = &part_inputs(inputs, part_of(graph, node, 1)?)?.visibility;
                 check_visibility(visibility, node.shape.last().copied().unwrap_or(0))?;
@@ -148,7 +162,8 @@ pub fn check_inputs(
             }
             Op::TakeRows => {
                 let Ids { input, ids } = ids(graph, node, 1, inputs)?;
-                let n_rows = operand(graph, node, 0)?.n_rows();
+                // No run has more rows than its tokens.
+                let n_rows = operand(graph, node, 0)?.n_rows().min(run.n_tokens);
                 below(input, ids.iter().map(|&i| i as usize), n_rows)?;
             }
             _ => {}
@@ -158,23 +173,22 @@ pub fn check_inputs(
 }
 
 fn check_input(
-    graph: &Graph,
     layout: &RowLayout,
-    node: &Node,
     input: &Input,
     inputs: &GraphInputs<'_>,
+    run: GraphShape,
 ) -> Result<(), BackendError> {
-    let n_tokens = graph.shape().n_tokens;
+    let n_tokens = run.n_tokens;
     match input {
-        Input::Tokens => lengths("tokens", node.n_values(), inputs.tokens.len()),
-        Input::Embeddings { .. } => lengths("embeddings", node.n_values(), inputs.embeddings.len()),
-        Input::Positions => lengths("positions", node.n_values(), inputs.positions.len()),
-        Input::TokenTypes => lengths("token types", node.n_values(), inputs.token_types.len()),
-        Input::Coordinates => lengths("coordinates", node.n_rows(), inputs.coordinates.len()),
-        Input::OutputRows => lengths("output_rows", node.n_values(), inputs.output_rows.len()),
+        Input::Tokens => lengths("tokens", n_tokens, inputs.tokens.len()),
+        Input::Embeddings { dim } => lengths("embeddings", n_tokens * dim, inputs.embeddings.len()),
+        Input::Positions => lengths("positions", n_tokens, inputs.positions.len()),
+        Input::TokenTypes => lengths("token types", n_tokens, inputs.token_types.len()),
+        Input::Coordinates => lengths("coordinates", n_tokens, inputs.coordinates.len()),
+        Input::OutputRows => lengths("output_rows", run.n_outputs, inputs.output_rows.len()),
         Input::Cells { part } => {
             let cells = &part_inputs(inputs, *part)?.cells;
-            lengths("cells", node.n_values(), cells.len())?;
+            lengths("cells", n_tokens, cells.len())?;
             let n_rows = rows_of_part(layout, *part);
             below("cells", cells.iter().map(|c| c.as_usize()), n_rows)
         }

@@ -2,7 +2,26 @@
 //! better.
 
 use super::rows::{layers_of, stored_kinds};
-use super::{Backend, BackendError, RowCopy, RowSpan, RowStorage};
+use super::{Backend, BackendError, RowCopy, RowKind, RowSpan, RowStorage};
+use crate::ids::CellIdx;
+use crate::layers::{LayerRows, RowLayout};
+
+/// Checks that the rows of all copies are there.
+///
+/// # Errors
+/// [`BackendError::RowOutOfRange`], for the first that are not.
+pub(super) fn check_copies(layout: &RowLayout, copies: &[RowCopy]) -> Result<(), BackendError> {
+    for copy in copies {
+        for layer in layers_of(layout, copy.part) {
+            for (kind, _) in stored_kinds(&layer) {
+                for first in [copy.from, copy.to] {
+                    span_of(&layer, kind, first, copy.len).byte_range(layout)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
 
 /// Reads and writes the rows of each copy, one after the other.
 pub(super) fn through_the_host<B: Backend + ?Sized>(
@@ -10,19 +29,12 @@ pub(super) fn through_the_host<B: Backend + ?Sized>(
     rows: &mut B::Rows,
     copies: &[RowCopy],
 ) -> Result<(), BackendError> {
+    // They must be there before anything is as large as they say.
+    check_copies(rows.layout(), copies)?;
     for copy in copies {
         for layer in layers_of(rows.layout(), copy.part) {
             for (kind, shape) in stored_kinds(&layer) {
-                let span = |first| RowSpan {
-                    layer: layer.layer,
-                    kind,
-                    first,
-                    len: copy.len,
-                };
-                // Both must be there before anything is as large as they say.
-                for first in [copy.from, copy.to] {
-                    span(first).byte_range(rows.layout())?;
-                }
+                let span = |first| span_of(&layer, kind, first, copy.len);
                 let mut bytes = vec![0; shape.bytes() * copy.len as usize];
                 backend.read_rows(rows, span(copy.from), &mut bytes)?;
                 backend.write_rows(rows, span(copy.to), &bytes)?;
@@ -30,4 +42,13 @@ pub(super) fn through_the_host<B: Backend + ?Sized>(
         }
     }
     Ok(())
+}
+
+fn span_of(layer: &LayerRows, kind: RowKind, first: CellIdx, len: u32) -> RowSpan {
+    RowSpan {
+        layer: layer.layer,
+        kind,
+        first,
+        len,
+    }
 }

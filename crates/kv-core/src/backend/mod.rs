@@ -22,12 +22,13 @@ mod profile;
 mod progress;
 mod rows;
 mod shift;
+mod split;
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
 pub use cancel::CancelFlag;
-pub use checks::{check_inputs, check_rows, check_weights};
+pub use checks::{check_inputs, check_rows, check_run, check_weights};
 pub use custom::{
     CustomCall, CustomOp, CustomOps, CustomRows, CustomShape, CustomStates, MAX_CUSTOM_OPERANDS,
 };
@@ -36,6 +37,7 @@ pub use error::{BackendError, expect_len};
 pub use profile::{Profile, Profiler, StepKind, StepTime};
 pub use progress::{LoadProgress, OnProgress, RunProgress};
 pub use rows::{RowCopy, RowKind, RowShift, RowSpan, RowStorage};
+pub use split::{Split, SplitProgram, SplitRows};
 
 use crate::graph::{Graph, GraphInputs, GraphOutputs};
 use crate::kv_type::KvType;

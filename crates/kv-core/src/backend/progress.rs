@@ -2,6 +2,7 @@
 //! nothing of weights and graphs.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -35,24 +36,45 @@ impl OnProgress {
 }
 
 /// How far the present run has come, for another thread to read. Clones share it.
-#[derive(Clone, Debug, Default)]
-pub struct RunProgress(Arc<AtomicU64>);
+#[derive(Clone, Debug)]
+pub struct RunProgress {
+    /// The bits of an `f64` between 0 and 1.
+    fraction: Arc<AtomicU64>,
+    /// What part of the run is reported.
+    part: Range<f64>,
+}
+
+impl Default for RunProgress {
+    fn default() -> Self {
+        Self {
+            fraction: Arc::default(),
+            part: 0.0..1.0,
+        }
+    }
+}
 
 impl RunProgress {
+    /// For what computes a part of the run alone: all of its steps are this part of the whole.
+    pub fn of_part(&self, part: Range<f64>) -> Self {
+        Self {
+            fraction: Arc::clone(&self.fraction),
+            part,
+        }
+    }
+
     /// Reports that so many of a run's steps are done.
     pub fn report(&self, done: u32, total: u32) {
-        let both = (u64::from(done) << 32) | u64::from(total);
-        self.0.store(both, Ordering::Relaxed);
+        let done = match total {
+            0 => 0.0,
+            total => (f64::from(done) / f64::from(total)).min(1.0),
+        };
+        let fraction = self.part.start + done * (self.part.end - self.part.start);
+        self.fraction.store(fraction.to_bits(), Ordering::Relaxed);
     }
 
     /// The part of the run that is done, between 0 and 1; 0 before the first report.
     pub fn fraction(&self) -> f64 {
-        let both = self.0.load(Ordering::Relaxed);
-        let (done, total) = (both >> 32, both & u64::from(u32::MAX));
-        match total {
-            0 => 0.0,
-            total => (done as f64 / total as f64).min(1.0),
-        }
+        f64::from_bits(self.fraction.load(Ordering::Relaxed))
     }
 }
 
@@ -79,6 +101,11 @@ mod tests {
         assert_eq!(progress.fraction(), 0.75);
         progress.report(5, 4);
         assert_eq!(progress.fraction(), 1.0);
+        let second = progress.of_part(0.5..1.0);
+        second.report(0, 2);
+        assert_eq!(progress.fraction(), 0.5);
+        second.report(1, 2);
+        assert_eq!(progress.fraction(), 0.75);
     }
 
     #[test]

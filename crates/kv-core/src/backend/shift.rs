@@ -5,17 +5,36 @@
 
 use super::rows::{RowKind, RowShift, RowSpan, RowStorage, layers_of};
 use super::{Backend, BackendError};
-use crate::layers::LayerRows;
+use crate::layers::{LayerRows, RowLayout};
 use crate::rope::{LayerRope, Rotation};
 
 /// Rows that are on the host at the same time.
 const CHUNK_ROWS: u32 = 64;
 
 /// A rotation of some rows of one layer.
-struct KeyShift<'a> {
+pub(super) struct KeyShift<'a> {
     layer: LayerRows,
     rotation: &'a Rotation,
     shift: RowShift,
+}
+
+/// The rotations of all layers in which keys change, once all are known to be possible.
+///
+/// # Errors
+/// [`BackendError`] for the first that is not.
+pub(super) fn check_shifts<'r>(
+    layout: &RowLayout,
+    shifts: &[RowShift],
+    ropes: &'r [LayerRope],
+) -> Result<Vec<KeyShift<'r>>, BackendError> {
+    let mut checked = Vec::new();
+    for &shift in shifts {
+        for layer in layers_of(layout, shift.part) {
+            span(&layer, shift).byte_range(layout)?;
+            checked.extend(KeyShift::new(layer, shift, ropes)?);
+        }
+    }
+    Ok(checked)
 }
 
 /// Checks all shifts, then carries them out one after the other.
@@ -25,13 +44,7 @@ pub(super) fn through_the_host<B: Backend + ?Sized>(
     shifts: &[RowShift],
     ropes: &[LayerRope],
 ) -> Result<(), BackendError> {
-    let mut checked = Vec::new();
-    for &shift in shifts {
-        for layer in layers_of(rows.layout(), shift.part) {
-            span(&layer, shift).byte_range(rows.layout())?;
-            checked.extend(KeyShift::new(layer, shift, ropes)?);
-        }
-    }
+    let checked = check_shifts(rows.layout(), shifts, ropes)?;
     checked.iter().try_for_each(|s| s.apply(backend, rows))
 }
 

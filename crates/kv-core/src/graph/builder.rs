@@ -76,6 +76,14 @@ pub enum GraphError {
         /// The node.
         node: String,
     },
+    /// A graph that cannot be computed by two devices, one after the other.
+    #[error("the graph cannot be split after {n_first} blocks: {reason}")]
+    CannotSplit {
+        /// Blocks before the point.
+        n_first: u32,
+        /// What goes over it.
+        reason: String,
+    },
     /// A text that is no graph.
     #[error("not a graph in JSON form: {0}")]
     Json(String),

@@ -31,6 +31,7 @@ mod relative;
 mod row_count;
 mod scope;
 mod spec;
+mod split;
 mod states;
 mod taps;
 
@@ -59,6 +60,7 @@ pub use relative::{BucketTable, DistanceBuckets, Relative, RelativeScores};
 pub use row_count::RowCount;
 pub use scope::Scope;
 pub use spec::{Attribute, AttributeValue, OpScope, OpSpec};
+pub use split::{SplitGraph, SplitOutput, SplitPoint};
 pub use states::{StateGroup, StateMarks, StateStore, check_states};
 pub use taps::MatMulInput;
 

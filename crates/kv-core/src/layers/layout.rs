@@ -145,6 +145,32 @@ impl RowLayout {
         self.layers.iter().find(|l| l.layer == layer)
     }
 
+    /// The rows and states of the layers for which `is_first` holds, and those of the others.
+    pub fn partition(&self, is_first: impl Fn(LayerIdx) -> bool) -> (Self, Self) {
+        let half = |first: bool| Self {
+            layers: self
+                .layers
+                .iter()
+                .copied()
+                .filter(|l| is_first(l.layer) == first)
+                .collect(),
+            states: self
+                .states
+                .iter()
+                .copied()
+                .filter(|s| is_first(s.layer) == first)
+                .collect(),
+            // Where the rows are that are shared.
+            shared: self
+                .shared
+                .iter()
+                .copied()
+                .filter(|(_, with)| is_first(*with) == first)
+                .collect(),
+        };
+        (half(true), half(false))
+    }
+
     /// Bytes of all rows.
     pub fn bytes(&self) -> usize {
         let rows = self.layers.iter().map(LayerRows::bytes);

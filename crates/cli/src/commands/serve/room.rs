@@ -32,7 +32,7 @@ pub(super) fn budget(args: &ServeArgs) -> MemoryBudget {
     }
     let named = args.engine.backend.and_then(BackendName::kind);
     let gpu = named.unwrap_or(BackendKind::OWN_GPU);
-    let may_use_gpu = gpu.is_own_gpu() && args.engine.gpu_layers.is_none();
+    let may_use_gpu = gpu.is_own_gpu() && args.engine.gpu_layers != Some(0);
     MemoryBudget {
         host: match args.memory {
             Some(size) => Some(size.0),
