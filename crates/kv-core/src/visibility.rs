@@ -436,6 +436,67 @@ mod tests {
     }
 
     #[test]
+    fn groups_differ_by_rows_runs_and_limits() {
+        let group = VisibleGroup::new(vec![0], vec![run(4, 0, 3)], limits(&[(0, 2)]));
+        let mut same = group.clone();
+        assert_eq!(same, group);
+        same.rows[0] = 1;
+        assert_ne!(same, group);
+        let longer = VisibleGroup::new(vec![0], vec![run(4, 0, 4)], limits(&[(0, 2)]));
+        assert_ne!(longer, group);
+        let wider = VisibleGroup::new(vec![0], vec![run(4, 0, 3)], limits(&[(0, 3)]));
+        assert_ne!(wider, group);
+    }
+
+    #[test]
+    fn a_check_can_be_repeated_with_its_memory() {
+        let (example, mut n_groups) = (example(), Vec::new());
+        for _ in 0..2 {
+            assert_eq!(example.check_with(7, &mut n_groups), Ok(()));
+        }
+        assert!(matches!(
+            example.dense_mask(6),
+            Err(VisibilityError::RunOutside { .. })
+        ));
+        assert_eq!(example.dense_mask(7).unwrap().n_cells(), 7);
+    }
+
+    #[test]
+    fn rows_and_runs_that_come_twice_are_refused() {
+        let of = |rows: Vec<u32>, runs: Vec<CellRun>| {
+            let limits = vec![PosRange::ALL; rows.len()];
+            let group = VisibleGroup::new(rows, runs, limits);
+            Visibility::new(2, vec![group]).check(10).unwrap_err()
+        };
+        let twice = of(vec![1, 1], Vec::new());
+        assert!(
+            matches!(twice, VisibilityError::RowsNotAscending { .. }),
+            "{twice}"
+        );
+        let twice = of(vec![0, 1], vec![run(3, 2, 1), run(3, 2, 1)]);
+        assert!(
+            matches!(twice, VisibilityError::RunsOutOfOrder { .. }),
+            "{twice}"
+        );
+        let outside = of(vec![0, 1], vec![run(u32::MAX, 0, 2)]);
+        assert!(
+            matches!(outside, VisibilityError::RunOutside { .. }),
+            "{outside}"
+        );
+    }
+
+    #[test]
+    fn a_choice_for_fewer_rows_uses_memory_again() {
+        let mut out = Visibility::default();
+        example().keep_chosen(&[0.0; 3], 1, &mut out);
+        assert_eq!(out.groups.len(), 3);
+        let group = VisibleGroup::new(vec![0], vec![run(4, 0, 3)], limits(&[(0, 2)]));
+        Visibility::new(1, vec![group]).keep_chosen(&[1.0], 1, &mut out);
+        assert_eq!(out.groups.len(), 1);
+        assert_eq!(out.row(0).collect::<Vec<_>>(), [(CellIdx(5), Pos(1))]);
+    }
+
+    #[test]
     fn rows_see_their_limits_of_the_runs_by_position() {
         let cells = |row| {
             example()

@@ -248,6 +248,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn ranges_count_their_positions() {
+        assert_eq!(PosRange::new(Pos(3), Pos(5)).len(), 3);
+        assert_eq!(PosRange::EMPTY.len(), 0);
+        assert_eq!(PosRange::new(Pos(0), Pos(u32::MAX)).len(), 1 << 32);
+    }
+
+    #[test]
     fn k46_masked_positions() {
         let causal = |w: Window, q| w.visible_keys(Pos(q), Causality::Causal).to_string();
         assert_eq!(causal(Window::Full, 9), "0..=9");

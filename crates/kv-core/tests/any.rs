@@ -3,12 +3,13 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
 use kv_core::batch::{Batch, BatchRules, validate};
+use kv_core::graph::BatchVisibility;
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RecurrentMemory};
 use kv_core::memory::{
-    Composite, Division, Edit, Memory, MemoryConfig, MemoryInputs, RowsWritten, Seqs, Streams,
-    SwaSize,
+    Composite, Division, Edit, Memory, MemoryConfig, MemoryInputs, RestoreInto, RowCounts,
+    RowsWritten, Seqs, Streams, SwaSize, batch_visibility,
 };
-use kv_core::{Causality, Pos, PosDelta, PosRange, SeqId, TokenId, Window};
+use kv_core::{Causality, LayerIdx, Pos, PosDelta, PosRange, SeqId, TokenId, Visibility, Window};
 
 fn attention(window: Window) -> LayerMemory {
     LayerMemory::Attention(AttentionMemory {
@@ -24,8 +25,8 @@ const STATES: LayerMemory = LayerMemory::Recurrent(RecurrentMemory {
     state_row: 4,
 });
 
-fn memory(layers: &[LayerMemory]) -> Composite {
-    let config = MemoryConfig {
+fn config() -> MemoryConfig {
+    MemoryConfig {
         n_ctx: 64,
         n_seqs: 2,
         streams: Streams::Shared,
@@ -34,7 +35,11 @@ fn memory(layers: &[LayerMemory]) -> Composite {
         swa: SwaSize::Window,
         n_snapshots: 0,
         n_active: None,
-    };
+    }
+}
+
+fn memory(layers: &[LayerMemory]) -> Composite {
+    let config = config();
     assert_eq!(config.n_state_rows(), 4, "two rows for each sequence");
     Composite::new(&LayerMap::new(layers.to_vec()), &config).unwrap()
 }
@@ -82,6 +87,71 @@ fn states_and_cells_take_the_same_ubatches() {
         assert_eq!(next.states[0].source, Some(inputs.states[0].stores[0].to));
         assert_eq!(memory.positions(SeqId(0)).unwrap().last, Pos(5));
     }
+}
+
+#[test]
+fn sizes_and_limits_are_those_of_all_parts() {
+    for (memory, n_parts) in with_states().iter().zip(0..) {
+        let cells: Vec<usize> = memory
+            .parts()
+            .iter()
+            .map(|part| part.n_cells() as usize)
+            .collect();
+        assert_eq!((cells.len(), cells.contains(&0)), (n_parts, false));
+        let states = 4;
+        assert_eq!(memory.n_rows(), RowCounts { cells, states });
+        assert_eq!(memory.max_take_back(), 0, "no state is kept to go back to");
+        assert_eq!(memory.n_used(), 0);
+    }
+    let full = memory(&[attention(Window::Full)]);
+    assert_eq!((full.max_take_back(), full.n_rows().states), (u32::MAX, 0));
+    let snapshots = MemoryConfig {
+        n_snapshots: 3,
+        ..config()
+    };
+    assert_eq!(
+        (snapshots.n_state_rows(), snapshots.n_snapshot_rows()),
+        (16, 12)
+    );
+    let layers = LayerMap::new(vec![attention(Window::Full), STATES]);
+    let hybrid = Composite::new(&layers, &snapshots).unwrap();
+    assert_eq!(hybrid.max_take_back(), 3);
+}
+
+#[test]
+fn a_sequence_has_the_tokens_of_the_part_that_remembers_most() {
+    let layers = LayerMap::new([Window::Full, Window::Sliding(8)].map(attention).to_vec());
+    let long = MemoryConfig {
+        n_ctx: 512,
+        ..config()
+    };
+    let mut memory = Composite::new(&layers, &long).unwrap();
+    (0..10).for_each(|_| drop(feed(&mut memory, 50, 16)));
+    let n_tokens = |part: usize| memory.parts()[part].n_tokens(SeqId(0));
+    assert!(n_tokens(1) < 500, "the window recycled cells");
+    assert_eq!((n_tokens(0), memory.n_tokens(SeqId(0))), (500, 500));
+    assert_eq!(memory.n_used(), n_tokens(0) + n_tokens(1));
+}
+
+#[test]
+fn layers_and_numbers_that_no_memory_has_are_refused() {
+    let shared_with_later = vec![
+        LayerMemory::SharedWith(LayerIdx(1)),
+        attention(Window::Full),
+    ];
+    assert!(config().parts(&LayerMap::new(shared_with_later)).is_err());
+    let layers = LayerMap::new(vec![attention(Window::Full)]);
+    let parts = |n_active| {
+        let config = MemoryConfig {
+            n_active,
+            ..config()
+        };
+        config.parts(&layers).map(|parts| parts.len())
+    };
+    for n_active in [None, Some(1), Some(2)] {
+        assert_eq!(parts(n_active), Ok(1));
+    }
+    assert!(parts(Some(0)).is_err() && parts(Some(3)).is_err());
 }
 
 #[test]
@@ -145,6 +215,13 @@ fn d40_a_state_moves_as_a_whole_and_never_below_zero() {
 fn layers_that_remember_nothing_are_evaluated_as_if_for_the_first_time() {
     let mut memory = memory(&[LayerMemory::Nothing; 2]);
     assert!(memory.parts().is_empty() && memory.states().is_none());
+    assert_eq!(memory.max_take_back(), 0);
+    // It has as many sequences as it was made for.
+    assert!(memory.snapshot(Seqs::One(SeqId(2))).is_err());
+    let saved = memory.snapshot(Seqs::All).unwrap();
+    let into = |to| RestoreInto::One { from: SeqId(0), to };
+    assert!(memory.check_restore(&saved, into(SeqId(2))).is_err());
+    assert!(memory.check_restore(&saved, into(SeqId(1))).is_ok());
     let rules = BatchRules {
         n_batch: 64,
         n_seqs: 2,
@@ -178,6 +255,51 @@ fn layers_that_remember_nothing_are_evaluated_as_if_for_the_first_time() {
         0
     );
     assert_eq!((memory.n_used(), memory.n_holes()), (0, 0));
+}
+
+#[test]
+fn tokens_that_are_not_remembered_see_each_other_within_a_window() {
+    let mut memory = memory(&[LayerMemory::Nothing; 2]);
+    let rules = BatchRules {
+        n_batch: 64,
+        n_seqs: 2,
+        n_vocab: 10,
+        n_embd: 1,
+    };
+    let mut batch = Batch::new();
+    for seq in [0, 1, 0, 1, 1] {
+        batch.push_token(TokenId(1)).in_sequence(SeqId(seq));
+    }
+    let batch = validate(&batch, &rules, |_| None).unwrap();
+    let mut inputs = MemoryInputs::default();
+    let mut steps = memory.begin(&batch, 8).unwrap();
+    let ubatch = steps.next(&mut inputs).unwrap();
+    let mut seen = BatchVisibility {
+        window: Window::Full,
+        visibility: Visibility::default(),
+    };
+    // Rows of the sequence and their positions; twice, over what was there.
+    let sees = |seen: &BatchVisibility, row: usize| {
+        let row = seen.visibility.row(row as u32);
+        row.map(|(cell, pos)| (cell.0, pos.0)).collect::<Vec<_>>()
+    };
+    let rows_of = |seq: u32| {
+        let rows = (0u32..).zip(&ubatch.first_seqs);
+        let of_seq = rows.filter(|(_, first)| first.0 == seq);
+        of_seq.map(|(row, _)| row).zip(0..).collect::<Vec<_>>()
+    };
+    for _ in 0..2 {
+        batch_visibility(ubatch, &mut seen);
+        assert_eq!(seen.visibility.check(5), Ok(()));
+        for (row, seq) in ubatch.first_seqs.iter().enumerate() {
+            assert_eq!(sees(&seen, row), rows_of(seq.0));
+        }
+    }
+    seen.window = Window::Symmetric(2);
+    batch_visibility(ubatch, &mut seen);
+    let long = rows_of(1);
+    assert_eq!(sees(&seen, long[0].0 as usize), long[..2]);
+    assert_eq!(sees(&seen, long[1].0 as usize), long);
 }
 
 /// Of one sequence or of all, from a memory of any shape, whose windows slid and whose sequences

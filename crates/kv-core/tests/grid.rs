@@ -72,6 +72,8 @@ fn feed(memory: &mut Unified, seq: u32, tokens: &[Token], n_ubatch: u32) -> Memo
     let mut inputs = MemoryInputs::default();
     let mut steps = memory.begin(&valid, n_ubatch).unwrap();
     while steps.next(&mut inputs).is_some() {}
+    let mut groups = inputs.parts.iter().flat_map(|part| &part.visibility.groups);
+    assert!(groups.all(|group| !group.rows.is_empty()));
     invariants::check(memory).unwrap();
     inputs
 }
@@ -214,6 +216,20 @@ fn cells_keep_rows_and_columns_when_they_are_copied_and_moved() {
         feed(&mut memory, 0, &[text(0), text(1)], 8);
         assert_eq!(held(&memory, 0), [[0; 3], [1; 3]]);
     }
+}
+
+#[test]
+fn a_copy_onto_itself_changes_nothing() {
+    let mut memory = memory(Streams::Shared, Window::Full);
+    let _inputs = feed(
+        &mut memory,
+        0,
+        &[text(0), image(1, 1, 1), image(1, 1, 2)],
+        8,
+    );
+    let before = memory.clone();
+    let copied = memory.copy(SeqId(0), SeqId(0), PosRange::ALL).unwrap();
+    assert_eq!((copied.n_tokens, &memory), (0, &before));
 }
 
 #[test]

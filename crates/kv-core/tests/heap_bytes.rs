@@ -1,25 +1,37 @@
 //! What cells say that they take on the heap is what they do take.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+#![allow(clippy::unwrap_used)] // a test
 
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell as Counter;
+
+use kv_core::batch::{Batch, BatchRules, validate};
 use kv_core::cells::{Cell, KvCells};
-use kv_core::{CellIdx, GridPos, Pos, SeqId, SeqSet};
+use kv_core::memory::{Memory, MemoryInputs, Streams, Unified, UnifiedConfig};
+use kv_core::{Causality, CellIdx, GridPos, PartIdx, Pos, SeqId, SeqSet, TokenId, Window};
 
 struct Counting;
 
-static IN_USE: AtomicUsize = AtomicUsize::new(0);
+thread_local! {
+    /// Bytes of this thread alone: the one that runs the tests allocates meanwhile. What another
+    /// thread allocated may be freed here, so the number wraps.
+    static IN_USE: Counter<usize> = const { Counter::new(0) };
+}
+
+fn in_use() -> usize {
+    IN_USE.get()
+}
 
 // SAFETY: everything is the system allocator's, and counted.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        IN_USE.fetch_add(layout.size(), Ordering::SeqCst);
+        IN_USE.set(in_use().wrapping_add(layout.size()));
         // SAFETY: as the caller promises.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        IN_USE.fetch_sub(layout.size(), Ordering::SeqCst);
+        IN_USE.set(in_use().wrapping_sub(layout.size()));
         // SAFETY: as the caller promises.
         unsafe { System.dealloc(ptr, layout) }
     }
@@ -33,10 +45,10 @@ const N_SEQS: u32 = 64;
 
 /// Cells that `fill` has filled: what they say that they take, and what they do take.
 fn said_and_taken(fill: impl FnOnce(&mut KvCells)) -> (usize, usize) {
-    let before = IN_USE.load(Ordering::SeqCst);
+    let before = in_use();
     let mut cells = KvCells::new(0..N_CELLS, 0..N_SEQS);
     fill(&mut cells);
-    let taken = IN_USE.load(Ordering::SeqCst) - before;
+    let taken = in_use().wrapping_sub(before);
     (cells.heap_bytes(), taken)
 }
 
@@ -46,7 +58,36 @@ fn insert(cells: &mut KvCells, i: u32, pos: u32, seqs: &[u32]) {
     cells.insert(CellIdx(i), &Cell::new(Pos(pos), seqs));
 }
 
-// One test only: others would allocate meanwhile.
+/// The same for a memory whose window has recycled cells.
+fn memory_that_forgot() -> (usize, usize) {
+    let config = UnifiedConfig {
+        part: PartIdx(0),
+        n_seqs: 8,
+        n_cells: 16,
+        streams: Streams::PerSequence,
+        window: Window::Sliding(4),
+        causality: Causality::Causal,
+    };
+    let rules = BatchRules {
+        n_batch: 64,
+        n_seqs: 8,
+        n_vocab: 1,
+        n_embd: 1,
+    };
+    let before = in_use();
+    let mut memory = Unified::new(config).unwrap();
+    {
+        let batch = Batch::prompt(SeqId(7), (0..64).map(|_| TokenId(0)));
+        let batch = validate(&batch, &rules, |_| None).unwrap();
+        let mut steps = memory.begin(&batch, 8).unwrap();
+        let mut inputs = MemoryInputs::default();
+        while steps.next(&mut inputs).is_some() {}
+    }
+    let taken = in_use().wrapping_sub(before);
+    assert!(memory.positions(SeqId(7)).unwrap().first > Pos(0));
+    (memory.bookkeeping_bytes(), taken)
+}
+
 #[test]
 fn cells_say_how_many_bytes_they_take() {
     let (said, taken) = said_and_taken(|_| {});
@@ -87,4 +128,6 @@ fn cells_say_how_many_bytes_they_take() {
     let (said, taken) = (said - text, taken - text);
     let is_near = taken / 2 < said && said < taken * 3 / 2;
     assert!(is_near, "images: {said}, not {taken}");
+    let (said, taken) = memory_that_forgot();
+    assert_eq!(said, taken, "a memory with a window");
 }

@@ -3,10 +3,14 @@
 
 #![allow(clippy::unwrap_used)] // a test
 
+use std::collections::BTreeSet;
+
+use kv_core::batch::{Batch, BatchRules, MAX_POS, validate};
 use kv_core::memory::{
-    Memory, MemoryConfigError, MemoryInputs, Recurrent, RecurrentConfig, Refusal, RowsWritten, Seqs,
+    Division, Memory, MemoryConfigError, MemoryInputs, NeededFor, NoStateRoom, Recurrent,
+    RecurrentConfig, Refusal, RestoreInto, RowsTaken, RowsWritten, Seqs,
 };
-use kv_core::{Pos, PosRange, SeqId};
+use kv_core::{Pos, PosDelta, PosRange, SeqId, TokenId};
 
 mod support;
 
@@ -195,6 +199,177 @@ fn r6_r24_a_shared_state_is_read_by_all_and_written_by_none() {
     assert_eq!(f.remove(0, PosRange::ALL).unwrap(), (4, 1));
     assert_eq!(f.decode(&[(&[3], 5)]).unwrap(), "0+5: zeros -> 5@0");
     assert_eq!(f.memory.n_used(), 3);
+}
+
+#[test]
+fn sequences_that_do_not_exist_are_refused() {
+    let mut f = Fixture::with_snapshots(0);
+    let (seq, n_seqs) = (SeqId(4), 4);
+    let refused = Refusal::NoSuchSequence { seq, n_seqs };
+    assert_eq!(f.copy(4, 0, PosRange::ALL), Err(refused.clone()));
+    assert_eq!(f.copy(0, 4, PosRange::ALL), Err(refused.clone()));
+    assert_eq!(f.memory.snapshot(Seqs::One(seq)), Err(refused.clone()));
+    let shifted = f.memory.shift(seq, PosRange::ALL, PosDelta(1));
+    assert_eq!(shifted, Err(refused.clone()));
+    let rules = BatchRules {
+        n_batch: 8,
+        n_seqs: 5,
+        n_vocab: 1,
+        n_embd: 1,
+    };
+    let batch = Batch::prompt(seq, [TokenId(0)]);
+    let batch = validate(&batch, &rules, |_| None).unwrap();
+    assert_eq!(f.memory.begin(&batch, 8).map(drop).unwrap_err(), refused);
+}
+
+#[test]
+fn a_copy_onto_itself_changes_nothing() {
+    let mut f = Fixture::with_snapshots(1);
+    f.decode(&[(&[0], 3)]).unwrap();
+    let before = f.memory.clone();
+    assert_eq!(f.copy(0, 0, Pos(1)..Pos(2)), Ok(0));
+    assert_eq!(f.copy(0, 1, PosRange::EMPTY), Ok(0));
+    assert_eq!(f.memory, before);
+}
+
+#[test]
+fn a_copy_of_a_beginning_whose_state_is_gone_is_refused_with_numbers() {
+    let mut f = Fixture::with_snapshots(2);
+    f.decode(&[(&[0], 8)]).unwrap();
+    let refused = f.copy(0, 1, ..Pos(3));
+    let expected = Refusal::StateGone {
+        seq: SeqId(0),
+        last: Pos(7),
+        wanted: Pos(2),
+        oldest: Pos(5),
+        n_snapshots: 2,
+    };
+    assert_eq!(refused, Err(expected));
+}
+
+#[test]
+fn states_move_from_the_first_position_to_the_last() {
+    let mut f = Fixture::with_snapshots(0);
+    f.decode(&[(&[0], 3)]).unwrap();
+    let seq = SeqId(0);
+    let before = f.memory.clone();
+    let nothing = f
+        .memory
+        .shift(seq, PosRange::from(Pos(5)..), PosDelta(1))
+        .unwrap();
+    assert_eq!((nothing.n_tokens, &f.memory), (0, &before));
+    let by_zero = f.memory.divide(seq, PosRange::ALL, Division::by(0));
+    assert_eq!(by_zero, Err(Refusal::DivideByZero { seq }));
+    let to_the_end = (MAX_POS.0 - 2) as i32;
+    let there = f.memory.shift(seq, PosRange::ALL, PosDelta(to_the_end));
+    assert_eq!(there.unwrap().n_tokens, 3);
+    let further = f.memory.shift(seq, PosRange::ALL, PosDelta(1));
+    assert!(matches!(further, Err(Refusal::OutOfRange { .. })));
+    let back = f.memory.shift(seq, PosRange::ALL, PosDelta(-to_the_end));
+    assert_eq!(back.unwrap().n_tokens, 3);
+    assert_eq!(f.memory, before);
+}
+
+#[test]
+fn memories_differ_by_configuration_and_states() {
+    let largest = Recurrent::new(RecurrentConfig::new(4096)).unwrap();
+    assert_eq!(largest.config().n_seqs(), 4096);
+    let mut f = Fixture::with_snapshots(1);
+    let empty = f.memory.clone();
+    assert_eq!(empty, Fixture::with_snapshots(1).memory);
+    assert_ne!(empty, Fixture::with_snapshots(2).memory);
+    f.decode(&[(&[0], 1)]).unwrap();
+    assert_ne!(f.memory, empty);
+}
+
+#[test]
+fn saved_states_take_free_rows_first() {
+    let config = RecurrentConfig::new(2).with_rows(3);
+    let mut f = Fixture::new(config);
+    f.decode(&[(&[0], 3), (&[1], 2)]).unwrap();
+    let saved = f.memory.snapshot(Seqs::All).unwrap();
+    let restore = |f: &mut Fixture, to| {
+        let from = SeqId(0);
+        f.memory
+            .restore(&saved, RestoreInto::One { from, to })
+            .unwrap()
+    };
+    // One row is free.
+    let restored = restore(&mut f, SeqId(1));
+    assert_eq!(
+        (restored.n_tokens, restored.rows_taken),
+        (3, RowsTaken::Free)
+    );
+    let to: Vec<u32> = restored
+        .state_writes
+        .iter()
+        .map(|write| write.to.0)
+        .collect();
+    assert_eq!(to, [2]);
+    assert_eq!((f.has(0), f.has(1)), (Some((0, 2)), Some((0, 2))));
+    // Two are needed, and one is free until what is there is replaced.
+    let restored = f.memory.restore(&saved, RestoreInto::All).unwrap();
+    assert_eq!(
+        (restored.n_tokens, restored.rows_taken),
+        (5, RowsTaken::InUse)
+    );
+    let rows: BTreeSet<u32> = restored
+        .state_writes
+        .iter()
+        .map(|write| write.to.0)
+        .collect();
+    assert_eq!(rows.len(), 2);
+    assert_eq!((f.has(0), f.has(1)), (Some((0, 2)), Some((0, 1))));
+}
+
+#[test]
+fn a_step_whose_state_a_restore_overwrote_cannot_be_undone() {
+    let mut f = Fixture::new(RecurrentConfig::new(2));
+    f.decode(&[(&[1], 2)]).unwrap();
+    let seq = SeqId(1);
+    let saved = f.memory.snapshot(Seqs::One(seq)).unwrap();
+    f.remove(1, PosRange::ALL).unwrap();
+    f.decode(&[(&[0], 1)]).unwrap();
+    let plan = f
+        .memory
+        .plan(&next_tokens(&f.memory, &[(&[0], 1)]), 8)
+        .unwrap();
+    let undo: Vec<_> = plan.iter().map(|step| f.memory.commit(step)).collect();
+    let check = |f: &Fixture| f.memory.check_rollback(&undo[0], RowsWritten::Perhaps);
+    assert_eq!(check(&f), Ok(()));
+    let restored = f
+        .memory
+        .restore(&saved, RestoreInto::One { from: seq, to: seq });
+    assert_eq!(restored.unwrap().n_tokens, 2);
+    let refused = check(&f).unwrap_err();
+    assert!(
+        matches!(refused, Refusal::StateOverwritten { seq: SeqId(0), .. }),
+        "{refused}"
+    );
+}
+
+#[test]
+fn saved_states_without_room_are_refused_with_numbers() {
+    let mut saved = Fixture::with_snapshots(3);
+    saved.decode(&[(&[0], 4)]).unwrap();
+    let saved = saved.memory.snapshot(Seqs::All).unwrap();
+    let mut f = Fixture::new(RecurrentConfig::new(4).with_snapshots(3).with_rows(5));
+    f.decode(&[(&[1], 4)]).unwrap();
+    let seq = SeqId(0);
+    let before = f.memory.clone();
+    let refused = f
+        .memory
+        .restore(&saved, RestoreInto::One { from: seq, to: seq });
+    let expected = NoStateRoom {
+        needed_for: NeededFor::Restore,
+        n_wanted: 4,
+        n_free: 1,
+        n_rows: 5,
+    };
+    assert_eq!(refused, Err(Refusal::NoStateRoom(expected)));
+    assert_eq!(f.memory, before);
+    let restored = f.memory.restore(&saved, RestoreInto::All).unwrap();
+    assert_eq!((restored.n_tokens, restored.state_writes.len()), (4, 4));
 }
 
 #[test]

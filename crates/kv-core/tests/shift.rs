@@ -292,6 +292,43 @@ fn w7_d46_a_window_that_slid_can_be_shifted() {
 }
 
 #[test]
+fn what_is_forgotten_moves_too() {
+    let mut f = Fixture::new(8, Window::Sliding(4), Streams::Shared);
+    (0..12).for_each(|_| {
+        f.decode(&[S0], 1);
+    });
+    let ranges = |f: &Fixture| {
+        let mut ranges = f.memory.token_ranges(S0);
+        ranges.sort_by_key(|range| range.first);
+        ranges
+    };
+    let wanted = [range(0, 4), range(4, 8), range(8, 12)];
+    assert_eq!(ranges(&f), wanted);
+    // It is in the way like everything else.
+    let refused = f.shift(range(0, 2), 1).unwrap_err();
+    assert!(
+        matches!(refused, Refusal::Overtakes { other: Pos(2), .. }),
+        "{refused}"
+    );
+    let shifted = f.shift(PosRange::ALL, 10).unwrap();
+    assert_eq!(shifted.n_tokens, 8);
+    assert_eq!(
+        ranges(&f),
+        wanted.map(|r| range(r.first.0 + 10, r.last.0 + 11))
+    );
+}
+
+#[test]
+fn positions_without_tokens_move_anywhere() {
+    let mut f = Fixture::shared(8);
+    f.decode(&[S0], 4);
+    for delta in [-9, -1, 1, 9] {
+        assert_eq!(f.shift(range(5, 8), delta), Ok(Edited::default()));
+    }
+    assert_eq!(f.divide(range(5, 8), 2), Ok(Edited::default()));
+}
+
+#[test]
 fn a_move_that_would_show_what_is_forgotten_is_refused() {
     let mut f = Fixture::new(4, Window::Sliding(4), Streams::Shared);
     (0..9).for_each(|_| {
@@ -409,6 +446,28 @@ fn compaction_gives_sequences_that_grew_together_a_run_each() {
         invariants::check(&f.memory).unwrap();
     }
     assert_eq!(n_runs(&f), [1, 1, 1]);
+}
+
+#[test]
+fn compaction_leaves_sequences_in_the_order_that_they_have() {
+    let mut f = Fixture::shared(8);
+    f.decode(&[S1], 3).decode(&[S0], 2);
+    let drawn = "0:1 1:1 2:1 0:0 1:0 . . .";
+    assert_eq!((f.draw().as_str(), f.memory.n_holes()), (drawn, 0));
+    assert_eq!(f.memory.compact().unwrap(), Edited::default());
+    assert_eq!(f.draw(), drawn);
+}
+
+#[test]
+fn compaction_of_an_almost_full_memory_moves_the_last_tokens_alone() {
+    let mut f = Fixture::shared(130);
+    f.decode(&[S1], 60).decode(&[S0], 60).decode(&[S1], 10);
+    f.remove(S1, range(5, 6));
+    assert_eq!(f.memory.n_holes(), 1);
+    let compacted = f.memory.compact().unwrap();
+    assert_eq!(compacted.row_copies, [row_copy(129, 5, 1)]);
+    assert_eq!(f.memory.n_holes(), 0);
+    invariants::check(&f.memory).unwrap();
 }
 
 #[test]

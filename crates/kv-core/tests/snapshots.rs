@@ -6,10 +6,13 @@
 use kv_core::batch::{Batch, BatchRules, MAX_POS, validate};
 use kv_core::cells::Cell;
 use kv_core::memory::{
-    CellRecord, Composite, KeptState, Memory, MemoryInputs, PartSnapshot, Refusal, RestoreInto,
-    Seqs, Snapshot, SnapshotError, StateHistory, Streams, UnifiedConfig, WindowForgotten,
+    CellRecord, Composite, KeptState, Memory, MemoryInputs, NeededFor, NoRoom, PartSnapshot,
+    Refusal, RestoreInto, RowWrite, RowsTaken, Seqs, Snapshot, SnapshotError, StateHistory,
+    Streams, UnifiedConfig, WindowForgotten,
 };
-use kv_core::{Causality, CellIdx, PartIdx, Pos, PosRange, SeqId, SeqSet, TokenId, Window};
+use kv_core::{
+    Causality, CellIdx, PartIdx, Pos, PosRange, SeqId, SeqSet, StreamIdx, TokenId, Window,
+};
 
 const A: SeqId = SeqId(0);
 const B: SeqId = SeqId(1);
@@ -77,6 +80,13 @@ fn what_a_memory_could_hold_is_taken() {
     let snapshot = Snapshot::new(vec![with_forgotten], Some(vec![states()])).unwrap();
     assert_eq!(snapshot.seqs(), SeqSet::one(A));
     assert_eq!(snapshot.positions(A), Some(PosRange::new(Pos(2), Pos(3))));
+}
+
+#[test]
+fn the_largest_position_is_taken() {
+    let mut last = part();
+    last.cells = vec![cell(0, MAX_POS.0 - 1, &[0]), cell(1, MAX_POS.0, &[0])];
+    assert!(Snapshot::new(vec![last], None).is_ok());
 }
 
 #[test]
@@ -179,6 +189,13 @@ fn a_sequence_ends_at_one_position_everywhere() {
 
 #[test]
 fn the_next_token_misses_nothing() {
+    // The newest of what is forgotten counts.
+    let newer = |part: &mut PartSnapshot| part.forgotten = vec![forgotten(0, &[(0, 0), (2, 2)])];
+    let error = part_is_refused(newer);
+    assert!(
+        matches!(error, SnapshotError::WindowForgotten(_)),
+        "{error}"
+    );
     let error = part_is_refused(|part| part.forgotten = vec![forgotten(0, &[(0, 1)])]);
     let SnapshotError::WindowForgotten(WindowForgotten {
         seq,
@@ -245,6 +262,103 @@ fn a_sequence_without_tokens_is_saved_and_restored_as_such() {
     let into = RestoreInto::One { from: A, to: A };
     let error = target.restore(&snapshot, into).unwrap_err();
     assert!(matches!(error, Refusal::NotSaved { seq: A, .. }), "{error}");
+}
+
+fn with_window(n_cells: u32) -> Composite {
+    let window = Window::Sliding(2);
+    Composite::unified(UnifiedConfig {
+        n_cells,
+        window,
+        ..config()
+    })
+    .unwrap()
+}
+
+#[test]
+fn hidden_tokens_come_back_where_there_is_room() {
+    let mut saved = with_window(4);
+    feed(&mut saved, A);
+    let snapshot = saved.snapshot(Seqs::All).unwrap();
+    let range = |first, last| PosRange::new(Pos(first), Pos(last));
+    let (part, from, to) = (PartIdx(0), CellIdx(0), CellIdx(0));
+    let write = |from, len| RowWrite {
+        part,
+        from,
+        to,
+        len,
+    };
+    let mut memory = with_window(4);
+    let restored = memory.restore(&snapshot, RestoreInto::All).unwrap();
+    assert_eq!(
+        (restored.n_tokens, memory.token_ranges(A)),
+        (4, vec![range(0, 3)])
+    );
+    assert_eq!(restored.row_writes, [write(from, 4)]);
+    assert_eq!(restored.rows_taken, RowsTaken::Free);
+    // All cells are those of the sequence that is replaced.
+    let again = memory.restore(&snapshot, RestoreInto::All).unwrap();
+    assert_eq!(
+        (again.row_writes, again.rows_taken),
+        (restored.row_writes, RowsTaken::InUse)
+    );
+    // The next token sees positions 2 and 3 alone.
+    let mut small = with_window(3);
+    let restored = small.restore(&snapshot, RestoreInto::All).unwrap();
+    assert_eq!(restored.row_writes, [write(CellIdx(2), 2)]);
+    let ranges = vec![range(2, 3), range(0, 1)];
+    assert_eq!(
+        (restored.n_tokens, small.token_ranges(A)),
+        (2, ranges.clone())
+    );
+    // What was forgotten stays so.
+    let snapshot = small.snapshot(Seqs::All).unwrap();
+    let restored = memory.restore(&snapshot, RestoreInto::All).unwrap();
+    assert_eq!((restored.n_tokens, memory.token_ranges(A)), (2, ranges));
+}
+
+#[test]
+fn saved_tokens_without_room_are_refused_with_numbers() {
+    let mut saved = memory();
+    feed(&mut saved, A);
+    let snapshot = saved.snapshot(Seqs::All).unwrap();
+    let mut small = Composite::unified(UnifiedConfig {
+        n_cells: 3,
+        ..config()
+    })
+    .unwrap();
+    let expected = NoRoom {
+        needed_for: NeededFor::Restore,
+        part: PartIdx(0),
+        stream: StreamIdx(0),
+        window: Window::Full,
+        n_wanted: 4,
+        n_free: 3,
+        n_recyclable: 0,
+        n_cells: 3,
+        n_free_elsewhere: 0,
+    };
+    let refused = small.restore(&snapshot, RestoreInto::All);
+    assert_eq!(refused, Err(Refusal::NoRoom(expected)));
+}
+
+#[test]
+fn sequences_that_the_memory_does_not_have_are_refused() {
+    let mut saved = memory();
+    feed(&mut saved, SeqId(2));
+    let snapshot = saved.snapshot(Seqs::All).unwrap();
+    let mut smaller = Composite::unified(UnifiedConfig {
+        n_seqs: 2,
+        ..config()
+    })
+    .unwrap();
+    let (seq, n_seqs) = (SeqId(2), 2);
+    let refused = Refusal::NoSuchSequence { seq, n_seqs };
+    assert_eq!(
+        smaller.restore(&snapshot, RestoreInto::All),
+        Err(refused.clone())
+    );
+    let into = RestoreInto::One { from: seq, to: seq };
+    assert_eq!(smaller.restore(&snapshot, into), Err(refused));
 }
 
 #[test]

@@ -75,7 +75,13 @@ fn check(memory: &Composite) {
 }
 
 fn source(memory: &mut Composite, seq: SeqId, n: u32) {
-    let _inputs = take(memory, &Batch::source(seq, (0..n).map(TokenId))).unwrap();
+    for (_, inputs) in take(memory, &Batch::source(seq, (0..n).map(TokenId))).unwrap() {
+        // They have cells in their own part alone.
+        assert_eq!(
+            (inputs.parts[0].cells.len(), inputs.parts[1].cells.len()),
+            (0, n as usize)
+        );
+    }
 }
 
 fn text(memory: &mut Composite, seq: SeqId, n: u32) -> Vec<(UBatch, MemoryInputs)> {

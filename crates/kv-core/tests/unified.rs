@@ -4,12 +4,12 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
 use kv_core::backend::RowCopy;
-use kv_core::batch::ValidBatch;
+use kv_core::batch::{Batch, BatchRules, ValidBatch, validate};
 use kv_core::memory::{
-    Memory, MemoryConfigError, MemoryInputs, NeededFor, NoRoom, Refusal, RowsWritten, Seqs,
-    Streams, Unified, UnifiedConfig, invariants,
+    Memory, MemoryConfigError, MemoryInputs, NeededFor, NoRoom, Refusal, RowCounts, RowsWritten,
+    Seqs, Streams, Unified, UnifiedConfig, invariants,
 };
-use kv_core::{Causality, CellIdx, PartIdx, Pos, PosRange, SeqId, StreamIdx, Window};
+use kv_core::{Causality, CellIdx, PartIdx, Pos, PosRange, SeqId, StreamIdx, TokenId, Window};
 
 mod support;
 
@@ -403,10 +403,102 @@ fn d37_d47_operations_on_sequences_that_do_not_exist_are_refused() {
         assert!(f.memory.copy(seq, SeqId(0), PosRange::ALL).is_err());
         assert!(f.memory.copy(SeqId(0), seq, PosRange::ALL).is_err());
         assert!(f.memory.keep_only(seq).is_err());
+        assert!(f.memory.snapshot(Seqs::One(seq)).is_err());
         assert_eq!(f.memory.positions(seq), None);
     }
     assert_eq!(f.memory, before);
     assert_eq!(f.memory.cell(CellIdx(u32::MAX)), None);
+}
+
+#[test]
+fn tokens_of_sequences_that_do_not_exist_are_refused() {
+    for streams in [Streams::Shared, Streams::PerSequence] {
+        let mut f = Fixture::new(8, Window::Full, streams);
+        let batch = Batch::prompt(SeqId(3), [TokenId(0)]);
+        let rules = BatchRules {
+            n_batch: 8,
+            n_seqs: 4,
+            n_vocab: 1,
+            n_embd: 1,
+        };
+        let batch = validate(&batch, &rules, |_| None).unwrap();
+        let refused = f.memory.begin(&batch, 8).map(drop).unwrap_err();
+        let (seq, n_seqs) = (SeqId(3), 3);
+        assert_eq!(refused, Refusal::NoSuchSequence { seq, n_seqs });
+    }
+}
+
+#[test]
+fn tokens_of_sequences_may_alternate() {
+    let mut f = Fixture::new(8, Window::Sliding(4), Streams::PerSequence);
+    let sets: &[(&[u32], u32)] = &[(&[0], 1), (&[1], 1), (&[0], 1), (&[1], 2)];
+    let before = f.memory.clone();
+    let batch = f.batch(sets);
+    let mut steps = f.memory.begin(&batch, 64).unwrap();
+    steps.next(&mut f.inputs).unwrap();
+    steps.undo_last(RowsWritten::No);
+    assert_eq!(f.memory, before);
+    assert_eq!(f.decode(sets).unwrap(), [0, 8, 1, 9, 10]);
+}
+
+#[test]
+fn a_step_that_wrote_nothing_can_always_be_undone() {
+    let mut f = Fixture::shared(3, Window::Sliding(2));
+    f.decode(&[(&[0], 3)]).unwrap();
+    let plan = f.memory.plan(&f.batch(&[(&[0], 3)]), 1).unwrap();
+    let undo: Vec<_> = plan.iter().map(|step| f.memory.commit(step)).collect();
+    assert_eq!(f.has(0), Some((3, 5)));
+    // Cells of positions 0 to 2 were given to others, and the next token would see position 2.
+    let check = |rows| f.memory.check_rollback(&undo[0], rows);
+    assert!(matches!(
+        check(RowsWritten::Perhaps),
+        Err(Refusal::WindowForgotten(_))
+    ));
+    assert_eq!(check(RowsWritten::No), Ok(()));
+}
+
+#[test]
+fn rows_are_counted_by_the_number_of_the_part() {
+    let memory = support::part(2, 8, Window::Full, Streams::PerSequence);
+    let (cells, states) = (vec![0, 0, 24], 0);
+    assert_eq!(memory.n_rows(), RowCounts { cells, states });
+    assert_eq!(memory.max_take_back(), u32::MAX);
+}
+
+#[test]
+fn a_plan_counts_what_it_leaves_free_in_other_streams() {
+    let f = Fixture::new(4, Window::Full, Streams::PerSequence);
+    let refused = f.memory.plan(&f.batch(&[(&[0], 2), (&[1], 5)]), 64);
+    let Err(Refusal::NoRoom(no_room)) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!((no_room.stream, no_room.n_free), (StreamIdx(1), 4));
+    assert_eq!(no_room.n_free_elsewhere, 2 + 4);
+}
+
+#[test]
+fn an_emptied_stream_is_filled_from_its_beginning() {
+    let mut f = Fixture::new(8, Window::Full, Streams::PerSequence);
+    assert_eq!(f.decode(&[(&[1], 4)]).unwrap(), [8, 9, 10, 11]);
+    assert_eq!(f.remove(1, PosRange::ALL).unwrap(), (4, 4));
+    assert_eq!(f.decode(&[(&[1], 2)]).unwrap(), [8, 9]);
+}
+
+#[test]
+fn what_was_recycled_is_remembered_until_it_is_removed() {
+    let mut f = Fixture::shared(8, Window::Sliding(2));
+    f.decode(&[(&[0], 2)]).unwrap();
+    f.decode(&[(&[1], 1)]).unwrap();
+    f.decode(&[(&[0], 5)]).unwrap();
+    f.remove(1, PosRange::ALL).unwrap();
+    f.decode(&[(&[0], 1)]).unwrap();
+    // The token at position 2 gives its cell, and with it go the older ones.
+    assert_eq!(f.decode(&[(&[0], 1)]).unwrap(), [3]);
+    let ranges = |f: &Fixture| f.memory.token_ranges(SeqId(0));
+    let range = |first, last| PosRange::new(Pos(first), Pos(last));
+    assert_eq!(ranges(&f), [range(3, 6), range(7, 8), range(0, 2)]);
+    assert_eq!(f.remove(0, ..Pos(2)).unwrap(), (0, 0));
+    assert_eq!(ranges(&f), [range(3, 6), range(7, 8), range(2, 2)]);
 }
 
 #[test]
@@ -434,6 +526,7 @@ fn configurations_that_hold_nothing_are_refused() {
         with(4097, 4),
         Err(MemoryConfigError::SeqCount { n_seqs: 4097 })
     ));
+    assert_eq!(with(4096, 4).unwrap().n_seqs(), 4096);
     assert!(matches!(
         with(2, 0),
         Err(MemoryConfigError::CellCount { .. })

@@ -221,3 +221,65 @@ impl EntryMut<'_> {
         self
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_counted_and_taken_out() {
+        let (a, b) = (SeqId(1), SeqId(2));
+        let mut batch = Batch::prompt(a, [TokenId(4), TokenId(5)]);
+        let outputs: Vec<Output> = batch.entries.iter().map(|entry| entry.output).collect();
+        assert_eq!(outputs, [Output::Skip, Output::Wanted]);
+        batch.push_embedding(&[0.5, 1.5]).in_sequence(b);
+        assert_eq!((batch.len(), batch.is_empty()), (3, false));
+        assert_eq!((batch.n_entries_of(a), batch.n_entries_of(b)), (2, 1));
+        batch.clear();
+        assert_eq!((batch.len(), batch.is_empty()), (0, true));
+        assert!(batch.embeddings.is_empty());
+        batch.set_tokens_of(TokensOf::Source);
+        assert_eq!(batch.tokens_of(), TokensOf::Source);
+    }
+
+    #[test]
+    fn an_entry_of_known_sequences_is_in_range() {
+        let mut batch = Batch::new();
+        batch.push_token(TokenId(0)).in_sequence(SeqId(u32::MAX));
+        assert_eq!(batch.entries[0].out_of_range, Some(SeqId(u32::MAX)));
+        let known = SeqSet::one(SeqId(1));
+        batch
+            .push_token(TokenId(0))
+            .in_sequence(SeqId(u32::MAX))
+            .in_sequences(&known);
+        assert_eq!(batch.entries[1].out_of_range, None);
+        assert_eq!(batch.entries[1].seqs, known);
+    }
+
+    #[test]
+    fn a_batch_may_be_as_large_and_reach_as_far_as_allowed() {
+        let rules = BatchRules {
+            n_batch: 2,
+            n_seqs: 1,
+            n_vocab: 1,
+            n_embd: 1,
+        };
+        let mut batch = Batch::new();
+        batch
+            .push_token(TokenId(0))
+            .at(Pos(MAX_POS.0 - 1))
+            .of_type(3)
+            .with_output();
+        batch.push_token(TokenId(0)).with_output();
+        let valid = validate(&batch, &rules, |_| None).unwrap();
+        assert_eq!(valid.n_outputs(), 2);
+        let ubatches = SplitPolicy::InOrder.split(&valid, 8).unwrap();
+        assert_eq!(ubatches[0].positions, [MAX_POS.0 - 1, MAX_POS.0]);
+        assert_eq!(ubatches[0].token_types, [3, 0]);
+        batch.push_token(TokenId(0));
+        assert!(matches!(
+            validate(&batch, &rules, |_| None),
+            Err(BatchError::TooLarge { n_entries: 3, .. })
+        ));
+    }
+}

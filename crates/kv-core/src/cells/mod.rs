@@ -20,6 +20,8 @@ use crate::window::PosRange;
 mod free_map;
 mod seq_runs;
 mod set_table;
+#[cfg(test)]
+mod tests;
 
 pub use free_map::FreeMap;
 pub(crate) use seq_runs::CopyOrigin;
@@ -503,77 +505,5 @@ impl Freed {
             n_cells: self.n_cells + other.n_cells,
             lowest: [self.lowest, other.lowest].into_iter().flatten().min(),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn set(ids: &[u32]) -> SeqSet {
-        ids.iter().copied().map(SeqId).collect()
-    }
-
-    /// Positions and sequences of all cells.
-    fn draw(cells: &KvCells) -> String {
-        let cell = |i| match cells.get(CellIdx(i)) {
-            Some(Cell { pos, seqs, .. }) => format!("{pos}:{seqs}"),
-            None => ".".to_owned(),
-        };
-        (0..cells.n_cells()).map(cell).collect::<Vec<_>>().join(" ")
-    }
-
-    #[test]
-    fn c9_c11_worked_example_of_cells() {
-        let mut cells = KvCells::new(0..6, 0..2);
-        cells.insert(CellIdx(0), &Cell::new(Pos(0), set(&[0])));
-        cells.insert(CellIdx(1), &Cell::new(Pos(1), set(&[0])));
-        let shared = CellRun {
-            cell: CellIdx(0),
-            pos: Pos(0),
-            len: 1,
-        };
-        cells.add_run(shared, SeqId(1));
-        assert_eq!(draw(&cells), "0:{0,1} 1:{0} . . . .");
-        let (freed, _) = cells.remove(SeqId(0), PosRange::from(Pos(0)..Pos(1)));
-        assert_eq!((freed.n_tokens, freed.n_cells), (1, 0));
-        assert_eq!(draw(&cells), "0:{1} 1:{0} . . . .");
-        assert_eq!(
-            cells.positions(SeqId(0)),
-            Some(PosRange::new(Pos(1), Pos(1)))
-        );
-        let taken = cells.take(CellIdx(0));
-        assert_eq!(taken, Some(Cell::new(Pos(0), set(&[1]))));
-        assert_eq!(cells.positions(SeqId(1)), None);
-        assert_eq!(cells.n_used(), 1);
-    }
-
-    #[test]
-    fn cells_differ_by_numbers_sequences_positions_and_images() {
-        let text = |seq| {
-            let mut cells = KvCells::new(0..4, 0..2);
-            cells.insert(CellIdx(0), &Cell::new(Pos(0), set(&[seq])));
-            cells
-        };
-        assert_eq!(text(0), text(0));
-        assert_ne!(text(0), text(1));
-        assert_ne!(text(0), KvCells::new(0..4, 0..2));
-        assert_ne!(KvCells::new(0..4, 0..2), KvCells::new(4..8, 0..2));
-        assert_ne!(KvCells::new(0..4, 0..2), KvCells::new(0..4, 2..4));
-        let mut image = text(0);
-        image.set_grid(CellIdx(0), GridPos { y: 0, x: 1 });
-        assert_ne!(image, text(0));
-    }
-
-    #[test]
-    fn cells_and_sequences_of_other_streams_are_left_alone() {
-        let mut cells = KvCells::new(8..12, 3..4);
-        cells.insert(CellIdx(2), &Cell::new(Pos(0), set(&[3])));
-        cells.insert(CellIdx(12), &Cell::new(Pos(0), set(&[3])));
-        cells.insert(CellIdx(9), &Cell::new(Pos(0), set(&[1])));
-        cells.insert(CellIdx(9), &Cell::new(Pos(0), set(&[4])));
-        assert_eq!(cells, KvCells::new(8..12, 3..4));
-        assert_eq!(cells.seqs().collect::<Vec<_>>(), [SeqId(3)]);
-        assert_eq!(cells.get(CellIdx(12)), None);
     }
 }

@@ -382,6 +382,45 @@ mod tests {
         assert_eq!(copy, b.as_slice());
     }
 
+    /// What a list takes that grew by one operation to `n` runs: a quarter more at most.
+    fn assert_room_is_tight(runs: &SeqRuns, n: usize) {
+        assert!(runs.runs.len() >= n, "{}", runs.runs.len());
+        let room = runs.heap_bytes() / size_of::<CellRun>();
+        let most = runs.runs.len() + runs.runs.len() / 4 + 4;
+        assert!(room <= most, "{room} for {}", runs.runs.len());
+    }
+
+    #[test]
+    fn room_for_runs_grows_by_a_quarter() {
+        const N: u32 = 1030;
+        let mut appended = SeqRuns::default();
+        (0..N).for_each(|i| appended.insert(Pos(2 * i), CellIdx(i)));
+        assert_room_is_tight(&appended, N as usize);
+        let mut inserted = SeqRuns::default();
+        (0..N)
+            .rev()
+            .for_each(|i| inserted.insert(Pos(2 * i), CellIdx(i)));
+        assert_room_is_tight(&inserted, N as usize);
+        let one_run = || {
+            let cells = (0..3 * N).map(|i| (Pos(i), CellIdx(i)));
+            SeqRuns::from_ascending(cells)
+        };
+        let mut doubled = one_run();
+        (0..N).for_each(|i| doubled.insert(Pos(3 * i + 1), CellIdx(2)));
+        assert_room_is_tight(&doubled, N as usize);
+        let mut cut = one_run();
+        (0..N).for_each(|i| cut.remove(Pos(3 * i + 1), CellIdx(3 * i + 1)));
+        assert_room_is_tight(&cut, N as usize);
+        let mut cut = one_run();
+        for i in 0..N {
+            cut.remove_range(PosRange::new(Pos(3 * i + 1), Pos(3 * i + 1)));
+        }
+        assert_room_is_tight(&cut, N as usize);
+        // A list that loses all it has returns its memory.
+        cut.remove_range(PosRange::ALL);
+        assert_eq!(cut.heap_bytes(), 0);
+    }
+
     #[test]
     fn the_largest_position_can_be_removed() {
         let mut runs = SeqRuns::default();

@@ -201,6 +201,17 @@ mod tests {
     }
 
     #[test]
+    fn entries_that_can_be_used_again_take_room() {
+        let mut table = SetTable::default();
+        let ids: Vec<SetId> = (0..9).map(|i| table.acquire(&set(&[i, i + 1]))).collect();
+        ids.into_iter().for_each(|id| table.release(id));
+        assert_eq!((table.unused.len(), table.shared().count()), (9, 0));
+        let (bytes, room) = (table.heap_bytes(), table.unused.capacity() * 4);
+        table.unused = Vec::new();
+        assert_eq!(table.heap_bytes() + room, bytes);
+    }
+
+    #[test]
     fn sets_of_one_sequence_need_no_entry() {
         let mut table = SetTable::default();
         for seq in [0, 63, 4095] {

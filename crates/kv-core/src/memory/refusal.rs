@@ -463,6 +463,8 @@ mod tests {
         assert_eq!(reason.downcast_ref(), Some(&std::fmt::Error));
         assert!(reason.downcast_ref::<std::io::Error>().is_none());
         assert_eq!(refusal, refusal.clone());
+        let other = Refusal::custom(std::io::Error::other("no such file"));
+        assert_ne!(refusal, other);
         assert!(!refusal.smaller_may_fit());
     }
 }

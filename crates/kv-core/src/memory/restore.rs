@@ -243,14 +243,10 @@ fn free_cells(now: &FreeMap, then: &FreeMap, n: u32) -> Vec<u32> {
     free_now.chain(freed).take(n as usize).collect()
 }
 
-/// Adds the write of one row, joined to the one before where it continues that.
+/// Adds the write of one row of a part, joined to the one before where it continues that.
 fn add_row_write(writes: &mut Vec<RowWrite>, write: RowWrite) {
     match writes.last_mut() {
-        Some(w)
-            if w.part == write.part
-                && w.from.offset(w.len) == write.from
-                && w.to.offset(w.len) == write.to =>
-        {
+        Some(w) if w.from.offset(w.len) == write.from && w.to.offset(w.len) == write.to => {
             w.len += 1;
         }
         _ => writes.push(write),
