@@ -23,7 +23,12 @@ fn render(server: &Server, path: &str, body: &Value) -> Vec<Value> {
 /// All tokens but the last of each prompt are cached once the rendered tokens were computed.
 #[test]
 fn rendered_tokens_are_those_that_are_computed() {
-    let server = Setup::default().start();
+    // As many sequences as running texts and cached prompts take: none is evicted for another.
+    let setup = Setup {
+        n_seqs: 16,
+        ..Setup::default()
+    };
+    let server = setup.start();
     let chat =
         json!([{"role": "system", "content": "Tell a story."}, {"role": "user", "content": TEXT}]);
     let mut n_rendered = 0;
