@@ -85,6 +85,12 @@ fn without_text(command: &[&str], flag: &str) -> Option<&'static str> {
     }
 }
 
+/// What the line names where a flag is alone that needs others: their absence is found before its value is
+/// looked at.
+fn others_needed(flag: &str) -> Option<&'static str> {
+    (flag == "--swap-dir").then_some("--swap-memory <SIZE> --swap-disk <SIZE>")
+}
+
 /// A word without one of its letters.
 fn misspelled(name: &str) -> String {
     let at = name.len() / 2 + 1;
@@ -125,10 +131,14 @@ fn invocations() -> Vec<Invocation> {
             for value in wrong_values(&placeholder).iter().filter(|_| !is_needed) {
                 let is_file = ["FILE", "DIR"].contains(&placeholder.as_str());
                 // A file is known by its path.
-                let wanted = if is_file { value } else { name.as_str() };
+                let wanted = match others_needed(&name) {
+                    Some(others) => [others, others],
+                    None if is_file => [*value, *value],
+                    None => [name.as_str(), *value],
+                };
                 let last = more.iter().map(|&arg| arg.to_owned());
                 let last: Vec<String> = last.chain([format!("{name}={value}")]).collect();
-                add(&last, &[wanted, value]);
+                add(&last, &wanted);
             }
             let wrong = misspelled(&name);
             add(&[format!("{wrong}=1")], &[&format!("'{wrong}'")]);
