@@ -2,7 +2,7 @@
 """Mutation testing: which changes of an expression does no test notice?
 
     pip install tree-sitter tree-sitter-rust
-    scripts/mutants.py --package cellar-kv-core --work /tmp/mutants crates/kv-core/src/cells/*.rs
+    scripts/mutants.py --package cellar-kv-core --work target/mutants crates/kv-core/src/cells/*.rs
 
 All mutants of the named files are compiled at once (mutant schemata): each stands behind a number, and
 the environment variable MUTANT chooses one. Every test is first run alone to see which mutants it

@@ -258,25 +258,26 @@ fn requests_come_through_a_pipe() {
     assert_eq!(answers(&stdout).len(), 2);
 }
 
-/// Requests that have to wait in the middle go on from the host's memory, with the text that they have
-/// alone; the trace shows it, and a replay computes what it saves.
-#[test]
-fn requests_that_wait_keep_what_was_computed_on_the_host() {
+/// What a batch of six stories answers with these flags.
+fn six_stories(flags: &[&str]) -> Vec<serde_json::Value> {
     let line = |seed: u64| {
         let prompt = format!("Once upon a time number {seed} there was");
         serde_json::json!({"prompt": prompt, "max_tokens": 60, "seed": seed}).to_string()
     };
     let input: Vec<String> = (0..6).map(line).collect();
-    let input = input.join("\n");
+    let args = ["batch", "-f", "-", "--backend", "cpu", "--no-prefix-cache"];
+    support::json_lines(&[&args[..], flags].concat(), &input.join("\n"))
+}
+
+/// Requests that have to wait in the middle go on from the host's memory, with the text that they have
+/// alone; the trace shows it, and a replay computes what it saves.
+#[test]
+fn requests_that_wait_keep_what_was_computed_on_the_host() {
     let dir = tempfile::tempdir().unwrap();
     let trace = dir.path().join("trace.jsonl").display().to_string();
-    let batch = |extra: &[&str]| {
-        let args = ["batch", "-f", "-", "--backend", "cpu", "--no-prefix-cache"];
-        support::json_lines(&[&args[..], extra].concat(), &input)
-    };
-    let alone = batch(&["-c", "1600", "--parallel", "1"]);
+    let alone = six_stories(&["-c", "1600", "--parallel", "1"]);
     let short = ["-c", "160", "--parallel", "4", "--trace", &trace];
-    let swapped = batch(&[&short[..], &["--swap-memory", "16M"]].concat());
+    let swapped = six_stories(&[&short[..], &["--swap-memory", "16M"]].concat());
     for (swapped, alone) in swapped.iter().zip(&alone) {
         assert_eq!(swapped["text"], alone["text"]);
     }
@@ -296,20 +297,10 @@ fn requests_that_wait_keep_what_was_computed_on_the_host() {
 /// The same with files for what is beyond half of the host's memory, none of which is left.
 #[test]
 fn requests_that_wait_go_on_to_files() {
-    let line = |seed: u64| {
-        let prompt = format!("Once upon a time number {seed} there was");
-        serde_json::json!({"prompt": prompt, "max_tokens": 60, "seed": seed}).to_string()
-    };
-    let input: Vec<String> = (0..6).map(line).collect();
-    let input = input.join("\n");
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).display().to_string();
     let (trace, swap) = (path("trace.jsonl"), path("swap"));
-    let batch = |extra: &[&str]| {
-        let args = ["batch", "-f", "-", "--backend", "cpu", "--no-prefix-cache"];
-        support::json_lines(&[&args[..], extra].concat(), &input)
-    };
-    let alone = batch(&["-c", "1600", "--parallel", "1"]);
+    let alone = six_stories(&["-c", "1600", "--parallel", "1"]);
     // Half of it is less than a state has.
     let short = ["-c", "160", "--parallel", "4", "--trace", &trace];
     let files = [
@@ -320,7 +311,7 @@ fn requests_that_wait_go_on_to_files() {
         "--swap-disk",
         "1G",
     ];
-    let swapped = batch(&[short, files].concat());
+    let swapped = six_stories(&[short, files].concat());
     for (swapped, alone) in swapped.iter().zip(&alone) {
         assert_eq!(swapped["text"], alone["text"]);
     }

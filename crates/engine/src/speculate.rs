@@ -363,9 +363,9 @@ impl Speculating {
 /// Which tokens of a draft were right.
 #[derive(Clone, Copy, Debug, Default)]
 struct RightTokens {
-    /// So many, and
+    /// How many of the line, from its beginning.
     n_accepted: usize,
-    /// this second choice behind them.
+    /// Which second choice, behind these.
     second: Option<usize>,
 }
 

@@ -4,23 +4,17 @@
 
 mod support;
 
-use kv_core::batch::BatchRules;
 use kv_core::{Pos, TokenId};
 use scheduler::{
     Micros, Missed, PrefixCaching, PrefixUse, Priority, PromptRows, RequestId, Reuse, RowBytes,
     Salt, SchedulerConfig, Tenant,
 };
-use support::fake::N_VOCAB;
+use support::fake::{N_VOCAB, rules};
 use support::kinds::Kind;
 use support::simulator::{Script, Simulator};
 
 fn simulator(kind: Kind, n_seqs: u32, n_cells: u32) -> Simulator {
-    let rules = BatchRules {
-        n_batch: 64,
-        n_seqs,
-        n_vocab: N_VOCAB,
-        n_embd: 8,
-    };
+    let rules = rules(n_seqs);
     let config = SchedulerConfig::new(rules, 64, 4000);
     Simulator::new(kind.memory(n_seqs, n_cells), config)
 }
@@ -159,12 +153,7 @@ fn a_prompt_that_parts_at_the_end_of_a_message_finds_it() {
 fn the_cache_stays_within_its_bytes() {
     for kind in Kind::ALL {
         for prefix_bytes in [0, 50, 8000] {
-            let rules = BatchRules {
-                n_batch: 64,
-                n_seqs: 12,
-                n_vocab: N_VOCAB,
-                n_embd: 8,
-            };
+            let rules = rules(12);
             let config = SchedulerConfig {
                 prefix_bytes: Some(prefix_bytes),
                 ..SchedulerConfig::new(rules, 64, 4000)
@@ -328,12 +317,7 @@ fn cached_windows_give_way_to_whole_ubatches() {
 
 #[test]
 fn a_scheduler_without_a_cache_keeps_nothing() {
-    let rules = BatchRules {
-        n_batch: 64,
-        n_seqs: 4,
-        n_vocab: N_VOCAB,
-        n_embd: 8,
-    };
+    let rules = rules(4);
     let config = SchedulerConfig {
         prefix_cache: PrefixCaching::Off,
         ..SchedulerConfig::new(rules, 64, 4000)

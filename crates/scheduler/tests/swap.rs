@@ -5,25 +5,19 @@
 mod support;
 
 use kv_core::TokenId;
-use kv_core::batch::BatchRules;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use scheduler::{
     Micros, PrefixUse, Priority, PromptRows, RequestId, RowBytes, SchedulerConfig, Tenant,
 };
-use support::fake::N_VOCAB;
+use support::fake::{N_VOCAB, rules};
 use support::kinds::Kind;
 use support::simulator::{Disk, Script, Simulator};
 
 /// Four requests whose texts do not fit together, with so many bytes on the host and the disk. A token has
 /// 10 bytes, a state 7 more.
 fn simulator(swap_bytes: u64, swap_disk_bytes: u64, n_bad: u32) -> Simulator {
-    let rules = BatchRules {
-        n_batch: 64,
-        n_seqs: 4,
-        n_vocab: N_VOCAB,
-        n_embd: 8,
-    };
+    let rules = rules(4);
     let config = SchedulerConfig {
         headroom: 1,
         swap_bytes,

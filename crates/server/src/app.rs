@@ -40,7 +40,7 @@ pub struct ServerConfig {
     pub view_time: Duration,
     /// How much is kept for requests that go on from an earlier answer.
     pub conversations: ConversationLimits,
-    /// Who is told what requests did.
+    /// Takes reports of what requests did.
     pub observer: Option<Arc<dyn ObserveRequests>>,
 }
 
@@ -106,12 +106,12 @@ pub(crate) struct Active {
     id: u64,
     ended: Ended,
     has_text: bool,
-    told: Option<Told>,
+    pending: Option<PendingReport>,
 }
 
-/// What is told of a request's text.
+/// The report of a text that is being computed.
 #[derive(Debug)]
-struct Told {
+struct PendingReport {
     recorder: Recorder,
     report: TextReport,
 }
@@ -260,7 +260,7 @@ impl App {
             has_text: false,
             since: Instant::now(),
         };
-        let told = Recorder::current().map(|recorder| Told {
+        let pending = Recorder::current().map(|recorder| PendingReport {
             report: TextReport {
                 model: running.model.clone(),
                 n_prompt,
@@ -278,7 +278,7 @@ impl App {
             id,
             ended: Ended::Cancelled,
             has_text: false,
-            told,
+            pending,
         }
     }
 }
@@ -299,16 +299,16 @@ impl Active {
     pub(crate) fn finished(&mut self, reason: &FinishReason, usage: Usage) {
         self.ended = Ended::Finished;
         self.app.metrics().used(&usage);
-        if let Some(told) = &mut self.told {
+        if let Some(pending) = &mut self.pending {
             let reason = reason.clone();
-            told.report.end = TextEnd::Finished { reason, usage };
+            pending.report.end = TextEnd::Finished { reason, usage };
         }
     }
 
     pub(crate) fn failed(&mut self) {
         self.ended = Ended::Failed;
-        if let Some(told) = &mut self.told {
-            told.report.end = TextEnd::Failed;
+        if let Some(pending) = &mut self.pending {
+            pending.report.end = TextEnd::Failed;
         }
     }
 }
@@ -317,9 +317,9 @@ impl Drop for Active {
     fn drop(&mut self) {
         let id = self.id;
         self.app.metrics().ended(self.ended);
-        if let Some(mut told) = self.told.take() {
-            told.report.took = told.recorder.elapsed() - told.report.began;
-            told.recorder.text(told.report);
+        if let Some(mut pending) = self.pending.take() {
+            pending.report.took = pending.recorder.elapsed() - pending.report.began;
+            pending.recorder.text(pending.report);
         }
         self.app.0.running.send_modify(|requests| {
             requests.remove(&id);

@@ -1,7 +1,7 @@
-//! [`RequestReport`]: what a request did, told to an [`ObserveRequests`] once it has ended.
+//! [`RequestReport`]: what a request did, for an [`ObserveRequests`] once it has ended.
 //!
-//! Invariant: each POST that was let in is told once, after the last of its texts has ended or its client
-//! has gone. Knows no wire, and where nobody observes, nothing is kept.
+//! Invariant: each POST that was let in is reported once, after the last of its texts has ended or its client
+//! has gone. Knows no wire; without an observer nothing is kept.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,7 @@ use engine::serve::Usage;
 
 use crate::trace::TraceParent;
 
-/// Is told what requests did.
+/// Takes reports of what requests did.
 pub trait ObserveRequests: Debug + Send + Sync {
     /// A request has ended. Called where it ended, often on the thread of all connections: it must not
     /// wait.
@@ -88,7 +88,7 @@ struct Recording {
 }
 
 impl Recorder {
-    /// `None` where a request is not to be told.
+    /// `None` where a request is not to be reported.
     pub(crate) fn of(
         observer: Option<&Arc<dyn ObserveRequests>>,
         request: &Request,

@@ -2,10 +2,10 @@
 //! of its prompt is.
 //!
 //! A block is so many tokens and all before them; its hash, which the observer computes, stands for both and
-//! for the salt that may share them. Invariant: what was stored and not removed is exactly the set of whole blocks that cached prefixes
-//! and running requests hold, each once, and a block is stored after the one before it. Decides nothing, and
-//! knows no wire. With sliding windows and recurrent states a prompt can begin at kept points alone, so that
-//! less than its blocks may be reused.
+//! for the salt that may share them. With sliding windows and recurrent states a prompt can begin at kept
+//! points alone, so that less than its blocks may be reused. Invariant: what was stored and not removed is
+//! exactly the set of whole blocks that cached prefixes and running requests hold, each once, and a block is
+//! stored after the one before it. Decides nothing, and knows no wire.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Invariant: a file is complete under its name and only this user reads it. Removed are files of this
-//! owner, and those of owners whose lock file is there and that nobody locks: their process is dead. Every
+//! owner, and those of owners whose lock file is there and is not locked: their process is dead. Every
 //! other file stays as it is. Knows nothing of what is in the files, but how long they are.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
@@ -224,7 +224,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn nobody_else_reads_them() {
+    fn other_users_cannot_read_them() {
         use std::os::unix::fs::MetadataExt;
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().join("swap");
@@ -247,7 +247,7 @@ mod tests {
         let mut alive = SwapDir::open(dir).unwrap();
         alive.write(3, b"alive").unwrap();
         let kept = [
-            // Of nobody's that is known to be dead.
+            // Without a lock file, its owner is not known to be dead.
             format!("{PREFIX}{unlocked}-1{STATE}"),
             format!("{PREFIX}{dead}-x{STATE}"),
             format!("{PREFIX}{dead}-1{STATE}.txt"),

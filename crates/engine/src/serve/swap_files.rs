@@ -30,7 +30,7 @@ pub trait SwapFiles: Send + fmt::Debug {
 /// What the thread is to do.
 #[derive(Debug)]
 pub(super) enum Job {
-    /// Write a file, unless nobody else has the bytes by then.
+    /// Write a file, unless the store has dropped the bytes by then.
     Write {
         number: u64,
         bytes: Arc<Vec<u8>>,
@@ -123,7 +123,7 @@ fn work(mut files: Box<dyn SwapFiles>, jobs: &Receiver<Job>, finished: &Sender<F
                     1 => Ok(()),
                     _ => files.write(number, &bytes),
                 };
-                drop(bytes); // before it is told that they are in no memory
+                drop(bytes); // they are out of memory when the store reads the answer
                 Finished::Write {
                     number,
                     n_bytes,
@@ -139,7 +139,7 @@ fn work(mut files: Box<dyn SwapFiles>, jobs: &Receiver<Job>, finished: &Sender<F
                 continue;
             }
         };
-        // Whoever asked may be gone.
+        // The store may have been dropped.
         let _gone = finished.send(answer);
     }
 }

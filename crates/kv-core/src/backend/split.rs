@@ -100,7 +100,7 @@ impl<A, B> SplitProgram<A, B> {
     }
 }
 
-/// Puts the carried values, of these widths, one beside the other in each row.
+/// Concatenates the carried values of each token, of these widths, in its row.
 fn join(values: &GraphOutputs, widths: &[usize], rows: &mut [f32]) {
     let width: usize = widths.iter().sum();
     let mut at = 0;

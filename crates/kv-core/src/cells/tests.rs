@@ -152,7 +152,7 @@ fn what_is_freed_adds_up() {
 }
 
 #[test]
-fn a_free_cell_is_nobodys() {
+fn a_free_cell_has_no_owner() {
     let mut cells = KvCells::new(0..2, 0..2);
     cells.insert(CellIdx(0), &Cell::new(Pos(0), set(&[0])));
     cells.set_grid(CellIdx(1), GridPos { y: 0, x: 0 });

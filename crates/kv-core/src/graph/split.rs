@@ -17,7 +17,7 @@ pub struct SplitGraph {
     /// What comes first: its outputs are the values that are carried over, then those of the graph that
     /// it computes. `None` where all is computed after it.
     pub first: Option<Graph>,
-    /// What comes then: the rows of its embeddings are those of the carried values, one beside the other.
+    /// What comes then: a row of its embeddings is the carried values of a token, concatenated.
     /// `None` where nothing is left.
     pub second: Option<Graph>,
     /// Widths of the values that are carried over: a row of each for each token.

@@ -1,6 +1,7 @@
 //! A model without weights: what it remembers of a token is a hash of the token and of everything
 //! that the token sees, so a token that sees a wrong cell, or misses one, changes the whole text.
 
+use kv_core::batch::BatchRules;
 use std::collections::BTreeMap;
 
 use kv_core::backend::RowCopy;
@@ -11,6 +12,16 @@ use scheduler::RowBytes;
 
 /// Tokens of the vocabulary.
 pub const N_VOCAB: u32 = 1000;
+
+/// Batches of at most 64 tokens of so many sequences.
+pub fn rules(n_seqs: u32) -> BatchRules {
+    BatchRules {
+        n_batch: 64,
+        n_seqs,
+        n_vocab: N_VOCAB,
+        n_embd: 8,
+    }
+}
 
 /// The rows that a backend would hold.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 //! SHA-256 over `[parent, [token…], extra keys]` in canonical CBOR, where the parent of a first block is the
 //! hash of the seed's text. The extra keys are null, or `[salt]` in the first block of a sequence that is
 //! salted. Invariant: without keys and `cache_salt`, the hashes are those of vLLM for the same tokens and
-//! seed. A salt is written as a number of this server, so that nobody reads a client's salt in it.
+//! seed. A salt is written as a number of this server, so that it does not show a client's.
 
 use engine::serve::{Block, BlockHash, Salt};
 use sha2::{Digest, Sha256};

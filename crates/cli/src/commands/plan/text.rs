@@ -1,0 +1,171 @@
+//! A plan as text: the memory layer by layer, then what is on a device, and what in memory. Computes nothing.
+
+use std::io::Write;
+
+use kv_core::memory::Streams;
+use kv_core::memory_plan::{MemoryPlan, PlannedKind};
+
+use super::{KINDS, PartReport, Report};
+use crate::backend_plan::{DeviceReport, LayersOnGpu};
+use crate::{machine, terminal};
+
+/// Prints the report of a plan.
+pub(super) fn print(
+    report: &Report,
+    plan: &MemoryPlan,
+    out: &mut impl Write,
+) -> std::io::Result<()> {
+    let shared = match (report.n_seqs, report.streams) {
+        (1, _) => "1 sequence".to_owned(),
+        (n, Streams::Shared) => format!("{n} sequences that share cells"),
+        (n, Streams::PerSequence) => format!("each of {n} sequences"),
+    };
+    let Report {
+        architecture,
+        n_ctx,
+        ..
+    } = report;
+    let architecture = terminal::escape(architecture);
+    writeln!(out, "{architecture}: {n_ctx} tokens of {shared}")?;
+    for part in &report.parts {
+        let PartReport {
+            part,
+            window,
+            n_cells,
+            n_layers,
+            n_bytes,
+        } = part;
+        writeln!(
+            out,
+            "  part {part}: window {window}, {n_layers} layers, {n_cells} cells, {}",
+            bytes(*n_bytes)
+        )?;
+    }
+    match plan.rows() {
+        [] => writeln!(out, "  an encoder: it remembers nothing")?,
+        _ => print_layers(plan, out)?,
+    }
+    if let Some(device) = &report.device {
+        print_device(device, out)?;
+    }
+    let memory = match report.device {
+        Some(_) => "bookkeeping",
+        None => "with bookkeeping",
+    };
+    let lines = [
+        (memory, Some(report.memory)),
+        ("weights", Some(report.weights)),
+        ("  packed", report.backend.map(|b| b.packed)),
+        ("  from the file", Some(report.mapped)),
+        ("scratch", report.backend.map(|b| b.scratch)),
+        ("draft model", report.draft.as_ref().map(|draft| draft.host)),
+        ("swap", report.swap.map(|swap| swap.memory)),
+        ("this process", report.process),
+        ("total", Some(report.total)),
+    ];
+    writeln!(out)?;
+    if report.device.is_none() {
+        writeln!(out, "  {:18} {:>12}", "rows", bytes(report.n_bytes))?;
+    }
+    for (name, n) in lines {
+        if n.is_none() && ["draft model", "swap"].contains(&name) {
+            continue;
+        }
+        let n = n.map_or_else(|| "not known".to_owned(), machine::bytes);
+        writeln!(out, "  {name:18} {n:>12}")?;
+    }
+    if let Some(draft) = report.draft.as_ref().filter(|draft| draft.device > 0) {
+        let device = machine::bytes(draft.device);
+        writeln!(
+            out,
+            "  the draft model takes {device} on the GPU in addition"
+        )?;
+    }
+    if let Some(swap) = report.swap.filter(|swap| swap.disk > 0) {
+        let disk = machine::bytes(swap.disk);
+        writeln!(out, "  swap takes {disk} of the disk in addition")?;
+    }
+    if let Some(error) = &report.backend_error {
+        writeln!(out, "  the backend cannot compute this model: {error}")?;
+    }
+    let Some(available) = report.available.filter(|_| report.device.is_none()) else {
+        return Ok(());
+    };
+    let advice = match report.largest_n_ctx {
+        Some(_) if plan.rows().is_empty() => "room for any context".to_owned(),
+        Some(n_ctx) => format!("room for a context of {n_ctx}"),
+        None => "no room for any context".to_owned(),
+    };
+    let available = machine::bytes(available);
+    writeln!(out, "  {:18} {available:>12}: {advice}", "free here")
+}
+
+/// What is on a device, and what stays on the host after it.
+fn print_device(device: &DeviceReport, out: &mut impl Write) -> std::io::Result<()> {
+    let name = device.name.as_deref().unwrap_or("a GPU (none here)");
+    let place = if device.unified {
+        ", in the total below"
+    } else {
+        ""
+    };
+    let layers = match device.layers {
+        Some(LayersOnGpu { last, of }) => format!(", the last {last} of {of} layers"),
+        None => String::new(),
+    };
+    writeln!(out, "\n  on {}{layers}{place}", terminal::escape(name))?;
+    let lines = [
+        ("rows", device.rows),
+        ("weights", device.weights),
+        ("scratch", device.scratch),
+        ("transfers", device.transfers),
+        ("total", device.total),
+    ];
+    for (name, n) in lines {
+        writeln!(out, "  {name:18} {:>12}", machine::bytes(n))?;
+    }
+    if let Some(room) = device.room {
+        let advice = match device.largest_n_ctx {
+            Some(n_ctx) => format!("room for a context of {n_ctx}"),
+            None => "no room for any context".to_owned(),
+        };
+        let room = machine::bytes(room);
+        writeln!(out, "  {:18} {room:>12}: {advice}", "free there")?;
+    }
+    writeln!(out, "\n  in memory")
+}
+
+/// One line a layer, one column for each kind that occurs.
+fn print_layers(plan: &MemoryPlan, out: &mut impl Write) -> std::io::Result<()> {
+    let kinds: Vec<PlannedKind> = KINDS
+        .into_iter()
+        .filter(|&kind| plan.bytes_of_kind(kind) > 0)
+        .collect();
+    write!(out, "\n  layer  part")?;
+    for kind in &kinds {
+        write!(out, "  {kind:>18}")?;
+    }
+    writeln!(out, "  {:>12}", "sum")?;
+    for layer in plan.layers() {
+        let of_layer = || plan.rows().iter().filter(|rows| rows.layer == layer);
+        let part = of_layer().find_map(|rows| rows.part);
+        let part = part.map_or_else(|| "-".to_owned(), |part| part.to_string());
+        write!(out, "  {:5}  {part:>4}", layer.0)?;
+        for &kind in &kinds {
+            let cell = of_layer().find(|rows| rows.kind == kind);
+            let text = cell.map_or_else(String::new, |rows| {
+                format!("{} {}", rows.kv_type, bytes(rows.bytes()))
+            });
+            write!(out, "  {text:>18}")?;
+        }
+        writeln!(out, "  {:>12}", bytes(plan.bytes_of_layer(layer)))?;
+    }
+    write!(out, "    all      ")?;
+    for &kind in &kinds {
+        write!(out, "  {:>18}", bytes(plan.bytes_of_kind(kind)))?;
+    }
+    writeln!(out, "  {:>12}", bytes(plan.bytes()))
+}
+
+fn bytes(n: usize) -> String {
+    machine::bytes(n as u64)
+}
