@@ -340,6 +340,15 @@ impl Run<'_> {
                 };
                 ops::attend(tensors, spec, queries)
             }
+            Op::AttendPartial { layer, spec, sinks } => {
+                let part = part_inputs(inputs, part_of(&program.graph, node, 2)?)?;
+                let (_, tensors) = self.rows.attended(*layer)?;
+                let mut queries = self.queries(node, &part.visibility, sinks.as_deref())?;
+                queries.form = ops::ResultForm::Partial;
+                let result = ops::attend(tensors, spec, queries);
+                result.and_then(|result| result.reshape(node.shape.as_slice()))
+            }
+            Op::MergePartials => ops::merge_partials(self.operands(node)?),
             Op::Index { layer, index } => {
                 let part = part_inputs(inputs, part_of(&program.graph, node, 3)?)?;
                 let (_, tensors) = self.rows.attended(*layer)?;
@@ -448,6 +457,7 @@ impl Run<'_> {
             positions: self.inputs.positions,
             sinks: sinks.transpose()?,
             relative: None,
+            form: ops::ResultForm::Whole,
         })
     }
 

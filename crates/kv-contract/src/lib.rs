@@ -32,6 +32,7 @@ pub mod masks;
 pub mod memory;
 mod one_op;
 pub mod ops;
+pub mod partials;
 mod random;
 pub mod recurrent;
 pub mod rows;
@@ -233,6 +234,8 @@ macro_rules! backend_contract {
                 attends_with_a_soft_cap, attends_with_sinks, attends_with_linear_biases,
                 attends_with_large_scores, a_row_that_sees_nothing_is_zero,
                 bad_attention_is_refused;
+            partials: partial_results_have_logarithms, recent_and_old_rows_merge,
+                rows_that_see_nothing_merge_to_zero;
             masks: k43_golden_masks_are_attended;
             attend_batch: tokens_attend_within_their_ubatch, scores_by_distance_add,
                 stored_keys_have_scores_by_distance, sinks_and_biases_come_from_the_graph,

@@ -37,6 +37,21 @@ pub struct KvTypes {
     /// Layers with types of their own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<LayerKvTypes>,
+    /// Types of the rows of old tokens, where they have their own: the types above are then those of
+    /// recent ones. In layers that see everything; the others have no old tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub old: Option<OldKvTypes>,
+}
+
+/// The types of the rows of tokens that are no longer recent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OldKvTypes {
+    /// Type of their K rows.
+    pub k: KvType,
+    /// Type of their V rows.
+    pub v: KvType,
+    /// How many of the last tokens, the query's own included, are recent.
+    pub n_recent: u32,
 }
 
 /// The types of some neighbouring layers.
@@ -60,6 +75,7 @@ impl KvTypes {
             v,
             rotation: KvRotation::On,
             layers: Vec::new(),
+            old: None,
         }
     }
 
@@ -74,7 +90,13 @@ impl KvTypes {
         self
     }
 
-    /// The types of K and V of `layer`.
+    /// The same with other types for tokens that are no longer recent.
+    pub fn with_old(self, old: OldKvTypes) -> Self {
+        let old = Some(old);
+        Self { old, ..self }
+    }
+
+    /// The types of K and V of `layer`, of recent tokens where old ones have their own.
     pub fn of_layer(&self, layer: LayerIdx) -> [KvType; 2] {
         let own = self
             .layers
@@ -104,12 +126,17 @@ impl From<&Self> for KvTypes {
     }
 }
 
-/// `f16`, or `q8_0/q4_0` where K and V differ, and the layers that have types of their own.
+/// `f16`, or `q8_0/q4_0` where K and V differ, the layers that have types of their own, and the types of
+/// old tokens.
 impl fmt::Display for KvTypes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_pair(f, self.k, self.v)?;
         for own in &self.layers {
             write!(f, ", {own}")?;
+        }
+        if let Some(OldKvTypes { k, v, n_recent }) = self.old {
+            write!(f, "; all but the last {n_recent}: ")?;
+            write_pair(f, k, v)?;
         }
         Ok(())
     }
@@ -146,10 +173,18 @@ impl FromStr for LayerKvTypes {
         if first > last {
             return Err(form());
         }
-        let (k, v) = types.split_once('/').unwrap_or((types, types));
-        let (k, v) = (k.parse()?, v.parse()?);
+        let [k, v] = kv_pair(types)?;
         Ok(Self { first, last, k, v })
     }
+}
+
+/// The types of K and V: `q8_0/q4_0`, or `q8_0` for both.
+///
+/// # Errors
+/// [`KvTypeError`] where one of them is none.
+pub fn kv_pair(types: &str) -> Result<[KvType; 2], KvTypeError> {
+    let (k, v) = types.split_once('/').unwrap_or((types, types));
+    Ok([k.parse()?, v.parse()?])
 }
 
 #[cfg(test)]
@@ -166,6 +201,11 @@ mod tests {
         assert_eq!(of(3), [KvType::Q4_0, KvType::BF16]);
         assert_eq!(of(4), [KvType::Q8_0; 2]);
         assert_eq!(types.to_string(), "q8_0, 0-3=f16, 3=q4_0/bf16");
+        let [k, v] = kv_pair("q8_0/q4_0").unwrap();
+        let n_recent = 64;
+        let types = KvTypes::from(KvType::F16).with_old(OldKvTypes { k, v, n_recent });
+        assert_eq!(types.to_string(), "f16; all but the last 64: q8_0/q4_0");
+        assert_eq!(types.of_layer(LayerIdx(0)), [KvType::F16; 2]);
     }
 
     #[test]

@@ -85,9 +85,9 @@ impl<'a> SlotSearch<'a> {
     /// that go on with a token at their last position again, which sees one position further back
     /// than one at the next position would.
     pub fn with_recycling(mut self, window: Window, repeating: SeqSet) -> Self {
-        self.recycling = match window {
-            Window::Full => Recycling::Never,
-            _ => Recycling::Expired { window, repeating },
+        self.recycling = match window.width() {
+            None => Recycling::Never,
+            Some(_) => Recycling::Expired { window, repeating },
         };
         self
     }

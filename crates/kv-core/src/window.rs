@@ -13,7 +13,7 @@ use crate::ids::Pos;
 
 /// How far a layer's attention reaches.
 ///
-/// A width of 0 counts as 1: a token always sees itself.
+/// A width of 0 counts as 1: a token sees itself, but where only older ones are shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Window {
@@ -26,6 +26,9 @@ pub enum Window {
     Chunked(u32),
     /// `n / 2` positions to either side.
     Symmetric(u32),
+    /// The positions at least `n` before the query's, which [`Window::Sliding`] of the same `n` does
+    /// not show.
+    Older(u32),
     /// Every token of the source that the sequence was given, and none of its own: cross attention
     /// (Vaswani et al., arXiv 1706.03762).
     Source,
@@ -66,6 +69,10 @@ impl Window {
         let newest = match self {
             // Positions in a source are others than those of the sequence.
             Self::Source => return PosRange::ALL,
+            Self::Older(n) => {
+                let last = query.0.checked_sub(n.max(1));
+                return last.map_or(PosRange::EMPTY, |last| PosRange::new(Pos(0), Pos(last)));
+            }
             Self::Symmetric(n) => Pos(query.0.saturating_add(n / 2)),
             Self::Full | Self::Sliding(_) | Self::Chunked(_) => PosRange::ALL.last,
         };
@@ -89,19 +96,19 @@ impl Window {
     #[inline]
     pub fn oldest_key(self, query: Pos) -> Pos {
         match self {
-            Self::Full | Self::Source => Pos(0),
+            Self::Full | Self::Older(_) | Self::Source => Pos(0),
             Self::Sliding(n) => Pos(query.0.saturating_sub(n.saturating_sub(1))),
             Self::Chunked(n) => Pos(query.0 - query.0 % n.max(1)),
             Self::Symmetric(n) => Pos(query.0.saturating_sub(n / 2)),
         }
     }
 
-    /// The number of positions by which the window is described, at least 1; `None` where it is
-    /// full. No token's window reaches further back than that, itself included.
+    /// The number of positions by which the window is described, at least 1; `None` where it reaches
+    /// to the first token. No token's window reaches further back than that, itself included.
     #[inline]
     pub const fn width(self) -> Option<u32> {
         match self {
-            Self::Full | Self::Source => None,
+            Self::Full | Self::Older(_) | Self::Source => None,
             Self::Sliding(0) | Self::Chunked(0) | Self::Symmetric(0) => Some(1),
             Self::Sliding(n) | Self::Chunked(n) | Self::Symmetric(n) => Some(n),
         }
@@ -121,6 +128,7 @@ impl fmt::Display for Window {
             Self::Sliding(n) => write!(f, "sliding({n})"),
             Self::Chunked(n) => write!(f, "chunked({n})"),
             Self::Symmetric(n) => write!(f, "symmetric({n})"),
+            Self::Older(n) => write!(f, "older({n})"),
             Self::Source => f.write_str("source"),
         }
     }
@@ -286,6 +294,23 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_a_sliding_window_hides_is_older() {
+        for n in 0..6 {
+            for causality in [Causality::Causal, Causality::NonCausal] {
+                for (query, key) in (0..20).flat_map(|q| (0..20).map(move |k| (Pos(q), Pos(k)))) {
+                    let [recent, old, all] = [Window::Sliding(n), Window::Older(n), Window::Full]
+                        .map(|w| w.sees(query, key, causality));
+                    assert_eq!(all, recent ^ old, "{n}, {causality}: {query} and {key}");
+                }
+            }
+        }
+        let older = Window::Older(3).visible_keys(Pos(9), Causality::Causal);
+        assert_eq!(older.to_string(), "0..=6");
+        assert_eq!(Window::Older(3).width(), None);
+        assert!(!Window::Older(3).is_expired(Pos(0), Pos(u32::MAX)));
     }
 
     #[test]

@@ -113,12 +113,15 @@ mod split {
     }
 
     /// Tests of graphs that cannot be split there.
-    const ACROSS: [&str; 8] = [
+    const ACROSS: [&str; 11] = [
         "bad_attention_is_refused",
         "graphs_with_shared_and_latent_layers_compute",
         "indexers_choose_what_is_attended",
         "indexers_need_keys_of_their_width",
         "indexers_that_may_choose_everything_leave_nothing_out",
+        "partial_results_have_logarithms",
+        "recent_and_old_rows_merge",
+        "rows_that_see_nothing_merge_to_zero",
         "states_of_latents_come_back",
         "stores_that_do_not_suit_their_rows_are_refused",
         "values_can_be_the_beginnings_of_keys",

@@ -11,6 +11,7 @@ const EXPERTS: &str = "no experts";
 const HEADS: &str = "no matrices of heads, and no two values next to each other";
 const SPARSE: &str = "no indexers";
 const CUSTOM: &str = "no custom operations";
+const PARTIAL: &str = "no partial attention";
 const PLAIN: &str = "no attention in three nodes";
 const SECTIONS: &str = "no positions of images";
 const BATCH: &str = "no attention among the tokens of a ubatch";
@@ -60,6 +61,9 @@ const KNOWN: &[Known] = &[
     Known::fails("custom_rows_compute", CUSTOM),
     Known::fails("custom_states_continue_however_they_are_cut", CUSTOM),
     Known::fails("what_custom_operations_refuse_is_reported", CUSTOM),
+    Known::fails("partial_results_have_logarithms", PARTIAL),
+    Known::fails("recent_and_old_rows_merge", PARTIAL),
+    Known::fails("rows_that_see_nothing_merge_to_zero", PARTIAL),
     Known::fails("plain_attention_is_three_nodes", PLAIN),
     Known::fails("sinks_and_biases_come_from_the_graph", PLAIN),
     Known::fails("rope_sections_rotate", SECTIONS),

@@ -25,6 +25,40 @@ pub(crate) struct Queries<'a> {
     pub(crate) sinks: Option<&'a Tensor>,
     /// What scores get added by distance, where there is something.
     pub(crate) relative: Option<Buckets>,
+    pub(crate) form: ResultForm,
+}
+
+/// What attention gives for a query.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ResultForm {
+    /// The mean of values.
+    Whole,
+    /// The same, then the logarithm of the sum of `e^score`: to be merged with others.
+    Partial,
+}
+
+impl Queries<'_> {
+    /// Values of all heads of a query.
+    fn width(&self, spec: &AttendSpec) -> usize {
+        match self.form {
+            ResultForm::Whole => spec.n_heads * spec.v_dim,
+            ResultForm::Partial => spec.n_heads * (spec.v_dim + 1),
+        }
+    }
+
+    /// The result of a row that sees nothing, `[1, width]`.
+    fn of_nothing(&self, spec: &AttendSpec) -> Result<Tensor> {
+        let device = self.q.device();
+        let zeros = |width| Tensor::zeros((1, spec.n_heads, width), DType::F32, device);
+        let logarithms = match (self.form, self.sinks) {
+            (ResultForm::Whole, _) => return zeros(spec.v_dim)?.flatten_from(1),
+            (ResultForm::Partial, Some(sinks)) => sinks.reshape((1, spec.n_heads, 1))?,
+            (ResultForm::Partial, None) => {
+                Tensor::full(f32::NEG_INFINITY, (1, spec.n_heads, 1), device)?
+            }
+        };
+        Tensor::cat(&[zeros(spec.v_dim)?, logarithms], D::Minus1)?.flatten_from(1)
+    }
 }
 
 /// What scores get added by the distance of query and key.
@@ -62,13 +96,13 @@ impl Buckets {
     }
 }
 
-/// `softmax(scale q K^T) V`: `[n, heads * v_dim]`, zeros for rows that see nothing.
+/// `softmax(scale q K^T) V`: `[n, heads * v_dim]`, zeros for rows that see nothing; or one value more
+/// for each head, as the form says.
 pub(crate) fn attend(rows: &KvTensors, spec: &AttendSpec, queries: Queries<'_>) -> Result<Tensor> {
     let (q, visibility) = (queries.q, queries.visibility);
     let n = q.dim(0)?;
-    let width = spec.n_heads * spec.v_dim;
-    // Results in the order of groups, after one row of zeros; and where each query row's is.
-    let mut results = vec![Tensor::zeros((1, width), DType::F32, q.device())?];
+    // Results in the order of groups, after one of nothing; and where each query row's is.
+    let mut results = vec![queries.of_nothing(spec)?];
     let mut n_results = 1;
     let mut result_of = vec![0u32; n];
     for group in &visibility.groups {
@@ -93,6 +127,20 @@ pub(crate) fn attend(rows: &KvTensors, spec: &AttendSpec, queries: Queries<'_>) 
     }
     let result_of = Tensor::from_vec(result_of, n, q.device())?;
     Tensor::cat(&results, 0)?.index_select(&result_of, 0)
+}
+
+/// Partial results over different rows as one, `[n, heads * dim]`.
+pub(crate) fn merge_partials([a, b]: [&Tensor; 2]) -> Result<Tensor> {
+    let (n, heads, dim) = (a.dim(0)?, a.dim(1)?, a.dim(2)? - 1);
+    // Of two that saw nothing, both weights are finite, and the values zeros.
+    let logarithms = |x: &Tensor| x.narrow(2, dim, 1)?.maximum(-1e30);
+    let (log_a, log_b) = (logarithms(a)?, logarithms(b)?);
+    let max = log_a.maximum(&log_b)?;
+    let (weight_a, weight_b) = ((log_a - &max)?.exp()?, (log_b - &max)?.exp()?);
+    let values = |x: &Tensor, weight: &Tensor| x.narrow(2, 0, dim)?.broadcast_mul(weight);
+    let sum = (values(a, &weight_a)? + values(b, &weight_b)?)?;
+    sum.broadcast_div(&(weight_a + weight_b)?)?
+        .reshape((n, heads * dim))
 }
 
 /// A query row with the positions that it sees.
@@ -206,23 +254,24 @@ impl Seen {
             scores = scores.reshape(by_head)?.broadcast_add(&mask)?;
             scores = scores.reshape((kv_heads, n * shared, cells))?;
         }
-        let weights = match queries.sinks {
-            None => candle_nn::ops::softmax_last_dim(&scores)?,
-            Some(sinks) => {
-                let sinks = sinks.reshape((kv_heads, 1, shared, 1))?;
-                let sinks = sinks.broadcast_as((kv_heads, n, shared, 1))?;
-                let sinks = sinks.reshape((kv_heads, n * shared, 1))?;
-                let all = Tensor::cat(&[scores, sinks], D::Minus1)?;
-                let weights = candle_nn::ops::softmax_last_dim(&all)?;
-                weights.narrow(D::Minus1, 0, cells)?.contiguous()?
-            }
-        };
-        let out = weights.matmul(&self.values)?;
+        if let Some(sinks) = queries.sinks {
+            let sinks = sinks.reshape((kv_heads, 1, shared, 1))?;
+            let sinks = sinks.broadcast_as((kv_heads, n, shared, 1))?;
+            let sinks = sinks.reshape((kv_heads, n * shared, 1))?;
+            scores = Tensor::cat(&[scores, sinks], D::Minus1)?;
+        }
+        let weights = candle_nn::ops::softmax_last_dim(&scores)?;
+        let weights = weights.narrow(D::Minus1, 0, cells)?.contiguous()?;
+        let mut out = weights.matmul(&self.values)?;
+        if queries.form == ResultForm::Partial {
+            let logarithms = scores.log_sum_exp(D::Minus1)?.unsqueeze(D::Minus1)?;
+            out = Tensor::cat(&[out, logarithms], D::Minus1)?;
+        }
         let out = out
-            .reshape((kv_heads, n, shared, spec.v_dim))?
+            .reshape((kv_heads, n, shared, out.dim(D::Minus1)?))?
             .transpose(0, 1)?
             .contiguous()?;
-        out.reshape((n, spec.n_heads * spec.v_dim))
+        out.reshape((n, queries.width(spec)))
     }
 
     /// What scores get added by distance, `[kv_heads, rows, shared heads, cells]`.
@@ -375,6 +424,7 @@ mod tests {
             positions: &[],
             sinks: None,
             relative: None,
+            form: ResultForm::Whole,
         };
         let got = attend(&rows, &SPEC, queries)
             .unwrap()

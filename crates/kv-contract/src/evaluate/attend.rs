@@ -51,7 +51,11 @@ impl Evaluator<'_> {
                     .collect();
                 let kv_head = head / (spec.n_heads / spec.kv_heads);
                 let sink = sinks.as_ref().map(|sinks| sinks[head]);
-                out.extend(attend_head(&spec, q, kv_head, &seen, sink));
+                let (result, logarithm) = attend_head(&spec, q, kv_head, &seen, sink);
+                out.extend(result);
+                if matches!(node.op, Op::AttendPartial { .. }) {
+                    out.push(logarithm);
+                }
             }
         }
         out
@@ -63,14 +67,15 @@ impl Evaluator<'_> {
         node: &Node,
         row_of: impl Fn(CellIdx) -> &'r [Value; 2],
     ) -> Value {
-        let Op::Attend {
-            spec,
-            sinks,
-            relative,
-            ..
-        } = &node.op
-        else {
-            panic!("{:?} attends over no stored rows", node.op);
+        let (spec, sinks, relative) = match &node.op {
+            Op::Attend {
+                spec,
+                sinks,
+                relative,
+                ..
+            } => (spec, sinks, relative.as_ref()),
+            Op::AttendPartial { spec, sinks, .. } => (spec, sinks, None),
+            op => panic!("{op:?} attends over no stored rows"),
         };
         let part = self.part(node.operands[2]);
         let visibility = &self.inputs.parts[part.as_usize()].visibility;
@@ -78,8 +83,27 @@ impl Evaluator<'_> {
             spec: *spec,
             sinks: sinks.as_deref(),
         };
-        let by_distance = self.scores_by_distance(node, *spec, relative.as_ref());
+        let by_distance = self.scores_by_distance(node, *spec, relative);
         self.attend(node, attention, visibility, row_of, by_distance)
+    }
+
+    /// Partial results over different rows as one.
+    pub(super) fn merge_partials(&self, node: &Node) -> Value {
+        let width = self.shape(node.operands[0])[2];
+        let [a, b] = [0, 1].map(|at| self.operand(node, at).chunks_exact(width));
+        let merged = a.zip(b).flat_map(|(a, b)| {
+            let (&[log_a, log_b], dim) = (&[a[width - 1], b[width - 1]], width - 1);
+            let max = log_a.max(log_b);
+            let [weight_a, weight_b] = match max == f64::NEG_INFINITY {
+                true => [0.5; 2],
+                false => {
+                    let [a, b] = [(log_a - max).exp(), (log_b - max).exp()];
+                    [a / (a + b), b / (a + b)]
+                }
+            };
+            (0..dim).map(move |i| weight_a * a[i] + weight_b * b[i])
+        });
+        merged.collect()
     }
 
     /// What the score of a row and a head with a token gets added by their distance.
@@ -290,13 +314,14 @@ struct Seen<'a> {
     bias: f64,
 }
 
+/// The result of a head, and the logarithm of the sum of `e^score`.
 fn attend_head(
     spec: &AttendSpec,
     q: &[f64],
     kv_head: usize,
     seen: &[Seen<'_>],
     sink: Option<f64>,
-) -> Value {
+) -> (Value, f64) {
     let score = |seen: &Seen<'_>| {
         let k = &seen.row[0][kv_head * spec.k_dim..][..spec.k_dim];
         let score = q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>() * f64::from(spec.scale);
@@ -313,5 +338,9 @@ fn attend_head(
             *o += (s - max).exp() / sum * v;
         }
     }
-    out
+    let logarithm = match max == f64::NEG_INFINITY {
+        true => max,
+        false => max + sum.ln(),
+    };
+    (out, logarithm)
 }

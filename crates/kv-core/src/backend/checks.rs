@@ -103,6 +103,9 @@ pub fn check_rows(graph: &Graph, layout: &RowLayout) -> Result<(), BackendError>
             Op::Attend {
                 layer, ref spec, ..
             }
+            | Op::AttendPartial {
+                layer, ref spec, ..
+            }
             | Op::AttendSparse { layer, ref spec } => {
                 check_spec(rows_of(graph, layout, Use { node, layer, at: 2 })?, spec)?;
             }

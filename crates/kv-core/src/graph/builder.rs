@@ -22,6 +22,19 @@ pub enum GraphError {
         /// The name.
         name: String,
     },
+    /// A node reads rows of which the recent ones are kept elsewhere.
+    #[error(
+        "'{node}' ({op}) reads the rows of layer {layer} of any age: they cannot have other types once \
+         they are old"
+    )]
+    AnyAge {
+        /// The node.
+        node: String,
+        /// Its operation.
+        op: &'static str,
+        /// The layer.
+        layer: LayerIdx,
+    },
     /// An operand is no earlier node.
     #[error("node '{node}': operand %{} is no earlier node", operand.0)]
     UnknownOperand {

@@ -105,6 +105,7 @@ impl Graph {
             | Op::HeadLinear { .. }
             | Op::Embed { .. }
             | Op::Attend { .. }
+            | Op::AttendPartial { .. }
             | Op::AttendBatch { .. }
             | Op::AttendSparse { .. }
             | Op::Kqv { .. }

@@ -18,6 +18,7 @@
 //!
 //! A backend that lacks an operation refuses its graphs by name, so 4 to 7 may come later.
 
+mod ages;
 mod alibi;
 mod builder;
 mod check;

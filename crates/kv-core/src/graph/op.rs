@@ -210,6 +210,24 @@ pub enum Op {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         relative: Option<Relative>,
     },
+    /// [`Op::Attend`] that can be merged with that over other rows: behind the result of a head, the
+    /// logarithm of what its weights were divided by, `ln(sum e^score)`, with the sink's; `-inf` where
+    /// it saw nothing. `(q [n, heads, k_dim], stored, visibility) -> [n, heads, v_dim + 1]`, and
+    /// with ALiBi the positions `u32 [n]`.
+    AttendPartial {
+        /// Whose rows.
+        layer: LayerIdx,
+        /// Heads, widths and scale.
+        #[serde(flatten)]
+        spec: AttendSpec,
+        /// As in [`Op::Attend`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sinks: Option<String>,
+    },
+    /// Attention over the rows of two partial ones: the means of their results with the weights
+    /// `e^(logarithm)`, zeros where both saw nothing (flash-decoding: Dao et al., 2023).
+    /// `(a [n, heads, dim + 1], b like a) -> [n, heads * dim]`.
+    MergePartials,
     /// Attention among the tokens of the ubatch, as in encoders: nothing is remembered.
     /// `(q [n, heads, k_dim], k [n, kv_heads, k_dim], v [n, kv_heads, v_dim], visibility)
     /// -> [n, heads * v_dim]`; where scores depend on distances the tables of
@@ -514,6 +532,10 @@ impl Op {
             Self::Concat => ops::heads::concat(),
             Self::Index { layer, index } => ops::sparse::index(*layer, index),
             Self::AttendSparse { layer, spec } => ops::sparse::attend_sparse(*layer, spec),
+            Self::AttendPartial { layer, spec, sinks } => {
+                ops::partial::attend_partial(*layer, spec, sinks.as_ref())
+            }
+            Self::MergePartials => ops::partial::merge_partials(),
             Self::TakeRows => dense::take_rows(),
             Self::TopK { k } => ops::top_k::top_k(*k),
             Self::Custom { custom } => ops::custom::custom(custom),

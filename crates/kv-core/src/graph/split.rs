@@ -309,6 +309,7 @@ fn used_layer(op: &Op) -> Option<LayerIdx> {
         Op::StoreKv { layer }
         | Op::StoreK { layer }
         | Op::Attend { layer, .. }
+        | Op::AttendPartial { layer, .. }
         | Op::Index { layer, .. }
         | Op::AttendSparse { layer, .. }
         | Op::Kq { layer, .. }

@@ -66,6 +66,9 @@ pub enum LayerError {
         /// Layers there are.
         n_layers: usize,
     },
+    /// Types were chosen for rows that are no longer recent, but no layer keeps those apart.
+    #[error("types were chosen for old rows, but no layer keeps them apart from recent ones")]
+    NoOldRows,
     /// The bytes of all rows overflow.
     #[error("{n_cells} cells of layer {layer} take more bytes than can be counted")]
     TooLarge {

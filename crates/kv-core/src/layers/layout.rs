@@ -45,7 +45,10 @@ impl RowLayout {
     ) -> Result<Self, LayerError> {
         map.check()?;
         let types = types.into();
-        let n_layers = map.n_layers();
+        if types.old.is_some() && map.recent().is_empty() {
+            return Err(LayerError::NoOldRows);
+        }
+        let n_layers = map.n_model_layers();
         let mut named = types.layers.iter().map(|own| own.last);
         if let Some(layer) = named.find(|last| last.as_usize() >= n_layers) {
             return Err(LayerError::NoSuchLayer { layer, n_layers });
@@ -63,9 +66,15 @@ impl RowLayout {
                 continue;
             };
             let n_rows = cells[part.as_usize()];
+            let rows = TypedRows {
+                layer,
+                attention,
+                types: types_of(map, layer, &types),
+                rotation: &types,
+            };
             let (k, v, values) = match memory {
-                LayerMemory::Latent(_) => latent_rows(layer, attention, &types)?,
-                _ => own_rows(layer, attention, &types)?,
+                LayerMemory::Latent(_) => rows.latent()?,
+                _ => rows.own()?,
             };
             let bytes = n_rows.checked_mul(k.bytes() + v.bytes());
             if bytes.is_none_or(|bytes| bytes >= MAX_BYTES) {
@@ -180,32 +189,54 @@ impl RowLayout {
     }
 }
 
-/// Rows of K and of V, each as its type has it.
-fn own_rows(layer: LayerIdx, a: AttentionMemory, types: &KvTypes) -> Result<Shapes, LayerError> {
-    let [k_type, v_type] = types.of_layer(layer);
-    let shape = |dim, kv_type: KvType| RowShape {
-        heads: a.kv_heads,
-        dim,
-        kv_type,
-        rotation: types.rotation_of(kv_type, dim),
-    };
-    let k = whole_blocks(layer, "K", shape(a.k_dim, k_type))?;
-    let v = whole_blocks(layer, "V", shape(a.v_dim, v_type))?;
-    Ok((k, v, ValueRows::Own))
+/// The types of K and V of a layer's own rows, by their age.
+fn types_of(map: &LayerMap, layer: LayerIdx, types: &KvTypes) -> [KvType; 2] {
+    let recent = map.recent().iter();
+    match (types.old, recent.clone().find(|rows| rows.layer == layer)) {
+        (_, Some(rows)) => types.of_layer(rows.of),
+        (Some(old), None) if recent.clone().any(|rows| rows.of == layer) => [old.k, old.v],
+        _ => types.of_layer(layer),
+    }
 }
 
-/// Rows of K, in which the values are.
-fn latent_rows(layer: LayerIdx, a: AttentionMemory, types: &KvTypes) -> Result<Shapes, LayerError> {
-    let [kv_type, _] = types.of_layer(layer);
-    let shape = |dim| RowShape {
-        heads: a.kv_heads,
-        dim,
-        kv_type,
-        // A rotation would mix values with what of a key is none.
-        rotation: HeadRotation::None,
-    };
-    let k = whole_blocks(layer, "K", shape(a.k_dim))?;
-    Ok((k, shape(a.v_dim), ValueRows::InKeys))
+/// The rows of a layer and their types.
+struct TypedRows<'a> {
+    layer: LayerIdx,
+    attention: AttentionMemory,
+    /// Of K and of V.
+    types: [KvType; 2],
+    /// How the types are rotated.
+    rotation: &'a KvTypes,
+}
+
+impl TypedRows<'_> {
+    /// Rows of K and of V, each as its type has it.
+    fn own(&self) -> Result<Shapes, LayerError> {
+        let (a, [k_type, v_type]) = (self.attention, self.types);
+        let shape = |dim, kv_type: KvType| RowShape {
+            heads: a.kv_heads,
+            dim,
+            kv_type,
+            rotation: self.rotation.rotation_of(kv_type, dim),
+        };
+        let k = whole_blocks(self.layer, "K", shape(a.k_dim, k_type))?;
+        let v = whole_blocks(self.layer, "V", shape(a.v_dim, v_type))?;
+        Ok((k, v, ValueRows::Own))
+    }
+
+    /// Rows of K, in which the values are.
+    fn latent(&self) -> Result<Shapes, LayerError> {
+        let (a, [kv_type, _]) = (self.attention, self.types);
+        let shape = |dim| RowShape {
+            heads: a.kv_heads,
+            dim,
+            kv_type,
+            // A rotation would mix values with what of a key is none.
+            rotation: HeadRotation::None,
+        };
+        let k = whole_blocks(self.layer, "K", shape(a.k_dim))?;
+        Ok((k, shape(a.v_dim), ValueRows::InKeys))
+    }
 }
 
 /// The same shape, if a row of it is a whole number of blocks.
@@ -236,6 +267,7 @@ fn whole_blocks(
 mod tests {
     use super::*;
     use crate::ids::PartIdx;
+    use crate::kv_types::OldKvTypes;
     use crate::layers::RecurrentMemory;
     use crate::window::Window;
 
@@ -286,6 +318,31 @@ mod tests {
         assert_eq!(layout.bytes(), 10 * (136 + 120 + 256 + 384));
         let json = serde_json::to_string(&layout).unwrap();
         assert_eq!(serde_json::from_str::<RowLayout>(&json).unwrap(), layout);
+    }
+
+    #[test]
+    fn types_go_by_age() {
+        let map = LayerMap::new(vec![attention(64, 64), attention(64, 64)]);
+        let types = KvTypes::from(KvType::F16).with_layers("1=f32".parse().unwrap());
+        let [k, v] = [KvType::Q8_0, KvType::Q4_0];
+        let types = types.with_old(OldKvTypes { k, v, n_recent: 8 });
+        let refused = RowLayout::new(&map, &[10], &types).unwrap_err();
+        assert_eq!(refused, LayerError::NoOldRows);
+        let map = map.with_recent(8).unwrap();
+        let layout = RowLayout::new(&map, &[100, 20], &types).unwrap();
+        let rows = layout.layers().iter();
+        let rows: Vec<_> = rows.map(|l| (l.n_rows, l.k.kv_type, l.v.kv_type)).collect();
+        let wanted = [
+            (100, k, v),
+            (100, k, v),
+            (20, KvType::F16, KvType::F16),
+            (20, KvType::F32, KvType::F32),
+        ];
+        assert_eq!(rows, wanted);
+        let types = types.with_layers("2=f16".parse().unwrap());
+        let refused = RowLayout::new(&map, &[100, 20], types).unwrap_err();
+        let (layer, n_layers) = (LayerIdx(2), 2);
+        assert_eq!(refused, LayerError::NoSuchLayer { layer, n_layers });
     }
 
     #[test]

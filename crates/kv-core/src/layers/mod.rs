@@ -5,6 +5,7 @@
 //! part, parts are numbered in the order in which their first layer occurs. Knows nothing of cells'
 //! contents or of backends.
 
+mod ages;
 mod error;
 mod layout;
 mod row;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{LayerIdx, PartIdx};
 use crate::window::Window;
 
+pub use ages::RecentRows;
 pub use error::LayerError;
 pub use layout::RowLayout;
 pub use row::{HeadBlocks, RowShape};
@@ -71,6 +73,8 @@ pub enum LayerMemory {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerMap {
     layers: Vec<LayerMemory>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    recent: Vec<RecentRows>,
 }
 
 /// Attention layers that share one window, and therefore one set of cells.
@@ -85,7 +89,8 @@ pub struct Part {
 impl LayerMap {
     /// A map with these layers.
     pub fn new(layers: Vec<LayerMemory>) -> Self {
-        Self { layers }
+        let recent = Vec::new();
+        Self { layers, recent }
     }
 
     /// Number of layers.

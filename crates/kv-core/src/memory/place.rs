@@ -201,8 +201,8 @@ struct At {
 
 /// A stream as it will be after some steps of a plan; shares what it can with the real one.
 enum Shadow<'a> {
-    /// As it is, but for the cells that the search has found. With a full window that is all there
-    /// is to know.
+    /// As it is, but for the cells that the search has found. Without a window that hides old
+    /// tokens that is all there is to know.
     Searched {
         stream: &'a Stream,
         search: SlotSearch<'a>,
@@ -237,7 +237,7 @@ impl<'a> Shadow<'a> {
     ) -> Result<(), Shortage> {
         let seqs = rows.iter().map(|row| row.first_seq);
         match self {
-            Self::Searched { search, .. } if window == Window::Full => search.find(seqs, slot),
+            Self::Searched { search, .. } if window.width().is_none() => search.find(seqs, slot),
             Self::Searched { stream, .. } => {
                 recycling_search(stream, window, repeating).find(seqs, slot)
             }
@@ -247,7 +247,7 @@ impl<'a> Shadow<'a> {
 
     /// Stores the tokens of `rows` in the cells of `slot`.
     fn insert(&mut self, window: Window, ubatch: &UBatch, rows: &[StreamRow], slot: &[CellIdx]) {
-        if window == Window::Full {
+        if window.width().is_none() {
             return;
         }
         if let Self::Searched { stream, .. } = self {

@@ -219,6 +219,7 @@ fn window_code(window: Window) -> (u32, u32) {
         Window::Chunked(n) => (2, n),
         Window::Symmetric(n) => (3, n),
         Window::Source => (4, 0),
+        Window::Older(n) => (5, n),
     }
 }
 
@@ -229,6 +230,7 @@ fn window_of(kind: u32, width: u32) -> Option<Window> {
         2 => Some(Window::Chunked(width)),
         3 => Some(Window::Symmetric(width)),
         4 if width == 0 => Some(Window::Source),
+        5 => Some(Window::Older(width)),
         _ => None,
     }
 }

@@ -139,15 +139,16 @@ impl<'a> FusedAttention<'a> {
         self.attend_tiles(group, &tokens, PosRange::ALL, scratch);
         scratch.end_split(self.of.kernels, n, v_dim);
         for (at, &row) in tokens.rows.iter().enumerate() {
-            let width = heads * v_dim;
+            let len = self.of.form.len(v_dim);
+            let width = heads * len;
             let start = (row as usize * kv_heads + kv_head) * width;
             // SAFETY: a sound visibility has each row in one group once, so this row and KV head
             // belong to this call alone.
             let out = unsafe { self.of.out.range(start..start + width) };
-            for (head, out) in out.chunks_mut(v_dim.max(1)).enumerate() {
+            for (head, out) in out.chunks_mut(len.max(1)).enumerate() {
                 let query = at * heads + head;
                 let values = &scratch.total_out[query * v_dim..][..v_dim];
-                self.normalize(scratch.total_softmax[query].sum, values, out);
+                self.finish(scratch.total_softmax[query], values, out);
             }
         }
     }
@@ -167,15 +168,21 @@ impl<'a> FusedAttention<'a> {
         self.attend_tiles(group, tokens, split, scratch);
     }
 
-    /// Divides weighted values by the sum of weights and undoes the rotation of V.
-    pub(super) fn normalize(&self, sum: f32, values: &[f32], out: &mut [f32]) {
+    /// Divides weighted values by the sum of weights, undoes the rotation of V and writes the logarithm
+    /// of the sum where `out` has room for it, as it does in partial results.
+    pub(super) fn finish(&self, softmax: SoftmaxState, values: &[f32], out: &mut [f32]) {
+        let sum = softmax.sum;
         // A token that sees nothing has the sum 0 and gets zeros.
         let factor = if sum == 0.0 { 0.0 } else { 1.0 / sum };
+        let (out, logarithm) = out.split_at_mut(values.len());
         out.iter_mut()
             .zip(values)
             .for_each(|(o, v)| *o = v * factor);
         let [_, v] = &self.of.kv;
         v.shape.rotation.apply(out);
+        if let [logarithm] = logarithm {
+            *logarithm = softmax.logarithm();
+        }
     }
 
     /// Rotates queries as keys were when stored (dot products are the same) and scales them.

@@ -45,6 +45,7 @@ use crate::team::Lead;
 use crate::values::SharedValues;
 use fused::{FusedAttention, QueryTile};
 pub(crate) use index::{IndexWorkspace, Indexer};
+pub(crate) use partial::merge_results;
 pub(crate) use plain::{PlainAttention, SoftmaxRow};
 pub(crate) use scratch::Scratch;
 use split_k::SplitK;
@@ -64,8 +65,28 @@ pub(crate) struct Attention<'a> {
     pub(crate) q: &'a [f32],
     pub(crate) visibility: &'a Visibility,
     pub(crate) score_mods: ScoreMods<'a>,
-    /// `[tokens, n_heads, v_dim]`.
+    pub(crate) form: ResultForm,
+    /// `[tokens, n_heads, v_dim]`, or wider by one, as the form says.
     pub(crate) out: SharedValues<'a>,
+}
+
+/// What attention gives for a query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ResultForm {
+    /// The mean of values.
+    Whole,
+    /// The same, then the logarithm of the sum of `e^score`: to be merged with others.
+    Partial,
+}
+
+impl ResultForm {
+    /// Values of a query.
+    pub(crate) const fn len(self, v_dim: usize) -> usize {
+        match self {
+            Self::Whole => v_dim,
+            Self::Partial => v_dim + 1,
+        }
+    }
 }
 
 /// Per-head modifications of scores, if a layer has them.

@@ -39,6 +39,14 @@ impl SoftmaxState {
         sum: 0.0,
     };
 
+    /// The logarithm of the sum of `e^score`; `-inf` before the first score.
+    pub(super) fn logarithm(self) -> f32 {
+        match self.is_empty() {
+            true => f32::NEG_INFINITY,
+            false => self.max + self.sum.ln(),
+        }
+    }
+
     fn is_empty(self) -> bool {
         self.max == f32::NEG_INFINITY && self.sum == 0.0
     }
@@ -80,10 +88,44 @@ impl SoftmaxState {
     }
 }
 
+/// Merges the results of a query over different rows, `[dim + 1]` each, to `out`, `[dim]`: see
+/// [`Op::MergePartials`](kv_core::graph::Op::MergePartials).
+pub(crate) fn merge_results(a: &[f32], b: &[f32], out: &mut [f32]) {
+    let (Some((&log_a, a)), Some((&log_b, b))) = (a.split_last(), b.split_last()) else {
+        return;
+    };
+    let max = log_a.max(log_b);
+    if max == f32::NEG_INFINITY {
+        return out.fill(0.0);
+    }
+    let (weight_a, weight_b) = ((log_a - max).exp(), (log_b - max).exp());
+    let sum = weight_a + weight_b;
+    let (weight_a, weight_b) = (weight_a / sum, weight_b / sum);
+    for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
+        *out = weight_a * a + weight_b * b;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::isa::Isa;
+
+    #[test]
+    fn results_merge_by_the_sums_of_their_weights() {
+        let merged = |a: [f32; 2], b: [f32; 2]| {
+            let mut out = [f32::NAN];
+            merge_results(&a, &b, &mut out);
+            out[0]
+        };
+        let nothing = [0.0, f32::NEG_INFINITY];
+        assert_eq!(merged(nothing, nothing), 0.0);
+        assert_eq!(merged([3.0, -90.0], nothing), 3.0);
+        assert_eq!(merged(nothing, [3.0, 90.0]), 3.0);
+        let got = merged([1.0, 3f32.ln()], [5.0, 0.0]);
+        assert!((got - 2.0).abs() < 1e-6, "{got}");
+        assert_eq!(merged([1.0, 200.0], [5.0, 0.0]), 1.0);
+    }
 
     #[test]
     fn merged_splits_are_the_softmax_of_all() {

@@ -357,10 +357,15 @@ pub(super) unsafe fn attend(
     }
     let totals = split_k.totals.chunks_exact(len);
     for (query, total) in totals.take(n_tokens * spec.n_heads).enumerate() {
-        let range = query * spec.v_dim..(query + 1) * spec.v_dim;
+        let len = attention.of.form.len(spec.v_dim);
+        let range = query * len..(query + 1) * len;
         // SAFETY: all tasks are done, so no other thread writes.
         let out = unsafe { attention.of.out.range(range) };
-        attention.normalize(total[1], &total[STATE_LEN..], out);
+        let softmax = SoftmaxState {
+            max: total[0],
+            sum: total[1],
+        };
+        attention.finish(softmax, &total[STATE_LEN..], out);
     }
     Ok(())
 }

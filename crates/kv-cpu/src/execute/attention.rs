@@ -9,7 +9,8 @@ use kv_core::backend::BackendError;
 use kv_core::graph::AttendSpec;
 
 use crate::attend::{
-    Attention, ByDistance, Indexer, PlainAttention, ScoreMods, SoftmaxRow, attend,
+    Attention, ByDistance, Indexer, PlainAttention, ResultForm, ScoreMods, SoftmaxRow, attend,
+    merge_results,
 };
 use crate::kv_rows::KvRows;
 use crate::plan::{AttentionOp, HeadWeights, PlainAttentionOp, PlainStep, Step};
@@ -29,6 +30,7 @@ struct AttendStep<'a> {
     visibility: &'a Visibility,
     /// Tables of queries and keys by distance.
     tables: Option<[&'a [f32]; 2]>,
+    form: ResultForm,
 }
 
 impl Run<'_> {
@@ -57,6 +59,7 @@ impl Run<'_> {
                 part,
                 spec,
                 heads,
+                form,
             } => {
                 let Some(kv) = rows.stored(*layer) else {
                     return Ok(());
@@ -67,6 +70,7 @@ impl Run<'_> {
                     kv,
                     visibility: &inputs.parts[*part].visibility,
                     tables: None,
+                    form: *form,
                 };
                 self.attend(step, [x, out])
             }
@@ -99,6 +103,7 @@ impl Run<'_> {
                     kv,
                     visibility: &kept,
                     tables: None,
+                    form: ResultForm::Whole,
                 };
                 let attended = self.attend(step, [x, out]);
                 self.attention.kept = kept;
@@ -122,8 +127,13 @@ impl Run<'_> {
                         Some([queries, keys]) => Some([read(queries), read(keys)]),
                         _ => None,
                     },
+                    form: ResultForm::Whole,
                 };
                 self.attend(step, [x, out])
+            }
+            AttentionOp::Merge { n_heads } => {
+                let with = step.read(1);
+                self.merge(*n_heads, [x, with], out)
             }
             AttentionOp::Plain(of) => self.plain(of, rows, [x, out]),
         }
@@ -149,6 +159,7 @@ impl Run<'_> {
             kv,
             visibility,
             tables,
+            form,
         } = step;
         let mut score_mods = self.score_mods(heads);
         score_mods.by_distance = heads
@@ -163,10 +174,26 @@ impl Run<'_> {
             q: unsafe { self.frame.read(q) },
             visibility,
             score_mods,
+            form,
             out: self.frame.write(out),
         };
         // SAFETY: the inputs were validated, so the visibility is sound for these rows and cells.
         unsafe { attend(&mut self.lead, &attention, self.attention, self.scratch) }
+    }
+
+    /// Merges partial results of `n_heads` heads a row.
+    fn merge(&mut self, n_heads: usize, partial: [Buf; 2], out: Buf) -> Result<(), BackendError> {
+        // SAFETY: allocation lets no step write what it reads.
+        let [a, b] = partial.map(|buf| unsafe { self.frame.read(buf) });
+        let [len, dim] = [partial[0].width, out.width].map(|width| width / n_heads.max(1));
+        self.rows(out, &|row, to| {
+            for (head, to) in to.chunks_mut(dim.max(1)).enumerate() {
+                let start = (row * n_heads + head) * len;
+                let [a, b] = [a, b].map(|values| &values[start..start + len]);
+                merge_results(a, b, to);
+            }
+            Ok(())
+        })
     }
 
     /// One step of plain attention in one layer.

@@ -93,7 +93,7 @@ pub(in crate::graph) fn with_attention<'a>(
 }
 
 /// The result of an attention whose first operand is the queries.
-fn attended(
+pub(in crate::graph) fn attended(
     given: &Given<'_>,
     spec: &AttendSpec,
     sinks: Option<&String>,

@@ -14,6 +14,7 @@ pub(super) mod heads;
 pub(super) mod input;
 pub(super) mod mix;
 pub(super) mod norm;
+pub(super) mod partial;
 pub(super) mod plain_attention;
 pub(super) mod recurrent;
 pub(super) mod rope;

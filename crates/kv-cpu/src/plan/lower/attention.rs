@@ -8,6 +8,7 @@ use kv_core::layers::LayerRows;
 use kv_core::{LayerIdx, Window};
 
 use super::{Call, Lowering, Value, unsupported};
+use crate::attend::ResultForm;
 use crate::plan::{HeadBuckets, HeadWeights, StepOp};
 
 /// An operation on the rows of a layer, or among the tokens of the ubatch.
@@ -22,7 +23,10 @@ pub(crate) enum AttentionOp {
         part: usize,
         spec: AttendSpec,
         heads: HeadWeights,
+        form: ResultForm,
     },
+    /// The merge of partial results, `n_heads` heads a row. `(a, b)`.
+    Merge { n_heads: usize },
     /// The choice of an indexer with keys in the `layer`-th layer of the layout. `(q, weights)`.
     Index {
         layer: usize,
@@ -89,6 +93,10 @@ impl<'a> Lowering<'a> {
                 sinks,
                 relative,
             } => self.attend(node, *layer, spec, sinks.as_deref(), relative.as_ref()),
+            Op::AttendPartial { layer, spec, sinks } => {
+                self.attend_partial(node, *layer, spec, sinks.as_deref())
+            }
+            Op::MergePartials => self.merge_partials(node),
             Op::Index { layer, index } => self.index(node, *layer, index),
             Op::AttendSparse { layer, spec } => self.attend_sparse(node, *layer, spec),
             Op::AttendBatch {
@@ -164,6 +172,7 @@ impl<'a> Lowering<'a> {
         let q = self.operand(node, 0)?;
         crate::attend::check_shape(spec, &rows)?;
         self.check_queries(node, spec, q)?;
+        let form = ResultForm::Whole;
         let mut heads = self.head_weights(node, spec, sinks, 3)?;
         if let Some(relative) = relative {
             // Stored keys have no tables.
@@ -177,8 +186,45 @@ impl<'a> Lowering<'a> {
             part: part.as_usize(),
             spec: *spec,
             heads,
+            form,
         };
         Ok((op, vec![q]))
+    }
+
+    fn attend_partial(
+        &mut self,
+        node: &'a Node,
+        layer: LayerIdx,
+        spec: &AttendSpec,
+        sinks: Option<&'a str>,
+    ) -> Result<AttentionCall, BackendError> {
+        let (at, rows) = self.attended(node, layer, 2)?;
+        let part = rows.part.as_usize();
+        let q = self.operand(node, 0)?;
+        crate::attend::check_shape(spec, &rows)?;
+        let form = ResultForm::Partial;
+        self.check_form(node, spec, form, q)?;
+        let heads = self.head_weights(node, spec, sinks, 3)?;
+        let op = AttentionOp::Attend {
+            layer: at,
+            part,
+            spec: *spec,
+            heads,
+            form,
+        };
+        Ok((op, vec![q]))
+    }
+
+    fn merge_partials(&self, node: &Node) -> Result<AttentionCall, BackendError> {
+        let reads = vec![self.operand(node, 0)?, self.operand(node, 1)?];
+        let partial = node.operands.first().and_then(|&id| self.graph.node(id));
+        let n_heads = partial.and_then(|node| node.shape.get(1).copied());
+        let n_heads = n_heads.ok_or_else(|| unsupported(node))?;
+        let n_values = node.n_values() + node.n_rows() * n_heads;
+        match reads.iter().all(|x| x.len(self.graph) == n_values) {
+            true => Ok((AttentionOp::Merge { n_heads }, reads)),
+            false => Err(unsupported(node)),
+        }
     }
 
     /// What scores get added by distances, for which the positions are the last operand.
@@ -388,9 +434,19 @@ impl<'a> Lowering<'a> {
     }
 
     fn check_queries(&self, node: &Node, spec: &AttendSpec, q: Value) -> Result<(), BackendError> {
+        self.check_form(node, spec, ResultForm::Whole, q)
+    }
+
+    fn check_form(
+        &self,
+        node: &Node,
+        spec: &AttendSpec,
+        form: ResultForm,
+        q: Value,
+    ) -> Result<(), BackendError> {
         let n = self.graph.shape().n_tokens;
         let fits = q.len(self.graph) == n * spec.n_heads * spec.k_dim
-            && node.n_values() == n * spec.n_heads * spec.v_dim;
+            && node.n_values() == n * spec.n_heads * form.len(spec.v_dim);
         if fits { Ok(()) } else { Err(unsupported(node)) }
     }
 
