@@ -5,7 +5,7 @@
 mod gpu;
 
 use gpu::texts::Length;
-use gpu::{encoders, fixtures, replays, soak, states, texts};
+use gpu::{encoders, fixtures, replays, soak, sources, states, texts};
 use kv_core::KvType;
 use kv_core::backend::Split;
 use kv_core::graph::SplitPoint;
@@ -161,6 +161,14 @@ fn encoders_agree() {
 fn scores_by_distance_agree() {
     encoders::rows_agree(precise(), "mpnet", 1e-4);
     encoders::scores_agree(precise(), "deberta_v2_reranker", 1e-4);
+}
+
+#[test]
+fn texts_over_sources_agree() {
+    for name in ["t5_relu_tied", "t5_v1_1", "bart", "m2m_100"] {
+        sources::logits_agree(precise(), name, 2e-4);
+        sources::logits_agree(fast(), name, 8e-2);
+    }
 }
 
 #[test]

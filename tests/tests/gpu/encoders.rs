@@ -12,7 +12,7 @@ use model_tests::{Recipe, distance, fixture};
 
 use super::register;
 
-fn registry() -> Registry {
+pub(super) fn registry() -> Registry {
     let mut registry = Registry::new();
     register(&mut registry);
     registry

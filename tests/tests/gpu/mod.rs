@@ -7,6 +7,7 @@ pub(crate) mod encoders;
 pub(crate) mod fixtures;
 pub(crate) mod replays;
 pub(crate) mod soak;
+pub(crate) mod sources;
 pub(crate) mod states;
 pub(crate) mod texts;
 

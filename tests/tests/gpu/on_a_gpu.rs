@@ -9,7 +9,7 @@ use model_tests::gpu::{distance_from_cpu, distance_from_reference};
 use model_tests::{Case, Recipe, fixture};
 
 use crate::gpu::texts::{Length, MODELS};
-use crate::gpu::{self, encoders, fixtures, replays, soak, states, texts};
+use crate::gpu::{self, encoders, fixtures, replays, soak, sources, states, texts};
 use crate::{Gpu, any_gpu};
 
 fn backend(precision: Precision) -> GpuBackend<Gpu> {
@@ -56,6 +56,14 @@ fn encoders_agree() {
             name if scorers.contains(&&*name) => encoders::scores_agree(precise(), &name, 1e-4),
             name => encoders::rows_agree(precise(), &name, 1e-4),
         }
+    }
+}
+
+#[test]
+fn texts_over_sources_agree() {
+    for name in ["t5_relu_tied", "t5_v1_1", "bart", "m2m_100"] {
+        sources::logits_agree(precise(), name, 2e-4);
+        sources::logits_agree(fast(), name, 8e-2);
     }
 }
 

@@ -274,12 +274,7 @@ pub(super) fn lower<D: Device>(
         return Err(lower.unsupported(node));
     };
     let (attended, seen_at) = match &node.op {
-        // The kernels of scores by distance read the rows of a ubatch alone.
-        Op::Attend {
-            layer,
-            relative: None,
-            ..
-        } => (Attended::of_layer(lower, *layer)?, 2),
+        Op::Attend { layer, .. } => (Attended::of_layer(lower, *layer)?, 2),
         Op::AttendBatch { .. } => (Attended::of_batch(lower, node, spec)?, 3),
         _ => return Err(lower.unsupported(node)),
     };

@@ -1,4 +1,4 @@
-//! Attention within the ubatch where scores depend on the distance of query and key.
+//! Attention where scores depend on the distance of query and key.
 
 use bytemuck::{Pod, Zeroable};
 use kv_core::backend::BackendError;

@@ -4,10 +4,6 @@ use kv_contract::Known;
 
 /// Tests that fail, and why.
 pub(crate) const KNOWN: &[Known] = &[
-    Known::fails(
-        "stored_keys_have_scores_by_distance",
-        "no scores by distance over stored keys",
-    ),
     Known::fails("partial_results_have_logarithms", PARTIAL),
     Known::fails("recent_and_old_rows_merge", PARTIAL),
     Known::fails("rows_that_see_nothing_merge_to_zero", PARTIAL),
