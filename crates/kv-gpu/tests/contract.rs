@@ -1,7 +1,6 @@
 //! The contract suite on the simulator, whose threads run in either order, in both precisions, with the
 //! kernels as C++ and as Metal.
 
-mod known;
 mod tolerance;
 
 use kv_contract::Subject;
@@ -10,14 +9,14 @@ use kv_gpu::{GpuBackend, GpuConfig, Precision};
 
 fn subject(order: Order, precision: Precision) -> Subject<GpuBackend<Sim>> {
     let backend = GpuBackend::new(Sim::new(order), GpuConfig { precision });
-    Subject::new(backend).with_known(known::KNOWN)
+    Subject::new(backend)
 }
 
 /// With the kernels that Metal gets.
 fn metal(order: Order, precision: Precision) -> Subject<GpuBackend<Sim>> {
     let device = Sim::new(order).with_dialect(Dialect::Metal);
     let backend = GpuBackend::new(device, GpuConfig { precision });
-    Subject::new(backend).with_known(known::KNOWN)
+    Subject::new(backend)
 }
 
 fn precise(order: Order) -> Subject<GpuBackend<Sim>> {

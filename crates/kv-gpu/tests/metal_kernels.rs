@@ -15,6 +15,8 @@ mod recurrent;
 mod simple;
 #[path = "kernels/sparse.rs"]
 mod sparse;
+#[path = "kernels/stored.rs"]
+mod stored;
 #[path = "kernels/support.rs"]
 mod support;
 

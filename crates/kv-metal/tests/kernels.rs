@@ -18,6 +18,8 @@ mod recurrent;
 mod simple;
 #[path = "../../kv-gpu/tests/kernels/sparse.rs"]
 mod sparse;
+#[path = "../../kv-gpu/tests/kernels/stored.rs"]
+mod stored;
 #[path = "../../kv-gpu/tests/kernels/support.rs"]
 mod support;
 

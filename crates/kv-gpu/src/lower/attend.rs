@@ -1,4 +1,5 @@
-//! Attention over stored rows and within the ubatch: pieces of work, then their merge.
+//! Attention over stored rows and within the ubatch: pieces of work, then their merge; and the merge of
+//! results over different rows.
 //!
 //! Which positions a piece has and where its partial results go is in the tables of the inputs
 //! (`visibility_table`). Invariant: how a row's pieces are cut does not depend on other rows.
@@ -10,7 +11,7 @@ use kv_core::hadamard::HeadRotation;
 use kv_core::layers::{RowShape, ValueRows};
 use kv_core::{KvType, LayerIdx};
 
-use super::store::{hadamard, kv_type_number};
+use super::store::{HadamardSettings, hadamard, kv_type_number};
 use super::{Lower, distances, word};
 use crate::config::Precision;
 use crate::device::Device;
@@ -92,6 +93,15 @@ struct MergeSettings {
     sums: u32,
     sinks: u32,
     n_pieces: u32,
+    logs: u32,
+}
+
+/// `PartialArgs` of `attend.k`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct PartialSettings {
+    n: u32,
+    dim: u32,
 }
 
 /// The rows that are attended over.
@@ -232,6 +242,7 @@ impl<'a, D: Device> Attention<'a, D> {
         n_pieces: u32,
     ) -> Result<(), BackendError> {
         let n_values = word(self.node.n_values())?;
+        let logs = u32::from(matches!(self.node.op, Op::AttendPartial { .. }));
         let settings = MergeSettings {
             header: self.settings.header,
             n: word(self.node.n_rows())?,
@@ -240,6 +251,7 @@ impl<'a, D: Device> Attention<'a, D> {
             sums: self.settings.sums,
             sinks: u32::from(sinks.is_some()),
             n_pieces,
+            logs,
         };
         let sinks = match sinks {
             Some(name) => lower.floats(name, self.node)?,
@@ -249,7 +261,7 @@ impl<'a, D: Device> Attention<'a, D> {
         let operands = vec![self.partial, Operand::Inputs(0), sinks, y.clone()];
         let grid = Grid::Fixed([n_values.div_ceil(256), 1]);
         lower.launch("attend_merge", grid, operands, &settings)?;
-        rotate_back(lower, &self.attended, y, n_values)
+        rotate_back(lower, &self.attended, y, (n_values, logs))
     }
 }
 
@@ -259,24 +271,24 @@ pub(super) fn lower<D: Device>(
     id: NodeId,
     node: &Node,
 ) -> Result<(), BackendError> {
-    let (Op::Attend {
-        spec,
-        sinks,
-        relative,
-        ..
-    }
-    | Op::AttendBatch {
-        spec,
-        sinks,
-        relative,
-    }) = &node.op
-    else {
-        return Err(lower.unsupported(node));
-    };
-    let (attended, seen_at) = match &node.op {
-        Op::Attend { layer, .. } => (Attended::of_layer(lower, *layer)?, 2),
-        Op::AttendBatch { .. } => (Attended::of_batch(lower, node, spec)?, 3),
+    let (layer, spec, sinks, relative) = match &node.op {
+        Op::Attend {
+            layer,
+            spec,
+            sinks,
+            relative,
+        } => (Some(*layer), spec, sinks, relative),
+        Op::AttendPartial { layer, spec, sinks } => (Some(*layer), spec, sinks, &None),
+        Op::AttendBatch {
+            spec,
+            sinks,
+            relative,
+        } => (None, spec, sinks, relative),
         _ => return Err(lower.unsupported(node)),
+    };
+    let (attended, seen_at) = match layer {
+        Some(layer) => (Attended::of_layer(lower, layer)?, 2),
+        None => (Attended::of_batch(lower, node, spec)?, 3),
     };
     let graph = lower.context.graph;
     let (visibility, header) = lower.inputs.visibility(graph, (id, node), seen_at)?;
@@ -294,19 +306,42 @@ pub(super) fn lower<D: Device>(
     attention.merge(lower, sinks.as_deref(), 0)
 }
 
-/// Rotates results back where values are rotated, in place.
+/// Lowers the merge of two partial results.
+pub(super) fn merge_partials<D: Device>(
+    lower: &mut Lower<'_, D>,
+    id: NodeId,
+    node: &Node,
+) -> Result<(), BackendError> {
+    let width = lower.operand_node(node, 0)?.shape.last().copied();
+    let settings = PartialSettings {
+        n: word(node.n_values())?,
+        dim: word(width.unwrap_or(0).saturating_sub(1))?,
+    };
+    let [first, second] = [lower.operand(node, 0)?, lower.operand(node, 1)?];
+    let grid = Grid::Fixed([settings.n.div_ceil(256), 1]);
+    let operands = vec![first, second, lower.result(id)];
+    lower.launch("merge_partials", grid, operands, &settings)
+}
+
+/// Rotates results back where values are rotated, in place; `logs` of `n_values` are behind each head.
 pub(super) fn rotate_back<D: Device>(
     lower: &mut Lower<'_, D>,
     attended: &Attended<D>,
     y: Operand<D>,
-    n_values: u32,
+    (n_values, logs): (u32, u32),
 ) -> Result<(), BackendError> {
     let rotation = attended.v_shape.rotation;
     if rotation.is_none() {
         return Ok(());
     }
-    let sizes = [n_values, word(rotation.group())?];
-    hadamard(lower, y.clone(), y, sizes)
+    let dim = word(attended.v_shape.dim)?;
+    let settings = HadamardSettings {
+        n: n_values / (dim + logs) * dim,
+        group: word(rotation.group())?,
+        dim,
+        stride: dim + logs,
+    };
+    hadamard(lower, y.clone(), y, settings)
 }
 
 /// The queries, rotated as the keys are.
@@ -322,8 +357,14 @@ pub(super) fn rotated_queries<D: Device>(
         return Ok(q);
     }
     let rotated = lower.temporary(n_values * size_of::<f32>());
-    let sizes = [word(n_values)?, word(rotation.group())?];
-    hadamard(lower, q, rotated.clone(), sizes)?;
+    let dim = word(attended.k_shape.dim)?;
+    let settings = HadamardSettings {
+        n: word(n_values)?,
+        group: word(rotation.group())?,
+        dim,
+        stride: dim,
+    };
+    hadamard(lower, q, rotated.clone(), settings)?;
     Ok(rotated)
 }
 

@@ -170,7 +170,10 @@ impl<'a, D: Device> Lower<'a, D> {
             }
             Op::Rope { .. } | Op::RopeSections { .. } => rope::lower(self, id, node),
             Op::StoreKv { .. } | Op::StoreK { .. } => store::lower(self, id, node),
-            Op::Attend { .. } | Op::AttendBatch { .. } => attend::lower(self, id, node),
+            Op::Attend { .. } | Op::AttendPartial { .. } | Op::AttendBatch { .. } => {
+                attend::lower(self, id, node)
+            }
+            Op::MergePartials => attend::merge_partials(self, id, node),
             Op::Index { .. } | Op::AttendSparse { .. } => sparse::lower(self, id, node),
             Op::Custom { custom } => custom::lower(self, (id, node), custom),
             Op::Conv { .. } | Op::Scan { .. } | Op::ScanHeads { .. } => {

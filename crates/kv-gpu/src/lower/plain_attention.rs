@@ -50,7 +50,7 @@ pub(super) fn lower<D: Device>(
             let grid = Grid::Fixed([word(n * spec.n_heads)?, columns]);
             let operands = vec![weights, attended.v.clone(), y.clone()];
             lower.launch("plain_kqv", grid, operands, &settings)?;
-            rotate_back(lower, &attended, y, word(node.n_values())?)
+            rotate_back(lower, &attended, y, (word(node.n_values())?, 0))
         }
         _ => Err(lower.unsupported(node)),
     }

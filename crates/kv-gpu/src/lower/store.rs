@@ -45,9 +45,12 @@ struct RopeSettings {
 /// `HadamardArgs` of `store.k`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct HadamardSettings {
-    n: u32,
-    group: u32,
+pub(super) struct HadamardSettings {
+    pub(super) n: u32,
+    pub(super) group: u32,
+    /// Values of a head, and from head to head.
+    pub(super) dim: u32,
+    pub(super) stride: u32,
 }
 
 impl StoredRows {
@@ -163,9 +166,8 @@ pub(super) fn hadamard<D: Device>(
     lower: &mut Lower<'_, D>,
     from: Operand<D>,
     to: Operand<D>,
-    [n, group]: [u32; 2],
+    settings: HadamardSettings,
 ) -> Result<(), BackendError> {
-    let grid = Grid::Fixed([n.div_ceil(CHUNK), 1]);
-    let settings = HadamardSettings { n, group };
+    let grid = Grid::Fixed([settings.n.div_ceil(CHUNK), 1]);
     lower.launch("hadamard", grid, vec![from, to], &settings)
 }

@@ -1,7 +1,5 @@
 //! The contract suite on any GPU, in both precisions.
 
-#[path = "../known/mod.rs"]
-mod known;
 #[path = "../tolerance/mod.rs"]
 mod tolerance;
 
@@ -12,7 +10,7 @@ use crate::{Gpu, any_gpu};
 
 fn subject(precision: Precision) -> Subject<GpuBackend<Gpu>> {
     let backend = GpuBackend::new(any_gpu::device(), GpuConfig { precision });
-    Subject::new(backend).with_known(known::KNOWN)
+    Subject::new(backend)
 }
 
 mod precise {

@@ -1,16 +1,13 @@
-//! Attention with scores by distance at odd sizes, within a batch and over stored rows of every type.
+//! Attention within a batch with scores by distance, at odd sizes.
 #![allow(clippy::unwrap_used)]
 
 use kv_contract::Random;
 use kv_core::graph::{
     Alibi, AttendSpec, BatchVisibility, DistanceBuckets, DistanceScores, Distances, Graph,
-    GraphInputs, Input, PartInputs,
+    GraphInputs, Input,
 };
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::{
-    CellIdx, CellRun, KvType, KvTypes, LayerIdx, PartIdx, Pos, PosRange, Visibility, VisibleGroup,
-    Window,
-};
+use kv_core::layers::RowLayout;
+use kv_core::{CellIdx, CellRun, Pos, PosRange, Visibility, VisibleGroup, Window};
 
 use crate::support::{Case, graph, weights};
 
@@ -88,8 +85,9 @@ fn attention(n: usize, spec: AttendSpec, buckets: DistanceBuckets) -> (Graph, us
     (graph, dim)
 }
 
-fn spec(n_heads: usize, kv_heads: usize, k_dim: usize, v_dim: usize) -> AttendSpec {
-    AttendSpec {
+#[test]
+fn scores_by_distance_of_any_shape() {
+    let spec = |n_heads, kv_heads, k_dim, v_dim| AttendSpec {
         n_heads,
         kv_heads,
         k_dim,
@@ -97,11 +95,7 @@ fn spec(n_heads: usize, kv_heads: usize, k_dim: usize, v_dim: usize) -> AttendSp
         scale: 0.3,
         soft_cap: None,
         alibi: None,
-    }
-}
-
-#[test]
-fn scores_by_distance_of_any_shape() {
+    };
     let capped = AttendSpec {
         soft_cap: Some(2.0),
         alibi: Some(Alibi {
@@ -148,118 +142,5 @@ fn scores_by_distance_of_any_shape() {
             layout: &RowLayout::default(),
         };
         case.check(&steps, 1e-5);
-    }
-}
-
-/// Stores rows of a layer and attends over all that are stored, by a weight of buckets.
-fn stored_attention(n: usize, spec: AttendSpec, buckets: DistanceBuckets) -> (Graph, usize) {
-    let shapes = [
-        (spec.n_heads, spec.k_dim),
-        (spec.kv_heads, spec.k_dim),
-        (spec.kv_heads, spec.v_dim),
-    ];
-    let dim = shapes.iter().map(|(heads, dim)| heads * dim).sum();
-    let (part, layer) = (PartIdx(0), LayerIdx(0));
-    let graph = graph(n, dim, |b, x| {
-        let mut first = 0;
-        let [q, k, v] = shapes.map(|(heads, dim)| {
-            let columns = first..first + heads * dim;
-            first = columns.end;
-            let flat = b.columns(&format!("{columns:?}"), x, columns).unwrap();
-            let shape = [n, heads, dim];
-            b.reshape(&format!("{first}"), flat, &shape).unwrap()
-        });
-        let cells = b.input(Input::Cells { part }).unwrap();
-        let window = Window::Full;
-        let seen = b.input(Input::Visibility { part, window }).unwrap();
-        let stored = b.store_kv("rows", layer, [k, v, cells]).unwrap();
-        let scores = DistanceScores::Weight("bias");
-        let distances = Distances { buckets, scores };
-        let y = b.attend_relative("y", layer, spec, [q, stored, seen], distances);
-        vec![y.unwrap()]
-    });
-    (graph, dim)
-}
-
-/// Three times `n` rows of one text, whose runs of 7 positions are in cells in falling order: each row
-/// sees all before it but the first two, the last but one nothing.
-fn check_stored(n: usize, spec: AttendSpec, types: KvTypes, buckets: DistanceBuckets) {
-    let (graph, dim) = stored_attention(n, spec, buckets);
-    let n_runs = (3 * n).div_ceil(7);
-    let cell = |pos: usize| CellIdx(((n_runs - 1 - pos / 7) * 7 + pos % 7) as u32);
-    let part = |step: usize| {
-        let (first, end) = (step * n, step * n + n);
-        let runs = (0..end.div_ceil(7)).map(|run| CellRun {
-            cell: cell(run * 7),
-            pos: Pos(run as u32 * 7),
-            len: (end - run * 7).min(7) as u32,
-        });
-        let sees = |pos: usize| match pos + 2 == end {
-            true => PosRange::EMPTY,
-            false => PosRange::new(Pos(2), Pos(pos as u32)),
-        };
-        let limits = (first..end).map(sees).collect();
-        let group = VisibleGroup::new((0..n as u32).collect(), runs.collect(), limits);
-        [PartInputs {
-            cells: (first..end).map(cell).collect(),
-            visibility: Visibility::new(n as u32, vec![group]),
-        }]
-    };
-    let parts = [0, 1, 2].map(part);
-    let positions = [0, 1, 2].map(|step| (step * n..step * n + n).map(|p| p as u32).collect());
-    let mut random = Random::new(n as u64);
-    let values = [(); 3].map(|()| random.values(n * dim));
-    let step = |step: usize| {
-        let positions: &Vec<u32> = &positions[step];
-        GraphInputs {
-            embeddings: &values[step],
-            positions,
-            parts: &parts[step],
-            ..GraphInputs::default()
-        }
-    };
-    let memory = LayerMemory::Attention(AttentionMemory {
-        kv_heads: spec.kv_heads,
-        k_dim: spec.k_dim,
-        v_dim: spec.v_dim,
-        window: Window::Full,
-    });
-    let map = LayerMap::new(vec![memory]);
-    let case = Case {
-        graph: &graph,
-        weights: &weights(&graph, 0.0),
-        layout: &RowLayout::new(&map, &[n_runs * 7], &types).unwrap(),
-    };
-    case.check(&[0, 1, 2].map(step), 1e-5);
-}
-
-#[test]
-fn stored_keys_of_any_type_have_scores_by_distance() {
-    let earlier = DistanceBuckets::Earlier {
-        n: 8,
-        max_distance: 20,
-    };
-    let halves = DistanceBuckets::Halves {
-        n: 8,
-        max_distance: 300,
-    };
-    // One row at a time, a few, and many of them, in tiles, over more cells than a block has threads.
-    for (n, spec) in [
-        (1, spec(5, 5, 14, 14)),
-        (5, spec(6, 2, 9, 33)),
-        (29, spec(3, 3, 64, 40)),
-        (110, spec(4, 1, 24, 8)),
-    ] {
-        check_stored(n, spec, KvType::F32.into(), earlier);
-    }
-    for (i, &k) in KvType::ALL.iter().enumerate() {
-        let v = KvType::ALL[(i + 1) % KvType::ALL.len()];
-        let types = KvTypes {
-            k,
-            v,
-            ..KvTypes::from(k)
-        };
-        check_stored(4, spec(4, 2, 32, 16), types.clone(), earlier);
-        check_stored(13, spec(2, 2, 64, 80), types, halves);
     }
 }

@@ -12,4 +12,5 @@ mod recurrent;
 mod simple;
 mod simulator;
 mod sparse;
+mod stored;
 mod support;
