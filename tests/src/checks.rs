@@ -3,12 +3,12 @@
 
 use std::collections::BTreeSet;
 
-use kv_core::LayerIdx;
 use kv_core::backend::{Backend, RowKind, Split};
 use kv_core::batch::Batch;
-use kv_core::graph::{Graph, GraphShape, SplitPoint};
+use kv_core::graph::{Graph, GraphError, GraphShape, SplitPoint};
+use kv_core::layers::Part;
 use kv_core::memory::Streams;
-use kv_core::{SeqId, TokenId};
+use kv_core::{KvType, LayerIdx, SeqId, TokenId, Window};
 
 use crate::recorded::{RecordKey, Recorded};
 use crate::{Case, Runner, Setup, candle, cpu, cpu_with};
@@ -32,6 +32,9 @@ pub fn tolerance_of(recipe: &str) -> f32 {
 /// Where the first two prompts are cut into two pieces: the places where transformers gave the same
 /// for both pieces as for the whole.
 const CUTS: [usize; 2] = [27, 19];
+
+/// Models that read rows of any age: their indexers choose among all keys.
+const READS_ANY_AGE: [&str; 1] = ["deepseek_v32"];
 
 /// What a layer may hold.
 const KINDS: [RowKind; 4] = [RowKind::K, RowKind::V, RowKind::Conv, RowKind::State];
@@ -63,9 +66,14 @@ impl Pieces {
 }
 
 /// Each prompt alone, in pieces.
-fn in_pieces<B: Backend>(backend: impl Fn() -> B, case: &Case, pieces: Pieces) -> Vec<Vec<f32>> {
+fn in_pieces<B: Backend>(
+    backend: impl Fn() -> B,
+    case: &Case,
+    pieces: Pieces,
+    setup: &Setup,
+) -> Vec<Vec<f32>> {
     let one = |prompt: &Vec<u32>| {
-        let mut runner = Runner::new(backend(), case, &Setup::default());
+        let mut runner = Runner::new(backend(), case, setup);
         let batches = prompt.chunks(pieces.n_tokens);
         batches
             .flat_map(|tokens| runner.feed(0, tokens, pieces.n_ubatch))
@@ -90,7 +98,11 @@ fn in_two_pieces<B: Backend>(backend: impl Fn() -> B, case: &Case) -> Vec<Vec<f3
 }
 
 fn alone<B: Backend>(backend: impl Fn() -> B, case: &Case) -> Vec<Vec<f32>> {
-    in_pieces(backend, case, Pieces::of(512, 512))
+    in_pieces(backend, case, Pieces::of(512, 512), &Setup::default())
+}
+
+fn alone_with(case: &Case, setup: &Setup) -> Vec<Vec<f32>> {
+    in_pieces(cpu, case, Pieces::of(512, 512), setup)
 }
 
 /// All three prompts in one batch, their tokens interleaved.
@@ -143,7 +155,7 @@ pub fn cpu_agrees(case: &Case) {
     }
     for (n_tokens, n_ubatch) in [(1, 512), (7, 512), (27, 512), (48, 7)] {
         let pieces = Pieces::of(n_tokens, n_ubatch);
-        let in_pieces = in_pieces(cpu, case, pieces);
+        let in_pieces = in_pieces(cpu, case, pieces, &Setup::default());
         assert!(in_pieces == whole, "{}: pieces of {pieces:?}", case.name);
     }
     assert!(in_two_pieces(cpu, case) == whole, "{}", case.name);
@@ -177,6 +189,35 @@ pub fn splits_agree(case: &Case) {
     assert!(n_points > 0, "{}: {} blocks", case.name, graph.n_blocks());
 }
 
+/// With the rows of recent tokens apart, logits are the reference's, and with any types of old rows the
+/// same bits whichever way the tokens come in. Models without old rows, and those that read rows of
+/// any age, say so.
+pub fn ages_agree(case: &Case) {
+    let model = case.model();
+    let Some(layers) = model.layers().with_recent(5) else {
+        let sees_all = |part: &Part| part.window == Window::Full;
+        assert!(
+            !model.layers().parts().iter().any(sees_all),
+            "{}",
+            case.name
+        );
+        return;
+    };
+    if let Err(error) = model.graph(ONE).unwrap().with_recent(&layers) {
+        assert!(matches!(error, GraphError::AnyAge { .. }), "{error}");
+        assert!(READS_ANY_AGE.contains(&case.name), "{}: {error}", case.name);
+        return;
+    }
+    let same_type = Setup::with_old(KvType::F32);
+    assert_close(case, "recent rows apart", &alone_with(case, &same_type));
+    let setup = Setup::with_old(KvType::F16);
+    let whole = alone_with(case, &setup);
+    let mixed = together(cpu(), case, &setup, 7);
+    assert!(mixed == whole, "{}: together", case.name);
+    let pieces = in_pieces(cpu, case, Pieces::of(7, 512), &setup);
+    assert!(pieces == whole, "{}: in pieces", case.name);
+}
+
 /// The reference backend's logits are the reference's.
 pub fn candle_agrees(case: &Case) {
     assert_close(case, "alone", &alone(candle, case));
@@ -189,7 +230,7 @@ pub fn candle_agrees(case: &Case) {
     assert_close(
         case,
         "token by token",
-        &in_pieces(candle, case, Pieces::of(1, 512)),
+        &in_pieces(candle, case, Pieces::of(1, 512), &Setup::default()),
     );
 }
 
@@ -300,6 +341,7 @@ macro_rules! standard_tests {
             cpu_agrees_with_the_reference_and_bit_for_bit_with_itself: cpu_agrees,
             threads_do_not_change_a_bit: threads_agree,
             two_backends_give_the_bits_of_one: splits_agree,
+            old_rows_have_types_of_their_own: ages_agree,
             candle_agrees_with_the_reference: candle_agrees,
             the_likeliest_continuations_are_the_references: continuations_agree,
             every_tensor_of_the_file_is_used_and_no_other_is_wanted: every_tensor_is_used,

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use kv_core::backend::{Backend, RowKind, RowSpan, RowStorage};
 use kv_core::batch::{Batch, BatchRules, PositionRule, validate_with};
 use kv_core::graph::{GraphInputs, GraphOutputs, GraphShape, Input, Op};
+use kv_core::kv_types::{KvTypes, OldKvTypes};
 use kv_core::layers::RowLayout;
 use kv_core::memory::{Composite, Memory, MemoryConfig, MemoryInputs, Streams, SwaSize};
 use kv_core::{Causality, CellIdx, KvType, LayerIdx, SeqId, TokenId};
+use model_core::aged::with_layers;
 use model_core::architecture::Model;
 
 use crate::{Case, best};
@@ -21,6 +23,8 @@ const N_SEQS: u32 = 3;
 pub struct Setup {
     /// Type of keys and values.
     pub kv_type: KvType,
+    /// Types of those of old tokens, where they have their own.
+    pub old: Option<OldKvTypes>,
     /// Sizes.
     pub memory: MemoryConfig,
 }
@@ -29,6 +33,7 @@ impl Default for Setup {
     fn default() -> Self {
         Self {
             kv_type: KvType::F32,
+            old: None,
             memory: MemoryConfig {
                 n_ctx: 512,
                 n_seqs: N_SEQS,
@@ -48,6 +53,19 @@ impl Setup {
     pub fn with_type(kv_type: KvType) -> Self {
         Self {
             kv_type,
+            ..Self::default()
+        }
+    }
+
+    /// The usual one, where all but the last few tokens of a sequence have this type.
+    pub fn with_old(old: KvType) -> Self {
+        let old = OldKvTypes {
+            k: old,
+            v: old,
+            n_recent: 5,
+        };
+        Self {
+            old: Some(old),
             ..Self::default()
         }
     }
@@ -105,6 +123,17 @@ impl<B: Backend> Runner<B> {
     ) -> Self {
         let (file, metadata) = case.open();
         let model = case.model_of(&metadata, &*file);
+        let types = KvTypes {
+            old: setup.old,
+            ..setup.kv_type.into()
+        };
+        let model = match types
+            .old
+            .map(|old| model.layers().with_recent(old.n_recent))
+        {
+            Some(aged) => with_layers(model, &aged.unwrap()),
+            None => model,
+        };
         let memory = memory(&*model);
         let custom_ops = model.custom_ops();
         if !custom_ops.is_empty() {
@@ -114,7 +143,7 @@ impl<B: Backend> Runner<B> {
         for part in memory.parts() {
             cells[part.config().part.as_usize()] = part.n_cells() as usize;
         }
-        let layout = RowLayout::new(model.layers(), &cells, setup.kv_type).unwrap();
+        let layout = RowLayout::new(model.layers(), &cells, types).unwrap();
         let n_states = setup.memory.n_state_rows();
         let layout = layout.with_states(model.layers(), n_states).unwrap();
         let is_coordinates = |op: &Op| matches!(op, Op::Input(Input::Coordinates));

@@ -154,7 +154,7 @@ pub fn device_needs(
     work: &ModelWork<'_>,
 ) -> Result<Option<DeviceNeeds>, Error> {
     let load = Workload::new(work.model, work.config, work.outputs)?;
-    let point = split_point(options, &**work.model)?;
+    let point = split_point(options, work)?;
     let share = Shares::new(&load, point.as_ref())?.backend;
     let weights = weight_shapes(work.weights);
     let planned = plan_backend_memory(options, &share.work(&load, &weights))?;
@@ -175,7 +175,7 @@ impl DeviceNeeds {
 
 /// Opens a backend on whose device, if it has one, the model fits, or as many of its layers as are wanted.
 fn open_checked(options: &BackendOptions, work: &ModelWork<'_>) -> Result<BoxedBackend, Error> {
-    let point = split_point(options, &**work.model)?;
+    let point = split_point(options, work)?;
     let gpu = BackendOptions {
         gpu_layers: None,
         ..options.clone()
@@ -232,7 +232,10 @@ pub fn most_device_layers(
         needs.is_some_and(|needs| needs.total() <= room)
     };
     // More layers never take fewer bytes.
-    let mut possible = possible_gpu_layers(&**work.model);
+    let Ok(model) = work.config.model(work.model) else {
+        return None;
+    };
+    let mut possible = possible_gpu_layers(&*model);
     possible.retain(|&n| options.gpu_layers.is_none_or(|wanted| n < wanted));
     let n_fitting = possible.partition_point(fits);
     possible.get(n_fitting.checked_sub(1)?).copied()

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use engine::Workload;
+use engine::{EngineError, Workload};
 use kv_core::backend::BackendError;
 use kv_core::graph::{Graph, GraphShape, SplitPoint};
 use kv_core::layers::RowLayout;
@@ -14,6 +14,7 @@ use kv_core::weights::WeightSource;
 use model_core::architecture::{Model, ModelError};
 
 use crate::backends::{BackendOptions, BackendWork, fastest_on_host};
+use crate::choice::ModelWork;
 use crate::error::Error;
 
 /// What a backend computes of a model: graphs, and the rows of the memory.
@@ -97,16 +98,18 @@ pub fn n_layers(model: &dyn Model) -> Result<u32, Error> {
 /// Where a model is split with these options; `None` where one backend computes all of it.
 ///
 /// # Errors
-/// [`Error::Model`] where the model cannot build its graph, or cannot be split there.
+/// [`Error::Model`] where the model cannot build its graph, or cannot be split there;
+/// [`Error::Engine`] where the configuration does not fit the model.
 pub fn split_point(
     options: &BackendOptions,
-    model: &dyn Model,
+    work: &ModelWork<'_>,
 ) -> Result<Option<SplitPoint>, Error> {
     let is_gpu = options.kind.is_some_and(|kind| kind.is_own_gpu());
     let Some(n_on_gpu) = options.gpu_layers.filter(|_| is_gpu) else {
         return Ok(None);
     };
-    let graph = graph_of_one(model)?;
+    let model = work.config.model(work.model).map_err(EngineError::from)?;
+    let graph = graph_of_one(&*model)?;
     match graph.n_blocks().saturating_sub(n_on_gpu) {
         0 => Ok(None),
         n_first => Ok(Some(

@@ -207,7 +207,7 @@ impl Planned<'_> {
     ) -> anyhow::Result<BackendPlan> {
         let work = self.work();
         let load = self.load(&[])?;
-        let point = split_point(gpu, &**self.model)?;
+        let point = split_point(gpu, &work)?;
         let layers = point.as_ref().map(|point| {
             let n = n_layers(&**self.model)?;
             anyhow::Ok(LayersOnGpu {

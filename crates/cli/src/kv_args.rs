@@ -4,7 +4,8 @@
 
 use clap::{Args, ValueEnum};
 use kv_core::KvType;
-use kv_core::kv_types::{KvRotation, KvTypes, LayerKvTypes};
+use kv_core::kv_type::KvTypeError;
+use kv_core::kv_types::{KvRotation, KvTypes, LayerKvTypes, OldKvTypes, kv_pair};
 
 /// How K and V are stored.
 #[derive(Clone, Debug, Args)]
@@ -23,9 +24,29 @@ pub(crate) struct KvArgs {
     /// the last one for a layer counts
     #[arg(long, value_name = "LAYERS=TYPE", value_delimiter = ',')]
     pub(crate) kv_type_layer: Vec<LayerKvTypes>,
+    /// Type of stored K and V (K/V where they differ) of old tokens: the last --kv-recent tokens keep
+    /// the types above, in layers that see everything
+    #[arg(long, value_name = "TYPE", value_parser = old_types)]
+    pub(crate) kv_type_old: Option<OldTypes>,
+    /// How many of a sequence's last tokens are not old: with --kv-type-old
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1024,
+        requires = "kv_type_old"
+    )]
+    pub(crate) kv_recent: u32,
     /// Rotate quantised KV rows (Hadamard), which spreads outliers
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     pub(crate) kv_rotation: RotationName,
+}
+
+/// Types of K and V.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OldTypes([KvType; 2]);
+
+fn old_types(types: &str) -> Result<OldTypes, KvTypeError> {
+    kv_pair(types).map(OldTypes)
 }
 
 /// [`KvRotation`] on the command line.
@@ -43,8 +64,14 @@ impl KvArgs {
     pub(crate) fn types(&self, default: KvType) -> KvTypes {
         let both = self.kv_type.unwrap_or(default);
         let of = |own: Option<KvType>| own.unwrap_or(both);
+        let old = self.kv_type_old.map(|OldTypes([k, v])| OldKvTypes {
+            k,
+            v,
+            n_recent: self.kv_recent,
+        });
         KvTypes {
             layers: self.kv_type_layer.clone(),
+            old,
             ..KvTypes::new(of(self.kv_type_k), of(self.kv_type_v)).with_rotation(
                 match self.kv_rotation {
                     RotationName::On => KvRotation::On,

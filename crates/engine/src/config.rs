@@ -45,7 +45,7 @@ pub struct EngineConfig {
     pub n_ubatch: u32,
     /// Sequences that can be remembered at the same time.
     pub n_seqs: u32,
-    /// How K and V are stored, by layer.
+    /// How K and V are stored, by layer and by age.
     pub kv_types: KvTypes,
     /// Whether sequences share cells.
     pub streams: Streams,
@@ -138,6 +138,12 @@ pub enum ConfigError {
     /// There is no memory for such layers, or none of such a size.
     #[error(transparent)]
     Memory(#[from] MemoryConfigError),
+    /// Types for old rows, of a model in which none are.
+    #[error(
+        "no layer of the model attends over tokens of any age, so none gets old: choose no types for old \
+         rows"
+    )]
+    NothingGetsOld,
     /// A memory of the caller's takes more than it may.
     #[error("the memory takes {wanted} bytes, but only {available} may be used")]
     MemoryOverBudget {
@@ -416,7 +422,7 @@ impl EngineConfig {
             }
         }
         let rows = RowCounts {
-            cells: memory.cells_per_part(model.layers())?,
+            cells: memory.cells_per_part(&self.layers(model)?)?,
             states: memory.n_state_rows(),
         };
         let settings = self.settings_with(model, memory, &rows)?;
@@ -481,6 +487,11 @@ impl EngineConfig {
         memory: MemoryConfig,
         rows: &RowCounts,
     ) -> Result<Settings, ConfigError> {
+        let layers = self.layers(model)?;
+        if let Some(old) = self.kv_types.old {
+            let most = memory.n_ctx.saturating_sub(1) as usize;
+            in_range("the number of recent tokens", old.n_recent as usize, most)?;
+        }
         let settings = Settings {
             n_ctx: memory.n_ctx,
             n_ubatch: memory.n_ubatch,
@@ -490,15 +501,15 @@ impl EngineConfig {
                 n_vocab: count("vocabulary", model.vocab_size())?,
                 n_embd: count("embedding width", model.embedding_dim())?,
             },
-            layout: RowLayout::new(model.layers(), &rows.cells, &self.kv_types)?
-                .with_states(model.layers(), rows.states)?,
+            layout: RowLayout::new(&layers, &rows.cells, &self.kv_types)?
+                .with_states(&layers, rows.states)?,
             n_programs: self.n_programs,
             output: model.output(),
             attention: self.attention,
             prefix_bytes: self.prefix_bytes,
             swap_bytes: self.swap_bytes,
             swap_type: self.swap_type,
-            layers: model.layers().clone(),
+            layers,
             n_active: memory.n_active(),
             memory,
         };
@@ -508,6 +519,11 @@ impl EngineConfig {
 }
 
 impl Settings {
+    /// What each layer remembers; see [`EngineConfig::layers`].
+    pub fn layers(&self) -> &LayerMap {
+        &self.layers
+    }
+
     /// What the memory is made of.
     pub(crate) fn memory_config(&self) -> (&LayerMap, &MemoryConfig) {
         (&self.layers, &self.memory)

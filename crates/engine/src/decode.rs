@@ -16,6 +16,7 @@ use kv_core::memory::{Composite, Edit, Edited, Memory, MemoryInputs, Removed, Se
 use kv_core::state::Fingerprint;
 use kv_core::weights::WeightSource;
 use kv_core::{PosRange, SeqId};
+use model_core::aged::with_layers;
 use model_core::architecture::{Model, OutputKind};
 
 use crate::capacities::Capacities;
@@ -110,6 +111,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             weights,
             on_progress,
         } = loaded;
+        let model = with_layers(model, settings.layers());
         let model = model.for_context(settings.n_ctx as usize).unwrap_or(model);
         let rows = backend.allocate(&settings.layout)?;
         let source = weights;

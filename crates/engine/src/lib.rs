@@ -7,6 +7,7 @@
 //! (vectors of texts), [`Reranker`] (scores of pairs), [`RecordingBackend`] (what weight matrices
 //! multiply). Generic over backends and models; names none of them.
 
+mod aged;
 mod budget;
 mod capacities;
 mod completion;

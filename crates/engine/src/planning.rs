@@ -8,6 +8,7 @@ use std::sync::Arc;
 use kv_core::PartIdx;
 use kv_core::backend::CustomOps;
 use kv_core::graph::{Graph, GraphShape};
+use model_core::aged::with_layers;
 use model_core::architecture::{Model, ModelError, OutputKind};
 
 use crate::capacities::Capacities;
@@ -70,6 +71,7 @@ impl Workload {
         capacities: &[usize],
     ) -> Result<Self, EngineError> {
         let settings = config.sizes(&**model)?;
+        let model = &with_layers(Arc::clone(model), settings.layers());
         let longer = model.for_context(settings.n_ctx as usize);
         let model = longer.as_ref().unwrap_or(model);
         let ubatches = settings.shapes(outputs);

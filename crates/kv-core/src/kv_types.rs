@@ -38,7 +38,8 @@ pub struct KvTypes {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<LayerKvTypes>,
     /// Types of the rows of old tokens, where they have their own: the types above are then those of
-    /// recent ones. In layers that see everything; the others have no old tokens.
+    /// recent ones. In layers that see everything and have no types of their own; layers with windows have
+    /// no old tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub old: Option<OldKvTypes>,
 }
@@ -98,11 +99,20 @@ impl KvTypes {
 
     /// The types of K and V of `layer`, of recent tokens where old ones have their own.
     pub fn of_layer(&self, layer: LayerIdx) -> [KvType; 2] {
-        let own = self
-            .layers
-            .iter()
-            .rfind(|own| (own.first..=own.last).contains(&layer));
-        own.map_or([self.k, self.v], |own| [own.k, own.v])
+        self.of_this_layer(layer).unwrap_or([self.k, self.v])
+    }
+
+    /// The types of K and V of old tokens in `layer`: those chosen for this layer, at any age, else
+    /// those of old tokens.
+    pub fn of_old(&self, layer: LayerIdx) -> [KvType; 2] {
+        let old = self.old.map_or([self.k, self.v], |old| [old.k, old.v]);
+        self.of_this_layer(layer).unwrap_or(old)
+    }
+
+    fn of_this_layer(&self, layer: LayerIdx) -> Option<[KvType; 2]> {
+        let mut chosen = self.layers.iter().rev();
+        let own = chosen.find(|own| (own.first..=own.last).contains(&layer))?;
+        Some([own.k, own.v])
     }
 
     /// How heads of `dim` values that are stored as `kv_type` are rotated.
@@ -206,6 +216,9 @@ mod tests {
         let types = KvTypes::from(KvType::F16).with_old(OldKvTypes { k, v, n_recent });
         assert_eq!(types.to_string(), "f16; all but the last 64: q8_0/q4_0");
         assert_eq!(types.of_layer(LayerIdx(0)), [KvType::F16; 2]);
+        assert_eq!(types.of_old(LayerIdx(0)), [k, v]);
+        let types = types.with_layers("0=bf16".parse().unwrap());
+        assert_eq!(types.of_old(LayerIdx(0)), [KvType::BF16; 2]);
     }
 
     #[test]

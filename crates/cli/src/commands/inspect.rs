@@ -6,7 +6,7 @@ use std::io::Write;
 use cellar::architectures;
 use engine::{DEFAULT_N_CTX, EngineConfig};
 use kv_core::KvType;
-use kv_core::layers::{AttentionMemory, LayerMemory, RecurrentMemory, RowLayout};
+use kv_core::layers::{AttentionMemory, LayerMemory, RecurrentMemory};
 use kv_core::weights::WeightSource;
 use model_core::architecture::Model;
 use model_core::gguf::{GgufFile, Metadata, Value};
@@ -245,23 +245,28 @@ fn memory(model: &dyn Model, args: &InspectArgs) -> anyhow::Result<MemorySummary
         kv_types: kv_types.clone(),
         ..EngineConfig::default()
     };
-    let whole = config.settings(model)?.layout;
-    let one_cell = vec![1; model.layers().parts().len()];
-    let of_a_token = RowLayout::new(model.layers(), &one_cell, &kv_types)?;
+    let settings = config.settings(model)?;
+    let whole = &settings.layout;
+    let rows_of = |layer| whole.layer(layer).map_or(0, |rows| rows.bytes());
+    let recent_of = |layer| {
+        let mut recent = settings.layers().recent().iter();
+        recent.find(|rows| rows.of == layer).map(|rows| rows.layer)
+    };
     let layers = model
         .layers()
         .iter()
         .map(|(layer, remembers)| LayerSummary {
             layer: layer.0,
             remembers,
-            n_bytes: whole.layer(layer).map_or(0, |rows| rows.bytes())
+            n_bytes: rows_of(layer)
+                + recent_of(layer).map_or(0, rows_of)
                 + whole.state(layer).map_or(0, |rows| rows.bytes()),
         });
     Ok(MemorySummary {
         n_ctx,
         kv_type: kv_types.to_string(),
         n_bytes: whole.bytes(),
-        bytes_per_token: of_a_token.bytes(),
+        bytes_per_token: resolve::bytes_per_token(&config, model)?,
         layers: layers.collect(),
     })
 }

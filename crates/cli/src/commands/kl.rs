@@ -8,8 +8,7 @@ use std::io::Write;
 use engine::{Engine, EngineConfig, Logits, PromptOutputs};
 use kv_core::backend::{Backend, BoxedBackend};
 use kv_core::batch::Batch;
-use kv_core::layers::RowLayout;
-use kv_core::{KvType, KvTypes, SeqId, TokenId};
+use kv_core::{KvType, SeqId, TokenId};
 use model_core::architecture::Model;
 use model_core::tokenizer::{AddSpecial, EncodeOptions, SpecialText};
 use serde::Serialize;
@@ -56,10 +55,6 @@ pub(super) fn run(args: &KlArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
         return usage("the text has less than two tokens: there is nothing to predict");
     }
     let config = config(args, &**file.model(), tokens.len())?;
-    let layout = |types: &KvTypes| {
-        let layers = file.model().layers();
-        RowLayout::new(layers, &vec![1; layers.parts().len()], types)
-    };
     let exact = EngineConfig {
         kv_types: KvType::F32.into(),
         ..config.clone()
@@ -67,8 +62,8 @@ pub(super) fn run(args: &KlArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     let mut report = Report {
         kv_types: config.kv_types.to_string(),
         n_tokens: tokens.len(),
-        bytes_per_token: layout(&config.kv_types)?.bytes(),
-        f32_bytes_per_token: layout(&exact.kv_types)?.bytes(),
+        bytes_per_token: resolve::bytes_per_token(&config, &**file.model())?,
+        f32_bytes_per_token: resolve::bytes_per_token(&exact, &**file.model())?,
         ..Report::default()
     };
     let first = resolve::open_engine(&file, &args.engine, &exact, PromptOutputs::All)?;

@@ -10,6 +10,7 @@ use std::io::Write;
 use anyhow::Context;
 use cellar::{BackendKind, architectures};
 use engine::{EngineConfig, MemoryBudget, PromptOutputs, Settings, Speculation, largest_that_fits};
+use kv_core::layers::RecentRows;
 use kv_core::memory::Streams;
 use kv_core::memory_plan::{MemoryPlan, PlannedKind, PlannedRows};
 use kv_core::{KvType, Window};
@@ -46,6 +47,9 @@ struct Report {
     streams: Streams,
     parts: Vec<PartReport>,
     rows: Vec<RowsReport>,
+    /// Layers whose recent rows are kept apart, with the further layers that have them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    recent: Vec<RecentRows>,
     by_kind: Vec<KindReport>,
     /// All rows: what a backend allocates.
     n_bytes: usize,
@@ -217,8 +221,9 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         n_ctx: settings.n_ctx,
         n_seqs: args.seqs,
         streams: config.streams,
-        parts: parts(&*model, &settings, &plan),
+        parts: parts(&settings, &plan),
         rows: plan.rows().iter().map(RowsReport::new).collect(),
+        recent: settings.layers().recent().to_vec(),
         by_kind: KINDS.map(|kind| KindReport::new(&plan, kind)).into(),
         n_bytes: plan.bytes(),
         memory,
@@ -295,9 +300,9 @@ fn weight_bytes(file: &Contents) -> u64 {
     sizes.fold(0, |sum, (_, _, n_bytes)| sum.saturating_add(n_bytes as u64))
 }
 
-fn parts(model: &dyn Model, settings: &Settings, plan: &MemoryPlan) -> Vec<PartReport> {
+fn parts(settings: &Settings, plan: &MemoryPlan) -> Vec<PartReport> {
     let layers = settings.layout.layers();
-    let parts = model.layers().parts();
+    let parts = settings.layers().parts();
     let report = |(part, shape): (u32, &kv_core::layers::Part)| {
         let one = layers.iter().find(|l| l.part.0 == part);
         PartReport {

@@ -11,7 +11,7 @@ use engine::{DraftModel, Engine};
 use kv_cpu::CpuBackend;
 
 use crate::draft_model::{N_MAX, draft_model_for};
-use crate::models::{Case, Generated, last_counters, preempting, stories, tiny};
+use crate::models::{Case, Generated, last_counters, preempting, stories, tiny, with_old_rows};
 
 /// Requests of a service.
 const N: u64 = 8;
@@ -107,6 +107,12 @@ fn texts_are_the_same_with_full_attention() {
 fn texts_are_the_same_with_windows() {
     let target = stories("stories-gemma3");
     check(&target, &[&target, &stories("stories-llama")]);
+}
+
+#[test]
+fn texts_are_the_same_with_old_rows() {
+    let target = with_old_rows(stories("stories-llama"));
+    check(&target, &[&target, &stories("stories-mamba")]);
 }
 
 #[test]

@@ -16,6 +16,12 @@ macro_rules! for_each_memory {
         }
 
         #[test]
+        fn texts_are_the_same_with_old_rows() {
+            let case = $crate::models::stories("stories-llama");
+            $check(&$crate::models::with_old_rows(case));
+        }
+
+        #[test]
         fn texts_are_the_same_with_states() {
             $check(&$crate::models::stories("stories-mamba"));
         }

@@ -12,9 +12,10 @@ use engine::serve::{
     Counters, FinishedText, PrefixCaching, Priority, Service, ServiceConfig, TextRequest,
 };
 use engine::{CompletionOptions, Engine, EngineConfig, FinishReason, GenerateOptions, Generation};
-use kv_core::TokenId;
 use kv_core::backend::Backend;
+use kv_core::kv_types::{KvTypes, OldKvTypes};
 use kv_core::weights::WeightSource;
+use kv_core::{KvType, TokenId};
 use kv_cpu::{CpuBackend, CpuConfig};
 use model_core::architecture::{Model, Registry};
 use model_core::model_file::ModelFile;
@@ -27,6 +28,7 @@ pub struct Case {
     pub model: Arc<dyn Model>,
     pub weights: Arc<dyn WeightSource>,
     pub tokenizer: Arc<Tokenizer>,
+    pub kv_types: KvTypes,
 }
 
 fn registry() -> Registry {
@@ -50,6 +52,17 @@ pub fn stories(name: &'static str) -> Case {
         model: file.model().clone(),
         weights: file.weights(),
         tokenizer: file.tokenizer().clone(),
+        kv_types: EngineConfig::default().kv_types,
+    }
+}
+
+/// The same, where tokens have narrower types once others came after them.
+pub fn with_old_rows(case: Case) -> Case {
+    let [k, v] = [KvType::Q8_0, KvType::Q4_0];
+    let old = OldKvTypes { k, v, n_recent: 20 };
+    Case {
+        kv_types: case.kv_types.with_old(old),
+        ..case
     }
 }
 
@@ -61,6 +74,7 @@ pub fn tiny(name: &'static str) -> Case {
         model: directory.model().clone(),
         weights: directory.weights().clone(),
         tokenizer: stories("stories-llama").tokenizer,
+        kv_types: EngineConfig::default().kv_types,
     }
 }
 
@@ -81,7 +95,11 @@ impl Case {
             ..CpuConfig::default()
         };
         let backend = CpuBackend::new(cpu).unwrap();
-        Engine::new(backend, self.model.clone(), self.weights.clone(), config).unwrap()
+        let config = EngineConfig {
+            kv_types: self.kv_types.clone(),
+            ..config.clone()
+        };
+        Engine::new(backend, self.model.clone(), self.weights.clone(), &config).unwrap()
     }
 
     /// A service on an engine, with the default limits.

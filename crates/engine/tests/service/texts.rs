@@ -4,7 +4,7 @@ use engine::serve::{Service, ServiceConfig, TextStream};
 use engine::{Engine, EngineConfig};
 use kv_core::backend::Backend;
 
-use crate::models::{Case, Generated, preempting, stories, tiny};
+use crate::models::{Case, Generated, preempting, stories, tiny, with_old_rows};
 
 /// Texts of a service, in the order of their requests, which arrive over time.
 fn serve_all(
@@ -134,6 +134,13 @@ fn texts_are_what_they_are_alone_with_full_attention() {
 #[test]
 fn texts_are_what_they_are_alone_with_windows() {
     check_texts(&stories("stories-gemma3"));
+}
+
+#[test]
+fn texts_are_what_they_are_alone_with_old_rows() {
+    check_texts(&with_old_rows(stories("stories-llama")));
+    check_texts(&with_old_rows(stories("stories-gemma3")));
+    check_texts(&with_old_rows(tiny("jamba")));
 }
 
 #[test]

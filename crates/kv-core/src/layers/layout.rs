@@ -191,11 +191,11 @@ impl RowLayout {
 
 /// The types of K and V of a layer's own rows, by their age.
 fn types_of(map: &LayerMap, layer: LayerIdx, types: &KvTypes) -> [KvType; 2] {
-    let recent = map.recent().iter();
-    match (types.old, recent.clone().find(|rows| rows.layer == layer)) {
-        (_, Some(rows)) => types.of_layer(rows.of),
-        (Some(old), None) if recent.clone().any(|rows| rows.of == layer) => [old.k, old.v],
-        _ => types.of_layer(layer),
+    let mut recent = map.recent().iter();
+    match recent.find(|rows| rows.layer == layer || rows.of == layer) {
+        Some(rows) if rows.of == layer => types.of_old(layer),
+        Some(rows) => types.of_layer(rows.of),
+        None => types.of_layer(layer),
     }
 }
 
@@ -334,7 +334,7 @@ mod tests {
         let rows: Vec<_> = rows.map(|l| (l.n_rows, l.k.kv_type, l.v.kv_type)).collect();
         let wanted = [
             (100, k, v),
-            (100, k, v),
+            (100, KvType::F32, KvType::F32),
             (20, KvType::F16, KvType::F16),
             (20, KvType::F32, KvType::F32),
         ];

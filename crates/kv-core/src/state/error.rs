@@ -106,6 +106,17 @@ pub enum StateError {
         /// Size of the vocabulary.
         n_vocab: u32,
     },
+    /// It was saved with other ages of rows.
+    #[error(
+        "the state has {saved}, but here are {here}: restore it with as many recent tokens as it was \
+         saved with"
+    )]
+    OtherAges {
+        /// What its rows are.
+        saved: String,
+        /// What they are here.
+        here: String,
+    },
     /// It was saved with another model.
     #[error("the state is another model's: its {what} is {saved}, but here it is {here}")]
     OtherModel {

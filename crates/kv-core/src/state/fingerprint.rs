@@ -127,10 +127,27 @@ impl Fingerprint {
                 self.n_vocab.to_string(),
             )
         })
+        .or_else(|| self.other_ages(saved))
         .or_else(|| differs("layer map", of(saved, self), of(self, saved)))
         .or_else(|| differs("RoPE", rope_of(saved, self), rope_of(self, saved)))
         .or_else(|| differs("weights", weights(saved), weights(self)));
         found.map_or(Ok(()), Err)
+    }
+
+    /// Whether rows of other ages are kept apart.
+    fn other_ages(&self, saved: &Self) -> Option<StateError> {
+        let (saved, here) = (ages(&saved.layers), ages(&self.layers));
+        (saved != here).then_some(StateError::OtherAges { saved, here })
+    }
+}
+
+/// Which rows a map keeps apart.
+fn ages(layers: &LayerMap) -> String {
+    let first = layers.recent().first();
+    let recent = first.and_then(|rows| layers.attention(rows.layer));
+    match recent.and_then(|memory| memory.window.width()) {
+        Some(n) => format!("old rows apart from those of the last {n} tokens"),
+        None => "rows of all ages together".to_owned(),
     }
 }
 

@@ -41,6 +41,14 @@ pub(super) fn print(
             bytes(*n_bytes)
         )?;
     }
+    if let (Some(first), Some(last)) = (report.recent.first(), report.recent.last()) {
+        let (from, to) = (first.layer, last.layer);
+        writeln!(
+            out,
+            "  layers {from} to {to} are not the model's: they have the recent rows of {} to {}",
+            first.of, last.of
+        )?;
+    }
     match plan.rows() {
         [] => writeln!(out, "  an encoder: it remembers nothing")?,
         _ => print_layers(plan, out)?,

@@ -1,0 +1,39 @@
+//! [`EngineConfig::layers`] and [`EngineConfig::model`]: a model as an engine computes it.
+//!
+//! Knows no backend and no sizes.
+
+use std::sync::Arc;
+
+use kv_core::layers::LayerMap;
+use model_core::aged::with_layers;
+use model_core::architecture::Model;
+
+use crate::config::{ConfigError, EngineConfig};
+
+impl EngineConfig {
+    /// What each layer of the model remembers in an engine of this configuration: where old rows have
+    /// types of their own, recent ones have layers of their own.
+    ///
+    /// # Errors
+    /// [`ConfigError::NothingGetsOld`] where no layer has old rows.
+    pub fn layers(&self, model: &dyn Model) -> Result<LayerMap, ConfigError> {
+        let layers = model.layers();
+        match self.kv_types.old {
+            Some(old) if layers.recent().is_empty() => {
+                let aged = layers.with_recent(old.n_recent);
+                aged.ok_or(ConfigError::NothingGetsOld)
+            }
+            _ => Ok(layers.clone()),
+        }
+    }
+
+    /// The model as an engine of this configuration computes it; [`Engine::new`](crate::Engine::new)
+    /// does this itself.
+    ///
+    /// # Errors
+    /// [`ConfigError::NothingGetsOld`] where no layer has old rows.
+    pub fn model(&self, model: &Arc<dyn Model>) -> Result<Arc<dyn Model>, ConfigError> {
+        let layers = self.layers(&**model)?;
+        Ok(with_layers(Arc::clone(model), &layers))
+    }
+}
