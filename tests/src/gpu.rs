@@ -13,8 +13,13 @@ pub const SHORT: usize = 9;
 /// token each, are from those of the CPU backend, which are the reference's
 /// ([`cpu_agrees`](crate::checks::cpu_agrees)).
 pub fn distance_from_cpu<B: Backend>(backend: B, case: &Case) -> f32 {
+    distance_from_cpu_with(backend, case, &Setup::default())
+}
+
+/// The same with another memory on both.
+pub fn distance_from_cpu_with<B: Backend>(backend: B, case: &Case, setup: &Setup) -> f32 {
     let prompts = case.reference().prompts();
-    let mut gpu = Runner::new(backend, case, &Setup::default());
+    let mut gpu = Runner::new(backend, case, setup);
     let mut ours = vec![Vec::new(); 2];
     let (mut batch, mut owners) = (Batch::new(), Vec::new());
     for at in 0..SHORT {
@@ -36,7 +41,7 @@ pub fn distance_from_cpu<B: Backend>(backend: B, case: &Case) -> f32 {
     }
     let theirs = prompts.iter().map(|prompt| {
         let tokens = &prompt[..SHORT + 2];
-        Runner::new(cpu(), case, &Setup::default()).feed(0, tokens, 512)
+        Runner::new(cpu(), case, setup).feed(0, tokens, 512)
     });
     let distances = ours
         .iter()

@@ -12,8 +12,8 @@ use kv_core::graph::SplitPoint;
 use kv_gpu::sim::{Dialect, Order, Sim};
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
 use model_tests::checks::ONE;
-use model_tests::gpu::distance_from_cpu;
-use model_tests::{Case, cpu};
+use model_tests::gpu::{distance_from_cpu, distance_from_cpu_with};
+use model_tests::{Case, Setup, cpu};
 
 fn sim(order: Order, precision: Precision) -> GpuBackend<Sim> {
     GpuBackend::new(Sim::new(order), GpuConfig { precision })
@@ -76,6 +76,39 @@ fn layers_are_shared_with_the_cpu() {
             distance_from_cpu(Split::new(cpu(), precise(), point.clone()), case)
         });
     }
+}
+
+/// Rows of old tokens have another type, alone and where layers are shared with the CPU.
+#[test]
+fn old_rows_agree() {
+    let setup = Setup::with_old(KvType::F16);
+    for name in [
+        "llama_gqa_untied",
+        "gemma3_iswa8",
+        "deepseek_v2_lite",
+        "falcon_h1",
+    ] {
+        let case = [Case::recipe(name, gpu::register)];
+        for (backend, precision) in [
+            (precise as fn() -> _, Precision::Precise),
+            (fast, Precision::Fast),
+        ] {
+            let distance = |case: &Case| distance_from_cpu_with(backend(), case, &setup);
+            fixtures::assert_near(&case, precision, distance);
+        }
+    }
+    let case = [Case::recipe("gemma3_iswa8", gpu::register)];
+    fixtures::assert_near(&case, Precision::Precise, |case| {
+        let layers = case.model().layers().with_recent(5).unwrap();
+        let graph = case
+            .model()
+            .graph(ONE)
+            .unwrap()
+            .with_recent(&layers)
+            .unwrap();
+        let point = SplitPoint::new(&graph, graph.n_blocks() / 2).unwrap();
+        distance_from_cpu_with(Split::new(cpu(), precise(), point), case, &setup)
+    });
 }
 
 fn agrees(name: &'static str) {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use cellar::weight_shapes;
 use engine::{DraftModel, EngineConfig, MemoryBudget, PromptOutputs, Settings};
-use kv_core::KvType;
 use kv_core::memory::SwaSize;
+use kv_core::{KvType, KvTypes};
 use model_core::architecture::Model;
 use model_core::tokenizer::Tokenizer;
 
@@ -139,10 +139,16 @@ pub(crate) fn plan(
 
 /// The engine of a draft model, but for its context and its sequences.
 fn config(args: &SpeculationArgs, engine: &EngineArgs, model: &dyn Model) -> EngineConfig {
+    let config = resolve::engine_config(engine, model, KvType::F16);
     EngineConfig {
         // What was drafted is taken back, by recurrent layers and through windows too.
         n_snapshots: args.draft_max(),
         swa: SwaSize::Full,
-        ..resolve::engine_config(engine, model, KvType::F16)
+        // Its rows would take as much room in two types, and it may have no old ones.
+        kv_types: KvTypes {
+            old: None,
+            ..config.kv_types
+        },
+        ..config
     }
 }
