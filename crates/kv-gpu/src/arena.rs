@@ -1,8 +1,8 @@
-//! Scratch memory: [`ScratchPlan`] gives the values of a program their places, [`Arena`] is the one
-//! buffer that all programs of a backend use.
+//! Scratch memory: [`ScratchPlan`] gives the values of a program their places, [`RunMemory`] is what all
+//! programs of a backend run in.
 //!
-//! Invariant: places of values that are needed at the same time do not overlap; the arena is as
-//! large as the largest program's plan. Knows nothing of graphs.
+//! Invariant: places of values that are needed at the same time do not overlap; an arena is as
+//! large as the program needs that needs most. Knows nothing of graphs.
 
 use kv_core::backend::BackendError;
 
@@ -71,35 +71,48 @@ impl ScratchPlan {
         }
     }
 
-    /// Bytes that all places ever taken need.
+    /// Bytes that all places ever taken need, and some where there are none.
     pub(crate) fn bytes(&self) -> usize {
-        self.end
+        self.end.max(ALIGN)
     }
 }
 
-/// Scratch memory of all programs of a backend, which run one after the other.
+/// What all programs of a backend use, which run one after the other.
+#[derive(Debug)]
+pub(crate) struct RunMemory<D: Device> {
+    pub(crate) scratch: Arena<D>,
+    /// The inputs of a run: a device writes those of the next after what reads them.
+    pub(crate) inputs: Arena<D>,
+}
+
+impl<D: Device> Default for RunMemory<D> {
+    fn default() -> Self {
+        Self {
+            scratch: Arena::new("scratch memory"),
+            inputs: Arena::new("the inputs of a run"),
+        }
+    }
+}
+
+/// A buffer that grows.
 #[derive(Debug)]
 pub(crate) struct Arena<D: Device> {
+    /// For errors.
+    what: &'static str,
     buffer: Option<D::Buffer>,
     bytes: usize,
     /// Counts allocations: what was recorded with an earlier buffer is void.
     generation: u64,
 }
 
-impl<D: Device> Default for Arena<D> {
-    fn default() -> Self {
+impl<D: Device> Arena<D> {
+    fn new(what: &'static str) -> Self {
         Self {
+            what,
             buffer: None,
             bytes: 0,
             generation: 0,
         }
-    }
-}
-
-impl<D: Device> Arena<D> {
-    /// What is allocated for programs that need so many bytes.
-    pub(crate) fn bytes_for(bytes: usize) -> usize {
-        bytes.max(ALIGN)
     }
 
     /// Makes room for `bytes` bytes.
@@ -110,7 +123,7 @@ impl<D: Device> Arena<D> {
             self.buffer = None;
             self.bytes = 0;
             self.generation += 1;
-            self.buffer = Some(device.allocate(Self::bytes_for(bytes), "scratch memory")?);
+            self.buffer = Some(device.allocate(bytes, self.what)?);
             self.bytes = bytes;
         }
         Ok(())

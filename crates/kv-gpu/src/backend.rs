@@ -34,7 +34,7 @@ impl<D: Device> GpuBackend<D> {
         let shared = Shared {
             device,
             kernels: Kernels::default(),
-            arena: Mutex::default(),
+            memory: Mutex::default(),
         };
         Self {
             shared: Arc::new(shared),

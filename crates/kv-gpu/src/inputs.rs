@@ -302,3 +302,9 @@ fn fill(to: &mut [u32], from: &[u32]) {
 pub(crate) fn numbered(graph: &Graph) -> impl Iterator<Item = (NodeId, &Node)> {
     (0..).map(NodeId).zip(graph.nodes())
 }
+
+/// The same of those after node `id`.
+pub(crate) fn after(graph: &Graph, id: NodeId) -> impl Iterator<Item = (NodeId, &Node)> {
+    let nodes = graph.nodes().get(id.as_usize() + 1..).unwrap_or_default();
+    (id.0 + 1..).map(NodeId).zip(nodes)
+}

@@ -13,7 +13,6 @@ use kv_core::graph::Graph;
 use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
 
-use crate::arena::Arena;
 use crate::config::GpuConfig;
 use crate::device::{Argument, Device, Region};
 use crate::lower::{Context, lower};
@@ -32,8 +31,8 @@ pub struct GpuMemoryPlan {
     pub scratch: usize,
     /// Where stored weights are put on their way to planes.
     pub staging: usize,
-    /// The inputs of the programs' runs, without the tables of what tokens see, which are small and
-    /// differ from run to run.
+    /// The inputs of a run, for all programs, without the tables of what tokens see, which are small
+    /// and differ from run to run.
     pub inputs: usize,
 }
 
@@ -98,8 +97,8 @@ pub fn plan_memory(config: GpuConfig, work: GpuWork<'_>) -> Result<GpuMemoryPlan
             weights: &weights,
             layout: work.layout,
         })?;
-        scratch = scratch.max(Arena::<Counter>::bytes_for(lowered.scratch_bytes));
-        inputs += block_bytes(lowered.inputs.fixed_bytes());
+        scratch = scratch.max(lowered.scratch_bytes);
+        inputs = inputs.max(block_bytes(lowered.inputs.fixed_bytes()));
     }
     let weights_allocated = device.allocated.swap(0, Ordering::Relaxed);
     GpuRows::allocate(&device, work.layout)?;

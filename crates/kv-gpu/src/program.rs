@@ -10,7 +10,7 @@ use kv_core::backend::{BackendError, RowStorage, check_inputs};
 use kv_core::graph::{Graph, GraphInputs, GraphOutputs, Node};
 use kv_core::layers::RowLayout;
 
-use crate::arena::Arena;
+use crate::arena::{Arena, RunMemory};
 use crate::custom::HostStep;
 use crate::device::{Argument, Device, Region};
 use crate::inputs::{InputPlan, RunCounts};
@@ -53,7 +53,7 @@ impl<D: Device> Kernels<D> {
 pub(crate) struct Shared<D: Device> {
     pub(crate) device: D,
     pub(crate) kernels: Kernels<D>,
-    pub(crate) arena: Mutex<Arena<D>>,
+    pub(crate) memory: Mutex<RunMemory<D>>,
 }
 
 /// The lock's data; whoever panicked with it left nothing half done.
@@ -140,7 +140,7 @@ pub(crate) enum Step<D: Device> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RecordingKey {
     rows: u64,
-    arena: u64,
+    scratch: u64,
     inputs: u64,
     counts: RunCounts,
 }
@@ -160,12 +160,8 @@ pub struct GpuProgram<D: Device> {
     steps: Vec<Step<D>>,
     scratch_bytes: usize,
     outputs: Vec<Option<Operand<D>>>,
-    /// The inputs on the host, in words, and on the device.
+    /// The inputs on the host.
     words: Vec<u32>,
-    block: Option<D::Buffer>,
-    block_bytes: usize,
-    /// Counts the blocks that were allocated.
-    n_blocks: u64,
     /// Keys that were seen once (`None`) or recorded; the last used last.
     recordings: Vec<(RecordingKey, Option<D::Recording>)>,
 }
@@ -178,7 +174,13 @@ impl<D: Device> GpuProgram<D> {
         lowered: Lowered<D>,
     ) -> Result<Self, BackendError> {
         // Now, so that no run fails for want of memory.
-        locked(&shared.arena).reserve(&shared.device, lowered.scratch_bytes)?;
+        let mut memory = locked(&shared.memory);
+        memory
+            .scratch
+            .reserve(&shared.device, lowered.scratch_bytes)?;
+        let n_inputs = block_bytes(lowered.inputs.fixed_bytes());
+        memory.inputs.reserve(&shared.device, n_inputs)?;
+        drop(memory);
         Ok(Self {
             shared,
             graph: graph.clone(),
@@ -188,9 +190,6 @@ impl<D: Device> GpuProgram<D> {
             scratch_bytes: lowered.scratch_bytes,
             outputs: lowered.outputs,
             words: Vec::new(),
-            block: None,
-            block_bytes: 0,
-            n_blocks: 0,
             recordings: Vec::new(),
         })
     }
@@ -221,27 +220,25 @@ impl<D: Device> GpuProgram<D> {
         check_inputs(&self.graph, &self.layout, inputs)?;
         inputs.check_cancelled()?;
         let shared = Arc::clone(&self.shared);
-        // One program after the other: they share the arena.
-        let mut arena = locked(&shared.arena);
-        arena.reserve(&shared.device, self.scratch_bytes)?;
-        let counts = self.upload(inputs)?.rounded();
-        self.launch_all(&arena, rows, (inputs, counts))?;
-        self.read_outputs(&arena, outputs)
+        // One program after the other: they share this memory.
+        let mut memory = locked(&shared.memory);
+        memory.scratch.reserve(&shared.device, self.scratch_bytes)?;
+        let counts = self.upload(&mut memory.inputs, inputs)?.rounded();
+        self.launch_all(&memory, rows, (inputs, counts))?;
+        self.read_outputs(&memory, outputs)
     }
 
     /// Writes the inputs to the device.
-    fn upload(&mut self, inputs: &GraphInputs<'_>) -> Result<RunCounts, BackendError> {
+    fn upload(
+        &mut self,
+        block: &mut Arena<D>,
+        inputs: &GraphInputs<'_>,
+    ) -> Result<RunCounts, BackendError> {
         let device = &self.shared.device;
         let counts = self.inputs.write(&self.graph, inputs, &mut self.words)?;
         let bytes: &[u8] = bytemuck::cast_slice(&self.words);
-        if bytes.len() > self.block_bytes || self.block.is_none() {
-            device.wait()?;
-            let room = block_bytes(bytes.len());
-            self.block = Some(device.allocate(room, "the inputs of a run")?);
-            self.block_bytes = room;
-            self.n_blocks += 1;
-        }
-        if let Some(buffer) = &self.block {
+        block.reserve(device, block_bytes(bytes.len()))?;
+        if let Some(buffer) = block.buffer() {
             device.write(Region { buffer, at: 0 }, bytes)?;
         }
         Ok(counts)
@@ -249,21 +246,21 @@ impl<D: Device> GpuProgram<D> {
 
     fn launch_all(
         &mut self,
-        arena: &Arena<D>,
+        memory: &RunMemory<D>,
         rows: &GpuRows<D>,
         (inputs, counts): (&GraphInputs<'_>, RunCounts),
     ) -> Result<(), BackendError> {
         let key = RecordingKey {
             rows: rows.id(),
-            arena: arena.generation(),
-            inputs: self.n_blocks,
+            scratch: memory.scratch.generation(),
+            inputs: memory.inputs.generation(),
             counts,
         };
         let known = self.recordings.iter().position(|(known, _)| *known == key);
         let entry = known.map(|at| self.recordings.remove(at));
         let buffers = Buffers {
-            scratch: arena.buffer(),
-            inputs: self.block.as_ref(),
+            scratch: memory.scratch.buffer(),
+            inputs: memory.inputs.buffer(),
             rows,
         };
         let device = &self.shared.device;
@@ -306,15 +303,15 @@ impl<D: Device> GpuProgram<D> {
 
     fn read_outputs(
         &self,
-        arena: &Arena<D>,
+        memory: &RunMemory<D>,
         outputs: &mut GraphOutputs,
     ) -> Result<(), BackendError> {
         let wanted = self.graph.outputs().iter();
         let sizes = wanted.map(|&id| self.graph.node(id).map_or(0, Node::n_values));
         for (values, from) in outputs.resize(sizes).iter_mut().zip(&self.outputs) {
             let (buffer, at) = match from {
-                Some(Operand::Scratch(at)) => (arena.buffer(), *at),
-                Some(Operand::Inputs(at)) => (self.block.as_ref(), *at),
+                Some(Operand::Scratch(at)) => (memory.scratch.buffer(), *at),
+                Some(Operand::Inputs(at)) => (memory.inputs.buffer(), *at),
                 _ => continue,
             };
             if let Some(buffer) = buffer {

@@ -73,18 +73,14 @@ impl<D: Device> GpuRows<D> {
         layer: LayerIdx,
         kind: RowKind,
     ) -> Result<usize, BackendError> {
-        let mut all = Vec::new();
-        for rows in layout.layers() {
-            all.push((rows.layer, RowKind::K));
-            all.extend(rows.stored_v().map(|_| (rows.layer, RowKind::V)));
-        }
-        for states in layout.states() {
-            all.extend([
-                (states.layer, RowKind::Conv),
-                (states.layer, RowKind::State),
-            ]);
-        }
-        let found = all.iter().position(|&it| it == (layer, kind));
+        let attended = layout.layers().iter().flat_map(|rows| {
+            let v = rows.stored_v().map(|_| (rows.layer, RowKind::V));
+            [(rows.layer, RowKind::K)].into_iter().chain(v)
+        });
+        let kinds = [RowKind::Conv, RowKind::State];
+        let states = layout.states().iter();
+        let states = states.flat_map(|states| kinds.map(|kind| (states.layer, kind)));
+        let found = attended.chain(states).position(|it| it == (layer, kind));
         found.ok_or(BackendError::NoRows { layer })
     }
 

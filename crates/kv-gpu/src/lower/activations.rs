@@ -7,7 +7,6 @@ use kv_core::graph::{Node, NodeId};
 use super::{Lower, linear, word};
 use crate::arena::Scratch;
 use crate::device::Device;
-use crate::inputs::numbered;
 use crate::program::{Grid, Operand};
 
 /// Columns of a tile of products with halves: their rows are multiples of it.
@@ -91,7 +90,7 @@ impl<D: Device> Lower<'_, D> {
         let graph = self.context.graph;
         let n_blocks = graph.node(id).map_or(0, |node| node.n_values() / 32);
         let mut wanted = false;
-        for (reader, node) in numbered(graph).skip(id.as_usize() + 1) {
+        for (reader, node) in self.readers(id) {
             let x = node.operands.first();
             if !self.done[reader.as_usize()] && x.is_some_and(|x| self.root[x.as_usize()] == id) {
                 wanted |= linear::reads_int8(self, node)?;

@@ -11,7 +11,7 @@ use super::activations::{ActivationForm, Activations};
 use super::{Lower, word};
 use crate::config::Precision;
 use crate::device::Device;
-use crate::inputs::numbered;
+use crate::inputs::after;
 use crate::program::{Grid, Operand};
 use crate::weights::{DeviceWeight, WeightForm};
 
@@ -120,7 +120,7 @@ pub(super) fn same_activations<'a, D: Device>(
     node: &Node,
 ) -> Vec<(NodeId, &'a Node)> {
     let x = |node: &Node| node.operands.first().map(|x| lower.root[x.as_usize()]);
-    let nodes = numbered(lower.context.graph).skip(id.as_usize() + 1);
+    let nodes = after(lower.context.graph, id);
     let kind = std::mem::discriminant(&node.op);
     let others = nodes.take(LOOK_AHEAD).filter(|(other, it)| {
         let same = std::mem::discriminant(&it.op) == kind && x(it) == x(node);

@@ -21,6 +21,7 @@ mod sparse;
 mod store;
 mod top_k;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytemuck::Pod;
@@ -32,7 +33,7 @@ use kv_core::layers::RowLayout;
 use crate::arena::{Scratch, ScratchPlan};
 use crate::config::GpuConfig;
 use crate::device::Device;
-use crate::inputs::{InputPlan, numbered};
+use crate::inputs::{InputPlan, after, numbered};
 use crate::program::{Grid, Kernels, Launch, Operand, Step};
 use crate::rows::GpuRows;
 use crate::weights::{DeviceWeight, GpuWeights, Uploader, WeightForm};
@@ -60,6 +61,8 @@ pub(crate) struct Lower<'a, D: Device> {
     root: Vec<NodeId>,
     /// By node that is a root: the last node that reads the value.
     last_use: Vec<usize>,
+    /// Of the graph's weights.
+    shapes: HashMap<&'a str, &'a [usize]>,
     places: Vec<Option<Scratch>>,
     /// Places that are needed until the node under way is done.
     temporary: Vec<Scratch>,
@@ -130,6 +133,11 @@ impl<'a, D: Device> Lower<'a, D> {
             scratch: ScratchPlan::default(),
             root,
             last_use,
+            shapes: graph
+                .weights()
+                .iter()
+                .map(|w| (w.name.as_str(), w.shape.as_slice()))
+                .collect(),
             places: vec![None; n],
             temporary: Vec::new(),
             quantized: Vec::new(),
@@ -207,6 +215,12 @@ impl<'a, D: Device> Lower<'a, D> {
             let places = own.into_iter().chain(quantized.map(|q| q.place));
             places.for_each(|place| self.scratch.give_back(place));
         }
+    }
+
+    /// The nodes after `id`, up to the last that reads its value.
+    fn readers(&self, id: NodeId) -> impl Iterator<Item = (NodeId, &'a Node)> + use<'a, D> {
+        let last = self.last_use.get(id.as_usize()).copied().unwrap_or(0);
+        after(self.context.graph, id).take(last.saturating_sub(id.as_usize()))
     }
 
     /// Where a node's values are; `None` where it has none or was not lowered.
@@ -322,9 +336,8 @@ impl<'a, D: Device> Lower<'a, D> {
         name: &str,
         node: &Node,
     ) -> Result<kv_core::weights::Weight, BackendError> {
-        let Context { graph, weights, .. } = self.context;
-        let used = graph.weights().iter().find(|w| w.name == name);
-        weights.host(name, used.map_or(&[][..], |w| &w.shape), &node.name)
+        let shape = self.shapes.get(name).copied().unwrap_or_default();
+        self.context.weights.host(name, shape, &node.name)
     }
 
     /// The buffer of some rows.

@@ -6,7 +6,7 @@ use kv_core::graph::{Node, NodeId, Op};
 
 use super::{Lower, word};
 use crate::device::Device;
-use crate::inputs::numbered;
+use crate::inputs::after;
 use crate::program::{Grid, Operand};
 use crate::weights::WeightForm;
 
@@ -89,7 +89,7 @@ pub(super) fn lower_with_sum<D: Device>(
     node: &Node,
 ) -> Result<bool, BackendError> {
     let graph = lower.context.graph;
-    let mut later = numbered(graph).skip(id.as_usize() + 1);
+    let mut later = after(graph, id);
     let norm_of_it = later.find_map(|(norm, other)| match &other.op {
         Op::RmsNorm { weight, eps } if other.operands == [id] => {
             Some((norm, other, (weight.as_deref(), *eps)))

@@ -8,7 +8,7 @@ use kv_core::rope::{RopeSections, RopeSpec, RopeStyle};
 use super::elementwise::THREADS;
 use super::{Lower, store, word};
 use crate::device::Device;
-use crate::inputs::numbered;
+use crate::inputs::after;
 use crate::program::{Grid, Operand};
 
 /// How many nodes after queries' rotation keys' may be.
@@ -79,8 +79,8 @@ fn store_of<'a, D: Device>(
     id: NodeId,
 ) -> Result<Option<(NodeId, &'a Node)>, BackendError> {
     let root = |lower: &Lower<'_, D>, id: &NodeId| lower.root[id.as_usize()];
-    let mut readers = numbered(lower.context.graph)
-        .skip(id.as_usize() + 1)
+    let mut readers = lower
+        .readers(id)
         .filter(|(_, node)| !matches!(node.op, Op::Reshape))
         .filter(|(_, node)| node.operands.iter().any(|of| root(lower, of) == id));
     let (Some((at, store)), None) = (readers.next(), readers.next()) else {
@@ -106,7 +106,7 @@ fn partner<'a, D: Device>(
             && other.shape.last() == node.shape.last()
             && other.n_values() > 0
     };
-    let later = numbered(lower.context.graph).skip(id.as_usize() + 1);
+    let later = after(lower.context.graph, id);
     let found = later.take(REACH).find(|(_, other)| is_partner(other));
     let Some((second_id, second)) = found else {
         return Ok(None);
