@@ -58,11 +58,6 @@ impl CudaDevice {
         }
     }
 
-    /// The names of all kernels that can be launched.
-    pub fn kernel_names(&self) -> Vec<String> {
-        self.ptx.names().map(str::to_owned).collect()
-    }
-
     /// What the device is; its memory as it was when it was opened.
     pub fn info(&self) -> &CudaDeviceInfo {
         &self.info

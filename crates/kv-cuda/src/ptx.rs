@@ -81,6 +81,7 @@ impl Ptx {
     }
 
     /// The names of all kernels.
+    #[cfg(test)]
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.kernels.keys().map(String::as_str)
     }

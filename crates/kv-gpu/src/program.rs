@@ -194,11 +194,6 @@ impl<D: Device> GpuProgram<D> {
         })
     }
 
-    /// Bytes of scratch memory that runs need.
-    pub fn scratch_bytes(&self) -> usize {
-        self.scratch_bytes
-    }
-
     /// Launches of kernels and operations on the host of a run.
     pub fn n_steps(&self) -> usize {
         self.steps.len()

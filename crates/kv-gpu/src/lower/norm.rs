@@ -56,9 +56,9 @@ pub(super) fn lower<D: Device>(
             lower.launch(kernel, grid, vec![x, gain, y, blocks], &settings)
         }
         Op::LayerNorm { weight, bias, eps } => {
-            let gain = Operand::Weight(lower.weight(weight, node, WeightForm::Floats)?);
+            let gain = lower.floats(weight, node)?;
             let bias_operand = match bias {
-                Some(name) => Operand::Weight(lower.weight(name, node, WeightForm::Floats)?),
+                Some(name) => lower.floats(name, node)?,
                 None => gain.clone(),
             };
             let y = lower.result(id);

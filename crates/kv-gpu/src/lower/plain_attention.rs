@@ -8,7 +8,6 @@ use super::attend::{Attended, PIECES, Settings, rotate_back, rotated_queries};
 use super::{Lower, word};
 use crate::device::Device;
 use crate::program::{Grid, Operand};
-use crate::weights::WeightForm;
 
 /// `PlainArgs` of `plain_attention.k`.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -75,7 +74,7 @@ fn soft_max<D: Device>(
     let n_kv = word(node.row_len() / spec.n_heads.max(1))?;
     let mut settings = PlainSettings { attend, n_kv };
     let sinks = match sinks {
-        Some(name) => Operand::Weight(lower.weight(name, node, WeightForm::Floats)?),
+        Some(name) => lower.floats(name, node)?,
         None => Operand::Inputs(0),
     };
     let y = lower.result(id);
