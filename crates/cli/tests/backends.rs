@@ -2,10 +2,9 @@
 //! tests: an old one, one without a GPU, one whose GPU is small, one that takes no kernel. No kernel
 //! runs here: crates/kv-gpu has a simulator for them.
 
-#![cfg(all(target_os = "linux", feature = "cuda"))]
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
+use crate::support;
 
 use std::path::Path;
 use std::process::Command;

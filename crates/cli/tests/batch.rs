@@ -2,12 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
-mod support;
+use crate::support;
 
 use std::path::PathBuf;
 
+use crate::support::{cellar, failure, json as run_json, output, with_template};
 use serde_json::{Value, json};
-use support::{cellar, failure, json as run_json, output, with_template};
 
 struct Files {
     folder: tempfile::TempDir,

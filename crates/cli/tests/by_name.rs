@@ -1,18 +1,13 @@
 //! Models by name: downloaded from a server on this machine, run, listed and removed.
 
-#![cfg(feature = "hub")]
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
-
-#[path = "../../hub/tests/support/mod.rs"]
-mod server;
-mod support;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use server::{Fault, HubServer, sha256};
-use support::model;
+use crate::server::{Fault, HubServer, sha256};
+use crate::support::model;
 
 const REPO: &str = "owner/stories-GGUF";
 

@@ -1,19 +1,15 @@
 //! Models by name over TLS: a server whose certificate an authority made for the test has signed.
 
-#![cfg(feature = "hub")]
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
-
-#[path = "../../hub/tests/support/mod.rs"]
-mod server;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
+use crate::server::HubServer;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::pki_types::PrivatePkcs8KeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
-use server::HubServer;
 
 const REPO: &str = "owner/tiny-GGUF";
 

@@ -3,12 +3,12 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
+use crate::support;
 
 use std::path::Path;
 use std::process::{Command, Output};
 
-use support::{json, with_template};
+use crate::support::{json, with_template};
 
 const TEMPLATE: &str =
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:";

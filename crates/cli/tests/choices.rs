@@ -2,10 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
-
+use crate::support::{failure, json as report, json_lines};
 use serde_json::{Value, json};
-use support::{failure, json as report, json_lines};
 
 const PROMPT: &str = "Once upon a time";
 

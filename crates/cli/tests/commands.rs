@@ -2,12 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
-
 use std::path::Path;
 
+use crate::support::{BACKENDS, cellar, directory, json, model, output, references};
 use safetensors::SafeTensors;
-use support::{BACKENDS, cellar, directory, json, model, output, references};
 
 #[test]
 fn help_lists_commands_and_flags() {

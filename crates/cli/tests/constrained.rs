@@ -1,14 +1,13 @@
 //! `--schema` and `--grammar` of `cellar run` and `cellar chat`: what is printed is complete, or it
 //! is a failure.
 
-#![cfg(feature = "grammar")]
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
+use crate::support;
 
 use std::path::Path;
 
-use support::{cellar, failure, json, output, with_template};
+use crate::support::{cellar, failure, json, output, with_template};
 
 fn file(dir: &Path, name: &str, text: &str) -> String {
     let path = dir.join(name);

@@ -3,10 +3,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
-mod support;
-
 use std::path::{Path, PathBuf};
 
+use crate::support::{cellar, directory, edited, json, model, output};
 use engine::{Engine, EngineConfig};
 use kv_core::backend::Backend;
 use kv_core::batch::Batch;
@@ -19,7 +18,6 @@ use model_core::hf::HfTranslation;
 use model_core::model_file::OpenModel;
 use model_tests::checks::tolerance_of;
 use model_tests::{Recipe, candle, cpu, fixture};
-use support::{cellar, directory, edited, json, model, output};
 
 /// The directory made of a recipe, and a file converted from it, in one folder.
 struct Converted {

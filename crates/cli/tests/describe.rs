@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
-
-use support::{failure, output};
+use crate::support::{failure, output};
 
 #[test]
 fn completions_know_the_commands() {

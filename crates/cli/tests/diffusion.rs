@@ -5,11 +5,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
-mod support;
-
+use crate::support::{BACKENDS, failure, json, model, output};
 use model_core::gguf::{GgufFile, GgufWriter, Metadata};
 use model_tests::fixture;
-use support::{BACKENDS, failure, json, model, output};
 
 /// The story model as an architecture of diffusion models.
 fn diffusion_model(mask: Option<u32>) -> tempfile::NamedTempFile {

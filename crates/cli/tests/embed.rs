@@ -3,10 +3,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
-mod support;
-
 use std::path::{Path, PathBuf};
 
+use crate::support::{BACKENDS, cellar, failure, model, output};
 use engine::{Engine, EngineConfig};
 use kv_core::batch::Batch;
 use kv_core::weights::WeightSource;
@@ -16,7 +15,6 @@ use model_core::gguf::GgufFile;
 use model_core::hf::HfTranslation;
 use model_core::model_file::OpenModel;
 use model_tests::{Recipe, cpu, fixture};
-use support::{BACKENDS, cellar, failure, model, output};
 
 fn data(name: &str) -> PathBuf {
     fixture("encoders").join(name)

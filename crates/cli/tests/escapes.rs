@@ -2,15 +2,15 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
+use crate::support;
 
 use std::fs;
 
+use crate::support::{cellar, directory, edited, output, with_template};
 use kv_core::KvType;
 use kv_core::layers::RowLayout;
 use kv_core::state::{SavedState, StateToSave, save};
 use model_core::gguf::{Array, Value};
-use support::{cellar, directory, edited, output, with_template};
 
 /// Colour, a C1 control, a bell, a direction mark.
 const HOSTILE: &str = "\x1b[31mred\u{9b}2J\x07\u{202e}";

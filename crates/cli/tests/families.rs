@@ -3,10 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
-
+use crate::support::{BACKENDS, directory, output, references_in};
 use model_tests::{Recipe, fixture};
-use support::{BACKENDS, directory, output, references_in};
 
 /// Trained models without the ending.
 const MODELS: [&str; 2] = ["stories/stories-gemma3", "stories/stories-mamba"];

@@ -1,9 +1,6 @@
 //! Files that the program reads and writes: links, modes, devices, pipes, full disks, and `-`.
 
-#![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
-
-mod support;
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
@@ -11,9 +8,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use crate::support::{cellar, edited, failure, model, output};
 use kv_core::block::BlockFormat;
 use kv_core::weights::Weight;
-use support::{cellar, edited, failure, model, output};
 
 const MODE: u32 = 0o640;
 

@@ -60,6 +60,6 @@ fn the_page_is_what_help_says() {
     let written = std::fs::read_to_string(PAGE).unwrap_or_default();
     assert!(
         written == page,
-        "docs/flags.md is stale: UPDATE_DOCS=1 cargo test -p cellar-cli --test flags_page"
+        "docs/flags.md is stale: UPDATE_DOCS=1 cargo test -p cellar-cli --test cli flags_page"
     );
 }

@@ -2,11 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
-
 use std::fs;
 
-use support::{cellar, directory, failure, json, model, output, with_template};
+use crate::support::{cellar, directory, failure, json, model, output, with_template};
 
 #[test]
 fn flags_of_llama_cpp_work() {

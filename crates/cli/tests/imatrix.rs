@@ -3,16 +3,14 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
-mod support;
-
 use std::path::Path;
 
+use crate::support::{BACKENDS, cellar, directory, failure, model, output};
 use kv_core::block::BlockFormat;
 use kv_core::weights::WeightSource;
 use model_core::gguf::GgufFile;
 use model_core::imatrix::{Importance, ImportanceMatrix};
 use model_tests::fixture;
-use support::{BACKENDS, cellar, directory, failure, model, output};
 
 fn stories() -> String {
     fixture("stories/stories.txt").display().to_string()

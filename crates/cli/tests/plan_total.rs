@@ -1,20 +1,17 @@
 //! The total of `cellar plan` is what a process takes whose context is full.
 
-#![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
-
-mod support;
 
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use crate::support::json;
 use half::f16;
 use kv_core::block::BlockFormat;
 use kv_core::weights::Weight;
 use model_core::gguf::GgufWriter;
-use support::json;
 
 const N_VOCAB: usize = 65_536;
 const N_EMBD: usize = 512;

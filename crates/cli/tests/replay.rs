@@ -2,10 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
-mod support;
-
+use crate::support::{failure, json as run_json, output};
 use serde_json::{Value, json};
-use support::{failure, json as run_json, output};
 
 /// A trace of eight requests whose prompts begin alike.
 fn trace(folder: &tempfile::TempDir) -> String {

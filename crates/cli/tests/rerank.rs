@@ -2,11 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
-
+use crate::support::{BACKENDS, cellar, failure, model, output};
 use model_tests::{Recipe, fixture};
 use serde::Deserialize;
-use support::{BACKENDS, cellar, failure, model, output};
 
 /// What numpy computed.
 #[derive(Debug, Deserialize)]

@@ -2,12 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
+use crate::support;
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 
-use support::{BACKENDS, cellar, json, output, references, with_template};
+use crate::support::{BACKENDS, cellar, json, output, references, with_template};
 
 #[test]
 fn greedy_text_is_the_reference_s_on_every_way() {

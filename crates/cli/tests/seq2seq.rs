@@ -3,10 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
-
+use crate::support::{BACKENDS, failure, json, output};
 use model_tests::{Recipe, fixture};
-use support::{BACKENDS, failure, json, output};
 
 const PROMPT: &str = "a small bird sang in the old tree";
 

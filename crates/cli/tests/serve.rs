@@ -2,18 +2,16 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
-
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::{failure, json as run_json, output, with_template};
 use model_tests::fixture;
 use model_tests::http::{get, open, post, request};
 use serde_json::{Value, json};
-use support::{failure, json as run_json, output, with_template};
 
 /// A server of the program, which ends with the test.
 struct Server {

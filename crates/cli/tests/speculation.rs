@@ -2,10 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
+use crate::support;
 
+use crate::support::{cellar, failure, json as report, json_lines, output};
 use serde_json::{Value, json};
-use support::{cellar, failure, json as report, json_lines, output};
 
 /// A prompt that repeats itself, and so does its continuation.
 const PROMPT: &str = "The cat sat. The dog sat. The cat sat. The dog sat. The cat sat. The dog";

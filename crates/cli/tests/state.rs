@@ -2,13 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
-
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use support::{
+use crate::support::{
     BACKENDS, edited, failure, json, model, output, references, references_in, with_template,
 };
 

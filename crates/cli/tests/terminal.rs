@@ -1,16 +1,15 @@
 //! `cellar chat` with a person at a terminal: keys, paste, width, history.
 
-#![cfg(unix)]
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
+use crate::support;
 
 use std::process::Command;
 
+use crate::support::with_template;
 use rexpect::reader::Options;
 use rexpect::session::{PtySession, spawn_with_options};
 use rustix::termios::{Winsize, tcsetwinsize};
-use support::with_template;
 use tempfile::TempDir;
 
 const TEMPLATE: &str =

@@ -3,12 +3,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use crate::support::{cellar, directory, output};
 use model_core::architecture::Registry;
 use model_core::directory::HfDirectory;
 use model_core::model_file::ModelFile;
@@ -17,7 +16,6 @@ use model_tests::{Recipe, fixture};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
-use support::{cellar, directory, output};
 
 fn registry() -> Registry {
     let mut registry = Registry::new();

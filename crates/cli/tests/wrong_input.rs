@@ -2,12 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
-
 use std::path::Path;
 
+use crate::support::{cellar, directory, edited, failure, model};
 use model_core::gguf::Value;
-use support::{cellar, directory, edited, failure, model};
 
 /// The commands that read a model, given this one.
 fn with_model(path: &Path) -> Vec<Vec<String>> {

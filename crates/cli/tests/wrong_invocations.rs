@@ -3,11 +3,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
-
 use std::collections::BTreeSet;
 
-use support::{failure, output};
+use crate::support::{failure, output};
 
 /// The commands, with what each needs to be run.
 const COMMANDS: [(&[&str], &[&str]); 18] = [

@@ -2,8 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
-
+use crate::support::{engine, stories};
 use engine::sampler::{SampleError, SamplerConfig};
 use engine::{
     Completion, CompletionOptions, EngineConfig, EngineError, FinishReason, GenerateOptions,
@@ -12,7 +11,6 @@ use engine::{
 use kv_core::SeqId;
 use kv_core::batch::Batch;
 use model_core::tokenizer::EncodeOptions;
-use support::{engine, stories};
 
 /// The text, its reason to end and the number of its tokens.
 type Generated = (String, Option<FinishReason>, usize);

@@ -6,12 +6,11 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
-mod support;
-
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
+use crate::support::{Moody, engine, ids, references, stories};
 use engine::sampler::SamplerConfig;
 use engine::{
     Engine, EngineConfig, EngineError, FinishReason, GenerateOptions, Generation, GroupAttention,
@@ -21,7 +20,6 @@ use kv_core::backend::{RowKind, RowSpan};
 use kv_core::batch::Batch;
 use kv_core::memory::{Division, Memory, NoRoom, PosChange, Refusal, Seqs, invariants};
 use kv_core::{CellIdx, KvType, LayerIdx, Pos, PosDelta, PosRange, SeqId, TokenId};
-use support::{Moody, engine, ids, references, stories};
 
 const SEQ: SeqId = SeqId(0);
 

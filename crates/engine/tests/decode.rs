@@ -2,15 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::support::{Moody, engine, ids, references, try_engine};
 use engine::{ConfigError, EngineConfig, EngineError};
 use kv_core::batch::Batch;
 use kv_core::memory::{Memory, Refusal, Seqs, Streams};
 use kv_core::{KvType, Pos, PosRange, SeqId, TokenId};
-use support::{Moody, engine, ids, references, try_engine};
 
 const ALL: PosRange = PosRange::ALL;
 

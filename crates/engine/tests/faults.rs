@@ -9,20 +9,15 @@
 
 #[path = "faults/backend.rs"]
 mod backend;
-#[path = "support/delegate.rs"]
-mod delegate;
-#[allow(dead_code)] // other tests use the rest
-#[path = "faults/model.rs"]
-mod model;
 
 use std::sync::Arc;
 
+use crate::model::{Layered, Remembers};
 use backend::{Fault, FaultyBackend};
 use engine::{Engine, EngineConfig, EngineError};
 use kv_core::batch::Batch;
 use kv_core::memory::{Composite, Memory, Streams, invariants};
 use kv_core::{KvType, PosRange, SeqId, TokenId, Window};
-use model::{Layered, Remembers};
 
 const FULL: Remembers = Remembers::Tokens(Window::Full);
 const STATES: Remembers = Remembers::State;
@@ -38,7 +33,7 @@ fn batch(seqs: &[u32], n_tokens: u32, first: u32) -> Batch {
     let mut batch = Batch::new();
     for i in 0..n_tokens {
         let seq = SeqId(seqs[i as usize % seqs.len()]);
-        let token = TokenId((first + i) % model::VOCAB);
+        let token = TokenId((first + i) % crate::model::VOCAB);
         batch.push_token(token).in_sequence(seq).with_output();
     }
     batch

@@ -2,10 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
-
 use std::sync::{Arc, Mutex};
 
+use crate::support::{engine, ids, references, stories};
 use engine::sampler::{Candidates, SamplerConfig, Step, TokenOrigin};
 use engine::{
     CancelFlag, EngineConfig, EngineError, FinishReason, GenerateOptions, Generation,
@@ -14,7 +13,6 @@ use engine::{
 use kv_core::memory::{Memory, Streams};
 use kv_core::{KvType, KvTypes, SeqId, TokenId};
 use model_core::tokenizer::EncodeOptions;
-use support::{engine, ids, references, stories};
 
 fn greedy(n_predict: usize) -> GenerateOptions {
     GenerateOptions {

@@ -3,17 +3,15 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
-mod support;
-
 use std::sync::atomic::Ordering;
 
+use crate::support::{Moody, NEVER};
 use engine::{Engine, EngineConfig, EngineError};
 use kv_core::batch::Batch;
 use kv_core::memory::{Edit, Memory, PosChange, Refusal, Seqs};
 use kv_core::{KvType, Pos, PosDelta, PosRange, SeqId, TokenId};
 use model_core::architecture::Registry;
 use model_tests::Recipe;
-use support::{Moody, NEVER};
 
 const N_SNAPSHOTS: u32 = 4;
 /// Layers of one kind or the other, and layers that are both.

@@ -3,11 +3,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+use crate::support::delegate;
 use engine::{ActivationSums, Engine, EngineConfig, RecordedMatrices, RecordingBackend};
 use kv_candle::CandleBackend;
 use kv_contract::evaluate::{self, evaluate};
@@ -19,7 +18,6 @@ use kv_core::weights::WeightSource;
 use kv_core::{KvType, SeqId, TokenId};
 use model_core::architecture::Registry;
 use model_tests::{Recipe, candle, cpu};
-use support::delegate;
 
 /// Sums of squares and counts of each matrix of a weight.
 type Sums = BTreeMap<String, (Vec<f64>, Vec<f64>)>;

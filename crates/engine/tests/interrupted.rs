@@ -4,14 +4,11 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
-#[allow(dead_code)] // other tests use the rest
-#[path = "faults/model.rs"]
-mod model;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::model::{Layered, Remembers};
 use engine::{CancelFlag, ConfigError, Engine, EngineConfig, EngineError};
 use kv_candle::CandleBackend;
 use kv_core::backend::null::NullBackend;
@@ -23,7 +20,6 @@ use kv_core::memory::{
 };
 use kv_core::{KvType, PosRange, SeqId, TokenId, Window};
 use kv_cpu::{CpuBackend, CpuConfig};
-use model::{Layered, Remembers};
 
 const LAYERS: [Remembers; 3] = [
     Remembers::Tokens(Window::Full),
@@ -112,7 +108,9 @@ impl CustomOp for Interrupt {
 fn tokens(first: u32, n: u32) -> Batch {
     let mut batch = Batch::new();
     for i in first..first + n {
-        batch.push_token(TokenId(i % model::VOCAB)).with_output();
+        batch
+            .push_token(TokenId(i % crate::model::VOCAB))
+            .with_output();
     }
     batch
 }

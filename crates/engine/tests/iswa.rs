@@ -3,15 +3,13 @@
 
 #![allow(clippy::unwrap_used)] // a test
 
-mod support;
-
 use std::sync::atomic::Ordering;
 
+use crate::support::{Moody, NEVER, interleaved};
 use engine::{Engine, EngineConfig};
 use kv_core::batch::Batch;
 use kv_core::memory::{Memory, PosChange, Seqs, SwaSize, invariants};
 use kv_core::{KvType, Pos, PosDelta, PosRange, SeqId, TokenId};
-use support::{Moody, NEVER, interleaved};
 
 /// Of the model, whose layers 0 to 2 see this many tokens and layer 3 everything.
 const N_SWA: usize = 64;

@@ -3,8 +3,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
-mod support;
-
 use engine::{Engine, EngineConfig};
 use kv_candle::CandleBackend;
 use kv_core::backend::Backend;
@@ -14,7 +12,7 @@ use kv_core::{KvType, SeqId, TokenId};
 use kv_cpu::{CpuBackend, CpuConfig};
 use model_core::model_file::ModelFile;
 
-use support::{ids, interleaved, references, stories};
+use crate::support::{ids, interleaved, references, stories};
 
 /// Two best tokens that are nearer than this may change places.
 const NEAR_TIE: f32 = 0.05;

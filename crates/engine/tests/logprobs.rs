@@ -3,12 +3,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-#[path = "service/models.rs"]
-#[allow(dead_code)] // a part of it is used here
-mod models;
-
 use std::num::NonZeroU32;
 
+use crate::service::models::{Case, stories};
 use engine::sampler::SamplerConfig;
 use engine::serve::{Missed, Service, ServiceConfig, ServiceError, TextRequest};
 use engine::{
@@ -18,7 +15,6 @@ use engine::{
 use kv_core::batch::Batch;
 use kv_core::graph::TopK;
 use kv_core::{SeqId, TokenId};
-use models::{Case, stories};
 
 const N_CTX: u32 = 256;
 

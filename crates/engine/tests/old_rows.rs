@@ -3,8 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
-mod support;
-
+use crate::support::{interleaved, stories};
 use engine::{ConfigError, Engine, EngineConfig, EngineError, SaveOptions};
 use kv_core::batch::Batch;
 use kv_core::kv_types::{KvTypes, OldKvTypes};
@@ -13,7 +12,6 @@ use kv_core::state::SavedState;
 use kv_core::{KvType, Pos, PosDelta, PosRange, SeqId, TokenId, Window};
 use kv_cpu::{CpuBackend, CpuConfig};
 use model_core::model_file::ModelFile;
-use support::{interleaved, stories};
 
 const A: SeqId = SeqId(0);
 const B: SeqId = SeqId(1);

@@ -2,11 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
-mod support;
+use crate::support;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::support::{Moody, NEVER};
 use engine::sampler::SamplerConfig;
 use engine::{
     Engine, EngineConfig, EngineError, GenerateOptions, Generation, Replaced, SaveOptions,
@@ -21,7 +22,6 @@ use kv_cpu::{CpuBackend, CpuConfig};
 use model_core::architecture::Registry;
 use model_core::model_file::ModelFile;
 use serde::Deserialize;
-use support::{Moody, NEVER};
 
 /// The models without their endings.
 const MODELS: [&str; 3] = [

@@ -3,17 +3,13 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-#[path = "service/models.rs"]
-#[allow(dead_code)] // a part of it is used here
-mod models;
-
 use std::num::NonZeroU32;
 
+use crate::service::models::{Case, Generated, stories, tiny};
 use engine::Logprobs;
 use engine::sampler::{Candidates, Step};
 use engine::serve::{Choices, PrefixCaching, Service, ServiceConfig, TextRequest, TextStream};
 use kv_core::TokenId;
-use models::{Case, Generated, stories, tiny};
 
 const N_CTX: u32 = 400;
 

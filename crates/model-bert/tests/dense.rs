@@ -2,12 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod common;
-
 use std::path::Path;
 
-use common::subject::{Subject, VECTOR_TOLERANCE, Wanted, assert_close};
-use common::{data, registry};
+use crate::common::subject::{Subject, VECTOR_TOLERANCE, Wanted, assert_close};
+use crate::common::{data, registry};
 use engine::{Embedder, EmbedderConfig};
 use kv_candle::CandleBackend;
 use kv_core::TokenId;

@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-mod common;
-
-use common::{BERT, MODERN, data, registry};
+use crate::common::{BERT, MODERN, data, registry};
 use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::LayerMemory;
 use model_core::model_file::OpenModel;

@@ -3,10 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod common;
-
-use common::data;
-use common::subject::Subject;
+use crate::common::data;
+use crate::common::subject::Subject;
 use kv_candle::CandleBackend;
 use model_tests::{Recipe, cpu};
 

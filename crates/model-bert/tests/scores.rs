@@ -3,9 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
-mod common;
-
-use common::{BERT, Reference, copy, data, edit_json, registry};
+use crate::common::{BERT, Reference, copy, data, edit_json, registry};
 use engine::{
     Embedder, EmbedderConfig, Engine, EngineConfig, EngineError, LongTexts, Ranked, Reranker,
     RerankerConfig,

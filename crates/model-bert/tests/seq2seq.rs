@@ -3,11 +3,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod common;
-
 use std::sync::Arc;
 
-use common::registry;
+use crate::common::registry;
 use engine::{Engine, EngineConfig, EngineError, SaveOptions};
 use kv_candle::CandleBackend;
 use kv_core::backend::{Backend, RowKind, RowSpan};

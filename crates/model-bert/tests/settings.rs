@@ -1,8 +1,6 @@
 //! Every setting of every recipe's `config.json`, changed and left out.
 
-mod common;
-
-use common::{data, registry};
+use crate::common::{data, registry};
 use model_tests::Recipe;
 use model_tests::settings::SettingsCheck;
 

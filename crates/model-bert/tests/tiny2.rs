@@ -4,13 +4,11 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a check fails
 
-mod common;
-
 use std::path::Path;
 use std::sync::Arc;
 
-use common::registry;
-use common::subject::{Subject, TOLERANCE, VECTOR_TOLERANCE, assert_close};
+use crate::common::registry;
+use crate::common::subject::{Subject, TOLERANCE, VECTOR_TOLERANCE, assert_close};
 use engine::{
     Embedder, EmbedderConfig, Engine, EngineConfig, Normalization, Reranker, RerankerConfig,
 };

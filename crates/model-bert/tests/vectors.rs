@@ -3,11 +3,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
-mod common;
-
 use std::path::Path;
 
-use common::{BERT, MODERN, Reference, copy, data, edit_json, registry};
+use crate::common::{BERT, MODERN, Reference, copy, data, edit_json, registry};
 use engine::{Embedder, EmbedderConfig, EngineError, LongTexts, Normalization};
 use kv_candle::CandleBackend;
 use kv_core::backend::Backend;

@@ -4,9 +4,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{STORIES, case};
+use crate::common::{STORIES, case};
 use kv_core::backend::Backend;
 use kv_core::memory::{Composite, Streams, SwaSize, Unified};
 use kv_core::{KvType, Window};

@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-mod common;
-
-use common::CASES;
+use crate::common::CASES;
 use model_core::architecture::Registry;
 use model_tests::checks::{self, MANY, ONE};
 use model_tests::{Case, Recipe, fixture};

@@ -3,9 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-mod common;
-
-use common::IMAGE_CASES;
+use crate::common::IMAGE_CASES;
 use kv_core::{KvType, SeqId};
 use model_core::gguf::{Array, Metadata};
 use model_tests::checks::{MANY, ONE};

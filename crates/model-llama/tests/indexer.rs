@@ -3,11 +3,9 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-mod common;
-
 use std::sync::Arc;
 
-use common::CASES;
+use crate::common::CASES;
 use kv_core::KvType;
 use kv_core::graph::Op;
 use kv_core::layers::LayerMemory;

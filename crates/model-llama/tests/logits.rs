@@ -1,9 +1,7 @@
 //! Logits, continuations, keys and values of every member against an independent implementation, on
 //! both backends, whichever way the tokens come in.
 
-mod common;
-
-use common::CASES;
+use crate::common::CASES;
 use kv_core::KvType;
 use model_core::gguf::Metadata;
 use model_tests::checks::{ONE, TOLERANCE};

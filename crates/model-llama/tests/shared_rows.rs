@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-mod common;
-
-use common::CASES;
+use crate::common::CASES;
 use kv_core::LayerIdx;
 use kv_core::Window;
 use kv_core::graph::Op;

@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-mod common;
-
-use common::CASES;
+use crate::common::CASES;
 use kv_core::weights::MemoryWeights;
 use model_core::gguf::Metadata;
 use model_tests::{Case, checks::ONE, refusal, remove_key};

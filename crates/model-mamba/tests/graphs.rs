@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-mod common;
-
-use common::{CASES, case};
+use crate::common::{CASES, case};
 use kv_core::layers::LayerMemory;
 use model_tests::Case;
 use model_tests::checks::{self, MANY, ONE};

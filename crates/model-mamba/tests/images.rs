@@ -3,9 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-mod common;
-
-use common::{CASES, IMAGES, case};
+use crate::common::{CASES, IMAGES, case};
 use model_core::gguf::{Array, Metadata};
 use model_tests::checks::{MANY, ONE};
 use model_tests::{Case, Runner, Setup, cpu, images, refusal, remove_key};

@@ -3,9 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-mod common;
-
-use common::CASES;
+use crate::common::CASES;
 use kv_core::memory::{Memory, Seqs};
 use kv_core::{Pos, PosRange, SeqId};
 use model_tests::{Runner, Setup, checks, cpu};

@@ -3,11 +3,9 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-mod common;
-
 use std::path::Path;
 
-use common::{CASES, case};
+use crate::common::{CASES, case};
 use kv_core::block::BlockFormat;
 use kv_core::weights::{Weight, WeightSource};
 use model_core::gguf::GgufWriter;

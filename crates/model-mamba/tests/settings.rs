@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-mod common;
-
-use common::CASES;
+use crate::common::CASES;
 use model_tests::settings::SettingsCheck;
 
 /// Settings of training, libraries, tokenizers and kernels.

@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-mod common;
-
-use common::STORIES;
+use crate::common::STORIES;
 use kv_core::backend::Backend;
 use model_tests::{Runner, Setup, candle, cpu, fixture};
 

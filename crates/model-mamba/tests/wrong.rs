@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-mod common;
-
-use common::{CASES, case};
+use crate::common::{CASES, case};
 use kv_core::weights::WeightSource;
 use model_tests::{Case, Recipe, refusal, remove_key};
 use serde_json::{Value, json};

@@ -12,7 +12,7 @@ use kv_core::graph::{DType, Graph, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
 
-use crate::delegate::rows_of_inner;
+use crate::support::delegate::rows_of_inner;
 
 /// The node at which the `run`-th run from now fails.
 #[derive(Clone, Copy, Debug)]

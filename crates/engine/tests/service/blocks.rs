@@ -11,7 +11,7 @@ use engine::serve::{
 };
 use kv_core::TokenId;
 
-use crate::models::{Case, stories, tiny};
+use crate::service::models::{Case, stories, tiny};
 
 /// Blocks that are there, with the block before each and its tokens.
 #[derive(Debug, Default)]

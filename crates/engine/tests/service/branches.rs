@@ -5,8 +5,8 @@ use engine::{EngineConfig, GenerateOptions, Generation, SpeculationOff};
 use kv_core::SeqId;
 use kv_core::memory::{Memory, Streams};
 
-use crate::draft_model::{draft_model, generate, options, prompts};
-use crate::models::{Case, stories};
+use crate::service::draft_model::{draft_model, generate, options, prompts};
+use crate::service::models::{Case, stories};
 
 const N_BRANCHES: u32 = 3;
 

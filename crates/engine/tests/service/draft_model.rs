@@ -14,7 +14,7 @@ use kv_core::{SeqId, TokenId};
 use kv_cpu::{CpuBackend, CpuConfig};
 use model_core::tokenizer::{EncodeOptions, Tokenizer, TokenizerModel, TokenizerSpec};
 
-use crate::models::{Case, Generated, stories};
+use crate::service::models::{Case, Generated, stories};
 
 /// Tokens of a draft.
 pub const N_MAX: usize = 6;

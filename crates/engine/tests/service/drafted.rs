@@ -10,8 +10,10 @@ use engine::serve::{
 use engine::{DraftModel, Engine};
 use kv_cpu::CpuBackend;
 
-use crate::draft_model::{N_MAX, draft_model_for};
-use crate::models::{Case, Generated, last_counters, preempting, stories, tiny, with_old_rows};
+use crate::service::draft_model::{N_MAX, draft_model_for};
+use crate::service::models::{
+    Case, Generated, last_counters, preempting, stories, tiny, with_old_rows,
+};
 
 /// Requests of a service.
 const N: u64 = 8;

@@ -7,7 +7,7 @@ use engine::serve::{Missed, Reuse, Service, ServiceConfig, TextRequest, TextStre
 use kv_core::TokenId;
 use scheduler::Priority;
 
-use crate::models::{Case, stories, tiny};
+use crate::service::models::{Case, stories, tiny};
 
 /// What requests with these prompts get when they come together, in order, each compared with what it
 /// gets alone. Returns how many tokens of the prompts were computed.

@@ -7,7 +7,7 @@ use engine::serve::{RequestError, Service, ServiceConfig, ServiceError, TextRequ
 use engine::{CompletionOptions, Engine, EngineConfig, EngineError, FinishReason, Logprobs};
 use kv_core::TokenId;
 
-use crate::models::{Case, stories};
+use crate::service::models::{Case, stories};
 use crate::support::Moody;
 
 /// Takes the tokens out that end a text.

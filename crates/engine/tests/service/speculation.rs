@@ -14,7 +14,7 @@ use kv_core::SeqId;
 use kv_core::memory::Memory;
 use kv_cpu::CpuBackend;
 
-use crate::models::{Case, Generated, last_counters, preempting, stories};
+use crate::service::models::{Case, Generated, last_counters, preempting, stories};
 
 const N_SNAPSHOTS: u32 = 6;
 

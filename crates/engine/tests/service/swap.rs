@@ -12,8 +12,8 @@ use engine::{ConfigError, EngineConfig};
 use kv_core::KvType;
 use kv_cpu::CpuBackend;
 
-use crate::models::{Case, Generated, last_counters, preempting, stories};
-use crate::trace::Buffer;
+use crate::service::models::{Case, Generated, last_counters, preempting, stories};
+use crate::service::trace::Buffer;
 
 pub const N: u64 = 8;
 const N_CTX: u32 = 120;

@@ -9,8 +9,8 @@ use std::time::Duration;
 use engine::serve::{Counters, ServiceConfig, SwapDir, SwapDisk, SwapFiles};
 use engine::trace::{ReplayConfig, Trace, replay};
 
-use crate::models::{Case, Generated, preempting};
-use crate::swap::{Room, alone, serve};
+use crate::service::models::{Case, Generated, preempting};
+use crate::service::swap::{Room, alone, serve};
 
 /// What goes wrong with files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use engine::serve::{Service, ServiceConfig, TextStream};
 use engine::{Engine, EngineConfig};
 use kv_core::backend::Backend;
 
-use crate::models::{Case, Generated, preempting, stories, tiny, with_old_rows};
+use crate::service::models::{Case, Generated, preempting, stories, tiny, with_old_rows};
 
 /// Texts of a service, in the order of their requests, which arrive over time.
 fn serve_all(

@@ -15,7 +15,7 @@ use engine::serve::{
 use engine::trace::{ReplayConfig, ReplayReport, Trace, TraceWriter, replay};
 use kv_core::TokenId;
 
-use crate::models::{Case, last_counters, stories, tiny};
+use crate::service::models::{Case, last_counters, stories, tiny};
 
 /// A file in memory.
 #[derive(Clone, Default)]

@@ -14,7 +14,7 @@ use kv_core::SeqId;
 use kv_core::memory::OwnedRun;
 use model_core::tokenizer::EncodeOptions;
 
-use crate::models::{Case, stories};
+use crate::service::models::{Case, stories};
 
 const BEGINNING: &str = "Once upon a time there was a little girl who had a red ball.";
 

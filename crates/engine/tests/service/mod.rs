@@ -7,28 +7,28 @@ macro_rules! for_each_memory {
     ($check:path) => {
         #[test]
         fn texts_are_the_same_with_full_attention() {
-            $check(&$crate::models::stories("stories-llama"));
+            $check(&$crate::service::models::stories("stories-llama"));
         }
 
         #[test]
         fn texts_are_the_same_with_windows() {
-            $check(&$crate::models::stories("stories-gemma3"));
+            $check(&$crate::service::models::stories("stories-gemma3"));
         }
 
         #[test]
         fn texts_are_the_same_with_old_rows() {
-            let case = $crate::models::stories("stories-llama");
-            $check(&$crate::models::with_old_rows(case));
+            let case = $crate::service::models::stories("stories-llama");
+            $check(&$crate::service::models::with_old_rows(case));
         }
 
         #[test]
         fn texts_are_the_same_with_states() {
-            $check(&$crate::models::stories("stories-mamba"));
+            $check(&$crate::service::models::stories("stories-mamba"));
         }
 
         #[test]
         fn texts_are_the_same_with_a_hybrid() {
-            $check(&$crate::models::tiny("jamba"));
+            $check(&$crate::service::models::tiny("jamba"));
         }
     };
 }
@@ -37,12 +37,10 @@ mod blocks;
 mod branches;
 mod draft_model;
 mod drafted;
-mod models;
+pub(crate) mod models;
 mod prefixes;
 mod requests;
 mod speculation;
-#[path = "../support/mod.rs"]
-mod support;
 mod swap;
 mod swap_disk;
 mod texts;

@@ -1,0 +1,26 @@
+//! Tests of the engine, as one: a test program takes longer to link than most tests to run.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
+
+mod completion;
+mod context;
+mod decode;
+mod embed;
+mod faults;
+mod generation;
+mod hybrid;
+mod images;
+mod importance;
+mod interrupted;
+mod iswa;
+mod kv_types;
+mod logprobs;
+#[path = "faults/model.rs"]
+mod model;
+mod old_rows;
+mod recurrent;
+mod service;
+mod shared_rows;
+mod state;
+mod support;
+mod texts;

@@ -1,0 +1,12 @@
+//! Tests of the models, as one: a test program takes longer to link than most tests to run.
+
+mod common;
+mod gemma3;
+mod graphs;
+mod images;
+mod indexer;
+mod latents;
+mod logits;
+mod settings;
+mod shared_rows;
+mod wrong;
