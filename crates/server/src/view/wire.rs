@@ -54,6 +54,7 @@ fn window(window: Window) -> Value {
         Window::Full => json!("full"),
         Window::Sliding(n) => json!(format!("sliding window of {n}")),
         Window::Chunked(n) => json!(format!("chunks of {n}")),
+        Window::Older(n) => json!(format!("all but the last {n}")),
         other => json!(format!("{other:?}").to_lowercase()),
     }
 }
