@@ -21,7 +21,6 @@ use engine::{
 };
 use kv_core::KvType;
 use kv_core::backend::{Backend, BoxedBackend, Profile};
-use kv_core::layers::{LayerRows, RowLayout};
 use kv_core::memory::{Streams, SwaSize};
 use kv_core::weights::WeightSource;
 use model_core::architecture::{Model, OutputKind};
@@ -172,20 +171,6 @@ pub(crate) fn engine_config(
         budget: budget(args),
         ..EngineConfig::default()
     }
-}
-
-/// Bytes of K and V that one more token of a long text takes: those of old rows, where these are kept
-/// apart.
-///
-/// # Errors
-/// Where the types do not fit the model.
-pub(crate) fn bytes_per_token(config: &EngineConfig, model: &dyn Model) -> anyhow::Result<usize> {
-    let layers = config.layers(model)?;
-    let one_cell = vec![1; layers.parts().len()];
-    let layout = RowLayout::new(&layers, &one_cell, &config.kv_types)?;
-    let is_recent = |layer| layers.recent().iter().any(|rows| rows.layer == layer);
-    let of_all = layout.layers().iter().filter(|rows| !is_recent(rows.layer));
-    Ok(of_all.map(LayerRows::bytes).sum())
 }
 
 /// What this machine has free; a backend that knows its device says it better.

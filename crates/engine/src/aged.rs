@@ -1,10 +1,11 @@
-//! [`EngineConfig::layers`] and [`EngineConfig::model`]: a model as an engine computes it.
+//! [`EngineConfig::layers`] and [`EngineConfig::model`]: a model as an engine computes it, and what its
+//! tokens take.
 //!
 //! Knows no backend and no sizes.
 
 use std::sync::Arc;
 
-use kv_core::layers::LayerMap;
+use kv_core::layers::{LayerMap, LayerRows, RowLayout};
 use model_core::aged::with_layers;
 use model_core::architecture::Model;
 
@@ -35,5 +36,19 @@ impl EngineConfig {
     pub fn model(&self, model: &Arc<dyn Model>) -> Result<Arc<dyn Model>, ConfigError> {
         let layers = self.layers(&**model)?;
         Ok(with_layers(Arc::clone(model), &layers))
+    }
+
+    /// Bytes of K and V that one more token of a long text takes: those of old rows, where these are
+    /// kept apart.
+    ///
+    /// # Errors
+    /// [`ConfigError`] where the types do not fit the model.
+    pub fn bytes_per_token(&self, model: &dyn Model) -> Result<usize, ConfigError> {
+        let layers = self.layers(model)?;
+        let one_cell = vec![1; layers.parts().len()];
+        let layout = RowLayout::new(&layers, &one_cell, &self.kv_types)?;
+        let is_recent = |layer| layers.recent().iter().any(|rows| rows.layer == layer);
+        let of_all = layout.layers().iter().filter(|rows| !is_recent(rows.layer));
+        Ok(of_all.map(LayerRows::bytes).sum())
     }
 }

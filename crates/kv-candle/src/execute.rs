@@ -9,7 +9,7 @@ use kv_core::backend::checks::{Ids, batch_visibility, ids, part_inputs, part_of}
 use kv_core::backend::{BackendError, check_inputs, check_rows, expect_len};
 use kv_core::graph::{
     Activation, ConvSpec, CustomSpec, GraphInputs, GraphOutputs, Input, Node, Op, Relative,
-    RelativeScores,
+    RelativeScores, ResultForm,
 };
 use kv_core::layers::ValueRows;
 use kv_core::{LayerIdx, Visibility};
@@ -343,8 +343,7 @@ impl Run<'_> {
             Op::AttendPartial { layer, spec, sinks } => {
                 let part = part_inputs(inputs, part_of(&program.graph, node, 2)?)?;
                 let (_, tensors) = self.rows.attended(*layer)?;
-                let mut queries = self.queries(node, &part.visibility, sinks.as_deref())?;
-                queries.form = ops::ResultForm::Partial;
+                let queries = self.queries(node, &part.visibility, sinks.as_deref())?;
                 let result = ops::attend(tensors, spec, queries);
                 result.and_then(|result| result.reshape(node.shape.as_slice()))
             }
@@ -457,7 +456,7 @@ impl Run<'_> {
             positions: self.inputs.positions,
             sinks: sinks.transpose()?,
             relative: None,
-            form: ops::ResultForm::Whole,
+            form: ResultForm::of(&node.op),
         })
     }
 

@@ -266,7 +266,7 @@ fn memory(model: &dyn Model, args: &InspectArgs) -> anyhow::Result<MemorySummary
         n_ctx,
         kv_type: kv_types.to_string(),
         n_bytes: whole.bytes(),
-        bytes_per_token: resolve::bytes_per_token(&config, model)?,
+        bytes_per_token: config.bytes_per_token(model)?,
         layers: layers.collect(),
     })
 }

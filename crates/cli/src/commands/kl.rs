@@ -62,8 +62,8 @@ pub(super) fn run(args: &KlArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     let mut report = Report {
         kv_types: config.kv_types.to_string(),
         n_tokens: tokens.len(),
-        bytes_per_token: resolve::bytes_per_token(&config, &**file.model())?,
-        f32_bytes_per_token: resolve::bytes_per_token(&exact, &**file.model())?,
+        bytes_per_token: config.bytes_per_token(&**file.model())?,
+        f32_bytes_per_token: exact.bytes_per_token(&**file.model())?,
         ..Report::default()
     };
     let first = resolve::open_engine(&file, &args.engine, &exact, PromptOutputs::All)?;

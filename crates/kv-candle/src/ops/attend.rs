@@ -5,7 +5,7 @@
 //! `f32`. Knows nothing of windows, sequences or storage types.
 
 use candle_core::{D, DType, Result, Tensor};
-use kv_core::graph::{AttendSpec, BucketTable};
+use kv_core::graph::{AttendSpec, BucketTable, ResultForm};
 use kv_core::{CellRun, Pos, PosRange, Visibility, VisibleGroup};
 
 use crate::rows::{KvTensors, RowTensor};
@@ -28,22 +28,10 @@ pub(crate) struct Queries<'a> {
     pub(crate) form: ResultForm,
 }
 
-/// What attention gives for a query.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ResultForm {
-    /// The mean of values.
-    Whole,
-    /// The same, then the logarithm of the sum of `e^score`: to be merged with others.
-    Partial,
-}
-
 impl Queries<'_> {
     /// Values of all heads of a query.
     fn width(&self, spec: &AttendSpec) -> usize {
-        match self.form {
-            ResultForm::Whole => spec.n_heads * spec.v_dim,
-            ResultForm::Partial => spec.n_heads * (spec.v_dim + 1),
-        }
+        spec.n_heads * self.form.len(spec.v_dim)
     }
 
     /// The result of a row that sees nothing, `[1, width]`.

@@ -14,7 +14,7 @@ mod sparse;
 mod store_rows;
 mod top_k;
 
-pub(crate) use attend::{BucketScores, Buckets, Queries, ResultForm, attend, merge_partials};
+pub(crate) use attend::{BucketScores, Buckets, Queries, attend, merge_partials};
 pub(crate) use delta_rule::{decay, delta};
 pub(crate) use elementwise::{clamped_gate, scale_by_position, soft_cap};
 pub(crate) use experts::{Slots, expert_linear, expert_scale, route};

@@ -52,7 +52,7 @@ impl Rewrite<'_> {
             let window = self.window_of(part).unwrap_or(window);
             return self.b.input(Input::Visibility { part, window });
         }
-        let layer = layer_of_rows(&node.op);
+        let layer = node.op.layer_of_rows();
         let recent = layer.and_then(|layer| self.layers.recent_of(layer));
         let (Some(layer), Some(recent)) = (layer, recent) else {
             return self.b.copy_node(self.graph, node, &operands);
@@ -128,21 +128,6 @@ impl Rewrite<'_> {
         let part = self.part(layer);
         let window = self.window_of(part).unwrap_or_default();
         self.b.input(Input::Visibility { part, window })
-    }
-}
-
-/// The layer whose K and V rows an operation writes or reads.
-fn layer_of_rows(op: &Op) -> Option<LayerIdx> {
-    match *op {
-        Op::StoreKv { layer }
-        | Op::StoreK { layer }
-        | Op::Attend { layer, .. }
-        | Op::AttendPartial { layer, .. }
-        | Op::Index { layer, .. }
-        | Op::AttendSparse { layer, .. }
-        | Op::Kq { layer, .. }
-        | Op::Kqv { layer, .. } => Some(layer),
-        _ => None,
     }
 }
 

@@ -35,6 +35,7 @@ mod spec;
 mod split;
 mod states;
 mod taps;
+mod used_layer;
 
 pub use alibi::Alibi;
 pub use builder::{Affine, GraphBuilder, GraphError, TableRow};
@@ -51,6 +52,7 @@ pub use ops::experts::slots;
 pub use ops::gaussian_top_k::gaussian_top_k;
 pub use ops::mix::mix;
 pub use ops::norm::{NormGain, RowGain};
+pub use ops::partial::ResultForm;
 pub use ops::recurrent::{ConvKernels, ConvSpec, HeadScanSpec, ScanSpec};
 pub use ops::route::{
     GroupScore, MAX_ROUTE_GROUPS, RouteGate, RouteGroups, RouteSpec, RouteSum, Routing,

@@ -54,7 +54,7 @@ impl SplitPoint {
     pub fn new(graph: &Graph, n_first: u32) -> Result<Self, GraphError> {
         let nodes = graph.nodes();
         let cut = cut_by_name(nodes, n_first).unwrap_or(nodes.len());
-        let used = |nodes: &[Node]| nodes.iter().filter_map(|n| used_layer(&n.op)).collect();
+        let used = |nodes: &[Node]| nodes.iter().filter_map(|n| n.op.used_layer()).collect();
         let (layers, later): (BTreeSet<_>, BTreeSet<_>) =
             (used(&nodes[..cut]), used(&nodes[cut..]));
         let point = Self { n_first, layers };
@@ -80,7 +80,7 @@ impl SplitPoint {
 
     /// The number of the first node of the second half.
     fn cut(&self, nodes: &[Node]) -> Option<usize> {
-        let by_rows = |node: &Node| used_layer(&node.op).is_some_and(|of| !self.is_first(of));
+        let by_rows = |node: &Node| node.op.used_layer().is_some_and(|of| !self.is_first(of));
         // An encoder's blocks have numbers of their own, before it stores rows of the decoder's.
         let cuts = [
             cut_by_name(nodes, self.n_first),
@@ -88,7 +88,7 @@ impl SplitPoint {
             Some(nodes.len()),
         ];
         cuts.into_iter().flatten().find(|&cut| {
-            let is_first = |node: &Node| used_layer(&node.op).map(|of| self.is_first(of));
+            let is_first = |node: &Node| node.op.used_layer().map(|of| self.is_first(of));
             let (before, after) = nodes.split_at(cut);
             before.iter().all(|n| is_first(n) != Some(false))
                 && after.iter().all(|n| is_first(n) != Some(true))
@@ -176,7 +176,7 @@ impl Graph {
                     None => node.n_rows() == self.shape.n_tokens,
                 };
                 let (user, name) = (&user.name, &node.name);
-                match (used_layer(&node.op), node.dtype) {
+                match (node.op.used_layer(), node.dtype) {
                     (Some(of), DType::None) => {
                         return Err(point.refuse(format!(
                             "'{user}' uses the rows of layer {of}, which '{name}' stores: both must \
@@ -301,26 +301,6 @@ fn named_block(node: &Node) -> Option<u32> {
 fn cut_by_name(nodes: &[Node], n_first: u32) -> Option<usize> {
     let is_later = |node: &Node| named_block(node).is_some_and(|block| block >= n_first);
     nodes.iter().position(is_later)
-}
-
-/// The layer whose rows or states a node uses.
-fn used_layer(op: &Op) -> Option<LayerIdx> {
-    match *op {
-        Op::StoreKv { layer }
-        | Op::StoreK { layer }
-        | Op::Attend { layer, .. }
-        | Op::AttendPartial { layer, .. }
-        | Op::Index { layer, .. }
-        | Op::AttendSparse { layer, .. }
-        | Op::Kq { layer, .. }
-        | Op::Kqv { layer, .. }
-        | Op::Conv { layer, .. }
-        | Op::Scan { layer, .. }
-        | Op::ScanHeads { layer, .. }
-        | Op::Delta { layer, .. } => Some(layer),
-        Op::Custom { ref custom } => custom.layer,
-        _ => None,
-    }
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ use std::sync::{Mutex, PoisonError};
 
 use kv_core::Visibility;
 use kv_core::backend::BackendError;
-use kv_core::graph::AttendSpec;
+use kv_core::graph::{AttendSpec, ResultForm};
 use kv_core::layers::LayerRows;
 
 use crate::kernels::Kernels;
@@ -68,25 +68,6 @@ pub(crate) struct Attention<'a> {
     pub(crate) form: ResultForm,
     /// `[tokens, n_heads, v_dim]`, or wider by one, as the form says.
     pub(crate) out: SharedValues<'a>,
-}
-
-/// What attention gives for a query.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ResultForm {
-    /// The mean of values.
-    Whole,
-    /// The same, then the logarithm of the sum of `e^score`: to be merged with others.
-    Partial,
-}
-
-impl ResultForm {
-    /// Values of a query.
-    pub(crate) const fn len(self, v_dim: usize) -> usize {
-        match self {
-            Self::Whole => v_dim,
-            Self::Partial => v_dim + 1,
-        }
-    }
 }
 
 /// Per-head modifications of scores, if a layer has them.

@@ -6,11 +6,10 @@ use std::sync::PoisonError;
 
 use kv_core::Visibility;
 use kv_core::backend::BackendError;
-use kv_core::graph::AttendSpec;
+use kv_core::graph::{AttendSpec, ResultForm};
 
 use crate::attend::{
-    Attention, ByDistance, Indexer, PlainAttention, ResultForm, ScoreMods, SoftmaxRow, attend,
-    merge_results,
+    Attention, ByDistance, Indexer, PlainAttention, ScoreMods, SoftmaxRow, attend, merge_results,
 };
 use crate::kv_rows::KvRows;
 use crate::plan::{AttentionOp, HeadWeights, PlainAttentionOp, PlainStep, Step};

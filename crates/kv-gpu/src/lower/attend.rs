@@ -6,7 +6,7 @@
 
 use bytemuck::{Pod, Zeroable};
 use kv_core::backend::{BackendError, RowKind};
-use kv_core::graph::{AttendSpec, Node, NodeId, Op};
+use kv_core::graph::{AttendSpec, Node, NodeId, Op, ResultForm};
 use kv_core::hadamard::HeadRotation;
 use kv_core::layers::{RowShape, ValueRows};
 use kv_core::{KvType, LayerIdx};
@@ -242,7 +242,7 @@ impl<'a, D: Device> Attention<'a, D> {
         n_pieces: u32,
     ) -> Result<(), BackendError> {
         let n_values = word(self.node.n_values())?;
-        let logs = u32::from(matches!(self.node.op, Op::AttendPartial { .. }));
+        let logs = u32::from(ResultForm::of(&self.node.op) == ResultForm::Partial);
         let settings = MergeSettings {
             header: self.settings.header,
             n: word(self.node.n_rows())?,

@@ -9,7 +9,7 @@ use kv_core::graph::{
 use kv_core::layers::RowLayout;
 use kv_core::{CellIdx, CellRun, Pos, PosRange, Visibility, VisibleGroup, Window};
 
-use crate::support::{Case, graph, weights};
+use crate::support::{Case, attend_spec, graph, weights};
 
 const WINDOW: Window = Window::Symmetric(300);
 
@@ -87,22 +87,13 @@ fn attention(n: usize, spec: AttendSpec, buckets: DistanceBuckets) -> (Graph, us
 
 #[test]
 fn scores_by_distance_of_any_shape() {
-    let spec = |n_heads, kv_heads, k_dim, v_dim| AttendSpec {
-        n_heads,
-        kv_heads,
-        k_dim,
-        v_dim,
-        scale: 0.3,
-        soft_cap: None,
-        alibi: None,
-    };
     let capped = AttendSpec {
         soft_cap: Some(2.0),
         alibi: Some(Alibi {
             factor: 0.4,
             ..Alibi::new(6.0)
         }),
-        ..spec(6, 2, 16, 8)
+        ..attend_spec(6, 2, 16, 8)
     };
     let halves = DistanceBuckets::Halves {
         n: 32,
@@ -115,11 +106,11 @@ fn scores_by_distance_of_any_shape() {
     let single = DistanceBuckets::Single { span: 200 };
     // Few rows, which are attended one by one, and many, in tiles.
     for (n, first_pos, spec, buckets) in [
-        (4, 0, spec(1, 1, 3, 5), halves),
-        (12, 90, spec(3, 1, 8, 24), signed),
-        (74, 5, spec(2, 2, 40, 37), single),
+        (4, 0, attend_spec(1, 1, 3, 5), halves),
+        (12, 90, attend_spec(3, 1, 8, 24), signed),
+        (74, 5, attend_spec(2, 2, 40, 37), single),
         (133, 1000, capped, signed),
-        (301, 0, spec(1, 1, 64, 64), halves),
+        (301, 0, attend_spec(1, 1, 64, 64), halves),
     ] {
         let (graph, dim) = attention(n, spec, buckets);
         let (visibility, positions) = texts(n as u32, first_pos);

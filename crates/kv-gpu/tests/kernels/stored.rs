@@ -13,30 +13,18 @@ use kv_core::{
     Window,
 };
 
-use crate::support::{Case, graph, weights};
+use crate::support::{Case, attend_spec, graph, weights};
 
 const PART: PartIdx = PartIdx(0);
-
-fn spec(n_heads: usize, kv_heads: usize, k_dim: usize, v_dim: usize) -> AttendSpec {
-    AttendSpec {
-        n_heads,
-        kv_heads,
-        k_dim,
-        v_dim,
-        scale: 0.3,
-        soft_cap: None,
-        alibi: None,
-    }
-}
 
 /// Shapes of rows in floats: one row at a time, a few, and many of them, in tiles, over more cells than a
 /// block has threads.
 fn odd_shapes() -> [(usize, AttendSpec); 4] {
     [
-        (1, spec(5, 5, 14, 14)),
-        (5, spec(6, 2, 9, 33)),
-        (29, spec(3, 3, 64, 40)),
-        (110, spec(4, 1, 24, 8)),
+        (1, attend_spec(5, 5, 14, 14)),
+        (5, attend_spec(6, 2, 9, 33)),
+        (29, attend_spec(3, 3, 64, 40)),
+        (110, attend_spec(4, 1, 24, 8)),
     ]
 }
 
@@ -175,8 +163,8 @@ fn stored_keys_have_scores_by_distance() {
         check_distances(n, spec, &KvType::F32.into(), earlier);
     }
     for types in all_types() {
-        check_distances(4, spec(4, 2, 32, 16), &types, earlier);
-        check_distances(13, spec(2, 2, 64, 80), &types, halves);
+        check_distances(4, attend_spec(4, 2, 32, 16), &types, earlier);
+        check_distances(13, attend_spec(2, 2, 64, 80), &types, halves);
     }
 }
 
@@ -205,7 +193,7 @@ fn partial_results_are_merged() {
         check_partial(n, spec, &KvType::F32.into());
     }
     for types in all_types() {
-        check_partial(4, spec(4, 2, 32, 96), &types);
-        check_partial(13, spec(2, 2, 64, 32), &types);
+        check_partial(4, attend_spec(4, 2, 32, 96), &types);
+        check_partial(13, attend_spec(2, 2, 64, 32), &types);
     }
 }

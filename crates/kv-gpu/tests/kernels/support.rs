@@ -7,7 +7,9 @@ use std::sync::Arc;
 use kv_contract::Random;
 use kv_contract::evaluate::{Memory, evaluate};
 use kv_core::backend::Backend;
-use kv_core::graph::{Graph, GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input, NodeId};
+use kv_core::graph::{
+    AttendSpec, Graph, GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input, NodeId,
+};
 use kv_core::layers::RowLayout;
 use kv_core::weights::MemoryWeights;
 use kv_gpu::{Device, GpuBackend, Precision};
@@ -183,4 +185,22 @@ fn assert_close(what: &str, got: &[f32], wanted: &[f64], tolerance: f64) {
         error <= tolerance && most <= 10.0 * tolerance,
         "{what}: off by {error} on average, {most} at most, not {tolerance}"
     );
+}
+
+/// Attention of heads of these widths.
+pub(crate) fn attend_spec(
+    n_heads: usize,
+    kv_heads: usize,
+    k_dim: usize,
+    v_dim: usize,
+) -> AttendSpec {
+    AttendSpec {
+        n_heads,
+        kv_heads,
+        k_dim,
+        v_dim,
+        scale: 0.3,
+        soft_cap: None,
+        alibi: None,
+    }
 }

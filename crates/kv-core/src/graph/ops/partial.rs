@@ -9,6 +9,33 @@ use crate::graph::spec::{Inferred, OpScope, OpSpec};
 use crate::graph::{Attention, Claim, GraphBuilder, GraphError, NodeId};
 use crate::ids::LayerIdx;
 
+/// What attention gives for a query and a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResultForm {
+    /// The mean of values: [`Op::Attend`] and its like.
+    Whole,
+    /// The same, then the logarithm of the sum of `e^score`: [`Op::AttendPartial`].
+    Partial,
+}
+
+impl ResultForm {
+    /// The form of an operation's results.
+    pub const fn of(op: &Op) -> Self {
+        match op {
+            Op::AttendPartial { .. } => Self::Partial,
+            _ => Self::Whole,
+        }
+    }
+
+    /// Values of a head whose values are `v_dim` wide.
+    pub const fn len(self, v_dim: usize) -> usize {
+        match self {
+            Self::Whole => v_dim,
+            Self::Partial => v_dim.saturating_add(1),
+        }
+    }
+}
+
 pub(in crate::graph) fn attend_partial<'a>(
     layer: LayerIdx,
     of: &'a AttendSpec,
@@ -16,7 +43,8 @@ pub(in crate::graph) fn attend_partial<'a>(
 ) -> OpSpec<'a> {
     let spec = OpSpec::new("attend_partial", of.n_operands(3), move |given| {
         of.check_positions(given, 3)?;
-        let shape = [given.graph.n_tokens, of.n_heads, of.v_dim + 1];
+        let len = ResultForm::Partial.len(of.v_dim);
+        let shape = [given.graph.n_tokens, of.n_heads, len];
         let whole = attended(given, of, sinks)?;
         Ok(Inferred {
             shape: shape.into(),

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use kv_core::backend::{BackendError, StepKind};
-use kv_core::graph::{AttendSpec, IndexSpec, Input, Node, NodeId, Op, Relative, RelativeScores};
+use kv_core::graph::{
+    AttendSpec, IndexSpec, Input, Node, NodeId, Op, Relative, RelativeScores, ResultForm,
+};
 use kv_core::layers::LayerRows;
 use kv_core::{LayerIdx, Window};
 
 use super::{Call, Lowering, Value, unsupported};
-use crate::attend::ResultForm;
 use crate::plan::{HeadBuckets, HeadWeights, StepOp};
 
 /// An operation on the rows of a layer, or among the tokens of the ubatch.
@@ -94,7 +95,7 @@ impl<'a> Lowering<'a> {
                 relative,
             } => self.attend(node, *layer, spec, sinks.as_deref(), relative.as_ref()),
             Op::AttendPartial { layer, spec, sinks } => {
-                self.attend_partial(node, *layer, spec, sinks.as_deref())
+                self.attend(node, *layer, spec, sinks.as_deref(), None)
             }
             Op::MergePartials => self.merge_partials(node),
             Op::Index { layer, index } => self.index(node, *layer, index),
@@ -172,7 +173,6 @@ impl<'a> Lowering<'a> {
         let q = self.operand(node, 0)?;
         crate::attend::check_shape(spec, &rows)?;
         self.check_queries(node, spec, q)?;
-        let form = ResultForm::Whole;
         let mut heads = self.head_weights(node, spec, sinks, 3)?;
         if let Some(relative) = relative {
             // Stored keys have no tables.
@@ -186,31 +186,7 @@ impl<'a> Lowering<'a> {
             part: part.as_usize(),
             spec: *spec,
             heads,
-            form,
-        };
-        Ok((op, vec![q]))
-    }
-
-    fn attend_partial(
-        &mut self,
-        node: &'a Node,
-        layer: LayerIdx,
-        spec: &AttendSpec,
-        sinks: Option<&'a str>,
-    ) -> Result<AttentionCall, BackendError> {
-        let (at, rows) = self.attended(node, layer, 2)?;
-        let part = rows.part.as_usize();
-        let q = self.operand(node, 0)?;
-        crate::attend::check_shape(spec, &rows)?;
-        let form = ResultForm::Partial;
-        self.check_form(node, spec, form, q)?;
-        let heads = self.head_weights(node, spec, sinks, 3)?;
-        let op = AttentionOp::Attend {
-            layer: at,
-            part,
-            spec: *spec,
-            heads,
-            form,
+            form: ResultForm::of(&node.op),
         };
         Ok((op, vec![q]))
     }
@@ -434,19 +410,10 @@ impl<'a> Lowering<'a> {
     }
 
     fn check_queries(&self, node: &Node, spec: &AttendSpec, q: Value) -> Result<(), BackendError> {
-        self.check_form(node, spec, ResultForm::Whole, q)
-    }
-
-    fn check_form(
-        &self,
-        node: &Node,
-        spec: &AttendSpec,
-        form: ResultForm,
-        q: Value,
-    ) -> Result<(), BackendError> {
         let n = self.graph.shape().n_tokens;
+        let len = ResultForm::of(&node.op).len(spec.v_dim);
         let fits = q.len(self.graph) == n * spec.n_heads * spec.k_dim
-            && node.n_values() == n * spec.n_heads * form.len(spec.v_dim);
+            && node.n_values() == n * spec.n_heads * len;
         if fits { Ok(()) } else { Err(unsupported(node)) }
     }
 
