@@ -2,7 +2,7 @@
 //!
 //! Knows no model: the row layout checks whether a model's rows fit the types.
 
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, value_parser};
 use kv_core::KvType;
 use kv_core::kv_type::KvTypeError;
 use kv_core::kv_types::{KvRotation, KvTypes, LayerKvTypes, OldKvTypes, kv_pair};
@@ -32,7 +32,7 @@ pub(crate) struct KvArgs {
     #[arg(
         long,
         value_name = "N",
-        default_value_t = 1024,
+        default_value_t = 1024, value_parser = value_parser!(u32).range(1..),
         requires = "kv_type_old"
     )]
     pub(crate) kv_recent: u32,
