@@ -54,7 +54,10 @@ pub fn serve(
     let n_disk_bytes = room.disk.as_ref().map_or(0, |disk| disk.n_bytes);
     let (service, buffer) = start(case, room, config);
     let submit = |number| service.submit(case.request(number)).unwrap();
+    // However slow this thread is, the requests compete for memory.
+    let held = buffer.hold();
     let streams: Vec<TextStream> = (0..N).map(submit).collect();
+    drop(held);
     let texts = streams.into_iter().map(|stream| {
         let end = stream.finish().unwrap();
         let status = service.status();

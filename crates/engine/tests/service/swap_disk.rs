@@ -4,6 +4,8 @@
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use engine::serve::{Counters, ServiceConfig, SwapDir, SwapDisk, SwapFiles};
@@ -39,6 +41,8 @@ struct FaultyFiles {
     fault: Fault,
     n_written: usize,
     first: Vec<u8>,
+    /// How many files came back as others.
+    n_wrong: Arc<AtomicU64>,
 }
 
 impl FaultyFiles {
@@ -82,17 +86,30 @@ impl SwapFiles for FaultyFiles {
     }
 
     fn read(&mut self, number: u64, n_bytes: u64) -> io::Result<Vec<u8>> {
-        match self.fault {
-            Fault::Exchanged => return Ok(self.first.clone()),
-            Fault::Slow => std::thread::sleep(Duration::from_millis(3)),
-            _ => {}
+        if self.fault == Fault::Slow {
+            std::thread::sleep(Duration::from_millis(3));
         }
-        self.files.read(number, n_bytes)
+        let bytes = self.files.read(number, n_bytes);
+        let (bytes, is_wrong) = match self.fault {
+            Fault::Exchanged => (Ok(self.first.clone()), self.first != bytes?),
+            Fault::CutOff | Fault::Damaged => (bytes, true),
+            _ => (bytes, false),
+        };
+        self.n_wrong.fetch_add(is_wrong.into(), Ordering::Relaxed);
+        bytes
     }
 
     fn remove(&mut self, number: u64) {
         self.files.remove(number);
     }
+}
+
+struct Served {
+    texts: Vec<Generated>,
+    counters: Counters,
+    trace: Vec<u8>,
+    /// Files that came back as others.
+    n_wrong: u64,
 }
 
 /// The texts of a service with so many bytes in memory, and files in `dir`.
@@ -101,20 +118,28 @@ fn serve_with(
     bytes: u64,
     config: &ServiceConfig,
     (dir, fault): (&Path, Fault),
-) -> (Vec<Generated>, Counters, Vec<u8>) {
+) -> Served {
+    let n_wrong = Arc::default();
     let files = FaultyFiles {
         files: SwapDir::open(dir).unwrap(),
         dir: dir.to_owned(),
         fault,
         n_written: 0,
         first: Vec::new(),
+        n_wrong: Arc::clone(&n_wrong),
     };
     let disk = SwapDisk {
         files: Box::new(files),
         n_bytes: 1 << 30,
     };
     let disk = Some(disk);
-    serve(case, Room { bytes, disk }, config)
+    let (texts, counters, trace) = serve(case, Room { bytes, disk }, config);
+    Served {
+        texts,
+        counters,
+        trace,
+        n_wrong: n_wrong.load(Ordering::Relaxed),
+    }
 }
 
 /// How many bytes states have in the mean.
@@ -153,8 +178,13 @@ fn check(case: &Case) {
         };
         // Half of it is less than most have.
         let bytes = mean_bytes(case, &config) * 3 / 2;
-        let (texts, counters, trace) = serve_with(case, bytes, &config, (&dir, fault));
-        let name = format!("{}, {fault:?}: {counters:?}", case.name);
+        let Served {
+            texts,
+            counters,
+            trace,
+            n_wrong,
+        } = serve_with(case, bytes, &config, (&dir, fault));
+        let name = format!("{}, {fault:?}: {n_wrong} wrong, {counters:?}", case.name);
         assert_eq!(texts, alone, "{name}");
         assert!(counters.n_spilled_bytes > 0, "{name}");
         match fault {
@@ -167,7 +197,8 @@ fn check(case: &Case) {
             Fault::FullDisk => assert_eq!(counters.n_swap_lost, 0, "{name}"),
             Fault::CutOff | Fault::Damaged | Fault::Exchanged => {
                 let goes_on_at_once = config.preempt_every.is_some();
-                assert!(goes_on_at_once || counters.n_swap_lost > 0, "{name}");
+                assert!(goes_on_at_once || n_wrong > 0, "{name}");
+                assert_eq!(counters.n_swap_lost, n_wrong, "{name}");
             }
             Fault::Vanishes | Fault::Panics => {}
         }

@@ -5,7 +5,7 @@
 
 use std::io::{self, Write};
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use engine::EngineConfig;
 use engine::serve::{
@@ -24,6 +24,11 @@ pub struct Buffer(Arc<Mutex<Vec<u8>>>);
 impl Buffer {
     pub fn bytes(&self) -> Vec<u8> {
         self.0.lock().unwrap().clone()
+    }
+
+    /// Nothing more is recorded while it is held: a service waits before its next step.
+    pub fn hold(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.0.lock().unwrap()
     }
 }
 
