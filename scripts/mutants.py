@@ -290,11 +290,11 @@ def compile_mutants(args, root, crate):
         dropped |= new
 
 
-def reach(binaries, work):
+def reach(binaries, args):
     """What each test reaches and how long it takes: {(binary, test): (numbers, seconds)}."""
     def one(job):
         binary, folder, test = job
-        file = work / f"reached-{threading.get_ident()}"
+        file = args.work / f"reached-{threading.get_ident()}"
         file.write_text("")
         begin = time.time()
         result = run([binary, "--exact", test], cwd=folder, env=ENVIRONMENT | {"MUTANT_REACHED": str(file)})
@@ -305,7 +305,8 @@ def reach(binaries, work):
     jobs = []
     for binary, folder in binaries:
         listed = run([binary, "--list", "--format", "terse"], cwd=folder).stdout
-        jobs += [(binary, folder, line[:-6]) for line in listed.splitlines() if line.endswith(": test")]
+        tests = [line[:-6] for line in listed.splitlines() if line.endswith(": test")]
+        jobs += [(binary, folder, test) for test in tests if test.split("::")[0] not in args.without]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         return {job: (numbers, seconds) for job, numbers, seconds in pool.map(one, jobs)}
 
@@ -350,7 +351,7 @@ def main():
     parser.add_argument("files", nargs="+", help="source files of one crate, relative to the repository")
     parser.add_argument("--package", required=True, help="the crate's package")
     parser.add_argument("--tests-of", action="append", help="packages whose tests are run (the crate's own)")
-    parser.add_argument("--without", action="append", default=[], help="test targets that are left out")
+    parser.add_argument("--without", action="append", default=[], help="test programs, or modules of them, that are left out")
     parser.add_argument("--cargo", action="append", default=[], help="further arguments of `cargo test --no-run`")
     parser.add_argument("--work", type=pathlib.Path, required=True, help="a folder for the copy and the results")
     args = parser.parse_args()
@@ -360,7 +361,7 @@ def main():
     crate = args.files[0].split("/src/")[0]
     mutants, binaries = compile_mutants(args, root, crate)
     print(f"{len(mutants)} mutants", flush=True)
-    reached = reach(binaries, args.work)
+    reached = reach(binaries, args)
     print(f"{len(reached)} tests, {sum(s for _, s in reached.values()):.1f} s", flush=True)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         report(mutants, pool.map(lambda mutant: try_mutant(mutant, reached), mutants), args.work)

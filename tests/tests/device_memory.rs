@@ -3,12 +3,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-#[path = "gpu/mod.rs"]
-mod gpu;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use crate::gpu;
 use engine::{Engine, EngineConfig, MemoryBudget, PromptOutputs, Workload};
 use kv_core::backend::{Backend, BackendError, CustomOps, DeviceMemory, OnProgress};
 use kv_core::batch::Batch;

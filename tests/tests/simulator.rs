@@ -2,10 +2,8 @@
 //! experts and latent attention, with sequences that share batches; and all that `cuda.rs` checks on
 //! a GPU, in small.
 
-mod gpu;
-
-use gpu::texts::Length;
-use gpu::{encoders, fixtures, replays, soak, sources, states, texts};
+use crate::gpu::texts::Length;
+use crate::gpu::{self, encoders, fixtures, replays, soak, sources, states, texts};
 use kv_core::KvType;
 use kv_core::backend::Split;
 use kv_core::graph::SplitPoint;

@@ -5,8 +5,6 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
-mod support;
-
 use kv_core::batch::{Batch, BatchRules, ValidBatch, validate};
 use kv_core::memory::{
     Composite, Memory, MemoryInputs, NeededFor, NoRoom, NoStateRoom, Recurrent, RecurrentConfig,
@@ -20,7 +18,7 @@ const N_TOKENS: u32 = 8;
 fn unified(part: u32, n_cells: u32, window: Window, streams: Streams) -> Unified {
     Unified::new(UnifiedConfig {
         n_seqs: N_SEQS,
-        ..*support::part(part, n_cells, window, streams).config()
+        ..*crate::support::part(part, n_cells, window, streams).config()
     })
     .unwrap()
 }

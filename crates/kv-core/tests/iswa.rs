@@ -3,7 +3,6 @@
 
 #![allow(clippy::unwrap_used)] // a test
 
-#[path = "iswa/hybrids.rs"]
 mod hybrids;
 
 use kv_core::backend::{RowCopy, RowShift};
@@ -18,9 +17,7 @@ use kv_core::{
     Causality, CellIdx, KvType, LayerIdx, PartIdx, Pos, PosDelta, PosRange, SeqId, TokenId, Window,
 };
 
-mod support;
-
-use support::{N_SEQS, next_tokens, part};
+use crate::support::{N_SEQS, next_tokens, part};
 
 /// Part 0 sees everything and has `n_cells[0]` cells, part 1 sees `window` and has `n_cells[1]`.
 fn iswa(n_cells: [u32; 2], window: Window, streams: Streams) -> Composite {

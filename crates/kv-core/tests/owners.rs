@@ -10,9 +10,7 @@ use kv_core::memory::{
 };
 use kv_core::{CellIdx, PartIdx, Pos, PosRange, SeqId, SeqSet, Window};
 
-mod support;
-
-use support::{N_SEQS, next_tokens, part};
+use crate::support::{N_SEQS, next_tokens, part};
 
 fn set(ids: &[u32]) -> SeqSet {
     ids.iter().copied().map(SeqId).collect()

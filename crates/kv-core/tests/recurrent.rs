@@ -12,9 +12,7 @@ use kv_core::memory::{
 };
 use kv_core::{Pos, PosDelta, PosRange, SeqId, TokenId};
 
-mod support;
-
-use support::next_tokens;
+use crate::support::next_tokens;
 
 struct Fixture {
     memory: Recurrent,

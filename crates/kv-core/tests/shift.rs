@@ -11,8 +11,6 @@ use kv_core::memory::{
 };
 use kv_core::{CellIdx, PartIdx, Pos, PosDelta, PosRange, SeqId, StreamIdx, TokenId, Window};
 
-mod support;
-
 const S0: SeqId = SeqId(0);
 const S1: SeqId = SeqId(1);
 const S2: SeqId = SeqId(2);
@@ -25,7 +23,7 @@ struct Fixture {
 impl Fixture {
     fn new(n_cells: u32, window: Window, streams: Streams) -> Self {
         Self {
-            memory: support::part(0, n_cells, window, streams),
+            memory: crate::support::part(0, n_cells, window, streams),
             inputs: MemoryInputs::default(),
         }
     }
@@ -37,7 +35,7 @@ impl Fixture {
     /// Evaluates the next `n` tokens of some sequences.
     fn decode(&mut self, seqs: &[SeqId], n: u32) -> &mut Self {
         let seqs: Vec<u32> = seqs.iter().map(|seq| seq.0).collect();
-        let batch = support::next_tokens(&self.memory, &[(&seqs, n)]);
+        let batch = crate::support::next_tokens(&self.memory, &[(&seqs, n)]);
         let mut steps = self.memory.begin(&batch, 64).unwrap();
         while steps.next(&mut self.inputs).is_some() {}
         self
@@ -69,7 +67,7 @@ impl Fixture {
 
     /// Positions and sequences of all cells.
     fn draw(&self) -> String {
-        support::draw(&self.memory)
+        crate::support::draw(&self.memory)
     }
 }
 

@@ -3,11 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
-#[path = "state/device.rs"]
 mod device;
-#[path = "state/images.rs"]
 mod images;
-#[path = "state/latents.rs"]
 mod latents;
 
 use device::{Device, FULL, NEAR, SHAPES, STATES, Written, config, configs, ids};

@@ -11,9 +11,7 @@ use kv_core::memory::{
 };
 use kv_core::{Causality, CellIdx, PartIdx, Pos, PosRange, SeqId, StreamIdx, TokenId, Window};
 
-mod support;
-
-use support::next_tokens;
+use crate::support::next_tokens;
 
 struct Fixture {
     memory: Unified,
@@ -23,7 +21,7 @@ struct Fixture {
 impl Fixture {
     fn new(n_cells: u32, window: Window, streams: Streams) -> Self {
         Self {
-            memory: support::part(0, n_cells, window, streams),
+            memory: crate::support::part(0, n_cells, window, streams),
             inputs: MemoryInputs::default(),
         }
     }
@@ -60,7 +58,7 @@ impl Fixture {
 
     /// Positions and sequences of all cells.
     fn draw(&self) -> String {
-        support::draw(&self.memory)
+        crate::support::draw(&self.memory)
     }
 
     fn has(&self, seq: u32) -> Option<(u32, u32)> {
@@ -459,7 +457,7 @@ fn a_step_that_wrote_nothing_can_always_be_undone() {
 
 #[test]
 fn rows_are_counted_by_the_number_of_the_part() {
-    let memory = support::part(2, 8, Window::Full, Streams::PerSequence);
+    let memory = crate::support::part(2, 8, Window::Full, Streams::PerSequence);
     let (cells, states) = (vec![0, 0, 24], 0);
     assert_eq!(memory.n_rows(), RowCounts { cells, states });
     assert_eq!(memory.max_take_back(), u32::MAX);

@@ -5,12 +5,10 @@
 use kv_core::memory::{Memory, MemoryInputs, Refusal, Seqs, Streams, Unified, invariants};
 use kv_core::{Causality, CellIdx, Pos, PosRange, SeqId, Window};
 
-mod support;
-
-use support::next_tokens as batch;
+use crate::support::next_tokens as batch;
 
 fn memory(n_cells: u32, window: Window, streams: Streams) -> Unified {
-    support::part(0, n_cells, window, streams)
+    crate::support::part(0, n_cells, window, streams)
 }
 
 fn decode(memory: &mut Unified, sets: &[(&[u32], u32)], n_ubatch: u32) -> MemoryInputs {

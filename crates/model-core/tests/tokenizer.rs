@@ -2,17 +2,15 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests may fail the test
 
-mod tokenizer_data;
-
 use std::sync::LazyLock;
 
+use crate::tokenizer_data::{data, golden, spec, tokenizer};
 use kv_core::TokenId;
 use model_core::tokenizer::{
     AddSpecial, DecodeFrom, DecodeStream, EncodeOptions, SpecialPieces, SpecialText, TokenKind,
     Tokenizer, TokenizerError, TokenizerModel, TokenizerSpec,
 };
 use proptest::prelude::*;
-use tokenizer_data::{data, golden, spec, tokenizer};
 
 static QWEN: LazyLock<Tokenizer> = LazyLock::new(|| tokenizer(&data("qwen2.vocab.lzma")));
 static STORIES: LazyLock<Tokenizer> = LazyLock::new(|| tokenizer(&data("stories.vocab")));

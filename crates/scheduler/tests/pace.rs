@@ -2,16 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
-
+use crate::support::fake::N_VOCAB;
+use crate::support::kinds::Kind;
+use crate::support::simulator::{Cost, Script, Simulator, alone};
 use kv_core::TokenId;
 use kv_core::batch::BatchRules;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use scheduler::{Micros, PrefixUse, Priority, PromptRows, SchedulerConfig, Tenant};
-use support::fake::N_VOCAB;
-use support::kinds::Kind;
-use support::simulator::{Cost, Script, Simulator, alone};
 
 const UBATCH: u32 = 512;
 

@@ -2,16 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
-
+use crate::support::fake::{N_VOCAB, rules};
+use crate::support::kinds::Kind;
+use crate::support::simulator::{Script, Simulator};
 use kv_core::{Pos, TokenId};
 use scheduler::{
     Micros, Missed, PrefixCaching, PrefixUse, Priority, PromptRows, RequestId, Reuse, RowBytes,
     Salt, SchedulerConfig, Tenant,
 };
-use support::fake::{N_VOCAB, rules};
-use support::kinds::Kind;
-use support::simulator::{Script, Simulator};
 
 fn simulator(kind: Kind, n_seqs: u32, n_cells: u32) -> Simulator {
     let rules = rules(n_seqs);

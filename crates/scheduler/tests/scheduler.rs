@@ -2,10 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
-
 use std::num::NonZeroU32;
 
+use crate::support::fake::N_VOCAB;
+use crate::support::kinds::Kind;
+use crate::support::simulator::{Drafting, Script, Simulator, alone};
 use kv_core::TokenId;
 use kv_core::batch::BatchRules;
 use kv_core::memory::{Composite, Memory};
@@ -16,9 +17,6 @@ use scheduler::{
     RequestError, RequestId, Scheduler, SchedulerConfig, SpeculationOff, StepFailure, Tenant,
     TenantId, TenantLimits, Work,
 };
-use support::fake::N_VOCAB;
-use support::kinds::Kind;
-use support::simulator::{Drafting, Script, Simulator, alone};
 
 fn rules(n_seqs: u32) -> BatchRules {
     BatchRules {

@@ -2,16 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
-
+use crate::support::fake::N_VOCAB;
+use crate::support::kinds::Kind;
+use crate::support::simulator::{Script, Simulator};
 use kv_core::TokenId;
 use kv_core::batch::BatchRules;
 use scheduler::{
     Missed, PrefixUse, Priority, PromptRows, RequestId, Reuse, Salt, SchedulerConfig, Tenant,
 };
-use support::fake::N_VOCAB;
-use support::kinds::Kind;
-use support::simulator::{Script, Simulator};
 
 const CHUNK: u32 = 32;
 

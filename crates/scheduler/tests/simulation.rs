@@ -6,8 +6,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
-
+use crate::support::fake::N_VOCAB;
+use crate::support::kinds::Kind;
+use crate::support::simulator::{Cost, Disk, Drafting, Script, Simulator, below};
 use kv_core::TokenId;
 use kv_core::batch::BatchRules;
 use rand_chacha::ChaCha8Rng;
@@ -16,9 +17,6 @@ use scheduler::{
     Counters, EvictionPolicy, Micros, PrefixCaching, PrefixUse, Priority, PromptRows, RequestError,
     RequestId, RowBytes, Salt, SchedulerConfig, SwapRows, Tenant, TenantId, TenantLimits,
 };
-use support::fake::N_VOCAB;
-use support::kinds::Kind;
-use support::simulator::{Cost, Disk, Drafting, Script, Simulator, below};
 
 /// Prints what is needed to repeat a run that failed.
 struct Repeat {

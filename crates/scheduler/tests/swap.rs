@@ -2,17 +2,15 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
-mod support;
-
+use crate::support::fake::{N_VOCAB, rules};
+use crate::support::kinds::Kind;
+use crate::support::simulator::{Disk, Script, Simulator};
 use kv_core::TokenId;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use scheduler::{
     Micros, PrefixUse, Priority, PromptRows, RequestId, RowBytes, SchedulerConfig, Tenant,
 };
-use support::fake::{N_VOCAB, rules};
-use support::kinds::Kind;
-use support::simulator::{Disk, Script, Simulator};
 
 /// Four requests whose texts do not fit together, with so many bytes on the host and the disk. A token has
 /// 10 bytes, a state 7 more.

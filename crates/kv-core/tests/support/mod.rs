@@ -1,8 +1,8 @@
 //! What the worked examples share: memories of three sequences, the next tokens of sequences, and a
 //! drawing of who is in which cell.
 
-// Each test file uses a part of this, and a panic is how a test fails.
-#![allow(dead_code, clippy::unwrap_used)]
+// A panic is how a test fails.
+#![allow(clippy::unwrap_used)]
 
 use kv_core::batch::{Batch, BatchRules, ValidBatch, validate};
 use kv_core::memory::{Memory, Streams, Unified, UnifiedConfig};
