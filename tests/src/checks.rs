@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use kv_core::backend::{Backend, RowKind, Split};
 use kv_core::batch::Batch;
 use kv_core::graph::{Graph, GraphError, GraphShape, SplitPoint};
-use kv_core::layers::Part;
+use kv_core::layers::{Part, RecentTokens};
 use kv_core::memory::Streams;
 use kv_core::{KvType, LayerIdx, SeqId, TokenId, Window};
 
@@ -194,7 +194,8 @@ pub fn splits_agree(case: &Case) {
 /// any age, say so.
 pub fn ages_agree(case: &Case) {
     let model = case.model();
-    let Some(layers) = model.layers().with_recent(5) else {
+    let some_last = RecentTokens::last(5);
+    let Some(layers) = model.layers().with_recent(some_last) else {
         let sees_all = |part: &Part| part.window == Window::Full;
         assert!(
             !model.layers().parts().iter().any(sees_all),
@@ -208,14 +209,21 @@ pub fn ages_agree(case: &Case) {
         assert!(READS_ANY_AGE.contains(&case.name), "{}: {error}", case.name);
         return;
     }
-    let same_type = Setup::with_old(KvType::F32);
-    assert_close(case, "recent rows apart", &alone_with(case, &same_type));
-    let setup = Setup::with_old(KvType::F16);
-    let whole = alone_with(case, &setup);
-    let mixed = together(cpu(), case, &setup, 7);
-    assert!(mixed == whole, "{}: together", case.name);
-    let pieces = in_pieces(cpu, case, Pieces::of(7, 512), &setup);
-    assert!(pieces == whole, "{}: in pieces", case.name);
+    let with_first = RecentTokens {
+        n_first: 2,
+        ..some_last
+    };
+    for recent in [some_last, with_first] {
+        let same_type = Setup::with_old(KvType::F32, recent);
+        let what = format!("rows of {recent} tokens apart");
+        assert_close(case, &what, &alone_with(case, &same_type));
+        let setup = Setup::with_old(KvType::F16, recent);
+        let whole = alone_with(case, &setup);
+        let mixed = together(cpu(), case, &setup, 7);
+        assert!(mixed == whole, "{}: {what}, together", case.name);
+        let pieces = in_pieces(cpu, case, Pieces::of(7, 512), &setup);
+        assert!(pieces == whole, "{}: {what}, in pieces", case.name);
+    }
 }
 
 /// The reference backend's logits are the reference's.

@@ -7,7 +7,7 @@ use kv_core::backend::{Backend, RowKind, RowSpan, RowStorage};
 use kv_core::batch::{Batch, BatchRules, PositionRule, validate_with};
 use kv_core::graph::{GraphInputs, GraphOutputs, GraphShape, Input, Op};
 use kv_core::kv_types::{KvTypes, OldKvTypes};
-use kv_core::layers::RowLayout;
+use kv_core::layers::{RecentTokens, RowLayout};
 use kv_core::memory::{Composite, Memory, MemoryConfig, MemoryInputs, Streams, SwaSize};
 use kv_core::{Causality, CellIdx, KvType, LayerIdx, SeqId, TokenId};
 use model_core::aged::with_layers;
@@ -57,15 +57,14 @@ impl Setup {
         }
     }
 
-    /// The usual one, where all but the last few tokens of a sequence have this type.
-    pub fn with_old(old: KvType) -> Self {
-        let old = OldKvTypes {
-            k: old,
-            v: old,
-            n_recent: 5,
-        };
+    /// The usual one, where all but these tokens of a sequence have this type.
+    pub fn with_old(old: KvType, recent: RecentTokens) -> Self {
         Self {
-            old: Some(old),
+            old: Some(OldKvTypes {
+                k: old,
+                v: old,
+                recent,
+            }),
             ..Self::default()
         }
     }
@@ -127,10 +126,7 @@ impl<B: Backend> Runner<B> {
             old: setup.old,
             ..setup.kv_type.into()
         };
-        let model = match types
-            .old
-            .map(|old| model.layers().with_recent(old.n_recent))
-        {
+        let model = match types.old.map(|old| model.layers().with_recent(old.recent)) {
             Some(aged) => with_layers(model, &aged.unwrap()),
             None => model,
         };

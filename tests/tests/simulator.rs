@@ -7,6 +7,7 @@ use crate::gpu::{self, encoders, fixtures, replays, soak, sources, states, texts
 use kv_core::KvType;
 use kv_core::backend::Split;
 use kv_core::graph::SplitPoint;
+use kv_core::layers::RecentTokens;
 use kv_gpu::sim::{Dialect, Order, Sim};
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
 use model_tests::checks::ONE;
@@ -79,7 +80,11 @@ fn layers_are_shared_with_the_cpu() {
 /// Rows of old tokens have another type, alone and where layers are shared with the CPU.
 #[test]
 fn old_rows_agree() {
-    let setup = Setup::with_old(KvType::F16);
+    let recent = RecentTokens {
+        n_last: 5,
+        n_first: 2,
+    };
+    let setup = Setup::with_old(KvType::F16, recent);
     for name in [
         "llama_gqa_untied",
         "gemma3_iswa8",
@@ -97,7 +102,7 @@ fn old_rows_agree() {
     }
     let case = [Case::recipe("gemma3_iswa8", gpu::register)];
     fixtures::assert_near(&case, Precision::Precise, |case| {
-        let layers = case.model().layers().with_recent(5).unwrap();
+        let layers = case.model().layers().with_recent(recent).unwrap();
         let graph = case
             .model()
             .graph(ONE)

@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum, value_parser};
 use kv_core::KvType;
 use kv_core::kv_type::KvTypeError;
 use kv_core::kv_types::{KvRotation, KvTypes, LayerKvTypes, OldKvTypes, kv_pair};
+use kv_core::layers::RecentTokens;
 
 /// How K and V are stored.
 #[derive(Clone, Debug, Args)]
@@ -36,6 +37,10 @@ pub(crate) struct KvArgs {
         requires = "kv_type_old"
     )]
     pub(crate) kv_recent: u32,
+    /// How many of a sequence's first tokens, to which much attention goes (attention sinks), are not
+    /// old either: with --kv-type-old
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "kv_type_old")]
+    pub(crate) kv_sinks: u32,
     /// Rotate quantised KV rows (Hadamard), which spreads outliers
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     pub(crate) kv_rotation: RotationName,
@@ -67,7 +72,10 @@ impl KvArgs {
         let old = self.kv_type_old.map(|OldTypes([k, v])| OldKvTypes {
             k,
             v,
-            n_recent: self.kv_recent,
+            recent: RecentTokens {
+                n_last: self.kv_recent,
+                n_first: self.kv_sinks,
+            },
         });
         KvTypes {
             layers: self.kv_type_layer.clone(),

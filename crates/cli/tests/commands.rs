@@ -487,6 +487,32 @@ fn inspect_counts_bytes_of_every_type() {
     assert_eq!(apart, 6 * 2 * (34 + 18));
     let layers = bytes(&["--kv-type", "q8_0", "--kv-type-layer", "0-1=f32,5=f16/q4_0"]);
     assert_eq!(layers, 3 * 136 + 2 * 512 + 128 + 36);
+    let old = bytes(&["--kv-type-old", "q8_0/q4_0", "--kv-recent", "100"]);
+    assert_eq!(old, 6 * 2 * (34 + 18));
+}
+
+#[test]
+fn old_rows_of_the_same_type_tell_the_same_story() {
+    let story = |apart: &[&str]| {
+        let prompt = &references()[0].prompt;
+        let args = ["run", prompt, "--temp", "0", "-n", "60", "--kv-type", "f32"];
+        output(&[&args[..], apart].concat()).0
+    };
+    let together = story(&[]);
+    for sinks in ["0", "3"] {
+        let apart = ["--kv-type-old", "f32", "--kv-recent", "8", "--kv-sinks"];
+        assert_eq!(story(&[&apart[..], &[sinks]].concat()), together);
+    }
+    let (plan, _) = output(&[
+        "plan",
+        "--kv-type-old",
+        "q4_0",
+        "--kv-recent",
+        "64",
+        "--kv-sinks",
+        "4",
+    ]);
+    assert!(plan.contains("window ends(4, 64)"), "{plan}");
 }
 
 #[test]

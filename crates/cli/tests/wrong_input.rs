@@ -170,7 +170,7 @@ fn prompts_that_cannot_be() {
 
 #[test]
 fn flags_out_of_range() {
-    let cases: [(&[&str], &str); 38] = [
+    let cases: [(&[&str], &str); 41] = [
         (
             &["run", "-c", "-5"],
             "'--ctx <N>': a number of tokens from 1 to 1073741824 is needed, or 0 for the trained",
@@ -211,6 +211,12 @@ fn flags_out_of_range() {
             "'3-1=f16' is not of the form LAYERS=TYPE",
         ),
         (&["run", "--kv-type-layer", "0=q9"], "unknown KV type 'q9'"),
+        (&["run", "--kv-type-old", "q4"], "unknown KV type 'q4'"),
+        (
+            &["run", "--kv-type-old", "q4_0", "--kv-recent", "0"],
+            "'--kv-recent <N>'",
+        ),
+        (&["run", "--kv-sinks", "4"], "--kv-type-old <TYPE>"),
         (&["run", "--kv-rotation", "maybe"], "'maybe'"),
         (&["kl", ""], "less than two tokens"),
         (&["run", "--backend", "abacus"], "'abacus'"),
@@ -426,5 +432,10 @@ fn kv_types_that_do_not_fit_the_model_are_refused() {
     let (code, message) = failure(&["run", "Hi", "--kv-type-layer", "4-6=q8_0"]);
     assert_eq!(code, 1, "{message}");
     let wanted = "types were chosen for layer 6, but the model has 6 layers";
+    assert!(message.contains(wanted), "{message}");
+    let old = ["run", "Hi", "--kv-type-old", "q4_0", "--kv-recent", "9"];
+    let (code, message) = failure(&[&old[..], &["--kv-sinks", "512"]].concat());
+    assert_eq!(code, 1, "{message}");
+    let wanted = "the number of first tokens is 512: it must be between 1 and 511";
     assert!(message.contains(wanted), "{message}");
 }

@@ -5,11 +5,12 @@
 
 use std::sync::Arc;
 
+use kv_core::kv_types::OldKvTypes;
 use kv_core::layers::{LayerMap, LayerRows, RowLayout};
 use model_core::aged::with_layers;
 use model_core::architecture::Model;
 
-use crate::config::{ConfigError, EngineConfig};
+use crate::config::{ConfigError, EngineConfig, in_range};
 
 impl EngineConfig {
     /// What each layer of the model remembers in an engine of this configuration: where old rows have
@@ -21,7 +22,7 @@ impl EngineConfig {
         let layers = model.layers();
         match self.kv_types.old {
             Some(old) if layers.recent().is_empty() => {
-                let aged = layers.with_recent(old.n_recent);
+                let aged = layers.with_recent(old.recent);
                 aged.ok_or(ConfigError::NothingGetsOld)
             }
             _ => Ok(layers.clone()),
@@ -36,6 +37,19 @@ impl EngineConfig {
     pub fn model(&self, model: &Arc<dyn Model>) -> Result<Arc<dyn Model>, ConfigError> {
         let layers = self.layers(&**model)?;
         Ok(with_layers(Arc::clone(model), &layers))
+    }
+
+    /// Whether so many tokens can be recent, and others old.
+    pub(crate) fn check_recent(&self, n_ctx: u32) -> Result<(), ConfigError> {
+        let Some(OldKvTypes { recent, .. }) = self.kv_types.old else {
+            return Ok(());
+        };
+        let most = n_ctx.saturating_sub(1) as usize;
+        in_range("the number of recent tokens", recent.n_last as usize, most)?;
+        match recent.n_first {
+            0 => Ok(()),
+            n => in_range("the number of first tokens", n as usize, most),
+        }
     }
 
     /// Bytes of K and V that one more token of a long text takes: those of old rows, where these are

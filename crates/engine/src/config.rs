@@ -488,10 +488,7 @@ impl EngineConfig {
         rows: &RowCounts,
     ) -> Result<Settings, ConfigError> {
         let layers = self.layers(model)?;
-        if let Some(old) = self.kv_types.old {
-            let most = memory.n_ctx.saturating_sub(1) as usize;
-            in_range("the number of recent tokens", old.n_recent as usize, most)?;
-        }
+        self.check_recent(memory.n_ctx)?;
         let settings = Settings {
             n_ctx: memory.n_ctx,
             n_ubatch: memory.n_ubatch,
@@ -579,7 +576,7 @@ impl Settings {
     }
 }
 
-fn in_range(name: &'static str, got: usize, max: usize) -> Result<(), ConfigError> {
+pub(crate) fn in_range(name: &'static str, got: usize, max: usize) -> Result<(), ConfigError> {
     match got {
         0 => Err(ConfigError::OutOfRange { name, got, max }),
         n if n > max => Err(ConfigError::OutOfRange { name, got, max }),

@@ -120,8 +120,8 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     }
 
     /// Keeps the first `n_keep` tokens of a sequence, removes half of the others, and moves the
-    /// rest down to close the gap. Tokens that share a position with one that is kept are kept too.
-    /// Returns how many tokens were removed, with those whose cells a window had recycled.
+    /// rest down to close the gap. Tokens that share a position with one that is kept are kept too, and
+    /// those whose rows stay for good where old rows are apart ([`RecentTokens::n_first`]). Returns how many tokens were removed, with those whose cells a window had recycled.
     ///
     /// # Errors
     /// [`EngineError::Refused`] where there is no such sequence; [`EngineError::NothingToDiscard`]
@@ -134,6 +134,9 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             return Err(Refusal::NoSuchSequence { seq, n_seqs }.into());
         }
         let tokens = TokenPositions(self.memory.token_ranges(seq));
+        let parts = self.model().layers().parts();
+        let n_first = parts.iter().map(|part| part.window.n_first()).max();
+        let n_keep = n_keep.max(tokens.n_before(Pos(n_first.unwrap_or(0))));
         let n_tokens = tokens.n_tokens();
         let n_discard = n_tokens.saturating_sub(n_keep) / 2;
         let from = tokens.position_after(n_keep);

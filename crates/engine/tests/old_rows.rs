@@ -7,6 +7,7 @@ use crate::support::{interleaved, stories};
 use engine::{ConfigError, Engine, EngineConfig, EngineError, SaveOptions};
 use kv_core::batch::Batch;
 use kv_core::kv_types::{KvTypes, OldKvTypes};
+use kv_core::layers::RecentTokens;
 use kv_core::memory::{PosChange, RestoreInto, Seqs, Streams};
 use kv_core::state::SavedState;
 use kv_core::{KvType, Pos, PosDelta, PosRange, SeqId, TokenId, Window};
@@ -30,13 +31,30 @@ fn config(types: KvTypes) -> EngineConfig {
 }
 
 fn aged(recent: KvType, k: KvType, v: KvType) -> EngineConfig {
-    let n_recent = N_RECENT;
-    config(KvTypes::from(recent).with_old(OldKvTypes { k, v, n_recent }))
+    let old = OldKvTypes {
+        k,
+        v,
+        recent: RecentTokens::last(N_RECENT),
+    };
+    config(KvTypes::from(recent).with_old(old))
 }
 
 /// Narrow types of old rows.
 fn narrow() -> EngineConfig {
     aged(KvType::F16, KvType::Q8_0, KvType::Q4_0)
+}
+
+/// The same, where so many tokens are recent at the beginning.
+fn with_first(n_first: u32, config: EngineConfig) -> EngineConfig {
+    let old = config.kv_types.old.unwrap();
+    let recent = RecentTokens {
+        n_first,
+        ..old.recent
+    };
+    EngineConfig {
+        kv_types: config.kv_types.with_old(OldKvTypes { recent, ..old }),
+        ..config
+    }
 }
 
 fn try_engine(file: &ModelFile, config: &EngineConfig) -> Result<Engine<CpuBackend>, EngineError> {
@@ -75,13 +93,15 @@ fn rows_of_one_type_give_what_they_give_together() {
     {
         let all = tokens(0, N_TOKENS);
         let wanted = feed(&mut engine(&file, &config(kv_type.into())), A, &all);
-        let apart = feed(
-            &mut engine(&file, &aged(kv_type, kv_type, kv_type)),
-            A,
-            &all,
-        );
-        let off = distance(&apart, &wanted);
-        assert!(off < 2e-3 && off > 0.0, "{kv_type}: off by {off}");
+        for n_first in [0, 4] {
+            let config = with_first(n_first, aged(kv_type, kv_type, kv_type));
+            let apart = feed(&mut engine(&file, &config), A, &all);
+            let off = distance(&apart, &wanted);
+            assert!(
+                off < 2e-3 && off > 0.0,
+                "{kv_type}, {n_first}: off by {off}"
+            );
+        }
     }
 }
 
@@ -104,6 +124,9 @@ fn what_is_old_is_stored_in_its_type() {
     // Nothing is old yet, or twelve tokens are.
     let young = off(&narrow_old, N_RECENT as usize);
     assert!(young < 1e-4, "off by {young}");
+    // All those are among the first.
+    let first = off(&with_first(12, narrow_old.clone()), all.len());
+    assert!(first < 1e-4, "off by {first}");
     let [of_old, of_all] = [&narrow_old, &narrow].map(|config| off(config, all.len()));
     assert!(
         of_old > 1e-3 && of_old < of_all,
@@ -113,7 +136,8 @@ fn what_is_old_is_stored_in_its_type() {
 
 #[test]
 fn bits_are_the_same_whichever_way_tokens_come() {
-    for file in [stories(), interleaved()] {
+    for (file, n_first) in [(stories(), 0), (stories(), 4), (interleaved(), 4)] {
+        let narrow = || with_first(n_first, narrow());
         let (a, b) = (tokens(0, N_TOKENS), tokens(5, N_TOKENS));
         let whole = feed(&mut engine(&file, &narrow()), A, &a);
         for streams in [Streams::Shared, Streams::PerSequence] {
@@ -141,28 +165,31 @@ fn bits_are_the_same_whichever_way_tokens_come() {
 
 #[test]
 fn states_come_back_to_the_bit() {
-    let file = stories();
-    let mut first = engine(&file, &narrow());
-    feed(&mut first, A, &tokens(0, N_TOKENS));
-    let mut bytes = Vec::new();
-    let options = SaveOptions {
-        seqs: Seqs::One(A),
-        tokens: &[],
-        kv_type: None,
-    };
-    first.save_state(&options, &mut bytes).unwrap();
-    let wanted = feed(&mut first, A, &tokens(3, 9));
-    let mut second = engine(&file, &narrow());
-    feed(&mut second, A, &tokens(2, 40));
-    let state = SavedState::parse(&bytes).unwrap();
-    let into = RestoreInto::One { from: A, to: B };
-    second.restore_state(&state, into).unwrap();
-    assert!(feed(&mut second, B, &tokens(3, 9)) == wanted);
-    // An engine that keeps no rows apart has no place for them.
-    let mut plain = engine(&file, &config(KvType::F16.into()));
-    let refused = plain.restore_state(&state, into).unwrap_err();
-    let text = refused.to_string();
-    assert!(text.contains("old rows"), "{text}");
+    for n_first in [0, 4] {
+        let narrow = || with_first(n_first, narrow());
+        let file = stories();
+        let mut first = engine(&file, &narrow());
+        feed(&mut first, A, &tokens(0, N_TOKENS));
+        let mut bytes = Vec::new();
+        let options = SaveOptions {
+            seqs: Seqs::One(A),
+            tokens: &[],
+            kv_type: None,
+        };
+        first.save_state(&options, &mut bytes).unwrap();
+        let wanted = feed(&mut first, A, &tokens(3, 9));
+        let mut second = engine(&file, &narrow());
+        feed(&mut second, A, &tokens(2, 40));
+        let state = SavedState::parse(&bytes).unwrap();
+        let into = RestoreInto::One { from: A, to: B };
+        second.restore_state(&state, into).unwrap();
+        assert!(feed(&mut second, B, &tokens(3, 9)) == wanted);
+        // An engine that keeps no rows apart has no place for them.
+        let mut plain = engine(&file, &config(KvType::F16.into()));
+        let refused = plain.restore_state(&state, into).unwrap_err();
+        let text = refused.to_string();
+        assert!(text.contains("old rows"), "{text}");
+    }
 }
 
 #[test]
@@ -181,17 +208,56 @@ fn tokens_keep_their_ages_when_they_move() {
     assert!(off < 1e-3, "off by {off}");
 }
 
+/// The beginning is where much attention goes: it stays when the context shifts.
+#[test]
+fn first_tokens_stay_when_the_context_shifts() {
+    let file = stories();
+    let same_types = || aged(KvType::F32, KvType::F32, KvType::F32);
+    let next = |config: EngineConfig, n_keep| {
+        let mut engine = engine(&file, &config);
+        feed(&mut engine, A, &tokens(0, N_TOKENS));
+        let removed = engine.shift_context(A, n_keep).unwrap();
+        assert_eq!(removed, (N_TOKENS as u32 - 6) / 2);
+        feed(&mut engine, A, &tokens(3, 5))
+    };
+    let wanted = next(config(KvType::F32.into()), 6);
+    for n_keep in [0, 6] {
+        let off = distance(&next(with_first(6, same_types()), n_keep), &wanted);
+        assert!(off < 1e-3, "off by {off}");
+    }
+    // Nor can others take their place.
+    let mut engine = engine(&file, &with_first(6, same_types()));
+    feed(&mut engine, A, &tokens(0, N_TOKENS));
+    engine
+        .remove(Seqs::One(A), PosRange::from(Pos(0)..Pos(100)))
+        .unwrap();
+    let down = PosChange::Shift(PosDelta(-100));
+    let refused = engine.reposition(A, PosRange::from(Pos(100)..), down);
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("the first 6 positions"), "{refused}");
+}
+
 #[test]
 fn recent_rows_are_those_of_a_window() {
     let file = stories();
+    let parts = |engine: &Engine<CpuBackend>| -> Vec<(Window, u32)> {
+        let parts = engine.memory().parts().iter();
+        parts.map(|p| (p.config().window, p.n_cells())).collect()
+    };
+    let ends = parts(&engine(&file, &with_first(80, narrow())));
+    let wanted = Window::Ends {
+        first: 80,
+        last: N_RECENT,
+    };
+    assert_eq!(ends[1], (wanted, 512));
     let engine = engine(&file, &narrow());
-    let parts = engine.memory().parts().iter();
-    let parts: Vec<(Window, u32)> = parts.map(|p| (p.config().window, p.n_cells())).collect();
+    let parts = parts(&engine);
     // Of both sequences, and a ubatch, in steps of 256.
-    let wanted = [
-        (Window::Older(N_RECENT), 2000),
-        (Window::Sliding(N_RECENT), 256),
-    ];
+    let older = Window::Older {
+        by: N_RECENT,
+        from: 0,
+    };
+    let wanted = [(older, 2000), (Window::Sliding(N_RECENT), 256)];
     assert_eq!(parts, wanted);
     let layers = engine.settings().layout.layers().iter();
     let bytes: usize = layers.map(|layer| layer.bytes()).sum();
@@ -203,19 +269,23 @@ fn recent_rows_are_those_of_a_window() {
 #[test]
 fn numbers_of_recent_tokens_that_make_no_sense_are_refused() {
     let file = stories();
-    let with = |n_recent| {
+    let with = |n_last, n_first| {
         let [k, v] = [KvType::Q8_0; 2];
-        let types = KvTypes::from(KvType::F16).with_old(OldKvTypes { k, v, n_recent });
+        let recent = RecentTokens { n_last, n_first };
+        let types = KvTypes::from(KvType::F16).with_old(OldKvTypes { k, v, recent });
         try_engine(&file, &config(types)).map(drop)
     };
     for got in [0, 2000, u32::MAX] {
-        let refused = with(got).unwrap_err();
+        let refused = with(got, 0).unwrap_err();
         let text = refused.to_string();
         let wanted = format!("the number of recent tokens is {got}: it must be between 1 and 1999");
         assert_eq!(text, wanted);
     }
-    with(1).unwrap();
-    with(1999).unwrap();
+    let refused = with(1, 2000).unwrap_err().to_string();
+    let wanted = "the number of first tokens is 2000: it must be between 1 and 1999";
+    assert_eq!(refused, wanted);
+    with(1, 0).unwrap();
+    with(1999, 1999).unwrap();
 }
 
 #[test]

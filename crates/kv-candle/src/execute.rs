@@ -5,7 +5,9 @@
 //! an operation is computed where it takes more than a few lines.
 
 use candle_core::{D, Device, Tensor};
-use kv_core::backend::checks::{Ids, batch_visibility, ids, part_inputs, part_of};
+use kv_core::backend::checks::{
+    Ids, batch_visibility, ids, part_inputs, part_of, stored_visibility,
+};
 use kv_core::backend::{BackendError, check_inputs, check_rows, expect_len};
 use kv_core::graph::{
     Activation, ConvSpec, CustomSpec, GraphInputs, GraphOutputs, Input, Node, Op, Relative,
@@ -331,9 +333,9 @@ impl Run<'_> {
                 sinks,
                 relative,
             } => {
-                let part = part_inputs(inputs, part_of(&program.graph, node, 2)?)?;
+                let seen = stored_visibility(&program.graph, node, 2, inputs)?;
                 let (_, tensors) = self.rows.attended(*layer)?;
-                let mut queries = self.queries(node, &part.visibility, sinks.as_deref())?;
+                let mut queries = self.queries(node, seen, sinks.as_deref())?;
                 queries.relative = match relative {
                     Some(relative) => Some(self.relative(node, relative)?),
                     None => None,
@@ -341,32 +343,32 @@ impl Run<'_> {
                 ops::attend(tensors, spec, queries)
             }
             Op::AttendPartial { layer, spec, sinks } => {
-                let part = part_inputs(inputs, part_of(&program.graph, node, 2)?)?;
+                let seen = stored_visibility(&program.graph, node, 2, inputs)?;
                 let (_, tensors) = self.rows.attended(*layer)?;
-                let queries = self.queries(node, &part.visibility, sinks.as_deref())?;
+                let queries = self.queries(node, seen, sinks.as_deref())?;
                 let result = ops::attend(tensors, spec, queries);
                 result.and_then(|result| result.reshape(node.shape.as_slice()))
             }
-            Op::MergePartials => ops::merge_partials(self.operands(node)?),
+            Op::MergePartials { form } => ops::merge_partials(self.operands(node)?, *form),
             Op::Index { layer, index } => {
-                let part = part_inputs(inputs, part_of(&program.graph, node, 3)?)?;
+                let visibility = stored_visibility(&program.graph, node, 3, inputs)?;
                 let (_, tensors) = self.rows.attended(*layer)?;
                 let [q, weights] = self.operands(node)?;
                 let queries = IndexQueries {
                     q,
                     weights,
-                    visibility: &part.visibility,
+                    visibility,
                 };
                 ops::index(&tensors.k, index, queries)
             }
             Op::AttendSparse { layer, spec } => {
-                let part = part_inputs(inputs, part_of(&program.graph, node, 2)?)?;
+                let seen = stored_visibility(&program.graph, node, 2, inputs)?;
                 let (_, tensors) = self.rows.attended(*layer)?;
                 let chosen = self.operand(node, 3)?;
                 let per_row = chosen.dim(1).on_device()?;
                 let chosen = chosen.flatten_all().and_then(|c| c.to_vec1()).on_device()?;
                 let mut kept = Visibility::default();
-                part.visibility.keep_chosen(&chosen, per_row, &mut kept);
+                seen.keep_chosen(&chosen, per_row, &mut kept);
                 ops::attend(tensors, spec, self.queries(node, &kept, None)?)
             }
             Op::Kq { layer, spec } => {
@@ -379,8 +381,8 @@ impl Run<'_> {
                 )
             }
             Op::KqSoftMax { spec, sinks } => {
-                let part = part_inputs(inputs, part_of(&program.graph, node, 1)?)?;
-                let queries = self.queries(node, &part.visibility, sinks.as_deref())?;
+                let seen = stored_visibility(&program.graph, node, 1, inputs)?;
+                let queries = self.queries(node, seen, sinks.as_deref())?;
                 ops::kq_soft_max(spec, queries)
             }
             Op::Kqv { layer, spec } => {

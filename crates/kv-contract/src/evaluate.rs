@@ -180,7 +180,7 @@ impl Evaluator<'_> {
             Op::HeadLinear { weight } => self.head_linear(node, weight),
             Op::Concat => self.concat(node),
             Op::TopK { k } => self.top_k(node, *k),
-            Op::MergePartials => self.merge_partials(node),
+            Op::MergePartials { .. } => self.merge_partials(node),
             Op::Attend { layer, .. } | Op::AttendPartial { layer, .. } => {
                 let (_, rows) = self.layout.attended(*layer).unwrap();
                 let row_of = |cell: CellIdx| &memory.rows[&(rows.layer, cell.0)];

@@ -171,6 +171,7 @@ impl OneOp {
         let part = PartInputs {
             cells: args.cells.to_vec(),
             visibility: Visibility::default(),
+            ..PartInputs::default()
         };
         let step = Step {
             embeddings: join(n_tokens, &[args.k, args.v]),
@@ -222,6 +223,7 @@ impl OneOp {
                 .map(|row| args.spare.offset(row))
                 .collect(),
             visibility: args.visibility.clone(),
+            ..PartInputs::default()
         };
         let step = Step {
             embeddings: join(n_tokens, &[args.q, &k, &v]),

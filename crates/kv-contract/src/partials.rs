@@ -7,11 +7,11 @@ use super::scene::{fitting, memory_weights, runs};
 use super::{Random, Subject, assert_close};
 use kv_core::backend::{Backend, RowStorage};
 use kv_core::graph::{
-    Alibi, AttendSpec, Attention, Graph, GraphBuilder, GraphInputs, GraphShape, Input, NodeId, Op,
-    PartInputs,
+    Alibi, AttendSpec, Attention, Graph, GraphBuilder, GraphInputs, GraphShape, Input, NodeId,
+    PartInputs, ResultForm,
 };
 use kv_core::kv_types::{KvTypes, OldKvTypes};
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
+use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RecentTokens, RowLayout};
 use kv_core::{
     Causality, CellIdx, KvType, LayerIdx, PartIdx, Pos, Visibility, VisibleGroup, Window,
 };
@@ -33,7 +33,12 @@ struct Aged {
 
 impl Aged {
     /// The last `n_rows` of `n_seen` tokens.
-    fn new(spec: AttendSpec, [recent, old]: [KvType; 2], n_seen: u32, n_rows: u32) -> Self {
+    fn new(
+        spec: AttendSpec,
+        tokens: RecentTokens,
+        [recent, old]: [KvType; 2],
+        [n_seen, n_rows]: [u32; 2],
+    ) -> Self {
         let kv_heads = spec.kv_heads;
         let fits = |dim| fitting(kv_heads, fitting(kv_heads, dim, recent), old);
         let (k_dim, v_dim) = (fits(spec.k_dim), fits(spec.v_dim));
@@ -49,17 +54,21 @@ impl Aged {
             window: Window::Full,
         };
         let layers = LayerMap::new(vec![LayerMemory::Attention(memory)]);
-        let layers = layers.with_recent(N_RECENT).unwrap();
+        let layers = layers.with_recent(tokens).unwrap();
         let types = KvTypes::from(recent).with_old(OldKvTypes {
             k: old,
             v: old,
-            n_recent: N_RECENT,
+            recent: tokens,
         });
         let n_cells = (N_SEEN + n_rows) as usize;
         let parts = layers.parts();
         let parts = parts.iter().map(|part| PartInputs {
             cells: (0..n_rows).map(|row| CellIdx(N_SEEN + row)).collect(),
             visibility: Visibility::new(n_rows, vec![last(n_seen, n_rows, part.window)]),
+            first: match part.window.first() {
+                Some(window) => Visibility::new(n_rows, vec![last(n_seen, n_rows, window)]),
+                None => Visibility::default(),
+            },
         });
         Self {
             layout: RowLayout::new(&layers, &[n_cells; 2], types).unwrap(),
@@ -70,7 +79,7 @@ impl Aged {
         }
     }
 
-    /// Attention of rows whose queries, keys and values are given. The outputs are its result and both
+    /// Attention of rows whose queries, keys and values are given. The outputs are its result and the
     /// partial ones, of old rows and of recent ones.
     fn graph(&self, sinks: Option<&str>) -> Graph {
         let AttendSpec {
@@ -112,7 +121,7 @@ impl Aged {
         let graph = b.finish(&[kqv]).unwrap();
         let aged = graph.with_recent(&self.layers).unwrap();
         let partial = (0u32..).zip(aged.nodes());
-        let partial = partial.filter(|(_, node)| matches!(node.op, Op::AttendPartial { .. }));
+        let partial = partial.filter(|(_, node)| ResultForm::of(&node.op) == ResultForm::Partial);
         let partial: Vec<NodeId> = partial.map(|(at, _)| NodeId(at)).collect();
         aged.with_outputs(&partial).unwrap()
     }
@@ -180,18 +189,27 @@ fn variants() -> [(AttendSpec, Option<&'static str>); 4] {
 }
 
 /// Positions seen and rows: nothing is old yet, some rows see old ones, all do.
-const SIZES: [(u32, u32); 5] = [(9, 4), (27, 12), (70, 3), (330, 1), (130, 37)];
+const SIZES: [[u32; 2]; 5] = [[9, 4], [27, 12], [70, 3], [330, 1], [130, 37]];
+
+/// The tokens that are no old ones.
+const RECENT: [RecentTokens; 2] = [
+    RecentTokens::last(N_RECENT),
+    RecentTokens {
+        n_last: N_RECENT,
+        n_first: 7,
+    },
+];
 
 /// Partial results are those of attention over their rows, with the logarithm of the sum of
 /// exponentials behind each head; `-inf` where nothing was seen.
 pub fn partial_results_have_logarithms<B: Backend>(subject: &Subject<B>) {
     for kv_type in subject.backend.info().kv_types {
         for (spec, sinks) in variants() {
-            for (n_seen, n_rows) in SIZES {
-                let aged = Aged::new(spec, [kv_type; 2], n_seen, n_rows);
+            for (size, recent) in SIZES.into_iter().flat_map(|s| RECENT.map(|r| (s, r))) {
+                let aged = Aged::new(spec, recent, [kv_type; 2], size);
                 let graph = aged.graph(sinks);
                 let v_dim = aged.spec.v_dim;
-                let what = format!("{kv_type}, {n_rows} rows of {n_seen}");
+                let what = format!("{kv_type}, {size:?}, {recent}");
                 for (got, wanted) in aged.run(subject, &graph).into_iter().skip(1) {
                     compare(&what, (&got, &wanted), v_dim, subject.tolerance.attend);
                 }
@@ -224,11 +242,11 @@ pub fn recent_and_old_rows_merge<B: Backend>(subject: &Subject<B>) {
     let pairs = types.iter().zip(types.iter().rev());
     for (&recent, &old) in pairs {
         for (spec, sinks) in variants() {
-            for (n_seen, n_rows) in SIZES {
-                let aged = Aged::new(spec, [recent, old], n_seen, n_rows);
+            for (size, tokens) in SIZES.into_iter().flat_map(|s| RECENT.map(|r| (s, r))) {
+                let aged = Aged::new(spec, tokens, [recent, old], size);
                 let graph = aged.graph(sinks);
                 let (got, wanted) = aged.run(subject, &graph).swap_remove(0);
-                let what = format!("{recent} and {old}, {n_rows} rows of {n_seen}");
+                let what = format!("{recent} and {old}, {size:?}, {tokens}");
                 assert_close(&what, &got, &wanted, subject.tolerance.attend);
             }
         }
@@ -238,9 +256,12 @@ pub fn recent_and_old_rows_merge<B: Backend>(subject: &Subject<B>) {
 /// Rows that see neither recent nor old ones get zeros.
 pub fn rows_that_see_nothing_merge_to_zero<B: Backend>(subject: &Subject<B>) {
     let kv_type = subject.backend.info().kv_types[0];
-    let mut aged = Aged::new(SPEC, [kv_type; 2], 70, 3);
+    let mut aged = Aged::new(SPEC, RECENT[1], [kv_type; 2], [70, 3]);
     for part in &mut aged.parts {
-        part.visibility.groups[0].runs.clear();
+        let both = [&mut part.visibility, &mut part.first];
+        both.into_iter()
+            .flat_map(|seen| &mut seen.groups)
+            .for_each(|group| group.runs.clear());
     }
     let graph = aged.graph(None);
     let (got, _) = aged.run(subject, &graph).swap_remove(0);

@@ -150,6 +150,7 @@ impl Scene {
         let part = PartInputs {
             cells: tokens.iter().map(|t| CellIdx(t.cell)).collect(),
             visibility: Visibility::new(tokens.len() as u32, groups),
+            ..PartInputs::default()
         };
         Step {
             tokens: tokens.iter().map(|t| t.id).collect(),

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::hadamard::HeadRotation;
 use crate::ids::LayerIdx;
 use crate::kv_type::{KvType, KvTypeError};
+use crate::layers::RecentTokens;
 
 /// Whether quantised rows are rotated, see [`crate::hadamard`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,8 +52,8 @@ pub struct OldKvTypes {
     pub k: KvType,
     /// Type of their V rows.
     pub v: KvType,
-    /// How many of the last tokens, the query's own included, are recent.
-    pub n_recent: u32,
+    /// Which tokens are no old ones.
+    pub recent: RecentTokens,
 }
 
 /// The types of some neighbouring layers.
@@ -144,8 +145,8 @@ impl fmt::Display for KvTypes {
         for own in &self.layers {
             write!(f, ", {own}")?;
         }
-        if let Some(OldKvTypes { k, v, n_recent }) = self.old {
-            write!(f, "; all but the last {n_recent}: ")?;
+        if let Some(OldKvTypes { k, v, recent }) = self.old {
+            write!(f, "; all but {recent}: ")?;
             write_pair(f, k, v)?;
         }
         Ok(())
@@ -212,8 +213,8 @@ mod tests {
         assert_eq!(of(4), [KvType::Q8_0; 2]);
         assert_eq!(types.to_string(), "q8_0, 0-3=f16, 3=q4_0/bf16");
         let [k, v] = kv_pair("q8_0/q4_0").unwrap();
-        let n_recent = 64;
-        let types = KvTypes::from(KvType::F16).with_old(OldKvTypes { k, v, n_recent });
+        let recent = RecentTokens::last(64);
+        let types = KvTypes::from(KvType::F16).with_old(OldKvTypes { k, v, recent });
         assert_eq!(types.to_string(), "f16; all but the last 64: q8_0/q4_0");
         assert_eq!(types.of_layer(LayerIdx(0)), [KvType::F16; 2]);
         assert_eq!(types.of_old(LayerIdx(0)), [k, v]);

@@ -12,9 +12,9 @@
 use std::collections::HashMap;
 
 use crate::cells::KvCells;
-use crate::ids::{CellIdx, Pos, SeqId};
+use crate::ids::{CellIdx, SeqId};
 use crate::seq_set::SeqSet;
-use crate::window::Window;
+use crate::window::{PosRange, Window};
 
 /// A search for cells of one stream. Cells that it has found count as used from then on.
 #[derive(Clone, Debug)]
@@ -214,21 +214,22 @@ impl<'a> SlotSearch<'a> {
         };
         let cell = self.cells.first_cell().offset(cell);
         self.cells.all_seqs(cell, |seq, pos| {
-            pos < self.oldest_kept(seq, *window, repeating)
+            self.expired(seq, *window, repeating).contains(pos)
         })
     }
 
-    /// The position from which on the tokens of a sequence are kept: what its next token sees, and
-    /// its last token in any case, so that a sequence never forgets how long it is.
-    fn oldest_kept(&self, seq: SeqId, window: Window, repeating: &SeqSet) -> Pos {
+    /// The positions that a sequence needs no more: not what its next token sees, and not its last
+    /// token in any case, so that a sequence never forgets how long it is.
+    fn expired(&self, seq: SeqId, window: Window, repeating: &SeqSet) -> PosRange {
         let Some(has) = self.cells.positions(seq) else {
-            return Pos(0);
+            return PosRange::EMPTY;
         };
         let next = match repeating.contains(seq) {
             true => has.last,
             false => has.last.next(),
         };
-        window.oldest_key(next).min(has.last)
+        let before_last = PosRange::from(..has.last);
+        window.expired(next).intersection(before_last)
     }
 
     fn n_recyclable(&self) -> u32 {
@@ -273,6 +274,7 @@ impl Ring {
 mod tests {
     use super::*;
     use crate::cells::Cell;
+    use crate::ids::Pos;
     use crate::visibility::CellRun;
 
     /// A stream from `pos:seq+seq…` or `.` for each cell.

@@ -26,9 +26,29 @@ pub enum Window {
     Chunked(u32),
     /// `n / 2` positions to either side.
     Symmetric(u32),
-    /// The positions at least `n` before the query's, which [`Window::Sliding`] of the same `n` does
-    /// not show.
-    Older(u32),
+    /// The positions from `from` on that are at least `by` before the query's, which
+    /// [`Window::Sliding`] of `by` does not show.
+    Older {
+        /// How long before the query's.
+        by: u32,
+        /// The smallest position.
+        from: u32,
+    },
+    /// Both ends of a sequence: the last `last` positions, as [`Window::Sliding`], while what is
+    /// below position `first` is kept for [`Window::first`], which shows it.
+    Ends {
+        /// Positions at the beginning.
+        first: u32,
+        /// Positions at the end, the query's own included.
+        last: u32,
+    },
+    /// The positions below `n` that are at least `by` before the query's.
+    First {
+        /// How many there are.
+        n: u32,
+        /// How long before the query's.
+        by: u32,
+    },
     /// Every token of the source that the sequence was given, and none of its own: cross attention
     /// (Vaswani et al., arXiv 1706.03762).
     Source,
@@ -69,12 +89,16 @@ impl Window {
         let newest = match self {
             // Positions in a source are others than those of the sequence.
             Self::Source => return PosRange::ALL,
-            Self::Older(n) => {
-                let last = query.0.checked_sub(n.max(1));
-                return last.map_or(PosRange::EMPTY, |last| PosRange::new(Pos(0), Pos(last)));
+            Self::Older { by, from } => {
+                return PosRange::new(Pos(from), PosRange::ALL.last).intersection(old(query, by));
+            }
+            Self::First { n, by } => {
+                return PosRange::from(..Pos(n)).intersection(old(query, by));
             }
             Self::Symmetric(n) => Pos(query.0.saturating_add(n / 2)),
-            Self::Full | Self::Sliding(_) | Self::Chunked(_) => PosRange::ALL.last,
+            Self::Full | Self::Sliding(_) | Self::Chunked(_) | Self::Ends { .. } => {
+                PosRange::ALL.last
+            }
         };
         let last = match causality {
             Causality::Causal => query,
@@ -96,28 +120,69 @@ impl Window {
     #[inline]
     pub fn oldest_key(self, query: Pos) -> Pos {
         match self {
-            Self::Full | Self::Older(_) | Self::Source => Pos(0),
-            Self::Sliding(n) => Pos(query.0.saturating_sub(n.saturating_sub(1))),
+            Self::Full | Self::First { .. } | Self::Source => Pos(0),
+            Self::Older { from, .. } => Pos(from),
+            Self::Sliding(n) | Self::Ends { last: n, .. } => {
+                Pos(query.0.saturating_sub(n.saturating_sub(1)))
+            }
             Self::Chunked(n) => Pos(query.0 - query.0 % n.max(1)),
             Self::Symmetric(n) => Pos(query.0.saturating_sub(n / 2)),
         }
     }
 
-    /// The number of positions by which the window is described, at least 1; `None` where it reaches
-    /// to the first token. No token's window reaches further back than that, itself included.
+    /// The most positions of a sequence that are kept for a token, itself included, at least 1; `None`
+    /// where all are.
     #[inline]
     pub const fn width(self) -> Option<u32> {
         match self {
-            Self::Full | Self::Older(_) | Self::Source => None,
-            Self::Sliding(0) | Self::Chunked(0) | Self::Symmetric(0) => Some(1),
-            Self::Sliding(n) | Self::Chunked(n) | Self::Symmetric(n) => Some(n),
+            Self::Full | Self::Older { .. } | Self::First { .. } | Self::Source => None,
+            Self::Sliding(n) | Self::Chunked(n) | Self::Symmetric(n) => Some(at_least_1(n)),
+            Self::Ends { first, last } => Some(at_least_1(last).saturating_add(first)),
         }
     }
 
-    /// Whether neither a token at `next_query` nor any later one may see `key`.
+    /// The window through which tokens see the first positions that [`Window::Ends`] keeps.
+    pub const fn first(self) -> Option<Self> {
+        match self {
+            Self::Ends { first: n, last: by } => Some(Self::First { n, by }),
+            _ => None,
+        }
+    }
+
+    /// Positions at the beginning of a sequence that are always kept.
+    pub const fn n_first(self) -> u32 {
+        match self {
+            Self::Ends { first, .. } => first,
+            _ => 0,
+        }
+    }
+
+    /// The positions for which neither a token at `next_query` nor any later one has a use.
+    #[inline]
+    pub fn expired(self, next_query: Pos) -> PosRange {
+        match self.width() {
+            None => PosRange::EMPTY,
+            Some(_) => PosRange::from(Pos(self.n_first())..self.oldest_key(next_query)),
+        }
+    }
+
+    /// Whether neither a token at `next_query` nor any later one has a use for `key`.
     #[inline]
     pub fn is_expired(self, key: Pos, next_query: Pos) -> bool {
-        key < self.oldest_key(next_query)
+        self.expired(next_query).contains(key)
+    }
+}
+
+/// The positions at least `by` before `query`.
+fn old(query: Pos, by: u32) -> PosRange {
+    let last = query.0.checked_sub(at_least_1(by));
+    last.map_or(PosRange::EMPTY, |last| PosRange::new(Pos(0), Pos(last)))
+}
+
+const fn at_least_1(n: u32) -> u32 {
+    match n {
+        0 => 1,
+        n => n,
     }
 }
 
@@ -128,7 +193,10 @@ impl fmt::Display for Window {
             Self::Sliding(n) => write!(f, "sliding({n})"),
             Self::Chunked(n) => write!(f, "chunked({n})"),
             Self::Symmetric(n) => write!(f, "symmetric({n})"),
-            Self::Older(n) => write!(f, "older({n})"),
+            Self::Older { by, from: 0 } => write!(f, "older({by})"),
+            Self::Older { by, from } => write!(f, "older({by}, from {from})"),
+            Self::Ends { first, last } => write!(f, "ends({first}, {last})"),
+            Self::First { n, by } => write!(f, "first({n}, older({by}))"),
             Self::Source => f.write_str("source"),
         }
     }
@@ -297,20 +365,33 @@ mod tests {
     }
 
     #[test]
-    fn what_a_sliding_window_hides_is_older() {
-        for n in 0..6 {
+    fn what_both_ends_do_not_show_is_older() {
+        let sizes = (0..6).flat_map(|n| (0..6).map(move |n_first| (n, n_first)));
+        for (n, n_first) in sizes {
+            let ends = Window::Ends {
+                first: n_first,
+                last: n,
+            };
+            let older = Window::Older {
+                by: n,
+                from: n_first,
+            };
             for causality in [Causality::Causal, Causality::NonCausal] {
                 for (query, key) in (0..20).flat_map(|q| (0..20).map(move |k| (Pos(q), Pos(k)))) {
-                    let [recent, old, all] = [Window::Sliding(n), Window::Older(n), Window::Full]
-                        .map(|w| w.sees(query, key, causality));
-                    assert_eq!(all, recent ^ old, "{n}, {causality}: {query} and {key}");
+                    let sees = |w: Window| w.sees(query, key, causality);
+                    assert_eq!(sees(ends), sees(Window::Sliding(n)));
+                    let shown = [ends, ends.first().unwrap(), older].map(sees);
+                    let n_shown = shown.into_iter().filter(|shown| *shown).count();
+                    let wanted = usize::from(sees(Window::Full));
+                    assert_eq!(n_shown, wanted, "{ends}, {causality}: {query} and {key}");
                 }
             }
         }
-        let older = Window::Older(3).visible_keys(Pos(9), Causality::Causal);
-        assert_eq!(older.to_string(), "0..=6");
-        assert_eq!(Window::Older(3).width(), None);
-        assert!(!Window::Older(3).is_expired(Pos(0), Pos(u32::MAX)));
+        let older = Window::Older { by: 3, from: 2 };
+        let seen = older.visible_keys(Pos(9), Causality::Causal);
+        assert_eq!(seen.to_string(), "2..=6");
+        assert_eq!(older.width(), None);
+        assert!(!older.is_expired(Pos(0), Pos(u32::MAX)));
     }
 
     #[test]
@@ -321,11 +402,13 @@ mod tests {
                 Window::Sliding(n),
                 Window::Chunked(n),
                 Window::Symmetric(n),
+                Window::Ends { first: 3, last: n },
             ] {
                 for key in 0..24 {
                     for next in 0..24 {
-                        let later_sees =
-                            (next..64).any(|q| w.sees(Pos(q), Pos(key), Causality::Causal));
+                        let sees = |w: Window, q| w.sees(Pos(q), Pos(key), Causality::Causal);
+                        let shows = |q| sees(w, q) || w.first().is_some_and(|w| sees(w, q));
+                        let later_sees = (next..64).any(shows);
                         // A key ahead of the query is seen once the query gets there.
                         assert_eq!(
                             w.is_expired(Pos(key), Pos(next)),

@@ -344,7 +344,7 @@ fn d6_steps_are_undone_in_both_parts_as_far_as_the_window_allows() {
         window: Window::Sliding(4),
         next: Pos(8),
         needed_from: Pos(5),
-        forgotten_to: Pos(5),
+        forgotten: PosRange::new(Pos(0), Pos(5)),
     };
     assert_eq!(refused, Err(Refusal::WindowForgotten(forgotten)));
 }

@@ -339,7 +339,7 @@ fn a_move_that_would_show_what_is_forgotten_is_refused() {
         window: Window::Sliding(4),
         next: Pos(5),
         needed_from: Pos(2),
-        forgotten_to: Pos(2),
+        forgotten: range(0, 3),
     };
     assert_eq!(f.divide(PosRange::ALL, 2), Err(refused.into()));
     // What is forgotten keeps its place in the order, too.

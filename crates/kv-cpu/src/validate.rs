@@ -109,10 +109,8 @@ fn check_part(
             return Err(refuse("cells", format!("cell {cell} of {}", part.n_cells)));
         }
     }
-    match part.visibility {
-        true => check_visibility(&given.visibility, n_tokens, part.n_cells, marks),
-        false => Ok(()),
-    }
+    let mut seen = part.windows.iter().map(|&window| given.seen(window));
+    seen.try_for_each(|seen| check_visibility(seen, n_tokens, part.n_cells, marks))
 }
 
 /// Whether as many rows as there are tokens see cells that are there.

@@ -6,7 +6,7 @@
 //! in `f64`, once for all layers.
 
 use kv_core::backend::BackendError;
-use kv_core::backend::checks::{batch_visibility, operand, part_inputs, part_of};
+use kv_core::backend::checks::{batch_visibility, operand, part_inputs, window_of};
 use kv_core::graph::{Graph, GraphInputs, Input, Node, NodeId, Op};
 use kv_core::rope::{RopeSections, RopeSpec};
 use kv_core::{PartIdx, Visibility, Window};
@@ -46,7 +46,7 @@ pub(crate) struct Angles {
 /// Whose visibility.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SeenBy {
-    Part(PartIdx),
+    Part(PartIdx, Window),
     Batch(Window),
 }
 
@@ -148,7 +148,10 @@ impl InputPlan {
     ) -> Result<(usize, usize), BackendError> {
         let by = match operand(graph, node, at)?.op {
             Op::Input(Input::BatchVisibility { window }) => SeenBy::Batch(window),
-            _ => SeenBy::Part(part_of(graph, node, at)?),
+            _ => {
+                let (part, window) = window_of(graph, node, at)?;
+                SeenBy::Part(part, window)
+            }
         };
         if let Some(number) = self.seen.iter().position(|seen| seen.by == by) {
             return Ok((number, self.seen[number].header));
@@ -246,7 +249,7 @@ impl Seen {
     ) -> Result<&'a Visibility, BackendError> {
         match (self.by, graph.node(self.user.0)) {
             (SeenBy::Batch(_), Some(user)) => batch_visibility(graph, user, self.user.1, inputs),
-            (SeenBy::Part(part), _) => Ok(&part_inputs(inputs, part)?.visibility),
+            (SeenBy::Part(part, window), _) => Ok(part_inputs(inputs, part)?.seen(window)),
             (SeenBy::Batch(window), None) => Err(BackendError::Input {
                 input: "batch",
                 reason: format!("the graph has no user of the window {window}"),

@@ -14,6 +14,7 @@ use engine::serve::{
 use engine::{CompletionOptions, Engine, EngineConfig, FinishReason, GenerateOptions, Generation};
 use kv_core::backend::Backend;
 use kv_core::kv_types::{KvTypes, OldKvTypes};
+use kv_core::layers::RecentTokens;
 use kv_core::weights::WeightSource;
 use kv_core::{KvType, TokenId};
 use kv_cpu::{CpuBackend, CpuConfig};
@@ -59,7 +60,14 @@ pub fn stories(name: &'static str) -> Case {
 /// The same, where tokens have narrower types once others came after them.
 pub fn with_old_rows(case: Case) -> Case {
     let [k, v] = [KvType::Q8_0, KvType::Q4_0];
-    let old = OldKvTypes { k, v, n_recent: 20 };
+    let old = OldKvTypes {
+        k,
+        v,
+        recent: RecentTokens {
+            n_last: 20,
+            n_first: 3,
+        },
+    };
     Case {
         kv_types: case.kv_types.with_old(old),
         ..case

@@ -117,8 +117,8 @@ pub(crate) fn attend(rows: &KvTensors, spec: &AttendSpec, queries: Queries<'_>) 
     Tensor::cat(&results, 0)?.index_select(&result_of, 0)
 }
 
-/// Partial results over different rows as one, `[n, heads * dim]`.
-pub(crate) fn merge_partials([a, b]: [&Tensor; 2]) -> Result<Tensor> {
+/// Partial results over different rows as one, `[n, heads * dim]`, or `[n, heads, dim + 1]` with logarithms.
+pub(crate) fn merge_partials([a, b]: [&Tensor; 2], form: ResultForm) -> Result<Tensor> {
     let (n, heads, dim) = (a.dim(0)?, a.dim(1)?, a.dim(2)? - 1);
     // Of two that saw nothing, both weights are finite, and the values zeros.
     let logarithms = |x: &Tensor| x.narrow(2, dim, 1)?.maximum(-1e30);
@@ -127,8 +127,18 @@ pub(crate) fn merge_partials([a, b]: [&Tensor; 2]) -> Result<Tensor> {
     let (weight_a, weight_b) = ((log_a - &max)?.exp()?, (log_b - &max)?.exp()?);
     let values = |x: &Tensor, weight: &Tensor| x.narrow(2, 0, dim)?.broadcast_mul(weight);
     let sum = (values(a, &weight_a)? + values(b, &weight_b)?)?;
-    sum.broadcast_div(&(weight_a + weight_b)?)?
-        .reshape((n, heads * dim))
+    let weights = (weight_a + weight_b)?;
+    let merged = sum.broadcast_div(&weights)?;
+    match form {
+        ResultForm::Whole => merged.reshape((n, heads * dim)),
+        // That of nothing again, where both saw nothing.
+        ResultForm::Partial => {
+            let logarithm = (weights.log()? + max)?;
+            let is_nothing = logarithm.lt(-1e29)?;
+            let nothing = logarithm.ones_like()?.affine(f64::NEG_INFINITY, 0.0)?;
+            Tensor::cat(&[merged, is_nothing.where_cond(&nothing, &logarithm)?], 2)
+        }
+    }
 }
 
 /// A query row with the positions that it sees.

@@ -5,7 +5,7 @@
 //! rows are stored: they come as decoded numbers.
 
 use kv_core::graph::{
-    AttendSpec, Attention, IndexSpec, Input, Node, NodeId, Op, Relative, RelativeScores,
+    AttendSpec, Attention, IndexSpec, Input, Node, NodeId, Op, Relative, RelativeScores, ResultForm,
 };
 use kv_core::{CellIdx, LayerIdx, PartIdx, Pos, Visibility};
 
@@ -15,6 +15,16 @@ impl Evaluator<'_> {
     pub(super) fn part(&self, visibility: NodeId) -> PartIdx {
         match self.graph.nodes()[visibility.as_usize()].op {
             Op::Input(Input::Visibility { part, .. }) => part,
+            ref other => panic!("{other:?} is no visibility"),
+        }
+    }
+
+    /// What rows see through the window that operand `at` names.
+    pub(super) fn stored_visibility(&self, node: &Node, at: usize) -> &Visibility {
+        match self.graph.nodes()[node.operands[at].as_usize()].op {
+            Op::Input(Input::Visibility { part, window }) => {
+                self.inputs.parts[part.as_usize()].seen(window)
+            }
             ref other => panic!("{other:?} is no visibility"),
         }
     }
@@ -53,7 +63,7 @@ impl Evaluator<'_> {
                 let sink = sinks.as_ref().map(|sinks| sinks[head]);
                 let (result, logarithm) = attend_head(&spec, q, kv_head, &seen, sink);
                 out.extend(result);
-                if matches!(node.op, Op::AttendPartial { .. }) {
+                if ResultForm::of(&node.op) == ResultForm::Partial {
                     out.push(logarithm);
                 }
             }
@@ -77,8 +87,7 @@ impl Evaluator<'_> {
             Op::AttendPartial { spec, sinks, .. } => (spec, sinks, None),
             op => panic!("{op:?} attends over no stored rows"),
         };
-        let part = self.part(node.operands[2]);
-        let visibility = &self.inputs.parts[part.as_usize()].visibility;
+        let visibility = self.stored_visibility(node, 2);
         let attention = Attention {
             spec: *spec,
             sinks: sinks.as_deref(),
@@ -90,18 +99,20 @@ impl Evaluator<'_> {
     /// Partial results over different rows as one.
     pub(super) fn merge_partials(&self, node: &Node) -> Value {
         let width = self.shape(node.operands[0])[2];
+        let is_partial = ResultForm::of(&node.op) == ResultForm::Partial;
         let [a, b] = [0, 1].map(|at| self.operand(node, at).chunks_exact(width));
         let merged = a.zip(b).flat_map(|(a, b)| {
             let (&[log_a, log_b], dim) = (&[a[width - 1], b[width - 1]], width - 1);
             let max = log_a.max(log_b);
-            let [weight_a, weight_b] = match max == f64::NEG_INFINITY {
-                true => [0.5; 2],
+            let (weight_a, weight_b, sum) = match max == f64::NEG_INFINITY {
+                true => (0.5, 0.5, 0.0),
                 false => {
                     let [a, b] = [(log_a - max).exp(), (log_b - max).exp()];
-                    [a / (a + b), b / (a + b)]
+                    (a / (a + b), b / (a + b), a + b)
                 }
             };
-            (0..dim).map(move |i| weight_a * a[i] + weight_b * b[i])
+            let values = (0..dim).map(move |i| weight_a * a[i] + weight_b * b[i]);
+            values.chain(is_partial.then_some(max + sum.ln()))
         });
         merged.collect()
     }

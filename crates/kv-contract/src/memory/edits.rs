@@ -292,10 +292,12 @@ impl<M: MemoryUnderTest> World<M> {
         let WindowForgotten {
             next,
             needed_from,
-            forgotten_to,
+            forgotten: lost,
+            window,
             ..
         } = forgotten;
-        let nothing_left = next == forgotten_to.next();
-        assert!(needed_from <= forgotten_to || nothing_left, "{forgotten}");
+        let nothing_left = next == lost.last.next();
+        let is_needed = needed_from <= lost.last || lost.first < Pos(window.n_first());
+        assert!(is_needed || nothing_left, "{forgotten}");
     }
 }

@@ -12,6 +12,7 @@ fn window() -> impl Strategy<Value = Window> {
         3 => (0u32..7).prop_map(Window::Sliding),
         2 => (0u32..7).prop_map(Window::Chunked),
         1 => (0u32..9).prop_map(Window::Symmetric),
+        2 => (0u32..4, 0u32..7).prop_map(|(first, last)| Window::Ends { first, last }),
     ]
 }
 

@@ -240,21 +240,23 @@ impl<M: MemoryUnderTest> World<M> {
 
     /// What each row of a ubatch sees of a part is what the model says.
     fn check_visible(&self, part: PartIdx, inputs: &MemoryInputs, rows: &[UBatchRow], ids: &[u64]) {
-        let visibility = &inputs.parts[part.as_usize()].visibility;
         let n_cells = self.rows[part.as_usize()].len();
-        visibility.check(n_cells as u32).unwrap();
-        let config = self.config(part);
-        for (number, row) in (0u32..).zip(rows) {
-            assert_eq!(
-                self.held(part, visibility.row(number)),
-                self.model_sees(&config, row.first_seq, row.pos, row.grid),
-                "part {part}, row {number}"
-            );
+        for config in views(&self.config(part)) {
+            let visibility = inputs.parts[part.as_usize()].seen(config.window);
+            visibility.check(n_cells as u32).unwrap();
+            for (number, row) in (0u32..).zip(rows) {
+                assert_eq!(
+                    self.held(part, visibility.row(number)),
+                    self.model_sees(&config, row.first_seq, row.pos, row.grid),
+                    "part {part}, row {number} through {}",
+                    config.window
+                );
+            }
+            self.real.check_attention(part, ids, visibility, |row| {
+                let row = &rows[row];
+                self.model_sees(&config, row.first_seq, row.pos, row.grid)
+            });
         }
-        self.real.check_attention(part, ids, visibility, |row| {
-            let row = &rows[row];
-            self.model_sees(&config, row.first_seq, row.pos, row.grid)
-        });
     }
 
     /// The batch, or `None` where these sequences cannot be together.
@@ -445,17 +447,19 @@ impl<M: MemoryUnderTest> World<M> {
             }
             let next = self.last(seq).map_or(Pos(0), Pos::next);
             for part in self.memory.parts() {
-                let config = part.config();
                 self.check_grids(&part, seq);
-                let limits = config.window.visible_keys(next, config.causality);
-                let seen = part.held(seq).into_iter();
-                let seen = seen.filter(|(_, pos)| limits.contains(*pos));
-                assert_eq!(
-                    self.held(config.part, seen),
-                    self.model_sees(config, seq, next, None),
-                    "the next token of sequence {seq}, part {}",
-                    config.part
-                );
+                for config in views(part.config()) {
+                    let limits = config.window.visible_keys(next, config.causality);
+                    let seen = part.held(seq).into_iter();
+                    let seen = seen.filter(|(_, pos)| limits.contains(*pos));
+                    assert_eq!(
+                        self.held(config.part, seen),
+                        self.model_sees(&config, seq, next, None),
+                        "the next token of sequence {seq}, part {}, through {}",
+                        config.part,
+                        config.window
+                    );
+                }
             }
             let first = self.model[seq.as_usize()].first().map(|t| t.0);
             match self.all_windows_are_full() {
@@ -464,6 +468,14 @@ impl<M: MemoryUnderTest> World<M> {
             }
         }
     }
+}
+
+/// A part through each of its windows.
+fn views(config: &UnifiedConfig) -> impl Iterator<Item = UnifiedConfig> {
+    let of = *config;
+    let first = of.window.first();
+    let first = first.map(|window| UnifiedConfig { window, ..of });
+    std::iter::once(of).chain(first)
 }
 
 /// Each part is sound, and every sequence ends at the same position in all.

@@ -154,7 +154,7 @@ pub fn check_run(
         match &node.op {
             Op::Input(input) => check_input(layout, input, inputs, run)?,
             Op::KqSoftMax { .. } => {
-                let visibility = &part_inputs(inputs, part_of(graph, node, 1)?)?.visibility;
+                let visibility = stored_visibility(graph, node, 1, inputs)?;
                 check_visibility(visibility, node.shape.last().copied().unwrap_or(0))?;
             }
             Op::Embed { weight } => {
@@ -195,8 +195,8 @@ fn check_input(
             let n_rows = rows_of_part(layout, *part);
             below("cells", cells.iter().map(|c| c.as_usize()), n_rows)
         }
-        Input::Visibility { part, .. } => {
-            let visibility = &part_inputs(inputs, *part)?.visibility;
+        Input::Visibility { part, window } => {
+            let visibility = part_inputs(inputs, *part)?.seen(*window);
             lengths("visibility", n_tokens, visibility.n_rows as usize)?;
             check_visibility(visibility, rows_of_part(layout, *part))
         }
@@ -260,6 +260,31 @@ pub fn part_of(graph: &Graph, node: &Node, at: usize) -> Result<PartIdx, Backend
     match operand(graph, node, at)?.op {
         Op::Input(Input::Cells { part } | Input::Visibility { part, .. }) => Ok(part),
         ref op => Err(misplaced(node, op, "a part of the memory")),
+    }
+}
+
+/// What tokens see of a part of the memory, through the window that operand number `at` names.
+///
+/// # Errors
+/// [`BackendError::Input`] where it was not given.
+pub fn stored_visibility<'a>(
+    graph: &Graph,
+    node: &Node,
+    at: usize,
+    inputs: &GraphInputs<'a>,
+) -> Result<&'a Visibility, BackendError> {
+    let (part, window) = window_of(graph, node, at)?;
+    Ok(part_inputs(inputs, part)?.seen(window))
+}
+
+/// The part of the memory, and the window, whose visibility operand number `at` is.
+///
+/// # Errors
+/// [`BackendError::Input`] where it is none, which no builder lets pass.
+pub fn window_of(graph: &Graph, node: &Node, at: usize) -> Result<(PartIdx, Window), BackendError> {
+    match operand(graph, node, at)?.op {
+        Op::Input(Input::Visibility { part, window }) => Ok((part, window)),
+        ref op => Err(misplaced(node, op, "what tokens see of a part")),
     }
 }
 

@@ -293,6 +293,7 @@ mod tests {
         let parts = [PartInputs {
             cells: vec![CellIdx(1), CellIdx(7)],
             visibility: Visibility::default(),
+            ..PartInputs::default()
         }];
         let inputs = GraphInputs {
             embeddings: &[1.0; 12],

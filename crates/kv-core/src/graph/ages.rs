@@ -1,9 +1,9 @@
 //! [`Graph::with_recent`]: a graph over layers that keep the rows of recent tokens apart.
 //!
 //! Invariant: it computes the same, but for the types of rows. A node that stores rows of such a layer
-//! becomes two; an [`Op::Attend`] becomes two partial ones and their merge, which has its name.
+//! becomes two; an [`Op::Attend`] becomes partial ones and their merge, which has its name.
 
-use super::{Attention, Graph, GraphBuilder, GraphError, Input, Node, NodeId, Op};
+use super::{Attention, Graph, GraphBuilder, GraphError, Input, Node, NodeId, Op, ResultForm};
 use crate::ids::{LayerIdx, PartIdx};
 use crate::layers::LayerMap;
 use crate::window::Window;
@@ -82,18 +82,44 @@ impl Rewrite<'_> {
                 let Some(&(_, in_recent)) = stored else {
                     return Err(any_age(node, layer));
                 };
-                let newest = self.visibility(recent)?;
                 let name = named(node, "old");
                 let old = self.b.attend_partial(&name, layer, *spec, [q, own, seen])?;
-                let name = named(node, "recent");
                 // A sink takes part once.
                 let attention = Attention { spec: *spec, sinks };
-                let operands = [q, in_recent, newest];
-                let new = self.b.attend_partial(&name, recent, attention, operands)?;
-                self.b.merge_partials(&node.name, old, new)
+                let new = self.attend_recent(node, recent, attention, [q, in_recent])?;
+                self.b
+                    .merge_partials(&node.name, ResultForm::Whole, [old, new])
             }
             _ => Err(any_age(node, layer)),
         }
+    }
+
+    /// Attention over the rows that are kept apart from old ones.
+    fn attend_recent(
+        &mut self,
+        node: &Node,
+        layer: LayerIdx,
+        attention: Attention<'_>,
+        [q, stored]: [NodeId; 2],
+    ) -> Result<NodeId, GraphError> {
+        let part = self.part(layer);
+        let window = self.window_of(part).unwrap_or_default();
+        let seen = self.b.input(Input::Visibility { part, window })?;
+        let name = named(node, "recent");
+        let last = self
+            .b
+            .attend_partial(&name, layer, attention, [q, stored, seen])?;
+        let Some(window) = window.first() else {
+            return Ok(last);
+        };
+        let seen = self.b.input(Input::Visibility { part, window })?;
+        let (name, spec) = (named(node, "first"), attention.spec);
+        let first = self
+            .b
+            .attend_partial(&name, layer, spec, [q, stored, seen])?;
+        let name = named(node, "both");
+        self.b
+            .merge_partials(&name, ResultForm::Partial, [first, last])
     }
 
     /// Adds a node that stores; `second` stores the same as recent rows.
@@ -123,12 +149,6 @@ impl Rewrite<'_> {
         let part = self.part(layer);
         self.b.input(Input::Cells { part })
     }
-
-    fn visibility(&mut self, layer: LayerIdx) -> Result<NodeId, GraphError> {
-        let part = self.part(layer);
-        let window = self.window_of(part).unwrap_or_default();
-        self.b.input(Input::Visibility { part, window })
-    }
 }
 
 /// `kqv-3` becomes `kqv.old-3`: the number of the block stays last.
@@ -151,7 +171,7 @@ fn any_age(node: &Node, layer: LayerIdx) -> GraphError {
 mod tests {
     use super::*;
     use crate::graph::{AttendSpec, GraphShape};
-    use crate::layers::{AttentionMemory, LayerMemory};
+    use crate::layers::{AttentionMemory, LayerMemory, RecentTokens};
 
     const SPEC: AttendSpec = AttendSpec {
         n_heads: 2,
@@ -214,10 +234,18 @@ mod tests {
         let y = b.attend("kqv-1", LayerIdx(1), with_sinks, full).unwrap();
         let z = b.attend("kqv-2", LayerIdx(2), SPEC, full).unwrap();
         let graph = b.finish(&[a, y, z]).unwrap();
-        let layers = layers().with_recent(5).unwrap();
-        let aged = graph.with_recent(&layers).unwrap();
-        insta::assert_snapshot!(aged.text());
-        assert_eq!(Graph::from_json(&aged.to_json().unwrap()), Ok(aged));
+        let apart = |tokens| {
+            let layers = layers().with_recent(tokens).unwrap();
+            let aged = graph.with_recent(&layers).unwrap();
+            assert_eq!(Graph::from_json(&aged.to_json().unwrap()), Ok(aged.clone()));
+            aged.text().to_string()
+        };
+        insta::assert_snapshot!(apart(RecentTokens::last(5)));
+        let with_first = RecentTokens {
+            n_last: 5,
+            n_first: 2,
+        };
+        insta::assert_snapshot!("with_first_tokens", apart(with_first));
     }
 
     #[test]
@@ -226,7 +254,7 @@ mod tests {
         let [q, stored, _] = store(&mut b, 1, 1);
         let kq = b.kq("kq-1", LayerIdx(1), SPEC, [q, stored], 16).unwrap();
         let graph = b.finish(&[kq]).unwrap();
-        let layers = layers().with_recent(5).unwrap();
+        let layers = layers().with_recent(RecentTokens::last(5)).unwrap();
         let refused = graph.with_recent(&layers).unwrap_err();
         assert_eq!(
             refused.to_string(),

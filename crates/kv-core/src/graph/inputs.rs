@@ -16,6 +16,18 @@ pub struct PartInputs {
     pub cells: Vec<CellIdx>,
     /// What each token sees, the ubatch's own tokens included.
     pub visibility: Visibility,
+    /// What each token sees through [`Window::first`]; empty in parts whose window has none.
+    pub first: Visibility,
+}
+
+impl PartInputs {
+    /// What each token sees through a window of this part.
+    pub fn seen(&self, window: Window) -> &Visibility {
+        match window {
+            Window::First { .. } => &self.first,
+            _ => &self.visibility,
+        }
+    }
 }
 
 /// What each token sees of the ubatch's own tokens through one window.

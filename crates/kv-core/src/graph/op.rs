@@ -12,6 +12,7 @@ use super::alibi::Alibi;
 use super::ops::custom::CustomSpec;
 use super::ops::delta_rule::{DecaySpec, DeltaSpec};
 use super::ops::elementwise::PositionScale;
+use super::ops::partial::ResultForm;
 use super::ops::recurrent::{ConvSpec, HeadScanSpec, ScanSpec};
 use super::ops::route::RouteSpec;
 use super::ops::sparse::IndexSpec;
@@ -23,18 +24,6 @@ use super::spec::OpSpec;
 use crate::ids::{LayerIdx, PartIdx};
 use crate::rope::{RopeSections, RopeSpec};
 use crate::window::Window;
-
-/// Element type of a node's result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DType {
-    /// 32-bit floats.
-    F32,
-    /// 32-bit unsigned integers: tokens, positions, row numbers, cells.
-    U32,
-    /// No values: the node is there for its effect or for its order.
-    None,
-}
 
 /// What the caller hands to every run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -65,7 +54,7 @@ pub enum Input {
     Visibility {
         /// Which part.
         part: PartIdx,
-        /// The part's window, so that graphs of different windows differ.
+        /// The part's window, so that graphs of different windows differ; or that for its first tokens.
         window: Window,
     },
     /// Which tokens of the ubatch each row sees, without any memory: all of its own sequence
@@ -226,8 +215,12 @@ pub enum Op {
     },
     /// Attention over the rows of two partial ones: the means of their results with the weights
     /// `e^(logarithm)`, zeros where both saw nothing (flash-decoding: Dao et al., 2023).
-    /// `(a [n, heads, dim + 1], b like a) -> [n, heads * dim]`.
-    MergePartials,
+    /// `(a [n, heads, dim + 1], b like a) -> [n, heads * dim]`, or like `a` to be merged further.
+    MergePartials {
+        /// What it gives.
+        #[serde(default)]
+        form: ResultForm,
+    },
     /// Attention among the tokens of the ubatch, as in encoders: nothing is remembered.
     /// `(q [n, heads, k_dim], k [n, kv_heads, k_dim], v [n, kv_heads, v_dim], visibility)
     /// -> [n, heads * v_dim]`; where scores depend on distances the tables of
@@ -535,7 +528,7 @@ impl Op {
             Self::AttendPartial { layer, spec, sinks } => {
                 ops::partial::attend_partial(*layer, spec, sinks.as_ref())
             }
-            Self::MergePartials => ops::partial::merge_partials(),
+            Self::MergePartials { form } => ops::partial::merge_partials(*form),
             Self::TakeRows => dense::take_rows(),
             Self::TopK { k } => ops::top_k::top_k(*k),
             Self::Custom { custom } => ops::custom::custom(custom),
@@ -545,16 +538,6 @@ impl Op {
     /// The operation's name, as in text form and JSON.
     pub fn name(&self) -> &'static str {
         self.spec().name()
-    }
-}
-
-impl fmt::Display for DType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::F32 => "f32",
-            Self::U32 => "u32",
-            Self::None => "()",
-        })
     }
 }
 

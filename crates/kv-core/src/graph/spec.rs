@@ -7,8 +7,32 @@
 
 use std::fmt;
 
-use super::op::{DType, Input, Op};
+use serde::{Deserialize, Serialize};
+
+use super::op::{Input, Op};
 use super::{GraphShape, Node};
+
+/// Element type of a node's result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DType {
+    /// 32-bit floats.
+    F32,
+    /// 32-bit unsigned integers: tokens, positions, row numbers, cells.
+    U32,
+    /// No values: the node is there for its effect or for its order.
+    None,
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::F32 => "f32",
+            Self::U32 => "u32",
+            Self::None => "()",
+        })
+    }
+}
 
 /// The description of one operation with its attributes.
 pub struct OpSpec<'a> {

@@ -7,7 +7,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
-use super::op::{DType, Input, Op};
+use super::op::{Input, Op};
+use super::spec::DType;
 use super::{Graph, GraphBuilder, GraphError, Node, NodeId, RowCount};
 use crate::ids::LayerIdx;
 

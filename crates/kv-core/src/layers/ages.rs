@@ -3,8 +3,12 @@
 //!
 //! Such a layer stores every token twice: in its own rows, over which tokens attend that came `n` or
 //! more positions later, and in the rows of a further layer, whose window slides over the last `n`.
+//! The first tokens, on which much attention falls (attention sinks: Xiao et al., arXiv 2309.17453),
+//! can stay among the rows of the further layer for good.
 //! Which of the two a token reads depends on positions alone, and so not on what else is in a batch.
 //! Invariant: further layers are behind those of the model. Knows no types.
+
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -21,17 +25,71 @@ pub struct RecentRows {
     pub layer: LayerIdx,
 }
 
+/// The tokens whose rows are no old ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecentTokens {
+    /// The last ones, the token itself included.
+    pub n_last: u32,
+    /// The first ones of each sequence, by position.
+    #[serde(default)]
+    pub n_first: u32,
+}
+
+impl RecentTokens {
+    /// The last `n`.
+    pub const fn last(n: u32) -> Self {
+        Self {
+            n_last: n,
+            n_first: 0,
+        }
+    }
+
+    /// The window that shows them, together with [`Window::first`]. Without first ones it is one that
+    /// models have, too, which then share a part.
+    pub const fn window(self) -> Window {
+        let Self { n_last, n_first } = self;
+        match n_first {
+            0 => Window::Sliding(n_last),
+            first => Window::Ends {
+                first,
+                last: n_last,
+            },
+        }
+    }
+
+    /// The tokens for which a window is.
+    pub const fn through(window: Window) -> Option<Self> {
+        match window {
+            Window::Sliding(n) => Some(Self::last(n)),
+            Window::Ends { first, last } => Some(Self {
+                n_last: last,
+                n_first: first,
+            }),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for RecentTokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self { n_last, n_first: 0 } => write!(f, "the last {n_last}"),
+            Self { n_last, n_first } => write!(f, "the first {n_first} and the last {n_last}"),
+        }
+    }
+}
+
 impl LayerMap {
-    /// The same layers, where those that see everything keep the rows of the last `n` tokens apart;
-    /// `None` where there are no such layers, or a layer needs a memory of its own kind.
-    pub fn with_recent(&self, n: u32) -> Option<Self> {
+    /// The same layers, where those that see everything keep the rows of these tokens apart; `None`
+    /// where there are no such layers, or a layer needs a memory of its own kind.
+    pub fn with_recent(&self, tokens: RecentTokens) -> Option<Self> {
         let is_custom = |memory: &LayerMemory| matches!(memory, LayerMemory::Custom(_));
         if self.layers.iter().any(is_custom) {
             return None;
         }
         let (mut layers, mut further, mut recent) = (Vec::new(), Vec::new(), Vec::new());
         for (of, mut memory) in self.iter() {
-            if let Some(rows) = split_by_age(&mut memory, n) {
+            if let Some(rows) = split_by_age(&mut memory, tokens) {
                 let number = self.layers.len() + further.len();
                 let layer = LayerIdx(u32::try_from(number).ok()?);
                 recent.push(RecentRows { of, layer });
@@ -61,8 +119,8 @@ impl LayerMap {
     }
 }
 
-/// Leaves a layer that sees everything only what is `n` positions old, and returns the rest.
-fn split_by_age(memory: &mut LayerMemory, n: u32) -> Option<LayerMemory> {
+/// Leaves a layer that sees everything only what is old, and returns the rest.
+fn split_by_age(memory: &mut LayerMemory, tokens: RecentTokens) -> Option<LayerMemory> {
     let (LayerMemory::Attention(old) | LayerMemory::Latent(old) | LayerMemory::Both(old, _)) =
         memory
     else {
@@ -72,8 +130,11 @@ fn split_by_age(memory: &mut LayerMemory, n: u32) -> Option<LayerMemory> {
         return None;
     }
     let mut recent = *old;
-    recent.window = Window::Sliding(n);
-    old.window = Window::Older(n);
+    recent.window = tokens.window();
+    old.window = Window::Older {
+        by: tokens.n_last,
+        from: tokens.n_first,
+    };
     Some(match memory {
         LayerMemory::Latent(_) => LayerMemory::Latent(recent),
         _ => LayerMemory::Attention(recent),
@@ -106,8 +167,11 @@ mod tests {
             LayerMemory::Latent(own),
             LayerMemory::SharedWith(LayerIdx(3)),
         ]);
-        let aged = map.with_recent(7).unwrap();
-        let (old, recent) = (through(Window::Older(7)), through(Window::Sliding(7)));
+        let aged = map.with_recent(RecentTokens::last(7)).unwrap();
+        let (old, recent) = (
+            through(Window::Older { by: 7, from: 0 }),
+            through(Window::Sliding(7)),
+        );
         let layers: Vec<LayerMemory> = aged.iter().map(|(_, memory)| memory).collect();
         assert_eq!(layers[1], LayerMemory::Both(old, state));
         assert_eq!(layers[3], LayerMemory::Latent(old));
@@ -119,10 +183,18 @@ mod tests {
         assert_eq!([of(4), of(0)], [Some(LayerIdx(6)), None]);
         assert_eq!(aged.part_of(LayerIdx(3)), map.part_of(LayerIdx(3)));
         assert_eq!(aged.part_of(LayerIdx(6)), Some(PartIdx(2)));
-        let as_wide = map.with_recent(4).unwrap();
+        let as_wide = map.with_recent(RecentTokens::last(4)).unwrap();
         assert_eq!(as_wide.part_of(LayerIdx(6)), Some(PartIdx(0)));
-        assert_eq!(aged.with_recent(7), None);
+        assert_eq!(aged.with_recent(RecentTokens::last(7)), None);
+        let with_first = RecentTokens {
+            n_last: 7,
+            n_first: 4,
+        };
+        let ends = map.with_recent(with_first).unwrap();
+        let window = |layer| ends.attention(LayerIdx(layer)).unwrap().window;
+        assert_eq!(window(1), Window::Older { by: 7, from: 4 });
+        assert_eq!(window(5), Window::Ends { first: 4, last: 7 });
         let custom = LayerMap::new(vec![LayerMemory::Attention(own), LayerMemory::Custom(own)]);
-        assert_eq!(custom.with_recent(7), None);
+        assert_eq!(custom.with_recent(RecentTokens::last(7)), None);
     }
 }

@@ -268,7 +268,7 @@ mod tests {
     use super::*;
     use crate::ids::PartIdx;
     use crate::kv_types::OldKvTypes;
-    use crate::layers::RecurrentMemory;
+    use crate::layers::{RecentTokens, RecurrentMemory};
     use crate::window::Window;
 
     #[test]
@@ -325,10 +325,14 @@ mod tests {
         let map = LayerMap::new(vec![attention(64, 64), attention(64, 64)]);
         let types = KvTypes::from(KvType::F16).with_layers("1=f32".parse().unwrap());
         let [k, v] = [KvType::Q8_0, KvType::Q4_0];
-        let types = types.with_old(OldKvTypes { k, v, n_recent: 8 });
+        let types = types.with_old(OldKvTypes {
+            k,
+            v,
+            recent: RecentTokens::last(8),
+        });
         let refused = RowLayout::new(&map, &[10], &types).unwrap_err();
         assert_eq!(refused, LayerError::NoOldRows);
-        let map = map.with_recent(8).unwrap();
+        let map = map.with_recent(RecentTokens::last(8)).unwrap();
         let layout = RowLayout::new(&map, &[100, 20], &types).unwrap();
         let rows = layout.layers().iter();
         let rows: Vec<_> = rows.map(|l| (l.n_rows, l.k.kv_type, l.v.kv_type)).collect();

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{LayerIdx, PartIdx};
 use crate::window::Window;
 
-pub use ages::RecentRows;
+pub use ages::{RecentRows, RecentTokens};
 pub use error::LayerError;
 pub use layout::RowLayout;
 pub use row::{HeadBlocks, RowShape};

@@ -100,12 +100,15 @@ pub(super) fn copy(memory: &mut Unified, from: SeqId, to: SeqId, range: PosRange
 /// How `to` would end with the tokens of `from` in `range` instead of its own.
 fn end_after(memory: &Unified, from: SeqId, to: SeqId, range: PosRange) -> SeqEnd {
     let stream = |seq| memory.streams.get(memory.stream_of(seq));
-    let kept = stream(to).map_or(SeqEnd::default(), |s| s.end_without(to, range));
-    let copied = stream(from).map_or(SeqEnd::default(), |s| SeqEnd {
+    let kept = stream(to).map_or(SeqEnd::OF_NOTHING, |s| s.end_without(to, range));
+    let forgotten = |s: &Stream| {
+        let ranges = s.forgotten(from).into_iter();
+        let within = ranges.flat_map(|set| set.within(range));
+        within.fold(PosRange::EMPTY, PosRange::hull)
+    };
+    let copied = stream(from).map_or(SeqEnd::OF_NOTHING, |s| SeqEnd {
         last: last_within(s, from, range),
-        forgotten: s
-            .forgotten(from)
-            .and_then(|set| Some(set.within(range).last()?.last)),
+        forgotten: forgotten(s),
     });
     kept.max(copied)
 }

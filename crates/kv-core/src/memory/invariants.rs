@@ -4,12 +4,11 @@
 
 use std::collections::BTreeMap;
 
-use super::pos_set::PosSet;
 use super::stream::Stream;
 use super::unified::Unified;
 use crate::ids::{CellIdx, Pos, SeqId};
 use crate::visibility::CellRun;
-use crate::window::Window;
+use crate::window::{PosRange, Window};
 
 /// Recounts everything.
 ///
@@ -58,16 +57,10 @@ fn check_stream(stream: &Stream, window: Window) -> Result<(), String> {
                 "sequence {seq} has the runs {kept:?}, but its cells make {counted:?}"
             ));
         }
-        let last = cells.positions(seq).map(|has| has.last);
-        if let Some(forgotten) = stream.forgotten(seq).and_then(PosSet::last) {
-            let needed_from = last.map(|last| window.oldest_key(last.next()));
-            if needed_from.is_none_or(|needed| needed <= forgotten) {
-                return Err(format!(
-                    "sequence {seq} ends at {last:?} but forgot up to {forgotten}, with window \
-                     {window}"
-                ));
-            }
-        }
+        stream
+            .end_without(seq, PosRange::EMPTY)
+            .check(seq, window)
+            .map_err(|error| error.to_string())?;
     }
     Ok(())
 }

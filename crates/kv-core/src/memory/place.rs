@@ -13,7 +13,7 @@ use crate::batch::UBatch;
 use crate::ids::{CellIdx, Pos, SeqId, StreamIdx};
 use crate::seq_set::SeqSet;
 use crate::slot::{Shortage, SlotSearch};
-use crate::window::Window;
+use crate::window::{PosRange, Window};
 
 /// Finds cells for ubatches that are committed one after the other: the cell of each token, by
 /// ubatch.
@@ -149,15 +149,17 @@ fn check_repeat(memory: &Unified, seq: SeqId, last: Pos) -> Result<(), WindowFor
     let window = memory.config().window;
     let needed_from = window.oldest_key(last);
     let stream = memory.streams.get(memory.stream_of(seq));
-    match stream.and_then(|stream| stream.forgotten(seq)?.last()) {
-        Some(forgotten_to) if forgotten_to >= needed_from => Err(WindowForgotten {
+    let forgotten = stream.and_then(|stream| stream.forgotten(seq));
+    let forgotten = forgotten.map_or(PosRange::EMPTY, |set| set.hull_without(PosRange::EMPTY));
+    match window.expired(last).intersection(forgotten) == forgotten || forgotten.is_empty() {
+        true => Ok(()),
+        false => Err(WindowForgotten {
             seq,
             window,
             next: last,
             needed_from,
-            forgotten_to,
+            forgotten,
         }),
-        _ => Ok(()),
     }
 }
 
@@ -258,7 +260,7 @@ impl<'a> Shadow<'a> {
                 .iter()
                 .zip(slot)
                 .filter_map(|(row, &cell)| Some((cell, ubatch.row(row.number)?)));
-            stream.insert(tokens);
+            stream.insert(window, tokens);
         }
     }
 }

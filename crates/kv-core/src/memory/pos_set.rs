@@ -23,9 +23,9 @@ impl PosSet {
         self.ranges.capacity() * size_of::<PosRange>()
     }
 
-    /// The largest position.
-    pub(super) fn last(&self) -> Option<Pos> {
-        self.ranges.last().map(|range| range.last)
+    /// The smallest interval around those that do not lie in `range`.
+    pub(super) fn hull_without(&self, range: PosRange) -> PosRange {
+        self.without(range).fold(PosRange::EMPTY, PosRange::hull)
     }
 
     /// The largest position below `pos`.
@@ -64,17 +64,24 @@ impl PosSet {
 
     /// Takes positions out.
     pub(super) fn remove(&mut self, range: PosRange) {
-        if range.is_empty() {
-            return;
-        }
-        let below = PosRange::from(..range.first);
-        let above = match range.last < PosRange::ALL.last {
-            true => PosRange::from(range.last.next()..),
-            false => PosRange::EMPTY,
+        self.ranges = self.without(range).collect();
+    }
+
+    /// What is left without positions.
+    fn without(&self, range: PosRange) -> impl Iterator<Item = PosRange> + '_ {
+        let [below, above] = match range.is_empty() {
+            true => [PosRange::ALL, PosRange::EMPTY],
+            false => [
+                PosRange::from(..range.first),
+                match range.last < PosRange::ALL.last {
+                    true => PosRange::from(range.last.next()..),
+                    false => PosRange::EMPTY,
+                },
+            ],
         };
-        let kept = |own: &PosRange| [own.intersection(below), own.intersection(above)];
+        let kept = move |own: &PosRange| [own.intersection(below), own.intersection(above)];
         let kept = self.ranges.iter().flat_map(kept);
-        self.ranges = kept.filter(|range| !range.is_empty()).collect();
+        kept.filter(|range| !range.is_empty())
     }
 }
 
@@ -114,7 +121,10 @@ mod tests {
                     positions.retain(|p| !range.contains(Pos(*p)));
                 }
                 prop_assert_eq!(&set.ranges, &longest_ranges(&positions));
-                prop_assert_eq!(set.last(), positions.last().copied().map(Pos));
+                let outside = positions.iter().filter(|p| !range.contains(Pos(**p)));
+                let hull = outside.map(|&p| PosRange::new(Pos(p), Pos(p)));
+                let hull = hull.fold(PosRange::EMPTY, PosRange::hull);
+                prop_assert_eq!(set.hull_without(range), hull);
                 for p in 0..27 {
                     let before = positions.range(..p).next_back().copied().map(Pos);
                     prop_assert_eq!(set.last_before(Pos(p)), before);

@@ -403,8 +403,8 @@ pub struct WindowForgotten {
     pub next: Pos,
     /// The oldest position that this token sees.
     pub needed_from: Pos,
-    /// The newest position that the memory recycled.
-    pub forgotten_to: Pos,
+    /// The smallest interval around the positions that the memory recycled.
+    pub forgotten: PosRange,
 }
 
 impl fmt::Display for WindowForgotten {
@@ -414,13 +414,22 @@ impl fmt::Display for WindowForgotten {
             window,
             next,
             needed_from,
-            forgotten_to,
+            forgotten,
         } = self;
-        write!(
-            f,
-            "sequence {seq} cannot go on at position {next}: it needs {window} from {needed_from} \
-             on, but everything up to {forgotten_to} is forgotten"
-        )
+        write!(f, "sequence {seq} cannot go on at position {next}: ")?;
+        match window.n_first() {
+            first if forgotten.first < Pos(first) => {
+                write!(
+                    f,
+                    "it needs the first {first} positions, but {forgotten} are forgotten"
+                )
+            }
+            _ => write!(
+                f,
+                "it needs {window} from {needed_from} on, but everything up to {} is forgotten",
+                forgotten.last
+            ),
+        }
     }
 }
 

@@ -220,7 +220,7 @@ impl Share {
             // A token at the last position again sees furthest back.
             let is_hidden = |seq: &SeqId| {
                 let last = ends.get(seq);
-                last.is_some_and(|&last| cell.pos < window.oldest_key(last))
+                last.is_some_and(|&last| window.is_expired(cell.pos, last))
             };
             let hidden: Vec<SeqId> = cell.seqs.iter().filter(is_hidden).collect();
             for seq in hidden {

@@ -228,7 +228,10 @@ fn end_after(stream: &Stream, seq: SeqId, changes: PosRange, change: PosChange) 
     let end = stream.end_without(seq, PosRange::EMPTY);
     SeqEnd {
         last: end.last.map(moved),
-        forgotten: end.forgotten.map(moved),
+        forgotten: match end.forgotten {
+            none if none.is_empty() => none,
+            some => PosRange::new(moved(some.first), moved(some.last)),
+        },
     }
 }
 

@@ -388,8 +388,8 @@ impl PartSnapshot {
             if ranges.iter().any(|range| range.is_empty()) || !ranges.windows(2).all(follows) {
                 return Err(SnapshotError::Ranges { seq: *seq });
             }
-            let forgotten = ranges.last().map(|range| range.last);
-            check_pos(forgotten.unwrap_or_default())?;
+            let forgotten = ranges.iter().copied().fold(PosRange::EMPTY, PosRange::hull);
+            check_pos(forgotten.last)?;
             let end = SeqEnd { last, forgotten };
             end.check(*seq, self.window)
                 .map_err(SnapshotError::WindowForgotten)?;

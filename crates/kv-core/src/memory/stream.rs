@@ -28,12 +28,12 @@ pub(super) struct Stream {
 }
 
 /// What matters of a sequence for going on with it.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct SeqEnd {
     /// Its last position.
     pub(super) last: Option<Pos>,
-    /// The newest position that it forgot.
-    pub(super) forgotten: Option<Pos>,
+    /// The smallest interval around the positions that it forgot.
+    pub(super) forgotten: PosRange,
 }
 
 impl Stream {
@@ -64,10 +64,11 @@ impl Stream {
     }
 
     /// Stores tokens in cells, which are free or hold what no token sees any more. Of a sequence
-    /// that loses a token that way, all older ones go as well, so that what it has stays without
-    /// holes.
+    /// that loses a token that way, all older ones go as well that are not always kept, so that what it
+    /// has stays without further holes.
     pub(super) fn insert(
         &mut self,
+        window: Window,
         rows: impl Iterator<Item = (CellIdx, UBatchRow)>,
     ) -> StreamUndo {
         let mut undo = StreamUndo {
@@ -98,7 +99,7 @@ impl Stream {
             self.set_head_behind(at);
         }
         for (seq, to) in newest_of_each(&undo.recycled) {
-            let older = PosRange::new(Pos(0), to);
+            let older = PosRange::new(Pos(window.n_first()), to);
             undo.grids.extend(self.grids_of(seq, older));
             let (_, runs) = self.cells.remove(seq, older);
             if let Some(forgotten) = self.forgotten_mut(seq) {
@@ -162,16 +163,15 @@ impl Stream {
     /// How the sequence would end without its tokens in `range`.
     pub(super) fn end_without(&self, seq: SeqId, range: PosRange) -> SeqEnd {
         let (Some(runs), Some(forgotten)) = (self.cells.runs(seq), self.forgotten(seq)) else {
-            return SeqEnd::default();
+            return SeqEnd::OF_NOTHING;
         };
-        let last = runs.positions().map(|has| has.last);
-        let without = |last: Option<Pos>, last_before: &dyn Fn(Pos) -> Option<Pos>| match last {
-            Some(pos) if range.contains(pos) => last_before(range.first),
-            other => other,
+        let last = match runs.positions().map(|has| has.last) {
+            Some(pos) if range.contains(pos) => runs.last_before(range.first),
+            last => last,
         };
         SeqEnd {
-            last: without(last, &|pos| runs.last_before(pos)),
-            forgotten: without(forgotten.last(), &|pos| forgotten.last_before(pos)),
+            last,
+            forgotten: forgotten.hull_without(range),
         }
     }
 
@@ -197,23 +197,30 @@ impl Stream {
 }
 
 impl SeqEnd {
-    /// Whether the sequence can go on: its next token misses nothing that its window reaches.
+    /// Of a sequence that never had tokens.
+    pub(super) const OF_NOTHING: Self = Self {
+        last: None,
+        forgotten: PosRange::EMPTY,
+    };
+
+    /// Whether the sequence can go on: its next token misses nothing of what its window keeps.
     pub(super) fn check(self, seq: SeqId, window: Window) -> Result<(), WindowForgotten> {
-        let Some(forgotten_to) = self.forgotten else {
+        let forgotten = self.forgotten;
+        if forgotten.is_empty() {
             return Ok(());
-        };
-        let next = self.last.unwrap_or(forgotten_to).next();
-        let needed_from = window.oldest_key(next);
+        }
+        let next = self.last.unwrap_or(forgotten.last).next();
+        let expired = window.expired(next);
         // A sequence without tokens would not know any more where it is.
-        if self.last.is_some() && needed_from > forgotten_to {
+        if self.last.is_some() && expired.intersection(forgotten) == forgotten {
             return Ok(());
         }
         Err(WindowForgotten {
             seq,
             window,
             next,
-            needed_from,
-            forgotten_to,
+            needed_from: window.oldest_key(next),
+            forgotten,
         })
     }
 
@@ -221,7 +228,7 @@ impl SeqEnd {
     pub(super) fn max(self, other: Self) -> Self {
         Self {
             last: self.last.max(other.last),
-            forgotten: self.forgotten.max(other.forgotten),
+            forgotten: self.forgotten.hull(other.forgotten),
         }
     }
 }

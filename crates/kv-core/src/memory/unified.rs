@@ -23,7 +23,7 @@ use crate::batch::{SplitPolicy, UBatch};
 use crate::cells::{Cell, Freed, KvCells};
 use crate::ids::{CellIdx, MAX_SEQS, PartIdx, SeqId};
 use crate::seq_set::SeqSet;
-use crate::visibility::CellRun;
+use crate::visibility::{CellRun, Visibility};
 use crate::window::{Causality, PosRange, Window};
 
 /// What a [`Unified`] memory is like.
@@ -204,10 +204,11 @@ impl Unified {
     /// Takes the tokens of `ubatch` into `cells`, one each.
     pub(super) fn commit_cells(&mut self, ubatch: &UBatch, cells: &[CellIdx]) -> UnifiedUndo {
         let cells = cells.iter().copied();
+        let window = self.config.window;
         let mut undo = UnifiedUndo::default();
         if let [stream] = self.streams.as_mut_slice() {
             undo.streams
-                .push((0, stream.insert(cells.zip(ubatch.rows()))));
+                .push((0, stream.insert(window, cells.zip(ubatch.rows()))));
             return undo;
         }
         let seqs = ubatch.first_seqs.iter();
@@ -225,7 +226,7 @@ impl Unified {
             if let Some(stream) = self.streams.get_mut(number) {
                 let tokens = group.iter();
                 let tokens = tokens.filter_map(|&(_, row, cell)| Some((cell, ubatch.row(row)?)));
-                undo.streams.push((number, stream.insert(tokens)));
+                undo.streams.push((number, stream.insert(window, tokens)));
             }
         }
         undo
@@ -247,6 +248,13 @@ impl Unified {
         let cells_of = |seq| Some(&self.streams.get(self.stream_of(seq))?.cells);
         let reach = Reach { window, causality };
         visible::write(ubatch, reach, cells_of, &mut part.visibility);
+        match window.first() {
+            Some(window) => {
+                let reach = Reach { window, causality };
+                visible::write(ubatch, reach, cells_of, &mut part.first);
+            }
+            None => part.first = Visibility::default(),
+        }
     }
 
     fn check_remove(&self, seqs: Seqs, range: PosRange) -> Result<(), Refusal> {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::error::StateError;
 use super::xxh64::Xxh64;
 use crate::graph::{Graph, Op};
-use crate::layers::LayerMap;
+use crate::layers::{LayerMap, RecentTokens};
 use crate::rope::RopeSpec;
 use crate::weights::WeightSource;
 
@@ -145,8 +145,8 @@ impl Fingerprint {
 fn ages(layers: &LayerMap) -> String {
     let first = layers.recent().first();
     let recent = first.and_then(|rows| layers.attention(rows.layer));
-    match recent.and_then(|memory| memory.window.width()) {
-        Some(n) => format!("old rows apart from those of the last {n} tokens"),
+    match recent.and_then(|memory| RecentTokens::through(memory.window)) {
+        Some(recent) => format!("old rows apart from those of {recent} tokens"),
         None => "rows of all ages together".to_owned(),
     }
 }

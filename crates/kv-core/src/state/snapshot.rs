@@ -30,16 +30,15 @@ pub(super) fn encode_part(part: &PartSnapshot) -> Vec<u8> {
             sets.len() - 1
         }) as u32);
     }
-    let (kind, width) = window_code(part.window);
+    let (kind, width, further) = window_code(part.window);
     let mut out = Words::default();
     let grids = (0u32..)
         .zip(&part.cells)
         .filter_map(|(row, t)| Some((row, t.cell.grid?)));
     let grids: Vec<(u32, GridPos)> = grids.collect();
+    out.push(&[part.part.0, kind, width]);
+    out.push(further.as_slice());
     out.push(&[
-        part.part.0,
-        kind,
-        width,
         part.cells.len() as u32,
         sets.len() as u32,
         grids.len() as u32,
@@ -65,9 +64,7 @@ pub(super) fn encode_part(part: &PartSnapshot) -> Vec<u8> {
 pub(super) fn decode_part(section: &Section<'_>) -> Result<PartSnapshot, StateError> {
     let mut fields = Fields::of(section);
     let part = PartIdx(fields.next()?);
-    let (kind, width) = (fields.next()?, fields.next()?);
-    let window = window_of(kind, width)
-        .ok_or_else(|| fields.senseless(format!("there is no window of kind {kind}")))?;
+    let window = window_of(&mut fields)?;
     let (n_tokens, n_sets) = (fields.next()?, fields.next()?);
     let n_grids = fields.next()?;
     let mut sets = Vec::new();
@@ -212,27 +209,42 @@ pub(super) fn decode_tokens(section: &Section<'_>) -> Result<Vec<SeqTokens>, Sta
     Ok(all)
 }
 
-fn window_code(window: Window) -> (u32, u32) {
+/// The kind of a window and the numbers that describe it: two, and a third where it needs one.
+fn window_code(window: Window) -> (u32, u32, Option<u32>) {
     match window {
-        Window::Full => (0, 0),
-        Window::Sliding(n) => (1, n),
-        Window::Chunked(n) => (2, n),
-        Window::Symmetric(n) => (3, n),
-        Window::Source => (4, 0),
-        Window::Older(n) => (5, n),
+        Window::Full => (0, 0, None),
+        Window::Sliding(n) => (1, n, None),
+        Window::Chunked(n) => (2, n, None),
+        Window::Symmetric(n) => (3, n, None),
+        Window::Source => (4, 0, None),
+        Window::Older { by, from } => (5, by, Some(from)),
+        Window::Ends { first, last } => (6, last, Some(first)),
+        Window::First { n, by } => (7, by, Some(n)),
     }
 }
 
-fn window_of(kind: u32, width: u32) -> Option<Window> {
-    match kind {
-        0 => Some(Window::Full),
-        1 => Some(Window::Sliding(width)),
-        2 => Some(Window::Chunked(width)),
-        3 => Some(Window::Symmetric(width)),
-        4 if width == 0 => Some(Window::Source),
-        5 => Some(Window::Older(width)),
-        _ => None,
-    }
+fn window_of(fields: &mut Fields<'_>) -> Result<Window, StateError> {
+    let (kind, width) = (fields.next()?, fields.next()?);
+    Ok(match kind {
+        0 => Window::Full,
+        1 => Window::Sliding(width),
+        2 => Window::Chunked(width),
+        3 => Window::Symmetric(width),
+        4 if width == 0 => Window::Source,
+        5 => Window::Older {
+            by: width,
+            from: fields.next()?,
+        },
+        6 => Window::Ends {
+            first: fields.next()?,
+            last: width,
+        },
+        7 => Window::First {
+            n: fields.next()?,
+            by: width,
+        },
+        _ => return Err(fields.senseless(format!("there is no window of kind {kind}"))),
+    })
 }
 
 /// Numbers that become bytes.

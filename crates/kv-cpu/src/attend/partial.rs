@@ -88,18 +88,21 @@ impl SoftmaxState {
     }
 }
 
-/// Merges the results of a query over different rows, `[dim + 1]` each, to `out`, `[dim]`: see
+/// Merges the results of a query over different rows, `[dim + 1]` each, to `out`, `[dim]` or like them: see
 /// [`Op::MergePartials`](kv_core::graph::Op::MergePartials).
 pub(crate) fn merge_results(a: &[f32], b: &[f32], out: &mut [f32]) {
     let (Some((&log_a, a)), Some((&log_b, b))) = (a.split_last(), b.split_last()) else {
         return;
     };
     let max = log_a.max(log_b);
+    let (out, logarithm) = out.split_at_mut(a.len().min(out.len()));
     if max == f32::NEG_INFINITY {
-        return out.fill(0.0);
+        out.fill(0.0);
+        return logarithm.fill(max);
     }
     let (weight_a, weight_b) = ((log_a - max).exp(), (log_b - max).exp());
     let sum = weight_a + weight_b;
+    logarithm.fill(max + sum.ln());
     let (weight_a, weight_b) = (weight_a / sum, weight_b / sum);
     for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
         *out = weight_a * a + weight_b * b;
@@ -114,9 +117,16 @@ mod tests {
     #[test]
     fn results_merge_by_the_sums_of_their_weights() {
         let merged = |a: [f32; 2], b: [f32; 2]| {
-            let mut out = [f32::NAN];
+            let (mut out, mut with_logarithm) = ([f32::NAN], [f32::NAN; 2]);
             merge_results(&a, &b, &mut out);
-            out[0]
+            merge_results(&a, &b, &mut with_logarithm);
+            let [value, logarithm] = with_logarithm;
+            assert_eq!(out, [value]);
+            let wanted = a[1].exp() + b[1].exp();
+            assert!(
+                wanted.is_infinite() || (logarithm.exp() - wanted).abs() < 1e-6 * wanted.max(1.0)
+            );
+            value
         };
         let nothing = [0.0, f32::NEG_INFINITY];
         assert_eq!(merged(nothing, nothing), 0.0);

@@ -55,7 +55,7 @@ impl Run<'_> {
             }
             AttentionOp::Attend {
                 layer,
-                part,
+                seen,
                 spec,
                 heads,
                 form,
@@ -67,13 +67,13 @@ impl Run<'_> {
                     spec,
                     heads,
                     kv,
-                    visibility: &inputs.parts[*part].visibility,
+                    visibility: seen.of(inputs),
                     tables: None,
                     form: *form,
                 };
                 self.attend(step, [x, out])
             }
-            AttentionOp::Index { layer, part, index } => {
+            AttentionOp::Index { layer, seen, index } => {
                 let Some([keys, _]) = rows.stored(*layer) else {
                     return Ok(());
                 };
@@ -83,18 +83,18 @@ impl Run<'_> {
                     keys,
                     q: read(&x),
                     weights: read(&step.read(1)),
-                    visibility: &inputs.parts[*part].visibility,
+                    visibility: seen.of(inputs),
                     out: self.frame.write(out),
                 };
                 indexer.choose(&mut self.lead, &mut self.attention.index, self.scratch)
             }
-            AttentionOp::AttendSparse { layer, part, spec } => {
+            AttentionOp::AttendSparse { layer, seen, spec } => {
                 let Some(kv) = rows.stored(*layer) else {
                     return Ok(());
                 };
                 let chosen = step.read(1);
                 let mut kept = std::mem::take(&mut self.attention.kept);
-                let visibility = &inputs.parts[*part].visibility;
+                let visibility = seen.of(inputs);
                 visibility.keep_chosen(read(&chosen), chosen.width, &mut kept);
                 let step = AttendStep {
                     spec,
@@ -211,9 +211,9 @@ impl Run<'_> {
         let values = unsafe { self.frame.read(x) };
         let of_row = |row: usize| &values[row * x.width..(row + 1) * x.width];
         let layer = match &of.step {
-            PlainStep::SoftMax { part, heads } => {
+            PlainStep::SoftMax { seen, heads } => {
                 let score_mods = self.score_mods(heads);
-                let visibility = &self.inputs.parts[*part].visibility;
+                let visibility = seen.of(self.inputs);
                 return self.rows(out, &|row, to| {
                     let softmax = SoftmaxRow {
                         visibility,

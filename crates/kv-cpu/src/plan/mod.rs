@@ -63,13 +63,14 @@ pub(crate) struct Needs {
 }
 
 /// What a run must bring for one part of the memory.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct PartNeeds {
     pub(crate) part: usize,
     /// Rows that the part's layers have.
     pub(crate) n_cells: usize,
     pub(crate) cells: bool,
-    pub(crate) visibility: bool,
+    /// Windows through which it is seen.
+    pub(crate) windows: Vec<Window>,
 }
 
 /// A compiled graph, without memory to run in.

@@ -102,6 +102,7 @@ struct MergeSettings {
 struct PartialSettings {
     n: u32,
     dim: u32,
+    width: u32,
 }
 
 /// The rows that are attended over.
@@ -313,9 +314,11 @@ pub(super) fn merge_partials<D: Device>(
     node: &Node,
 ) -> Result<(), BackendError> {
     let width = lower.operand_node(node, 0)?.shape.last().copied();
+    let dim = width.unwrap_or(0).saturating_sub(1);
     let settings = PartialSettings {
         n: word(node.n_values())?,
-        dim: word(width.unwrap_or(0).saturating_sub(1))?,
+        dim: word(dim)?,
+        width: word(ResultForm::of(&node.op).len(dim))?,
     };
     let [first, second] = [lower.operand(node, 0)?, lower.operand(node, 1)?];
     let grid = Grid::Fixed([settings.n.div_ceil(256), 1]);

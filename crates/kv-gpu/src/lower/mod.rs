@@ -181,7 +181,7 @@ impl<'a, D: Device> Lower<'a, D> {
             Op::Attend { .. } | Op::AttendPartial { .. } | Op::AttendBatch { .. } => {
                 attend::lower(self, id, node)
             }
-            Op::MergePartials => attend::merge_partials(self, id, node),
+            Op::MergePartials { .. } => attend::merge_partials(self, id, node),
             Op::Index { .. } | Op::AttendSparse { .. } => sparse::lower(self, id, node),
             Op::Custom { custom } => custom::lower(self, (id, node), custom),
             Op::Conv { .. } | Op::Scan { .. } | Op::ScanHeads { .. } => {

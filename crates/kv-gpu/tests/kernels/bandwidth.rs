@@ -230,6 +230,7 @@ pub(crate) fn attention<D: Device>(
     let parts = [PartInputs {
         cells: (0..n).map(last).collect(),
         visibility: Visibility::new(n as u32, (0..n).map(group).collect()),
+        ..PartInputs::default()
     }];
     let x = Random::new(2).values(n * SPEC.n_heads * SPEC.k_dim);
     let seconds = |n_layers: usize| {

@@ -102,6 +102,7 @@ impl Sizes {
                 [PartInputs {
                     cells: (first..end).map(|pos| CellIdx(cell(pos))).collect(),
                     visibility: Visibility::new(self.n as u32, vec![group]),
+                    ..PartInputs::default()
                 }]
             })
             .collect();

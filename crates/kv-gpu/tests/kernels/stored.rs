@@ -5,7 +5,7 @@
 use kv_contract::Random;
 use kv_core::graph::{
     AttendSpec, Attention, DistanceBuckets, DistanceScores, Distances, GraphBuilder, GraphInputs,
-    Input, NodeId, PartInputs,
+    Input, NodeId, PartInputs, ResultForm,
 };
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use kv_core::{
@@ -131,6 +131,7 @@ fn part(n: usize, n_runs: usize, step: usize) -> PartInputs {
     PartInputs {
         cells: (first..end).map(cell).collect(),
         visibility: Visibility::new(n as u32, vec![group]),
+        ..PartInputs::default()
     }
 }
 
@@ -181,7 +182,11 @@ fn check_partial(n: usize, spec: AttendSpec, types: &KvTypes) {
                     .unwrap()
             };
             let (first, second) = (attend("a", with_sinks, 0), attend("z", spec.into(), 1));
-            vec![first, b.merge_partials("y", first, second).unwrap()]
+            vec![
+                first,
+                b.merge_partials("y", ResultForm::Whole, [first, second])
+                    .unwrap(),
+            ]
         },
     };
     stored.check(n, spec, types);

@@ -54,7 +54,12 @@ fn window(window: Window) -> Value {
         Window::Full => json!("full"),
         Window::Sliding(n) => json!(format!("sliding window of {n}")),
         Window::Chunked(n) => json!(format!("chunks of {n}")),
-        Window::Older(n) => json!(format!("all but the last {n}")),
+        Window::Older { by, from: 0 } => json!(format!("all but the last {by}")),
+        Window::Older { by, from } => {
+            json!(format!("all but the first {from} and the last {by}"))
+        }
+        Window::Ends { first, last } => json!(format!("the first {first} and the last {last}")),
+        Window::First { n, .. } => json!(format!("the first {n}")),
         other => json!(format!("{other:?}").to_lowercase()),
     }
 }

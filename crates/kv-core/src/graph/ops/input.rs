@@ -1,8 +1,9 @@
 //! Inputs: what the caller hands to every run.
 
-use crate::graph::op::{DType, Input, Op};
-use crate::graph::spec::{Inferred, OpScope, OpSpec};
+use crate::graph::op::{Input, Op};
+use crate::graph::spec::{DType, Inferred, OpScope, OpSpec};
 use crate::graph::{GraphBuilder, GraphError, NodeId};
+use crate::window::Window;
 
 impl Input {
     /// Name of the input's node: there is at most one for each input.
@@ -15,6 +16,10 @@ impl Input {
             Self::Coordinates => "inp_coordinates".to_owned(),
             Self::OutputRows => "inp_out_rows".to_owned(),
             Self::Cells { part } => format!("inp_cells.{part}"),
+            Self::Visibility {
+                part,
+                window: Window::First { .. },
+            } => format!("inp_visibility.{part}.first"),
             Self::Visibility { part, .. } => format!("inp_visibility.{part}"),
             Self::BatchVisibility { window } => format!("inp_visibility.batch.{window}"),
             Self::States => "inp_states".to_owned(),

@@ -3,6 +3,8 @@
 //! Invariant: merged partial attention over two sets of rows is the attention over all of them. Does
 //! not know why rows are apart.
 
+use serde::{Deserialize, Serialize};
+
 use super::attend::{attended, with_attention};
 use crate::graph::op::{AttendSpec, Op};
 use crate::graph::spec::{Inferred, OpScope, OpSpec};
@@ -10,9 +12,11 @@ use crate::graph::{Attention, Claim, GraphBuilder, GraphError, NodeId};
 use crate::ids::LayerIdx;
 
 /// What attention gives for a query and a head.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ResultForm {
     /// The mean of values: [`Op::Attend`] and its like.
+    #[default]
     Whole,
     /// The same, then the logarithm of the sum of `e^score`: [`Op::AttendPartial`].
     Partial,
@@ -23,6 +27,7 @@ impl ResultForm {
     pub const fn of(op: &Op) -> Self {
         match op {
             Op::AttendPartial { .. } => Self::Partial,
+            Op::MergePartials { form } => *form,
             _ => Self::Whole,
         }
     }
@@ -55,13 +60,18 @@ pub(in crate::graph) fn attend_partial<'a>(
     with_attention(spec, of, sinks)
 }
 
-pub(in crate::graph) fn merge_partials<'a>() -> OpSpec<'a> {
-    OpSpec::new("merge_partials", 2, |given| match given.shapes() {
-        [a @ &[n, heads, width], b] if a == b && width > 1 => {
-            Ok(Inferred::f32([n, heads.saturating_mul(width - 1)]))
-        }
+pub(in crate::graph) fn merge_partials<'a>(form: ResultForm) -> OpSpec<'a> {
+    let spec = OpSpec::new("merge_partials", 2, move |given| match given.shapes() {
+        [a @ &[n, heads, width], b] if a == b && width > 1 => Ok(match form {
+            ResultForm::Whole => Inferred::f32([n, heads.saturating_mul(width - 1)]),
+            ResultForm::Partial => Inferred::f32([n, heads, width]),
+        }),
         _ => Err("two of [n, heads, dim + 1]".into()),
-    })
+    });
+    match form {
+        ResultForm::Whole => spec,
+        ResultForm::Partial => spec.setting("form", "partial"),
+    }
 }
 
 impl GraphBuilder {
@@ -83,17 +93,17 @@ impl GraphBuilder {
         self.push_attend(name, op, &spec, q_stored_visibility.to_vec())
     }
 
-    /// The attention over the rows of both, `[n, heads * dim]`.
+    /// The attention over the rows of both, `[n, heads * dim]`, or again a partial one.
     ///
     /// # Errors
     /// [`GraphError::Shape`] where they are no partial results of the same heads and widths.
     pub fn merge_partials(
         &mut self,
         name: &str,
-        a: NodeId,
-        b: NodeId,
+        form: ResultForm,
+        both: [NodeId; 2],
     ) -> Result<NodeId, GraphError> {
-        self.push(name, Op::MergePartials, &[a, b], Claim::default())
+        self.push(name, Op::MergePartials { form }, &both, Claim::default())
     }
 }
 
@@ -112,7 +122,7 @@ mod tests {
         });
         let x = b.input(Input::Embeddings { dim: 8 }).unwrap();
         let q = b.reshape("q", x, &[3, 2, 4]).unwrap();
-        let (part, window) = (PartIdx(0), Window::Older(5));
+        let (part, window) = (PartIdx(0), Window::Older { by: 5, from: 0 });
         let seen = b.input(Input::Visibility { part, window }).unwrap();
         let spec = AttendSpec {
             n_heads: 2,
@@ -132,15 +142,19 @@ mod tests {
         let old = attend("old", with_sinks).unwrap();
         let recent = attend("recent", spec.into()).unwrap();
         assert!(matches!(
-            b.merge_partials("wrong", old, q),
+            b.merge_partials("wrong", ResultForm::Whole, [old, q]),
             Err(GraphError::Shape { .. })
         ));
-        let all = b.merge_partials("all", old, recent).unwrap();
+        let mut merge = |name, form, both| b.merge_partials(name, form, both).unwrap();
+        let some = merge("some", ResultForm::Partial, [old, recent]);
+        let all = merge("all", ResultForm::Whole, [some, recent]);
         let graph = b.finish(&[all]).unwrap();
         let shape = |id: NodeId| graph.node(id).unwrap().shape.clone();
-        assert_eq!([shape(old), shape(all)], [vec![3, 2, 7], vec![3, 12]]);
+        assert_eq!([shape(old), shape(some)], [vec![3, 2, 7], vec![3, 2, 7]]);
+        assert_eq!(shape(all), [3, 12]);
         let text = graph.text().to_string();
         assert!(text.contains("older(5)"), "{text}");
+        assert!(text.contains("form=partial)"), "{text}");
         assert!(text.contains("alibi=8, sinks=sinks.w)"), "{text}");
         assert_eq!(Graph::from_json(&graph.to_json().unwrap()), Ok(graph));
     }

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use kv_core::backend::checks::window_of;
 use kv_core::backend::{BackendError, StepKind};
 use kv_core::graph::{
-    AttendSpec, IndexSpec, Input, Node, NodeId, Op, Relative, RelativeScores, ResultForm,
+    AttendSpec, GraphInputs, IndexSpec, Input, Node, NodeId, Op, Relative, RelativeScores,
+    ResultForm,
 };
 use kv_core::layers::LayerRows;
-use kv_core::{LayerIdx, Window};
+use kv_core::{LayerIdx, PartIdx, Visibility, Window};
 
 use super::{Call, Lowering, Value, unsupported};
 use crate::plan::{HeadBuckets, HeadWeights, StepOp};
@@ -21,7 +23,7 @@ pub(crate) enum AttentionOp {
     /// Attention over the `layer`-th layer of the layout. `(q)`.
     Attend {
         layer: usize,
-        part: usize,
+        seen: SeenPart,
         spec: AttendSpec,
         heads: HeadWeights,
         form: ResultForm,
@@ -31,13 +33,13 @@ pub(crate) enum AttentionOp {
     /// The choice of an indexer with keys in the `layer`-th layer of the layout. `(q, weights)`.
     Index {
         layer: usize,
-        part: usize,
+        seen: SeenPart,
         index: IndexSpec,
     },
     /// Attention over what an indexer chose of the `layer`-th layer of the layout. `(q, chosen)`.
     AttendSparse {
         layer: usize,
-        part: usize,
+        seen: SeenPart,
         spec: AttendSpec,
     },
     /// Attention among the tokens of the ubatch. `(q, k, v)`, and the tables of queries and keys
@@ -49,6 +51,20 @@ pub(crate) enum AttentionOp {
     },
     /// One of the three steps of plain attention. `(queries, scores or weights)`.
     Plain(PlainAttentionOp),
+}
+
+/// A part of the memory and the window through which it is seen.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SeenPart {
+    part: PartIdx,
+    window: Window,
+}
+
+impl SeenPart {
+    /// What a run has given for it; its inputs were checked.
+    pub(crate) fn of<'a>(self, inputs: &GraphInputs<'a>) -> &'a Visibility {
+        inputs.parts[self.part.as_usize()].seen(self.window)
+    }
 }
 
 /// A step of plain attention over the first `n_kv` cells.
@@ -65,7 +81,7 @@ pub(crate) enum PlainStep {
     /// Queries become scores.
     Scores { layer: usize },
     /// Scores become weights.
-    SoftMax { part: usize, heads: HeadWeights },
+    SoftMax { seen: SeenPart, heads: HeadWeights },
     /// Weights become results.
     Sum { layer: usize },
 }
@@ -97,7 +113,7 @@ impl<'a> Lowering<'a> {
             Op::AttendPartial { layer, spec, sinks } => {
                 self.attend(node, *layer, spec, sinks.as_deref(), None)
             }
-            Op::MergePartials => self.merge_partials(node),
+            Op::MergePartials { .. } => self.merge_partials(node),
             Op::Index { layer, index } => self.index(node, *layer, index),
             Op::AttendSparse { layer, spec } => self.attend_sparse(node, *layer, spec),
             Op::AttendBatch {
@@ -168,8 +184,7 @@ impl<'a> Lowering<'a> {
         sinks: Option<&'a str>,
         relative: Option<&'a Relative>,
     ) -> Result<AttentionCall, BackendError> {
-        let (at, rows) = self.attended(node, layer, 2)?;
-        let part = rows.part;
+        let (at, rows, seen) = self.attended(node, layer, 2)?;
         let q = self.operand(node, 0)?;
         crate::attend::check_shape(spec, &rows)?;
         self.check_queries(node, spec, q)?;
@@ -183,7 +198,7 @@ impl<'a> Lowering<'a> {
         }
         let op = AttentionOp::Attend {
             layer: at,
-            part: part.as_usize(),
+            seen,
             spec: *spec,
             heads,
             form: ResultForm::of(&node.op),
@@ -196,7 +211,10 @@ impl<'a> Lowering<'a> {
         let partial = node.operands.first().and_then(|&id| self.graph.node(id));
         let n_heads = partial.and_then(|node| node.shape.get(1).copied());
         let n_heads = n_heads.ok_or_else(|| unsupported(node))?;
-        let n_values = node.n_values() + node.n_rows() * n_heads;
+        let n_values = match ResultForm::of(&node.op) {
+            ResultForm::Whole => node.n_values() + node.n_rows() * n_heads,
+            ResultForm::Partial => node.n_values(),
+        };
         match reads.iter().all(|x| x.len(self.graph) == n_values) {
             true => Ok((AttentionOp::Merge { n_heads }, reads)),
             false => Err(unsupported(node)),
@@ -226,7 +244,7 @@ impl<'a> Lowering<'a> {
         layer: LayerIdx,
         index: &IndexSpec,
     ) -> Result<AttentionCall, BackendError> {
-        let (layer, rows) = self.attended(node, layer, 3)?;
+        let (layer, rows, seen) = self.attended(node, layer, 3)?;
         let [q, weights] = [self.operand(node, 0)?, self.operand(node, 1)?];
         let n = self.graph.shape().n_tokens;
         let fits = [rows.k.heads, rows.k.dim] == [1, index.dim]
@@ -238,7 +256,7 @@ impl<'a> Lowering<'a> {
         }
         let op = AttentionOp::Index {
             layer,
-            part: rows.part.as_usize(),
+            seen,
             index: *index,
         };
         Ok((op, vec![q, weights]))
@@ -250,7 +268,7 @@ impl<'a> Lowering<'a> {
         layer: LayerIdx,
         spec: &AttendSpec,
     ) -> Result<AttentionCall, BackendError> {
-        let (layer, rows) = self.attended(node, layer, 2)?;
+        let (layer, rows, seen) = self.attended(node, layer, 2)?;
         let [q, chosen] = [self.operand(node, 0)?, self.operand(node, 3)?];
         crate::attend::check_shape(spec, &rows)?;
         self.check_queries(node, spec, q)?;
@@ -259,24 +277,24 @@ impl<'a> Lowering<'a> {
         }
         let op = AttentionOp::AttendSparse {
             layer,
-            part: rows.part.as_usize(),
+            seen,
             spec: *spec,
         };
         Ok((op, vec![q, chosen]))
     }
 
-    /// The rows that a node reads, its own layer's or another's, whose visibility is operand `at`.
+    /// The rows that a node reads, its own layer's or another's, and their visibility, operand `at`.
     fn attended(
         &self,
         node: &Node,
         layer: LayerIdx,
         at: usize,
-    ) -> Result<(usize, LayerRows), BackendError> {
+    ) -> Result<(usize, LayerRows, SeenPart), BackendError> {
         let attended = self.layout.attended(layer).map(|(at, rows)| (at, *rows));
         let (number, rows) = attended.ok_or(BackendError::NoRows { layer })?;
         let is_own = |i: &Input| matches!(i, Input::Visibility { part, .. } if *part == rows.part);
         self.operand_input(node, at, is_own)?;
-        Ok((number, rows))
+        Ok((number, rows, self.seen(node, at)?))
     }
 
     fn attend_batch(
@@ -340,10 +358,10 @@ impl<'a> Lowering<'a> {
         sinks: Option<&'a str>,
     ) -> Result<AttentionCall, BackendError> {
         let n_kv = node.shape.last().copied().unwrap_or(0);
-        let part = self.plain_part(node, n_kv)?;
+        let seen = self.plain_part(node, n_kv)?;
         let heads = self.head_weights(node, spec, sinks, 2)?;
         let of = PlainAttentionOp {
-            step: PlainStep::SoftMax { part, heads },
+            step: PlainStep::SoftMax { seen, heads },
             spec: *spec,
             n_kv,
         };
@@ -398,15 +416,18 @@ impl<'a> Lowering<'a> {
         Ok(at)
     }
 
-    /// The part whose visibility is operand 1; no row may see cells beyond the table.
-    fn plain_part(&mut self, node: &Node, n_kv: usize) -> Result<usize, BackendError> {
-        let visibility = node.operands.get(1).and_then(|&id| self.graph.node(id));
-        let Some(Op::Input(Input::Visibility { part, .. })) = visibility.map(|v| &v.op) else {
-            return Err(unsupported(node));
-        };
-        let needs = self.part(*part);
+    /// What operand 1 shows; no row may see cells beyond the table.
+    fn plain_part(&mut self, node: &Node, n_kv: usize) -> Result<SeenPart, BackendError> {
+        let seen = self.seen(node, 1)?;
+        let needs = self.part(seen.part);
         needs.n_cells = needs.n_cells.min(n_kv);
-        Ok(part.as_usize())
+        Ok(seen)
+    }
+
+    /// What operand `at` shows.
+    fn seen(&self, node: &Node, at: usize) -> Result<SeenPart, BackendError> {
+        let (part, window) = window_of(self.graph, node, at)?;
+        Ok(SeenPart { part, window })
     }
 
     fn check_queries(&self, node: &Node, spec: &AttendSpec, q: Value) -> Result<(), BackendError> {

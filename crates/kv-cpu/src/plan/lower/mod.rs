@@ -183,7 +183,7 @@ impl<'a> Lowering<'a> {
             Input::Coordinates => needs.coordinates = true,
             Input::OutputRows => needs.output_rows = true,
             Input::Cells { part } => self.part(part).cells = true,
-            Input::Visibility { part, .. } => self.part(part).visibility = true,
+            Input::Visibility { part, window } => self.part(part).windows.push(window),
             Input::BatchVisibility { window } => needs.batch.push(window),
             Input::States => {
                 let states = self.layout.states().iter().map(|s| s.n_rows);
@@ -210,7 +210,7 @@ impl<'a> Lowering<'a> {
                     part,
                     n_cells,
                     cells: false,
-                    visibility: false,
+                    windows: Vec::new(),
                 });
                 parts.len() - 1
             });
