@@ -86,7 +86,8 @@ impl FakeRows {
         for row in 0..n_tokens {
             let (token, pos) = (ubatch.tokens[row], Pos(ubatch.positions[row]));
             for (cells, part) in self.cells.iter_mut().zip(&inputs.parts) {
-                let seen = part.visibility.row(row as u32);
+                let seen = [&part.visibility, &part.first].map(|seen| seen.row(row as u32));
+                let seen = seen.into_iter().flatten();
                 let before = seen.filter(|&(_, at)| at != pos);
                 let sum = before.fold(0u64, |sum, (cell, at)| {
                     sum.wrapping_add(mix(cells[cell.as_usize()], u64::from(at.0)))
@@ -160,11 +161,11 @@ impl Alone {
         let query = Pos(self.n_tokens as u32);
         let mut out = 0;
         for (window, contents) in self.windows.iter().zip(&mut self.contents) {
-            let keys = window.visible_keys(query, Causality::Causal);
-            let first = keys.first.as_usize();
-            let before = (first..).zip(contents.get(first..).unwrap_or_default());
+            let shows = |window: Window, at: u32| window.sees(query, Pos(at), Causality::Causal);
+            let shown = |at| shows(*window, at) || window.first().is_some_and(|w| shows(w, at));
+            let before = (0u32..).zip(contents.iter()).filter(|(at, _)| shown(*at));
             let sum = before.fold(0u64, |sum, (at, &content)| {
-                sum.wrapping_add(mix(content, at as u64))
+                sum.wrapping_add(mix(content, u64::from(at)))
             });
             contents.push(mix(sum, u64::from(token.0)));
             out = mix(out, contents[self.n_tokens]);

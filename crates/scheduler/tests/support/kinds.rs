@@ -16,10 +16,11 @@ pub enum Kind {
     Hybrid,
     HybridInterleaved,
     Snapshots,
+    OldRows,
 }
 
 impl Kind {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Unified,
         Self::PerSequence,
         Self::Sliding,
@@ -30,6 +31,7 @@ impl Kind {
         Self::Hybrid,
         Self::HybridInterleaved,
         Self::Snapshots,
+        Self::OldRows,
     ];
 
     /// A memory of this kind.
@@ -64,6 +66,11 @@ impl Kind {
                 Composite::hybrid(&[full, narrow], states.with_rows(n_seqs + 2))
             }
             Self::Snapshots => Composite::hybrid(&[full, narrow], states.with_snapshots(3)),
+            Self::OldRows => {
+                let old = part(0, Window::Older { by: 6, from: 3 }, n_cells);
+                let kept = Window::Ends { first: 3, last: 6 };
+                Composite::iswa(&[old, part(1, kept, (n_cells / 2).max(10))])
+            }
         };
         made.unwrap()
     }
