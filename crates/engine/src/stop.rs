@@ -122,6 +122,12 @@ mod tests {
     }
 
     #[test]
+    fn stop_strings_have_numbers() {
+        let stop = StopStrings::new(["END", "###"]).unwrap();
+        assert_eq!((stop.get(1), stop.get(2)), (Some("###"), None));
+    }
+
+    #[test]
     fn a_stop_string_may_be_cut_anywhere() {
         let cut = (String::from("ab"), Some(0));
         assert_eq!(stream(&["<end>"], &["ab<end>cd"]), cut);

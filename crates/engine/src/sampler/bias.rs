@@ -108,6 +108,7 @@ mod tests {
         step.accept(TokenId(2), TokenOrigin::Generated);
         assert_eq!(logits_after(&mut step, &free), free);
         step.reset();
+        step.accept(TokenId(0), TokenOrigin::Generated);
         assert_eq!(logits_after(&mut step, &free), masked);
     }
 }

@@ -485,6 +485,83 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_top_of_a_row_comes_by_id_with_one_zero() {
+        let mut buffers = CandidateBuffers::default();
+        // What is left of another row does not count.
+        Candidates::new(&[1.0, 2.0], &mut buffers)
+            .unwrap()
+            .keep_top(1);
+        let mut row = [0.0; TopK::row_len(3)];
+        TopK::of(&[-0.0, 2.0, 0.0, -5.0], &mut row);
+        let mut top = Candidates::of_top(TopK::read(&row).unwrap(), &mut buffers).unwrap();
+        assert_eq!(tokens(&top), [0, 1, 2]);
+        let logits: Vec<f32> = top.iter().map(|c| c.logit).collect();
+        assert_eq!(logits, [0.0, 2.0, 0.0]);
+        top.keep_top(2);
+        assert_eq!(tokens(&top), [1, 0]);
+        TopK::of(&[f32::NAN, 1.0, 2.0], &mut row);
+        let refused = Candidates::of_top(TopK::read(&row).unwrap(), &mut buffers);
+        assert_eq!(refused.unwrap_err(), SampleError::NotNumbers);
+    }
+
+    #[test]
+    fn more_changes_than_a_list_holds_are_made_in_a_copy() {
+        let (logits, mut buffers) = ([0.0; 2000], CandidateBuffers::default());
+        let mut candidates = Candidates::new(&logits, &mut buffers).unwrap();
+        (0..MAX_CHANGED as u32).for_each(|i| candidates.adjust(TokenId(i), |l| l + 1.0));
+        assert_eq!(candidates.stage, Stage::Logits);
+        candidates.adjust(TokenId(1999), |l| l + 2.0);
+        assert_eq!(candidates.stage, Stage::Selected);
+        let got: Vec<f32> = candidates.iter().map(|c| c.logit).collect();
+        let mut wanted = logits;
+        wanted[..MAX_CHANGED].fill(1.0);
+        wanted[1999] = 2.0;
+        assert_eq!(got, wanted);
+    }
+
+    #[test]
+    fn a_zero_has_no_sign() {
+        let (logits, mut buffers) = ([-0.0, 0.0, -1.0], CandidateBuffers::default());
+        let mut candidates = Candidates::new(&logits, &mut buffers).unwrap();
+        let positive = |c: Option<Candidate>| c.unwrap().logit.is_sign_positive();
+        assert!(positive(candidates.best()));
+        candidates.adjust(TokenId(0), |logit| {
+            assert!(logit.is_sign_positive());
+            -logit
+        });
+        assert!(positive(candidates.best()));
+        candidates.keep_top(2);
+        assert_eq!(tokens(&candidates), [0, 1]);
+    }
+
+    #[test]
+    fn selections_of_selections_shorten_them() {
+        let (logits, mut buffers) = ([1.0, 5.0, 3.0, 4.0], CandidateBuffers::default());
+        let mut candidates = Candidates::new(&logits, &mut buffers).unwrap();
+        candidates.keep_top(4);
+        assert_eq!(candidates.order(), Order::ById);
+        candidates.keep_top(3);
+        candidates.keep_top(2);
+        assert_eq!(tokens(&candidates), [1, 3]);
+        let mut prefix = Candidates::new(&logits, &mut buffers).unwrap();
+        prefix.keep_prefix(|c| c.logit < 4.0);
+        assert_eq!(prefix.order(), Order::ByLogit);
+        assert_eq!(tokens(&prefix), [1, 3, 2]);
+        // What is left of the other selections does not count.
+        for keep_all in [false, true] {
+            let mut used = Candidates::new(&logits, &mut buffers).unwrap();
+            used.scale(|logit| logit);
+            used.keep_top(2);
+            let mut next = Candidates::new(&logits, &mut buffers).unwrap();
+            match keep_all {
+                true => next.scale(|logit| logit),
+                false => next.retain(|_| true),
+            }
+            assert_eq!(tokens(&next), [0, 1, 2, 3]);
+        }
+    }
+
     proptest! {
         #[test]
         fn selections_agree_with_a_full_sort(

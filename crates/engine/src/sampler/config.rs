@@ -283,6 +283,46 @@ mod tests {
     }
 
     #[test]
+    fn the_defaults_are_as_documented() {
+        let defaults = SamplerConfig::default();
+        assert_eq!(defaults.temperature, 0.8);
+        assert_eq!(defaults.top_k, NonZeroU32::new(40));
+        assert_eq!((defaults.min_tokens, defaults.seed), (0, 0));
+        assert_eq!(defaults.penalties.last_n, 64);
+    }
+
+    #[test]
+    fn random_seeds_differ_and_are_short() {
+        let (one, other) = (random_seed(), random_seed());
+        assert_ne!(one, other);
+        assert!(one.max(other) <= u64::from(u32::MAX));
+    }
+
+    #[test]
+    fn the_longest_window_is_allowed() {
+        let mut config = SamplerConfig::default();
+        config.penalties.last_n = MAX_LAST_N;
+        assert_eq!(config.check(), Ok(()));
+    }
+
+    #[test]
+    fn one_penalty_makes_penalties_active() {
+        let active = |last_n, [repeat, frequency, presence]: [f32; 3]| {
+            let penalties = Penalties {
+                last_n,
+                repeat,
+                frequency,
+                presence,
+            };
+            penalties.are_active()
+        };
+        assert!(!active(64, [1.0, 0.0, 0.0]));
+        for one in [[2.0, 0.0, 0.0], [1.0, 1.0, 0.0], [1.0, 0.0, 1.0]] {
+            assert!(active(1, one) && !active(0, one), "{one:?}");
+        }
+    }
+
+    #[test]
     fn a_configuration_can_be_written_and_read_in_part() {
         let config: SamplerConfig =
             serde_json::from_str(r#"{"temperature": 0, "top_k": 5}"#).unwrap();

@@ -272,6 +272,41 @@ mod tests {
         assert_eq!(candidates.iter().last().unwrap().logit, f32::NEG_INFINITY);
     }
 
+    #[test]
+    fn penalties_are_those_of_the_text_as_it_is() {
+        let mut step = DryStep::new(config(), &tokenizer());
+        let repeat = |step: &mut DryStep, text: &[u32]| {
+            text.iter()
+                .for_each(|&t| step.accept(TokenId(t), TokenOrigin::Generated));
+            let mut buffers = CandidateBuffers::default();
+            let mut candidates = Candidates::new(&[0.0; 8], &mut buffers).unwrap();
+            step.apply(&mut candidates);
+            candidates.iter().map(|c| 0.0 - c.logit).collect::<Vec<_>>()
+        };
+        let of_c = [0., 0., 1., 0., 0., 0., 0., 0.];
+        assert_eq!(repeat(&mut step, &[0, 1, 2, 0, 1]), of_c);
+        // "a b" was followed by another token.
+        assert_eq!(repeat(&mut step, &[4, 0]), [0.; 8]);
+        step.reset();
+        assert_eq!(repeat(&mut step, &[1]), [0.; 8]);
+        assert_eq!(repeat(&mut step, &[0, 1, 2, 0, 1]), of_c);
+    }
+
+    #[test]
+    fn no_more_is_kept_than_is_looked_at() {
+        let mut step = DryStep::new(
+            Dry {
+                last_n: Some(4),
+                ..config()
+            },
+            &tokenizer(),
+        );
+        for _ in 0..100 {
+            step.accept(TokenId(0), TokenOrigin::Generated);
+            assert!(step.text.len() < 8 && step.tail.len() < "STOP".len());
+        }
+    }
+
     /// The definition, by comparing everything with everything.
     fn by_definition(config: &Dry, text: &[u32]) -> Vec<f32> {
         let window = &text[text

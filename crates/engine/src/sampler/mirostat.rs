@@ -128,6 +128,26 @@ mod tests {
         assert_eq!(tokens_after(&mut step, &[out, 0.0, 0.0]), [1]);
     }
 
+    #[test]
+    fn a_token_at_the_limit_stays() {
+        let mut step = MirostatStep::new(Mirostat { tau: 0.5, eta: 0.1 });
+        assert_eq!(tokens_after(&mut step, &[0.0; 2]), [0, 1]);
+    }
+
+    #[test]
+    fn the_limit_follows_tokens_in_any_order() {
+        let (logits, mut buffers) = ([0.0, 1.0, 2.0, 3.0], CandidateBuffers::default());
+        let mut step = MirostatStep::new(Mirostat { tau: 5.0, eta: 0.1 });
+        let mut candidates = Candidates::new(&logits, &mut buffers).unwrap();
+        candidates.keep_top(3);
+        step.apply(&mut candidates);
+        for token in 1..4 {
+            let before = step.mu;
+            accept(&mut step, token);
+            assert!(step.mu > before, "token {token}");
+        }
+    }
+
     proptest! {
         /// Algorithm 2 as it is written, on probabilities.
         #[test]

@@ -193,3 +193,42 @@ fn at_least(name: &'static str, got: f32, least: u8) -> Result<(), ConfigError> 
         false => Err(ConfigError::BelowLeast { name, got, least }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_llama_cpps_and_change_nothing() {
+        assert_eq!(
+            (Dry::default().base, Dry::default().allowed_length),
+            (1.75, 2)
+        );
+        assert_eq!(
+            (Mirostat::default().tau, Mirostat::default().eta),
+            (5.0, 0.1)
+        );
+        assert!(!Dry::default().is_active() && !Xtc::default().is_active());
+    }
+
+    #[test]
+    fn no_tokens_turn_dry_off() {
+        let looking_back = |n| Dry {
+            multiplier: 1.0,
+            last_n: Some(n),
+            ..Dry::default()
+        };
+        assert_eq!(looking_back(0).check(), Ok(()));
+        assert!(!looking_back(0).is_active() && looking_back(1).is_active());
+    }
+
+    #[test]
+    fn only_positive_biases_raise() {
+        let raises = |bias| {
+            let token = TokenId(0);
+            LogitBias { token, bias }.raises()
+        };
+        assert!(raises(Bias::Add(0.5)));
+        assert!(!raises(Bias::Add(0.0)) && !raises(Bias::Add(-0.5)) && !raises(Bias::Ban));
+    }
+}

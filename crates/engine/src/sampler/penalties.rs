@@ -138,6 +138,51 @@ mod tests {
     }
 
     #[test]
+    fn small_positive_logits_are_divided() {
+        let config = Penalties {
+            repeat: 2.0,
+            ..Penalties::default()
+        };
+        assert_eq!(penalised(config, &[0], &[0.5]), [0.25]);
+    }
+
+    #[test]
+    fn windows_of_any_size_count_each_of_their_tokens() {
+        let presence = |last_n, text: &[u32]| {
+            let config = Penalties {
+                last_n,
+                presence: 1.0,
+                ..Penalties::default()
+            };
+            penalised(config, text, &[5.0; 3])
+        };
+        assert_eq!(presence(0, &[0]), [5.0, 5.0, 5.0]);
+        assert_eq!(presence(1, &[1, 0]), [4.0, 5.0, 5.0]);
+        // One of two equal tokens has left the window.
+        assert_eq!(presence(3, &[0, 0, 1, 2]), [4.0, 4.0, 4.0]);
+    }
+
+    #[test]
+    fn a_text_begins_with_an_empty_window() {
+        let mut step = PenaltyStep::new(Penalties {
+            last_n: 3,
+            presence: 1.0,
+            ..Penalties::default()
+        });
+        let accept_all = |step: &mut PenaltyStep, text: [u32; 3]| {
+            for token in text {
+                step.accept(TokenId(token), TokenOrigin::Generated);
+            }
+        };
+        accept_all(&mut step, [0, 1, 2]);
+        step.reset();
+        accept_all(&mut step, [2, 3, 4]);
+        let mut counted: Vec<u32> = step.counts.keys().map(|t| t.0).collect();
+        counted.sort_unstable();
+        assert_eq!(counted, [2, 3, 4]);
+    }
+
+    #[test]
     fn only_the_window_counts_and_strange_ids_do_not() {
         let config = Penalties {
             last_n: 2,

@@ -135,6 +135,14 @@ mod tests {
     }
 
     #[test]
+    fn top_p_keeps_what_reaches_it_exactly() {
+        let (logits, mut buffers) = ([0.0; 4], CandidateBuffers::default());
+        let mut candidates = Candidates::new(&logits, &mut buffers).unwrap();
+        TopP(0.5).apply(&mut candidates);
+        assert_eq!(candidates.iter().count(), 2);
+    }
+
+    #[test]
     fn min_p_is_relative_to_the_likeliest() {
         assert_eq!(tokens_after(MinP(0.0)), [0, 1, 2, 3]);
         assert_eq!(tokens_after(MinP(0.24)), [0, 1, 2, 3]);

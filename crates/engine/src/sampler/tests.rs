@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU32;
 
+use model_core::tokenizer::{TokenizerModel, TokenizerSpec};
 use proptest::prelude::*;
 
 use super::*;
@@ -138,12 +139,7 @@ fn steps_come_in_llama_cpps_order() {
         },
         ..SamplerConfig::default()
     };
-    let names = |config: &SamplerConfig| -> Vec<String> {
-        let chain = sampler(config.clone());
-        let debug = chain.steps.iter().map(|step| format!("{step:?}"));
-        let name = |debug: String| debug.split([' ', '(']).next().unwrap().to_owned();
-        debug.map(name).collect()
-    };
+    let names = |config: &SamplerConfig| step_names(config.clone());
     let wanted = [
         "BiasStep",
         "PenaltyStep",
@@ -165,6 +161,133 @@ fn steps_come_in_llama_cpps_order() {
         ..config
     };
     assert_eq!(names(&greedy), ["BiasStep", "PenaltyStep"]);
+}
+
+/// "a", "b", and the end of a sequence.
+fn tokenizer() -> Arc<Tokenizer> {
+    let pieces = ["a", "b", "</s>"].map(str::to_owned).to_vec();
+    let mut spec = TokenizerSpec::new(TokenizerModel::Spm, pieces);
+    spec.scores = vec![0.0; 3];
+    spec.special.eos = Some(TokenId(2));
+    Arc::new(Tokenizer::new(spec).unwrap())
+}
+
+fn step_names(config: SamplerConfig) -> Vec<String> {
+    let chain = Sampler::for_tokenizer(config, &tokenizer()).unwrap();
+    let debug = chain.steps.iter().map(|step| format!("{step:?}"));
+    let name = |debug: String| debug.split([' ', '(']).next().unwrap().to_owned();
+    debug.map(name).collect()
+}
+
+#[test]
+fn what_does_nothing_is_no_step() {
+    assert_eq!(step_names(plain()), [""; 0]);
+    let hot = SamplerConfig {
+        temperature: 2.0,
+        ..plain()
+    };
+    assert_eq!(step_names(hot), ["Temperature"]);
+    let mut with_tokenizer = SamplerConfig {
+        min_tokens: 1,
+        ..plain()
+    };
+    with_tokenizer.dry.multiplier = 0.8;
+    assert_eq!(step_names(with_tokenizer), ["MinTokensStep", "DryStep"]);
+}
+
+#[test]
+fn what_is_out_of_range_makes_no_sampler() {
+    let much = SamplerConfig {
+        top_p: 1.5,
+        ..plain()
+    };
+    assert!(Sampler::new(much.clone()).is_err());
+    assert!(Sampler::for_tokenizer(much, &tokenizer()).is_err());
+    let ban = |token| LogitBias {
+        token: TokenId(token),
+        bias: Bias::Ban,
+    };
+    let biased = |token| SamplerConfig {
+        logit_bias: vec![ban(token)],
+        ..plain()
+    };
+    assert!(Sampler::for_tokenizer(biased(2), &tokenizer()).is_ok());
+    let refused = Sampler::for_tokenizer(biased(3), &tokenizer()).unwrap_err();
+    let (token, n_tokens) = (TokenId(3), 3);
+    assert_eq!(refused, ConfigError::BiasToken { token, n_tokens });
+}
+
+#[test]
+fn a_reset_draws_the_same_tokens_again() {
+    let mut chain = sampler(plain());
+    let mut draws = || -> Vec<u32> {
+        chain.reset();
+        let draw = |_| chain.sample(&[0.0; 100]).unwrap().0;
+        (0..8).map(draw).collect()
+    };
+    assert_eq!(draws(), draws());
+}
+
+#[test]
+fn draws_at_the_borders_of_shares() {
+    let drawn = |logits: &[f32], unit| {
+        let mut buffers = CandidateBuffers::default();
+        let candidates = Candidates::new(logits, &mut buffers).unwrap();
+        draw(&candidates, unit)
+    };
+    assert_eq!(drawn(&[0.0; 2], 0.49), Some(TokenId(0)));
+    assert_eq!(drawn(&[0.0; 2], 0.5), Some(TokenId(1)));
+    // However sums are rounded, an excluded token is not drawn.
+    assert_eq!(drawn(&[0.0, f32::NEG_INFINITY], 1.0), Some(TokenId(0)));
+}
+
+#[test]
+fn candidates_are_as_many_as_steps_can_exclude_and_one_more() {
+    let top_5 = SamplerConfig {
+        top_k: NonZeroU32::new(5),
+        ..plain()
+    };
+    let n = |edit: &dyn Fn(&mut SamplerConfig)| {
+        let mut config = top_5.clone();
+        edit(&mut config);
+        Sampler::for_tokenizer(config, &tokenizer())
+            .unwrap()
+            .n_candidates()
+    };
+    assert_eq!(n(&|_| ()), Some(6));
+    assert_eq!(n(&|c| c.temperature = 0.0), Some(2));
+    assert_eq!(n(&|c| c.top_k = None), None);
+    assert_eq!(n(&|c| c.mirostat = Some(Mirostat::default())), None);
+    assert_eq!(n(&|c| c.dry.multiplier = 0.8), None);
+    assert_eq!(n(&|c| c.min_tokens = 1), Some(7));
+    let penalties = |repeat, frequency, presence| {
+        n(&move |c| {
+            c.penalties = Penalties {
+                last_n: 8,
+                repeat,
+                frequency,
+                presence,
+            };
+        })
+    };
+    assert_eq!(penalties(1.0, 0.0, 0.0), Some(6));
+    for lowered in [(1.5, 0.0, 0.0), (1.0, 0.5, 0.0), (1.0, 0.0, 0.5)] {
+        assert_eq!(penalties(lowered.0, lowered.1, lowered.2), Some(14));
+    }
+    for raised in [(0.5, 0.0, 0.0), (1.0, -0.5, 0.0), (1.0, 0.0, -0.5)] {
+        assert_eq!(penalties(raised.0, raised.1, raised.2), None);
+    }
+    let biases = |biases: &[Bias]| {
+        let token = TokenId(0);
+        let biases = biases.iter().map(|&bias| LogitBias { token, bias });
+        let biases: Vec<LogitBias> = biases.collect();
+        n(&|c| c.logit_bias.clone_from(&biases))
+    };
+    assert_eq!(biases(&[Bias::Add(-1.0), Bias::Ban]), Some(8));
+    assert_eq!(biases(&[Bias::Add(-1.0), Bias::Add(1.0)]), None);
+    let mut own = sampler(top_5);
+    own.push_front(Box::new(MinP(0.1)));
+    assert_eq!(own.n_candidates(), None);
 }
 
 #[test]

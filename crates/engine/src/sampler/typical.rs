@@ -205,6 +205,28 @@ mod tests {
     }
 
     #[test]
+    fn shares_that_are_reached_exactly_count() {
+        let equal = [0.0; 4];
+        let mut typical = Typical::new(0.5);
+        assert_eq!(tokens_after(&mut typical, &equal), [0, 1]);
+        // The tokens before do not count.
+        let out = f32::NEG_INFINITY;
+        assert_eq!(tokens_after(&mut typical, &[out, out, 0.0, out]), [2]);
+        assert_eq!(tokens_after(&mut typical, &equal), [0, 1]);
+        assert_eq!(tokens_after(&mut xtc(1.0, 0.25), &equal), [3]);
+        // An excluded token is no top choice.
+        assert_eq!(tokens_after(&mut xtc(1.0, 0.0), &[1.0, 0.5, out]), [1, 2]);
+    }
+
+    #[test]
+    fn xtc_draws_from_a_stream_of_its_own() {
+        let mut step = xtc(0.25, 0.1);
+        assert_ne!(step.chance, unit(&mut ChaCha8Rng::seed_from_u64(7)));
+        step.chance = 0.25;
+        assert_eq!(tokens_after(&mut step, &[0.0; 2]), [0, 1]);
+    }
+
+    #[test]
     fn xtc_acts_as_often_as_its_probability_once_for_each_token() {
         let mut step = xtc(0.25, 0.1);
         let logits = [0.6f32, 0.4].map(f32::ln);
