@@ -38,6 +38,7 @@ mod branches;
 mod draft_model;
 mod drafted;
 pub(crate) mod models;
+mod not_a_number;
 mod prefixes;
 mod requests;
 mod speculation;
