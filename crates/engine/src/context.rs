@@ -121,7 +121,9 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
 
     /// Keeps the first `n_keep` tokens of a sequence, removes half of the others, and moves the
     /// rest down to close the gap. Tokens that share a position with one that is kept are kept too, and
-    /// those whose rows stay for good where old rows are apart ([`RecentTokens::n_first`]). Returns how many tokens were removed, with those whose cells a window had recycled.
+    /// those whose rows stay for good where old rows are apart
+    /// ([`RecentTokens::n_first`](kv_core::layers::RecentTokens::n_first)). Returns how many tokens were removed,
+    /// with those whose cells a window had recycled.
     ///
     /// # Errors
     /// [`EngineError::Refused`] where there is no such sequence; [`EngineError::NothingToDiscard`]
