@@ -33,7 +33,8 @@ pub(crate) struct KvArgs {
     #[arg(
         long,
         value_name = "N",
-        default_value_t = 1024, value_parser = value_parser!(u32).range(1..),
+        default_value_t = 1024,
+        value_parser = value_parser!(u32).range(1..),
         requires = "kv_type_old"
     )]
     pub(crate) kv_recent: u32,

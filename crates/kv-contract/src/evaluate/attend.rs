@@ -5,20 +5,13 @@
 //! rows are stored: they come as decoded numbers.
 
 use kv_core::graph::{
-    AttendSpec, Attention, IndexSpec, Input, Node, NodeId, Op, Relative, RelativeScores, ResultForm,
+    AttendSpec, Attention, IndexSpec, Input, Node, Op, Relative, RelativeScores, ResultForm,
 };
-use kv_core::{CellIdx, LayerIdx, PartIdx, Pos, Visibility};
+use kv_core::{CellIdx, LayerIdx, Pos, Visibility};
 
 use super::{Evaluator, Memory, Value, floats};
 
 impl Evaluator<'_> {
-    pub(super) fn part(&self, visibility: NodeId) -> PartIdx {
-        match self.graph.nodes()[visibility.as_usize()].op {
-            Op::Input(Input::Visibility { part, .. }) => part,
-            ref other => panic!("{other:?} is no visibility"),
-        }
-    }
-
     /// What rows see through the window that operand `at` names.
     pub(super) fn stored_visibility(&self, node: &Node, at: usize) -> &Visibility {
         match self.graph.nodes()[node.operands[at].as_usize()].op {
@@ -190,8 +183,7 @@ impl Evaluator<'_> {
     }
 
     pub(super) fn kq_soft_max(&self, node: &Node, spec: &AttendSpec, sinks: Option<&str>) -> Value {
-        let part = self.part(node.operands[1]);
-        let visibility = &self.inputs.parts[part.as_usize()].visibility;
+        let visibility = self.stored_visibility(node, 1);
         let slopes = spec.alibi.map(|alibi| alibi.slopes(spec.n_heads));
         let sinks = sinks.map(|name| self.weight(name));
         let n_kv = node.shape[2];
@@ -232,7 +224,7 @@ impl Evaluator<'_> {
         of: &IndexSpec,
         memory: &Memory,
     ) -> Value {
-        let visibility = &self.inputs.parts[self.part(node.operands[3]).as_usize()].visibility;
+        let visibility = self.stored_visibility(node, 3);
         let (_, rows) = self.layout.attended(layer).unwrap();
         let queries = self.operand(node, 0).chunks_exact(of.n_heads * of.dim);
         let weights = self.operand(node, 1).chunks_exact(of.n_heads);
@@ -266,7 +258,7 @@ impl Evaluator<'_> {
         spec: &AttendSpec,
         memory: &Memory,
     ) -> Value {
-        let visibility = &self.inputs.parts[self.part(node.operands[2]).as_usize()].visibility;
+        let visibility = self.stored_visibility(node, 2);
         let (_, rows) = self.layout.attended(layer).unwrap();
         let per_row = self.shape(node.operands[3])[1];
         let chosen: Vec<f32> = self.operand(node, 3).iter().map(|&r| r as f32).collect();

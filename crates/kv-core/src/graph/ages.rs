@@ -100,26 +100,32 @@ impl Rewrite<'_> {
         node: &Node,
         layer: LayerIdx,
         attention: Attention<'_>,
-        [q, stored]: [NodeId; 2],
+        rows: [NodeId; 2],
     ) -> Result<NodeId, GraphError> {
-        let part = self.part(layer);
-        let window = self.window_of(part).unwrap_or_default();
-        let seen = self.b.input(Input::Visibility { part, window })?;
+        let window = self.window_of(self.part(layer)).unwrap_or_default();
         let name = named(node, "recent");
-        let last = self
-            .b
-            .attend_partial(&name, layer, attention, [q, stored, seen])?;
+        let last = self.attend_through(&name, (layer, window), attention, rows)?;
         let Some(window) = window.first() else {
             return Ok(last);
         };
-        let seen = self.b.input(Input::Visibility { part, window })?;
-        let (name, spec) = (named(node, "first"), attention.spec);
-        let first = self
-            .b
-            .attend_partial(&name, layer, spec, [q, stored, seen])?;
+        let name = named(node, "first");
+        let first = self.attend_through(&name, (layer, window), attention.spec.into(), rows)?;
         let name = named(node, "both");
         self.b
             .merge_partials(&name, ResultForm::Partial, [first, last])
+    }
+
+    fn attend_through(
+        &mut self,
+        name: &str,
+        (layer, window): (LayerIdx, Window),
+        attention: Attention<'_>,
+        [q, stored]: [NodeId; 2],
+    ) -> Result<NodeId, GraphError> {
+        let part = self.part(layer);
+        let seen = self.b.input(Input::Visibility { part, window })?;
+        self.b
+            .attend_partial(name, layer, attention, [q, stored, seen])
     }
 
     /// Adds a node that stores; `second` stores the same as recent rows.

@@ -8,7 +8,7 @@ use super::stream::Stream;
 use super::unified::Unified;
 use crate::ids::{CellIdx, Pos, SeqId};
 use crate::visibility::CellRun;
-use crate::window::{PosRange, Window};
+use crate::window::Window;
 
 /// Recounts everything.
 ///
@@ -58,7 +58,7 @@ fn check_stream(stream: &Stream, window: Window) -> Result<(), String> {
             ));
         }
         stream
-            .end_without(seq, PosRange::EMPTY)
+            .end(seq)
             .check(seq, window)
             .map_err(|error| error.to_string())?;
     }

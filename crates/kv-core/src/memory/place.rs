@@ -13,7 +13,7 @@ use crate::batch::UBatch;
 use crate::ids::{CellIdx, Pos, SeqId, StreamIdx};
 use crate::seq_set::SeqSet;
 use crate::slot::{Shortage, SlotSearch};
-use crate::window::{PosRange, Window};
+use crate::window::Window;
 
 /// Finds cells for ubatches that are committed one after the other: the cell of each token, by
 /// ubatch.
@@ -146,20 +146,9 @@ fn later(ubatches: &[UBatch], step: usize, seq: SeqId) -> bool {
 
 /// Whether a token at the last position of a sequence misses nothing that its window reaches.
 fn check_repeat(memory: &Unified, seq: SeqId, last: Pos) -> Result<(), WindowForgotten> {
-    let window = memory.config().window;
-    let needed_from = window.oldest_key(last);
-    let stream = memory.streams.get(memory.stream_of(seq));
-    let forgotten = stream.and_then(|stream| stream.forgotten(seq));
-    let forgotten = forgotten.map_or(PosRange::EMPTY, |set| set.hull_without(PosRange::EMPTY));
-    match window.expired(last).intersection(forgotten) == forgotten || forgotten.is_empty() {
-        true => Ok(()),
-        false => Err(WindowForgotten {
-            seq,
-            window,
-            next: last,
-            needed_from,
-            forgotten,
-        }),
+    match memory.streams.get(memory.stream_of(seq)) {
+        Some(stream) => stream.end(seq).check_at(last, seq, memory.config().window),
+        None => Ok(()),
     }
 }
 

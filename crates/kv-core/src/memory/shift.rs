@@ -225,7 +225,7 @@ fn end_after(stream: &Stream, seq: SeqId, changes: PosRange, change: PosChange) 
         true => applied(change, pos),
         false => pos,
     };
-    let end = stream.end_without(seq, PosRange::EMPTY);
+    let end = stream.end(seq);
     SeqEnd {
         last: end.last.map(moved),
         forgotten: match end.forgotten {

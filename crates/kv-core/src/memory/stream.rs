@@ -160,6 +160,11 @@ impl Stream {
         self.head = cell.0 - self.cells.first_cell().0 + 1;
     }
 
+    /// How the sequence ends.
+    pub(super) fn end(&self, seq: SeqId) -> SeqEnd {
+        self.end_without(seq, PosRange::EMPTY)
+    }
+
     /// How the sequence would end without its tokens in `range`.
     pub(super) fn end_without(&self, seq: SeqId, range: PosRange) -> SeqEnd {
         let (Some(runs), Some(forgotten)) = (self.cells.runs(seq), self.forgotten(seq)) else {
@@ -205,14 +210,21 @@ impl SeqEnd {
 
     /// Whether the sequence can go on: its next token misses nothing of what its window keeps.
     pub(super) fn check(self, seq: SeqId, window: Window) -> Result<(), WindowForgotten> {
+        let last = self.last.unwrap_or(self.forgotten.last);
+        self.check_at(last.next(), seq, window)
+    }
+
+    /// The same for a token at position `next`.
+    pub(super) fn check_at(
+        self,
+        next: Pos,
+        seq: SeqId,
+        window: Window,
+    ) -> Result<(), WindowForgotten> {
         let forgotten = self.forgotten;
-        if forgotten.is_empty() {
-            return Ok(());
-        }
-        let next = self.last.unwrap_or(forgotten.last).next();
-        let expired = window.expired(next);
+        let is_expired = window.expired(next).intersection(forgotten) == forgotten;
         // A sequence without tokens would not know any more where it is.
-        if self.last.is_some() && expired.intersection(forgotten) == forgotten {
+        if forgotten.is_empty() || (self.last.is_some() && is_expired) {
             return Ok(());
         }
         Err(WindowForgotten {

@@ -44,7 +44,7 @@ impl StreamUndo {
     pub(super) fn check(&self, stream: &Stream, window: Window) -> Result<(), WindowForgotten> {
         for &(seq, last) in &self.ends {
             if let Some(last) = last {
-                let forgotten = stream.end_without(seq, PosRange::EMPTY).forgotten;
+                let forgotten = stream.end(seq).forgotten;
                 let last = self.leaves(stream, seq, last).then_some(last);
                 SeqEnd { last, forgotten }.check(seq, window)?;
             }

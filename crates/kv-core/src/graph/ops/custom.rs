@@ -9,8 +9,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::graph::op::{Input, Op};
-use crate::graph::spec::DType;
-use crate::graph::spec::{Given, Inferred, OpScope, OpSpec};
+use crate::graph::spec::{DType, Given, Inferred, OpScope, OpSpec};
 use crate::graph::{Claim, GraphBuilder, GraphError, NodeId};
 use crate::ids::LayerIdx;
 
