@@ -167,3 +167,13 @@ fn texts_are_what_they_are_alone_with_bamba() {
 fn texts_are_what_they_are_alone_with_granite() {
     check_texts(&tiny("granitemoehybrid"));
 }
+
+#[test]
+fn texts_are_what_they_are_alone_with_delta_rules() {
+    check_texts(&tiny("qwen3_next"));
+}
+
+#[test]
+fn texts_are_what_they_are_alone_with_short_convolutions() {
+    check_texts(&tiny("lfm2"));
+}
