@@ -5,6 +5,7 @@
 mod completion;
 mod context;
 mod decode;
+mod edits;
 mod embed;
 mod faults;
 mod generation;
@@ -18,7 +19,7 @@ mod logprobs;
 #[path = "faults/model.rs"]
 mod model;
 mod old_rows;
-mod recurrent;
+
 mod service;
 mod shared_rows;
 mod state;
