@@ -3,6 +3,7 @@
 //! Invariant: every number comes from the plan that the engine and the backend allocate by. Reads
 //! the file's header only.
 
+mod layers;
 mod text;
 
 use std::io::Write;
@@ -19,6 +20,7 @@ use model_core::model_file::tokenizer_spec;
 use model_core::tokenizer::Tokenizer;
 use serde::Serialize;
 
+use self::layers::LayerReport;
 use super::inspect::tensor_sizes;
 use crate::args::{PlanArgs, SwapArgs};
 use crate::backend_plan::{self, DeviceReport, Planned};
@@ -46,6 +48,8 @@ struct Report {
     n_seqs: u32,
     streams: Streams,
     parts: Vec<PartReport>,
+    /// The layers that remember something.
+    layers: Vec<LayerReport>,
     rows: Vec<RowsReport>,
     /// Layers whose recent rows are kept apart, with the further layers that have them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -222,6 +226,7 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         n_seqs: args.seqs,
         streams: config.streams,
         parts: parts(&settings, &plan),
+        layers: layers::of(settings.layers()),
         rows: plan.rows().iter().map(RowsReport::new).collect(),
         recent: settings.layers().recent().to_vec(),
         by_kind: KINDS.map(|kind| KindReport::new(&plan, kind)).into(),

@@ -5,6 +5,7 @@ use std::io::Write;
 use kv_core::memory::Streams;
 use kv_core::memory_plan::{MemoryPlan, PlannedKind};
 
+use super::layers::LayerReport;
 use super::{KINDS, PartReport, Report};
 use crate::backend_plan::{DeviceReport, LayersOnGpu};
 use crate::{machine, terminal};
@@ -51,7 +52,7 @@ pub(super) fn print(
     }
     match plan.rows() {
         [] => writeln!(out, "  an encoder: it remembers nothing")?,
-        _ => print_layers(plan, out)?,
+        _ => print_layers(&report.layers, plan, out)?,
     }
     if let Some(device) = &report.device {
         print_device(device, out)?;
@@ -142,8 +143,12 @@ fn print_device(device: &DeviceReport, out: &mut impl Write) -> std::io::Result<
     writeln!(out, "\n  in memory")
 }
 
-/// One line a layer, one column for each kind that occurs.
-fn print_layers(plan: &MemoryPlan, out: &mut impl Write) -> std::io::Result<()> {
+/// One line a layer, one column for each kind that occurs, and what the layer remembers.
+fn print_layers(
+    layers: &[LayerReport],
+    plan: &MemoryPlan,
+    out: &mut impl Write,
+) -> std::io::Result<()> {
     let kinds: Vec<PlannedKind> = KINDS
         .into_iter()
         .filter(|&kind| plan.bytes_of_kind(kind) > 0)
@@ -152,9 +157,9 @@ fn print_layers(plan: &MemoryPlan, out: &mut impl Write) -> std::io::Result<()> 
     for kind in &kinds {
         write!(out, "  {kind:>18}")?;
     }
-    writeln!(out, "  {:>12}", "sum")?;
-    for layer in plan.layers() {
-        let of_layer = || plan.rows().iter().filter(|rows| rows.layer == layer);
+    writeln!(out, "  {:>12}  remembers", "sum")?;
+    for LayerReport { layer, remembers } in layers {
+        let of_layer = || plan.rows().iter().filter(|rows| rows.layer == *layer);
         let part = of_layer().find_map(|rows| rows.part);
         let part = part.map_or_else(|| "-".to_owned(), |part| part.to_string());
         write!(out, "  {:5}  {part:>4}", layer.0)?;
@@ -165,7 +170,8 @@ fn print_layers(plan: &MemoryPlan, out: &mut impl Write) -> std::io::Result<()> 
             });
             write!(out, "  {text:>18}")?;
         }
-        writeln!(out, "  {:>12}", bytes(plan.bytes_of_layer(layer)))?;
+        let sum = bytes(plan.bytes_of_layer(*layer));
+        writeln!(out, "  {sum:>12}  {remembers}")?;
     }
     write!(out, "    all      ")?;
     for &kind in &kinds {
