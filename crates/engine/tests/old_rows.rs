@@ -140,25 +140,28 @@ fn bits_are_the_same_whichever_way_tokens_come() {
         let narrow = || with_first(n_first, narrow());
         let (a, b) = (tokens(0, N_TOKENS), tokens(5, N_TOKENS));
         let whole = feed(&mut engine(&file, &narrow()), A, &a);
-        for streams in [Streams::Shared, Streams::PerSequence] {
-            for (n_piece, n_ubatch) in [(1, 64), (7, 64), (64, 64), (N_TOKENS, 17)] {
-                let config = EngineConfig {
-                    streams,
-                    n_ubatch,
-                    ..narrow()
-                };
-                let mut engine = engine(&file, &config);
-                let mut last = Vec::new();
-                for (a, b) in a.chunks(n_piece).zip(b.chunks(n_piece)) {
-                    let mut batch = Batch::new();
-                    for (&a, &b) in a.iter().zip(b) {
-                        batch.push_token(b).in_sequence(B);
-                        batch.push_token(a).in_sequence(A).with_output();
-                    }
-                    last = engine.decode(&batch).unwrap().last().unwrap().to_vec();
+        for (streams, n_piece, n_ubatch) in [
+            (Streams::Shared, 1, 64),
+            (Streams::PerSequence, 7, 64),
+            (Streams::Shared, 64, 64),
+            (Streams::PerSequence, N_TOKENS, 17),
+        ] {
+            let config = EngineConfig {
+                streams,
+                n_ubatch,
+                ..narrow()
+            };
+            let mut engine = engine(&file, &config);
+            let mut last = Vec::new();
+            for (a, b) in a.chunks(n_piece).zip(b.chunks(n_piece)) {
+                let mut batch = Batch::new();
+                for (&a, &b) in a.iter().zip(b) {
+                    batch.push_token(b).in_sequence(B);
+                    batch.push_token(a).in_sequence(A).with_output();
                 }
-                assert!(last == whole, "pieces of {n_piece}, ubatches of {n_ubatch}");
+                last = engine.decode(&batch).unwrap().last().unwrap().to_vec();
             }
+            assert!(last == whole, "pieces of {n_piece}, ubatches of {n_ubatch}");
         }
     }
 }

@@ -110,30 +110,32 @@ pub fn routes_choose_from_groups<B: Backend>(subject: &Subject<B>) {
             n_used,
             score,
         });
-    for (groups, spec) in groups.flat_map(|g| specs(4).map(move |spec| (g, spec))) {
-        for (bias, scale, n) in [
-            (None, 1.0, 6),
-            (None, 2.5, 40),
-            (Some("bias"), 1.0, 1),
-            (Some("bias"), 0.7, 40),
-        ] {
-            let spec = RouteSpec {
-                scale,
-                groups: (groups.n_groups > 1).then_some(groups),
-                ..spec
+    let specs: Vec<_> = groups
+        .flat_map(|g| specs(4).map(move |spec| (g, spec)))
+        .collect();
+    let cases = [
+        (None, 1.0, 6),
+        (None, 2.5, 40),
+        (Some("bias"), 1.0, 1),
+        (Some("bias"), 0.7, 40),
+    ];
+    for ((groups, spec), (bias, scale, n)) in subject.combine(&specs, &cases) {
+        let spec = RouteSpec {
+            scale,
+            groups: (groups.n_groups > 1).then_some(groups),
+            ..spec
+        };
+        let graph = graph(n, 24, |b, x| {
+            let logits = b.linear("logits", x, "router", 40)?;
+            let routing = Routing {
+                bias,
+                ..Routing::from(spec)
             };
-            let graph = graph(n, 24, |b, x| {
-                let logits = b.linear("logits", x, "router", 40)?;
-                let routing = Routing {
-                    bias,
-                    ..Routing::from(spec)
-                };
-                scaled_sum(b, x, logits, routing)
-            });
-            let weights = memory_weights(&graph, 55);
-            let step = step(n, 0, 24, 1);
-            compare(subject, &graph, weights, &step, subject.tolerance.graph);
-        }
+            scaled_sum(b, x, logits, routing)
+        });
+        let weights = memory_weights(&graph, 55);
+        let step = step(n, 0, 24, 1);
+        compare(subject, &graph, weights, &step, subject.tolerance.graph);
     }
 }
 

@@ -93,13 +93,9 @@ impl<'a, B: Backend> Both<'a, B> {
     }
 }
 
-fn kv_types<B: Backend>(subject: &Subject<B>) -> Vec<KvType> {
-    subject.backend.info().kv_types
-}
-
 /// A prompt and then single tokens, all logits wanted.
 fn prompt_and_decode<B: Backend>(subject: &Subject<B>, graph_of: fn(GraphShape) -> Graph) {
-    for kv_type in kv_types(subject) {
+    for kv_type in subject.types_in_models() {
         let mut both = Both::new(subject, graph_of, kv_type);
         let mut random = Random::new(42);
         let cells = random.permutation(N_CELLS);
@@ -181,7 +177,9 @@ pub fn a_small_model_with_every_option_computes<B: Backend>(subject: &Subject<B>
 
 /// One text in one batch, in chunks, and token by token, gives the same logits.
 pub fn chunks_give_what_the_whole_gives<B: Backend>(subject: &Subject<B>) {
-    for kv_type in kv_types(subject) {
+    // Single tokens at the beginning and behind a tile of 32.
+    let chunks = [&[1, 1, 1, 28, 1, 1, 1, 1, 1, 4][..], &[7, 33], &[32, 1, 7]];
+    for (kv_type, sizes) in subject.combine(&subject.types_in_models(), &chunks) {
         let mut random = Random::new(43);
         let cells: Vec<u32> = (0..40).collect();
         let tokens = text(&mut random, 0, 0, &cells);
@@ -197,18 +195,14 @@ pub fn chunks_give_what_the_whole_gives<B: Backend>(subject: &Subject<B>) {
             (all, both.tolerance())
         };
         let (whole, tolerance) = logits(&[40]);
-        let wanted = floats(&whole);
-        // Single tokens at the beginning and behind a tile of 32.
-        for sizes in [&[1, 1, 1, 28, 1, 1, 1, 1, 1, 4][..], &[7, 33], &[32, 1, 7]] {
-            let what = format!("chunks of {sizes:?}");
-            assert_close(&what, &logits(sizes).0, &wanted, tolerance);
-        }
+        let what = format!("chunks of {sizes:?}");
+        assert_close(&what, &logits(sizes).0, &floats(&whole), tolerance);
     }
 }
 
 /// Several texts in one batch, in any cells, give what each gives alone.
 pub fn strangers_do_not_matter<B: Backend>(subject: &Subject<B>) {
-    for kv_type in kv_types(subject) {
+    for kv_type in subject.types_in_models() {
         let mut random = Random::new(44);
         let cells = random.permutation(N_CELLS);
         let texts: Vec<Vec<Token>> = (0..3)
@@ -243,7 +237,7 @@ pub fn strangers_do_not_matter<B: Backend>(subject: &Subject<B>) {
 /// A run writes the cells of its tokens in every layer, and no other.
 pub fn a_run_changes_only_its_own_cells<B: Backend>(subject: &Subject<B>) {
     let backend = &subject.backend;
-    for kv_type in kv_types(subject) {
+    for kv_type in subject.types_in_models() {
         let mut both = Both::new(subject, tiny_llama, kv_type);
         let before = fill(backend, &mut both.rows, 45);
         let own = [9u32, 3, 60, 10];
@@ -261,7 +255,7 @@ pub fn a_run_changes_only_its_own_cells<B: Backend>(subject: &Subject<B>) {
 
 /// A run without wanted rows gives an empty output and still stores its tokens.
 pub fn no_outputs_are_no_error<B: Backend>(subject: &Subject<B>) {
-    for kv_type in kv_types(subject) {
+    for kv_type in subject.types_in_models() {
         let mut both = Both::new(subject, tiny_llama, kv_type);
         let cells: Vec<u32> = (0..12).collect();
         let tokens = text(&mut Random::new(47), 0, 0, &cells);
@@ -276,7 +270,7 @@ pub fn no_outputs_are_no_error<B: Backend>(subject: &Subject<B>) {
 
 /// One program runs for many steps and gives what fresh ones give.
 pub fn a_program_runs_again_and_again<B: Backend>(subject: &Subject<B>) {
-    let kv_type = kv_types(subject)[0];
+    let kv_type = subject.backend.info().kv_types[0];
     let cells: Vec<u32> = (0..20).collect();
     let tokens = text(&mut Random::new(48), 0, 0, &cells);
     let mut both = Both::new(subject, tiny_llama, kv_type);

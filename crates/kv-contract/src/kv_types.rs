@@ -70,10 +70,7 @@ fn hard_rows(n: usize) -> Vec<Vec<f32>> {
 pub fn hard_rows_are_encoded_bit_for_bit<B: Backend>(subject: &Subject<B>) {
     let backend = &subject.backend;
     let dims = [(2, 64, 32), (4, 16, 8), (1, 96, 128), (4, 24, 40)];
-    for ((heads, k_dim, v_dim), types) in dims
-        .into_iter()
-        .flat_map(|dims| pairs(backend).into_iter().map(move |t| (dims, t)))
-    {
+    for (types, (heads, k_dim, v_dim)) in subject.combine(&pairs(backend), &dims) {
         let (k, v) = (hard_rows(heads * k_dim), hard_rows(heads * v_dim));
         let layout = layout(1, k.len(), (heads, k_dim, v_dim), &types);
         let mut rows = backend.allocate(&layout).unwrap();
@@ -131,10 +128,7 @@ pub fn attends_over_every_pair_of_types<B: Backend>(subject: &Subject<B>) {
         spec(3, 1, 96, 64),
         spec(2, 2, 48, 80),
     ];
-    for (spec, types) in specs
-        .into_iter()
-        .flat_map(|spec| pairs(backend).into_iter().map(move |t| (spec, t)))
-    {
+    for (types, spec) in subject.combine(&pairs(backend), &specs) {
         let layout = layout(1, 48, (spec.kv_heads, spec.k_dim, spec.v_dim), &types);
         let mut rows = backend.allocate(&layout).unwrap();
         fill(backend, &mut rows, 73);

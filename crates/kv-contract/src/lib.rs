@@ -44,6 +44,7 @@ pub mod sparse;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
+use kv_core::KvType;
 use kv_core::backend::{Backend, BackendError};
 use kv_core::block::BlockFormat;
 
@@ -112,6 +113,17 @@ impl Known {
     }
 }
 
+/// How many combinations of types and cases a suite tries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Combinations {
+    /// Every type with every case.
+    #[default]
+    All,
+    /// Every type and every case at least once, and every third type of rows in whole models: for
+    /// devices that are simulated, whose kernels one suite with all combinations has tried.
+    Sampled,
+}
+
 /// A backend under test, with what it declares of itself.
 #[derive(Debug)]
 pub struct Subject<B> {
@@ -123,6 +135,8 @@ pub struct Subject<B> {
     pub known: Vec<Known>,
     /// Whether it took custom operations.
     pub custom_ops: Result<(), BackendError>,
+    /// How many combinations are tried.
+    pub combinations: Combinations,
 }
 
 impl<B: Backend> Subject<B> {
@@ -136,12 +150,46 @@ impl<B: Backend> Subject<B> {
             custom_ops,
             tolerance: Tolerance::default(),
             known: Vec::new(),
+            combinations: Combinations::All,
         }
     }
 
     /// The same with another tolerance.
     pub fn with_tolerance(self, tolerance: Tolerance) -> Self {
         Self { tolerance, ..self }
+    }
+
+    /// The same with other combinations.
+    pub fn with_combinations(self, combinations: Combinations) -> Self {
+        Self {
+            combinations,
+            ..self
+        }
+    }
+
+    /// The types of rows that are tried in whole models.
+    fn types_in_models(&self) -> Vec<KvType> {
+        let all = self.backend.info().kv_types;
+        match self.combinations {
+            Combinations::All => all,
+            Combinations::Sampled => all.into_iter().step_by(3).collect(),
+        }
+    }
+
+    /// Pairs of the values of two lists.
+    fn combine<X: Clone, Y: Clone>(&self, xs: &[X], ys: &[Y]) -> Vec<(X, Y)> {
+        let pair = |(x, y): (&X, &Y)| (x.clone(), y.clone());
+        match self.combinations {
+            Combinations::All => {
+                let pairs = xs.iter().flat_map(|x| ys.iter().map(move |y| (x, y)));
+                pairs.map(pair).collect()
+            }
+            Combinations::Sampled => {
+                let n = xs.len().max(ys.len());
+                let pairs = xs.iter().cycle().zip(ys.iter().cycle());
+                pairs.take(n).map(pair).collect()
+            }
+        }
     }
 
     /// The same with known failures.

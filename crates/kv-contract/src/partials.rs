@@ -200,20 +200,28 @@ const RECENT: [RecentTokens; 2] = [
     },
 ];
 
+/// A specification with its sinks, how much is seen, and which tokens are no old ones.
+type Case = ((AttendSpec, Option<&'static str>), ([u32; 2], RecentTokens));
+
+/// Every specification with every size and both kinds of recent tokens.
+fn cases() -> Vec<Case> {
+    let sizes = SIZES.into_iter().flat_map(|s| RECENT.map(|r| (s, r)));
+    sizes
+        .flat_map(|size| variants().map(|v| (v, size)))
+        .collect()
+}
+
 /// Partial results are those of attention over their rows, with the logarithm of the sum of
 /// exponentials behind each head; `-inf` where nothing was seen.
 pub fn partial_results_have_logarithms<B: Backend>(subject: &Subject<B>) {
-    for kv_type in subject.backend.info().kv_types {
-        for (spec, sinks) in variants() {
-            for (size, recent) in SIZES.into_iter().flat_map(|s| RECENT.map(|r| (s, r))) {
-                let aged = Aged::new(spec, recent, [kv_type; 2], size);
-                let graph = aged.graph(sinks);
-                let v_dim = aged.spec.v_dim;
-                let what = format!("{kv_type}, {size:?}, {recent}");
-                for (got, wanted) in aged.run(subject, &graph).into_iter().skip(1) {
-                    compare(&what, (&got, &wanted), v_dim, subject.tolerance.attend);
-                }
-            }
+    let types = subject.backend.info().kv_types;
+    for (kv_type, ((spec, sinks), (size, recent))) in subject.combine(&types, &cases()) {
+        let aged = Aged::new(spec, recent, [kv_type; 2], size);
+        let graph = aged.graph(sinks);
+        let v_dim = aged.spec.v_dim;
+        let what = format!("{kv_type}, {size:?}, {recent}");
+        for (got, wanted) in aged.run(subject, &graph).into_iter().skip(1) {
+            compare(&what, (&got, &wanted), v_dim, subject.tolerance.attend);
         }
     }
 }
@@ -239,17 +247,15 @@ fn compare(what: &str, (got, wanted): (&[f32], &[f64]), v_dim: usize, tolerance:
 /// Merged partial results over recent and old rows, of any two types, are the attention over both.
 pub fn recent_and_old_rows_merge<B: Backend>(subject: &Subject<B>) {
     let types = subject.backend.info().kv_types;
-    let pairs = types.iter().zip(types.iter().rev());
-    for (&recent, &old) in pairs {
-        for (spec, sinks) in variants() {
-            for (size, tokens) in SIZES.into_iter().flat_map(|s| RECENT.map(|r| (s, r))) {
-                let aged = Aged::new(spec, tokens, [recent, old], size);
-                let graph = aged.graph(sinks);
-                let (got, wanted) = aged.run(subject, &graph).swap_remove(0);
-                let what = format!("{recent} and {old}, {size:?}, {tokens}");
-                assert_close(&what, &got, &wanted, subject.tolerance.attend);
-            }
-        }
+    let pairs: Vec<[KvType; 2]> = (types.iter().zip(types.iter().rev()))
+        .map(|(&recent, &old)| [recent, old])
+        .collect();
+    for ([recent, old], ((spec, sinks), (size, tokens))) in subject.combine(&pairs, &cases()) {
+        let aged = Aged::new(spec, tokens, [recent, old], size);
+        let graph = aged.graph(sinks);
+        let (got, wanted) = aged.run(subject, &graph).swap_remove(0);
+        let what = format!("{recent} and {old}, {size:?}, {tokens}");
+        assert_close(&what, &got, &wanted, subject.tolerance.attend);
     }
 }
 
