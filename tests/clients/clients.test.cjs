@@ -68,6 +68,11 @@ test("anthropic: a message whole and streamed, a call of a tool, an error", asyn
     tool_choice: { type: "any" },
   });
   assert.match(called.content[0].input.city, /Rome|Oslo/);
+  const format = { type: "json_schema", schema: parameters };
+  const typed = await anthropic.messages.create({
+    ...options, max_tokens: 60, output_config: { format },
+  });
+  assert.match(JSON.parse(typed.content[0].text).city, /Rome|Oslo/);
   const wrong = anthropic.messages.create({ ...options, model: "claude" });
   await assert.rejects(wrong, Anthropic.NotFoundError);
 });

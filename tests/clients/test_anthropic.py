@@ -1,6 +1,9 @@
 """The client of Anthropic, as it comes from its registry."""
 
+from typing import Literal
+
 import anthropic
+import pydantic
 import pytest
 
 # The client has no `temperature` any more; servers have.
@@ -51,6 +54,15 @@ def test_a_tool_round_trip(client):
         {"role": "user", "content": [result]},
     ]
     assert client.messages.create(**options, messages=after).content
+
+
+class Place(pydantic.BaseModel):
+    city: Literal["Rome", "Oslo"]
+
+
+def test_an_answer_is_an_object_of_a_schema(client):
+    answer = client.messages.parse(**OPTIONS, messages=HELLO, output_format=Place)
+    assert answer.parsed_output.city in ("Rome", "Oslo")
 
 
 def test_tokens_are_counted(client):

@@ -121,6 +121,47 @@ fn a_stop_sequence_is_named() {
 }
 
 #[test]
+fn an_answer_is_held_to_its_format() {
+    let server = Setup::default().start();
+    let send = |extra: Value| post(server.address, "/v1/messages", &body(extra));
+    let schema = json!({"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+                        "required": ["city"], "additionalProperties": false});
+    let format = json!({"type": "json_schema", "schema": schema});
+    let new = json!({"output_config": {"format": format}, "max_tokens": 60});
+    for extra in [new, json!({"output_format": format, "max_tokens": 60})] {
+        let message = send(extra).json();
+        let text = message["content"][0]["text"].as_str().unwrap();
+        let value: Value = serde_json::from_str(text).unwrap();
+        assert!(["Rome", "Oslo"].contains(&value["city"].as_str().unwrap()));
+    }
+    let wrong = json!({"type": "object", "properties": {"a": {"not": {}}}});
+    let tool = json!({"name": "f", "input_schema": {"type": "object"}});
+    for (extra, wanted) in [
+        (
+            json!({"output_config": {"format": {"type": "json_schema", "schema": wrong}}}),
+            "'/properties/a/not'",
+        ),
+        (json!({"output_format": {"type": "xml"}}), "'output_format.type'"),
+        (json!({"output_format": {"type": "json_schema"}}), "needs a 'schema'"),
+        (
+            json!({"output_format": format, "output_config": {"format": format}}),
+            "give one of them",
+        ),
+        (
+            json!({"output_config": {"format": format}, "tools": [tool],
+                   "tool_choice": {"type": "any"}}),
+            "'output_config.format'",
+        ),
+    ] {
+        let reply = send(extra);
+        assert_eq!(reply.status, 400, "{}", reply.body);
+        let error = reply.json();
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(message.contains(wanted), "{message}");
+    }
+}
+
+#[test]
 fn errors_have_anthropics_shape() {
     let server = Setup::with_keys("secret").start();
     let send = |body: &Value, key: &str| {

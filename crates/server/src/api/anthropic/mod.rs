@@ -17,13 +17,14 @@ use serde_json::{Map, Value, json};
 
 use self::blocks::{Content, Message};
 use crate::api::on_post;
+use crate::api::openai::json_schema;
 use crate::api::openai::messages::messages;
 use crate::api::openai::tools::Tools;
 use crate::api::params::{SamplingParams, random_id};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
-use crate::generate::{Answer, ChatPrompt, Finish, GenerateRequest, Output, Piece, Prompt};
+use crate::generate::{Answer, ChatPrompt, Constraint, Finish, GenerateRequest, Output, Piece, Prompt};
 use crate::json::{self, Body, Neutral, Refused};
 use crate::model::{Job, ServedModel};
 use crate::stream::{self, Encoder};
@@ -49,6 +50,15 @@ struct Fields {
     stop_sequences: Option<Vec<String>>,
     stream: Option<bool>,
     thinking: Option<Thinking>,
+    output_config: Option<OutputConfig>,
+    /// The older place of `output_config.format`.
+    output_format: Option<Value>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct OutputConfig {
+    format: Option<Value>,
+    effort: Option<String>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -117,7 +127,13 @@ fn read(body: &Body, fields: &Fields, model: &ServedModel) -> Result<GenerateReq
         sampler: sampling.sampler(model.settings())?,
         max_tokens: Some(max_tokens),
         stop,
-        constraint: tools.constraint(),
+        constraint: match (tools.constraint(), constraint(fields)?) {
+            (Some(_), Some(_)) => {
+                let message = "an answer that has to call a tool has no 'output_config.format'";
+                return Err(ApiError::invalid_param("output_config.format", message));
+            }
+            (forced, asked) => forced.or(asked),
+        },
         output: Output::Chat(tools.used()),
         logprobs: Logprobs::Off,
         choices: Choices::default(),
@@ -127,9 +143,36 @@ fn read(body: &Body, fields: &Fields, model: &ServedModel) -> Result<GenerateReq
     })
 }
 
+/// `output_config.format`, or `output_format`.
+fn constraint(fields: &Fields) -> Result<Option<Constraint>, ApiError> {
+    let config = fields.output_config.as_ref();
+    let new = config.and_then(|config| config.format.as_ref());
+    let (format, at) = match (new, &fields.output_format) {
+        (Some(_), Some(_)) => {
+            let message = "'output_format' is 'output_config.format': give one of them";
+            return Err(ApiError::invalid_param("output_format", message));
+        }
+        (Some(format), None) => (format, ["output_config.format", "output_config.format.schema"]),
+        (None, Some(format)) => (format, ["output_format", "output_format.schema"]),
+        (None, None) => return Ok(None),
+    };
+    let [param, schema] = at;
+    match format.get("type").and_then(Value::as_str) {
+        Some("json_schema") => json_schema(format.get("schema"), schema).map(Some),
+        _ => {
+            let message = format!("'{param}.type' must be json_schema");
+            Err(ApiError::invalid_param(format!("{param}.type"), message))
+        }
+    }
+}
+
 /// The prompt of the messages, with the tools that the template describes.
 fn chat(fields: &Fields, tools: &Tools) -> Result<ChatPrompt, ApiError> {
     let mut variables = thinking(fields)?;
+    let config = fields.output_config.as_ref();
+    if let Some(effort) = config.and_then(|config| config.effort.as_ref()) {
+        variables.insert("reasoning_effort".to_owned(), json!(effort));
+    }
     tools.add_to(&mut variables);
     let list = blocks::messages(fields.system.as_ref(), &fields.messages)?;
     Ok(ChatPrompt {

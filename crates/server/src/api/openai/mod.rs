@@ -109,7 +109,10 @@ fn constraint(body: &Body) -> Result<Option<Constraint>, ApiError> {
 }
 
 /// The schema of a format `json_schema`, which stands at this path of the request.
-fn json_schema(schema: Option<&Value>, param: &'static str) -> Result<Constraint, ApiError> {
+pub(in crate::api) fn json_schema(
+    schema: Option<&Value>,
+    param: &'static str,
+) -> Result<Constraint, ApiError> {
     match schema {
         Some(schema) if schema.is_object() || schema.is_boolean() => Ok(Constraint::JsonSchema {
             schema: schema.clone(),

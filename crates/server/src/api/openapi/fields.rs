@@ -226,6 +226,8 @@ pub(in crate::api) const MESSAGES: &[Field] = &[
     field("stop_sequences", Kind::Texts),
     field("stream", Kind::Flag),
     field("thinking", Kind::Object),
+    field("output_config", Kind::Object),
+    field("output_format", Kind::Object),
     field("tools", Kind::Objects),
     field("tool_choice", Kind::Object),
 ];
