@@ -4,6 +4,7 @@
 //! Invariant: a grammar that was compiled uses nothing that it ignores, and at least one text can begin
 //! as it wants. Knows nothing of sampling.
 
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -24,12 +25,16 @@ pub struct GrammarCompiler {
     factory: ParserFactory,
     /// Tokens of the vocabulary.
     n_tokens: usize,
+    /// Control tokens that do not end a text.
+    controls: BTreeSet<TokenId>,
 }
 
 /// A compiled grammar.
 pub struct Grammar {
     matcher: Matcher,
     n_tokens: usize,
+    /// Tokens that pass by the grammar wherever a text may end.
+    passing: Arc<BTreeSet<TokenId>>,
 }
 
 impl GrammarCompiler {
@@ -60,6 +65,11 @@ impl GrammarCompiler {
         Ok(Self {
             factory: factory.map_err(cannot)?,
             n_tokens,
+            controls: (0..vocab_size)
+                .map(TokenId)
+                .filter(|id| tokenizer.token_kind(*id) == Some(TokenKind::Control))
+                .filter(|id| !ends.contains(&id.0))
+                .collect(),
         })
     }
 
@@ -100,6 +110,19 @@ impl GrammarCompiler {
         compiled.map_err(|reason| GrammarError::Grammar { reason })
     }
 
+    /// As [`lark`](Self::lark), for a grammar of free text with parts that it holds to a form. Wherever
+    /// the text may end, control tokens pass by it, but for those that it names.
+    ///
+    /// # Errors
+    /// [`GrammarError::Grammar`].
+    pub fn lark_in_text(&self, grammar: &str, named: &[TokenId]) -> Result<Grammar, GrammarError> {
+        let others = self.controls.iter().filter(|id| !named.contains(id));
+        Ok(Grammar {
+            passing: Arc::new(others.copied().collect()),
+            ..self.lark(grammar)?
+        })
+    }
+
     fn compile(&self, grammar: TopLevelGrammar) -> Result<Grammar, String> {
         guarded(|| {
             let parser = self.factory.create_parser(grammar);
@@ -115,6 +138,7 @@ impl GrammarCompiler {
                 .then_some(Grammar {
                     matcher,
                     n_tokens: self.n_tokens,
+                    passing: Arc::default(),
                 })
                 .ok_or_else(impossible)
         })
@@ -125,7 +149,11 @@ impl Grammar {
     /// A sampler step that holds one text to the grammar, for
     /// [`Generation::with_step`](engine::Generation::with_step).
     pub fn step(&self) -> GrammarStep {
-        GrammarStep::new(self.matcher.deep_clone(), self.n_tokens)
+        GrammarStep::new(
+            self.matcher.deep_clone(),
+            self.n_tokens,
+            Arc::clone(&self.passing),
+        )
     }
 }
 
@@ -171,6 +199,11 @@ fn with_short_spaces(schema: &Value) -> Value {
         members.entry("x-guidance").or_insert(options);
     }
     schema
+}
+
+/// The JSON of a schema, as a rule of a grammar for [`GrammarCompiler::lark`].
+pub fn json_rule(schema: &Value) -> String {
+    format!("%json {}", with_short_spaces(schema))
 }
 
 /// Runs code of `llguidance`, which may panic where a grammar surprises it.

@@ -23,6 +23,6 @@ mod error;
 mod locate;
 mod step;
 
-pub use compiler::{Grammar, GrammarCompiler};
+pub use compiler::{Grammar, GrammarCompiler, json_rule};
 pub use error::GrammarError;
 pub use step::{GrammarFailure, GrammarStep};

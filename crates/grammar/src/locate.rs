@@ -30,7 +30,8 @@ pub(crate) fn locate(
     loop {
         let part = root.pointer(&pointer).unwrap_or(&Value::Null);
         let next = parts(part, &pointer, &root).into_iter().find_map(|place| {
-            let inner = root.pointer(&place)?;
+            // `false` allows nothing, and is what its schema means.
+            let inner = root.pointer(&place).filter(|part| !part.is_boolean())?;
             // A circle leads back to a part that is refused for another reason.
             let target = inner.get("$ref").and_then(Value::as_str);
             let target = target.and_then(|place| place.strip_prefix(ROOT));

@@ -3,6 +3,7 @@
 //! Invariant: after a failure, no token is left, now and later. Knows nothing of how grammars are
 //! compiled.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
@@ -14,6 +15,8 @@ use llguidance::Matcher;
 pub struct GrammarStep {
     matcher: Matcher,
     n_tokens: usize,
+    /// Tokens that pass by the grammar wherever the text may end.
+    passing: Arc<BTreeSet<TokenId>>,
     failure: GrammarFailure,
 }
 
@@ -37,10 +40,11 @@ impl GrammarFailure {
 }
 
 impl GrammarStep {
-    pub(crate) fn new(matcher: Matcher, n_tokens: usize) -> Self {
+    pub(crate) fn new(matcher: Matcher, n_tokens: usize, passing: Arc<BTreeSet<TokenId>>) -> Self {
         Self {
             matcher,
             n_tokens,
+            passing,
             failure: GrammarFailure::default(),
         }
     }
@@ -53,10 +57,12 @@ impl GrammarStep {
 
 impl Step for GrammarStep {
     fn apply(&mut self, candidates: &mut Candidates<'_>) {
+        let may_end = !self.passing.is_empty() && self.matcher.is_accepting().unwrap_or(false);
         match self.matcher.compute_mask_or_eos() {
             Ok(mask) => candidates.retain(|candidate| {
                 let id = candidate.token;
-                id.as_usize() < self.n_tokens && mask.is_allowed(id.0)
+                let is_allowed = id.as_usize() < self.n_tokens && mask.is_allowed(id.0);
+                is_allowed || (may_end && self.passing.contains(&id))
             }),
             Err(error) => {
                 self.failure.set(&error.to_string());
@@ -66,7 +72,7 @@ impl Step for GrammarStep {
     }
 
     fn accept(&mut self, token: TokenId, origin: TokenOrigin) {
-        if origin == TokenOrigin::Prompt {
+        if origin == TokenOrigin::Prompt || self.passing.contains(&token) {
             return;
         }
         // The matcher keeps the error, and computes no mask any more.

@@ -201,6 +201,10 @@ fn what_cannot_be_compiled_is_refused_with_its_place() {
             r#"{"type": "object", "properties": {"a": {"items": {"type": "array", "uniqueItems": true}}}}"#,
             "/properties/a/items/uniqueItems",
         ),
+        (
+            r#"{"type": "object", "properties": {"a": {"pattern": "("}}, "additionalProperties": false}"#,
+            "/properties/a/pattern",
+        ),
         (r##"{"items": {"$ref": "#/$defs/none"}}"##, "/items/$ref"),
         (
             r##"{"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"type": "integer", "minimum": "3"}}}"##,
@@ -237,4 +241,58 @@ fn what_cannot_be_compiled_is_refused_with_its_place() {
         GrammarCompiler::new(&endless).map(drop).unwrap_err(),
         GrammarError::NoEndToken
     );
+}
+
+/// Text is free until a call begins; then only what the grammar allows can follow, and control tokens
+/// pass wherever the text may end.
+#[test]
+fn text_is_free_until_a_mark() {
+    let tokenizer = tokenizer();
+    let compiler = GrammarCompiler::new(&tokenizer).unwrap();
+    let call = cellar_grammar::json_rule(&serde_json::json!({
+        "type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"],
+        "additionalProperties": false,
+    }));
+    let lark =
+        |head: &str| format!("start: (head call)* TEXT\n{head}\ncall: {call}\nTEXT: /(.|\\n)*/\n");
+    let byte = |c: u8| TokenId(BYTE_0 + u32::from(c));
+    let allowed = |sampler: &mut Sampler, id: TokenId| {
+        let mut logits = vec![0.0; tokenizer.n_tokens()];
+        logits[id.as_usize()] = 9.0;
+        sampler.sample(&logits).unwrap() == id
+    };
+    let text = compiler
+        .lark_in_text(&lark("head[lazy]: TEXT \"<c>\""), &[])
+        .unwrap();
+    let mut held = sampler(text.step());
+    let push = |held: &mut Sampler, text: &str| {
+        for c in text.bytes() {
+            assert!(allowed(held, byte(c)), "{text}: {}", char::from(c));
+            held.accept(byte(c), TokenOrigin::Generated);
+        }
+    };
+    push(&mut held, "x <b");
+    assert!(allowed(&mut held, MARK) && allowed(&mut held, EOS));
+    held.accept(MARK, TokenOrigin::Generated);
+    push(&mut held, "<c>");
+    for wrong in [byte(b'x'), byte(b'['), MARK, EOS] {
+        assert!(!allowed(&mut held, wrong), "{wrong:?}");
+    }
+    push(&mut held, "{\"age\": 1");
+    assert!(!allowed(&mut held, byte(b'x')));
+    push(&mut held, "}");
+    assert!(allowed(&mut held, EOS) && allowed(&mut held, MARK));
+    push(&mut held, " y<c>{\"age\"");
+    assert!(!allowed(&mut held, EOS));
+
+    // A mark that is a control token, which the grammar names.
+    let head = format!("head: TEXT <[{}]>", MARK.0);
+    let named = compiler.lark_in_text(&lark(&head), &[MARK]).unwrap();
+    let mut held = sampler(named.step());
+    push(&mut held, "x<c>");
+    assert!(allowed(&mut held, MARK) && allowed(&mut held, EOS));
+    held.accept(MARK, TokenOrigin::Generated);
+    assert!(!allowed(&mut held, byte(b'x')) && !allowed(&mut held, EOS));
+    push(&mut held, "{\"age\": 1}");
+    assert!(allowed(&mut held, EOS));
 }

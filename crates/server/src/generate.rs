@@ -16,21 +16,19 @@ use engine::serve::{Choices, PrefixUse, Priority, TextRequest, TextStream, Usage
 use engine::{CompletionOptions, FinishReason, Logprobs, TokenLogprobs};
 use kv_core::TokenId;
 use model_core::tokenizer::{DecodeFrom, DecodeStream, SpecialPieces, Tokenizer};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::api::params::random_id;
 use crate::app::{Active, App};
 use crate::auth::Tenant;
 use crate::chat::{ChatSplitter, Part, ToolFormat};
+use crate::constrain::grammar_of;
 use crate::encode::encode;
 use crate::error::ApiError;
 use crate::fim::Gap;
 use crate::model::ServedModel;
 use crate::models::ModelInUse;
 use crate::speculate::Speculate;
-
-/// The largest schema that is compiled, in bytes.
-const MAX_SCHEMA: usize = 1 << 18;
 
 /// What is to be continued.
 #[derive(Clone, Debug)]
@@ -66,6 +64,23 @@ pub enum Constraint {
         /// Where it stands in the request, for errors.
         param: &'static str,
     },
+    /// Calls of these tools, and nothing else.
+    Calls {
+        /// The tools.
+        tools: Vec<Tool>,
+        /// How many calls.
+        number: CallNumber,
+    },
+}
+
+/// How many calls an answer may have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CallNumber {
+    /// One at most.
+    One,
+    /// As many as the model likes.
+    #[default]
+    Several,
 }
 
 /// A request in the words of no API.
@@ -112,8 +127,13 @@ pub enum ToolUse {
     #[default]
     None,
     /// These, as the model likes.
-    Auto(Vec<Tool>),
-    /// The text is held to a schema by which it is one call.
+    Auto {
+        /// The tools.
+        tools: Vec<Tool>,
+        /// How many calls; later ones are dropped.
+        number: CallNumber,
+    },
+    /// The text is held to a grammar by which it is calls and nothing else.
     Forced,
 }
 
@@ -124,6 +144,29 @@ pub struct Tool {
     pub name: String,
     /// The JSON schema of its arguments; null where none is given.
     pub parameters: Value,
+    /// Whether free calls are held to it.
+    pub arguments: Arguments,
+    /// Where its parts stand in the request.
+    pub paths: ToolPaths,
+}
+
+/// Where the parts of a tool stand in a request, for errors.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ToolPaths {
+    /// For example `tools[0].function.strict`.
+    pub strict: String,
+    /// For example `tools[0].function.parameters`.
+    pub parameters: String,
+}
+
+/// What the arguments of a call may be that the model makes of its own accord.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Arguments {
+    /// Any object.
+    #[default]
+    Free,
+    /// What the tool's schema allows (`strict`).
+    Strict,
 }
 
 /// A part of an answer.
@@ -328,10 +371,7 @@ fn prepare(
     let encoded = encode(model, request.prompt, request.max_tokens)?;
     let checkpoints = encoded.checkpoints(model)?;
     let rendered = encoded.rendered();
-    let grammar = match request.constraint {
-        Some(constraint) => Some(compile(model, constraint)?),
-        None => None,
-    };
+    let grammar = grammar_of(model, request.constraint.as_ref(), &request.output)?;
     let text = |_| PreparedText {
         step: grammar.as_ref().map(Grammar::step),
         splitter: rendered.and_then(|text| splitter_of(model, text, request.output.clone())),
@@ -390,27 +430,6 @@ fn n_tokens_of(
     tokens.iter().filter(is_in_parts).count()
 }
 
-fn compile(model: &ServedModel, constraint: Constraint) -> Result<Grammar, ApiError> {
-    let (schema, param) = match constraint {
-        Constraint::JsonObject => (json!({"type": "object"}), "response_format"),
-        Constraint::JsonSchema { schema, param } => (schema, param),
-    };
-    let schema = schema.to_string();
-    if schema.len() > MAX_SCHEMA {
-        let message = format!(
-            "the schema has {} bytes, of at most {MAX_SCHEMA}",
-            schema.len()
-        );
-        return Err(ApiError::invalid_param(param, message));
-    }
-    let wrong = |error| ApiError {
-        param: Some(param.to_owned()),
-        ..ApiError::from(error)
-    };
-    let grammar = model.grammars().map_err(wrong)?.json_schema(&schema);
-    grammar.map_err(wrong)
-}
-
 fn splitter_of(model: &ServedModel, prompt: &str, output: Output) -> Option<ChatSplitter> {
     let Output::Chat(tools) = output else {
         return None;
@@ -418,7 +437,11 @@ fn splitter_of(model: &ServedModel, prompt: &str, output: Output) -> Option<Chat
     let template = model.template_source().unwrap_or_default();
     let tools = match tools {
         ToolUse::None => None,
-        ToolUse::Auto(tools) => Some((ToolFormat::of_template(template), tools)),
+        ToolUse::Auto { tools, number } => {
+            let format = ToolFormat::of_template(template);
+            let splitter = ChatSplitter::new(template, prompt, Some((format, tools)));
+            return Some(splitter.with_calls(number));
+        }
         ToolUse::Forced => Some((ToolFormat::Forced, Vec::new())),
     };
     Some(ChatSplitter::new(template, prompt, tools))

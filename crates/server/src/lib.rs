@@ -35,6 +35,7 @@ pub mod api;
 mod app;
 mod auth;
 mod chat;
+mod constrain;
 mod conversations;
 mod encode;
 mod error;
@@ -65,8 +66,8 @@ pub use conversations::ConversationLimits;
 pub use error::ApiError;
 pub use fim::{Gap, GapFile};
 pub use generate::{
-    Answer, ChatPrompt, Constraint, Finish, GenerateRequest, Generating, Output, Piece, Prompt,
-    Tool, ToolCall, ToolUse,
+    Answer, Arguments, CallNumber, ChatPrompt, Constraint, Finish, GenerateRequest, Generating,
+    Output, Piece, Prompt, Tool, ToolCall, ToolPaths, ToolUse,
 };
 pub use hosts::HostCheck;
 pub use json::{Body, Neutral, Refused};

@@ -5,6 +5,7 @@
 //! model writes follows from its chat template.
 
 mod call;
+pub(crate) mod grammar;
 mod harmony;
 #[cfg(test)]
 mod harmony_tests;
@@ -50,7 +51,7 @@ pub(crate) enum ToolFormat {
     DeepSeek,
     /// `<function=name><parameter=key>value</parameter></function>`: Qwen3-Coder, Seed-OSS.
     Xml,
-    /// The answer is one call and nothing else, as a schema demands.
+    /// The answer is calls and nothing else, as a grammar demands.
     Forced,
 }
 

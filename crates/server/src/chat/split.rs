@@ -10,7 +10,7 @@ use super::harmony::{self, Harmony};
 use super::header::{self, Header};
 use super::xml::{Step, XmlCall};
 use super::{Marks, ToolFormat, reasoning_marks};
-use crate::generate::Tool;
+use crate::generate::{CallNumber, Tool};
 
 const PYTHON_TAG: &str = "<|python_tag|>";
 const FENCE: &str = "```";
@@ -59,6 +59,8 @@ pub(crate) struct ChatSplitter {
     /// The text of a call whose name has not come.
     raw: String,
     n_calls: usize,
+    /// How many calls are given out.
+    number: CallNumber,
     /// Bytes of the answer so far.
     n_bytes: usize,
     /// Bytes of the answer up to the end of its reasoning, with the mark that ends it.
@@ -98,6 +100,7 @@ impl ChatSplitter {
             held: String::new(),
             raw: String::new(),
             n_calls: 0,
+            number: CallNumber::Several,
             n_bytes: 0,
             n_reasoning_bytes: 0,
             has_started: false,
@@ -105,6 +108,12 @@ impl ChatSplitter {
             trims,
             parts: Vec::new(),
         }
+    }
+
+    /// The same with so many calls at most: later ones are dropped.
+    pub(crate) fn with_calls(mut self, number: CallNumber) -> Self {
+        self.number = number;
+        self
     }
 
     /// Whether there are tools.
@@ -131,6 +140,22 @@ impl ChatSplitter {
 
     /// The parts that a piece of text completes.
     pub(crate) fn push(&mut self, piece: &str) -> Vec<Part> {
+        let parts = self.push_all(piece);
+        self.given(parts)
+    }
+
+    /// The parts without those of calls that are too many.
+    fn given(&self, mut parts: Vec<Part>) -> Vec<Part> {
+        if self.number == CallNumber::One {
+            parts.retain(|part| match part {
+                Part::ToolStart { index, .. } | Part::ToolArguments { index, .. } => *index == 0,
+                Part::Text(_) | Part::Reasoning(_) => true,
+            });
+        }
+        parts
+    }
+
+    fn push_all(&mut self, piece: &str) -> Vec<Part> {
         if let Some(harmony) = &mut self.harmony {
             return harmony.push(piece);
         }
@@ -142,6 +167,11 @@ impl ChatSplitter {
 
     /// What was held back.
     pub(crate) fn finish(&mut self) -> Vec<Part> {
+        let parts = self.finish_all();
+        self.given(parts)
+    }
+
+    fn finish_all(&mut self) -> Vec<Part> {
         if let Some(harmony) = &mut self.harmony {
             return harmony.finish();
         }
@@ -443,6 +473,10 @@ impl ChatSplitter {
         let first = begun.chars().next();
         match (self.format, first) {
             (_, None) => false,
+            (Some(ToolFormat::Forced), Some('{')) => {
+                self.begin_call("", State::Call(JsonCall::new()));
+                true
+            }
             (Some(ToolFormat::Forced), _) => {
                 self.held.clear();
                 false

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{ChatSplitter, Part, ToolFormat};
-use crate::generate::Tool;
+use crate::generate::{Arguments, CallNumber, Tool, ToolPaths};
 
 const HERMES: &str = "<tool_call>";
 
@@ -59,6 +59,8 @@ pub(super) fn with(template: &str) -> ChatSplitter {
     let tool = |name: &str, parameters: Value| Tool {
         name: name.to_owned(),
         parameters,
+        arguments: Arguments::Free,
+        paths: ToolPaths::default(),
     };
     let properties = json!({
         "text": {"type": "string"}, "n": {"type": "integer"}, "is": {"type": "boolean"},
@@ -228,6 +230,26 @@ fn xml_calls_have_the_types_of_their_schema() {
     for plain in ["<function=\nx", "if a <function> b", "<function=f"] {
         check(&xml, plain, &[text(plain)]);
     }
+}
+
+#[test]
+fn later_calls_are_dropped_where_one_is_wanted() {
+    let hermes = with(HERMES);
+    let one = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>";
+    let answer = format!("Well.{one}\n{one}");
+    let first = call(0, "f", "{\"a\": 1}");
+    let all = [&[text("Well.")][..], &first, &call(1, "f", "{\"a\": 1}")].concat();
+    check(&hermes, &answer, &all);
+    let only = [&[text("Well.")][..], &first].concat();
+    check(&hermes.with_calls(CallNumber::One), &answer, &only);
+}
+
+#[test]
+fn a_forced_answer_may_have_several_calls() {
+    let forced = ChatSplitter::new("", "", Some((ToolFormat::Forced, Vec::new())));
+    let one = "{\"name\": \"f\", \"arguments\": {\"a\": 1}}";
+    let both = [call(0, "f", "{\"a\": 1}"), call(1, "f", "{\"a\": 1}")].concat();
+    check(&forced, &format!("{one}\n{one}"), &both);
 }
 
 #[test]

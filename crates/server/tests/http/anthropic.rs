@@ -141,8 +141,14 @@ fn an_answer_is_held_to_its_format() {
             json!({"output_config": {"format": {"type": "json_schema", "schema": wrong}}}),
             "'/properties/a/not'",
         ),
-        (json!({"output_format": {"type": "xml"}}), "'output_format.type'"),
-        (json!({"output_format": {"type": "json_schema"}}), "needs a 'schema'"),
+        (
+            json!({"output_format": {"type": "xml"}}),
+            "'output_format.type'",
+        ),
+        (
+            json!({"output_format": {"type": "json_schema"}}),
+            "needs a 'schema'",
+        ),
         (
             json!({"output_format": format, "output_config": {"format": format}}),
             "give one of them",

@@ -92,7 +92,10 @@ fn tools_are_called_and_their_results_reach_the_template() {
             &extra,
         )
     };
-    let asked = body(json!([user]), json!({"tool_choice": "required"}));
+    let asked = body(
+        json!([user]),
+        json!({"tool_choice": "required", "parallel_tool_calls": false}),
+    );
     let reply = post(server.address, "/api/chat", &asked);
     let lines: Vec<Value> = reply
         .body
@@ -109,7 +112,7 @@ fn tools_are_called_and_their_results_reach_the_template() {
     assert!(["Rome", "Oslo"].contains(&city.as_str().unwrap()));
     assert_eq!(lines.last().unwrap()["done_reason"], "stop");
 
-    let extra = json!({"tool_choice": "required", "stream": false});
+    let extra = json!({"tool_choice": "required", "parallel_tool_calls": false, "stream": false});
     let whole = post(server.address, "/api/chat", &body(json!([user]), extra)).json();
     let call = &whole["message"]["tool_calls"][0];
     assert_eq!(call["function"], calls[0]["function"]);

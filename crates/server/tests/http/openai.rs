@@ -344,6 +344,86 @@ fn an_answer_that_has_to_call_a_tool_does() {
     assert_eq!(reasons.collect::<Vec<_>>(), ["tool_calls"]);
 }
 
+/// A bias makes the model begin as calls of Llama begin; the rest is its own, or held to the schema.
+#[test]
+fn a_strict_call_has_arguments_of_its_schema() {
+    let setup = Setup {
+        template: Some("{# \"parameters\" #}{% for m in messages %}{{ m.content }}{% endfor %}"),
+        ..Setup::default()
+    };
+    let server = setup.start();
+    let open = post(server.address, "/tokenize", &json!({"content": "{"})).json();
+    let open = open["tokens"].as_array().unwrap().last().unwrap().clone();
+    let ask = |strict: bool, more: Value| {
+        let mut tools = tools();
+        for tool in tools.as_array_mut().unwrap() {
+            tool["function"]["strict"] = json!(strict);
+        }
+        let messages = json!([{"role": "user", "content": "Once upon a time"}]);
+        let body = json!({"messages": messages, "tools": tools, "temperature": 0,
+                          "max_tokens": 120, "logit_bias": {open.to_string(): 30}});
+        let reply = post(server.address, "/v1/chat/completions", &with(body, &more));
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        reply.json()["choices"][0]["message"].clone()
+    };
+    assert_eq!(ask(false, json!({})).get("tool_calls"), None);
+    let several = ask(true, json!({}));
+    let calls = several["tool_calls"].as_array().unwrap();
+    let call = &calls[0]["function"];
+    match call["name"].as_str().unwrap() {
+        "weather" => check_weather(call["arguments"].as_str().unwrap()),
+        name => {
+            let arguments = call["arguments"].as_str().unwrap();
+            let arguments: Value = serde_json::from_str(arguments).unwrap();
+            assert_eq!((name, arguments), ("stop", json!({})));
+        }
+    }
+    let one = ask(true, json!({"parallel_tool_calls": false}));
+    assert_eq!(one["tool_calls"].as_array().unwrap().len(), 1);
+    assert_eq!(one["tool_calls"][0]["function"], *call);
+}
+
+#[test]
+fn a_tool_s_schema_that_cannot_be_compiled_is_named() {
+    let server = Setup::default().start();
+    let mut tools = tools();
+    tools[1]["function"]["strict"] = json!(true);
+    tools[1]["function"]["parameters"]["properties"] = json!({"a": {"not": {}}});
+    for choice in ["auto", "required"] {
+        let messages = json!([{"role": "user", "content": "Hello"}]);
+        let body = json!({"messages": messages, "tools": tools, "tool_choice": choice});
+        let reply = post(server.address, "/v1/chat/completions", &body);
+        assert_eq!(reply.status, 400, "{}", reply.body);
+        let error = reply.json()["error"].clone();
+        assert_eq!(error["param"], "tools[1].function.parameters", "{error}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("'/properties/a/not'"), "{message}");
+    }
+}
+
+#[test]
+fn strict_is_refused_where_a_model_cannot_be_held_to_it() {
+    let setup = Setup {
+        template: Some("<function=<parameter={% for m in messages %}{{ m.content }}{% endfor %}"),
+        ..Setup::default()
+    };
+    let server = setup.start();
+    let mut tools = tools();
+    tools[1]["function"]["strict"] = json!(true);
+    let ask = |more: Value| {
+        let messages = json!([{"role": "user", "content": "Hello"}]);
+        let body = json!({"messages": messages, "tools": tools, "max_tokens": 4});
+        post(server.address, "/v1/chat/completions", &with(body, &more))
+    };
+    let refused = ask(json!({}));
+    assert_eq!(refused.status, 400, "{}", refused.body);
+    assert_eq!(refused.json()["error"]["param"], "tools[1].function.strict");
+    assert_eq!(ask(json!({"tool_choice": "required"})).status, 200);
+    assert_eq!(ask(json!({"tool_choice": "none"})).status, 200);
+    let wrong = ask(json!({"parallel_tool_calls": "no"}));
+    assert_eq!(wrong.json()["error"]["param"], "parallel_tool_calls");
+}
+
 #[test]
 fn templates_see_tools_and_their_results() {
     let setup = Setup {

@@ -6,8 +6,9 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::api::openai::tools::{Tools, tool_list};
+use crate::api::openai::tools::{ToolForm, Tools, tool_list};
 use crate::error::ApiError;
+use crate::generate::CallNumber;
 use crate::json::Body;
 
 /// One message.
@@ -188,10 +189,28 @@ pub(super) fn tools(body: &Body) -> Result<Tools, ApiError> {
         if let Some(description) = tool.get("description") {
             function["description"] = description.clone();
         }
+        if let Some(strict) = tool.get("strict") {
+            function["strict"] = strict.clone();
+        }
         tools.push(json!({"type": "function", "function": function}));
     }
-    let choice = body.field("tool_choice").map(choice).transpose()?;
-    Tools::new(tools, choice.as_ref())
+    let given = body.field("tool_choice");
+    let choice = given.map(choice).transpose()?;
+    let tools = Tools::new(tools, choice.as_ref(), ToolForm::InputSchema)?;
+    Ok(tools.with_number(number(given)?))
+}
+
+/// `disable_parallel_tool_use` of a `tool_choice`.
+fn number(choice: Option<&Value>) -> Result<CallNumber, ApiError> {
+    match choice.and_then(|choice| choice.get("disable_parallel_tool_use")) {
+        None | Some(Value::Null | Value::Bool(false)) => Ok(CallNumber::Several),
+        Some(Value::Bool(true)) => Ok(CallNumber::One),
+        Some(_) => {
+            let param = "tool_choice.disable_parallel_tool_use";
+            let message = format!("'{param}' is neither true nor false");
+            Err(ApiError::invalid_param(param, message))
+        }
+    }
 }
 
 /// A `tool_choice` in the words of OpenAI.

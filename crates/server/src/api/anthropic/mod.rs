@@ -24,7 +24,9 @@ use crate::api::params::{SamplingParams, random_id};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
-use crate::generate::{Answer, ChatPrompt, Constraint, Finish, GenerateRequest, Output, Piece, Prompt};
+use crate::generate::{
+    Answer, ChatPrompt, Constraint, Finish, GenerateRequest, Output, Piece, Prompt,
+};
 use crate::json::{self, Body, Neutral, Refused};
 use crate::model::{Job, ServedModel};
 use crate::stream::{self, Encoder};
@@ -152,7 +154,10 @@ fn constraint(fields: &Fields) -> Result<Option<Constraint>, ApiError> {
             let message = "'output_format' is 'output_config.format': give one of them";
             return Err(ApiError::invalid_param("output_format", message));
         }
-        (Some(format), None) => (format, ["output_config.format", "output_config.format.schema"]),
+        (Some(format), None) => (
+            format,
+            ["output_config.format", "output_config.format.schema"],
+        ),
         (None, Some(format)) => (format, ["output_format", "output_format.schema"]),
         (None, None) => return Ok(None),
     };

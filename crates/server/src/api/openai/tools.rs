@@ -1,20 +1,22 @@
 //! `tools` and `tool_choice`: what a template gets, and what an answer is held to.
 //!
-//! Invariant: an answer that has to call a tool can be nothing but one call of it, with arguments
-//! that its schema allows.
+//! Invariant: an answer that has to call a tool can be nothing but calls, with arguments that the
+//! schemas of their tools allow; `strict` and `parallel_tool_calls` are kept to, or refused.
 
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
-use crate::generate::{Constraint, Tool, ToolUse};
+use crate::generate::{Arguments, CallNumber, Constraint, Tool, ToolPaths, ToolUse};
 use crate::json::Body;
 
 /// The tools of a request.
 #[derive(Clone, Debug, Default)]
 pub struct Tools {
+    /// As templates get them.
     list: Vec<Value>,
-    names: Vec<String>,
+    tools: Vec<Tool>,
     choice: Choice,
+    number: CallNumber,
 }
 
 /// Which of them the answer calls.
@@ -27,33 +29,78 @@ enum Choice {
     Named(String),
 }
 
+/// How an API writes a tool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ToolForm {
+    /// OpenAI's chat: what a function is stands in `function`.
+    Nested,
+    /// OpenAI's responses.
+    Flat,
+    /// Anthropic's.
+    InputSchema,
+}
+
+impl ToolForm {
+    fn paths(self, at: usize) -> ToolPaths {
+        let (prefix, parameters) = match self {
+            Self::Nested => (".function", "parameters"),
+            Self::Flat => ("", "parameters"),
+            Self::InputSchema => ("", "input_schema"),
+        };
+        ToolPaths {
+            strict: format!("tools[{at}]{prefix}.strict"),
+            parameters: format!("tools[{at}]{prefix}.{parameters}"),
+        }
+    }
+}
+
 impl Tools {
     /// The tools of a request; none where it has no `tools`.
     ///
     /// # Errors
     /// [`ApiError`] 400 with the path of what is wrong.
-    pub fn read(body: &Body) -> Result<Self, ApiError> {
-        Self::new(tool_list(body)?.to_vec(), body.field("tool_choice"))
+    pub(crate) fn read(body: &Body) -> Result<Self, ApiError> {
+        let list = tool_list(body)?.to_vec();
+        let tools = Self::new(list, body.field("tool_choice"), ToolForm::Nested)?;
+        Ok(tools.with_number(parallel(body)?))
     }
 
-    /// These tools, and the choice among them.
+    /// These tools in the words of OpenAI's chat, which an API has in this form, and the choice among
+    /// them.
     ///
     /// # Errors
     /// [`ApiError`] 400 with the path of what is wrong.
-    pub fn new(list: Vec<Value>, choice: Option<&Value>) -> Result<Self, ApiError> {
-        let mut names = Vec::with_capacity(list.len());
+    pub(crate) fn new(
+        list: Vec<Value>,
+        choice: Option<&Value>,
+        form: ToolForm,
+    ) -> Result<Self, ApiError> {
+        let mut tools = Vec::with_capacity(list.len());
         for (at, tool) in list.iter().enumerate() {
-            names.push(name_of(at, tool)?);
+            let paths = form.paths(at);
+            let part = |name: &str| tool.pointer(&format!("/function/{name}"));
+            tools.push(Tool {
+                name: name_of(at, tool)?,
+                arguments: strictness(part("strict"), &paths.strict)?,
+                parameters: part("parameters").cloned().unwrap_or_default(),
+                paths,
+            });
         }
         let choice = match choice {
             None => Choice::Auto,
-            Some(choice) => read_choice(choice, &names)?,
+            Some(choice) => read_choice(choice, &tools)?,
         };
         Ok(Self {
             list,
-            names,
+            tools,
             choice,
+            number: CallNumber::Several,
         })
+    }
+
+    /// The same with so many calls in an answer.
+    pub(crate) fn with_number(self, number: CallNumber) -> Self {
+        Self { number, ..self }
     }
 
     fn are_used(&self) -> bool {
@@ -72,36 +119,51 @@ impl Tools {
         match self.choice {
             _ if !self.are_used() => ToolUse::None,
             Choice::Required | Choice::Named(_) => ToolUse::Forced,
-            Choice::Auto | Choice::None => {
-                let tools = self.list.iter().zip(&self.names);
-                let tools = tools.map(|(tool, name)| Tool {
-                    name: name.clone(),
-                    parameters: tool
-                        .pointer("/function/parameters")
-                        .cloned()
-                        .unwrap_or_default(),
-                });
-                ToolUse::Auto(tools.collect())
-            }
+            Choice::Auto | Choice::None => ToolUse::Auto {
+                tools: self.tools.clone(),
+                number: self.number,
+            },
         }
     }
 
     /// What an answer is held to that has to call a tool.
     pub fn constraint(&self) -> Option<Constraint> {
-        let is_chosen = |name: &String| match &self.choice {
-            Choice::Required => true,
-            Choice::Named(chosen) => chosen == name,
-            Choice::Auto | Choice::None => false,
+        let (tools, number) = match &self.choice {
+            Choice::Required => (self.tools.clone(), self.number),
+            Choice::Named(chosen) => {
+                let named = self.tools.iter().filter(|tool| tool.name == *chosen);
+                (named.cloned().collect(), CallNumber::One)
+            }
+            Choice::Auto | Choice::None => return None,
         };
-        let chosen = self.list.iter().zip(&self.names);
-        let chosen = chosen.filter(|(_, name)| is_chosen(name)).enumerate();
-        let calls: Vec<Value> = chosen
-            .map(|(at, (tool, name))| call(at, tool, name))
-            .collect();
-        (!calls.is_empty()).then(|| Constraint::JsonSchema {
-            schema: json!({"anyOf": calls}),
-            param: "tools",
-        })
+        (!tools.is_empty()).then_some(Constraint::Calls { tools, number })
+    }
+}
+
+/// `parallel_tool_calls`.
+///
+/// # Errors
+/// [`ApiError`] 400 where it is neither true nor false.
+pub(crate) fn parallel(body: &Body) -> Result<CallNumber, ApiError> {
+    match body.field("parallel_tool_calls") {
+        None | Some(Value::Bool(true)) => Ok(CallNumber::Several),
+        Some(Value::Bool(false)) => Ok(CallNumber::One),
+        Some(_) => {
+            let message = "'parallel_tool_calls' is neither true nor false";
+            Err(ApiError::invalid_param("parallel_tool_calls", message))
+        }
+    }
+}
+
+/// `strict` of a tool, which stands at this path.
+fn strictness(strict: Option<&Value>, path: &str) -> Result<Arguments, ApiError> {
+    match strict {
+        None | Some(Value::Null | Value::Bool(false)) => Ok(Arguments::Free),
+        Some(Value::Bool(true)) => Ok(Arguments::Strict),
+        Some(_) => {
+            let message = format!("'{path}' is neither true nor false");
+            Err(ApiError::invalid_param(path, message))
+        }
     }
 }
 
@@ -114,43 +176,6 @@ pub fn tool_list(body: &Body) -> Result<&[Value], ApiError> {
         None => Ok(&[]),
         Some(Value::Array(list)) => Ok(list),
         Some(_) => Err(ApiError::invalid_param("tools", "'tools' is not a list")),
-    }
-}
-
-/// The schema of a call, as number `at` of several.
-fn call(at: usize, tool: &Value, name: &str) -> Value {
-    let parameters = tool.pointer("/function/parameters");
-    let mut parameters = match parameters {
-        Some(schema) if schema.is_object() => schema.clone(),
-        _ => json!({"type": "object"}),
-    };
-    move_references(
-        &mut parameters,
-        &format!("#/anyOf/{at}/properties/arguments"),
-    );
-    json!({
-        "type": "object",
-        "properties": {"name": {"const": name}, "arguments": parameters},
-        "required": ["name", "arguments"],
-        "additionalProperties": false,
-    })
-}
-
-/// References to parts of a schema that has moved to another place.
-fn move_references(schema: &mut Value, to: &str) {
-    match schema {
-        Value::Object(members) => {
-            for (name, value) in members {
-                match value {
-                    Value::String(target) if name == "$ref" && target.starts_with('#') => {
-                        *target = format!("{to}{}", target.trim_start_matches('#'));
-                    }
-                    other => move_references(other, to),
-                }
-            }
-        }
-        Value::Array(items) => items.iter_mut().for_each(|item| move_references(item, to)),
-        _ => {}
     }
 }
 
@@ -174,7 +199,7 @@ fn name_of(at: usize, tool: &Value) -> Result<String, ApiError> {
     }
 }
 
-fn read_choice(choice: &Value, names: &[String]) -> Result<Choice, ApiError> {
+fn read_choice(choice: &Value, tools: &[Tool]) -> Result<Choice, ApiError> {
     let wrong = |message: String| Err(ApiError::invalid_param("tool_choice", message));
     let choice = match (choice.as_str(), choice.pointer("/function/name")) {
         (Some("auto"), _) => Choice::Auto,
@@ -190,10 +215,10 @@ fn read_choice(choice: &Value, names: &[String]) -> Result<Choice, ApiError> {
         }
     };
     match &choice {
-        Choice::Named(name) if !names.contains(name) => wrong(format!(
+        Choice::Named(name) if !tools.iter().any(|tool| tool.name == *name) => wrong(format!(
             "'tool_choice' names '{name}', which is not among the tools"
         )),
-        Choice::Required if names.is_empty() => {
+        Choice::Required if tools.is_empty() => {
             wrong("'tool_choice' is 'required', but there are no tools".to_owned())
         }
         _ => Ok(choice),
@@ -224,7 +249,7 @@ mod tests {
     #[test]
     fn choices_decide_what_an_answer_may_be() {
         let auto = read(Value::Null).unwrap();
-        let ToolUse::Auto(tools) = auto.used() else {
+        let ToolUse::Auto { tools, .. } = auto.used() else {
             unreachable!("it is free")
         };
         let names: Vec<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
@@ -243,26 +268,41 @@ mod tests {
         ] {
             let tools = read(choice).unwrap();
             assert_eq!(tools.used(), ToolUse::Forced);
-            let Some(Constraint::JsonSchema { schema, .. }) = tools.constraint() else {
+            let Some(Constraint::Calls { tools, .. }) = tools.constraint() else {
                 unreachable!("it is forced")
             };
-            let calls = schema["anyOf"].as_array().unwrap().iter();
-            let called: Vec<&Value> = calls.map(|c| &c["properties"]["name"]["const"]).collect();
-            assert_eq!(json!(called), json!(names));
+            let called: Vec<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
+            assert_eq!(called, names);
         }
     }
 
     #[test]
-    fn references_follow_their_schema() {
-        let tools = read(json!("required")).unwrap();
-        let Some(Constraint::JsonSchema { schema, .. }) = tools.constraint() else {
-            unreachable!("it is forced")
+    fn strict_and_parallel_are_read() {
+        let tools = |strict: Value, parallel: Value| {
+            let function = json!({"name": "f", "strict": strict});
+            let body = json!({"tools": [{"type": "function", "function": function}],
+                              "parallel_tool_calls": parallel});
+            let body = Body::parse(body.to_string().as_bytes()).unwrap();
+            Tools::read(&body).map(|tools| tools.used())
         };
-        let target = schema
-            .pointer("/anyOf/0/properties/arguments/properties/a/$ref")
-            .unwrap();
-        let target = target.as_str().unwrap().trim_start_matches('#');
-        assert_eq!(schema.pointer(target), Some(&json!({"type": "integer"})));
+        let ToolUse::Auto {
+            tools: list,
+            number,
+        } = tools(json!(true), json!(false)).unwrap()
+        else {
+            unreachable!("it is free")
+        };
+        assert_eq!(
+            (list[0].arguments, number),
+            (Arguments::Strict, CallNumber::One)
+        );
+        let usual = tools(Value::Null, Value::Null).unwrap();
+        assert_eq!(usual, tools(json!(false), json!(true)).unwrap());
+        assert_ne!(usual, tools(json!(true), json!(true)).unwrap());
+        let param = |strict, parallel| tools(strict, parallel).unwrap_err().param.unwrap();
+        let strict = param(json!("yes"), Value::Null);
+        assert_eq!(strict, "tools[0].function.strict");
+        assert_eq!(param(Value::Null, json!(1)), "parallel_tool_calls");
     }
 
     #[test]

@@ -167,6 +167,7 @@ pub(in crate::api) const CHAT: &[Field] = &[
     field("response_format", Kind::Object),
     field("tools", Kind::Objects),
     field("tool_choice", Kind::Choice),
+    field("parallel_tool_calls", Kind::Flag),
     field("reasoning_effort", Kind::Text),
     field("chat_template_kwargs", Kind::Object),
 ];
@@ -200,6 +201,7 @@ pub(in crate::api) const RESPONSES: &[Field] = &[
     field("text", Kind::Object),
     field("tools", Kind::Objects),
     field("tool_choice", Kind::Choice),
+    field("parallel_tool_calls", Kind::Flag),
     field("metadata", Kind::Object),
     field("chat_template_kwargs", Kind::Object),
 ];
@@ -289,6 +291,7 @@ pub(in crate::api) const OLLAMA_CHAT: &[Field] = &[
     field("messages", Kind::Messages),
     field("tools", Kind::Objects),
     field("tool_choice", Kind::Choice),
+    field("parallel_tool_calls", Kind::Flag),
     field("format", Kind::Choice),
     field("options", Kind::Object),
     field("stream", Kind::Flag),

@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 
 use self::output::{Keeping, Writer};
 use super::json_schema;
-use super::tools::{Tools, tool_list};
+use super::tools::{ToolForm, Tools, parallel, tool_list};
 use crate::api::params::{SamplingParams, now, random_id};
 use crate::api::{logprobs, on_get, on_post};
 use crate::app::App;
@@ -323,7 +323,9 @@ fn tools(body: &Body) -> Result<Tools, ApiError> {
         }
     });
     // An `allowed_tools` whose mode is null leaves the choice to the model.
-    Tools::new(tools, choice.as_ref().filter(|choice| !choice.is_null()))
+    let choice = choice.filter(|choice| !choice.is_null());
+    let tools = Tools::new(tools, choice.as_ref(), ToolForm::Flat)?;
+    Ok(tools.with_number(parallel(body)?))
 }
 
 /// What a response has before there is any output.

@@ -1,0 +1,109 @@
+//! From what a text is held to, to the [`Grammar`] that does it.
+//!
+//! Invariant: what cannot be compiled is refused with the path of its schema and a pointer into it; a
+//! tool that asks to be held to its schema is, or the request is refused. Knows no API.
+
+use cellar_grammar::{Grammar, GrammarCompiler};
+use serde_json::json;
+
+use crate::chat;
+use crate::error::ApiError;
+use crate::generate::{Arguments, Constraint, Output, Tool, ToolUse};
+use crate::model::ServedModel;
+
+/// The largest schema that is compiled, in bytes.
+const MAX_SCHEMA: usize = 1 << 18;
+
+/// The grammar of a text; `None` where it is free.
+pub(crate) fn grammar_of(
+    model: &ServedModel,
+    constraint: Option<&Constraint>,
+    output: &Output,
+) -> Result<Option<Grammar>, ApiError> {
+    let compiled = match (constraint, output) {
+        (Some(Constraint::JsonObject), _) => {
+            let schema = json!({"type": "object"}).to_string();
+            json_schema(model, &schema, "response_format")?
+        }
+        (Some(Constraint::JsonSchema { schema, param }), _) => {
+            json_schema(model, &schema.to_string(), param)?
+        }
+        (Some(Constraint::Calls { tools, number }), _) => {
+            let lark = chat::grammar::of_forced(tools, *number);
+            of_tools(model, tools, &lark, |compiler| compiler.lark(&lark))?
+        }
+        (None, Output::Chat(ToolUse::Auto { tools, .. })) => {
+            let is_strict = |tool: &&Tool| tool.arguments == Arguments::Strict;
+            match tools.iter().find(is_strict) {
+                Some(first) => strict(model, tools, first)?,
+                None => return Ok(None),
+            }
+        }
+        (None, _) => return Ok(None),
+    };
+    Ok(Some(compiled))
+}
+
+/// The grammar of free text in which calls are held to schemas, as at least this tool asks for.
+fn strict(model: &ServedModel, tools: &[Tool], first: &Tool) -> Result<Grammar, ApiError> {
+    let template = model.template_source().unwrap_or_default();
+    let Some(grammar) = chat::grammar::of_free(template, model.tokenizer(), tools) else {
+        let param = first.paths.strict.clone();
+        let message = format!(
+            "'{param}' is not supported for this model, which writes calls in a form that cannot be \
+             held to a schema in the middle of a text: leave it out, or use 'tool_choice' required"
+        );
+        return Err(ApiError::unsupported(param, message));
+    };
+    of_tools(model, tools, &grammar.lark, |compiler| {
+        compiler.lark_in_text(&grammar.lark, &grammar.named)
+    })
+}
+
+/// Compiles a grammar of calls; an error is in the parameters of one of the tools.
+fn of_tools(
+    model: &ServedModel,
+    tools: &[Tool],
+    lark: &str,
+    compile: impl FnOnce(&GrammarCompiler) -> Result<Grammar, cellar_grammar::GrammarError>,
+) -> Result<Grammar, ApiError> {
+    check_size(lark.len(), "tools")?;
+    let of = |param: String| {
+        move |error| ApiError {
+            param: Some(param),
+            ..ApiError::from(error)
+        }
+    };
+    let compiler = model.grammars().map_err(of("tools".to_owned()))?;
+    compile(compiler).map_err(|error| {
+        let wrong = tools.iter().filter(|tool| tool.parameters.is_object());
+        let wrong = wrong.filter_map(|tool| {
+            let error = compiler.json_schema(&tool.parameters.to_string()).err()?;
+            Some(of(tool.paths.parameters.clone())(error))
+        });
+        wrong
+            .into_iter()
+            .next()
+            .unwrap_or_else(|| of("tools".to_owned())(error))
+    })
+}
+
+fn json_schema(model: &ServedModel, schema: &str, param: &str) -> Result<Grammar, ApiError> {
+    check_size(schema.len(), param)?;
+    let wrong = |error| ApiError {
+        param: Some(param.to_owned()),
+        ..ApiError::from(error)
+    };
+    let grammar = model.grammars().map_err(wrong)?.json_schema(schema);
+    grammar.map_err(wrong)
+}
+
+fn check_size(n_bytes: usize, param: &str) -> Result<(), ApiError> {
+    match n_bytes > MAX_SCHEMA {
+        true => {
+            let message = format!("the schema has {n_bytes} bytes, of at most {MAX_SCHEMA}");
+            Err(ApiError::invalid_param(param, message))
+        }
+        false => Ok(()),
+    }
+}
