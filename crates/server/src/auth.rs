@@ -1,7 +1,7 @@
 //! [`Keys`]: who may use the server, and [`Tenant`]: who shares cached prefixes with whom.
 //!
 //! Invariant: keys are held as SHA-256 hashes and compared in constant time, each with all. Two keys
-//! are two tenants, whose prefixes are never shared, and each has the limits of its line.
+//! are two tenants, whose prefixes are never shared, and each has the class and limits of its line.
 
 use std::io;
 use std::num::NonZeroU32;
@@ -9,7 +9,7 @@ use std::path::Path;
 
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
-use engine::serve::{Salt, TenantId, TenantLimits};
+use engine::serve::{Priority, Salt, TenantId, TenantLimits};
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
@@ -27,6 +27,8 @@ pub struct Keys {
 pub struct Tenant {
     hash: [u8; 32],
     limits: TenantLimits,
+    /// The highest priority of its requests; `None` is any.
+    class: Option<Priority>,
 }
 
 impl Keys {
@@ -35,8 +37,8 @@ impl Keys {
         Self::default()
     }
 
-    /// One key a line, perhaps with limits after it: `KEY weight=2 max_running=4 max_queued=16`. Empty
-    /// lines and lines that begin with `#` are passed over.
+    /// One key a line, perhaps with limits after it: `KEY class=batch weight=2 max_running=4
+    /// max_queued=16`. Empty lines and lines that begin with `#` are passed over.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidData`] where there is no key, a key has other than ASCII characters, or a
@@ -52,10 +54,12 @@ impl Keys {
                 let message = format!("line {number}: a key is one word of ASCII characters");
                 return Err(invalid(message));
             }
-            let limits = limits(words);
-            let limits = limits.map_err(|what| invalid(format!("line {number}: {what}")))?;
-            let hash = Sha256::digest(key.as_bytes()).into();
-            tenants.push(Tenant { hash, limits });
+            let tenant = Tenant {
+                hash: Sha256::digest(key.as_bytes()).into(),
+                ..Tenant::default()
+            };
+            let tenant = tenant.with_words(words);
+            tenants.push(tenant.map_err(|what| invalid(format!("line {number}: {what}")))?);
         }
         match tenants.is_empty() {
             true => Err(invalid("there is no key in it".to_owned())),
@@ -110,24 +114,6 @@ impl Keys {
     }
 }
 
-/// The limits in the words after a key. An error repeats none of them: it may be another key.
-fn limits<'w>(words: impl Iterator<Item = &'w str>) -> Result<TenantLimits, &'static str> {
-    const FORM: &str =
-        "after a key can be weight=N, max_running=N and max_queued=N, each a number from 1 on";
-    let mut limits = TenantLimits::default();
-    for word in words {
-        let (name, value) = word.split_once('=').ok_or(FORM)?;
-        let number: NonZeroU32 = value.parse().map_err(|_| FORM)?;
-        match name {
-            "weight" => limits.weight = number,
-            "max_running" => limits.max_running = Some(number),
-            "max_queued" => limits.max_queued = Some(number),
-            _ => return Err(FORM),
-        }
-    }
-    Ok(limits)
-}
-
 impl std::fmt::Debug for Keys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Keys({})", self.tenants.len())
@@ -135,6 +121,41 @@ impl std::fmt::Debug for Keys {
 }
 
 impl Tenant {
+    /// The same with the class and the limits in the words after a key. An error repeats none of them: it
+    /// may be another key.
+    fn with_words<'w>(
+        mut self,
+        words: impl Iterator<Item = &'w str>,
+    ) -> Result<Self, &'static str> {
+        const FORM: &str = "after a key can be class=interactive, class=normal or class=batch, and \
+                            weight=N, max_running=N and max_queued=N, each a number from 1 on";
+        for word in words {
+            let (name, value) = word.split_once('=').ok_or(FORM)?;
+            if name == "class" {
+                self.class = Some(match value {
+                    "interactive" => Priority::Interactive,
+                    "normal" => Priority::Normal,
+                    "batch" => Priority::Batch,
+                    _ => return Err(FORM),
+                });
+                continue;
+            }
+            let number: NonZeroU32 = value.parse().map_err(|_| FORM)?;
+            match name {
+                "weight" => self.limits.weight = number,
+                "max_running" => self.limits.max_running = Some(number),
+                "max_queued" => self.limits.max_queued = Some(number),
+                _ => return Err(FORM),
+            }
+        }
+        Ok(self)
+    }
+
+    /// The priority that a request gets which asks for this one: that of its class at most.
+    pub(crate) fn priority(&self, asked: Priority) -> Priority {
+        self.class.map_or(asked, |class| asked.min(class))
+    }
+
     /// Who it is to the scheduler.
     pub(crate) fn id(&self) -> TenantId {
         TenantId(self.salt(None).0)
@@ -242,6 +263,29 @@ mod tests {
             let repeats = error.contains("other-key") || error.contains("=x");
             assert!(error.contains("line 1") && !repeats, "{error}");
         }
+    }
+
+    #[test]
+    fn a_class_is_the_highest_priority_of_a_key() {
+        let keys = Keys::parse("any\nlow class=batch weight=2\nmid class=normal\n").unwrap();
+        let given = |key: &str, asked| {
+            keys.tenant(&headers("x-api-key", key))
+                .unwrap()
+                .priority(asked)
+        };
+        let (low, mid, high) = (Priority::Batch, Priority::Normal, Priority::Interactive);
+        for (key, gets) in [
+            ("any", [low, mid, high]),
+            ("mid", [low, mid, mid]),
+            ("low", [low; 3]),
+        ] {
+            assert_eq!(
+                [low, mid, high].map(|asked| given(key, asked)),
+                gets,
+                "{key}"
+            );
+        }
+        assert!(Keys::parse("key class=fast").is_err());
     }
 
     #[test]

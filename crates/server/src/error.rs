@@ -271,6 +271,14 @@ impl ApiError {
         }
     }
 
+    /// Whether it is about the prompt as a whole, in whichever field that is.
+    pub(crate) fn is_of_prompt(&self) -> bool {
+        matches!(
+            self.code,
+            Some("context_length_exceeded" | "no_chat_template" | "chat_template" | "empty_prompt")
+        )
+    }
+
     /// OpenAI's error object.
     pub fn openai(&self) -> Value {
         let mut error = json!({
@@ -344,7 +352,10 @@ impl From<RequestError> for ApiError {
     fn from(error: RequestError) -> Self {
         let message = error.to_string();
         match error {
-            RequestError::EmptyPrompt => Self::invalid_param("prompt", message),
+            RequestError::EmptyPrompt => Self {
+                code: Some("empty_prompt"),
+                ..Self::invalid_param("prompt", message)
+            },
             RequestError::TooLong { n_prompt, limit } => Self {
                 code: Some("context_length_exceeded"),
                 more: too_long(n_prompt, limit),

@@ -385,7 +385,7 @@ fn prepare(
     };
     let request = TextRequest {
         prompt: encoded.tokens,
-        priority: request.priority,
+        priority: tenant.priority(request.priority),
         tenant: tenant.id(),
         tenant_limits: Some(tenant.limits()),
         prefix: PrefixUse::Within(tenant.salt(request.cache_salt.as_deref())),

@@ -79,8 +79,18 @@ impl Body {
             let (path, error) = (error.path().to_string(), error.into_inner());
             let error: serde_json::Error = error;
             match path.as_str() {
-                "." => ApiError::invalid(format!("the request is wrong: {error}")),
-                _ => ApiError::invalid_param(&path, format!("'{path}' is wrong: {error}")),
+                "." => ApiError {
+                    param: missing_field(&error.to_string()).map(str::to_owned),
+                    ..ApiError::invalid(format!("the request is wrong: {error}"))
+                },
+                _ => {
+                    let message = format!("'{path}' is wrong: {error}");
+                    let param = match missing_field(&error.to_string()) {
+                        Some(name) => format!("{path}.{name}"),
+                        None => path,
+                    };
+                    ApiError::invalid_param(param, message)
+                }
             }
         })
     }
@@ -112,6 +122,12 @@ impl Body {
     }
 }
 
+/// The field that this error of serde misses.
+fn missing_field(error: &str) -> Option<&str> {
+    let (name, _) = error.strip_prefix("missing field `")?.split_once('`')?;
+    Some(name)
+}
+
 /// A parameter that is refused where it would change the result.
 #[derive(Clone, Copy, Debug)]
 pub struct Refused {
@@ -141,6 +157,10 @@ pub enum Neutral {
     Number(f64),
     /// `false`.
     False,
+    /// `true`.
+    True,
+    /// No number above 0.
+    NotPositive,
     /// An empty object, list or text.
     Empty,
     /// This text, or a list of it alone.
@@ -152,6 +172,8 @@ impl Neutral {
         match (self, value) {
             (Self::Number(neutral), Value::Number(n)) => n.as_f64() == Some(neutral),
             (Self::False, Value::Bool(value)) => !value,
+            (Self::True, Value::Bool(value)) => *value,
+            (Self::NotPositive, Value::Number(n)) => n.as_f64().is_some_and(|n| n <= 0.0),
             (Self::Empty, Value::Object(members)) => members.is_empty(),
             (Self::Empty, Value::Array(items)) => items.is_empty(),
             (Self::Empty, Value::String(text)) => text.is_empty(),
@@ -205,6 +227,7 @@ mod tests {
         assert!(error.message.contains("expected f32"), "{error}");
         let error = body(&json!({"inner": {}})).get::<Fields>().unwrap_err();
         assert!(error.message.contains("missing field `list`"), "{error}");
+        assert_eq!(error.param.as_deref(), Some("inner.list"));
         assert!(
             body(&json!({"n": null, "other": 1}))
                 .get::<Fields>()
@@ -232,11 +255,13 @@ mod tests {
             refused("n", Neutral::Number(1.0)),
             refused("dynatemp_range", Neutral::Number(0.0)),
             refused("echo", Neutral::False),
+            refused("add_generation_prompt", Neutral::True),
+            refused("t_max_predict_ms", Neutral::NotPositive),
             refused("logit_bias", Neutral::Empty),
             refused("modalities", Neutral::Text("text")),
         ];
         let neutral = json!({"n": 1, "dynatemp_range": 0, "echo": false, "logit_bias": {},
-                             "modalities": ["text"]});
+                             "modalities": ["text"], "add_generation_prompt": true, "t_max_predict_ms": -1});
         body(&neutral).refuse(&list).unwrap();
         body(&json!({"n": null, "dynatemp_range": 0.0}))
             .refuse(&list)
@@ -245,6 +270,8 @@ mod tests {
             json!({"n": 2}),
             json!({"dynatemp_range": true}),
             json!({"echo": true}),
+            json!({"add_generation_prompt": false}),
+            json!({"t_max_predict_ms": 5}),
             json!({"logit_bias": {"1": 2}}),
             json!({"modalities": ["text", "audio"]}),
         ] {

@@ -83,5 +83,5 @@ pub use models::{
 pub use report::{ObserveRequests, RequestReport, TextEnd, TextReport};
 pub use speculate::Speculate;
 pub use stream::{EVENT_STREAM, Encoder};
-pub use texts::{EmbedWorker, Embedded, RerankJob, RerankWorker, Scored};
+pub use texts::{EmbedTexts, EmbedWorker, Embedded, RerankJob, RerankWorker, Scored};
 pub use trace::TraceParent;

@@ -57,7 +57,9 @@ impl ModelSettings {
 
 /// Whether this id or one of these aliases is the name.
 pub(crate) fn is_called(id: &str, aliases: &[String], name: &str) -> bool {
-    id == name || aliases.iter().any(|alias| alias == name)
+    let is_it = |name: &str| id == name || aliases.iter().any(|alias| alias == name);
+    // Clients of Ollama add its usual tag.
+    is_it(name) || name.strip_suffix(":latest").is_some_and(is_it)
 }
 
 /// What a request wants of a model.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 
 use engine::{Embedder, EngineError, Reranker};
+use kv_core::TokenId;
 use kv_core::backend::Backend;
 use model_core::tokenizer::Tokenizer;
 use tokio::sync::oneshot;
@@ -18,6 +19,36 @@ const MAX_QUEUED: usize = 64;
 
 /// Seconds after which a client may try again when the queue is full.
 const RETRY_AFTER: u64 = 1;
+
+/// What vectors are wanted of.
+#[derive(Clone, Debug)]
+pub enum EmbedTexts {
+    /// Texts, which the model's tokenizer encodes.
+    Texts(Vec<String>),
+    /// Tokens of each text, as they are.
+    Tokens(Vec<Vec<TokenId>>),
+}
+
+impl EmbedTexts {
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Texts(texts) => texts.len(),
+            Self::Tokens(lists) => lists.len(),
+        }
+    }
+
+    /// The first token that a vocabulary of so many lacks.
+    pub(crate) fn unknown(&self, n_tokens: usize) -> Option<TokenId> {
+        match self {
+            Self::Texts(_) => None,
+            Self::Tokens(lists) => {
+                let mut ids = lists.iter().flatten();
+                ids.find(|id| id.as_usize() >= n_tokens).copied()
+            }
+        }
+    }
+}
 
 /// The vectors of texts.
 #[derive(Clone, Debug)]
@@ -51,7 +82,7 @@ type Reply<T> = oneshot::Sender<Result<T, ApiError>>;
 /// A model that gives vectors.
 #[derive(Debug)]
 pub struct EmbedWorker {
-    jobs: SyncSender<(Vec<String>, Reply<Embedded>)>,
+    jobs: SyncSender<(EmbedTexts, Reply<Embedded>)>,
 }
 
 /// A model that scores documents.
@@ -64,7 +95,7 @@ impl EmbedWorker {
     /// Starts the thread, which ends when the worker is dropped.
     pub fn start<B: Backend>(mut embedder: Embedder<B>, tokenizer: &Arc<Tokenizer>) -> Self {
         let tokenizer = Arc::clone(tokenizer);
-        let jobs = start(move |texts: Vec<String>| embed(&mut embedder, &tokenizer, &texts));
+        let jobs = start(move |texts| embed(&mut embedder, &tokenizer, texts));
         Self { jobs }
     }
 
@@ -72,7 +103,7 @@ impl EmbedWorker {
     ///
     /// # Errors
     /// [`ApiError`] 400 where a text is too long, 429 where too much waits.
-    pub async fn embed(&self, texts: Vec<String>) -> Result<Embedded, ApiError> {
+    pub async fn embed(&self, texts: EmbedTexts) -> Result<Embedded, ApiError> {
         submit(&self.jobs, texts).await
     }
 }
@@ -97,11 +128,14 @@ impl RerankWorker {
 fn embed<B: Backend>(
     embedder: &mut Embedder<B>,
     tokenizer: &Tokenizer,
-    texts: &[String],
+    texts: EmbedTexts,
 ) -> Result<Embedded, EngineError> {
-    let tokens = embedder.tokens(tokenizer, texts)?;
+    let tokens = match texts {
+        EmbedTexts::Texts(texts) => embedder.tokens(tokenizer, &texts)?,
+        EmbedTexts::Tokens(tokens) => tokens,
+    };
     let vectors = embedder.embed_tokens(&tokens)?;
-    let n_tokens = tokens.iter().map(|tokens| tokens.len()).sum();
+    let n_tokens = tokens.iter().map(Vec::len).sum();
     Ok(Embedded { vectors, n_tokens })
 }
 

@@ -2,8 +2,8 @@
 //!
 //! An API is two pure functions over the internal pair: from its JSON to a
 //! [`GenerateRequest`](crate::GenerateRequest), and from [`Piece`](crate::Piece)s to its JSON or stream
-//! ([`Encoder`](crate::Encoder)). Invariant: every route but `/`, the files of its page and
-//! `/health` needs a key where there are keys, and every error has a body.
+//! ([`Encoder`](crate::Encoder)). Invariant: every route but `/`, the files of its page, `/health`,
+//! `/readyz` and `/livez` needs a key where there are keys, and every error has a body.
 
 pub mod anthropic;
 pub mod llama;
@@ -79,7 +79,7 @@ const GET: Method = Method::GET;
 const DELETE: Method = Method::DELETE;
 
 /// All endpoints.
-pub const ENDPOINTS: [Endpoint; 37] = [
+pub const ENDPOINTS: [Endpoint; 40] = [
     post_endpoint(
         "/v1/chat/completions",
         "answers messages (OpenAI)",
@@ -212,6 +212,12 @@ pub const ENDPOINTS: [Endpoint; 37] = [
         ollama::embed::route,
         fields::body(fields::OLLAMA_EMBED),
     ),
+    post_endpoint(
+        "/api/embeddings",
+        "the vector of a text (Ollama)",
+        ollama::embed::one,
+        fields::body(fields::OLLAMA_EMBEDDINGS),
+    ),
     endpoint(
         GET,
         "/api/tags",
@@ -254,6 +260,8 @@ pub const ENDPOINTS: [Endpoint; 37] = [
         "whether it takes requests",
         llama::status::health,
     ),
+    endpoint(GET, "/readyz", "as /health", llama::status::health),
+    endpoint(GET, "/livez", "whether it answers", llama::status::alive),
     endpoint(
         GET,
         "/metrics",
@@ -379,7 +387,7 @@ async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Resp
         return refuse(&app, error);
     }
     let path = request.uri().path();
-    let is_open = matches!(path, "/" | "/health") || view::is_asset(path);
+    let is_open = matches!(path, "/" | "/health" | "/readyz" | "/livez") || view::is_asset(path);
     match config.keys.tenant(request.headers()) {
         Ok(tenant) => {
             request.extensions_mut().insert(tenant);
@@ -404,12 +412,36 @@ async fn errors_of_api(request: Request, next: Next) -> Response {
     let shape: fn(&ApiError) -> serde_json::Value = match path {
         _ if path.starts_with("/v1/messages") => anthropic::error_json,
         _ if path.starts_with("/api/") => ollama::error_json,
-        _ => return next.run(request).await,
+        _ if llama::PATHS.contains(&path) => llama::error_json,
+        _ => ApiError::openai,
     };
+    let field = prompt_field(path);
     let response = next.run(request).await;
     match response.extensions().get::<ApiError>() {
-        Some(error) => error.response_with(&shape(error)),
+        Some(error) => {
+            let error = match error.param.as_deref() {
+                // What is generated knows a prompt, and no endpoint.
+                Some("prompt" | "messages") if error.is_of_prompt() => &ApiError {
+                    param: Some(field.to_owned()),
+                    ..error.clone()
+                },
+                _ => error,
+            };
+            error.response_with(&shape(error))
+        }
         None => response,
+    }
+}
+
+/// The field of an endpoint that has the prompt.
+fn prompt_field(path: &str) -> &'static str {
+    match path {
+        "/v1/responses" | "/v1/responses/render" => "input",
+        "/infill" => "input_prefix",
+        "/tokenize" => "content",
+        "/apply-template" | "/api/chat" => "messages",
+        _ if path.starts_with("/v1/chat/") || path.starts_with("/v1/messages") => "messages",
+        _ => "prompt",
     }
 }
 

@@ -284,10 +284,21 @@ fn wrong_param(config: &SamplerConfig) -> Option<&'static str> {
         change(&mut changed, config);
         changed.check().is_err()
     };
-    let params: [(&str, CopyParam); 7] = [
+    let params: [(&str, CopyParam); 12] = [
         ("temperature", |to, from| to.temperature = from.temperature),
         ("top_p", |to, from| to.top_p = from.top_p),
         ("min_p", |to, from| to.min_p = from.min_p),
+        ("typical_p", |to, from| to.typical_p = from.typical_p),
+        ("logit_bias", |to, from| {
+            to.logit_bias = from.logit_bias.clone()
+        }),
+        ("xtc_probability", |to, from| {
+            to.xtc.probability = from.xtc.probability
+        }),
+        ("xtc_threshold", |to, from| {
+            to.xtc.threshold = from.xtc.threshold
+        }),
+        ("mirostat_tau", |to, from| to.mirostat = from.mirostat),
         ("repeat_last_n", |to, from| {
             to.penalties.last_n = from.penalties.last_n
         }),

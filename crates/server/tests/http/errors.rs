@@ -51,7 +51,7 @@ fn wrong_fields_are_named() {
         (json!({"messages": user(&image)}), "messages[0].content[1]"),
         (
             json!({"messages": [{"role": "wizard", "content": "a"}]}),
-            "messages",
+            "messages[0].role",
         ),
         (
             json!({"messages": user(&text), "response_format": {"type": "xml"}}),
@@ -62,7 +62,11 @@ fn wrong_fields_are_named() {
         assert_eq!(error["param"], param, "{error}");
         assert_eq!(error["type"], "invalid_request_error");
     }
+    let biased = json!({"messages": user(&text), "logit_bias": {"5": 1e9}});
+    let error = refused(&server, "/v1/chat/completions", &biased, 400);
+    assert_eq!(error["param"], "logit_bias");
     let error = refused(&server, "/v1/chat/completions", &json!({}), 400);
+    assert_eq!(error["param"], "messages");
     assert!(
         error["message"]
             .as_str()
@@ -94,6 +98,17 @@ fn what_would_change_the_result_is_refused_with_its_name() {
         ("dynatemp_range", json!(0.5)),
         ("best_of", json!(2)),
         ("modalities", json!(["text", "audio"])),
+        ("guided_regex", json!("a+")),
+        ("guided_choice", json!(["a", "b"])),
+        ("guided_grammar", json!("start: \"a\"")),
+        ("stop_token_ids", json!([1])),
+        ("bad_words", json!(["a"])),
+        ("allowed_token_ids", json!([1])),
+        ("include_stop_str_in_output", json!(true)),
+        ("continue_final_message", json!(true)),
+        ("add_generation_prompt", json!(false)),
+        ("echo", json!(true)),
+        ("truncate_prompt_tokens", json!(5)),
     ] {
         let mut body = json!({"messages": user(&json!("Hello"))});
         body[name] = value;
@@ -109,11 +124,85 @@ fn what_would_change_the_result_is_refused_with_its_name() {
         let error = refused(&server, "/v1/completions", &body, 400);
         assert_eq!(error["param"], name);
     }
-    let body = json!({"prompt": "Hello", "n_cmpl": 3});
+    for (name, value) in [
+        ("n_cmpl", json!(3)),
+        ("samplers", json!(["top_k"])),
+        ("n_indent", json!(2)),
+        ("t_max_predict_ms", json!(100)),
+        ("post_sampling_probs", json!(true)),
+        ("response_fields", json!(["content"])),
+    ] {
+        let mut body = json!({"prompt": "Hello"});
+        body[name] = value;
+        assert_eq!(refused(&server, "/completion", &body, 400)["param"], name);
+    }
+    // What changes nothing is accepted.
+    let neutral = json!({"messages": user(&json!("Hello")), "max_tokens": 1, "echo": false,
+                         "add_generation_prompt": true, "guided_json": null, "stop_token_ids": [],
+                         "continue_final_message": false, "skip_special_tokens": true});
+    let reply = post(server.address, "/v1/chat/completions", &neutral);
+    assert_eq!(reply.status, 200, "{}", reply.body);
+}
+
+/// An error about the prompt names the field of its endpoint, in the endpoint's shape.
+#[test]
+fn errors_of_prompts_name_the_field_of_the_endpoint() {
+    let server = Setup::default().start();
+    let long = "One day. ".repeat(2000);
+    let messages = user(&json!(long));
+    for (path, body, field) in [
+        (
+            "/v1/chat/completions",
+            json!({"messages": messages}),
+            "messages",
+        ),
+        ("/v1/completions", json!({"prompt": long}), "prompt"),
+        ("/v1/responses", json!({"input": long}), "input"),
+        ("/completion", json!({"prompt": long}), "prompt"),
+    ] {
+        let error = refused(&server, path, &body, 400);
+        assert_eq!(error["param"], field, "{path}: {error}");
+        assert!(error["n_prompt_tokens"].as_u64() > error["n_ctx"].as_u64());
+        let (kind, code) = match path {
+            "/completion" => ("exceed_context_size_error", json!(400)),
+            _ => ("invalid_request_error", json!("context_length_exceeded")),
+        };
+        assert_eq!(
+            (&error["type"], &error["code"]),
+            (&json!(kind), &code),
+            "{path}"
+        );
+    }
+    let setup = Setup {
+        template: None,
+        ..Setup::default()
+    };
+    let server = setup.start();
+    let error = refused(&server, "/v1/responses", &json!({"input": "Hello"}), 400);
     assert_eq!(
-        refused(&server, "/completion", &body, 400)["param"],
-        "n_cmpl"
+        (&error["param"], &error["code"]),
+        (&json!("input"), &json!("no_chat_template"))
     );
+}
+
+#[test]
+fn so_many_messages_are_refused_with_the_numbers() {
+    let server = Setup::default().start();
+    let messages = vec![json!({"role": "user", "content": "a"}); 20_000];
+    for (path, param) in [
+        ("/v1/chat/completions", "messages"),
+        ("/apply-template", "messages"),
+        ("/v1/responses", "input"),
+    ] {
+        let body = json!({"messages": messages, "input": messages});
+        let error = refused(&server, path, &body, 400);
+        assert_eq!(error["param"], param, "{path}");
+        let message = error["message"].as_str().unwrap();
+        assert!(
+            message.contains("20000") && message.contains("16384"),
+            "{message}"
+        );
+    }
 }
 
 #[test]
@@ -181,7 +270,10 @@ fn a_model_without_template_takes_no_messages() {
     let body = json!({"messages": user(&json!("Hello"))});
     for path in ["/v1/chat/completions", "/apply-template"] {
         let error = refused(&server, path, &body, 400);
-        assert_eq!(error["code"], "no_chat_template");
+        match path {
+            "/apply-template" => assert_eq!(error["code"], 400),
+            _ => assert_eq!(error["code"], "no_chat_template"),
+        }
         assert!(
             error["message"]
                 .as_str()
@@ -250,12 +342,12 @@ fn large_bodies_are_refused() {
 }
 
 #[test]
-fn keys_open_everything_but_the_two_public_routes() {
+fn keys_open_everything_but_the_public_routes() {
     let server = Setup::with_keys("secret\nother\n").start();
     let ask = |headers: &[(&str, &str)], path: &str| {
         open(server.address, &request("GET", path, headers, "")).finish()
     };
-    for path in ["/", "/health"] {
+    for path in ["/", "/health", "/readyz", "/livez"] {
         assert_eq!(ask(&[], path).status, 200);
     }
     for path in ["/v1/models", "/metrics", "/props", "/slots", "/nothing"] {
@@ -266,7 +358,11 @@ fn keys_open_everything_but_the_two_public_routes() {
         ] {
             let reply = ask(headers, path);
             assert_eq!(reply.status, 401, "{path}");
-            assert_eq!(reply.json()["error"]["code"], "invalid_api_key");
+            let error = reply.json()["error"].clone();
+            match path {
+                "/props" | "/slots" => assert_eq!(error["code"], 401),
+                _ => assert_eq!(error["code"], "invalid_api_key"),
+            }
             assert_eq!(reply.header("www-authenticate"), Some("Bearer"));
         }
     }

@@ -97,7 +97,11 @@ fn wrong_fields_are_named() {
             json!({"input_prefix": "a", "input_suffix": 1}),
             json!("input_suffix"),
         ),
-        ("/infill", json!({"input_prefix": "a"}), Value::Null),
+        (
+            "/infill",
+            json!({"input_prefix": "a"}),
+            json!("input_suffix"),
+        ),
         (
             "/infill",
             json!({"input_prefix": "a", "input_suffix": "b", "input_extra": [{"filename": "c"}]}),

@@ -200,6 +200,8 @@ fn a_server_that_waits_no_longer_says_so() {
         (503, &json!("shutting_down"))
     );
     assert_eq!(get(server.address, "/health").status, 503);
+    assert_eq!(get(server.address, "/readyz").status, 503);
+    assert_eq!(get(server.address, "/livez").status, 200);
     let rest = streaming.finish();
     let error = rest.json_events().last().unwrap()["error"].clone();
     assert_eq!(error["code"], "shutting_down");

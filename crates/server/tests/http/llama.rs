@@ -48,8 +48,6 @@ fn a_completion_is_the_text_alone() {
         "the prompt came before"
     );
 
-    let mixed = json!({"prompt": ["Once upon", " a time"], "temperature": 0, "n_predict": 3});
-    assert_eq!(post(server.address, "/completion", &mixed).status, 200);
     let schema = json!({"prompt": "x", "n_predict": 30, "json_schema": {"enum": ["yes", "no"]}});
     let answer = post(server.address, "/completion", &schema).json();
     assert!(
@@ -57,6 +55,60 @@ fn a_completion_is_the_text_alone() {
         "{answer}"
     );
     assert_eq!(answer["stop_type"], "eos");
+}
+
+/// A list of prompts is answered by a list; one with tokens among its texts is one prompt.
+#[test]
+fn each_prompt_of_a_list_has_its_own_result() {
+    let server = Setup::default().start();
+    let (a, b) = ("Once upon a time", "One day, Tom");
+    let ask = |prompt: Value| {
+        let body = json!({"prompt": prompt, "temperature": 0, "n_predict": 6});
+        let reply = post(server.address, "/completion", &body);
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        reply.json()
+    };
+    let tokens = |text: &str, add_special: bool| {
+        let body = json!({"content": text, "add_special": add_special});
+        post(server.address, "/tokenize", &body).json()["tokens"].clone()
+    };
+    let alone = Alone::new();
+    let (text_a, text_b) = (alone.greedy(a, 6), alone.greedy(b, 6));
+    let one = ask(json!(tokens(a, true)));
+    assert_eq!(one["content"], text_a);
+    assert_eq!(ask(json!([a]))["content"], text_a);
+    for prompts in [
+        json!([a, b]),
+        json!([tokens(a, true), b]),
+        json!([tokens(a, true), tokens(b, true)]),
+    ] {
+        let results = ask(prompts);
+        let results = results.as_array().unwrap();
+        let contents: Vec<&Value> = results.iter().map(|result| &result["content"]).collect();
+        assert_eq!(contents, [&text_a, &text_b]);
+        let indices: Vec<&Value> = results.iter().map(|result| &result["index"]).collect();
+        assert_eq!(indices, [0, 1]);
+    }
+    // Tokens and texts of one prompt.
+    let mut mixed = tokens(a, true).as_array().unwrap().clone();
+    mixed.push(json!(" there was"));
+    assert!(ask(json!(mixed)).is_object());
+    let body = json!({"prompt": [a, b], "temperature": 0, "n_predict": 6, "stream": true});
+    let events = post(server.address, "/completion", &body).json_events();
+    for (index, text) in [(0, &text_a), (1, &text_b)] {
+        let of = events.iter().filter(|event| event["index"] == index);
+        let pieces = of.map(|event| event["content"].as_str().unwrap());
+        assert_eq!(pieces.collect::<String>(), *text);
+    }
+    let wrong = json!({"prompt": [1, ["a"]]});
+    let reply = post(server.address, "/completion", &wrong);
+    assert_eq!(reply.status, 400, "{}", reply.body);
+    let error = reply.json()["error"].clone();
+    assert_eq!(
+        (&error["code"], &error["param"]),
+        (&json!(400), &json!("prompt"))
+    );
+    assert_eq!(error["type"], "invalid_request_error");
 }
 
 #[test]
@@ -87,6 +139,9 @@ fn the_state_of_the_server_is_shown() {
         get(server.address, "/health").json(),
         json!({"status": "ok"})
     );
+    for path in ["/readyz", "/livez"] {
+        assert_eq!(get(server.address, path).json(), json!({"status": "ok"}));
+    }
     let props = get(server.address, "/props").json();
     assert_eq!(props["default_generation_settings"]["n_ctx"], 1024);
     assert_eq!(props["total_slots"], 4);

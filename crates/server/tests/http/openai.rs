@@ -208,6 +208,17 @@ fn schemas_hold_answers() {
     );
     assert!(object["age"].as_u64().unwrap() <= 9);
     assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    // Under vLLM's names it is the same.
+    for extra in [
+        json!({"guided_json": schema}),
+        json!({"structured_outputs": {"json": schema, "regex": null}}),
+    ] {
+        let extra = with(extra, &json!({"max_tokens": 100}));
+        assert_eq!(
+            chat(&server, extra)["choices"][0]["message"]["content"],
+            text
+        );
+    }
     let answer = chat(&server, json!({"response_format": {"type": "json_object"}}));
     let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
     assert!(text.trim_start().starts_with('{'), "{text}");

@@ -146,6 +146,30 @@ fn log_probabilities_have_the_shape_of_each_endpoint() {
     assert_eq!(places.len(), 5);
     assert_eq!(places[0]["top_logprobs"].as_array().unwrap().len(), 2);
     assert!(places[0]["id"].is_u64());
+
+    let mut ollama = json!({
+        "model": "stories:latest", "messages": messages, "logprobs": true, "top_logprobs": 2,
+        "options": {"temperature": 0, "num_predict": 6}, "stream": false,
+    });
+    let whole = ask(&server, "/api/chat", ollama.clone());
+    let places = whole["logprobs"].as_array().unwrap();
+    let tokens = |places: &[Value]| -> Vec<Value> {
+        places.iter().map(|place| place["token"].clone()).collect()
+    };
+    assert_eq!(tokens(places), tokens(content));
+    assert_eq!(places[0]["top_logprobs"].as_array().unwrap().len(), 2);
+    ollama["stream"] = json!(true);
+    let lines = post(server.address, "/api/chat", &ollama).body;
+    let lines = lines
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let streamed = lines.filter_map(|line| line["logprobs"].as_array().cloned());
+    assert_eq!(
+        tokens(&streamed.flatten().collect::<Vec<_>>()),
+        tokens(content)
+    );
+    ollama["logprobs"] = json!(false);
+    assert_eq!(post(server.address, "/api/chat", &ollama).status, 400);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::api::openai::messages::check_number;
 use crate::api::openai::tools::{ToolForm, Tools, tool_list};
 use crate::error::ApiError;
 use crate::generate::CallNumber;
@@ -41,6 +42,7 @@ struct Parts {
 /// # Errors
 /// [`ApiError`] 400 with the path of what is wrong.
 pub(super) fn messages(system: Option<&Content>, list: &[Message]) -> Result<Value, ApiError> {
+    check_number(list.len(), "messages")?;
     let mut messages = Vec::new();
     if let Some(system) = system {
         let text = parts("system", system)?.only_text("system")?;

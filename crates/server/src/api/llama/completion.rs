@@ -25,7 +25,7 @@ use crate::models::ModelInUse;
 use crate::stream::{self, Encoder, event};
 
 /// Parameters that would change the result.
-const REFUSED: [Refused; 6] = [
+const REFUSED: [Refused; 11] = [
     Refused::new(
         "n_cmpl",
         Neutral::Number(1.0),
@@ -40,6 +40,19 @@ const REFUSED: [Refused; 6] = [
     Refused::new("grammar", Neutral::Empty, "use json_schema"),
     Refused::new("dynatemp_range", Neutral::Number(0.0), "use temperature"),
     Refused::new("lora", Neutral::Empty, "this server has no adapters"),
+    Refused::new(
+        "samplers",
+        Neutral::Empty,
+        "their order is fixed; a parameter turns each off",
+    ),
+    Refused::new("n_indent", Neutral::NotPositive, "use json_schema"),
+    Refused::new("t_max_predict_ms", Neutral::NotPositive, "use n_predict"),
+    Refused::new(
+        "post_sampling_probs",
+        Neutral::False,
+        "probabilities are those of the untouched logits",
+    ),
+    Refused::new("response_fields", Neutral::Empty, "all fields are given"),
 ];
 
 /// The fields of this endpoint alone.
@@ -57,11 +70,26 @@ struct Fields {
     n_probs: Option<usize>,
 }
 
+/// Prompts of one request.
+const MAX_PROMPTS: usize = 128;
+
 #[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "expected a text, or a list of tokens and texts")]
+#[serde(
+    untagged,
+    expecting = "expected a text, a list of tokens and texts, or a list of these"
+)]
 enum PromptField {
+    One(String),
+    List(Vec<Item>),
+}
+
+/// A part of a prompt, or one of several prompts.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+enum Item {
+    Token(u32),
     Text(String),
-    Mixed(Vec<Part>),
+    Parts(Vec<Part>),
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -72,20 +100,56 @@ enum Part {
 }
 
 impl PromptField {
-    fn prompt(self, tokenizer: &Tokenizer) -> Prompt {
-        let parts = match self {
-            Self::Text(text) => return Prompt::Text(text),
-            Self::Mixed(parts) => parts,
+    /// The prompts: a list with a token in it is one, any other list has one in each place.
+    fn prompts(self, tokenizer: &Tokenizer) -> Result<Vec<Prompt>, ApiError> {
+        let items = match self {
+            Self::One(text) => return Ok(vec![Prompt::Text(text)]),
+            Self::List(items) => items,
         };
+        if !(1..=MAX_PROMPTS).contains(&items.len()) && !Item::are_parts(&items) {
+            let n = items.len();
+            let message = format!("there are {n} prompts: 1 to {MAX_PROMPTS} are taken");
+            return Err(ApiError::invalid_param("prompt", message));
+        }
+        if !Item::are_parts(&items) {
+            let prompt = |item| match item {
+                Item::Text(text) => Prompt::Text(text),
+                Item::Token(id) => Prompt::Tokens(vec![TokenId(id)]),
+                Item::Parts(parts) => Part::prompt(parts, tokenizer),
+            };
+            return Ok(items.into_iter().map(prompt).collect());
+        }
+        let part = |item| match item {
+            Item::Token(id) => Ok(Part::Token(id)),
+            Item::Text(text) => Ok(Part::Text(text)),
+            Item::Parts(_) => Err(ApiError::invalid_param(
+                "prompt",
+                "a list with tokens is one prompt, and has no list in it",
+            )),
+        };
+        let parts: Result<Vec<Part>, ApiError> = items.into_iter().map(part).collect();
+        Ok(vec![Part::prompt(parts?, tokenizer)])
+    }
+}
+
+impl Item {
+    fn are_parts(items: &[Self]) -> bool {
+        items.iter().any(|item| matches!(item, Self::Token(_)))
+    }
+}
+
+impl Part {
+    /// One prompt of these parts.
+    fn prompt(parts: Vec<Self>, tokenizer: &Tokenizer) -> Prompt {
         let mut tokens = Vec::new();
         for part in parts {
             match part {
-                Part::Token(id) => tokens.push(TokenId(id)),
+                Self::Token(id) => tokens.push(TokenId(id)),
                 // A first text begins the prompt, as a text alone does.
-                Part::Text(text) if tokens.is_empty() => {
+                Self::Text(text) if tokens.is_empty() => {
                     tokens.extend(tokenizer.encode(&text, EncodeOptions::PROMPT));
                 }
-                Part::Text(text) => tokens.extend(tokenizer.encode(&text, super::tokens::PARSED)),
+                Self::Text(text) => tokens.extend(tokenizer.encode(&text, super::tokens::PARSED)),
             }
         }
         Prompt::Tokens(tokens)
@@ -133,8 +197,8 @@ pub(crate) fn route() -> MethodRouter<App> {
                 ApiError::invalid_param("prompt", "the request is wrong: missing field `prompt`")
             })?;
             let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
-            let prompt = prompt.prompt(model.tokenizer());
-            generate(&app, tenant, &model, &body, fields, prompt).await
+            let prompts = prompt.prompts(model.tokenizer())?;
+            generate(&app, tenant, &model, &body, prompts).await
         },
     )
 }
@@ -150,8 +214,8 @@ pub(crate) fn infill() -> MethodRouter<App> {
             if !fim::is_known(model.tokenizer()) {
                 return Err(model.has_no_gaps());
             }
-            let prompt = Prompt::Gap(gap.gap());
-            generate(&app, tenant, &model, &body, fields, prompt).await
+            let prompts = vec![Prompt::Gap(gap.gap())];
+            generate(&app, tenant, &model, &body, prompts).await
         },
     )
 }
@@ -161,9 +225,9 @@ async fn generate(
     tenant: Tenant,
     model: &ModelInUse,
     body: &Body,
-    fields: Fields,
-    prompt: Prompt,
+    prompts: Vec<Prompt>,
 ) -> Result<Response, ApiError> {
+    let fields: Fields = body.get()?;
     body.refuse(&REFUSED)?;
     let sampling: SamplingParams = body.get()?;
     let max_tokens = match fields.n_predict.or(fields.max_tokens) {
@@ -179,43 +243,47 @@ async fn generate(
     };
     let wanted = logprobs::check(wanted, "n_probs")?;
     let schema = fields.json_schema.filter(|schema| !schema.is_null());
-    let request = GenerateRequest {
-        prompt,
-        sampler: sampling.sampler(model.settings())?,
-        max_tokens,
-        stop: sampling.stop()?,
-        constraint: schema.map(|schema| Constraint::JsonSchema {
-            schema,
-            param: "json_schema",
-        }),
-        priority: sampling.priority(),
-        cache_salt: sampling.cache_salt(),
-        speculate: sampling.speculate(),
-        logprobs: wanted,
-        choices: Choices::default(),
-        output: Output::Text,
+    let request = |prompt| -> Result<GenerateRequest, ApiError> {
+        Ok(GenerateRequest {
+            prompt,
+            sampler: sampling.sampler(model.settings())?,
+            max_tokens,
+            stop: sampling.stop()?,
+            constraint: schema.clone().map(|schema| Constraint::JsonSchema {
+                schema,
+                param: "json_schema",
+            }),
+            priority: sampling.priority(),
+            cache_salt: sampling.cache_salt(),
+            speculate: sampling.speculate(),
+            logprobs: wanted,
+            choices: Choices::default(),
+            output: Output::Text,
+        })
     };
-    let generating = app.generate(model, tenant, request).await?;
+    let mut texts = Vec::with_capacity(prompts.len());
+    for prompt in prompts {
+        texts.push(app.generate(model, tenant, request(prompt)?).await?);
+    }
     let mut format = CompletionFormat {
         model: model.id().to_owned(),
         with_tokens: fields.return_tokens == Some(true),
-        finish: None,
         tokenizer: Arc::clone(model.tokenizer()),
         with_probabilities: wanted != Logprobs::Off,
-        logprobs: Vec::new(),
+        texts: texts.iter().map(|_| TextState::default()).collect(),
     };
     if fields.stream == Some(true) {
-        return Ok(stream::respond(vec![generating], format));
+        return Ok(stream::respond(texts, format));
     }
-    let Answer {
-        text,
-        finish,
-        usage,
-        logprobs,
-        ..
-    } = generating.answer().await?;
-    format.logprobs = logprobs;
-    Ok(json::respond(&format.last(&text, &finish, &usage)))
+    let mut results = Vec::with_capacity(texts.len());
+    for (index, text) in texts.into_iter().enumerate() {
+        let answer = text.answer().await?;
+        results.push(format.whole(index, answer));
+    }
+    Ok(match results.as_slice() {
+        [one] => json::respond(one),
+        several => json::respond(&json!(several)),
+    })
 }
 
 /// llama-server's objects.
@@ -223,15 +291,30 @@ struct CompletionFormat {
     model: String,
     tokenizer: Arc<Tokenizer>,
     with_probabilities: bool,
-    /// Those of the next object.
-    logprobs: Vec<TokenLogprobs>,
     with_tokens: bool,
+    texts: Vec<TextState>,
+}
+
+/// What the next objects of a text need.
+#[derive(Default)]
+struct TextState {
+    logprobs: Vec<TokenLogprobs>,
     finish: Option<Finish>,
 }
 
 impl CompletionFormat {
+    /// The only object of an answer.
+    fn whole(&mut self, index: usize, answer: Answer) -> Value {
+        if let Some(state) = self.texts.get_mut(index) {
+            state.logprobs = answer.logprobs;
+        }
+        let mut object = self.last(index, &answer.finish, &answer.usage);
+        object["content"] = json!(answer.text);
+        object
+    }
+
     /// The object that ends an answer.
-    fn last(&mut self, text: &str, finish: &Finish, usage: &Usage) -> Value {
+    fn last(&mut self, index: usize, finish: &Finish, usage: &Usage) -> Value {
         let (stop_type, word) = match &finish.reason {
             FinishReason::StopString { text } => ("word", text.as_str()),
             FinishReason::Length | FinishReason::ContextFull => ("limit", ""),
@@ -243,8 +326,8 @@ impl CompletionFormat {
         };
         let reused = usage.n_reused();
         let object = json!({
-            "index": 0,
-            "content": text,
+            "index": index,
+            "content": "",
             "tokens": tokens,
             "id_slot": 0,
             "stop": true,
@@ -257,13 +340,17 @@ impl CompletionFormat {
             "stopping_word": word,
             "timings": timings(usage, reused),
         });
-        self.with_logprobs(object)
+        self.with_logprobs(index, object)
     }
 
     /// An object with the probabilities of its tokens, where they are wanted.
-    fn with_logprobs(&mut self, mut object: Value) -> Value {
-        if self.with_probabilities {
-            let places = std::mem::take(&mut self.logprobs);
+    fn with_logprobs(&mut self, index: usize, mut object: Value) -> Value {
+        if let Some(state) = self
+            .texts
+            .get_mut(index)
+            .filter(|_| self.with_probabilities)
+        {
+            let places = std::mem::take(&mut state.logprobs);
             object["completion_probabilities"] = logprobs::llama(&self.tokenizer, &places);
         }
         object
@@ -301,28 +388,38 @@ impl Encoder for CompletionFormat {
     fn piece(&mut self, index: usize, piece: Piece) -> String {
         match piece {
             Piece::Logprobs(new) => {
-                self.logprobs.extend(new);
+                if let Some(state) = self.texts.get_mut(index) {
+                    state.logprobs.extend(new);
+                }
                 String::new()
             }
-            Piece::Text(text) => event(&self.with_logprobs(json!({
-                "index": index, "content": text, "tokens": [], "stop": false, "id_slot": 0,
-            }))),
+            Piece::Text(text) => {
+                let object = json!({
+                    "index": index, "content": text, "tokens": [], "stop": false, "id_slot": 0,
+                });
+                event(&self.with_logprobs(index, object))
+            }
             // A text that is no chat has no other pieces.
             Piece::Reasoning(_) | Piece::ToolStart { .. } | Piece::ToolArguments { .. } => {
                 String::new()
             }
             Piece::Finish(finish) => {
-                self.finish = Some(finish);
+                if let Some(state) = self.texts.get_mut(index) {
+                    state.finish = Some(finish);
+                }
                 String::new()
             }
-            Piece::Usage(usage) => match self.finish.take() {
-                Some(finish) => event(&self.last("", &finish, &usage)),
-                None => String::new(),
-            },
+            Piece::Usage(usage) => {
+                let state = self.texts.get_mut(index);
+                match state.and_then(|state| state.finish.take()) {
+                    Some(finish) => event(&self.last(index, &finish, &usage)),
+                    None => String::new(),
+                }
+            }
         }
     }
 
     fn error(&mut self, error: &ApiError) -> String {
-        event(&error.openai())
+        event(&super::error_json(error))
     }
 }

@@ -6,3 +6,41 @@ pub mod completion;
 pub mod models;
 pub mod status;
 pub mod tokens;
+
+use serde_json::{Value, json};
+
+use crate::error::ApiError;
+
+/// The addresses of llama-server.
+pub(crate) const PATHS: [&str; 12] = [
+    "/completion",
+    "/infill",
+    "/tokenize",
+    "/detokenize",
+    "/apply-template",
+    "/props",
+    "/slots",
+    "/health",
+    "/readyz",
+    "/livez",
+    "/models/load",
+    "/models/unload",
+];
+
+/// An error in llama-server's shape, with OpenAI's `param`.
+pub(crate) fn error_json(error: &ApiError) -> Value {
+    let kind = match (error.status.as_u16(), error.code) {
+        (_, Some("context_length_exceeded")) => "exceed_context_size_error",
+        (401, _) => "authentication_error",
+        (403, _) => "permission_error",
+        (404, _) => "not_found_error",
+        (501, _) => "not_supported_error",
+        (429 | 503, _) => "unavailable_error",
+        (400..=499, _) => "invalid_request_error",
+        _ => "server_error",
+    };
+    let mut body = error.openai();
+    body["error"]["code"] = json!(error.status.as_u16());
+    body["error"]["type"] = json!(kind);
+    body
+}

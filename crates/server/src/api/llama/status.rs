@@ -1,4 +1,4 @@
-//! `GET /health`, `/props`, `/slots`, `/metrics` and `/version`.
+//! `GET /health`, `/readyz`, `/livez`, `/props`, `/slots`, `/metrics` and `/version`.
 //!
 //! Invariant: no text of any request is in any answer.
 
@@ -28,6 +28,11 @@ pub(crate) fn health() -> MethodRouter<App> {
             (status, json::respond(&json!({"error": error}))).into_response()
         }
     })
+}
+
+/// That the process answers, also while it ends.
+pub(crate) fn alive() -> MethodRouter<App> {
+    on_get(async || json::respond(&json!({"status": "ok"})))
 }
 
 /// The version.

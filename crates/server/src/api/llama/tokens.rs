@@ -105,10 +105,16 @@ pub(crate) fn apply_template() -> MethodRouter<App> {
         let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
         let mut variables = fields.chat_template_kwargs.unwrap_or_default();
         Tools::read(&body)?.add_to(&mut variables);
-        let prompt = model.render(&ChatPrompt {
+        let chat = ChatPrompt {
             messages: messages(&fields.messages)?,
             variables,
-        })?;
+        };
+        let render = {
+            let model = model.shared();
+            move || model.render(&chat)
+        };
+        let prompt = tokio::task::spawn_blocking(render).await;
+        let prompt = prompt.map_err(|error| ApiError::internal(error.to_string()))??;
         Ok::<Response, ApiError>(json::respond(&json!({"prompt": prompt})))
     })
 }

@@ -1,4 +1,4 @@
-//! `POST /api/embed`.
+//! `POST /api/embed`, and its older form `/api/embeddings`.
 
 use std::time::Instant;
 
@@ -14,6 +14,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::json::{self, Body};
 use crate::model::Job;
+use crate::texts::EmbedTexts;
 
 #[derive(Clone, Debug, Deserialize)]
 struct Fields {
@@ -29,6 +30,33 @@ struct Fields {
 enum Input {
     One(String),
     Many(Vec<String>),
+}
+
+/// The fields of `/api/embeddings`.
+#[derive(Clone, Debug, Deserialize)]
+struct OneField {
+    model: String,
+    prompt: String,
+    keep_alive: Option<KeepAlive>,
+}
+
+/// The route of one vector.
+pub(crate) fn one() -> MethodRouter<App> {
+    on_post(async |State(app): State<App>, request: Request| {
+        let body = Body::read(request, app.config().max_body).await?;
+        let fields: OneField = body.get()?;
+        app.check_open()?;
+        let keep = fields.keep_alive.as_ref().map(KeepAlive::keep);
+        let keep = keep.transpose()?;
+        let model = app.model_for(Some(&fields.model), Job::Embeddings).await?;
+        if let Some(keep) = keep {
+            model.keep(keep);
+        }
+        let texts = EmbedTexts::Texts(vec![fields.prompt]);
+        let mut embedded = model.embedder()?.embed(texts).await?;
+        let vector = embedded.vectors.pop().unwrap_or_default();
+        Ok::<Response, ApiError>(json::respond(&json!({ "embedding": vector })))
+    })
 }
 
 /// The route of vectors.
@@ -65,7 +93,7 @@ async fn embed(State(app): State<App>, request: Request) -> Result<Response, Api
     let embedder = model.embedder()?;
     let embedded = match texts.is_empty() {
         true => None,
-        false => Some(embedder.embed(texts).await?),
+        false => Some(embedder.embed(EmbedTexts::Texts(texts)).await?),
     };
     let n_tokens = embedded.as_ref().map_or(0, |embedded| embedded.n_tokens);
     let vectors = embedded.map_or_else(Vec::new, |embedded| embedded.vectors);

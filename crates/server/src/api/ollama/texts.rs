@@ -1,20 +1,22 @@
 //! `POST /api/chat` and `POST /api/generate`.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use axum::routing::MethodRouter;
 use engine::serve::{Choices, Usage};
-use engine::{FinishReason, Logprobs};
+use engine::{FinishReason, Logprobs, TokenLogprobs};
+use model_core::tokenizer::Tokenizer;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{KeepAlive, error_json, rfc3339};
-use crate::api::on_post;
 use crate::api::openai::messages::messages as read_messages;
 use crate::api::openai::tools::Tools;
 use crate::api::params::SamplingParams;
+use crate::api::{logprobs, on_post};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
@@ -44,6 +46,8 @@ struct Fields {
     stream: Option<bool>,
     think: Option<Value>,
     keep_alive: Option<KeepAlive>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<usize>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -103,6 +107,7 @@ async fn handle(
         load_time: Duration::ZERO,
         done_reason: "stop",
         calls: Vec::new(),
+        logprobs: None,
     };
     let is_empty = match endpoint {
         Endpoint::Chat => fields.messages.as_ref().is_none_or(Vec::is_empty),
@@ -126,6 +131,8 @@ async fn handle(
         Endpoint::Generate => Tools::default(),
     };
     let request = read(endpoint, &fields, &tools, &model)?;
+    lines.logprobs = (request.logprobs != Logprobs::Off)
+        .then(|| PendingLogprobs::new(Arc::clone(model.tokenizer())));
     let generating = app.generate(&model, tenant, request).await?;
     match fields.stream {
         Some(false) => Ok(json::respond(&lines.whole(generating).await?)),
@@ -194,9 +201,22 @@ fn read(
             Endpoint::Chat => Output::Chat(tools.used()),
             Endpoint::Generate => Output::Text,
         },
-        logprobs: Logprobs::Off,
+        logprobs: wanted_logprobs(fields)?,
         choices: Choices::default(),
     })
+}
+
+/// `logprobs` and `top_logprobs`.
+fn wanted_logprobs(fields: &Fields) -> Result<Logprobs, ApiError> {
+    let wanted = match (fields.logprobs, fields.top_logprobs) {
+        (Some(true), n) => Logprobs::Top(n.unwrap_or(0)),
+        (_, None | Some(0)) => Logprobs::Off,
+        (_, Some(_)) => {
+            let message = "'top_logprobs' needs 'logprobs' to be true";
+            return Err(ApiError::invalid_param("top_logprobs", message));
+        }
+    };
+    logprobs::check(wanted, "top_logprobs")
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -308,6 +328,33 @@ struct Lines {
     done_reason: &'static str,
     /// Calls of tools, which are given out once their arguments are complete.
     calls: Vec<ToolCall>,
+    /// Set where they are wanted.
+    logprobs: Option<PendingLogprobs>,
+}
+
+/// Log probabilities of the next line.
+struct PendingLogprobs {
+    tokenizer: Arc<Tokenizer>,
+    places: Vec<TokenLogprobs>,
+}
+
+impl PendingLogprobs {
+    fn new(tokenizer: Arc<Tokenizer>) -> Self {
+        let places = Vec::new();
+        Self { tokenizer, places }
+    }
+
+    fn add(&mut self, places: Vec<TokenLogprobs>) {
+        self.places.extend(places);
+    }
+
+    /// Gives them to a line.
+    fn give(&mut self, line: &mut Value) {
+        let places = std::mem::take(&mut self.places);
+        if !places.is_empty() {
+            line["logprobs"] = json!(logprobs::places(&self.tokenizer, &places));
+        }
+    }
 }
 
 impl Lines {
@@ -360,6 +407,10 @@ impl Lines {
         if !calls.is_empty() {
             line["message"]["tool_calls"] = json!(calls);
         }
+        if let Some(pending) = &mut self.logprobs {
+            pending.add(answer.logprobs);
+            pending.give(&mut line);
+        }
         Ok(line)
     }
 
@@ -406,15 +457,19 @@ impl Encoder for Lines {
     }
 
     fn piece(&mut self, _choice: usize, piece: Piece) -> String {
-        let line = match piece {
+        let mut line = match piece {
             Piece::Text(text) => self.line(&text, json!({"done": false})),
             Piece::Reasoning(text) => {
                 let mut line = self.line("", json!({"done": false}));
                 self.add_thinking(&mut line, &text);
                 line
             }
-            // None were asked for.
-            Piece::Logprobs(_) => return String::new(),
+            Piece::Logprobs(places) => {
+                if let Some(pending) = &mut self.logprobs {
+                    pending.add(places);
+                }
+                return String::new();
+            }
             Piece::ToolStart { id, name, .. } => {
                 self.calls.push(ToolCall {
                     id,
@@ -435,6 +490,9 @@ impl Encoder for Lines {
             }
             Piece::Usage(usage) => self.last("", &usage),
         };
+        if let Some(pending) = &mut self.logprobs {
+            pending.give(&mut line);
+        }
         format!("{line}\n")
     }
 

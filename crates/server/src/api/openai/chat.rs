@@ -26,7 +26,7 @@ use crate::model::{Job, ModelSettings};
 use crate::stream::{self, Encoder, event};
 
 /// Parameters of this endpoint alone that would change the result.
-const CHAT_REFUSED: [Refused; 5] = [
+const CHAT_REFUSED: [Refused; 10] = [
     Refused::new(
         "best_of",
         Neutral::Number(1.0),
@@ -40,6 +40,27 @@ const CHAT_REFUSED: [Refused; 5] = [
     ),
     Refused::new("audio", Neutral::Empty, "this model writes text"),
     Refused::new("web_search_options", Neutral::Empty, "there is no search"),
+    Refused::new("echo", Neutral::False, "the messages are yours"),
+    Refused::new(
+        "continue_final_message",
+        Neutral::False,
+        "use /apply-template and /v1/completions",
+    ),
+    Refused::new(
+        "add_generation_prompt",
+        Neutral::True,
+        "use /apply-template and /v1/completions",
+    ),
+    Refused::new(
+        "chat_template",
+        Neutral::Empty,
+        "the template is the model's, or the server's --chat-template",
+    ),
+    Refused::new(
+        "documents",
+        Neutral::Empty,
+        "give them in 'messages' or 'chat_template_kwargs'",
+    ),
 ];
 
 /// The fields of this endpoint alone.

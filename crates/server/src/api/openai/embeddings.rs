@@ -4,6 +4,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::routing::MethodRouter;
 use engine::Ranked;
+use kv_core::TokenId;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -14,16 +15,19 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::json::{self, Body};
 use crate::model::Job;
-use crate::texts::RerankJob;
+use crate::texts::{EmbedTexts, RerankJob};
 
 /// Texts of one request.
 const MAX_TEXTS: usize = 2048;
 
-const REFUSED: [Refused; 1] = [Refused::new(
-    "dimensions",
-    Neutral::Empty,
-    "cut the vectors off yourself",
-)];
+const REFUSED: [Refused; 2] = [
+    Refused::new("dimensions", Neutral::Empty, "cut the vectors off yourself"),
+    Refused::new(
+        "truncate_prompt_tokens",
+        Neutral::Empty,
+        "a text that is too long is refused with the numbers: send a shorter one",
+    ),
+];
 
 /// The fields of `/v1/embeddings`.
 #[derive(Clone, Debug, Deserialize)]
@@ -34,10 +38,27 @@ struct EmbeddingFields {
 }
 
 #[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "expected a text or a list of texts")]
+#[serde(
+    untagged,
+    expecting = "expected a text, a list of texts, a list of tokens, or a list of these"
+)]
 enum Input {
     One(String),
     Many(Vec<String>),
+    Tokens(Vec<u32>),
+    TokenLists(Vec<Vec<u32>>),
+}
+
+impl Input {
+    fn texts(self) -> EmbedTexts {
+        let tokens = |ids: Vec<u32>| ids.into_iter().map(TokenId).collect();
+        match self {
+            Self::One(text) => EmbedTexts::Texts(vec![text]),
+            Self::Many(texts) => EmbedTexts::Texts(texts),
+            Self::Tokens(ids) => EmbedTexts::Tokens(vec![tokens(ids)]),
+            Self::TokenLists(lists) => EmbedTexts::Tokens(lists.into_iter().map(tokens).collect()),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -91,11 +112,13 @@ async fn embed(State(app): State<App>, request: Request) -> Result<Response, Api
         .await?;
     body.refuse(&REFUSED)?;
     app.check_open()?;
-    let texts = match fields.input {
-        Input::One(text) => vec![text],
-        Input::Many(texts) => texts,
-    };
+    let texts = fields.input.texts();
     check_number("input", texts.len())?;
+    let n_tokens = model.tokenizer().n_tokens();
+    if let Some(TokenId(id)) = texts.unknown(n_tokens) {
+        let message = format!("the token {id} is not in the vocabulary, which has {n_tokens}");
+        return Err(ApiError::invalid_param("input", message));
+    }
     let embedded = model.embedder()?.embed(texts).await?;
     let format = fields.encoding_format.unwrap_or_default();
     let data = embedded.vectors.iter().enumerate().map(|(index, vector)| {

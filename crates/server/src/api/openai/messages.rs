@@ -6,6 +6,26 @@ use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
 
+/// Messages of one request: rendering them takes time and memory.
+const MAX_MESSAGES: usize = 16_384;
+
+/// Roles that chat templates know.
+const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+
+/// Refuses more messages than a template should render, under the name of their field.
+///
+/// # Errors
+/// [`ApiError`] 400 with the numbers.
+pub(crate) fn check_number(n: usize, param: &str) -> Result<(), ApiError> {
+    match n > MAX_MESSAGES {
+        true => {
+            let message = format!("there are {n} messages: at most {MAX_MESSAGES} are taken");
+            Err(ApiError::invalid_param(param, message))
+        }
+        false => Ok(()),
+    }
+}
+
 /// The messages of a request.
 ///
 /// # Errors
@@ -20,6 +40,7 @@ pub fn messages(list: &Value) -> Result<Vec<Value>, ApiError> {
     if list.is_empty() {
         return Err(ApiError::invalid_param("messages", "there are no messages"));
     }
+    check_number(list.len(), "messages")?;
     let number = list.iter().enumerate();
     number
         .map(|(at, message)| read_message(at, message))
@@ -37,6 +58,10 @@ fn read_message(at: usize, message: &Value) -> Result<Value, ApiError> {
     let Some(Value::String(role)) = members.get("role") else {
         return Err(wrong(".role", "is missing, or not a text"));
     };
+    if !ROLES.contains(&role.as_str()) {
+        let why = format!("is '{role}': it must be one of {}", ROLES.join(", "));
+        return Err(wrong(".role", &why));
+    }
     for name in ["function_call", "audio"] {
         let value = members.get(name).filter(|value| !value.is_null());
         if value.is_some_and(|value| value.as_array().is_none_or(|list| !list.is_empty())) {
@@ -207,6 +232,17 @@ mod tests {
             (json!([1]), "messages[0]"),
             (json!([{"content": "a"}]), "messages[0].role"),
             (json!([{"role": "user"}]), "messages[0].content"),
+            (
+                json!([{"role": "wizard", "content": "a"}]),
+                "messages[0].role",
+            ),
+            (
+                json!(vec![
+                    json!({"role": "user", "content": "a"});
+                    MAX_MESSAGES + 1
+                ]),
+                "messages",
+            ),
             (
                 json!([{"role": "user", "content": 1}]),
                 "messages[0].content",

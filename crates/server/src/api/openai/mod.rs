@@ -22,7 +22,7 @@ use crate::json::{Body, Neutral, Refused};
 use crate::model::ModelSettings;
 
 /// Parameters of both endpoints that would change the result.
-const REFUSED: [Refused; 3] = [
+const REFUSED: [Refused; 16] = [
     Refused::new(
         "ignore_eos",
         Neutral::False,
@@ -34,7 +34,39 @@ const REFUSED: [Refused; 3] = [
         Neutral::Empty,
         "use response_format with a JSON schema",
     ),
+    Refused::new("guided_regex", Neutral::Empty, SCHEMA_INSTEAD),
+    Refused::new("guided_choice", Neutral::Empty, SCHEMA_INSTEAD),
+    Refused::new("guided_grammar", Neutral::Empty, SCHEMA_INSTEAD),
+    Refused::new("stop_token_ids", Neutral::Empty, "use 'stop'"),
+    Refused::new(
+        "include_stop_str_in_output",
+        Neutral::False,
+        "add the text of 'stop' to the answer",
+    ),
+    Refused::new("bad_words", Neutral::Empty, BIAS_INSTEAD),
+    Refused::new("allowed_token_ids", Neutral::Empty, BIAS_INSTEAD),
+    Refused::new(
+        "truncate_prompt_tokens",
+        Neutral::Empty,
+        "a prompt that is too long is refused with the numbers: send a shorter one",
+    ),
+    Refused::new("prompt_logprobs", Neutral::Empty, "use 'logprobs'"),
+    Refused::new(
+        "skip_special_tokens",
+        Neutral::True,
+        "control tokens are never part of a text",
+    ),
+    Refused::new("use_beam_search", Neutral::False, "use 'n' or 'best_of'"),
+    Refused::new("length_penalty", Neutral::Number(1.0), "there are no beams"),
+    Refused::new(
+        "logits_processors",
+        Neutral::Empty,
+        "there are none but those of the parameters",
+    ),
 ];
+
+const SCHEMA_INSTEAD: &str = "use response_format with a JSON schema";
+const BIAS_INSTEAD: &str = "use 'logit_bias'";
 
 /// What the caller of an endpoint adds to the common parameters.
 #[derive(Debug)]
@@ -79,8 +111,43 @@ fn generate_request(
     })
 }
 
-/// `response_format`.
+/// `response_format`, or the schema under one of vLLM's names.
 fn constraint(body: &Body) -> Result<Option<Constraint>, ApiError> {
+    match (response_format(body)?, guided_json(body)?) {
+        (Some(_), Some(Constraint::JsonSchema { param, .. })) => {
+            let message = format!("there is both 'response_format' and '{param}'");
+            Err(ApiError::invalid_param(param, message))
+        }
+        (format, guided) => Ok(format.or(guided)),
+    }
+}
+
+/// `guided_json`, and `json` of `structured_outputs`, which has nothing else.
+fn guided_json(body: &Body) -> Result<Option<Constraint>, ApiError> {
+    if let Some(schema) = body.field("guided_json") {
+        return json_schema(Some(schema), "guided_json").map(Some);
+    }
+    let Some(outputs) = body.field("structured_outputs") else {
+        return Ok(None);
+    };
+    let members = outputs.as_object().into_iter().flatten();
+    let mut given = members.filter(|(_, value)| !matches!(value, Value::Null | Value::Bool(false)));
+    if let Some((name, _)) = given.find(|(name, _)| *name != "json") {
+        let param = format!("structured_outputs.{name}");
+        let message = format!("'{param}' is not supported: {SCHEMA_INSTEAD}");
+        return Err(ApiError::unsupported(param, message));
+    }
+    match outputs.get("json") {
+        Some(schema) => json_schema(Some(schema), "structured_outputs.json").map(Some),
+        None if outputs.is_object() => Ok(None),
+        None => {
+            let message = "'structured_outputs' is not an object";
+            Err(ApiError::invalid_param("structured_outputs", message))
+        }
+    }
+}
+
+fn response_format(body: &Body) -> Result<Option<Constraint>, ApiError> {
     let Some(format) = body.field("response_format") else {
         return Ok(None);
     };
@@ -119,7 +186,9 @@ pub(in crate::api) fn json_schema(
             param,
         }),
         _ => {
-            let message = "a 'json_schema' needs a 'schema', which is an object";
+            let message = format!(
+                "'{param}' is missing, or no schema: it needs a 'schema', which is an object"
+            );
             Err(ApiError::invalid_param(param, message))
         }
     }

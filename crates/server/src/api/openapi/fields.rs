@@ -46,7 +46,8 @@ impl Kind {
             ]}),
             Self::Mixed => {
                 let parts = json!({"oneOf": [{"type": "integer"}, text]});
-                json!({"oneOf": [text, list(parts)]})
+                let nested = json!({"oneOf": [{"type": "integer"}, text, list(parts)]});
+                json!({"oneOf": [text, list(nested)]})
             }
             Self::Object => object,
             Self::Objects => list(object),
@@ -208,7 +209,7 @@ pub(in crate::api) const RESPONSES: &[Field] = &[
 
 pub(in crate::api) const EMBEDDINGS: &[Field] = &[
     field("model", Kind::Text),
-    required("input", Kind::TextOrTexts),
+    required("input", Kind::Prompt),
     field("encoding_format", Kind::Text),
 ];
 
@@ -297,6 +298,8 @@ pub(in crate::api) const OLLAMA_CHAT: &[Field] = &[
     field("stream", Kind::Flag),
     field("think", Kind::Any),
     field("keep_alive", Kind::Any),
+    field("logprobs", Kind::Flag),
+    field("top_logprobs", Kind::Integer),
 ];
 
 pub(in crate::api) const OLLAMA_GENERATE: &[Field] = &[
@@ -310,11 +313,19 @@ pub(in crate::api) const OLLAMA_GENERATE: &[Field] = &[
     field("stream", Kind::Flag),
     field("think", Kind::Any),
     field("keep_alive", Kind::Any),
+    field("logprobs", Kind::Flag),
+    field("top_logprobs", Kind::Integer),
 ];
 
 pub(in crate::api) const OLLAMA_EMBED: &[Field] = &[
     required("model", Kind::Text),
     required("input", Kind::TextOrTexts),
+    field("keep_alive", Kind::Any),
+];
+
+pub(in crate::api) const OLLAMA_EMBEDDINGS: &[Field] = &[
+    required("model", Kind::Text),
+    required("prompt", Kind::Text),
     field("keep_alive", Kind::Any),
 ];
 

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::api::openai::messages::{call_arguments, content_text};
+use crate::api::openai::messages::{call_arguments, check_number, content_text};
 use crate::error::ApiError;
 
 /// What was said before, and what a request adds to it.
@@ -25,6 +25,7 @@ pub(super) fn messages(previous: Vec<Value>, input: &Value) -> Result<Vec<Value>
             return Err(ApiError::invalid_param("input", "there is no input"));
         }
         Value::Array(items) => {
+            check_number(items.len() + reader.messages.len(), "input")?;
             for (at, item) in items.iter().enumerate() {
                 reader.item(&format!("input[{at}]"), item)?;
             }

@@ -206,6 +206,7 @@ fn read(
     model: &ServedModel,
 ) -> Result<GenerateRequest, ApiError> {
     body.refuse(&REFUSED)?;
+    body.refuse(&super::REFUSED)?;
     let sampling: SamplingParams = body.get()?;
     let tools = tools(body)?;
     let mut variables = fields.chat_template_kwargs.clone().unwrap_or_default();
