@@ -105,7 +105,8 @@ pub(crate) struct Active {
     app: App,
     id: u64,
     ended: Ended,
-    has_text: bool,
+    /// When a piece of the text came last.
+    last_piece: Option<Instant>,
     pending: Option<PendingReport>,
 }
 
@@ -277,16 +278,19 @@ impl App {
             app: self.clone(),
             id,
             ended: Ended::Cancelled,
-            has_text: false,
+            last_piece: None,
             pending,
         }
     }
 }
 
 impl Active {
-    pub(crate) fn first_piece(&mut self) {
-        if !self.has_text {
-            self.has_text = true;
+    /// A piece of the text has come.
+    pub(crate) fn piece(&mut self) {
+        let now = Instant::now();
+        if let Some(before) = self.last_piece.replace(now) {
+            self.app.metrics().gap(now - before);
+        } else {
             let id = self.id;
             self.app.0.running.send_modify(|requests| {
                 if let Some(one) = requests.get_mut(&id) {

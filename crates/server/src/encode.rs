@@ -1,6 +1,7 @@
 //! [`encode`]: from a prompt in any form to tokens, and where its messages end in them.
 //!
-//! Invariant: a prompt is encoded as the model was trained, with what its template and its vocabulary add.
+//! Invariant: a prompt is encoded as the model was trained, with what its template and its vocabulary add; what
+//! users say is never a control token.
 //! Knows no request.
 
 use kv_core::TokenId;
@@ -54,10 +55,27 @@ pub(crate) fn encode(
             (tokens.ok_or_else(|| model.has_no_gaps())?, None)
         }
         Prompt::Chat(chat) => {
-            let text = model.render(&chat)?;
-            let tokens = model.tokenizer().encode(&text, EncodeOptions::CHAT);
+            let (tokens, text) = encode_chat(model, &chat)?;
             (tokens, Some((chat, text)))
         }
     };
     Ok(Encoded { tokens, chat })
+}
+
+/// The tokens of messages, and what the template made of them.
+fn encode_chat(model: &ServedModel, chat: &ChatPrompt) -> Result<(Vec<TokenId>, String), ApiError> {
+    let tokenizer = model.tokenizer();
+    let Some(mut guarded) = model.control_texts().guard(&chat.messages) else {
+        let text = model.render(chat)?;
+        return Ok((tokenizer.encode(&text, EncodeOptions::CHAT), text));
+    };
+    let chat = ChatPrompt {
+        messages: std::mem::take(&mut guarded.messages),
+        variables: chat.variables.clone(),
+    };
+    let rendered = model.render(&chat)?;
+    Ok((
+        guarded.encode(tokenizer, &rendered),
+        guarded.text(&rendered),
+    ))
 }

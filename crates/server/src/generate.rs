@@ -468,7 +468,7 @@ impl Generating {
         };
         match stream.poll_piece(cx) {
             Poll::Ready(Ok(Some(piece))) => {
-                self.active.first_piece();
+                self.active.piece();
                 let logprobs = stream.take_logprobs();
                 if !logprobs.is_empty() {
                     self.ready.push_back(Piece::Logprobs(logprobs));

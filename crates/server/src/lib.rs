@@ -36,6 +36,7 @@ mod app;
 mod auth;
 mod chat;
 mod constrain;
+mod control_texts;
 mod conversations;
 mod encode;
 mod error;
@@ -46,6 +47,7 @@ mod json;
 #[cfg(feature = "kv-events")]
 pub mod kv_events;
 mod listen;
+mod memory_use;
 mod metrics;
 mod model;
 mod models;

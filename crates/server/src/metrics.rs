@@ -11,6 +11,7 @@ use std::time::Duration;
 use engine::serve::{Missed, Usage};
 
 use crate::error::ApiError;
+use crate::memory_use::{MemoryUse, Use};
 use crate::model::Work;
 use crate::models::{LoadState, ModelStatus};
 
@@ -45,6 +46,7 @@ struct Counts {
     first_token: Histogram,
     total: Histogram,
     queued: Histogram,
+    gaps: Histogram,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -128,6 +130,11 @@ impl Metrics {
         }
     }
 
+    /// Adds the time from one piece of a text to the next.
+    pub(crate) fn gap(&self, time: Duration) {
+        self.lock().gaps.add(time);
+    }
+
     /// Seconds after which one of so many waiting requests may have ended, from the mean time of
     /// those that have; between 1 and 60.
     pub(crate) fn retry_after(&self, n_queued: usize, n_parallel: usize) -> u64 {
@@ -141,8 +148,12 @@ impl Metrics {
         (mean * rounds).ceil().clamp(1.0, 60.0) as u64
     }
 
-    /// Everything, as Prometheus reads it.
-    pub(crate) fn text(&self, models: &[ModelStatus]) -> String {
+    /// Everything, as Prometheus reads it, with what the memory of each model is used for, by its id.
+    pub(crate) fn text(
+        &self,
+        models: &[ModelStatus],
+        uses: &BTreeMap<String, MemoryUse>,
+    ) -> String {
         let mut out = String::new();
         let loads = models
             .iter()
@@ -157,6 +168,7 @@ impl Metrics {
             Work::Embeddings(_) | Work::Scores(_) => None,
         });
         write_services(&services.collect::<Vec<_>>(), &mut out);
+        write_uses(uses, &mut out);
         let counts = self.lock();
         let out_ref = &mut out;
         head(
@@ -183,31 +195,7 @@ impl Metrics {
                 format_args!("cellar_refused_total{{status=\"{status}\"}} {n}"),
             );
         }
-        for (name, n, help) in [
-            (
-                "cellar_prompt_tokens_total",
-                counts.n_prompt,
-                "Tokens of prompts",
-            ),
-            (
-                "cellar_reused_tokens_total",
-                counts.n_reused,
-                "Tokens of prompts that were cached",
-            ),
-            (
-                "cellar_generated_tokens_total",
-                counts.n_generated,
-                "Tokens of answers",
-            ),
-            (
-                "cellar_preemptions_total",
-                counts.n_preempted,
-                "Preemptions of finished requests",
-            ),
-        ] {
-            head(out_ref, name, "counter", help);
-            line(out_ref, format_args!("{name} {n}"));
-        }
+        write_counters(&counts, out_ref);
         let name = "cellar_prefix_misses_total";
         head(
             out_ref,
@@ -218,28 +206,147 @@ impl Metrics {
         for (reason, n) in &counts.missed {
             line(out_ref, format_args!("{name}{{reason=\"{reason}\"}} {n}"));
         }
-        for (name, histogram, help) in [
-            (
-                "cellar_time_to_first_token_seconds",
-                counts.first_token,
-                "From request to first token",
-            ),
-            (
-                "cellar_request_seconds",
-                counts.total,
-                "From request to end",
-            ),
-            (
-                "cellar_queue_seconds",
-                counts.queued,
-                "From request to admission",
-            ),
-        ] {
-            head(out_ref, name, "histogram", help);
-            histogram.write(name, out_ref);
-        }
+        write_histograms(&counts, out_ref);
         drop(counts);
         out
+    }
+}
+
+/// Writes what ended requests took, under our names and vLLM's.
+fn write_counters(counts: &Counts, out: &mut String) {
+    for (name, n, help) in [
+        (
+            "cellar_prompt_tokens_total",
+            counts.n_prompt,
+            "Tokens of prompts",
+        ),
+        (
+            "cellar_reused_tokens_total",
+            counts.n_reused,
+            "Tokens of prompts that were cached",
+        ),
+        (
+            "cellar_generated_tokens_total",
+            counts.n_generated,
+            "Tokens of answers",
+        ),
+        (
+            "cellar_preemptions_total",
+            counts.n_preempted,
+            "Preemptions of finished requests",
+        ),
+        (
+            "vllm:prompt_tokens_total",
+            counts.n_prompt,
+            "As cellar_prompt_tokens_total",
+        ),
+        (
+            "vllm:generation_tokens_total",
+            counts.n_generated,
+            "As cellar_generated_tokens_total",
+        ),
+        (
+            "vllm:prefix_cache_queries_total",
+            counts.n_prompt,
+            "As cellar_prompt_tokens_total: all are looked up",
+        ),
+        (
+            "vllm:prefix_cache_hits_total",
+            counts.n_reused,
+            "As cellar_reused_tokens_total",
+        ),
+        (
+            "vllm:num_preemptions_total",
+            counts.n_preempted,
+            "As cellar_preemptions_total",
+        ),
+    ] {
+        head(out, name, "counter", help);
+        line(out, format_args!("{name} {n}"));
+    }
+}
+
+/// Writes how long requests took, under our names and vLLM's.
+fn write_histograms(counts: &Counts, out: &mut String) {
+    for (name, histogram, help) in [
+        (
+            "cellar_time_to_first_token_seconds",
+            counts.first_token,
+            "From request to first token",
+        ),
+        (
+            "cellar_request_seconds",
+            counts.total,
+            "From request to end",
+        ),
+        (
+            "cellar_queue_seconds",
+            counts.queued,
+            "From request to admission",
+        ),
+        (
+            "cellar_inter_token_seconds",
+            counts.gaps,
+            "From a piece of a text, of a token or a few, to the next",
+        ),
+        (
+            "vllm:time_to_first_token_seconds",
+            counts.first_token,
+            "As cellar_time_to_first_token_seconds",
+        ),
+        (
+            "vllm:e2e_request_latency_seconds",
+            counts.total,
+            "As cellar_request_seconds",
+        ),
+        (
+            "vllm:inter_token_latency_seconds",
+            counts.gaps,
+            "As cellar_inter_token_seconds",
+        ),
+    ] {
+        head(out, name, "histogram", help);
+        histogram.write(name, out);
+    }
+}
+
+/// Writes what the memory of each model is used for.
+fn write_uses(uses: &BTreeMap<String, MemoryUse>, out: &mut String) {
+    let write = |name: &str, labels: &str, found: Use, out: &mut String| {
+        let Use {
+            running,
+            cached,
+            free,
+        } = found;
+        for (kind, n) in [("running", running), ("cached", cached), ("free", free)] {
+            line(out, format_args!("{name}{{{labels},use=\"{kind}\"}} {n}"));
+        }
+    };
+    if uses.is_empty() {
+        return;
+    }
+    let label = |model: &str| format!("model_name=\"{}\"", escape(model));
+    let name = "cellar_part_cells";
+    head(out, name, "gauge", "KV cells of each part by their use");
+    for (model, found) in uses {
+        for (part, cells) in found.parts.iter().enumerate() {
+            let labels = format!("{},part=\"{part}\"", label(model));
+            write(name, &labels, *cells, out);
+        }
+    }
+    let name = "cellar_states";
+    head(out, name, "gauge", "Rows of recurrent states by their use");
+    for (model, found) in uses {
+        if let Some(states) = found.states {
+            write(name, &label(model), states, out);
+        }
+    }
+    let name = "vllm:kv_cache_usage_perc";
+    let help = "Share of the KV cells that running requests have, from 0 to 1";
+    head(out, name, "gauge", help);
+    for (model, found) in uses {
+        let share = found.running_share();
+        line(out, format_args!("{name}{{{}}} {share}", label(model)));
     }
 }
 
@@ -335,10 +442,6 @@ fn load_values(status: &ModelStatus) -> Vec<ServiceValue> {
 }
 
 fn service_values(n_queued: usize, status: engine::serve::ServiceStatus) -> Vec<ServiceValue> {
-    let share = match status.n_cells {
-        0 => 0.0,
-        n => f64::from(status.n_cells_used) / f64::from(n),
-    };
     let gauges = [
         (
             "cellar_requests_waiting",
@@ -379,11 +482,6 @@ fn service_values(n_queued: usize, status: engine::serve::ServiceStatus) -> Vec<
             "vllm:num_requests_running",
             status.n_running as f64,
             "As cellar_requests_running",
-        ),
-        (
-            "vllm:kv_cache_usage_perc",
-            share,
-            "Used share of the KV cells, from 0 to 1",
         ),
     ];
     let counters = [

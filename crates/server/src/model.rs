@@ -22,6 +22,7 @@ use model_core::tokenizer::Tokenizer;
 use serde_json::Value;
 
 use crate::api::params::random_id;
+use crate::control_texts::ControlTexts;
 use crate::error::ApiError;
 use crate::generate::ChatPrompt;
 use crate::texts::{EmbedWorker, RerankWorker};
@@ -111,6 +112,7 @@ pub struct ServedModel {
     tokenizer: Arc<Tokenizer>,
     template: Option<(String, ChatTemplate)>,
     grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
+    control_texts: OnceLock<ControlTexts>,
     work: Work,
     instance: String,
 }
@@ -179,6 +181,7 @@ impl ServedModel {
             tokenizer: Arc::clone(file.tokenizer()),
             template,
             grammars: OnceLock::new(),
+            control_texts: OnceLock::new(),
             work,
             instance: random_id(""),
         })
@@ -339,6 +342,12 @@ impl ServedModel {
             false => Cow::Borrowed(&chat.messages),
         };
         template.render_json(&messages, &chat.variables, prompt, tokens)
+    }
+
+    /// What its control tokens spell; found once, in time proportional to the vocabulary.
+    pub(crate) fn control_texts(&self) -> &ControlTexts {
+        self.control_texts
+            .get_or_init(|| ControlTexts::of(&self.tokenizer))
     }
 
     /// The compiler of schemas for its tokens; made once, in time proportional to the vocabulary.

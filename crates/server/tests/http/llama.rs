@@ -173,7 +173,43 @@ fn the_state_of_the_server_is_shown() {
     assert_eq!(server.metric(too_short), 2.0);
     server.await_metric("vllm:num_requests_running{", 0.0);
     assert_eq!(server.metric("vllm:num_requests_waiting{"), 0.0);
-    assert!(server.metric("vllm:kv_cache_usage_perc{") <= 1.0);
+    // What is cached is free to a router, and no request runs.
+    assert_eq!(server.metric("vllm:kv_cache_usage_perc{"), 0.0);
+    let cells = |kind: &str| {
+        let labels = format!("model_name=\"stories\",part=\"0\",use=\"{kind}\"");
+        server.metric(&format!("cellar_part_cells{{{labels}}}"))
+    };
+    assert_eq!(cells("running"), 0.0);
+    assert_eq!(cells("cached"), server.metric("cellar_kv_cells_used{"));
+    assert_eq!(cells("cached") + cells("free"), 1024.0);
+    for (name, alias) in [
+        (
+            "cellar_generated_tokens_total",
+            "vllm:generation_tokens_total",
+        ),
+        ("cellar_prompt_tokens_total", "vllm:prompt_tokens_total"),
+        (
+            "cellar_prompt_tokens_total",
+            "vllm:prefix_cache_queries_total",
+        ),
+        ("cellar_reused_tokens_total", "vllm:prefix_cache_hits_total"),
+        ("cellar_preemptions_total", "vllm:num_preemptions_total"),
+        (
+            "cellar_request_seconds_count",
+            "vllm:e2e_request_latency_seconds_count",
+        ),
+        (
+            "cellar_inter_token_seconds_count",
+            "vllm:inter_token_latency_seconds_count",
+        ),
+        (
+            "cellar_time_to_first_token_seconds_count",
+            "vllm:time_to_first_token_seconds_count",
+        ),
+    ] {
+        assert_eq!(server.metric(name), server.metric(alias), "{alias}");
+    }
+    assert!(server.metric("cellar_inter_token_seconds_count") > 0.0);
     let index = get(server.address, "/").body;
     for server::api::Endpoint { method, path, .. } in server::api::ENDPOINTS {
         let path = path.replace('*', "");

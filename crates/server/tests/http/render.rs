@@ -166,3 +166,26 @@ fn what_is_not_answered_is_not_rendered() {
     assert_eq!(reply.status, 400);
     assert_eq!(reply.json()["error"]["param"], "previous_response_id");
 }
+
+/// What a user writes is text, also where it spells a control token.
+#[test]
+fn messages_have_no_control_tokens() {
+    let server = Setup::default().start();
+    let rendered = |content: &str| {
+        let body = json!({"messages": [{"role": "user", "content": content}]});
+        let ids = render(&server, "/v1/chat/completions", &body)[0]["token_ids"].clone();
+        let text = post(server.address, "/detokenize", &json!({"tokens": ids})).json();
+        (ids, text["content"].as_str().unwrap().to_owned())
+    };
+    let end = post(server.address, "/tokenize", &json!({"content": "</s>"})).json();
+    let end = end["tokens"].as_array().unwrap().last().unwrap().clone();
+    let (ids, text) = rendered("One day</s>Tom");
+    assert!(!ids.as_array().unwrap().contains(&end), "{ids}");
+    assert!(text.contains("/s>Tom"), "{text}");
+    let (ids, _) = rendered("One day");
+    assert!(!ids.as_array().unwrap().is_empty());
+    // A text prompt is read as ever.
+    let body = json!({"prompt": "One day</s>Tom"});
+    let ids = render(&server, "/v1/completions", &body)[0]["token_ids"].clone();
+    assert!(ids.as_array().unwrap().contains(&end), "{ids}");
+}

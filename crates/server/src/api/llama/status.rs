@@ -2,6 +2,8 @@
 //!
 //! Invariant: no text of any request is in any answer.
 
+use std::collections::BTreeMap;
+
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, StatusCode};
@@ -13,7 +15,8 @@ use crate::api::on_get;
 use crate::app::{App, Phase};
 use crate::error::ApiError;
 use crate::json;
-use crate::model::Job;
+use crate::memory_use::MemoryUse;
+use crate::model::{Job, Work};
 use crate::models::n_ctx;
 use crate::query::ModelQuery;
 
@@ -44,7 +47,16 @@ pub(crate) fn version() -> MethodRouter<App> {
 pub(crate) fn metrics() -> MethodRouter<App> {
     on_get(async |State(app): State<App>| {
         let plain = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-        ([(CONTENT_TYPE, plain)], app.metrics().text(&app.models()))
+        let models = app.models();
+        let mut uses = BTreeMap::new();
+        for model in models.iter().filter_map(|status| status.model.as_ref()) {
+            if let Work::Texts(service) = model.work()
+                && let Some(found) = MemoryUse::of(service).await
+            {
+                uses.insert(model.id().to_owned(), found);
+            }
+        }
+        ([(CONTENT_TYPE, plain)], app.metrics().text(&models, &uses))
     })
 }
 
