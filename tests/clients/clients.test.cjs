@@ -1,5 +1,5 @@
 // The clients of OpenAI, Anthropic and Ollama for JavaScript, as they come from their registry, against
-// the server at $ADDRESS. Run by test_node.py.
+// the servers at $ADDRESS and $ENCODER. Run by test_node.py.
 const assert = require("node:assert/strict");
 const { test } = require("node:test");
 const { default: OpenAI } = require("openai");
@@ -26,6 +26,35 @@ test("openai: a chat whole and streamed", async () => {
   for await (const chunk of stream) text += chunk.choices[0]?.delta.content ?? "";
   assert.equal(text, whole.choices[0].message.content);
   assert.equal(whole.usage.completion_tokens, 16);
+});
+
+async function running() {
+  const text = await (await fetch(`${address}/metrics`)).text();
+  const line = text.split("\n").find((line) => line.startsWith("cellar_requests_running{"));
+  return Number(line.split(" ").pop());
+}
+
+test("openai: a stream that is cancelled frees its place", async () => {
+  const options = { model: "stories", messages, max_tokens: 4000, stream: true };
+  const stream = await openai.chat.completions.create(options);
+  for await (const chunk of stream) {
+    if (chunk.choices[0]?.delta.content) break;
+  }
+  stream.controller.abort();
+  const until = Date.now() + 60000;
+  while ((await running()) > 0) {
+    assert.ok(Date.now() < until);
+    await new Promise((resolve) => setTimeout(resolve, 20));
+  }
+});
+
+test("openai: vectors", async () => {
+  const encoder = new OpenAI({ baseURL: `${process.env.ENCODER}/v1`, apiKey: "none", maxRetries: 0 });
+  const input = ["How is it?", "It is raining."];
+  const { data } = await encoder.embeddings.create({ model: "bert_tiny", input });
+  assert.equal(data.length, 2);
+  assert.equal(data[0].embedding.length, data[1].embedding.length);
+  assert.notDeepEqual(data[0].embedding, data[1].embedding);
 });
 
 test("openai: a response whole and streamed", async () => {

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from typing import Literal
 
+import openai
 import pytest
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
@@ -53,6 +54,16 @@ def test_langchain_calls_a_tool(address):
         assert isinstance(result, ToolMessage)
         after = chat.bind_tools([weather]).bind(max_tokens=8).invoke([question, answer, result])
         assert after.usage_metadata["output_tokens"] <= 8
+
+
+def test_langchain_is_cancelled_and_refused(address, no_requests):
+    stream = model(address, max_tokens=4000).stream("Once upon a time")
+    next(stream)
+    stream.close()
+    no_requests()
+    with pytest.raises(openai.BadRequestError) as error:
+        model(address, top_p=2).invoke("Once upon a time")
+    assert error.value.param == "top_p"
 
 
 def test_langchain_gets_vectors(encoder):
