@@ -9,6 +9,7 @@
 
 mod case;
 pub mod checks;
+pub mod defaults;
 pub mod gpu;
 pub mod http;
 pub mod images;
@@ -26,7 +27,7 @@ use std::path::PathBuf;
 use kv_candle::CandleBackend;
 use kv_cpu::{CpuBackend, CpuConfig};
 
-pub use case::{Case, KeyOrder, Source, StateReference};
+pub use case::{Case, Fork, KeyOrder, Source, StateReference};
 pub use recipe::{Distribution, Recipe, TensorKey};
 pub use reference::{LogitsRows, Reference};
 pub use refusal::{refusal, remove_key};

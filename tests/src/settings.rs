@@ -1,6 +1,7 @@
 //! [`SettingsCheck`]: every setting of a recipe's `config.json` is changed, and left out: it is refused
 //! by its key, or by the metadata key that it becomes, or by the key or tensor that contradicts it; or
-//! it makes another model; or it is one of those that have no part in what the model computes.
+//! it makes another model; or it is one of those that have no part in what the model computes. Left out, it is
+//! missed, or the model is the one that states transformers' default for it.
 //!
 //! Invariant: what has an effect on a graph or on a tensor is seen; whether it is the right one is for
 //! references to say. Knows no class of models.
@@ -14,12 +15,15 @@ use model_core::directory::HfDirectory;
 use serde_json::{Map, Value, json};
 
 use crate::Recipe;
+use crate::defaults::{Default, Defaults, set};
 
 /// What is known of the settings of some classes.
 #[derive(Clone, Copy, Debug)]
 pub struct SettingsCheck<'a> {
     /// The classes.
     pub registry: &'a Registry,
+    /// What transformers takes for a setting that is left out.
+    pub defaults: &'a Defaults,
     /// Settings without effect: of training, libraries, tokenizers, kernels. Those inside of an object
     /// are named by a path (`rope_parameters.rope_type`), or by the object.
     pub without_effect: &'a [&'a str],
@@ -27,8 +31,22 @@ pub struct SettingsCheck<'a> {
     pub tensors_say: &'a [&'a str],
     /// Settings without effect in one recipe alone.
     pub without_effect_in: &'a [(&'a str, &'a str)],
+    /// What classes take for a setting that their config does not hold, or that transformers has no class
+    /// for; as [`Self::defaults`] otherwise.
+    pub stated: &'a [Stated],
     /// Settings that say which class a model is of: without them it is of another, or of none.
     pub choices: &'a [&'a str],
+}
+
+/// The default of a setting, with where it is from next to it.
+#[derive(Clone, Copy, Debug)]
+pub struct Stated {
+    /// The recipe's name.
+    pub recipe: &'static str,
+    /// The setting's path.
+    pub path: &'static str,
+    /// Its value, as JSON.
+    pub value: &'static str,
 }
 
 /// What a model computes, as far as its settings say.
@@ -38,7 +56,10 @@ struct Computed {
     graph: String,
 }
 
-/// The same kind of value, but another one.
+/// What stands in place of an object.
+const NOT_AN_OBJECT: &str = "no object";
+
+/// The same kind of value, but another one; of an object, something else.
 fn changed(value: &Value) -> Value {
     match value {
         Value::Null => json!(3),
@@ -58,7 +79,7 @@ fn changed(value: &Value) -> Value {
             }
             list.into()
         }
-        Value::Object(_) => json!("no such thing"),
+        Value::Object(_) => json!(NOT_AN_OBJECT),
     }
 }
 
@@ -136,9 +157,11 @@ impl SettingsCheck<'_> {
         let longer = [17, 257, 513, usize::MAX].map(|n| model.for_context(n));
         let longer = longer.map(|model| model.map(|model| text(&*model)));
         let graphs = (text(&**model), longer);
+        let source = model.source_encoder();
+        let source = source.map(|encoder| (encoder.start, text(&*encoder.model)));
         Computed {
             context_length: model.context_length(),
-            graph: format!("{graphs:?}"),
+            graph: format!("{graphs:?} {source:?}"),
         }
     }
 
@@ -155,6 +178,7 @@ impl SettingsCheck<'_> {
     }
 
     fn has_no_part(&self, recipe: &Recipe, path: &str) -> bool {
+        let path = path.strip_prefix("text_config.").unwrap_or(path);
         let here = (&*recipe.name(), path);
         let first = path.split('.').next().unwrap_or(path);
         let everywhere = [self.without_effect, self.tensors_say].concat();
@@ -183,6 +207,7 @@ impl SettingsCheck<'_> {
         });
         let fault = match self.directory(&other) {
             Ok(_) if self.has_no_part(recipe, path) => return None,
+            Ok(_) if shown == NOT_AN_OBJECT => Some("is taken".to_owned()),
             Ok(same) => {
                 let is_same = Self::computed(&same) == Self::computed(sound)
                     && Self::digest(&same) == Self::digest(sound);
@@ -195,16 +220,61 @@ impl SettingsCheck<'_> {
         fault.map(|fault| format!("{}: '{path}' as {shown}: {fault}", recipe.name()))
     }
 
-    /// What is left out is the default, or it is missed.
+    /// What is left out is missed; or the model is the one with the class's default in its place.
     fn missing_fault(&self, recipe: &Recipe, sound: &HfDirectory, path: &str) -> Option<String> {
         let other = recipe.clone().with_config(|config| {
             let (object, key) = place(config, path);
             object.remove(key);
         });
-        let error = self.directory(&other).err()?;
-        // A class may have another name for it.
-        let is_missed = self.is_named(&error, path, sound.model().architecture())
-            || error.contains("' is missing (");
-        (!is_missed).then(|| format!("{}: without '{path}': {error}", recipe.name()))
+        let fault = match self.directory(&other) {
+            Ok(found) => self.default_fault(recipe, sound, path, &found)?,
+            // A class may have another name for it.
+            Err(error) => {
+                let is_missed = self.is_named(&error, path, sound.model().architecture())
+                    || error.contains("' is missing (");
+                (!is_missed).then_some(error)?
+            }
+        };
+        Some(format!("{}: without '{path}': {fault}", recipe.name()))
+    }
+
+    /// What is wrong with a model that was found without a setting.
+    fn default_fault(
+        &self,
+        recipe: &Recipe,
+        sound: &HfDirectory,
+        path: &str,
+        found: &HfDirectory,
+    ) -> Option<String> {
+        let is_same = |wanted: &HfDirectory| {
+            Self::computed(found) == Self::computed(wanted)
+                && Self::digest(found) == Self::digest(wanted)
+        };
+        if self.has_no_part(recipe, path) && is_same(sound) {
+            return None;
+        }
+        match self.default_of(recipe, path) {
+            Default::Unchanged => (!is_same(sound)).then(|| "another model".to_owned()),
+            Default::Changed(change) => {
+                let shown = Value::from(change.clone());
+                let stated = recipe.clone().with_config(|config| set(config, &change));
+                match self.directory(&stated) {
+                    Ok(stated) if is_same(&stated) => None,
+                    Ok(_) => Some(format!("another model than with {shown}")),
+                    Err(error) => Some(format!("a model, but with {shown}: {error}")),
+                }
+            }
+        }
+    }
+
+    fn default_of(&self, recipe: &Recipe, path: &str) -> Default {
+        let is_it = |s: &&Stated| s.recipe == recipe.name() && s.path == path;
+        match self.stated.iter().find(is_it) {
+            Some(stated) => {
+                let value = serde_json::from_str(stated.value).unwrap();
+                Default::Changed([(path.to_owned(), value)].into_iter().collect())
+            }
+            None => self.defaults.without(recipe, path),
+        }
     }
 }

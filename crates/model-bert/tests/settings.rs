@@ -1,11 +1,19 @@
 //! Every setting of every recipe's `config.json`, changed and left out.
 
 use crate::common::{data, registry};
-use model_tests::Recipe;
-use model_tests::settings::SettingsCheck;
+use model_tests::defaults::Defaults;
+use model_tests::settings::{SettingsCheck, Stated};
+use model_tests::{Recipe, fixture};
 
 /// Settings of training, of heads that predict tokens, of libraries, and of tokenizers.
 const WITHOUT_EFFECT: &[&str] = &[
+    "activation_dropout",
+    "decoder_layerdrop",
+    "dropout_rate",
+    "encoder_layerdrop",
+    "forced_eos_token_id", // of generation
+    "init_std",
+    "initializer_factor",
     "_sliding_window_pattern", // next to layer_types
     "attention_dropout",
     "attention_probs_dropout_prob",
@@ -51,11 +59,26 @@ const TENSORS_SAY: &[&str] = &["type_vocab_size"];
 
 /// Settings that some classes name and do not read.
 const WITHOUT_EFFECT_IN: &[(&str, &str)] = &[
-    ("eurobert", "classifier_pooling"),          // without a head
-    ("jina_bert_v2", "hidden_act"),              // gates have feed_forward_type's
+    ("t5_relu_tied", "feed_forward_proj"), // next to dense_act_fn
+    ("eurobert", "classifier_pooling"),    // without a head
+    ("jina_bert_v2", "hidden_act"),        // gates have feed_forward_type's
     ("modernbert_classifier", "layer_norm_eps"), // it is norm_eps
-    ("neobert", "intermediate_size"),            // rounded
+    ("neobert", "intermediate_size"),      // rounded
     ("nomic_bert_moe", "rotary_scaling_factor"), // of no text that is longer than trained
+];
+
+/// What classes take for settings that transformers' configs do not hold.
+const STATED: &[Stated] = &[
+    Stated {
+        recipe: "deberta_v2_reranker",
+        path: "norm_rel_ebd",
+        value: "\"none\"", // transformers' DebertaV2Encoder
+    },
+    Stated {
+        recipe: "t5_v1_1",
+        path: "tie_word_embeddings",
+        value: "true", // of every class
+    },
 ];
 
 /// Settings that say which class a model is of.
@@ -70,10 +93,16 @@ fn a_setting_is_understood_refused_or_without_effect() {
     let registry = registry();
     let check = SettingsCheck {
         registry: &registry,
+        defaults: &Defaults::open(),
         without_effect: WITHOUT_EFFECT,
         tensors_say: TENSORS_SAY,
         without_effect_in: WITHOUT_EFFECT_IN,
+        stated: STATED,
         choices: CHOICES,
     };
-    check.check(Recipe::all_in(&data("")));
+    check.check(
+        [data(""), fixture("seq2seq")]
+            .iter()
+            .flat_map(|folder| Recipe::all_in(folder)),
+    );
 }

@@ -2,12 +2,21 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-use crate::common::CASES;
-use model_tests::Source;
+use crate::common::{CASES, IMAGE_CASES};
+use model_tests::defaults::Defaults;
 use model_tests::settings::SettingsCheck;
+use model_tests::{Recipe, Source, fixture};
 
 /// Settings of training, libraries, tokenizers and heads other than that of tokens.
 const WITHOUT_EFFECT: &[&str] = &[
+    "image_token_id", // rows of images come from outside
+    "video_token_id",
+    "vision_config",
+    "vision_end_token_id",
+    "vision_start_token_id",
+    "mask_token_id", // of denoising
+    "rope_full_precision",
+    "block_group_size",
     "_sliding_window_pattern", // next to layer_types
     "attention_dropout",
     "attention_softmax_in_fp32",
@@ -78,6 +87,9 @@ const WITHOUT_EFFECT: &[&str] = &[
 
 /// Settings that repeat what tensors are there, or their shapes.
 const TENSORS_SAY: &[&str] = &[
+    "attention_layer_norm_with_affine",
+    "embedding_size",
+    "layer_norm_with_affine",
     "attention_bias",
     "bias",
     "decoder_sparse_step",
@@ -104,6 +116,17 @@ const TENSORS_SAY: &[&str] = &[
 
 /// Settings that one class names and does not read, or reads where others are not there.
 const WITHOUT_EFFECT_IN: &[(&str, &str)] = &[
+    ("dream", "max_window_layers"), // without windows
+    ("dream", "sliding_window"),
+    ("llada", "alibi_bias_max"), // without biases by distance
+    ("llada", "mlp_ratio"),      // next to mlp_hidden_size
+    ("llada_moe", "dense_intermediate_size"), // every layer is a mixture
+    ("qwen2_vl", "max_window_layers"), // without windows
+    ("qwen2_vl", "sliding_window"),
+    ("qwen2_vl", "use_sliding_window"),
+    ("qwen2_5_vl", "max_window_layers"),
+    ("qwen2_5_vl", "sliding_window"),
+    ("qwen2_5_vl", "use_sliding_window"),
     ("deepseek_v2_lite", "n_group"), // the best of all are chosen
     ("deepseek_v2_lite", "topk_group"),
     ("exaone4", "sliding_window_pattern"), // next to layer_types
@@ -135,8 +158,6 @@ const WITHOUT_EFFECT_IN: &[(&str, &str)] = &[
     ("mistral4", "topk_group"),                   // of one group
     ("mistral4", "head_dim"),                     // parts of heads have sizes of their own
     ("phi3", "original_max_position_embeddings"), // without longrope
-    ("phi3_longrope_long", "original_max_position_embeddings"), // next to rope_parameters
-    ("phi3_longrope_short", "original_max_position_embeddings"),
     ("phi3_partial", "original_max_position_embeddings"),
     ("phi3_partial_swa8", "original_max_position_embeddings"),
     ("phimoe", "original_max_position_embeddings"), // next to rope_parameters
@@ -163,11 +184,14 @@ fn a_setting_is_understood_refused_or_without_effect() {
     let registry = CASES[0].registry();
     let check = SettingsCheck {
         registry: &registry,
+        defaults: &Defaults::open(),
         without_effect: WITHOUT_EFFECT,
         tensors_say: TENSORS_SAY,
         without_effect_in: WITHOUT_EFFECT_IN,
+        stated: &[],
         choices: CHOICES,
     };
-    let recipes = CASES.iter().filter(|case| case.source == Source::Recipe);
-    check.check(recipes.map(|case| case.generated()));
+    let cases = CASES.iter().filter(|case| case.source == Source::Recipe);
+    let cases = cases.chain(IMAGE_CASES).map(|case| case.generated());
+    check.check(cases.chain(Recipe::all_in(&fixture("diffusion"))));
 }

@@ -2,11 +2,17 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-use crate::common::CASES;
-use model_tests::settings::SettingsCheck;
+use crate::common::{CASES, IMAGES};
+use model_tests::defaults::Defaults;
+use model_tests::settings::{SettingsCheck, Stated};
 
 /// Settings of training, libraries, tokenizers and kernels.
 const WITHOUT_EFFECT: &[&str] = &[
+    "image_token_id", // rows of images come from outside
+    "video_token_id",
+    "vision_config",
+    "vision_end_token_id",
+    "vision_start_token_id",
     "attention_dropout",
     "attn_mode",
     "block_size",
@@ -82,6 +88,7 @@ const TENSORS_SAY: &[&str] = &[
     "shared_expert_intermediate_size",
     "shared_intermediate_size",
     "use_conv_bias",
+    "vocab_size",
 ];
 
 /// Settings that one class names and does not read, or reads where others are not there.
@@ -104,6 +111,25 @@ const WITHOUT_EFFECT_IN: &[(&str, &str)] = &[
     ("zamba2", "num_query_groups"),
 ];
 
+/// What classes take for settings that transformers' configs do not hold.
+const STATED: &[Stated] = &[
+    Stated {
+        recipe: "rwkv6",
+        path: "head_size_divisor",
+        value: "8", // the published class
+    },
+    Stated {
+        recipe: "qwen3_5",
+        path: "rope_parameters.mrope_section",
+        value: "null", // positions of a text are the same in all sections
+    },
+    Stated {
+        recipe: "qwen3_5_moe",
+        path: "rope_parameters.mrope_section",
+        value: "null", // likewise
+    },
+];
+
 /// Settings that say which class a model is of.
 const CHOICES: &[&str] = &["architectures"];
 
@@ -112,10 +138,13 @@ fn a_setting_is_understood_refused_or_without_effect() {
     let registry = CASES[0].registry();
     let check = SettingsCheck {
         registry: &registry,
+        defaults: &Defaults::open(),
         without_effect: WITHOUT_EFFECT,
         tensors_say: TENSORS_SAY,
         without_effect_in: WITHOUT_EFFECT_IN,
+        stated: STATED,
         choices: CHOICES,
     };
-    check.check(CASES.iter().map(|case| case.generated()));
+    let cases = CASES.iter().chain([&IMAGES]);
+    check.check(cases.map(|case| case.generated()));
 }

@@ -394,17 +394,20 @@ fn configs_of_xlstm_mean_the_same_with_one_name_and_without_some() {
     let translated = |recipe: Recipe| recipe.translated(&registry).unwrap().metadata().clone();
     let own = translated(Recipe::named("xlstm"));
     assert_eq!(own.get("xlstm.feed_forward_length"), Ok(96u32));
-    for keys in [
-        ["num_blocks", "embedding_dim"],
-        ["num_hidden_layers", "hidden_size"],
-    ] {
-        let one = Recipe::named("xlstm").with_config(|config| {
+    let with_one_name = |keys: [&str; 2]| {
+        Recipe::named("xlstm").with_config(|config| {
             for key in keys.iter().chain(&["eps", "norm_eps", "v_dim_factor"]) {
                 assert!(config.remove(*key).is_some(), "no {key}");
             }
-        });
-        assert_eq!(translated(one), own);
-    }
+        })
+    };
+    let usual = with_one_name(["num_blocks", "embedding_dim"]);
+    assert_eq!(translated(usual), own);
+    // transformers takes 4096 values and 32 layers then.
+    let other = with_one_name(["num_hidden_layers", "hidden_size"]);
+    let error = other.translated(&registry).unwrap_err().to_string();
+    let wanted = "'num_blocks' is 3, not 32, as 'num_hidden_layers' is";
+    assert!(error.contains(wanted), "{error}");
     // 64 * 2.667 is 170.7, and the next multiple of 64 is 192.
     let without = Recipe::named("xlstm").with_config(|config| {
         for key in [

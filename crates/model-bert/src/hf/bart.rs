@@ -32,7 +32,10 @@ const BART: HfClass = HfClass {
 const M2M_100: HfClass = HfClass {
     name: "M2M100ForConditionalGeneration",
     architecture: "m2m-100",
-    keys: &[SEQ2SEQ_KEYS, &[Key::With(wave_rows)]],
+    keys: &[
+        SEQ2SEQ_KEYS,
+        &[Key::With(usual_embedding_scale), Key::With(wave_rows)],
+    ],
     tensors: &[M2M_ENDS, BART_ENCODER, BART_DECODER, BART_CROSS_ATTENTION],
     unused: &[
         "model.encoder.embed_tokens.weight",
@@ -102,6 +105,14 @@ const BART_KEYS: &[Key] = &[
 /// The square root of the width, where the config asks for a factor.
 fn embedding_scale(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     if config.optional_flag("scale_embedding")? == Some(true) {
+        keys.set(EMBEDDING_SCALE, (config.count("d_model")? as f32).sqrt());
+    }
+    Ok(())
+}
+
+/// The same where the config does not say whether there is one.
+fn usual_embedding_scale(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    if config.value("scale_embedding").is_none() {
         keys.set(EMBEDDING_SCALE, (config.count("d_model")? as f32).sqrt());
     }
     Ok(())

@@ -53,19 +53,23 @@ fn bases(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     if !head_dim(config)?.is_multiple_of(2) {
         return Err(config.wrong("head_dim", "an even number"));
     }
-    for (to, layers) in [
-        ("rope.freq_base", "full_attention"),
-        ("rope.freq_base_swa", "sliding_attention"),
+    for (to, layers, old) in [
+        ("rope.freq_base", "full_attention", "rope_theta"),
+        (
+            "rope.freq_base_swa",
+            "sliding_attention",
+            "rope_local_base_freq",
+        ),
     ] {
         let rope = RopeSettings::read(config, Some(layers))?;
         if rope.kind != RopeKind::Plain || rope.partial != 1.0 {
             let wanted = "a rotation of whole heads without scaling";
             return Err(config.wrong("rope_parameters", wanted));
         }
-        let is_old = config.value("rope_parameters").is_none();
-        let theta = match layers == "sliding_attention" && is_old {
-            true => config.number("rope_local_base_freq")?,
-            false => rope.theta,
+        let own = format!("rope_parameters.{layers}.rope_theta");
+        let theta = match config.value(&own) {
+            Some(_) => rope.theta,
+            None => config.number(old)?,
         };
         keys.set(to, theta as f32);
     }

@@ -36,6 +36,7 @@ const MODERN_BERT: HfClass = HfClass {
         "decoder.weight",
         "decoder.bias",
     ],
+    defaults: &[("global_rope_theta", 160_000), ("local_rope_theta", 10_000)],
     ..HfClass::EMPTY
 };
 
@@ -141,18 +142,19 @@ fn modern_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError>
             "sliding_attention",
         ),
     ] {
-        let theta = match config.optional_number(old)? {
-            Some(theta) if theta.is_finite() && theta > 1.0 => theta,
-            Some(_) => return Err(config.wrong(old, "a number above 1")),
-            None if config.value("rope_parameters").is_some() => {
-                let rope = RopeSettings::read(config, Some(layers))?;
-                if rope.kind != RopeKind::Plain || rope.partial != 1.0 {
-                    let wanted = "a rotation of whole heads without scaling";
-                    return Err(config.wrong("rope_parameters", wanted));
-                }
-                rope.theta
-            }
-            None => return Err(config.missing(old, "a number above 1")),
+        let rope = RopeSettings::read(config, Some(layers))?;
+        if rope.kind != RopeKind::Plain || rope.partial != 1.0 {
+            let wanted = "a rotation of whole heads without scaling";
+            return Err(config.wrong("rope_parameters", wanted));
+        }
+        let own = format!("rope_parameters.{layers}.rope_theta");
+        let theta = match config.value(&own) {
+            Some(_) => rope.theta,
+            None => match config.optional_number(old)? {
+                Some(theta) if theta.is_finite() && theta > 1.0 => theta,
+                Some(_) => return Err(config.wrong(old, "a number above 1")),
+                None => return Err(config.missing(old, "a number above 1")),
+            },
         };
         keys.set(to, theta as f32);
     }

@@ -109,15 +109,18 @@ fn gate(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
 /// The base of rotations of whole heads.
 fn rotation(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     match config.optional_number("rotary_emb_fraction")? {
-        None | Some(1.0) => {}
-        Some(_) => return Err(config.wrong("rotary_emb_fraction", "1")),
+        Some(1.0) => {}
+        // The published class, whose names are GPT-2's, rotates nothing then.
+        None if config.value("n_embd").is_none() => {}
+        _ => return Err(config.wrong("rotary_emb_fraction", "1")),
     }
     if config.value("rotary_emb_scale_base").is_some() {
         return Err(config.wrong("rotary_emb_scale_base", "null"));
     }
     let key = "rotary_emb_base";
     match config.optional_number(key)? {
-        None => rope_keys(config, keys),
+        None if config.value("n_embd").is_none() => rope_keys(config, keys),
+        None => Err(config.missing(key, "a number above 1")),
         Some(base) if base.is_finite() && base > 1.0 => {
             keys.set("rope.freq_base", base as f32);
             Ok(())

@@ -3,7 +3,7 @@
 use model_core::hf::{
     ATTENTION_TENSORS, Expected, GATED_TENSORS, HfClass, HfConfig, INPUT_NORM, Key, Keys,
     ModelFileError, NORM_BEFORE_FFN, RMS_EPS, ROPE_KEYS, SIZE_KEYS, Step, TensorRule, in_layers,
-    same, with,
+    rope_base_is_stated, same, with,
 };
 
 use super::{LAYER_NORM_EPS, NOT_CAUSAL, activation, as_u32};
@@ -36,7 +36,6 @@ const EUROBERT: HfClass = HfClass {
         GATED_TENSORS,
     ],
     unused: &["lm_head.weight"],
-    defaults: &[("rope_theta", 250_000)],
     ..HfClass::EMPTY
 };
 
@@ -55,6 +54,8 @@ const EUROBERT_KEYS: &[Key] = &[
     },
     NOT_CAUSAL,
     Key::With(|config, keys| activation(config, keys, "hidden_act")),
+    // The published class has another one than that of transformers where a config has none.
+    Key::With(rope_base_is_stated),
 ];
 
 const EUROBERT_INPUT: &[TensorRule] = &[

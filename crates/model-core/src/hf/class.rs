@@ -34,6 +34,8 @@ pub struct HfClass {
     /// What transformers takes for a key that is not there, where a reader would refuse that or
     /// take something else. A key that is `null` is there.
     pub defaults: &'static [(&'static str, u32)],
+    /// Which part of a head rotates where the config does not say so, if not all of it.
+    pub rotated_part: Option<f64>,
     /// Whether models of the class have an output matrix.
     pub head: HfHead,
     /// What adds tensors that are computed out of others, where there are any.
@@ -93,6 +95,7 @@ impl HfClass {
         body: "model.",
         text: "",
         defaults: &[],
+        rotated_part: None,
         head: HfHead::Logits,
         derive: None,
     };

@@ -132,6 +132,17 @@ impl HfConfig {
         self
     }
 
+    /// The same, with the part of a head that rotates where it does not have that. The usual key of a
+    /// class that has a name of its own for it counts for nothing.
+    #[must_use]
+    pub(super) fn with_rotated_part(mut self, part: f64) -> Self {
+        let usual = "partial_rotary_factor";
+        let alias = self.aliases.iter().find(|(key, _)| *key == usual);
+        let key = alias.map_or(usual, |(_, own)| own);
+        self.root.entry(key).or_insert_with(|| part.into());
+        self
+    }
+
     /// The same without a key, for settings that a class reads by itself.
     #[must_use]
     pub fn without(&self, key: &str) -> Self {
@@ -179,9 +190,9 @@ impl HfConfig {
         let Some(Value::Object(settings)) = self.value(object) else {
             return Ok(());
         };
-        let unknown = settings
-            .iter()
-            .find(|(key, value)| !value.is_object() && !known.contains(&key.as_str()));
+        let unknown = settings.iter().find(|(key, value)| {
+            !value.is_object() && !value.is_null() && !known.contains(&key.as_str())
+        });
         match unknown {
             Some((key, _)) => {
                 Err(self.wrong(&format!("{object}.{key}"), "a setting that Cellar knows"))

@@ -36,7 +36,7 @@ pub use config::HfConfig;
 pub use gemma::{GEMMA_NORMS, PLUS_ONE, gemma_score_scale, gemma3_windows};
 pub use keys::Keys;
 pub use latents::{latent_head_dims, latent_key_rows, latent_value_rows};
-pub use rope::{RopeKind, RopeSettings, rope_keys};
+pub use rope::{RopeKind, RopeSettings, rope_base_is_stated, rope_keys};
 pub use rules::{
     DECODER_KEYS, GRANITE_FACTORS, RMS_EPS, ROPE_KEYS, ROW_KEYS, SILU, SIZE_KEYS, TRAINED_LENGTH,
     VOCAB_SIZE, WIDTH_KEYS, full_attention, head_dim, head_keys, layer_types, only, window_of_all,

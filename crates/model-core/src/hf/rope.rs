@@ -92,7 +92,12 @@ impl RopeSettings {
             )
             .find(|path| config.value(path).is_some());
         let kind = match &scaled {
-            None => RopeKind::Plain,
+            None => {
+                for object in OBJECTS {
+                    config.check_known(object, &KNOWN)?;
+                }
+                RopeKind::Plain
+            }
             Some(path) => {
                 let object = path.rsplit_once('.').map_or("", |(object, _)| object);
                 kind(config, path, object)?
@@ -106,6 +111,9 @@ impl RopeSettings {
     }
 }
 
+/// The objects that settings stand in.
+const OBJECTS: [&str; 2] = ["rope_parameters", "rope_scaling"];
+
 /// The first of the places of a setting that has it.
 fn place_of(config: &HfConfig, layer_type: Option<&str>, key: &str) -> Option<String> {
     let own = layer_type.map(|t| format!("rope_parameters.{t}.{key}"));
@@ -118,7 +126,33 @@ fn place_of(config: &HfConfig, layer_type: Option<&str>, key: &str) -> Option<St
     places.find(|path| config.value(path).is_some())
 }
 
+/// For classes of which it is not certain what they take for a base that their config does not have.
+///
+/// # Errors
+/// [`ModelFileError`] where it does not have one.
+pub fn rope_base_is_stated(config: &HfConfig, _: &mut Keys) -> Result<(), ModelFileError> {
+    match place_of(config, None, "rope_theta") {
+        Some(_) => Ok(()),
+        None => Err(config.missing("rope_theta", "a number above 1")),
+    }
+}
+
 impl RopeSettings {
+    /// The settings of all layers: those of a class where the config has neither object of them.
+    ///
+    /// # Errors
+    /// [`ModelFileError`] naming the key, also where a base stands alone that is not the class's.
+    pub fn read_or(config: &HfConfig, usual: Self) -> Result<Self, ModelFileError> {
+        let is_given = OBJECTS.iter().any(|object| config.value(object).is_some());
+        match config.optional_number("rope_theta")? {
+            _ if is_given => Self::read(config, None),
+            Some(theta) if theta != usual.theta => {
+                Err(config.missing(OBJECTS[0], "an object, next to 'rope_theta'"))
+            }
+            _ => Ok(usual),
+        }
+    }
+
     /// The base of layers of this type.
     ///
     /// # Errors
@@ -165,13 +199,17 @@ fn kind(config: &HfConfig, path: &str, object: &str) -> Result<RopeKind, ModelFi
     let needed =
         |key: &str| positive(key)?.ok_or_else(|| config.missing(&at(key), "a number above 0"));
     let original = || {
-        let key = "original_max_position_embeddings";
-        match config.optional_count(&at(key))? {
-            Some(n) => Ok(n),
-            None => match config.optional_count(key)? {
-                Some(n) => Ok(n),
-                None => config.count("max_position_embeddings"),
-            },
+        let (key, own) = (
+            "original_max_position_embeddings",
+            at("original_max_position_embeddings"),
+        );
+        match (config.optional_count(&own)?, config.optional_count(key)?) {
+            // Which of the two counts differs from class to class.
+            (Some(n), Some(other)) if n != other => {
+                Err(config.wrong(key, format!("{n}, as '{own}' is")))
+            }
+            (Some(n), _) | (None, Some(n)) => Ok(n),
+            (None, None) => config.count("max_position_embeddings"),
         }
     };
     config.check_known(object, &KNOWN)?;

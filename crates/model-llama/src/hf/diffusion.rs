@@ -4,7 +4,7 @@ use model_core::architecture::MaskPlace;
 use model_core::hf::{
     ATTENTION_TENSORS, ATTENTION_VECTORS, EMBEDDING_TENSORS, Expected, Heads, HfClass, HfConfig,
     INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN, RMS_EPS, ROPE_KEYS, SILU, SIZE_KEYS,
-    Step, TensorRule, full_attention, in_layers, only, same, with,
+    Step, TensorRule, full_attention, in_layers, only, rope_base_is_stated, same, with,
 };
 
 use super::keys::EXPERT_KEYS;
@@ -26,6 +26,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             &[
                 SILU,
                 Key::With(full_attention),
+                Key::With(rope_base_is_stated),
                 Key::With(|_, keys| of_masks(keys, MaskPlace::Before)),
             ],
         ],
@@ -92,6 +93,7 @@ const LLADA_KEYS: &[Key] = &[
     only("multi_query_attention", OFF),
     only("rope", Expected::Flag(true)),
     only("scale_logits", OFF),
+    Key::With(rope_base_is_stated),
     Key::With(|_, keys| of_masks(keys, MaskPlace::Own)),
 ];
 
@@ -125,6 +127,7 @@ const LLADA_LAYERS: &[TensorRule] = &in_layers(
 );
 
 const LLADA_MOE_KEYS: &[Key] = &[
+    Key::With(rope_base_is_stated),
     SILU,
     Key::Count {
         to: "expert_feed_forward_length",

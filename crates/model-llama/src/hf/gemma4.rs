@@ -241,10 +241,7 @@ fn rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let place = |kind: &str, key: &str| format!("rope_parameters.{kind}.{key}");
     if is_given {
         for kind in [full, own] {
-            if config.value(&format!("rope_parameters.{kind}")).is_none() {
-                let key = format!("rope_parameters.{kind}");
-                return Err(config.missing(&key, "the rotation of these layers"));
-            }
+            config.number(&place(kind, "rope_theta"))?;
         }
     }
     let settings = RopeSettings::read(config, Some(own))?;

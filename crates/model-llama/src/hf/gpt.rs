@@ -20,7 +20,7 @@ use super::gpt_tensors::{
     OPT_LAYERS, OPT_TENSORS, PHI_EMBEDDING, PHI_LAYERS,
 };
 use super::keys::as_u32;
-use super::recent::{OFF, ON, rotated_part_is_stated};
+use super::recent::{OFF, ON};
 use super::tensors::STARCODER2_NORM_BIASES;
 
 /// All classes of this file.
@@ -35,7 +35,6 @@ pub(super) const CLASSES: &[HfClass] = &[
                 eps("layer_norm_eps"),
                 activation("hidden_act", TANH_GELU),
                 only("qk_layernorm", OFF),
-                Key::With(rotated_part_is_stated),
             ],
         ],
         tensors: &[
@@ -45,6 +44,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             ATTENTION_VECTORS,
             PHI_LAYERS,
         ],
+        rotated_part: Some(0.5),
         ..LLAMA
     },
     HfClass {
@@ -58,10 +58,10 @@ pub(super) const CLASSES: &[HfClass] = &[
                 activation("hidden_act", &["relu2"]),
                 only("attention_bias", OFF),
                 only("mlp_bias", OFF),
-                Key::With(rotated_part_is_stated),
             ],
         ],
         tensors: &[NEMOTRON_TENSORS, ATTENTION_TENSORS, NEMOTRON_LAYERS],
+        rotated_part: Some(0.5),
         ..LLAMA
     },
     HfClass {
@@ -74,7 +74,6 @@ pub(super) const CLASSES: &[HfClass] = &[
                 SILU,
                 eps("layer_norm_eps"),
                 only("qk_layernorm", OFF),
-                Key::With(rotated_part_is_stated),
                 Key::With(stablelm_residual),
             ],
         ],
@@ -87,6 +86,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             STARCODER2_NORM_BIASES,
             GATED_TENSORS,
         ],
+        rotated_part: Some(0.25),
         ..LLAMA
     },
     GPT2,
@@ -188,7 +188,6 @@ pub(super) const CLASSES: &[HfClass] = &[
                 eps("layer_norm_eps"),
                 activation("hidden_act", EXACT_GELU),
                 only("attention_bias", ON),
-                Key::With(rotated_part_is_stated),
                 Key::With(neox_residual),
             ],
         ],
@@ -199,6 +198,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             ("rope_theta", "rotary_emb_base"),
         ],
         body: "gpt_neox.",
+        rotated_part: Some(0.25),
         ..LLAMA
     },
     HfClass {
@@ -324,6 +324,7 @@ const GPTJ: HfClass = HfClass {
         GPTJ_ATTENTION,
         GPTJ_FEED_FORWARD,
     ],
+    defaults: &[("rotary_dim", 64)],
     ..GPT2
 };
 
@@ -468,6 +469,7 @@ fn falcon_attention(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileE
 }
 
 fn mpt_biases(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    config.check_object("attn_config")?;
     if config.value("logit_scale").is_some() {
         return Err(config.wrong("logit_scale", "null"));
     }

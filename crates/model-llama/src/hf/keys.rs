@@ -1,7 +1,8 @@
 //! Which keys of `config.json` become which GGUF keys, where the shared tables do not cover it.
 
+use kv_core::rope::YarnRamp;
 use model_core::hf::{
-    Expected, HfConfig, Key, Keys, ModelFileError, RopeSettings, SILU, full_attention,
+    Expected, HfConfig, Key, Keys, ModelFileError, RopeKind, RopeSettings, SILU, full_attention,
     gemma_score_scale, layer_types, window_of_all, windows_by_layer,
 };
 use model_core::windows::{FullLayer, WindowPattern};
@@ -56,6 +57,7 @@ pub(super) const GPT_OSS_KEYS: &[Key] = &[
         from: "intermediate_size",
     },
     Key::With(alternating_windows),
+    Key::With(gpt_oss_rope),
     Key::With(gpt_oss_curve),
 ];
 
@@ -162,6 +164,23 @@ pub(super) fn phi3_window(config: &HfConfig, keys: &mut Keys) -> Result<(), Mode
     let width = config.optional_count("sliding_window")?.unwrap_or(0);
     keys.set("attention.sliding_window", as_u32(width));
     Ok(())
+}
+
+/// YaRN, also where the config does not say so.
+fn gpt_oss_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    let usual = RopeSettings {
+        theta: 150_000.0,
+        partial: 1.0,
+        kind: RopeKind::Yarn {
+            factor: 32.0,
+            original: 4096,
+            beta_fast: Some(32.0),
+            beta_slow: Some(1.0),
+            attention: None,
+            ramp: YarnRamp::Exact,
+        },
+    };
+    RopeSettings::read_or(config, usual)?.write(config, keys)
 }
 
 /// The numbers of the clamped gate are in no GGUF file, so they must be the published ones.

@@ -164,7 +164,7 @@ const CLASSES: &[HfClass] = &[
     HfClass {
         name: "GptOssForCausalLM",
         architecture: "gpt-oss",
-        keys: &[DECODER_KEYS, RMS_EPS, ROPE_KEYS, EXPERT_KEYS, GPT_OSS_KEYS],
+        keys: &[DECODER_KEYS, RMS_EPS, EXPERT_KEYS, GPT_OSS_KEYS],
         tensors: &[
             EMBEDDING_TENSORS,
             INPUT_NORM,
@@ -173,6 +173,7 @@ const CLASSES: &[HfClass] = &[
             GPT_OSS_NORM,
             GPT_OSS_EXPERTS,
         ],
+        defaults: &[("head_dim", 64), ("rope_theta", 150_000)],
         ..LLAMA
     },
     HfClass {
@@ -195,7 +196,12 @@ const CLASSES: &[HfClass] = &[
     HfClass {
         name: "DeepseekV3ForCausalLM",
         keys: &[RMS_EPS, DEEPSEEK_V3_KEYS],
-        defaults: &[("n_group", 8), ("topk_group", 4)],
+        defaults: &[
+            ("n_group", 8),
+            ("topk_group", 4),
+            ("num_key_value_heads", 128),
+            ("q_lora_rank", 1536),
+        ],
         ..DEEPSEEK_V2
     },
     HfClass {
@@ -210,6 +216,7 @@ const CLASSES: &[HfClass] = &[
             DEEPSEEK_FEED_FORWARD,
             MISTRAL4_EXPERTS,
         ],
+        defaults: &[("num_key_value_heads", 32), ("q_lora_rank", 1024)],
         ..DEEPSEEK_V2
     },
     HfClass {
@@ -228,6 +235,8 @@ const CLASSES: &[HfClass] = &[
         defaults: &[
             ("n_group", 8),
             ("topk_group", 4),
+            ("num_key_value_heads", 128),
+            ("q_lora_rank", 1536),
             ("index_n_heads", 64),
             ("index_head_dim", 128),
             ("index_topk", 2048),
@@ -253,6 +262,7 @@ const DEEPSEEK_V2: HfClass = HfClass {
         DEEPSEEK_FEED_FORWARD,
         DEEPSEEK_EXPERTS,
     ],
+    defaults: &[("q_lora_rank", 1536)],
     ..LLAMA
 };
 

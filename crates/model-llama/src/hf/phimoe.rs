@@ -68,6 +68,10 @@ fn phimoe_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError>
     let factors = (factor(&names[0])?, factor(&names[1])?);
     let rest = config.without(&names[0]).without(&names[1]);
     let settings = RopeSettings::read(&rest, None)?;
+    if settings.kind != RopeKind::Plain {
+        // The class does not read the key of this name outside.
+        config.count(&format!("{object}.original_max_position_embeddings"))?;
+    }
     settings.write(&rest, keys)?;
     match (settings.kind, factors) {
         // Without divisors transformers takes no factors, and without factors the usual one.

@@ -1,6 +1,7 @@
 //! [`CLASSES`]: classes of models since OLMo 3 that recombine what earlier ones brought, with the
 //! keys and tensors of their own.
 
+use kv_core::rope::YarnRamp;
 use model_core::hf::{
     ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, Expected, GATED_TENSORS,
     GRANITE_FACTORS, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN,
@@ -36,7 +37,7 @@ pub(super) const CLASSES: &[HfClass] = &[
                 Key::With(olmo3_rope),
             ],
         ],
-        defaults: &[("sliding_window", 4096)],
+        defaults: &[("sliding_window", 4096), ("rope_theta", 500_000)],
         ..OLMO2
     },
     HfClass {
@@ -86,12 +87,7 @@ pub(super) const CLASSES: &[HfClass] = &[
     HfClass {
         name: "Glm4ForCausalLM",
         architecture: "glm4",
-        keys: &[
-            DECODER_KEYS,
-            RMS_EPS,
-            ROPE_KEYS,
-            &[SILU, Key::With(rotated_part_is_stated)],
-        ],
+        keys: &[DECODER_KEYS, RMS_EPS, ROPE_KEYS, &[SILU]],
         tensors: &[
             EMBEDDING_TENSORS,
             INPUT_NORM,
@@ -100,6 +96,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             GLM4_TENSORS,
         ],
         defaults: &[("head_dim", 128), ("num_key_value_heads", 2)],
+        rotated_part: Some(0.5),
         ..LLAMA
     },
     HfClass {
@@ -302,41 +299,41 @@ fn ministral_windows(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFile
 fn olmo3_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     RopeSettings::read(config, Some("full_attention"))?.write(config, keys)?;
     let windowed = "sliding_attention";
-    if config
-        .value(&format!("rope_parameters.{windowed}"))
-        .is_none()
-    {
-        return Ok(());
-    }
-    let own = RopeSettings::read(config, Some(windowed))?;
-    if own.kind != RopeKind::Plain {
-        let key = format!("rope_parameters.{windowed}.rope_type");
-        return Err(config.wrong(&key, "default"));
-    }
-    keys.set("rope.freq_base_swa", own.theta as f32);
+    let base = match config.value(&format!("rope_parameters.{windowed}")) {
+        None => RopeSettings::base(config, Some(windowed))?,
+        Some(_) => {
+            let own = RopeSettings::read(config, Some(windowed))?;
+            if own.kind != RopeKind::Plain {
+                let key = format!("rope_parameters.{windowed}.rope_type");
+                return Err(config.wrong(&key, "default"));
+            }
+            own.theta
+        }
+    };
+    keys.set("rope.freq_base_swa", base as f32);
     Ok(())
 }
 
-/// For classes whose default is half of a head.
-pub(super) fn rotated_part_is_stated(
-    config: &HfConfig,
-    _: &mut Keys,
-) -> Result<(), ModelFileError> {
-    let key = "partial_rotary_factor";
-    let places = [
-        key.to_owned(),
-        format!("rope_parameters.{key}"),
-        format!("rope_scaling.{key}"),
-    ];
-    match places.iter().any(|place| config.value(place).is_some()) {
-        true => Ok(()),
-        false => Err(config.missing(key, "a number above 0 and at most 1")),
-    }
-}
-
-/// YaRN, and a factor on queries that grows after each original context.
+/// YaRN, also where the config does not say so, and a factor on queries that grows after each original
+/// context.
 fn ministral3_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
-    rope_keys(&config.without(QUERY_GROWTH), keys)?;
+    let usual = RopeSettings {
+        theta: 1_000_000.0,
+        partial: 1.0,
+        kind: RopeKind::Yarn {
+            factor: 16.0,
+            original: 16_384,
+            beta_fast: Some(32.0),
+            beta_slow: Some(1.0),
+            attention: Some(1.0),
+            ramp: YarnRamp::Whole,
+        },
+    };
+    RopeSettings::read_or(&config.without(QUERY_GROWTH), usual)?.write(config, keys)?;
+    let mut objects = ["rope_parameters", "rope_scaling"].into_iter();
+    if objects.all(|object| config.value(object).is_none()) {
+        keys.set("attention.temperature_scale", 0.1f32);
+    }
     query_growth(config, keys)
 }
 

@@ -9,7 +9,7 @@ use model_core::hf::{
 
 use super::LLAMA;
 use super::keys::{EXPERT_KEYS, as_u32};
-use super::recent::{NORM_AFTER_ATTENTION, OFF, ON, rotated_part_is_stated};
+use super::recent::{NORM_AFTER_ATTENTION, OFF, ON};
 use super::tensors::{MIXTRAL_TENSORS, QWEN3_MOE_EXPERTS, QWEN3_MOE_ROUTER};
 
 /// All classes of this file.
@@ -55,7 +55,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             RMS_EPS,
             ROPE_KEYS,
             EXPERT_WIDTH,
-            &[SILU, Key::With(rotated_part_is_stated)],
+            &[SILU],
             GLM4_MOE_KEYS,
         ],
         tensors: &[
@@ -69,6 +69,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             QWEN3_MOE_EXPERTS,
             GLM4_MOE_EXPERTS,
         ],
+        rotated_part: Some(0.5),
         ..LLAMA
     },
     HfClass {

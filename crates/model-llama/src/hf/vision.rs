@@ -32,6 +32,7 @@ pub(super) const CLASSES: &[HfClass] = &[
         section: Some("text_config"),
         text: "language_model.",
         other_parts: VISION,
+        defaults: &[("head_dim", 128), ("rope_theta", 500_000)],
         ..QWEN3
     },
 ];
@@ -51,6 +52,7 @@ const QWEN2_VL: HfClass = HfClass {
     section: Some("text_config"),
     text: "language_model.",
     other_parts: VISION,
+    defaults: &[("rope_theta", 1_000_000)],
     ..QWEN2
 };
 

@@ -113,6 +113,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             MAMBA2_NORM,
             PAIRED_ATTENTION,
         ],
+        rotated_part: Some(0.5),
         ..HfClass::EMPTY
     },
     HfClass {

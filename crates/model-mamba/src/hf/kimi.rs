@@ -41,6 +41,7 @@ pub(super) const CLASS: HfClass = HfClass {
     architecture: "kimi-linear",
     keys: &[KEYS, RMS_EPS],
     tensors: &[FRAME_TENSORS, LAYERS, GATED_TENSORS, MIXTURE],
+    defaults: &[("num_key_value_heads", 32)],
     ..HfClass::EMPTY
 };
 

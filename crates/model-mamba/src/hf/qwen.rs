@@ -6,8 +6,8 @@
 use model_core::gguf::Array;
 use model_core::hf::{
     ATTENTION_TENSORS, Expected, GATED_EXPERTS, GATED_TENSORS, HfClass, HfConfig, Key, Keys,
-    ModelFileError, PLUS_ONE, RMS_EPS, ROW_KEYS, RopeSettings, SILU, Step, TRAINED_LENGTH,
-    TensorRule, VOCAB_SIZE, head_dim, head_keys, in_layers, layer_types, rope_keys, same, with,
+    ModelFileError, PLUS_ONE, RMS_EPS, ROW_KEYS, SILU, Step, TRAINED_LENGTH, TensorRule,
+    VOCAB_SIZE, head_dim, head_keys, in_layers, layer_types, rope_keys, same, with,
 };
 
 use super::as_u32;
@@ -82,7 +82,7 @@ pub(super) const CLASSES: &[HfClass] = &[
                 FEED_FORWARD_LENGTH,
                 Key::With(sum_of_chosen),
                 Key::With(every_layer_is_a_mixture),
-                Key::With(quarter_rotates),
+                Key::With(rope_keys),
             ],
         ],
         tensors: &[
@@ -99,6 +99,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             ("num_key_value_heads", 2),
             ("full_attention_interval", 4),
         ],
+        rotated_part: Some(0.25),
         ..HfClass::EMPTY
     },
     QWEN3_5,
@@ -151,6 +152,7 @@ const LATER: HfClass = HfClass {
         ("num_key_value_heads", 4),
         ("full_attention_interval", 4),
     ],
+    rotated_part: Some(0.25),
     ..HfClass::EMPTY
 };
 
@@ -295,21 +297,6 @@ fn every_layer_is_a_mixture(config: &HfConfig, _: &mut Keys) -> Result<(), Model
     }
 }
 
-/// A quarter of a head rotates where the config does not say how much.
-fn quarter_rotates(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
-    let key = "partial_rotary_factor";
-    let places = ["", "rope_parameters.", "rope_scaling."];
-    let is_stated = |place: &&str| config.value(&format!("{place}{key}")).is_some();
-    if places.iter().any(is_stated) {
-        return rope_keys(config, keys);
-    }
-    let settings = RopeSettings {
-        partial: 0.25,
-        ..RopeSettings::read(config, None)?
-    };
-    settings.write(config, keys)
-}
-
 /// Sections of the rotation, by which images and videos have places.
 fn later_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let mut plain = config.clone();
@@ -327,7 +314,7 @@ fn later_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> 
         }
         plain = plain.without(&key).without(&interleaved);
     }
-    quarter_rotates(&plain, keys)
+    rope_keys(&plain, keys)
 }
 
 /// Pairs of rotated values for time, height and width, and none for a fourth.

@@ -15,6 +15,8 @@ pub(super) const CLASS: HfClass = HfClass {
     tensors: &[FRAME_TENSORS, LAYERS],
     body: "backbone.",
     defaults: &[
+        ("hidden_size", 4096),
+        ("num_hidden_layers", 32),
         ("ffn_round_up_to_multiple_of", 64),
         ("gate_soft_cap", 15),
         ("num_heads", 8),
