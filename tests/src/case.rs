@@ -46,6 +46,18 @@ pub enum Source {
 /// The state of a layer after a prompt, where the reference recorded it.
 pub type StateReference = fn(&Reference, LayerIdx, usize) -> Option<Recorded>;
 
+/// Where the reference made a choice between equals that another implementation makes otherwise: from this
+/// token of a prompt on its numbers are one text's of several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fork {
+    /// The prompt.
+    pub prompt: usize,
+    /// The token whose choice it was.
+    pub token: usize,
+    /// The layer whose choice it was: what it and earlier ones remember does not depend on it.
+    pub layer: LayerIdx,
+}
+
 /// A model with a reference: tokens, logits and continuations, keys, values and states.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
@@ -66,6 +78,8 @@ pub struct Case {
     /// Tokens of the context that the reference was computed for, where that chooses how the model
     /// rotates and is not the longest one.
     pub context: Option<usize>,
+    /// Where its reference is one of several.
+    pub fork: Option<Fork>,
 }
 
 impl KeyOrder {
@@ -87,6 +101,7 @@ impl Case {
             tiled_heads: None,
             tolerance: TOLERANCE,
             context: None,
+            fork: None,
         }
     }
 
@@ -164,6 +179,11 @@ impl Case {
             .context
             .and_then(|n_tokens| model.for_context(n_tokens));
         chosen.unwrap_or(model)
+    }
+
+    /// The fork of a prompt's reference.
+    pub fn fork_of(&self, prompt: usize) -> Option<Fork> {
+        self.fork.filter(|fork| fork.prompt == prompt)
     }
 
     /// What an independent implementation computed.

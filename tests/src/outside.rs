@@ -6,6 +6,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
+use model_core::architecture::Registry;
+use model_core::directory::HfDirectory;
+use model_core::hf::ModelFileError;
+
 /// The last part of a directory's path.
 pub fn name_of(path: &Path) -> String {
     path.file_name().unwrap().to_string_lossy().into_owned()
@@ -29,6 +33,18 @@ fn directories() -> Vec<PathBuf> {
         .collect();
     paths.sort();
     paths
+}
+
+/// Why the model of a directory is not supported, where it is not. A directory that fails to open for any
+/// other reason is a failing case.
+pub fn unsupported(path: &Path, registry: &Registry) -> Option<String> {
+    match HfDirectory::open(path, registry) {
+        Err(ModelFileError::UnknownClass { class, .. }) => {
+            Some(format!("{class} is not supported"))
+        }
+        Err(declined @ ModelFileError::Declined { .. }) => Some(declined.to_string()),
+        _ => None,
+    }
 }
 
 /// Runs a check on each directory, but for those that are left out for a reason.

@@ -16,7 +16,7 @@ use model_core::model_file::{ModelFile, OpenModel};
 use model_core::sentence::Pooling;
 use model_core::tokenizer::EncodeOptions;
 use model_tests::{Recipe, cpu};
-use serde_json::json;
+use serde_json::{Value, json};
 
 const BERT_RERANKER: &str = "bert_rerank_tiny";
 const XLM_RERANKER: &str = "xlm_roberta_rerank_tiny";
@@ -278,4 +278,24 @@ fn equal_scores_keep_their_order() {
     let ranked = Ranked::sorted(vec![0.5, 2.0, 0.5]);
     let order: Vec<_> = ranked.iter().map(|one| one.index).collect();
     assert_eq!(order, [1, 0, 2]);
+}
+
+#[test]
+fn a_reranker_without_token_types_opens_with_its_tokenizer() {
+    let dir = tempfile::tempdir().unwrap();
+    Recipe::open(&data("deberta_v2_reranker")).expand(dir.path());
+    let file = std::fs::read(data(BERT_RERANKER).join("tokenizer.json")).unwrap();
+    let mut tokenizer: Value = serde_json::from_slice(&file).unwrap();
+    let vocab = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+    for id in vocab.len()..480 {
+        vocab.insert(format!("[unused{id}]"), id.into());
+    }
+    let path = dir.path().join("tokenizer.json");
+    std::fs::write(path, tokenizer.to_string()).unwrap();
+    let file = ModelFile::open(dir.path(), &registry()).unwrap();
+    let mut reranker = Reranker::new(cpu(), &file, &RerankerConfig::default()).unwrap();
+    let scores = reranker
+        .scores(file.tokenizer(), "a b", &["c", "d"])
+        .unwrap();
+    assert!(scores.iter().all(|score| score.is_finite()), "{scores:?}");
 }

@@ -168,6 +168,8 @@ impl Tokenizer {
         };
         let between = match (spec.model, spec.add_sep) {
             (TokenizerModel::WordPiece, _) | (_, Some(false)) => Between::One,
+            // What adds nothing after a text has nothing between two.
+            (_, None) if last.is_none() => Between::One,
             _ => Between::Two,
         };
         let specials = SpecialMatcher::new(&vocab, spec.special_spacing);

@@ -117,7 +117,12 @@ pub(super) fn translate(
         if !pre::lowercase(&json)? {
             keys.set_whole("tokenizer.ggml.normalizer.lowercase", false);
         }
-        let n_types = config.optional_count("type_vocab_size")?.unwrap_or(2);
+        let key = "type_vocab_size";
+        let n_types = match config.optional_number(key)? {
+            // DeBERTa tells texts apart by none.
+            Some(0.0) => 0,
+            _ => config.optional_count(key)?.unwrap_or(2),
+        };
         keys.set_whole("tokenizer.ggml.token_type_count", as_u32(n_types));
     }
     if let Some(template) = chat_template(directory, settings.as_ref())? {
