@@ -48,6 +48,26 @@ fn a_text_follows_its_source_on_every_backend_and_from_gguf() {
     assert_eq!(tokens(&[&base[..], &[PROMPT]].concat()), wanted);
 }
 
+/// A config names the language of a translation so.
+#[test]
+fn a_text_follows_the_token_that_the_config_forces() {
+    let dir = directory();
+    let model = dir.path().to_str().unwrap();
+    let base = ["-m", model, "--kv-type", "f32", "-n"];
+    let wanted = tokens(&[&base[..], &["9", PROMPT]].concat());
+    let path = dir.path().join("config.json");
+    let config = std::fs::read(&path).unwrap();
+    let mut config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+    config["forced_bos_token_id"] = wanted[0].into();
+    std::fs::write(&path, config.to_string()).unwrap();
+    assert_eq!(tokens(&[&base[..], &["8", PROMPT]].concat()), wanted[1..]);
+    let state = dir.path().join("text.state");
+    let state = state.to_str().unwrap();
+    tokens(&[&base[..], &["0", "--save-state", state, PROMPT]].concat());
+    let rest = tokens(&[&base[..], &["8", "--load-state", state, ""]].concat());
+    assert_eq!(rest, wanted[1..]);
+}
+
 #[test]
 fn a_text_goes_on_in_another_process_without_its_source() {
     let dir = directory();

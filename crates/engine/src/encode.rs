@@ -38,14 +38,14 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         self.encode_or_cancel(batch, Some(cancel))
     }
 
-    /// Encodes a prompt as the source of a sequence that has none, and gives the token with which
+    /// Encodes a prompt as the source of a sequence that has none, and gives the tokens with which
     /// its text begins; `None` where it has one, or models of this kind have none.
     pub(crate) fn encode_prompt(
         &mut self,
         seq: SeqId,
         prompt: &[TokenId],
         cancel: &CancelFlag,
-    ) -> Result<Option<TokenId>, EngineError> {
+    ) -> Result<Option<Vec<TokenId>>, EngineError> {
         if !self.memory.takes_sources() || self.memory.source_positions(seq).is_some() {
             return Ok(None);
         }

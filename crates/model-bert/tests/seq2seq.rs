@@ -17,7 +17,7 @@ use kv_core::weights::{MemoryWeights, WeightSource};
 use kv_core::{KvType, LayerIdx, PosRange, SeqId, TokenId, Window};
 use model_core::architecture::Model;
 use model_core::directory::HfDirectory;
-use model_core::hf::{HfConfig, HfTranslation};
+use model_core::hf::{HfConfig, HfTranslation, ModelFileError};
 use model_tests::{Recipe, Reference, best, cpu, distance, fixture};
 use serde_json::json;
 
@@ -82,7 +82,9 @@ impl Subject {
 
     /// Continues a text greedily from the token that begins it.
     fn greedy<B: Backend>(&self, engine: &mut Engine<B>, of: SeqId, n: usize) -> Vec<u32> {
-        let mut token = self.model.source_encoder().unwrap().start;
+        let [mut token] = self.model.source_encoder().unwrap().start[..] else {
+            panic!("texts begin with one token");
+        };
         let mut text = Vec::new();
         for _ in 0..n {
             let logits = engine.decode(&Batch::prompt(of, [token])).unwrap();
@@ -568,4 +570,24 @@ fn biases_of_cross_attention_are_left_out() {
         HfTranslation::from_parts("t5", config, &weights, registry.hf_classes()).unwrap();
     let directory = HfDirectory::from_translation(translated, &registry).unwrap();
     assert_eq!(directory.model().architecture(), "t5");
+}
+
+#[test]
+fn a_text_begins_with_the_token_that_its_config_forces() {
+    let with = |id: u32| {
+        recipe("m2m_100").with_config(|config| {
+            config.insert("forced_bos_token_id".into(), json!(id));
+        })
+    };
+    let start = |recipe: Recipe| {
+        let directory = recipe.directory(&registry())?;
+        let encoder = directory.model().source_encoder().unwrap();
+        Ok::<_, ModelFileError>(encoder.start)
+    };
+    let [first] = start(recipe("m2m_100")).unwrap()[..] else {
+        panic!("texts begin with one token");
+    };
+    assert_eq!(start(with(7)).unwrap(), [first, TokenId(7)]);
+    let error = start(with(480)).unwrap_err().to_string();
+    assert!(error.contains("forced_bos_token_id"), "{error}");
 }

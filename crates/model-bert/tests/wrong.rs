@@ -32,7 +32,7 @@ fn said_of(directory: &Path) -> String {
 fn a_wrong_config_is_named_by_key_and_what_is_wanted() {
     let activations =
         "one of: gelu, gelu_python, gelu_new, gelu_pytorch_tanh, gelu_fast, silu, swish, relu";
-    let cases: [(&str, &str, Value, String); 11] = [
+    let cases: [(&str, &str, Value, String); 13] = [
         (
             BERT,
             "layer_norm_eps",
@@ -98,6 +98,18 @@ fn a_wrong_config_is_named_by_key_and_what_is_wanted() {
             "mlp_bias",
             json!(true),
             "'mlp_bias' is true, not false".into(),
+        ),
+        (
+            BERT,
+            "vision_config",
+            json!({"depth": 2}),
+            "'vision_config' is {\"depth\":2}, not absent, as 'BertModel' is of text alone".into(),
+        ),
+        (
+            MODERN,
+            "audio_config",
+            json!({}),
+            "'audio_config' is {}, not absent, as 'ModernBertModel' is of text alone".into(),
         ),
     ];
     for (name, key, value, wanted) in cases {

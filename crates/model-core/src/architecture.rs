@@ -100,8 +100,9 @@ pub struct SourceEncoder {
     /// The encoder as a model over the same memory: it stores, for every layer that attends over
     /// sources, the keys and values of a source's tokens. Its output is their final rows.
     pub model: Arc<dyn Model>,
-    /// The token with which every text of the decoder begins.
-    pub start: TokenId,
+    /// The tokens with which every text of the decoder begins: one, and perhaps another that the model's
+    /// files force after it, as the language of a translation.
+    pub start: Vec<TokenId>,
 }
 
 /// What comes out of a model.

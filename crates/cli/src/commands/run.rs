@@ -46,7 +46,7 @@ struct Start {
     /// The tokens of a loaded state, which precede the prompt.
     history: Option<Vec<TokenId>>,
     /// The token with which the text begins, where the prompt is its source.
-    encoder_start: Option<TokenId>,
+    encoder_start: Option<Vec<TokenId>>,
     constraint: Option<Constraint>,
     load: Duration,
 }
@@ -375,13 +375,13 @@ fn tokens_so_far(
     let n_pending = usize::from(generation.pending().is_some()).min(generated.len());
     let (evaluated, pending) = generated.split_at(generated.len() - n_pending);
     let history = start.history.as_deref().unwrap_or_default();
-    if let Some(first) = start.encoder_start {
+    if let Some(first) = &start.encoder_start {
         // The prompt is no part of the text, unless it was not encoded.
         let has_begun = engine.memory().positions(session::SEQ).is_some();
         let (begun, not_begun): (&[_], &[_]) = match (has_begun, fed.is_empty()) {
-            (true, _) => (&[first], &[]),
+            (true, _) => (first, &[]),
             (false, true) => (&[], not_fed),
-            (false, false) => (&[], &[first]),
+            (false, false) => (&[], first),
         };
         return SeqTokens {
             seq: session::SEQ,

@@ -273,8 +273,8 @@ impl Generation {
             }
             start => start?,
         };
-        let n_source = start.map_or(0, |_| prompt.len());
-        let prompt = start.as_ref().map_or(prompt, std::slice::from_ref);
+        let n_source = start.as_ref().map_or(0, |_| prompt.len());
+        let prompt = start.as_deref().unwrap_or(prompt);
         let (n_tokens, mut n_done) = (prompt.len(), 0);
         let n_before = self.completion.prompt_logprobs().len();
         let n_ubatch = engine.settings().n_ubatch.max(1) as usize;

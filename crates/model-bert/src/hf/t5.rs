@@ -7,7 +7,7 @@ use model_core::hf::{
 
 use super::as_u32;
 use crate::read::{ACTIVATION, activation_named, activation_names};
-use crate::seq2seq::read::{BUCKETS, DECODER_LAYERS, MAX_DISTANCE, OUTPUT_SCALE, START};
+use crate::seq2seq::read::{BUCKETS, DECODER_LAYERS, FORCED, MAX_DISTANCE, OUTPUT_SCALE, START};
 
 /// The classes of this file.
 pub(super) const CLASSES: &[HfClass] = &[
@@ -105,13 +105,19 @@ const T5_KEYS: &[Key] = &[
     Key::With(output_scale),
 ];
 
-/// The token that begins a text.
+/// The token that begins a text, and the one that follows it where the config forces one.
 pub(super) fn start(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
-    let key = "decoder_start_token_id";
-    let id = config.number(key)?;
-    match id.fract() == 0.0 && (0.0..1e9).contains(&id) {
-        true => keys.set(START, id as u32),
-        false => return Err(config.wrong(key, "a token id")),
+    let first = config.number("decoder_start_token_id")?;
+    let forced = config.optional_number("forced_bos_token_id")?;
+    for (to, key, id) in [
+        (START, "decoder_start_token_id", Some(first)),
+        (FORCED, "forced_bos_token_id", forced),
+    ] {
+        match id {
+            None => {}
+            Some(id) if id.fract() == 0.0 && (0.0..1e9).contains(&id) => keys.set(to, id as u32),
+            Some(_) => return Err(config.wrong(key, "a token id")),
+        }
     }
     Ok(())
 }

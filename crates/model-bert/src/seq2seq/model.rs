@@ -16,7 +16,7 @@ pub struct Seq2SeqModel {
     settings: Arc<Seq2Seq>,
     memory: LayerMap,
     context_length: usize,
-    start: TokenId,
+    start: Vec<TokenId>,
     /// Whose graph it gives.
     side: Side,
 }
@@ -27,7 +27,7 @@ impl Seq2SeqModel {
         architecture: &'static str,
         settings: Seq2Seq,
         context_length: usize,
-        start: TokenId,
+        start: Vec<TokenId>,
     ) -> Self {
         Self {
             architecture,
@@ -81,7 +81,7 @@ impl Model for Seq2SeqModel {
                     side: Side::Encoder,
                     ..self.clone()
                 }),
-                start: self.start,
+                start: self.start.clone(),
             }),
         }
     }

@@ -25,6 +25,8 @@ use crate::read::activation;
 pub(crate) const DECODER_LAYERS: &str = "decoder_block_count";
 /// The token with which texts of the decoder begin.
 pub(crate) const START: &str = "decoder_start_token_id";
+/// The token after it that every text has, where there is one.
+pub(crate) const FORCED: &str = "forced_bos_token_id";
 /// Buckets of distances.
 pub(crate) const BUCKETS: &str = "attention.relative_buckets_count";
 /// From which distance on all share the last bucket: a key of our own; 128 without it.
@@ -230,16 +232,22 @@ impl Architecture for Seq2SeqLike {
     ) -> Result<Arc<dyn Model>, ModelError> {
         let hyper = Hyperparameters::new(metadata, self.name);
         let settings = self.seq2seq(&hyper, weights)?;
-        let start = hyper.optional::<u32>(START)?.unwrap_or(0);
-        if start as usize >= settings.vocab {
-            let reason = format!("{start} is not below the vocabulary's {}", settings.vocab);
-            return Err(hyper.wrong(START, reason));
-        }
+        let first = hyper.optional::<u32>(START)?.unwrap_or(0);
+        let start = [(START, Some(first)), (FORCED, hyper.optional(FORCED)?)];
+        let start = start.into_iter().filter_map(|(key, id)| Some((key, id?)));
+        let start = start.map(|(key, id)| match (id as usize) < settings.vocab {
+            true => Ok(TokenId(id)),
+            false => {
+                let reason = format!("{id} is not below the vocabulary's {}", settings.vocab);
+                Err(hyper.wrong(key, reason))
+            }
+        });
+        let start = start.collect::<Result<_, _>>()?;
         Ok(Arc::new(Seq2SeqModel::new(
             self.name,
             settings,
             hyper.count("context_length")?,
-            TokenId(start),
+            start,
         )))
     }
 
@@ -297,6 +305,6 @@ impl Seq2SeqLike {
                 Seq2SeqPositions::Biases | Seq2SeqPositions::Waves => OutputBias::None,
             },
         };
-        Seq2SeqModel::new(self.name, settings, 1024, TokenId(0))
+        Seq2SeqModel::new(self.name, settings, 1024, vec![TokenId(0)])
     }
 }

@@ -42,10 +42,14 @@ impl<'a> TranslatedConfig<'a> {
         let class = class.ok_or_else(|| classes.unsupported(&config, class_name))?;
         let config = match class.section {
             Some(section) => config.with_section(section),
-            None => config,
+            None => text_alone(config, class.name)?,
         };
         let config = config.with_aliases(class.aliases);
         let config = config.with_defaults(class.defaults);
+        let config = match class.rotated_part {
+            Some(part) => config.with_rotated_part(part),
+            None => config,
+        };
         for key in ["rope_parameters", "rope_scaling"] {
             config.check_object(key)?;
         }
@@ -150,6 +154,18 @@ impl HfTranslation {
     /// Metadata and weights, to keep.
     pub fn into_parts(self) -> (Metadata, HfWeights) {
         (self.metadata, self.weights)
+    }
+}
+
+/// The settings of other parts that a class of text alone has no place for.
+const OTHER_PARTS: [&str; 2] = ["vision_config", "audio_config"];
+
+/// The same config of a class of text alone.
+fn text_alone(config: HfConfig, class: &str) -> Result<HfConfig, ModelFileError> {
+    let part = OTHER_PARTS.iter().find(|part| config.value(part).is_some());
+    match part {
+        None => Ok(config),
+        Some(part) => Err(config.wrong(part, format!("absent, as '{class}' is of text alone"))),
     }
 }
 
