@@ -211,7 +211,13 @@ fn guarded<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err("the compiler panicked".to_owned()))
 }
 
-/// The message without the grammar that `llguidance` appends to it.
+/// The message without the grammar that `llguidance` appends to it, and without its own options.
 fn first_line(message: &str) -> String {
-    message.lines().next().unwrap_or_default().to_owned()
+    let line = message.lines().next().unwrap_or_default();
+    match line.split_once("Enable 'coerce_one_of'") {
+        Some((reason, _)) => {
+            format!("{reason}write anyOf, which also allows what several of the alternatives match")
+        }
+        None => line.to_owned(),
+    }
 }

@@ -217,6 +217,13 @@ fn what_cannot_be_compiled_is_refused_with_its_place() {
     ] {
         assert_eq!(pointer(schema), wanted, "{schema}");
     }
+    // The compiler advises an option of its own, which no schema has.
+    let error = refused(r#"{"oneOf": [{"type": "object"}, {"required": ["a"]}]}"#).to_string();
+    assert!(
+        error.contains("'/oneOf'") && error.contains("write anyOf"),
+        "{error}"
+    );
+    assert!(!error.contains("coerce"), "{error}");
     let error = refused("{\n \"type\": }");
     assert!(
         matches!(

@@ -118,8 +118,19 @@ impl Client {
         let mut body = response.into_body().into_reader().take(MAX_LISTING);
         body.read_to_end(&mut text)
             .map_err(|error| answer(error.to_string()))?;
-        let listing: ModelInfo =
-            serde_json::from_slice(&text).map_err(|error| answer(error.to_string()))?;
+        let listing: ModelInfo = serde_json::from_slice(&text).map_err(|error| {
+            let is_page = text.trim_ascii_start().starts_with(b"<");
+            answer(match is_page {
+                true => {
+                    "a web page came where the hub lists files; check HF_ENDPOINT, and whether a \
+                         proxy or a login page answers in its place"
+                        .to_owned()
+                }
+                false => {
+                    format!("the hub's list of files cannot be read: {error}; check HF_ENDPOINT")
+                }
+            })
+        })?;
         if !is_commit(&listing.sha) {
             return Err(answer(format!(
                 "'{}' is no commit",
@@ -314,6 +325,9 @@ impl Client {
                     ", too many requests; try again in {} s",
                     wait.escape_debug()
                 )
+            }
+            _ if message.is_empty() && status.is_server_error() => {
+                "; try again later, the fault is there".to_owned()
             }
             _ if message.is_empty() => String::new(),
             _ => format!(": {}", message.escape_debug()),

@@ -328,6 +328,10 @@ fn refusals_suggest_what_to_do() {
     assert!(error(REPO).ends_with("the answer has no usable ETag"));
     server.fail_with(429);
     assert!(error(REPO).ends_with("the server answers 429, too many requests; try again in 7 s"));
+    server.fail_with(503);
+    assert!(error(REPO).ends_with("the server answers 503; try again later, the fault is there"));
+    server.answer_with_page("<!doctype html><title>Log in</title>");
+    assert!(error(REPO).contains("a web page came where the hub lists files; check HF_ENDPOINT"));
     let empty = HubServer::start(REPO);
     empty.add("pytorch_model.bin", b"x");
     assert_eq!(

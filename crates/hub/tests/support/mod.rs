@@ -76,6 +76,8 @@ struct State {
     token: Option<String>,
     /// The code that everything is answered with.
     status: Option<u16>,
+    /// The page that everything is answered with.
+    page: Option<String>,
 }
 
 /// Which of the two servers.
@@ -176,6 +178,12 @@ impl HubServer {
         self
     }
 
+    /// Answers everything with this page, as a proxy does that wants a login.
+    pub fn answer_with_page(&self, page: &str) -> &Self {
+        self.state.lock().unwrap().page = Some(page.to_owned());
+        self
+    }
+
     /// The requests since the last call.
     pub fn requests(&self) -> Vec<Request> {
         std::mem::take(&mut self.state.lock().unwrap().requests)
@@ -270,6 +278,9 @@ impl Answer {
 }
 
 fn respond(state: &mut State, request: &Request) -> Answer {
+    if let Some(page) = &state.page {
+        return Answer::new(200, page.as_bytes().to_vec());
+    }
     if let Some(status) = state.status {
         return Answer::status(status).with("retry-after", "7");
     }
