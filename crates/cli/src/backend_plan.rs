@@ -14,7 +14,7 @@ use cellar::{
     program_capacities, split_point, weight_shapes,
 };
 use engine::{EngineConfig, PromptOutputs, Workload};
-use kv_core::graph::{Graph, SplitPoint};
+use kv_core::graph::{Graph, Op, SplitPoint};
 use kv_core::weights::WeightSource;
 use model_core::architecture::Model;
 use serde::Serialize;
@@ -39,12 +39,14 @@ pub(crate) struct BackendPlan {
     pub(crate) kind: Option<BackendKind>,
     /// On the host, in addition to the memory; `None` where the backend cannot tell.
     pub(crate) host: Option<BackendMemory>,
+    /// Of the weights on the host, those of which only the rows of tokens are read.
+    pub(crate) looked_up: u64,
     /// On a device of its own, with the memory.
     pub(crate) device: Option<DeviceReport>,
 }
 
-/// What a model takes, and where: the rows of its memory, weights as they are stored or packed, and
-/// scratch memory of its programs. In bytes.
+/// What a model takes, and where: the rows of its memory, weights as they are stored or packed, but for
+/// those that are looked up, and scratch memory of its programs. In bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Taken {
     pub(crate) host: u64,
@@ -60,6 +62,7 @@ pub(crate) fn taken(args: &EngineArgs, planned: Planned<'_>, memory: u64) -> any
     let stored = weight_bytes(&**planned.weights, |_| true);
     let (host, device) = (backend.host, backend.device);
     let replaced = host.map_or(0, |host| host.replaced as u64);
+    let read = stored.saturating_sub(replaced);
     let added = host.map_or(0, |host| (host.packed + host.scratch) as u64);
     // Rows on a device are not on the host.
     let memory = match &device {
@@ -70,7 +73,8 @@ pub(crate) fn taken(args: &EngineArgs, planned: Planned<'_>, memory: u64) -> any
         Some(device) if device.unified => (device.total, 0),
         device => (0, device.map_or(0, |device| device.total)),
     };
-    let host = [memory, stored.saturating_sub(replaced), added, unified];
+    let mapped = read.saturating_sub(backend.looked_up);
+    let host = [memory, mapped, added, unified];
     Ok(Taken {
         host: host.into_iter().fold(0, u64::saturating_add),
         device,
@@ -83,6 +87,23 @@ fn weight_bytes(weights: &dyn WeightSource, is_one: impl Fn(&str) -> bool) -> u6
     let infos = infos.filter_map(|name| weights.describe(&name).ok());
     let bytes = infos.map(|info| info.n_bytes() as u64);
     bytes.fold(0, u64::saturating_add)
+}
+
+/// The bytes of matrices of which graphs read nothing but the rows of tokens. The pages of a mapped file
+/// that have them come as tokens need them, and the system may take them away again.
+fn looked_up(graphs: &[Graph], weights: &dyn WeightSource) -> u64 {
+    let (mut of_tokens, mut whole) = (HashSet::new(), HashSet::new());
+    for node in graphs.iter().flat_map(Graph::nodes) {
+        match &node.op {
+            Op::Embed { weight } => {
+                of_tokens.insert(weight.as_str());
+            }
+            op => whole.extend(op.spec().weights()),
+        }
+    }
+    weight_bytes(weights, |name| {
+        of_tokens.contains(name) && !whole.contains(name)
+    })
 }
 
 /// The layers that a GPU computes where the CPU computes the others.
@@ -227,20 +248,23 @@ impl Planned<'_> {
                 ..DeviceReport::from(needs)
             })
         };
+        let (host, looked_up) = self.beside_device(gpu, &load, point.as_ref())?;
         Ok(BackendPlan {
             kind: gpu.kind,
-            host: Some(self.beside_device(gpu, &load, point.as_ref())?),
+            host: Some(host),
+            looked_up,
             device: needs.map(report).transpose()?,
         })
     }
 
     /// What the CPU takes while a device computes: the last logits, and the layers that it computes.
+    /// With it, the bytes of matrices that the CPU looks tokens up in.
     fn beside_device(
         &self,
         gpu: &BackendOptions,
         load: &Workload,
         point: Option<&SplitPoint>,
-    ) -> anyhow::Result<BackendMemory> {
+    ) -> anyhow::Result<(BackendMemory, u64)> {
         let nothing = BackendMemory {
             place: MemoryPlace::Host,
             packed: 0,
@@ -249,7 +273,7 @@ impl Planned<'_> {
             transfers: 0,
         };
         let Some(share) = Shares::new(load, point)?.host else {
-            return Ok(nothing);
+            return Ok((nothing, 0));
         };
         let used = share.graphs.iter().flat_map(Graph::weights);
         let used: HashSet<&str> = used.map(|weight| weight.name.as_str()).collect();
@@ -260,11 +284,12 @@ impl Planned<'_> {
             scratch: 0,
             ..nothing
         });
-        Ok(BackendMemory {
+        let host = BackendMemory {
             replaced: planned.replaced + usize::try_from(elsewhere)?,
             scratch: planned.scratch + nothing.scratch,
             ..planned
-        })
+        };
+        Ok((host, looked_up(&share.graphs, &**self.weights)))
     }
 
     fn on_host(&self, options: &BackendOptions) -> anyhow::Result<BackendPlan> {
@@ -276,8 +301,14 @@ impl Planned<'_> {
             custom: &load.custom,
         };
         let planned = plan_backend_memory(options, &work)?;
+        let looked_up = match &planned {
+            Some(_) => looked_up(&load.graphs, &**self.weights),
+            // A backend that cannot tell may copy it.
+            None => 0,
+        };
         Ok(BackendPlan {
             kind: options.kind,
+            looked_up,
             host: planned.map(|planned| BackendMemory {
                 scratch: planned.scratch + outputs(&load),
                 ..planned

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -11,52 +11,109 @@ use crate::support::json;
 use half::f16;
 use kv_core::block::BlockFormat;
 use kv_core::weights::Weight;
-use model_core::gguf::GgufWriter;
+use model_core::gguf::{Array, GgufWriter, Value};
+use serde_json::Value as Json;
 
-const N_VOCAB: usize = 65_536;
+const N_VOCAB: usize = 32_768;
 const N_EMBD: usize = 512;
 const N_FF: usize = 1024;
 const N_LAYERS: usize = 2;
 
-/// A llama with a large vocabulary, most of whose bytes no prompt multiplies with.
-fn write_model(path: &Path) {
-    let mut writer = GgufWriter::new();
-    writer
-        .set("general.architecture", "llama")
-        .set("llama.block_count", N_LAYERS as u32)
-        .set("llama.context_length", 8192u32)
-        .set("llama.embedding_length", N_EMBD as u32)
-        .set("llama.feed_forward_length", N_FF as u32)
-        .set("llama.attention.head_count", 8u32)
-        .set("llama.attention.layer_norm_rms_epsilon", 1e-5f32);
-    let mut add = |name: &str, shape: &[usize], format: BlockFormat| {
-        let n: usize = shape.iter().product();
-        let value = |i: usize| ((i % 251) as f32 - 125.0) / 4000.0;
-        let bytes: Vec<u8> = match format {
-            BlockFormat::F32 => (0..n).flat_map(|_| 1f32.to_le_bytes()).collect(),
-            _ => (0..n)
-                .flat_map(|i| f16::from_f32(value(i)).to_le_bytes())
-                .collect(),
+/// How far a total may be off.
+const TOLERANCE: f64 = 0.03;
+
+/// Which matrix the logits are computed with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Output {
+    /// That of the embeddings.
+    Tied,
+    /// One of its own.
+    Untied,
+}
+
+/// Where the models are.
+struct Models {
+    folder: tempfile::TempDir,
+}
+
+impl Models {
+    /// A llama with a large vocabulary, most of whose bytes no prompt multiplies with.
+    fn write(&self, format: BlockFormat, output: Output) -> PathBuf {
+        let mut writer = GgufWriter::new();
+        writer
+            .set("general.architecture", "llama")
+            .set("llama.block_count", N_LAYERS as u32)
+            .set("llama.context_length", 8192u32)
+            .set("llama.embedding_length", N_EMBD as u32)
+            .set("llama.feed_forward_length", N_FF as u32)
+            .set("llama.attention.head_count", 8u32)
+            .set("llama.attention.layer_norm_rms_epsilon", 1e-5f32);
+        set_tokenizer(&mut writer);
+        let mut add = |name: &str, shape: &[usize], format: BlockFormat| {
+            let bytes = values(shape, format);
+            let weight = Weight::new(name, shape.to_vec(), format, bytes.into()).unwrap();
+            writer.add(weight).unwrap();
         };
-        let weight = Weight::new(name, shape.to_vec(), format, bytes.into()).unwrap();
-        writer.add(weight).unwrap();
-    };
-    add("token_embd.weight", &[N_VOCAB, N_EMBD], BlockFormat::F16);
-    add("output_norm.weight", &[N_EMBD], BlockFormat::F32);
-    for layer in 0..N_LAYERS {
-        let name = |tensor: &str| format!("blk.{layer}.{tensor}.weight");
-        for norm in ["attn_norm", "ffn_norm"] {
-            add(&name(norm), &[N_EMBD], BlockFormat::F32);
+        add("token_embd.weight", &[N_VOCAB, N_EMBD], format);
+        if output == Output::Untied {
+            add("output.weight", &[N_VOCAB, N_EMBD], format);
         }
-        for matrix in ["attn_q", "attn_k", "attn_v", "attn_output"] {
-            add(&name(matrix), &[N_EMBD, N_EMBD], BlockFormat::F16);
+        add("output_norm.weight", &[N_EMBD], BlockFormat::F32);
+        for layer in 0..N_LAYERS {
+            let name = |tensor: &str| format!("blk.{layer}.{tensor}.weight");
+            for norm in ["attn_norm", "ffn_norm"] {
+                add(&name(norm), &[N_EMBD], BlockFormat::F32);
+            }
+            for matrix in ["attn_q", "attn_k", "attn_v", "attn_output"] {
+                add(&name(matrix), &[N_EMBD, N_EMBD], format);
+            }
+            for matrix in ["ffn_gate", "ffn_up"] {
+                add(&name(matrix), &[N_FF, N_EMBD], format);
+            }
+            add(&name("ffn_down"), &[N_EMBD, N_FF], format);
         }
-        for matrix in ["ffn_gate", "ffn_up"] {
-            add(&name(matrix), &[N_FF, N_EMBD], BlockFormat::F16);
-        }
-        add(&name("ffn_down"), &[N_EMBD, N_FF], BlockFormat::F16);
+        let name = format!("{format}-{}.gguf", output == Output::Tied);
+        let path = self.folder.path().join(name);
+        fs::write(&path, writer.to_bytes().unwrap()).unwrap();
+        path
     }
-    fs::write(path, writer.to_bytes().unwrap()).unwrap();
+}
+
+/// Bytes of a weight.
+fn values(shape: &[usize], format: BlockFormat) -> Vec<u8> {
+    let n: usize = shape.iter().product();
+    match format {
+        BlockFormat::F32 => (0..n).flat_map(|_| 1f32.to_le_bytes()).collect(),
+        BlockFormat::F16 => {
+            let value = |i: usize| f16::from_f32(((i % 251) as f32 - 125.0) / 4000.0);
+            let some: Vec<u8> = (0..251).flat_map(|i| value(i).to_le_bytes()).collect();
+            some.into_iter().cycle().take(2 * n).collect()
+        }
+        // Scales and quants of zero.
+        _ => vec![0; n / format.block_len() * format.block_bytes()],
+    }
+}
+
+/// A tokenizer whose tokens are bytes, and words that no text has.
+fn set_tokenizer(writer: &mut GgufWriter) {
+    let special = ["<unk>", "<s>", "</s>"].map(str::to_owned);
+    let bytes = (0..256).map(|byte| format!("<0x{byte:02X}>"));
+    let words = (0..).map(|n| format!("{n}-{n}"));
+    let tokens: Vec<String> = special
+        .into_iter()
+        .chain(bytes)
+        .chain(words)
+        .take(N_VOCAB)
+        .collect();
+    let kinds = [vec![2, 3, 3], vec![6; 256], vec![1; N_VOCAB - 259]].concat();
+    writer
+        .set("tokenizer.ggml.model", "llama")
+        .set("tokenizer.ggml.tokens", Value::Array(Array::String(tokens)))
+        .set(
+            "tokenizer.ggml.scores",
+            Value::Array(Array::F32(vec![0.0; N_VOCAB])),
+        )
+        .set("tokenizer.ggml.token_type", Value::Array(Array::I32(kinds)));
 }
 
 /// The largest memory that a process had, in bytes.
@@ -74,30 +131,74 @@ fn peak(mut child: Child) -> u64 {
     peak
 }
 
+/// The plan of a model, and what a process takes that computes it.
+fn planned_and_taken(model: &Path, command: &[&str], flags: &[&str]) -> (Json, u64) {
+    let model = model.to_str().unwrap();
+    let sizes = [
+        "-c",
+        "512",
+        "--ubatch",
+        "128",
+        "--kv-type",
+        "f32",
+        "-t",
+        "2",
+    ];
+    let flags = [&sizes[..], flags].concat();
+    let planned = json(&[&["plan", model, "--json"], &flags[..]].concat());
+    let child = Command::new(assert_cmd::cargo::cargo_bin!("cellar"))
+        .args(command)
+        .args(["-m", model])
+        .args(&flags)
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    (planned, peak(child))
+}
+
+#[track_caller]
+fn check(wanted: u64, (planned, got): &(Json, u64)) {
+    let off = *got as f64 / wanted as f64 - 1.0;
+    println!("{got} bytes, off by {:.2} %", 100.0 * off);
+    assert!(
+        off.abs() < TOLERANCE,
+        "{got} instead of {wanted}, {planned}"
+    );
+}
+
+fn total(planned: &Json) -> u64 {
+    planned["total"].as_u64().unwrap()
+}
+
+const BENCH: [&str; 7] = ["bench", "-p", "512", "-n", "4", "-r", "1"];
+
 #[test]
 fn the_total_is_what_a_process_takes() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("model.gguf");
-    write_model(&path);
-    let path = path.to_str().unwrap();
-    let flags = ["-c", "2048", "--kv-type", "f32", "--threads", "2"];
+    let models = Models {
+        folder: tempfile::tempdir().unwrap(),
+    };
+    let text = models.folder.path().join("text");
+    fs::write(&text, "a-long-text,".repeat(40)).unwrap();
+    let run = ["run", "--raw", "-n", "-1", "-f", text.to_str().unwrap()];
+    let tied = models.write(BlockFormat::F16, Output::Tied);
     for more in [&[][..], &["--repack", "never"], &["--kv-type-k", "q8_0"]] {
-        let flags = [&flags[..], more].concat();
-        let planned = json(&[&["plan", path, "--json"], &flags[..]].concat());
-        let wanted = planned["total"].as_u64().unwrap();
-        let child = Command::new(assert_cmd::cargo::cargo_bin!("cellar"))
-            .args(["bench", "-m", path, "-p", "2048", "-n", "8", "-r", "1"])
-            .args(&flags)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        let got = peak(child);
-        let off = got as f64 / wanted as f64 - 1.0;
-        println!("{more:?}: {got} bytes, off by {:.2} %", 100.0 * off);
-        assert!(
-            off.abs() < 0.03,
-            "{more:?}: {got} instead of {wanted}, {planned}"
-        );
+        let measured = planned_and_taken(&tied, &BENCH, more);
+        assert_eq!(measured.0["looked_up"], 0);
+        check(total(&measured.0), &measured);
     }
+    let quantised = models.write(BlockFormat::Q8_0, Output::Tied);
+    let measured = planned_and_taken(&quantised, &run, &[]);
+    check(total(&measured.0), &measured);
+
+    // Of its embeddings, only the rows of tokens are read: a text has few, and those of bench are
+    // everywhere.
+    let untied = models.write(BlockFormat::F16, Output::Untied);
+    let n_looked_up = (N_VOCAB * N_EMBD * 2) as u64;
+    let measured = planned_and_taken(&untied, &run, &[]);
+    assert_eq!(measured.0["looked_up"], n_looked_up);
+    check(total(&measured.0), &measured);
+    let measured = planned_and_taken(&untied, &BENCH, &[]);
+    check(total(&measured.0) + n_looked_up, &measured);
 }

@@ -69,8 +69,11 @@ struct Report {
     /// Why it cannot tell.
     #[serde(skip_serializing_if = "Option::is_none")]
     backend_error: Option<String>,
-    /// Weights that are read from the file: those that are not packed.
+    /// Weights that are read from the file: those that are neither packed nor looked up.
     mapped: u64,
+    /// Weights of which only the rows of tokens are read, in the pages of the file that have them. Not
+    /// in the total: how many come depends on the tokens, and the system may take them away.
+    looked_up: u64,
     /// The model of --draft-model, which is in the total.
     #[serde(skip_serializing_if = "Option::is_none")]
     draft: Option<DraftReport>,
@@ -191,9 +194,10 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         Err(error) => (None, Some(one_line(&error))),
     };
     let name = planned.as_ref().and_then(|planned| planned.kind);
+    let looked_up = planned.as_ref().map_or(0, |planned| planned.looked_up);
     let (backend, device) = planned.map_or((None, None), |p| (p.host, p.device));
     let replaced = backend.map_or(0, |b| b.replaced as u64);
-    let mapped = weights.saturating_sub(replaced);
+    let mapped = weights.saturating_sub(replaced).saturating_sub(looked_up);
     // Rows on a device are not on the host.
     let memory = match &device {
         Some(device) => settings.memory_bytes().saturating_sub(device.rows),
@@ -237,6 +241,7 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         backend,
         backend_error,
         mapped,
+        looked_up,
         process,
         draft: draft.as_ref().map(DraftReport::new),
         swap,

@@ -66,6 +66,7 @@ pub(super) fn print(
         ("weights", Some(report.weights)),
         ("  packed", report.backend.map(|b| b.packed)),
         ("  from the file", Some(report.mapped)),
+        ("  looked up", Some(report.looked_up).filter(|&n| n > 0)),
         ("scratch", report.backend.map(|b| b.scratch)),
         ("draft model", report.draft.as_ref().map(|draft| draft.host)),
         ("swap", report.swap.map(|swap| swap.memory)),
@@ -77,11 +78,17 @@ pub(super) fn print(
         writeln!(out, "  {:18} {:>12}", "rows", bytes(report.n_bytes))?;
     }
     for (name, n) in lines {
-        if n.is_none() && ["draft model", "swap"].contains(&name) {
+        if n.is_none() && ["  looked up", "draft model", "swap"].contains(&name) {
             continue;
         }
         let n = n.map_or_else(|| "not known".to_owned(), machine::bytes);
         writeln!(out, "  {name:18} {n:>12}")?;
+    }
+    if report.looked_up > 0 {
+        writeln!(
+            out,
+            "  rows that are looked up come as tokens need them, in addition to the total"
+        )?;
     }
     if let Some(draft) = report.draft.as_ref().filter(|draft| draft.device > 0) {
         let device = machine::bytes(draft.device);
