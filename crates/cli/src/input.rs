@@ -45,6 +45,21 @@ pub(crate) fn stdin_is_piped() -> bool {
     !io::stdin().is_terminal()
 }
 
+/// Whether both paths are one file, which would be read and written at the same time.
+pub(crate) fn is_same_file(read: &Path, written: &Path) -> bool {
+    let read = if is_stdin(read) {
+        Path::new("/dev/stdin")
+    } else {
+        read
+    };
+    let is_file = std::fs::metadata(read).is_ok_and(|metadata| metadata.is_file());
+    match (read.canonicalize(), written.canonicalize()) {
+        (Ok(read), Ok(written)) => is_file && read == written,
+        // One of them does not exist.
+        _ => false,
+    }
+}
+
 /// Opens a file, or standard input.
 ///
 /// # Errors
@@ -67,9 +82,17 @@ pub(crate) fn open(path: &Path) -> anyhow::Result<Box<dyn Read>> {
 pub(crate) fn stdin() -> anyhow::Result<io::StdinLock<'static>> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     if TAKEN.swap(true, Ordering::Relaxed) {
-        return usage("stdin is given twice: '-' can stand for one file only; name the other");
+        return given_twice();
     }
     Ok(io::stdin().lock())
+}
+
+/// Two flags that read standard input.
+///
+/// # Errors
+/// Always: a usage error.
+pub(crate) fn given_twice<T>() -> anyhow::Result<T> {
+    usage("stdin is given twice: '-' can stand for one file only; name the other")
 }
 
 /// The UTF-8 text of a file, or of standard input.
@@ -87,7 +110,13 @@ pub(crate) fn text(path: &Path) -> anyhow::Result<String> {
 /// Where it cannot be read, is longer than 256 MiB, or is no text.
 pub(crate) fn read_text(reader: impl Read) -> anyhow::Result<String> {
     let mut text = String::new();
-    let n_read = reader.take(MAX_TEXT + 1).read_to_string(&mut text)?;
+    let n_read = match reader.take(MAX_TEXT + 1).read_to_string(&mut text) {
+        Ok(n_read) => n_read,
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            bail!("it is no text in UTF-8; name a file of text")
+        }
+        Err(error) => return Err(error.into()),
+    };
     if n_read as u64 > MAX_TEXT {
         bail!("it is longer than {}", machine::bytes(MAX_TEXT));
     }

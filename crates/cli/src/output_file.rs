@@ -1,8 +1,10 @@
 //! Output files. A regular file is replaced atomically: written under a temporary name in the same
-//! directory, then renamed. Devices, pipes and open descriptors are written directly.
+//! directory, then renamed. Devices, pipes and open descriptors are written directly; so are files whose
+//! lines are of use before the last one is written ([`open_in_place`]), and those in a directory where
+//! no other may be created.
 //!
-//! Invariant: under its own name a regular file is always complete and keeps its mode; a link keeps
-//! pointing where it did; a device stays a device. Knows nothing of what is written.
+//! Invariant: under its own name a regular file that is replaced is always complete and keeps its
+//! mode; a link keeps pointing where it did; a device stays a device. Knows nothing of what is written.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, BufWriter, IsTerminal, Write};
@@ -59,8 +61,12 @@ pub(crate) fn check(flag: &str, path: &Path) -> anyhow::Result<()> {
                     .open(&target)
                     .with_context(cannot)?;
             }
-            let (temporary, _) = create_temporary(&target, None).with_context(cannot)?;
-            remove_temporary(&temporary);
+            match create_temporary(&target, None) {
+                Ok((temporary, _)) => remove_temporary(&temporary),
+                Err(error) => {
+                    in_closed_directory(&target, existing.as_ref(), error).with_context(cannot)?
+                }
+            }
             Ok(())
         }
     }
@@ -92,6 +98,35 @@ pub(crate) fn write<T>(
             replace(&target, existing.as_ref(), write).with_context(cannot)
         }
     }
+}
+
+/// A file that is written under its own name.
+pub(crate) enum InPlace {
+    /// A regular file with what was in it, which can be read, at its beginning.
+    Regular(File),
+    /// Standard output, a device or a pipe.
+    Direct(File),
+}
+
+/// Opens a file that is written line by line, of which every line that is there is of use. What a
+/// regular file has stays until its caller cuts it off.
+///
+/// # Errors
+/// Where the file cannot be written.
+pub(crate) fn open_in_place(path: &Path) -> anyhow::Result<InPlace> {
+    let cannot = || format!("cannot write '{}'", path.display());
+    let mut options = OpenOptions::new();
+    let options = options.write(true);
+    let opened = match Target::of(path).with_context(cannot)? {
+        Target::Stdout => stdout_file().map(InPlace::Direct),
+        Target::Stderr => stderr_file().map(InPlace::Direct),
+        Target::Direct(target) => options.open(target).map(InPlace::Direct),
+        Target::Regular(target, _) => {
+            let options = options.read(true).create(true).truncate(false);
+            options.open(target).map(InPlace::Regular)
+        }
+    };
+    opened.with_context(cannot)
 }
 
 /// Removes the temporary files of this process and keeps others from being created: for the end of
@@ -204,7 +239,14 @@ fn replace<T>(
     if existing.is_some() {
         OpenOptions::new().write(true).open(path)?;
     }
-    let (temporary, file) = create_temporary(path, existing)?;
+    let (temporary, file) = match create_temporary(path, existing) {
+        Ok(created) => created,
+        Err(error) => {
+            in_closed_directory(path, existing, error)?;
+            let file = OpenOptions::new().write(true).truncate(true).open(path)?;
+            return direct(file, write);
+        }
+    };
     let mut file = BufWriter::new(file);
     let written = write(&mut file).and_then(|done| {
         file.flush()?;
@@ -218,6 +260,26 @@ fn replace<T>(
         remove_temporary(&temporary);
     }
     written
+}
+
+/// Whether a file that may be written is in a directory where no other may be created: it is then
+/// written in place, and an error leaves it incomplete.
+///
+/// # Errors
+/// Where it is not; with the reason why no file can be created.
+fn in_closed_directory(
+    path: &Path,
+    existing: Option<&Metadata>,
+    error: io::Error,
+) -> anyhow::Result<()> {
+    match (error.kind(), existing) {
+        (io::ErrorKind::PermissionDenied, Some(_)) => Ok(()),
+        (io::ErrorKind::PermissionDenied, None) => bail!(
+            "no file may be created in '{}' ({error}); choose another place",
+            parent(path).display()
+        ),
+        _ => Err(error.into()),
+    }
 }
 
 /// A new file in the directory of `path`, with the owner and mode of the file that it replaces.

@@ -189,6 +189,41 @@ fn an_output_is_continued() {
     assert!(message.contains("line 1 is not answer 0"), "{message}");
 }
 
+/// The requests, the answers of another run, and what stdout holds already, survive.
+#[test]
+fn what_is_there_is_not_destroyed() {
+    let files = Files::new(&[json!({"prompt": "a", "max_tokens": 1})]);
+    let (input, out) = (files.arg("in"), files.arg("out"));
+    let before = std::fs::read_to_string(&input).unwrap();
+    for args in [
+        &["-f", &input, "-o", &input][..],
+        &["-f", &input, "-o", &input, "--resume"],
+    ] {
+        let (code, message) = failure(&[&["batch"], args].concat());
+        assert_eq!(code, 2);
+        assert!(
+            message.contains("is the file of the requests: choose"),
+            "{message}"
+        );
+        assert_eq!(std::fs::read_to_string(&input).unwrap(), before);
+    }
+    std::fs::write(&out, "{\"index\":0}\n").unwrap();
+    failure(&["batch", "-f", &input, "-o", &out, "-m", "/absent/model"]);
+    assert_eq!(std::fs::read_to_string(&out).unwrap(), "{\"index\":0}\n");
+    for (more, wanted) in [
+        (
+            &["-o", "-", "--resume"][..],
+            "--resume continues a file, and -o '-' is none",
+        ),
+        (&["--trace", "-"], "both write to stdout"),
+        (&["--trace", "-", "-o", "-"], "both write to stdout"),
+    ] {
+        let (code, message) = failure(&[&["batch", "-f", &input], more].concat());
+        assert_eq!(code, 2);
+        assert!(message.contains(wanted), "{message}");
+    }
+}
+
 #[test]
 fn lines_that_are_no_requests_are_refused_with_their_number() {
     for (line, wanted) in [
@@ -238,7 +273,10 @@ fn lines_that_are_no_requests_are_refused_with_their_number() {
         std::fs::write(&input, format!("{{\"prompt\": \"a\"}}\n{line}\n")).unwrap();
         let (code, message) = failure(&["batch", "-f", &input]);
         assert_eq!(code, 2, "{message}");
-        assert!(message.contains(wanted), "{message}");
+        assert!(
+            message.contains(wanted) && message.contains(&input),
+            "{message}"
+        );
     }
     let files = Files::new(&[]);
     let (code, message) = failure(&["batch", "-f", &files.arg("in")]);

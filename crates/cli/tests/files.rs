@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -11,16 +12,19 @@ use std::time::Duration;
 use crate::support::{cellar, edited, failure, model, output};
 use kv_core::block::BlockFormat;
 use kv_core::weights::Weight;
+use model_tests::fixture;
 
 const MODE: u32 = 0o640;
 
 /// The commands that write a file, with this one as their output.
 fn writers(out: &str) -> Vec<Vec<String>> {
     let model = model().display().to_string();
-    let commands: [&[&str]; 3] = [
+    let requests = fixture("batch/requests.jsonl").display().to_string();
+    let commands: [&[&str]; 4] = [
         &["run", "Once upon", "-n", "0", "--save-state", out],
         &["logits", "--tokens", "1,2,3", "--out", out],
         &["convert", &model, out, "--type", "q4_0"],
+        &["batch", "-f", &requests, "--temp", "0", "-o", out],
     ];
     let owned = |args: &[&str]| args.iter().map(|&arg| arg.to_owned()).collect();
     commands.into_iter().map(owned).collect()
@@ -230,14 +234,73 @@ fn a_dash_is_standard_input() {
         );
         assert!(got_file == wrote, "{args:?}");
     }
+    // A trace has the times of its requests.
+    let trace = dir.path().join("trace").display().to_string();
+    let requests = fixture("batch/requests.jsonl").display().to_string();
+    output(&["batch", "-f", &requests, "--trace", &trace]);
+    let replay = |path: &str| {
+        let mut replay = cellar();
+        replay
+            .args(["replay", path, "--json"])
+            .write_stdin(read(&trace));
+        let done = replay.assert().success();
+        String::from_utf8(done.get_output().stdout.clone()).unwrap()
+    };
+    assert_eq!(
+        replay("-").replace("\"-\"", &format!("{trace:?}")),
+        replay(&trace)
+    );
     let (code, message) = failure(&["run", "-f", "-", "--load-state", "-"]);
     assert_eq!(code, 2, "{message}");
     assert!(message.contains("stdin is given twice"), "{message}");
+    let mut twice = cellar();
+    twice
+        .args(["run", "-m", "-", "-f", "-"])
+        .write_stdin(read(&model));
+    let done = twice.assert().failure().code(2);
+    let stderr = String::from_utf8(done.get_output().stderr.clone()).unwrap();
+    assert!(stderr.contains("stdin is given twice"), "{stderr}");
     let mut no_model = cellar();
     no_model.args(["inspect", "-"]).write_stdin("no model");
     let done = no_model.assert().failure().code(1);
     let stderr = String::from_utf8(done.get_output().stderr.clone()).unwrap();
     assert!(stderr.contains("not a GGUF file"), "{stderr}");
+}
+
+/// A user who may write a file, but create none next to it.
+#[test]
+fn a_file_in_a_closed_directory_is_written_in_place() {
+    // The program is copied to where any user may run it.
+    let dir = tempfile::tempdir().unwrap();
+    let closed = dir.path().join("closed");
+    fs::create_dir(&closed).unwrap();
+    let out = closed.join("out");
+    fs::write(&out, "old").unwrap();
+    let program = dir.path().join("cellar");
+    fs::copy(assert_cmd::cargo::cargo_bin!("cellar"), &program).unwrap();
+    let mode = |path: &Path, mode| fs::set_permissions(path, PermissionsExt::from_mode(mode));
+    mode(dir.path(), 0o755).unwrap();
+    mode(&out, 0o666).unwrap();
+    mode(&closed, 0o555).unwrap();
+    let is_root = fs::metadata(dir.path()).unwrap().uid() == 0;
+    let logits = |out: &Path| {
+        let mut command = Command::new(&program);
+        command
+            .args(["logits", "--tokens", "1,2,3", "--out"])
+            .arg(out);
+        if is_root {
+            // Who may write anywhere is somebody else.
+            command.uid(65534).gid(65534).current_dir("/");
+        }
+        command.stdin(Stdio::null()).output().unwrap()
+    };
+    let done = logits(&out);
+    assert!(done.status.success(), "{done:?}");
+    assert!(fs::read(&out).unwrap() == wanted()[1]);
+    let done = logits(&closed.join("new"));
+    let stderr = String::from_utf8(done.stderr).unwrap();
+    assert!(stderr.contains("no file may be created in"), "{stderr}");
+    mode(&closed, 0o755).unwrap();
 }
 
 /// The small model with a matrix that takes about a second to quantize.

@@ -92,6 +92,17 @@ fn bench_writes_a_trace() {
     let report = run_json(&["replay", &trace, "--json"]);
     // Four, and one that warms up.
     assert_eq!(report["recorded"]["n_requests"], 5, "{report}");
+    let on_stdout = [&bench[..bench.len() - 1], &["-"]].concat();
+    let (stdout, stderr) = output(&on_stdout);
+    assert!(stderr.contains("tokens of text/s"), "{stderr}");
+    std::fs::write(&trace, stdout).unwrap();
+    let report = run_json(&["replay", &trace, "--json"]);
+    assert_eq!(report["recorded"]["n_requests"], 5, "{report}");
+    let (code, message) = failure(&[&on_stdout[..], &["--json"]].concat());
+    assert!(
+        code == 2 && message.contains("both write to stdout"),
+        "{message}"
+    );
 }
 
 #[test]

@@ -45,11 +45,11 @@ pub(crate) struct BatchArgs {
     /// JSON lines with the requests
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: PathBuf,
-    /// Write the answers to a file, line by line [default: stdout]
+    /// Write the answers to a file under its own name, line by line, for --resume [default: stdout]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
     /// Continue an output file: requests whose lines it has are not computed again
-    #[arg(long, action = ArgAction::SetTrue, requires = "output")]
+    #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) resume: bool,
     #[command(flatten)]
     pub(crate) parallel: ParallelArgs,
@@ -61,12 +61,11 @@ pub(crate) struct BatchArgs {
         long,
         visible_alias = "n-predict",
         value_name = "N",
-        default_value = "256",
-        allow_negative_numbers = true
+        default_value = "256"
     )]
     pub(crate) predict: PredictLimit,
     /// Give the log probability of each token, and of the N likeliest in its place, at most 20
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = top_logprobs())]
+    #[arg(long, value_name = "N", value_parser = top_logprobs())]
     pub(crate) logprobs: Option<u32>,
     #[command(flatten)]
     pub(crate) sampler: SamplerArgs,

@@ -1,7 +1,6 @@
 //! `--trace` of the commands that run a service, and the flags of `cellar replay`. Knows nothing of what
 //! is in a trace.
 
-use std::fs::File;
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -11,6 +10,7 @@ use engine::trace::TraceWriter;
 
 use super::byte_size::ByteSize;
 use super::count;
+use crate::output_file::{self, InPlace};
 
 /// Whether a service writes what it does to a file.
 #[derive(Debug, Args)]
@@ -22,19 +22,27 @@ pub(crate) struct TraceArgs {
 }
 
 impl TraceArgs {
+    /// Whether it goes to standard output.
+    pub(crate) fn is_on_stdout(&self) -> bool {
+        self.trace.as_deref().is_some_and(output_file::is_stdout)
+    }
+
     /// The trace, empty.
     ///
     /// # Errors
-    /// Where the file cannot be made.
+    /// Where the file cannot be written.
     pub(crate) fn writer(&self) -> anyhow::Result<Option<TraceWriter>> {
         let Some(path) = &self.trace else {
             return Ok(None);
         };
-        let file = File::create(path);
-        let file = file.with_context(|| {
-            let path = path.display();
-            format!("cannot write the trace '{path}', name a file in a directory that is there")
-        })?;
+        let file = match output_file::open_in_place(path)? {
+            InPlace::Direct(file) => file,
+            InPlace::Regular(file) => {
+                let cannot = || format!("cannot write '{}'", path.display());
+                file.set_len(0).with_context(cannot)?;
+                file
+            }
+        };
         Ok(Some(TraceWriter::new(file)))
     }
 }
@@ -59,14 +67,13 @@ Examples:
   cellar replay day.jsonl --budget 2G
   cellar replay day.jsonl --ctx 65536 --policy lru --json")]
 pub(crate) struct ReplayArgs {
-    /// The trace
+    /// The trace; - is stdin
     pub(crate) trace: PathBuf,
     /// Bytes that the memory may take: as many tokens as fit
     #[arg(long, value_name = "SIZE", conflicts_with = "ctx")]
     pub(crate) budget: Option<ByteSize>,
     /// Tokens that the memory holds [default: as in the trace]
-    #[arg(short, long, visible_alias = "ctx-size", value_name = "N",
-          allow_negative_numbers = true, value_parser = count())]
+    #[arg(short, long, visible_alias = "ctx-size", value_name = "N", value_parser = count())]
     pub(crate) ctx: Option<u32>,
     /// Which cached prefixes are dropped first [default: as in the trace]
     #[arg(long, value_name = "POLICY", value_enum)]

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use engine::serve::{
     Choices, FinishedText, Service, ServiceConfig, ServiceError, TextRequest, TextStream,
 };
@@ -20,10 +21,11 @@ use model_core::model_file::ModelFile;
 use model_core::tokenizer::Tokenizer;
 
 use crate::args::BatchArgs;
-use crate::failure::{Exit, warn};
+use crate::failure::{Exit, usage, warn};
 use crate::input;
 use crate::interrupt::cancel_on_interrupt;
 use crate::models::ModelSource;
+use crate::output_file;
 use crate::progress::Progress;
 use crate::resolve;
 use crate::service::ServiceFlags;
@@ -52,13 +54,25 @@ pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     let source = ModelSource::new(args.model.model.as_deref());
     let sampler = resolve::sampler(&args.sampler)?;
     args.speculation.draft_model()?;
-    let lines = requests::read(&input::text(&args.file)?)?;
+    if args.trace.is_on_stdout() && args.output.as_deref().is_none_or(output_file::is_stdout) {
+        return usage(
+            "--trace and the answers both write to stdout: name a file with -o, or for --trace",
+        );
+    }
+    let of_file = || format!("--file '{}'", args.file.display());
+    let lines = requests::read(&input::text(&args.file)?).with_context(of_file)?;
     let mut answers = match &args.output {
         Some(path) => {
             let existing = match args.resume {
                 true => Existing::Continued,
                 false => Existing::Replaced,
             };
+            if input::is_same_file(&args.file, path) {
+                return usage(format!(
+                    "-o '{}' is the file of the requests: choose another",
+                    path.display()
+                ));
+            }
             Answers::to_file(path, existing, lines.len())?
         }
         None => Answers::to(out),
@@ -86,8 +100,9 @@ pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit
         })
     };
     let requests: anyhow::Result<Vec<BatchRequest>> = lines.iter().skip(first).map(with).collect();
-    let requests = requests?;
+    let requests = requests.with_context(of_file)?;
     let service = start(args, &file)?;
+    answers.begin()?;
     drop(loading);
     let started = Instant::now();
     let mut batch = Batch {

@@ -60,7 +60,14 @@ pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     }
     args.speculation.draft_model()?;
     if let Some(n_clients) = args.clients {
-        return clients::run(args, n_clients, out);
+        return match (args.trace.is_on_stdout(), args.json) {
+            (false, _) => clients::run(args, n_clients, out),
+            // The trace is alone on stdout.
+            (true, false) => clients::run(args, n_clients, &mut std::io::stderr()),
+            (true, true) => usage(
+                "--trace and --json both write to stdout: name a file for the trace, or leave out --json",
+            ),
+        };
     }
     if let Some(path) = &args.trace.trace {
         return usage(format!(

@@ -2,7 +2,6 @@
 //!
 //! Knows nothing of the format of traces.
 
-use std::fs::File;
 use std::io::{BufReader, Write};
 
 use anyhow::Context;
@@ -12,6 +11,7 @@ use serde::Serialize;
 
 use crate::args::ReplayArgs;
 use crate::failure::{Exit, warn};
+use crate::input;
 use crate::terminal;
 
 /// What `--json` prints.
@@ -41,8 +41,7 @@ impl Rated {
 
 pub(super) fn run(args: &ReplayArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     let name = args.trace.display().to_string();
-    let file = File::open(&args.trace);
-    let file = file.with_context(|| format!("cannot read the trace '{name}'"))?;
+    let file = input::open(&args.trace).context("cannot read the trace")?;
     let trace = Trace::read(BufReader::new(file)).with_context(|| format!("'{name}'"))?;
     if let Some(at) = trace.cut_off()
         && !args.partial

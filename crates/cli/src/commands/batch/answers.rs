@@ -3,7 +3,7 @@
 //! Invariant: the lines of an output file are the answers of the first requests, in their order, so
 //! that a run can continue behind them.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
@@ -15,7 +15,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::requests::RequestLine;
+use crate::failure::usage;
 use crate::logprobs::{ShownLogprobs, shown_logprobs};
+use crate::output_file::{self, InPlace};
 use crate::terminal;
 
 /// The answer to one request.
@@ -213,17 +215,27 @@ pub(super) enum Existing {
 
 /// The output.
 pub(super) struct Answers<'a> {
-    out: Box<dyn Write + 'a>,
+    out: Output<'a>,
+    name: String,
     n_written: usize,
 }
 
+/// Where answers go.
+enum Output<'a> {
+    Stdout(&'a mut dyn Write),
+    /// Behind what is there.
+    Appended(File),
+    /// In place of what is there.
+    Replaced(File),
+}
+
 impl<'a> Answers<'a> {
-    /// To a stream.
+    /// To standard output.
     pub(super) fn to(out: &'a mut impl Write) -> Self {
-        let n_written = 0;
         Self {
-            out: Box::new(out),
-            n_written,
+            out: Output::Stdout(out),
+            name: "-".to_owned(),
+            n_written: 0,
         }
     }
 
@@ -236,25 +248,36 @@ impl<'a> Answers<'a> {
         existing: Existing,
         n_requests: usize,
     ) -> anyhow::Result<Self> {
-        let cannot = || format!("cannot write '{}'", path.display());
-        if path.is_dir() {
-            bail!("{}: it is a directory; name a file in it", cannot());
-        }
-        let mut options = OpenOptions::new();
-        let options = options
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(existing == Existing::Replaced);
-        let mut file = options.open(path).with_context(cannot)?;
-        let n_written = match existing {
-            Existing::Continued => keep_complete_lines(&mut file, path, n_requests)?,
-            Existing::Replaced => 0,
+        let (out, n_written) = match (output_file::open_in_place(path)?, existing) {
+            (InPlace::Regular(mut file), Existing::Continued) => {
+                let n_written = keep_complete_lines(&mut file, path, n_requests)?;
+                (Output::Appended(file), n_written)
+            }
+            (InPlace::Regular(file), Existing::Replaced) => (Output::Replaced(file), 0),
+            (InPlace::Direct(file), Existing::Replaced) => (Output::Appended(file), 0),
+            (InPlace::Direct(_), Existing::Continued) => {
+                return usage(format!(
+                    "--resume continues a file, and -o '{}' is none: name a file, or leave out --resume",
+                    path.display()
+                ));
+            }
         };
         Ok(Self {
-            out: Box::new(file),
+            out,
+            name: path.display().to_string(),
             n_written,
         })
+    }
+
+    /// Removes what is to be replaced: when nothing but computing can fail any more.
+    ///
+    /// # Errors
+    /// Where the file cannot be written.
+    pub(super) fn begin(&mut self) -> anyhow::Result<()> {
+        match &self.out {
+            Output::Replaced(file) => file.set_len(0).with_context(|| self.cannot_write()),
+            Output::Stdout(_) | Output::Appended(_) => Ok(()),
+        }
     }
 
     /// Answers that were there before.
@@ -264,8 +287,20 @@ impl<'a> Answers<'a> {
 
     pub(super) fn write(&mut self, answer: &Answer) -> anyhow::Result<()> {
         let line = format!("{}\n", terminal::json(answer)?);
-        self.out.write_all(line.as_bytes())?;
-        Ok(self.out.flush()?)
+        match &mut self.out {
+            Output::Stdout(out) => {
+                out.write_all(line.as_bytes())?;
+                Ok(out.flush()?)
+            }
+            Output::Appended(file) | Output::Replaced(file) => {
+                let written = file.write_all(line.as_bytes());
+                written.with_context(|| self.cannot_write())
+            }
+        }
+    }
+
+    fn cannot_write(&self) -> String {
+        format!("cannot write '{}'", self.name)
     }
 }
 
