@@ -59,7 +59,7 @@ pub(crate) use state::{StateArgs, StateCommand, StateInspectArgs};
 pub(crate) use swap::SwapArgs;
 pub(crate) use texts::TextArgs;
 pub(crate) use trace::{ReplayArgs, TraceArgs};
-pub(crate) use values::{ContextSize, MirostatVersion, PredictLimit, Seed};
+pub(crate) use values::{ContextSize, MirostatVersion, PredictLimit, Seed, answer_limit};
 
 /// Parses a number of at least 1.
 fn count() -> RangedI64ValueParser<u32> {
@@ -88,10 +88,11 @@ Examples:
   cellar bench -m MODEL.gguf -p 512 -n 64
 
 Where a file is read or written, - stands for stdin or stdout. A file that is written is replaced
-when it is complete, following links and keeping its mode; devices and pipes are written directly.
+when it is complete, following links and keeping its mode; devices, pipes, the answers of a batch and
+traces are written directly.
 
 Flags of llama.cpp work: -c 0, -n -1, --seed -1, --ctx-size, --n-predict, -sys TEXT, -ngl 0, -ub N,
--ctk TYPE, -ctv TYPE.
+-ctk TYPE, -ctv TYPE, -hf NAME of a downloaded model; --no-mmap has no effect.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C.
 Set CELLAR_LOG=debug to log on stderr.
@@ -186,31 +187,21 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_enum, default_value_t)]
     pub(crate) attention: AttentionName,
     /// Threads that compute [default: one per physical core]
-    #[arg(short, long, value_name = "N",
-          allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
     /// How many layers a GPU computes, counted from the last, while the CPU computes those before:
     /// 0 is --backend cpu, -1 is all [default: all, or as many as fit where no backend is named]
-    #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", hide_short_help = true,
-          allow_negative_numbers = true, value_parser = values::gpu_layers)]
+    #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", hide_short_help = true, value_parser = values::gpu_layers)]
     pub(crate) gpu_layers: Option<u32>,
     /// Context size: tokens that the memory holds; 0 takes the trained length [default: the trained
     /// length, at most 4096]
-    #[arg(
-        short,
-        long,
-        visible_alias = "ctx-size",
-        value_name = "N",
-        allow_negative_numbers = true
-    )]
+    #[arg(short, long, visible_alias = "ctx-size", value_name = "N")]
     pub(crate) ctx: Option<ContextSize>,
     /// Maximum tokens of all sequences per call
-    #[arg(short, long, alias = "batch-size", value_name = "N", default_value_t = 2048,
-          allow_negative_numbers = true, value_parser = count())]
+    #[arg(short, long, alias = "batch-size", value_name = "N", default_value_t = 2048, value_parser = count())]
     pub(crate) batch: u32,
     /// Maximum tokens computed at once
-    #[arg(long, alias = "ubatch-size", value_name = "N", default_value_t = 512,
-          allow_negative_numbers = true, value_parser = count())]
+    #[arg(long, alias = "ubatch-size", value_name = "N", default_value_t = 512, value_parser = count())]
     pub(crate) ubatch: u32,
     #[command(flatten)]
     pub(crate) kv: KvArgs,
@@ -221,8 +212,7 @@ pub(crate) struct EngineArgs {
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) swa_full: bool,
     /// Earlier states that recurrent layers keep per sequence, for going back
-    #[arg(long, value_name = "N", default_value_t = 0,
-          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=1 << 16))]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1 << 16))]
     pub(crate) snapshots: u32,
     /// Allocate the memory even if it does not seem to fit this machine
     #[arg(long, action = ArgAction::SetTrue)]
@@ -247,16 +237,13 @@ pub(crate) struct LongContextArgs {
     #[arg(long, conflicts_with = "group_attention_factor")]
     pub(crate) context_shift: bool,
     /// Tokens at the beginning that are never dropped, not counting a begin-of-sequence token
-    #[arg(long, value_name = "N", default_value_t = 0, requires = "context_shift",
-          allow_negative_numbers = true, value_parser = count_or_none())]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count_or_none())]
     pub(crate) keep: u32,
     /// Self-extend: groups of N older tokens share one position [default: no groups]
-    #[arg(long, value_name = "N",
-          allow_negative_numbers = true, value_parser = count())]
+    #[arg(long, value_name = "N", value_parser = count())]
     pub(crate) group_attention_factor: Option<u32>,
     /// Self-extend: tokens grouped at once, a multiple of the factor
-    #[arg(long, value_name = "N", default_value_t = 512, requires = "group_attention_factor",
-          allow_negative_numbers = true, value_parser = count())]
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = count())]
     pub(crate) group_attention_width: u32,
 }
 
@@ -271,7 +258,7 @@ pub(crate) struct SessionArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) save_state: Option<PathBuf>,
     /// Type in which K and V are saved [default: as they are stored]
-    #[arg(long, value_name = "TYPE", requires = "save_state")]
+    #[arg(long, value_name = "TYPE")]
     pub(crate) save_kv_type: Option<KvType>,
 }
 
@@ -285,13 +272,7 @@ pub(crate) struct InspectArgs {
     /// GGUF file or model directory [default: the built-in model]
     pub(crate) file: Option<PathBuf>,
     /// Context size: tokens that the memory would hold [default: the trained length]
-    #[arg(
-        short,
-        long,
-        visible_alias = "ctx-size",
-        value_name = "N",
-        allow_negative_numbers = true
-    )]
+    #[arg(short, long, visible_alias = "ctx-size", value_name = "N")]
     pub(crate) ctx: Option<ContextSize>,
     #[command(flatten)]
     pub(crate) kv: KvArgs,
@@ -305,7 +286,9 @@ pub(crate) struct InspectArgs {
 #[command(after_help = "\
 Reads only the header of the file. Counts the bytes of KV rows and recurrent states, layer by layer,
 and what the cpu backend adds: packed weights, and scratch memory for prompts of two ubatches or more.
-The total is what a process takes whose context is full.
+The total is what a process takes whose context is full. Matrices of which only the rows of tokens are
+read (untied embeddings) are not in it: these rows come from the file as tokens need them, few for a text,
+nearly all for 'cellar bench', and the system may take them away again.
 
 Examples:
   cellar plan MODEL.gguf -c 32768
@@ -314,8 +297,7 @@ pub(crate) struct PlanArgs {
     /// GGUF file [default: the built-in model]
     pub(crate) file: Option<PathBuf>,
     /// Sequences in memory at the same time
-    #[arg(long, value_name = "N", default_value_t = 1,
-          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) seqs: u32,
     /// Print JSON
     #[arg(long)]
@@ -360,12 +342,10 @@ pub(crate) enum GraphFormat {
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct ShapeArgs {
     /// Tokens of the ubatch
-    #[arg(long, value_name = "N", default_value_t = 1,
-          allow_negative_numbers = true, value_parser = count())]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count())]
     pub(crate) tokens: u32,
     /// Tokens whose logits are computed
-    #[arg(long, value_name = "N", default_value_t = 1,
-          allow_negative_numbers = true, value_parser = count_or_none())]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count_or_none())]
     pub(crate) outputs: u32,
 }
 
@@ -468,8 +448,7 @@ pub(crate) struct LogitsArgs {
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: PathBuf,
     /// Evaluate the tokens in chunks of these sizes
-    #[arg(long, value_name = "SIZES", value_delimiter = ',',
-          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) chunks: Vec<u32>,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,

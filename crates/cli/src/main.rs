@@ -18,6 +18,8 @@ mod kv_args;
 mod logprobs;
 mod machine;
 mod models;
+mod needs;
+mod not_understood;
 mod output_file;
 mod progress;
 mod resolve;
@@ -25,68 +27,58 @@ mod service;
 mod shortcut;
 mod terminal;
 
-use std::io::{IsTerminal, Write};
+use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use clap::Parser;
-use clap::error::ErrorKind;
+use clap::{Arg, Command, CommandFactory, FromArgMatches};
 
 use crate::args::Cli;
-use crate::failure::{Exit, one_line, words};
+use crate::failure::{Exit, one_line};
 
 fn main() -> ExitCode {
     let args = habits::translate(shortcut::expand(std::env::args_os()));
-    let exit = match Cli::try_parse_from(args) {
-        Ok(cli) => {
+    let exit = match parse(args) {
+        Ok(Ok(cli)) => {
             start_log();
-            commands::run(cli.command).unwrap_or_else(|error| {
-                let exit = Exit::of(&error);
-                if exit != Exit::Done {
-                    complain(&one_line(&error));
-                }
-                exit
-            })
+            commands::run(cli.command).unwrap_or_else(|error| failed(&error))
         }
-        Err(error) => not_understood(&error),
+        Ok(Err(error)) => failed(&error),
+        Err(error) => not_understood::complain_of(&error),
     };
     ExitCode::from(exit.code())
 }
 
-/// Prints help, or why the command line cannot be parsed.
-fn not_understood(error: &clap::Error) -> Exit {
-    match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            // Nobody reads a closed pipe.
-            let _ = error.print();
-            Exit::Done
-        }
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            let given: Vec<String> = std::env::args_os()
-                .skip(1)
-                .map(|arg| arg.to_string_lossy().into_owned())
-                .collect();
-            if given.is_empty() {
-                // Nobody reads a closed pipe.
-                let _ = write!(std::io::stdout(), "{}", error.render());
-                return Exit::Done;
-            }
-            let command = words(&given.join(" "));
-            complain(&format!(
-                "'cellar {command}' needs a command; see 'cellar {command} --help'"
-            ));
-            Exit::WrongUsage
-        }
-        _ => {
-            let text = error.render().to_string();
-            // Usage, over several lines, follows the message.
-            let message = text.split("\n\nUsage:").next().unwrap_or_default();
-            let message = message.split("\n\nFor more").next().unwrap_or_default();
-            let message = message.trim_start_matches("error: ").replace("\n\n", "; ");
-            let message = words(&message);
-            complain(&format!("{message}; see --help"));
-            Exit::WrongUsage
-        }
+/// The command line; inside, why flags that can be parsed make no sense together.
+fn parse(args: Vec<OsString>) -> Result<anyhow::Result<Cli>, clap::Error> {
+    let mut command = with_negative_numbers(Cli::command());
+    let matches = command.try_get_matches_from_mut(args)?;
+    let cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
+    Ok(needs::check(&command, &matches).map(|()| cli))
+}
+
+/// The command whose flags take values such as -1, so that the flag refuses those that it cannot have.
+fn with_negative_numbers(command: Command) -> Command {
+    let takes_value = |arg: &Arg| !arg.is_positional() && arg.get_action().takes_values();
+    let command = command.mut_args(|arg| match takes_value(&arg) {
+        true => arg.allow_negative_numbers(true),
+        false => arg,
+    });
+    let names = command
+        .get_subcommands()
+        .map(|command| command.get_name().to_owned());
+    let names: Vec<String> = names.collect();
+    names.into_iter().fold(command, |command, name| {
+        command.mut_subcommand(name, with_negative_numbers)
+    })
+}
+
+fn failed(error: &anyhow::Error) -> Exit {
+    let exit = Exit::of(error);
+    if exit != Exit::Done {
+        complain(&one_line(error));
     }
+    exit
 }
 
 fn complain(line: &str) {

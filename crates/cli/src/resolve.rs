@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::Context;
 use cellar::{DeviceShortage, ModelWork};
 use clap::ValueEnum;
-use engine::sampler::{Dry, Mirostat, Penalties, SamplerConfig, Xtc, random_seed};
+use engine::sampler::{Dry, MAX_LAST_N, Mirostat, Penalties, SamplerConfig, Xtc, random_seed};
 use engine::{
     AttentionMode, CompletionOptions, ConfigError, Engine, EngineConfig, EngineError,
     GroupAttention, LongContext, LongTexts, MemoryBudget, PromptOutputs, RecordingBackend,
@@ -27,6 +27,7 @@ use model_core::architecture::{Model, OutputKind};
 use model_core::model_file::OpenModel;
 use model_core::tokenizer::Tokenizer;
 
+use crate::advice::with_flag;
 use crate::args::{
     AttentionName, ContextSize, EngineArgs, LongContextArgs, MirostatVersion, SamplerArgs, Seed,
     TextArgs,
@@ -55,7 +56,7 @@ pub(crate) fn sampler(args: &SamplerArgs) -> anyhow::Result<SamplerConfig> {
         top_p: args.top_p,
         min_p: args.min_p,
         penalties: Penalties {
-            last_n: args.repeat_last_n,
+            last_n: args.repeat_last_n.tokens().unwrap_or(MAX_LAST_N),
             repeat: args.repeat_penalty,
             frequency: args.frequency_penalty,
             presence: args.presence_penalty,
@@ -114,7 +115,7 @@ pub(crate) fn check_options(
     tokenizer: &Tokenizer,
 ) -> anyhow::Result<()> {
     let checked = options.check_for(tokenizer);
-    Ok(checked.map_err(|error| UsageError(error.to_string()))?)
+    Ok(checked.map_err(|error| UsageError(with_flag(&error)))?)
 }
 
 /// What happens when a text gets longer than the context; `n_bos` tokens at its beginning are kept
@@ -535,22 +536,6 @@ pub(crate) fn without_last_line_break(mut text: String) -> String {
     text
 }
 
-/// Ids of one sequence, separated by commas or white space.
-///
-/// # Errors
-/// A usage error naming what is no token id.
-pub(crate) fn token_ids(list: &str) -> anyhow::Result<Vec<u32>> {
-    let separators = |c: char| c == ',' || c.is_whitespace();
-    let parts = list.split(separators).filter(|part| !part.is_empty());
-    let ids = parts.map(|part| match part.parse() {
-        Ok(id) => Ok(id),
-        Err(_) => usage(format!(
-            "'{part}' is no token id: a number of at least 0 is needed"
-        )),
-    });
-    ids.collect()
-}
-
 /// Warns that drafts ended before the text did, with the reason.
 pub(crate) fn warn_of_stopped_speculation(speculated: Speculated) {
     if let Some(off @ (SpeculationOff::DraftModelFull { .. } | SpeculationOff::DraftModelFailed)) =
@@ -582,16 +567,5 @@ mod tests {
         assert_eq!(cut("a\n\n"), "a\n");
         assert_eq!(cut("a\r\n"), "a");
         assert_eq!(cut("a "), "a ");
-    }
-
-    #[test]
-    fn token_lists_take_commas_and_spaces() {
-        assert_eq!(token_ids("1,2, 3\t4\n").unwrap(), [1, 2, 3, 4]);
-        let error = token_ids("1,-2").unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "'-2' is no token id: a number of at least 0 is needed"
-        );
-        assert!(token_ids("4294967296").is_err());
     }
 }

@@ -20,6 +20,24 @@ fn flags_of_llama_cpp_work() {
     assert_eq!(whole["finish"]["reason"], "context_full", "{whole}");
     let seeds = [(), ()].map(|()| report(&["-n", "1", "--seed", "-1"])["seed"].clone());
     assert_ne!(seeds[0], seeds[1]);
+    let looks_back = report(&[
+        "-n",
+        "3",
+        "--repeat-last-n",
+        "-1",
+        "--repeat-penalty",
+        "1.1",
+    ]);
+    assert_eq!(looks_back["tokens"].as_array().unwrap().len(), 3);
+    let (_, stderr) = output(&[&base[..], &["-n", "1", "--no-mmap"]].concat());
+    assert!(
+        stderr.contains("warning: --no-mmap has no effect"),
+        "{stderr}"
+    );
+    let stories = model().display().to_string();
+    assert_eq!(report(&["-n", "1", "-hf", &stories])["model"], stories);
+    let bench = ["bench", "-p", "4", "--n-predict", "2", "-r", "1", "--json"];
+    assert_eq!(json(&bench)["n_predict"], 2);
     let cached = report(&["-n", "1", "-ctk", "q8_0", "-ctv", "q8_0", "-ub", "64"]);
     assert_eq!(cached["tokens"].as_array().unwrap().len(), 1);
     let inspected = json(&["inspect", "-c", "0", "--json"]);
@@ -29,6 +47,21 @@ fn flags_of_llama_cpp_work() {
     let chat = ["run", "-m", &file, "--chat", "Hi", "-n", "1", "--json"];
     let prompt = |more: &[&str]| json(&[&chat[..], more].concat())["prompt"].clone();
     assert_eq!(prompt(&["-sys", "Be brief."]), "[Be brief.][Hi]");
+    for limit in [["-n", "-1"], ["--n-predict", "3"]] {
+        let args = [
+            &["chat", "-m", &file, "-c", "40", "--seed", "-1"],
+            &limit[..],
+        ]
+        .concat();
+        let mut chat = cellar();
+        let done = chat.args(args).write_stdin("Hi\n").assert().success();
+        assert!(!done.get_output().stdout.is_empty(), "{limit:?}");
+    }
+    let (code, message) = failure(&["chat", "-n", "0"]);
+    assert!(
+        code == 2 && message.contains("at least 1 is needed, or -1"),
+        "{message}"
+    );
     let (code, message) = failure(&["run", "Hi", "-ngl", "99", "--backend", "cpu"]);
     assert_eq!(code, 2);
     assert_eq!(
@@ -65,6 +98,7 @@ fn typos_are_answered_with_what_is_similar() {
     for (args, wanted) in [
         (&["run", "--tmp", "0"][..], "'--temp'"),
         (&["inspct"], "'inspect'"),
+        (&["rnu", "Hi"], "'run'"),
         (&["run", "--backend", "candel"], "'candle'"),
         (&["convert", "a", "b", "--type", "q4k"], "'q4_k'"),
     ] {
@@ -75,12 +109,16 @@ fn typos_are_answered_with_what_is_similar() {
             "{message}"
         );
     }
-    let (code, message) = failure(&["run", "Hi", "-m", "qwen"]);
-    assert_eq!(code, 1);
-    assert!(
-        message.contains("models by name are OWNER/NAME"),
-        "{message}"
-    );
+    for name in ["qwen", "qwen2.5:7b"] {
+        let (code, message) = failure(&["run", "Hi", "-m", name]);
+        assert_eq!(code, 1);
+        assert!(
+            message.contains("models by name are OWNER/NAME"),
+            "{message}"
+        );
+    }
+    let (_, message) = failure(&["run", "Hi", "-m", "absent.gguf"]);
+    assert!(!message.contains("OWNER/NAME"), "{message}");
     let dir = tempfile::tempdir().unwrap();
     fs::copy(model(), dir.path().join("stories.gguf")).unwrap();
     let wrong = dir.path().join("stories2.gguf");
@@ -90,6 +128,47 @@ fn typos_are_answered_with_what_is_similar() {
         message.ends_with("similar names there: 'stories.gguf'"),
         "{message}"
     );
+}
+
+#[test]
+fn what_other_programs_call_otherwise_is_answered_with_its_name() {
+    let model = model().display().to_string();
+    for (args, wanted) in [
+        (
+            &["run", "--max-tokens", "5", "Hi"][..],
+            "it is called '--predict' here",
+        ),
+        (
+            &["chat", "--num-predict", "5"],
+            "it is called '--predict' here",
+        ),
+        (&["run", "--temperature", "0"], "it is called '--temp' here"),
+        (&["chat", "--raw"], "'cellar run --raw' continues a text"),
+        (
+            &["-m", &model],
+            "flags follow a command: 'cellar run -m MODEL PROMPT'",
+        ),
+        (
+            &[&model, "Say hi"],
+            "'cellar run -m MODEL PROMPT' answers a prompt",
+        ),
+        (
+            &["run", "--top-k", "1.5"],
+            "'1.5' for '--top-k <K>': a whole number is needed",
+        ),
+        (
+            &["rerank", "-m", "x", "-q", "q", "--top", "0", "a"],
+            "'0' for '--top <N>': a number of at least 1 is needed",
+        ),
+    ] {
+        let (code, message) = failure(args);
+        assert_eq!(code, 2, "{message}");
+        assert!(
+            message.contains(wanted) && message.ends_with("; see --help"),
+            "{message}"
+        );
+        assert!(!message.contains("tip"), "{message}");
+    }
 }
 
 #[test]
@@ -103,6 +182,35 @@ fn errors_of_files_say_what_to_do() {
     assert_eq!(code, 1);
     let wanted = "the directory has GGUF files; give one of them: 'a.gguf', 'b.gguf'";
     assert!(message.ends_with(wanted), "{message}");
+    let made = directory("mistral_swa8");
+    let state = dir.path().join("x.state").display().to_string();
+    output(&["run", "Hi", "-n", "30", "--save-state", &state]);
+    let cut_state = dir.path().join("cut.state").display().to_string();
+    fs::write(&cut_state, &fs::read(&state).unwrap()[..2000]).unwrap();
+    let binary = dir.path().join("bin.txt").display().to_string();
+    fs::write(&binary, [0xff, 0xfe, 0]).unwrap();
+    let in_made = |name: &str| made.path().join(name).display().to_string();
+    let (config, weights) = (in_made("config.json"), in_made("model.safetensors"));
+    let of_directory = format!(
+        "give the directory that has it: '{}'",
+        made.path().display()
+    );
+    let gguf = model().display().to_string();
+    for (args, wanted) in [
+        (&["run", "Hi", "-m", &config][..], of_directory.as_str()),
+        (&["run", "Hi", "-m", &weights], &of_directory),
+        (&["inspect", &state], "'cellar state inspect' shows it"),
+        (&["run", "--load-state", &gguf], "a model is given with -m"),
+        (&["state", "inspect", &cut_state], "copy the file again"),
+        (
+            &["run", "-f", &binary],
+            "it is no text in UTF-8; name a file of text",
+        ),
+        (&["run", "--load-state", &state, "-c", "4"], "--ctx"),
+    ] {
+        let (_, message) = failure(args);
+        assert!(message.contains(wanted), "{message}");
+    }
     let whole = fs::read(model()).unwrap();
     let cut = dir.path().join("cut.gguf");
     for n in [whole.len() / 2, 1000] {

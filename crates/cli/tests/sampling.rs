@@ -158,7 +158,7 @@ fn what_makes_no_sense_is_refused_by_name() {
         (&["--dry-allowed-length", "0"], "'--dry-allowed-length <N>'"),
         (&["--dry-penalty-last-n", "-2"], "or -1 for the whole text"),
         (
-            &["--dry-sequence-breaker", ""],
+            &["--dry-multiplier", "1", "--dry-sequence-breaker", ""],
             "DRY sequence breaker 0 is empty",
         ),
         (

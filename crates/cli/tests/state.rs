@@ -362,7 +362,8 @@ fn impossible_options_are_refused_before_any_text() {
     assert_eq!(code, 1);
     assert!(
         message.ends_with(
-            "12 saved tokens need as many cells of part 0, stream 0 (full): 8 of 8 are free"
+            "12 saved tokens need as many cells of part 0, stream 0 (full): 8 of 8 are free; \
+             choose a larger --ctx"
         ),
         "{message}"
     );

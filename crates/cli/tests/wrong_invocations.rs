@@ -83,12 +83,6 @@ fn without_text(command: &[&str], flag: &str) -> Option<&'static str> {
     }
 }
 
-/// What the line names where a flag is alone that needs others: their absence is found before its value is
-/// looked at.
-fn others_needed(flag: &str) -> Option<&'static str> {
-    (flag == "--swap-dir").then_some("--swap-memory <SIZE> --swap-disk <SIZE>")
-}
-
 /// A word without one of its letters.
 fn misspelled(name: &str) -> String {
     let at = name.len() / 2 + 1;
@@ -129,14 +123,16 @@ fn invocations() -> Vec<Invocation> {
             for value in wrong_values(&placeholder).iter().filter(|_| !is_needed) {
                 let is_file = ["FILE", "DIR"].contains(&placeholder.as_str());
                 // A file is known by its path.
-                let wanted = match others_needed(&name) {
-                    Some(others) => [others, others],
-                    None if is_file => [*value, *value],
-                    None => [name.as_str(), *value],
+                let wanted = match is_file {
+                    true => [*value, *value],
+                    false => [name.as_str(), *value],
                 };
-                let last = more.iter().map(|&arg| arg.to_owned());
-                let last: Vec<String> = last.chain([format!("{name}={value}")]).collect();
-                add(&last, &wanted);
+                let more = || more.iter().map(|&arg| arg.to_owned());
+                let joined: Vec<String> = more().chain([format!("{name}={value}")]).collect();
+                add(&joined, &wanted);
+                let apart = [name.clone(), (*value).to_owned()];
+                let apart: Vec<String> = more().chain(apart).collect();
+                add(&apart, &wanted);
             }
             let wrong = misspelled(&name);
             add(&[format!("{wrong}=1")], &[&format!("'{wrong}'")]);
@@ -163,7 +159,7 @@ const REMEDIES: [&str; 10] = [
 #[test]
 fn every_wrong_invocation_is_explained_in_one_line() {
     let all = invocations();
-    assert!(all.len() > 500, "{} invocations", all.len());
+    assert!(all.len() > 1000, "{} invocations", all.len());
     let mut wrong = Vec::new();
     for Invocation { args, wanted } in &all {
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
@@ -181,4 +177,157 @@ fn every_wrong_invocation_is_explained_in_one_line() {
         all.len(),
         wrong.join("\n")
     );
+}
+
+/// Commands with flags that make no sense without others, or together: what is refused, and a remedy.
+const COMBINATIONS: [(&[&str], &str); 32] = [
+    (
+        &["run", "--keep", "5"],
+        "--keep 5 has no effect without --context-shift: give both",
+    ),
+    (
+        &["run", "--kv-recent", "5"],
+        "--kv-recent 5 has no effect without --kv-type-old TYPE",
+    ),
+    (
+        &["run", "--kv-sinks=4"],
+        "--kv-sinks 4 has no effect without --kv-type-old TYPE",
+    ),
+    (
+        &["run", "--save-kv-type", "q8_0"],
+        "--save-kv-type q8_0 has no effect without --save-state FILE",
+    ),
+    (
+        &["run", "--group-attention-width", "64"],
+        "--group-attention-width 64 has no effect without --group-attention-factor N",
+    ),
+    (
+        &["run", "--draft-branches", "3"],
+        "--draft-branches 3 has no effect without --draft-model MODEL",
+    ),
+    (
+        &["run", "--draft-max", "4"],
+        "--draft-max 4 has no effect without --speculate HOW",
+    ),
+    (
+        &["chat", "--draft-max", "4"],
+        "--draft-max 4 has no effect without --speculate HOW",
+    ),
+    (
+        &["run", "--speculate", "draft"],
+        "--speculate draft needs a model that drafts: give --draft-model",
+    ),
+    (
+        &["run", "--logprobs", "5", "Hi"],
+        "--logprobs 5 has no effect without --json or --jsonl",
+    ),
+    (
+        &["run", "--prompt-logprobs", "5"],
+        "--prompt-logprobs 5 has no effect without --json or --jsonl",
+    ),
+    (
+        &["run", "--mirostat-ent", "3"],
+        "--mirostat-ent 3 has no effect without --mirostat N",
+    ),
+    (
+        &["chat", "--mirostat-lr", "0.2"],
+        "--mirostat-lr 0.2 has no effect without --mirostat N",
+    ),
+    (
+        &["run", "--xtc-threshold", "0.2"],
+        "--xtc-threshold 0.2 has no effect without --xtc-probability P",
+    ),
+    (
+        &["run", "--dry-base", "2"],
+        "--dry-base 2 has no effect without --dry-multiplier X",
+    ),
+    (
+        &["run", "--dry-sequence-breaker", "a"],
+        "without --dry-multiplier X: give both, or leave it out",
+    ),
+    (
+        &["batch", "-f", "x", "--resume"],
+        "--resume has no effect without --output FILE",
+    ),
+    (
+        &["batch", "-f", "x", "--swap-disk", "1G"],
+        "--swap-disk 1G has no effect without --swap-dir DIR",
+    ),
+    (
+        &["bench", "--arrivals", "2/s"],
+        "--arrivals 2/s has no effect without --clients N",
+    ),
+    (
+        &["bench", "--seed", "3"],
+        "--seed 3 has no effect without --arrivals RATE",
+    ),
+    (
+        &["bench", "--step-ms", "3"],
+        "--step-ms 3 has no effect without --clients N",
+    ),
+    (
+        &["bench", "--share-depth", "--seqs", "2"],
+        "--share-depth has no effect without --depth N",
+    ),
+    (
+        &["run", "--kv-type-old", "q4_0", "-c", "512", "Hi"],
+        "choose it with --kv-recent, or a larger --ctx",
+    ),
+    (
+        &["run", "--kv-type-layer", "99=f16", "Hi"],
+        "choose layers up to 5 with --kv-type-layer",
+    ),
+    (
+        &["plan", "--kv-type-layer", "99=f16"],
+        "choose layers up to 5 with --kv-type-layer",
+    ),
+    (
+        &["run", "--logit-bias", "99999999+1", "Hi"],
+        "--logit-bias: the bias is of token 99999999",
+    ),
+    (
+        &["run", "--min-tokens", "500", "-n", "10", "Hi"],
+        "--min-tokens: the text must have at least 500",
+    ),
+    (
+        &["run", "--repeat-last-n", "99999999999"],
+        "'99999999999' for '--repeat-last-n <N>'",
+    ),
+    (
+        &["run", "--repeat-last-n", "-2"],
+        "'-2' for '--repeat-last-n <N>'",
+    ),
+    (&["run", "--kv-type", "-1"], "'-1' for '--kv-type <TYPE>'"),
+    (
+        &["logits", "--out=/dev/null", "--tokens", "1,99999"],
+        "--tokens or --tokens-file: 99999 is no token",
+    ),
+    (
+        &["run", "--context-shift", "-c", "2", "Hi"],
+        "--context-shift has no tokens to drop in a context of 2",
+    ),
+];
+
+#[test]
+fn flags_that_make_no_sense_together_are_named() {
+    for (args, wanted) in COMBINATIONS {
+        let (code, message) = failure(args);
+        assert!((1..=2).contains(&code), "{message}");
+        assert!(message.contains(wanted), "{args:?}: {message}");
+    }
+}
+
+/// What is set for others, which may turn it on, needs no other flag.
+#[test]
+fn settings_for_requests_need_no_other_flag() {
+    let (_, fixture) = (COMMANDS[2].0, COMMANDS[2].1[0]);
+    let flags = [
+        "--draft-max",
+        "4",
+        "--xtc-threshold",
+        "0.2",
+        "--dry-base",
+        "2",
+    ];
+    output(&[&["batch", fixture], &flags[..]].concat());
 }

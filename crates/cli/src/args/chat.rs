@@ -8,7 +8,7 @@ use clap::Args;
 use crate::commands::answer::ShowThinking;
 use crate::constraint::ConstraintArgs;
 
-use super::{EngineArgs, ModelArgs, SamplerArgs, SpeculationArgs, count};
+use super::{EngineArgs, ModelArgs, PredictLimit, SamplerArgs, SpeculationArgs, values};
 
 /// `cellar chat`
 #[derive(Debug, Args)]
@@ -46,10 +46,9 @@ pub(crate) struct ChatArgs {
     /// System message before the first message
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
-    /// Maximum tokens per answer [default: as many as the context holds]
-    #[arg(short = 'n', long, value_name = "N",
-          allow_negative_numbers = true, value_parser = count())]
-    pub(crate) predict: Option<u32>,
+    /// Maximum tokens per answer; -1 takes as many as the context holds [default: -1]
+    #[arg(short = 'n', long, visible_alias = "n-predict", value_name = "N", value_parser = values::answer_limit)]
+    pub(crate) predict: Option<PredictLimit>,
     /// Stop an answer before this string; may be given several times
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,

@@ -14,23 +14,21 @@ use super::{count, values};
 pub(crate) struct DiffusionArgs {
     /// How often the text is computed, at most once for each token: more steps are slower and
     /// better [default: as many as tokens]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count())]
+    #[arg(long, value_name = "N", value_parser = count())]
     pub(crate) diffusion_steps: Option<u32>,
     /// Fill blocks of N tokens, one after the other [default: 32 for LLaDA; Dream fills anywhere]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count())]
+    #[arg(long, value_name = "N", value_parser = count())]
     pub(crate) diffusion_block_length: Option<u32>,
     /// Fill anywhere, with times that fall from 1 to X: the smaller, the more masks the last steps
     /// fill [default: 0.001]
-    #[arg(long, value_name = "X", conflicts_with = "diffusion_block_length",
-          allow_negative_numbers = true, value_parser = values::probability)]
+    #[arg(long, value_name = "X", conflicts_with = "diffusion_block_length", value_parser = values::probability)]
     pub(crate) diffusion_eps: Option<f32>,
     /// Which masks are filled first: those with the likeliest token, the largest margin between the
     /// two likeliest, the least entropy, or any [default: confidence]
     #[arg(long, value_name = "ORDER", value_enum)]
     pub(crate) diffusion_order: Option<OrderName>,
     /// Strength of guidance by the prompt, which computes every step twice [default: 0]
-    #[arg(long, value_name = "X", visible_alias = "diffusion-cfg-scale",
-          allow_negative_numbers = true, value_parser = values::non_negative)]
+    #[arg(long, value_name = "X", visible_alias = "diffusion-cfg-scale", value_parser = values::non_negative)]
     pub(crate) diffusion_guidance: Option<f32>,
 }
 

@@ -15,22 +15,21 @@ pub(crate) struct KvEventArgs {
     #[arg(long, value_name = "ENDPOINT")]
     kv_events: Option<String>,
     /// Send events again to a router that asks at this endpoint, as tcp://127.0.0.1:5558
-    #[arg(long, value_name = "ENDPOINT", requires = "kv_events")]
+    #[arg(long, value_name = "ENDPOINT")]
     kv_events_replay: Option<String>,
     /// The topic of these events
     #[arg(
         long,
         value_name = "TOPIC",
         default_value = "",
-        hide_default_value = true,
-        requires = "kv_events"
+        hide_default_value = true
     )]
     kv_events_topic: String,
     /// Tokens of a block: as the router counts them
-    #[arg(long, value_name = "N", default_value = "16", requires = "kv_events")]
+    #[arg(long, value_name = "N", default_value = "16")]
     kv_block_size: NonZeroU32,
     /// What the hashes of blocks begin with: PYTHONHASHSEED of a vLLM, for routers that compute them
-    #[arg(long, value_name = "SEED", default_value = "0", requires = "kv_events")]
+    #[arg(long, value_name = "SEED", default_value = "0")]
     kv_hash_seed: String,
 }
 

@@ -57,47 +57,35 @@ pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     /// Tokens of the prompt; 0 skips it
-    #[arg(short = 'p', long, value_name = "N", default_value_t = 512,
-          allow_negative_numbers = true, value_parser = count_or_none())]
+    #[arg(short = 'p', long, value_name = "N", default_value_t = 512, value_parser = count_or_none())]
     pub(crate) prompt: u32,
     /// Tokens to generate; 0 skips generation
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 64,
-          allow_negative_numbers = true, value_parser = count_or_none())]
+    #[arg(short = 'n', long, visible_alias = "n-predict", value_name = "N", default_value_t = 64, value_parser = count_or_none())]
     pub(crate) predict: u32,
     /// Repetitions
-    #[arg(short, long, value_name = "N", default_value_t = 5,
-          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) reps: u32,
     /// Tokens in the memory before each measurement
-    #[arg(long, value_name = "N", default_value_t = 0,
-          allow_negative_numbers = true, value_parser = count_or_none())]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count_or_none())]
     pub(crate) depth: u32,
     /// Concurrent sequences, each with its own prompt, depth and one token per step
-    #[arg(long, value_name = "N", default_value_t = 1,
-          allow_negative_numbers = true, value_parser = count())]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = count())]
     pub(crate) seqs: u32,
     /// Share the tokens of --depth among all sequences, like a system prompt
-    #[arg(long, requires = "depth")]
+    #[arg(long)]
     pub(crate) share_depth: bool,
     /// Clients of a service in this process, each with -r requests one after the other
-    #[arg(long, value_name = "N", conflicts_with_all = ["seqs", "times"],
-          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=512))]
+    #[arg(long, value_name = "N", conflicts_with_all = ["seqs", "times"], value_parser = clap::value_parser!(u32).range(1..=512))]
     pub(crate) clients: Option<u32>,
     /// With --clients: N times -r requests come over time, and N run at once: at random (a Poisson
     /// process) with 2/s or 30/min, at fixed intervals with 500ms or 2s, all at once with inf
-    #[arg(
-        long,
-        value_name = "RATE",
-        requires = "clients",
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "RATE")]
     pub(crate) arrivals: Option<Arrivals>,
     /// Of the random times of --arrivals
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "arrivals")]
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
     /// With --clients: milliseconds that a step may take while texts go on; 0 for any time
-    #[arg(long, value_name = "MS", default_value_t = 200, requires = "clients",
-          allow_negative_numbers = true, value_parser = count_or_none())]
+    #[arg(long, value_name = "MS", default_value_t = 200, value_parser = count_or_none())]
     pub(crate) step_ms: u32,
     #[command(flatten)]
     pub(crate) trace: TraceArgs,
@@ -129,7 +117,7 @@ pub(crate) struct PerplexityArgs {
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
     /// Stop after this many chunks [default: all]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count())]
+    #[arg(long, value_name = "N", value_parser = count())]
     pub(crate) chunks: Option<u32>,
     /// Print one JSON object
     #[arg(long)]
@@ -166,7 +154,7 @@ pub(crate) struct ImatrixArgs {
     )]
     pub(crate) out: PathBuf,
     /// Stop after this many chunks [default: all]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count())]
+    #[arg(long, value_name = "N", value_parser = count())]
     pub(crate) chunks: Option<u32>,
     /// Also record the output matrix, and others outside of layers
     #[arg(long)]

@@ -15,16 +15,15 @@ use super::{count, count_or_none};
 #[derive(Debug, clap::Args)]
 pub(crate) struct ParallelArgs {
     /// Requests that are computed together
-    #[arg(long, value_name = "N", default_value_t = 16,
-          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) parallel: u32,
     /// Tokens of all requests in one step: fewer make prompts slower and texts steadier [default: as
     /// --ubatch]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count())]
+    #[arg(long, value_name = "N", value_parser = count())]
     pub(crate) step_tokens: Option<u32>,
     /// Milliseconds that a step may take while texts go on: prompts are computed in chunks so small;
     /// 0 for any time [default: 200 to serve, 0 for a batch]
-    #[arg(long, value_name = "MS", allow_negative_numbers = true, value_parser = count_or_none())]
+    #[arg(long, value_name = "MS", value_parser = count_or_none())]
     pub(crate) step_ms: Option<u32>,
     /// Bytes that cached prefixes may take, in KV rows, sliding windows and recurrent states together; so
     /// much is allocated in addition, for their windows and states [default: what requests leave]

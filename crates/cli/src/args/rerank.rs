@@ -41,7 +41,7 @@ pub(crate) struct RerankArgs {
     #[arg(short, long, value_name = "FILE", conflicts_with = "documents")]
     pub(crate) file: Option<PathBuf>,
     /// Print only the best N documents
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N")]
     pub(crate) top: Option<NonZeroUsize>,
     /// Print a JSON list of index (from 0, as given), score and document, the best first
     #[arg(long, action = ArgAction::SetTrue)]

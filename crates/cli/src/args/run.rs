@@ -68,13 +68,7 @@ pub(crate) struct RunArgs {
     pub(crate) file: Option<PathBuf>,
     /// Maximum tokens to generate; -1 takes as many as the context
     /// holds [default: 256; for an answer, as many as the context holds]
-    #[arg(
-        short = 'n',
-        long,
-        visible_alias = "n-predict",
-        value_name = "N",
-        allow_negative_numbers = true
-    )]
+    #[arg(short = 'n', long, visible_alias = "n-predict", value_name = "N")]
     pub(crate) predict: Option<PredictLimit>,
     /// Require a chat template, which models that have one use anyway: the prompt is a message
     #[arg(long)]
@@ -108,10 +102,10 @@ pub(crate) struct RunArgs {
     pub(crate) jsonl: bool,
     /// With --json or --jsonl, give the log probability of each token, and of the N likeliest in its
     /// place, at most 20
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = top_logprobs())]
+    #[arg(long, value_name = "N", value_parser = top_logprobs())]
     pub(crate) logprobs: Option<u32>,
     /// With --json or --jsonl, the same for the tokens of the prompt
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = top_logprobs())]
+    #[arg(long, value_name = "N", value_parser = top_logprobs())]
     pub(crate) prompt_logprobs: Option<u32>,
     /// Print the thinking of reasoning models: auto dims it on a terminal and hides it elsewhere
     #[arg(long, value_name = "WHEN", value_enum, default_value_t,
@@ -125,8 +119,7 @@ pub(crate) struct RunArgs {
     pub(crate) speculation: SpeculationArgs,
     /// Verify at most N second choices of --draft-model as well, where it is not sure: a step then gives a
     /// token more where the first choice is wrong
-    #[arg(long, value_name = "N", default_value_t = 0, requires = "draft_model",
-          allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=8),
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=8),
           help_heading = "Speculative decoding")]
     pub(crate) draft_branches: u32,
     #[command(flatten)]

@@ -58,8 +58,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SIZE", conflicts_with = "no_memory_check")]
     pub(crate) memory: Option<ByteSize>,
     /// Seconds without requests after which a model of --models is unloaded; -1 is never
-    #[arg(long, visible_alias = "sleep-idle-seconds", value_name = "SECONDS", default_value_t = 300,
-          allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=1 << 31))]
+    #[arg(long, visible_alias = "sleep-idle-seconds", value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(i64).range(-1..=1 << 31))]
     pub(crate) idle_unload: i64,
     /// Address to listen on
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
@@ -74,8 +73,7 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) parallel: ParallelArgs,
     /// Requests that may wait; more are refused (429)
-    #[arg(long, value_name = "N", default_value_t = 256,
-          allow_negative_numbers = true, value_parser = count())]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = count())]
     pub(crate) max_queued: u32,
     /// Name of the only model in the API, or NAME=MODEL for another name of a model; once per name
     /// [default: the file's name]

@@ -19,17 +19,12 @@ pub(crate) struct SpeculationArgs {
     #[arg(long, value_name = "HOW", value_enum, default_value_t)]
     speculate: SpeculationName,
     /// Most tokens that --speculate drafts at once
-    #[arg(long, value_name = "N", default_value_t = 16, allow_negative_numbers = true,
+    #[arg(long, value_name = "N", default_value_t = 16,
           value_parser = clap::value_parser!(u32).range(1..=MAX_DRAFT as i64))]
     draft_max: u32,
     /// A smaller model with the same vocabulary, which drafts with --speculate draft: GGUF file,
     /// directory or name
-    #[arg(
-        long,
-        visible_alias = "model-draft",
-        value_name = "MODEL",
-        required_if_eq("speculate", "draft")
-    )]
+    #[arg(long, visible_alias = "model-draft", value_name = "MODEL")]
     draft_model: Option<PathBuf>,
 }
 
@@ -76,9 +71,12 @@ impl SpeculationArgs {
     /// The model that drafts, where one is to.
     ///
     /// # Errors
-    /// A usage error where one is named, and nothing says that it drafts.
+    /// A usage error where one is named and nothing says that it drafts, or the other way round.
     pub(crate) fn draft_model(&self) -> anyhow::Result<Option<&Path>> {
         match (self.speculate, self.draft_model.as_deref()) {
+            (SpeculationName::Draft, None) => {
+                usage("--speculate draft needs a model that drafts: give --draft-model MODEL")
+            }
             (SpeculationName::Draft, model) => Ok(model),
             (_, None) => Ok(None),
             (_, Some(model)) => usage(format!(

@@ -17,14 +17,14 @@ pub(crate) struct SwapArgs {
     pub(crate) swap_memory: Option<ByteSize>,
     /// Type in which K and V of these requests are kept, q8_0 for example: fewer bytes, but unlike all else
     /// it changes texts, those of requests that had to wait [default: as they are stored, to the bit]
-    #[arg(long, value_name = "TYPE", requires = "swap_memory")]
+    #[arg(long, value_name = "TYPE")]
     pub(crate) swap_type: Option<KvType>,
     /// Directory for what is beyond half of --swap-memory, in files that are removed when their request goes
     /// on or ends
-    #[arg(long, value_name = "DIR", requires_all = ["swap_memory", "swap_disk"])]
+    #[arg(long, value_name = "DIR")]
     pub(crate) swap_dir: Option<PathBuf>,
     /// Bytes that these files may have together, those of each model
-    #[arg(long, value_name = "SIZE", requires = "swap_dir")]
+    #[arg(long, value_name = "SIZE")]
     pub(crate) swap_disk: Option<ByteSize>,
 }
 

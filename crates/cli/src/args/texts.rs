@@ -15,13 +15,7 @@ pub(crate) struct TextArgs {
     pub(crate) truncate: bool,
     /// Longest text in tokens, at most the trained length; 0 takes that [default: what the model was
     /// made for, of a decoder at most 4096]
-    #[arg(
-        short,
-        long,
-        visible_alias = "ctx-size",
-        value_name = "N",
-        allow_negative_numbers = true
-    )]
+    #[arg(short, long, visible_alias = "ctx-size", value_name = "N")]
     pub(crate) ctx: Option<ContextSize>,
     /// Backend that computes [default: auto]
     #[arg(long, value_enum)]
@@ -33,11 +27,9 @@ pub(crate) struct TextArgs {
     #[arg(long, value_enum, default_value_t)]
     pub(crate) repack: RepackName,
     /// Threads that compute [default: one per physical core]
-    #[arg(short, long, value_name = "N",
-          allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
     /// Tokens of several texts computed at once; a longer text is computed alone
-    #[arg(short, long, value_name = "N", default_value_t = 2048,
-          allow_negative_numbers = true, value_parser = count())]
+    #[arg(short, long, value_name = "N", default_value_t = 2048, value_parser = count())]
     pub(crate) batch: u32,
 }

@@ -68,6 +68,19 @@ impl FromStr for PredictLimit {
     }
 }
 
+/// How many tokens an answer has at most.
+///
+/// # Errors
+/// Where it is no number of at least 1, nor -1.
+pub(crate) fn answer_limit(text: &str) -> Result<PredictLimit, String> {
+    match text.parse() {
+        Ok(PredictLimit::Tokens(0)) | Err(_) => Err(
+            "a number of at least 1 is needed, or -1 for as many as the context holds".to_owned(),
+        ),
+        Ok(limit) => Ok(limit),
+    }
+}
+
 /// The seed of sampling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seed {

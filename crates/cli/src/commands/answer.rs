@@ -11,7 +11,7 @@ use std::io::{self, Write};
 use clap::ValueEnum;
 
 use crate::keyboard;
-use crate::terminal::{Reader, shown_text};
+use crate::terminal::{self, Reader, shown_text};
 pub(crate) use thinking::{Answer, Section, Splitter, ThinkingFormat};
 use wrap::Wrapper;
 
@@ -42,6 +42,8 @@ pub(crate) struct AnswerPrinter {
     has_thought: bool,
     /// Whether anything of the section was printed.
     has_begun: bool,
+    /// Whether there was thinking that is not printed, and nothing else so far.
+    is_hidden: bool,
 }
 
 impl AnswerPrinter {
@@ -59,6 +61,7 @@ impl AnswerPrinter {
             section: Section::Answer,
             has_thought: false,
             has_begun: false,
+            is_hidden: false,
         }
     }
 
@@ -82,6 +85,7 @@ impl AnswerPrinter {
             self.begin(section, out)?;
         }
         if section == Section::Thinking && !self.shows_thinking {
+            self.is_hidden |= !part.trim().is_empty();
             return Ok(());
         }
         // Line breaks stand around thinking.
@@ -103,6 +107,7 @@ impl AnswerPrinter {
             out.write_all(part.as_bytes())?;
         }
         self.has_begun = true;
+        self.is_hidden = false;
         out.flush()
     }
 
@@ -113,7 +118,14 @@ impl AnswerPrinter {
     pub(crate) fn finish(&mut self, out: &mut impl Write) -> io::Result<()> {
         self.end_section(out)?;
         writeln!(out)?;
-        out.flush()
+        out.flush()?;
+        if self.is_hidden {
+            terminal::note(
+                "(the answer is thinking alone, which is not shown: --show-thinking shows it, and a \
+                 larger --predict lets it come to an end)",
+            );
+        }
+        Ok(())
     }
 
     /// Ends the line of an answer that failed, where it has begun.

@@ -20,7 +20,7 @@ use model_core::model_file::ModelFile;
 
 use super::answer::AnswerPrinter;
 use super::run::warn_of_long_context;
-use crate::args::ChatArgs;
+use crate::args::{ChatArgs, PredictLimit};
 use crate::constraint::Constraint;
 use crate::draft_model::{self, DraftFor};
 use crate::failure::{Exit, one_line, usage};
@@ -87,7 +87,7 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let loading = Progress::spinner(format!("loading {}", source.name()));
     let file = source.load()?;
     resolve::continues_without_source(&file)?;
-    let n_predict = args.predict.map(|n| n as usize);
+    let n_predict = args.predict.and_then(PredictLimit::tokens);
     let options = CompletionOptions {
         sampler,
         n_predict,

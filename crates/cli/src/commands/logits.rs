@@ -28,6 +28,16 @@ pub(super) fn run(args: &LogitsArgs) -> anyhow::Result<Exit> {
     let file = ModelSource::new(args.model.model.as_deref()).open()?;
     let config = config(args, &**file.model(), &sequences)?;
     let n_vocab = file.model().vocab_size();
+    if let Some(id) = sequences
+        .iter()
+        .flatten()
+        .find(|&&id| id as usize >= n_vocab)
+    {
+        return usage(format!(
+            "--tokens or --tokens-file: {id} is no token of this model, which has {n_vocab}; 'cellar \
+             tokenize' shows those of a text"
+        ));
+    }
     check_room(&sequences, n_vocab)?;
     let mut engine = resolve::open_engine(&file, &args.engine, &config, PromptOutputs::All)?;
     let logits = evaluate(&mut engine, &sequences, &args.chunks)?;
@@ -41,13 +51,13 @@ fn sequences(args: &LogitsArgs) -> anyhow::Result<Vec<Vec<u32>>> {
         Some(path) => {
             let text = input::text(path)?;
             let lines = text.lines().filter(|line| !line.trim().is_empty());
-            let ids = lines.map(resolve::token_ids).collect::<Result<_, _>>();
+            let ids = lines.map(token_ids).collect::<Result<_, _>>();
             ids.with_context(|| format!("--tokens-file '{}'", path.display()))?
         }
         None => args
             .tokens
             .iter()
-            .map(|list| resolve::token_ids(list).with_context(|| format!("--tokens {list}")))
+            .map(|list| token_ids(list).with_context(|| format!("--tokens {list}")))
             .collect::<Result<_, _>>()?,
     };
     if args.tokens.is_empty() && args.tokens_file.is_none() {
@@ -59,6 +69,25 @@ fn sequences(args: &LogitsArgs) -> anyhow::Result<Vec<Vec<u32>>> {
         );
     }
     Ok(sequences)
+}
+
+/// Ids of one sequence, separated by commas or white space.
+///
+/// # Errors
+/// A usage error naming what is no token id.
+fn token_ids(list: &str) -> anyhow::Result<Vec<u32>> {
+    let between_commas = list.split(',').map(str::trim);
+    if list.contains(',') && between_commas.clone().any(str::is_empty) {
+        return usage("there is no token id next to a comma: one is needed on both sides");
+    }
+    let parts = between_commas.flat_map(str::split_whitespace);
+    let ids = parts.map(|part| match part.parse() {
+        Ok(id) => Ok(id),
+        Err(_) => usage(format!(
+            "'{part}' is no token id: a number of at least 0 is needed"
+        )),
+    });
+    ids.collect()
 }
 
 /// Sizes that take all sequences at once, unless flags set them.
@@ -165,4 +194,25 @@ fn write_file(path: &Path, logits: &[Vec<f32>], n_vocab: usize) -> anyhow::Resul
     }
     let contents = safetensors::serialize(tensors, None)?;
     output_file::write(path, |file| Ok(file.write_all(&contents)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_lists_take_commas_and_spaces() {
+        assert_eq!(token_ids("1,2, 3\t4\n").unwrap(), [1, 2, 3, 4]);
+        let error = token_ids("1,-2").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "'-2' is no token id: a number of at least 0 is needed"
+        );
+        assert!(token_ids("4294967296").is_err());
+        for list in ["1,,2", ",1", "1, ", ","] {
+            let error = token_ids(list).unwrap_err().to_string();
+            assert!(error.contains("next to a comma"), "{list}: {error}");
+        }
+        assert_eq!(token_ids(" ").unwrap(), []);
+    }
 }

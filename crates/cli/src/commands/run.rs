@@ -293,6 +293,11 @@ fn check_keep(long_context: LongContext, n_ctx: u32, n_bos: u32) -> anyhow::Resu
     if n_keep <= most {
         return Ok(());
     }
+    if most <= n_bos && n_keep == n_bos {
+        return usage(format!(
+            "--context-shift has no tokens to drop in a context of {n_ctx}: choose a larger --ctx"
+        ));
+    }
     usage(format!(
         "--keep {} leaves no tokens to drop from a context of {n_ctx}: keep at most {}, or choose a \
          larger --ctx",

@@ -5,6 +5,7 @@
 
 use std::path::PathBuf;
 
+use crate::advice::most_similar;
 use crate::failure::usage;
 
 /// A line.
@@ -85,6 +86,12 @@ pub(super) const HELP: &str = "\
 A line that ends with \\ continues on the next one; // at its beginning sends a slash.
 Ctrl-C ends an answer or clears a line; twice on an empty line it ends the program.";
 
+/// The names that a mistyped one is compared with.
+const NAMES: [&str; 12] = [
+    "help", "exit", "quit", "clear", "regen", "undo", "stats", "save", "load", "system", "set",
+    "show",
+];
+
 /// What a line is; `None` for an empty one.
 ///
 /// # Errors
@@ -123,7 +130,7 @@ fn command(name: &str, rest: &str) -> anyhow::Result<Command> {
         "" => usage(format!(
             "/{name} needs the name of a file: /{name} chat.json"
         )),
-        path => Ok(make(PathBuf::from(path))),
+        path => Ok(make(in_home(path, std::env::home_dir()))),
     };
     match name {
         "help" | "?" => alone(Command::Help),
@@ -141,9 +148,14 @@ fn command(name: &str, rest: &str) -> anyhow::Result<Command> {
         })),
         "set" => set(rest),
         "show" => show(rest),
-        _ => usage(format!(
-            "unknown command '/{name}': /help lists the commands, and '//{name}' sends it as a message"
-        )),
+        _ => {
+            let similar = most_similar(name, &NAMES);
+            let similar = similar.map_or_else(String::new, |name| format!("similar: /{name}; "));
+            usage(format!(
+                "unknown command '/{name}': {similar}/help lists the commands, and '//{name}' sends it \
+                 as a message"
+            ))
+        }
     }
 }
 
@@ -169,6 +181,14 @@ fn show(rest: &str) -> anyhow::Result<Command> {
         }
     };
     Ok(Command::Show(topic))
+}
+
+/// The path, in which `~/` at the beginning is the home directory, as in a shell.
+fn in_home(path: &str, home: Option<PathBuf>) -> PathBuf {
+    match (path.strip_prefix("~/"), home) {
+        (Some(rest), Some(home)) => home.join(rest),
+        _ => PathBuf::from(path),
+    }
 }
 
 /// The text between quotation marks, where they are around it.
@@ -205,6 +225,13 @@ mod tests {
         let save = Command::Save(PathBuf::from("a b.json"));
         assert_eq!(parsed("/save \"a b.json\""), Line::Command(save.clone()));
         assert_eq!(parsed("/save  a b.json"), Line::Command(save));
+        let home = || Some(PathBuf::from("/home/me"));
+        assert_eq!(
+            in_home("~/a.json", home()),
+            PathBuf::from("/home/me/a.json")
+        );
+        assert_eq!(in_home("~a", home()), PathBuf::from("~a"));
+        assert_eq!(in_home("~/a", None), PathBuf::from("~/a"));
         let system = |change| Line::Command(Command::System(change));
         assert_eq!(parsed("/system"), system(SystemChange::Show));
         assert_eq!(parsed("/system \"\""), system(SystemChange::Remove));
@@ -221,6 +248,10 @@ mod tests {
     fn mistakes_are_refused_with_advice() {
         for (text, wanted) in [
             ("/frobnicate", "unknown command '/frobnicate': /help lists"),
+            (
+                "/hepl",
+                "unknown command '/hepl': similar: /help; /help lists",
+            ),
             ("/exit now", "/exit takes nothing after it, but 'now'"),
             ("/save", "/save needs the name of a file"),
             ("/load \"\"", "/load needs the name of a file"),

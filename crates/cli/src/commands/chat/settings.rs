@@ -8,8 +8,9 @@ use std::num::NonZeroU32;
 use std::str::FromStr;
 
 use clap::ValueEnum;
-use engine::sampler::SamplerConfig;
+use engine::sampler::{SamplerConfig, random_seed};
 
+use crate::args::{Seed, answer_limit};
 use crate::commands::answer::ShowThinking;
 use crate::failure::usage;
 
@@ -45,11 +46,17 @@ impl Settings {
             "xtc-threshold" => sampler.xtc.threshold = number(name, value)?,
             "dry-multiplier" => sampler.dry.multiplier = number(name, value)?,
             "min-tokens" => sampler.min_tokens = number(name, value)?,
-            "seed" => sampler.seed = number(name, value)?,
-            "predict" => {
-                let n = number::<usize>(name, value)?;
-                self.n_predict = (n > 0).then_some(n);
+            "seed" => {
+                sampler.seed = match value.parse() {
+                    Ok(Seed::Fixed(seed)) => seed,
+                    Ok(Seed::Random) => random_seed(),
+                    Err(wanted) => return refused(name, value, &wanted),
+                }
             }
+            "predict" => match answer_limit(value) {
+                Ok(limit) => self.n_predict = limit.tokens(),
+                Err(wanted) => return refused(name, value, &wanted),
+            },
             "show-thinking" => match ShowThinking::from_str(value, false) {
                 Ok(show) => self.show_thinking = show,
                 Err(_) => return usage("show-thinking is auto, always or never"),
@@ -66,6 +73,10 @@ impl Settings {
         self.sampler = sampler;
         Ok(())
     }
+}
+
+fn refused(name: &str, value: &str, wanted: &str) -> anyhow::Result<()> {
+    usage(format!("'{value}' is no value of {name}: {wanted}"))
 }
 
 fn number<T: FromStr>(name: &str, value: &str) -> anyhow::Result<T> {
@@ -108,7 +119,11 @@ impl fmt::Display for Settings {
             ("dry-multiplier", dry.multiplier.to_string()),
             ("min-tokens", min_tokens.to_string()),
             ("seed", seed.to_string()),
-            ("predict", self.n_predict.unwrap_or(0).to_string()),
+            (
+                "predict",
+                self.n_predict
+                    .map_or_else(|| "-1".to_owned(), |n| n.to_string()),
+            ),
             (
                 "show-thinking",
                 show_thinking.map_or_else(String::new, |value| value.get_name().to_owned()),
@@ -142,12 +157,15 @@ mod tests {
         assert_eq!(settings.to_string(), shown);
         settings.set("predict", "7").unwrap();
         settings.set("top-k", "0").unwrap();
+        settings.set("seed", "-1").unwrap();
         settings.set("show-thinking", "never").unwrap();
         assert_eq!(
             (settings.n_predict, settings.sampler.top_k),
             (Some(7), None)
         );
         assert_eq!(settings.show_thinking, ShowThinking::Never);
+        settings.set("predict", "-1").unwrap();
+        assert_eq!(settings.n_predict, None);
     }
 
     #[test]
@@ -159,6 +177,12 @@ mod tests {
             ("temp", "-1", "temperature -1"),
             ("top-p", "2", "top-p 2 is not between 0 and 1"),
             ("top-k", "-1", "'-1' is no number"),
+            ("seed", "-2", "'-2' is no value of seed: a number"),
+            (
+                "predict",
+                "0",
+                "'0' is no value of predict: a number of at least 1",
+            ),
             ("show-thinking", "maybe", "auto, always or never"),
             ("heat", "1", "there is no setting 'heat'"),
         ] {

@@ -38,6 +38,9 @@ pub(super) fn prompt(args: &RunArgs, source: &ModelSource) -> anyhow::Result<Str
         .into_iter()
         .flatten()
         .any(|path| input::is_stdin(path));
+    if stdin_is_taken && args.file.as_deref().is_some_and(input::is_stdin) {
+        return input::given_twice();
+    }
     let given = match (args.prompt(), &args.file) {
         (None, None) if stdin_is_taken => None,
         (Some(prompt), _) if stdin_is_taken => Some(prompt.to_owned()),
@@ -87,7 +90,7 @@ impl PromptMode {
 /// The text that the model continues, and its tokens.
 ///
 /// # Errors
-/// Where the template refuses the prompt.
+/// Where the template refuses the prompt; a usage error where it is an empty message.
 pub(super) fn encode(
     file: &ModelFile,
     args: &RunArgs,
@@ -96,6 +99,9 @@ pub(super) fn encode(
 ) -> anyhow::Result<(String, Vec<TokenId>)> {
     let tokenizer = file.tokenizer();
     let continues = args.session.load_state.is_some();
+    if mode == PromptMode::Chat && prompt.trim().is_empty() {
+        return usage("the prompt is an empty message: give a text, or --raw, which begins one");
+    }
     if mode == PromptMode::Chat && continues {
         let text = next_turn(file, &prompt)?;
         let options = EncodeOptions {
