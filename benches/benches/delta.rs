@@ -1,5 +1,5 @@
 //! Recurrent layers of the CPU backend: the gated delta rule and the scan of Mamba-2, with
-//! states of one size, for a prompt and for one token. Throughput is tokens.
+//! states of one size and of every type, for a prompt and for one token. Throughput is tokens.
 
 #![allow(missing_docs, clippy::expect_used)] // a bench that cannot be set up has nothing to time
 
@@ -14,7 +14,7 @@ use kv_core::graph::{
 };
 use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
 use kv_core::weights::MemoryWeights;
-use kv_core::{CellIdx, KvType, LayerIdx};
+use kv_core::{CellIdx, KvType, LayerIdx, StateType};
 use kv_cpu::{CpuBackend, CpuConfig};
 
 /// As in Qwen3-Next: a state of two megabytes in each layer.
@@ -80,13 +80,19 @@ impl Kind {
     }
 }
 
-fn bench_kind(c: &mut Criterion, kind: Kind, n_tokens: usize) -> Result<(), Failure> {
+fn bench_kind(
+    c: &mut Criterion,
+    kind: Kind,
+    state_type: StateType,
+    n_tokens: usize,
+) -> Result<(), Failure> {
     let row = RecurrentMemory {
         conv_row: 0,
         state_row: CHANNELS * DIM,
     };
     let map = LayerMap::new(vec![LayerMemory::Recurrent(row); LAYERS]);
     let layout = RowLayout::new(&map, &[], KvType::F32)?.with_states(&map, 2)?;
+    let layout = layout.with_state_type(state_type);
     let mut weights = MemoryWeights::new();
     for weight in kind.graph(1)?.weights() {
         let values = vec![-0.5; weight.shape.iter().product()];
@@ -115,7 +121,11 @@ fn bench_kind(c: &mut Criterion, kind: Kind, n_tokens: usize) -> Result<(), Fail
     group.sample_size(20);
     group.throughput(Throughput::Elements((n_tokens * LAYERS) as u64));
     let mut turn = 0;
-    group.bench_function(format!("{kind:?}, {n_tokens} tokens"), |b| {
+    let name = match state_type {
+        StateType::F32 => format!("{kind:?}, {n_tokens} tokens"),
+        other => format!("{kind:?}, {n_tokens} tokens, {other}"),
+    };
+    group.bench_function(name, |b| {
         b.iter(|| {
             turn = 1 - turn;
             let inputs = GraphInputs {
@@ -133,7 +143,9 @@ fn bench_kind(c: &mut Criterion, kind: Kind, n_tokens: usize) -> Result<(), Fail
 fn delta(c: &mut Criterion) {
     for n_tokens in [256, 1] {
         for kind in [Kind::Mamba2, Kind::Delta, Kind::DeltaByKey] {
-            bench_kind(c, kind, n_tokens).expect("the bench is set up");
+            for state_type in StateType::ALL {
+                bench_kind(c, kind, state_type, n_tokens).expect("the bench is set up");
+            }
         }
     }
 }

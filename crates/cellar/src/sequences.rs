@@ -37,6 +37,7 @@ impl Model {
             seqs: Seqs::One(seq),
             tokens: &tokens,
             kv_type: None,
+            state_type: None,
         };
         Ok(self.engine().save_state(&options, out)?)
     }

@@ -1,12 +1,12 @@
-//! The flags for the storage types of K and V, and the [`KvTypes`] they select.
+//! The flags for the storage types of K, V and recurrent states, and the [`KvTypes`] they select.
 //!
 //! Knows no model: the row layout checks whether a model's rows fit the types.
 
 use clap::{Args, ValueEnum, value_parser};
-use kv_core::KvType;
 use kv_core::kv_type::KvTypeError;
 use kv_core::kv_types::{KvRotation, KvTypes, LayerKvTypes, OldKvTypes, kv_pair};
 use kv_core::layers::RecentTokens;
+use kv_core::{KvType, StateType};
 
 /// How K and V are stored.
 #[derive(Clone, Debug, Args)]
@@ -44,6 +44,10 @@ pub(crate) struct KvArgs {
     /// Rotate quantised KV rows (Hadamard), which spreads outliers
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     pub(crate) kv_rotation: RotationName,
+    /// Type of stored recurrent states (delta rule, Mamba, Mamba-2, lightning attention): f32, f16 or bf16; they
+    /// are rounded after every token. Inputs of convolutions stay f32
+    #[arg(long, value_name = "TYPE", default_value_t)]
+    pub(crate) state_type: StateType,
 }
 
 /// Types of K and V.
@@ -80,6 +84,7 @@ impl KvArgs {
         KvTypes {
             layers: self.kv_type_layer.clone(),
             old,
+            state: self.state_type,
             ..KvTypes::new(of(self.kv_type_k), of(self.kv_type_v)).with_rotation(
                 match self.kv_rotation {
                     RotationName::On => KvRotation::On,

@@ -515,6 +515,32 @@ fn old_rows_of_the_same_type_tell_the_same_story() {
     assert!(plan.contains("window ends(4, 64)"), "{plan}");
 }
 
+/// A trained model; those of Mamba-2 and of delta rules are in the engine's tests.
+#[test]
+fn kl_of_rounded_states_is_small() {
+    let model = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/fixtures/stories/stories-mamba-f16.gguf"
+    );
+    let text = &references()[0].prompt;
+    let kl = |state_type: &str| {
+        let args = [
+            "kl",
+            "-m",
+            model,
+            text.as_str(),
+            "--json",
+            "--state-type",
+            state_type,
+        ];
+        json(&args)["mean_kl"].as_f64().unwrap()
+    };
+    let [exact, f16, bf16] = ["f32", "f16", "bf16"].map(kl);
+    assert_eq!(exact, 0.0);
+    assert!(0.0 < f16 && f16 < 1e-4, "{f16}");
+    assert!(f16 < bf16 && bf16 < 1e-2, "{bf16}");
+}
+
 #[test]
 fn kl_is_small_for_types_that_keep_much() {
     let text = &references()[0].prompt;

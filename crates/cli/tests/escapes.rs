@@ -120,6 +120,7 @@ fn states_are_escaped() {
         tokens: state.tokens(),
         layout: &layout,
         kv_type: None,
+        state_type: None,
         note: "",
     };
     let mut written = Vec::new();

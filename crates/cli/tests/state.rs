@@ -552,3 +552,43 @@ fn types_whose_blocks_do_not_divide_a_row_are_refused_with_the_numbers() {
     output(&[&base[..], &["--save-kv-type", "bf16"]].concat());
     assert_ne!(std::fs::read(&file).unwrap(), b"something else");
 }
+
+/// With states of two bytes a text goes on as if it had not been interrupted; states in blocks take fewer
+/// bytes, and are said to be what they are.
+#[test]
+fn states_of_other_types_are_saved_and_go_on() {
+    let model = format!("{}-f16.gguf", path(MODELS[2]));
+    let base = ["run", "-m", &model, "--temp", "0", "--state-type", "bf16"];
+    let (whole, _) = output(&[&base[..], &["-n", "24", "One day"]].concat());
+    let (_dir, file, state) = place();
+    let half = ["-n", "12", "--save-state", &state, "One day"];
+    let (first, _) = output(&[&base[..], &half].concat());
+    let rest = ["-n", "12", "--load-state", &state];
+    let (rest, _) = output(&[&base[..], &rest].concat());
+    assert_eq!(
+        format!("{}{rest}", first.strip_suffix('\n').unwrap()),
+        whole
+    );
+    let stored = |state: &str| {
+        let report = json(&["state", "inspect", state, "--json"]);
+        report.to_string()
+    };
+    assert!(stored(&state).contains("bf16"), "{}", stored(&state));
+    let bytes = |file: &Path| std::fs::metadata(file).unwrap().len();
+    let (_dir, narrow, name) = place();
+    let args = [
+        "-n",
+        "12",
+        "--save-state",
+        &name,
+        "--save-state-type",
+        "q8_0",
+        "One day",
+    ];
+    output(&[&base[..], &args].concat());
+    assert!(bytes(&narrow) < bytes(&file), "{}", bytes(&narrow));
+    assert!(stored(&name).contains("q8_0"), "{}", stored(&name));
+    // It goes on, if perhaps with other words, and in a memory of floats, too.
+    let plain = ["run", "-m", &model, "-n", "4", "--load-state", &name];
+    output(&plain);
+}

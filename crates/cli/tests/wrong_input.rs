@@ -439,3 +439,25 @@ fn kv_types_that_do_not_fit_the_model_are_refused() {
     let wanted = "the number of first tokens is 512: it must be between 1 and 511";
     assert!(message.contains(wanted), "{message}");
 }
+
+/// Before anything is computed, with the way out.
+#[test]
+fn states_that_a_model_cannot_round_are_refused() {
+    let made = directory("xlstm");
+    let model = &made.path().display().to_string();
+    let (code, message) = failure(&["run", "-m", model, "Hi", "--state-type", "bf16"]);
+    assert_eq!(code, 1, "{message}");
+    for wanted in [
+        "xlstm models keep the states of",
+        "as f32 only, not as bf16",
+        "--state-type f32",
+    ] {
+        assert!(message.contains(wanted), "{message}");
+    }
+    let (code, message) = failure(&["run", "Hi", "--state-type", "q8_0"]);
+    assert_eq!(code, 2, "{message}");
+    assert!(
+        message.contains("choose one of f32, f16, bf16"),
+        "{message}"
+    );
+}

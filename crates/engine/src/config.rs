@@ -4,11 +4,11 @@
 //! Invariant: [`Settings`] are consistent and the bytes that they cost are known. Knows no backend.
 
 use kv_core::batch::BatchRules;
-use kv_core::layers::{LayerError, LayerMap, RowLayout, RowShape};
+use kv_core::layers::{LayerError, LayerMap, RowLayout};
 use kv_core::memory::{
     Composite, Memory, MemoryConfig, MemoryConfigError, RowCounts, Streams, SwaSize,
 };
-use kv_core::{KvType, KvTypes, MAX_SEQS, TokenId, Window};
+use kv_core::{KvType, KvTypes, LayerIdx, MAX_SEQS, StateType, TokenId, Window};
 use model_core::architecture::{Model, OutputKind};
 
 use crate::budget::largest_up_to;
@@ -45,7 +45,7 @@ pub struct EngineConfig {
     pub n_ubatch: u32,
     /// Sequences that can be remembered at the same time.
     pub n_seqs: u32,
-    /// How K and V are stored, by layer and by age.
+    /// How K and V are stored, by layer and by age, and recurrent states.
     pub kv_types: KvTypes,
     /// Whether sequences share cells.
     pub streams: Streams,
@@ -70,8 +70,8 @@ pub struct EngineConfig {
     /// preempted: what the memory holds of them comes back from there, and is not computed again. Taken
     /// when they are needed, in addition to the memory; 0 for none.
     pub swap_bytes: u64,
-    /// How K and V of these requests are kept there; `None` as they are stored, to the bit. With a type of
-    /// fewer bytes, they come back rounded: **the text of a request that was preempted may then be another
+    /// How K and V of these requests are kept there, and recurrent states, these as q8_0 at the least; `None`
+    /// as they are stored, to the bit. With a type of fewer bytes, they come back rounded: **the text of a request that was preempted may then be another
     /// one than alone.** Others are not affected: none takes what was rounded.
     pub swap_type: Option<KvType>,
     /// Programs that are kept; the least recently used one makes room for a new one. One serves
@@ -249,17 +249,30 @@ pub enum ConfigError {
         n_predict: usize,
     },
     /// A type for swapped rows that makes them no smaller.
-    #[error(
-        "rows of K and V are stored as {stored}, and are not smaller when they are swapped as {kv_type}"
-    )]
+    #[error("rows are stored as {stored}, and are not smaller when they are swapped as {kv_type}")]
     SwapType {
         /// The type.
         kv_type: KvType,
         /// That of the first rows that it makes no smaller.
         stored: KvType,
     },
-    /// The same for a model without K and V.
-    #[error("the model has no K and V to be swapped as {kv_type}")]
+    /// A type that an operation cannot keep its states in.
+    #[error(
+        "{architecture} models keep the states of '{op}' (layer {layer}) as f32 only, not as \
+         {state_type}: choose --state-type f32"
+    )]
+    StateType {
+        /// The architecture.
+        architecture: String,
+        /// The operation.
+        op: String,
+        /// The first layer with it.
+        layer: LayerIdx,
+        /// The type.
+        state_type: StateType,
+    },
+    /// The same for a model without rows and states.
+    #[error("the model has no K and V, and no states, to be swapped as {kv_type}")]
     NothingToSwap {
         /// The type.
         kv_type: KvType,
@@ -499,7 +512,8 @@ impl EngineConfig {
                 n_embd: count("embedding width", model.embedding_dim())?,
             },
             layout: RowLayout::new(&layers, &rows.cells, &self.kv_types)?
-                .with_states(&layers, rows.states)?,
+                .with_states(&layers, rows.states)?
+                .with_state_type(self.kv_types.state),
             n_programs: self.n_programs,
             output: model.output(),
             attention: self.attention,
@@ -510,6 +524,7 @@ impl EngineConfig {
             n_active: memory.n_active(),
             memory,
         };
+        settings.check_state_type(model)?;
         settings.check_swap_type()?;
         Ok(settings)
     }
@@ -540,26 +555,6 @@ impl Settings {
     pub(crate) fn max_ubatch(&self) -> usize {
         let n_ctx = self.n_ctx.saturating_mul(self.rules.n_seqs);
         self.n_ubatch.min(n_ctx) as usize
-    }
-
-    /// Whether rows are smaller as what they are swapped as.
-    fn check_swap_type(&self) -> Result<(), ConfigError> {
-        let Some(kv_type) = self.swap_type else {
-            return Ok(());
-        };
-        let layers = self.layout.layers().iter();
-        let shapes = layers.flat_map(|layer| [Some(layer.k), layer.stored_v()]);
-        let mut shapes = shapes.flatten().peekable();
-        if shapes.peek().is_none() {
-            return Err(ConfigError::NothingToSwap { kv_type });
-        }
-        let is_smaller = |shape: &RowShape| RowShape { kv_type, ..*shape }.bytes() < shape.bytes();
-        match shapes.find(|shape| !is_smaller(shape)) {
-            Some(RowShape {
-                kv_type: stored, ..
-            }) => Err(ConfigError::SwapType { kv_type, stored }),
-            None => Ok(()),
-        }
     }
 
     /// An empty memory of these sizes.

@@ -33,6 +33,7 @@ pub mod serve;
 mod speculate;
 mod state;
 pub mod stop;
+mod stored_types;
 mod texts;
 mod timings;
 pub mod trace;

@@ -8,7 +8,9 @@ use std::io::Write;
 
 use kv_core::backend::{Backend, RowStorage};
 use kv_core::memory::{Edit, Memory, RestoreInto, RowsTaken, Seqs};
-use kv_core::state::{Fingerprint, SavedState, SeqTokens, StateToSave, check_kv_type, save};
+use kv_core::state::{
+    Fingerprint, SavedState, SeqTokens, StateToSave, check_kv_type, check_state_type, save,
+};
 use kv_core::{KvType, PosRange};
 
 use crate::decode::Engine;
@@ -24,6 +26,9 @@ pub struct SaveOptions<'a> {
     pub tokens: &'a [SeqTokens],
     /// How keys and values are saved; `None` as they are stored, to the bit.
     pub kv_type: Option<KvType>,
+    /// How recurrent states are saved but for the inputs of convolutions; `None` as they are stored, to
+    /// the bit.
+    pub state_type: Option<KvType>,
 }
 
 /// What was restored.
@@ -49,6 +54,14 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     /// [`EngineError::State`] for the first layer whose rows are no whole blocks.
     pub fn check_save_type(&self, kv_type: KvType) -> Result<(), EngineError> {
         Ok(check_kv_type(self.runner.rows.layout(), kv_type)?)
+    }
+
+    /// The same for recurrent states.
+    ///
+    /// # Errors
+    /// [`EngineError::State`] for the first layer whose states are no whole blocks.
+    pub fn check_save_state_type(&self, kv_type: KvType) -> Result<(), EngineError> {
+        Ok(check_state_type(self.runner.rows.layout(), kv_type)?)
     }
 
     /// Writes what is remembered of sequences, and returns how many bytes that took. Nothing is
@@ -79,6 +92,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             tokens: options.tokens,
             layout: self.runner.rows.layout(),
             kv_type: options.kv_type,
+            state_type: options.state_type,
             note,
         };
         let mut read =
@@ -92,7 +106,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     }
 
     /// Takes back what was saved, by this engine or by another of the same model: contexts, streams
-    /// and types of K and V may differ.
+    /// and types of K, V and states may differ.
     ///
     /// # Errors
     /// [`EngineError::State`]: nothing has changed then. [`EngineError::RestoreRows`] where rows

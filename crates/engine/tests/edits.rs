@@ -10,7 +10,7 @@ use kv_core::batch::Batch;
 use kv_core::memory::{Refusal, RestoreInto, Seqs, Streams};
 use kv_core::state::SavedState;
 use kv_core::weights::WeightSource;
-use kv_core::{KvType, Pos, PosRange, SeqId, TokenId};
+use kv_core::{KvType, KvTypes, Pos, PosRange, SeqId, StateType, TokenId};
 use kv_cpu::CpuBackend;
 use model_core::architecture::{Model, Registry};
 use model_tests::{Recipe, cpu};
@@ -45,6 +45,14 @@ const MODELS: [(&str, Forgets); 14] = [
     ("deepseek_v32", Forgets::Nothing),
     ("gemma3n", Forgets::Something),
 ];
+
+/// States that are rounded after every token: those of scans, and of delta rules by head and by key.
+const ROUNDED: [(&str, StateType); 4] = [
+    ("mamba2", StateType::F16),
+    ("mamba", StateType::BF16),
+    ("qwen3_next", StateType::F16),
+    ("kimi_linear", StateType::BF16),
+];
 const N_SEQS: u32 = 4;
 const N_SNAPSHOTS: u32 = 3;
 /// Tokens that a sequence has at most.
@@ -78,6 +86,7 @@ impl Numbers {
 /// A model, an engine whose sequences are edited, and one that has each text alone.
 struct World {
     name: &'static str,
+    state_type: StateType,
     model: Arc<dyn Model>,
     weights: Arc<dyn WeightSource>,
     engine: Engine<CpuBackend>,
@@ -92,19 +101,19 @@ fn seq(at: usize) -> SeqId {
     SeqId(u32::try_from(at).unwrap())
 }
 
-fn config(n_ctx: u32, streams: Streams, n_snapshots: u32) -> EngineConfig {
+fn config(state_type: StateType, n_ctx: u32, streams: Streams, n_snapshots: u32) -> EngineConfig {
     EngineConfig {
         n_ctx: Some(n_ctx),
         n_seqs: N_SEQS,
         streams,
         n_snapshots,
-        kv_types: KvType::F32.into(),
+        kv_types: KvTypes::from(KvType::F32).with_state(state_type),
         ..EngineConfig::default()
     }
 }
 
 impl World {
-    fn new(name: &'static str, seed: u64) -> Self {
+    fn new(name: &'static str, state_type: StateType, seed: u64) -> Self {
         let mut registry = Registry::new();
         model_mamba::register(&mut registry);
         model_llama::register(&mut registry);
@@ -115,9 +124,10 @@ impl World {
             Engine::new(cpu(), Arc::clone(&model), Arc::clone(&weights), config).unwrap()
         };
         Self {
-            engine: engine(&config(256, Streams::Shared, N_SNAPSHOTS)),
-            alone: engine(&config(64, Streams::Shared, 0)),
+            engine: engine(&config(state_type, 256, Streams::Shared, N_SNAPSHOTS)),
+            alone: engine(&config(state_type, 64, Streams::Shared, 0)),
             name,
+            state_type,
             model: Arc::clone(&model),
             weights: Arc::clone(&weights),
             texts: vec![Vec::new(); N_SEQS as usize],
@@ -201,13 +211,15 @@ impl World {
             seqs: Seqs::All,
             tokens: &[],
             kv_type: None,
+            state_type: None,
         };
         let mut bytes = Vec::new();
         self.engine.save_state(&options, &mut bytes).unwrap();
         let state = SavedState::parse(&bytes).unwrap();
         let streams = [Streams::Shared, Streams::PerSequence][self.numbers.below(2)];
         let n_ctx = 200 + self.numbers.below(100) as u32;
-        let config = config(n_ctx, streams, 1 + self.numbers.below(5) as u32);
+        let n_snapshots = 1 + self.numbers.below(5) as u32;
+        let config = config(self.state_type, n_ctx, streams, n_snapshots);
         let (model, weights) = (Arc::clone(&self.model), Arc::clone(&self.weights));
         self.engine = Engine::new(cpu(), model, weights, &config).unwrap();
         let restored = self.engine.restore_state(&state, RestoreInto::All).unwrap();
@@ -237,7 +249,7 @@ impl World {
 #[test]
 fn sequences_go_on_as_alone_whatever_is_done_with_them() {
     for ((name, forgets), seed) in MODELS.into_iter().zip(0x5EED..) {
-        let mut world = World::new(name, seed);
+        let mut world = World::new(name, StateType::F32, seed);
         for _ in 0..120 {
             world.step();
         }
@@ -245,5 +257,17 @@ fn sequences_go_on_as_alone_whatever_is_done_with_them() {
         assert!(done > 5, "{name}: {:?}", world.n_back);
         let forgot = forgets == Forgets::Something;
         assert_eq!(refused > 0, forgot, "{name}: {:?}", world.n_back);
+    }
+}
+
+#[test]
+fn sequences_with_rounded_states_go_on_as_alone() {
+    for ((name, state_type), seed) in ROUNDED.into_iter().zip(0x7E57..) {
+        let mut world = World::new(name, state_type, seed);
+        for _ in 0..120 {
+            world.step();
+        }
+        let [done, refused] = world.n_back;
+        assert!(done > 5 && refused > 0, "{name}: {:?}", world.n_back);
     }
 }

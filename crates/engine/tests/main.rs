@@ -23,5 +23,6 @@ mod old_rows;
 mod service;
 mod shared_rows;
 mod state;
+mod state_types;
 mod support;
 mod texts;

@@ -178,6 +178,7 @@ fn states_come_back_to_the_bit() {
             seqs: Seqs::One(A),
             tokens: &[],
             kv_type: None,
+            state_type: None,
         };
         first.save_state(&options, &mut bytes).unwrap();
         let wanted = feed(&mut first, A, &tokens(3, 9));

@@ -103,6 +103,7 @@ fn states_hold_shared_rows_once_and_come_back_elsewhere() {
             seqs: Seqs::One(A),
             tokens: &[],
             kv_type: None,
+            state_type: None,
         };
         let mut bytes = Vec::new();
         first.save_state(&options, &mut bytes).unwrap();

@@ -74,6 +74,7 @@ fn save<D: Backend>(engine: &Engine<D>, seqs: Seqs) -> Vec<u8> {
         seqs,
         tokens: &[],
         kv_type: None,
+        state_type: None,
     };
     let mut bytes = Vec::new();
     engine.save_state(&options, &mut bytes).unwrap();
@@ -198,6 +199,7 @@ fn two_texts_beside_each_other_go_on_after_an_interruption_as_if_there_were_none
                 seqs: Seqs::All,
                 tokens: &told,
                 kv_type: None,
+                state_type: None,
             };
             first.save_state(&options, &mut bytes).unwrap();
             drop(first);
@@ -417,6 +419,7 @@ fn tokens_outside_the_vocabulary_are_not_saved() {
         seqs: Seqs::All,
         tokens: &tokens,
         kv_type: None,
+        state_type: None,
     };
     let error = engine.save_state(&options, &mut Vec::new()).unwrap_err();
     let wanted = TokenId(n_vocab);

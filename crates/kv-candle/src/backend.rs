@@ -10,7 +10,7 @@ use kv_core::backend::{
 use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
-use kv_core::{KvType, LayerIdx};
+use kv_core::{KvType, LayerIdx, StateType};
 
 use crate::error;
 use crate::execute;
@@ -87,6 +87,7 @@ impl Backend for CandleBackend {
             name: error::NAME.to_owned(),
             device,
             kv_types: KvType::ALL.to_vec(),
+            state_types: StateType::ALL.to_vec(),
         }
     }
 

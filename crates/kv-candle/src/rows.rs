@@ -25,7 +25,8 @@ pub struct Rows {
     states: Vec<StateTensors>,
 }
 
-/// The states of one recurrent layer: `[n_rows, conv_row]` and `[n_rows, state_row]`.
+/// The states of one recurrent layer: `[n_rows, conv_row]` of `f32`, and `[n_rows, state_row]` of their
+/// type.
 #[derive(Debug)]
 pub(crate) struct StateTensors {
     pub(crate) conv: Tensor,
@@ -134,8 +135,8 @@ impl Rows {
         let states = |states: &StateRows| {
             let of = (states.layer, states.n_rows);
             Ok(StateTensors {
-                conv: zeros(of, "convolution", state_shape(states.row.conv_row))?.tensor,
-                state: zeros(of, "state", state_shape(states.row.state_row))?.tensor,
+                conv: zeros(of, "convolution", conv_shape(states))?.tensor,
+                state: zeros(of, "state", state_shape(states))?.tensor,
             })
         };
         let layers = layout
@@ -285,11 +286,11 @@ impl Rows {
             RowKind::V => attention().map(|(layer, tensors)| (&tensors.v.tensor, layer.v))?,
             RowKind::Conv => {
                 let (states, tensors) = recurrent()?;
-                (&tensors.conv, state_shape(states.row.conv_row))
+                (&tensors.conv, conv_shape(states))
             }
             RowKind::State => {
                 let (states, tensors) = recurrent()?;
-                (&tensors.state, state_shape(states.row.state_row))
+                (&tensors.state, state_shape(states))
             }
         })
     }
@@ -301,6 +302,7 @@ fn storage_bytes(tensor: &Tensor) -> usize {
     let n_values = match &*storage {
         Storage::Cpu(CpuStorage::F32(values)) => values.len(),
         Storage::Cpu(CpuStorage::F16(values)) => values.len(),
+        Storage::Cpu(CpuStorage::BF16(values)) => values.len(),
         Storage::Cpu(CpuStorage::U8(values)) => values.len(),
         _ => tensor.elem_count(),
     };
@@ -312,13 +314,22 @@ fn without_values(shape: RowShape) -> RowShape {
     RowShape { dim: 0, ..shape }
 }
 
-/// A row of this many values of a state.
-fn state_shape(len: usize) -> RowShape {
+/// The inputs of a convolution.
+fn conv_shape(states: &StateRows) -> RowShape {
     RowShape {
         heads: 1,
-        dim: len,
+        dim: states.row.conv_row,
         kv_type: KvType::F32,
         rotation: HeadRotation::None,
+    }
+}
+
+/// A state but for these.
+fn state_shape(states: &StateRows) -> RowShape {
+    RowShape {
+        dim: states.row.state_row,
+        kv_type: states.state_type.kv_type(),
+        ..conv_shape(states)
     }
 }
 

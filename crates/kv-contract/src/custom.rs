@@ -8,7 +8,7 @@ use kv_core::backend::{Backend, BackendError, CustomOp, CustomOps, CustomRows, C
 use kv_core::graph::{CustomSizes, CustomSpec, Graph, GraphInputs, Input, StateGroup, StateStore};
 use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
 use kv_core::weights::{MemoryWeights, WeightSource};
-use kv_core::{CellIdx, KvType, LayerIdx};
+use kv_core::{CellIdx, KvType, LayerIdx, StateType};
 
 const LAYER: LayerIdx = LayerIdx(1);
 const WIDTH: usize = 6;
@@ -150,6 +150,16 @@ fn compile<'a, B: Backend>(
 ) -> Result<Compiled<'a, B>, BackendError> {
     assert!(subject.custom_ops.is_ok(), "{:?}", subject.custom_ops);
     subject.compile(graph, &weights(), &layout(WIDTH))
+}
+
+/// A graph with a state, over states of a type.
+pub(super) fn compile_with_state_type<B: Backend>(
+    subject: &Subject<B>,
+    state_type: StateType,
+) -> Result<Compiled<'_, B>, BackendError> {
+    assert!(subject.custom_ops.is_ok(), "{:?}", subject.custom_ops);
+    let layout = layout(WIDTH).with_state_type(state_type);
+    subject.compile(&decay_graph(2), &weights(), &layout)
 }
 
 /// Every row is computed, once, and other operations use the result.

@@ -26,7 +26,7 @@ enum DecayPer {
 
 /// Sizes of one layer.
 #[derive(Clone, Copy)]
-struct Delta {
+pub(super) struct Delta {
     n_heads: usize,
     key_heads: usize,
     v_dim: usize,
@@ -43,7 +43,7 @@ const SMALL: Delta = Delta {
     sharing: KeySharing::Neighbours,
     decay: DecayPer::Head,
 };
-const SIZES: [Delta; 6] = [
+pub(super) const SIZES: [Delta; 6] = [
     SMALL,
     Delta {
         sharing: KeySharing::Interleaved,

@@ -32,6 +32,12 @@ impl Memory {
     pub(super) fn insert(&mut self, layer: LayerIdx, cell: CellIdx, rows: [Vec<f64>; 2]) {
         self.rows.insert((layer, cell.0), rows);
     }
+
+    /// The state of a scan or a delta rule that was stored in a row.
+    pub(super) fn state(&self, layer: LayerIdx, row: CellIdx) -> Option<&[f64]> {
+        let state = self.states.get(&(layer, StateKind::Scan, row))?;
+        Some(state)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -41,6 +41,7 @@ mod scene;
 pub mod shared;
 pub mod shift;
 pub mod sparse;
+pub mod state_types;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -318,6 +319,9 @@ macro_rules! backend_contract {
                 indexers_that_may_choose_everything_leave_nothing_out,
                 indexers_need_keys_of_their_width;
             scan_heads: scans_by_heads_compute, head_states_of_another_shape_are_refused;
+            state_types: undeclared_state_types_are_refused, states_of_every_type_compute,
+                states_of_every_type_continue_however_they_are_cut,
+                states_of_custom_operations_are_floats;
             capacity: program_capacities_ascend, one_program_runs_many_shapes,
                 runs_beyond_a_program_are_refused;
             errors: a_missing_weight_is_named, a_weight_of_another_shape_is_named,

@@ -15,7 +15,7 @@ use kv_core::graph::{Activation, ConvKernels, ConvSpec, Graph, Input, ScanSpec, 
 use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
 use kv_core::memory::{Memory as _, MemoryInputs, Recurrent, RecurrentConfig, Seqs};
 use kv_core::weights::MemoryWeights;
-use kv_core::{CellIdx, KvType, LayerIdx, Pos, PosRange, SeqId, TokenId};
+use kv_core::{CellIdx, KvType, LayerIdx, Pos, PosRange, SeqId, StateType, TokenId};
 
 pub(super) const LAYER: LayerIdx = LayerIdx(1);
 const N_SEQS: u32 = 3;
@@ -53,7 +53,7 @@ pub(super) fn decaying_weights(graph: &Graph, shape: [usize; 2]) -> MemoryWeight
 
 /// Sizes of one recurrent layer.
 #[derive(Clone, Copy)]
-struct Sizes {
+pub(super) struct Sizes {
     channels: usize,
     d_state: usize,
     width: usize,
@@ -64,7 +64,7 @@ const SMALL: Sizes = Sizes {
     d_state: 4,
     width: 4,
 };
-const SIZES: [Sizes; 4] = [
+pub(super) const SIZES: [Sizes; 4] = [
     SMALL,
     Sizes {
         channels: 33,
@@ -151,12 +151,24 @@ pub(super) struct Both<'a, B: Backend, L> {
     memory: Recurrent,
     evaluated: Memory,
     random: Random,
+    tolerance: f64,
 }
 
 impl<'a, B: Backend, L: Layer> Both<'a, B, L> {
     pub(super) fn new(subject: &'a Subject<B>, sizes: L) -> Self {
+        Self::with_state_type(subject, sizes, StateType::F32)
+    }
+
+    /// The same with states of a type, to which they are rounded after every token: where the last
+    /// bits of an operation differ, a value may be rounded one way or the other.
+    pub(super) fn with_state_type(
+        subject: &'a Subject<B>,
+        sizes: L,
+        state_type: StateType,
+    ) -> Self {
         let memory = Recurrent::new(RecurrentConfig::new(N_SEQS).with_snapshots(2)).unwrap();
         let layout = sizes.layout(memory.config().n_rows());
+        let layout = layout.with_state_type(state_type);
         let weights = sizes.weights();
         let backend = &subject.backend;
         Self {
@@ -169,7 +181,26 @@ impl<'a, B: Backend, L: Layer> Both<'a, B, L> {
             memory,
             evaluated: Memory::default(),
             random: Random::new(73),
+            tolerance: match state_type {
+                StateType::F32 => subject.tolerance.recurrent,
+                StateType::F16 => subject.tolerance.recurrent + 2e-3,
+                StateType::BF16 => subject.tolerance.recurrent + 1.6e-2,
+            },
         }
+    }
+
+    /// The same for single tokens, whose values can all be small.
+    pub(super) fn by_single_tokens(self) -> Self {
+        let tolerance = 10.0 * self.tolerance;
+        Self { tolerance, ..self }
+    }
+
+    pub(super) fn rows(&self) -> &B::Rows {
+        &self.rows
+    }
+
+    pub(super) fn evaluated(&self) -> &Memory {
+        &self.evaluated
     }
 
     pub(super) fn memory(&mut self) -> &mut Recurrent {
@@ -231,7 +262,7 @@ impl<'a, B: Backend, L: Layer> Both<'a, B, L> {
         let outputs = self.subject.run(&graph, loaded, rows, &inputs);
         for (got, want) in outputs.iter().zip(&wanted) {
             let what = format!("{n_tokens} rows of {} values", self.sizes.dim());
-            assert_close(&what, got, want, self.subject.tolerance.recurrent);
+            assert_close(&what, got, want, self.tolerance);
         }
         outputs
     }

@@ -12,7 +12,7 @@ use kv_core::weights::MemoryWeights;
 
 /// Sizes of one layer.
 #[derive(Clone, Copy)]
-struct Heads {
+pub(super) struct Heads {
     n_heads: usize,
     head_dim: usize,
     n_groups: usize,
@@ -25,7 +25,7 @@ const SMALL: Heads = Heads {
     n_groups: 2,
     d_state: 8,
 };
-const SIZES: [Heads; 4] = [
+pub(super) const SIZES: [Heads; 4] = [
     SMALL,
     Heads {
         n_heads: 3,

@@ -327,6 +327,7 @@ pub fn states_of_latents_come_back<B: Backend>(subject: &Subject<B>) {
             tokens: &[],
             layout: &layout,
             kv_type: None,
+            state_type: None,
             note: "",
         };
         let mut bytes = Vec::new();

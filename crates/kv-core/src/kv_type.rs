@@ -10,6 +10,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::block::{BlockFormat, dequantize, quantize_into};
+use crate::state_type::StateType;
 
 /// Element type of stored K and V rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -44,6 +45,9 @@ pub enum KvTypeError {
     /// A name that is no [`KvType`].
     #[error("unknown KV type '{name}': choose one of {known}", name = .0, known = names())]
     Unknown(String),
+    /// A name that is no [`StateType`](crate::StateType).
+    #[error("states cannot be stored as '{name}': choose one of {known}", name = .0, known = state_names())]
+    UnknownState(String),
     /// A text that is no [`LayerKvTypes`](crate::kv_types::LayerKvTypes).
     #[error("'{0}' is not of the form LAYERS=TYPE, such as 0-3=f16 or 5=q8_0/q4_0")]
     Form(String),
@@ -51,6 +55,10 @@ pub enum KvTypeError {
 
 fn names() -> String {
     KvType::ALL.map(|t| t.to_string()).join(", ")
+}
+
+fn state_names() -> String {
+    StateType::ALL.map(|t| t.to_string()).join(", ")
 }
 
 impl KvType {

@@ -1,4 +1,5 @@
-//! [`KvTypes`]: which [`KvType`] the K and V rows of each layer have, as a person chooses it.
+//! [`KvTypes`]: which [`KvType`] the K and V rows of each layer have, and which [`StateType`] recurrent
+//! states, as a person chooses it.
 //!
 //! Invariant: a choice for single layers wins over the choice for all, a later one over an earlier
 //! one. Knows nothing of the layers that there are: [`crate::layers::RowLayout`] refuses what does
@@ -13,6 +14,7 @@ use crate::hadamard::HeadRotation;
 use crate::ids::LayerIdx;
 use crate::kv_type::{KvType, KvTypeError};
 use crate::layers::RecentTokens;
+use crate::state_type::StateType;
 
 /// Whether quantised rows are rotated, see [`crate::hadamard`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,7 +27,7 @@ pub enum KvRotation {
     Off,
 }
 
-/// The types of the K and V rows of all layers.
+/// The types of the K and V rows and of the recurrent states of all layers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvTypes {
     /// Type of K rows.
@@ -43,6 +45,9 @@ pub struct KvTypes {
     /// no old tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub old: Option<OldKvTypes>,
+    /// Type of recurrent states.
+    #[serde(default)]
+    pub state: StateType,
 }
 
 /// The types of the rows of tokens that are no longer recent.
@@ -78,6 +83,7 @@ impl KvTypes {
             rotation: KvRotation::On,
             layers: Vec::new(),
             old: None,
+            state: StateType::F32,
         }
     }
 
@@ -96,6 +102,11 @@ impl KvTypes {
     pub fn with_old(self, old: OldKvTypes) -> Self {
         let old = Some(old);
         Self { old, ..self }
+    }
+
+    /// The same with recurrent states of another type.
+    pub fn with_state(self, state: StateType) -> Self {
+        Self { state, ..self }
     }
 
     /// The types of K and V of `layer`, of recent tokens where old ones have their own.
@@ -137,8 +148,8 @@ impl From<&Self> for KvTypes {
     }
 }
 
-/// `f16`, or `q8_0/q4_0` where K and V differ, the layers that have types of their own, and the types of
-/// old tokens.
+/// `f16`, or `q8_0/q4_0` where K and V differ, the layers that have types of their own, the types of old
+/// tokens, and that of states where they are not floats.
 impl fmt::Display for KvTypes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_pair(f, self.k, self.v)?;
@@ -149,7 +160,10 @@ impl fmt::Display for KvTypes {
             write!(f, "; all but {recent}: ")?;
             write_pair(f, k, v)?;
         }
-        Ok(())
+        match self.state {
+            StateType::F32 => Ok(()),
+            state => write!(f, "; states: {state}"),
+        }
     }
 }
 
@@ -220,6 +234,8 @@ mod tests {
         assert_eq!(types.of_old(LayerIdx(0)), [k, v]);
         let types = types.with_layers("0=bf16".parse().unwrap());
         assert_eq!(types.of_old(LayerIdx(0)), [KvType::BF16; 2]);
+        let types = KvTypes::from(KvType::F16).with_state(StateType::BF16);
+        assert_eq!(types.to_string(), "f16; states: bf16");
     }
 
     #[test]

@@ -25,6 +25,7 @@ pub mod rope;
 pub mod seq_set;
 pub mod slot;
 pub mod state;
+pub mod state_type;
 pub mod visibility;
 pub mod weights;
 pub mod window;
@@ -35,5 +36,6 @@ pub use ids::{CellIdx, LayerIdx, MAX_SEQS, PartIdx, Pos, PosDelta, SeqId, Stream
 pub use kv_type::KvType;
 pub use kv_types::KvTypes;
 pub use seq_set::SeqSet;
+pub use state_type::StateType;
 pub use visibility::{CellRun, Visibility, VisibleGroup};
 pub use window::{Causality, PosRange, Window};

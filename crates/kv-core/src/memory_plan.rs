@@ -51,7 +51,8 @@ pub struct PlannedRows {
     pub part: Option<PartIdx>,
     /// What they hold.
     pub kind: PlannedKind,
-    /// How values are stored.
+    /// How values are stored; those of snapshots but for the inputs of their convolutions, which
+    /// are `f32`.
     pub kv_type: KvType,
     /// Number of rows.
     pub n_rows: usize,
@@ -149,25 +150,26 @@ fn attention_rows(layer: &LayerRows) -> impl Iterator<Item = PlannedRows> {
 }
 
 fn state_rows(states: &StateRows, n_snapshot_rows: usize) -> impl Iterator<Item = PlannedRows> {
-    let StateRows { layer, n_rows, row } = *states;
+    let StateRows { layer, n_rows, .. } = *states;
     let n_snapshots = n_snapshot_rows.min(n_rows);
     let n_live = n_rows - n_snapshots;
-    let bytes = |n_values: usize| n_values.saturating_mul(size_of::<f32>());
-    let (conv, state) = (bytes(row.conv_row), bytes(row.state_row));
+    let (conv, state) = (states.conv_bytes(), states.state_bytes());
+    let state_type = states.state_type.kv_type();
     let kinds = [
-        (PlannedKind::Conv, n_live, conv),
-        (PlannedKind::State, n_live, state),
+        (PlannedKind::Conv, n_live, conv, KvType::F32),
+        (PlannedKind::State, n_live, state, state_type),
         (
             PlannedKind::Snapshots,
             n_snapshots,
             conv.saturating_add(state),
+            state_type,
         ),
     ];
-    let rows = kinds.map(|(kind, n_rows, row_bytes)| PlannedRows {
+    let rows = kinds.map(|(kind, n_rows, row_bytes, kv_type)| PlannedRows {
         layer,
         part: None,
         kind,
-        kv_type: KvType::F32,
+        kv_type,
         n_rows,
         row_bytes,
     });
@@ -190,6 +192,7 @@ impl fmt::Display for PlannedKind {
 mod tests {
     use super::*;
     use crate::layers::{AttentionMemory, LayerMap, LayerMemory, RecurrentMemory};
+    use crate::state_type::StateType;
     use crate::window::Window;
 
     #[test]
@@ -226,5 +229,14 @@ mod tests {
         assert_eq!(plan.bytes_of_part(Some(PartIdx(1))), 20 * 2 * 12 * 2);
         assert_eq!(plan.bytes_of_part(None), 8 * 16 * 4);
         assert_eq!(plan.bytes_of_layer(LayerIdx(2)), 0);
+        let layout = layout.with_state_type(StateType::F16);
+        let plan = MemoryPlan::with_snapshots(&layout, 6);
+        assert_eq!(plan.bytes(), layout.bytes());
+        assert_eq!(plan.bytes_of_kind(PlannedKind::Conv), 2 * 6 * 4);
+        assert_eq!(plan.bytes_of_kind(PlannedKind::State), 2 * 10 * 2);
+        assert_eq!(
+            plan.bytes_of_kind(PlannedKind::Snapshots),
+            6 * (6 * 4 + 10 * 2)
+        );
     }
 }

@@ -6,6 +6,7 @@
 mod device;
 mod images;
 mod latents;
+mod state_types;
 
 use device::{Device, FULL, NEAR, SHAPES, STATES, Written, config, configs, ids};
 use kv_core::backend::RowKind;

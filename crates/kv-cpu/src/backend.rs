@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use kv_core::backend::{
     Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, OnProgress, Profile, RowCopy,
-    RowKind, RowSpan, RowStorage,
+    RowKind, RowSpan, RowStorage, check_state_types,
 };
 use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
-use kv_core::{KvType, LayerIdx};
+use kv_core::{KvType, LayerIdx, StateType};
 
 use crate::isa::Isa;
 use crate::kernels::Kernels;
@@ -144,6 +144,7 @@ impl Backend for CpuBackend {
             name: "cpu".to_owned(),
             device: self.device(),
             kv_types: KvType::ALL.to_vec(),
+            state_types: StateType::ALL.to_vec(),
         }
     }
 
@@ -207,6 +208,7 @@ impl Backend for CpuBackend {
                 reason,
             });
         }
+        check_state_types(graph, layout)?;
         weights.pack_for(graph, &mut self.team.lead())?;
         let plan = Plan::new(graph, weights, layout)?;
         CpuProgram::new(plan, layout, self.team.n_threads())

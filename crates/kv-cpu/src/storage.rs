@@ -8,10 +8,10 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use half::f16;
+use half::{bf16, f16};
 use kv_core::backend::{BackendError, RowKind, RowSpan};
 use kv_core::layers::{RowLayout, RowShape};
-use kv_core::{KvType, LayerIdx};
+use kv_core::{KvType, LayerIdx, StateType};
 
 use crate::kv_rows::{KvRows, KvRowsMut};
 
@@ -113,6 +113,7 @@ impl Drop for AlignedBytes {
 trait PlainBits {}
 impl PlainBits for f32 {}
 impl PlainBits for f16 {}
+impl PlainBits for bf16 {}
 
 #[derive(Debug)]
 struct LayerStorage {
@@ -120,11 +121,27 @@ struct LayerStorage {
     v: AlignedBytes,
 }
 
-/// Recurrent states of one layer, `f32`.
+/// Recurrent states of one layer.
 #[derive(Debug)]
 struct StateStorage {
     conv: AlignedBytes,
     state: AlignedBytes,
+}
+
+/// All states of one layer by their type, to be overwritten.
+#[derive(Debug)]
+pub(crate) enum StatesMut<'a> {
+    F32(&'a mut [f32]),
+    F16(&'a mut [f16]),
+    Bf16(&'a mut [bf16]),
+}
+
+/// What a recurrent layer remembers, to be overwritten.
+#[derive(Debug)]
+pub(crate) struct RecurrentMut<'a> {
+    /// Inputs of convolutions.
+    pub(crate) conv: &'a mut [f32],
+    pub(crate) states: StatesMut<'a>,
 }
 
 /// K and V rows and recurrent states of all layers.
@@ -155,13 +172,13 @@ impl CpuRows {
         }
         let mut states = Vec::with_capacity(layout.states().len());
         for layer_states in layout.states() {
-            let storage = |len: usize, kind: &str| {
+            let storage = |row_bytes: usize, kind: &str| {
                 let what = format!("{kind} states of layer {}", layer_states.layer);
-                AlignedBytes::zeroed(layer_states.n_rows * len * size_of::<f32>(), &what)
+                AlignedBytes::zeroed(layer_states.n_rows * row_bytes, &what)
             };
             states.push(StateStorage {
-                conv: storage(layer_states.row.conv_row, "convolution")?,
-                state: storage(layer_states.row.state_row, "scan")?,
+                conv: storage(layer_states.conv_bytes(), "convolution")?,
+                state: storage(layer_states.state_bytes(), "scan")?,
             });
         }
         Ok(Self {
@@ -178,9 +195,17 @@ impl CpuRows {
 
     /// Convolution and scan states of the `at`-th recurrent layer of the layout, to be overwritten;
     /// `None` if there is no such layer.
-    pub(crate) fn states_mut(&mut self, at: usize) -> Option<[&mut [f32]; 2]> {
+    pub(crate) fn states_mut(&mut self, at: usize) -> Option<RecurrentMut<'_>> {
+        let state_type = self.layout.states().get(at)?.state_type;
         let StateStorage { conv, state } = self.states.get_mut(at)?;
-        Some([conv.floats_mut(), state.floats_mut()])
+        Some(RecurrentMut {
+            conv: conv.floats_mut(),
+            states: match state_type {
+                StateType::F32 => StatesMut::F32(state.floats_mut()),
+                StateType::F16 => StatesMut::F16(state.cast_mut()),
+                StateType::BF16 => StatesMut::Bf16(state.cast_mut()),
+            },
+        })
     }
 
     pub(crate) fn layout(&self) -> &RowLayout {

@@ -46,20 +46,20 @@ impl Buf {
 
 /// Values that several threads write, each its own range.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SharedValues<'a> {
-    start: *mut f32,
+pub(crate) struct SharedValues<'a, T = f32> {
+    start: *mut T,
     len: usize,
-    owner: PhantomData<&'a mut [f32]>,
+    owner: PhantomData<&'a mut [T]>,
 }
 
 // SAFETY: plain memory borrowed for `'a`; every access is an unsafe call whose caller promises that
 // no two threads use one range.
-unsafe impl Send for SharedValues<'_> {}
+unsafe impl<T: Send> Send for SharedValues<'_, T> {}
 // SAFETY: see `Send`.
-unsafe impl Sync for SharedValues<'_> {}
+unsafe impl<T: Send> Sync for SharedValues<'_, T> {}
 
-impl<'a> SharedValues<'a> {
-    pub(crate) fn new(values: &'a mut [f32]) -> Self {
+impl<'a, T> SharedValues<'a, T> {
+    pub(crate) fn new(values: &'a mut [T]) -> Self {
         Self {
             start: values.as_mut_ptr(),
             len: values.len(),
@@ -68,7 +68,7 @@ impl<'a> SharedValues<'a> {
     }
 
     /// No values, of any lifetime.
-    pub(crate) fn emptied<'b>(self) -> SharedValues<'b> {
+    pub(crate) fn emptied<'b>(self) -> SharedValues<'b, T> {
         SharedValues {
             start: self.start,
             len: 0,
@@ -76,7 +76,7 @@ impl<'a> SharedValues<'a> {
         }
     }
 
-    pub(crate) fn start(&self) -> *mut f32 {
+    pub(crate) fn start(&self) -> *mut T {
         self.start
     }
 
@@ -84,7 +84,7 @@ impl<'a> SharedValues<'a> {
     ///
     /// # Safety
     /// While the result is in use, no other thread reads or writes this range.
-    pub(crate) unsafe fn range(&self, range: Range<usize>) -> &'a mut [f32] {
+    pub(crate) unsafe fn range(&self, range: Range<usize>) -> &'a mut [T] {
         debug_assert!(range.start <= range.end && range.end <= self.len);
         let end = range.end.min(self.len);
         let start = range.start.min(end);

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use kv_contract::Random;
+use kv_core::StateType;
 use kv_cpu::isa::Isa;
 use kv_cpu::kernels::{DeltaDecay, DeltaTile, F32x16, Kernels, SCAN_WIDTH};
 
@@ -29,6 +30,7 @@ enum DecayPer {
 struct Delta {
     n_channels: usize,
     k_dim: usize,
+    rounding: StateType,
     rows: Vec<u32>,
     /// Queries from the first value on, keys from the third.
     qk: Vec<f32>,
@@ -55,6 +57,7 @@ impl Delta {
         Self {
             n_channels,
             k_dim,
+            rounding: StateType::F32,
             // Not in order, and not every row.
             rows: (0..n_rows).rev().map(|row| 2 * row).collect(),
             qk: between(2 * n * (k_dim + 3) + 9, -size, size),
@@ -62,6 +65,10 @@ impl Delta {
             beta: between(n, 0.0, 1.0),
             decays: between(2 * n * k_dim + 5, 0.0, 1.0),
         }
+    }
+
+    fn rounded_to(self, rounding: StateType) -> Self {
+        Self { rounding, ..self }
     }
 
     /// The tokens `range` of the channels `channels`.
@@ -75,6 +82,7 @@ impl Delta {
         DeltaTile {
             state,
             k_dim: self.k_dim,
+            rounding: self.rounding,
             scale: 0.7,
             decay: match per {
                 DecayPer::Head => DeltaDecay::PerHead(&self.decays[range.clone()]),
@@ -96,6 +104,8 @@ impl Delta {
     /// States and outputs of the delta rule in pieces of so many tokens.
     fn run(&self, kernels: &Kernels, per: DecayPer, piece: usize) -> Result {
         let mut state = Random::new(3).values(self.n_channels * self.k_dim);
+        let round = |s: &mut f32| *s = self.rounding.round(*s);
+        state.iter_mut().for_each(round);
         let mut out = vec![[0.25; SCAN_WIDTH]; self.rows.len()];
         for first in (0..self.rows.len()).step_by(piece) {
             let range = first..self.rows.len().min(first + piece);
@@ -107,10 +117,14 @@ impl Delta {
 }
 
 fn assert_near(got: &[f32], wanted: &[f32], what: &str) {
+    assert_within(4e-6, got, wanted, what);
+}
+
+fn assert_within(allowed: f32, got: &[f32], wanted: &[f32], what: &str) {
     assert_eq!(got.len(), wanted.len(), "{what}");
     for (got, wanted) in got.iter().zip(wanted) {
         let error = (got - wanted).abs();
-        assert!(error <= 4e-6, "{what}: {got}, not {wanted}");
+        assert!(error <= allowed, "{what}: {got}, not {wanted}");
     }
 }
 
@@ -146,6 +160,35 @@ fn delta_rules_agree_with_the_scalar_one_and_do_not_depend_on_pieces() {
     }
 }
 
+/// What a token adds may be rounded one way or the other where kernels differ in the last bits.
+#[test]
+fn rounded_states_agree_and_do_not_depend_on_pieces() {
+    for (rounding, allowed) in [(StateType::F16, 2e-3), (StateType::BF16, 2e-2)] {
+        for (n_channels, k_dim, n_rows) in SIZES {
+            let delta = Delta::new(n_channels, k_dim, n_rows).rounded_to(rounding);
+            let plain = Delta::new(n_channels, k_dim, n_rows);
+            for per in [DecayPer::Head, DecayPer::Key] {
+                let (state, out) = delta.run(scalar(), per, 64);
+                if k_dim > 3 {
+                    assert_ne!(state, plain.run(scalar(), per, 64).0, "nothing is rounded");
+                }
+                for kernels in tables() {
+                    let what = format!("{kernels:?}, {n_channels} x {k_dim}, {per:?}, {rounding}");
+                    let whole = delta.run(kernels, per, 64);
+                    assert_within(allowed, &whole.0, &state, &what);
+                    assert_within(allowed, &whole.1, &out, &what);
+                    let rounded = whole.0.iter().map(|s| rounding.round(*s));
+                    assert!(rounded.eq(whole.0.iter().copied()), "{what}");
+                    for piece in [1, 3] {
+                        let cut = delta.run(kernels, per, piece);
+                        assert_eq!(cut, whole, "{what}, pieces of {piece}");
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn vector_instruction_sets_give_the_same_bits() {
     let vectors: Vec<_> = tables()
@@ -153,11 +196,17 @@ fn vector_instruction_sets_give_the_same_bits() {
         .filter(|kernels| kernels.isa != Isa::Scalar)
         .collect();
     for (n_channels, k_dim, n_rows) in SIZES {
-        let delta = Delta::new(n_channels, k_dim, n_rows);
-        for pair in vectors.windows(2) {
+        for (pair, rounding) in vectors
+            .windows(2)
+            .flat_map(|pair| StateType::ALL.map(|rounding| (pair, rounding)))
+        {
+            let delta = Delta::new(n_channels, k_dim, n_rows).rounded_to(rounding);
             for per in [DecayPer::Head, DecayPer::Key] {
                 let [a, b] = [0, 1].map(|at: usize| delta.run(pair[at], per, 64));
-                assert_eq!(a, b, "{pair:?}, {n_channels} x {k_dim}, {per:?}");
+                assert_eq!(
+                    a, b,
+                    "{pair:?}, {n_channels} x {k_dim}, {per:?}, {rounding}"
+                );
             }
         }
     }

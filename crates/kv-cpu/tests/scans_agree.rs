@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)] // a failed unwrap fails the test
 
 use kv_contract::Random;
+use kv_core::StateType;
 use kv_cpu::isa::Isa;
 use kv_cpu::kernels::{Decay, F32x16, Kernels, SCAN_WIDTH, ScanTile};
 
@@ -95,6 +96,7 @@ enum Variant {
 struct Scan {
     n_channels: usize,
     d_state: usize,
+    rounding: StateType,
     rows: Vec<u32>,
     steps: Vec<F32x16>,
     rates: Vec<F32x16>,
@@ -114,6 +116,7 @@ impl Scan {
         Self {
             n_channels,
             d_state,
+            rounding: StateType::F32,
             // Not in order, and not every row.
             rows: (0..n_rows).rev().map(|row| 2 * row).collect(),
             // Decays from nearly none to complete, also beyond the range of `f32`.
@@ -136,6 +139,7 @@ impl Scan {
         ScanTile {
             state,
             d_state: self.d_state,
+            rounding: self.rounding,
             decay: match variant {
                 Variant::Mamba => Decay::PerValue {
                     steps,
@@ -155,6 +159,8 @@ impl Scan {
     /// States and outputs of a scan in pieces of so many tokens.
     fn run(&self, kernels: &Kernels, variant: Variant, piece: usize) -> (Vec<f32>, Vec<F32x16>) {
         let mut state = Random::new(3).values(self.n_channels * self.d_state);
+        let round = |s: &mut f32| *s = self.rounding.round(*s);
+        state.iter_mut().for_each(round);
         let mut out = vec![[0.25; SCAN_WIDTH]; self.rows.len()];
         for first in (0..self.rows.len()).step_by(piece) {
             let range = first..self.rows.len().min(first + piece);
@@ -189,6 +195,38 @@ fn scans_agree_with_the_scalar_one_and_do_not_depend_on_pieces() {
                     let cut = scan.run(kernels, variant, piece);
                     assert_eq!(cut.0, whole.0, "{what}, pieces of {piece}");
                     assert_eq!(lanes(&cut.1), lanes(&whole.1), "{what}, pieces of {piece}");
+                }
+            }
+        }
+    }
+}
+
+/// What a row adds may be rounded one way or the other where kernels differ in the last bits.
+#[test]
+fn rounded_states_agree_and_do_not_depend_on_pieces() {
+    for (rounding, allowed) in [(StateType::F16, 4e-3), (StateType::BF16, 4e-2)] {
+        for (n_channels, d_state, n_rows) in [(16, 16, 20), (16, 128, 5), (5, 3, 7), (9, 21, 4)] {
+            let scan = Scan {
+                rounding,
+                ..Scan::new(n_channels, d_state, n_rows)
+            };
+            for variant in [Variant::Mamba, Variant::Mamba2] {
+                let (state, _) = scan.run(scalar(), variant, 64);
+                for kernels in tables() {
+                    let what = format!("{kernels:?}, {n_channels} x {d_state}, {rounding}");
+                    let whole = scan.run(kernels, variant, 64);
+                    for (got, wanted) in whole.0.iter().zip(&state) {
+                        assert_near(*got, f64::from(*wanted), allowed, &what);
+                        assert_eq!(rounding.round(*got), *got, "{what}");
+                    }
+                    let lanes = |out: &[F32x16]| -> Vec<f32> {
+                        out.iter().flat_map(|o| o[..n_channels].to_vec()).collect()
+                    };
+                    for piece in [1, 3] {
+                        let cut = scan.run(kernels, variant, piece);
+                        assert_eq!(cut.0, whole.0, "{what}, pieces of {piece}");
+                        assert_eq!(lanes(&cut.1), lanes(&whole.1), "{what}, pieces of {piece}");
+                    }
                 }
             }
         }

@@ -2,7 +2,6 @@
 
 use std::sync::{Arc, Mutex};
 
-use kv_core::KvType;
 use kv_core::backend::{
     Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, OnProgress, RowCopy, RowShift,
     RowSpan, check_rows,
@@ -11,6 +10,7 @@ use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
 use kv_core::rope::LayerRope;
 use kv_core::weights::WeightSource;
+use kv_core::{KvType, StateType};
 
 use crate::config::GpuConfig;
 use crate::device::Device;
@@ -59,6 +59,7 @@ impl<D: Device> Backend for GpuBackend<D> {
             name: self.device().name().to_owned(),
             device: self.device().description(),
             kv_types: KvType::ALL.to_vec(),
+            state_types: StateType::ALL.to_vec(),
         }
     }
 

@@ -51,9 +51,9 @@ impl<D: Device> GpuRows<D> {
             }
         }
         for states in layout.states() {
-            let bytes = |len: usize| states.n_rows * len * size_of::<f32>();
-            add(states.layer, RowKind::Conv, bytes(states.row.conv_row))?;
-            add(states.layer, RowKind::State, bytes(states.row.state_row))?;
+            let (n_rows, layer) = (states.n_rows, states.layer);
+            add(layer, RowKind::Conv, n_rows * states.conv_bytes())?;
+            add(layer, RowKind::State, n_rows * states.state_bytes())?;
         }
         Ok(Self {
             layout: layout.clone(),

@@ -304,6 +304,7 @@ fn states_come_back_into_other_sizes_and_streams() {
             seqs: Seqs::All,
             tokens: &[],
             kv_type: None,
+            state_type: None,
         };
         let mut bytes = Vec::new();
         engine.save_state(&options, &mut bytes).unwrap();

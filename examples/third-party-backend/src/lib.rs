@@ -11,7 +11,6 @@ mod compute;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kv_core::KvType;
 use kv_core::backend::null::HostRows;
 use kv_core::backend::{
     Backend, BackendError, BackendInfo, OnProgress, RowSpan, RowStorage, check_inputs, check_rows,
@@ -20,6 +19,7 @@ use kv_core::backend::{
 use kv_core::graph::{Graph, GraphInputs, GraphOutputs, Node};
 use kv_core::layers::RowLayout;
 use kv_core::weights::WeightSource;
+use kv_core::{KvType, StateType};
 
 /// Name in [`BackendInfo`] and errors.
 const NAME: &str = "loops";
@@ -67,6 +67,8 @@ impl Backend for LoopsBackend {
             device: "one thread".to_owned(),
             // `RowShape` encodes and decodes them all.
             kv_types: KvType::ALL.to_vec(),
+            // It stores states that nothing here computes.
+            state_types: StateType::ALL.to_vec(),
         }
     }
 

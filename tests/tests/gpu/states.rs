@@ -19,6 +19,7 @@ pub(crate) fn save<D: Backend>(engine: &Engine<D>) -> Vec<u8> {
         seqs: Seqs::All,
         tokens: &[],
         kv_type: None,
+        state_type: None,
     };
     let mut bytes = Vec::new();
     engine.save_state(&options, &mut bytes).unwrap();

@@ -15,7 +15,8 @@ pub(crate) struct SwapArgs {
     /// what was computed of them comes back from there [default: none, it is computed again]
     #[arg(long, value_name = "SIZE")]
     pub(crate) swap_memory: Option<ByteSize>,
-    /// Type in which K and V of these requests are kept, q8_0 for example: fewer bytes, but unlike all else
+    /// Type in which K and V of these requests are kept, and recurrent states (as q8_0 at the least), q8_0 for
+    /// example: fewer bytes, but unlike all else
     /// it changes texts, those of requests that had to wait [default: as they are stored, to the bit]
     #[arg(long, value_name = "TYPE")]
     pub(crate) swap_type: Option<KvType>,

@@ -122,8 +122,7 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
     let saved_bytes = match &args.session.save_state {
         Some(path) => {
             let tokens = tokens_so_far(&engine, &text.generation, &start, n_fed);
-            let kv_type = args.session.save_kv_type;
-            Some(session::save(&engine, path, tokens, kv_type)?)
+            Some(session::save(&engine, path, tokens, &args.session)?)
         }
         None => None,
     };
@@ -186,6 +185,9 @@ fn open(
     let mut engine = resolve::open_engine(file, &args.engine, &config, PromptOutputs::Last)?;
     if let Some(kv_type) = args.session.save_kv_type {
         engine.check_save_type(kv_type)?;
+    }
+    if let Some(kv_type) = args.session.save_state_type {
+        engine.check_save_state_type(kv_type)?;
     }
     let history = match &args.session.load_state {
         Some(path) => {

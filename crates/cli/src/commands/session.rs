@@ -7,12 +7,12 @@ use std::path::Path;
 
 use anyhow::Context;
 use engine::{Engine, SaveOptions};
+use kv_core::SeqId;
 use kv_core::backend::BoxedBackend;
 use kv_core::memory::{RestoreInto, Seqs};
 use kv_core::state::{SavedState, SeqTokens};
-use kv_core::{KvType, SeqId};
 
-use crate::args::RunArgs;
+use crate::args::{RunArgs, SessionArgs};
 use crate::failure::usage;
 use crate::{input, output_file};
 
@@ -82,13 +82,14 @@ pub(super) fn save(
     engine: &Engine<BoxedBackend>,
     path: &Path,
     tokens: SeqTokens,
-    kv_type: Option<KvType>,
+    args: &SessionArgs,
 ) -> anyhow::Result<u64> {
     let tokens = [tokens];
     let options = SaveOptions {
         seqs: Seqs::One(SEQ),
         tokens: &tokens,
-        kv_type,
+        kv_type: args.save_kv_type,
+        state_type: args.save_state_type,
     };
     output_file::write(path, |file| Ok(engine.save_state(&options, file)?))
 }

@@ -127,6 +127,7 @@ fn rows(state: &SavedState<'_>) -> Vec<RowsSummary> {
         let stored = match rows.format.stored {
             Stored::Heads { shape, .. } => shape.kv_type.to_string(),
             Stored::Floats(_) => "f32".to_owned(),
+            Stored::Values { kv_type, .. } => kv_type.to_string(),
         };
         let summary = kinds.entry((kind, stored.clone())).or_default();
         summary.kind = match kind {

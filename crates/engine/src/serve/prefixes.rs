@@ -181,6 +181,7 @@ impl<B: Backend> Worker<B> {
             seqs: Seqs::All,
             tokens: &tokens,
             kv_type: None,
+            state_type: None,
         };
         let mut out = BufWriter::with_capacity(PIECE, PieceWriter(pieces));
         self.engine

@@ -271,6 +271,9 @@ impl<B: Backend> Service<B> {
         if let Some(kv_type) = engine.settings().swap_type {
             engine.check_save_type(kv_type)?;
         }
+        if let Some(kv_type) = engine.settings().swapped_state_type() {
+            engine.check_save_state_type(kv_type)?;
+        }
         let _removed = engine.clear();
         let queue_limits = SchedulerConfig {
             swap_disk_bytes: swap_disk.as_ref().map_or(0, |disk| disk.n_bytes),

@@ -38,6 +38,7 @@ impl<B: Backend> Worker<B> {
             seqs: Seqs::One(seq),
             tokens: &[],
             kv_type: self.engine.settings().swap_type,
+            state_type: self.engine.settings().swapped_state_type(),
         };
         let note = self.swapped.next_note();
         let mut out = self.swapped.writer(limit);

@@ -155,10 +155,19 @@ fn rounding(kv_type: KvType) -> EngineConfig {
     }
 }
 
-/// Rounded, states have fewer bytes, and only texts of requests that had to wait may be others.
 #[test]
 fn what_is_rounded_is_nobody_elses() {
-    let case = stories("stories-llama");
+    check_rounded("stories-llama");
+}
+
+#[test]
+fn recurrent_states_are_rounded_too() {
+    check_rounded("stories-mamba");
+}
+
+/// Rounded, states have fewer bytes, and only texts of requests that had to wait may be others.
+fn check_rounded(name: &'static str) {
+    let case = stories(name);
     let alone = alone(&case);
     let config = ServiceConfig {
         prefix_cache: PrefixCaching::On,
@@ -207,7 +216,7 @@ fn a_type_that_saves_no_bytes_is_refused() {
         let error = refusal("stories-llama", kv_type);
         assert_eq!(error, ConfigError::SwapType { kv_type, stored });
     }
-    let kv_type = KvType::Q8_0;
+    let (kv_type, stored) = (KvType::F32, KvType::F32);
     let error = refusal("stories-mamba", kv_type);
-    assert_eq!(error, ConfigError::NothingToSwap { kv_type });
+    assert_eq!(error, ConfigError::SwapType { kv_type, stored });
 }

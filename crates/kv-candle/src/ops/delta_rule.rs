@@ -5,7 +5,7 @@
 use candle_core::{D, Result, Tensor};
 use kv_core::graph::{DecaySpec, DeltaSpec, StateGroup};
 
-use super::recurrent::{by_groups, put, softplus, source};
+use super::recurrent::{by_groups, put, rounded, softplus, source};
 
 /// `exp(a softplus(x + dt_bias))` of `x [n, columns]`, with a rate `a` for each head.
 pub(crate) fn decay(x: &Tensor, [a, dt_bias]: [&Tensor; 2], spec: &DecaySpec) -> Result<Tensor> {
@@ -55,6 +55,7 @@ pub(crate) fn delta(
             state = (state + change.broadcast_mul(&k)?)?;
             let y = state.broadcast_mul(&q.get(t)?)?.sum(D::Minus1)?;
             ys.push(y.reshape((1, channels))?);
+            state = rounded(&state, states)?;
             if let Some(store) = stores.next_if(|store| store.n_rows == n_rows) {
                 put(states, &state, store.to)?;
             }

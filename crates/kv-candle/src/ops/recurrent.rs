@@ -71,6 +71,7 @@ pub(crate) fn scan(
             state = ((state * decay)? + added)?;
             let y = state.broadcast_mul(&c.narrow(0, t, 1)?)?.sum(D::Minus1)?;
             ys.push(y.reshape((1, channels))?);
+            state = rounded(&state, states)?;
             if let Some(store) = stores.next_if(|store| store.n_rows == n_rows) {
                 put(states, &state, store.to)?;
             }
@@ -116,6 +117,7 @@ pub(crate) fn scan_heads(
             state = (state.broadcast_mul(&decay)? + added)?;
             let y = state.broadcast_mul(&c.get(t)?)?.sum(D::Minus1)?;
             ys.push(y.reshape((1, channels))?);
+            state = rounded(&state, states)?;
             if let Some(store) = stores.next_if(|store| store.n_rows == n_rows) {
                 put(states, &state, store.to)?;
             }
@@ -147,18 +149,27 @@ pub(super) fn by_groups(
     Tensor::cat(&results, 0)?.index_select(&back, 0)
 }
 
-/// The state that a group begins with.
+/// The state that a group begins with, as `f32`.
 pub(super) fn source(states: &Tensor, group: &StateGroup) -> Result<Tensor> {
     match group.source {
         None => Tensor::zeros((1, states.dim(1)?), DType::F32, states.device()),
         // A copy: candle would refuse to write to the storage that it reads.
-        Some(row) => states.narrow(0, row.as_usize(), 1)?.force_contiguous(),
+        Some(row) => {
+            let state = states.narrow(0, row.as_usize(), 1)?.force_contiguous()?;
+            state.to_dtype(DType::F32)
+        }
     }
 }
 
+/// Stores a state, which its type can hold.
 pub(super) fn put(states: &Tensor, state: &Tensor, to: CellIdx) -> Result<()> {
     let row = state.contiguous()?.reshape((1, states.dim(1)?))?;
-    states.slice_set(&row, 0, to.as_usize())
+    states.slice_set(&row.to_dtype(states.dtype())?, 0, to.as_usize())
+}
+
+/// A state as the next token reads it: rounded to its type.
+pub(super) fn rounded(state: &Tensor, states: &Tensor) -> Result<Tensor> {
+    state.to_dtype(states.dtype())?.to_dtype(DType::F32)
 }
 
 /// `ln(1 + e^x)` without overflow, and without losing `e^x` in the 1:

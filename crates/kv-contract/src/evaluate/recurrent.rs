@@ -1,11 +1,12 @@
 //! What [`Evaluator`] computes of recurrent layers: convolutions and scans, token by token.
 //!
 //! Invariant: a group of rows starts from the state that it names, or from zeros, and stores its
-//! state after just as many rows as the inputs say. Does not know how states are laid out on
+//! state after just as many rows as the inputs say. After every row a state is rounded to its type;
+//! the row's outputs read it before. Does not know how states are laid out on
 //! devices or when one is kept.
 
-use kv_core::LayerIdx;
 use kv_core::graph::{ConvSpec, DecaySpec, DeltaSpec, HeadScanSpec, Node, ScanSpec};
+use kv_core::{LayerIdx, StateType};
 
 use super::{Evaluator, Memory, StateKind, Value};
 
@@ -27,6 +28,10 @@ impl Evaluator<'_> {
         token: impl Fn(&mut Vec<f64>, usize) -> Vec<f64>,
     ) -> Value {
         let mut out = vec![0.0; node.n_values()];
+        let state_type = match states.kind {
+            StateKind::Conv => StateType::F32,
+            StateKind::Scan => self.layout.state(states.layer).unwrap().state_type,
+        };
         for group in self.inputs.states {
             let mut state = match group.source {
                 None => vec![0.0; states.len],
@@ -36,6 +41,10 @@ impl Evaluator<'_> {
                 let row = row as usize;
                 let result = token(&mut state, row);
                 out[row * node.row_len()..][..node.row_len()].copy_from_slice(&result);
+                if state_type != StateType::F32 {
+                    let round = |s: &mut f64| *s = f64::from(state_type.round(*s as f32));
+                    state.iter_mut().for_each(round);
+                }
                 for store in group.stores.iter().filter(|store| store.n_rows == n_rows) {
                     let key = (states.layer, states.kind, store.to);
                     memory.states.insert(key, state.clone());

@@ -54,6 +54,7 @@ impl<M: MemoryUnderTest> World<M> {
             tokens: &[],
             layout: self.real.layout(),
             kv_type: None,
+            state_type: None,
             note: "",
         };
         let mut bytes = Vec::new();

@@ -13,6 +13,7 @@ use crate::graph::{
 };
 use crate::ids::{LayerIdx, PartIdx};
 use crate::layers::{LayerRows, RowLayout, RowShape, StateRows, ValueRows};
+use crate::state_type::StateType;
 use crate::visibility::Visibility;
 use crate::weights::{WeightError, WeightSource};
 use crate::window::Window;
@@ -63,8 +64,9 @@ fn user_of(graph: &Graph, weight: &str) -> String {
 /// it stores to.
 ///
 /// # Errors
-/// [`BackendError::NoRows`] and [`BackendError::RowShape`].
+/// [`BackendError::NoRows`] and [`BackendError::RowShape`]; as [`check_state_types`].
 pub fn check_rows(graph: &Graph, layout: &RowLayout) -> Result<(), BackendError> {
+    check_state_types(graph, layout)?;
     for node in graph.nodes() {
         match node.op {
             Op::StoreK { layer } => {
@@ -112,6 +114,32 @@ pub fn check_rows(graph: &Graph, layout: &RowLayout) -> Result<(), BackendError>
             Op::Index { layer, ref index } => {
                 let rows = rows_of(graph, layout, Use { node, layer, at: 3 })?;
                 check_index(rows, index)?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Checks that every operation of `graph` can compute with the types of its layer's states: custom
+/// operations take `f32` alone.
+///
+/// # Errors
+/// [`BackendError::StateTypeOfOp`], for the first that cannot.
+pub fn check_state_types(graph: &Graph, layout: &RowLayout) -> Result<(), BackendError> {
+    for node in graph.nodes() {
+        let Op::Custom { custom } = &node.op else {
+            continue;
+        };
+        let states = custom.layer.and_then(|layer| layout.state(layer));
+        match states {
+            Some(states) if states.state_type != StateType::F32 => {
+                return Err(BackendError::StateTypeOfOp {
+                    layer: states.layer,
+                    op: custom.name.clone(),
+                    node: node.name.clone(),
+                    state_type: states.state_type,
+                });
             }
             _ => {}
         }

@@ -3,6 +3,7 @@
 use crate::block::BlockFormat;
 use crate::ids::LayerIdx;
 use crate::kv_type::KvType;
+use crate::state_type::StateType;
 use crate::weights::WeightError;
 
 /// Why a backend could not do something.
@@ -77,6 +78,30 @@ pub enum BackendError {
         backend: &'static str,
         /// The type.
         kv_type: KvType,
+    },
+    /// Recurrent states of this type cannot be stored.
+    #[error(
+        "the {backend} backend stores recurrent states as f32 only so far, not as {state_type}"
+    )]
+    UnsupportedStateType {
+        /// The backend.
+        backend: &'static str,
+        /// The type.
+        state_type: StateType,
+    },
+    /// An operation whose states can only be stored as `f32`.
+    #[error(
+        "layer {layer}: the states of '{op}' are stored as f32 only, not as {state_type} (node '{node}')"
+    )]
+    StateTypeOfOp {
+        /// The layer.
+        layer: LayerIdx,
+        /// The operation.
+        op: String,
+        /// The node.
+        node: String,
+        /// The type that was chosen.
+        state_type: StateType,
     },
     /// A layer of the graph has no rows, or rows of another shape.
     #[error("layer {layer} has no rows of this kind in the memory")]

@@ -28,7 +28,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 pub use cancel::CancelFlag;
-pub use checks::{check_inputs, check_rows, check_run, check_weights};
+pub use checks::{check_inputs, check_rows, check_run, check_state_types, check_weights};
 pub use custom::{
     CustomCall, CustomOp, CustomOps, CustomRows, CustomShape, CustomStates, MAX_CUSTOM_OPERANDS,
 };
@@ -43,6 +43,7 @@ use crate::graph::{Graph, GraphInputs, GraphOutputs};
 use crate::kv_type::KvType;
 use crate::layers::RowLayout;
 use crate::rope::LayerRope;
+use crate::state_type::StateType;
 use crate::weights::WeightSource;
 
 /// What a backend is.
@@ -54,6 +55,8 @@ pub struct BackendInfo {
     pub device: String,
     /// Element types that it can store K and V in.
     pub kv_types: Vec<KvType>,
+    /// Element types that it can store recurrent states in.
+    pub state_types: Vec<StateType>,
 }
 
 /// The memory of a device, in bytes.
@@ -116,7 +119,8 @@ pub trait Backend: Send + Sync + 'static {
     /// Allocates all rows of `layout`, filled with zeros.
     ///
     /// # Errors
-    /// [`BackendError::OutOfMemory`] where they do not fit; [`BackendError::UnsupportedKvType`].
+    /// [`BackendError::OutOfMemory`] where they do not fit; [`BackendError::UnsupportedKvType`] and
+    /// [`BackendError::UnsupportedStateType`].
     fn allocate(&self, layout: &RowLayout) -> Result<Self::Rows, BackendError>;
 
     /// Loads the weights of a model, now or when a graph first names them. A backend that copies or

@@ -16,6 +16,7 @@ use crate::graph::{Graph, GraphInputs, GraphOutputs, Node};
 use crate::ids::LayerIdx;
 use crate::kv_type::KvType;
 use crate::layers::RowLayout;
+use crate::state_type::StateType;
 use crate::weights::WeightSource;
 
 /// Name in [`BackendInfo`] and errors.
@@ -45,6 +46,7 @@ impl Backend for NullBackend {
             device: "none".to_owned(),
             // Rows are bytes here, so every type can be stored. Name those that your kernels read.
             kv_types: KvType::ALL.to_vec(),
+            state_types: StateType::ALL.to_vec(),
         }
     }
 
@@ -188,9 +190,9 @@ impl HostRows {
             }
         }
         for states in layout.states() {
-            let bytes = |len: usize| states.n_rows * len * size_of::<f32>();
-            add(states.layer, RowKind::Conv, bytes(states.row.conv_row))?;
-            add(states.layer, RowKind::State, bytes(states.row.state_row))?;
+            let (n_rows, layer) = (states.n_rows, states.layer);
+            add(layer, RowKind::Conv, n_rows * states.conv_bytes())?;
+            add(layer, RowKind::State, n_rows * states.state_bytes())?;
         }
         Ok(Self {
             layout: layout.clone(),

@@ -98,11 +98,11 @@ impl RowSpan {
             }
             RowKind::Conv | RowKind::State => {
                 let states = layout.state(layer).ok_or_else(none)?;
-                let len = match self.kind {
-                    RowKind::Conv => states.row.conv_row,
-                    _ => states.row.state_row,
+                let row_bytes = match self.kind {
+                    RowKind::Conv => states.conv_bytes(),
+                    _ => states.state_bytes(),
                 };
-                (len * size_of::<f32>(), states.n_rows)
+                (row_bytes, states.n_rows)
             }
         };
         let first = self.first.as_usize();

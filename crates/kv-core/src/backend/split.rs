@@ -135,6 +135,7 @@ impl<A: Backend, B: Backend> Backend for Split<A, B> {
         let (first, second) = (self.first.info(), self.second.info());
         let n_first = self.point.n_first();
         let both = first.kv_types.into_iter();
+        let states = first.state_types.into_iter();
         BackendInfo {
             name: format!("{}+{}", first.name, second.name),
             device: format!(
@@ -142,6 +143,7 @@ impl<A: Backend, B: Backend> Backend for Split<A, B> {
                 first.device, second.device
             ),
             kv_types: both.filter(|t| second.kv_types.contains(t)).collect(),
+            state_types: states.filter(|t| second.state_types.contains(t)).collect(),
         }
     }
 

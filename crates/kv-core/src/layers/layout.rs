@@ -12,6 +12,7 @@ use crate::hadamard::HeadRotation;
 use crate::ids::LayerIdx;
 use crate::kv_type::KvType;
 use crate::kv_types::KvTypes;
+use crate::state_type::StateType;
 
 /// Bytes of one layer that can be counted, and summed up, without overflow.
 const MAX_BYTES: usize = 1 << 62;
@@ -100,7 +101,8 @@ impl RowLayout {
         })
     }
 
-    /// The same, with `n_rows` states for every recurrent layer of `map`.
+    /// The same, with `n_rows` states for every recurrent layer of `map`, stored
+    /// as `f32`.
     ///
     /// # Errors
     /// [`LayerError::TooLarge`] where sizes overflow.
@@ -118,9 +120,22 @@ impl RowLayout {
                 let n_cells = n_rows;
                 return Err(LayerError::TooLarge { layer, n_cells });
             }
-            states.push(StateRows { layer, n_rows, row });
+            states.push(StateRows {
+                layer,
+                n_rows,
+                row,
+                state_type: StateType::F32,
+            });
         }
         Ok(Self { states, ..self })
+    }
+
+    /// The same with all states stored as `state_type`.
+    pub fn with_state_type(mut self, state_type: StateType) -> Self {
+        for states in &mut self.states {
+            states.state_type = state_type;
+        }
+        self
     }
 
     /// The recurrent layers that have states, ascending.
@@ -286,6 +301,11 @@ mod tests {
         assert_eq!(layout.state(LayerIdx(0)), None);
         assert_eq!(layout.state(LayerIdx(1)).unwrap().row, row);
         assert_eq!(layout.bytes(), 3 * 114 * 1024);
+        // Inputs of convolutions stay as they are.
+        let layout = layout.with_state_type(StateType::BF16);
+        assert_eq!(layout.bytes(), 3 * (18 + 48) * 1024);
+        let json = serde_json::to_string(&layout).unwrap();
+        assert_eq!(serde_json::from_str::<RowLayout>(&json).unwrap(), layout);
     }
 
     fn attention(k_dim: usize, v_dim: usize) -> LayerMemory {

@@ -35,7 +35,7 @@ pub struct AttentionMemory {
     pub window: Window,
 }
 
-/// The state of one recurrent layer: two rows of `f32` values a sequence, however long it is.
+/// The state of one recurrent layer: two rows of values a sequence, however long it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RecurrentMemory {
     /// Values of the last inputs of the layer's convolution, `[width - 1, channels]`, oldest first;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{RecurrentMemory, RowShape};
 use crate::ids::{LayerIdx, PartIdx};
+use crate::state_type::StateType;
 
 /// Where the values of an attention layer are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -60,7 +61,7 @@ impl LayerRows {
     }
 }
 
-/// Storage of one recurrent layer: `n_rows` states, always `f32`.
+/// Storage of one recurrent layer: `n_rows` states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateRows {
     /// Whose states these are.
@@ -69,11 +70,24 @@ pub struct StateRows {
     pub n_rows: usize,
     /// What one state consists of.
     pub row: RecurrentMemory,
+    /// How its values are stored but for the inputs of convolutions, which are always `f32`.
+    #[serde(default)]
+    pub state_type: StateType,
 }
 
 impl StateRows {
     /// Bytes of all states of this layer.
     pub const fn bytes(&self) -> usize {
-        self.n_rows * (self.row.conv_row + self.row.state_row) * size_of::<f32>()
+        self.n_rows * (self.conv_bytes() + self.state_bytes())
+    }
+
+    /// Bytes of the inputs of one convolution.
+    pub const fn conv_bytes(&self) -> usize {
+        self.row.conv_row * size_of::<f32>()
+    }
+
+    /// Bytes of one state but for these.
+    pub const fn state_bytes(&self) -> usize {
+        self.row.state_row * self.state_type.value_bytes()
     }
 }

@@ -33,7 +33,7 @@ pub use error::StateError;
 pub use fingerprint::{Fingerprint, RopeRun, WeightsId};
 pub use read::{SavedRows, SavedState};
 pub use rows::{RowFormat, Stored};
-pub use write::{StateToSave, check_kv_type, save};
+pub use write::{StateToSave, check_kv_type, check_state_type, save};
 
 use crate::backend::{BackendError, RowSpan};
 use crate::ids::{SeqId, TokenId};

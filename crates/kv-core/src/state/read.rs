@@ -176,7 +176,7 @@ impl<'a> SavedState<'a> {
                         pairing.write(w.from, w.to, w.len, write)?;
                     }
                 }
-                Stored::Floats(_) => {
+                Stored::Floats(_) | Stored::Values { .. } => {
                     for w in &restored.state_writes {
                         pairing.write(w.from, w.to, 1, write)?;
                     }
@@ -245,11 +245,7 @@ impl Pairing<'_, '_> {
             first: to.offset(at),
             len,
         };
-        let (Stored::Heads { shape: from, .. }, Stored::Heads { shape: to, .. }) =
-            (self.saved.format.stored, self.here.stored)
-        else {
-            return write(span(0, len), bytes);
-        };
+        let (from, to) = (self.saved.format.stored.shape(), self.here.stored.shape());
         if from == to {
             return write(span(0, len), bytes);
         }
@@ -277,8 +273,9 @@ fn fits(saved: &RowFormat, here: &RowFormat) -> bool {
         (Stored::Heads { part: a, shape: s }, Stored::Heads { part: b, shape: h }) => {
             a == b && (s.heads, s.dim) == (h.heads, h.dim)
         }
-        (Stored::Floats(saved), Stored::Floats(here)) => saved == here,
-        _ => false,
+        (Stored::Heads { .. }, _) | (_, Stored::Heads { .. }) => false,
+        // Values of a state, whatever their types.
+        (saved, here) => saved.shape().dim == here.shape().dim,
     }
 }
 
@@ -338,7 +335,10 @@ fn rows<'a>(
             (RowKind::K | RowKind::V, Stored::Heads { part, .. }) => {
                 snapshot.part(part).map(|p| p.cells.len() as u64)
             }
-            (RowKind::Conv | RowKind::State, Stored::Floats(_)) => Some(u64::from(n_states)),
+            (RowKind::Conv, Stored::Floats(_))
+            | (RowKind::State, Stored::Floats(_) | Stored::Values { .. }) => {
+                Some(u64::from(n_states))
+            }
             _ => None,
         };
         if wanted != Some(u64::from(format.n_rows)) {

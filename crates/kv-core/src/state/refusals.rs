@@ -283,6 +283,37 @@ fn rows_that_take_other_bytes_are_refused() {
 }
 
 #[test]
+fn states_of_impossible_types_are_refused() {
+    let stored = |at: usize, stored: Value| {
+        reason(with_meta(move |meta| {
+            meta["rows"]
+                .as_array_mut()
+                .unwrap()
+                .iter_mut()
+                .filter(|row| row["layer"] == 2)
+                .nth(at)
+                .unwrap()["stored"] = stored;
+        }))
+    };
+    let values = |len: u64, kv_type: &str| json!({ "values": { "len": len, "kv_type": kv_type } });
+    // Two values as f16 take other bytes than two floats.
+    let text = stored(1, values(2, "f16"));
+    assert!(text.contains("do not take"), "{text}");
+    // Blocks that two values are no whole number of, and more values than can be counted.
+    for impossible in [values(2, "q8_0"), values(u64::MAX / 2, "f16")] {
+        let text = stored(1, impossible);
+        assert!(text.contains("do not take"), "{text}");
+    }
+    // Inputs of convolutions are floats, and keys are no states.
+    let text = stored(0, values(1, "f32"));
+    assert!(text.contains("that no token has"), "{text}");
+    let key = with_meta(|meta| meta["rows"][0]["stored"] = values(1, "f16"));
+    assert!(reason(key).contains("that no token has"));
+    let unknown = with_meta(|meta| meta["rows"][0]["stored"] = values(1, "f8"));
+    assert!(unknown.to_string().contains("f8"), "{unknown}");
+}
+
+#[test]
 fn rows_that_are_there_twice_are_refused() {
     let error = refused(|all| {
         let keys = payload(all, ROWS, 0).clone();
@@ -333,6 +364,7 @@ fn saved(tokens: &[SeqTokens], out: &mut dyn std::io::Write) -> Result<u64, Stat
         tokens,
         layout: &layout,
         kv_type: None,
+        state_type: None,
         note: "",
     };
     save(&state, &mut |_, _| Ok(()), out)
@@ -377,6 +409,7 @@ fn a_state_that_cannot_be_written_or_read_off_the_device_says_why() {
         tokens: &[],
         layout: &layout,
         kv_type: None,
+        state_type: None,
         note: "",
     };
     let layer = LayerIdx(0);

@@ -6,8 +6,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::backend::RowKind;
-use crate::hadamard::MAX_GROUP;
+use crate::hadamard::{HeadRotation, MAX_GROUP};
 use crate::ids::{LayerIdx, PartIdx};
+use crate::kv_type::KvType;
 use crate::layers::{RowLayout, RowShape};
 
 /// The largest row that is believed, in values.
@@ -39,23 +40,46 @@ pub enum Stored {
     },
     /// So many `f32` values of a recurrent state.
     Floats(usize),
+    /// So many values of a recurrent state in another type.
+    Values {
+        /// How many.
+        len: usize,
+        /// Their type.
+        kv_type: KvType,
+    },
+}
+
+impl Stored {
+    /// Values of a recurrent state.
+    pub(super) fn of_state(len: usize, kv_type: KvType) -> Self {
+        match kv_type {
+            KvType::F32 => Self::Floats(len),
+            _ => Self::Values { len, kv_type },
+        }
+    }
+
+    /// What the bytes of a row mean.
+    pub fn shape(&self) -> RowShape {
+        let values = |dim, kv_type| RowShape {
+            heads: 1,
+            dim,
+            kv_type,
+            rotation: HeadRotation::None,
+        };
+        match *self {
+            Self::Heads { shape, .. } => shape,
+            Self::Floats(len) => values(len, KvType::F32),
+            Self::Values { len, kv_type } => values(len, kv_type),
+        }
+    }
 }
 
 impl RowFormat {
     /// Bytes of one row, or `None` where no row is like that.
     pub fn row_bytes(&self) -> Option<usize> {
-        let values = match self.stored {
-            Stored::Heads { shape, .. } => shape.heads.checked_mul(shape.dim)?,
-            Stored::Floats(n) => n,
-        };
-        if values > MAX_ROW {
-            return None;
-        }
-        match self.stored {
-            Stored::Heads { shape, .. } if !is_sound(&shape) => None,
-            Stored::Heads { shape, .. } => Some(shape.bytes()),
-            Stored::Floats(n) => n.checked_mul(size_of::<f32>()),
-        }
+        let shape = self.stored.shape();
+        let values = shape.heads.checked_mul(shape.dim)?;
+        (values <= MAX_ROW && is_sound(&shape)).then(|| shape.bytes())
     }
 
     /// Bytes of all rows, or `None` beyond all counting.
@@ -68,6 +92,7 @@ impl RowFormat {
         match self.stored {
             Stored::Heads { shape, .. } => describe_shape(&shape),
             Stored::Floats(n) => format!("{n} floats"),
+            Stored::Values { len, kv_type } => format!("{len} values in {kv_type}"),
         }
     }
 }
@@ -113,15 +138,19 @@ pub(super) fn formats(
         }
     }
     for states in layout.states() {
-        for (kind, n) in [
-            (RowKind::Conv, states.row.conv_row),
-            (RowKind::State, states.row.state_row),
+        let state_type = states.state_type.kv_type();
+        for (kind, stored) in [
+            (RowKind::Conv, Stored::Floats(states.row.conv_row)),
+            (
+                RowKind::State,
+                Stored::of_state(states.row.state_row, state_type),
+            ),
         ] {
             formats.push(RowFormat {
                 layer: states.layer,
                 kind,
                 n_rows: n_rows(None),
-                stored: Stored::Floats(n),
+                stored,
             });
         }
     }

@@ -92,6 +92,7 @@ pub(super) fn state() -> Vec<u8> {
         tokens: &tokens,
         layout: &layout,
         kv_type: None,
+        state_type: None,
         note: "",
     };
     let mut bytes = Vec::new();

@@ -11,7 +11,7 @@ use super::read::check_tokens;
 use super::rows::{Converter, RowFormat, Stored, formats};
 use super::snapshot::{encode_part, encode_states, encode_tokens};
 use super::{ReadRows, SeqTokens};
-use crate::backend::RowSpan;
+use crate::backend::{RowKind, RowSpan};
 use crate::hadamard::HeadRotation;
 use crate::ids::{CellIdx, SeqId};
 use crate::kv_type::KvType;
@@ -57,6 +57,8 @@ pub struct StateToSave<'a> {
     pub layout: &'a RowLayout,
     /// How keys and values are saved; `None` as they are stored.
     pub kv_type: Option<KvType>,
+    /// How recurrent states are saved but for the inputs of convolutions; `None` as they are stored.
+    pub state_type: Option<KvType>,
     /// What the caller adds, as text: [`SavedState::note`](super::SavedState::note) gives it back.
     pub note: &'a str,
 }
@@ -68,7 +70,17 @@ pub struct StateToSave<'a> {
 pub fn check_kv_type(layout: &RowLayout, kv_type: KvType) -> Result<(), StateError> {
     let here = formats(layout, |_| 0);
     here.iter()
-        .try_for_each(|format| saved_as(format, kv_type, layout).map(drop))
+        .try_for_each(|format| saved_as(format, [Some(kv_type), None], layout).map(drop))
+}
+
+/// Whether recurrent states of this layout can be saved as `kv_type`.
+///
+/// # Errors
+/// [`StateError::RowType`] for the first layer whose states are no whole blocks.
+pub fn check_state_type(layout: &RowLayout, kv_type: KvType) -> Result<(), StateError> {
+    let here = formats(layout, |_| 0);
+    here.iter()
+        .try_for_each(|format| saved_as(format, [None, Some(kv_type)], layout).map(drop))
 }
 
 /// Writes a state and returns its bytes. `read` gives the stored bytes of a span of rows.
@@ -89,10 +101,10 @@ pub fn save(
         None => state_rows.len() as u32,
     };
     let here = formats(state.layout, n_rows);
-    let saved = here.iter().map(|format| match state.kv_type {
-        Some(kv_type) => saved_as(format, kv_type, state.layout),
-        None => Ok(*format),
-    });
+    let types = [state.kv_type, state.state_type];
+    let saved = here
+        .iter()
+        .map(|format| saved_as(format, types, state.layout));
     let saved = saved.collect::<Result<Vec<_>, _>>()?;
     let meta = serde_json::to_vec(&Meta {
         written_by: concat!("cellar ", env!("CARGO_PKG_VERSION")).to_owned(),
@@ -123,26 +135,33 @@ pub fn save(
                 let tokens = snapshot.part(part).map_or(&[][..], |p| &p.cells);
                 runs(tokens.iter().map(|t| t.row))
             }
-            Stored::Floats(_) => runs(state_rows.iter().copied()),
+            Stored::Floats(_) | Stored::Values { .. } => runs(state_rows.iter().copied()),
         };
         write_rows(here, saved, &rows, read, &mut frame)?;
     }
     Ok(n_bytes)
 }
 
-/// What rows become in the state: what a memory of this type would hold, so that it takes them to
-/// the bit.
+/// What rows become in the state, where K and V, and states, have these types: what a memory of this
+/// type would hold, so that it takes them to the bit.
 fn saved_as(
     here: &RowFormat,
-    kv_type: KvType,
+    [kv_type, state_type]: [Option<KvType>; 2],
     layout: &RowLayout,
 ) -> Result<RowFormat, StateError> {
-    let Stored::Heads { part, shape } = here.stored else {
-        return Ok(*here);
+    let (kv_type, shape) = match (here.kind, kv_type, state_type) {
+        (RowKind::K | RowKind::V, Some(kv_type), _) | (RowKind::State, _, Some(kv_type)) => {
+            (kv_type, here.stored.shape())
+        }
+        _ => return Ok(*here),
     };
     if shape.kv_type == kv_type {
         return Ok(*here);
     }
+    let Stored::Heads { part, .. } = here.stored else {
+        let stored = Stored::of_state(shape.dim, kv_type);
+        return whole_rows(RowFormat { stored, ..*here });
+    };
     let values = layout.layer(here.layer).map(|rows| rows.values);
     let rotation = match values {
         // Latents are never rotated.
@@ -154,16 +173,21 @@ fn saved_as(
         rotation,
         ..shape
     };
-    let saved = RowFormat {
+    whole_rows(RowFormat {
         stored: Stored::Heads { part, shape },
         ..*here
-    };
+    })
+}
+
+/// The same, if a row is whole blocks of its type.
+fn whole_rows(saved: RowFormat) -> Result<RowFormat, StateError> {
+    let shape = saved.stored.shape();
     match saved.row_bytes() {
         Some(_) => Ok(saved),
         None => Err(StateError::RowType {
-            layer: here.layer,
+            layer: saved.layer,
             len: shape.len(),
-            kv_type,
+            kv_type: shape.kv_type,
         }),
     }
 }
@@ -200,12 +224,8 @@ fn write_rows(
     frame: &mut FrameWriter<'_>,
 ) -> Result<(), StateError> {
     let row_bytes = here.row_bytes().unwrap_or(0).max(1);
-    let mut converter = match (here.stored, saved.stored) {
-        (Stored::Heads { shape: from, .. }, Stored::Heads { shape: to, .. }) if from != to => {
-            Some(Converter::new(from, to))
-        }
-        _ => None,
-    };
+    let (from, to) = (here.stored.shape(), saved.stored.shape());
+    let mut converter = (from != to).then(|| Converter::new(from, to));
     let mut section = frame.begin(ROWS, saved.n_bytes().unwrap_or(u64::MAX))?;
     let per_piece = (PIECE / row_bytes).max(1) as u32;
     let (mut bytes, mut converted) = (Vec::new(), Vec::new());

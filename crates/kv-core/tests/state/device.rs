@@ -15,7 +15,9 @@ use kv_core::memory::{
 };
 use kv_core::state::{Fingerprint, SavedState, SeqTokens, StateError, StateToSave, save};
 use kv_core::weights::MemoryWeights;
-use kv_core::{Causality, CellIdx, KvType, LayerIdx, PartIdx, Pos, SeqId, TokenId, Window};
+use kv_core::{
+    Causality, CellIdx, KvType, LayerIdx, PartIdx, Pos, SeqId, StateType, TokenId, Window,
+};
 
 pub(crate) const FULL: LayerMemory = attention(Window::Full);
 pub(crate) const NEAR: LayerMemory = attention(Window::Sliding(8));
@@ -116,6 +118,8 @@ pub(crate) struct Device {
     pub(crate) memory: Composite,
     pub(crate) layout: RowLayout,
     pub(crate) rows: BTreeMap<(LayerIdx, RowKind), Vec<u8>>,
+    /// How it saves its states.
+    pub(crate) saved_state_type: Option<KvType>,
     layers: LayerMap,
 }
 
@@ -125,6 +129,21 @@ impl Device {
         let cells = config.cells_per_part(&layers).unwrap();
         let layout = RowLayout::new(&layers, &cells, kv_type).unwrap();
         let layout = layout.with_states(&layers, config.n_state_rows()).unwrap();
+        Self::with_layout(layers, config, layout)
+    }
+
+    /// The same with states of another type.
+    pub(crate) fn with_state_type(
+        layers: &[LayerMemory],
+        config: &MemoryConfig,
+        state_type: StateType,
+    ) -> Self {
+        let plain = Self::new(layers, config, KvType::F16);
+        let layout = plain.layout.with_state_type(state_type);
+        Self::with_layout(plain.layers, config, layout)
+    }
+
+    fn with_layout(layers: LayerMap, config: &MemoryConfig, layout: RowLayout) -> Self {
         let mut rows = BTreeMap::new();
         for l in layout.layers() {
             for (kind, shape) in stored(l) {
@@ -134,17 +153,18 @@ impl Device {
         for s in layout.states() {
             rows.insert(
                 (s.layer, RowKind::Conv),
-                vec![0xee; s.n_rows * s.row.conv_row * 4],
+                vec![0xee; s.n_rows * s.conv_bytes()],
             );
             rows.insert(
                 (s.layer, RowKind::State),
-                vec![0xee; s.n_rows * s.row.state_row * 4],
+                vec![0xee; s.n_rows * s.state_bytes()],
             );
         }
         Self {
             memory: Composite::new(&layers, config).unwrap(),
             layout,
             rows,
+            saved_state_type: None,
             layers,
         }
     }
@@ -226,12 +246,12 @@ impl Device {
 
     fn store_states(&mut self, ubatch: &UBatch, inputs: &MemoryInputs) {
         for states in self.layout.states().to_vec() {
-            for (kind, len) in [
-                (RowKind::Conv, states.row.conv_row),
-                (RowKind::State, states.row.state_row),
+            for (kind, row_bytes) in [
+                (RowKind::Conv, states.conv_bytes()),
+                (RowKind::State, states.state_bytes()),
             ] {
                 for group in &inputs.states {
-                    let mut state = vec![0u8; len * 4];
+                    let mut state = vec![0u8; row_bytes];
                     if let Some(row) = group.source {
                         state.copy_from_slice(self.read(Self::span(states.layer, kind, row)));
                     }
@@ -292,6 +312,7 @@ impl Device {
             tokens: &tokens,
             layout: &self.layout,
             kv_type,
+            state_type: self.saved_state_type,
             note: "",
         };
         let mut bytes = Vec::new();

@@ -4,10 +4,11 @@
 //! Invariant: an operation is called for ranges of rows that depend on their number alone, so
 //! results do not depend on threads. Does not know what is computed.
 
+use kv_core::LayerIdx;
 use kv_core::backend::{BackendError, CustomCall, CustomStates, MAX_CUSTOM_OPERANDS};
 
 use crate::plan::{CustomState, CustomStep, Step};
-use crate::storage::CpuRows;
+use crate::storage::{CpuRows, RecurrentMut, StatesMut};
 use crate::values::Buf;
 
 use super::{Run, piece};
@@ -39,8 +40,14 @@ impl Run<'_> {
         };
         let values = self.frame.write(out);
         if let Some(CustomState { layer, n_values }) = call.state {
-            let Some([_, states]) = rows.states_mut(layer) else {
-                return Ok(());
+            let Some(RecurrentMut {
+                states: StatesMut::F32(states),
+                ..
+            }) = rows.states_mut(layer)
+            else {
+                // No program is compiled for other states.
+                let layer = call.spec.layer.unwrap_or(LayerIdx(0));
+                return Err(BackendError::NoRows { layer });
             };
             // SAFETY: allocation gives `out` memory that this step does not read; no task runs.
             let out = unsafe { values.range(0..out.len()) };

@@ -7,8 +7,8 @@ use kv_core::backend::BackendError;
 use kv_core::graph::DeltaSpec;
 
 use crate::plan::{ConvKernel, RecurrentOp, Step};
-use crate::recurrent::{CausalConv, ChannelOp, Delta, Scan, ScanVariant, States};
-use crate::storage::CpuRows;
+use crate::recurrent::{CausalConv, ChannelOp, Delta, Scan, ScanVariant, StateValue, States};
+use crate::storage::{CpuRows, RecurrentMut, StatesMut};
 use crate::values::{Buf, SharedValues};
 
 use super::{ROWS_STEP, Run, TASKS_PER_THREAD, piece};
@@ -25,11 +25,28 @@ impl Run<'_> {
         | RecurrentOp::Scan { layer, .. }
         | RecurrentOp::ScanHeads { layer, .. }
         | RecurrentOp::Delta { layer, .. }) = op;
-        let Some([inputs, states]) = rows.states_mut(*layer) else {
+        let Some(RecurrentMut { conv, states }) = rows.states_mut(*layer) else {
             return Ok(());
         };
+        if let RecurrentOp::Conv { kernel, .. } = op {
+            return self.conv(kernel, conv, step);
+        }
+        match states {
+            StatesMut::F32(states) => self.over_states(op, states, step),
+            StatesMut::F16(states) => self.over_states(op, states, step),
+            StatesMut::Bf16(states) => self.over_states(op, states, step),
+        }
+    }
+
+    /// The scan or delta rule of one step.
+    fn over_states<T: StateValue>(
+        &mut self,
+        op: &RecurrentOp,
+        states: &mut [T],
+        step: &Step<Buf>,
+    ) -> Result<(), BackendError> {
         match op {
-            RecurrentOp::Conv { kernel, .. } => self.conv(kernel, inputs, step),
+            RecurrentOp::Conv { .. } => Ok(()),
             RecurrentOp::Scan { weights, .. } => self.scan(&**weights, states, step),
             RecurrentOp::ScanHeads { weights, .. } => self.scan(&**weights, states, step),
             RecurrentOp::Delta { delta, .. } => self.delta(delta, states, step),
@@ -57,10 +74,10 @@ impl Run<'_> {
     }
 
     /// The scan of one layer: of x, dt, B and C.
-    fn scan<V: ScanVariant>(
+    fn scan<V: ScanVariant, T: StateValue>(
         &mut self,
         variant: &V,
-        states: &mut [f32],
+        states: &mut [T],
         step: &Step<Buf>,
     ) -> Result<(), BackendError> {
         let (inputs, out) = ([0, 1, 2, 3].map(|at| step.read(at)), step.write());
@@ -71,6 +88,7 @@ impl Run<'_> {
             // SAFETY: allocation lets no step write what it reads.
             inputs: inputs.map(|buf| unsafe { self.frame.read(buf) }),
             states: States {
+                kernels: self.kernels,
                 row_len: out.width * variant.d_state(),
                 values: SharedValues::new(states),
             },
@@ -80,10 +98,10 @@ impl Run<'_> {
     }
 
     /// The delta rule of one layer: of queries, keys, values, decays and learning rates.
-    fn delta(
+    fn delta<T: StateValue>(
         &mut self,
         spec: &DeltaSpec,
-        states: &mut [f32],
+        states: &mut [T],
         step: &Step<Buf>,
     ) -> Result<(), BackendError> {
         let (inputs, out) = ([0, 1, 2, 3, 4].map(|at| step.read(at)), step.write());
@@ -95,6 +113,7 @@ impl Run<'_> {
             // SAFETY: allocation lets no step write what it reads.
             inputs: inputs.map(|buf| unsafe { self.frame.read(buf) }),
             states: States {
+                kernels: self.kernels,
                 row_len: out.width * spec.k_dim,
                 values: SharedValues::new(states),
             },

@@ -5,6 +5,8 @@
 //! one table a channel gets the same bits whichever channels are next to it, and wherever a run of
 //! tokens is cut. Knows nothing of sequences.
 
+use kv_core::StateType;
+
 use super::scan::{F32x16, SCAN_WIDTH};
 
 /// The widest key: what a kernel holds of 16 channels fits on its stack.
@@ -19,6 +21,8 @@ pub struct DeltaTile<'a> {
     pub state: &'a mut [f32],
     /// Values of a key.
     pub k_dim: usize,
+    /// What the state is rounded to after every token, whose outputs read it before.
+    pub rounding: StateType,
     /// Factor on outputs.
     pub scale: f32,
     /// By how much states decay.
@@ -100,6 +104,7 @@ pub(super) fn delta_tile(mut tile: DeltaTile<'_>) {
             s.iter_mut().zip(key).for_each(|(s, k)| *s += change * k);
             let sum: f32 = s.iter().zip(query).map(|(s, q)| s * q).sum();
             out[lane] = tile.scale * sum;
+            s.iter_mut().for_each(|s| *s = tile.rounding.round(*s));
         }
         tile.out[at] = out;
     }

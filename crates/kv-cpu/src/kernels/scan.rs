@@ -4,6 +4,8 @@
 //! one table a channel gets the same bits whichever channels are next to it, and wherever a run of
 //! rows is cut. Knows nothing of sequences.
 
+use kv_core::StateType;
+
 /// Channels that are taken at once.
 pub const SCAN_WIDTH: usize = 16;
 
@@ -18,6 +20,8 @@ pub struct ScanTile<'a> {
     pub state: &'a mut [f32],
     /// Values of the state of one channel.
     pub d_state: usize,
+    /// What the state is rounded to after every row, whose outputs read it before.
+    pub rounding: StateType,
     /// By how much states decay.
     pub decay: Decay<'a>,
     /// What a row adds, but for B: one for each row.
@@ -86,6 +90,7 @@ pub(super) fn scan_tile(tile: ScanTile<'_>) {
                 };
                 *h = *h * decay + added * b[k];
                 tile.out[at][lane] += c[k] * *h;
+                *h = tile.rounding.round(*h);
             }
         }
     }

@@ -7,12 +7,12 @@ use std::ops::Range;
 use kv_core::graph::{DeltaSpec, StateGroup};
 
 use super::channel_tile::{ChannelTile, MAX_TILE_TOKENS};
-use super::{ChannelOp, States};
+use super::{ChannelOp, StateValue, States};
 use crate::kernels::{DeltaDecay, DeltaTile, Kernels, SCAN_WIDTH};
 use crate::values::SharedValues;
 
 /// The delta rule of one layer.
-pub(crate) struct Delta<'a> {
+pub(crate) struct Delta<'a, T> {
     pub(crate) kernels: &'a Kernels,
     pub(crate) spec: &'a DeltaSpec,
     pub(crate) channels: usize,
@@ -21,13 +21,26 @@ pub(crate) struct Delta<'a> {
     /// q, k `[tokens, key_heads, k_dim]`, v `[tokens, channels]`, decay, beta `[tokens, heads]`.
     pub(crate) inputs: [&'a [f32]; 5],
     /// Rows are `[channels, k_dim]`.
-    pub(crate) states: States<'a>,
+    pub(crate) states: States<'a, T>,
     /// `[tokens, channels]`.
     pub(crate) out: SharedValues<'a>,
 }
 
-impl ChannelOp for Delta<'_> {
+impl<T: StateValue> ChannelOp for Delta<'_, T> {
     unsafe fn run(&self, groups: &[StateGroup], channels: Range<usize>) {
+        T::with_scratch(self.spec.k_dim, |scratch| {
+            // SAFETY: as the caller promises.
+            unsafe { self.run_with(groups, channels, scratch) };
+        });
+    }
+}
+
+impl<T: StateValue> Delta<'_, T> {
+    /// [`ChannelOp::run`], with room for a tile's states.
+    ///
+    /// # Safety
+    /// As for [`ChannelOp::run`].
+    unsafe fn run_with(&self, groups: &[StateGroup], channels: Range<usize>, scratch: &mut [f32]) {
         let n = self.spec.k_dim;
         let v_dim = (self.channels / self.spec.n_heads.max(1)).max(1);
         let mut next = channels.start;
@@ -47,13 +60,11 @@ impl ChannelOp for Delta<'_> {
             // SAFETY: as the caller of `run` promises.
             unsafe {
                 self.states
-                    .advance_groups(groups, &(own.start * n..own.end * n), advance)
+                    .advance_groups(groups, &(own.start * n..own.end * n), scratch, advance)
             }
         }
     }
-}
 
-impl Delta<'_> {
     /// Updates the states of some channels of one head with at most `N` tokens and writes their
     /// outputs.
     ///
@@ -85,6 +96,7 @@ impl Delta<'_> {
         (self.kernels.delta_tile)(DeltaTile {
             state,
             k_dim,
+            rounding: T::TYPE,
             scale: self.spec.scale,
             decay: match self.decays == n_heads {
                 true => DeltaDecay::PerHead(&factors[..rows.len()]),

@@ -3,6 +3,7 @@
 //!
 //! dt is `[tokens, channels]`, B and C are `[tokens, d_state]`. Knows nothing of sequences.
 
+use super::StateValue;
 use super::channel_tile::ChannelTile;
 use super::prefetch_after;
 use super::scan::{Scan, ScanVariant, TileIndices, TileInputs};
@@ -19,8 +20,8 @@ impl ScanVariant for ScanWeights {
         first + SCAN_WIDTH
     }
 
-    unsafe fn scan_tile<const N: usize>(
-        scan: &Scan<'_, Self>,
+    unsafe fn scan_tile<const N: usize, T: StateValue>(
+        scan: &Scan<'_, Self, T>,
         state: &mut [f32],
         tile: TileIndices<'_>,
     ) {
@@ -45,7 +46,7 @@ impl ScanVariant for ScanWeights {
         }
         let first = own.start / SCAN_WIDTH * n;
         let rates = &weights.rates[first..first + n];
-        prefetch_after(rates.as_ptr().cast(), n * SCAN_WIDTH);
+        prefetch_after(rates.as_ptr().cast::<f32>(), n * SCAN_WIDTH);
         let inputs = TileInputs {
             decay: Decay::PerValue {
                 steps: steps.tokens(),

@@ -2,6 +2,7 @@
 //!
 //! dt is `[tokens, heads]`, B and C are `[tokens, groups, d_state]`. Knows nothing of sequences.
 
+use super::StateValue;
 use super::channel_tile::ChannelTile;
 use super::scan::{Scan, ScanVariant, TileIndices, TileInputs};
 use crate::kernels::{Decay, SCAN_WIDTH};
@@ -24,8 +25,8 @@ impl ScanVariant for HeadScanWeights {
         (first / head_dim + 1) * head_dim
     }
 
-    unsafe fn scan_tile<const N: usize>(
-        scan: &Scan<'_, Self>,
+    unsafe fn scan_tile<const N: usize, T: StateValue>(
+        scan: &Scan<'_, Self, T>,
         state: &mut [f32],
         tile: TileIndices<'_>,
     ) {

@@ -4,7 +4,8 @@
 //! A task takes a range of channels through all groups of tokens, so tasks do not depend on each
 //! other. Invariant: a channel's results depend neither on how channels are divided into tasks nor
 //! on where groups are cut. The running state is kept in the state row where the group stores its
-//! last state. Knows nothing of sequences.
+//! last state, or, where states are stored in two bytes a value, in a scratch of one tile. Knows
+//! nothing of sequences.
 
 mod causal_conv;
 mod channel_tile;
@@ -12,18 +13,21 @@ mod delta;
 mod mamba;
 mod mamba2;
 mod scan;
+mod state_value;
 
 use std::ops::Range;
 
 use kv_core::CellIdx;
 use kv_core::graph::StateGroup;
 
+use crate::kernels::Kernels;
 use crate::kernels::prefetch::CacheLevel;
 use crate::values::SharedValues;
 
 pub(crate) use causal_conv::CausalConv;
 pub(crate) use delta::Delta;
 pub(crate) use scan::{Scan, ScanVariant};
+pub(crate) use state_value::{MAX_HALF_ROW, StateValue};
 
 /// Distance of prefetches in arrays that are read from beginning to end, in values: some hundred
 /// nanoseconds of a tile's work.
@@ -31,9 +35,9 @@ const PREFETCH_VALUES: usize = 1024;
 
 /// Prefetches as many values as a piece that begins here has, [`PREFETCH_VALUES`] or the whole
 /// piece further on.
-fn prefetch_after(piece: *const f32, len: usize) {
+fn prefetch_after<T>(piece: *const T, len: usize) {
     let from = piece.wrapping_add(PREFETCH_VALUES.max(len));
-    CacheLevel::for_streams().prefetch(from.cast(), len * size_of::<f32>());
+    CacheLevel::for_streams().prefetch(from.cast(), len * size_of::<T>());
 }
 
 /// A step of a recurrent layer that computes each channel by itself.
@@ -47,12 +51,13 @@ pub(crate) trait ChannelOp: Sync {
 
 /// The states of one layer, `[states, row_len]`.
 #[derive(Clone, Copy)]
-pub(crate) struct States<'a> {
-    pub(crate) values: SharedValues<'a>,
+pub(crate) struct States<'a, T> {
+    pub(crate) kernels: &'a Kernels,
+    pub(crate) values: SharedValues<'a, T>,
     pub(crate) row_len: usize,
 }
 
-impl States<'_> {
+impl<T: StateValue> States<'_, T> {
     /// Prefetches what follows a piece of a state: most likely the next one that is computed.
     fn prefetch_after(self, state: CellIdx, piece: &Range<usize>) {
         let at = state.as_usize() * self.row_len + piece.start;
@@ -61,7 +66,8 @@ impl States<'_> {
 
     /// Computes all groups by `advance(state, rows)`, which updates `state`, the values `piece` of
     /// a group's state, with the tokens `rows`: those up to the next one after which the group
-    /// stores its state.
+    /// stores its state. It leaves values that `T` can store. `scratch` has room for a piece where
+    /// those are not `f32`.
     ///
     /// # Safety
     /// The groups are sound for these states, and within `piece` no other task reads or writes.
@@ -69,6 +75,7 @@ impl States<'_> {
         self,
         groups: &[StateGroup],
         piece: &Range<usize>,
+        scratch: &mut [f32],
         mut advance: impl FnMut(&mut [f32], &[u32]),
     ) {
         let at = |state: usize| {
@@ -85,12 +92,13 @@ impl States<'_> {
             }
             // SAFETY: as the caller promises: within this piece this task alone reads and writes,
             // and the last stored state is not the source.
-            let state = unsafe { self.values.range(at(last.to.as_usize())) };
+            let stored = unsafe { self.values.range(at(last.to.as_usize())) };
+            let state = T::running(stored, scratch);
             match group.source {
                 Some(source) => {
                     // SAFETY: another state than `last.to`, and this task alone has the piece.
                     let source = unsafe { self.values.range(at(source.as_usize())) };
-                    state.copy_from_slice(source);
+                    T::load(self.kernels, source, state);
                 }
                 None => state.fill(0.0),
             }
@@ -102,9 +110,10 @@ impl States<'_> {
                 if store.to != last.to {
                     // SAFETY: another state than `last.to`; sound groups store no state twice.
                     let to = unsafe { self.values.range(at(store.to.as_usize())) };
-                    to.copy_from_slice(state);
+                    T::store(self.kernels, state, to);
                 }
             }
+            T::finish(self.kernels, scratch, stored);
         }
     }
 }

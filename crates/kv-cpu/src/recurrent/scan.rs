@@ -8,19 +8,19 @@ use std::ops::Range;
 use kv_core::graph::StateGroup;
 
 use super::channel_tile::{ChannelTile, MAX_TILE_TOKENS};
-use super::{ChannelOp, States};
+use super::{ChannelOp, StateValue, States};
 use crate::kernels::{Decay, Kernels, SCAN_WIDTH, ScanTile};
 use crate::values::SharedValues;
 
 /// The scan of one layer.
-pub(crate) struct Scan<'a, V> {
+pub(crate) struct Scan<'a, V, T> {
     pub(crate) kernels: &'a Kernels,
     pub(crate) variant: &'a V,
     pub(crate) channels: usize,
     /// x `[tokens, channels]`, dt, B and C.
     pub(crate) inputs: [&'a [f32]; 4],
     /// Rows are `[channels, d_state]`.
-    pub(crate) states: States<'a>,
+    pub(crate) states: States<'a, T>,
     /// `[tokens, channels]`.
     pub(crate) out: SharedValues<'a>,
 }
@@ -38,8 +38,8 @@ pub(crate) trait ScanVariant: Sync {
     ///
     /// # Safety
     /// As for [`ChannelOp::run`].
-    unsafe fn scan_tile<const N: usize>(
-        scan: &Scan<'_, Self>,
+    unsafe fn scan_tile<const N: usize, T: StateValue>(
+        scan: &Scan<'_, Self, T>,
         state: &mut [f32],
         tile: TileIndices<'_>,
     ) where
@@ -67,8 +67,21 @@ pub(super) struct TileInputs<'a, const N: usize> {
     pub(super) skip: ChannelTile<N>,
 }
 
-impl<V: ScanVariant> ChannelOp for Scan<'_, V> {
+impl<V: ScanVariant, T: StateValue> ChannelOp for Scan<'_, V, T> {
     unsafe fn run(&self, groups: &[StateGroup], channels: Range<usize>) {
+        T::with_scratch(self.variant.d_state(), |scratch| {
+            // SAFETY: as the caller promises.
+            unsafe { self.run_with(groups, channels, scratch) };
+        });
+    }
+}
+
+impl<V: ScanVariant, T: StateValue> Scan<'_, V, T> {
+    /// [`ChannelOp::run`], with room for a tile's states.
+    ///
+    /// # Safety
+    /// As for [`ChannelOp::run`].
+    unsafe fn run_with(&self, groups: &[StateGroup], channels: Range<usize>, scratch: &mut [f32]) {
         let n = self.variant.d_state();
         let mut next = channels.start;
         while next < channels.end {
@@ -78,23 +91,21 @@ impl<V: ScanVariant> ChannelOp for Scan<'_, V> {
             let channels = &own;
             let advance = |state: &mut [f32], rows: &[u32]| match rows.len() {
                 // SAFETY: as the caller of `run` promises.
-                1 => unsafe { V::scan_tile::<1>(self, state, TileIndices { rows, channels }) },
+                1 => unsafe { V::scan_tile::<1, T>(self, state, TileIndices { rows, channels }) },
                 _ => rows.chunks(MAX_TILE_TOKENS).for_each(|rows| {
                     let tile = TileIndices { rows, channels };
                     // SAFETY: as the caller of `run` promises.
-                    unsafe { V::scan_tile::<MAX_TILE_TOKENS>(self, state, tile) };
+                    unsafe { V::scan_tile::<MAX_TILE_TOKENS, T>(self, state, tile) };
                 }),
             };
             // SAFETY: as the caller of `run` promises.
             unsafe {
                 self.states
-                    .advance_groups(groups, &(own.start * n..own.end * n), advance)
+                    .advance_groups(groups, &(own.start * n..own.end * n), scratch, advance)
             }
         }
     }
-}
 
-impl<V: ScanVariant> Scan<'_, V> {
     /// Updates the states of a tile and writes its outputs.
     ///
     /// # Safety
@@ -110,6 +121,7 @@ impl<V: ScanVariant> Scan<'_, V> {
         (self.kernels.scan_tile)(ScanTile {
             state,
             d_state: self.variant.d_state(),
+            rounding: T::TYPE,
             decay: inputs.decay,
             added: inputs.added.tokens(),
             rows: tile.rows,

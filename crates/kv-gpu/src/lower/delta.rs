@@ -97,6 +97,7 @@ impl<D: Device> Lower<'_, D> {
         operands.push(self.rows(layer, RowKind::State)?);
         operands.push(self.result(id));
         let x = settings.n_heads * settings.v_dim.div_ceil(CHANNELS);
-        self.launch("delta", Grid::Chains { x }, operands, &settings)
+        let kernel = self.of_state_type(layer, ["delta_f32", "delta_f16", "delta_bf16"])?;
+        self.launch(kernel, Grid::Chains { x }, operands, &settings)
     }
 }

@@ -1,9 +1,9 @@
 //! Convolutions and scans along sequences, which read and store states.
 
 use bytemuck::{Pod, Zeroable};
-use kv_core::LayerIdx;
 use kv_core::backend::{BackendError, RowKind};
 use kv_core::graph::{ConvSpec, HeadScanSpec, Node, NodeId, Op, ScanSpec};
+use kv_core::{LayerIdx, StateType};
 
 use super::{Lower, word};
 use crate::device::Device;
@@ -99,7 +99,8 @@ impl<D: Device> Lower<'_, D> {
         };
         let operands = self.scan_operands((id, node), layer, &[&scan.a, &scan.d])?;
         let x = settings.channels.div_ceil(CHANNELS);
-        self.launch("scan", Grid::Chains { x }, operands, &settings)
+        let kernel = self.of_state_type(layer, ["scan_f32", "scan_f16", "scan_bf16"])?;
+        self.launch(kernel, Grid::Chains { x }, operands, &settings)
     }
 
     fn scan_heads(
@@ -118,7 +119,24 @@ impl<D: Device> Lower<'_, D> {
         let weights = [&scan.a, &scan.d, &scan.dt_bias];
         let operands = self.scan_operands((id, node), layer, &weights)?;
         let x = settings.n_heads * settings.head_dim.div_ceil(CHANNELS);
-        self.launch("scan_heads", Grid::Chains { x }, operands, &settings)
+        let kernels = ["scan_heads_f32", "scan_heads_f16", "scan_heads_bf16"];
+        let kernel = self.of_state_type(layer, kernels)?;
+        self.launch(kernel, Grid::Chains { x }, operands, &settings)
+    }
+
+    /// The kernel for the type of a layer's states: f32, f16 or bf16.
+    pub(super) fn of_state_type(
+        &self,
+        layer: LayerIdx,
+        [f32, f16, bf16]: [&'static str; 3],
+    ) -> Result<&'static str, BackendError> {
+        let states = self.context.layout.state(layer);
+        let states = states.ok_or(BackendError::NoRows { layer })?;
+        Ok(match states.state_type {
+            StateType::F32 => f32,
+            StateType::F16 => f16,
+            StateType::BF16 => bf16,
+        })
     }
 
     /// The operands of a scan with these weights: x, dt, B, C, the weights, the tables, the states

@@ -5,7 +5,10 @@
 //! is updated with the token before, so every token passes over the state once; the last update is
 //! stored as it is made. Either way a sum has the same bits. Knows nothing of sequences.
 
+use kv_core::StateType;
+
 use super::Transpose;
+use super::rounding::{Rounding, ToBf16, ToF16, ToF32};
 use crate::kernels::delta::{DeltaDecay, DeltaTile};
 
 /// Sums run in four accumulators, by the key value's number modulo four.
@@ -20,21 +23,30 @@ pub(in crate::kernels) fn delta_tile<const W: usize, E: Transpose<W>>(
     mut tile: DeltaTile<'_>,
 ) {
     assert!(tile.is_sound(), "{tile:?}");
+    match tile.rounding {
+        StateType::F32 => all_channels::<W, E, ToF32>(e, &mut tile),
+        StateType::F16 => all_channels::<W, E, ToF16>(e, &mut tile),
+        StateType::BF16 => all_channels::<W, E, ToBf16>(e, &mut tile),
+    }
+}
+
+#[inline(always)]
+fn all_channels<const W: usize, E: Transpose<W>, R: Rounding>(e: E, tile: &mut DeltaTile<'_>) {
     let n_channels = match tile.rows.is_empty() {
         true => 0,
         false => tile.state.len() / tile.k_dim,
     };
     for first in (0..n_channels).step_by(W) {
         match tile.k_dim {
-            0..=128 => channels::<128, W, E>(e, &mut tile, first),
-            _ => channels::<1024, W, E>(e, &mut tile, first),
+            0..=128 => channels::<128, W, E, R>(e, tile, first),
+            _ => channels::<1024, W, E, R>(e, tile, first),
         }
     }
 }
 
 /// All tokens through the states of `W` channels, with keys of at most `N` values.
 #[inline(always)]
-fn channels<const N: usize, const W: usize, E: Transpose<W>>(
+fn channels<const N: usize, const W: usize, E: Transpose<W>, R: Rounding>(
     e: E,
     tile: &mut DeltaTile<'_>,
     first: usize,
@@ -65,7 +77,7 @@ fn channels<const N: usize, const W: usize, E: Transpose<W>>(
                 let factor = e.splat(factors[at]);
                 let change = e.mul(beta, e.sub(value, e.mul(factor, sum)));
                 let part = (&mut *lanes, state);
-                update(change).apply(
+                update(change).apply::<W, E, R>(
                     e,
                     part,
                     &mut held,
@@ -77,7 +89,7 @@ fn channels<const N: usize, const W: usize, E: Transpose<W>>(
                 let factors = &factors[row * stride..][..n];
                 let change = e.mul(beta, e.sub(value, sum));
                 let part = (&mut *lanes, state);
-                update(change).apply(
+                update(change).apply::<W, E, R>(
                     e,
                     part,
                     &mut held,
@@ -127,7 +139,7 @@ impl<F: Copy> Update<'_, F> {
     /// Updates states and returns the sums with the query. `held` becomes the sums for the next
     /// token; where none follows, the states go where they came from.
     #[inline(always)]
-    fn apply<const W: usize, E: Transpose<W, F = F>>(
+    fn apply<const W: usize, E: Transpose<W, F = F>, R: Rounding>(
         &self,
         e: E,
         (lanes, state): (&mut [[f32; W]], &mut [f32]),
@@ -136,11 +148,11 @@ impl<F: Copy> Update<'_, F> {
     ) -> Sums<F> {
         match self.next {
             Some(next) => {
-                let (out, next_held) = self.advance(e, lanes, next, decay);
+                let (out, next_held) = self.advance::<W, E, R>(e, lanes, next, decay);
                 *held = next_held;
                 out
             }
-            None => self.finish(e, lanes, state, decay),
+            None => self.finish::<W, E, R>(e, lanes, state, decay),
         }
     }
 
@@ -152,7 +164,7 @@ impl<F: Copy> Update<'_, F> {
 
     /// Updates states: the sums with the query, and those for the next token.
     #[inline(always)]
-    fn advance<const W: usize, E: Transpose<W, F = F>>(
+    fn advance<const W: usize, E: Transpose<W, F = F>, R: Rounding>(
         &self,
         e: E,
         lanes: &mut [[f32; W]],
@@ -167,16 +179,18 @@ impl<F: Copy> Update<'_, F> {
             for i in 0..ACCUMULATORS {
                 let k = four * ACCUMULATORS + i;
                 let new = e.mul_add(e.load(&s[i]), decay(k), self.added(e, k));
-                e.store(&mut s[i], new);
                 out[i] = e.mul_add(new, e.splat(self.query[k]), out[i]);
+                let new = R::round(e, new);
+                e.store(&mut s[i], new);
                 held[i] = e.mul_add(new, e.splat(next[k]), held[i]);
             }
         }
         for (i, s) in rest.iter_mut().enumerate() {
             let k = n_fours * ACCUMULATORS + i;
             let new = e.mul_add(e.load(s), decay(k), self.added(e, k));
-            e.store(s, new);
             out[i] = e.mul_add(new, e.splat(self.query[k]), out[i]);
+            let new = R::round(e, new);
+            e.store(s, new);
             held[i] = e.mul_add(new, e.splat(next[k]), held[i]);
         }
         (out, held)
@@ -184,7 +198,7 @@ impl<F: Copy> Update<'_, F> {
 
     /// Updates states and stores them, `[channels, k_dim]`: the sums with the query.
     #[inline(always)]
-    fn finish<const W: usize, E: Transpose<W, F = F>>(
+    fn finish<const W: usize, E: Transpose<W, F = F>, R: Rounding>(
         &self,
         e: E,
         lanes: &[[f32; W]],
@@ -200,6 +214,7 @@ impl<F: Copy> Update<'_, F> {
                 *block = e.mul_add(e.load(s), decay(k), self.added(e, k));
                 let sum = &mut out[i % ACCUMULATORS];
                 *sum = e.mul_add(*block, e.splat(self.query[k]), *sum);
+                *block = R::round(e, *block);
             }
             let columns = at * W..at * W + lanes.len();
             for (row, state) in e

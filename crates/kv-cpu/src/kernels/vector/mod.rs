@@ -8,6 +8,7 @@
 pub(super) mod delta;
 pub(super) mod elementwise;
 pub(super) mod functions;
+mod rounding;
 pub(super) mod scan;
 mod slices;
 

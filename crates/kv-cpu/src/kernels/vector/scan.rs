@@ -5,8 +5,11 @@
 
 use std::ops::Range;
 
+use kv_core::StateType;
+
 use super::Vector8;
 use super::functions::exp2;
+use super::rounding::{Rounding, ToBf16, ToF16, ToF32};
 use crate::kernels::scan::{Decay, F32x16, SCAN_WIDTH, ScanTile};
 
 /// Channels, and values of a state, of one block.
@@ -21,13 +24,22 @@ fn half<E: Vector8>(e: E, lanes: &F32x16, at: usize) -> E::F {
 #[inline(always)]
 pub(in crate::kernels) fn scan_tile<E: Vector8>(e: E, mut tile: ScanTile<'_>) {
     assert!(tile.is_sound(), "{tile:?}");
+    match tile.rounding {
+        StateType::F32 => blocks::<E, ToF32>(e, &mut tile),
+        StateType::F16 => blocks::<E, ToF16>(e, &mut tile),
+        StateType::BF16 => blocks::<E, ToBf16>(e, &mut tile),
+    }
+}
+
+#[inline(always)]
+fn blocks<E: Vector8, R: Rounding>(e: E, tile: &mut ScanTile<'_>) {
     let n = tile.d_state;
     let n_channels = tile.state.len() / n;
     for first in (0..n).step_by(BLOCK) {
         for at in 0..SCAN_WIDTH / BLOCK {
             if at * BLOCK < n_channels {
                 let width = BLOCK.min(n - first);
-                block(e, &mut tile, at, first..first + width);
+                block::<E, R>(e, tile, at, first..first + width);
             }
         }
     }
@@ -35,7 +47,7 @@ pub(in crate::kernels) fn scan_tile<E: Vector8>(e: E, mut tile: ScanTile<'_>) {
 
 /// All rows through some values of the states of eight channels.
 #[inline(always)]
-fn block<E: Vector8>(e: E, tile: &mut ScanTile<'_>, at: usize, values: Range<usize>) {
+fn block<E: Vector8, R: Rounding>(e: E, tile: &mut ScanTile<'_>, at: usize, values: Range<usize>) {
     let n = tile.d_state;
     let channels = tile.state.chunks_exact_mut(n).skip(at * BLOCK).take(BLOCK);
     let mut padded = [[0.0f32; BLOCK]; BLOCK];
@@ -48,7 +60,7 @@ fn block<E: Vector8>(e: E, tile: &mut ScanTile<'_>, at: usize, values: Range<usi
     }
     let mut h = e.transpose(h);
     for t in 0..tile.rows.len() {
-        step(e, tile, at, t, values.clone(), &mut h);
+        step::<E, R>(e, tile, at, t, values.clone(), &mut h);
     }
     for (padded, h) in padded.iter_mut().zip(e.transpose(h)) {
         e.store(padded, h);
@@ -61,7 +73,7 @@ fn block<E: Vector8>(e: E, tile: &mut ScanTile<'_>, at: usize, values: Range<usi
 
 /// Row `t` through these values, `h`.
 #[inline(always)]
-fn step<E: Vector8>(
+fn step<E: Vector8, R: Rounding>(
     e: E,
     tile: &mut ScanTile<'_>,
     at: usize,
@@ -77,6 +89,7 @@ fn step<E: Vector8>(
     let mut take = |h: &mut E::F, decay: E::F, b: f32, c: f32| {
         *h = e.mul_add(*h, decay, e.mul(added, e.splat(b)));
         out = e.mul_add(*h, e.splat(c), out);
+        *h = R::round(e, *h);
     };
     match tile.decay {
         Decay::PerValue { steps, rates } => {

@@ -47,10 +47,10 @@ impl<'a> Lowering<'a> {
         let state = match spec.layer {
             Some(layer) => {
                 self.operand_input(node, n_operands, |i| matches!(i, Input::States))?;
-                let (layer, row) = self.state(layer)?;
+                let (layer, states) = self.state(layer)?;
                 Some(CustomState {
                     layer,
-                    n_values: row.state_row,
+                    n_values: states.row.state_row,
                 })
             }
             None => None,

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use kv_core::LayerIdx;
 use kv_core::backend::BackendError;
 use kv_core::graph::{ConvSpec, DeltaSpec, HeadScanSpec, Input, Node, Op, ScanSpec};
-use kv_core::layers::RecurrentMemory;
+use kv_core::layers::StateRows;
+use kv_core::{LayerIdx, StateType};
 
 use super::{Call, Lowering, Value, unsupported};
 use crate::kernels::{F32x16, MAX_DELTA_KEYS, SCAN_WIDTH};
 use crate::plan::{ConvKernel, HeadScanWeights, ScanWeights, StepOp};
+use crate::recurrent::MAX_HALF_ROW;
 
 fn other_state(layer: LayerIdx, what: &str, wanted: usize, got: usize) -> BackendError {
     BackendError::RowShape {
@@ -80,10 +81,11 @@ impl<'a> Lowering<'a> {
         let (x, channels, width) = (self.operand(node, 0)?, node.row_len(), conv.width);
         self.operand_input(node, 1, |i| matches!(i, Input::States))?;
         self.whole_ubatch(node, x, channels)?;
-        let (at, row) = self.state(layer)?;
+        let (at, states) = self.state(layer)?;
         let wanted = width.saturating_sub(1) * channels;
-        if row.conv_row != wanted {
-            return Err(other_state(layer, "convolution", wanted, row.conv_row));
+        let got = states.row.conv_row;
+        if got != wanted {
+            return Err(other_state(layer, "convolution", wanted, got));
         }
         let mut weight = Vec::with_capacity(channels * width);
         for name in conv.weights() {
@@ -109,7 +111,7 @@ impl<'a> Lowering<'a> {
     ) -> Result<RecurrentCall, BackendError> {
         let (channels, d_state) = (node.row_len(), scan.d_state);
         let inputs = self.scan_inputs(node, [channels, channels, d_state, d_state])?;
-        let at = self.scan_state(layer, channels * d_state)?;
+        let at = self.scan_state(node, layer, d_state)?;
         let weights = ScanWeights {
             d_state,
             rates: rates(&self.vector(&scan.a, node)?, d_state),
@@ -140,7 +142,7 @@ impl<'a> Lowering<'a> {
             return Err(unsupported(node));
         }
         let inputs = self.scan_inputs(node, [channels, n_heads, group_width, group_width])?;
-        let at = self.scan_state(layer, channels * d_state)?;
+        let at = self.scan_state(node, layer, d_state)?;
         let weights = HeadScanWeights {
             n_groups,
             d_state,
@@ -178,7 +180,7 @@ impl<'a> Lowering<'a> {
             return Err(unsupported(node));
         }
         let inputs = self.scan_inputs(node, [keys, keys, channels, decays, n_heads])?;
-        let layer = self.scan_state(layer, channels * k_dim)?;
+        let layer = self.scan_state(node, layer, k_dim)?;
         Ok((RecurrentOp::Delta { layer, delta }, inputs))
     }
 
@@ -196,11 +198,14 @@ impl<'a> Lowering<'a> {
         inputs.collect()
     }
 
-    /// The index of a layer whose states have so many values.
-    fn scan_state(&self, layer: LayerIdx, wanted: usize) -> Result<usize, BackendError> {
-        match self.state(layer)? {
-            (at, row) if row.state_row == wanted => Ok(at),
-            (_, row) => Err(other_state(layer, "scan", wanted, row.state_row)),
+    /// The index of a layer whose states have `n` values for each value of a node's rows.
+    fn scan_state(&self, node: &Node, layer: LayerIdx, n: usize) -> Result<usize, BackendError> {
+        let (at, states) = self.state(layer)?;
+        let (wanted, got) = (node.row_len() * n, states.row.state_row);
+        match states.state_type {
+            _ if wanted != got => Err(other_state(layer, "scan", wanted, got)),
+            StateType::F16 | StateType::BF16 if n > MAX_HALF_ROW => Err(unsupported(node)),
+            _ => Ok(at),
         }
     }
 
@@ -213,11 +218,9 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    pub(super) fn state(&self, layer: LayerIdx) -> Result<(usize, RecurrentMemory), BackendError> {
+    pub(super) fn state(&self, layer: LayerIdx) -> Result<(usize, &'a StateRows), BackendError> {
         let mut states = self.layout.states().iter().enumerate();
         let found = states.find(|(_, s)| s.layer == layer);
-        found
-            .map(|(at, s)| (at, s.row))
-            .ok_or(BackendError::NoRows { layer })
+        found.ok_or(BackendError::NoRows { layer })
     }
 }

@@ -7,6 +7,8 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
+use kv_core::StateType;
+
 use crate::kernels::scan::{Decay, F32x16, SCAN_WIDTH, ScanTile};
 use crate::kernels::vector::functions::EXP2;
 
@@ -44,30 +46,62 @@ pub(super) fn scan_tile(mut tile: ScanTile<'_>) {
     let n = tile.d_state;
     for first in (0..n).step_by(SCAN_WIDTH) {
         let values = first..n.min(first + SCAN_WIDTH);
-        let mut h = load_states(&tile, &values);
-        match tile.decay {
-            Decay::PerValue { steps, rates } => {
-                let rates = &rates[values.clone()];
-                rows(&mut tile, &values, &mut h, |t, k| {
-                    exp2(_mm512_mul_ps(load(&steps[t]), load(&rates[k])))
-                });
-            }
-            Decay::PerChannel(factors) => {
-                rows(&mut tile, &values, &mut h, |t, _| load(&factors[t]));
-            }
+        match tile.rounding {
+            StateType::F32 => block(&mut tile, &values, |h| h),
+            StateType::F16 => block(&mut tile, &values, |h| round_f16(h)),
+            StateType::BF16 => block(&mut tile, &values, |h| round_bf16(h)),
         }
-        store_states(&mut tile, &values, h);
     }
 }
 
-/// All rows through some values of the states; `decay(row, value)` are factors.
+/// All rows through some values of the states, which `round` rounds.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn block(tile: &mut ScanTile<'_>, values: &Range<usize>, round: impl Fn(__m512) -> __m512 + Copy) {
+    let mut h = load_states(tile, values);
+    match tile.decay {
+        Decay::PerValue { steps, rates } => {
+            let rates = &rates[values.clone()];
+            let decay = |t: usize, k: usize| exp2(_mm512_mul_ps(load(&steps[t]), load(&rates[k])));
+            rows(tile, values, &mut h, (decay, round));
+        }
+        Decay::PerChannel(factors) => {
+            let decay = |t: usize, _: usize| load(&factors[t]);
+            rows(tile, values, &mut h, (decay, round));
+        }
+    }
+    store_states(tile, values, h);
+}
+
+/// To 16-bit IEEE floats.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn round_f16(x: __m512) -> __m512 {
+    _mm512_cvtph_ps(_mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x))
+}
+
+/// To the upper halves of 32-bit floats.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn round_bf16(x: __m512) -> __m512 {
+    let bits = _mm512_castps_si512(x);
+    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+    let half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+    let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
+    let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+    let rounded = _mm512_mask_blend_epi32(nan, _mm512_add_epi32(bits, half), quiet);
+    _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(-0x1_0000)))
+}
+
+/// All rows through some values of the states; `decay(row, value)` are factors, `round` rounds what
+/// the next row begins with.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn rows(
     tile: &mut ScanTile<'_>,
     values: &Range<usize>,
     h: &mut [__m512; SCAN_WIDTH],
-    decay: impl Fn(usize, usize) -> __m512,
+    (decay, round): (impl Fn(usize, usize) -> __m512, impl Fn(__m512) -> __m512),
 ) {
     let outs = tile.out.iter_mut().zip(tile.added).zip(tile.rows);
     for (t, ((out, added), &row)) in outs.enumerate() {
@@ -80,6 +114,7 @@ fn rows(
             let more = _mm512_mul_ps(added, _mm512_set1_ps(b));
             h[k] = _mm512_fmadd_ps(h[k], decay(t, k), more);
             sum = _mm512_fmadd_ps(h[k], _mm512_set1_ps(c), sum);
+            h[k] = round(h[k]);
         };
         match (<&F32x16>::try_from(b), <&F32x16>::try_from(c)) {
             (Ok(b), Ok(c)) => (0..SCAN_WIDTH).for_each(|k| take(k, b[k], c[k])),
