@@ -21,6 +21,9 @@ const N_LAYERS: usize = 2;
 
 /// How far a total may be off.
 const TOLERANCE: f64 = 0.03;
+/// Code and heap that a program has beside the model once it writes a text; of a small model that is more
+/// than the tolerance.
+const PROGRAM: f64 = 3.0 * 1048576.0;
 
 /// Which matrix the logits are computed with.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -160,12 +163,10 @@ fn planned_and_taken(model: &Path, command: &[&str], flags: &[&str]) -> (Json, u
 
 #[track_caller]
 fn check(wanted: u64, (planned, got): &(Json, u64)) {
-    let off = *got as f64 / wanted as f64 - 1.0;
-    println!("{got} bytes, off by {:.2} %", 100.0 * off);
-    assert!(
-        off.abs() < TOLERANCE,
-        "{got} instead of {wanted}, {planned}"
-    );
+    let off = *got as f64 - wanted as f64;
+    println!("{got} bytes, off by {:.2} %", 100.0 * off / wanted as f64);
+    let allowed = (TOLERANCE * wanted as f64).max(PROGRAM);
+    assert!(off.abs() < allowed, "{got} instead of {wanted}, {planned}");
 }
 
 fn total(planned: &Json) -> u64 {
@@ -181,7 +182,8 @@ fn the_total_is_what_a_process_takes() {
     };
     let text = models.folder.path().join("text");
     fs::write(&text, "a-long-text,".repeat(40)).unwrap();
-    let run = ["run", "--raw", "-n", "-1", "-f", text.to_str().unwrap()];
+    // Few tokens are drawn: those of such a model are everywhere, like those of bench.
+    let run = ["run", "--raw", "-n", "8", "-f", text.to_str().unwrap()];
     let tied = models.write(BlockFormat::F16, Output::Tied);
     for more in [&[][..], &["--repack", "never"], &["--kv-type-k", "q8_0"]] {
         let measured = planned_and_taken(&tied, &BENCH, more);
@@ -192,13 +194,15 @@ fn the_total_is_what_a_process_takes() {
     let measured = planned_and_taken(&quantised, &run, &[]);
     check(total(&measured.0), &measured);
 
-    // Of its embeddings, only the rows of tokens are read: a text has few, and those of bench are
-    // everywhere.
+    // Of its embeddings, only the rows of tokens are read. How many of their pages come is the system's
+    // choice: at least those of the tokens, at most all, as with the tokens of bench, which are everywhere.
     let untied = models.write(BlockFormat::F16, Output::Untied);
     let n_looked_up = (N_VOCAB * N_EMBD * 2) as u64;
-    let measured = planned_and_taken(&untied, &run, &[]);
-    assert_eq!(measured.0["looked_up"], n_looked_up);
-    check(total(&measured.0), &measured);
+    let (planned, got) = planned_and_taken(&untied, &run, &[]);
+    assert_eq!(planned["looked_up"], n_looked_up);
+    let least = total(&planned) as f64 * (1.0 - TOLERANCE);
+    let most = (total(&planned) + n_looked_up / 2) as f64;
+    assert!((least..most).contains(&(got as f64)), "{got}: {planned}");
     let measured = planned_and_taken(&untied, &BENCH, &[]);
     check(total(&measured.0) + n_looked_up, &measured);
 }

@@ -4,8 +4,10 @@
 //! `null` counts as absent, as it does for the library that writes these files. Knows the meaning
 //! of no key.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Map, Value};
 
@@ -23,7 +25,12 @@ pub struct HfConfig {
     aliases: &'static [(&'static str, &'static str)],
     /// The object that keys were taken out of, where there is one.
     section: Option<Section>,
+    /// What was asked for, of this and of all that were made from it.
+    asked: Asked,
 }
+
+/// First parts of keys.
+type Asked = Arc<Mutex<BTreeSet<String>>>;
 
 /// An object whose keys were taken out of it.
 #[derive(Clone, Debug)]
@@ -61,6 +68,7 @@ impl HfConfig {
             root,
             aliases: &[],
             section: None,
+            asked: Asked::default(),
         })
     }
 
@@ -72,6 +80,7 @@ impl HfConfig {
             root,
             aliases: &[],
             section: None,
+            asked: Asked::default(),
         }
     }
 
@@ -127,7 +136,10 @@ impl HfConfig {
     pub(super) fn with_defaults(mut self, defaults: &[(&str, u32)]) -> Self {
         for &(key, value) in defaults {
             let key = self.own(key);
-            self.root.entry(key).or_insert_with(|| value.into());
+            if !self.root.contains_key(key) {
+                self.mark(key);
+                self.root.insert(key.to_owned(), value.into());
+            }
         }
         self
     }
@@ -139,7 +151,10 @@ impl HfConfig {
         let usual = "partial_rotary_factor";
         let alias = self.aliases.iter().find(|(key, _)| *key == usual);
         let key = alias.map_or(usual, |(_, own)| own);
-        self.root.entry(key).or_insert_with(|| part.into());
+        if !self.root.contains_key(key) {
+            self.mark(key);
+            self.root.insert(key.to_owned(), part.into());
+        }
         self
     }
 
@@ -171,7 +186,9 @@ impl HfConfig {
     /// as absent.
     pub fn value(&self, key: &str) -> Option<&Value> {
         let mut parts = self.own(key).split('.');
-        let mut value = self.root.get(parts.next()?)?;
+        let first = parts.next()?;
+        self.mark(first);
+        let mut value = self.root.get(first)?;
         for part in parts {
             value = match value {
                 Value::Array(list) => list.get(part.parse::<usize>().ok()?)?,
@@ -199,6 +216,19 @@ impl HfConfig {
             }
             None => Ok(()),
         }
+    }
+
+    /// Notes that a key has been asked for, or that it is none of the file's.
+    fn mark(&self, key: &str) {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.insert(key.to_owned());
+    }
+
+    /// The keys that nobody asked for, with their values.
+    pub(super) fn never_asked(&self) -> Vec<(&str, &Value)> {
+        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.root.iter().filter(|(key, _)| !asked.contains(*key));
+        entries.map(|(key, value)| (key.as_str(), value)).collect()
     }
 
     /// Checks that what is there is an object: something else would be read as if it were not there.

@@ -29,6 +29,7 @@ mod steps;
 mod tables;
 mod tokenizer;
 mod translation;
+mod unread;
 mod weights;
 
 pub use class::{ClassWhen, DeriveTensors, Expected, HfClass, HfClasses, HfHead, Key};

@@ -7,6 +7,7 @@ use kv_core::weights::WeightSource;
 use super::files::TensorFiles;
 use super::keys::Keys;
 use super::sentence::DenseModules;
+use super::unread;
 use super::{HfClass, HfClasses, HfConfig, HfHead, HfWeights, ModelFileError};
 use crate::architecture::NO_HEAD;
 use crate::blocks::{OUTPUT, TOKEN_EMBEDDING};
@@ -87,6 +88,7 @@ impl<'a> TranslatedConfig<'a> {
             HfHead::Logits => tie(&self.config, &mut weights)?,
             HfHead::None => weights.forget(OUTPUT),
         }
+        unread::check(&self.config)?;
         Ok(HfTranslation {
             label,
             metadata,

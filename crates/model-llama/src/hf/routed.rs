@@ -55,7 +55,11 @@ pub(super) const CLASSES: &[HfClass] = &[
             RMS_EPS,
             ROPE_KEYS,
             EXPERT_WIDTH,
-            &[SILU],
+            &[
+                SILU,
+                // Tensors tell whether heads have norms.
+                Key::With(|config, _| config.optional_flag("use_qk_norm").map(drop)),
+            ],
             GLM4_MOE_KEYS,
         ],
         tensors: &[
