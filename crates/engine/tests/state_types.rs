@@ -66,7 +66,7 @@ fn mean_kl(p: &[Vec<f64>], q: &[Vec<f64>]) -> f64 {
 fn check<B: Backend>(backend: impl Fn() -> B) {
     for name in MODELS {
         let exact = log_softmax(backend(), name, StateType::F32);
-        for (state_type, allowed) in [(StateType::F16, 2e-5), (StateType::BF16, 1e-3)] {
+        for (state_type, allowed) in [(StateType::F16, 2e-5), (StateType::BF16, 2e-2)] {
             let rounded = log_softmax(backend(), name, state_type);
             let kl = mean_kl(&exact, &rounded);
             println!("{name} {state_type}: {kl:.1e}");

@@ -45,7 +45,7 @@ pub enum KvTypeError {
     /// A name that is no [`KvType`].
     #[error("unknown KV type '{name}': choose one of {known}", name = .0, known = names())]
     Unknown(String),
-    /// A name that is no [`StateType`](crate::StateType).
+    /// A name that is no [`StateType`].
     #[error("states cannot be stored as '{name}': choose one of {known}", name = .0, known = state_names())]
     UnknownState(String),
     /// A text that is no [`LayerKvTypes`](crate::kv_types::LayerKvTypes).

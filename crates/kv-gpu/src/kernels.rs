@@ -145,6 +145,7 @@ const BLOCKS: &[(&str, &str)] = files!("blocks/":
     "rope.h",
     "seen.h",
     "select.h",
+    "state.h",
     "unpack.h",
 );
 

@@ -105,7 +105,7 @@ fn wrong_fields_are_named() {
         (
             "/infill",
             json!({"input_prefix": "a", "input_suffix": "b", "input_extra": [{"filename": "c"}]}),
-            json!("input_extra[0]"),
+            json!("input_extra[0].text"),
         ),
         ("/completion", json!({}), json!("prompt")),
         (

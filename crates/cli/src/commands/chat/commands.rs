@@ -249,8 +249,8 @@ mod tests {
         for (text, wanted) in [
             ("/frobnicate", "unknown command '/frobnicate': /help lists"),
             (
-                "/hepl",
-                "unknown command '/hepl': similar: /help; /help lists",
+                "/helpp",
+                "unknown command '/helpp': similar: /help; /help lists",
             ),
             ("/exit now", "/exit takes nothing after it, but 'now'"),
             ("/save", "/save needs the name of a file"),
