@@ -262,7 +262,7 @@ pub(crate) struct SessionArgs {
     pub(crate) save_kv_type: Option<KvType>,
     /// Type in which recurrent states are saved, q8_0 for example: what follows is another text then, if little
     /// [default: as they are stored]
-    #[arg(long, value_name = "TYPE", requires = "save_state")]
+    #[arg(long, value_name = "TYPE")]
     pub(crate) save_state_type: Option<KvType>,
 }
 

@@ -43,7 +43,7 @@ const fn only(
 const NEEDS: [Need; 20] = [
     everywhere(&["keep"], &["context_shift"]),
     everywhere(&["group_attention_width"], &["group_attention_factor"]),
-    everywhere(&["save_kv_type"], &["save_state"]),
+    everywhere(&["save_kv_type", "save_state_type"], &["save_state"]),
     everywhere(&["kv_recent", "kv_sinks"], &["kv_type_old"]),
     everywhere(&["draft_branches"], &["draft_model"]),
     everywhere(&["resume"], &["output"]),

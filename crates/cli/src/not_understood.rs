@@ -53,12 +53,12 @@ pub(crate) fn complain_of(error: &Error) -> Exit {
         .collect();
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            // Nobody reads a closed pipe.
+            // A closed pipe is no error.
             let _ = error.print();
             return Exit::Done;
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand if given.is_empty() => {
-            // Nobody reads a closed pipe.
+            // A closed pipe is no error.
             let _ = write!(std::io::stdout(), "{}", error.render());
             return Exit::Done;
         }

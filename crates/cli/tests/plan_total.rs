@@ -21,8 +21,8 @@ const N_LAYERS: usize = 2;
 
 /// How far a total may be off.
 const TOLERANCE: f64 = 0.03;
-/// Code and heap that a program has beside the model once it writes a text; of a small model that is more
-/// than the tolerance.
+/// Code and heap of the program itself, in addition to the model, once it writes a text: more than the
+/// tolerance of a small model.
 const PROGRAM: f64 = 3.0 * 1048576.0;
 
 /// Which matrix the logits are computed with.

@@ -180,7 +180,7 @@ fn every_wrong_invocation_is_explained_in_one_line() {
 }
 
 /// Commands with flags that make no sense without others, or together: what is refused, and a remedy.
-const COMBINATIONS: [(&[&str], &str); 32] = [
+const COMBINATIONS: [(&[&str], &str); 33] = [
     (
         &["run", "--keep", "5"],
         "--keep 5 has no effect without --context-shift: give both",
@@ -196,6 +196,10 @@ const COMBINATIONS: [(&[&str], &str); 32] = [
     (
         &["run", "--save-kv-type", "q8_0"],
         "--save-kv-type q8_0 has no effect without --save-state FILE",
+    ),
+    (
+        &["run", "--save-state-type", "q8_0"],
+        "--save-state-type q8_0 has no effect without --save-state FILE",
     ),
     (
         &["run", "--group-attention-width", "64"],

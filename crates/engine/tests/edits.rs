@@ -32,7 +32,7 @@ const MODELS: [(&str, Forgets); 14] = [
     ("rwkv7", Forgets::Something),
     ("xlstm", Forgets::Something),
     ("mamba2", Forgets::Something),
-    // States beside attention: delta rules (with latents, with heads), gated recurrences beside
+    // Hybrids of states and attention: delta rules (with latents, with heads), gated recurrences with
     // windows, lightning attention, short convolutions, blocks whose weights are shared.
     ("kimi_linear", Forgets::Something),
     ("qwen3_next", Forgets::Something),

@@ -77,14 +77,12 @@ fn of_tools(
     let compiler = model.grammars().map_err(of("tools".to_owned()))?;
     compile(compiler).map_err(|error| {
         let wrong = tools.iter().filter(|tool| tool.parameters.is_object());
-        let wrong = wrong.filter_map(|tool| {
+        let mut wrong = wrong.filter_map(|tool| {
             let error = compiler.json_schema(&tool.parameters.to_string()).err()?;
             Some(of(tool.paths.parameters.clone())(error))
         });
-        wrong
-            .into_iter()
-            .next()
-            .unwrap_or_else(|| of("tools".to_owned())(error))
+        let first = wrong.next();
+        first.unwrap_or_else(|| of("tools".to_owned())(error))
     })
 }
 

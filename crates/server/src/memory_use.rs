@@ -1,5 +1,5 @@
-//! [`MemoryUse`]: how many cells and states running requests have, how many cached prefixes alone, and how
-//! many nobody has.
+//! [`MemoryUse`]: how many cells and states running requests hold, how many only cached prefixes hold, and
+//! how many are free.
 //!
 //! Invariant: what a running request shares with a cached prefix is the request's. Counts one frame; knows
 //! no request.

@@ -214,100 +214,83 @@ impl Metrics {
 
 /// Writes what ended requests took, under our names and vLLM's.
 fn write_counters(counts: &Counts, out: &mut String) {
-    for (name, n, help) in [
+    for (name, aliases, n, help) in [
         (
             "cellar_prompt_tokens_total",
+            // All tokens of prompts are looked up.
+            &[
+                "vllm:prompt_tokens_total",
+                "vllm:prefix_cache_queries_total",
+            ][..],
             counts.n_prompt,
             "Tokens of prompts",
         ),
         (
             "cellar_reused_tokens_total",
+            &["vllm:prefix_cache_hits_total"],
             counts.n_reused,
             "Tokens of prompts that were cached",
         ),
         (
             "cellar_generated_tokens_total",
+            &["vllm:generation_tokens_total"],
             counts.n_generated,
             "Tokens of answers",
         ),
         (
             "cellar_preemptions_total",
+            &["vllm:num_preemptions_total"],
             counts.n_preempted,
             "Preemptions of finished requests",
         ),
-        (
-            "vllm:prompt_tokens_total",
-            counts.n_prompt,
-            "As cellar_prompt_tokens_total",
-        ),
-        (
-            "vllm:generation_tokens_total",
-            counts.n_generated,
-            "As cellar_generated_tokens_total",
-        ),
-        (
-            "vllm:prefix_cache_queries_total",
-            counts.n_prompt,
-            "As cellar_prompt_tokens_total: all are looked up",
-        ),
-        (
-            "vllm:prefix_cache_hits_total",
-            counts.n_reused,
-            "As cellar_reused_tokens_total",
-        ),
-        (
-            "vllm:num_preemptions_total",
-            counts.n_preempted,
-            "As cellar_preemptions_total",
-        ),
     ] {
-        head(out, name, "counter", help);
-        line(out, format_args!("{name} {n}"));
+        with_aliases(name, aliases, help, |name, help| {
+            head(out, name, "counter", help);
+            line(out, format_args!("{name} {n}"));
+        });
     }
 }
 
 /// Writes how long requests took, under our names and vLLM's.
 fn write_histograms(counts: &Counts, out: &mut String) {
-    for (name, histogram, help) in [
+    for (name, aliases, histogram, help) in [
         (
             "cellar_time_to_first_token_seconds",
+            &["vllm:time_to_first_token_seconds"][..],
             counts.first_token,
             "From request to first token",
         ),
         (
             "cellar_request_seconds",
+            &["vllm:e2e_request_latency_seconds"],
             counts.total,
             "From request to end",
         ),
         (
             "cellar_queue_seconds",
+            &[],
             counts.queued,
             "From request to admission",
         ),
         (
             "cellar_inter_token_seconds",
+            &["vllm:inter_token_latency_seconds"],
             counts.gaps,
             "From a piece of a text, of a token or a few, to the next",
         ),
-        (
-            "vllm:time_to_first_token_seconds",
-            counts.first_token,
-            "As cellar_time_to_first_token_seconds",
-        ),
-        (
-            "vllm:e2e_request_latency_seconds",
-            counts.total,
-            "As cellar_request_seconds",
-        ),
-        (
-            "vllm:inter_token_latency_seconds",
-            counts.gaps,
-            "As cellar_inter_token_seconds",
-        ),
     ] {
-        head(out, name, "histogram", help);
-        histogram.write(name, out);
+        with_aliases(name, aliases, help, |name, help| {
+            head(out, name, "histogram", help);
+            histogram.write(name, out);
+        });
     }
+}
+
+/// Writes a metric under its name, then under other programs' names for it.
+fn with_aliases(name: &str, aliases: &[&str], help: &str, mut write: impl FnMut(&str, &str)) {
+    write(name, help);
+    let help = format!("As {name}");
+    aliases.iter().for_each(|alias| write(alias, &help));
 }
 
 /// Writes what the memory of each model is used for.

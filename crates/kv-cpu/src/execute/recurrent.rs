@@ -28,25 +28,23 @@ impl Run<'_> {
         let Some(RecurrentMut { conv, states }) = rows.states_mut(*layer) else {
             return Ok(());
         };
-        if let RecurrentOp::Conv { kernel, .. } = op {
-            return self.conv(kernel, conv, step);
-        }
         match states {
-            StatesMut::F32(states) => self.over_states(op, states, step),
-            StatesMut::F16(states) => self.over_states(op, states, step),
-            StatesMut::Bf16(states) => self.over_states(op, states, step),
+            StatesMut::F32(states) => self.recurrent_op(op, conv, states, step),
+            StatesMut::F16(states) => self.recurrent_op(op, conv, states, step),
+            StatesMut::Bf16(states) => self.recurrent_op(op, conv, states, step),
         }
     }
 
-    /// The scan or delta rule of one step.
-    fn over_states<T: StateValue>(
+    /// One operation, over the inputs of convolutions and the states of its layer.
+    fn recurrent_op<T: StateValue>(
         &mut self,
         op: &RecurrentOp,
+        conv: &mut [f32],
         states: &mut [T],
         step: &Step<Buf>,
     ) -> Result<(), BackendError> {
         match op {
-            RecurrentOp::Conv { .. } => Ok(()),
+            RecurrentOp::Conv { kernel, .. } => self.conv(kernel, conv, step),
             RecurrentOp::Scan { weights, .. } => self.scan(&**weights, states, step),
             RecurrentOp::ScanHeads { weights, .. } => self.scan(&**weights, states, step),
             RecurrentOp::Delta { delta, .. } => self.delta(delta, states, step),

@@ -2,7 +2,7 @@
 
 use model_core::hf::{
     ATTENTION_TENSORS, ClassWhen, Expected, GATED_TENSORS, GEMMA_NORMS, HfClass, HfConfig, Key,
-    Keys, ModelFileError, PLUS_ONE, RMS_EPS, RopeKind, RopeSettings, SIZE_KEYS, TensorRule,
+    Keys, ModelFileError, PLUS_ONE, RMS_EPS, RopeSettings, SIZE_KEYS, TensorRule,
     gemma_score_scale, gemma3_windows, head_dim, same, with,
 };
 
@@ -61,17 +61,7 @@ fn bases(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
             "rope_local_base_freq",
         ),
     ] {
-        let rope = RopeSettings::read(config, Some(layers))?;
-        if rope.kind != RopeKind::Plain || rope.partial != 1.0 {
-            let wanted = "a rotation of whole heads without scaling";
-            return Err(config.wrong("rope_parameters", wanted));
-        }
-        let own = format!("rope_parameters.{layers}.rope_theta");
-        let theta = match config.value(&own) {
-            Some(_) => rope.theta,
-            None => config.number(old)?,
-        };
-        keys.set(to, theta as f32);
+        keys.set(to, RopeSettings::plain_base(config, layers, old)? as f32);
     }
     Ok(())
 }

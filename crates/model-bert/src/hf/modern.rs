@@ -2,8 +2,8 @@
 
 use model_core::gguf::Array;
 use model_core::hf::{
-    Expected, HfClass, HfConfig, Key, Keys, ModelFileError, RopeKind, RopeSettings, SIZE_KEYS,
-    TensorRule, in_layers, layer_types, same,
+    Expected, HfClass, HfConfig, Key, Keys, ModelFileError, RopeSettings, SIZE_KEYS, TensorRule,
+    in_layers, layer_types, same,
 };
 
 use super::{NOT_CAUSAL, RANK, activation, as_u32};
@@ -142,21 +142,7 @@ fn modern_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError>
             "sliding_attention",
         ),
     ] {
-        let rope = RopeSettings::read(config, Some(layers))?;
-        if rope.kind != RopeKind::Plain || rope.partial != 1.0 {
-            let wanted = "a rotation of whole heads without scaling";
-            return Err(config.wrong("rope_parameters", wanted));
-        }
-        let own = format!("rope_parameters.{layers}.rope_theta");
-        let theta = match config.value(&own) {
-            Some(_) => rope.theta,
-            None => match config.optional_number(old)? {
-                Some(theta) if theta.is_finite() && theta > 1.0 => theta,
-                Some(_) => return Err(config.wrong(old, "a number above 1")),
-                None => return Err(config.missing(old, "a number above 1")),
-            },
-        };
-        keys.set(to, theta as f32);
+        keys.set(to, RopeSettings::plain_base(config, layers, old)? as f32);
     }
     Ok(())
 }

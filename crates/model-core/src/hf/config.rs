@@ -25,12 +25,12 @@ pub struct HfConfig {
     aliases: &'static [(&'static str, &'static str)],
     /// The object that keys were taken out of, where there is one.
     section: Option<Section>,
-    /// What was asked for, of this and of all that were made from it.
-    asked: Asked,
+    /// What was read, of this and of all that were made from it.
+    read_keys: ReadKeys,
 }
 
 /// First parts of keys.
-type Asked = Arc<Mutex<BTreeSet<String>>>;
+type ReadKeys = Arc<Mutex<BTreeSet<String>>>;
 
 /// An object whose keys were taken out of it.
 #[derive(Clone, Debug)]
@@ -68,7 +68,7 @@ impl HfConfig {
             root,
             aliases: &[],
             section: None,
-            asked: Asked::default(),
+            read_keys: ReadKeys::default(),
         })
     }
 
@@ -80,7 +80,7 @@ impl HfConfig {
             root,
             aliases: &[],
             section: None,
-            asked: Asked::default(),
+            read_keys: ReadKeys::default(),
         }
     }
 
@@ -136,10 +136,7 @@ impl HfConfig {
     pub(super) fn with_defaults(mut self, defaults: &[(&str, u32)]) -> Self {
         for &(key, value) in defaults {
             let key = self.own(key);
-            if !self.root.contains_key(key) {
-                self.mark(key);
-                self.root.insert(key.to_owned(), value.into());
-            }
+            self.set_default(key, value.into());
         }
         self
     }
@@ -151,11 +148,16 @@ impl HfConfig {
         let usual = "partial_rotary_factor";
         let alias = self.aliases.iter().find(|(key, _)| *key == usual);
         let key = alias.map_or(usual, |(_, own)| own);
-        if !self.root.contains_key(key) {
-            self.mark(key);
-            self.root.insert(key.to_owned(), part.into());
-        }
+        self.set_default(key, part.into());
         self
+    }
+
+    /// Sets a key that the file does not have; it is none of those that were not read.
+    fn set_default(&mut self, key: &str, value: Value) {
+        if !self.root.contains_key(key) {
+            self.mark_read(key);
+            self.root.insert(key.to_owned(), value);
+        }
     }
 
     /// The same without a key, for settings that a class reads by itself.
@@ -187,7 +189,7 @@ impl HfConfig {
     pub fn value(&self, key: &str) -> Option<&Value> {
         let mut parts = self.own(key).split('.');
         let first = parts.next()?;
-        self.mark(first);
+        self.mark_read(first);
         let mut value = self.root.get(first)?;
         for part in parts {
             value = match value {
@@ -218,16 +220,21 @@ impl HfConfig {
         }
     }
 
-    /// Notes that a key has been asked for, or that it is none of the file's.
-    fn mark(&self, key: &str) {
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        asked.insert(key.to_owned());
+    fn mark_read(&self, key: &str) {
+        let mut read = self
+            .read_keys
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        read.insert(key.to_owned());
     }
 
-    /// The keys that nobody asked for, with their values.
-    pub(super) fn never_asked(&self) -> Vec<(&str, &Value)> {
-        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        let entries = self.root.iter().filter(|(key, _)| !asked.contains(*key));
+    /// The keys of the file that were not read, with their values.
+    pub(super) fn unread(&self) -> Vec<(&str, &Value)> {
+        let read = self
+            .read_keys
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let entries = self.root.iter().filter(|(key, _)| !read.contains(*key));
         entries.map(|(key, value)| (key.as_str(), value)).collect()
     }
 

@@ -137,6 +137,15 @@ pub fn rope_base_is_stated(config: &HfConfig, _: &mut Keys) -> Result<(), ModelF
     }
 }
 
+fn checked_base(config: &HfConfig, key: &str) -> Result<f64, ModelFileError> {
+    let wanted = "a number above 1";
+    match config.optional_number(key)? {
+        Some(theta) if theta.is_finite() && theta > 1.0 => Ok(theta),
+        Some(_) => Err(config.wrong(key, wanted)),
+        None => Err(config.missing(key, wanted)),
+    }
+}
+
 impl RopeSettings {
     /// The settings of all layers: those of a class where the config has neither object of them.
     ///
@@ -153,6 +162,28 @@ impl RopeSettings {
         }
     }
 
+    /// The base of layers of this type, which rotate whole heads without scaling. Older files have it under
+    /// a key of its own.
+    ///
+    /// # Errors
+    /// [`ModelFileError`] naming the key, also of another rotation.
+    pub fn plain_base(
+        config: &HfConfig,
+        layer_type: &str,
+        old: &str,
+    ) -> Result<f64, ModelFileError> {
+        let rope = Self::read(config, Some(layer_type))?;
+        if rope.kind != RopeKind::Plain || rope.partial != 1.0 {
+            let wanted = "a rotation of whole heads without scaling";
+            return Err(config.wrong("rope_parameters", wanted));
+        }
+        let own = format!("rope_parameters.{layer_type}.rope_theta");
+        match config.value(&own) {
+            Some(_) => Ok(rope.theta),
+            None => checked_base(config, old),
+        }
+    }
+
     /// The base of layers of this type.
     ///
     /// # Errors
@@ -164,11 +195,7 @@ impl RopeSettings {
         let Some(path) = place_of(config, layer_type, "rope_theta") else {
             return Ok(10_000.0);
         };
-        let theta = config.number(&path)?;
-        match theta.is_finite() && theta > 1.0 {
-            true => Ok(theta),
-            false => Err(config.wrong(&path, "a number above 1")),
-        }
+        checked_base(config, &path)
     }
 
     /// Which part of a head rotates in layers of this type.

@@ -1,6 +1,6 @@
 //! Settings of attention and rotations that a class does not read: refused, as they would give other numbers.
 //!
-//! Knows names alone. Invariant: what a class has asked for is never refused here, whatever its value.
+//! Knows names alone. Invariant: what a class reads is never refused here, whatever its value.
 
 use serde_json::Value;
 
@@ -46,13 +46,13 @@ const PATTERNS: [(&str, &str); 3] = [
     ("attention_types", "attention_layers"),
 ];
 
-/// Checks that every setting of attention and rotations was asked for, or turns nothing on.
+/// Checks that every setting of attention and rotations was read, or turns nothing on.
 ///
 /// # Errors
 /// [`ModelFileError::WrongKey`] with the first that was not.
 pub(super) fn check(config: &HfConfig) -> Result<(), ModelFileError> {
     let has = |name: &str, parts: &[&str]| parts.iter().any(|part| name.contains(part));
-    let unread = config.never_asked().into_iter().find(|(name, value)| {
+    let unread = config.unread().into_iter().find(|(name, value)| {
         // A name that begins with this is a library's own.
         let is_setting = has(name, &PARTS) && !name.starts_with('_');
         let has_effect = is_setting && !has(name, &WITHOUT_EFFECT) && !is_off(value);
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_reads_is_named() {
+    fn unread_settings_are_named() {
         for unread in [
             r#"{"attn_logit_softcapping": 30.0}"#,
             r#"{"clip_qkv": 8}"#,

@@ -57,7 +57,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             EXPERT_WIDTH,
             &[
                 SILU,
-                // Tensors tell whether heads have norms.
+                // Whether heads have norms follows from their tensors.
                 Key::With(|config, _| config.optional_flag("use_qk_norm").map(drop)),
             ],
             GLM4_MOE_KEYS,
