@@ -297,6 +297,47 @@ fn gemma_has_four_kv_heads_where_the_config_does_not_say() {
     }
 }
 
+/// Recipe, key and value: what published models of these classes have and transformers' classes ignore.
+const IGNORED: &str = "
+    bloom             offset_alibi            100
+    codegen           scale_attn_weights      true
+    falcon            rotary                  true
+    gemma3n           rope_local_base_freq    10000.0
+    gptj              rotary                  true
+    hunyuan_v1_dense  attention_head_dim      8
+    kimi_linear       rope_theta              10000.0
+    minimax           attn_type_list          [0,1]
+    minimax_m2        attn_type_list          [1,1,1]
+    nemotron_h        rope_theta              10000
+    stablelm          rotary_scaling_factor   1.0
+    starcoder2        scale_attn_weights      true
+";
+
+#[test]
+fn keys_that_published_models_have_and_their_classes_ignore_are_no_error() {
+    for line in IGNORED.trim().lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let &[name, key, value] = &words[..] else {
+            panic!("{line}");
+        };
+        let value: Value = serde_json::from_str(value).unwrap();
+        let recipe =
+            Recipe::named(name).with_config(|config| drop(config.insert(key.to_owned(), value)));
+        let opened = recipe.translated(&registry());
+        assert!(opened.is_ok(), "{line}: {:?}", opened.err());
+    }
+}
+
+#[test]
+fn settings_that_change_scores_and_are_not_read_are_refused() {
+    let key = "attn_logit_softcapping";
+    let capped = Recipe::named("seed_oss")
+        .with_config(|config| drop(config.insert(key.to_owned(), 30.0.into())));
+    let error = capped.translated(&registry()).map(drop).unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains(key), "{error}");
+}
+
 /// The sum of a tensor's values, each times a number that its index alone decides, and the size of
 /// the summands: another order of the values gives another sum.
 fn checksum(values: &[f32]) -> (f64, f64) {

@@ -41,7 +41,10 @@ const KNOWN: &[Known] = &[
     Known::fails("delta_rules_compute", RECURRENT),
     Known::fails("delta_states_go_back", RECURRENT),
     Known::fails("states_of_every_type_compute", RECURRENT),
-    Known::fails("states_of_every_type_continue_however_they_are_cut", RECURRENT),
+    Known::fails(
+        "states_of_every_type_continue_however_they_are_cut",
+        RECURRENT,
+    ),
     Known::fails("states_of_custom_operations_are_floats", CUSTOM),
     Known::fails("unsound_states_are_refused", RECURRENT),
     Known::fails("experts_compute", EXPERTS),

@@ -459,8 +459,6 @@ fn opt_numbers(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError>
 
 /// One key and value for all heads or one for each; biases by distance instead of rotations.
 fn falcon_attention(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
-    // Whether attention and feed-forward net read the same input follows from the norms' tensors.
-    config.optional_flag("parallel_attn")?;
     if config.optional_flag("multi_query")? != Some(false) {
         keys.set("attention.head_count_kv", 1u32);
     }

@@ -55,11 +55,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             RMS_EPS,
             ROPE_KEYS,
             EXPERT_WIDTH,
-            &[
-                SILU,
-                // Whether heads have norms follows from their tensors.
-                Key::With(|config, _| config.optional_flag("use_qk_norm").map(drop)),
-            ],
+            &[SILU],
             GLM4_MOE_KEYS,
         ],
         tensors: &[
