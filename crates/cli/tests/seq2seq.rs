@@ -61,6 +61,13 @@ fn a_text_follows_the_token_that_the_config_forces() {
     config["forced_bos_token_id"] = wanted[0].into();
     std::fs::write(&path, config.to_string()).unwrap();
     assert_eq!(tokens(&[&base[..], &["8", PROMPT]].concat()), wanted[1..]);
+    // Newer directories have it in a file of its own, which comes first.
+    config["forced_bos_token_id"] = wanted[1].into();
+    std::fs::write(&path, config.to_string()).unwrap();
+    let generation = serde_json::json!({"forced_bos_token_id": wanted[0]});
+    let own = dir.path().join("generation_config.json");
+    std::fs::write(own, generation.to_string()).unwrap();
+    assert_eq!(tokens(&[&base[..], &["8", PROMPT]].concat()), wanted[1..]);
     let state = dir.path().join("text.state");
     let state = state.to_str().unwrap();
     tokens(&[&base[..], &["0", "--save-state", state, PROMPT]].concat());

@@ -142,6 +142,20 @@ fn serve_with(
     }
 }
 
+/// The same. A request may go on before the thread that writes has completed its file, and then reads none:
+/// where all did, and files are to come back as others, they are served again.
+fn served(case: &Case, bytes: u64, config: &ServiceConfig, files: (&Path, Fault)) -> Served {
+    let reads_others = matches!(files.1, Fault::CutOff | Fault::Damaged | Fault::Exchanged);
+    let mut served = serve_with(case, bytes, config, files);
+    for _ in 0..20 {
+        if !reads_others || served.n_wrong > 0 || config.preempt_every.is_some() {
+            break;
+        }
+        served = serve_with(case, bytes, config, files);
+    }
+    served
+}
+
 /// How many bytes states have in the mean.
 fn mean_bytes(case: &Case, config: &ServiceConfig) -> u64 {
     let room = Room {
@@ -183,7 +197,7 @@ fn check(case: &Case) {
             counters,
             trace,
             n_wrong,
-        } = serve_with(case, bytes, &config, (&dir, fault));
+        } = served(case, bytes, &config, (&dir, fault));
         let name = format!("{}, {fault:?}: {n_wrong} wrong, {counters:?}", case.name);
         assert_eq!(texts, alone, "{name}");
         assert!(counters.n_spilled_bytes > 0, "{name}");

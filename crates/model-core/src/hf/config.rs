@@ -152,6 +152,18 @@ impl HfConfig {
         self
     }
 
+    /// The same, with the tokens that begin a text as `generation_config.json` has them: there, they come
+    /// before those of `config.json`.
+    #[must_use]
+    pub(super) fn with_start_of(mut self, generation: &Self) -> Self {
+        for key in ["decoder_start_token_id", "forced_bos_token_id"] {
+            if let Some(id) = generation.value(key) {
+                self.root.insert(key.to_owned(), id.clone());
+            }
+        }
+        self
+    }
+
     /// Sets a key that the file does not have; it is none of those that were not read.
     fn set_default(&mut self, key: &str, value: Value) {
         if !self.root.contains_key(key) {

@@ -106,7 +106,11 @@ impl HfTranslation {
     /// [`ModelFileError`] naming the file, key or tensor that is missing, wrong or not supported.
     pub fn open(directory: impl AsRef<Path>, classes: &HfClasses) -> Result<Self, ModelFileError> {
         let directory = directory.as_ref();
-        let config = HfConfig::open(&directory.join("config.json"))?;
+        let mut config = HfConfig::open(&directory.join("config.json"))?;
+        let generation = directory.join("generation_config.json");
+        if generation.exists() {
+            config = config.with_start_of(&HfConfig::open(&generation)?);
+        }
         let name = directory.file_name().map(|name| name.to_string_lossy());
         let mut translated = TranslatedConfig::new(config, name.as_deref(), classes)?;
         super::tokenizer::translate(directory, &translated.config, &mut translated.keys)?;
