@@ -79,7 +79,7 @@ impl Text {
         let reason = py.detach(|| self.state().finish_reason().cloned());
         Some(match reason? {
             FinishReason::EndOfGeneration { .. } => "end",
-            FinishReason::StopString { .. } => "stop",
+            FinishReason::StopString { .. } | FinishReason::StopToken { .. } => "stop",
             FinishReason::Length => "length",
             FinishReason::ContextFull => "context",
             FinishReason::Cancelled => "cancelled",

@@ -2,32 +2,19 @@
 
 import os
 import pathlib
-import re
-import subprocess
 import time
 import urllib.request
 
 import pytest
-
-TEMPLATE = (
-    "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}<|assistant|>"
-)
-
+from served import TEMPLATE, served
 
 ENCODER = pathlib.Path(__file__).parents[1] / "fixtures" / "encoders" / "bert_tiny"
 
 
 def serve(*arguments):
     """The address of a server, which ends after the tests."""
-    command = [os.environ["CELLAR"], "serve", "--port", "0", *arguments]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        line = server.stderr.readline()
-        found = re.search(r"http://\S+", line)
-        assert found, line
-        yield found.group()
-        server.terminate()
-        assert server.wait(60) == 0
+    with served(os.environ["CELLAR"], *arguments) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

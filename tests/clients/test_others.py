@@ -1,5 +1,6 @@
 """Programs and libraries on top of the clients: langchain-openai, and `llm` of the command line."""
 
+import json
 import os
 import subprocess
 import sys
@@ -83,10 +84,10 @@ def test_llm_of_the_command_line(address, tmp_path):
     # A model of another server is a line of this file.
     (tmp_path / "extra-openai-models.yaml").write_text(
         f"- model_id: mine\n  model_name: stories\n  api_base: {address}/v1\n"
+        "  supports_schema: true\n"
     )
     environment = {**os.environ, "LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "none"}
     command = [sys.executable, "-m", "llm", "-m", "mine", "-o", "temperature", "0"]
-    command += ["-o", "max_tokens", "16", "Once upon a time"]
 
     def run(*more):
         done = subprocess.run(
@@ -94,4 +95,9 @@ def test_llm_of_the_command_line(address, tmp_path):
         )
         return done.stdout
 
-    assert run() == run("--no-stream") != ""
+    story = ["-o", "max_tokens", "16", "Once upon a time"]
+    assert run(*story) == run(*story, "--no-stream") != ""
+    schema = json.dumps(Animal.model_json_schema())
+    for more in ([], ["--no-stream"]):
+        animal = json.loads(run("--schema", schema, *more, "An animal"))
+        assert animal["mood"] in ("sad", "happy"), animal

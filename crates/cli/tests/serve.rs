@@ -485,6 +485,11 @@ fn models_of_a_directory_are_loaded_when_they_are_needed() {
     let file = std::fs::metadata(dir.path().join("chat.gguf")).unwrap();
     assert_eq!(chat["size"], file.len());
     assert_eq!(chat["details"]["format"], "gguf");
+    // Known without loading it.
+    assert_eq!(chat["details"]["quantization_level"], "F16");
+    let size = chat["details"]["parameter_size"].as_str().unwrap();
+    assert!(size.ends_with('M'), "{size}");
+    assert_eq!(tags["models"][1]["details"]["parameter_size"], "");
     let broken = json!({"model": "broken", "prompt": "Hello"});
     let error = post(server.address, "/v1/completions", &broken);
     assert_eq!(error.status, 500);

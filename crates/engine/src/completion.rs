@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::ConfigError;
 use crate::error::EngineError;
 use crate::logprobs::{Logprobs, TokenLogprobs};
-use crate::sampler::{SampleError, Sampler, SamplerConfig, Step, TokenOrigin};
+use crate::sampler::{MinTokensStep, SampleError, Sampler, SamplerConfig, Step, TokenOrigin};
 use crate::stop::StopStrings;
 
 /// Why a text ended.
@@ -26,6 +26,11 @@ use crate::stop::StopStrings;
 pub enum FinishReason {
     /// The model chose a token that ends generation.
     EndOfGeneration {
+        /// The token; it is not among the tokens of the text.
+        token: TokenId,
+    },
+    /// A token of [`CompletionOptions::stop_tokens`] was chosen.
+    StopToken {
         /// The token; it is not among the tokens of the text.
         token: TokenId,
     },
@@ -49,8 +54,13 @@ pub struct CompletionOptions {
     pub sampler: SamplerConfig,
     /// Largest number of tokens; `None` goes on until the model or the context ends.
     pub n_predict: Option<usize>,
-    /// Stop strings; they are not part of the result.
+    /// Stop strings.
     pub stop: Vec<String>,
+    /// Whether the stop string that ends the text is part of it.
+    pub includes_stop: bool,
+    /// Tokens that end the text where they are chosen, as those do that end generation; they are not
+    /// part of the result.
+    pub stop_tokens: Vec<TokenId>,
     /// Which log probabilities of its tokens are wanted. Any need whole rows of logits.
     pub logprobs: Logprobs,
     /// Which log probabilities of the prompt's tokens are wanted. Any need a row of logits for each
@@ -102,9 +112,14 @@ impl CompletionOptions {
     /// The same, and that the vocabulary has every token that is named.
     ///
     /// # Errors
-    /// As [`CompletionOptions::check`]; [`ConfigError::BiasToken`].
+    /// As [`CompletionOptions::check`]; [`ConfigError::BiasToken`], [`ConfigError::StopToken`].
     pub fn check_for(&self, tokenizer: &Tokenizer) -> Result<(), ConfigError> {
         self.check()?;
+        let n_tokens = tokenizer.n_tokens();
+        let mut stop_tokens = self.stop_tokens.iter();
+        if let Some(&token) = stop_tokens.find(|token| token.as_usize() >= n_tokens) {
+            return Err(ConfigError::StopToken { token, n_tokens });
+        }
         self.sampler.check_for(tokenizer)
     }
 }
@@ -136,6 +151,7 @@ pub struct Completion {
     tokenizer: Arc<Tokenizer>,
     sampler: Sampler,
     stop: StopStrings,
+    stop_tokens: Vec<TokenId>,
     n_predict: Option<usize>,
     /// `None` once the text has ended and its rest was given out.
     decoder: Option<DecodeStream>,
@@ -155,11 +171,21 @@ impl Completion {
         tokenizer: &Arc<Tokenizer>,
         options: CompletionOptions,
     ) -> Result<Self, EngineError> {
-        options.check()?;
+        options.check_for(tokenizer)?;
+        let min_tokens = options.sampler.min_tokens;
+        let mut sampler = Sampler::for_tokenizer(options.sampler, tokenizer)?;
+        if min_tokens > 0 && !options.stop_tokens.is_empty() {
+            let ends = options.stop_tokens.clone();
+            sampler.push_front(Box::new(MinTokensStep::new(min_tokens, ends)));
+        }
         Ok(Self {
             tokenizer: Arc::clone(tokenizer),
-            sampler: Sampler::for_tokenizer(options.sampler, tokenizer)?,
-            stop: StopStrings::new(options.stop)?,
+            sampler,
+            stop: match options.includes_stop {
+                true => StopStrings::new(options.stop)?.included(),
+                false => StopStrings::new(options.stop)?,
+            },
+            stop_tokens: options.stop_tokens,
             n_predict: options.n_predict,
             decoder: Some(DecodeStream::new(DecodeFrom::Continuation, options.special)),
             tokens: Vec::new(),
@@ -296,6 +322,10 @@ impl Completion {
         };
         if self.tokenizer.is_end_of_generation(token) {
             self.finish = Some(FinishReason::EndOfGeneration { token });
+            return Ok(None);
+        }
+        if self.stop_tokens.contains(&token) {
+            self.finish = Some(FinishReason::StopToken { token });
             return Ok(None);
         }
         self.sampler.accept(token, TokenOrigin::Generated);

@@ -215,6 +215,14 @@ pub enum ConfigError {
         /// Tokens of the vocabulary.
         n_tokens: usize,
     },
+    /// A stop token that the vocabulary does not have.
+    #[error("token {token} is to end texts, but the vocabulary has {n_tokens} tokens")]
+    StopToken {
+        /// The token.
+        token: TokenId,
+        /// Tokens of the vocabulary.
+        n_tokens: usize,
+    },
     /// A setting of a sampling step that is too small, or not a number.
     #[error("{name} is {got}: it must be a number of at least {least}")]
     BelowLeast {

@@ -1,8 +1,9 @@
 //! Stop strings over text that arrives piece by piece.
 //!
 //! Invariant: released text never contains the beginning of a stop string that is completed later,
-//! and is the same however the text was cut into pieces: the stop string that is complete first
-//! wins, of several complete at once the longest. Knows nothing of tokens.
+//! but where that is part of the text ([`StopStrings::included`]), and is the same however the text was
+//! cut into pieces: the stop string that is complete first wins, of several complete at once the longest.
+//! Knows nothing of tokens.
 
 use crate::config::ConfigError;
 
@@ -29,6 +30,7 @@ pub struct Released {
 #[derive(Clone, Debug, Default)]
 pub struct StopStrings {
     stops: Vec<String>,
+    is_included: bool,
     held: String,
     stopped_by: Option<usize>,
 }
@@ -49,6 +51,15 @@ impl StopStrings {
         }
     }
 
+    /// The same, where the stop string that is complete is part of the text.
+    #[must_use]
+    pub fn included(self) -> Self {
+        Self {
+            is_included: true,
+            ..self
+        }
+    }
+
     /// The stop string with this number.
     pub fn get(&self, index: usize) -> Option<&str> {
         self.stops.get(index).map(String::as_str)
@@ -63,7 +74,10 @@ impl StopStrings {
             }
             self.held.push(c);
             if let Some(index) = self.complete() {
-                let end = self.held.len() - self.stops[index].len();
+                let end = match self.is_included {
+                    true => self.held.len(),
+                    false => self.held.len() - self.stops[index].len(),
+                };
                 text.push_str(&self.held[..end]);
                 self.held.clear();
                 self.stopped_by = Some(index);
@@ -137,6 +151,14 @@ mod tests {
             ("ab<en".into(), Some(0))
         );
         assert_eq!(stream(&["aab"], &["aa", "ab"]), ("a".into(), Some(0)));
+    }
+
+    #[test]
+    fn a_stop_string_may_be_part_of_the_text() {
+        let mut watch = StopStrings::new(["<end>", "d>"]).unwrap().included();
+        let pieces = ["ab<", "en", "d>cd"].map(|piece| watch.push(piece).text);
+        assert_eq!(pieces, ["ab", "", "<end>"]);
+        assert_eq!((watch.finish().as_str(), watch.stopped_by), ("", Some(0)));
     }
 
     #[test]

@@ -8,8 +8,9 @@ use engine::{
     Completion, CompletionOptions, EngineConfig, EngineError, FinishReason, GenerateOptions,
     Generation, OutputRow,
 };
-use kv_core::SeqId;
 use kv_core::batch::Batch;
+use kv_core::graph::TopK;
+use kv_core::{SeqId, TokenId};
 use model_core::tokenizer::EncodeOptions;
 
 /// The text, its reason to end and the number of its tokens.
@@ -22,12 +23,14 @@ fn by_generation(options: &CompletionOptions) -> Generated {
         sampler,
         n_predict,
         stop,
+        stop_tokens,
         ..
     } = options.clone();
     let options = GenerateOptions {
         sampler,
         n_predict,
         stop,
+        stop_tokens,
         ..GenerateOptions::default()
     };
     let mut text = Generation::new(&engine, file.tokenizer(), options).unwrap();
@@ -88,6 +91,60 @@ fn a_completion_tells_what_a_generation_tells() {
             );
         }
     }
+}
+
+/// The text before the token, whether it is chosen from whole rows or from the likeliest tokens.
+#[test]
+fn a_stop_token_ends_a_text_and_is_not_in_it() {
+    let file = stories();
+    let mut options = CompletionOptions {
+        sampler: SamplerConfig::greedy(),
+        n_predict: Some(20),
+        ..CompletionOptions::default()
+    };
+    let (whole, _, _) = by_completion(&options);
+    let tokens = file.tokenizer().encode(&whole, EncodeOptions::TEXT);
+    let token = tokens[8];
+    let first = tokens.iter().position(|t| *t == token).unwrap();
+    options.stop_tokens = vec![TokenId(0), token];
+    let stopped = by_completion(&options);
+    let finish = FinishReason::StopToken { token };
+    assert_eq!((stopped.1.as_ref(), stopped.2), (Some(&finish), first));
+    assert!(whole.starts_with(&stopped.0));
+    assert_eq!(by_generation(&options), stopped);
+
+    let mut logits = vec![0.0; file.tokenizer().n_tokens()];
+    logits[token.as_usize()] = 1.0;
+    let mut completion = Completion::new(file.tokenizer(), options.clone()).unwrap();
+    let k = completion.n_candidates().unwrap();
+    let mut row = vec![0.0; TopK::row_len(k)];
+    TopK::of(&logits, &mut row);
+    let top = OutputRow::Candidates(TopK::read(&row).unwrap());
+    assert_eq!(completion.take(top).unwrap(), "");
+    assert_eq!(completion.finish_reason(), Some(&finish));
+    assert!(completion.tokens().is_empty());
+
+    // Not before the text has so many tokens.
+    options.sampler.min_tokens = 1;
+    let mut completion = Completion::new(file.tokenizer(), options.clone()).unwrap();
+    completion.take(OutputRow::Logits(&logits)).unwrap();
+    assert!(completion.tokens().len() == 1 && completion.tokens() != [token]);
+    completion.take(OutputRow::Logits(&logits)).unwrap();
+    assert_eq!(completion.finish_reason(), Some(&finish));
+}
+
+#[test]
+fn a_stop_token_outside_the_vocabulary_is_refused() {
+    let file = stories();
+    let n_tokens = file.tokenizer().n_tokens();
+    let options = CompletionOptions {
+        stop_tokens: vec![TokenId(n_tokens as u32)],
+        ..CompletionOptions::default()
+    };
+    let refused = Completion::new(file.tokenizer(), options).unwrap_err();
+    let wanted =
+        format!("token {n_tokens} is to end texts, but the vocabulary has {n_tokens} tokens");
+    assert_eq!(refused.to_string(), wanted);
 }
 
 /// What decoder and stop strings hold back comes out when the caller ends the text.

@@ -147,8 +147,13 @@ fn a_service_gives_each_text_those_that_it_has_alone() {
             for (number, mut stream) in (0..).zip(streams) {
                 let mut taken = Vec::new();
                 let mut text = String::new();
+                let mut of_prompt = Vec::new();
                 while let Some(piece) = stream.next_piece().unwrap() {
                     text += &piece;
+                    if of_prompt.is_empty() {
+                        of_prompt = stream.take_prompt_logprobs();
+                        assert!(!of_prompt.is_empty(), "they are there with the first piece");
+                    }
                     taken.extend(stream.take_logprobs());
                     let n_written: usize = taken
                         .iter()
@@ -171,8 +176,9 @@ fn a_service_gives_each_text_those_that_it_has_alone() {
                 let generated = Generated {
                     tokens: end.tokens,
                     logprobs: taken,
-                    prompt_logprobs: end.prompt_logprobs,
+                    prompt_logprobs: of_prompt,
                 };
+                assert!(end.prompt_logprobs.is_empty(), "they come once");
                 assert_eq!(
                     generated,
                     alone(&case, number, 32),

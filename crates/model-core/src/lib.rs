@@ -20,4 +20,5 @@ pub mod message_ends;
 pub mod model_file;
 pub mod sentence;
 pub mod tokenizer;
+pub mod weight_summary;
 pub mod windows;

@@ -19,6 +19,7 @@ use crate::gguf::{Array, FromValue, GgufFile, Metadata};
 use crate::tokenizer::{
     SpecialIds, SpecialSpacing, TokenKind, Tokenizer, TokenizerModel, TokenizerSpec,
 };
+use crate::weight_summary::WeightSummary;
 
 /// A model without its tokenizer, which not everything needs.
 #[derive(Debug)]
@@ -93,6 +94,16 @@ impl OpenModel {
             Source::Gguf(file) => Arc::clone(file) as Arc<dyn WeightSource>,
             Source::Directory(directory) => {
                 Arc::clone(directory.weights()) as Arc<dyn WeightSource>
+            }
+        }
+    }
+
+    /// How many weights it has, and how they are stored. Reads no weight.
+    pub fn weight_summary(&self) -> WeightSummary {
+        match &self.source {
+            Source::Gguf(file) => WeightSummary::of_gguf(file),
+            Source::Directory(directory) => {
+                WeightSummary::of_weights(directory.metadata(), &**directory.weights())
             }
         }
     }

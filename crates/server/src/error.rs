@@ -9,8 +9,8 @@ use axum::http::header::{ALLOW, RETRY_AFTER};
 use axum::http::{HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use cellar_grammar::GrammarError;
-use engine::EngineError;
 use engine::serve::{RequestError, ServiceError};
+use engine::{ConfigError, EngineError};
 use model_core::chat_template::ChatTemplateError;
 use serde_json::{Value, json};
 
@@ -396,7 +396,14 @@ impl From<ServiceError> for ApiError {
 impl From<&EngineError> for ApiError {
     fn from(error: &EngineError) -> Self {
         match error {
-            EngineError::Config(why) => Self::invalid(why.to_string()),
+            EngineError::Config(why) => Self {
+                param: match why {
+                    ConfigError::BiasToken { .. } => Some("logit_bias".to_owned()),
+                    ConfigError::StopToken { .. } => Some("stop_token_ids".to_owned()),
+                    _ => None,
+                },
+                ..Self::invalid(why.to_string())
+            },
             EngineError::TextTooLong {
                 index,
                 n_tokens,

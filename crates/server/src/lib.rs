@@ -68,8 +68,8 @@ pub use conversations::ConversationLimits;
 pub use error::ApiError;
 pub use fim::{Gap, GapFile};
 pub use generate::{
-    Answer, Arguments, CallNumber, ChatPrompt, Constraint, Finish, GenerateRequest, Generating,
-    Output, Piece, Prompt, Tool, ToolCall, ToolPaths, ToolUse,
+    Answer, Arguments, CallNumber, ChatPrompt, Constraint, EchoedPrompt, Finish, GenerateRequest,
+    Generating, Output, Piece, Prompt, Stop, Tool, ToolCall, ToolPaths, ToolUse,
 };
 pub use hosts::HostCheck;
 pub use json::{Body, Neutral, Refused};

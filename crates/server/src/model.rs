@@ -19,6 +19,7 @@ use model_core::chat_template::{
 use model_core::message_ends::message_ends;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::Tokenizer;
+use model_core::weight_summary::WeightSummary;
 use serde_json::Value;
 
 use crate::api::params::random_id;
@@ -108,6 +109,8 @@ pub enum Work {
 pub struct ServedModel {
     settings: ModelSettings,
     architecture: String,
+    n_embd: usize,
+    weights: WeightSummary,
     created: u64,
     tokenizer: Arc<Tokenizer>,
     template: Option<(String, ChatTemplate)>,
@@ -177,6 +180,8 @@ impl ServedModel {
         Ok(Self {
             settings,
             architecture: file.model().architecture().to_owned(),
+            n_embd: file.model().embedding_dim(),
+            weights: file.weight_summary(),
             created: since.map_or(0, |since| since.as_secs()),
             tokenizer: Arc::clone(file.tokenizer()),
             template,
@@ -200,6 +205,16 @@ impl ServedModel {
     /// The architecture of its file.
     pub fn architecture(&self) -> &str {
         &self.architecture
+    }
+
+    /// The width of its embeddings.
+    pub fn n_embd(&self) -> usize {
+        self.n_embd
+    }
+
+    /// How many weights it has, and how they are stored.
+    pub fn weights(&self) -> &WeightSummary {
+        &self.weights
     }
 
     /// When it was loaded, in seconds since 1970.

@@ -4,6 +4,8 @@
 
 #[path = "http/anthropic.rs"]
 mod anthropic;
+#[path = "http/echo.rs"]
+mod echo;
 #[path = "http/errors.rs"]
 mod errors;
 #[path = "http/fuzz.rs"]
@@ -34,6 +36,8 @@ mod otlp;
 mod render;
 #[path = "http/responses.rs"]
 mod responses;
+#[path = "http/stops.rs"]
+mod stops;
 #[path = "http/support.rs"]
 mod support;
 #[path = "http/tenants.rs"]

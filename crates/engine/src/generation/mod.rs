@@ -39,6 +39,8 @@ pub struct GenerateOptions {
     pub n_predict: Option<usize>,
     /// Stop strings; they are not part of the result.
     pub stop: Vec<String>,
+    /// Tokens that end the text where they are chosen; they are not part of the result.
+    pub stop_tokens: Vec<TokenId>,
     /// Which log probabilities of its tokens are wanted.
     pub logprobs: Logprobs,
     /// Which log probabilities of the prompt's tokens are wanted: of each prompt that is fed, all but
@@ -203,6 +205,7 @@ impl Generation {
             sampler,
             n_predict,
             stop,
+            stop_tokens,
             logprobs,
             prompt_logprobs,
             cancel,
@@ -221,6 +224,7 @@ impl Generation {
             sampler,
             n_predict,
             stop,
+            stop_tokens,
             logprobs,
             prompt_logprobs,
             ..CompletionOptions::default()

@@ -20,7 +20,8 @@ use crate::speculate::DraftSource;
 #[derive(Debug)]
 pub(super) struct LiveText {
     pub(super) completion: Completion,
-    /// The prompt, where the rows of its tokens are wanted.
+    /// The prompt, where the rows of its tokens are wanted; empty once their log probabilities were
+    /// given out.
     pub(super) prompt: Vec<TokenId>,
     /// Log probabilities that were given out.
     n_logprobs: usize,
@@ -98,6 +99,10 @@ impl LiveText {
             self.error = Some(error);
             return Progress::Failed;
         }
+        if !std::mem::take(&mut self.prompt).is_empty() {
+            let places = self.completion.prompt_logprobs();
+            self.sender.set_prompt_logprobs(places);
+        }
         match self.completion.take(OutputRow::Logits(row)) {
             Ok(piece) => {
                 // Tokens whose text is held back come with the piece that releases it.
@@ -141,8 +146,6 @@ impl LiveText {
             End::Cancelled => self.completion.end(FinishReason::Cancelled),
         };
         self.send(&rest);
-        self.sender
-            .set_prompt_logprobs(self.completion.prompt_logprobs());
         let finish = self.completion.finish_reason().cloned();
         let ended = match (end, finish, self.error) {
             (End::Failed, _, Some(error)) => Err(ServiceError::Engine(error)),

@@ -67,7 +67,8 @@ pub struct FinishedText {
     /// The log probabilities of its tokens, where such are wanted, but those that were taken from the
     /// stream before.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Those of the prompt's tokens but the first, where they are wanted.
+    /// Those of the prompt's tokens but the first, where they are wanted and were not taken from the
+    /// stream before.
     pub prompt_logprobs: Vec<TokenLogprobs>,
     /// Why it ended.
     pub finish: FinishReason,
@@ -186,6 +187,12 @@ impl TextStream {
     /// pieces.
     pub fn take_logprobs(&mut self) -> Vec<TokenLogprobs> {
         std::mem::take(&mut self.shared.lock().ready_logprobs)
+    }
+
+    /// The log probabilities of the prompt's tokens but the first, where they are wanted, once: they are
+    /// there from the first piece of the text on.
+    pub fn take_prompt_logprobs(&mut self) -> Vec<TokenLogprobs> {
+        std::mem::take(&mut self.shared.lock().prompt_logprobs)
     }
 
     /// Asks the service to end the request. What was computed by then still comes, and the reason

@@ -69,6 +69,7 @@ fn generate(
         sampler: options.sampler,
         n_predict: options.n_predict,
         stop: options.stop,
+        stop_tokens: options.stop_tokens,
         logprobs: Logprobs::Top(0),
         speculation: request.speculation,
         ..GenerateOptions::default()
@@ -188,6 +189,31 @@ fn a_text_that_repeats_itself_takes_fewer_steps() {
     let (tokens, n_steps) = steps(Speculation::LOOKUP);
     assert_eq!(tokens, plain);
     assert!(n_steps < n_plain, "{n_steps} steps instead of {n_plain}");
+}
+
+/// A stop token ends a text where it ends it without drafts, also where it was drafted itself.
+#[test]
+fn a_stop_token_ends_a_text_with_drafts_too() {
+    let case = stories("stories-llama");
+    let mut alone = engine(&case, 1, 220);
+    for number in 0..6 {
+        let (whole, ..) = generate(&case, &mut alone, &request(&case, number));
+        let n = whole.tokens.len();
+        let token = whole.tokens[n * 3 / 4];
+        let stopping = || {
+            let mut request = request(&case, number);
+            request.options.stop_tokens = vec![token];
+            request
+        };
+        let (plain, ..) = generate(&case, &mut alone, &stopping());
+        assert_eq!(plain.finish, FinishReason::StopToken { token });
+        assert!(plain.tokens.len() < n && whole.tokens.starts_with(&plain.tokens));
+        let drafted = with_lookup(stopping(), 8);
+        assert_eq!(generate(&case, &mut alone, &drafted).0, plain, "{number}");
+        let service = case.service_on(engine(&case, 1, 220));
+        let end = service.submit(drafted).unwrap().finish().unwrap();
+        assert_eq!(Generated::from(end), plain, "{number}");
+    }
 }
 
 #[test]

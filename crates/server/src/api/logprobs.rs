@@ -8,6 +8,7 @@ use model_core::tokenizer::{SpecialPieces, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
+use crate::generate::EchoedPrompt;
 
 /// What stands for minus infinity, which JSON does not have: as OpenAI.
 const IMPOSSIBLE: f64 = -9999.0;
@@ -67,21 +68,35 @@ pub fn places(tokenizer: &Tokenizer, places: &[TokenLogprobs]) -> Vec<Value> {
     entries(places, |of| entry(tokenizer, of))
 }
 
-/// The `logprobs` of a choice of `/v1/completions`; `offset` is where the text of the first token
-/// begins, in characters, and becomes where the next one does.
-pub fn completion(tokenizer: &Tokenizer, places: &[TokenLogprobs], offset: &mut usize) -> Value {
+/// The `logprobs` of a choice of `/v1/completions`, of a prompt, whose first token has none, and of the
+/// tokens behind it; `offset` is where the text of the first of these begins without a prompt, in characters,
+/// and becomes where the next one does.
+pub fn completion(
+    tokenizer: &Tokenizer,
+    prompt: Option<&EchoedPrompt>,
+    places: &[TokenLogprobs],
+    offset: &mut usize,
+) -> Value {
     let (mut tokens, mut logprobs, mut tops, mut offsets) = (vec![], vec![], vec![], vec![]);
+    let mut add = |token: String, place: Option<&TokenLogprobs>, offset: usize| {
+        tokens.push(token);
+        logprobs.push(place.map(|place| finite(place.chosen.logprob)));
+        tops.push(place.map(|place| likeliest(tokenizer, &place.top)));
+        offsets.push(offset);
+    };
+    if let Some(prompt) = prompt {
+        let places = std::iter::once(None).chain(prompt.logprobs.iter().map(Some));
+        let tokens = prompt.tokens.iter().zip(prompt.offsets.iter());
+        for ((&token, &offset), place) in tokens.zip(places) {
+            add(text(tokenizer, token), place, offset);
+        }
+        *offset = prompt.text.chars().count();
+    }
     for place in places {
         let token = text(tokenizer, place.chosen.token);
-        offsets.push(*offset);
-        *offset += token.chars().count();
-        tokens.push(token);
-        logprobs.push(finite(place.chosen.logprob));
-        let top = place.top.iter().map(|of| {
-            let logprob = json!(finite(of.logprob));
-            (text(tokenizer, of.token), logprob)
-        });
-        tops.push(top.collect::<Map<String, Value>>());
+        let n_chars = token.chars().count();
+        add(token, Some(place), *offset);
+        *offset += n_chars;
     }
     json!({
         "tokens": tokens,
@@ -89,6 +104,12 @@ pub fn completion(tokenizer: &Tokenizer, places: &[TokenLogprobs], offset: &mut 
         "top_logprobs": tops,
         "text_offset": offsets,
     })
+}
+
+/// The log probabilities of tokens by their text.
+fn likeliest(tokenizer: &Tokenizer, top: &[TokenLogprob]) -> Map<String, Value> {
+    let entry = |of: &TokenLogprob| (text(tokenizer, of.token), json!(finite(of.logprob)));
+    top.iter().map(entry).collect()
 }
 
 /// The `completion_probabilities` of llama-server.

@@ -12,6 +12,7 @@ use kv_core::TokenId;
 use serde::Deserialize;
 
 use crate::error::ApiError;
+use crate::generate::Stop;
 use crate::model::ModelSettings;
 use crate::speculate::Speculate;
 
@@ -47,7 +48,10 @@ pub struct SamplingParams {
     mirostat_eta: Option<f32>,
     n: Option<u32>,
     best_of: Option<u32>,
-    stop: Option<Stop>,
+    stop: Option<StopStrings>,
+    stop_token_ids: Option<Vec<u32>>,
+    include_stop_str_in_output: Option<bool>,
+    ignore_eos: Option<bool>,
     cache_salt: Option<String>,
     priority: Option<PriorityParam>,
     speculate: Option<Speculate>,
@@ -56,7 +60,7 @@ pub struct SamplingParams {
 /// One text or several.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged, expecting = "expected a text or a list of texts")]
-enum Stop {
+enum StopStrings {
     One(String),
     Many(Vec<String>),
 }
@@ -231,20 +235,33 @@ impl SamplingParams {
         choices.map_err(|error| ApiError::invalid_param("n", error.to_string()))
     }
 
-    /// The stop strings.
+    /// What ends the text.
     ///
     /// # Errors
-    /// [`ApiError`] 400 where one is empty.
-    pub fn stop(&self) -> Result<Vec<String>, ApiError> {
-        let stop = match &self.stop {
+    /// [`ApiError`] 400 where a stop string is empty, and 400 where the text of a stop token is wanted.
+    pub fn stop(&self) -> Result<Stop, ApiError> {
+        let strings = match &self.stop {
             None => Vec::new(),
-            Some(Stop::One(stop)) => vec![stop.clone()],
-            Some(Stop::Many(stop)) => stop.clone(),
+            Some(StopStrings::One(stop)) => vec![stop.clone()],
+            Some(StopStrings::Many(stop)) => stop.clone(),
         };
-        match stop.iter().any(String::is_empty) {
-            true => Err(ApiError::invalid_param("stop", "a text of 'stop' is empty")),
-            false => Ok(stop),
+        if strings.iter().any(String::is_empty) {
+            return Err(ApiError::invalid_param("stop", "a text of 'stop' is empty"));
         }
+        let tokens = self.stop_token_ids.iter().flatten();
+        let tokens: Vec<TokenId> = tokens.copied().map(TokenId).collect();
+        let is_included = self.include_stop_str_in_output == Some(true);
+        if is_included && !tokens.is_empty() {
+            let message = "'include_stop_str_in_output' is not supported with 'stop_token_ids', whose text \
+                           is never part of an answer: use 'stop'";
+            return Err(ApiError::unsupported("include_stop_str_in_output", message));
+        }
+        Ok(Stop {
+            strings,
+            is_included,
+            tokens,
+            ignore_eos: self.ignore_eos == Some(true),
+        })
     }
 
     /// Narrows who shares cached prefixes.

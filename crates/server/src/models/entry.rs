@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use engine::serve::Service;
 use kv_core::backend::BoxedBackend;
+use model_core::weight_summary::WeightSummary;
 
 use crate::error::ApiError;
 use crate::model::{Job, ServedModel, Work};
@@ -57,6 +58,10 @@ pub struct ModelFacts {
     pub n_vocab: Option<usize>,
     /// Tokens of its context.
     pub n_ctx: Option<usize>,
+    /// The width of its embeddings.
+    pub n_embd: Option<usize>,
+    /// How many weights it has, and how they are stored; empty where its file cannot be read.
+    pub weights: WeightSummary,
     /// The source of its chat template.
     pub template: Option<String>,
     /// `gguf` or `safetensors`; empty where there is no file.
@@ -77,6 +82,8 @@ impl ModelFacts {
             job: Some(model.job()),
             n_vocab: Some(model.tokenizer().n_tokens()),
             n_ctx: n_ctx(model),
+            n_embd: Some(model.n_embd()),
+            weights: model.weights().clone(),
             template: model.template_source().map(str::to_owned),
             ..Self::default()
         }

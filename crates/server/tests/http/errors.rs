@@ -94,21 +94,19 @@ fn wrong_fields_are_named() {
 fn what_would_change_the_result_is_refused_with_its_name() {
     let server = Setup::default().start();
     for (name, value) in [
-        ("ignore_eos", json!(true)),
         ("dynatemp_range", json!(0.5)),
         ("best_of", json!(2)),
         ("modalities", json!(["text", "audio"])),
         ("guided_regex", json!("a+")),
         ("guided_choice", json!(["a", "b"])),
         ("guided_grammar", json!("start: \"a\"")),
-        ("stop_token_ids", json!([1])),
         ("bad_words", json!(["a"])),
         ("allowed_token_ids", json!([1])),
-        ("include_stop_str_in_output", json!(true)),
         ("continue_final_message", json!(true)),
         ("add_generation_prompt", json!(false)),
         ("echo", json!(true)),
         ("truncate_prompt_tokens", json!(5)),
+        ("prompt_logprobs", json!(1)),
     ] {
         let mut body = json!({"messages": user(&json!("Hello"))});
         body[name] = value;
@@ -118,7 +116,10 @@ fn what_would_change_the_result_is_refused_with_its_name() {
             (&json!(name), &json!("unsupported_parameter"))
         );
     }
-    for (name, value) in [("echo", json!(true)), ("grammar", json!("root ::= x"))] {
+    for (name, value) in [
+        ("prompt_logprobs", json!(1)),
+        ("grammar", json!("root ::= x")),
+    ] {
         let mut body = json!({"prompt": "Hello"});
         body[name] = value;
         let error = refused(&server, "/v1/completions", &body, 400);

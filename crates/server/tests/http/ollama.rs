@@ -3,7 +3,7 @@
 use model_tests::http::{get, open, post, request};
 use serde_json::{Value, json};
 
-use crate::support::{Alone, Setup, with};
+use crate::support::{Alone, Setup, stories, with};
 
 fn lines(body: &str) -> Vec<Value> {
     body.lines()
@@ -142,14 +142,24 @@ fn models_are_listed_and_shown() {
     let server = Setup::default().start();
     let tags = get(server.address, "/api/tags").json();
     assert_eq!(tags["models"][0]["name"], "stories");
-    assert_eq!(tags["models"][0]["details"]["family"], "llama");
+    let details = &tags["models"][0]["details"];
+    assert_eq!(details["family"], "llama");
+    let n_weights = stories().weight_summary().n_values;
+    let millions = format!("{:.2}M", n_weights as f64 / 1e6);
+    assert_eq!(details["parameter_size"], millions);
+    assert_eq!(details["quantization_level"], "F16");
     let ps = get(server.address, "/api/ps").json();
     assert_eq!(ps["models"][0]["model"], "stories");
+    assert_eq!(&ps["models"][0]["details"], details);
     assert!(ps["models"][0]["expires_at"].is_string());
     let shown = post(server.address, "/api/show", &json!({"model": "tiny"})).json();
     assert_eq!(shown["capabilities"], json!(["completion"]));
     assert_eq!(shown["model_info"]["general.architecture"], "llama");
     assert_eq!(shown["model_info"]["llama.context_length"], 1024);
+    assert_eq!(shown["model_info"]["general.parameter_count"], n_weights);
+    let width = stories().model().embedding_dim();
+    assert_eq!(shown["model_info"]["llama.embedding_length"], width);
+    assert_eq!(&shown["details"], details);
     let version = get(server.address, "/api/version").json();
     assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
 }

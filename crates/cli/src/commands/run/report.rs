@@ -119,6 +119,7 @@ pub(super) fn statistics(
     } = generation.timings();
     let finish = match generation.finish_reason() {
         Some(FinishReason::EndOfGeneration { .. }) => "the model ended it",
+        Some(FinishReason::StopToken { .. }) => "a stop token",
         Some(FinishReason::StopString { .. }) => "a stop string",
         Some(FinishReason::Length) => "--predict reached",
         Some(FinishReason::ContextFull) => "the context is full",

@@ -144,6 +144,8 @@ fn facts_of(args: &ServeArgs, file: &OpenModel) -> ModelFacts {
         n_ctx: settings
             .filter(|_| job == Job::Texts)
             .map(|settings| settings.n_ctx as usize),
+        n_embd: Some(model.embedding_dim()),
+        weights: file.weight_summary(),
         // A template of another type is as good as none.
         template: template.ok().flatten().map(str::to_owned),
         ..ModelFacts::default()

@@ -25,7 +25,7 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::generate::{
-    Answer, ChatPrompt, Constraint, Finish, GenerateRequest, Output, Piece, Prompt,
+    Answer, ChatPrompt, Constraint, Finish, GenerateRequest, Output, Piece, Prompt, Stop,
 };
 use crate::json::{self, Body, Neutral, Refused};
 use crate::model::{Job, ServedModel};
@@ -130,7 +130,10 @@ fn read(body: &Body, fields: &Fields, model: &ServedModel) -> Result<GenerateReq
         prompt: Prompt::Chat(chat(fields, &tools)?),
         sampler: sampling.sampler(model.settings())?,
         max_tokens: Some(max_tokens),
-        stop,
+        stop: Stop {
+            strings: stop,
+            ..sampling.stop()?
+        },
         constraint: match (tools.constraint(), constraint(fields)?) {
             (Some(_), Some(_)) => {
                 let message = "an answer that has to call a tool has no 'output_config.format'";
@@ -141,6 +144,7 @@ fn read(body: &Body, fields: &Fields, model: &ServedModel) -> Result<GenerateReq
         output: Output::Chat(tools.used()),
         logprobs: Logprobs::Off,
         choices: Choices::default(),
+        echo: false,
         priority: sampling.priority(),
         cache_salt: sampling.cache_salt(),
         speculate: sampling.speculate(),
@@ -209,7 +213,9 @@ fn thinking(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
 /// Anthropic's word for why a text ended, and the stop sequence that ended it.
 fn stop_reason(finish: &Finish) -> Value {
     match &finish.reason {
-        FinishReason::EndOfGeneration { .. } if finish.has_calls => {
+        FinishReason::EndOfGeneration { .. } | FinishReason::StopToken { .. }
+            if finish.has_calls =>
+        {
             json!({"stop_reason": "tool_use", "stop_sequence": null})
         }
         FinishReason::Length => json!({"stop_reason": "max_tokens", "stop_sequence": null}),
@@ -389,7 +395,7 @@ impl Encoder for MessageStream {
 
     fn piece(&mut self, _choice: usize, piece: Piece) -> String {
         match piece {
-            Piece::Logprobs(_) => String::new(),
+            Piece::Prompt(_) | Piece::Logprobs(_) => String::new(),
             Piece::Text(text) => {
                 let block = json!({"type": "text", "text": ""});
                 self.delta(

@@ -25,18 +25,13 @@ use crate::models::ModelInUse;
 use crate::stream::{self, Encoder, event};
 
 /// Parameters that would change the result.
-const REFUSED: [Refused; 11] = [
+const REFUSED: [Refused; 10] = [
     Refused::new(
         "n_cmpl",
         Neutral::Number(1.0),
         "use /v1/completions with 'n'",
     ),
     Refused::new("n", Neutral::Number(1.0), "use /v1/completions"),
-    Refused::new(
-        "ignore_eos",
-        Neutral::False,
-        "use 'logit_bias' of the tokens that end a text, with false",
-    ),
     Refused::new("grammar", Neutral::Empty, "use json_schema"),
     Refused::new("dynatemp_range", Neutral::Number(0.0), "use temperature"),
     Refused::new("lora", Neutral::Empty, "this server has no adapters"),
@@ -258,6 +253,7 @@ async fn generate(
             speculate: sampling.speculate(),
             logprobs: wanted,
             choices: Choices::default(),
+            echo: false,
             output: Output::Text,
         })
     };
@@ -387,6 +383,7 @@ fn timings(usage: &Usage, reused: usize) -> Value {
 impl Encoder for CompletionFormat {
     fn piece(&mut self, index: usize, piece: Piece) -> String {
         match piece {
+            Piece::Prompt(_) => String::new(),
             Piece::Logprobs(new) => {
                 if let Some(state) = self.texts.get_mut(index) {
                     state.logprobs.extend(new);

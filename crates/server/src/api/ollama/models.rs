@@ -88,10 +88,17 @@ pub(crate) fn show() -> MethodRouter<App> {
         if let Some(n_vocab) = facts.n_vocab {
             info["tokenizer.ggml.n_tokens"] = json!(n_vocab);
         }
-        if let Some(n_ctx) = facts.n_ctx {
-            // Ollama's clients look for the length under the name of the architecture.
-            let key = format!("{}.context_length", facts.architecture);
-            info[key] = json!(n_ctx);
+        if facts.weights.n_values > 0 {
+            info["general.parameter_count"] = json!(facts.weights.n_values);
+        }
+        // Ollama's clients look for these under the name of the architecture.
+        for (name, value) in [
+            ("context_length", facts.n_ctx),
+            ("embedding_length", facts.n_embd),
+        ] {
+            if let Some(value) = value {
+                info[format!("{}.{name}", facts.architecture)] = json!(value);
+            }
         }
         Ok::<Response, ApiError>(json::respond(&json!({
             "modelfile": "",
@@ -158,7 +165,42 @@ fn details(facts: &ModelFacts) -> Value {
         "format": facts.format,
         "family": facts.architecture,
         "families": [facts.architecture],
-        "parameter_size": "",
-        "quantization_level": "",
+        "parameter_size": human_number(facts.weights.n_values),
+        "quantization_level": facts.weights.quantization,
     })
+}
+
+/// A number of weights as Ollama writes it; empty where it is not known.
+fn human_number(n: u64) -> String {
+    let of = |unit: u64, decimals: usize, name: char| {
+        let decimals = if n.is_multiple_of(unit) { 0 } else { decimals };
+        format!("{:.decimals$}{name}", n as f64 / unit as f64)
+    };
+    match n {
+        0 => String::new(),
+        1..1_000 => n.to_string(),
+        1_000..1_000_000 => of(1_000, 0, 'K'),
+        1_000_000..1_000_000_000 => of(1_000_000, 2, 'M'),
+        _ => of(1_000_000_000, 1, 'B'),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_weights_are_written_as_ollama_does() {
+        for (n, wanted) in [
+            (0, ""),
+            (999, "999"),
+            (1_600, "2K"),
+            (494_032_768, "494.03M"),
+            (137_000_000, "137M"),
+            (7_615_616_512, "7.6B"),
+            (70_000_000_000, "70B"),
+        ] {
+            assert_eq!(human_number(n), wanted, "{n}");
+        }
+    }
 }

@@ -203,6 +203,7 @@ fn read(
         },
         logprobs: wanted_logprobs(fields)?,
         choices: Choices::default(),
+        echo: false,
     })
 }
 
@@ -464,6 +465,7 @@ impl Encoder for Lines {
                 self.add_thinking(&mut line, &text);
                 line
             }
+            Piece::Prompt(_) => return String::new(),
             Piece::Logprobs(places) => {
                 if let Some(pending) = &mut self.logprobs {
                     pending.add(places);

@@ -157,6 +157,7 @@ pub(super) fn read(
     };
     let specific = Specific {
         prompt: Prompt::Chat(chat),
+        echo: false,
         max_tokens: fields.max_completion_tokens.or(fields.max_tokens),
         output: Output::Chat(tools.used()),
         forced: tools.constraint(),
@@ -285,6 +286,7 @@ impl Encoder for ChatStream {
                 }
                 String::new()
             }
+            Piece::Prompt(_) => String::new(),
             Piece::Text(text) => self.chunk(choice, &json!({"content": text}), None),
             Piece::Reasoning(text) => self.chunk(choice, &json!({"reasoning_content": text}), None),
             Piece::ToolStart { index, id, name } => {

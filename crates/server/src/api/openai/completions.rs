@@ -14,14 +14,14 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::chat::StreamOptions;
-use super::{Neutral, Refused, Specific, finish_reason, generate_request, usage_json};
+use super::{Specific, finish_reason, generate_request, usage_json};
 use crate::api::params::{now, random_id};
 use crate::api::{logprobs, on_post};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::fim::{self, Gap};
-use crate::generate::{Answer, GenerateRequest, Output, Piece, Prompt};
+use crate::generate::{Answer, EchoedPrompt, GenerateRequest, Output, Piece, Prompt};
 use crate::json::{self, Body};
 use crate::model::{Job, ServedModel};
 use crate::stream::{self, Encoder, event};
@@ -32,19 +32,14 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 /// Prompts of one request.
 const MAX_PROMPTS: usize = 128;
 
-/// Parameters of this endpoint alone that would change the result.
-const COMPLETION_REFUSED: [Refused; 1] = [Refused::new(
-    "echo",
-    Neutral::False,
-    "add the prompt to the answer",
-)];
-
 /// The fields of this endpoint alone.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct CompletionFields {
     pub(super) model: Option<String>,
     prompt: Prompts,
     max_tokens: Option<usize>,
+    /// Whether the answer begins with the prompt.
+    echo: Option<bool>,
     /// What comes after the text that is generated.
     suffix: Option<String>,
     stream: Option<bool>,
@@ -142,8 +137,12 @@ pub(super) fn read(
     fields: &CompletionFields,
     model: &ServedModel,
 ) -> Result<Vec<GenerateRequest>, ApiError> {
-    body.refuse(&COMPLETION_REFUSED)?;
     let suffix = fields.suffix.as_deref().filter(|suffix| !suffix.is_empty());
+    let echo = fields.echo == Some(true);
+    if echo && suffix.is_some() {
+        let message = "'echo' is not supported with 'suffix': the prompt of a gap is no text";
+        return Err(ApiError::unsupported("echo", message));
+    }
     let prompts = with_suffix(fields.prompt.list(), suffix, model)?;
     if prompts.is_empty() || prompts.len() > MAX_PROMPTS {
         let message = format!(
@@ -157,6 +156,7 @@ pub(super) fn read(
     let request = |prompt| {
         let specific = Specific {
             prompt,
+            echo,
             max_tokens: Some(fields.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
             logprobs: wanted,
             output: Output::Text,
@@ -221,9 +221,15 @@ struct ChoiceState {
 }
 
 impl Header {
-    fn logprobs(&self, places: &[TokenLogprobs], offset: &mut usize) -> Value {
+    /// Those of a prompt and of tokens behind it.
+    fn logprobs(
+        &self,
+        prompt: Option<&EchoedPrompt>,
+        places: &[TokenLogprobs],
+        offset: &mut usize,
+    ) -> Value {
         match self.with_logprobs {
-            true => logprobs::completion(&self.tokenizer, places, offset),
+            true => logprobs::completion(&self.tokenizer, prompt, places, offset),
             false => Value::Null,
         }
     }
@@ -242,8 +248,10 @@ impl Header {
         let choices = answers.iter().enumerate();
         let choices = choices.map(|(index, answer)| {
             let finish = Some(finish_reason(&answer.finish));
-            let mut choice = choice(index, &answer.text, finish);
-            choice["logprobs"] = self.logprobs(&answer.logprobs, &mut 0);
+            let prompt = answer.prompt.as_ref();
+            let before = prompt.map_or("", |prompt| &prompt.text);
+            let mut choice = choice(index, &format!("{before}{}", answer.text), finish);
+            choice["logprobs"] = self.logprobs(prompt, &answer.logprobs, &mut 0);
             choice
         });
         self.object(&choices.collect::<Vec<_>>())
@@ -268,7 +276,15 @@ impl CompletionStream {
             && !state.logprobs.is_empty()
         {
             let places = std::mem::take(&mut state.logprobs);
-            choice["logprobs"] = self.header.logprobs(&places, &mut state.offset);
+            choice["logprobs"] = self.header.logprobs(None, &places, &mut state.offset);
+        }
+        self.event(&[choice], Value::Null)
+    }
+
+    fn prompt(&mut self, index: usize, prompt: &EchoedPrompt) -> String {
+        let mut choice = choice(index, &prompt.text, None);
+        if let Some(state) = self.choices.get_mut(index) {
+            choice["logprobs"] = self.header.logprobs(Some(prompt), &[], &mut state.offset);
         }
         self.event(&[choice], Value::Null)
     }
@@ -291,6 +307,7 @@ impl Encoder for CompletionStream {
                 }
                 String::new()
             }
+            Piece::Prompt(prompt) => self.prompt(index, &prompt),
             Piece::Text(text) => self.chunk(index, &text, None),
             // A text that is no chat has no other pieces.
             Piece::Reasoning(_) | Piece::ToolStart { .. } | Piece::ToolArguments { .. } => {

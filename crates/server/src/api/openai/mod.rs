@@ -22,12 +22,7 @@ use crate::json::{Body, Neutral, Refused};
 use crate::model::ModelSettings;
 
 /// Parameters of both endpoints that would change the result.
-const REFUSED: [Refused; 16] = [
-    Refused::new(
-        "ignore_eos",
-        Neutral::False,
-        "use 'min_tokens', or 'logit_bias' of the tokens that end a text",
-    ),
+const REFUSED: [Refused; 13] = [
     Refused::new("dynatemp_range", Neutral::Number(0.0), "use temperature"),
     Refused::new(
         "grammar",
@@ -37,12 +32,6 @@ const REFUSED: [Refused; 16] = [
     Refused::new("guided_regex", Neutral::Empty, SCHEMA_INSTEAD),
     Refused::new("guided_choice", Neutral::Empty, SCHEMA_INSTEAD),
     Refused::new("guided_grammar", Neutral::Empty, SCHEMA_INSTEAD),
-    Refused::new("stop_token_ids", Neutral::Empty, "use 'stop'"),
-    Refused::new(
-        "include_stop_str_in_output",
-        Neutral::False,
-        "add the text of 'stop' to the answer",
-    ),
     Refused::new("bad_words", Neutral::Empty, BIAS_INSTEAD),
     Refused::new("allowed_token_ids", Neutral::Empty, BIAS_INSTEAD),
     Refused::new(
@@ -50,7 +39,11 @@ const REFUSED: [Refused; 16] = [
         Neutral::Empty,
         "a prompt that is too long is refused with the numbers: send a shorter one",
     ),
-    Refused::new("prompt_logprobs", Neutral::Empty, "use 'logprobs'"),
+    Refused::new(
+        "prompt_logprobs",
+        Neutral::Empty,
+        "use 'echo' with 'logprobs' of /v1/completions",
+    ),
     Refused::new(
         "skip_special_tokens",
         Neutral::True,
@@ -72,6 +65,7 @@ const BIAS_INSTEAD: &str = "use 'logit_bias'";
 #[derive(Debug)]
 struct Specific {
     prompt: Prompt,
+    echo: bool,
     max_tokens: Option<usize>,
     output: Output,
     /// A schema by which the text is a call of a tool.
@@ -107,6 +101,7 @@ fn generate_request(
         speculate: sampling.speculate(),
         output: specific.output,
         logprobs: specific.logprobs,
+        echo: specific.echo,
         choices: sampling.choices()?,
     })
 }
@@ -198,7 +193,9 @@ pub(in crate::api) fn json_schema(
 fn finish_reason(finish: &Finish) -> &'static str {
     match finish.reason {
         // A text that ends in the middle of a call says so.
-        FinishReason::EndOfGeneration { .. } | FinishReason::StopString { .. }
+        FinishReason::EndOfGeneration { .. }
+        | FinishReason::StopToken { .. }
+        | FinishReason::StopString { .. }
             if finish.has_calls =>
         {
             "tool_calls"

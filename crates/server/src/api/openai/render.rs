@@ -100,7 +100,10 @@ fn sampling_params(request: &GenerateRequest) -> Value {
         "n": request.choices.n_computed(),
         "max_tokens": request.max_tokens,
         "min_tokens": sampler.min_tokens,
-        "stop": request.stop,
+        "stop": request.stop.strings,
+        "stop_token_ids": request.stop.tokens.iter().map(|token| token.0).collect::<Vec<_>>(),
+        "include_stop_str_in_output": request.stop.is_included,
+        "ignore_eos": request.stop.ignore_eos,
         "temperature": short(sampler.temperature),
         // vLLM's 0 keeps all.
         "top_k": sampler.top_k.map_or(0, |n| n.get()),

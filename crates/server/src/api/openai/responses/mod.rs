@@ -239,6 +239,7 @@ fn read(
         speculate: sampling.speculate(),
         logprobs: wanted_logprobs(fields)?,
         choices: Choices::default(),
+        echo: false,
         output: Output::Chat(tools.used()),
     })
 }

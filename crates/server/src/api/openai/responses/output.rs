@@ -331,6 +331,7 @@ impl Encoder for Writer {
 
     fn piece(&mut self, _choice: usize, piece: Piece) -> String {
         match piece {
+            Piece::Prompt(_) => String::new(),
             Piece::Logprobs(new) => {
                 self.logprobs.extend(new);
                 String::new()

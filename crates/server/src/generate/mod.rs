@@ -4,6 +4,9 @@
 //! and [`Piece::Usage`], or one error and nothing else. Dropping [`Generating`] cancels the request.
 //! Knows no API and no connection.
 
+mod echo;
+mod request;
+
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::ops::Range;
@@ -11,12 +14,11 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use cellar_grammar::{Grammar, GrammarFailure, GrammarStep};
-use engine::sampler::{SamplerConfig, Step};
-use engine::serve::{Choices, PrefixUse, Priority, TextRequest, TextStream, Usage};
+use engine::sampler::{Bias, LogitBias, Step};
+use engine::serve::{Choices, PrefixUse, TextRequest, TextStream, Usage};
 use engine::{CompletionOptions, FinishReason, Logprobs, TokenLogprobs};
 use kv_core::TokenId;
 use model_core::tokenizer::{DecodeFrom, DecodeStream, SpecialPieces, Tokenizer};
-use serde_json::{Map, Value};
 
 use crate::api::params::random_id;
 use crate::app::{Active, App};
@@ -25,153 +27,20 @@ use crate::chat::{ChatSplitter, Part, ToolFormat};
 use crate::constrain::grammar_of;
 use crate::encode::encode;
 use crate::error::ApiError;
-use crate::fim::Gap;
 use crate::model::ServedModel;
 use crate::models::ModelInUse;
-use crate::speculate::Speculate;
 
-/// What is to be continued.
-#[derive(Clone, Debug)]
-pub enum Prompt {
-    /// A text, encoded as a whole prompt.
-    Text(String),
-    /// Tokens as they are.
-    Tokens(Vec<TokenId>),
-    /// Messages, rendered by the model's chat template.
-    Chat(ChatPrompt),
-    /// A gap in a text, for models whose vocabulary has marks for it.
-    Gap(Gap),
-}
-
-/// Messages for a chat template.
-#[derive(Clone, Debug, Default)]
-pub struct ChatPrompt {
-    /// The messages: JSON objects with `role` and `content`.
-    pub messages: Vec<Value>,
-    /// What the template knows besides, for example `enable_thinking`.
-    pub variables: Map<String, Value>,
-}
-
-/// What a text is held to.
-#[derive(Clone, Debug)]
-pub enum Constraint {
-    /// A JSON object.
-    JsonObject,
-    /// JSON that a schema allows.
-    JsonSchema {
-        /// The schema.
-        schema: Value,
-        /// Where it stands in the request, for errors.
-        param: &'static str,
-    },
-    /// Calls of these tools, and nothing else.
-    Calls {
-        /// The tools.
-        tools: Vec<Tool>,
-        /// How many calls.
-        number: CallNumber,
-    },
-}
-
-/// How many calls an answer may have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CallNumber {
-    /// One at most.
-    One,
-    /// As many as the model likes.
-    #[default]
-    Several,
-}
-
-/// A request in the words of no API.
-#[derive(Clone, Debug)]
-pub struct GenerateRequest {
-    /// What is to be continued.
-    pub prompt: Prompt,
-    /// How tokens are sampled.
-    pub sampler: SamplerConfig,
-    /// Largest number of tokens; `None` goes on until the model or the context ends.
-    pub max_tokens: Option<usize>,
-    /// Stop strings; they are not part of the text.
-    pub stop: Vec<String>,
-    /// What the text is held to.
-    pub constraint: Option<Constraint>,
-    /// Which requests go before it.
-    pub priority: Priority,
-    /// Narrows who shares cached prefixes with this request.
-    pub cache_salt: Option<String>,
-    /// How its tokens are drafted; `None` as the model's settings say.
-    pub speculate: Option<Speculate>,
-    /// Which log probabilities of its tokens are wanted.
-    pub logprobs: Logprobs,
-    /// How many texts are computed, and how many of them are given.
-    pub choices: Choices,
-    /// What the pieces of the text are.
-    pub output: Output,
-}
-
-/// What the pieces of a text are.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub enum Output {
-    /// All of it is text.
-    #[default]
-    Text,
-    /// Reasoning is apart from the text, and so are calls of tools where there are any.
-    Chat(ToolUse),
-}
-
-/// Which tools an answer may call.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub enum ToolUse {
-    /// None.
-    #[default]
-    None,
-    /// These, as the model likes.
-    Auto {
-        /// The tools.
-        tools: Vec<Tool>,
-        /// How many calls; later ones are dropped.
-        number: CallNumber,
-    },
-    /// The text is held to a grammar by which it is calls and nothing else.
-    Forced,
-}
-
-/// A tool that an answer may call.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Tool {
-    /// Its name.
-    pub name: String,
-    /// The JSON schema of its arguments; null where none is given.
-    pub parameters: Value,
-    /// Whether free calls are held to it.
-    pub arguments: Arguments,
-    /// Where its parts stand in the request.
-    pub paths: ToolPaths,
-}
-
-/// Where the parts of a tool stand in a request, for errors.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ToolPaths {
-    /// For example `tools[0].function.strict`.
-    pub strict: String,
-    /// For example `tools[0].function.parameters`.
-    pub parameters: String,
-}
-
-/// What the arguments of a call may be that the model makes of its own accord.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Arguments {
-    /// Any object.
-    #[default]
-    Free,
-    /// What the tool's schema allows (`strict`).
-    Strict,
-}
+pub use echo::EchoedPrompt;
+pub use request::{
+    Arguments, CallNumber, ChatPrompt, Constraint, GenerateRequest, Output, Prompt, Stop, Tool,
+    ToolPaths, ToolUse,
+};
 
 /// A part of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Piece {
+    /// The prompt, where it is wanted; the first piece.
+    Prompt(EchoedPrompt),
     /// Log probabilities, where they are wanted, of the tokens of the piece that comes next.
     Logprobs(Vec<TokenLogprobs>),
     /// Text, never empty.
@@ -217,6 +86,7 @@ pub struct Finish {
 struct Prepared {
     request: TextRequest,
     texts: Vec<PreparedText>,
+    echo: Option<EchoedPrompt>,
 }
 
 /// What one of the texts of a request has of its own.
@@ -232,6 +102,8 @@ pub struct Generating {
     failure: Option<GrammarFailure>,
     splitter: Option<ChatSplitter>,
     ready: VecDeque<Piece>,
+    /// Given out before all else.
+    echo: Option<EchoedPrompt>,
     /// Comes when the server does not wait for texts any longer.
     closing: Pin<Box<dyn Future<Output = ()> + Send>>,
     n_prompt: usize,
@@ -243,6 +115,8 @@ pub struct Generating {
 /// A text that is complete.
 #[derive(Clone, Debug)]
 pub struct Answer {
+    /// The prompt, where it is wanted.
+    pub prompt: Option<EchoedPrompt>,
     /// The text.
     pub text: String,
     /// What the model thought before; empty where nothing.
@@ -308,7 +182,11 @@ impl App {
         };
         let prepared = tokio::task::spawn_blocking(prepare).await;
         let prepared = prepared.map_err(|error| ApiError::internal(error.to_string()))?;
-        let Prepared { mut request, texts } = prepared?;
+        let Prepared {
+            mut request,
+            texts,
+            echo,
+        } = prepared?;
         let n_prompt = request.prompt.len();
         let mut steps = Vec::with_capacity(texts.len());
         let mut others = Vec::with_capacity(texts.len());
@@ -336,6 +214,7 @@ impl App {
             splitter,
             model: model.clone(),
             ready: VecDeque::new(),
+            echo: echo.clone(),
             closing: Box::pin(self.closing()),
             n_prompt,
         };
@@ -368,10 +247,23 @@ fn prepare(
         Some(speculate) => speculate.of(model)?,
         None => model.settings().speculation,
     };
-    let encoded = encode(model, request.prompt, request.max_tokens)?;
+    let (prompt, max_tokens) = (request.prompt, request.max_tokens);
+    let text = match &prompt {
+        Prompt::Text(text) if request.echo => Some(text.clone()),
+        _ => None,
+    };
+    let encoded = encode(model, prompt, max_tokens)?;
+    let echo = request
+        .echo
+        .then(|| EchoedPrompt::new(model.tokenizer(), text, &encoded.tokens));
     let checkpoints = encoded.checkpoints(model)?;
     let rendered = encoded.rendered();
     let grammar = grammar_of(model, request.constraint.as_ref(), &request.output)?;
+    if grammar.is_some() && request.stop.ignore_eos {
+        let message = "'ignore_eos' is not supported for an answer that is held to a schema, which the model \
+                       has to end: use 'min_tokens'";
+        return Err(ApiError::unsupported("ignore_eos", message));
+    }
     let text = |_| PreparedText {
         step: grammar.as_ref().map(Grammar::step),
         splitter: rendered.and_then(|text| splitter_of(model, text, request.output.clone())),
@@ -383,6 +275,15 @@ fn prepare(
         Logprobs::Off if request.choices.are_ranked() => Logprobs::Top(0),
         wanted => wanted,
     };
+    let mut sampler = request.sampler;
+    if request.stop.ignore_eos {
+        let ban = |token| LogitBias {
+            token,
+            bias: Bias::Ban,
+        };
+        let ends = model.tokenizer().end_of_generation();
+        sampler.logit_bias.extend(ends.map(ban));
+    }
     let request = TextRequest {
         prompt: encoded.tokens,
         priority: tenant.priority(request.priority),
@@ -391,17 +292,26 @@ fn prepare(
         prefix: PrefixUse::Within(tenant.salt(request.cache_salt.as_deref())),
         checkpoints,
         options: CompletionOptions {
-            sampler: request.sampler,
-            n_predict: request.max_tokens,
-            stop: request.stop,
+            sampler,
+            n_predict: max_tokens,
+            stop: request.stop.strings,
+            includes_stop: request.stop.is_included,
+            stop_tokens: request.stop.tokens,
             logprobs,
-            prompt_logprobs: Logprobs::Off,
+            prompt_logprobs: match request.echo {
+                true => request.logprobs,
+                false => Logprobs::Off,
+            },
             special: first.map_or(SpecialPieces::Skip, special_pieces),
         },
         steps: Vec::new(),
         speculation,
     };
-    Ok(Prepared { request, texts })
+    Ok(Prepared {
+        request,
+        texts,
+        echo,
+    })
 }
 
 /// Whether control tokens are text: some models write them around calls.
@@ -466,7 +376,14 @@ impl Generating {
         let Some(stream) = &mut self.stream else {
             return Poll::Ready(None);
         };
-        match stream.poll_piece(cx) {
+        let polled = stream.poll_piece(cx);
+        if matches!(polled, Poll::Ready(Ok(_)))
+            && let Some(mut prompt) = self.echo.take()
+        {
+            prompt.logprobs = stream.take_prompt_logprobs();
+            self.ready.push_back(Piece::Prompt(prompt));
+        }
+        match polled {
             Poll::Ready(Ok(Some(piece))) => {
                 self.active.piece();
                 let logprobs = stream.take_logprobs();
@@ -550,9 +467,10 @@ impl Generating {
     /// [`ApiError`] where it fails.
     pub async fn answer(mut self) -> Result<Answer, ApiError> {
         let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
-        let (mut finish, mut logprobs) = (None, Vec::new());
+        let (mut prompt, mut finish, mut logprobs) = (None, None, Vec::new());
         while let Some(piece) = self.next().await {
             match piece? {
+                Piece::Prompt(echoed) => prompt = Some(echoed),
                 Piece::Logprobs(new) => logprobs.extend(new),
                 Piece::Text(piece) => text.push_str(&piece),
                 Piece::Reasoning(piece) => reasoning.push_str(&piece),
@@ -570,6 +488,7 @@ impl Generating {
                 Piece::Usage(usage) => {
                     let finish = finish.ok_or_else(ApiError::shutting_down)?;
                     return Ok(Answer {
+                        prompt,
                         text,
                         reasoning,
                         calls,

@@ -1,0 +1,166 @@
+//! [`GenerateRequest`]: what all APIs ask for, in the words of none.
+//!
+//! Plain data. Knows no model.
+
+use engine::Logprobs;
+use engine::sampler::SamplerConfig;
+use engine::serve::{Choices, Priority};
+use kv_core::TokenId;
+use serde_json::{Map, Value};
+
+use crate::fim::Gap;
+use crate::speculate::Speculate;
+
+/// What is to be continued.
+#[derive(Clone, Debug)]
+pub enum Prompt {
+    /// A text, encoded as a whole prompt.
+    Text(String),
+    /// Tokens as they are.
+    Tokens(Vec<TokenId>),
+    /// Messages, rendered by the model's chat template.
+    Chat(ChatPrompt),
+    /// A gap in a text, for models whose vocabulary has marks for it.
+    Gap(Gap),
+}
+
+/// Messages for a chat template.
+#[derive(Clone, Debug, Default)]
+pub struct ChatPrompt {
+    /// The messages: JSON objects with `role` and `content`.
+    pub messages: Vec<Value>,
+    /// What the template knows besides, for example `enable_thinking`.
+    pub variables: Map<String, Value>,
+}
+
+/// What a text is held to.
+#[derive(Clone, Debug)]
+pub enum Constraint {
+    /// A JSON object.
+    JsonObject,
+    /// JSON that a schema allows.
+    JsonSchema {
+        /// The schema.
+        schema: Value,
+        /// Where it stands in the request, for errors.
+        param: &'static str,
+    },
+    /// Calls of these tools, and nothing else.
+    Calls {
+        /// The tools.
+        tools: Vec<Tool>,
+        /// How many calls.
+        number: CallNumber,
+    },
+}
+
+/// How many calls an answer may have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CallNumber {
+    /// One at most.
+    One,
+    /// As many as the model likes.
+    #[default]
+    Several,
+}
+
+/// A request in the words of no API.
+#[derive(Clone, Debug)]
+pub struct GenerateRequest {
+    /// What is to be continued.
+    pub prompt: Prompt,
+    /// How tokens are sampled.
+    pub sampler: SamplerConfig,
+    /// Largest number of tokens; `None` goes on until the model or the context ends.
+    pub max_tokens: Option<usize>,
+    /// What ends the text.
+    pub stop: Stop,
+    /// What the text is held to.
+    pub constraint: Option<Constraint>,
+    /// Which requests go before it.
+    pub priority: Priority,
+    /// Narrows who shares cached prefixes with this request.
+    pub cache_salt: Option<String>,
+    /// How its tokens are drafted; `None` as the model's settings say.
+    pub speculate: Option<Speculate>,
+    /// Which log probabilities of its tokens are wanted.
+    pub logprobs: Logprobs,
+    /// Whether the prompt comes first, with the log probabilities of its tokens where such are wanted.
+    pub echo: bool,
+    /// How many texts are computed, and how many of them are given.
+    pub choices: Choices,
+    /// What the pieces of the text are.
+    pub output: Output,
+}
+
+/// What ends a text before it is as long as it may get.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stop {
+    /// Texts that do.
+    pub strings: Vec<String>,
+    /// Whether the one that does is part of the text.
+    pub is_included: bool,
+    /// Tokens that do, besides those of the model; they are not part of the text.
+    pub tokens: Vec<TokenId>,
+    /// Whether those of the model are never chosen.
+    pub ignore_eos: bool,
+}
+
+/// What the pieces of a text are.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Output {
+    /// All of it is text.
+    #[default]
+    Text,
+    /// Reasoning is apart from the text, and so are calls of tools where there are any.
+    Chat(ToolUse),
+}
+
+/// Which tools an answer may call.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum ToolUse {
+    /// None.
+    #[default]
+    None,
+    /// These, as the model likes.
+    Auto {
+        /// The tools.
+        tools: Vec<Tool>,
+        /// How many calls; later ones are dropped.
+        number: CallNumber,
+    },
+    /// The text is held to a grammar by which it is calls and nothing else.
+    Forced,
+}
+
+/// A tool that an answer may call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tool {
+    /// Its name.
+    pub name: String,
+    /// The JSON schema of its arguments; null where none is given.
+    pub parameters: Value,
+    /// Whether free calls are held to it.
+    pub arguments: Arguments,
+    /// Where its parts stand in the request.
+    pub paths: ToolPaths,
+}
+
+/// Where the parts of a tool stand in a request, for errors.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ToolPaths {
+    /// For example `tools[0].function.strict`.
+    pub strict: String,
+    /// For example `tools[0].function.parameters`.
+    pub parameters: String,
+}
+
+/// What the arguments of a call may be that the model makes of its own accord.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Arguments {
+    /// Any object.
+    #[default]
+    Free,
+    /// What the tool's schema allows (`strict`).
+    Strict,
+}
