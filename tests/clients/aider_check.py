@@ -34,7 +34,7 @@ def n_tokens(address):
 def ask(aider, address, folder, *more):
     """What aider prints."""
     settings = Path(folder) / "settings.yml"
-    settings.write_text("- name: openai/stories\n  extra_params:\n    max_tokens: 24\n    temperature: 0\n")
+    settings.write_text("- name: openai/stories\n  extra_params:\n    max_tokens: 200\n    temperature: 0\n    stop: .\n")
     environment = {
         **os.environ,
         "OPENAI_API_BASE": f"{address}/v1",
@@ -64,12 +64,12 @@ def main():
                 before = n_tokens(address)
                 printed = ask(aider, address, folder, *more)
                 n = n_tokens(address) - before
-                assert n == 24, (n, printed)
-                assert re.search(r"Tokens: .* sent, 24 received", printed), printed
+                assert 0 < n < 200, (n, printed)
+                answer = printed.split("Added hello.py to the chat.", 1)[1]
+                answer, received = re.split(r"Tokens: .* sent, ", answer, maxsplit=1)
+                assert answer.strip() and int(received.split()[0]) > 0, printed
                 assert program.read_text() == "print('hello')\n"
-                print(f"{version} {' '.join(more)}: {n:.0f} tokens of an answer")
-                answer = printed.split("hello.py", 1)[-1].strip()
-                print(answer)
+                print(f"{version} {' '.join(more) or 'streamed'}: {n:.0f} tokens: {answer.strip()!r}, {received.strip()}")
 
 
 if __name__ == "__main__":

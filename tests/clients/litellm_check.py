@@ -5,21 +5,25 @@
     VENV/bin/python tests/clients/litellm_check.py [--cellar target/release/cellar]
 
 The server has the built-in model. Checks that a chat, whole and streamed, is the text of the server alone through each
-API, calls of tools, a schema into a typed object, text completions with an echo of the prompt, and that a prompt that
-is too long is litellm's ContextWindowExceededError.
+API, calls of tools, a schema into a typed object, text completions with an echo of the prompt, responses, and that a
+prompt that is too long is litellm's ContextWindowExceededError.
 """
 
 import argparse
 import importlib.metadata
 import json
+import os
 import tempfile
 import urllib.request
 from pathlib import Path
 from typing import Literal
 
-import litellm
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from served import TEMPLATE, served
+
+# Prices are not fetched.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+import litellm  # noqa: E402
 
 MESSAGES = [{"role": "user", "content": "Once upon a time"}]
 WEATHER = {
@@ -38,6 +42,8 @@ WEATHER = {
 
 
 class Animal(BaseModel):
+    # Other properties are allowed otherwise, and this model has many.
+    model_config = ConfigDict(extra="forbid")
     mood: Literal["sad", "happy"]
 
 
@@ -89,6 +95,12 @@ def check_completion(of):
     assert text and echoed == f"Once upon a time{text}", (text, echoed)
 
 
+def check_response(of, text):
+    options = {**of, "input": "Once upon a time", "temperature": 0, "max_output_tokens": 16}
+    answer = litellm.responses(**options)
+    assert answer.output[0].content[0].text.strip() == text.strip(), answer
+
+
 def check_error(of):
     long = [{"role": "user", "content": "One day. " * 4000}]
     try:
@@ -107,7 +119,7 @@ def main():
     arguments.add_argument("--cellar", default="target/release/cellar")
     options = arguments.parse_args()
     litellm.drop_params = False
-    litellm.telemetry = False
+    litellm.suppress_debug_info = True
     with tempfile.TemporaryDirectory() as folder:
         template = Path(folder) / "template.jinja"
         template.write_text(TEMPLATE)
@@ -125,7 +137,8 @@ def main():
                 done.append("schema")
                 if name == "openai":
                     check_completion(of)
-                    done.append("completion with echo")
+                    check_response(of, text)
+                    done.append("completion with echo, response")
                     error = check_error(of)
                     assert error == "ContextWindowExceededError", error
                 else:

@@ -38,6 +38,9 @@ ROWS = [
     ("The sun was", [" mom", " shining", " Tom"], 1),
 ]
 
+# K and V as in `cellar logits`.
+SERVER = ["-c", "2048", "--alias", "stories", "--kv-type", "f32"]
+
 TASK = """
 task: cellar_stories
 dataset_path: json
@@ -135,7 +138,7 @@ def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     arguments.add_argument("--cellar", default="target/release/cellar")
     options = arguments.parse_args()
-    with tempfile.TemporaryDirectory() as name, served(options.cellar, "-c", "2048", "--alias", "stories") as address:
+    with tempfile.TemporaryDirectory() as name, served(options.cellar, *SERVER) as address:
         folder = Path(name)
         wanted = expected(options.cellar, address, folder)
         is_right = [max(range(3), key=lambda at: row[at][0]) == answer for row, (*_, answer) in zip(wanted, ROWS)]

@@ -13,8 +13,8 @@ use kv_core::graph::TopK;
 use kv_core::{SeqId, TokenId};
 use model_core::tokenizer::EncodeOptions;
 
-/// The text, its reason to end and the number of its tokens.
-type Generated = (String, Option<FinishReason>, usize);
+/// The text, its reason to end and its tokens.
+type Generated = (String, Option<FinishReason>, Vec<TokenId>);
 
 fn by_generation(options: &CompletionOptions) -> Generated {
     let file = stories();
@@ -38,7 +38,7 @@ fn by_generation(options: &CompletionOptions) -> Generated {
     text.feed(&mut engine, &prompt, |_| {}).unwrap();
     while text.next_piece(&mut engine).unwrap().is_some() {}
     let finish = text.finish_reason().cloned();
-    (text.text().to_owned(), finish, text.tokens().len())
+    (text.text().to_owned(), finish, text.tokens().to_vec())
 }
 
 fn by_completion(options: &CompletionOptions) -> Generated {
@@ -60,7 +60,7 @@ fn by_completion(options: &CompletionOptions) -> Generated {
         "it has ended"
     );
     let finish = completion.finish_reason().cloned();
-    (text, finish, completion.tokens().len())
+    (text, finish, completion.tokens().to_vec())
 }
 
 #[test]
@@ -102,14 +102,14 @@ fn a_stop_token_ends_a_text_and_is_not_in_it() {
         n_predict: Some(20),
         ..CompletionOptions::default()
     };
-    let (whole, _, _) = by_completion(&options);
-    let tokens = file.tokenizer().encode(&whole, EncodeOptions::TEXT);
+    let (whole, _, tokens) = by_completion(&options);
     let token = tokens[8];
     let first = tokens.iter().position(|t| *t == token).unwrap();
     options.stop_tokens = vec![TokenId(0), token];
     let stopped = by_completion(&options);
     let finish = FinishReason::StopToken { token };
-    assert_eq!((stopped.1.as_ref(), stopped.2), (Some(&finish), first));
+    assert_eq!(stopped.1.as_ref(), Some(&finish));
+    assert_eq!(stopped.2, tokens[..first]);
     assert!(whole.starts_with(&stopped.0));
     assert_eq!(by_generation(&options), stopped);
 

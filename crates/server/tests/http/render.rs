@@ -128,7 +128,11 @@ fn what_is_not_answered_is_not_rendered() {
         ("/v1/completions", json!({"prompt": {"a": 1}}), 400),
         ("/v1/completions", json!({"prompt": []}), 400),
         ("/v1/completions", json!({"prompt": [70_000]}), 400),
-        ("/v1/completions", json!({"prompt": "a", "echo": true}), 400),
+        (
+            "/v1/completions",
+            json!({"prompt": "a", "prompt_logprobs": 1}),
+            400,
+        ),
         ("/v1/completions", json!({"prompt": long}), 400),
         (
             "/v1/completions",
