@@ -490,6 +490,9 @@ fn models_of_a_directory_are_loaded_when_they_are_needed() {
     let size = chat["details"]["parameter_size"].as_str().unwrap();
     assert!(size.ends_with('M'), "{size}");
     assert_eq!(tags["models"][1]["details"]["parameter_size"], "");
+    let bert = &tags["models"][0]["details"];
+    assert_eq!(bert["parameter_size"], "20K");
+    assert_eq!(bert["quantization_level"], "F32");
     let broken = json!({"model": "broken", "prompt": "Hello"});
     let error = post(server.address, "/v1/completions", &broken);
     assert_eq!(error.status, 500);

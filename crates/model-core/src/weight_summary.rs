@@ -104,3 +104,31 @@ struct Tensor {
     n_bytes: usize,
     stored: String,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary(file_type: Option<u32>, tensors: &[(usize, usize, &str)]) -> WeightSummary {
+        let mut metadata = Metadata::new();
+        if let Some(number) = file_type {
+            metadata.insert("general.file_type", number);
+        }
+        let tensors = tensors.iter().map(|&(n_values, n_bytes, stored)| Tensor {
+            n_values,
+            n_bytes,
+            stored: stored.to_owned(),
+        });
+        WeightSummary::new(&metadata, tensors)
+    }
+
+    #[test]
+    fn the_type_of_the_file_goes_before_that_of_most_bytes() {
+        let tensors = [(256, 144, "Q4_K"), (64, 256, "F32"), (512, 288, "Q4_K")];
+        for (file_type, wanted) in [(Some(15), "Q4_K_M"), (Some(999), "Q4_K"), (None, "Q4_K")] {
+            let got = summary(file_type, &tensors);
+            assert_eq!((got.n_values, got.quantization.as_str()), (832, wanted));
+        }
+        assert_eq!(summary(None, &[]), WeightSummary::default());
+    }
+}

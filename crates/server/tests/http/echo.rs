@@ -106,12 +106,21 @@ fn prompts_of_tokens_several_prompts_and_several_texts_are_echoed() {
     );
 
     let prompts = json!(["Tim ran.", "A"]);
-    let drawn = json!({"n": 2, "temperature": 1.0});
+    let drawn = json!({"n": 2, "temperature": 1.0, "logprobs": null});
     let answer = ask(&server, &with(harness(&prompts, 3), &drawn));
     let choices = answer["choices"].as_array().unwrap();
     assert_eq!(choices.len(), 4);
     for (index, choice) in choices.iter().enumerate() {
         let prompt = prompts[index / 2].as_str().unwrap();
+        assert!(choice["text"].as_str().unwrap().starts_with(prompt));
+    }
+    assert_eq!(answer["usage"]["completion_tokens"], 12);
+
+    let answer = ask(&server, &harness(&prompts, 3));
+    let choices = answer["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 2);
+    for (index, choice) in choices.iter().enumerate() {
+        let prompt = prompts[index].as_str().unwrap();
         assert!(choice["text"].as_str().unwrap().starts_with(prompt));
         let n_prompt = tokens(&server, prompt).len();
         let alone = ask(&server, &harness(&json!(prompt), 0));
@@ -122,15 +131,14 @@ fn prompts_of_tokens_several_prompts_and_several_texts_are_echoed() {
         };
         assert_eq!(of_prompt(choice), of_prompt(&alone["choices"][0]));
     }
-    assert_eq!(answer["usage"]["completion_tokens"], 12);
 }
 
 #[test]
 fn a_stream_begins_with_the_prompt() {
     let server = Setup::default().start();
     for extra in [
-        json!({"n": 2, "temperature": 1.0}),
-        json!({"logprobs": null}),
+        json!({"prompt": [PROMPT, PROMPT]}),
+        json!({"n": 2, "temperature": 1.0, "logprobs": null}),
         json!({"max_tokens": 0}),
     ] {
         let body = with(harness(&json!(PROMPT), 5), &extra);
@@ -164,33 +172,37 @@ fn a_stream_begins_with_the_prompt() {
 fn an_echo_without_log_probabilities_reuses_what_is_cached() {
     let server = Setup::default().start();
     let prompt = "Once upon a time there was a little girl. ".repeat(3);
-    let cached = |logprobs: Value| {
-        let body = with(
-            harness(&json!(prompt), 1),
-            &json!({"logprobs": logprobs, "best_of": 2, "temperature": 1.0}),
-        );
+    let cached = |extra: Value| {
+        let body = with(harness(&json!(prompt), 1), &extra);
         let answer = ask(&server, &body);
         let text = answer["choices"][0]["text"].as_str().unwrap();
         assert!(text.starts_with(&prompt), "{text}");
         let details = &answer["usage"]["prompt_tokens_details"];
         details["cached_tokens"].as_u64().unwrap()
     };
-    assert_eq!(cached(Value::Null), 0);
-    assert!(cached(Value::Null) > 0);
-    assert_eq!(cached(json!(0)), 0);
+    let best = json!({"logprobs": null, "best_of": 2, "temperature": 1.0});
+    assert_eq!(cached(best.clone()), 0);
+    assert!(cached(best) > 0);
+    assert_eq!(cached(json!({"logprobs": 0})), 0);
 }
 
 #[test]
-fn a_gap_has_no_echo() {
+fn a_gap_and_several_choices_with_log_probabilities_have_no_echo() {
     let setup = Setup {
         has_gap_marks: true,
         ..Setup::default()
     };
     let server = setup.start();
-    let body = with(harness(&json!("Tim"), 1), &json!({"suffix": "ran."}));
-    let reply = post(server.address, "/v1/completions", &body);
-    assert_eq!(reply.status, 400, "{}", reply.body);
-    let error = &reply.json()["error"];
-    assert_eq!(error["param"], "echo");
-    assert_eq!(error["code"], "unsupported_parameter");
+    for extra in [
+        json!({"suffix": "ran."}),
+        json!({"n": 2}),
+        json!({"best_of": 2}),
+    ] {
+        let body = with(harness(&json!("Tim"), 1), &extra);
+        let reply = post(server.address, "/v1/completions", &body);
+        assert_eq!(reply.status, 400, "{}", reply.body);
+        let error = &reply.json()["error"];
+        assert_eq!(error["param"], "echo");
+        assert_eq!(error["code"], "unsupported_parameter");
+    }
 }

@@ -167,6 +167,12 @@ pub(super) fn read(
             let message = "the best of several texts cannot be streamed: leave out 'stream'";
             return Err(ApiError::invalid_param("best_of", message));
         }
+        // Each choice would have them again, and compute them.
+        if echo && wanted != Logprobs::Off && request.choices.n_computed().get() > 1 {
+            let message = "'echo' is not supported with 'logprobs' where 'n' or 'best_of' is above 1: those of the \
+                           prompt are the same in each choice; ask for them with 'max_tokens': 0";
+            return Err(ApiError::unsupported("echo", message));
+        }
         Ok(request)
     };
     prompts.into_iter().map(request).collect()
