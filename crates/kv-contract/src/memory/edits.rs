@@ -1,7 +1,7 @@
 //! Edits of sequences, done to the memory, its rows and the model.
 
 use kv_core::backend::RowCopy;
-use kv_core::batch::MAX_POS;
+use kv_core::batch::{MAX_POS, TokensOf};
 use kv_core::memory::{
     Division, Edit, Edited, Memory as _, NoRoom, PosChange, Refusal, Seqs, Streams, WindowForgotten,
 };
@@ -9,7 +9,7 @@ use kv_core::{CellIdx, Pos, PosDelta, PosRange, SeqId, Window};
 
 use super::MemoryUnderTest;
 use super::batches::{N_SEQS, RelativeRange};
-use super::world::World;
+use super::world::{World, all_parts, numbers_of};
 
 impl<M: MemoryUnderTest> World<M> {
     pub(crate) fn remove(&mut self, seqs: Seqs, range: RelativeRange) {
@@ -33,6 +33,9 @@ impl<M: MemoryUnderTest> World<M> {
             Ok(_) => {
                 for seq in named {
                     self.model[seq.as_usize()].retain(|t| !range.contains(t.0));
+                    if range == PosRange::ALL {
+                        self.sources[seq.as_usize()].clear();
+                    }
                 }
             }
             Err(refused) => {
@@ -61,6 +64,7 @@ impl<M: MemoryUnderTest> World<M> {
         match copied {
             Ok(copied) => {
                 self.copy_rows(&copied.row_copies);
+                self.copy_source(from, to, range);
                 if from != to {
                     let tokens = self.model[from.as_usize()].iter().copied();
                     let new: Vec<_> = tokens.filter(|t| range.contains(t.0)).collect();
@@ -87,6 +91,12 @@ impl<M: MemoryUnderTest> World<M> {
                         let recurrent = self.memory.recurrent().unwrap();
                         let alone = recurrent.check(&Edit::Copy { from, to, range });
                         assert_eq!(alone, Err(refused));
+                    }
+                    Refusal::OtherSource { seq, other } => {
+                        assert_eq!((seq, other), (from, to));
+                        self.check_other_source(seq, other);
+                        let mut tokens = self.model[to.as_usize()].iter();
+                        assert!(tokens.any(|t| !range.contains(t.0)), "all is replaced");
                     }
                     Refusal::Unsupported { .. } | Refusal::Custom(_) => {}
                     other => panic!("{other}"),
@@ -116,6 +126,9 @@ impl<M: MemoryUnderTest> World<M> {
             n_rows[part] += shift.len;
         }
         self.real.shift(&shifted.row_shifts);
+        for part in numbers_of(&self.memory, TokensOf::Source) {
+            assert_eq!(n_rows[part.as_usize()], 0, "a shift moves sources");
+        }
         // Each part remembers the same tokens or fewer, but for a state, which has all of them.
         let n_moved = n_rows.into_iter().max().unwrap();
         match self.memory.recurrent() {
@@ -257,7 +270,7 @@ impl<M: MemoryUnderTest> World<M> {
             let n_copied: u32 = compacted.row_copies.iter().map(|c| c.len).sum();
             assert_eq!(n_copied, compacted.n_cells);
             for copy in &compacted.row_copies {
-                let parts = before.parts();
+                let parts = all_parts(&before);
                 let part = parts.iter().find(|p| p.config().part == copy.part);
                 let written = (0..copy.len).map(|i| copy.to.offset(i));
                 for cell in written {
@@ -273,7 +286,7 @@ impl<M: MemoryUnderTest> World<M> {
             Err(Refusal::Unsupported { .. }) => return,
             Err(refused) => panic!("{refused}"),
         }
-        for part in self.memory.parts() {
+        for part in all_parts(&self.memory) {
             let n_cells = part.config().n_cells;
             for first in (0..part.n_cells()).step_by(n_cells as usize) {
                 let cells = first..first + n_cells;

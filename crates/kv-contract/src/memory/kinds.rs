@@ -80,6 +80,21 @@ fn hybrid_of<const N: usize>() -> impl Strategy<Value = Composite> {
     (causal(), recurrent()).prop_map(made)
 }
 
+/// One part or two, and the sources of sequences, which every token sees: the memory of
+/// encoder-decoder models.
+pub fn with_sources() -> impl Strategy<Value = Composite> {
+    prop_oneof![with_sources_of::<2>(), with_sources_of::<3>()]
+}
+
+/// `N` parts of which the last holds sources.
+fn with_sources_of<const N: usize>() -> impl Strategy<Value = Composite> {
+    configs::<N>().prop_map(|mut parts| {
+        parts[N - 1].window = Window::Source;
+        let parts = parts.map(|part| Unified::new(part).unwrap());
+        Composite::from_parts(parts.to_vec(), None).unwrap()
+    })
+}
+
 /// A part with a full window and room for every test.
 pub fn roomy() -> Unified {
     let config = UnifiedConfig {

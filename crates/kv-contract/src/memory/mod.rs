@@ -9,9 +9,16 @@
 //! as the list of their tokens.
 //!
 //! Plans are undone exactly, edits are checked before they are done, states go through their bytes
-//! and come back. A memory may refuse what it does not have ([`Refusal::Unsupported`]) or for a
+//! and come back. Where a memory takes sources, what encoder-decoder models attend over, the oracle
+//! keeps that of each sequence: the sequence's tokens see exactly its rows, copies share it, shifts
+//! leave it, and it goes when all of the sequence does. A memory may refuse what it does not have ([`Refusal::Unsupported`]) or for a
 //! reason of its own ([`Refusal::Custom`]), but then nothing may have changed, and sequences can
 //! always be removed whole.
+//!
+//! Latents (MLA) and an indexer's keys are rows of cells of these same memories: what a layer stores
+//! in a cell's rows is not the memory's business. So [`kinds::unified`] and [`kinds::hybrid`] are also
+//! the memories of latent models; rows of latents themselves are tested in
+//! `crates/engine/tests/edits.rs`.
 //!
 //! A memory runs the suite with one line, [`memory_contract!`](crate::memory_contract); it says
 //! with [`MemoryUnderTest`] which token is in which cell.
@@ -38,8 +45,11 @@ mod cases;
 mod edits;
 pub mod kinds;
 mod ops;
+mod refusals;
 mod saves;
+mod sources;
 pub mod states;
+mod undo;
 mod world;
 
 pub use cases::run_cases;
@@ -50,6 +60,12 @@ use world::World;
 pub trait MemoryUnderTest: Memory<Slot: Debug> + Clone + PartialEq + Debug {
     /// Its attention parts, and what is in their cells.
     fn parts(&self) -> Vec<PartView>;
+
+    /// The part of its sequences' sources, where it [takes any](Memory::takes_sources). Its window is
+    /// [`Window::Source`](kv_core::Window::Source).
+    fn source(&self) -> Option<PartView> {
+        None
+    }
 
     /// Its recurrent states, where it keeps them in a [`Recurrent`].
     fn recurrent(&self) -> Option<&Recurrent> {
@@ -141,12 +157,17 @@ impl MemoryUnderTest for Composite {
         self.parts().iter().map(PartView::of).collect()
     }
 
+    fn source(&self) -> Option<PartView> {
+        self.source().map(PartView::of)
+    }
+
     fn recurrent(&self) -> Option<&Recurrent> {
         self.states()
     }
 
     fn check_bookkeeping(&self) -> Result<(), String> {
-        self.parts().iter().try_for_each(invariants::check)
+        let mut parts = self.parts().iter().chain(self.source());
+        parts.try_for_each(invariants::check)
     }
 }
 
@@ -202,6 +223,9 @@ pub fn takes_tokens<M: MemoryUnderTest>(mut memory: M) {
     let empty = memory.clone();
     let mut inputs = MemoryInputs::default();
     for seq in (0..batches::N_SEQS).map(SeqId) {
+        if memory.takes_sources() {
+            sources::take(&mut memory, seq);
+        }
         let batch = batches::batch(&[(1 << seq.0, false)], |seq| {
             Some(memory.positions(seq)?.last)
         });

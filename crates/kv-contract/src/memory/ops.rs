@@ -13,6 +13,9 @@ pub(crate) struct Attempt {
     pub(crate) n_ubatch: u32,
     /// The ubatch that fails, if one does, and what that leaves behind.
     pub(crate) failure: Option<(usize, RowsWritten)>,
+    /// Tokens of the source that sequences without one are given before, where the memory takes any;
+    /// 0 leaves them without.
+    pub(crate) n_source: u32,
 }
 
 /// Tokens of an image, all at one position: so many behind the last one, or that of the last one.
@@ -29,6 +32,8 @@ pub(crate) enum Op {
     /// Sequence sets as bits; `true` repeats the position of the entry before.
     Batch(Vec<(u32, bool)>, Attempt),
     Image(Image, Attempt),
+    /// The sources of sequences, in the same way.
+    Sources(Vec<(u32, bool)>, Attempt),
     Remove {
         seqs: Seqs,
         range: RelativeRange,
@@ -85,7 +90,12 @@ fn change() -> impl Strategy<Value = PosChange> {
 fn attempt() -> impl Strategy<Value = Attempt> {
     let rows = prop_oneof![Just(RowsWritten::No), Just(RowsWritten::Perhaps)];
     let failure = prop::option::weighted(0.3, (0usize..4, rows));
-    (1u32..8, failure).prop_map(|(n_ubatch, failure)| Attempt { n_ubatch, failure })
+    let n_source = prop_oneof![1 => Just(0), 11 => 1u32..6];
+    (1u32..8, failure, n_source).prop_map(|(n_ubatch, failure, n_source)| Attempt {
+        n_ubatch,
+        failure,
+        n_source,
+    })
 }
 
 fn image() -> impl Strategy<Value = Image> {
@@ -99,6 +109,7 @@ fn op() -> impl Strategy<Value = Op> {
     let seqs = prop_oneof![5 => seq().prop_map(Seqs::One), 1 => Just(Seqs::All)];
     prop_oneof![
         10 => (entries(4), attempt()).prop_map(|(entries, attempt)| Op::Batch(entries, attempt)),
+        1 => (entries(4), attempt()).prop_map(|(entries, attempt)| Op::Sources(entries, attempt)),
         3 => (seqs, range()).prop_map(|(seqs, range)| Op::Remove { seqs, range }),
         3 => (seq(), seq(), range()).prop_map(|(from, to, range)| Op::Copy { from, to, range }),
         4 => (seq(), range(), change())

@@ -29,6 +29,7 @@ pub(crate) struct Saved {
     /// By number in the state: the tokens of a recurrent state.
     states: Vec<Vec<u64>>,
     model: Vec<Vec<(Pos, u64)>>,
+    sources: Vec<Vec<(Pos, u64)>>,
 }
 
 fn fingerprint() -> Fingerprint {
@@ -60,12 +61,14 @@ impl<M: MemoryUnderTest> World<M> {
         let mut bytes = Vec::new();
         let mut read = |span: RowSpan, out: &mut [u8]| self.real.read(span, out);
         save(&state, &mut read, &mut bytes).unwrap();
-        let mut model = self.model.clone();
-        for (s, tokens) in (0u32..).map(SeqId).zip(&mut model) {
-            if seqs != Seqs::All && seqs != Seqs::One(s) {
-                tokens.clear();
-            }
-        }
+        let of_seqs = |tokens: &Vec<Vec<(Pos, u64)>>| {
+            let all = (0u32..).map(SeqId).zip(tokens);
+            let saved = all.map(|(seq, tokens)| match seqs {
+                Seqs::One(one) if one != seq => Vec::new(),
+                _ => tokens.clone(),
+            });
+            saved.collect()
+        };
         let rows = snapshot.parts().iter().map(|part| {
             let rows = &self.rows[part.part.as_usize()];
             let own = part.cells.iter().map(|t| rows[t.row.as_usize()]);
@@ -77,7 +80,8 @@ impl<M: MemoryUnderTest> World<M> {
             rows: rows.collect(),
             states: states.collect(),
             bytes,
-            model,
+            model: of_seqs(&self.model),
+            sources: of_seqs(&self.sources),
         });
     }
 
@@ -154,20 +158,25 @@ impl<M: MemoryUnderTest> World<M> {
         match into {
             RestoreInto::All => {
                 self.memory.clear();
-                self.model.iter_mut().for_each(Vec::clear);
+                (0..N_SEQS).for_each(|seq| self.forget_model(SeqId(seq)));
             }
             RestoreInto::One { to, .. } => {
                 self.memory.remove(Seqs::One(to), PosRange::ALL).unwrap();
-                self.model[to.as_usize()].clear();
+                self.forget_model(to);
             }
         }
     }
 
     fn restore_model(&mut self, saved: &Saved, into: RestoreInto) {
         match into {
-            RestoreInto::All => self.model.clone_from(&saved.model),
+            RestoreInto::All => {
+                self.model.clone_from(&saved.model);
+                self.sources.clone_from(&saved.sources);
+            }
             RestoreInto::One { from, to } => {
-                self.model[to.as_usize()].clone_from(&saved.model[from.as_usize()]);
+                let (from, to) = (from.as_usize(), to.as_usize());
+                self.model[to].clone_from(&saved.model[from]);
+                self.sources[to].clone_from(&saved.sources[from]);
             }
         }
     }
@@ -177,6 +186,7 @@ impl<M: MemoryUnderTest> World<M> {
             (Refusal::NotSaved { seq, .. }, RestoreInto::One { from, .. }) => {
                 assert_eq!(seq, from);
                 assert!(saved.model[from.as_usize()].is_empty());
+                assert!(saved.sources[from.as_usize()].is_empty());
             }
             (
                 Refusal::NoRoom(NoRoom {

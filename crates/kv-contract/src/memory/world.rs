@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 
 use kv_core::batch::{
-    Batch, BatchError, MAX_POS, PositionRule, UBatchRow, ValidBatch, validate, validate_with,
+    Batch, MAX_POS, PositionRule, TokensOf, UBatchRow, ValidBatch, validate, validate_with,
 };
-use kv_core::memory::{Edit, MemoryInputs, Plan, Refusal, RowsWritten, Streams, UnifiedConfig};
-use kv_core::{
-    Causality, CellIdx, GridPos, PartIdx, Pos, PosRange, SeqId, StreamIdx, TokenId, Window,
-};
+use kv_core::memory::{Edit, MemoryInputs, Refusal, RowsWritten, UnifiedConfig};
+use kv_core::{Causality, CellIdx, GridPos, PartIdx, Pos, PosRange, SeqId, TokenId, Window};
 
 use super::attention::RealRows;
 use super::batches::{N_SEQS, RULES, batch};
@@ -42,6 +40,8 @@ pub(crate) struct World<M> {
     pub(crate) states: StateRows,
     /// By sequence: position and token id, ascending.
     pub(crate) model: Vec<Vec<(Pos, u64)>>,
+    /// By sequence: the tokens of its source, in the same way.
+    pub(crate) sources: Vec<Vec<(Pos, u64)>>,
     /// By token id: where tokens of images lie in them.
     pub(crate) grids: BTreeMap<u64, GridPos>,
     n_tokens: u64,
@@ -52,18 +52,19 @@ pub(crate) struct World<M> {
 
 impl<M: MemoryUnderTest> World<M> {
     pub(crate) fn new(memory: M) -> Self {
-        let n_parts = memory.parts().len();
-        let mut rows = vec![Vec::new(); n_parts + 1];
-        for part in memory.parts() {
+        let parts = all_parts(&memory);
+        let mut rows = vec![Vec::new(); parts.len() + 1];
+        for part in &parts {
             rows[part.config().part.as_usize()] = vec![GARBAGE; part.n_cells() as usize];
         }
         let model = vec![Vec::new(); N_SEQS as usize];
         Self {
             empty: memory.clone(),
-            real: RealRows::new(&memory.parts()),
+            real: RealRows::new(&parts),
             states: StateRows::new(memory.n_rows().states),
             memory,
             rows,
+            sources: model.clone(),
             model,
             grids: BTreeMap::new(),
             n_tokens: 0,
@@ -78,7 +79,7 @@ impl<M: MemoryUnderTest> World<M> {
     }
 
     pub(crate) fn config(&self, part: PartIdx) -> UnifiedConfig {
-        let parts = self.memory.parts();
+        let parts = all_parts(&self.memory);
         let found = parts.iter().find(|p| p.config().part == part);
         *found.unwrap().config()
     }
@@ -88,7 +89,7 @@ impl<M: MemoryUnderTest> World<M> {
     }
 
     /// What a token of `seq` at `pos` and, in an image, at `grid` sees of a part, according to the
-    /// model: of those at its own position the ones that come before it in reading order.
+    /// model: of sources that of the sequence; of those at its own position the ones that come before it in reading order.
     fn model_sees(
         &self,
         config: &UnifiedConfig,
@@ -96,6 +97,9 @@ impl<M: MemoryUnderTest> World<M> {
         pos: Pos,
         grid: Option<GridPos>,
     ) -> Vec<(Pos, u64)> {
+        if config.window == Window::Source {
+            return self.sources[seq.as_usize()].clone();
+        }
         let tokens = self.model[seq.as_usize()].iter().copied();
         let place = |pos, grid| GridPos::coordinates(pos, grid);
         let own = place(pos, grid);
@@ -110,7 +114,11 @@ impl<M: MemoryUnderTest> World<M> {
         seen
     }
 
-    fn held(&self, part: PartIdx, cells: impl Iterator<Item = (CellIdx, Pos)>) -> Vec<(Pos, u64)> {
+    pub(crate) fn held(
+        &self,
+        part: PartIdx,
+        cells: impl Iterator<Item = (CellIdx, Pos)>,
+    ) -> Vec<(Pos, u64)> {
         let rows = &self.rows[part.as_usize()];
         let mut held: Vec<_> = cells
             .map(|(cell, pos)| {
@@ -127,11 +135,14 @@ impl<M: MemoryUnderTest> World<M> {
     pub(crate) fn apply(&mut self, op: &Op) {
         match op {
             Op::Batch(entries, attempt) => {
+                self.give_sources(entries, attempt.n_source);
                 if let Some(batch) = self.valid_batch(entries) {
                     self.batch(&batch, *attempt);
                 }
             }
+            Op::Sources(entries, attempt) => self.sources(entries, *attempt),
             Op::Image(image, attempt) => {
+                self.give_sources(&[(1 << image.seq.0, false)], attempt.n_source);
                 let batch = self.image(image);
                 self.make_room(&batch);
                 let batch = self.valid_image(&self.image(image));
@@ -152,21 +163,27 @@ impl<M: MemoryUnderTest> World<M> {
                     Err(Refusal::Unsupported { .. }) => return,
                     Err(refused) => panic!("{refused}"),
                 }
-                for (s, tokens) in (0u32..).zip(&mut self.model) {
-                    if s != seq.0 {
-                        tokens.clear();
-                    }
-                }
+                let others = (0..N_SEQS).map(SeqId).filter(|other| other != seq);
+                others.for_each(|other| self.forget_model(other));
             }
             Op::Clear => {
                 self.memory.clear();
-                self.model.iter_mut().for_each(Vec::clear);
+                (0..N_SEQS).for_each(|seq| self.forget_model(SeqId(seq)));
                 assert_eq!(self.memory, self.empty);
             }
         }
     }
 
-    fn batch(&mut self, batch: &ValidBatch, Attempt { n_ubatch, failure }: Attempt) {
+    /// A sequence has nothing any more.
+    pub(crate) fn forget_model(&mut self, seq: SeqId) {
+        self.model[seq.as_usize()].clear();
+        self.sources[seq.as_usize()].clear();
+    }
+
+    pub(crate) fn batch(&mut self, batch: &ValidBatch, attempt: Attempt) {
+        let Attempt {
+            n_ubatch, failure, ..
+        } = attempt;
         let before = self.memory.clone();
         if let Ok(plan) = self.memory.plan(batch, n_ubatch) {
             self.undo_exactly(&plan);
@@ -175,15 +192,15 @@ impl<M: MemoryUnderTest> World<M> {
         let mut inputs = std::mem::take(&mut self.inputs);
         let first_id = self.n_tokens;
         self.n_tokens += batch.n_tokens() as u64;
+        let numbers = numbers_of(&before, batch.tokens_of());
         let places = |inputs: &MemoryInputs| -> Vec<(PartIdx, Vec<CellIdx>)> {
-            let numbers = before.parts().into_iter().map(|p| p.config().part);
-            numbers
-                .map(|p| (p, inputs.parts[p.as_usize()].cells.clone()))
-                .collect()
+            let cells = |part: PartIdx| inputs.parts[part.as_usize()].cells.clone();
+            numbers.iter().map(|&part| (part, cells(part))).collect()
         };
         match memory.begin(batch, n_ubatch) {
             Err(error) => self.check_refusal(batch, &error),
             Ok(mut steps) => {
+                self.check_sources_agree(batch);
                 let mut n_done = 0;
                 while let Some(ubatch) = steps.next(&mut inputs) {
                     assert!(ubatch.n_tokens() <= n_ubatch);
@@ -199,37 +216,13 @@ impl<M: MemoryUnderTest> World<M> {
                     {
                         steps.undo_last(written);
                         if written == RowsWritten::Perhaps {
-                            for (part, cells) in places {
-                                let rows = &mut self.rows[part.as_usize()];
-                                cells.iter().for_each(|c| rows[c.as_usize()] = GARBAGE);
-                                self.real.destroy(part, &cells);
-                            }
-                            self.states.destroy(&inputs.states);
+                            self.destroy_step(batch.tokens_of(), &places, &inputs);
                         } else if n_done == 0 {
                             assert_eq!(memory, before);
                         }
                         break;
                     }
-                    for (&id, row) in ids.iter().zip(&rows) {
-                        self.grids.extend(row.grid.map(|grid| (id, grid)));
-                        for seq in &row.seqs {
-                            self.model[seq.as_usize()].push((row.pos, id));
-                        }
-                    }
-                    self.states.compute(&inputs.states, &ids);
-                    for (part, cells) in places {
-                        assert_eq!(cells.len(), ids.len());
-                        for ((&cell, &id), row) in cells.iter().zip(&ids).zip(&rows) {
-                            self.rows[part.as_usize()][cell.as_usize()] = Row {
-                                id,
-                                rotated_to: i64::from(row.pos.0),
-                            };
-                        }
-                        let positions = rows.iter().map(|row| row.pos);
-                        let tokens: Vec<_> = ids.iter().copied().zip(positions).collect();
-                        self.real.store(part, &cells, &tokens);
-                        self.check_visible(part, &inputs, &rows, &ids);
-                    }
+                    self.take_step(batch.tokens_of(), &places, &inputs, (&rows, &ids));
                     n_done += 1;
                 }
             }
@@ -238,10 +231,80 @@ impl<M: MemoryUnderTest> World<M> {
         self.inputs = inputs;
     }
 
+    /// A ubatch could not be computed, and may have written anything where it was to write.
+    fn destroy_step(
+        &mut self,
+        tokens_of: TokensOf,
+        places: &[(PartIdx, Vec<CellIdx>)],
+        inputs: &MemoryInputs,
+    ) {
+        for (part, cells) in places {
+            let rows = &mut self.rows[part.as_usize()];
+            cells.iter().for_each(|c| rows[c.as_usize()] = GARBAGE);
+            self.real.destroy(*part, cells);
+        }
+        if tokens_of == TokensOf::Sequence {
+            self.states.destroy(&inputs.states);
+        }
+    }
+
+    /// A ubatch was computed: the model has its tokens, and `places` the rows of them.
+    fn take_step(
+        &mut self,
+        tokens_of: TokensOf,
+        places: &[(PartIdx, Vec<CellIdx>)],
+        inputs: &MemoryInputs,
+        (rows, ids): (&[UBatchRow], &[u64]),
+    ) {
+        let model = match tokens_of {
+            TokensOf::Sequence => &mut self.model,
+            TokensOf::Source => &mut self.sources,
+        };
+        for (&id, row) in ids.iter().zip(rows) {
+            self.grids.extend(row.grid.map(|grid| (id, grid)));
+            for seq in &row.seqs {
+                model[seq.as_usize()].push((row.pos, id));
+            }
+        }
+        for (part, cells) in places {
+            assert_eq!(cells.len(), ids.len());
+            for ((cell, &id), row) in cells.iter().zip(ids).zip(rows) {
+                self.rows[part.as_usize()][cell.as_usize()] = Row {
+                    id,
+                    rotated_to: i64::from(row.pos.0),
+                };
+            }
+            let positions = rows.iter().map(|row| row.pos);
+            let tokens: Vec<_> = ids.iter().copied().zip(positions).collect();
+            self.real.store(*part, cells, &tokens);
+        }
+        if tokens_of == TokensOf::Sequence {
+            self.states.compute(&inputs.states, ids);
+            self.check_all_visible(inputs, rows, ids);
+        }
+    }
+
+    /// What each row of a ubatch sees of every part is what the model says. No source is given to it.
+    fn check_all_visible(&self, inputs: &MemoryInputs, rows: &[UBatchRow], ids: &[u64]) {
+        for part in numbers_of(&self.memory, TokensOf::Source) {
+            assert_eq!(inputs.parts[part.as_usize()].cells, []);
+        }
+        for part in all_parts(&self.memory) {
+            self.check_visible(part.config(), inputs, rows, ids);
+        }
+    }
+
     /// What each row of a ubatch sees of a part is what the model says.
-    fn check_visible(&self, part: PartIdx, inputs: &MemoryInputs, rows: &[UBatchRow], ids: &[u64]) {
+    fn check_visible(
+        &self,
+        config: &UnifiedConfig,
+        inputs: &MemoryInputs,
+        rows: &[UBatchRow],
+        ids: &[u64],
+    ) {
+        let part = config.part;
         let n_cells = self.rows[part.as_usize()].len();
-        for config in views(&self.config(part)) {
+        for config in views(config) {
             let visibility = inputs.parts[part.as_usize()].seen(config.window);
             visibility.check(n_cells as u32).unwrap();
             for (number, row) in (0u32..).zip(rows) {
@@ -320,119 +383,11 @@ impl<M: MemoryUnderTest> World<M> {
         }
     }
 
-    /// Commits a plan on a copy and undoes it step by step: exactly, and then as if rows had been
-    /// written, as far back as no window forbids.
-    fn undo_exactly(&self, plan: &Plan<M::Slot>) {
-        for rows in [RowsWritten::No, RowsWritten::Perhaps] {
-            let mut memory = self.memory.clone();
-            let mut done = Vec::new();
-            let mut inputs = MemoryInputs::default();
-            for planned in plan {
-                let before = memory.clone();
-                let undo = memory.commit(planned);
-                check_parts(&memory);
-                memory.inputs(planned, &mut inputs);
-                for part in memory.parts() {
-                    let mut cells = inputs.parts[part.config().part.as_usize()].cells.clone();
-                    cells.sort_unstable();
-                    cells.dedup();
-                    assert_eq!(
-                        cells.len(),
-                        planned.ubatch.entries.len(),
-                        "a cell was given twice"
-                    );
-                }
-                done.push((before, undo));
-            }
-            let mut is_last = true;
-            for (before, undo) in done.into_iter().rev() {
-                let refused = memory.check_rollback(&undo, rows).is_err();
-                assert!(!(refused && (is_last || rows == RowsWritten::No)));
-                if refused && memory.recurrent().is_some() {
-                    break; // or its state was stored over, which is not looked at here
-                }
-                if refused {
-                    let mut sound = memory;
-                    sound.rollback(undo, rows);
-                    let broken = sound.check_bookkeeping();
-                    assert!(broken.is_err(), "refused without a reason");
-                    break;
-                }
-                memory.rollback(undo, rows);
-                check_parts(&memory);
-                match rows {
-                    RowsWritten::No => assert_eq!(memory, before),
-                    RowsWritten::Perhaps => {
-                        for seq in (0..N_SEQS).map(SeqId) {
-                            let end = |m: &M| m.positions(seq).map(|has| has.last);
-                            assert_eq!(end(&memory), end(&before));
-                        }
-                    }
-                }
-                is_last = false;
-            }
-        }
-    }
-
-    fn check_refusal(&self, batch: &ValidBatch, error: &Refusal) {
-        match error {
-            Refusal::NoRoom(no_room) => {
-                let config = self.config(no_room.part);
-                let parts = self.memory.parts();
-                let part = parts.iter().find(|p| *p.config() == config).unwrap();
-                assert_eq!(no_room.n_cells, config.n_cells);
-                assert!(
-                    no_room.n_wanted > no_room.n_free + no_room.n_recyclable,
-                    "{no_room}"
-                );
-                if config.window == Window::Full {
-                    let StreamIdx(stream) = no_room.stream;
-                    let n_wanted = batch
-                        .entries()
-                        .iter()
-                        .filter(|e| config.streams == Streams::Shared || e.first_seq.0 == stream);
-                    let first = CellIdx(stream * config.n_cells);
-                    let cells = (0..config.n_cells).map(|i| first.offset(i));
-                    let n_free = cells.filter(|&c| part.cell(c).is_none()).count();
-                    assert!(n_wanted.count() > n_free, "{no_room}");
-                }
-            }
-            Refusal::WindowForgotten(forgotten) => {
-                // Only an image goes on at a position that was there already.
-                let first = batch
-                    .entries()
-                    .iter()
-                    .find(|e| e.seqs.contains(forgotten.seq));
-                let first = first.unwrap();
-                assert!(first.grid.is_some() && Some(first.pos) == self.last(forgotten.seq));
-                assert_eq!(forgotten.next, first.pos);
-                self.check_forgotten(*forgotten);
-            }
-            Refusal::CoupledStreams { set, .. } => {
-                let parts = self.memory.parts();
-                let mut streams = parts.iter().map(|part| part.config().streams);
-                let per_sequence = streams.any(|streams| streams == Streams::PerSequence);
-                assert!(per_sequence && set.len() > 1);
-            }
-            Refusal::Split(BatchError::SequenceTooLong { set, n_tokens, .. }) => {
-                let is_causal = |p: &PartView| p.config().causality == Causality::Causal;
-                assert!(!self.memory.parts().iter().any(is_causal));
-                let family = batch.entries().iter().filter(|e| e.seqs.intersects(set));
-                assert_eq!(family.count(), *n_tokens);
-            }
-            Refusal::CoupledStates { a, b, .. } => {
-                let memory = self.memory.recurrent().unwrap();
-                let current = |seq| memory.states(seq).last().map(|s| s.row);
-                assert_ne!(current(*a), current(*b));
-            }
-            Refusal::Custom(_) => {}
-            other => panic!("{other}"),
-        }
-    }
-
     /// Everything that holds between operations.
     pub(crate) fn check(&self) {
         check_parts(&self.memory);
+        let (parts, source) = (self.memory.parts(), self.memory.source());
+        let is_full = |part: &PartView| part.config().window == Window::Full;
         for seq in (0..N_SEQS).map(SeqId) {
             let has = self.memory.positions(seq);
             assert_eq!(
@@ -446,8 +401,9 @@ impl<M: MemoryUnderTest> World<M> {
                 self.states.check(states, seq, &tokens.collect::<Vec<_>>());
             }
             let next = self.last(seq).map_or(Pos(0), Pos::next);
-            for part in self.memory.parts() {
-                self.check_grids(&part, seq);
+            self.check_source(source.as_ref(), seq);
+            for part in &parts {
+                self.check_grids(part, seq);
                 for config in views(part.config()) {
                     let limits = config.window.visible_keys(next, config.causality);
                     let seen = part.held(seq).into_iter();
@@ -462,12 +418,26 @@ impl<M: MemoryUnderTest> World<M> {
                 }
             }
             let first = self.model[seq.as_usize()].first().map(|t| t.0);
-            match self.all_windows_are_full() {
+            match parts.iter().all(is_full) {
                 true => assert_eq!(has.map(|has| has.first), first),
                 false => assert!(has.map(|has| has.first) >= first),
             }
         }
     }
+}
+
+/// The parts of a memory, that of sources included.
+pub(crate) fn all_parts<M: MemoryUnderTest>(memory: &M) -> Vec<PartView> {
+    memory.parts().into_iter().chain(memory.source()).collect()
+}
+
+/// The parts that hold such tokens.
+pub(crate) fn numbers_of<M: MemoryUnderTest>(memory: &M, tokens_of: TokensOf) -> Vec<PartIdx> {
+    let parts = match tokens_of {
+        TokensOf::Sequence => memory.parts(),
+        TokensOf::Source => memory.source().into_iter().collect(),
+    };
+    parts.iter().map(|part| part.config().part).collect()
 }
 
 /// A part through each of its windows.
@@ -486,8 +456,11 @@ pub(crate) fn check_parts<M: MemoryUnderTest>(memory: &M) {
         let n_shown = shown.states.as_ref().map_or(0, |states| states.rows.len());
         assert_eq!(n_shown, states.n_used() as usize);
     }
-    for part in memory.parts() {
+    let (parts, source) = (memory.parts(), memory.source());
+    for part in parts.iter().chain(&source) {
         shown.iter().for_each(|shown| part.check_shown(shown));
+    }
+    for part in &parts {
         for seq in (0..N_SEQS).map(SeqId) {
             let last = |has: Option<PosRange>| has.map(|has| has.last);
             assert_eq!(last(part.positions(seq)), last(memory.positions(seq)));

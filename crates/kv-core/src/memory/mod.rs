@@ -165,7 +165,8 @@ pub trait Memory {
     }
 
     /// Whether sequences have sources: tokens that layers attend over in addition, see
-    /// [`TokensOf::Source`](crate::batch::TokensOf::Source). Batches of others are refused.
+    /// [`TokensOf::Source`](crate::batch::TokensOf::Source). Where they have none, [`Memory::plan`]
+    /// refuses batches of sources.
     fn takes_sources(&self) -> bool {
         false
     }

@@ -5,6 +5,7 @@
 
 use super::{Memory, MemoryInputs, Refusal};
 use crate::batch::{SplitPolicy, TokensOf, UBatch, ValidBatch};
+use crate::ids::SeqId;
 
 /// A ubatch and the slot that the memory found for it.
 #[derive(Clone, Debug)]
@@ -96,6 +97,11 @@ pub(super) fn plan<M: Memory + ?Sized>(
     batch: &ValidBatch,
     n_ubatch: u32,
 ) -> Result<Plan<M::Slot>, Refusal> {
+    if batch.tokens_of() == TokensOf::Source && !memory.takes_sources() {
+        let first = batch.entries().first();
+        let seq = first.map_or(SeqId(0), |entry| entry.first_seq);
+        return Err(Refusal::TakesNoSources { seq });
+    }
     let largest = n_ubatch.min(u32::try_from(batch.n_tokens()).unwrap_or(u32::MAX));
     let refusal = match plan_with(memory, batch, largest) {
         Err(refusal) => refusal,
