@@ -238,7 +238,171 @@ fn samples(n_bytes: usize) -> impl Iterator<Item = Range<usize>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::xxh64::xxh64;
     use super::*;
+    use crate::graph::{GraphBuilder, GraphShape, Input};
+    use crate::layers::{AttentionMemory, LayerMemory};
+    use crate::rope::{RopeScaling, RopeStyle};
+    use crate::weights::MemoryWeights;
+    use crate::window::Window;
+
+    fn rope(base: f64) -> RopeSpec {
+        RopeSpec {
+            style: RopeStyle::Norm,
+            n_rot: 4,
+            base,
+            scaling: RopeScaling::None,
+            factors: None,
+        }
+    }
+
+    /// A graph with these rotations, which uses `b` twice, then `a`.
+    fn graph(bases: &[f64]) -> Graph {
+        let shape = GraphShape {
+            n_tokens: 3,
+            n_outputs: 0,
+        };
+        let mut g = GraphBuilder::new(shape);
+        let mut x = g.input(Input::Embeddings { dim: 4 }).unwrap();
+        let positions = g.input(Input::Positions).unwrap();
+        for (number, weight) in ["b", "b", "a"].into_iter().enumerate() {
+            x = g.linear(&format!("linear{number}"), x, weight, 4).unwrap();
+        }
+        let mut x = g.reshape("heads", x, &[3, 1, 4]).unwrap();
+        for (number, &base) in bases.iter().enumerate() {
+            let name = format!("rope{number}");
+            x = g.rope(&name, x, positions, &rope(base)).unwrap();
+        }
+        g.finish(&[x]).unwrap()
+    }
+
+    fn weights(a: &[f32], b: &[f32]) -> MemoryWeights {
+        let mut weights = MemoryWeights::new();
+        for (name, values) in [("a", a), ("b", b), ("unused", a)] {
+            weights
+                .insert_f32(name, &[values.len() / 4, 4], values)
+                .unwrap();
+        }
+        weights
+    }
+
+    fn layers(window: Window) -> LayerMap {
+        let attention = |window| {
+            LayerMemory::Attention(AttentionMemory {
+                kv_heads: 1,
+                k_dim: 4,
+                v_dim: 4,
+                window,
+            })
+        };
+        LayerMap::new([window, Window::Full, Window::Full].map(attention).to_vec())
+    }
+
+    fn fingerprint() -> Fingerprint {
+        let weights = weights(&[1.0; 16], &[2.0; 16]);
+        let layers = layers(Window::Full);
+        Fingerprint::new("here", 10, &layers, &graph(&[1.0, 1.0, 2.0]), &weights)
+    }
+
+    #[test]
+    fn every_difference_is_named() {
+        let here = fingerprint();
+        here.check(&here.clone()).unwrap();
+        let differs = |saved: Fingerprint| here.check(&saved).unwrap_err().to_string();
+        let other = |change: &dyn Fn(&mut Fingerprint)| {
+            let mut saved = here.clone();
+            change(&mut saved);
+            differs(saved)
+        };
+        let model = "the state is another model's: its";
+        assert_eq!(
+            other(&|saved| saved.architecture = "there".to_owned()),
+            format!("{model} architecture is there, but here it is here")
+        );
+        assert_eq!(
+            other(&|saved| saved.n_vocab = 11),
+            format!("{model} vocabulary is 11, but here it is 10")
+        );
+        let text = other(&|saved| saved.layers = layers(Window::Sliding(7)));
+        let (before, there) = text.split_once(", but here it is ").unwrap();
+        assert!(
+            before.starts_with(&format!("{model} layer map is …")),
+            "{text}"
+        );
+        // As much before the first difference as behind it.
+        for (shown, window) in [
+            (before.split_once('…').unwrap().1, "Sliding(7)"),
+            (&there[3..], "Full"),
+        ] {
+            let at = shown.find(window).unwrap();
+            assert_eq!(shown[..at].chars().count(), 40, "{text}");
+            assert_eq!(shown.trim_end_matches('…').chars().count(), 80, "{text}");
+        }
+        let aged = here.layers.with_recent(RecentTokens::last(5)).unwrap();
+        assert_eq!(
+            other(&|saved| saved.layers = aged.clone()),
+            "the state has old rows apart from those of the last 5 tokens, but here are rows of all ages \
+             together: restore it with as many recent tokens as it was saved with"
+        );
+        let text = other(&|saved| saved.ropes[0].n = 3);
+        assert!(
+            text.starts_with(&format!("{model} RoPE is …3 x {{")),
+            "{text}"
+        );
+        let text = other(&|saved| saved.weights.hash = 5);
+        assert!(
+            text.contains("weights is 2 tensors of 128 bytes, 0000000000000005, but"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn ropes_are_counted_in_the_order_of_the_graph() {
+        let described = |base| serde_json::to_string(&rope(base)).unwrap();
+        let ropes = fingerprint().ropes;
+        let runs: Vec<_> = ropes.iter().map(|run| (run.n, run.rope.clone())).collect();
+        assert_eq!(runs, [(2, described(1.0)), (1, described(2.0))]);
+    }
+
+    #[test]
+    fn weights_are_told_apart_by_all_that_the_graph_uses() {
+        let (a, b) = ([1.0f32; 16], [2.0f32; 16]);
+        let id = |a: &[f32], b: &[f32]| WeightsId::new(&graph(&[]), &weights(a, b));
+        let bytes = |values: &[f32]| {
+            values
+                .iter()
+                .flat_map(|v| v.to_le_bytes())
+                .collect::<Vec<_>>()
+        };
+        // In the order of their names, each once.
+        let described = |name: &str, values: &[f32]| {
+            [format!("{name} [4, 4] F32\n").into_bytes(), bytes(values)].concat()
+        };
+        let all = [described("a", &a), described("b", &b)].concat();
+        let wanted = WeightsId {
+            n_weights: 2,
+            n_bytes: 128,
+            hash: xxh64(&all, 0),
+        };
+        assert_eq!(id(&a, &b), wanted);
+        let mut other = a;
+        other[15] = 3.0;
+        assert_ne!(id(&other, &b).hash, wanted.hash);
+    }
+
+    #[test]
+    fn the_graph_of_an_encoder_counts_too() {
+        let alone = fingerprint();
+        let weights = weights(&[1.0; 16], &[2.0; 16]);
+        let both = alone.clone().with_graph(&graph(&[]), &weights).weights;
+        let other = WeightsId::new(&graph(&[]), &weights);
+        let wanted = WeightsId {
+            n_weights: 4,
+            n_bytes: 256,
+            hash: xxh64(&other.hash.to_le_bytes(), alone.weights.hash),
+        };
+        assert_eq!(both, wanted);
+    }
 
     #[test]
     fn samples_reach_from_the_first_byte_to_the_last() {

@@ -21,6 +21,8 @@ mod read;
 #[cfg(test)]
 mod refusals;
 mod rows;
+#[cfg(test)]
+mod same_again;
 mod snapshot;
 #[cfg(test)]
 mod tests;

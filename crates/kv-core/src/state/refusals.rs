@@ -13,8 +13,9 @@ use super::{SavedState, SeqTokens, StateError, StateToSave, save};
 use crate::backend::{BackendError, RowKind};
 use crate::ids::{LayerIdx, SeqId, TokenId};
 use crate::kv_type::KvType;
-use crate::layers::RowLayout;
+use crate::layers::{AttentionMemory, LayerMap, LayerMemory, RecurrentMemory, RowLayout};
 use crate::memory::{Memory, Seqs, SnapshotError};
+use crate::window::Window;
 
 type Sections = Vec<(Tag, Vec<u8>)>;
 
@@ -71,7 +72,14 @@ fn with_header(at: usize, value: &[u8]) -> Vec<u8> {
 
 #[test]
 fn something_else_is_no_state() {
-    for bytes in [&b""[..], b"GGUF", b"x"] {
+    let others = [
+        &b""[..],
+        b"GGUF",
+        b"x",
+        b"\x89PNG\r\n\x1a\n",
+        b"\x89KVSTATS",
+    ];
+    for bytes in others {
         let error = SavedState::parse(bytes).unwrap_err();
         assert!(matches!(error, StateError::NotAState), "{error}");
     }
@@ -105,6 +113,41 @@ fn a_state_that_is_cut_off_or_goes_on_is_refused_with_both_lengths() {
         matches!(more, StateError::Truncated { wanted, got } if wanted > n && got == n),
         "{more}"
     );
+}
+
+#[test]
+fn a_header_with_another_length_is_refused() {
+    let n = state().len() as u64;
+    let more = SavedState::parse(&with_header(16, &(n + 5).to_le_bytes())).unwrap_err();
+    assert!(
+        matches!(more, StateError::Truncated { wanted, got } if (wanted, got) == (n + 5, n)),
+        "{more}"
+    );
+    let fewer = SavedState::parse(&with_header(16, &(n - 5).to_le_bytes())).unwrap_err();
+    assert!(
+        matches!(fewer, StateError::Trailing { end, got } if (end, got) == (n - 5, n)),
+        "{fewer}"
+    );
+}
+
+#[test]
+fn a_section_that_is_longer_than_the_state_is_refused() {
+    let n = state().len() as u64;
+    for (len, wanted) in [
+        (n, 32 + 24 + 8 + n),
+        (u64::MAX - 8, 32 + 24 + 8 + u64::MAX / 2),
+        (u64::MAX, 32 + 24 + 8 + u64::MAX / 2),
+    ] {
+        let mut bytes = state();
+        bytes[40..48].copy_from_slice(&len.to_le_bytes());
+        let checksum = xxh64(&bytes[32..48], 0);
+        bytes[48..56].copy_from_slice(&checksum.to_le_bytes());
+        let error = SavedState::parse(&bytes).unwrap_err();
+        assert!(
+            matches!(error, StateError::Truncated { wanted: w, got } if (w, got) == (wanted, n)),
+            "{error}"
+        );
+    }
 }
 
 #[test]
@@ -248,6 +291,29 @@ fn states_that_are_not_there_are_refused() {
         text,
         "section 'STAT' makes no sense: there is no state 7 of 2"
     );
+    let text = with_word(STATES, 5, 2);
+    assert!(text.ends_with("there is no state 2 of 2"), "{text}");
+    let longer = refused(|all| payload(all, STATES, 0).extend([0; 4]));
+    let text = reason(longer);
+    assert!(text.contains("are too many"), "{text}");
+    // Rows of states where there are none.
+    let rows = refused(|all| {
+        all.remove(position(all, STATES));
+        for (number, len) in [(4, 4), (5, 8)] {
+            payload(all, ROWS, number).truncate(len);
+        }
+        let meta = payload(all, META, 0);
+        let mut value: Value = serde_json::from_slice(meta).unwrap();
+        for number in [4, 5] {
+            value["rows"][number]["n_rows"] = json!(1);
+        }
+        *meta = serde_json::to_vec(&value).unwrap();
+    });
+    let text = reason(rows);
+    assert!(
+        text.ends_with("1 rows of layer 2 that no token has"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -356,6 +422,22 @@ fn tokens_outside_the_vocabulary_are_refused() {
     }
 }
 
+#[test]
+fn lists_of_tokens_that_make_no_sense_are_refused() {
+    // How many lists; then a sequence, its evaluated and its pending tokens, and these.
+    let twice = refused(|all| {
+        let bytes = payload(all, TOKENS, 0);
+        bytes[0] = 2;
+        bytes.extend_from_within(4..);
+    });
+    let wanted = "section 'TOKN' makes no sense: sequence 1 is there twice, or cannot be";
+    assert_eq!(reason(twice), wanted);
+    let text = with_word(TOKENS, 1, 4096);
+    assert!(text.contains("sequence 4096 is there twice"), "{text}");
+    let longer = reason(refused(|all| payload(all, TOKENS, 0).extend([0; 4])));
+    assert!(longer.contains("are too many"), "{longer}");
+}
+
 fn saved(tokens: &[SeqTokens], out: &mut dyn std::io::Write) -> Result<u64, StateError> {
     let (memory, layout) = memory();
     let state = StateToSave {
@@ -433,6 +515,39 @@ fn rows_of_other_layers_or_shapes_are_refused() {
     };
     let (_, layout) = memory();
     state.check_rows(&layout).unwrap();
+    let other = |change: &dyn Fn(&mut Vec<LayerMemory>)| {
+        let (mut changed, cells) = (layers().iter().map(|l| l.1).collect(), [12, 12]);
+        change(&mut changed);
+        let changed = LayerMap::new(changed);
+        let layout = RowLayout::new(&changed, &cells[..changed.parts().len()], KvType::F16);
+        refused(&layout.unwrap().with_states(&changed, 4).unwrap())
+    };
+    let attention = |kv_heads, k_dim, window| {
+        LayerMemory::Attention(AttentionMemory {
+            kv_heads,
+            k_dim,
+            v_dim: 2,
+            window,
+        })
+    };
+    // More heads, wider keys, keys of another part, wider states.
+    let full = Window::Full;
+    let heads = other(&|all| all[0] = attention(2, 1, full));
+    assert_eq!(heads.2, "2 heads of 1 values in f16");
+    let wide = other(&|all| all[0] = attention(1, 2, full));
+    assert_eq!(wide.2, "1 heads of 2 values in f16");
+    let part = other(&|all| all[1] = attention(1, 1, full));
+    assert_eq!((part.0, part.1), (1, RowKind::K));
+    let states = other(&|all| {
+        all[2] = LayerMemory::Recurrent(RecurrentMemory {
+            conv_row: 1,
+            state_row: 3,
+        });
+    });
+    assert_eq!(
+        (states.0, states.1, &states.2[..]),
+        (2, RowKind::State, "3 floats")
+    );
     // A memory without the recurrent layer.
     let attention = RowLayout::new(&layers(), &[12, 12], KvType::F16).unwrap();
     let (layer, kind, here) = refused(&attention);

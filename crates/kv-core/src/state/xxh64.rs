@@ -137,7 +137,16 @@ mod tests {
         }
         // Of another implementation.
         let bytes: Vec<u8> = (0..101).collect();
-        assert_eq!(xxh64(&bytes, 7), 0xE878_E979_1DBC_64FA);
+        for (n, wanted) in [
+            (101, 0xE878_E979_1DBC_64FA),
+            (8, 0x3072_F8C5_CBA4_3E9A),
+            (31, 0x0BDB_BCAE_AD6C_6E56),
+            (32, 0xA597_2D57_C4AE_A230),
+            (33, 0x0C43_E577_54C7_78D9),
+            (63, 0x379E_EAB4_056E_3988),
+        ] {
+            assert_eq!(xxh64(&bytes[..n], 7), wanted, "{n} bytes");
+        }
         assert_eq!(
             xxh64(&bytes[..37], 0x9E37_79B9_7F4A_7C15),
             0x5475_DB57_4CAA_6A58
