@@ -269,4 +269,21 @@ mod tests {
         );
         assert_eq!(graph.with_recent(&self::layers()), Ok(graph));
     }
+
+    #[test]
+    fn numbers_of_blocks_stay_last() {
+        let node = |name: &str| {
+            let mut b = GraphBuilder::new(GraphShape {
+                n_tokens: 1,
+                n_outputs: 1,
+            });
+            let tokens = b.input(Input::Tokens).unwrap();
+            let id = b.embed(name, tokens, "table", [9, 4]).unwrap();
+            let graph = b.finish(&[id]).unwrap();
+            graph.node(id).unwrap().clone()
+        };
+        assert_eq!(named(&node("kqv-3"), "old"), "kqv.old-3");
+        assert_eq!(named(&node("kqv-all"), "old"), "kqv-all.old");
+        assert_eq!(named(&node("kqv"), "old"), "kqv.old");
+    }
 }

@@ -82,4 +82,23 @@ mod tests {
                 .collect::<Vec<_>>()
         );
     }
+
+    #[test]
+    fn a_factor_of_one_is_not_written() {
+        let plain = Alibi::new(8.0);
+        assert_eq!(
+            serde_json::to_string(&plain).unwrap(),
+            r#"{"max_bias":8.0}"#
+        );
+        assert_eq!(
+            serde_json::from_str::<Alibi>(r#"{"max_bias":8.0}"#).unwrap(),
+            plain
+        );
+        let scaled = Alibi {
+            factor: 0.5,
+            ..plain
+        };
+        let text = serde_json::to_string(&scaled).unwrap();
+        assert_eq!(serde_json::from_str::<Alibi>(&text).unwrap(), scaled);
+    }
 }

@@ -88,10 +88,23 @@ mod tests {
             refused(|g| g.nodes[2].name = "embd".into()),
             GraphError::DuplicateName { .. }
         ));
+        for output in [3, 7] {
+            assert!(matches!(
+                refused(|g| g.outputs = vec![NodeId(output)]),
+                GraphError::UnknownOperand { .. }
+            ));
+        }
         assert!(matches!(
-            refused(|g| g.outputs = vec![NodeId(7)]),
+            refused(|g| g.nodes[1].operands = vec![NodeId(1)]),
             GraphError::UnknownOperand { .. }
         ));
+        let unused = |g: &mut Graph| {
+            let mut further = g.weights[0].clone();
+            further.name = "further".into();
+            g.weights.push(further);
+        };
+        let node = "graph".to_owned();
+        assert_eq!(refused(unused), GraphError::NotAsBuilt { node });
         assert!(matches!(
             Graph::from_json("{}").unwrap_err(),
             GraphError::Json(_)

@@ -103,3 +103,60 @@ fn describe(graph: &Graph, node: &Node) -> String {
         args.join(", ")
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{GraphBuilder, GraphShape, Input};
+    use super::*;
+
+    /// A graph with a product of this width, after one of this name.
+    fn graph(before: &str, width: usize) -> Graph {
+        let mut b = GraphBuilder::new(GraphShape {
+            n_tokens: 2,
+            n_outputs: 2,
+        });
+        let x = b.input(Input::Embeddings { dim: 4 }).unwrap();
+        b.scale(before, x, 2.0).unwrap();
+        let y = b.linear("y", x, "w", width).unwrap();
+        b.finish(&[y]).unwrap()
+    }
+
+    #[test]
+    fn nodes_are_matched_by_name() {
+        let graph_a = graph("a", 4);
+        assert!(graph_a.diff(&graph_a).is_empty());
+        let other = graph_a.diff(&graph("b", 6));
+        let names = |texts: &[String]| {
+            let name = |text: &String| text.split(':').next().map(str::to_owned);
+            texts.iter().filter_map(name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&other.only_left), ["a"]);
+        assert_eq!(names(&other.only_right), ["b"]);
+        let changed = [&other.changed[0].left, &other.changed[0].right];
+        assert_eq!(
+            changed,
+            [
+                "y: f32[2, 4] = linear(inp_embd, w=w)",
+                "y: f32[2, 6] = linear(inp_embd, w=w)"
+            ]
+        );
+        let text = other.to_string();
+        let signs: Vec<_> = text
+            .lines()
+            .filter_map(|line| line.chars().next())
+            .collect();
+        assert_eq!(signs, ['-', '+', '~', ' '], "{text}");
+        for one in [graph("b", 4), graph("a", 6)] {
+            assert!(!graph_a.diff(&one).is_empty());
+        }
+        let left = GraphDiff {
+            only_left: vec!["x".into()],
+            ..GraphDiff::default()
+        };
+        let right = GraphDiff {
+            only_right: vec!["x".into()],
+            ..GraphDiff::default()
+        };
+        assert!(!left.is_empty() && !right.is_empty());
+    }
+}

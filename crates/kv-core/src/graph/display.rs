@@ -90,3 +90,22 @@ fn call(node: &Node) -> String {
     args.extend(spec.attributes().iter().map(ToString::to_string));
     format!("{}({})", spec.name(), args.join(", "))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::graph::{GraphBuilder, GraphShape, Input};
+    use crate::ids::{LayerIdx, PartIdx};
+
+    #[test]
+    fn a_graph_in_dot() {
+        let mut b = GraphBuilder::new(GraphShape {
+            n_tokens: 2,
+            n_outputs: 2,
+        });
+        let x = b.input(Input::Embeddings { dim: 4 }).unwrap();
+        let cells = b.input(Input::Cells { part: PartIdx(0) }).unwrap();
+        let x = b.reshape("a \"head\"", x, &[2, 1, 4]).unwrap();
+        b.store_kv("stored", LayerIdx(0), [x, x, cells]).unwrap();
+        insta::assert_snapshot!(b.finish(&[x]).unwrap().dot().to_string());
+    }
+}

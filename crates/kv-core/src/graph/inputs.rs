@@ -138,3 +138,53 @@ impl GraphOutputs {
         self.values.first().map_or(&[], Vec::as_slice)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_cancelled_and_followed() {
+        let (cancel, progress) = (CancelFlag::default(), RunProgress::default());
+        let inputs = GraphInputs {
+            cancel: Some(&cancel),
+            progress: Some(&progress),
+            ..GraphInputs::default()
+        };
+        inputs.check_cancelled().unwrap();
+        inputs.report_step(3, 4);
+        assert_eq!(progress.fraction(), 0.75);
+        cancel.cancel();
+        let cancelled = inputs.check_cancelled().unwrap_err();
+        assert!(matches!(cancelled, BackendError::Cancelled));
+        GraphInputs::default().check_cancelled().unwrap();
+    }
+
+    #[test]
+    fn visibility_is_found_by_its_window() {
+        let seen = |window, n_rows| BatchVisibility {
+            window,
+            visibility: Visibility {
+                n_rows,
+                ..Visibility::default()
+            },
+        };
+        let batch = [seen(Window::Full, 1), seen(Window::Sliding(3), 2)];
+        let inputs = GraphInputs {
+            batch: &batch,
+            ..GraphInputs::default()
+        };
+        let found = |window| inputs.batch_visibility(window).map(|seen| seen.n_rows);
+        assert_eq!(found(Window::Sliding(3)), Some(2));
+        assert_eq!(found(Window::Sliding(4)), None);
+    }
+
+    #[test]
+    fn outputs_have_the_sizes_that_were_asked_for() {
+        let mut outputs = GraphOutputs::default();
+        outputs.resize([2, 1].into_iter())[0][1] = 5.0;
+        assert_eq!(outputs.first(), [0.0, 5.0]);
+        assert_eq!(outputs.resize([3].into_iter()).len(), 1);
+        assert_eq!(outputs.first().len(), 3);
+    }
+}

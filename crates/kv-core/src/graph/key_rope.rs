@@ -233,4 +233,24 @@ mod tests {
             "keys hold the rows of 'positions' for their positions: they cannot be moved to others"
         );
     }
+
+    #[test]
+    fn heads_that_are_shaped_anew_after_their_rope_are_refused() {
+        let shaped = |shape: [usize; 3]| {
+            let graph = stores(|g, k, positions| {
+                let k = g.rope("k_rope", k, positions, &rope(None)).unwrap();
+                let flat = g
+                    .reshape("k_flat", k, &[3, 12 / shape[2], shape[2]])
+                    .unwrap();
+                g.reshape("k_again", flat, &shape).unwrap()
+            });
+            graph.key_ropes(&MemoryWeights::new())
+        };
+        assert!(shaped([3, 2, 6]).unwrap()[0].rotation.is_some());
+        let refused = shaped([3, 4, 3]).unwrap_err().to_string();
+        assert!(
+            refused.contains("'k_flat' (reshape) changed after"),
+            "{refused}"
+        );
+    }
 }

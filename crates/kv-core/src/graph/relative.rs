@@ -292,4 +292,17 @@ mod tests {
             assert!(!buckets.is_sound(), "{buckets}");
         }
     }
+
+    #[test]
+    fn the_fewest_buckets_and_the_shortest_distances() {
+        let halves = |n, max_distance| DistanceBuckets::Halves { n, max_distance }.is_sound();
+        let earlier = |n, max_distance| DistanceBuckets::Earlier { n, max_distance }.is_sound();
+        let signed = |span, max_distance| DistanceBuckets::Signed { span, max_distance }.is_sound();
+        assert!(halves(4, 2) && halves(8, 3) && !halves(8, 2) && !halves(0, 5));
+        assert!(earlier(2, 2) && earlier(8, 5) && !earlier(8, 4) && !earlier(0, 5));
+        assert!(signed(4, 4) && signed(8, 6) && !signed(8, 5) && !signed(3, 9));
+        assert!(DistanceBuckets::Single { span: 1 }.is_sound());
+        let single = DistanceBuckets::Single { span: 5 };
+        assert_eq!(single.table().reach(), 5);
+    }
 }

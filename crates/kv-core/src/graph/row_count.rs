@@ -87,4 +87,16 @@ mod tests {
         let sum = b.add("sum", x, taken).unwrap();
         assert_eq!(b.finish(&[sum]).unwrap().row_counts(), None);
     }
+
+    #[test]
+    fn nodes_that_only_store_have_no_rows() {
+        let (mut b, [x, _]) = builder();
+        let part = crate::ids::PartIdx(0);
+        let cells = b.input(Input::Cells { part }).unwrap();
+        let heads = b.reshape("heads", x, &[3, 1, 4]).unwrap();
+        let layer = crate::ids::LayerIdx(0);
+        b.store_kv("stored", layer, [heads, heads, cells]).unwrap();
+        let counts = b.finish(&[x]).unwrap().row_counts();
+        assert_eq!(counts.unwrap().last(), Some(&RowCount::Tokens));
+    }
 }

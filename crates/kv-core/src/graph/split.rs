@@ -355,6 +355,7 @@ mod tests {
         assert_eq!(graph.n_blocks(), 3);
         let point = SplitPoint::new(&graph, 2).unwrap();
         assert!(point.is_first(LayerIdx(1)) && !point.is_first(LayerIdx(2)));
+        assert_eq!(point.n_first(), 2);
         let split = graph.split(&point).unwrap();
         let (first, second) = (split.first.unwrap(), split.second.unwrap());
         assert_eq!(split.carried, [DIM]);
@@ -389,5 +390,113 @@ mod tests {
             "the graph cannot be split after 2 blocks: 'attn-2' uses the rows of layer 1, which \
              'stored-1' stores: both must be on one side"
         );
+    }
+
+    #[test]
+    fn several_values_are_carried_as_columns_in_their_order() {
+        let mut b = GraphBuilder::new(GraphShape {
+            n_tokens: 3,
+            n_outputs: 3,
+        });
+        let tokens = b.input(Input::Tokens).unwrap();
+        let wide = b.embed("wide", tokens, "wide", [9, 6]).unwrap();
+        let x = b.embed("x", tokens, "x", [9, DIM]).unwrap();
+        let mut scope = b.scope(LayerIdx(0));
+        let early = scope.linear("early", x, "w0", DIM).unwrap();
+        drop(scope);
+        let mut scope = b.scope(LayerIdx(1));
+        // Reads them in another order than that in which they were computed.
+        let y = scope.linear("y", early, "w1", 6).unwrap();
+        let sum = scope.add("sum", y, wide).unwrap();
+        drop(scope);
+        let graph = b.finish(&[early, y, wide, sum]).unwrap();
+        let point = SplitPoint::new(&graph, 1).unwrap();
+        let split = graph.split(&point).unwrap();
+        assert_eq!(split.carried, [6, DIM]);
+        use SplitOutput::{First, Second};
+        assert_eq!(split.outputs, [First(2), Second(0), First(3), Second(1)]);
+        let (first, second) = (split.first.unwrap(), split.second.unwrap());
+        assert_eq!((first.outputs().len(), second.outputs().len()), (4, 2));
+        let text = second.text().to_string();
+        for columns in ["wide.row: f32[3, 6] = columns(%0, first=0)", "first=6)"] {
+            assert!(text.contains(columns), "{text}");
+        }
+    }
+
+    #[test]
+    fn blocks_that_go_on_after_a_later_one_began_are_refused() {
+        let mut b = GraphBuilder::new(GraphShape {
+            n_tokens: 3,
+            n_outputs: 3,
+        });
+        let mut x = b.input(Input::Embeddings { dim: DIM }).unwrap();
+        for (number, block) in [0, 1, 0].into_iter().enumerate() {
+            let mut b = b.scope(LayerIdx(block));
+            x = b.linear(&format!("x{number}"), x, "w", DIM).unwrap();
+        }
+        let graph = b.finish(&[x]).unwrap();
+        let refused = SplitPoint::new(&graph, 1).unwrap_err().to_string();
+        assert!(refused.contains("one block after the other"), "{refused}");
+    }
+
+    #[test]
+    fn only_rows_of_tokens_are_carried() {
+        let split = |carries_outputs: bool| {
+            // As many outputs as tokens: shapes do not tell them apart.
+            let mut b = GraphBuilder::new(GraphShape {
+                n_tokens: 3,
+                n_outputs: 3,
+            });
+            let x = b.input(Input::Embeddings { dim: DIM }).unwrap();
+            let rows = b.input(Input::OutputRows).unwrap();
+            let mut scope = b.scope(LayerIdx(0));
+            let y = scope.linear("y", x, "w0", DIM).unwrap();
+            let taken = scope.take_rows("taken", y, rows).unwrap();
+            drop(scope);
+            let mut scope = b.scope(LayerIdx(1));
+            let z = match carries_outputs {
+                true => scope.linear("z", taken, "w1", DIM),
+                // A sum of both kinds: then shapes decide.
+                false => scope.add("z", y, taken),
+            };
+            drop(scope);
+            let graph = b.finish(&[z.unwrap()]).unwrap();
+            SplitPoint::new(&graph, 1)
+        };
+        let refused = split(true).unwrap_err().to_string();
+        let reason = "'z-1' needs 'taken-0', which is no row of f32 for each token";
+        assert!(refused.ends_with(reason), "{refused}");
+        assert!(split(false).is_ok());
+    }
+
+    /// Blocks of an encoder have numbers of their own: what it stores for the decoder decides.
+    #[test]
+    fn an_encoder_is_split_by_the_rows_that_it_stores() {
+        let decoder = graph(&[0, 1]);
+        let point = SplitPoint::new(&decoder, 1).unwrap();
+        let mut b = GraphBuilder::new(GraphShape {
+            n_tokens: 3,
+            n_outputs: 0,
+        });
+        let mut x = b.input(Input::Embeddings { dim: DIM }).unwrap();
+        for block in 0..3 {
+            let mut b = b.scope(LayerIdx(block));
+            x = b.linear("x", x, "w", DIM).unwrap();
+        }
+        let cells = b.input(Input::Cells { part: PartIdx(1) }).unwrap();
+        let heads = b.reshape("heads", x, &[3, 1, DIM]).unwrap();
+        for layer in [0, 1] {
+            let name = format!("stored.{layer}");
+            b.store_kv(&name, LayerIdx(layer), [heads, heads, cells])
+                .unwrap();
+        }
+        let split = b.finish(&[]).unwrap().split(&point).unwrap();
+        let stored = |half: Graph| {
+            let layers = half.nodes().iter().filter_map(|n| n.op.used_layer());
+            layers.collect::<Vec<_>>()
+        };
+        assert_eq!(stored(split.first.unwrap()), [LayerIdx(0)]);
+        assert_eq!(stored(split.second.unwrap()), [LayerIdx(1)]);
+        assert_eq!(split.carried, [DIM]);
     }
 }

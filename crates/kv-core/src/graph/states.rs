@@ -220,4 +220,13 @@ mod tests {
             assert!(wrong.contains(text), "{wrong}");
         }
     }
+
+    #[test]
+    fn marks_forget_the_ubatch_before() {
+        let mut marks = StateMarks::default();
+        let groups = [group(&[0, 1, 2], Some(3), &[(3, 0)])];
+        for _ in 0..2 {
+            assert_eq!(marks.check(&groups, 3, 4), Ok(()));
+        }
+    }
 }
