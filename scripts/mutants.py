@@ -290,6 +290,10 @@ def compile_mutants(args, root, crate):
         dropped |= new
 
 
+def is_left_out(test, args):
+    return any(test == name or test.startswith(f"{name}::") for name in args.without)
+
+
 def reach(binaries, args):
     """What each test reaches and how long it takes: {(binary, test): (numbers, seconds)}."""
     def one(job):
@@ -306,8 +310,8 @@ def reach(binaries, args):
     for binary, folder in binaries:
         listed = run([binary, "--list", "--format", "terse"], cwd=folder).stdout
         tests = [line[:-6] for line in listed.splitlines() if line.endswith(": test")]
-        jobs += [(binary, folder, test) for test in tests if test.split("::")[0] not in args.without]
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        jobs += [(binary, folder, test) for test in tests if not is_left_out(test, args)]
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         return {job: (numbers, seconds) for job, numbers, seconds in pool.map(one, jobs)}
 
 
@@ -351,11 +355,13 @@ def main():
     parser.add_argument("files", nargs="+", help="source files of one crate, relative to the repository")
     parser.add_argument("--package", required=True, help="the crate's package")
     parser.add_argument("--tests-of", action="append", help="packages whose tests are run (the crate's own)")
-    parser.add_argument("--without", action="append", default=[], help="test programs, or modules of them, that are left out")
+    parser.add_argument("--without", action="append", default=[], help="test programs, modules or tests that are left out")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="how many run at the same time (one for each core)")
     parser.add_argument("--cargo", action="append", default=[], help="further arguments of `cargo test --no-run`")
     parser.add_argument("--work", type=pathlib.Path, required=True, help="a folder for the copy and the results")
     args = parser.parse_args()
-    root = (args.work / "copy").resolve()
+    args.work = args.work.resolve()  # tests run in the folders of their crates
+    root = args.work / "copy"
     root.mkdir(parents=True, exist_ok=True)
     copy_sources(root)
     crate = args.files[0].split("/src/")[0]
@@ -363,7 +369,7 @@ def main():
     print(f"{len(mutants)} mutants", flush=True)
     reached = reach(binaries, args)
     print(f"{len(reached)} tests, {sum(s for _, s in reached.values()):.1f} s", flush=True)
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         report(mutants, pool.map(lambda mutant: try_mutant(mutant, reached), mutants), args.work)
 
 
