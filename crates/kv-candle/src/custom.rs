@@ -6,8 +6,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::Tensor;
+use kv_core::backend::checks::whole_sequences;
 use kv_core::backend::{BackendError, CustomCall, CustomOp, CustomShape, CustomStates};
-use kv_core::graph::{CustomSpec, Graph, Node, StateGroup};
+use kv_core::graph::{CustomSpec, Graph, GraphInputs, Node, StateGroup};
 use kv_core::layers::RowLayout;
 
 use crate::error::OnDevice;
@@ -36,7 +37,7 @@ impl Custom {
             }
             None => 0,
         };
-        let n_operands = node.operands.len() - usize::from(spec.layer.is_some());
+        let n_operands = node.operands.len() - spec.n_other_operands();
         let operands = node.operands.iter().take(n_operands);
         let widths = operands.map(|&id| graph.node(id).map_or(0, Node::row_len));
         let widths: Vec<usize> = widths.collect();
@@ -67,8 +68,9 @@ impl Custom {
         spec: &CustomSpec,
         operands: &[&Tensor],
         states: Option<&Tensor>,
-        groups: &[StateGroup],
+        inputs: &GraphInputs<'_>,
     ) -> Result<Tensor, BackendError> {
+        let groups = inputs.states;
         let host = |t: &&Tensor| t.flatten_all()?.to_vec1::<f32>();
         let values: Vec<Vec<f32>> = operands
             .iter()
@@ -95,6 +97,7 @@ impl Custom {
                 call.recur(groups, states, &mut out)?;
                 self.store(tensor, groups, &all).on_device()?;
             }
+            None if spec.whole_sequences => call.sequences(whole_sequences(inputs)?, &mut out)?,
             None => call.rows(0..node.n_rows(), &mut out)?,
         }
         let device = operands

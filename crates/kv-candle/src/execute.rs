@@ -433,7 +433,7 @@ impl Run<'_> {
         let Some(custom) = self.program.custom.get(&node.name) else {
             return Err(unsupported(node));
         };
-        let n_operands = node.operands.len() - usize::from(spec.layer.is_some());
+        let n_operands = node.operands.len() - spec.n_other_operands();
         let operands = (0..n_operands).map(|at| self.operand(node, at));
         let operands: Vec<&Tensor> = operands.collect::<Result<_, _>>()?;
         let states = spec
@@ -441,7 +441,7 @@ impl Run<'_> {
             .map(|layer| self.rows.states(layer))
             .transpose()?;
         let states = states.map(|(_, tensors)| &tensors.state);
-        custom.run(node, spec, &operands, states, self.inputs.states)
+        custom.run(node, spec, &operands, states, self.inputs)
     }
 
     /// The operands of an attention other than its rows.

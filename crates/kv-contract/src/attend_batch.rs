@@ -59,7 +59,7 @@ fn within(spec: AttendSpec, n: usize, windows: [Window; 2]) -> Graph {
 }
 
 /// Tokens of these sequences as one ubatch, with what they see through `windows`.
-fn step(seqs: &[u32], windows: [Window; 2]) -> Step {
+pub(super) fn step(seqs: &[u32], windows: [Window; 2], dim: usize) -> Step {
     let mut batch = Batch::new();
     for &seq in seqs {
         batch.push_token(TokenId(0)).in_sequence(SeqId(seq));
@@ -82,7 +82,7 @@ fn step(seqs: &[u32], windows: [Window; 2]) -> Step {
     });
     Step {
         positions: ubatches[0].positions.clone(),
-        embeddings: Random::new(61).values(seqs.len() * DIM),
+        embeddings: Random::new(61).values(seqs.len() * dim),
         batch: seen.into(),
         ..Step::default()
     }
@@ -132,7 +132,7 @@ pub fn tokens_attend_within_their_ubatch<B: Backend>(subject: &Subject<B>) {
         for seqs in [&[0][..], &[0; 70], &[1, 0, 0, 1, 2, 2, 2, 1, 0, 5, 1, 1]] {
             let graph = within(spec, seqs.len(), windows);
             let layout = RowLayout::default();
-            compare(subject, &graph, &layout, &step(seqs, windows));
+            compare(subject, &graph, &layout, &step(seqs, windows, DIM));
         }
     }
 }
@@ -154,7 +154,12 @@ pub fn scores_by_distance_add<B: Backend>(subject: &Subject<B>) {
     ] {
         for seqs in [&[0][..], &[0; 70], &[1, 0, 0, 1, 2, 2, 2, 1, 0, 5, 1, 1]] {
             let graph = by_distance(buckets, seqs.len(), windows);
-            compare(subject, &graph, &RowLayout::default(), &step(seqs, windows));
+            compare(
+                subject,
+                &graph,
+                &RowLayout::default(),
+                &step(seqs, windows, DIM),
+            );
         }
     }
 }
@@ -295,7 +300,7 @@ pub fn unsound_batch_visibilities_are_refused<B: Backend>(subject: &Subject<B>) 
     let (weights, layout) = (memory_weights(&graph, 62), RowLayout::default());
     let mut compiled = subject.compile(&graph, &weights, &layout).unwrap();
     let mut run = |change: fn(&mut Step)| {
-        let mut step = step(&[0, 0, 1, 1], windows);
+        let mut step = step(&[0, 0, 1, 1], windows, DIM);
         change(&mut step);
         compiled.run(&step.inputs())
     };

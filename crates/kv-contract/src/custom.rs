@@ -1,5 +1,6 @@
 //! The contract of custom operations: rows and states go in as they should, whatever is computed.
 
+use super::attend_batch;
 use super::compiled::Compiled;
 use super::evaluate::floats;
 use super::ops::{builder, step};
@@ -8,14 +9,15 @@ use kv_core::backend::{Backend, BackendError, CustomOp, CustomOps, CustomRows, C
 use kv_core::graph::{CustomSizes, CustomSpec, Graph, GraphInputs, Input, StateGroup, StateStore};
 use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
 use kv_core::weights::{MemoryWeights, WeightSource};
-use kv_core::{CellIdx, KvType, LayerIdx, StateType};
+use kv_core::{CellIdx, KvType, LayerIdx, StateType, Window};
 
 const LAYER: LayerIdx = LayerIdx(1);
 const WIDTH: usize = 6;
 
 /// The operations that [`Subject::new`] gives to every backend, one after the other.
 pub fn ops() -> [CustomOps; 2] {
-    [CustomOps::new().with(Weigh), CustomOps::new().with(Decay)]
+    let rows = CustomOps::new().with(Weigh).with(Ranked);
+    [rows, CustomOps::new().with(Decay)]
 }
 
 /// `y = sum(x * w) + offset`, without a state.
@@ -87,6 +89,71 @@ impl CustomOp for Decay {
             }
         }
         Ok(())
+    }
+}
+
+/// `y = (sum of x over the sequence) + rank w`, where the last row has rank 0.
+#[derive(Debug)]
+struct Ranked;
+
+impl CustomOp for Ranked {
+    fn name(&self) -> &str {
+        "contract.ranked"
+    }
+
+    fn check(&self, node: &CustomShape<'_>) -> Result<(), String> {
+        match (node.widths, node.weights, node.spec.whole_sequences) {
+            (&[x], &[&[w]], true) if [x, w] == [node.width; 2] => Ok(()),
+            _ => Err(node.refusal("whole sequences of rows, and a weight as wide")),
+        }
+    }
+
+    fn rows(&self, rows: &CustomRows<'_>, _: &mut [f32], out: &mut [f32]) -> Result<(), String> {
+        let ([x], [w]) = (rows.all_operands()?, rows.all_weights()?);
+        let mut sums = vec![0.0f32; w.len()];
+        for x in x.chunks_exact(w.len()) {
+            sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
+        }
+        for (rank, out) in out.chunks_exact_mut(w.len()).rev().enumerate() {
+            for ((y, sum), w) in out.iter_mut().zip(&sums).zip(w.iter()) {
+                *y = sum + rank as f32 * w;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sequences whose rows lie together, and such whose rows are mixed: one call for each, with all its
+/// rows in order, and an operation after it uses the result.
+pub fn custom_operations_see_whole_sequences<B: Backend>(subject: &Subject<B>) {
+    let spec = CustomSpec {
+        weights: vec!["w".to_owned()],
+        whole_sequences: true,
+        ..CustomSpec::new("contract.ranked")
+    };
+    let w = weights().get("w").unwrap().to_f32();
+    for seqs in [&[0][..], &[0, 0, 0, 1, 1], &[0, 1, 0, 2, 1, 0, 0]] {
+        let mut b = builder(seqs.len(), 0);
+        let x = b.input(Input::Embeddings { dim: WIDTH }).unwrap();
+        let window = Window::Full;
+        let seen = b.input(Input::BatchVisibility { window }).unwrap();
+        let y = b.custom("y", &spec, &[x, seen], sizes(&[&[WIDTH]], WIDTH));
+        let twice = b.scale("twice", y.unwrap(), 2.0).unwrap();
+        let graph = b.finish(&[twice]).unwrap();
+        let step = attend_batch::step(seqs, [window; 2], WIDTH);
+        let inputs = step.inputs();
+        let got = compile(subject, &graph).unwrap().run(&inputs).unwrap();
+        let mut want = Vec::new();
+        for (at, seq) in seqs.iter().enumerate() {
+            let rows = seqs.iter().zip(inputs.embeddings.chunks_exact(WIDTH));
+            let own: Vec<&[f32]> = rows.filter(|(s, _)| *s == seq).map(|(_, x)| x).collect();
+            let rank = seqs[at + 1..].iter().filter(|s| *s == seq).count() as f64;
+            for i in 0..WIDTH {
+                let sum: f64 = own.iter().map(|x| f64::from(x[i])).sum();
+                want.push(2.0 * (sum + rank * f64::from(w[i])));
+            }
+        }
+        assert_close("rows", &got[0], &want, subject.tolerance.elementwise);
     }
 }
 

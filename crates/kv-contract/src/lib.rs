@@ -311,7 +311,7 @@ macro_rules! backend_contract {
                 kernels_of_convolutions_join,
                 going_back_to_a_snapshot_is_as_if_nothing_followed,
                 states_of_another_shape_are_refused, unsound_states_are_refused;
-            custom: custom_rows_compute, custom_states_continue_however_they_are_cut,
+            custom: custom_rows_compute, custom_operations_see_whole_sequences, custom_states_continue_however_they_are_cut,
                 what_custom_operations_refuse_is_reported, unregistered_operations_are_refused;
             delta_rule: sigmoid_gates, decays_fall, delta_rules_compute, delta_states_go_back,
                 delta_states_of_another_shape_are_refused;

@@ -7,8 +7,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use kv_core::CellIdx;
+use kv_core::backend::checks::whole_sequences;
 use kv_core::backend::{BackendError, CustomCall, CustomOp, CustomOps, CustomStates};
-use kv_core::graph::{CustomSpec, StateGroup, StateStore};
+use kv_core::graph::{CustomSpec, GraphInputs, StateGroup, StateStore};
 use kv_core::weights::Weight;
 
 use crate::device::{Device, Region};
@@ -85,7 +86,7 @@ impl<D: Device> HostStep<D> {
         &self,
         device: &D,
         buffers: &Buffers<'_, D>,
-        groups: &[StateGroup],
+        inputs: &GraphInputs<'_>,
     ) -> Result<(), BackendError> {
         let read = |values: &Values<D>| {
             let mut floats = vec![0f32; values.len];
@@ -109,10 +110,13 @@ impl<D: Device> HostStep<D> {
         let mut out = vec![0f32; self.result.len];
         match &self.states {
             Some(states) => {
-                let states = Touched::new(states, groups);
+                let states = Touched::new(states, inputs.states);
                 states.run(device, buffers, |groups, values| {
                     call.recur(groups, values, &mut out)
                 })?;
+            }
+            None if self.spec.whole_sequences => {
+                call.sequences(whole_sequences(inputs)?, &mut out)?;
             }
             None => call.rows(0..self.n_rows, &mut out)?,
         }

@@ -336,7 +336,7 @@ impl<D: Device> Buffers<'_, D> {
     ) -> Result<(), BackendError> {
         let launch = match step {
             Step::Launch(launch) => launch,
-            Step::Host(step) => return step.run(device, self, inputs.states),
+            Step::Host(step) => return step.run(device, self, inputs),
         };
         let grid = launch.grid.blocks(counts);
         if grid.contains(&0) {

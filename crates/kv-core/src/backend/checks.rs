@@ -332,6 +332,14 @@ pub fn batch_visibility<'a>(
     }
 }
 
+/// Which tokens are one sequence, for an operation on whole ones.
+///
+/// # Errors
+/// [`BackendError::Input`] where it was not given.
+pub fn whole_sequences<'a>(inputs: &GraphInputs<'a>) -> Result<&'a Visibility, BackendError> {
+    within_batch(inputs, Window::Full)
+}
+
 fn within_batch<'a>(
     inputs: &GraphInputs<'a>,
     window: Window,

@@ -3,7 +3,9 @@
 //! An implementation sees consecutive rows of **one** sequence, and the state before them. It is
 //! called for as many rows at once as happen to lie together, so its results must not depend on how
 //! a sequence is cut up: then they do not depend on batches, and rollback, copies and snapshots of
-//! its state work without its knowing of them. Knows nothing of devices: values are on the host.
+//! its state work without its knowing of them. An operation on whole sequences
+//! ([`CustomSpec::whole_sequences`]) is called once for each, with all its rows, for models whose
+//! tokens are all in one ubatch. Knows nothing of devices: values are on the host.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,6 +15,7 @@ use std::sync::Arc;
 use super::error::BackendError;
 use crate::graph::{CustomSpec, Node, StateGroup};
 use crate::ids::CellIdx;
+use crate::visibility::{Visibility, VisibleGroup};
 
 /// Operands that a custom operation may have, the states not counted.
 pub const MAX_CUSTOM_OPERANDS: usize = 16;
@@ -205,6 +208,57 @@ impl CustomCall<'_> {
         self.call(rows, &mut [], out)
     }
 
+    /// Computes all rows of an operation on whole sequences: one call for each, with its rows by
+    /// position.
+    ///
+    /// # Errors
+    /// [`BackendError::CustomOp`] where the implementation fails; [`BackendError::Input`] where a
+    /// token sees others than those of its sequence, and not all of them.
+    pub fn sequences(&self, seen: &Visibility, out: &mut [f32]) -> Result<(), BackendError> {
+        let width = out.len() / self.n_rows.max(1);
+        for group in &seen.groups {
+            let rows = sequence(group)?;
+            let Some(&first) = rows.first() else {
+                continue;
+            };
+            let range = first..first + rows.len();
+            if rows.iter().copied().eq(range.clone()) {
+                let n = out.len();
+                let to = out.get_mut(range.start * width..range.end * width);
+                let to = to.ok_or_else(|| too_short(range.end * width, n))?;
+                self.call(range, &mut [], to)?;
+            } else {
+                self.scattered(&rows, width, out)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Computes one sequence whose rows do not lie together.
+    fn scattered(&self, rows: &[usize], width: usize, out: &mut [f32]) -> Result<(), BackendError> {
+        let gather = |all: &&[f32]| {
+            let width = all.len() / self.n_rows.max(1);
+            let row = |&row: &usize| all.get(row * width..(row + 1) * width).unwrap_or_default();
+            rows.iter().flat_map(row).copied().collect::<Vec<f32>>()
+        };
+        let operands: Vec<Vec<f32>> = self.operands.iter().map(gather).collect();
+        let operands: Vec<&[f32]> = operands.iter().map(Vec::as_slice).collect();
+        let mut together = vec![0.0; rows.len() * width];
+        let alone = CustomCall {
+            operands: &operands,
+            n_rows: rows.len(),
+            ..*self
+        };
+        alone.call(0..rows.len(), &mut [], &mut together)?;
+        let n = out.len();
+        for (&row, from) in rows.iter().zip(together.chunks_exact(width.max(1))) {
+            let to = out.get_mut(row * width..(row + 1) * width);
+            to.ok_or_else(|| too_short((row + 1) * width, n))?
+                .copy_from_slice(from);
+        }
+        Ok(())
+    }
+
     /// Computes all rows of an operation with states, group by group, and stores the states that
     /// the groups name. The groups were checked for these rows and states.
     ///
@@ -280,6 +334,26 @@ impl CustomCall<'_> {
     }
 }
 
+/// The rows of the sequence that a group is, by position.
+fn sequence(group: &VisibleGroup) -> Result<Vec<usize>, BackendError> {
+    let all: Vec<usize> = group.cells_of(0).map(|(cell, _)| cell.as_usize()).collect();
+    let mut ascending = all.clone();
+    ascending.sort_unstable();
+    let own = group.rows.iter().map(|&row| row as usize);
+    let sees_all = |at| group.cells_of(at).count() == all.len();
+    match own.eq(ascending) && (1..group.rows.len()).all(sees_all) {
+        true => Ok(all),
+        false => Err(BackendError::Input {
+            input: "visibility",
+            reason: format!(
+                "rows {:?} of the ubatch see others than all rows of one sequence, which an \
+                 operation on whole sequences needs",
+                group.rows
+            ),
+        }),
+    }
+}
+
 fn too_short(wanted: usize, got: usize) -> BackendError {
     BackendError::WrongLength {
         what: "values of a custom operation",
@@ -293,5 +367,37 @@ fn span(state: CellIdx, n_state: usize, n_values: usize) -> Result<Range<usize>,
     match first + n_state <= n_values {
         true => Ok(first..first + n_state),
         false => Err(too_short(first + n_state, n_values)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::Pos;
+    use crate::visibility::CellRun;
+    use crate::window::PosRange;
+
+    fn group(rows: &[u32], runs: &[(u32, u32)], last: u32) -> VisibleGroup {
+        let run = |&(cell, len)| CellRun {
+            cell: CellIdx(cell),
+            pos: Pos(0),
+            len,
+        };
+        let limits = vec![PosRange::new(Pos(0), Pos(last)); rows.len()];
+        VisibleGroup::new(rows.to_vec(), runs.iter().map(run).collect(), limits)
+    }
+
+    #[test]
+    fn a_sequence_is_all_that_its_rows_see() {
+        let rows = sequence(&group(&[2, 3, 4], &[(2, 3)], 9)).unwrap();
+        assert_eq!(rows, [2, 3, 4]);
+        for (rows, last) in [(&[2, 3][..], 9), (&[2, 3, 4], 1), (&[1, 2, 3], 9)] {
+            let error = sequence(&group(rows, &[(2, 3)], last)).unwrap_err();
+            let error = error.to_string();
+            assert!(
+                error.contains("others than all rows of one sequence"),
+                "{error}"
+            );
+        }
     }
 }

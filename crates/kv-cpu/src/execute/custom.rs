@@ -1,10 +1,11 @@
-//! Custom operations: without a state, tasks take rows; with one, sequences run one after the
-//! other.
+//! Custom operations: without a state, tasks take rows; with one, or on whole sequences, sequences
+//! run one after the other.
 //!
 //! Invariant: an operation is called for ranges of rows that depend on their number alone, so
 //! results do not depend on threads. Does not know what is computed.
 
 use kv_core::LayerIdx;
+use kv_core::backend::checks::whole_sequences;
 use kv_core::backend::{BackendError, CustomCall, CustomStates, MAX_CUSTOM_OPERANDS};
 
 use crate::plan::{CustomState, CustomStep, Step};
@@ -56,6 +57,12 @@ impl Run<'_> {
                 n_state: n_values,
             };
             return node.recur(self.inputs.states, states, out);
+        }
+        if call.spec.whole_sequences {
+            let seen = whole_sequences(self.inputs)?;
+            // SAFETY: allocation gives `out` memory that this step does not read; no task runs.
+            let out = unsafe { values.range(0..out.len()) };
+            return node.sequences(seen, out);
         }
         let n_tasks = out.rows.div_ceil(ROWS_PER_TASK);
         self.lead.each(n_tasks, &|_, task| {

@@ -27,7 +27,7 @@ pub(super) fn lower<D: Device>(
     let weights = spec.weights.iter();
     let weights = weights.map(|name| lower.host_weight(name, node));
     let weights = weights.collect::<Result<Vec<_>, _>>()?;
-    let n_operands = node.operands.len() - usize::from(states.is_some());
+    let n_operands = node.operands.len() - spec.n_other_operands();
     let nodes = (0..n_operands).map(|at| lower.operand_node(node, at));
     let nodes = nodes.collect::<Result<Vec<_>, _>>()?;
     let widths: Vec<usize> = nodes.iter().map(|node| node.row_len()).collect();

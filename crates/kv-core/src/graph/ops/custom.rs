@@ -12,6 +12,7 @@ use crate::graph::op::{Input, Op};
 use crate::graph::spec::{DType, Given, Inferred, OpScope, OpSpec};
 use crate::graph::{Claim, GraphBuilder, GraphError, NodeId};
 use crate::ids::LayerIdx;
+use crate::window::Window;
 
 /// A custom operation as a graph names it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -27,6 +28,10 @@ pub struct CustomSpec {
     /// The layer whose recurrent state it reads and writes, where it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer: Option<LayerIdx>,
+    /// Whether a row of its result depends on all rows of its sequence in the ubatch, later ones
+    /// too: a convolution over tokens, for example. Only without a state.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub whole_sequences: bool,
 }
 
 impl CustomSpec {
@@ -36,6 +41,11 @@ impl CustomSpec {
             name: name.into(),
             ..Self::default()
         }
+    }
+
+    /// Operands behind those with rows: the states, or what tokens see of their ubatch.
+    pub fn n_other_operands(&self) -> usize {
+        usize::from(self.layer.is_some() || self.whole_sequences)
     }
 
     /// The setting of this name.
@@ -55,9 +65,9 @@ pub struct CustomSizes<'a> {
 
 pub(in crate::graph) fn custom(custom: &CustomSpec) -> OpSpec<'_> {
     let spec = OpSpec::new("custom", 0, |given| infer(given, custom)).any_operands();
-    let spec = match custom.layer {
-        Some(_) => spec.scope_of(OpScope::Tokens),
-        None => spec,
+    let spec = match custom.n_other_operands() {
+        0 => spec,
+        _ => spec.scope_of(OpScope::Tokens),
     };
     let spec = spec
         .setting("", &custom.name)
@@ -67,12 +77,22 @@ pub(in crate::graph) fn custom(custom: &CustomSpec) -> OpSpec<'_> {
     spec.weights_as("w", &custom.weights)
 }
 
+/// The input that says which rows of a ubatch are one sequence.
+const WHOLE_SEQUENCES: Op = Op::Input(Input::BatchVisibility {
+    window: Window::Full,
+});
+
 fn infer(given: &Given<'_>, spec: &CustomSpec) -> Result<Inferred, String> {
     let (rows, shape) = (given.operands, given.graph);
-    let rows = match (spec.layer, rows.split_last()) {
-        (None, _) => rows,
-        (Some(_), Some((states, rows))) if states.op == Op::Input(Input::States) => rows,
-        _ => return Err("the states as its last operand".into()),
+    let rows = match (spec.layer, spec.whole_sequences, rows.split_last()) {
+        (None, false, _) => rows,
+        (Some(_), true, _) => return Err("either a state or whole sequences".into()),
+        (Some(_), false, Some((states, rows))) if states.op == Op::Input(Input::States) => rows,
+        (Some(_), false, _) => return Err("the states as its last operand".into()),
+        (None, true, Some((visibility, rows))) if visibility.op == WHOLE_SEQUENCES => rows,
+        (None, true, _) => {
+            return Err("what tokens see of their whole ubatch as its last operand".into());
+        }
     };
     let n_rows = rows.first().and_then(|x| x.shape.first().copied());
     let mut all = rows.iter();
@@ -82,7 +102,7 @@ fn infer(given: &Given<'_>, spec: &CustomSpec) -> Result<Inferred, String> {
     ) else {
         return Err("operands f32[n, ..]".into());
     };
-    if spec.layer.is_some() && n_rows != shape.n_tokens {
+    if spec.n_other_operands() > 0 && n_rows != shape.n_tokens {
         return Err("a row for each token".into());
     }
     if given.weights.len() != spec.weights.len() {
@@ -98,12 +118,13 @@ fn infer(given: &Given<'_>, spec: &CustomSpec) -> Result<Inferred, String> {
 
 impl GraphBuilder {
     /// A custom operation on rows: `operands` are `[n, ..]` each, the result is `[n, width]`. One
-    /// with a state has the states input ([`Input::States`]) as its last operand.
+    /// with a state has the states input ([`Input::States`]) as its last operand, one on whole
+    /// sequences [`Input::BatchVisibility`] with [`Window::Full`].
     ///
     /// # Errors
     /// [`GraphError::Shape`] where operands have no rows, or not the same number; where there are
-    /// not as many shapes as weights; where a state is wanted and the last operand is not the
-    /// states.
+    /// not as many shapes as weights; where a state or whole sequences are wanted and the last
+    /// operand is not what they need.
     pub fn custom(
         &mut self,
         name: &str,
@@ -178,6 +199,25 @@ mod tests {
         );
         let nothing = error(b.custom("b", &spec(), &[states], sizes(shapes)));
         assert!(nothing.contains("operands f32[n, ..]"), "{nothing}");
+        let whole = CustomSpec {
+            layer: None,
+            whole_sequences: true,
+            ..spec()
+        };
+        let visibility = |window| Input::BatchVisibility { window };
+        let full = b.input(visibility(Window::Full)).unwrap();
+        let short = b.input(visibility(Window::Symmetric(3))).unwrap();
+        assert!(b.custom("d", &whole, &[x, full], sizes(shapes)).is_ok());
+        for operands in [&[x][..], &[x, states], &[x, short]] {
+            let refused = error(b.custom("e", &whole, operands, sizes(shapes)));
+            assert!(refused.contains("see of their whole ubatch"), "{refused}");
+        }
+        let both = CustomSpec {
+            whole_sequences: true,
+            ..spec()
+        };
+        let both = error(b.custom("f", &both, &[x, full], sizes(shapes)));
+        assert!(both.contains("either a state or whole sequences"), "{both}");
         let weights = error(b.custom("c", &spec(), &[x, states], sizes(&[])));
         assert!(
             weights.contains("the shapes of 1 weights, not of 0"),

@@ -37,7 +37,7 @@ impl<'a> Lowering<'a> {
     }
 
     fn custom_call(&mut self, node: &'a Node, spec: &'a CustomSpec) -> Result<Call, BackendError> {
-        let n_operands = node.operands.len() - usize::from(spec.layer.is_some());
+        let n_operands = node.operands.len() - spec.n_other_operands();
         let inputs = (0..n_operands).map(|at| self.operand(node, at));
         let inputs: Vec<Value> = inputs.collect::<Result<_, _>>()?;
         let shapes: Vec<(usize, usize)> = inputs.iter().map(|v| v.shape(self.graph)).collect();
