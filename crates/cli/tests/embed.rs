@@ -14,6 +14,7 @@ use model_core::architecture::{OutputKind, Registry};
 use model_core::gguf::GgufFile;
 use model_core::hf::HfTranslation;
 use model_core::model_file::OpenModel;
+use model_core::sentence::{Pooling, normalise};
 use model_tests::{Recipe, cpu, fixture};
 
 fn data(name: &str) -> PathBuf {
@@ -88,6 +89,35 @@ fn texts_become_the_vectors_of_the_reference() {
     let wanted: Vec<f32> = serde_json::from_value(reference.0["mean_as_it_is_0"].clone()).unwrap();
     let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 2e-5;
     assert!(raw[0].iter().zip(&wanted).all(near));
+}
+
+/// Rows as they are, whose mean is the vector of before; the same of tokens in place of texts.
+#[test]
+fn without_pooling_a_text_has_a_row_for_every_token() {
+    let reference = Reference::read();
+    let (model, texts) = (bert(), reference.texts());
+    let rows = |args: &[&str]| -> Vec<Vec<Vec<f32>>> {
+        let before = ["embed", "-m", &model, "--pooling", "none"];
+        serde_json::from_str(&output(&[&before[..], args].concat()).0).unwrap()
+    };
+    let ids: Vec<Vec<u32>> = serde_json::from_value(reference.0["ids"].clone()).unwrap();
+    let of_texts = rows(&texts.iter().map(String::as_str).collect::<Vec<_>>());
+    let ids_as_text = |ids: &Vec<u32>| {
+        let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
+        ["--tokens".to_owned(), ids.join(", ")]
+    };
+    let flags: Vec<String> = ids.iter().flat_map(ids_as_text).collect();
+    let of_tokens = rows(&flags.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(of_texts, of_tokens);
+    let mean = |rows: &Vec<Vec<f32>>| {
+        let mut mean = Pooling::Mean.pool(&rows.concat(), rows[0].len());
+        normalise(&mut mean);
+        mean
+    };
+    let lens: Vec<usize> = of_texts.iter().map(Vec::len).collect();
+    assert_eq!(lens, ids.iter().map(Vec::len).collect::<Vec<_>>());
+    let means: Vec<Vec<f32>> = of_texts.iter().map(mean).collect();
+    assert_close(&means, &reference.vectors("mean"));
 }
 
 /// As Qwen3-Embedding is published: the last token's row, of a class of texts.
@@ -232,7 +262,8 @@ fn models_of_the_other_kind_are_told_where_they_belong() {
     assert_eq!(
         said,
         "the model does not say how the rows of a text become one vector ('llama.pooling_type' is \
-         missing); choose with --pooling: most encoders were made for mean or cls, decoders for last"
+         missing); choose with --pooling: most encoders were made for mean or cls, decoders for last; \
+         none prints a row for every token"
     );
     assert_eq!(
         embed(&["-m", &generative, "--pooling", "mean", "a cat"]).len(),

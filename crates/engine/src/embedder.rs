@@ -21,7 +21,8 @@ use crate::texts::{TextEngine, TextPlan, TextSettings, TextTokens};
 pub struct EmbedderConfig {
     /// How the rows of a text become one vector; `None` takes the file's pooling.
     pub pooling: Option<Pooling>,
-    /// The length of vectors; `None` takes the file's, and where that says nothing, 1.
+    /// The length of vectors; `None` takes the file's, and where that says nothing, 1. Rows without
+    /// pooling stay as they are.
     pub normalization: Option<Normalization>,
     /// What to do with a text that is too long.
     pub long_texts: LongTexts,
@@ -132,15 +133,19 @@ impl<B: Backend> Embedder<B> {
     pub fn new(backend: B, file: &OpenModel, config: &EmbedderConfig) -> Result<Self, EngineError> {
         let settings = SentenceSettings::read(file.metadata())?;
         let plan = config.plan_with(file, &settings)?;
-        let normalization = config.normalization.or(settings.normalization);
+        // What files say of lengths is about vectors of whole texts.
+        let of_vectors = match plan.pooling {
+            Pooling::None => Normalization::None,
+            _ => settings.normalization.unwrap_or_default(),
+        };
         Ok(Self {
             texts: TextEngine::new(backend, file, plan)?,
-            normalization: normalization.unwrap_or_default(),
+            normalization: config.normalization.unwrap_or(of_vectors),
             long_texts: config.long_texts,
         })
     }
 
-    /// The number of values in a vector.
+    /// The number of values in a vector, or in a row.
     pub fn dim(&self) -> usize {
         self.texts.engine.settings().output_width()
     }
@@ -189,7 +194,7 @@ impl<B: Backend> Embedder<B> {
         texts.iter().enumerate().map(encode).collect()
     }
 
-    /// A vector for each text.
+    /// A vector for each text; with [`Pooling::None`] the rows of its tokens, one behind the other.
     ///
     /// # Errors
     /// As [`Embedder::tokens`], before anything is computed, and [`EngineError`].
@@ -202,7 +207,7 @@ impl<B: Backend> Embedder<B> {
         self.embed_tokens(&tokens)
     }
 
-    /// A vector for each list of tokens.
+    /// As [`Embedder::embed`] for each list of tokens. A model whose tokens are no text has no other way.
     ///
     /// # Errors
     /// [`EngineError::TextTooLong`], [`EngineError::EmptyText`] and [`EngineError`].
@@ -214,7 +219,9 @@ impl<B: Backend> Embedder<B> {
         let texts: Vec<_> = tokens.map(TextTokens::of_text).collect();
         let mut vectors = self.texts.rows(&texts)?;
         if self.normalization == Normalization::Unit {
-            vectors.iter_mut().for_each(|vector| normalise(vector));
+            let dim = self.dim().max(1);
+            let rows = vectors.iter_mut().flat_map(|rows| rows.chunks_mut(dim));
+            rows.for_each(normalise);
         }
         Ok(vectors)
     }

@@ -211,7 +211,7 @@ impl<B: Backend> TextEngine<B> {
         for (text, seq) in texts.iter().zip((0..).map(SeqId)) {
             let n_tokens = text.tokens.len();
             let wanted = match self.pooling {
-                Pooling::Mean => 0..n_tokens,
+                Pooling::Mean | Pooling::None => 0..n_tokens,
                 Pooling::Cls | Pooling::Rank => 0..1,
                 Pooling::Last => n_tokens.saturating_sub(1)..n_tokens,
             };

@@ -430,8 +430,8 @@ pub enum ModelError {
         /// The shape it has.
         got: Vec<usize>,
     },
-    /// A vector (norm, bias) is stored in a format for matrices.
-    #[error("tensor '{name}' is a vector stored as {format}; expected F32, F16 or BF16")]
+    /// A vector (norm, bias) or convolution is stored in a format for matrices.
+    #[error("tensor '{name}' is stored as {format}; expected F32, F16 or BF16")]
     TensorFormat {
         /// Its name.
         name: String,
@@ -444,6 +444,11 @@ pub enum ModelError {
     /// A directory without a tokenizer.
     #[error("there is no 'tokenizer.json', which text needs")]
     NoTokenizer,
+    /// A file whose tokens are no text.
+    #[error(
+        "it has no tokenizer ('tokenizer.ggml.model' is 'none'), because its tokens are no text"
+    )]
+    NotText,
     /// The tokenizer cannot be built.
     #[error("tokenizer: {0}")]
     Tokenizer(TokenizerError),

@@ -188,11 +188,22 @@ fn tokenizer(open: &OpenModel) -> Result<Tokenizer, ModelError> {
     }
 }
 
+/// Whether a model's tokens are no text, so that it has no tokenizer: audio codes, for example.
+///
+/// # Errors
+/// [`MetadataError`] where the tokenizer's name is no text.
+pub fn has_no_text(metadata: &Metadata) -> Result<bool, MetadataError> {
+    Ok(metadata.optional("tokenizer.ggml.model")? == Some("none"))
+}
+
 /// Reads the tokenizer from the metadata.
 ///
 /// # Errors
 /// [`ModelError`] naming the key that is missing or wrong.
 pub fn tokenizer_spec(metadata: &Metadata) -> Result<TokenizerSpec, ModelError> {
+    if has_no_text(metadata)? {
+        return Err(ModelError::NotText);
+    }
     let keys = Keys(metadata);
     let tokens: &[String] = metadata.get("tokenizer.ggml.tokens")?;
     let merges: Option<&[String]> = keys.optional("merges")?;

@@ -2,8 +2,8 @@
 //! vector.
 //!
 //! Keys are `{architecture}.pooling_type` of the GGUF specification and, since it has none for
-//! them, `{architecture}.normalize_embeddings` and `{architecture}.max_sequence_length`. Invariant: what comes out of [`Pooling::pool`] is a
-//! vector of the width of a row. Knows no architecture and no file but its metadata.
+//! them, `{architecture}.normalize_embeddings` and `{architecture}.max_sequence_length`. Invariant: what
+//! comes out of [`Pooling::pool`] is a vector of the width of a row, but for [`Pooling::None`]. Knows no architecture and no file but its metadata.
 
 use crate::error::ModelError;
 use crate::gguf::Metadata;
@@ -11,6 +11,8 @@ use crate::gguf::Metadata;
 /// How rows become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
+    /// They do not: a text has a row for every token.
+    None,
     /// Their mean (Reimers and Gurevych, arXiv 1908.10084).
     Mean,
     /// The first: that of the mark before the text, `[CLS]`.
@@ -54,6 +56,7 @@ impl Pooling {
     /// The number that GGUF files have for it.
     pub const fn code(self) -> u32 {
         match self {
+            Self::None => 0,
             Self::Mean => 1,
             Self::Cls => 2,
             Self::Last => 3,
@@ -61,10 +64,12 @@ impl Pooling {
         }
     }
 
-    /// The vector of `rows`, which have `dim` values each; zeros where there are none.
+    /// The vector of `rows`, which have `dim` values each; zeros where there are none. Without pooling
+    /// all of them.
     pub fn pool(self, rows: &[f32], dim: usize) -> Vec<f32> {
         let mut each = rows.chunks_exact(dim.max(1));
         let one = match self {
+            Self::None => return rows.to_vec(),
             Self::Cls | Self::Rank => each.next(),
             Self::Last => each.next_back(),
             Self::Mean => {
@@ -145,6 +150,7 @@ mod tests {
         assert_eq!(Pooling::Cls.pool(&rows, 2), [1.0, 2.0]);
         assert_eq!(Pooling::Last.pool(&rows, 2), [-1.0, 1.0]);
         assert_eq!(Pooling::Rank.pool(&rows, 2), [1.0, 2.0]);
+        assert_eq!(Pooling::None.pool(&rows, 2), rows);
         assert_eq!(Pooling::Mean.pool(&[], 2), [0.0, 0.0]);
         assert_eq!(Pooling::Cls.pool(&[], 2), [0.0, 0.0]);
     }

@@ -3,8 +3,10 @@
 //! Invariant: the output is JSON. Knows neither models nor how embeddings are computed.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{ArgAction, Args, ValueEnum};
+use kv_core::TokenId;
 use model_core::sentence::{Normalization, Pooling};
 
 use super::texts::TextArgs;
@@ -26,11 +28,17 @@ A text with more tokens than the model takes is an error that reports both numbe
 off its end, as sentence-transformers does. Prefixes that some models expect (\"query: \") are part of
 the text.
 
+--pooling none prints a list of rows for each text, one for every token, as the model gives them;
+with --normalize unit each has length 1. --tokens takes the ids of a text's tokens in place of the
+text. A model without a tokenizer takes nothing else: the decoder of WavTokenizer turns every audio
+code into a row of magnitudes and phases, for an inverse short-time Fourier transform.
+
 Examples:
   cellar embed -m all-MiniLM-L6-v2/ \"How is the weather today?\" \"Is it raining?\"
   cellar embed -m MODEL.gguf -f lines.txt > vectors.json
   cellar embed -m Qwen3-Embedding-0.6B/ --pooling last \"What is the capital of France?\"
-  cellar embed -m MODEL.gguf -f lines.txt --truncate | jq '.[0] | length'")]
+  cellar embed -m MODEL.gguf -f lines.txt --truncate | jq '.[0] | length'
+  cellar embed -m WavTokenizer.gguf --pooling none --tokens 151,27,3942")]
 pub(crate) struct EmbedArgs {
     /// GGUF file, directory with config.json and safetensors, or the name of a downloaded model
     #[arg(short, long, value_name = "FILE")]
@@ -41,6 +49,9 @@ pub(crate) struct EmbedArgs {
     /// Read texts from a file, one per line
     #[arg(short, long, value_name = "FILE", conflicts_with = "texts")]
     pub(crate) file: Option<PathBuf>,
+    /// Ids of the tokens of one text, in place of texts; may be given several times
+    #[arg(long, value_name = "ID,ID", conflicts_with_all = ["texts", "file", "truncate"])]
+    pub(crate) tokens: Vec<TokenIds>,
     /// How the rows of a text become one vector [default: as in the model's files]
     #[arg(long, value_enum)]
     pub(crate) pooling: Option<PoolingName>,
@@ -72,9 +83,28 @@ impl From<NormalizeName> for Normalization {
     }
 }
 
+/// The tokens of one text on the command line: `1,2,3`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TokenIds(pub(crate) Vec<TokenId>);
+
+impl FromStr for TokenIds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let id = |id: &str| {
+            let id = id.trim();
+            let known = id.parse().map(TokenId);
+            known.map_err(|_| format!("'{id}' is no token id; ids are numbers: 151,27,3942"))
+        };
+        text.split(',').map(id).collect::<Result<_, _>>().map(Self)
+    }
+}
+
 /// [`Pooling`] on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PoolingName {
+    /// Not at all: a list of rows, one for each token
+    None,
     /// The mean of all rows
     Mean,
     /// The row of the first token (CLS)
@@ -86,6 +116,7 @@ pub(crate) enum PoolingName {
 impl From<PoolingName> for Pooling {
     fn from(name: PoolingName) -> Self {
         match name {
+            PoolingName::None => Self::None,
             PoolingName::Mean => Self::Mean,
             PoolingName::Cls => Self::Cls,
             PoolingName::Last => Self::Last,

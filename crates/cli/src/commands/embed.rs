@@ -1,9 +1,12 @@
 //! `cellar embed`: vectors of texts, as JSON.
 
 use std::io::Write;
+use std::sync::Arc;
 
 use engine::{Embedder, EmbedderConfig, EngineError, Normalization};
 use model_core::architecture::OutputKind;
+use model_core::model_file::{OpenModel, has_no_text};
+use model_core::sentence::Pooling;
 
 use crate::args::EmbedArgs;
 use crate::failure::{Exit, usage};
@@ -13,45 +16,47 @@ use crate::resolve;
 use crate::terminal;
 
 pub(super) fn run(args: &EmbedArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let wanted = "no texts: give them as arguments, with -f FILE, or through a pipe, one a line";
-    let texts = resolve::lines(&args.texts, args.file.as_deref(), wanted)?;
+    let texts = texts(args)?;
     let source = ModelSource::File(args.model.clone());
-    let open = source.open()?;
-    if let OutputKind::Scores { .. } = open.model().output() {
+    let file = source.open()?;
+    let label = args.model.display();
+    if let OutputKind::Scores { .. } = file.model().output() {
         return usage(format!(
-            "'{}' is a reranker and gives no vectors: 'cellar rerank' is for it",
-            args.model.display()
+            "'{label}' is a reranker and gives no vectors: 'cellar rerank' is for it"
         ));
     }
-    drop(open);
-    let file = source.load()?;
-    let max_tokens = resolve::n_ctx(args.compute.ctx, &**file.model());
-    let normalization = match args.no_normalize {
-        true => Some(Normalization::None),
-        false => args.normalize.map(Into::into),
+    let takes_tokens = !args.tokens.is_empty();
+    if !takes_tokens && has_no_text(file.metadata())? {
+        return usage(format!(
+            "'{label}' has no tokenizer, because its tokens are no text: give their ids, as in \
+             --tokens 1,2,3"
+        ));
+    }
+    let tokenizer = match takes_tokens {
+        true => None,
+        false => Some(Arc::clone(source.load()?.tokenizer())),
     };
-    let config = EmbedderConfig {
-        pooling: args.pooling.map(Into::into),
-        normalization,
-        long_texts: resolve::long_texts(&args.compute),
-        max_tokens,
-        n_batch: args.compute.batch,
-    };
+    let config = config(args, &file);
     let plan = config.plan(&file).map_err(with_advice)?;
     let weights = file.weights();
     let mut embedder = resolve::text_backend(&args.compute)
         .load(&resolve::text_work(&plan, &*weights), |backend| {
             Embedder::new(backend, &file, &config)
         })?;
-    let tokens = embedder
-        .tokens(file.tokenizer(), &texts)
-        .map_err(with_advice)?;
+    let tokens = match tokenizer {
+        Some(tokenizer) => embedder.tokens(&tokenizer, &texts).map_err(with_advice)?,
+        None => args.tokens.iter().map(|ids| ids.0.clone()).collect(),
+    };
     let progress = Progress::texts("embedding", tokens.len());
     let (mut rest, mut before) = (&tokens[..], "[");
     while !rest.is_empty() {
         let (group, after) = rest.split_at(embedder.n_together(rest));
         for vector in embedder.embed_tokens(group)? {
-            write!(out, "{before}{}", terminal::json(&vector)?)?;
+            let json = match embedder.pooling() {
+                Pooling::None => terminal::json(&rows(&vector, embedder.dim()))?,
+                _ => terminal::json(&vector)?,
+            };
+            write!(out, "{before}{json}")?;
             before = ",\n";
         }
         rest = after;
@@ -60,6 +65,34 @@ pub(super) fn run(args: &EmbedArgs, out: &mut impl Write) -> anyhow::Result<Exit
     writeln!(out, "]")?;
     out.flush()?;
     Ok(Exit::Done)
+}
+
+/// The texts, of which there are none where there are tokens.
+fn texts(args: &EmbedArgs) -> anyhow::Result<Vec<String>> {
+    if !args.tokens.is_empty() {
+        return Ok(Vec::new());
+    }
+    let wanted = "no texts: give them as arguments, with -f FILE, or through a pipe, one a line";
+    resolve::lines(&args.texts, args.file.as_deref(), wanted)
+}
+
+fn config(args: &EmbedArgs, file: &OpenModel) -> EmbedderConfig {
+    let normalization = match args.no_normalize {
+        true => Some(Normalization::None),
+        false => args.normalize.map(Into::into),
+    };
+    EmbedderConfig {
+        pooling: args.pooling.map(Into::into),
+        normalization,
+        long_texts: resolve::long_texts(&args.compute),
+        max_tokens: resolve::n_ctx(args.compute.ctx, &**file.model()),
+        n_batch: args.compute.batch,
+    }
+}
+
+/// The rows of a text's tokens.
+fn rows(values: &[f32], dim: usize) -> Vec<&[f32]> {
+    values.chunks(dim.max(1)).collect()
 }
 
 /// Adds what can be done on the command line.
@@ -71,7 +104,7 @@ fn with_advice(error: EngineError) -> anyhow::Error {
         EngineError::NoPooling { .. } => {
             anyhow::anyhow!(
                 "{error}; choose with --pooling: most encoders were made for mean or cls, decoders \
-                 for last"
+                 for last; none prints a row for every token"
             )
         }
         other => other.into(),
