@@ -436,6 +436,16 @@ const ROWS: &[Row] = &[
         against: Reference::Numpy,
         ..encoder("neo-bert", "NeoBERT", &["encoders/neobert/"])
     },
+    Row {
+        against: Reference::Numpy,
+        tolerance: "2e-4 (rows)",
+        ..row(
+            "wavtokenizer-dec",
+            "the decoder of WavTokenizer, the vocoder of OuteTTS: rows of a spectrogram from audio codes",
+            "none; tokens see later ones",
+            &["gguf/wavtokenizer_dec"],
+        )
+    },
     row(
         "t5",
         "T5, T5 v1.1, Flan-T5, mT5",
@@ -654,8 +664,8 @@ Every fixture is a tiny model with generated weights (except those named `storie
 `tests/fixtures/MANIFEST.md`. Logits are compared on kv-cpu and kv-candle: the prompt whole, in pieces, token by token, and three
 sequences in one batch, where kv-cpu gives the same bits each time; the greedy continuation is equal, and so are the keys, values
 and states that the reference recorded. Names without a `/` are recipes of model directories, which compute the same bits as GGUF
-files that `cellar convert` makes of them (`crates/cli/tests/convert.rs`). `gguf/` is a stored GGUF file with llama.cpp's numbers;
-those in `stories/` are compared by greedy texts alone, directories in `encoders/` by vectors or
+files that `cellar convert` makes of them (`crates/cli/tests/convert.rs`). `gguf/` are stored GGUF files:
+Granite's with llama.cpp's numbers, WavTokenizer's in the keys, names and shapes of llama.cpp's converter and compared by rows; those in `stories/` are compared by greedy texts alone, directories in `encoders/` by vectors or
 scores, alone and in batches, and those in `images/` with rows of images in place of tokens, and those in `seq2seq/` over the sources of texts. *Memory* is that of the whole model.
 
 Every decoder gives vectors too (`cellar embed`): `crates/cellar/tests/embed.rs` compares final rows times the output matrix with

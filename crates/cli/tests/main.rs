@@ -44,6 +44,7 @@ mod state;
 mod support;
 #[cfg(unix)]
 mod terminal;
+mod wavtokenizer;
 mod wrong_directories;
 mod wrong_input;
 mod wrong_invocations;

@@ -405,7 +405,7 @@ fn dense_widths(weights: &dyn WeightSource, dim: usize) -> Result<Vec<usize>, Mo
 }
 
 /// Tokens of an encoder see later ones.
-fn refuse_causal(hyper: &Hyperparameters<'_>) -> Result<(), ModelError> {
+pub(crate) fn refuse_causal(hyper: &Hyperparameters<'_>) -> Result<(), ModelError> {
     match hyper.optional::<bool>("attention.causal")? {
         Some(true) => {
             let reason = "true is not supported: tokens of an encoder see later ones".to_owned();

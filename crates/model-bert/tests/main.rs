@@ -9,4 +9,5 @@ mod seq2seq;
 mod settings;
 mod tiny2;
 mod vectors;
+mod wavtokenizer;
 mod wrong;

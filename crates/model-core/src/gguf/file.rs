@@ -192,8 +192,21 @@ fn computed_shape(tensor: &TensorInfo) -> Vec<usize> {
     match *tensor.shape {
         [1, n] if tensor.name.ends_with(".exp_probs_b.bias") => vec![n],
         [n] if tensor.name.ends_with(".ffn_gate_inp_shexp.weight") => vec![1, n],
+        [n, 1] if is_of_convolutions(&tensor.name) => vec![n],
+        [outputs, inputs, kernel @ (1 | 3 | 7)] if is_of_convolutions(&tensor.name) => {
+            vec![outputs, inputs * kernel]
+        }
         _ => tensor.shape.clone(),
     }
+}
+
+/// Whether a tensor is one of WavTokenizer's convolutions over tokens, which are matrices over the
+/// rows of several tokens, or a bias or norm between them, which has a dimension for tokens in files.
+pub fn is_of_convolutions(name: &str) -> bool {
+    let of_conv_next = name.strip_prefix("convnext.");
+    name.starts_with("conv1d.")
+        || name.starts_with("posnet.")
+        || of_conv_next.is_some_and(|name| name.contains(".dw."))
 }
 
 impl WeightSource for GgufFile {

@@ -19,7 +19,7 @@ mod tensor;
 mod value;
 mod writer;
 
-pub use file::GgufFile;
+pub use file::{GgufFile, is_of_convolutions};
 pub use metadata::{FromValue, Metadata, Mismatch};
 pub use split::part_file_name;
 pub use tensor::{TensorInfo, TensorType};

@@ -13,6 +13,7 @@
 //! those of `q5_0`. Knows nothing of values.
 
 use kv_core::block::BlockFormat;
+use model_core::gguf::is_of_convolutions;
 
 use crate::file_type::{FileType, Mix};
 
@@ -216,6 +217,13 @@ fn format_of(name: &str, shape: &[usize], wanted: BlockFormat, role: Role) -> Bl
         .any(|end| name.ends_with(end));
     if shape.len() < 2 || is_exact || !name.ends_with(".weight") {
         return BlockFormat::F32;
+    }
+    let is_float = matches!(
+        wanted,
+        BlockFormat::F32 | BlockFormat::F16 | BlockFormat::BF16
+    );
+    if is_of_convolutions(name) && !is_float {
+        return BlockFormat::F16;
     }
     let columns = shape.last().copied().unwrap_or(1);
     let small = !matches!(
