@@ -357,7 +357,8 @@ pub fn unregistered_operations_are_refused<B: Backend>(subject: &Subject<B>) {
         text.starts_with("custom operation 'unknown' (node 'y'): not registered"),
         "{text}"
     );
-    assert!(text.contains("contract.decay, contract.weigh"), "{text}");
+    let known = "contract.decay, contract.ranked, contract.weigh";
+    assert!(text.contains(known), "{text}");
     let compiled = subject.compile(&decay_graph(1), &weights(), &RowLayout::default());
     let none = compiled.err().unwrap();
     assert!(
