@@ -64,6 +64,7 @@ const KNOWN: &[Known] = &[
     ),
     Known::fails("indexers_need_keys_of_their_width", SPARSE),
     Known::fails("unregistered_operations_are_refused", CUSTOM),
+    Known::fails("custom_operations_see_whole_sequences", CUSTOM),
     Known::fails("custom_rows_compute", CUSTOM),
     Known::fails("custom_states_continue_however_they_are_cut", CUSTOM),
     Known::fails("what_custom_operations_refuse_is_reported", CUSTOM),
