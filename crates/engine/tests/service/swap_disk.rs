@@ -34,6 +34,13 @@ enum Fault {
     Panics,
 }
 
+impl Fault {
+    /// Whether what is read is not what was written.
+    fn changes_files(self) -> bool {
+        matches!(self, Self::CutOff | Self::Damaged | Self::Exchanged)
+    }
+}
+
 #[derive(Debug)]
 struct FaultyFiles {
     files: SwapDir,
@@ -145,10 +152,9 @@ fn serve_with(
 /// The same. A request may go on before the thread that writes has completed its file, and then reads none:
 /// where all did, and files are to come back as others, they are served again.
 fn served(case: &Case, bytes: u64, config: &ServiceConfig, files: (&Path, Fault)) -> Served {
-    let reads_others = matches!(files.1, Fault::CutOff | Fault::Damaged | Fault::Exchanged);
     let mut served = serve_with(case, bytes, config, files);
     for _ in 0..20 {
-        if !reads_others || served.n_wrong > 0 || config.preempt_every.is_some() {
+        if !files.1.changes_files() || served.n_wrong > 0 || config.preempt_every.is_some() {
             break;
         }
         served = serve_with(case, bytes, config, files);
@@ -186,9 +192,9 @@ fn check(case: &Case) {
         Fault::Panics,
     ] {
         let dir = root.path().join(format!("{fault:?}"));
-        let config = match fault {
-            Fault::CutOff | Fault::Damaged | Fault::Exchanged => waits,
-            _ => preempting(3),
+        let config = match fault.changes_files() {
+            true => waits,
+            false => preempting(3),
         };
         // Half of it is less than most have.
         let bytes = mean_bytes(case, &config) * 3 / 2;

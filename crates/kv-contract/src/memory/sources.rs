@@ -1,7 +1,7 @@
 //! Sources of sequences: what encoder-decoder models attend over.
 //!
-//! The oracle keeps the tokens of each sequence's source, and asks nobody who sees them: every token
-//! of the sequence sees all of them, and nobody else's.
+//! The oracle keeps the tokens of each sequence's source. Every token of a sequence sees its whole
+//! source, and no other.
 
 use kv_core::batch::{Batch, BatchError, TokensOf, ValidBatch, validate};
 use kv_core::memory::{MemoryInputs, Streams};

@@ -2,8 +2,8 @@
 
 use model_core::hf::{
     ATTENTION_TENSORS, ClassWhen, Expected, GATED_TENSORS, GEMMA_NORMS, HfClass, HfConfig, Key,
-    Keys, ModelFileError, PLUS_ONE, RMS_EPS, RopeSettings, SIZE_KEYS, TensorRule,
-    gemma_score_scale, gemma3_windows, head_dim, same, with,
+    Keys, ModelFileError, PLUS_ONE, RMS_EPS, SIZE_KEYS, TensorRule, gemma_score_scale,
+    gemma3_windows, head_dim, same, with,
 };
 
 use super::{NOT_CAUSAL, activation};
@@ -53,17 +53,7 @@ fn bases(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     if !head_dim(config)?.is_multiple_of(2) {
         return Err(config.wrong("head_dim", "an even number"));
     }
-    for (to, layers, old) in [
-        ("rope.freq_base", "full_attention", "rope_theta"),
-        (
-            "rope.freq_base_swa",
-            "sliding_attention",
-            "rope_local_base_freq",
-        ),
-    ] {
-        keys.set(to, RopeSettings::plain_base(config, layers, old)? as f32);
-    }
-    Ok(())
+    super::two_bases(config, keys, ["rope_theta", "rope_local_base_freq"])
 }
 
 const GEMMA_INPUT: &[TensorRule] = &[

@@ -14,7 +14,7 @@ mod nomic;
 mod rotated;
 mod t5;
 
-use model_core::hf::{HfClass, HfConfig, Key, Keys, ModelFileError};
+use model_core::hf::{HfClass, HfConfig, Key, Keys, ModelFileError, RopeSettings};
 use model_core::sentence::Pooling;
 
 use crate::head::HEAD_ACTIVATION;
@@ -49,6 +49,16 @@ const LAYER_NORM_EPS: Key = Key::Number {
     to: "attention.layer_norm_epsilon",
     from: "layer_norm_eps",
 };
+
+/// The bases of rotations of layers without and with a window, which `older` files have under these keys.
+fn two_bases(config: &HfConfig, keys: &mut Keys, older: [&str; 2]) -> Result<(), ModelFileError> {
+    let layers = ["full_attention", "sliding_attention"];
+    let bases = ["rope.freq_base", "rope.freq_base_swa"].into_iter();
+    for ((to, layers), old) in bases.zip(layers).zip(older) {
+        keys.set(to, RopeSettings::plain_base(config, layers, old)? as f32);
+    }
+    Ok(())
+}
 
 /// What comes out are the scores of texts.
 const RANK: &[Key] = &[Key::Constant {

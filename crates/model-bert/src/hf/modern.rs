@@ -2,8 +2,8 @@
 
 use model_core::gguf::Array;
 use model_core::hf::{
-    Expected, HfClass, HfConfig, Key, Keys, ModelFileError, RopeSettings, SIZE_KEYS, TensorRule,
-    in_layers, layer_types, same,
+    Expected, HfClass, HfConfig, Key, Keys, ModelFileError, SIZE_KEYS, TensorRule, in_layers,
+    layer_types, same,
 };
 
 use super::{NOT_CAUSAL, RANK, activation, as_u32};
@@ -134,15 +134,5 @@ fn modern_windows(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileErr
 
 /// Two bases: in old files under names of their own.
 fn modern_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
-    for (to, old, layers) in [
-        ("rope.freq_base", "global_rope_theta", "full_attention"),
-        (
-            "rope.freq_base_swa",
-            "local_rope_theta",
-            "sliding_attention",
-        ),
-    ] {
-        keys.set(to, RopeSettings::plain_base(config, layers, old)? as f32);
-    }
-    Ok(())
+    super::two_bases(config, keys, ["global_rope_theta", "local_rope_theta"])
 }

@@ -143,7 +143,7 @@ impl Decoder {
         x: NodeId,
         width: usize,
     ) -> Result<NodeId, GraphError> {
-        let (weight, bias) = (format!("{name}.weight"), format!("{name}.bias"));
+        let [weight, bias] = weight_and_bias(name);
         b.affine(name, x, Affine::new(&weight).bias(&bias), width)
     }
 
@@ -153,7 +153,7 @@ impl Decoder {
         name: &str,
         x: NodeId,
     ) -> Result<NodeId, GraphError> {
-        let (gain, bias) = (format!("{name}.weight"), format!("{name}.bias"));
+        let [gain, bias] = weight_and_bias(name);
         let weights: [(&str, &[usize]); 2] = [(&gain, &[self.dim]), (&bias, &[self.dim])];
         let params = [(GROUPS, self.groups as f32), (EPS, self.group_norm_eps)];
         let of = (name, GroupNorm::NAME, &params[..]);
@@ -166,7 +166,7 @@ impl Decoder {
         name: &str,
         x: NodeId,
     ) -> Result<NodeId, GraphError> {
-        let (gain, bias) = (format!("{name}.weight"), format!("{name}.bias"));
+        let [gain, bias] = weight_and_bias(name);
         b.layer_norm(name, x, Affine::new(&gain).bias(&bias), self.layer_norm_eps)
     }
 
@@ -205,7 +205,7 @@ impl Decoder {
 
     fn conv_next(&self, b: &mut GraphBuilder, name: &str, x: NodeId) -> Result<NodeId, GraphError> {
         let depthwise = format!("{name}.dw");
-        let (kernels, bias) = (format!("{depthwise}.weight"), format!("{depthwise}.bias"));
+        let [kernels, bias] = weight_and_bias(&depthwise);
         let weights: [(&str, &[usize]); 2] =
             [(&kernels, &[self.dim, WIDE_KERNEL]), (&bias, &[self.dim])];
         let params = [(KERNEL, WIDE_KERNEL as f32)];
@@ -219,4 +219,9 @@ impl Decoder {
         let y = b.gain(&format!("{name}.gamma"), y, RowGain::PerValue(&gamma))?;
         b.add(&format!("{name}.out"), y, x)
     }
+}
+
+/// The tensors of a matrix, norm or convolution of this name.
+fn weight_and_bias(name: &str) -> [String; 2] {
+    ["weight", "bias"].map(|tensor| format!("{name}.{tensor}"))
 }

@@ -153,6 +153,21 @@ impl CustomOp for DepthwiseConv {
     }
 }
 
+/// For each of `n_groups` runs of `of_group` channels, the sum of a term over all tokens.
+fn sums(
+    x: &[f32],
+    (n_groups, of_group): (usize, usize),
+    term: impl Fn(usize, f64) -> f64,
+) -> Vec<f64> {
+    let mut sums = vec![0.0; n_groups];
+    for x in x.chunks_exact(n_groups * of_group) {
+        for (group, (sum, x)) in sums.iter_mut().zip(x.chunks_exact(of_group)).enumerate() {
+            *sum += x.iter().map(|&x| term(group, f64::from(x))).sum::<f64>();
+        }
+    }
+    sums
+}
+
 impl CustomOp for GroupNorm {
     fn name(&self) -> &str {
         Self::NAME
@@ -184,21 +199,12 @@ impl CustomOp for GroupNorm {
             return Ok(());
         }
         let n = (rows.n_rows * of_group) as f64;
-        let sums = |term: &dyn Fn(usize, f64) -> f64| {
-            let mut sums = vec![0.0f64; n_groups];
-            for x in x.chunks_exact(dim) {
-                for (group, (sum, x)) in sums.iter_mut().zip(x.chunks_exact(of_group)).enumerate() {
-                    *sum += x.iter().map(|&x| term(group, f64::from(x))).sum::<f64>();
-                }
-            }
-            sums
-        };
-        let means: Vec<f64> = sums(&|_, x| x).iter().map(|sum| sum / n).collect();
-        let squares = sums(&|group, x| (x - means[group]).powi(2));
-        let factors: Vec<f64> = squares
-            .iter()
-            .map(|square| 1.0 / (square / n + eps).sqrt())
-            .collect();
+        let groups = (n_groups, of_group);
+        let mut means = sums(x, groups, |_, x| x);
+        means.iter_mut().for_each(|mean| *mean /= n);
+        let mut factors = sums(x, groups, |group, x| (x - means[group]).powi(2));
+        let factor = |square: &mut f64| *square = 1.0 / (*square / n + eps).sqrt();
+        factors.iter_mut().for_each(factor);
         for (x, out) in x.chunks_exact(dim).zip(out.chunks_exact_mut(dim)) {
             for (channel, (y, x)) in out.iter_mut().zip(x).enumerate() {
                 let group = channel / of_group;

@@ -40,6 +40,14 @@ struct Section {
 }
 
 impl HfConfig {
+    /// Reads a file, where there is one.
+    ///
+    /// # Errors
+    /// As [`HfConfig::open`].
+    pub(super) fn open_optional(path: &Path) -> Result<Option<Self>, ModelFileError> {
+        path.exists().then(|| Self::open(path)).transpose()
+    }
+
     /// Reads a file.
     ///
     /// # Errors

@@ -107,13 +107,15 @@ impl HfTranslation {
     pub fn open(directory: impl AsRef<Path>, classes: &HfClasses) -> Result<Self, ModelFileError> {
         let directory = directory.as_ref();
         let mut config = HfConfig::open(&directory.join("config.json"))?;
-        let generation = directory.join("generation_config.json");
-        if generation.exists() {
-            config = config.with_start_of(&HfConfig::open(&generation)?);
+        let generation = HfConfig::open_optional(&directory.join("generation_config.json"))?;
+        if let Some(generation) = &generation {
+            config = config.with_start_of(generation);
         }
         let name = directory.file_name().map(|name| name.to_string_lossy());
         let mut translated = TranslatedConfig::new(config, name.as_deref(), classes)?;
-        super::tokenizer::translate(directory, &translated.config, &mut translated.keys)?;
+        let generation = generation.as_ref();
+        let TranslatedConfig { config, keys, .. } = &mut translated;
+        super::tokenizer::translate(directory, config, generation, keys)?;
         let dense = match translated.class.has_tensor(FIRST_DENSE) {
             true => DenseModules::Taken,
             false => DenseModules::Refused,

@@ -30,26 +30,22 @@ use tokens::Tokens;
 pub fn tokenizer_keys(directory: impl AsRef<Path>) -> Result<Metadata, ModelFileError> {
     let directory = directory.as_ref();
     let path = directory.join("config.json");
-    let config = match path.exists() {
-        true => HfConfig::open(&path)?,
-        false => HfConfig::new(format!("'{}'", path.display()), serde_json::Map::new()),
-    };
+    let nothing = || HfConfig::new(format!("'{}'", path.display()), serde_json::Map::new());
+    let config = HfConfig::open_optional(&path)?.unwrap_or_else(nothing);
     let mut keys = Keys::new("");
-    translate(directory, &config, &mut keys)?;
+    let generation = HfConfig::open_optional(&directory.join("generation_config.json"))?;
+    translate(directory, &config, generation.as_ref(), &mut keys)?;
     Ok(keys.into_parts().0)
 }
 
-/// Translates the tokenizer, where there is one.
+/// Translates the tokenizer, where there is one; `generation` is `generation_config.json`.
 pub(super) fn translate(
     directory: &Path,
     config: &HfConfig,
+    generation: Option<&HfConfig>,
     keys: &mut Keys,
 ) -> Result<(), ModelFileError> {
-    let optional = |name: &str| -> Result<Option<HfConfig>, ModelFileError> {
-        let path = directory.join(name);
-        path.exists().then(|| HfConfig::open(&path)).transpose()
-    };
-    let settings = optional("tokenizer_config.json")?;
+    let settings = HfConfig::open_optional(&directory.join("tokenizer_config.json"))?;
     let path = directory.join("tokenizer.json");
     if !path.exists() && directory.join(rwkv_vocab::FILE).exists() {
         let n_tokens = config.optional_count("vocab_size")?.unwrap_or(0);
@@ -66,7 +62,6 @@ pub(super) fn translate(
             None => return Ok(()),
         },
     };
-    let generation = optional("generation_config.json")?;
     let kind = Kind::read(&json)?;
     let mut tokens = Tokens::read(&json, kind)?;
     tokens.pad(config.optional_count("vocab_size")?.unwrap_or(0));
@@ -83,7 +78,7 @@ pub(super) fn translate(
     let roles = RoleFiles {
         config,
         settings: settings.as_ref(),
-        generation: generation.as_ref(),
+        generation,
         around,
     };
     special_ids(&tokens, kind, &roles, keys)?;
