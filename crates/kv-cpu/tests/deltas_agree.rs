@@ -8,7 +8,7 @@ use std::ops::Range;
 use kv_contract::Random;
 use kv_core::StateType;
 use kv_cpu::isa::Isa;
-use kv_cpu::kernels::{DeltaDecay, DeltaTile, F32x16, Kernels, SCAN_WIDTH};
+use kv_cpu::kernels::{DELTA_WIDTH, DeltaDecay, DeltaTile, F32x32, Kernels};
 
 fn scalar() -> &'static Kernels {
     Kernels::for_isa(Isa::Scalar).unwrap()
@@ -34,7 +34,7 @@ struct Delta {
     rows: Vec<u32>,
     /// Queries from the first value on, keys from the third.
     qk: Vec<f32>,
-    v: Vec<F32x16>,
+    v: Vec<F32x32>,
     beta: Vec<f32>,
     /// For each token, or for each key value of each row.
     decays: Vec<f32>,
@@ -53,7 +53,7 @@ impl Delta {
         };
         // Keys of a length below 1, without which states would grow.
         let size = 1.0 / (k_dim as f32).sqrt();
-        let v = between(n * SCAN_WIDTH, -1.0, 1.0);
+        let v = between(n * DELTA_WIDTH, -1.0, 1.0);
         Self {
             n_channels,
             k_dim,
@@ -77,7 +77,7 @@ impl Delta {
         per: DecayPer,
         range: Range<usize>,
         state: &'a mut [f32],
-        out: &'a mut [F32x16],
+        values: &'a mut [F32x32],
     ) -> DeltaTile<'a> {
         DeltaTile {
             state,
@@ -95,9 +95,8 @@ impl Delta {
             q: &self.qk,
             k: &self.qk[2..],
             stride: self.k_dim + 3,
-            v: &self.v[range.clone()],
             beta: &self.beta[range.clone()],
-            out: &mut out[range],
+            values: &mut values[range],
         }
     }
 
@@ -106,12 +105,12 @@ impl Delta {
         let mut state = Random::new(3).values(self.n_channels * self.k_dim);
         let round = |s: &mut f32| *s = self.rounding.round(*s);
         state.iter_mut().for_each(round);
-        let mut out = vec![[0.25; SCAN_WIDTH]; self.rows.len()];
+        let mut values = self.v.clone();
         for first in (0..self.rows.len()).step_by(piece) {
             let range = first..self.rows.len().min(first + piece);
-            (kernels.delta_tile)(self.tile(per, range, &mut state, &mut out));
+            (kernels.delta_tile)(self.tile(per, range, &mut state, &mut values));
         }
-        let lanes = out.iter().flat_map(|out| &out[..self.n_channels]);
+        let lanes = values.iter().flat_map(|out| &out[..self.n_channels]);
         (state, lanes.copied().collect())
     }
 }
@@ -128,7 +127,10 @@ fn assert_within(allowed: f32, got: &[f32], wanted: &[f32], what: &str) {
     }
 }
 
-const SIZES: [(usize, usize, u32); 8] = [
+const SIZES: [(usize, usize, u32); 11] = [
+    (32, 128, 5),
+    (32, 30, 6),
+    (21, 12, 9),
     (16, 16, 20),
     (16, 128, 5),
     (16, 256, 3),
@@ -215,10 +217,10 @@ fn vector_instruction_sets_give_the_same_bits() {
 #[test]
 fn a_channel_does_not_depend_on_its_neighbours() {
     for kernels in tables() {
-        let (state, out) = Delta::new(16, 20, 9).run(kernels, DecayPer::Head, 64);
+        let (state, out) = Delta::new(32, 20, 9).run(kernels, DecayPer::Head, 64);
         let part = Delta::new(6, 20, 9).run(kernels, DecayPer::Head, 64);
         assert_eq!(part.0, state[..6 * 20], "{kernels:?}");
-        for (part, whole) in part.1.chunks(6).zip(out.chunks(16)) {
+        for (part, whole) in part.1.chunks(6).zip(out.chunks(32)) {
             assert_eq!(part, &whole[..6], "{kernels:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! What the gated delta rule computes: some tokens through the states of at most 16 channels of one
+//! What the gated delta rule computes: some tokens through the states of at most 32 channels of one
 //! head, in plain Rust.
 //!
 //! This is the specification; every other instruction set is tested against it. Invariant: within
@@ -7,12 +7,16 @@
 
 use kv_core::StateType;
 
-use super::scan::{F32x16, SCAN_WIDTH};
+/// Channels of a tile: two cache lines of values of a token, which are fetched together.
+pub const DELTA_WIDTH: usize = 32;
+
+/// One value of each channel of a tile.
+pub type F32x32 = [f32; DELTA_WIDTH];
 
 /// The widest key: what a kernel holds of 16 channels fits on its stack.
 pub const MAX_DELTA_KEYS: usize = 1024;
 
-/// Some tokens through the states of at most [`SCAN_WIDTH`] channels of one head: with the state
+/// Some tokens through the states of at most [`DELTA_WIDTH`] channels of one head: with the state
 /// `s [k_dim]` of a channel, every token does `s[k] *= decay[k]`,
 /// `s += beta (v - Σ s[k] key[k]) key`, `out = scale Σ s[k] q[k]`.
 #[derive(Debug)]
@@ -35,12 +39,10 @@ pub struct DeltaTile<'a> {
     pub k: &'a [f32],
     /// From one row of queries or keys to the next.
     pub stride: usize,
-    /// Values: one for each token; lanes beyond the channels are computed and dropped.
-    pub v: &'a [F32x16],
     /// Learning rates: one for each token.
     pub beta: &'a [f32],
-    /// One for each token, to be overwritten.
-    pub out: &'a mut [F32x16],
+    /// `v` of each token, which `out` overwrites; what is beyond the channels means nothing.
+    pub values: &'a mut [F32x32],
 }
 
 /// By how much the states of a head decay with a token.
@@ -69,9 +71,9 @@ impl<'a> DeltaTile<'a> {
         };
         (1..=MAX_DELTA_KEYS).contains(&n)
             && self.state.len().is_multiple_of(n)
-            && self.state.len() / n <= SCAN_WIDTH
+            && self.state.len() / n <= DELTA_WIDTH
             && decays
-            && [self.v.len(), self.beta.len(), self.out.len()] == [n_rows; 3]
+            && [self.beta.len(), self.values.len()] == [n_rows; 2]
             && fits(self.q, self.stride)
             && fits(self.k, self.stride)
     }
@@ -90,7 +92,6 @@ pub(super) fn delta_tile(mut tile: DeltaTile<'_>) {
     let state = std::mem::take(&mut tile.state);
     for (at, &row) in tile.rows.iter().enumerate() {
         let [query, key] = tile.query_key(at);
-        let mut out = [0.0; SCAN_WIDTH];
         for (lane, s) in state.chunks_exact_mut(n).enumerate() {
             match tile.decay {
                 DeltaDecay::PerHead(factors) => s.iter_mut().for_each(|s| *s *= factors[at]),
@@ -100,12 +101,11 @@ pub(super) fn delta_tile(mut tile: DeltaTile<'_>) {
                 }
             }
             let known: f32 = s.iter().zip(key).map(|(s, k)| s * k).sum();
-            let change = tile.beta[at] * (tile.v[at][lane] - known);
+            let change = tile.beta[at] * (tile.values[at][lane] - known);
             s.iter_mut().zip(key).for_each(|(s, k)| *s += change * k);
             let sum: f32 = s.iter().zip(query).map(|(s, q)| s * q).sum();
-            out[lane] = tile.scale * sum;
+            tile.values[at][lane] = tile.scale * sum;
             s.iter_mut().for_each(|s| *s = tile.rounding.round(*s));
         }
-        tile.out[at] = out;
     }
 }

@@ -1,4 +1,5 @@
-//! [`Delta`]: the gated delta rule of one layer, up to 16 neighbouring channels of a head at a time.
+//! [`Delta`]: the gated delta rule of one layer, up to 32 neighbouring channels of a head at a
+//! time.
 //!
 //! A channel is one value of one head; its state is a row of key values. Knows nothing of sequences.
 
@@ -8,7 +9,7 @@ use kv_core::graph::{DeltaSpec, StateGroup};
 
 use super::channel_tile::{ChannelTile, MAX_TILE_TOKENS};
 use super::{ChannelOp, StateValue, States};
-use crate::kernels::{DeltaDecay, DeltaTile, Kernels, SCAN_WIDTH};
+use crate::kernels::{DELTA_WIDTH, DeltaDecay, DeltaTile, Kernels};
 use crate::values::SharedValues;
 
 /// The delta rule of one layer.
@@ -47,7 +48,7 @@ impl<T: StateValue> Delta<'_, T> {
         while next < channels.end {
             // Tiles end with their head.
             let head_end = (next / v_dim + 1) * v_dim;
-            let own = next..head_end.min(channels.end).min(next + SCAN_WIDTH);
+            let own = next..head_end.min(channels.end).min(next + DELTA_WIDTH);
             next = own.end;
             let advance = |state: &mut [f32], rows: &[u32]| match rows.len() {
                 // SAFETY: as the caller of `run` promises.
@@ -91,8 +92,7 @@ impl<T: StateValue> Delta<'_, T> {
             true => of_head(decay),
             false => [0.0; N],
         };
-        let v = ChannelTile::<N>::gather(v, self.channels, rows, channels);
-        let mut out = ChannelTile::<N>::zeros(rows.len());
+        let mut values = ChannelTile::<N, DELTA_WIDTH>::gather(v, self.channels, rows, channels);
         (self.kernels.delta_tile)(DeltaTile {
             state,
             k_dim,
@@ -109,11 +109,10 @@ impl<T: StateValue> Delta<'_, T> {
             q: &q[first_key..],
             k: &k[first_key..],
             stride: self.spec.key_heads * k_dim,
-            v: v.tokens(),
             beta: &of_head(beta)[..rows.len()],
-            out: out.tokens_mut(),
+            values: values.tokens_mut(),
         });
-        for (&row, out) in rows.iter().zip(out.tokens()) {
+        for (&row, out) in rows.iter().zip(values.tokens()) {
             let first = row as usize * self.channels;
             let range = first + channels.start..first + channels.end;
             // SAFETY: as the caller promises, no other task has these channels of any row.

@@ -6,7 +6,7 @@
 use half::{bf16, f16};
 use kv_core::StateType;
 
-use crate::kernels::{Kernels, SCAN_WIDTH};
+use crate::kernels::{DELTA_WIDTH, Kernels};
 
 /// Values of one channel's state that are computed in the scratch of a tile.
 pub(crate) const MAX_HALF_ROW: usize = 1024;
@@ -40,8 +40,8 @@ pub(crate) trait StateValue: Copy + Send + Sync {
     fn with_scratch(n: usize, compute: impl FnOnce(&mut [f32])) {
         assert!(n <= MAX_HALF_ROW, "states of {n} values a channel");
         match n {
-            0..=SMALL_ROW => compute(&mut [0.0; SCAN_WIDTH * SMALL_ROW]),
-            _ => compute(&mut [0.0; SCAN_WIDTH * MAX_HALF_ROW]),
+            0..=SMALL_ROW => compute(&mut [0.0; DELTA_WIDTH * SMALL_ROW]),
+            _ => compute(&mut [0.0; DELTA_WIDTH * MAX_HALF_ROW]),
         }
     }
 }

@@ -17,6 +17,10 @@ const ACCUMULATORS: usize = 4;
 /// A sum over a state in parts.
 type Sums<F> = [F; ACCUMULATORS];
 
+/// Begins with a cache line, so that no register is read from two.
+#[repr(align(64))]
+struct CacheLines<T>(T);
+
 #[inline(always)]
 pub(in crate::kernels) fn delta_tile<const W: usize, E: Transpose<W>>(
     e: E,
@@ -52,54 +56,41 @@ fn channels<const N: usize, const W: usize, E: Transpose<W>, R: Rounding>(
     first: usize,
 ) {
     let n = tile.k_dim;
-    let (mut lanes, mut products) = ([[0.0; W]; N], [0.0; N]);
-    let lanes = &mut lanes[..n];
+    let (mut lanes, mut products) = (CacheLines([[0.0; W]; N]), [0.0; N]);
+    let lanes = &mut lanes.0[..n];
     let mut held = {
         let key = summing_key(tile, 0, &mut products[..n]);
         load_states(e, &tile.state[first * n..], lanes, key)
     };
     for at in 0..tile.rows.len() {
         let ([query, key], row) = (tile.query_key(at), tile.rows[at] as usize);
-        let beta = e.splat(tile.beta[at]);
-        let value = e.load(&tile.v[at].as_chunks::<W>().0[first / W]);
-        let next =
-            (at + 1 < tile.rows.len()).then(|| summing_key(tile, at + 1, &mut products[..n]));
+        let value = e.load(&tile.values[at].as_chunks::<W>().0[first / W]);
+        // Not a closure, which would not be inlined.
+        let next = match at + 1 < tile.rows.len() {
+            true => Some(summing_key(tile, at + 1, &mut products[..n])),
+            false => None,
+        };
         let sum = total(e, held);
-        let update = |change| Update {
+        let part = (&mut *lanes, &mut tile.state[first * n..]);
+        let update = |known| Update {
             query,
             key,
             next,
-            change,
+            change: e.mul(e.splat(tile.beta[at]), e.sub(value, known)),
         };
-        let state = &mut tile.state[first * n..];
         let out = match tile.decay {
             DeltaDecay::PerHead(factors) => {
                 let factor = e.splat(factors[at]);
-                let change = e.mul(beta, e.sub(value, e.mul(factor, sum)));
-                let part = (&mut *lanes, state);
-                update(change).apply::<W, E, R>(
-                    e,
-                    part,
-                    &mut held,
-                    #[inline(always)]
-                    |_| factor,
-                )
+                let update = update(e.mul(factor, sum));
+                update.apply::<W, E, R>(e, part, &mut held, Decays::Same(factor))
             }
             DeltaDecay::PerKey { factors, stride } => {
-                let factors = &factors[row * stride..][..n];
-                let change = e.mul(beta, e.sub(value, sum));
-                let part = (&mut *lanes, state);
-                update(change).apply::<W, E, R>(
-                    e,
-                    part,
-                    &mut held,
-                    #[inline(always)]
-                    |k: usize| e.splat(factors[k]),
-                )
+                let decays = Decays::Each(&factors[row * stride..][..n]);
+                update(sum).apply::<W, E, R>(e, part, &mut held, decays)
             }
         };
         let out = e.mul(total(e, out), e.splat(tile.scale));
-        e.store(&mut tile.out[at].as_chunks_mut::<W>().0[first / W], out);
+        e.store(&mut tile.values[at].as_chunks_mut::<W>().0[first / W], out);
     }
 }
 
@@ -124,6 +115,35 @@ fn total<const W: usize, E: Transpose<W>>(e: E, [a, b, c, d]: Sums<E::F>) -> E::
     e.add(e.add(a, b), e.add(c, d))
 }
 
+/// A token's factors on key values.
+#[derive(Clone, Copy)]
+enum Decays<'a, F> {
+    Same(F),
+    Each(&'a [f32]),
+}
+
+impl<F: Copy> Decays<'_, F> {
+    #[inline(always)]
+    fn at<const W: usize, E: Transpose<W, F = F>>(self, e: E, k: usize) -> F {
+        match self {
+            Self::Same(factor) => factor,
+            Self::Each(factors) => e.splat(factors[k]),
+        }
+    }
+
+    /// Those of the `four`-th four key values.
+    #[inline(always)]
+    fn four<const W: usize, E: Transpose<W, F = F>>(self, e: E, four: usize) -> [F; ACCUMULATORS] {
+        match self {
+            Self::Same(factor) => [factor; ACCUMULATORS],
+            Self::Each(factors) => {
+                let [a, b, c, d] = factors.as_chunks().0[four];
+                [e.splat(a), e.splat(b), e.splat(c), e.splat(d)]
+            }
+        }
+    }
+}
+
 /// How a token changes states, `s[k] = decay(k) s[k] + change key[k]`, and what is read of them
 /// then.
 struct Update<'a, F> {
@@ -144,22 +164,16 @@ impl<F: Copy> Update<'_, F> {
         e: E,
         (lanes, state): (&mut [[f32; W]], &mut [f32]),
         held: &mut Sums<F>,
-        decay: impl Fn(usize) -> F,
+        decays: Decays<'_, F>,
     ) -> Sums<F> {
         match self.next {
             Some(next) => {
-                let (out, next_held) = self.advance::<W, E, R>(e, lanes, next, decay);
+                let (out, next_held) = self.advance::<W, E, R>(e, lanes, next, decays);
                 *held = next_held;
                 out
             }
-            None => self.finish::<W, E, R>(e, lanes, state, decay),
+            None => self.finish::<W, E, R>(e, lanes, state, decays),
         }
-    }
-
-    /// What is added to a state.
-    #[inline(always)]
-    fn added<const W: usize, E: Transpose<W, F = F>>(&self, e: E, k: usize) -> F {
-        e.mul(self.change, e.splat(self.key[k]))
     }
 
     /// Updates states: the sums with the query, and those for the next token.
@@ -169,31 +183,47 @@ impl<F: Copy> Update<'_, F> {
         e: E,
         lanes: &mut [[f32; W]],
         next: &[f32],
-        decay: impl Fn(usize) -> F,
+        decays: Decays<'_, F>,
     ) -> (Sums<F>, Sums<F>) {
         let zeros = [e.splat(0.0); ACCUMULATORS];
         let (mut out, mut held) = (zeros, zeros);
-        let (fours, rest) = lanes.as_chunks_mut::<ACCUMULATORS>();
-        let n_fours = fours.len();
-        for (four, s) in fours.iter_mut().enumerate() {
+        // Four at a time, so that nothing in the loop checks a length.
+        let (s, s_rest) = lanes.as_chunks_mut::<ACCUMULATORS>();
+        let read = [self.key, self.query, next].map(<[f32]>::as_chunks::<ACCUMULATORS>);
+        let [key, query, next] = read.map(|(fours, _)| fours);
+        let fours = s.iter_mut().zip(key).zip(query).zip(next).enumerate();
+        let first_of_rest = fours.len() * ACCUMULATORS;
+        for (four, (((s, key), query), next)) in fours {
+            let decays = decays.four(e, four);
             for i in 0..ACCUMULATORS {
-                let k = four * ACCUMULATORS + i;
-                let new = e.mul_add(e.load(&s[i]), decay(k), self.added(e, k));
-                out[i] = e.mul_add(new, e.splat(self.query[k]), out[i]);
-                let new = R::round(e, new);
-                e.store(&mut s[i], new);
-                held[i] = e.mul_add(new, e.splat(next[k]), held[i]);
+                let sums = [&mut out[i], &mut held[i]];
+                self.step::<W, E, R>(e, &mut s[i], [key[i], query[i], next[i]], decays[i], sums);
             }
         }
-        for (i, s) in rest.iter_mut().enumerate() {
-            let k = n_fours * ACCUMULATORS + i;
-            let new = e.mul_add(e.load(s), decay(k), self.added(e, k));
-            out[i] = e.mul_add(new, e.splat(self.query[k]), out[i]);
-            let new = R::round(e, new);
-            e.store(s, new);
-            held[i] = e.mul_add(new, e.splat(next[k]), held[i]);
+        for (i, s) in s_rest.iter_mut().enumerate() {
+            let decay = decays.at(e, first_of_rest + i);
+            let sums = [&mut out[i], &mut held[i]];
+            self.step::<W, E, R>(e, s, read.map(|(_, rest)| rest[i]), decay, sums);
         }
         (out, held)
+    }
+
+    /// Updates one key value of states: what that adds to the sums with the query and with the next
+    /// token's key.
+    #[inline(always)]
+    fn step<const W: usize, E: Transpose<W, F = F>, R: Rounding>(
+        &self,
+        e: E,
+        s: &mut [f32; W],
+        [key, query, next]: [f32; 3],
+        decay: F,
+        [out, held]: [&mut F; 2],
+    ) {
+        let new = e.mul_add(e.load(s), decay, e.mul(self.change, e.splat(key)));
+        *out = e.mul_add(new, e.splat(query), *out);
+        let new = R::round(e, new);
+        e.store(s, new);
+        *held = e.mul_add(new, e.splat(next), *held);
     }
 
     /// Updates states and stores them, `[channels, k_dim]`: the sums with the query.
@@ -203,7 +233,7 @@ impl<F: Copy> Update<'_, F> {
         e: E,
         lanes: &[[f32; W]],
         state: &mut [f32],
-        decay: impl Fn(usize) -> F,
+        decays: Decays<'_, F>,
     ) -> Sums<F> {
         let n = lanes.len();
         let mut out = [e.splat(0.0); ACCUMULATORS];
@@ -211,7 +241,8 @@ impl<F: Copy> Update<'_, F> {
             let mut block = [e.splat(0.0); W];
             for (i, (block, s)) in block.iter_mut().zip(lanes).enumerate() {
                 let k = at * W + i;
-                *block = e.mul_add(e.load(s), decay(k), self.added(e, k));
+                let added = e.mul(self.change, e.splat(self.key[k]));
+                *block = e.mul_add(e.load(s), decays.at(e, k), added);
                 let sum = &mut out[i % ACCUMULATORS];
                 *sum = e.mul_add(*block, e.splat(self.query[k]), *sum);
                 *block = R::round(e, *block);
