@@ -8,7 +8,9 @@ use std::ops::Range;
 use kv_contract::Random;
 use kv_core::StateType;
 use kv_cpu::isa::Isa;
-use kv_cpu::kernels::{DELTA_WIDTH, DeltaDecay, DeltaTile, F32x32, Kernels};
+use kv_cpu::kernels::{
+    DELTA_WIDTH, DeltaDecay, DeltaScratch, DeltaTile, F32x32, Kernels, SCAN_WIDTH,
+};
 
 fn scalar() -> &'static Kernels {
     Kernels::for_isa(Isa::Scalar).unwrap()
@@ -78,6 +80,7 @@ impl Delta {
         range: Range<usize>,
         state: &'a mut [f32],
         values: &'a mut [F32x32],
+        scratch: DeltaScratch<'a>,
     ) -> DeltaTile<'a> {
         DeltaTile {
             state,
@@ -97,6 +100,7 @@ impl Delta {
             stride: self.k_dim + 3,
             beta: &self.beta[range.clone()],
             values: &mut values[range],
+            scratch,
         }
     }
 
@@ -106,9 +110,15 @@ impl Delta {
         let round = |s: &mut f32| *s = self.rounding.round(*s);
         state.iter_mut().for_each(round);
         let mut values = self.v.clone();
+        let mut lanes = vec![[f32::NAN; SCAN_WIDTH]; self.k_dim];
+        let mut products = vec![f32::NAN; self.k_dim];
         for first in (0..self.rows.len()).step_by(piece) {
             let range = first..self.rows.len().min(first + piece);
-            (kernels.delta_tile)(self.tile(per, range, &mut state, &mut values));
+            let scratch = DeltaScratch {
+                lanes: &mut lanes,
+                products: &mut products,
+            };
+            (kernels.delta_tile)(self.tile(per, range, &mut state, &mut values, scratch));
         }
         let lanes = values.iter().flat_map(|out| &out[..self.n_channels]);
         (state, lanes.copied().collect())

@@ -7,13 +7,15 @@
 
 use kv_core::StateType;
 
+use super::scan::F32x16;
+
 /// Channels of a tile: two cache lines of values of a token, which are fetched together.
 pub const DELTA_WIDTH: usize = 32;
 
 /// One value of each channel of a tile.
 pub type F32x32 = [f32; DELTA_WIDTH];
 
-/// The widest key: what a kernel holds of 16 channels fits on its stack.
+/// The widest key: what a kernel holds of 16 channels fits on a task's stack.
 pub const MAX_DELTA_KEYS: usize = 1024;
 
 /// Some tokens through the states of at most [`DELTA_WIDTH`] channels of one head: with the state
@@ -43,6 +45,17 @@ pub struct DeltaTile<'a> {
     pub beta: &'a [f32],
     /// `v` of each token, which `out` overwrites; what is beyond the channels means nothing.
     pub values: &'a mut [F32x32],
+    /// Room for the states of some channels at a time.
+    pub scratch: DeltaScratch<'a>,
+}
+
+/// What kernels overwrite, for keys of as many values as each has.
+#[derive(Debug, Default)]
+pub struct DeltaScratch<'a> {
+    /// Key values of many channels; fastest where it begins with a cache line.
+    pub lanes: &'a mut [F32x16],
+    /// Values of a key times their decays.
+    pub products: &'a mut [f32],
 }
 
 /// By how much the states of a head decay with a token.
@@ -74,6 +87,7 @@ impl<'a> DeltaTile<'a> {
             && self.state.len() / n <= DELTA_WIDTH
             && decays
             && [self.beta.len(), self.values.len()] == [n_rows; 2]
+            && self.scratch.lanes.len().min(self.scratch.products.len()) >= n
             && fits(self.q, self.stride)
             && fits(self.k, self.stride)
     }

@@ -45,7 +45,7 @@ use crate::operands::{Int8Row, Int8Rows};
 use crate::output::OutputColumns;
 
 // Block formats unpacked in the registers of this machine.
-pub use delta::{DELTA_WIDTH, DeltaDecay, DeltaTile, F32x32, MAX_DELTA_KEYS};
+pub use delta::{DELTA_WIDTH, DeltaDecay, DeltaScratch, DeltaTile, F32x32, MAX_DELTA_KEYS};
 #[cfg(target_arch = "x86_64")]
 use isa::avx2::unpack;
 #[cfg(target_arch = "aarch64")]

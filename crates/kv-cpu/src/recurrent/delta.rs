@@ -9,8 +9,37 @@ use kv_core::graph::{DeltaSpec, StateGroup};
 
 use super::channel_tile::{ChannelTile, MAX_TILE_TOKENS};
 use super::{ChannelOp, StateValue, States};
-use crate::kernels::{DELTA_WIDTH, DeltaDecay, DeltaTile, Kernels};
+use crate::kernels::{
+    DELTA_WIDTH, DeltaDecay, DeltaScratch, DeltaTile, F32x16, Kernels, MAX_DELTA_KEYS, SCAN_WIDTH,
+};
 use crate::values::SharedValues;
+
+/// Values of the keys of most models, for which a smaller scratch is cleared.
+const SMALL_KEYS: usize = 128;
+
+/// What kernels overwrite, for keys of at most `K` values. Lanes begin with a cache line, so that
+/// no register is read from two.
+#[repr(C, align(64))]
+struct KernelScratch<const K: usize> {
+    lanes: [F32x16; K],
+    products: [f32; K],
+}
+
+impl<const K: usize> KernelScratch<K> {
+    fn new() -> Self {
+        Self {
+            lanes: [[0.0; SCAN_WIDTH]; K],
+            products: [0.0; K],
+        }
+    }
+
+    fn parts(&mut self) -> DeltaScratch<'_> {
+        DeltaScratch {
+            lanes: &mut self.lanes,
+            products: &mut self.products,
+        }
+    }
+}
 
 /// The delta rule of one layer.
 pub(crate) struct Delta<'a, T> {
@@ -29,20 +58,28 @@ pub(crate) struct Delta<'a, T> {
 
 impl<T: StateValue> ChannelOp for Delta<'_, T> {
     unsafe fn run(&self, groups: &[StateGroup], channels: Range<usize>) {
-        T::with_scratch(self.spec.k_dim, |scratch| {
+        T::with_scratch(self.spec.k_dim, |states| match self.spec.k_dim {
             // SAFETY: as the caller promises.
-            unsafe { self.run_with(groups, channels, scratch) };
+            0..=SMALL_KEYS => unsafe { self.run_with::<SMALL_KEYS>(groups, channels, states) },
+            // SAFETY: likewise.
+            _ => unsafe { self.run_with::<MAX_DELTA_KEYS>(groups, channels, states) },
         });
     }
 }
 
 impl<T: StateValue> Delta<'_, T> {
-    /// [`ChannelOp::run`], with room for a tile's states.
+    /// [`ChannelOp::run`], with room for a tile's states, and for keys of at most `K` values.
     ///
     /// # Safety
     /// As for [`ChannelOp::run`].
-    unsafe fn run_with(&self, groups: &[StateGroup], channels: Range<usize>, scratch: &mut [f32]) {
+    unsafe fn run_with<const K: usize>(
+        &self,
+        groups: &[StateGroup],
+        channels: Range<usize>,
+        states: &mut [f32],
+    ) {
         let n = self.spec.k_dim;
+        let mut scratch = KernelScratch::<K>::new();
         let v_dim = (self.channels / self.spec.n_heads.max(1)).max(1);
         let mut next = channels.start;
         while next < channels.end {
@@ -52,16 +89,16 @@ impl<T: StateValue> Delta<'_, T> {
             next = own.end;
             let advance = |state: &mut [f32], rows: &[u32]| match rows.len() {
                 // SAFETY: as the caller of `run` promises.
-                1 => unsafe { self.advance::<1>(state, rows, &own) },
+                1 => unsafe { self.advance::<1>(state, rows, &own, scratch.parts()) },
                 _ => rows.chunks(MAX_TILE_TOKENS).for_each(|rows| {
                     // SAFETY: as the caller of `run` promises.
-                    unsafe { self.advance::<MAX_TILE_TOKENS>(state, rows, &own) };
+                    unsafe { self.advance::<MAX_TILE_TOKENS>(state, rows, &own, scratch.parts()) };
                 }),
             };
             // SAFETY: as the caller of `run` promises.
             unsafe {
                 self.states
-                    .advance_groups(groups, &(own.start * n..own.end * n), scratch, advance)
+                    .advance_groups(groups, &(own.start * n..own.end * n), states, advance)
             }
         }
     }
@@ -76,6 +113,7 @@ impl<T: StateValue> Delta<'_, T> {
         state: &mut [f32],
         rows: &[u32],
         channels: &Range<usize>,
+        scratch: DeltaScratch<'_>,
     ) {
         let (n_heads, k_dim) = (self.spec.n_heads, self.spec.k_dim);
         let head = channels.start / (self.channels / n_heads).max(1);
@@ -111,6 +149,7 @@ impl<T: StateValue> Delta<'_, T> {
             stride: self.spec.key_heads * k_dim,
             beta: &of_head(beta)[..rows.len()],
             values: values.tokens_mut(),
+            scratch,
         });
         for (&row, out) in rows.iter().zip(values.tokens()) {
             let first = row as usize * self.channels;

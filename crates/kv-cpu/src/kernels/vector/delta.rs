@@ -9,17 +9,13 @@ use kv_core::StateType;
 
 use super::Transpose;
 use super::rounding::{Rounding, ToBf16, ToF16, ToF32};
-use crate::kernels::delta::{DeltaDecay, DeltaTile};
+use crate::kernels::delta::{DeltaDecay, DeltaScratch, DeltaTile};
 
 /// Sums run in four accumulators, by the key value's number modulo four.
 const ACCUMULATORS: usize = 4;
 
 /// A sum over a state in parts.
 type Sums<F> = [F; ACCUMULATORS];
-
-/// Begins with a cache line, so that no register is read from two.
-#[repr(align(64))]
-struct CacheLines<T>(T);
 
 #[inline(always)]
 pub(in crate::kernels) fn delta_tile<const W: usize, E: Transpose<W>>(
@@ -36,30 +32,29 @@ pub(in crate::kernels) fn delta_tile<const W: usize, E: Transpose<W>>(
 
 #[inline(always)]
 fn all_channels<const W: usize, E: Transpose<W>, R: Rounding>(e: E, tile: &mut DeltaTile<'_>) {
+    let mut scratch = std::mem::take(&mut tile.scratch);
     let n_channels = match tile.rows.is_empty() {
         true => 0,
         false => tile.state.len() / tile.k_dim,
     };
     for first in (0..n_channels).step_by(W) {
-        match tile.k_dim {
-            0..=128 => channels::<128, W, E, R>(e, tile, first),
-            _ => channels::<1024, W, E, R>(e, tile, first),
-        }
+        channels::<W, E, R>(e, tile, &mut scratch, first);
     }
 }
 
-/// All tokens through the states of `W` channels, with keys of at most `N` values.
+/// All tokens through the states of `W` channels.
 #[inline(always)]
-fn channels<const N: usize, const W: usize, E: Transpose<W>, R: Rounding>(
+fn channels<const W: usize, E: Transpose<W>, R: Rounding>(
     e: E,
     tile: &mut DeltaTile<'_>,
+    scratch: &mut DeltaScratch<'_>,
     first: usize,
 ) {
     let n = tile.k_dim;
-    let (mut lanes, mut products) = (CacheLines([[0.0; W]; N]), [0.0; N]);
-    let lanes = &mut lanes.0[..n];
+    let lanes = &mut scratch.lanes.as_flattened_mut().as_chunks_mut::<W>().0[..n];
+    let products = &mut scratch.products[..n];
     let mut held = {
-        let key = summing_key(tile, 0, &mut products[..n]);
+        let key = summing_key(tile, 0, products);
         load_states(e, &tile.state[first * n..], lanes, key)
     };
     for at in 0..tile.rows.len() {
@@ -67,7 +62,7 @@ fn channels<const N: usize, const W: usize, E: Transpose<W>, R: Rounding>(
         let value = e.load(&tile.values[at].as_chunks::<W>().0[first / W]);
         // Not a closure, which would not be inlined.
         let next = match at + 1 < tile.rows.len() {
-            true => Some(summing_key(tile, at + 1, &mut products[..n])),
+            true => Some(summing_key(tile, at + 1, products)),
             false => None,
         };
         let sum = total(e, held);
@@ -238,25 +233,45 @@ impl<F: Copy> Update<'_, F> {
         let n = lanes.len();
         let mut out = [e.splat(0.0); ACCUMULATORS];
         for (at, lanes) in lanes.chunks(W).enumerate() {
-            let mut block = [e.splat(0.0); W];
-            for (i, (block, s)) in block.iter_mut().zip(lanes).enumerate() {
-                let k = at * W + i;
-                let added = e.mul(self.change, e.splat(self.key[k]));
-                *block = e.mul_add(e.load(s), decays.at(e, k), added);
-                let sum = &mut out[i % ACCUMULATORS];
-                *sum = e.mul_add(*block, e.splat(self.query[k]), *sum);
-                *block = R::round(e, *block);
-            }
             let columns = at * W..at * W + lanes.len();
-            for (row, state) in e
-                .transpose(block)
-                .into_iter()
-                .zip(state.chunks_exact_mut(n))
-            {
-                store_part(e, &mut state[columns.clone()], row);
+            let mut block = [e.splat(0.0); W];
+            match <&[[f32; W]; W]>::try_from(lanes) {
+                Ok(lanes) => {
+                    for i in 0..W {
+                        let sum = &mut out[i % ACCUMULATORS];
+                        block[i] = self.last_step::<W, E, R>(e, &lanes[i], at * W + i, decays, sum);
+                    }
+                }
+                Err(_) => {
+                    for (i, lanes) in lanes.iter().enumerate() {
+                        let sum = &mut out[i % ACCUMULATORS];
+                        block[i] = self.last_step::<W, E, R>(e, lanes, at * W + i, decays, sum);
+                    }
+                }
+            }
+            for (i, row) in e.transpose(block).into_iter().enumerate() {
+                if let Some(to) = state.get_mut(i * n + columns.start..i * n + columns.end) {
+                    store_part(e, to, row);
+                }
             }
         }
         out
+    }
+
+    /// Key value `k` of updated states, rounded, after what it adds to the sum with the query.
+    #[inline(always)]
+    fn last_step<const W: usize, E: Transpose<W, F = F>, R: Rounding>(
+        &self,
+        e: E,
+        s: &[f32; W],
+        k: usize,
+        decays: Decays<'_, F>,
+        out: &mut F,
+    ) -> F {
+        let added = e.mul(self.change, e.splat(self.key[k]));
+        let new = e.mul_add(e.load(s), decays.at(e, k), added);
+        *out = e.mul_add(new, e.splat(self.query[k]), *out);
+        R::round(e, new)
     }
 }
 
@@ -274,17 +289,48 @@ fn load_states<const W: usize, E: Transpose<W>>(
     for (at, lanes) in lanes.chunks_mut(W).enumerate() {
         let columns = at * W..at * W + lanes.len();
         let mut block = [e.splat(0.0); W];
-        for (row, state) in block.iter_mut().zip(state.chunks_exact(n)) {
-            *row = load_part(e, &state[columns.clone()]);
+        for (i, row) in block.iter_mut().enumerate() {
+            if let Some(from) = state.get(i * n + columns.start..i * n + columns.end) {
+                *row = load_part(e, from);
+            }
         }
         let block = e.transpose(block);
-        for (i, (s, key)) in lanes.iter_mut().zip(&key[columns]).enumerate() {
-            e.store(s, block[i]);
-            let sum = &mut sums[i % ACCUMULATORS];
-            *sum = e.mul_add(block[i], e.splat(*key), *sum);
+        let key = &key[columns];
+        match (
+            <&mut [[f32; W]; W]>::try_from(&mut *lanes),
+            <&[f32; W]>::try_from(key),
+        ) {
+            (Ok(lanes), Ok(key)) => {
+                for i in 0..W {
+                    take_lane(
+                        e,
+                        block[i],
+                        &mut lanes[i],
+                        key[i],
+                        &mut sums[i % ACCUMULATORS],
+                    );
+                }
+            }
+            _ => {
+                for (i, (lanes, key)) in lanes.iter_mut().zip(key).enumerate() {
+                    take_lane(e, block[i], lanes, *key, &mut sums[i % ACCUMULATORS]);
+                }
+            }
         }
     }
     sums
+}
+
+#[inline(always)]
+fn take_lane<const W: usize, E: Transpose<W>>(
+    e: E,
+    x: E::F,
+    to: &mut [f32; W],
+    key: f32,
+    sum: &mut E::F,
+) {
+    *sum = e.mul_add(x, e.splat(key), *sum);
+    e.store(to, x);
 }
 
 /// At most `W` values; zeros behind them.
