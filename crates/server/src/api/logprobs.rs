@@ -81,7 +81,7 @@ pub fn completion(
     let mut add = |token: String, place: Option<&TokenLogprobs>, offset: usize| {
         tokens.push(token);
         logprobs.push(place.map(|place| finite(place.chosen.logprob)));
-        tops.push(place.map(|place| likeliest(tokenizer, &place.top)));
+        tops.push(place.map(|place| likeliest(tokenizer, place)));
         offsets.push(offset);
     };
     if let Some(prompt) = prompt {
@@ -106,10 +106,11 @@ pub fn completion(
     })
 }
 
-/// The log probabilities of tokens by their text.
-fn likeliest(tokenizer: &Tokenizer, top: &[TokenLogprob]) -> Map<String, Value> {
+/// The log probabilities of the likeliest tokens and of the one that stands there, by their text.
+fn likeliest(tokenizer: &Tokenizer, place: &TokenLogprobs) -> Map<String, Value> {
     let entry = |of: &TokenLogprob| (text(tokenizer, of.token), json!(finite(of.logprob)));
-    top.iter().map(entry).collect()
+    let chosen = std::iter::once(&place.chosen);
+    place.top.iter().chain(chosen).map(entry).collect()
 }
 
 /// The `completion_probabilities` of llama-server.
