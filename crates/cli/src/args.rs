@@ -28,7 +28,7 @@ mod texts;
 mod trace;
 mod values;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::builder::RangedI64ValueParser;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
@@ -171,6 +171,22 @@ pub(crate) struct ModelArgs {
     pub(crate) model: Option<PathBuf>,
 }
 
+/// The model of a command that is about nothing else.
+#[derive(Debug, Args)]
+pub(crate) struct FileArgs {
+    /// GGUF file, model directory or name of a downloaded model [default: the built-in model]
+    file: Option<PathBuf>,
+    /// The same, as the other commands take it
+    #[arg(short, long, value_name = "FILE", conflicts_with = "file")]
+    model: Option<PathBuf>,
+}
+
+impl FileArgs {
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.file.as_deref().or(self.model.as_deref())
+    }
+}
+
 /// The backend, and the size of the memory.
 #[derive(Debug, Args)]
 pub(crate) struct EngineArgs {
@@ -273,8 +289,8 @@ Examples:
   cellar inspect MODEL.gguf
   cellar inspect MODEL.gguf -c 32768 --kv-type f16 --json")]
 pub(crate) struct InspectArgs {
-    /// GGUF file or model directory [default: the built-in model]
-    pub(crate) file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) file: FileArgs,
     /// Context size: tokens that the memory would hold [default: the trained length]
     #[arg(short, long, visible_alias = "ctx-size", value_name = "N")]
     pub(crate) ctx: Option<ContextSize>,
@@ -298,8 +314,8 @@ Examples:
   cellar plan MODEL.gguf -c 32768
   cellar plan MODEL.gguf -c 8192 --seqs 4 --streams --kv-type f32 --json")]
 pub(crate) struct PlanArgs {
-    /// GGUF file [default: the built-in model]
-    pub(crate) file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) file: FileArgs,
     /// Sequences in memory at the same time
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) seqs: u32,

@@ -15,8 +15,8 @@ use model_core::tokenizer::Tokenizer;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Constrained texts")]
 pub(crate) struct ConstraintArgs {
-    /// Generate JSON that this JSON schema allows
-    #[arg(long, value_name = "FILE")]
+    /// Generate JSON that this JSON schema allows: a file, or the schema itself, which begins with {
+    #[arg(long, value_name = "FILE", aliases = ["json-schema", "json-schema-file"])]
     pub(crate) schema: Option<PathBuf>,
     /// Generate a text of this grammar, in llguidance's Lark syntax
     #[arg(long, value_name = "FILE", conflicts_with = "schema")]
@@ -58,6 +58,12 @@ mod present {
     use super::{ConstraintArgs, Step, Tokenizer};
     use crate::input;
 
+    /// The schema that stands in the place of a file's name.
+    fn inline(path: &Path) -> Option<&str> {
+        path.to_str()
+            .filter(|text| text.trim_start().starts_with('{'))
+    }
+
     /// A compiled schema or grammar.
     #[derive(Debug)]
     pub(crate) struct Constraint(Grammar);
@@ -75,10 +81,16 @@ mod present {
             args: &ConstraintArgs,
             tokenizer: &Tokenizer,
         ) -> anyhow::Result<Option<Self>> {
-            let cannot = |path: &Path| format!("cannot use '{}'", path.display());
+            let cannot = |path: &Path| match inline(path) {
+                Some(_) => "cannot use the schema of the command line".to_owned(),
+                None => format!("cannot use '{}'", path.display()),
+            };
             let grammar = match (&args.schema, &args.grammar) {
                 (Some(path), _) => {
-                    let text = input::text(path)?;
+                    let text = match inline(path) {
+                        Some(text) => text.to_owned(),
+                        None => input::text(path)?,
+                    };
                     let compiled = GrammarCompiler::new(tokenizer)
                         .and_then(|compiler| compiler.json_schema(&text));
                     compiled.with_context(|| cannot(path))?

@@ -41,6 +41,9 @@ fn the_output_is_json_of_the_schema() {
             ["cat", "dog"].contains(&value["kind"].as_str().unwrap()),
             "{text}"
         );
+        // The schema itself, by llama.cpp's name.
+        let inline = ["--json-schema", SCHEMA, "--seed", seed, "-c", "400"];
+        let args = [&["run", "Once upon a time"][..], &inline].concat();
         let report = json(&[&args[..], &["--json"]].concat());
         assert_eq!(report["finish"]["reason"], "end_of_generation");
         assert_eq!(report["text"].as_str().unwrap().trim(), text.trim());
@@ -103,6 +106,9 @@ fn what_cannot_be_used_is_refused_before_any_text() {
         message.contains("the grammar cannot be compiled"),
         "{message}"
     );
+    let (code, message) = failure(&["run", "Hi", "--schema", "{\"type\": 3}"]);
+    let told = "cannot use the schema of the command line: the schema";
+    assert!(code == 1 && message.contains(told), "{message}");
     let (code, message) = failure(&["run", "Hi", "--schema", "a", "--grammar", "b"]);
     assert!(
         code == 2 && message.contains("cannot be used with"),

@@ -36,6 +36,12 @@ fn flags_of_llama_cpp_work() {
     );
     let stories = model().display().to_string();
     assert_eq!(report(&["-n", "1", "-hf", &stories])["model"], stories);
+    for command in ["plan", "inspect"] {
+        let report = |model: &[&str]| output(&[&[command][..], model, &["-c", "64"]].concat()).0;
+        let lines = |text: String| text.lines().take(3).map(str::to_owned).collect::<Vec<_>>();
+        let [named, flagged] = [&[&*stories][..], &["-m", &stories]].map(report).map(lines);
+        assert_eq!(named, flagged);
+    }
     let bench = ["bench", "-p", "4", "--n-predict", "2", "-r", "1", "--json"];
     assert_eq!(json(&bench)["n_predict"], 2);
     let cached = report(&["-n", "1", "-ctk", "q8_0", "-ctv", "q8_0", "-ub", "64"]);

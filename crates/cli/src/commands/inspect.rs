@@ -113,7 +113,7 @@ struct LayerSummary {
 }
 
 pub(super) fn run(args: &InspectArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let source = ModelSource::new(args.file.as_deref());
+    let source = ModelSource::new(args.file.path());
     let file = source.contents()?;
     let gguf = match &file {
         Contents::Gguf(file) => Some(file),

@@ -165,7 +165,7 @@ struct KindReport {
 }
 
 pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let source = ModelSource::new(args.file.as_deref());
+    let source = ModelSource::new(args.file.path());
     let file = source.contents()?;
     let model = architectures().model(file.metadata(), file.weights());
     let model = model.with_context(|| file.label().to_owned())?;
