@@ -188,6 +188,23 @@ mod tests {
     }
 
     #[test]
+    fn what_reads_other_tokens_has_one_operand_more() {
+        let whole = CustomSpec {
+            whole_sequences: true,
+            ..CustomSpec::new("whole")
+        };
+        for (spec, n_others, scope) in [
+            (CustomSpec::new("rows"), 0, OpScope::Row),
+            (spec(), 1, OpScope::Tokens),
+            (whole, 1, OpScope::Tokens),
+        ] {
+            assert_eq!(spec.n_other_operands(), n_others, "{}", spec.name);
+            assert_eq!(custom(&spec).scope(), scope, "{}", spec.name);
+        }
+        assert_eq!(spec().param("gamma"), Some(0.5));
+    }
+
+    #[test]
     fn operands_weights_and_states_must_fit() {
         let (mut b, x, states) = builder();
         let error = |e: Result<NodeId, GraphError>| e.unwrap_err().to_string();

@@ -191,6 +191,21 @@ mod tests {
     }
 
     #[test]
+    fn one_key_head_is_of_all_and_as_many_are_one_each() {
+        for sharing in [KeySharing::Neighbours, KeySharing::Interleaved] {
+            let heads = |key_heads| {
+                let spec = DeltaSpec {
+                    key_heads,
+                    sharing,
+                    ..SPEC
+                };
+                [0, 1, 2, 3].map(|head| spec.key_head(head))
+            };
+            assert_eq!([heads(1), heads(4)], [[0; 4], [0, 1, 2, 3]], "{sharing:?}");
+        }
+    }
+
+    #[test]
     fn delta_operands_fit() {
         let mut b = GraphBuilder::new(GraphShape {
             n_tokens: 3,

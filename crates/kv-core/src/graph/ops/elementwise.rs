@@ -225,6 +225,11 @@ mod tests {
         let from_zero = PositionScale { offset: 0, ..scale };
         assert_eq!(from_zero.at(7), 1.0);
         assert_eq!(from_zero.at(8), 1.0 + 0.5 * 2f32.ln());
+        let every = PositionScale {
+            every: 1,
+            ..from_zero
+        };
+        assert_eq!(every.at(1), 1.0 + 0.5 * 2f32.ln());
     }
 
     #[test]
@@ -268,7 +273,9 @@ mod tests {
             .unwrap();
         let y = b.clamped_gate("gate", gate, [y, x]).unwrap();
         let y = b.scale_by_position("sharp", scale, [y, positions]).unwrap();
-        let y = b.soft_cap("cap", y, 30.0).unwrap();
+        let from_zero = PositionScale { offset: 0, ..scale };
+        let y = b.scale_by_position("from zero", from_zero, [y, positions]);
+        let y = b.soft_cap("cap", y.unwrap(), 30.0).unwrap();
         let y = b.add_row("type", y, row(1)).unwrap();
         let graph = b.finish(&[y]).unwrap();
         let text = graph.text().to_string();
@@ -276,8 +283,9 @@ mod tests {
             "layer_norm(%0, w=w, b=b, eps=0.00001)",
             "clamped_gate(%4, %0, slope=1.702, limit=7)",
             "scale_by_position(%5, %1, every=8192, strength=0.1)",
-            "soft_cap(%6, cap=30)",
-            "add_row(%7, w=types, row=1)",
+            "scale_by_position(%6, %1, every=8192, strength=0.1, offset=0)",
+            "soft_cap(%7, cap=30)",
+            "add_row(%8, w=types, row=1)",
         ] {
             assert!(text.contains(line), "{text}");
         }

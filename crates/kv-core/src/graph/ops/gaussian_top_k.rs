@@ -59,5 +59,8 @@ mod tests {
         let mut equal = [2.0; 3];
         gaussian_top_k(&mut equal, 1.0);
         assert_eq!(equal, [0.0; 3]);
+        let mut single = [4.0];
+        gaussian_top_k(&mut single, 1.0);
+        assert_eq!(single, [0.0]);
     }
 }

@@ -63,6 +63,9 @@ mod tests {
         let mut dot = [0.0];
         mix(&[1.0, 2.0, 3.0], &[4.0, 5.0, 6.0], 1, &mut dot);
         assert_eq!(dot, [32.0]);
+        // Multiples of one part.
+        mix(&[1.0, 2.0], &[3.0, -1.0], 2, &mut out);
+        assert_eq!(out, [3.0, 6.0, -1.0, -2.0]);
     }
 
     #[test]

@@ -21,3 +21,6 @@ pub(super) mod rope;
 pub(super) mod route;
 pub(super) mod sparse;
 pub(super) mod top_k;
+
+#[cfg(test)]
+mod tests;

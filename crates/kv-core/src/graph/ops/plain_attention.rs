@@ -155,8 +155,8 @@ impl Graph {
 /// `kqv-3` becomes `kq-3`; a node that is called otherwise gets a suffix.
 fn named(node: &Node, what: &str) -> String {
     match node.name.strip_prefix("kqv") {
-        Some(rest) if !rest.contains("kqv") => format!("{what}{rest}"),
-        _ => format!("{}.{what}", node.name),
+        Some(rest) => format!("{what}{rest}"),
+        None => format!("{}.{what}", node.name),
     }
 }
 
@@ -174,7 +174,7 @@ mod tests {
         });
         let x = b.input(Input::Embeddings { dim: 8 }).unwrap();
         let q = b.reshape("q", x, &[2, 2, 4]).unwrap();
-        let part = PartIdx(0);
+        let part = PartIdx(1);
         let cells = b.input(Input::Cells { part }).unwrap();
         let window = Window::Full;
         let seen = b.input(Input::Visibility { part, window }).unwrap();
@@ -196,7 +196,7 @@ mod tests {
         let y = b.attend("kqv-3", layer, both, [q, stored, seen]);
         let y = b.scale("y", y.unwrap(), 2.0).unwrap();
         let fused = b.finish(&[y]).unwrap();
-        let plain = fused.with_plain_attention(|_| 256).unwrap();
+        let plain = fused.with_plain_attention(|part| 128 << part.0).unwrap();
         for (name, shape) in [
             ("kq-3", &[2, 2, 256][..]),
             ("kq_soft_max-3", &[2, 2, 256]),

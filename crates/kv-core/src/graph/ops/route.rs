@@ -388,6 +388,10 @@ mod tests {
             1.0 / (1.0 + (-0.15f32).exp()),
         ];
         assert_near(&routed(sparse, &logits), &wanted);
+        // At twice the jitter they still share.
+        let half = RouteSpec::plain(1, RouteGate::Sparsemixer { jitter: 0.25 });
+        let share = 1.0 / (1.0 + (-1f32).exp());
+        assert_near(&routed(half, &[1.0, 2.0]), &[0.0, share]);
         let far = [1.0, 2.0, -2.0, 1.5];
         assert_near(&routed(sparse, &far), &[0.0, 1.0, 0.0, 1.0]);
         // Of equal ones the first, which shares with both; then the second, with one.
@@ -413,6 +417,35 @@ mod tests {
         };
         let route = routed(spec, &[-200.0, -300.0, 0.0]);
         assert_eq!(slots(&route, 2).collect::<Vec<_>>(), [(2, 1.0)]);
+    }
+
+    #[test]
+    fn large_logits_do_not_overflow() {
+        let route = routed(RouteSpec::plain(1, RouteGate::Softmax), &[100.0, 0.0]);
+        assert_near(&route, &[1.0, 0.0]);
+    }
+
+    #[test]
+    fn a_scale_multiplies_weights_and_is_kept_in_json() {
+        let scaled = |scale| RouteSpec {
+            scale,
+            sum: RouteSum::One,
+            ..RouteSpec::plain(1, RouteGate::Softmax)
+        };
+        for scale in [1.0, 2.0] {
+            assert_near(&routed(scaled(scale), &[1.0, 0.0]), &[scale, 0.0]);
+            let json = serde_json::to_string(&scaled(scale)).unwrap();
+            assert_eq!(json.contains("scale"), scale != 1.0, "{json}");
+            let read: RouteSpec = serde_json::from_str(&json).unwrap();
+            assert_eq!(read, scaled(scale));
+        }
+    }
+
+    #[test]
+    fn gains_multiply_a_finished_route() {
+        let mut route = [0.0, 0.25, 0.75];
+        RouteSpec::apply_gain(&mut route, &[2.0, 4.0, 0.5]);
+        assert_eq!(route, [0.0, 1.0, 0.375]);
     }
 
     #[test]
@@ -462,5 +495,28 @@ mod tests {
             &wanted,
         );
         assert_eq!(GroupScore::TopTwo.of(&[0.25]), 0.25);
+    }
+
+    #[test]
+    fn the_order_in_a_group_does_not_count() {
+        for choices in [[3.0, 2.0, 1.0], [1.0, 3.0, 2.0], [2.0, 1.0, 3.0]] {
+            let scores = [GroupScore::Max, GroupScore::TopTwo].map(|score| score.of(&choices));
+            assert_eq!(scores, [3.0, 5.0], "{choices:?}");
+        }
+    }
+
+    #[test]
+    fn a_group_may_be_one_expert() {
+        let groups = RouteGroups {
+            n_groups: 3,
+            n_used: 1,
+            score: GroupScore::TopTwo,
+        };
+        let spec = RouteSpec {
+            groups: Some(groups),
+            ..RouteSpec::plain(1, RouteGate::Sigmoid)
+        };
+        let logits = logits([0.5, 0.45, 0.9]);
+        assert_near(&routed(spec, &logits), &[0.0, 0.0, 0.9]);
     }
 }

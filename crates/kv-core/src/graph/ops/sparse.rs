@@ -145,9 +145,19 @@ mod tests {
         assert_eq!(chosen(&scores, 4), [0.0, 1.0, 4.0, 5.0]);
         assert_eq!(chosen(&scores, 6), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
         assert_eq!(chosen(&[-0.0, 0.0, -0.0], 2), [0.0, 1.0]);
+        assert_eq!(chosen(&[-0.0, 0.0], 1), [0.0]);
+        assert_eq!(chosen(&[1e-10, 2e-10], 1), [1.0]);
         let all_and_none = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, -1.0, -1.0];
         assert_eq!(chosen(&scores, 8), all_and_none);
         assert_eq!(chosen(&[], 2), [-1.0; 2]);
+    }
+
+    #[test]
+    fn memory_to_sort_in_may_be_used_again() {
+        let (mut order, mut out) = (Vec::new(), [7.0]);
+        IndexSpec::choose(&[0.0, 1.0, 2.0], &mut order, &mut out);
+        IndexSpec::choose(&[1.0, 0.0], &mut order, &mut out);
+        assert_eq!(out, [0.0]);
     }
 
     const INDEX: IndexSpec = IndexSpec {

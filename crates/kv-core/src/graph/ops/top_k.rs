@@ -146,6 +146,7 @@ mod tests {
         let sum: f32 = x.iter().map(|x| x.exp()).sum();
         assert!((top.log_sum_exp - sum.ln()).abs() < 1e-6);
         assert_eq!(TopK::read(&row[1..]), None);
+        assert_eq!(top.to_row(), row);
     }
 
     #[test]
@@ -153,6 +154,15 @@ mod tests {
         assert!(of(&[1.0, f32::NAN, 2.0], 1)[2].is_nan());
         assert!(of(&[1.0, f32::INFINITY, 2.0], 1)[2].is_nan());
         assert_eq!(of(&[1.0, f32::NEG_INFINITY], 1)[2], 1.0);
+        assert_eq!(of(&[f32::NEG_INFINITY; 2], 1)[2], f32::NEG_INFINITY);
+        // In the order of all floats it is below every number.
+        let nan = -f32::NAN.abs();
+        assert!(of(&[nan, f32::NEG_INFINITY], 1)[2].is_nan());
+    }
+
+    #[test]
+    fn sums_of_large_exponentials_do_not_overflow() {
+        assert_eq!(of(&[1000.0, 0.0], 2)[4], 1000.0);
     }
 
     #[test]
