@@ -1,6 +1,11 @@
 //! Tests of the scheduler, as one: a test program takes longer to link than most tests to run.
 
+mod admission;
+mod checkpoints;
+mod failures;
+mod notes;
 mod pace;
+mod restore;
 mod reuse;
 mod scheduler;
 mod share;

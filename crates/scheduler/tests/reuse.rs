@@ -11,18 +11,18 @@ use scheduler::{
     Salt, SchedulerConfig, Tenant,
 };
 
-fn simulator(kind: Kind, n_seqs: u32, n_cells: u32) -> Simulator {
+pub(crate) fn simulator(kind: Kind, n_seqs: u32, n_cells: u32) -> Simulator {
     let rules = rules(n_seqs);
     let config = SchedulerConfig::new(rules, 64, 4000);
     Simulator::new(kind.memory(n_seqs, n_cells), config)
 }
 
-fn text(n: u32, salt: u32) -> Vec<TokenId> {
+pub(crate) fn text(n: u32, salt: u32) -> Vec<TokenId> {
     let token = |at: u32| TokenId((at * 31 + salt * 17) % N_VOCAB);
     (0..n).map(token).collect()
 }
 
-fn script(prompt: Vec<TokenId>) -> Script {
+pub(crate) fn script(prompt: Vec<TokenId>) -> Script {
     Script {
         prompt,
         priority: Priority::Normal,
@@ -38,7 +38,7 @@ fn script(prompt: Vec<TokenId>) -> Script {
 }
 
 /// Runs a request to its end.
-fn run(sim: &mut Simulator, script: Script) -> (RequestId, Reuse) {
+pub(crate) fn run(sim: &mut Simulator, script: Script) -> (RequestId, Reuse) {
     sim.now += 1000;
     let id = sim.submit(script).unwrap();
     while sim.end_of(id).is_none() {
@@ -47,7 +47,7 @@ fn run(sim: &mut Simulator, script: Script) -> (RequestId, Reuse) {
     (id, sim.reuse_of(id))
 }
 
-fn reuse(n_tokens: usize, missed: impl Into<Option<Missed>>) -> Reuse {
+pub(crate) fn reuse(n_tokens: usize, missed: impl Into<Option<Missed>>) -> Reuse {
     let missed = missed.into();
     Reuse { n_tokens, missed }
 }

@@ -60,7 +60,7 @@ fn script(n_prompt: u32, salt: u32) -> Script {
 }
 
 /// A script of exactly `n_tokens` tokens of text, whatever the model makes of its prompt.
-fn long_script(n_prompt: u32, n_tokens: usize, memory: &Composite) -> Script {
+pub(crate) fn long_script(n_prompt: u32, n_tokens: usize, memory: &Composite) -> Script {
     let mut scripts = (0..1000).map(|salt| Script {
         max_tokens: n_tokens,
         ..script(n_prompt, salt)

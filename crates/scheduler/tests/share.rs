@@ -357,6 +357,10 @@ fn later_requests_take_no_room_of_those_that_wait() {
         [source],
         "{large} would take the room of {waiting}"
     );
+    while !running(&sim).contains(&waiting) {
+        assert_eq!(running(&sim), [source]);
+        step(&mut sim);
+    }
     while sim.end_of(waiting).is_none() {
         assert!(!running(&sim).contains(&small) || running(&sim).contains(&large));
         step(&mut sim);

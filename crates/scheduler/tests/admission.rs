@@ -1,0 +1,201 @@
+//! Who is admitted next, what counts for its tenant, and who makes room.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
+
+use std::num::NonZeroU32;
+
+use crate::reuse::{script, simulator, text};
+use crate::scheduler::long_script;
+use crate::support::fake::rules;
+use crate::support::kinds::Kind;
+use crate::support::simulator::{Script, Simulator};
+use scheduler::{
+    Micros, PrefixCaching, PrefixUse, Priority, RequestId, SchedulerConfig, Tenant, TenantId,
+};
+
+/// A simulator of ample memory with another configuration than the usual.
+fn with(change: impl FnOnce(&mut SchedulerConfig)) -> Simulator {
+    let mut config = SchedulerConfig::new(rules(8), 64, 4000);
+    change(&mut config);
+    Simulator::new(Kind::Unified.memory(8, 4000), config)
+}
+
+fn running(sim: &Simulator) -> Vec<RequestId> {
+    sim.scheduler.running().map(|r| r.id).collect()
+}
+
+/// A prompt whose text is one token.
+fn short(tenant: u64, n_prompt: u32, salt: u32) -> Script {
+    Script {
+        max_tokens: 1,
+        tenant: Tenant {
+            id: TenantId(tenant),
+            ..Tenant::default()
+        },
+        ..script(text(n_prompt, salt))
+    }
+}
+
+/// The requests in the order in which they end.
+fn order_of_ends(sim: &mut Simulator) -> Vec<RequestId> {
+    let all: Vec<RequestId> = (0..sim.n_clients()).map(RequestId).collect();
+    let mut ended = Vec::new();
+    while ended.len() < all.len() {
+        assert!(sim.step());
+        let new = all.iter().filter(|&&id| sim.end_of(id).is_some());
+        let new: Vec<_> = new.copied().filter(|id| !ended.contains(id)).collect();
+        ended.extend(new);
+    }
+    sim.drain();
+    ended
+}
+
+#[test]
+fn prompts_count_for_their_tenants_when_they_are_admitted() {
+    let mut sim = with(|config| config.max_running = 1);
+    for (tenant, n_prompt) in [(1, 30), (1, 5), (2, 5), (2, 5)] {
+        let number = sim.n_clients() as u32;
+        let off = Script {
+            prefix: PrefixUse::Off,
+            ..short(tenant, n_prompt, number)
+        };
+        sim.submit(off).unwrap();
+    }
+    assert_eq!(order_of_ends(&mut sim), [0, 2, 3, 1].map(RequestId));
+}
+
+#[test]
+fn reused_tokens_do_not_count() {
+    let mut sim = with(|config| config.max_running = 1);
+    for script in [
+        short(1, 30, 1),
+        short(1, 30, 1),
+        short(1, 30, 1),
+        short(2, 20, 2),
+        short(2, 20, 5),
+        short(2, 20, 9),
+    ] {
+        sim.submit(script).unwrap();
+    }
+    // After 30 tokens and one of the first tenant, the other one had 40.
+    let wanted = [0, 3, 4, 1, 2, 5].map(RequestId);
+    assert_eq!(order_of_ends(&mut sim), wanted);
+}
+
+#[test]
+fn a_prompt_counts_once_however_often_it_is_preempted() {
+    let mut sim = with(|config| config.preempt_every = NonZeroU32::new(2));
+    for salt in [1, 2] {
+        let long = Script {
+            max_tokens: 20,
+            prefix: PrefixUse::Off,
+            ..script(text(40, salt))
+        };
+        sim.submit(long).unwrap();
+    }
+    sim.drain();
+    let counters = sim.scheduler.counters();
+    assert!(counters.n_preemptions > 0);
+    assert_eq!(
+        (counters.n_prompt_tokens, counters.n_reused_tokens),
+        (80, 0)
+    );
+}
+
+#[test]
+fn without_a_cache_nobody_waits_for_a_prefix() {
+    let mut sim = with(|config| config.prefix_cache = PrefixCaching::Off);
+    for _ in 0..2 {
+        sim.submit(script(text(100, 1))).unwrap();
+    }
+    assert!(sim.step());
+    assert_eq!(running(&sim).len(), 2);
+    assert_eq!(sim.scheduler.counters().n_waits, 0);
+    sim.drain();
+}
+
+/// Each has room for one more token, also where no headroom is asked for.
+#[test]
+fn requests_run_together_where_each_can_grow_by_a_token() {
+    for (n_cells, n_running) in [(41, 1), (42, 2)] {
+        let config = SchedulerConfig {
+            headroom: 0,
+            ..SchedulerConfig::new(rules(2), 64, 4000)
+        };
+        let mut sim = Simulator::new(Kind::Unified.memory(2, n_cells), config);
+        for salt in [1, 2] {
+            let off = Script {
+                prefix: PrefixUse::Off,
+                ..script(text(20, salt))
+            };
+            sim.submit(off).unwrap();
+        }
+        assert!(sim.step());
+        assert_eq!(running(&sim).len(), n_running, "{n_cells} cells");
+        sim.drain();
+    }
+}
+
+#[test]
+fn of_several_below_the_last_one_makes_room() {
+    let mut sim = with(|config| config.max_running = 2);
+    let of = |priority, salt| Script {
+        priority,
+        max_tokens: 20,
+        ..script(text(20, salt))
+    };
+    let first = sim.submit(of(Priority::Batch, 1)).unwrap();
+    let second = sim.submit(of(Priority::Batch, 2)).unwrap();
+    assert!(sim.step());
+    let urgent = sim.submit(of(Priority::Interactive, 3)).unwrap();
+    sim.now += 700;
+    while !running(&sim).contains(&urgent) {
+        assert!(sim.step());
+    }
+    assert_eq!(running(&sim), [urgent, first]);
+    let waiting: Vec<_> = sim.scheduler.waiting().map(|r| (r.id, r.since)).collect();
+    assert_eq!(waiting, [(second, Micros(700))]);
+    sim.drain();
+}
+
+/// To test that texts stay the same: never the first, and after every so many steps.
+#[test]
+fn the_last_is_preempted_after_every_so_many_steps() {
+    for n_requests in [1, 2, 3] {
+        let mut sim = with(|config| config.preempt_every = NonZeroU32::new(3));
+        for _ in 0..n_requests {
+            sim.submit(long_script(20, 30, &sim.memory)).unwrap();
+        }
+        let mut at = Vec::new();
+        while sim.n_steps < 8 {
+            let n_before = sim.scheduler.counters().n_preemptions;
+            assert!(sim.step());
+            let counters = sim.scheduler.counters();
+            if counters.n_preemptions > n_before {
+                at.push(counters.n_steps);
+                let waiting = sim.scheduler.waiting().map(|r| r.id.0);
+                assert_eq!(waiting.collect::<Vec<_>>(), [n_requests - 1]);
+            }
+        }
+        let wanted: &[u64] = if n_requests > 1 { &[3, 6] } else { &[] };
+        assert_eq!(at, wanted, "{n_requests}");
+        sim.drain();
+    }
+}
+
+/// The places of those that wait for a prefix are kept, as long as they wait.
+#[test]
+fn no_later_request_takes_a_place_that_is_kept() {
+    let mut sim = simulator(Kind::Unified, 4, 2000);
+    let prompt = |last| [text(400, 1), text(9, last)].concat();
+    let source = sim.submit(script(prompt(50))).unwrap();
+    for last in 51..54 {
+        sim.submit(script(prompt(last))).unwrap();
+    }
+    sim.submit(script(text(30, 7))).unwrap();
+    for _ in 0..5 {
+        assert!(sim.step());
+        assert_eq!(running(&sim), [source]);
+    }
+    sim.drain();
+}

@@ -1,0 +1,52 @@
+//! After how many tokens copies of a request are kept, where windows or states can only be copied as
+//! they are.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
+
+use crate::reuse::{run, script, simulator, text};
+use crate::support::fake::rules;
+use crate::support::kinds::Kind;
+use crate::support::simulator::{Script, Simulator};
+use scheduler::{PrefixCaching, SchedulerConfig};
+
+/// The lengths of what is cached after a prompt of so many tokens, shortest first, but for its text.
+fn kept(n_prompt: u32, checkpoints: &[usize]) -> Vec<usize> {
+    let mut sim = simulator(Kind::Recurrent, 12, 900);
+    let script = Script {
+        checkpoints: checkpoints.to_vec(),
+        ..script(text(n_prompt, 1))
+    };
+    run(&mut sim, script);
+    let lengths = sim.scheduler.cached().map(|line| line.tokens.len());
+    let of_prompt = lengths.filter(|&n| n < n_prompt as usize);
+    let mut kept: Vec<usize> = of_prompt.collect();
+    kept.sort_unstable();
+    sim.drain();
+    kept
+}
+
+#[test]
+fn copies_are_apart_and_the_last_of_near_ones_is_kept() {
+    // The end of the prompt first, then checkpoints from the last one down.
+    let checkpoints = [16, 31, 32, 100, 123, 124, 140, 200];
+    assert_eq!(kept(140, &checkpoints), [16, 32, 100, 123, 139]);
+    assert_eq!(kept(140, &[15]), [139]);
+}
+
+#[test]
+fn few_tokens_are_not_kept() {
+    assert!(kept(8, &[]).is_empty());
+    assert_eq!(kept(9, &[]), [8]);
+}
+
+#[test]
+fn without_a_cache_no_copies_are_kept() {
+    let config = SchedulerConfig {
+        prefix_cache: PrefixCaching::Off,
+        ..SchedulerConfig::new(rules(4), 64, 4000)
+    };
+    let mut sim = Simulator::new(Kind::Recurrent.memory(4, 500), config);
+    run(&mut sim, script(text(100, 1)));
+    assert_eq!(sim.scheduler.cached().count(), 0);
+    sim.drain();
+}

@@ -1,0 +1,160 @@
+//! What a request goes on with after a step that failed, of which the memory holds some ubatches.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
+
+use crate::reuse::text;
+use crate::support::fake::rules;
+use crate::support::kinds::Kind;
+use kv_core::TokenId;
+use kv_core::batch::validate;
+use kv_core::memory::{Composite, Memory, MemoryInputs, RowsWritten};
+use scheduler::{
+    Event, Feed, Micros, Outcome, PrefixUse, Priority, Progress, PromptRows, Request, RequestId,
+    Scheduler, SchedulerConfig, StepFailure, Tenant, Work,
+};
+
+const N_UBATCH: u32 = 16;
+const ID: RequestId = RequestId(1);
+
+/// A request of 30 tokens that is in no step yet.
+fn submitted(prefix: PrefixUse, prompt_rows: PromptRows) -> (Scheduler, Composite) {
+    let memory = Kind::Unified.memory(4, 200);
+    let config = SchedulerConfig {
+        step_tokens: 64,
+        ..SchedulerConfig::new(rules(4), N_UBATCH, 1000)
+    };
+    let mut scheduler = Scheduler::new(config, &memory).unwrap();
+    let request = Request {
+        id: ID,
+        priority: Priority::Normal,
+        prompt: text(30, 1),
+        prefix,
+        prompt_rows,
+        checkpoints: Vec::new(),
+        tenant: Tenant::default(),
+        siblings: Vec::new(),
+    };
+    assert!(
+        scheduler
+            .handle(Micros(0), Event::Submit(request))
+            .is_empty()
+    );
+    (scheduler, memory)
+}
+
+/// Plans until there is a step: its feeds, and what became of requests before.
+fn next(scheduler: &mut Scheduler, memory: &mut Composite) -> (Vec<Feed>, Vec<Outcome>) {
+    let mut outcomes = Vec::new();
+    loop {
+        let plan = scheduler.next(Micros(0), memory);
+        outcomes.extend(plan.outcomes);
+        match plan.work {
+            Work::Decode(step) => return (step.feeds, outcomes),
+            Work::Edit(edits) => edits.into_iter().for_each(|edit| {
+                assert!(memory.apply(edit).unwrap().row_shifts.is_empty());
+            }),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// The next step fails when the memory holds so many of its ubatches.
+fn fail_after(n_ubatches: usize, scheduler: &mut Scheduler, memory: &mut Composite) {
+    let Work::Decode(step) = scheduler.next(Micros(0), memory).work else {
+        panic!("no step");
+    };
+    let positions = |seq| memory.positions(seq);
+    let batch = validate(&step.batch, &rules(4), positions).unwrap();
+    let mut steps = memory.begin(&batch, N_UBATCH).unwrap();
+    let mut inputs = MemoryInputs::default();
+    for _ in 0..=n_ubatches {
+        if steps.next(&mut inputs).is_none() {
+            break;
+        }
+    }
+    if steps.n_done() > n_ubatches {
+        steps.undo_last(RowsWritten::No);
+    }
+    let failed = Event::StepFailed(StepFailure::Computation);
+    assert!(scheduler.handle(Micros(0), failed).is_empty());
+}
+
+/// The place and the number of the tokens of the only request.
+fn only(feeds: &[Feed]) -> (u32, usize) {
+    let [feed] = feeds else { panic!("{feeds:?}") };
+    (feed.first.0, feed.tokens.len())
+}
+
+#[test]
+fn a_prompt_goes_on_behind_what_the_memory_holds() {
+    let (mut scheduler, mut memory) = submitted(PrefixUse::Off, PromptRows::Last);
+    fail_after(1, &mut scheduler, &mut memory);
+    let (feeds, outcomes) = next(&mut scheduler, &mut memory);
+    assert_eq!((only(&feeds), outcomes), ((16, 14), Vec::new()));
+}
+
+#[test]
+fn a_prompt_whose_rows_were_lost_is_computed_again() {
+    let (mut scheduler, mut memory) = submitted(PrefixUse::Off, PromptRows::All);
+    fail_after(1, &mut scheduler, &mut memory);
+    let (feeds, outcomes) = next(&mut scheduler, &mut memory);
+    assert_eq!(only(&feeds), (0, 30));
+    let preempted = Outcome::Preempted {
+        request: ID,
+        n_tokens: 16,
+    };
+    assert_eq!(outcomes[0], preempted);
+    assert_eq!(memory.n_used(), 0);
+    assert_eq!(scheduler.counters().n_dropped_tokens, 16);
+}
+
+/// Whether drafted tokens are right is not known: nothing of the text is kept for others.
+#[test]
+fn a_text_with_drafted_tokens_in_the_memory_is_computed_again() {
+    let (mut scheduler, mut memory) = submitted(PrefixUse::default(), PromptRows::Last);
+    let (step, mut inputs) = (
+        scheduler.next(Micros(0), &memory).work,
+        MemoryInputs::default(),
+    );
+    let Work::Decode(step) = step else {
+        panic!("no step")
+    };
+    let batch = validate(&step.batch, &rules(4), |seq| memory.positions(seq)).unwrap();
+    let mut steps = memory.begin(&batch, N_UBATCH).unwrap();
+    while steps.next(&mut inputs).is_some() {}
+    let rows = step.report(|_| Some(Progress::Token(TokenId(5))));
+    scheduler.handle(Micros(0), Event::StepDone(rows));
+    let draft = Event::Draft {
+        request: ID,
+        tokens: [6, 7].map(TokenId).to_vec(),
+    };
+    scheduler.handle(Micros(0), draft);
+    fail_after(1, &mut scheduler, &mut memory);
+    assert_eq!(memory.n_used(), 33);
+    let (feeds, outcomes) = next(&mut scheduler, &mut memory);
+    assert_eq!(only(&feeds), (0, 31));
+    let preempted = Outcome::Preempted {
+        request: ID,
+        n_tokens: 31,
+    };
+    assert_eq!(outcomes[0], preempted);
+    assert_eq!(scheduler.cached().count(), 0);
+}
+
+#[test]
+fn a_last_token_whose_row_was_lost_is_computed_again() {
+    for (prefix, n_tokens) in [(PrefixUse::Off, 0), (PrefixUse::default(), 29)] {
+        let (mut scheduler, mut memory) = submitted(prefix, PromptRows::Last);
+        fail_after(2, &mut scheduler, &mut memory);
+        let (feeds, outcomes) = next(&mut scheduler, &mut memory);
+        assert_eq!(only(&feeds), (n_tokens as u32, 30 - n_tokens));
+        let [
+            Outcome::Preempted { n_tokens: 30, .. },
+            Outcome::Admitted { reuse, .. },
+        ] = outcomes[..]
+        else {
+            panic!("{outcomes:?}");
+        };
+        assert_eq!(reuse.n_tokens, n_tokens, "{prefix:?}");
+    }
+}
