@@ -262,6 +262,8 @@ mod tests {
         assert!(!room.fits(&all([50, 60, 4]), 1));
         let narrow = Composite::unified(part(Window::Sliding(8), 6, Streams::Shared)).unwrap();
         assert_eq!(Room::of(&narrow).capacity(100), 6);
+        let whole = Composite::unified(part(Window::Sliding(8), 8, Streams::Shared)).unwrap();
+        assert_eq!(Room::of(&whole).capacity(100), 100);
     }
 
     #[test]
@@ -279,5 +281,54 @@ mod tests {
         assert_eq!(room.capacity(1000), 1000);
         assert!(room.fits(&all([500, 9]), 1));
         assert!(!room.fits(&all([1, 1, 1]), 1));
+        let two_states_each = RecurrentConfig::new(4).with_snapshots(1).with_rows(8);
+        let room = Room::of(&Composite::recurrent(two_states_each).unwrap());
+        assert!(room.fits(&all([1, 1, 1]), 1));
+        assert!(!room.fits(&all([1, 1, 1, 1]), 1));
+        let fewest = RecurrentConfig::new(4).with_rows(2);
+        let room = Room::of(&Composite::recurrent(fewest).unwrap());
+        assert!(room.fits(&all([1]), 1));
+        assert!(!room.fits(&all([1, 1]), 1));
+    }
+
+    #[test]
+    fn windows_and_states_are_cut_only_at_ends() {
+        let full = part(Window::Full, 32, Streams::Shared);
+        let narrow = UnifiedConfig {
+            part: PartIdx(1),
+            ..part(Window::Sliding(8), 16, Streams::Shared)
+        };
+        let own = part(Window::Full, 32, Streams::PerSequence);
+        for (memory, is_cut_only_at_ends, has_streams) in [
+            (Composite::unified(full), false, false),
+            (Composite::unified(own), false, true),
+            (Composite::iswa(&[full, narrow]), true, false),
+            (Composite::recurrent(RecurrentConfig::new(4)), true, false),
+        ] {
+            let room = Room::of(&memory.unwrap());
+            let got = (room.is_cut_only_at_ends(), room.has_streams());
+            assert_eq!(got, (is_cut_only_at_ends, has_streams), "{room:?}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_of_what_windows_show_and_of_one_state() {
+        let full = part(Window::Full, 32, Streams::Shared);
+        let narrow = UnifiedConfig {
+            part: PartIdx(1),
+            ..part(Window::Sliding(8), 16, Streams::Shared)
+        };
+        let memory = Composite::hybrid(&[full, narrow], RecurrentConfig::new(4)).unwrap();
+        let row_bytes = RowBytes {
+            cells: vec![20, 30],
+            state: Some(900),
+        };
+        let least = |n_tokens, row_bytes| Room::of(&memory).least_bytes(n_tokens, row_bytes);
+        assert_eq!(least(10, &row_bytes), 10 * 20 + 8 * 30 + 900);
+        assert_eq!(least(5, &row_bytes), 5 * 20 + 5 * 30 + 900);
+        // A row of unknown size has one.
+        assert_eq!(least(10, &RowBytes::default()), 10 + 8 + 1);
+        let room = Room::of(&Composite::unified(full).unwrap());
+        assert_eq!(room.least_bytes(10, &row_bytes), 10 * 20);
     }
 }

@@ -167,7 +167,41 @@ mod tests {
         let mut tenants = Tenants::default();
         for id in 0..3000 {
             tenants.enter(tenant(id, 1), |_| false);
+            assert!(tenants.accounts.len() <= MAX_IDLE);
         }
-        assert!(tenants.accounts.len() <= MAX_IDLE);
+    }
+
+    #[test]
+    fn those_that_are_active_or_ahead_are_remembered() {
+        let mut tenants = Tenants::default();
+        let (active, ahead) = (TenantId(5000), TenantId(5001));
+        tenants.enter(tenant(active.0, 7), |_| true);
+        tenants.enter(tenant(ahead.0, 1), |_| false);
+        tenants.charge(ahead, 10);
+        for id in 0..3000 {
+            tenants.enter(tenant(id, 1), |id| id == active);
+        }
+        assert_eq!(tenants.limits(active).weight.get(), 7);
+        assert_eq!(tenants.counter(ahead), 10 * PER_TOKEN);
+        assert_eq!(tenants.counter(TenantId(0)), 0, "it is not known");
+    }
+
+    #[test]
+    fn who_comes_back_begins_no_lower_than_the_last_that_went_first() {
+        let mut tenants = Tenants::default();
+        for id in 1..=3 {
+            tenants.enter(tenant(id, 1), |_| false);
+        }
+        tenants.charge(TenantId(1), 10);
+        tenants.admit(TenantId(1), 0);
+        tenants.charge(TenantId(3), 30);
+        let mut after = |id, is_active: bool| {
+            tenants.enter(tenant(id, 4), |_| is_active);
+            let weight = tenants.limits(TenantId(id)).weight.get();
+            (tenants.counter(TenantId(id)) / PER_TOKEN, weight)
+        };
+        assert_eq!(after(2, true), (0, 4), "it has not paused");
+        assert_eq!(after(2, false), (10, 4));
+        assert_eq!(after(3, false), (30, 4));
     }
 }

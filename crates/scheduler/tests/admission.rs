@@ -65,6 +65,27 @@ fn prompts_count_for_their_tenants_when_they_are_admitted() {
 }
 
 #[test]
+fn texts_count_for_their_tenants_token_by_token() {
+    let mut sim = with(|config| config.max_running = 1);
+    let of = |tenant| short(tenant, 30, 1).tenant;
+    let long = Script {
+        tenant: of(1),
+        ..long_script(5, 30, &sim.memory)
+    };
+    sim.submit(long).unwrap();
+    for (tenant, n_prompt) in [(1, 5), (2, 30), (2, 30)] {
+        let number = sim.n_clients() as u32;
+        let off = Script {
+            prefix: PrefixUse::Off,
+            ..short(tenant, n_prompt, number)
+        };
+        sim.submit(off).unwrap();
+    }
+    // A prompt of 5 and 29 tokens of text are more than 30.
+    assert_eq!(order_of_ends(&mut sim), [0, 2, 3, 1].map(RequestId));
+}
+
+#[test]
 fn reused_tokens_do_not_count() {
     let mut sim = with(|config| config.max_running = 1);
     for script in [

@@ -3,18 +3,31 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
 use crate::reuse::text;
-use crate::support::fake::rules;
+use crate::support::fake::{N_VOCAB, rules};
 use crate::support::kinds::Kind;
 use kv_core::TokenId;
 use kv_core::batch::validate;
 use kv_core::memory::{Composite, Memory, MemoryInputs, RowsWritten};
 use scheduler::{
-    Event, Feed, Micros, Outcome, PrefixUse, Priority, Progress, PromptRows, Request, RequestId,
-    Scheduler, SchedulerConfig, StepFailure, Tenant, Work,
+    End, Event, Feed, Micros, Outcome, PrefixUse, Priority, Progress, PromptRows, Request,
+    RequestId, Scheduler, SchedulerConfig, StepFailure, Tenant, Work,
 };
 
 const N_UBATCH: u32 = 16;
 const ID: RequestId = RequestId(1);
+
+fn request(prefix: PrefixUse, prompt_rows: PromptRows) -> Request {
+    Request {
+        id: ID,
+        priority: Priority::Normal,
+        prompt: text(30, 1),
+        prefix,
+        prompt_rows,
+        checkpoints: Vec::new(),
+        tenant: Tenant::default(),
+        siblings: Vec::new(),
+    }
+}
 
 /// A request of 30 tokens that is in no step yet.
 fn submitted(prefix: PrefixUse, prompt_rows: PromptRows) -> (Scheduler, Composite) {
@@ -24,16 +37,7 @@ fn submitted(prefix: PrefixUse, prompt_rows: PromptRows) -> (Scheduler, Composit
         ..SchedulerConfig::new(rules(4), N_UBATCH, 1000)
     };
     let mut scheduler = Scheduler::new(config, &memory).unwrap();
-    let request = Request {
-        id: ID,
-        priority: Priority::Normal,
-        prompt: text(30, 1),
-        prefix,
-        prompt_rows,
-        checkpoints: Vec::new(),
-        tenant: Tenant::default(),
-        siblings: Vec::new(),
-    };
+    let request = request(prefix, prompt_rows);
     assert!(
         scheduler
             .handle(Micros(0), Event::Submit(request))
@@ -79,6 +83,27 @@ fn fail_after(n_ubatches: usize, scheduler: &mut Scheduler, memory: &mut Composi
     assert!(scheduler.handle(Micros(0), failed).is_empty());
 }
 
+/// The next step is computed, and each text goes on with its token.
+fn compute(
+    scheduler: &mut Scheduler,
+    memory: &mut Composite,
+    token: impl Fn(RequestId) -> TokenId,
+) {
+    let Work::Decode(step) = scheduler.next(Micros(0), memory).work else {
+        panic!("no step");
+    };
+    let batch = validate(&step.batch, &rules(4), |seq| memory.positions(seq)).unwrap();
+    let mut steps = memory.begin(&batch, N_UBATCH).unwrap();
+    let mut inputs = MemoryInputs::default();
+    while steps.next(&mut inputs).is_some() {}
+    let rows = step.report(|row| Some(Progress::Token(token(row.request))));
+    assert!(
+        scheduler
+            .handle(Micros(0), Event::StepDone(rows))
+            .is_empty()
+    );
+}
+
 /// The place and the number of the tokens of the only request.
 fn only(feeds: &[Feed]) -> (u32, usize) {
     let [feed] = feeds else { panic!("{feeds:?}") };
@@ -112,18 +137,7 @@ fn a_prompt_whose_rows_were_lost_is_computed_again() {
 #[test]
 fn a_text_with_drafted_tokens_in_the_memory_is_computed_again() {
     let (mut scheduler, mut memory) = submitted(PrefixUse::default(), PromptRows::Last);
-    let (step, mut inputs) = (
-        scheduler.next(Micros(0), &memory).work,
-        MemoryInputs::default(),
-    );
-    let Work::Decode(step) = step else {
-        panic!("no step")
-    };
-    let batch = validate(&step.batch, &rules(4), |seq| memory.positions(seq)).unwrap();
-    let mut steps = memory.begin(&batch, N_UBATCH).unwrap();
-    while steps.next(&mut inputs).is_some() {}
-    let rows = step.report(|_| Some(Progress::Token(TokenId(5))));
-    scheduler.handle(Micros(0), Event::StepDone(rows));
+    compute(&mut scheduler, &mut memory, |_| TokenId(5));
     let draft = Event::Draft {
         request: ID,
         tokens: [6, 7].map(TokenId).to_vec(),
@@ -156,5 +170,36 @@ fn a_last_token_whose_row_was_lost_is_computed_again() {
             panic!("{outcomes:?}");
         };
         assert_eq!(reuse.n_tokens, n_tokens, "{prefix:?}");
+    }
+}
+
+/// A token that the model does not have cannot be computed: its request ends, and others do not.
+#[test]
+fn what_the_memory_refuses_for_another_reason_than_room_ends_alone() {
+    for strange in [1, 2] {
+        let (mut scheduler, mut memory) = submitted(PrefixUse::Off, PromptRows::Last);
+        let second = Request {
+            id: RequestId(2),
+            ..request(PrefixUse::Off, PromptRows::Last)
+        };
+        assert!(
+            scheduler
+                .handle(Micros(0), Event::Submit(second))
+                .is_empty()
+        );
+        compute(&mut scheduler, &mut memory, |request| {
+            match request.0 == strange {
+                true => TokenId(N_VOCAB),
+                false => TokenId(5),
+            }
+        });
+        let (feeds, outcomes) = next(&mut scheduler, &mut memory);
+        let ended = Outcome::Ended {
+            request: RequestId(strange),
+            end: End::Failed,
+        };
+        assert_eq!(outcomes, [ended]);
+        let other = RequestId(3 - strange);
+        assert_eq!((only(&feeds), feeds[0].request), ((30, 1), other));
     }
 }

@@ -341,6 +341,55 @@ fn few_common_tokens_are_computed_twice() {
     assert_eq!(running(&sim).len(), 2);
     assert_eq!(sim.scheduler.counters().n_waits, 0);
     sim.drain();
+    let mut sim = simulator(Kind::Unified, 4, 900);
+    (0..2).for_each(|number| {
+        sim.submit(script(16, 100, number)).unwrap();
+    });
+    step(&mut sim);
+    assert_eq!(sim.scheduler.counters().n_waits, 1, "16 are enough");
+    sim.drain();
+}
+
+/// The common tokens may end where a chunk does.
+#[test]
+fn nobody_waits_longer_than_for_the_common_tokens() {
+    let mut sim = simulator(Kind::Unified, 4, 900);
+    let ids = [0, 1].map(|number| sim.submit(script(2 * CHUNK, 40, number)).unwrap());
+    (0..2).for_each(|_| step(&mut sim));
+    assert_eq!(running(&sim), [ids[0]]);
+    step(&mut sim);
+    assert_eq!(running(&sim), ids);
+    sim.drain();
+}
+
+/// Of several that run, the one with most common tokens is waited for.
+#[test]
+fn the_longest_common_beginning_is_waited_for() {
+    let mut sim = simulator(Kind::Unified, 4, 1600);
+    let short = sim.submit(script(20, 300, 0)).unwrap();
+    step(&mut sim);
+    let long = sim.submit(script(200, 100, 1)).unwrap();
+    step(&mut sim);
+    assert_eq!(running(&sim), [short, long]);
+    let third = sim.submit(script(200, 10, 2)).unwrap();
+    sim.drain();
+    assert_eq!(sim.reuse_of(third).n_tokens, 200);
+}
+
+/// Where each stop costs a copy, one that is less than 16 tokens before the common end serves.
+#[test]
+fn a_stop_just_before_the_common_end_serves() {
+    for (n_common, n_reused) in [(115, 100), (116, 116)] {
+        let mut sim = simulator(Kind::Recurrent, 8, 900);
+        let first = Script {
+            checkpoints: vec![100],
+            ..script(n_common, 90, 0)
+        };
+        sim.submit(first).unwrap();
+        let second = sim.submit(script(n_common, 10, 1)).unwrap();
+        sim.drain();
+        assert_eq!(sim.reuse_of(second).n_tokens, n_reused, "{n_common}");
+    }
 }
 
 /// The room of those that wait is kept: one that came later does not take it.

@@ -2,14 +2,17 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
+use crate::reuse::{script, text};
 use crate::support::fake::{N_VOCAB, rules};
 use crate::support::kinds::Kind;
-use crate::support::simulator::{Disk, Script, Simulator};
-use kv_core::TokenId;
+use crate::support::simulator::{Disk, Script, Simulator, alone};
+use kv_core::memory::{Edit, Seqs};
+use kv_core::{Pos, PosRange, SeqId, TokenId};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use scheduler::{
-    Micros, PrefixUse, Priority, PromptRows, RequestId, RowBytes, SchedulerConfig, Tenant,
+    Micros, Note, PrefixUse, Priority, PromptRows, RequestId, RowBytes, SchedulerConfig, Swap,
+    Tenant,
 };
 
 /// Four requests whose texts do not fit together, with so many bytes on the host and the disk. A token has
@@ -104,4 +107,142 @@ fn what_a_disk_does_not_take_stays_on_the_host() {
     assert!(sim.scheduler.swapped_bytes() > 750);
     sim.drain();
     assert_eq!(sim.scheduler.counters().n_swap_lost, 0);
+}
+
+#[test]
+fn a_part_is_in_a_sequence_of_its_own_in_between() {
+    let swap = Swap {
+        request: RequestId(1),
+        seq: SeqId(2),
+        part: Some(SeqId(3)),
+        first: 50,
+        n_tokens: 80,
+    };
+    let copy = |from, to| Edit::Copy {
+        from: SeqId(from),
+        to: SeqId(to),
+        range: PosRange::from(Pos(50)..),
+    };
+    let remove = Edit::Remove {
+        seqs: Seqs::One(SeqId(3)),
+        range: PosRange::ALL,
+    };
+    assert_eq!(swap.swapped_seq(), SeqId(3));
+    assert_eq!(swap.before_saving(), Some(copy(2, 3)));
+    assert_eq!(swap.after_restoring(), Some(copy(3, 2)));
+    assert_eq!(swap.at_the_end(), Some(remove));
+    let whole = Swap { part: None, ..swap };
+    let edits = [
+        whole.before_saving(),
+        whole.after_restoring(),
+        whole.at_the_end(),
+    ];
+    assert_eq!(
+        (whole.swapped_seq(), edits),
+        (SeqId(2), [const { None }; 3])
+    );
+}
+
+/// Of two texts that share 100 tokens, the younger makes room: the bytes on the host are of its own.
+#[test]
+fn tokens_that_others_have_are_not_saved() {
+    let config = SchedulerConfig {
+        headroom: 1,
+        swap_bytes: 10_000,
+        ..SchedulerConfig::new(rules(4), 64, 4000)
+    };
+    let row_bytes = RowBytes {
+        cells: vec![10],
+        state: None,
+    };
+    let memory = Kind::Unified.memory(4, 170);
+    let prompts = (0..1000).map(|salt| [text(100, 1), text(10, 40 + salt)].concat());
+    let scripts = prompts.map(|prompt| Script {
+        max_tokens: 50,
+        ..script(prompt)
+    });
+    let long = scripts.filter(|script| alone(&memory, script, 4000).0.len() == 50);
+    let long: Vec<Script> = long.take(2).collect();
+    let mut sim = Simulator::new(memory, config).with_row_bytes(row_bytes);
+    sim.scheduler = sim.scheduler.with_notes();
+    let ids: Vec<_> = long.into_iter().map(|s| sim.submit(s).unwrap()).collect();
+    until_waiting(&mut sim, 1);
+    let waiting = sim.scheduler.waiting().next().unwrap();
+    assert_eq!(waiting.id, ids[1]);
+    let n_own = waiting.tokens.len() - 1 - 100;
+    let n_bytes = 7 + 10 * n_own as u64;
+    let out = Note::SwappedOut {
+        request: ids[1],
+        n_tokens: n_own,
+        n_bytes,
+    };
+    assert_eq!(sim.scheduler.take_notes().last(), Some(&out));
+    assert_eq!(sim.scheduler.swapped_bytes(), n_bytes);
+    sim.drain();
+    let back = Note::SwappedIn {
+        request: ids[1],
+        n_tokens: n_own,
+        n_bytes,
+    };
+    assert!(sim.scheduler.take_notes().contains(&back));
+    let counters = sim.scheduler.counters();
+    assert_eq!((counters.n_swapped_out, counters.n_swapped_in), (1, 1));
+    assert_eq!(counters.n_swapped_bytes, n_bytes);
+    assert_eq!(counters.n_dropped_tokens, 0);
+}
+
+/// The bytes of the first state that goes, and those that the disk has with two of them.
+fn sizes() -> (u64, u64) {
+    let mut sim = simulator(1500, 10_000, 0);
+    until_waiting(&mut sim, 1);
+    let n_first = sim.scheduler.swapped_bytes();
+    until_waiting(&mut sim, 2);
+    (n_first, sim.scheduler.spilled_bytes())
+}
+
+#[test]
+fn a_state_goes_to_the_disk_where_more_than_half_of_the_host_is_taken() {
+    let (n_bytes, _) = sizes();
+    for (swap_bytes, n_spilled) in [(2 * n_bytes, 0), (2 * n_bytes - 1, n_bytes)] {
+        let mut sim = simulator(swap_bytes, 10_000, 0);
+        until_waiting(&mut sim, 1);
+        assert_eq!(sim.scheduler.spilled_bytes(), n_spilled, "{swap_bytes}");
+        sim.drain();
+    }
+}
+
+#[test]
+fn a_disk_may_be_full_to_the_last_byte() {
+    let (_, n_bytes) = sizes();
+    for (disk_bytes, n_spilled) in [(n_bytes, n_bytes), (n_bytes - 1, 0)] {
+        let mut sim = simulator(1500, disk_bytes, 0);
+        until_waiting(&mut sim, 2);
+        assert_eq!(sim.scheduler.spilled_bytes(), n_spilled, "{disk_bytes}");
+        sim.drain();
+    }
+}
+
+/// A file that is damaged costs its tokens, once.
+#[test]
+fn what_is_lost_on_the_disk_is_computed_again() {
+    let mut sim = simulator(1500, 10_000, 0);
+    sim.scheduler = sim.scheduler.with_notes();
+    until_waiting(&mut sim, 2);
+    let n_bytes = sim.scheduler.spilled_bytes();
+    assert_eq!(sim.scheduler.counters().n_spilled_bytes, n_bytes);
+    let notes = sim.scheduler.take_notes();
+    let Some(&Note::Spilled { n_tokens, .. }) = notes.last() else {
+        panic!("{notes:?}");
+    };
+    assert_eq!(n_bytes, 7 + 10 * n_tokens as u64);
+    assert!(sim.step(), "the file is complete");
+    sim.disk.as_mut().unwrap().n_bad = 8;
+    while sim.scheduler.counters().n_swap_lost == 0 {
+        assert!(sim.step());
+    }
+    let counters = sim.scheduler.counters();
+    assert_eq!(counters.n_swap_lost, 1);
+    assert_eq!(counters.n_dropped_tokens, n_tokens as u64);
+    sim.disk.as_mut().unwrap().n_bad = 0;
+    sim.drain();
 }
