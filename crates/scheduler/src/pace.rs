@@ -179,3 +179,112 @@ fn follow(before: Option<f64>, measured: f64) -> f64 {
         _ => measured,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kv_core::batch::Output;
+    use kv_core::{Pos, SeqId, TokenId};
+
+    use super::*;
+    use crate::request::{PromptRows, RequestId};
+
+    fn feed(first: u32, n_tokens: usize, n_draft: usize) -> Feed {
+        Feed {
+            request: RequestId(0),
+            seq: SeqId(0),
+            first: Pos(first),
+            tokens: vec![TokenId(0); n_tokens],
+            n_draft,
+            output: Output::Wanted,
+            prompt_rows: PromptRows::Last,
+            texts: Vec::new(),
+        }
+    }
+
+    /// After steps with these feeds and times.
+    fn learned(steps: &[(&[Feed], u64)]) -> Pace {
+        let mut pace = Pace::default();
+        for (feeds, took) in steps {
+            pace.begin(feeds);
+            pace.learn(Micros(*took));
+        }
+        pace
+    }
+
+    #[test]
+    fn depths_and_numbers_of_texts_double() {
+        let depths = [0, 255, 256, 511, 512, 1024, usize::MAX].map(depth_of);
+        assert_eq!(depths, [0, 0, 1, 1, 2, 3, N_DEPTHS - 1]);
+        let texts = [1, 2, 3, 4, 5, 1 << 20].map(decode_of);
+        assert_eq!(texts, [0, 1, 2, 2, 3, N_TEXTS - 1]);
+    }
+
+    #[test]
+    fn what_was_not_measured_follows_from_the_nearest() {
+        let measured = [None, Some(2.0), None, None, Some(9.0), None];
+        let values = [0, 1, 2, 3, 4, 5].map(|at| nearest(&measured, at, 1.5));
+        assert_eq!(values, [2.0, 2.0, 3.0, 4.5, 9.0, 13.5].map(Some));
+        assert_eq!(nearest(&[None, None], 1, 1.5), None);
+    }
+
+    #[test]
+    fn slower_counts_at_once_and_faster_by_half() {
+        let after = [5.0, 4.0, 2.0].map(|measured| follow(Some(4.0), measured));
+        assert_eq!((after, follow(None, 2.0)), ([5.0, 4.0, 3.0], 2.0));
+    }
+
+    #[test]
+    fn a_step_of_texts_alone_is_their_time() {
+        // Drafted tokens make no prompt.
+        let texts = [feed(7, 1, 0), feed(9, 4, 3)];
+        let mut pace = learned(&[(&texts, 1000)]);
+        assert_eq!((pace.texts(0), pace.texts(2)), (0.0, 1000.0));
+        assert_eq!((pace.texts(1), pace.texts(4)), (1000.0, 1250.0));
+        assert_eq!(pace.rate(0), None);
+        pace.learn(Micros(9000));
+        pace.begin(&texts);
+        pace.forget_step();
+        pace.learn(Micros(9000));
+        assert_eq!(pace.texts(2), 1000.0, "no step was measured");
+    }
+
+    #[test]
+    fn what_texts_do_not_take_is_of_prompts_at_their_depths() {
+        let text: &[Feed] = &[feed(7, 1, 0)];
+        let both: &[Feed] = &[feed(7, 1, 0), feed(0, 10, 0)];
+        let rate = |more: &[(&[Feed], u64)]| {
+            let steps = [&[(text, 1000), (both, 3000)], more].concat();
+            learned(&steps).rate(0)
+        };
+        assert_eq!(rate(&[]), Some(200.0));
+        assert_eq!(rate(&[(both, 4000)]), Some(300.0));
+        assert_eq!(rate(&[(both, 2000)]), Some(150.0));
+        // At least an eighth of the step is the prompt's, and a rate changes by 8 at most.
+        assert_eq!(rate(&[(both, 800)]), Some((200.0 + 25.0) / 2.0));
+        assert_eq!(rate(&[(both, 100_000)]), Some(1600.0));
+        // The middle of a chunk counts.
+        let deep = learned(&[(&[feed(250, 20, 0)], 1000)]);
+        assert_eq!((deep.prefill[0], deep.prefill[1]), (None, Some(50.0)));
+        // A known depth keeps its part of a step.
+        let two = learned(&[
+            (&[feed(0, 10, 0)], 1000),
+            (&[feed(0, 10, 0), feed(256, 10, 0)], 2500),
+        ]);
+        assert_eq!((two.rate(0), two.rate(1)), (Some(100.0), Some(150.0)));
+    }
+
+    #[test]
+    fn prompts_get_what_is_left_or_their_share() {
+        let left = |took: u64, n_texts: usize, n_prompts: usize| {
+            let texts = vec![feed(7, 1, 0); n_texts];
+            learned(&[(&texts, took)]).left(Micros(1000), n_texts, n_prompts)
+        };
+        assert_eq!(left(100, 1, 1), 900.0);
+        assert_eq!(left(800, 1, 1), 800.0);
+        assert_eq!(left(800, 2, 1), 400.0);
+        assert_eq!(left(800, 4, 1), 250.0);
+        assert_eq!(left(800, 2, 3), 1200.0);
+        assert_eq!(left(5000, 1, 1), 2000.0);
+        assert_eq!(Pace::default().left(Micros(1000), 1, 1), 1000.0);
+    }
+}

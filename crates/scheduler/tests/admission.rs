@@ -9,8 +9,10 @@ use crate::scheduler::long_script;
 use crate::support::fake::rules;
 use crate::support::kinds::Kind;
 use crate::support::simulator::{Script, Simulator};
+use kv_core::TokenId;
 use scheduler::{
-    Micros, PrefixCaching, PrefixUse, Priority, RequestId, SchedulerConfig, Tenant, TenantId,
+    Event, Micros, PrefixCaching, PrefixUse, Priority, RequestId, SchedulerConfig, Tenant,
+    TenantId, Work,
 };
 
 /// A simulator of ample memory with another configuration than the usual.
@@ -177,6 +179,66 @@ fn of_several_below_the_last_one_makes_room() {
     let waiting: Vec<_> = sim.scheduler.waiting().map(|r| (r.id, r.since)).collect();
     assert_eq!(waiting, [(second, Micros(700))]);
     sim.drain();
+}
+
+/// Ranks rise by the time that requests wait, whatever the time is.
+#[test]
+fn a_request_that_comes_late_has_not_risen() {
+    let mut sim = with(|config| config.max_running = 1);
+    let of = |priority, salt| Script {
+        priority,
+        ..short(1, 20, salt)
+    };
+    sim.now = 10 * sim.scheduler.config().aging.0;
+    for (priority, salt) in [
+        (Priority::Interactive, 1),
+        (Priority::Batch, 2),
+        (Priority::Normal, 3),
+    ] {
+        sim.submit(of(priority, salt)).unwrap();
+    }
+    assert_eq!(order_of_ends(&mut sim), [0, 2, 1].map(RequestId));
+}
+
+#[test]
+fn a_text_that_was_preempted_shares_its_prompt_no_more() {
+    let mut sim = with(|config| config.preempt_every = NonZeroU32::new(3));
+    let script = long_script(20, 30, &sim.memory);
+    let first = sim.submit_texts(script, 2).unwrap();
+    let groups =
+        |sim: &Simulator| -> Vec<RequestId> { sim.scheduler.running().map(|r| r.group).collect() };
+    while running(&sim).len() < 2 {
+        assert!(sim.step());
+    }
+    assert_eq!(groups(&sim), [first; 2]);
+    while sim.scheduler.counters().n_preemptions == 0 || running(&sim).len() < 2 {
+        assert!(sim.step());
+    }
+    assert_eq!(groups(&sim), running(&sim));
+    sim.drain();
+}
+
+/// Two texts share what a step has left for drafted tokens.
+#[test]
+fn drafted_tokens_of_several_texts_fit_one_step() {
+    let mut sim = with(|config| config.step_tokens = 6);
+    for _ in 0..2 {
+        sim.submit(long_script(2, 30, &sim.memory)).unwrap();
+    }
+    while running(&sim).iter().any(|&id| sim.text_of(id).is_empty()) || running(&sim).len() < 2 {
+        assert!(sim.step());
+    }
+    for request in [0, 1].map(RequestId) {
+        let tokens = [1, 2, 3].map(TokenId).to_vec();
+        let draft = Event::Draft { request, tokens };
+        assert!(sim.scheduler.handle(Micros(0), draft).is_empty());
+    }
+    let work = sim.scheduler.next(Micros(0), &sim.memory).work;
+    let Work::Decode(step) = work else {
+        panic!("{work:?}");
+    };
+    let n_draft: Vec<usize> = step.feeds.iter().map(|feed| feed.n_draft).collect();
+    assert_eq!(n_draft, [3, 1]);
 }
 
 /// To test that texts stay the same: never the first, and after every so many steps.

@@ -40,6 +40,17 @@ fn few_tokens_are_not_kept() {
 }
 
 #[test]
+fn an_older_prefix_makes_room_for_a_copy() {
+    let mut sim = simulator(Kind::Recurrent, 3, 900);
+    for salt in [1, 2] {
+        run(&mut sim, script(text(100, salt)));
+    }
+    let (_, again) = run(&mut sim, script(text(100, 2)));
+    assert_eq!(again.n_tokens, 99);
+    sim.drain();
+}
+
+#[test]
 fn without_a_cache_no_copies_are_kept() {
     let config = SchedulerConfig {
         prefix_cache: PrefixCaching::Off,

@@ -392,6 +392,21 @@ fn a_stop_just_before_the_common_end_serves() {
     }
 }
 
+/// Cells can be shared anywhere, so the request that is waited for goes on with whole chunks.
+#[test]
+fn a_request_stops_for_others_only_where_windows_or_states_need_it() {
+    for (kind, n_done) in [(Kind::Unified, 96), (Kind::Recurrent, 70)] {
+        let mut sim = simulator(kind, 4, 900);
+        (0..2).for_each(|number| {
+            sim.submit(script(70, 60, number)).unwrap();
+        });
+        (0..3).for_each(|_| step(&mut sim));
+        let source = sim.scheduler.running().next().unwrap();
+        assert_eq!(source.n_done, n_done, "{kind:?}");
+        sim.drain();
+    }
+}
+
 /// The room of those that wait is kept: one that came later does not take it.
 #[test]
 fn later_requests_take_no_room_of_those_that_wait() {
