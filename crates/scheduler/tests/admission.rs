@@ -11,8 +11,8 @@ use crate::support::kinds::Kind;
 use crate::support::simulator::{Script, Simulator};
 use kv_core::TokenId;
 use scheduler::{
-    Event, Micros, PrefixCaching, PrefixUse, Priority, RequestId, SchedulerConfig, Tenant,
-    TenantId, Work,
+    Event, Micros, PrefixCaching, PrefixUse, Priority, PromptRows, RequestId, SchedulerConfig,
+    Tenant, TenantId,
 };
 
 /// A simulator of ample memory with another configuration than the usual.
@@ -218,6 +218,55 @@ fn a_text_that_was_preempted_shares_its_prompt_no_more() {
     sim.drain();
 }
 
+/// A text, and a prompt that does not fit next to it when it has grown.
+fn text_and_prompt(prompt_rows: PromptRows, swap_bytes: u64) -> (Simulator, RequestId) {
+    let config = SchedulerConfig {
+        headroom: 1,
+        step_tokens: 9,
+        swap_bytes,
+        ..SchedulerConfig::new(rules(2), 64, 4000)
+    };
+    let mut sim = Simulator::new(Kind::Unified.memory(2, 71), config);
+    sim.submit(long_script(9, 30, &sim.memory)).unwrap();
+    assert!(sim.step());
+    let prompt = Script {
+        prompt_rows,
+        ..long_script(59, 4, &sim.memory)
+    };
+    let prompt = sim.submit(prompt).unwrap();
+    (sim, prompt)
+}
+
+/// The rows of the first chunks are gone when it comes back.
+#[test]
+fn a_prompt_whose_rows_are_all_wanted_is_not_saved() {
+    for (prompt_rows, n_saved) in [(PromptRows::Last, 1), (PromptRows::All, 0)] {
+        let (mut sim, _) = text_and_prompt(prompt_rows, 10_000);
+        while sim.scheduler.counters().n_preemptions == 0 {
+            assert!(sim.step());
+        }
+        assert_eq!(sim.scheduler.counters().n_swapped_out, n_saved);
+        sim.drain();
+    }
+}
+
+/// A chunk of a prompt is halved until it fits next to a text, before anyone is preempted.
+#[test]
+fn a_step_that_does_not_fit_is_made_smaller() {
+    let (mut sim, prompt) = text_and_prompt(PromptRows::Last, 0);
+    let mut n_done = vec![0];
+    while sim.scheduler.counters().n_preemptions == 0 {
+        assert!(sim.step());
+        let own = sim.scheduler.running().find(|r| r.id == prompt);
+        n_done.extend(own.map(|own| own.n_done));
+    }
+    let chunks: Vec<usize> = n_done.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert_eq!(chunks, [8, 8, 8, 8, 8, 8, 4, 1, 0]);
+    // 8 and 4; 7, 3 and 1; 6, 3, 1 and 0; and once more, before the prompt makes room.
+    assert_eq!(sim.scheduler.counters().n_replanned, 1 + 2 + 3 + 4);
+    sim.drain();
+}
+
 /// Two texts share what a step has left for drafted tokens.
 #[test]
 fn drafted_tokens_of_several_texts_fit_one_step() {
@@ -233,12 +282,11 @@ fn drafted_tokens_of_several_texts_fit_one_step() {
         let draft = Event::Draft { request, tokens };
         assert!(sim.scheduler.handle(Micros(0), draft).is_empty());
     }
-    let work = sim.scheduler.next(Micros(0), &sim.memory).work;
-    let Work::Decode(step) = work else {
-        panic!("{work:?}");
-    };
-    let n_draft: Vec<usize> = step.feeds.iter().map(|feed| feed.n_draft).collect();
-    assert_eq!(n_draft, [3, 1]);
+    assert!(sim.step());
+    // One token of each text, and four more: once.
+    assert_eq!(sim.scheduler.counters().n_drafted_tokens, 4);
+    sim.drain();
+    assert_eq!(sim.scheduler.counters().n_drafted_tokens, 4);
 }
 
 /// To test that texts stay the same: never the first, and after every so many steps.

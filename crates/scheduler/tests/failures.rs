@@ -133,6 +133,14 @@ fn a_prompt_whose_rows_were_lost_is_computed_again() {
     assert_eq!(scheduler.counters().n_dropped_tokens, 16);
 }
 
+#[test]
+fn a_prompt_of_which_no_row_was_lost_stays() {
+    let (mut scheduler, mut memory) = submitted(PrefixUse::Off, PromptRows::All);
+    fail_after(0, &mut scheduler, &mut memory);
+    let (feeds, outcomes) = next(&mut scheduler, &mut memory);
+    assert_eq!((only(&feeds), outcomes), ((0, 30), Vec::new()));
+}
+
 /// Whether drafted tokens are right is not known: nothing of the text is kept for others.
 #[test]
 fn a_text_with_drafted_tokens_in_the_memory_is_computed_again() {

@@ -33,10 +33,13 @@ fn cached() -> (Simulator, Vec<RestoredPrefix>) {
 
 /// A new scheduler for such a memory.
 fn scheduler(prefix_cache: PrefixCaching) -> Scheduler {
-    let config = SchedulerConfig {
+    with(SchedulerConfig {
         prefix_cache,
         ..SchedulerConfig::new(rules(4), 64, 4000)
-    };
+    })
+}
+
+fn with(config: SchedulerConfig) -> Scheduler {
     let empty = Kind::Unified.memory(4, 900);
     Scheduler::new(config, &empty).unwrap().with_notes()
 }
@@ -127,4 +130,18 @@ fn where_prefixes_are_not_cached_all_are_removed() {
         assert!(sim.memory.apply(edit).unwrap().row_copies.is_empty());
     }
     assert_eq!(sim.memory.n_used(), 0);
+}
+
+#[test]
+fn restored_prefixes_have_no_more_bytes_than_they_may() {
+    let (sim, lines) = cached();
+    let mut scheduler = with(SchedulerConfig {
+        prefix_bytes: Some(150),
+        ..SchedulerConfig::new(rules(4), 64, 4000)
+    });
+    scheduler.restore_prefixes(&sim.memory, lines.clone());
+    assert!(scheduler.cached_bytes(&sim.memory) > 150);
+    // A token has one byte where nothing else is known.
+    assert_eq!(removed(&mut scheduler, &sim).len(), lines.len() - 1);
+    assert_eq!(scheduler.cached().count(), 1);
 }

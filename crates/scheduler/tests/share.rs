@@ -389,6 +389,7 @@ fn a_stop_just_before_the_common_end_serves() {
         let second = sim.submit(script(n_common, 10, 1)).unwrap();
         sim.drain();
         assert_eq!(sim.reuse_of(second).n_tokens, n_reused, "{n_common}");
+        assert_eq!(sim.scheduler.counters().n_waits, 1, "{n_common}");
     }
 }
 

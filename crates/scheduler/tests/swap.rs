@@ -12,7 +12,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use scheduler::{
     Micros, Note, PrefixUse, Priority, PromptRows, RequestId, RowBytes, SchedulerConfig, Swap,
-    Tenant,
+    SwapRows, Tenant,
 };
 
 /// Four requests whose texts do not fit together, with so many bytes on the host and the disk. A token has
@@ -143,12 +143,12 @@ fn a_part_is_in_a_sequence_of_its_own_in_between() {
     );
 }
 
-/// Of two texts that share 100 tokens, the younger makes room: the bytes on the host are of its own.
-#[test]
-fn tokens_that_others_have_are_not_saved() {
+/// Two texts that share 100 tokens, and do not fit together to their ends.
+fn sharing(swap_rows: SwapRows) -> (Simulator, [RequestId; 2]) {
     let config = SchedulerConfig {
         headroom: 1,
         swap_bytes: 10_000,
+        swap_rows,
         ..SchedulerConfig::new(rules(4), 64, 4000)
     };
     let row_bytes = RowBytes {
@@ -165,7 +165,34 @@ fn tokens_that_others_have_are_not_saved() {
     let long: Vec<Script> = long.take(2).collect();
     let mut sim = Simulator::new(memory, config).with_row_bytes(row_bytes);
     sim.scheduler = sim.scheduler.with_notes();
-    let ids: Vec<_> = long.into_iter().map(|s| sim.submit(s).unwrap()).collect();
+    let ids = [0, 1].map(|number: usize| sim.submit(long[number].clone()).unwrap());
+    (sim, ids)
+}
+
+/// What came back rounded is not what would be computed, so it stays for nobody.
+#[test]
+fn only_what_came_back_to_the_bit_is_cached() {
+    for (swap_rows, is_cached) in [(SwapRows::Exact, true), (SwapRows::Rounded, false)] {
+        let (mut sim, ids) = sharing(swap_rows);
+        while sim.scheduler.counters().n_swapped_in == 0 {
+            assert!(sim.step());
+        }
+        sim.scheduler.take_notes();
+        while ids.iter().any(|&id| sim.end_of(id).is_none()) {
+            assert!(sim.step());
+        }
+        let notes = sim.scheduler.take_notes();
+        let is_own =
+            |note: &Note| matches!(note, Note::Cached { request, .. } if *request == ids[1]);
+        assert_eq!(notes.iter().any(is_own), is_cached, "{notes:?}");
+        sim.drain();
+    }
+}
+
+/// The younger makes room: the bytes on the host are of its own tokens.
+#[test]
+fn tokens_that_others_have_are_not_saved() {
+    let (mut sim, ids) = sharing(SwapRows::Exact);
     until_waiting(&mut sim, 1);
     let waiting = sim.scheduler.waiting().next().unwrap();
     assert_eq!(waiting.id, ids[1]);

@@ -358,6 +358,8 @@ impl Simulator {
         self.n_saves += 1;
         let fails = |n: u32| self.n_saves.is_multiple_of(n + 1);
         let room = self.scheduler.config().swap_bytes - self.bytes_in_memory();
+        let swap_bytes = self.scheduler.config().swap_bytes;
+        assert_eq!(limit, swap_bytes - self.scheduler.swapped_bytes());
         let is_saved = n_bytes <= limit.min(room) && !self.saves_before_failure.is_some_and(fails);
         if is_saved {
             let state = SavedState {
