@@ -259,18 +259,30 @@ mod tests {
         assert_eq!(rate(&[]), Some(200.0));
         assert_eq!(rate(&[(both, 4000)]), Some(300.0));
         assert_eq!(rate(&[(both, 2000)]), Some(150.0));
-        // At least an eighth of the step is the prompt's, and a rate changes by 8 at most.
+        // A rate changes by 8 at most.
         assert_eq!(rate(&[(both, 800)]), Some((200.0 + 25.0) / 2.0));
         assert_eq!(rate(&[(both, 100_000)]), Some(1600.0));
+        // At least an eighth of the step is the prompt's.
+        let fast = learned(&[(text, 1000), (both, 1200), (both, 1040)]);
+        assert_eq!(fast.rate(0), Some((20.0 + 13.0) / 2.0));
         // The middle of a chunk counts.
-        let deep = learned(&[(&[feed(250, 20, 0)], 1000)]);
-        assert_eq!((deep.prefill[0], deep.prefill[1]), (None, Some(50.0)));
+        let deep = learned(&[(&[feed(240, 40, 0)], 1000)]);
+        assert_eq!((deep.prefill[0], deep.prefill[1]), (None, Some(25.0)));
+        assert!(learned(&[(&[feed(100, 200, 0)], 1000)]).prefill[0].is_some());
         // A known depth keeps its part of a step.
         let two = learned(&[
             (&[feed(0, 10, 0)], 1000),
             (&[feed(0, 10, 0), feed(256, 10, 0)], 2500),
         ]);
         assert_eq!((two.rate(0), two.rate(1)), (Some(100.0), Some(150.0)));
+    }
+
+    #[test]
+    fn tokens_that_take_no_time_are_learned_from() {
+        let two: &[Feed] = &[feed(0, 2, 0)];
+        assert_eq!(learned(&[(two, 1)]).rate(0), Some(0.5));
+        assert_eq!(learned(&[(two, 0)]).rate(0), Some(1e-3));
+        assert_eq!(learned(&[(two, 0), (two, 1)]).rate(0), Some(8e-3));
     }
 
     #[test]

@@ -151,3 +151,27 @@ fn without_a_limit_and_without_readers_chunks_are_whole() {
     assert!(measured.iter().all(|&(_, n, _)| n == UBATCH as usize));
     sim.drain();
 }
+
+/// Prompts that fit a step together are in one.
+#[test]
+fn short_prompts_share_the_time_of_a_step() {
+    let mut sim = simulator(Some(200), cost(20.0, 1.0, 0.0, 0.0));
+    let mut readers = (0..1000).map(|number| script(20, number));
+    let is_long = |s: &Script| alone(&sim.memory, s, 20_000).0.len() == 300;
+    let reader = readers.find(is_long).unwrap();
+    sim.submit(reader).unwrap();
+    let first = sim.submit(script(300, 1)).unwrap();
+    while sim.text_of(first).is_empty() {
+        assert!(sim.step());
+    }
+    for number in 2..4 {
+        sim.submit(script(40, number)).unwrap();
+    }
+    let n_before = sim.n_steps;
+    while sim.n_steps == n_before {
+        assert!(sim.step());
+    }
+    let last = sim.cost.as_ref().unwrap().measured.last();
+    assert_eq!(last.map(|&(_, n, _)| n), Some(80));
+    sim.drain();
+}
