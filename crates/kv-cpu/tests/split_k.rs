@@ -79,13 +79,8 @@ fn group(rows: &[u32], positions: &[u32], runs: Vec<CellRun>, first: u32) -> Vis
     VisibleGroup::new(rows.to_vec(), runs, limits.collect())
 }
 
-fn check(isa: Isa, n_threads: usize, kv_type: KvType) {
-    let config = CpuConfig {
-        n_threads: NonZeroUsize::new(n_threads),
-        isa: Some(isa),
-        ..CpuConfig::default()
-    };
-    let backend = CpuBackend::new(config).unwrap();
+/// The same text twice: in cells in order, and in cells in reverse order.
+fn stored(backend: &CpuBackend, kv_type: KvType) -> <CpuBackend as Backend>::Rows {
     let memory = AttentionMemory {
         kv_heads: SPEC.kv_heads,
         k_dim: SPEC.k_dim,
@@ -95,7 +90,6 @@ fn check(isa: Isa, n_threads: usize, kv_type: KvType) {
     let map = LayerMap::new(vec![LayerMemory::Attention(memory)]);
     let layout = RowLayout::new(&map, &[(2 * N_TEXT + N_TOKENS) as usize], kv_type).unwrap();
     let mut rows = backend.allocate(&layout).unwrap();
-    // The same text twice: in cells in order, and in cells in reverse order.
     let k = wave((N_TEXT * 64) as usize, 0.37);
     let v = wave((N_TEXT * 128) as usize, 0.11);
     for cells in [
@@ -109,8 +103,23 @@ fn check(isa: Isa, n_threads: usize, kv_type: KvType) {
             cells: &cells,
         };
         let op = OneOp::store(&layout, &args);
-        op.run(&backend, &mut rows).unwrap();
+        op.run(backend, &mut rows).unwrap();
     }
+    rows
+}
+
+fn backend(isa: Isa, n_threads: usize) -> CpuBackend {
+    let config = CpuConfig {
+        n_threads: NonZeroUsize::new(n_threads),
+        isa: Some(isa),
+        ..CpuConfig::default()
+    };
+    CpuBackend::new(config).unwrap()
+}
+
+fn check(isa: Isa, n_threads: usize, kv_type: KvType) {
+    let backend = backend(isa, n_threads);
+    let mut rows = stored(&backend, kv_type);
     let sinks = [0.5, -3.0, 8.0, 0.0, 1.0, -1.0];
     for (sinks, first) in [(None, 0), (Some(&sinks[..]), 0), (None, 300)] {
         let at: Vec<u32> = (N_TEXT - N_TOKENS..N_TEXT).collect();
@@ -172,6 +181,43 @@ fn splits_and_other_sequences_change_no_bit() {
         for kv_type in [KvType::F32, KvType::F16, KvType::Q8_0] {
             check(isa, 1, kv_type);
             check(isa, 3, kv_type);
+        }
+    }
+}
+
+/// Cells so far apart that each is in a split of its own: more splits than are computed at once, for
+/// 1 token and for 64; 70 are not divided.
+#[test]
+fn splits_of_several_rounds_change_no_bit() {
+    const N_SPLITS: u32 = 300;
+    for isa in [Isa::Scalar, Isa::detect()] {
+        let backend = backend(isa, 3);
+        let mut rows = stored(&backend, KvType::F32);
+        let runs: Vec<CellRun> = (0..N_SPLITS).map(|i| run(i, i * 256 + 3, 1)).collect();
+        let at: Vec<u32> = (0..N_TOKENS).collect();
+        // Even ones see the first splits, odd ones the last ones, one nothing.
+        let limits = |i: u32| match i {
+            5 => PosRange::EMPTY,
+            _ if i.is_multiple_of(2) => PosRange::new(Pos(0), Pos((100 + 2 * i) * 256)),
+            _ => PosRange::new(Pos(i * 512), Pos(u32::MAX)),
+        };
+        let mut attended = |at: &[u32]| {
+            let group = |is_even: bool| {
+                let own = (0u32..)
+                    .zip(at)
+                    .filter(|(_, i)| i.is_multiple_of(2) == is_even);
+                let (numbers, limits) = own.map(|(row, &i)| (row, limits(i))).unzip();
+                VisibleGroup::new(numbers, runs.clone(), limits)
+            };
+            let groups = vec![group(true), group(false)];
+            attend(&backend, &mut rows, at, groups, Some(&[0.5; 6]))
+        };
+        let wanted = attended(&at);
+        let got = attended(&at[..64]);
+        assert!(got == wanted[..64], "{isa}: 64 tokens");
+        for i in [0, 5, 63, 64] {
+            let got = attended(&at[i..=i]);
+            assert!(got == wanted[i..=i], "{isa}: token {i}");
         }
     }
 }

@@ -75,11 +75,8 @@ impl SplitK {
         (self.partials.capacity() + self.totals.capacity()) * size_of::<f32>()
     }
 
-    /// Makes room for `n_tokens` tokens.
+    /// Makes room for `n_tokens` tokens, at most [`MAX_SPLIT_TOKENS`].
     pub(crate) fn reserve(&mut self, spec: &AttendSpec, n_tokens: usize) {
-        if n_tokens > MAX_SPLIT_TOKENS {
-            return;
-        }
         let max_splits = splits_per_round(spec, n_tokens);
         let totals = n_tokens * spec.n_heads * partial_len(spec);
         let partials = totals * max_splits;
@@ -368,4 +365,170 @@ pub(super) unsafe fn attend(
         attention.finish(softmax, &total[STATE_LEN..], out);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_core::{CellIdx, CellRun};
+
+    use super::*;
+
+    /// 64 tokens leave room for 8 splits in a round.
+    const SPEC: AttendSpec = AttendSpec {
+        n_heads: 4,
+        kv_heads: 1,
+        k_dim: 8,
+        v_dim: 126,
+        scale: 1.0,
+        soft_cap: None,
+        alibi: None,
+    };
+
+    fn run(cell: u32, pos: u32, len: u32) -> CellRun {
+        let (cell, pos) = (CellIdx(cell), Pos(pos));
+        CellRun { cell, pos, len }
+    }
+
+    fn within(first: u32, last: u32) -> PosRange {
+        PosRange::new(Pos(first), Pos(last))
+    }
+
+    /// Rows that see the same runs within the same limits.
+    fn group(rows: std::ops::Range<u32>, runs: &[CellRun], limits: PosRange) -> VisibleGroup {
+        let limits = vec![limits; rows.len()];
+        VisibleGroup::new(rows.collect(), runs.to_vec(), limits)
+    }
+
+    fn visibility(groups: &[VisibleGroup]) -> Visibility {
+        let n_rows = groups.iter().map(|group| group.rows.len() as u32).sum();
+        let visibility = Visibility::new(n_rows, groups.to_vec());
+        visibility.check(1 << 16).unwrap();
+        visibility
+    }
+
+    /// What a row sees, as all rows of its group do.
+    fn limits_of(visibility: &Visibility, row: u32) -> PosRange {
+        let mut groups = visibility.groups.iter();
+        groups.find(|g| g.rows.contains(&row)).unwrap().limits[0]
+    }
+
+    /// The tasks of each round: first position, number in the round, group, rows.
+    type Task = (u32, usize, usize, Vec<u32>);
+
+    fn rounds(visibility: &Visibility) -> Vec<Vec<Task>> {
+        let (mut split_k, mut rounds, mut from) = (SplitK::default(), Vec::new(), 0);
+        // What was planned before makes no difference.
+        let other = group(0..3, &[run(0, 0, 9000)], within(7000, 8999));
+        assert!(split_k.plan(&SPEC, &self::visibility(&[other])));
+        assert!(split_k.plan(&SPEC, visibility));
+        while let Some(next) = split_k.plan_round(&SPEC, visibility, from) {
+            let tasks = split_k.tasks.iter().map(|task| {
+                let (first, last) = (task.positions.first.0, task.positions.last.0);
+                assert_eq!((first % 256, last), (0, first + 255));
+                assert!(task.index < split_k.n_splits && u64::from(last) < next);
+                let rows = split_k.rows[task.tokens.clone()].to_vec();
+                let limits = rows.iter().map(|row| limits_of(visibility, *row));
+                assert!(limits.eq(split_k.limits[task.tokens.clone()].iter().copied()));
+                (first, task.index, task.group, rows)
+            });
+            rounds.push(tasks.collect());
+            from = next;
+        }
+        rounds
+    }
+
+    #[test]
+    fn rounds_have_as_many_splits_as_there_is_room_for() {
+        let seen = visibility(&[group(0..64, &[run(0, 0, 2500)], within(0, 2303))]);
+        let numbers: Vec<Vec<(u32, usize)>> = rounds(&seen)
+            .iter()
+            .map(|tasks| tasks.iter().map(|task| (task.0, task.1)).collect())
+            .collect();
+        // Two tasks of 32 tokens with 4 heads each.
+        let twice = |splits: std::ops::Range<u32>, before: u32| -> Vec<(u32, usize)> {
+            let splits = splits.flat_map(|split| [split; 2]);
+            splits.map(|s| (s * 256, (s - before) as usize)).collect()
+        };
+        assert_eq!(numbers, [twice(0..8, 0), twice(8..9, 8)]);
+        assert_eq!(splits_per_round(&SPEC, 1), MAX_ROUND_SPLITS);
+        let wide = AttendSpec {
+            v_dim: 1 << 20,
+            ..SPEC
+        };
+        assert_eq!(splits_per_round(&wide, 64), 1);
+    }
+
+    #[test]
+    fn a_round_has_the_tokens_of_its_own_splits() {
+        let seen = visibility(&[
+            group(0..1, &[run(0, 0, 2048)], within(0, 2047)),
+            group(1..64, &[run(3000, 2048, 1)], PosRange::ALL),
+        ]);
+        let rounds = rounds(&seen);
+        let first: Vec<_> = (0..8).map(|i| (i * 256, i as usize, 0, vec![0])).collect();
+        let second = [
+            (2048, 0, 1, (1..33).collect()),
+            (2048, 0, 1, (33..64).collect()),
+        ];
+        assert_eq!(rounds, [first, second.to_vec()]);
+    }
+
+    #[test]
+    fn splits_without_visible_cells_are_skipped() {
+        let runs = [run(0, 300, 4), run(10, 5000, 4), run(20, u32::MAX - 3, 3)];
+        let seen = visibility(&[group(0..1, &runs, PosRange::ALL)]);
+        let firsts: Vec<u32> = rounds(&seen)[0].iter().map(|task| task.0).collect();
+        assert_eq!(firsts, [256, 4864, u32::MAX - 255]);
+        // The last position of a split, and the first of one.
+        let seen = visibility(&[group(0..1, &[run(0, 0, 900)], within(255, 512))]);
+        let firsts: Vec<u32> = rounds(&seen)[0].iter().map(|task| task.0).collect();
+        assert_eq!(firsts, [0, 256, 512]);
+        let seen = visibility(&[group(0..1, &runs, within(303, 5002))]);
+        let firsts: Vec<u32> = rounds(&seen)[0].iter().map(|task| task.0).collect();
+        assert_eq!(firsts, [256, 4864]);
+    }
+
+    #[test]
+    fn groups_share_the_splits_in_which_their_cells_are_the_same() {
+        let groups = [
+            group(0..2, &[run(0, 0, 600)], within(0, 599)),
+            group(2..3, &[run(0, 0, 300), run(900, 300, 9)], PosRange::ALL),
+            // Sees nothing of the first split, and all that the first group sees of the second.
+            group(
+                3..4,
+                &[run(700, 0, 256), run(256, 256, 300)],
+                within(256, 599),
+            ),
+            group(4..5, &[run(0, 0, 601)], within(0, 511)),
+            group(
+                5..6,
+                &[run(700, 0, 256), run(256, 256, 344)],
+                within(256, 599),
+            ),
+        ];
+        let got = rounds(&visibility(&groups)).concat();
+        let wanted = [
+            (0, 0, 0, vec![0, 1, 2, 4]),
+            (256, 1, 0, vec![0, 1, 3, 4, 5]),
+            (512, 2, 0, vec![0, 1, 5]),
+            (256, 1, 1, vec![2]),
+            (512, 2, 2, vec![3]),
+        ];
+        assert_eq!(got, wanted);
+    }
+
+    #[test]
+    fn few_tokens_that_see_several_splits_are_divided() {
+        let plans = |n: u32, first: u32, last: u32| {
+            let runs = [run(0, 200, 400)];
+            let seen = visibility(&[group(0..n, &runs, within(first, last))]);
+            SplitK::default().plan(&SPEC, &seen)
+        };
+        assert!(plans(1, 0, 256) && plans(64, 255, 999));
+        assert!(!plans(65, 0, 999));
+        let short = group(0..1, &[run(0, 0, 9)], PosRange::ALL);
+        let long = group(1..2, &[run(0, 0, 900)], PosRange::ALL);
+        assert!(SplitK::default().plan(&SPEC, &visibility(&[short, long])));
+        assert!(!plans(1, 0, 255) && !plans(1, 256, 511) && !plans(1, 0, 199));
+    }
 }
