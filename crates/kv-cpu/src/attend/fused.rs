@@ -447,9 +447,33 @@ fn lanes_within(limits: PosRange, base: u32) -> u32 {
     }
     let first = limits.first.0.saturating_sub(base).min(KV_TILE as u32);
     let end = (limits.last.0 - base).min(KV_TILE as u32 - 1) + 1;
-    if first >= end {
-        0
-    } else {
-        lane_mask(first, end)
+    lane_mask(first, end)
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_core::Pos;
+
+    use super::*;
+
+    #[test]
+    fn lanes_are_within_limits_at_any_position() {
+        let lanes = |first: u32, last: u32, base: u32| {
+            lanes_within(PosRange::new(Pos(first), Pos(last)), base)
+        };
+        assert_eq!(lanes(0, u32::MAX, 64), u32::MAX);
+        assert_eq!(lanes(64, 95, 64), u32::MAX);
+        assert_eq!(lanes(67, 69, 64), 0b11_1000);
+        assert_eq!(lanes(95, 96, 64), 1 << 31);
+        assert_eq!(lanes(0, 64, 64), 1);
+        assert_eq!((lanes(0, 63, 64), lanes(96, 200, 64)), (0, 0));
+        assert_eq!(lanes(u32::MAX, u32::MAX, u32::MAX - 31), 1 << 31);
+        assert_eq!((lanes_within(PosRange::EMPTY, 0), lanes(9, 8, 0)), (0, 0));
+    }
+
+    #[test]
+    fn a_hull_is_from_the_first_visible_lane_to_the_last() {
+        assert_eq!(lane_hull(0b1001_0100), 2..8);
+        assert_eq!((lane_hull(1), lane_hull(u32::MAX)), (0..1, 0..32));
     }
 }

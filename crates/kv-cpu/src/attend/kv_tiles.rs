@@ -89,7 +89,7 @@ impl StoredTile<'_> {
     }
 }
 
-/// A mask of the lanes `first..end`; `end` is at most 32.
+/// A mask of the lanes `first..end`, none where `first` is not below `end`; `end` is at most 32.
 pub(super) fn lane_mask(first: u32, end: u32) -> u32 {
     let below = |n: u32| {
         if n >= u32::BITS {
@@ -292,5 +292,6 @@ mod tests {
             (lane_mask(0, 32), lane_mask(32, 32), lane_mask(3, 5)),
             (u32::MAX, 0, 24)
         );
+        assert_eq!((lane_mask(5, 3), lane_mask(32, 1)), (0, 0));
     }
 }
