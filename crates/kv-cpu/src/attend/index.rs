@@ -199,3 +199,131 @@ impl Indexer<'_> {
         IndexSpec::choose(&scores[row.scores.clone()], &mut scratch.order, out);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use kv_core::{CellRun, Pos, PosRange, VisibleGroup};
+
+    use super::*;
+    use crate::attend::Workspace;
+    use crate::isa::Isa;
+    use crate::team::Team;
+
+    fn row(at: usize, n_scores: usize) -> IndexedRow {
+        IndexedRow {
+            group: 0,
+            at,
+            n_seen: n_scores,
+            scores: 0..n_scores,
+        }
+    }
+
+    /// The tokens that are scored together, with their scores, and the ranks of each task.
+    fn planned(n_scores: &[usize]) -> Vec<(Vec<Range<usize>>, Vec<(usize, Range<usize>)>)> {
+        let rows = n_scores.iter().enumerate();
+        let mut rows = rows.map(|(at, &n)| row(at, n)).peekable();
+        let (mut workspace, mut rounds) = (IndexWorkspace::default(), Vec::new());
+        while rows.peek().is_some() {
+            workspace.plan(&mut rows);
+            let scores: Vec<_> = workspace.rows.iter().map(|r| r.scores.clone()).collect();
+            assert!(workspace.scores.len() >= scores.last().unwrap().end);
+            let tasks = workspace.tasks.iter().map(|t| (t.row, t.ranks.clone()));
+            rounds.push((scores, tasks.collect()));
+        }
+        rounds
+    }
+
+    #[test]
+    fn keys_of_a_token_are_divided_and_a_token_that_is_not_scored_has_no_tasks() {
+        let got = planned(&[300, 0, 256]);
+        let tasks = vec![(0, 0..256), (0, 256..300), (2, 0..256)];
+        assert_eq!(got, [(vec![0..300, 300..300, 300..556], tasks)]);
+    }
+
+    #[test]
+    fn scores_fill_their_memory_before_the_next_tokens_are_taken() {
+        let half = MAX_SCORES / 2;
+        let rounds = planned(&[half, half, 1, MAX_SCORES + 1, 2]);
+        let scores: Vec<_> = rounds.into_iter().map(|(scores, _)| scores).collect();
+        let wanted = [
+            vec![0..half, half..MAX_SCORES],
+            vec![0..1],
+            vec![0..MAX_SCORES + 1],
+            vec![0..2],
+        ];
+        assert_eq!(scores, wanted);
+    }
+
+    /// Tokens of which one sees more keys than a task scores, some see as many as are chosen or
+    /// fewer, in cells out of order: what is chosen is what a plain computation chooses.
+    #[test]
+    fn tokens_choose_by_scores_of_all_that_they_see() {
+        let spec = IndexSpec {
+            n_heads: 2,
+            dim: 4,
+            top_k: 20,
+        };
+        let wave =
+            |n: usize, step: f32| -> Vec<f32> { (0..n).map(|i| (i as f32 * step).sin()).collect() };
+        let (keys, q, weights) = (wave(900 * 4, 0.61), wave(5 * 8, 0.37), wave(5 * 2, 1.3));
+        let run = |cell, pos, len| CellRun {
+            cell: CellIdx(cell),
+            pos: Pos(pos),
+            len,
+        };
+        let upto = |first, last| PosRange::new(Pos(first), Pos(last));
+        let long = VisibleGroup::new(
+            vec![0, 3],
+            vec![run(200, 0, 500), run(0, 500, 200), run(700, 700, 70)],
+            vec![upto(0, 769), upto(480, 500)],
+        );
+        let short = VisibleGroup::new(
+            vec![1, 2, 4],
+            vec![run(800, 5, 30)],
+            vec![upto(0, 24), upto(8, 8), PosRange::EMPTY],
+        );
+        let visibility = Visibility::new(5, vec![long, short]);
+        let kernels = Kernels::for_isa(Isa::Scalar).unwrap();
+        let mut out = vec![f32::NAN; 5 * spec.top_k];
+        for n_threads in [1, 3] {
+            let team = Team::new(NonZeroUsize::new(n_threads).unwrap()).unwrap();
+            let mut scratch: Vec<Scratch> = (0..n_threads).map(|_| Scratch::default()).collect();
+            scratch.iter_mut().for_each(|s| s.reserve_row(spec.dim));
+            let scratch: Vec<_> = scratch.into_iter().map(Mutex::new).collect();
+            let mut workspace = IndexWorkspace::default();
+            let indexer = Indexer {
+                kernels,
+                spec,
+                keys: KvRows::from_f32(&keys, 1, spec.dim),
+                q: &q,
+                weights: &weights,
+                visibility: &visibility,
+                out: SharedValues::new(&mut out),
+            };
+            indexer
+                .choose(&mut team.lead(), &mut workspace, &scratch)
+                .unwrap();
+            assert!(workspace.n_bytes() >= (770 + 21) * size_of::<f32>());
+            let all = Workspace {
+                index: workspace,
+                ..Workspace::default()
+            };
+            assert_eq!(all.n_bytes(), all.index.n_bytes());
+            for (token, got) in (0..).zip(out.chunks(spec.top_k)) {
+                let score = |(CellIdx(cell), _)| -> f32 {
+                    let key = &keys[cell as usize * 4..][..4];
+                    let q = q[token * 8..][..8].chunks(4);
+                    let dots = q.map(|q| q.iter().zip(key).map(|(q, k)| q * k).sum::<f32>());
+                    let weights = &weights[token * 2..][..2];
+                    dots.zip(weights).map(|(dot, w)| w * dot.max(0.0)).sum()
+                };
+                let scores: Vec<f32> = visibility.row(token as u32).map(score).collect();
+                let mut wanted = vec![0.0; spec.top_k];
+                IndexSpec::choose(&scores, &mut Vec::new(), &mut wanted);
+                assert_eq!(got, wanted, "token {token}, {n_threads} threads");
+            }
+        }
+    }
+}

@@ -207,3 +207,68 @@ pub(crate) unsafe fn attend(
         Ok(())
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use kv_core::{PosRange, VisibleGroup};
+
+    use super::*;
+
+    #[test]
+    fn tiles_have_so_many_queries_and_every_token_once() {
+        let group = |rows: std::ops::Range<u32>| {
+            let limits = vec![PosRange::ALL; rows.len()];
+            VisibleGroup::new(rows.collect(), vec![], limits)
+        };
+        let visibility = Visibility::new(41, vec![group(0..33), group(33..41)]);
+        let tiles = |n_heads, kv_heads| -> Vec<(usize, usize, usize)> {
+            let spec = AttendSpec {
+                n_heads,
+                kv_heads,
+                k_dim: 8,
+                v_dim: 8,
+                scale: 1.0,
+                soft_cap: None,
+                alibi: None,
+            };
+            let mut workspace = Workspace::default();
+            for _ in 0..2 {
+                workspace.plan_tiles(&spec, &visibility);
+            }
+            let tiles = workspace.tiles.iter();
+            tiles.map(|t| (t.group, t.first, t.len)).collect()
+        };
+        // The last tokens see most.
+        assert_eq!(
+            tiles(8, 2),
+            [(1, 0, 8), (0, 32, 1), (0, 16, 16), (0, 0, 16)]
+        );
+        assert_eq!(tiles(3, 3), [(1, 0, 8), (0, 0, 33)]);
+        assert_eq!(tiles(65, 1).len(), 41);
+    }
+
+    #[test]
+    fn memory_for_many_tokens_is_enough_for_fewer() {
+        let spec = AttendSpec {
+            n_heads: 6,
+            kv_heads: 2,
+            k_dim: 16,
+            v_dim: 8,
+            scale: 1.0,
+            soft_cap: None,
+            alibi: None,
+        };
+        let mut workspace = Workspace::default();
+        workspace.reserve(&spec, 1);
+        // Queries, and partials of 2 + 8 values: of 128 splits, and their total.
+        let n_values = 6 * 16 + 6 * 10 * (128 + 1);
+        assert_eq!(workspace.n_bytes(), n_values * size_of::<f32>());
+        workspace.reserve(&spec, 70);
+        let n_bytes = workspace.n_bytes();
+        assert!(workspace.q.len() == 64 * 6 * 16 && workspace.tiles.capacity() >= 70);
+        for n_tokens in 1..=70 {
+            workspace.reserve(&spec, n_tokens);
+            assert_eq!(workspace.n_bytes(), n_bytes, "{n_tokens} tokens");
+        }
+    }
+}

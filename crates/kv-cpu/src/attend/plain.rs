@@ -115,3 +115,35 @@ impl PlainAttention<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::Isa;
+
+    /// A weight of 0 would not hide what is infinite.
+    #[test]
+    fn a_head_reads_the_values_alone_that_it_weighs() {
+        let spec = AttendSpec {
+            n_heads: 2,
+            kv_heads: 1,
+            k_dim: 1,
+            v_dim: 1,
+            scale: 1.0,
+            soft_cap: None,
+            alibi: None,
+        };
+        let plain = PlainAttention {
+            kernels: Kernels::for_isa(Isa::Scalar).unwrap(),
+            spec: &spec,
+            n_kv: 3,
+        };
+        let values = [2.0, f32::INFINITY, f32::NAN];
+        let (mut out, mut scratch) = ([9.0; 2], Scratch::default());
+        scratch.reserve_row(1);
+        let weights = [1.0, 0.0, 0.0, 0.0, 0.5, 0.0];
+        let values = KvRows::from_f32(&values, 1, 1);
+        plain.weighted_sum(values, &weights, &mut out, &mut scratch);
+        assert_eq!(out, [2.0, f32::INFINITY]);
+    }
+}

@@ -128,3 +128,90 @@ impl Scratch {
         self.begin_split(n, v_dim);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::Isa;
+
+    /// Three query heads on each KV head.
+    const SPEC: AttendSpec = AttendSpec {
+        n_heads: 6,
+        kv_heads: 2,
+        k_dim: 96,
+        v_dim: 40,
+        scale: 1.0,
+        soft_cap: None,
+        alibi: None,
+    };
+
+    /// Bytes of buffers for so many queries of a KV head.
+    fn wanted(n: usize) -> usize {
+        let of_tile = KV_TILE * (96 + 40 + (96 + 64) + 96);
+        let of_query = 96 + KV_TILE + 1 + 2 * 40;
+        (of_tile + n * of_query) * 4 + n * 3 * size_of::<QueryBlockI24>() + 2 * n * 8
+    }
+
+    #[test]
+    fn there_is_room_for_the_queries_of_a_task() {
+        let n_bytes = |n_tokens: usize| {
+            let mut scratch = Scratch::default();
+            scratch.reserve(&SPEC, n_tokens);
+            scratch.n_bytes()
+        };
+        assert_eq!((n_bytes(5), n_bytes(4)), (wanted(15), wanted(12)));
+        // 128 queries at most, of whole tokens.
+        assert_eq!((n_bytes(42), n_bytes(1000)), (wanted(126), wanted(126)));
+    }
+
+    #[test]
+    fn room_for_more_is_kept_and_ranks_count() {
+        let mut scratch = Scratch::default();
+        scratch.reserve(&SPEC, 5);
+        scratch.reserve(&SPEC, 2);
+        scratch.reserve_row(KV_TILE * (96 + 64));
+        assert_eq!(scratch.n_bytes(), wanted(15));
+        scratch.order.reserve_exact(10);
+        assert_eq!(scratch.n_bytes(), wanted(15) + 40);
+    }
+
+    /// A task of a token with more heads than that has all of them.
+    #[test]
+    fn a_token_with_many_heads_has_room() {
+        let mut scratch = Scratch::default();
+        let n_heads = 200;
+        scratch.reserve(
+            &AttendSpec {
+                n_heads,
+                kv_heads: 1,
+                ..SPEC
+            },
+            9,
+        );
+        assert_eq!((scratch.weights.len(), scratch.softmax.len()), (200, 200));
+    }
+
+    /// What was infinite in another task does not stay behind.
+    #[test]
+    fn a_split_begins_with_nothing() {
+        let kernels = Kernels::for_isa(Isa::Scalar).unwrap();
+        let is_empty = |scratch: &Scratch, query| {
+            let partial = scratch.partial(query, 3);
+            partial.softmax == SoftmaxState::EMPTY && partial.values == [0.0; 3]
+        };
+        let mut scratch = Scratch::default();
+        scratch.reserve(&SPEC, 1);
+        scratch.out.fill(f32::INFINITY);
+        scratch.begin_split(3, 3);
+        assert!((0..3).all(|query| is_empty(&scratch, query)));
+        for query in 0..3 {
+            scratch.softmax[query] = SoftmaxState { max: 0.0, sum: 1.0 };
+            scratch.out[query * 3..][..3].fill(query as f32);
+        }
+        assert_eq!(scratch.partial(2, 3).values, [2.0; 3]);
+        scratch.end_split(kernels, 3, 3);
+        assert!((0..3).all(|query| is_empty(&scratch, query)));
+        let totals: Vec<f32> = (0..9u8).map(|at| f32::from(at / 3)).collect();
+        assert_eq!(scratch.total_out[..9], totals);
+    }
+}
