@@ -2,8 +2,10 @@
 //! suite is apart, as it takes longer to compile than all of these, and other architectures are checked
 //! without it; so is `allocations`, which counts what its process allocates.
 
+mod attention_refused;
 mod deltas_agree;
 mod gates;
+mod hidden_cells;
 mod kernels_agree;
 mod profile;
 mod repacked;
