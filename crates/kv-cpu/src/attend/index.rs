@@ -220,15 +220,22 @@ mod tests {
         }
     }
 
-    /// The tokens that are scored together, with their scores, and the ranks of each task.
-    fn planned(n_scores: &[usize]) -> Vec<(Vec<Range<usize>>, Vec<(usize, Range<usize>)>)> {
+    /// Where the scores of each token begin and end, and the tokens and ranks of tasks.
+    type Round = (Vec<(usize, usize)>, Vec<(usize, Range<usize>)>);
+
+    /// The tokens that are scored together.
+    fn planned(n_scores: &[usize]) -> Vec<Round> {
         let rows = n_scores.iter().enumerate();
         let mut rows = rows.map(|(at, &n)| row(at, n)).peekable();
         let (mut workspace, mut rounds) = (IndexWorkspace::default(), Vec::new());
         while rows.peek().is_some() {
             workspace.plan(&mut rows);
-            let scores: Vec<_> = workspace.rows.iter().map(|r| r.scores.clone()).collect();
-            assert!(workspace.scores.len() >= scores.last().unwrap().end);
+            let scores = workspace
+                .rows
+                .iter()
+                .map(|r| (r.scores.start, r.scores.end));
+            let scores: Vec<_> = scores.collect();
+            assert!(workspace.scores.len() >= scores.last().unwrap().1);
             let tasks = workspace.tasks.iter().map(|t| (t.row, t.ranks.clone()));
             rounds.push((scores, tasks.collect()));
         }
@@ -239,7 +246,7 @@ mod tests {
     fn keys_of_a_token_are_divided_and_a_token_that_is_not_scored_has_no_tasks() {
         let got = planned(&[300, 0, 256]);
         let tasks = vec![(0, 0..256), (0, 256..300), (2, 0..256)];
-        assert_eq!(got, [(vec![0..300, 300..300, 300..556], tasks)]);
+        assert_eq!(got, [(vec![(0, 300), (300, 300), (300, 556)], tasks)]);
     }
 
     #[test]
@@ -248,10 +255,10 @@ mod tests {
         let rounds = planned(&[half, half, 1, MAX_SCORES + 1, 2]);
         let scores: Vec<_> = rounds.into_iter().map(|(scores, _)| scores).collect();
         let wanted = [
-            vec![0..half, half..MAX_SCORES],
-            vec![0..1],
-            vec![0..MAX_SCORES + 1],
-            vec![0..2],
+            vec![(0, half), (half, MAX_SCORES)],
+            vec![(0, 1)],
+            vec![(0, MAX_SCORES + 1)],
+            vec![(0, 2)],
         ];
         assert_eq!(scores, wanted);
     }
