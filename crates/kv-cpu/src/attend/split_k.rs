@@ -531,4 +531,21 @@ mod tests {
         assert!(SplitK::default().plan(&SPEC, &visibility(&[short, long])));
         assert!(!plans(1, 0, 255) && !plans(1, 256, 511) && !plans(1, 0, 199));
     }
+
+    #[test]
+    fn cells_are_the_same_within_positions_alone() {
+        let all = |runs: &[CellRun]| group(0..1, runs, PosRange::ALL);
+        let a = all(&[run(0, 0, 10), run(100, 10, 10)]);
+        let before = all(&[run(50, 0, 10), run(100, 10, 10)]);
+        let behind = all(&[run(0, 0, 10), run(200, 10, 10)]);
+        let shorter = all(&[run(0, 0, 10)]);
+        let same = |other, first, last| has_same_cells(&a, other, within(first, last));
+        assert_eq!((same(&before, 10, 19), same(&before, 9, 19)), (true, false));
+        assert_eq!((same(&behind, 0, 9), same(&behind, 0, 10)), (true, false));
+        assert_eq!(
+            (same(&behind, 19, 25), same(&behind, 20, 25)),
+            (false, true)
+        );
+        assert_eq!((same(&shorter, 0, 9), same(&shorter, 5, 10)), (true, false));
+    }
 }
