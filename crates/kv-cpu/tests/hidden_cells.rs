@@ -3,17 +3,13 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::num::NonZeroUsize;
-
 use kv_contract::{Attend, OneOp, StoreRows};
 use kv_core::backend::Backend;
 use kv_core::graph::AttendSpec;
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::{
-    CellIdx, CellRun, KvType, LayerIdx, Pos, PosRange, Visibility, VisibleGroup, Window,
-};
+use kv_core::{CellIdx, CellRun, KvType, LayerIdx, PosRange, Visibility, VisibleGroup};
 use kv_cpu::isa::Isa;
-use kv_cpu::{CpuBackend, CpuConfig};
+
+use crate::support::{backend, layout, run};
 
 const SPEC: AttendSpec = AttendSpec {
     n_heads: 2,
@@ -26,27 +22,10 @@ const SPEC: AttendSpec = AttendSpec {
 };
 const N_CELLS: u32 = 40;
 
-fn run(cell: u32, pos: u32, len: u32) -> CellRun {
-    let (cell, pos) = (CellIdx(cell), Pos(pos));
-    CellRun { cell, pos, len }
-}
-
 /// Attention of two tokens, each in a group of its own, on one thread.
 fn attend(isa: Isa, kv_type: KvType, runs: [&[CellRun]; 2]) -> [Vec<f32>; 2] {
-    let config = CpuConfig {
-        n_threads: NonZeroUsize::new(1),
-        isa: Some(isa),
-        ..CpuConfig::default()
-    };
-    let backend = CpuBackend::new(config).unwrap();
-    let memory = AttentionMemory {
-        kv_heads: SPEC.kv_heads,
-        k_dim: SPEC.k_dim,
-        v_dim: SPEC.v_dim,
-        window: Window::Full,
-    };
-    let map = LayerMap::new(vec![LayerMemory::Attention(memory)]);
-    let layout = RowLayout::new(&map, &[N_CELLS as usize + 2], kv_type).unwrap();
+    let backend = backend(isa, 1);
+    let layout = layout(&SPEC, N_CELLS as usize + 2, kv_type);
     let mut rows = backend.allocate(&layout).unwrap();
     let k: Vec<f32> = (0..N_CELLS * 8).map(|i| (i as f32 * 0.3).sin()).collect();
     let mut v = k.clone();

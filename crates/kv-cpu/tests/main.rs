@@ -12,3 +12,4 @@ mod repacked;
 mod same_bits;
 mod scans_agree;
 mod split_k;
+mod support;

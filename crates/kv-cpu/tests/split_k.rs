@@ -3,17 +3,14 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
-use std::num::NonZeroUsize;
-
 use kv_contract::{Attend, OneOp, StoreRows};
 use kv_core::backend::{Backend, RowStorage};
 use kv_core::graph::AttendSpec;
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::{
-    CellIdx, CellRun, KvType, LayerIdx, Pos, PosRange, Visibility, VisibleGroup, Window,
-};
+use kv_core::{CellIdx, CellRun, KvType, LayerIdx, Pos, PosRange, Visibility, VisibleGroup};
+use kv_cpu::CpuBackend;
 use kv_cpu::isa::Isa;
-use kv_cpu::{CpuBackend, CpuConfig};
+
+use crate::support::{backend, layout, run};
 
 /// Tokens of the text.
 const N_TEXT: u32 = 1100;
@@ -32,14 +29,6 @@ const SPEC: AttendSpec = AttendSpec {
 
 fn wave(n: usize, step: f32) -> Vec<f32> {
     (0..n).map(|i| (i as f32 * step).sin() * 2.0).collect()
-}
-
-fn run(cell: u32, pos: u32, len: u32) -> CellRun {
-    CellRun {
-        cell: CellIdx(cell),
-        pos: Pos(pos),
-        len,
-    }
 }
 
 /// The bits of the attention of tokens at `positions`, `[tokens, n_heads * v_dim]`.
@@ -81,14 +70,7 @@ fn group(rows: &[u32], positions: &[u32], runs: Vec<CellRun>, first: u32) -> Vis
 
 /// The same text twice: in cells in order, and in cells in reverse order.
 fn stored(backend: &CpuBackend, kv_type: KvType) -> <CpuBackend as Backend>::Rows {
-    let memory = AttentionMemory {
-        kv_heads: SPEC.kv_heads,
-        k_dim: SPEC.k_dim,
-        v_dim: SPEC.v_dim,
-        window: Window::Full,
-    };
-    let map = LayerMap::new(vec![LayerMemory::Attention(memory)]);
-    let layout = RowLayout::new(&map, &[(2 * N_TEXT + N_TOKENS) as usize], kv_type).unwrap();
+    let layout = layout(&SPEC, (2 * N_TEXT + N_TOKENS) as usize, kv_type);
     let mut rows = backend.allocate(&layout).unwrap();
     let k = wave((N_TEXT * 64) as usize, 0.37);
     let v = wave((N_TEXT * 128) as usize, 0.11);
@@ -106,15 +88,6 @@ fn stored(backend: &CpuBackend, kv_type: KvType) -> <CpuBackend as Backend>::Row
         op.run(backend, &mut rows).unwrap();
     }
     rows
-}
-
-fn backend(isa: Isa, n_threads: usize) -> CpuBackend {
-    let config = CpuConfig {
-        n_threads: NonZeroUsize::new(n_threads),
-        isa: Some(isa),
-        ..CpuConfig::default()
-    };
-    CpuBackend::new(config).unwrap()
 }
 
 fn check(isa: Isa, n_threads: usize, kv_type: KvType) {

@@ -52,16 +52,21 @@ fn order_of_ends(sim: &mut Simulator) -> Vec<RequestId> {
     ended
 }
 
+/// A prompt that nothing cached shortens.
+fn submit_without_prefix(sim: &mut Simulator, tenant: u64, n_prompt: u32) {
+    let number = sim.n_clients() as u32;
+    let off = Script {
+        prefix: PrefixUse::Off,
+        ..short(tenant, n_prompt, number)
+    };
+    sim.submit(off).unwrap();
+}
+
 #[test]
 fn prompts_count_for_their_tenants_when_they_are_admitted() {
     let mut sim = with(|config| config.max_running = 1);
     for (tenant, n_prompt) in [(1, 30), (1, 5), (2, 5), (2, 5)] {
-        let number = sim.n_clients() as u32;
-        let off = Script {
-            prefix: PrefixUse::Off,
-            ..short(tenant, n_prompt, number)
-        };
-        sim.submit(off).unwrap();
+        submit_without_prefix(&mut sim, tenant, n_prompt);
     }
     assert_eq!(order_of_ends(&mut sim), [0, 2, 3, 1].map(RequestId));
 }
@@ -76,12 +81,7 @@ fn texts_count_for_their_tenants_token_by_token() {
     };
     sim.submit(long).unwrap();
     for (tenant, n_prompt) in [(1, 5), (2, 30), (2, 30)] {
-        let number = sim.n_clients() as u32;
-        let off = Script {
-            prefix: PrefixUse::Off,
-            ..short(tenant, n_prompt, number)
-        };
-        sim.submit(off).unwrap();
+        submit_without_prefix(&mut sim, tenant, n_prompt);
     }
     // A prompt of 5 and 29 tokens of text are more than 30.
     assert_eq!(order_of_ends(&mut sim), [0, 2, 3, 1].map(RequestId));

@@ -169,7 +169,7 @@ fn sharing(swap_rows: SwapRows) -> (Simulator, [RequestId; 2]) {
     (sim, ids)
 }
 
-/// What came back rounded is not what would be computed, so it stays for nobody.
+/// A state that was swapped out rounded is not what a prompt would compute: it is not cached.
 #[test]
 fn only_what_came_back_to_the_bit_is_cached() {
     for (swap_rows, is_cached) in [(SwapRows::Exact, true), (SwapRows::Rounded, false)] {

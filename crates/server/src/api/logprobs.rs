@@ -106,7 +106,7 @@ pub fn completion(
     })
 }
 
-/// The log probabilities of the likeliest tokens and of the one that stands there, by their text.
+/// The log probabilities of the likeliest tokens and of the chosen one, by their text.
 fn likeliest(tokenizer: &Tokenizer, place: &TokenLogprobs) -> Map<String, Value> {
     let entry = |of: &TokenLogprob| (text(tokenizer, of.token), json!(finite(of.logprob)));
     let chosen = std::iter::once(&place.chosen);

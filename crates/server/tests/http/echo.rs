@@ -56,7 +56,7 @@ fn log_probabilities_of_a_prompt_are_those_of_one_token_at_a_time() {
                 one["top_logprobs"][0].as_object().map(names)
             );
             let own = logprobs["tokens"][at].as_str().unwrap();
-            assert_eq!(top[own], values[at], "beside the likeliest token, {at}");
+            assert_eq!(top[own], values[at], "the chosen token is there, {at}");
             assert!(top.values().all(|top| top.as_f64() >= values[at].as_f64()));
         }
         let distinct = values[1..ids.len()].windows(2).filter(|w| w[0] != w[1]);

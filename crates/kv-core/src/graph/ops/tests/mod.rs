@@ -34,7 +34,7 @@ fn floats(b: &mut GraphBuilder, shape: &[usize]) -> NodeId {
         .unwrap()
 }
 
-/// Every result is a refusal that says what it wants.
+/// Every result is a shape error whose text says what was wanted.
 #[track_caller]
 fn assert_refused<const N: usize>(cases: [(&str, Result<NodeId, GraphError>); N]) {
     for (at, (text, result)) in cases.into_iter().enumerate() {
