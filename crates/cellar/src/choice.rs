@@ -296,16 +296,12 @@ impl WeightSource for Shapes {
     fn get(&self, name: &str) -> Option<Weight> {
         let WeightInfo { shape, format } = self.0.get(name)?.clone();
         let n_bytes = format.row_bytes(shape.iter().product())?;
-        let mut bytes = vec![0; n_bytes];
+        let mut bytes = Vec::new();
         if matches!(format, BlockFormat::F16 | BlockFormat::F32) {
             // A third, in F16 and nearly in F32.
-            let third = [0x55, 0x35].iter().cycle();
-            bytes
-                .iter_mut()
-                .zip(third)
-                .take(N_FILLED)
-                .for_each(|(byte, &b)| *byte = b);
+            bytes = [0x55, 0x35].repeat(n_bytes.min(N_FILLED) / 2);
         }
+        bytes.resize(n_bytes, 0);
         Weight::new(name, shape, format, bytes.into()).ok()
     }
 

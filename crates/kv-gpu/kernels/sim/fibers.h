@@ -14,6 +14,7 @@
 #include <csetjmp>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <utility>
 #include <vector>
 #include <ucontext.h>
@@ -46,7 +47,7 @@ struct AsyncCopy {
 struct Fiber {
   ucontext_t context;
   Place state;
-  std::vector<char> stack;
+  std::unique_ptr<char[]> stack;
   bool made = false, done = false;
   // It waits for this barrier while that is of this generation.
   const Barrier *waits_for = nullptr;
@@ -100,7 +101,7 @@ uint16_t float_half(float value);
 
 // Gives the warp's lanes a value. Returns where theirs are, until the exchange after the next one: a lane
 // writes there only when all have come to the barrier in between. What lanes have that ended is undefined.
-template <class T> const char (*share(const T &value))[kSlotBytes] {
+template <class T> [[gnu::always_inline]] inline const char (*share(const T &value))[kSlotBytes] {
   static_assert(sizeof(T) <= kSlotBytes, "too large for an exchange");
   uint32_t tid = block->tid;
   auto *slots = block->slots[block->warps[tid / 32].generation & 1];
