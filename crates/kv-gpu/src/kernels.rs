@@ -1,7 +1,7 @@
 //! The kernels as data, for devices that compile them at run time: their table and their sources.
 //!
-//! Invariant: `kernels/TABLE` is what the simulator has compiled, and the lists below are the files
-//! of `kernels/`; tests compare them. Knows no device.
+//! Invariant: `kernels/TABLE` is what the simulator has compiled; a test compares them. `build.rs` lists
+//! the files of `kernels/`. Knows no device.
 
 use std::fmt::Write;
 use std::sync::OnceLock;
@@ -112,66 +112,6 @@ pub fn metal_source(file: &str) -> Option<KernelSource> {
     Some(source)
 }
 
-macro_rules! files {
-    ($folder:literal: $($name:literal),* $(,)?) => {
-        &[$(($name, include_str!(concat!("../kernels/", $folder, $name)))),*]
-    };
-}
-
-/// What all kernels share, in the order in which compilers take it.
-const BLOCKS: &[(&str, &str)] = files!("blocks/":
-    "block.h",
-    "int8.h",
-    "iq4_nl.h",
-    "iq4_xs.h",
-    "kv_load.h",
-    "kv_pieces.h",
-    "kv_queries.h",
-    "kv_store.h",
-    "kv_tiles.h",
-    "mxfp4.h",
-    "plain.h",
-    "products.h",
-    "q2_k.h",
-    "q3_k.h",
-    "q4_0.h",
-    "q4_1.h",
-    "q4_k.h",
-    "q5_0.h",
-    "q5_1.h",
-    "q5_k.h",
-    "q6_k.h",
-    "q8_0.h",
-    "rope.h",
-    "seen.h",
-    "select.h",
-    "state.h",
-    "unpack.h",
-);
-
-/// The files of kernels.
-const KERNELS: &[(&str, &str)] = files!("":
-    "attend.k",
-    "attend_distances.k",
-    "attend_sparse.k",
-    "attend_tiles.k",
-    "conv.k",
-    "delta.k",
-    "elementwise.k",
-    "embed.k",
-    "experts.k",
-    "gemm.k",
-    "gemv.k",
-    "gemv_plain.k",
-    "index.k",
-    "mix.k",
-    "norm.k",
-    "plain_attention.k",
-    "quantize.k",
-    "rope.k",
-    "rows.k",
-    "scan.k",
-    "split.k",
-    "store.k",
-    "top_k.k",
-);
+// The files of `kernels/blocks`, which all kernels share, and those of the kernels: `BLOCKS` and `KERNELS`,
+// each by name.
+include!(concat!(env!("OUT_DIR"), "/sources.rs"));
