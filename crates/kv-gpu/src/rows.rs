@@ -33,7 +33,7 @@ impl<D: Device> GpuRows<D> {
     pub(crate) fn allocate(device: &D, layout: &RowLayout) -> Result<Self, BackendError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut stored = Vec::new();
-        let mut add = |layer, kind: RowKind, bytes: usize| {
+        for (layer, kind, bytes) in kinds(layout) {
             let what = format!("{kind:?} rows of layer {layer}");
             let buffer = device.allocate(bytes, &what)?;
             stored.push(Stored {
@@ -42,18 +42,6 @@ impl<D: Device> GpuRows<D> {
                 bytes,
                 buffer,
             });
-            Ok::<_, BackendError>(())
-        };
-        for rows in layout.layers() {
-            add(rows.layer, RowKind::K, rows.n_rows * rows.k.bytes())?;
-            if let Some(v) = rows.stored_v() {
-                add(rows.layer, RowKind::V, rows.n_rows * v.bytes())?;
-            }
-        }
-        for states in layout.states() {
-            let (n_rows, layer) = (states.n_rows, states.layer);
-            add(layer, RowKind::Conv, n_rows * states.conv_bytes())?;
-            add(layer, RowKind::State, n_rows * states.state_bytes())?;
         }
         Ok(Self {
             layout: layout.clone(),
@@ -73,14 +61,7 @@ impl<D: Device> GpuRows<D> {
         layer: LayerIdx,
         kind: RowKind,
     ) -> Result<usize, BackendError> {
-        let attended = layout.layers().iter().flat_map(|rows| {
-            let v = rows.stored_v().map(|_| (rows.layer, RowKind::V));
-            [(rows.layer, RowKind::K)].into_iter().chain(v)
-        });
-        let kinds = [RowKind::Conv, RowKind::State];
-        let states = layout.states().iter();
-        let states = states.flat_map(|states| kinds.map(|kind| (states.layer, kind)));
-        let found = attended.chain(states).position(|it| it == (layer, kind));
+        let found = kinds(layout).position(|(l, k, _)| (l, k) == (layer, kind));
         found.ok_or(BackendError::NoRows { layer })
     }
 
@@ -116,6 +97,23 @@ impl<D: Device> GpuRows<D> {
             at: range.start,
         })
     }
+}
+
+/// The rows of a layout by layer and kind, in the order of their buffers, with the bytes of all of them.
+fn kinds(layout: &RowLayout) -> impl Iterator<Item = (LayerIdx, RowKind, usize)> {
+    let attended = layout.layers().iter().flat_map(|rows| {
+        let v = rows.stored_v().map(|v| (RowKind::V, v.bytes()));
+        let kinds = [(RowKind::K, rows.k.bytes())].into_iter().chain(v);
+        kinds.map(|(kind, bytes)| (rows.layer, kind, rows.n_rows * bytes))
+    });
+    let states = layout.states().iter().flat_map(|states| {
+        let kinds = [
+            (RowKind::Conv, states.conv_bytes()),
+            (RowKind::State, states.state_bytes()),
+        ];
+        kinds.map(|(kind, bytes)| (states.layer, kind, states.n_rows * bytes))
+    });
+    attended.chain(states)
 }
 
 impl<D: Device> RowStorage for GpuRows<D> {

@@ -87,13 +87,6 @@ impl Sim {
         Self { dialect, ..self }
     }
 
-    /// The names of all kernels.
-    pub fn kernels() -> Vec<String> {
-        let mut names: Vec<String> = all(Dialect::Cpp).map(SimKernel::name).collect();
-        names.sort();
-        names
-    }
-
     /// All kernels as they are compiled in a dialect, a line each as in `kernels/TABLE`: name, file, threads,
     /// buffers, bytes of settings; those of `sim/` left out.
     ///

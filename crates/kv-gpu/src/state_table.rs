@@ -24,12 +24,7 @@ pub(crate) fn write(groups: &[StateGroup], words: &mut Vec<u32>, header: usize) 
     for chain in &chains {
         of_chains.extend([n_groups, n_groups + chain.len() as u32]);
         n_groups += chain.len() as u32;
-        for &group in chain
-            .iter()
-            .filter_map(|&number| groups.get(number))
-            .collect::<Vec<_>>()
-            .iter()
-        {
+        for group in chain.iter().filter_map(|&number| groups.get(number)) {
             let (first_row, first_store) = (rows.len() as u32, (stores.len() / 2) as u32);
             rows.extend_from_slice(&group.rows);
             stores.extend(group.stores.iter().flat_map(|s| [s.n_rows, s.to.0]));
