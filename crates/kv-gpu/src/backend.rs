@@ -1,6 +1,6 @@
 //! [`GpuBackend`]: the [`Backend`] of this crate, put together from its parts.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use kv_core::backend::{
     Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, OnProgress, RowCopy, RowShift,
@@ -16,7 +16,7 @@ use crate::config::GpuConfig;
 use crate::device::Device;
 use crate::edits;
 use crate::lower::{Context, lower};
-use crate::program::{GpuProgram, Kernels, Shared};
+use crate::program::{GpuProgram, Shared};
 use crate::rows::GpuRows;
 use crate::weights::GpuWeights;
 
@@ -31,13 +31,8 @@ pub struct GpuBackend<D: Device> {
 impl<D: Device> GpuBackend<D> {
     /// A backend on this device.
     pub fn new(device: D, config: GpuConfig) -> Self {
-        let shared = Shared {
-            device,
-            kernels: Kernels::default(),
-            memory: Mutex::default(),
-        };
         Self {
-            shared: Arc::new(shared),
+            shared: Arc::new(Shared::new(device)),
             config,
             custom: CustomOps::new(),
         }
@@ -96,8 +91,7 @@ impl<D: Device> Backend for GpuBackend<D> {
     ) -> Result<GpuProgram<D>, BackendError> {
         check_rows(graph, layout)?;
         let lowered = lower(Context {
-            device: self.device(),
-            kernels: &self.shared.kernels,
+            shared: &self.shared,
             config: self.config,
             graph,
             weights,

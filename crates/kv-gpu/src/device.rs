@@ -104,6 +104,13 @@ pub struct Region<'a, D: Device + ?Sized> {
     pub at: usize,
 }
 
+impl<'a, D: Device + ?Sized> Region<'a, D> {
+    /// A buffer from its first byte on.
+    pub fn start(buffer: &'a D::Buffer) -> Self {
+        Self { buffer, at: 0 }
+    }
+}
+
 impl<D: Device + ?Sized> Clone for Region<'_, D> {
     fn clone(&self) -> Self {
         *self

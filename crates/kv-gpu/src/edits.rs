@@ -223,26 +223,14 @@ fn launch<D: Device>(
     }
     let bytes: &[u8] = bytemuck::cast_slice(&words);
     let table = device.allocate(bytes.len(), "moves of keys")?;
-    device.write(
-        Region {
-            buffer: &table,
-            at: 0,
-        },
-        bytes,
-    )?;
-    let kernel = shared.kernels.get(device, "shift_keys")?;
+    device.write(Region::start(&table), bytes)?;
+    let kernel = shared.kernel("shift_keys")?;
     for (layer, settings, n_rows) in launches {
         let units = settings.k.len() / settings.unit.max(1);
         let keys = rows.buffer_of(layer, RowKind::K)?;
         let arguments = [
-            Argument::Buffer(Region {
-                buffer: keys,
-                at: 0,
-            }),
-            Argument::Buffer(Region {
-                buffer: &table,
-                at: 0,
-            }),
+            Argument::Buffer(Region::start(keys)),
+            Argument::Buffer(Region::start(&table)),
             Argument::Settings(bytemuck::bytes_of(&settings)),
         ];
         device.launch(&kernel, [units, word(n_rows)?], &arguments)?;

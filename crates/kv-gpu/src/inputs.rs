@@ -11,6 +11,7 @@ use kv_core::graph::{Graph, GraphInputs, Input, Node, NodeId, Op};
 use kv_core::rope::{RopeSections, RopeSpec};
 use kv_core::{PartIdx, Visibility, Window};
 
+use crate::lower::word;
 use crate::state_table;
 use crate::visibility_table::{self, PieceCounts, PieceLimits};
 
@@ -18,7 +19,7 @@ use crate::visibility_table::{self, PieceCounts, PieceLimits};
 const ALIGN: usize = 4;
 
 /// Where everything is, in words.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct InputPlan {
     /// Inputs whose values kernels read, by node.
     values: Vec<(NodeId, Input, usize)>,
@@ -28,7 +29,7 @@ pub(crate) struct InputPlan {
     states: Option<usize>,
     /// Words of the fixed part.
     len: usize,
-    limits: Option<PieceLimits>,
+    limits: PieceLimits,
 }
 
 /// The angles of one rotation: `cos [n, pairs]`, then `sin [n, pairs]`.
@@ -88,8 +89,12 @@ impl InputPlan {
     /// The plan for the input nodes of `graph`.
     pub(crate) fn new(graph: &Graph) -> Self {
         let mut plan = Self {
-            limits: Some(PieceLimits::of(graph.shape().n_tokens)),
-            ..Self::default()
+            values: Vec::new(),
+            rotations: Vec::new(),
+            seen: Vec::new(),
+            states: None,
+            len: 0,
+            limits: PieceLimits::of(graph.shape().n_tokens),
         };
         for (id, node) in numbered(graph) {
             match node.op {
@@ -117,7 +122,7 @@ impl InputPlan {
 
     /// Slots for partial results of attention.
     pub(crate) fn slots(&self, n_rows: usize) -> usize {
-        self.limits.map_or(0, |limits| limits.slots(n_rows))
+        self.limits.slots(n_rows)
     }
 
     /// Bytes of the fixed part.
@@ -143,9 +148,9 @@ impl InputPlan {
     pub(crate) fn visibility(
         &mut self,
         graph: &Graph,
-        (id, node): (NodeId, &Node),
+        (id, node): Numbered<'_>,
         at: usize,
-    ) -> Result<(usize, usize), BackendError> {
+    ) -> Result<(usize, u32), BackendError> {
         let by = match operand(graph, node, at)?.op {
             Op::Input(Input::BatchVisibility { window }) => SeenBy::Batch(window),
             _ => {
@@ -154,12 +159,12 @@ impl InputPlan {
             }
         };
         if let Some(number) = self.seen.iter().position(|seen| seen.by == by) {
-            return Ok((number, self.seen[number].header));
+            return Ok((number, word(self.seen[number].header)?));
         }
         let header = self.take(visibility_table::HEADER_WORDS);
         let user = (id, at);
         self.seen.push(Seen { by, user, header });
-        Ok((self.seen.len() - 1, header))
+        Ok((self.seen.len() - 1, word(header)?))
     }
 
     /// The angles of a rotation whose positions are operand 1 of `node`. `factors` are the values
@@ -228,10 +233,9 @@ impl InputPlan {
             angles.write(graph, inputs, words);
         }
         let mut counts = RunCounts::default();
-        let limits = self.limits.unwrap_or_else(|| PieceLimits::of(1));
         for seen in &self.seen {
             let visibility = seen.find(graph, inputs)?;
-            let pieces = visibility_table::write(visibility, limits, words, seen.header);
+            let pieces = visibility_table::write(visibility, self.limits, words, seen.header);
             counts.pieces.push(pieces);
         }
         if let Some(header) = self.states {
@@ -301,13 +305,16 @@ fn fill(to: &mut [u32], from: &[u32]) {
     to.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
 }
 
+/// A node with its number.
+pub(crate) type Numbered<'a> = (NodeId, &'a Node);
+
 /// The nodes of a graph with their numbers.
-pub(crate) fn numbered(graph: &Graph) -> impl Iterator<Item = (NodeId, &Node)> {
+pub(crate) fn numbered(graph: &Graph) -> impl Iterator<Item = Numbered<'_>> {
     (0..).map(NodeId).zip(graph.nodes())
 }
 
 /// The same of those after node `id`.
-pub(crate) fn after(graph: &Graph, id: NodeId) -> impl Iterator<Item = (NodeId, &Node)> {
+pub(crate) fn after(graph: &Graph, id: NodeId) -> impl Iterator<Item = Numbered<'_>> {
     let nodes = graph.nodes().get(id.as_usize() + 1..).unwrap_or_default();
     (id.0 + 1..).map(NodeId).zip(nodes)
 }

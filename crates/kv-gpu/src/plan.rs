@@ -16,7 +16,7 @@ use kv_core::weights::WeightSource;
 use crate::config::GpuConfig;
 use crate::device::{Argument, Device, Region};
 use crate::lower::{Context, lower};
-use crate::program::{Kernels, block_bytes};
+use crate::program::{Shared, block_bytes};
 use crate::rows::GpuRows;
 use crate::weights::GpuWeights;
 
@@ -78,20 +78,18 @@ impl std::fmt::Debug for GpuWork<'_> {
 /// # Errors
 /// As [`Backend::compile`](kv_core::backend::Backend::compile).
 pub fn plan_memory(config: GpuConfig, work: GpuWork<'_>) -> Result<GpuMemoryPlan, BackendError> {
-    let device = Counter {
+    let shared = Shared::new(Counter {
         name: work.backend,
         allocated: AtomicUsize::new(0),
-    };
+    });
     let (source, custom) = (Arc::clone(work.weights), work.custom.clone());
     let weights = GpuWeights::planned(source, custom, OnProgress::default());
-    let kernels = Kernels::default();
     let (mut scratch, mut inputs) = (0, 0);
     for graph in work.graphs {
         check_rows(graph, work.layout)?;
         check_weights(graph, &**work.weights)?;
         let lowered = lower(Context {
-            device: &device,
-            kernels: &kernels,
+            shared: &shared,
             config,
             graph,
             weights: &weights,
@@ -100,10 +98,11 @@ pub fn plan_memory(config: GpuConfig, work: GpuWork<'_>) -> Result<GpuMemoryPlan
         scratch = scratch.max(lowered.scratch_bytes);
         inputs = inputs.max(block_bytes(lowered.inputs.fixed_bytes()));
     }
+    let device = &shared.device;
     let weights_allocated = device.allocated.swap(0, Ordering::Relaxed);
-    GpuRows::allocate(&device, work.layout)?;
+    GpuRows::allocate(device, work.layout)?;
     Ok(GpuMemoryPlan {
-        rows: device.allocated.into_inner(),
+        rows: device.allocated.load(Ordering::Relaxed),
         weights: weights_allocated,
         scratch,
         staging: weights.staging_bytes(),

@@ -21,39 +21,34 @@ use crate::weights::DeviceWeight;
 /// Recordings that a program keeps.
 const MAX_RECORDINGS: usize = 16;
 
-/// The kernels that programs use, by name.
-#[derive(Debug)]
-pub(crate) struct Kernels<D: Device>(Mutex<HashMap<&'static str, Arc<D::Kernel>>>);
-
-impl<D: Device> Default for Kernels<D> {
-    fn default() -> Self {
-        Self(Mutex::default())
-    }
-}
-
-impl<D: Device> Kernels<D> {
-    /// A kernel, looked up on the device once.
-    pub(crate) fn get(
-        &self,
-        device: &D,
-        name: &'static str,
-    ) -> Result<Arc<D::Kernel>, BackendError> {
-        let mut known = locked(&self.0);
-        if let Some(kernel) = known.get(name) {
-            return Ok(Arc::clone(kernel));
-        }
-        let kernel = Arc::new(device.kernel(name)?);
-        known.insert(name, Arc::clone(&kernel));
-        Ok(kernel)
-    }
-}
-
 /// What all programs of a backend share.
 #[derive(Debug)]
 pub(crate) struct Shared<D: Device> {
     pub(crate) device: D,
-    pub(crate) kernels: Kernels<D>,
     pub(crate) memory: Mutex<RunMemory<D>>,
+    /// The kernels that programs use, by name.
+    kernels: Mutex<HashMap<String, Arc<D::Kernel>>>,
+}
+
+impl<D: Device> Shared<D> {
+    pub(crate) fn new(device: D) -> Self {
+        Self {
+            device,
+            memory: Mutex::default(),
+            kernels: Mutex::default(),
+        }
+    }
+
+    /// A kernel, looked up on the device once.
+    pub(crate) fn kernel(&self, name: &str) -> Result<Arc<D::Kernel>, BackendError> {
+        let mut known = locked(&self.kernels);
+        if let Some(kernel) = known.get(name) {
+            return Ok(Arc::clone(kernel));
+        }
+        let kernel = Arc::new(self.device.kernel(name)?);
+        known.insert(name.to_owned(), Arc::clone(&kernel));
+        Ok(kernel)
+    }
 }
 
 /// The lock's data; whoever panicked with it left nothing half done.
@@ -98,7 +93,20 @@ pub(crate) enum Grid {
     Chains { x: u32 },
 }
 
+/// Threads of a block of kernels that have a thread for each value.
+pub(crate) const THREADS: u32 = 256;
+
 impl Grid {
+    /// Blocks that have a thread for each of `n` values.
+    pub(crate) fn values(n: u32) -> Self {
+        Self::rows(n.div_ceil(THREADS))
+    }
+
+    /// A block for each of `n` rows.
+    pub(crate) fn rows(n: u32) -> Self {
+        Self::Fixed([n, 1])
+    }
+
     /// `x` blocks for each piece of few rows, or of many.
     pub(crate) fn pieces(many: u32, x: u32, visibility: usize) -> Self {
         match many {
@@ -310,10 +318,9 @@ impl<D: Device> GpuProgram<D> {
                 _ => continue,
             };
             if let Some(buffer) = buffer {
-                let region = Region { buffer, at };
-                self.shared
-                    .device
-                    .read(region, bytemuck::cast_slice_mut(values))?;
+                let from = Region { buffer, at };
+                let device = &self.shared.device;
+                device.read(from, bytemuck::cast_slice_mut(values))?;
             }
         }
         Ok(())

@@ -5,7 +5,7 @@
 //! operations.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use kv_core::backend::{BackendError, CustomOps, LoadProgress, OnProgress};
 use kv_core::block::BlockFormat;
@@ -15,7 +15,7 @@ use crate::custom::HostOps;
 use crate::device::{Argument, Device, Region};
 use crate::lower::word;
 use crate::planes::Planes;
-use crate::program::Kernels;
+use crate::program::{Shared, locked};
 
 /// Bytes of a weight that are uploaded at once.
 const STAGING_BYTES: usize = 16 << 20;
@@ -52,13 +52,6 @@ impl<D: Device> Default for Uploaded<D> {
             progress: LoadProgress::default(),
         }
     }
-}
-
-/// What weights are uploaded with.
-#[derive(Debug)]
-pub(crate) struct Uploader<'a, D: Device> {
-    pub(crate) device: &'a D,
-    pub(crate) kernels: &'a Kernels<D>,
 }
 
 /// What is on the device.
@@ -146,7 +139,7 @@ impl<D: Device> GpuWeights<D> {
     /// A weight on the device.
     pub(crate) fn get(
         &self,
-        uploader: &Uploader<'_, D>,
+        shared: &Shared<D>,
         weight: &Weight,
         form: WeightForm,
     ) -> Result<Arc<DeviceWeight<D>>, BackendError> {
@@ -157,13 +150,13 @@ impl<D: Device> GpuWeights<D> {
         self.once(key, weight.bytes().len(), |uploaded| match form {
             WeightForm::Floats => {
                 let shape = weight.shape().to_vec();
-                upload_floats(uploader.device, &what(weight), shape, &weight.to_f32())
+                upload_floats(&shared.device, &what(weight), shape, &weight.to_f32())
             }
             WeightForm::Stored if self.is_plan => {
                 uploaded.staging_bytes = uploaded.staging_bytes.max(piece_bytes(weight));
-                allocate_blocks(uploader.device, weight)
+                allocate_blocks(&shared.device, weight)
             }
-            WeightForm::Stored => uploaded.upload_blocks(uploader, weight),
+            WeightForm::Stored => uploaded.upload_blocks(shared, weight),
         })
     }
 
@@ -205,8 +198,7 @@ impl<D: Device> GpuWeights<D> {
         n_bytes: usize,
         upload: impl FnOnce(&mut Uploaded<D>) -> Result<DeviceWeight<D>, BackendError>,
     ) -> Result<Arc<DeviceWeight<D>>, BackendError> {
-        // A map of finished weights is whole even where a holder of the lock panicked.
-        let mut uploaded = self.uploaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut uploaded = locked(&self.uploaded);
         if let Some(known) = uploaded.weights.get(&key) {
             return Ok(Arc::clone(known));
         }
@@ -218,8 +210,7 @@ impl<D: Device> GpuWeights<D> {
 
     /// What is allocated to bring the weights there that are, or were planned to be.
     pub(crate) fn staging_bytes(&self) -> usize {
-        let uploaded = self.uploaded.lock().unwrap_or_else(PoisonError::into_inner);
-        uploaded.staging_bytes
+        locked(&self.uploaded).staging_bytes
     }
 
     fn report(&self, progress: &mut LoadProgress, bytes: usize) {
@@ -247,11 +238,7 @@ fn upload_floats<D: Device>(
 ) -> Result<DeviceWeight<D>, BackendError> {
     let bytes: &[u8] = bytemuck::cast_slice(values);
     let buffer = device.allocate(bytes.len(), what)?;
-    let to = Region {
-        buffer: &buffer,
-        at: 0,
-    };
-    device.write(to, bytes)?;
+    device.write(Region::start(&buffer), bytes)?;
     Ok(DeviceWeight {
         buffer,
         format: BlockFormat::F32,
@@ -288,10 +275,10 @@ fn what(weight: &Weight) -> String {
 impl<D: Device> Uploaded<D> {
     fn upload_blocks(
         &mut self,
-        uploader: &Uploader<'_, D>,
+        shared: &Shared<D>,
         weight: &Weight,
     ) -> Result<DeviceWeight<D>, BackendError> {
-        let (device, stored) = (uploader.device, weight.bytes());
+        let (device, stored) = (&shared.device, weight.bytes());
         let block_bytes = weight.format().block_bytes();
         let planned = allocate_blocks(device, weight)?;
         let (planes, buffer) = (planned.planes, &planned.buffer);
@@ -307,11 +294,8 @@ impl<D: Device> Uploaded<D> {
                 reason: format!("weight '{}' has no values", weight.name()),
             });
         };
-        let staging = Region {
-            buffer: staging,
-            at: 0,
-        };
-        let kernel = uploader.kernels.get(device, "split")?;
+        let staging = Region::start(staging);
+        let kernel = shared.kernel("split")?;
         for start in (0..stored.len()).step_by(piece_bytes.max(1)) {
             let len = piece_bytes.min(stored.len() - start);
             self.piece.resize(len, 0);
@@ -324,10 +308,9 @@ impl<D: Device> Uploaded<D> {
             stored.release(start..start + len);
             device.write(staging, &self.piece)?;
             let settings = planes.split(word(start / block_bytes)?, word(len / block_bytes)?);
-            let to = Region { buffer, at: 0 };
             let arguments = [
                 Argument::Buffer(staging),
-                Argument::Buffer(to),
+                Argument::Buffer(Region::start(buffer)),
                 Argument::Settings(bytemuck::bytes_of(&settings)),
             ];
             device.launch(&kernel, [word(len.div_ceil(256))?, 1], &arguments)?;
@@ -338,7 +321,7 @@ impl<D: Device> Uploaded<D> {
 
 impl<D: Device> std::fmt::Debug for GpuWeights<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let uploaded = self.uploaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let uploaded = locked(&self.uploaded);
         write!(f, "GpuWeights({} on the device)", uploaded.weights.len())
     }
 }

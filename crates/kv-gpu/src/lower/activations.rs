@@ -1,10 +1,9 @@
 //! Activations made ready for products, once for all products of a value.
 
 use bytemuck::{Pod, Zeroable};
-use kv_core::backend::BackendError;
 use kv_core::graph::{Node, NodeId};
 
-use super::{Lower, linear, word};
+use super::{Lower, Result, width, word};
 use crate::arena::Scratch;
 use crate::device::Device;
 use crate::program::{Grid, Operand};
@@ -59,9 +58,9 @@ impl<D: Device> Lower<'_, D> {
         &mut self,
         node: &Node,
         form: ActivationForm,
-    ) -> Result<Activations<D>, BackendError> {
+    ) -> Result<Activations<D>> {
         let (values, of) = (self.operand(node, 0)?, self.operand_node(node, 0)?);
-        let n_columns = of.shape.last().copied().unwrap_or(1);
+        let n_columns = width(of);
         let settings = Settings {
             n_rows: word(of.n_values() / n_columns.max(1))?,
             n_columns: word(n_columns)?,
@@ -82,18 +81,14 @@ impl<D: Device> Lower<'_, D> {
     /// A place for the values of node `id` as blocks of int8, and their number, where a later
     /// product wants them so and they are whole blocks of `run` values in a row. Otherwise a place
     /// that is not written, and 0.
-    pub(super) fn int8_beside(
-        &mut self,
-        id: NodeId,
-        run: usize,
-    ) -> Result<(Operand<D>, u32), BackendError> {
+    pub(super) fn int8_beside(&mut self, id: NodeId, run: usize) -> Result<(Operand<D>, u32)> {
         let graph = self.context.graph;
         let n_blocks = graph.node(id).map_or(0, |node| node.n_values() / 32);
         let mut wanted = false;
         for (reader, node) in self.readers(id) {
             let x = node.operands.first();
-            if !self.done[reader.as_usize()] && x.is_some_and(|x| self.root[x.as_usize()] == id) {
-                wanted |= linear::reads_int8(self, node)?;
+            if !self.done[reader.as_usize()] && x.is_some_and(|&x| self.root(x) == id) {
+                wanted |= self.reads_int8(node)?;
             }
         }
         if !wanted || !run.is_multiple_of(32) {
@@ -113,8 +108,8 @@ impl<D: Device> Lower<'_, D> {
         node: &Node,
         form: ActivationForm,
         settings: Settings,
-    ) -> Result<Operand<D>, BackendError> {
-        let root = node.operands.first().map(|id| self.root[id.as_usize()]);
+    ) -> Result<Operand<D>> {
+        let root = node.operands.first().map(|&id| self.root(id));
         let mut known = self.quantized.iter();
         if let Some(known) = known.find(|q| Some(q.root) == root && q.form == form) {
             return Ok(Operand::Scratch(known.place.at));
@@ -137,8 +132,12 @@ impl<D: Device> Lower<'_, D> {
             self.quantized.push(Quantized { root, form, place });
         }
         let to = Operand::Scratch(place.at);
-        let grid = Grid::Fixed([n_groups, 1]);
-        self.launch(kernel, grid, vec![values, to.clone()], &settings)?;
+        self.launch(
+            kernel,
+            Grid::rows(n_groups),
+            vec![values, to.clone()],
+            &settings,
+        )?;
         Ok(to)
     }
 }

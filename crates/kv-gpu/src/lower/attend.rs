@@ -11,10 +11,11 @@ use kv_core::hadamard::HeadRotation;
 use kv_core::layers::{RowShape, ValueRows};
 use kv_core::{KvType, LayerIdx};
 
-use super::store::{HadamardSettings, hadamard, kv_type_number};
-use super::{Lower, distances, word};
+use super::store::{HadamardSettings, kv_type_number};
+use super::{Lower, Result, width, word};
 use crate::config::Precision;
 use crate::device::Device;
+use crate::inputs::Numbered;
 use crate::program::{Grid, Operand};
 use crate::visibility_table::TILE_ROWS;
 
@@ -51,7 +52,7 @@ pub(super) struct Settings {
 
 impl Settings {
     /// Those of a specification.
-    pub(super) fn of_spec(spec: &AttendSpec) -> Result<Self, BackendError> {
+    pub(super) fn of_spec(spec: &AttendSpec) -> Result<Self> {
         Ok(Self {
             n_heads: word(spec.n_heads)?,
             kv_heads: word(spec.kv_heads)?,
@@ -66,10 +67,7 @@ impl Settings {
     }
 
     /// The same with the rows that are attended over.
-    pub(super) fn new<D: Device>(
-        attended: &Attended<D>,
-        spec: &AttendSpec,
-    ) -> Result<Self, BackendError> {
+    pub(super) fn new<D: Device>(attended: &Attended<D>, spec: &AttendSpec) -> Result<Self> {
         let (v_row_bytes, v_stride) = attended.value_rows();
         Ok(Self {
             k_type: kv_type_number(attended.k_shape.kv_type),
@@ -118,7 +116,7 @@ pub(super) struct Attended<D: Device> {
 
 impl<D: Device> Attended<D> {
     /// Those of a layer, or of the one whose rows it shares.
-    pub(super) fn of_layer(lower: &Lower<'_, D>, layer: LayerIdx) -> Result<Self, BackendError> {
+    pub(super) fn of_layer(lower: &Lower<'_, D>, layer: LayerIdx) -> Result<Self> {
         let rows = lower.context.layout.attended(layer);
         let (_, rows) = rows.ok_or(BackendError::NoRows { layer })?;
         let v_kind = match rows.values {
@@ -136,11 +134,7 @@ impl<D: Device> Attended<D> {
     }
 
     /// Operands 1 and 2 of a node, `[n, kv_heads, dim]` each.
-    fn of_batch(
-        lower: &Lower<'_, D>,
-        node: &Node,
-        spec: &AttendSpec,
-    ) -> Result<Self, BackendError> {
+    fn of_batch(lower: &Lower<'_, D>, node: &Node, spec: &AttendSpec) -> Result<Self> {
         let shape = |dim| RowShape {
             heads: spec.kv_heads,
             dim,
@@ -200,11 +194,11 @@ impl<'a, D: Device> Attention<'a, D> {
     /// The attention of a node with room for the partial results of `n_slots` rows.
     pub(super) fn new(
         lower: &mut Lower<'_, D>,
-        (id, node): (NodeId, &'a Node),
+        (id, node): Numbered<'a>,
         attended: Attended<D>,
         spec: AttendSpec,
         n_slots: usize,
-    ) -> Result<Self, BackendError> {
+    ) -> Result<Self> {
         if spec.v_dim > MAX_V_DIM {
             return Err(lower.unsupported(node));
         }
@@ -212,7 +206,7 @@ impl<'a, D: Device> Attention<'a, D> {
         let n_sums = n_slots * spec.n_heads;
         Ok(Self {
             partial: lower.temporary(n_sums * (spec.v_dim + 2) * size_of::<f32>()),
-            q: rotated_queries(lower, node, &attended, n * spec.n_heads * spec.k_dim)?,
+            q: lower.rotated_queries(node, &attended, n * spec.n_heads * spec.k_dim)?,
             settings: Settings {
                 sums: word(n_sums * 2)?,
                 ..Settings::new(&attended, &spec)?
@@ -254,148 +248,133 @@ impl<'a, D: Device> Attention<'a, D> {
             n_pieces,
             logs,
         };
-        let sinks = match sinks {
-            Some(name) => lower.floats(name, self.node)?,
-            None => Operand::Inputs(0),
-        };
+        let sinks = lower.floats_or(sinks, self.node, &Operand::Inputs(0))?;
         let y = lower.result(self.id);
         let operands = vec![self.partial, Operand::Inputs(0), sinks, y.clone()];
-        let grid = Grid::Fixed([n_values.div_ceil(256), 1]);
-        lower.launch("attend_merge", grid, operands, &settings)?;
-        rotate_back(lower, &self.attended, y, (n_values, logs))
+        lower.launch("attend_merge", Grid::values(n_values), operands, &settings)?;
+        lower.rotate_back(&self.attended, y, (n_values, logs))
     }
 }
 
-/// Lowers an attention.
-pub(super) fn lower<D: Device>(
-    lower: &mut Lower<'_, D>,
-    id: NodeId,
-    node: &Node,
-) -> Result<(), BackendError> {
-    let (layer, spec, sinks, relative) = match &node.op {
-        Op::Attend {
-            layer,
-            spec,
-            sinks,
-            relative,
-        } => (Some(*layer), spec, sinks, relative),
-        Op::AttendPartial { layer, spec, sinks } => (Some(*layer), spec, sinks, &None),
-        Op::AttendBatch {
-            spec,
-            sinks,
-            relative,
-        } => (None, spec, sinks, relative),
-        _ => return Err(lower.unsupported(node)),
-    };
-    let (attended, seen_at) = match layer {
-        Some(layer) => (Attended::of_layer(lower, layer)?, 2),
-        None => (Attended::of_batch(lower, node, spec)?, 3),
-    };
-    let graph = lower.context.graph;
-    let (visibility, header) = lower.inputs.visibility(graph, (id, node), seen_at)?;
-    let n_slots = lower.inputs.slots(graph.shape().n_tokens);
-    let mut attention = Attention::new(lower, (id, node), attended, *spec, n_slots)?;
-    attention.settings.header = word(header)?;
-    if spec.alibi.is_some() || relative.is_some() {
-        let positions = lower.input_word(node, node.operands.last().copied())?;
-        attention.settings.positions = positions;
-    }
-    match relative {
-        None => launch_pieces(lower, &attention, visibility)?,
-        Some(relative) => distances::launch_pieces(lower, &attention, visibility, relative)?,
-    }
-    attention.merge(lower, sinks.as_deref(), 0)
-}
-
-/// Lowers the merge of two partial results.
-pub(super) fn merge_partials<D: Device>(
-    lower: &mut Lower<'_, D>,
-    id: NodeId,
-    node: &Node,
-) -> Result<(), BackendError> {
-    let width = lower.operand_node(node, 0)?.shape.last().copied();
-    let dim = width.unwrap_or(0).saturating_sub(1);
-    let settings = PartialSettings {
-        n: word(node.n_values())?,
-        dim: word(dim)?,
-        width: word(ResultForm::of(&node.op).len(dim))?,
-    };
-    let [first, second] = [lower.operand(node, 0)?, lower.operand(node, 1)?];
-    let grid = Grid::Fixed([settings.n.div_ceil(256), 1]);
-    let operands = vec![first, second, lower.result(id)];
-    lower.launch("merge_partials", grid, operands, &settings)
-}
-
-/// Rotates results back where values are rotated, in place; `logs` of `n_values` are behind each head.
-pub(super) fn rotate_back<D: Device>(
-    lower: &mut Lower<'_, D>,
-    attended: &Attended<D>,
-    y: Operand<D>,
-    (n_values, logs): (u32, u32),
-) -> Result<(), BackendError> {
-    let rotation = attended.v_shape.rotation;
-    if rotation.is_none() {
-        return Ok(());
-    }
-    let dim = word(attended.v_shape.dim)?;
-    let settings = HadamardSettings {
-        n: n_values / (dim + logs) * dim,
-        group: word(rotation.group())?,
-        dim,
-        stride: dim + logs,
-    };
-    hadamard(lower, y.clone(), y, settings)
-}
-
-/// The queries, rotated as the keys are.
-pub(super) fn rotated_queries<D: Device>(
-    lower: &mut Lower<'_, D>,
-    node: &Node,
-    attended: &Attended<D>,
-    n_values: usize,
-) -> Result<Operand<D>, BackendError> {
-    let q = lower.operand(node, 0)?;
-    let rotation = attended.k_shape.rotation;
-    if rotation.is_none() {
-        return Ok(q);
-    }
-    let rotated = lower.temporary(n_values * size_of::<f32>());
-    let dim = word(attended.k_shape.dim)?;
-    let settings = HadamardSettings {
-        n: word(n_values)?,
-        group: word(rotation.group())?,
-        dim,
-        stride: dim,
-    };
-    hadamard(lower, q, rotated.clone(), settings)?;
-    Ok(rotated)
-}
-
-/// Launches the pieces of few rows and those of many.
-fn launch_pieces<D: Device>(
-    lower: &mut Lower<'_, D>,
-    attention: &Attention<'_, D>,
-    visibility: usize,
-) -> Result<(), BackendError> {
-    let Attention {
-        attended, settings, ..
-    } = attention;
-    let tiles = match lower.context.config.precision {
-        Precision::Fast => attended.tiles_kernel(settings),
-        Precision::Precise => None,
-    };
-    for (many, n_rows) in PIECES {
-        let queries = settings.n_heads / settings.kv_heads.max(1) * n_rows;
-        let (kernel, at_once) = match (queries, tiles) {
-            (_, Some(kernel)) if many == 1 => (kernel, TILE_QUERIES),
-            _ if !attended.is_wide() => ("attend_odd", 1),
-            (0 | 1, _) => ("attend_1", 1),
-            _ => ("attend_4", 4),
+impl<D: Device> Lower<'_, D> {
+    /// Lowers an attention.
+    pub(super) fn attend(&mut self, (id, node): Numbered<'_>) -> Result<()> {
+        let (layer, spec, sinks, relative) = match &node.op {
+            Op::Attend {
+                layer,
+                spec,
+                sinks,
+                relative,
+            } => (Some(*layer), spec, sinks, relative),
+            Op::AttendPartial { layer, spec, sinks } => (Some(*layer), spec, sinks, &None),
+            Op::AttendBatch {
+                spec,
+                sinks,
+                relative,
+            } => (None, spec, sinks, relative),
+            _ => return Err(self.unsupported(node)),
         };
-        let grid = Grid::pieces(many, attention.n_blocks(n_rows, at_once), visibility);
-        let mut operands = attention.operands();
-        operands.push(attention.partial.clone());
-        lower.launch(kernel, grid, operands, &Settings { many, ..*settings })?;
+        let (attended, seen_at) = match layer {
+            Some(layer) => (Attended::of_layer(self, layer)?, 2),
+            None => (Attended::of_batch(self, node, spec)?, 3),
+        };
+        let graph = self.context.graph;
+        let (visibility, header) = self.inputs.visibility(graph, (id, node), seen_at)?;
+        let n_slots = self.inputs.slots(graph.shape().n_tokens);
+        let mut attention = Attention::new(self, (id, node), attended, *spec, n_slots)?;
+        attention.settings.header = header;
+        if spec.alibi.is_some() || relative.is_some() {
+            let positions = self.input_word(node, node.operands.last().copied())?;
+            attention.settings.positions = positions;
+        }
+        match relative {
+            None => self.launch_pieces(&attention, visibility)?,
+            Some(relative) => self.launch_distances(&attention, visibility, relative)?,
+        }
+        attention.merge(self, sinks.as_deref(), 0)
     }
-    Ok(())
+
+    /// Lowers the merge of two partial results.
+    pub(super) fn merge_partials(&mut self, (id, node): Numbered<'_>) -> Result<()> {
+        let dim = width(self.operand_node(node, 0)?).saturating_sub(1);
+        let settings = PartialSettings {
+            n: word(node.n_values())?,
+            dim: word(dim)?,
+            width: word(ResultForm::of(&node.op).len(dim))?,
+        };
+        let mut operands = self.operands(node, 2)?;
+        operands.push(self.result(id));
+        let grid = Grid::values(settings.n);
+        self.launch("merge_partials", grid, operands, &settings)
+    }
+
+    /// Rotates results back where values are rotated, in place; `logs` of `n_values` are behind each head.
+    pub(super) fn rotate_back(
+        &mut self,
+        attended: &Attended<D>,
+        y: Operand<D>,
+        (n_values, logs): (u32, u32),
+    ) -> Result<()> {
+        let rotation = attended.v_shape.rotation;
+        if rotation.is_none() {
+            return Ok(());
+        }
+        let dim = word(attended.v_shape.dim)?;
+        let settings = HadamardSettings {
+            n: n_values / (dim + logs) * dim,
+            group: word(rotation.group())?,
+            dim,
+            stride: dim + logs,
+        };
+        self.hadamard(y.clone(), y, settings)
+    }
+
+    /// The queries, rotated as the keys are.
+    pub(super) fn rotated_queries(
+        &mut self,
+        node: &Node,
+        attended: &Attended<D>,
+        n_values: usize,
+    ) -> Result<Operand<D>> {
+        let q = self.operand(node, 0)?;
+        let rotation = attended.k_shape.rotation;
+        if rotation.is_none() {
+            return Ok(q);
+        }
+        let rotated = self.temporary(n_values * size_of::<f32>());
+        let dim = word(attended.k_shape.dim)?;
+        let settings = HadamardSettings {
+            n: word(n_values)?,
+            group: word(rotation.group())?,
+            dim,
+            stride: dim,
+        };
+        self.hadamard(q, rotated.clone(), settings)?;
+        Ok(rotated)
+    }
+
+    /// Launches the pieces of few rows and those of many.
+    fn launch_pieces(&mut self, attention: &Attention<'_, D>, visibility: usize) -> Result<()> {
+        let Attention {
+            attended, settings, ..
+        } = attention;
+        let tiles = match self.context.config.precision {
+            Precision::Fast => attended.tiles_kernel(settings),
+            Precision::Precise => None,
+        };
+        for (many, n_rows) in PIECES {
+            let queries = settings.n_heads / settings.kv_heads.max(1) * n_rows;
+            let (kernel, at_once) = match (queries, tiles) {
+                (_, Some(kernel)) if many == 1 => (kernel, TILE_QUERIES),
+                _ if !attended.is_wide() => ("attend_odd", 1),
+                (0 | 1, _) => ("attend_1", 1),
+                _ => ("attend_4", 4),
+            };
+            let grid = Grid::pieces(many, attention.n_blocks(n_rows, at_once), visibility);
+            let mut operands = attention.operands();
+            operands.push(attention.partial.clone());
+            self.launch(kernel, grid, operands, &Settings { many, ..*settings })?;
+        }
+        Ok(())
+    }
 }

@@ -2,13 +2,13 @@
 
 use bytemuck::{Pod, Zeroable};
 use kv_core::LayerIdx;
-use kv_core::backend::{BackendError, RowKind};
-use kv_core::graph::{DecaySpec, DeltaSpec, KeySharing, Node, NodeId, Op};
+use kv_core::backend::RowKind;
+use kv_core::graph::{DecaySpec, DeltaSpec, KeySharing};
 
-use super::elementwise::THREADS;
 use super::recurrent::CHANNELS;
-use super::{Lower, word};
+use super::{Lower, Result, word};
 use crate::device::Device;
+use crate::inputs::Numbered;
 use crate::program::{Grid, Operand};
 
 /// Values of a key that the kernel has room for in registers.
@@ -37,27 +37,9 @@ struct DeltaSettings {
     scale: f32,
 }
 
-/// Lowers a delta rule or its decay factors.
-pub(super) fn lower<D: Device>(
-    lower: &mut Lower<'_, D>,
-    id: NodeId,
-    node: &Node,
-) -> Result<(), BackendError> {
-    match &node.op {
-        Op::Decay { decay } => lower.decay((id, node), decay),
-        Op::Delta { layer, delta } if delta.k_dim <= MAX_K_DIM => {
-            lower.delta((id, node), *layer, delta)
-        }
-        _ => Err(lower.unsupported(node)),
-    }
-}
-
 impl<D: Device> Lower<'_, D> {
-    fn decay(
-        &mut self,
-        (id, node): (NodeId, &Node),
-        decay: &DecaySpec,
-    ) -> Result<(), BackendError> {
+    /// Lowers the decay factors of a delta rule.
+    pub(super) fn decay(&mut self, (id, node): Numbered<'_>, decay: &DecaySpec) -> Result<()> {
         let settings = DecaySettings {
             n: word(node.n_values())?,
             columns: word(node.row_len())?,
@@ -69,16 +51,19 @@ impl<D: Device> Lower<'_, D> {
             self.floats(&decay.dt_bias, node)?,
             self.result(id),
         ];
-        let grid = Grid::Fixed([settings.n.div_ceil(THREADS), 1]);
-        self.launch("decay", grid, operands, &settings)
+        self.launch("decay", Grid::values(settings.n), operands, &settings)
     }
 
-    fn delta(
+    /// Lowers a delta rule.
+    pub(super) fn delta(
         &mut self,
-        (id, node): (NodeId, &Node),
+        (id, node): Numbered<'_>,
         layer: LayerIdx,
         delta: &DeltaSpec,
-    ) -> Result<(), BackendError> {
+    ) -> Result<()> {
+        if delta.k_dim > MAX_K_DIM {
+            return Err(self.unsupported(node));
+        }
         let decays = self.operand_node(node, 3)?.row_len();
         let n_heads = delta.n_heads.max(1);
         let settings = DeltaSettings {
@@ -91,13 +76,11 @@ impl<D: Device> Lower<'_, D> {
             interleaved: u32::from(delta.sharing == KeySharing::Interleaved),
             scale: delta.scale,
         };
-        let values = (0..5).map(|at| self.operand(node, at));
-        let mut operands = values.collect::<Result<Vec<_>, _>>()?;
-        operands.push(Operand::Inputs(0));
-        operands.push(self.rows(layer, RowKind::State)?);
-        operands.push(self.result(id));
+        let mut operands = self.operands(node, 5)?;
+        let states = self.rows(layer, RowKind::State)?;
+        operands.extend([Operand::Inputs(0), states, self.result(id)]);
         let x = settings.n_heads * settings.v_dim.div_ceil(CHANNELS);
-        let kernel = self.of_state_type(layer, ["delta_f32", "delta_f16", "delta_bf16"])?;
-        self.launch(kernel, Grid::Chains { x }, operands, &settings)
+        let kernel = self.of_state_type("delta", layer)?;
+        self.launch(&kernel, Grid::Chains { x }, operands, &settings)
     }
 }

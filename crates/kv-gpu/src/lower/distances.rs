@@ -1,11 +1,10 @@
 //! Attention where scores depend on the distance of query and key.
 
 use bytemuck::{Pod, Zeroable};
-use kv_core::backend::BackendError;
 use kv_core::graph::{Relative, RelativeScores};
 
 use super::attend::{Attention, PIECES, Settings};
-use super::{Lower, word};
+use super::{Lower, Result, word};
 use crate::device::Device;
 use crate::program::{Grid, Operand};
 
@@ -19,48 +18,50 @@ struct DistanceSettings {
     n_buckets: u32,
 }
 
-/// Launches the pieces of few rows and those of many.
-pub(super) fn launch_pieces<D: Device>(
-    lower: &mut Lower<'_, D>,
-    attention: &Attention<'_, D>,
-    visibility: usize,
-    relative: &Relative,
-) -> Result<(), BackendError> {
-    let Attention { node, settings, .. } = attention;
-    let table = relative.buckets.table();
-    // Numbers of buckets are small enough for floats.
-    let buckets: Vec<f32> = table.buckets().iter().map(|&b| b as f32).collect();
-    let name = format!("buckets {}", relative.buckets);
-    let device = lower.context.device;
-    let buckets = lower.context.weights.constant(device, name, &buckets)?;
-    let [of_queries, of_keys] = match &relative.scores {
-        RelativeScores::Weight(name) => {
-            let weight = lower.floats(name, node)?;
-            [weight.clone(), weight]
-        }
-        RelativeScores::Tables => [lower.operand(node, 4)?, lower.operand(node, 5)?],
-    };
-    let settings = DistanceSettings {
-        attend: *settings,
-        tables: u32::from(relative.scores == RelativeScores::Tables),
-        reach: table.reach(),
-        n_buckets: word(relative.buckets.n())?,
-    };
-    let (kernel, at_once) = match attention.attended.is_wide() {
-        true => ("attend_distances", 4),
-        false => ("attend_distances_odd", 1),
-    };
-    let mut operands = attention.operands();
-    operands.extend([Operand::Weight(buckets), of_queries, of_keys]);
-    operands.push(attention.partial.clone());
-    for (many, n_rows) in PIECES {
-        let grid = Grid::pieces(many, attention.n_blocks(n_rows, at_once), visibility);
-        let attend = Settings {
-            many,
-            ..settings.attend
+impl<D: Device> Lower<'_, D> {
+    /// Launches the pieces of few rows and those of many.
+    pub(super) fn launch_distances(
+        &mut self,
+        attention: &Attention<'_, D>,
+        visibility: usize,
+        relative: &Relative,
+    ) -> Result<()> {
+        let Attention { node, settings, .. } = attention;
+        let table = relative.buckets.table();
+        // Numbers of buckets are small enough for floats.
+        let buckets: Vec<f32> = table.buckets().iter().map(|&b| b as f32).collect();
+        let name = format!("buckets {}", relative.buckets);
+        let device = &self.context.shared.device;
+        let buckets = self.context.weights.constant(device, name, &buckets)?;
+        let [of_queries, of_keys] = match &relative.scores {
+            RelativeScores::Weight(name) => {
+                let weight = self.floats(name, node)?;
+                [weight.clone(), weight]
+            }
+            RelativeScores::Tables => [self.operand(node, 4)?, self.operand(node, 5)?],
         };
-        let settings = DistanceSettings { attend, ..settings };
-        lower.launch(kernel, grid, operands.clone(), &settings)?;
+        let settings = DistanceSettings {
+            attend: *settings,
+            tables: u32::from(relative.scores == RelativeScores::Tables),
+            reach: table.reach(),
+            n_buckets: word(relative.buckets.n())?,
+        };
+        let (kernel, at_once) = match attention.attended.is_wide() {
+            true => ("attend_distances", 4),
+            false => ("attend_distances_odd", 1),
+        };
+        let mut operands = attention.operands();
+        operands.extend([Operand::Weight(buckets), of_queries, of_keys]);
+        operands.push(attention.partial.clone());
+        for (many, n_rows) in PIECES {
+            let grid = Grid::pieces(many, attention.n_blocks(n_rows, at_once), visibility);
+            let attend = Settings {
+                many,
+                ..settings.attend
+            };
+            let settings = DistanceSettings { attend, ..settings };
+            self.launch(kernel, grid, operands.clone(), &settings)?;
+        }
+        Ok(())
     }
-    Ok(())
 }

@@ -1,15 +1,12 @@
 //! Functions of single values.
 
 use bytemuck::{Pod, Zeroable};
-use kv_core::backend::BackendError;
-use kv_core::graph::{Activation, Node, NodeId, Op};
+use kv_core::graph::{Activation, Op};
 
-use super::{Lower, word};
+use super::{Lower, Result, word};
 use crate::device::Device;
+use crate::inputs::Numbered;
 use crate::program::Grid;
-
-/// Threads of a block of these kernels, and of those of `rows.k` and `rope.k`.
-pub(super) const THREADS: u32 = 256;
 
 /// `ElementwiseArgs` of `elementwise.k`.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
@@ -22,59 +19,55 @@ struct Settings {
     b: f32,
 }
 
-/// Lowers a function of single values.
-pub(super) fn lower<D: Device>(
-    lower: &mut Lower<'_, D>,
-    id: NodeId,
-    node: &Node,
-) -> Result<(), BackendError> {
-    let mut settings = Settings {
-        n: word(node.n_values())?,
-        ..Settings::default()
-    };
-    let kernel = match node.op {
-        Op::Add => "add",
-        Op::Mul => "mul",
-        Op::Gate { activation } => {
-            settings.activation = number(activation).ok_or_else(|| lower.unsupported(node))?;
-            "gate"
+impl<D: Device> Lower<'_, D> {
+    /// Lowers a function of single values.
+    pub(super) fn elementwise(&mut self, (id, node): Numbered<'_>) -> Result<()> {
+        let mut settings = Settings {
+            n: word(node.n_values())?,
+            ..Settings::default()
+        };
+        let kernel = match node.op {
+            Op::Add => "add",
+            Op::Mul => "mul",
+            Op::Gate { activation } => {
+                settings.activation = number(activation).ok_or_else(|| self.unsupported(node))?;
+                "gate"
+            }
+            Op::Activate { activation } => {
+                settings.activation = number(activation).ok_or_else(|| self.unsupported(node))?;
+                "activate"
+            }
+            Op::ClampedGate { slope, limit } => {
+                [settings.a, settings.b] = [slope, limit];
+                "clamped_gate"
+            }
+            Op::Clamp { limit } => {
+                settings.a = limit;
+                "clamp"
+            }
+            Op::Scale { factor } => {
+                settings.a = factor;
+                "scale"
+            }
+            Op::SoftCap { cap } => {
+                settings.a = cap;
+                "soft_cap"
+            }
+            _ => return Err(self.unsupported(node)),
+        };
+        let mut operands = self.operands(node, node.operands.len())?;
+        operands.push(self.result(id));
+        if matches!(kernel, "gate" | "clamped_gate" | "activate") {
+            let (blocks, n_blocks) = self.int8_beside(id, node.n_values())?;
+            settings.n_blocks = n_blocks;
+            operands.push(blocks);
         }
-        Op::Activate { activation } => {
-            settings.activation = number(activation).ok_or_else(|| lower.unsupported(node))?;
-            "activate"
-        }
-        Op::ClampedGate { slope, limit } => {
-            [settings.a, settings.b] = [slope, limit];
-            "clamped_gate"
-        }
-        Op::Clamp { limit } => {
-            settings.a = limit;
-            "clamp"
-        }
-        Op::Scale { factor } => {
-            settings.a = factor;
-            "scale"
-        }
-        Op::SoftCap { cap } => {
-            settings.a = cap;
-            "soft_cap"
-        }
-        _ => return Err(lower.unsupported(node)),
-    };
-    let operands = (0..node.operands.len()).map(|at| lower.operand(node, at));
-    let mut operands = operands.collect::<Result<Vec<_>, _>>()?;
-    operands.push(lower.result(id));
-    if matches!(kernel, "gate" | "clamped_gate" | "activate") {
-        let (blocks, n_blocks) = lower.int8_beside(id, node.n_values())?;
-        settings.n_blocks = n_blocks;
-        operands.push(blocks);
+        self.launch(kernel, Grid::values(settings.n), operands, &settings)
     }
-    let grid = Grid::Fixed([settings.n.div_ceil(THREADS), 1]);
-    lower.launch(kernel, grid, operands, &settings)
 }
 
 /// What kernels call an activation.
-pub(super) fn number(activation: Activation) -> Option<u32> {
+fn number(activation: Activation) -> Option<u32> {
     match activation {
         Activation::Silu => Some(0),
         Activation::GeluTanh => Some(1),

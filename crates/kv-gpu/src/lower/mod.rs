@@ -33,18 +33,20 @@ use kv_core::layers::RowLayout;
 use crate::arena::{Scratch, ScratchPlan};
 use crate::config::GpuConfig;
 use crate::device::Device;
-use crate::inputs::{InputPlan, after, numbered};
-use crate::program::{Grid, Kernels, Launch, Operand, Step};
+use crate::inputs::{InputPlan, Numbered, after, numbered};
+use crate::program::{Grid, Launch, Operand, Shared, Step};
 use crate::rows::GpuRows;
-use crate::weights::{DeviceWeight, GpuWeights, Uploader, WeightForm};
+use crate::weights::{DeviceWeight, GpuWeights, WeightForm};
 
 use activations::Quantized;
 pub(crate) use store::StoredRows;
 
+/// Lowering fails as compiling does.
+type Result<T, E = BackendError> = std::result::Result<T, E>;
+
 /// What a graph is lowered with.
 pub(crate) struct Context<'a, D: Device> {
-    pub(crate) device: &'a D,
-    pub(crate) kernels: &'a Kernels<D>,
+    pub(crate) shared: &'a Shared<D>,
     pub(crate) config: GpuConfig,
     pub(crate) graph: &'a Graph,
     pub(crate) weights: &'a GpuWeights<D>,
@@ -82,12 +84,12 @@ pub(crate) struct Lowered<D: Device> {
 }
 
 /// Lowers a graph whose weights and rows were checked.
-pub(crate) fn lower<D: Device>(context: Context<'_, D>) -> Result<Lowered<D>, BackendError> {
+pub(crate) fn lower<D: Device>(context: Context<'_, D>) -> Result<Lowered<D>> {
     let graph = context.graph;
     let mut lower = Lower::new(context);
     for (id, node) in numbered(graph) {
         if !lower.done[id.as_usize()] && has_work(node) {
-            lower.node(id, node)?;
+            lower.node((id, node))?;
         }
         lower.release(id.as_usize());
     }
@@ -147,17 +149,20 @@ impl<'a, D: Device> Lower<'a, D> {
     }
 
     /// Lowers one node.
-    fn node(&mut self, id: NodeId, node: &Node) -> Result<(), BackendError> {
+    fn node(&mut self, at: Numbered<'_>) -> Result<()> {
+        let (_, node) = at;
         match &node.op {
             Op::Reshape => Ok(()),
-            Op::Route { .. }
-            | Op::ExpertLinear { .. }
-            | Op::HeadLinear { .. }
-            | Op::ExpertScale
-            | Op::ExpertSum => experts::lower(self, id, node),
-            Op::Linear { .. } => linear::lower(self, id, node),
-            Op::Embed { .. } => embed::lower(self, id, node),
-            Op::Add if norm::lower_with_sum(self, id, node)? => Ok(()),
+            Op::Linear { .. } => self.linear(at),
+            Op::Embed { weight } => self.embed(at, weight),
+            Op::Route { spec, bias, gain } => {
+                self.route(at, spec, [bias, gain].map(Option::as_deref))
+            }
+            Op::ExpertLinear { .. } => self.expert_linear(at),
+            Op::HeadLinear { .. } => self.head_linear(at),
+            Op::ExpertScale => self.expert_scale(at),
+            Op::ExpertSum => self.expert_sum(at),
+            Op::Add if self.add_norm(at)? => Ok(()),
             Op::Add
             | Op::Mul
             | Op::Gate { .. }
@@ -165,33 +170,38 @@ impl<'a, D: Device> Lower<'a, D> {
             | Op::Activate { .. }
             | Op::Clamp { .. }
             | Op::Scale { .. }
-            | Op::SoftCap { .. } => elementwise::lower(self, id, node),
+            | Op::SoftCap { .. } => self.elementwise(at),
             Op::Columns { .. }
             | Op::Concat
             | Op::TakeRows
             | Op::AddRow { .. }
             | Op::Gain { .. }
-            | Op::ScaleByPosition { .. } => rows::lower(self, id, node),
-            Op::Mix => rows::mix(self, id, node),
-            Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::GaussianTopK { .. } => {
-                norm::lower(self, id, node)
+            | Op::ScaleByPosition { .. } => self.on_rows(at),
+            Op::Mix => self.mix(at),
+            Op::RmsNorm { weight, eps } => self.rms_norm(at, (weight.as_deref(), *eps)),
+            Op::LayerNorm { weight, bias, eps } => {
+                self.layer_norm(at, weight, (bias.as_deref(), *eps))
             }
-            Op::Rope { .. } | Op::RopeSections { .. } => rope::lower(self, id, node),
-            Op::StoreKv { .. } | Op::StoreK { .. } => store::lower(self, id, node),
+            Op::GaussianTopK { deviations } => self.gaussian_top_k(at, *deviations),
+            Op::Rope { rope } => self.rope(at, rope, None),
+            Op::RopeSections { rope, sections } => self.rope(at, rope, Some(*sections)),
+            Op::StoreKv { .. } | Op::StoreK { .. } => self.store(node),
             Op::Attend { .. } | Op::AttendPartial { .. } | Op::AttendBatch { .. } => {
-                attend::lower(self, id, node)
+                self.attend(at)
             }
-            Op::MergePartials { .. } => attend::merge_partials(self, id, node),
-            Op::Index { .. } | Op::AttendSparse { .. } => sparse::lower(self, id, node),
-            Op::Custom { custom } => custom::lower(self, (id, node), custom),
-            Op::Conv { .. } | Op::Scan { .. } | Op::ScanHeads { .. } => {
-                recurrent::lower(self, id, node)
-            }
-            Op::Decay { .. } | Op::Delta { .. } => delta::lower(self, id, node),
-            Op::TopK { k } => top_k::lower(self, id, node, *k),
-            Op::Kq { .. } | Op::KqSoftMax { .. } | Op::Kqv { .. } => {
-                plain_attention::lower(self, id, node)
-            }
+            Op::MergePartials { .. } => self.merge_partials(at),
+            Op::Index { layer, index } => self.index(at, *layer, index),
+            Op::AttendSparse { layer, spec } => self.attend_sparse(at, *layer, spec),
+            Op::Custom { custom } => self.custom(at, custom),
+            Op::Conv { layer, conv } => self.conv(at, *layer, conv),
+            Op::Scan { layer, scan } => self.scan(at, *layer, scan),
+            Op::ScanHeads { layer, scan } => self.scan_heads(at, *layer, scan),
+            Op::Decay { decay } => self.decay(at, decay),
+            Op::Delta { layer, delta } => self.delta(at, *layer, delta),
+            Op::TopK { k } => self.top_k(at, *k),
+            Op::Kq { layer, spec } => self.kq(at, *layer, spec),
+            Op::KqSoftMax { spec, sinks } => self.kq_soft_max(at, spec, sinks.as_deref()),
+            Op::Kqv { layer, spec } => self.kqv(at, *layer, spec),
             _ => Err(self.unsupported(node)),
         }
     }
@@ -205,7 +215,7 @@ impl<'a, D: Device> Lower<'a, D> {
             return;
         };
         let own = [self.root[at]];
-        let read = node.operands.iter().map(|id| self.root[id.as_usize()]);
+        let read = node.operands.iter().map(|&id| self.root(id));
         for root in read.chain(own).collect::<Vec<_>>() {
             if self.last_use[root.as_usize()] > at {
                 continue;
@@ -217,15 +227,20 @@ impl<'a, D: Device> Lower<'a, D> {
         }
     }
 
+    /// The node whose place the value of node `id` is in.
+    fn root(&self, id: NodeId) -> NodeId {
+        self.root.get(id.as_usize()).copied().unwrap_or(id)
+    }
+
     /// The nodes after `id`, up to the last that reads its value.
-    fn readers(&self, id: NodeId) -> impl Iterator<Item = (NodeId, &'a Node)> + use<'a, D> {
+    fn readers(&self, id: NodeId) -> impl Iterator<Item = Numbered<'a>> + use<'a, D> {
         let last = self.last_use.get(id.as_usize()).copied().unwrap_or(0);
         after(self.context.graph, id).take(last.saturating_sub(id.as_usize()))
     }
 
     /// Where a node's values are; `None` where it has none or was not lowered.
     fn value(&self, id: NodeId) -> Option<Operand<D>> {
-        let root = *self.root.get(id.as_usize())?;
+        let root = self.root(id);
         if let Some(word) = self.inputs.value(root) {
             return Some(Operand::Inputs(word * 4));
         }
@@ -234,8 +249,8 @@ impl<'a, D: Device> Lower<'a, D> {
     }
 
     /// Whether a value is there, or is a norm or a product of one that is, and was computed now.
-    fn compute_ahead(&mut self, id: NodeId) -> Result<bool, BackendError> {
-        let root = self.root.get(id.as_usize()).copied().unwrap_or(id);
+    fn compute_ahead(&mut self, id: NodeId) -> Result<bool> {
+        let root = self.root(id);
         let Some(node) = self.context.graph.node(root) else {
             return Ok(false);
         };
@@ -245,7 +260,7 @@ impl<'a, D: Device> Lower<'a, D> {
         let can_be = matches!(node.op, Op::RmsNorm { .. } | Op::Linear { .. })
             && node.operands.iter().all(|&id| self.value(id).is_some());
         if can_be {
-            self.node(root, node)?;
+            self.node((root, node))?;
             self.done[root.as_usize()] = true;
         }
         Ok(can_be)
@@ -255,7 +270,7 @@ impl<'a, D: Device> Lower<'a, D> {
     ///
     /// # Errors
     /// [`BackendError::Input`] where it has no values, which no builder lets pass.
-    pub(crate) fn operand(&self, node: &Node, at: usize) -> Result<Operand<D>, BackendError> {
+    pub(crate) fn operand(&self, node: &Node, at: usize) -> Result<Operand<D>> {
         let value = node.operands.get(at).and_then(|&id| self.value(id));
         value.ok_or_else(|| BackendError::Input {
             input: "graph",
@@ -263,11 +278,19 @@ impl<'a, D: Device> Lower<'a, D> {
         })
     }
 
+    /// The first `n` operands of a node.
+    ///
+    /// # Errors
+    /// As [`Lower::operand`].
+    pub(crate) fn operands(&self, node: &Node, n: usize) -> Result<Vec<Operand<D>>> {
+        (0..n).map(|at| self.operand(node, at)).collect()
+    }
+
     /// The node that is operand number `at` of a node.
     ///
     /// # Errors
     /// [`BackendError::Input`] where there is none, which no builder lets pass.
-    pub(crate) fn operand_node(&self, node: &Node, at: usize) -> Result<&'a Node, BackendError> {
+    pub(crate) fn operand_node(&self, node: &Node, at: usize) -> Result<&'a Node> {
         kv_core::backend::checks::operand(self.context.graph, node, at)
     }
 
@@ -275,11 +298,7 @@ impl<'a, D: Device> Lower<'a, D> {
     ///
     /// # Errors
     /// [`BackendError::Input`] where it is no input, which no builder lets pass.
-    pub(crate) fn input_word(
-        &self,
-        node: &Node,
-        operand: Option<NodeId>,
-    ) -> Result<u32, BackendError> {
+    pub(crate) fn input_word(&self, node: &Node, operand: Option<NodeId>) -> Result<u32> {
         let at = operand.and_then(|id| self.inputs.value(id));
         word(at.ok_or_else(|| BackendError::Input {
             input: "graph",
@@ -316,26 +335,34 @@ impl<'a, D: Device> Lower<'a, D> {
         name: &str,
         node: &Node,
         form: WeightForm,
-    ) -> Result<Arc<DeviceWeight<D>>, BackendError> {
+    ) -> Result<Arc<DeviceWeight<D>>> {
         let Context {
-            device,
-            kernels,
-            weights,
-            ..
+            shared, weights, ..
         } = self.context;
-        let uploader = Uploader { device, kernels };
-        weights.get(&uploader, &self.host_weight(name, node)?, form)
+        weights.get(shared, &self.host_weight(name, node)?, form)
+    }
+
+    /// A weight as floats.
+    pub(crate) fn floats(&self, name: &str, node: &Node) -> Result<Operand<D>> {
+        let weight = self.weight(name, node, WeightForm::Floats)?;
+        Ok(Operand::Weight(weight))
+    }
+
+    /// The same; without a name something that kernels are given and do not read.
+    pub(crate) fn floats_or(
+        &self,
+        name: Option<&str>,
+        node: &Node,
+        unread: &Operand<D>,
+    ) -> Result<Operand<D>> {
+        name.map_or_else(|| Ok(unread.clone()), |name| self.floats(name, node))
     }
 
     /// A weight that `node` names, on the host.
     ///
     /// # Errors
     /// Where it is absent or has another shape.
-    pub(crate) fn host_weight(
-        &self,
-        name: &str,
-        node: &Node,
-    ) -> Result<kv_core::weights::Weight, BackendError> {
+    pub(crate) fn host_weight(&self, name: &str, node: &Node) -> Result<kv_core::weights::Weight> {
         let shape = self.shapes.get(name).copied().unwrap_or_default();
         self.context.weights.host(name, shape, &node.name)
     }
@@ -344,7 +371,7 @@ impl<'a, D: Device> Lower<'a, D> {
     ///
     /// # Errors
     /// [`BackendError::NoRows`].
-    pub(crate) fn rows(&self, layer: LayerIdx, kind: RowKind) -> Result<Operand<D>, BackendError> {
+    pub(crate) fn rows(&self, layer: LayerIdx, kind: RowKind) -> Result<Operand<D>> {
         GpuRows::<D>::number(self.context.layout, layer, kind).map(Operand::Rows)
     }
 
@@ -354,16 +381,13 @@ impl<'a, D: Device> Lower<'a, D> {
     /// Where the device has no such kernel.
     pub(crate) fn launch(
         &mut self,
-        kernel: &'static str,
+        kernel: &str,
         grid: Grid,
         operands: Vec<Operand<D>>,
         settings: &impl Pod,
-    ) -> Result<(), BackendError> {
-        let Context {
-            device, kernels, ..
-        } = self.context;
+    ) -> Result<()> {
         self.steps.push(Step::Launch(Launch {
-            kernel: kernels.get(device, kernel)?,
+            kernel: self.context.shared.kernel(kernel)?,
             grid,
             operands,
             settings: bytemuck::bytes_of(settings).to_vec(),
@@ -374,18 +398,23 @@ impl<'a, D: Device> Lower<'a, D> {
     /// The error for an operation, or a variant of one, that this version does not know.
     pub(crate) fn unsupported(&self, node: &Node) -> BackendError {
         BackendError::UnsupportedOp {
-            backend: self.context.device.name(),
+            backend: self.context.shared.device.name(),
             op: node.op.name(),
             node: node.name.clone(),
         }
     }
 }
 
+/// The last dimension of a node.
+fn width(node: &Node) -> usize {
+    node.shape.last().copied().unwrap_or(1)
+}
+
 /// A number of values or rows as kernels take it.
 ///
 /// # Errors
 /// [`BackendError::Input`] where it has more than 32 bits.
-pub(crate) fn word(n: usize) -> Result<u32, BackendError> {
+pub(crate) fn word(n: usize) -> Result<u32> {
     u32::try_from(n).map_err(|_| BackendError::Input {
         input: "graph",
         reason: format!("{n} values are more than a kernel can count"),

@@ -1,12 +1,11 @@
 //! Norms of rows, and what is left of them above their mean.
 
 use bytemuck::{Pod, Zeroable};
-use kv_core::backend::BackendError;
-use kv_core::graph::{Node, NodeId, Op};
+use kv_core::graph::{Node, Op};
 
-use super::{Lower, word};
+use super::{Lower, Result, width, word};
 use crate::device::Device;
-use crate::inputs::after;
+use crate::inputs::{Numbered, after};
 use crate::program::{Grid, Operand};
 use crate::weights::WeightForm;
 
@@ -27,117 +26,118 @@ struct Settings {
     eps: f32,
 }
 
-/// Lowers a norm.
-pub(super) fn lower<D: Device>(
-    lower: &mut Lower<'_, D>,
-    id: NodeId,
-    node: &Node,
-) -> Result<(), BackendError> {
-    let x = lower.operand(node, 0)?;
-    let settings = Settings::of(node)?;
-    let by_block = Grid::Fixed([settings.n_rows, 1]);
-    match &node.op {
-        Op::RmsNorm { weight, eps } => {
-            let (gain, settings) = rms_settings(lower, node, (weight.as_deref(), *eps))?;
-            let gain = gain.unwrap_or_else(|| x.clone());
-            let (kernel, grid) = match settings.dim <= MAX_SHORT {
-                true => {
-                    let n_blocks = settings.n_rows.div_ceil(WARPS);
-                    ("rms_norm_short", Grid::Fixed([n_blocks, 1]))
-                }
-                false => ("rms_norm", by_block),
-            };
-            let y = lower.result(id);
-            let (blocks, n_blocks) = lower.int8_beside(id, settings.dim as usize)?;
-            let settings = Settings {
-                n_blocks,
-                ..settings
-            };
-            lower.launch(kernel, grid, vec![x, gain, y, blocks], &settings)
-        }
-        Op::LayerNorm { weight, bias, eps } => {
-            let gain = lower.floats(weight, node)?;
-            let bias_operand = match bias {
-                Some(name) => lower.floats(name, node)?,
-                None => gain.clone(),
-            };
-            let y = lower.result(id);
-            let settings = Settings {
-                has_bias: u32::from(bias.is_some()),
-                eps: *eps,
-                ..settings
-            };
-            let operands = vec![x, gain, bias_operand, y];
-            lower.launch("layer_norm", by_block, operands, &settings)
-        }
-        Op::GaussianTopK { deviations } => {
-            let settings = Settings {
-                eps: *deviations,
-                ..settings
-            };
-            let operands = vec![x, lower.result(id)];
-            lower.launch("gaussian_top_k", by_block, operands, &settings)
-        }
-        _ => Err(lower.unsupported(node)),
+impl<D: Device> Lower<'_, D> {
+    /// Lowers an RMS norm.
+    pub(super) fn rms_norm(
+        &mut self,
+        (id, node): Numbered<'_>,
+        spec: (Option<&str>, f32),
+    ) -> Result<()> {
+        let x = self.operand(node, 0)?;
+        let (gain, settings) = self.rms_settings(node, spec)?;
+        let gain = gain.unwrap_or_else(|| x.clone());
+        let (kernel, n_blocks) = match settings.dim <= MAX_SHORT {
+            true => ("rms_norm_short", settings.n_rows.div_ceil(WARPS)),
+            false => ("rms_norm", settings.n_rows),
+        };
+        let grid = Grid::rows(n_blocks);
+        let y = self.result(id);
+        let (blocks, n_blocks) = self.int8_beside(id, settings.dim as usize)?;
+        let settings = Settings {
+            n_blocks,
+            ..settings
+        };
+        self.launch(kernel, grid, vec![x, gain, y, blocks], &settings)
     }
-}
 
-/// Lowers a sum together with the RMS norm of it, where the graph has one; whether it has.
-pub(super) fn lower_with_sum<D: Device>(
-    lower: &mut Lower<'_, D>,
-    id: NodeId,
-    node: &Node,
-) -> Result<bool, BackendError> {
-    let graph = lower.context.graph;
-    let mut later = after(graph, id);
-    let norm_of_it = later.find_map(|(norm, other)| match &other.op {
-        Op::RmsNorm { weight, eps } if other.operands == [id] => {
-            Some((norm, other, (weight.as_deref(), *eps)))
-        }
-        _ => None,
-    });
-    let Some((norm_id, norm, spec)) = norm_of_it else {
-        return Ok(false);
-    };
-    let (gain, settings) = rms_settings(lower, norm, spec)?;
-    let (x, z) = (lower.operand(node, 0)?, lower.operand(node, 1)?);
-    let gain = gain.unwrap_or_else(|| x.clone());
-    let (sum, y) = (lower.result(id), lower.result(norm_id));
-    lower.done[norm_id.as_usize()] = true;
-    let (blocks, n_blocks) = lower.int8_beside(norm_id, settings.dim as usize)?;
-    let settings = Settings {
-        n_blocks,
-        ..settings
-    };
-    let grid = Grid::Fixed([settings.n_rows, 1]);
-    let operands = vec![x, z, gain, sum, y, blocks];
-    lower.launch("add_rms_norm", grid, operands, &settings)?;
-    Ok(true)
-}
+    /// Lowers a layer norm.
+    pub(super) fn layer_norm(
+        &mut self,
+        (id, node): Numbered<'_>,
+        weight: &str,
+        (bias, eps): (Option<&str>, f32),
+    ) -> Result<()> {
+        let x = self.operand(node, 0)?;
+        let gain = self.floats(weight, node)?;
+        let settings = Settings {
+            has_bias: u32::from(bias.is_some()),
+            eps,
+            ..Settings::of(node)?
+        };
+        let bias = self.floats_or(bias, node, &gain)?;
+        let operands = vec![x, gain, bias, self.result(id)];
+        let grid = Grid::rows(settings.n_rows);
+        self.launch("layer_norm", grid, operands, &settings)
+    }
 
-/// The gain of an RMS norm, where it has one, and the settings of its kernels. Without a gain,
-/// kernels are given something else that they do not read.
-fn rms_settings<D: Device>(
-    lower: &Lower<'_, D>,
-    node: &Node,
-    (weight, eps): (Option<&str>, f32),
-) -> Result<(Option<Operand<D>>, Settings), BackendError> {
-    let gain = weight.map(|name| lower.weight(name, node, WeightForm::Floats));
-    let gain = gain.transpose()?;
-    let settings = Settings::of(node)?;
-    let n_values: usize = gain.as_ref().map_or(0, |gain| gain.shape.iter().product());
-    let settings = Settings {
-        n_gains: word(n_values)? / settings.dim,
-        eps,
-        ..settings
-    };
-    Ok((gain.map(Operand::Weight), settings))
+    /// Lowers what is left of rows above their mean and some deviations.
+    pub(super) fn gaussian_top_k(
+        &mut self,
+        (id, node): Numbered<'_>,
+        deviations: f32,
+    ) -> Result<()> {
+        let settings = Settings {
+            eps: deviations,
+            ..Settings::of(node)?
+        };
+        let operands = vec![self.operand(node, 0)?, self.result(id)];
+        let grid = Grid::rows(settings.n_rows);
+        self.launch("gaussian_top_k", grid, operands, &settings)
+    }
+
+    /// Lowers a sum together with the RMS norm of it, where the graph has one; whether it has.
+    pub(super) fn add_norm(&mut self, (id, node): Numbered<'_>) -> Result<bool> {
+        let graph = self.context.graph;
+        let mut later = after(graph, id);
+        let norm_of_it = later.find_map(|(norm, other)| match &other.op {
+            Op::RmsNorm { weight, eps } if other.operands == [id] => {
+                Some((norm, other, (weight.as_deref(), *eps)))
+            }
+            _ => None,
+        });
+        let Some((norm_id, norm, spec)) = norm_of_it else {
+            return Ok(false);
+        };
+        let (gain, settings) = self.rms_settings(norm, spec)?;
+        let (x, z) = (self.operand(node, 0)?, self.operand(node, 1)?);
+        let gain = gain.unwrap_or_else(|| x.clone());
+        let (sum, y) = (self.result(id), self.result(norm_id));
+        self.done[norm_id.as_usize()] = true;
+        let (blocks, n_blocks) = self.int8_beside(norm_id, settings.dim as usize)?;
+        let settings = Settings {
+            n_blocks,
+            ..settings
+        };
+        let grid = Grid::rows(settings.n_rows);
+        let operands = vec![x, z, gain, sum, y, blocks];
+        self.launch("add_rms_norm", grid, operands, &settings)?;
+        Ok(true)
+    }
+
+    /// The gain of an RMS norm, where it has one, and the settings of its kernels. Without a gain,
+    /// kernels are given something else that they do not read.
+    fn rms_settings(
+        &self,
+        node: &Node,
+        (weight, eps): (Option<&str>, f32),
+    ) -> Result<(Option<Operand<D>>, Settings)> {
+        let gain = weight.map(|name| self.weight(name, node, WeightForm::Floats));
+        let gain = gain.transpose()?;
+        let settings = Settings::of(node)?;
+        let n_values: usize = gain.as_ref().map_or(0, |gain| gain.shape.iter().product());
+        let settings = Settings {
+            n_gains: word(n_values)? / settings.dim,
+            eps,
+            ..settings
+        };
+        Ok((gain.map(Operand::Weight), settings))
+    }
 }
 
 impl Settings {
     /// Rows and values of a row of `node`.
-    fn of(node: &Node) -> Result<Self, BackendError> {
-        let dim = node.shape.last().copied().unwrap_or(1).max(1);
+    fn of(node: &Node) -> Result<Self> {
+        let dim = width(node).max(1);
         Ok(Self {
             n_rows: word(node.n_values() / dim)?,
             dim: word(dim)?,

@@ -1,14 +1,14 @@
 //! Convolutions and scans along sequences, which read and store states.
 
 use bytemuck::{Pod, Zeroable};
+use kv_core::LayerIdx;
 use kv_core::backend::{BackendError, RowKind};
-use kv_core::graph::{ConvSpec, HeadScanSpec, Node, NodeId, Op, ScanSpec};
-use kv_core::{LayerIdx, StateType};
+use kv_core::graph::{ConvSpec, HeadScanSpec, Node, ScanSpec};
 
-use super::{Lower, word};
+use super::{Lower, Result, word};
 use crate::device::Device;
+use crate::inputs::Numbered;
 use crate::program::{Grid, Operand};
-use crate::weights::WeightForm;
 
 /// Channels of a block of all these kernels.
 pub(super) const CHANNELS: u32 = 32;
@@ -43,27 +43,14 @@ struct HeadScanSettings {
     d_state: u32,
 }
 
-/// Lowers a convolution or scan.
-pub(super) fn lower<D: Device>(
-    lower: &mut Lower<'_, D>,
-    id: NodeId,
-    node: &Node,
-) -> Result<(), BackendError> {
-    match &node.op {
-        Op::Conv { layer, conv } => lower.conv((id, node), *layer, conv),
-        Op::Scan { layer, scan } => lower.scan((id, node), *layer, scan),
-        Op::ScanHeads { layer, scan } => lower.scan_heads((id, node), *layer, scan),
-        _ => Err(lower.unsupported(node)),
-    }
-}
-
 impl<D: Device> Lower<'_, D> {
-    fn conv(
+    /// Lowers a convolution.
+    pub(super) fn conv(
         &mut self,
-        (id, node): (NodeId, &Node),
+        (id, node): Numbered<'_>,
         layer: LayerIdx,
         conv: &ConvSpec,
-    ) -> Result<(), BackendError> {
+    ) -> Result<()> {
         let settings = ConvSettings {
             header: self.states_header(node)?,
             channels: word(node.row_len())?,
@@ -72,12 +59,9 @@ impl<D: Device> Lower<'_, D> {
         };
         let weights = conv.weights().map(|name| self.host_weight(name, node));
         let weights = weights.collect::<Result<Vec<_>, _>>()?;
-        let device = self.context.device;
+        let device = &self.context.shared.device;
         let weight = Operand::Weight(self.context.weights.joined(device, &weights)?);
-        let bias = match &conv.bias {
-            Some(name) => self.floats(name, node)?,
-            None => weight.clone(),
-        };
+        let bias = self.floats_or(conv.bias.as_deref(), node, &weight)?;
         let x = self.operand(node, 0)?;
         let states = self.rows(layer, RowKind::Conv)?;
         let words = Operand::Inputs(0);
@@ -86,12 +70,13 @@ impl<D: Device> Lower<'_, D> {
         self.launch("conv", Grid::Chains { x }, operands, &settings)
     }
 
-    fn scan(
+    /// Lowers a scan of channels.
+    pub(super) fn scan(
         &mut self,
-        (id, node): (NodeId, &Node),
+        (id, node): Numbered<'_>,
         layer: LayerIdx,
         scan: &ScanSpec,
-    ) -> Result<(), BackendError> {
+    ) -> Result<()> {
         let settings = ScanSettings {
             header: self.states_header(node)?,
             channels: word(node.row_len())?,
@@ -99,16 +84,17 @@ impl<D: Device> Lower<'_, D> {
         };
         let operands = self.scan_operands((id, node), layer, &[&scan.a, &scan.d])?;
         let x = settings.channels.div_ceil(CHANNELS);
-        let kernel = self.of_state_type(layer, ["scan_f32", "scan_f16", "scan_bf16"])?;
-        self.launch(kernel, Grid::Chains { x }, operands, &settings)
+        let kernel = self.of_state_type("scan", layer)?;
+        self.launch(&kernel, Grid::Chains { x }, operands, &settings)
     }
 
-    fn scan_heads(
+    /// Lowers a scan of heads.
+    pub(super) fn scan_heads(
         &mut self,
-        (id, node): (NodeId, &Node),
+        (id, node): Numbered<'_>,
         layer: LayerIdx,
         scan: &HeadScanSpec,
-    ) -> Result<(), BackendError> {
+    ) -> Result<()> {
         let settings = HeadScanSettings {
             header: self.states_header(node)?,
             n_heads: word(scan.n_heads)?,
@@ -119,51 +105,36 @@ impl<D: Device> Lower<'_, D> {
         let weights = [&scan.a, &scan.d, &scan.dt_bias];
         let operands = self.scan_operands((id, node), layer, &weights)?;
         let x = settings.n_heads * settings.head_dim.div_ceil(CHANNELS);
-        let kernels = ["scan_heads_f32", "scan_heads_f16", "scan_heads_bf16"];
-        let kernel = self.of_state_type(layer, kernels)?;
-        self.launch(kernel, Grid::Chains { x }, operands, &settings)
+        let kernel = self.of_state_type("scan_heads", layer)?;
+        self.launch(&kernel, Grid::Chains { x }, operands, &settings)
     }
 
-    /// The kernel for the type of a layer's states: f32, f16 or bf16.
-    pub(super) fn of_state_type(
-        &self,
-        layer: LayerIdx,
-        [f32, f16, bf16]: [&'static str; 3],
-    ) -> Result<&'static str, BackendError> {
+    /// The kernel of this name for the type of a layer's states.
+    pub(super) fn of_state_type(&self, kernel: &str, layer: LayerIdx) -> Result<String> {
         let states = self.context.layout.state(layer);
         let states = states.ok_or(BackendError::NoRows { layer })?;
-        Ok(match states.state_type {
-            StateType::F32 => f32,
-            StateType::F16 => f16,
-            StateType::BF16 => bf16,
-        })
+        Ok(format!("{kernel}_{}", states.state_type))
     }
 
     /// The operands of a scan with these weights: x, dt, B, C, the weights, the tables, the states
     /// and the result.
     fn scan_operands(
         &mut self,
-        (id, node): (NodeId, &Node),
+        (id, node): Numbered<'_>,
         layer: LayerIdx,
         weights: &[&String],
-    ) -> Result<Vec<Operand<D>>, BackendError> {
-        let values = (0..4).map(|at| self.operand(node, at));
-        let weights = weights.iter().map(|name| self.floats(name, node));
-        let mut operands = values.chain(weights).collect::<Result<Vec<_>, _>>()?;
-        operands.push(Operand::Inputs(0));
-        operands.push(self.rows(layer, RowKind::State)?);
-        operands.push(self.result(id));
+    ) -> Result<Vec<Operand<D>>> {
+        let mut operands = self.operands(node, 4)?;
+        for name in weights {
+            operands.push(self.floats(name, node)?);
+        }
+        let states = self.rows(layer, RowKind::State)?;
+        operands.extend([Operand::Inputs(0), states, self.result(id)]);
         Ok(operands)
     }
 
-    /// A weight as floats.
-    pub(super) fn floats(&self, name: &str, node: &Node) -> Result<Operand<D>, BackendError> {
-        let weight = self.weight(name, node, WeightForm::Floats)?;
-        Ok(Operand::Weight(weight))
-    }
-
     /// The first word of the header of the states' tables.
-    pub(super) fn states_header(&self, node: &Node) -> Result<u32, BackendError> {
+    pub(super) fn states_header(&self, node: &Node) -> Result<u32> {
         let header = self.inputs.states();
         word(header.ok_or_else(|| self.unsupported(node))?)
     }

@@ -3,12 +3,12 @@
 
 use bytemuck::{Pod, Zeroable};
 use kv_core::LayerIdx;
-use kv_core::backend::BackendError;
-use kv_core::graph::{AttendSpec, IndexSpec, Node, NodeId, Op};
+use kv_core::graph::{AttendSpec, IndexSpec};
 
-use super::attend::{Attended, Attention, Settings, rotated_queries};
-use super::{Lower, word};
+use super::attend::{Attended, Attention, Settings};
+use super::{Lower, Result, word};
 use crate::device::Device;
+use crate::inputs::Numbered;
 use crate::program::{Grid, Operand};
 use crate::visibility_table::PieceLimits;
 
@@ -43,34 +43,21 @@ struct SparseSettings {
     piece_len: u32,
 }
 
-/// Lowers an indexer, or attention over what one chose.
-pub(super) fn lower<D: Device>(
-    lower: &mut Lower<'_, D>,
-    id: NodeId,
-    node: &Node,
-) -> Result<(), BackendError> {
-    match &node.op {
-        Op::Index { layer, index } => lower.index((id, node), *layer, index),
-        Op::AttendSparse { layer, spec } => lower.attend_sparse((id, node), *layer, spec),
-        _ => Err(lower.unsupported(node)),
-    }
-}
-
 impl<D: Device> Lower<'_, D> {
-    /// Scores some rows at a time, and chooses.
-    fn index(
+    /// Lowers an indexer, which scores some rows at a time, and chooses.
+    pub(super) fn index(
         &mut self,
-        (id, node): (NodeId, &Node),
+        (id, node): Numbered<'_>,
         layer: LayerIdx,
         index: &IndexSpec,
-    ) -> Result<(), BackendError> {
+    ) -> Result<()> {
         let attended = Attended::of_layer(self, layer)?;
         let (n, n_cells) = (self.context.graph.shape().n_tokens, attended.n_cells);
         let (_, header) = self.inputs.visibility(self.context.graph, (id, node), 3)?;
-        let q = rotated_queries(self, node, &attended, n * index.n_heads * index.dim)?;
+        let q = self.rotated_queries(node, &attended, n * index.n_heads * index.dim)?;
         let weights = self.operand(node, 1)?;
         let mut settings = IndexSettings {
-            header: word(header)?,
+            header,
             n_heads: word(index.n_heads)?,
             dim: word(index.dim)?,
             k_type: super::store::kv_type_number(attended.k_shape.kv_type),
@@ -86,28 +73,22 @@ impl<D: Device> Lower<'_, D> {
             settings.first_row = word(first)?;
             let n_rows = word(at_once.min(n - first))?;
             let grid = Grid::Fixed([word(n_cells.div_ceil(KEYS))?, n_rows]);
-            let inputs = || Operand::Inputs(0);
-            let operands = vec![
-                q.clone(),
-                weights.clone(),
-                inputs(),
-                attended.k.clone(),
-                scores.clone(),
-            ];
+            let operands = [&q, &weights, &Operand::Inputs(0), &attended.k, &scores];
+            let operands = operands.map(Clone::clone).into();
             self.launch("index_scores", grid, operands, &settings)?;
-            let operands = vec![scores.clone(), inputs(), y.clone()];
-            let grid = Grid::Fixed([n_rows, 1]);
-            self.launch("index_choose", grid, operands, &settings)?;
+            let operands = vec![scores.clone(), Operand::Inputs(0), y.clone()];
+            self.launch("index_choose", Grid::rows(n_rows), operands, &settings)?;
         }
         Ok(())
     }
 
-    fn attend_sparse(
+    /// Lowers attention over what an indexer chose.
+    pub(super) fn attend_sparse(
         &mut self,
-        (id, node): (NodeId, &Node),
+        (id, node): Numbered<'_>,
         layer: LayerIdx,
         spec: &AttendSpec,
-    ) -> Result<(), BackendError> {
+    ) -> Result<()> {
         let top_k = self.operand_node(node, 3)?.row_len();
         let chosen = self.operand(node, 3)?;
         let n = self.context.graph.shape().n_tokens;
@@ -117,7 +98,7 @@ impl<D: Device> Lower<'_, D> {
         let attended = Attended::of_layer(self, layer)?;
         let mut attention = Attention::new(self, (id, node), attended, *spec, n * n_pieces)?;
         let (_, header) = self.inputs.visibility(self.context.graph, (id, node), 2)?;
-        attention.settings.header = word(header)?;
+        attention.settings.header = header;
         let settings = SparseSettings {
             attend: attention.settings,
             top_k: word(top_k)?,

@@ -3,11 +3,12 @@
 use bytemuck::{Pod, Zeroable};
 use kv_core::KvType;
 use kv_core::backend::{BackendError, RowKind};
-use kv_core::graph::{Node, NodeId, Op};
+use kv_core::graph::{Node, Op};
 use kv_core::layers::RowShape;
 
-use super::{Lower, rope, word};
+use super::{Lower, Result, rope, word};
 use crate::device::Device;
+use crate::inputs::Numbered;
 use crate::program::{Grid, Operand};
 
 /// Values that a thread block stores.
@@ -79,57 +80,6 @@ pub(crate) fn kv_type_number(kv_type: KvType) -> u32 {
     number.map_or(u32::MAX, |number| number as u32)
 }
 
-/// Lowers the storing of K, and of V where the layer has V rows.
-pub(super) fn lower<D: Device>(
-    lower: &mut Lower<'_, D>,
-    _id: NodeId,
-    node: &Node,
-) -> Result<(), BackendError> {
-    let Storing {
-        settings,
-        n_chunks,
-        rows: [k_rows, v_rows],
-    } = storing(lower, node)?;
-    let n_rows = word(lower.context.graph.shape().n_tokens)?;
-    let has_v = matches!(node.op, Op::StoreKv { .. });
-    let operands = vec![
-        lower.operand(node, 0)?,
-        lower.operand(node, usize::from(has_v))?,
-        Operand::Inputs(0),
-        k_rows,
-        v_rows,
-    ];
-    let grid = Grid::Fixed([n_chunks, n_rows]);
-    lower.launch("store_kv", grid, operands, &settings)
-}
-
-/// Lowers the storing of keys that are `rotated`, and nothing else, together with the rotation of
-/// queries: their values, the angles, and where rotated ones go.
-pub(super) fn lower_with_rope<D: Device>(
-    lower: &mut Lower<'_, D>,
-    (id, node): (NodeId, &Node),
-    rotated: &Node,
-    [q, angles, q_out]: [Operand<D>; 3],
-    rope: rope::Settings,
-) -> Result<(), BackendError> {
-    let Storing {
-        settings,
-        n_chunks,
-        rows: [k_rows, v_rows],
-    } = storing(lower, node)?;
-    let settings = RopeSettings {
-        q_chunks: rope.row_len().div_ceil(CHUNK),
-        rope,
-        store: settings,
-    };
-    let n_rows = word(lower.context.graph.shape().n_tokens)?;
-    let (k, v) = (lower.operand(rotated, 0)?, lower.operand(node, 1)?);
-    let operands = vec![q, k, v, angles, Operand::Inputs(0), q_out, k_rows, v_rows];
-    lower.done[id.as_usize()] = true;
-    let grid = Grid::Fixed([settings.q_chunks + n_chunks, n_rows]);
-    lower.launch("rope_store_kv", grid, operands, &settings)
-}
-
 /// How a node's rows are stored.
 struct Storing<D: Device> {
     settings: Settings,
@@ -139,35 +89,82 @@ struct Storing<D: Device> {
     rows: [Operand<D>; 2],
 }
 
-fn storing<D: Device>(lower: &Lower<'_, D>, node: &Node) -> Result<Storing<D>, BackendError> {
-    let (Op::StoreKv { layer } | Op::StoreK { layer }) = node.op else {
-        return Err(lower.unsupported(node));
-    };
-    let rows = lower.context.layout.layer(layer);
-    let rows = *rows.ok_or(BackendError::NoRows { layer })?;
-    let k = StoredRows::new(&rows.k)?;
-    let stored_v = rows.stored_v();
-    let v = stored_v.as_ref().map_or(Ok(k), StoredRows::new)?;
-    let v_kind = stored_v.map_or(RowKind::K, |_| RowKind::V);
-    Ok(Storing {
-        settings: Settings {
-            cells: lower.input_word(node, node.operands.last().copied())?,
-            k_chunks: k.chunks(),
-            k,
-            v,
-        },
-        n_chunks: k.chunks() + stored_v.map_or(0, |_| v.chunks()),
-        rows: [lower.rows(layer, RowKind::K)?, lower.rows(layer, v_kind)?],
-    })
-}
+impl<D: Device> Lower<'_, D> {
+    /// Lowers the storing of K, and of V where the layer has V rows.
+    pub(super) fn store(&mut self, node: &Node) -> Result<()> {
+        let Storing {
+            settings,
+            n_chunks,
+            rows: [k_rows, v_rows],
+        } = self.storing(node)?;
+        let n_rows = word(self.context.graph.shape().n_tokens)?;
+        let has_v = matches!(node.op, Op::StoreKv { .. });
+        let (k, v) = (
+            self.operand(node, 0)?,
+            self.operand(node, usize::from(has_v))?,
+        );
+        let operands = vec![k, v, Operand::Inputs(0), k_rows, v_rows];
+        let grid = Grid::Fixed([n_chunks, n_rows]);
+        self.launch("store_kv", grid, operands, &settings)
+    }
 
-/// Rotates groups of the `n` values at `from` to `to`.
-pub(super) fn hadamard<D: Device>(
-    lower: &mut Lower<'_, D>,
-    from: Operand<D>,
-    to: Operand<D>,
-    settings: HadamardSettings,
-) -> Result<(), BackendError> {
-    let grid = Grid::Fixed([settings.n.div_ceil(CHUNK), 1]);
-    lower.launch("hadamard", grid, vec![from, to], &settings)
+    /// Lowers the storing of keys that are `rotated`, and nothing else, together with the rotation of
+    /// queries: their values, the angles, and where rotated ones go.
+    pub(super) fn rope_and_store(
+        &mut self,
+        (id, node): Numbered<'_>,
+        rotated: &Node,
+        [q, angles, q_out]: [Operand<D>; 3],
+        rope: rope::Settings,
+    ) -> Result<()> {
+        let Storing {
+            settings,
+            n_chunks,
+            rows: [k_rows, v_rows],
+        } = self.storing(node)?;
+        let settings = RopeSettings {
+            q_chunks: rope.row_len().div_ceil(CHUNK),
+            rope,
+            store: settings,
+        };
+        let n_rows = word(self.context.graph.shape().n_tokens)?;
+        let (k, v) = (self.operand(rotated, 0)?, self.operand(node, 1)?);
+        let operands = vec![q, k, v, angles, Operand::Inputs(0), q_out, k_rows, v_rows];
+        self.done[id.as_usize()] = true;
+        let grid = Grid::Fixed([settings.q_chunks + n_chunks, n_rows]);
+        self.launch("rope_store_kv", grid, operands, &settings)
+    }
+
+    fn storing(&self, node: &Node) -> Result<Storing<D>> {
+        let (Op::StoreKv { layer } | Op::StoreK { layer }) = node.op else {
+            return Err(self.unsupported(node));
+        };
+        let rows = self.context.layout.layer(layer);
+        let rows = *rows.ok_or(BackendError::NoRows { layer })?;
+        let k = StoredRows::new(&rows.k)?;
+        let stored_v = rows.stored_v();
+        let v = stored_v.as_ref().map_or(Ok(k), StoredRows::new)?;
+        let v_kind = stored_v.map_or(RowKind::K, |_| RowKind::V);
+        Ok(Storing {
+            settings: Settings {
+                cells: self.input_word(node, node.operands.last().copied())?,
+                k_chunks: k.chunks(),
+                k,
+                v,
+            },
+            n_chunks: k.chunks() + stored_v.map_or(0, |_| v.chunks()),
+            rows: [self.rows(layer, RowKind::K)?, self.rows(layer, v_kind)?],
+        })
+    }
+
+    /// Rotates groups of the `n` values at `from` to `to`.
+    pub(super) fn hadamard(
+        &mut self,
+        from: Operand<D>,
+        to: Operand<D>,
+        settings: HadamardSettings,
+    ) -> Result<()> {
+        let grid = Grid::rows(settings.n.div_ceil(CHUNK));
+        self.launch("hadamard", grid, vec![from, to], &settings)
+    }
 }
