@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
+mod budget;
 mod completion;
 mod context;
 mod decode;
@@ -19,6 +20,7 @@ mod logprobs;
 #[path = "faults/model.rs"]
 mod model;
 mod old_rows;
+mod planning;
 
 mod service;
 mod shared_rows;
