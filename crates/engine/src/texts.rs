@@ -267,3 +267,129 @@ impl TextMemory {
 fn count(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use kv_core::Window;
+    use kv_core::graph::{Graph, GraphError, GraphShape};
+    use kv_core::layers::{AttentionMemory, RecurrentMemory};
+    use model_core::architecture::ModelError;
+
+    use super::*;
+
+    /// Only what is asked of a model before it computes.
+    #[derive(Debug)]
+    struct Sizes {
+        layers: LayerMap,
+        causality: Causality,
+    }
+
+    impl Model for Sizes {
+        fn architecture(&self) -> &str {
+            "sizes"
+        }
+
+        fn layers(&self) -> &LayerMap {
+            &self.layers
+        }
+
+        fn vocab_size(&self) -> usize {
+            10
+        }
+
+        fn context_length(&self) -> usize {
+            20_000
+        }
+
+        fn embedding_dim(&self) -> usize {
+            8
+        }
+
+        fn causality(&self) -> Causality {
+            self.causality
+        }
+
+        fn graph(&self, _: GraphShape) -> Result<Graph, ModelError> {
+            Err(ModelError::Graph(GraphError::Json(String::new())))
+        }
+    }
+
+    const CELLS: LayerMemory = LayerMemory::Attention(AttentionMemory {
+        kv_heads: 1,
+        k_dim: 8,
+        v_dim: 8,
+        window: Window::Full,
+    });
+
+    const STATES: LayerMemory = LayerMemory::Recurrent(RecurrentMemory {
+        conv_row: 1,
+        state_row: 1,
+    });
+
+    /// Longest text, tokens at once, and of the engine context, batch, ubatch and sequences.
+    fn planned(layers: &[LayerMemory], max_tokens: Option<usize>) -> [u32; 6] {
+        sizes(layers, Causality::Causal, max_tokens)
+    }
+
+    fn sizes(layers: &[LayerMemory], causality: Causality, max_tokens: Option<usize>) -> [u32; 6] {
+        let layers = LayerMap::new(layers.to_vec());
+        let settings = TextSettings {
+            pooling: Pooling::Mean,
+            max_tokens,
+            n_batch: 2048,
+        };
+        let plan = TextPlan::new(Arc::new(Sizes { layers, causality }), settings);
+        let EngineConfig {
+            n_ctx,
+            n_batch,
+            n_ubatch,
+            n_seqs,
+            ..
+        } = plan.engine;
+        assert_eq!(n_seqs as usize, plan.max_texts);
+        let longest = plan.max_tokens as u32;
+        [
+            longest,
+            plan.n_batch,
+            n_ctx.unwrap(),
+            n_batch,
+            n_ubatch,
+            n_seqs,
+        ]
+    }
+
+    #[test]
+    fn without_a_memory_a_text_is_one_ubatch() {
+        let layers = [LayerMemory::Nothing; 2];
+        let longest = [20_000, 2048, 20_000, 20_000, 20_000, 256];
+        assert_eq!(planned(&layers, None), longest);
+        assert_eq!(planned(&layers, Some(30_000)), longest, "what was trained");
+        let short = [100, 2048, 20_000, 2048, 2048, 256];
+        assert_eq!(planned(&layers, Some(100)), short);
+    }
+
+    #[test]
+    fn cells_are_there_for_the_longest_text() {
+        let layers = [CELLS, LayerMemory::Nothing];
+        let longest = [4096, 2048, 4096, 4096, 512, 256];
+        assert_eq!(planned(&layers, None), longest);
+        assert_eq!(planned(&layers, Some(100)), [100, 100, 100, 100, 100, 256]);
+        let longer = [6000, 2048, 6000, 6000, 512, 256];
+        assert_eq!(planned(&layers, Some(6000)), longer);
+    }
+
+    #[test]
+    fn tokens_that_see_later_ones_are_in_one_ubatch() {
+        let seen = sizes(&[CELLS], Causality::NonCausal, None);
+        assert_eq!(seen, [4096, 2048, 4096, 4096, 4096, 256]);
+    }
+
+    #[test]
+    fn of_models_with_states_fewer_texts_are_computed_at_once() {
+        let wanted = [4096, 2048, 4096, 4096, 512, 16];
+        for layers in [&[STATES][..], &[CELLS, STATES], &[STATES, CELLS]] {
+            assert_eq!(planned(layers, None), wanted);
+        }
+    }
+}
