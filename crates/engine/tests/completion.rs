@@ -5,8 +5,8 @@
 use crate::support::{engine, stories};
 use engine::sampler::{SampleError, SamplerConfig};
 use engine::{
-    Completion, CompletionOptions, EngineConfig, EngineError, FinishReason, GenerateOptions,
-    Generation, OutputRow,
+    Completion, CompletionOptions, ConfigError, EngineConfig, EngineError, FinishReason,
+    GenerateOptions, Generation, Logprobs, OutputRow,
 };
 use kv_core::batch::Batch;
 use kv_core::graph::TopK;
@@ -187,4 +187,97 @@ fn a_row_that_is_not_a_number_leaves_the_text_as_it_was() {
     );
     assert!(is_sample_error, "{error:?}");
     assert!(completion.tokens().is_empty() && completion.finish_reason().is_none());
+}
+
+#[test]
+fn a_text_may_be_required_to_be_as_long_as_it_may_get() {
+    let file = stories();
+    let made = |min_tokens| {
+        let mut options = CompletionOptions {
+            n_predict: Some(5),
+            ..CompletionOptions::default()
+        };
+        options.sampler.min_tokens = min_tokens;
+        Completion::new(file.tokenizer(), options)
+    };
+    assert!(made(5).is_ok());
+    let refused = made(6).unwrap_err();
+    let is_named = matches!(
+        refused,
+        EngineError::Config(ConfigError::MinTokens {
+            min_tokens: 6,
+            n_predict: 5
+        })
+    );
+    assert!(is_named, "{refused}");
+}
+
+/// Only a stop token that is not taken yet needs whole rows of logits.
+#[test]
+fn candidates_are_enough_where_no_stop_token_has_to_wait() {
+    let file = stories();
+    let enough = |min_tokens, stop_tokens: &[u32]| {
+        let mut options = CompletionOptions {
+            stop_tokens: stop_tokens.iter().copied().map(TokenId).collect(),
+            ..CompletionOptions::default()
+        };
+        options.sampler.min_tokens = min_tokens;
+        let completion = Completion::new(file.tokenizer(), options).unwrap();
+        completion.n_candidates().is_some()
+    };
+    assert!(enough(0, &[5]) && enough(3, &[]));
+    assert!(!enough(3, &[5]));
+}
+
+#[test]
+fn a_row_of_the_prompt_counts_once_and_must_be_of_numbers() {
+    let file = stories();
+    let options = CompletionOptions {
+        prompt_logprobs: Logprobs::Top(0),
+        ..CompletionOptions::default()
+    };
+    let mut completion = Completion::new(file.tokenizer(), options).unwrap();
+    let take = |completion: &mut Completion, index, row: &[f32]| {
+        let taken = completion.take_prompt_row(index, TokenId(0), row);
+        (taken.is_ok(), completion.prompt_logprobs().len())
+    };
+    assert_eq!(
+        take(&mut completion, 0, &[0.0, f32::NEG_INFINITY]),
+        (true, 1)
+    );
+    assert_eq!(take(&mut completion, 0, &[f32::NAN, 0.0]), (true, 1));
+    assert_eq!(take(&mut completion, 1, &[f32::NAN, 0.0]), (false, 1));
+    assert_eq!(take(&mut completion, 1, &[0.0, f32::INFINITY]), (false, 1));
+    assert_eq!(take(&mut completion, 1, &[0.0, 1.0]), (true, 2));
+}
+
+#[test]
+fn the_stop_string_is_part_of_the_text_where_that_is_wanted() {
+    let mut options = CompletionOptions {
+        sampler: SamplerConfig::greedy(),
+        stop: vec![" the".to_owned()],
+        ..CompletionOptions::default()
+    };
+    let (without, finish, _) = by_completion(&options);
+    options.includes_stop = true;
+    let (with, same, _) = by_completion(&options);
+    assert_eq!(with, without + " the");
+    let text = " the".to_owned();
+    assert_eq!(finish, Some(FinishReason::StopString { text }));
+    assert_eq!(same, finish);
+}
+
+#[test]
+fn nothing_is_chosen_after_the_end() {
+    let file = stories();
+    let options = CompletionOptions {
+        n_predict: Some(1),
+        ..CompletionOptions::default()
+    };
+    let mut completion = Completion::new(file.tokenizer(), options).unwrap();
+    let logits = vec![0.0; file.tokenizer().n_tokens()];
+    completion.take(OutputRow::Logits(&logits)).unwrap();
+    assert_eq!(completion.finish_reason(), Some(&FinishReason::Length));
+    let again = completion.take(OutputRow::Logits(&logits)).unwrap();
+    assert_eq!((again.as_str(), completion.tokens().len()), ("", 1));
 }

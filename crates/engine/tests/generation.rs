@@ -2,14 +2,16 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
+use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 
 use crate::support::{engine, ids, references, stories};
 use engine::sampler::{Candidates, SamplerConfig, Step, TokenOrigin};
 use engine::{
-    CancelFlag, EngineConfig, EngineError, FinishReason, GenerateOptions, Generation,
-    PromptProgress,
+    CancelFlag, Completion, CompletionOptions, EngineConfig, EngineError, FinishReason,
+    GenerateOptions, Generation, LongContext, PromptProgress,
 };
+use kv_core::batch::Batch;
 use kv_core::memory::{Memory, Streams};
 use kv_core::{KvType, KvTypes, SeqId, TokenId};
 use model_core::tokenizer::EncodeOptions;
@@ -408,4 +410,92 @@ fn prompts_that_cannot_be_are_refused_with_numbers() {
         error.to_string(),
         "the prompt of 5 tokens does not fit the context of 4"
     );
+}
+
+/// What was fed, and what was chosen but not evaluated, take their part of the context.
+#[test]
+fn a_prompt_may_fill_the_context_to_its_last_token() {
+    let (file, prompt) = (stories(), ids(&references()[0].ids));
+    for (n_ctx, fits) in [(6, false), (7, true)] {
+        let mut engine = engine(&EngineConfig {
+            n_ctx: Some(n_ctx),
+            ..EngineConfig::default()
+        });
+        let mut text = Generation::new(&engine, file.tokenizer(), greedy(5)).unwrap();
+        text.feed(&mut engine, &prompt, |_| {}).unwrap();
+        text.next_piece(&mut engine).unwrap();
+        let fed = text.feed(&mut engine, &prompt[..1], |_| {});
+        assert_eq!(fed.is_ok(), fits);
+        let n_held = engine.memory().n_tokens(SeqId(0));
+        assert_eq!(n_held, if fits { n_ctx } else { 5 });
+        if let Err(error) = fed {
+            let EngineError::PromptTooLong { n_used, .. } = error else {
+                panic!("{error}");
+            };
+            assert_eq!(n_used, 6);
+        }
+    }
+}
+
+/// The context of this text is not full, but another one has the cells.
+#[test]
+fn a_text_ends_where_another_one_has_the_rest_of_the_cells() {
+    let (file, prompt) = (stories(), ids(&references()[0].ids));
+    let config = EngineConfig {
+        n_ctx: Some(16),
+        n_seqs: 2,
+        ..EngineConfig::default()
+    };
+    for long_context in [LongContext::Stop, LongContext::Shift { n_keep: 1 }] {
+        let mut engine = engine(&config);
+        let other = Batch::prompt(SeqId(1), ids(&references()[0].greedy_ids[..8]));
+        engine.decode(&other).unwrap();
+        let options = GenerateOptions {
+            long_context,
+            ..greedy(20)
+        };
+        let mut text = Generation::new(&engine, file.tokenizer(), options).unwrap();
+        text.feed(&mut engine, &prompt, |_| {}).unwrap();
+        while text.next_piece(&mut engine).unwrap().is_some() {}
+        let (finish, n_tokens) = (text.finish_reason().unwrap(), text.tokens().len());
+        match long_context {
+            LongContext::Stop => assert_eq!((finish, n_tokens), (&FinishReason::ContextFull, 4)),
+            _ => assert_eq!((finish, n_tokens), (&FinishReason::Length, 20)),
+        }
+        assert_eq!(engine.memory().n_tokens(SeqId(1)), 8);
+    }
+}
+
+/// A device is asked for a bounded number of candidates; rows come back whole where that is not enough.
+#[test]
+fn a_device_is_asked_for_512_candidates_at_most() {
+    use std::sync::atomic::Ordering;
+
+    let (file, prompt) = (stories(), ids(&references()[0].ids));
+    let mut engine = engine(&EngineConfig::default());
+    let prefers_candidates = &engine.backend().prefers_candidates;
+    prefers_candidates.store(true, Ordering::Relaxed);
+    let mut found = Vec::new();
+    for k in 505..=515 {
+        let sampler = SamplerConfig {
+            top_k: NonZeroU32::new(k),
+            ..SamplerConfig::default()
+        };
+        let of_text = CompletionOptions {
+            sampler: sampler.clone(),
+            ..CompletionOptions::default()
+        };
+        let completion = Completion::new(file.tokenizer(), of_text).unwrap();
+        let n_candidates = completion.n_candidates().unwrap();
+        let options = GenerateOptions {
+            sampler,
+            ..greedy(1)
+        };
+        engine.clear();
+        let mut text = Generation::new(&engine, file.tokenizer(), options).unwrap();
+        text.feed(&mut engine, &prompt, |_| {}).unwrap();
+        found.push(engine.last_candidates().is_some());
+        assert_eq!(found.last(), Some(&(n_candidates <= 512)), "{n_candidates}");
+    }
+    assert!(found.contains(&true) && found.contains(&false));
 }
