@@ -143,7 +143,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         let n_discard = n_tokens.saturating_sub(n_keep) / 2;
         let from = tokens.position_after(n_keep);
         let behind = tokens.position_after(n_keep.saturating_add(n_discard));
-        if n_discard == 0 || from >= behind {
+        if from >= behind {
             return Err(EngineError::NothingToDiscard {
                 seq,
                 n_tokens,
@@ -263,6 +263,7 @@ impl TokenPositions {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
     use super::*;
 
@@ -277,5 +278,13 @@ mod tests {
         assert_eq!([after(3), after(4), after(5)], [13, 13, 14]);
         assert_eq!([after(6), after(8)], [21, 23]);
         assert_eq!(tokens.n_before(Pos(13)), 4);
+        assert_eq!(TokenPositions(vec![range(0, 0)]).position_after(1), Pos(1));
+    }
+
+    #[test]
+    fn a_group_has_the_numbers_that_it_was_made_with() {
+        let group = GroupAttention::new(3, 12).unwrap();
+        assert_eq!((group.factor(), group.width()), (3, 12));
+        assert_eq!(group.n_positions(), 4);
     }
 }

@@ -150,10 +150,9 @@ impl Speculating {
         if speculation == Speculation::Off {
             return Ok(Self::default());
         }
-        let settings = engine.settings();
         // A window keeps what a text goes back to while one ubatch is computed.
-        let n_ubatch = settings.n_ubatch.min(settings.rules.n_batch);
-        let limit = engine.memory().max_take_back().min(n_ubatch.max(1) - 1);
+        let n_before = engine.settings().n_ubatch.saturating_sub(1);
+        let limit = engine.memory().max_take_back().min(n_before);
         let drafter = match long_context {
             LongContext::Group(_) => Err(SpeculationOff::SharedPositions),
             _ if limit == 0 => Err(SpeculationOff::NothingTakenBack),

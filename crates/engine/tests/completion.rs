@@ -281,3 +281,19 @@ fn nothing_is_chosen_after_the_end() {
     let again = completion.take(OutputRow::Logits(&logits)).unwrap();
     assert_eq!((again.as_str(), completion.tokens().len()), ("", 1));
 }
+
+/// No tokenizer is needed for them.
+#[test]
+fn options_that_are_out_of_range_are_refused() {
+    let refused = |edit: fn(&mut CompletionOptions)| {
+        let mut options = CompletionOptions::default();
+        edit(&mut options);
+        options.check().is_err()
+    };
+    assert!(!refused(|_| {}));
+    assert!(refused(|options| options.sampler.temperature = -1.0));
+    assert!(refused(|options| options.logprobs = Logprobs::Top(21)));
+    assert!(refused(
+        |options| options.prompt_logprobs = Logprobs::Top(21)
+    ));
+}

@@ -18,8 +18,9 @@ use engine::{
 };
 use kv_core::backend::{RowKind, RowSpan};
 use kv_core::batch::Batch;
-use kv_core::memory::{Division, Memory, NoRoom, PosChange, Refusal, Seqs, invariants};
+use kv_core::memory::{Division, Memory, NoRoom, PosChange, Refusal, Seqs, Streams, invariants};
 use kv_core::{CellIdx, KvType, LayerIdx, Pos, PosDelta, PosRange, SeqId, TokenId};
+use model_tests::{Case, cpu};
 
 const SEQ: SeqId = SeqId(0);
 
@@ -61,6 +62,7 @@ fn key(engine: &Engine<Moody>, cell: CellIdx) -> Vec<f32> {
     };
     engine.read_rows(span, &mut bytes).unwrap();
     shape.decode(&bytes, &mut values);
+    assert!(values.iter().any(|value| *value != 0.0), "cell {cell}");
     values
 }
 
@@ -465,4 +467,84 @@ fn a_failed_compaction_changes_nothing() {
     assert_holds(&engine, SEQ, &wanted);
     // All tokens behind the hole move up.
     assert_eq!(engine.memory().n_holes(), 6);
+}
+
+/// Rows of positions were added before the keys were made.
+#[test]
+fn keys_that_cannot_be_moved_are_refused_and_stay() {
+    let case = Case::recipe("gpt2", model_llama::register);
+    let (weights, _) = case.open();
+    let mut engine = Engine::new(cpu(), case.model(), weights, &f32_config(64)).unwrap();
+    let tokens = (3..15).map(TokenId);
+    engine.decode(&Batch::prompt(SEQ, tokens)).unwrap();
+    let before = engine.memory().clone();
+    let group = GroupAttention::new(2, 8).unwrap();
+    let change = PosChange::Shift(PosDelta(-1));
+    let last = PosRange::from(Pos(5)..);
+    let refused = [
+        engine.check_shift().err(),
+        engine.check_long_context(LongContext::Group(group)).err(),
+        engine.reposition(SEQ, last, change).err(),
+        engine.shift_context(SEQ, 2).err(),
+        engine.group(SEQ, Pos(0), group).err(),
+    ];
+    for error in refused {
+        assert!(
+            matches!(error, Some(EngineError::CannotShift(_))),
+            "{error:?}"
+        );
+    }
+    assert_eq!(*engine.memory(), before);
+    engine.check_long_context(LongContext::Stop).unwrap();
+}
+
+#[test]
+fn a_failed_copy_forgets_the_copy_and_keeps_the_original() {
+    let tokens = tokens();
+    let mut engine = engine(&EngineConfig {
+        streams: Streams::PerSequence,
+        ..f32_config(64)
+    });
+    feed(&mut engine, SEQ, &tokens[..5]);
+    feed(&mut engine, SeqId(1), &tokens[..9]);
+    engine.backend().copies_left.store(0, Ordering::Relaxed);
+    let error = engine.copy(SEQ, SeqId(1), PosRange::ALL).unwrap_err();
+    assert!(matches!(error, EngineError::Backend(_)), "{error}");
+    assert_eq!(engine.memory().positions(SeqId(1)), None);
+    assert_eq!(engine.memory().n_tokens(SEQ), 5);
+}
+
+#[test]
+fn one_of_two_tokens_is_dropped() {
+    let tokens = tokens();
+    let mut engine = engine(&f32_config(64));
+    feed(&mut engine, SEQ, &tokens[..10]);
+    assert_eq!(engine.shift_context(SEQ, 8).unwrap(), 1);
+    let kept = [&tokens[..8], &tokens[9..10]].concat();
+    assert_holds(&engine, SEQ, &numbered(kept));
+}
+
+/// Tokens at one position are kept or dropped together.
+#[test]
+fn tokens_that_share_a_position_with_one_that_is_kept_are_kept() {
+    let mut engine = engine(&f32_config(64));
+    feed(&mut engine, SEQ, &tokens()[..12]);
+    let change = PosChange::Divide(Division::by(12));
+    engine.reposition(SEQ, PosRange::ALL, change).unwrap();
+    let error = engine.shift_context(SEQ, 1).unwrap_err();
+    assert!(
+        matches!(error, EngineError::NothingToDiscard { n_tokens: 12, .. }),
+        "{error}"
+    );
+    assert_eq!(engine.memory().n_tokens(SEQ), 12);
+}
+
+#[test]
+fn a_compaction_counts_the_tokens_that_moved() {
+    let mut engine = engine(&f32_config(64));
+    feed(&mut engine, SEQ, &tokens()[..12]);
+    let gone = PosRange::from(Pos(3)..Pos(6));
+    engine.remove(Seqs::One(SEQ), gone).unwrap();
+    assert_eq!(engine.compact().unwrap(), 6);
+    assert_eq!(engine.compact().unwrap(), 0);
 }

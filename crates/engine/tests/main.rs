@@ -19,6 +19,7 @@ mod kv_types;
 mod logprobs;
 #[path = "faults/model.rs"]
 mod model;
+mod next_token;
 mod old_rows;
 mod planning;
 

@@ -105,7 +105,7 @@ impl Generation {
     ) -> Result<Option<Draft>, EngineError> {
         let n_left = (engine.settings().n_ctx as usize).saturating_sub(self.n_used(engine) + 1);
         let draft = self.speculating.draft(n_left, &self.cancel);
-        if !draft.seconds.is_empty() && n_left > 0 {
+        if !draft.seconds.is_empty() {
             let (seq, cancel) = (self.seq, &self.cancel);
             if (self.speculating).evaluate_tree(engine, seq, token, &draft, cancel)? {
                 return Ok(Some(draft));
