@@ -135,11 +135,8 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             ),
             RowsTaken::InUse => {
                 // Until all rows are written, what they were before is lost.
-                let overwritten = Forgetting::new(&mut self.memory, removal(into));
+                let _overwritten = Forgetting::new(&mut self.memory, removal(into));
                 let written = state.write_rows(&restored, &layout, &mut write);
-                if written.is_ok() {
-                    overwritten.keep();
-                }
                 (Replaced::Forgotten, written)
             }
         };

@@ -5,8 +5,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::support::{Moody, engine, ids, references, try_engine};
-use engine::{ConfigError, EngineConfig, EngineError};
+use engine::{CancelFlag, ConfigError, EngineConfig, EngineError};
 use kv_core::batch::Batch;
+use kv_core::graph::TopK;
 use kv_core::memory::{Memory, Refusal, Seqs, Streams};
 use kv_core::{KvType, Pos, PosRange, SeqId, TokenId};
 
@@ -357,4 +358,50 @@ fn d42_a_shift_and_a_copy_keep_what_is_compiled() {
     // The same shape again: a compilation would fail.
     engine.decode(&every_row(SeqId(1), &tokens)).unwrap();
     assert_eq!(engine.n_programs(), n_programs);
+}
+
+/// Weights that cannot be used are found before the first token, which then compiles nothing.
+#[test]
+fn the_program_of_one_token_is_compiled_first() {
+    let mut engine = engine(&small());
+    assert_eq!((engine.n_programs(), engine.n_compiled()), (1, 1));
+    for (n_tokens, n_compiled) in [(1, 1), (2, 2), (1, 2), (3, 3)] {
+        let tokens = vec![TokenId(5); n_tokens];
+        engine.decode(&every_row(SeqId(0), &tokens)).unwrap();
+        assert_eq!(engine.n_compiled(), n_compiled);
+        assert_eq!(engine.n_programs() as u64, n_compiled);
+    }
+}
+
+#[test]
+fn embeddings_of_a_model_with_logits_are_refused() {
+    let mut engine = engine(&small());
+    let batch = Batch::prompt(SeqId(0), [TokenId(5)]);
+    let refused = engine.embed(&batch).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "the model 'llama' gives logits, not embeddings"
+    );
+    assert_eq!(engine.memory().n_used(), 0);
+}
+
+/// What came out last is what was asked for last.
+#[test]
+fn rows_are_logits_or_candidates_as_they_were_asked_for() {
+    let mut engine = engine(&small());
+    let cancel = CancelFlag::default();
+    let batch = Batch::prompt(SeqId(0), [TokenId(5)]);
+    let whole = engine.decode(&batch).unwrap().values().to_vec();
+    assert!(engine.last_candidates().is_none());
+    engine.clear();
+    let top = engine.decode_candidates(&batch, 3, &cancel).unwrap();
+    let mut wanted = vec![0.0; TopK::row_len(3)];
+    TopK::of(&whole, &mut wanted);
+    assert_eq!(top.unwrap().to_row(), wanted);
+    assert_eq!(engine.last_candidates().unwrap().to_row(), wanted);
+    assert_eq!(engine.last_logits().n_rows(), 0);
+    engine.clear();
+    engine.decode(&batch).unwrap();
+    assert!(engine.last_candidates().is_none());
+    assert_eq!(engine.last_logits().values(), whole);
 }

@@ -6,7 +6,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::support::{Moody, NEVER};
-use engine::{Engine, EngineConfig, EngineError};
+use engine::{Engine, EngineConfig, EngineError, LongContext};
 use kv_core::batch::Batch;
 use kv_core::memory::{Edit, Memory, PosChange, Refusal, Seqs};
 use kv_core::{KvType, Pos, PosDelta, PosRange, SeqId, TokenId};
@@ -160,5 +160,18 @@ fn positions_cannot_be_moved() {
         assert!(refused.is_err());
         assert!(engine.shift_context(SeqId(0), 2).is_err());
         assert!(*engine.memory() == before);
+    }
+}
+
+#[test]
+fn a_text_with_states_ends_with_its_context() {
+    for model in MODELS {
+        let engine = engine(model);
+        engine.check_long_context(LongContext::Stop).unwrap();
+        let refused = engine.check_long_context(LongContext::Shift { n_keep: 1 });
+        assert!(
+            matches!(refused, Err(EngineError::OneState { .. })),
+            "{model}: {refused:?}"
+        );
     }
 }

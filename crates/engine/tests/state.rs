@@ -7,6 +7,7 @@ use crate::support;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::model::{Layered, Remembers};
 use crate::support::{Moody, NEVER};
 use engine::sampler::SamplerConfig;
 use engine::{
@@ -14,10 +15,11 @@ use engine::{
 };
 use kv_candle::CandleBackend;
 use kv_core::backend::Backend;
+use kv_core::backend::null::NullBackend;
 use kv_core::batch::Batch;
 use kv_core::memory::{Memory, RestoreInto, Seqs, Streams};
 use kv_core::state::{SavedState, SeqTokens, StateError};
-use kv_core::{KvType, Pos, PosRange, SeqId, TokenId};
+use kv_core::{KvType, Pos, PosRange, SeqId, TokenId, Window};
 use kv_cpu::{CpuBackend, CpuConfig};
 use model_core::architecture::Registry;
 use model_core::model_file::ModelFile;
@@ -427,4 +429,15 @@ fn tokens_outside_the_vocabulary_are_not_saved() {
         matches!(error, EngineError::State(StateError::Token { token, .. }) if token == wanted),
         "{error}"
     );
+}
+
+/// Rows of 8 values are no block of 32.
+#[test]
+fn types_that_no_row_fits_are_refused_before_a_text_is_computed() {
+    let model = Arc::new(Layered::new(&[Remembers::Tokens(Window::Full)]));
+    let weights = model.random_weights();
+    let engine = Engine::new(NullBackend, model, weights, &config(KvType::F16)).unwrap();
+    engine.check_save_type(KvType::F32).unwrap();
+    let refused = engine.check_save_type(KvType::Q8_0).unwrap_err();
+    assert!(matches!(refused, EngineError::State(_)), "{refused}");
 }
