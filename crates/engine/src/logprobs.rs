@@ -90,7 +90,7 @@ fn likeliest(row: &[f32], n: usize) -> Vec<(TokenId, f32)> {
     let mut top: Vec<(TokenId, f32)> = Vec::with_capacity(n + 1);
     for (id, &logit) in (0..).zip(row) {
         let is_in = top.len() < n || top.last().is_some_and(|&(_, least)| logit > least);
-        if n > 0 && is_in && logit > f32::NEG_INFINITY {
+        if is_in && logit > f32::NEG_INFINITY {
             let at = top.partition_point(|&(_, l)| l >= logit);
             top.insert(at, (TokenId(id), logit));
             top.truncate(n);
@@ -115,6 +115,19 @@ mod tests {
         assert_eq!(top, [1, 2, 0]);
         assert!((got.top[0].logprob - 0.5f64.ln()).abs() < 1e-6, "{got:?}");
         assert_eq!(got.top[1], got.chosen);
+    }
+
+    #[test]
+    fn of_equal_ones_the_smaller_id_is_first() {
+        let row = [1f32, 4.0, 2.0, 1.0, 4.0].map(f32::ln);
+        let top = |n| -> Vec<u32> {
+            let top = TokenLogprobs::of(&row, TokenId(0), n).top;
+            top.iter().map(|t| t.token.0).collect()
+        };
+        assert_eq!(top(5), [1, 4, 2, 0, 3]);
+        assert_eq!(top(4), [1, 4, 2, 0]);
+        assert_eq!(top(1), [1]);
+        assert_eq!(top(0), [0; 0]);
     }
 
     #[test]
