@@ -91,6 +91,18 @@ mod tests {
     }
 
     #[test]
+    fn there_is_room_for_one_program_at_least() {
+        for capacity in [0, 1] {
+            let mut cache = ProgramCache::new(capacity);
+            assert_eq!((cache.len(), cache.n_compiled()), (0, 0));
+            for mut n in 1..=3u64 {
+                assert_eq!(cache.get_or_compile(n, || Ok::<_, ()>(n)), Ok(&mut n));
+                assert_eq!((cache.len(), cache.n_compiled()), (1, n));
+            }
+        }
+    }
+
+    #[test]
     fn a_failed_compilation_changes_nothing() {
         let mut cache = ProgramCache::new(1);
         let shape = |n_tokens| GraphShape {

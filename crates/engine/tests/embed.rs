@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use engine::{AttentionMode, Engine, EngineConfig, EngineError};
+use engine::{AttentionMode, CancelFlag, ConfigError, Engine, EngineConfig, EngineError};
 use kv_candle::CandleBackend;
 use kv_contract::tiny_weights;
 use kv_core::batch::Batch;
@@ -223,12 +223,22 @@ fn a_text_that_does_not_fit_a_ubatch_is_refused_with_numbers() {
 
 #[test]
 fn logits_of_an_encoder_are_refused() {
-    let error = engine(4).decode(&batch(&[(0, &[1])])).unwrap_err();
-    assert!(matches!(error, EngineError::OtherOutput { .. }));
-    assert_eq!(
-        error.to_string(),
-        "the model 'encoder' gives embeddings, not logits"
-    );
+    let (mut engine, batch) = (engine(4), batch(&[(0, &[1])]));
+    let cancel = CancelFlag::default();
+    let errors = [
+        engine.decode(&batch).map(drop),
+        engine.decode_candidates(&batch, 1, &cancel).map(drop),
+        engine.decode_masks(&batch, &cancel).map(drop),
+    ];
+    for (error, wanted) in errors
+        .into_iter()
+        .zip(["logits", "logits", "logits of masks"])
+    {
+        let error = error.unwrap_err();
+        assert!(matches!(error, EngineError::OtherOutput { .. }));
+        let text = format!("the model 'encoder' gives embeddings, not {wanted}");
+        assert_eq!(error.to_string(), text);
+    }
 }
 
 #[test]
@@ -281,4 +291,77 @@ fn plain_attention_gives_the_rows_of_the_fused_one() {
     for text in [&texts[..], &[(1, &[7, 8])], &[(0, &[4])]] {
         assert_close(&rows(&mut plain, text), &rows(&mut fused, text));
     }
+}
+
+/// Attends over the tokens of its ubatch, and has cells for other tokens all the same.
+#[derive(Debug)]
+struct Both {
+    graph: Arc<Encoder>,
+    layers: LayerMap,
+    causality: Causality,
+}
+
+impl Model for Both {
+    fn architecture(&self) -> &str {
+        "both"
+    }
+
+    fn layers(&self) -> &LayerMap {
+        &self.layers
+    }
+
+    fn vocab_size(&self) -> usize {
+        VOCAB
+    }
+
+    fn context_length(&self) -> usize {
+        64
+    }
+
+    fn embedding_dim(&self) -> usize {
+        DIM
+    }
+
+    fn output(&self) -> OutputKind {
+        OutputKind::Embeddings
+    }
+
+    fn causality(&self) -> Causality {
+        self.causality
+    }
+
+    fn graph(&self, shape: GraphShape) -> Result<Graph, ModelError> {
+        self.graph.graph(shape)
+    }
+}
+
+#[test]
+fn a_memory_that_cuts_sequences_is_refused_where_tokens_see_later_ones() {
+    let made = |causality| {
+        let shape = GraphShape {
+            n_tokens: 1,
+            n_outputs: 1,
+        };
+        let graph = Encoder::forgetful(1);
+        let weights = tiny_weights(&graph.graph(shape).unwrap(), 5);
+        let model = Both {
+            graph,
+            layers: LayerMap::new(vec![LayerMemory::Attention(AttentionMemory {
+                kv_heads: 2,
+                k_dim: 4,
+                v_dim: 4,
+                window: Window::Full,
+            })]),
+            causality,
+        };
+        let (backend, config) = (CandleBackend::cpu(), EngineConfig::default());
+        Engine::new(backend, Arc::new(model), weights, &config).map(drop)
+    };
+    made(Causality::NonCausal).unwrap();
+    let refused = made(Causality::Causal).unwrap_err();
+    let is_named = matches!(
+        refused,
+        EngineError::Config(ConfigError::CutSequences { window }) if window == WINDOWS[0]
+    );
+    assert!(is_named, "{refused}");
 }

@@ -28,4 +28,5 @@ mod shared_rows;
 mod state;
 mod state_types;
 mod support;
+mod swap_types;
 mod texts;

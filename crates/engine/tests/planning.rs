@@ -10,7 +10,7 @@ use engine::{AttentionMode, CancelFlag, Engine, EngineConfig, PromptOutputs, Wor
 use kv_core::backend::null::NullBackend;
 use kv_core::backend::{Backend, BackendError, BackendInfo, OnProgress, RowSpan};
 use kv_core::batch::Batch;
-use kv_core::graph::{Graph, GraphInputs, GraphOutputs, GraphShape};
+use kv_core::graph::{Graph, GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input};
 use kv_core::layers::{LayerMap, RowLayout};
 use kv_core::weights::WeightSource;
 use kv_core::{SeqId, TokenId, Window};
@@ -265,4 +265,56 @@ fn sources_are_encoded_in_one_ubatch_without_a_row() {
         assert_eq!(rest.len(), 3);
         assert_eq!(work.with_candidates.len(), 2);
     }
+}
+
+/// Adds wanted rows to all rows, where these are the same.
+#[derive(Debug)]
+struct Mixed(LayerMap);
+
+impl Model for Mixed {
+    fn architecture(&self) -> &str {
+        "mixed"
+    }
+
+    fn layers(&self) -> &LayerMap {
+        &self.0
+    }
+
+    fn vocab_size(&self) -> usize {
+        VOCAB as usize
+    }
+
+    fn context_length(&self) -> usize {
+        64
+    }
+
+    fn embedding_dim(&self) -> usize {
+        16
+    }
+
+    fn graph(&self, shape: GraphShape) -> Result<Graph, ModelError> {
+        let mut b = GraphBuilder::new(shape);
+        let tokens = b.input(Input::Tokens)?;
+        let all = b.embed("embd", tokens, "tokens", [VOCAB as usize, 16])?;
+        let wanted = b.input(Input::OutputRows)?;
+        let mut rows = b.take_rows("wanted", all, wanted)?;
+        if shape.n_tokens == shape.n_outputs {
+            rows = b.add("both", all, rows)?;
+        }
+        let logits = b.linear("logits", rows, "tokens", VOCAB as usize)?;
+        Ok(b.finish(&[logits])?)
+    }
+}
+
+#[test]
+fn a_model_whose_rows_cannot_be_counted_has_a_program_for_each_shape() {
+    let backend = Noting {
+        capacities: CAPACITIES,
+        ..Noting::default()
+    };
+    let model = Arc::new(Mixed(layered().layers().clone()));
+    let (weights, config) = (layered().random_weights(), config(AttentionMode::Fused));
+    let engine = Engine::new(backend, model, weights, &config).unwrap();
+    let compiled = compiled(engine, &[prompt(), step()], None);
+    assert_eq!(shapes(&compiled), [(1, 1), (8, 0), (8, 1), (3, 3)]);
 }
