@@ -134,7 +134,8 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
                 state.write_rows(&restored, &layout, &mut write),
             ),
             RowsTaken::InUse => {
-                // Until all rows are written, what they were before is lost.
+                // Rows of what is replaced are lost from here on. Where all are written, another memory takes
+                // the place of this one.
                 let _overwritten = Forgetting::new(&mut self.memory, removal(into));
                 let written = state.write_rows(&restored, &layout, &mut write);
                 (Replaced::Forgotten, written)
