@@ -3,7 +3,7 @@
 //!
 //! It begins where [`kv_core::backend::null`] ends: rows are that backend's [`HostRows`], and what
 //! is checked is the same; here a run computes. Invariant: a graph that compiles can be run; an
-//! operation that [`compute`] does not know is an error when it is compiled.
+//! operation that `compute` does not know is an error when it is compiled.
 
 mod attention;
 mod compute;
