@@ -12,11 +12,29 @@ static constexpr size_t kStackBytes = 128 << 10, kSpread = 9 * 64, kPlaces = 128
 // A function of its own: none may both mark a place and jump.
 [[noreturn, gnu::noinline]] static void jump(Place &place) { CELLAR_SIM_JUMP(place); }
 
+static bool waits(const Fiber &f) { return f.waits_for && f.waits_for->generation == f.generation; }
+
+// Which thread comes at a place in the order of a block's threads, and the place of a thread.
+static uint32_t ordered(const Block &b, uint32_t i) { return b.reverse ? b.n_threads - 1 - i : i; }
+
+// Goes on with the warp's next thread that can; without one, or where it has no stack yet, in the scheduler.
+[[noreturn, gnu::noinline]] static void go_on(Block &b) {
+  uint32_t i = ordered(b, b.tid), end = std::min(i / 32 * 32 + 32, b.n_threads);
+  while (++i < end) {
+    uint32_t tid = ordered(b, i);
+    Fiber &f = b.fibers[tid];
+    if (f.done || waits(f)) continue;
+    if (!f.made) break;
+    b.tid = tid;
+    f.waits_for = nullptr;
+    jump(f.state);
+  }
+  jump(b.scheduler);
+}
+
 void yield() {
   Block *b = block;
-  uint32_t tid = b->tid;
-  if (!CELLAR_SIM_MARK(b->fibers[tid].state)) jump(b->scheduler);
-  b->tid = tid;
+  if (!CELLAR_SIM_MARK(b->fibers[b->tid].state)) go_on(*b);
 }
 
 void fail(const char *error) {
@@ -118,9 +136,7 @@ static void run_threads() {
   }
 }
 
-static bool waits(const Fiber &f) { return f.waits_for && f.waits_for->generation == f.generation; }
-
-// Runs a thread until it waits or ends.
+// Runs a thread, and those of its warp that go on after it, until one waits or ends and none goes on.
 static void resume(Block &b, uint32_t tid) {
   Fiber &f = b.fibers[tid];
   b.tid = tid;
@@ -156,26 +172,24 @@ static void start(Block &b, uint32_t n_threads) {
 
 // Each warp runs as far as it can before the next one does, so that none is in step with another
 // unless a barrier says so.
-static void run_block(Block &b, uint32_t n_threads, bool reverse) {
-  start(b, n_threads);
-  for (uint32_t left = n_threads; left;) {
+static void run_block(Block &b) {
+  start(b, b.n_threads);
+  for (uint32_t left = b.n_threads; left;) {
     uint64_t before = b.progress, before_warp = 0;
     left = 0;
-    for (uint32_t first = 0; first < n_threads; first += 32) {
-      uint32_t n = std::min(32u, n_threads - first), alive = 0;
+    for (uint32_t first = 0; first < b.n_threads; first += 32) {
+      uint32_t end = std::min(first + 32, b.n_threads);
       do {
         before_warp = b.progress;
-        alive = 0;
-        for (uint32_t i = first; i < first + n; ++i) {
-          uint32_t tid = reverse ? n_threads - 1 - i : i;
-          if (b.fibers[tid].done) continue;
-          ++alive;
-          if (waits(b.fibers[tid])) continue;
-          resume(b, tid);
+        for (uint32_t i = first; i < end; ++i) {
+          const Fiber &f = b.fibers[ordered(b, i)];
+          if (f.done || waits(f)) continue;
+          resume(b, ordered(b, i));
           if (b.error) return;
+          i = ordered(b, b.tid);
         }
       } while (b.progress != before_warp);
-      left += alive;
+      for (uint32_t i = first; i < end; ++i) left += !b.fibers[ordered(b, i)].done;
     }
     if (left && b.progress == before) {
       b.error = "a barrier that not all threads reach";
@@ -208,13 +222,14 @@ extern "C" const char *cellar_sim_launch(const sim::Kernel *k, uint32_t x, uint3
   sim::Block &b = *own;
   sim::block = &b;
   b.n_threads = k->threads;
+  b.reverse = reverse;
   b.kernel = k->kernel;
   b.call = k->call;
   b.args = args;
   b.error = nullptr;
   for (b.y = 0; b.y < y; ++b.y)
     for (b.x = 0; b.x < x; ++b.x) {
-      sim::run_block(b, k->threads, reverse);
+      sim::run_block(b);
       if (b.error) {
         own.reset(); // fibers that wait are dropped with their stacks
         return b.error;

@@ -66,6 +66,7 @@ constexpr size_t kSharedBytes = 48 << 10, kMaxThreads = 1024, kSlotBytes = 32;
 // The block under way on this CPU thread.
 struct Block {
   uint32_t tid = 0, x = 0, y = 0, n_threads = 0;
+  bool reverse = false;
   std::vector<Fiber> fibers;
   Place scheduler;
   Barrier group;
