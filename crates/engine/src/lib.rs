@@ -30,6 +30,8 @@ mod rows_out;
 mod runner;
 pub mod sampler;
 pub mod serve;
+#[cfg(test)]
+mod sizes;
 mod speculate;
 mod state;
 pub mod stop;

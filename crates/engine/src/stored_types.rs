@@ -90,3 +90,77 @@ impl Settings {
             .then_some(kv_type)
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use kv_core::kv_types::KvTypes;
+    use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory};
+    use kv_core::{Causality, KvType, StateType};
+
+    use crate::sizes::{CELLS, STATES, Sizes};
+    use crate::{ConfigError, EngineConfig};
+
+    /// Only the last inputs of a convolution, which keep their type.
+    const INPUTS: LayerMemory = LayerMemory::Recurrent(RecurrentMemory {
+        conv_row: 1,
+        state_row: 0,
+    });
+
+    fn swapped(
+        layers: &[LayerMemory],
+        (rows, states): (KvType, StateType),
+        swap_type: KvType,
+    ) -> Result<(), ConfigError> {
+        let config = EngineConfig {
+            kv_types: KvTypes {
+                state: states,
+                ..KvTypes::from(rows)
+            },
+            swap_type: Some(swap_type),
+            ..EngineConfig::default()
+        };
+        let model = Sizes {
+            layers: LayerMap::new(layers.to_vec()),
+            causality: Causality::Causal,
+        };
+        config.sizes(&model).map(drop)
+    }
+
+    const F16: (KvType, StateType) = (KvType::F16, StateType::F16);
+    const F32: (KvType, StateType) = (KvType::F32, StateType::F32);
+
+    #[test]
+    fn rows_are_swapped_as_a_smaller_type() {
+        swapped(&[CELLS], F16, KvType::Q8_0).unwrap();
+        swapped(&[CELLS, INPUTS], F16, KvType::Q8_0).unwrap();
+        let refused = swapped(&[CELLS], F16, KvType::F16).unwrap_err();
+        let (kv_type, stored) = (KvType::F16, KvType::F16);
+        assert_eq!(refused, ConfigError::SwapType { kv_type, stored });
+    }
+
+    #[test]
+    fn states_alone_must_be_smaller() {
+        for kv_type in [KvType::F16, KvType::Q8_0, KvType::Q4_0] {
+            swapped(&[INPUTS, STATES], F32, kv_type).unwrap();
+        }
+        let refused = swapped(&[STATES], F16, KvType::F16).unwrap_err();
+        let (kv_type, stored) = (KvType::F16, KvType::F16);
+        assert_eq!(refused, ConfigError::SwapType { kv_type, stored });
+    }
+
+    #[test]
+    fn states_next_to_rows_may_stay_as_they_are() {
+        let stored = (KvType::F32, StateType::F16);
+        swapped(&[CELLS, STATES], stored, KvType::F16).unwrap();
+    }
+
+    #[test]
+    fn where_nothing_is_stored_nothing_can_be_swapped() {
+        for layers in [[LayerMemory::Nothing], [INPUTS]] {
+            let refused = swapped(&layers, F32, KvType::Q8_0).unwrap_err();
+            let kv_type = KvType::Q8_0;
+            assert_eq!(refused, ConfigError::NothingToSwap { kv_type });
+        }
+    }
+}

@@ -271,61 +271,8 @@ fn count(n: usize) -> u32 {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
-    use kv_core::Window;
-    use kv_core::graph::{Graph, GraphError, GraphShape};
-    use kv_core::layers::{AttentionMemory, RecurrentMemory};
-    use model_core::architecture::ModelError;
-
     use super::*;
-
-    /// Only what is asked of a model before it computes.
-    #[derive(Debug)]
-    struct Sizes {
-        layers: LayerMap,
-        causality: Causality,
-    }
-
-    impl Model for Sizes {
-        fn architecture(&self) -> &str {
-            "sizes"
-        }
-
-        fn layers(&self) -> &LayerMap {
-            &self.layers
-        }
-
-        fn vocab_size(&self) -> usize {
-            10
-        }
-
-        fn context_length(&self) -> usize {
-            20_000
-        }
-
-        fn embedding_dim(&self) -> usize {
-            8
-        }
-
-        fn causality(&self) -> Causality {
-            self.causality
-        }
-
-        fn graph(&self, _: GraphShape) -> Result<Graph, ModelError> {
-            Err(ModelError::Graph(GraphError::Json(String::new())))
-        }
-    }
-
-    const CELLS: LayerMemory = LayerMemory::Attention(AttentionMemory {
-        kv_heads: 1,
-        k_dim: 8,
-        v_dim: 8,
-        window: Window::Full,
-    });
-
-    const STATES: LayerMemory = LayerMemory::Recurrent(RecurrentMemory {
-        conv_row: 1,
-        state_row: 1,
-    });
+    use crate::sizes::{CELLS, STATES, Sizes};
 
     /// Longest text, tokens at once, and of the engine context, batch, ubatch and sequences.
     fn planned(layers: &[LayerMemory], max_tokens: Option<usize>) -> [u32; 6] {

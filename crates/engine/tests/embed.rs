@@ -24,26 +24,37 @@ const WINDOWS: [Window; 2] = [Window::Symmetric(2), Window::Full];
 #[derive(Debug)]
 struct Encoder {
     layers: LayerMap,
+    /// What the graph's layers use of it.
+    used: LayerMap,
+    causality: Causality,
 }
 
 impl Encoder {
     fn forgetful(n_layers: usize) -> Arc<Self> {
-        let layers = LayerMap::new(vec![LayerMemory::Nothing; n_layers]);
-        Arc::new(Self { layers })
+        Arc::new(Self::of(vec![LayerMemory::Nothing; n_layers]))
     }
 
     fn remembering(n_layers: usize) -> Arc<Self> {
-        let memory = |window| {
-            LayerMemory::Attention(AttentionMemory {
-                kv_heads: 2,
-                k_dim: 4,
-                v_dim: 4,
-                window,
-            })
-        };
-        let layers = LayerMap::new(WINDOWS.map(memory)[..n_layers].to_vec());
-        Arc::new(Self { layers })
+        Arc::new(Self::of(WINDOWS.map(cells)[..n_layers].to_vec()))
     }
+
+    fn of(memories: Vec<LayerMemory>) -> Self {
+        let layers = LayerMap::new(memories);
+        Self {
+            used: layers.clone(),
+            layers,
+            causality: Causality::NonCausal,
+        }
+    }
+}
+
+fn cells(window: Window) -> LayerMemory {
+    LayerMemory::Attention(AttentionMemory {
+        kv_heads: 2,
+        k_dim: 4,
+        v_dim: 4,
+        window,
+    })
 }
 
 impl Model for Encoder {
@@ -72,7 +83,7 @@ impl Model for Encoder {
     }
 
     fn causality(&self) -> Causality {
-        Causality::NonCausal
+        self.causality
     }
 
     fn graph(&self, shape: GraphShape) -> Result<Graph, ModelError> {
@@ -88,7 +99,7 @@ impl Model for Encoder {
         let mut b = GraphBuilder::new(shape);
         let tokens = b.input(Input::Tokens)?;
         let mut x = b.embed("embd", tokens, "embd.w", [VOCAB, DIM])?;
-        for ((index, memory), window) in self.layers.iter().zip(WINDOWS) {
+        for ((index, memory), window) in self.used.iter().zip(WINDOWS) {
             let layer = index.as_usize();
             let mut heads = |what: &str| {
                 let flat = b.linear(
@@ -293,48 +304,6 @@ fn plain_attention_gives_the_rows_of_the_fused_one() {
     }
 }
 
-/// Attends over the tokens of its ubatch, and has cells for other tokens all the same.
-#[derive(Debug)]
-struct Both {
-    graph: Arc<Encoder>,
-    layers: LayerMap,
-    causality: Causality,
-}
-
-impl Model for Both {
-    fn architecture(&self) -> &str {
-        "both"
-    }
-
-    fn layers(&self) -> &LayerMap {
-        &self.layers
-    }
-
-    fn vocab_size(&self) -> usize {
-        VOCAB
-    }
-
-    fn context_length(&self) -> usize {
-        64
-    }
-
-    fn embedding_dim(&self) -> usize {
-        DIM
-    }
-
-    fn output(&self) -> OutputKind {
-        OutputKind::Embeddings
-    }
-
-    fn causality(&self) -> Causality {
-        self.causality
-    }
-
-    fn graph(&self, shape: GraphShape) -> Result<Graph, ModelError> {
-        self.graph.graph(shape)
-    }
-}
-
 #[test]
 fn a_memory_that_cuts_sequences_is_refused_where_tokens_see_later_ones() {
     let made = |causality| {
@@ -342,18 +311,13 @@ fn a_memory_that_cuts_sequences_is_refused_where_tokens_see_later_ones() {
             n_tokens: 1,
             n_outputs: 1,
         };
-        let graph = Encoder::forgetful(1);
-        let weights = tiny_weights(&graph.graph(shape).unwrap(), 5);
-        let model = Both {
-            graph,
-            layers: LayerMap::new(vec![LayerMemory::Attention(AttentionMemory {
-                kv_heads: 2,
-                k_dim: 4,
-                v_dim: 4,
-                window: Window::Full,
-            })]),
+        // Attends over the tokens of its ubatch, and has cells for other tokens all the same.
+        let model = Encoder {
+            layers: LayerMap::new(vec![cells(Window::Full)]),
             causality,
+            ..Encoder::of(vec![LayerMemory::Nothing])
         };
+        let weights = tiny_weights(&model.graph(shape).unwrap(), 5);
         let (backend, config) = (CandleBackend::cpu(), EngineConfig::default());
         Engine::new(backend, Arc::new(model), weights, &config).map(drop)
     };

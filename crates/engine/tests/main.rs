@@ -28,5 +28,4 @@ mod shared_rows;
 mod state;
 mod state_types;
 mod support;
-mod swap_types;
 mod texts;
