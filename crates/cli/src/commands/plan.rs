@@ -180,7 +180,7 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let tokenizer = tokenizer_spec(file.metadata()).map_err(anyhow::Error::from);
     let tokenizer = tokenizer.and_then(|spec| Ok(Tokenizer::new(spec)?));
     args.speculation.draft_model()?;
-    let process = machine::own_memory();
+    let loaded = machine::own_memory();
     let (weights, available) = (weight_bytes(&file), machine::available_memory());
     let source_weights = backend_plan::weights(file);
     let planned = Planned {
@@ -193,6 +193,9 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         Ok(planned) => (Some(planned), None),
         Err(error) => (None, Some(one_line(&error))),
     };
+    // With the code that builds and lowers graphs, as in a process that runs the model; its data is gone then.
+    let process =
+        loaded.map(|own| own.data + machine::own_memory().map_or(own.files, |now| now.files));
     let name = planned.as_ref().and_then(|planned| planned.kind);
     let looked_up = planned.as_ref().map_or(0, |planned| planned.looked_up);
     let (backend, device) = planned.map_or((None, None), |p| (p.host, p.device));
