@@ -15,8 +15,8 @@ use model_core::gguf::{Array, GgufWriter, Value};
 use serde_json::Value as Json;
 
 const N_VOCAB: usize = 32_768;
-const N_EMBD: usize = 512;
-const N_FF: usize = 1024;
+const N_EMBD: usize = 1024;
+const N_FF: usize = 2048;
 const N_LAYERS: usize = 2;
 
 /// How far a total may be off.
@@ -87,7 +87,9 @@ fn values(shape: &[usize], format: BlockFormat) -> Vec<u8> {
         BlockFormat::F16 => {
             let value = |i: usize| f16::from_f32(((i % 251) as f32 - 125.0) / 4000.0);
             let some: Vec<u8> = (0..251).flat_map(|i| value(i).to_le_bytes()).collect();
-            some.into_iter().cycle().take(2 * n).collect()
+            let mut bytes = some.repeat(n.div_ceil(251));
+            bytes.truncate(2 * n);
+            bytes
         }
         // Scales and quants of zero.
         _ => vec![0; n / format.block_len() * format.block_bytes()],
@@ -136,7 +138,7 @@ fn planned_and_taken(model: &Path, command: &[&str], flags: &[&str]) -> (Json, u
     let model = model.to_str().unwrap();
     let sizes = [
         "-c",
-        "512",
+        "256",
         "--ubatch",
         "128",
         "--kv-type",
@@ -170,7 +172,7 @@ fn total(planned: &Json) -> u64 {
     planned["total"].as_u64().unwrap()
 }
 
-const BENCH: [&str; 7] = ["bench", "-p", "512", "-n", "4", "-r", "1"];
+const BENCH: [&str; 7] = ["bench", "-p", "256", "-n", "4", "-r", "1"];
 
 #[test]
 fn the_total_is_what_a_process_takes() {
@@ -178,7 +180,7 @@ fn the_total_is_what_a_process_takes() {
         folder: tempfile::tempdir().unwrap(),
     };
     let text = models.folder.path().join("text");
-    fs::write(&text, "a-long-text,".repeat(40)).unwrap();
+    fs::write(&text, "a-long-text,".repeat(20)).unwrap();
     // Few tokens are drawn: those of such a model are everywhere, like those of bench.
     let run = ["run", "--raw", "-n", "8", "-f", text.to_str().unwrap()];
     let tied = models.write(BlockFormat::F16, Output::Tied);
