@@ -120,8 +120,7 @@ fn invocations() -> Vec<Invocation> {
                 .iter()
                 .any(|arg| arg.starts_with(&format!("{name}=")));
             let more = without_text(command, &name);
-            let values = wrong_values(&placeholder).iter().filter(|_| !is_needed);
-            for (n, value) in values.enumerate() {
+            for value in wrong_values(&placeholder).iter().filter(|_| !is_needed) {
                 let is_file = ["FILE", "DIR"].contains(&placeholder.as_str());
                 // A file is known by its path.
                 let wanted = match is_file {
@@ -131,10 +130,6 @@ fn invocations() -> Vec<Invocation> {
                 let more = || more.iter().map(|&arg| arg.to_owned());
                 let joined: Vec<String> = more().chain([format!("{name}={value}")]).collect();
                 add(&joined, &wanted);
-                // However it is given, the same function reads it.
-                if n > 0 {
-                    continue;
-                }
                 let apart = [name.clone(), (*value).to_owned()];
                 let apart: Vec<String> = more().chain(apart).collect();
                 add(&apart, &wanted);
