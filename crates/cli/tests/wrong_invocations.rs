@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
 use std::collections::BTreeSet;
+use std::thread;
 
 use crate::support::{failure, output};
 
@@ -156,20 +157,29 @@ const REMEDIES: [&str; 10] = [
     "holds",
 ];
 
+/// What is wrong with how one is refused.
+fn complaint(Invocation { args, wanted }: &Invocation) -> Option<String> {
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let (code, message) = failure(&args);
+    let missing: Vec<&String> = wanted.iter().filter(|w| !message.contains(*w)).collect();
+    let has_remedy = REMEDIES.iter().any(|remedy| message.contains(remedy));
+    let is_explained = (1..=2).contains(&code) && missing.is_empty() && has_remedy;
+    (!is_explained).then(|| format!("{args:?}: {code}, without {missing:?}: {message}"))
+}
+
 #[test]
 fn every_wrong_invocation_is_explained_in_one_line() {
     let all = invocations();
     assert!(all.len() > 1000, "{} invocations", all.len());
-    let mut wrong = Vec::new();
-    for Invocation { args, wanted } in &all {
-        let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        let (code, message) = failure(&args);
-        let missing: Vec<&String> = wanted.iter().filter(|w| !message.contains(*w)).collect();
-        let has_remedy = REMEDIES.iter().any(|remedy| message.contains(remedy));
-        if !(1..=2).contains(&code) || !missing.is_empty() || !has_remedy {
-            wrong.push(format!("{args:?}: {code}, without {missing:?}: {message}"));
-        }
-    }
+    // This test begins last and takes longest: alone, it would leave all cores but one idle.
+    let n_threads = thread::available_parallelism().map_or(1, usize::from);
+    let wrong: Vec<String> = thread::scope(|scope| {
+        let parts = all.chunks(all.len().div_ceil(n_threads));
+        let check = |part: &'_ [Invocation]| part.iter().filter_map(complaint).collect::<Vec<_>>();
+        let threads: Vec<_> = parts.map(|part| scope.spawn(move || check(part))).collect();
+        let found = threads.into_iter().map(|thread| thread.join().unwrap());
+        found.flatten().collect()
+    });
     let n = wrong.len();
     assert!(
         wrong.is_empty(),
