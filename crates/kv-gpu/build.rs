@@ -63,8 +63,6 @@ mod sim {
             // Products are fused with sums where a kernel says so, as on the device.
             .flag("-ffp-contract=off")
             .flag("-fno-strict-aliasing")
-            // Its longjmp refuses to change stacks.
-            .flag("-U_FORTIFY_SOURCE")
             .link_lib_modifier("+whole-archive")
             .file(kernels.join("sim/fibers.cpp"));
         let table = fs::read_to_string(kernels.join("TABLE")).expect("the table of kernels");

@@ -1,5 +1,6 @@
 // The scheduler of the simulator: what fibers.h declares, and launches from Rust.
 #include "fibers.h"
+#include "stacks.h"
 #include <algorithm>
 
 namespace sim {
@@ -9,49 +10,48 @@ const Kernel *kernels = nullptr, *metal_kernels = nullptr;
 // Stacks begin at different places of a page: else the lines that fibers use most would share a set of each cache.
 static constexpr size_t kStackBytes = 128 << 10, kSpread = 9 * 64, kPlaces = 128;
 
-// A function of its own: none may both mark a place and jump.
-[[noreturn, gnu::noinline]] static void jump(Place &place) { CELLAR_SIM_JUMP(place); }
-
 static bool waits(const Fiber &f) { return f.waits_for && f.waits_for->generation == f.generation; }
 
 // Which thread comes at a place in the order of a block's threads, and the place of a thread.
 static uint32_t ordered(const Block &b, uint32_t i) { return b.reverse ? b.n_threads - 1 - i : i; }
 
-// Goes on with the warp's next thread that can; without one, or where it has no stack yet, in the scheduler.
-[[noreturn, gnu::noinline]] static void go_on(Block &b) {
+// Where the warp's next thread that can goes on; without one, the scheduler.
+static Place &next(Block &b) {
   uint32_t i = ordered(b, b.tid), end = std::min(i / 32 * 32 + 32, b.n_threads);
   while (++i < end) {
     uint32_t tid = ordered(b, i);
     Fiber &f = b.fibers[tid];
     if (f.done || waits(f)) continue;
-    if (!f.made) break;
     b.tid = tid;
     f.waits_for = nullptr;
-    jump(f.state);
+    return f.state;
   }
-  jump(b.scheduler);
+  return b.scheduler;
 }
 
-void yield() {
-  Block *b = block;
-  if (!CELLAR_SIM_MARK(b->fibers[b->tid].state)) go_on(*b);
+// Gives the CPU to the block's other threads.
+static void yield(Block &b) {
+  Place &here = b.fibers[b.tid].state;
+  go(here, next(b));
 }
 
 void fail(const char *error) {
   block->error = error;
-  jump(block->scheduler);
+  Place nowhere;
+  go(nowhere, block->scheduler);
+  __builtin_unreachable();
 }
 
-void wait(Barrier &barrier) {
+static void wait(Block &b, Barrier &barrier) {
   if (++barrier.arrived >= barrier.alive) {
     barrier.arrived = 0;
     ++barrier.generation;
-    ++block->progress;
+    ++b.progress;
   } else {
-    Fiber &f = block->fibers[block->tid];
+    Fiber &f = b.fibers[b.tid];
     f.waits_for = &barrier;
     f.generation = barrier.generation;
-    yield();
+    yield(b);
   }
 }
 
@@ -63,9 +63,8 @@ static void leave(Barrier &barrier) {
   }
 }
 
-// Flat: a CPU predicts no return that follows a change of stacks.
-[[gnu::flatten]] void sync_group() { wait(block->group); }
-[[gnu::flatten]] void sync_warp() { wait(block->warps[block->tid / 32]); }
+[[gnu::flatten]] void sync_group() { wait(*block, block->group); }
+[[gnu::flatten]] void sync_warp() { wait(*block, block->warps[block->tid / 32]); }
 
 void *shared(int key, size_t bytes, size_t limit) {
   for (const Shared &s : block->shared)
@@ -91,18 +90,6 @@ void copy_wait(uint32_t n_under_way) {
   for (const AsyncCopy &c : f.copies)
     if (arrives(c)) memcpy(c.to, c.from, c.len);
   f.copies.erase(std::remove_if(f.copies.begin(), f.copies.end(), arrives), f.copies.end());
-}
-
-float half_float(uint16_t bits) {
-  uint32_t sign = uint32_t(bits & 0x8000) << 16, exponent = bits >> 10 & 31, mantissa = bits & 1023;
-  if (exponent == 0) {
-    float value = float(mantissa) * 5.9604644775390625e-8f; // 2^-24
-    return sign ? -value : value;
-  }
-  uint32_t u = sign | (exponent == 31 ? 255u : exponent + 112) << 23 | mantissa << 13;
-  float value;
-  memcpy(&value, &u, 4);
-  return value;
 }
 
 // Rounds to nearest, ties to even.
@@ -132,8 +119,13 @@ static void run_threads() {
     ++b->progress;
     leave(b->group);
     leave(b->warps[b->tid / 32]);
-    yield();
+    yield(*b);
   }
+}
+
+static void make(Fiber &f, uint32_t tid) {
+  f.stack.reset(new char[kStackBytes + kPlaces * kSpread]);
+  f.state = beginning(run_threads, f.stack.get() + kStackBytes + tid % kPlaces * kSpread);
 }
 
 // Runs a thread, and those of its warp that go on after it, until one waits or ends and none goes on.
@@ -141,20 +133,11 @@ static void resume(Block &b, uint32_t tid) {
   Fiber &f = b.fibers[tid];
   b.tid = tid;
   f.waits_for = nullptr;
-  if (CELLAR_SIM_MARK(b.scheduler)) return;
-  if (f.made) jump(f.state);
-  f.made = true;
-  getcontext(&f.context);
-  f.stack.reset(new char[kStackBytes + kPlaces * kSpread]);
-  f.context.uc_stack.ss_sp = f.stack.get();
-  f.context.uc_stack.ss_size = kStackBytes + tid % kPlaces * kSpread;
-  f.context.uc_link = nullptr;
-  makecontext(&f.context, run_threads, 0);
-  setcontext(&f.context);
+  go(b.scheduler, f.state);
 }
 
 static void start(Block &b, uint32_t n_threads) {
-  if (b.fibers.size() < n_threads) b.fibers.resize(n_threads);
+  for (uint32_t tid = b.fibers.size(); tid < n_threads; ++tid) make(b.fibers.emplace_back(), tid);
   b.group = {n_threads, 0, 0};
   for (uint32_t w = 0; w < (n_threads + 31) / 32; ++w) b.warps[w] = {std::min(32u, n_threads - w * 32), 0, 0};
   b.shared.clear();

@@ -6,18 +6,12 @@
 // of kernels.
 #ifndef CELLAR_SIM_FIBERS
 #define CELLAR_SIM_FIBERS
-#ifdef __APPLE__ // has ucontext.h only so
-#define _XOPEN_SOURCE 700
-#define _DARWIN_C_SOURCE 1
-#endif
 #include <cmath>
-#include <csetjmp>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
-#include <ucontext.h>
 
 namespace sim {
 
@@ -26,17 +20,10 @@ struct Barrier {
   uint32_t alive = 0, arrived = 0, generation = 0;
 };
 
-// Where a fiber goes on, or the scheduler. The compiler's own jump, where it has one, saves what the
-// library's does besides: a signal mask's place, clean-ups.
-#if defined(__x86_64__) || !defined(__clang__)
-typedef void *Place[5];
-#define CELLAR_SIM_MARK(place) __builtin_setjmp(place)
-#define CELLAR_SIM_JUMP(place) __builtin_longjmp(place, 1)
-#else
-typedef jmp_buf Place;
-#define CELLAR_SIM_MARK(place) _setjmp(place)
-#define CELLAR_SIM_JUMP(place) _longjmp(place, 1)
-#endif
+// Where a fiber goes on, or the scheduler: an instruction, the stack's end, the frame.
+struct Place {
+  void *at, *stack, *frame;
+};
 
 struct AsyncCopy {
   void *to;
@@ -45,10 +32,9 @@ struct AsyncCopy {
 };
 
 struct Fiber {
-  ucontext_t context;
   Place state;
   std::unique_ptr<char[]> stack;
-  bool made = false, done = false;
+  bool done = false;
   // It waits for this barrier while that is of this generation.
   const Barrier *waits_for = nullptr;
   uint32_t generation = 0;
@@ -84,11 +70,8 @@ struct Block {
 };
 extern thread_local Block *block;
 
-// Gives the CPU to the block's other threads.
-void yield();
 // Ends the launch with an error.
 [[noreturn]] void fail(const char *error);
-void wait(Barrier &barrier);
 void sync_group();
 void sync_warp();
 // The shared array `key` of the kernel, the same for all threads of the block; `limit` is what all of
@@ -97,8 +80,18 @@ void *shared(int key, size_t bytes, size_t limit = kSharedBytes);
 void copy_async(void *to, const void *from, uint32_t len);
 void copy_commit();
 void copy_wait(uint32_t n_under_way);
-float half_float(uint16_t bits);
 uint16_t float_half(float value);
+inline float half_float(uint16_t bits) {
+  uint32_t sign = uint32_t(bits & 0x8000) << 16, exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  if (exponent == 0) {
+    float value = float(mantissa) * 5.9604644775390625e-8f; // 2^-24
+    return sign ? -value : value;
+  }
+  uint32_t u = sign | (exponent == 31 ? 255u : exponent + 112) << 23 | mantissa << 13;
+  float value;
+  memcpy(&value, &u, 4);
+  return value;
+}
 
 // Gives the warp's lanes a value. Returns where theirs are, until the exchange after the next one: a lane
 // writes there only when all have come to the barrier in between. What lanes have that ended is undefined.
