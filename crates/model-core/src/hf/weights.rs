@@ -335,8 +335,8 @@ impl Source {
             (Stacked::No, [bytes]) => (self.part_shape.clone(), bytes.clone()),
             (_, parts) => {
                 let shape = [&[parts.len()], self.part_shape.as_slice()].concat();
-                let bytes: Vec<u8> = parts.iter().flat_map(|part| part.iter()).copied().collect();
-                (shape, bytes.into())
+                let parts: Vec<&[u8]> = parts.iter().map(|part| &**part).collect();
+                (shape, parts.concat().into())
             }
         };
         let mut values = Values {
