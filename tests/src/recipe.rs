@@ -135,9 +135,8 @@ impl WeightSource for GeneratedWeights {
         let tensor = self.tensors.get(name)?;
         let key = TensorKey::new(name, self.seed);
         let values = key.values(tensor.shape.iter().product(), tensor.distribution);
-        let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
-        let weight = Weight::new(name, tensor.shape.clone(), BlockFormat::F32, bytes.into());
-        Some(weight.unwrap())
+        let values: Vec<f32> = values.collect();
+        Some(Weight::from_f32(name, tensor.shape.clone(), &values).unwrap())
     }
 
     fn names(&self) -> Vec<String> {

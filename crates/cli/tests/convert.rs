@@ -179,11 +179,10 @@ fn a_mix_stores_some_matrices_in_more_bits() {
     let dir = tempfile::tempdir().unwrap();
     let [from, to] = ["from.gguf", "to.gguf"].map(|name| dir.path().join(name));
     let values: Vec<f32> = (0..4 * 256).map(|i| (i as f32 * 0.37).sin()).collect();
-    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
     let names = ["ffn_down_extra", "ffn_up_extra"].map(|name| format!("blk.8.{name}.weight"));
     let edited = edited(|writer| {
         for name in &names {
-            let weight = Weight::new(name, vec![4, 256], BlockFormat::F32, bytes.clone().into());
+            let weight = Weight::from_f32(name, vec![4, 256], &values);
             writer.add(weight.unwrap()).unwrap();
         }
     });

@@ -43,6 +43,16 @@ pub struct SharedBytes {
 }
 
 impl SharedBytes {
+    /// Values as files have them, little-endian.
+    pub fn from_f32(values: &[f32]) -> Self {
+        let mut bytes = vec![0; values.len() * 4];
+        let (each, _) = bytes.as_chunks_mut();
+        each.iter_mut()
+            .zip(values)
+            .for_each(|(to, value)| *to = value.to_le_bytes());
+        bytes.into()
+    }
+
     /// All bytes of `owner`.
     pub fn new(owner: Arc<dyn ByteOwner>) -> Self {
         let range = 0..owner.bytes().len();
@@ -168,6 +178,19 @@ pub enum WeightError {
 }
 
 impl Weight {
+    /// A weight of these values, as `F32`.
+    ///
+    /// # Errors
+    /// [`WeightError`] where their number is not that of the shape.
+    pub fn from_f32(
+        name: impl Into<String>,
+        shape: Vec<usize>,
+        values: &[f32],
+    ) -> Result<Self, WeightError> {
+        let bytes = SharedBytes::from_f32(values);
+        Self::new(name, shape, BlockFormat::F32, bytes)
+    }
+
     /// A weight of `shape` (outermost dimension first, so a matrix is `[rows, columns]`).
     ///
     /// # Errors
@@ -343,13 +366,7 @@ impl MemoryWeights {
         shape: &[usize],
         values: &[f32],
     ) -> Result<(), WeightError> {
-        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        self.insert(Weight::new(
-            name,
-            shape.to_vec(),
-            BlockFormat::F32,
-            bytes.into(),
-        )?);
+        self.insert(Weight::from_f32(name, shape.to_vec(), values)?);
         Ok(())
     }
 }

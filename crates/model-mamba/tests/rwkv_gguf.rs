@@ -6,7 +6,6 @@
 use std::path::Path;
 
 use crate::common::{CASES, case};
-use kv_core::block::BlockFormat;
 use kv_core::weights::{Weight, WeightSource};
 use model_core::gguf::GgufWriter;
 use model_tests::checks::cpu_agrees;
@@ -16,8 +15,7 @@ const N_BLOCKS: usize = 3;
 const PARTS: [&str; 5] = ["w", "k", "v", "r", "g"];
 
 fn weight(name: &str, shape: Vec<usize>, values: &[f32]) -> Weight {
-    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-    Weight::new(name, shape, BlockFormat::F32, bytes.into()).unwrap()
+    Weight::from_f32(name, shape, values).unwrap()
 }
 
 /// The tensors of a directory, but for those that `replaced` gives in their place.

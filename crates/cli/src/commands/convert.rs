@@ -216,8 +216,7 @@ mod tests {
     #[test]
     fn quantised_values_are_close_to_the_originals() {
         let values: Vec<f32> = (0..512).map(|i| (i as f32 * 0.37).sin()).collect();
-        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let weight = Weight::new("w", vec![2, 256], BlockFormat::F32, bytes.into()).unwrap();
+        let weight = Weight::from_f32("w", vec![2, 256], &values).unwrap();
         for (format, tolerance) in [
             (BlockFormat::Q6_K, 0.05),
             (BlockFormat::Q5_K, 0.07),

@@ -244,8 +244,7 @@ fn derive(config: &HfConfig, weights: &mut HfWeights) -> Result<(), ModelFileErr
             let (made, shape) = (name.clone(), shape.clone());
             weights.derive(&name, info, move |weights| {
                 let values = projection.apply(weights, &of)?;
-                let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-                Weight::new(&made, shape.clone(), format, bytes.into())
+                Weight::from_f32(&made, shape.clone(), &values)
             });
         }
     }

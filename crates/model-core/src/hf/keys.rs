@@ -1,7 +1,6 @@
 //! [`Keys`]: metadata under construction, for one architecture, with the tensors that follow from
 //! them.
 
-use kv_core::block::BlockFormat;
 use kv_core::weights::{Weight, WeightError};
 
 use crate::gguf::{Metadata, Value};
@@ -74,9 +73,7 @@ impl Keys {
         shape: Vec<usize>,
         values: &[f32],
     ) -> Result<(), WeightError> {
-        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        self.tensors
-            .push(Weight::new(name, shape, BlockFormat::F32, bytes.into())?);
+        self.tensors.push(Weight::from_f32(name, shape, values)?);
         Ok(())
     }
 

@@ -462,11 +462,10 @@ impl Values {
     fn map(&self, change: impl Fn(usize, f32) -> f32) -> SharedBytes {
         let mut values = vec![0.0; self.n_values()];
         dequantize(self.format, &self.bytes, &mut values);
-        let changed = values.iter().enumerate().map(|(at, &v)| change(at, v));
-        changed
-            .flat_map(f32::to_le_bytes)
-            .collect::<Vec<u8>>()
-            .into()
+        for (at, value) in values.iter_mut().enumerate() {
+            *value = change(at, *value);
+        }
+        SharedBytes::from_f32(&values)
     }
 }
 
@@ -477,11 +476,11 @@ mod tests {
     /// Applies to 0, 1, 2 … in this shape.
     fn applied(action: &Action, shape: &[usize]) -> (Vec<usize>, Vec<f32>) {
         let n = shape.iter().product::<usize>();
-        let bytes: Vec<u8> = (0..n).flat_map(|v| (v as f32).to_le_bytes()).collect();
+        let values: Vec<f32> = (0..n).map(|v| v as f32).collect();
         let values = Values {
             shape: shape.to_vec(),
             format: BlockFormat::F32,
-            bytes: bytes.into(),
+            bytes: SharedBytes::from_f32(&values),
         };
         let out = action.apply(&values).unwrap();
         assert_eq!(out.shape, action.shape(shape).unwrap());

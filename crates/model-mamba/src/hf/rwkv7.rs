@@ -192,9 +192,7 @@ fn fused_shares(config: &HfConfig, weights: &mut HfWeights) -> Result<(), ModelF
                 .iter()
                 .map(|part| Ok(weights.require(part)?.to_f32()))
                 .collect::<Result<Vec<_>, WeightError>>()?;
-            let values = values.iter().flat_map(|part| part.iter());
-            let bytes: Vec<u8> = values.flat_map(|v| v.to_le_bytes()).collect();
-            Weight::new(&made, shape.clone(), format, bytes.into())
+            Weight::from_f32(&made, shape.clone(), &values.concat())
         });
     }
     Ok(())

@@ -220,8 +220,7 @@ mod tests {
     }
 
     fn weight(values: &[f32], shape: &[usize]) -> Weight {
-        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        Weight::new("w", shape.to_vec(), BlockFormat::F32, bytes.into()).unwrap()
+        Weight::from_f32("w", shape.to_vec(), values).unwrap()
     }
 
     fn weighting(sums: Vec<f32>, n_matrices: usize) -> Weighting {
