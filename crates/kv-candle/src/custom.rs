@@ -8,7 +8,7 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use kv_core::backend::checks::whole_sequences;
 use kv_core::backend::{BackendError, CustomCall, CustomOp, CustomShape, CustomStates};
-use kv_core::graph::{CustomSpec, Graph, GraphInputs, Node, StateGroup};
+use kv_core::graph::{CustomScope, CustomSpec, Graph, GraphInputs, Node, StateGroup};
 use kv_core::layers::RowLayout;
 
 use crate::error::OnDevice;
@@ -30,7 +30,7 @@ impl Custom {
         (weights, layout): (&Weights, &RowLayout),
         loaded: &HashMap<String, Tensor>,
     ) -> Result<Self, BackendError> {
-        let n_state = match spec.layer {
+        let n_state = match spec.layer() {
             Some(layer) => {
                 let states = layout.state(layer).ok_or(BackendError::NoRows { layer })?;
                 states.row.state_row
@@ -97,7 +97,9 @@ impl Custom {
                 call.recur(groups, states, &mut out)?;
                 self.store(tensor, groups, &all).on_device()?;
             }
-            None if spec.whole_sequences => call.sequences(whole_sequences(inputs)?, &mut out)?,
+            None if spec.scope == CustomScope::Sequence => {
+                call.sequences(whole_sequences(inputs)?, &mut out)?
+            }
             None => call.rows(0..node.n_rows(), &mut out)?,
         }
         let device = operands

@@ -437,7 +437,7 @@ impl Run<'_> {
         let operands = (0..n_operands).map(|at| self.operand(node, at));
         let operands: Vec<&Tensor> = operands.collect::<Result<_, _>>()?;
         let states = spec
-            .layer
+            .layer()
             .map(|layer| self.rows.states(layer))
             .transpose()?;
         let states = states.map(|(_, tensors)| &tensors.state);

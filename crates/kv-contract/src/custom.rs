@@ -6,7 +6,9 @@ use super::evaluate::floats;
 use super::ops::{builder, step};
 use super::{Random, Subject, assert_close};
 use kv_core::backend::{Backend, BackendError, CustomOp, CustomOps, CustomRows, CustomShape};
-use kv_core::graph::{CustomSizes, CustomSpec, Graph, GraphInputs, Input, StateGroup, StateStore};
+use kv_core::graph::{
+    CustomScope, CustomSizes, CustomSpec, Graph, GraphInputs, Input, StateGroup, StateStore,
+};
 use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
 use kv_core::weights::{MemoryWeights, WeightSource};
 use kv_core::{CellIdx, KvType, LayerIdx, StateType, Window};
@@ -102,8 +104,8 @@ impl CustomOp for Ranked {
     }
 
     fn check(&self, node: &CustomShape<'_>) -> Result<(), String> {
-        match (node.widths, node.weights, node.spec.whole_sequences) {
-            (&[x], &[&[w]], true) if [x, w] == [node.width; 2] => Ok(()),
+        match (node.widths, node.weights, node.spec.scope) {
+            (&[x], &[&[w]], CustomScope::Sequence) if [x, w] == [node.width; 2] => Ok(()),
             _ => Err(node.refusal("whole sequences of rows, and a weight as wide")),
         }
     }
@@ -128,7 +130,7 @@ impl CustomOp for Ranked {
 pub fn custom_operations_see_whole_sequences<B: Backend>(subject: &Subject<B>) {
     let spec = CustomSpec {
         weights: vec!["w".to_owned()],
-        whole_sequences: true,
+        scope: CustomScope::Sequence,
         ..CustomSpec::new("contract.ranked")
     };
     let w = weights().get("w").unwrap().to_f32();
@@ -168,7 +170,7 @@ fn weigh() -> CustomSpec {
 fn decay() -> CustomSpec {
     CustomSpec {
         params: [("gamma".to_owned(), 0.75)].into(),
-        layer: Some(LAYER),
+        scope: CustomScope::State(LAYER),
         ..CustomSpec::new("contract.decay")
     }
 }

@@ -6,7 +6,7 @@
 
 use kv_core::LayerIdx;
 use kv_core::backend::{CustomOp, CustomRows, CustomShape};
-use kv_core::graph::CustomSpec;
+use kv_core::graph::{CustomScope, CustomSpec};
 
 /// The name in graphs.
 const NAME: &str = "retnet.retention";
@@ -21,7 +21,7 @@ impl Retention {
     pub fn spec(layer: LayerIdx, n_heads: usize) -> CustomSpec {
         CustomSpec {
             params: [("heads".to_owned(), n_heads as f32)].into(),
-            layer: Some(layer),
+            scope: CustomScope::State(layer),
             ..CustomSpec::new(NAME)
         }
     }

@@ -131,7 +131,7 @@ pub fn check_state_types(graph: &Graph, layout: &RowLayout) -> Result<(), Backen
         let Op::Custom { custom } = &node.op else {
             continue;
         };
-        let states = custom.layer.and_then(|layer| layout.state(layer));
+        let states = custom.layer().and_then(|layer| layout.state(layer));
         match states {
             Some(states) if states.state_type != StateType::F32 => {
                 return Err(BackendError::StateTypeOfOp {

@@ -4,7 +4,7 @@
 //! called for as many rows at once as happen to lie together, so its results must not depend on how
 //! a sequence is cut up: then they do not depend on batches, and rollback, copies and snapshots of
 //! its state work without its knowing of them. An operation on whole sequences
-//! ([`CustomSpec::whole_sequences`]) is called once for each, with all its rows, for models whose
+//! ([`CustomScope::Sequence`](crate::graph::CustomScope::Sequence)) is called once for each, with all its rows, for models whose
 //! tokens are all in one ubatch. Knows nothing of devices: values are on the host.
 
 use std::collections::HashMap;

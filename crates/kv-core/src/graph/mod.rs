@@ -45,7 +45,7 @@ pub use inputs::{BatchVisibility, GraphInputs, GraphOutputs, PartInputs};
 pub use key_rope::KeyRopeError;
 pub use op::{Activation, AttendSpec, Input, Op};
 pub use ops::attend::{Attention, DistanceScores, Distances};
-pub use ops::custom::{CustomSizes, CustomSpec};
+pub use ops::custom::{CustomScope, CustomSizes, CustomSpec};
 pub use ops::delta_rule::{DecaySpec, DeltaSpec, KeySharing};
 pub use ops::elementwise::{ClampedGate, PositionScale};
 pub use ops::experts::slots;

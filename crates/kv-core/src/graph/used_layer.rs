@@ -26,7 +26,7 @@ impl Op {
             | Self::Scan { layer, .. }
             | Self::ScanHeads { layer, .. }
             | Self::Delta { layer, .. } => Some(layer),
-            Self::Custom { ref custom } => custom.layer,
+            Self::Custom { ref custom } => custom.layer(),
             _ => self.layer_of_rows(),
         }
     }

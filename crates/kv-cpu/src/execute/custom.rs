@@ -7,6 +7,7 @@
 use kv_core::LayerIdx;
 use kv_core::backend::checks::whole_sequences;
 use kv_core::backend::{BackendError, CustomCall, CustomStates, MAX_CUSTOM_OPERANDS};
+use kv_core::graph::CustomScope;
 
 use crate::plan::{CustomState, CustomStep, Step};
 use crate::storage::{CpuRows, RecurrentMut, StatesMut};
@@ -47,7 +48,7 @@ impl Run<'_> {
             }) = rows.states_mut(layer)
             else {
                 // No program is compiled for other states.
-                let layer = call.spec.layer.unwrap_or(LayerIdx(0));
+                let layer = call.spec.layer().unwrap_or(LayerIdx(0));
                 return Err(BackendError::NoRows { layer });
             };
             // SAFETY: allocation gives `out` memory that this step does not read; no task runs.
@@ -58,7 +59,7 @@ impl Run<'_> {
             };
             return node.recur(self.inputs.states, states, out);
         }
-        if call.spec.whole_sequences {
+        if call.spec.scope == CustomScope::Sequence {
             let seen = whole_sequences(self.inputs)?;
             // SAFETY: allocation gives `out` memory that this step does not read; no task runs.
             let out = unsafe { values.range(0..out.len()) };

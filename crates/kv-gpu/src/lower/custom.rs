@@ -12,7 +12,7 @@ use crate::program::{Operand, Step};
 impl<D: Device> Lower<'_, D> {
     /// Lowers a custom operation.
     pub(super) fn custom(&mut self, (id, node): Numbered<'_>, spec: &CustomSpec) -> Result<()> {
-        let states = match spec.layer {
+        let states = match spec.layer() {
             Some(layer) => {
                 let states = self.context.layout.state(layer);
                 Some(States {

@@ -6,8 +6,8 @@
 
 use kv_core::Window;
 use kv_core::graph::{
-    Activation, Affine, AttendSpec, CustomSizes, CustomSpec, Graph, GraphBuilder, GraphError,
-    GraphShape, Input, NodeId, RowGain,
+    Activation, Affine, AttendSpec, CustomScope, CustomSizes, CustomSpec, Graph, GraphBuilder,
+    GraphError, GraphShape, Input, NodeId, RowGain,
 };
 use model_core::blocks::{OUTPUT, TOKEN_EMBEDDING};
 
@@ -109,7 +109,7 @@ impl Decoder {
         let spec = CustomSpec {
             params: params.collect(),
             weights: weights.iter().map(|(name, _)| (*name).to_owned()).collect(),
-            whole_sequences: true,
+            scope: CustomScope::Sequence,
             ..CustomSpec::new(op)
         };
         let shapes: Vec<&[usize]> = weights.iter().map(|(_, shape)| *shape).collect();

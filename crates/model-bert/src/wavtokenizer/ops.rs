@@ -6,6 +6,7 @@
 //! nothing of batches or devices.
 
 use kv_core::backend::{CustomOp, CustomRows, CustomShape};
+use kv_core::graph::CustomScope;
 
 /// Setting: how many tokens a convolution reads, an odd number.
 pub(super) const KERNEL: &str = "kernel";
@@ -48,8 +49,12 @@ fn whole_number(shape: &CustomShape<'_>, name: &str) -> Option<usize> {
     value.map(|x| x as usize)
 }
 
+fn sees_sequences(shape: &CustomShape<'_>) -> bool {
+    shape.spec.scope == CustomScope::Sequence
+}
+
 fn has_kernel(shape: &CustomShape<'_>, n_taps: usize) -> bool {
-    whole_number(shape, KERNEL) == Some(n_taps) && n_taps % 2 == 1 && shape.spec.whole_sequences
+    whole_number(shape, KERNEL) == Some(n_taps) && n_taps % 2 == 1 && sees_sequences(shape)
 }
 
 /// The rows around number `at` that a convolution of `K` reads; `padding` stands for those that are
@@ -180,7 +185,7 @@ impl CustomOp for GroupNorm {
                 if dim > 0
                     && [gain, bias, node.width] == [dim; 3]
                     && groups.is_some_and(|n| dim.is_multiple_of(n))
-                    && node.spec.whole_sequences =>
+                    && sees_sequences(node) =>
             {
                 Ok(())
             }
@@ -229,7 +234,7 @@ mod tests {
     fn spec(name: &str, params: &[(&str, f32)]) -> CustomSpec {
         CustomSpec {
             params: params.iter().map(|&(k, v)| (k.to_owned(), v)).collect(),
-            whole_sequences: true,
+            scope: CustomScope::Sequence,
             ..CustomSpec::new(name)
         }
     }
@@ -304,7 +309,7 @@ mod tests {
     fn nodes_of_other_sizes_are_refused_with_the_numbers() {
         let taps = spec("any", &[(KERNEL, 3.0), (GROUPS, 2.0)]);
         let by_rows = CustomSpec {
-            whole_sequences: false,
+            scope: CustomScope::Row,
             ..taps.clone()
         };
         let node = |spec, weights, width| CustomShape {

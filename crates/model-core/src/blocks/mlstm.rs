@@ -6,7 +6,8 @@
 
 use kv_core::backend::{CustomOp, CustomRows, CustomShape};
 use kv_core::graph::{
-    Activation, Affine, CustomSizes, CustomSpec, GraphBuilder, GraphError, Input, NodeId, RowGain,
+    Activation, Affine, CustomScope, CustomSizes, CustomSpec, GraphBuilder, GraphError, Input,
+    NodeId, RowGain,
 };
 use kv_core::layers::RecurrentMemory;
 
@@ -62,7 +63,7 @@ impl MLstmBlock {
         let params = [("eps", self.eps), ("norm_eps", self.norm_eps)];
         let spec = CustomSpec {
             params: params.map(|(name, x)| (name.to_owned(), x)).into(),
-            layer: Some(at.layer),
+            scope: CustomScope::State(at.layer),
             ..CustomSpec::new(MLstm::NAME)
         };
         let sizes = CustomSizes {

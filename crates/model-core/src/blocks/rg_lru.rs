@@ -6,7 +6,8 @@
 
 use kv_core::backend::{CustomOp, CustomRows, CustomShape};
 use kv_core::graph::{
-    Activation, Affine, ConvSpec, CustomSizes, CustomSpec, GraphBuilder, GraphError, Input, NodeId,
+    Activation, Affine, ConvSpec, CustomScope, CustomSizes, CustomSpec, GraphBuilder, GraphError,
+    Input, NodeId,
 };
 use kv_core::layers::RecurrentMemory;
 
@@ -61,7 +62,7 @@ impl RgLruBlock {
         let weights = ["lru_input_gate.bias", "lru_decay_gate.bias", "lru_a"];
         let spec = CustomSpec {
             weights: weights.map(str::to_owned).to_vec(),
-            layer: Some(at.layer),
+            scope: CustomScope::State(at.layer),
             ..CustomSpec::new(RgLru::NAME)
         };
         let sizes = CustomSizes {

@@ -4,7 +4,7 @@
 
 use kv_core::LayerIdx;
 use kv_core::graph::{
-    Activation, Affine, CustomSizes, CustomSpec, GraphError, Input, NodeId, Scope,
+    Activation, Affine, CustomScope, CustomSizes, CustomSpec, GraphError, Input, NodeId, Scope,
 };
 use kv_core::layers::{LayerMemory, RecurrentMemory};
 
@@ -88,7 +88,10 @@ impl Block<'_> {
         let spec = CustomSpec {
             params: params.collect(),
             weights: names.collect(),
-            layer: op.state.map(|state| state.layer(self.index)),
+            scope: match op.state {
+                Some(state) => CustomScope::State(state.layer(self.index)),
+                None => CustomScope::Row,
+            },
             ..CustomSpec::new(op.op)
         };
         let sizes = CustomSizes {

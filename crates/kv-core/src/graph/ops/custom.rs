@@ -25,13 +25,28 @@ pub struct CustomSpec {
     /// Weights, in the order in which the implementation gets them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub weights: Vec<String>,
-    /// The layer whose recurrent state it reads and writes, where it has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub layer: Option<LayerIdx>,
-    /// Whether a row of its result depends on all rows of its sequence in the ubatch, later ones
-    /// too: a convolution over tokens, for example. Only without a state.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub whole_sequences: bool,
+    /// What a row of its result depends on.
+    #[serde(default, skip_serializing_if = "CustomScope::is_row")]
+    pub scope: CustomScope,
+}
+
+/// What a row of a custom operation's result depends on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CustomScope {
+    /// The same row of the operands.
+    #[default]
+    Row,
+    /// The rows up to it in its sequence, through the recurrent state of this layer.
+    State(LayerIdx),
+    /// All rows of its sequence in the ubatch, later ones too: a convolution over tokens, for example.
+    Sequence,
+}
+
+impl CustomScope {
+    fn is_row(&self) -> bool {
+        *self == Self::Row
+    }
 }
 
 impl CustomSpec {
@@ -45,7 +60,15 @@ impl CustomSpec {
 
     /// Operands behind those with rows: the states, or what tokens see of their ubatch.
     pub fn n_other_operands(&self) -> usize {
-        usize::from(self.layer.is_some() || self.whole_sequences)
+        usize::from(!self.scope.is_row())
+    }
+
+    /// The layer whose recurrent state it reads and writes, where it has one.
+    pub fn layer(&self) -> Option<LayerIdx> {
+        match self.scope {
+            CustomScope::State(layer) => Some(layer),
+            CustomScope::Row | CustomScope::Sequence => None,
+        }
     }
 
     /// The setting of this name.
@@ -65,17 +88,19 @@ pub struct CustomSizes<'a> {
 
 pub(in crate::graph) fn custom(custom: &CustomSpec) -> OpSpec<'_> {
     let spec = OpSpec::new("custom", 0, |given| infer(given, custom)).any_operands();
-    let spec = match custom.n_other_operands() {
-        0 => spec,
-        _ => spec.scope_of(OpScope::Tokens),
+    let spec = match custom.scope {
+        CustomScope::Row => spec,
+        CustomScope::State(_) | CustomScope::Sequence => spec.scope_of(OpScope::Tokens),
     };
     let spec = spec
         .setting("", &custom.name)
-        .optional("layer", custom.layer);
+        .optional("layer", custom.layer());
     let params = custom.params.iter();
     let spec = params.fold(spec, |spec, (name, value)| spec.setting(name, value));
     spec.weights_as("w", &custom.weights)
 }
+
+const STATES: Op = Op::Input(Input::States);
 
 /// The input that says which rows of a ubatch are one sequence.
 const WHOLE_SEQUENCES: Op = Op::Input(Input::BatchVisibility {
@@ -84,13 +109,12 @@ const WHOLE_SEQUENCES: Op = Op::Input(Input::BatchVisibility {
 
 fn infer(given: &Given<'_>, spec: &CustomSpec) -> Result<Inferred, String> {
     let (rows, shape) = (given.operands, given.graph);
-    let rows = match (spec.layer, spec.whole_sequences, rows.split_last()) {
-        (None, false, _) => rows,
-        (Some(_), true, _) => return Err("either a state or whole sequences".into()),
-        (Some(_), false, Some((states, rows))) if states.op == Op::Input(Input::States) => rows,
-        (Some(_), false, _) => return Err("the states as its last operand".into()),
-        (None, true, Some((visibility, rows))) if visibility.op == WHOLE_SEQUENCES => rows,
-        (None, true, _) => {
+    let rows = match (spec.scope, rows.split_last()) {
+        (CustomScope::Row, _) => rows,
+        (CustomScope::State(_), Some((states, rows))) if states.op == STATES => rows,
+        (CustomScope::State(_), _) => return Err("the states as its last operand".into()),
+        (CustomScope::Sequence, Some((seen, rows))) if seen.op == WHOLE_SEQUENCES => rows,
+        (CustomScope::Sequence, _) => {
             return Err("what tokens see of their whole ubatch as its last operand".into());
         }
     };
@@ -168,7 +192,7 @@ mod tests {
         CustomSpec {
             params: [("gamma".to_owned(), 0.5)].into(),
             weights: vec!["w".to_owned()],
-            layer: Some(LayerIdx(2)),
+            scope: CustomScope::State(LayerIdx(2)),
             ..CustomSpec::new("decay")
         }
     }
@@ -190,7 +214,7 @@ mod tests {
     #[test]
     fn what_reads_other_tokens_has_one_operand_more() {
         let whole = CustomSpec {
-            whole_sequences: true,
+            scope: CustomScope::Sequence,
             ..CustomSpec::new("whole")
         };
         for (spec, n_others, scope) in [
@@ -217,8 +241,7 @@ mod tests {
         let nothing = error(b.custom("b", &spec(), &[states], sizes(shapes)));
         assert!(nothing.contains("operands f32[n, ..]"), "{nothing}");
         let whole = CustomSpec {
-            layer: None,
-            whole_sequences: true,
+            scope: CustomScope::Sequence,
             ..spec()
         };
         let visibility = |window| Input::BatchVisibility { window };
@@ -229,12 +252,6 @@ mod tests {
             let refused = error(b.custom("e", &whole, operands, sizes(shapes)));
             assert!(refused.contains("see of their whole ubatch"), "{refused}");
         }
-        let both = CustomSpec {
-            whole_sequences: true,
-            ..spec()
-        };
-        let both = error(b.custom("f", &both, &[x, full], sizes(shapes)));
-        assert!(both.contains("either a state or whole sequences"), "{both}");
         let weights = error(b.custom("c", &spec(), &[x, states], sizes(&[])));
         assert!(
             weights.contains("the shapes of 1 weights, not of 0"),

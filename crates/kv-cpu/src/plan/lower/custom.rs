@@ -44,7 +44,7 @@ impl<'a> Lowering<'a> {
         if shapes.iter().any(|&(rows, _)| rows != node.n_rows()) {
             return Err(unsupported(node));
         }
-        let state = match spec.layer {
+        let state = match spec.layer() {
             Some(layer) => {
                 self.operand_input(node, n_operands, |i| matches!(i, Input::States))?;
                 let (layer, states) = self.state(layer)?;

@@ -2,7 +2,8 @@
 
 use super::{assert_refused, builder, floats};
 use crate::graph::{
-    ConvSpec, CustomSizes, CustomSpec, DecaySpec, DeltaSpec, HeadScanSpec, Input, KeySharing,
+    ConvSpec, CustomScope, CustomSizes, CustomSpec, DecaySpec, DeltaSpec, HeadScanSpec, Input,
+    KeySharing,
 };
 use crate::ids::LayerIdx;
 use crate::window::Window;
@@ -93,11 +94,11 @@ fn a_custom_operation_has_as_many_rows_of_floats_in_each_operand() {
     let [x, some] = [[4, 6], [2, 6]].map(|shape| floats(&mut b, &shape));
     let rows = CustomSpec::new("rows");
     let state = CustomSpec {
-        layer: Some(LAYER),
+        scope: CustomScope::State(LAYER),
         ..CustomSpec::new("state")
     };
     let whole = CustomSpec {
-        whole_sequences: true,
+        scope: CustomScope::Sequence,
         ..CustomSpec::new("whole")
     };
     let sizes = CustomSizes {
