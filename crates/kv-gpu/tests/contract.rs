@@ -2,7 +2,7 @@
 //! kernels as C++ and as Metal.
 //!
 //! All combinations of types and cases are tried in one of the seven ways, a sample of them in the
-//! others: all of them in all would take a quarter of the gate's time.
+//! others: all of them in all would take several times as long.
 
 mod tolerance;
 
