@@ -175,7 +175,7 @@ fn every_wrong_invocation_is_explained_in_one_line() {
     let n_threads = thread::available_parallelism().map_or(1, usize::from);
     let wrong: Vec<String> = thread::scope(|scope| {
         let parts = all.chunks(all.len().div_ceil(n_threads));
-        let check = |part: &'_ [Invocation]| part.iter().filter_map(complaint).collect::<Vec<_>>();
+        let check = |part: &[Invocation]| -> Vec<_> { part.iter().filter_map(complaint).collect() };
         let threads: Vec<_> = parts.map(|part| scope.spawn(move || check(part))).collect();
         let found = threads.into_iter().map(|thread| thread.join().unwrap());
         found.flatten().collect()

@@ -6,9 +6,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use kv_core::backend::checks::whole_sequences;
 use kv_core::backend::{BackendError, CustomCall, CustomOp, CustomShape, CustomStates};
-use kv_core::graph::{CustomScope, CustomSpec, Graph, GraphInputs, Node, StateGroup};
+use kv_core::graph::{CustomSpec, Graph, GraphInputs, Node, StateGroup};
 use kv_core::layers::RowLayout;
 
 use crate::error::OnDevice;
@@ -97,10 +96,7 @@ impl Custom {
                 call.recur(groups, states, &mut out)?;
                 self.store(tensor, groups, &all).on_device()?;
             }
-            None if spec.scope == CustomScope::Sequence => {
-                call.sequences(whole_sequences(inputs)?, &mut out)?
-            }
-            None => call.rows(0..node.n_rows(), &mut out)?,
+            None => call.without_state(inputs, &mut out)?,
         }
         let device = operands
             .first()

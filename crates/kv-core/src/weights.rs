@@ -43,6 +43,12 @@ pub struct SharedBytes {
 }
 
 impl SharedBytes {
+    /// All bytes of `owner`.
+    pub fn new(owner: Arc<dyn ByteOwner>) -> Self {
+        let range = 0..owner.bytes().len();
+        Self { owner, range }
+    }
+
     /// Values as files have them, little-endian.
     pub fn from_f32(values: &[f32]) -> Self {
         let mut bytes = vec![0; values.len() * 4];
@@ -51,12 +57,6 @@ impl SharedBytes {
             .zip(values)
             .for_each(|(to, value)| *to = value.to_le_bytes());
         bytes.into()
-    }
-
-    /// All bytes of `owner`.
-    pub fn new(owner: Arc<dyn ByteOwner>) -> Self {
-        let range = 0..owner.bytes().len();
-        Self { owner, range }
     }
 
     /// A part of these bytes, or `None` where it would reach beyond them.
@@ -178,19 +178,6 @@ pub enum WeightError {
 }
 
 impl Weight {
-    /// A weight of these values, as `F32`.
-    ///
-    /// # Errors
-    /// [`WeightError`] where their number is not that of the shape.
-    pub fn from_f32(
-        name: impl Into<String>,
-        shape: Vec<usize>,
-        values: &[f32],
-    ) -> Result<Self, WeightError> {
-        let bytes = SharedBytes::from_f32(values);
-        Self::new(name, shape, BlockFormat::F32, bytes)
-    }
-
     /// A weight of `shape` (outermost dimension first, so a matrix is `[rows, columns]`).
     ///
     /// # Errors
@@ -235,6 +222,19 @@ impl Weight {
             format,
             bytes,
         })
+    }
+
+    /// A weight of these values, as `F32`.
+    ///
+    /// # Errors
+    /// [`WeightError`] where their number is not that of the shape.
+    pub fn from_f32(
+        name: impl Into<String>,
+        shape: Vec<usize>,
+        values: &[f32],
+    ) -> Result<Self, WeightError> {
+        let bytes = SharedBytes::from_f32(values);
+        Self::new(name, shape, BlockFormat::F32, bytes)
     }
 
     /// The tensor's name in its file.

@@ -7,9 +7,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use kv_core::CellIdx;
-use kv_core::backend::checks::whole_sequences;
 use kv_core::backend::{BackendError, CustomCall, CustomOp, CustomOps, CustomStates};
-use kv_core::graph::{CustomScope, CustomSpec, GraphInputs, StateGroup, StateStore};
+use kv_core::graph::{CustomSpec, GraphInputs, StateGroup, StateStore};
 use kv_core::weights::Weight;
 
 use crate::device::{Device, Region};
@@ -115,10 +114,7 @@ impl<D: Device> HostStep<D> {
                     call.recur(groups, values, &mut out)
                 })?;
             }
-            None if self.spec.scope == CustomScope::Sequence => {
-                call.sequences(whole_sequences(inputs)?, &mut out)?;
-            }
-            None => call.rows(0..self.n_rows, &mut out)?,
+            None => call.without_state(inputs, &mut out)?,
         }
         if out.is_empty() {
             return Ok(());

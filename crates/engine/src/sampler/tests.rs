@@ -348,7 +348,7 @@ fn check_surprise(tau: f32) {
     assert!((mean - f64::from(tau)).abs() < 0.15, "{mean} {tau}");
 }
 
-// Two tests, which run beside each other: they take several times as long as any other here.
+// Two tests, so that they run in parallel: each takes longer than all others here.
 
 #[test]
 fn mirostat_keeps_the_surprise_of_a_text_near_a_low_target() {

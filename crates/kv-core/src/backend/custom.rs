@@ -4,16 +4,17 @@
 //! called for as many rows at once as happen to lie together, so its results must not depend on how
 //! a sequence is cut up: then they do not depend on batches, and rollback, copies and snapshots of
 //! its state work without its knowing of them. An operation on whole sequences
-//! ([`CustomScope::Sequence`](crate::graph::CustomScope::Sequence)) is called once for each, with all its rows, for models whose
-//! tokens are all in one ubatch. Knows nothing of devices: values are on the host.
+//! ([`CustomScope::Sequence`]) is called once for each, with all its rows, for models whose tokens
+//! are all in one ubatch. Knows nothing of devices: values are on the host.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::checks::whole_sequences;
 use super::error::BackendError;
-use crate::graph::{CustomSpec, Node, StateGroup};
+use crate::graph::{CustomScope, CustomSpec, GraphInputs, Node, StateGroup};
 use crate::ids::CellIdx;
 use crate::visibility::{Visibility, VisibleGroup};
 
@@ -206,6 +207,22 @@ impl CustomCall<'_> {
     /// [`BackendError::CustomOp`] where the implementation fails.
     pub fn rows(&self, rows: Range<usize>, out: &mut [f32]) -> Result<(), BackendError> {
         self.call(rows, &mut [], out)
+    }
+
+    /// Computes all rows of an operation without state, whether on rows or on whole sequences.
+    ///
+    /// # Errors
+    /// As [`Self::rows`] and [`Self::sequences`]; [`BackendError::Input`] where the inputs do not
+    /// say what is a sequence.
+    pub fn without_state(
+        &self,
+        inputs: &GraphInputs<'_>,
+        out: &mut [f32],
+    ) -> Result<(), BackendError> {
+        match self.spec.scope {
+            CustomScope::Sequence => self.sequences(whole_sequences(inputs)?, out),
+            CustomScope::Row | CustomScope::State(_) => self.rows(0..self.n_rows, out),
+        }
     }
 
     /// Computes all rows of an operation on whole sequences: one call for each, with its rows by

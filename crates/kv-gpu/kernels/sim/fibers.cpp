@@ -63,6 +63,7 @@ static void leave(Barrier &barrier) {
   }
 }
 
+// Flat, so that no call is in between: see `go`.
 [[gnu::flatten]] void sync_group() { wait(*block, block->group); }
 [[gnu::flatten]] void sync_warp() { wait(*block, block->warps[block->tid / 32]); }
 

@@ -2,7 +2,6 @@
 //! `NAME.counts` (`[matrices, 1]`), of one matrix without the first dimension, hold the sums of a
 //! weight `NAME`. Other tensors have no meaning here.
 
-use kv_core::block::BlockFormat;
 use kv_core::weights::Weight;
 
 use super::{Importance, ImportanceMatrix};
@@ -81,10 +80,9 @@ pub(super) fn write(matrix: &ImportanceMatrix) -> Result<Vec<u8>, GgufError> {
                 1 => vec![columns],
                 _ => vec![n_matrices, columns],
             };
-            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
             let name = format!("{name}{suffix}");
             // Of sums that their counts do not divide, the shape would not be that of the values.
-            let weight = Weight::new(&name, shape, BlockFormat::F32, bytes.into());
+            let weight = Weight::from_f32(&name, shape, values);
             writer.add(weight.map_err(|_| GgufError::Shape {
                 name,
                 shape: vec![n_matrices as u64, values.len() as u64],
