@@ -13,7 +13,7 @@ use crate::attend::tile_kernels::KV_TILE;
 use crate::kernels::exp::{LEAST, LN_2, SERIES};
 
 /// See [`TileKernels::softmax`](crate::attend::tile_kernels::TileKernels).
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512vl")]
 pub(super) fn softmax(
     scores: &mut [[f32; KV_TILE]],
     visible: u32,
@@ -31,7 +31,7 @@ pub(super) fn softmax(
 
 /// Sixteen queries.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512vl")]
 fn softmax_16(
     scores: &mut [[f32; KV_TILE]; F32_LANES],
     visible: u32,
@@ -66,7 +66,7 @@ fn softmax_16(
 /// Reduces each of sixteen registers, the upper half with the lower, repeatedly: lane `i` of the
 /// result is the maximum (or the sum) of register `i`.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512vl")]
 fn fold_16<const MAX: bool>(r: [__m512; F32_LANES]) -> __m512 {
     // Eight lanes of each of two registers.
     let eights = |i: usize| {
@@ -92,7 +92,7 @@ fn fold_16<const MAX: bool>(r: [__m512; F32_LANES]) -> __m512 {
 }
 
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512vl")]
 fn combine<const MAX: bool>(a: __m512, b: __m512) -> __m512 {
     match MAX {
         true => _mm512_max_ps(a, b),
@@ -102,7 +102,7 @@ fn combine<const MAX: bool>(a: __m512, b: __m512) -> __m512 {
 
 /// The two registers of a query's scores; lanes that are not visible are minus infinity.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512vl")]
 fn load_visible(scores: &[f32; KV_TILE], visible: u32) -> [__m512; 2] {
     let (masked, at) = (_mm512_set1_ps(f32::NEG_INFINITY), scores.as_ptr());
     // SAFETY: a query's scores are two registers of `f32`.
@@ -120,7 +120,7 @@ fn load_visible(scores: &[f32; KV_TILE], visible: u32) -> [__m512; 2] {
 
 /// The larger scores, lane by lane; NaN is ignored.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512vl")]
 fn larger([low, high]: [__m512; 2]) -> __m512 {
     let least = _mm512_set1_ps(f32::NEG_INFINITY);
     // `vmaxps` returns its second operand if the first is NaN.
@@ -129,7 +129,7 @@ fn larger([low, high]: [__m512; 2]) -> __m512 {
 
 /// Scores become weights relative to `max`, which is finite; returns their sums, lane by lane.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512vl")]
 fn exp_in_place(scores: &mut [f32; KV_TILE], visible: u32, max: f32) -> __m512 {
     let max = _mm512_set1_ps(max);
     let [low, high] = load_visible(scores, visible);
@@ -144,7 +144,7 @@ fn exp_in_place(scores: &mut [f32; KV_TILE], visible: u32, max: f32) -> __m512 {
 }
 
 /// Queries that do not fill a register, one by one.
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512vl")]
 fn softmax_one_by_one(
     scores: &mut [[f32; KV_TILE]],
     visible: u32,
@@ -166,7 +166,7 @@ fn softmax_one_by_one(
 
 /// `e^x`, by the steps of the portable code.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512vl")]
 fn exp(x: __m512) -> __m512 {
     let all = |x: f32| _mm512_set1_ps(x);
     // `vmaxps` returns its second operand if it is NaN.
