@@ -3,6 +3,9 @@
 //!
 //! Invariant: the same additions and products in the same order as in the portable
 //! [`softmax`](crate::attend::portable::softmax), so the same bits.
+//!
+//! No intrinsic here needs AVX512VL. It is named because LLVM vectorizes the loops over states to
+//! eight lanes, and without it cannot compile that in a build with `lto = "off"`.
 
 use core::arch::x86_64::*;
 
