@@ -8,7 +8,7 @@
 //! One description per operation ([`OpSpec`]) drives shape inference, checking, text, DOT, diff and
 //! the list of weights. To add an operation, change these files:
 //!
-//! 1. `graph/op.rs`: the variant of [`Op`], and its line in [`Op::spec`];
+//! 1. `graph/op.rs`: the variant of [`Op`], and its line in [`Op::spec`]; `graph/read.rs`: how it comes from JSON;
 //! 2. `graph/ops/FAMILY.rs`: the description and the builder method;
 //! 3. `kv-contract/src/evaluate.rs`: its definition in `f64`, which tests compare with;
 //! 4. `kv-candle/src/execute.rs`: the same in tensor operations;
@@ -28,6 +28,7 @@ mod inputs;
 mod key_rope;
 mod op;
 mod ops;
+mod read;
 mod relative;
 mod row_count;
 mod scope;

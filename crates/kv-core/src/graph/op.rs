@@ -108,7 +108,7 @@ pub struct AttendSpec {
 }
 
 /// One operation. Operands are listed in order in each variant's description.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "op")]
 #[non_exhaustive]
 pub enum Op {
@@ -124,7 +124,7 @@ pub enum Op {
         /// The matrix.
         weight: String,
         /// The bias, where there is one.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         bias: Option<String>,
     },
     /// `x / sqrt(mean(x^2) + eps) * w` over the last dimension (Zhang and Sennrich,
@@ -132,7 +132,7 @@ pub enum Op {
     /// `x [n, groups, dim]`.
     RmsNorm {
         /// The gain, where there is one.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         weight: Option<String>,
         /// Added to the mean square.
         eps: f32,
@@ -192,11 +192,11 @@ pub enum Op {
         spec: AttendSpec,
         /// Scores `[heads]` that take part in the softmax of every row and have no value (gpt-oss;
         /// Xiao et al., arXiv 2309.17453): `softmax([q K^T, sink])` without its last column.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         sinks: Option<String>,
         /// What scores get added by the distance of query and key, out of a weight, where there is
         /// something.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         relative: Option<Relative>,
     },
     /// [`Op::Attend`] that can be merged with that over other rows: behind the result of a head, the
@@ -210,7 +210,7 @@ pub enum Op {
         #[serde(flatten)]
         spec: AttendSpec,
         /// As in [`Op::Attend`].
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         sinks: Option<String>,
     },
     /// Attention over the rows of two partial ones: the means of their results with the weights
@@ -218,7 +218,6 @@ pub enum Op {
     /// `(a [n, heads, dim + 1], b like a) -> [n, heads * dim]`, or like `a` to be merged further.
     MergePartials {
         /// What it gives.
-        #[serde(default)]
         form: ResultForm,
     },
     /// Attention among the tokens of the ubatch, as in encoders: nothing is remembered.
@@ -231,10 +230,10 @@ pub enum Op {
         #[serde(flatten)]
         spec: AttendSpec,
         /// As in [`Op::Attend`].
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         sinks: Option<String>,
         /// What capped scores get added by distance, where there is something.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         relative: Option<Relative>,
     },
     /// The rows that a token attends over where it sees more than `top_k` (DeepSeek-V3.2's indexer,
@@ -276,7 +275,7 @@ pub enum Op {
         #[serde(flatten)]
         spec: AttendSpec,
         /// As in [`Op::Attend`].
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         sinks: Option<String>,
     },
     /// Result of plain attention: the values of the first cells, weighted.
@@ -328,7 +327,7 @@ pub enum Op {
         /// The gain.
         weight: String,
         /// The bias, where there is one.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         bias: Option<String>,
         /// Added to the variance.
         eps: f32,
@@ -387,10 +386,10 @@ pub enum Op {
         #[serde(flatten)]
         spec: RouteSpec,
         /// Added to the scores to choose by, but not to weights, where there is one.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         bias: Option<String>,
         /// Factors `[experts]` on the finished weights, where there are any (Gemma 4).
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         gain: Option<String>,
     },
     /// `y[t, s] = x[t, s] W[e]^T + b[e]`, where `e` is the expert of slot `s` of row `t`; slots
@@ -400,7 +399,7 @@ pub enum Op {
         /// The matrices.
         weight: String,
         /// The biases, where there are any.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         bias: Option<String>,
     },
     /// Every slot times the weight of its expert.
