@@ -94,6 +94,8 @@ mod export {
             ("OTEL_SERVICE_NAME", "service-of-a-test"),
             ("OTEL_BSP_SCHEDULE_DELAY", "3600000"),
         ]);
+        // A program that was built without the feature would never send any.
+        assert!(!lines.concat().contains("OTEL"), "{lines:?}");
         let address = lines.last().unwrap().split("http://").nth(1).unwrap();
         let address: SocketAddr = address.split(' ').next().unwrap().parse().unwrap();
         let body = json!({"prompt": "One day", "max_tokens": 4});

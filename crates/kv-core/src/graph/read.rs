@@ -292,7 +292,7 @@ mod tests {
     fn what_is_no_operation_is_refused() {
         refused("3", "missing field `op`");
         refused(r#"{"op": 3}"#, "invalid type");
-        refused(r#"{"op": "addd"}"#, "unknown operation 'addd'");
+        refused(r#"{"op": "sum"}"#, "unknown operation 'sum'");
         refused(r#"{"op": "scale"}"#, "missing field `factor`");
         refused(r#"{"op": "scale", "factor": "2"}"#, "invalid type");
         refused(r#"{"op": "attend", "layer": 0}"#, "missing field `n_heads`");
