@@ -119,13 +119,11 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if self.bind().is_err() {
-            return;
-        }
+        let is_current = self.bind().is_ok();
         let recording = self.recording.get_mut();
         let recording = recording.unwrap_or_else(std::sync::PoisonError::into_inner);
         for stream in [self.stream, recording.0] {
-            if !stream.is_null() {
+            if is_current && !stream.is_null() {
                 // SAFETY: created by `open` and used by nothing after this; what fails here cannot
                 // be mended.
                 let _ = unsafe { result::stream::synchronize(stream) };

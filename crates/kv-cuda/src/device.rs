@@ -184,7 +184,7 @@ impl Device for CudaDevice {
                 &mut pointers,
             )
         }
-        .map_err(failed(&format!("launching kernel '{name}'")))
+        .map_err(|error| failed(&format!("launching kernel '{name}'"))(error))
     }
 
     fn record(

@@ -140,8 +140,9 @@ fn started() -> &'static Result<Version, NotStarted> {
         result::init().map_err(|DriverError(code)| match code {
             CUresult::CUDA_ERROR_NO_DEVICE => not(false, no_device()),
             CUresult::CUDA_ERROR_STUB_LIBRARY => {
-                let reason = format!("no NVIDIA driver: {library} is a stub for linking");
-                not(false, reason)
+                let reason = "no NVIDIA driver: the libcuda.so that is found first is the toolkit's, for linking; \
+                              take its folder 'stubs' out of LD_LIBRARY_PATH";
+                not(false, reason.to_owned())
             }
             code => {
                 let reason = format!("the NVIDIA driver does not start: {}", text(code));
@@ -252,13 +253,15 @@ fn is_fatal(code: CUresult) -> bool {
             | CUresult::CUDA_ERROR_LAUNCH_FAILED
             | CUresult::CUDA_ERROR_CONTAINED
             | CUresult::CUDA_ERROR_EXTERNAL_DEVICE
+            | CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED
+            | CUresult::CUDA_ERROR_MPS_RPC_FAILURE
+            | CUresult::CUDA_ERROR_TENSOR_MEMORY_LEAK
             | CUresult::CUDA_ERROR_UNKNOWN
     )
 }
 
 /// What a failed call of the driver is for the caller; `doing` says what was tried.
 pub(crate) fn failed(doing: &str) -> impl FnOnce(DriverError) -> BackendError {
-    let doing = doing.to_owned();
     move |DriverError(code)| {
         let reason = format!("{doing}: {}", text(code));
         match is_fatal(code) {

@@ -1,5 +1,5 @@
 //! Norms, gains, mixes and rotations at sizes that the contract suite does not have, and what is fused.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::sync::Arc;
 
@@ -151,6 +151,55 @@ fn queries_and_keys_are_rotated_in_one_launch() {
         });
         assert_eq!(check(n, 4 * dim, &graph), 4);
     }
+}
+
+/// A product for each head of each token has a thread block in the second dimension.
+#[test]
+fn grids_that_no_gpu_takes_are_refused_with_their_size() {
+    let heads = |n_tokens: usize| {
+        graph(n_tokens, 128, |b, x| {
+            let x = b.reshape("heads", x, &[n_tokens, 128, 1]).unwrap();
+            vec![b.head_linear("y", x, "w", 1).unwrap()]
+        })
+    };
+    let (fits, too_many) = (heads(511), heads(512));
+    for backend in backends(Precision::Precise) {
+        let compile = |graph: &Graph| {
+            let loaded = Arc::new(weights(graph, 0.0));
+            let loaded = backend.load_weights(loaded, Default::default()).unwrap();
+            backend.compile(graph, &loaded, &RowLayout::default())
+        };
+        compile(&fits).unwrap();
+        let error = compile(&too_many).unwrap_err().to_string();
+        assert!(error.contains("65536 thread blocks"), "{error}");
+        assert!(error.contains("at most 65535"), "{error}");
+    }
+}
+
+/// A part of a row, 4096 columns, in which every token is forbidden.
+#[test]
+fn parts_without_a_value_add_nothing_to_the_logarithm() {
+    let graph = graph(1, 5000, |b, x| vec![b.top_k("largest", x, 2).unwrap()]);
+    let mut embeddings = vec![f32::NEG_INFINITY; 4096];
+    embeddings.resize(5000, -1000.0);
+    let inputs = GraphInputs {
+        embeddings: &embeddings,
+        ..GraphInputs::default()
+    };
+    let case = Case {
+        graph: &graph,
+        weights: &weights(&graph, 0.0),
+        layout: &RowLayout::default(),
+    };
+    let ran = case.run(&[inputs], Precision::Precise);
+    let [a, b, _, _, logarithm] = ran.outputs[0][0][..] else {
+        panic!("{:?}", ran.outputs)
+    };
+    assert_eq!([a, b], [-1000.0; 2]);
+    assert!(
+        (logarithm + 1000.0 - 904f32.ln()).abs() < 1e-3,
+        "{logarithm}"
+    );
 }
 
 /// Kernels keep at most 1024 values of a row.
