@@ -1,7 +1,8 @@
 //! [`GpuProgram`]: the steps of a graph, and how they are run, recorded and run again.
 //!
 //! Launches are recorded at the second run with the same buffers and grids, and replayed from then
-//! on. Invariant: what differs from run to run is in the inputs, never in a launch's settings.
+//! on; where the device cannot record, they are launched one by one. Invariant: what differs from run
+//! to run is in the inputs, never in a launch's settings.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,6 +21,8 @@ use crate::weights::DeviceWeight;
 
 /// Recordings that a program keeps.
 const MAX_RECORDINGS: usize = 16;
+/// Thread blocks that a grid has in its second dimension at most: CUDA's bound.
+const MAX_GRID_Y: u32 = 65_535;
 
 /// What all programs of a backend share.
 #[derive(Debug)]
@@ -115,14 +118,40 @@ impl Grid {
         }
     }
 
-    fn blocks(self, counts: &RunCounts) -> [u32; 2] {
-        let pieces = |visibility: usize| counts.pieces.get(visibility).copied().unwrap_or_default();
+    /// The same, where no device would refuse it.
+    ///
+    /// # Errors
+    /// [`BackendError::Input`] where it is too large in every run.
+    pub(crate) fn checked(self) -> Result<Self, BackendError> {
         match self {
+            Self::Fixed(grid) => within_bounds(grid).map(Self::Fixed),
+            _ => Ok(self),
+        }
+    }
+
+    fn blocks(self, counts: &RunCounts) -> Result<[u32; 2], BackendError> {
+        let pieces = |visibility: usize| counts.pieces.get(visibility).copied().unwrap_or_default();
+        within_bounds(match self {
             Self::Fixed(grid) => grid,
             Self::Few { x, visibility } => [x, pieces(visibility).few],
             Self::Many { x, visibility } => [x, pieces(visibility).many],
             Self::Chains { x } => [x, counts.n_chains],
-        }
+        })
+    }
+}
+
+/// A grid that every device takes.
+fn within_bounds(grid: [u32; 2]) -> Result<[u32; 2], BackendError> {
+    match grid[1] <= MAX_GRID_Y {
+        true => Ok(grid),
+        false => Err(BackendError::Input {
+            input: "graph",
+            reason: format!(
+                "{} thread blocks in the second dimension of a launch, of at most {MAX_GRID_Y}: run fewer \
+                 tokens at once (a smaller ubatch)",
+                grid[1]
+            ),
+        }),
     }
 }
 
@@ -170,6 +199,9 @@ pub struct GpuProgram<D: Device> {
     outputs: Vec<Option<Operand<D>>>,
     /// The inputs on the host.
     words: Vec<u32>,
+    /// Whether launches are recorded: not where the host computes a step, which cannot be replayed, and
+    /// not once the device could not.
+    records: bool,
     /// Keys that were seen once (`None`) or recorded; the last used last.
     recordings: Vec<(RecordingKey, Option<D::Recording>)>,
 }
@@ -189,7 +221,9 @@ impl<D: Device> GpuProgram<D> {
         let n_inputs = block_bytes(lowered.inputs.fixed_bytes());
         memory.inputs.reserve(&shared.device, n_inputs)?;
         drop(memory);
+        let is_launch = |step: &Step<D>| matches!(step, Step::Launch(_));
         Ok(Self {
+            records: lowered.steps.iter().all(is_launch),
             shared,
             graph: graph.clone(),
             layout: layout.clone(),
@@ -259,6 +293,9 @@ impl<D: Device> GpuProgram<D> {
             inputs: memory.inputs.generation(),
             counts,
         };
+        // With other memory than this, none can be replayed again.
+        self.recordings
+            .retain(|(known, _)| (known.scratch, known.inputs) == (key.scratch, key.inputs));
         let known = self.recordings.iter().position(|(known, _)| *known == key);
         let entry = known.map(|at| self.recordings.remove(at));
         let buffers = Buffers {
@@ -266,20 +303,12 @@ impl<D: Device> GpuProgram<D> {
             inputs: memory.inputs.buffer(),
             rows,
         };
-        let device = &self.shared.device;
         let recording = match entry {
             Some((_, Some(recording))) => Some(recording),
-            Some((_, None)) if self.can_be_recorded() => {
-                let steps = &self.steps;
-                let mut launches = || {
-                    steps
-                        .iter()
-                        .try_for_each(|step| buffers.run(device, step, (&key.counts, inputs)))
-                };
-                Some(device.record(&mut launches)?)
-            }
+            Some((_, None)) if self.records => self.record(&buffers, (inputs, &key.counts))?,
             Some((_, None)) | None => None,
         };
+        let device = &self.shared.device;
         match &recording {
             Some(recording) => device.replay(recording)?,
             None => {
@@ -298,10 +327,26 @@ impl<D: Device> GpuProgram<D> {
         Ok(())
     }
 
-    /// Whether all steps are launches: what the host computes cannot be replayed.
-    fn can_be_recorded(&self) -> bool {
-        let is_launch = |step: &Step<D>| matches!(step, Step::Launch(_));
-        self.steps.iter().all(is_launch)
+    /// Records all launches, which runs none; `None`, from then on, where the device cannot: it takes memory.
+    fn record(
+        &mut self,
+        buffers: &Buffers<'_, D>,
+        (inputs, counts): (&GraphInputs<'_>, &RunCounts),
+    ) -> Result<Option<D::Recording>, BackendError> {
+        let device = &self.shared.device;
+        let mut launches = || {
+            let mut steps = self.steps.iter();
+            steps.try_for_each(|step| buffers.run(device, step, (counts, inputs)))
+        };
+        match device.record(&mut launches) {
+            Ok(recording) => Ok(Some(recording)),
+            Err(lost @ BackendError::DeviceLost { .. }) => Err(lost),
+            Err(error) => {
+                tracing::warn!("{error}: kernels of this graph are launched one by one");
+                self.records = false;
+                Ok(None)
+            }
+        }
     }
 
     fn read_outputs(
@@ -345,7 +390,7 @@ impl<D: Device> Buffers<'_, D> {
             Step::Launch(launch) => launch,
             Step::Host(step) => return step.run(device, self, inputs),
         };
-        let grid = launch.grid.blocks(counts);
+        let grid = launch.grid.blocks(counts)?;
         if grid.contains(&0) {
             return Ok(());
         }

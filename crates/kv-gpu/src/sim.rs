@@ -71,6 +71,7 @@ impl Dialect {
 pub struct Sim {
     order: Order,
     dialect: Dialect,
+    cannot_record: bool,
 }
 
 impl Sim {
@@ -79,6 +80,15 @@ impl Sim {
         Self {
             order,
             dialect: Dialect::Cpp,
+            cannot_record: false,
+        }
+    }
+
+    /// The same, where no memory is left for recordings.
+    pub fn without_recordings(self) -> Self {
+        Self {
+            cannot_record: true,
+            ..self
         }
     }
 
@@ -310,7 +320,7 @@ impl Device for Sim {
     }
 
     fn description(&self) -> String {
-        let Self { order, dialect } = self;
+        let Self { order, dialect, .. } = self;
         format!("simulator, threads {order:?}, {dialect:?}").to_lowercase()
     }
 
@@ -423,7 +433,10 @@ impl Device for Sim {
         RECORDING.with_borrow_mut(|recording| *recording = Some(SimRecording::default()));
         let outcome = launches();
         let recording = RECORDING.with_borrow_mut(Option::take);
-        outcome.map(|()| recording.unwrap_or_default())
+        match self.cannot_record {
+            true => Err(failure("no memory for a recording".to_owned())),
+            false => outcome.map(|()| recording.unwrap_or_default()),
+        }
     }
 
     fn replay(&self, recording: &SimRecording) -> Result<(), BackendError> {

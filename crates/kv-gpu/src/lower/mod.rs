@@ -388,7 +388,7 @@ impl<'a, D: Device> Lower<'a, D> {
     ) -> Result<()> {
         self.steps.push(Step::Launch(Launch {
             kernel: self.context.shared.kernel(kernel)?,
-            grid,
+            grid: grid.checked()?,
             operands,
             settings: bytemuck::bytes_of(settings).to_vec(),
         }));

@@ -81,7 +81,10 @@ impl Case<'_> {
         for other in ran {
             let text = self.graph.text();
             let same = first.bits().eq(other.bits()) && first.n_steps == other.n_steps;
-            assert!(same, "the order of threads matters in\n{text}");
+            assert!(
+                same,
+                "the order of threads matters, or recording, in\n{text}"
+            );
         }
         first
     }
