@@ -81,6 +81,7 @@ pub(crate) struct Worker<B: Backend> {
     recorder: Recorder,
     started: Instant,
     is_stopping: bool,
+    has_lost_device: bool,
 }
 
 impl<B: Backend> Worker<B> {
@@ -102,6 +103,7 @@ impl<B: Backend> Worker<B> {
             recorder,
             started: Instant::now(),
             is_stopping: false,
+            has_lost_device: false,
         }
     }
 
@@ -164,6 +166,7 @@ impl<B: Backend> Worker<B> {
             n_cells_used: largest.map_or(0, |part| part.n_used()),
             swapped_bytes: self.scheduler.swapped_bytes(),
             spilled_bytes: self.scheduler.spilled_bytes(),
+            has_lost_device: self.has_lost_device,
         };
         *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
     }
@@ -411,6 +414,7 @@ impl<B: Backend> Worker<B> {
             Err(error) => {
                 let failure = match &error {
                     EngineError::Backend(BackendError::DeviceLost { .. }) => {
+                        self.has_lost_device = true;
                         StepFailure::DeviceLost
                     }
                     _ => StepFailure::Computation,

@@ -148,6 +148,44 @@ fn a_failure_in_the_middle_is_an_error_event_and_a_closed_connection() {
 }
 
 #[test]
+fn a_lost_device_fails_all_requests_and_shows_in_the_health() {
+    let is_lost = Arc::new(AtomicBool::new(false));
+    let setup = Setup {
+        n_ctx: 8192,
+        is_lost: Some(Arc::clone(&is_lost)),
+        ..Setup::default()
+    };
+    let server = setup.start();
+    let mut streaming = [open_long(&server), open_long(&server)];
+    for streaming in &mut streaming {
+        assert!(streaming.next_chunk().unwrap().is_some());
+    }
+    assert_eq!(get(server.address, "/health").status, 200);
+    is_lost.store(true, Ordering::Relaxed);
+    for streaming in streaming {
+        let rest = streaming.finish();
+        let message = rest.json_events().last().unwrap()["error"]["message"].to_string();
+        assert!(message.contains("lost its device: as told"), "{message}");
+    }
+    let health = get(server.address, "/health");
+    let message = &health.json()["error"]["message"];
+    assert_eq!(health.status, 503);
+    assert!(
+        message
+            .as_str()
+            .unwrap()
+            .contains("is lost: restart the server"),
+        "{message}"
+    );
+    // The process is alive, and says why it computes nothing.
+    assert_eq!(get(server.address, "/livez").status, 200);
+    let body = json!({"prompt": "One day", "max_tokens": 3});
+    let reply = post(server.address, "/v1/completions", &body);
+    assert_eq!(reply.status, 500);
+    assert!(reply.body.contains("lost its device"), "{}", reply.body);
+}
+
+#[test]
 fn a_server_that_ends_finishes_what_it_has() {
     let mut server = Setup::default().start();
     let mut streaming = open(

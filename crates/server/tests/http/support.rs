@@ -76,6 +76,8 @@ pub(crate) struct Setup {
     pub(crate) has_draft_model: bool,
     /// Set, all runs of the backend fail.
     pub(crate) is_broken: Option<Arc<AtomicBool>>,
+    /// Set, all runs of the backend fail as its device is lost.
+    pub(crate) is_lost: Option<Arc<AtomicBool>>,
     /// Set, all runs of the backend wait. A backend that is there holds it.
     pub(crate) is_held: Option<Arc<AtomicBool>>,
     /// Whether the vocabulary has [`GAP_MARKS`].
@@ -106,6 +108,7 @@ impl Default for Setup {
             speculation: Speculation::Off,
             has_draft_model: false,
             is_broken: None,
+            is_lost: None,
             is_held: None,
             has_gap_marks: false,
             stories: Stories::Llama,
@@ -162,11 +165,12 @@ fn open(bytes: SharedBytes) -> ModelFile {
 }
 
 fn engine(file: &ModelFile, setup: &Setup) -> Engine<BoxedBackend> {
-    let backend = match (&setup.is_broken, &setup.is_held) {
-        (None, None) => BoxedBackend::new(model_tests::cpu()),
-        (is_broken, is_held) => BoxedBackend::new(Breakable {
+    let backend = match (&setup.is_broken, &setup.is_lost, &setup.is_held) {
+        (None, None, None) => BoxedBackend::new(model_tests::cpu()),
+        (is_broken, is_lost, is_held) => BoxedBackend::new(Breakable {
             inner: CandleBackend::cpu(),
             is_broken: is_broken.clone().unwrap_or_default(),
+            is_lost: is_lost.clone().unwrap_or_default(),
             is_held: is_held.clone().unwrap_or_default(),
         }),
     };
@@ -352,11 +356,12 @@ impl Alone {
     }
 }
 
-/// The reference backend, whose runs fail while it is broken, and wait while it is held.
+/// The reference backend, whose runs fail while it is broken or lost, and wait while it is held.
 #[derive(Debug)]
 struct Breakable {
     inner: CandleBackend,
     is_broken: Arc<AtomicBool>,
+    is_lost: Arc<AtomicBool>,
     is_held: Arc<AtomicBool>,
 }
 
@@ -418,11 +423,12 @@ impl Backend for Breakable {
         while self.is_held.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(1));
         }
+        let (backend, reason) = ("breakable", "as told".to_owned());
+        if self.is_lost.load(Ordering::Relaxed) {
+            return Err(BackendError::DeviceLost { backend, reason });
+        }
         match self.is_broken.load(Ordering::Relaxed) {
-            true => Err(BackendError::Device {
-                backend: "breakable",
-                reason: "as told".into(),
-            }),
+            true => Err(BackendError::Device { backend, reason }),
             false => self.inner.run(program, rows, inputs, outputs),
         }
     }

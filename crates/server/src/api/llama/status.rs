@@ -20,17 +20,33 @@ use crate::model::{Job, Work};
 use crate::models::n_ctx;
 use crate::query::ModelQuery;
 
-/// Whether requests are taken.
+/// Whether requests are taken, and can be computed.
 pub(crate) fn health() -> MethodRouter<App> {
     on_get(async |State(app): State<App>| match app.phase() {
-        Phase::Open => json::respond(&json!({"status": "ok"})),
-        Phase::Draining | Phase::Closing => {
-            let status = StatusCode::SERVICE_UNAVAILABLE;
-            let error = json!({"code": status.as_u16(), "message": "shutting down",
-                               "type": "unavailable_error"});
-            (status, json::respond(&json!({"error": error}))).into_response()
-        }
+        Phase::Open => match without_device(&app) {
+            None => json::respond(&json!({"status": "ok"})),
+            Some(id) => unavailable(&format!(
+                "the device of model '{id}' is lost: restart the server"
+            )),
+        },
+        Phase::Draining | Phase::Closing => unavailable("shutting down"),
     })
+}
+
+fn unavailable(message: &str) -> Response {
+    let status = StatusCode::SERVICE_UNAVAILABLE;
+    let error = json!({"code": status.as_u16(), "message": message, "type": "unavailable_error"});
+    (status, json::respond(&json!({"error": error}))).into_response()
+}
+
+/// A loaded model whose device is lost.
+fn without_device(app: &App) -> Option<String> {
+    let models = app.models().into_iter().filter_map(|status| status.model);
+    let mut lost = models.filter(|model| match model.work() {
+        Work::Texts(service) => service.status().has_lost_device,
+        Work::Embeddings(_) | Work::Scores(_) => false,
+    });
+    lost.next().map(|model| model.id().to_owned())
 }
 
 /// That the process answers, also while it ends.
