@@ -366,7 +366,9 @@ fn a_gpu_that_fails_at_loading_gives_way_unless_it_was_asked_for() {
     let why = lines.next().unwrap();
     let wanted = "backend: cpu; the cuda backend failed: loading kernel '";
     assert!(
-        why.starts_with(wanted) && why.contains("CUDA_ERROR_INVALID_PTX"),
+        why.starts_with(wanted)
+            && why.contains("(ptxas input, line 7; parsing error)")
+            && why.contains("CUDA_ERROR_INVALID_PTX"),
         "{why}"
     );
     assert!(lines.next().unwrap().contains("| cpu ("));

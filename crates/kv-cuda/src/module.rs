@@ -1,6 +1,6 @@
 //! [`CudaKernel`]: a kernel that the driver has compiled, and where its PTX comes from.
 
-use std::ffi::CString;
+use std::ffi::{CString, c_void};
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
@@ -104,7 +104,7 @@ impl CudaKernel {
             return Err(failure(format!("kernel '{name}' has {n} threads a block")));
         }
         let doing = format!("loading kernel '{name}'");
-        let raw = load(context, text)?.map_err(failed(&doing))?;
+        let raw = load(context, text)?.map_err(|refused| refused.failure(&doing))?;
         let mut module = Module {
             context: Arc::clone(context),
             raw,
@@ -133,28 +133,75 @@ pub(crate) fn check(context: &Arc<Context>, ptx: &Ptx) -> Result<(), BackendErro
             // SAFETY: loaded just now, and used by nothing.
             unsafe { result::module::unload(raw) }.map_err(failed("unloading a module"))
         }
-        Err(DriverError(CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION)) => {
+        Err(Refused {
+            error: DriverError(CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION),
+            ..
+        }) => {
             let version = ptx.header();
             let version = version.lines().next().unwrap_or_default();
             Err(unavailable(format!(
                 "the NVIDIA driver is too old: it does not take PTX of '{version}'"
             )))
         }
-        Err(error) => {
-            let error = failed("loading a module")(error);
+        Err(refused) => {
+            let error = refused.failure("loading a module");
             Err(unavailable(format!("{}: {error}", context.name())))
         }
     }
 }
 
-fn load(
-    context: &Context,
-    text: String,
-) -> Result<Result<sys::CUmodule, DriverError>, BackendError> {
+/// PTX that the driver did not compile.
+struct Refused {
+    error: DriverError,
+    /// What its compiler says, in one line.
+    log: String,
+}
+
+impl Refused {
+    fn failure(self, doing: &str) -> BackendError {
+        let Self { error, log } = self;
+        match log.is_empty() {
+            true => failed(doing)(error),
+            false => failed(&format!("{doing} ({log})"))(error),
+        }
+    }
+}
+
+/// Bytes of what the driver's compiler says at most.
+const LOG_BYTES: usize = 2048;
+
+fn load(context: &Context, text: String) -> Result<Result<sys::CUmodule, Refused>, BackendError> {
     context.bind()?;
     let text = CString::new(text).map_err(|_| failure("the PTX has a zero byte"))?;
-    // SAFETY: a text that ends with 0, which is read before this returns.
-    Ok(unsafe { result::module::load_data(text.as_ptr().cast()) })
+    let mut log = [0_u8; LOG_BYTES];
+    let mut options = [
+        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+    ];
+    // The size is itself the value of its option.
+    let size = std::ptr::without_provenance_mut(LOG_BYTES);
+    let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), size];
+    let mut raw = std::ptr::null_mut();
+    // SAFETY: a text that ends with 0, and a log of the size that is given, both used before this
+    // returns only; as many values as options.
+    let loaded = unsafe {
+        sys::cuModuleLoadDataEx(
+            &mut raw,
+            text.as_ptr().cast(),
+            2,
+            options.as_mut_ptr(),
+            values.as_mut_ptr(),
+        )
+    };
+    Ok(loaded.result().map(|()| raw).map_err(|error| {
+        let log = log.split(|&byte| byte == 0).next().unwrap_or_default();
+        let log = String::from_utf8_lossy(log);
+        let lines = log.lines().map(str::trim).filter(|line| !line.is_empty());
+        Refused {
+            error,
+            log: lines.collect::<Vec<_>>().join("; "),
+        }
+    }))
 }
 
 impl Drop for Module {

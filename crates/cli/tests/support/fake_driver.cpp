@@ -52,10 +52,13 @@ DRIVER cuMemFree_v2(unsigned long long) { return 0; }
 DRIVER cuMemsetD8Async(unsigned long long, unsigned char, size_t, void *) { return 0; }
 DRIVER cuMemcpyHtoDAsync_v2(unsigned long long, const void *, size_t, void *) { return 0; }
 DRIVER cuMemcpyDtoHAsync_v2(void *, unsigned long long, size_t, void *) { return 0; }
-DRIVER cuModuleLoadData(void **out, const void *) {
+DRIVER cuModuleLoadDataEx(void **out, const void *, unsigned n, const int *options, void **values) {
     *out = &thing;
-    // 218 is CUDA_ERROR_INVALID_PTX.
-    return n_loaded++ < setting("FAKE_MODULES", 1 << 20) ? 0 : 218;
+    if (n_loaded++ < setting("FAKE_MODULES", 1 << 20)) return 0;
+    // 5 is CU_JIT_ERROR_LOG_BUFFER, 218 CUDA_ERROR_INVALID_PTX.
+    for (unsigned i = 0; i < n; ++i)
+        if (options[i] == 5) strcpy(static_cast<char *>(values[i]), "ptxas input, line 7\n  parsing error\n");
+    return 218;
 }
 DRIVER cuModuleUnload(void *) { return 0; }
 DRIVER cuModuleGetFunction(void **out, void *, const char *) { *out = &thing; return 0; }
