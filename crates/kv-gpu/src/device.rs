@@ -76,7 +76,8 @@ pub trait Device: Debug + Send + Sync + 'static {
     /// use outlive the recording.
     ///
     /// # Errors
-    /// That of `launches`; as [`Device::write`].
+    /// That of `launches`; as [`Device::write`]; where memory for it is short. Programs launch one by
+    /// one then.
     fn record(
         &self,
         launches: &mut dyn FnMut() -> Result<(), BackendError>,
