@@ -12,13 +12,11 @@ use kv_core::{CellIdx, PartIdx};
 
 use crate::device::{Argument, Device, Region};
 use crate::lower::{StoredRows, word};
-use crate::program::Shared;
+use crate::program::{MAX_GRID_Y, Shared};
 use crate::rows::GpuRows;
 
 /// Values of a row that a thread block rotates at most.
 const MAX_UNIT: usize = 8000;
-/// Blocks of a grid in its second dimension.
-const MAX_GRID: usize = 65_535;
 
 /// Copies rows of every layer of a part, in order.
 pub(crate) fn copy_rows<D: Device>(
@@ -211,7 +209,7 @@ fn launch<D: Device>(
     let mut words: Vec<u32> = angles.values.iter().map(|v| v.to_bits()).collect();
     let mut launches = Vec::new();
     for step in steps {
-        for moved in step.moved.chunks(MAX_GRID) {
+        for moved in step.moved.chunks(MAX_GRID_Y as usize) {
             let moves = word(words.len())?;
             let settings = Settings {
                 moves,

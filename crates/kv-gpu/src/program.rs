@@ -21,8 +21,8 @@ use crate::weights::DeviceWeight;
 
 /// Recordings that a program keeps.
 const MAX_RECORDINGS: usize = 16;
-/// Thread blocks that a grid has in its second dimension at most: CUDA's bound.
-const MAX_GRID_Y: u32 = 65_535;
+/// Thread blocks that a grid has in its second dimension at most, on every device: CUDA's bound.
+pub(crate) const MAX_GRID_Y: u32 = 65_535;
 
 /// What all programs of a backend share.
 #[derive(Debug)]
@@ -118,10 +118,10 @@ impl Grid {
         }
     }
 
-    /// The same, where no device would refuse it.
+    /// The same, unless it is larger than [`MAX_GRID_Y`] in every run.
     ///
     /// # Errors
-    /// [`BackendError::Input`] where it is too large in every run.
+    /// [`BackendError::Input`] with the size.
     pub(crate) fn checked(self) -> Result<Self, BackendError> {
         match self {
             Self::Fixed(grid) => within_bounds(grid).map(Self::Fixed),
@@ -132,7 +132,8 @@ impl Grid {
     fn blocks(self, counts: &RunCounts) -> Result<[u32; 2], BackendError> {
         let pieces = |visibility: usize| counts.pieces.get(visibility).copied().unwrap_or_default();
         within_bounds(match self {
-            Self::Fixed(grid) => grid,
+            // Checked when the graph was lowered.
+            Self::Fixed(grid) => return Ok(grid),
             Self::Few { x, visibility } => [x, pieces(visibility).few],
             Self::Many { x, visibility } => [x, pieces(visibility).many],
             Self::Chains { x } => [x, counts.n_chains],

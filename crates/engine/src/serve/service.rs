@@ -165,7 +165,8 @@ pub struct ServiceStatus {
     pub swapped_bytes: u64,
     /// Bytes that they have in files.
     pub spilled_bytes: u64,
-    /// Whether a step has failed with [`BackendError::DeviceLost`](kv_core::backend::BackendError::DeviceLost): no later one can be computed.
+    /// Whether the engine's device is lost
+    /// ([`BackendError::DeviceLost`](kv_core::backend::BackendError::DeviceLost)): no later step can be computed.
     pub has_lost_device: bool,
 }
 

@@ -216,7 +216,11 @@ impl<B: Backend> Worker<B> {
     pub(super) fn edit(&mut self, edits: Vec<Edit>) {
         self.recorder.set_stale();
         for edit in edits {
-            match (self.engine.edit(edit), edit) {
+            let edited = self.engine.edit(edit);
+            if let Err(error) = &edited {
+                self.note_lost_device(error);
+            }
+            match (edited, edit) {
                 (Ok(_), _) => {}
                 // The sequence that was to get tokens has none then.
                 (Err(error), Edit::Copy { .. }) => {
@@ -412,12 +416,10 @@ impl<B: Backend> Worker<B> {
                 self.handle(Event::StepFailed(StepFailure::Computation));
             }
             Err(error) => {
-                let failure = match &error {
-                    EngineError::Backend(BackendError::DeviceLost { .. }) => {
-                        self.has_lost_device = true;
-                        StepFailure::DeviceLost
-                    }
-                    _ => StepFailure::Computation,
+                self.note_lost_device(&error);
+                let failure = match self.has_lost_device {
+                    true => StepFailure::DeviceLost,
+                    false => StepFailure::Computation,
                 };
                 tracing::warn!(%error, n_requests = step.feeds.len(), "a step failed");
                 let error = Arc::new(error);
@@ -429,6 +431,11 @@ impl<B: Backend> Worker<B> {
                 self.handle(Event::StepFailed(failure));
             }
         }
+    }
+
+    fn note_lost_device(&mut self, error: &EngineError) {
+        self.has_lost_device |=
+            matches!(error, EngineError::Backend(BackendError::DeviceLost { .. }));
     }
 
     fn fail_all(&mut self, error: &Arc<EngineError>) {

@@ -3,231 +3,158 @@
 //! By hand, as serde's derived reader was a third of compiling this crate. Invariant: reads what the
 //! derived writer of [`Op`] writes. Does not know whether an operation fits into a graph.
 
-use serde::de::{Deserialize, Deserializer, Error as _};
-use serde_json::{Error, Value};
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::{Error, Map, Value};
 
 use super::op::Op;
 
 impl<'de> Deserialize<'de> for Op {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let op = Fields(Value::deserialize(from)?).op();
+        let op = Unique::deserialize(from)?.op();
         op.map_err(D::Error::custom)
     }
 }
 
-/// The object that an operation is in JSON.
-struct Fields(Value);
+/// The operation with a name: each of its fields is `required`, `optional`, or a structure whose own
+/// fields stand among the others, `flat`.
+macro_rules! read {
+    ($from:expr, $($name:literal => $op:ident { $($field:tt: $how:ident),* })*) => {
+        match $from.required("op")? {
+            $($name => Ok(Op::$op { $($field: $from.$how(stringify!($field))?),* }),)*
+            unknown => Err(Error::custom(format!("unknown operation '{unknown}'"))),
+        }
+    };
+}
 
-impl Fields {
-    /// The field of this name.
-    fn get<'a, T: Deserialize<'a>>(&'a self, name: &'static str) -> Result<T, Error> {
+/// JSON in which no object has two fields of a name.
+struct Unique(Value);
+
+impl Unique {
+    fn required<'a, T: Deserialize<'a>>(&'a self, name: &'static str) -> Result<T, Error> {
         let value = self.0.get(name).ok_or_else(|| Error::missing_field(name))?;
         T::deserialize(value)
     }
 
-    /// The same, or its default where there is none.
-    fn or_default<'a, T: Deserialize<'a> + Default>(&'a self, name: &str) -> Result<T, Error> {
-        self.0
-            .get(name)
-            .map_or_else(|| Ok(T::default()), T::deserialize)
+    fn optional<'a, T: Deserialize<'a> + Default>(&'a self, name: &str) -> Result<T, Error> {
+        let value = self.0.get(name);
+        value.map_or_else(|| Ok(T::default()), T::deserialize)
     }
 
-    /// A structure whose fields are among these.
-    fn flat<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Error> {
+    fn flat<'a, T: Deserialize<'a>>(&'a self, _name: &str) -> Result<T, Error> {
         T::deserialize(&self.0)
     }
 
     fn op(&self) -> Result<Op, Error> {
-        let name = self.get("op")?;
-        for family in [
-            Self::attention,
-            Self::recurrent,
-            Self::experts,
-            Self::rows,
-            Self::elementwise,
-        ] {
-            if let Some(op) = family(self, name)? {
-                return Ok(op);
-            }
+        read! { self,
+            "store_kv" => StoreKv { layer: required }
+            "store_k" => StoreK { layer: required }
+            "attend" => Attend { layer: required, spec: flat, sinks: optional, relative: optional }
+            "attend_partial" => AttendPartial { layer: required, spec: flat, sinks: optional }
+            "merge_partials" => MergePartials { form: optional }
+            "attend_batch" => AttendBatch { spec: flat, sinks: optional, relative: optional }
+            "index" => Index { layer: required, index: flat }
+            "attend_sparse" => AttendSparse { layer: required, spec: flat }
+            "kq" => Kq { layer: required, spec: flat }
+            "kq_soft_max" => KqSoftMax { spec: flat, sinks: optional }
+            "kqv" => Kqv { layer: required, spec: flat }
+            "conv" => Conv { layer: required, conv: flat }
+            "scan" => Scan { layer: required, scan: flat }
+            "scan_heads" => ScanHeads { layer: required, scan: flat }
+            "decay" => Decay { decay: flat }
+            "delta" => Delta { layer: required, delta: flat }
+            "route" => Route { spec: flat, bias: optional, gain: optional }
+            "expert_linear" => ExpertLinear { weight: required, bias: optional }
+            "expert_scale" => ExpertScale {}
+            "expert_sum" => ExpertSum {}
+            "input" => Input { 0: flat }
+            "embed" => Embed { weight: required }
+            "linear" => Linear { weight: required, bias: optional }
+            "head_linear" => HeadLinear { weight: required }
+            "rms_norm" => RmsNorm { weight: optional, eps: required }
+            "layer_norm" => LayerNorm { weight: required, bias: optional, eps: required }
+            "rope" => Rope { rope: required }
+            "rope_sections" => RopeSections { rope: required, sections: required }
+            "reshape" => Reshape {}
+            "concat" => Concat {}
+            "columns" => Columns { first: required }
+            "take_rows" => TakeRows {}
+            "top_k" => TopK { k: required }
+            "mix" => Mix {}
+            "custom" => Custom { custom: required }
+            "add" => Add {}
+            "mul" => Mul {}
+            "scale" => Scale { factor: required }
+            "scale_by_position" => ScaleByPosition { scale: flat }
+            "gate" => Gate { activation: required }
+            "clamped_gate" => ClampedGate { slope: required, limit: required }
+            "activate" => Activate { activation: required }
+            "add_row" => AddRow { weight: required, row: required }
+            "gain" => Gain { weight: required }
+            "gaussian_top_k" => GaussianTopK { deviations: required }
+            "soft_cap" => SoftCap { cap: required }
+            "clamp" => Clamp { limit: required }
         }
-        Err(Error::custom(format!("unknown operation '{name}'")))
+    }
+}
+
+impl<'de> Deserialize<'de> for Unique {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(ReadUnique).map(Self)
+    }
+}
+
+struct ReadUnique;
+
+impl<'de> Visitor<'de> for ReadUnique {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
     }
 
-    fn attention(&self, name: &str) -> Result<Option<Op>, Error> {
-        Ok(Some(match name {
-            "store_kv" => Op::StoreKv {
-                layer: self.get("layer")?,
-            },
-            "store_k" => Op::StoreK {
-                layer: self.get("layer")?,
-            },
-            "attend" => Op::Attend {
-                layer: self.get("layer")?,
-                spec: self.flat()?,
-                sinks: self.or_default("sinks")?,
-                relative: self.or_default("relative")?,
-            },
-            "attend_partial" => Op::AttendPartial {
-                layer: self.get("layer")?,
-                spec: self.flat()?,
-                sinks: self.or_default("sinks")?,
-            },
-            "merge_partials" => Op::MergePartials {
-                form: self.or_default("form")?,
-            },
-            "attend_batch" => Op::AttendBatch {
-                spec: self.flat()?,
-                sinks: self.or_default("sinks")?,
-                relative: self.or_default("relative")?,
-            },
-            "index" => Op::Index {
-                layer: self.get("layer")?,
-                index: self.flat()?,
-            },
-            "attend_sparse" => Op::AttendSparse {
-                layer: self.get("layer")?,
-                spec: self.flat()?,
-            },
-            "kq" => Op::Kq {
-                layer: self.get("layer")?,
-                spec: self.flat()?,
-            },
-            "kq_soft_max" => Op::KqSoftMax {
-                spec: self.flat()?,
-                sinks: self.or_default("sinks")?,
-            },
-            "kqv" => Op::Kqv {
-                layer: self.get("layer")?,
-                spec: self.flat()?,
-            },
-            _ => return Ok(None),
-        }))
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
     }
 
-    fn recurrent(&self, name: &str) -> Result<Option<Op>, Error> {
-        Ok(Some(match name {
-            "conv" => Op::Conv {
-                layer: self.get("layer")?,
-                conv: self.flat()?,
-            },
-            "scan" => Op::Scan {
-                layer: self.get("layer")?,
-                scan: self.flat()?,
-            },
-            "scan_heads" => Op::ScanHeads {
-                layer: self.get("layer")?,
-                scan: self.flat()?,
-            },
-            "decay" => Op::Decay {
-                decay: self.flat()?,
-            },
-            "delta" => Op::Delta {
-                layer: self.get("layer")?,
-                delta: self.flat()?,
-            },
-            _ => return Ok(None),
-        }))
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
     }
 
-    fn experts(&self, name: &str) -> Result<Option<Op>, Error> {
-        Ok(Some(match name {
-            "route" => Op::Route {
-                spec: self.flat()?,
-                bias: self.or_default("bias")?,
-                gain: self.or_default("gain")?,
-            },
-            "expert_linear" => Op::ExpertLinear {
-                weight: self.get("weight")?,
-                bias: self.or_default("bias")?,
-            },
-            "expert_scale" => Op::ExpertScale,
-            "expert_sum" => Op::ExpertSum,
-            _ => return Ok(None),
-        }))
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
     }
 
-    fn rows(&self, name: &str) -> Result<Option<Op>, Error> {
-        Ok(Some(match name {
-            "input" => Op::Input(self.flat()?),
-            "embed" => Op::Embed {
-                weight: self.get("weight")?,
-            },
-            "linear" => Op::Linear {
-                weight: self.get("weight")?,
-                bias: self.or_default("bias")?,
-            },
-            "head_linear" => Op::HeadLinear {
-                weight: self.get("weight")?,
-            },
-            "rms_norm" => Op::RmsNorm {
-                weight: self.or_default("weight")?,
-                eps: self.get("eps")?,
-            },
-            "layer_norm" => Op::LayerNorm {
-                weight: self.get("weight")?,
-                bias: self.or_default("bias")?,
-                eps: self.get("eps")?,
-            },
-            "rope" => Op::Rope {
-                rope: self.get("rope")?,
-            },
-            "rope_sections" => Op::RopeSections {
-                rope: self.get("rope")?,
-                sections: self.get("sections")?,
-            },
-            "reshape" => Op::Reshape,
-            "concat" => Op::Concat,
-            "columns" => Op::Columns {
-                first: self.get("first")?,
-            },
-            "take_rows" => Op::TakeRows,
-            "top_k" => Op::TopK { k: self.get("k")? },
-            "mix" => Op::Mix,
-            "custom" => Op::Custom {
-                custom: self.get("custom")?,
-            },
-            _ => return Ok(None),
-        }))
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
     }
 
-    fn elementwise(&self, name: &str) -> Result<Option<Op>, Error> {
-        Ok(Some(match name {
-            "add" => Op::Add,
-            "mul" => Op::Mul,
-            "scale" => Op::Scale {
-                factor: self.get("factor")?,
-            },
-            "scale_by_position" => Op::ScaleByPosition {
-                scale: self.flat()?,
-            },
-            "gate" => Op::Gate {
-                activation: self.get("activation")?,
-            },
-            "clamped_gate" => Op::ClampedGate {
-                slope: self.get("slope")?,
-                limit: self.get("limit")?,
-            },
-            "activate" => Op::Activate {
-                activation: self.get("activation")?,
-            },
-            "add_row" => Op::AddRow {
-                weight: self.get("weight")?,
-                row: self.get("row")?,
-            },
-            "gain" => Op::Gain {
-                weight: self.get("weight")?,
-            },
-            "gaussian_top_k" => Op::GaussianTopK {
-                deviations: self.get("deviations")?,
-            },
-            "soft_cap" => Op::SoftCap {
-                cap: self.get("cap")?,
-            },
-            "clamp" => Op::Clamp {
-                limit: self.get("limit")?,
-            },
-            _ => return Ok(None),
-        }))
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Value, A::Error> {
+        let mut values = Vec::new();
+        while let Some(Unique(value)) = from.next_element()? {
+            values.push(value);
+        }
+        Ok(values.into())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Value, A::Error> {
+        let mut fields = Map::new();
+        while let Some((name, Unique(value))) = from.next_entry::<String, _>()? {
+            if fields.contains_key(&name) {
+                return Err(A::Error::custom(format!("duplicate field `{name}`")));
+            }
+            fields.insert(name, value);
+        }
+        Ok(fields.into())
     }
 }
 
@@ -293,6 +220,10 @@ mod tests {
         refused("3", "missing field `op`");
         refused(r#"{"op": 3}"#, "invalid type");
         refused(r#"{"op": "sum"}"#, "unknown operation 'sum'");
+        let twice = "duplicate field `factor`";
+        refused(r#"{"op": "scale", "factor": 1, "factor": 2}"#, twice);
+        let twice = r#"{"op": "rope", "rope": {"dim": 2, "dim": 4}}"#;
+        refused(twice, "duplicate field `dim`");
         refused(r#"{"op": "scale"}"#, "missing field `factor`");
         refused(r#"{"op": "scale", "factor": "2"}"#, "invalid type");
         refused(r#"{"op": "attend", "layer": 0}"#, "missing field `n_heads`");

@@ -155,7 +155,7 @@ fn queries_and_keys_are_rotated_in_one_launch() {
 
 /// A product for each head of each token has a thread block in the second dimension.
 #[test]
-fn grids_that_no_gpu_takes_are_refused_with_their_size() {
+fn grids_beyond_the_bound_are_refused_with_their_size() {
     let heads = |n_tokens: usize| {
         graph(n_tokens, 128, |b, x| {
             let x = b.reshape("heads", x, &[n_tokens, 128, 1]).unwrap();

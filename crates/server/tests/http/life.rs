@@ -177,7 +177,7 @@ fn a_lost_device_fails_all_requests_and_shows_in_the_health() {
             .contains("is lost: restart the server"),
         "{message}"
     );
-    // The process is alive, and says why it computes nothing.
+    // The server still answers, with the reason.
     assert_eq!(get(server.address, "/livez").status, 200);
     let body = json!({"prompt": "One day", "max_tokens": 3});
     let reply = post(server.address, "/v1/completions", &body);
