@@ -4,14 +4,14 @@
 
 use std::hint::black_box;
 
+use cellar_scheduler::{
+    Event, Micros, PrefixUse, Priority, Progress, PromptRows, Request, RequestId, RowBytes,
+    Scheduler, SchedulerConfig, Tenant, Work,
+};
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use kv_core::batch::{BatchRules, validate};
 use kv_core::memory::{Composite, Memory, MemoryInputs, Streams, UnifiedConfig};
 use kv_core::{Causality, PartIdx, TokenId, Window};
-use scheduler::{
-    Event, Micros, PrefixUse, Priority, Progress, PromptRows, Request, RequestId, RowBytes,
-    Scheduler, SchedulerConfig, Tenant, Work,
-};
 
 const N_RUNNING: u32 = 64;
 const N_CACHED: u32 = 192;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::gpu;
-use engine::{Engine, EngineConfig, MemoryBudget, PromptOutputs, Workload};
+use cellar_engine::{Engine, EngineConfig, MemoryBudget, PromptOutputs, Workload};
 use kv_core::backend::{Backend, BackendError, CustomOps, DeviceMemory, OnProgress};
 use kv_core::batch::Batch;
 use kv_core::graph::{GraphBuilder, GraphShape, Input, NodeId, PositionScale};

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use engine::{
+use cellar_engine::{
     DenoiseOptions, Denoiser, Engine, EngineError, FillOrder, FillSchedule, MemoryBudget,
 };
 use kv_core::TokenId;
@@ -215,12 +215,12 @@ fn a_model_of_another_kind_is_refused() {
     let example = llama.unwrap().example().unwrap();
     assert_eq!(example.output(), OutputKind::Logits);
     let subject = subject("llada");
-    let config = engine::EngineConfig {
+    let config = cellar_engine::EngineConfig {
         n_ctx: Some(64),
         n_batch: 64,
         n_ubatch: 64,
         budget: MemoryBudget::Unlimited,
-        ..engine::EngineConfig::default()
+        ..cellar_engine::EngineConfig::default()
     };
     let weights = subject.directory.weights().clone();
     let mut engine = Engine::new(cpu(), Arc::clone(subject.model()), weights, &config).unwrap();

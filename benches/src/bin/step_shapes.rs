@@ -12,7 +12,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use cellar_benches::{ExactShapes, Failure, Seeded};
-use engine::{Engine, EngineConfig};
+use cellar_engine::{Engine, EngineConfig};
 use kv_core::backend::{Backend, OnProgress};
 use kv_core::batch::Batch;
 use kv_core::graph::GraphShape;

@@ -1,6 +1,6 @@
 //! Two texts in turns on one engine, each in its own sequence.
 //!
-//!     cargo run --release -p cellar --example sequences -- models/stories-llama-f16.gguf
+//!     cargo run --release -p cellar-llm --example sequences -- models/stories-llama-f16.gguf
 
 use cellar::engine::{Engine, Generation};
 use cellar::kv_core::SeqId;

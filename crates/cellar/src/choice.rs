@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use engine::{EngineConfig, MemoryBudget, PromptOutputs, Workload};
+use cellar_engine::{EngineConfig, MemoryBudget, PromptOutputs, Workload};
 use kv_core::backend::{Backend, BoxedBackend, Split};
 use kv_core::block::BlockFormat;
 use kv_core::weights::{Weight, WeightInfo, WeightSource};

@@ -1,6 +1,6 @@
 //! [`Error`]: why a model cannot be opened or go on. Decides nothing.
 
-use engine::EngineError;
+use cellar_engine::EngineError;
 use kv_core::backend::BackendError;
 use model_core::architecture::ModelError;
 use model_core::chat_template::ChatTemplateError;

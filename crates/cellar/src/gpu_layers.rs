@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use engine::{EngineError, Workload};
+use cellar_engine::{EngineError, Workload};
 use kv_core::backend::BackendError;
 use kv_core::graph::{Graph, GraphShape, SplitPoint};
 use kv_core::layers::RowLayout;

@@ -50,16 +50,16 @@ pub use backends::{
     Activations, BackendKind, BackendMemory, BackendOptions, BackendWork, ComputeDevice,
     MemoryPlace, Repack, backend_devices, open_backend, plan_backend_memory, program_capacities,
 };
+pub use cellar_engine as engine;
+pub use cellar_engine::sampler::{Bias, Dry, LogitBias, Mirostat, Penalties, SamplerConfig, Xtc};
+pub use cellar_engine::{
+    CancelFlag, Embedder, EmbedderConfig, EngineConfig, FinishReason, GenerateOptions, LongContext,
+    Ranked, Reranker, RerankerConfig,
+};
 pub use chat::{ChatTokens, chat_tokens, render_chat};
 pub use choice::{
     Choice, DEVICE_RESERVE, DeviceNeeds, DeviceShortage, ModelWork, choose_backend, device_needs,
     largest_device_n_ctx, most_device_layers, weight_shapes,
-};
-pub use engine;
-pub use engine::sampler::{Bias, Dry, LogitBias, Mirostat, Penalties, SamplerConfig, Xtc};
-pub use engine::{
-    CancelFlag, Embedder, EmbedderConfig, EngineConfig, FinishReason, GenerateOptions, LongContext,
-    Ranked, Reranker, RerankerConfig,
 };
 pub use error::Error;
 pub use gpu_layers::{Share, Shares, n_layers, on_host, split_point};

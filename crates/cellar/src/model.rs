@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use engine::{
+use cellar_engine::{
     Embedder, EmbedderConfig, Engine, EngineConfig, EngineError, GenerateOptions, Generation,
     PromptOutputs, PromptProgress, Reranker, RerankerConfig, TextPlan,
 };
@@ -136,7 +136,7 @@ impl Model {
     /// effect.
     ///
     /// # Errors
-    /// [`Error`], as [`engine::Generation::new`] and [`engine::Generation::feed`].
+    /// [`Error`], as [`cellar_engine::Generation::new`] and [`cellar_engine::Generation::feed`].
     pub fn begin(
         &mut self,
         prompt: &[TokenId],

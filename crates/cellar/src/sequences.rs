@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use engine::{EngineError, SaveOptions};
+use cellar_engine::{EngineError, SaveOptions};
 use kv_core::memory::{RestoreInto, Seqs};
 use kv_core::state::{SavedState, SeqTokens};
 use kv_core::{PosRange, SeqId, TokenId};

@@ -4,8 +4,8 @@
 //! Invariant: the model notes every token that was evaluated, whenever the text is dropped. Knows
 //! nothing of how tokens are chosen.
 
-use engine::sampler::Step;
-use engine::{FinishReason, Generation, Speculated, Timings, TokenPiece};
+use cellar_engine::sampler::Step;
+use cellar_engine::{FinishReason, Generation, Speculated, Timings, TokenPiece};
 use kv_core::{SeqId, TokenId};
 
 use crate::error::Error;

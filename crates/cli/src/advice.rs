@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use engine::{ConfigError, EngineError};
+use cellar_engine::{ConfigError, EngineError};
 use kv_core::backend::BackendError;
 use kv_core::layers::LayerError;
 use kv_core::memory::Refusal;

@@ -33,7 +33,7 @@ use std::path::{Path, PathBuf};
 use clap::builder::RangedI64ValueParser;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
-use engine::MAX_TOP_LOGPROBS;
+use cellar_engine::MAX_TOP_LOGPROBS;
 use kv_core::KvType;
 
 use crate::backends::{ActivationsName, BackendName, RepackName};

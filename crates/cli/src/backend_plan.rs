@@ -13,7 +13,7 @@ use cellar::{
     largest_device_n_ctx, most_device_layers, n_layers, on_host, plan_backend_memory,
     program_capacities, split_point, weight_shapes,
 };
-use engine::{EngineConfig, PromptOutputs, Workload};
+use cellar_engine::{EngineConfig, PromptOutputs, Workload};
 use kv_core::graph::{Graph, Op, SplitPoint};
 use kv_core::weights::WeightSource;
 use model_core::architecture::Model;

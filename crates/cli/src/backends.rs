@@ -5,8 +5,8 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use cellar::{Activations, BackendKind, BackendOptions, ModelWork, Repack};
+use cellar_engine::EngineError;
 use clap::ValueEnum;
-use engine::EngineError;
 use kv_core::backend::{Backend, BoxedBackend, Profile};
 
 use crate::failure::{usage, words};

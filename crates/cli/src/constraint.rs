@@ -6,9 +6,9 @@
 
 use std::path::PathBuf;
 
+use cellar_engine::FinishReason;
+use cellar_engine::sampler::Step;
 use clap::Args;
-use engine::FinishReason;
-use engine::sampler::Step;
 use model_core::tokenizer::Tokenizer;
 
 /// What a text is held to.

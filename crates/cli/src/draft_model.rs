@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use cellar::weight_shapes;
-use engine::{DraftModel, EngineConfig, MemoryBudget, PromptOutputs, Settings};
+use cellar_engine::{DraftModel, EngineConfig, MemoryBudget, PromptOutputs, Settings};
 use kv_core::memory::SwaSize;
 use kv_core::{KvType, KvTypes};
 use model_core::architecture::Model;

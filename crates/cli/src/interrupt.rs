@@ -1,6 +1,6 @@
 //! Ctrl-C: the first ends the text, the second ends the program; no partial file stays.
 
-use engine::CancelFlag;
+use cellar_engine::CancelFlag;
 
 use crate::failure::Exit;
 use crate::keyboard;

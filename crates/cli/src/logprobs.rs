@@ -3,7 +3,7 @@
 //! Invariant: tokens have their ids, as a text may not be what the token alone writes. Computes
 //! nothing.
 
-use engine::{TokenLogprob, TokenLogprobs};
+use cellar_engine::{TokenLogprob, TokenLogprobs};
 use kv_core::TokenId;
 use model_core::tokenizer::{SpecialPieces, Tokenizer};
 use serde::Serialize;

@@ -12,13 +12,15 @@ use std::time::Duration;
 
 use anyhow::Context;
 use cellar::{DeviceShortage, ModelWork};
-use clap::ValueEnum;
-use engine::sampler::{Dry, MAX_LAST_N, Mirostat, Penalties, SamplerConfig, Xtc, random_seed};
-use engine::{
+use cellar_engine::sampler::{
+    Dry, MAX_LAST_N, Mirostat, Penalties, SamplerConfig, Xtc, random_seed,
+};
+use cellar_engine::{
     AttentionMode, CompletionOptions, ConfigError, Engine, EngineConfig, EngineError,
     GroupAttention, LongContext, LongTexts, MemoryBudget, PromptOutputs, RecordingBackend,
     Speculated, SpeculationOff, TextPlan,
 };
+use clap::ValueEnum;
 use kv_core::KvType;
 use kv_core::backend::{Backend, BoxedBackend, Profile};
 use kv_core::memory::{Streams, SwaSize};

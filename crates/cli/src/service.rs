@@ -4,9 +4,11 @@
 
 use std::sync::Arc;
 
-use engine::Engine;
-use engine::serve::{BlockObserver, Service, ServiceConfig, ServiceExtras, Speculation, SwapDisk};
-use engine::trace::TraceWriter;
+use cellar_engine::Engine;
+use cellar_engine::serve::{
+    BlockObserver, Service, ServiceConfig, ServiceExtras, Speculation, SwapDisk,
+};
+use cellar_engine::trace::TraceWriter;
 use kv_core::backend::BoxedBackend;
 use model_core::tokenizer::Tokenizer;
 

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::support::{cellar, directory, edited, json, model, output};
-use engine::{Engine, EngineConfig};
+use cellar_engine::{Engine, EngineConfig};
 use kv_core::backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::block::BlockFormat;

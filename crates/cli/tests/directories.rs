@@ -12,7 +12,7 @@ use std::num::NonZero;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use engine::{Engine, EngineConfig};
+use cellar_engine::{Engine, EngineConfig};
 use kv_candle::CandleBackend;
 use kv_core::backend::Backend;
 use kv_core::batch::Batch;

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::support::{BACKENDS, cellar, failure, model, output};
-use engine::{Engine, EngineConfig};
+use cellar_engine::{Engine, EngineConfig};
 use kv_core::batch::Batch;
 use kv_core::weights::WeightSource;
 use kv_core::{SeqId, TokenId};

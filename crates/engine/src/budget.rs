@@ -3,10 +3,10 @@
 //! Invariant: an error over the budget reports the numbers and the largest context that would fit.
 //! Knows nothing of the machine: the caller or the backend sets the budget.
 
+use cellar_scheduler::RowBytes;
 use kv_core::backend::DeviceMemory;
 use kv_core::memory_plan::MemoryPlan;
 use model_core::architecture::Model;
-use scheduler::RowBytes;
 
 use crate::config::{ConfigError, EngineConfig, MAX_N_CTX, MemoryBudget, Settings};
 

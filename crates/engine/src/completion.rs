@@ -138,7 +138,7 @@ pub enum OutputRow<'a> {
 /// ```
 /// use std::sync::Arc;
 ///
-/// use engine::{Completion, CompletionOptions, EngineError, OutputRow};
+/// use cellar_engine::{Completion, CompletionOptions, EngineError, OutputRow};
 /// use model_core::tokenizer::Tokenizer;
 ///
 /// fn first_piece(tokenizer: &Arc<Tokenizer>, logits: &[f32]) -> Result<String, EngineError> {

@@ -50,7 +50,7 @@ pub enum LongTexts {
 /// ```no_run
 /// # use {kv_candle::CandleBackend, model_core::architecture::Registry};
 /// # fn vectors(backend: CandleBackend, registry: Registry) -> Result<(), Box<dyn std::error::Error>> {
-/// use engine::{Embedder, EmbedderConfig};
+/// use cellar_engine::{Embedder, EmbedderConfig};
 /// use model_core::model_file::ModelFile;
 ///
 /// let file = ModelFile::open("all-MiniLM-L6-v2", &registry)?;

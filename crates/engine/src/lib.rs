@@ -41,6 +41,7 @@ mod timings;
 pub mod trace;
 
 pub use budget::largest_that_fits;
+pub use cellar_scheduler::{MAX_DRAFT, Speculated, Speculation, SpeculationOff};
 pub use completion::{Completion, CompletionOptions, FinishReason, OutputRow};
 pub use config::{
     AttentionMode, ConfigError, DEFAULT_N_CTX, EngineConfig, MAX_N_CTX, MemoryBudget, Settings,
@@ -59,7 +60,6 @@ pub use model_core::sentence::{Normalization, Pooling};
 pub use planning::{PromptOutputs, Workload};
 pub use reranker::{Ranked, Reranker, RerankerConfig};
 pub use rows_out::{Embeddings, Logits};
-pub use scheduler::{MAX_DRAFT, Speculated, Speculation, SpeculationOff};
 pub use state::{RestoredState, SaveOptions};
 pub use texts::TextPlan;
 pub use timings::{Pace, Timings};

@@ -45,7 +45,7 @@ pub struct Ranked {
 /// ```no_run
 /// # use {kv_candle::CandleBackend, model_core::architecture::Registry};
 /// # fn ranked(backend: CandleBackend, registry: Registry) -> Result<(), Box<dyn std::error::Error>> {
-/// use engine::{Reranker, RerankerConfig};
+/// use cellar_engine::{Reranker, RerankerConfig};
 /// use model_core::model_file::ModelFile;
 ///
 /// let file = ModelFile::open("bge-reranker-v2-m3", &registry)?;

@@ -4,13 +4,13 @@
 //! Invariant: the tokens of a text, and what its sampler draws for them, are those without
 //! speculation where rows do not depend on the number of tokens in a batch (the CPU backend); after
 //! each call the memory holds no token that the text does not have. Drafts nothing itself:
-//! [`scheduler::Drafter`] and [`DraftModel`](crate::DraftModel) do.
+//! [`cellar_scheduler::Drafter`] and [`DraftModel`](crate::DraftModel) do.
 
+use cellar_scheduler::{Drafter, MAX_DRAFT, Speculated, Speculation, SpeculationOff};
 use kv_core::backend::{Backend, CancelFlag};
 use kv_core::batch::Batch;
 use kv_core::memory::{Edit, Memory, Refusal, Seqs, Streams};
 use kv_core::{Pos, PosRange, SeqId, SeqSet, TokenId, Window};
-use scheduler::{Drafter, MAX_DRAFT, Speculated, Speculation, SpeculationOff};
 
 use crate::completion::{Completion, OutputRow};
 use crate::config::ConfigError;

@@ -19,13 +19,13 @@ pub struct Released {
 /// Searches streamed text for stop strings and holds back text that may begin one.
 ///
 /// ```
-/// use engine::stop::StopStrings;
+/// use cellar_engine::stop::StopStrings;
 ///
 /// let mut stop = StopStrings::new(["END"])?;
 /// assert_eq!(stop.push("to the E").text, "to the ");
 /// assert_eq!(stop.push("arth").text, "Earth");
 /// assert_eq!(stop.push(" END").stopped_by, Some(0));
-/// # Ok::<(), engine::ConfigError>(())
+/// # Ok::<(), cellar_engine::ConfigError>(())
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct StopStrings {

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
 use crate::model::{Layered, Remembers};
-use engine::{ConfigError, EngineConfig, MemoryBudget, Settings, largest_that_fits};
+use cellar_engine::{ConfigError, EngineConfig, MemoryBudget, Settings, largest_that_fits};
 use kv_core::Window;
 
 const FULL: Remembers = Remembers::Tokens(Window::Full);

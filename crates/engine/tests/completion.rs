@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
 use crate::support::{engine, stories};
-use engine::sampler::{SampleError, SamplerConfig};
-use engine::{
+use cellar_engine::sampler::{SampleError, SamplerConfig};
+use cellar_engine::{
     Completion, CompletionOptions, ConfigError, EngineConfig, EngineError, FinishReason,
     GenerateOptions, Generation, Logprobs, OutputRow,
 };

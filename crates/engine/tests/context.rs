@@ -11,8 +11,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
 use crate::support::{Moody, engine, ids, references, stories};
-use engine::sampler::SamplerConfig;
-use engine::{
+use cellar_engine::sampler::SamplerConfig;
+use cellar_engine::{
     Engine, EngineConfig, EngineError, FinishReason, GenerateOptions, Generation, GroupAttention,
     LongContext,
 };

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::support::{Moody, engine, ids, references, try_engine};
-use engine::{CancelFlag, ConfigError, EngineConfig, EngineError};
+use cellar_engine::{CancelFlag, ConfigError, EngineConfig, EngineError};
 use kv_core::batch::Batch;
 use kv_core::graph::TopK;
 use kv_core::memory::{Memory, Refusal, Seqs, Streams};

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use engine::{Engine, EngineConfig, EngineError, SaveOptions};
+use cellar_engine::{Engine, EngineConfig, EngineError, SaveOptions};
 use kv_core::batch::Batch;
 use kv_core::memory::{Refusal, RestoreInto, Seqs, Streams};
 use kv_core::state::SavedState;

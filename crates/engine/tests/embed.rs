@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use engine::{AttentionMode, CancelFlag, ConfigError, Engine, EngineConfig, EngineError};
+use cellar_engine::{AttentionMode, CancelFlag, ConfigError, Engine, EngineConfig, EngineError};
 use kv_candle::CandleBackend;
 use kv_contract::tiny_weights;
 use kv_core::batch::Batch;

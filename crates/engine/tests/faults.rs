@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use crate::model::{Layered, Remembers};
 use backend::{Fault, FaultyBackend};
-use engine::{Engine, EngineConfig, EngineError};
+use cellar_engine::{Engine, EngineConfig, EngineError};
 use kv_core::batch::Batch;
 use kv_core::memory::{Composite, Memory, Streams, invariants};
 use kv_core::{KvType, PosRange, SeqId, TokenId, Window};

@@ -6,8 +6,8 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 
 use crate::support::{engine, ids, references, stories};
-use engine::sampler::{Candidates, SamplerConfig, Step, TokenOrigin};
-use engine::{
+use cellar_engine::sampler::{Candidates, SamplerConfig, Step, TokenOrigin};
+use cellar_engine::{
     CancelFlag, Completion, CompletionOptions, EngineConfig, EngineError, FinishReason,
     GenerateOptions, Generation, LongContext, PromptProgress,
 };

@@ -6,7 +6,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::support::{Moody, NEVER};
-use engine::{Engine, EngineConfig, EngineError, LongContext};
+use cellar_engine::{Engine, EngineConfig, EngineError, LongContext};
 use kv_core::batch::Batch;
 use kv_core::memory::{Edit, Memory, PosChange, Refusal, Seqs};
 use kv_core::{KvType, Pos, PosDelta, PosRange, SeqId, TokenId};

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // a test
 
-use engine::{Engine, EngineConfig, EngineError};
+use cellar_engine::{Engine, EngineConfig, EngineError};
 use kv_core::batch::Batch;
 use kv_core::memory::Memory;
 use kv_core::{GridPos, KvType, Pos, SeqId, TokenId};

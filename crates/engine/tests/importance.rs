@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use crate::support::delegate;
-use engine::{ActivationSums, Engine, EngineConfig, RecordedMatrices, RecordingBackend};
+use cellar_engine::{ActivationSums, Engine, EngineConfig, RecordedMatrices, RecordingBackend};
 use kv_candle::CandleBackend;
 use kv_contract::evaluate::{self, evaluate};
 use kv_core::backend::{Backend, BackendError, BackendInfo, OnProgress, RowSpan};

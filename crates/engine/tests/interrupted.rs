@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::model::{Layered, Remembers};
-use engine::{CancelFlag, ConfigError, Engine, EngineConfig, EngineError};
+use cellar_engine::{CancelFlag, ConfigError, Engine, EngineConfig, EngineError};
 use kv_candle::CandleBackend;
 use kv_core::backend::null::NullBackend;
 use kv_core::backend::{Backend, BackendError, CustomOp, CustomRows, CustomShape, RunProgress};

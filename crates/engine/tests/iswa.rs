@@ -6,7 +6,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::support::{Moody, NEVER, interleaved};
-use engine::{Engine, EngineConfig};
+use cellar_engine::{Engine, EngineConfig};
 use kv_core::batch::Batch;
 use kv_core::memory::{Memory, PosChange, Seqs, SwaSize, invariants};
 use kv_core::{KvType, Pos, PosDelta, PosRange, SeqId, TokenId};

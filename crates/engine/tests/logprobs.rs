@@ -6,9 +6,9 @@
 use std::num::NonZeroU32;
 
 use crate::service::models::{Case, stories};
-use engine::sampler::SamplerConfig;
-use engine::serve::{Missed, Service, ServiceConfig, ServiceError, TextRequest};
-use engine::{
+use cellar_engine::sampler::SamplerConfig;
+use cellar_engine::serve::{Missed, Service, ServiceConfig, ServiceError, TextRequest};
+use cellar_engine::{
     Completion, CompletionOptions, ConfigError, EngineConfig, EngineError, GenerateOptions,
     Generation, Logprobs, OutputRow, TokenLogprobs,
 };

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 
 use crate::service::models;
 use crate::support::{engine, ids, references, stories};
-use engine::sampler::{Candidates, SamplerConfig, Step};
-use engine::{
+use cellar_engine::sampler::{Candidates, SamplerConfig, Step};
+use cellar_engine::{
     EngineConfig, EngineError, FinishReason, GenerateOptions, Generation, Logprobs, Speculated,
     Speculation, SpeculationOff,
 };

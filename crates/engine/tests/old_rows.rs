@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
 use crate::support::{interleaved, stories};
-use engine::{ConfigError, Engine, EngineConfig, EngineError, SaveOptions};
+use cellar_engine::{ConfigError, Engine, EngineConfig, EngineError, SaveOptions};
 use kv_core::batch::Batch;
 use kv_core::kv_types::{KvTypes, OldKvTypes};
 use kv_core::layers::RecentTokens;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::model::{Layered, Remembers, VOCAB};
 use crate::support::{delegate::rows_of_inner, stories};
-use engine::{AttentionMode, CancelFlag, Engine, EngineConfig, PromptOutputs, Workload};
+use cellar_engine::{AttentionMode, CancelFlag, Engine, EngineConfig, PromptOutputs, Workload};
 use kv_core::backend::null::NullBackend;
 use kv_core::backend::{Backend, BackendError, BackendInfo, OnProgress, RowSpan};
 use kv_core::batch::Batch;

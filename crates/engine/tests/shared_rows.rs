@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // a test
 
-use engine::{Engine, EngineConfig, SaveOptions};
+use cellar_engine::{Engine, EngineConfig, SaveOptions};
 use kv_core::batch::Batch;
 use kv_core::memory::{PosChange, RestoreInto, Seqs, Streams, SwaSize};
 use kv_core::state::SavedState;

@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 
 use crate::model::{Layered, Remembers};
 use crate::support::{Moody, NEVER};
-use engine::sampler::SamplerConfig;
-use engine::{
+use cellar_engine::sampler::SamplerConfig;
+use cellar_engine::{
     Engine, EngineConfig, EngineError, GenerateOptions, Generation, Replaced, SaveOptions,
 };
 use kv_candle::CandleBackend;

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use engine::{ConfigError, Engine, EngineConfig};
+use cellar_engine::{ConfigError, Engine, EngineConfig};
 use kv_candle::CandleBackend;
 use kv_core::backend::Backend;
 use kv_core::batch::Batch;

@@ -6,9 +6,11 @@
 use std::num::NonZeroU32;
 
 use crate::service::models::{Case, Generated, stories, tiny};
-use engine::Logprobs;
-use engine::sampler::{Candidates, Step};
-use engine::serve::{Choices, PrefixCaching, Service, ServiceConfig, TextRequest, TextStream};
+use cellar_engine::Logprobs;
+use cellar_engine::sampler::{Candidates, Step};
+use cellar_engine::serve::{
+    Choices, PrefixCaching, Service, ServiceConfig, TextRequest, TextStream,
+};
 use kv_core::TokenId;
 
 const N_CTX: u32 = 400;
@@ -202,7 +204,7 @@ fn the_best_of_many_is_chosen_by_its_mean_log_probability() {
         .into_iter()
         .map(|stream| stream.finish().unwrap())
         .collect();
-    let mean = |logprobs: &[engine::TokenLogprobs]| {
+    let mean = |logprobs: &[cellar_engine::TokenLogprobs]| {
         logprobs
             .iter()
             .map(|place| place.chosen.logprob)

@@ -147,7 +147,7 @@ impl GrammarCompiler {
 
 impl Grammar {
     /// A sampler step that holds one text to the grammar, for
-    /// [`Generation::with_step`](engine::Generation::with_step).
+    /// [`Generation::with_step`](cellar_engine::Generation::with_step).
     pub fn step(&self) -> GrammarStep {
         GrammarStep::new(
             self.matcher.deep_clone(),

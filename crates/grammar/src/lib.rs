@@ -7,7 +7,7 @@
 //!
 //! ```
 //! use cellar_grammar::{GrammarCompiler, GrammarError};
-//! use engine::Generation;
+//! use cellar_engine::Generation;
 //! use model_core::tokenizer::Tokenizer;
 //!
 //! fn constrain(text: Generation, tokenizer: &Tokenizer) -> Result<Generation, GrammarError> {

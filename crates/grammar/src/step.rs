@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use engine::sampler::{Candidates, Step, TokenOrigin};
+use cellar_engine::sampler::{Candidates, Step, TokenOrigin};
 use kv_core::TokenId;
 use llguidance::Matcher;
 
@@ -21,7 +21,7 @@ pub struct GrammarStep {
 }
 
 /// Why a grammar left no token, where that was not the grammar's own doing: for the error message
-/// after a [`NothingLeft`](engine::sampler::SampleError::NothingLeft).
+/// after a [`NothingLeft`](cellar_engine::sampler::SampleError::NothingLeft).
 #[derive(Clone, Debug, Default)]
 pub struct GrammarFailure(Arc<OnceLock<String>>);
 

@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
+use cellar_engine::sampler::{SampleError, Sampler, SamplerConfig, Step, TokenOrigin};
 use cellar_grammar::{Grammar, GrammarCompiler, GrammarError, GrammarStep};
-use engine::sampler::{SampleError, Sampler, SamplerConfig, Step, TokenOrigin};
 use kv_core::TokenId;
 use model_core::tokenizer::{
     SpecialIds, SpecialPieces, TokenKind, Tokenizer, TokenizerModel, TokenizerSpec,

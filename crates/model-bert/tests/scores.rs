@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use crate::common::{BERT, Reference, copy, data, edit_json, registry};
-use engine::{
+use cellar_engine::{
     Embedder, EmbedderConfig, Engine, EngineConfig, EngineError, LongTexts, Ranked, Reranker,
     RerankerConfig,
 };

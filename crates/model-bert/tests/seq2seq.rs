@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use crate::common::registry;
-use engine::{Engine, EngineConfig, EngineError, SaveOptions};
+use cellar_engine::{Engine, EngineConfig, EngineError, SaveOptions};
 use kv_candle::CandleBackend;
 use kv_core::backend::{Backend, RowKind, RowSpan};
 use kv_core::batch::{Batch, BatchError, TokensOf};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::common::registry;
 use crate::common::subject::{Subject, TOLERANCE, VECTOR_TOLERANCE, assert_close};
-use engine::{
+use cellar_engine::{
     Embedder, EmbedderConfig, Engine, EngineConfig, Normalization, Reranker, RerankerConfig,
 };
 use kv_candle::CandleBackend;

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use crate::common::{BERT, MODERN, Reference, copy, data, edit_json, registry};
-use engine::{Embedder, EmbedderConfig, EngineError, LongTexts, Normalization};
+use cellar_engine::{Embedder, EmbedderConfig, EngineError, LongTexts, Normalization};
 use kv_candle::CandleBackend;
 use kv_core::backend::Backend;
 use kv_core::batch::Batch;
@@ -116,9 +116,9 @@ fn every_row_of_a_text() {
         }
         let file = OpenModel::open(data(name), &registry()).unwrap();
         let embedder = Embedder::new(cpu(), &file, &with_pooling(Pooling::Cls)).unwrap();
-        let config = engine::EngineConfig::default();
+        let config = cellar_engine::EngineConfig::default();
         let (model, weights) = (file.model().clone(), file.weights());
-        let mut engine = engine::Engine::new(cpu(), model, weights, &config).unwrap();
+        let mut engine = cellar_engine::Engine::new(cpu(), model, weights, &config).unwrap();
         let rows = engine.embed(&batch).unwrap();
         assert_eq!(rows.dim(), embedder.dim());
         for (got, wanted) in rows.rows().zip(&wanted) {

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use crate::common::{BERT, MODERN, copy, data, edit_json, registry};
-use engine::{Embedder, EmbedderConfig};
+use cellar_engine::{Embedder, EmbedderConfig};
 use kv_candle::CandleBackend;
 use kv_core::block::BlockFormat;
 use kv_core::weights::{MemoryWeights, Weight, WeightSource};

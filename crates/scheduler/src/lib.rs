@@ -39,7 +39,7 @@
 //! use kv_core::batch::BatchRules;
 //! use kv_core::memory::{Composite, Memory, MemoryInputs, Streams, UnifiedConfig};
 //! use kv_core::{Causality, PartIdx, TokenId, Window};
-//! use scheduler::{
+//! use cellar_scheduler::{
 //!     Event, Micros, PrefixUse, Priority, Progress, PromptRows, Request, RequestId, Scheduler, SchedulerConfig,
 //!     Tenant, Work,
 //! };

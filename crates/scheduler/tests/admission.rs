@@ -9,11 +9,11 @@ use crate::scheduler::long_script;
 use crate::support::fake::rules;
 use crate::support::kinds::Kind;
 use crate::support::simulator::{Script, Simulator};
-use kv_core::TokenId;
-use scheduler::{
+use cellar_scheduler::{
     Event, Micros, PrefixCaching, PrefixUse, Priority, PromptRows, RequestId, SchedulerConfig,
     Tenant, TenantId,
 };
+use kv_core::TokenId;
 
 /// A simulator of ample memory with another configuration than the usual.
 fn with(change: impl FnOnce(&mut SchedulerConfig)) -> Simulator {

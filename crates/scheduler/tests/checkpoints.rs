@@ -7,7 +7,7 @@ use crate::reuse::{run, script, simulator, text};
 use crate::support::fake::rules;
 use crate::support::kinds::Kind;
 use crate::support::simulator::{Script, Simulator};
-use scheduler::{PrefixCaching, SchedulerConfig};
+use cellar_scheduler::{PrefixCaching, SchedulerConfig};
 
 /// The lengths of what is cached after a prompt of so many tokens, shortest first, but for its text.
 fn kept(n_prompt: u32, checkpoints: &[usize]) -> Vec<usize> {

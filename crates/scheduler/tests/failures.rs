@@ -5,13 +5,13 @@
 use crate::reuse::text;
 use crate::support::fake::{N_VOCAB, rules};
 use crate::support::kinds::Kind;
-use kv_core::TokenId;
-use kv_core::batch::validate;
-use kv_core::memory::{Composite, Memory, MemoryInputs, RowsWritten};
-use scheduler::{
+use cellar_scheduler::{
     End, Event, Feed, Micros, Outcome, PrefixUse, Priority, Progress, PromptRows, Request,
     RequestId, Scheduler, SchedulerConfig, StepFailure, Tenant, Work,
 };
+use kv_core::TokenId;
+use kv_core::batch::validate;
+use kv_core::memory::{Composite, Memory, MemoryInputs, RowsWritten};
 
 const N_UBATCH: u32 = 16;
 const ID: RequestId = RequestId(1);

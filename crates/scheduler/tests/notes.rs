@@ -5,8 +5,8 @@
 use crate::reuse::{run, script, simulator, text};
 use crate::support::kinds::Kind;
 use crate::support::simulator::Simulator;
+use cellar_scheduler::{DropReason, Event, Micros, Note};
 use kv_core::SeqId;
-use scheduler::{DropReason, Event, Micros, Note};
 
 fn noting(kind: Kind, n_seqs: u32) -> Simulator {
     let mut sim = simulator(kind, n_seqs, 900);

@@ -5,11 +5,11 @@
 use crate::support::fake::N_VOCAB;
 use crate::support::kinds::Kind;
 use crate::support::simulator::{Cost, Script, Simulator, alone};
+use cellar_scheduler::{Micros, PrefixUse, Priority, PromptRows, SchedulerConfig, Tenant};
 use kv_core::TokenId;
 use kv_core::batch::BatchRules;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
-use scheduler::{Micros, PrefixUse, Priority, PromptRows, SchedulerConfig, Tenant};
 
 const UBATCH: u32 = 512;
 

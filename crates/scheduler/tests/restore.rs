@@ -6,12 +6,12 @@ use crate::reuse::{run, script, simulator, text};
 use crate::support::fake::rules;
 use crate::support::kinds::Kind;
 use crate::support::simulator::Simulator;
-use kv_core::SeqId;
-use kv_core::memory::{Edit, Memory, Seqs};
-use scheduler::{
+use cellar_scheduler::{
     Event, Micros, Note, Outcome, PrefixCaching, PrefixUse, Priority, PromptRows, Request,
     RequestId, RestoredPrefix, Reuse, Scheduler, SchedulerConfig, Tenant, Work,
 };
+use kv_core::SeqId;
+use kv_core::memory::{Edit, Memory, Seqs};
 
 /// A memory with the prefixes of two requests, the second of which was used again.
 fn cached() -> (Simulator, Vec<RestoredPrefix>) {

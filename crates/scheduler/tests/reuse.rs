@@ -5,11 +5,11 @@
 use crate::support::fake::{N_VOCAB, rules};
 use crate::support::kinds::Kind;
 use crate::support::simulator::{Script, Simulator};
-use kv_core::{Pos, TokenId};
-use scheduler::{
+use cellar_scheduler::{
     Micros, Missed, PrefixCaching, PrefixUse, Priority, PromptRows, RequestId, Reuse, RowBytes,
     Salt, SchedulerConfig, Tenant,
 };
+use kv_core::{Pos, TokenId};
 
 pub(crate) fn simulator(kind: Kind, n_seqs: u32, n_cells: u32) -> Simulator {
     let rules = rules(n_seqs);

@@ -5,11 +5,11 @@
 use crate::support::fake::N_VOCAB;
 use crate::support::kinds::Kind;
 use crate::support::simulator::{Script, Simulator};
-use kv_core::TokenId;
-use kv_core::batch::BatchRules;
-use scheduler::{
+use cellar_scheduler::{
     Missed, PrefixUse, Priority, PromptRows, RequestId, Reuse, Salt, SchedulerConfig, Tenant,
 };
+use kv_core::TokenId;
+use kv_core::batch::BatchRules;
 
 const CHUNK: u32 = 32;
 
@@ -227,7 +227,11 @@ fn a_source_that_fails_holds_nobody_up() {
         let source = sim.submit(poison).unwrap();
         let ids = [1, 2].map(|number| sim.submit(script(100, 10, number)).unwrap());
         sim.drain();
-        assert_eq!(sim.end_of(source), Some(scheduler::End::Failed), "{kind:?}");
+        assert_eq!(
+            sim.end_of(source),
+            Some(cellar_scheduler::End::Failed),
+            "{kind:?}"
+        );
         let reused = ids.map(|id| sim.reuse_of(id).n_tokens);
         assert_eq!(reused, [0, 100], "{kind:?}");
     }

@@ -9,14 +9,14 @@
 use crate::support::fake::N_VOCAB;
 use crate::support::kinds::Kind;
 use crate::support::simulator::{Cost, Disk, Drafting, Script, Simulator, below};
+use cellar_scheduler::{
+    Counters, EvictionPolicy, Micros, PrefixCaching, PrefixUse, Priority, PromptRows, RequestError,
+    RequestId, RowBytes, Salt, SchedulerConfig, SwapRows, Tenant, TenantId, TenantLimits,
+};
 use kv_core::TokenId;
 use kv_core::batch::BatchRules;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
-use scheduler::{
-    Counters, EvictionPolicy, Micros, PrefixCaching, PrefixUse, Priority, PromptRows, RequestError,
-    RequestId, RowBytes, Salt, SchedulerConfig, SwapRows, Tenant, TenantId, TenantLimits,
-};
 
 /// Prints what is needed to repeat a run that failed.
 struct Repeat {

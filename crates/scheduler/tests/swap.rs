@@ -6,14 +6,14 @@ use crate::reuse::{script, text};
 use crate::support::fake::{N_VOCAB, rules};
 use crate::support::kinds::Kind;
 use crate::support::simulator::{Disk, Script, Simulator, alone};
+use cellar_scheduler::{
+    Micros, Note, PrefixUse, Priority, PromptRows, RequestId, RowBytes, SchedulerConfig, Swap,
+    SwapRows, Tenant,
+};
 use kv_core::memory::{Edit, Seqs};
 use kv_core::{Pos, PosRange, SeqId, TokenId};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
-use scheduler::{
-    Micros, Note, PrefixUse, Priority, PromptRows, RequestId, RowBytes, SchedulerConfig, Swap,
-    SwapRows, Tenant,
-};
 
 /// Four requests whose texts do not fit together, with so many bytes on the host and the disk. A token has
 /// 10 bytes, a state 7 more.

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use engine::FinishReason;
-use engine::serve::Usage;
+use cellar_engine::FinishReason;
+use cellar_engine::serve::Usage;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::auth::Keys;

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
-use engine::serve::{Priority, Salt, TenantId, TenantLimits};
+use cellar_engine::serve::{Priority, Salt, TenantId, TenantLimits};
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 

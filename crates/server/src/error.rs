@@ -8,9 +8,9 @@ use std::fmt;
 use axum::http::header::{ALLOW, RETRY_AFTER};
 use axum::http::{HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
+use cellar_engine::serve::{RequestError, ServiceError};
+use cellar_engine::{ConfigError, EngineError};
 use cellar_grammar::GrammarError;
-use engine::serve::{RequestError, ServiceError};
-use engine::{ConfigError, EngineError};
 use model_core::chat_template::ChatTemplateError;
 use serde_json::{Value, json};
 

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use engine::serve::{BlockEvent, BlockObserver};
+use cellar_engine::serve::{BlockEvent, BlockObserver};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqError, ZmqMessage};
 

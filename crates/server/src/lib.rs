@@ -3,16 +3,16 @@
 //!
 //! A library first: [`router`] makes an [`axum::Router`] from an [`App`], to be mounted anywhere;
 //! [`serve`] runs it on a listener until it is told to end. Models are loaded by the caller
-//! ([`ServedModel`]), or when they are needed, by what the caller gives for it ([`LoadModel`]). Two promises come from [`engine::serve`]: the text of a request is what it would
+//! ([`ServedModel`]), or when they are needed, by what the caller gives for it ([`LoadModel`]). Two promises come from [`cellar_engine::serve`]: the text of a request is what it would
 //! be alone, and no request that was taken ends because memory ran short. A client that goes away
 //! cancels its request.
 //!
 //! ```
-//! use engine::Engine;
-//! use engine::serve::{Service, ServiceConfig};
+//! use cellar_engine::Engine;
+//! use cellar_engine::serve::{Service, ServiceConfig};
 //! use kv_core::backend::BoxedBackend;
 //! use model_core::model_file::ModelFile;
-//! use server::{App, ModelSettings, ServedModel, ServerConfig};
+//! use cellar_server::{App, ModelSettings, ServedModel, ServerConfig};
 //!
 //! async fn serve(
 //!     file: ModelFile,
@@ -24,7 +24,7 @@
 //!     let app = App::new(vec![model], ServerConfig::default());
 //!     let listener = tokio::net::TcpListener::bind("127.0.0.1:8080").await?;
 //!     let stop = std::future::pending(); // until a signal, for example
-//!     server::serve(listener, app.clone(), server::router(app), stop).await;
+//!     cellar_server::serve(listener, app.clone(), cellar_server::router(app), stop).await;
 //!     Ok(())
 //! }
 //! ```

@@ -7,7 +7,7 @@
 use std::future::poll_fn;
 use std::time::Duration;
 
-use engine::serve::{Frame, Service};
+use cellar_engine::serve::{Frame, Service};
 use kv_core::SeqSet;
 use kv_core::backend::BoxedBackend;
 use kv_core::cells::OwnedRun;

@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use engine::serve::{Missed, Usage};
+use cellar_engine::serve::{Missed, Usage};
 
 use crate::error::ApiError;
 use crate::memory_use::{MemoryUse, Use};
@@ -424,7 +424,10 @@ fn load_values(status: &ModelStatus) -> Vec<ServiceValue> {
     values.into_iter().collect()
 }
 
-fn service_values(n_queued: usize, status: engine::serve::ServiceStatus) -> Vec<ServiceValue> {
+fn service_values(
+    n_queued: usize,
+    status: cellar_engine::serve::ServiceStatus,
+) -> Vec<ServiceValue> {
     let gauges = [
         (
             "cellar_requests_waiting",
@@ -540,7 +543,7 @@ mod tests {
 
     #[test]
     fn a_name_is_written_once_for_all_models() {
-        let values = || service_values(0, engine::serve::ServiceStatus::default());
+        let values = || service_values(0, cellar_engine::serve::ServiceStatus::default());
         let mut out = String::new();
         write_services(&[("a", values()), ("\"b", values())], &mut out);
         let name = "cellar_requests_running";

@@ -7,10 +7,10 @@ use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use cellar_engine::sampler::SamplerConfig;
+use cellar_engine::serve::{Service, Speculation};
+use cellar_engine::{Embedder, Reranker};
 use cellar_grammar::{GrammarCompiler, GrammarError};
-use engine::sampler::SamplerConfig;
-use engine::serve::{Service, Speculation};
-use engine::{Embedder, Reranker};
 use kv_core::TokenId;
 use kv_core::backend::BoxedBackend;
 use model_core::chat_template::{
@@ -46,7 +46,7 @@ pub struct ModelSettings {
     /// How tokens of texts are drafted, so that steps verify several.
     pub speculation: Speculation,
     /// The most tokens that are drafted at once for requests that choose how; `None` for
-    /// [`DEFAULT_DRAFT`](engine::serve::DEFAULT_DRAFT).
+    /// [`DEFAULT_DRAFT`](cellar_engine::serve::DEFAULT_DRAFT).
     pub draft_max: Option<usize>,
 }
 

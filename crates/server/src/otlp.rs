@@ -13,8 +13,8 @@ use std::pin::Pin;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use engine::FinishReason;
-use engine::serve::Usage;
+use cellar_engine::FinishReason;
+use cellar_engine::serve::Usage;
 use opentelemetry::trace::{
     Span, SpanBuilder, SpanContext, SpanKind, Status, TraceContextExt, TraceFlags, TracerProvider,
 };

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use axum::extract::{MatchedPath, Request};
 use axum::http::{Method, StatusCode};
-use engine::FinishReason;
-use engine::serve::Usage;
+use cellar_engine::FinishReason;
+use cellar_engine::serve::Usage;
 
 use crate::trace::TraceParent;
 

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a draft model that is not there is refused. Drafts nothing.
 
-use engine::serve::{DEFAULT_DRAFT, Speculation};
+use cellar_engine::serve::{DEFAULT_DRAFT, Speculation};
 use serde::Deserialize;
 
 use crate::error::ApiError;

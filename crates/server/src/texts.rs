@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 
-use engine::{Embedder, EngineError, Reranker};
+use cellar_engine::{Embedder, EngineError, Reranker};
 use kv_core::TokenId;
 use kv_core::backend::Backend;
 use model_core::tokenizer::Tokenizer;

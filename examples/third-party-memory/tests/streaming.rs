@@ -1,6 +1,6 @@
 //! An engine generates beyond the size of its cache, as with an eviction by hand.
 
-use engine::{Engine, EngineConfig};
+use cellar_engine::{Engine, EngineConfig};
 use kv_core::batch::Batch;
 use kv_core::memory::{Memory, PosChange, Seqs};
 use kv_core::{Pos, PosDelta, PosRange, SeqId, TokenId};

@@ -2,7 +2,7 @@
 //!
 //!     cargo run --release --example run -- tests/data/retnet-tiny.gguf
 
-use engine::{Engine, EngineConfig, GenerateOptions, Generation};
+use cellar_engine::{Engine, EngineConfig, GenerateOptions, Generation};
 use kv_core::backend::Backend;
 use kv_cpu::{CpuBackend, CpuConfig};
 use model_core::architecture::Registry;

@@ -1,6 +1,6 @@
 //! The model against an independent implementation, on both backends, and its graph as a snapshot.
 
-use engine::{Engine, EngineConfig, EngineError};
+use cellar_engine::{Engine, EngineConfig, EngineError};
 use kv_candle::CandleBackend;
 use kv_core::backend::Backend;
 use kv_core::batch::Batch;

@@ -1,7 +1,7 @@
 //! Encoders, whose tokens see later ones: vectors and scores are those of independent
 //! implementations.
 
-use engine::{Embedder, EmbedderConfig, Engine, EngineConfig};
+use cellar_engine::{Embedder, EmbedderConfig, Engine, EngineConfig};
 use kv_core::backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::{SeqId, TokenId};

@@ -13,7 +13,7 @@ pub(crate) mod texts;
 
 use std::sync::Arc;
 
-use engine::{Engine, EngineConfig};
+use cellar_engine::{Engine, EngineConfig};
 use kv_core::backend::Backend;
 use kv_core::weights::WeightSource;
 use kv_gpu::Precision;

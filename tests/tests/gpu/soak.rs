@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use engine::{Engine, EngineConfig, EngineError};
+use cellar_engine::{Engine, EngineConfig, EngineError};
 use kv_contract::Random;
 use kv_core::backend::Backend;
 use kv_core::batch::Batch;

@@ -1,6 +1,6 @@
 //! Encoder-decoders: logits of texts over their sources are those of transformers.
 
-use engine::{Engine, EngineConfig};
+use cellar_engine::{Engine, EngineConfig};
 use kv_core::backend::Backend;
 use kv_core::batch::{Batch, TokensOf};
 use kv_core::{KvType, SeqId, TokenId};

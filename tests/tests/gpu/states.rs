@@ -1,6 +1,6 @@
 //! Saved on one backend, continued on another.
 
-use engine::{Engine, EngineConfig, SaveOptions};
+use cellar_engine::{Engine, EngineConfig, SaveOptions};
 use kv_core::backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::memory::{RestoreInto, Seqs};

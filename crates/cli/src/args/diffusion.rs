@@ -3,8 +3,8 @@
 //! Invariant: a flag that was not given is `None`, so that other models can refuse those that
 //! were. Knows no model.
 
+use cellar_engine::FillOrder;
 use clap::{Args, ValueEnum};
-use engine::FillOrder;
 
 use super::{count, values};
 

@@ -3,9 +3,9 @@
 use std::num::NonZeroU32;
 
 use anyhow::Context;
+use cellar_engine::serve::BlockObserver;
+use cellar_server::kv_events::{KvEvents, publish};
 use clap::Args;
-use engine::serve::BlockObserver;
-use server::kv_events::{KvEvents, publish};
 
 /// Where events of cached blocks are published.
 #[derive(Debug, Args)]

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use cellar_engine::EngineConfig;
+use cellar_engine::serve::{EvictionPolicy, PrefixCaching, ServiceConfig};
 use clap::{ArgAction, ValueEnum};
-use engine::EngineConfig;
-use engine::serve::{EvictionPolicy, PrefixCaching, ServiceConfig};
 use kv_core::memory::Streams;
 
 use super::byte_size::ByteSize;

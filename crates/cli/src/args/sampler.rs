@@ -2,8 +2,8 @@
 //!
 //! Invariant: each value is in the range of its flag. Knows no vocabulary.
 
+use cellar_engine::sampler::LogitBias;
 use clap::Args;
-use engine::sampler::LogitBias;
 
 use super::values::{self, LookBack, MirostatVersion};
 use super::{Seed, count, count_or_none};

@@ -4,8 +4,8 @@
 
 use std::path::{Path, PathBuf};
 
+use cellar_engine::{MAX_DRAFT, Speculation};
 use clap::{Args, ValueEnum};
-use engine::{MAX_DRAFT, Speculation};
 use serde::Deserialize;
 
 use crate::failure::usage;

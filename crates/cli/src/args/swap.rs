@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
-use engine::serve::{SwapDir, SwapDisk};
+use cellar_engine::serve::{SwapDir, SwapDisk};
 use kv_core::KvType;
 
 use super::byte_size::ByteSize;

@@ -4,9 +4,9 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
+use cellar_engine::serve::{EvictionPolicy, PrefixCaching};
+use cellar_engine::trace::TraceWriter;
 use clap::{Args, ValueEnum};
-use engine::serve::{EvictionPolicy, PrefixCaching};
-use engine::trace::TraceWriter;
 
 use super::byte_size::ByteSize;
 use super::count;

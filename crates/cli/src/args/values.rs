@@ -6,7 +6,7 @@
 
 use std::str::FromStr;
 
-use engine::sampler::{Bias, LogitBias, MAX_BIAS, MAX_LAST_N};
+use cellar_engine::sampler::{Bias, LogitBias, MAX_BIAS, MAX_LAST_N};
 use kv_core::TokenId;
 
 /// The largest context that is taken.

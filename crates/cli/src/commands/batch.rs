@@ -11,10 +11,10 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use engine::serve::{
+use cellar_engine::serve::{
     Choices, FinishedText, Service, ServiceConfig, ServiceError, TextRequest, TextStream,
 };
-use engine::{CancelFlag, CompletionOptions, Logprobs, PromptOutputs};
+use cellar_engine::{CancelFlag, CompletionOptions, Logprobs, PromptOutputs};
 use kv_core::KvType;
 use kv_core::backend::BoxedBackend;
 use model_core::model_file::ModelFile;

@@ -9,7 +9,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
-use engine::{EngineConfig, Speculation};
+use cellar_engine::{EngineConfig, Speculation};
 use kv_core::KvType;
 use kv_core::backend::{Backend, Profile};
 use serde::Serialize;

@@ -14,7 +14,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use cellar::Model;
-use engine::{CancelFlag, CompletionOptions, FinishReason, Pace, PromptOutputs, Speculated};
+use cellar_engine::{CancelFlag, CompletionOptions, FinishReason, Pace, PromptOutputs, Speculated};
 use kv_core::KvType;
 use model_core::model_file::ModelFile;
 

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use engine::{Embedder, EmbedderConfig, EngineError, Normalization};
+use cellar_engine::{Embedder, EmbedderConfig, EngineError, Normalization};
 use model_core::architecture::OutputKind;
 use model_core::model_file::{OpenModel, has_no_text};
 use model_core::sentence::Pooling;

@@ -6,7 +6,7 @@
 
 use std::io::Write;
 
-use engine::{
+use cellar_engine::{
     ActivationSums, CancelFlag, Engine, EngineConfig, RecordedMatrices, RecordingBackend,
 };
 use kv_core::backend::BoxedBackend;

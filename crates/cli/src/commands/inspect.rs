@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use cellar::architectures;
-use engine::{DEFAULT_N_CTX, EngineConfig};
+use cellar_engine::{DEFAULT_N_CTX, EngineConfig};
 use kv_core::KvType;
 use kv_core::layers::{AttentionMemory, LayerMemory, RecurrentMemory};
 use kv_core::weights::WeightSource;

@@ -5,7 +5,7 @@
 
 use std::io::Write;
 
-use engine::{Engine, EngineConfig, Logits, PromptOutputs};
+use cellar_engine::{Engine, EngineConfig, Logits, PromptOutputs};
 use kv_core::backend::{Backend, BoxedBackend};
 use kv_core::batch::Batch;
 use kv_core::{KvType, SeqId, TokenId};

@@ -7,7 +7,7 @@
 
 use std::io::Write;
 
-use engine::{Engine, EngineConfig, PromptOutputs};
+use cellar_engine::{Engine, EngineConfig, PromptOutputs};
 use kv_core::backend::BoxedBackend;
 use kv_core::batch::Batch;
 use kv_core::{KvType, SeqId, TokenId};

@@ -10,7 +10,9 @@ use std::io::Write;
 
 use anyhow::Context;
 use cellar::{BackendKind, architectures};
-use engine::{EngineConfig, MemoryBudget, PromptOutputs, Settings, Speculation, largest_that_fits};
+use cellar_engine::{
+    EngineConfig, MemoryBudget, PromptOutputs, Settings, Speculation, largest_that_fits,
+};
 use kv_core::layers::RecentRows;
 use kv_core::memory::Streams;
 use kv_core::memory_plan::{MemoryPlan, PlannedKind, PlannedRows};
@@ -445,9 +447,9 @@ mod tests {
             };
             let fits = sized(largest).settings(&*model).unwrap();
             assert!(fits.memory_bytes() <= budget, "{name}");
-            if largest < engine::MAX_N_CTX {
+            if largest < cellar_engine::MAX_N_CTX {
                 let error = sized(largest + 1).settings(&*model).unwrap_err();
-                let engine::ConfigError::OverBudget {
+                let cellar_engine::ConfigError::OverBudget {
                     largest_n_ctx,
                     available,
                     wanted,

@@ -5,7 +5,7 @@
 use std::io::{BufReader, Write};
 
 use anyhow::Context;
-use engine::trace::{ReplayConfig, ReplayReport, Trace, replay};
+use cellar_engine::trace::{ReplayConfig, ReplayReport, Trace, replay};
 use kv_core::BinaryUnits;
 use serde::Serialize;
 

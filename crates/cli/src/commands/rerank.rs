@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use engine::{EngineError, Ranked, Reranker, RerankerConfig};
+use cellar_engine::{EngineError, Ranked, Reranker, RerankerConfig};
 use model_core::architecture::OutputKind;
 use model_core::model_file::OpenModel;
 use serde::Serialize;

@@ -11,7 +11,7 @@ mod report;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use engine::{
+use cellar_engine::{
     CancelFlag, CompletionOptions, Engine, EngineConfig, EngineError, FinishReason,
     GenerateOptions, Generation, Logprobs, LongContext, PromptOutputs,
 };

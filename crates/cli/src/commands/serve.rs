@@ -17,15 +17,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use engine::serve::{BlockObserver, ExcerptLen, Service, ServiceConfig};
-use engine::{Embedder, EmbedderConfig, EngineConfig, PromptOutputs, Reranker, RerankerConfig};
-use kv_core::KvType;
-use model_core::architecture::OutputKind;
-use model_core::model_file::{ModelFile, OpenModel};
-use server::{
+use cellar_engine::serve::{BlockObserver, ExcerptLen, Service, ServiceConfig};
+use cellar_engine::{
+    Embedder, EmbedderConfig, EngineConfig, PromptOutputs, Reranker, RerankerConfig,
+};
+use cellar_server::{
     App, HostCheck, KeepLoaded, Keys, LoadState, MemoryBudget, ModelEntry, ModelSettings,
     ModelStatus, ServedModel, ServerConfig,
 };
+use kv_core::KvType;
+use model_core::architecture::OutputKind;
+use model_core::model_file::{ModelFile, OpenModel};
 use tokio::net::TcpListener;
 
 use self::directory::{Directory, Given};
@@ -96,14 +98,14 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<Exit> {
         // A handler that is there before the address is printed.
         let stop = stop_signal()?;
         let served = terminal::escape(&served);
-        let router = server::router(app.clone());
+        let router = cellar_server::router(app.clone());
         match listener {
             Listener::Tcp(listener) => {
                 let address = listener.local_addr().context("cannot listen")?;
                 terminal::note(format_args!(
                     "{served} served at http://{address} (Ctrl-C ends)"
                 ));
-                server::serve(listener, app, router, stop).await;
+                cellar_server::serve(listener, app, router, stop).await;
             }
             #[cfg(unix)]
             Listener::Unix(listener, path) => {
@@ -112,7 +114,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<Exit> {
                 terminal::note(format_args!(
                     "{served} served at the socket {shown} (Ctrl-C ends)"
                 ));
-                server::serve_unix(listener, app, router, stop).await;
+                cellar_server::serve_unix(listener, app, router, stop).await;
                 std::fs::remove_file(&path).context("cannot remove the socket")?;
             }
         }

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use anyhow::Context;
-use engine::{Engine, SaveOptions};
+use cellar_engine::{Engine, SaveOptions};
 use kv_core::SeqId;
 use kv_core::backend::BoxedBackend;
 use kv_core::memory::{RestoreInto, Seqs};

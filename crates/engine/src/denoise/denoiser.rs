@@ -21,11 +21,11 @@ use crate::sampler::{Bias, LogitBias, Sampler};
 ///
 /// ```no_run
 /// # fn fill<B: kv_core::backend::Backend>(
-/// #     engine: engine::Engine<B>,
+/// #     engine: cellar_engine::Engine<B>,
 /// #     tokenizer: &model_core::tokenizer::Tokenizer,
 /// #     mask: kv_core::TokenId,
-/// # ) -> Result<(), engine::EngineError> {
-/// use engine::{DenoiseOptions, Denoiser};
+/// # ) -> Result<(), cellar_engine::EngineError> {
+/// use cellar_engine::{DenoiseOptions, Denoiser};
 /// use model_core::tokenizer::EncodeOptions;
 ///
 /// let mut denoiser = Denoiser::new(engine, mask)?;

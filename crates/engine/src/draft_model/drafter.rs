@@ -4,9 +4,9 @@
 //! Invariant: while it lives, the model keeps what it computed of the text where it has room; what is
 //! drafted depends on the text alone. Knows no memory.
 
+use cellar_scheduler::{DraftLength, Speculated};
 use kv_core::TokenId;
 use kv_core::backend::CancelFlag;
-use scheduler::{DraftLength, Speculated};
 
 use super::DraftModel;
 use super::lines::{Drafted, LineOwner, Wanted};

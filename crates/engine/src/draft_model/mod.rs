@@ -47,7 +47,7 @@ impl DraftModel {
     /// # Errors
     /// [`EngineError::VocabulariesDiffer`] with the first token that its tokenizer and that of the
     /// `target` do not have in common; [`EngineError::Config`] where `n_max` is 0 or above
-    /// [`MAX_DRAFT`](scheduler::MAX_DRAFT); [`EngineError::SourcesUnsupported`] where it encodes a source before each text.
+    /// [`MAX_DRAFT`](cellar_scheduler::MAX_DRAFT); [`EngineError::SourcesUnsupported`] where it encodes a source before each text.
     pub fn new(
         engine: Engine<BoxedBackend>,
         tokenizer: &Tokenizer,

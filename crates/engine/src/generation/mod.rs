@@ -10,13 +10,13 @@ mod next_token;
 use std::sync::Arc;
 use std::time::Instant;
 
+use cellar_scheduler::{MAX_PROMPT_ROWS, Speculated, Speculation, SpeculationOff};
 use kv_core::backend::{Backend, CancelFlag};
 use kv_core::batch::Batch;
 use kv_core::graph::TopK;
 use kv_core::memory::Memory;
 use kv_core::{Pos, SeqId, TokenId};
 use model_core::tokenizer::Tokenizer;
-use scheduler::{MAX_PROMPT_ROWS, Speculated, Speculation, SpeculationOff};
 
 use crate::completion::{Completion, CompletionOptions, FinishReason, OutputRow};
 use crate::context::LongContext;
@@ -93,13 +93,13 @@ pub struct PromptProgress {
 /// its own sequence, can take turns on one engine.
 ///
 /// ```
-/// use engine::{Engine, EngineConfig, GenerateOptions, Generation};
-/// use engine::sampler::SamplerConfig;
+/// use cellar_engine::{Engine, EngineConfig, GenerateOptions, Generation};
+/// use cellar_engine::sampler::SamplerConfig;
 /// use kv_core::backend::{Backend, CancelFlag};
 /// use model_core::model_file::ModelFile;
 /// use model_core::tokenizer::EncodeOptions;
 ///
-/// fn generate(backend: impl Backend, file: &ModelFile) -> Result<String, engine::EngineError> {
+/// fn generate(backend: impl Backend, file: &ModelFile) -> Result<String, cellar_engine::EngineError> {
 ///     let config = EngineConfig { n_ctx: Some(256), ..EngineConfig::default() };
 ///     let mut engine = Engine::new(backend, file.model().clone(), file.weights(), &config)?;
 ///     let prompt = file.tokenizer().encode("Once upon a time", EncodeOptions::PROMPT);
@@ -110,7 +110,7 @@ pub struct PromptProgress {
 ///         ..GenerateOptions::default()
 ///     };
 ///     let mut text = Generation::new(&engine, file.tokenizer(), options)?;
-///     let on_progress = |p: engine::PromptProgress| println!("{} of {}", p.n_done, p.n_tokens);
+///     let on_progress = |p: cellar_engine::PromptProgress| println!("{} of {}", p.n_done, p.n_tokens);
 ///     text.feed(&mut engine, &prompt, on_progress)?;
 ///     while let Some(piece) = text.next_piece(&mut engine)? {
 ///         print!("{piece}");

@@ -72,7 +72,7 @@ enum Pick {
 /// Chooses tokens, and remembers the text as far as its steps need it.
 ///
 /// ```
-/// use engine::sampler::{Sampler, SamplerConfig, TokenOrigin};
+/// use cellar_engine::sampler::{Sampler, SamplerConfig, TokenOrigin};
 ///
 /// let mut sampler = Sampler::new(SamplerConfig { seed: 7, ..SamplerConfig::default() })?;
 /// let token = sampler.sample(&[0.1, 2.5, -1.0])?;

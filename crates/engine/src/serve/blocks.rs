@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::num::NonZeroU32;
 
+use cellar_scheduler::{PrefixUse, RequestId, Salt, Scheduler};
 use kv_core::{SeqId, TokenId};
-use scheduler::{PrefixUse, RequestId, Salt, Scheduler};
 
 /// The name of a block: the same for the same tokens with the same tokens before them, within one salt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

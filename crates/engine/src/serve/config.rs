@@ -3,7 +3,9 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use scheduler::{EvictionPolicy, Micros, PrefixCaching, SchedulerConfig, SwapRows, TenantLimits};
+use cellar_scheduler::{
+    EvictionPolicy, Micros, PrefixCaching, SchedulerConfig, SwapRows, TenantLimits,
+};
 
 use crate::config::Settings;
 
@@ -25,7 +27,7 @@ pub struct ServiceConfig {
     pub step_time: Option<Duration>,
     /// Requests that may wait; more are refused with [`RequestError::Busy`].
     ///
-    /// [`RequestError::Busy`]: scheduler::RequestError::Busy
+    /// [`RequestError::Busy`]: cellar_scheduler::RequestError::Busy
     pub max_queued: usize,
     /// Tokens that the prompts of waiting requests may have together.
     pub max_queued_tokens: usize,

@@ -5,9 +5,9 @@
 
 use std::collections::BTreeMap;
 
+use cellar_scheduler::{Event, RequestId, RowReport, Step};
 use kv_core::TokenId;
 use kv_core::backend::Backend;
-use scheduler::{Event, RequestId, RowReport, Step};
 
 use super::live_text::LiveText;
 use super::worker::Worker;

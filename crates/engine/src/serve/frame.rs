@@ -7,9 +7,9 @@
 
 use std::time::Duration;
 
+use cellar_scheduler::{Counters, End, Micros, Note, Priority, RequestId, Reuse, Scheduler};
 use kv_core::memory::{Composite, Memory, Occupancy};
 use kv_core::{SeqId, TokenId};
-use scheduler::{Counters, End, Micros, Note, Priority, RequestId, Reuse, Scheduler};
 
 use super::config::ExcerptLen;
 

@@ -7,8 +7,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use cellar_scheduler::{End, Progress, Reuse};
 use kv_core::TokenId;
-use scheduler::{End, Progress, Reuse};
 
 use super::service::{QueuePlace, ServiceError};
 use super::stream::{TextSender, Usage};
@@ -159,8 +159,8 @@ impl LiveText {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
+    use cellar_scheduler::RequestId;
     use model_core::tokenizer::{Tokenizer, TokenizerModel, TokenizerSpec};
-    use scheduler::RequestId;
 
     use super::*;
     use crate::completion::CompletionOptions;

@@ -1,6 +1,6 @@
 //! Many requests on one engine: [`Service`].
 //!
-//! A service owns an [`Engine`](crate::Engine) and a [`scheduler::Scheduler`] on a thread of its
+//! A service owns an [`Engine`](crate::Engine) and a [`cellar_scheduler::Scheduler`] on a thread of its
 //! own. Requests ([`TextRequest`]) go in from any thread, and each comes back as a stream of pieces
 //! ([`TextStream`]). Requests are computed together: a step has one token of every text that goes
 //! on, and chunks of prompts.
@@ -13,8 +13,8 @@
 //! ```
 //! use std::sync::Arc;
 //!
-//! use engine::serve::{Service, ServiceConfig, ServiceError, TextRequest};
-//! use engine::{CompletionOptions, Engine};
+//! use cellar_engine::serve::{Service, ServiceConfig, ServiceError, TextRequest};
+//! use cellar_engine::{CompletionOptions, Engine};
 //! use kv_core::backend::Backend;
 //! use model_core::tokenizer::{EncodeOptions, Tokenizer};
 //!
@@ -65,15 +65,15 @@ mod watch;
 mod worker;
 
 pub use blocks::{Block, BlockEvent, BlockHash, BlockObserver};
-pub use choices::{Choices, MAX_CHOICES};
-pub use config::{ExcerptLen, ServiceConfig};
-pub use frame::{CachedText, EventKind, Excerpt, Frame, RunningText, ServiceEvent, WaitingText};
-pub use prefixes::PrefixCounts;
-pub use scheduler::{
+pub use cellar_scheduler::{
     Counters, DEFAULT_DRAFT, DropReason, End, EvictionPolicy, Missed, Note, PrefixCaching,
     PrefixUse, Priority, PromptLimits, RequestError, RequestId, Reuse, Salt, Speculated,
     Speculation, SpeculationOff, Tenant, TenantId, TenantLimits,
 };
+pub use choices::{Choices, MAX_CHOICES};
+pub use config::{ExcerptLen, ServiceConfig};
+pub use frame::{CachedText, EventKind, Excerpt, Frame, RunningText, ServiceEvent, WaitingText};
+pub use prefixes::PrefixCounts;
 pub use service::{MemoryLayout, Service, ServiceError, ServiceExtras, ServiceStatus, TextRequest};
 pub use stream::{FinishedText, TextStream, Usage};
 pub use swap_dir::SwapDir;

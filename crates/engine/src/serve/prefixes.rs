@@ -8,11 +8,11 @@
 use std::io::{self, BufWriter, Write};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
+use cellar_scheduler::{Event, RequestId, RestoredPrefix, Salt, Work};
 use kv_core::SeqId;
 use kv_core::backend::Backend;
 use kv_core::memory::{Memory, RestoreInto, Seqs};
 use kv_core::state::{SavedState, SeqTokens, StateError};
-use scheduler::{Event, RequestId, RestoredPrefix, Salt, Work};
 use serde::{Deserialize, Serialize};
 
 use super::service::{Service, ServiceError};

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cellar_scheduler::{Micros, Outcome, Request, RowReport, Scheduler, Step};
 use kv_core::memory::Composite;
-use scheduler::{Micros, Outcome, Request, RowReport, Scheduler, Step};
 
 use super::blocks::BlockTable;
 use super::config::ExcerptLen;

@@ -11,16 +11,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use cellar_scheduler::{
+    Counters, PrefixUse, Priority, PromptLimits, PromptRows, RequestError, RequestId, Scheduler,
+    SchedulerConfig, Speculation, SpeculationOff, Tenant, TenantId, TenantLimits, Waiting,
+};
 use kv_core::TokenId;
 use kv_core::backend::Backend;
 use kv_core::memory::{Memory, UnifiedConfig};
 use kv_core::memory_plan::MemoryPlan;
 use kv_core::state::Fingerprint;
 use model_core::tokenizer::Tokenizer;
-use scheduler::{
-    Counters, PrefixUse, Priority, PromptLimits, PromptRows, RequestError, RequestId, Scheduler,
-    SchedulerConfig, Speculation, SpeculationOff, Tenant, TenantId, TenantLimits, Waiting,
-};
 
 use super::blocks::{BlockObserver, BlockTable};
 use super::config::ServiceConfig;

@@ -9,9 +9,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use cellar_scheduler::{RequestId, Reuse, Speculated};
 use kv_core::TokenId;
 use kv_core::backend::CancelFlag;
-use scheduler::{RequestId, Reuse, Speculated};
 
 use super::service::ServiceError;
 use crate::completion::FinishReason;

@@ -6,10 +6,10 @@
 //! nothing: what goes and what comes back is the scheduler's; where the bytes are meanwhile is the
 //! [store](super::swap_store)'s.
 
+use cellar_scheduler::{Event, Swap, SwappedIn};
 use kv_core::backend::Backend;
 use kv_core::memory::{Refusal, RestoreInto, Seqs};
 use kv_core::state::{SavedState, StateError};
-use scheduler::{Event, Swap, SwappedIn};
 
 use super::swap_store::StateBytes;
 use super::worker::Worker;

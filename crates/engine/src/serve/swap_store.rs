@@ -11,8 +11,8 @@ use std::io::{self, Write};
 use std::mem;
 use std::sync::Arc;
 
+use cellar_scheduler::RequestId;
 use kv_core::SeqId;
-use scheduler::RequestId;
 
 use super::swap_files::{FileThread, Finished, Job, SwapFiles};
 

@@ -209,7 +209,7 @@ impl Drop for Watcher {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
-    use scheduler::RequestId;
+    use cellar_scheduler::RequestId;
 
     use super::*;
 

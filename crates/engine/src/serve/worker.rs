@@ -9,13 +9,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use kv_core::TokenId;
-use kv_core::backend::{Backend, BackendError};
-use kv_core::memory::Edit;
-use scheduler::{
+use cellar_scheduler::{
     Event, Micros, Outcome, PrefixUse, Priority, PromptRows, Request, RequestId, RowReport, RowUse,
     Scheduler, SpeculationOff, Step, StepFailure, Tenant, Work,
 };
+use kv_core::TokenId;
+use kv_core::backend::{Backend, BackendError};
+use kv_core::memory::Edit;
 
 use super::config::micros;
 use super::drafts::learn_from_drafts;

@@ -6,10 +6,10 @@
 
 use std::num::NonZeroU32;
 
+use cellar_scheduler::{EvictionPolicy, Micros, PrefixCaching, RowBytes, SchedulerConfig};
 use kv_core::batch::BatchRules;
 use kv_core::layers::LayerMap;
 use kv_core::memory::{Composite, MemoryConfig, MemoryConfigError, Snapshot};
-use scheduler::{EvictionPolicy, Micros, PrefixCaching, RowBytes, SchedulerConfig};
 use serde::{Deserialize, Serialize};
 
 use super::record::MAX_HASH;

@@ -12,7 +12,7 @@
 //! trace, and steps take the time that steps of so many tokens took there.
 //!
 //! ```
-//! use engine::trace::{ReplayConfig, Trace, replay};
+//! use cellar_engine::trace::{ReplayConfig, Trace, replay};
 //!
 //! fn hit_rates(path: &std::path::Path) -> Result<(), Box<dyn std::error::Error>> {
 //!     let trace = Trace::read(std::io::BufReader::new(std::fs::File::open(path)?))?;

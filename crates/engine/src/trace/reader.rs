@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 use std::io::BufRead;
 
+use cellar_scheduler::{Micros, PrefixUse, PromptRows, Request, RequestId, Salt, Tenant};
 use kv_core::TokenId;
-use scheduler::{Micros, PrefixUse, PromptRows, Request, RequestId, Salt, Tenant};
 
 use super::record::{
     ChosenTokens, SubmittedRequest, TRACE_VERSION, TraceEvent, TraceHeader, TraceLine, TracedEnd,

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::num::NonZeroU32;
 
+use cellar_scheduler::{DropReason, End, Note, Priority, Reuse, Tenant, TenantId, TenantLimits};
 use kv_core::TokenId;
-use scheduler::{DropReason, End, Note, Priority, Reuse, Tenant, TenantId, TenantLimits};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

@@ -7,14 +7,14 @@
 
 use std::collections::BTreeMap;
 
+use cellar_scheduler::{
+    DropReason, Event, Micros, Note, Outcome, PrefixCaching, Progress, RequestId, RowUse,
+    Scheduler, SchedulerConfig, Step, Swap, SwappedIn, Work,
+};
 use kv_core::SeqId;
 use kv_core::batch::validate;
 use kv_core::memory::{
     Composite, Edit, Memory, MemoryInputs, Refusal, RestoreInto, Seqs, Snapshot,
-};
-use scheduler::{
-    DropReason, Event, Micros, Note, Outcome, PrefixCaching, Progress, RequestId, RowUse,
-    Scheduler, SchedulerConfig, Step, Swap, SwappedIn, Work,
 };
 use serde::Serialize;
 

@@ -9,11 +9,11 @@ use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
 
-use kv_core::TokenId;
-use scheduler::{
+use cellar_scheduler::{
     Micros, PrefixUse, Progress, PromptRows, Request, RequestId, RowReport, Salt, SchedulerConfig,
     Step, TenantId,
 };
+use kv_core::TokenId;
 use serde::Serialize;
 
 use super::layout::{MemoryShape, TraceLimits};

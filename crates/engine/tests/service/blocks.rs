@@ -5,8 +5,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 
-use engine::EngineConfig;
-use engine::serve::{
+use cellar_engine::EngineConfig;
+use cellar_engine::serve::{
     Block, BlockEvent, BlockHash, BlockObserver, Service, ServiceConfig, ServiceExtras,
 };
 use kv_core::TokenId;

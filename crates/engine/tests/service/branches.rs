@@ -1,7 +1,7 @@
 //! Second choices of a draft model, verified as branches: texts are the same, steps fewer, and branches hold
 //! nothing between steps.
 
-use engine::{EngineConfig, GenerateOptions, Generation, SpeculationOff};
+use cellar_engine::{EngineConfig, GenerateOptions, Generation, SpeculationOff};
 use kv_core::SeqId;
 use kv_core::memory::{Memory, Streams};
 

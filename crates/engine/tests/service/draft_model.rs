@@ -4,8 +4,8 @@
 // A part of a test.
 #![allow(unreachable_pub)]
 
-use engine::sampler::SamplerConfig;
-use engine::{
+use cellar_engine::sampler::SamplerConfig;
+use cellar_engine::{
     CancelFlag, DraftModel, Engine, EngineConfig, EngineError, FinishReason, GenerateOptions,
     Generation, Speculated, Speculation, SpeculationOff,
 };

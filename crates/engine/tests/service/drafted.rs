@@ -3,11 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use engine::serve::{
+use cellar_engine::serve::{
     Service, ServiceConfig, ServiceExtras, Speculated, Speculation, SpeculationOff, TextRequest,
     TextStream,
 };
-use engine::{DraftModel, Engine};
+use cellar_engine::{DraftModel, Engine};
 use kv_cpu::CpuBackend;
 
 use crate::service::draft_model::{N_MAX, draft_model_for};

@@ -7,11 +7,13 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::sampler::SamplerConfig;
-use engine::serve::{
+use cellar_engine::sampler::SamplerConfig;
+use cellar_engine::serve::{
     Counters, FinishedText, PrefixCaching, Priority, Service, ServiceConfig, TextRequest,
 };
-use engine::{CompletionOptions, Engine, EngineConfig, FinishReason, GenerateOptions, Generation};
+use cellar_engine::{
+    CompletionOptions, Engine, EngineConfig, FinishReason, GenerateOptions, Generation,
+};
 use kv_core::backend::Backend;
 use kv_core::kv_types::{KvTypes, OldKvTypes};
 use kv_core::layers::RecentTokens;

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use engine::EngineError;
-use engine::sampler::SampleError;
-use engine::serve::{PrefixCaching, Service, ServiceConfig, ServiceError, TextRequest};
+use cellar_engine::EngineError;
+use cellar_engine::sampler::SampleError;
+use cellar_engine::serve::{PrefixCaching, Service, ServiceConfig, ServiceError, TextRequest};
 use kv_core::TokenId;
 use kv_core::weights::MemoryWeights;
 

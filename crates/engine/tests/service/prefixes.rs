@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use engine::EngineConfig;
-use engine::serve::{Missed, Reuse, Service, ServiceConfig, TextRequest, TextStream};
+use cellar_engine::EngineConfig;
+use cellar_engine::serve::{Missed, Reuse, Service, ServiceConfig, TextRequest, TextStream};
+use cellar_scheduler::Priority;
 use kv_core::TokenId;
-use scheduler::Priority;
 
 use crate::service::models::{Case, stories, tiny};
 

@@ -2,9 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use engine::sampler::{Candidates, SamplerConfig, Step};
-use engine::serve::{RequestError, Service, ServiceConfig, ServiceError, TextRequest, TextStream};
-use engine::{CompletionOptions, Engine, EngineConfig, EngineError, FinishReason, Logprobs};
+use cellar_engine::sampler::{Candidates, SamplerConfig, Step};
+use cellar_engine::serve::{
+    RequestError, Service, ServiceConfig, ServiceError, TextRequest, TextStream,
+};
+use cellar_engine::{CompletionOptions, Engine, EngineConfig, EngineError, FinishReason, Logprobs};
 use kv_core::TokenId;
 
 use crate::service::models::{Case, stories};

@@ -1,12 +1,12 @@
 //! Speculation changes no text: what a service and a generation give with prompt lookup is what
 //! they give without, and the memory holds what it held.
 
-use engine::sampler::{Candidates, SamplerConfig, Step};
-use engine::serve::{
+use cellar_engine::sampler::{Candidates, SamplerConfig, Step};
+use cellar_engine::serve::{
     Service, ServiceConfig, ServiceError, Speculated, Speculation, SpeculationOff, TextRequest,
     TextStream,
 };
-use engine::{
+use cellar_engine::{
     CompletionOptions, ConfigError, Engine, EngineError, FinishReason, GenerateOptions, Generation,
     GroupAttention, Logprobs, LongContext, MAX_DRAFT,
 };

@@ -4,11 +4,11 @@
 // A part of a test.
 #![allow(unreachable_pub)]
 
-use engine::serve::{
+use cellar_engine::serve::{
     Counters, PrefixCaching, Service, ServiceConfig, ServiceExtras, SwapDisk, TextStream,
 };
-use engine::trace::{ReplayConfig, Trace, TraceWriter, replay};
-use engine::{ConfigError, EngineConfig};
+use cellar_engine::trace::{ReplayConfig, Trace, TraceWriter, replay};
+use cellar_engine::{ConfigError, EngineConfig};
 use kv_core::KvType;
 use kv_cpu::CpuBackend;
 

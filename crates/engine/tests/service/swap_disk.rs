@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use engine::serve::{Counters, ServiceConfig, SwapDir, SwapDisk, SwapFiles};
-use engine::trace::{ReplayConfig, Trace, replay};
+use cellar_engine::serve::{Counters, ServiceConfig, SwapDir, SwapDisk, SwapFiles};
+use cellar_engine::trace::{ReplayConfig, Trace, replay};
 
 use crate::service::models::{Case, Generated, preempting};
 use crate::service::swap::{Room, alone, serve};

@@ -1,7 +1,7 @@
 //! Each text is what it is alone, whatever memory and company it has, and what it took is freed.
 
-use engine::serve::{Service, ServiceConfig, TextStream};
-use engine::{Engine, EngineConfig};
+use cellar_engine::serve::{Service, ServiceConfig, TextStream};
+use cellar_engine::{Engine, EngineConfig};
 use kv_core::backend::Backend;
 
 use crate::service::models::{Case, Generated, preempting, stories, tiny, with_old_rows};

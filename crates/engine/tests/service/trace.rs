@@ -7,12 +7,12 @@ use std::io::{self, Write};
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use engine::EngineConfig;
-use engine::serve::{
+use cellar_engine::EngineConfig;
+use cellar_engine::serve::{
     Counters, EvictionPolicy, PrefixCaching, Service, ServiceConfig, ServiceError, ServiceExtras,
     TextStream,
 };
-use engine::trace::{ReplayConfig, ReplayReport, Trace, TraceWriter, replay};
+use cellar_engine::trace::{ReplayConfig, ReplayReport, Trace, TraceWriter, replay};
 use kv_core::TokenId;
 
 use crate::service::models::{Case, last_counters, stories, tiny};

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use engine::CompletionOptions;
-use engine::sampler::{Candidates, SamplerConfig, Step};
-use engine::serve::{
+use cellar_engine::CompletionOptions;
+use cellar_engine::sampler::{Candidates, SamplerConfig, Step};
+use cellar_engine::serve::{
     DropReason, End, EventKind, ExcerptLen, Frame, Missed, Note, Service, ServiceConfig,
     TextRequest, Update, Watcher,
 };
@@ -135,7 +135,7 @@ fn shared_cells_are_seen_with_the_reason() {
     assert_eq!(frame.cached[0].n_hits, 1);
     let kinds = kinds(&updates);
     let shared = Note::Shared {
-        request: engine::serve::RequestId(id.0 + 1),
+        request: cellar_engine::serve::RequestId(id.0 + 1),
         seq: own,
         from: seq,
         n_tokens: n_shared as usize,

@@ -9,7 +9,7 @@ pub mod delegate;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use engine::{CancelFlag, Engine, EngineConfig, EngineError};
+use cellar_engine::{CancelFlag, Engine, EngineConfig, EngineError};
 use kv_candle::CandleBackend;
 use kv_core::TokenId;
 use kv_core::backend::{Backend, BackendError, BackendInfo, OnProgress, RowCopy, RowSpan};

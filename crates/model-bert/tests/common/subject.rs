@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use engine::{Engine, EngineConfig};
+use cellar_engine::{Engine, EngineConfig};
 use kv_core::backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::weights::WeightSource;

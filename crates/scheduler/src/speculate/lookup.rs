@@ -19,7 +19,7 @@ const MAX_MATCH: usize = 64;
 ///
 /// ```
 /// use kv_core::TokenId;
-/// use scheduler::NgramLookup;
+/// use cellar_scheduler::NgramLookup;
 ///
 /// let mut text = NgramLookup::default();
 /// text.extend([1, 2, 3, 4, 5, 9, 1, 2, 3].map(TokenId));

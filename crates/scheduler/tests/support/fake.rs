@@ -4,11 +4,11 @@
 use kv_core::batch::BatchRules;
 use std::collections::BTreeMap;
 
+use cellar_scheduler::RowBytes;
 use kv_core::backend::RowCopy;
 use kv_core::batch::UBatch;
 use kv_core::memory::{Composite, Memory, MemoryInputs, Restored, Snapshot};
 use kv_core::{Causality, CellIdx, PartIdx, Pos, TokenId, Window};
-use scheduler::RowBytes;
 
 /// Tokens of the vocabulary.
 pub const N_VOCAB: u32 = 1000;

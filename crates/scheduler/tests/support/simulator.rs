@@ -2,6 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use cellar_scheduler::{
+    End, Event, Micros, Missed, Outcome, PrefixUse, Priority, Progress, PromptRows, Request,
+    RequestError, RequestId, Reuse, RowBytes, RowUse, Scheduler, SchedulerConfig, Step,
+    StepFailure, StepRow, Swap, SwapRows, SwappedIn, Tenant, TenantId, TenantLimits, Work,
+};
 use kv_core::batch::{BatchRules, validate};
 use kv_core::memory::{
     Composite, Memory, MemoryInputs, Refusal, RestoreInto, RowsWritten, Seqs, Snapshot, invariants,
@@ -9,11 +14,6 @@ use kv_core::memory::{
 use kv_core::{CellIdx, SeqId, TokenId};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
-use scheduler::{
-    End, Event, Micros, Missed, Outcome, PrefixUse, Priority, Progress, PromptRows, Request,
-    RequestError, RequestId, Reuse, RowBytes, RowUse, Scheduler, SchedulerConfig, Step,
-    StepFailure, StepRow, Swap, SwapRows, SwappedIn, Tenant, TenantId, TenantLimits, Work,
-};
 
 use super::fake::{Alone, FakeRows, N_VOCAB, SavedRows, choose};
 
@@ -134,7 +134,7 @@ pub struct Cost {
 
 impl Cost {
     fn measure(&mut self, step: &Step) -> u64 {
-        let token = |feed: &scheduler::Feed| {
+        let token = |feed: &cellar_scheduler::Feed| {
             let n = feed.tokens.len() as f64;
             n * (self.token + self.depth * (f64::from(feed.first.0) + n / 2.0))
         };

@@ -2,7 +2,7 @@
 //!
 //! Invariant: bytes are those that a token writes, also where they are no character. Computes nothing.
 
-use engine::{Logprobs, TokenLogprob, TokenLogprobs};
+use cellar_engine::{Logprobs, TokenLogprob, TokenLogprobs};
 use kv_core::TokenId;
 use model_core::tokenizer::{SpecialPieces, Tokenizer};
 use serde_json::{Map, Value, json};

@@ -6,8 +6,10 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use engine::sampler::{Bias, Dry, LogitBias, Mirostat, Penalties, SamplerConfig, Xtc, random_seed};
-use engine::serve::{Choices, Priority};
+use cellar_engine::sampler::{
+    Bias, Dry, LogitBias, Mirostat, Penalties, SamplerConfig, Xtc, random_seed,
+};
+use cellar_engine::serve::{Choices, Priority};
 use kv_core::TokenId;
 use serde::Deserialize;
 
@@ -186,7 +188,7 @@ impl SamplingParams {
             penalties: Penalties {
                 last_n: match self.repeat_last_n {
                     None => penalties.last_n,
-                    Some(-1) => engine::sampler::MAX_LAST_N,
+                    Some(-1) => cellar_engine::sampler::MAX_LAST_N,
                     Some(n) => usize::try_from(n).map_err(|_| {
                         ApiError::invalid_param("repeat_last_n", "'repeat_last_n' is below -1")
                     })?,

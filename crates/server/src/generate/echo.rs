@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use engine::TokenLogprobs;
+use cellar_engine::TokenLogprobs;
 use kv_core::TokenId;
 use model_core::tokenizer::{DecodeFrom, DecodeStream, SpecialPieces, Tokenizer};
 

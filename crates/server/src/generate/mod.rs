@@ -13,10 +13,10 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use cellar_engine::sampler::{Bias, LogitBias, Step};
+use cellar_engine::serve::{Choices, PrefixUse, TextRequest, TextStream, Usage};
+use cellar_engine::{CompletionOptions, FinishReason, Logprobs, TokenLogprobs};
 use cellar_grammar::{Grammar, GrammarFailure, GrammarStep};
-use engine::sampler::{Bias, LogitBias, Step};
-use engine::serve::{Choices, PrefixUse, TextRequest, TextStream, Usage};
-use engine::{CompletionOptions, FinishReason, Logprobs, TokenLogprobs};
 use kv_core::TokenId;
 use model_core::tokenizer::{DecodeFrom, DecodeStream, SpecialPieces, Tokenizer};
 

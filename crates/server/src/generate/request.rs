@@ -2,9 +2,9 @@
 //!
 //! Plain data. Knows no model.
 
-use engine::Logprobs;
-use engine::sampler::SamplerConfig;
-use engine::serve::{Choices, Priority};
+use cellar_engine::Logprobs;
+use cellar_engine::sampler::SamplerConfig;
+use cellar_engine::serve::{Choices, Priority};
 use kv_core::TokenId;
 use serde_json::{Map, Value};
 

@@ -5,7 +5,7 @@
 //! salted. Invariant: without keys and `cache_salt`, the hashes are those of vLLM for the same tokens and
 //! seed. A salt is written as a number of this server, so that it does not show a client's.
 
-use engine::serve::{Block, BlockHash, Salt};
+use cellar_engine::serve::{Block, BlockHash, Salt};
 use sha2::{Digest, Sha256};
 
 use crate::auth::Tenant;

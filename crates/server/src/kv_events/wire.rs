@@ -9,7 +9,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use bytes::Bytes;
-use engine::serve::{BlockEvent, BlockHash};
+use cellar_engine::serve::{BlockEvent, BlockHash};
 
 use super::hash;
 
@@ -118,7 +118,7 @@ impl Encoder {
 
 #[cfg(test)]
 mod tests {
-    use engine::serve::Salt;
+    use cellar_engine::serve::Salt;
     use kv_core::TokenId;
 
     use super::*;

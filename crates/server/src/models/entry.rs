@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use engine::serve::Service;
+use cellar_engine::serve::Service;
 use kv_core::backend::BoxedBackend;
 use model_core::weight_summary::WeightSummary;
 

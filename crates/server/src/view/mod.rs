@@ -22,7 +22,7 @@ use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use axum::routing::MethodRouter;
 use bytes::Bytes;
-use engine::serve::Watcher;
+use cellar_engine::serve::Watcher;
 use futures_core::Stream;
 use model_core::tokenizer::Tokenizer;
 use serde_json::json;

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use engine::serve::{
+use cellar_engine::serve::{
     CachedText, DropReason, End, EventKind, Excerpt, Frame, MemoryLayout, Missed, Note, Priority,
     Reuse, RunningText, ServiceEvent, Update, WaitingText,
 };

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use cellar_server::kv_events::{KvEvents, publish};
 use model_tests::http::post;
 use serde_json::json;
-use server::kv_events::{KvEvents, publish};
 use sha2::{Digest, Sha256};
 use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage};
 

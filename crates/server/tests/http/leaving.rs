@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use engine::sampler::SamplerConfig;
-use engine::serve::{Frame, ServiceConfig};
+use cellar_engine::sampler::SamplerConfig;
+use cellar_engine::serve::{Frame, ServiceConfig};
 use kv_contract::Random;
 use model_tests::http::{post, request};
 use serde_json::{Value, json};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use engine::sampler::SamplerConfig;
+use cellar_engine::sampler::SamplerConfig;
 use model_tests::http::{get, open, post, request, send_raw};
 use serde_json::{Value, json};
 
@@ -223,7 +223,7 @@ fn a_server_that_waits_no_longer_says_so() {
     let mut streaming = open_long(&server);
     assert!(streaming.next_chunk().unwrap().is_some());
     server.stop();
-    while server.app.phase() == server::Phase::Open {
+    while server.app.phase() == cellar_server::Phase::Open {
         std::thread::sleep(Duration::from_millis(1));
     }
     let reply = post(

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use model_tests::http::{Reply, get, open, post, request};
-use serde_json::{Value, json};
-use server::{
+use cellar_server::{
     ApiError, App, Job, KeepLoaded, LoadModel, MemoryBudget, ModelBytes, ModelEntry, ModelFacts,
     PlannedModel, ServerConfig,
 };
+use model_tests::http::{Reply, get, open, post, request};
+use serde_json::{Value, json};
 
 use crate::support::{Alone, Server, Setup};
 

@@ -1,6 +1,6 @@
 //! OpenAI's endpoints.
 
-use engine::sampler::SamplerConfig;
+use cellar_engine::sampler::SamplerConfig;
 use model_tests::http::{get, post};
 use serde_json::{Value, json};
 

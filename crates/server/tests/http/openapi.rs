@@ -1,8 +1,8 @@
 //! `/openapi.json` against the routes and what they read.
 
+use cellar_server::api::ENDPOINTS;
 use model_tests::http::{get, open, post, request};
 use serde_json::{Value, json};
-use server::api::ENDPOINTS;
 
 use crate::support::Setup;
 

@@ -1,6 +1,6 @@
 //! Log probabilities, several texts of a prompt, and the options of the sampler.
 
-use engine::sampler::SamplerConfig;
+use cellar_engine::sampler::SamplerConfig;
 use model_tests::http::post;
 use serde_json::{Value, json};
 

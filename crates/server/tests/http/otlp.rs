@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use axum::http::{Method, StatusCode};
+use cellar_server::otlp::Spans;
+use cellar_server::{ObserveRequests, RequestReport, ServerConfig};
 use model_tests::http::{open, post, request};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value as AnyValue;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
 use serde_json::{Value, json};
-use server::otlp::Spans;
-use server::{ObserveRequests, RequestReport, ServerConfig};
 
 use crate::support::{Server, Setup};
 

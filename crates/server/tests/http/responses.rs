@@ -1,8 +1,8 @@
 //! `/v1/responses`: items in, items and events out, and conversations that are kept.
 
+use cellar_server::ConversationLimits;
 use model_tests::http::{Response, open, post, request};
 use serde_json::{Value, json};
-use server::ConversationLimits;
 
 use crate::support::{Alone, Server, Setup, with};
 

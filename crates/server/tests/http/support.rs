@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use engine::sampler::SamplerConfig;
-use engine::serve::{
+use cellar_engine::sampler::SamplerConfig;
+use cellar_engine::serve::{
     BlockObserver, FinishedText, Service, ServiceConfig, ServiceExtras, Speculation, TextRequest,
 };
-use engine::{CompletionOptions, DraftModel, Engine, EngineConfig};
+use cellar_engine::{CompletionOptions, DraftModel, Engine, EngineConfig};
+use cellar_server::{App, Keys, ModelSettings, ServedModel, ServerConfig};
 use kv_candle::CandleBackend;
 use kv_core::backend::{
     Backend, BackendError, BackendInfo, BoxedBackend, OnProgress, RowCopy, RowSpan,
@@ -21,7 +22,6 @@ use model_core::architecture::Registry;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::EncodeOptions;
 use serde_json::Value;
-use server::{App, Keys, ModelSettings, ServedModel, ServerConfig};
 use tokio::sync::oneshot;
 
 /// A template in the manner of ChatML, which refuses a role that it does not know.
@@ -260,7 +260,8 @@ impl Server {
                     let stop = async {
                         let _stopped = stopped.await;
                     };
-                    server::serve(listener, app.clone(), server::router(app), stop).await;
+                    cellar_server::serve(listener, app.clone(), cellar_server::router(app), stop)
+                        .await;
                 });
             })
         };

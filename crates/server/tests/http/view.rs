@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use engine::serve::ExcerptLen;
+use cellar_engine::serve::ExcerptLen;
 use model_tests::http::{Reply, get, open, post, request};
 use serde_json::{Value, json};
 

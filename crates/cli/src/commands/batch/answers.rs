@@ -8,8 +8,8 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use engine::serve::{Choices, FinishedText, Missed, Reuse, ServiceError};
-use engine::{FinishReason, Logprobs, Speculated};
+use cellar_engine::serve::{Choices, FinishedText, Missed, Reuse, ServiceError};
+use cellar_engine::{FinishReason, Logprobs, Speculated};
 use model_core::tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::{Value, json};

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use cellar::chat_tokens;
-use engine::sampler::{Bias, LogitBias, SamplerConfig};
-use engine::serve::{Choices, TextRequest};
-use engine::{CompletionOptions, ConfigError, Logprobs, Speculation};
+use cellar_engine::sampler::{Bias, LogitBias, SamplerConfig};
+use cellar_engine::serve::{Choices, TextRequest};
+use cellar_engine::{CompletionOptions, ConfigError, Logprobs, Speculation};
 use kv_core::TokenId;
 use model_core::chat_template::ChatMessage;
 use model_core::model_file::ModelFile;

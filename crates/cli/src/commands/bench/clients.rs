@@ -10,9 +10,9 @@ mod schedule;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use engine::sampler::SamplerConfig;
-use engine::serve::{ServiceConfig, Speculation, TextRequest, Usage};
-use engine::{CompletionOptions, EngineConfig, PromptOutputs};
+use cellar_engine::sampler::SamplerConfig;
+use cellar_engine::serve::{ServiceConfig, Speculation, TextRequest, Usage};
+use cellar_engine::{CompletionOptions, EngineConfig, PromptOutputs};
 use kv_core::backend::Backend;
 use kv_core::{KvType, TokenId};
 use serde::Serialize;

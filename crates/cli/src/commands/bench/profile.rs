@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::time::Duration;
 
-use engine::Pace;
+use cellar_engine::Pace;
 use kv_core::backend::{StepKind, StepTime};
 use serde::Serialize;
 

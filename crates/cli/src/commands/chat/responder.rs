@@ -5,7 +5,7 @@
 //! the oldest turns are dropped and what is left is evaluated again. Knows nothing of terminals.
 
 use cellar::{GenerateOptions, Model, TextState};
-use engine::{
+use cellar_engine::{
     CancelFlag, DraftModel, EngineError, FinishReason, PromptProgress, Speculated, Speculation,
     Timings,
 };

@@ -7,8 +7,8 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
+use cellar_engine::sampler::{SamplerConfig, random_seed};
 use clap::ValueEnum;
-use engine::sampler::{SamplerConfig, random_seed};
 
 use crate::args::{Seed, answer_limit};
 use crate::commands::answer::ShowThinking;

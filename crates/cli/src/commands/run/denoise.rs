@@ -7,7 +7,7 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use engine::{
+use cellar_engine::{
     CancelFlag, DenoiseOptions, Denoiser, Denoising, EngineConfig, EngineError, FillSchedule,
     FinishReason, Pace, Timings,
 };

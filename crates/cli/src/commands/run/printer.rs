@@ -5,7 +5,7 @@
 
 use std::io::Write;
 
-use engine::{Generation, TokenLogprobs, TokenPiece};
+use cellar_engine::{Generation, TokenLogprobs, TokenPiece};
 use kv_core::TokenId;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::TokenKind;

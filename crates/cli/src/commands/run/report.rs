@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use engine::{FinishReason, Generation, Pace, Speculated, Timings};
+use cellar_engine::{FinishReason, Generation, Pace, Speculated, Timings};
 use kv_core::TokenId;
 use kv_core::backend::BackendInfo;
 use serde::Serialize;

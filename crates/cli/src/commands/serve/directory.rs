@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use server::{ApiError, FindModels, KeepLoaded, ModelEntry, ModelFacts};
+use cellar_server::{ApiError, FindModels, KeepLoaded, ModelEntry, ModelFacts};
 
 use super::loading::{self, Loader};
 use super::{model_settings, scan};

@@ -6,11 +6,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use engine::{EngineError, MemoryBudget};
+use cellar_engine::{EngineError, MemoryBudget};
+use cellar_server::{
+    ApiError, Job, LoadModel, ModelBytes, ModelFacts, ModelSettings, PlannedModel,
+};
 use kv_core::backend::BackendError;
 use model_core::architecture::OutputKind;
 use model_core::model_file::{ModelFile, OpenModel};
-use server::{ApiError, Job, LoadModel, ModelBytes, ModelFacts, ModelSettings, PlannedModel};
 
 use super::{engine_config, load, room};
 use crate::args::ServeArgs;
@@ -131,7 +133,7 @@ fn facts_of(args: &ServeArgs, file: &OpenModel) -> ModelFacts {
         OutputKind::Embeddings => Job::Embeddings,
         OutputKind::Scores { .. } => Job::Scores,
     };
-    let config = engine::EngineConfig {
+    let config = cellar_engine::EngineConfig {
         budget: MemoryBudget::Unlimited,
         ..engine_config(args, file)
     };
@@ -174,7 +176,7 @@ fn of_file(path: &Path, facts: ModelFacts) -> ModelFacts {
 
 #[cfg(test)]
 mod tests {
-    use engine::ConfigError;
+    use cellar_engine::ConfigError;
 
     use super::*;
 

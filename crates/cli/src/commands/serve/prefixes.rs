@@ -10,9 +10,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use engine::serve::{PrefixCounts, Service};
+use cellar_engine::serve::{PrefixCounts, Service};
+use cellar_server::App;
 use kv_core::backend::BoxedBackend;
-use server::App;
 
 use crate::failure::{one_line, warn};
 use crate::terminal::note;

@@ -5,10 +5,10 @@
 use std::sync::Arc;
 
 use cellar::{BackendKind, weight_shapes};
-use engine::{EngineConfig, MemoryBudget as EngineBudget, PromptOutputs};
+use cellar_engine::{EngineConfig, MemoryBudget as EngineBudget, PromptOutputs};
+use cellar_server::{MemoryBudget, ModelBytes};
 use model_core::architecture::{Model, OutputKind};
 use model_core::model_file::ModelFile;
-use server::{MemoryBudget, ModelBytes};
 
 use super::{embedder_config, engine_config, reranker_config};
 use crate::args::ServeArgs;

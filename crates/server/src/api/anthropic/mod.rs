@@ -10,8 +10,8 @@ use axum::extract::{Extension, Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::MethodRouter;
-use engine::serve::{Choices, Usage};
-use engine::{FinishReason, Logprobs};
+use cellar_engine::serve::{Choices, Usage};
+use cellar_engine::{FinishReason, Logprobs};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 

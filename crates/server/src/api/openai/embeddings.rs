@@ -3,7 +3,7 @@
 use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::routing::MethodRouter;
-use engine::Ranked;
+use cellar_engine::Ranked;
 use kv_core::TokenId;
 use serde::Deserialize;
 use serde_json::{Value, json};

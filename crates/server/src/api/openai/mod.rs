@@ -11,8 +11,8 @@ pub mod render;
 pub mod responses;
 pub mod tools;
 
-use engine::serve::Usage;
-use engine::{FinishReason, Logprobs};
+use cellar_engine::serve::Usage;
+use cellar_engine::{FinishReason, Logprobs};
 use serde_json::{Value, json};
 
 use crate::api::params::SamplingParams;

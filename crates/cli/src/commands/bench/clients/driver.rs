@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use engine::serve::{Service, ServiceError, TextRequest, TextStream, Usage};
+use cellar_engine::serve::{Service, ServiceError, TextRequest, TextStream, Usage};
 use kv_core::backend::BoxedBackend;
 
 use super::schedule::Schedule;

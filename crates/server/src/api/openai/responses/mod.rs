@@ -9,8 +9,8 @@ mod output;
 use axum::extract::{Extension, Path, Request, State};
 use axum::response::Response;
 use axum::routing::{MethodRouter, delete};
-use engine::Logprobs;
-use engine::serve::Choices;
+use cellar_engine::Logprobs;
+use cellar_engine::serve::Choices;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 

@@ -6,8 +6,8 @@
 
 use std::sync::Arc;
 
-use engine::serve::Usage;
-use engine::{FinishReason, TokenLogprobs};
+use cellar_engine::serve::Usage;
+use cellar_engine::{FinishReason, TokenLogprobs};
 use model_core::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
