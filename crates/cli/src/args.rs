@@ -501,4 +501,7 @@ pub(crate) struct ConvertArgs {
     /// per value and fewer are quantized so that errors in important columns are small
     #[arg(long, value_name = "FILE")]
     pub(crate) imatrix: Option<PathBuf>,
+    /// Replace OUT where it is a model
+    #[arg(long, action = ArgAction::SetTrue)]
+    pub(crate) force: bool,
 }

@@ -45,21 +45,6 @@ pub(crate) fn stdin_is_piped() -> bool {
     !io::stdin().is_terminal()
 }
 
-/// Whether both paths are one file, which would be read and written at the same time.
-pub(crate) fn is_same_file(read: &Path, written: &Path) -> bool {
-    let read = if is_stdin(read) {
-        Path::new("/dev/stdin")
-    } else {
-        read
-    };
-    let is_file = std::fs::metadata(read).is_ok_and(|metadata| metadata.is_file());
-    match (read.canonicalize(), written.canonicalize()) {
-        (Ok(read), Ok(written)) => is_file && read == written,
-        // One of them does not exist.
-        _ => false,
-    }
-}
-
 /// Opens a file, or standard input.
 ///
 /// # Errors

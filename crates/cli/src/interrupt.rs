@@ -1,4 +1,5 @@
-//! Ctrl-C: the first ends the text, the second ends the program; no partial file stays.
+//! Signals. Ctrl-C: the first ends the text, the second ends the program; no partial file stays. A file that may not
+//! grow (`ulimit -f`) is an error of the write.
 
 use cellar_engine::CancelFlag;
 
@@ -41,6 +42,31 @@ pub(crate) fn exit_on_interrupt_saying(note: String) -> anyhow::Result<()> {
         crate::terminal::note(format_args!("\n{}", crate::failure::words(&note)));
         exit()
     })?)
+}
+
+/// Makes writing beyond the largest file that the system allows an error, as a full disk is. Without it the system
+/// ends the process, and what was written so far stays.
+///
+/// # Errors
+/// Where the handler cannot be installed.
+#[cfg(unix)]
+pub(crate) fn survive_file_size_limit() -> std::io::Result<()> {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    /// The signal's number on Linux and macOS.
+    const SIGXFSZ: i32 = 25;
+    // Nobody reads the flag: the write fails.
+    signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false))).map(drop)
+}
+
+/// Nothing: the system has no such limit.
+///
+/// # Errors
+/// None.
+#[cfg(not(unix))]
+pub(crate) fn survive_file_size_limit() -> std::io::Result<()> {
+    Ok(())
 }
 
 fn exit() -> ! {

@@ -21,6 +21,7 @@ mod models;
 mod needs;
 mod not_understood;
 mod output_file;
+mod overwrite;
 mod progress;
 mod resolve;
 mod service;
@@ -41,7 +42,10 @@ fn main() -> ExitCode {
     let exit = match parse(args) {
         Ok(Ok(cli)) => {
             start_log();
-            commands::run(cli.command).unwrap_or_else(|error| failed(&error))
+            interrupt::survive_file_size_limit()
+                .map_err(anyhow::Error::from)
+                .and_then(|()| commands::run(cli.command))
+                .unwrap_or_else(|error| failed(&error))
         }
         Ok(Err(error)) => failed(&error),
         Err(error) => not_understood::complain_of(&error),
@@ -54,7 +58,9 @@ fn parse(args: Vec<OsString>) -> Result<anyhow::Result<Cli>, clap::Error> {
     let mut command = with_negative_numbers(Cli::command());
     let matches = command.try_get_matches_from_mut(args)?;
     let cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
-    Ok(needs::check(&command, &matches).map(|()| cli))
+    let checked =
+        needs::check(&command, &matches).and_then(|()| overwrite::check(&command, &matches));
+    Ok(checked.map(|()| cli))
 }
 
 /// The command whose flags take values such as -1, so that the flag refuses those that it cannot have.

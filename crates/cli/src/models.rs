@@ -1,5 +1,7 @@
 //! The architectures that the program knows, and the model that is compiled into it.
 
+use std::collections::HashMap;
+use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -17,6 +19,9 @@ use crate::input;
 
 /// The first bytes of a GGUF file.
 pub(crate) const GGUF_MAGIC: &[u8] = b"GGUF";
+
+/// The longest header of a safetensors file, by its specification.
+const MAX_SAFETENSORS_HEADER: u64 = 100_000_000;
 
 /// Where a model comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,6 +128,34 @@ impl ModelSource {
             Self::File(path) => ModelFile::open(&locate(path)?, &registry)?,
         })
     }
+}
+
+/// Whether a file is a model: a GGUF or safetensors file that is neither an importance matrix nor the logits that
+/// `cellar logits` writes. A GGUF file that cannot be read counts as one.
+pub(crate) fn is_model_file(path: &Path) -> bool {
+    let Ok(mut file) = File::open(path) else {
+        return false;
+    };
+    let mut start = [0; 8];
+    if file.read_exact(&mut start).is_err() {
+        return false;
+    }
+    if start.starts_with(GGUF_MAGIC) {
+        let opened = GgufFile::open(path);
+        return !opened.is_ok_and(|file| file.metadata().get("general.type") == Ok("imatrix"));
+    }
+    // A safetensors file begins with the length of a JSON object, which lists the tensors.
+    let mut header = Vec::new();
+    let len = u64::from_le_bytes(start).min(MAX_SAFETENSORS_HEADER);
+    if file.take(len).read_to_end(&mut header).is_err() {
+        return false;
+    }
+    let tensors: HashMap<String, serde_json::Value> = match serde_json::from_slice(&header) {
+        Ok(tensors) => tensors,
+        Err(_) => return false,
+    };
+    let mut names = tensors.keys().filter(|name| *name != "__metadata__");
+    names.any(|name| !name.starts_with("logits"))
 }
 
 /// A GGUF file on standard input, which is read once.

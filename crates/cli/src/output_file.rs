@@ -4,8 +4,11 @@
 //! no other may be created.
 //!
 //! Invariant: under its own name a regular file that is replaced is always complete and keeps its
-//! mode; a link keeps pointing where it did; a device stays a device. Knows nothing of what is written.
+//! mode; a link keeps pointing where it did; a device stays a device. A temporary file is locked while its process
+//! lives, and the next one that writes the same file removes those that nobody holds. Knows nothing of what is
+//! written; what may not be overwritten: [`crate::overwrite`].
 
+use std::ffi::OsStr;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -32,6 +35,15 @@ enum Target {
     Direct(PathBuf),
     /// A regular file, and what it is today, where it exists.
     Regular(PathBuf, Option<Metadata>),
+}
+
+/// The regular file that is written under this name, through links, and what it is today, where it exists; nothing
+/// for stdout, a device, a pipe, or a name under which no file can be written.
+pub(crate) fn regular_target(path: &Path) -> Option<(PathBuf, Option<Metadata>)> {
+    match Target::of(path) {
+        Ok(Target::Regular(target, existing)) => Some((target, existing)),
+        _ => None,
+    }
 }
 
 /// Whether this path is standard output.
@@ -282,16 +294,16 @@ fn in_closed_directory(
     }
 }
 
-/// A new file in the directory of `path`, with the owner and mode of the file that it replaces.
+/// A new file in the directory of `path`, with the owner and mode of the file that it replaces. Those that ended
+/// processes left there of the same name are removed.
 fn create_temporary(path: &Path, replaced: Option<&Metadata>) -> io::Result<(PathBuf, File)> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
+    let name = path.file_name().unwrap_or_default();
+    remove_abandoned(parent(path), |of| of == name);
+    let mut name = name.to_owned();
     name.push(format!(".{}.part", std::process::id()));
     let temporary = path.with_file_name(name);
     let mut partial = lock_partial();
-    let file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .open(&temporary)?;
+    let file = create_locked(&temporary)?;
     partial.push(temporary.clone());
     drop(partial);
     if let Some(replaced) = replaced
@@ -301,6 +313,50 @@ fn create_temporary(path: &Path, replaced: Option<&Metadata>) -> io::Result<(Pat
         return Err(error);
     }
     Ok((temporary, file))
+}
+
+/// A new file that is locked while it is open, so that others see that its process lives.
+fn create_locked(path: &Path) -> io::Result<File> {
+    loop {
+        let file = OpenOptions::new().write(true).create_new(true).open(path)?;
+        // Where a file system has no locks, nobody can take the file for abandoned either.
+        let _ = file.lock();
+        // Another process may have found the file before it was locked, and removed it.
+        if path.exists() {
+            return Ok(file);
+        }
+    }
+}
+
+/// Removes the temporary files that ended processes left in a directory, of the files whose names are wanted.
+pub(crate) fn remove_abandoned(directory: &Path, is_wanted: impl Fn(&OsStr) -> bool) {
+    let own = std::process::id().to_string();
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let path = entry.path();
+        // NAME.PID.part
+        let Some(rest) = path
+            .file_stem()
+            .filter(|_| path.extension() == Some("part".as_ref()))
+        else {
+            continue;
+        };
+        let rest = Path::new(rest);
+        let (Some(of), Some(process)) =
+            (rest.file_stem(), rest.extension().and_then(OsStr::to_str))
+        else {
+            continue;
+        };
+        let is_process = process.bytes().all(|b| b.is_ascii_digit()) && process != own;
+        if !is_process || !is_wanted(of) || !entry.file_type().is_ok_and(|kind| kind.is_file()) {
+            continue;
+        }
+        // The lock of a process ends with it.
+        let is_abandoned = File::open(&path).is_ok_and(|file| file.try_lock().is_ok());
+        if is_abandoned {
+            // What cannot be removed stays, as it would without this.
+            let _ = fs::remove_file(&path);
+        }
+    }
 }
 
 #[cfg(unix)]

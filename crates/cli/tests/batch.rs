@@ -201,10 +201,8 @@ fn what_is_there_is_not_destroyed() {
     ] {
         let (code, message) = failure(&[&["batch"], args].concat());
         assert_eq!(code, 2);
-        assert!(
-            message.contains("is the file of the requests: choose"),
-            "{message}"
-        );
+        let wanted = "is read as --file: choose another file";
+        assert!(message.contains(wanted), "{message}");
         assert_eq!(std::fs::read_to_string(&input).unwrap(), before);
     }
     std::fs::write(&out, "{\"index\":0}\n").unwrap();

@@ -159,7 +159,7 @@ fn a_mix_has_its_number_and_quantizing_again_is_warned_of() {
         file.metadata().get::<u32>("general.file_type").unwrap()
     };
     assert_eq!(number(&first), 15);
-    output(&["convert", &stories, &first, "--type", "q8_0"]);
+    output(&["convert", &stories, &first, "--type", "q8_0", "--force"]);
     let (_, stderr) = output(&["convert", &first, &second, "--type", "q4_0"]);
     let wanted = "tensors are quantized already (Q8_0) and are quantized again";
     assert!(
@@ -167,7 +167,7 @@ fn a_mix_has_its_number_and_quantizing_again_is_warned_of() {
         "{stderr}"
     );
     for lossless in ["f32", "q8_0"] {
-        let (_, stderr) = output(&["convert", &first, &second, "--type", lossless]);
+        let (_, stderr) = output(&["convert", &first, &second, "--type", lossless, "--force"]);
         assert_eq!(stderr, "", "{lossless}");
     }
 }

@@ -26,6 +26,8 @@ mod files;
 mod flags_page;
 mod habits;
 mod imatrix;
+#[cfg(unix)]
+mod overwrite;
 #[cfg(target_os = "linux")]
 mod plan_total;
 mod replay;

@@ -67,12 +67,6 @@ pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit
                 true => Existing::Continued,
                 false => Existing::Replaced,
             };
-            if input::is_same_file(&args.file, path) {
-                return usage(format!(
-                    "-o '{}' is the file of the requests: choose another",
-                    path.display()
-                ));
-            }
             Answers::to_file(path, existing, lines.len())?
         }
         None => Answers::to(out),

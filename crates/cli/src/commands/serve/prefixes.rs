@@ -31,7 +31,9 @@ pub(super) fn make_dir(dir: &Path) -> anyhow::Result<()> {
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     let made = builder.create(dir);
-    made.with_context(|| format!("cannot make the directory '{}'", dir.display()))
+    made.with_context(|| format!("cannot make the directory '{}'", dir.display()))?;
+    output_file::remove_abandoned(dir, |of| of.to_string_lossy().ends_with(ENDING));
+    Ok(())
 }
 
 /// Takes the prefixes back that were saved of this model.
