@@ -70,3 +70,8 @@ pub use model_core;
 pub use model_core::chat_template::ChatMessage;
 pub use model_core::model_file::ModelFile;
 pub use text::{Text, TextState};
+
+/// The example of the package's README, which compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
