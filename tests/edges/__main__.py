@@ -1,6 +1,6 @@
 """Runs the commands with which strangers found faults at the edges, and compares what they do with what they should.
 
-    python3 tests/edges target/release/cellar [files|terminal|models|server …]
+    python3 tests/edges target/release/cellar [files|terminal|models|server|pages …]
 
 Needs Python alone. Prints each case that differs, and ends with 1 if there is one.
 """
@@ -10,11 +10,12 @@ import time
 
 import files
 import models
+import pages
 import server
 import terminal
 from place import Report
 
-SUBJECTS = {"files": files, "terminal": terminal, "models": models, "server": server}
+SUBJECTS = {"files": files, "terminal": terminal, "models": models, "server": server, "pages": pages}
 
 
 def main():

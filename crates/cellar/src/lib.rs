@@ -71,7 +71,13 @@ pub use model_core::chat_template::ChatMessage;
 pub use model_core::model_file::ModelFile;
 pub use text::{Text, TextState};
 
-/// The example of the package's README, which compiles.
+/// The programs in READMEs and pages, which compile.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+mod pages {
+    #[doc = include_str!("../README.md")]
+    struct Package;
+    #[doc = include_str!("../../../README.md")]
+    struct Project;
+    #[doc = include_str!("../../../docs/how-to/embed.md")]
+    struct Embed;
+}
