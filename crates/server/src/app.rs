@@ -5,23 +5,24 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use cellar_engine::FinishReason;
 use cellar_engine::serve::Usage;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Semaphore, watch};
 
-use crate::auth::Keys;
+use crate::auth::{Keys, Tenant};
 use crate::conversations::{ConversationLimits, Conversations};
 use crate::error::ApiError;
 use crate::hosts::HostCheck;
+use crate::lane::{self, Lane};
 use crate::metrics::{Ended, Metrics};
 use crate::model::{Job, ServedModel};
 use crate::models::{FindModels, MemoryBudget, ModelEntry, ModelInUse, ModelStatus, Models};
 use crate::report::{ObserveRequests, Recorder, TextEnd, TextReport};
-use crate::view::MAX_VIEWERS;
+use crate::view::{MAX_VIEWERS, ViewPlace, Viewers};
 
 /// The limits of a server.
 #[derive(Clone, Debug)]
@@ -30,7 +31,7 @@ pub struct ServerConfig {
     pub keys: Keys,
     /// Whose requests a server on a loopback address takes.
     pub hosts: HostCheck,
-    /// Bytes of a request's body.
+    /// Bytes of a request's body. Eight times as many are held of large bodies at once.
     pub max_body: usize,
     /// How long a server that ends waits for texts.
     pub drain: Duration,
@@ -49,7 +50,7 @@ impl Default for ServerConfig {
         Self {
             keys: Keys::none(),
             hosts: HostCheck::Loopback,
-            max_body: 8 << 20,
+            max_body: 6 << 20,
             drain: Duration::from_secs(30),
             write_time: Duration::from_secs(30),
             view_time: Duration::from_secs(3600),
@@ -83,7 +84,12 @@ struct State {
     phase: watch::Sender<Phase>,
     running: watch::Sender<BTreeMap<u64, Running>>,
     next_id: AtomicU64,
-    viewers: Arc<Semaphore>,
+    /// Who watches.
+    viewers: Viewers,
+    /// The bytes that large bodies may still take.
+    bodies: Arc<Semaphore>,
+    /// Started with the first large body; `None` where that failed.
+    lane: OnceLock<Option<Lane>>,
 }
 
 /// A request that has not ended, as `/slots` shows it.
@@ -91,6 +97,8 @@ struct State {
 pub struct Running {
     /// The model.
     pub model: String,
+    /// Whose it is.
+    pub tenant: Tenant,
     /// Tokens of its prompt.
     pub n_prompt: usize,
     /// Whether text has come.
@@ -134,12 +142,14 @@ impl App {
         Self(Arc::new(State {
             models: Models::new(models, budget),
             conversations: Conversations::new(config.conversations),
+            bodies: Arc::new(Semaphore::new(lane::body_budget(config.max_body))),
+            lane: OnceLock::new(),
             config,
             metrics: Metrics::default(),
             phase: watch::Sender::new(Phase::Open),
             running: watch::Sender::default(),
             next_id: AtomicU64::new(0),
-            viewers: Arc::new(Semaphore::new(MAX_VIEWERS)),
+            viewers: Viewers::default(),
         }))
     }
 
@@ -194,6 +204,23 @@ impl App {
         &self.0.config
     }
 
+    /// The bytes that large bodies may still take.
+    pub(crate) fn bodies(&self) -> &Arc<Semaphore> {
+        &self.0.bodies
+    }
+
+    /// Where requests with large bodies are handled; `None` where its thread cannot be started.
+    pub(crate) fn lane(&self) -> Option<&Lane> {
+        let start = || match Lane::start() {
+            Ok(lane) => Some(lane),
+            Err(error) => {
+                tracing::warn!(%error, "no thread for large bodies: they hold up other requests");
+                None
+            }
+        };
+        self.0.lane.get_or_init(start).as_ref()
+    }
+
     /// The answers that are kept.
     pub(crate) fn conversations(&self) -> &Conversations {
         &self.0.conversations
@@ -244,19 +271,23 @@ impl App {
         }
     }
 
-    /// A place for one that watches the memory.
+    /// A place for one that watches the memory. Of several keys, none has all places.
     ///
     /// # Errors
     /// [`ApiError::busy`].
-    pub(crate) fn view(&self) -> Result<OwnedSemaphorePermit, ApiError> {
-        let permit = Arc::clone(&self.0.viewers).try_acquire_owned();
-        permit.map_err(|_| ApiError::busy(format!("{MAX_VIEWERS} watch already"), 10))
+    pub(crate) fn view(&self, tenant: Tenant) -> Result<ViewPlace, ApiError> {
+        let limit = match self.0.config.keys.n_keys() {
+            0 | 1 => MAX_VIEWERS,
+            _ => MAX_VIEWERS / 2,
+        };
+        self.0.viewers.place(tenant, limit)
     }
 
-    pub(crate) fn begin(&self, model: &ServedModel, n_prompt: usize) -> Active {
+    pub(crate) fn begin(&self, model: &ServedModel, tenant: Tenant, n_prompt: usize) -> Active {
         let id = self.0.next_id.fetch_add(1, Ordering::Relaxed);
         let running = Running {
             model: model.id().to_owned(),
+            tenant,
             n_prompt,
             has_text: false,
             since: Instant::now(),

@@ -29,6 +29,17 @@ pub struct Tenant {
     limits: TenantLimits,
     /// The highest priority of its requests; `None` is any.
     class: Option<Priority>,
+    role: Role,
+}
+
+/// What a key may do besides requests of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Role {
+    /// Nothing.
+    User,
+    /// Load and unload models, and see the requests of all keys.
+    #[default]
+    Admin,
 }
 
 impl Keys {
@@ -38,7 +49,8 @@ impl Keys {
     }
 
     /// One key a line, perhaps with limits after it: `KEY class=batch weight=2 max_running=4
-    /// max_queued=16`. Empty lines and lines that begin with `#` are passed over.
+    /// max_queued=16 role=admin`. Empty lines and lines that begin with `#` are passed over. A key that is
+    /// the only one is an admin.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidData`] where there is no key, a key has other than ASCII characters, or a
@@ -56,15 +68,18 @@ impl Keys {
             }
             let tenant = Tenant {
                 hash: Sha256::digest(key.as_bytes()).into(),
+                role: Role::User,
                 ..Tenant::default()
             };
             let tenant = tenant.with_words(words);
             tenants.push(tenant.map_err(|what| invalid(format!("line {number}: {what}")))?);
         }
-        match tenants.is_empty() {
-            true => Err(invalid("there is no key in it".to_owned())),
-            false => Ok(Self { tenants }),
+        match tenants.as_mut_slice() {
+            [] => return Err(invalid("there is no key in it".to_owned())),
+            [only] => only.role = Role::Admin,
+            _ => {}
         }
+        Ok(Self { tenants })
     }
 
     /// The keys in a file.
@@ -127,10 +142,18 @@ impl Tenant {
         mut self,
         words: impl Iterator<Item = &'w str>,
     ) -> Result<Self, &'static str> {
-        const FORM: &str = "after a key can be class=interactive, class=normal or class=batch, and \
-                            weight=N, max_running=N and max_queued=N, each a number from 1 on";
+        const FORM: &str = "after a key can be role=admin, class=interactive, class=normal or class=batch, \
+                            and weight=N, max_running=N and max_queued=N, each a number from 1 on";
         for word in words {
             let (name, value) = word.split_once('=').ok_or(FORM)?;
+            if name == "role" {
+                self.role = match value {
+                    "admin" => Role::Admin,
+                    "user" => Role::User,
+                    _ => return Err(FORM),
+                };
+                continue;
+            }
             if name == "class" {
                 self.class = Some(match value {
                     "interactive" => Priority::Interactive,
@@ -149,6 +172,23 @@ impl Tenant {
             }
         }
         Ok(self)
+    }
+
+    /// Whether it may load and unload models, and see the requests of all keys.
+    pub(crate) fn is_admin(&self) -> bool {
+        self.role == Role::Admin
+    }
+
+    /// # Errors
+    /// [`ApiError::forbidden`] where it is no admin.
+    pub(crate) fn check_admin(&self) -> Result<(), ApiError> {
+        match self.is_admin() {
+            true => Ok(()),
+            false => Err(ApiError::forbidden(
+                "this needs the key of an admin: of several keys, those with 'role=admin' after them in \
+                 the key file",
+            )),
+        }
     }
 
     /// The priority that a request gets which asks for this one: that of its class at most.
@@ -286,6 +326,21 @@ mod tests {
             );
         }
         assert!(Keys::parse("key class=fast").is_err());
+    }
+
+    #[test]
+    fn of_several_keys_those_with_the_role_are_admins() {
+        let is_admin = |keys: &str, key: &str| {
+            let keys = Keys::parse(keys).unwrap();
+            keys.tenant(&headers("x-api-key", key)).unwrap().is_admin()
+        };
+        let several = "a\nb role=admin weight=2\nc role=user\n";
+        assert!(!is_admin(several, "a") && is_admin(several, "b") && !is_admin(several, "c"));
+        assert!(!is_admin("a\nb", "a") && is_admin("# one\na\n", "a"));
+        assert!(Keys::none().tenant(&HeaderMap::new()).unwrap().is_admin());
+        assert!(Keys::parse("a role=root").is_err());
+        let error = Keys::parse("a\nb").unwrap().tenant(&headers("x-api-key", "a"));
+        assert_eq!(error.unwrap().check_admin().unwrap_err().status, 403);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::fmt;
 use axum::http::header::{ALLOW, RETRY_AFTER};
 use axum::http::{HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
+use cellar_engine::sampler::SampleError;
 use cellar_engine::serve::{RequestError, ServiceError};
 use cellar_engine::{ConfigError, EngineError};
 use cellar_grammar::GrammarError;
@@ -178,6 +179,18 @@ impl ApiError {
         let status = StatusCode::PAYLOAD_TOO_LARGE;
         let message = format!("the body of a request may have {limit} bytes at most");
         Self::new(status, "invalid_request_error", message)
+    }
+
+    /// 409: what is asked is known of loaded models alone, and asking loads none.
+    pub(crate) fn not_loaded(model: &str) -> Self {
+        let message = format!(
+            "the model '{model}' is not loaded: POST /models/load with {{\"model\": \"{model}\"}} loads it"
+        );
+        Self {
+            code: Some("model_not_loaded"),
+            param: Some("model".to_owned()),
+            ..Self::new(StatusCode::CONFLICT, "invalid_request_error", message)
+        }
     }
 
     /// 429: too much waits.
@@ -404,6 +417,10 @@ impl From<&EngineError> for ApiError {
                 },
                 ..Self::invalid(why.to_string())
             },
+            EngineError::Sample(SampleError::NothingLeft { n_tokens }) => Self::invalid(format!(
+                "no token can come next: 'logit_bias', 'min_tokens' and what the answer is held to exclude \
+                 all {n_tokens} tokens together"
+            )),
             EngineError::TextTooLong {
                 index,
                 n_tokens,

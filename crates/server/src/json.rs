@@ -1,65 +1,68 @@
-//! [`Body`]: the JSON of a request, read with a limit of bytes, in limited time, and with the path of
-//! what is wrong in it.
+//! [`Body`]: the JSON of a request, with the path of what is wrong in it.
 //!
-//! Knows no API.
-
-use std::time::Duration;
+//! Invariant: what is parsed takes no more memory than some times that of a long prompt, whatever the
+//! bytes are. Knows no API.
 
 use axum::extract::Request;
 use axum::http::HeaderValue;
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
-use tokio::time::timeout;
 
 use crate::error::ApiError;
+use crate::lane::Room;
 
-/// How long the body of a request may take to come.
-const BODY_TIME: Duration = Duration::from_secs(60);
+/// Values of a body: as many tokens as the longest prompts have, and more. Each takes 32 bytes.
+const MAX_VALUES: usize = 1_500_000;
+
+/// Members, objects and lists of a body. Each takes up to 300 bytes.
+const MAX_MEMBERS: usize = 200_000;
 
 /// The JSON object of a request.
 #[derive(Clone, Debug, Default)]
-pub struct Body(Map<String, Value>);
+pub struct Body {
+    members: Map<String, Value>,
+    /// Its place in the budget of the server, where it is large.
+    _room: Option<Room>,
+}
 
 impl From<Map<String, Value>> for Body {
     fn from(members: Map<String, Value>) -> Self {
-        Self(members)
+        Self {
+            members,
+            _room: None,
+        }
     }
 }
 
 impl Body {
-    /// Reads the body of a request, of at most so many bytes. No body at all is an empty object.
+    /// The JSON object of a request whose body the router has read. No body at all is an empty object.
     ///
     /// # Errors
-    /// [`ApiError`] 408, 413, and 400 where the client breaks off or sends no JSON object.
-    pub async fn read(request: Request, limit: usize) -> Result<Self, ApiError> {
-        let length = request.headers().get(CONTENT_LENGTH);
-        let length = length.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-        if length.is_some_and(|length| length > limit as u64) {
-            return Err(ApiError::too_large(limit));
-        }
-        let read = Limited::new(request.into_body(), limit).collect();
-        let read = timeout(BODY_TIME, read).await;
-        let read = read.map_err(|_| ApiError::too_slow(BODY_TIME.as_secs()))?;
-        let read = read.map_err(|error| match error.is::<LengthLimitError>() {
-            true => ApiError::too_large(limit),
-            false => ApiError::invalid(format!("the body of the request broke off: {error}")),
-        })?;
-        Self::parse(&read.to_bytes())
+    /// [`ApiError`] 400 where the client sends no JSON object.
+    pub async fn read(mut request: Request) -> Result<Self, ApiError> {
+        let room = request.extensions_mut().remove::<Room>();
+        let read = request.into_body().collect().await;
+        let read = read.map_err(|error| ApiError::invalid(error.to_string()))?;
+        Ok(Self {
+            _room: room,
+            ..Self::parse(&read.to_bytes())?
+        })
     }
 
     /// The JSON object in these bytes.
     ///
     /// # Errors
-    /// [`ApiError`] 400, with line and column.
+    /// [`ApiError`] 400, with line and column, or with the numbers where there are too many values.
     pub fn parse(bytes: &[u8]) -> Result<Self, ApiError> {
         if bytes.is_empty() {
             return Ok(Self::default());
         }
+        Counts::of(bytes).check()?;
         match serde_json::from_slice(bytes) {
-            Ok(Value::Object(members)) => Ok(Self(members)),
+            Ok(Value::Object(members)) => Ok(members.into()),
             Ok(_) => Err(ApiError::invalid("the body is not a JSON object")),
             Err(error) => Err(ApiError::invalid(format!(
                 "the body is not valid JSON: {error}"
@@ -74,7 +77,7 @@ impl Body {
     pub fn get<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
         // A struct from a map is read the same way as from the object.
         let fields =
-            serde::de::value::MapDeserializer::new(self.0.iter().map(|(k, v)| (k.as_str(), v)));
+            serde::de::value::MapDeserializer::new(self.members.iter().map(|(k, v)| (k.as_str(), v)));
         serde_path_to_error::deserialize(fields).map_err(|error| {
             let (path, error) = (error.path().to_string(), error.into_inner());
             let error: serde_json::Error = error;
@@ -95,9 +98,29 @@ impl Body {
         })
     }
 
+    /// The largest number of tokens of an answer, which stands in this field; -1 and null are any number.
+    ///
+    /// # Errors
+    /// [`ApiError`] 400 where it is something else.
+    pub fn max_tokens(&self, name: &str) -> Result<MaxTokens, ApiError> {
+        let Some(value) = self.members.get(name) else {
+            return Ok(MaxTokens::NotGiven);
+        };
+        if value.is_null() || value.as_i64() == Some(-1) {
+            return Ok(MaxTokens::Any);
+        }
+        let number = value.as_u64().and_then(|n| usize::try_from(n).ok());
+        number.map(MaxTokens::These).ok_or_else(|| {
+            let message = format!(
+                "'{name}' is wrong: expected a number of tokens, or -1 or null for any number"
+            );
+            ApiError::invalid_param(name, message)
+        })
+    }
+
     /// A field that is there and not null.
     pub fn field(&self, name: &str) -> Option<&Value> {
-        self.0.get(name).filter(|value| !value.is_null())
+        self.members.get(name).filter(|value| !value.is_null())
     }
 
     /// Refuses a field whose value is not what it would be by default.
@@ -117,6 +140,78 @@ impl Body {
                 let message = format!("'{name}' is not supported: {hint}");
                 return Err(ApiError::unsupported(*name, message));
             }
+        }
+        Ok(())
+    }
+}
+
+/// How long an answer may get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MaxTokens {
+    /// The request says nothing.
+    NotGiven,
+    /// As long as the context has room.
+    Any,
+    /// So many tokens.
+    These(usize),
+}
+
+impl MaxTokens {
+    /// The number, `None` for any; this one where the request says nothing.
+    pub fn or(self, default: Option<usize>) -> Option<usize> {
+        match self {
+            Self::NotGiven => default,
+            Self::Any => None,
+            Self::These(n) => Some(n),
+        }
+    }
+
+    /// This, or else what another field says.
+    #[must_use]
+    pub fn or_of(self, other: Self) -> Self {
+        match self {
+            Self::NotGiven => other,
+            given => given,
+        }
+    }
+}
+
+/// What a text of JSON would take in memory, counted before it is parsed.
+#[derive(Debug, Default)]
+struct Counts {
+    n_values: usize,
+    n_members: usize,
+}
+
+impl Counts {
+    fn of(bytes: &[u8]) -> Self {
+        let mut counts = Self::default();
+        let (mut rest, mut is_in_text) = (bytes.iter(), false);
+        while let Some(byte) = rest.next() {
+            match byte {
+                b'"' => is_in_text = !is_in_text,
+                b'\\' if is_in_text => {
+                    let _escaped = rest.next();
+                }
+                _ if is_in_text => {}
+                b',' => counts.n_values += 1,
+                b'{' | b'[' | b':' => counts.n_members += 1,
+                _ => {}
+            }
+        }
+        counts
+    }
+
+    fn check(&self) -> Result<(), ApiError> {
+        let Self {
+            n_values,
+            n_members,
+        } = self;
+        if *n_values > MAX_VALUES || *n_members > MAX_MEMBERS {
+            return Err(ApiError::invalid(format!(
+                "the body has {n_values} values, and {n_members} objects, lists and members: it may have \
+                 {MAX_VALUES} and {MAX_MEMBERS}; send less at once"
+            )));
         }
         Ok(())
     }

@@ -46,6 +46,7 @@ mod hosts;
 mod json;
 #[cfg(feature = "kv-events")]
 pub mod kv_events;
+mod lane;
 mod listen;
 mod memory_use;
 mod metrics;
@@ -72,7 +73,7 @@ pub use generate::{
     Generating, Output, Piece, Prompt, Stop, Tool, ToolCall, ToolPaths, ToolUse,
 };
 pub use hosts::HostCheck;
-pub use json::{Body, Neutral, Refused};
+pub use json::{Body, MaxTokens, Neutral, Refused};
 pub use listen::serve;
 #[cfg(unix)]
 pub use listen::serve_unix;

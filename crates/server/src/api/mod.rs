@@ -29,7 +29,7 @@ use self::openapi::fields::{self, RequestBody};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::report::{self, Recorder};
-use crate::{trace, view};
+use crate::{lane, trace, view};
 
 /// An endpoint, as `GET /` lists it.
 #[derive(Debug)]
@@ -318,8 +318,12 @@ pub fn router(app: App) -> Router {
     } in ENDPOINTS
     {
         let (methods, merged) = paths.entry(path).or_default();
+        let route = match method {
+            Method::POST => route().route_layer(from_fn_with_state(app.clone(), lane::read_body)),
+            _ => route(),
+        };
         methods.push(method);
-        *merged = std::mem::take(merged).merge(route());
+        *merged = std::mem::take(merged).merge(route);
     }
     let mut router = Router::new();
     for (path, (methods, route)) in paths {

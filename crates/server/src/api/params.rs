@@ -240,16 +240,14 @@ impl SamplingParams {
     /// What ends the text.
     ///
     /// # Errors
-    /// [`ApiError`] 400 where a stop string is empty, and 400 where the text of a stop token is wanted.
+    /// [`ApiError`] 400 where a stop string is empty or there are too many, and where the text of a stop token
+    /// is wanted.
     pub fn stop(&self) -> Result<Stop, ApiError> {
         let strings = match &self.stop {
             None => Vec::new(),
             Some(StopStrings::One(stop)) => vec![stop.clone()],
             Some(StopStrings::Many(stop)) => stop.clone(),
         };
-        if strings.iter().any(String::is_empty) {
-            return Err(ApiError::invalid_param("stop", "a text of 'stop' is empty"));
-        }
         let tokens = self.stop_token_ids.iter().flatten();
         let tokens: Vec<TokenId> = tokens.copied().map(TokenId).collect();
         let is_included = self.include_stop_str_in_output == Some(true);
@@ -258,12 +256,14 @@ impl SamplingParams {
                            is never part of an answer: use 'stop'";
             return Err(ApiError::unsupported("include_stop_str_in_output", message));
         }
-        Ok(Stop {
+        let stop = Stop {
             strings,
             is_included,
             tokens,
             ignore_eos: self.ignore_eos == Some(true),
-        })
+        };
+        stop.check("stop")?;
+        Ok(stop)
     }
 
     /// Narrows who shares cached prefixes.

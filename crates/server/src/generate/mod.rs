@@ -27,6 +27,7 @@ use crate::chat::{ChatSplitter, Part, ToolFormat};
 use crate::constrain::grammar_of;
 use crate::encode::encode;
 use crate::error::ApiError;
+use crate::lane::aside;
 use crate::model::ServedModel;
 use crate::models::ModelInUse;
 
@@ -180,8 +181,7 @@ impl App {
             let model = model.shared();
             move || prepare(&model, tenant, request)
         };
-        let prepared = tokio::task::spawn_blocking(prepare).await;
-        let prepared = prepared.map_err(|error| ApiError::internal(error.to_string()))?;
+        let prepared = aside(prepare).await?;
         let Prepared {
             mut request,
             texts,
@@ -208,7 +208,7 @@ impl App {
             error
         })?;
         let generating = |(stream, (failure, splitter))| Generating {
-            active: self.begin(model, n_prompt),
+            active: self.begin(model, tenant, n_prompt),
             stream: Some(stream),
             failure,
             splitter,
@@ -233,8 +233,7 @@ impl App {
     ) -> Result<Vec<TokenId>, ApiError> {
         let model = model.shared();
         let encode = move || encode(&model, prompt, max_tokens).map(|encoded| encoded.tokens);
-        let encoded = tokio::task::spawn_blocking(encode).await;
-        encoded.map_err(|error| ApiError::internal(error.to_string()))?
+        aside(encode).await?
     }
 }
 

@@ -8,6 +8,7 @@ use cellar_engine::serve::{Choices, Priority};
 use kv_core::TokenId;
 use serde_json::{Map, Value};
 
+use crate::error::ApiError;
 use crate::fim::Gap;
 use crate::speculate::Speculate;
 
@@ -104,6 +105,44 @@ pub struct Stop {
     pub tokens: Vec<TokenId>,
     /// Whether those of the model are never chosen.
     pub ignore_eos: bool,
+}
+
+/// Texts that end a text: each is looked for after each token.
+const MAX_STOPS: usize = 256;
+
+/// Bytes of these texts together.
+const MAX_STOP_BYTES: usize = 64 << 10;
+
+/// Tokens that end a text, besides those of the model.
+const MAX_STOP_TOKENS: usize = 1024;
+
+impl Stop {
+    /// Checks the texts, which the request has under this name.
+    ///
+    /// # Errors
+    /// [`ApiError`] 400 with the limit, where one is empty, or there are too many, or too much is in them.
+    pub(crate) fn check(&self, param: &str) -> Result<(), ApiError> {
+        let wrong = |message| Err(ApiError::invalid_param(param, message));
+        let n_bytes: usize = self.strings.iter().map(String::len).sum();
+        match self.strings.len() {
+            n if n > MAX_STOPS => wrong(format!(
+                "'{param}' has {n} texts: {MAX_STOPS} are taken at most"
+            )),
+            _ if n_bytes > MAX_STOP_BYTES => wrong(format!(
+                "the texts of '{param}' have {n_bytes} bytes: {MAX_STOP_BYTES} are taken at most"
+            )),
+            _ if self.strings.iter().any(String::is_empty) => {
+                wrong(format!("a text of '{param}' is empty"))
+            }
+            _ => match self.tokens.len() {
+                n if n > MAX_STOP_TOKENS => Err(ApiError::invalid_param(
+                    "stop_token_ids",
+                    format!("'stop_token_ids' has {n} tokens: {MAX_STOP_TOKENS} are taken at most"),
+                )),
+                _ => Ok(()),
+            },
+        }
+    }
 }
 
 /// What the pieces of a text are.

@@ -4,10 +4,11 @@
 //! viewer that is slow misses frames. The layout names the loaded models, of which a viewer may choose another
 //! (`?model=`); `models` names them once they are others. The id of each update names the events up to it: a viewer that
 //! sends it as `Last-Event-ID` gets a whole frame and the events that it missed. A stream ends after a
-//! while with `renew`, so that a place is kept only by who comes again. Invariant: the page needs no key and has no data; the stream needs one where there are keys. Loads nothing from
+//! while with `renew`, so that a place is kept only by who comes again. Invariant: the page needs no key and has no data; the stream needs that of an admin where there are keys. Loads nothing from
 //! elsewhere.
 
 mod page;
+mod places;
 mod wire;
 
 use std::pin::Pin;
@@ -16,7 +17,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Response};
@@ -26,17 +27,18 @@ use cellar_engine::serve::Watcher;
 use futures_core::Stream;
 use model_core::tokenizer::Tokenizer;
 use serde_json::json;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Interval, Sleep};
 
 use crate::api::on_get;
 use crate::app::App;
+use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::model::{Job, Work};
 use crate::query::ModelQuery;
 use crate::stream::{EVENT_STREAM, named_event};
 
 pub(crate) use page::{asset, is_asset, is_for_browser, page};
+pub(crate) use places::{ViewPlace, Viewers};
 
 /// The most that watch at once.
 pub(crate) const MAX_VIEWERS: usize = 16;
@@ -48,7 +50,11 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// continues texts. It loads none: it waits for it, and goes on with it when it was unloaded.
 pub(crate) fn events() -> MethodRouter<App> {
     on_get(
-        async |State(app): State<App>, query: ModelQuery, headers: HeaderMap| {
+        async |State(app): State<App>,
+               Extension(tenant): Extension<Tenant>,
+               query: ModelQuery,
+               headers: HeaderMap| {
+            tenant.check_admin()?;
             let named = match &query.model {
                 Some(name) => Some(app.registry().find_now(name).await?),
                 None => None,
@@ -58,8 +64,8 @@ pub(crate) fn events() -> MethodRouter<App> {
             {
                 return Err(job.is_not(Job::Texts, &id));
             }
-            let permit = app.view()?;
-            let stream = ViewStream::new(app, named, permit, &headers);
+            let place = app.view(tenant)?;
+            let stream = ViewStream::new(app, named, place, &headers);
             let headers = [
                 (CONTENT_TYPE, HeaderValue::from_static(EVENT_STREAM)),
                 (CACHE_CONTROL, HeaderValue::from_static("no-store")),
@@ -99,14 +105,14 @@ struct ViewStream {
     /// Until the viewer has to come again; `None` once it was told.
     place: Option<Pin<Box<Sleep>>>,
     closing: Pin<Box<dyn Future<Output = ()> + Send>>,
-    _permit: OwnedSemaphorePermit,
+    _place: ViewPlace,
 }
 
 impl ViewStream {
     fn new(
         app: App,
         named: Option<usize>,
-        permit: OwnedSemaphorePermit,
+        view_place: ViewPlace,
         headers: &HeaderMap,
     ) -> Self {
         let mut keep_alive = tokio::time::interval(KEEP_ALIVE);
@@ -121,7 +127,7 @@ impl ViewStream {
             place: Some(Box::pin(tokio::time::sleep(app.config().view_time))),
             closing: Box::pin(app.closing()),
             app,
-            _permit: permit,
+            _place: view_place,
         }
     }
 

@@ -27,7 +27,8 @@ use crate::error::ApiError;
 use crate::generate::{
     Answer, ChatPrompt, Constraint, Finish, GenerateRequest, Output, Piece, Prompt, Stop,
 };
-use crate::json::{self, Body, Neutral, Refused};
+
+use crate::json::{self, Body, MaxTokens, Neutral, Refused};
 use crate::model::{Job, ServedModel};
 use crate::stream::{self, Encoder};
 
@@ -48,7 +49,6 @@ struct Fields {
     model: Option<String>,
     messages: Vec<Message>,
     system: Option<Content>,
-    max_tokens: Option<usize>,
     stop_sequences: Option<Vec<String>>,
     stream: Option<bool>,
     thinking: Option<Thinking>,
@@ -84,11 +84,12 @@ async fn answer(
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = Body::read(request, app.config().max_body).await?;
+    let body = Body::read(request).await?;
     let fields: Fields = body.get()?;
     let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
     let request = read(&body, &fields, &model)?;
     let generating = app.generate(&model, tenant, request).await?;
+    drop(body);
     let header = Header::new(model.id());
     if fields.stream == Some(true) {
         let encoder = MessageStream::new(header, generating.n_prompt());
@@ -98,7 +99,7 @@ async fn answer(
 }
 
 async fn count(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    let body = Body::read(request, app.config().max_body).await?;
+    let body = Body::read(request).await?;
     let fields: Fields = body.get()?;
     let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
     model.service()?;
@@ -116,24 +117,24 @@ async fn count(State(app): State<App>, request: Request) -> Result<Response, Api
 fn read(body: &Body, fields: &Fields, model: &ServedModel) -> Result<GenerateRequest, ApiError> {
     body.refuse(&REFUSED)?;
     let sampling: SamplingParams = body.get()?;
-    let Some(max_tokens) = fields.max_tokens.filter(|&n| n > 0) else {
-        let message = "'max_tokens' is needed: the largest number of tokens, at least 1";
-        return Err(ApiError::invalid_param("max_tokens", message));
+    let max_tokens = match body.max_tokens("max_tokens")? {
+        MaxTokens::NotGiven | MaxTokens::These(0) => {
+            let message = "'max_tokens' is needed: the largest number of tokens, at least 1, or -1 for any number";
+            return Err(ApiError::invalid_param("max_tokens", message));
+        }
+        given => given.or(None),
     };
-    let stop = fields.stop_sequences.clone().unwrap_or_default();
-    if stop.iter().any(String::is_empty) {
-        let message = "a text of 'stop_sequences' is empty";
-        return Err(ApiError::invalid_param("stop_sequences", message));
-    }
+    let stop = Stop {
+        strings: fields.stop_sequences.clone().unwrap_or_default(),
+        ..sampling.stop()?
+    };
+    stop.check("stop_sequences")?;
     let tools = blocks::tools(body)?;
     Ok(GenerateRequest {
         prompt: Prompt::Chat(chat(fields, &tools)?),
         sampler: sampling.sampler(model.settings())?,
-        max_tokens: Some(max_tokens),
-        stop: Stop {
-            strings: stop,
-            ..sampling.stop()?
-        },
+        max_tokens,
+        stop,
         constraint: match (tools.constraint(), constraint(fields)?) {
             (Some(_), Some(_)) => {
                 let message = "an answer that has to call a tool has no 'output_config.format'";

@@ -56,8 +56,6 @@ struct Fields {
     model: Option<String>,
     prompt: Option<PromptField>,
     /// -1 goes on until the model or the context ends.
-    n_predict: Option<i64>,
-    max_tokens: Option<i64>,
     stream: Option<bool>,
     return_tokens: Option<bool>,
     json_schema: Option<Value>,
@@ -186,14 +184,14 @@ impl GapFields {
 pub(crate) fn route() -> MethodRouter<App> {
     on_post(
         async |State(app): State<App>, Extension(tenant): Extension<Tenant>, request: Request| {
-            let body = Body::read(request, app.config().max_body).await?;
+            let body = Body::read(request).await?;
             let fields: Fields = body.get()?;
             let prompt = fields.prompt.clone().ok_or_else(|| {
                 ApiError::invalid_param("prompt", "the request is wrong: missing field `prompt`")
             })?;
             let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
             let prompts = prompt.prompts(model.tokenizer())?;
-            generate(&app, tenant, &model, &body, prompts).await
+            generate(&app, tenant, &model, body, prompts).await
         },
     )
 }
@@ -202,7 +200,7 @@ pub(crate) fn route() -> MethodRouter<App> {
 pub(crate) fn infill() -> MethodRouter<App> {
     on_post(
         async |State(app): State<App>, Extension(tenant): Extension<Tenant>, request: Request| {
-            let body = Body::read(request, app.config().max_body).await?;
+            let body = Body::read(request).await?;
             let gap: GapFields = body.get()?;
             let fields: Fields = body.get()?;
             let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
@@ -210,7 +208,7 @@ pub(crate) fn infill() -> MethodRouter<App> {
                 return Err(model.has_no_gaps());
             }
             let prompts = vec![Prompt::Gap(gap.gap())];
-            generate(&app, tenant, &model, &body, prompts).await
+            generate(&app, tenant, &model, body, prompts).await
         },
     )
 }
@@ -219,19 +217,14 @@ async fn generate(
     app: &App,
     tenant: Tenant,
     model: &ModelInUse,
-    body: &Body,
+    body: Body,
     prompts: Vec<Prompt>,
 ) -> Result<Response, ApiError> {
     let fields: Fields = body.get()?;
     body.refuse(&REFUSED)?;
     let sampling: SamplingParams = body.get()?;
-    let max_tokens = match fields.n_predict.or(fields.max_tokens) {
-        None | Some(-1) => None,
-        Some(n) => Some(
-            usize::try_from(n)
-                .map_err(|_| ApiError::invalid_param("n_predict", "'n_predict' is below -1"))?,
-        ),
-    };
+    let max_tokens = body.max_tokens("n_predict")?;
+    let max_tokens = max_tokens.or_of(body.max_tokens("max_tokens")?).or(None);
     let wanted = match fields.n_probs {
         None | Some(0) => Logprobs::Off,
         Some(n) => Logprobs::Top(n),
@@ -261,6 +254,7 @@ async fn generate(
     for prompt in prompts {
         texts.push(app.generate(model, tenant, request(prompt)?).await?);
     }
+    drop(body);
     let mut format = CompletionFormat {
         model: model.id().to_owned(),
         with_tokens: fields.return_tokens == Some(true),

@@ -1,6 +1,6 @@
 //! `POST /models/load` and `/models/unload`, as llama-server's router has them.
 
-use axum::extract::{Request, State};
+use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use axum::routing::MethodRouter;
 use serde::Deserialize;
@@ -9,6 +9,7 @@ use serde_json::json;
 use crate::api::ollama::KeepAlive;
 use crate::api::on_post;
 use crate::app::App;
+use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::json::{self, Body};
 
@@ -21,8 +22,9 @@ struct Fields {
 
 /// Loads a model; answers once it is loaded.
 pub(crate) fn load() -> MethodRouter<App> {
-    on_post(async |State(app): State<App>, request: Request| {
-        let body = Body::read(request, app.config().max_body).await?;
+    on_post(async |State(app): State<App>, Extension(tenant): Extension<Tenant>, request: Request| {
+        tenant.check_admin()?;
+        let body = Body::read(request).await?;
         let fields: Fields = body.get()?;
         let keep = fields
             .keep_alive
@@ -41,8 +43,9 @@ pub(crate) fn load() -> MethodRouter<App> {
 
 /// Unloads a model once no request uses it; answers then.
 pub(crate) fn unload() -> MethodRouter<App> {
-    on_post(async |State(app): State<App>, request: Request| {
-        let body = Body::read(request, app.config().max_body).await?;
+    on_post(async |State(app): State<App>, Extension(tenant): Extension<Tenant>, request: Request| {
+        tenant.check_admin()?;
+        let body = Body::read(request).await?;
         let fields: Fields = body.get()?;
         let at = app.registry().find_now(&fields.model).await?;
         app.registry().unload(at).await?;

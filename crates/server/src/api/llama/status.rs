@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::api::on_get;
 use crate::app::{App, Phase};
+use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::json;
 use crate::memory_use::MemoryUse;
@@ -76,13 +77,19 @@ pub(crate) fn metrics() -> MethodRouter<App> {
     })
 }
 
-/// The settings of a model that continues texts: the one that is named, which is loaded for it, or
-/// else the first loaded one.
+/// The settings of a loaded model that continues texts: the one that is named, or else the first. It
+/// loads none.
 pub(crate) fn props() -> MethodRouter<App> {
     on_get(async |State(app): State<App>, query: ModelQuery| {
         let name = query.model.as_deref();
         if name.is_none() && app.registry().first_loaded(Job::Texts).is_none() {
             return Ok(json::respond(&without_model()));
+        }
+        if let Some(name) = name {
+            let status = app.registry().status(app.registry().find_now(name).await?);
+            if let Some(status) = status.filter(|status| status.model.is_none()) {
+                return Err(ApiError::not_loaded(&status.id));
+            }
         }
         let model = app.model_for(name, Job::Texts).await?;
         let sampler = &model.settings().sampler;
@@ -129,10 +136,13 @@ fn without_model() -> Value {
 }
 
 /// The requests that have not ended, each as a slot of its model; the others are idle. Models that
-/// are not loaded have none.
+/// are not loaded have none. A key that is no admin sees the slots of its own requests alone.
 pub(crate) fn slots() -> MethodRouter<App> {
-    on_get(async |State(app): State<App>| {
-        let running = app.running();
+    on_get(async |State(app): State<App>, Extension(tenant): Extension<Tenant>| {
+        let mut running = app.running();
+        if !tenant.is_admin() {
+            running.retain(|(_, one)| one.tenant == tenant);
+        }
         let mut slots: Vec<Value> = Vec::new();
         let models = app.models().into_iter().filter_map(|status| status.model);
         for model in models.filter(|model| model.does(Job::Texts)) {
@@ -146,7 +156,8 @@ pub(crate) fn slots() -> MethodRouter<App> {
                     "seconds": one.since.elapsed().as_secs_f64(),
                 }));
             }
-            for slot in slots.len()..first + model.n_parallel() {
+            let n_slots = if tenant.is_admin() { model.n_parallel() } else { 0 };
+            for slot in slots.len()..first + n_slots {
                 slots.push(json!({
                     "id": slot, "n_ctx": n_ctx, "is_processing": false, "model": model.id(),
                 }));

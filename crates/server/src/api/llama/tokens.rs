@@ -1,5 +1,7 @@
 //! `POST /tokenize`, `/detokenize` and `/apply-template`.
 
+use std::sync::Arc;
+
 use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::routing::MethodRouter;
@@ -15,6 +17,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::generate::ChatPrompt;
 use crate::json::{self, Body};
+use crate::lane::aside;
 use crate::model::Job;
 
 /// Text inside a prompt, whose special tokens are found.
@@ -48,7 +51,7 @@ struct TemplateFields {
 /// The tokens of a text.
 pub(crate) fn tokenize() -> MethodRouter<App> {
     on_post(async |State(app): State<App>, request: Request| {
-        let body = Body::read(request, app.config().max_body).await?;
+        let body = Body::read(request).await?;
         let fields: TokenizeFields = body.get()?;
         let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
         let options = EncodeOptions {
@@ -61,14 +64,16 @@ pub(crate) fn tokenize() -> MethodRouter<App> {
                 _ => SpecialText::Parse,
             },
         };
-        let tokens = model.tokenizer().encode(&fields.content, options);
-        let tokens = tokens.into_iter().map(|id| match fields.with_pieces {
-            Some(true) => piece(model.tokenizer(), id),
-            _ => json!(id.0),
-        });
-        Ok::<Response, ApiError>(json::respond(
-            &json!({"tokens": tokens.collect::<Vec<_>>()}),
-        ))
+        let tokenizer = Arc::clone(model.tokenizer());
+        let answer = move || {
+            let tokens = tokenizer.encode(&fields.content, options);
+            let tokens = tokens.into_iter().map(|id| match fields.with_pieces {
+                Some(true) => piece(&tokenizer, id),
+                _ => json!(id.0),
+            });
+            json::respond(&json!({"tokens": tokens.collect::<Vec<_>>()}))
+        };
+        aside(answer).await
     })
 }
 
@@ -86,21 +91,24 @@ fn piece(tokenizer: &Tokenizer, id: TokenId) -> Value {
 /// The text of tokens.
 pub(crate) fn detokenize() -> MethodRouter<App> {
     on_post(async |State(app): State<App>, request: Request| {
-        let body = Body::read(request, app.config().max_body).await?;
+        let body = Body::read(request).await?;
         let fields: DetokenizeFields = body.get()?;
         let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
         let tokens: Vec<TokenId> = fields.tokens.into_iter().map(TokenId).collect();
-        let decode = model.tokenizer();
-        let text = decode.decode(&tokens, SpecialPieces::Render);
-        let text = text.map_err(|e| ApiError::invalid_param("tokens", e.to_string()))?;
-        Ok::<Response, ApiError>(json::respond(&json!({"content": text})))
+        let tokenizer = Arc::clone(model.tokenizer());
+        let answer = move || {
+            let text = tokenizer.decode(&tokens, SpecialPieces::Render);
+            let text = text.map_err(|e| ApiError::invalid_param("tokens", e.to_string()))?;
+            Ok::<Response, ApiError>(json::respond(&json!({"content": text})))
+        };
+        aside(answer).await?
     })
 }
 
 /// Messages as the model reads them.
 pub(crate) fn apply_template() -> MethodRouter<App> {
     on_post(async |State(app): State<App>, request: Request| {
-        let body = Body::read(request, app.config().max_body).await?;
+        let body = Body::read(request).await?;
         let fields: TemplateFields = body.get()?;
         let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
         let mut variables = fields.chat_template_kwargs.unwrap_or_default();
@@ -113,8 +121,7 @@ pub(crate) fn apply_template() -> MethodRouter<App> {
             let model = model.shared();
             move || model.render(&chat)
         };
-        let prompt = tokio::task::spawn_blocking(render).await;
-        let prompt = prompt.map_err(|error| ApiError::internal(error.to_string()))??;
+        let prompt = aside(render).await??;
         Ok::<Response, ApiError>(json::respond(&json!({"prompt": prompt})))
     })
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use axum::extract::{Request, State};
+use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use axum::routing::MethodRouter;
 use serde::Deserialize;
@@ -11,8 +11,10 @@ use serde_json::json;
 use super::KeepAlive;
 use crate::api::on_post;
 use crate::app::App;
+use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::json::{self, Body};
+use crate::lane::aside;
 use crate::model::Job;
 use crate::texts::EmbedTexts;
 
@@ -42,14 +44,14 @@ struct OneField {
 
 /// The route of one vector.
 pub(crate) fn one() -> MethodRouter<App> {
-    on_post(async |State(app): State<App>, request: Request| {
-        let body = Body::read(request, app.config().max_body).await?;
+    on_post(async |State(app): State<App>, Extension(tenant): Extension<Tenant>, request: Request| {
+        let body = Body::read(request).await?;
         let fields: OneField = body.get()?;
         app.check_open()?;
         let keep = fields.keep_alive.as_ref().map(KeepAlive::keep);
         let keep = keep.transpose()?;
         let model = app.model_for(Some(&fields.model), Job::Embeddings).await?;
-        if let Some(keep) = keep {
+        if let Some(keep) = keep.filter(|_| tenant.is_admin()) {
             model.keep(keep);
         }
         let texts = EmbedTexts::Texts(vec![fields.prompt]);
@@ -64,9 +66,13 @@ pub(crate) fn route() -> MethodRouter<App> {
     on_post(embed)
 }
 
-async fn embed(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+async fn embed(
+    State(app): State<App>,
+    Extension(tenant): Extension<Tenant>,
+    request: Request,
+) -> Result<Response, ApiError> {
     let came = Instant::now();
-    let body = Body::read(request, app.config().max_body).await?;
+    let body = Body::read(request).await?;
     let fields: Fields = body.get()?;
     app.check_open()?;
     if fields.dimensions.is_some() {
@@ -83,7 +89,7 @@ async fn embed(State(app): State<App>, request: Request) -> Result<Response, Api
     let keep = keep.transpose()?;
     let model = app.model_for(Some(&fields.model), Job::Embeddings).await?;
     let load_time = came.elapsed();
-    if let Some(keep) = keep {
+    if let Some(keep) = keep.filter(|_| tenant.is_admin()) {
         model.keep(keep);
     }
     let texts = match fields.input {
@@ -97,11 +103,14 @@ async fn embed(State(app): State<App>, request: Request) -> Result<Response, Api
     };
     let n_tokens = embedded.as_ref().map_or(0, |embedded| embedded.n_tokens);
     let vectors = embedded.map_or_else(Vec::new, |embedded| embedded.vectors);
-    Ok(json::respond(&json!({
-        "model": fields.model,
-        "embeddings": vectors,
-        "total_duration": u64::try_from(came.elapsed().as_nanos()).unwrap_or(u64::MAX),
-        "load_duration": u64::try_from(load_time.as_nanos()).unwrap_or(u64::MAX),
-        "prompt_eval_count": n_tokens,
-    })))
+    let answer = move || {
+        json::respond(&json!({
+            "model": fields.model,
+            "embeddings": vectors,
+            "total_duration": u64::try_from(came.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            "load_duration": u64::try_from(load_time.as_nanos()).unwrap_or(u64::MAX),
+            "prompt_eval_count": n_tokens,
+        }))
+    };
+    aside(answer).await
 }

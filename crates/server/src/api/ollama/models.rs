@@ -69,7 +69,7 @@ pub(crate) fn version() -> MethodRouter<App> {
 /// One model.
 pub(crate) fn show() -> MethodRouter<App> {
     on_post(async |State(app): State<App>, request: Request| {
-        let body = Body::read(request, app.config().max_body).await?;
+        let body = Body::read(request).await?;
         let fields: ShowFields = body.get()?;
         let Some(name) = fields.model.or(fields.name) else {
             return Err(ApiError::invalid_param("model", "'model' is missing"));

@@ -94,7 +94,7 @@ async fn handle(
     request: Request,
 ) -> Result<Response, ApiError> {
     let came = Instant::now();
-    let body = Body::read(request, app.config().max_body).await?;
+    let body = Body::read(request).await?;
     let fields: Fields = body.get()?;
     let at = app.registry().find_now(&fields.model).await?;
     refuse(&body)?;
@@ -115,12 +115,13 @@ async fn handle(
     };
     // How Ollama's clients unload a model, and load one.
     if is_empty && keep == Some(KeepLoaded::For(Duration::ZERO)) {
+        tenant.check_admin()?;
         app.registry().unload(at).await?;
         return Ok(json::respond(&lines.empty("unload")));
     }
     let model = app.model_for(Some(&fields.model), Job::Texts).await?;
     lines.load_time = came.elapsed();
-    if let Some(keep) = keep {
+    if let Some(keep) = keep.filter(|_| tenant.is_admin()) {
         model.keep(keep);
     }
     if is_empty {
@@ -134,6 +135,7 @@ async fn handle(
     lines.logprobs = (request.logprobs != Logprobs::Off)
         .then(|| PendingLogprobs::new(Arc::clone(model.tokenizer())));
     let generating = app.generate(&model, tenant, request).await?;
+    drop(body);
     match fields.stream {
         Some(false) => Ok(json::respond(&lines.whole(generating).await?)),
         _ => Ok(stream::respond(vec![generating], lines)),
@@ -180,12 +182,10 @@ fn read(
         ..error
     };
     let sampling: SamplingParams = options.get().map_err(within)?;
-    let limit: Limit = options.get().map_err(within)?;
     Ok(GenerateRequest {
         prompt: prompt(endpoint, fields, tools, model)?,
         sampler: sampling.sampler(model.settings()).map_err(within)?,
-        // Ollama: -1 goes on without end, -2 until the context is full.
-        max_tokens: limit.num_predict.and_then(|n| usize::try_from(n).ok()),
+        max_tokens: max_tokens(&options).map_err(within)?,
         stop: sampling.stop().map_err(within)?,
         constraint: match (tools.constraint(), constraint(fields)?) {
             (Some(_), Some(_)) => {
@@ -220,9 +220,12 @@ fn wanted_logprobs(fields: &Fields) -> Result<Logprobs, ApiError> {
     logprobs::check(wanted, "top_logprobs")
 }
 
-#[derive(Clone, Copy, Debug, Deserialize)]
-struct Limit {
-    num_predict: Option<i64>,
+/// `num_predict`, of which -1 goes on without end, and -2 until the context is full: that is the same here.
+fn max_tokens(options: &Body) -> Result<Option<usize>, ApiError> {
+    match options.field("num_predict").and_then(Value::as_i64) {
+        Some(-2) => Ok(None),
+        _ => Ok(options.max_tokens("num_predict")?.or(None)),
+    }
 }
 
 fn prompt(

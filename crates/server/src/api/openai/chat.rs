@@ -68,8 +68,6 @@ const CHAT_REFUSED: [Refused; 10] = [
 pub(super) struct ChatFields {
     pub(super) model: Option<String>,
     messages: Value,
-    max_tokens: Option<usize>,
-    max_completion_tokens: Option<usize>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     chat_template_kwargs: Option<Map<String, Value>>,
@@ -94,12 +92,13 @@ async fn handle(
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = Body::read(request, app.config().max_body).await?;
+    let body = Body::read(request).await?;
     let fields: ChatFields = body.get()?;
     let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
     let request = read(&body, &fields, model.settings())?;
     let logprobs = request.logprobs;
     let texts = app.generate_texts(&model, tenant, request).await?;
+    drop(body);
     let header = Header::new(model.id(), model.tokenizer());
     if fields.stream == Some(true) {
         let options = fields.stream_options.unwrap_or_default();
@@ -158,7 +157,10 @@ pub(super) fn read(
     let specific = Specific {
         prompt: Prompt::Chat(chat),
         echo: false,
-        max_tokens: fields.max_completion_tokens.or(fields.max_tokens),
+        max_tokens: body
+            .max_tokens("max_completion_tokens")?
+            .or_of(body.max_tokens("max_tokens")?)
+            .or(None),
         output: Output::Chat(tools.used()),
         forced: tools.constraint(),
         logprobs: wanted_logprobs(fields)?,

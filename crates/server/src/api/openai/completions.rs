@@ -37,7 +37,6 @@ const MAX_PROMPTS: usize = 128;
 pub(super) struct CompletionFields {
     pub(super) model: Option<String>,
     prompt: Prompts,
-    max_tokens: Option<usize>,
     /// Whether the answer begins with the prompt.
     echo: Option<bool>,
     /// What comes after the text that is generated.
@@ -83,7 +82,7 @@ async fn handle(
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = Body::read(request, app.config().max_body).await?;
+    let body = Body::read(request).await?;
     let fields: CompletionFields = body.get()?;
     let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
     let requests = read(&body, &fields, &model)?;
@@ -93,6 +92,7 @@ async fn handle(
         (choices, wanted) = (request.choices, request.logprobs);
         texts.extend(app.generate_texts(&model, tenant, request).await?);
     }
+    drop(body);
     let n_of_prompt = choices.n_computed().get() as usize;
     let header = Header {
         id: random_id("cmpl-"),
@@ -153,11 +153,13 @@ pub(super) fn read(
     }
     let wanted = fields.logprobs.map_or(Logprobs::Off, Logprobs::Top);
     let wanted = logprobs::check(wanted, "logprobs")?;
+    let max_tokens = body.max_tokens("max_tokens")?;
+    let max_tokens = max_tokens.or(Some(DEFAULT_MAX_TOKENS));
     let request = |prompt| {
         let specific = Specific {
             prompt,
             echo,
-            max_tokens: Some(fields.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
+            max_tokens,
             logprobs: wanted,
             output: Output::Text,
             forced: None,

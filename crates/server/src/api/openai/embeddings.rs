@@ -14,8 +14,9 @@ use crate::api::params::random_id;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::json::{self, Body};
+use crate::lane::aside;
 use crate::model::Job;
-use crate::texts::{EmbedTexts, RerankJob};
+use crate::texts::{EmbedTexts, Embedded, RerankJob};
 
 /// Texts of one request.
 const MAX_TEXTS: usize = 2048;
@@ -105,7 +106,7 @@ pub(crate) fn rerank() -> MethodRouter<App> {
 }
 
 async fn embed(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    let body = Body::read(request, app.config().max_body).await?;
+    let body = Body::read(request).await?;
     let fields: EmbeddingFields = body.get()?;
     let model = app
         .model_for(fields.model.as_deref(), Job::Embeddings)
@@ -119,17 +120,25 @@ async fn embed(State(app): State<App>, request: Request) -> Result<Response, Api
         let message = format!("the token {id} is not in the vocabulary, which has {n_tokens}");
         return Err(ApiError::invalid_param("input", message));
     }
+    drop(body);
     let embedded = model.embedder()?.embed(texts).await?;
     let format = fields.encoding_format.unwrap_or_default();
+    let id = model.id().to_owned();
+    let answer = move || embeddings_json(&id, &embedded, format);
+    aside(answer).await
+}
+
+/// Vectors as OpenAI lists them.
+fn embeddings_json(model: &str, embedded: &Embedded, format: Format) -> Response {
     let data = embedded.vectors.iter().enumerate().map(|(index, vector)| {
         json!({"object": "embedding", "index": index, "embedding": vector_json(vector, format)})
     });
-    Ok(json::respond(&json!({
+    json::respond(&json!({
         "object": "list",
-        "model": model.id(),
+        "model": model,
         "data": data.collect::<Vec<_>>(),
         "usage": {"prompt_tokens": embedded.n_tokens, "total_tokens": embedded.n_tokens},
-    })))
+    }))
 }
 
 fn check_number(param: &str, n: usize) -> Result<(), ApiError> {
@@ -154,7 +163,7 @@ fn vector_json(vector: &[f32], format: Format) -> Value {
 }
 
 async fn score(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    let body = Body::read(request, app.config().max_body).await?;
+    let body = Body::read(request).await?;
     let fields: RerankFields = body.get()?;
     let model = app.model_for(fields.model.as_deref(), Job::Scores).await?;
     app.check_open()?;

@@ -26,7 +26,7 @@ const REPEATED: [&str; 4] = ["stream", "stream_options", "cache_salt", "priority
 /// The route of prompts: a list, one for each.
 pub(crate) fn completions() -> MethodRouter<App> {
     on_post(async |State(app): State<App>, request: Request| {
-        let body = Body::read(request, app.config().max_body).await?;
+        let body = Body::read(request).await?;
         let fields: completions::CompletionFields = body.get()?;
         let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
         let requests = completions::read(&body, &fields, &model)?;
@@ -41,7 +41,7 @@ pub(crate) fn completions() -> MethodRouter<App> {
 /// The route of messages.
 pub(crate) fn chat() -> MethodRouter<App> {
     on_post(async |State(app): State<App>, request: Request| {
-        let body = Body::read(request, app.config().max_body).await?;
+        let body = Body::read(request).await?;
         let fields: chat::ChatFields = body.get()?;
         let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
         let request = chat::read(&body, &fields, model.settings())?;
@@ -53,7 +53,7 @@ pub(crate) fn chat() -> MethodRouter<App> {
 /// The route of items, without those of a response before.
 pub(crate) fn responses() -> MethodRouter<App> {
     on_post(async |State(app): State<App>, request: Request| {
-        let body = Body::read(request, app.config().max_body).await?;
+        let body = Body::read(request).await?;
         let fields: responses::Fields = body.get()?;
         let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
         let request = responses::read_alone(&body, &fields, &model)?;

@@ -88,7 +88,6 @@ pub(super) struct Fields {
     previous_response_id: Option<String>,
     store: Option<bool>,
     stream: Option<bool>,
-    max_output_tokens: Option<usize>,
     top_logprobs: Option<usize>,
     include: Option<Vec<String>>,
     reasoning: Option<Reasoning>,
@@ -147,7 +146,7 @@ async fn handle(
     Extension(tenant): Extension<Tenant>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let body = Body::read(request, app.config().max_body).await?;
+    let body = Body::read(request).await?;
     let fields: Fields = body.get()?;
     let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
     let previous = match &fields.previous_response_id {
@@ -168,6 +167,7 @@ async fn handle(
     });
     let mut writer = Writer::new(response, model.tokenizer(), keeping);
     let mut text = app.generate(&model, tenant, request).await?;
+    drop(body);
     if fields.stream == Some(true) {
         return Ok(stream::respond(vec![text], writer));
     }
@@ -225,7 +225,7 @@ fn read(
             variables,
         }),
         sampler: sampling.sampler(model.settings())?,
-        max_tokens: fields.max_output_tokens,
+        max_tokens: body.max_tokens("max_output_tokens")?.or(None),
         stop: sampling.stop()?,
         constraint: match (tools.constraint(), constraint(format)?) {
             (Some(_), Some(_)) => {

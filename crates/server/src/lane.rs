@@ -1,0 +1,191 @@
+//! [`Lane`]: the thread on which requests with large bodies are handled, and [`read_body`], which reads
+//! bodies within a budget and sends the large ones there.
+//!
+//! Invariant: what takes time in proportion to a large body (parsing, reading fields, dropping, writing a
+//! large answer) is done on the lane, and its tokenizers and templates on threads of the lane's own. So
+//! neither connections nor small requests wait for it, and it waits for none of them. Knows no JSON.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::HeaderMap;
+use axum::http::header::CONTENT_LENGTH;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use http_body_util::BodyExt;
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tracing::Instrument;
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::report::{self, Recorder};
+
+/// How long the body of a request may take to come.
+const BODY_TIME: Duration = Duration::from_secs(60);
+
+/// How long a large body waits for room next to others.
+const ROOM_TIME: Duration = Duration::from_secs(10);
+
+/// Seconds after which a client may try again whose body found no room.
+const RETRY_SECONDS: u64 = 5;
+
+/// Bytes of a body that is handled where it comes: parsing it takes well below a millisecond.
+const SMALL: usize = 64 << 10;
+
+/// Large bodies of the largest size that are held at once.
+const N_LARGEST: usize = 8;
+
+/// Threads of the lane that tokenize, render and compile schemas.
+const N_PREPARING: usize = 2;
+
+/// The bytes of large bodies that a server holds at once.
+pub(crate) fn body_budget(max_body: usize) -> usize {
+    max_body.saturating_mul(N_LARGEST).min(u32::MAX as usize)
+}
+
+/// The place of a large body in the budget, until all copies are dropped.
+#[derive(Clone, Debug)]
+pub(crate) struct Room {
+    _permit: Arc<OwnedSemaphorePermit>,
+}
+
+/// A thread with a runtime of its own. It ends when this is dropped, and what runs on it is cancelled.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    handle: Handle,
+    _until: oneshot::Sender<()>,
+}
+
+impl Lane {
+    /// # Errors
+    /// Where the thread cannot be started.
+    pub(crate) fn start() -> io::Result<Self> {
+        let runtime = Builder::new_current_thread()
+            .enable_time()
+            .max_blocking_threads(N_PREPARING)
+            .thread_name("cellar-large")
+            .build()?;
+        let handle = runtime.handle().clone();
+        let (until, dropped) = oneshot::channel::<()>();
+        let run = move || {
+            let _dropped = runtime.block_on(dropped);
+            runtime.shutdown_background();
+        };
+        let name = "cellar-large".to_owned();
+        std::thread::Builder::new().name(name).spawn(run)?;
+        Ok(Self {
+            handle,
+            _until: until,
+        })
+    }
+
+    /// What a future gives that runs on this thread. Dropped, it cancels that.
+    async fn run(
+        &self,
+        future: impl Future<Output = Response> + Send + 'static,
+    ) -> Result<Response, ApiError> {
+        let mut task = JoinSet::new();
+        let future = future.in_current_span();
+        match Recorder::current() {
+            Some(recorder) => {
+                task.spawn_on(report::CURRENT.scope(recorder, future), &self.handle);
+            }
+            None => {
+                task.spawn_on(future, &self.handle);
+            }
+        }
+        let ended = task.join_next().await.ok_or_else(ApiError::shutting_down)?;
+        ended.map_err(|error| ApiError::internal(error.to_string()))
+    }
+}
+
+/// Does work that takes time on a thread for such work.
+pub(crate) async fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ApiError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| ApiError::internal(error.to_string()))
+}
+
+/// Reads the body of each POST before its handler, which runs on the lane where the body is large.
+pub(crate) async fn read_body(State(app): State<App>, request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    let whole = timeout(BODY_TIME, collect(&app, &parts.headers, body)).await;
+    let whole = whole.unwrap_or_else(|_| Err(ApiError::too_slow(BODY_TIME.as_secs())));
+    let (bytes, room) = match whole {
+        Ok(whole) => whole,
+        Err(error) => {
+            app.metrics().refused(&error);
+            return error.into_response();
+        }
+    };
+    let mut request = Request::from_parts(parts, Body::from(bytes));
+    let Some(room) = room else {
+        return next.run(request).await;
+    };
+    request.extensions_mut().insert(room);
+    match app.lane() {
+        Some(lane) => {
+            let ended = lane.run(next.run(request)).await;
+            ended.unwrap_or_else(IntoResponse::into_response)
+        }
+        None => next.run(request).await,
+    }
+}
+
+/// All bytes of a body, and its room where it is large.
+async fn collect(
+    app: &App,
+    headers: &HeaderMap,
+    mut body: Body,
+) -> Result<(Vec<u8>, Option<Room>), ApiError> {
+    let limit = app.config().max_body;
+    let length = headers.get(CONTENT_LENGTH);
+    let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+    if length.is_some_and(|length| length > limit) {
+        return Err(ApiError::too_large(limit));
+    }
+    let (mut bytes, mut room) = (Vec::new(), None);
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| {
+            ApiError::invalid(format!("the body of the request broke off: {error}"))
+        })?;
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
+        let n_bytes = bytes.len() + data.len();
+        if n_bytes > limit {
+            return Err(ApiError::too_large(limit));
+        }
+        if n_bytes > SMALL && room.is_none() {
+            room = Some(reserve(app, length.unwrap_or(limit)).await?);
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok((bytes, room))
+}
+
+/// Room for a body of so many bytes, which others may have to leave first.
+async fn reserve(app: &App, n_bytes: usize) -> Result<Room, ApiError> {
+    let n_permits = u32::try_from(n_bytes).unwrap_or(u32::MAX);
+    let permit = Arc::clone(app.bodies()).acquire_many_owned(n_permits);
+    match timeout(ROOM_TIME, permit).await {
+        Ok(Ok(permit)) => Ok(Room {
+            _permit: Arc::new(permit),
+        }),
+        _ => {
+            let budget = body_budget(app.config().max_body);
+            let message = format!(
+                "a body of {n_bytes} bytes has no room: large bodies that are read may take {budget} bytes \
+                 together"
+            );
+            Err(ApiError::busy(message, RETRY_SECONDS))
+        }
+    }
+}
