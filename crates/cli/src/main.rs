@@ -93,11 +93,11 @@ fn complain(line: &str) {
 
 fn start_log() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("CELLAR_LOG");
-    if let Ok(filter) = filter {
-        tracing_subscriber::fmt()
-            .with_env_filter(filter)
-            .with_writer(std::io::stderr)
-            .with_ansi(std::io::stderr().is_terminal())
-            .init();
-    }
+    // That clients are kept out is said unasked.
+    let filter = filter.unwrap_or_else(|_| "cellar_server::listen=warn".into());
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
 }

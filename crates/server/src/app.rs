@@ -5,8 +5,9 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::{Arc, OnceLock};
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use cellar_engine::FinishReason;
@@ -33,6 +34,8 @@ pub struct ServerConfig {
     pub hosts: HostCheck,
     /// Bytes of a request's body. Eight times as many are held of large bodies at once.
     pub max_body: usize,
+    /// Connections of one client; `None` for any number.
+    pub max_client_connections: Option<NonZeroUsize>,
     /// How long a server that ends waits for texts.
     pub drain: Duration,
     /// How long a client may read nothing of what it is sent, before it is cut off.
@@ -51,6 +54,7 @@ impl Default for ServerConfig {
             keys: Keys::none(),
             hosts: HostCheck::Loopback,
             max_body: 6 << 20,
+            max_client_connections: NonZeroUsize::new(512),
             drain: Duration::from_secs(30),
             write_time: Duration::from_secs(30),
             view_time: Duration::from_secs(3600),

@@ -339,7 +339,9 @@ mod tests {
         assert!(!is_admin("a\nb", "a") && is_admin("# one\na\n", "a"));
         assert!(Keys::none().tenant(&HeaderMap::new()).unwrap().is_admin());
         assert!(Keys::parse("a role=root").is_err());
-        let error = Keys::parse("a\nb").unwrap().tenant(&headers("x-api-key", "a"));
+        let error = Keys::parse("a\nb")
+            .unwrap()
+            .tenant(&headers("x-api-key", "a"));
         assert_eq!(error.unwrap().check_admin().unwrap_err().status, 403);
     }
 

@@ -5,8 +5,8 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use axum::http::header::{HOST, ORIGIN};
 use axum::http::HeaderMap;
+use axum::http::header::{HOST, ORIGIN};
 
 use crate::error::ApiError;
 
@@ -82,7 +82,9 @@ fn is_port(rest: &str) -> bool {
 /// Whether an origin, which is a scheme, a host and perhaps a port, is this machine.
 fn origin_is_loopback(origin: &str) -> bool {
     let schemes = ["http://", "https://"];
-    let authority = schemes.iter().find_map(|scheme| origin.strip_prefix(scheme));
+    let authority = schemes
+        .iter()
+        .find_map(|scheme| origin.strip_prefix(scheme));
     authority.is_some_and(is_loopback)
 }
 

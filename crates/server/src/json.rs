@@ -76,8 +76,9 @@ impl Body {
     /// [`ApiError`] 400, with the path of the first that is wrong.
     pub fn get<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
         // A struct from a map is read the same way as from the object.
-        let fields =
-            serde::de::value::MapDeserializer::new(self.members.iter().map(|(k, v)| (k.as_str(), v)));
+        let fields = serde::de::value::MapDeserializer::new(
+            self.members.iter().map(|(k, v)| (k.as_str(), v)),
+        );
         serde_path_to_error::deserialize(fields).map_err(|error| {
             let (path, error) = (error.path().to_string(), error.into_inner());
             let error: serde_json::Error = error;
@@ -341,6 +342,28 @@ mod tests {
             assert!(error.message.contains(reason), "{error}");
         }
         assert!(Body::parse(b"").unwrap().field("a").is_none());
+    }
+
+    #[test]
+    fn a_body_has_so_many_values() {
+        let counts = |text: &str| {
+            let Counts {
+                n_values,
+                n_members,
+            } = Counts::of(text.as_bytes());
+            (n_values, n_members)
+        };
+        assert_eq!(
+            counts(r#"{"a,[{": [1, 2, "\\\\", "\"{"], "b": {}}"#),
+            (4, 5)
+        );
+        let tokens = |n: usize| format!("{{\"prompt\": [{}1]}}", "1,".repeat(n));
+        assert!(Body::parse(tokens(1_048_576).as_bytes()).is_ok());
+        let error = Body::parse(tokens(MAX_VALUES + 1).as_bytes()).unwrap_err();
+        assert!(error.message.contains("1500001 values"), "{error}");
+        let members = format!("{{\"a\": [{}1]}}", "[],".repeat(MAX_MEMBERS));
+        let error = Body::parse(members.as_bytes()).unwrap_err();
+        assert_eq!(error.status, 400, "{error}");
     }
 
     #[test]

@@ -164,18 +164,18 @@ async fn collect(
             return Err(ApiError::too_large(limit));
         }
         if n_bytes > SMALL && room.is_none() {
-            room = Some(reserve(app, length.unwrap_or(limit)).await?);
+            room = Some(reserve(app, length.unwrap_or(limit), ROOM_TIME).await?);
         }
         bytes.extend_from_slice(&data);
     }
     Ok((bytes, room))
 }
 
-/// Room for a body of so many bytes, which others may have to leave first.
-async fn reserve(app: &App, n_bytes: usize) -> Result<Room, ApiError> {
+/// Room for a body of so many bytes, which others may have to leave first, within this time.
+async fn reserve(app: &App, n_bytes: usize, wait: Duration) -> Result<Room, ApiError> {
     let n_permits = u32::try_from(n_bytes).unwrap_or(u32::MAX);
     let permit = Arc::clone(app.bodies()).acquire_many_owned(n_permits);
-    match timeout(ROOM_TIME, permit).await {
+    match timeout(wait, permit).await {
         Ok(Ok(permit)) => Ok(Room {
             _permit: Arc::new(permit),
         }),
@@ -187,5 +187,91 @@ async fn reserve(app: &App, n_bytes: usize) -> Result<Room, ApiError> {
             );
             Err(ApiError::busy(message, RETRY_SECONDS))
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use std::sync::{Mutex, mpsc};
+
+    use axum::Router;
+    use axum::middleware::from_fn_with_state;
+    use axum::routing::post;
+    use tower::ServiceExt;
+
+    use super::*;
+    use crate::app::ServerConfig;
+
+    fn on_runtime<T>(test: impl Future<Output = T>) -> T {
+        let mut runtime = Builder::new_current_thread();
+        runtime.enable_all().build().unwrap().block_on(test)
+    }
+
+    fn request(n_bytes: usize) -> Request {
+        let body = Body::from(vec![b'x'; n_bytes]);
+        Request::post("/").body(body).unwrap()
+    }
+
+    /// A large body is handled while the thread of the connections answers others, and while a template
+    /// or a tokenizer works for it.
+    #[test]
+    fn a_large_body_holds_up_no_small_one() {
+        let (release, held) = mpsc::channel::<()>();
+        let held = Arc::new(Mutex::new(held));
+        let app = App::new(Vec::new(), ServerConfig::default());
+        let handler = async move |request: Request| {
+            let body = request.into_body().collect().await.unwrap().to_bytes();
+            if body.len() > SMALL {
+                // Held up as by a body that takes long, on this thread and on another one.
+                let wait = Duration::from_secs(60);
+                held.lock().unwrap().recv_timeout(wait).unwrap();
+                let held = Arc::clone(&held);
+                let wait = move || held.lock().unwrap().recv_timeout(wait).unwrap();
+                aside(wait).await.unwrap();
+            }
+            body.len().to_string()
+        };
+        let route = post(handler).route_layer(from_fn_with_state(app.clone(), read_body));
+        let router = Router::new().route("/", route).with_state(app);
+        on_runtime(async {
+            let large = tokio::spawn(router.clone().oneshot(request(SMALL + 1)));
+            for _ in 0..2 {
+                let small = router.clone().oneshot(request(SMALL)).await.unwrap();
+                let bytes = small.into_body().collect().await.unwrap().to_bytes();
+                assert_eq!(bytes, SMALL.to_string());
+                assert!(!large.is_finished());
+                release.send(()).unwrap();
+            }
+            let large = large.await.unwrap().unwrap();
+            let bytes = large.into_body().collect().await.unwrap().to_bytes();
+            assert_eq!(bytes, (SMALL + 1).to_string());
+        });
+    }
+
+    #[test]
+    fn a_large_body_waits_for_room() {
+        let config = ServerConfig {
+            max_body: 100,
+            ..ServerConfig::default()
+        };
+        let app = App::new(Vec::new(), config);
+        on_runtime(async {
+            let rooms = [400, 400].map(|n| reserve(&app, n, Duration::ZERO));
+            let [first, second] = rooms;
+            let (first, _second) = (first.await.unwrap(), second.await.unwrap());
+            let refused = reserve(&app, 100, Duration::ZERO).await.unwrap_err();
+            assert_eq!(refused.status, 429);
+            assert!(refused.message.contains("800 bytes"), "{refused}");
+            let waiting = {
+                let app = app.clone();
+                tokio::spawn(async move { reserve(&app, 100, Duration::from_secs(60)).await })
+            };
+            let copy = first.clone();
+            drop(first);
+            assert!(reserve(&app, 1, Duration::ZERO).await.is_err());
+            drop(copy);
+            waiting.await.unwrap().unwrap();
+        });
     }
 }

@@ -35,6 +35,7 @@ pub mod api;
 mod app;
 mod auth;
 mod chat;
+mod clients;
 mod constrain;
 mod control_texts;
 mod conversations;

@@ -1,27 +1,32 @@
 //! [`serve`]: accepts connections until it is told to end, then lets those go on that must.
 //!
 //! Invariant: a client that sends no complete head in time is cut off, and so is one that reads nothing
-//! of what it is sent; when `serve` returns, no connection is left. Knows no API.
+//! of what it is sent; no client has more connections than it may; where the system has no room for a new
+//! connection, idle ones end. When `serve` returns, no connection is left. Knows no API.
 
 use std::future::Future;
+use std::io;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::Request;
-use axum::serve::{Listener, ListenerExt};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
 use tokio_io_timeout::TimeoutStream;
 use tower::util::MapRequest;
 
 use crate::app::App;
+use crate::clients::{ClientPlace, Clients};
 
 /// How long the head of a request may take to come, and a connection may be idle.
 const HEAD_TIME: Duration = Duration::from_secs(75);
@@ -32,6 +37,40 @@ const CLOSE_TIME: Duration = Duration::from_secs(2);
 /// Bytes of a request's head.
 const MAX_HEAD: usize = 64 << 10;
 
+/// How long no connection is accepted after one could not be, so that others can end meanwhile.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// How often the log says that connections are not accepted.
+const WARN_TIME: Duration = Duration::from_secs(10);
+
+/// What connections come from.
+trait Accept {
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    /// The next connection, and where it comes from.
+    async fn accept(&self) -> io::Result<(Self::Stream, Option<IpAddr>)>;
+}
+
+impl Accept for TcpListener {
+    type Stream = tokio::net::TcpStream;
+
+    async fn accept(&self) -> io::Result<(Self::Stream, Option<IpAddr>)> {
+        let (stream, address) = Self::accept(self).await?;
+        // Pieces go out at once, not when a packet is full.
+        let _slower_only = stream.set_nodelay(true);
+        Ok((stream, Some(address.ip())))
+    }
+}
+
+#[cfg(unix)]
+impl Accept for tokio::net::UnixListener {
+    type Stream = tokio::net::UnixStream;
+
+    async fn accept(&self) -> io::Result<(Self::Stream, Option<IpAddr>)> {
+        Ok((Self::accept(self).await?.0, None))
+    }
+}
+
 /// Serves a listener until `stop` ends; then refuses requests, waits for texts as long as the
 /// configuration of the app says, and ends all connections.
 pub async fn serve(
@@ -40,10 +79,6 @@ pub async fn serve(
     router: Router,
     stop: impl Future<Output = ()>,
 ) {
-    let listener = listener.tap_io(|stream| {
-        // Pieces go out at once, not when a packet is full.
-        let _slower_only = stream.set_nodelay(true);
-    });
     serve_on(listener, app, router, stop).await;
 }
 
@@ -58,8 +93,8 @@ pub async fn serve_unix(
     serve_on(listener, app, router, stop).await;
 }
 
-async fn serve_on<L: Listener>(
-    mut listener: L,
+async fn serve_on<L: Accept>(
+    listener: L,
     app: App,
     router: Router,
     stop: impl Future<Output = ()>,
@@ -69,11 +104,31 @@ async fn serve_on<L: Listener>(
         stop.await;
         app.drain().await;
     });
+    let clients = Clients::new(app.config().max_client_connections);
+    let end_idle = watch::Sender::new(());
+    let (mut next, mut warnings) = (Instant::now(), Warnings::default());
     loop {
+        let accept = async {
+            sleep_until(next).await;
+            listener.accept().await
+        };
         tokio::select! {
-            (stream, _) = listener.accept() => {
-                connections.spawn(connection(stream, router.clone(), app.clone()));
-            }
+            accepted = accept => match accepted {
+                Ok((stream, address)) => match clients.place(address) {
+                    Some(place) => {
+                        let ends = end_idle.subscribe();
+                        let connection = connection(stream, router.clone(), app.clone(), ends);
+                        connections.spawn(with_place(place, connection));
+                    }
+                    None => warnings.too_many(address),
+                },
+                Err(error) if is_of_client(&error) => {}
+                Err(error) => {
+                    next = Instant::now() + PAUSE;
+                    end_idle.send_replace(());
+                    warnings.cannot_accept(&error, connections.len());
+                }
+            },
             Some(_ended) = connections.join_next() => {}
             () = &mut end => break,
         }
@@ -85,7 +140,59 @@ async fn serve_on<L: Listener>(
     }
 }
 
-async fn connection<S>(stream: S, router: Router, app: App)
+/// Whether a connection ended before it was accepted.
+fn is_of_client(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
+    matches!(
+        error.kind(),
+        ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted
+    )
+}
+
+/// Lines of the log, one of a kind in a while.
+#[derive(Debug, Default)]
+struct Warnings {
+    too_many: Option<Instant>,
+    cannot_accept: Option<Instant>,
+}
+
+impl Warnings {
+    fn too_many(&mut self, address: Option<IpAddr>) {
+        if is_due(&mut self.too_many) {
+            let address = address.map(tracing::field::display);
+            tracing::warn!(
+                address,
+                "a client has as many connections as it may, and gets no other"
+            );
+        }
+    }
+
+    fn cannot_accept(&mut self, error: &io::Error, n_connections: usize) {
+        if is_due(&mut self.cannot_accept) {
+            tracing::warn!(
+                %error,
+                n_connections,
+                "a connection cannot be accepted: idle ones are closed"
+            );
+        }
+    }
+}
+
+/// Whether it was said last long ago; then it is said now.
+fn is_due(last: &mut Option<Instant>) -> bool {
+    let is_due = last.is_none_or(|last| last.elapsed() >= WARN_TIME);
+    if is_due {
+        *last = Some(Instant::now());
+    }
+    is_due
+}
+
+async fn with_place(place: ClientPlace, connection: impl Future<Output = ()>) {
+    connection.await;
+    drop(place);
+}
+
+async fn connection<S>(stream: S, router: Router, app: App, mut end_idle: watch::Receiver<()>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -100,9 +207,16 @@ where
         .max_buf_size(MAX_HEAD)
         .serve_connection(TokioIo::new(Box::pin(stream)), service);
     let mut connection = pin!(connection);
+    let asked_to_end = async {
+        tokio::select! {
+            () = app.closing() => {}
+            // Without a sender nothing is accepted any more.
+            Ok(()) = end_idle.changed() => {}
+        }
+    };
     let ended = tokio::select! {
         ended = &mut connection => ended,
-        () = app.closing() => {
+        () = asked_to_end => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
@@ -167,7 +281,7 @@ mod tests {
             };
             let router = Router::new().route("/", get(endless));
             let (client, stream) = UnixStream::pair().unwrap();
-            let connection = tokio::spawn(connection(stream, router, app()));
+            let connection = tokio::spawn(connection(stream, router, app(), watch::channel(()).1));
             client.writable().await.unwrap();
             let request = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n";
             assert_eq!(client.try_write(request).unwrap(), request.len());

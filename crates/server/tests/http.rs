@@ -18,6 +18,8 @@ mod kv_events;
 mod leaving;
 #[path = "http/life.rs"]
 mod life;
+#[path = "http/limits.rs"]
+mod limits;
 #[path = "http/llama.rs"]
 mod llama;
 #[path = "http/models.rs"]

@@ -82,13 +82,21 @@ pub(crate) struct ServeArgs {
     /// Use the chat template in a file instead of the only model's
     #[arg(long, visible_alias = "chat-template-file", value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
-    /// Take requests with a key of this file only: one key a line, perhaps with weight=N, max_running=N
-    /// and max_queued=N after it
+    /// Take requests with a key of this file only: one key a line, perhaps with weight=N, max_running=N,
+    /// max_queued=N and role=admin after it. Of several keys, only admins load and unload models by hand
+    /// and see what others do
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
     /// Let everybody who reaches --host use the server
     #[arg(long, action = ArgAction::SetTrue, conflicts_with = "api_key_file")]
     pub(crate) no_auth: bool,
+    /// Bytes of a request's body; eight times as many are held of large bodies at once
+    #[arg(long, value_name = "SIZE", default_value = "6M")]
+    pub(crate) max_body: ByteSize,
+    /// Connections of one client (an IPv4 address, or the first 64 bits of an IPv6 address); 0 is any
+    /// number, for a server behind a proxy
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub(crate) max_client_connections: u32,
     /// Seconds that running requests get to end, when the server ends
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub(crate) drain: u32,

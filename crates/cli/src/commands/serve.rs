@@ -11,7 +11,7 @@ mod scan;
 mod spans;
 
 use std::net::SocketAddr;
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,6 +66,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<Exit> {
             "--draft-model drafts for models of its vocabulary: name them with -m, without --models",
         );
     }
+    check_descriptors()?;
     let spans = SpanExport::start()?;
     let config = ServerConfig {
         observer: spans.observer(),
@@ -80,7 +81,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     // An address that is taken is reported before a model is loaded.
     let listener = runtime.block_on(listen(args))?;
     if let Some(dir) = &args.save_cache {
-        prefixes::make_dir(dir)?;
+        prefixes::prepare_dir(dir)?;
     }
     let budget = room::budget(args);
     let given = models.iter().map(|model| Given {
@@ -126,6 +127,29 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<Exit> {
         prefixes::save_all(dir, &served_app);
     }
     Ok(Exit::Done)
+}
+
+/// What the runtime and its handlers of signals open, which panic where they cannot.
+const N_DESCRIPTORS: usize = 8;
+
+/// Checks that so many files can be opened.
+#[cfg(unix)]
+fn check_descriptors() -> anyhow::Result<()> {
+    let open = |_| std::fs::File::open("/dev/null");
+    let opened: std::io::Result<Vec<_>> = (0..N_DESCRIPTORS).map(open).collect();
+    let opened = opened.with_context(|| {
+        format!(
+            "a server needs {N_DESCRIPTORS} open files, and one for each connection: raise the limit \
+             (ulimit -n)"
+        )
+    });
+    opened.map(drop)
+}
+
+/// The system has no such limit.
+#[cfg(not(unix))]
+fn check_descriptors() -> anyhow::Result<()> {
+    Ok(())
 }
 
 /// What is served, in words: the loaded models by name.
@@ -204,7 +228,7 @@ fn server_config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
     };
     if args.show_text && keys.n_keys() > 1 {
         return usage(
-            "--show-text shows all texts to each key: it takes an --api-key-file with one key",
+            "--show-text shows the texts of all keys: it takes an --api-key-file with one key",
         );
     }
     Ok(ServerConfig {
@@ -213,6 +237,8 @@ fn server_config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
             true => HostCheck::Loopback,
             false => HostCheck::Any,
         },
+        max_body: usize::try_from(args.max_body.0).unwrap_or(usize::MAX),
+        max_client_connections: NonZeroUsize::new(args.max_client_connections as usize),
         drain: Duration::from_secs(args.drain.into()),
         ..ServerConfig::default()
     })

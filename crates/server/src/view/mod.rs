@@ -109,12 +109,7 @@ struct ViewStream {
 }
 
 impl ViewStream {
-    fn new(
-        app: App,
-        named: Option<usize>,
-        view_place: ViewPlace,
-        headers: &HeaderMap,
-    ) -> Self {
+    fn new(app: App, named: Option<usize>, view_place: ViewPlace, headers: &HeaderMap) -> Self {
         let mut keep_alive = tokio::time::interval(KEEP_ALIVE);
         keep_alive.reset();
         Self {

@@ -33,7 +33,7 @@ fn wrong_fields_are_named() {
             "temperature",
         ),
         (
-            json!({"messages": user(&text), "max_tokens": -1}),
+            json!({"messages": user(&text), "max_tokens": -2}),
             "max_tokens",
         ),
         (json!({"messages": user(&text), "stop": [1]}), "stop"),

@@ -432,8 +432,14 @@ fn what_a_model_cannot_do_does_not_load_it() {
         get(server.address, "/v1/models/lazy-alias").json()["id"],
         "lazy"
     );
+    let refused = get(server.address, "/props?model=lazy%2Dalias");
+    assert_eq!(refused.status, 409);
+    let message = refused.json()["error"]["message"].to_string();
+    assert!(message.contains("POST /models/load"), "{message}");
+    assert_eq!(get(server.address, "/props?model=nobody").status, 404);
     assert_eq!(loader.n_plans.load(Ordering::Relaxed), 0);
-    // A query that names it does.
+    let load = post(server.address, "/models/load", &json!({"model": "lazy"}));
+    assert_eq!(load.status, 200);
     let props = get(server.address, "/props?model=lazy%2Dalias").json();
     assert_eq!(props["model_alias"], "lazy");
     assert_eq!(loader.n_loads(), 1);

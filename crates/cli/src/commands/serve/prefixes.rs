@@ -21,19 +21,30 @@ use crate::{input, output_file};
 /// What the names of these files end with.
 const ENDING: &str = ".prefixes";
 
-/// Makes the directory, where there is none.
+/// Makes the directory, where there is none, and checks that files can be written in it.
 ///
 /// # Errors
-/// Where it cannot be made.
-pub(super) fn make_dir(dir: &Path) -> anyhow::Result<()> {
+/// Where it cannot be made, or no file in it.
+pub(super) fn prepare_dir(dir: &Path) -> anyhow::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     let made = builder.create(dir);
-    made.with_context(|| format!("cannot make the directory '{}'", dir.display()))?;
+    made.with_context(|| {
+        format!(
+            "--save-cache: cannot make the directory '{}'",
+            dir.display()
+        )
+    })?;
     output_file::remove_abandoned(dir, |of| of.to_string_lossy().ends_with(ENDING));
-    Ok(())
+    let any = dir.join(format!("any{ENDING}"));
+    output_file::check("--save-cache", &any).with_context(|| {
+        format!(
+            "--save-cache: no file can be written in '{}'",
+            dir.display()
+        )
+    })
 }
 
 /// Takes the prefixes back that were saved of this model.

@@ -138,31 +138,37 @@ fn without_model() -> Value {
 /// The requests that have not ended, each as a slot of its model; the others are idle. Models that
 /// are not loaded have none. A key that is no admin sees the slots of its own requests alone.
 pub(crate) fn slots() -> MethodRouter<App> {
-    on_get(async |State(app): State<App>, Extension(tenant): Extension<Tenant>| {
-        let mut running = app.running();
-        if !tenant.is_admin() {
-            running.retain(|(_, one)| one.tenant == tenant);
-        }
-        let mut slots: Vec<Value> = Vec::new();
-        let models = app.models().into_iter().filter_map(|status| status.model);
-        for model in models.filter(|model| model.does(Job::Texts)) {
-            let n_ctx = n_ctx(&model);
-            let first = slots.len();
-            for (task, one) in running.iter().filter(|(_, one)| one.model == model.id()) {
-                let slot = slots.len();
-                slots.push(json!({
+    on_get(
+        async |State(app): State<App>, Extension(tenant): Extension<Tenant>| {
+            let mut running = app.running();
+            if !tenant.is_admin() {
+                running.retain(|(_, one)| one.tenant == tenant);
+            }
+            let mut slots: Vec<Value> = Vec::new();
+            let models = app.models().into_iter().filter_map(|status| status.model);
+            for model in models.filter(|model| model.does(Job::Texts)) {
+                let n_ctx = n_ctx(&model);
+                let first = slots.len();
+                for (task, one) in running.iter().filter(|(_, one)| one.model == model.id()) {
+                    let slot = slots.len();
+                    slots.push(json!({
                     "id": slot, "id_task": task, "n_ctx": n_ctx, "is_processing": true,
                     "model": one.model, "n_prompt_tokens": one.n_prompt, "has_text": one.has_text,
                     "seconds": one.since.elapsed().as_secs_f64(),
                 }));
+                }
+                let n_slots = if tenant.is_admin() {
+                    model.n_parallel()
+                } else {
+                    0
+                };
+                for slot in slots.len()..first + n_slots {
+                    slots.push(json!({
+                        "id": slot, "n_ctx": n_ctx, "is_processing": false, "model": model.id(),
+                    }));
+                }
             }
-            let n_slots = if tenant.is_admin() { model.n_parallel() } else { 0 };
-            for slot in slots.len()..first + n_slots {
-                slots.push(json!({
-                    "id": slot, "n_ctx": n_ctx, "is_processing": false, "model": model.id(),
-                }));
-            }
-        }
-        json::respond(&json!(slots))
-    })
+            json::respond(&json!(slots))
+        },
+    )
 }

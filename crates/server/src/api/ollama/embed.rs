@@ -44,21 +44,23 @@ struct OneField {
 
 /// The route of one vector.
 pub(crate) fn one() -> MethodRouter<App> {
-    on_post(async |State(app): State<App>, Extension(tenant): Extension<Tenant>, request: Request| {
-        let body = Body::read(request).await?;
-        let fields: OneField = body.get()?;
-        app.check_open()?;
-        let keep = fields.keep_alive.as_ref().map(KeepAlive::keep);
-        let keep = keep.transpose()?;
-        let model = app.model_for(Some(&fields.model), Job::Embeddings).await?;
-        if let Some(keep) = keep.filter(|_| tenant.is_admin()) {
-            model.keep(keep);
-        }
-        let texts = EmbedTexts::Texts(vec![fields.prompt]);
-        let mut embedded = model.embedder()?.embed(texts).await?;
-        let vector = embedded.vectors.pop().unwrap_or_default();
-        Ok::<Response, ApiError>(json::respond(&json!({ "embedding": vector })))
-    })
+    on_post(
+        async |State(app): State<App>, Extension(tenant): Extension<Tenant>, request: Request| {
+            let body = Body::read(request).await?;
+            let fields: OneField = body.get()?;
+            app.check_open()?;
+            let keep = fields.keep_alive.as_ref().map(KeepAlive::keep);
+            let keep = keep.transpose()?;
+            let model = app.model_for(Some(&fields.model), Job::Embeddings).await?;
+            if let Some(keep) = keep.filter(|_| tenant.is_admin()) {
+                model.keep(keep);
+            }
+            let texts = EmbedTexts::Texts(vec![fields.prompt]);
+            let mut embedded = model.embedder()?.embed(texts).await?;
+            let vector = embedded.vectors.pop().unwrap_or_default();
+            Ok::<Response, ApiError>(json::respond(&json!({ "embedding": vector })))
+        },
+    )
 }
 
 /// The route of vectors.
