@@ -680,6 +680,29 @@ fn wrong_directories_and_names_of_models_are_refused() {
     }
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn what_cannot_be_served_or_saved_is_said_at_the_start() {
+    // Nobody may create files here, root neither.
+    let (code, message) = failure(&["serve", "--port", "0", "--save-cache", "/proc/1"]);
+    assert_eq!(code, Some(1), "{message}");
+    assert!(
+        message.contains("--save-cache") && message.contains("'/proc/1'"),
+        "{message}"
+    );
+    for n in 5..=9 {
+        let program = env!("CARGO_BIN_EXE_cellar");
+        let limited = format!("ulimit -n {n}; exec '{program}' serve --port 0");
+        let output = std::process::Command::new("sh")
+            .args(["-c", &limited])
+            .output();
+        let output = output.unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{n}: {message}");
+        assert!(message.contains("ulimit -n"), "{n}: {message}");
+    }
+}
+
 #[test]
 fn wrong_flags_are_refused_in_one_line() {
     let (code, message) = failure(&["serve", "--host", "0.0.0.0"]);

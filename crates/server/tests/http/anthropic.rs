@@ -195,7 +195,7 @@ fn errors_have_anthropics_shape() {
     );
     let invalid = "invalid_request_error";
     refused(
-        json!({"max_tokens": null}),
+        json!({"max_tokens": 0}),
         400,
         invalid,
         "'max_tokens' is needed",

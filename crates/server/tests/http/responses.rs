@@ -387,7 +387,7 @@ fn wrong_fields_are_named() {
             json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
             "input[0].content[0]",
         ),
-        (json!({"max_output_tokens": -1}), "max_output_tokens"),
+        (json!({"max_output_tokens": -2}), "max_output_tokens"),
         (json!({"temperature": -1}), "temperature"),
         (json!({"background": true}), "background"),
         (json!({"truncation": "auto"}), "truncation"),

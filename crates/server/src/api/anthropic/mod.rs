@@ -103,8 +103,9 @@ async fn count(State(app): State<App>, request: Request) -> Result<Response, Api
     let fields: Fields = body.get()?;
     let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
     model.service()?;
-    // It adds nothing to the prompt, and is checked as it is for the answer.
+    // They add nothing to the prompt, and are checked as they are for the answer.
     constraint(&fields)?;
+    body.max_tokens("max_tokens")?;
     let prompt = Prompt::Chat(chat(&fields, &blocks::tools(&body)?)?);
     let tokens = app.prompt_tokens(&model, prompt, None).await?;
     Ok(json::respond(&json!({ "input_tokens": tokens.len() })))
