@@ -36,8 +36,10 @@ fn with_key(server: &Server, key: &str, method: &str, path: &str, body: &str) ->
 
 #[test]
 fn large_bodies_are_answered_as_small_ones() {
-    let mut setup = Setup::default();
-    setup.n_ctx = 64;
+    let setup = Setup {
+        n_ctx: 64,
+        ..Setup::default()
+    };
     let server = setup.start();
     let text = "Once upon a time. ".repeat(20_000);
     let tokens = post(server.address, "/tokenize", &json!({"content": text})).json();
@@ -118,8 +120,10 @@ fn stops_have_limits() {
 
 #[test]
 fn a_length_of_minus_one_is_any_length() {
-    let mut setup = Setup::default();
-    setup.n_ctx = 48;
+    let setup = Setup {
+        n_ctx: 48,
+        ..Setup::default()
+    };
     let server = setup.start();
     let messages = json!([{"role": "user", "content": "Hello"}]);
     // The model's own end is never chosen: what ends the text is the context.
