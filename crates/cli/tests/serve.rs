@@ -685,7 +685,7 @@ fn wrong_directories_and_names_of_models_are_refused() {
 fn what_cannot_be_served_or_saved_is_said_at_the_start() {
     // Nobody may create files here, root neither.
     let (code, message) = failure(&["serve", "--port", "0", "--save-cache", "/proc/1"]);
-    assert_eq!(code, Some(1), "{message}");
+    assert_eq!(code, 1, "{message}");
     assert!(
         message.contains("--save-cache") && message.contains("'/proc/1'"),
         "{message}"
