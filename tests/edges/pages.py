@@ -7,7 +7,7 @@ import socket
 import subprocess
 import time
 
-from place import ROOT, SOON, STORIES, Place
+from place import ROOT, SOON, STORIES, TEMPLATE, Place
 
 PAGES = ["README.md", "docs", "python/README.md"]
 
@@ -19,9 +19,6 @@ ELSEWHERE = [
     (r"vllm-router|lm_eval|^  --|maturin|docker", "other programs"),
     (r"--kv-events", "a cargo feature that is off by default"),
 ]
-
-# A template with which the small model answers messages.
-TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
 
 
 def run(program, report):

@@ -18,6 +18,9 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STORIES = ROOT / "models" / "stories-llama-f16.gguf"
 
+# A chat template with which the small model answers messages.
+TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+
 # How long a command may take that should end at once or after a few tokens of the small model.
 SOON = 60
 
