@@ -82,19 +82,19 @@ fn top_logprobs() -> RangedI64ValueParser<u32> {
 #[command(after_help = "\
 Examples:
   cellar run                                    generate a story with the built-in model
-  cellar run -m MODEL.gguf \"What is 2+2?\"
+  cellar run MODEL.gguf \"What is 2+2?\"          answer a message
   cellar MODEL.gguf                             chat with a model
   cellar inspect MODEL.gguf -c 8192             show the model and the size of its memory
   cellar bench -m MODEL.gguf -p 512 -n 64
 
 Where a file is read or written, - stands for stdin or stdout. A file that is written is replaced
-when it is complete, following links and keeping its mode; devices, pipes, the answers of a batch and
-traces are written directly.
+when it is complete, following links and keeping its mode; devices, pipes, answers of a
+batch and traces are written directly.
 
-Flags of llama.cpp work: -c 0, -n -1, --seed -1, --ctx-size, --n-predict, -sys TEXT, -ngl 0, -ub N,
--ctk TYPE, -ctv TYPE, -hf NAME of a downloaded model; --no-mmap has no effect.
+Flags of llama.cpp work (-c 0, -n -1, -sys TEXT, -ngl 0, -fa on, -no-cnv, …) or say what to write.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C.
+Set CELLAR_MODEL=MODEL.gguf to make it the model of commands without -m.
 Set CELLAR_LOG=debug to log on stderr.
 Set CELLAR_ISA=NAME to force an instruction set; an unknown name lists those of this machine,
 and an empty one is the default.")]
@@ -166,7 +166,8 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 pub(crate) struct ModelArgs {
     /// GGUF file (the first part of a split model), a directory with config.json and safetensors,
-    /// or the name of a downloaded model: OWNER/NAME:QUANT [default: the built-in model]
+    /// or the name of a downloaded model: OWNER/NAME:QUANT [default: $CELLAR_MODEL, or else the built-in
+    /// model]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) model: Option<PathBuf>,
 }
@@ -174,16 +175,18 @@ pub(crate) struct ModelArgs {
 /// The model of a command that is about nothing else.
 #[derive(Debug, Args)]
 pub(crate) struct FileArgs {
-    /// GGUF file, model directory or name of a downloaded model [default: the built-in model]
-    file: Option<PathBuf>,
-    /// The same, as the other commands take it
-    #[arg(short, long, value_name = "FILE", conflicts_with = "file")]
+    /// GGUF file, model directory or name of a downloaded model [default: $CELLAR_MODEL, or else the
+    /// built-in model]
+    #[arg(value_name = "MODEL")]
+    named: Option<PathBuf>,
+    /// The same, as a flag
+    #[arg(short, long, value_name = "FILE", conflicts_with = "named")]
     model: Option<PathBuf>,
 }
 
 impl FileArgs {
     pub(crate) fn path(&self) -> Option<&Path> {
-        self.file.as_deref().or(self.model.as_deref())
+        self.named.as_deref().or(self.model.as_deref())
     }
 }
 
@@ -457,7 +460,7 @@ Examples:
   cellar logits -m MODEL.gguf --tokens 1,2,3 --tokens 1,7,9,4 --out both.safetensors --ubatch 2")]
 pub(crate) struct LogitsArgs {
     #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    pub(crate) model: FileArgs,
     /// Token ids of a sequence, separated by commas; once per sequence
     #[arg(long, value_name = "IDS")]
     pub(crate) tokens: Vec<String>,

@@ -5,6 +5,9 @@
 use std::borrow::Cow;
 use std::path::Path;
 
+#[cfg(feature = "hub")]
+use crate::{advice::most_similar, shortcut::is_tagged};
+
 /// The path itself where it exists or is no model's name; or else the model of that name in the
 /// cache.
 ///
@@ -16,7 +19,15 @@ pub(crate) fn locate(path: &Path) -> anyhow::Result<Cow<'_, Path>> {
 
     use crate::input;
 
-    if path.exists() || input::is_stdin(path) || is_file_name(path) {
+    if path.exists() || input::is_stdin(path) {
+        return Ok(Cow::Borrowed(path));
+    }
+    if let Some(text) = path.to_str()
+        && let Some(instead) = foreign(text)
+    {
+        anyhow::bail!("no file '{text}': {instead}");
+    }
+    if is_file_name(path) {
         return Ok(Cow::Borrowed(path));
     }
     let name = path.to_str().map(str::parse::<ModelName>);
@@ -25,10 +36,14 @@ pub(crate) fn locate(path: &Path) -> anyhow::Result<Cow<'_, Path>> {
     };
     match Cache::from_env()?.find(&name) {
         Ok(found) => Ok(Cow::Owned(found)),
-        Err(HubError::NotCached { cache, .. }) => anyhow::bail!(
-            "no file '{name}', and no model of that name in {}; 'cellar pull {name}' downloads it",
-            cache.display()
-        ),
+        Err(HubError::NotCached { cache, .. }) => {
+            let near = similar(&name.to_string())?;
+            anyhow::bail!(
+                "no file '{name}', and no model of that name in {}; 'cellar pull {name}' downloads \
+                 it{near}",
+                cache.display()
+            )
+        }
         Err(error) => Err(error.into()),
     }
 }
@@ -37,6 +52,48 @@ pub(crate) fn locate(path: &Path) -> anyhow::Result<Cow<'_, Path>> {
 #[cfg(not(feature = "hub"))]
 pub(crate) fn locate(path: &Path) -> anyhow::Result<Cow<'_, Path>> {
     Ok(Cow::Borrowed(path))
+}
+
+/// The command that downloads what stands behind an address or a name of another program's.
+#[cfg(feature = "hub")]
+fn foreign(text: &str) -> Option<String> {
+    let address = text.split_once("://").map_or(text, |(_, rest)| rest);
+    let parts: Vec<&str> = address.trim_end_matches('/').split('/').collect();
+    let names = "names are OWNER/NAME-GGUF[:QUANT], as on huggingface.co";
+    Some(match parts.as_slice() {
+        [
+            "huggingface.co" | "hf.co" | "www.huggingface.co",
+            owner,
+            name,
+            ..,
+        ] => {
+            format!(
+                "'cellar pull {owner}/{name}' downloads it, and -m {owner}/{name} names it then"
+            )
+        }
+        ["ollama.com" | "www.ollama.com", .., name] => {
+            format!(
+                "models of Ollama's are not downloaded; 'cellar pull OWNER/NAME' takes {name}; {names}"
+            )
+        }
+        _ if text.contains("://") => {
+            "an address is no model: download the file, and give its path".to_owned()
+        }
+        _ if is_tagged(text) => format!(
+            "{names}: 'cellar pull OWNER/NAME-GGUF:Q4_K_M' downloads one, 'cellar list' shows yours"
+        ),
+        _ => return None,
+    })
+}
+
+/// Names of downloaded models that are similar, as the end of a sentence.
+#[cfg(feature = "hub")]
+fn similar(name: &str) -> anyhow::Result<String> {
+    let models = cellar_hub::Cache::from_env()?.models();
+    let names: Vec<String> = models.iter().map(|model| model.name.to_string()).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let near = most_similar(name, &names);
+    Ok(near.map_or(String::new(), |near| format!("; '{near}' is there")))
 }
 
 /// Whether it ends like a file, as a model's name hardly does.

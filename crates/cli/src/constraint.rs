@@ -15,7 +15,8 @@ use model_core::tokenizer::Tokenizer;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Constrained texts")]
 pub(crate) struct ConstraintArgs {
-    /// Generate JSON that this JSON schema allows: a file, or the schema itself, which begins with {
+    /// Generate JSON that this JSON schema allows: a file, or the schema itself, which begins with {;
+    /// objects have no other properties than it names, unless "additionalProperties" is true
     #[arg(long, value_name = "FILE", aliases = ["json-schema", "json-schema-file"])]
     pub(crate) schema: Option<PathBuf>,
     /// Generate a text of this grammar, in llguidance's Lark syntax
@@ -54,6 +55,7 @@ mod present {
 
     use anyhow::Context;
     use cellar_grammar::{Grammar, GrammarCompiler, GrammarFailure};
+    use serde_json::Value;
 
     use super::{ConstraintArgs, Step, Tokenizer};
     use crate::input;
@@ -63,6 +65,57 @@ mod present {
         path.to_str()
             .filter(|text| text.trim_start().starts_with('{'))
     }
+
+    /// The schema with `additionalProperties: false` in every object whose properties it lists and
+    /// of which it does not say whether there are more. A text that is not JSON stays as it is.
+    fn closed(text: String) -> String {
+        match serde_json::from_str::<Value>(&text) {
+            Ok(mut schema) => {
+                close(&mut schema);
+                schema.to_string()
+            }
+            // The compiler says where it is wrong.
+            Err(_) => text,
+        }
+    }
+
+    /// Closes a schema and those in it. What `allOf` or a reference adds to belongs to an object
+    /// of more properties, and stays open.
+    fn close(schema: &mut Value) {
+        let Some(keys) = schema.as_object_mut() else {
+            return;
+        };
+        let has = |key: &&str| keys.contains_key(*key);
+        if keys.contains_key("properties") && !OPENS.iter().any(|key| has(&key)) {
+            keys.insert("additionalProperties".to_owned(), Value::Bool(false));
+        }
+        let is_composed = keys.contains_key("allOf");
+        for (key, part) in keys {
+            match (key.as_str(), part) {
+                ("$defs" | "definitions", _) if is_composed => {}
+                ("properties" | "$defs" | "definitions", Value::Object(schemas)) => {
+                    schemas.values_mut().for_each(close);
+                }
+                ("items" | "anyOf" | "oneOf" | "prefixItems", Value::Array(schemas)) => {
+                    schemas.iter_mut().for_each(close);
+                }
+                ("items" | "additionalProperties", part) => close(part),
+                _ => {}
+            }
+        }
+    }
+
+    /// Keys next to which `properties` are not all that there is.
+    const OPENS: [&str; 8] = [
+        "additionalProperties",
+        "unevaluatedProperties",
+        "patternProperties",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "$ref",
+        "if",
+    ];
 
     /// A compiled schema or grammar.
     #[derive(Debug)]
@@ -92,7 +145,7 @@ mod present {
                         None => input::text(path)?,
                     };
                     let compiled = GrammarCompiler::new(tokenizer)
-                        .and_then(|compiler| compiler.json_schema(&text));
+                        .and_then(|compiler| compiler.json_schema(&closed(text)));
                     compiled.with_context(|| cannot(path))?
                 }
                 (None, Some(path)) => {

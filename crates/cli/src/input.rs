@@ -37,6 +37,25 @@ pub(crate) fn stdin_is_piped() -> bool {
     })
 }
 
+/// Whether standard input is a file of which another program has read a part, as in a shell's loop
+/// of `while read`, which reads on after this program.
+#[cfg(unix)]
+pub(crate) fn stdin_is_shared() -> bool {
+    use std::io::Seek;
+    use std::os::fd::AsFd;
+
+    let own = io::stdin().as_fd().try_clone_to_owned().map(File::from);
+    let position = own.and_then(|mut file| file.stream_position());
+    // A pipe has no position.
+    position.is_ok_and(|position| position > 0)
+}
+
+/// No: who reads a file is not known here.
+#[cfg(not(unix))]
+pub(crate) fn stdin_is_shared() -> bool {
+    false
+}
+
 /// Whether standard input is no terminal.
 #[cfg(not(unix))]
 pub(crate) fn stdin_is_piped() -> bool {

@@ -25,6 +25,7 @@ mod overwrite;
 mod progress;
 mod resolve;
 mod service;
+mod short_help;
 mod shortcut;
 mod terminal;
 
@@ -39,7 +40,16 @@ use crate::failure::{Exit, one_line};
 
 fn main() -> ExitCode {
     let args = habits::translate(shortcut::expand(std::env::args_os()));
-    let exit = match parse(args) {
+    let exit = match args.map(parse) {
+        Err(error) => failed(&error),
+        Ok(parsed) => obey(parsed),
+    };
+    ExitCode::from(exit.code())
+}
+
+/// Runs the command that was given.
+fn obey(parsed: Result<anyhow::Result<Cli>, clap::Error>) -> Exit {
+    match parsed {
         Ok(Ok(cli)) => {
             start_log();
             interrupt::survive_file_size_limit()
@@ -49,13 +59,12 @@ fn main() -> ExitCode {
         }
         Ok(Err(error)) => failed(&error),
         Err(error) => not_understood::complain_of(&error),
-    };
-    ExitCode::from(exit.code())
+    }
 }
 
 /// The command line; inside, why flags that can be parsed make no sense together.
 fn parse(args: Vec<OsString>) -> Result<anyhow::Result<Cli>, clap::Error> {
-    let mut command = with_negative_numbers(Cli::command());
+    let mut command = short_help::shorten(with_negative_numbers(Cli::command()));
     let matches = command.try_get_matches_from_mut(args)?;
     let cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
     let checked =

@@ -67,10 +67,17 @@ impl Contents {
     }
 }
 
+/// The model of commands that name none: the environment variable `CELLAR_MODEL`.
+pub(crate) fn default_model() -> Option<PathBuf> {
+    let path = std::env::var_os("CELLAR_MODEL").filter(|path| !path.is_empty());
+    path.map(PathBuf::from)
+}
+
 impl ModelSource {
-    /// The file, or else the model in the binary.
+    /// The file, or else that of `CELLAR_MODEL`, or else the model in the binary.
     pub(crate) fn new(file: Option<&Path>) -> Self {
-        file.map_or(Self::Embedded, |path| Self::File(path.to_owned()))
+        let file = file.map(Path::to_owned).or_else(default_model);
+        file.map_or(Self::Embedded, Self::File)
     }
 
     /// Whether it is a directory.

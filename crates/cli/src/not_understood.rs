@@ -12,6 +12,7 @@ use crate::advice::most_similar;
 use crate::args::Cli;
 use crate::complain;
 use crate::failure::{Exit, words};
+use crate::shortcut::names_model;
 
 /// Flags that other programs have for the same, where the most similar name is another flag's.
 const NAMES: [(&str, &str); 6] = [
@@ -21,6 +22,42 @@ const NAMES: [(&str, &str); 6] = [
     ("--num-ctx", "ctx"),
     ("--max-model-len", "ctx"),
     ("--temperature", "temp"),
+];
+
+/// Commands of Ollama and llama.cpp, and what there is for the same.
+const COMMANDS: [(&[&str], &str); 11] = [
+    (
+        &["generate", "ask", "complete", "cli", "simple"],
+        "'cellar run MODEL PROMPT' answers a prompt",
+    ),
+    (
+        &["quantize"],
+        "'cellar convert MODEL.gguf OUT.gguf --type q4_k_m' does it",
+    ),
+    (
+        &["create"],
+        "'cellar convert DIRECTORY OUT.gguf --type q8_0' makes a model file",
+    ),
+    (&["show", "info"], "'cellar inspect MODEL' does it"),
+    (
+        &["ps", "stop"],
+        "a server lists its models at /v1/models, and unloads idle ones itself",
+    ),
+    (
+        &["push"],
+        "models are not uploaded: Hugging Face's own program does it",
+    ),
+    (
+        &["cp"],
+        "a model is a file: copy it, or give 'cellar serve --alias NAME=MODEL'",
+    ),
+    (
+        &["download", "get"],
+        "'cellar pull OWNER/NAME:QUANT' does it",
+    ),
+    (&["ls", "models"], "'cellar list' does it"),
+    (&["delete", "remove"], "'cellar rm OWNER/NAME' does it"),
+    (&["finetune", "train"], "models are not trained here"),
 ];
 
 /// How numbers are refused, and in plain words what is wanted.
@@ -103,8 +140,17 @@ fn instead(error: &Error, given: &[String]) -> Option<String> {
     let command = given.first()?.as_str();
     let cli = Cli::command();
     if error.kind() == ErrorKind::InvalidSubcommand {
+        let given = of(ContextKind::InvalidSubcommand)?;
+        if let Some((_, instead)) = COMMANDS.iter().find(|(theirs, _)| theirs.contains(&given)) {
+            return Some((*instead).to_owned());
+        }
+        if names_model(given) {
+            return Some(format!(
+                "a model is given with -m: 'cellar {command} -m {given}'"
+            ));
+        }
         let names: Vec<&str> = cli.get_subcommands().map(clap::Command::get_name).collect();
-        let similar = most_similar(of(ContextKind::InvalidSubcommand)?, &names)?;
+        let similar = most_similar(given, &names)?;
         return Some(format!("a similar command exists: '{similar}'"));
     }
     if error.kind() != ErrorKind::UnknownArgument {
@@ -123,6 +169,22 @@ fn instead(error: &Error, given: &[String]) -> Option<String> {
         return is_text
             .then(|| format!("'cellar run -m MODEL PROMPT' answers a prompt; '{arg}' is one"));
     };
+    if names_model(arg) {
+        let name = command.get_name();
+        return Some(format!(
+            "a model is given with -m: 'cellar {name} -m {arg}'"
+        ));
+    }
+    if command.get_name() == "run" && !arg.starts_with('-') {
+        return Some(
+            "put the prompt in quotes: 'cellar run MODEL \"a prompt of words\"'".to_owned(),
+        );
+    }
+    if command.get_name() == "chat" && !arg.starts_with('-') {
+        return Some(
+            "'cellar run MODEL PROMPT' answers a prompt; a chat begins without one".to_owned(),
+        );
+    }
     if (command.get_name(), arg) == ("chat", "--raw") {
         return Some("'cellar run --raw' continues a text without the template".to_owned());
     }

@@ -12,7 +12,7 @@ use clap::{Arg, ArgMatches, Command};
 
 use crate::by_name::locate;
 use crate::failure::usage;
-use crate::models::is_model_file;
+use crate::models::{default_model, is_model_file};
 use crate::output_file;
 
 /// The arguments that name files to write, by command.
@@ -72,7 +72,13 @@ pub(crate) fn check(cli: &Command, matches: &ArgMatches) -> anyhow::Result<()> {
             flag: "stdin".to_owned(),
             file,
         });
-    let mut inputs: Vec<Named> = stdin.collect();
+    let default = default_model().map(|path| files(&path));
+    let default = default.into_iter().flatten().map(|file| Named {
+        id: "model".to_owned(),
+        flag: "CELLAR_MODEL".to_owned(),
+        file,
+    });
+    let mut inputs: Vec<Named> = stdin.chain(default).collect();
     let is_place = |arg: &Arg| PLACES.contains(&arg.get_id().as_str());
     for arg in (command.get_arguments()).filter(|arg| !is_output(arg) && !is_place(arg)) {
         for path in paths(arg, matches) {
@@ -184,7 +190,10 @@ fn paths(arg: &Arg, matches: &ArgMatches) -> Vec<PathBuf> {
     values.map(PathBuf::from).collect()
 }
 
-/// A file, or the files in a directory: those of a model.
+/// What the names of files of a model directory end with.
+const MODEL_ENDINGS: [&str; 6] = ["json", "safetensors", "gguf", "txt", "model", "jinja"];
+
+/// A file, or the files of a model in a directory.
 fn files(path: &Path) -> Vec<FileId> {
     let Ok(metadata) = fs::metadata(path) else {
         return Vec::new();
@@ -193,6 +202,11 @@ fn files(path: &Path) -> Vec<FileId> {
         return vec![FileId::of(path, &metadata)];
     }
     let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    let is_of_model = |path: &Path| {
+        let ending = path.extension().and_then(|ending| ending.to_str());
+        ending.is_some_and(|ending| MODEL_ENDINGS.contains(&ending))
+    };
+    let entries = entries.filter(|entry| is_of_model(&entry.path()));
     let files = entries.filter_map(|entry| {
         let metadata = fs::metadata(entry.path()).ok()?;
         let is_file = metadata.is_file();
@@ -241,6 +255,8 @@ mod tests {
         let path = clap::value_parser!(PathBuf).type_id();
         let inputs = [
             "model",
+            "named",
+            "files",
             "models",
             "file",
             "load_state",

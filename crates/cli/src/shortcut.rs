@@ -1,7 +1,7 @@
-//! `cellar MODEL.gguf` or `cellar OWNER/NAME`, short for `cellar chat -m …`.
+//! Models where people type them: `cellar MODEL.gguf`, `cellar run MODEL PROMPT`.
 //!
-//! Invariant: the name of a command is never taken for a model. Knows no flags: those after the
-//! model are the flags of `cellar chat`.
+//! Invariant: the name of a command is never taken for a model, nor a text with spaces. Knows no
+//! flags: those after `cellar MODEL` are the flags of `cellar chat`.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -13,26 +13,45 @@ use crate::args::Cli;
 /// The arguments, with `chat -m` before a model that stands where a command is expected.
 pub(crate) fn expand(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.collect();
-    if args.get(1).is_some_and(names_model) {
+    if args.get(1).is_some_and(|first| opens_chat(first)) {
         args.splice(1..1, ["chat".into(), "-m".into()]);
     }
     args
 }
 
-/// Whether this is a model file or directory, there or not, or a model's name, and no command.
-fn names_model(first: &OsString) -> bool {
-    let is_flag = first.as_encoded_bytes().starts_with(b"-");
+/// Whether this is a model, and no command.
+fn opens_chat(first: &OsString) -> bool {
     let cli = Cli::command();
     let mut commands = cli.get_subcommands();
     let is_command = commands.any(|command| {
         let mut names = command.get_name_and_visible_aliases().into_iter();
         names.any(|name| first == name) || first == "help"
     });
-    let path = Path::new(first);
+    !is_command && first.to_str().is_some_and(names_model)
+}
+
+/// Whether this names a model, which is there or not: a file, a directory, an address,
+/// `OWNER/NAME[:QUANT]` or `name:tag`.
+pub(crate) fn names_model(word: &str) -> bool {
+    let is_word = !word.is_empty() && !word.starts_with('-') && !word.contains(char::is_whitespace);
+    let path = Path::new(word);
     let is_gguf = path.extension().is_some_and(|end| end == "gguf");
     // Whether the model is there is found out when it is opened.
     let is_name = path.is_relative() && path.components().count() == 2;
-    !is_flag && !is_command && (is_gguf || is_name || path.exists())
+    let is_address = word.contains("://");
+    path.exists() && !word.is_empty()
+        || is_word && (is_gguf || is_name || is_address || is_tagged(word))
+}
+
+/// Whether this is `name:tag`, as Ollama has it: `llama3.2:1b`.
+pub(crate) fn is_tagged(word: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let both = word.split_once(':');
+    both.is_some_and(|parts| {
+        [parts.0, parts.1].iter().all(|part| {
+            part.starts_with(|c: char| c.is_ascii_alphanumeric()) && part.chars().all(is_plain)
+        })
+    })
 }
 
 #[cfg(test)]
@@ -48,6 +67,7 @@ mod tests {
         let chat = ["cellar", "chat", "-m", "absent.gguf", "-c", "64"];
         assert_eq!(expanded(&["cellar", "absent.gguf", "-c", "64"]), chat);
         assert_eq!(expanded(&["cellar", "owner/name:Q8_0"])[1], "chat");
+        assert_eq!(expanded(&["cellar", "llama3.2:1b"])[1], "chat");
         // The package's own directory is there.
         assert_eq!(expanded(&["cellar", "src"])[1], "chat");
     }
@@ -59,6 +79,23 @@ mod tests {
         }
         for first in ["--help", "-m", "frobnicate", ""] {
             assert_eq!(expanded(&["cellar", first]), ["cellar", first]);
+        }
+    }
+
+    #[test]
+    fn texts_are_no_models() {
+        for text in [
+            "Who was it?",
+            "Once",
+            "a: b",
+            "at 10:30 or later",
+            "Answer:",
+            "",
+        ] {
+            assert!(!names_model(text), "{text}");
+        }
+        for model in ["a.gguf", "o/n", "llama3.2:1b", "https://example.org/x"] {
+            assert!(names_model(model), "{model}");
         }
     }
 }

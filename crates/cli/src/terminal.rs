@@ -8,6 +8,7 @@
 use std::borrow::Cow;
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Serialize;
 
@@ -27,6 +28,21 @@ pub(crate) fn escape_lines(text: &str) -> Cow<'_, str> {
 /// comes from a file is to be escaped before.
 pub(crate) fn note(line: impl Display) {
     let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Whether [`aside`] prints nothing.
+static IS_QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Makes the program print no statistics and no notes.
+pub(crate) fn quieten() {
+    IS_QUIET.store(true, Ordering::Relaxed);
+}
+
+/// Writes a line to stderr that is no error and no warning, unless --quiet was given.
+pub(crate) fn aside(line: impl Display) {
+    if !IS_QUIET.load(Ordering::Relaxed) {
+        note(line);
+    }
 }
 
 /// A value as one line of JSON. Characters that [`escape`] escapes are escaped as in JSON.

@@ -86,7 +86,7 @@ fn of_backend(ran: &Ran, name: &str) -> Value {
     rows.find(|row| row["backend"] == name).unwrap().clone()
 }
 
-const STORY: [&str; 8] = ["run", "Once", "-n", "6", "--temp", "0", "-c", "64"];
+const STORY: [&str; 9] = ["run", "-p", "Once", "-n", "6", "--temp", "0", "-c", "64"];
 const NO_LIBRARY: &str = "no NVIDIA driver: libcuda.so.1 was not found";
 const CUDA_IS_ABSENT: &str = "the cuda backend is not available: ";
 
@@ -124,7 +124,7 @@ fn a_backend_that_is_not_there_is_refused_with_the_reason() {
         &STORY,
         &["bench", "-m", model, "-p", "4", "-n", "2"],
         &["perplexity", "-m", model, "-c", "8", "-f", text],
-        &["kl", "-m", model, "One day"],
+        &["kl", "-m", model, "--kv-type", "q8_0", "One day"],
         &["logits", "-m", model, "--tokens", "1,2", "-o", "/dev/null"],
         &["embed", "-m", model, "--pooling", "mean", "One day"],
     ];
@@ -270,7 +270,7 @@ fn the_largest_context_that_fits_the_gpu_does_and_one_more_token_does_not() {
 
     let ran = with_driver(
         &settings,
-        &["run", "Once", "-c", "256", "--backend", "cuda"],
+        &["run", "-p", "Once", "-c", "256", "--backend", "cuda"],
     );
     assert_eq!(ran.code, 1);
     let advice = format!("; --ctx {largest} is the largest that fits, --kv-type q8_0 takes less;");

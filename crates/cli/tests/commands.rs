@@ -530,6 +530,8 @@ fn kl_of_rounded_states_is_small() {
             model,
             text.as_str(),
             "--json",
+            "--kv-type",
+            "f32",
             "--state-type",
             state_type,
         ];

@@ -84,7 +84,7 @@ fn what_cannot_be_used_is_refused_before_any_text() {
     let dir = tempfile::tempdir().unwrap();
     let refused = |flag: &str, text: &str| {
         let path = file(dir.path(), "file", text);
-        let (code, message) = failure(&["run", "Hi", flag, &path]);
+        let (code, message) = failure(&["run", "-p", "Hi", flag, &path]);
         assert_eq!(code, 1, "{message}");
         message
     };
@@ -106,15 +106,15 @@ fn what_cannot_be_used_is_refused_before_any_text() {
         message.contains("the grammar cannot be compiled"),
         "{message}"
     );
-    let (code, message) = failure(&["run", "Hi", "--schema", "{\"type\": 3}"]);
+    let (code, message) = failure(&["run", "-p", "Hi", "--schema", "{\"type\": 3}"]);
     let told = "cannot use the schema of the command line: the schema";
     assert!(code == 1 && message.contains(told), "{message}");
-    let (code, message) = failure(&["run", "Hi", "--schema", "a", "--grammar", "b"]);
+    let (code, message) = failure(&["run", "-p", "Hi", "--schema", "a", "--grammar", "b"]);
     assert!(
         code == 2 && message.contains("cannot be used with"),
         "{message}"
     );
-    let (code, message) = failure(&["run", "Hi", "--schema", "/nowhere.json"]);
+    let (code, message) = failure(&["run", "-p", "Hi", "--schema", "/nowhere.json"]);
     assert!(code == 1 && message.contains("/nowhere.json"), "{message}");
 }
 

@@ -124,7 +124,7 @@ fn flags_of_the_other_kind_of_model_are_refused() {
         assert_eq!(code, 2, "{message}");
         assert!(message.contains(part), "{message}");
     }
-    let (code, message) = failure(&["run", "--diffusion-steps", "3", "The"]);
+    let (code, message) = failure(&["run", "--diffusion-steps", "3", "-p", "The"]);
     assert_eq!(code, 2);
     assert!(
         message.contains("--diffusion-steps is for diffusion models"),

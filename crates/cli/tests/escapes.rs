@@ -61,7 +61,7 @@ fn metadata_is_escaped() {
     write("general.architecture", HOSTILE.into());
     for args in [
         &["inspect", file][..],
-        &["run", "Hi", "-m", file],
+        &["run", "-p", "Hi", "-m", file],
         &["plan", file],
         &["graph", "-m", file],
     ] {
@@ -108,7 +108,7 @@ fn states_are_escaped() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("state");
     let file = path.to_str().unwrap();
-    output(&["run", "Once", "-n", "0", "--save-state", file]);
+    output(&["run", "-p", "Once", "-n", "0", "--save-state", file]);
     let bytes = fs::read(&path).unwrap();
     let state = SavedState::parse(&bytes).unwrap();
     let mut fingerprint = state.fingerprint().clone();
@@ -131,7 +131,7 @@ fn states_are_escaped() {
         &format!("model: {SHOWN}, 6 layers"),
     );
     shows(&["state", "inspect", file, "--json"], SHOWN_AS_JSON);
-    shows(&["run", "Hi", "--load-state", file], SHOWN);
+    shows(&["run", "-p", "Hi", "--load-state", file], SHOWN);
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn names_of_files_and_classes_are_escaped() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(HOSTILE);
     let file = path.to_str().unwrap();
-    shows(&["run", "Hi", "-m", file], SHOWN);
+    shows(&["run", "-p", "Hi", "-m", file], SHOWN);
     fs::copy(support::model(), &path).unwrap();
     shows(&["inspect", file], SHOWN);
     shows(
@@ -152,5 +152,5 @@ fn names_of_files_and_classes_are_escaped() {
     let text = text.replace("MistralForCausalLM", r"\u001b[31mred");
     fs::write(&config, text).unwrap();
     let made = made.path().to_str().unwrap();
-    shows(&["run", "Hi", "-m", made], r"\u{1b}[31mred");
+    shows(&["run", "-p", "Hi", "-m", made], r"\u{1b}[31mred");
 }

@@ -147,7 +147,7 @@ fn a_dash_is_standard_output() {
         }
     }
     assert!(!Path::new("-").exists());
-    let args = ["run", "Hi", "--json", "--save-state", "-"];
+    let args = ["run", "-p", "Hi", "--json", "--save-state", "-"];
     let (code, message) = failure(&args);
     assert_eq!(code, 2);
     assert!(message.contains("both write to stdout"), "{message}");
@@ -202,8 +202,8 @@ fn a_dash_is_standard_input() {
             read(&state),
         ),
         (
-            [&["run", "Hi", "-m", &model][..], &go_on].concat(),
-            3,
+            [&["run", "-p", "Hi", "-m", &model][..], &go_on].concat(),
+            4,
             read(&model),
         ),
         (

@@ -128,8 +128,8 @@ fn a_weighted_model_is_nearer_to_its_original() {
                 .display()
                 .to_string()
         });
-        output(&["convert", &from, &plain, "--type", file_type]);
-        let flags = ["--type", file_type, "--imatrix", &imatrix];
+        output(&["convert", &from, &plain, "--force", "--type", file_type]);
+        let flags = ["--force", "--type", file_type, "--imatrix", &imatrix];
         let (_, stderr) = output(&[&["convert", &from, &weighted], &flags[..]].concat());
         assert_eq!(stderr, "", "the output matrix is Q8_0");
         let [plain, weighted] = [plain, weighted].map(|path| GgufFile::open(path).unwrap());

@@ -40,6 +40,7 @@ impl Place {
         let state = place.path("saved.state");
         output(&[
             "run",
+            "-p",
             "Once",
             "-n",
             "0",

@@ -223,7 +223,7 @@ fn a_model_with_a_template_answers_unless_it_is_told_not_to() {
     );
     assert!(!output(&base).0.starts_with("Hello"), "an answer alone");
     let refused = |args: &[&str]| support::failure(args);
-    let (code, message) = refused(&["run", "Hello", "--system", "Be kind."]);
+    let (code, message) = refused(&["run", "-p", "Hello", "--system", "Be kind."]);
     assert!(
         code == 2 && message.contains("--system needs a chat template"),
         "{message}"
@@ -252,7 +252,7 @@ fn standard_input_comes_before_the_argument() {
         "One\nday\n\nWho was it?"
     );
     assert_eq!(prompt("One day\n", &["-p", "Who?"]), "One day\n\nWho?");
-    assert_eq!(prompt("", &["Who?"]), "Who?");
+    assert_eq!(prompt("", &["-p", "Who?"]), "Who?");
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("prompt.txt");
     std::fs::write(&file, "One night").unwrap();
@@ -261,9 +261,9 @@ fn standard_input_comes_before_the_argument() {
 }
 
 #[test]
-fn a_pipe_that_stays_open_is_named() {
+fn a_pipe_that_brings_nothing_is_not_waited_for() {
     let mut child = Command::new(assert_cmd::cargo::cargo_bin!("cellar"))
-        .args(["run", "Hello", "-n", "0"])
+        .args(["run", "-p", "Hello", "-n", "0"])
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -273,7 +273,7 @@ fn a_pipe_that_stays_open_is_named() {
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     stderr.read_line(&mut line).unwrap();
     assert!(
-        line.starts_with("(waiting for the end of standard input"),
+        line.starts_with("(nothing came on standard input within a second"),
         "{line}"
     );
     drop(child.stdin.take());

@@ -178,7 +178,7 @@ fn what_makes_no_sense_is_refused_by_name() {
             "at least 4 tokens, but may have 3 at most",
         ),
     ] {
-        let (code, message) = failure(&[&["run", "Hi"], args].concat());
+        let (code, message) = failure(&[&["run", "-p", "Hi"], args].concat());
         assert_eq!(code, 2, "{message}");
         assert!(message.contains(wanted), "{args:?}: {message}");
     }

@@ -106,11 +106,11 @@ fn a_batch_gives_the_same_texts_and_counts_drafts() {
 #[test]
 fn wrong_numbers_and_memories_without_a_way_back_are_named() {
     for n in ["0", "33", "-1", "x"] {
-        let (code, line) = failure(&["run", "a", "--speculate", "lookup", "--draft-max", n]);
+        let (code, line) = failure(&["run", "-p", "a", "--speculate", "lookup", "--draft-max", n]);
         assert_eq!(code, 2, "{line}");
         assert!(line.contains("--draft-max"), "{line}");
     }
-    let (code, line) = failure(&["run", "a", "--speculate", "model"]);
+    let (code, line) = failure(&["run", "-p", "a", "--speculate", "model"]);
     assert!(code == 2 && line.contains("lookup"), "{line}");
     let mamba = concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -178,9 +178,9 @@ fn a_chat_with_a_draft_model_gives_the_same_answers() {
 fn draft_models_that_cannot_draft_are_refused() {
     let model = support::model().display().to_string();
     let draft = ["--speculate", "draft", "--draft-model", &model];
-    let (code, message) = failure(&["run", "x", "--speculate", "draft"]);
+    let (code, message) = failure(&["run", "-p", "x", "--speculate", "draft"]);
     assert!(code == 2 && message.contains("--draft-model"), "{message}");
-    let (code, message) = failure(&["run", "x", "--draft-model", &model]);
+    let (code, message) = failure(&["run", "-p", "x", "--draft-model", &model]);
     assert!(
         code == 2 && message.contains("--speculate draft"),
         "{message}"
@@ -195,7 +195,7 @@ fn draft_models_that_cannot_draft_are_refused() {
     std::fs::write(&requests, r#"{"prompt": "a"}"#).unwrap();
     let requests = requests.display().to_string();
     for command in [
-        &["run", "x"][..],
+        &["run", "-p", "x"][..],
         &["batch", "-f", &requests],
         &["plan"],
         &["bench", "--clients", "2", "-p", "4", "-n", "4"],

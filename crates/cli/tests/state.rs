@@ -138,8 +138,19 @@ fn a_prompt_is_read_once_and_gone_on_from_with_another() {
     assert_eq!(report["prompt_ids"], serde_json::json!(ids));
     assert_eq!(report["loaded_tokens"], reference.ids.len() - 1);
     // A prompt of one token, all of which waits.
-    output(&["run", "a", "--no-bos", "-n", "0", "--save-state", &state]);
-    let alone = json(&["run", "a", "--no-bos", "-n", "5", "--temp", "0", "--json"]);
+    output(&[
+        "run",
+        "-p",
+        "a",
+        "--no-bos",
+        "-n",
+        "0",
+        "--save-state",
+        &state,
+    ]);
+    let alone = json(&[
+        "run", "-p", "a", "--no-bos", "-n", "5", "--temp", "0", "--json",
+    ]);
     let report = json(&[&base[..], &["-n", "5"]].concat());
     assert_eq!(report["tokens"], alone["tokens"]);
 }
@@ -351,7 +362,7 @@ fn impossible_options_are_refused_before_any_text() {
     assert_eq!(code, 1);
     let nowhere = dir.path().join("no").join("where.state");
     for bad in [dir.path(), &nowhere] {
-        let (code, message) = failure(&["run", "Hi", "--save-state", bad.to_str().unwrap()]);
+        let (code, message) = failure(&["run", "-p", "Hi", "--save-state", bad.to_str().unwrap()]);
         assert!(
             code == 1 && message.starts_with("cannot write '"),
             "{message}"

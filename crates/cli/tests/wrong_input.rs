@@ -152,7 +152,7 @@ fn prompts_that_cannot_be() {
     assert!(message.contains("cannot be used with"), "{message}");
     let (code, message) = failure(&["run", "", "--no-bos"]);
     assert_eq!((code, message.as_str()), (1, "the prompt has no tokens"));
-    let (code, message) = failure(&["run", "Hi", "--chat"]);
+    let (code, message) = failure(&["run", "-p", "Hi", "--chat"]);
     assert_eq!(code, 1);
     assert!(message.contains("no chat template"), "{message}");
     let (code, message) = failure(&["run", "-f", "/"]);
@@ -379,7 +379,7 @@ fn long_contexts_that_cannot_be_are_usage_errors() {
         ),
     ];
     for (args, wanted) in cases {
-        let args = [&["run", "Hi"], args].concat();
+        let args = [&["run", "-p", "Hi"], args].concat();
         let (code, message) = failure(&args);
         assert_eq!(code, 2, "{args:?}: {message}");
         assert!(message.contains(wanted), "{args:?}: {message}");
@@ -387,6 +387,7 @@ fn long_contexts_that_cannot_be_are_usage_errors() {
     for (keep, is_fine) in [("5", true), ("6", false), ("9", false)] {
         let args = [
             "run",
+            "-p",
             "Hi",
             "-c",
             "8",
@@ -429,11 +430,19 @@ fn a_context_that_cannot_be_shifted_is_refused_at_once() {
 /// Types for layers that the model does not have are refused before anything is allocated.
 #[test]
 fn kv_types_that_do_not_fit_the_model_are_refused() {
-    let (code, message) = failure(&["run", "Hi", "--kv-type-layer", "4-6=q8_0"]);
+    let (code, message) = failure(&["run", "-p", "Hi", "--kv-type-layer", "4-6=q8_0"]);
     assert_eq!(code, 1, "{message}");
     let wanted = "types were chosen for layer 6, but the model has 6 layers";
     assert!(message.contains(wanted), "{message}");
-    let old = ["run", "Hi", "--kv-type-old", "q4_0", "--kv-recent", "9"];
+    let old = [
+        "run",
+        "-p",
+        "Hi",
+        "--kv-type-old",
+        "q4_0",
+        "--kv-recent",
+        "9",
+    ];
     let (code, message) = failure(&[&old[..], &["--kv-sinks", "512"]].concat());
     assert_eq!(code, 1, "{message}");
     let wanted = "the number of first tokens is 512: it must be between 1 and 511";
@@ -454,7 +463,7 @@ fn states_that_a_model_cannot_round_are_refused() {
     ] {
         assert!(message.contains(wanted), "{message}");
     }
-    let (code, message) = failure(&["run", "Hi", "--state-type", "q8_0"]);
+    let (code, message) = failure(&["run", "-p", "Hi", "--state-type", "q8_0"]);
     assert_eq!(code, 2, "{message}");
     assert!(
         message.contains("choose one of f32, f16, bf16"),

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args};
 
 use super::{
-    EngineArgs, ModelArgs, ParallelArgs, PredictLimit, SamplerArgs, SpeculationArgs, TraceArgs,
+    EngineArgs, FileArgs, ParallelArgs, PredictLimit, SamplerArgs, SpeculationArgs, TraceArgs,
     top_logprobs,
 };
 
@@ -41,7 +41,7 @@ Examples:
   jq -c '{prompt: .question, id: .id}' questions.jsonl | cellar batch -m MODEL.gguf -f -")]
 pub(crate) struct BatchArgs {
     #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    pub(crate) model: FileArgs,
     /// JSON lines with the requests
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: PathBuf,

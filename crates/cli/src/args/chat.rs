@@ -8,14 +8,14 @@ use clap::Args;
 use crate::commands::answer::ShowThinking;
 use crate::constraint::ConstraintArgs;
 
-use super::{EngineArgs, ModelArgs, PredictLimit, SamplerArgs, SpeculationArgs, values};
+use super::{EngineArgs, FileArgs, PredictLimit, SamplerArgs, SpeculationArgs, values};
 
 /// `cellar chat`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Each line is a message; a line that ends with \\ continues on the next one, and lines that are pasted
-belong together. The conversation stays in the memory: for each answer, only the new message is
-evaluated. When the context is full, the model no longer sees the oldest messages.
+Each line is a message; a line that ends with \\ continues on the next one, lines between \"\"\" and
+\"\"\" are one message, and lines that are pasted belong together. The conversation stays in the
+memory: for each answer, only the new message is evaluated. When the context is full, the model no longer sees the oldest messages.
 
   /clear             begin again with the system message alone
   /undo, /regen      forget the last message and its answer; answer it again
@@ -42,7 +42,7 @@ Examples:
   printf 'Hello!\\nAnd in French?\\n' | cellar chat -m MODEL.gguf --temp 0")]
 pub(crate) struct ChatArgs {
     #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    pub(crate) model: FileArgs,
     /// System message before the first message
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
@@ -56,6 +56,9 @@ pub(crate) struct ChatArgs {
     #[arg(long, value_name = "WHEN", value_enum, default_value_t,
           num_args = 0..=1, require_equals = true, default_missing_value = "always")]
     pub(crate) show_thinking: ShowThinking,
+    /// Print no notes
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
     /// Neither read nor keep the lines typed at a terminal
     #[arg(long)]
     pub(crate) no_history: bool,

@@ -7,7 +7,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{Arrivals, EngineArgs, ModelArgs, SpeculationArgs, TraceArgs, count, count_or_none};
+use super::{
+    Arrivals, EngineArgs, FileArgs, ModelArgs, SpeculationArgs, TraceArgs, count, count_or_none,
+};
 
 /// `cellar kl`
 #[derive(Debug, Args)]
@@ -55,7 +57,7 @@ Examples:
   cellar bench -m MODEL.gguf -p 512 -n 64 --clients 16 -r 4 --arrivals 0.5/s --json")]
 pub(crate) struct BenchArgs {
     #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    pub(crate) model: FileArgs,
     /// Tokens of the prompt; 0 skips it
     #[arg(short = 'p', long, value_name = "N", default_value_t = 512, value_parser = count_or_none())]
     pub(crate) prompt: u32,

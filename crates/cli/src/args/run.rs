@@ -14,6 +14,9 @@ use super::{
 };
 use crate::commands::answer::ShowThinking;
 use crate::constraint::ConstraintArgs;
+use crate::failure::usage;
+use crate::models::default_model;
+use crate::shortcut::names_model;
 
 /// `cellar run`
 #[derive(Debug, Args)]
@@ -23,11 +26,16 @@ A model with a chat template answers: the prompt is a message, and only the answ
 continuation.
 
 The prompt is the argument (with or without -p), the file given with -f, or standard input; one line
-break at the end of a file or of standard input is dropped. What a pipe or a file brings on standard
-input comes before the argument, with an empty line between them. Without a prompt, the built-in
-model generates a story.
+break at the end of a file or of standard input is dropped. A file of -f, or what a pipe or a file
+brings on standard input, comes before the argument, with an empty line between them. Next to an
+argument a pipe has a second to bring something, and a file of which another program read a part is
+left to it; -f - waits for all of standard input, and --no-stdin leaves it alone:
+  while read -r q; do cellar run MODEL.gguf \"$q\"; done < questions.txt
+  cat questions.txt | while read -r q; do cellar run MODEL.gguf --no-stdin \"$q\"; done
+Without a model and a prompt, the built-in model generates a story.
 
 Examples:
+  cellar run MODEL.gguf \"Why is the sky blue?\"
   cellar run \"Once upon a time\" --temp 0
   cellar run -m MODEL.gguf -f question.txt --seed 7
   cat notes.txt | cellar run -m MODEL.gguf \"Summarise this.\"
@@ -44,7 +52,8 @@ with a chat template loads a state, the prompt is the message after the loaded a
 follows the text); the template sees no earlier messages.
 
 With --schema or --grammar only the generated text is printed, and it is complete, or the exit code is
-1. Keywords of a schema that are not supported are errors.
+1. Keywords of a schema that are not supported are errors. Objects have the properties that the schema
+names and no others, as in OpenAI's strict mode; \"additionalProperties\": true lets others in.
 
 A diffusion model (Dream, LLaDA) fills a text of -n masks [default: 128] in several steps, and prints
 it when all are filled.
@@ -53,19 +62,24 @@ Ctrl-C ends the text, prints the statistics and exits with 130; a second one exi
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+    /// The model, where -m gives none: as for -m. One text with a space is the prompt
+    #[arg(value_name = "MODEL")]
+    first: Option<String>,
     /// Text to continue, or the message to answer
-    prompt: Option<String>,
+    #[arg(value_name = "PROMPT")]
+    second: Option<String>,
     /// The prompt, as an option
-    #[arg(
-        short,
-        long = "prompt",
-        value_name = "PROMPT",
-        conflicts_with = "prompt"
-    )]
-    prompt_option: Option<String>,
-    /// Read the prompt from a file
-    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_option"])]
+    #[arg(short, long, value_name = "PROMPT")]
+    prompt: Option<String>,
+    /// Read the text before the prompt, or the prompt itself, from a file; - waits for all of stdin
+    #[arg(short, long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
+    /// Do not read standard input
+    #[arg(long)]
+    pub(crate) no_stdin: bool,
+    /// Print no statistics, and no notes
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
     /// Maximum tokens to generate; -1 takes as many as the context
     /// holds [default: 256; for an answer, as many as the context holds]
     #[arg(short = 'n', long, visible_alias = "n-predict", value_name = "N")]
@@ -131,6 +145,54 @@ pub(crate) struct RunArgs {
 impl RunArgs {
     /// The prompt on the command line, with -p or without.
     pub(crate) fn prompt(&self) -> Option<&str> {
-        self.prompt.as_deref().or(self.prompt_option.as_deref())
+        self.prompt.as_deref()
+    }
+
+    /// Finds out which of the arguments is the model and which the prompt.
+    ///
+    /// # Errors
+    /// A usage error with the line to write.
+    pub(crate) fn settle(&mut self) -> anyhow::Result<()> {
+        let mut words = [self.first.take(), self.second.take()]
+            .into_iter()
+            .flatten();
+        let Some(first) = words.next() else {
+            return Ok(());
+        };
+        let second = words.next();
+        let is_named = self.model.model.is_some();
+        let takes_prompt = self.prompt.is_none();
+        let is_model = !is_named && (second.is_some() || !takes_prompt || names_model(&first));
+        let prompt = match (is_model, second) {
+            (true, second) => {
+                self.model.model = Some(PathBuf::from(first));
+                second
+            }
+            (false, None) => {
+                let is_text = first.is_empty() || first.contains(char::is_whitespace);
+                let has_model = is_named || default_model().is_some();
+                if !is_text && !has_model && self.session.load_state.is_none() {
+                    return usage(format!(
+                        "'{first}' is no model that is here, and a prompt needs a model: 'cellar run \
+                         OWNER/NAME \"{first}\"' answers it, 'cellar list' and 'cellar pull' give \
+                         models; 'cellar run -p {first}' continues it with the built-in model"
+                    ));
+                }
+                Some(first)
+            }
+            (false, Some(second)) => {
+                return usage(format!(
+                    "two texts and -m: put the prompt in quotes, \"{first} {second}\""
+                ));
+            }
+        };
+        match (prompt, takes_prompt) {
+            (Some(prompt), false) => usage(format!("two prompts: leave out -p or '{prompt}'")),
+            (Some(prompt), true) => {
+                self.prompt = Some(prompt);
+                Ok(())
+            }
+            (None, _) => Ok(()),
+        }
     }
 }

@@ -4,7 +4,7 @@
 //! neither models nor HTTP.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Args};
 
@@ -46,10 +46,13 @@ Examples:
   curl http://127.0.0.1:8080/v1/completions -d '{\"prompt\": \"Once upon a time\", \"max_tokens\": 32}'")]
 pub(crate) struct ServeArgs {
     /// GGUF file (the first part of a split model), a directory with config.json and safetensors,
-    /// or the name of a downloaded model: OWNER/NAME:QUANT; once per model [default: the built-in
-    /// model]
+    /// or the name of a downloaded model: OWNER/NAME:QUANT; once per model [default: $CELLAR_MODEL, or
+    /// else the built-in model]
     #[arg(short, long, value_name = "FILE")]
-    pub(crate) model: Vec<PathBuf>,
+    model: Vec<PathBuf>,
+    /// The same, without -m
+    #[arg(value_name = "MODEL")]
+    files: Vec<PathBuf>,
     /// Serve every GGUF file and every directory of a model in DIR too; each is loaded when a request
     /// names it
     #[arg(long, visible_alias = "models-dir", value_name = "DIR")]
@@ -117,4 +120,12 @@ pub(crate) struct ServeArgs {
     pub(crate) speculation: SpeculationArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+}
+
+impl ServeArgs {
+    /// The models that are named, with -m or without.
+    pub(crate) fn named(&self) -> Vec<&Path> {
+        let both = self.files.iter().chain(&self.model);
+        both.map(PathBuf::as_path).collect()
+    }
 }

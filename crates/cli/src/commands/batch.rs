@@ -51,7 +51,7 @@ struct Total {
 }
 
 pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let source = ModelSource::new(args.model.model.as_deref());
+    let source = ModelSource::new(args.model.path());
     let sampler = resolve::sampler(&args.sampler)?;
     args.speculation.draft_model()?;
     if args.trace.is_on_stdout() && args.output.as_deref().is_none_or(output_file::is_stdout) {

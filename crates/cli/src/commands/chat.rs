@@ -31,7 +31,7 @@ use crate::models::ModelSource;
 use crate::output_file;
 use crate::progress::Progress;
 use crate::resolve;
-use crate::terminal::{Reader, escape, escape_lines, note};
+use crate::terminal::{self, Reader, aside, escape, escape_lines, note};
 use commands::{Command, HELP, Line, SystemChange, Topic};
 use conversation::{Conversation, Turn};
 use lines::{Input, Lines, history_path};
@@ -60,7 +60,10 @@ enum Next {
 }
 
 pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let source = ModelSource::new(args.model.model.as_deref());
+    if args.quiet {
+        terminal::quieten();
+    }
+    let source = ModelSource::new(args.model.path());
     let sampler = resolve::sampler(&args.sampler)?;
     if let Some(at) = args.stop.iter().position(String::is_empty) {
         return usage(format!("--stop number {} is empty", at + 1));
@@ -180,7 +183,7 @@ fn template_of<'f>(file: &'f ModelFile, source: &ModelSource) -> anyhow::Result<
 
 /// Prints a remark for the user on stderr.
 fn remark(text: &str) {
-    note(format_args!("({})", escape(text)));
+    aside(format_args!("({})", escape(text)));
 }
 
 /// Prints what the user asked for on stderr: stdout is for answers.
@@ -213,15 +216,24 @@ impl Chat {
                 Some(text) => print(text),
                 None => remark("there is no system message"),
             },
-            Command::System(SystemChange::Set(text)) => self.conversation.system = Some(text),
-            Command::System(SystemChange::Remove) => self.conversation.system = None,
+            Command::System(SystemChange::Set(text)) => {
+                remark(&format!("the system message is now: {text}"));
+                self.conversation.system = Some(text);
+            }
+            Command::System(SystemChange::Remove) => {
+                self.conversation.system = None;
+                remark("there is no system message now");
+            }
             Command::Regenerate => self.answer_again(out)?,
             Command::Undo => match self.conversation.pop() {
                 Some(turn) => remark(&format!("forgotten: {}", turn.user)),
                 None => return usage("there is no message to forget"),
             },
             Command::Statistics => print(&self.statistics()),
-            Command::Set(name, value) => self.settings.set(&name, &value)?,
+            Command::Set(name, value) => {
+                self.settings.set(&name, &value)?;
+                remark(&format!("{name} is now {value}"));
+            }
             Command::Show(topic) => self.show(topic)?,
         }
         Ok(Next::Line)

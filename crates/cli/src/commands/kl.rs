@@ -59,6 +59,15 @@ pub(super) fn run(args: &KlArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
         kv_types: KvType::F32.into(),
         ..config.clone()
     };
+    let kv = &args.engine.kv;
+    let is_chosen = [kv.kv_type, kv.kv_type_k, kv.kv_type_v]
+        .iter()
+        .any(Option::is_some);
+    if config == exact && !is_chosen {
+        return usage(
+            "nothing to compare: K and V are f32 in both; give another type, as --kv-type q8_0",
+        );
+    }
     let mut report = Report {
         kv_types: config.kv_types.to_string(),
         n_tokens: tokens.len(),

@@ -25,7 +25,7 @@ pub(super) fn run(args: &LogitsArgs) -> anyhow::Result<Exit> {
     let sequences = sequences(args)?;
     output_file::check("--out", &args.out)?;
     exit_on_interrupt()?;
-    let file = ModelSource::new(args.model.model.as_deref()).open()?;
+    let file = ModelSource::new(args.model.path()).open()?;
     let config = config(args, &**file.model(), &sequences)?;
     let n_vocab = file.model().vocab_size();
     if let Some(id) = sequences

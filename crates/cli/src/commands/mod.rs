@@ -59,7 +59,10 @@ fn in_stdout(error: io::Error) -> io::Error {
 pub(crate) fn run(command: Command) -> anyhow::Result<Exit> {
     let stdout = &mut Stdout(std::io::stdout().lock());
     match command {
-        Command::Run(args) => run::run(&args, stdout),
+        Command::Run(mut args) => {
+            args.settle()?;
+            run::run(&args, stdout)
+        }
         Command::Chat(args) => chat::run(&args, stdout),
         Command::Batch(args) => batch::run(&args, stdout),
         #[cfg(feature = "serve")]

@@ -23,7 +23,7 @@ use kv_core::{KvType, SeqId, TokenId};
 use model_core::model_file::ModelFile;
 
 use super::session;
-use crate::args::{PredictLimit, RunArgs};
+use crate::args::{PredictLimit, RunArgs, Seed};
 use crate::constraint::{self, Constraint, Failure};
 use crate::draft_model::{self, DraftFor};
 use crate::failure::{Exit, usage, warn};
@@ -60,6 +60,9 @@ struct Text {
 }
 
 pub(super) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    if args.quiet {
+        terminal::quieten();
+    }
     match &args.session.save_state {
         // The state is alone on stdout.
         Some(path) if output_file::is_stdout(path) => {
@@ -158,7 +161,12 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
         writeln!(out, "{}", terminal::json(&report)?)?;
     }
     out.flush()?;
-    terminal::note(statistics(generation, start.load, &info, text.seed));
+    terminal::aside(statistics(
+        generation,
+        start.load,
+        &info,
+        shown_seed(args, text.seed),
+    ));
     text.exit()
 }
 
@@ -276,6 +284,12 @@ fn begin(
         n_predict,
         failure,
     })
+}
+
+/// The seed, where it is of any use: the likeliest token needs none.
+fn shown_seed(args: &RunArgs, seed: u64) -> Option<u64> {
+    let is_random = args.sampler.temp != Some(0.0);
+    (is_random || matches!(args.sampler.seed, Some(Seed::Fixed(_)))).then_some(seed)
 }
 
 /// The log probabilities that a flag asks for.

@@ -262,7 +262,7 @@ enum Start {
 
 /// The models of `-m`, or else the one in the binary. Those of `--models` are checked with them.
 fn named_models(args: &ServeArgs) -> anyhow::Result<Vec<Named>> {
-    let given = match args.model.as_slice() {
+    let given = match args.named().as_slice() {
         [] if args.models.is_some() => Vec::new(),
         [] => vec![ModelSource::new(None)],
         paths => paths

@@ -94,7 +94,7 @@ pub(super) fn run(args: &BenchArgs, n_clients: u32, out: &mut impl Write) -> any
         return usage("--clients needs texts to read: -n is at least 1");
     }
     let trace = args.trace.writer()?;
-    let source = ModelSource::new(args.model.model.as_deref());
+    let source = ModelSource::new(args.model.path());
     let file = source.load()?;
     resolve::continues_without_source(&file)?;
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);

@@ -23,6 +23,9 @@ use crate::keyboard;
 /// Lines that are remembered.
 const MAX_HISTORY: usize = 1000;
 
+/// What is before and after a message of several lines.
+const QUOTES: &str = "\"\"\"";
+
 /// What came.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Input {
@@ -105,12 +108,40 @@ impl Lines {
     /// Where input cannot be read.
     pub(super) fn next(&mut self) -> anyhow::Result<Input> {
         let mut text = String::new();
+        // Whether the lines between two marks are collected.
+        let mut is_quoted = false;
         loop {
-            match self.line(&text)? {
+            // A line that continues another one has another prompt.
+            let before = if is_quoted { QUOTES } else { &text };
+            match self.line(before)? {
                 Input::Interrupt if text.is_empty() => return Ok(Input::Interrupt),
-                Input::Interrupt => text.clear(),
+                Input::Interrupt => {
+                    text.clear();
+                    is_quoted = false;
+                }
                 Input::End if text.is_empty() => return Ok(Input::End),
                 Input::End => break,
+                Input::Text(line) if is_quoted => match line.trim_end().strip_suffix(QUOTES) {
+                    Some(last) => {
+                        text += last;
+                        text.truncate(text.trim_end_matches('\n').len());
+                        break;
+                    }
+                    None => text = text + &line + "\n",
+                },
+                Input::Text(line) if text.is_empty() && line.starts_with(QUOTES) => {
+                    let begun = &line[QUOTES.len()..];
+                    if let Some(whole) = begun.trim_end().strip_suffix(QUOTES) {
+                        text += whole;
+                        break;
+                    }
+                    is_quoted = true;
+                    text = if begun.is_empty() {
+                        String::new()
+                    } else {
+                        format!("{begun}\n")
+                    };
+                }
                 Input::Text(line) => match line.strip_suffix('\\') {
                     Some(start) => text = text + start + "\n",
                     None => {

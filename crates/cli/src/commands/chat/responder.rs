@@ -16,7 +16,7 @@ use super::conversation::Conversation;
 use super::settings::Settings;
 use crate::commands::answer::{Answer, Section, Splitter, ThinkingFormat};
 use crate::constraint::{self, Constraint, Failure};
-use crate::progress::{Progress, PromptBar};
+use crate::progress::PromptBar;
 
 const SEQ: SeqId = SeqId(0);
 
@@ -264,15 +264,14 @@ impl Responder {
         };
         let (_, mut ids) = self.fit(conversation, user, limits)?;
         ids.extend(answer);
-        let n_known = self.model.keep_prefix(SEQ, &ids)?;
-        let reading = Progress::tokens("reading again", ids.len() - n_known);
+        self.model.keep_prefix(SEQ, &ids)?;
         let options = GenerateOptions {
             seq: SEQ,
             cancel: self.cancel.clone(),
             ..GenerateOptions::default()
         };
-        let on_progress = |progress: PromptProgress| reading.set(progress.n_done);
-        self.model.begin_with(&ids, options, on_progress)?;
+        // The line on the terminal has half of the answer, so there is no place for a bar.
+        self.model.begin_with(&ids, options, |_| {})?;
         Ok(())
     }
 

@@ -42,9 +42,10 @@ pub(super) fn prompt(args: &RunArgs, source: &ModelSource) -> anyhow::Result<Str
         return input::given_twice();
     }
     let given = match (args.prompt(), &args.file) {
-        (None, None) if stdin_is_taken => None,
-        (Some(prompt), _) if stdin_is_taken => Some(prompt.to_owned()),
-        (Some(prompt), _) => Some(join(resolve::piped_text()?, prompt)),
+        (Some(prompt), Some(file)) => Some(join(Some(input::text(file)?), prompt)),
+        (None, None) if stdin_is_taken || args.no_stdin => None,
+        (Some(prompt), None) if stdin_is_taken || args.no_stdin => Some(prompt.to_owned()),
+        (Some(prompt), None) => Some(join(resolve::piped_text()?, prompt)),
         (None, file) => resolve::text(None, file.as_deref())?.map(resolve::without_last_line_break),
     };
     match (given, source) {
@@ -52,7 +53,12 @@ pub(super) fn prompt(args: &RunArgs, source: &ModelSource) -> anyhow::Result<Str
         (None, _) if args.session.load_state.is_some() && !args.chat => Ok(String::new()),
         (None, ModelSource::Embedded) => Ok(cellar_stories::PROMPT.to_owned()),
         (None, ModelSource::File(_)) => {
-            usage("no prompt: give one as an argument, with -f FILE, or through a pipe")
+            // A model that is not there is the first thing to say.
+            source.open()?;
+            usage(
+                "no prompt: give one as an argument, with -f FILE, or through a pipe; 'cellar chat MODEL' \
+             talks with a model",
+            )
         }
     }
 }

@@ -107,8 +107,9 @@ pub(super) fn statistics(
     generation: &Generation,
     load: Duration,
     info: &BackendInfo,
-    seed: u64,
+    seed: Option<u64>,
 ) -> String {
+    let seed = seed.map_or(String::new(), |seed| format!("seed {seed} | "));
     let pace = |pace: Pace| match pace.tokens_per_second() {
         Some(rate) => format!("{:.2} s, {rate:.1} tokens/s", pace.time.as_secs_f64()),
         None => format!("{:.2} s", pace.time.as_secs_f64()),
@@ -136,7 +137,7 @@ pub(super) fn statistics(
     };
     format!(
         "loaded in {:.2} s | prompt: {} tokens in {} | generated: {} tokens in {}{speculated} | end: \
-         {finish} | seed {seed} | {} ({})",
+         {finish} | {seed}{} ({})",
         load.as_secs_f64(),
         prompt.n_tokens,
         pace(prompt),
