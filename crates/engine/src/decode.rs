@@ -186,10 +186,13 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             ..BatchVisibility::default()
         });
         let batch = batch.collect();
+        // What was packed of a file that changes meanwhile is of no use.
+        source.check()?;
         let runner = Runner {
             backend,
             model,
             weights,
+            source,
             rows,
             key_ropes,
             programs,

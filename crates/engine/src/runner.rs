@@ -15,6 +15,7 @@ use kv_core::graph::{
 use kv_core::layers::RowLayout;
 use kv_core::memory::{Edited, MemoryInputs, RowsWritten, batch_visibility};
 use kv_core::rope::LayerRope;
+use kv_core::weights::WeightSource;
 use model_core::architecture::{Model, ModelError};
 
 use crate::capacities::Capacities;
@@ -30,6 +31,8 @@ pub(crate) struct Runner<B: Backend> {
     pub(crate) backend: B,
     pub(crate) model: Arc<dyn Model>,
     pub(crate) weights: B::Weights,
+    /// Where they come from: files that somebody may change.
+    pub(crate) source: Arc<dyn WeightSource>,
     pub(crate) rows: B::Rows,
     /// How each layer's keys move, or why they cannot.
     pub(crate) key_ropes: Result<Vec<LayerRope>, Arc<KeyRopeError>>,
@@ -115,11 +118,14 @@ impl<B: Backend> Runner<B> {
         }
     }
 
-    /// Waits for the runs that are under way.
+    /// Waits for the runs that are under way. They have failed where the files of the weights are no
+    /// longer what they were.
     pub(crate) fn finish(&mut self) -> Result<(), FailedStep> {
         let finished = self.backend.finish(&mut self.rows);
-        finished.map_err(|error| FailedStep {
-            error: error.into(),
+        let finished = finished.map_err(EngineError::from);
+        let checked = finished.and_then(|()| Ok(self.source.check()?));
+        checked.map_err(|error| FailedStep {
+            error,
             rows: RowsWritten::Perhaps,
         })
     }

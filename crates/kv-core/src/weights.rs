@@ -6,6 +6,7 @@
 use std::fmt;
 use std::ops::Deref;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::block::BlockFormat;
@@ -27,6 +28,30 @@ pub trait ByteOwner: Send + Sync {
     /// A hint that these bytes will hardly be read again. An owner that has them in a file, too,
     /// may release the memory that they take; it reads them again when they are needed.
     fn release(&self, _bytes: Range<usize>) {}
+
+    /// Whether all bytes that were read so far are those that were there at first.
+    ///
+    /// # Errors
+    /// [`FileChanged`], from then on always, by an owner whose file somebody else can change.
+    fn check(&self) -> Result<(), FileChanged> {
+        Ok(())
+    }
+}
+
+/// A file whose bytes are in use has other ones now: what was computed from them is worthless.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the model file '{}' has changed since it was opened, or can no longer be read ({n_bytes} bytes then, \
+     {found} now): load the model again, and replace model files by renaming a new one over them",
+    path.display()
+)]
+pub struct FileChanged {
+    /// The file.
+    pub path: PathBuf,
+    /// Its bytes when it was opened.
+    pub n_bytes: u64,
+    /// Its bytes now.
+    pub found: u64,
 }
 
 impl<T: AsRef<[u8]> + Send + Sync> ByteOwner for T {
@@ -82,6 +107,14 @@ impl SharedBytes {
     pub fn release(&self, bytes: Range<usize>) {
         let ours = |at: usize| self.range.start.saturating_add(at).min(self.range.end);
         self.owner.release(ours(bytes.start)..ours(bytes.end));
+    }
+
+    /// Whether the owner's bytes are still those that were there at first, see [`ByteOwner::check`].
+    ///
+    /// # Errors
+    /// [`FileChanged`].
+    pub fn check(&self) -> Result<(), FileChanged> {
+        self.owner.check()
     }
 }
 
@@ -335,6 +368,15 @@ pub trait WeightSource: Send + Sync {
     /// As [`Self::require`].
     fn describe(&self, name: &str) -> Result<WeightInfo, WeightError> {
         self.require(name).map(|weight| weight.info())
+    }
+
+    /// Whether all weights are still those that were there when this was opened. It costs a look at
+    /// each file, not at each weight, so that an engine can ask after every step.
+    ///
+    /// # Errors
+    /// [`FileChanged`], from then on always.
+    fn check(&self) -> Result<(), FileChanged> {
+        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use kv_core::block::BlockFormat;
 use kv_core::graph::GraphError;
-use kv_core::weights::{WeightError, WeightInfo};
+use kv_core::weights::{FileChanged, WeightError, WeightInfo};
 
 use crate::tokenizer::TokenizerError;
 
@@ -102,6 +102,9 @@ pub enum ModelFileError {
     /// A tensor's bytes and shape do not agree.
     #[error(transparent)]
     Weight(#[from] WeightError),
+    /// A file was changed while it was opened.
+    #[error(transparent)]
+    Changed(#[from] FileChanged),
     /// The contents make no model that can be used.
     #[error("{file}: {reason}")]
     Model {

@@ -16,6 +16,8 @@ pub mod hf;
 pub mod hyperparameters;
 pub mod imatrix;
 mod map;
+#[cfg(unix)]
+mod map_guard;
 pub mod message_ends;
 pub mod model_file;
 pub mod sentence;

@@ -1,12 +1,20 @@
 //! [`map_file`]: the bytes of a file, mapped instead of read. Knows no format.
+//!
+//! Invariant: reading them never fails. A file that is changed meanwhile is found out by
+//! [`ByteOwner::check`], which whoever reads asks before it believes what it read.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
 
-use kv_core::weights::{ByteOwner, SharedBytes};
+use kv_core::weights::{ByteOwner, FileChanged, SharedBytes};
 use memmap2::Mmap;
+
+#[cfg(unix)]
+use crate::map_guard::MapGuard;
 
 /// Why a file is not mapped. Callers convert it into their own errors.
 #[derive(Debug)]
@@ -25,34 +33,96 @@ impl From<io::Error> for MapError {
     }
 }
 
-/// Maps a file. It must not be changed while its bytes are in use; functions that return such bytes
-/// document that.
+/// Maps a file.
 pub(crate) fn map_file(path: &Path) -> Result<SharedBytes, MapError> {
     // Asked before opening: opening a pipe would wait for somebody to write into it.
     let found = fs::metadata(path)?;
     if !found.is_file() {
         return Err(MapError::NotAFile);
     }
-    if found.len() == 0 {
+    let file = File::open(path)?;
+    let opened = FileState::of(&file.metadata()?);
+    if opened.n_bytes == 0 {
         return Err(MapError::Empty);
     }
-    let file = File::open(path)?;
     // SAFETY: private to this process, never written to, and read as plain bytes, of which every
-    // value is valid. No reader of a map can keep other processes from changing or shortening
-    // the file meanwhile: the documentation of the functions that open files forbids it.
+    // value is valid. Other processes may change the file, as they may change any bytes that are
+    // read from a device: whoever reads asks `check` before it believes anything of it. Where they
+    // shorten it, the guard has zeros read.
     let map = unsafe { Mmap::map(&file) }?;
-    Ok(SharedBytes::new(Arc::new(Mapped { map, file })))
+    Ok(SharedBytes::new(Arc::new(Mapped {
+        #[cfg(unix)]
+        guard: MapGuard::new(&map)?,
+        has_changed: AtomicBool::new(false),
+        map,
+        file,
+        path: path.to_owned(),
+        opened,
+    })))
+}
+
+/// What shows that a file was changed in place. Renaming another one over it leaves this alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FileState {
+    n_bytes: u64,
+    /// `None` where the system does not know.
+    written: Option<SystemTime>,
+}
+
+impl FileState {
+    fn of(metadata: &Metadata) -> Self {
+        Self {
+            n_bytes: metadata.len(),
+            written: metadata.modified().ok(),
+        }
+    }
 }
 
 /// A mapped file.
 struct Mapped {
+    /// Dropped before the map.
+    #[cfg(unix)]
+    guard: MapGuard,
+    /// Whether it was found to have changed.
+    has_changed: AtomicBool,
     map: Mmap,
     file: File,
+    path: PathBuf,
+    opened: FileState,
+}
+
+impl Mapped {
+    #[cfg(unix)]
+    fn has_faulted(&self) -> bool {
+        self.guard.has_faulted()
+    }
+
+    /// Other systems do not shorten a file that is mapped.
+    #[cfg(not(unix))]
+    fn has_faulted(&self) -> bool {
+        false
+    }
 }
 
 impl ByteOwner for Mapped {
     fn bytes(&self) -> &[u8] {
         &self.map
+    }
+
+    fn check(&self) -> Result<(), FileChanged> {
+        let now = self.file.metadata().map(|found| FileState::of(&found));
+        let is_same = now.as_ref().is_ok_and(|now| *now == self.opened);
+        if !is_same || self.has_faulted() {
+            self.has_changed.store(true, Ordering::SeqCst);
+        }
+        match self.has_changed.load(Ordering::SeqCst) {
+            false => Ok(()),
+            true => Err(FileChanged {
+                path: self.path.clone(),
+                n_bytes: self.opened.n_bytes,
+                found: now.map_or(0, |now| now.n_bytes),
+            }),
+        }
     }
 
     fn copy(&self, start: usize, to: &mut [u8]) -> bool {
@@ -119,5 +189,83 @@ mod tests {
         assert_eq!(copy[..], bytes[89_000..90_000]);
         assert!(!part.copy(84_001, &mut copy));
         assert_eq!(mapped[..], bytes[..]);
+        mapped.check().unwrap();
+    }
+
+    /// A mapped file of three and a half pages (of at most 16 KiB), and where it is.
+    fn opened(directory: &tempfile::TempDir) -> (PathBuf, SharedBytes) {
+        let path = directory.path().join("bytes");
+        fs::write(&path, vec![7; 57_000]).unwrap();
+        let mapped = map_file(&path).unwrap();
+        mapped.check().unwrap();
+        (path, mapped)
+    }
+
+    fn write_over(path: &Path, bytes: &[u8], at: SystemTime) {
+        use std::io::Write;
+        let mut file = fs::OpenOptions::new().write(true).open(path).unwrap();
+        file.write_all(bytes).unwrap();
+        file.set_modified(at).unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_cut_short_reads_as_zeros_and_is_an_error_from_then_on() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, mapped) = opened(&directory);
+        let before = fs::metadata(&path).unwrap().modified().unwrap();
+        let cut = fs::OpenOptions::new().write(true).open(&path).unwrap();
+        cut.set_len(0).unwrap();
+        let threads = [0, 20_000, 40_000, 56_999].map(|at| {
+            let mapped = mapped.clone();
+            std::thread::spawn(move || mapped[at])
+        });
+        assert_eq!(threads.map(|thread| thread.join().unwrap()), [0; 4]);
+        assert!(!mapped.copy(0, &mut [0]));
+        // The same length and time again do not bring the bytes back.
+        cut.set_len(57_000).unwrap();
+        cut.set_modified(before).unwrap();
+        let changed = mapped.check().unwrap_err();
+        assert_eq!((changed.n_bytes, changed.found), (57_000, 57_000));
+        assert_eq!(changed.path, path);
+        let message = changed.to_string();
+        assert!(
+            message.contains("bytes' has changed since it was opened"),
+            "{message}"
+        );
+        // Other files go on, and the place of one that is gone is taken again.
+        drop(mapped);
+        let (_, again) = opened(&directory);
+        assert!(again.iter().all(|&byte| byte == 7));
+        again.check().unwrap();
+    }
+
+    #[test]
+    fn a_file_written_over_is_an_error_from_then_on() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, mapped) = opened(&directory);
+        let before = fs::metadata(&path).unwrap().modified().unwrap();
+        write_over(
+            &path,
+            &[8; 57_000],
+            before + std::time::Duration::from_secs(1),
+        );
+        let changed = mapped.check().unwrap_err();
+        write_over(&path, &[7; 57_000], before);
+        assert_eq!(mapped.check().unwrap_err(), changed);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_that_another_one_replaces_goes_on() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, mapped) = opened(&directory);
+        let other = directory.path().join("other");
+        fs::write(&other, "short").unwrap();
+        fs::rename(&other, &path).unwrap();
+        assert!(mapped.iter().all(|&byte| byte == 7));
+        mapped.check().unwrap();
+        fs::remove_file(&path).unwrap();
+        mapped.check().unwrap();
     }
 }

@@ -120,6 +120,11 @@ impl OpenModel {
 impl ModelFile {
     /// Opens a GGUF file (the first part of a split one) by memory map, or a directory.
     ///
+    /// Replace a model file by renaming a new one over it: what has the old one open goes on with it.
+    /// A file that is changed in place while it is open, cut short or written over, is found out
+    /// ([`WeightSource::check`]): whatever reads its weights fails with
+    /// [`FileChanged`](kv_core::weights::FileChanged) from then on, until it is opened again.
+    ///
     /// # Errors
     /// [`ModelFileError`]: the files, the model in them or its tokenizer are not usable.
     pub fn open(path: impl AsRef<Path>, registry: &Registry) -> Result<Self, ModelFileError> {
@@ -135,7 +140,10 @@ impl ModelFile {
     }
 
     fn with_tokenizer(open: OpenModel) -> Result<Self, ModelFileError> {
-        match tokenizer(&open) {
+        let tokenizer = tokenizer(&open);
+        // What a file says that changes meanwhile is not what is wrong with it.
+        open.weights().check()?;
+        match tokenizer {
             Ok(tokenizer) => Ok(Self {
                 open,
                 tokenizer: Arc::new(tokenizer),

@@ -83,6 +83,7 @@ pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Ex
             let weight = weights.require(&announced.name)?;
             let converted = convert(&weight, announced.info.format, weighting.as_ref())
                 .with_context(|| format!("tensor '{}'", announced.name))?;
+            weights.check()?;
             n_done += n_values(&announced.info.shape);
             progress.set(n_done);
             anyhow::Ok(converted)

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
 
-use kv_core::weights::{SharedBytes, Weight, WeightError, WeightSource};
+use kv_core::weights::{FileChanged, SharedBytes, Weight, WeightError, WeightSource};
 
 use super::header::Header;
 use super::metadata::Metadata;
@@ -16,7 +16,8 @@ use crate::map::{MapError, map_file};
 /// A GGUF model: metadata, and weights that are read where they lie.
 ///
 /// A file is mapped, not read: opening is fast, weights are shared with the system's file cache,
-/// and a [`Weight`] keeps the map alive. A file must not be changed while it is open.
+/// and a [`Weight`] keeps the map alive. A file that is changed in place while it is open makes
+/// [`WeightSource::check`] fail from then on; one that is replaced by renaming stays as it was.
 pub struct GgufFile {
     label: String,
     version: u32,
@@ -223,6 +224,10 @@ impl WeightSource for GgufFile {
 
     fn require(&self, name: &str) -> Result<Weight, WeightError> {
         self.weight(name)
+    }
+
+    fn check(&self) -> Result<(), FileChanged> {
+        self.parts.iter().try_for_each(SharedBytes::check)
     }
 }
 

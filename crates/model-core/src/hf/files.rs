@@ -31,6 +31,8 @@ pub(super) struct Stored {
 #[derive(Debug, Default)]
 pub(super) struct TensorFiles {
     pub(super) tensors: BTreeMap<String, Stored>,
+    /// The files, whole.
+    pub(super) maps: Vec<SharedBytes>,
 }
 
 impl TensorFiles {
@@ -95,7 +97,8 @@ impl TensorFiles {
         };
         let tensors = source.names().into_iter().map(stored);
         let tensors = tensors.collect::<Result<_, _>>()?;
-        Ok(Self { tensors })
+        let maps = Vec::new();
+        Ok(Self { tensors, maps })
     }
 
     /// Adds the tensors of a module in a folder of its own, whose names get `prefix`.
@@ -103,6 +106,7 @@ impl TensorFiles {
         let mut module = Self::default();
         module.add(&folder.join(SINGLE))?;
         let named = module.tensors.into_iter();
+        self.maps.append(&mut module.maps);
         self.tensors
             .extend(named.map(|(name, stored)| (format!("{prefix}{name}"), stored)));
         Ok(())
@@ -130,6 +134,7 @@ impl TensorFiles {
                 return Err(ModelFileError::Tensor { name, reason });
             }
         }
+        self.maps.push(bytes);
         Ok(())
     }
 }

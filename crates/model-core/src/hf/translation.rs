@@ -16,8 +16,8 @@ use crate::gguf::Metadata;
 /// The tensor of the first dense module, in GGUF.
 const FIRST_DENSE: &str = "dense_2.weight";
 
-/// A model directory in the keys and names of GGUF. Its files are mapped: they must not be changed
-/// while it is open.
+/// A model directory in the keys and names of GGUF. Its files are mapped: one that is changed in
+/// place while it is open makes [`WeightSource::check`] of the weights fail from then on.
 #[derive(Debug)]
 pub struct HfTranslation {
     label: String,

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
 use kv_core::block::BlockFormat;
-use kv_core::weights::{SharedBytes, Weight, WeightError, WeightInfo, WeightSource};
+use kv_core::weights::{FileChanged, SharedBytes, Weight, WeightError, WeightInfo, WeightSource};
 
 use super::files::{Stored, TensorFiles};
 use super::names::{Numbers, filled, matched};
@@ -131,6 +131,8 @@ pub struct HfWeights {
     hidden: HashSet<String>,
     computed: Vec<Weight>,
     rules: Vec<TensorRule>,
+    /// All files, to look whether they changed.
+    maps: Vec<SharedBytes>,
 }
 
 impl HfWeights {
@@ -182,6 +184,7 @@ impl HfWeights {
                 hidden: HashSet::new(),
                 computed,
                 rules,
+                maps: files.maps.clone(),
             }),
             Some(name) => Err(ModelFileError::Tensor {
                 name: name.clone(),
@@ -388,5 +391,9 @@ impl WeightSource for HfWeights {
             Some(source) => source.format().map(|_| source.info.clone()),
             None => self.require(name).map(|weight| weight.info()),
         }
+    }
+
+    fn check(&self) -> Result<(), FileChanged> {
+        self.maps.iter().try_for_each(SharedBytes::check)
     }
 }
