@@ -1,6 +1,7 @@
 //! [`Error`]: why a model cannot be opened or go on. Decides nothing.
 
 use cellar_engine::EngineError;
+use kv_core::SeqId;
 use kv_core::backend::BackendError;
 use model_core::architecture::ModelError;
 use model_core::chat_template::ChatTemplateError;
@@ -48,6 +49,12 @@ pub enum Error {
     SequencesOfState {
         /// Sequences in it.
         n_seqs: usize,
+    },
+    /// A sequence without tokens cannot be saved.
+    #[error("sequence {seq} is empty: there is nothing to save before a text is begun in it")]
+    EmptySequence {
+        /// The sequence.
+        seq: SeqId,
     },
     /// The model has no chat template.
     #[error("the model has no chat template: it continues texts (Model::generate)")]

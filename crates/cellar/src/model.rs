@@ -44,7 +44,15 @@ pub struct Model {
     file: ModelFile,
     engine: Engine<BoxedBackend>,
     /// The tokens in the memory, by sequence.
-    evaluated: Vec<Vec<TokenId>>,
+    evaluated: Vec<Evaluated>,
+}
+
+/// The tokens of a sequence.
+#[derive(Clone, Debug, Default)]
+struct Evaluated {
+    tokens: Vec<TokenId>,
+    /// [`Engine::n_changes`] when they were noted: with another number they may be others.
+    n_changes: u64,
 }
 
 impl Model {
@@ -85,7 +93,7 @@ impl Model {
 
     /// A model on an engine of the caller's, which was made of this file.
     pub fn with_engine(file: ModelFile, engine: Engine<BoxedBackend>) -> Self {
-        let evaluated = vec![Vec::new(); engine.settings().rules.n_seqs as usize];
+        let evaluated = vec![Evaluated::default(); engine.settings().rules.n_seqs as usize];
         Self {
             file,
             engine,
@@ -136,7 +144,9 @@ impl Model {
     /// effect.
     ///
     /// # Errors
-    /// [`Error`], as [`cellar_engine::Generation::new`] and [`cellar_engine::Generation::feed`].
+    /// [`Error`], as [`cellar_engine::Generation::new`] and [`cellar_engine::Generation::feed`]. A text that was
+    /// begun in the sequence before cannot go on
+    /// ([`EngineError::SequenceChanged`]).
     pub fn begin(
         &mut self,
         prompt: &[TokenId],
@@ -164,13 +174,14 @@ impl Model {
         };
         let tokenizer = self.file.tokenizer();
         let mut generation = Generation::new(&self.engine, tokenizer, options)?;
-        let mut n_done = 0;
-        let fed = generation.feed(&mut self.engine, new, |progress| {
-            n_done = progress.n_done;
-            on_progress(progress);
-        });
-        self.note(seq, &new[..n_done]);
-        fed?;
+        self.evaluate_in(seq, |engine| {
+            let mut n_done = 0;
+            let fed = generation.feed(engine, new, |progress| {
+                n_done = progress.n_done;
+                on_progress(progress);
+            });
+            (fed, new.get(..n_done).unwrap_or(new))
+        })?;
         Ok(TextState::new(generation, seq))
     }
 
@@ -198,24 +209,40 @@ impl Model {
         &mut self.engine
     }
 
-    /// The tokens that were evaluated in a sequence.
+    /// The tokens that were evaluated in a sequence; none where its memory was changed by other means
+    /// than this model's, such as [`Model::engine_mut`].
     pub fn evaluated(&self, seq: SeqId) -> &[TokenId] {
-        let evaluated = self.evaluated.get(seq.as_usize());
-        evaluated.map_or(&[], Vec::as_slice)
+        match self.evaluated.get(seq.as_usize()) {
+            Some(known) if known.n_changes == self.engine.n_changes(seq) => &known.tokens,
+            _ => &[],
+        }
     }
 
     /// Notes that a sequence has these tokens and no others.
     pub(crate) fn set_evaluated(&mut self, seq: SeqId, tokens: Vec<TokenId>) {
-        if let Some(evaluated) = self.evaluated.get_mut(seq.as_usize()) {
-            *evaluated = tokens;
+        let n_changes = self.engine.n_changes(seq);
+        if let Some(known) = self.evaluated.get_mut(seq.as_usize()) {
+            *known = Evaluated { tokens, n_changes };
         }
     }
 
-    /// Notes tokens that were evaluated in a sequence.
-    pub(crate) fn note(&mut self, seq: SeqId, tokens: &[TokenId]) {
-        if let Some(evaluated) = self.evaluated.get_mut(seq.as_usize()) {
-            evaluated.extend(tokens);
+    /// Does something with the engine that evaluates tokens in a sequence, and notes those that `new`
+    /// says were. Where the tokens before were not known, they stay unknown.
+    pub(crate) fn evaluate_in<'t, R>(
+        &mut self,
+        seq: SeqId,
+        evaluate: impl FnOnce(&mut Engine<BoxedBackend>) -> (R, &'t [TokenId]),
+    ) -> R {
+        let before = self.engine.n_changes(seq);
+        let (result, new) = evaluate(&mut self.engine);
+        let n_changes = self.engine.n_changes(seq);
+        if let Some(known) = self.evaluated.get_mut(seq.as_usize())
+            && known.n_changes == before
+        {
+            known.tokens.extend(new);
+            known.n_changes = n_changes;
         }
+        result
     }
 
     /// Removes what follows the common prefix with `tokens` from a sequence, and returns how many
@@ -226,43 +253,42 @@ impl Model {
     /// # Errors
     /// [`EngineError::Backend`] where the memory could not be changed.
     pub fn keep_prefix(&mut self, seq: SeqId, tokens: &[TokenId]) -> Result<usize, EngineError> {
-        let Some(evaluated) = self.evaluated.get_mut(seq.as_usize()) else {
+        if seq.as_usize() >= self.evaluated.len() {
             // The engine refuses the sequence, with its number.
             return Ok(0);
-        };
+        }
         if self.engine.memory().takes_sources() {
             // A prompt is a source, which is encoded whole.
-            evaluated.clear();
-            self.engine.remove(Seqs::One(seq), PosRange::ALL)?;
-            return Ok(0);
+            return self.forget(seq);
         }
         // A context that was shifted no longer has the tokens where they were.
         let positions = self.engine.memory().positions(seq);
         let n_positions = positions.map_or(0, |has| has.last.next().as_usize());
-        let both = tokens.iter().zip(&*evaluated);
+        let evaluated = self.evaluated(seq);
+        let both = tokens.iter().zip(evaluated);
         let n_same = match n_positions == evaluated.len() {
             true => both.take_while(|(new, old)| new == old).count(),
             false => 0,
         };
         let n_same = n_same.min(tokens.len().saturating_sub(1));
-        evaluated.truncate(n_same);
-        if n_same == n_positions {
-            return Ok(n_same);
+        if n_same != n_positions {
+            let first = Pos(u32::try_from(n_same).unwrap_or(u32::MAX));
+            let removed = self.engine.remove(Seqs::One(seq), PosRange::from(first..));
+            match removed {
+                // A recurrent state does not go back so far.
+                Err(EngineError::Refused(_)) => return self.forget(seq),
+                removed => removed?,
+            };
         }
-        let first = u32::try_from(n_same).unwrap_or(u32::MAX);
-        match self
-            .engine
-            .remove(Seqs::One(seq), PosRange::from(Pos(first)..))
-        {
-            Ok(_) => Ok(n_same),
-            // A recurrent state does not go back so far.
-            Err(EngineError::Refused(_)) => {
-                evaluated.clear();
-                self.engine.remove(Seqs::One(seq), PosRange::ALL)?;
-                Ok(0)
-            }
-            Err(error) => Err(error),
-        }
+        self.set_evaluated(seq, tokens[..n_same].to_vec());
+        Ok(n_same)
+    }
+
+    /// Empties a sequence.
+    fn forget(&mut self, seq: SeqId) -> Result<usize, EngineError> {
+        self.engine.remove(Seqs::One(seq), PosRange::ALL)?;
+        self.set_evaluated(seq, Vec::new());
+        Ok(0)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use cellar_engine::{EngineError, SaveOptions};
-use kv_core::memory::{RestoreInto, Seqs};
+use kv_core::memory::{Memory, RestoreInto, Seqs};
 use kv_core::state::{SavedState, SeqTokens};
 use kv_core::{PosRange, SeqId, TokenId};
 
@@ -26,8 +26,12 @@ impl Model {
     /// Writes a sequence as a state that [`Model::restore`] takes. Returns its size in bytes.
     ///
     /// # Errors
-    /// [`Error::Engine`] where it cannot be written.
+    /// [`Error::EmptySequence`]; [`Error::Engine`] where it cannot be written.
     pub fn save(&self, seq: SeqId, out: &mut impl Write) -> Result<u64, Error> {
+        let memory = self.engine().memory();
+        if seq.0 < memory.n_seqs() && memory.positions(seq).is_none() {
+            return Err(Error::EmptySequence { seq });
+        }
         let tokens = [SeqTokens {
             seq,
             evaluated: self.evaluated(seq).to_vec(),

@@ -39,15 +39,22 @@ impl TextState {
     /// The next piece of text, of whole characters; `None` when it has ended. Pieces may be empty.
     ///
     /// # Errors
-    /// [`Error`], as [`Generation::next_piece`].
+    /// [`Error`], as [`Generation::next_piece`]: among others where another text was begun in the
+    /// sequence since.
     pub fn next_piece(&mut self, model: &mut Model) -> Result<Option<String>, Error> {
-        let piece = self.generation.next_piece(model.engine_mut());
-        let n_evaluated = self.evaluated().len();
-        if let Some(new) = self.evaluated().get(self.n_noted..) {
-            model.note(self.seq, new);
-            self.n_noted = n_evaluated;
-        }
+        let (seq, n_noted) = (self.seq, self.n_noted);
+        let piece = model.evaluate_in(seq, |engine| {
+            let piece = self.generation.next_piece(engine);
+            (piece, self.evaluated().get(n_noted..).unwrap_or(&[]))
+        });
+        self.n_noted = self.evaluated().len().max(n_noted);
         Ok(piece?)
+    }
+
+    /// Goes on where its sequence was changed on purpose, and holds the text so far as before, perhaps
+    /// behind another prompt.
+    pub fn accept_changes(&mut self, model: &Model) {
+        self.generation.accept_changes(model.engine());
     }
 
     /// The tokens of the text that were evaluated: all but the last, which is evaluated when the

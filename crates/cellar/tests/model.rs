@@ -4,12 +4,15 @@
 
 use std::sync::Arc;
 
-use cellar::engine::Timings;
+use cellar::engine::{EngineError, Timings};
+use cellar::kv_core::batch::Batch;
+use cellar::kv_core::memory::{Memory, Seqs};
 use cellar::kv_core::weights::SharedBytes;
+use cellar::kv_core::{Pos, PosRange};
 use cellar::{
     BackendKind, BackendOptions, ChatMessage, EngineConfig, Error, FinishReason, GenerateOptions,
     KvType, KvTypes, LongContext, Model, ModelFile, ModelOptions, SamplerConfig, SeqId, TextState,
-    architectures,
+    TokenId, architectures,
 };
 use serde::Deserialize;
 
@@ -210,6 +213,110 @@ fn a_memory_that_was_cleared_is_noted() {
     assert_eq!(again.prompt.n_tokens, 1);
 }
 
+/// Whatever happens to a sequence under a text, the text computes nothing any more and says why; what was
+/// done instead is right.
+#[test]
+fn a_text_whose_sequence_was_changed_is_refused() {
+    type Change = fn(&mut Model, &[u8]);
+    let changes: [(&str, Change); 7] = [
+        ("begin", |model, _| {
+            let prompt = encode(model, &references()[1].prompt);
+            model.begin(&prompt, greedy(5)).map(drop).unwrap();
+        }),
+        ("clear", |model, _| {
+            let _ = model.engine_mut().clear();
+        }),
+        ("remove", |model, _| {
+            let range = PosRange::from(Pos(1)..Pos(3));
+            let seqs = Seqs::One(SeqId(0));
+            model.engine_mut().remove(seqs, range).map(drop).unwrap();
+        }),
+        ("keep only another", |model, _| {
+            model.engine_mut().keep_only(SeqId(1)).map(drop).unwrap();
+        }),
+        ("copy into", |model, _| {
+            model.copy(SeqId(1), SeqId(0)).map(drop).unwrap();
+        }),
+        ("restore", |model, state| {
+            model.restore(SeqId(0), state).map(drop).unwrap();
+        }),
+        ("decode", |model, _| {
+            let batch = Batch::prompt(SeqId(0), [TokenId(5)]);
+            model.engine_mut().decode(&batch).map(drop).unwrap();
+        }),
+    ];
+    for (what, change) in changes {
+        let config = EngineConfig {
+            n_seqs: 2,
+            ..EngineConfig::default()
+        };
+        let mut model = open(None, config);
+        let references = references();
+        let prompt = encode(&model, &references[0].prompt);
+        let options = GenerateOptions {
+            seq: SeqId(1),
+            ..greedy(0)
+        };
+        model.begin(&prompt, options).unwrap();
+        let mut state = Vec::new();
+        model.save(SeqId(1), &mut state).unwrap();
+        let mut stale = model.begin(&prompt, greedy(20)).unwrap();
+        stale.next_piece(&mut model).unwrap();
+        stale.next_piece(&mut model).unwrap();
+        change(&mut model, &state);
+        let held = |model: &Model| model.engine().memory().positions(SeqId(0));
+        let before = (held(&model), stale.text().to_owned());
+        for _ in 0..2 {
+            let error = stale.next_piece(&mut model).unwrap_err();
+            let changed = matches!(
+                &error,
+                Error::Engine(EngineError::SequenceChanged { seq: SeqId(0) })
+            );
+            assert!(changed, "{what}: {error}");
+            let error = error.to_string();
+            assert!(
+                error.starts_with("another text has been begun in sequence 0"),
+                "{error}"
+            );
+        }
+        assert_eq!(before, (held(&model), stale.text().to_owned()), "{what}");
+        // Tokens that are no longer there are not taken for known.
+        for reference in &references {
+            let n = reference.greedy_ids.len();
+            let text = model.generate(&reference.prompt, greedy(n)).unwrap();
+            assert_eq!(text.finish().unwrap(), reference.continuation, "{what}");
+        }
+    }
+}
+
+#[test]
+fn of_two_texts_in_one_sequence_the_later_is_as_alone() {
+    let mut model = open(None, EngineConfig::default());
+    let references = references();
+    let n = references[1].greedy_ids.len();
+    let [a, b] = [0, 1].map(|at: usize| encode(&model, &references[at].prompt));
+    let mut a = model.begin(&a, greedy(12)).unwrap();
+    a.next_piece(&mut model).unwrap();
+    let mut b = model.begin(&b, greedy(n)).unwrap();
+    while b.next_piece(&mut model).unwrap().is_some() {
+        a.next_piece(&mut model).unwrap_err();
+    }
+    assert_eq!(b.text(), references[1].continuation);
+    // A text that has ended needs its sequence no more.
+    let c = encode(&model, &references[0].prompt);
+    model.begin(&c, greedy(1)).unwrap();
+    assert_eq!(b.next_piece(&mut model).unwrap(), None);
+}
+
+#[test]
+fn an_empty_sequence_is_not_saved() {
+    let model = open(None, EngineConfig::default());
+    let mut state = Vec::new();
+    let error = model.save(SeqId(0), &mut state).unwrap_err().to_string();
+    assert!(error.contains("sequence 0 is empty"), "{error}");
+    assert!(state.is_empty());
+}
+
 #[test]
 fn a_dropped_text_leaves_a_usable_model() {
     let mut model = open(None, EngineConfig::default());
@@ -228,7 +335,7 @@ fn a_file_that_is_not_there_is_named() {
     assert!(error.contains("no-such-model.gguf"), "{error}");
 }
 
-fn encode(model: &Model, text: &str) -> Vec<cellar::TokenId> {
+fn encode(model: &Model, text: &str) -> Vec<TokenId> {
     use cellar::model_core::tokenizer::EncodeOptions;
     let tokenizer = model.file().tokenizer();
     tokenizer.encode(text, EncodeOptions::PROMPT)

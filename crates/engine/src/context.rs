@@ -161,6 +161,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         };
         let edited = memory.apply(edit)?;
         self.memory = memory;
+        self.changes.count_edit(edit);
         self.move_rows(edit, &edited)?;
         Ok(tokens.n_before(behind) - tokens.n_before(from))
     }
@@ -193,6 +194,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         // Other tokens than those of the division: no row is rotated twice.
         let edited = divided.and(memory.apply(rest)?);
         self.memory = memory;
+        self.changes.count_edit(rest);
         self.move_rows(rest, &edited)
     }
 

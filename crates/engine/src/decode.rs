@@ -20,6 +20,7 @@ use model_core::aged::with_layers;
 use model_core::architecture::{Model, OutputKind};
 
 use crate::capacities::Capacities;
+use crate::changes::Changes;
 use crate::config::{ConfigError, EngineConfig, Settings};
 use crate::error::EngineError;
 use crate::guard::{Forgetting, Uncomputed};
@@ -33,6 +34,8 @@ use crate::runner::{BatchOutput, FailedStep, ProgramKey, RowsOut, Runner};
 pub struct Engine<B: Backend, M: Memory = Composite> {
     pub(crate) runner: Runner<B>,
     pub(crate) memory: M,
+    /// How often each sequence was changed.
+    pub(crate) changes: Changes,
     /// Which model this is, for states.
     pub(crate) fingerprint: Fingerprint,
 }
@@ -209,6 +212,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         };
         Ok(Self {
             runner,
+            changes: Changes::new(memory.n_seqs()),
             memory,
             fingerprint,
         })
@@ -232,6 +236,12 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     /// What it remembers, to look at.
     pub fn memory(&self) -> &M {
         &self.memory
+    }
+
+    /// How often a sequence was changed so far: by tokens, edits and restorations, also those that
+    /// failed on the way. Between two equal numbers, nothing has happened to it.
+    pub fn n_changes(&self, seq: SeqId) -> u64 {
+        self.changes.of(seq)
     }
 
     /// Reports to `progress` how far each run has come, for another thread that shows it.
@@ -406,6 +416,8 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         })?;
         // A batch that is refused leaves the last one's rows.
         let steps = self.memory.begin(&valid, runner.settings.n_ubatch)?;
+        let seqs = valid.entries().iter().flat_map(|entry| entry.seqs.iter());
+        seqs.for_each(|seq| self.changes.count(seq));
         // Taken out while a step borrows the rest of the runner. Where a step fails or panics, no
         // rows come out.
         let mut output = BatchOutput {
@@ -460,6 +472,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             }
             _ => {
                 let edited = self.memory.apply(edit)?;
+                self.changes.count_edit(edit);
                 self.move_rows(edit, &edited)?;
                 edited
             }
@@ -513,6 +526,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
 
     /// Forgets everything.
     pub fn clear(&mut self) -> Removed {
+        self.changes.count_all();
         self.memory.clear()
     }
 }

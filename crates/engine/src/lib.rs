@@ -10,6 +10,7 @@
 mod aged;
 mod budget;
 mod capacities;
+mod changes;
 mod completion;
 mod config;
 mod context;

@@ -135,6 +135,8 @@ pub struct Generation {
     last_pieces: Vec<TokenPiece>,
     /// Up to which position tokens share positions, with [`LongContext::Group`].
     grouped_to: Pos,
+    /// [`Engine::n_changes`] of its sequence when it left it; `None` before a prompt.
+    n_changes: Option<u64>,
 }
 
 /// A part of a piece of text: what one token released, or at the end what was held back.
@@ -241,6 +243,7 @@ impl Generation {
             speculating: Speculating::new(engine, drafting, long_context)?,
             last_pieces: Vec::new(),
             grouped_to: next_pos(engine, seq),
+            n_changes: None,
         })
     }
 
@@ -257,15 +260,45 @@ impl Generation {
     /// sequence is its source: it is encoded, and the text begins with the model's start token.
     ///
     /// # Errors
-    /// [`EngineError::EmptyPrompt`] and [`EngineError::PromptTooLong`] before anything is
-    /// evaluated; others from [`Engine::decode`], where the pieces before stay evaluated.
+    /// [`EngineError::EmptyPrompt`], [`EngineError::PromptTooLong`] and, where it is not the first
+    /// prompt, [`EngineError::SequenceChanged`] before anything is evaluated; others from [`Engine::decode`], where the pieces before stay evaluated.
     pub fn feed<B: Backend, M: Memory + Clone>(
+        &mut self,
+        engine: &mut Engine<B, M>,
+        prompt: &[TokenId],
+        on_progress: impl FnMut(PromptProgress),
+    ) -> Result<(), EngineError> {
+        self.check_prompt(engine, prompt)?;
+        self.check_unchanged(engine)?;
+        let fed = self.feed_checked(engine, prompt, on_progress);
+        self.accept_changes(engine);
+        fed
+    }
+
+    /// Goes on where others changed its sequence on purpose, which holds its tokens but the pending one
+    /// as before: perhaps with other tokens in front of them.
+    pub fn accept_changes<B: Backend, M: Memory + Clone>(&mut self, engine: &Engine<B, M>) {
+        self.n_changes = Some(engine.n_changes(self.seq));
+    }
+
+    /// Whether nobody else changed its sequence.
+    fn check_unchanged<B: Backend, M: Memory + Clone>(
+        &self,
+        engine: &Engine<B, M>,
+    ) -> Result<(), EngineError> {
+        let seq = self.seq;
+        match self.n_changes {
+            Some(n) if n != engine.n_changes(seq) => Err(EngineError::SequenceChanged { seq }),
+            _ => Ok(()),
+        }
+    }
+
+    fn feed_checked<B: Backend, M: Memory + Clone>(
         &mut self,
         engine: &mut Engine<B, M>,
         prompt: &[TokenId],
         mut on_progress: impl FnMut(PromptProgress),
     ) -> Result<(), EngineError> {
-        self.check_prompt(engine, prompt)?;
         let started = Instant::now();
         let history = std::mem::take(&mut self.history);
         self.completion.accept_prompt(&history);
@@ -364,7 +397,9 @@ impl Generation {
     /// text is cancelled stays held back, so that the text can go on once the flag is reset.
     ///
     /// # Errors
-    /// [`EngineError::EmptyPrompt`] where no prompt was given, [`EngineError::NoLogits`] after a
+    /// [`EngineError::SequenceChanged`] where others changed its sequence since: another text was begun
+    /// there, or its memory was edited. [`EngineError::EmptyPrompt`] where no prompt was given,
+    /// [`EngineError::NoLogits`] after a
     /// prompt that failed or was cancelled; otherwise as [`Engine::decode`] and
     /// [`Sampler::sample`](crate::sampler::Sampler::sample).
     pub fn next_piece<B: Backend, M: Memory + Clone>(

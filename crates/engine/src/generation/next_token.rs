@@ -38,8 +38,13 @@ impl Generation {
         if self.is_cancelled() || self.completion.is_at_length() {
             return Ok(None);
         }
+        self.check_unchanged(engine)?;
         let started = Instant::now();
-        let finish = match self.choose(engine) {
+        let chosen = self.choose(engine);
+        if !matches!(self.next, Next::Prompt) {
+            self.accept_changes(engine);
+        }
+        let finish = match chosen {
             Ok(Chosen::Tokens { token, n_evaluated }) => {
                 self.timings.generation.add(n_evaluated, started.elapsed());
                 if let Some(token) = token {

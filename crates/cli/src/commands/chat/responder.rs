@@ -186,6 +186,7 @@ impl Responder {
         loop {
             if text.pending().is_some() && self.n_evaluated() >= self.n_ctx() {
                 self.make_room(conversation, user, text.evaluated())?;
+                text.accept_changes(&self.model);
             }
             let piece = text.next_piece(&mut self.model);
             let piece = piece.map_err(|error| with_reason(error, failure.as_ref()))?;
