@@ -7,6 +7,30 @@
         print(piece, end="", flush=True)
 """
 
-from ._native import CellarError, Embedder, Memory, Model, Text, __version__
+from ._native import (
+    CellarError,
+    Embedder,
+    Finished,
+    Memory,
+    Model,
+    Reranker,
+    Text,
+    Timings,
+    TokenProbabilities,
+    __version__,
+    pull,
+)
 
-__all__ = ["CellarError", "Embedder", "Memory", "Model", "Text", "__version__"]
+__all__ = [
+    "CellarError",
+    "Embedder",
+    "Finished",
+    "Memory",
+    "Model",
+    "Reranker",
+    "Text",
+    "Timings",
+    "TokenProbabilities",
+    "__version__",
+    "pull",
+]

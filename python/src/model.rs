@@ -1,73 +1,64 @@
-//! `Model`: opening, tokens, texts, logits.
+//! `Model`: opening, tokens, texts, logits, and what the file says.
 
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, OnceLock};
 
-use cellar::kv_core::batch::Batch;
-use cellar::kv_core::memory::Seqs;
-use cellar::kv_core::{PosRange, SeqId};
+use cellar::engine::EngineError;
+use cellar::model_core::chat_template::GenerationPrompt;
 use cellar::model_core::tokenizer::{EncodeOptions, SpecialPieces, Tokenizer};
 use cellar::{
-    BackendOptions, CancelFlag, ChatMessage, EngineConfig, GenerateOptions, KvType, KvTypes,
-    ModelOptions, TokenId,
+    EngineConfig, Error, KvType, KvTypes, ModelFile, ModelOptions, SeqId, TokenId, render_json_chat,
 };
+use cellar_grammar::{Grammar, GrammarCompiler};
 use numpy::{PyArray2, PyArrayMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyString};
 
+use crate::batch::{Finished, finish_together};
+use crate::chat::Chat;
+use crate::compute::interruptible;
 use crate::memory::Memory;
-use crate::options::generate_options;
+use crate::options::{Constraint, TextOptions, backend_options, text_options};
+use crate::shared::Shared;
 use crate::text::Text;
+use crate::values::{Count, metadata};
 use crate::{failed, not_opened};
-
-/// A model that several Python objects use.
-pub(crate) struct Shared(Mutex<cellar::Model>);
-
-impl Shared {
-    /// The model, for one computation. A panic elsewhere leaves it as it was before that call.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, cellar::Model> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// A model on a backend, with a text in each of its sequences.
 #[pyclass(module = "cellar", frozen)]
 pub(crate) struct Model {
-    shared: Arc<Shared>,
-    tokenizer: Arc<Tokenizer>,
+    shared: Arc<Shared<cellar::Model>>,
+    file: Arc<ModelFile>,
+    /// Compiles grammars: made when the first is needed.
+    compiler: OnceLock<GrammarCompiler>,
 }
 
 #[pymethods]
 impl Model {
     /// Opens a GGUF file or a directory with safetensors files.
     #[new]
-    #[pyo3(signature = (path, *, n_ctx=None, n_seqs=1, threads=None, kv_type="f16"))]
+    #[pyo3(signature = (path, *, n_ctx=None, n_seqs=Count(1), threads=None, kv_type="f16", backend=None,
+        gpu_layers=None))]
+    #[allow(clippy::too_many_arguments)] // keywords
     fn new(
         py: Python<'_>,
         path: PathBuf,
-        n_ctx: Option<u32>,
-        n_seqs: u32,
+        n_ctx: Option<Count>,
+        n_seqs: Count,
         threads: Option<usize>,
         kv_type: &str,
+        backend: Option<&str>,
+        gpu_layers: Option<Count>,
     ) -> PyResult<Self> {
-        let invalid = |message: String| PyValueError::new_err(message);
-        let kv_type: KvType = kv_type
-            .parse()
-            .map_err(|_| invalid(format!("kv_type: '{kv_type}' is no type of K and V")))?;
-        let n_threads = match threads {
-            None => None,
-            Some(n) => Some(NonZeroUsize::new(n).ok_or_else(|| invalid("threads: 0".to_owned()))?),
-        };
+        let no_type =
+            |_| PyValueError::new_err(format!("kv_type: '{kv_type}' is no type of K and V"));
+        let kv_type: KvType = kv_type.parse().map_err(no_type)?;
         let options = ModelOptions {
-            backend: BackendOptions {
-                n_threads,
-                ..BackendOptions::default()
-            },
+            backend: backend_options(backend, gpu_layers, threads)?,
             engine: EngineConfig {
-                n_ctx,
-                n_seqs,
+                n_ctx: n_ctx.map(|n| n.0),
+                n_seqs: n_seqs.0,
                 kv_types: KvTypes::from(kv_type),
                 ..EngineConfig::default()
             },
@@ -75,9 +66,11 @@ impl Model {
         };
         let model = py.detach(|| cellar::Model::open_with(&path, options));
         let model = model.map_err(|error| not_opened(&path, &error))?;
+        let file = Arc::clone(model.file());
         Ok(Self {
-            tokenizer: Arc::clone(model.file().tokenizer()),
-            shared: Arc::new(Shared(Mutex::new(model))),
+            shared: Arc::new(Shared::new(model)),
+            file,
+            compiler: OnceLock::new(),
         })
     }
 
@@ -89,35 +82,86 @@ impl Model {
         prompt: Prompt,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Text> {
-        let tokens = match prompt {
-            Prompt::Tokens(ids) => ids.into_iter().map(TokenId).collect(),
-            Prompt::Text(text) => self.tokenizer.encode(&text, EncodeOptions::PROMPT),
-        };
-        self.begin(py, &tokens, generate_options(options)?)
+        self.begin(py, &self.prompt_tokens(prompt), text_options(options)?)
     }
 
-    /// Answers messages, each with 'role' and 'content', by the model's own chat template.
-    #[pyo3(signature = (messages, **options))]
+    /// As 'generate', to be awaited: the event loop goes on while the prompt is read.
+    #[pyo3(signature = (prompt, **options))]
+    fn generate_async<'py>(
+        this: &Bound<'py, Self>,
+        prompt: &Bound<'py, PyAny>,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        in_thread(this.getattr("generate")?, prompt, options)
+    }
+
+    /// Continues many prompts at once, in the model's sequences, and returns each when all have ended. What
+    /// the memory held goes. Prompt number i has i added to its seed.
+    #[pyo3(signature = (prompts, **options))]
+    fn generate_batch(
+        &self,
+        py: Python<'_>,
+        prompts: Vec<Prompt>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Vec<Finished>> {
+        let options = text_options(options)?;
+        let grammar = self.grammar(options.constraint.as_ref())?;
+        let prompts = prompts.into_iter().map(|prompt| self.prompt_tokens(prompt));
+        let prompts = prompts.collect();
+        finish_together(
+            py,
+            &self.shared,
+            prompts,
+            &options.generate,
+            grammar.as_ref(),
+        )
+    }
+
+    /// Answers messages, each with 'role' and 'content', by the model's own chat template. 'variables' are
+    /// others that the template reads, such as enable_thinking.
+    #[pyo3(signature = (messages, *, tools=None, variables=None, **options))]
     fn chat(
         &self,
         py: Python<'_>,
-        messages: Vec<Bound<'_, PyDict>>,
+        messages: &Bound<'_, PyAny>,
+        tools: Option<&Bound<'_, PyAny>>,
+        variables: Option<&Bound<'_, PyDict>>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Text> {
-        let text_of = |message: &Bound<'_, PyDict>, key: &str| match message.get_item(key)? {
-            Some(text) => text.extract::<String>(),
-            None => Err(PyValueError::new_err(format!("a message has no '{key}'"))),
+        let chat = Chat::new(messages, tools, variables)?;
+        let text = self.rendered(py, &chat, GenerationPrompt::Add)?;
+        if text.is_empty() {
+            return Err(failed(&Error::EmptyChat));
+        }
+        let tokens = self.tokenizer().encode(&text, EncodeOptions::CHAT);
+        self.begin(py, &tokens, text_options(options)?)
+    }
+
+    /// As 'chat', to be awaited.
+    #[pyo3(signature = (messages, **options))]
+    fn chat_async<'py>(
+        this: &Bound<'py, Self>,
+        messages: &Bound<'py, PyAny>,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        in_thread(this.getattr("chat")?, messages, options)
+    }
+
+    /// The text that the model sees for these messages.
+    #[pyo3(signature = (messages, *, tools=None, variables=None, add_generation_prompt=true))]
+    fn apply_chat_template(
+        &self,
+        py: Python<'_>,
+        messages: &Bound<'_, PyAny>,
+        tools: Option<&Bound<'_, PyAny>>,
+        variables: Option<&Bound<'_, PyDict>>,
+        add_generation_prompt: bool,
+    ) -> PyResult<String> {
+        let prompt = match add_generation_prompt {
+            true => GenerationPrompt::Add,
+            false => GenerationPrompt::Omit,
         };
-        let message = |m: &Bound<'_, PyDict>| -> PyResult<ChatMessage> {
-            Ok(ChatMessage::new(
-                text_of(m, "role")?,
-                text_of(m, "content")?,
-            ))
-        };
-        let messages = messages.iter().map(message).collect::<PyResult<Vec<_>>>()?;
-        let tokens = py.detach(|| self.shared.lock().chat_tokens(&messages));
-        let tokens = tokens.map_err(|error| failed(&error))?;
-        self.begin(py, &tokens, generate_options(options)?)
+        self.rendered(py, &Chat::new(messages, tools, variables)?, prompt)
     }
 
     /// The token ids of a text; 'special' adds those around it and reads special tokens in it.
@@ -127,56 +171,45 @@ impl Model {
             true => EncodeOptions::PROMPT,
             false => EncodeOptions::TEXT,
         };
-        let tokens = self.tokenizer.encode(text, options);
+        let tokens = self.tokenizer().encode(text, options);
         tokens.into_iter().map(|token| token.0).collect()
     }
 
     /// The text of token ids; 'special' writes special tokens, too.
     #[pyo3(signature = (tokens, *, special=false))]
-    fn detokenize(&self, tokens: Vec<u32>, special: bool) -> PyResult<String> {
-        let tokens: Vec<TokenId> = tokens.into_iter().map(TokenId).collect();
+    fn detokenize(&self, tokens: Vec<Count>, special: bool) -> PyResult<String> {
         let special = match special {
             true => SpecialPieces::Render,
             false => SpecialPieces::Skip,
         };
-        let text = self.tokenizer.decode(&tokens, special);
+        let text = self.tokenizer().decode(&ids(tokens), special);
         text.map_err(|error| failed(&error))
     }
 
-    /// The logits of every token of a text, a numpy array [tokens, vocabulary] of float32. Replaces
-    /// what is in the sequence.
-    #[pyo3(signature = (tokens, *, seq=0))]
+    /// The logits of every token of a text, a numpy array [tokens, vocabulary] of float32. Afterwards the
+    /// sequence holds these tokens: what was there before is gone, and a text in it cannot go on.
+    #[pyo3(signature = (tokens, *, seq=Count(0)))]
     fn logits<'py>(
         &self,
         py: Python<'py>,
-        tokens: Vec<u32>,
-        seq: u32,
+        tokens: Vec<Count>,
+        seq: Count,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
-        let n_rows = tokens.len();
-        let computed = py.detach(|| {
-            let mut model = self.shared.lock();
-            let seq = SeqId(seq);
-            let engine = model.engine_mut();
-            engine.remove(Seqs::One(seq), PosRange::ALL)?;
-            let n_batch = engine.settings().rules.n_batch.max(1) as usize;
-            let mut values = Vec::new();
-            for piece in tokens.chunks(n_batch) {
-                let mut batch = Batch::new();
-                for &token in piece {
-                    batch
-                        .push_token(TokenId(token))
-                        .in_sequence(seq)
-                        .with_output();
-                }
-                values.extend_from_slice(engine.decode(&batch)?.values());
-            }
-            // The facade does not know these tokens: the next text evaluates its prompt anew.
-            engine.remove(Seqs::One(seq), PosRange::ALL)?;
-            Ok::<_, cellar::engine::EngineError>(values)
-        });
-        let values = computed.map_err(|error| failed(&error))?;
-        let n_columns = values.len().checked_div(n_rows).unwrap_or(0);
-        numpy::PyArray1::from_vec(py, values).reshape([n_rows, n_columns])
+        let tokens = ids(tokens);
+        let shape = [tokens.len(), self.n_vocab()];
+        let cancel = cellar::CancelFlag::default();
+        let values = interruptible(
+            py,
+            || cancel.cancel(),
+            || {
+                self.shared.with(|model| match tokens.is_empty() {
+                    true => Ok(Vec::new()),
+                    false => model.logits(SeqId(seq.0), &tokens, &cancel),
+                })
+            },
+        )??;
+        let values = values.map_err(|error| failed(&error))?;
+        numpy::PyArray1::from_vec(py, values).reshape(shape)
     }
 
     /// What the model remembers.
@@ -189,37 +222,159 @@ impl Model {
 
     /// Tokens that the memory holds at most.
     #[getter]
-    fn n_ctx(&self, py: Python<'_>) -> u32 {
-        py.detach(|| self.shared.lock().engine().settings().n_ctx)
+    fn n_ctx(&self, py: Python<'_>) -> PyResult<u32> {
+        py.detach(|| self.shared.with(|model| model.engine().settings().n_ctx))
+    }
+
+    /// Tokens of the vocabulary.
+    #[getter]
+    fn n_vocab(&self) -> usize {
+        self.tokenizer().n_tokens()
+    }
+
+    /// The token that begins a sequence; None where there is none.
+    #[getter]
+    fn bos_id(&self) -> Option<u32> {
+        self.tokenizer().special_ids().bos.map(|token| token.0)
+    }
+
+    /// The token that ends a sequence; None where there is none.
+    #[getter]
+    fn eos_id(&self) -> Option<u32> {
+        self.tokenizer().special_ids().eos.map(|token| token.0)
     }
 
     /// The name of the architecture.
     #[getter]
-    fn architecture(&self, py: Python<'_>) -> String {
-        py.detach(|| {
-            let model = self.shared.lock();
-            model.engine().model().architecture().to_owned()
-        })
+    fn architecture(&self) -> String {
+        self.file.model().architecture().to_owned()
+    }
+
+    /// All metadata of the file.
+    #[getter]
+    fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let all = PyDict::new(py);
+        for (key, value) in self.file.metadata().iter() {
+            all.set_item(key, metadata(py, value)?)?;
+        }
+        Ok(all)
+    }
+
+    /// Frees it; texts and the memory cannot be used any more.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.shared.close());
+    }
+
+    fn __enter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        this
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
+        self.close(py);
+    }
+
+    fn __repr__(&self) -> String {
+        let (name, architecture) = (self.file.label(), self.architecture());
+        format!(
+            "<cellar.Model {name}, {architecture}, {} tokens>",
+            self.n_vocab()
+        )
     }
 }
 
 impl Model {
-    fn begin(
-        &self,
-        py: Python<'_>,
-        tokens: &[TokenId],
-        options: GenerateOptions,
-    ) -> PyResult<Text> {
-        let cancel: CancelFlag = options.cancel.clone();
-        let state = py.detach(|| self.shared.lock().begin(tokens, options));
-        let state = state.map_err(|error| failed(&error))?;
-        Ok(Text::new(Arc::clone(&self.shared), state, cancel))
+    fn begin(&self, py: Python<'_>, tokens: &[TokenId], options: TextOptions) -> PyResult<Text> {
+        let TextOptions {
+            generate,
+            constraint,
+        } = options;
+        let grammar = self.grammar(constraint.as_ref())?;
+        let (cancel, seed) = (generate.cancel.clone(), generate.sampler.seed);
+        let state = interruptible(
+            py,
+            || cancel.cancel(),
+            || self.shared.with(|model| model.begin(tokens, generate)),
+        )??;
+        let state = state.map_err(|error| match &error {
+            Error::Engine(EngineError::Config(_)) => PyValueError::new_err(error.to_string()),
+            _ => failed(&error),
+        })?;
+        let (state, failure) = match grammar.map(|grammar| grammar.step()) {
+            None => (state, None),
+            Some(step) => {
+                let failure = step.failure();
+                (state.with_step(Box::new(step)), Some(failure))
+            }
+        };
+        Ok(Text::new(Arc::clone(&self.shared), state, cancel, seed).with_failure(failure))
+    }
+
+    fn tokenizer(&self) -> &Arc<Tokenizer> {
+        self.file.tokenizer()
+    }
+
+    fn prompt_tokens(&self, prompt: Prompt) -> Vec<TokenId> {
+        match prompt {
+            Prompt::Tokens(tokens) => ids(tokens),
+            Prompt::Text(text) => self.tokenizer().encode(&text, EncodeOptions::PROMPT),
+        }
+    }
+
+    fn rendered(&self, py: Python<'_>, chat: &Chat, prompt: GenerationPrompt) -> PyResult<String> {
+        let rendered =
+            py.detach(|| render_json_chat(&self.file, &chat.messages, &chat.variables, prompt));
+        let rendered = rendered.and_then(|text| text.ok_or(Error::NoChatTemplate));
+        rendered.map_err(|error| failed(&error))
+    }
+
+    fn grammar(&self, constraint: Option<&Constraint>) -> PyResult<Option<Grammar>> {
+        let Some(constraint) = constraint else {
+            return Ok(None);
+        };
+        let wrong = |error: cellar_grammar::GrammarError| PyValueError::new_err(error.to_string());
+        let compiler = match self.compiler.get() {
+            Some(compiler) => compiler,
+            None => {
+                let made = GrammarCompiler::new(self.tokenizer()).map_err(wrong)?;
+                self.compiler.get_or_init(|| made)
+            }
+        };
+        let compiled = match constraint {
+            Constraint::Schema(schema) => compiler.json_schema(schema),
+            Constraint::Grammar(grammar) => compiler.lark(grammar),
+        };
+        compiled.map(Some).map_err(wrong)
     }
 }
 
+/// A call as a coroutine that another thread computes.
+fn in_thread<'py>(
+    method: Bound<'py, PyAny>,
+    argument: &Bound<'py, PyAny>,
+    options: Option<&Bound<'py, PyDict>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let asyncio = method.py().import("asyncio")?;
+    asyncio.call_method("to_thread", (method, argument), options)
+}
+
+fn ids(tokens: Vec<Count>) -> Vec<TokenId> {
+    tokens.into_iter().map(|token| TokenId(token.0)).collect()
+}
+
 /// A text, or its tokens.
-#[derive(FromPyObject)]
 enum Prompt {
     Text(String),
-    Tokens(Vec<u32>),
+    Tokens(Vec<Count>),
+}
+
+impl<'py> FromPyObject<'_, 'py> for Prompt {
+    type Error = PyErr;
+
+    fn extract(prompt: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match prompt.cast::<PyString>() {
+            Ok(text) => Ok(Self::Text(text.extract()?)),
+            Err(_) => Ok(Self::Tokens(prompt.extract()?)),
+        }
+    }
 }

@@ -2,32 +2,93 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use cellar::engine::{Pace, TokenLogprobs};
 use cellar::{CancelFlag, FinishReason, TextState};
+use cellar_grammar::GrammarFailure;
+use pyo3::exceptions::PyStopAsyncIteration;
 use pyo3::prelude::*;
 
-use crate::failed;
-use crate::model::Shared;
+use crate::shared::Shared;
+use crate::{CellarError, failed};
 
 /// A text that a model is writing: an iterator of its pieces.
 #[pyclass(module = "cellar", frozen)]
 pub(crate) struct Text {
-    model: Arc<Shared>,
+    model: Arc<Shared<cellar::Model>>,
     state: Mutex<TextState>,
     cancel: CancelFlag,
+    seed: u64,
+    /// Why a grammar left no token.
+    failure: Option<GrammarFailure>,
+}
+
+/// How likely a token was, and the likeliest in its place.
+#[pyclass(module = "cellar", frozen, get_all)]
+#[derive(Clone)]
+pub(crate) struct TokenProbabilities {
+    /// The token.
+    token: u32,
+    /// The natural logarithm of its probability.
+    logprob: f64,
+    /// The likeliest tokens with theirs, the likeliest first.
+    top: Vec<(u32, f64)>,
+}
+
+/// How many tokens were evaluated, and how long that took.
+#[pyclass(module = "cellar", frozen, get_all)]
+#[derive(Clone, Copy)]
+pub(crate) struct Timings {
+    prompt_tokens: usize,
+    prompt_seconds: f64,
+    generated_tokens: usize,
+    generated_seconds: f64,
 }
 
 impl Text {
-    pub(crate) fn new(model: Arc<Shared>, state: TextState, cancel: CancelFlag) -> Self {
+    pub(crate) fn new(
+        model: Arc<Shared<cellar::Model>>,
+        state: TextState,
+        cancel: CancelFlag,
+        seed: u64,
+    ) -> Self {
         Self {
             model,
             state: Mutex::new(state),
             cancel,
+            seed,
+            failure: None,
         }
+    }
+
+    pub(crate) fn with_failure(self, failure: Option<GrammarFailure>) -> Self {
+        Self { failure, ..self }
     }
 
     /// The state; not to be waited for with the GIL held while another thread computes.
     fn state(&self) -> MutexGuard<'_, TextState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next_piece(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        loop {
+            // Signals such as Ctrl-C reach Python between two tokens.
+            py.check_signals()?;
+            let piece = py.detach(|| self.model.with(|model| self.state().next_piece(model)))?;
+            match piece {
+                // A token that ends inside a character, or begins a stop string.
+                Ok(Some(piece)) if piece.is_empty() => {}
+                Ok(piece) => return Ok(piece),
+                Err(error) => {
+                    let reason = self.failure.as_ref().and_then(GrammarFailure::reason);
+                    return Err(match reason {
+                        Some(reason) => CellarError::new_err(format!(
+                            "the schema or grammar cannot go on: {reason}"
+                        )),
+                        None => failed(&error),
+                    });
+                }
+            }
+        }
     }
 }
 
@@ -38,21 +99,27 @@ impl Text {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<String>> {
-        loop {
-            // Signals such as Ctrl-C reach Python between two tokens.
-            py.check_signals()?;
-            let piece = py.detach(|| self.state().next_piece(&mut self.model.lock()));
-            match piece.map_err(|error| failed(&error))? {
-                // A token that ends inside a character, or begins a stop string.
-                Some(piece) if piece.is_empty() => {}
-                piece => return Ok(piece),
-            }
-        }
+        self.next_piece(py)
+    }
+
+    fn __aiter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        this
+    }
+
+    fn __anext__<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let asyncio = this.py().import("asyncio")?;
+        asyncio.call_method1("to_thread", (this.getattr("_next")?,))
+    }
+
+    /// The next piece for an asynchronous iteration.
+    fn _next(&self, py: Python<'_>) -> PyResult<String> {
+        let piece = self.next_piece(py)?;
+        piece.ok_or_else(|| PyStopAsyncIteration::new_err(()))
     }
 
     /// Writes to the end and returns the whole text.
     fn finish(&self, py: Python<'_>) -> PyResult<String> {
-        while self.__next__(py)?.is_some() {}
+        while self.next_piece(py)?.is_some() {}
         Ok(self.text(py))
     }
 
@@ -73,23 +140,91 @@ impl Text {
         py.detach(|| self.state().tokens().iter().map(|token| token.0).collect())
     }
 
+    /// The log probabilities of its tokens so far, where 'logprobs' asked for them.
+    #[getter]
+    fn logprobs(&self, py: Python<'_>) -> Vec<TokenProbabilities> {
+        py.detach(|| self.state().logprobs().iter().map(probabilities).collect())
+    }
+
+    /// Its seed: the one that was given, or that was drawn.
+    #[getter]
+    fn seed(&self) -> u64 {
+        self.seed
+    }
+
     /// Why it ended: 'end', 'stop', 'length', 'context' or 'cancelled'; None while it goes on.
     #[getter]
     fn finish_reason(&self, py: Python<'_>) -> Option<&'static str> {
-        let reason = py.detach(|| self.state().finish_reason().cloned());
-        Some(match reason? {
-            FinishReason::EndOfGeneration { .. } => "end",
-            FinishReason::StopString { .. } | FinishReason::StopToken { .. } => "stop",
-            FinishReason::Length => "length",
-            FinishReason::ContextFull => "context",
-            FinishReason::Cancelled => "cancelled",
-            _ => "other",
-        })
+        py.detach(|| self.state().finish_reason().map(reason))
     }
 
     /// Tokens of the prompt that were evaluated: those that the sequence did not have yet.
     #[getter]
     fn n_prompt_evaluated(&self, py: Python<'_>) -> usize {
-        py.detach(|| self.state().timings().prompt.n_tokens)
+        self.timings(py).prompt_tokens
+    }
+
+    /// How long it has taken.
+    #[getter]
+    fn timings(&self, py: Python<'_>) -> Timings {
+        let timings = py.detach(|| self.state().timings());
+        let of = |pace: Pace| (pace.n_tokens, pace.time.as_secs_f64());
+        let (prompt_tokens, prompt_seconds) = of(timings.prompt);
+        let (generated_tokens, generated_seconds) = of(timings.generation);
+        Timings {
+            prompt_tokens,
+            prompt_seconds,
+            generated_tokens,
+            generated_seconds,
+        }
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let n_tokens = self.tokens(py).len();
+        let end = self.finish_reason(py).unwrap_or("goes on");
+        format!(
+            "<cellar.Text of {n_tokens} tokens, {end}: {:?}>",
+            self.text(py)
+        )
+    }
+}
+
+#[pymethods]
+impl TokenProbabilities {
+    fn __repr__(&self) -> String {
+        format!(
+            "<cellar.TokenProbabilities of token {}: {:.4}>",
+            self.token, self.logprob
+        )
+    }
+}
+
+#[pymethods]
+impl Timings {
+    fn __repr__(&self) -> String {
+        format!(
+            "<cellar.Timings: prompt {} tokens in {:.3} s, text {} tokens in {:.3} s>",
+            self.prompt_tokens, self.prompt_seconds, self.generated_tokens, self.generated_seconds
+        )
+    }
+}
+
+pub(crate) fn probabilities(of: &TokenLogprobs) -> TokenProbabilities {
+    let top = of.top.iter().map(|top| (top.token.0, top.logprob));
+    TokenProbabilities {
+        token: of.chosen.token.0,
+        logprob: of.chosen.logprob,
+        top: top.collect(),
+    }
+}
+
+pub(crate) fn reason(finish: &FinishReason) -> &'static str {
+    match finish {
+        FinishReason::EndOfGeneration { .. } => "end",
+        FinishReason::StopString { .. } | FinishReason::StopToken { .. } => "stop",
+        FinishReason::Length => "length",
+        FinishReason::ContextFull => "context",
+        FinishReason::Cancelled => "cancelled",
+        _ => "other",
     }
 }

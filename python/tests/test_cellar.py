@@ -1,18 +1,20 @@
 """The module against the reference texts of the story model, in the repository's models/."""
 
+import asyncio
 import json
+import math
+import os
+import subprocess
+import sys
 import threading
 import time
-from pathlib import Path
 
 import cellar
 import numpy as np
 import pytest
+from conftest import ENCODER, RERANKER, ROOT, STORIES
 
-MODELS = Path(__file__).parents[2] / "models"
-STORIES = MODELS / "stories-llama-f16.gguf"
-REFERENCES = json.loads((MODELS / "stories-llama.reference.json").read_text())["prompts"]
-ENCODER = Path(__file__).parents[2] / "tests/fixtures/encoders/bert_tiny"
+REFERENCES = json.loads((STORIES.parent / "stories-llama.reference.json").read_text())["prompts"]
 
 
 @pytest.fixture
@@ -33,7 +35,7 @@ def test_tokens_and_text(model):
     reference = REFERENCES[0]
     assert model.tokenize(reference["prompt"]) == reference["ids"]
     assert model.detokenize(reference["ids"]) == reference["prompt"]
-    text = model.generate(reference["ids"], max_tokens=3, temperature=0)
+    text = model.generate(np.array(reference["ids"]), max_tokens=3, temperature=0)
     assert text.finish() == model.detokenize(reference["ids"] + reference["greedy_ids"][:3])[
         len(reference["prompt"]) :
     ]
@@ -124,3 +126,273 @@ def test_vectors_have_length_one():
     vectors = embedder.embed(["A cat.", "A dog."])
     assert vectors.shape == (2, embedder.dim)
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+
+def test_a_text_whose_sequence_was_changed_is_an_error(model):
+    first, second = REFERENCES[:2]
+    a = model.generate(first["prompt"], max_tokens=20, temperature=0)
+    next(a)
+    n = len(second["greedy_ids"])
+    b = model.generate(second["prompt"], max_tokens=n, temperature=0)
+    next(b)
+    with pytest.raises(cellar.CellarError, match="another text has been begun in sequence 0"):
+        next(a)
+    assert b.finish() == second["continuation"]
+    changes = [
+        model.memory.clear,
+        lambda: model.memory.remove(0, 2, 4),
+        lambda: model.logits(first["ids"]),
+        lambda: model.memory.load(state),
+        lambda: model.memory.copy(1, 0),
+    ]
+    model.generate(first["prompt"], seq=1, max_tokens=0).finish()
+    state = model.memory.save(1)
+    for change in changes:
+        n = len(first["greedy_ids"])
+        text = model.generate(first["prompt"], max_tokens=n, temperature=0)
+        next(text)
+        change()
+        with pytest.raises(cellar.CellarError, match="sequence 0"):
+            next(text)
+        again = model.generate(first["prompt"], max_tokens=n, temperature=0)
+        assert again.finish() == first["continuation"]
+
+
+def test_logits_leave_their_tokens_in_the_sequence(model):
+    assert model.logits([]).shape == (0, model.n_vocab)
+    reference = REFERENCES[0]
+    model.logits(reference["ids"])
+    assert model.memory.positions() == (0, len(reference["ids"]) - 1)
+    n = len(reference["greedy_ids"])
+    text = model.generate(reference["ids"], max_tokens=n, temperature=0)
+    assert text.n_prompt_evaluated == 1
+    assert text.finish() == reference["continuation"]
+    with pytest.raises(cellar.CellarError, match="does not fit the context"):
+        model.logits([5] * (model.n_ctx + 1))
+
+
+def test_an_empty_sequence_is_not_saved(model, tmp_path):
+    with pytest.raises(cellar.CellarError, match="sequence 1 is empty"):
+        model.memory.save(1)
+    with pytest.raises(cellar.CellarError, match="sequence 1 is empty"):
+        model.memory.save_file(tmp_path / "state", 1)
+    assert not (tmp_path / "state").exists()
+
+
+def test_numbers_out_of_range_are_value_errors(model):
+    for wrong in [
+        lambda: model.memory.remove(0, -1),
+        lambda: model.memory.positions(-1),
+        lambda: model.logits([-1]),
+        lambda: model.generate([5, -3]),
+        lambda: model.generate("Once", seq=-1),
+        lambda: model.generate("Once", max_tokens=-1),
+        lambda: model.generate("Once", seed=-1),
+        lambda: cellar.Model(STORIES, n_ctx=-5),
+    ]:
+        with pytest.raises(ValueError, match="out of range"):
+            wrong()
+
+
+def test_seeds_are_drawn_and_told(model):
+    texts = [model.generate("Once", max_tokens=30) for _ in range(1)]
+    texts += [model.generate("Once", seq=1, max_tokens=30)]
+    assert texts[0].seed != texts[1].seed
+    first = texts[0].finish()
+    again = model.generate("Once", max_tokens=30, seed=texts[0].seed)
+    assert again.finish() == first and again.seed == texts[0].seed
+
+
+def test_log_probabilities_are_those_of_the_logits(model):
+    reference = REFERENCES[0]
+    text = model.generate(reference["prompt"], max_tokens=3, temperature=0, logprobs=4)
+    text.finish()
+    rows = model.logits(reference["ids"] + reference["greedy_ids"][:3]).astype(np.float64)
+    rows = rows[len(reference["ids"]) - 1 :]
+    assert [place.token for place in text.logprobs] == reference["greedy_ids"][:3]
+    for place, row in zip(text.logprobs, rows):
+        wanted = row[place.token] - np.log(np.exp(row).sum())
+        assert math.isclose(place.logprob, wanted, abs_tol=1e-4)
+        assert len(place.top) == 4 and place.top[0][0] == place.token
+
+
+def test_a_biased_token_is_not_chosen(model):
+    reference = REFERENCES[0]
+    best = reference["greedy_ids"][0]
+    text = model.generate(
+        reference["prompt"], max_tokens=1, temperature=0, logit_bias={best: float("-inf")}
+    )
+    text.finish()
+    second = model.logits(reference["ids"])[-1].argsort()[-2]
+    assert text.tokens == [second]
+
+
+def test_schemas_and_grammars_hold_a_text(model):
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    for given in [schema, json.dumps(schema)]:
+        text = model.generate("Once", schema=given, max_tokens=60, seed=1).finish()
+        assert isinstance(json.loads(text)["a"], bool)
+    text = model.generate("Once", grammar='start: "yes" | "no"', seed=1)
+    assert text.finish() in ("yes", "no") and text.finish_reason == "end"
+    with pytest.raises(ValueError, match="GBNF"):
+        model.generate("Once", grammar="root ::= x")
+    with pytest.raises(ValueError, match="not both"):
+        model.generate("Once", grammar='start: "a"', schema={})
+
+
+def test_prompts_of_a_batch_are_as_alone(model):
+    n = 20
+    texts = model.generate_batch(
+        [r["prompt"] for r in REFERENCES] * 2, max_tokens=n, temperature=0, logprobs=0
+    )
+    for text, reference in zip(texts, REFERENCES * 2, strict=True):
+        assert text.tokens == reference["greedy_ids"][:n]
+        assert text.finish_reason == "length" and len(text.logprobs) == n
+        assert reference["continuation"].startswith(text.text)
+    assert model.memory.positions() is None
+    with pytest.raises(cellar.CellarError, match="prompt"):
+        model.generate_batch(["Once", []])
+    test_greedy_text_is_the_references(model)
+    assert model.generate_batch([]) == []
+
+
+def test_chats_take_parts_tools_and_variables(chat_model):
+    model = cellar.Model(chat_model)
+    parts = [{"type": "text", "text": "Who is "}, {"type": "text", "text": "Lily?"}]
+    messages = [{"role": "user", "content": parts}]
+    plain = [{"role": "user", "content": "Who is Lily?"}]
+    assert model.apply_chat_template(messages) == "user: Who is Lily?\nassistant:"
+    without = model.apply_chat_template(messages, add_generation_prompt=False)
+    assert without == "user: Who is Lily?\n"
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    rendered = model.apply_chat_template(plain, tools=tools, variables={"greeting": "Hello "})
+    assert rendered.startswith('[{"type": "function"') and "Hello user: Who" in rendered
+    answer = model.chat(messages, max_tokens=8, temperature=0).finish()
+    assert answer == model.chat(plain, max_tokens=8, temperature=0).finish()
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]
+    with pytest.raises(ValueError, match="image_url"):
+        model.chat(image)
+    with pytest.raises(ValueError, match="role"):
+        model.chat([{"content": "Hello"}])
+
+
+def test_texts_are_awaited_and_iterated(model):
+    reference = REFERENCES[0]
+
+    async def write():
+        text = await model.generate_async(reference["prompt"], max_tokens=12, temperature=0)
+        return [piece async for piece in text], text
+
+    pieces, text = asyncio.run(write())
+    assert "".join(pieces) == text.text and text.tokens == reference["greedy_ids"][:12]
+
+
+def test_what_the_file_says(model):
+    assert model.architecture == "llama" == model.metadata["general.architecture"]
+    assert model.n_vocab == len(model.metadata["tokenizer.ggml.tokens"])
+    assert model.bos_id == REFERENCES[0]["ids"][0] or model.bos_id is None
+    text = model.generate("Once", max_tokens=3, temperature=0)
+    text.finish()
+    assert text.timings.generated_tokens == 2 and text.timings.prompt_seconds > 0
+    shown = [repr(model), repr(model.memory), repr(text), repr(text.timings)]
+    assert all("0x" not in one and one.startswith("<cellar.") for one in shown), shown
+
+
+def test_what_is_closed_says_so():
+    with cellar.Model(STORIES) as model:
+        text = model.generate("Once", max_tokens=5)
+    for use in [lambda: next(text), lambda: model.generate("Once"), model.memory.save]:
+        with pytest.raises(ValueError, match="closed"):
+            use()
+    with cellar.Embedder(ENCODER) as embedder:
+        pass
+    with pytest.raises(ValueError, match="closed"):
+        embedder.embed(["A cat."])
+
+
+def test_decoders_give_vectors_with_a_pooling():
+    with pytest.raises(ValueError, match="pooling='mean'"):
+        cellar.Embedder(STORIES)
+    with pytest.raises(ValueError, match="middle"):
+        cellar.Embedder(STORIES, pooling="middle")
+    last = cellar.Embedder(STORIES, pooling="last", normalize=False).embed(["A cat.", "A dog."])
+    unit = cellar.Embedder(STORIES, pooling="last", normalize=True).embed(["A cat.", "A dog."])
+    lengths = np.linalg.norm(last, axis=1, keepdims=True)
+    assert not np.allclose(lengths, 1, atol=0.01) and np.allclose(last / lengths, unit, atol=1e-5)
+
+
+def test_a_reranker_scores_as_its_reference():
+    reference = json.loads(RERANKER.with_name("bert_rerank_tiny.reference.json").read_text())
+    reranker = cellar.Reranker(RERANKER)
+    query, documents = reference["query"], reference["documents"]
+    scores = reranker.scores(query, documents)
+    assert np.allclose(scores, np.ravel(reference["scores"]), atol=1e-4)
+    ranked = reranker.rank(query, documents)
+    assert sorted(ranked) == list(enumerate(scores.tolist()))
+    assert [score for _, score in ranked] == sorted(scores.tolist(), reverse=True)
+
+
+def test_backends_have_names():
+    reference = REFERENCES[0]
+    model = cellar.Model(STORIES, backend="cpu", gpu_layers=0)
+    text = model.generate(reference["prompt"], max_tokens=5, temperature=0)
+    assert text.finish() and text.tokens == reference["greedy_ids"][:5]
+    with pytest.raises(ValueError, match="cpu, cuda"):
+        cellar.Model(STORIES, backend="abacus")
+    with pytest.raises(cellar.CellarError, match="candle"):
+        cellar.Model(STORIES, backend="candle")
+
+
+def test_pulling_finds_what_is_there_and_says_what_is_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ValueError, match="name"):
+        cellar.pull("no name")
+    with pytest.raises(cellar.CellarError, match="HF_HUB_OFFLINE"):
+        cellar.pull("owner/name")
+    folder = tmp_path / "models--owner--name"
+    snapshot = folder / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("a" * 40)
+    (snapshot / "name-Q4_K_M.gguf").write_bytes(STORIES.read_bytes())
+    assert cellar.pull("owner/name:Q4_K_M") == snapshot / "name-Q4_K_M.gguf"
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import cellar
+model = cellar.Model(sys.argv[1], n_ctx=4096, threads=1)
+prompt = [5] * 4000
+def interrupt():
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+started = time.monotonic()
+calls = {
+    "logits": lambda: model.logits(prompt),
+    "generate": lambda: (model.memory.clear(), model.generate(prompt, max_tokens=0)),
+    "batch": lambda: model.generate_batch([prompt] * 50, max_tokens=90),
+}
+try:
+    while True:
+        calls[sys.argv[2]]()
+except KeyboardInterrupt:
+    print("interrupted", time.monotonic() - started)
+# Nothing is broken.
+print(model.generate([5, 6], max_tokens=2, seed=1).finish())
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+@pytest.mark.parametrize("call", ["logits", "generate", "batch"])
+def test_ctrl_c_interrupts_a_computation(call):
+    run = [sys.executable, "-c", INTERRUPTED, str(STORIES), call]
+    ended = subprocess.run(run, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert "interrupted" in ended.stdout, ended
+    assert "panic" not in ended.stderr and ended.returncode == 0, ended.stderr

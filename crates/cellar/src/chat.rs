@@ -6,6 +6,7 @@ use model_core::chat_template::{ChatMessage, ChatTemplate, GenerationPrompt, Tem
 use model_core::message_ends::message_ends;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::EncodeOptions;
+use serde_json::{Map, Value};
 
 use crate::error::Error;
 
@@ -21,6 +22,27 @@ pub fn render_chat(file: &ModelFile, messages: &[ChatMessage]) -> Result<Option<
     let template = ChatTemplate::new(template)?;
     let prompt = GenerationPrompt::Add;
     Ok(Some(render(file, &template, messages, prompt)?))
+}
+
+/// The same of messages that are plain JSON objects: with calls of tools and their results. `variables` are
+/// others that templates read, such as `tools`.
+///
+/// # Errors
+/// As [`render_chat`].
+pub fn render_json_chat(
+    file: &ModelFile,
+    messages: &[Value],
+    variables: &Map<String, Value>,
+    prompt: GenerationPrompt,
+) -> Result<Option<String>, Error> {
+    let Some(template) = file.chat_template()? else {
+        return Ok(None);
+    };
+    let template = ChatTemplate::new(template)?;
+    let tokens = template_tokens(file);
+    Ok(Some(
+        template.render_json(messages, variables, prompt, tokens)?,
+    ))
 }
 
 /// A chat as tokens.
@@ -64,12 +86,15 @@ fn render(
     messages: &[ChatMessage],
     prompt: GenerationPrompt,
 ) -> Result<String, Error> {
+    Ok(template.render(messages, prompt, template_tokens(file))?)
+}
+
+fn template_tokens(file: &ModelFile) -> TemplateTokens<'_> {
     let tokenizer = file.tokenizer();
     let ids = tokenizer.special_ids();
     let text_of = |id: Option<TokenId>| id.and_then(|id| tokenizer.token_text(id)).unwrap_or("");
-    let tokens = TemplateTokens {
+    TemplateTokens {
         bos: text_of(ids.bos),
         eos: text_of(ids.eos),
-    };
-    Ok(template.render(messages, prompt, tokens)?)
+    }
 }

@@ -56,7 +56,7 @@ pub use cellar_engine::{
     CancelFlag, Embedder, EmbedderConfig, EngineConfig, FinishReason, GenerateOptions, LongContext,
     Ranked, Reranker, RerankerConfig,
 };
-pub use chat::{ChatTokens, chat_tokens, render_chat};
+pub use chat::{ChatTokens, chat_tokens, render_chat, render_json_chat};
 pub use choice::{
     Choice, DEVICE_RESERVE, DeviceNeeds, DeviceShortage, ModelWork, choose_backend, device_needs,
     largest_device_n_ctx, most_device_layers, weight_shapes,

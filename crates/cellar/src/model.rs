@@ -4,12 +4,14 @@
 //! last one of its sequence did evaluates only what is new. Knows nothing of how text is chosen.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use cellar_engine::{
-    Embedder, EmbedderConfig, Engine, EngineConfig, EngineError, GenerateOptions, Generation,
-    PromptOutputs, PromptProgress, Reranker, RerankerConfig, TextPlan,
+    CancelFlag, Embedder, EmbedderConfig, Engine, EngineConfig, EngineError, GenerateOptions,
+    Generation, PromptOutputs, PromptProgress, Reranker, RerankerConfig, TextPlan,
 };
 use kv_core::backend::{BoxedBackend, OnProgress};
+use kv_core::batch::Batch;
 use kv_core::memory::{Memory, Seqs};
 use kv_core::{Pos, PosRange, SeqId, TokenId};
 use model_core::chat_template::ChatMessage;
@@ -41,7 +43,7 @@ pub struct ModelOptions {
 /// different sequences can take turns: [`Model::begin`].
 #[derive(Debug)]
 pub struct Model {
-    file: ModelFile,
+    file: Arc<ModelFile>,
     engine: Engine<BoxedBackend>,
     /// The tokens in the memory, by sequence.
     evaluated: Vec<Evaluated>,
@@ -92,10 +94,10 @@ impl Model {
     }
 
     /// A model on an engine of the caller's, which was made of this file.
-    pub fn with_engine(file: ModelFile, engine: Engine<BoxedBackend>) -> Self {
+    pub fn with_engine(file: impl Into<Arc<ModelFile>>, engine: Engine<BoxedBackend>) -> Self {
         let evaluated = vec![Evaluated::default(); engine.settings().rules.n_seqs as usize];
         Self {
-            file,
+            file: file.into(),
             engine,
             evaluated,
         }
@@ -185,8 +187,52 @@ impl Model {
         Ok(TextState::new(generation, seq))
     }
 
+    /// The logits of every token, `[tokens, vocab]`, until `cancel` is set. Afterwards the sequence holds these
+    /// tokens, as if a text had been begun with them; what it held before is gone.
+    ///
+    /// # Errors
+    /// [`EngineError::PromptTooLong`] before anything changes; as [`Engine::decode_until`], and the sequence
+    /// is empty then.
+    pub fn logits(
+        &mut self,
+        seq: SeqId,
+        tokens: &[TokenId],
+        cancel: &CancelFlag,
+    ) -> Result<Vec<f32>, Error> {
+        let (n_prompt, n_ctx) = (tokens.len(), self.engine.settings().n_ctx as usize);
+        if n_prompt > n_ctx {
+            let too_long = EngineError::PromptTooLong {
+                seq,
+                n_prompt,
+                n_ctx,
+                n_used: 0,
+            };
+            return Err(too_long.into());
+        }
+        self.forget(seq)?;
+        let computed = self.evaluate_in(seq, |engine| {
+            let n_batch = engine.settings().rules.n_batch.max(1) as usize;
+            let mut values = Vec::new();
+            for piece in tokens.chunks(n_batch) {
+                let mut batch = Batch::new();
+                for &token in piece {
+                    batch.push_token(token).in_sequence(seq).with_output();
+                }
+                match engine.decode_until(&batch, cancel) {
+                    Ok(logits) => values.extend_from_slice(logits.values()),
+                    Err(error) => return (Err(error), [].as_slice()),
+                }
+            }
+            (Ok(values), tokens)
+        });
+        if computed.is_err() {
+            self.forget(seq)?;
+        }
+        Ok(computed?)
+    }
+
     /// The file, its tokenizer and metadata.
-    pub fn file(&self) -> &ModelFile {
+    pub fn file(&self) -> &Arc<ModelFile> {
         &self.file
     }
 
@@ -296,7 +342,7 @@ impl Model {
 #[derive(Debug)]
 pub struct ModelEngine {
     /// The file, its tokenizer and metadata.
-    pub file: ModelFile,
+    pub file: Arc<ModelFile>,
     /// The engine, with what is in memory.
     pub engine: Engine<BoxedBackend>,
 }

@@ -5,7 +5,7 @@
 //! nothing of how tokens are chosen.
 
 use cellar_engine::sampler::Step;
-use cellar_engine::{FinishReason, Generation, Speculated, Timings, TokenPiece};
+use cellar_engine::{FinishReason, Generation, Speculated, Timings, TokenLogprobs, TokenPiece};
 use kv_core::{SeqId, TokenId};
 
 use crate::error::Error;
@@ -80,6 +80,12 @@ impl TextState {
     /// Its tokens so far; a token that ended it is not among them.
     pub fn tokens(&self) -> &[TokenId] {
         self.generation.tokens()
+    }
+
+    /// The log probabilities of its tokens; empty where none are wanted
+    /// ([`GenerateOptions::logprobs`](crate::GenerateOptions::logprobs)).
+    pub fn logprobs(&self) -> &[TokenLogprobs] {
+        self.generation.logprobs()
     }
 
     /// Why it ended; `None` while it goes on.

@@ -10,9 +10,9 @@ use cellar::kv_core::memory::{Memory, Seqs};
 use cellar::kv_core::weights::SharedBytes;
 use cellar::kv_core::{Pos, PosRange};
 use cellar::{
-    BackendKind, BackendOptions, ChatMessage, EngineConfig, Error, FinishReason, GenerateOptions,
-    KvType, KvTypes, LongContext, Model, ModelFile, ModelOptions, SamplerConfig, SeqId, TextState,
-    TokenId, architectures,
+    BackendKind, BackendOptions, CancelFlag, ChatMessage, EngineConfig, Error, FinishReason,
+    GenerateOptions, KvType, KvTypes, LongContext, Model, ModelFile, ModelOptions, SamplerConfig,
+    SeqId, TextState, TokenId, architectures,
 };
 use serde::Deserialize;
 
@@ -315,6 +315,35 @@ fn an_empty_sequence_is_not_saved() {
     let error = model.save(SeqId(0), &mut state).unwrap_err().to_string();
     assert!(error.contains("sequence 0 is empty"), "{error}");
     assert!(state.is_empty());
+}
+
+/// The largest logits are the reference's tokens, and the sequence goes on from there.
+#[test]
+fn after_logits_the_sequence_holds_their_tokens() {
+    let mut model = open(None, EngineConfig::default());
+    let references = references();
+    let reference = &references[0];
+    let mut stale = model.generate(&references[1].prompt, greedy(20)).unwrap();
+    stale.next().unwrap().unwrap();
+    let prompt = encode(&model, &reference.prompt);
+    let logits = model
+        .logits(SeqId(0), &prompt, &CancelFlag::default())
+        .unwrap();
+    let n_vocab = model.file().tokenizer().n_tokens();
+    assert_eq!(logits.len(), prompt.len() * n_vocab);
+    let last = &logits[logits.len() - n_vocab..];
+    let best = (0..n_vocab).max_by(|&a, &b| last[a].total_cmp(&last[b]));
+    assert_eq!(best, Some(reference.greedy_ids[0] as usize));
+    let n = reference.greedy_ids.len();
+    let mut text = model.generate(&reference.prompt, greedy(n)).unwrap();
+    text.by_ref().for_each(|piece| drop(piece.unwrap()));
+    assert_eq!(text.text(), reference.continuation);
+    assert_eq!(text.timings().prompt.n_tokens, 1);
+    let cancel = CancelFlag::default();
+    cancel.cancel();
+    let error = model.logits(SeqId(0), &prompt, &cancel).unwrap_err();
+    assert!(matches!(error, Error::Engine(EngineError::Cancelled)));
+    assert_eq!(model.engine().memory().positions(SeqId(0)), None);
 }
 
 #[test]
