@@ -294,6 +294,33 @@ fn texts_take_turns_on_one_engine() {
     }
 }
 
+/// Neither a further prompt nor a token: unless the caller says that the change was meant.
+#[test]
+fn a_text_whose_sequence_others_changed_takes_no_prompt() {
+    let (file, reference) = (stories(), &references()[0]);
+    let mut engine = engine(&EngineConfig::default());
+    let mut text = Generation::new(&engine, file.tokenizer(), greedy(5)).unwrap();
+    let prompt = ids(&reference.ids);
+    text.feed(&mut engine, &prompt, |_| {}).unwrap();
+    text.next_piece(&mut engine).unwrap();
+    let other = Batch::prompt(SeqId(0), [TokenId(5)]);
+    engine.decode(&other).unwrap();
+    let n_held = engine.memory().n_tokens(SeqId(0));
+    let errors = [
+        text.feed(&mut engine, &prompt, |_| {}).unwrap_err(),
+        text.next_piece(&mut engine).map(drop).unwrap_err(),
+    ];
+    for error in errors {
+        let seq = SeqId(0);
+        let is_changed = matches!(error, EngineError::SequenceChanged { seq: s } if s == seq);
+        assert!(is_changed, "{error}");
+    }
+    assert_eq!(engine.memory().n_tokens(SeqId(0)), n_held);
+    text.accept_changes(&engine);
+    text.next_piece(&mut engine).unwrap();
+    assert_eq!(engine.memory().n_tokens(SeqId(0)), n_held + 1);
+}
+
 #[test]
 fn a_prompt_in_two_parts_is_one_prompt() {
     let (file, reference) = (stories(), &references()[0]);
