@@ -8,6 +8,7 @@ use axum::http::HeaderValue;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -283,9 +284,12 @@ impl Neutral {
 }
 
 /// An answer with this JSON.
-pub(crate) fn respond(value: &Value) -> Response {
+pub(crate) fn respond(value: &impl Serialize) -> Response {
     let json = HeaderValue::from_static("application/json");
-    ([(CONTENT_TYPE, json)], value.to_string()).into_response()
+    match serde_json::to_vec(value) {
+        Ok(text) => ([(CONTENT_TYPE, json)], text).into_response(),
+        Err(error) => ApiError::internal(error.to_string()).into_response(),
+    }
 }
 
 #[cfg(test)]

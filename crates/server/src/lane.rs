@@ -41,6 +41,10 @@ const SMALL: usize = 64 << 10;
 /// Large bodies of the largest size that are held at once.
 const N_LARGEST: usize = 8;
 
+/// Bytes after which reading lets other connections go first: several bodies that are there at once would
+/// each be read whole otherwise.
+const STRIDE: usize = 256 << 10;
+
 /// Threads of the lane that tokenize, render and compile schemas.
 const N_PREPARING: usize = 2;
 
@@ -166,7 +170,11 @@ async fn collect(
         if n_bytes > SMALL && room.is_none() {
             room = Some(reserve(app, length.unwrap_or(limit), ROOM_TIME).await?);
         }
+        let n_strides = bytes.len() / STRIDE;
         bytes.extend_from_slice(&data);
+        if n_bytes / STRIDE > n_strides {
+            tokio::task::yield_now().await;
+        }
     }
     Ok((bytes, room))
 }

@@ -7,7 +7,7 @@ use axum::response::Response;
 use axum::routing::MethodRouter;
 use kv_core::TokenId;
 use model_core::tokenizer::{AddSpecial, EncodeOptions, SpecialPieces, SpecialText, Tokenizer};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::api::on_post;
@@ -33,6 +33,12 @@ struct TokenizeFields {
     add_special: Option<bool>,
     parse_special: Option<bool>,
     with_pieces: Option<bool>,
+}
+
+/// The answer without texts, which may be long.
+#[derive(Debug, Serialize)]
+struct Tokens {
+    tokens: Vec<u32>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -67,10 +73,11 @@ pub(crate) fn tokenize() -> MethodRouter<App> {
         let tokenizer = Arc::clone(model.tokenizer());
         let answer = move || {
             let tokens = tokenizer.encode(&fields.content, options);
-            let tokens = tokens.into_iter().map(|id| match fields.with_pieces {
-                Some(true) => piece(&tokenizer, id),
-                _ => json!(id.0),
-            });
+            if fields.with_pieces != Some(true) {
+                let tokens = tokens.into_iter().map(|id| id.0).collect();
+                return json::respond(&Tokens { tokens });
+            }
+            let tokens = tokens.into_iter().map(|id| piece(&tokenizer, id));
             json::respond(&json!({"tokens": tokens.collect::<Vec<_>>()}))
         };
         aside(answer).await
