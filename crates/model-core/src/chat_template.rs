@@ -2,9 +2,14 @@
 //!
 //! Invariant: rendering equals what `transformers` renders from the same Jinja template (blocks
 //! trimmed, `tojson` as Python writes JSON, `raise_exception`, `strftime_now`, Python's string
-//! methods), and every template terminates. Knows nothing of tokens except the texts of two.
+//! methods), and every template terminates, on a stack and with a memory that its messages bound.
+//! Knows nothing of tokens except the texts of two.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+mod arithmetic;
+mod source;
+mod values;
+
+use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use minijinja::syntax::SyntaxConfig;
@@ -15,8 +20,19 @@ use serde::{Deserialize, Serialize};
 /// The name of the only template in an environment.
 const NAME: &str = "chat_template";
 
-/// How many instructions a rendering may run: far beyond any real chat, about a second.
-const FUEL: u64 = 20_000_000;
+/// What a rendering may take whatever its messages are, in units of the engine: one for an instruction
+/// or 64 bytes of text that are written, made or looked through. Some 100 ms, and 100 MB.
+const BASE_FUEL: u64 = 1_500_000;
+
+/// What it may take for each byte of the messages and other variables, as JSON.
+const FUEL_PER_BYTE: u64 = 10;
+
+/// The most that it may take: about a second.
+const MAX_FUEL: u64 = 20_000_000;
+
+/// Stack to parse and render on: the engine's functions call themselves for values in values. Memory is
+/// only taken where one is used.
+const STACK_BYTES: usize = 256 << 20;
 
 /// One message of a chat.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,10 +146,9 @@ impl ChatTemplate {
         let mut environment = Environment::new();
         let mut syntax = SyntaxConfig::builder();
         syntax.trim_blocks(true).lstrip_blocks(true);
-        environment.set_syntax(syntax.build().map_err(syntax_error)?);
-        environment.set_fuel(Some(FUEL));
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        let syntax = syntax.build().map_err(syntax_error)?;
+        environment.set_syntax(syntax.clone());
+        values::bound(&mut environment);
         environment.add_test("iterable", is_iterable);
         environment.add_filter("tojson", tojson);
         environment.add_function(
@@ -150,9 +165,13 @@ impl ChatTemplate {
             };
             strftime(&format, now)
         });
-        environment
-            .add_template_owned(NAME, open_generation_tags(source))
-            .map_err(syntax_error)?;
+        let source = open_generation_tags(source);
+        let parsed = on_own_stack(|| {
+            let bounded = source::bounded(&source, &syntax)?;
+            let added = environment.add_template_owned(NAME, bounded);
+            added.map_err(syntax_error)
+        });
+        parsed.map_err(syntax_error)??;
         Ok(Self { environment })
     }
 
@@ -167,8 +186,12 @@ impl ChatTemplate {
         prompt: GenerationPrompt,
         tokens: TemplateTokens<'_>,
     ) -> Result<String, ChatTemplateError> {
+        let n_bytes = messages
+            .iter()
+            .map(|m| m.role.len() + m.content.len() + MESSAGE_BYTES);
+        let n_bytes = n_bytes.sum();
         let messages = Value::from(Serde(messages));
-        self.render_variables(variables(messages, prompt, tokens))
+        self.render_variables(variables(messages, prompt, tokens), n_bytes)
     }
 
     /// The text of messages that are plain JSON objects: with parts, tool calls and results. The
@@ -185,28 +208,34 @@ impl ChatTemplate {
         tokens: TemplateTokens<'_>,
     ) -> Result<String, ChatTemplateError> {
         let usual = variables(Value::from(Serde(messages)), prompt, tokens);
+        let n_bytes = messages.iter().chain(extra.values()).map(json_bytes).sum();
         let extra = Value::from(Serde(extra));
-        self.render_variables(context! { ..extra, ..usual })
+        self.render_variables(context! { ..extra, ..usual }, n_bytes)
     }
 
-    fn render_variables(&self, variables: Value) -> Result<String, ChatTemplateError> {
-        // The template engine may have bugs that panic (2.24 had one), and the template is not
-        // ours.
-        let run = AssertUnwindSafe(|| {
-            self.environment
-                .get_template(NAME)
-                .and_then(|template| template.render(variables))
-        });
-        let rendered = catch_unwind(run).unwrap_or_else(|_| {
-            Err(Error::new(
-                ErrorKind::InvalidOperation,
-                "the template engine panicked",
-            ))
-        });
+    /// Renders with variables of so many bytes.
+    fn render_variables(
+        &self,
+        variables: Value,
+        n_bytes: usize,
+    ) -> Result<String, ChatTemplateError> {
+        let fuel = (n_bytes as u64).saturating_mul(FUEL_PER_BYTE);
+        let fuel = fuel.saturating_add(BASE_FUEL).min(MAX_FUEL);
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(fuel));
+        let rendered = on_own_stack(move || environment.get_template(NAME)?.render(variables));
+        let rendered = rendered.flatten();
         rendered.map_err(|error| {
             let line = error.line().unwrap_or(0);
             match refusal(&error) {
                 Some(message) => ChatTemplateError::Refused { line, message },
+                None if error.kind() == ErrorKind::OutOfFuel => ChatTemplateError::Render {
+                    line,
+                    message: format!(
+                        "it takes more than {fuel} steps (or 64 bytes of text for each) for {n_bytes} \
+                         bytes of messages"
+                    ),
+                },
                 None => ChatTemplateError::Render {
                     line,
                     message: describe(&error),
@@ -214,6 +243,44 @@ impl ChatTemplate {
             }
         })
     }
+}
+
+/// What a message takes as JSON, but for its texts.
+const MESSAGE_BYTES: usize = 28;
+
+/// About what a value takes as JSON.
+fn json_bytes(value: &serde_json::Value) -> usize {
+    use serde_json::Value;
+    match value {
+        Value::String(text) => text.len() + 2,
+        Value::Array(items) => items.iter().map(json_bytes).sum::<usize>() + 2,
+        Value::Object(object) => {
+            let pairs = object.iter();
+            pairs
+                .map(|(key, value)| key.len() + 4 + json_bytes(value))
+                .sum::<usize>()
+                + 2
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => 4,
+    }
+}
+
+/// Runs the engine on a thread of its own, for its stack. The engine may have bugs that panic (2.24
+/// had one), and the template is not ours: a panic is an error.
+fn on_own_stack<T: Send>(run: impl FnOnce() -> T + Send) -> Result<T, Error> {
+    let fail = |message: String| Err(Error::new(ErrorKind::InvalidOperation, message));
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name("chat-template".to_owned());
+        match thread.stack_size(STACK_BYTES).spawn_scoped(scope, run) {
+            Ok(thread) => match thread.join() {
+                Ok(done) => Ok(done),
+                Err(_) => fail("the template engine panicked".to_owned()),
+            },
+            Err(error) => fail(format!(
+                "no thread with {STACK_BYTES} bytes of address space for its stack: {error}"
+            )),
+        }
+    })
 }
 
 /// What every template is given.

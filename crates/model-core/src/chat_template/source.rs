@@ -1,0 +1,300 @@
+//! [`bounded`]: a template's source with calls where it makes values that may get large, and refused
+//! where its expressions are too long to be parsed.
+//!
+//! Invariant: the text that is rendered is the same, but what `set` and `with` keep, what a namespace
+//! holds, what a list, map or tuple is made of and what is added or multiplied went through [`super::values`]. Reads tokens with
+//! the engine's own lexer, so that no template is read otherwise here. Knows no values.
+
+use minijinja::machinery::{Span, Token, parse, tokenize};
+use minijinja::syntax::SyntaxConfig;
+
+use super::arithmetic::growing;
+use super::values::{KEPT, SETTLED};
+use super::{ChatTemplateError, NAME};
+
+/// Tokens of a tag or expression: the parser calls itself for each, on a stack of
+/// [`super::STACK_BYTES`].
+const MAX_TAG_TOKENS: usize = 4_096;
+
+/// `elif`s of a template, each of which is nested in the one before.
+const MAX_ELIFS: usize = 4_096;
+
+/// The source with its calls.
+///
+/// # Errors
+/// [`ChatTemplateError::Syntax`] where it is too long to be parsed.
+pub(super) fn bounded(source: &str, syntax: &SyntaxConfig) -> Result<String, ChatTemplateError> {
+    let mut tag = Tag::default();
+    let mut n_elifs = 0;
+    let mut insertions = Vec::new();
+    // What the lexer refuses, the parser refuses, too: with the right message.
+    for (token, span) in tokenize(source, false, syntax.clone()).map_while(Result::ok) {
+        match &token {
+            Token::VariableStart | Token::BlockStart => tag = Tag::default(),
+            Token::VariableEnd | Token::BlockEnd => tag.end(&mut insertions),
+            Token::TemplateData(_) => {}
+            _ => tag.take(&token, span, &mut insertions),
+        }
+        n_elifs += usize::from(tag.n_tokens == 1 && matches!(token, Token::Ident("elif")));
+        let message = match (tag.n_tokens > MAX_TAG_TOKENS, n_elifs > MAX_ELIFS) {
+            (true, _) => format!("an expression or tag of more than {MAX_TAG_TOKENS} tokens"),
+            (_, true) => format!("more than {MAX_ELIFS} times 'elif'"),
+            _ => continue,
+        };
+        let line = usize::from(span.start_line);
+        return Err(ChatTemplateError::Syntax { line, message });
+    }
+    if let Ok(template) = parse(source, NAME, syntax.clone()) {
+        for place in growing(&template) {
+            insertions.push(call_at(place.start, SETTLED));
+            insertions.push(end_at(place.end));
+        }
+    }
+    insertions.sort_by_key(|(at, order, _)| (*at, *order));
+    let mut out = String::with_capacity(source.len() + 32 * insertions.len());
+    let mut done = 0;
+    for (at, _, text) in insertions {
+        out.push_str(source.get(done..at).unwrap_or_default());
+        out.push_str(&text);
+        done = at;
+    }
+    out.push_str(source.get(done..).unwrap_or_default());
+    Ok(out)
+}
+
+/// Where text is put into the source, and what of several texts there comes first.
+type Insertion = (usize, Order, String);
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Order {
+    /// Before a value that is assigned, which may be several expressions.
+    Value,
+    Expression,
+    ValueEnd,
+}
+
+fn call_at(at: usize, function: &str) -> Insertion {
+    (at, Order::Expression, format!("{function}("))
+}
+
+fn end_at(at: usize) -> Insertion {
+    (at, Order::Expression, ")".to_owned())
+}
+
+/// What of a tag was read so far.
+#[derive(Default)]
+struct Tag {
+    n_tokens: usize,
+    statement: Statement,
+    /// Brackets that are open.
+    open: Vec<Bracket>,
+    /// The value of an assignment that is being read.
+    value: Option<AssignedValue>,
+    /// Whether the name that is assigned to has a dot: it is an attribute of a namespace.
+    has_dot: bool,
+    last: Last,
+    last_end: usize,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Statement {
+    /// An expression follows.
+    #[default]
+    Other,
+    /// What is assigned to follows: of `set`, `with`, `for`.
+    Target(&'static str),
+}
+
+struct Bracket {
+    start: usize,
+    kind: BracketKind,
+    /// Whether all that is in it is constant.
+    is_constant: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum BracketKind {
+    /// A list or a map.
+    Literal,
+    /// Round brackets: a tuple, once there is a comma.
+    Group,
+    /// Arguments or a subscript.
+    Other,
+}
+
+struct AssignedValue {
+    start: usize,
+    is_plain: bool,
+    n_tokens: usize,
+    is_constant: bool,
+}
+
+/// What the last token was, for the next one.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Last {
+    /// Something that a bracket behind it calls or subscribes.
+    Value,
+    Dot,
+    /// An operator, a keyword, or nothing.
+    #[default]
+    Other,
+}
+
+/// Words behind which a value begins.
+const KEYWORDS: [&str; 15] = [
+    "and",
+    "autoescape",
+    "elif",
+    "else",
+    "extends",
+    "for",
+    "from",
+    "if",
+    "import",
+    "in",
+    "include",
+    "is",
+    "not",
+    "or",
+    "with",
+];
+
+impl Tag {
+    fn take(&mut self, token: &Token<'_>, span: Span, insertions: &mut Vec<Insertion>) {
+        let (start, end) = (span.start_offset as usize, span.end_offset as usize);
+        self.n_tokens += 1;
+        if self.n_tokens == 1 {
+            self.statement = match token {
+                Token::Ident("set") => Statement::Target("set"),
+                Token::Ident("with") => Statement::Target("with"),
+                Token::Ident("for") => Statement::Target("for"),
+                _ => Statement::Other,
+            };
+        } else if let Statement::Target(of) = self.statement {
+            match (of, token) {
+                (_, Token::Dot) => self.has_dot = true,
+                ("for", Token::Ident("in")) => self.statement = Statement::Other,
+                ("set" | "with", Token::Assign) => {
+                    self.statement = match of {
+                        "with" => Statement::Target("in with"),
+                        _ => Statement::Other,
+                    };
+                    self.value = Some(AssignedValue {
+                        start: end,
+                        is_plain: true,
+                        n_tokens: 0,
+                        is_constant: true,
+                    });
+                }
+                ("in with", Token::Comma) if self.open.is_empty() => {
+                    self.end(insertions);
+                    self.statement = Statement::Target("with");
+                }
+                ("in with", _) => self.take_expression(token, start, end, insertions),
+                _ => {}
+            }
+        } else {
+            self.take_expression(token, start, end, insertions);
+        }
+        self.last = match token {
+            Token::Dot => Last::Dot,
+            Token::Ident(name) if self.last != Last::Dot && KEYWORDS.contains(name) => Last::Other,
+            Token::Ident(_)
+            | Token::Str(_)
+            | Token::String(_)
+            | Token::BracketClose
+            | Token::BraceClose
+            | Token::ParenClose => Last::Value,
+            _ => Last::Other,
+        };
+        self.last_end = end;
+    }
+
+    fn take_expression(
+        &mut self,
+        token: &Token<'_>,
+        start: usize,
+        end: usize,
+        insertions: &mut Vec<Insertion>,
+    ) {
+        let is_constant = match token {
+            Token::Str(_) | Token::String(_) | Token::Int(_) | Token::Int128(_) => true,
+            Token::Float(_) | Token::Comma | Token::Colon | Token::Minus => true,
+            Token::BracketOpen | Token::BraceOpen | Token::BracketClose | Token::BraceClose => true,
+            Token::Ident(name) => {
+                matches!(*name, "true" | "True" | "false" | "False" | "none" | "None")
+            }
+            _ => false,
+        };
+        if !is_constant {
+            self.open
+                .iter_mut()
+                .for_each(|open| open.is_constant = false);
+        }
+        if let Some(value) = &mut self.value {
+            value.n_tokens += 1;
+            value.is_constant &= is_constant;
+            // Of anything else comes something that was there before, a number or a text.
+            value.is_plain &= !matches!(
+                token,
+                Token::Plus
+                    | Token::Mul
+                    | Token::Pipe
+                    | Token::Comma
+                    | Token::BracketOpen
+                    | Token::BraceOpen
+                    | Token::ParenOpen
+            );
+        }
+        match token {
+            Token::BracketOpen | Token::BraceOpen | Token::ParenOpen => {
+                let kind = match (token, self.last) {
+                    (Token::BraceOpen, _) => BracketKind::Literal,
+                    (_, Last::Value) => BracketKind::Other,
+                    (Token::BracketOpen, _) => BracketKind::Literal,
+                    _ => BracketKind::Group,
+                };
+                self.open.push(Bracket {
+                    start,
+                    kind,
+                    is_constant: true,
+                });
+            }
+            Token::Comma => {
+                if let Some(open) = self
+                    .open
+                    .last_mut()
+                    .filter(|o| o.kind == BracketKind::Group)
+                {
+                    open.kind = BracketKind::Literal;
+                }
+            }
+            Token::BracketClose | Token::BraceClose | Token::ParenClose => {
+                let closed = self.open.pop();
+                let literal = closed.filter(|o| o.kind == BracketKind::Literal && !o.is_constant);
+                if let Some(Bracket { start, .. }) = literal {
+                    insertions.push(call_at(start, SETTLED));
+                    insertions.push(end_at(end));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The value of an assignment is complete.
+    fn end(&mut self, insertions: &mut Vec<Insertion>) {
+        let Some(value) = self.value.take() else {
+            return;
+        };
+        let (function, is_as_it_is) = match self.has_dot {
+            true => (KEPT, value.is_constant),
+            false => (SETTLED, value.is_plain || value.is_constant),
+        };
+        if value.n_tokens > 0 && !is_as_it_is {
+            // Twice, as a value without brackets may be a tuple.
+            let before = format!(" {function}((");
+            insertions.push((value.start, Order::Value, before));
+            insertions.push((self.last_end, Order::ValueEnd, "))".to_owned()));
+        }
+    }
+}
