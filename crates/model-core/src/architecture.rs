@@ -232,7 +232,9 @@ impl Registry {
         weights: &dyn WeightSource,
     ) -> Result<Arc<dyn Model>, ModelError> {
         let name: &str = metadata.get("general.architecture")?;
-        let model = self.get(name)?.model(metadata, weights)?;
+        let architecture = self.get(name)?;
+        check_layers(name, metadata, weights)?;
+        let model = architecture.model(metadata, weights)?;
         let model = match metadata.optional(&format!("{name}.{NO_HEAD}"))? {
             Some(true) => model.without_head().unwrap_or(model),
             Some(false) | None => model,
@@ -259,6 +261,25 @@ pub(crate) fn all_graphs(model: &dyn Model) -> Result<Vec<Graph>, ModelError> {
         graphs.push(encoder.model.graph(shape)?);
     }
     Ok(graphs)
+}
+
+/// Each layer has a tensor at least: memory is taken for layers before their tensors are looked up.
+fn check_layers(
+    architecture: &str,
+    metadata: &Metadata,
+    weights: &dyn WeightSource,
+) -> Result<(), ModelError> {
+    let key = format!("{architecture}.block_count");
+    let (n_layers, n_tensors) = (metadata.optional::<u64>(&key)?, weights.names().len());
+    match n_layers {
+        Some(n) if n > n_tensors as u64 => Err(ModelError::Setting {
+            key,
+            reason: format!(
+                "{n} layers, but the file has {n_tensors} tensors, fewer than one a layer"
+            ),
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// Every tensor that the model's graphs name must be there, in its shape; and the graphs must use

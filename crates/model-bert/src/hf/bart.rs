@@ -118,8 +118,8 @@ fn usual_embedding_scale(config: &HfConfig, keys: &mut Keys) -> Result<(), Model
     Ok(())
 }
 
-/// Rows of waves that are made at most: trained texts are shorter by far.
-const MAX_ROWS: usize = 1 << 17;
+/// Values of waves that are made at most: published models have half as many.
+const MAX_VALUES: usize = 1 << 22;
 
 /// Rows of sines and cosines, from the position after that of padding on, in the precision that
 /// models were trained with.
@@ -132,8 +132,10 @@ fn wave_rows(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     if half < 2 {
         return Err(config.wrong("d_model", "at least 4"));
     }
-    if n_rows > MAX_ROWS {
-        return Err(config.wrong("max_position_embeddings", format!("at most {MAX_ROWS}")));
+    let most = MAX_VALUES / dim;
+    if n_rows > most {
+        let wanted = format!("at most {most}, as 'd_model' is {dim}");
+        return Err(config.wrong("max_position_embeddings", wanted));
     }
     let first = first_position(config)?;
     let step = (10_000f64.ln() / (half as f64 - 1.0)) as f32;
@@ -145,7 +147,8 @@ fn wave_rows(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
         // Of an odd width the last value is nothing.
         sines.chain(cosines).chain((2 * half < dim).then_some(0.0))
     };
-    let rows: Vec<f32> = (0..n_rows).flat_map(row).collect();
+    let mut rows = Vec::with_capacity(n_rows * dim);
+    rows.extend((0..n_rows).flat_map(row));
     Ok(keys.add_matrix(POSITION_EMBEDDING, [n_rows, dim], &rows)?)
 }
 

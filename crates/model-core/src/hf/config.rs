@@ -27,6 +27,44 @@ pub struct HfConfig {
     section: Option<Section>,
     /// What was read, of this and of all that were made from it.
     read_keys: ReadKeys,
+    /// What counts can be, where there are tensors that say so.
+    bounds: Option<Bounds>,
+}
+
+/// What the tensors of a model allow as its sizes: memory is taken for each layer, head and token,
+/// so that a count which no tensor has must end as an error before.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// Number of tensors: each layer has one.
+    pub(super) n_tensors: usize,
+    /// The longest dimension of all tensors.
+    pub(super) longest: usize,
+}
+
+/// Counts up to here cost little, whatever the tensors are: not all are dimensions.
+const SMALL_COUNT: usize = 1 << 16;
+
+/// Parts of the names of lengths, which no tensor needs to have.
+const LENGTHS: [&str; 7] = [
+    "max", "position", "window", "length", "context", "chunk", "ctx",
+];
+
+impl Bounds {
+    /// Why a key cannot have this value.
+    fn refusal(self, key: &str, count: usize) -> Option<String> {
+        let Self { n_tensors, longest } = self;
+        if LENGTHS.iter().any(|part| key.contains(part)) {
+            None
+        } else if key.contains("layer") || key.contains("blocks") {
+            let reason = || format!("at most {n_tensors}, the number of tensors");
+            (count > n_tensors).then(reason)
+        } else {
+            let most = longest.max(SMALL_COUNT);
+            let reason =
+                || format!("at most {most}: no tensor has more than {longest} rows or columns");
+            (count > most).then(reason)
+        }
+    }
 }
 
 /// First parts of keys.
@@ -77,6 +115,7 @@ impl HfConfig {
             aliases: &[],
             section: None,
             read_keys: ReadKeys::default(),
+            bounds: None,
         })
     }
 
@@ -89,7 +128,21 @@ impl HfConfig {
             aliases: &[],
             section: None,
             read_keys: ReadKeys::default(),
+            bounds: None,
         }
+    }
+
+    /// The same, for a model of tensors that allow these counts and no others.
+    #[must_use]
+    pub(super) fn with_bounds(mut self, bounds: Bounds) -> Self {
+        self.bounds = Some(bounds);
+        self
+    }
+
+    /// More rows than any tensor has that a vocabulary could be for.
+    pub(super) fn most_rows(&self) -> usize {
+        let most = |bounds: Bounds| bounds.longest.max(SMALL_COUNT);
+        self.bounds.map_or(usize::MAX, most)
     }
 
     /// The same, with the keys of an object in place of the root's of these names, where the file
@@ -313,7 +366,13 @@ impl HfConfig {
             let count = value.as_u64().filter(|&n| n > 0)?;
             u32::try_from(count).ok().map(|n| n as usize)
         };
-        self.read(key, "a whole number of at least 1", count)
+        let count = self.read(key, "a whole number of at least 1", count)?;
+        let refusal = self.bounds.zip(count);
+        let refusal = refusal.and_then(|(bounds, count)| bounds.refusal(self.own(key), count));
+        match refusal {
+            None => Ok(count),
+            Some(wanted) => Err(self.wrong(key, wanted)),
+        }
     }
 
     /// A whole number of at least 1.

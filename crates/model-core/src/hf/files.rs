@@ -11,6 +11,7 @@ use kv_core::weights::{SharedBytes, WeightSource};
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 
+use super::config::Bounds;
 use super::{HfConfig, ModelFileError};
 use crate::map::{MapError, map_file};
 
@@ -76,6 +77,15 @@ impl TensorFiles {
                     places.get(name).copied().unwrap_or_default()
                 ),
             }),
+        }
+    }
+
+    /// What they allow as sizes of their model.
+    pub(super) fn bounds(&self) -> Bounds {
+        let dimensions = self.tensors.values().flat_map(|stored| &stored.shape);
+        Bounds {
+            n_tensors: self.tensors.len(),
+            longest: dimensions.copied().max().unwrap_or(0),
         }
     }
 

@@ -112,6 +112,8 @@ impl HfTranslation {
             config = config.with_start_of(generation);
         }
         let name = directory.file_name().map(|name| name.to_string_lossy());
+        let mut tensors = TensorFiles::open(directory)?;
+        let config = config.with_bounds(tensors.bounds());
         let mut translated = TranslatedConfig::new(config, name.as_deref(), classes)?;
         let generation = generation.as_ref();
         let TranslatedConfig { config, keys, .. } = &mut translated;
@@ -121,7 +123,6 @@ impl HfTranslation {
             false => DenseModules::Refused,
         };
         let dense = super::sentence::translate(directory, dense, &mut translated.keys)?;
-        let mut tensors = TensorFiles::open(directory)?;
         for (at, folder) in (2..).zip(&dense) {
             tensors.add_module(folder, &format!("dense_{at}."))?;
         }
@@ -139,8 +140,9 @@ impl HfTranslation {
         tensors: &dyn WeightSource,
         classes: &HfClasses,
     ) -> Result<Self, ModelFileError> {
-        let translated = TranslatedConfig::new(config, Some(name), classes)?;
         let tensors = TensorFiles::from_source(tensors)?;
+        let config = config.with_bounds(tensors.bounds());
+        let translated = TranslatedConfig::new(config, Some(name), classes)?;
         translated.with_tensors(format!("'{name}'"), &tensors)
     }
 

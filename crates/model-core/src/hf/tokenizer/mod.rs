@@ -63,7 +63,7 @@ pub(super) fn translate(
         },
     };
     let kind = Kind::read(&json)?;
-    let mut tokens = Tokens::read(&json, kind)?;
+    let mut tokens = Tokens::read(&json, kind, config.most_rows())?;
     tokens.pad(config.optional_count("vocab_size")?.unwrap_or(0));
     keys.set_whole("tokenizer.ggml.model", kind.gguf_model());
     keys.set_whole("tokenizer.ggml.pre", kind.gguf_pre());

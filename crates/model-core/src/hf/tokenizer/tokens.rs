@@ -34,16 +34,20 @@ pub(super) struct Tokens {
     own_scores: Vec<f32>,
     /// What stands for text in no token, by the file's number.
     pub(super) unknown: Option<u32>,
+    /// No id is as large.
+    most: usize,
 }
 
 impl Tokens {
-    pub(super) fn read(json: &HfConfig, kind: Kind) -> Result<Self, ModelFileError> {
+    /// Reads a file whose ids are all below `most`: memory is taken for all up to the largest.
+    pub(super) fn read(json: &HfConfig, kind: Kind, most: usize) -> Result<Self, ModelFileError> {
         let mut tokens = Self {
             texts: Vec::new(),
             ids: HashMap::new(),
             merges: merges(json)?,
             own_scores: Vec::new(),
             unknown: None,
+            most: most.min(MAX_TOKENS),
         };
         match kind {
             Kind::Unigram => tokens.take_scored(json)?,
@@ -131,8 +135,9 @@ impl Tokens {
             found,
             expected,
         };
-        let id = id.filter(|&id| id < MAX_TOKENS);
-        let id = id.ok_or_else(|| wrong("no id".into(), format!("a number below {MAX_TOKENS}")))?;
+        let most = self.most;
+        let id = id.filter(|&id| id < most);
+        let id = id.ok_or_else(|| wrong("no id".into(), format!("a number below {most}")))?;
         if self.texts.len() <= id {
             self.texts.resize(id + 1, None);
         }
@@ -163,8 +168,8 @@ impl Tokens {
 
     /// Makes place for `n` tokens: embeddings often have more rows than a vocabulary has tokens.
     pub(super) fn pad(&mut self, n: usize) {
-        if self.texts.len() < n.min(MAX_TOKENS) {
-            self.texts.resize(n.min(MAX_TOKENS), None);
+        if self.texts.len() < n.min(self.most) {
+            self.texts.resize(n.min(self.most), None);
         }
     }
 
