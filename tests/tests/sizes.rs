@@ -259,7 +259,7 @@ fn an_absurd_id_of_a_token_is_refused_in_little_memory() {
     });
     assert_eq!(over, None);
     assert!(
-        error.contains("\"<far>\" is no id, not a number below 65536"),
+        error.contains("\"<far>\"' is no id, not a number below 65536"),
         "{error}"
     );
 }

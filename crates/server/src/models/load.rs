@@ -3,6 +3,7 @@
 //! Invariant: the bytes of a plan are counted before anything of it is allocated, and a load that
 //! fails leaves the model as it was before, unloaded. A model that cannot fit makes no other go.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -212,16 +213,25 @@ pub(super) fn on_thread(name: &str, run: impl FnOnce() + Send + 'static) -> bool
     }
 }
 
+/// What `run` returns, from a thread of its own; a panic of it is an error of its model alone.
 pub(super) async fn computed<T: Send + 'static>(
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ApiError> {
     let (send, result) = oneshot::channel();
     let _is_started = on_thread("cellar-load", move || {
+        // What it changed is dropped with it: nothing half done is seen again.
+        let outcome = catch_unwind(AssertUnwindSafe(run));
+        let outcome = outcome.map_err(|panic| {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            let reason = text.unwrap_or("no reason given");
+            ApiError::load_failed(format!("loading it panicked, a bug of Cellar: {reason}"))
+        });
         // Who waits may have gone.
-        let _gone = send.send(run());
+        let _gone = send.send(outcome);
     });
-    let ended = |_| ApiError::load_failed("the thread that loads it could not start, or panicked");
-    result.await.map_err(ended)
+    let not_run = |_| ApiError::load_failed("the thread that loads it could not start");
+    result.await.map_err(not_run)?
 }
 
 /// Drops a model once no handler looks at it.

@@ -24,6 +24,10 @@ struct Loader {
     /// Loads wait while it is set.
     is_held: AtomicBool,
     is_broken: AtomicBool,
+    /// Panics in place of a plan.
+    is_panicking: AtomicBool,
+    /// Panics in place of a load.
+    is_panicking_late: AtomicBool,
     n_plans: AtomicUsize,
     n_loads: AtomicUsize,
     /// Runs of each engine wait while it is set; only engines hold it.
@@ -37,6 +41,8 @@ impl Loader {
             n_bytes,
             is_held: AtomicBool::new(false),
             is_broken: AtomicBool::new(false),
+            is_panicking: AtomicBool::new(false),
+            is_panicking_late: AtomicBool::new(false),
             n_plans: AtomicUsize::new(0),
             n_loads: AtomicUsize::new(0),
             engines: Mutex::default(),
@@ -106,12 +112,15 @@ impl LoadModel for Shared {
         if loader.is_broken.load(Ordering::Relaxed) {
             return Err(ApiError::load_failed("the file is broken"));
         }
+        assert!(!loader.is_panicking.load(Ordering::Relaxed), "a plan broke");
         Ok(PlannedModel {
             bytes: ModelBytes {
                 host: loader.n_bytes,
                 device: 0,
             },
             load: Box::new(move || {
+                let is_panicking = loader.is_panicking_late.load(Ordering::Relaxed);
+                assert!(!is_panicking, "a load broke");
                 let until = Instant::now() + Duration::from_secs(60);
                 while loader.is_held.load(Ordering::Relaxed) && Instant::now() < until {
                     std::thread::sleep(Duration::from_millis(1));
@@ -269,6 +278,30 @@ fn a_load_that_fails_is_an_error_and_is_tried_again() {
     let answer = post(server.address, "/v1/completions", &completion("lazy"));
     assert_eq!(answer.status, 200, "{}", answer.body);
     assert_eq!(status(&server, "lazy").get("failed"), None);
+}
+
+#[test]
+fn a_load_that_panics_is_an_error_of_its_model_alone() {
+    let (bad, good) = (Loader::new("bad", 600), Loader::new("good", 600));
+    let server = start(&[&bad, &good], KeepLoaded::Forever, 1000);
+    for (flag, reason) in [
+        (&bad.is_panicking, "a plan broke"),
+        (&bad.is_panicking_late, "a load broke"),
+    ] {
+        flag.store(true, Ordering::Relaxed);
+        let error = post(server.address, "/v1/completions", &completion("bad"));
+        assert_eq!(error.status, 500, "{}", error.body);
+        assert_eq!(error.json()["error"]["code"], "model_load_failed");
+        let message = format!("loading it panicked, a bug of Cellar: {reason}");
+        assert_eq!(error.json()["error"]["message"], message);
+        assert_eq!(status(&server, "bad")["error"], message);
+        flag.store(false, Ordering::Relaxed);
+    }
+    // Its bytes are free: both do not fit.
+    let answer = post(server.address, "/v1/completions", &completion("good"));
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let answer = post(server.address, "/v1/completions", &completion("bad"));
+    assert_eq!(answer.status, 200, "{}", answer.body);
 }
 
 #[test]
