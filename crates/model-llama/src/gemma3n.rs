@@ -174,6 +174,9 @@ impl Gemma3n {
     }
 }
 
+/// More streams than any model has: graphs have several operations for each.
+const MAX_STREAMS: u32 = 64;
+
 /// Number of streams of published models.
 const STREAMS: usize = 4;
 
@@ -182,6 +185,10 @@ const USUAL_LOGIT_CAP: f32 = 30.0;
 
 fn alt_up(hyper: &Hyperparameters<'_>, dim: usize, norm: Norm) -> Result<AltUp, ModelError> {
     let n_streams = match hyper.optional::<u32>("altup.num_inputs")? {
+        Some(n) if n > MAX_STREAMS => {
+            let reason = format!("{n} streams; at most {MAX_STREAMS} are computed");
+            return Err(hyper.wrong("altup.num_inputs", reason));
+        }
         None => STREAMS,
         Some(n) if n >= 2 => n as usize,
         Some(n) => {
