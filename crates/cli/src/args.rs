@@ -379,6 +379,7 @@ pub(crate) struct ShapeArgs {
 Examples:
   cellar graph --arch llama
   cellar graph -m MODEL.gguf --tokens 32 --format dot | dot -Tsvg > graph.svg
+  cellar graph -m MODEL.gguf --format json -o OLD.json
   cellar graph diff llama qwen2
   cellar graph diff OLD.json MODEL.gguf --tokens 32")]
 pub(crate) struct GraphArgs {
@@ -394,6 +395,16 @@ pub(crate) struct GraphArgs {
     /// Output format
     #[arg(long, value_enum, default_value_t)]
     pub(crate) format: GraphFormat,
+    /// Output file [default: stdout]
+    #[arg(
+        short,
+        long,
+        visible_alias = "output",
+        value_name = "FILE",
+        default_value = "-",
+        hide_default_value = true
+    )]
+    pub(crate) out: PathBuf,
 }
 
 /// The subcommands of `cellar graph`.

@@ -174,6 +174,45 @@ mod present {
             Some(format!("the schema or grammar cannot go on: {reason}"))
         }
     }
+
+    #[cfg(test)]
+    mod tests {
+        use serde_json::json;
+
+        use super::*;
+
+        #[test]
+        fn objects_that_say_nothing_are_closed() {
+            let closed = |schema: Value| -> Value {
+                serde_json::from_str(&super::closed(schema.to_string())).unwrap()
+            };
+            let inner = json!({"properties": {"b": {"type": "string"}}});
+            let shut =
+                json!({"properties": {"b": {"type": "string"}}, "additionalProperties": false});
+            assert_eq!(closed(inner.clone()), shut);
+            let around = |part: &Value| {
+                json!({
+                    "properties": {"a": {"items": part}, "properties": {"const": {"properties": {}}}},
+                    "$defs": {"d": {"anyOf": [part, {"type": "null"}]}},
+                    "additionalProperties": true
+                })
+            };
+            assert_eq!(closed(around(&inner)), around(&shut));
+            for open in [
+                json!({"properties": {}, "patternProperties": {"x": {}}}),
+                json!({"type": "object"}),
+                json!({"allOf": [{"$ref": "#/$defs/d"}, inner], "$defs": {"d": inner}}),
+                json!({"enum": [{"properties": {}}]}),
+            ] {
+                assert_eq!(closed(open.clone()), open);
+            }
+            assert_eq!(
+                super::closed("{".to_owned()),
+                "{",
+                "the compiler refuses it"
+            );
+        }
+    }
 }
 
 /// A program without grammars.

@@ -16,11 +16,12 @@ use crate::models::{default_model, is_model_file};
 use crate::output_file;
 
 /// The arguments that name files to write, by command.
-const OUTPUTS: [(&str, &[&str]); 7] = [
+const OUTPUTS: [(&str, &[&str]); 8] = [
     ("run", &["save_state"]),
     ("batch", &["output", "trace"]),
     ("serve", &["trace"]),
     ("bench", &["trace"]),
+    ("graph", &["out"]),
     ("logits", &["out"]),
     ("imatrix", &["out"]),
     ("convert", &["out"]),

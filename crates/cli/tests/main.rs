@@ -27,6 +27,7 @@ mod flags_page;
 mod habits;
 mod imatrix;
 #[cfg(unix)]
+mod newcomer;
 mod overwrite;
 #[cfg(target_os = "linux")]
 mod plan_total;

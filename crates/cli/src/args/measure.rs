@@ -32,7 +32,7 @@ pub(crate) struct KlArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Computation and memory")]
     pub(crate) engine: EngineArgs,
 }
 
@@ -99,7 +99,7 @@ pub(crate) struct BenchArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Computation and memory")]
     pub(crate) engine: EngineArgs,
 }
 
@@ -124,7 +124,7 @@ pub(crate) struct PerplexityArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Computation and memory")]
     pub(crate) engine: EngineArgs,
 }
 
@@ -161,6 +161,6 @@ pub(crate) struct ImatrixArgs {
     /// Also record the output matrix, and others outside of layers
     #[arg(long)]
     pub(crate) process_output: bool,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Computation and memory")]
     pub(crate) engine: EngineArgs,
 }

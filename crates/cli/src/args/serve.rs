@@ -118,7 +118,7 @@ pub(crate) struct ServeArgs {
     pub(crate) sampler: SamplerArgs,
     #[command(flatten, next_help_heading = "Speculative decoding")]
     pub(crate) speculation: SpeculationArgs,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Computation and memory")]
     pub(crate) engine: EngineArgs,
 }
 

@@ -14,6 +14,7 @@ use crate::by_name::locate;
 use crate::failure::{Exit, usage};
 use crate::input;
 use crate::models::{GGUF_MAGIC, ModelSource};
+use crate::output_file;
 use crate::terminal;
 
 pub(super) fn run(args: &GraphArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
@@ -29,12 +30,17 @@ pub(super) fn run(args: &GraphArgs, out: &mut impl Write) -> anyhow::Result<Exit
         None => of_file(&ModelSource::new(args.model.model.as_deref()))?,
     };
     let graph = model.graph(shape(args.shape)?)?;
-    match args.format {
-        GraphFormat::Text => write!(out, "{}", terminal::escape_lines(&graph.text().to_string()))?,
-        GraphFormat::Dot => write!(out, "{}", terminal::escape_lines(&graph.dot().to_string()))?,
-        GraphFormat::Json => writeln!(out, "{}", graph.to_json()?)?,
+    let text = match args.format {
+        GraphFormat::Text => terminal::escape_lines(&graph.text().to_string()).into_owned(),
+        GraphFormat::Dot => terminal::escape_lines(&graph.dot().to_string()).into_owned(),
+        GraphFormat::Json => graph.to_json()? + "\n",
+    };
+    if output_file::is_stdout(&args.out) {
+        out.write_all(text.as_bytes())?;
+        out.flush()?;
+    } else {
+        output_file::write(&args.out, |file| Ok(file.write_all(text.as_bytes())?))?;
     }
-    out.flush()?;
     Ok(Exit::Done)
 }
 
