@@ -152,7 +152,7 @@ impl RunArgs {
     ///
     /// # Errors
     /// A usage error with the line to write.
-    pub(crate) fn settle(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn assign_words(&mut self) -> anyhow::Result<()> {
         let mut words = [self.first.take(), self.second.take()]
             .into_iter()
             .flatten();

@@ -60,7 +60,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<Exit> {
     let stdout = &mut Stdout(std::io::stdout().lock());
     match command {
         Command::Run(mut args) => {
-            args.settle()?;
+            args.assign_words()?;
             run::run(&args, stdout)
         }
         Command::Chat(args) => chat::run(&args, stdout),
