@@ -9,7 +9,7 @@ use clap::{Arg, Command};
 const FEW_FLAGS: usize = 16;
 
 /// The flags of a first day, in any command.
-const FIRST_DAY: [&str; 38] = [
+const FIRST_DAY: [&str; 33] = [
     "model",
     "named",
     "files",
@@ -23,8 +23,6 @@ const FIRST_DAY: [&str; 38] = [
     "predict",
     "ctx",
     "temp",
-    "top_k",
-    "top_p",
     "seed",
     "stop",
     "schema",
@@ -40,9 +38,6 @@ const FIRST_DAY: [&str; 38] = [
     "port",
     "api_key_file",
     "memory",
-    "kv_type",
-    "depth",
-    "generate",
     "query",
     "top",
     "pooling",

@@ -284,7 +284,7 @@ const COMBINATIONS: [(&[&str], &str); 33] = [
         "--share-depth has no effect without --depth N",
     ),
     (
-        &["run", "--kv-type-old", "q4_0", "-c", "512", "Hi"],
+        &["run", "--kv-type-old", "q4_0", "-c", "512", "-p", "Hi"],
         "choose it with --kv-recent, or a larger --ctx",
     ),
     (
@@ -317,7 +317,7 @@ const COMBINATIONS: [(&[&str], &str); 33] = [
         "--tokens or --tokens-file: 99999 is no token",
     ),
     (
-        &["run", "--context-shift", "-c", "2", "Hi"],
+        &["run", "--context-shift", "-c", "2", "-p", "Hi"],
         "--context-shift has no tokens to drop in a context of 2",
     ),
 ];

@@ -83,7 +83,7 @@ fn long_expressions_are_refused() {
         ("powers", "{{ 1", "**1", " }}"),
         ("texts", "{{ 1", "~1", " }}"),
         ("ors", "{{ 1", " or 1", " }}"),
-        ("ands", "{% if 1", " and 1", " %}{% endif %}"),
+        ("chain of and", "{% if 1", " and 1", " %}{% endif %}"),
         ("comparisons", "{% set x = 1", " < 1", " %}"),
         ("ifs", "{{ 1", " if 1", " }}"),
         ("elses", "{{ 1", " if 1 else 1", " }}"),

@@ -50,6 +50,12 @@ const LENGTHS: [&str; 7] = [
 ];
 
 impl Bounds {
+    /// Of a model whose tensors are not known: larger than any model's so far.
+    pub(super) const UNKNOWN: Self = Self {
+        n_tensors: 1 << 16,
+        longest: 1 << 22,
+    };
+
     /// Why a key cannot have this value.
     fn refusal(self, key: &str, count: usize) -> Option<String> {
         let Self { n_tensors, longest } = self;

@@ -82,6 +82,9 @@ impl TensorFiles {
 
     /// What they allow as sizes of their model.
     pub(super) fn bounds(&self) -> Bounds {
+        if self.tensors.is_empty() {
+            return Bounds::UNKNOWN;
+        }
         let dimensions = self.tensors.values().flat_map(|stored| &stored.shape);
         Bounds {
             n_tensors: self.tensors.len(),

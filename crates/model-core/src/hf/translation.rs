@@ -4,6 +4,7 @@ use std::path::Path;
 
 use kv_core::weights::WeightSource;
 
+use super::config::Bounds;
 use super::files::TensorFiles;
 use super::keys::Keys;
 use super::sentence::DenseModules;
@@ -112,8 +113,12 @@ impl HfTranslation {
             config = config.with_start_of(generation);
         }
         let name = directory.file_name().map(|name| name.to_string_lossy());
-        let mut tensors = TensorFiles::open(directory)?;
-        let config = config.with_bounds(tensors.bounds());
+        // What is wrong with the config is said first, then that the tensors are not there.
+        let tensors = TensorFiles::open(directory);
+        let bounds = tensors
+            .as_ref()
+            .map_or(Bounds::UNKNOWN, TensorFiles::bounds);
+        let config = config.with_bounds(bounds);
         let mut translated = TranslatedConfig::new(config, name.as_deref(), classes)?;
         let generation = generation.as_ref();
         let TranslatedConfig { config, keys, .. } = &mut translated;
@@ -123,6 +128,7 @@ impl HfTranslation {
             false => DenseModules::Refused,
         };
         let dense = super::sentence::translate(directory, dense, &mut translated.keys)?;
+        let mut tensors = tensors?;
         for (at, folder) in (2..).zip(&dense) {
             tensors.add_module(folder, &format!("dense_{at}."))?;
         }
