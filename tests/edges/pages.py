@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -77,6 +78,7 @@ def prepare(place):
     (place.dir / "book.txt").write_text(text[:300])
     (place.dir / "README.md").write_text(text)
     (place.dir / "lines.txt").write_text("It rains.\nThe sun shines.\n")
+    (place.dir / "questions.txt").write_text("Who was it?\nWhere did they go?\n")
     (place.dir / "prompts.jsonl").write_text('{"prompt": "Once"}\n{"prompt": "One day"}\n')
     schema = {"type": "object", "properties": {"name": {"enum": ["Ada"]}}, "required": ["name"]}
     (place.dir / "person.json").write_text(json.dumps(schema))
@@ -117,4 +119,6 @@ def serves(place, line):
             time.sleep(0.1)
     process.terminate()
     out, _ = process.communicate(timeout=SOON)
-    return up and process.returncode == 0, out.decode(errors="replace")
+    # One that is ended while it still loads is ended by the signal.
+    is_good = process.returncode in (0, -signal.SIGTERM)
+    return up and is_good, f"{process.returncode}\n{out.decode(errors='replace')}"

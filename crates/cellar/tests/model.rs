@@ -11,8 +11,8 @@ use cellar::kv_core::weights::SharedBytes;
 use cellar::kv_core::{Pos, PosRange};
 use cellar::{
     BackendKind, BackendOptions, CancelFlag, ChatMessage, EngineConfig, Error, FinishReason,
-    GenerateOptions, KvType, KvTypes, LongContext, Model, ModelFile, ModelOptions, SamplerConfig,
-    SeqId, TextState, TokenId, architectures,
+    GenerateOptions, KvType, KvTypes, LongContext, Model, ModelFile, ModelOptions, Repack,
+    SamplerConfig, SeqId, TextState, TokenId, architectures,
 };
 use serde::Deserialize;
 
@@ -420,4 +420,35 @@ fn messages_that_cannot_be_rendered_are_refused() {
         Error::Template(_)
     ));
     assert!(matches!(chat(Some("{{ nothing }}")), Error::EmptyChat));
+}
+
+/// A file that is cut short or written over under an open model: an error of the text that reads it, with the
+/// memory as before, and no signal; with weights in the file and with copies of them.
+#[cfg(unix)]
+#[test]
+fn a_model_file_that_changes_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    for repack in [Repack::Never, Repack::Auto] {
+        for n_left in [0, 4096, 1 << 20] {
+            std::fs::copy(format!("{MODELS}/stories-llama-f16.gguf"), &path).unwrap();
+            let options = ModelOptions {
+                backend: BackendOptions {
+                    repack,
+                    ..BackendOptions::default()
+                },
+                ..ModelOptions::default()
+            };
+            let mut model = Model::open_with(&path, options).unwrap();
+            let before = model.generate("Once", greedy(2)).unwrap().finish().unwrap();
+            assert!(!before.is_empty());
+            let file = std::fs::OpenOptions::new().write(true).open(&path);
+            file.unwrap().set_len(n_left).unwrap();
+            for _ in 0..2 {
+                let text = model.generate("One day, a dog", greedy(2));
+                let error = text.and_then(|text| text.finish()).unwrap_err().to_string();
+                assert!(error.contains("has changed since it was opened"), "{error}");
+            }
+        }
+    }
 }

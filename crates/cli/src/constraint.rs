@@ -85,8 +85,8 @@ mod present {
         let Some(keys) = schema.as_object_mut() else {
             return;
         };
-        let has = |key: &&str| keys.contains_key(*key);
-        if keys.contains_key("properties") && !OPENS.iter().any(|key| has(&key)) {
+        let is_open = OPENS.iter().any(|key| keys.contains_key(*key));
+        if keys.contains_key("properties") && !is_open {
             keys.insert("additionalProperties".to_owned(), Value::Bool(false));
         }
         let is_composed = keys.contains_key("allOf");

@@ -13,7 +13,7 @@ use crate::args::Cli;
 /// The arguments, with `chat -m` before a model that stands where a command is expected.
 pub(crate) fn expand(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.collect();
-    if args.get(1).is_some_and(|first| opens_chat(first)) {
+    if args.get(1).is_some_and(opens_chat) {
         args.splice(1..1, ["chat".into(), "-m".into()]);
     }
     args

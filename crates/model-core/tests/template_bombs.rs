@@ -226,7 +226,7 @@ fn texts_and_lists_without_end_are_refused() {
         ("tojson indent", "{{ range(99999)|list|tojson(indent=64) }}{{ '' * 1 }}".repeat(60)),
         ("center", "{{ 'a'.center(1000000000) }}{{ 'a' * 1000000000 }}".to_owned()),
         ("pprint", unrolled("[1]", "[x, x]", "{{ x|pprint }}")),
-        ("set block", looped("1", "1", &"{% set y %}{% for i in range(99999) %}{{ 'a' * 9999 }}{% endfor %}{% endset %}".to_owned())),
+        ("set block", looped("1", "1", "{% set y %}{% for i in range(99999) %}{{ 'a' * 9999 }}{% endfor %}{% endset %}")),
         ("macro", "{% macro f() %}{% for i in range(99999) %}{{ 'a' * 9999 }}{% endfor %}{% endmacro %}{{ f() }}".to_owned()),
         ("with", format!("{}{{{{ x }}}}{}", "{% with x = [x, x] %}".repeat(60), "{% endwith %}".repeat(60))),
         ("with, as text", format!("{}{{{{ x ~ '' }}}}{}", "{% with x = [x, x] %}".repeat(60), "{% endwith %}".repeat(60))),
