@@ -147,8 +147,8 @@ fn prompts_that_cannot_be() {
         "{message}"
     );
     let (code, message) = failure(&["run", "-p", "Hi", "-f", "prompt.txt"]);
-    assert_eq!(code, 2);
-    assert!(message.contains("cannot be used with"), "{message}");
+    assert_eq!(code, 1);
+    assert!(message.contains("'prompt.txt'"), "{message}");
     let (code, message) = failure(&["run", "", "--no-bos"]);
     assert_eq!((code, message.as_str()), (1, "the prompt has no tokens"));
     let (code, message) = failure(&["run", "-p", "Hi", "--chat"]);

@@ -288,7 +288,7 @@ const COMBINATIONS: [(&[&str], &str); 33] = [
         "choose it with --kv-recent, or a larger --ctx",
     ),
     (
-        &["run", "--kv-type-layer", "99=f16", "Hi"],
+        &["run", "--kv-type-layer", "99=f16", "-p", "Hi"],
         "choose layers up to 5 with --kv-type-layer",
     ),
     (
@@ -296,11 +296,11 @@ const COMBINATIONS: [(&[&str], &str); 33] = [
         "choose layers up to 5 with --kv-type-layer",
     ),
     (
-        &["run", "--logit-bias", "99999999+1", "Hi"],
+        &["run", "--logit-bias", "99999999+1", "-p", "Hi"],
         "--logit-bias: the bias is of token 99999999",
     ),
     (
-        &["run", "--min-tokens", "500", "-n", "10", "Hi"],
+        &["run", "--min-tokens", "500", "-n", "10", "-p", "Hi"],
         "--min-tokens: the text must have at least 500",
     ),
     (

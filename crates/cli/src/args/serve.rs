@@ -4,7 +4,7 @@
 //! neither models nor HTTP.
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
 
@@ -122,9 +122,10 @@ pub(crate) struct ServeArgs {
     pub(crate) engine: EngineArgs,
 }
 
+#[cfg(feature = "serve")]
 impl ServeArgs {
     /// The models that are named, with -m or without.
-    pub(crate) fn named(&self) -> Vec<&Path> {
+    pub(crate) fn named(&self) -> Vec<&std::path::Path> {
         let both = self.files.iter().chain(&self.model);
         both.map(PathBuf::as_path).collect()
     }
