@@ -31,8 +31,9 @@ impl KdaMixerBlock {
     /// What the layer remembers.
     pub fn memory(&self) -> RecurrentMemory {
         RecurrentMemory {
-            conv_row: self.d_conv.saturating_sub(1) * 3 * self.channels(),
-            state_row: self.channels() * self.head_dim,
+            // A size that no tensor has is refused later, with its tensor.
+            conv_row: (self.d_conv.saturating_sub(1) * 3).saturating_mul(self.channels()),
+            state_row: self.channels().saturating_mul(self.head_dim),
         }
     }
 

@@ -26,7 +26,10 @@ impl LightningBlock {
     pub fn memory(&self) -> RecurrentMemory {
         RecurrentMemory {
             conv_row: 0,
-            state_row: self.n_heads * self.dim * self.dim,
+            // A size that no tensor has is refused later, with its tensor.
+            state_row: self
+                .n_heads
+                .saturating_mul(self.dim.saturating_mul(self.dim)),
         }
     }
 
