@@ -36,7 +36,9 @@ impl MLstmBlock {
     pub fn memory(&self) -> RecurrentMemory {
         RecurrentMemory {
             conv_row: 0,
-            state_row: self.n_heads * head_len(self.k_dim, self.v_dim),
+            state_row: self
+                .n_heads
+                .saturating_mul(head_len(self.k_dim, self.v_dim)),
         }
     }
 
