@@ -269,18 +269,27 @@ fn check_layers(
     metadata: &Metadata,
     weights: &dyn WeightSource,
 ) -> Result<(), ModelError> {
-    let key = format!("{architecture}.block_count");
-    let (n_layers, n_tensors) = (metadata.optional::<u64>(&key)?, weights.names().len());
-    match n_layers {
-        Some(n) if n > n_tensors as u64 => Err(ModelError::Setting {
-            key,
-            reason: format!(
-                "{n} layers, but the file has {n_tensors} tensors, fewer than one a layer"
-            ),
-        }),
-        _ => Ok(()),
+    let n_tensors = weights.names().len();
+    for stack in STACKS {
+        let key = format!("{architecture}.{stack}");
+        if let Some(n) = metadata.optional::<u64>(&key)?
+            && n > n_tensors as u64
+        {
+            let reason = format!("it is {n}, but there are only {n_tensors} tensors");
+            return Err(ModelError::Setting { key, reason });
+        }
     }
+    Ok(())
 }
+
+/// Keys of the numbers of layers.
+const STACKS: [&str; 5] = [
+    "block_count",
+    "decoder_block_count",
+    "posnet.block_count",
+    "convnext.block_count",
+    "shared_block.count",
+];
 
 /// Every tensor that the model's graphs name must be there, in its shape; and the graphs must use
 /// every tensor of the layers that they have.
