@@ -23,6 +23,8 @@ AT_LOAD = {
 # Templates that ended it when a chat was rendered, or took gigabytes.
 AT_RENDER = {
     "cycle": "{% set x = namespace() %}{% set x.a = x %}{{ x|tojson }}",
+    "cycle through a filter": "{% set x = namespace() %}{% set x.a|default(x, true) %}{% endset %}{{ x|tojson }}",
+    "shadowed guard": "{% set __kept = dict %}{% set x = namespace() %}{% set x.a = x %}{{ x|tojson }}",
     "printed cycle": "{% set x = namespace() %}{% set x.a = x %}{{ x }}",
     "deep value": "{% set x = namespace(a=1) %}{% for i in range(99999) %}{% set x.a = [x.a] %}{% endfor %}{{ x.a|tojson }}",
     "dropped deep value": "{% set x = namespace(a=1) %}{% for i in range(99999) %}{% set x.a = [x.a] %}{% endfor %}",

@@ -104,6 +104,10 @@ fn values_in_values_without_end_are_refused() {
     let circle = "a namespace cannot hold a namespace";
     for (name, source) in [
         (
+            "itself, through a filter of a block",
+            "{% set x = namespace() %}{% set x.a|default(x, true) %}{% endset %}{{ x|tojson }}",
+        ),
+        (
             "itself",
             "{% set x = namespace() %}{% set x.a = x %}{{ x|tojson }}",
         ),
@@ -188,7 +192,11 @@ fn texts_and_lists_without_end_are_refused() {
              {{% endif %}}{{% endmacro %}}{{{{ f([1, 2], 60) }}}}"
         )
     };
+    let filtered = "{% set x|default([x, x], boolean=true) %}{% endset %}".repeat(60);
     let bombs = [
+        ("filtered blocks", format!("{{% set x = [1] %}}{filtered}{{{{ x ~ '' }}}}")),
+        ("filtered blocks, as JSON", format!("{{% set x = [1] %}}{filtered}{{{{ x|tojson }}}}")),
+        ("split", "{{ ('a ' * 20000000).split()|length }}".to_owned()),
         ("dicts", through_macros("dict(a=x, b=x)")),
         ("chains", through_macros("x|chain(x)")),
         ("zips", through_macros("x|zip(x)")),
@@ -241,6 +249,15 @@ fn texts_and_lists_without_end_are_refused() {
         }
     }
     refused("doubled", &looped("'a'", "x.a ~ x.a", ""), limit);
+}
+
+#[test]
+fn a_filtered_block_is_what_its_filters_make_of_its_text() {
+    let source = "{% set x|upper|replace('A', 'b') %}a{{ 1 }}c{% endset %}{{ x }}";
+    assert_eq!(render("filters", source).unwrap(), "b1C");
+    let guards =
+        "{% set __kept = __settled %}{% set x = namespace() %}{% set x.a = x %}{{ x|tojson }}";
+    refused("guards", guards, "the name '__kept' is taken");
 }
 
 #[test]

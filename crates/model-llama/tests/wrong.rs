@@ -278,9 +278,7 @@ fn thousands_of_layers_without_tensors_are_refused_at_once() {
         },
         "",
     );
-    assert!(
-        text.contains("3335 layers, but the file has 29 tensors"),
-        "{text}"
-    );
+    assert!(text.contains("block_count"), "{text}");
+    assert!(text.contains("3335") && text.contains("29"), "{text}");
     assert!(started.elapsed().as_secs() < 2, "{:?}", started.elapsed());
 }

@@ -2,8 +2,9 @@
 //! where its expressions are too long to be parsed.
 //!
 //! Invariant: the text that is rendered is the same, but what `set` and `with` keep, what a namespace
-//! holds, what a list, map or tuple is made of and what is added or multiplied went through [`super::values`]. Reads tokens with
-//! the engine's own lexer, so that no template is read otherwise here. Knows no values.
+//! holds, what a list, map or tuple is made of and what is added or multiplied went through
+//! [`super::values`]. Reads tokens with the engine's own lexer, so that no template is read otherwise
+//! here. Knows no values.
 
 use minijinja::machinery::{Span, Token, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
@@ -35,13 +36,17 @@ pub(super) fn bounded(source: &str, syntax: &SyntaxConfig) -> Result<String, Cha
             Token::TemplateData(_) => {}
             _ => tag.take(&token, span, &mut insertions),
         }
+        let line = usize::from(span.start_line);
+        if let Token::Ident(name @ (SETTLED | KEPT)) = token {
+            let message = format!("the name '{name}' is taken");
+            return Err(ChatTemplateError::Syntax { line, message });
+        }
         n_elifs += usize::from(tag.n_tokens == 1 && matches!(token, Token::Ident("elif")));
         let message = match (tag.n_tokens > MAX_TAG_TOKENS, n_elifs > MAX_ELIFS) {
             (true, _) => format!("an expression or tag of more than {MAX_TAG_TOKENS} tokens"),
             (_, true) => format!("more than {MAX_ELIFS} times 'elif'"),
             _ => continue,
         };
-        let line = usize::from(span.start_line);
         return Err(ChatTemplateError::Syntax { line, message });
     }
     if let Ok(template) = parse(source, NAME, syntax.clone()) {
@@ -92,6 +97,8 @@ struct Tag {
     value: Option<AssignedValue>,
     /// Whether the name that is assigned to has a dot: it is an attribute of a namespace.
     has_dot: bool,
+    /// Whether it is a block whose text goes through filters, which may make any value of it.
+    is_filtered_block: bool,
     last: Last,
     last_end: usize,
 }
@@ -174,6 +181,10 @@ impl Tag {
             match (of, token) {
                 (_, Token::Dot) => self.has_dot = true,
                 ("for", Token::Ident("in")) => self.statement = Statement::Other,
+                ("set", Token::Pipe) => {
+                    self.statement = Statement::Other;
+                    self.is_filtered_block = true;
+                }
                 ("set" | "with", Token::Assign) => {
                     self.statement = match of {
                         "with" => Statement::Target("in with"),
@@ -283,6 +294,10 @@ impl Tag {
 
     /// The value of an assignment is complete.
     fn end(&mut self, insertions: &mut Vec<Insertion>) {
+        if self.is_filtered_block {
+            let filter = if self.has_dot { KEPT } else { SETTLED };
+            insertions.push((self.last_end, Order::ValueEnd, format!("|{filter}")));
+        }
         let Some(value) = self.value.take() else {
             return;
         };

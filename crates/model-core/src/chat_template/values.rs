@@ -28,6 +28,12 @@ pub(super) fn bound(environment: &mut Environment<'static>) {
     environment.add_function(KEPT, |state: &State<'_, '_>, value: Value| {
         settled(state, value, Holder::Namespace)
     });
+    environment.add_filter(SETTLED, |state: &State<'_, '_>, value: Value| {
+        settled(state, value, Holder::Variable)
+    });
+    environment.add_filter(KEPT, |state: &State<'_, '_>, value: Value| {
+        settled(state, value, Holder::Namespace)
+    });
     let namespace = Value::from_function(functions::namespace);
     let make = move |state: &mut State<'_, '_>, values: Rest<ValueOrKwargs>| {
         let values = values.into_values();
@@ -86,6 +92,10 @@ fn method(
         }
         let n_fields = text.bytes().filter(|&b| b == b'{').count() as u64;
         state.consume_fuel((consumed(state) - before).saturating_mul(n_fields))?;
+    }
+    if let (Some(text), "split" | "rsplit" | "splitlines") = (value.as_str(), name) {
+        // Each part is a value, which takes more than its text. Messages pay for 40 passes.
+        state.consume_fuel((text.len() / 4) as u64)?;
     }
     pycompat::unknown_method_callback(state, value, name, args)
 }
