@@ -9,6 +9,7 @@ from place import ROOT, Place
 
 # Templates that ended the process, at load.
 AT_LOAD = {
+    "shadowed guard": "{% set __kept = dict %}{% set x = namespace() %}{% set x.a = x %}{{ x|tojson }}",
     "deep not": "{{ " + "not " * 50_000 + "1 }}",
     "deep attributes": "{{ a" + ".b" * 50_000 + " }}",
     "deep minus": "{{ " + "-" * 50_000 + "1 }}",
@@ -24,7 +25,6 @@ AT_LOAD = {
 AT_RENDER = {
     "cycle": "{% set x = namespace() %}{% set x.a = x %}{{ x|tojson }}",
     "cycle through a filter": "{% set x = namespace() %}{% set x.a|default(x, true) %}{% endset %}{{ x|tojson }}",
-    "shadowed guard": "{% set __kept = dict %}{% set x = namespace() %}{% set x.a = x %}{{ x|tojson }}",
     "printed cycle": "{% set x = namespace() %}{% set x.a = x %}{{ x }}",
     "deep value": "{% set x = namespace(a=1) %}{% for i in range(99999) %}{% set x.a = [x.a] %}{% endfor %}{{ x.a|tojson }}",
     "dropped deep value": "{% set x = namespace(a=1) %}{% for i in range(99999) %}{% set x.a = [x.a] %}{% endfor %}",
