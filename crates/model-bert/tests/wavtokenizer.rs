@@ -153,7 +153,7 @@ fn wrong_settings_are_named() {
         (
             "convnext.block_count",
             1_000_000,
-            "1000000 blocks; at most 1024 are read",
+            "it is 1000000, but there are only 80 tensors",
         ),
         (
             "attention.group_norm_groups",
