@@ -10,7 +10,7 @@
 from ._native import (
     CellarError,
     Embedder,
-    Finished,
+    FinishedText,
     Memory,
     Model,
     Reranker,
@@ -24,7 +24,7 @@ from ._native import (
 __all__ = [
     "CellarError",
     "Embedder",
-    "Finished",
+    "FinishedText",
     "Memory",
     "Model",
     "Reranker",

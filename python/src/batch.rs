@@ -15,12 +15,12 @@ use pyo3::prelude::*;
 
 use crate::compute::interruptible;
 use crate::failed;
-use crate::shared::Shared;
+use crate::shared::SharedModel;
 use crate::text::{TokenProbabilities, probabilities, reason};
 
 /// A text that has ended.
 #[pyclass(module = "cellar", frozen, get_all)]
-pub(crate) struct Finished {
+pub(crate) struct FinishedText {
     /// The text.
     text: String,
     /// Its tokens.
@@ -34,27 +34,30 @@ pub(crate) struct Finished {
 }
 
 #[pymethods]
-impl Finished {
+impl FinishedText {
     fn __str__(&self) -> &str {
         &self.text
     }
 
     fn __repr__(&self) -> String {
-        format!("<cellar.Finished {:?}, {}>", self.text, self.finish_reason)
+        format!(
+            "<cellar.FinishedText {:?}, {}>",
+            self.text, self.finish_reason
+        )
     }
 }
 
 /// Continues prompts together and returns their texts in order.
 ///
 /// # Errors
-/// Where one is refused or fails; then none is returned.
+/// A request that is refused or fails; then none is returned.
 pub(crate) fn finish_together(
     py: Python<'_>,
-    model: &Shared<Model>,
+    model: &SharedModel<Model>,
     prompts: Vec<Vec<TokenId>>,
     options: &GenerateOptions,
     grammar: Option<&Grammar>,
-) -> PyResult<Vec<Finished>> {
+) -> PyResult<Vec<FinishedText>> {
     let seed = options.sampler.seed;
     let cancel = CancelFlag::default();
     let texts = interruptible(
@@ -87,7 +90,7 @@ pub(crate) fn finish_together(
         },
     )??;
     let texts = texts.map_err(|error| failed(&error))?;
-    let finished = (seed..).zip(texts).map(|(seed, text)| Finished {
+    let finished = (seed..).zip(texts).map(|(seed, text)| FinishedText {
         text: text.text,
         tokens: text.tokens.iter().map(|token| token.0).collect(),
         finish_reason: reason(&text.finish),

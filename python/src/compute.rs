@@ -9,11 +9,11 @@ use std::time::Duration;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-/// How often signals such as Ctrl-C are looked for.
+/// Time between two looks for signals such as Ctrl-C.
 const SIGNAL_TIME: Duration = Duration::from_millis(50);
 
-/// Does `work` on a thread of its own. Where a signal's handler raises meanwhile, `interrupt` is called, which
-/// should make `work` return soon, and what the handler raised is returned.
+/// Does `work` on a thread of its own. Where a signal's handler raises meanwhile, `interrupt` is
+/// called, which should make `work` return soon, and what the handler raised is returned.
 pub(crate) fn interruptible<R: Send>(
     py: Python<'_>,
     interrupt: impl Fn(),
@@ -48,7 +48,7 @@ pub(crate) fn interruptible<R: Send>(
     })
 }
 
-/// Whether the other end is gone within [`SIGNAL_TIME`].
+/// True if the other end is gone within [`SIGNAL_TIME`].
 fn wait(receiver: Receiver<()>) -> (bool, Receiver<()>) {
     let waited = receiver.recv_timeout(SIGNAL_TIME);
     (waited != Err(RecvTimeoutError::Timeout), receiver)

@@ -12,7 +12,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::options::backend_options;
-use crate::shared::Shared;
+use crate::shared::SharedModel;
 use crate::values::Count;
 use crate::{failed, not_opened};
 
@@ -20,14 +20,15 @@ use crate::{failed, not_opened};
 #[pyclass(module = "cellar", frozen)]
 pub(crate) struct Embedder {
     file: ModelFile,
-    embedder: Shared<cellar::Embedder<BoxedBackend>>,
+    embedder: SharedModel<cellar::Embedder<BoxedBackend>>,
     dim: usize,
 }
 
 #[pymethods]
 impl Embedder {
-    /// Opens a GGUF file or a sentence-transformers directory. 'pooling' is 'mean', 'cls' or 'last', None the
-    /// file's; 'normalize' is whether vectors have length 1, None as the file says.
+    /// Opens a GGUF file or a sentence-transformers directory. 'pooling' is 'mean', 'cls' or
+    /// 'last', None the file's; 'normalize' is whether vectors have length 1, None as the file
+    /// says.
     #[new]
     #[pyo3(signature = (path, *, pooling=None, normalize=None, truncate=false, threads=None, backend=None,
         gpu_layers=None))]
@@ -54,9 +55,12 @@ impl Embedder {
         };
         let config = EmbedderConfig {
             pooling,
-            normalization: normalize.map(|unit| match unit {
-                true => Normalization::Unit,
-                false => Normalization::None,
+            normalization: normalize.map(|unit| {
+                if unit {
+                    Normalization::Unit
+                } else {
+                    Normalization::None
+                }
             }),
             long_texts: long_texts(truncate),
             ..EmbedderConfig::default()
@@ -76,7 +80,7 @@ impl Embedder {
             Ok(Self {
                 file,
                 dim: embedder.dim(),
-                embedder: Shared::new(embedder),
+                embedder: SharedModel::new(embedder),
             })
         })
     }
@@ -147,7 +151,7 @@ impl Embedder {
 #[pyclass(module = "cellar", frozen)]
 pub(crate) struct Reranker {
     file: ModelFile,
-    reranker: Shared<cellar::Reranker<BoxedBackend>>,
+    reranker: SharedModel<cellar::Reranker<BoxedBackend>>,
 }
 
 #[pymethods]
@@ -173,7 +177,7 @@ impl Reranker {
             let file = file.map_err(|error| not_opened(&path, &error))?;
             let reranker = cellar::reranker(&file, backend, &config);
             Ok(Self {
-                reranker: Shared::new(reranker.map_err(|error| failed(&error))?),
+                reranker: SharedModel::new(reranker.map_err(|error| failed(&error))?),
                 file,
             })
         })
@@ -250,8 +254,9 @@ impl Reranker {
 }
 
 fn long_texts(truncate: bool) -> LongTexts {
-    match truncate {
-        true => LongTexts::Truncate,
-        false => LongTexts::Refuse,
+    if truncate {
+        LongTexts::Truncate
+    } else {
+        LongTexts::Refuse
     }
 }

@@ -10,15 +10,15 @@ use pyo3::prelude::*;
 
 use crate::failed;
 
-/// What a download says to the thread that waits for it.
+/// A message of a download to the thread that waits for it.
 enum News {
     Progress { n_done: u64, n_bytes: u64 },
     Ended(Result<PathBuf, PyErr>),
 }
 
-/// Downloads a model ('owner/name' or 'owner/name:Q4_K_M') into the cache of Hugging Face's tools, unless it
-/// is there, and returns the path to open. 'progress' is called with bytes so far and bytes in all. Ctrl-C
-/// returns at once; what was downloaded stays, and the next call continues it.
+/// Downloads a model ('owner/name' or 'owner/name:Q4_K_M') into the cache of Hugging Face's tools,
+/// unless it is there, and returns the path to open. 'progress' is called with bytes so far and
+/// bytes in all. Ctrl-C returns at once; what was downloaded stays, and the next call continues it.
 #[pyfunction]
 #[pyo3(signature = (name, *, progress=None))]
 pub(crate) fn pull(

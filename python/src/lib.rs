@@ -46,7 +46,8 @@ fn not_opened(path: &std::path::Path, error: &dyn std::error::Error) -> PyErr {
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    // numpy's functions are looked up now: where an import is interrupted later, that would be a panic.
+    // numpy's functions are looked up now: where an import is interrupted later, that would be a
+    // panic.
     module.py().import("numpy")?;
     numpy::PyArray1::<f32>::from_vec(module.py(), Vec::new());
     module.add_class::<model::Model>()?;
@@ -54,7 +55,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<memory::Memory>()?;
     module.add_class::<embedder::Embedder>()?;
     module.add_class::<embedder::Reranker>()?;
-    module.add_class::<batch::Finished>()?;
+    module.add_class::<batch::FinishedText>()?;
     module.add_class::<text::TokenProbabilities>()?;
     module.add_class::<text::Timings>()?;
     module.add_function(wrap_pyfunction!(hub::pull, module)?)?;

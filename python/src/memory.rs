@@ -10,13 +10,13 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::failed;
-use crate::shared::Shared;
+use crate::shared::SharedModel;
 use crate::values::Count;
 
 /// What a model remembers. A text whose sequence is changed here cannot go on.
 #[pyclass(module = "cellar", frozen)]
 pub(crate) struct Memory {
-    pub(crate) model: Arc<Shared<cellar::Model>>,
+    pub(crate) model: Arc<SharedModel<cellar::Model>>,
 }
 
 #[pymethods]

@@ -15,12 +15,12 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use crate::batch::{Finished, finish_together};
+use crate::batch::{FinishedText, finish_together};
 use crate::chat::Chat;
 use crate::compute::interruptible;
 use crate::memory::Memory;
 use crate::options::{Constraint, TextOptions, backend_options, text_options};
-use crate::shared::Shared;
+use crate::shared::SharedModel;
 use crate::text::Text;
 use crate::values::{Count, metadata};
 use crate::{failed, not_opened};
@@ -28,7 +28,7 @@ use crate::{failed, not_opened};
 /// A model on a backend, with a text in each of its sequences.
 #[pyclass(module = "cellar", frozen)]
 pub(crate) struct Model {
-    shared: Arc<Shared<cellar::Model>>,
+    shared: Arc<SharedModel<cellar::Model>>,
     file: Arc<ModelFile>,
     /// Compiles grammars: made when the first is needed.
     compiler: OnceLock<GrammarCompiler>,
@@ -68,7 +68,7 @@ impl Model {
         let model = model.map_err(|error| not_opened(&path, &error))?;
         let file = Arc::clone(model.file());
         Ok(Self {
-            shared: Arc::new(Shared::new(model)),
+            shared: Arc::new(SharedModel::new(model)),
             file,
             compiler: OnceLock::new(),
         })
@@ -95,15 +95,15 @@ impl Model {
         in_thread(this.getattr("generate")?, prompt, options)
     }
 
-    /// Continues many prompts at once, in the model's sequences, and returns each when all have ended. What
-    /// the memory held goes. Prompt number i has i added to its seed.
+    /// Continues many prompts at once, in the model's sequences, and returns each when all have
+    /// ended. What the memory held goes. Prompt number i has i added to its seed.
     #[pyo3(signature = (prompts, **options))]
     fn generate_batch(
         &self,
         py: Python<'_>,
         prompts: Vec<Prompt>,
         options: Option<&Bound<'_, PyDict>>,
-    ) -> PyResult<Vec<Finished>> {
+    ) -> PyResult<Vec<FinishedText>> {
         let options = text_options(options)?;
         let grammar = self.grammar(options.constraint.as_ref())?;
         let prompts = prompts.into_iter().map(|prompt| self.prompt_tokens(prompt));
@@ -117,8 +117,8 @@ impl Model {
         )
     }
 
-    /// Answers messages, each with 'role' and 'content', by the model's own chat template. 'variables' are
-    /// others that the template reads, such as enable_thinking.
+    /// Answers messages, each with 'role' and 'content', by the model's own chat template.
+    /// 'variables' are others that the template reads, such as enable_thinking.
     #[pyo3(signature = (messages, *, tools=None, variables=None, **options))]
     fn chat(
         &self,
@@ -157,9 +157,10 @@ impl Model {
         variables: Option<&Bound<'_, PyDict>>,
         add_generation_prompt: bool,
     ) -> PyResult<String> {
-        let prompt = match add_generation_prompt {
-            true => GenerationPrompt::Add,
-            false => GenerationPrompt::Omit,
+        let prompt = if add_generation_prompt {
+            GenerationPrompt::Add
+        } else {
+            GenerationPrompt::Omit
         };
         self.rendered(py, &Chat::new(messages, tools, variables)?, prompt)
     }
@@ -167,9 +168,10 @@ impl Model {
     /// The token ids of a text; 'special' adds those around it and reads special tokens in it.
     #[pyo3(signature = (text, *, special=true))]
     fn tokenize(&self, text: &str, special: bool) -> Vec<u32> {
-        let options = match special {
-            true => EncodeOptions::PROMPT,
-            false => EncodeOptions::TEXT,
+        let options = if special {
+            EncodeOptions::PROMPT
+        } else {
+            EncodeOptions::TEXT
         };
         let tokens = self.tokenizer().encode(text, options);
         tokens.into_iter().map(|token| token.0).collect()
@@ -178,16 +180,18 @@ impl Model {
     /// The text of token ids; 'special' writes special tokens, too.
     #[pyo3(signature = (tokens, *, special=false))]
     fn detokenize(&self, tokens: Vec<Count>, special: bool) -> PyResult<String> {
-        let special = match special {
-            true => SpecialPieces::Render,
-            false => SpecialPieces::Skip,
+        let special = if special {
+            SpecialPieces::Render
+        } else {
+            SpecialPieces::Skip
         };
         let text = self.tokenizer().decode(&ids(tokens), special);
         text.map_err(|error| failed(&error))
     }
 
-    /// The logits of every token of a text, a numpy array [tokens, vocabulary] of float32. Afterwards the
-    /// sequence holds these tokens: what was there before is gone, and a text in it cannot go on.
+    /// The logits of every token of a text, a numpy array [tokens, vocabulary] of float32.
+    /// Afterwards the sequence holds these tokens: what was there before is gone, and a text in it
+    /// cannot go on.
     #[pyo3(signature = (tokens, *, seq=Count(0)))]
     fn logits<'py>(
         &self,
@@ -202,9 +206,12 @@ impl Model {
             py,
             || cancel.cancel(),
             || {
-                self.shared.with(|model| match tokens.is_empty() {
-                    true => Ok(Vec::new()),
-                    false => model.logits(SeqId(seq.0), &tokens, &cancel),
+                self.shared.with(|model| {
+                    if tokens.is_empty() {
+                        Ok(Vec::new())
+                    } else {
+                        model.logits(SeqId(seq.0), &tokens, &cancel)
+                    }
                 })
             },
         )??;

@@ -1,5 +1,5 @@
-//! Keyword arguments to settings. Decides nothing that the defaults of `cellar` do not, but for the seed: a text
-//! without one draws one.
+//! Keyword arguments to settings. Decides nothing that the defaults of `cellar` do not, but for the
+//! seed: a text without one draws one.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 
@@ -22,7 +22,7 @@ pub(crate) struct TextOptions {
     pub(crate) constraint: Option<Constraint>,
 }
 
-/// What a text is held to.
+/// The schema or grammar that a text is held to.
 pub(crate) enum Constraint {
     /// A JSON schema.
     Schema(String),
@@ -142,22 +142,23 @@ fn set_sampler(
     Ok(true)
 }
 
-/// What is added to the logits of tokens; minus infinity bans them.
+/// Numbers that are added to the logits of tokens; minus infinity bans them.
 fn biases(of_tokens: &Bound<'_, PyDict>) -> PyResult<Vec<LogitBias>> {
     let bias = |(token, bias): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
         let bias: f32 = bias.extract()?;
         Ok(LogitBias {
             token: TokenId(token.extract::<Count>()?.0),
-            bias: match bias == f32::NEG_INFINITY {
-                true => Bias::Ban,
-                false => Bias::Add(bias),
+            bias: if bias == f32::NEG_INFINITY {
+                Bias::Ban
+            } else {
+                Bias::Add(bias)
             },
         })
     };
     of_tokens.iter().map(bias).collect()
 }
 
-/// What computes a model.
+/// The backend of a model.
 pub(crate) fn backend_options(
     backend: Option<&str>,
     gpu_layers: Option<Count>,

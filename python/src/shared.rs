@@ -1,4 +1,4 @@
-//! [`Shared`]: a model that several Python objects use, until it is closed.
+//! [`SharedModel`]: a model that several Python objects use, until it is closed.
 //!
 //! Invariant: one thread at a time computes with it. Knows no Python objects.
 
@@ -8,9 +8,9 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 /// A model, an embedder or a reranker that Python objects share.
-pub(crate) struct Shared<T>(Mutex<Option<T>>);
+pub(crate) struct SharedModel<T>(Mutex<Option<T>>);
 
-impl<T> Shared<T> {
+impl<T> SharedModel<T> {
     pub(crate) fn new(value: T) -> Self {
         Self(Mutex::new(Some(value)))
     }

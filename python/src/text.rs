@@ -8,13 +8,13 @@ use cellar_grammar::GrammarFailure;
 use pyo3::exceptions::PyStopAsyncIteration;
 use pyo3::prelude::*;
 
-use crate::shared::Shared;
+use crate::shared::SharedModel;
 use crate::{CellarError, failed};
 
 /// A text that a model is writing: an iterator of its pieces.
 #[pyclass(module = "cellar", frozen)]
 pub(crate) struct Text {
-    model: Arc<Shared<cellar::Model>>,
+    model: Arc<SharedModel<cellar::Model>>,
     state: Mutex<TextState>,
     cancel: CancelFlag,
     seed: u64,
@@ -22,7 +22,7 @@ pub(crate) struct Text {
     failure: Option<GrammarFailure>,
 }
 
-/// How likely a token was, and the likeliest in its place.
+/// The log probability of a token, and the likeliest in its place.
 #[pyclass(module = "cellar", frozen, get_all)]
 #[derive(Clone)]
 pub(crate) struct TokenProbabilities {
@@ -34,7 +34,7 @@ pub(crate) struct TokenProbabilities {
     top: Vec<(u32, f64)>,
 }
 
-/// How many tokens were evaluated, and how long that took.
+/// Numbers of tokens that were evaluated, and times.
 #[pyclass(module = "cellar", frozen, get_all)]
 #[derive(Clone, Copy)]
 pub(crate) struct Timings {
@@ -46,7 +46,7 @@ pub(crate) struct Timings {
 
 impl Text {
     pub(crate) fn new(
-        model: Arc<Shared<cellar::Model>>,
+        model: Arc<SharedModel<cellar::Model>>,
         state: TextState,
         cancel: CancelFlag,
         seed: u64,
@@ -164,7 +164,7 @@ impl Text {
         self.timings(py).prompt_tokens
     }
 
-    /// How long it has taken.
+    /// The time so far.
     #[getter]
     fn timings(&self, py: Python<'_>) -> Timings {
         let timings = py.detach(|| self.state().timings());

@@ -20,12 +20,13 @@ impl<'py> FromPyObject<'_, 'py> for Count {
     }
 }
 
-/// What Python says of an integer that is too large or negative, with the number and the range.
+/// The error for an integer that is too large or negative, with the number and the range.
 pub(crate) fn in_range(error: PyErr, value: &Bound<'_, PyAny>, range: &str) -> PyErr {
     let py = value.py();
-    match error.is_instance_of::<PyOverflowError>(py) {
-        true => PyValueError::new_err(format!("{value} is out of range: it must be {range}")),
-        false => error,
+    if error.is_instance_of::<PyOverflowError>(py) {
+        PyValueError::new_err(format!("{value} is out of range: it must be {range}"))
+    } else {
+        error
     }
 }
 

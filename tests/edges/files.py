@@ -15,7 +15,7 @@ DESTROYING = [
     ("batch -m model.gguf -f p.jsonl -o o.jsonl --trace model.gguf", "is read as --model"),
     ("batch -m model.gguf -f p.jsonl -o p.jsonl", "is read as --file"),
     ("batch -m model.gguf -f - -o p.jsonl < p.jsonl", "is read as stdin"),
-    ("batch -m model.gguf -f p.jsonl -o o.jsonl --trace o.jsonl", "another output"),
+    ("batch -m model.gguf -f p.jsonl -o o.jsonl --trace o.jsonl", "is the file of --output, too"),
     ("run -m model.gguf --raw x -n 1 --save-state model.gguf", "is read as --model"),
     ("run -m model.gguf --raw x -n 1 --save-state other.gguf", "is a model"),
     ("logits -m model.gguf --tokens 1,2 -o model.gguf", "is read as --model"),

@@ -1,7 +1,8 @@
-//! Sizes that no model has, in `config.json` and in GGUF metadata: always an error or a model, soon, in memory
-//! that the files justify, and never a panic.
+//! Sizes that no model has, in `config.json` and in GGUF metadata: always an error or a model,
+//! soon, in memory that the files justify, and never a panic.
 //!
-//! `CELLAR_FUZZ_SECONDS=600` draws sizes at random for as long, and `CELLAR_FUZZ_SEED` chooses which.
+//! `CELLAR_FUZZ_SECONDS=600` draws sizes at random for as long, and `CELLAR_FUZZ_SEED` chooses
+//! which.
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -17,8 +18,9 @@ use model_core::model_file::{ModelFile, OpenModel};
 use model_tests::{Recipe, fixture};
 use serde_json::Value;
 
-/// The system's allocator, which counts the bytes that each thread holds, and the most that it held.
-struct Counting;
+/// The system's allocator, which counts the bytes that each thread holds, and the most that it
+/// held.
+struct CountingAllocator;
 
 thread_local! {
     static HELD: Cell<isize> = const { Cell::new(0) };
@@ -34,7 +36,7 @@ fn count(n_bytes: isize) {
 }
 
 // SAFETY: every call is passed on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
         // SAFETY: the caller's promises are those that `System` asks for.
@@ -61,15 +63,17 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static COUNTING: CountingAllocator = CountingAllocator;
 
 /// Bytes that opening a small model may take more than before, whatever its numbers are.
 const MEMORY: isize = 50 << 20;
 
-/// How long it may take. The program is not optimized here, and other tests run next to it.
+/// The time that one case may take. The program is not optimized here, and other tests run next to
+/// it.
 const TIME: Duration = Duration::from_secs(3);
 
-/// Numbers that no small model has: the largest that is read as it is, and the largest of each width.
+/// Numbers that no small model has: the largest that is read as it is, and the largest of each
+/// width.
 const ABSURD: [u64; 3] = [1 << 16, (1 << 32) - 1, u64::MAX];
 
 /// Models of all kinds of layers, by folder and name.
@@ -126,7 +130,7 @@ fn is_clean(found: &[String]) {
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
-/// Where the whole numbers of a JSON value are, as pointers.
+/// JSON pointers to the whole numbers of a value.
 fn numbers(value: &Value, at: &str, found: &mut Vec<String>) {
     match value {
         Value::Number(number) if number.is_u64() => found.push(at.to_owned()),

@@ -24,8 +24,8 @@ pub fn render_chat(file: &ModelFile, messages: &[ChatMessage]) -> Result<Option<
     Ok(Some(render(file, &template, messages, prompt)?))
 }
 
-/// The same of messages that are plain JSON objects: with calls of tools and their results. `variables` are
-/// others that templates read, such as `tools`.
+/// The same for messages that are plain JSON objects, with tool calls and their results.
+/// `variables` are others that templates read, such as `tools`.
 ///
 /// # Errors
 /// As [`render_chat`].

@@ -71,13 +71,13 @@ pub use model_core::chat_template::ChatMessage;
 pub use model_core::model_file::ModelFile;
 pub use text::{Text, TextState};
 
-/// The programs in READMEs and pages, which compile.
+/// The programs of READMEs and pages are doc tests.
 #[cfg(doctest)]
 mod pages {
     #[doc = include_str!("../README.md")]
-    struct Package;
+    struct PackageReadme;
     #[doc = include_str!("../../../README.md")]
-    struct Project;
+    struct ProjectReadme;
     #[doc = include_str!("../../../docs/how-to/embed.md")]
-    struct Embed;
+    struct EmbedPage;
 }

@@ -46,12 +46,12 @@ pub struct Model {
     file: Arc<ModelFile>,
     engine: Engine<BoxedBackend>,
     /// The tokens in the memory, by sequence.
-    evaluated: Vec<Evaluated>,
+    evaluated: Vec<EvaluatedTokens>,
 }
 
 /// The tokens of a sequence.
 #[derive(Clone, Debug, Default)]
-struct Evaluated {
+struct EvaluatedTokens {
     tokens: Vec<TokenId>,
     /// [`Engine::n_changes`] when they were noted: with another number they may be others.
     n_changes: u64,
@@ -95,7 +95,7 @@ impl Model {
 
     /// A model on an engine of the caller's, which was made of this file.
     pub fn with_engine(file: impl Into<Arc<ModelFile>>, engine: Engine<BoxedBackend>) -> Self {
-        let evaluated = vec![Evaluated::default(); engine.settings().rules.n_seqs as usize];
+        let evaluated = vec![EvaluatedTokens::default(); engine.settings().rules.n_seqs as usize];
         Self {
             file: file.into(),
             engine,
@@ -187,8 +187,8 @@ impl Model {
         Ok(TextState::new(generation, seq))
     }
 
-    /// The logits of every token, `[tokens, vocab]`, until `cancel` is set. Afterwards the sequence holds these
-    /// tokens, as if a text had been begun with them; what it held before is gone.
+    /// The logits of every token, `[tokens, vocab]`, until `cancel` is set. Afterwards the sequence
+    /// holds these tokens, as if a text had been begun with them; what it held before is gone.
     ///
     /// # Errors
     /// [`EngineError::PromptTooLong`] before anything changes; as [`Engine::decode_until`], and the sequence
@@ -255,8 +255,8 @@ impl Model {
         &mut self.engine
     }
 
-    /// The tokens that were evaluated in a sequence; none where its memory was changed by other means
-    /// than this model's, such as [`Model::engine_mut`].
+    /// The tokens that were evaluated in a sequence; none where its memory was changed by other
+    /// means than this model's, such as [`Model::engine_mut`].
     pub fn evaluated(&self, seq: SeqId) -> &[TokenId] {
         match self.evaluated.get(seq.as_usize()) {
             Some(known) if known.n_changes == self.engine.n_changes(seq) => &known.tokens,
@@ -268,12 +268,12 @@ impl Model {
     pub(crate) fn set_evaluated(&mut self, seq: SeqId, tokens: Vec<TokenId>) {
         let n_changes = self.engine.n_changes(seq);
         if let Some(known) = self.evaluated.get_mut(seq.as_usize()) {
-            *known = Evaluated { tokens, n_changes };
+            *known = EvaluatedTokens { tokens, n_changes };
         }
     }
 
-    /// Does something with the engine that evaluates tokens in a sequence, and notes those that `new`
-    /// says were. Where the tokens before were not known, they stay unknown.
+    /// Does something with the engine that evaluates tokens in a sequence, and notes those that
+    /// `new` says were. Where the tokens before were not known, they stay unknown.
     pub(crate) fn evaluate_in<'t, R>(
         &mut self,
         seq: SeqId,

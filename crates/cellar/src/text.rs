@@ -51,8 +51,8 @@ impl TextState {
         Ok(piece?)
     }
 
-    /// Goes on where its sequence was changed on purpose, and holds the text so far as before, perhaps
-    /// behind another prompt.
+    /// Goes on where its sequence was changed on purpose, and holds the text so far as before,
+    /// perhaps behind another prompt.
     pub fn accept_changes(&mut self, model: &Model) {
         self.generation.accept_changes(model.engine());
     }

@@ -213,8 +213,8 @@ fn a_memory_that_was_cleared_is_noted() {
     assert_eq!(again.prompt.n_tokens, 1);
 }
 
-/// Whatever happens to a sequence under a text, the text computes nothing any more and says why; what was
-/// done instead is right.
+/// Whatever happens to a sequence under a text, the text computes nothing any more and says why;
+/// what was done instead is right.
 #[test]
 fn a_text_whose_sequence_was_changed_is_refused() {
     type Change = fn(&mut Model, &[u8]);
@@ -422,8 +422,8 @@ fn messages_that_cannot_be_rendered_are_refused() {
     assert!(matches!(chat(Some("{{ nothing }}")), Error::EmptyChat));
 }
 
-/// A file that is cut short or written over under an open model: an error of the text that reads it, with the
-/// memory as before, and no signal; with weights in the file and with copies of them.
+/// A file that is cut short or written over under an open model: an error of the text that reads
+/// it, with the memory as before, and no signal; with weights in the file and with copies of them.
 #[cfg(unix)]
 #[test]
 fn a_model_file_that_changes_is_an_error() {

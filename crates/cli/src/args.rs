@@ -166,8 +166,8 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 pub(crate) struct ModelArgs {
     /// GGUF file (the first part of a split model), a directory with config.json and safetensors,
-    /// or the name of a downloaded model: OWNER/NAME:QUANT [default: $CELLAR_MODEL, or else the built-in
-    /// model]
+    /// or the name of a downloaded model: OWNER/NAME:QUANT [default: $CELLAR_MODEL, or else the
+    /// built-in model]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) model: Option<PathBuf>,
 }
@@ -175,8 +175,8 @@ pub(crate) struct ModelArgs {
 /// The model of a command that is about nothing else.
 #[derive(Debug, Args)]
 pub(crate) struct FileArgs {
-    /// GGUF file, model directory or name of a downloaded model [default: $CELLAR_MODEL, or else the
-    /// built-in model]
+    /// GGUF file, model directory or name of a downloaded model [default: $CELLAR_MODEL, or else
+    /// the built-in model]
     #[arg(value_name = "MODEL")]
     named: Option<PathBuf>,
     /// The same, as a flag

@@ -15,8 +15,8 @@ use model_core::tokenizer::Tokenizer;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Constrained texts")]
 pub(crate) struct ConstraintArgs {
-    /// Generate JSON that this JSON schema allows: a file, or the schema itself, which begins with {;
-    /// objects have no other properties than it names, unless "additionalProperties" is true
+    /// Generate JSON that this JSON schema allows: a file, or the schema itself, which begins with
+    /// {; objects have no other properties than it names, unless "additionalProperties" is true
     #[arg(long, value_name = "FILE", aliases = ["json-schema", "json-schema-file"])]
     pub(crate) schema: Option<PathBuf>,
     /// Generate a text of this grammar, in llguidance's Lark syntax

@@ -1,8 +1,8 @@
 //! Flags of llama.cpp: those that stand for a flag of this program, those that there is nothing to
 //! choose for, and those of what this program does not do.
 //!
-//! Invariant: a flag that a command has itself is never replaced, nor is a value of a flag, nor what
-//! follows `--`. Knows nothing of what flags mean.
+//! Invariant: a flag that a command has itself is never replaced, nor is a value of a flag, nor
+//! what follows `--`. Knows nothing of what flags mean.
 
 use std::ffi::OsString;
 
@@ -11,7 +11,7 @@ use clap::{Command, CommandFactory};
 use crate::args::Cli;
 use crate::failure::{usage, warn};
 
-/// What becomes of a flag.
+/// The treatment of a flag.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     /// It is this flag.
@@ -36,7 +36,7 @@ const THREADS: &str = "-t is for prompts and generation";
 const ADAPTERS: &str = "adapters (LoRA, control vectors) are not supported: merge them into the model, and \
                         'cellar convert' the merged directory";
 const IMAGES: &str = "images and audio are not supported: models take text";
-const PARTS: &str = "one GPU is used as a whole, or with the CPU: --gpu-layers says how many layers it \
+const PARTS: &str = "one GPU is used whole, or with the CPU: --gpu-layers says how many layers it \
                      computes, --backend which one";
 const ROPE: &str = "positions are scaled as the model's file says; --group-attention-factor lengthens a \
                     context";
@@ -353,12 +353,12 @@ pub(crate) fn translate(args: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
     Ok(translated)
 }
 
-/// Whether a command has this flag.
+/// True where a command has this flag.
 fn has(command: &Command, flag: &str) -> bool {
     argument(command, flag).is_some()
 }
 
-/// Whether it is a flag of the command that the next argument belongs to.
+/// True where the next argument is the value of this flag of the command.
 fn takes_value(command: &Command, flag: &str) -> bool {
     argument(command, flag)
         .is_some_and(|arg| arg.get_action().takes_values() && !arg.is_require_equals_set())

@@ -37,8 +37,8 @@ pub(crate) fn stdin_is_piped() -> bool {
     })
 }
 
-/// Whether standard input is a file of which another program has read a part, as in a shell's loop
-/// of `while read`, which reads on after this program.
+/// True where standard input is a file of which another program has read a part, as in a shell's
+/// loop of `while read`, which reads on after this program.
 #[cfg(unix)]
 pub(crate) fn stdin_is_shared() -> bool {
     use std::io::Seek;

@@ -1,5 +1,5 @@
-//! Signals. Ctrl-C: the first ends the text, the second ends the program; no partial file stays. A file that may not
-//! grow (`ulimit -f`) is an error of the write.
+//! Signals. Ctrl-C: the first ends the text, the second ends the program; no partial file stays. A
+//! file that may not grow (`ulimit -f`) is an error of the write.
 
 use cellar_engine::CancelFlag;
 
@@ -10,7 +10,7 @@ use crate::output_file;
 /// A flag that Ctrl-C (or a termination signal) sets.
 ///
 /// # Errors
-/// Where the handler cannot be installed.
+/// The system refuses the handler.
 pub(crate) fn cancel_on_interrupt() -> anyhow::Result<CancelFlag> {
     let flag = CancelFlag::default();
     let in_handler = flag.clone();
@@ -26,7 +26,7 @@ pub(crate) fn cancel_on_interrupt() -> anyhow::Result<CancelFlag> {
 /// Ends the program at Ctrl-C (or a termination signal), without the file that it was writing.
 ///
 /// # Errors
-/// Where the handler cannot be installed.
+/// The system refuses the handler.
 pub(crate) fn exit_on_interrupt() -> anyhow::Result<()> {
     Ok(ctrlc::set_handler(|| exit())?)
 }
@@ -34,7 +34,7 @@ pub(crate) fn exit_on_interrupt() -> anyhow::Result<()> {
 /// The same, after a line on stderr.
 ///
 /// # Errors
-/// Where the handler cannot be installed.
+/// The system refuses the handler.
 #[cfg(feature = "hub")]
 pub(crate) fn exit_on_interrupt_saying(note: String) -> anyhow::Result<()> {
     Ok(ctrlc::set_handler(move || {
@@ -44,11 +44,11 @@ pub(crate) fn exit_on_interrupt_saying(note: String) -> anyhow::Result<()> {
     })?)
 }
 
-/// Makes writing beyond the largest file that the system allows an error, as a full disk is. Without it the system
-/// ends the process, and what was written so far stays.
+/// Makes writing beyond the largest file that the system allows an error, as a full disk is.
+/// Without it the system ends the process, and the partial file stays.
 ///
 /// # Errors
-/// Where the handler cannot be installed.
+/// The system refuses the handler.
 #[cfg(unix)]
 pub(crate) fn survive_file_size_limit() -> std::io::Result<()> {
     use std::sync::Arc;
@@ -56,7 +56,7 @@ pub(crate) fn survive_file_size_limit() -> std::io::Result<()> {
 
     /// The signal's number on Linux and macOS.
     const SIGXFSZ: i32 = 25;
-    // Nobody reads the flag: the write fails.
+    // The flag is not read: the write fails.
     signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false))).map(drop)
 }
 

@@ -1,8 +1,10 @@
-//! Memory of this machine, as the system reports it. Decides nothing.
+//! Memory and threads of this machine, as the system reports them. Decides nothing.
 
 use kv_core::BinaryUnits;
 use kv_core::backend::DeviceMemory;
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
+
+use crate::failure::warn;
 
 /// Bytes of memory that this process may still take, where the system reports them.
 pub(crate) fn available_memory() -> Option<u64> {
@@ -45,6 +47,18 @@ pub(crate) fn own_memory() -> Option<OwnMemory> {
 /// Formats a number of bytes in binary units.
 pub(crate) fn bytes(n: u64) -> String {
     BinaryUnits(n).to_string()
+}
+
+/// The threads that were asked for. Warns of more than this machine runs at once: they wait for
+/// each other.
+pub(crate) fn threads(asked: Option<u16>) -> Option<u16> {
+    let n_cpus = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
+    if let Some(n) = asked.filter(|&n| usize::from(n) > n_cpus) {
+        warn(&format!(
+            "-t {n}: this machine runs {n_cpus} threads at once, and more make each step slower"
+        ));
+    }
+    asked
 }
 
 #[cfg(test)]

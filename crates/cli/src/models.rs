@@ -137,8 +137,8 @@ impl ModelSource {
     }
 }
 
-/// Whether a file is a model: a GGUF or safetensors file that is neither an importance matrix nor the logits that
-/// `cellar logits` writes. A GGUF file that cannot be read counts as one.
+/// True for a model: a GGUF or safetensors file that is neither an importance matrix nor the logits
+/// that `cellar logits` writes. A GGUF file that cannot be read counts as a model.
 pub(crate) fn is_model_file(path: &Path) -> bool {
     let Ok(mut file) = File::open(path) else {
         return false;

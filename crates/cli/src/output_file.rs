@@ -4,9 +4,9 @@
 //! no other may be created.
 //!
 //! Invariant: under its own name a regular file that is replaced is always complete and keeps its
-//! mode; a link keeps pointing where it did; a device stays a device. A temporary file is locked while its process
-//! lives, and the next one that writes the same file removes those that nobody holds. Knows nothing of what is
-//! written; what may not be overwritten: [`crate::overwrite`].
+//! mode; a link keeps pointing where it did; a device stays a device. A temporary file is locked
+//! while its process lives, and the next process that writes the same file removes those without a
+//! lock. Knows nothing of what is written; [`crate::overwrite`] knows what may not be overwritten.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata, OpenOptions};
@@ -37,8 +37,8 @@ enum Target {
     Regular(PathBuf, Option<Metadata>),
 }
 
-/// The regular file that is written under this name, through links, and what it is today, where it exists; nothing
-/// for stdout, a device, a pipe, or a name under which no file can be written.
+/// The regular file that is written under this name, through links, and what it is today, where it
+/// exists; nothing for stdout, a device, a pipe, or a name under which no file can be written.
 pub(crate) fn regular_target(path: &Path) -> Option<(PathBuf, Option<Metadata>)> {
     match Target::of(path) {
         Ok(Target::Regular(target, existing)) => Some((target, existing)),
@@ -294,8 +294,8 @@ fn in_closed_directory(
     }
 }
 
-/// A new file in the directory of `path`, with the owner and mode of the file that it replaces. Those that ended
-/// processes left there of the same name are removed.
+/// A new file in the directory of `path`, with the owner and mode of the file that it replaces.
+/// Those that ended processes left there of the same name are removed.
 fn create_temporary(path: &Path, replaced: Option<&Metadata>) -> io::Result<(PathBuf, File)> {
     let name = path.file_name().unwrap_or_default();
     remove_abandoned(parent(path), |of| of == name);
@@ -319,7 +319,7 @@ fn create_temporary(path: &Path, replaced: Option<&Metadata>) -> io::Result<(Pat
 fn create_locked(path: &Path) -> io::Result<File> {
     loop {
         let file = OpenOptions::new().write(true).create_new(true).open(path)?;
-        // Where a file system has no locks, nobody can take the file for abandoned either.
+        // On a file system without locks, no process takes the file for abandoned either.
         let _ = file.lock();
         // Another process may have found the file before it was locked, and removed it.
         if path.exists() {
@@ -328,7 +328,8 @@ fn create_locked(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Removes the temporary files that ended processes left in a directory, of the files whose names are wanted.
+/// Removes the temporary files that ended processes left in a directory, of the files whose names
+/// are wanted.
 pub(crate) fn remove_abandoned(directory: &Path, is_wanted: impl Fn(&OsStr) -> bool) {
     let own = std::process::id().to_string();
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {

@@ -1,8 +1,9 @@
-//! What an output may not overwrite: a file that the same run reads, the file of another output, and a model.
+//! [`check`]: refuses an output that would overwrite a file that the same run reads, the file of
+//! another output, or a model.
 //!
-//! Invariant: the check covers every argument of every command, before anything is read or written. An argument
-//! that is not in [`OUTPUTS`] counts as an input. Files are compared by what they are, not by their names: links
-//! lead to the same file.
+//! Invariant: the check covers every argument of every command, before anything is read or written.
+//! An argument that is not in [`OUTPUTS`] counts as an input. Files are compared by their data, so
+//! links and hard links lead to the same file.
 
 use std::fs::{self, Metadata};
 use std::path::{Path, PathBuf};
@@ -27,29 +28,33 @@ const OUTPUTS: [(&str, &[&str]); 8] = [
     ("convert", &["out"]),
 ];
 
-/// Where files of names of their own are written, in any command: they replace nobody's.
+/// Directories and sockets, in any command: the files in them have names of their own, and replace
+/// no other.
 const PLACES: [&str; 4] = ["swap_dir", "save_cache", "socket", "directory"];
 
 /// The input that an output may replace: a text that goes on is saved under the name of its state.
 const REPLACED_INPUTS: [(&str, &str); 1] = [("save_state", "load_state")];
 
-/// Which file it is.
+/// The identity of a file: that of its data, or its place where it is not there yet.
 #[derive(Debug, PartialEq, Eq)]
-struct FileId {
+enum FileId {
     #[cfg(unix)]
-    device_and_inode: (u64, u64),
-    #[cfg(not(unix))]
-    path: PathBuf,
+    Data {
+        device: u64,
+        inode: u64,
+    },
+    Place(PathBuf),
 }
 
 /// A file with the argument that names it.
-struct Named {
+struct NamedFile {
     id: String,
     flag: String,
     file: FileId,
 }
 
-/// Checks that no output is a file that is read, or that another output writes, and that no model is lost.
+/// Checks that no output is a file that is read, or that another output writes, and that no model
+/// is lost.
 ///
 /// # Errors
 /// A usage error with the output and what it would overwrite.
@@ -57,123 +62,80 @@ pub(crate) fn check(cli: &Command, matches: &ArgMatches) -> anyhow::Result<()> {
     let Some((name, matches)) = matches.subcommand() else {
         return Ok(());
     };
-    let Some(command) = cli.find_subcommand(name) else {
-        return Ok(());
-    };
     let outputs = OUTPUTS.iter().find(|(command, _)| *command == name);
-    let Some((_, outputs)) = outputs else {
+    let (Some(command), Some((_, outputs))) = (cli.find_subcommand(name), outputs) else {
         return Ok(());
     };
-    let is_output = |arg: &Arg| outputs.contains(&arg.get_id().as_str());
-    // Standard input can be a file, which is read with `-` or without.
-    let stdin = files(Path::new("/dev/stdin"))
-        .into_iter()
-        .map(|file| Named {
-            id: "stdin".to_owned(),
-            flag: "stdin".to_owned(),
-            file,
-        });
-    let default = default_model().map(|path| files(&path));
-    let default = default.into_iter().flatten().map(|file| Named {
-        id: "model".to_owned(),
-        flag: "CELLAR_MODEL".to_owned(),
-        file,
-    });
-    let mut inputs: Vec<Named> = stdin.chain(default).collect();
-    let is_place = |arg: &Arg| PLACES.contains(&arg.get_id().as_str());
-    for arg in (command.get_arguments()).filter(|arg| !is_output(arg) && !is_place(arg)) {
-        for path in paths(arg, matches) {
-            let path = locate(&path).map_or_else(|_| path.clone(), |found| found.into_owned());
-            let found = files(&path).into_iter().map(|file| Named {
-                id: arg.get_id().to_string(),
-                flag: flag(arg),
-                file,
-            });
-            inputs.extend(found);
-        }
-    }
-    let mut written: Vec<Named> = Vec::new();
-    for arg in command.get_arguments().filter(|arg| is_output(arg)) {
+    let is_output = |arg: &&Arg| outputs.contains(&arg.get_id().as_str());
+    let is_place = |arg: &&Arg| PLACES.contains(&arg.get_id().as_str());
+    let args = || command.get_arguments();
+    let inputs = inputs(
+        args().filter(|arg| !is_output(arg) && !is_place(arg)),
+        matches,
+    );
+    let mut written: Vec<NamedFile> = Vec::new();
+    for arg in args().filter(is_output) {
         for path in paths(arg, matches) {
             let Some((target, existing)) = output_file::regular_target(&path) else {
                 continue;
             };
-            let refuse = |what: &str| {
-                usage(format!(
-                    "{} '{}' {what}: choose another file",
-                    flag(arg),
-                    path.display()
-                ))
+            let output = NamedFile::new(arg, FileId::of(&target, existing.as_ref()));
+            let refuse = |why: &str| usage(format!("{} '{}' {why}", output.flag, path.display()));
+            let may_replace = |input: &NamedFile| {
+                REPLACED_INPUTS.contains(&(output.id.as_str(), input.id.as_str()))
             };
-            let file = match &existing {
-                Some(metadata) => FileId::of(&target, metadata),
-                // Two names of a file that is not there yet differ no more than in their directories' links.
-                None => {
-                    if written_twice(&target, arg, command, matches, outputs) {
-                        return refuse("is the file of another output, too");
-                    }
-                    continue;
-                }
-            };
-            let id = arg.get_id().as_str();
-            let may_replace = |input: &Named| REPLACED_INPUTS.contains(&(id, input.id.as_str()));
-            if let Some(input) =
-                (inputs.iter()).find(|input| input.file == file && !may_replace(input))
-            {
-                return refuse(&format!("is read as {}", input.flag));
+            let mut read = inputs.iter().filter(|input| !may_replace(input));
+            if let Some(input) = read.find(|input| input.file == output.file) {
+                return refuse(&format!("is read as {}: choose another file", input.flag));
             }
-            if let Some(other) = written.iter().find(|other| other.file == file) {
-                return refuse(&format!("is the file of {}, too", other.flag));
+            if let Some(other) = written.iter().find(|other| other.file == output.file) {
+                return refuse(&format!(
+                    "is the file of {}, too: choose another file",
+                    other.flag
+                ));
             }
             if is_model_file(&target) {
-                let is_convert = command.get_name() == "convert";
-                if !is_convert {
-                    return refuse("is a model, which would be lost");
-                }
-                if !matches.get_flag("force") {
-                    return usage(format!(
-                        "'{}' is a model, which would be lost: choose another file, or replace it with --force",
-                        path.display()
-                    ));
+                let instead = match name {
+                    "convert" if matches.get_flag("force") => None,
+                    "convert" => Some(", or replace it with --force"),
+                    _ => Some(""),
+                };
+                if let Some(instead) = instead {
+                    let lost = "is a model, which would be lost: choose another file";
+                    return refuse(&format!("{lost}{instead}"));
                 }
             }
-            written.push(Named {
-                id: id.to_owned(),
-                flag: flag(arg),
-                file,
-            });
+            written.push(output);
         }
     }
     Ok(())
 }
 
-/// Whether another output that was given is the same file, which does not exist yet.
-fn written_twice(
-    target: &Path,
-    arg: &Arg,
-    command: &Command,
-    matches: &ArgMatches,
-    outputs: &[&str],
-) -> bool {
-    let others = command.get_arguments().filter(|other| {
-        outputs.contains(&other.get_id().as_str()) && other.get_id() != arg.get_id()
+/// The files that these arguments name, those of directories of models, and those that are read
+/// without an argument: standard input and the default model.
+fn inputs<'a>(args: impl Iterator<Item = &'a Arg>, matches: &ArgMatches) -> Vec<NamedFile> {
+    let stdin = Some(PathBuf::from("/dev/stdin"));
+    let unnamed = [("stdin", stdin), ("CELLAR_MODEL", default_model())];
+    let unnamed = unnamed.into_iter().flat_map(|(flag, path)| {
+        let files = path.map(|path| files(&path)).unwrap_or_default();
+        files.into_iter().map(move |file| NamedFile {
+            id: flag.to_owned(),
+            flag: flag.to_owned(),
+            file,
+        })
     });
-    let others = others.flat_map(|other| paths(other, matches));
-    let mut targets = others.filter_map(|path| output_file::regular_target(&path));
-    targets.any(|(other, _)| in_real_directory(&other) == in_real_directory(target))
+    let named = args.flat_map(|arg| {
+        let located =
+            |path: PathBuf| locate(&path).map_or(path.clone(), |found| found.into_owned());
+        let paths = paths(arg, matches).into_iter().map(located);
+        let files: Vec<FileId> = paths.flat_map(|path| files(&path)).collect();
+        files.into_iter().map(|file| NamedFile::new(arg, file))
+    });
+    unnamed.chain(named).collect()
 }
 
-/// The path without links in its directory.
-fn in_real_directory(path: &Path) -> PathBuf {
-    let parent = path
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty());
-    let parent = parent.unwrap_or(Path::new("."));
-    let parent = parent.canonicalize().unwrap_or_else(|_| parent.to_owned());
-    parent.join(path.file_name().unwrap_or_default())
-}
-
-/// The values of an argument as paths. Numbers and texts are among them: few are names of files that exist.
+/// The values of an argument as paths. Numbers and texts are among them: few are names of files
+/// that exist.
 fn paths(arg: &Arg, matches: &ArgMatches) -> Vec<PathBuf> {
     let id = arg.get_id().as_str();
     let source = matches
@@ -191,55 +153,66 @@ fn paths(arg: &Arg, matches: &ArgMatches) -> Vec<PathBuf> {
     values.map(PathBuf::from).collect()
 }
 
-/// What the names of files of a model directory end with.
+/// The endings of the files of a model directory.
 const MODEL_ENDINGS: [&str; 6] = ["json", "safetensors", "gguf", "txt", "model", "jinja"];
 
 /// A file, or the files of a model in a directory.
 fn files(path: &Path) -> Vec<FileId> {
-    let Ok(metadata) = fs::metadata(path) else {
-        return Vec::new();
+    let id = |path: &Path| {
+        let metadata = fs::metadata(path).ok().filter(Metadata::is_file)?;
+        Some(FileId::of(path, Some(&metadata)))
     };
-    if metadata.is_file() {
-        return vec![FileId::of(path, &metadata)];
+    if !path.is_dir() {
+        return id(path).into_iter().collect();
     }
-    let entries = fs::read_dir(path).into_iter().flatten().flatten();
-    let is_of_model = |path: &Path| {
+    let is_of_model = |path: &PathBuf| {
         let ending = path.extension().and_then(|ending| ending.to_str());
         ending.is_some_and(|ending| MODEL_ENDINGS.contains(&ending))
     };
-    let entries = entries.filter(|entry| is_of_model(&entry.path()));
-    let files = entries.filter_map(|entry| {
-        let metadata = fs::metadata(entry.path()).ok()?;
-        let is_file = metadata.is_file();
-        is_file.then(|| FileId::of(&entry.path(), &metadata))
-    });
-    files.collect()
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    let paths = entries.map(|entry| entry.path()).filter(is_of_model);
+    paths.filter_map(|path| id(&path)).collect()
 }
 
-/// How the argument is written.
-fn flag(arg: &Arg) -> String {
-    match (arg.get_long(), arg.get_value_names()) {
-        (Some(long), _) => format!("--{long}"),
-        (None, Some([name, ..])) => name.to_string(),
-        (None, _) => arg.get_id().to_string(),
+impl NamedFile {
+    fn new(arg: &Arg, file: FileId) -> Self {
+        let id = arg.get_id().to_string();
+        let flag = match (arg.get_long(), arg.get_value_names()) {
+            (Some(long), _) => format!("--{long}"),
+            (None, Some([name, ..])) => name.to_string(),
+            (None, _) => id.clone(),
+        };
+        Self { id, flag, file }
     }
 }
 
 impl FileId {
     #[cfg(unix)]
-    fn of(_: &Path, metadata: &Metadata) -> Self {
+    fn of(path: &Path, metadata: Option<&Metadata>) -> Self {
         use std::os::unix::fs::MetadataExt;
 
-        Self {
-            device_and_inode: (metadata.dev(), metadata.ino()),
-        }
+        metadata.map_or_else(
+            || Self::place(path),
+            |metadata| Self::Data {
+                device: metadata.dev(),
+                inode: metadata.ino(),
+            },
+        )
     }
 
     #[cfg(not(unix))]
-    fn of(path: &Path, _: &Metadata) -> Self {
-        Self {
-            path: path.canonicalize().unwrap_or_else(|_| path.to_owned()),
-        }
+    fn of(path: &Path, _: Option<&Metadata>) -> Self {
+        Self::place(path)
+    }
+
+    /// The path without links in its directory.
+    fn place(path: &Path) -> Self {
+        let parent = path
+            .parent()
+            .filter(|parent| !parent.as_os_str().is_empty());
+        let parent = parent.unwrap_or(Path::new("."));
+        let parent = parent.canonicalize().unwrap_or_else(|_| parent.to_owned());
+        Self::Place(parent.join(path.file_name().unwrap_or_default()))
     }
 }
 
@@ -250,7 +223,7 @@ mod tests {
     use super::*;
     use crate::args::Cli;
 
-    /// Arguments that name files or directories: whoever adds one decides here whether it is an output.
+    /// A new argument that names a file or directory has to be added here, or to the outputs.
     #[test]
     fn every_argument_with_a_path_is_an_input_or_an_output() {
         let path = clap::value_parser!(PathBuf).type_id();

@@ -203,17 +203,6 @@ pub(crate) fn lines(
     }
 }
 
-/// The threads that were asked for. Warns of more than the machine can run at once: they wait for each other.
-fn threads(asked: Option<u16>) -> Option<u16> {
-    let n_cpus = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
-    if let Some(n) = asked.filter(|&n| usize::from(n) > n_cpus) {
-        warn(&format!(
-            "-t {n}: this machine runs {n_cpus} threads at once, and more make each step slower"
-        ));
-    }
-    asked
-}
-
 /// What becomes of texts that are too long.
 pub(crate) fn long_texts(args: &TextArgs) -> LongTexts {
     match args.truncate {
@@ -227,7 +216,7 @@ pub(crate) fn text_backend(args: &TextArgs) -> BackendFlags {
     BackendFlags {
         name: args.backend,
         gpu_layers: None,
-        n_threads: threads(args.threads),
+        n_threads: machine::threads(args.threads),
         activations: args.activations,
         repack: args.repack,
         profile: None,
@@ -390,7 +379,7 @@ pub(crate) fn backend_flags(args: &EngineArgs) -> anyhow::Result<BackendFlags> {
     Ok(BackendFlags {
         name,
         gpu_layers: args.gpu_layers.filter(|&n| n > 0),
-        n_threads: threads(args.threads),
+        n_threads: machine::threads(args.threads),
         activations: args.activations,
         repack: args.repack,
         profile: None,
@@ -529,7 +518,7 @@ pub(crate) fn piped_text() -> anyhow::Result<Option<String>> {
         let read = || {
             let mut stdin = input::stdin()?;
             let filled = stdin.fill_buf().map(|_| ());
-            // Nobody waits for it any more where this fails.
+            // A failure means that the receiver has given up waiting.
             let _ = begun.send(());
             filled?;
             input::read_text(stdin)
@@ -537,7 +526,7 @@ pub(crate) fn piped_text() -> anyhow::Result<Option<String>> {
         let _ = done.send(read());
     });
     if has_begun.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-        terminal::aside(
+        terminal::info(
             "(nothing came on standard input within a second: the prompt goes without it; -f - waits \
              for it, --no-stdin does not)",
         );
@@ -547,7 +536,7 @@ pub(crate) fn piped_text() -> anyhow::Result<Option<String>> {
         Ok(text) => text,
         Err(_) => {
             // Who starts the program with a pipe that stays open sees why nothing happens.
-            terminal::aside(
+            terminal::info(
                 "(waiting for the end of standard input, which comes before the prompt; --no-stdin \
                  leaves it out)",
             );

@@ -1,4 +1,5 @@
-//! What `-h` shows: the flags of a first day. `--help` shows all, under headings, with examples.
+//! [`shorten`]: `-h` shows the flags of a first day, `--help` shows all, under headings, with
+//! examples.
 //!
 //! Invariant: of a command with few flags nothing is left out. Knows flags by their ids.
 
@@ -66,9 +67,12 @@ fn shorten_one(command: Command) -> Command {
     let n_hidden = command.get_arguments().filter(|arg| is_hidden(arg)).count();
     let texts = command.get_after_help();
     let texts = texts.map(|text| (examples(text), paragraphs(text)));
-    let command = command.mut_args(|arg| match is_hidden(&arg) {
-        true => arg.hide_short_help(true),
-        false => arg,
+    let command = command.mut_args(|arg| {
+        if is_hidden(&arg) {
+            arg.hide_short_help(true)
+        } else {
+            arg
+        }
     });
     let Some((examples, all)) = texts else {
         return command;
@@ -92,7 +96,8 @@ fn examples(text: &StyledStr) -> String {
     block.trim_end().to_owned()
 }
 
-/// The text with each paragraph on a line of its own. Indented lines, and what follows a colon, stay as they are.
+/// The text with each paragraph on a line of its own. Indented lines, and what follows a colon,
+/// stay as they are.
 fn paragraphs(text: &StyledStr) -> String {
     let mut out = String::new();
     let mut goes_on = false;

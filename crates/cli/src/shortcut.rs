@@ -19,7 +19,7 @@ pub(crate) fn expand(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     args
 }
 
-/// Whether this is a model, and no command.
+/// True if this is a model, and no command.
 fn opens_chat(first: &OsString) -> bool {
     let cli = Cli::command();
     let mut commands = cli.get_subcommands();
@@ -30,7 +30,7 @@ fn opens_chat(first: &OsString) -> bool {
     !is_command && first.to_str().is_some_and(names_model)
 }
 
-/// Whether this names a model, which is there or not: a file, a directory, an address,
+/// True if this names a model, which is there or not: a file, a directory, an address,
 /// `OWNER/NAME[:QUANT]` or `name:tag`.
 pub(crate) fn names_model(word: &str) -> bool {
     let is_word = !word.is_empty() && !word.starts_with('-') && !word.contains(char::is_whitespace);
@@ -43,7 +43,7 @@ pub(crate) fn names_model(word: &str) -> bool {
         || is_word && (is_gguf || is_name || is_address || is_tagged(word))
 }
 
-/// Whether this is `name:tag`, as Ollama has it: `llama3.2:1b`.
+/// True if this is `name:tag`, as Ollama has it: `llama3.2:1b`.
 pub(crate) fn is_tagged(word: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let both = word.split_once(':');

@@ -30,16 +30,16 @@ pub(crate) fn note(line: impl Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// Whether [`aside`] prints nothing.
+/// True once --quiet was given.
 static IS_QUIET: AtomicBool = AtomicBool::new(false);
 
 /// Makes the program print no statistics and no notes.
-pub(crate) fn quieten() {
+pub(crate) fn set_quiet() {
     IS_QUIET.store(true, Ordering::Relaxed);
 }
 
 /// Writes a line to stderr that is no error and no warning, unless --quiet was given.
-pub(crate) fn aside(line: impl Display) {
+pub(crate) fn info(line: impl Display) {
     if !IS_QUIET.load(Ordering::Relaxed) {
         note(line);
     }

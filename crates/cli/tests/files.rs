@@ -296,7 +296,8 @@ fn a_file_in_a_closed_directory_is_written_in_place() {
             // Who may write anywhere is somebody else.
             command.uid(65534).gid(65534).current_dir("/");
         }
-        // Another test that starts a process at the same time holds the copied program open for a moment.
+        // Another test that starts a process at the same time holds the copied program open for a
+        // moment.
         loop {
             match command.stdin(Stdio::null()).output() {
                 Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => continue,

@@ -1,4 +1,4 @@
-//! What strangers typed in their first minutes: a model as an argument, loops over questions, and
+//! Command lines of a first day: a model as an argument, loops over questions, and
 //! flags of other programs.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails

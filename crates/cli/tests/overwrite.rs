@@ -1,4 +1,5 @@
-//! An output never destroys an input or a model, and what a killed process leaves is removed by the next.
+//! An output never destroys an input or a model, and what a killed process leaves is removed by the
+//! next.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
@@ -56,9 +57,12 @@ impl Place {
 
     /// The command line with the place's names replaced by paths.
     fn args(&self, line: &str) -> Vec<String> {
-        let path = |word: &str| match self.path(word).exists() || word.starts_with("new.") {
-            true => self.path(word).display().to_string(),
-            false => word.to_owned(),
+        let path = |word: &str| {
+            if self.path(word).exists() || word.starts_with("new.") {
+                self.path(word).display().to_string()
+            } else {
+                word.to_owned()
+            }
         };
         line.split(' ').map(path).collect()
     }
@@ -106,7 +110,7 @@ fn an_output_that_is_read_or_a_model_is_refused_and_nothing_changes() {
         ),
         (
             "batch -f requests.jsonl -o new.out --trace new.out",
-            "is the file of another output",
+            "is the file of --output, too",
         ),
         ("batch -f requests.jsonl -o other.gguf", is_model),
         (

@@ -1,11 +1,12 @@
-//! [`Changes`]: how often each sequence was changed, so that a text notices what others do to its own.
+//! [`Changes`]: how often each sequence was changed, so that a text notices what others do to its
+//! own.
 //!
 //! Invariant: whatever changes what the next token of a sequence sees counts. Knows no texts.
 
 use kv_core::SeqId;
 use kv_core::memory::{Edit, Seqs};
 
-/// How often each sequence of an engine was changed.
+/// The number of changes of each sequence of an engine.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Changes(Vec<u64>);
 

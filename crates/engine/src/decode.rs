@@ -34,7 +34,7 @@ use crate::runner::{BatchOutput, FailedStep, ProgramKey, RowsOut, Runner};
 pub struct Engine<B: Backend, M: Memory = Composite> {
     pub(crate) runner: Runner<B>,
     pub(crate) memory: M,
-    /// How often each sequence was changed.
+    /// The number of changes of each sequence.
     pub(crate) changes: Changes,
     /// Which model this is, for states.
     pub(crate) fingerprint: Fingerprint,

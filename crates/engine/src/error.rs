@@ -7,7 +7,7 @@ use kv_core::batch::{BatchError, TokensOf};
 use kv_core::graph::KeyRopeError;
 use kv_core::memory::Refusal;
 use kv_core::state::StateError;
-use kv_core::weights::FileChanged;
+use kv_core::weights::SourceChanged;
 use kv_core::{LayerIdx, SeqId, TokenId};
 use model_core::architecture::ModelError;
 use model_core::tokenizer::TokenizerError;
@@ -37,7 +37,7 @@ pub enum EngineError {
     Backend(BackendError),
     /// A file of the model was changed in place: nothing that is computed from it is given out.
     #[error(transparent)]
-    FileChanged(#[from] FileChanged),
+    SourceChanged(#[from] SourceChanged),
     /// The call's [`CancelFlag`](crate::CancelFlag) was set before the batch was computed.
     #[error("cancelled")]
     Cancelled,

@@ -31,7 +31,7 @@ pub(crate) struct Runner<B: Backend> {
     pub(crate) backend: B,
     pub(crate) model: Arc<dyn Model>,
     pub(crate) weights: B::Weights,
-    /// Where they come from: files that somebody may change.
+    /// The source of the weights: files that somebody may change.
     pub(crate) source: Arc<dyn WeightSource>,
     pub(crate) rows: B::Rows,
     /// How each layer's keys move, or why they cannot.
@@ -118,8 +118,8 @@ impl<B: Backend> Runner<B> {
         }
     }
 
-    /// Waits for the runs that are under way. They have failed where the files of the weights are no
-    /// longer what they were.
+    /// Waits for the runs that are under way. They have failed where the files of the weights are
+    /// no longer what they were.
     pub(crate) fn finish(&mut self) -> Result<(), FailedStep> {
         let finished = self.backend.finish(&mut self.rows);
         let finished = finished.map_err(EngineError::from);

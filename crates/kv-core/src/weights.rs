@@ -6,7 +6,6 @@
 use std::fmt;
 use std::ops::Deref;
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::block::BlockFormat;
@@ -29,25 +28,25 @@ pub trait ByteOwner: Send + Sync {
     /// may release the memory that they take; it reads them again when they are needed.
     fn release(&self, _bytes: Range<usize>) {}
 
-    /// Whether all bytes that were read so far are those that were there at first.
+    /// Checks that all bytes that were read so far are those that were there at first.
     ///
     /// # Errors
-    /// [`FileChanged`], from then on always, by an owner whose file somebody else can change.
-    fn check(&self) -> Result<(), FileChanged> {
+    /// [`SourceChanged`], from then on always, by an owner whose bytes somebody else can change.
+    fn check(&self) -> Result<(), SourceChanged> {
         Ok(())
     }
 }
 
-/// A file whose bytes are in use has other ones now: what was computed from them is worthless.
+/// The source of bytes that are in use has other ones now: what was computed from them is
+/// worthless.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the model file '{}' has changed since it was opened, or can no longer be read ({n_bytes} bytes then, \
-     {found} now): load the model again, and replace model files by renaming a new one over them",
-    path.display()
+    "the model file '{name}' has changed since it was opened, or can no longer be read ({n_bytes} bytes then, \
+     {found} now): load the model again, and replace model files by renaming a new one over them"
 )]
-pub struct FileChanged {
-    /// The file.
-    pub path: PathBuf,
+pub struct SourceChanged {
+    /// The name that its owner has for it: the path of a file.
+    pub name: String,
     /// Its bytes when it was opened.
     pub n_bytes: u64,
     /// Its bytes now.
@@ -109,11 +108,12 @@ impl SharedBytes {
         self.owner.release(ours(bytes.start)..ours(bytes.end));
     }
 
-    /// Whether the owner's bytes are still those that were there at first, see [`ByteOwner::check`].
+    /// Checks that the owner's bytes are still those that were there at first, see
+    /// [`ByteOwner::check`].
     ///
     /// # Errors
-    /// [`FileChanged`].
-    pub fn check(&self) -> Result<(), FileChanged> {
+    /// [`SourceChanged`].
+    pub fn check(&self) -> Result<(), SourceChanged> {
         self.owner.check()
     }
 }
@@ -370,12 +370,12 @@ pub trait WeightSource: Send + Sync {
         self.require(name).map(|weight| weight.info())
     }
 
-    /// Whether all weights are still those that were there when this was opened. It costs a look at
-    /// each file, not at each weight, so that an engine can ask after every step.
+    /// Checks that all weights are still those that were there when this was opened. It costs a
+    /// look at each file, not at each weight, so that an engine can ask after every step.
     ///
     /// # Errors
-    /// [`FileChanged`], from then on always.
-    fn check(&self) -> Result<(), FileChanged> {
+    /// [`SourceChanged`], from then on always.
+    fn check(&self) -> Result<(), SourceChanged> {
         Ok(())
     }
 }

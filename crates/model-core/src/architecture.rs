@@ -264,32 +264,29 @@ pub(crate) fn all_graphs(model: &dyn Model) -> Result<Vec<Graph>, ModelError> {
 }
 
 /// Each layer has a tensor at least: memory is taken for layers before their tensors are looked up.
+/// The keys of all stacks of layers end alike.
 fn check_layers(
     architecture: &str,
     metadata: &Metadata,
     weights: &dyn WeightSource,
 ) -> Result<(), ModelError> {
     let n_tensors = weights.names().len();
-    for stack in STACKS {
-        let key = format!("{architecture}.{stack}");
-        if let Some(n) = metadata.optional::<u64>(&key)?
-            && n > n_tensors as u64
-        {
+    let is_stack = |key: &str| {
+        let own = key
+            .strip_prefix(architecture)
+            .and_then(|key| key.strip_prefix('.'));
+        own.is_some_and(|key| key.ends_with("block_count") || key.ends_with("block.count"))
+    };
+    for (key, _) in metadata.iter().filter(|(key, _)| is_stack(key)) {
+        let n = metadata.get::<u64>(key)?;
+        if n > n_tensors as u64 {
+            let key = key.to_owned();
             let reason = format!("it is {n}, but there are only {n_tensors} tensors");
             return Err(ModelError::Setting { key, reason });
         }
     }
     Ok(())
 }
-
-/// Keys of the numbers of layers.
-const STACKS: [&str; 5] = [
-    "block_count",
-    "decoder_block_count",
-    "posnet.block_count",
-    "convnext.block_count",
-    "shared_block.count",
-];
 
 /// Every tensor that the model's graphs name must be there, in its shape; and the graphs must use
 /// every tensor of the layers that they have.

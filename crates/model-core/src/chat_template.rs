@@ -7,31 +7,35 @@
 
 mod arithmetic;
 mod source;
+mod strftime;
 mod values;
 
 use std::thread;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, Error, ErrorKind, Value, context};
 use serde::{Deserialize, Serialize};
 
+use self::strftime::strftime;
+
 /// The name of the only template in an environment.
 const NAME: &str = "chat_template";
 
-/// What a rendering may take whatever its messages are, in units of the engine: one for an instruction
-/// or 64 bytes of text that are written, made or looked through. Some 100 ms, and 100 MB.
+/// What a rendering may take whatever its messages are, in units of the engine: one for an
+/// instruction or 64 bytes of text that are written, made or looked through. Some 100 ms, and 100
+/// MB.
 const BASE_FUEL: u64 = 1_500_000;
 
-/// What it may take for each byte of the messages and other variables, as JSON.
+/// Units of fuel for each byte of the messages and other variables, as JSON.
 const FUEL_PER_BYTE: u64 = 10;
 
 /// The most that it may take: about a second.
 const MAX_FUEL: u64 = 20_000_000;
 
-/// Stack to parse and render on: the engine's functions call themselves for values in values. Memory is
-/// only taken where one is used.
+/// Stack to parse and render on: the engine's functions call themselves for values in values.
+/// Memory is only taken where one is used.
 const STACK_BYTES: usize = 256 << 20;
 
 /// One message of a chat.
@@ -245,7 +249,7 @@ impl ChatTemplate {
     }
 }
 
-/// What a message takes as JSON, but for its texts.
+/// Bytes of a message as JSON, without its texts.
 const MESSAGE_BYTES: usize = 28;
 
 /// About what a value takes as JSON.
@@ -411,104 +415,13 @@ impl serde_json::ser::Formatter for PythonJson {
     }
 }
 
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
-
-const DAYS: [&str; 7] = [
-    "Thursday",
-    "Friday",
-    "Saturday",
-    "Sunday",
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-];
-
-/// `time` in UTC by the rules of C's `strftime`, in English.
-fn strftime(format: &str, time: SystemTime) -> Result<String, Error> {
-    let seconds = time
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs());
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    let (year, month, day) = civil(days);
-    let name = |names: &[&'static str], index: u64| {
-        usize::try_from(index)
-            .ok()
-            .and_then(|i| names.get(i).copied())
-            .unwrap_or_default()
-    };
-    let (month_name, day_name) = (name(&MONTHS, month - 1), name(&DAYS, days % 7));
-    let mut out = String::new();
-    let mut chars = format.chars();
-    while let Some(c) = chars.next() {
-        if c != '%' {
-            out.push(c);
-            continue;
-        }
-        let field = match chars.next() {
-            Some('Y') => format!("{year:04}"),
-            Some('y') => format!("{:02}", year % 100),
-            Some('m') => format!("{month:02}"),
-            Some('d') => format!("{day:02}"),
-            Some('e') => format!("{day:2}"),
-            Some('B') => month_name.to_owned(),
-            Some('b') => month_name.chars().take(3).collect(),
-            Some('A') => day_name.to_owned(),
-            Some('a') => day_name.chars().take(3).collect(),
-            Some('H') => format!("{:02}", second / 3600),
-            Some('I') => format!("{:02}", (second / 3600 + 11) % 12 + 1),
-            Some('p') => if second < 43_200 { "AM" } else { "PM" }.to_owned(),
-            Some('M') => format!("{:02}", second / 60 % 60),
-            Some('S') => format!("{:02}", second % 60),
-            Some('F') => format!("{year:04}-{month:02}-{day:02}"),
-            Some('Z') => "UTC".to_owned(),
-            Some('%') => "%".to_owned(),
-            other => {
-                let what = other.map_or_else(String::new, String::from);
-                let message = format!("strftime_now does not know %{what}");
-                return Err(Error::new(ErrorKind::InvalidOperation, message));
-            }
-        };
-        out.push_str(&field);
-    }
-    Ok(out)
-}
-
-/// Year, month from 1 and day from 1 of the day `days` after 1970-01-01 in the Gregorian calendar,
-/// counted in eras of 400 years that start in March.
-fn civil(days: u64) -> (u64, u64, u64) {
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 {
-        from_march + 3
-    } else {
-        from_march - 9
-    };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    (year, month, day)
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
+    use std::time::UNIX_EPOCH;
+
+    use super::strftime::civil;
     use super::*;
 
     fn render(source: &str) -> Result<String, ChatTemplateError> {

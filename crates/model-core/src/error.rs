@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use kv_core::block::BlockFormat;
 use kv_core::graph::GraphError;
-use kv_core::weights::{FileChanged, WeightError, WeightInfo};
+use kv_core::weights::{SourceChanged, WeightError, WeightInfo};
 
 use crate::tokenizer::TokenizerError;
 
@@ -104,7 +104,7 @@ pub enum ModelFileError {
     Weight(#[from] WeightError),
     /// A file was changed while it was opened.
     #[error(transparent)]
-    Changed(#[from] FileChanged),
+    Changed(#[from] SourceChanged),
     /// The contents make no model that can be used.
     #[error("{file}: {reason}")]
     Model {

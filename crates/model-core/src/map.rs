@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
-use kv_core::weights::{ByteOwner, FileChanged, SharedBytes};
+use kv_core::weights::{ByteOwner, SharedBytes, SourceChanged};
 use memmap2::Mmap;
 
 #[cfg(unix)]
@@ -45,10 +45,10 @@ pub(crate) fn map_file(path: &Path) -> Result<SharedBytes, MapError> {
     if opened.n_bytes == 0 {
         return Err(MapError::Empty);
     }
-    // SAFETY: private to this process, never written to, and read as plain bytes, of which every
-    // value is valid. Other processes may change the file, as they may change any bytes that are
-    // read from a device: whoever reads asks `check` before it believes anything of it. Where they
-    // shorten it, the guard has zeros read.
+    // Other processes may change the file, as they may change any bytes that are read from a
+    // device: whoever reads asks `check` before it believes anything of it. SAFETY: private, never
+    // written to, and read as plain bytes, of which every value is valid. Where another process
+    // shortens the file, the guard has zeros read.
     let map = unsafe { Mmap::map(&file) }?;
     Ok(SharedBytes::new(Arc::new(Mapped {
         #[cfg(unix)]
@@ -61,7 +61,8 @@ pub(crate) fn map_file(path: &Path) -> Result<SharedBytes, MapError> {
     })))
 }
 
-/// What shows that a file was changed in place. Renaming another one over it leaves this alone.
+/// Length and time of writing, which change when a file is changed in place. Renaming another file
+/// over it leaves them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileState {
     n_bytes: u64,
@@ -83,7 +84,7 @@ struct Mapped {
     /// Dropped before the map.
     #[cfg(unix)]
     guard: MapGuard,
-    /// Whether it was found to have changed.
+    /// True if it was found to have changed.
     has_changed: AtomicBool,
     map: Mmap,
     file: File,
@@ -109,20 +110,20 @@ impl ByteOwner for Mapped {
         &self.map
     }
 
-    fn check(&self) -> Result<(), FileChanged> {
+    fn check(&self) -> Result<(), SourceChanged> {
         let now = self.file.metadata().map(|found| FileState::of(&found));
         let is_same = now.as_ref().is_ok_and(|now| *now == self.opened);
         if !is_same || self.has_faulted() {
             self.has_changed.store(true, Ordering::SeqCst);
         }
-        match self.has_changed.load(Ordering::SeqCst) {
-            false => Ok(()),
-            true => Err(FileChanged {
-                path: self.path.clone(),
-                n_bytes: self.opened.n_bytes,
-                found: now.map_or(0, |now| now.n_bytes),
-            }),
+        if !self.has_changed.load(Ordering::SeqCst) {
+            return Ok(());
         }
+        Err(SourceChanged {
+            name: self.path.display().to_string(),
+            n_bytes: self.opened.n_bytes,
+            found: now.map_or(0, |now| now.n_bytes),
+        })
     }
 
     fn copy(&self, start: usize, to: &mut [u8]) -> bool {
@@ -227,7 +228,7 @@ mod tests {
         cut.set_modified(before).unwrap();
         let changed = mapped.check().unwrap_err();
         assert_eq!((changed.n_bytes, changed.found), (57_000, 57_000));
-        assert_eq!(changed.path, path);
+        assert_eq!(changed.name, path.display().to_string());
         let message = changed.to_string();
         assert!(
             message.contains("bytes' has changed since it was opened"),

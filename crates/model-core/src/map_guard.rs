@@ -30,7 +30,7 @@ impl MapGuard {
     /// Guards these bytes, which must be dropped after it.
     ///
     /// # Errors
-    /// Where the system takes no handler.
+    /// The system refuses the handler.
     pub(crate) fn new(map: &[u8]) -> io::Result<Self> {
         static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
         INSTALLED
@@ -44,7 +44,7 @@ impl MapGuard {
         Ok(Self(place))
     }
 
-    /// Whether bytes of the map were lost, and zeros were read in place of them.
+    /// True if bytes of the map were lost, and zeros were read in place of them.
     pub(crate) fn has_faulted(&self) -> bool {
         self.0.has_faulted.load(Ordering::SeqCst)
     }
@@ -89,7 +89,7 @@ fn add_place() -> &'static Place {
     }
 }
 
-/// Who handled the signal before. Written once, before the handler can be called.
+/// The earlier handler of the signal. Written once, before our handler can be called.
 static EARLIER: OnceLock<libc::sigaction> = OnceLock::new();
 
 fn install() -> Result<(), i32> {
@@ -107,8 +107,8 @@ fn install() -> Result<(), i32> {
     ours.sa_sigaction = handler as *const () as usize;
     // On a stack of its own, where the thread has one.
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: `handle` has the signature that SA_SIGINFO asks for, and only does what a handler may:
-    // atomics, mmap and sigaction.
+    // SAFETY: `handle` has the signature that SA_SIGINFO asks for, and only does what a handler
+    // may: atomics, mmap and sigaction.
     match unsafe { libc::sigaction(libc::SIGBUS, &raw const ours, ptr::null_mut()) } {
         0 => Ok(()),
         _ => failed(),
@@ -139,12 +139,12 @@ fn zero(start: usize, len: usize) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_FIXED | libc::MAP_NORESERVE;
     // The kernel rounds the length up to whole pages, as it did for the file.
     let at = ptr::without_provenance_mut(start);
-    // SAFETY: the range is a map of ours that lives, as somebody just read it. It is only ever read,
-    // and zeros are as good as any bytes there.
+    // SAFETY: the range is a map of ours that lives, as somebody just read it. It is only ever
+    // read, and zeros are as good as any bytes there.
     unsafe { libc::mmap(at, len, libc::PROT_READ, flags, -1, 0) != libc::MAP_FAILED }
 }
 
-/// What would have been without us.
+/// Does what would happen without our handler.
 fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let Some(earlier) = EARLIER.get() else {
         return;

@@ -120,10 +120,10 @@ impl OpenModel {
 impl ModelFile {
     /// Opens a GGUF file (the first part of a split one) by memory map, or a directory.
     ///
-    /// Replace a model file by renaming a new one over it: what has the old one open goes on with it.
-    /// A file that is changed in place while it is open, cut short or written over, is found out
-    /// ([`WeightSource::check`]): whatever reads its weights fails with
-    /// [`FileChanged`](kv_core::weights::FileChanged) from then on, until it is opened again.
+    /// Replace a model file by renaming a new one over it: what has the old one open goes on with
+    /// it. A file that is changed in place while it is open, cut short or written over, is found
+    /// out ([`WeightSource::check`]): whatever reads its weights fails with
+    /// [`SourceChanged`](kv_core::weights::SourceChanged) from then on, until it is opened again.
     ///
     /// # Errors
     /// [`ModelFileError`]: the files, the model in them or its tokenizer are not usable.

@@ -1,5 +1,5 @@
-//! Hostile chat templates: each ends with a text or an error, in bounded memory and time, on the small
-//! stack of a test's thread. A program of its own, as its allocator counts.
+//! Hostile chat templates: each ends with a text or an error, in bounded memory and time, on the
+//! small stack of a test's thread. A program of its own, as its allocator counts.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
@@ -13,13 +13,13 @@ use model_core::chat_template::{
 };
 
 /// Counts what is allocated, and the most that was.
-struct Counting;
+struct CountingAllocator;
 
 static NOW: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: hands on to the system's allocator what it is given.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
         PEAK.fetch_max(now, Ordering::Relaxed);
@@ -35,7 +35,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const MAX_BYTES: usize = 300 << 20;
 

@@ -15,15 +15,16 @@ use cellar_engine::serve::Usage;
 use tokio::sync::{Semaphore, watch};
 
 use crate::auth::{Keys, Tenant};
+use crate::body_worker::{self, BodyWorker};
 use crate::conversations::{ConversationLimits, Conversations};
 use crate::error::ApiError;
 use crate::hosts::HostCheck;
-use crate::lane::{self, Lane};
 use crate::metrics::{Ended, Metrics};
 use crate::model::{Job, ServedModel};
 use crate::models::{FindModels, MemoryBudget, ModelEntry, ModelInUse, ModelStatus, Models};
+use crate::places::{NoPlace, Place, PlaceLimits, Places};
 use crate::report::{ObserveRequests, Recorder, TextEnd, TextReport};
-use crate::view::{MAX_VIEWERS, ViewPlace, Viewers};
+use crate::view::MAX_VIEWERS;
 
 /// The limits of a server.
 #[derive(Clone, Debug)]
@@ -88,13 +89,16 @@ struct State {
     phase: watch::Sender<Phase>,
     running: watch::Sender<BTreeMap<u64, Running>>,
     next_id: AtomicU64,
-    /// Who watches.
-    viewers: Viewers,
+    /// The viewers.
+    viewers: Places<Tenant>,
     /// The bytes that large bodies may still take.
     bodies: Arc<Semaphore>,
     /// Started with the first large body; `None` where that failed.
-    lane: OnceLock<Option<Lane>>,
+    body_worker: OnceLock<Option<BodyWorker>>,
 }
+
+/// Seconds after which a viewer without a place may try again.
+const VIEW_RETRY_SECONDS: u64 = 10;
 
 /// A request that has not ended, as `/slots` shows it.
 #[derive(Clone, Debug)]
@@ -146,14 +150,14 @@ impl App {
         Self(Arc::new(State {
             models: Models::new(models, budget),
             conversations: Conversations::new(config.conversations),
-            bodies: Arc::new(Semaphore::new(lane::body_budget(config.max_body))),
-            lane: OnceLock::new(),
+            bodies: Arc::new(Semaphore::new(body_worker::body_budget(config.max_body))),
+            body_worker: OnceLock::new(),
             config,
             metrics: Metrics::default(),
             phase: watch::Sender::new(Phase::Open),
             running: watch::Sender::default(),
             next_id: AtomicU64::new(0),
-            viewers: Viewers::default(),
+            viewers: Places::default(),
         }))
     }
 
@@ -214,15 +218,15 @@ impl App {
     }
 
     /// Where requests with large bodies are handled; `None` where its thread cannot be started.
-    pub(crate) fn lane(&self) -> Option<&Lane> {
-        let start = || match Lane::start() {
-            Ok(lane) => Some(lane),
+    pub(crate) fn body_worker(&self) -> Option<&BodyWorker> {
+        let start = || match BodyWorker::start() {
+            Ok(worker) => Some(worker),
             Err(error) => {
                 tracing::warn!(%error, "no thread for large bodies: they hold up other requests");
                 None
             }
         };
-        self.0.lane.get_or_init(start).as_ref()
+        self.0.body_worker.get_or_init(start).as_ref()
     }
 
     /// The answers that are kept.
@@ -279,12 +283,22 @@ impl App {
     ///
     /// # Errors
     /// [`ApiError::busy`].
-    pub(crate) fn view(&self, tenant: Tenant) -> Result<ViewPlace, ApiError> {
-        let limit = match self.0.config.keys.n_keys() {
+    pub(crate) fn view(&self, tenant: Tenant) -> Result<Place<Tenant>, ApiError> {
+        let of_one = match self.0.config.keys.n_keys() {
             0 | 1 => MAX_VIEWERS,
             _ => MAX_VIEWERS / 2,
         };
-        self.0.viewers.place(tenant, limit)
+        let limits = PlaceLimits {
+            of_one,
+            of_all: MAX_VIEWERS,
+        };
+        self.0.viewers.take(tenant, limits).map_err(|reason| {
+            let message = match reason {
+                NoPlace::OfAll => format!("{MAX_VIEWERS} watch already"),
+                NoPlace::OfOne => format!("{of_one} watch already with this key"),
+            };
+            ApiError::busy(message, VIEW_RETRY_SECONDS)
+        })
     }
 
     pub(crate) fn begin(&self, model: &ServedModel, tenant: Tenant, n_prompt: usize) -> Active {

@@ -32,7 +32,7 @@ pub struct Tenant {
     role: Role,
 }
 
-/// What a key may do besides requests of its own.
+/// The rights of a key beyond requests of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Role {
     /// Nothing.
@@ -49,8 +49,8 @@ impl Keys {
     }
 
     /// One key a line, perhaps with limits after it: `KEY class=batch weight=2 max_running=4
-    /// max_queued=16 role=admin`. Empty lines and lines that begin with `#` are passed over. A key that is
-    /// the only one is an admin.
+    /// max_queued=16 role=admin`. Empty lines and lines that begin with `#` are passed over. A key
+    /// that is the only one is an admin.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidData`] where there is no key, a key has other than ASCII characters, or a
@@ -174,7 +174,7 @@ impl Tenant {
         Ok(self)
     }
 
-    /// Whether it may load and unload models, and see the requests of all keys.
+    /// True if it may load and unload models, and see the requests of all keys.
     pub(crate) fn is_admin(&self) -> bool {
         self.role == Role::Admin
     }
@@ -182,13 +182,13 @@ impl Tenant {
     /// # Errors
     /// [`ApiError::forbidden`] where it is no admin.
     pub(crate) fn check_admin(&self) -> Result<(), ApiError> {
-        match self.is_admin() {
-            true => Ok(()),
-            false => Err(ApiError::forbidden(
-                "this needs the key of an admin: of several keys, those with 'role=admin' after them in \
-                 the key file",
-            )),
+        if self.is_admin() {
+            return Ok(());
         }
+        Err(ApiError::forbidden(
+            "this needs the key of an admin: of several keys, those with 'role=admin' after them in \
+             the key file",
+        ))
     }
 
     /// The priority that a request gets which asks for this one: that of its class at most.

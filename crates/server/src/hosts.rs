@@ -52,7 +52,7 @@ impl HostCheck {
     }
 }
 
-/// Whether a host, perhaps with a port, is this machine. What is anything else as well is not.
+/// True if a host, perhaps with a port, is this machine. What is anything else as well is not.
 fn is_loopback(authority: &str) -> bool {
     let (name, rest) = match authority.strip_prefix('[') {
         Some(after) => match after.split_once(']') {
@@ -70,7 +70,7 @@ fn is_loopback(authority: &str) -> bool {
     (is_name || address.is_ok_and(|address| address.is_loopback())) && is_port(rest)
 }
 
-/// Whether this is what may follow a host: nothing, or `:` and a number.
+/// True if this is what may follow a host: nothing, or `:` and a number.
 fn is_port(rest: &str) -> bool {
     let digits = rest.strip_prefix(':');
     rest.is_empty()
@@ -79,7 +79,7 @@ fn is_port(rest: &str) -> bool {
         })
 }
 
-/// Whether an origin, which is a scheme, a host and perhaps a port, is this machine.
+/// True if an origin, which is a scheme, a host and perhaps a port, is this machine.
 fn origin_is_loopback(origin: &str) -> bool {
     let schemes = ["http://", "https://"];
     let authority = schemes
@@ -88,8 +88,9 @@ fn origin_is_loopback(origin: &str) -> bool {
     authority.is_some_and(is_loopback)
 }
 
-/// Whether a browser says that a page of another site sent this. It names an origin with what could change
-/// something, but not with what an image, a script or a frame loads. A link that a user follows is no such request.
+/// True if a browser says that a page of another site sent this. It names an origin with what could
+/// change something, but not with what an image, a script or a frame loads. A link that a user
+/// follows is no such request.
 fn is_of_other_site(headers: &HeaderMap) -> bool {
     let is = |name, value: &str| headers.get(name).is_some_and(|given| given == value);
     let is_link = is("sec-fetch-mode", "navigate") && is("sec-fetch-dest", "document");

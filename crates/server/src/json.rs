@@ -1,7 +1,7 @@
 //! [`Body`]: the JSON of a request, with the path of what is wrong in it.
 //!
-//! Invariant: what is parsed takes no more memory than some times that of a long prompt, whatever the
-//! bytes are. Knows no API.
+//! Invariant: what is parsed takes no more memory than some times that of a long prompt, whatever
+//! the bytes are. Knows no API.
 
 use axum::extract::Request;
 use axum::http::HeaderValue;
@@ -12,8 +12,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use crate::body_worker::BodyPermit;
 use crate::error::ApiError;
-use crate::lane::Room;
 
 /// Values of a body: as many tokens as the longest prompts have, and more. Each takes 32 bytes.
 const MAX_VALUES: usize = 1_500_000;
@@ -26,7 +26,7 @@ const MAX_MEMBERS: usize = 200_000;
 pub struct Body {
     members: Map<String, Value>,
     /// Its place in the budget of the server, where it is large.
-    _room: Option<Room>,
+    _room: Option<BodyPermit>,
 }
 
 impl From<Map<String, Value>> for Body {
@@ -39,12 +39,13 @@ impl From<Map<String, Value>> for Body {
 }
 
 impl Body {
-    /// The JSON object of a request whose body the router has read. No body at all is an empty object.
+    /// The JSON object of a request whose body the router has read. No body at all is an empty
+    /// object.
     ///
     /// # Errors
     /// [`ApiError`] 400 where the client sends no JSON object.
     pub async fn read(mut request: Request) -> Result<Self, ApiError> {
-        let room = request.extensions_mut().remove::<Room>();
+        let room = request.extensions_mut().remove::<BodyPermit>();
         let read = request.into_body().collect().await;
         let read = read.map_err(|error| ApiError::invalid(error.to_string()))?;
         Ok(Self {
@@ -100,7 +101,8 @@ impl Body {
         })
     }
 
-    /// The largest number of tokens of an answer, which stands in this field; -1 and null are any number.
+    /// The largest number of tokens of an answer, which stands in this field; -1 and null are any
+    /// number.
     ///
     /// # Errors
     /// [`ApiError`] 400 where it is something else.
@@ -147,7 +149,7 @@ impl Body {
     }
 }
 
-/// How long an answer may get.
+/// The length of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MaxTokens {
     /// The request says nothing.
@@ -178,7 +180,7 @@ impl MaxTokens {
     }
 }
 
-/// What a text of JSON would take in memory, counted before it is parsed.
+/// Counts of a JSON text, from which its memory follows before it is parsed.
 #[derive(Debug, Default)]
 struct Counts {
     n_values: usize,

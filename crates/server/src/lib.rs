@@ -3,9 +3,10 @@
 //!
 //! A library first: [`router`] makes an [`axum::Router`] from an [`App`], to be mounted anywhere;
 //! [`serve`] runs it on a listener until it is told to end. Models are loaded by the caller
-//! ([`ServedModel`]), or when they are needed, by what the caller gives for it ([`LoadModel`]). Two promises come from [`cellar_engine::serve`]: the text of a request is what it would
-//! be alone, and no request that was taken ends because memory ran short. A client that goes away
-//! cancels its request.
+//! ([`ServedModel`]), or when they are needed, by what the caller gives for it ([`LoadModel`]). Two
+//! promises come from [`cellar_engine::serve`]: the text of a request is what it would be alone,
+//! and no request that was taken ends because memory ran short. A client that goes away cancels its
+//! request.
 //!
 //! ```
 //! use cellar_engine::Engine;
@@ -34,8 +35,8 @@
 pub mod api;
 mod app;
 mod auth;
+mod body_worker;
 mod chat;
-mod clients;
 mod constrain;
 mod control_texts;
 mod conversations;
@@ -47,7 +48,6 @@ mod hosts;
 mod json;
 #[cfg(feature = "kv-events")]
 pub mod kv_events;
-mod lane;
 mod listen;
 mod memory_use;
 mod metrics;
@@ -55,6 +55,7 @@ mod model;
 mod models;
 #[cfg(feature = "otlp")]
 pub mod otlp;
+mod places;
 mod query;
 mod report;
 mod speculate;

@@ -1,12 +1,14 @@
 //! [`serve`]: accepts connections until it is told to end, then lets those go on that must.
 //!
-//! Invariant: a client that sends no complete head in time is cut off, and so is one that reads nothing
-//! of what it is sent; no client has more connections than it may; where the system has no room for a new
-//! connection, idle ones end. When `serve` returns, no connection is left. Knows no API.
+//! Invariant: a client that sends no complete head in time is cut off, and so is one that reads
+//! nothing of what it is sent; no client has more connections than it may; where the system has no
+//! room for a new connection, idle ones end. When `serve` returns, no connection is left. Knows no
+//! API.
 
 use std::future::Future;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
+use std::num::NonZeroUsize;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -26,7 +28,7 @@ use tokio_io_timeout::TimeoutStream;
 use tower::util::MapRequest;
 
 use crate::app::App;
-use crate::clients::{ClientPlace, Clients};
+use crate::places::{NoPlace, Place, PlaceLimits, Places};
 
 /// How long the head of a request may take to come, and a connection may be idle.
 const HEAD_TIME: Duration = Duration::from_secs(75);
@@ -37,13 +39,13 @@ const CLOSE_TIME: Duration = Duration::from_secs(2);
 /// Bytes of a request's head.
 const MAX_HEAD: usize = 64 << 10;
 
-/// How long no connection is accepted after one could not be, so that others can end meanwhile.
+/// The pause after a connection that could not be accepted, in which others can end.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How often the log says that connections are not accepted.
+/// Time between two lines of the log about connections that are not accepted.
 const WARN_TIME: Duration = Duration::from_secs(10);
 
-/// What connections come from.
+/// A source of connections.
 trait Accept {
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
@@ -104,7 +106,8 @@ async fn serve_on<L: Accept>(
         stop.await;
         app.drain().await;
     });
-    let clients = Clients::new(app.config().max_client_connections);
+    let limit = app.config().max_client_connections;
+    let clients = Places::default();
     let end_idle = watch::Sender::new(());
     let (mut next, mut warnings) = (Instant::now(), Warnings::default());
     loop {
@@ -114,13 +117,13 @@ async fn serve_on<L: Accept>(
         };
         tokio::select! {
             accepted = accept => match accepted {
-                Ok((stream, address)) => match clients.place(address) {
-                    Some(place) => {
+                Ok((stream, address)) => match place_of(&clients, address, limit) {
+                    Ok(place) => {
                         let ends = end_idle.subscribe();
                         let connection = connection(stream, router.clone(), app.clone(), ends);
                         connections.spawn(with_place(place, connection));
                     }
-                    None => warnings.too_many(address),
+                    Err(_) => warnings.too_many(address),
                 },
                 Err(error) if is_of_client(&error) => {}
                 Err(error) => {
@@ -140,7 +143,39 @@ async fn serve_on<L: Accept>(
     }
 }
 
-/// Whether a connection ended before it was accepted.
+/// A place for a connection of a client; `None` where it needs none: without a limit, or without an
+/// address.
+///
+/// # Errors
+/// [`NoPlace`] where the client has as many as it may.
+fn place_of(
+    clients: &Places<IpAddr>,
+    address: Option<IpAddr>,
+    limit: Option<NonZeroUsize>,
+) -> Result<Option<Place<IpAddr>>, NoPlace> {
+    let (Some(limit), Some(address)) = (limit, address) else {
+        return Ok(None);
+    };
+    let limits = PlaceLimits {
+        of_one: limit.get(),
+        of_all: usize::MAX,
+    };
+    clients.take(client_of(address), limits).map(Some)
+}
+
+/// What counts as one client: an IPv4 address, or the 64 bits of an IPv6 address that name a
+/// network. What a proxy says of others is not looked at.
+fn client_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => {
+            let network = u128::from(address) >> 64 << 64;
+            IpAddr::V6(Ipv6Addr::from(network))
+        }
+        address => address,
+    }
+}
+
+/// True if a connection ended before it was accepted.
 fn is_of_client(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(
@@ -178,7 +213,7 @@ impl Warnings {
     }
 }
 
-/// Whether it was said last long ago; then it is said now.
+/// True if it was said last long ago; then it is said now.
 fn is_due(last: &mut Option<Instant>) -> bool {
     let is_due = last.is_none_or(|last| last.elapsed() >= WARN_TIME);
     if is_due {
@@ -187,7 +222,7 @@ fn is_due(last: &mut Option<Instant>) -> bool {
     is_due
 }
 
-async fn with_place(place: ClientPlace, connection: impl Future<Output = ()>) {
+async fn with_place(place: Option<Place<IpAddr>>, connection: impl Future<Output = ()>) {
     connection.await;
     drop(place);
 }
@@ -300,5 +335,26 @@ mod tests {
             cut_off.unwrap().unwrap();
             assert!(is_dropped.await.is_err());
         });
+    }
+
+    #[test]
+    fn a_client_is_an_address_or_a_network() {
+        let client = |address: &str| client_of(address.parse().unwrap()).to_string();
+        assert_eq!(client("10.0.0.1"), "10.0.0.1");
+        assert_eq!(client("::ffff:10.0.0.1"), "10.0.0.1");
+        assert_eq!(client("2001:db8::1"), client("2001:db8::2"));
+        assert_ne!(client("2001:db8::1"), client("2001:db8:0:1::1"));
+        let clients = Places::default();
+        let place = |address: &str| {
+            let limit = NonZeroUsize::new(1);
+            place_of(&clients, Some(address.parse().unwrap()), limit)
+        };
+        let _first = place("2001:db8::1").unwrap();
+        assert_eq!(place("2001:db8::2").unwrap_err(), NoPlace::OfOne);
+        assert!(
+            place_of(&clients, None, NonZeroUsize::new(1))
+                .unwrap()
+                .is_none()
+        );
     }
 }

@@ -46,8 +46,8 @@ Examples:
   curl http://127.0.0.1:8080/v1/completions -d '{\"prompt\": \"Once upon a time\", \"max_tokens\": 32}'")]
 pub(crate) struct ServeArgs {
     /// GGUF file (the first part of a split model), a directory with config.json and safetensors,
-    /// or the name of a downloaded model: OWNER/NAME:QUANT; once per model [default: $CELLAR_MODEL, or
-    /// else the built-in model]
+    /// or the name of a downloaded model: OWNER/NAME:QUANT; once per model [default: $CELLAR_MODEL,
+    /// or else the built-in model]
     #[arg(short, long, value_name = "FILE")]
     model: Vec<PathBuf>,
     /// The same, without -m
@@ -85,9 +85,9 @@ pub(crate) struct ServeArgs {
     /// Use the chat template in a file instead of the only model's
     #[arg(long, visible_alias = "chat-template-file", value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
-    /// Take requests with a key of this file only: one key a line, perhaps with weight=N, max_running=N,
-    /// max_queued=N and role=admin after it. Of several keys, only admins load and unload models by hand
-    /// and see what others do
+    /// Take requests with a key of this file only: one key a line, perhaps with weight=N,
+    /// max_running=N, max_queued=N and role=admin after it. Of several keys, only admins load and
+    /// unload models by hand and see what others do
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
     /// Let everybody who reaches --host use the server
@@ -96,8 +96,8 @@ pub(crate) struct ServeArgs {
     /// Bytes of a request's body; eight times as many are held of large bodies at once
     #[arg(long, value_name = "SIZE", default_value = "6M")]
     pub(crate) max_body: ByteSize,
-    /// Connections of one client (an IPv4 address, or the first 64 bits of an IPv6 address); 0 is any
-    /// number, for a server behind a proxy
+    /// Connections of one client (an IPv4 address, or the first 64 bits of an IPv6 address); 0 is
+    /// any number, for a server behind a proxy
     #[arg(long, value_name = "N", default_value_t = 512)]
     pub(crate) max_client_connections: u32,
     /// Seconds that running requests get to end, when the server ends

@@ -31,7 +31,7 @@ use crate::models::ModelSource;
 use crate::output_file;
 use crate::progress::Progress;
 use crate::resolve;
-use crate::terminal::{self, Reader, aside, escape, escape_lines, note};
+use crate::terminal::{self, Reader, escape, escape_lines, info, note};
 use commands::{Command, HELP, Line, SystemChange, Topic};
 use conversation::{Conversation, Turn};
 use lines::{Input, Lines, history_path};
@@ -61,7 +61,7 @@ enum Next {
 
 pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     if args.quiet {
-        terminal::quieten();
+        terminal::set_quiet();
     }
     let source = ModelSource::new(args.model.path());
     let sampler = resolve::sampler(&args.sampler)?;
@@ -183,7 +183,7 @@ fn template_of<'f>(file: &'f ModelFile, source: &ModelSource) -> anyhow::Result<
 
 /// Prints a remark for the user on stderr.
 fn remark(text: &str) {
-    aside(format_args!("({})", escape(text)));
+    info(format_args!("({})", escape(text)));
 }
 
 /// Prints what the user asked for on stderr: stdout is for answers.

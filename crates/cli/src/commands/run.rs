@@ -61,7 +61,7 @@ struct Text {
 
 pub(super) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     if args.quiet {
-        terminal::quieten();
+        terminal::set_quiet();
     }
     match &args.session.save_state {
         // The state is alone on stdout.
@@ -161,7 +161,7 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
         writeln!(out, "{}", terminal::json(&report)?)?;
     }
     out.flush()?;
-    terminal::aside(statistics(
+    terminal::info(statistics(
         generation,
         start.load,
         &info,

@@ -129,7 +129,7 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// What the runtime and its handlers of signals open, which panic where they cannot.
+/// Files that the runtime and its signal handlers open; they panic where they cannot.
 const N_DESCRIPTORS: usize = 8;
 
 /// Checks that so many files can be opened.

@@ -281,7 +281,7 @@ impl Generation {
         self.n_changes = Some(engine.n_changes(self.seq));
     }
 
-    /// Whether nobody else changed its sequence.
+    /// Checks that the sequence is as this text left it.
     fn check_unchanged<B: Backend, M: Memory + Clone>(
         &self,
         engine: &Engine<B, M>,

@@ -1,9 +1,9 @@
 //! Many requests on one engine: [`Service`].
 //!
-//! A service owns an [`Engine`](crate::Engine) and a [`cellar_scheduler::Scheduler`] on a thread of its
-//! own. Requests ([`TextRequest`]) go in from any thread, and each comes back as a stream of pieces
-//! ([`TextStream`]). Requests are computed together: a step has one token of every text that goes
-//! on, and chunks of prompts.
+//! A service owns an [`Engine`](crate::Engine) and a [`cellar_scheduler::Scheduler`] on a thread of
+//! its own. Requests ([`TextRequest`]) go in from any thread, and each comes back as a stream of
+//! pieces ([`TextStream`]). Requests are computed together: a step has one token of every text that
+//! goes on, and chunks of prompts.
 //!
 //! Two promises. The text of a request is what it would be alone: byte for byte on the CPU backend,
 //! where the same tokens give the same bits in any company; on other backends within their

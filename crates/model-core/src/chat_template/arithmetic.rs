@@ -1,7 +1,7 @@
 //! [`growing`]: where a template adds or multiplies, which makes lists and texts longer.
 //!
-//! Invariant: no expression is left out. Calls itself for expressions in expressions: it needs a stack
-//! as the parser does. Knows nothing of tokens.
+//! Invariant: no expression is left out. Calls itself for expressions in expressions: it needs a
+//! stack as the parser does. Knows nothing of tokens.
 
 use std::ops::Range;
 
@@ -149,7 +149,7 @@ fn operation(of: &Spanned<BinOp<'_>>, to: &mut Places) {
     }
 }
 
-/// Whether it may make a list longer. A text that is added or multiplied is paid for by the engine.
+/// True if it may make a list longer. A text that is added or multiplied is paid for by the engine.
 fn grows(of: &BinOp<'_>) -> bool {
     let is_constant = |side: &Expr<'_>| matches!(side, Expr::Const(_));
     match of.op {

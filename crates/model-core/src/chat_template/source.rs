@@ -1,10 +1,10 @@
-//! [`bounded`]: a template's source with calls where it makes values that may get large, and refused
-//! where its expressions are too long to be parsed.
+//! [`bounded`]: a template's source with calls where it makes values that may get large, and
+//! refused where its expressions are too long to be parsed.
 //!
-//! Invariant: the text that is rendered is the same, but what `set` and `with` keep, what a namespace
-//! holds, what a list, map or tuple is made of and what is added or multiplied went through
-//! [`super::values`]. Reads tokens with the engine's own lexer, so that no template is read otherwise
-//! here. Knows no values.
+//! Invariant: the text that is rendered is the same, but what `set` and `with` keep, what a
+//! namespace holds, what a list, map or tuple is made of and what is added or multiplied went
+//! through [`super::values`]. Reads tokens with the engine's own lexer, so that no template is read
+//! otherwise here. Knows no values.
 
 use minijinja::machinery::{Span, Token, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
@@ -67,7 +67,7 @@ pub(super) fn bounded(source: &str, syntax: &SyntaxConfig) -> Result<String, Cha
     Ok(out)
 }
 
-/// Where text is put into the source, and what of several texts there comes first.
+/// A place in the source, the order among texts put there, and the text.
 type Insertion = (usize, Order, String);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,7 +86,7 @@ fn end_at(at: usize) -> Insertion {
     (at, Order::Expression, ")".to_owned())
 }
 
-/// What of a tag was read so far.
+/// The part of a tag that was read so far.
 #[derive(Default)]
 struct Tag {
     n_tokens: usize,
@@ -95,9 +95,9 @@ struct Tag {
     open: Vec<Bracket>,
     /// The value of an assignment that is being read.
     value: Option<AssignedValue>,
-    /// Whether the name that is assigned to has a dot: it is an attribute of a namespace.
+    /// True if the name that is assigned to has a dot: it is an attribute of a namespace.
     has_dot: bool,
-    /// Whether it is a block whose text goes through filters, which may make any value of it.
+    /// True if it is a block whose text goes through filters, which may make any value of it.
     is_filtered_block: bool,
     last: Last,
     last_end: usize,
@@ -115,7 +115,7 @@ enum Statement {
 struct Bracket {
     start: usize,
     kind: BracketKind,
-    /// Whether all that is in it is constant.
+    /// True if all that is in it is constant.
     is_constant: bool,
 }
 
@@ -136,7 +136,7 @@ struct AssignedValue {
     is_constant: bool,
 }
 
-/// What the last token was, for the next one.
+/// The kind of the last token, which decides what the next one means.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Last {
     /// Something that a bracket behind it calls or subscribes.
@@ -301,9 +301,10 @@ impl Tag {
         let Some(value) = self.value.take() else {
             return;
         };
-        let (function, is_as_it_is) = match self.has_dot {
-            true => (KEPT, value.is_constant),
-            false => (SETTLED, value.is_plain || value.is_constant),
+        let (function, is_as_it_is) = if self.has_dot {
+            (KEPT, value.is_constant)
+        } else {
+            (SETTLED, value.is_plain || value.is_constant)
         };
         if value.n_tokens > 0 && !is_as_it_is {
             // Twice, as a value without brackets may be a tuple.

@@ -1,5 +1,5 @@
-//! What a template may make of values: no deeper than [`MAX_DEPTH`], in no circle, and no larger than
-//! its fuel allows.
+//! Bounds of the values that a template makes: no deeper than [`MAX_DEPTH`], in no circle, and no
+//! larger than its fuel allows.
 //!
 //! Invariant: a value that went through [`settled`] can be written, compared and dropped on any
 //! stack, and what it takes to write it was paid for. Knows nothing of messages.
@@ -100,7 +100,7 @@ fn method(
     pycompat::unknown_method_callback(state, value, name, args)
 }
 
-/// Who holds a value.
+/// The holder of a value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Holder {
     /// A variable, or another value.
@@ -114,7 +114,7 @@ fn settled(state: &State<'_, '_>, value: Value, holder: Holder) -> Result<Value,
     Ok(rebuilt(state, &value, holder, MAX_DEPTH)?.unwrap_or(value))
 }
 
-/// What takes the place of a value: `None` for one that may stay.
+/// The replacement of a value: `None` for one that may stay.
 fn rebuilt(
     state: &State<'_, '_>,
     value: &Value,

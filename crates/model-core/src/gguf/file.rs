@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
 
-use kv_core::weights::{FileChanged, SharedBytes, Weight, WeightError, WeightSource};
+use kv_core::weights::{SharedBytes, SourceChanged, Weight, WeightError, WeightSource};
 
 use super::header::Header;
 use super::metadata::Metadata;
@@ -226,7 +226,7 @@ impl WeightSource for GgufFile {
         self.weight(name)
     }
 
-    fn check(&self) -> Result<(), FileChanged> {
+    fn check(&self) -> Result<(), SourceChanged> {
         self.parts.iter().try_for_each(SharedBytes::check)
     }
 }

@@ -80,7 +80,7 @@ impl TensorFiles {
         }
     }
 
-    /// What they allow as sizes of their model.
+    /// The sizes that these tensors allow.
     pub(super) fn bounds(&self) -> Bounds {
         if self.tensors.is_empty() {
             return Bounds::UNKNOWN;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
 use kv_core::block::BlockFormat;
-use kv_core::weights::{FileChanged, SharedBytes, Weight, WeightError, WeightInfo, WeightSource};
+use kv_core::weights::{SharedBytes, SourceChanged, Weight, WeightError, WeightInfo, WeightSource};
 
 use super::files::{Stored, TensorFiles};
 use super::names::{Numbers, filled, matched};
@@ -393,7 +393,7 @@ impl WeightSource for HfWeights {
         }
     }
 
-    fn check(&self) -> Result<(), FileChanged> {
+    fn check(&self) -> Result<(), SourceChanged> {
         self.maps.iter().try_for_each(SharedBytes::check)
     }
 }

@@ -29,7 +29,7 @@ use self::openapi::fields::{self, RequestBody};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::report::{self, Recorder};
-use crate::{lane, trace, view};
+use crate::{body_worker, trace, view};
 
 /// An endpoint, as `GET /` lists it.
 #[derive(Debug)]
@@ -319,7 +319,9 @@ pub fn router(app: App) -> Router {
     {
         let (methods, merged) = paths.entry(path).or_default();
         let route = match method {
-            Method::POST => route().route_layer(from_fn_with_state(app.clone(), lane::read_body)),
+            Method::POST => {
+                route().route_layer(from_fn_with_state(app.clone(), body_worker::read_body))
+            }
             _ => route(),
         };
         methods.push(method);

@@ -23,11 +23,11 @@ use model_core::tokenizer::{DecodeFrom, DecodeStream, SpecialPieces, Tokenizer};
 use crate::api::params::random_id;
 use crate::app::{Active, App};
 use crate::auth::Tenant;
+use crate::body_worker::run_blocking;
 use crate::chat::{ChatSplitter, Part, ToolFormat};
 use crate::constrain::grammar_of;
 use crate::encode::encode;
 use crate::error::ApiError;
-use crate::lane::aside;
 use crate::model::ServedModel;
 use crate::models::ModelInUse;
 
@@ -181,7 +181,7 @@ impl App {
             let model = model.shared();
             move || prepare(&model, tenant, request)
         };
-        let prepared = aside(prepare).await?;
+        let prepared = run_blocking(prepare).await?;
         let Prepared {
             mut request,
             texts,
@@ -233,7 +233,7 @@ impl App {
     ) -> Result<Vec<TokenId>, ApiError> {
         let model = model.shared();
         let encode = move || encode(&model, prompt, max_tokens).map(|encoded| encoded.tokens);
-        aside(encode).await?
+        run_blocking(encode).await?
     }
 }
 

@@ -20,7 +20,7 @@ use crate::model::ServedModel;
 const LOOK_TIME: Duration = Duration::from_secs(1);
 
 /// Where the room for a model comes from.
-enum Room {
+enum BodyPermit {
     /// It is there, and counted.
     Taken,
     /// From a model that is being unloaded.
@@ -83,8 +83,8 @@ impl Models {
         let planned = computed(move || loader.plan()).await??;
         loop {
             match self.make_room(at, planned.bytes)? {
-                Room::Taken => break,
-                Room::Await(mut changed) => {
+                BodyPermit::Taken => break,
+                BodyPermit::Await(mut changed) => {
                     let _changed = changed.changed().await;
                 }
             }
@@ -96,21 +96,21 @@ impl Models {
     ///
     /// # Errors
     /// [`ApiError`] 507 with the numbers, where models that are used are in the way, or nothing is.
-    fn make_room(&self, at: usize, needed: ModelBytes) -> Result<Room, ApiError> {
+    fn make_room(&self, at: usize, needed: ModelBytes) -> Result<BodyPermit, ApiError> {
         let budget = &self.0.budget;
         let mut states = self.lock();
         let Some(short) = budget.shortage(needed, held(&states, |_| true)) else {
             if let Some(state) = states.get_mut(at) {
                 state.bytes = needed;
             }
-            return Ok(Room::Taken);
+            return Ok(BodyPermit::Taken);
         };
         let changed = self.0.changed.subscribe();
         if states
             .iter()
             .any(|state| matches!(state.phase, Phase::Unloading))
         {
-            return Ok(Room::Await(changed));
+            return Ok(BodyPermit::Await(changed));
         }
         let can_go = |state: &State| {
             state.known.loader.is_some()
@@ -129,7 +129,7 @@ impl Models {
         match oldest.and_then(|at| Some((at, states.get_mut(at)?))) {
             Some((at, state)) => {
                 self.start_unload(at, state);
-                Ok(Room::Await(changed))
+                Ok(BodyPermit::Await(changed))
             }
             None => Err(no_room(at, never_fits.unwrap_or(short), &states)),
         }

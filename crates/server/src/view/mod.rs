@@ -1,14 +1,14 @@
 //! The live view of the memory: the page at `/`, and `GET /view/events`, the stream behind it.
 //!
 //! The stream begins with the layout and a whole frame, then come changes, at most ten a second; a
-//! viewer that is slow misses frames. The layout names the loaded models, of which a viewer may choose another
-//! (`?model=`); `models` names them once they are others. The id of each update names the events up to it: a viewer that
-//! sends it as `Last-Event-ID` gets a whole frame and the events that it missed. A stream ends after a
-//! while with `renew`, so that a place is kept only by who comes again. Invariant: the page needs no key and has no data; the stream needs that of an admin where there are keys. Loads nothing from
-//! elsewhere.
+//! viewer that is slow misses frames. The layout names the loaded models, of which a viewer may
+//! choose another (`?model=`); `models` names them once they are others. The id of each update
+//! names the events up to it: a viewer that sends it as `Last-Event-ID` gets a whole frame and the
+//! events that it missed. A stream ends after a while with `renew`, so that a place is kept only by
+//! who comes again. Invariant: the page needs no key and has no data; the stream needs that of an
+//! admin where there are keys. Loads nothing from elsewhere.
 
 mod page;
-mod places;
 mod wire;
 
 use std::pin::Pin;
@@ -34,11 +34,11 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::model::{Job, Work};
+use crate::places::Place;
 use crate::query::ModelQuery;
 use crate::stream::{EVENT_STREAM, named_event};
 
 pub(crate) use page::{asset, is_asset, is_for_browser, page};
-pub(crate) use places::{ViewPlace, Viewers};
 
 /// The most that watch at once.
 pub(crate) const MAX_VIEWERS: usize = 16;
@@ -105,11 +105,11 @@ struct ViewStream {
     /// Until the viewer has to come again; `None` once it was told.
     place: Option<Pin<Box<Sleep>>>,
     closing: Pin<Box<dyn Future<Output = ()> + Send>>,
-    _place: ViewPlace,
+    _place: Place<Tenant>,
 }
 
 impl ViewStream {
-    fn new(app: App, named: Option<usize>, view_place: ViewPlace, headers: &HeaderMap) -> Self {
+    fn new(app: App, named: Option<usize>, view_place: Place<Tenant>, headers: &HeaderMap) -> Self {
         let mut keep_alive = tokio::time::interval(KEEP_ALIVE);
         keep_alive.reset();
         Self {

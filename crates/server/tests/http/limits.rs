@@ -1,4 +1,5 @@
-//! What a server takes: sizes of bodies, numbers of values, stops and connections, and what a key may do.
+//! Limits of a server: sizes of bodies, numbers of values, stops and connections, and the rights of
+//! keys.
 
 use std::io::Read;
 use std::net::TcpStream;
@@ -283,7 +284,7 @@ fn only_an_admin_changes_models_and_sees_the_requests_of_others() {
     assert_eq!(watch("second").status, 200);
 }
 
-/// Whether the server ends a connection on which nothing is sent.
+/// True if the server ends a connection on which nothing is sent.
 fn is_ended(connection: &mut TcpStream, wait: Duration) -> bool {
     connection.set_read_timeout(Some(wait)).unwrap();
     match connection.read(&mut [0]) {

@@ -23,7 +23,7 @@ use crate::keyboard;
 /// Lines that are remembered.
 const MAX_HISTORY: usize = 1000;
 
-/// What is before and after a message of several lines.
+/// The mark before and after a message of several lines.
 const QUOTES: &str = "\"\"\"";
 
 /// What came.

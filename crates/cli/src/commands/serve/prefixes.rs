@@ -24,7 +24,7 @@ const ENDING: &str = ".prefixes";
 /// Makes the directory, where there is none, and checks that files can be written in it.
 ///
 /// # Errors
-/// Where it cannot be made, or no file in it.
+/// The directory cannot be made, or no file in it.
 pub(super) fn prepare_dir(dir: &Path) -> anyhow::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);

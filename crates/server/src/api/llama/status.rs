@@ -77,8 +77,8 @@ pub(crate) fn metrics() -> MethodRouter<App> {
     })
 }
 
-/// The settings of a loaded model that continues texts: the one that is named, or else the first. It
-/// loads none.
+/// The settings of a loaded model that continues texts: the one that is named, or else the first.
+/// It loads none.
 pub(crate) fn props() -> MethodRouter<App> {
     on_get(async |State(app): State<App>, query: ModelQuery| {
         let name = query.model.as_deref();

@@ -14,10 +14,10 @@ use crate::api::on_post;
 use crate::api::openai::messages::messages;
 use crate::api::openai::tools::Tools;
 use crate::app::App;
+use crate::body_worker::run_blocking;
 use crate::error::ApiError;
 use crate::generate::ChatPrompt;
 use crate::json::{self, Body};
-use crate::lane::aside;
 use crate::model::Job;
 
 /// Text inside a prompt, whose special tokens are found.
@@ -80,7 +80,7 @@ pub(crate) fn tokenize() -> MethodRouter<App> {
             let tokens = tokens.into_iter().map(|id| piece(&tokenizer, id));
             json::respond(&json!({"tokens": tokens.collect::<Vec<_>>()}))
         };
-        aside(answer).await
+        run_blocking(answer).await
     })
 }
 
@@ -108,7 +108,7 @@ pub(crate) fn detokenize() -> MethodRouter<App> {
             let text = text.map_err(|e| ApiError::invalid_param("tokens", e.to_string()))?;
             Ok::<Response, ApiError>(json::respond(&json!({"content": text})))
         };
-        aside(answer).await?
+        run_blocking(answer).await?
     })
 }
 
@@ -128,7 +128,7 @@ pub(crate) fn apply_template() -> MethodRouter<App> {
             let model = model.shared();
             move || model.render(&chat)
         };
-        let prompt = aside(render).await??;
+        let prompt = run_blocking(render).await??;
         Ok::<Response, ApiError>(json::respond(&json!({"prompt": prompt})))
     })
 }

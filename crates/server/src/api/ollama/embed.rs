@@ -8,13 +8,13 @@ use axum::routing::MethodRouter;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::KeepAlive;
+use super::{KeepAlive, keep_as_asked};
 use crate::api::on_post;
 use crate::app::App;
 use crate::auth::Tenant;
+use crate::body_worker::run_blocking;
 use crate::error::ApiError;
 use crate::json::{self, Body};
-use crate::lane::aside;
 use crate::model::Job;
 use crate::texts::EmbedTexts;
 
@@ -52,9 +52,7 @@ pub(crate) fn one() -> MethodRouter<App> {
             let keep = fields.keep_alive.as_ref().map(KeepAlive::keep);
             let keep = keep.transpose()?;
             let model = app.model_for(Some(&fields.model), Job::Embeddings).await?;
-            if let Some(keep) = keep.filter(|_| tenant.is_admin()) {
-                model.keep(keep);
-            }
+            keep_as_asked(&model, &tenant, keep);
             let texts = EmbedTexts::Texts(vec![fields.prompt]);
             let mut embedded = model.embedder()?.embed(texts).await?;
             let vector = embedded.vectors.pop().unwrap_or_default();
@@ -91,9 +89,7 @@ async fn embed(
     let keep = keep.transpose()?;
     let model = app.model_for(Some(&fields.model), Job::Embeddings).await?;
     let load_time = came.elapsed();
-    if let Some(keep) = keep.filter(|_| tenant.is_admin()) {
-        model.keep(keep);
-    }
+    keep_as_asked(&model, &tenant, keep);
     let texts = match fields.input {
         Input::One(text) => vec![text],
         Input::Many(texts) => texts,
@@ -114,5 +110,5 @@ async fn embed(
             "prompt_eval_count": n_tokens,
         }))
     };
-    aside(answer).await
+    run_blocking(answer).await
 }

@@ -16,8 +16,9 @@ use serde_json::{Value, json};
 
 use crate::api::{on_get, on_post};
 use crate::app::App;
+use crate::auth::Tenant;
 use crate::error::ApiError;
-use crate::models::KeepLoaded;
+use crate::models::{KeepLoaded, ModelInUse};
 
 /// An error in Ollama's shape.
 pub(crate) fn error_json(error: &ApiError) -> Value {
@@ -50,6 +51,13 @@ pub(crate) enum KeepAlive {
     Seconds(f64),
     /// As Go writes durations.
     Text(String),
+}
+
+/// Keeps a model as long as a request of an admin asks; what others ask has no effect.
+fn keep_as_asked(model: &ModelInUse, tenant: &Tenant, keep: Option<KeepLoaded>) {
+    if let Some(keep) = keep.filter(|_| tenant.is_admin()) {
+        model.keep(keep);
+    }
 }
 
 impl KeepAlive {

@@ -12,7 +12,7 @@ use model_core::tokenizer::Tokenizer;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{KeepAlive, error_json, rfc3339};
+use super::{KeepAlive, error_json, keep_as_asked, rfc3339};
 use crate::api::openai::messages::messages as read_messages;
 use crate::api::openai::tools::Tools;
 use crate::api::params::SamplingParams;
@@ -121,9 +121,7 @@ async fn handle(
     }
     let model = app.model_for(Some(&fields.model), Job::Texts).await?;
     lines.load_time = came.elapsed();
-    if let Some(keep) = keep.filter(|_| tenant.is_admin()) {
-        model.keep(keep);
-    }
+    keep_as_asked(&model, &tenant, keep);
     if is_empty {
         return Ok(json::respond(&lines.empty("load")));
     }
@@ -220,7 +218,8 @@ fn wanted_logprobs(fields: &Fields) -> Result<Logprobs, ApiError> {
     logprobs::check(wanted, "top_logprobs")
 }
 
-/// `num_predict`, of which -1 goes on without end, and -2 until the context is full: that is the same here.
+/// `num_predict`, of which -1 goes on without end, and -2 until the context is full: that is the
+/// same here.
 fn max_tokens(options: &Body) -> Result<Option<usize>, ApiError> {
     match options.field("num_predict").and_then(Value::as_i64) {
         Some(-2) => Ok(None),

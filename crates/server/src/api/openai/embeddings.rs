@@ -12,9 +12,9 @@ use super::{Neutral, Refused};
 use crate::api::on_post;
 use crate::api::params::random_id;
 use crate::app::App;
+use crate::body_worker::run_blocking;
 use crate::error::ApiError;
 use crate::json::{self, Body};
-use crate::lane::aside;
 use crate::model::Job;
 use crate::texts::{EmbedTexts, Embedded, RerankJob};
 
@@ -125,7 +125,7 @@ async fn embed(State(app): State<App>, request: Request) -> Result<Response, Api
     let format = fields.encoding_format.unwrap_or_default();
     let id = model.id().to_owned();
     let answer = move || embeddings_json(&id, &embedded, format);
-    aside(answer).await
+    run_blocking(answer).await
 }
 
 /// Vectors as OpenAI lists them.

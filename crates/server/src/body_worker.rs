@@ -1,9 +1,10 @@
-//! [`Lane`]: the thread on which requests with large bodies are handled, and [`read_body`], which reads
-//! bodies within a budget and sends the large ones there.
+//! [`BodyWorker`]: the thread on which requests with large bodies are handled, and [`read_body`],
+//! which reads bodies within a budget and sends the large ones there.
 //!
-//! Invariant: what takes time in proportion to a large body (parsing, reading fields, dropping, writing a
-//! large answer) is done on the lane, and its tokenizers and templates on threads of the lane's own. So
-//! neither connections nor small requests wait for it, and it waits for none of them. Knows no JSON.
+//! Invariant: what takes time in proportion to a large body (parsing, reading fields, dropping,
+//! writing a large answer) is done on this thread, and its tokenizers and templates on threads of
+//! its own. So neither connections nor small requests wait for it, and it waits for none of them.
+//! Knows no JSON.
 
 use std::io;
 use std::sync::Arc;
@@ -26,10 +27,10 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::report::{self, Recorder};
 
-/// How long the body of a request may take to come.
+/// The time in which the body of a request has to come.
 const BODY_TIME: Duration = Duration::from_secs(60);
 
-/// How long a large body waits for room next to others.
+/// The time that a large body waits for room next to others.
 const ROOM_TIME: Duration = Duration::from_secs(10);
 
 /// Seconds after which a client may try again whose body found no room.
@@ -41,11 +42,11 @@ const SMALL: usize = 64 << 10;
 /// Large bodies of the largest size that are held at once.
 const N_LARGEST: usize = 8;
 
-/// Bytes after which reading lets other connections go first: several bodies that are there at once would
-/// each be read whole otherwise.
+/// Bytes after which reading lets other connections go first: several bodies that are there at once
+/// would each be read whole otherwise.
 const STRIDE: usize = 256 << 10;
 
-/// Threads of the lane that tokenize, render and compile schemas.
+/// Threads of the worker that tokenize, render and compile schemas.
 const N_PREPARING: usize = 2;
 
 /// The bytes of large bodies that a server holds at once.
@@ -55,20 +56,21 @@ pub(crate) fn body_budget(max_body: usize) -> usize {
 
 /// The place of a large body in the budget, until all copies are dropped.
 #[derive(Clone, Debug)]
-pub(crate) struct Room {
+pub(crate) struct BodyPermit {
     _permit: Arc<OwnedSemaphorePermit>,
 }
 
-/// A thread with a runtime of its own. It ends when this is dropped, and what runs on it is cancelled.
+/// A thread with a runtime of its own. It ends when this is dropped, and what runs on it is
+/// cancelled.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct BodyWorker {
     handle: Handle,
     _until: oneshot::Sender<()>,
 }
 
-impl Lane {
+impl BodyWorker {
     /// # Errors
-    /// Where the thread cannot be started.
+    /// The thread cannot be started.
     pub(crate) fn start() -> io::Result<Self> {
         let runtime = Builder::new_current_thread()
             .enable_time()
@@ -110,14 +112,15 @@ impl Lane {
 }
 
 /// Does work that takes time on a thread for such work.
-pub(crate) async fn aside<T: Send + 'static>(
+pub(crate) async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ApiError> {
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|error| ApiError::internal(error.to_string()))
 }
 
-/// Reads the body of each POST before its handler, which runs on the lane where the body is large.
+/// Reads the body of each POST before its handler, which runs on the worker where the body is
+/// large.
 pub(crate) async fn read_body(State(app): State<App>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     let whole = timeout(BODY_TIME, collect(&app, &parts.headers, body)).await;
@@ -134,9 +137,9 @@ pub(crate) async fn read_body(State(app): State<App>, request: Request, next: Ne
         return next.run(request).await;
     };
     request.extensions_mut().insert(room);
-    match app.lane() {
-        Some(lane) => {
-            let ended = lane.run(next.run(request)).await;
+    match app.body_worker() {
+        Some(worker) => {
+            let ended = worker.run(next.run(request)).await;
             ended.unwrap_or_else(IntoResponse::into_response)
         }
         None => next.run(request).await,
@@ -148,7 +151,7 @@ async fn collect(
     app: &App,
     headers: &HeaderMap,
     mut body: Body,
-) -> Result<(Vec<u8>, Option<Room>), ApiError> {
+) -> Result<(Vec<u8>, Option<BodyPermit>), ApiError> {
     let limit = app.config().max_body;
     let length = headers.get(CONTENT_LENGTH);
     let length = length.and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
@@ -179,12 +182,12 @@ async fn collect(
     Ok((bytes, room))
 }
 
-/// Room for a body of so many bytes, which others may have to leave first, within this time.
-async fn reserve(app: &App, n_bytes: usize, wait: Duration) -> Result<Room, ApiError> {
+/// BodyPermit for a body of so many bytes, which others may have to leave first, within this time.
+async fn reserve(app: &App, n_bytes: usize, wait: Duration) -> Result<BodyPermit, ApiError> {
     let n_permits = u32::try_from(n_bytes).unwrap_or(u32::MAX);
     let permit = Arc::clone(app.bodies()).acquire_many_owned(n_permits);
     match timeout(wait, permit).await {
-        Ok(Ok(permit)) => Ok(Room {
+        Ok(Ok(permit)) => Ok(BodyPermit {
             _permit: Arc::new(permit),
         }),
         _ => {
@@ -221,8 +224,8 @@ mod tests {
         Request::post("/").body(body).unwrap()
     }
 
-    /// A large body is handled while the thread of the connections answers others, and while a template
-    /// or a tokenizer works for it.
+    /// A large body is handled while the thread of the connections answers others, and while a
+    /// template or a tokenizer works for it.
     #[test]
     fn a_large_body_holds_up_no_small_one() {
         let (release, held) = mpsc::channel::<()>();
@@ -236,7 +239,7 @@ mod tests {
                 held.lock().unwrap().recv_timeout(wait).unwrap();
                 let held = Arc::clone(&held);
                 let wait = move || held.lock().unwrap().recv_timeout(wait).unwrap();
-                aside(wait).await.unwrap();
+                run_blocking(wait).await.unwrap();
             }
             body.len().to_string()
         };
