@@ -181,6 +181,12 @@ fn is_disk_full(error: &io::Error) -> bool {
 
 /// Of a file that does not exist: what there is instead.
 fn not_found(path: &Path) -> Option<String> {
+    if let Ok(target) = path.read_link() {
+        return Some(format!(
+            "it is a link to '{}', which is not there",
+            target.display()
+        ));
+    }
     let parent = parent(path);
     if path.file_name()? == "config.json" {
         let models = names_in(parent, |name| name.ends_with(".gguf"));

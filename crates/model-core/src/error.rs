@@ -115,6 +115,17 @@ pub enum ModelFileError {
     },
 }
 
+/// What is said of a file that Git has not fetched.
+const LFS_POINTER: &str = "a Git LFS pointer, not the file itself: run 'git lfs pull' in its folder, \
+    or download it again";
+
+/// The reason why these bytes are not the file that they should be, where Git left a pointer there.
+pub(crate) fn lfs_pointer(bytes: &[u8]) -> Option<String> {
+    bytes
+        .starts_with(b"version https://git-lfs")
+        .then(|| LFS_POINTER.to_owned())
+}
+
 /// Bytes that are not a GGUF file of a supported kind, or a model that GGUF cannot hold.
 #[derive(Clone, Debug, thiserror::Error, PartialEq)]
 #[non_exhaustive]
@@ -128,6 +139,9 @@ pub enum GgufError {
         /// The first four bytes.
         found: [u8; 4],
     },
+    /// What Git leaves in the place of a large file that was not fetched.
+    #[error("{LFS_POINTER}")]
+    LfsPointer,
     /// A file for big-endian machines.
     #[error("a big-endian GGUF file; only little-endian files can be read")]
     BigEndian,
@@ -161,6 +175,16 @@ pub enum GgufError {
         count: u64,
         /// The most there can be.
         at_most: u64,
+    },
+    /// More things than this program reads, though the file may hold them.
+    #[error("{count} {part}, where at most {limit} are read")]
+    OverLimit {
+        /// What is counted.
+        part: String,
+        /// The count in the file.
+        count: u64,
+        /// The limit.
+        limit: u64,
     },
     /// A name, key or string beyond its limit.
     #[error("{part}: a length of {length} bytes, where at most {at_most} are allowed")]
@@ -196,11 +220,13 @@ pub enum GgufError {
         /// The type number in the file.
         code: u32,
     },
-    /// An array of arrays.
-    #[error("metadata '{key}' is an array of arrays, which is not supported")]
+    /// Arrays of arrays of arrays, too many levels deep.
+    #[error("metadata '{key}' has arrays within arrays, more than {limit} levels deep")]
     NestedArray {
         /// The key.
         key: String,
+        /// The limit.
+        limit: usize,
     },
     /// A key that is there twice.
     #[error("metadata '{key}' is there twice")]

@@ -19,7 +19,7 @@ use super::reader::Reader;
 use super::tensor::{TensorInfo, TensorType};
 use super::value::{Array, Value};
 use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMENSIONS};
-use crate::error::GgufError;
+use crate::error::{GgufError, lfs_pointer};
 
 /// Longest key, in bytes (the specification's limit).
 const MAX_KEY: u64 = 65_535;
@@ -33,6 +33,10 @@ const MAX_ELEMENTS: u64 = 1 << 24;
 const MAX_KEYS: u64 = 1 << 16;
 /// Most tensors.
 const MAX_TENSORS: u64 = 1 << 20;
+/// How many levels of arrays a value may have.
+const MAX_NESTING: usize = 8;
+/// The type number of arrays.
+const ARRAY: u32 = 9;
 /// Fewest bytes of a key with its value: a length, a type, and a value of one byte.
 const MIN_ENTRY: u64 = 8 + 4 + 1;
 /// Fewest bytes of a tensor's description: a length, no dimensions, a type and an offset.
@@ -85,7 +89,11 @@ impl Header {
 }
 
 fn read_version(reader: &mut Reader<'_>) -> Result<u32, GgufError> {
+    let is_pointer = lfs_pointer(reader.rest()).is_some();
     let found = reader.array(format_args!("the magic number"))?;
+    if is_pointer {
+        return Err(GgufError::LfsPointer);
+    }
     if found != MAGIC {
         return Err(GgufError::Magic { found });
     }
@@ -115,7 +123,12 @@ fn read_metadata(reader: &mut Reader<'_>, n_keys: u64) -> Result<Metadata, GgufE
     for i in 0..n_keys {
         let key = reader.utf8(MAX_KEY, format_args!("key {i} of the metadata"))?;
         let code = reader.u32(format_args!("the type of metadata '{key}'"))?;
-        let value = read_value(reader, key, code)?;
+        let Some(value) = read_value(reader, key, code)? else {
+            tracing::warn!(
+                "metadata '{key}' is an array of arrays, which nothing here reads: it is left out"
+            );
+            continue;
+        };
         if metadata.insert(key, value).is_some() {
             return Err(GgufError::DuplicateKey {
                 key: key.to_owned(),
@@ -125,9 +138,10 @@ fn read_metadata(reader: &mut Reader<'_>, n_keys: u64) -> Result<Metadata, GgufE
     Ok(metadata)
 }
 
-fn read_value(reader: &mut Reader<'_>, key: &str, code: u32) -> Result<Value, GgufError> {
+/// A value; `None` for an array of arrays, which is passed over.
+fn read_value(reader: &mut Reader<'_>, key: &str, code: u32) -> Result<Option<Value>, GgufError> {
     let part = format_args!("metadata '{key}'");
-    Ok(match code {
+    Ok(Some(match code {
         0 => Value::U8(u8::from_le_bytes(reader.array(part)?)),
         1 => Value::I8(i8::from_le_bytes(reader.array(part)?)),
         2 => Value::U16(u16::from_le_bytes(reader.array(part)?)),
@@ -136,10 +150,15 @@ fn read_value(reader: &mut Reader<'_>, key: &str, code: u32) -> Result<Value, Gg
         5 => Value::I32(i32::from_le_bytes(reader.array(part)?)),
         6 => Value::F32(f32::from_le_bytes(reader.array(part)?)),
         7 => Value::Bool(truth(key, u8::from_le_bytes(reader.array(part)?))?),
-        8 => Value::String(reader.utf8(MAX_STRING, part)?.to_owned()),
+        // As in arrays, and as llama.cpp, which does not look at the encoding.
+        8 => Value::String(String::from_utf8_lossy(reader.text(MAX_STRING, part)?).into_owned()),
         9 => {
             let code = reader.u32(format_args!("the element type of metadata '{key}'"))?;
             let n = reader.u64(format_args!("the length of metadata '{key}'"))?;
+            if code == ARRAY {
+                skip_arrays(reader, key, n, MAX_NESTING)?;
+                return Ok(None);
+            }
             Value::Array(read_array(reader, key, code, n)?)
         }
         10 => Value::U64(u64::from_le_bytes(reader.array(part)?)),
@@ -151,7 +170,27 @@ fn read_value(reader: &mut Reader<'_>, key: &str, code: u32) -> Result<Value, Gg
                 code,
             });
         }
-    })
+    }))
+}
+
+/// Passes over `n` arrays, whose elements may be arrays.
+fn skip_arrays(reader: &mut Reader<'_>, key: &str, n: u64, levels: usize) -> Result<(), GgufError> {
+    let too_deep = || GgufError::NestedArray {
+        key: key.to_owned(),
+        limit: MAX_NESTING,
+    };
+    let levels = levels.checked_sub(1).ok_or_else(too_deep)?;
+    // An array takes at least its type and its length.
+    let part = format_args!("elements of metadata '{key}'");
+    for _ in 0..reader.check_count(n, 12, MAX_ELEMENTS, part)? {
+        let code = reader.u32(format_args!("the element type of metadata '{key}'"))?;
+        let n = reader.u64(format_args!("the length of metadata '{key}'"))?;
+        match code {
+            ARRAY => skip_arrays(reader, key, n, levels)?,
+            _ => drop(read_array(reader, key, code, n)?),
+        }
+    }
+    Ok(())
 }
 
 fn read_array(reader: &mut Reader<'_>, key: &str, code: u32, n: u64) -> Result<Array, GgufError> {
@@ -173,11 +212,6 @@ fn read_array(reader: &mut Reader<'_>, key: &str, code: u32, n: u64) -> Result<A
             )
         }
         8 => Array::String(strings(reader, key, n)?),
-        9 => {
-            return Err(GgufError::NestedArray {
-                key: key.to_owned(),
-            });
-        }
         10 => Array::U64(numbers(reader, key, n, u64::from_le_bytes)?),
         11 => Array::I64(numbers(reader, key, n, i64::from_le_bytes)?),
         12 => Array::F64(numbers(reader, key, n, f64::from_le_bytes)?),

@@ -214,7 +214,7 @@ impl FromValue<'_> for f32 {
 }
 
 impl FromValue<'_> for f64 {
-    const EXPECTED: &'static str = "f64";
+    const EXPECTED: &'static str = "f32 or f64";
 
     fn from_value(value: &Value) -> Result<Self, Mismatch> {
         match *value {

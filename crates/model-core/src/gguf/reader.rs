@@ -25,6 +25,11 @@ impl<'a> Reader<'a> {
         self.at as u64
     }
 
+    /// What is left.
+    pub(super) fn rest(&self) -> &'a [u8] {
+        self.bytes.get(self.at..).unwrap_or_default()
+    }
+
     /// Bytes that are left.
     pub(super) fn remaining(&self) -> u64 {
         (self.bytes.len() - self.at) as u64
@@ -102,9 +107,14 @@ impl<'a> Reader<'a> {
         limit: u64,
         part: Arguments<'_>,
     ) -> Result<usize, GgufError> {
-        let at_most = limit.min(self.remaining() / min_bytes);
+        let at_most = self.remaining() / min_bytes;
         match usize::try_from(count) {
-            Ok(n) if count <= at_most => Ok(n),
+            Ok(n) if count <= limit.min(at_most) => Ok(n),
+            Ok(_) if count <= at_most => Err(GgufError::OverLimit {
+                part: part.to_string(),
+                count,
+                limit,
+            }),
             _ => Err(GgufError::TooMany {
                 part: part.to_string(),
                 count,
@@ -167,7 +177,12 @@ mod tests {
         };
         assert_eq!(check(13, 1000), too_many(13, 12));
         assert_eq!(check(u64::MAX, u64::MAX), too_many(u64::MAX, 12));
-        assert_eq!(check(6, 5), too_many(6, 5));
+        let over_limit = GgufError::OverLimit {
+            part: "things".to_owned(),
+            count: 6,
+            limit: 5,
+        };
+        assert_eq!(check(6, 5), Err(over_limit));
     }
 
     #[test]

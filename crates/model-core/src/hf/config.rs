@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde_json::{Map, Value};
 
 use super::ModelFileError;
+use crate::error::lfs_pointer;
 
 /// Longest JSON file that is read: vocabularies take tens of megabytes.
 const MAX_BYTES: u64 = 512 << 20;
@@ -113,6 +114,9 @@ impl HfConfig {
             )));
         }
         let text = fs::read(path).map_err(io)?;
+        if let Some(reason) = lfs_pointer(&text) {
+            return Err(wrong(reason));
+        }
         let root =
             serde_json::from_slice(&text).map_err(|e| wrong(format!("no JSON object: {e}")))?;
         Ok(Self {

@@ -13,6 +13,7 @@ use safetensors::tensor::Dtype;
 
 use super::config::Bounds;
 use super::{HfConfig, ModelFileError};
+use crate::error::lfs_pointer;
 use crate::map::{MapError, map_file};
 
 const SINGLE: &str = "model.safetensors";
@@ -131,6 +132,10 @@ impl TensorFiles {
             path: path.to_owned(),
             reason: format!("no sound safetensors file: {error}"),
         };
+        if let Some(reason) = lfs_pointer(&bytes) {
+            let path = path.to_owned();
+            return Err(ModelFileError::Format { path, reason });
+        }
         // This checks that offsets are in order, without gaps, and end where the file ends.
         let (n_header, header) = SafeTensors::read_metadata(&bytes).map_err(|e| wrong(&e))?;
         let start = n_header + 8;
