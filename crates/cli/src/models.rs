@@ -12,7 +12,8 @@ use kv_core::weights::SharedBytes;
 use kv_core::weights::WeightSource;
 use model_core::directory::HfDirectory;
 use model_core::gguf::{GgufFile, Metadata};
-use model_core::model_file::{ModelFile, OpenModel};
+use model_core::model_file::{ModelFile, OpenModel, open_tokenizer, tokenizer_from_bytes};
+use model_core::tokenizer::Tokenizer;
 
 use crate::by_name::locate;
 use crate::input;
@@ -133,6 +134,15 @@ impl ModelSource {
                 ModelFile::from_bytes(from_stdin()?, &registry)?
             }
             Self::File(path) => ModelFile::open(&locate(path)?, &registry)?,
+        })
+    }
+
+    /// Reads its tokenizer alone: files without weights have one, too.
+    pub(crate) fn load_tokenizer(&self) -> anyhow::Result<Tokenizer> {
+        Ok(match self {
+            Self::Embedded => tokenizer_from_bytes(embedded())?,
+            Self::File(path) if input::is_stdin(path) => tokenizer_from_bytes(from_stdin()?)?,
+            Self::File(path) => open_tokenizer(locate(path)?)?,
         })
     }
 }

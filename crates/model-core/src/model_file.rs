@@ -15,9 +15,10 @@ use kv_core::weights::{SharedBytes, WeightSource};
 use crate::architecture::{Model, Registry};
 use crate::directory::HfDirectory;
 use crate::error::{MetadataError, ModelError, ModelFileError};
-use crate::gguf::{Array, FromValue, GgufFile, Metadata};
+use crate::gguf::{Array, FromValue, GgufFile, Metadata, Value};
+use crate::hf::tokenizer_keys;
 use crate::tokenizer::{
-    SpecialIds, SpecialSpacing, TokenKind, Tokenizer, TokenizerModel, TokenizerSpec,
+    Normalizer, SpecialIds, SpecialSpacing, TokenKind, Tokenizer, TokenizerModel, TokenizerSpec,
 };
 use crate::weight_summary::WeightSummary;
 
@@ -175,6 +176,42 @@ impl Deref for ModelFile {
     }
 }
 
+/// The tokenizer of a GGUF file or of a directory alone. No weight is read, and there may be none:
+/// files that hold only a vocabulary will do.
+///
+/// # Errors
+/// [`ModelFileError`]: the file or the tokenizer in it is not usable.
+pub fn open_tokenizer(path: impl AsRef<Path>) -> Result<Tokenizer, ModelFileError> {
+    let path = path.as_ref();
+    if !path.is_dir() {
+        return tokenizer_of_gguf(&GgufFile::open(path)?);
+    }
+    let label = format!("'{}'", path.display());
+    let metadata = tokenizer_keys(path)?;
+    if !metadata.contains("tokenizer.ggml.model") {
+        return Err(in_file(&label, ModelError::NoTokenizer));
+    }
+    read_tokenizer(&metadata).map_err(|reason| in_file(&label, reason))
+}
+
+/// The same from the bytes of a GGUF file.
+///
+/// # Errors
+/// As [`open_tokenizer`].
+pub fn tokenizer_from_bytes(bytes: SharedBytes) -> Result<Tokenizer, ModelFileError> {
+    tokenizer_of_gguf(&GgufFile::from_bytes(bytes)?)
+}
+
+fn tokenizer_of_gguf(file: &GgufFile) -> Result<Tokenizer, ModelFileError> {
+    let tokenizer = read_tokenizer(file.metadata());
+    file.check()?;
+    tokenizer.map_err(|reason| in_file(file.label(), reason))
+}
+
+fn read_tokenizer(metadata: &Metadata) -> Result<Tokenizer, ModelError> {
+    Ok(Tokenizer::new(tokenizer_spec(metadata)?)?)
+}
+
 fn in_file(label: &str, reason: ModelError) -> ModelFileError {
     ModelFileError::Model {
         file: label.to_owned(),
@@ -188,7 +225,7 @@ fn tokenizer(open: &OpenModel) -> Result<Tokenizer, ModelError> {
     if matches!(open.source, Source::Directory(_)) && !metadata.contains("tokenizer.ggml.model") {
         return Err(ModelError::NoTokenizer);
     }
-    let tokenizer = Tokenizer::new(tokenizer_spec(metadata)?)?;
+    let tokenizer = read_tokenizer(metadata)?;
     let (n_tokens, n_logits) = (tokenizer.n_tokens(), open.model.vocab_size());
     match n_tokens > n_logits {
         true => Err(ModelError::VocabTooLarge { n_tokens, n_logits }),
@@ -214,7 +251,6 @@ pub fn tokenizer_spec(metadata: &Metadata) -> Result<TokenizerSpec, ModelError> 
     }
     let keys = Keys(metadata);
     let tokens: &[String] = metadata.get("tokenizer.ggml.tokens")?;
-    let merges: Option<&[String]> = keys.optional("merges")?;
     let codes: Vec<i32> = keys.optional("token_type")?.unwrap_or_default();
     let kinds = codes
         .iter()
@@ -223,10 +259,17 @@ pub fn tokenizer_spec(metadata: &Metadata) -> Result<TokenizerSpec, ModelError> 
     Ok(TokenizerSpec {
         model: TokenizerModel::from_name(metadata.get("tokenizer.ggml.model")?)?,
         pre: keys.optional::<&str>("pre")?.map(str::to_owned),
+        expressions: keys.texts("pre_expressions")?.to_vec(),
+        whole_words: keys.optional("ignore_merges")?,
+        normalizers: keys
+            .texts("normalizers")?
+            .iter()
+            .map(|text| Normalizer::from_json(text))
+            .collect::<Result<_, _>>()?,
         tokens: tokens.to_vec(),
         scores: keys.optional("scores")?.unwrap_or_default(),
         kinds: kinds.collect::<Result<_, _>>()?,
-        merges: merges.unwrap_or_default().to_vec(),
+        merges: keys.texts("merges")?.to_vec(),
         special: special_ids(keys)?,
         add_bos: keys.optional("add_bos_token")?,
         add_eos: keys.optional("add_eos_token")?,
@@ -261,10 +304,18 @@ impl<'a> Keys<'a> {
         self.0.optional(&format!("tokenizer.ggml.{name}"))
     }
 
+    fn texts(self, name: &str) -> Result<&'a [String], MetadataError> {
+        Ok(self.optional::<&[String]>(name)?.unwrap_or_default())
+    }
+
     fn id(self, role: &str) -> Result<Option<TokenId>, MetadataError> {
-        Ok(self
-            .optional::<u32>(&format!("{role}_token_id"))?
-            .map(TokenId))
+        let name = format!("{role}_token_id");
+        let id = match self.0.value(&format!("tokenizer.ggml.{name}")) {
+            // Some files write -1 for a token that there is not.
+            Some(Value::I32(id)) => Some(id.cast_unsigned()),
+            _ => self.optional::<u32>(&name)?,
+        };
+        Ok(id.map(TokenId))
     }
 }
 

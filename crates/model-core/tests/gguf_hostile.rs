@@ -2,6 +2,9 @@
 //! proportion to the file.
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
+#[path = "hostile_tokenizers.rs"]
+mod hostile_tokenizers;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::fs;
@@ -418,9 +421,20 @@ fn names_and_keys_are_unique() {
 #[test]
 fn values_are_of_known_types() {
     let array = |code: u32| Raw::new(0, 1).text(b"k").u32(9).u32(code).u64(1).data(64);
+    // An array of one array of 32-bit numbers is left out; ten levels are refused.
+    let nested = Raw::new(0, 1).text(b"k").u32(9).u32(9).u64(1).u32(4).u64(2);
+    let file = open(nested.u32(1).u32(2).data(0)).unwrap();
+    assert!(file.metadata().is_empty());
+    let mut deep = Raw::new(0, 1).text(b"k").u32(9);
+    for _ in 0..10 {
+        deep = deep.u32(9).u64(1);
+    }
     assert_eq!(
-        format_error(array(9)),
-        GgufError::NestedArray { key: "k".into() }
+        format_error(deep.u32(4).u64(0).data(64)),
+        GgufError::NestedArray {
+            key: "k".into(),
+            limit: 8
+        }
     );
     assert_eq!(
         format_error(array(13)),
@@ -457,17 +471,25 @@ fn values_are_of_known_types() {
 }
 
 #[test]
-fn bad_utf8_is_refused_in_names_and_replaced_in_lists() {
+fn what_git_left_in_the_place_of_a_file_is_named() {
+    let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 491400032\n";
+    let error = open(pointer.to_vec()).unwrap_err().to_string();
+    assert!(
+        error.contains("a Git LFS pointer, not the file itself"),
+        "{error}"
+    );
+}
+
+#[test]
+fn bad_utf8_is_refused_in_names_and_replaced_in_values() {
     let key = Raw::new(0, 1).text(b"k\xff").u32(4).u32(1).data(0);
     assert!(matches!(
         format_error(key),
         GgufError::NotUtf8 { valid: 1, .. }
     ));
-    let value = Raw::new(0, 1).text(b"k").u32(8).text(b"\xff").data(0);
-    assert!(matches!(
-        format_error(value),
-        GgufError::NotUtf8 { valid: 0, .. }
-    ));
+    let value = Raw::new(0, 1).text(b"k").u32(8).text(b"caf\xe9").data(0);
+    let file = open(value).unwrap();
+    assert_eq!(file.metadata().get::<&str>("k"), Ok("caf\u{FFFD}"));
     let list = Raw::new(0, 1)
         .text(b"k")
         .u32(9)

@@ -320,11 +320,12 @@ fn what_cannot_be_kept_is_named() {
         let error = tokenizer_keys(dir.path()).unwrap_err().to_string();
         error.replace(&dir.path().display().to_string(), "DIR")
     };
-    let error = said(byte_level(split(r"\w+|\s+"), Words::Merged));
+    let mut merged = byte_level(split(r"\w+|\s+"), Words::Merged);
+    merged["pre_tokenizer"]["pretokenizers"][0]["behavior"] = json!("MergedWithNext");
     assert_eq!(
-        error,
-        "'DIR/tokenizer.json': 'pre_tokenizer.pretokenizers.0.pattern.Regex' is \"\\\\w+|\\\\s+\", not an \
-         expression that a known pre-tokenizer has"
+        said(merged),
+        "'DIR/tokenizer.json': 'pre_tokenizer.pretokenizers.0.behavior' is \"MergedWithNext\", not \
+         Isolated, Contiguous, or Removed with 'invert'"
     );
     let mut unigram = word_piece();
     unigram["model"]["type"] = json!("Unigram");

@@ -4,6 +4,7 @@
 mod chat_template;
 mod gguf;
 mod hf_tokenizer;
+mod pre_tokenizers;
 mod rwkv_tokenizer;
 mod tokenizer;
 mod tokenizer_data;

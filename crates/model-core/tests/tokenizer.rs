@@ -6,6 +6,8 @@ use std::sync::LazyLock;
 
 use crate::tokenizer_data::{data, golden, spec, tokenizer};
 use kv_core::TokenId;
+use model_core::gguf::{Array, GgufWriter, Value};
+use model_core::model_file::tokenizer_from_bytes;
 use model_core::tokenizer::{
     AddSpecial, DecodeFrom, DecodeStream, EncodeOptions, SpecialPieces, SpecialText, TokenKind,
     Tokenizer, TokenizerError, TokenizerModel, TokenizerSpec,
@@ -38,7 +40,10 @@ fn equals_golden(tokenizer: &Tokenizer, file: &str) {
     for case in cases {
         let text = &case.text;
         let prompt = tokenizer.encode(text, EncodeOptions::PROMPT);
-        assert_eq!(raw(&prompt), case.prompt, "{text:?} as a prompt");
+        // llama.cpp takes the HTML tag "</s>" for a mark of Qwen's, which it is not.
+        let is_text = case.prompt.contains(&128_247);
+        let expected = if is_text { &case.plain } else { &case.prompt };
+        assert_eq!(&raw(&prompt), expected, "{text:?} as a prompt");
         let plain = tokenizer.encode(text, EncodeOptions::TEXT);
         assert_eq!(raw(&plain), case.plain, "{text:?} as text");
         // SPM writes a space as U+2581, so that character does not come back.
@@ -65,10 +70,10 @@ fn spm_equals_llama_cpp() {
 }
 
 #[test]
-fn qwen2_ends_generation_as_llama_cpp_does() {
+fn qwen2_ends_generation_with_its_marks_and_not_with_an_html_tag() {
     let ends: Vec<u32> = QWEN.end_of_generation().map(|id| id.0).collect();
-    // 128247 is "</s>".
-    assert_eq!(ends, [128_247, 151_643, 151_645, 151_662, 151_663, 151_664]);
+    // llama.cpp adds 128247, "</s>", a token that no merge makes.
+    assert_eq!(ends, [151_643, 151_645, 151_662, 151_663, 151_664]);
     assert!(QWEN.is_end_of_generation(TokenId(151_645)));
     assert!(!QWEN.is_end_of_generation(TokenId(151_644)));
     assert_eq!(QWEN.n_tokens(), 151_936);
@@ -84,6 +89,43 @@ fn the_stories_tokenizer_starts_texts_with_bos_and_stops_at_it() {
     assert_eq!(STORIES.adds_last(), None);
     let ends: Vec<u32> = STORIES.end_of_generation().map(|id| id.0).collect();
     assert_eq!(ends, [1, 2]);
+}
+
+#[test]
+fn a_text_that_goes_on_gets_no_space_before_it() {
+    let continued = |text: &str| {
+        let options = EncodeOptions {
+            add: AddSpecial::Continuation,
+            ..EncodeOptions::PROMPT
+        };
+        let ids = STORIES.encode(text, options);
+        let pieces = ids
+            .iter()
+            .map(|&id| STORIES.piece(id, SpecialPieces::Skip).unwrap());
+        String::from_utf8(pieces.flatten().collect()).unwrap()
+    };
+    for text in ["ly", ".", " was", "  two"] {
+        assert_eq!(continued(text), text);
+    }
+}
+
+#[test]
+fn a_file_that_is_a_vocabulary_alone_will_do() {
+    let mut writer = GgufWriter::new();
+    let texts = |texts: &[&str]| Array::String(texts.iter().map(|t| (*t).to_owned()).collect());
+    writer.set("general.architecture", "falcon");
+    writer.set("tokenizer.ggml.model", "gpt2");
+    writer.set("tokenizer.ggml.pre", "falcon");
+    writer.set("tokenizer.ggml.tokens", texts(&["a", "b", "ab", "\u{120}"]));
+    writer.set("tokenizer.ggml.merges", texts(&["a b"]));
+    // Neither is there: both are ignored, with a warning.
+    writer.set("tokenizer.ggml.padding_token_id", Value::I32(-1));
+    writer.set("tokenizer.ggml.eos_token_id", 4_u32);
+    let tokenizer = tokenizer_from_bytes(writer.to_bytes().unwrap().into()).unwrap();
+    assert_eq!(tokenizer.special_ids().eos, None);
+    // No token stands for the byte 0x03: it is left out, as the library does it.
+    let found = tokenizer.encode("ab\u{3} ba", EncodeOptions::PROMPT);
+    assert_eq!(raw(&found), [2, 3, 1, 0]);
 }
 
 #[test]
@@ -263,21 +305,14 @@ fn bad_data_is_an_error_with_numbers() {
         text: "<0x0G>".to_owned(),
     };
     assert_eq!(error_of(|s| s.tokens[3] = "<0x0G>".to_owned()), error);
-    let error = E::SpecialOutOfRange {
-        name: "eos",
-        id: 5000,
-        n_tokens,
-    };
-    assert_eq!(error_of(|s| s.special.eos = Some(TokenId(5000))), error);
     let to_bpe = |s: &mut TokenizerSpec| {
         s.model = TokenizerModel::Bpe;
         s.kinds.clear();
     };
-    assert_eq!(error_of(|s| (to_bpe(s), s.pre = None).0), E::MissingPre);
-    let error = E::UnknownPre {
-        name: "default".to_owned(),
-    };
-    assert_eq!(error_of(to_bpe), error);
+    assert_eq!(error_of(to_bpe), E::MissingMerges);
+    let name = "tekken7".to_owned();
+    let error = E::UnknownPre { name: name.clone() };
+    assert_eq!(error_of(|s| (to_bpe(s), s.pre = Some(name)).0), error);
 
     let mut qwen = spec(&data("qwen2.vocab.lzma"));
     qwen.merges[5] = "nospace".to_owned();
@@ -288,13 +323,7 @@ fn bad_data_is_an_error_with_numbers() {
     assert_eq!(Tokenizer::new(qwen.clone()).unwrap_err(), error);
     qwen.merges.clear();
     assert_eq!(Tokenizer::new(qwen.clone()).unwrap_err(), E::MissingMerges);
-    qwen.tokens[0] = "something else".to_owned();
     qwen.merges.push("a b".to_owned());
-    let byte = b'!';
-    assert_eq!(
-        Tokenizer::new(qwen.clone()).unwrap_err(),
-        E::MissingByte { byte }
-    );
     qwen.special.bos = None;
     qwen.special.unk = Some(TokenId(0));
     qwen.add_bos = Some(true);

@@ -34,8 +34,7 @@ pub(super) fn run(args: &TokenizeArgs, out: &mut impl Write) -> anyhow::Result<E
     let Some(text) = resolve::text(args.text.as_deref(), args.file.as_deref())? else {
         return usage("no text: give one as an argument, with -f FILE, or through a pipe");
     };
-    let file = ModelSource::new(args.model.model.as_deref()).load()?;
-    let tokenizer = file.tokenizer();
+    let tokenizer = ModelSource::new(args.model.model.as_deref()).load_tokenizer()?;
     let options = EncodeOptions {
         add: if args.no_bos {
             AddSpecial::Never

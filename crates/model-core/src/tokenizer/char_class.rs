@@ -46,6 +46,7 @@ pub(super) struct CharClasses {
     accents: Vec<(char, char)>,
     punctuation: Vec<(char, char)>,
     controls: Vec<(char, char)>,
+    decimals: Vec<(char, char)>,
 }
 
 impl CharClasses {
@@ -59,6 +60,7 @@ impl CharClasses {
             // What BERT drops and cuts at: the tables of the reference are those of Unicode 8.0.
             accents: ranges(r"[[\p{Mn}\x{1734}]&&\p{Age:8.0}]")?,
             punctuation: ranges(r"[[\p{P}\x{166D}\x{111C9}]&&\p{Age:8.0}]")?,
+            decimals: ranges(r"[\p{Nd}&&\p{Age:15.1}]")?,
             controls: ranges(r"[\p{Cc}\p{Co}[\p{Cf}&&\p{Age:8.0}]]")?,
         })
     }
@@ -79,6 +81,14 @@ impl CharClasses {
 }
 
 impl CharClasses {
+    /// `\d`
+    pub(super) fn is_decimal(&self, c: char) -> bool {
+        match c {
+            '\0'..='\x7F' => c.is_ascii_digit(),
+            _ => contains(&self.decimals, c),
+        }
+    }
+
     /// `\p{Mn}` of Unicode 8.0
     pub(super) fn is_accent(&self, c: char) -> bool {
         contains(&self.accents, c)

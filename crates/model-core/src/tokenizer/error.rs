@@ -9,8 +9,8 @@
 pub enum TokenizerError {
     /// The kind of tokenizer is not one that this crate has.
     #[error(
-        "tokenizer model {name:?} is not supported (supported: \"llama\", \"gpt2\", \"bert\", \"t5\", \
-         \"rwkv\")"
+        "tokenizer model {name:?} is not supported (supported: \"llama\", \"gpt2\", \"gemma4\", \
+         \"bert\", \"t5\", \"rwkv\")"
     )]
     UnknownModel {
         /// The name as the file gives it (`tokenizer.ggml.model`).
@@ -30,9 +30,23 @@ pub enum TokenizerError {
         /// The name as the file gives it (`tokenizer.ggml.pre`).
         name: String,
     },
-    /// A byte-level BPE without the name of its pre-tokenizer: there is no safe default.
-    #[error("the file names no pre-tokenizer (tokenizer.ggml.pre), and BPE has no safe default")]
-    MissingPre,
+    /// An expression of a pre-tokenizer that is none.
+    #[error("the pre-tokenizer's expression {text:?} cannot be used: {reason}")]
+    Expression {
+        /// The expression as the file gives it.
+        text: String,
+        /// The library's message.
+        reason: String,
+    },
+    /// A step that prepares texts and is not known.
+    #[error(
+        "the normalizer {text} is not supported (supported: NFC, NFD, NFKC, NFKD, Lowercase, \
+         Prepend, and Replace of a text)"
+    )]
+    Normalizer {
+        /// The step as the file gives it.
+        text: String,
+    },
     /// No tokens at all.
     #[error("the vocabulary is empty")]
     EmptyVocab,
@@ -104,16 +118,6 @@ pub enum TokenizerError {
     MissingByte {
         /// The byte.
         byte: u8,
-    },
-    /// A special id that is not in the vocabulary.
-    #[error("the {name} token is {id}, but the vocabulary has {n_tokens} tokens")]
-    SpecialOutOfRange {
-        /// Which special token.
-        name: &'static str,
-        /// Its id.
-        id: u32,
-        /// The number of tokens.
-        n_tokens: usize,
     },
     /// The file requires a token at the start or end of every text but does not name it.
     #[error("the file asks to add a {name} token to every text, but names none")]

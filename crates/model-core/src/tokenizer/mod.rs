@@ -9,8 +9,11 @@ mod cased;
 mod char_class;
 mod char_map;
 mod error;
+mod expression;
 mod merge;
+mod normalizer;
 mod pair;
+pub(crate) mod pre_tokenizers;
 mod roles;
 mod rwkv;
 mod spec;
@@ -20,30 +23,33 @@ mod stream;
 mod unigram;
 mod vocab;
 mod word_piece;
-mod words;
+pub(crate) mod words;
+
+use std::borrow::Cow;
 
 use kv_core::TokenId;
 
 pub use error::TokenizerError;
+pub use normalizer::Normalizer;
 pub use pair::TokenPair;
 pub use spec::{SpecialIds, SpecialSpacing, TokenKind, TokenizerModel, TokenizerSpec};
 pub use special::SpecialText;
 pub use stream::{DecodeFrom, DecodeStream};
 pub use vocab::SpecialPieces;
 
-use bpe::{Bpe, WholeWords};
+use bpe::Bpe;
 use char_map::{CharMap, TextForm};
 use pair::Between;
+use pre_tokenizers::{Alphabet, PreTokenizer};
 pub(crate) use rwkv::escape;
 
 use roles::Roles;
 use rwkv::Rwkv;
 use special::{Fragment, SpecialMatcher};
 use spm::{SpacePrefix, Spm};
-use unigram::{ExtraSpace, Preparation, Unigram};
+use unigram::{ExtraSpace, Preparation, TextStart, Unigram};
 use vocab::Vocab;
 use word_piece::{Letters, WordPiece};
-use words::WordSplitter;
 
 /// Whether encoding adds BOS before and EOS after the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,8 +59,11 @@ pub enum AddSpecial {
     /// As the model file specifies, but no BOS where the text starts with it already and no EOS
     /// where the text ends with it: for chat templates, many of which write them.
     AsModelOnce,
-    /// Neither: for text that continues other text.
+    /// Neither.
     Never,
+    /// Neither, and no space before the text, as some vocabularies want it at the start of one: for
+    /// text that goes on where other text ended, perhaps within a word.
+    Continuation,
 }
 
 /// How to encode a text.
@@ -100,6 +109,8 @@ pub struct Tokenizer {
     roles: Roles,
     specials: SpecialMatcher,
     algorithm: Algorithm,
+    /// What is done to a text of BPE before it is cut.
+    normalizers: Vec<Normalizer>,
     /// What a text starts with.
     first: Option<TokenId>,
     /// What a text ends with.
@@ -115,27 +126,33 @@ impl Tokenizer {
     /// Any [`TokenizerError`] but [`UnknownToken`](TokenizerError::UnknownToken): the data
     /// contradicts itself, or needs something that this crate cannot do exactly.
     pub fn new(mut spec: TokenizerSpec) -> Result<Self, TokenizerError> {
-        let mut vocab = vocab::take_vocab(&mut spec)?;
+        let pre = match spec.model {
+            TokenizerModel::Bpe | TokenizerModel::CharacterBpe => Some(PreTokenizer::of(&spec)?),
+            _ => None,
+        };
+        let model = match &pre {
+            Some(pre) if pre.traits.alphabet == Alphabet::Bytes => TokenizerModel::Bpe,
+            Some(_) => TokenizerModel::CharacterBpe,
+            None => spec.model,
+        };
+        let names_bos = spec.special.bos.is_some();
+        let names_eos = spec.special.eos.is_some();
+        let mut vocab = vocab::take_vocab(&mut spec, model)?;
         if !spec.scores.is_empty() {
             vocab::check_len("tokenizer.ggml.scores", spec.scores.len(), vocab.n_tokens())?;
         }
-        let roles = Roles::resolve(&mut vocab, spec.model, spec.special)?;
+        let roles = Roles::resolve(&mut vocab, model, spec.special);
         let mut eos_by_default = false;
         let (algorithm, bos_by_default) = match spec.model {
             TokenizerModel::Spm => {
                 let spm = Spm::new(&vocab, &spec.scores, roles.ids.unk)?;
                 (Algorithm::Spm(spm, space_prefix(&spec)), true)
             }
-            TokenizerModel::Bpe => {
-                let pre = spec.pre.as_deref().ok_or(TokenizerError::MissingPre)?;
-                let (splitter, traits) = WordSplitter::new(pre)?;
-                let whole = if traits.whole_words {
-                    WholeWords::Take
-                } else {
-                    WholeWords::Merge
-                };
-                let bpe = Bpe::new(&vocab, &spec.merges, roles.ids.unk, splitter, whole)?;
-                (Algorithm::Bpe(Box::new(bpe)), traits.add_bos)
+            TokenizerModel::Bpe | TokenizerModel::CharacterBpe => {
+                let pre = pre.unwrap_or_default();
+                let splitter = pre.splitter()?;
+                let bpe = Bpe::new(&vocab, &spec.merges, roles.ids.unk, splitter, pre.traits)?;
+                (Algorithm::Bpe(Box::new(bpe)), pre.traits.add_bos)
             }
             TokenizerModel::WordPiece => {
                 // A text stands between two marks.
@@ -158,12 +175,20 @@ impl Tokenizer {
                 (Algorithm::Rwkv(Box::new(rwkv)), false)
             }
         };
+        // Gemma 4's answers are no text without BOS, whatever a file says (as in llama.cpp).
+        if model == TokenizerModel::CharacterBpe && bos_by_default {
+            spec.add_bos = None;
+        }
         let first = match (spec.add_bos, roles.ids.bos) {
-            (Some(true), None) => return Err(TokenizerError::MissingSpecial { name: "bos" }),
+            (Some(true), None) if !names_bos => {
+                return Err(TokenizerError::MissingSpecial { name: "bos" });
+            }
             (wanted, bos) => bos.filter(|_| wanted.unwrap_or(bos_by_default)),
         };
         let last = match (spec.add_eos, roles.ids.eos) {
-            (Some(true), None) => return Err(TokenizerError::MissingSpecial { name: "eos" }),
+            (Some(true), None) if !names_eos => {
+                return Err(TokenizerError::MissingSpecial { name: "eos" });
+            }
             (wanted, eos) => eos.filter(|_| wanted.unwrap_or(eos_by_default)),
         };
         let between = match (spec.model, spec.add_sep) {
@@ -178,6 +203,7 @@ impl Tokenizer {
             roles,
             specials,
             algorithm,
+            normalizers: spec.normalizers,
             first,
             last,
             between,
@@ -188,18 +214,24 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Vec<TokenId> {
         let mut out = Vec::with_capacity(text.len() / 3 + 2);
         // SPM puts its space before a text and after every special token.
-        let mut after_special = true;
+        let mut after_special = options.add != AddSpecial::Continuation;
         for fragment in self.specials.split(text, options.special) {
             match (fragment, &self.algorithm) {
                 (Fragment::Token(id), _) => out.push(id),
                 (Fragment::Text(text), Algorithm::Bpe(bpe)) => {
-                    bpe.encode(&self.vocab, text, &mut out);
+                    let text = self.normalized(text);
+                    bpe.encode(&self.vocab, &text, &mut out);
                 }
                 (Fragment::Text(text), Algorithm::WordPiece(pieces)) => {
                     pieces.encode(&self.vocab, text, &mut out);
                 }
                 (Fragment::Text(text), Algorithm::Unigram(unigram)) => {
-                    unigram.encode(&self.vocab, text, &mut out);
+                    let start = if after_special {
+                        TextStart::Beginning
+                    } else {
+                        TextStart::Continuation
+                    };
+                    unigram.encode(&self.vocab, text, start, &mut out);
                 }
                 (Fragment::Text(text), Algorithm::Rwkv(rwkv)) => rwkv.encode(text, &mut out),
                 (Fragment::Text(text), Algorithm::Spm(spm, prefix)) => {
@@ -216,7 +248,7 @@ impl Tokenizer {
         let wanted = |id: Option<TokenId>, present: Option<&TokenId>| match options.add {
             AddSpecial::AsModel => id,
             AddSpecial::AsModelOnce => id.filter(|id| present != Some(id)),
-            AddSpecial::Never => None,
+            AddSpecial::Never | AddSpecial::Continuation => None,
         };
         let (first, last) = (
             wanted(self.first, out.first()),
@@ -250,6 +282,11 @@ impl Tokenizer {
             second: start,
             n_closing: usize::from(self.last.is_some()),
         }
+    }
+
+    fn normalized<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        let steps = self.normalizers.iter();
+        steps.fold(Cow::Borrowed(text), |text, step| step.apply(text))
     }
 
     /// The text of whole `ids`, from the start of a text. Bytes that are no UTF-8 become U+FFFD.

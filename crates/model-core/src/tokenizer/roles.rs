@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use kv_core::TokenId;
 
 use super::vocab::Vocab;
-use super::{SpecialIds, TokenKind, TokenizerError, TokenizerModel};
+use super::{SpecialIds, TokenKind, TokenizerModel};
 
 const END_OF_TURN: &[&str] = &[
     "<|eot_id|>",
@@ -72,7 +72,7 @@ const FIM_REP: &[&str] = &[
 
 const FIM_SEP: &[&str] = &["<|file_sep|>"];
 
-/// Texts that end generation wherever they are in the vocabulary.
+/// Texts that end generation wherever they are in the vocabulary: no ordinary text has them.
 const END_OF_GENERATION: &[&str] = &[
     "<|eot_id|>",
     "<|im_end|>",
@@ -83,20 +83,19 @@ const END_OF_GENERATION: &[&str] = &[
     "<|calls|>",
     "<end_of_turn>",
     "<|endoftext|>",
-    "</s>",
     "<|eom_id|>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "[EOS]",
     "<|end_of_text|>",
     "<end_of_utterance>",
-    "<eos>",
     "<turn|>",
     "<|tool_response>",
     "<｜end▁of▁sentence｜>",
     "[e~[",
 ];
+
+/// Texts that end generation where the file says that they are marks. Elsewhere they are text:
+/// `</s>` closes an HTML tag in the vocabularies of Gemma and Qwen.
+const END_OF_GENERATION_IF_CONTROL: &[&str] =
+    &["</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]"];
 
 /// Marks of the harmony format that are part of the text a user sees.
 const ALWAYS_RENDERED: &[&str] = &["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"];
@@ -110,17 +109,14 @@ pub(super) struct Roles {
 
 impl Roles {
     /// Completes the roles that the file gives, and corrects the kinds of the tokens that have one.
-    pub(super) fn resolve(
-        vocab: &mut Vocab,
-        model: TokenizerModel,
-        mut ids: SpecialIds,
-    ) -> Result<Self, TokenizerError> {
+    /// An id that the vocabulary does not have plays no role, with a warning: many files carry one.
+    pub(super) fn resolve(vocab: &mut Vocab, model: TokenizerModel, mut ids: SpecialIds) -> Self {
+        drop_unknown(vocab, &mut ids);
         if model == TokenizerModel::Spm {
             for (slot, id) in [(&mut ids.unk, 0), (&mut ids.bos, 1), (&mut ids.eos, 2)] {
                 *slot = slot.or_else(|| vocab.kind(TokenId(id)).map(|_| TokenId(id)));
             }
         }
-        check_range(vocab, &ids)?;
         for (slot, texts) in [
             (&mut ids.eot, END_OF_TURN),
             (&mut ids.eom, END_OF_MESSAGE),
@@ -148,6 +144,15 @@ impl Roles {
                 ends.insert(id);
             }
         }
+        let named = [ids.eos, ids.eot, ids.eom];
+        for text in END_OF_GENERATION_IF_CONTROL {
+            if let Some(id) = vocab.id(text)
+                && (vocab.kind(id) == Some(TokenKind::Control) || named.contains(&Some(id)))
+            {
+                vocab.set_kind(id, TokenKind::Control);
+                ends.insert(id);
+            }
+        }
         for text in ALWAYS_RENDERED {
             if let Some(id) = vocab.id(text) {
                 vocab.set_kind(id, TokenKind::UserDefined);
@@ -155,10 +160,10 @@ impl Roles {
         }
         ends.extend([ids.eos, ids.eot, ids.eom].into_iter().flatten());
         take_back(vocab, &mut ends);
-        Ok(Self {
+        Self {
             ids,
             end_of_generation: ends,
-        })
+        }
     }
 }
 
@@ -179,30 +184,33 @@ fn take_back(vocab: &mut Vocab, ends: &mut BTreeSet<TokenId>) {
     }
 }
 
-fn check_range(vocab: &Vocab, ids: &SpecialIds) -> Result<(), TokenizerError> {
-    let named = [
-        ("bos", ids.bos),
-        ("eos", ids.eos),
-        ("eot", ids.eot),
-        ("eom", ids.eom),
-        ("unknown", ids.unk),
-        ("seperator", ids.sep),
-        ("padding", ids.pad),
-        ("mask", ids.mask),
-        ("fim_pre", ids.fim_pre),
-        ("fim_suf", ids.fim_suf),
-        ("fim_mid", ids.fim_mid),
-        ("fim_pad", ids.fim_pad),
-        ("fim_rep", ids.fim_rep),
-        ("fim_sep", ids.fim_sep),
-    ];
+/// Takes the role from ids that the vocabulary does not have.
+fn drop_unknown(vocab: &Vocab, ids: &mut SpecialIds) {
     let n_tokens = vocab.n_tokens();
-    match named.into_iter().find_map(|(name, id)| {
-        let id = id.filter(|id| id.as_usize() >= n_tokens)?;
-        Some((name, id.0))
-    }) {
-        Some((name, id)) => Err(TokenizerError::SpecialOutOfRange { name, id, n_tokens }),
-        None => Ok(()),
+    for (name, slot) in [
+        ("bos", &mut ids.bos),
+        ("eos", &mut ids.eos),
+        ("eot", &mut ids.eot),
+        ("eom", &mut ids.eom),
+        ("unknown", &mut ids.unk),
+        ("seperator", &mut ids.sep),
+        ("padding", &mut ids.pad),
+        ("mask", &mut ids.mask),
+        ("fim_pre", &mut ids.fim_pre),
+        ("fim_suf", &mut ids.fim_suf),
+        ("fim_mid", &mut ids.fim_mid),
+        ("fim_pad", &mut ids.fim_pad),
+        ("fim_rep", &mut ids.fim_rep),
+        ("fim_sep", &mut ids.fim_sep),
+    ] {
+        if let Some(id) = slot.filter(|id| id.as_usize() >= n_tokens) {
+            let id = id.0.cast_signed();
+            tracing::warn!(
+                "the file says that the {name} token is {id}, but the vocabulary has {n_tokens} \
+                 tokens: it is ignored (tokenizer.ggml.{name}_token_id)"
+            );
+            *slot = None;
+        }
     }
 }
 
@@ -213,7 +221,7 @@ mod tests {
     fn resolve(texts: &[&str], ids: SpecialIds) -> (Vocab, Roles) {
         let texts = texts.iter().map(|t| (*t).to_owned()).collect();
         let mut vocab = Vocab::new(TokenizerModel::Bpe, texts, Vec::new()).unwrap();
-        let roles = Roles::resolve(&mut vocab, TokenizerModel::Bpe, ids).unwrap();
+        let roles = Roles::resolve(&mut vocab, TokenizerModel::Bpe, ids);
         (vocab, roles)
     }
 
@@ -254,19 +262,35 @@ mod tests {
     }
 
     #[test]
-    fn an_id_outside_of_the_vocabulary_is_an_error() {
-        let texts = vec!["a".to_owned()];
-        let mut vocab = Vocab::new(TokenizerModel::Bpe, texts, Vec::new()).unwrap();
-        let ids = SpecialIds {
+    fn a_closing_tag_ends_generation_only_where_the_file_says_so() {
+        let texts = vec!["a".to_owned(), "</s>".to_owned()];
+        let with = |kind, ids| {
+            let kinds = vec![TokenKind::Normal, kind];
+            let mut vocab = Vocab::new(TokenizerModel::Bpe, texts.clone(), kinds).unwrap();
+            let roles = Roles::resolve(&mut vocab, TokenizerModel::Bpe, ids);
+            (ends(&roles), vocab.kind(TokenId(1)))
+        };
+        for kind in [TokenKind::Normal, TokenKind::UserDefined] {
+            assert_eq!(with(kind, SpecialIds::default()), (vec![], Some(kind)));
+            let eos = SpecialIds {
+                eos: Some(TokenId(1)),
+                ..SpecialIds::default()
+            };
+            assert_eq!(with(kind, eos), (vec![1], Some(TokenKind::Control)));
+        }
+        let (ends, kind) = with(TokenKind::Control, SpecialIds::default());
+        assert_eq!((ends, kind), (vec![1], Some(TokenKind::Control)));
+    }
+
+    #[test]
+    fn an_id_outside_of_the_vocabulary_plays_no_role() {
+        let given = SpecialIds {
             eom: Some(TokenId(1)),
+            pad: Some(TokenId(u32::MAX)),
             ..SpecialIds::default()
         };
-        let error = Roles::resolve(&mut vocab, TokenizerModel::Bpe, ids).unwrap_err();
-        let expected = TokenizerError::SpecialOutOfRange {
-            name: "eom",
-            id: 1,
-            n_tokens: 1,
-        };
-        assert_eq!(error, expected);
+        let (_, roles) = resolve(&["a"], given);
+        assert_eq!(roles.ids, SpecialIds::default());
+        assert_eq!(ends(&roles), Vec::<u32>::new());
     }
 }

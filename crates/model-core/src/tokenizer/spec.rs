@@ -5,7 +5,7 @@
 
 use kv_core::TokenId;
 
-use super::TokenizerError;
+use super::{Normalizer, TokenizerError};
 
 /// The algorithm (`tokenizer.ggml.model`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,9 @@ pub enum TokenizerModel {
     /// `"gpt2"`: byte-level BPE. A pre-tokenizer cuts the text into words, whose bytes join in the
     /// order of a list of merges.
     Bpe,
+    /// `"gemma4"`: BPE over characters. A space is written as in SentencePiece, lines are joined in
+    /// the order of a list of merges, and characters that are no token fall back to bytes.
+    CharacterBpe,
     /// `"bert"`: WordPiece. Words are cut from the left into the longest tokens.
     WordPiece,
     /// `"t5"`: SentencePiece Unigram. A word is cut into the tokens whose scores add up to the most.
@@ -33,7 +36,9 @@ impl TokenizerModel {
     pub fn from_name(name: &str) -> Result<Self, TokenizerError> {
         match name {
             "llama" => Ok(Self::Spm),
-            "gpt2" => Ok(Self::Bpe),
+            // The second name is of vocabularies whose pre-tokenizer has it, too.
+            "gpt2" | "whitespace" => Ok(Self::Bpe),
+            "gemma4" => Ok(Self::CharacterBpe),
             "bert" => Ok(Self::WordPiece),
             "t5" => Ok(Self::Unigram),
             "rwkv" => Ok(Self::Rwkv),
@@ -136,8 +141,19 @@ pub enum SpecialSpacing {
 pub struct TokenizerSpec {
     /// The algorithm (`tokenizer.ggml.model`).
     pub model: TokenizerModel,
-    /// The name of the pre-tokenizer (`tokenizer.ggml.pre`). BPE needs it, SPM does not read it.
+    /// The name of the pre-tokenizer (`tokenizer.ggml.pre`). Only BPE reads it; without it, that is
+    /// `"default"`.
     pub pre: Option<String>,
+    /// The expressions that cut words, one after another, where `pre` is `"expressions"`. The key,
+    /// `tokenizer.ggml.pre_expressions`, is our own, as GGUF has none: a `tokenizer.json` may have
+    /// any.
+    pub expressions: Vec<String>,
+    /// True if a word that is a token stays whole, whatever the merges. The key,
+    /// `tokenizer.ggml.ignore_merges`, is our own. Without it, the pre-tokenizer's name decides.
+    pub whole_words: Option<bool>,
+    /// What is done to a text of BPE before it is cut, in order. The key,
+    /// `tokenizer.ggml.normalizers`, is our own.
+    pub normalizers: Vec<Normalizer>,
     /// The texts of the tokens, by id (`tokenizer.ggml.tokens`).
     pub tokens: Vec<String>,
     /// One score a token (`tokenizer.ggml.scores`). SPM and Unigram need them; BPE may leave them
@@ -184,6 +200,9 @@ impl TokenizerSpec {
         Self {
             model,
             pre: None,
+            expressions: Vec::new(),
+            whole_words: None,
+            normalizers: Vec::new(),
             tokens,
             scores: Vec::new(),
             kinds: Vec::new(),

@@ -24,6 +24,15 @@ pub(super) enum ExtraSpace {
     Keep,
 }
 
+/// Where a text is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TextStart {
+    /// At the start of all, or after a mark.
+    Beginning,
+    /// After other text.
+    Continuation,
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct Unigram {
     scores: Vec<f32>,
@@ -77,8 +86,14 @@ impl Unigram {
     }
 
     /// Appends the tokens of `text`.
-    pub(super) fn encode(&self, vocab: &Vocab, text: &str, out: &mut Vec<TokenId>) {
-        let text = self.prepared(text);
+    pub(super) fn encode(
+        &self,
+        vocab: &Vocab,
+        text: &str,
+        start: TextStart,
+        out: &mut Vec<TokenId>,
+    ) {
+        let text = self.prepared(text, start);
         let mut rest = text.as_str();
         while let Some(first) = rest.chars().next() {
             // A word is a space and what follows.
@@ -93,21 +108,28 @@ impl Unigram {
     }
 
     /// The text as pieces spell it.
-    fn prepared(&self, text: &str) -> String {
+    fn prepared(&self, text: &str, start: TextStart) -> String {
         let text = self.form.apply(text);
         let mut spelt = String::with_capacity(text.len() + 8);
         match self.extra_space {
             ExtraSpace::Keep => spelt.push_str(&text),
             ExtraSpace::Remove => {
+                let mut first = match start {
+                    TextStart::Beginning => "",
+                    TextStart::Continuation if text.starts_with(' ') => " ",
+                    TextStart::Continuation => "",
+                };
                 for word in text.split(' ').filter(|word| !word.is_empty()) {
-                    if !spelt.is_empty() {
-                        spelt.push(' ');
-                    }
+                    spelt.push_str(std::mem::replace(&mut first, " "));
                     spelt.push_str(word);
                 }
             }
         }
-        if self.prefix == SpacePrefix::Add && !spelt.is_empty() && !spelt.starts_with(' ') {
+        let prefix = match start {
+            TextStart::Beginning => self.prefix,
+            TextStart::Continuation => SpacePrefix::None,
+        };
+        if prefix == SpacePrefix::Add && !spelt.is_empty() && !spelt.starts_with(' ') {
             spelt.insert(0, ' ');
         }
         spelt.replace(' ', SPM_SPACE.encode_utf8(&mut [0; 4]))

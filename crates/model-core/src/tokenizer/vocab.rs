@@ -125,6 +125,7 @@ impl Vocab {
                 let plain = byte.is_ascii().then(|| char::from(byte).to_string())?;
                 self.id(&plain)
             }),
+            TokenizerModel::CharacterBpe => self.id(&format!("<0x{byte:02X}>")),
             TokenizerModel::Bpe => self.id(&byte_level::byte_to_char(byte).to_string()),
             TokenizerModel::WordPiece | TokenizerModel::Unigram | TokenizerModel::Rwkv => None,
         }
@@ -132,7 +133,7 @@ impl Vocab {
 
     fn named_byte(&self, text: &str) -> Option<u8> {
         match self.model {
-            TokenizerModel::Spm | TokenizerModel::Unigram => {
+            TokenizerModel::Spm | TokenizerModel::CharacterBpe | TokenizerModel::Unigram => {
                 let hex = text.strip_prefix("<0x")?.strip_suffix('>')?;
                 let exact = hex.len() == 2 && hex.bytes().all(|b| b.is_ascii_hexdigit());
                 exact.then(|| u8::from_str_radix(hex, 16).ok())?
@@ -168,7 +169,10 @@ impl Vocab {
             (TokenKind::Unused | TokenKind::Undefined, _) => {}
             (
                 TokenKind::Normal,
-                TokenizerModel::Spm | TokenizerModel::WordPiece | TokenizerModel::Unigram,
+                TokenizerModel::Spm
+                | TokenizerModel::CharacterBpe
+                | TokenizerModel::WordPiece
+                | TokenizerModel::Unigram,
             ) => {
                 let mut parts = text.split(SPM_SPACE);
                 out.extend_from_slice(parts.next().unwrap_or_default().as_bytes());
@@ -234,9 +238,12 @@ pub(super) fn check_len(
     })
 }
 
-/// Takes the vocabulary out of a spec and leaves the rest.
-pub(super) fn take_vocab(spec: &mut TokenizerSpec) -> Result<Vocab, TokenizerError> {
+/// Takes the vocabulary out of a spec and leaves the rest. `model` says how tokens are spelled.
+pub(super) fn take_vocab(
+    spec: &mut TokenizerSpec,
+    model: TokenizerModel,
+) -> Result<Vocab, TokenizerError> {
     let texts = std::mem::take(&mut spec.tokens);
     let kinds = std::mem::take(&mut spec.kinds);
-    Vocab::new(spec.model, texts, kinds)
+    Vocab::new(model, texts, kinds)
 }

@@ -1,26 +1,66 @@
-//! Pre-tokenizers: how byte-level BPE cuts text into words before it joins their bytes.
+//! Cuts text into the words whose bytes byte-level BPE joins.
 //!
 //! Invariant: the words cover the text without gaps, and equal the matches of the regular
-//! expression that the vocabulary was trained with (quoted at each pattern). Written as scanners,
-//! which read every character a bounded number of times whatever the text is: the expressions need
-//! lookahead and so a backtracking engine, which gives up on long runs of white space.
+//! expressions that the vocabulary was trained with, one expression after another: each cuts what
+//! the one before it left. The expressions of most models are written as scanners, which read every
+//! character a bounded number of times and are several times as fast as an automaton; all others
+//! are run by [`Expression`].
 
 use super::TokenizerError;
 use super::cased::{Cased, Contractions};
 use super::char_class::{CharClass, CharClasses};
+use super::expression::Expression;
 
-/// A regular expression that cuts words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pattern {
-    /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
+/// How many expressions a pre-tokenizer may have: the longest published list has six.
+const MAX_EXPRESSIONS: usize = 32;
+
+/// The expression of GPT-2, which a `ByteLevel` of `tokenizer.json` has built in.
+pub(crate) const GPT2: &str =
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+/// Every digit alone.
+pub(crate) const DIGIT: &str = r"\p{N}";
+/// Runs of punctuation.
+pub(crate) const PUNCTUATION: &str = r"[\p{P}\$\+<=>\^~\|`]+";
+/// Three digits of ASCII.
+pub(crate) const TRIPLE: &str = "[0-9][0-9][0-9]";
+/// Groups of three digits from the right, where no letter follows.
+pub(crate) const THREES: &str = r"\d{1,3}(?=(?:\d{3})*\b)";
+/// The same, cut before each group.
+pub(crate) const BEFORE_THREES: &str = r"(?=(\d{3})+(?!\d))";
+/// The same for all numbers, whatever follows them.
+pub(crate) const THREE_NUMBERS: &str = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?:\P{N}|$))";
+pub(crate) const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+pub(crate) const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+pub(crate) const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+pub(crate) const MINICPM5: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+pub(crate) const JAIS2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}";
+pub(crate) const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+pub(crate) const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// One expression, and how it is run.
+#[derive(Clone, Debug)]
+enum Step {
+    /// [`GPT2`]
     Gpt2,
-    /// The alternatives `(?i:'s|'t|'re|'ve|'m|'ll|'d)`, `[^\r\n\p{L}\p{N}]?\p{L}+`, `\p{N}{1,D}`,
-    /// ` ?[^\s\p{L}\p{N}]+[\r\n]*`, `\s*[\r\n]+`, `\s+(?!\S)` and `\s+` in this order, with `D`
-    /// digits, and with `[\p{L}\p{M}]` for `\p{L}` where marks belong to letters. Only ASCII
-    /// letters are matched in any case.
-    Llama3 { digits: usize, marks: Marks },
+    /// [`LLAMA3`], with so many digits in a word, and with `[\p{L}\p{M}]` for `\p{L}` where marks
+    /// belong to letters. Only ASCII letters are matched in any case.
+    Llama3 {
+        digits: usize,
+        marks: Marks,
+    },
     /// Two alternatives of letters, by their case; see [`super::cased`].
     Cased(Cased),
+    /// [`DIGIT`]
+    Digit,
+    /// [`PUNCTUATION`]
+    Punctuation,
+    /// [`TRIPLE`]
+    Triple,
+    /// [`THREES`], [`THREE_NUMBERS`] and [`BEFORE_THREES`]
+    Threes(BeforeThrees),
+    /// What [`JAIS2`] does to runs of white space: pieces of 512, 256 … 4, 2 and 1 characters.
+    SpaceUnits,
+    Expression(Expression),
 }
 
 /// Where combining marks belong.
@@ -30,146 +70,126 @@ enum Marks {
     WithLetters,
 }
 
-/// What is cut out before the pattern is applied to what lies between.
+/// Where the one or two digits before groups of three belong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum CutOut {
-    Nothing,
-    /// `\p{N}`: every digit alone.
-    Digits,
-    /// ``[\p{P}\$\+<=>\^~\|`]+``, and after it the pattern `[0-9][0-9][0-9]`, out of its words
-    /// (Falcon).
-    Punctuation,
+enum BeforeThrees {
+    /// They are a piece. Digits that a letter follows are not cut.
+    Apart,
+    /// They are a piece, and numbers of all kinds are cut.
+    OfNumbers,
+    /// They stay with what comes before them.
+    WithText,
 }
 
-/// A pre-tokenizer by the name that GGUF files give it.
+impl Step {
+    /// The steps that do what the expression does.
+    fn of(expression: &str) -> Result<Vec<Self>, TokenizerError> {
+        let llama3 = |digits, marks| Self::Llama3 { digits, marks };
+        let cased = |digits, contractions| {
+            Self::Cased(Cased {
+                digits,
+                contractions,
+            })
+        };
+        let steps = match expression {
+            GPT2 => vec![Self::Gpt2],
+            DIGIT => vec![Self::Digit],
+            PUNCTUATION => vec![Self::Punctuation],
+            TRIPLE => vec![Self::Triple],
+            THREES => vec![Self::Threes(BeforeThrees::Apart)],
+            THREE_NUMBERS => vec![Self::Threes(BeforeThrees::OfNumbers)],
+            BEFORE_THREES => vec![Self::Threes(BeforeThrees::WithText)],
+            LLAMA3 => vec![llama3(3, Marks::WithSymbols)],
+            QWEN2 => vec![llama3(1, Marks::WithSymbols)],
+            QWEN35 => vec![llama3(1, Marks::WithLetters)],
+            MINICPM5 => vec![llama3(usize::MAX, Marks::WithSymbols)],
+            JAIS2 => vec![llama3(3, Marks::WithSymbols), Self::SpaceUnits],
+            GPT4O => vec![cased(3, Contractions::WithWord)],
+            TEKKEN => vec![cased(1, Contractions::Apart)],
+            other => vec![Self::Expression(Expression::new(other)?)],
+        };
+        Ok(steps)
+    }
+}
+
+/// The expressions of a pre-tokenizer, ready to cut.
 #[derive(Clone, Debug)]
 pub(super) struct WordSplitter {
-    pattern: Pattern,
-    cut_out: CutOut,
+    steps: Vec<Step>,
     pub(super) classes: CharClasses,
 }
 
-/// What a pre-tokenizer's name implies besides how it splits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PreTraits {
-    /// A word that is a token stays whole, whatever the merges.
-    pub(super) whole_words: bool,
-    /// A text starts with BOS unless the file specifies otherwise.
-    pub(super) add_bos: bool,
-}
-
 impl WordSplitter {
-    /// The pre-tokenizer called `name`. Names are those that llama.cpp maps to the same expression.
-    pub(super) fn new(name: &str) -> Result<(Self, PreTraits), TokenizerError> {
-        let llama3 = Pattern::Llama3 {
-            digits: 3,
-            marks: Marks::WithSymbols,
-        };
-        let qwen2 = Pattern::Llama3 {
-            digits: 1,
-            marks: Marks::WithSymbols,
-        };
-        let qwen35 = Pattern::Llama3 {
-            digits: 1,
-            marks: Marks::WithLetters,
-        };
-        let plain = PreTraits {
-            whole_words: false,
-            add_bos: false,
-        };
-        let (pattern, cut_out, traits) = match name {
-            "llama3" | "llama-v3" | "llama-bpe" | "falcon3" | "falcon-h1" | "pixtral"
-            | "midm-2.0" | "lfm2" => (
-                llama3,
-                CutOut::Nothing,
-                PreTraits {
-                    whole_words: true,
-                    add_bos: true,
-                },
-            ),
-            "dbrx" | "smaug-bpe" => (llama3, CutOut::Nothing, plain),
-            "qwen2" | "deepseek-r1-qwen" | "stablelm2" | "megrez" => {
-                (qwen2, CutOut::Nothing, plain)
-            }
-            "qwen35" => (qwen35, CutOut::Nothing, plain),
-            "gpt-4o" | "llama4" => {
-                let cased = Cased {
-                    digits: 3,
-                    contractions: Contractions::WithWord,
-                };
-                (Pattern::Cased(cased), CutOut::Nothing, plain)
-            }
-            "tekken" => {
-                let cased = Cased {
-                    digits: 1,
-                    contractions: Contractions::Apart,
-                };
-                let traits = PreTraits {
-                    whole_words: true,
-                    add_bos: true,
-                };
-                (Pattern::Cased(cased), CutOut::Nothing, traits)
-            }
-            "gpt-2" | "phi-2" | "mpt" | "olmo" | "modern-bert" | "roberta-bpe" => {
-                (Pattern::Gpt2, CutOut::Nothing, plain)
-            }
-            "starcoder" | "refact" | "command-r" | "smollm" => {
-                (Pattern::Gpt2, CutOut::Digits, plain)
-            }
-            "falcon" => (Pattern::Gpt2, CutOut::Punctuation, plain),
-            _ => {
-                return Err(TokenizerError::UnknownPre {
-                    name: name.to_owned(),
+    /// # Errors
+    /// [`TokenizerError::Expression`] naming the one that is none.
+    pub(super) fn new<'e>(
+        expressions: impl IntoIterator<Item = &'e str>,
+    ) -> Result<Self, TokenizerError> {
+        let mut steps = Vec::new();
+        for (index, expression) in expressions.into_iter().enumerate() {
+            if index == MAX_EXPRESSIONS {
+                return Err(TokenizerError::Expression {
+                    text: expression.chars().take(40).collect(),
+                    reason: format!("it is one of more than {MAX_EXPRESSIONS}"),
                 });
             }
-        };
-        Ok((
-            Self {
-                pattern,
-                cut_out,
-                classes: CharClasses::new()?,
-            },
-            traits,
-        ))
+            steps.extend(Step::of(expression)?);
+        }
+        Ok(Self {
+            steps,
+            classes: CharClasses::new()?,
+        })
     }
 
     /// Calls `word` for the words of `text` in order.
-    pub(super) fn each<'t>(&self, text: &'t str, mut word: impl FnMut(&'t str)) {
-        let mut rest = text;
-        while !rest.is_empty() {
-            let (mut span, after) = rest.split_at(self.span_len(rest));
-            while !span.is_empty() {
-                let (found, more) = span.split_at(self.word_len(span));
-                match self.cut_out {
-                    CutOut::Punctuation => triples(found, &mut word),
-                    CutOut::Nothing | CutOut::Digits => word(found),
-                }
-                span = more;
+    pub(super) fn each<'t>(&self, text: &'t str, word: &mut dyn FnMut(&'t str)) {
+        self.cut(&self.steps, text, word);
+    }
+
+    fn cut<'t>(&self, steps: &[Step], text: &'t str, word: &mut dyn FnMut(&'t str)) {
+        let Some((step, later)) = steps.split_first() else {
+            word(text);
+            return;
+        };
+        let mut next = |piece: &'t str| {
+            if later.is_empty() {
+                word(piece);
+            } else {
+                self.cut(later, piece, word);
             }
-            rest = after;
+        };
+        match step {
+            Step::Triple => triples(text, &mut next),
+            Step::Threes(before) => self.threes(text, *before, &mut next),
+            Step::SpaceUnits => self.space_units(text, &mut next),
+            Step::Expression(expression) => expression.each(text, &mut next),
+            _ => {
+                let mut rest = text;
+                while !rest.is_empty() {
+                    let (piece, after) = rest.split_at(self.word_len(step, rest));
+                    next(piece);
+                    rest = after;
+                }
+            }
         }
     }
 
-    /// How much of `text` the pattern sees at once: no expression looks beyond it.
-    fn span_len(&self, text: &str) -> usize {
+    /// The length of the first piece of `rest`, which is not empty, in bytes: at least one
+    /// character.
+    fn word_len(&self, step: &Step, rest: &str) -> usize {
         let is_number = |c: char| self.classes.of(c) == CharClass::Number;
         let is_symbol = |c: char| "$+<=>^~|`".contains(c) || self.classes.is_punctuation(c);
-        match (self.cut_out, text.chars().next()) {
-            (CutOut::Digits, Some(c)) if is_number(c) => c.len_utf8(),
-            (CutOut::Digits, _) => text.find(is_number).unwrap_or(text.len()),
-            (CutOut::Punctuation, Some(c)) if is_symbol(c) => run(text, is_symbol),
-            (CutOut::Punctuation, _) => text.find(is_symbol).unwrap_or(text.len()),
-            (CutOut::Nothing, _) => text.len(),
-        }
-    }
-
-    /// The length of the first word of `text`, which is not empty, in bytes: at least one
-    /// character.
-    fn word_len(&self, text: &str) -> usize {
-        match self.pattern {
-            Pattern::Gpt2 => self.gpt2_word(text),
-            Pattern::Llama3 { digits, marks } => self.llama3_word(text, digits, marks),
-            Pattern::Cased(cased) => self.cased_word(text, cased),
+        match (step, rest.chars().next()) {
+            (Step::Gpt2, _) => self.gpt2_word(rest),
+            (Step::Llama3 { digits, marks }, _) => self.llama3_word(rest, *digits, *marks),
+            (Step::Cased(cased), _) => self.cased_word(rest, *cased),
+            (Step::Digit, Some(c)) if is_number(c) => c.len_utf8(),
+            (Step::Digit, _) => rest.find(is_number).unwrap_or(rest.len()),
+            (Step::Punctuation, Some(c)) if is_symbol(c) => run(rest, is_symbol),
+            (Step::Punctuation, _) => rest.find(is_symbol).unwrap_or(rest.len()),
+            (Step::Triple | Step::Threes(_) | Step::SpaceUnits | Step::Expression(_), _) => {
+                rest.len()
+            }
         }
     }
 
@@ -258,8 +278,77 @@ impl WordSplitter {
     }
 }
 
+impl WordSplitter {
+    /// Digits in groups of three from the right, and what lies between digits.
+    fn threes<'t>(&self, text: &'t str, before: BeforeThrees, piece: &mut dyn FnMut(&'t str)) {
+        let is_digit = |c: char| match before {
+            BeforeThrees::OfNumbers => self.classes.of(c) == CharClass::Number,
+            BeforeThrees::Apart | BeforeThrees::WithText => self.classes.is_decimal(c),
+        };
+        let (mut start, mut at) = (0, 0);
+        while let Some(found) = text[at..].find(is_digit) {
+            let first = at + found;
+            let digits = &text[first..first + run(&text[first..], is_digit)];
+            at = first + digits.len();
+            if before == BeforeThrees::Apart && text[at..].starts_with(is_word) {
+                continue;
+            }
+            let n_first = digits.chars().count() % 3;
+            let (some, threes) = digits.split_at(n_chars_len(digits, n_first));
+            match before {
+                BeforeThrees::Apart | BeforeThrees::OfNumbers => {
+                    push(&text[start..first], piece);
+                    push(some, piece);
+                }
+                BeforeThrees::WithText => push(&text[start..first + some.len()], piece),
+            }
+            let mut rest = threes;
+            while !rest.is_empty() {
+                let (three, after) = rest.split_at(n_chars_len(rest, 3));
+                piece(three);
+                rest = after;
+            }
+            start = at;
+        }
+        push(&text[start..], piece);
+    }
+
+    /// Pieces of white space alone, but for those that end a line.
+    fn space_units<'t>(&self, text: &'t str, piece: &mut dyn FnMut(&'t str)) {
+        let is_space = |c| self.classes.of(c) == CharClass::Space;
+        if text.ends_with(['\r', '\n']) || !text.chars().all(is_space) {
+            piece(text);
+            return;
+        }
+        let mut rest = text;
+        for unit in [512, 256, 128, 64, 32, 16, 8, 4, 2, 1] {
+            while let Some((at, c)) = rest.char_indices().nth(unit - 1) {
+                let (first, after) = rest.split_at(at + c.len_utf8());
+                piece(first);
+                rest = after;
+            }
+        }
+    }
+}
+
+fn push<'t>(text: &'t str, piece: &mut dyn FnMut(&'t str)) {
+    if !text.is_empty() {
+        piece(text);
+    }
+}
+
+/// The length of the first `n` characters, in bytes.
+fn n_chars_len(text: &str, n: usize) -> usize {
+    text.chars().take(n).map(char::len_utf8).sum()
+}
+
+/// True if `c` is a letter, a digit or a connector (`\w`).
+fn is_word(c: char) -> bool {
+    c == '_' || c.is_alphanumeric()
+}
+
 /// Calls `word` for the parts of `text`, of which every three digits in a row are one.
-fn triples<'t>(text: &'t str, word: &mut impl FnMut(&'t str)) {
+fn triples<'t>(text: &'t str, word: &mut dyn FnMut(&'t str)) {
     let mut rest = text;
     let is_triple = |three: &[u8]| three.iter().all(u8::is_ascii_digit);
     while let Some(at) = rest.as_bytes().windows(3).position(is_triple) {
@@ -298,14 +387,15 @@ pub(super) fn any_case(suffix: &str, tail: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::super::pre_tokenizers::PreTokenizer;
 
     fn words<'t>(name: &str, text: &'t str) -> Vec<&'t str> {
         let mut out = Vec::new();
-        WordSplitter::new(name)
+        PreTokenizer::named(name)
             .unwrap()
-            .0
-            .each(text, |w| out.push(w));
+            .splitter()
+            .unwrap()
+            .each(text, &mut |w| out.push(w));
         out
     }
 
@@ -391,15 +481,34 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_an_error() {
-        for name in ["default", "", "tekken7", "Qwen2"] {
-            let error = WordSplitter::new(name).unwrap_err();
-            assert_eq!(
-                error,
-                TokenizerError::UnknownPre {
-                    name: name.to_owned()
-                }
-            );
-        }
+    fn digits_in_threes_from_the_right() {
+        assert_eq!(
+            words("superbpe", "a 1234567 12"),
+            ["a ", "1", "234", "567", " ", "12"]
+        );
+        assert_eq!(
+            words("cohere2moe", "$1234.56"),
+            ["$", "1", "234", ".", "56"]
+        );
+        // A word that goes on is cut from the left, by the second expression.
+        assert_eq!(words("cohere2moe", "1234th"), ["123", "4", "th"]);
+    }
+
+    #[test]
+    fn white_space_in_units() {
+        let text = format!("a{}b\n\n  ", " ".repeat(512 + 32 + 3 + 1));
+        let lengths: Vec<usize> = words("jais-2", &text).iter().map(|w| w.len()).collect();
+        assert_eq!(lengths, [1, 512, 32, 2, 1, 2, 2, 2]);
+    }
+
+    #[test]
+    fn a_sequence_of_expressions() {
+        let text = "Das ist  ein Test, 漢字 12\n";
+        assert_eq!(
+            words("deepseek-llm", text),
+            [
+                "Das", " ist", " ", " ein", " Test", ",", " ", "漢字", " ", "12", "\n"
+            ]
+        );
     }
 }

@@ -18,7 +18,7 @@ pub(crate) fn data(name: &str) -> PathBuf {
 }
 
 /// The text of a file, which is packed where its name ends in `.lzma`.
-fn read(path: &Path) -> String {
+pub(crate) fn read(path: &Path) -> String {
     let mut file = File::open(path).unwrap();
     let mut text = String::new();
     match path.extension().is_some_and(|ending| ending == "lzma") {

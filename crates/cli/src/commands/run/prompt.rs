@@ -111,7 +111,7 @@ pub(super) fn encode(
     if mode == PromptMode::Chat && continues {
         let text = next_turn(file, &prompt)?;
         let options = EncodeOptions {
-            add: AddSpecial::Never,
+            add: AddSpecial::Continuation,
             ..EncodeOptions::CHAT
         };
         let ids = tokenizer.encode(&text, options);
@@ -125,13 +125,16 @@ pub(super) fn encode(
     if continues && prompt.is_empty() {
         return Ok((prompt, Vec::new()));
     }
-    let options = if args.no_bos || continues {
-        EncodeOptions {
-            add: AddSpecial::Never,
-            ..EncodeOptions::PROMPT
-        }
+    let add = if continues {
+        AddSpecial::Continuation
+    } else if args.no_bos {
+        AddSpecial::Never
     } else {
-        EncodeOptions::PROMPT
+        AddSpecial::AsModel
+    };
+    let options = EncodeOptions {
+        add,
+        ..EncodeOptions::PROMPT
     };
     let mut ids = tokenizer.encode(&prompt, options);
     // A model that ends texts with EOS would have nothing to continue, unless that ends a source.

@@ -2,10 +2,8 @@
 //! RWKV's vocabulary, with `tokenizer_config.json`, `generation_config.json` and `chat_template.jinja` where they are.
 //!
 //! Invariant: what is written makes the tokenizer that the files describe, or there is an error
-//! that names the part that cannot be kept. Two things are left out on purpose: byte-level
-//! vocabularies that ask for Unicode normalisation (NFC) are read without it, as GGUF has no key
-//! for it and as llama.cpp reads them; white space at the end of a text is no token of Unigram
-//! vocabularies, as in SentencePiece.
+//! that names the part that cannot be kept. One thing is left out on purpose: white space at the
+//! end of a text is no token of Unigram vocabularies, as in SentencePiece.
 
 mod around;
 mod pre;
@@ -20,7 +18,7 @@ use super::class::as_u32;
 use super::{HfConfig, Keys, ModelFileError};
 use crate::gguf::{Array, Metadata};
 use around::{Added, Around};
-use pre::Kind;
+use pre::{Cutting, Kind};
 use tokens::Tokens;
 
 /// The tokenizer of a directory alone, in the keys of GGUF; nothing where there is none.
@@ -66,7 +64,10 @@ pub(super) fn translate(
     let mut tokens = Tokens::read(&json, kind, config.most_rows())?;
     tokens.pad(config.optional_count("vocab_size")?.unwrap_or(0));
     keys.set_whole("tokenizer.ggml.model", kind.gguf_model());
-    keys.set_whole("tokenizer.ggml.pre", kind.gguf_pre());
+    match kind.gguf_pre() {
+        Some(name) => keys.set_whole("tokenizer.ggml.pre", name),
+        None => Cutting::read(&json)?.write(keys),
+    }
     if matches!(kind, Kind::Spm | Kind::Unigram) {
         let scores = tokens.scores();
         keys.set_whole("tokenizer.ggml.scores", Array::F32(scores));
@@ -198,11 +199,23 @@ fn special_ids(
         }
     }
     // BERT has no end but its separator, which is found above.
-    if let (Some(Added::Token(last)), Some(&first)) = (roles.around.last, ends.first())
-        && last != first
+    let has = |name: &str| {
+        let key = format!("tokenizer.ggml.{name}_token_id");
+        keys.metadata().contains(&key)
+    };
+    let (has_first, has_separator) = (has("bos") || has("cls"), has("seperator"));
+    if let Some(Added::Token(last)) = roles.around.last
+        && ends.first() != Some(&last)
+        && !(ends.is_empty() && has_separator)
     {
         ends.retain(|&id| id != last);
         ends.insert(0, last);
+    }
+    // A tokenizer.json alone names no roles but those that its post-processor has.
+    if let Some(Added::Token(first)) = roles.around.first
+        && !has_first
+    {
+        keys.set_whole("tokenizer.ggml.bos_token_id", first);
     }
     for (name, id) in ["eos", "eot", "eom"].into_iter().zip(ends) {
         keys.set_whole(&format!("tokenizer.ggml.{name}_token_id"), id);

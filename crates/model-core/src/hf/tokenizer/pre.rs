@@ -1,51 +1,30 @@
-//! Which algorithm a `tokenizer.json` describes, and the GGUF name of its pre-tokenizer.
+//! Which algorithm a `tokenizer.json` describes, and how it prepares and cuts texts.
 //!
-//! GGUF names expressions, `tokenizer.json` spells them out; [`EXPRESSIONS`] says which is which.
-//! Invariant: an expression that is not in the table is an error that shows it.
+//! GGUF names expressions, `tokenizer.json` spells them out: those that have a name get it, so that
+//! other programs can read the file, all others are kept as they are. Invariant: a step that cannot
+//! be kept is an error that names it.
 
-use super::super::{HfConfig, ModelFileError};
+use super::super::{HfConfig, Keys, ModelFileError};
+use crate::gguf::Array;
+use crate::tokenizer::Normalizer;
+use crate::tokenizer::pre_tokenizers::{SPELLED_OUT, name_of};
+use crate::tokenizer::words::{DIGIT, GPT2, PUNCTUATION, TRIPLE};
 
-/// An algorithm with what sets it apart.
+/// The steps of Falcon.
+const FALCON: [&str; 4] = [PUNCTUATION, GPT2, r"\p{N}+", TRIPLE];
+
+/// An algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Pieces of text that fall back to bytes.
     Spm,
-    /// Pieces of bytes, behind the pre-tokenizer of this name.
-    Bpe(&'static str),
+    /// Pieces of bytes.
+    Bpe,
     /// Words, cut from the left.
     WordPiece,
     /// Words, cut where scores add up to the most.
     Unigram,
 }
-
-/// Expressions that cut words, in the spelling of published files, with the name that GGUF gives
-/// them: first where a word that is a token is taken whole, then where it is not.
-const EXPRESSIONS: &[(&str, [Option<&str>; 2])] = &[
-    (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        [Some("llama-bpe"), Some("dbrx")],
-    ),
-    (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        [None, Some("qwen2")],
-    ),
-    (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        [None, Some("qwen35")],
-    ),
-    (
-        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-        [None, Some("gpt-2")],
-    ),
-    (
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        [Some("gpt-4o"), Some("gpt-4o")],
-    ),
-    (
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        [Some("tekken"), Some("tekken")],
-    ),
-];
 
 impl Kind {
     pub(super) fn read(json: &HfConfig) -> Result<Self, ModelFileError> {
@@ -56,10 +35,7 @@ impl Kind {
                 check_normalizer(json, &["Prepend", "Replace"])?;
                 Ok(Self::Spm)
             }
-            Some("BPE") | None => {
-                check_normalizer(json, &["NFC"])?;
-                pre_tokenizer(json).map(Self::Bpe)
-            }
+            Some("BPE") | None => Ok(Self::Bpe),
             Some("WordPiece") => {
                 check_normalizer(json, &["BertNormalizer"])?;
                 word_piece_letters(json)?;
@@ -80,18 +56,18 @@ impl Kind {
     pub(super) fn gguf_model(self) -> &'static str {
         match self {
             Self::Spm => "llama",
-            Self::Bpe(_) => "gpt2",
+            Self::Bpe => "gpt2",
             Self::WordPiece => "bert",
             Self::Unigram => "t5",
         }
     }
 
-    /// `tokenizer.ggml.pre`
-    pub(super) fn gguf_pre(self) -> &'static str {
+    /// `tokenizer.ggml.pre`, but for BPE, whose [`Cutting`] says it.
+    pub(super) fn gguf_pre(self) -> Option<&'static str> {
         match self {
-            Self::Spm | Self::Unigram => "default",
-            Self::Bpe(name) => name,
-            Self::WordPiece => "bert-bge",
+            Self::Spm | Self::Unigram => Some("default"),
+            Self::Bpe => None,
+            Self::WordPiece => Some("bert-bge"),
         }
     }
 }
@@ -150,91 +126,129 @@ fn check_normalizer(json: &HfConfig, known: &[&str]) -> Result<(), ModelFileErro
     Ok(())
 }
 
-/// The GGUF name of a byte-level pre-tokenizer.
-fn pre_tokenizer(json: &HfConfig) -> Result<&'static str, ModelFileError> {
-    if is_falcon(json)? {
-        return Ok("falcon");
+/// How byte-level BPE prepares a text and cuts it into words.
+#[derive(Debug, Default)]
+pub(super) struct Cutting {
+    /// Each as `tokenizer.json` writes it.
+    normalizers: Vec<String>,
+    /// One after another.
+    expressions: Vec<String>,
+    whole_words: bool,
+}
+
+impl Cutting {
+    pub(super) fn read(json: &HfConfig) -> Result<Self, ModelFileError> {
+        let mut cutting = Self {
+            whole_words: json.optional_flag("model.ignore_merges")? == Some(true),
+            ..Self::default()
+        };
+        for part in parts(json, "normalizer", "normalizers") {
+            let step = json
+                .value(&part)
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            Normalizer::from_json(&step)
+                .map_err(|_| json.wrong(&format!("{part}.type"), "a normalizer that is known"))?;
+            cutting.normalizers.push(step);
+        }
+        let mut is_byte_level = false;
+        for part in parts(json, "pre_tokenizer", "pretokenizers") {
+            let key = format!("{part}.type");
+            match json.optional_text(&key)? {
+                Some("ByteLevel") => {
+                    is_byte_level = true;
+                    cutting.take_byte_level(json, &part)?;
+                }
+                Some("Digits") => {
+                    let each = json.optional_flag(&format!("{part}.individual_digits"))?;
+                    let digits = if each == Some(true) { DIGIT } else { r"\p{N}+" };
+                    cutting.expressions.push(digits.to_owned());
+                }
+                Some("Punctuation") => {
+                    let runs = PUNCTUATION.trim_end_matches('+');
+                    let expression = match json.optional_text(&format!("{part}.behavior"))? {
+                        Some("Contiguous") => PUNCTUATION,
+                        Some("Isolated") | None => runs,
+                        Some(_) => {
+                            let key = format!("{part}.behavior");
+                            return Err(json.wrong(&key, "Isolated or Contiguous"));
+                        }
+                    };
+                    cutting.expressions.push(expression.to_owned());
+                }
+                Some("Split") => cutting.expressions.push(split(json, &part)?),
+                _ => {
+                    let known = "one of: Split, Digits, Punctuation, ByteLevel";
+                    return Err(json.wrong(&key, known));
+                }
+            }
+        }
+        if !is_byte_level {
+            return Err(json.missing("pre_tokenizer", "ByteLevel in it, or 'model.byte_fallback'"));
+        }
+        if cutting.expressions == FALCON {
+            // Falcon's merges join no space and digit, so that the name in GGUF does without this.
+            cutting.expressions.remove(2);
+        }
+        Ok(cutting)
     }
-    let whole = json.optional_flag("model.ignore_merges")? == Some(true);
-    let mut digits = false;
-    let mut expression: Option<(String, &str)> = None;
-    let mut byte_level = false;
-    for part in parts(json, "pre_tokenizer", "pretokenizers") {
-        let key = format!("{part}.type");
-        match json.optional_text(&key)? {
-            Some("ByteLevel") => {
-                byte_level = true;
-                if json.optional_flag(&format!("{part}.add_prefix_space"))? == Some(true) {
-                    return Err(json.wrong(&format!("{part}.add_prefix_space"), "false"));
-                }
-                let own = json.optional_flag(&format!("{part}.use_regex"))? != Some(false);
-                if own && expression.is_none() {
-                    // What the type has built in.
-                    expression = Some((key, GPT2));
-                }
+
+    fn take_byte_level(&mut self, json: &HfConfig, part: &str) -> Result<(), ModelFileError> {
+        let key = format!("{part}.add_prefix_space");
+        if json.optional_flag(&key)? == Some(true) {
+            if !self.expressions.is_empty() {
+                return Err(json.wrong(&key, "false where another step has cut the text"));
             }
-            Some("Digits") => {
-                digits = json.optional_flag(&format!("{part}.individual_digits"))? == Some(true);
-                if !digits {
-                    return Err(json.wrong(&format!("{part}.individual_digits"), "true"));
-                }
-            }
-            Some("Split") => {
-                let key = format!("{part}.pattern.Regex");
-                let wanted = "an expression";
-                let own = json.optional_text(&key)?;
-                let own = own.ok_or_else(|| json.missing(&key, wanted))?;
-                if expression.is_some() {
-                    return Err(json.wrong(&key, "the only expression"));
-                }
-                expression = Some((key, own));
-            }
-            _ => return Err(json.wrong(&key, "one of: Split, Digits, ByteLevel")),
+            self.normalizers
+                .push(r#"{"type":"PrefixSpace"}"#.to_owned());
+        }
+        if json.optional_flag(&format!("{part}.use_regex"))? != Some(false) {
+            self.expressions.push(GPT2.to_owned());
+        }
+        Ok(())
+    }
+
+    /// Writes it in the keys of GGUF, and in our own where GGUF has none.
+    pub(super) fn write(self, keys: &mut Keys) {
+        let name = name_of(&self.expressions, self.whole_words);
+        keys.set_whole(
+            "tokenizer.ggml.pre",
+            name.map_or(SPELLED_OUT, |(name, _)| name),
+        );
+        if name.is_none() {
+            let expressions = Array::String(self.expressions);
+            keys.set_whole("tokenizer.ggml.pre_expressions", expressions);
+        }
+        if !name.is_some_and(|(_, treats_words_so)| treats_words_so) {
+            keys.set_whole("tokenizer.ggml.ignore_merges", self.whole_words);
+        }
+        if !self.normalizers.is_empty() {
+            let normalizers = Array::String(self.normalizers);
+            keys.set_whole("tokenizer.ggml.normalizers", normalizers);
         }
     }
-    if !byte_level {
-        return Err(json.missing("pre_tokenizer", "ByteLevel in it, or 'model.byte_fallback'"));
-    }
-    let Some((key, expression)) = expression else {
-        return Err(json.missing("pre_tokenizer.pattern.Regex", "an expression"));
+}
+
+/// The expression of a `Split`, whose matches and what lies between them are words.
+fn split(json: &HfConfig, part: &str) -> Result<String, ModelFileError> {
+    let key = format!("{part}.pattern.Regex");
+    let expression = match json.optional_text(&key)? {
+        Some(expression) => expression.to_owned(),
+        None => {
+            let text = json.optional_text(&format!("{part}.pattern.String"))?;
+            let text = text.ok_or_else(|| json.missing(&key, "an expression"))?;
+            regex_syntax::escape(text)
+        }
     };
-    let known = EXPRESSIONS.iter().find(|(text, _)| *text == expression);
-    let names = known.map(|(_, [whole_word, merged])| if whole { whole_word } else { merged });
-    match (names, digits) {
-        (Some(Some(name)), false) => Ok(name),
-        (Some(Some("gpt-2")), true) => Ok("starcoder"),
-        _ => Err(ModelFileError::WrongKey {
-            file: json.file().to_owned(),
-            key,
-            found: format!("{expression:?}"),
-            expected: "an expression that a known pre-tokenizer has".to_owned(),
-        }),
+    let behavior = format!("{part}.behavior");
+    let inverts = json.optional_flag(&format!("{part}.invert"))? == Some(true);
+    match (json.optional_text(&behavior)?, inverts) {
+        // What the expression does not match would be dropped: published ones match everything.
+        (Some("Isolated") | None, _) | (Some("Removed"), true) => Ok(expression),
+        (Some("Contiguous"), false) => Ok(format!("(?:{expression})+")),
+        _ => Err(json.wrong(&behavior, "Isolated, Contiguous, or Removed with 'invert'")),
     }
 }
-
-/// Whether these are the steps of Falcon: runs of punctuation, what a `ByteLevel` has built in,
-/// runs of digits, and every three of them.
-fn is_falcon(json: &HfConfig) -> Result<bool, ModelFileError> {
-    let at = |i: usize, key: &str| format!("pre_tokenizer.pretokenizers.{i}.{key}");
-    let text = |i: usize, key: &str| json.optional_text(&at(i, key));
-    let flag = |i: usize, key: &str| json.optional_flag(&at(i, key));
-    if json.value(&at(4, "type")).is_some() || text(0, "type")? != Some("Punctuation") {
-        return Ok(false);
-    }
-    let types = [text(1, "type")?, text(2, "type")?, text(3, "type")?];
-    Ok(types == ["ByteLevel", "Digits", "Split"].map(Some)
-        && text(0, "behavior")? == Some("Contiguous")
-        && flag(1, "add_prefix_space")? == Some(false)
-        && flag(1, "use_regex")? != Some(false)
-        && flag(2, "individual_digits")? == Some(false)
-        && text(3, "pattern.Regex")? == Some("[0-9][0-9][0-9]")
-        && text(3, "behavior")? == Some("Isolated")
-        && flag(3, "invert")? != Some(true)
-        && json.optional_flag("model.ignore_merges")? != Some(true))
-}
-
-/// The expression that a `ByteLevel` pre-tokenizer has built in.
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
 /// Whether a text gets a space before it.
 pub(super) fn space_prefix(json: &HfConfig, kind: Kind) -> Option<bool> {
@@ -256,6 +270,6 @@ pub(super) fn space_prefix(json: &HfConfig, kind: Kind) -> Option<bool> {
                 .any(|part| is(part, "Metaspace") && !never(part));
             Some(prepends || metaspace)
         }
-        Kind::Bpe(_) | Kind::WordPiece => None,
+        Kind::Bpe | Kind::WordPiece => None,
     }
 }
