@@ -548,7 +548,7 @@ fn registry() -> Registry {
     registry
 }
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
@@ -694,6 +694,7 @@ the logits of the reference.
         )
         .unwrap();
     }
+    page.push_str(&crate::real_files::section());
     page.push_str(
         "
 ## What sets neighbours apart

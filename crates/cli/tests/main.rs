@@ -31,6 +31,7 @@ mod newcomer;
 mod overwrite;
 #[cfg(target_os = "linux")]
 mod plan_total;
+mod real_files;
 mod replay;
 mod rerank;
 mod run;
