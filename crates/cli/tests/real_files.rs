@@ -1,6 +1,8 @@
 //! The table of `docs/architectures.md` that says how real files of each architecture compare with
 //! others: made of what `scripts/corpus.sh write` found.
 
+#![allow(clippy::unwrap_used)] // helpers of tests may fail the test
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 

@@ -402,14 +402,21 @@ impl PreTokenizer {
     }
 }
 
-/// A name of the byte-level pre-tokenizer with these expressions, if there is one: of those that
-/// treat whole words so, or else of any. The second value is true if it treats them so.
-pub(crate) fn name_of(expressions: &[String], whole_words: bool) -> Option<(&'static str, bool)> {
-    let is_cut_so = |known: &&Known| {
+/// A pre-tokenizer as files name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Named {
+    pub(crate) name: &'static str,
+    /// True if a word that is a token stays whole.
+    pub(crate) whole_words: bool,
+}
+
+/// The byte-level pre-tokenizers with these expressions.
+pub(crate) fn named(expressions: &[String]) -> impl Iterator<Item = Named> {
+    let is_cut_so = move |known: &&Known| {
         known.traits.alphabet == Alphabet::Bytes && known.expressions.iter().eq(expressions)
     };
-    let mut found = KNOWN.iter().filter(is_cut_so);
-    let first = found.clone().next()?;
-    let exact = found.find(|known| known.traits.whole_words == whole_words);
-    Some((exact.unwrap_or(first).names[0], exact.is_some()))
+    KNOWN.iter().filter(is_cut_so).map(|known| Named {
+        name: known.names[0],
+        whole_words: known.traits.whole_words,
+    })
 }

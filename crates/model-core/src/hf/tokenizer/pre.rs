@@ -7,7 +7,7 @@
 use super::super::{HfConfig, Keys, ModelFileError};
 use crate::gguf::Array;
 use crate::tokenizer::Normalizer;
-use crate::tokenizer::pre_tokenizers::{SPELLED_OUT, name_of};
+use crate::tokenizer::pre_tokenizers::{Named, SPELLED_OUT, named};
 use crate::tokenizer::words::{DIGIT, GPT2, PUNCTUATION, TRIPLE};
 
 /// The steps of Falcon.
@@ -210,16 +210,20 @@ impl Cutting {
 
     /// Writes it in the keys of GGUF, and in our own where GGUF has none.
     pub(super) fn write(self, keys: &mut Keys) {
-        let name = name_of(&self.expressions, self.whole_words);
-        keys.set_whole(
-            "tokenizer.ggml.pre",
-            name.map_or(SPELLED_OUT, |(name, _)| name),
-        );
-        if name.is_none() {
+        // Of the names, one that treats whole words so; or else any, which our own key corrects.
+        let all: Vec<Named> = named(&self.expressions).collect();
+        let exact = all
+            .iter()
+            .find(|named| named.whole_words == self.whole_words);
+        let name = exact
+            .or(all.first())
+            .map_or(SPELLED_OUT, |named| named.name);
+        keys.set_whole("tokenizer.ggml.pre", name);
+        if all.is_empty() {
             let expressions = Array::String(self.expressions);
             keys.set_whole("tokenizer.ggml.pre_expressions", expressions);
         }
-        if !name.is_some_and(|(_, treats_words_so)| treats_words_so) {
+        if exact.is_none() {
             keys.set_whole("tokenizer.ggml.ignore_merges", self.whole_words);
         }
         if !self.normalizers.is_empty() {
