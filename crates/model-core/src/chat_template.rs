@@ -6,6 +6,10 @@
 //! Knows nothing of tokens except the texts of two.
 
 mod arithmetic;
+mod filters;
+mod json;
+mod methods;
+mod python;
 mod source;
 mod strftime;
 mod values;
@@ -14,7 +18,7 @@ use std::thread;
 use std::time::SystemTime;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde};
+use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
 use serde::{Deserialize, Serialize};
 
@@ -153,8 +157,7 @@ impl ChatTemplate {
         let syntax = syntax.build().map_err(syntax_error)?;
         environment.set_syntax(syntax.clone());
         values::bound(&mut environment);
-        environment.add_test("iterable", is_iterable);
-        environment.add_filter("tojson", tojson);
+        filters::add_to(&mut environment);
         environment.add_function(
             "raise_exception",
             |message: String| -> Result<Value, Error> {
@@ -300,12 +303,6 @@ fn variables(messages: Value, prompt: GenerationPrompt, tokens: TemplateTokens<'
     }
 }
 
-/// As in Python, where `None` cannot be iterated.
-fn is_iterable(value: &Value) -> bool {
-    let is_text = value.is_undefined() || value.as_str().is_some();
-    is_text || (!value.is_none() && value.try_iter().is_ok())
-}
-
 /// Turns the tags `generation` and `endgeneration`, with which `transformers` marks answers for
 /// training and which write nothing, into a condition that always holds. Lines stay as they are.
 fn open_generation_tags(source: &str) -> String {
@@ -352,67 +349,6 @@ fn refusal(error: &Error) -> Option<String> {
         source = cause.source();
     }
     None
-}
-
-/// Python's `json.dumps(value, ensure_ascii=False)`: spaces after commas and colons, and no escapes
-/// for HTML, unlike Jinja's own filter.
-fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    // Templates only ever turn it off, and off it is.
-    let _: Option<Value> = options.get("ensure_ascii")?;
-    options.assert_all_used()?;
-    let mut out = Vec::new();
-    let written = match indent {
-        Some(n) => {
-            let indent = " ".repeat(n.min(64));
-            let format = serde_json::ser::PrettyFormatter::with_indent(indent.as_bytes());
-            value.serialize(&mut serde_json::Serializer::with_formatter(
-                &mut out, format,
-            ))
-        }
-        None => value.serialize(&mut serde_json::Serializer::with_formatter(
-            &mut out, PythonJson,
-        )),
-    };
-    let fail = |reason: String| Error::new(ErrorKind::BadSerialization, reason);
-    written.map_err(|error| fail(error.to_string()))?;
-    String::from_utf8(out).map_err(|error| fail(error.to_string()))
-}
-
-/// `", "` and `": "` between values.
-struct PythonJson;
-
-impl serde_json::ser::Formatter for PythonJson {
-    fn begin_array_value<W: ?Sized + std::io::Write>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        if first {
-            Ok(())
-        } else {
-            writer.write_all(b", ")
-        }
-    }
-
-    fn begin_object_key<W: ?Sized + std::io::Write>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        if first {
-            Ok(())
-        } else {
-            writer.write_all(b", ")
-        }
-    }
-
-    fn begin_object_value<W: ?Sized + std::io::Write>(
-        &mut self,
-        writer: &mut W,
-    ) -> std::io::Result<()> {
-        writer.write_all(b": ")
-    }
 }
 
 #[cfg(test)]

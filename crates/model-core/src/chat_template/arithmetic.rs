@@ -1,4 +1,5 @@
-//! [`growing`]: where a template adds or multiplies, which makes lists and texts longer.
+//! [`operations`]: where a template adds or multiplies, which makes lists and texts longer, and
+//! where it writes values as text or formats them, which the engine does otherwise than Python.
 //!
 //! Invariant: no expression is left out. Calls itself for expressions in expressions: it needs a
 //! stack as the parser does. Knows nothing of tokens.
@@ -10,14 +11,36 @@ use minijinja::machinery::ast::{BinOp, BinOpKind, Call, CallArg, Expr, Macro, Sp
 /// Sums are looked at whole, so that calls do not nest, but no more than so many operands of one.
 const MAX_OPERANDS: usize = 8;
 
-/// The places of sums and products in the source, none of which overlaps another but as a whole.
-pub(super) fn growing(template: &Stmt<'_>) -> Vec<Range<usize>> {
+/// Operations that the engine must not do alone.
+#[derive(Clone, Debug)]
+pub(super) enum Operation {
+    /// A sum or product, none of which overlaps another but as a whole.
+    Growing(Range<usize>),
+    /// `left ~ right`
+    Concatenation {
+        place: Range<usize>,
+        left: Operand,
+        right: Operand,
+    },
+    /// `left % right`
+    Remainder(Range<usize>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operand {
+    /// It is a text, or was made one.
+    Text,
+    Other,
+}
+
+/// The operations of a template, at their places in the source.
+pub(super) fn operations(template: &Stmt<'_>) -> Vec<Operation> {
     let mut places = Vec::new();
     statement(template, &mut places);
     places
 }
 
-type Places = Vec<Range<usize>>;
+type Places = Vec<Operation>;
 
 fn statements(all: &[Stmt<'_>], to: &mut Places) {
     all.iter().for_each(|each| statement(each, to));
@@ -137,15 +160,51 @@ fn operation(of: &Spanned<BinOp<'_>>, to: &mut Places) {
     let (mut at, mut n) = (of, 0);
     loop {
         if n % MAX_OPERANDS == 0 && grows(at) {
-            let span = at.span();
-            to.push(span.start_offset as usize..span.end_offset as usize);
+            to.push(Operation::Growing(place(at)));
         }
         n += 1;
+        to.extend(unlike_python(at));
         expression(&at.right, to);
         match &at.left {
-            Expr::BinOp(left) if grows(at) && grows(left) => at = left,
+            Expr::BinOp(left) if is_chained(at, left) => at = left,
             left => return expression(left, to),
         }
+    }
+}
+
+fn place(of: &Spanned<BinOp<'_>>) -> Range<usize> {
+    let span = of.span();
+    span.start_offset as usize..span.end_offset as usize
+}
+
+/// True if they are of one chain: so that it is long and not deep.
+fn is_chained(at: &BinOp<'_>, left: &BinOp<'_>) -> bool {
+    (grows(at) && grows(left)) || matches!((at.op, left.op), (BinOpKind::Concat, BinOpKind::Concat))
+}
+
+/// An operation that the engine does otherwise than Python.
+fn unlike_python(of: &Spanned<BinOp<'_>>) -> Option<Operation> {
+    let kind = |side: &Expr<'_>| match side {
+        Expr::Const(constant) if constant.value.as_str().is_some() => Operand::Text,
+        _ => Operand::Other,
+    };
+    match (of.op, &of.left) {
+        (BinOpKind::Concat, left) => Some(Operation::Concatenation {
+            place: place(of),
+            left: match left {
+                // In brackets, it begins behind them.
+                Expr::BinOp(it)
+                    if matches!(it.op, BinOpKind::Concat) && place(it).start == place(of).start =>
+                {
+                    Operand::Text
+                }
+                _ => kind(left),
+            },
+            right: kind(&of.right),
+        }),
+        (BinOpKind::Rem, Expr::Const(left)) if left.value.is_number() => None,
+        (BinOpKind::Rem, _) => Some(Operation::Remainder(place(of))),
+        _ => None,
     }
 }
 

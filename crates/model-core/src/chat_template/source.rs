@@ -6,10 +6,14 @@
 //! through [`super::values`]. Reads tokens with the engine's own lexer, so that no template is read
 //! otherwise here. Knows no values.
 
+use std::cmp::Reverse;
+use std::ops::Range;
+
 use minijinja::machinery::{Span, Token, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
 
-use super::arithmetic::growing;
+use super::arithmetic::{Operand, Operation, operations};
+use super::filters::{REMAINDER, TEXT};
 use super::values::{KEPT, SETTLED};
 use super::{ChatTemplateError, NAME};
 
@@ -28,6 +32,8 @@ pub(super) fn bounded(source: &str, syntax: &SyntaxConfig) -> Result<String, Cha
     let mut tag = Tag::default();
     let mut n_elifs = 0;
     let mut insertions = Vec::new();
+    let mut operators = Vec::new();
+    let mut depth = 0_usize;
     // What the lexer refuses, the parser refuses, too: with the right message.
     for (token, span) in tokenize(source, false, syntax.clone()).map_while(Result::ok) {
         match &token {
@@ -36,8 +42,21 @@ pub(super) fn bounded(source: &str, syntax: &SyntaxConfig) -> Result<String, Cha
             Token::TemplateData(_) => {}
             _ => tag.take(&token, span, &mut insertions),
         }
+        match &token {
+            Token::BracketOpen | Token::BraceOpen | Token::ParenOpen => depth += 1,
+            Token::BracketClose | Token::BraceClose | Token::ParenClose => {
+                depth = depth.saturating_sub(1);
+            }
+            Token::VariableStart | Token::BlockStart => depth = 0,
+            Token::Tilde | Token::Mod => operators.push(Operator {
+                place: span.start_offset as usize..span.end_offset as usize,
+                is_remainder: matches!(token, Token::Mod),
+                depth,
+            }),
+            _ => {}
+        }
         let line = usize::from(span.start_line);
-        if let Token::Ident(name @ (SETTLED | KEPT)) = token {
+        if let Token::Ident(name @ (SETTLED | KEPT | TEXT | REMAINDER)) = token {
             let message = format!("the name '{name}' is taken");
             return Err(ChatTemplateError::Syntax { line, message });
         }
@@ -50,40 +69,113 @@ pub(super) fn bounded(source: &str, syntax: &SyntaxConfig) -> Result<String, Cha
         return Err(ChatTemplateError::Syntax { line, message });
     }
     if let Ok(template) = parse(source, NAME, syntax.clone()) {
-        for place in growing(&template) {
-            insertions.push(call_at(place.start, SETTLED));
-            insertions.push(end_at(place.end));
+        for operation in operations(&template) {
+            replace(operation, &operators, &mut insertions);
         }
     }
-    insertions.sort_by_key(|(at, order, _)| (*at, *order));
+    insertions.sort_by_key(|it| (it.at, it.order, Reverse(it.until)));
     let mut out = String::with_capacity(source.len() + 32 * insertions.len());
     let mut done = 0;
-    for (at, _, text) in insertions {
-        out.push_str(source.get(done..at).unwrap_or_default());
-        out.push_str(&text);
-        done = at;
+    for insertion in insertions {
+        out.push_str(source.get(done..insertion.at).unwrap_or_default());
+        out.push_str(&insertion.text);
+        done = insertion.at + insertion.n_replaced;
     }
     out.push_str(source.get(done..).unwrap_or_default());
     Ok(out)
 }
 
-/// A place in the source, the order among texts put there, and the text.
-type Insertion = (usize, Order, String);
+/// `~` or `%`.
+struct Operator {
+    place: Range<usize>,
+    is_remainder: bool,
+    /// Brackets around it.
+    depth: usize,
+}
+
+/// Calls functions for an operation, or for its operands.
+fn replace(operation: Operation, operators: &[Operator], insertions: &mut Vec<Insertion>) {
+    let operator = |place: &Range<usize>, is_remainder: bool| {
+        // The last that is in no brackets: what is on its right binds more strongly.
+        let first = operators.partition_point(|it| it.place.start < place.start);
+        let all = operators.get(first..).unwrap_or_default().iter();
+        let inside = all.take_while(|it| it.place.start < place.end);
+        let inside = inside.filter(|it| it.is_remainder == is_remainder);
+        let last = inside.min_by_key(|it| (it.depth, Reverse(it.place.start)));
+        last.map(|it| it.place.clone())
+    };
+    match operation {
+        Operation::Growing(place) => insertions.extend(call(SETTLED, place)),
+        Operation::Concatenation { place, left, right } => {
+            let Some(operator) = operator(&place, false) else {
+                return;
+            };
+            if left == Operand::Other {
+                insertions.extend(call(TEXT, place.start..operator.start));
+            }
+            if right == Operand::Other {
+                insertions.extend(call(TEXT, operator.end..place.end));
+            }
+        }
+        Operation::Remainder(place) => {
+            let Some(operator) = operator(&place, true) else {
+                return;
+            };
+            insertions.extend(call(REMAINDER, place));
+            insertions.push(Insertion {
+                at: operator.start,
+                n_replaced: operator.len(),
+                order: Order::Operator,
+                until: operator.end,
+                text: ",".to_owned(),
+            });
+        }
+    }
+}
+
+/// A text for a place in the source.
+struct Insertion {
+    at: usize,
+    /// Bytes of the source that it replaces.
+    n_replaced: usize,
+    order: Order,
+    /// Where what it begins ends: what ends last begins first.
+    until: usize,
+    text: String,
+}
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Order {
     /// Before a value that is assigned, which may be several expressions.
     Value,
     Expression,
+    Operator,
     ValueEnd,
 }
 
-fn call_at(at: usize, function: &str) -> Insertion {
-    (at, Order::Expression, format!("{function}("))
+impl Insertion {
+    fn new(at: usize, order: Order, text: String) -> Self {
+        Self {
+            at,
+            n_replaced: 0,
+            order,
+            until: at,
+            text,
+        }
+    }
 }
 
-fn end_at(at: usize) -> Insertion {
-    (at, Order::Expression, ")".to_owned())
+/// A call of a function with the expression at a place.
+fn call(function: &str, place: Range<usize>) -> [Insertion; 2] {
+    let begin = Insertion::new(place.start, Order::Expression, format!("{function}("));
+    let end = Insertion::new(place.end, Order::Expression, ")".to_owned());
+    [
+        Insertion {
+            until: place.end,
+            ..begin
+        },
+        end,
+    ]
 }
 
 /// The part of a tag that was read so far.
@@ -284,8 +376,7 @@ impl Tag {
                 let closed = self.open.pop();
                 let literal = closed.filter(|o| o.kind == BracketKind::Literal && !o.is_constant);
                 if let Some(Bracket { start, .. }) = literal {
-                    insertions.push(call_at(start, SETTLED));
-                    insertions.push(end_at(end));
+                    insertions.extend(call(SETTLED, start..end));
                 }
             }
             _ => {}
@@ -296,7 +387,8 @@ impl Tag {
     fn end(&mut self, insertions: &mut Vec<Insertion>) {
         if self.is_filtered_block {
             let filter = if self.has_dot { KEPT } else { SETTLED };
-            insertions.push((self.last_end, Order::ValueEnd, format!("|{filter}")));
+            let text = format!("|{filter}");
+            insertions.push(Insertion::new(self.last_end, Order::ValueEnd, text));
         }
         let Some(value) = self.value.take() else {
             return;
@@ -309,8 +401,9 @@ impl Tag {
         if value.n_tokens > 0 && !is_as_it_is {
             // Twice, as a value without brackets may be a tuple.
             let before = format!(" {function}((");
-            insertions.push((value.start, Order::Value, before));
-            insertions.push((self.last_end, Order::ValueEnd, "))".to_owned()));
+            insertions.push(Insertion::new(value.start, Order::Value, before));
+            let after = "))".to_owned();
+            insertions.push(Insertion::new(self.last_end, Order::ValueEnd, after));
         }
     }
 }

@@ -6,7 +6,6 @@
 
 use minijinja::value::{DynObject, ObjectRepr, Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions};
-use minijinja_contrib::pycompat;
 
 /// Values in values. JSON of requests has at most 128.
 const MAX_DEPTH: usize = 200;
@@ -43,7 +42,7 @@ pub(super) fn bound(environment: &mut Environment<'static>) {
         namespace.call(state, &values)
     };
     environment.add_function("namespace", make);
-    environment.set_unknown_method_callback(method);
+    environment.set_unknown_method_callback(super::methods::method);
     // Writes all variables, and is none of transformers' functions.
     environment.remove_global("debug");
     let dict = Value::from_function(functions::dict);
@@ -69,35 +68,6 @@ pub(super) fn bound(environment: &mut Environment<'static>) {
         };
         environment.add_filter(name, filter);
     }
-}
-
-/// Python's methods. `format` is paid for before: its widths may be any.
-fn method(
-    state: &mut State<'_, '_>,
-    value: &Value,
-    name: &str,
-    args: &[Value],
-) -> Result<Value, Error> {
-    if let (Some(text), "format") = (value.as_str(), name) {
-        let widths = text.split(|c: char| !c.is_ascii_digit());
-        let widths = widths.filter(|digits| !digits.is_empty());
-        // A number that is too large for this is too large.
-        let widths = widths.map(|digits| digits.parse().unwrap_or(u64::MAX));
-        let n_bytes = widths.fold(0, u64::saturating_add);
-        state.consume_fuel(n_bytes / BYTES_PER_FUEL as u64)?;
-        let consumed = |state: &State<'_, '_>| state.fuel_levels().map_or(0, |levels| levels.0);
-        let before = consumed(state);
-        for arg in args {
-            rebuilt(state, arg, Holder::Variable, MAX_DEPTH)?;
-        }
-        let n_fields = text.bytes().filter(|&b| b == b'{').count() as u64;
-        state.consume_fuel((consumed(state) - before).saturating_mul(n_fields))?;
-    }
-    if let (Some(text), "split" | "rsplit" | "splitlines") = (value.as_str(), name) {
-        // Each part is a value, which takes more than its text. Messages pay for 40 passes.
-        state.consume_fuel((text.len() / 4) as u64)?;
-    }
-    pycompat::unknown_method_callback(state, value, name, args)
 }
 
 /// The holder of a value.

@@ -118,7 +118,8 @@ impl CharClasses {
     }
 }
 
-fn contains(ranges: &[(char, char)], c: char) -> bool {
+/// True if one of the ranges, which are in order, has the character.
+pub(crate) fn contains(ranges: &[(char, char)], c: char) -> bool {
     let after = ranges.partition_point(|&(first, _)| first <= c);
     after
         .checked_sub(1)
@@ -126,7 +127,8 @@ fn contains(ranges: &[(char, char)], c: char) -> bool {
         .is_some_and(|&(_, last)| c <= last)
 }
 
-fn ranges(class: &'static str) -> Result<Vec<(char, char)>, TokenizerError> {
+/// The ranges of a class of characters, in order.
+pub(crate) fn ranges(class: &'static str) -> Result<Vec<(char, char)>, TokenizerError> {
     let fail = |reason: String| TokenizerError::CharClass { class, reason };
     let hir = regex_syntax::Parser::new()
         .parse(class)

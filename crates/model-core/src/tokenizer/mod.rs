@@ -6,7 +6,7 @@
 mod bpe;
 mod byte_level;
 mod cased;
-mod char_class;
+pub(crate) mod char_class;
 mod char_map;
 mod error;
 mod expression;

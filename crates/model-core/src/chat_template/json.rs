@@ -1,0 +1,221 @@
+//! [`tojson`]: JSON as Python's `json.dumps` writes it.
+//!
+//! Invariant: the text is `json.dumps(value, ensure_ascii=…, indent=…, separators=…, sort_keys=…)`,
+//! with the defaults of `transformers`: no HTML is escaped, and no letter.
+
+use minijinja::value::{Kwargs, ObjectRepr, ValueKind};
+use minijinja::{Error, ErrorKind, State, Value};
+
+use super::python::{Text, float};
+
+/// How it is written.
+struct Style {
+    is_ascii: bool,
+    /// What each level begins a line with; `None` where all is in one line.
+    indent: Option<String>,
+    item_separator: String,
+    key_separator: String,
+    is_sorted: bool,
+}
+
+/// The filter. Its arguments may have no names, in the order of `transformers`.
+pub(super) fn tojson(
+    state: &State<'_, '_>,
+    value: &Value,
+    ensure_ascii: Option<Value>,
+    indent: Option<Value>,
+    options: Kwargs,
+) -> Result<String, Error> {
+    let option = |given: Option<Value>, name: &'static str| match given {
+        Some(value) => Ok(value),
+        None => Ok::<Value, Error>(options.get::<Option<Value>>(name)?.unwrap_or_default()),
+    };
+    let ensure_ascii = option(ensure_ascii, "ensure_ascii")?;
+    let indent = indent_of(&option(indent, "indent")?)?;
+    let separators = option(None, "separators")?;
+    let (item_separator, key_separator) = if is_given(&separators) {
+        separators_of(&separators)?
+    } else if indent.is_some() {
+        (",".to_owned(), ": ".to_owned())
+    } else {
+        (", ".to_owned(), ": ".to_owned())
+    };
+    let style = Style {
+        is_ascii: ensure_ascii.is_true(),
+        indent,
+        item_separator,
+        key_separator,
+        is_sorted: option(None, "sort_keys")?.is_true(),
+    };
+    options.assert_all_used()?;
+    let mut json = Json {
+        text: Text::new(state),
+        style,
+        depth: 0,
+    };
+    json.value(value)?;
+    Ok(json.text.finish())
+}
+
+fn is_given(option: &Value) -> bool {
+    !option.is_none() && !option.is_undefined()
+}
+
+fn fail<T>(message: String) -> Result<T, Error> {
+    Err(Error::new(ErrorKind::BadSerialization, message))
+}
+
+/// A number of spaces, or the text itself.
+fn indent_of(value: &Value) -> Result<Option<String>, Error> {
+    if !is_given(value) {
+        return Ok(None);
+    }
+    if let Some(text) = value.as_str() {
+        return Ok(Some(text.to_owned()));
+    }
+    // Wider lines would not be read by anybody.
+    const MAX_INDENT: i64 = 1_000;
+    match i64::try_from(value.clone()) {
+        Ok(n @ ..=MAX_INDENT) => Ok(Some(" ".repeat(usize::try_from(n).unwrap_or_default()))),
+        _ => fail(format!(
+            "tojson(indent={value}): it is a text or a number up to {MAX_INDENT}"
+        )),
+    }
+}
+
+fn separators_of(value: &Value) -> Result<(String, String), Error> {
+    let texts = value.try_iter()?.map(|text| text.to_str());
+    match texts.collect::<Option<Vec<_>>>().as_deref() {
+        Some([item, key]) => Ok((item.to_string(), key.to_string())),
+        _ => fail(format!("tojson(separators={value}): they are two texts")),
+    }
+}
+
+struct Json<'s, 't, 'e> {
+    text: Text<'s, 't, 'e>,
+    style: Style,
+    depth: usize,
+}
+
+impl Json<'_, '_, '_> {
+    fn value(&mut self, value: &Value) -> Result<(), Error> {
+        match value.kind() {
+            ValueKind::None => self.text.push("null"),
+            ValueKind::Bool | ValueKind::Number => self.text.push(&plain(value)),
+            ValueKind::String => self.string(value.as_str().unwrap_or_default()),
+            ValueKind::Map => self.object(value),
+            ValueKind::Seq | ValueKind::Iterable => self.array(value),
+            ValueKind::Invalid => fail(value.to_string()),
+            kind => fail(format!("tojson cannot write {kind} as JSON")),
+        }
+    }
+
+    fn array(&mut self, value: &Value) -> Result<(), Error> {
+        self.text.push("[")?;
+        self.depth += 1;
+        let mut is_empty = true;
+        for item in value.try_iter()? {
+            self.next(is_empty)?;
+            is_empty = false;
+            self.value(&item)?;
+        }
+        self.end(is_empty, "]")
+    }
+
+    fn object(&mut self, value: &Value) -> Result<(), Error> {
+        let Some(object) = value.as_object().filter(|o| o.repr() == ObjectRepr::Map) else {
+            return fail("tojson cannot write this as JSON".to_owned());
+        };
+        let mut pairs: Vec<_> = object.try_iter_pairs().into_iter().flatten().collect();
+        if self.style.is_sorted {
+            pairs.sort_by(|(a, _), (b, _)| a.cmp(b));
+        }
+        self.text.push("{")?;
+        self.depth += 1;
+        let is_empty = pairs.is_empty();
+        for (i, (key, value)) in pairs.into_iter().enumerate() {
+            self.next(i == 0)?;
+            match key.kind() {
+                ValueKind::String => self.string(key.as_str().unwrap_or_default())?,
+                ValueKind::None => self.string("null")?,
+                ValueKind::Bool | ValueKind::Number => self.string(&plain(&key))?,
+                kind => return fail(format!("tojson cannot write {kind} as a key of JSON")),
+            }
+            self.text.push(&self.style.key_separator)?;
+            self.value(&value)?;
+        }
+        self.end(is_empty, "}")
+    }
+
+    /// What is before a value.
+    fn next(&mut self, is_first: bool) -> Result<(), Error> {
+        if !is_first {
+            self.text.push(&self.style.item_separator)?;
+        }
+        self.line()
+    }
+
+    fn line(&mut self) -> Result<(), Error> {
+        let Some(indent) = &self.style.indent else {
+            return Ok(());
+        };
+        self.text.push("\n")?;
+        self.text.repeat(indent, self.depth)
+    }
+
+    fn end(&mut self, is_empty: bool, bracket: &str) -> Result<(), Error> {
+        self.depth -= 1;
+        if !is_empty {
+            self.line()?;
+        }
+        self.text.push(bracket)
+    }
+
+    fn string(&mut self, text: &str) -> Result<(), Error> {
+        let is_ascii = self.style.is_ascii;
+        let is_escaped = |c: char| match c {
+            '"' | '\\' | '\0'..='\x1f' => true,
+            ' '..='~' => false,
+            _ => is_ascii,
+        };
+        self.text.push("\"")?;
+        let mut rest = text;
+        while let Some(at) = rest.find(is_escaped) {
+            let (plain, from) = rest.split_at(at);
+            self.text.push(plain)?;
+            let mut chars = from.chars();
+            match chars.next() {
+                Some('"') => self.text.push("\\\"")?,
+                Some('\\') => self.text.push("\\\\")?,
+                Some('\n') => self.text.push("\\n")?,
+                Some('\r') => self.text.push("\\r")?,
+                Some('\t') => self.text.push("\\t")?,
+                Some('\x08') => self.text.push("\\b")?,
+                Some('\x0c') => self.text.push("\\f")?,
+                Some(c) => {
+                    for unit in c.encode_utf16(&mut [0; 2]) {
+                        self.text.push(&format!("\\u{unit:04x}"))?;
+                    }
+                }
+                None => {}
+            }
+            rest = chars.as_str();
+        }
+        self.text.push(rest)?;
+        self.text.push("\"")
+    }
+}
+
+/// A number or a truth value.
+fn plain(value: &Value) -> String {
+    match f64::try_from(value.clone()) {
+        _ if value.kind() == ValueKind::Bool => value.is_true().to_string(),
+        Ok(number) if !value.is_integer() => match number {
+            f64::INFINITY => "Infinity".to_owned(),
+            f64::NEG_INFINITY => "-Infinity".to_owned(),
+            _ if number.is_nan() => "NaN".to_owned(),
+            _ => float(number),
+        },
+        _ => value.to_string(),
+    }
+}
