@@ -15,7 +15,7 @@ const MAX_OPERANDS: usize = 8;
 #[derive(Clone, Debug)]
 pub(super) enum Operation {
     /// A sum or product, none of which overlaps another but as a whole.
-    Growing(Range<usize>),
+    Growth(Range<usize>),
     /// `left ~ right`
     Concatenation {
         place: Range<usize>,
@@ -160,7 +160,7 @@ fn operation(of: &Spanned<BinOp<'_>>, to: &mut Places) {
     let (mut at, mut n) = (of, 0);
     loop {
         if n % MAX_OPERANDS == 0 && grows(at) {
-            to.push(Operation::Growing(place(at)));
+            to.push(Operation::Growth(place(at)));
         }
         n += 1;
         to.extend(unlike_python(at));

@@ -113,13 +113,13 @@ impl Json<'_, '_, '_> {
     fn array(&mut self, value: &Value) -> Result<(), Error> {
         self.text.push("[")?;
         self.depth += 1;
-        let mut is_empty = true;
+        let mut n = 0;
         for item in value.try_iter()? {
-            self.next(is_empty)?;
-            is_empty = false;
+            self.next(n)?;
+            n += 1;
             self.value(&item)?;
         }
-        self.end(is_empty, "]")
+        self.end(n, "]")
     }
 
     fn object(&mut self, value: &Value) -> Result<(), Error> {
@@ -132,9 +132,9 @@ impl Json<'_, '_, '_> {
         }
         self.text.push("{")?;
         self.depth += 1;
-        let is_empty = pairs.is_empty();
+        let n = pairs.len();
         for (i, (key, value)) in pairs.into_iter().enumerate() {
-            self.next(i == 0)?;
+            self.next(i)?;
             match key.kind() {
                 ValueKind::String => self.string(key.as_str().unwrap_or_default())?,
                 ValueKind::None => self.string("null")?,
@@ -144,12 +144,12 @@ impl Json<'_, '_, '_> {
             self.text.push(&self.style.key_separator)?;
             self.value(&value)?;
         }
-        self.end(is_empty, "}")
+        self.end(n, "}")
     }
 
-    /// What is before a value.
-    fn next(&mut self, is_first: bool) -> Result<(), Error> {
-        if !is_first {
+    /// What is before a value that has so many before it.
+    fn next(&mut self, n_before: usize) -> Result<(), Error> {
+        if n_before > 0 {
             self.text.push(&self.style.item_separator)?;
         }
         self.line()
@@ -163,9 +163,10 @@ impl Json<'_, '_, '_> {
         self.text.repeat(indent, self.depth)
     }
 
-    fn end(&mut self, is_empty: bool, bracket: &str) -> Result<(), Error> {
+    /// What is behind so many values.
+    fn end(&mut self, n: usize, bracket: &str) -> Result<(), Error> {
         self.depth -= 1;
-        if !is_empty {
+        if n > 0 {
             self.line()?;
         }
         self.text.push(bracket)

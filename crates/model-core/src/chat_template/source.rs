@@ -15,6 +15,7 @@ use minijinja::syntax::SyntaxConfig;
 use super::arithmetic::{Operand, Operation, operations};
 use super::filters::{REMAINDER, TEXT};
 use super::values::{KEPT, SETTLED};
+use super::variadic::{Macros, VARIADIC};
 use super::{ChatTemplateError, NAME};
 
 /// Tokens of a tag or expression: the parser calls itself for each, on a stack of
@@ -34,6 +35,7 @@ pub(super) fn bounded(source: &str, syntax: &SyntaxConfig) -> Result<String, Cha
     let mut insertions = Vec::new();
     let mut operators = Vec::new();
     let mut depth = 0_usize;
+    let mut macros = Macros::default();
     // What the lexer refuses, the parser refuses, too: with the right message.
     for (token, span) in tokenize(source, false, syntax.clone()).map_while(Result::ok) {
         match &token {
@@ -55,8 +57,12 @@ pub(super) fn bounded(source: &str, syntax: &SyntaxConfig) -> Result<String, Cha
             }),
             _ => {}
         }
+        let place = [span.start_offset as usize, span.end_offset as usize];
+        for (at, text) in macros.take(&token, place, source) {
+            insertions.push(Insertion::new(at, Order::Expression, text));
+        }
         let line = usize::from(span.start_line);
-        if let Token::Ident(name @ (SETTLED | KEPT | TEXT | REMAINDER)) = token {
+        if let Token::Ident(name @ (SETTLED | KEPT | TEXT | REMAINDER | VARIADIC)) = token {
             let message = format!("the name '{name}' is taken");
             return Err(ChatTemplateError::Syntax { line, message });
         }
@@ -105,7 +111,7 @@ fn replace(operation: Operation, operators: &[Operator], insertions: &mut Vec<In
         last.map(|it| it.place.clone())
     };
     match operation {
-        Operation::Growing(place) => insertions.extend(call(SETTLED, place)),
+        Operation::Growth(place) => insertions.extend(call(SETTLED, place)),
         Operation::Concatenation { place, left, right } => {
             let Some(operator) = operator(&place, false) else {
                 return;

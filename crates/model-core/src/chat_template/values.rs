@@ -49,7 +49,11 @@ pub(super) fn bound(environment: &mut Environment<'static>) {
     environment.add_function(
         "dict",
         move |state: &mut State<'_, '_>, values: Rest<ValueOrKwargs>| {
-            let made = dict.call(state, &values.into_values())?;
+            let mut values = values.into_values();
+            if let Some(pairs) = values.first_mut() {
+                *pairs = of_pairs(pairs)?;
+            }
+            let made = dict.call(state, &values)?;
             settled(state, made, Holder::Variable)
         },
     );
@@ -70,6 +74,25 @@ pub(super) fn bound(environment: &mut Environment<'static>) {
     }
 }
 
+/// A dictionary of pairs, in place of a list of them.
+fn of_pairs(value: &Value) -> Result<Value, Error> {
+    if !matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable) {
+        return Ok(value.clone());
+    }
+    let pair = |pair: Value| match pair.len() {
+        Some(2) => Ok((pair.get_item_by_index(0)?, pair.get_item_by_index(1)?)),
+        _ => {
+            let message = format!("dict: {} is no pair", pair.kind());
+            Err(Error::new(ErrorKind::InvalidOperation, message))
+        }
+    };
+    let pairs = value
+        .try_iter()?
+        .map(pair)
+        .collect::<Result<Vec<_>, Error>>()?;
+    Ok(Value::from_pairs(pairs))
+}
+
 /// The holder of a value.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Holder {
@@ -82,6 +105,11 @@ enum Holder {
 /// The value, with lists in place of what is only computed when it is read: those nest without end.
 fn settled(state: &State<'_, '_>, value: Value, holder: Holder) -> Result<Value, Error> {
     Ok(rebuilt(state, &value, holder, MAX_DEPTH)?.unwrap_or(value))
+}
+
+/// Pays for looking at a value.
+pub(super) fn paid(state: &State<'_, '_>, value: &Value) -> Result<(), Error> {
+    rebuilt(state, value, Holder::Variable, MAX_DEPTH).map(drop)
 }
 
 /// The replacement of a value: `None` for one that may stay.
@@ -145,7 +173,7 @@ fn rebuilt(
 }
 
 /// Namespaces and loops: what they hold may be another value later.
-fn is_changeable(object: &DynObject) -> bool {
+pub(super) fn is_changeable(object: &DynObject) -> bool {
     let name = object.type_name();
     name.ends_with("::Namespace") || name.ends_with("::Loop")
 }
