@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
+mod template_mutations;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -46,13 +48,22 @@ const MAX_TIME: Duration = Duration::from_secs(20);
 static TURN: Mutex<()> = Mutex::new(());
 
 fn render(name: &str, source: &str) -> Result<String, ChatTemplateError> {
+    measured(name, || {
+        let messages = [ChatMessage::new("user", "Hello")];
+        let template = ChatTemplate::new(source)?;
+        template.render(&messages, GenerationPrompt::Add, TemplateTokens::default())
+    })
+}
+
+/// What a rendering gives, which must not take too much.
+fn measured(
+    name: &str,
+    run: impl FnOnce() -> Result<String, ChatTemplateError>,
+) -> Result<String, ChatTemplateError> {
     let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let (began, before) = (Instant::now(), NOW.load(Ordering::Relaxed));
     PEAK.store(before, Ordering::Relaxed);
-    let rendered = ChatTemplate::new(source).and_then(|template| {
-        let messages = [ChatMessage::new("user", "Hello")];
-        template.render(&messages, GenerationPrompt::Add, TemplateTokens::default())
-    });
+    let rendered = run();
     let (took, peak) = (began.elapsed(), PEAK.load(Ordering::Relaxed) - before);
     let what = rendered.as_ref().map(String::len);
     println!("{name}: {took:?}, {} MB: {what:?}", peak >> 20);

@@ -14,11 +14,14 @@ use crate::tokenizer::char_class::{contains, ranges};
 /// Bytes that are written until they are paid for.
 const UNPAID_BYTES: usize = 64 * BYTES_PER_FUEL;
 
+/// Bytes that a piece of a text costs however short it is.
+const PIECE_BYTES: usize = 8;
+
 /// A text that a template makes.
 pub(super) struct Text<'s, 't, 'e> {
     state: &'s State<'t, 'e>,
     text: String,
-    n_paid: usize,
+    n_unpaid: usize,
 }
 
 impl<'s, 't, 'e> Text<'s, 't, 'e> {
@@ -26,7 +29,7 @@ impl<'s, 't, 'e> Text<'s, 't, 'e> {
         Self {
             state,
             text: String::new(),
-            n_paid: 0,
+            n_unpaid: 0,
         }
     }
 
@@ -35,11 +38,10 @@ impl<'s, 't, 'e> Text<'s, 't, 'e> {
     }
 
     pub(super) fn push(&mut self, text: &str) -> Result<(), Error> {
-        let n_unpaid = self.text.len() - self.n_paid + text.len();
-        if n_unpaid >= UNPAID_BYTES {
-            self.state
-                .consume_fuel((n_unpaid / BYTES_PER_FUEL) as u64)?;
-            self.n_paid = self.text.len() + text.len();
+        self.n_unpaid += text.len() + PIECE_BYTES;
+        if self.n_unpaid >= UNPAID_BYTES {
+            let fuel = std::mem::take(&mut self.n_unpaid) / BYTES_PER_FUEL;
+            self.state.consume_fuel(fuel as u64)?;
         }
         self.text.push_str(text);
         Ok(())
@@ -53,8 +55,11 @@ impl<'s, 't, 'e> Text<'s, 't, 'e> {
     pub(super) fn repeat(&mut self, text: &str, n: usize) -> Result<(), Error> {
         let n_bytes = text.len().saturating_mul(n);
         self.state.consume_fuel((n_bytes / BYTES_PER_FUEL) as u64)?;
-        self.n_paid += n_bytes;
-        self.text.extend(std::iter::repeat_n(text, n));
+        let many = (UNPAID_BYTES / text.len().max(1)).clamp(1, n.max(1));
+        let (times, rest) = (n / many, n % many);
+        let unit = text.repeat(many);
+        (0..times).for_each(|_| self.text.push_str(&unit));
+        self.text.extend(std::iter::repeat_n(text, rest));
         Ok(())
     }
 
