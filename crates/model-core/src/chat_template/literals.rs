@@ -41,9 +41,16 @@ fn tag_of(text: &str) -> Option<&str> {
 
 /// Bytes until the tag that ends what is not to be read.
 fn raw_bytes(text: &str) -> usize {
-    let ends = text.match_indices("{%");
-    let mut ends = ends.filter(|&(at, _)| text.get(at..).and_then(tag_of) == Some("endraw"));
-    ends.next().map_or(text.len(), |(at, _)| at)
+    let mut at = 0;
+    while let Some(begin) = text.get(at..).and_then(|rest| rest.find("{%")) {
+        match text.get(at + begin..).and_then(tag_of) {
+            Some("endraw") => return at + begin,
+            Some(_) => at += begin + 2,
+            // No tag ends any more.
+            None => break,
+        }
+    }
+    text.len()
 }
 
 /// Bytes of a tag or expression, in whose literals its end may be.

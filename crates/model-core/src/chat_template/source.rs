@@ -33,8 +33,7 @@ pub(super) fn bounded(source: &str, syntax: &SyntaxConfig) -> Result<String, Cha
     let mut tag = Tag::default();
     let mut n_elifs = 0;
     let mut insertions = Vec::new();
-    let mut operators = Vec::new();
-    let mut depth = 0_usize;
+    let mut operators = Operators::default();
     let mut macros = Macros::default();
     // What the lexer refuses, the parser refuses, too: with the right message.
     for (token, span) in tokenize(source, false, syntax.clone()).map_while(Result::ok) {
@@ -44,20 +43,8 @@ pub(super) fn bounded(source: &str, syntax: &SyntaxConfig) -> Result<String, Cha
             Token::TemplateData(_) => {}
             _ => tag.take(&token, span, &mut insertions),
         }
-        match &token {
-            Token::BracketOpen | Token::BraceOpen | Token::ParenOpen => depth += 1,
-            Token::BracketClose | Token::BraceClose | Token::ParenClose => {
-                depth = depth.saturating_sub(1);
-            }
-            Token::VariableStart | Token::BlockStart => depth = 0,
-            Token::Tilde | Token::Mod => operators.push(Operator {
-                place: span.start_offset as usize..span.end_offset as usize,
-                is_remainder: matches!(token, Token::Mod),
-                depth,
-            }),
-            _ => {}
-        }
         let place = [span.start_offset as usize, span.end_offset as usize];
+        operators.take(&token, place[0]..place[1]);
         for (at, text) in macros.take(&token, place, source) {
             insertions.push(Insertion::new(at, Order::Expression, text));
         }
@@ -91,29 +78,79 @@ pub(super) fn bounded(source: &str, syntax: &SyntaxConfig) -> Result<String, Cha
     Ok(out)
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OperatorKind {
+    Concatenation,
+    Remainder,
+}
+
 /// `~` or `%`.
 struct Operator {
     place: Range<usize>,
-    is_remainder: bool,
+    kind: OperatorKind,
     /// Brackets around it.
     depth: usize,
 }
 
+/// The operators of a source and its brackets, in order.
+#[derive(Default)]
+struct Operators {
+    all: Vec<Operator>,
+    /// Where the number of brackets that are open changes, and to what.
+    depths: Vec<(usize, usize)>,
+}
+
+impl Operators {
+    fn take(&mut self, token: &Token<'_>, place: Range<usize>) {
+        let depth = self.depths.last().map_or(0, |&(_, depth)| depth);
+        match token {
+            Token::BracketOpen | Token::BraceOpen | Token::ParenOpen => {
+                self.depths.push((place.end, depth + 1));
+            }
+            Token::BracketClose | Token::BraceClose | Token::ParenClose => {
+                self.depths.push((place.end, depth.saturating_sub(1)));
+            }
+            Token::VariableStart | Token::BlockStart if depth > 0 => {
+                self.depths.push((place.end, 0));
+            }
+            Token::Tilde => self.all.push(Operator {
+                place,
+                kind: OperatorKind::Concatenation,
+                depth,
+            }),
+            Token::Mod => self.all.push(Operator {
+                place,
+                kind: OperatorKind::Remainder,
+                depth,
+            }),
+            _ => {}
+        }
+    }
+
+    /// The operator of an expression: the last that is in no more brackets than its begin, as what
+    /// is on its right binds more strongly.
+    fn of(&self, expression: &Range<usize>, kind: OperatorKind) -> Option<Range<usize>> {
+        let changes = self
+            .depths
+            .partition_point(|&(at, _)| at <= expression.start);
+        let change = changes.checked_sub(1).and_then(|i| self.depths.get(i));
+        let depth = change.map_or(0, |&(_, depth)| depth);
+        let end = self
+            .all
+            .partition_point(|it| it.place.start < expression.end);
+        let before = self.all.get(..end).unwrap_or_default().iter().rev();
+        let mut inside = before.take_while(|it| it.place.start >= expression.start);
+        let found = inside.find(|it| it.depth == depth && it.kind == kind);
+        found.map(|it| it.place.clone())
+    }
+}
+
 /// Calls functions for an operation, or for its operands.
-fn replace(operation: Operation, operators: &[Operator], insertions: &mut Vec<Insertion>) {
-    let operator = |place: &Range<usize>, is_remainder: bool| {
-        // The last that is in no brackets: what is on its right binds more strongly.
-        let first = operators.partition_point(|it| it.place.start < place.start);
-        let all = operators.get(first..).unwrap_or_default().iter();
-        let inside = all.take_while(|it| it.place.start < place.end);
-        let inside = inside.filter(|it| it.is_remainder == is_remainder);
-        let last = inside.min_by_key(|it| (it.depth, Reverse(it.place.start)));
-        last.map(|it| it.place.clone())
-    };
+fn replace(operation: Operation, operators: &Operators, insertions: &mut Vec<Insertion>) {
     match operation {
         Operation::Growth(place) => insertions.extend(call(SETTLED, place)),
         Operation::Concatenation { place, left, right } => {
-            let Some(operator) = operator(&place, false) else {
+            let Some(operator) = operators.of(&place, OperatorKind::Concatenation) else {
                 return;
             };
             if left == Operand::Other {
@@ -124,7 +161,7 @@ fn replace(operation: Operation, operators: &[Operator], insertions: &mut Vec<In
             }
         }
         Operation::Remainder(place) => {
-            let Some(operator) = operator(&place, true) else {
+            let Some(operator) = operators.of(&place, OperatorKind::Remainder) else {
                 return;
             };
             insertions.extend(call(REMAINDER, place));
