@@ -39,7 +39,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-const MAX_BYTES: usize = 300 << 20;
+const MAX_BYTES: usize = 200 << 20;
 
 /// Ten times what an optimised build takes.
 const MAX_TIME: Duration = Duration::from_secs(20);

@@ -11,8 +11,12 @@ use minijinja::{Error, ErrorKind, State, Value};
 use super::values::BYTES_PER_FUEL;
 use crate::tokenizer::char_class::{contains, ranges};
 
+/// Bytes that one unit of fuel pays for: half as many as elsewhere, as a text that grows takes up to
+/// three times its size while it is moved.
+const GROWN_BYTES_PER_FUEL: usize = BYTES_PER_FUEL / 2;
+
 /// Bytes that are written until they are paid for.
-const UNPAID_BYTES: usize = 64 * BYTES_PER_FUEL;
+const UNPAID_BYTES: usize = 128 * GROWN_BYTES_PER_FUEL;
 
 /// Bytes that a piece of a text costs however short it is.
 const PIECE_BYTES: usize = 8;
@@ -40,7 +44,7 @@ impl<'s, 't, 'e> Text<'s, 't, 'e> {
     pub(super) fn push(&mut self, text: &str) -> Result<(), Error> {
         self.n_unpaid += text.len() + PIECE_BYTES;
         if self.n_unpaid >= UNPAID_BYTES {
-            let fuel = std::mem::take(&mut self.n_unpaid) / BYTES_PER_FUEL;
+            let fuel = std::mem::take(&mut self.n_unpaid) / GROWN_BYTES_PER_FUEL;
             self.state.consume_fuel(fuel as u64)?;
         }
         self.text.push_str(text);
@@ -54,7 +58,8 @@ impl<'s, 't, 'e> Text<'s, 't, 'e> {
     /// So many times the same.
     pub(super) fn repeat(&mut self, text: &str, n: usize) -> Result<(), Error> {
         let n_bytes = text.len().saturating_mul(n);
-        self.state.consume_fuel((n_bytes / BYTES_PER_FUEL) as u64)?;
+        self.state
+            .consume_fuel((n_bytes / GROWN_BYTES_PER_FUEL) as u64)?;
         let many = (UNPAID_BYTES / text.len().max(1)).clamp(1, n.max(1));
         let (times, rest) = (n / many, n % many);
         let unit = text.repeat(many);
