@@ -7,11 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use minijinja::formatting::{FormatStyle, format};
-use minijinja::value::{DynObject, Kwargs, Object, ObjectRepr, Rest, Tuple, ValueKind, from_args};
+use minijinja::value::{
+    DynObject, Object, ObjectRepr, Rest, Tuple, ValueKind, ValueOrKwargs, from_args,
+};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value, escape_formatter};
 use minijinja_contrib::globals;
 
 use super::json::tojson;
+use super::methods::Arguments;
 use super::python::{Text, str_of};
 use super::text_methods::paid_format;
 use super::texts;
@@ -117,27 +120,19 @@ fn remainder(state: &State<'_, '_>, left: &Value, right: &Value) -> Result<Value
     }
 }
 
-fn join(
-    state: &State<'_, '_>,
-    value: &Value,
-    separator: Option<Value>,
-    attribute: Option<Value>,
-    options: Kwargs,
-) -> Result<String, Error> {
-    let option = |given: Option<Value>, name: &'static str| match given {
-        Some(value) => Ok::<Option<Value>, Error>(Some(value)),
-        None => options.get(name),
+fn join(state: &State<'_, '_>, value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
+    let args = Arguments::of_filter(args, ["d", "attribute"])?;
+    let separator = match args.value(0) {
+        Some(separator) => str_of(state, separator)?,
+        None => String::new(),
     };
-    let separator = str_of(state, &option(separator, "d")?.unwrap_or_default())?;
-    let attribute = option(attribute, "attribute")?;
-    options.assert_all_used()?;
     let mut text = Text::new(state);
     for (i, item) in value.try_iter()?.enumerate() {
         state.consume_fuel(1)?;
         if i > 0 {
             text.push(&separator)?;
         }
-        match &attribute {
+        match args.value(1) {
             Some(path) => text.str(&attribute_of(&item, path)?)?,
             None => text.str(&item)?,
         }
@@ -158,21 +153,10 @@ fn attribute_of(value: &Value, path: &Value) -> Result<Value, Error> {
 }
 
 /// A number without its fraction; the default for what is none.
-fn int(
-    value: &Value,
-    default: Option<Value>,
-    base: Option<u32>,
-    options: Kwargs,
-) -> Result<Value, Error> {
-    let default = match default {
-        Some(default) => Some(default),
-        None => options.get("default")?,
-    };
-    let base = match base {
-        Some(base) => base,
-        None => options.get::<Option<u32>>("base")?.unwrap_or(10),
-    };
-    options.assert_all_used()?;
+fn int(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let args = Arguments::of_filter(args, ["default", "base"])?;
+    let base = args.number(1)?.unwrap_or(10);
+    let base = u32::try_from(base).unwrap_or_default();
     if value.is_integer() {
         return Ok(value.clone());
     }
@@ -182,7 +166,8 @@ fn int(
             .filter(|float| float.is_finite())
             .map(|f| f as i128)
     });
-    Ok(whole.map_or_else(|| default.unwrap_or_else(|| Value::from(0)), Value::from))
+    let default = || args.value(0).cloned().unwrap_or_else(|| Value::from(0));
+    Ok(whole.map_or_else(default, Value::from))
 }
 
 /// A whole number in a base, which its prefix may repeat.
@@ -206,14 +191,10 @@ fn parsed(text: &str, base: u32) -> Option<i128> {
     whole.filter(|_| !is_signed).map(|whole| sign * whole)
 }
 
-fn float(value: &Value, default: Option<Value>, options: Kwargs) -> Result<Value, Error> {
-    let default = match default {
-        Some(default) => Some(default),
-        None => options.get("default")?,
-    };
-    options.assert_all_used()?;
-    let float = as_float(value).map(Value::from);
-    Ok(float.unwrap_or_else(|| default.unwrap_or_else(|| Value::from(0.0))))
+fn float(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let args = Arguments::of_filter(args, ["default"])?;
+    let default = || args.value(0).cloned().unwrap_or_else(|| Value::from(0.0));
+    Ok(as_float(value).map_or_else(default, Value::from))
 }
 
 /// What Python's `float` makes of it.
@@ -236,10 +217,12 @@ enum Letters {
 }
 
 impl Letters {
-    fn of(case_sensitive: Option<&Value>) -> Self {
-        match case_sensitive {
-            Some(is_it) if is_it.is_true() => Self::AsTheyAre,
-            _ => Self::Small,
+    /// As the first argument says.
+    fn of<const N: usize>(args: &Arguments<N>) -> Self {
+        if args.is_true(0) {
+            Self::AsTheyAre
+        } else {
+            Self::Small
         }
     }
 
@@ -253,26 +236,14 @@ impl Letters {
 }
 
 /// The pairs of a dictionary in order.
-fn dictsort(
-    state: &State<'_, '_>,
-    map: &Value,
-    args: Rest<Value>,
-    options: Kwargs,
-) -> Result<Value, Error> {
-    let option = |i: usize, name: &'static str| match args.get(i) {
-        Some(given) => Ok(given.clone()),
-        None => Ok::<Value, Error>(options.get::<Option<Value>>(name)?.unwrap_or_default()),
-    };
-    let letters = Letters::of(Some(&option(0, "case_sensitive")?));
-    let by = option(1, "by")?;
-    let is_reversed = option(2, "reverse")?.is_true();
-    options.assert_all_used()?;
+fn dictsort(state: &State<'_, '_>, map: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let args = Arguments::of_filter(args, ["case_sensitive", "by", "reverse"])?;
+    let (letters, is_reversed) = (Letters::of(&args), args.is_true(2));
     let fail = |message: String| Err(Error::new(ErrorKind::InvalidOperation, message));
-    let by_value = match by.as_str() {
-        _ if by.is_undefined() => false,
-        Some("key") => false,
+    let by_value = match args.text(1)? {
+        None | Some("key") => false,
         Some("value") => true,
-        _ => return fail(format!("dictsort(by={by}): it is 'key' or 'value'")),
+        Some(by) => return fail(format!("dictsort(by='{by}'): it is 'key' or 'value'")),
     };
     let Some(object) = map.as_object().filter(|_| map.kind() == ValueKind::Map) else {
         return fail(format!("dictsort of {}: it is no dictionary", map.kind()));
@@ -299,25 +270,16 @@ fn dictsort(
 fn unique(
     state: &State<'_, '_>,
     values: &Value,
-    case_sensitive: Option<Value>,
-    attribute: Option<Value>,
-    options: Kwargs,
+    args: Rest<ValueOrKwargs>,
 ) -> Result<Value, Error> {
-    let letters = match case_sensitive {
-        Some(given) => Letters::of(Some(&given)),
-        None => Letters::of(options.get("case_sensitive")?),
-    };
-    let attribute = match attribute {
-        Some(given) => Some(given),
-        None => options.get::<Option<Value>>("attribute")?,
-    };
-    options.assert_all_used()?;
+    let args = Arguments::of_filter(args, ["case_sensitive", "attribute"])?;
+    let letters = Letters::of(&args);
     let mut seen = BTreeSet::new();
     let mut all = Vec::new();
     for value in values.try_iter()? {
         // Values in values take time to compare.
         paid(state, &value)?;
-        let key = match &attribute {
+        let key = match args.value(1) {
             Some(path) => letters.key(&attribute_of(&value, path)?),
             None => letters.key(&value),
         };

@@ -3,9 +3,10 @@
 //! Invariant: the text is `json.dumps(value, ensure_ascii=…, indent=…, separators=…, sort_keys=…)`,
 //! with the defaults of `transformers`: no HTML is escaped, and no letter.
 
-use minijinja::value::{Kwargs, ObjectRepr, ValueKind};
+use minijinja::value::{ObjectRepr, Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Error, ErrorKind, State, Value};
 
+use super::methods::Arguments;
 use super::python::{Text, float};
 
 /// How it is written.
@@ -18,36 +19,27 @@ struct Style {
     is_sorted: bool,
 }
 
-/// The filter. Its arguments may have no names, in the order of `transformers`.
+/// The filter.
 pub(super) fn tojson(
     state: &State<'_, '_>,
     value: &Value,
-    ensure_ascii: Option<Value>,
-    indent: Option<Value>,
-    options: Kwargs,
+    args: Rest<ValueOrKwargs>,
 ) -> Result<String, Error> {
-    let option = |given: Option<Value>, name: &'static str| match given {
-        Some(value) => Ok(value),
-        None => Ok::<Value, Error>(options.get::<Option<Value>>(name)?.unwrap_or_default()),
-    };
-    let ensure_ascii = option(ensure_ascii, "ensure_ascii")?;
-    let indent = indent_of(&option(indent, "indent")?)?;
-    let separators = option(None, "separators")?;
-    let (item_separator, key_separator) = if is_given(&separators) {
-        separators_of(&separators)?
-    } else if indent.is_some() {
-        (",".to_owned(), ": ".to_owned())
-    } else {
-        (", ".to_owned(), ": ".to_owned())
+    let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
+    let args = Arguments::of_filter(args, names)?;
+    let indent = args.value(1).map(indent_of).transpose()?;
+    let (item_separator, key_separator) = match args.value(2) {
+        Some(separators) => separators_of(separators)?,
+        None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
+        None => (", ".to_owned(), ": ".to_owned()),
     };
     let style = Style {
-        is_ascii: ensure_ascii.is_true(),
+        is_ascii: args.is_true(0),
         indent,
         item_separator,
         key_separator,
-        is_sorted: option(None, "sort_keys")?.is_true(),
+        is_sorted: args.is_true(3),
     };
-    options.assert_all_used()?;
     let mut json = Json {
         text: Text::new(state),
         style,
@@ -57,26 +49,19 @@ pub(super) fn tojson(
     Ok(json.text.finish())
 }
 
-fn is_given(option: &Value) -> bool {
-    !option.is_none() && !option.is_undefined()
-}
-
 fn fail<T>(message: String) -> Result<T, Error> {
     Err(Error::new(ErrorKind::BadSerialization, message))
 }
 
 /// A number of spaces, or the text itself.
-fn indent_of(value: &Value) -> Result<Option<String>, Error> {
-    if !is_given(value) {
-        return Ok(None);
-    }
+fn indent_of(value: &Value) -> Result<String, Error> {
     if let Some(text) = value.as_str() {
-        return Ok(Some(text.to_owned()));
+        return Ok(text.to_owned());
     }
     // Wider lines would not be read by anybody.
     const MAX_INDENT: i64 = 1_000;
     match i64::try_from(value.clone()) {
-        Ok(n @ ..=MAX_INDENT) => Ok(Some(" ".repeat(usize::try_from(n).unwrap_or_default()))),
+        Ok(n @ ..=MAX_INDENT) => Ok(" ".repeat(usize::try_from(n).unwrap_or_default())),
         _ => fail(format!(
             "tojson(indent={value}): it is a text or a number up to {MAX_INDENT}"
         )),

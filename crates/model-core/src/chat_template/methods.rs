@@ -3,7 +3,7 @@
 //! Invariant: those that `transformers` allows in templates give what Python's give; those that
 //! change a list or a dictionary are refused, as there. What one makes is paid for before.
 
-use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
+use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 
@@ -69,6 +69,18 @@ impl<const N: usize> Arguments<N> {
         Ok(Self { values, names })
     }
 
+    /// Those of a filter.
+    pub(super) fn of_filter(
+        args: Rest<ValueOrKwargs>,
+        names: [&'static str; N],
+    ) -> Result<Self, Error> {
+        Self::of(&args.into_values(), names)
+    }
+
+    pub(super) fn is_true(&self, i: usize) -> bool {
+        self.value(i).is_some_and(Value::is_true)
+    }
+
     /// Where nothing or `None` is given, nothing.
     pub(super) fn value(&self, i: usize) -> Option<&Value> {
         let value = self.values.get(i)?.as_ref();
@@ -93,6 +105,14 @@ impl<const N: usize> Arguments<N> {
 
     pub(super) fn needed_text(&self, i: usize) -> Result<&str, Error> {
         self.text(i)?.ok_or_else(|| self.wrong(i, "a text"))
+    }
+
+    /// A number that is not below 0.
+    pub(super) fn size(&self, i: usize, usual: usize) -> Result<usize, Error> {
+        match self.number(i)? {
+            Some(n) => usize::try_from(n).map_err(|_| self.wrong(i, "0 or more")),
+            None => Ok(usual),
+        }
     }
 
     pub(super) fn number(&self, i: usize) -> Result<Option<i64>, Error> {

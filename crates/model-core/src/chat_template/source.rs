@@ -43,8 +43,8 @@ pub(super) fn bounded(source: &str, syntax: &SyntaxConfig) -> Result<String, Cha
             Token::TemplateData(_) => {}
             _ => tag.take(&token, span, &mut insertions),
         }
-        let place = [span.start_offset as usize, span.end_offset as usize];
-        operators.take(&token, place[0]..place[1]);
+        let place = span.start_offset as usize..span.end_offset as usize;
+        operators.take(&token, place.clone());
         for (at, text) in macros.take(&token, place, source) {
             insertions.push(Insertion::new(at, Order::Expression, text));
         }

@@ -14,7 +14,7 @@ use super::values::BYTES_PER_FUEL;
 use crate::tokenizer::char_class::{contains, ranges};
 
 /// White space for `strip` and `split`: also the separators among the control characters.
-pub(super) fn is_space(c: char) -> bool {
+fn is_space(c: char) -> bool {
     c.is_whitespace() || matches!(c, '\x1c'..='\x1f')
 }
 
@@ -56,21 +56,18 @@ pub(super) fn text_method(
     }
 }
 
+/// True for what is taken from the ends of a text: these characters, or white space.
+pub(super) fn outer(chars: Option<&str>) -> impl Fn(char) -> bool {
+    move |c| chars.map_or_else(|| is_space(c), |chars| chars.contains(c))
+}
+
 /// A text without what is at its ends.
 fn trimmed(text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
     let args = Arguments::of(args, ["chars"])?;
-    let is_outer = |chars: Option<&str>| {
-        let chars = chars.map(str::to_owned);
-        move |c: char| {
-            chars
-                .as_ref()
-                .map_or_else(|| is_space(c), |all| all.contains(c))
-        }
-    };
     Ok(Value::from(match name {
-        "strip" => text.trim_matches(is_outer(args.text(0)?)),
-        "lstrip" => text.trim_start_matches(is_outer(args.text(0)?)),
-        "rstrip" => text.trim_end_matches(is_outer(args.text(0)?)),
+        "strip" => text.trim_matches(outer(args.text(0)?)),
+        "lstrip" => text.trim_start_matches(outer(args.text(0)?)),
+        "rstrip" => text.trim_end_matches(outer(args.text(0)?)),
         "removeprefix" => text.strip_prefix(args.needed_text(0)?).unwrap_or(text),
         _ => text.strip_suffix(args.needed_text(0)?).unwrap_or(text),
     }))
@@ -80,9 +77,10 @@ fn trimmed(text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
 fn parts(text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
     if name == "splitlines" {
         let args = Arguments::of(args, ["keepends"])?;
-        let ends = match args.value(0) {
-            Some(keeps) if keeps.is_true() => Ends::Kept,
-            _ => Ends::Dropped,
+        let ends = if args.is_true(0) {
+            Ends::Kept
+        } else {
+            Ends::Dropped
         };
         return Ok(Value::from_iter(lines(text, ends)));
     }

@@ -2,13 +2,14 @@
 //!
 //! Invariant: each gives what Jinja2's gives, and what it makes is paid for before it is made.
 
-use minijinja::value::{Kwargs, Rest, ValueOrKwargs};
+use minijinja::value::{Rest, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 use minijinja_contrib::filters as contrib;
 
 use super::filters::text;
+use super::methods::Arguments;
 use super::python::{Text, str_of};
-use super::text_methods::{Ends, is_space, lines, padded};
+use super::text_methods::{Ends, lines, outer, padded};
 
 /// Gives an environment all of them.
 pub(super) fn add_to(environment: &mut Environment<'static>) {
@@ -39,57 +40,14 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
     }
 }
 
-/// The arguments of a filter, in order or by name.
-struct Options<'a, const N: usize> {
-    given: &'a [Value],
-    named: &'a Kwargs,
-    names: [&'static str; N],
-}
-
-impl<'a, const N: usize> Options<'a, N> {
-    fn new(given: &'a [Value], named: &'a Kwargs, names: [&'static str; N]) -> Result<Self, Error> {
-        for name in names {
-            let _: Option<Value> = named.get(name)?;
-        }
-        named.assert_all_used()?;
-        if given.len() > N {
-            return Err(Error::from(ErrorKind::TooManyArguments));
-        }
-        Ok(Self {
-            given,
-            named,
-            names,
-        })
-    }
-
-    fn value(&self, i: usize) -> Option<Value> {
-        let named = || self.named.get(self.names.get(i)?).ok();
-        self.given.get(i).cloned().or_else(named)
-    }
-
-    fn number(&self, i: usize, default: usize) -> Result<usize, Error> {
-        match self.value(i).filter(|value| !value.is_none()) {
-            Some(value) => usize::try_from(value),
-            None => Ok(default),
-        }
-    }
-
-    fn is_true(&self, i: usize) -> bool {
-        self.value(i).is_some_and(|value| value.is_true())
-    }
-}
-
-fn center(state: &State<'_, '_>, text: String, width: Option<i64>) -> Result<Value, Error> {
-    padded(state, &text, width.unwrap_or(80), " ", "center")
+fn center(state: &State<'_, '_>, text: String, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let args = Arguments::of_filter(args, ["width"])?;
+    padded(state, &text, args.number(0)?.unwrap_or(80), " ", "center")
 }
 
 /// A number of bytes with a prefix of its unit.
-fn filesizeformat(value: &Value, binary: Option<bool>, options: Kwargs) -> Result<String, Error> {
-    let is_binary = match binary {
-        Some(given) => given,
-        None => options.get::<Option<bool>>("binary")?.unwrap_or_default(),
-    };
-    options.assert_all_used()?;
+fn filesizeformat(value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
+    let is_binary = Arguments::of_filter(args, ["binary"])?.is_true(0);
     let size = match value.as_str() {
         Some(text) => text.trim().parse().map_err(|_| {
             let message = format!("filesizeformat: '{text}' is no number");
@@ -121,19 +79,13 @@ fn filesizeformat(value: &Value, binary: Option<bool>, options: Kwargs) -> Resul
 }
 
 /// Spaces, or another text, before each line but the first.
-fn indent(
-    state: &State<'_, '_>,
-    text: String,
-    args: Rest<Value>,
-    named: Kwargs,
-) -> Result<String, Error> {
-    let options = Options::new(&args, &named, ["width", "first", "blank"])?;
-    let width = options.value(0).filter(|value| !value.is_none());
-    let (unit, n) = match width.as_ref().and_then(Value::as_str) {
+fn indent(state: &State<'_, '_>, text: String, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
+    let args = Arguments::of_filter(args, ["width", "first", "blank"])?;
+    let (unit, n) = match args.value(0).and_then(Value::as_str) {
         Some(text) => (text, 1),
-        None => (" ", options.number(0, 4)?),
+        None => (" ", args.size(0, 4)?),
     };
-    let (has_first, has_blank) = (options.is_true(1), options.is_true(2));
+    let (has_first, has_blank) = (args.is_true(1), args.is_true(2));
     let mut out = Text::new(state);
     // A last end of a line stays.
     let lines = lines(&text, Ends::Dropped);
@@ -158,35 +110,31 @@ fn indent(
 fn replace(
     state: &mut State<'_, '_>,
     value: &Value,
-    args: Rest<Value>,
-    named: Kwargs,
+    args: Rest<ValueOrKwargs>,
 ) -> Result<Value, Error> {
-    let options = Options::new(&args, &named, ["old", "new", "count"])?;
-    let count = options.value(2).filter(|count| !count.is_none());
-    let of = |i: usize| options.value(i).unwrap_or_default();
-    let (old, new) = (str_of(state, &of(0))?, str_of(state, &of(1))?);
-    let mut all = vec![Value::from(old), Value::from(new)];
-    all.extend(count);
+    let args = Arguments::of_filter(args, ["old", "new", "count"])?;
+    let mut all = Vec::new();
+    for i in 0..2 {
+        let text = args.value(i).map(|value| str_of(state, value));
+        all.push(Value::from(text.transpose()?.unwrap_or_default()));
+    }
+    all.extend(args.value(2).cloned());
     let text = Value::from(str_of(state, value)?);
     text.call_method(state, "replace", &all)
 }
 
-fn trim(state: &State<'_, '_>, value: &Value, chars: Option<String>) -> Result<String, Error> {
+fn trim(state: &State<'_, '_>, value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
+    let args = Arguments::of_filter(args, ["chars"])?;
     let text = str_of(state, value)?;
-    let is_outer = |c: char| {
-        chars
-            .as_ref()
-            .map_or_else(|| is_space(c), |all| all.contains(c))
-    };
+    let is_outer = outer(args.text(0)?);
     Ok(text.trim_matches(is_outer).to_owned())
 }
 
 /// The beginning of a text that is longer than a number of characters, with an end.
-fn truncate(text: String, args: Rest<Value>, named: Kwargs) -> Result<String, Error> {
-    let options = Options::new(&args, &named, ["length", "killwords", "end", "leeway"])?;
-    let (length, leeway) = (options.number(0, 255)?, options.number(3, 5)?);
-    let end = options.value(2).filter(|value| !value.is_none());
-    let end = end.map_or_else(|| "...".to_owned(), |end| end.to_string());
+fn truncate(text: String, args: Rest<ValueOrKwargs>) -> Result<String, Error> {
+    let args = Arguments::of_filter(args, ["length", "killwords", "end", "leeway"])?;
+    let (length, leeway) = (args.size(0, 255)?, args.size(3, 5)?);
+    let end = args.text(2)?.unwrap_or("...");
     let Some(n) = length.checked_sub(end.chars().count()) else {
         let message = format!("truncate: the end '{end}' is longer than {length} characters");
         return Err(Error::new(ErrorKind::InvalidOperation, message));
@@ -196,7 +144,7 @@ fn truncate(text: String, args: Rest<Value>, named: Kwargs) -> Result<String, Er
     }
     let start: String = text.chars().take(n).collect();
     let kept = match start.rsplit_once(' ') {
-        Some((words, _)) if !options.is_true(1) => words,
+        Some((words, _)) if !args.is_true(1) => words,
         _ => &start,
     };
     Ok(format!("{kept}{end}"))

@@ -3,6 +3,7 @@
 //! Invariant: [`Macros`] gives such a macro two more parameters, and hands it to [`variadic`], which
 //! fills them; other macros stay as they are. Knows no expressions.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use minijinja::machinery::Token;
@@ -34,14 +35,14 @@ struct Macro {
 }
 
 impl Macros {
-    /// Reads a token from `start` to `end` of the source: texts for places in it.
+    /// Reads a token at its place in the source: texts for places in that.
     pub(super) fn take(
         &mut self,
         token: &Token<'_>,
-        place: [usize; 2],
+        place: Range<usize>,
         source: &str,
     ) -> Vec<(usize, String)> {
-        let [start, end] = place;
+        let Range { start, end } = place;
         match token {
             Token::BlockStart | Token::VariableStart => {
                 self.n_tokens = 0;
@@ -66,8 +67,9 @@ impl Macros {
             (Token::ParenOpen | Token::BracketOpen | Token::BraceOpen, _) => self.depth += 1,
             (Token::ParenClose | Token::BracketClose | Token::BraceClose, _) => {
                 self.depth = self.depth.saturating_sub(1);
-                if let (true, 0, Some(open)) =
-                    (self.is_definition, self.depth, self.open.last_mut())
+                if self.is_definition
+                    && self.depth == 0
+                    && let Some(open) = self.open.last_mut()
                 {
                     open.end = start;
                 }
