@@ -10,6 +10,7 @@ mod filters;
 mod json;
 mod literals;
 mod methods;
+mod printf;
 mod python;
 mod source;
 mod strftime;

@@ -254,6 +254,7 @@ fn texts_and_lists_without_end_are_refused() {
         ("tojson, separators", "{{ range(99999)|list|tojson(separators=('a' * 10000, ':')) }}".to_owned()),
         ("tojson of escapes", format!("{{{{ '\"'{} }}}}", "|tojson".repeat(40))),
         ("old format of a long text", "{{ ('%s' * 10000) % (('a' * 100000,) * 10000) }}".to_owned()),
+        ("old format, width as a value", "{{ '%*d' % (1000000000, 1) }}".to_owned()),
         ("more arguments", "{% macro f() %}{{ f(varargs, varargs) }}{{ varargs ~ '' }}{% endmacro %}{{ f(1) }}".to_owned()),
         ("pprint", unrolled("[1]", "[x, x]", "{{ x|pprint }}")),
         ("set block", looped("1", "1", "{% set y %}{% for i in range(99999) %}{{ 'a' * 9999 }}{% endfor %}{% endset %}")),

@@ -6,7 +6,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{
     DynObject, Object, ObjectRepr, Rest, Tuple, ValueKind, ValueOrKwargs, from_args,
 };
@@ -15,17 +14,14 @@ use minijinja_contrib::globals;
 
 use super::json::tojson;
 use super::methods::Arguments;
+use super::printf::{REMAINDER, formatted, remainder};
 use super::python::{Text, str_of};
-use super::text_methods::paid_format;
 use super::texts;
 use super::values::{is_changeable, paid};
 use super::variadic::{VARIADIC, variadic};
 
 /// The function that the operands of `~` go through.
 pub(super) const TEXT: &str = "__text";
-
-/// The function that does `%`.
-pub(super) const REMAINDER: &str = "__remainder";
 
 /// Gives an environment all of them.
 pub(super) fn add_to(environment: &mut Environment<'static>) {
@@ -38,6 +34,7 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
         str_of(state, value)
     });
     environment.add_filter("join", join);
+    environment.add_filter("format", formatted);
     environment.add_filter("int", int);
     environment.add_filter("float", float);
     environment.add_filter("dictsort", dictsort);
@@ -76,48 +73,6 @@ fn is_written_otherwise(value: &Value) -> bool {
 
 fn is_float(value: &Value) -> bool {
     value.is_number() && !value.is_integer()
-}
-
-/// `left % right`: a text with values in it, or what is left of a division.
-fn remainder(state: &State<'_, '_>, left: &Value, right: &Value) -> Result<Value, Error> {
-    let fail = |message: String| Error::new(ErrorKind::InvalidOperation, message);
-    if let Some(text) = left.as_str() {
-        let values: Vec<Value> = if right.is_tuple() {
-            right.try_iter()?.collect()
-        } else {
-            vec![right.clone()]
-        };
-        paid_format(state, text, &values)?;
-        let is_named = text.contains("%(");
-        let values = values.into_iter().map(|value| match value.kind() {
-            ValueKind::Map if is_named => Ok(value),
-            ValueKind::Map | ValueKind::Seq => self::text(state, &value),
-            _ => Ok(value),
-        });
-        let values = values.collect::<Result<Vec<_>, Error>>()?;
-        return format(FormatStyle::Printf, text, &values).map(Value::from);
-    }
-    let whole = |value: &Value| i128::try_from(value.clone()).ok();
-    if !is_float(left)
-        && !is_float(right)
-        && let (Some(a), Some(b)) = (whole(left), whole(right))
-    {
-        let rest = a.checked_rem(b).ok_or_else(|| fail(format!("{a} % {b}")))?;
-        let is_below = rest != 0 && (rest < 0) != (b < 0);
-        return Ok(Value::from(if is_below { rest + b } else { rest }));
-    }
-    match (f64::try_from(left.clone()), f64::try_from(right.clone())) {
-        (Ok(a), Ok(b)) if b != 0.0 => {
-            let rest = a % b;
-            let is_below = rest != 0.0 && (rest < 0.0) != (b < 0.0);
-            Ok(Value::from(if is_below { rest + b } else { rest }))
-        }
-        _ => Err(fail(format!(
-            "no remainder of {} and {}",
-            left.kind(),
-            right.kind()
-        ))),
-    }
 }
 
 fn join(state: &State<'_, '_>, value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {

@@ -13,7 +13,8 @@ use minijinja::machinery::{Span, Token, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
 
 use super::arithmetic::{Operand, Operation, operations};
-use super::filters::{REMAINDER, TEXT};
+use super::filters::TEXT;
+use super::printf::REMAINDER;
 use super::values::{KEPT, SETTLED};
 use super::variadic::{Macros, VARIADIC};
 use super::{ChatTemplateError, NAME};
