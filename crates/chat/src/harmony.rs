@@ -1,14 +1,15 @@
-//! [`Harmony`]: splits answers of gpt-oss, whose messages have channels.
+//! [`Harmony`]: splits answers that are messages with channels or recipients, of gpt-oss and others.
 //!
 //! `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…`: analysis is
-//! reasoning, final and commentary are text, and a message to `functions.NAME` is a call.
+//! reasoning, final and commentary are text, and a message to `functions.NAME` is a call. Where there
+//! are no channels, a message to `self` is reasoning, and calls are in the text of messages.
 //!
-//! Invariant: as of [`super::ChatSplitter`]. What is no message of this form comes out as text.
+//! Invariant: as of [`crate::ChatSplitter`]. What is no message of this form comes out as text.
 
 use std::ops::Range;
 
-use super::ToolFormat;
-use super::split::{LastSpaces, Part, find_first, take_front, undecided};
+use crate::marks::{LastSpaces, find_first, take_front, undecided};
+use crate::split::Part;
 
 const START: &str = "<|start|>";
 const CHANNEL: &str = "<|channel|>";
@@ -17,9 +18,14 @@ const CONSTRAIN: &str = "<|constrain|>";
 const END: &str = "<|end|>";
 const CALL: &str = "<|call|>";
 const RETURN: &str = "<|return|>";
+/// What ends messages of models without channels.
+const END_OF_MESSAGE: &str = "<|eom|>";
+const END_OF_TURN: &str = "<|eot|>";
+/// Whom reasoning is to, where there are no channels.
+const SELF: &str = "to=self";
 
 /// What ends a message.
-const ENDS: [&str; 4] = [END, START, CALL, RETURN];
+const ENDS: [&str; 6] = [END, START, CALL, RETURN, END_OF_MESSAGE, END_OF_TURN];
 
 /// A header is longer than this in no answer.
 const MAX_HEADER: usize = 512;
@@ -43,14 +49,14 @@ enum State {
     Between,
 }
 
-/// Whether models with this template answer so.
-pub(super) fn is_of(template: &str) -> bool {
+/// Whether messages to functions are the calls of models with this template.
+pub(crate) fn calls_by(template: &str) -> bool {
     template.contains(CHANNEL) && template.contains(MESSAGE)
 }
 
 /// Splits one answer.
 #[derive(Clone, Debug)]
-pub(super) struct Harmony {
+pub(crate) struct Harmony {
     state: State,
     /// Text that was not decided about.
     held: String,
@@ -67,10 +73,16 @@ pub(super) struct Harmony {
 }
 
 impl Harmony {
-    /// A splitter of an answer that may call tools where they have a format.
-    pub(super) fn new(tools: Option<ToolFormat>) -> Self {
+    /// A splitter of answers of models with this template, where they are messages.
+    pub(crate) fn of_template(template: &str, has_tools: bool) -> Option<Self> {
+        let has_channels = calls_by(template);
+        let has_recipients = template.contains(SELF) && template.contains(MESSAGE);
+        (has_channels || has_recipients).then(|| Self::new(has_tools && has_channels))
+    }
+
+    fn new(has_tools: bool) -> Self {
         Self {
-            has_tools: tools.is_some(),
+            has_tools,
             state: State::First,
             held: String::new(),
             n_bytes: 0,
@@ -81,12 +93,22 @@ impl Harmony {
         }
     }
 
-    pub(super) fn has_calls(&self) -> bool {
+    /// The marks that are looked for.
+    pub(crate) fn marks() -> [&'static str; 3] {
+        [START, CHANNEL, MESSAGE]
+    }
+
+    /// Whether messages to functions are calls.
+    pub(crate) fn reads_calls(&self) -> bool {
+        self.has_tools
+    }
+
+    pub(crate) fn has_calls(&self) -> bool {
         self.n_calls > 0
     }
 
     /// Where reasoning stands in the answer, in bytes.
-    pub(super) fn reasoning(&self) -> Vec<Range<usize>> {
+    pub(crate) fn reasoning(&self) -> Vec<Range<usize>> {
         let mut ranges = self.reasoning.clone();
         if let (State::Message(Body::Reasoning), Some(last)) = (self.state, ranges.last_mut()) {
             last.end = self.n_bytes;
@@ -94,14 +116,14 @@ impl Harmony {
         ranges
     }
 
-    pub(super) fn push(&mut self, piece: &str) -> Vec<Part> {
+    pub(crate) fn push(&mut self, piece: &str) -> Vec<Part> {
         self.n_bytes += piece.len();
         self.held.push_str(piece);
         while self.step() {}
         std::mem::take(&mut self.parts)
     }
 
-    pub(super) fn finish(&mut self) -> Vec<Part> {
+    pub(crate) fn finish(&mut self) -> Vec<Part> {
         let held = std::mem::take(&mut self.held);
         match self.state {
             State::Message(body) => {
@@ -183,10 +205,11 @@ impl Harmony {
                 let index = self.n_calls;
                 self.n_calls += 1;
                 self.has_arguments = false;
-                self.parts.push(Part::ToolStart { index, name });
+                let id = None;
+                self.parts.push(Part::ToolStart { index, name, id });
                 Body::Call
             }
-            (None, "analysis") => {
+            (None, channel) if channel == "analysis" || header.contains(SELF) => {
                 self.reasoning.push(at..at);
                 Body::Reasoning
             }

@@ -1,0 +1,108 @@
+//! [`Style`]: how a model marks what it thinks and what it says.
+//!
+//! Plain data, found by the template. Knows no calls.
+
+/// What begins and ends reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Marks {
+    /// What begins it.
+    pub open: &'static str,
+    /// What ends it.
+    pub close: &'static str,
+}
+
+struct Row {
+    /// Templates hold all of these texts.
+    shown: &'static [&'static str],
+    marks: Marks,
+    /// Marks around the answer, which say nothing.
+    silent: &'static [&'static str],
+}
+
+const fn row(shown: &'static [&'static str], open: &'static str, close: &'static str) -> Row {
+    Row {
+        shown,
+        marks: Marks { open, close },
+        silent: &[],
+    }
+}
+
+/// These marks are always looked for.
+const USUAL: Marks = Marks {
+    open: "<think>",
+    close: "</think>",
+};
+
+const ROWS: [Row; 12] = [
+    row(&["[/THINK]"], "[THINK]", "[/THINK]"),
+    row(&["</seed:think>"], "<seed:think>", "</seed:think>"),
+    row(&["</mm:think>"], "<mm:think>", "</mm:think>"),
+    row(&["</think{}>"], "<think:opensource>", "</think:opensource>"),
+    row(&["\u{25c1}/think\u{25b7}"], "\u{25c1}think\u{25b7}", "\u{25c1}/think\u{25b7}"),
+    row(&["<|inner_suffix|>"], "<|inner_prefix|>", "<|inner_suffix|>"),
+    row(&["<|channel>thought"], "<|channel>thought", "<channel|>"),
+    Row {
+        silent: &["<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"],
+        ..row(&["<|END_THINKING|>"], "<|START_THINKING|>", "<|END_THINKING|>")
+    },
+    Row {
+        silent: &["<response>", "</response>"],
+        ..row(&["</think>", "<response>"], "<think>", "</think>")
+    },
+    Row {
+        silent: &["[END FINAL RESPONSE]"],
+        ..row(
+            &["[BEGIN FINAL RESPONSE]"],
+            "Here are my reasoning steps:",
+            "[BEGIN FINAL RESPONSE]",
+        )
+    },
+    Row {
+        silent: &["<|begin|>assistant", "<|content|>", "<|end|>"],
+        ..row(&["<|think|>", "<|content|>"], "<|think|>", "<|end|>")
+    },
+    Row {
+        silent: &[
+            "<|open|>response<|sep|>",
+            "<|close|>response<|sep|>",
+            "<|close|>message<|sep|>",
+            "<|end_of_msg|>",
+        ],
+        ..row(&["<|open|>", "<|end_of_msg|>"], "<|open|>think<|sep|>", "<|close|>think<|sep|>")
+    },
+];
+
+/// How a model marks what it thinks and what it says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Style {
+    /// The marks that it may write around reasoning.
+    pub(crate) pairs: Vec<Marks>,
+    /// Marks that say nothing.
+    pub(crate) silent: Vec<&'static str>,
+    /// What the answer may begin with, and says nothing.
+    pub(crate) beginning: Option<&'static str>,
+}
+
+impl Style {
+    /// The style of models with this template.
+    pub(crate) fn of_template(template: &str) -> Self {
+        let rows = ROWS.iter();
+        let rows: Vec<&Row> = rows
+            .filter(|row| row.shown.iter().all(|text| template.contains(text)))
+            .collect();
+        let mut pairs = vec![USUAL];
+        pairs.extend(rows.iter().map(|row| row.marks).filter(|marks| *marks != USUAL));
+        Self {
+            pairs,
+            silent: rows.iter().flat_map(|row| row.silent).copied().collect(),
+            // The prompt of Functionary 3.2 ends with '>>>'.
+            beginning: template.contains(">>>all").then_some("all\n"),
+        }
+    }
+}
+
+/// The marks that a template itself handles in earlier answers.
+pub fn marks_in(template: &str) -> Option<Marks> {
+    let mut pairs = Style::of_template(template).pairs.into_iter();
+    pairs.rfind(|marks| template.contains(marks.close))
+}

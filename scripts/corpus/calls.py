@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""Checks the reader of tool calls against chat templates: renders an answer with calls through each
+template of a folder (jinja2, set up as transformers does), reads back what the template wrote, and
+compares names, arguments and reasoning with what was put in.
+
+    scripts/corpus/calls.py FOLDER [NAME]      # needs jinja2; runs the example read_answers with cargo
+"""
+
+import datetime
+import glob
+import json
+import os
+import subprocess
+import sys
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+
+TOOLS = [
+    {"name": "get_weather", "description": "Tells the weather", "parameters": {
+        "type": "object", "required": ["city"], "additionalProperties": False, "properties": {
+            "city": {"type": "string", "description": "The city"},
+            "days": {"type": "integer", "description": "How many"},
+            "deep": {"type": "object", "description": "More", "properties": {
+                "a": {"type": "array", "items": {"type": "integer"}}}},
+            "on": {"type": "boolean", "description": "Whether"},
+            "note": {"type": "string", "description": "A note"}}}},
+    {"name": "stop", "description": "Stops", "parameters": {"type": "object", "properties": {}}},
+]
+CALLS = [
+    ("get_weather", {"city": "Paris \"x\" it's <b>", "days": 3, "deep": {"a": [1, 2]}, "on": True, "note": "12"}),
+    ("stop", {}),
+]
+MULTILINE = [("get_weather", {"city": "a\n  b\\n\tü", "note": ""})]
+IDS = ["abcdefgh0", "abcdefgh1"]
+
+
+class Generation(jinja2.ext.Extension):
+    """The block that marks an answer for training."""
+    tags = {"generation"}
+
+    def parse(self, parser):
+        next(parser.stream)
+        return parser.parse_statements(["name:endgeneration"], drop_needle=True)
+
+
+def environment(sandbox):
+    env = sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
+
+    def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        value = list(value) if hasattr(value, "__next__") else value
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    def refuse(message):
+        raise jinja2.TemplateError(message)
+
+    env.filters["tojson"] = tojson
+    env.globals["raise_exception"] = refuse
+    env.globals["strftime_now"] = lambda form: datetime.datetime(2026, 1, 2).strftime(form)
+    return env
+
+
+def attempts(calls):
+    """Messages of an assistant that calls, as one template or another wants them."""
+    for n in range(len(calls), 0, -1):
+        for content in ("", None):
+            for as_text in (False, True):
+                tool_calls = [
+                    {"id": id, "type": "function", "function": {
+                        "name": name, "arguments": json.dumps(values) if as_text else values}}
+                    for id, (name, values) in zip(IDS, calls[:n])]
+                yield n, {"role": "assistant", "content": content, "tool_calls": tool_calls,
+                          "reasoning_content": "I think.", "reasoning": "I think."}
+
+
+def written(source, calls):
+    """The prompt, what the template writes for an answer with calls, and how many calls it took."""
+    for sandbox in (jinja2.sandbox.ImmutableSandboxedEnvironment, jinja2.sandbox.SandboxedEnvironment):
+        template = environment(sandbox).from_string(source)
+        tools = [{"type": "function", "function": tool} for tool in TOOLS]
+        variables = {"tools": tools, "bos_token": "<BOS>", "eos_token": "<EOS>",
+                     "functions": json.dumps(TOOLS), "datetime": "today"}
+        user = [{"role": "user", "content": "Hi"}]
+        for n, answer in attempts(calls):
+            try:
+                before = template.render(messages=user, **variables)
+                prompt = template.render(messages=user, add_generation_prompt=True, **variables)
+                whole = template.render(messages=[*user, answer], **variables)
+            except (jinja2.TemplateError, TypeError, ValueError, AttributeError):
+                continue
+            # Where the answer begins: behind what both have, less what the prompt says of reasoning.
+            common = os.path.commonprefix([prompt, whole])
+            if calls[0][0] in whole[len(os.path.commonprefix([before, whole])):]:
+                return common, whole[len(common):], n
+    return None
+
+
+def check(name, source, calls):
+    found = written(source, calls)
+    if found is None:
+        return {"name": name, "template": source, "tools": TOOLS, "prompt": "", "text": "", "expected": None}
+    prompt, text, n = found
+    return {"name": name, "template": source, "tools": TOOLS, "prompt": prompt, "text": text,
+            "expected": [{"name": name, "arguments": values} for name, values in calls[:n]]}
+
+
+def main():
+    folder, only = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
+    cases = []
+    for path in sorted(glob.glob(os.path.join(folder, "*.jinja"))):
+        if only not in path:
+            continue
+        with open(path, encoding="utf-8") as file:
+            source = file.read()
+        name = os.path.basename(path)
+        cases += [check(name, source, CALLS), check(name, source, MULTILINE)]
+    lines = "\n".join(json.dumps(case) for case in cases)
+    command = ["cargo", "run", "--quiet", "-p", "cellar-chat", "--example", "read_answers"]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr)
+    n_wrong = 0
+    for case, line in zip(cases, done.stdout.splitlines()):
+        read = json.loads(line)
+        calls = []
+        for call in read["answer"]["calls"]:
+            try:
+                arguments = json.loads(call["arguments"])
+            except ValueError:
+                arguments = call["arguments"]
+            calls.append({"name": call["name"], "arguments": arguments})
+        verdict = "right" if calls == case["expected"] else "WRONG"
+        if case["expected"] is None:
+            verdict = "writes no calls"
+        n_wrong += verdict == "WRONG"
+        print(f"{case['name']:58} {read['family'] or '-':40} {len(calls)} {verdict}")
+        if verdict == "WRONG" or only:
+            print("   prompt", repr(case["prompt"][-80:]), "\n   text", repr(case["text"]), "\n   read", json.dumps(read["answer"], ensure_ascii=False))
+    print(f"{n_wrong} wrong of {len(cases)}")
+    sys.exit(n_wrong > 0)
+
+
+if __name__ == "__main__":
+    main()
