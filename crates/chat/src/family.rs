@@ -24,6 +24,78 @@ pub(crate) struct Family {
     /// A call in brackets behind the mark, where there may be several.
     pub(crate) listed: Option<Body>,
     pub(crate) start: Start,
+    /// How a grammar writes calls.
+    pub(crate) written: Written,
+    pub(crate) wrap: Wrap,
+}
+
+/// How a grammar writes a call behind the first mark that begins one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Written {
+    /// In no way: such answers are not held to a form.
+    Not,
+    /// A JSON object.
+    Object {
+        keys: Keys,
+        close: Option<&'static str>,
+    },
+    /// A list of JSON objects.
+    List {
+        keys: Keys,
+        close: Option<&'static str>,
+    },
+    /// The name between texts, then the arguments.
+    Named {
+        before: &'static [Piece],
+        behind: &'static [Piece],
+        close: &'static [Piece],
+    },
+    /// As the tags of the body say.
+    Tagged,
+}
+
+/// What a grammar writes around calls where the answer is nothing else.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wrap {
+    Nothing,
+    /// These, around each call.
+    Each {
+        before: &'static [Piece],
+        behind: &'static [Piece],
+    },
+    /// These, around all calls together.
+    All {
+        before: &'static [Piece],
+        behind: &'static [Piece],
+    },
+}
+
+/// What a grammar writes beside names and arguments.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Piece {
+    /// This mark, or text.
+    Mark(&'static str),
+    /// A small number.
+    Digits,
+    /// Nine letters and digits.
+    Id,
+}
+
+/// The members of a call that is a JSON object.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Keys {
+    pub(crate) name: &'static str,
+    pub(crate) arguments: &'static str,
+    /// What the model calls the call, before the rest.
+    pub(crate) id: Option<&'static str>,
+}
+
+impl Keys {
+    pub(crate) const USUAL: Self = Self {
+        name: "name",
+        arguments: "arguments",
+        id: None,
+    };
 }
 
 /// How one call is written.

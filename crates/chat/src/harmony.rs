@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use crate::marks::{LastSpaces, find_first, take_front, undecided};
 use crate::split::Part;
+use crate::value::{Dialect, Step, ValueReader};
 
 const START: &str = "<|start|>";
 const CHANNEL: &str = "<|channel|>";
@@ -69,6 +70,8 @@ pub(crate) struct Harmony {
     n_calls: usize,
     /// Whether the call has arguments.
     has_arguments: bool,
+    /// Reads them; `None` where they cannot be read, or have ended.
+    arguments: Option<ValueReader>,
     parts: Vec<Part>,
 }
 
@@ -89,6 +92,7 @@ impl Harmony {
             reasoning: Vec::new(),
             n_calls: 0,
             has_arguments: false,
+            arguments: None,
             parts: Vec::new(),
         }
     }
@@ -146,14 +150,38 @@ impl Harmony {
             Body::Reasoning => Part::Reasoning(text.to_owned()),
             Body::Text => Part::Text(text.to_owned()),
             Body::Call => {
-                self.has_arguments = true;
-                Part::ToolArguments {
-                    index,
-                    text: text.to_owned(),
+                let text = self.mended(text);
+                if text.is_empty() {
+                    return;
                 }
+                self.has_arguments = true;
+                Part::ToolArguments { index, text }
             }
         };
         self.parts.push(part);
+    }
+
+    /// Arguments with small faults mended, as far as they can be read.
+    fn mended(&mut self, text: &str) -> String {
+        let Some(reader) = &mut self.arguments else {
+            return text.to_owned();
+        };
+        let mut json = String::new();
+        for (at, c) in text.char_indices() {
+            let step = reader.push(c, &mut json);
+            let rest = match step {
+                Step::Open => continue,
+                Step::Done => at + c.len_utf8(),
+                Step::Behind | Step::Broken => at,
+            };
+            if step == Step::Broken {
+                json.push_str(&reader.unwritten());
+            }
+            self.arguments = None;
+            json.push_str(text.get(rest..).unwrap_or_default());
+            return json;
+        }
+        json
     }
 
     /// Where what is held begins in the answer.
@@ -205,6 +233,7 @@ impl Harmony {
                 let index = self.n_calls;
                 self.n_calls += 1;
                 self.has_arguments = false;
+                self.arguments = Some(ValueReader::new(Dialect::Json));
                 let id = None;
                 self.parts.push(Part::ToolStart { index, name, id });
                 Body::Call

@@ -19,6 +19,8 @@ mod split;
 mod style;
 mod table;
 mod tagged;
+#[cfg(feature = "grammar")]
+mod tagged_grammar;
 mod tool;
 mod value;
 

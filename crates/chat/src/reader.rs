@@ -74,6 +74,7 @@ impl CallReader {
 }
 
 /// Events with arguments that follow each other joined.
+#[cfg(test)]
 pub(crate) fn joined(events: Vec<CallEvent>) -> Vec<CallEvent> {
     let mut joined: Vec<CallEvent> = Vec::new();
     for event in events {

@@ -3,7 +3,7 @@
 //! Invariant: the first row that a template shows is its family, so a row stands before those whose
 //! marks its templates also have.
 
-use crate::family::{Body, Family, Start};
+use crate::family::{Body, Family, Keys, Piece, Start, Wrap, Written};
 use crate::header;
 use crate::tagged::{Lines, Tags};
 use crate::value::Dialect;
@@ -18,7 +18,20 @@ const PLAIN: Family = Family {
     body: Body::Json,
     listed: Some(Body::Json),
     start: Start::Marked,
+    written: Written::Not,
+    wrap: Wrap::Nothing,
 };
+
+const COHERE: Keys = Keys {
+    name: "tool_name",
+    arguments: "parameters",
+    id: Some("tool_call_id"),
+};
+
+const fn listed(close: Option<&'static str>) -> Written {
+    let keys = Keys::USUAL;
+    Written::List { keys, close }
+}
 
 /// An answer that is nothing but calls, as a grammar demands.
 pub(crate) static FORCED: Family = Family {
@@ -30,10 +43,16 @@ const fn named(header: header::ReadHeader, dialect: Dialect) -> Body {
     Body::Named { header, dialect }
 }
 
+const MISTRAL: Family = Family {
+    open: &["[TOOL_CALLS]"],
+    body: named(header::mistral, Dialect::Json),
+    ..PLAIN
+};
+
 /// The text before each mark of MiniMax-M3.
 const M3: &str = "]<]minimax[>[";
 
-pub(crate) static FAMILIES: [Family; 28] = [
+pub(crate) static FAMILIES: [Family; 30] = [
     Family {
         name: "Kimi-K3",
         shown: &[&["<|open|>", "<|end_of_msg|>"]],
@@ -62,6 +81,11 @@ pub(crate) static FAMILIES: [Family; 28] = [
         after: &["</minimax:tool_call>"],
         body: Body::Tagged(&INVOKE),
         listed: None,
+        written: Written::Tagged,
+        wrap: Wrap::All {
+            before: &[Piece::Mark("<minimax:tool_call>"), Piece::Mark("\n")],
+            behind: &[Piece::Mark("\n"), Piece::Mark("</minimax:tool_call>")],
+        },
         ..PLAIN
     },
     Family {
@@ -92,14 +116,42 @@ pub(crate) static FAMILIES: [Family; 28] = [
         after: &["```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"],
         body: named(header::deepseek, Dialect::Json),
         listed: None,
+        written: Written::Named {
+            before: &[],
+            behind: &[Piece::Mark("<｜tool▁sep｜>")],
+            close: &[Piece::Mark("<｜tool▁call▁end｜>")],
+        },
+        wrap: Wrap::All {
+            before: &[Piece::Mark("<｜tool▁calls▁begin｜>")],
+            behind: &[Piece::Mark("<｜tool▁calls▁end｜>")],
+        },
         ..PLAIN
     },
     Family {
-        name: "Mistral",
+        name: "Mistral Small 3.2",
+        shown: &[&["[TOOL_CALLS]", "[CALL_ID]"]],
+        written: Written::Named {
+            before: &[],
+            behind: &[Piece::Mark("[CALL_ID]"), Piece::Id, Piece::Mark("[ARGS]")],
+            close: &[],
+        },
+        ..MISTRAL
+    },
+    Family {
+        name: "Ministral 3, Devstral",
+        shown: &[&["[TOOL_CALLS]", "[ARGS]"]],
+        written: Written::Named {
+            before: &[],
+            behind: &[Piece::Mark("[ARGS]")],
+            close: &[],
+        },
+        ..MISTRAL
+    },
+    Family {
+        name: "Mistral 7B, Nemo",
         shown: &[&["[TOOL_CALLS]"]],
-        open: &["[TOOL_CALLS]"],
-        body: named(header::mistral, Dialect::Json),
-        ..PLAIN
+        written: listed(None),
+        ..MISTRAL
     },
     Family {
         name: "Kimi-K2",
@@ -109,6 +161,15 @@ pub(crate) static FAMILIES: [Family; 28] = [
         after: &["<|tool_call_end|>", "<|tool_calls_section_end|>"],
         body: named(header::kimi, Dialect::Json),
         listed: None,
+        written: Written::Named {
+            before: &[Piece::Mark("functions.")],
+            behind: &[Piece::Mark(":"), Piece::Digits, Piece::Mark("<|tool_call_argument_begin|>")],
+            close: &[Piece::Mark("<|tool_call_end|>")],
+        },
+        wrap: Wrap::All {
+            before: &[Piece::Mark("<|tool_calls_section_begin|>")],
+            behind: &[Piece::Mark("<|tool_calls_section_end|>")],
+        },
         ..PLAIN
     },
     Family {
@@ -119,6 +180,15 @@ pub(crate) static FAMILIES: [Family; 28] = [
         after: &["<|tool_call:end|>", "<|calls|>"],
         body: named(header::solar, Dialect::Json),
         listed: None,
+        written: Written::Named {
+            before: &[Piece::Id, Piece::Mark("<|tool_call:name|>")],
+            behind: &[Piece::Mark("<|tool_call:args|>")],
+            close: &[Piece::Mark("<|tool_call:end|>")],
+        },
+        wrap: Wrap::All {
+            before: &[Piece::Mark("<|tool_calls|>")],
+            behind: &[],
+        },
         ..PLAIN
     },
     Family {
@@ -145,6 +215,10 @@ pub(crate) static FAMILIES: [Family; 28] = [
         shown: &[&["<|START_ACTION|>"]],
         open: &["<|START_ACTION|>"],
         after: &["<|END_ACTION|>"],
+        written: Written::List {
+            keys: COHERE,
+            close: Some("<|END_ACTION|>"),
+        },
         ..PLAIN
     },
     Family {
@@ -152,6 +226,10 @@ pub(crate) static FAMILIES: [Family; 28] = [
         shown: &[&["\"tool_name\"", "Action:"]],
         open: &["Action:\n```json", "Action: ```json"],
         after: &["```"],
+        written: Written::List {
+            keys: Keys { id: None, ..COHERE },
+            close: Some("```"),
+        },
         ..PLAIN
     },
     Family {
@@ -175,6 +253,7 @@ pub(crate) static FAMILIES: [Family; 28] = [
         shown: &[&["<TOOLCALL>"]],
         open: &["<TOOLCALL>"],
         after: &["</TOOLCALL>"],
+        written: listed(Some("</TOOLCALL>")),
         ..PLAIN
     },
     Family {
@@ -199,6 +278,7 @@ pub(crate) static FAMILIES: [Family; 28] = [
         open: &["<function name=\""],
         body: Body::Tagged(&MINICPM),
         listed: None,
+        written: Written::Tagged,
         ..PLAIN
     },
     Family {
@@ -217,6 +297,7 @@ pub(crate) static FAMILIES: [Family; 28] = [
         open: &["<tool_call>"],
         body: Body::Tagged(&GLM),
         listed: None,
+        written: Written::Tagged,
         ..PLAIN
     },
     Family {
@@ -227,6 +308,11 @@ pub(crate) static FAMILIES: [Family; 28] = [
         after: &["</seed:tool_call>"],
         body: Body::Tagged(&SEED),
         listed: None,
+        written: Written::Tagged,
+        wrap: Wrap::Each {
+            before: &[Piece::Mark("<seed:tool_call>"), Piece::Mark("\n")],
+            behind: &[Piece::Mark("\n"), Piece::Mark("</seed:tool_call>")],
+        },
         ..PLAIN
     },
     Family {
@@ -237,6 +323,11 @@ pub(crate) static FAMILIES: [Family; 28] = [
         after: &["</tool_call>"],
         body: Body::Tagged(&QWEN),
         listed: None,
+        written: Written::Tagged,
+        wrap: Wrap::Each {
+            before: &[Piece::Mark("<tool_call>"), Piece::Mark("\n")],
+            behind: &[Piece::Mark("\n"), Piece::Mark("</tool_call>")],
+        },
         ..PLAIN
     },
     Family {
@@ -246,6 +337,11 @@ pub(crate) static FAMILIES: [Family; 28] = [
         after: &["</function>"],
         body: named(header::in_tag, Dialect::Json),
         listed: None,
+        written: Written::Named {
+            before: &[],
+            behind: &[Piece::Mark(">")],
+            close: &[Piece::Mark("</function>")],
+        },
         ..PLAIN
     },
     Family {
@@ -253,12 +349,14 @@ pub(crate) static FAMILIES: [Family; 28] = [
         shown: &[&["<|tool_call|>"], &["<|tool|>", "<|/tool|>"]],
         open: &["<|tool_call|>"],
         after: &["<|/tool_call|>"],
+        written: listed(None),
         ..PLAIN
     },
     Family {
         name: "Firefunction",
         shown: &[&["functools["]],
         open: &["functools"],
+        written: listed(None),
         ..PLAIN
     },
     Family {
@@ -267,6 +365,10 @@ pub(crate) static FAMILIES: [Family; 28] = [
         shown: &[&["<tool_call>"], &["/no_think", "reasoning_mode"]],
         open: &["<tool_call>"],
         after: &["</tool_call>"],
+        written: Written::Object {
+            keys: Keys::USUAL,
+            close: Some("</tool_call>"),
+        },
         ..PLAIN
     },
     Family {
@@ -280,6 +382,13 @@ pub(crate) static FAMILIES: [Family; 28] = [
         after: &[";"],
         listed: None,
         start: Start::With('{'),
+        written: Written::Object {
+            keys: Keys {
+                arguments: "parameters",
+                ..Keys::USUAL
+            },
+            close: None,
+        },
         ..PLAIN
     },
 ];

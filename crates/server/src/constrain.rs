@@ -3,24 +3,33 @@
 //! Invariant: what cannot be compiled is refused with the path of its schema and a pointer into it; a
 //! tool that asks to be held to its schema is, or the request is refused. Knows no API.
 
+use cellar_chat::grammar::{self, Answering};
+use cellar_chat::{Arguments, CallNumber, Calls, Tool};
 use cellar_grammar::{Grammar, GrammarCompiler};
 use serde_json::json;
 
-use crate::chat;
 use crate::error::ApiError;
-use crate::generate::{Arguments, Constraint, Output, Tool, ToolUse};
+use crate::generate::{Constraint, Output, ToolUse};
 use crate::model::ServedModel;
 
 /// The largest schema that is compiled, in bytes.
 const MAX_SCHEMA: usize = 1 << 18;
 
-/// The grammar of a text; `None` where it is free.
-pub(crate) fn grammar_of(
+/// What a text is held to.
+pub(crate) struct Held {
+    pub(crate) grammar: Grammar,
+    /// How its calls are read, where it is nothing but calls.
+    pub(crate) calls: Option<Calls>,
+}
+
+/// What a text is held to that follows this prompt; `None` where it is free.
+pub(crate) fn held_to(
     model: &ServedModel,
     constraint: Option<&Constraint>,
     output: &Output,
-) -> Result<Option<Grammar>, ApiError> {
-    let compiled = match (constraint, output) {
+    prompt: &str,
+) -> Result<Option<Held>, ApiError> {
+    let grammar = match (constraint, output) {
         (Some(Constraint::JsonObject), _) => {
             let schema = json!({"type": "object"}).to_string();
             json_schema(model, &schema, "response_format")?
@@ -29,8 +38,7 @@ pub(crate) fn grammar_of(
             json_schema(model, &schema.to_string(), param)?
         }
         (Some(Constraint::Calls { tools, number }), _) => {
-            let lark = chat::grammar::of_forced(tools, *number);
-            of_tools(model, tools, &lark, |compiler| compiler.lark(&lark))?
+            return required(model, tools, *number, prompt).map(Some);
         }
         (None, Output::Chat(ToolUse::Auto { tools, .. })) => {
             let is_strict = |tool: &&Tool| tool.arguments == Arguments::Strict;
@@ -41,13 +49,41 @@ pub(crate) fn grammar_of(
         }
         (None, _) => return Ok(None),
     };
-    Ok(Some(compiled))
+    let calls = None;
+    Ok(Some(Held { grammar, calls }))
+}
+
+/// A text that is nothing but calls: in the model's own form, or where it has none that a grammar can
+/// say, as JSON.
+fn required(
+    model: &ServedModel,
+    tools: &[Tool],
+    number: CallNumber,
+    prompt: &str,
+) -> Result<Held, ApiError> {
+    let answering = Answering {
+        template: model.template_source().unwrap_or_default(),
+        prompt,
+        tokenizer: model.tokenizer(),
+    };
+    let own = grammar::of_required(answering, tools, number);
+    if let Some(own) = own.filter(|own| own.lark.len() <= MAX_SCHEMA)
+        && let Ok(compiler) = model.grammars()
+        && let Ok(grammar) = compiler.lark_in_text(&own.lark, &own.named)
+    {
+        let calls = Some(Calls::Free(tools.to_vec()));
+        return Ok(Held { grammar, calls });
+    }
+    let lark = grammar::of_forced(tools, number);
+    let grammar = of_tools(model, tools, &lark, |compiler| compiler.lark(&lark))?;
+    let calls = Some(Calls::Forced);
+    Ok(Held { grammar, calls })
 }
 
 /// The grammar of free text in which calls are held to schemas, as at least this tool asks for.
 fn strict(model: &ServedModel, tools: &[Tool], first: &Tool) -> Result<Grammar, ApiError> {
     let template = model.template_source().unwrap_or_default();
-    let Some(grammar) = chat::grammar::of_free(template, model.tokenizer(), tools) else {
+    let Some(grammar) = grammar::of_free(template, model.tokenizer(), tools) else {
         let param = first.paths.strict.clone();
         let message = format!(
             "'{param}' is not supported for this model, which writes calls in a form that cannot be \

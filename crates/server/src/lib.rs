@@ -36,7 +36,6 @@ pub mod api;
 mod app;
 mod auth;
 mod body_worker;
-mod chat;
 mod constrain;
 mod control_texts;
 mod conversations;

@@ -4,7 +4,7 @@
 //! of what it does. Loads nothing: engines come from the caller.
 
 use std::borrow::Cow;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Once, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cellar_engine::sampler::SamplerConfig;
@@ -116,6 +116,8 @@ pub struct ServedModel {
     template: Option<(String, ChatTemplate)>,
     grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
     control_texts: OnceLock<ControlTexts>,
+    /// Set once it was logged that calls of its form are not read.
+    warned_of_calls: Once,
     work: Work,
     instance: String,
 }
@@ -187,6 +189,7 @@ impl ServedModel {
             template,
             grammars: OnceLock::new(),
             control_texts: OnceLock::new(),
+            warned_of_calls: Once::new(),
             work,
             instance: random_id(""),
         })
@@ -235,6 +238,17 @@ impl ServedModel {
     /// The source of its chat template.
     pub fn template_source(&self) -> Option<&str> {
         self.template.as_ref().map(|(source, _)| source.as_str())
+    }
+
+    /// Logs once that its template shows no form of calls that is known.
+    pub(crate) fn warn_of_unknown_calls(&self) {
+        self.warned_of_calls.call_once(|| {
+            tracing::warn!(
+                model = self.id(),
+                "the model's chat template shows no form of tool calls that Cellar knows: calls that \
+                 it makes of its own accord come as text; 'tool_choice' required works"
+            );
+        });
     }
 
     /// How many requests are computed together at most.

@@ -13,28 +13,28 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use cellar_chat::{Calls, ChatSplitter, Part};
 use cellar_engine::sampler::{Bias, LogitBias, Step};
 use cellar_engine::serve::{Choices, PrefixUse, TextRequest, TextStream, Usage};
 use cellar_engine::{CompletionOptions, FinishReason, Logprobs, TokenLogprobs};
-use cellar_grammar::{Grammar, GrammarFailure, GrammarStep};
+use cellar_grammar::{GrammarFailure, GrammarStep};
 use kv_core::TokenId;
-use model_core::tokenizer::{DecodeFrom, DecodeStream, SpecialPieces, Tokenizer};
+use model_core::tokenizer::{DecodeFrom, DecodeStream, SpecialPieces, TokenKind, Tokenizer};
 
 use crate::api::params::random_id;
 use crate::app::{Active, App};
 use crate::auth::Tenant;
 use crate::body_worker::run_blocking;
-use crate::chat::{ChatSplitter, Part, ToolFormat};
-use crate::constrain::grammar_of;
+use crate::constrain::held_to;
 use crate::encode::encode;
 use crate::error::ApiError;
 use crate::model::ServedModel;
 use crate::models::ModelInUse;
 
 pub use echo::EchoedPrompt;
+pub use cellar_chat::{Arguments, CallNumber, Tool, ToolPaths};
 pub use request::{
-    Arguments, CallNumber, ChatPrompt, Constraint, GenerateRequest, Output, Prompt, Stop, Tool,
-    ToolPaths, ToolUse,
+    ChatPrompt, Constraint, GenerateRequest, Output, Prompt, Stop, ToolUse,
 };
 
 /// A part of an answer.
@@ -257,15 +257,23 @@ fn prepare(
         .then(|| EchoedPrompt::new(model.tokenizer(), text, &encoded.tokens));
     let checkpoints = encoded.checkpoints(model)?;
     let rendered = encoded.rendered();
-    let grammar = grammar_of(model, request.constraint.as_ref(), &request.output)?;
-    if grammar.is_some() && request.stop.ignore_eos {
+    let held = held_to(
+        model,
+        request.constraint.as_ref(),
+        &request.output,
+        rendered.map_or("", String::as_str),
+    )?;
+    if held.is_some() && request.stop.ignore_eos {
         let message = "'ignore_eos' is not supported for an answer that is held to a schema, which the model \
                        has to end: use 'min_tokens'";
         return Err(ApiError::unsupported("ignore_eos", message));
     }
     let text = |_| PreparedText {
-        step: grammar.as_ref().map(Grammar::step),
-        splitter: rendered.and_then(|text| splitter_of(model, text, request.output.clone())),
+        step: held.as_ref().map(|held| held.grammar.step()),
+        splitter: rendered.and_then(|text| {
+            let calls = held.as_ref().and_then(|held| held.calls.clone());
+            splitter_of(model, text, request.output.clone(), calls)
+        }),
     };
     let texts: Vec<PreparedText> = (0..request.choices.n_computed().get()).map(text).collect();
     let first = texts.first().and_then(|text| text.splitter.as_ref());
@@ -301,7 +309,9 @@ fn prepare(
                 true => request.logprobs,
                 false => Logprobs::Off,
             },
-            special: first.map_or(SpecialPieces::Skip, special_pieces),
+            special: first.map_or(SpecialPieces::Skip, |splitter| {
+                special_pieces(model.tokenizer(), splitter)
+            }),
         },
         steps: Vec::new(),
         speculation,
@@ -313,9 +323,13 @@ fn prepare(
     })
 }
 
-/// Whether control tokens are text: some models write them around calls.
-fn special_pieces(splitter: &ChatSplitter) -> SpecialPieces {
-    match splitter.has_tools() {
+/// Whether control tokens are text: some models write them around reasoning and calls.
+fn special_pieces(tokenizer: &Tokenizer, splitter: &ChatSplitter) -> SpecialPieces {
+    let is_control = |mark: &str| {
+        let id = tokenizer.token_id(mark);
+        id.and_then(|id| tokenizer.token_kind(id)) == Some(TokenKind::Control)
+    };
+    match splitter.reads_calls() || splitter.marks().any(is_control) {
         true => SpecialPieces::Render,
         false => SpecialPieces::Skip,
     }
@@ -339,21 +353,28 @@ fn n_tokens_of(
     tokens.iter().filter(is_in_parts).count()
 }
 
-fn splitter_of(model: &ServedModel, prompt: &str, output: Output) -> Option<ChatSplitter> {
+/// What reads the answer to a prompt; `forced` says how, where it is nothing but calls.
+fn splitter_of(
+    model: &ServedModel,
+    prompt: &str,
+    output: Output,
+    forced: Option<Calls>,
+) -> Option<ChatSplitter> {
     let Output::Chat(tools) = output else {
         return None;
     };
     let template = model.template_source().unwrap_or_default();
-    let tools = match tools {
-        ToolUse::None => None,
-        ToolUse::Auto { tools, number } => {
-            let format = ToolFormat::of_template(template);
-            let splitter = ChatSplitter::new(template, prompt, Some((format, tools)));
-            return Some(splitter.with_calls(number));
-        }
-        ToolUse::Forced => Some((ToolFormat::Forced, Vec::new())),
+    let (calls, number) = match tools {
+        ToolUse::None => (Calls::None, CallNumber::Several),
+        ToolUse::Auto { tools, number } => (Calls::Free(tools), number),
+        ToolUse::Forced => (forced.unwrap_or(Calls::Forced), CallNumber::Several),
     };
-    Some(ChatSplitter::new(template, prompt, tools))
+    let wants_calls = calls != Calls::None;
+    let splitter = ChatSplitter::new(template, prompt, calls).with_calls(number);
+    if wants_calls && !splitter.reads_calls() {
+        model.warn_of_unknown_calls();
+    }
+    Some(splitter)
 }
 
 impl Generating {
@@ -443,7 +464,7 @@ impl Generating {
             n_reasoning = n_tokens_of(
                 self.model.tokenizer(),
                 &finished.tokens,
-                special_pieces(splitter),
+                special_pieces(self.model.tokenizer(), splitter),
                 &splitter.reasoning_bytes(),
             );
         }
@@ -506,9 +527,9 @@ fn piece_of(part: Part) -> Piece {
     match part {
         Part::Text(text) => Piece::Text(text),
         Part::Reasoning(text) => Piece::Reasoning(text),
-        Part::ToolStart { index, name } => Piece::ToolStart {
+        Part::ToolStart { index, name, id } => Piece::ToolStart {
             index,
-            id: random_id("call_"),
+            id: id.unwrap_or_else(|| random_id("call_")),
             name,
         },
         Part::ToolArguments { index, text } => Piece::ToolArguments { index, text },

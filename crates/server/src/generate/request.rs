@@ -2,6 +2,7 @@
 //!
 //! Plain data. Knows no model.
 
+use cellar_chat::{CallNumber, Tool};
 use cellar_engine::Logprobs;
 use cellar_engine::sampler::SamplerConfig;
 use cellar_engine::serve::{Choices, Priority};
@@ -53,16 +54,6 @@ pub enum Constraint {
         /// How many calls.
         number: CallNumber,
     },
-}
-
-/// How many calls an answer may have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CallNumber {
-    /// One at most.
-    One,
-    /// As many as the model likes.
-    #[default]
-    Several,
 }
 
 /// A request in the words of no API.
@@ -172,34 +163,3 @@ pub enum ToolUse {
     Forced,
 }
 
-/// A tool that an answer may call.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Tool {
-    /// Its name.
-    pub name: String,
-    /// The JSON schema of its arguments; null where none is given.
-    pub parameters: Value,
-    /// Whether free calls are held to it.
-    pub arguments: Arguments,
-    /// Where its parts stand in the request.
-    pub paths: ToolPaths,
-}
-
-/// Where the parts of a tool stand in a request, for errors.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ToolPaths {
-    /// For example `tools[0].function.strict`.
-    pub strict: String,
-    /// For example `tools[0].function.parameters`.
-    pub parameters: String,
-}
-
-/// What the arguments of a call may be that the model makes of its own accord.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Arguments {
-    /// Any object.
-    #[default]
-    Free,
-    /// What the tool's schema allows (`strict`).
-    Strict,
-}
