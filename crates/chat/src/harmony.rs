@@ -98,8 +98,8 @@ impl Harmony {
     }
 
     /// The marks that are looked for.
-    pub(crate) fn marks() -> [&'static str; 3] {
-        [START, CHANNEL, MESSAGE]
+    pub(crate) fn marks() -> impl Iterator<Item = &'static str> {
+        [CHANNEL, MESSAGE, CONSTRAIN].into_iter().chain(ENDS)
     }
 
     /// Whether messages to functions are calls.

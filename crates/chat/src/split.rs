@@ -50,6 +50,13 @@ pub enum Calls {
     Forced,
 }
 
+/// What becomes of white space around reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spaces {
+    Dropped,
+    Kept,
+}
+
 /// Where an answer is.
 #[derive(Clone, Debug)]
 enum State {
@@ -96,6 +103,7 @@ pub struct ChatSplitter {
     ids: Vec<String>,
     /// How many calls are given out.
     number: CallNumber,
+    spaces: Spaces,
     /// Bytes of the answer so far.
     n_bytes: usize,
     /// Where reasoning stands in it, with its marks.
@@ -138,6 +146,7 @@ impl ChatSplitter {
             n_calls: 0,
             ids: Vec::new(),
             number: CallNumber::Several,
+            spaces: Spaces::Dropped,
             n_bytes: 0,
             reasoning: Vec::new(),
             has_started: false,
@@ -174,17 +183,26 @@ impl ChatSplitter {
         self
     }
 
+    /// The same with all white space around reasoning.
+    #[must_use]
+    pub fn with_spaces(mut self) -> Self {
+        self.spaces = Spaces::Kept;
+        self.trims = false;
+        self
+    }
+
     /// True if calls are read.
     pub fn reads_calls(&self) -> bool {
         self.family.is_some() || self.harmony.as_ref().is_some_and(Harmony::reads_calls)
     }
 
-    /// The marks that it looks for, which a tokenizer may keep as control tokens.
-    pub fn marks(&self) -> impl Iterator<Item = &'static str> {
+    /// True if a control token with this text is a mark that it looks for, or a part of one.
+    pub fn knows(&self, control: &str) -> bool {
         let pairs = self.style.pairs.iter();
-        let pairs = pairs.flat_map(|pair| [pair.open, pair.close]);
-        let channels = self.harmony.iter().flat_map(|_| Harmony::marks());
-        pairs.chain(self.text_marks.iter().copied()).chain(channels)
+        let mut pairs = pairs.flat_map(|pair| [pair.open, pair.close]);
+        let mut channels = self.harmony.iter().flat_map(|_| Harmony::marks());
+        let is_in = |mark: &str| !control.is_empty() && mark.contains(control);
+        pairs.any(is_in) || self.text_marks.iter().any(|mark| is_in(mark)) || channels.any(is_in)
     }
 
     /// True if tools were called.
@@ -268,7 +286,7 @@ impl ChatSplitter {
         let held = std::mem::take(&mut self.held);
         let raw = std::mem::take(&mut self.raw);
         match &self.state {
-            State::Reasoning(_) | State::Doubt(_) => self.add_reasoning(held.trim_end()),
+            State::Reasoning(_) | State::Doubt(_) => self.add_last_reasoning(&held),
             State::Start | State::Text if self.trims => self.add_text(held.trim_start()),
             State::Start | State::Text => self.add_text(&held),
             State::Between | State::Open => self.add_text(&(raw + &held)),
@@ -307,6 +325,14 @@ impl ChatSplitter {
             Some(Part::Reasoning(last)) => last.push_str(text),
             _ => self.parts.push(Part::Reasoning(text.to_owned())),
         }
+    }
+
+    /// Adds reasoning up to its end.
+    fn add_last_reasoning(&mut self, text: &str) {
+        self.add_reasoning(match self.spaces {
+            Spaces::Dropped => text.trim_end(),
+            Spaces::Kept => text,
+        });
     }
 
     fn add_name(&mut self, name: String, id: Option<String>) {
@@ -410,7 +436,7 @@ impl ChatSplitter {
         self.reasoning.push(at..at);
         self.state = State::Reasoning(close);
         self.n_searched = 0;
-        self.trims = true;
+        self.trims = self.spaces == Spaces::Dropped;
     }
 
     /// Where the end of reasoning stands in what is held.
@@ -427,10 +453,10 @@ impl ChatSplitter {
         if let Some(last) = self.reasoning.last_mut() {
             last.end = end;
         }
-        self.add_reasoning(reasoning.trim_end());
+        self.add_last_reasoning(&reasoning);
         self.state = State::Start;
         self.n_searched = 0;
-        self.trims = true;
+        self.trims = self.spaces == Spaces::Dropped;
     }
 
     fn step_reasoning(&mut self, close: &'static str) -> bool {

@@ -154,7 +154,10 @@ impl ValueReader {
                 Step::Open
             }
             At::Marked { role, n } => self.push_marked(c, role, n, out),
-            At::Colon if c.is_whitespace() => Step::Open,
+            At::Colon if c.is_whitespace() => {
+                out.push(c);
+                Step::Open
+            }
             At::Colon if c == ':' => {
                 out.push(':');
                 self.at = At::Value;

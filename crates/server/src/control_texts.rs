@@ -53,6 +53,11 @@ impl ControlTexts {
         }
     }
 
+    /// The texts.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &str> {
+        self.texts.iter().map(String::as_str)
+    }
+
     /// The messages without what spells a control token; `None` where nothing does.
     pub(crate) fn guard(&self, messages: &[Value]) -> Option<Guarded> {
         let content = |message: &Value| {

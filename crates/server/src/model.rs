@@ -379,6 +379,11 @@ impl ServedModel {
             .get_or_init(|| ControlTexts::of(&self.tokenizer))
     }
 
+    /// What its control tokens spell, in no order.
+    pub(crate) fn control_marks(&self) -> impl Iterator<Item = &str> {
+        self.control_texts().iter()
+    }
+
     /// The compiler of schemas for its tokens; made once, in time proportional to the vocabulary.
     ///
     /// # Errors

@@ -4,6 +4,8 @@
 
 #[path = "http/anthropic.rs"]
 mod anthropic;
+#[path = "http/calls.rs"]
+mod calls;
 #[path = "http/echo.rs"]
 mod echo;
 #[path = "http/errors.rs"]

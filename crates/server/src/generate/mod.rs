@@ -19,7 +19,7 @@ use cellar_engine::serve::{Choices, PrefixUse, TextRequest, TextStream, Usage};
 use cellar_engine::{CompletionOptions, FinishReason, Logprobs, TokenLogprobs};
 use cellar_grammar::{GrammarFailure, GrammarStep};
 use kv_core::TokenId;
-use model_core::tokenizer::{DecodeFrom, DecodeStream, SpecialPieces, TokenKind, Tokenizer};
+use model_core::tokenizer::{DecodeFrom, DecodeStream, SpecialPieces, Tokenizer};
 
 use crate::api::params::random_id;
 use crate::app::{Active, App};
@@ -310,7 +310,7 @@ fn prepare(
                 false => Logprobs::Off,
             },
             special: first.map_or(SpecialPieces::Skip, |splitter| {
-                special_pieces(model.tokenizer(), splitter)
+                special_pieces(model, splitter)
             }),
         },
         steps: Vec::new(),
@@ -324,12 +324,8 @@ fn prepare(
 }
 
 /// Whether control tokens are text: some models write them around reasoning and calls.
-fn special_pieces(tokenizer: &Tokenizer, splitter: &ChatSplitter) -> SpecialPieces {
-    let is_control = |mark: &str| {
-        let id = tokenizer.token_id(mark);
-        id.and_then(|id| tokenizer.token_kind(id)) == Some(TokenKind::Control)
-    };
-    match splitter.reads_calls() || splitter.marks().any(is_control) {
+fn special_pieces(model: &ServedModel, splitter: &ChatSplitter) -> SpecialPieces {
+    match splitter.reads_calls() || model.control_marks().any(|mark| splitter.knows(mark)) {
         true => SpecialPieces::Render,
         false => SpecialPieces::Skip,
     }
@@ -464,7 +460,7 @@ impl Generating {
             n_reasoning = n_tokens_of(
                 self.model.tokenizer(),
                 &finished.tokens,
-                special_pieces(self.model.tokenizer(), splitter),
+                special_pieces(&self.model, splitter),
                 &splitter.reasoning_bytes(),
             );
         }

@@ -359,7 +359,7 @@ fn an_answer_that_has_to_call_a_tool_does() {
 #[test]
 fn a_strict_call_has_arguments_of_its_schema() {
     let setup = Setup {
-        template: Some("{# \"parameters\" #}{% for m in messages %}{{ m.content }}{% endfor %}"),
+        template: Some("{# <|python_tag|> #}{% for m in messages %}{{ m.content }}{% endfor %}"),
         ..Setup::default()
     };
     let server = setup.start();
@@ -415,7 +415,7 @@ fn a_tool_s_schema_that_cannot_be_compiled_is_named() {
 #[test]
 fn strict_is_refused_where_a_model_cannot_be_held_to_it() {
     let setup = Setup {
-        template: Some("<function=<parameter={% for m in messages %}{{ m.content }}{% endfor %}"),
+        template: Some("<|channel|><|message|>{% for m in messages %}{{ m.content }}{% endfor %}"),
         ..Setup::default()
     };
     let server = setup.start();

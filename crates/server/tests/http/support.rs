@@ -1,7 +1,8 @@
 //! A server on a thread, and what requests to it give alone.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -80,12 +81,22 @@ pub(crate) struct Setup {
     pub(crate) is_lost: Option<Arc<AtomicBool>>,
     /// Set, all runs of the backend wait. A backend that is there holds it.
     pub(crate) is_held: Option<Arc<AtomicBool>>,
+    /// Set, the model writes these tokens as long as there are some.
+    pub(crate) script: Option<Script>,
     /// Whether the vocabulary has [`GAP_MARKS`].
     pub(crate) has_gap_marks: bool,
     pub(crate) stories: Stories,
     /// The key with which metrics are read, where there are keys.
     pub(crate) key: Option<String>,
 }
+
+/// The tokens that a model writes next.
+pub(crate) type Script = Arc<Mutex<VecDeque<usize>>>;
+
+/// The token of the byte 0; those of other bytes follow it.
+const FIRST_BYTE: usize = 3;
+/// The token that ends a text.
+const END: usize = 2;
 
 /// A small model that writes stories.
 #[derive(Clone, Copy, Default)]
@@ -110,6 +121,7 @@ impl Default for Setup {
             is_broken: None,
             is_lost: None,
             is_held: None,
+            script: None,
             has_gap_marks: false,
             stories: Stories::Llama,
             key: None,
@@ -121,6 +133,7 @@ pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     pub(crate) app: App,
     key: Option<String>,
+    script: Option<Script>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -165,9 +178,12 @@ fn open(bytes: SharedBytes) -> ModelFile {
 }
 
 fn engine(file: &ModelFile, setup: &Setup) -> Engine<BoxedBackend> {
-    let backend = match (&setup.is_broken, &setup.is_lost, &setup.is_held) {
-        (None, None, None) => BoxedBackend::new(model_tests::cpu()),
+    let changes = (&setup.is_broken, &setup.is_lost, &setup.is_held);
+    let backend = match changes {
+        (None, None, None) if setup.script.is_none() => BoxedBackend::new(model_tests::cpu()),
         (is_broken, is_lost, is_held) => BoxedBackend::new(Breakable {
+            script: setup.script.clone().unwrap_or_default(),
+            n_vocab: file.tokenizer().n_tokens(),
             inner: CandleBackend::cpu(),
             is_broken: is_broken.clone().unwrap_or_default(),
             is_lost: is_lost.clone().unwrap_or_default(),
@@ -190,6 +206,15 @@ impl Setup {
         setup
     }
 
+    /// A model that writes what [`Server::script`] says.
+    pub(crate) fn scripted() -> Self {
+        Self {
+            n_seqs: 1,
+            script: Some(Script::default()),
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn start(self) -> Server {
         self.start_observed(None)
     }
@@ -198,6 +223,7 @@ impl Setup {
         let model = self.served_observed("stories", &["tiny"], blocks);
         let mut server = Server::start(App::new(vec![model], self.server));
         server.key = self.key;
+        server.script = self.script;
         server
     }
 
@@ -269,9 +295,17 @@ impl Server {
             address: address.recv().unwrap(),
             app,
             key: None,
+            script: None,
             stop: Some(stop),
             thread: Some(thread),
         }
+    }
+
+    /// The model writes this text next, and ends.
+    pub(crate) fn script(&self, text: &str) {
+        let bytes = text.bytes().map(|byte| FIRST_BYTE + usize::from(byte));
+        let mut script = self.script.as_ref().unwrap().lock().unwrap();
+        *script = bytes.chain([END]).collect();
     }
 
     /// Begins to end the server, as a signal does.
@@ -357,10 +391,13 @@ impl Alone {
     }
 }
 
-/// The reference backend, whose runs fail while it is broken or lost, and wait while it is held.
+/// The reference backend, whose runs fail while it is broken or lost, wait while it is held, and give
+/// the tokens of a script while there are some.
 #[derive(Debug)]
 struct Breakable {
     inner: CandleBackend,
+    script: Script,
+    n_vocab: usize,
     is_broken: Arc<AtomicBool>,
     is_lost: Arc<AtomicBool>,
     is_held: Arc<AtomicBool>,
@@ -429,9 +466,18 @@ impl Backend for Breakable {
             return Err(BackendError::DeviceLost { backend, reason });
         }
         match self.is_broken.load(Ordering::Relaxed) {
-            true => Err(BackendError::Device { backend, reason }),
-            false => self.inner.run(program, rows, inputs, outputs),
+            true => return Err(BackendError::Device { backend, reason }),
+            false => self.inner.run(program, rows, inputs, outputs)?,
         }
+        let Some(logits) = outputs.values.iter_mut().find(|values| !values.is_empty()) else {
+            return Ok(());
+        };
+        let n_before = logits.len().saturating_sub(self.n_vocab);
+        if let Some(token) = self.script.lock().unwrap().pop_front() {
+            logits[n_before..].fill(0.0);
+            logits[n_before + token] = 1000.0;
+        }
+        Ok(())
     }
 
     fn copy_rows(&self, rows: &mut Self::Rows, copies: &[RowCopy]) -> Result<(), BackendError> {

@@ -205,7 +205,7 @@ impl Responder {
                 }
             }
         }
-        if let Some((section, part)) = splitter.and_then(Splitter::finish) {
+        for (section, part) in splitter.map(Splitter::finish).unwrap_or_default() {
             answer.push(section, &part);
             on_part(section, &part)?;
         }

@@ -151,8 +151,8 @@ impl<'f> Printer<'f> {
     /// Where it cannot be written.
     pub(super) fn finish(&mut self, out: &mut impl Write) -> anyhow::Result<()> {
         if let Some(parts) = &mut self.answer {
-            let rest = parts.splitter.take().and_then(Splitter::finish);
-            parts.take(rest.into_iter().collect(), self.format, out)?;
+            let rest = parts.splitter.take().map(Splitter::finish);
+            parts.take(rest.unwrap_or_default(), self.format, out)?;
         }
         match (self.format, &mut self.answer) {
             (Format::Text, Some(parts)) => Ok(parts.printer.finish(out)?),

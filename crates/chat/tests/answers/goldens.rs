@@ -2,19 +2,19 @@
 //! arguments.
 
 /// A family, and its texts.
-pub struct Golden {
-    pub name: &'static str,
+pub(crate) struct Golden {
+    pub(crate) name: &'static str,
     /// A part of its templates that shows the form.
-    pub template: &'static str,
+    pub(crate) template: &'static str,
     /// The call of `f` alone.
-    pub one: &'static str,
+    pub(crate) one: &'static str,
     /// Both calls.
-    pub two: &'static str,
+    pub(crate) two: &'static str,
     /// What begins as a call and is none.
-    pub none: &'static str,
+    pub(crate) none: &'static str,
 }
 
-pub const ALL: &[Golden] = &[
+pub(crate) const ALL: &[Golden] = &[
     Golden {
         name: "Hermes",
         template: "<tool_call>",

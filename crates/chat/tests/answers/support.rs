@@ -4,7 +4,7 @@ use cellar_chat::{Arguments, Calls, ChatSplitter, Part, Tool, ToolPaths};
 use serde_json::{Value, json};
 
 /// The parts of an answer, with neighbours of one kind joined.
-pub fn join(parts: impl IntoIterator<Item = Part>) -> Vec<Part> {
+pub(crate) fn join(parts: impl IntoIterator<Item = Part>) -> Vec<Part> {
     let mut joined: Vec<Part> = Vec::new();
     for part in parts {
         match (joined.last_mut(), &part) {
@@ -20,7 +20,7 @@ pub fn join(parts: impl IntoIterator<Item = Part>) -> Vec<Part> {
     joined
 }
 
-pub fn split(splitter: &ChatSplitter, pieces: &[&str]) -> Vec<Part> {
+pub(crate) fn split(splitter: &ChatSplitter, pieces: &[&str]) -> Vec<Part> {
     let mut splitter = splitter.clone();
     let mut parts = Vec::new();
     for piece in pieces {
@@ -32,7 +32,7 @@ pub fn split(splitter: &ChatSplitter, pieces: &[&str]) -> Vec<Part> {
 
 /// The parts of an answer, which are the same whole, cut at every place, and character by character.
 #[track_caller]
-pub fn read(splitter: &ChatSplitter, text: &str) -> Vec<Part> {
+pub(crate) fn read(splitter: &ChatSplitter, text: &str) -> Vec<Part> {
     let whole = split(splitter, &[text]);
     for (at, _) in text.char_indices() {
         let (before, after) = text.split_at(at);
@@ -46,11 +46,11 @@ pub fn read(splitter: &ChatSplitter, text: &str) -> Vec<Part> {
 }
 
 #[track_caller]
-pub fn check(splitter: &ChatSplitter, text: &str, expected: &[Part]) {
+pub(crate) fn check(splitter: &ChatSplitter, text: &str, expected: &[Part]) {
     assert_eq!(read(splitter, text), expected, "{text:?}");
 }
 
-pub fn tool(name: &str, parameters: Value) -> Tool {
+pub(crate) fn tool(name: &str, parameters: Value) -> Tool {
     Tool {
         name: name.to_owned(),
         parameters,
@@ -60,12 +60,12 @@ pub fn tool(name: &str, parameters: Value) -> Tool {
 }
 
 /// A splitter with the tools `f` and `g`.
-pub fn with(template: &str) -> ChatSplitter {
+pub(crate) fn with(template: &str) -> ChatSplitter {
     after(template, "")
 }
 
 /// The same behind a prompt.
-pub fn after(template: &str, prompt: &str) -> ChatSplitter {
+pub(crate) fn after(template: &str, prompt: &str) -> ChatSplitter {
     let properties = json!({
         "city": {"type": "string"}, "days": {"type": "integer"},
         "text": {"type": "string"}, "n": {"type": "integer"}, "is": {"type": "boolean"},
@@ -80,19 +80,19 @@ pub fn after(template: &str, prompt: &str) -> ChatSplitter {
 }
 
 /// A splitter without tools.
-pub fn without(template: &str, prompt: &str) -> ChatSplitter {
+pub(crate) fn without(template: &str, prompt: &str) -> ChatSplitter {
     ChatSplitter::new(template, prompt, Calls::None)
 }
 
-pub fn text(text: &str) -> Part {
+pub(crate) fn text(text: &str) -> Part {
     Part::Text(text.to_owned())
 }
 
-pub fn thought(text: &str) -> Part {
+pub(crate) fn thought(text: &str) -> Part {
     Part::Reasoning(text.to_owned())
 }
 
-pub fn call(index: usize, name: &str, arguments: &str) -> [Part; 2] {
+pub(crate) fn call(index: usize, name: &str, arguments: &str) -> [Part; 2] {
     let (name, text) = (name.to_owned(), arguments.to_owned());
     let id = None;
     [
