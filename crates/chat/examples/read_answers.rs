@@ -14,7 +14,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     for line in io::stdin().lock().lines() {
         let line: Value = serde_json::from_str(&line?)?;
         let field = |name: &str| line[name].as_str().unwrap_or_default();
-        let tools: Vec<Tool> = line["tools"].as_array().into_iter().flatten().map(tool).collect();
+        let tools: Vec<Tool> = line["tools"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(tool)
+            .collect();
         let calls = match tools.is_empty() {
             true => Calls::None,
             false => Calls::Free(tools),

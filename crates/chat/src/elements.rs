@@ -41,7 +41,9 @@ impl ElementsCall {
         tools: &[Tool],
         events: &mut Vec<CallEvent>,
     ) -> Progress {
-        let from = (0..=self.n_searched).rev().find(|&at| held.is_char_boundary(at));
+        let from = (0..=self.n_searched)
+            .rev()
+            .find(|&at| held.is_char_boundary(at));
         let from = from.unwrap_or(0);
         let Some(end) = held.get(from..).and_then(|rest| rest.find(&self.end)) else {
             self.n_searched = held.len().saturating_sub(self.end.len());
@@ -54,7 +56,10 @@ impl ElementsCall {
         };
         events.push(CallEvent::Name { name, id: None });
         events.push(CallEvent::Arguments(arguments.to_string()));
-        *held = held.get(end + self.end.len()..).unwrap_or_default().to_owned();
+        *held = held
+            .get(end + self.end.len()..)
+            .unwrap_or_default()
+            .to_owned();
         Progress::Done
     }
 
@@ -65,9 +70,16 @@ impl ElementsCall {
         }
         let tool = tools.iter().find(|tool| tool.name == name);
         let schema = tool.map(|tool| &tool.parameters);
-        let mut elements = Elements { space: self.space, rest };
+        let mut elements = Elements {
+            space: self.space,
+            rest,
+        };
         let members = elements.members(schema, 0)?;
-        elements.rest.trim().is_empty().then(|| (name.to_owned(), Value::Object(members)))
+        elements
+            .rest
+            .trim()
+            .is_empty()
+            .then(|| (name.to_owned(), Value::Object(members)))
     }
 }
 
@@ -80,7 +92,9 @@ impl<'t> Elements<'t> {
     /// The name of the element that begins here.
     fn open(&mut self) -> Option<&'t str> {
         let begun = self.rest.trim_start().strip_prefix(self.space)?;
-        let begun = begun.strip_prefix('<').filter(|rest| !rest.starts_with('/'))?;
+        let begun = begun
+            .strip_prefix('<')
+            .filter(|rest| !rest.starts_with('/'))?;
         let (name, rest) = begun.split_once('>')?;
         self.rest = rest;
         Some(name)

@@ -55,7 +55,11 @@ pub fn of_required(
     tools: &[Tool],
     number: CallNumber,
 ) -> Option<CallGrammar> {
-    let Answering { template, prompt, tokenizer } = answering;
+    let Answering {
+        template,
+        prompt,
+        tokenizer,
+    } = answering;
     let mut marks = Marks::new(tokenizer);
     if harmony::calls_by(template) {
         return Some(to_function(marks, tools));
@@ -182,7 +186,14 @@ fn rules(
                  one: SPACES? \"[\" SPACES? call SPACES? \"]\"{close}\ncall: {call}\n"
             ))
         }
-        (Written::Named { before, behind, close }, _) => {
+        (
+            Written::Named {
+                before,
+                behind,
+                close,
+            },
+            _,
+        ) => {
             let (before, behind) = (marks.all(before), marks.all(behind));
             let close = marks.all(close);
             let mut rules = format!("call: {}\n", one_of(tools));

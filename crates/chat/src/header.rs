@@ -43,7 +43,11 @@ fn open(text: &str) -> Header<'_> {
 fn named<'t>(name: &'t str, rest: &'t str) -> Header<'t> {
     let id = None;
     match is_name(name.trim()) {
-        true => Header::Name { name: name.trim(), id, rest },
+        true => Header::Name {
+            name: name.trim(),
+            id,
+            rest,
+        },
         false => Header::Broken,
     }
 }
@@ -104,7 +108,11 @@ pub(crate) fn kimi(text: &str) -> Header<'_> {
         _ => name,
     };
     match named(name, rest) {
-        Header::Name { name, rest, .. } => Header::Name { name, id: Some(id), rest },
+        Header::Name { name, rest, .. } => Header::Name {
+            name,
+            id: Some(id),
+            rest,
+        },
         other => other,
     }
 }
@@ -166,11 +174,19 @@ pub(crate) fn python(text: &str) -> Header<'_> {
 pub(crate) fn keyed(text: &str) -> Header<'_> {
     let begun = text.trim_start();
     let Some(begun) = begun.strip_prefix('{') else {
-        return if begun.is_empty() { open(text) } else { Header::Broken };
+        return if begun.is_empty() {
+            open(text)
+        } else {
+            Header::Broken
+        };
     };
     let begun = begun.trim_start();
     let Some(begun) = begun.strip_prefix('"') else {
-        return if begun.is_empty() { open(text) } else { Header::Broken };
+        return if begun.is_empty() {
+            open(text)
+        } else {
+            Header::Broken
+        };
     };
     let Some((name, rest)) = begun.split_once('"') else {
         return open(text);

@@ -18,7 +18,9 @@ const ARGUMENTS: [&str; 2] = ["arguments", "parameters"];
 enum At {
     Before,
     Key,
-    InKey { quote: char },
+    InKey {
+        quote: char,
+    },
     Colon,
     Value(ValueReader),
     /// Behind a value.
@@ -248,9 +250,18 @@ mod tests {
                 r#"{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}"#,
                 r#"{"a":1}"#,
             ),
-            (r#"{"function": "f", "parameters": {"a": 1 } }"#, r#"{"a": 1 }"#),
-            (r#"{"tool_call_id": "0", "tool_name": "f", "parameters": {}}"#, "{}"),
-            ("{'name': 'f', 'arguments': {'a': True,},}", r#"{"a": true}"#),
+            (
+                r#"{"function": "f", "parameters": {"a": 1 } }"#,
+                r#"{"a": 1 }"#,
+            ),
+            (
+                r#"{"tool_call_id": "0", "tool_name": "f", "parameters": {}}"#,
+                "{}",
+            ),
+            (
+                "{'name': 'f', 'arguments': {'a': True,},}",
+                r#"{"a": true}"#,
+            ),
         ] {
             let (progress, events) = read(text);
             assert_eq!(progress, Progress::Done, "{text}");

@@ -12,7 +12,10 @@ use crate::value::{Dialect, Step, ValueReader};
 enum At {
     Header,
     /// Before the arguments of this tool.
-    Before { name: String, id: Option<String> },
+    Before {
+        name: String,
+        id: Option<String>,
+    },
     Arguments(ValueReader),
 }
 

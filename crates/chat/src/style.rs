@@ -38,12 +38,29 @@ const ROWS: [Row; 12] = [
     row(&["</seed:think>"], "<seed:think>", "</seed:think>"),
     row(&["</mm:think>"], "<mm:think>", "</mm:think>"),
     row(&["</think{}>"], "<think:opensource>", "</think:opensource>"),
-    row(&["\u{25c1}/think\u{25b7}"], "\u{25c1}think\u{25b7}", "\u{25c1}/think\u{25b7}"),
-    row(&["<|inner_suffix|>"], "<|inner_prefix|>", "<|inner_suffix|>"),
+    row(
+        &["\u{25c1}/think\u{25b7}"],
+        "\u{25c1}think\u{25b7}",
+        "\u{25c1}/think\u{25b7}",
+    ),
+    row(
+        &["<|inner_suffix|>"],
+        "<|inner_prefix|>",
+        "<|inner_suffix|>",
+    ),
     row(&["<|channel>thought"], "<|channel>thought", "<channel|>"),
     Row {
-        silent: &["<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"],
-        ..row(&["<|END_THINKING|>"], "<|START_THINKING|>", "<|END_THINKING|>")
+        silent: &[
+            "<|START_RESPONSE|>",
+            "<|END_RESPONSE|>",
+            "<|START_TEXT|>",
+            "<|END_TEXT|>",
+        ],
+        ..row(
+            &["<|END_THINKING|>"],
+            "<|START_THINKING|>",
+            "<|END_THINKING|>",
+        )
     },
     Row {
         silent: &["<response>", "</response>"],
@@ -68,7 +85,11 @@ const ROWS: [Row; 12] = [
             "<|close|>message<|sep|>",
             "<|end_of_msg|>",
         ],
-        ..row(&["<|open|>", "<|end_of_msg|>"], "<|open|>think<|sep|>", "<|close|>think<|sep|>")
+        ..row(
+            &["<|open|>", "<|end_of_msg|>"],
+            "<|open|>think<|sep|>",
+            "<|close|>think<|sep|>",
+        )
     },
 ];
 
@@ -91,7 +112,11 @@ impl Style {
             .filter(|row| row.shown.iter().all(|text| template.contains(text)))
             .collect();
         let mut pairs = vec![USUAL];
-        pairs.extend(rows.iter().map(|row| row.marks).filter(|marks| *marks != USUAL));
+        pairs.extend(
+            rows.iter()
+                .map(|row| row.marks)
+                .filter(|marks| *marks != USUAL),
+        );
         Self {
             pairs,
             silent: rows.iter().flat_map(|row| row.silent).copied().collect(),

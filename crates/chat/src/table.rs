@@ -163,7 +163,11 @@ pub(crate) static FAMILIES: [Family; 30] = [
         listed: None,
         written: Written::Named {
             before: &[Piece::Mark("functions.")],
-            behind: &[Piece::Mark(":"), Piece::Digits, Piece::Mark("<|tool_call_argument_begin|>")],
+            behind: &[
+                Piece::Mark(":"),
+                Piece::Digits,
+                Piece::Mark("<|tool_call_argument_begin|>"),
+            ],
             close: &[Piece::Mark("<|tool_call_end|>")],
         },
         wrap: Wrap::All {
@@ -202,7 +206,11 @@ pub(crate) static FAMILIES: [Family; 30] = [
     },
     Family {
         name: "LFM2",
-        shown: &[&["<|tool_call_start|>"], &["<|tool_list_start|>"], &["List of tools: ["]],
+        shown: &[
+            &["<|tool_call_start|>"],
+            &["<|tool_list_start|>"],
+            &["List of tools: ["],
+        ],
         open: &["<|tool_call_start|>"],
         after: &["<|tool_call_end|>"],
         body: named(header::python, Dialect::Python),

@@ -56,10 +56,17 @@ enum At {
     NameAttributes,
     Parameters,
     /// Behind a key, before what begins its value.
-    Key { key: String },
-    Value { key: String, kind: Kind },
+    Key {
+        key: String,
+    },
+    Value {
+        key: String,
+        kind: Kind,
+    },
     /// In a text that is given out as it comes.
-    Text { had_line: bool },
+    Text {
+        had_line: bool,
+    },
     Done,
 }
 
@@ -130,15 +137,20 @@ impl TaggedCall {
         let begun = held.trim_start();
         let n_before = held.len() - begun.len();
         let found = match found {
-            Some((at, _)) if at < n_before => find_first(begun, self.tags.name_ends)
-                .map(|(at, end)| (at + n_before, end)),
+            Some((at, _)) if at < n_before => {
+                find_first(begun, self.tags.name_ends).map(|(at, end)| (at + n_before, end))
+            }
             found => found,
         };
         let Some((at, end)) = found else {
             let n = undecided(begun, self.tags.name_ends, LastSpaces::Held);
             let may_be = n == 0 || begun.get(..n).is_some_and(is_name);
             self.at = At::Name;
-            return if may_be { Progress::Open } else { Progress::Broken };
+            return if may_be {
+                Progress::Open
+            } else {
+                Progress::Broken
+            };
         };
         let name = held.get(..at).unwrap_or_default().trim();
         if !is_name(name) {
@@ -158,7 +170,10 @@ impl TaggedCall {
     /// The attributes behind a name or key, and what follows them.
     fn after_attributes(&self, held: &str) -> Option<Attributes> {
         let Some(end) = self.tags.attributes_end else {
-            return Some(Attributes { kind: Kind::BySchema, text: held.to_owned() });
+            return Some(Attributes {
+                kind: Kind::BySchema,
+                text: held.to_owned(),
+            });
         };
         let (attributes, rest) = held.split_once(end)?;
         let kind = match attributes {
@@ -168,7 +183,10 @@ impl TaggedCall {
             _ if attributes.contains("type=\"") => Kind::Json,
             _ => Kind::BySchema,
         };
-        Some(Attributes { kind, text: rest.to_owned() })
+        Some(Attributes {
+            kind,
+            text: rest.to_owned(),
+        })
     }
 
     fn step_parameters(&mut self, held: &mut String, events: &mut Vec<CallEvent>) -> Progress {
@@ -264,17 +282,23 @@ impl TaggedCall {
             let text = held.strip_prefix('\n').unwrap_or(held).to_owned();
             *held = text;
             self.add(&key, "\"", events);
-            self.at = At::Text { had_line: may_be_line };
+            self.at = At::Text {
+                had_line: may_be_line,
+            };
             return Progress::Read;
         }
         let from = floor(held, self.n_searched);
-        let end = held.get(from..).and_then(|rest| rest.find(self.tags.value_end));
+        let end = held
+            .get(from..)
+            .and_then(|rest| rest.find(self.tags.value_end));
         let Some(end) = end.map(|at| at + from) else {
             self.n_searched = held.len().saturating_sub(self.tags.value_end.len());
             self.at = At::Value { key, kind };
             return Progress::Open;
         };
-        let rest = held.get(end + self.tags.value_end.len()..).unwrap_or_default();
+        let rest = held
+            .get(end + self.tags.value_end.len()..)
+            .unwrap_or_default();
         let rest = rest.to_owned();
         let text = held.get(..end).unwrap_or_default();
         let text = text.strip_prefix('\n').unwrap_or(text);
@@ -316,7 +340,9 @@ impl TaggedCall {
         let progress = match end {
             Some(end) => {
                 json.push('"');
-                let rest = held.get(end + self.tags.value_end.len()..).unwrap_or_default();
+                let rest = held
+                    .get(end + self.tags.value_end.len()..)
+                    .unwrap_or_default();
                 *held = rest.to_owned();
                 self.at = At::Parameters;
                 Progress::Read
@@ -378,5 +404,8 @@ fn open(text: &str) -> Progress {
 
 /// The last place up to here where a character begins.
 fn floor(text: &str, at: usize) -> usize {
-    (0..=at).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
+    (0..=at)
+        .rev()
+        .find(|&at| text.is_char_boundary(at))
+        .unwrap_or(0)
 }

@@ -45,8 +45,16 @@ pub(crate) fn call(
     let (at, name) = tool;
     // What ends the call, or begins a key, ends its name as well.
     let is_mark = |end: &&&str| **end != tags.key && **end != tags.end && **end != "\n";
-    let end = tags.name_ends.iter().find(is_mark).copied().unwrap_or_default();
-    let head = json!(format!("{name}{end}{}", tags.attributes_end.unwrap_or_default()));
+    let end = tags
+        .name_ends
+        .iter()
+        .find(is_mark)
+        .copied()
+        .unwrap_or_default();
+    let head = json!(format!(
+        "{name}{end}{}",
+        tags.attributes_end.unwrap_or_default()
+    ));
     let Some(schema) = schema else {
         return Some(format!("call_{at}: {head} until_end\n"));
     };
@@ -89,7 +97,8 @@ pub(crate) fn call(
             Held::Json => {
                 let mut property = property.clone();
                 for defs in ["$defs", "definitions"] {
-                    if let (Some(all), Some(object)) = (members.get(defs), property.as_object_mut()) {
+                    if let (Some(all), Some(object)) = (members.get(defs), property.as_object_mut())
+                    {
                         object.entry(defs).or_insert_with(|| all.clone());
                     }
                 }

@@ -59,17 +59,35 @@ enum At {
     /// In a key without quotes.
     BareKey,
     /// In a string that ends with this quote.
-    Text { quote: char, role: Role },
+    Text {
+        quote: char,
+        role: Role,
+    },
     /// Behind a backslash in it.
-    Escape { quote: char, role: Role },
+    Escape {
+        quote: char,
+        role: Role,
+    },
     /// Before so many more digits of `\u`.
-    Digits { quote: char, role: Role, n: u8 },
+    Digits {
+        quote: char,
+        role: Role,
+        n: u8,
+    },
     /// Behind a single quote, which ends the string or does not.
-    Quote { role: Role },
+    Quote {
+        role: Role,
+    },
     /// In so many characters of Gemma's quote before a string.
-    OpenQuote { role: Role, n: usize },
+    OpenQuote {
+        role: Role,
+        n: usize,
+    },
     /// In a string of Gemma, and in so many characters of the quote behind it.
-    Marked { role: Role, n: usize },
+    Marked {
+        role: Role,
+        n: usize,
+    },
     Colon,
     /// Behind a value in brackets.
     After,
@@ -136,7 +154,11 @@ impl ValueReader {
                 out.push(c);
                 self.at = match n {
                     1 => At::Text { quote, role },
-                    _ => At::Digits { quote, role, n: n - 1 },
+                    _ => At::Digits {
+                        quote,
+                        role,
+                        n: n - 1,
+                    },
                 };
                 Step::Open
             }
@@ -416,7 +438,10 @@ impl ValueReader {
             return Step::Open;
         }
         // What looked like the quote is text.
-        GEMMA_QUOTE.chars().take(n).for_each(|c| push_escaped(c, out));
+        GEMMA_QUOTE
+            .chars()
+            .take(n)
+            .for_each(|c| push_escaped(c, out));
         let begins = GEMMA_QUOTE.starts_with(c);
         if !begins {
             push_escaped(c, out);
@@ -496,76 +521,4 @@ pub(crate) fn push_escaped(c: char, out: &mut String) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read(dialect: Dialect, text: &str) -> (String, Step) {
-        let (mut reader, mut out) = (ValueReader::new(dialect), String::new());
-        for c in text.chars() {
-            let step = reader.push(c, &mut out);
-            if step != Step::Open {
-                return (out, step);
-            }
-        }
-        (out, Step::Open)
-    }
-
-    #[test]
-    fn json_stays_as_it_is() {
-        for json in [
-            r#"{"a": "}\"{", "b": [1, {}], "c": [ ], "d": -1.5e3 }"#,
-            r#"{"a":"\u00e9\\\n","b":{"c":[true,false,null]}}"#,
-            "[\n  1,\n  \"x\"\n]",
-            "\"text\"",
-        ] {
-            assert_eq!(read(Dialect::Json, json), (json.to_owned(), Step::Done));
-        }
-        assert_eq!(read(Dialect::Json, "12,").1, Step::Behind);
-    }
-
-    #[test]
-    fn small_faults_are_mended() {
-        for (written, json) in [
-            ("{\"a\": \"Pa\nr\tis\"}", r#"{"a": "Pa\nr\tis"}"#),
-            ("{\"a\": 1,}", r#"{"a": 1}"#),
-            ("[1, 2, ]", "[1, 2]"),
-            ("{'a': 'it's', 'b': True, 'c': None}", r#"{"a": "it's", "b": true, "c": null}"#),
-            (r#"{"a": "\d \' \""}"#, r#"{"a": "\\d ' \""}"#),
-            (r#"{'a': 'say "x"'}"#, r#"{"a": "say \"x\""}"#),
-        ] {
-            let (out, step) = read(Dialect::Json, written);
-            assert_eq!((out.as_str(), step), (json, Step::Done), "{written}");
-            assert!(serde_json::from_str::<Value>(&out).is_ok(), "{out}");
-        }
-    }
-
-    #[test]
-    fn arguments_of_python_are_an_object() {
-        for (written, json) in [
-            ("()", "{}"),
-            ("(a=1, b = 'x')", r#"{"a": 1, "b":  "x"}"#),
-            ("(a=(1, 2), b={\"c\": None}, d='',)", r#"{"a": [1, 2], "b": {"c": null}, "d": ""}"#),
-            ("(city='Paris \"x\" it's', note='\\x41')", r#"{"city": "Paris \"x\" it's", "note": "\u0041"}"#),
-        ] {
-            let (out, step) = read(Dialect::Python, written);
-            assert_eq!((out.as_str(), step), (json, Step::Done), "{written}");
-        }
-        assert_eq!(read(Dialect::Python, "(1, 2)").1, Step::Broken);
-    }
-
-    #[test]
-    fn gemma_quotes_nothing_in_its_quotes() {
-        let written = r#"{city:<|"|>a "b" <| \n <|"<|"|>,deep:{a:[1,2]},on:true,<|"|>k<|"|>:<|"|><|"|>}"#;
-        let json = r#"{"city":"a \"b\" <| \\n <|\"","deep":{"a":[1,2]},"on":true,"k":""}"#;
-        assert_eq!(read(Dialect::Gemma, written), (json.to_owned(), Step::Done));
-    }
-
-    #[test]
-    fn what_is_no_value_is_broken() {
-        let deep = "[".repeat(MAX_DEPTH + 1);
-        for text in ["hello ", "{hello", "{\"a\" 1}", "{\"a\": 1]", "[1 2]", "{\"a\": x}", "{]", &deep] {
-            assert_eq!(read(Dialect::Json, text).1, Step::Broken, "{text}");
-        }
-        assert_eq!(read(Dialect::Json, "{\"a\": \"x").1, Step::Open);
-    }
-}
+mod tests;

@@ -61,7 +61,12 @@ fn text_stands_around_calls() {
         let written = format!("I look.\n\n{}\n\nDone.", golden.one);
         let parts = read(&splitter(golden), &written);
         assert_eq!(calls(&parts), [f()], "{}", golden.name);
-        assert_eq!(others(parts), [text("I look."), text("Done.")], "{}", golden.name);
+        assert_eq!(
+            others(parts),
+            [text("I look."), text("Done.")],
+            "{}",
+            golden.name
+        );
     }
 }
 
@@ -124,7 +129,10 @@ fn a_call_that_was_cut_off_is_not_complete() {
                         }
                     };
                     let value = serde_json::from_str::<Value>(arguments);
-                    assert!(value.is_err() || value.unwrap() == f().2, "{cut:?}: {arguments}");
+                    assert!(
+                        value.is_err() || value.unwrap() == f().2,
+                        "{cut:?}: {arguments}"
+                    );
                 }
                 other => panic!("{}: {cut:?}: {other:?}", golden.name),
             }
@@ -248,7 +256,9 @@ fn long_texts_of_marks_come_as_they_are() {
 fn an_answer_of_one_letter_a_piece_takes_linear_time() {
     let splitter = with("<tool_call> <arg_key>");
     let text = "x < y ".repeat(20_000);
-    let written = format!("{text}<tool_call>f<arg_key>list</arg_key><arg_value>[\"{text}\"]</arg_value></tool_call>");
+    let written = format!(
+        "{text}<tool_call>f<arg_key>list</arg_key><arg_value>[\"{text}\"]</arg_value></tool_call>"
+    );
     let mut stream = splitter.clone();
     let mut n_parts = 0;
     for c in written.chars() {

@@ -31,11 +31,9 @@ use crate::error::ApiError;
 use crate::model::ServedModel;
 use crate::models::ModelInUse;
 
-pub use echo::EchoedPrompt;
 pub use cellar_chat::{Arguments, CallNumber, Tool, ToolPaths};
-pub use request::{
-    ChatPrompt, Constraint, GenerateRequest, Output, Prompt, Stop, ToolUse,
-};
+pub use echo::EchoedPrompt;
+pub use request::{ChatPrompt, Constraint, GenerateRequest, Output, Prompt, Stop, ToolUse};
 
 /// A part of an answer.
 #[derive(Clone, Debug, PartialEq)]

@@ -162,4 +162,3 @@ pub enum ToolUse {
     /// The text is held to a grammar by which it is calls and nothing else.
     Forced,
 }
-

@@ -115,8 +115,10 @@ fn chat(server: &Server, body: &Value) -> Read {
 }
 
 fn responses(server: &Server) -> Read {
-    let tool = json!({"type": "function", "name": "weather", "parameters": parameters(), "strict": false});
-    let body = json!({"input": "Hello", "tools": [tool], "temperature": 0, "max_output_tokens": 400});
+    let tool =
+        json!({"type": "function", "name": "weather", "parameters": parameters(), "strict": false});
+    let body =
+        json!({"input": "Hello", "tools": [tool], "temperature": 0, "max_output_tokens": 400});
     let reply = post(server.address, "/v1/responses", &body);
     assert_eq!(reply.status, 200, "{}", reply.body);
     let (mut text, mut calls) = (String::new(), Vec::new());
@@ -148,7 +150,8 @@ fn anthropic(server: &Server) -> Read {
 }
 
 fn ollama(server: &Server) -> Read {
-    let tool = json!({"type": "function", "function": {"name": "weather", "parameters": parameters()}});
+    let tool =
+        json!({"type": "function", "function": {"name": "weather", "parameters": parameters()}});
     let body = json!({"model": "stories", "messages": [{"role": "user", "content": "Hello"}],
                       "tools": [tool], "stream": false,
                       "options": {"temperature": 0, "num_predict": 400}});
@@ -202,14 +205,19 @@ fn models_name_their_calls() {
                       "tools": [{"type": "function", "function": {"name": "weather"}}], "max_tokens": 99});
     let reply = post(server.address, "/v1/chat/completions", &body).json();
     let choice = &reply["choices"][0];
-    assert_eq!(choice["message"]["tool_calls"][0]["id"], "abcdefghi", "{reply}");
+    assert_eq!(
+        choice["message"]["tool_calls"][0]["id"], "abcdefghi",
+        "{reply}"
+    );
     assert_eq!(choice["finish_reason"], "tool_calls");
 }
 
 #[test]
 fn a_call_that_was_cut_off_says_so() {
     let server = start("{# <tool_call> #}");
-    server.script("<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}</tool_call>");
+    server.script(
+        "<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}</tool_call>",
+    );
     let body = json!({"messages": [{"role": "user", "content": "Hello"}], "temperature": 0,
                       "tools": [{"type": "function", "function": {"name": "weather"}}], "max_tokens": 60});
     let reply = post(server.address, "/v1/chat/completions", &body).json();
@@ -258,7 +266,10 @@ fn a_required_call_has_the_form_of_the_family() {
         let Call { name, arguments } = &calls[0];
         assert_eq!(name, "weather", "{template}");
         let (city, days) = (arguments["city"].as_str(), arguments["days"].as_u64());
-        assert!(["Rome", "Oslo"].contains(&city.unwrap()), "{template}: {arguments}");
+        assert!(
+            ["Rome", "Oslo"].contains(&city.unwrap()),
+            "{template}: {arguments}"
+        );
         assert!((1..=9).contains(&days.unwrap()), "{template}: {arguments}");
     }
 }
