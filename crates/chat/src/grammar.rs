@@ -212,7 +212,7 @@ fn rules(
                 let is_held = tool.arguments == Arguments::Strict;
                 let schema = schema_of(tool);
                 let schema = (is_held || schema == parameters(tool)).then_some(&schema);
-                rules += &tagged_grammar::call(marks, tags, (at, tool.name.as_str()), schema)?;
+                rules += &tagged_grammar::call(marks, tags, at, &tool.name, schema)?;
             }
             Some(rules)
         }

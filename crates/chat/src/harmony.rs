@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use crate::marks::{LastSpaces, find_first, take_front, undecided};
-use crate::split::Part;
+use crate::split::{Calls, Part};
 use crate::value::{Dialect, Step, ValueReader};
 
 const START: &str = "<|start|>";
@@ -77,15 +77,11 @@ pub(crate) struct Harmony {
 
 impl Harmony {
     /// A splitter of answers of models with this template, where they are messages.
-    pub(crate) fn of_template(template: &str, has_tools: bool) -> Option<Self> {
+    pub(crate) fn of_template(template: &str, calls: &Calls) -> Option<Self> {
         let has_channels = calls_by(template);
         let has_recipients = template.contains(SELF) && template.contains(MESSAGE);
-        (has_channels || has_recipients).then(|| Self::new(has_tools && has_channels))
-    }
-
-    fn new(has_tools: bool) -> Self {
-        Self {
-            has_tools,
+        (has_channels || has_recipients).then(|| Self {
+            has_tools: has_channels && *calls != Calls::None,
             state: State::First,
             held: String::new(),
             n_bytes: 0,
@@ -94,7 +90,7 @@ impl Harmony {
             has_arguments: false,
             arguments: None,
             parts: Vec::new(),
-        }
+        })
     }
 
     /// The marks that are looked for.

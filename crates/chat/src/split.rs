@@ -125,9 +125,9 @@ impl ChatSplitter {
     /// A splitter of the answer to this prompt, by a model with this template.
     pub fn new(template: &str, prompt: &str, calls: Calls) -> Self {
         let style = Style::of_template(template);
-        let harmony = match calls {
+        let harmony = match &calls {
             Calls::Forced => None,
-            _ => Harmony::of_template(template, calls != Calls::None),
+            _ => Harmony::of_template(template, &calls),
         };
         let (family, tools) = match calls {
             Calls::None => (None, Vec::new()),

@@ -65,7 +65,7 @@ enum At {
     },
     /// In a text that is given out as it comes.
     Text {
-        had_line: bool,
+        lines: Lines,
     },
     Done,
 }
@@ -126,7 +126,7 @@ impl TaggedCall {
             At::Parameters => self.step_parameters(held, events),
             At::Key { key } => self.step_key(key, held),
             At::Value { key, kind } => self.step_value(Member { key, kind, tools }, held, events),
-            At::Text { had_line } => self.step_text(had_line, held, events),
+            At::Text { lines } => self.step_text(lines, held, events),
             At::Done => Progress::Done,
         }
     }
@@ -278,13 +278,14 @@ impl TaggedCall {
             Kind::BySchema => schema.is_none_or(is_text),
         };
         if is_text {
-            let may_be_line = held.starts_with('\n');
+            let lines = match held.starts_with('\n') {
+                true => Lines::Around,
+                false => self.tags.lines,
+            };
             let text = held.strip_prefix('\n').unwrap_or(held).to_owned();
             *held = text;
             self.add(&key, "\"", events);
-            self.at = At::Text {
-                had_line: may_be_line,
-            };
+            self.at = At::Text { lines };
             return Progress::Read;
         }
         let from = floor(held, self.n_searched);
@@ -320,7 +321,7 @@ impl TaggedCall {
 
     fn step_text(
         &mut self,
-        had_line: bool,
+        lines: Lines,
         held: &mut String,
         events: &mut Vec<CallEvent>,
     ) -> Progress {
@@ -331,7 +332,7 @@ impl TaggedCall {
         let text = match (without_line, end) {
             // The line break may be the last.
             (Some(text), None) => text,
-            (Some(text), Some(_)) if had_line || self.tags.lines == Lines::Around => text,
+            (Some(text), Some(_)) if lines == Lines::Around => text,
             _ => text,
         };
         let mut json = String::new();
@@ -349,7 +350,7 @@ impl TaggedCall {
             }
             None => {
                 held.drain(..n_given);
-                self.at = At::Text { had_line };
+                self.at = At::Text { lines };
                 Progress::Open
             }
         };

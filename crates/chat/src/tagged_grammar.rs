@@ -39,10 +39,10 @@ const OF_TEXT: [&str; 7] = [
 pub(crate) fn call(
     marks: &mut Marks<'_>,
     tags: &Tags,
-    tool: (usize, &str),
+    at: usize,
+    name: &str,
     schema: Option<&Value>,
 ) -> Option<String> {
-    let (at, name) = tool;
     // What ends the call, or begins a key, ends its name as well.
     let is_mark = |end: &&&str| **end != tags.key && **end != tags.end && **end != "\n";
     let end = tags
