@@ -10,7 +10,30 @@ use crate::value::{Dialect, ValueReader};
 /// The schema of a member of a tool's arguments.
 pub(crate) fn of_argument<'t>(tools: &'t [Tool], name: &str, key: &str) -> Option<&'t Value> {
     let tool = tools.iter().find(|tool| tool.name == name)?;
-    tool.parameters.get("properties")?.get(key)
+    let schema = tool.parameters.get("properties")?.get(key)?;
+    Some(referred(&tool.parameters, schema))
+}
+
+/// What a schema refers to, where it is nothing but a reference into the whole.
+pub(crate) fn referred<'t>(whole: &'t Value, mut schema: &'t Value) -> &'t Value {
+    // References may go round.
+    for _ in 0..8 {
+        let only = schema.get("allOf").and_then(Value::as_array);
+        let only = only.and_then(|all| {
+            if let [one] = all.as_slice() {
+                Some(one)
+            } else {
+                None
+            }
+        });
+        let reference = only.unwrap_or(schema).get("$ref").and_then(Value::as_str);
+        let target = reference.and_then(|to| whole.pointer(to.strip_prefix('#')?));
+        match target {
+            Some(target) => schema = target,
+            None => return schema,
+        }
+    }
+    schema
 }
 
 /// The value that a text stands for: text where the schema says so or nothing, JSON where it says

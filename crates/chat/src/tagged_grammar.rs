@@ -7,7 +7,7 @@ use cellar_grammar::json_rule;
 use serde_json::{Value, json};
 
 use crate::grammar::Marks;
-use crate::schema::is_text;
+use crate::schema::{is_text, referred};
 use crate::tagged::{Lines, Tags};
 
 /// The words of a schema of arguments that are held to.
@@ -59,6 +59,12 @@ pub(crate) fn call(
         return Some(format!("call_{at}: {head} until_end\n"));
     };
     let members = schema.as_object()?;
+    // Without names of arguments any may follow.
+    if !members.contains_key("properties")
+        && members.get("additionalProperties") != Some(&json!(false))
+    {
+        return Some(format!("call_{at}: {head} until_end\n"));
+    }
     if members.keys().any(|word| !KNOWN.contains(&word.as_str())) {
         return None;
     }
@@ -76,6 +82,7 @@ pub(crate) fn call(
     }
     let (mut rule, mut rules) = (format!("call_{at}: {head}"), String::new());
     for (n, (key, property)) in properties.iter().enumerate() {
+        let property = referred(schema, property);
         let is_wanted = required.contains(&key.as_str());
         rule += &format!(" SPACES? p_{at}_{n}{}", if is_wanted { "" } else { "?" });
         let line = match tags.lines {

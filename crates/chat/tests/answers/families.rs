@@ -4,7 +4,7 @@ use cellar_chat::{CallNumber, Calls, ChatSplitter, Part, family_of};
 use serde_json::{Value, json};
 
 use super::goldens::{ALL, Golden};
-use super::support::{call, check, read, split, text, thought, with, without};
+use super::support::{call, check, read, split, text, thought, tool, with, without};
 
 /// Calls with their arguments as values.
 #[track_caller]
@@ -233,6 +233,24 @@ fn arguments_that_cannot_be_read_stay_as_they_are() {
     ] {
         check(&with(template), written, &call(0, "f", arguments));
     }
+}
+
+#[test]
+fn types_are_found_behind_references() {
+    let tools = vec![tool(
+        "f",
+        json!({
+            "properties": {"mood": {"$ref": "#/$defs/mood"}, "deep": {"allOf": [{"$ref": "#/$defs/deep"}]},
+                           "round": {"$ref": "#/properties/round"}},
+            "$defs": {"mood": {"enum": ["1", "2"]}, "deep": {"type": "object"}},
+        }),
+    )];
+    let template = "<function=x><parameter=y>";
+    let splitter = ChatSplitter::new(template, "", Calls::Free(tools));
+    let written = "<function=f><parameter=mood>1</parameter><parameter=deep>{'a': 1}</parameter>\
+                   <parameter=round>3</parameter></function>";
+    let arguments = "{\"mood\": \"1\", \"deep\": {\"a\":1}, \"round\": 3}";
+    check(&splitter, written, &call(0, "f", arguments));
 }
 
 #[test]
