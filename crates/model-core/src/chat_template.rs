@@ -5,6 +5,7 @@
 //! methods), and every template terminates, on a stack and with a memory that its messages bound.
 //! Knows nothing of tokens except the texts of two.
 
+mod arguments;
 mod arithmetic;
 mod filters;
 mod json;
@@ -12,6 +13,7 @@ mod literals;
 mod methods;
 mod printf;
 mod python;
+mod shape;
 mod source;
 mod strftime;
 mod text_methods;
@@ -19,6 +21,7 @@ mod texts;
 mod values;
 mod variadic;
 
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::SystemTime;
 
@@ -27,6 +30,7 @@ use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
 use serde::{Deserialize, Serialize};
 
+pub use self::shape::HistoryShape;
 use self::strftime::strftime;
 
 /// The name of the only template in an environment.
@@ -140,6 +144,8 @@ impl std::error::Error for Refusal {}
 #[derive(Clone, Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    /// Found when it is first needed: it takes some renderings.
+    shape: Arc<OnceLock<HistoryShape>>,
 }
 
 impl ChatTemplate {
@@ -184,7 +190,16 @@ impl ChatTemplate {
             added.map_err(syntax_error)
         });
         parsed.map_err(syntax_error)??;
-        Ok(Self { environment })
+        Ok(Self {
+            environment,
+            shape: Arc::default(),
+        })
+    }
+
+    /// The form in which the template wants earlier messages, found by rendering short chats; once
+    /// for all clones.
+    pub fn history_shape(&self) -> &HistoryShape {
+        self.shape.get_or_init(|| HistoryShape::of(self))
     }
 
     /// The text of `messages`.
