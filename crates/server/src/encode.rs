@@ -65,17 +65,37 @@ pub(crate) fn encode(
 /// The tokens of messages, and what the template made of them.
 fn encode_chat(model: &ServedModel, chat: &ChatPrompt) -> Result<(Vec<TokenId>, String), ApiError> {
     let tokenizer = model.tokenizer();
-    let Some(mut guarded) = model.control_texts().guard(&chat.messages) else {
-        let text = model.render(chat)?;
+    let chat = model.shaped(chat)?;
+    let Some(guarded) = model.control_texts().guard(&chat) else {
+        let text = model.render_shaped(&chat)?;
         return Ok((tokenizer.encode(&text, EncodeOptions::CHAT), text));
     };
-    let chat = ChatPrompt {
-        messages: std::mem::take(&mut guarded.messages),
-        variables: chat.variables.clone(),
-    };
-    let rendered = model.render(&chat)?;
+    let rendered = model.render_shaped(&guarded.chat)?;
     Ok((
         guarded.encode(tokenizer, &rendered),
         guarded.text(&rendered),
     ))
+}
+
+/// The text of messages, to be sent on as a prompt: one whose tokens are those of the messages.
+///
+/// # Errors
+/// [`ApiError`] 400 where a string of the request spells a control token: in a text it would be one.
+pub(crate) fn render_as_text(model: &ServedModel, chat: &ChatPrompt) -> Result<String, ApiError> {
+    let shaped = model.shaped(chat)?;
+    let controls = model.control_texts();
+    let Some(guarded) = controls.guard(&shaped) else {
+        return Ok(model.render_shaped(&shaped)?);
+    };
+    let rendered = model.render_shaped(&guarded.chat)?;
+    if guarded.is_safe_as_text(controls, model.tokenizer(), &rendered) {
+        return Ok(guarded.text(&rendered));
+    }
+    let param = controls.spelled(chat);
+    let param = param.unwrap_or_else(|| "messages".to_owned());
+    let message = format!(
+        "'{param}' spells a control token of the model, which it would be in a prompt that is a text: send \
+         the messages to /v1/chat/completions, or to /v1/chat/completions/render for the tokens of the prompt"
+    );
+    Err(ApiError::invalid_param(param, message))
 }

@@ -3,7 +3,6 @@
 //! Invariant: a model does one kind of work, and a request for another kind is refused with the name
 //! of what it does. Loads nothing: engines come from the caller.
 
-use std::borrow::Cow;
 use std::sync::{Arc, Once, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -20,7 +19,6 @@ use model_core::message_ends::message_ends;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::Tokenizer;
 use model_core::weight_summary::WeightSummary;
-use serde_json::Value;
 
 use crate::api::params::random_id;
 use crate::control_texts::ControlTexts;
@@ -317,38 +315,56 @@ impl ServedModel {
         ))
     }
 
-    /// The text of messages, with the beginning of an answer.
+    /// Messages and variables in the form that the chat template wants.
+    ///
+    /// # Errors
+    /// [`ApiError`] 400 where there is no template.
+    pub(crate) fn shaped(&self, chat: &ChatPrompt) -> Result<ChatPrompt, ApiError> {
+        let shape = self.chat_template()?.history_shape();
+        Ok(ChatPrompt {
+            messages: shape.apply(&chat.messages),
+            variables: shape.variables(&chat.variables),
+        })
+    }
+
+    /// The text of messages in that form, with the beginning of an answer.
     ///
     /// # Errors
     /// [`ApiError`] 400 where there is no template, or it refuses the messages.
-    pub fn render(&self, chat: &ChatPrompt) -> Result<String, ApiError> {
-        let Some((source, template)) = &self.template else {
+    pub(crate) fn render_shaped(&self, chat: &ChatPrompt) -> Result<String, ApiError> {
+        let template = self.chat_template()?;
+        Ok(self.render_with(template, chat, GenerationPrompt::Add)?)
+    }
+
+    fn chat_template(&self) -> Result<&ChatTemplate, ApiError> {
+        let template = self.template.as_ref().map(|(_, template)| template);
+        template.ok_or_else(|| {
             let message = format!(
                 "the model '{}' has no chat template: use /v1/completions with a prompt, or start the \
                  server with --chat-template FILE",
                 self.id()
             );
-            return Err(ApiError {
+            ApiError {
                 code: Some("no_chat_template"),
                 ..ApiError::invalid_param("messages", message)
-            });
-        };
-        Ok(self.render_with(template, source, chat, GenerationPrompt::Add)?)
+            }
+        })
     }
 
     /// After how many of these tokens, which are those of the chat, some of its messages end.
     pub(crate) fn message_ends(&self, chat: &ChatPrompt, tokens: &[TokenId]) -> Vec<usize> {
-        let Some((source, template)) = &self.template else {
+        let Some((_, template)) = &self.template else {
             return Vec::new();
         };
+        let shape = template.history_shape();
         let roles = chat.messages.iter().map(|message| message["role"].as_str());
         let roles = roles.map(Option::unwrap_or_default);
         message_ends(&self.tokenizer, tokens, roles, |n| {
             let first = ChatPrompt {
-                messages: chat.messages.get(..n)?.to_vec(),
-                variables: chat.variables.clone(),
+                messages: shape.apply(chat.messages.get(..n)?),
+                variables: shape.variables(&chat.variables),
             };
-            let text = self.render_with(template, source, &first, GenerationPrompt::Omit);
+            let text = self.render_with(template, &first, GenerationPrompt::Omit);
             text.ok()
         })
     }
@@ -356,7 +372,6 @@ impl ServedModel {
     fn render_with(
         &self,
         template: &ChatTemplate,
-        source: &str,
         chat: &ChatPrompt,
         prompt: GenerationPrompt,
     ) -> Result<String, ChatTemplateError> {
@@ -366,17 +381,14 @@ impl ServedModel {
             bos: text_of(ids.bos).unwrap_or_default(),
             eos: text_of(ids.eos).unwrap_or_default(),
         };
-        let messages: Cow<'_, [Value]> = match source.contains("message.thinking") {
-            true => Cow::Owned(with_thinking(&chat.messages)),
-            false => Cow::Borrowed(&chat.messages),
-        };
-        template.render_json(&messages, &chat.variables, prompt, tokens)
+        template.render_json(&chat.messages, &chat.variables, prompt, tokens)
     }
 
     /// What its control tokens spell; found once, in time proportional to the vocabulary.
     pub(crate) fn control_texts(&self) -> &ControlTexts {
+        let template = self.template_source().unwrap_or_default();
         self.control_texts
-            .get_or_init(|| ControlTexts::of(&self.tokenizer))
+            .get_or_init(|| ControlTexts::of(&self.tokenizer, template))
     }
 
     /// What its control tokens spell, in no order.
@@ -393,41 +405,5 @@ impl ServedModel {
             .grammars
             .get_or_init(|| GrammarCompiler::new(&self.tokenizer));
         compiler.as_ref().map_err(Clone::clone)
-    }
-}
-
-/// The messages with what an assistant thought under the name that templates of gpt-oss know. They
-/// refuse a call with both thinking and text: as in llama-server, its text is left out.
-fn with_thinking(messages: &[Value]) -> Vec<Value> {
-    let mut messages = messages.to_vec();
-    for message in &mut messages {
-        if let Some(text) = message.get("reasoning_content").cloned() {
-            message["thinking"] = text;
-            if message.get("tool_calls").is_some() {
-                message["content"] = Value::from("");
-            }
-        }
-    }
-    messages
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn a_call_has_thinking_or_text() {
-        let messages = [
-            json!({"role": "assistant", "content": "a", "reasoning_content": "b"}),
-            json!({"role": "assistant", "content": "a", "reasoning_content": "b", "tool_calls": [{}]}),
-            json!({"role": "assistant", "content": "a", "tool_calls": [{}]}),
-        ];
-        let contents = with_thinking(&messages).into_iter();
-        let contents: Vec<Value> = contents
-            .map(|message| json!([message["content"], message["thinking"]]))
-            .collect();
-        assert_eq!(json!(contents), json!([["a", "b"], ["", "b"], ["a", null]]));
     }
 }

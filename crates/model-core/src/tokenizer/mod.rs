@@ -212,10 +212,22 @@ impl Tokenizer {
 
     /// The tokens of `text`. O(n log n) in its length.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Vec<TokenId> {
-        let mut out = Vec::with_capacity(text.len() / 3 + 2);
+        self.encode_parts([text], options)
+    }
+
+    /// The tokens of a text that is given in parts, none of which ends inside of a token: what
+    /// spells a special token over two parts is text.
+    pub fn encode_parts<'t>(
+        &self,
+        parts: impl IntoIterator<Item = &'t str>,
+        options: EncodeOptions,
+    ) -> Vec<TokenId> {
+        let parts = parts.into_iter();
+        let fragments = parts.flat_map(|part| self.specials.split(part, options.special));
+        let mut out = Vec::new();
         // SPM puts its space before a text and after every special token.
         let mut after_special = options.add != AddSpecial::Continuation;
-        for fragment in self.specials.split(text, options.special) {
+        for fragment in fragments {
             match (fragment, &self.algorithm) {
                 (Fragment::Token(id), _) => out.push(id),
                 (Fragment::Text(text), Algorithm::Bpe(bpe)) => {

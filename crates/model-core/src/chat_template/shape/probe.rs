@@ -61,11 +61,14 @@ impl HistoryShape {
             n_renderings: Cell::new(0),
         };
         probe.find_content();
-        if probe.find_calls() {
+        let has_calls = probe.find_calls();
+        if has_calls {
             probe.find_ids();
             probe.find_number();
             probe.shape.text_of_calls = probe.find_text(None);
-            probe.find_reasoning();
+        }
+        probe.find_reasoning();
+        if has_calls {
             probe.shape.text_of_reasoned_calls = probe.find_text(Some(THOUGHT));
             probe.find_question();
         }
@@ -285,30 +288,48 @@ impl Probe<'_> {
         self.shape.question_after_results = QuestionAfterResults::AsGiven;
     }
 
-    /// Where the text next to a call is shown, with this reasoning or without any.
+    /// Where the text next to a call is shown, with this reasoning or without any. A chat goes on
+    /// after it, as some templates want users and assistants to alternate.
     fn find_text(&mut self, reasoning: Option<&str>) -> TextOfCalls {
         let calls = json!([call(0, VALUE)]);
-        let message = json!({
-            "role": "assistant", "content": TEXT, "reasoning_content": reasoning,
-            "tool_calls": calls,
-        });
-        let messages = called(message);
-        let mut found = None;
+        let message = |content: &str| {
+            json!({
+                "role": "assistant", "content": content, "reasoning_content": reasoning,
+                "tool_calls": calls,
+            })
+        };
+        let chat = |content: &str| {
+            let mut messages = called(message(content)).to_vec();
+            messages.push(json!({"role": "assistant", "content": "probe-answer"}));
+            messages.push(json!({"role": "user", "content": "probe-question"}));
+            messages
+        };
+        let mut parts = vec![VALUE, RESULT];
+        let is_reasoning_shown =
+            reasoning.is_some_and(|text| self.shows(&called(message("")), &[text, VALUE]));
+        parts.extend(reasoning.filter(|_| is_reasoning_shown));
+        let with_text = [&[TEXT], parts.as_slice()].concat();
+        let before = self.shape.clone();
+        let mut found = TextOfCalls::Nowhere;
         for place in [TextOfCalls::Content, TextOfCalls::OwnMessage] {
             self.shape.text_of_calls = place;
             self.shape.text_of_reasoned_calls = place;
-            if self.shows(&messages, &[TEXT, VALUE, RESULT]) {
-                found = Some(place);
-                break;
+            // Only the last answer shows reasoning in most templates.
+            let is_shown = match is_reasoning_shown {
+                true => self.shows(&called(message(TEXT)), &with_text),
+                false => self.shows(&chat(TEXT), &with_text),
+            };
+            if is_shown {
+                self.shape = before;
+                return place;
+            }
+            // The template leaves the text out, which hurts nobody but itself.
+            if place == TextOfCalls::Content && self.shows(&called(message(TEXT)), &parts) {
+                found = TextOfCalls::Content;
             }
         }
-        self.shape.text_of_calls = TextOfCalls::Content;
-        self.shape.text_of_reasoned_calls = TextOfCalls::Content;
-        // The template has no place for the text: the call must be shown nevertheless.
-        found.unwrap_or_else(|| match self.shows(&messages, &[VALUE, RESULT]) {
-            true => TextOfCalls::Content,
-            false => TextOfCalls::Nowhere,
-        })
+        self.shape = before;
+        found
     }
 
     /// The name under which reasoning is read: before a call of the last answer, where most

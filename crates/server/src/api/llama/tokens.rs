@@ -15,6 +15,7 @@ use crate::api::openai::messages::messages;
 use crate::api::openai::tools::Tools;
 use crate::app::App;
 use crate::body_worker::run_blocking;
+use crate::encode::render_as_text;
 use crate::error::ApiError;
 use crate::generate::ChatPrompt;
 use crate::json::{self, Body};
@@ -126,7 +127,7 @@ pub(crate) fn apply_template() -> MethodRouter<App> {
         };
         let render = {
             let model = model.shared();
-            move || model.render(&chat)
+            move || render_as_text(&model, &chat)
         };
         let prompt = run_blocking(render).await??;
         Ok::<Response, ApiError>(json::respond(&json!({"prompt": prompt})))
