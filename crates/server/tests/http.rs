@@ -14,6 +14,8 @@ mod errors;
 mod fuzz;
 #[path = "http/gaps.rs"]
 mod gaps;
+#[path = "http/history.rs"]
+mod history;
 #[path = "http/kv_events.rs"]
 mod kv_events;
 #[path = "http/leaving.rs"]

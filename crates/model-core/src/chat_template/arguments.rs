@@ -17,7 +17,7 @@ pub(super) fn object(text: &str) -> Option<Value> {
     match serde_json::from_str(text) {
         Ok(object @ Value::Object(_)) => Some(object),
         // Some clients encode twice.
-        Ok(Value::String(inner)) => parse_object(&inner),
+        Ok(Value::String(inner)) => parse_object(&inner).or_else(|| repaired(&inner)),
         Ok(_) => None,
         Err(_) => repaired(text),
     }

@@ -1,7 +1,7 @@
 //! Anthropic's messages, of content blocks, as OpenAI's, which chat templates know.
 //!
-//! Invariant: what the model would not see is refused, with the path of the block; only what an
-//! assistant thought is left out, as Anthropic's models do not see it again either.
+//! Invariant: what the model would not see is refused, with the path of the block. What an assistant
+//! thought is given to the template, which leaves out that of earlier turns, as Anthropic does.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -33,6 +33,7 @@ pub(super) enum Content {
 #[derive(Default)]
 struct Parts {
     texts: Vec<String>,
+    thoughts: Vec<String>,
     calls: Vec<Value>,
     results: Vec<Value>,
 }
@@ -98,6 +99,9 @@ impl Parts {
 
     fn assistant(self) -> Value {
         let mut message = json!({"role": "assistant", "content": self.texts.join("\n")});
+        if !self.thoughts.is_empty() {
+            message["reasoning_content"] = json!(self.thoughts.join("\n"));
+        }
         if !self.calls.is_empty() {
             message["tool_calls"] = json!(self.calls);
         }
@@ -125,13 +129,15 @@ fn parts(path: &str, content: &Content) -> Result<Parts, ApiError> {
                 let text = text("text").ok_or_else(|| missing("text"))?;
                 parts.texts.push(text.to_owned());
             }
-            Some("thinking" | "redacted_thinking") => {}
+            Some("thinking") => {
+                parts.thoughts.extend(text("thinking").map(str::to_owned));
+            }
+            Some("redacted_thinking") => {}
             Some("tool_use") => {
                 let id = text("id").ok_or_else(|| missing("id"))?;
                 let name = text("name").ok_or_else(|| missing("name"))?;
-                let arguments = block
-                    .get("input")
-                    .map_or_else(|| "{}".to_owned(), Value::to_string);
+                // This server's own answer has a text where a model wrote no JSON.
+                let arguments = block.get("input").cloned().unwrap_or_default();
                 let function = json!({"name": name, "arguments": arguments});
                 let call = json!({"id": id, "type": "function", "function": function});
                 parts.calls.push(call);

@@ -53,8 +53,7 @@ struct Fields {
 #[derive(Clone, Debug, Deserialize)]
 struct Message {
     role: String,
-    #[serde(default)]
-    content: String,
+    content: Option<String>,
     thinking: Option<String>,
     images: Option<Vec<Value>>,
     tool_calls: Option<Vec<Value>>,
@@ -287,7 +286,8 @@ fn prompt(
 
 impl Message {
     fn as_openai(&self) -> Value {
-        let mut message = json!({"role": self.role, "content": self.content});
+        let content = self.content.as_deref().unwrap_or_default();
+        let mut message = json!({"role": self.role, "content": content});
         let calls = self.tool_calls.as_ref().filter(|calls| !calls.is_empty());
         for (name, value) in [
             ("reasoning_content", json!(self.thinking)),

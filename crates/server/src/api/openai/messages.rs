@@ -1,6 +1,8 @@
 //! Messages of OpenAI's chat, as chat templates take them.
 //!
-//! Invariant: what a template would not see is refused, with the path of the part.
+//! Invariant: what a template would not see is refused, with the path of the part; an earlier answer
+//! of this server is taken as it was given, also with arguments that are no JSON. The form in which
+//! a template wants calls and reasoning is not known here (`HistoryShape`).
 
 use serde_json::{Map, Value, json};
 
@@ -11,6 +13,9 @@ const MAX_MESSAGES: usize = 16_384;
 
 /// Roles that chat templates know.
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+
+/// Names under which clients send an assistant's reasoning.
+const REASONING: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
 /// Refuses more messages than a template should render, under the name of their field.
 ///
@@ -73,7 +78,7 @@ fn read_message(at: usize, message: &Value) -> Result<Value, ApiError> {
     }
     let calls = read_calls(at, members.get("tool_calls").unwrap_or(&Value::Null))?;
     let content = match members.get("content") {
-        None | Some(Value::Null) if !calls.is_empty() => String::new(),
+        None | Some(Value::Null) if role == "assistant" || role == "tool" => String::new(),
         None | Some(Value::Null) => return Err(wrong(".content", "is missing")),
         Some(content) => content_text(&format!("messages[{at}].content"), content)?,
     };
@@ -85,16 +90,22 @@ fn read_message(at: usize, message: &Value) -> Result<Value, ApiError> {
     if !calls.is_empty() {
         out.insert("tool_calls".to_owned(), Value::Array(calls));
     }
-    for name in ["name", "reasoning_content", "tool_call_id"] {
+    for name in ["name", "tool_call_id"] {
         if let Some(Value::String(text)) = members.get(name) {
             out.insert(name.to_owned(), json!(text));
         }
     }
+    let texts = REASONING
+        .iter()
+        .filter_map(|name| members.get(*name)?.as_str());
+    if let Some(text) = texts.into_iter().find(|text| !text.is_empty()) {
+        out.insert("reasoning_content".to_owned(), json!(text));
+    }
     Ok(Value::Object(out))
 }
 
-/// Calls of tools in an earlier answer. Templates get arguments as objects, as `transformers` has
-/// them.
+/// Calls of tools in an earlier answer, whose arguments are JSON, a text that a model wrote instead,
+/// or an object.
 fn read_calls(at: usize, calls: &Value) -> Result<Vec<Value>, ApiError> {
     let param = format!("messages[{at}].tool_calls");
     let calls = match calls {
@@ -111,8 +122,9 @@ fn read_calls(at: usize, calls: &Value) -> Result<Vec<Value>, ApiError> {
         let arguments = function.and_then(|function| function.get("arguments"));
         let arguments = match arguments {
             None | Some(Value::Null) => Some(json!({})),
-            Some(Value::String(text)) => call_arguments(text),
-            Some(value) => Some(value.clone()).filter(Value::is_object),
+            Some(value) => {
+                Some(value.clone()).filter(|value| value.is_string() || value.is_object())
+            }
         };
         match (name, arguments) {
             (Some(name), Some(arguments)) => {
@@ -130,20 +142,12 @@ fn read_calls(at: usize, calls: &Value) -> Result<Vec<Value>, ApiError> {
             }
             (_, None) => {
                 let param = format!("{param}[{number}].function.arguments");
-                let message = format!("'{param}' is not the JSON of an object");
+                let message = format!("'{param}' is neither a text nor an object");
                 Err(ApiError::invalid_param(param, message))
             }
         }
     };
     calls.map(read).collect()
-}
-
-/// The arguments of a call: an object as JSON, or nothing; `None` where the text is neither.
-pub(crate) fn call_arguments(text: &str) -> Option<Value> {
-    if text.trim().is_empty() {
-        return Some(json!({}));
-    }
-    serde_json::from_str(text).ok().filter(Value::is_object)
 }
 
 /// The text of a message, at this path of the request: a text, or text parts, one line each.
@@ -213,14 +217,35 @@ mod tests {
             {"role": "tool", "tool_call_id": "call_1", "content": "2"},
         ]);
         let expected = json!([
-            {"role": "assistant", "content": "", "tool_calls": [call(json!({"a": 1}))]},
+            {"role": "assistant", "content": "", "tool_calls": [call(json!("{\"a\": 1}"))]},
             {"role": "tool", "content": "2", "tool_call_id": "call_1"},
         ]);
         assert_eq!(json!(messages(&list).unwrap()), expected);
-        let broken = json!([{"role": "assistant", "tool_calls": [call(json!("{a"))]}]);
+        // As a model may write them.
+        for arguments in [json!("{\"a\": \"b\nc\"}"), json!("{a"), json!({"a": 1})] {
+            let list = json!([{"role": "assistant", "tool_calls": [call(arguments.clone())]}]);
+            let read = messages(&list).unwrap();
+            assert_eq!(read[0]["tool_calls"], json!([call(arguments)]));
+        }
+        let broken = json!([{"role": "assistant", "tool_calls": [call(json!([1]))]}]);
         let error = messages(&broken).unwrap_err();
         let param = "messages[0].tool_calls[0].function.arguments";
         assert_eq!(error.param.as_deref(), Some(param));
+    }
+
+    #[test]
+    fn answers_and_results_may_have_no_text() {
+        let list = json!([
+            {"role": "assistant", "reasoning": "a"},
+            {"role": "assistant", "content": null, "reasoning_content": null, "thinking": "b"},
+            {"role": "tool", "tool_call_id": "call_1", "content": null},
+        ]);
+        let expected = json!([
+            {"role": "assistant", "content": "", "reasoning_content": "a"},
+            {"role": "assistant", "content": "", "reasoning_content": "b"},
+            {"role": "tool", "content": "", "tool_call_id": "call_1"},
+        ]);
+        assert_eq!(json!(messages(&list).unwrap()), expected);
     }
 
     #[test]

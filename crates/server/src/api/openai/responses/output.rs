@@ -9,7 +9,7 @@ use std::sync::Arc;
 use cellar_engine::serve::Usage;
 use cellar_engine::{FinishReason, TokenLogprobs};
 use model_core::tokenizer::Tokenizer;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::input::AssistantMessage;
 use crate::api::logprobs;
@@ -299,8 +299,8 @@ fn usage_json(usage: &Usage, n_reasoning: usize) -> Value {
     })
 }
 
-/// The output as a message for a chat template. A call whose arguments were cut off is left out: its
-/// function was not called.
+/// The output as a message for a chat template. A call that was cut off is left out: its function was
+/// not called.
 fn message(output: &Value) -> AssistantMessage {
     let mut message = AssistantMessage::default();
     for item in output.as_array().into_iter().flatten() {
@@ -311,11 +311,11 @@ fn message(output: &Value) -> AssistantMessage {
             Some("message") => message.content.get_or_insert_default().push_str(part),
             _ => {
                 let arguments = text("/arguments").unwrap_or_default();
-                let arguments = serde_json::from_str(arguments).ok();
-                if let Some(arguments) = arguments.filter(Value::is_object) {
+                let is_json = serde_json::from_str::<Map<String, Value>>(arguments).is_ok();
+                if is_json || text("/status") == Some("completed") {
                     let (id, name) = (text("/call_id"), text("/name"));
                     let (id, name) = (id.unwrap_or_default(), name.unwrap_or_default());
-                    let call = AssistantMessage::call(id, name, &arguments);
+                    let call = AssistantMessage::call(id, name, arguments);
                     message.calls.push(call);
                 }
             }
