@@ -24,8 +24,9 @@ pub fn render_chat(file: &ModelFile, messages: &[ChatMessage]) -> Result<Option<
     Ok(Some(render(file, &template, messages, prompt)?))
 }
 
-/// The same for messages that are plain JSON objects, with tool calls and their results.
-/// `variables` are others that templates read, such as `tools`.
+/// The same for messages that are plain JSON objects, with tool calls and their results, in the words of
+/// OpenAI's chat: they are given to the template in the form that it shows. `variables` are others that
+/// templates read, such as `tools`.
 ///
 /// # Errors
 /// As [`render_chat`].
@@ -39,9 +40,11 @@ pub fn render_json_chat(
         return Ok(None);
     };
     let template = ChatTemplate::new(template)?;
+    let shape = template.history_shape();
+    let (messages, variables) = (shape.apply(messages), shape.variables(variables));
     let tokens = template_tokens(file);
     Ok(Some(
-        template.render_json(messages, variables, prompt, tokens)?,
+        template.render_json(&messages, &variables, prompt, tokens)?,
     ))
 }
 

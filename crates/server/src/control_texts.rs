@@ -40,13 +40,31 @@ pub(crate) struct Guarded {
     mark: char,
 }
 
-/// Which marks a string may have.
+/// Who speaks: which marks a string may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Speaker {
     /// What an assistant said or thought: marks of reasoning.
     Assistant,
     /// None.
     Other,
+}
+
+impl Speaker {
+    fn of(message: &Value) -> Self {
+        if message["role"] == "assistant" {
+            Self::Assistant
+        } else {
+            Self::Other
+        }
+    }
+
+    /// Who speaks in a member of a message: calls are data, also an assistant's.
+    fn in_member(self, name: &str) -> Self {
+        match name {
+            "tool_calls" => Self::Other,
+            _ => self,
+        }
+    }
 }
 
 impl ControlTexts {
@@ -124,12 +142,12 @@ impl ControlTexts {
             }
         };
         for message in &mut chat.messages {
-            let speaks = message["role"] == "assistant";
+            let speaker = Speaker::of(message);
             if let Value::Object(members) = message {
-                each_member(members, speaks, &breaks);
+                each_member(members, speaker, &breaks);
             }
         }
-        each_member(&mut chat.variables, false, &breaks);
+        each_member(&mut chat.variables, Speaker::Other, &breaks);
         Some(Guarded { chat, mark })
     }
 
@@ -138,7 +156,7 @@ impl ControlTexts {
         let is_spelled = |text: &str, speaker| self.broken(text, ' ', speaker).is_some();
         for (at, message) in chat.messages.iter().enumerate() {
             for (name, value) in message.as_object().into_iter().flatten() {
-                let speaker = speaker(message["role"] == "assistant", name);
+                let speaker = Speaker::of(message).in_member(name);
                 if has_text(value, &|text| is_spelled(text, speaker)) {
                     return Some(format!("messages[{at}].{name}"));
                 }
@@ -307,23 +325,14 @@ fn is_searched(text: &str, template: &str) -> bool {
     })
 }
 
-/// Who speaks in a member of a message.
-fn speaker(is_assistant: bool, member: &str) -> Speaker {
-    if is_assistant && member != "tool_calls" {
-        Speaker::Assistant
-    } else {
-        Speaker::Other
-    }
-}
-
 /// Changes the strings of a message or of variables, and the keys inside of them.
 fn each_member(
     members: &mut Map<String, Value>,
-    is_assistant: bool,
+    speaker: Speaker,
     change: &dyn Fn(&mut String, Speaker),
 ) {
     for (name, value) in members {
-        let speaker = speaker(is_assistant, name);
+        let speaker = speaker.in_member(name);
         each_text(value, &|text| change(text, speaker));
     }
 }

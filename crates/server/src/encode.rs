@@ -85,7 +85,7 @@ pub(crate) fn render_as_text(model: &ServedModel, chat: &ChatPrompt) -> Result<S
     let shaped = model.shaped(chat)?;
     let controls = model.control_texts();
     let Some(guarded) = controls.guard(&shaped) else {
-        return Ok(model.render_shaped(&shaped)?);
+        return model.render_shaped(&shaped);
     };
     let rendered = model.render_shaped(&guarded.chat)?;
     if guarded.is_safe_as_text(controls, model.tokenizer(), &rendered) {

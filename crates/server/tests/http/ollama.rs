@@ -125,9 +125,12 @@ fn tools_are_called_and_their_results_reach_the_template() {
         &body(json!([user, answer, result]), extra),
     );
     assert_eq!(after.status, 200, "{}", after.body);
-    let prompt = "<|user|>How is it?\n<|assistant|>\n<|tool|>sunny\n<|assistant|>";
+    // The template shows no calls: it gets them as text.
+    let called = format!("{{\"name\": \"weather\", \"arguments\": {{\"city\": {city}}}}}");
+    let called = format!("<tool_call>\n{called}\n</tool_call>");
+    let prompt = format!("<|user|>How is it?\n<|assistant|>{called}\n<|tool|>sunny\n<|assistant|>");
     let text = after.json()["message"]["content"].clone();
-    assert_eq!(text, Alone::new().greedy(prompt, 100));
+    assert_eq!(text, Alone::new().greedy(&prompt, 100));
 
     // A call that is cut off is none.
     let extra = json!({"tool_choice": "required", "stream": false,
