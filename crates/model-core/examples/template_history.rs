@@ -4,17 +4,17 @@
 //! file of the folder, a user, an assistant with a call, the result of the tool and a user, as
 //! clients send them in OpenAI's words. It prints what a rendering lacks of the tool's name, the
 //! argument and the result, and ends with 1 where one lacks any. With `--text` it prints the
-//! renderings.
+//! renderings, with `--shapes` the forms that were found.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use model_core::chat_template::{ChatTemplate, GenerationPrompt, TemplateTokens};
+use model_core::chat_template::{ChatTemplate, GenerationPrompt, HistoryShape, TemplateTokens};
 use serde_json::{Map, Value, json};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let prints = args.iter().any(|arg| arg == "--text");
+    let has_flag = |flag: &str| args.iter().any(|arg| arg == flag);
     let Some(folder) = args.iter().find(|arg| !arg.starts_with("--")) else {
         eprintln!("give the folder of the templates");
         return ExitCode::from(2);
@@ -33,7 +33,8 @@ fn main() -> ExitCode {
     for path in &files {
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
         match check(path) {
-            Ok(text) if prints => println!("== {name}\n{text}\n"),
+            Ok((text, _)) if has_flag("--text") => println!("== {name}\n{text}\n"),
+            Ok((_, shape)) if has_flag("--shapes") => println!("{name}: {shape:?}"),
             Ok(_) => {}
             Err(why) => {
                 n_wrong += 1;
@@ -49,7 +50,7 @@ fn main() -> ExitCode {
 }
 
 /// The history as a template renders it; otherwise what it lacks.
-fn check(path: &PathBuf) -> Result<String, String> {
+fn check(path: &PathBuf) -> Result<(String, HistoryShape), String> {
     let source = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
     let template = ChatTemplate::new(&source).map_err(|error| error.to_string())?;
     let messages = template.history_shape().apply(&history());
@@ -82,7 +83,7 @@ fn check(path: &PathBuf) -> Result<String, String> {
     let missing = parts.iter().filter(|(_, is_there)| !is_there);
     let missing: Vec<&str> = missing.map(|(part, _)| *part).collect();
     if missing.is_empty() {
-        Ok(text)
+        Ok((text, shape.clone()))
     } else {
         Err(format!("lacks {} ({shape:?})", missing.join(", ")))
     }

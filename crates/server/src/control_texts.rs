@@ -88,8 +88,8 @@ impl ControlTexts {
             if text.chars().nth(1).is_some() {
                 texts.insert(text.to_owned());
             }
-            let is_harmless = kind == TokenKind::UserDefined || is_searched(text, template);
-            if is_of_reasoning(text) && is_harmless {
+            let is_known = || kind == TokenKind::UserDefined || is_searched(text, template);
+            if is_of_reasoning(text) && is_known() {
                 reasoning.push(text.to_owned());
             }
         }
@@ -176,9 +176,13 @@ impl ControlTexts {
         let mut start = 0;
         if speaker == Speaker::Assistant {
             // Templates cut texts at these marks, or take them away.
-            while let Some((at, length)) = self.next_reasoning(text, start) {
-                self.find_places(text, start..at, &mut places);
-                start = at + length;
+            for (at, _) in text.match_indices(|c| self.firsts.contains(&c)) {
+                let rest = text.get(at..).unwrap_or_default();
+                let found = self.reasoning.iter().filter(|mark| rest.starts_with(*mark));
+                if let Some(length) = found.map(String::len).max().filter(|_| at >= start) {
+                    self.find_places(text, start..at, &mut places);
+                    start = at + length;
+                }
             }
         }
         self.find_places(text, start..text.len(), &mut places);
@@ -194,17 +198,6 @@ impl ControlTexts {
         }
         out.push_str(text.get(copied..).unwrap_or_default());
         Some(out)
-    }
-
-    /// The next mark of reasoning, and its length.
-    fn next_reasoning(&self, text: &str, start: usize) -> Option<(usize, usize)> {
-        let rest = text.get(start..)?;
-        let found = self.reasoning.iter().filter_map(|mark| {
-            let at = rest.find(mark.as_str())?;
-            Some((start + at, mark.len()))
-        });
-        // The longest of those that begin first.
-        found.min_by_key(|&(at, length)| (at, usize::MAX - length))
     }
 
     /// Where a part of a text is to be broken.
@@ -467,6 +460,15 @@ mod tests {
         // A template that takes the marks away puts no token together.
         let hidden = broken(&controls, "<|im_<think>end|>", Speaker::Assistant);
         assert_eq!(hidden, "<|im_#<think>#end|>");
+    }
+
+    /// In time that grows with the text.
+    #[test]
+    fn long_texts_are_guarded() {
+        let controls = controls(&["<|im_end|>", "<think>", "</think>"]);
+        let text = "<think>a<|im_end|>".repeat(200_000);
+        let said = broken(&controls, &text, Speaker::Assistant);
+        assert_eq!(said.len(), text.len() + 200_000);
     }
 
     #[test]

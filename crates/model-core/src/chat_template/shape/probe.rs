@@ -288,8 +288,7 @@ impl Probe<'_> {
         self.shape.question_after_results = QuestionAfterResults::AsGiven;
     }
 
-    /// Where the text next to a call is shown, with this reasoning or without any. A chat goes on
-    /// after it, as some templates want users and assistants to alternate.
+    /// Where the text next to a call is shown, with this reasoning or without any.
     fn find_text(&mut self, reasoning: Option<&str>) -> TextOfCalls {
         let calls = json!([call(0, VALUE)]);
         let message = |content: &str| {
@@ -298,38 +297,33 @@ impl Probe<'_> {
                 "tool_calls": calls,
             })
         };
-        let chat = |content: &str| {
-            let mut messages = called(message(content)).to_vec();
-            messages.push(json!({"role": "assistant", "content": "probe-answer"}));
-            messages.push(json!({"role": "user", "content": "probe-question"}));
-            messages
-        };
-        let mut parts = vec![VALUE, RESULT];
         let is_reasoning_shown =
             reasoning.is_some_and(|text| self.shows(&called(message("")), &[text, VALUE]));
+        let mut parts = vec![VALUE, RESULT];
         parts.extend(reasoning.filter(|_| is_reasoning_shown));
         let with_text = [&[TEXT], parts.as_slice()].concat();
-        let before = self.shape.clone();
-        let mut found = TextOfCalls::Nowhere;
-        for place in [TextOfCalls::Content, TextOfCalls::OwnMessage] {
-            self.shape.text_of_calls = place;
-            self.shape.text_of_reasoned_calls = place;
-            // Only the last answer shows reasoning in most templates.
-            let is_shown = match is_reasoning_shown {
-                true => self.shows(&called(message(TEXT)), &with_text),
-                false => self.shows(&chat(TEXT), &with_text),
-            };
-            if is_shown {
-                self.shape = before;
-                return place;
-            }
-            // The template leaves the text out, which hurts nobody but itself.
-            if place == TextOfCalls::Content && self.shows(&called(message(TEXT)), &parts) {
-                found = TextOfCalls::Content;
-            }
+        let chat = called(message(TEXT));
+        if self.shows(&chat, &with_text) {
+            return TextOfCalls::Content;
         }
+        let is_call_shown = self.shows(&chat, &parts);
+        let before = self.shape.clone();
+        self.shape.text_of_calls = TextOfCalls::OwnMessage;
+        self.shape.text_of_reasoned_calls = TextOfCalls::OwnMessage;
+        // Some templates want users and assistants to alternate, which the next question shows.
+        let mut longer = chat.to_vec();
+        longer.push(json!({"role": "assistant", "content": "probe-answer"}));
+        longer.push(json!({"role": "user", "content": "probe-question"}));
+        let is_text_shown = self.shows(&chat, &with_text) && self.shows(&longer, &[TEXT, VALUE]);
         self.shape = before;
-        found
+        if is_text_shown {
+            TextOfCalls::OwnMessage
+        } else if is_call_shown {
+            // The template leaves the text out itself.
+            TextOfCalls::Content
+        } else {
+            TextOfCalls::Nowhere
+        }
     }
 
     /// The name under which reasoning is read: before a call of the last answer, where most
@@ -345,11 +339,15 @@ impl Probe<'_> {
         let saying = json!({"role": "assistant", "content": TEXT, "reasoning_content": THOUGHT});
         for form in forms {
             self.shape.reasoning = form;
-            let answer = [user(), saying.clone()];
-            let answer = self.render(&answer, GenerationPrompt::Omit);
-            if self.shows(&called(calling.clone()), &[THOUGHT, VALUE])
-                || answer.is_some_and(|text| has_all(&text, &[THOUGHT, TEXT]))
-            {
+            let call = self.render(&called(calling.clone()), GenerationPrompt::Add);
+            let answer = self.render(&[user(), saying.clone()], GenerationPrompt::Omit);
+            let is_shown = |text: Option<String>, parts: &[&str]| {
+                // A template that prints a list of parts does not read it.
+                let is_printed =
+                    |text: &str| text.contains("thinking'") || text.contains("thinking\"");
+                text.is_some_and(|text| has_all(&text, parts) && !is_printed(&text))
+            };
+            if is_shown(call, &[THOUGHT, VALUE]) || is_shown(answer, &[THOUGHT, TEXT]) {
                 return;
             }
         }
