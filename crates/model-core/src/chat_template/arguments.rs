@@ -4,10 +4,11 @@
 //! control characters in strings, commas before a closing bracket, an end that is cut off) gives
 //! the object that was begun; everything else gives `None`.
 
-use serde::Serialize;
-use serde_json::{Map, Value};
+use std::io;
 
-use super::PythonJson;
+use serde::Serialize;
+use serde_json::ser::Formatter;
+use serde_json::{Map, Value};
 
 /// The object that a text of arguments stands for.
 pub(super) fn object(text: &str) -> Option<Value> {
@@ -35,6 +36,31 @@ pub(super) fn python_json(value: &Value) -> String {
 
 fn parse_object(text: &str) -> Option<Value> {
     serde_json::from_str(text).ok().filter(Value::is_object)
+}
+
+/// `", "` and `": "` between values.
+struct PythonJson;
+
+impl Formatter for PythonJson {
+    fn begin_array_value<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        writer.write_all(if first { b"" } else { b", " })
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        writer.write_all(if first { b"" } else { b", " })
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b": ")
+    }
 }
 
 /// The object of a text that is JSON but for plain faults.

@@ -8,12 +8,10 @@
 
 mod probe;
 
-use std::time::SystemTime;
-
 use serde_json::{Map, Value, json};
 
 use super::arguments::{object, python_json};
-use super::strftime::strftime;
+use super::{ChatTemplate, GenerationPrompt, TemplateTokens};
 
 /// Names under which templates read an assistant's reasoning, and clients send it.
 const REASONING: [&str; 5] = [
@@ -240,8 +238,12 @@ impl HistoryShape {
             let tools = given.get("tools").filter(|tools| !tools.is_null());
             let text = tools.map(python_json).unwrap_or_default();
             variables.entry("functions").or_insert_with(|| json!(text));
-            let now = strftime("%b %d %Y", SystemTime::now()).unwrap_or_default();
-            variables.entry("datetime").or_insert_with(|| json!(now));
+            let today = ChatTemplate::new("{{ strftime_now('%b %d %Y') }}");
+            let today = today.and_then(|today| {
+                today.render(&[], GenerationPrompt::Omit, TemplateTokens::default())
+            });
+            let today = json!(today.unwrap_or_default());
+            variables.entry("datetime").or_insert(today);
         }
         variables
     }
@@ -536,7 +538,6 @@ fn nine(given: &str, number: usize) -> String {
 #[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
     use super::*;
-    use crate::chat_template::{ChatTemplate, GenerationPrompt, TemplateTokens};
 
     /// What a template makes of a history in the form that it wants.
     fn rendered(source: &str, messages: &Value) -> String {
@@ -711,6 +712,18 @@ mod tests {
                       {% endfor %};{% endfor %}";
         let messages = json!([{"role": "user", "content": "Hi"}]);
         assert_eq!(rendered(source, &messages), "user:Hi;");
+    }
+
+    /// As Firefunction.
+    #[test]
+    fn tools_are_a_text_where_the_template_reads_one() {
+        let source = "{{ functions + ' ' + datetime[7:9] }};".to_owned() + OBJECTS;
+        let text = rendered(&source, &history(calling(&Value::Null)));
+        let tools = "[{\"function\": {\"name\": \"f\"}, \"type\": \"function\"}] 20;";
+        assert_eq!(
+            text,
+            format!("{tools}user:Hi;assistant:[f {{\"a\": \"é\"}}];tool:R;")
+        );
     }
 
     /// Arguments that are no JSON are mended, or stay a text.
