@@ -544,7 +544,7 @@ mod tests {
         let template = ChatTemplate::new(source).unwrap();
         let shape = template.history_shape();
         let messages = shape.apply(messages.as_array().unwrap());
-        let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+        let tools = json!([{"function": {"name": "f"}}]);
         let variables = shape.variables(&Map::from_iter([("tools".to_owned(), tools)]));
         let tokens = TemplateTokens::default();
         let text = template.render_json(&messages, &variables, GenerationPrompt::Omit, tokens);
@@ -719,7 +719,7 @@ mod tests {
     fn tools_are_a_text_where_the_template_reads_one() {
         let source = "{{ functions + ' ' + datetime[7:9] }};".to_owned() + OBJECTS;
         let text = rendered(&source, &history(calling(&Value::Null)));
-        let tools = "[{\"function\": {\"name\": \"f\"}, \"type\": \"function\"}] 20;";
+        let tools = "[{\"function\": {\"name\": \"f\"}}] 20;";
         assert_eq!(
             text,
             format!("{tools}user:Hi;assistant:[f {{\"a\": \"é\"}}];tool:R;")
