@@ -88,8 +88,10 @@ impl ControlTexts {
             if text.chars().nth(1).is_some() {
                 texts.insert(text.to_owned());
             }
-            let is_known = || kind == TokenKind::UserDefined || is_searched(text, template);
-            if is_of_reasoning(text) && is_known() {
+            let is_plain = kind == TokenKind::UserDefined && is_of_reasoning(text);
+            // Gemma 4 has channels of thought.
+            let may_be = is_of_reasoning(text) || text.contains("channel");
+            if is_plain || may_be && is_searched(text, template) {
                 reasoning.push(text.to_owned());
             }
         }

@@ -8,6 +8,8 @@
 
 mod probe;
 
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
 use serde_json::{Map, Value, json};
 
 use super::arguments::{object, python_json};
@@ -170,8 +172,6 @@ impl Default for HistoryShape {
 /// A call that no result has answered yet.
 #[derive(Clone, Debug)]
 struct OpenCall {
-    /// As the client has it; empty where it has none.
-    given: String,
     id: String,
     name: String,
 }
@@ -183,14 +183,30 @@ struct Answer {
     calls: Vec<Value>,
 }
 
+impl Answer {
+    /// A message with nothing but a call.
+    fn of_call(call: Value) -> Self {
+        let members = [("role", "assistant"), ("content", "")];
+        let members = members.map(|(name, text)| (name.to_owned(), json!(text)));
+        Self {
+            message: Map::from_iter(members),
+            reasoning: None,
+            calls: vec![call],
+        }
+    }
+}
+
 /// The messages as they are written.
 struct Writer<'s> {
     shape: &'s HistoryShape,
     out: Vec<Value>,
-    open: Vec<OpenCall>,
-    n_ids: usize,
+    /// Calls without results, in their order.
+    open: BTreeMap<usize, OpenCall>,
+    /// Those of them to which clients gave ids.
+    numbers: HashMap<String, usize>,
+    n_calls: usize,
     /// Calls that follow the results of those before them.
-    waiting: Vec<Value>,
+    waiting: VecDeque<Value>,
     /// True if the last message is a result.
     ends_with_result: bool,
 }
@@ -201,9 +217,10 @@ impl HistoryShape {
         let mut writer = Writer {
             shape: self,
             out: Vec::with_capacity(messages.len()),
-            open: Vec::new(),
-            n_ids: 0,
-            waiting: Vec::new(),
+            open: BTreeMap::new(),
+            numbers: HashMap::new(),
+            n_calls: 0,
+            waiting: VecDeque::new(),
             ends_with_result: false,
         };
         for message in messages {
@@ -279,6 +296,7 @@ impl Writer<'_> {
     fn assistant(&mut self, mut message: Map<String, Value>) {
         self.end_calls();
         self.open.clear();
+        self.numbers.clear();
         let reasoning = take_reasoning(&mut message);
         let calls = match message.remove("tool_calls") {
             Some(Value::Array(calls)) => calls,
@@ -299,8 +317,8 @@ impl Writer<'_> {
     fn call(&mut self, mut call: Value) -> Value {
         let given = call.get("id").and_then(Value::as_str).unwrap_or_default();
         let given = given.to_owned();
-        let number = self.n_ids;
-        self.n_ids += 1;
+        let number = self.n_calls;
+        self.n_calls += 1;
         let id = match self.shape.ids {
             IdForm::AsGiven => given.clone(),
             IdForm::Required if given.is_empty() => format!("call_{number}"),
@@ -319,14 +337,17 @@ impl Writer<'_> {
         let name = function["name"].as_str().unwrap_or_default().to_owned();
         let arguments = function.get("arguments").cloned().unwrap_or_default();
         function["arguments"] = self.shape.arguments(arguments);
-        self.open.push(OpenCall { given, id, name });
+        self.open.insert(number, OpenCall { id, name });
+        if !given.is_empty() {
+            self.numbers.entry(given).or_insert(number);
+        }
         call
     }
 
     fn answer(&mut self, mut answer: Answer) {
         let shape = self.shape;
         if shape.calls_per_message == CallsPerMessage::One && answer.calls.len() > 1 {
-            self.waiting = answer.calls.split_off(1);
+            self.waiting = answer.calls.split_off(1).into();
         }
         if answer.calls.is_empty() {
             return self.push(answer);
@@ -398,13 +419,11 @@ impl Writer<'_> {
             message.insert("content".to_owned(), json!(""));
         }
         let given = message.get("tool_call_id").and_then(Value::as_str);
-        let answers = |call: &OpenCall| given.is_some_and(|id| call.given == id);
-        let at = match given {
-            Some(_) => self.open.iter().position(answers),
-            None => (!self.open.is_empty()).then_some(0),
+        let number = match given {
+            Some(id) => self.numbers.remove(id),
+            None => self.open.keys().next().copied(),
         };
-        if let Some(at) = at {
-            let call = self.open.remove(at);
+        if let Some(call) = number.and_then(|number| self.open.remove(&number)) {
             message.entry("name").or_insert_with(|| json!(call.name));
             if !call.id.is_empty() {
                 message.insert("tool_call_id".to_owned(), json!(call.id));
@@ -419,30 +438,15 @@ impl Writer<'_> {
             }
         }
         self.ends_with_result = true;
-        if !self.waiting.is_empty() {
-            let next = self.waiting.remove(0);
-            let content = json!({"role": "assistant", "content": ""});
-            let message = content.as_object().cloned().unwrap_or_default();
-            let waiting = std::mem::take(&mut self.waiting);
-            self.answer(Answer {
-                message,
-                reasoning: None,
-                calls: vec![next],
-            });
-            self.waiting = waiting;
+        if let Some(next) = self.waiting.pop_front() {
+            self.answer(Answer::of_call(next));
         }
     }
 
     /// Writes calls whose results never came, before the next message.
     fn end_calls(&mut self) {
         for call in std::mem::take(&mut self.waiting) {
-            let content = json!({"role": "assistant", "content": ""});
-            let message = content.as_object().cloned().unwrap_or_default();
-            self.answer(Answer {
-                message,
-                reasoning: None,
-                calls: vec![call],
-            });
+            self.answer(Answer::of_call(call));
         }
     }
 }
