@@ -20,7 +20,13 @@ pub(crate) struct SamplerArgs {
     )]
     pub(crate) temp: Option<f32>,
     /// Keep the K most likely tokens; 0 keeps all
-    #[arg(long, value_name = "K", default_value_t = 40)]
+    #[arg(
+        long,
+        value_name = "K",
+        default_value_t = 40,
+        allow_negative_numbers = true,
+        value_parser = values::top_k
+    )]
     pub(crate) top_k: u32,
     /// Keep the most likely tokens whose probabilities add up to P; 1 keeps all
     #[arg(

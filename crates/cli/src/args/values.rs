@@ -81,6 +81,18 @@ pub(crate) fn answer_limit(text: &str) -> Result<PredictLimit, String> {
     }
 }
 
+/// How many of the most likely tokens are kept: 0 is all, and -1 as in llama.cpp.
+///
+/// # Errors
+/// Where it is another negative number, or none.
+pub(crate) fn top_k(text: &str) -> Result<u32, String> {
+    if text == "-1" {
+        return Ok(0);
+    }
+    let wrong = |_| "a number of at least 1 is needed, or 0 or -1 for all tokens".to_owned();
+    text.parse().map_err(wrong)
+}
+
 /// The seed of sampling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seed {
@@ -247,6 +259,16 @@ fn number(text: &str, wanted: &str, fits: impl Fn(f32) -> bool) -> Result<f32, S
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn top_k_of_minus_one_keeps_all() {
+        assert_eq!(top_k("-1"), Ok(0));
+        assert_eq!(top_k("0"), Ok(0));
+        assert_eq!(top_k("40"), Ok(40));
+        for wrong in ["-2", "x", ""] {
+            assert!(top_k(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn llama_cpps_conventions_are_known() {

@@ -35,6 +35,7 @@ impl Settings {
         let penalties = &mut sampler.penalties;
         match name {
             "temp" => sampler.temperature = number(name, value)?,
+            "top-k" if value == "-1" => sampler.top_k = None,
             "top-k" => sampler.top_k = NonZeroU32::new(number(name, value)?),
             "top-p" => sampler.top_p = number(name, value)?,
             "min-p" => sampler.min_p = number(name, value)?,
