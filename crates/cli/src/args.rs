@@ -16,6 +16,7 @@ mod hub;
 #[cfg(feature = "kv-events")]
 mod kv_events;
 mod measure;
+mod model_words;
 mod parallel;
 mod rerank;
 mod run;
@@ -48,6 +49,7 @@ pub(crate) use embed::EmbedArgs;
 #[cfg(feature = "hub")]
 pub(crate) use hub::{ListArgs, PullArgs, RmArgs};
 pub(crate) use measure::{BenchArgs, ImatrixArgs, KlArgs, PerplexityArgs};
+pub(crate) use model_words::ModelTextArgs;
 pub(crate) use parallel::ParallelArgs;
 pub(crate) use rerank::RerankArgs;
 pub(crate) use run::RunArgs;
@@ -378,7 +380,7 @@ pub(crate) struct ShapeArgs {
 #[command(after_help = "\
 Examples:
   cellar graph --arch llama
-  cellar graph -m MODEL.gguf --tokens 32 --format dot | dot -Tsvg > graph.svg
+  cellar graph MODEL.gguf --tokens 32 --format dot | dot -Tsvg > graph.svg
   cellar graph -m MODEL.gguf --format json -o OLD.json
   cellar graph diff llama qwen2
   cellar graph diff OLD.json MODEL.gguf --tokens 32")]
@@ -386,9 +388,9 @@ pub(crate) struct GraphArgs {
     #[command(subcommand)]
     pub(crate) command: Option<GraphCommand>,
     #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    pub(crate) model: FileArgs,
     /// Use a small example of this architecture instead of a file
-    #[arg(long, value_name = "NAME", conflicts_with = "model")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["model", "named"])]
     pub(crate) arch: Option<String>,
     #[command(flatten)]
     pub(crate) shape: ShapeArgs,
@@ -436,15 +438,11 @@ themselves as <0xF0>. The text is the argument, the file given with -f, or stand
 
 Examples:
   cellar tokenize \"Hello world\"
+  cellar tokenize MODEL.gguf \"Hello world\"
   cellar tokenize -m MODEL.gguf -f notes.txt --json")]
 pub(crate) struct TokenizeArgs {
     #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    /// The text
-    pub(crate) text: Option<String>,
-    /// Read the text from a file
-    #[arg(short, long, value_name = "FILE", conflicts_with = "text")]
-    pub(crate) file: Option<PathBuf>,
+    pub(crate) input: ModelTextArgs,
     /// Do not add the model's tokens at the beginning and end
     #[arg(long)]
     pub(crate) no_bos: bool,

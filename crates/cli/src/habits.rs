@@ -1,8 +1,10 @@
-//! Flags of llama.cpp: those that stand for a flag of this program, those that there is nothing to
-//! choose for, and those of what this program does not do.
+//! Flags of llama.cpp, vLLM and Ollama: those that stand for a flag of this program, those that
+//! there is nothing to choose for, and those of what this program does not do.
 //!
 //! Invariant: a flag that a command has itself is never replaced, nor is a value of a flag, nor
 //! what follows `--`. Knows nothing of what flags mean.
+
+mod flags;
 
 use std::ffi::OsString;
 
@@ -10,6 +12,9 @@ use clap::{Command, CommandFactory};
 
 use crate::args::Cli;
 use crate::failure::{usage, warn};
+
+use Fate::{Idle, IdleSwitch, IdleValue, Is, Refused};
+use flags::{FLAGS, ONE_MODEL};
 
 /// The treatment of a flag.
 #[derive(Clone, Copy, Debug)]
@@ -25,280 +30,6 @@ enum Fate {
     /// It is refused with what there is instead.
     Refused(&'static str),
 }
-
-use Fate::{Idle, IdleSwitch, IdleValue, Is, Refused};
-
-const TEMPLATE: &str = "a chat template is always a Jinja template of the model";
-const MAPPED: &str = "model files are always mapped, and the pages of weights that --repack copies are \
-                      given back";
-const LOG: &str = "CELLAR_LOG=debug writes a log";
-const THREADS: &str = "-t is for prompts and generation";
-const ADAPTERS: &str = "adapters (LoRA, control vectors) are not supported: merge them into the model, and \
-                        'cellar convert' the merged directory";
-const IMAGES: &str = "images and audio are not supported: models take text";
-const PARTS: &str = "one GPU is used whole, or with the CPU: --gpu-layers says how many layers it \
-                     computes, --backend which one";
-const ROPE: &str = "positions are scaled as the model's file says; --group-attention-factor lengthens a \
-                    context";
-const PROMPT_CACHE: &str = "'--save-state FILE' and '--load-state FILE' keep what was read";
-const SERVED: &str = "'cellar serve' always has it";
-const DOWNLOADS: &str = "only 'cellar pull OWNER/NAME:QUANT' downloads, and -m takes the same name";
-const ONE_MODEL: &str = "a chat is 'cellar chat', one answer is 'cellar run'";
-
-/// Flags of llama.cpp by name, several of them for the same.
-const FLAGS: &[(&[&str], Fate)] = &[
-    (&["-sys", "--system-prompt"], Is("--system")),
-    (&["-ngl"], Is("--gpu-layers")),
-    (&["-ub"], Is("--ubatch")),
-    (&["-ctk", "--cache-type-k"], Is("--kv-type-k")),
-    (&["-ctv", "--cache-type-v"], Is("--kv-type-v")),
-    (&["-hf", "-hfr", "--hf-repo"], Is("--model")),
-    (&["-s"], Is("--seed")),
-    (&["-np"], Is("--parallel")),
-    (
-        &["-md", "--model-draft", "--spec-draft-model"],
-        Is("--draft-model"),
-    ),
-    (&["--draft", "--draft-n"], Is("--draft-max")),
-    (&["-j", "-jf"], Is("--schema")),
-    (&["--grammar-file"], Is("--grammar")),
-    (&["-r", "--reverse-prompt"], Is("--stop")),
-    (&["-cnv", "--conversation"], Is("--chat")),
-    (&["-no-cnv", "--no-conversation"], Is("--raw")),
-    (&["--no-display-prompt"], Is("--no-echo")),
-    (&["-a"], Is("--alias")),
-    (&["--no-perf"], Is("--quiet")),
-    (
-        &["-fa", "--flash-attn"],
-        IdleSwitch("attention is always computed in one step, unless --attention is plain"),
-    ),
-    (&["--jinja", "--no-jinja"], Idle(TEMPLATE)),
-    (&["--mmap", "--no-mmap"], Idle(MAPPED)),
-    (
-        &["--mlock", "--direct-io", "-dio", "--check-tensors"],
-        Idle(MAPPED),
-    ),
-    (
-        &[
-            "-v",
-            "--verbose",
-            "--log-verbose",
-            "--log-prefix",
-            "--log-timestamps",
-        ],
-        Idle(LOG),
-    ),
-    (
-        &[
-            "-lv",
-            "--verbosity",
-            "--log-verbosity",
-            "--log-file",
-            "--log-colors",
-        ],
-        IdleValue(LOG),
-    ),
-    (
-        &["--log-disable", "--perf", "--simple-io", "--show-timings"],
-        Idle(LOG),
-    ),
-    (&["--color"], IdleSwitch("colours are for terminals alone")),
-    (&["-tb", "--threads-batch"], IdleValue(THREADS)),
-    (
-        &[
-            "-C",
-            "-Cr",
-            "-Cb",
-            "-Crb",
-            "--cpu-mask",
-            "--cpu-range",
-            "--prio",
-            "--prio-batch",
-            "--poll",
-            "--numa",
-        ],
-        IdleValue("threads run where the system puts them"),
-    ),
-    (
-        &["--cpu-strict"],
-        IdleValue("threads run where the system puts them"),
-    ),
-    (
-        &["--warmup", "--no-warmup"],
-        Idle("nothing is warmed up but by 'cellar bench'"),
-    ),
-    (&["-st", "--single-turn"], Idle(ONE_MODEL)),
-    (
-        &["-e", "--escape", "--no-escape"],
-        Idle("texts are taken as they are: $'a\\nb' has a line break in most shells"),
-    ),
-    (
-        &["-cb", "--cont-batching", "-kvu", "--kv-unified"],
-        Idle("requests always share the steps and the memory"),
-    ),
-    (
-        &["-nocb", "--no-cont-batching"],
-        Refused("requests always share the steps: --parallel 1 computes one at a time"),
-    ),
-    (
-        &["--no-context-shift"],
-        Idle("nothing is dropped without --context-shift"),
-    ),
-    (
-        &["-dt", "--defrag-thold"],
-        IdleValue("the memory needs no defragmentation"),
-    ),
-    (
-        &[
-            "--metrics",
-            "--props",
-            "--slots",
-            "--no-slots",
-            "--embedding",
-            "--embeddings",
-            "--reranking",
-            "--rerank",
-        ],
-        Idle(SERVED),
-    ),
-    (
-        &["--no-webui", "--no-ui"],
-        Idle("GET / shows the memory, and no chat"),
-    ),
-    (
-        &["--threads-http", "-to", "--timeout", "--cache-reuse"],
-        IdleValue("the server needs no such limit"),
-    ),
-    (&["--offline"], Idle(DOWNLOADS)),
-    (
-        &[
-            "-i",
-            "--interactive",
-            "-if",
-            "--interactive-first",
-            "-mli",
-            "--multiline-input",
-        ],
-        Refused(ONE_MODEL),
-    ),
-    (
-        &[
-            "--lora",
-            "--lora-scaled",
-            "--control-vector",
-            "--control-vector-scaled",
-        ],
-        Refused(ADAPTERS),
-    ),
-    (
-        &[
-            "--image",
-            "--audio",
-            "--video",
-            "--mmproj",
-            "-mm",
-            "--mmproj-url",
-            "-mmu",
-        ],
-        Refused(IMAGES),
-    ),
-    (
-        &[
-            "-sm",
-            "--split-mode",
-            "-ts",
-            "--tensor-split",
-            "-mg",
-            "--main-gpu",
-            "-dev",
-            "--device",
-            "-nkvo",
-            "--no-kv-offload",
-            "-ot",
-            "--override-tensor",
-            "-cmoe",
-            "--cpu-moe",
-            "-ncmoe",
-            "--n-cpu-moe",
-            "--rpc",
-        ],
-        Refused(PARTS),
-    ),
-    (
-        &[
-            "--rope-scaling",
-            "--rope-scale",
-            "--rope-freq-base",
-            "--rope-freq-scale",
-            "--yarn-orig-ctx",
-            "--yarn-ext-factor",
-            "--yarn-attn-factor",
-            "--yarn-beta-slow",
-            "--yarn-beta-fast",
-        ],
-        Refused(ROPE),
-    ),
-    (
-        &["--override-kv"],
-        Refused("metadata are taken as they are in the file: 'cellar inspect' shows them"),
-    ),
-    (&["-gan", "--grp-attn-n"], Is("--group-attention-factor")),
-    (&["-gaw", "--grp-attn-w"], Is("--group-attention-width")),
-    (
-        &[
-            "--prompt-cache",
-            "--prompt-cache-all",
-            "--prompt-cache-ro",
-            "--slot-save-path",
-        ],
-        Refused(PROMPT_CACHE),
-    ),
-    (
-        &[
-            "-mu",
-            "--model-url",
-            "-hff",
-            "--hf-file",
-            "-hft",
-            "--hf-token",
-            "-dr",
-            "--docker-repo",
-        ],
-        Refused(DOWNLOADS),
-    ),
-    (
-        &["--verbose-prompt", "-sp", "--special"],
-        Refused("'cellar tokenize' shows the tokens of a text"),
-    ),
-    (
-        &["--samplers", "--sampler-seq", "--sampling-seq"],
-        Refused("samplers have a fixed order: each has a flag that turns it off, see --help"),
-    ),
-    (
-        &["--ignore-eos"],
-        Refused("--min-tokens N is how long a text is at least"),
-    ),
-    (&["-bf", "--binary-file"], Refused("-f FILE reads a text")),
-    (
-        &["--api-key"],
-        Refused("a key is no secret in a list of processes: '--api-key-file FILE' has one a line"),
-    ),
-    (
-        &["--in-prefix", "--in-suffix", "--in-prefix-bos"],
-        Refused("the model's chat template is around messages; --raw leaves it out"),
-    ),
-    (
-        &[
-            "--dynatemp-range",
-            "--dynatemp-exp",
-            "--top-nsigma",
-            "--adaptive-target",
-        ],
-        Refused(
-            "this sampler is not supported: --temp, --top-k, --top-p, --min-p, --typical, XTC, DRY and Mirostat 2 are",
-        ),
-    ),
-];
 
 /// The arguments with this program's flags. Warns of those without effect.
 ///
@@ -320,24 +51,30 @@ pub(crate) fn translate(args: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
             break;
         }
         let text = arg.to_str().unwrap_or_default();
-        let known = FLAGS.iter().find(|(names, _)| names.contains(&text));
-        let fate = known.filter(|_| !is_value && !has(command, text));
+        let (flag, value) = match text.split_once('=') {
+            Some((flag, value)) if flag.starts_with("--") => (flag, Some(value)),
+            _ => (text, None),
+        };
+        let fate = fate_of(flag).filter(|_| !is_value && !has(command, flag));
         is_value = !is_value && takes_value(command, text);
-        let Some((_, fate)) = fate else {
+        let Some(fate) = fate else {
             translated.push(arg);
             continue;
         };
-        let idle = |why: &str| warn(&format!("{text} has no effect: {why}"));
-        match *fate {
+        let idle = |why: &str| warn(&format!("{flag} has no effect: {why}"));
+        match fate {
             // Of a conversation: the command is one, or has none.
             Is(ours @ ("--chat" | "--raw" | "--no-echo" | "--quiet")) if !has(command, ours) => {
                 idle(ONE_MODEL);
             }
             Is(ours) => {
-                is_value = takes_value(command, ours);
-                translated.push(ours.into());
+                is_value = value.is_none() && takes_value(command, ours);
+                translated.push(
+                    value.map_or_else(|| ours.into(), |value| format!("{ours}={value}").into()),
+                );
             }
             Idle(why) => idle(why),
+            IdleValue(why) | IdleSwitch(why) if value.is_some() => idle(why),
             IdleValue(why) => {
                 idle(why);
                 args.next();
@@ -347,14 +84,26 @@ pub(crate) fn translate(args: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
                 let switches = ["on", "off", "auto", "0", "1"];
                 let _ = args.next_if(|next| switches.iter().any(|value| next == value));
             }
-            Refused(instead) => return usage(format!("there is no {text} here: {instead}")),
+            Refused(instead) => return usage(format!("there is no {flag} here: {instead}")),
         }
     }
     Ok(translated)
 }
 
+/// What becomes of a flag that the command does not have.
+fn fate_of(flag: &str) -> Option<Fate> {
+    let is_named = |name: &&str| match name.strip_suffix('*') {
+        Some(start) => flag.starts_with(start),
+        None => flag == *name,
+    };
+    let row = FLAGS
+        .iter()
+        .find(|(names, _)| names.iter().any(|name| is_named(name)));
+    row.map(|(_, fate)| *fate)
+}
+
 /// True where a command has this flag.
-fn has(command: &Command, flag: &str) -> bool {
+pub(crate) fn has(command: &Command, flag: &str) -> bool {
     argument(command, flag).is_some()
 }
 
@@ -390,7 +139,16 @@ mod tests {
     #[test]
     fn only_whole_flags_before_the_dashes_are_translated() {
         let args = [
-            "cellar", "run", "-sys", "Hi", "-ngl", "0", "-ngl=1", "--", "-sys",
+            "cellar",
+            "run",
+            "-sys",
+            "Hi",
+            "-ngl",
+            "0",
+            "-ngl=1",
+            "--cache-type-k=f16",
+            "--",
+            "-sys",
         ];
         let wanted = [
             "cellar",
@@ -400,6 +158,7 @@ mod tests {
             "--gpu-layers",
             "0",
             "-ngl=1",
+            "--kv-type-k=f16",
             "--",
             "-sys",
         ];

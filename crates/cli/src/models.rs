@@ -16,6 +16,7 @@ use model_core::model_file::{ModelFile, OpenModel, open_tokenizer, tokenizer_fro
 use model_core::tokenizer::Tokenizer;
 
 use crate::by_name::locate;
+use crate::failure::usage;
 use crate::input;
 
 /// The first bytes of a GGUF file.
@@ -79,6 +80,20 @@ impl ModelSource {
     pub(crate) fn new(file: Option<&Path>) -> Self {
         let file = file.map(Path::to_owned).or_else(default_model);
         file.map_or(Self::Embedded, Self::File)
+    }
+
+    /// The file, or else that of `CELLAR_MODEL`, for what the model in the binary cannot do.
+    ///
+    /// # Errors
+    /// A usage error where there is neither.
+    pub(crate) fn given(file: Option<&Path>) -> anyhow::Result<Self> {
+        match Self::new(file) {
+            Self::Embedded => usage(
+                "no model: give one with -m or before the texts, or set CELLAR_MODEL; the built-in \
+                 model is not made for this",
+            ),
+            source @ Self::File(_) => Ok(source),
+        }
     }
 
     /// Whether it is a directory.

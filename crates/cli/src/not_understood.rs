@@ -12,20 +12,20 @@ use crate::advice::most_similar;
 use crate::args::Cli;
 use crate::complain;
 use crate::failure::{Exit, words};
+use crate::habits::has;
 use crate::shortcut::names_model;
 
 /// Flags that other programs have for the same, where the most similar name is another flag's.
-const NAMES: [(&str, &str); 6] = [
+const NAMES: [(&str, &str); 5] = [
     ("--max-tokens", "predict"),
     ("--max-new-tokens", "predict"),
     ("--num-predict", "predict"),
     ("--num-ctx", "ctx"),
     ("--max-model-len", "ctx"),
-    ("--temperature", "temp"),
 ];
 
 /// Commands of Ollama and llama.cpp, and what there is for the same.
-const COMMANDS: [(&[&str], &str); 11] = [
+const COMMANDS: [(&[&str], &str); 12] = [
     (
         &["generate", "ask", "complete", "cli", "simple"],
         "'cellar run MODEL PROMPT' answers a prompt",
@@ -57,6 +57,11 @@ const COMMANDS: [(&[&str], &str); 11] = [
     ),
     (&["ls", "models"], "'cellar list' does it"),
     (&["delete", "remove"], "'cellar rm OWNER/NAME' does it"),
+    (
+        &["signin", "signout", "login", "logout", "launch"],
+        "there are no accounts: 'cellar pull OWNER/NAME:QUANT' takes a token from $HF_TOKEN, and 'cellar \
+         serve' serves other programs",
+    ),
     (&["finetune", "train"], "models are not trained here"),
 ];
 
@@ -188,9 +193,91 @@ fn instead(error: &Error, given: &[String]) -> Option<String> {
     if (command.get_name(), arg) == ("chat", "--raw") {
         return Some("'cellar run --raw' continues a text without the template".to_owned());
     }
-    let (_, ours) = NAMES.iter().find(|(theirs, _)| *theirs == arg)?;
-    let has_it = command
-        .get_arguments()
-        .any(|arg| arg.get_long() == Some(ours));
-    has_it.then(|| format!("it is called '--{ours}' here"))
+    if let Some((_, ours)) = NAMES.iter().find(|(theirs, _)| *theirs == arg)
+        && has(command, &format!("--{ours}"))
+    {
+        return Some(format!("it is called '--{ours}' here"));
+    }
+    let is_similar = error.get(ContextKind::SuggestedArg).is_some();
+    of_others(&cli, arg).filter(|_| !is_similar || arg.len() > 2)
+}
+
+/// Which commands have a flag.
+fn of_others(cli: &clap::Command, flag: &str) -> Option<String> {
+    let commands = cli.get_subcommands().filter(|command| has(command, flag));
+    let names = commands.map(|command| format!("'cellar {}'", command.get_name()));
+    let names: Vec<String> = names.collect();
+    match &names[..] {
+        [] => None,
+        [all @ .., last] if (1..4).contains(&all.len()) => {
+            Some(format!("{} and {last} have it", all.join(", ")))
+        }
+        [first, rest @ ..] if !rest.is_empty() => {
+            Some(format!("{first} and {} others have it", rest.len()))
+        }
+        [only, ..] => Some(format!("it is a flag of {only}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use super::*;
+    use crate::habits::translate;
+
+    /// Flags of other programs that this one leaves without a hint when a command is given them.
+    fn without_hint(command: &str, names: &str) -> Vec<String> {
+        let is_bare = |flag: &&str| {
+            let args = ["cellar", command, flag].map(OsString::from);
+            let Ok(args) = translate(args.to_vec()) else {
+                return false;
+            };
+            let Err(error) = crate::parse(args) else {
+                return false;
+            };
+            let given = [command, flag].map(str::to_owned);
+            error.kind() == ErrorKind::UnknownArgument && instead(&error, &given).is_none()
+        };
+        names
+            .split_whitespace()
+            .filter(is_bare)
+            .map(str::to_owned)
+            .collect()
+    }
+
+    #[test]
+    fn every_flag_of_other_programs_works_or_has_a_hint() {
+        let llama_cpp = include_str!("../tests/flags_of_others/llama_cpp.txt");
+        let vllm = include_str!("../tests/flags_of_others/vllm.txt");
+        let ollama = include_str!("../tests/flags_of_others/ollama.txt");
+        for (command, names) in [
+            ("run", llama_cpp),
+            ("chat", llama_cpp),
+            ("bench", llama_cpp),
+            #[cfg(feature = "serve")]
+            ("serve", llama_cpp),
+            #[cfg(feature = "serve")]
+            ("serve", vllm),
+            ("run", ollama),
+        ] {
+            let none: [&str; 0] = [];
+            assert_eq!(without_hint(command, names), none, "{command}");
+        }
+        assert_eq!(without_hint("run", "--frobnicate"), ["--frobnicate"]);
+    }
+
+    #[test]
+    fn every_command_of_ollama_is_there_or_has_a_hint() {
+        let cli = Cli::command();
+        for name in
+            "serve create show run stop pull push list ls ps cp rm help signin signout launch"
+                .split(' ')
+        {
+            let is_here = name == "help" || cli.find_subcommand(name).is_some();
+            let has_hint = COMMANDS.iter().any(|(theirs, _)| theirs.contains(&name));
+            let is_left_out = cfg!(not(all(feature = "hub", feature = "serve")));
+            assert!(is_here || has_hint || is_left_out, "{name}");
+        }
+    }
 }

@@ -43,6 +43,14 @@ pub(crate) fn names_model(word: &str) -> bool {
         || is_word && (is_gguf || is_name || is_address || is_tagged(word))
 }
 
+/// True if this ends in .gguf or is the directory of a model, as no text is.
+pub(crate) fn is_model_here(word: &str) -> bool {
+    let path = Path::new(word);
+    let is_word = !word.contains(char::is_whitespace) || path.is_file();
+    is_word && path.extension().is_some_and(|end| end == "gguf")
+        || path.join("config.json").is_file()
+}
+
 /// True if this is `name:tag`, as Ollama has it: `llama3.2:1b`.
 pub(crate) fn is_tagged(word: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);

@@ -5,6 +5,8 @@
 
 use std::process::{Command, Stdio};
 
+use model_tests::fixture;
+
 use crate::support::{cellar, failure, json, model, output, references};
 
 const FEW: [&str; 5] = ["--temp", "0", "-n", "4", "--json"];
@@ -28,7 +30,17 @@ fn a_model_is_an_argument() {
         report["prompt"], "One",
         "a word is a prompt where there is a model"
     );
-    for command in ["chat", "batch", "bench", "logits"] {
+    for command in [
+        "chat",
+        "batch",
+        "bench",
+        "logits",
+        "perplexity",
+        "imatrix",
+        "graph",
+        "plan",
+        "inspect",
+    ] {
         let needs: &[&str] = match command {
             "batch" => &["-f", "/absent.jsonl"],
             "logits" => &["--tokens", "1", "-o", "/absent/out"],
@@ -42,6 +54,56 @@ fn a_model_is_an_argument() {
             "{message}"
         );
     }
+}
+
+/// The models that a line of each command opens.
+#[test]
+fn every_command_with_a_model_takes_it_before_texts_and_from_the_environment() {
+    let encoders = fixture("encoders");
+    let [encoder, reranker] =
+        ["bert_tiny", "bert_rerank_tiny"].map(|name| encoders.join(name).display().to_string());
+    for (before, after) in [
+        (&["embed"][..], &["a cat"][..]),
+        (&["rerank", "--query", "cat"], &["a cat", "a dog"]),
+        (&["tokenize"], &["a cat"]),
+        (
+            &["kl", "--kv-type", "q8_0"],
+            &["Once upon a time there was"],
+        ),
+        (&["graph"], &[]),
+        (&["perplexity", "-c", "8", "-f"], &[]),
+    ] {
+        let notes = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(
+            notes.path(),
+            "Once upon a time there was a little girl. ".repeat(4),
+        )
+        .unwrap();
+        let notes = notes.path().display().to_string();
+        let model = match before[0] {
+            "embed" => encoder.clone(),
+            "rerank" => reranker.clone(),
+            _ => model().display().to_string(),
+        };
+        let mut before = before.to_vec();
+        if before.last() == Some(&"-f") {
+            before.push(&notes);
+        }
+        let flag = output(&[&before[..], &["-m", &model], after].concat()).0;
+        let word = output(&[&before[..], &[&*model], after].concat()).0;
+        assert_eq!(word, flag, "{before:?}");
+        let mut command = cellar();
+        command
+            .env("CELLAR_MODEL", &model)
+            .args(&before)
+            .args(after);
+        let done = command.assert().success();
+        let variable = String::from_utf8(done.get_output().stdout.clone()).unwrap();
+        assert_eq!(variable, flag, "{before:?}");
+    }
+    // A word that could be a model's name, or is a file's, stays a text where it is alone.
+    let ids = |text: &str| json(&["tokenize", "--json", text])["pieces"].to_string();
+    assert!(ids("cat/dog").contains("dog") && ids("10:30").contains("30"));
 }
 
 #[test]
@@ -99,10 +161,24 @@ fn what_is_no_model_says_what_to_write() {
             2,
             "put the prompt in quotes",
         ),
+        (&["perplexity", "x.gguf", "-f", "/dev/null"], 1, "x.gguf"),
+        (&["embed", "A text"], 2, "or set CELLAR_MODEL"),
+        (&["rerank", "--query", "A", "B c"], 2, "or set CELLAR_MODEL"),
+        (&["embed", "absent.gguf", "A text"], 1, "absent.gguf"),
         (
-            &["perplexity", "x.gguf"],
+            &["embed", "nobody/nothing", "A text"],
+            1,
+            "'cellar pull nobody/nothing'",
+        ),
+        (
+            &["tokenize", "-m", "x.gguf", "two", "texts"],
             2,
-            "'cellar perplexity -m x.gguf'",
+            "put the text in quotes, \"two texts\"",
+        ),
+        (
+            &["tokenize", "A text", "-f", "notes.txt"],
+            2,
+            "-f 'notes.txt' cannot be used with the text 'A text'",
         ),
         (
             &["generate", "Hi"],

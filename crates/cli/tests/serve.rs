@@ -105,6 +105,37 @@ fn texts_are_those_of_cellar_run() {
     assert_eq!(server.terminate(), Some(0));
 }
 
+/// A file that is written to, if only its time, is read again, and no request fails.
+#[test]
+fn a_model_whose_file_was_written_to_is_loaded_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tiny.gguf");
+    std::fs::copy(crate::support::model(), &path).unwrap();
+    let server = Server::start(&["-m", &path.display().to_string(), "-c", "64"]);
+    let body = json!({"prompt": "Once upon a time", "max_tokens": 4, "temperature": 0});
+    let text = || {
+        let answer = post(server.address, "/v1/completions", &body);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer.json()["choices"][0]["text"].clone()
+    };
+    let n_loads = || {
+        let metrics = get(server.address, "/metrics").body;
+        let mut lines = metrics.lines();
+        let line = lines.find(|line| line.starts_with("cellar_model_loads_total{"));
+        line.and_then(|line| line.rsplit(' ').next()).unwrap().to_owned()
+    };
+    let first = text();
+    assert_eq!(n_loads(), "1");
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    let later = file.metadata().unwrap().modified().unwrap() + Duration::from_secs(5);
+    file.set_modified(later).unwrap();
+    drop(file);
+    assert_eq!(text(), first);
+    assert_eq!(n_loads(), "2");
+    assert_eq!(text(), first);
+    assert_eq!(n_loads(), "2", "once is enough");
+}
+
 #[test]
 fn chats_use_the_template_of_the_model_or_of_a_file() {
     let dir = tempfile::tempdir().unwrap();

@@ -42,7 +42,7 @@ pub trait ByteOwner: Send + Sync {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the model file '{name}' has changed since it was opened, or can no longer be read ({n_bytes} bytes then, \
-     {found} now): load the model again, and replace model files by renaming a new one over them"
+     {found} now; another time of writing counts, too): load the model again, and replace model files by renaming a new one over them"
 )]
 pub struct SourceChanged {
     /// The name that its owner has for it: the path of a file.

@@ -12,6 +12,7 @@ use cellar_engine::{Embedder, Reranker};
 use cellar_grammar::{GrammarCompiler, GrammarError};
 use kv_core::TokenId;
 use kv_core::backend::BoxedBackend;
+use kv_core::weights::WeightSource;
 use model_core::chat_template::{
     ChatTemplate, ChatTemplateError, GenerationPrompt, TemplateTokens,
 };
@@ -109,6 +110,8 @@ pub struct ServedModel {
     architecture: String,
     n_embd: usize,
     weights: WeightSummary,
+    /// Where the weights come from, which others can change.
+    source: Arc<dyn WeightSource>,
     created: u64,
     tokenizer: Arc<Tokenizer>,
     template: Option<(String, ChatTemplate)>,
@@ -182,6 +185,7 @@ impl ServedModel {
             architecture: file.model().architecture().to_owned(),
             n_embd: file.model().embedding_dim(),
             weights: file.weight_summary(),
+            source: file.weights(),
             created: since.map_or(0, |since| since.as_secs()),
             tokenizer: Arc::clone(file.tokenizer()),
             template,
@@ -191,6 +195,11 @@ impl ServedModel {
             work,
             instance: random_id(""),
         })
+    }
+
+    /// True if its files were written to since it was loaded: no step succeeds any more.
+    pub(crate) fn is_stale(&self) -> bool {
+        self.source.check().is_err()
     }
 
     /// Its name.

@@ -2,13 +2,13 @@
 //!
 //! Invariant: the output is JSON. Knows neither models nor how embeddings are computed.
 
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{ArgAction, Args, ValueEnum};
 use kv_core::TokenId;
 use model_core::sentence::{Normalization, Pooling};
 
+use super::model_words::ModelTextsArgs;
 use super::texts::TextArgs;
 
 /// `cellar embed`
@@ -40,17 +40,10 @@ Examples:
   cellar embed -m MODEL.gguf -f lines.txt --truncate | jq '.[0] | length'
   cellar embed -m WavTokenizer.gguf --pooling none --tokens 151,27,3942")]
 pub(crate) struct EmbedArgs {
-    /// GGUF file, directory with config.json and safetensors, or the name of a downloaded model
-    #[arg(short, long, value_name = "FILE")]
-    pub(crate) model: PathBuf,
-    /// Texts, one per argument
-    #[arg(value_name = "TEXT")]
-    pub(crate) texts: Vec<String>,
-    /// Read texts from a file, one per line
-    #[arg(short, long, value_name = "FILE", conflicts_with = "texts")]
-    pub(crate) file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) input: ModelTextsArgs,
     /// Ids of the tokens of one text, in place of texts; may be given several times
-    #[arg(long, value_name = "ID,ID", conflicts_with_all = ["texts", "file", "truncate"])]
+    #[arg(long, value_name = "ID,ID", conflicts_with_all = ["file", "truncate"])]
     pub(crate) tokens: Vec<TokenIds>,
     /// How the rows of a text become one vector [default: as in the model's files]
     #[arg(long, value_enum)]

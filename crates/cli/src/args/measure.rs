@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::{
-    Arrivals, EngineArgs, FileArgs, ModelArgs, SpeculationArgs, TraceArgs, count, count_or_none,
+    Arrivals, EngineArgs, FileArgs, ModelTextArgs, SpeculationArgs, TraceArgs, count, count_or_none,
 };
 
 /// `cellar kl`
@@ -19,16 +19,11 @@ predictions at every token: the Kullback-Leibler divergence in nats, how often t
 is the same, and both perplexities.
 
 Examples:
-  cellar kl -m MODEL.gguf -f TEXT.md --kv-type q8_0
+  cellar kl MODEL.gguf -f TEXT.md --kv-type q8_0
   cellar kl -m MODEL.gguf -f TEXT.md --kv-type-k q8_0 --kv-type-v q4_0 --kv-rotation off --json")]
 pub(crate) struct KlArgs {
     #[command(flatten)]
-    pub(crate) model: ModelArgs,
-    /// The text
-    pub(crate) text: Option<String>,
-    /// Read the text from a file
-    #[arg(short, long, value_name = "FILE", conflicts_with = "text")]
-    pub(crate) file: Option<PathBuf>,
+    pub(crate) input: ModelTextArgs,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
@@ -110,11 +105,11 @@ The text is cut into chunks of --ctx tokens [default: 512], and the second half 
 in llama-perplexity, so results are comparable.
 
 Examples:
-  cellar perplexity -m MODEL.gguf -f notes.txt
+  cellar perplexity MODEL.gguf -f notes.txt
   cellar perplexity -m MODEL.gguf -f notes.txt -c 2048 --json")]
 pub(crate) struct PerplexityArgs {
     #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    pub(crate) model: FileArgs,
     /// The text
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
@@ -142,7 +137,7 @@ Examples:
   cellar convert DIRECTORY model.gguf --type q4_k_m --imatrix imatrix.gguf")]
 pub(crate) struct ImatrixArgs {
     #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    pub(crate) model: FileArgs,
     /// The text
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,

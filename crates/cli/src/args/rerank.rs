@@ -3,10 +3,10 @@
 //! Knows neither models nor how scores are computed.
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
 
+use super::model_words::ModelTextsArgs;
 use super::texts::TextArgs;
 
 /// `cellar rerank`
@@ -28,18 +28,11 @@ Examples:
   cellar rerank -m MODEL.gguf --query \"How do I exit vim?\" -f lines.txt --top 3
   grep -rh vim notes/ | cellar rerank -m MODEL.gguf --query \"How do I exit vim?\" --json | jq '.[0]'")]
 pub(crate) struct RerankArgs {
-    /// GGUF file, directory with config.json and safetensors, or the name of a downloaded model
-    #[arg(short, long, value_name = "FILE")]
-    pub(crate) model: PathBuf,
+    #[command(flatten)]
+    pub(crate) input: ModelTextsArgs,
     /// What documents are to answer
     #[arg(short, long, value_name = "TEXT")]
     pub(crate) query: String,
-    /// Documents, one per argument
-    #[arg(value_name = "DOCUMENT")]
-    pub(crate) documents: Vec<String>,
-    /// Read documents from a file, one per line
-    #[arg(short, long, value_name = "FILE", conflicts_with = "documents")]
-    pub(crate) file: Option<PathBuf>,
     /// Print only the best N documents
     #[arg(long, value_name = "N")]
     pub(crate) top: Option<NonZeroUsize>,

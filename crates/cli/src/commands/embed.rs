@@ -17,9 +17,9 @@ use crate::terminal;
 
 pub(super) fn run(args: &EmbedArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     let texts = texts(args)?;
-    let source = ModelSource::File(args.model.clone());
+    let source = ModelSource::given(args.input.model())?;
     let file = source.open()?;
-    let label = args.model.display();
+    let label = source.name();
     if let OutputKind::Scores { .. } = file.model().output() {
         return usage(format!(
             "'{label}' is a reranker and gives no vectors: 'cellar rerank' is for it"
@@ -70,10 +70,15 @@ pub(super) fn run(args: &EmbedArgs, out: &mut impl Write) -> anyhow::Result<Exit
 /// The texts, of which there are none where there are tokens.
 fn texts(args: &EmbedArgs) -> anyhow::Result<Vec<String>> {
     if !args.tokens.is_empty() {
+        if let Some(text) = args.input.texts().first() {
+            return usage(format!(
+                "--tokens and the text '{text}': give either ids or texts"
+            ));
+        }
         return Ok(Vec::new());
     }
     let wanted = "no texts: give them as arguments, with -f FILE, or through a pipe, one a line";
-    resolve::lines(&args.texts, args.file.as_deref(), wanted)
+    resolve::lines(args.input.texts(), args.input.file.as_deref(), wanted)
 }
 
 fn config(args: &EmbedArgs, file: &OpenModel) -> EmbedderConfig {

@@ -27,7 +27,7 @@ pub(super) fn run(args: &GraphArgs, out: &mut impl Write) -> anyhow::Result<Exit
             let known = architectures.get(name);
             known.with_context(|| format!("--arch {name}"))?.example()?
         }
-        None => of_file(&ModelSource::new(args.model.model.as_deref()))?,
+        None => of_file(&ModelSource::new(args.model.path()))?,
     };
     let graph = model.graph(shape(args.shape)?)?;
     let text = match args.format {

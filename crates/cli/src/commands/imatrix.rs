@@ -41,7 +41,7 @@ pub(super) fn run(args: &ImatrixArgs, out: &mut impl Write) -> anyhow::Result<Ex
         return usage("no text: give one with -f FILE, or through a pipe");
     };
     exit_on_interrupt()?;
-    let file = ModelSource::new(args.model.model.as_deref()).load()?;
+    let file = ModelSource::new(args.model.path()).load()?;
     resolve::continues_without_source(&file)?;
     let tokenizer = file.tokenizer();
     let options = EncodeOptions {

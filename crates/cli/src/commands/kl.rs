@@ -41,10 +41,10 @@ struct Report {
 }
 
 pub(super) fn run(args: &KlArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let Some(text) = resolve::text(args.text.as_deref(), args.file.as_deref())? else {
+    let Some(text) = resolve::text(args.input.text(), args.input.file.as_deref())? else {
         return usage("no text: give one as an argument, with -f FILE, or through a pipe");
     };
-    let file = ModelSource::new(args.model.model.as_deref()).load()?;
+    let file = ModelSource::new(args.input.model()).load()?;
     resolve::continues_without_source(&file)?;
     let options = EncodeOptions {
         add: AddSpecial::AsModel,

@@ -71,15 +71,27 @@ pub(crate) fn run(command: Command) -> anyhow::Result<Exit> {
         Command::Plan(args) => plan::run(&args, stdout),
         Command::Devices(args) => devices::run(&args, stdout),
         Command::Graph(args) => graph::run(&args, stdout),
-        Command::Tokenize(args) => tokenize::run(&args, stdout),
+        Command::Tokenize(mut args) => {
+            args.input.assign()?;
+            tokenize::run(&args, stdout)
+        }
         Command::Logits(args) => logits::run(&args),
-        Command::Kl(args) => kl::run(&args, stdout),
+        Command::Kl(mut args) => {
+            args.input.assign()?;
+            kl::run(&args, stdout)
+        }
         Command::Bench(args) => bench::run(&args, stdout),
         Command::Replay(args) => replay::run(&args, stdout),
         Command::State(args) => state::run(&args, stdout),
         Command::Perplexity(args) => perplexity::run(&args, stdout),
-        Command::Embed(args) => embed::run(&args, stdout),
-        Command::Rerank(args) => rerank::run(&args, stdout),
+        Command::Embed(mut args) => {
+            args.input.assign()?;
+            embed::run(&args, stdout)
+        }
+        Command::Rerank(mut args) => {
+            args.input.assign()?;
+            rerank::run(&args, stdout)
+        }
         Command::Convert(args) => convert::run(&args, stdout),
         Command::Imatrix(args) => imatrix::run(&args, stdout),
         #[cfg(feature = "hub")]

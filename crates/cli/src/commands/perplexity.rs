@@ -51,7 +51,7 @@ pub(super) fn run(args: &PerplexityArgs, out: &mut impl Write) -> anyhow::Result
     let Some(text) = resolve::text(None, args.file.as_deref())? else {
         return usage("no text: give one with -f FILE, or through a pipe");
     };
-    let file = ModelSource::new(args.model.model.as_deref()).load()?;
+    let file = ModelSource::new(args.model.path()).load()?;
     resolve::continues_without_source(&file)?;
     let tokenizer = file.tokenizer();
     let options = EncodeOptions {

@@ -25,8 +25,8 @@ struct Row<'a> {
 pub(super) fn run(args: &RerankArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     let wanted =
         "no documents: give them as arguments, with -f FILE, or through a pipe, one a line";
-    let documents = resolve::lines(&args.documents, args.file.as_deref(), wanted)?;
-    let source = ModelSource::File(args.model.clone());
+    let documents = resolve::lines(args.input.texts(), args.input.file.as_deref(), wanted)?;
+    let source = ModelSource::given(args.input.model())?;
     check(&source.open()?)?;
     let file = source.load()?;
     let config = RerankerConfig {

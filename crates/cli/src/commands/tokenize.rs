@@ -31,10 +31,10 @@ struct NotUtf8 {
 }
 
 pub(super) fn run(args: &TokenizeArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let Some(text) = resolve::text(args.text.as_deref(), args.file.as_deref())? else {
+    let Some(text) = resolve::text(args.input.text(), args.input.file.as_deref())? else {
         return usage("no text: give one as an argument, with -f FILE, or through a pipe");
     };
-    let tokenizer = ModelSource::new(args.model.model.as_deref()).load_tokenizer()?;
+    let tokenizer = ModelSource::new(args.input.model()).load_tokenizer()?;
     let options = EncodeOptions {
         add: if args.no_bos {
             AddSpecial::Never

@@ -5,6 +5,8 @@
 //! unknown token, of which one stands for a whole run. Of equal sums the one whose last piece
 //! begins first wins.
 
+use std::num::NonZeroU32;
+
 use kv_core::TokenId;
 
 use super::char_map::TextForm;
@@ -55,8 +57,8 @@ pub(super) struct Preparation {
 #[derive(Clone, Copy, Debug)]
 struct Best {
     score: f64,
-    /// Where its last piece begins.
-    start: usize,
+    /// How long its last piece is, in bytes.
+    len: NonZeroU32,
     token: TokenId,
 }
 
@@ -145,14 +147,11 @@ impl Unigram {
             };
             let mut offer = |end: usize, token: TokenId, score: f64| {
                 let score = so_far + score;
-                if let Some(slot) = best.get_mut(end)
+                let len = u32::try_from(end - start).ok().and_then(NonZeroU32::new);
+                if let (Some(slot), Some(len)) = (best.get_mut(end), len)
                     && slot.is_none_or(|other| score > other.score)
                 {
-                    *slot = Some(Best {
-                        score,
-                        start,
-                        token,
-                    });
+                    *slot = Some(Best { score, len, token });
                 }
             };
             let after_first = start + first.len_utf8();
@@ -179,7 +178,7 @@ impl Unigram {
             if last.token != self.unknown || out[from..].last() != Some(&self.unknown) {
                 out.push(last.token);
             }
-            end = last.start;
+            end -= last.len.get() as usize;
         }
         out[from..].reverse();
     }

@@ -3,7 +3,7 @@
 //!
 //! Invariant: a model that is used is never unloaded; what all hold together, models that are being
 //! loaded or unloaded included, is within the budget; of requests that need the same model one loads
-//! it, and all others wait for that. Loads follow one another, on threads of their own. A model keeps its
+//! it, and all others wait for that. A model whose files were written to is loaded again. Loads follow one another, on threads of their own. A model keeps its
 //! number, also when it is gone. Knows no API.
 
 mod budget;
@@ -198,18 +198,30 @@ impl Models {
     }
 
     fn next(&self, at: usize) -> Result<Next, ApiError> {
+        // Before anything changes.
+        let changed = self.0.changed.subscribe();
         let mut states = self.lock();
         let Some(state) = states.get_mut(at).filter(|state| state.is_there()) else {
             let name = states.get(at).map_or("", |state| &state.known.id);
             return Err(unknown(name, &states));
         };
         Ok(match &mut state.phase {
+            Phase::Loaded(held)
+                if !held.is_draining && state.known.loader.is_some() && held.model.is_stale() =>
+            {
+                tracing::warn!(model = state.known.id, "its files have changed: loading it again");
+                held.is_draining = true;
+                if held.n_uses == 0 {
+                    self.start_unload(at, state);
+                }
+                Next::AwaitChange(changed)
+            }
             Phase::Loaded(held) if !held.is_draining => {
                 held.n_uses += 1;
                 held.last_used = Instant::now();
                 Next::Use(ModelInUse::new(self, at, Arc::clone(&held.model)))
             }
-            Phase::Loaded(_) | Phase::Unloading => Next::AwaitChange(self.0.changed.subscribe()),
+            Phase::Loaded(_) | Phase::Unloading => Next::AwaitChange(changed),
             Phase::Loading(loading) => Next::AwaitLoad(loading.clone()),
             Phase::Unloaded => {
                 let (done, loading) = watch::channel(None);

@@ -7,7 +7,7 @@ use axum::response::Response;
 use axum::routing::MethodRouter;
 use kv_core::TokenId;
 use model_core::tokenizer::{AddSpecial, EncodeOptions, SpecialPieces, SpecialText, Tokenizer};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use crate::api::on_post;
@@ -78,22 +78,59 @@ pub(crate) fn tokenize() -> MethodRouter<App> {
                 let tokens = tokens.into_iter().map(|id| id.0).collect();
                 return json::respond(&Tokens { tokens });
             }
-            let tokens = tokens.into_iter().map(|id| piece(&tokenizer, id));
-            json::respond(&json!({"tokens": tokens.collect::<Vec<_>>()}))
+            let pieces = PieceList {
+                tokens: &tokens,
+                tokenizer: &tokenizer,
+            };
+            json::respond(&Pieces { tokens: pieces })
         };
         run_blocking(answer).await
     })
 }
 
+/// The answer with texts.
+#[derive(Serialize)]
+struct Pieces<'a> {
+    tokens: PieceList<'a>,
+}
+
+/// Tokens with texts, each of which is made when it is written: all at once would take many times
+/// the memory of the request.
+struct PieceList<'a> {
+    tokens: &'a [TokenId],
+    tokenizer: &'a Tokenizer,
+}
+
 /// A token with its text, or its bytes where these are none.
-fn piece(tokenizer: &Tokenizer, id: TokenId) -> Value {
+#[derive(Serialize)]
+struct Piece {
+    id: u32,
+    piece: PieceText,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum PieceText {
+    Text(String),
+    Bytes(Vec<u8>),
+}
+
+impl Serialize for PieceList<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let tokens = self.tokens.iter();
+        serializer.collect_seq(tokens.map(|&id| piece(self.tokenizer, id)))
+    }
+}
+
+fn piece(tokenizer: &Tokenizer, id: TokenId) -> Piece {
     let bytes = tokenizer
         .piece(id, SpecialPieces::Render)
         .unwrap_or_default();
-    match String::from_utf8(bytes) {
-        Ok(text) => json!({"id": id.0, "piece": text}),
-        Err(error) => json!({"id": id.0, "piece": error.into_bytes()}),
-    }
+    let piece = match String::from_utf8(bytes) {
+        Ok(text) => PieceText::Text(text),
+        Err(error) => PieceText::Bytes(error.into_bytes()),
+    };
+    Piece { id: id.0, piece }
 }
 
 /// The text of tokens.
