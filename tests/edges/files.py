@@ -1,9 +1,16 @@
 """Files: an output never destroys an input or a model; whatever ends a command, nothing is lost and nothing is left."""
 
+import concurrent.futures
+import contextlib
+import hashlib
+import http.server
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
+import threading
 import time
 
 from place import SOON, Place
@@ -40,6 +47,9 @@ WRITERS = [
     "graph --arch llama -o OUT",
 ]
 
+# How often each writer is killed.
+N_KILLS = 20
+
 
 def run(program, report):
     with Place(program) as place:
@@ -53,6 +63,8 @@ def run(program, report):
             writer(place, report, line)
         killed(place, report)
         killed_batch(place, report)
+    killed_servers(program, report)
+    killed_pulls(program, report)
     descriptors(program, report)
     changed(program, report)
 
@@ -83,31 +95,162 @@ def writer(place, report, line):
 
 def killed(place, report):
     """SIGKILL at any moment: the file is as before or complete, and the next writer removes what was left."""
-    (place.dir / "out").write_text("before")
+    for line, look in [
+        ("convert model.gguf out --type q4_k", "inspect out"),
+        ("run --raw 'Once upon' -n 4 --temp 0 --save-state out", "state inspect out"),
+    ]:
+        out = place.dir / "out"
+        whole = place.shell(f"cellar {line}")
+        report.check(f"whole: {line}", whole.code == 0, whole)
+        out.write_text("before")
+        left = 0
+        for after in moments(N_KILLS, whole.seconds):
+            place.kill(f"cellar {line}", after)
+            found = out.read_bytes()
+            left += bool(parts(place.dir))
+            is_whole = found == b"before" or place.shell(f"cellar {look}").code == 0
+            report.check(f"killed, the file is whole: {line}", is_whole, len(found))
+            if found != b"before":
+                out.write_text("before")
+        place.shell("cellar logits --tokens 1 -o out")
+        report.check(f"killed, {left} times a part was left, none stays: {line}", not parts(place.dir), parts(place.dir))
+        out.unlink()
+
+
+def moments(n, seconds):
+    """When to kill what takes this long: half of them at its end, where files are written."""
     order = random.Random(51)
-    left = 0
-    for _ in range(12):
-        command = "exec cellar convert model.gguf out --type q4_k"
-        process = subprocess.Popen(
-            ["bash", "-c", command],
-            cwd=place.dir,
-            env=place.environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+    return [order.uniform(0.6 if i % 2 else 0, 1.05) * seconds for i in range(n)]
+
+
+def parts(folder):
+    return [str(path) for path in folder.rglob("*") if path.name.endswith((".part", ".incomplete"))]
+
+
+def killed_servers(program, report):
+    """A server that is killed while it swaps, or while it saves its cache: the next one has the cache that was
+    saved before, and leaves nothing of the other's."""
+    with Place(program) as place:
+        text = (place.dir / "notes.txt").read_text()
+        flags = "-m model.gguf -c 256 --save-cache cache --parallel 4"
+        ask = lambda server, text: server.ask(
+            "POST", "/completion", {"prompt": text, "n_predict": 1, "temperature": 0}
         )
-        time.sleep(order.uniform(0, 0.08))
-        process.kill()
-        process.wait()
-        found = (place.dir / "out").read_bytes()
-        left += any(path.name.endswith(".part") for path in place.dir.iterdir())
-        is_whole = found == b"before" or place.shell("cellar inspect out").code == 0
-        report.check("killed: the file is whole", is_whole, len(found))
-        if found != b"before":
-            (place.dir / "out").write_text("before")
-    place.shell("cellar logits --tokens 1 -o out")
-    parts = [path.name for path in place.dir.iterdir() if path.name.endswith(".part")]
-    report.check(f"killed: {left} times a part was left, none stays", not parts, parts)
-    (place.dir / "out").unlink()
+        with place.serve(flags) as server:
+            report.check("a prompt is cached", ask(server, text[:400])[0] == 200)
+        saved = place.contents()
+        report.check("a cache is saved", any(name.startswith("cache/") for name in saved), sorted(saved))
+        for at, after in enumerate(moments(N_KILLS, 0.15)):
+            with place.serve(flags) as server:
+                status, answer = ask(server, text[:400])
+                n_cached = answer.get("tokens_cached", 0) if status == 200 else 0
+                n_reused = answer.get("timings", {}).get("cache_n", n_cached) if status == 200 else 0
+                report.check("the cache outlives a killed server", n_reused > 10, (status, answer))
+                ask(server, f"{at} " + text[:300])
+                server.process.terminate()
+                time.sleep(after)
+                server.process.kill()
+                server.process.wait()
+            log = (place.dir / "server.log").read_text()
+            report.check("no cache is damaged", "warning" not in log and "panicked" not in log, log)
+        with place.serve(flags) as server:
+            ask(server, text[:400])
+        report.check("no part of a cache is left", not parts(place.dir), parts(place.dir))
+    with Place(program) as place:
+        swap = place.dir / "swap"
+        swap.mkdir()
+        flags = "-m model.gguf -c 160 --parallel 8 --swap-memory 64K --swap-disk 64M --swap-dir swap"
+        request = {"prompt": "Once upon a time", "n_predict": 60, "temperature": 0}
+        left = 0
+        for after in moments(N_KILLS, 0.5):
+            with place.serve(flags) as server, concurrent.futures.ThreadPoolExecutor(8) as clients:
+                asked = [clients.submit(server.ask, "POST", "/completion", request) for _ in range(8)]
+                time.sleep(after)
+                server.process.kill()
+                server.process.wait()
+                for answer in asked:
+                    answer.result()
+            left += any(path.is_file() for path in swap.rglob("*"))
+        with place.serve(flags) as server:
+            answer = server.ask("POST", "/completion", request)
+            report.check("a server after killed ones answers", answer[0] == 200, answer)
+        files = [str(path) for path in swap.rglob("*") if path.stat().st_size > 0 and path.is_file()]
+        report.check(f"killed, {left} times swapped bytes were left, none stay", not files, files)
+
+
+def killed_pulls(program, report):
+    """A download that is killed goes on where it was; a model is whole, or is not there."""
+    with Place(program) as place, hub((place.dir / "other.gguf").read_bytes()) as endpoint:
+        environment = f"HF_ENDPOINT={endpoint} HF_HUB_CACHE=$PWD/cache"
+        started = time.monotonic()
+        done = place.shell(f"{environment} cellar pull owner/tiny")
+        report.check("pull", done.code == 0, done)
+        seconds = time.monotonic() - started
+        show = f"{environment} cellar inspect -m owner/tiny"
+        report.check("what was pulled is a model", place.shell(show).code == 0, place.shell(show))
+        shutil.rmtree(place.dir / "cache")
+        n_whole = 0
+        for after in moments(N_KILLS, seconds):
+            place.kill(f"{environment} cellar pull owner/tiny", after)
+            done = place.shell(show)
+            is_absent = done.is_refused(1, "cellar pull owner/tiny")
+            report.check("killed pull: whole or absent", done.code == 0 or is_absent, done)
+            if done.code == 0:
+                n_whole += 1
+                shutil.rmtree(place.dir / "cache")
+        report.check("killed pulls: not always whole", n_whole < N_KILLS, n_whole)
+        done = place.shell(f"{environment} cellar pull owner/tiny && {show}")
+        report.check("a killed pull goes on", done.code == 0, done)
+        report.check("no part of a download is left", not parts(place.dir), parts(place.dir))
+
+
+@contextlib.contextmanager
+def hub(model):
+    """A hub of one model, which it sends slowly."""
+    etag, commit = hashlib.sha256(model).hexdigest(), "0123456789abcdef0123456789abcdef01234567"
+
+    class Hub(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_):
+            pass
+
+        def do_HEAD(self):
+            self.head(0)
+
+        def head(self, start):
+            self.send_response(206 if start else 200)
+            self.send_header("ETag", f'"{etag}"')
+            self.send_header("X-Repo-Commit", commit)
+            self.send_header("Content-Length", str(len(model) - start))
+            if start:
+                self.send_header("Content-Range", f"bytes {start}-{len(model) - 1}/{len(model)}")
+            self.end_headers()
+
+        def do_GET(self):
+            if self.path.startswith("/api/"):
+                files = [{"rfilename": "tiny.gguf", "size": len(model)}]
+                text = json.dumps({"id": "owner/tiny", "sha": commit, "siblings": files}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+                return
+            asked = self.headers.get("Range", "bytes=0-")
+            start = int(asked.removeprefix("bytes=").split("-")[0])
+            self.head(start)
+            with contextlib.suppress(OSError):
+                for at in range(start, len(model), len(model) // 20):
+                    self.wfile.write(model[at : min(at + len(model) // 20, len(model))])
+                    time.sleep(0.01)
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def killed_batch(place, report):
@@ -149,7 +292,7 @@ def descriptors(program, report):
 
 
 def changed(program, report):
-    """A model file that is shortened or replaced in place while a server has it: errors, and the server lives."""
+    """A model file that is written to while a server has it: errors, and the server lives and loads a good one."""
     for flags in ["--repack never", "--repack auto"]:
         for how in ["shortened", "emptied", "overwritten"]:
             with Place(program) as place, place.serve(f"-m model.gguf {flags}") as server:
@@ -166,6 +309,12 @@ def changed(program, report):
                         file.write(bytes(path.stat().st_size))
                 request["prompt"] = "Another story"
                 status, answer = server.ask("POST", "/v1/completions", request, limit=SOON)
-                is_error = status >= 500 and "changed" in str(answer)
+                is_error = status >= 500 and "model.gguf" in str(answer)
                 report.check(f"model file {how}, {flags}", is_error, (status, answer))
                 report.check(f"the server lives, {how}, {flags}", server.is_alive())
+                os.replace(place.dir / "other.gguf", path)
+                status, answer = server.ask("POST", "/v1/completions", request, limit=SOON)
+                report.check(f"a good file in its place is loaded, {how}, {flags}", status == 200, answer)
+                os.utime(path)
+                status, answer = server.ask("POST", "/v1/completions", request, limit=SOON)
+                report.check(f"touched, {how}, {flags}", status == 200, answer)

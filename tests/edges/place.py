@@ -96,6 +96,22 @@ class Place:
             code = "no end"
         return Done(code, out.decode(errors="replace"), err.decode(errors="replace"), time.monotonic() - started)
 
+    def kill(self, command, after):
+        """Starts a line of shell, and kills it with all that it started after so many seconds."""
+        process = subprocess.Popen(
+            ["bash", "-c", command],
+            cwd=self.dir,
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        time.sleep(after)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
     def model_with(self, name, key, text):
         """The small model with one more text in its metadata."""
         source = (self.dir / "other.gguf").read_bytes()

@@ -362,3 +362,51 @@ fn requests_that_wait_go_on_to_files() {
     // A disk of one byte takes none.
     assert_eq!(replay(&["--swap-disk", "1"]), [recorded, 0]);
 }
+
+#[test]
+fn lines_of_openai_are_answered_in_its_form() {
+    let body = |body: Value| json!({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body});
+    let plain = json!({"prompt": "Once", "max_tokens": 3, "temperature": 0});
+    let lines = [
+        plain.clone(),
+        body(json!({"model": "any", "prompt": "Once", "max_completion_tokens": 3, "temperature": 0, "n": 2})),
+        body(json!({"prompt": "Once ".repeat(400), "max_tokens": 3})),
+    ];
+    let files = Files::new(&lines);
+    let args = ["batch", "-f", &files.arg("in"), "-c", "200"];
+    let done = cellar().args(args).assert().code(1);
+    let text = String::from_utf8(done.get_output().stdout.clone()).unwrap();
+    let answers = answers(&text);
+    let [alone, answer, failed] = &answers[..] else {
+        panic!("{text}");
+    };
+    assert_eq!(answer["index"], 1);
+    assert_eq!(answer["id"], "batch_req_1");
+    assert_eq!(answer["custom_id"], "a");
+    assert_eq!(answer["error"], Value::Null);
+    let response = &answer["response"];
+    assert_eq!(response["status_code"], 200);
+    let body_of = &response["body"];
+    assert_eq!(body_of["object"], "text_completion");
+    assert_eq!(body_of["model"], "any");
+    assert_eq!(body_of["choices"].as_array().unwrap().len(), 2);
+    for choice in body_of["choices"].as_array().unwrap() {
+        assert_eq!(choice["text"], alone["text"]);
+        assert_eq!(choice["finish_reason"], "length");
+    }
+    assert_eq!(body_of["usage"]["completion_tokens"], 6);
+    assert_eq!(body_of["usage"]["prompt_tokens"], alone["prompt_tokens"]);
+    assert_eq!(failed["response"], Value::Null);
+    assert!(failed["error"]["message"].as_str().unwrap().contains("200"), "{failed}");
+
+    for (line, wanted) in [
+        (body(json!({"prompt": "x", "tools": []})), "unknown field `tools`"),
+        (body(json!({"prompt": "x", "stream": true})), "'stream' is not for lines of OpenAI's form"),
+        (json!({"custom_id": "a", "url": "/v1/embeddings", "body": {}}), "/v1/chat/completions"),
+        (json!({"custom_id": "a"}), "missing field `body`"),
+    ] {
+        let files = Files::new(&[line]);
+        let (code, message) = failure(&["batch", "-f", &files.arg("in")]);
+        assert!(code == 2 && message.contains(wanted), "{message}");
+    }
+}

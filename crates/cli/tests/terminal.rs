@@ -265,6 +265,60 @@ fn a_full_context_is_told_once() {
     terminal.close();
 }
 
+/// The line on the terminal has half of the answer when the model reads again: nothing is drawn over it.
+#[test]
+fn an_answer_stays_whole_when_the_context_fills_in_its_middle() {
+    let flags = ["-n", "60", "-c", "128"];
+    let mut terminal = Terminal::open(&flags);
+    let first = terminal.piped(&flags, "Hello\n");
+    let both = terminal.piped(&flags, "Hello\nAnd then?\n");
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(words(&terminal.ask("Hello")), words(&first));
+    let told = terminal.ask("And then?");
+    let (answer, note) = told.split_once("(the context of 128 tokens is full").unwrap();
+    assert!(note.contains("no longer sees"), "{note}");
+    assert_eq!(words(answer), words(both.strip_prefix(&first).unwrap()));
+    terminal.close();
+}
+
+#[test]
+fn lines_between_quotes_are_one_message() {
+    let mut terminal = Terminal::open(&["-n", "8"]);
+    terminal.keys("\"\"\"\r");
+    terminal.wait("\r. ");
+    terminal.keys("First line.\r");
+    terminal.wait("\r. ");
+    let answer = terminal.ask("Second one.\"\"\"");
+    let shown = terminal.ask("/show messages");
+    let message = "> First line.\nSecond one.\n";
+    assert_eq!(shown, format!("{message}{}", answer.trim_start()));
+    // What Ctrl-C interrupts is gone, and the next line begins anew.
+    terminal.keys("\"\"\"Half\r");
+    terminal.wait("\r. ");
+    terminal.keys("\x03");
+    terminal.until_prompt();
+    assert_eq!(terminal.ask("/show messages"), shown);
+    terminal.close();
+}
+
+#[test]
+fn what_is_set_is_confirmed() {
+    let mut terminal = Terminal::open(&["-n", "8"]);
+    for (line, said) in [
+        ("/set temp 0.5", "(temp is now 0.5)"),
+        ("/system Be kind.", "(the system message is now: Be kind.)"),
+        ("/system", "Be kind."),
+        ("/system \"\"", "(there is no system message now)"),
+        ("/system", "(there is no system message)"),
+    ] {
+        assert_eq!(terminal.ask(line), said, "{line}");
+    }
+    let refused = terminal.ask("/set temp hot");
+    assert!(refused.starts_with("error: "), "{refused}");
+    assert!(terminal.ask("/set").contains("0.5"));
+    terminal.close();
+}
+
 #[test]
 fn conversations_are_saved_and_continued() {
     let mut terminal = Terminal::open(&["-n", "8"]);

@@ -30,6 +30,9 @@ where they are asked for, of the prompt's tokens all but the first. Of several t
 list of objects with their \"text\", \"tokens\", \"finish_reason\" and \"logprobs\". A request that fails,
 because its prompt does not fit for example, has \"error\" instead, and the exit code is 1.
 
+Lines of OpenAI's Batch API ({\"custom_id\", \"url\", \"body\"}) are answered in its form, each with \"index\" as
+well; the model that they name is not looked at.
+
 Requests are computed together, as many as --parallel allows and the memory (-c, of all together)
 holds. The text of each is what it would be alone (on the cpu backend, to the byte), whatever runs
 with it. A prompt reuses what it shares with cached ones.

@@ -37,7 +37,7 @@ pub(crate) struct KlArgs {
 Each repetition evaluates a prompt of -p tokens and then, separately, -n tokens one by one; both
 after --depth tokens that are not counted. A warm-up repetition without depth is not counted either.
 With several --seqs the tokens of all are counted, and each step generates one token per sequence.
-With --clients, each request has a prompt of --depth and -p tokens and a text of -n. The time to first
+With --clients one request warms up, which --trace writes, too. Each request has a prompt of --depth and -p tokens and a text of -n. The time to first
 token begins when a request is sent, and inter-token latency is between pieces of text as a client sees
 them. With --arrivals, requests come as their rate says, as with the --request-rate of 'vllm bench serve':
 those that find N others running wait, and count from when they came.

@@ -4,6 +4,7 @@
 //! is complete. Knows nothing of how requests are computed together.
 
 mod answers;
+mod openai;
 mod requests;
 
 use std::collections::VecDeque;
@@ -266,12 +267,12 @@ impl Batch<'_> {
 
 impl Total {
     fn add(&mut self, answer: &Answer) {
+        let took = answer.n_tokens();
         self.n_done += 1;
-        self.n_failed += usize::from(answer.is_failed());
-        let [n_prompt, n_reused, n_tokens] = answer.n_tokens();
-        self.n_prompt += n_prompt;
-        self.n_reused += n_reused;
-        self.n_tokens += n_tokens;
+        self.n_failed += usize::from(took.is_failed);
+        self.n_prompt += took.n_prompt;
+        self.n_reused += took.n_reused;
+        self.n_tokens += took.n_text;
     }
 }
 

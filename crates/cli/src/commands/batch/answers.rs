@@ -27,8 +27,23 @@ pub(super) struct Answer {
     index: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    custom_id: Option<String>,
     #[serde(flatten)]
     result: AnswerResult,
+    #[serde(skip)]
+    n_tokens: TokenCounts,
+}
+
+/// What an answer took.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct TokenCounts {
+    pub(super) n_prompt: usize,
+    /// Those of the prompt that were computed before.
+    pub(super) n_reused: usize,
+    pub(super) n_text: usize,
+    /// Whether the request failed.
+    pub(super) is_failed: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -50,6 +65,8 @@ enum AnswerResult {
     Failed {
         error: String,
     },
+    /// In OpenAI's form: "response" and "error".
+    OpenAi(Value),
 }
 
 #[derive(Debug, Serialize)]
@@ -118,6 +135,8 @@ impl Answer {
         texts: Vec<FinishedText>,
         shown: Shown<'_>,
     ) -> Self {
+        let usage = texts.first().map(|first| &first.usage);
+        let (n_prompt, n_reused) = usage.map_or((0, 0), |usage| (usage.n_prompt, usage.n_reused()));
         let prompt = texts.first().map_or_else(AnswerPrompt::default, |first| {
             let usage = &first.usage;
             AnswerPrompt {
@@ -130,6 +149,16 @@ impl Answer {
             }
         });
         let texts = shown.choices.choose(texts, |text| &text.logprobs);
+        let n_tokens = TokenCounts {
+            n_prompt,
+            n_reused,
+            n_text: texts.iter().map(|text| text.tokens.len()).sum(),
+            is_failed: false,
+        };
+        if let Some(openai) = line.openai() {
+            let answer = openai.answer(index, &texts);
+            return Self::in_openai_form(index, line, answer, n_tokens);
+        }
         let texts = texts.into_iter().map(|text| AnswerText {
             text: text.text,
             tokens: text.tokens.len(),
@@ -151,34 +180,48 @@ impl Answer {
         Self {
             index,
             id: line.id().cloned(),
+            custom_id: None,
             result,
+            n_tokens,
         }
     }
 
     pub(super) fn failed(index: usize, line: &RequestLine, error: &ServiceError) -> Self {
+        let error = error.to_string();
+        let n_tokens = TokenCounts {
+            is_failed: true,
+            ..TokenCounts::default()
+        };
+        if let Some(openai) = line.openai() {
+            return Self::in_openai_form(index, line, openai.failure(&error), n_tokens);
+        }
         Self {
             index,
             id: line.id().cloned(),
-            result: AnswerResult::Failed {
-                error: error.to_string(),
-            },
+            custom_id: None,
+            result: AnswerResult::Failed { error },
+            n_tokens,
         }
     }
 
-    pub(super) fn is_failed(&self) -> bool {
-        matches!(self.result, AnswerResult::Failed { .. })
+    fn in_openai_form(
+        index: usize,
+        line: &RequestLine,
+        answer: Value,
+        n_tokens: TokenCounts,
+    ) -> Self {
+        Self {
+            index,
+            id: Some(Value::String(format!("batch_req_{index}"))),
+            custom_id: line.openai().map(|openai| openai.custom_id().to_owned()),
+            result: AnswerResult::OpenAi(answer),
+            n_tokens,
+        }
     }
 
-    /// Tokens of the prompt, those of them that were reused, and tokens of the texts.
-    pub(super) fn n_tokens(&self) -> [usize; 3] {
-        let (prompt, n_text) = match &self.result {
-            AnswerResult::Text { text, prompt } => (prompt, text.tokens),
-            AnswerResult::Texts { texts, prompt } => {
-                (prompt, texts.iter().map(|text| text.tokens).sum())
-            }
-            AnswerResult::Failed { .. } => return [0; 3],
-        };
-        [prompt.prompt_tokens, prompt.reuse.tokens, n_text]
+    /// What it took.
+    pub(super) fn n_tokens(&self) -> TokenCounts {
+        self.n_tokens
     }
 }
 

@@ -15,7 +15,9 @@ use model_core::chat_template::ChatMessage;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::EncodeOptions;
 use serde::Deserialize;
+use serde_json::Value;
 
+use super::openai::{self, BatchLine};
 use crate::args::{SpeculationArgs, SpeculationName};
 use crate::failure::usage;
 
@@ -23,7 +25,7 @@ use crate::failure::usage;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fields {
-    id: Option<serde_json::Value>,
+    id: Option<Value>,
     prompt: Option<String>,
     messages: Option<Vec<ChatMessage>>,
     max_tokens: Option<usize>,
@@ -65,6 +67,8 @@ enum Stop {
 pub(super) struct RequestLine {
     /// Counted from 1.
     number: usize,
+    /// Where it is in OpenAI's form.
+    openai: Option<BatchLine>,
     fields: Fields,
 }
 
@@ -75,12 +79,15 @@ pub(super) struct RequestLine {
 pub(super) fn read(text: &str) -> anyhow::Result<Vec<RequestLine>> {
     let lines = (1..).zip(text.lines());
     let lines = lines.filter(|(_, line)| !line.trim().is_empty());
-    let requests = lines.map(
-        |(number, line)| match serde_json::from_str::<Fields>(line) {
-            Ok(fields) => RequestLine { number, fields }.checked(),
-            Err(error) => usage(format!("line {number}: {error}")),
-        },
-    );
+    let requests = lines.map(|(number, line)| match parse(line) {
+        Ok((openai, fields)) => RequestLine {
+            number,
+            openai,
+            fields,
+        }
+        .checked(),
+        Err(error) => usage(format!("line {number}: {error}")),
+    });
     let requests = requests.collect::<anyhow::Result<Vec<RequestLine>>>()?;
     match requests.is_empty() {
         true => usage("there are no requests: each line of the input is a JSON object"),
@@ -88,14 +95,35 @@ pub(super) fn read(text: &str) -> anyhow::Result<Vec<RequestLine>> {
     }
 }
 
+/// A line in either form.
+fn parse(line: &str) -> Result<(Option<BatchLine>, Fields), String> {
+    let fields = match serde_json::from_str::<Value>(line) {
+        Ok(value) => match openai::read(&value)? {
+            Some((openai, fields)) => {
+                let fields = serde_json::from_value(fields).map_err(|error| error.to_string())?;
+                return Ok((Some(openai), fields));
+            }
+            // Once more, for the column of what is wrong.
+            None => serde_json::from_str(line),
+        },
+        Err(error) => Err(error),
+    };
+    Ok((None, fields.map_err(|error| error.to_string())?))
+}
+
 impl RequestLine {
+    /// What an answer in OpenAI's form needs, where the line is in that form.
+    pub(super) fn openai(&self) -> Option<&BatchLine> {
+        self.openai.as_ref()
+    }
+
     /// The caller's name of the request.
-    pub(super) fn id(&self) -> Option<&serde_json::Value> {
+    pub(super) fn id(&self) -> Option<&Value> {
         self.fields.id.as_ref()
     }
 
     fn checked(self) -> anyhow::Result<Self> {
-        let Self { number, fields } = &self;
+        let Self { number, fields, .. } = &self;
         match (&fields.prompt, &fields.messages) {
             (Some(_), None) | (None, Some(_)) => {}
             (None, None) => {
