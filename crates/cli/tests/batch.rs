@@ -369,7 +369,9 @@ fn lines_of_openai_are_answered_in_its_form() {
     let plain = json!({"prompt": "Once", "max_tokens": 3, "temperature": 0});
     let lines = [
         plain.clone(),
-        body(json!({"model": "any", "prompt": "Once", "max_completion_tokens": 3, "temperature": 0, "n": 2})),
+        body(
+            json!({"model": "any", "prompt": "Once", "max_completion_tokens": 3, "temperature": 0, "n": 2}),
+        ),
         body(json!({"prompt": "Once ".repeat(400), "max_tokens": 3})),
     ];
     let files = Files::new(&lines);
@@ -397,12 +399,24 @@ fn lines_of_openai_are_answered_in_its_form() {
     assert_eq!(body_of["usage"]["completion_tokens"], 6);
     assert_eq!(body_of["usage"]["prompt_tokens"], alone["prompt_tokens"]);
     assert_eq!(failed["response"], Value::Null);
-    assert!(failed["error"]["message"].as_str().unwrap().contains("200"), "{failed}");
+    assert!(
+        failed["error"]["message"].as_str().unwrap().contains("200"),
+        "{failed}"
+    );
 
     for (line, wanted) in [
-        (body(json!({"prompt": "x", "tools": []})), "unknown field `tools`"),
-        (body(json!({"prompt": "x", "stream": true})), "'stream' is not for lines of OpenAI's form"),
-        (json!({"custom_id": "a", "url": "/v1/embeddings", "body": {}}), "/v1/chat/completions"),
+        (
+            body(json!({"prompt": "x", "tools": []})),
+            "unknown field `tools`",
+        ),
+        (
+            body(json!({"prompt": "x", "stream": true})),
+            "'stream' is not for lines of OpenAI's form",
+        ),
+        (
+            json!({"custom_id": "a", "url": "/v1/embeddings", "body": {}}),
+            "/v1/chat/completions",
+        ),
         (json!({"custom_id": "a"}), "missing field `body`"),
     ] {
         let files = Files::new(&[line]);

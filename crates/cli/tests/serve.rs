@@ -122,7 +122,9 @@ fn a_model_whose_file_was_written_to_is_loaded_again() {
         let metrics = get(server.address, "/metrics").body;
         let mut lines = metrics.lines();
         let line = lines.find(|line| line.starts_with("cellar_model_loads_total{"));
-        line.and_then(|line| line.rsplit(' ').next()).unwrap().to_owned()
+        line.and_then(|line| line.rsplit(' ').next())
+            .unwrap()
+            .to_owned()
     };
     let first = text();
     assert_eq!(n_loads(), "1");

@@ -272,10 +272,16 @@ fn an_answer_stays_whole_when_the_context_fills_in_its_middle() {
     let mut terminal = Terminal::open(&flags);
     let first = terminal.piped(&flags, "Hello\n");
     let both = terminal.piped(&flags, "Hello\nAnd then?\n");
-    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let words = |text: &str| {
+        text.split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
     assert_eq!(words(&terminal.ask("Hello")), words(&first));
     let told = terminal.ask("And then?");
-    let (answer, note) = told.split_once("(the context of 128 tokens is full").unwrap();
+    let (answer, note) = told
+        .split_once("(the context of 128 tokens is full")
+        .unwrap();
     assert!(note.contains("no longer sees"), "{note}");
     assert_eq!(words(answer), words(both.strip_prefix(&first).unwrap()));
     terminal.close();

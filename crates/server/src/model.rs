@@ -3,6 +3,7 @@
 //! Invariant: a model does one kind of work, and a request for another kind is refused with the name
 //! of what it does. Loads nothing: engines come from the caller.
 
+use std::fmt;
 use std::sync::{Arc, Once, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -103,6 +104,15 @@ pub enum Work {
     Scores(RerankWorker),
 }
 
+/// Where weights come from.
+struct Source(Arc<dyn WeightSource>);
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Source").finish_non_exhaustive()
+    }
+}
+
 /// A loaded model.
 #[derive(Debug)]
 pub struct ServedModel {
@@ -111,7 +121,7 @@ pub struct ServedModel {
     n_embd: usize,
     weights: WeightSummary,
     /// Where the weights come from, which others can change.
-    source: Arc<dyn WeightSource>,
+    source: Source,
     created: u64,
     tokenizer: Arc<Tokenizer>,
     template: Option<(String, ChatTemplate)>,
@@ -185,7 +195,7 @@ impl ServedModel {
             architecture: file.model().architecture().to_owned(),
             n_embd: file.model().embedding_dim(),
             weights: file.weight_summary(),
-            source: file.weights(),
+            source: Source(file.weights()),
             created: since.map_or(0, |since| since.as_secs()),
             tokenizer: Arc::clone(file.tokenizer()),
             template,
@@ -199,7 +209,7 @@ impl ServedModel {
 
     /// True if its files were written to since it was loaded: no step succeeds any more.
     pub(crate) fn is_stale(&self) -> bool {
-        self.source.check().is_err()
+        self.source.0.check().is_err()
     }
 
     /// Its name.

@@ -239,11 +239,19 @@ mod tests {
         let letters = ["a", "b", "é", "x"];
         let mut state = 7_u64;
         for n in 0..400 {
-            let text: String = (0..n % 23).map(|_| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                letters[(state >> 61) as usize % 4]
-            }).collect();
-            assert_eq!(joined(&text, &table), joined_one_by_one(&text, &table), "{text}");
+            let text: String = (0..n % 23)
+                .map(|_| {
+                    state = state
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1);
+                    letters[(state >> 61) as usize % 4]
+                })
+                .collect();
+            assert_eq!(
+                joined(&text, &table),
+                joined_one_by_one(&text, &table),
+                "{text}"
+            );
         }
     }
 }

@@ -209,7 +209,10 @@ impl Models {
             Phase::Loaded(held)
                 if !held.is_draining && state.known.loader.is_some() && held.model.is_stale() =>
             {
-                tracing::warn!(model = state.known.id, "its files have changed: loading it again");
+                tracing::warn!(
+                    model = state.known.id,
+                    "its files have changed: loading it again"
+                );
                 held.is_draining = true;
                 if held.n_uses == 0 {
                     self.start_unload(at, state);

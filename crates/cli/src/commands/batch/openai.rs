@@ -134,6 +134,6 @@ fn finish_reason(finish: &FinishReason) -> &'static str {
         FinishReason::EndOfGeneration { .. }
         | FinishReason::StopToken { .. }
         | FinishReason::StopString { .. } => "stop",
-        FinishReason::Length | FinishReason::ContextFull | FinishReason::Cancelled => "length",
+        _ => "length",
     }
 }
