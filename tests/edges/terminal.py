@@ -26,6 +26,12 @@ MISTAKES = [
     ("kl -m model.gguf -f notes.txt", 2, "--kv-type"),
     ("run -m model.gguf -n nine hi", 2, "a number of at least 0"),
     ("run -m model.gguf --max-tokens 9 hi", 2, "--predict"),
+    ("embed 'A text'", 2, "CELLAR_MODEL"),
+    ("tokenize -m model.gguf two texts", 2, "in quotes"),
+    ("serve -m model.gguf --tensor-parallel-size 2", 2, "one GPU"),
+    ("serve -m model.gguf --cors-origins=x", 2, "proxy"),
+    ("run -m model.gguf --port 8080 hi", 2, "cellar serve"),
+    ("signin", 2, "no accounts"),
 ]
 
 # Command lines of others that work.
@@ -42,6 +48,17 @@ WORKING = [
     "run -m model.gguf --no-mmap -ngl 0 -c 64 -n 2 Once",
     "run -m model.gguf -q -n 2 Once",
     "run -m model.gguf -v -n 2 Once",
+    "run -m model.gguf --temperature 0 --cache-type-k=f16 --log-verbosity=3 -n 2 Once",
+]
+
+# Commands that take a model before texts, and from CELLAR_MODEL.
+WITH_MODEL = [
+    "tokenize MODEL 'Once upon'",
+    "embed MODEL --pooling mean 'Once upon' 'One day'",
+    "graph MODEL",
+    "perplexity MODEL -f notes.txt -c 64 --chunks 1",
+    "kl MODEL 'Once upon a time there was a cat' --kv-type q8_0",
+    "imatrix MODEL -f notes.txt -c 64 --chunks 1 -o -",
 ]
 
 COMMANDS = ["run", "chat", "batch", "serve", "bench", "embed", "convert", "inspect", "plan", "perplexity"]
@@ -55,6 +72,11 @@ def run(program, report):
         for line in WORKING:
             done = place.shell(f"cellar {line} --temp 0")
             report.check(f"works: {line}", done.code == 0 and done.out.strip() != "", done)
+        for line in WITH_MODEL:
+            named = place.shell("cellar " + line.replace("MODEL", "model.gguf"))
+            report.check(f"a model before texts: {line}", named.code == 0 and named.out != "", named)
+            given = place.shell("CELLAR_MODEL=model.gguf cellar " + line.replace("MODEL ", "", 1).replace("MODEL", ""))
+            report.check(f"CELLAR_MODEL: {line}", given.code == 0, given)
         toy(place, report)
         stdin(place, report)
         quiet(place, report)

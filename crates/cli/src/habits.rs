@@ -8,9 +8,8 @@ mod flags;
 
 use std::ffi::OsString;
 
-use clap::{Command, CommandFactory};
+use clap::Command;
 
-use crate::args::Cli;
 use crate::failure::{usage, warn};
 
 use Fate::{Idle, IdleSwitch, IdleValue, Is, Refused};
@@ -35,8 +34,7 @@ enum Fate {
 ///
 /// # Errors
 /// A usage error for a flag of what this program does not do.
-pub(crate) fn translate(args: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
-    let cli = Cli::command();
+pub(crate) fn translate(cli: &Command, args: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
     let name = args.get(1).and_then(|name| name.to_str());
     let Some(command) = name.and_then(|name| cli.find_subcommand(name)) else {
         return Ok(args);
@@ -92,13 +90,11 @@ pub(crate) fn translate(args: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
 
 /// What becomes of a flag that the command does not have.
 fn fate_of(flag: &str) -> Option<Fate> {
-    let is_named = |name: &&str| match name.strip_suffix('*') {
+    let is_it = |name: &str| match name.strip_suffix('*') {
         Some(start) => flag.starts_with(start),
-        None => flag == *name,
+        None => flag == name,
     };
-    let row = FLAGS
-        .iter()
-        .find(|(names, _)| names.iter().any(|name| is_named(name)));
+    let row = FLAGS.iter().find(|(names, _)| names.split(' ').any(is_it));
     row.map(|(_, fate)| *fate)
 }
 
@@ -130,10 +126,13 @@ fn argument<'c>(command: &'c Command, flag: &str) -> Option<&'c clap::Arg> {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
+    use crate::args::Cli;
 
     fn translated(args: &[&str]) -> Vec<OsString> {
-        translate(args.iter().map(OsString::from).collect()).unwrap()
+        translate(&Cli::command(), args.iter().map(OsString::from).collect()).unwrap()
     }
 
     #[test]
@@ -146,7 +145,7 @@ mod tests {
             "-ngl",
             "0",
             "-ngl=1",
-            "--cache-type-k=f16",
+            "--spec-draft-n-max=3",
             "--",
             "-sys",
         ];
@@ -158,7 +157,7 @@ mod tests {
             "--gpu-layers",
             "0",
             "-ngl=1",
-            "--kv-type-k=f16",
+            "--draft-max=3",
             "--",
             "-sys",
         ];

@@ -39,7 +39,7 @@ use crate::args::Cli;
 use crate::failure::{Exit, one_line};
 
 fn main() -> ExitCode {
-    let args = habits::translate(shortcut::expand(std::env::args_os()));
+    let args = habits::translate(&Cli::command(), shortcut::expand(std::env::args_os()));
     let exit = match args.map(parse) {
         Err(error) => failed(&error),
         Ok(parsed) => obey(parsed),
@@ -64,12 +64,17 @@ fn obey(parsed: Result<anyhow::Result<Cli>, clap::Error>) -> Exit {
 
 /// The command line; inside, why flags that can be parsed make no sense together.
 fn parse(args: Vec<OsString>) -> Result<anyhow::Result<Cli>, clap::Error> {
-    let mut command = short_help::shorten(with_negative_numbers(Cli::command()));
+    let mut command = command();
     let matches = command.try_get_matches_from_mut(args)?;
     let cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
     let checked =
         needs::check(&command, &matches).and_then(|()| overwrite::check(&command, &matches));
     Ok(checked.map(|()| cli))
+}
+
+/// The program's command line.
+fn command() -> Command {
+    short_help::shorten(with_negative_numbers(Cli::command()))
 }
 
 /// The command whose flags take values such as -1, so that the flag refuses those that it cannot have.

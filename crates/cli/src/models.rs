@@ -89,7 +89,7 @@ impl ModelSource {
     pub(crate) fn given(file: Option<&Path>) -> anyhow::Result<Self> {
         match Self::new(file) {
             Self::Embedded => usage(
-                "no model: give one with -m or before the texts, or set CELLAR_MODEL; the built-in \
+                "no model: give one with --model or before the texts, or set CELLAR_MODEL; the built-in \
                  model is not made for this",
             ),
             source @ Self::File(_) => Ok(source),

@@ -148,7 +148,7 @@ fn what_other_programs_call_otherwise_is_answered_with_its_name() {
             &["chat", "--num-predict", "5"],
             "it is called '--predict' here",
         ),
-        (&["run", "--temperature", "0"], "it is called '--temp' here"),
+        (&["chat", "--port", "1"], "it is a flag of 'cellar serve'"),
         (&["chat", "--raw"], "'cellar run --raw' continues a text"),
         (
             &["-m", &model],
