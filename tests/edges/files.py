@@ -47,6 +47,24 @@ WRITERS = [
     "graph --arch llama -o OUT",
 ]
 
+# What prints on stdout.
+PRINTERS = [
+    "run 'Once upon' -n 4 --temp 0",
+    "tokenize 'Once upon'",
+    "inspect",
+    "graph",
+    "plan -c 64",
+    "devices",
+    "bench -p 4 -n 2 -r 1",
+    "perplexity -f notes.txt -c 64 --chunks 1",
+    "embed model.gguf --pooling mean Once",
+    "batch -f p.jsonl --temp 0",
+    "convert model.gguf - --type q8_0",
+    "completions bash",
+    "run --help",
+    "--version",
+]
+
 # How often each writer is killed.
 N_KILLS = 20
 
@@ -61,6 +79,8 @@ def run(program, report):
     with Place(program) as place:
         for line in WRITERS:
             writer(place, report, line)
+        for line in PRINTERS:
+            printer(place, report, line)
         killed(place, report)
         killed_batch(place, report)
     killed_servers(program, report)
@@ -91,6 +111,17 @@ def writer(place, report, line):
     good = place.shell(command.replace("OUT", "out"))
     report.check(f"works: {line}", good.code == 0 and (place.dir / "out").stat().st_size > 0, good)
     (place.dir / "out").unlink(missing_ok=True)
+
+
+def printer(place, report, line):
+    """A stdout that is closed, whose reader goes away, or whose disk is full."""
+    closed = place.shell(f"cellar {line} >&-")
+    report.check(f"stdout is closed: {line}", closed.code == 0 and "panicked" not in closed.err, closed)
+    read = place.shell(f"set -o pipefail; cellar {line} | head -c 1 | wc -c")
+    is_quiet = read.code == 0 and read.out.strip() == "1" and "error" not in read.err
+    report.check(f"| head: {line}", is_quiet and "panicked" not in read.err, read)
+    full = place.shell(f"cellar {line} > /dev/full")
+    report.check(f"> /dev/full: {line}", full.is_refused(1, "No space left"), full)
 
 
 def killed(place, report):

@@ -31,6 +31,9 @@ MISTAKES = [
     ("serve -m model.gguf --tensor-parallel-size 2", 2, "one GPU"),
     ("serve -m model.gguf --cors-origins=x", 2, "proxy"),
     ("run -m model.gguf --port 8080 hi", 2, "cellar serve"),
+    ("convert model.gguf out.gguf q4_0", 2, "--type q4_0"),
+    ("batch model.gguf p.jsonl", 2, "-f p.jsonl"),
+    ("graph dif llama qwen2", 2, "cellar graph diff"),
     ("signin", 2, "no accounts"),
 ]
 
@@ -48,7 +51,7 @@ WORKING = [
     "run -m model.gguf --no-mmap -ngl 0 -c 64 -n 2 Once",
     "run -m model.gguf -q -n 2 Once",
     "run -m model.gguf -v -n 2 Once",
-    "run -m model.gguf --temperature 0 --cache-type-k=f16 --log-verbosity=3 -n 2 Once",
+    "run -m model.gguf --n-predict=2 --cache-type-k=f16 --log-verbosity=3 Once",
 ]
 
 # Commands that take a model before texts, and from CELLAR_MODEL.
@@ -56,6 +59,7 @@ WITH_MODEL = [
     "tokenize MODEL 'Once upon'",
     "embed MODEL --pooling mean 'Once upon' 'One day'",
     "graph MODEL",
+    "inspect MODEL",
     "perplexity MODEL -f notes.txt -c 64 --chunks 1",
     "kl MODEL 'Once upon a time there was a cat' --kv-type q8_0",
     "imatrix MODEL -f notes.txt -c 64 --chunks 1 -o -",

@@ -389,7 +389,7 @@ pub(crate) struct GraphArgs {
     pub(crate) command: Option<GraphCommand>,
     #[command(flatten)]
     pub(crate) model: FileArgs,
-    /// Use a small example of this architecture instead of a file
+    /// Use a small example of this architecture instead of a file; its name alone is enough
     #[arg(long, value_name = "NAME", conflicts_with_all = ["model", "named"])]
     pub(crate) arch: Option<String>,
     #[command(flatten)]

@@ -3,7 +3,8 @@
 //! Invariant: help goes to stdout, everything else to stderr. Knows what users of other programs write,
 //! and nothing of what flags do.
 
-use std::io::Write;
+use std::io::{self, Write};
+use std::path::Path;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Error};
@@ -12,6 +13,7 @@ use crate::advice::most_similar;
 use crate::args::Cli;
 use crate::complain;
 use crate::failure::{Exit, words};
+use crate::file_type::FileType;
 use crate::habits::has;
 use crate::shortcut::names_model;
 
@@ -95,14 +97,10 @@ pub(crate) fn complain_of(error: &Error) -> Exit {
         .collect();
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            // A closed pipe is no error.
-            let _ = error.print();
-            return Exit::Done;
+            return printed(error.print());
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand if given.is_empty() => {
-            // A closed pipe is no error.
-            let _ = write!(std::io::stdout(), "{}", error.render());
-            return Exit::Done;
+            return printed(write!(io::stdout(), "{}", error.render()));
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             let command = words(&given.join(" "));
@@ -113,6 +111,17 @@ pub(crate) fn complain_of(error: &Error) -> Exit {
         _ => complain(&format!("{}; see --help", message(error, &given))),
     }
     Exit::WrongUsage
+}
+
+/// How it ends when help was printed. A closed pipe is no error.
+fn printed(done: io::Result<()>) -> Exit {
+    match done.and_then(|()| io::stdout().flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            complain(&format!("cannot write to stdout: {error}"));
+            Exit::Failed
+        }
+        _ => Exit::Done,
+    }
 }
 
 /// The message without the usage that follows it over several lines, and with what to write instead.
@@ -158,6 +167,9 @@ fn instead(error: &Error, given: &[String]) -> Option<String> {
         let similar = most_similar(given, &names)?;
         return Some(format!("a similar command exists: '{similar}'"));
     }
+    if error.kind() == ErrorKind::ArgumentConflict && command == "graph" {
+        return Some("'cellar graph diff MODEL OTHER' compares two".to_owned());
+    }
     if error.kind() != ErrorKind::UnknownArgument {
         return None;
     }
@@ -174,16 +186,28 @@ fn instead(error: &Error, given: &[String]) -> Option<String> {
         return is_text
             .then(|| format!("'cellar run -m MODEL PROMPT' answers a prompt; '{arg}' is one"));
     };
-    if names_model(arg) {
-        let name = command.get_name();
+    let name = command.get_name();
+    let takes_model = command.get_positionals().next().is_some();
+    if takes_model && Path::new(arg).is_file() && has(command, "--file") {
+        return Some(format!("a text is given with -f: 'cellar {name} -f {arg}'"));
+    }
+    if !takes_model && names_model(arg) {
         return Some(format!(
             "a model is given with -m: 'cellar {name} -m {arg}'"
         ));
+    }
+    if name == "convert" && arg.parse::<FileType>().is_ok() {
+        return Some(format!("the type is given with --type: '--type {arg}'"));
     }
     if command.get_name() == "run" && !arg.starts_with('-') {
         return Some(
             "put the prompt in quotes: 'cellar run MODEL \"a prompt of words\"'".to_owned(),
         );
+    }
+    if ["tokenize", "kl"].contains(&name) && !arg.starts_with('-') {
+        return Some(format!(
+            "put the text in quotes: 'cellar {name} MODEL \"a text of words\"'"
+        ));
     }
     if command.get_name() == "chat" && !arg.starts_with('-') {
         return Some(

@@ -198,6 +198,9 @@ fn what_is_no_model_says_what_to_write() {
         (&["show", "x"], 2, "'cellar inspect MODEL' does it"),
         (&["ps"], 2, "/v1/models"),
         (&["push", "x"], 2, "are not uploaded"),
+        (&["convert", "a", "b", "q4_0"], 2, "'--type q4_0'"),
+        (&["graph", "dif", "llama", "qwen2"], 2, "'cellar graph diff"),
+        (&["batch", "m.gguf", "Cargo.toml"], 2, "-f Cargo.toml"),
         (&["cp", "x", "y"], 2, "a model is a file"),
         (&["kl", "Once upon a time"], 2, "nothing to compare"),
     ] {
@@ -337,6 +340,7 @@ fn a_graph_is_written_to_a_file() {
     assert_eq!(output(&[&args[..], &["-o", &file]].concat()).0, "");
     let written = std::fs::read_to_string(&file).unwrap();
     assert_eq!(written, output(&args).0);
+    assert_eq!(written, output(&["graph", "llama", "--format", "json"]).0);
     let alike = output(&["graph", "diff", &file, "llama"]).0;
     assert_eq!(alike, "the graphs are alike\n");
 }

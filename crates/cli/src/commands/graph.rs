@@ -21,10 +21,12 @@ pub(super) fn run(args: &GraphArgs, out: &mut impl Write) -> anyhow::Result<Exit
     if let Some(GraphCommand::Diff(args)) = &args.command {
         return diff(args, out);
     }
-    let model = match &args.arch {
+    let registry = architectures();
+    let is_known = |name: &&str| !Path::new(name).exists() && registry.get(name).is_ok();
+    let named = args.model.path().and_then(Path::to_str).filter(is_known);
+    let model = match args.arch.as_deref().or(named) {
         Some(name) => {
-            let architectures = architectures();
-            let known = architectures.get(name);
+            let known = registry.get(name);
             known.with_context(|| format!("--arch {name}"))?.example()?
         }
         None => of_file(&ModelSource::new(args.model.path()))?,
