@@ -140,6 +140,31 @@ fn a_call_that_was_cut_off_is_not_complete() {
     }
 }
 
+/// Broken at any place, an answer is read without a panic, and does not depend on its pieces.
+#[test]
+fn broken_answers_do_not_depend_on_their_pieces() {
+    for golden in ALL {
+        let splitter = splitter(golden);
+        for (at, c) in golden.two.char_indices().step_by(2) {
+            let (before, after) = (&golden.two[..at], &golden.two[at + c.len_utf8()..]);
+            for broken in [
+                format!("{before}{after}"),
+                format!("<think>{before}\n{after}"),
+            ] {
+                let whole = split(&splitter, &[&broken]);
+                let characters: Vec<String> = broken.chars().map(String::from).collect();
+                let pieces: Vec<&str> = characters.iter().map(String::as_str).collect();
+                assert_eq!(
+                    split(&splitter, &pieces),
+                    whole,
+                    "{}: {broken:?}",
+                    golden.name
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn without_tools_calls_are_text() {
     for golden in ALL.iter().filter(|golden| golden.name != "Solar-Open") {
