@@ -2,7 +2,7 @@
 
 use cellar_chat::{CallNumber, Calls, ChatSplitter, Part};
 
-use super::support::{call, check, text, thought, with, without};
+use super::support::{after, call, check, text, thought, with, without};
 
 const HERMES: &str = "<tool_call>";
 
@@ -171,5 +171,84 @@ fn a_forced_answer_is_one_call() {
         &forced,
         "{\"name\": \"f\", \"arguments\": {\"a\": 1}} \n",
         &call(0, "f", "{\"a\": 1}"),
+    );
+}
+
+#[test]
+fn reasoning_has_the_marks_of_its_family() {
+    for (template, written) in [
+        (
+            "<|channel>thought",
+            "<|channel>thought\nHm.\n<channel|>Yes.",
+        ),
+        (
+            "\u{25c1}/think\u{25b7}",
+            "\u{25c1}think\u{25b7}Hm.\u{25c1}/think\u{25b7}Yes.",
+        ),
+        ("</mm:think>", "<mm:think>Hm.</mm:think>Yes."),
+        (
+            "<think{}></think{}>",
+            "<think:opensource>Hm.</think:opensource>Yes.",
+        ),
+        (
+            "<|inner_suffix|>",
+            "<|inner_prefix|>Hm.<|inner_suffix|>Yes.",
+        ),
+        (
+            "<|END_THINKING|>",
+            "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>",
+        ),
+        (
+            "</think> <response>",
+            "<think>Hm.</think><response>Yes.</response>",
+        ),
+        (
+            "[BEGIN FINAL RESPONSE]",
+            "Here are my reasoning steps:\nHm.\n[BEGIN FINAL RESPONSE]\nYes.\n[END FINAL RESPONSE]",
+        ),
+        (
+            "<|think|><|content|>",
+            "<|think|>Hm.<|end|><|begin|>assistant<|content|>Yes.<|end|>",
+        ),
+        (
+            "<|open|><|end_of_msg|>",
+            "<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|>",
+        ),
+        (
+            "to=self <|message|>",
+            " to=self<|message|>Hm.<|eom|><|start|>assistant<|message|>Yes.<|eot|>",
+        ),
+    ] {
+        let plain = without(template, "");
+        check(&plain, written, &[thought("Hm."), text("Yes.")]);
+    }
+    // Where the prompt has begun it.
+    let open = without("<|channel>thought", "<|turn>model\n<|channel>thought\n");
+    check(&open, "Hm.<channel|>Yes.", &[thought("Hm."), text("Yes.")]);
+    // A mark may be two tokens, of which one is a control token.
+    let gemma = without("<|channel>thought", "");
+    assert!(gemma.knows("<|channel>") && gemma.knows("<channel|>"));
+    assert!(!gemma.knows("<eos>") && !gemma.knows(""));
+    let spaces = without("", "").with_spaces();
+    check(
+        &spaces,
+        "<think>\nHm.\n</think>\n\nYes.",
+        &[thought("\nHm.\n"), text("\n\nYes.")],
+    );
+}
+
+#[test]
+fn functionary_begins_its_text_in_the_prompt() {
+    let template = ">>>all";
+    for splitter in [
+        without(template, "assistant\n>>>"),
+        after(template, "assistant\n>>>"),
+    ] {
+        check(&splitter, "all\nYes.", &[text("Yes.")]);
+    }
+    check(
+        &after(template, "assistant\n>>>"),
+        "g\n{}",
+        &call(0, "g", "{}"),
     );
 }
