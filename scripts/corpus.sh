@@ -41,7 +41,8 @@ if [ "${1:-}" = write ]; then
   export CELLAR_CORPUS_RESULTS=$PWD/scripts/corpus/results.tsv
   rm -f "$CELLAR_CORPUS_RESULTS"
 fi
-cargo build --quiet --locked -p cellar-model-core --examples
+# As the tests of the workspace build them: with other features all would be compiled again.
+cargo build --quiet --locked --workspace --examples
 programs=${CARGO_TARGET_DIR:-target}/debug/examples
 status=0
 "$venv/bin/python" scripts/corpus/token_ids.py "$programs/tokens" "$source/models" "$cache/tokenizers" \
@@ -50,4 +51,8 @@ if [ -n "${LLAMA_TOKENIZE:-}" ]; then
   "$venv/bin/python" scripts/corpus/pre_tokenizers.py "$programs/tokens" "$LLAMA_TOKENIZE" "$source" \
     scripts/corpus/known.tsv || status=1
 fi
+templates=$source/models/templates
+"$venv/bin/python" scripts/corpus/templates.py "$templates" "$programs/render_template" || status=1
+"$venv/bin/python" scripts/corpus/calls.py "$programs/read_answers" "$templates" || status=1
+"$programs/template_history" "$templates" || status=1
 exit "$status"

@@ -3,7 +3,9 @@
 template of a folder (jinja2, set up as transformers does), reads back what the template wrote, and
 compares names, arguments and reasoning with what was put in.
 
-    scripts/corpus/calls.py FOLDER [NAME]      # needs jinja2; runs the example read_answers with cargo
+    scripts/corpus/calls.py PROGRAM FOLDER [NAME]
+
+PROGRAM is the example read_answers of cellar-chat; jinja2 is needed. NAME is a part of the names of templates.
 """
 
 import datetime
@@ -17,6 +19,8 @@ import sys
 import jinja2
 import jinja2.ext
 import jinja2.sandbox
+
+import results
 
 TOOLS = [
     {"name": "get_weather", "description": "Tells the weather", "parameters": {
@@ -111,7 +115,7 @@ def check(name, source, calls):
 
 
 def main():
-    folder, only = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
+    program, folder, only = sys.argv[1], sys.argv[2], "".join(sys.argv[3:4])
     cases = []
     for path in sorted(glob.glob(os.path.join(folder, "*.jinja"))):
         if only not in path:
@@ -121,11 +125,10 @@ def main():
         name = os.path.basename(path)
         cases += [check(name, source, CALLS), check(name, source, MULTILINE)]
     lines = "\n".join(json.dumps(case) for case in cases)
-    command = ["cargo", "run", "--quiet", "-p", "cellar-chat", "--example", "read_answers"]
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
+    done = subprocess.run([program], input=lines, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr)
-    n_wrong = 0
+    n_wrong, compared = 0, {}
     for case, line in zip(cases, done.stdout.splitlines()):
         read = json.loads(line)
         calls = []
@@ -141,9 +144,15 @@ def main():
         if case["expected"] is None:
             verdict = "writes no calls"
         n_wrong += verdict == "WRONG"
+        if case["expected"] is not None:
+            counts = compared.setdefault(case["name"].removesuffix(".jinja"), [0, 0])
+            counts[0] += 1
+            counts[1] += verdict == "WRONG"
         print(f"{case['name']:58} {read['family'] or '-':40} {len(calls)} {verdict}")
         if verdict == "WRONG" or only:
             print("   prompt", repr(case["prompt"][-80:]), "\n   text", repr(case["text"]), "\n   read", json.dumps(read["answer"], ensure_ascii=False))
+    for name, (n_compared, n_different) in compared.items():
+        results.add("calls", name, n_compared, n_different)
     print(f"{n_wrong} wrong of {len(cases)}")
     sys.exit(n_wrong > 0)
 

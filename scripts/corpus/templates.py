@@ -26,6 +26,8 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 
+import results
+
 NOW = datetime.datetime(2024, 2, 29, 13, 7, 9)
 
 # Why texts differ, and how that shows in what Jinja2 gives and what Cellar gives. At most five.
@@ -220,11 +222,13 @@ def main():
 
     known = collections.defaultdict(list)
     new = collections.defaultdict(list)
+    different = collections.Counter()
     n_refused = 0
     for (template, name), want, answer in zip(names, wanted, answers):
         n_refused += "error" in want
         if "error" in want and "error" in answer or want == answer:
             continue
+        different[template] += 1
         reason = next((reason for reason, is_it in KNOWN.items() if is_it(want, answer)), None)
         if reason:
             known[reason].append(f"{template} ({name})")
@@ -236,6 +240,8 @@ def main():
                 print("  ", first_difference(want["text"], answer["text"]))
             else:
                 print(f"   wanted {str(want)[:300]}\n      got {str(answer)[:300]}")
+    for template in dict(names):
+        results.add("template", template, len(CHATS), different[template])
     for reason, chats in known.items():
         print(f"{reason}: {', '.join(chats)}")
     for template, chats in new.items():
