@@ -156,7 +156,7 @@ fn what_other_programs_call_otherwise_is_answered_with_its_name() {
         ),
         (
             &["run", "--top-k", "1.5"],
-            "'1.5' for '--top-k <K>': a whole number is needed",
+            "'1.5' for '--top-k <K>': a number of at least 1 is needed, or 0 or -1 for all tokens",
         ),
         (
             &["rerank", "-m", "x", "-q", "q", "--top", "0", "a"],

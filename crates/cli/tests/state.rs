@@ -129,7 +129,7 @@ fn a_prompt_is_read_once_and_gone_on_from_with_another() {
         serde_json::json!(reference.greedy_ids[..20])
     );
     // A prompt continues the text: no second beginning.
-    let report = json(&[&base[..], &["-n", "5", "One day"]].concat());
+    let report = json(&[&base[..], &["-n", "5", " One day"]].concat());
     let ids = [
         &reference.ids[reference.ids.len() - 1..],
         &references()[1].ids[1..3],

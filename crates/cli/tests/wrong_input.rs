@@ -196,7 +196,7 @@ fn flags_out_of_range() {
             &["run", "--min-p", "-1"],
             "'-1' for '--min-p <P>': a number between 0 and 1",
         ),
-        (&["run", "--top-k", "-1"], "'--top-k <K>'"),
+        (&["run", "--top-k", "-2"], "'--top-k <K>'"),
         (
             &["run", "--repeat-penalty", "0"],
             "'0' for '--repeat-penalty <X>': a number above 0",

@@ -16,7 +16,7 @@ use crate::architecture::{Model, Registry};
 use crate::directory::HfDirectory;
 use crate::error::{MetadataError, ModelError, ModelFileError};
 use crate::gguf::{Array, FromValue, GgufFile, Metadata, Value};
-use crate::hf::tokenizer_keys;
+use crate::hf::{HfConfig, tokenizer_keys};
 use crate::tokenizer::{
     Normalizer, SpecialIds, SpecialSpacing, TokenKind, Tokenizer, TokenizerModel, TokenizerSpec,
 };
@@ -189,6 +189,8 @@ pub fn open_tokenizer(path: impl AsRef<Path>) -> Result<Tokenizer, ModelFileErro
     let label = format!("'{}'", path.display());
     let metadata = tokenizer_keys(path)?;
     if !metadata.contains("tokenizer.ggml.model") {
+        // A directory without that, either, is no model's.
+        HfConfig::open(&path.join("config.json"))?;
         return Err(in_file(&label, ModelError::NoTokenizer));
     }
     read_tokenizer(&metadata).map_err(|reason| in_file(&label, reason))

@@ -177,7 +177,7 @@ mod tests {
             ("temp", "warm", "'warm' is no number"),
             ("temp", "-1", "temperature -1"),
             ("top-p", "2", "top-p 2 is not between 0 and 1"),
-            ("top-k", "-1", "'-1' is no number"),
+            ("top-k", "many", "'many' is no number"),
             ("seed", "-2", "'-2' is no value of seed: a number"),
             (
                 "predict",
