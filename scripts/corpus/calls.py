@@ -148,8 +148,8 @@ def main():
             counts = compared.setdefault(case["name"].removesuffix(".jinja"), [0, 0])
             counts[0] += 1
             counts[1] += verdict == "WRONG"
-        print(f"{case['name']:58} {read['family'] or '-':40} {len(calls)} {verdict}")
         if verdict == "WRONG" or only:
+            print(f"{case['name']:58} {read['family'] or '-':40} {len(calls)} {verdict}")
             print("   prompt", repr(case["prompt"][-80:]), "\n   text", repr(case["text"]), "\n   read", json.dumps(read["answer"], ensure_ascii=False))
     for name, (n_compared, n_different) in compared.items():
         results.add("calls", name, n_compared, n_different)
