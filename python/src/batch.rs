@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cellar::engine::sampler::Step;
 use cellar::engine::serve::{
-    FinishedText, Service, ServiceConfig, ServiceError, TextRequest, TextStream,
+    FinishedText as ServedText, Service, ServiceConfig, ServiceError, TextRequest, TextStream,
 };
 use cellar::engine::{CompletionOptions, EngineError};
 use cellar::kv_core::backend::BoxedBackend;
@@ -107,7 +107,7 @@ fn finished(
     options: &GenerateOptions,
     grammar: Option<&Grammar>,
     cancel: &CancelFlag,
-) -> Result<Vec<FinishedText>, ServiceError> {
+) -> Result<Vec<ServedText>, ServiceError> {
     let steps = || -> Vec<Box<dyn Step>> {
         let step = grammar.map(|grammar| Box::new(grammar.step()) as Box<dyn Step>);
         step.into_iter().collect()
@@ -138,7 +138,7 @@ fn finished(
     Ok(finished)
 }
 
-fn finish(mut text: TextStream, cancel: &CancelFlag) -> Result<FinishedText, ServiceError> {
+fn finish(mut text: TextStream, cancel: &CancelFlag) -> Result<ServedText, ServiceError> {
     let mut taken = String::new();
     while let Some(piece) = text.next_piece_within(Duration::from_millis(50))? {
         if cancel.is_cancelled() {
@@ -148,7 +148,7 @@ fn finish(mut text: TextStream, cancel: &CancelFlag) -> Result<FinishedText, Ser
     }
     let logprobs = text.take_logprobs();
     let rest = text.finish()?;
-    Ok(FinishedText {
+    Ok(ServedText {
         text: taken,
         logprobs: [logprobs, rest.logprobs].concat(),
         ..rest
