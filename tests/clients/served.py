@@ -5,7 +5,7 @@ import re
 import subprocess
 
 TEMPLATE = (
-    "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
+    "{# Calls as in Hermes: <tool_call> #}{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}"
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}<|assistant|>"
 )
 
