@@ -8,7 +8,6 @@ compares names, arguments and reasoning with what was put in.
 PROGRAM is the example read_answers of cellar-chat; jinja2 is needed. NAME is a part of the names of templates.
 """
 
-import datetime
 import glob
 import json
 import os
@@ -17,10 +16,10 @@ import subprocess
 import sys
 
 import jinja2
-import jinja2.ext
 import jinja2.sandbox
 
 import results
+import templates
 
 TOOLS = [
     {"name": "get_weather", "description": "Tells the weather", "parameters": {
@@ -41,29 +40,13 @@ MULTILINE = [("get_weather", {"city": "a\n  b\\d\tü", "note": ""})]
 IDS = ["abcdefgh0", "abcdefgh1"]
 
 
-class Generation(jinja2.ext.Extension):
-    """The block that marks an answer for training."""
-    tags = {"generation"}
-
-    def parse(self, parser):
-        next(parser.stream)
-        return parser.parse_statements(["name:endgeneration"], drop_needle=True)
-
-
 def environment(sandbox):
-    env = sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
-
-    def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-        value = list(value) if hasattr(value, "__next__") else value
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    def refuse(message):
-        raise jinja2.TemplateError(message)
-
-    env.filters["tojson"] = tojson
-    env.globals["raise_exception"] = refuse
-    env.globals["strftime_now"] = lambda form: datetime.datetime(2026, 1, 2).strftime(form)
-    return env
+    """As templates are compared, but with lists for the iterators that some templates write as JSON."""
+    made = templates.environment(sandbox)
+    tojson = made.filters["tojson"]
+    made.filters["tojson"] = lambda value, **options: tojson(
+        list(value) if hasattr(value, "__next__") else value, **options)
+    return made
 
 
 def attempts(calls):

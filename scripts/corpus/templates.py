@@ -124,7 +124,7 @@ CHATS = {
 }
 
 
-def environment():
+def environment(sandbox=jinja2.sandbox.ImmutableSandboxedEnvironment):
     """As `transformers.utils.chat_template_utils` has it."""
 
     class Generation(jinja2.ext.Extension):
@@ -144,7 +144,7 @@ def environment():
     def raise_exception(text):
         raise jinja2.TemplateError(text)
 
-    made = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    made = sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
     made.filters["tojson"] = tojson
     made.globals["raise_exception"] = raise_exception

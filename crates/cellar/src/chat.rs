@@ -24,9 +24,9 @@ pub fn render_chat(file: &ModelFile, messages: &[ChatMessage]) -> Result<Option<
     Ok(Some(render(file, &template, messages, prompt)?))
 }
 
-/// The same for messages that are plain JSON objects, with tool calls and their results, in the words of
-/// OpenAI's chat: they are given to the template in the form that it shows. `variables` are others that
-/// templates read, such as `tools`.
+/// The same for messages that are plain JSON objects, with tool calls and their results, in the
+/// words of OpenAI's chat: they are given to the template in the form that it shows. `variables`
+/// are others that templates read, such as `tools`.
 ///
 /// # Errors
 /// As [`render_chat`].

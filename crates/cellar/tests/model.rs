@@ -213,7 +213,7 @@ fn a_memory_that_was_cleared_is_noted() {
     assert_eq!(again.prompt.n_tokens, 1);
 }
 
-/// Whatever happens to a sequence under a text, the text computes nothing any more and says why;
+/// A change of a sequence under a text ends the text with an error that names it;
 /// what was done instead is right.
 #[test]
 fn a_text_whose_sequence_was_changed_is_refused() {

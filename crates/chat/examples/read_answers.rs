@@ -1,5 +1,6 @@
-//! Reads answers of chat models: lines of JSON with `template`, `tools`, `prompt` and `text` in, lines
-//! with the `family`, `reasoning`, `text` and `calls` out. `scripts/corpus/calls.py` drives it.
+//! Reads answers of chat models: lines of JSON with `template`, `tools`, `prompt` and `text` in,
+//! lines with the `family`, `reasoning`, `text` and `calls` out. `scripts/corpus/calls.py` drives
+//! it.
 //!
 //! Each answer is read whole and character by character; it is an error where the two differ.
 
@@ -20,9 +21,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             .flatten()
             .map(tool)
             .collect();
-        let calls = match tools.is_empty() {
-            true => Calls::None,
-            false => Calls::Free(tools),
+        let calls = if tools.is_empty() {
+            Calls::None
+        } else {
+            Calls::Free(tools)
         };
         let splitter = ChatSplitter::new(field("template"), field("prompt"), calls);
         let text = field("text");

@@ -18,7 +18,7 @@ const ITEM: &str = "item";
 /// A call that is being read.
 #[derive(Clone, Debug)]
 pub(crate) struct ElementsCall {
-    /// What stands before each mark.
+    /// The text before each mark.
     space: &'static str,
     end: String,
     /// Bytes of what is held in which the end is not.
@@ -41,10 +41,7 @@ impl ElementsCall {
         tools: &[Tool],
         events: &mut Vec<CallEvent>,
     ) -> Progress {
-        let from = (0..=self.n_searched)
-            .rev()
-            .find(|&at| held.is_char_boundary(at));
-        let from = from.unwrap_or(0);
+        let from = held.floor_char_boundary(self.n_searched);
         let Some(end) = held.get(from..).and_then(|rest| rest.find(&self.end)) else {
             self.n_searched = held.len().saturating_sub(self.end.len());
             return Progress::Open;
@@ -123,16 +120,15 @@ impl<'t> Elements<'t> {
             return None;
         }
         let is_list = behind.get(self.space.len()..)?.starts_with("<item>");
-        let value = match is_list {
-            true => {
-                let mut items = Vec::new();
-                let schema = schema.and_then(|schema| schema.get("items"));
-                while let Some(ITEM) = self.open() {
-                    items.push(self.value(ITEM, schema, depth + 1)?);
-                }
-                Value::Array(items)
+        let value = if is_list {
+            let mut items = Vec::new();
+            let schema = schema.and_then(|schema| schema.get("items"));
+            while let Some(ITEM) = self.open() {
+                items.push(self.value(ITEM, schema, depth + 1)?);
             }
-            false => Value::Object(self.members(schema, depth + 1)?),
+            Value::Array(items)
+        } else {
+            Value::Object(self.members(schema, depth + 1)?)
         };
         self.rest = self.rest.trim_start().strip_prefix(&end)?;
         Some(value)

@@ -6,32 +6,32 @@ use crate::header::ReadHeader;
 use crate::tagged::Tags;
 use crate::value::Dialect;
 
-/// How the models of a family write calls of tools.
+/// The way in which the models of a family write calls of tools.
 #[derive(Debug)]
 pub(crate) struct Family {
     /// Models of the family, for logs.
     pub(crate) name: &'static str,
     /// Templates of the family hold all texts of one of these lists.
     pub(crate) shown: &'static [&'static [&'static str]],
-    /// What may stand before what begins calls, and says nothing.
+    /// Texts that may stand before the mark of calls, and say nothing.
     pub(crate) before: &'static [&'static str],
-    /// What begins a call or a list of them.
+    /// Marks that begin a call or a list of them.
     pub(crate) open: &'static [&'static str],
-    /// What may stand behind a call, and says nothing.
+    /// Texts that may stand behind a call, and say nothing.
     pub(crate) after: &'static [&'static str],
     /// A call behind the mark.
     pub(crate) body: Body,
     /// A call in brackets behind the mark, where there may be several.
     pub(crate) listed: Option<Body>,
     pub(crate) start: Start,
-    /// How a grammar writes calls.
-    pub(crate) written: Written,
+    /// The form of calls in a grammar.
+    pub(crate) written: CallSyntax,
     pub(crate) wrap: Wrap,
 }
 
-/// How a grammar writes a call behind the first mark that begins one.
+/// The form of a call in a grammar, behind the first mark that begins one.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Written {
+pub(crate) enum CallSyntax {
     /// In no way: such answers are not held to a form.
     Not,
     /// A JSON object.
@@ -54,7 +54,7 @@ pub(crate) enum Written {
     Tagged,
 }
 
-/// What a grammar writes around calls where the answer is nothing else.
+/// The texts around calls in a grammar of an answer that is nothing else.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wrap {
     Nothing,
@@ -70,7 +70,7 @@ pub(crate) enum Wrap {
     },
 }
 
-/// What a grammar writes beside names and arguments.
+/// A part of a call that is neither its name nor its arguments, in a grammar.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Piece {
     /// This mark, or text.
@@ -86,7 +86,7 @@ pub(crate) enum Piece {
 pub(crate) struct Keys {
     pub(crate) name: &'static str,
     pub(crate) arguments: &'static str,
-    /// What the model calls the call, before the rest.
+    /// The model's id of the call, before the rest.
     pub(crate) id: Option<&'static str>,
 }
 
@@ -98,7 +98,7 @@ impl Keys {
     };
 }
 
-/// How one call is written.
+/// The form of one call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Body {
     /// `{"name": …, "arguments": {…}}`.
@@ -114,7 +114,8 @@ pub(crate) enum Body {
     Elements(&'static str),
 }
 
-/// How an answer begins that calls without a mark; only tools that there are can be called so.
+/// The beginning of an answer that calls without a mark; only tools that there are can be called
+/// so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
     /// In no way.

@@ -1,15 +1,15 @@
-//! What answers that call tools are held to, as grammars in the Lark syntax of `llguidance`.
+//! Grammars of answers that call tools, in the Lark syntax of `llguidance`.
 //!
 //! Invariant: the text before and after calls is free; once a call has begun, in the form that the
-//! model's template shows, only arguments that the tool's schema allows can follow. A form that is not
-//! written down is `None`. Knows no request.
+//! model's template shows, only arguments that the tool's schema allows can follow. A form that is
+//! not written down is `None`. Knows no request.
 
 use cellar_grammar::json_rule;
 use kv_core::TokenId;
 use model_core::tokenizer::{TokenKind, Tokenizer};
 use serde_json::{Map, Value, json};
 
-use crate::family::{Body, Family, Keys, Piece, Start, Wrap, Written};
+use crate::family::{Body, CallSyntax, Family, Keys, Piece, Start, Wrap};
 use crate::harmony;
 use crate::style::Style;
 use crate::tagged_grammar;
@@ -24,9 +24,9 @@ pub struct CallGrammar {
     pub named: Vec<TokenId>,
 }
 
-/// Whose answer it is.
+/// The model and the prompt that an answer is of.
 #[derive(Clone, Copy, Debug)]
-pub struct Answering<'t> {
+pub struct AnswerContext<'t> {
     /// The model's chat template.
     pub template: &'t str,
     /// The prompt, which may have begun reasoning.
@@ -35,7 +35,7 @@ pub struct Answering<'t> {
     pub tokenizer: &'t Tokenizer,
 }
 
-/// What the arguments of a tool may be.
+/// The schema of a tool's arguments.
 pub(crate) type SchemaOf = fn(&Tool) -> Value;
 
 /// An answer that is nothing but calls, each a JSON object, in no model's form.
@@ -51,15 +51,15 @@ pub fn of_forced(tools: &[Tool], number: CallNumber) -> String {
 /// An answer that is nothing but calls, in the form of the model. `None` where the form is not
 /// written down.
 pub fn of_required(
-    answering: Answering<'_>,
+    context: AnswerContext<'_>,
     tools: &[Tool],
     number: CallNumber,
 ) -> Option<CallGrammar> {
-    let Answering {
+    let AnswerContext {
         template,
         prompt,
         tokenizer,
-    } = answering;
+    } = context;
     let mut marks = Marks::new(tokenizer);
     if harmony::calls_by(template) {
         return Some(to_function(marks, tools));
@@ -73,7 +73,7 @@ pub fn of_required(
     let open = family.open.first()?;
     // Without a mark, a call is as well the whole answer.
     let mark = match family.start {
-        Start::With(_) if matches!(family.written, Written::Object { .. }) => String::new(),
+        Start::With(_) if matches!(family.written, CallSyntax::Object { .. }) => String::new(),
         _ => marks.mark(open),
     };
     let first = if prompt.ends_with(open) { "" } else { &mark };
@@ -85,7 +85,7 @@ pub fn of_required(
     };
     let (before, behind) = (marks.all(each.before), marks.all(each.behind));
     let start = match family.written {
-        Written::List { .. } => {
+        CallSyntax::List { .. } => {
             let list = if several { "list" } else { "one" };
             format!("{first} {list}")
         }
@@ -104,7 +104,7 @@ pub fn of_required(
     Some(marks.grammar(start + &rules))
 }
 
-/// What stands around calls.
+/// The texts around calls.
 #[derive(Clone, Copy)]
 struct Around {
     before: &'static [Piece],
@@ -154,7 +154,7 @@ pub fn of_free(template: &str, tokenizer: &Tokenizer, tools: &[Tool]) -> Option<
     } else {
         let head = marks.until("head", open);
         match family.written {
-            Written::List { .. } => format!("start: TEXT | head SPACES? list\n{head}"),
+            CallSyntax::List { .. } => format!("start: TEXT | head SPACES? list\n{head}"),
             _ => format!("start: (head call)* TEXT\n{head}"),
         }
     };
@@ -169,7 +169,7 @@ fn rules(
     schema_of: SchemaOf,
 ) -> Option<String> {
     match (family.written, family.body) {
-        (Written::Object { keys, close }, _) => {
+        (CallSyntax::Object { keys, close }, _) => {
             let close = close.map(|close| format!(" SPACES? {}", marks.mark(close)));
             let call = json_rule(&calls(tools, keys, schema_of));
             Some(format!(
@@ -177,7 +177,7 @@ fn rules(
                 close.unwrap_or_default()
             ))
         }
-        (Written::List { keys, close }, _) => {
+        (CallSyntax::List { keys, close }, _) => {
             let close = close.map(|close| format!(" SPACES? {}", marks.mark(close)));
             let close = close.unwrap_or_default();
             let call = json_rule(&calls(tools, keys, schema_of));
@@ -187,7 +187,7 @@ fn rules(
             ))
         }
         (
-            Written::Named {
+            CallSyntax::Named {
                 before,
                 behind,
                 close,
@@ -204,7 +204,7 @@ fn rules(
             }
             Some(rules)
         }
-        (Written::Tagged, Body::Tagged(tags)) => {
+        (CallSyntax::Tagged, Body::Tagged(tags)) => {
             let mut rules = format!("call: {}\n", one_of(tools));
             rules += &marks.until("until_value_end", tags.value_end);
             rules += &marks.until("until_end", tags.end);
@@ -242,7 +242,7 @@ impl<'t> Marks<'t> {
 
     /// The grammar with these rules.
     fn grammar(self, rules: String) -> CallGrammar {
-        // Rules that nothing refers to are an error to nobody.
+        // A rule without a reference to it is no error.
         let lark = format!("{rules}TEXT: /(.|\\n)*/\nSPACES: /[ \\n]{{1,8}}/\n");
         CallGrammar {
             lark,
@@ -291,13 +291,14 @@ impl<'t> Marks<'t> {
 
 /// The schema of a tool's arguments; any object where it has none.
 fn parameters(tool: &Tool) -> Value {
-    match tool.parameters.is_object() {
-        true => tool.parameters.clone(),
-        false => json!({"type": "object"}),
+    if tool.parameters.is_object() {
+        tool.parameters.clone()
+    } else {
+        json!({"type": "object"})
     }
 }
 
-/// What the arguments of a free call may be.
+/// The schema of a free call's arguments.
 fn allowed(tool: &Tool) -> Value {
     match tool.arguments {
         Arguments::Strict => parameters(tool),

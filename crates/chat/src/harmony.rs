@@ -1,8 +1,9 @@
-//! [`Harmony`]: splits answers that are messages with channels or recipients, of gpt-oss and others.
+//! [`Harmony`]: splits answers that are messages with channels or recipients, of gpt-oss and
+//! others.
 //!
-//! `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…`: analysis is
-//! reasoning, final and commentary are text, and a message to `functions.NAME` is a call. Where there
-//! are no channels, a message to `self` is reasoning, and calls are in the text of messages.
+//! `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…`: analysis
+//! is reasoning, final and commentary are text, and a message to `functions.NAME` is a call. Where
+//! there are no channels, a message to `self` is reasoning, and calls are in the text of messages.
 //!
 //! Invariant: as of [`crate::ChatSplitter`]. What is no message of this form comes out as text.
 
@@ -19,7 +20,7 @@ const CONSTRAIN: &str = "<|constrain|>";
 const END: &str = "<|end|>";
 const CALL: &str = "<|call|>";
 const RETURN: &str = "<|return|>";
-/// What ends messages of models without channels.
+/// Marks that end messages of models without channels.
 const END_OF_MESSAGE: &str = "<|eom|>";
 const END_OF_TURN: &str = "<|eot|>";
 /// Whom reasoning is to, where there are no channels.
@@ -50,7 +51,7 @@ enum State {
     Between,
 }
 
-/// Whether messages to functions are the calls of models with this template.
+/// True if messages to functions are the calls of models with this template.
 pub(crate) fn calls_by(template: &str) -> bool {
     template.contains(CHANNEL) && template.contains(MESSAGE)
 }
@@ -98,7 +99,7 @@ impl Harmony {
         [CHANNEL, MESSAGE, CONSTRAIN].into_iter().chain(ENDS)
     }
 
-    /// Whether messages to functions are calls.
+    /// True if messages to functions are calls.
     pub(crate) fn reads_calls(&self) -> bool {
         self.has_tools
     }

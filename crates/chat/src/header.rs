@@ -1,4 +1,4 @@
-//! What stands between the mark of a call and its arguments, where that is no JSON: the name of the
+//! The header of a call, between its mark and its arguments, where it is no JSON: the name of the
 //! tool, and what the model calls the call.
 //!
 //! Pure functions of the text so far. Know no state of an answer.
@@ -6,7 +6,7 @@
 /// The longest header of a call.
 const MAX_HEADER: usize = 512;
 
-/// What a text begins with.
+/// The beginning of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Header<'t> {
     /// More is needed to say it.
@@ -15,14 +15,14 @@ pub(crate) enum Header<'t> {
     Name {
         /// The name.
         name: &'t str,
-        /// What the model calls the call.
+        /// The model's id of the call.
         id: Option<&'t str>,
-        /// What follows: the arguments.
+        /// The rest of the text: the arguments.
         rest: &'t str,
     },
-    /// What follows is text, not a call.
+    /// Text follows, not a call.
     Text {
-        /// What follows.
+        /// The rest of the text.
         rest: &'t str,
     },
     /// It is no call.
@@ -34,25 +34,27 @@ pub(crate) type ReadHeader = fn(&str) -> Header<'_>;
 
 /// More is needed, but not without end.
 fn open(text: &str) -> Header<'_> {
-    match text.len() > MAX_HEADER {
-        true => Header::Broken,
-        false => Header::Open,
+    if text.len() > MAX_HEADER {
+        Header::Broken
+    } else {
+        Header::Open
     }
 }
 
 fn named<'t>(name: &'t str, rest: &'t str) -> Header<'t> {
     let id = None;
-    match is_name(name.trim()) {
-        true => Header::Name {
+    if is_name(name.trim()) {
+        Header::Name {
             name: name.trim(),
             id,
             rest,
-        },
-        false => Header::Broken,
+        }
+    } else {
+        Header::Broken
     }
 }
 
-/// Whether a tool may be called so.
+/// True if a tool may be called so.
 pub(crate) fn is_name(text: &str) -> bool {
     let is_part = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/');
     !text.is_empty() && text.len() <= 128 && text.chars().all(is_part)

@@ -138,9 +138,10 @@ impl JsonCall {
             return;
         }
         self.has_arguments = true;
-        match self.has_name {
-            true => events.push(CallEvent::Arguments(text.to_owned())),
-            false => self.early.push_str(text),
+        if self.has_name {
+            events.push(CallEvent::Arguments(text.to_owned()))
+        } else {
+            self.early.push_str(text)
         }
     }
 
@@ -190,9 +191,10 @@ impl JsonCall {
         let (mut reader, mut json) = (ValueReader::new(Dialect::Json), String::new());
         let mut steps = text.trim().chars().map(|c| reader.push(c, &mut json));
         let end = steps.find(|step| *step != Step::Open);
-        match end == Some(Step::Done) && steps.next().is_none() {
-            true => self.add_arguments(&json, events),
-            false => self.add_arguments(text, events),
+        if end == Some(Step::Done) && steps.next().is_none() {
+            self.add_arguments(&json, events)
+        } else {
+            self.add_arguments(text, events)
         }
     }
 

@@ -1,7 +1,7 @@
 //! From the text of an answer to its reasoning, its text and its calls of tools, piece by piece.
 //!
-//! Invariant: where nothing is marked, the pieces are the text unchanged; a piece does not depend on
-//! how the text was cut, and what looks like a mark but is none comes out as text. Which marks a
+//! Invariant: where nothing is marked, the pieces are the text unchanged; a piece does not depend
+//! on how the text was cut, and what looks like a mark but is none comes out as text. Which marks a
 //! model writes follows from its chat template; how a family writes calls is a row of a table.
 
 mod elements;
@@ -29,11 +29,12 @@ pub use split::{Calls, ChatSplitter, Part};
 pub use style::{Marks, marks_in};
 pub use tool::{Arguments, CallNumber, Tool, ToolPaths};
 
-/// The models that write calls as this template shows, for people; `None` where it shows no form that
-/// is known, so that calls come as text.
+/// The models that write calls as this template shows, for people; `None` where it shows no form
+/// that is known, so that calls come as text.
 pub fn family_of(template: &str) -> Option<&'static str> {
-    match harmony::calls_by(template) {
-        true => Some("gpt-oss"),
-        false => family::Family::of_template(template).map(|family| family.name),
+    if harmony::calls_by(template) {
+        Some("gpt-oss")
+    } else {
+        family::Family::of_template(template).map(|family| family.name)
     }
 }

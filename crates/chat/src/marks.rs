@@ -2,7 +2,7 @@
 //!
 //! Pure functions. Invariant: what [`undecided`] gives out is part of no mark.
 
-/// What becomes of white space at the end of what came so far.
+/// The treatment of white space at the end of the text so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LastSpaces {
     /// It waits: a mark would swallow it.
@@ -11,7 +11,7 @@ pub(crate) enum LastSpaces {
     Given,
 }
 
-/// How many bytes of a text can be given out: without its longest end that may be the beginning of a
+/// The number of bytes of a text that can be given out: all but its longest end that may begin a
 /// mark, and where a mark would swallow it, without white space at its end.
 pub(crate) fn undecided(text: &str, marks: &[&str], spaces: LastSpaces) -> usize {
     let longest = marks.iter().map(|mark| mark.len()).max().unwrap_or(0);
@@ -28,7 +28,7 @@ pub(crate) fn undecided(text: &str, marks: &[&str], spaces: LastSpaces) -> usize
     }
 }
 
-/// Where the first of these marks stands in a text, and which it is.
+/// The place of the first of these marks in a text, and the mark.
 pub(crate) fn find_first<'m>(text: &str, marks: &[&'m str]) -> Option<(usize, &'m str)> {
     let mut first: Option<(usize, &str)> = None;
     for &mark in marks {

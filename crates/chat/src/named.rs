@@ -1,8 +1,8 @@
 //! [`NamedCall`]: a call whose tool is named before its arguments, as `name[ARGS]{…}` and
 //! `name(key=value)`.
 //!
-//! Invariant: the name is given out once the arguments begin, so that a text which only looks like a
-//! header stays text.
+//! Invariant: the name is given out once the arguments begin, so that a text which only looks like
+//! a header stays text.
 
 use crate::header::{Header, ReadHeader};
 use crate::reader::{CallEvent, Progress};

@@ -10,20 +10,20 @@ use crate::named::NamedCall;
 use crate::tagged::TaggedCall;
 use crate::tool::Tool;
 
-/// What a call has so far.
+/// A part of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CallEvent {
     /// The name of the tool.
     Name {
         name: String,
-        /// What the model calls the call.
+        /// The model's id of the call.
         id: Option<String>,
     },
     /// A part of its arguments.
     Arguments(String),
 }
 
-/// What became of the text so far.
+/// The state of a call after the text so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     /// More is needed.
@@ -32,7 +32,7 @@ pub(crate) enum Progress {
     Read,
     /// The call is complete.
     Done,
-    /// What follows is the text of the answer, not a call.
+    /// The text of the answer follows, not a call.
     Text,
     /// It is no call, or no sound one.
     Broken,

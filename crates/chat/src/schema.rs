@@ -1,4 +1,4 @@
-//! What a tool's schema says of a value that a model wrote without its type.
+//! The type of a value that a model wrote without it, by the tool's schema.
 //!
 //! Pure functions. Invariant: a value that the schema wants as text is the text unchanged.
 
@@ -14,7 +14,7 @@ pub(crate) fn of_argument<'t>(tools: &'t [Tool], name: &str, key: &str) -> Optio
     Some(referred(&tool.parameters, schema))
 }
 
-/// What a schema refers to, where it is nothing but a reference into the whole.
+/// The target of a schema that is nothing but a reference into the whole.
 pub(crate) fn referred<'t>(whole: &'t Value, mut schema: &'t Value) -> &'t Value {
     // References may go round.
     for _ in 0..8 {
@@ -52,7 +52,7 @@ pub(crate) fn read(text: &str) -> Option<Value> {
     json.or_else(|| ValueReader::read_all(Dialect::Json, text))
 }
 
-/// Whether a schema allows a value of this type, where it says so.
+/// True if a schema allows a value of this type; `None` where it does not say so.
 fn allows(schema: &Value, value: &Value) -> bool {
     let is_kind = |kind: &Value| match kind.as_str() {
         Some("null") => value.is_null(),
@@ -72,7 +72,7 @@ fn allows(schema: &Value, value: &Value) -> bool {
     }
 }
 
-/// Whether a schema allows nothing but texts.
+/// True if a schema allows nothing but texts.
 pub(crate) fn is_text(schema: &Value) -> bool {
     if let Some(values) = schema.get("enum").and_then(Value::as_array) {
         return values.iter().all(Value::is_string);

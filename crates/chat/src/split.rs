@@ -1,7 +1,7 @@
 //! [`ChatSplitter`]: splits one answer into its parts as it comes.
 //!
-//! Invariant: what was given out is never taken back, so text waits where it may begin a mark. Knows
-//! the order of sections; what is in a call is read elsewhere.
+//! Invariant: what was given out is never taken back, so text waits where it may begin a mark.
+//! Knows the order of sections; what is in a call is read elsewhere.
 
 mod calls;
 
@@ -18,29 +18,29 @@ use crate::tool::{CallNumber, Tool};
 /// A part of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// What the reader gets.
+    /// Text for the reader.
     Text(String),
-    /// What the model thought before.
+    /// The model's thoughts before it.
     Reasoning(String),
     /// A call begins.
     ToolStart {
-        /// Which call of the answer, from 0 on.
+        /// The number of the call in the answer, from 0 on.
         index: usize,
         /// The tool.
         name: String,
-        /// What the model calls the call, where it does.
+        /// The model's id of the call, where it writes one.
         id: Option<String>,
     },
     /// The next part of the arguments of the call that began last, which are JSON.
     ToolArguments {
-        /// Which call of the answer.
+        /// The number of the call in the answer.
         index: usize,
         /// A part of a JSON object.
         text: String,
     },
 }
 
-/// Which calls an answer may have.
+/// The calls that an answer may have.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Calls {
     /// None.
@@ -52,14 +52,14 @@ pub enum Calls {
     Forced,
 }
 
-/// What becomes of white space around reasoning.
+/// The treatment of white space around reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Spaces {
     Dropped,
     Kept,
 }
 
-/// Where an answer is.
+/// The section in which an answer is.
 #[derive(Clone, Debug)]
 enum State {
     /// Only white space has come.
@@ -83,13 +83,13 @@ enum State {
 #[derive(Clone, Debug)]
 pub struct ChatSplitter {
     style: Style,
-    /// How calls are written; `None` where none are read.
+    /// The form of calls; `None` where none are read.
     family: Option<&'static Family>,
     /// The tools that there are.
     tools: Vec<Tool>,
     /// Set where answers are messages of channels: their text goes on to the rest.
     harmony: Option<Harmony>,
-    /// What is looked for in text.
+    /// Marks that are looked for in text.
     text_marks: Vec<&'static str>,
     state: State,
     /// Text that was not decided about.
@@ -101,22 +101,22 @@ pub struct ChatSplitter {
     /// Bytes of it up to the end of its first mark.
     n_mark: usize,
     n_calls: usize,
-    /// What the model calls its calls.
+    /// The model's ids of its calls.
     ids: Vec<String>,
-    /// How many calls are given out.
+    /// The number of calls that are given out.
     number: CallNumber,
     spaces: Spaces,
     /// Bytes of the answer so far.
     n_bytes: usize,
-    /// Where reasoning stands in it, with its marks.
+    /// The place of reasoning in it, with its marks.
     reasoning: Vec<Range<usize>>,
-    /// Whether the call of the state has its name.
+    /// True if the call of the state has its name.
     has_started: bool,
-    /// Whether the call has no mark, and so must be of a tool that there is.
+    /// True if the call has no mark, and so must be of a tool that there is.
     is_bare: bool,
-    /// Whether calls stand in a list.
+    /// True if calls stand in a list.
     in_list: bool,
-    /// Whether white space is dropped, between sections.
+    /// True if white space is dropped, between sections.
     trims: bool,
     parts: Vec<Part>,
 }
@@ -212,7 +212,7 @@ impl ChatSplitter {
         self.n_calls > 0 || self.harmony.as_ref().is_some_and(Harmony::has_calls)
     }
 
-    /// Where reasoning stands in the answer, in bytes and with the marks around it.
+    /// The place of reasoning in the answer, in bytes and with the marks around it.
     pub fn reasoning_bytes(&self) -> Vec<Range<usize>> {
         if let Some(harmony) = &self.harmony {
             return harmony.reasoning();
@@ -232,7 +232,7 @@ impl ChatSplitter {
         self.given(parts)
     }
 
-    /// What was held back.
+    /// The text that was held back.
     pub fn finish(&mut self) -> Vec<Part> {
         if let Some(harmony) = &mut self.harmony {
             let parts = harmony.finish();
@@ -442,12 +442,10 @@ impl ChatSplitter {
         self.trims = self.spaces == Spaces::Dropped;
     }
 
-    /// Where the end of reasoning stands in what is held.
+    /// The place of the end of reasoning in the text that is held.
     fn find_close(&self, close: &str) -> Option<usize> {
         let from = self.n_searched.saturating_sub(close.len());
-        let from = (0..=from)
-            .rev()
-            .find(|&at| self.held.is_char_boundary(at))?;
+        let from = self.held.floor_char_boundary(from);
         Some(from + self.held.get(from..)?.find(close)?)
     }
 
@@ -520,9 +518,10 @@ impl ChatSplitter {
             }
             return true;
         }
-        let spaces = match self.text_marks.is_empty() {
-            true => LastSpaces::Given,
-            false => LastSpaces::Held,
+        let spaces = if self.text_marks.is_empty() {
+            LastSpaces::Given
+        } else {
+            LastSpaces::Held
         };
         let n = undecided(&self.held, &self.text_marks, spaces);
         let ready = take_front(&mut self.held, n);
@@ -531,13 +530,13 @@ impl ChatSplitter {
     }
 }
 
-/// What begins calls of a family.
+/// Marks that begin calls of a family.
 fn call_marks(family: Option<&'static Family>) -> Vec<&'static str> {
     let marks = family.map(|family| family.open.iter().chain(family.before));
     marks.into_iter().flatten().copied().collect()
 }
 
-/// What is looked for in text. Marks of reasoning that are control tokens count wherever they are.
+/// Marks to look for in text. Those of reasoning that are control tokens count wherever they are.
 fn text_marks(style: &Style, family: Option<&'static Family>) -> Vec<&'static str> {
     let opens = style.pairs.iter().map(|pair| pair.open);
     let opens = opens.filter(|open| open.starts_with("<|"));

@@ -2,12 +2,12 @@
 //!
 //! Plain data, found by the template. Knows no calls.
 
-/// What begins and ends reasoning.
+/// The marks around reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marks {
-    /// What begins it.
+    /// The mark before it.
     pub open: &'static str,
-    /// What ends it.
+    /// The mark behind it.
     pub close: &'static str,
 }
 
@@ -93,14 +93,14 @@ const ROWS: [Row; 12] = [
     },
 ];
 
-/// How a model marks what it thinks and what it says.
+/// The marks of a model's thoughts and of its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Style {
     /// The marks that it may write around reasoning.
     pub(crate) pairs: Vec<Marks>,
     /// Marks that say nothing.
     pub(crate) silent: Vec<&'static str>,
-    /// What the answer may begin with, and says nothing.
+    /// Texts that the answer may begin with, and that say nothing.
     pub(crate) beginning: Option<&'static str>,
 }
 

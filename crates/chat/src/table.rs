@@ -3,7 +3,7 @@
 //! Invariant: the first row that a template shows is its family, so a row stands before those whose
 //! marks its templates also have.
 
-use crate::family::{Body, Family, Keys, Piece, Start, Wrap, Written};
+use crate::family::{Body, CallSyntax, Family, Keys, Piece, Start, Wrap};
 use crate::header;
 use crate::tagged::{Lines, Tags};
 use crate::value::Dialect;
@@ -18,7 +18,7 @@ const PLAIN: Family = Family {
     body: Body::Json,
     listed: Some(Body::Json),
     start: Start::Marked,
-    written: Written::Not,
+    written: CallSyntax::Not,
     wrap: Wrap::Nothing,
 };
 
@@ -28,9 +28,9 @@ const COHERE: Keys = Keys {
     id: Some("tool_call_id"),
 };
 
-const fn listed(close: Option<&'static str>) -> Written {
+const fn listed(close: Option<&'static str>) -> CallSyntax {
     let keys = Keys::USUAL;
-    Written::List { keys, close }
+    CallSyntax::List { keys, close }
 }
 
 /// An answer that is nothing but calls, as a grammar demands.
@@ -81,7 +81,7 @@ pub(crate) static FAMILIES: [Family; 30] = [
         after: &["</minimax:tool_call>"],
         body: Body::Tagged(&INVOKE),
         listed: None,
-        written: Written::Tagged,
+        written: CallSyntax::Tagged,
         wrap: Wrap::All {
             before: &[Piece::Mark("<minimax:tool_call>"), Piece::Mark("\n")],
             behind: &[Piece::Mark("\n"), Piece::Mark("</minimax:tool_call>")],
@@ -116,7 +116,7 @@ pub(crate) static FAMILIES: [Family; 30] = [
         after: &["```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"],
         body: named(header::deepseek, Dialect::Json),
         listed: None,
-        written: Written::Named {
+        written: CallSyntax::Named {
             before: &[],
             behind: &[Piece::Mark("<｜tool▁sep｜>")],
             close: &[Piece::Mark("<｜tool▁call▁end｜>")],
@@ -130,7 +130,7 @@ pub(crate) static FAMILIES: [Family; 30] = [
     Family {
         name: "Mistral Small 3.2",
         shown: &[&["[TOOL_CALLS]", "[CALL_ID]"]],
-        written: Written::Named {
+        written: CallSyntax::Named {
             before: &[],
             behind: &[Piece::Mark("[CALL_ID]"), Piece::Id, Piece::Mark("[ARGS]")],
             close: &[],
@@ -140,7 +140,7 @@ pub(crate) static FAMILIES: [Family; 30] = [
     Family {
         name: "Ministral 3, Devstral",
         shown: &[&["[TOOL_CALLS]", "[ARGS]"]],
-        written: Written::Named {
+        written: CallSyntax::Named {
             before: &[],
             behind: &[Piece::Mark("[ARGS]")],
             close: &[],
@@ -161,7 +161,7 @@ pub(crate) static FAMILIES: [Family; 30] = [
         after: &["<|tool_call_end|>", "<|tool_calls_section_end|>"],
         body: named(header::kimi, Dialect::Json),
         listed: None,
-        written: Written::Named {
+        written: CallSyntax::Named {
             before: &[Piece::Mark("functions.")],
             behind: &[
                 Piece::Mark(":"),
@@ -184,7 +184,7 @@ pub(crate) static FAMILIES: [Family; 30] = [
         after: &["<|tool_call:end|>", "<|calls|>"],
         body: named(header::solar, Dialect::Json),
         listed: None,
-        written: Written::Named {
+        written: CallSyntax::Named {
             before: &[Piece::Id, Piece::Mark("<|tool_call:name|>")],
             behind: &[Piece::Mark("<|tool_call:args|>")],
             close: &[Piece::Mark("<|tool_call:end|>")],
@@ -223,7 +223,7 @@ pub(crate) static FAMILIES: [Family; 30] = [
         shown: &[&["<|START_ACTION|>"]],
         open: &["<|START_ACTION|>"],
         after: &["<|END_ACTION|>"],
-        written: Written::List {
+        written: CallSyntax::List {
             keys: COHERE,
             close: Some("<|END_ACTION|>"),
         },
@@ -234,7 +234,7 @@ pub(crate) static FAMILIES: [Family; 30] = [
         shown: &[&["\"tool_name\"", "Action:"]],
         open: &["Action:\n```json", "Action: ```json"],
         after: &["```"],
-        written: Written::List {
+        written: CallSyntax::List {
             keys: Keys { id: None, ..COHERE },
             close: Some("```"),
         },
@@ -286,7 +286,7 @@ pub(crate) static FAMILIES: [Family; 30] = [
         open: &["<function name=\""],
         body: Body::Tagged(&MINICPM),
         listed: None,
-        written: Written::Tagged,
+        written: CallSyntax::Tagged,
         ..PLAIN
     },
     Family {
@@ -305,7 +305,7 @@ pub(crate) static FAMILIES: [Family; 30] = [
         open: &["<tool_call>"],
         body: Body::Tagged(&GLM),
         listed: None,
-        written: Written::Tagged,
+        written: CallSyntax::Tagged,
         ..PLAIN
     },
     Family {
@@ -316,7 +316,7 @@ pub(crate) static FAMILIES: [Family; 30] = [
         after: &["</seed:tool_call>"],
         body: Body::Tagged(&SEED),
         listed: None,
-        written: Written::Tagged,
+        written: CallSyntax::Tagged,
         wrap: Wrap::Each {
             before: &[Piece::Mark("<seed:tool_call>"), Piece::Mark("\n")],
             behind: &[Piece::Mark("\n"), Piece::Mark("</seed:tool_call>")],
@@ -331,7 +331,7 @@ pub(crate) static FAMILIES: [Family; 30] = [
         after: &["</tool_call>"],
         body: Body::Tagged(&QWEN),
         listed: None,
-        written: Written::Tagged,
+        written: CallSyntax::Tagged,
         wrap: Wrap::Each {
             before: &[Piece::Mark("<tool_call>"), Piece::Mark("\n")],
             behind: &[Piece::Mark("\n"), Piece::Mark("</tool_call>")],
@@ -345,7 +345,7 @@ pub(crate) static FAMILIES: [Family; 30] = [
         after: &["</function>"],
         body: named(header::in_tag, Dialect::Json),
         listed: None,
-        written: Written::Named {
+        written: CallSyntax::Named {
             before: &[],
             behind: &[Piece::Mark(">")],
             close: &[Piece::Mark("</function>")],
@@ -373,7 +373,7 @@ pub(crate) static FAMILIES: [Family; 30] = [
         shown: &[&["<tool_call>"], &["/no_think", "reasoning_mode"]],
         open: &["<tool_call>"],
         after: &["</tool_call>"],
-        written: Written::Object {
+        written: CallSyntax::Object {
             keys: Keys::USUAL,
             close: Some("</tool_call>"),
         },
@@ -390,7 +390,7 @@ pub(crate) static FAMILIES: [Family; 30] = [
         after: &[";"],
         listed: None,
         start: Start::With('{'),
-        written: Written::Object {
+        written: CallSyntax::Object {
             keys: Keys {
                 arguments: "parameters",
                 ..Keys::USUAL

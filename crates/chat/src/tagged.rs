@@ -1,9 +1,9 @@
 //! [`TaggedCall`]: a call as marks around keys and values, for example
 //! `<function=name><parameter=key>value</parameter></function>`.
 //!
-//! Invariant: the arguments concatenated are a JSON object once the call is done. A text is given out
-//! as it comes; another value once it is complete, as only the tool's schema and the whole value say
-//! what it is.
+//! Invariant: the arguments concatenated are a JSON object once the call is done. A text is given
+//! out as it comes; another value once it is complete, as only the tool's schema and the whole
+//! value say what it is.
 
 use serde_json::Value;
 
@@ -17,17 +17,17 @@ use crate::value::push_escaped;
 /// The marks of a family. What begins a call stands before all of them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tags {
-    /// What ends the name; not taken where it begins a key or ends the call.
+    /// The end of the name; not taken where it begins a key or ends the call.
     pub(crate) name_ends: &'static [&'static str],
-    /// What ends attributes behind a name or a key, where there may be some.
+    /// The end of attributes behind a name or a key, where there may be some.
     pub(crate) attributes_end: Option<&'static str>,
-    /// What stands around a key.
+    /// The mark before a key; the next one is behind it.
     pub(crate) key: &'static str,
     pub(crate) key_end: &'static str,
-    /// What stands around a value.
+    /// The mark before a value; the next one is behind it.
     pub(crate) value: &'static str,
     pub(crate) value_end: &'static str,
-    /// What ends the call.
+    /// The end of the call.
     pub(crate) end: &'static str,
     pub(crate) lines: Lines,
     /// True if a value may be in `<![CDATA[…]]>`.
@@ -45,7 +45,7 @@ pub(crate) enum Lines {
 
 /// The longest text of attributes.
 const MAX_ATTRIBUTES: usize = 512;
-/// What a key or a value may be in, so that its marks mean nothing.
+/// The brackets around a key or a value whose marks mean nothing.
 const CDATA: &str = "<![CDATA[";
 const CDATA_END: &str = "]]>";
 
@@ -70,7 +70,7 @@ enum At {
     Done,
 }
 
-/// What a value is.
+/// The type of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// An attribute says that it is text.
@@ -278,9 +278,10 @@ impl TaggedCall {
             Kind::BySchema => schema.is_none_or(is_text),
         };
         if is_text {
-            let lines = match held.starts_with('\n') {
-                true => Lines::Around,
-                false => self.tags.lines,
+            let lines = if held.starts_with('\n') {
+                Lines::Around
+            } else {
+                self.tags.lines
             };
             let text = held.strip_prefix('\n').unwrap_or(held).to_owned();
             *held = text;
@@ -288,7 +289,7 @@ impl TaggedCall {
             self.at = At::Text { lines };
             return Progress::Read;
         }
-        let from = floor(held, self.n_searched);
+        let from = held.floor_char_boundary(self.n_searched);
         let end = held
             .get(from..)
             .and_then(|rest| rest.find(self.tags.value_end));
@@ -382,7 +383,7 @@ impl TaggedCall {
     }
 }
 
-/// What attributes say of a value, and the text behind them.
+/// The type that attributes give a value, and the text behind them.
 struct Attributes {
     kind: Kind,
     text: String,
@@ -397,16 +398,9 @@ struct Member<'t> {
 
 /// More is needed, but not without end.
 fn open(text: &str) -> Progress {
-    match text.len() > MAX_ATTRIBUTES {
-        true => Progress::Broken,
-        false => Progress::Open,
+    if text.len() > MAX_ATTRIBUTES {
+        Progress::Broken
+    } else {
+        Progress::Open
     }
-}
-
-/// The last place up to here where a character begins.
-fn floor(text: &str, at: usize) -> usize {
-    (0..=at)
-        .rev()
-        .find(|&at| text.is_char_boundary(at))
-        .unwrap_or(0)
 }

@@ -94,9 +94,10 @@ pub(crate) fn call(
             attributes if attributes.is_empty() => marks.mark(tags.key_end),
             attributes => json!(format!("{}{attributes}", tags.key_end)).to_string(),
         };
-        let value_mark = match tags.value.is_empty() {
-            true => line.to_owned(),
-            false => format!("SPACES? {}", marks.mark(tags.value)),
+        let value_mark = if tags.value.is_empty() {
+            line.to_owned()
+        } else {
+            format!("SPACES? {}", marks.mark(tags.value))
         };
         let value = match text_of(property)? {
             Held::Any => "until_value_end".to_owned(),
@@ -120,7 +121,7 @@ pub(crate) fn call(
     Some(format!("{rule} SPACES? {end}\n{rules}"))
 }
 
-/// What stands between a key and its value.
+/// The text between a key and its value.
 fn attributes(tags: &Tags, property: &Value) -> Option<String> {
     let Some(end) = tags.attributes_end else {
         return Some(String::new());
@@ -137,7 +138,7 @@ fn attributes(tags: &Tags, property: &Value) -> Option<String> {
     })
 }
 
-/// What a value is held to.
+/// The grammar of a value.
 enum Held {
     /// Any text.
     Any,

@@ -11,13 +11,13 @@ pub struct Tool {
     pub name: String,
     /// The JSON schema of its arguments; null where none is given.
     pub parameters: Value,
-    /// Whether free calls are held to it.
+    /// The rule for arguments of free calls.
     pub arguments: Arguments,
-    /// Where its parts stand in the request.
+    /// The places of its parts in the request.
     pub paths: ToolPaths,
 }
 
-/// Where the parts of a tool stand in a request, for errors.
+/// The places of a tool's parts in a request, for errors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ToolPaths {
     /// For example `tools[0].function.strict`.
@@ -26,17 +26,17 @@ pub struct ToolPaths {
     pub parameters: String,
 }
 
-/// What the arguments of a call may be that the model makes of its own accord.
+/// The rule for arguments of a call that the model makes of its own accord.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arguments {
     /// Any object.
     #[default]
     Free,
-    /// What the tool's schema allows (`strict`).
+    /// Those that the tool's schema allows (`strict`).
     Strict,
 }
 
-/// How many calls an answer may have.
+/// The number of calls that an answer may have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CallNumber {
     /// One at most.

@@ -1,8 +1,8 @@
 //! [`ValueReader`]: the values of a call, as models write them, to JSON.
 //!
-//! Invariant: what it wrote is the beginning of a JSON value, and a whole one once it is done. Small
-//! faults are mended: line breaks in strings, a comma before a bracket, Python's words. What cannot
-//! be read is [`Step::Broken`].
+//! Invariant: what it wrote is the beginning of a JSON value, and a whole one once it is done.
+//! Small faults are mended: line breaks in strings, a comma before a bracket, Python's words. What
+//! cannot be read is [`Step::Broken`].
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ const MAX_DEPTH: usize = 120;
 /// The longest number or word.
 const MAX_WORD: usize = 400;
 
-/// How a model writes values.
+/// The notation of a model's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dialect {
     /// JSON; the values of a call are an object.
@@ -25,7 +25,7 @@ pub(crate) enum Dialect {
 /// The quote of [`Dialect::Gemma`], behind which nothing is escaped.
 const GEMMA_QUOTE: &str = "<|\"|>";
 
-/// What a character is to a value.
+/// The state of a value after a character.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// More is needed.
@@ -145,8 +145,8 @@ impl ValueReader {
             At::Value => self.push_before_value(c, out),
             At::Key => self.push_before_key(c, out),
             At::BareKey => self.push_bare_key(c, out),
-            At::Text { quote, role } => self.push_text(c, Quoted { quote, role }, out),
-            At::Escape { quote, role } => self.push_escape(c, Quoted { quote, role }, out),
+            At::Text { quote, role } => self.push_text(c, QuotedText { quote, role }, out),
+            At::Escape { quote, role } => self.push_escape(c, QuotedText { quote, role }, out),
             At::Digits { quote, role, n } => {
                 if !c.is_ascii_hexdigit() {
                     return Step::Broken;
@@ -191,7 +191,7 @@ impl ValueReader {
         }
     }
 
-    /// What it has taken and not written, where the rest cannot be read.
+    /// The text that it has taken and not written, where the rest cannot be read.
     pub(crate) fn unwritten(&self) -> String {
         let inside = match self.at {
             At::Word | At::BareKey => self.word.clone(),
@@ -241,7 +241,7 @@ impl ValueReader {
         self.at = At::Word;
     }
 
-    /// Whether a text begins with this character.
+    /// True if a text begins with this character.
     fn begins_text(&mut self, c: char, role: Role, out: &mut String) -> bool {
         match c {
             '"' | '\'' => {
@@ -275,7 +275,7 @@ impl ValueReader {
         Step::Open
     }
 
-    /// Whether the character ends the innermost brackets.
+    /// True if the character ends the innermost brackets.
     fn ends(&self, c: char) -> bool {
         let (Some(Container::Array { close }) | Some(Container::Object { close })) =
             self.containers.last()
@@ -298,17 +298,19 @@ impl ValueReader {
 
     fn value_done(&mut self) -> Step {
         self.at = At::After;
-        match self.containers.is_empty() {
-            true => Step::Done,
-            false => Step::Open,
+        if self.containers.is_empty() {
+            Step::Done
+        } else {
+            Step::Open
         }
     }
 
     fn push_before_key(&mut self, c: char, out: &mut String) -> Step {
         if c.is_whitespace() {
-            match self.waiting.is_empty() {
-                true => out.push(c),
-                false => self.waiting.push(c),
+            if self.waiting.is_empty() {
+                out.push(c)
+            } else {
+                self.waiting.push(c)
             }
             return Step::Open;
         }
@@ -326,9 +328,10 @@ impl ValueReader {
             self.at = At::BareKey;
             return Step::Open;
         }
-        match self.begins_text(c, Role::Key, out) {
-            true => Step::Open,
-            false => Step::Broken,
+        if self.begins_text(c, Role::Key, out) {
+            Step::Open
+        } else {
+            Step::Broken
         }
     }
 
@@ -350,8 +353,8 @@ impl ValueReader {
         Step::Open
     }
 
-    fn push_text(&mut self, c: char, quoted: Quoted, out: &mut String) -> Step {
-        let Quoted { quote, role } = quoted;
+    fn push_text(&mut self, c: char, quoted: QuotedText, out: &mut String) -> Step {
+        let QuotedText { quote, role } = quoted;
         match c {
             '\\' => self.at = At::Escape { quote, role },
             '\'' if quote == '\'' => {
@@ -377,8 +380,8 @@ impl ValueReader {
         }
     }
 
-    fn push_escape(&mut self, c: char, quoted: Quoted, out: &mut String) -> Step {
-        let Quoted { quote, role } = quoted;
+    fn push_escape(&mut self, c: char, quoted: QuotedText, out: &mut String) -> Step {
+        let QuotedText { quote, role } = quoted;
         self.at = At::Text { quote, role };
         match c {
             '"' | '\\' | '/' | 'b' | 'f' | 'n' | 'r' | 't' => out.extend(['\\', c]),
@@ -424,7 +427,7 @@ impl ValueReader {
             push_escaped(space, out);
         }
         self.at = At::Text { quote: '\'', role };
-        self.push_text(c, Quoted { quote: '\'', role }, out)
+        self.push_text(c, QuotedText { quote: '\'', role }, out)
     }
 
     fn push_marked(&mut self, c: char, role: Role, n: usize, out: &mut String) -> Step {
@@ -479,9 +482,10 @@ impl ValueReader {
     fn push_word(&mut self, c: char, out: &mut String) -> Step {
         if c.is_alphanumeric() || matches!(c, '-' | '+' | '.' | '_') {
             self.word.push(c);
-            return match self.word.len() > MAX_WORD {
-                true => Step::Broken,
-                false => Step::Open,
+            return if self.word.len() > MAX_WORD {
+                Step::Broken
+            } else {
+                Step::Open
             };
         }
         match self.word.as_str() {
@@ -502,7 +506,7 @@ impl ValueReader {
 
 /// In which string a character is.
 #[derive(Clone, Copy)]
-struct Quoted {
+struct QuotedText {
     quote: char,
     role: Role,
 }

@@ -88,7 +88,7 @@ pub(crate) fn translate(cli: &Command, args: Vec<OsString>) -> anyhow::Result<Ve
     Ok(translated)
 }
 
-/// What becomes of a flag that the command does not have.
+/// The answer to a flag that the command does not have.
 fn fate_of(flag: &str) -> Option<Fate> {
     let is_it = |name: &str| match name.strip_suffix('*') {
         Some(start) => flag.starts_with(start),

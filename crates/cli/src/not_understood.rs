@@ -113,7 +113,7 @@ pub(crate) fn complain_of(error: &Error) -> Exit {
     Exit::WrongUsage
 }
 
-/// How it ends when help was printed. A closed pipe is no error.
+/// The exit after help was printed. A closed pipe is no error.
 fn printed(done: io::Result<()>) -> Exit {
     match done.and_then(|()| io::stdout().flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
@@ -226,7 +226,7 @@ fn instead(error: &Error, given: &[String]) -> Option<String> {
     of_others(&cli, arg).filter(|_| !is_similar || arg.len() > 2)
 }
 
-/// Which commands have a flag.
+/// The commands that have a flag.
 fn of_others(cli: &clap::Command, flag: &str) -> Option<String> {
     let commands = cli.get_subcommands().filter(|command| has(command, flag));
     let names = commands.map(|command| format!("'cellar {}'", command.get_name()));

@@ -136,9 +136,9 @@ fn what_is_no_model_says_what_to_write() {
             "'cellar pull OWNER/NAME-GGUF:Q4_K_M'",
         ),
         (
-            &["run", "nobody/nothing", "Hi"],
+            &["run", "acme/missing", "Hi"],
             1,
-            "'cellar pull nobody/nothing' downloads it",
+            "'cellar pull acme/missing' downloads it",
         ),
         (
             &[
@@ -175,9 +175,9 @@ fn what_is_no_model_says_what_to_write() {
         (&["rerank", "--query", "A", "B c"], 2, "or set CELLAR_MODEL"),
         (&["embed", "absent.gguf", "A text"], 1, "absent.gguf"),
         (
-            &["embed", "nobody/nothing", "A text"],
+            &["embed", "acme/missing", "A text"],
             1,
-            "'cellar pull nobody/nothing'",
+            "'cellar pull acme/missing'",
         ),
         (
             &["tokenize", "-m", "x.gguf", "two", "texts"],

@@ -1,5 +1,5 @@
-//! The table of `docs/architectures.md` that says how real files of each architecture compare with
-//! others: made of what `scripts/corpus.sh write` found.
+//! The table of `docs/architectures.md` that compares real files of each architecture with
+//! other programs, made of what `scripts/corpus.sh write` found.
 
 #![allow(clippy::unwrap_used)] // helpers of tests may fail the test
 
@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 use crate::architectures::root;
 
-/// What was compared, by kind and name: how many, and how many of them differ.
+/// Numbers of comparisons and of those that differ, by kind and name.
 type Results = BTreeMap<(String, String), (usize, usize)>;
 
 fn lines(name: &str) -> Vec<Vec<String>> {

@@ -265,7 +265,8 @@ fn a_full_context_is_told_once() {
     terminal.close();
 }
 
-/// The line on the terminal has half of the answer when the model reads again: nothing is drawn over it.
+/// The line on the terminal has half of the answer when the model reads again: nothing is drawn
+/// over it.
 #[test]
 fn an_answer_stays_whole_when_the_context_fills_in_its_middle() {
     let flags = ["-n", "60", "-c", "128"];

@@ -1,8 +1,8 @@
 //! Renders chat templates: JSON lines in, JSON lines out. For `scripts/corpus/templates.py`, which
 //! compares the texts with Jinja2's.
 //!
-//! A line is `{"template", "messages", "variables", "add_generation_prompt", "bos", "eos"}`; without
-//! `template` it is that of the line before. The answer is `{"text"}` or `{"error"}`.
+//! A line is `{"template", "messages", "variables", "add_generation_prompt", "bos", "eos"}`;
+//! without `template` it is that of the line before. The answer is `{"text"}` or `{"error"}`.
 
 use std::io::{BufRead, Write};
 use std::time::{Duration, UNIX_EPOCH};

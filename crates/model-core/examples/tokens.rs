@@ -4,8 +4,8 @@
 //! tokens MODEL < TEXTS
 //! ```
 //!
-//! `TEXTS` has one JSON string a line; each becomes one line, a JSON list of token ids. `MODEL` is a
-//! GGUF file, which may be a vocabulary alone, or a directory with a `tokenizer.json`. What the
+//! `TEXTS` has one JSON string a line; each becomes one line, a JSON list of token ids. `MODEL` is
+//! a GGUF file, which may be a vocabulary alone, or a directory with a `tokenizer.json`. What the
 //! tokenizer adds around a text is left out; marks in the text are found.
 
 use std::io::{BufRead, Write};

@@ -115,7 +115,7 @@ pub enum ModelFileError {
     },
 }
 
-/// What is said of a file that Git has not fetched.
+/// The message for a file that Git has not fetched.
 const LFS_POINTER: &str = "a Git LFS pointer, not the file itself: run 'git lfs pull' in its folder, \
     or download it again";
 
@@ -139,7 +139,7 @@ pub enum GgufError {
         /// The first four bytes.
         found: [u8; 4],
     },
-    /// What Git leaves in the place of a large file that was not fetched.
+    /// The pointer that Git leaves in the place of a large file that was not fetched.
     #[error("{LFS_POINTER}")]
     LfsPointer,
     /// A file for big-endian machines.
@@ -169,7 +169,7 @@ pub enum GgufError {
          bytes that are left"
     )]
     TooMany {
-        /// What is counted.
+        /// The things that are counted.
         part: String,
         /// The count in the file.
         count: u64,
@@ -179,7 +179,7 @@ pub enum GgufError {
     /// More things than this program reads, though the file may hold them.
     #[error("{count} {part}, where at most {limit} are read")]
     OverLimit {
-        /// What is counted.
+        /// The things that are counted.
         part: String,
         /// The count in the file.
         count: u64,

@@ -9,6 +9,7 @@ pub mod aged;
 pub mod architecture;
 pub mod blocks;
 pub mod chat_template;
+pub mod date;
 pub mod directory;
 pub mod error;
 pub mod gguf;

@@ -263,11 +263,7 @@ pub fn tokenizer_spec(metadata: &Metadata) -> Result<TokenizerSpec, ModelError> 
         pre: keys.optional::<&str>("pre")?.map(str::to_owned),
         expressions: keys.texts("pre_expressions")?.to_vec(),
         whole_words: keys.optional("ignore_merges")?,
-        normalizers: keys
-            .texts("normalizers")?
-            .iter()
-            .map(|text| Normalizer::from_json(text))
-            .collect::<Result<_, _>>()?,
+        normalizers: normalizers(keys)?,
         tokens: tokens.to_vec(),
         scores: keys.optional("scores")?.unwrap_or_default(),
         kinds: kinds.collect::<Result<_, _>>()?,
@@ -290,12 +286,22 @@ pub fn tokenizer_spec(metadata: &Metadata) -> Result<TokenizerSpec, ModelError> 
                 });
             }
         },
-        unicode_form: keys
-            .optional::<&str>("unicode_normalization")?
-            .map(str::to_owned),
         add_space_prefix: keys.optional("add_space_prefix")?,
         special_spacing: special_spacing(metadata)?,
     })
+}
+
+/// The steps before a text is cut. Files of earlier versions name Unigram's
+/// in a key of its own.
+fn normalizers(keys: Keys<'_>) -> Result<Vec<Normalizer>, ModelError> {
+    let texts = keys.texts("normalizers")?.iter().cloned();
+    let form = keys.optional::<&str>("unicode_normalization")?;
+    let form = form.map(|name| format!(r#"{{"type":"{}"}}"#, name.to_uppercase()));
+    let has_table = keys.optional::<&Array>("precompiled_charsmap")?.is_some();
+    let all = texts.chain(form.filter(|_| !has_table));
+    Ok(all
+        .map(|text| Normalizer::from_json(&text))
+        .collect::<Result<_, _>>()?)
 }
 
 #[derive(Clone, Copy)]

@@ -6,6 +6,7 @@
 use std::fs;
 use std::path::Path;
 
+use crate::tokenizer_data::byte_char;
 use model_core::hf::tokenizer_keys;
 use model_core::model_file::tokenizer_spec;
 use model_core::tokenizer::{AddSpecial, EncodeOptions, SpecialText, Tokenizer};
@@ -75,18 +76,6 @@ impl Both {
             "{text:?}: {:?}",
             theirs.get_tokens()
         );
-    }
-}
-
-/// The character that stands for a byte in byte-level vocabularies.
-fn byte_char(byte: u8) -> char {
-    let plain = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
-    match plain(byte) {
-        true => char::from(byte),
-        false => {
-            let before = (0..byte).filter(|&b| !plain(b)).count();
-            char::from_u32(256 + u32::try_from(before).unwrap()).unwrap()
-        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Where each pre-tokenizer cuts words: ids that llama.cpp gives, or, where it reads a published
+//! The words of each pre-tokenizer: ids that llama.cpp gives, or, where it reads a published
 //! expression wrongly, ids by that expression (docs/testing.md).
 
 #![allow(clippy::unwrap_used)] // helpers of tests may fail the test
@@ -9,17 +9,17 @@ use model_core::tokenizer::{
     AddSpecial, EncodeOptions, TokenKind, Tokenizer, TokenizerError, TokenizerModel, TokenizerSpec,
 };
 
-use crate::tokenizer_data::{data, read};
+use crate::tokenizer_data::{byte_char, data, read};
 
 /// Names of pre-tokenizers that cut these texts alike, and the ids of a vocabulary made of them.
 #[derive(serde::Deserialize)]
-struct Golden {
+struct GoldenIds {
     names: Vec<String>,
     texts: Vec<String>,
     ids: Vec<Vec<u32>>,
 }
 
-/// How a vocabulary of characters writes a space.
+/// The space of a vocabulary of characters.
 fn space_of(name: &str) -> Option<&'static str> {
     match name {
         "gemma4" | "granite-embed-multi-311m" | "mmbert" | "sarvam-moe" => Some("\u{2581}"),
@@ -28,23 +28,13 @@ fn space_of(name: &str) -> Option<&'static str> {
     }
 }
 
-/// The character that GPT-2's vocabulary writes for a byte.
-fn character(byte: u8) -> char {
-    let is_printable = |b: &u8| matches!(b, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
-    if is_printable(&byte) {
-        return char::from(byte);
-    }
-    let others = (0..byte).filter(|b| !is_printable(b)).count();
-    char::from_u32(256 + u32::try_from(others).unwrap()).unwrap()
-}
-
 /// A vocabulary in which every two neighbours of some text are one token, so that the ids show each
 /// place where a word was cut.
 fn tokenizer(name: &str, texts: &[String]) -> Result<Tokenizer, TokenizerError> {
     let space = space_of(name);
     let spelled = |text: &String| match space {
         Some(space) => text.replace(' ', space),
-        None => text.bytes().map(character).collect(),
+        None => text.bytes().map(byte_char).collect(),
     };
     let spelled: Vec<String> = texts.iter().map(spelled).collect();
     let (mut tokens, mut kinds) = (Vec::new(), Vec::new());
@@ -65,7 +55,7 @@ fn tokenizer(name: &str, texts: &[String]) -> Result<Tokenizer, TokenizerError> 
             kinds.extend([TokenKind::UserDefined; 2]);
         }
         None => {
-            tokens.extend((0..=255).map(|byte| character(byte).to_string()));
+            tokens.extend((0..=255).map(|byte| byte_char(byte).to_string()));
             kinds.extend([TokenKind::Normal; 256]);
         }
     }
@@ -102,7 +92,7 @@ fn tokenizer(name: &str, texts: &[String]) -> Result<Tokenizer, TokenizerError> 
 fn every_name_cuts_as_llama_cpp_does() {
     let mut n_names = 0;
     for line in read(&data("pre.golden.lzma")).lines() {
-        let golden: Golden = serde_json::from_str(line).unwrap();
+        let golden: GoldenIds = serde_json::from_str(line).unwrap();
         for name in &golden.names {
             n_names += 1;
             let tokenizer = tokenizer(name, &golden.texts).unwrap();

@@ -55,7 +55,7 @@ fn render(name: &str, source: &str) -> Result<String, ChatTemplateError> {
     })
 }
 
-/// What a rendering gives, which must not take too much.
+/// The result of a rendering, which must not take too much.
 fn measured(
     name: &str,
     run: impl FnOnce() -> Result<String, ChatTemplateError>,

@@ -1,14 +1,16 @@
-//! Templates that are nearly right: tokens of templates that use all features are removed, repeated,
-//! exchanged and replaced at random. Each ends with a text or an error, in bounded memory and time.
+//! Templates that are nearly right: tokens of templates that use all features are removed,
+//! repeated, exchanged and replaced at random. Each ends with a text or an error, in bounded memory
+//! and time.
 //!
 //! `CELLAR_FUZZ_SECONDS=600` runs for as long, and `CELLAR_FUZZ_SEED` chooses what.
 
 use std::time::{Duration, Instant};
 
+use kv_contract::Random;
 use model_core::chat_template::{ChatTemplate, GenerationPrompt, TemplateTokens};
 use serde_json::{Map, Value, json};
 
-/// What is tried where no time is given.
+/// The number of templates that are tried where no time is given.
 const N_MUTANTS: usize = 300;
 
 /// Tokens that make much of little.
@@ -27,21 +29,9 @@ const LARGE: [&str; 12] = [
     "varargs",
 ];
 
-/// Numbers that look random and are the same for the same seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % n.max(1)
-    }
-
-    fn of<'t, T: ?Sized>(&mut self, all: &[&'t T]) -> &'t T {
-        all[self.below(all.len())]
-    }
+/// One of these, at random.
+fn any_of<'t, T: ?Sized>(random: &mut Random, all: &[&'t T]) -> &'t T {
+    all[random.below(all.len())]
 }
 
 /// Words, numbers, white space, and single signs: `{%` and the like are one.
@@ -72,10 +62,10 @@ fn mutant(of: &[&str], pool: &[&str], random: &mut Random) -> String {
         match random.below(7) {
             0 => drop(tokens.drain(at..end)),
             1 => drop(tokens.splice(at..at, part)),
-            2 => drop(tokens.splice(at..end, [random.of(pool)])),
-            3 => tokens.insert(at, random.of(pool)),
+            2 => drop(tokens.splice(at..end, [any_of(random, pool)])),
+            3 => tokens.insert(at, any_of(random, pool)),
             4 => drop(tokens.splice(at..at, part.repeat(random.below(40)))),
-            5 => tokens.insert(at, random.of(&LARGE)),
+            5 => tokens.insert(at, any_of(random, &LARGE)),
             _ => {
                 let other = random.below(tokens.len());
                 if !tokens.is_empty() {
@@ -119,9 +109,9 @@ fn templates_that_are_nearly_right_end() {
     let pool = tokens(&together);
     let messages = [json!({"role": "user", "content": "Hi"})];
 
-    let (mut random, mut n, mut n_rendered) = (Random(seed), 0, 0);
+    let (mut random, mut n, mut n_rendered) = (Random::new(seed), 0, 0);
     while until.map_or(n < N_MUTANTS, |until| Instant::now() < until) {
-        let source = random.of(&sources);
+        let source = any_of(&mut random, &sources);
         let source = mutant(&tokens(source), &pool, &mut random);
         let rendered = super::measured(&source, || {
             let prompt = GenerationPrompt::Add;

@@ -3,7 +3,7 @@
 //! Invariant: what cannot be compiled is refused with the path of its schema and a pointer into it; a
 //! tool that asks to be held to its schema is, or the request is refused. Knows no API.
 
-use cellar_chat::grammar::{self, Answering};
+use cellar_chat::grammar::{self, AnswerContext};
 use cellar_chat::{Arguments, CallNumber, Calls, Tool};
 use cellar_grammar::{Grammar, GrammarCompiler};
 use serde_json::json;
@@ -15,14 +15,14 @@ use crate::model::ServedModel;
 /// The largest schema that is compiled, in bytes.
 const MAX_SCHEMA: usize = 1 << 18;
 
-/// What a text is held to.
+/// The constraint of a text.
 pub(crate) struct Held {
     pub(crate) grammar: Grammar,
-    /// How its calls are read, where it is nothing but calls.
+    /// The form of its calls, where it is nothing but calls.
     pub(crate) calls: Option<Calls>,
 }
 
-/// What a text is held to that follows this prompt; `None` where it is free.
+/// The constraint of a text that follows this prompt; `None` where it is free.
 pub(crate) fn held_to(
     model: &ServedModel,
     constraint: Option<&Constraint>,
@@ -53,20 +53,20 @@ pub(crate) fn held_to(
     Ok(Some(Held { grammar, calls }))
 }
 
-/// A text that is nothing but calls: in the model's own form, or where it has none that a grammar can
-/// say, as JSON.
+/// A text that is nothing but calls: in the model's own form, or where it has none that a grammar
+/// can say, as JSON.
 fn required(
     model: &ServedModel,
     tools: &[Tool],
     number: CallNumber,
     prompt: &str,
 ) -> Result<Held, ApiError> {
-    let answering = Answering {
+    let context = AnswerContext {
         template: model.template_source().unwrap_or_default(),
         prompt,
         tokenizer: model.tokenizer(),
     };
-    let own = grammar::of_required(answering, tools, number);
+    let own = grammar::of_required(context, tools, number);
     if let Some(own) = own.filter(|own| own.lark.len() <= MAX_SCHEMA)
         && let Ok(compiler) = model.grammars()
         && let Ok(grammar) = compiler.lark_in_text(&own.lark, &own.named)

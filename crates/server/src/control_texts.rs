@@ -1,9 +1,9 @@
 //! [`ControlTexts`]: text of a request that spells a control token stays text.
 //!
 //! Invariant: no control token of a prompt comes from a string of the request: content of any role,
-//! names, calls and their arguments, definitions of tools, variables. Those that the template writes
-//! are found as ever. Only marks of reasoning (`<think>`) work in what an assistant said, where
-//! templates look for them; they begin no turn.
+//! names, calls and their arguments, definitions of tools, variables. Those that the template
+//! writes are found as ever. Only marks of reasoning (`<think>`) work in what an assistant said,
+//! where templates look for them; they begin no turn.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -16,7 +16,7 @@ use crate::generate::ChatPrompt;
 /// Characters that no text has, of which one breaks what spells a token.
 const MARKS: std::ops::RangeInclusive<char> = '\u{FDD0}'..='\u{FDEF}';
 
-/// What the control tokens of a vocabulary spell, and user-defined ones that are marks.
+/// The texts of a vocabulary's control tokens, and of user-defined ones that are marks.
 #[derive(Debug)]
 pub(crate) struct ControlTexts {
     texts: HashSet<String>,
@@ -40,10 +40,10 @@ pub(crate) struct Guarded {
     mark: char,
 }
 
-/// Who speaks: which marks a string may have.
+/// The speaker of a string, who decides which marks it may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Speaker {
-    /// What an assistant said or thought: marks of reasoning.
+    /// An assistant, in text or thoughts: marks of reasoning.
     Assistant,
     /// None.
     Other,
@@ -58,7 +58,7 @@ impl Speaker {
         }
     }
 
-    /// Who speaks in a member of a message: calls are data, also an assistant's.
+    /// The speaker of a member of a message: calls are data, also an assistant's.
     fn in_member(self, name: &str) -> Self {
         match name {
             "tool_calls" => Self::Other,
@@ -202,7 +202,7 @@ impl ControlTexts {
         Some(out)
     }
 
-    /// Where a part of a text is to be broken.
+    /// The place at which a part of a text is to be broken.
     fn find_places(&self, text: &str, range: std::ops::Range<usize>, places: &mut BTreeSet<usize>) {
         let offset = range.start;
         let part = text.get(range).unwrap_or_default();
@@ -381,17 +381,15 @@ fn reverse(text: &str) -> String {
 
 /// The first characters of a text, of at most so many bytes.
 fn head(text: &str, n_bytes: usize) -> &str {
-    let end = (0..=n_bytes.min(text.len()))
-        .rev()
-        .find(|&at| text.is_char_boundary(at));
-    text.get(..end.unwrap_or(0)).unwrap_or_default()
+    text.get(..text.floor_char_boundary(n_bytes))
+        .unwrap_or_default()
 }
 
 /// The last characters of a text, of at most so many bytes.
 fn tail(text: &str, n_bytes: usize) -> &str {
     let start = text.len().saturating_sub(n_bytes);
-    let start = (start..=text.len()).find(|&at| text.is_char_boundary(at));
-    text.get(start.unwrap_or(0)..).unwrap_or_default()
+    text.get(text.ceil_char_boundary(start)..)
+        .unwrap_or_default()
 }
 
 /// True if at least two last characters of a text begin one of these texts, and do not end it.

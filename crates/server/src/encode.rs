@@ -80,7 +80,8 @@ fn encode_chat(model: &ServedModel, chat: &ChatPrompt) -> Result<(Vec<TokenId>, 
 /// The text of messages, to be sent on as a prompt: one whose tokens are those of the messages.
 ///
 /// # Errors
-/// [`ApiError`] 400 where a string of the request spells a control token: in a text it would be one.
+/// [`ApiError`] 400 where a string of the request spells a control token: in a text it would be
+/// one.
 pub(crate) fn render_as_text(model: &ServedModel, chat: &ChatPrompt) -> Result<String, ApiError> {
     let shaped = model.shaped(chat)?;
     let controls = model.control_texts();

@@ -163,7 +163,7 @@ fn place_of(
     clients.take(client_of(address), limits).map(Some)
 }
 
-/// What counts as one client: an IPv4 address, or the 64 bits of an IPv6 address that name a
+/// The client of a connection: an IPv4 address, or the 64 bits of an IPv6 address that name a
 /// network. What a proxy says of others is not looked at.
 fn client_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {

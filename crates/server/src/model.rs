@@ -104,7 +104,7 @@ pub enum Work {
     Scores(RerankWorker),
 }
 
-/// Where weights come from.
+/// The source of weights.
 struct Source(Arc<dyn WeightSource>);
 
 impl fmt::Debug for Source {
@@ -120,7 +120,7 @@ pub struct ServedModel {
     architecture: String,
     n_embd: usize,
     weights: WeightSummary,
-    /// Where the weights come from, which others can change.
+    /// The source of the weights, which others can change.
     source: Source,
     created: u64,
     tokenizer: Arc<Tokenizer>,
@@ -410,7 +410,7 @@ impl ServedModel {
             .get_or_init(|| ControlTexts::of(&self.tokenizer, template))
     }
 
-    /// What its control tokens spell, in no order.
+    /// The texts of its control tokens, in no order.
     pub(crate) fn control_marks(&self) -> impl Iterator<Item = &str> {
         self.control_texts().iter()
     }

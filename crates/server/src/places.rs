@@ -1,4 +1,5 @@
-//! [`Places`]: how many of something each holder has, such as connections of a client, or viewers of a key.
+//! [`Places`]: how many of something each holder has, such as connections of a client, or viewers
+//! of a key.
 //!
 //! Invariant: a place that is taken counts until it is dropped. Knows neither clients nor keys.
 
@@ -9,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Debug)]
 pub(crate) struct Places<K>(Arc<Mutex<BTreeMap<K, usize>>>);
 
-/// How many places may be taken.
+/// The number of places that may be taken.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlaceLimits {
     /// By one holder.

@@ -1,7 +1,7 @@
 //! The calls of an answer: from their marks to what follows them.
 //!
-//! Invariant: as of the answer: what turns out to be no call is text, unchanged, and what follows its
-//! first mark may be a call again.
+//! Invariant: as of the answer: what turns out to be no call is text, unchanged, and what follows
+//! its first mark may be a call again.
 
 use super::{ChatSplitter, State, call_marks};
 use crate::family::Body;
@@ -9,7 +9,7 @@ use crate::marks::{LastSpaces, find_first, take_front, undecided};
 use crate::reader::{CallEvent, CallReader, Progress};
 
 impl ChatSplitter {
-    /// What follows this text, which ends with a mark, is a call or several.
+    /// A call or several follow this text, which ends with a mark.
     pub(super) fn begin_call(&mut self, raw: &str, n_mark: usize) {
         raw.clone_into(&mut self.raw);
         self.n_mark = n_mark;
@@ -35,9 +35,10 @@ impl ChatSplitter {
             }
             return true;
         }
-        match marks.any(|mark| mark.starts_with(begun)) {
-            true => false,
-            false => self.is_no_call(),
+        if marks.any(|mark| mark.starts_with(begun)) {
+            false
+        } else {
+            self.is_no_call()
         }
     }
 
@@ -110,7 +111,7 @@ impl ChatSplitter {
         self.tools.iter().any(|tool| tool.name == name)
     }
 
-    /// What looked like a call is text up to the end of its first mark; what follows may be a call.
+    /// The seeming call is text up to the end of its first mark; a call may follow.
     fn is_no_call(&mut self) -> bool {
         let mut raw = std::mem::take(&mut self.raw);
         let n_mark = self.n_mark.min(raw.len());

@@ -3,7 +3,7 @@
 use cellar_chat::{CallNumber, Calls, ChatSplitter, Part, family_of};
 use serde_json::{Value, json};
 
-use super::goldens::{ALL, Golden};
+use super::goldens::{ALL, GoldenAnswer};
 use super::support::{call, check, read, split, text, thought, tool, with, without};
 
 /// Calls with their arguments as values.
@@ -31,7 +31,7 @@ fn others(parts: Vec<Part>) -> Vec<Part> {
     parts.into_iter().filter(is_other).collect()
 }
 
-fn splitter(golden: &Golden) -> ChatSplitter {
+fn splitter(golden: &GoldenAnswer) -> ChatSplitter {
     let splitter = with(golden.template);
     assert!(splitter.reads_calls(), "{}", golden.name);
     splitter

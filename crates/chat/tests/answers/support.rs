@@ -1,4 +1,4 @@
-//! What tests share: splitters with tools, and the comparison of every cut of an answer.
+//! Splitters with tools, and the comparison of every cut of an answer.
 
 use cellar_chat::{Arguments, Calls, ChatSplitter, Part, Tool, ToolPaths};
 use serde_json::{Value, json};
@@ -30,7 +30,8 @@ pub(crate) fn split(splitter: &ChatSplitter, pieces: &[&str]) -> Vec<Part> {
     join(parts)
 }
 
-/// The parts of an answer, which are the same whole, cut at every place, and character by character.
+/// The parts of an answer, which are the same whole, cut at every place, and character by
+/// character.
 #[track_caller]
 pub(crate) fn read(splitter: &ChatSplitter, text: &str) -> Vec<Part> {
     let whole = split(splitter, &[text]);

@@ -1,6 +1,8 @@
-//! The model and the texts of commands whose arguments are texts: `tokenize`, `kl`, `embed`, `rerank`.
+//! The model and the texts of commands whose arguments are texts: `tokenize`, `kl`, `embed`,
+//! `rerank`.
 //!
-//! Invariant: an argument is the model only where `-m` gives none. Knows nothing of what texts are for.
+//! Invariant: an argument is the model only where `-m` gives none. Knows nothing of what texts are
+//! for.
 
 use std::path::{Path, PathBuf};
 
@@ -15,8 +17,8 @@ use crate::shortcut::{is_model_here, names_model};
 pub(crate) struct ModelTextArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// The model, where -m gives none. An only argument is the text, unless it ends in .gguf or is a
-    /// directory with config.json
+    /// The model, where -m gives none. An only argument is the text, unless it ends in .gguf or is
+    /// a directory with config.json
     #[arg(value_name = "MODEL")]
     first: Option<String>,
     /// The text

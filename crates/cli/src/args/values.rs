@@ -81,7 +81,7 @@ pub(crate) fn answer_limit(text: &str) -> Result<PredictLimit, String> {
     }
 }
 
-/// How many of the most likely tokens are kept: 0 is all, and -1 as in llama.cpp.
+/// The number of most likely tokens that are kept: 0 is all, and so is -1, as in llama.cpp.
 ///
 /// # Errors
 /// Where it is another negative number, or none.

@@ -12,7 +12,7 @@ const THREADS: &str = "-t is for prompts and generation";
 const ADAPTERS: &str = "adapters (LoRA, control vectors) are not supported: merge them into the model, and \
                         'cellar convert' the merged directory";
 const IMAGES: &str = "images and audio are not supported: models take text";
-const PARTS: &str = "one GPU is used whole, or with the CPU: --gpu-layers says how many layers it \
+const PARTS: &str = "one GPU is used whole, or with the CPU: --gpu-layers sets how many layers it \
                      computes, --backend which one";
 const ROPE: &str = "positions are scaled as the model's file says; --group-attention-factor lengthens a \
                     context";
@@ -29,7 +29,7 @@ const SHARED_STEPS: &str = "requests always share the steps and the memory";
 const THINKING: &str = "the chat template decides whether a model thinks: requests say it with \
                         'chat_template_kwargs' or 'reasoning_effort', and --show-thinking shows it";
 const TOOLS: &str =
-    "the chat template says how tools are called; clients run them, the server does not";
+    "the chat template has the form of calls; clients run the tools, the server does not";
 const WEB: &str = "for TLS, other origins and other paths put a proxy in front";
 const SCORES: &str =
     "'cellar perplexity' and 'cellar kl' measure models; there are no question sets";
@@ -38,15 +38,16 @@ const OTHER_PROGRAMS: &str =
 const CACHE: &str = "what prompts share is kept and found again by itself: --prefix-memory SIZE limits it, \
                      --save-cache DIR keeps it over a restart";
 const FITTED: &str =
-    "'cellar plan MODEL' says what fits; layers beyond a GPU's memory stay on the CPU";
+    "'cellar plan MODEL' computes what fits; layers beyond a GPU's memory stay on the CPU";
 const PRESETS: &str =
     "models are named one by one: 'cellar pull OWNER/NAME:QUANT', then -m OWNER/NAME:QUANT";
 const SEVERAL_GPUS: &str =
-    "one GPU computes: --gpu-layers says how many layers, --memory how much is taken";
+    "one GPU computes: --gpu-layers sets the number of layers, --memory the memory";
 const WEIGHTS: &str = "weights have the types of the model's file: 'cellar convert' makes others";
 pub(super) const ONE_MODEL: &str = "a chat is 'cellar chat', one answer is 'cellar run'";
 
-/// Flags of other programs by name, with a space between those for the same. `*` stands for any end.
+/// Flags of other programs by name, with a space between those for the same. `*` stands for any
+/// end.
 pub(super) const FLAGS: &[(&str, Fate)] = &[
     ("-sys --system-prompt", Is("--system")),
     ("-ngl", Is("--gpu-layers")),
@@ -194,7 +195,7 @@ pub(super) const FLAGS: &[(&str, Fate)] = &[
     ("-q --quantize", Refused(WEIGHTS)),
     (
         "--task --runner --convert",
-        IdleValue("the model's file says what it does"),
+        IdleValue("the model's file decides it"),
     ),
     ("--config", Refused("flags are on the command line")),
     (

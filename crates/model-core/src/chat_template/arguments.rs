@@ -82,7 +82,7 @@ fn repaired(text: &str) -> Option<Value> {
 #[derive(Debug, Default)]
 struct Scan {
     out: String,
-    /// What closes the brackets that are open, the outermost first.
+    /// The ends of the brackets that are open, the outermost first.
     closers: Vec<char>,
     in_string: bool,
     is_escaped: bool,
@@ -90,7 +90,7 @@ struct Scan {
     last_member: Option<MemberStart>,
 }
 
-/// Where a member of an object or a list begins.
+/// The place where a member of an object or a list begins.
 #[derive(Clone, Copy, Debug)]
 struct MemberStart {
     n_bytes: usize,

@@ -95,7 +95,7 @@ fn join(state: &State<'_, '_>, value: &Value, args: Rest<ValueOrKwargs>) -> Resu
     Ok(text.finish())
 }
 
-/// What is at a path of names and indices.
+/// The value at a path of names and indices.
 fn attribute_of(value: &Value, path: &Value) -> Result<Value, Error> {
     let Some(path) = path.as_str() else {
         return value.get_item(path);
@@ -152,7 +152,7 @@ fn float(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     Ok(as_float(value).map_or_else(default, Value::from))
 }
 
-/// What Python's `float` makes of it.
+/// The number that Python's `float` makes of it.
 fn as_float(value: &Value) -> Option<f64> {
     match value.kind() {
         ValueKind::Bool => Some(f64::from(u8::from(value.is_true()))),
@@ -164,7 +164,7 @@ fn as_float(value: &Value) -> Option<f64> {
     }
 }
 
-/// Whether capital and small letters are different.
+/// True if capital and small letters are different.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Letters {
     AsTheyAre,
@@ -181,7 +181,7 @@ impl Letters {
         }
     }
 
-    /// What a value is sorted and compared by.
+    /// The key by which a value is sorted and compared.
     fn key(self, value: &Value) -> Value {
         match (self, value.as_str()) {
             (Self::Small, Some(text)) => Value::from(text.to_lowercase()),

@@ -9,10 +9,10 @@ use minijinja::{Error, ErrorKind, State, Value};
 use super::methods::Arguments;
 use super::python::{Text, float};
 
-/// How it is written.
+/// The options of a writer.
 struct Style {
     is_ascii: bool,
-    /// What each level begins a line with; `None` where all is in one line.
+    /// The text before a line for each level; `None` where all is in one line.
     indent: Option<String>,
     item_separator: String,
     key_separator: String,
@@ -132,7 +132,7 @@ impl Json<'_, '_, '_> {
         self.end(n, "}")
     }
 
-    /// What is before a value that has so many before it.
+    /// The text before a value that has so many before it.
     fn next(&mut self, n_before: usize) -> Result<(), Error> {
         if n_before > 0 {
             self.text.push(&self.style.item_separator)?;
@@ -148,7 +148,7 @@ impl Json<'_, '_, '_> {
         self.text.repeat(indent, self.depth)
     }
 
-    /// What is behind so many values.
+    /// The text behind so many values.
     fn end(&mut self, n: usize, bracket: &str) -> Result<(), Error> {
         self.depth -= 1;
         if n > 0 {

@@ -33,7 +33,7 @@ pub(super) fn readable(source: &str) -> String {
     out
 }
 
-/// What is in the tag that a text begins with.
+/// The inside of the tag that a text begins with.
 fn tag_of(text: &str) -> Option<&str> {
     let (inside, _) = text.strip_prefix("{%")?.split_once("%}")?;
     Some(inside.trim_matches(|c: char| c.is_whitespace() || matches!(c, '-' | '+')))

@@ -81,7 +81,7 @@ impl<const N: usize> Arguments<N> {
         self.value(i).is_some_and(Value::is_true)
     }
 
-    /// Where nothing or `None` is given, nothing.
+    /// Nothing, where nothing or `None` is given.
     pub(super) fn value(&self, i: usize) -> Option<&Value> {
         let value = self.values.get(i)?.as_ref();
         value.filter(|value| !value.is_none())

@@ -14,7 +14,7 @@ use super::text_methods::paid_format;
 /// The function that does `%`.
 pub(super) const REMAINDER: &str = "__remainder";
 
-/// What is left of a division, with the sign of the divisor; or a text with values in it.
+/// The rest of a division, with the sign of the divisor; or a text with values in it.
 pub(super) fn remainder(
     state: &State<'_, '_>,
     left: &Value,

@@ -11,8 +11,8 @@ use minijinja::{Error, ErrorKind, State, Value};
 use super::values::BYTES_PER_FUEL;
 use crate::tokenizer::char_class::{contains, ranges};
 
-/// Bytes that one unit of fuel pays for: half as many as elsewhere, as a text that grows takes up to
-/// three times its size while it is moved.
+/// Bytes that one unit of fuel pays for: half as many as elsewhere, as a text that grows takes up
+/// to three times its size while it is moved.
 const GROWN_BYTES_PER_FUEL: usize = BYTES_PER_FUEL / 2;
 
 /// Bytes that are written until they are paid for.

@@ -2,9 +2,9 @@
 //!
 //! Clients send OpenAI's messages; templates differ in what they read of them: arguments as objects
 //! or as JSON, `content: null` or empty next to calls, reasoning under one of five names. The shape
-//! is found by rendering chats with known texts (`probe.rs`). Invariant: a template that shows calls
-//! and results in some form gets this form; one that shows none gets them as text, as Hermes writes
-//! them, so that no call of the history is lost silently.
+//! is found by rendering chats with known texts (`probe.rs`). Invariant: a template that shows
+//! calls and results in some form gets this form; one that shows none gets them as text, as Hermes
+//! writes them, so that no call of the history is lost silently.
 
 mod probe;
 
@@ -24,7 +24,7 @@ const REASONING: [&str; 5] = [
     "tool_plan",
 ];
 
-/// How a chat template wants the messages of a history.
+/// The form of a history's messages that a chat template wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HistoryShape {
     content: ContentForm,
@@ -104,7 +104,7 @@ enum TextOfCalls {
     Nowhere,
 }
 
-/// How many calls a message may have.
+/// The number of calls that a message may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CallsPerMessage {
     Several,
@@ -131,7 +131,7 @@ enum QuestionAfterResults {
     AfterAnswer(&'static str),
 }
 
-/// Where the template looks for definitions of tools.
+/// The variables in which the template looks for definitions of tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Definitions {
     Tools,
@@ -148,7 +148,7 @@ enum ReasoningForm {
 }
 
 impl Default for HistoryShape {
-    /// What `transformers` documents: text, objects, `reasoning_content`.
+    /// The form that `transformers` documents: text, objects, `reasoning_content`.
     fn default() -> Self {
         Self {
             content: ContentForm::Text,
@@ -330,9 +330,10 @@ impl Writer<'_> {
         }
         // Some clients leave `function` out.
         let is_nested = call.get("function").is_some_and(Value::is_object);
-        let function = match is_nested {
-            true => &mut call["function"],
-            false => &mut call,
+        let function = if is_nested {
+            &mut call["function"]
+        } else {
+            &mut call
         };
         let name = function["name"].as_str().unwrap_or_default().to_owned();
         let arguments = function.get("arguments").cloned().unwrap_or_default();

@@ -97,7 +97,7 @@ struct Operator {
 #[derive(Default)]
 struct Operators {
     all: Vec<Operator>,
-    /// Where the number of brackets that are open changes, and to what.
+    /// The places where the number of open brackets changes, with the new number.
     depths: Vec<(usize, usize)>,
 }
 
@@ -183,7 +183,7 @@ struct Insertion {
     /// Bytes of the source that it replaces.
     n_replaced: usize,
     order: Order,
-    /// Where what it begins ends: what ends last begins first.
+    /// The end of what it begins: what ends last begins first.
     until: usize,
     text: String,
 }

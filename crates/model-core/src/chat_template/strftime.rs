@@ -4,6 +4,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::date;
+
 const MONTHS: [&str; 12] = [
     "January",
     "February",
@@ -97,7 +99,7 @@ struct Date {
 impl Date {
     fn of(stamp: u64) -> Self {
         let days = stamp / 86_400;
-        let (year, month, day) = civil(days);
+        let date::Date { year, month, day } = date::Date::of_days(days);
         let before = MONTH_DAYS
             .iter()
             .take(usize::try_from(month - 1).unwrap_or(0));
@@ -128,7 +130,7 @@ impl Date {
         }
     }
 
-    /// What a letter stands for.
+    /// The text that a letter stands for.
     fn field(&self, letter: char) -> Option<String> {
         let name = |names: &[&'static str], index: u64| {
             let index = usize::try_from(index).ok();
@@ -192,23 +194,4 @@ impl Date {
 
 fn is_leap(year: u64) -> bool {
     year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
-}
-
-/// Year, month from 1 and day from 1 of the day `days` after 1970-01-01 in the Gregorian calendar,
-/// counted in eras of 400 years that start in March.
-pub(super) fn civil(days: u64) -> (u64, u64, u64) {
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 {
-        from_march + 3
-    } else {
-        from_march - 9
-    };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    (year, month, day)
 }

@@ -1,7 +1,7 @@
 //! [`text_method`]: Python's methods of texts.
 //!
-//! Invariant: each gives what Python's gives, and what it makes is paid for before it is made. Knows
-//! no lists and dictionaries.
+//! Invariant: each gives what Python's gives, and what it makes is paid for before it is made.
+//! Knows no lists and dictionaries.
 
 use std::sync::LazyLock;
 
@@ -73,7 +73,7 @@ fn trimmed(text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
     }))
 }
 
-/// What a text is made of.
+/// The kind of all characters of a text.
 fn parts(text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
     if name == "splitlines" {
         let args = Arguments::of(args, ["keepends"])?;
@@ -103,7 +103,7 @@ fn parts(text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
     )
 }
 
-/// Where a text is in another, or how often.
+/// The place of a text in another, or its count.
 fn found(text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
     let args = Arguments::of(args, ["sub", "start", "end"])?;
     let span = Span::of(text, args.number(1)?, args.number(2)?);
@@ -123,7 +123,7 @@ fn found(text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
     }
 }
 
-/// Whether a text begins or ends with another, or with one of a tuple.
+/// True if a text begins or ends with another, or with one of a tuple.
 fn has_affix(text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
     let args = Arguments::of(args, ["prefix", "start", "end"])?;
     let span = Span::of(text, args.number(1)?, args.number(2)?);
@@ -213,7 +213,7 @@ fn encoded(text: &str, args: &[Value]) -> Result<Value, Error> {
     Ok(Value::from_bytes(text.as_bytes().to_vec()))
 }
 
-/// Whether a text is what a method asks: `None` for a method that asks nothing.
+/// True if a text is what a method asks: `None` for a method that asks nothing.
 fn is_of_class(text: &str, name: &str) -> Option<bool> {
     let of_all = |is_one: fn(char) -> bool| !text.is_empty() && text.chars().all(is_one);
     Some(match name {
@@ -321,7 +321,7 @@ fn partition(text: &str, separator: &str, side: Side) -> Result<Value, Error> {
     Ok(Value::from(Tuple::from(parts.map(Value::from))))
 }
 
-/// Whether lines keep what ends them.
+/// True if lines keep their ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ends {
     Kept,

@@ -1,7 +1,7 @@
 //! Macros that read `varargs` or `kwargs`: what they are called with beyond their parameters.
 //!
-//! Invariant: [`Macros`] gives such a macro two more parameters, and hands it to [`variadic`], which
-//! fills them; other macros stay as they are. Knows no expressions.
+//! Invariant: [`Macros`] gives such a macro two more parameters, and hands it to [`variadic`],
+//! which fills them; other macros stay as they are. Knows no expressions.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub(super) struct Macros {
 struct Macro {
     name: String,
     has_parameters: bool,
-    /// Where its parameters end.
+    /// The end of its parameters.
     end: usize,
     is_variadic: bool,
 }

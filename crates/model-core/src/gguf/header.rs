@@ -33,7 +33,7 @@ const MAX_ELEMENTS: u64 = 1 << 24;
 const MAX_KEYS: u64 = 1 << 16;
 /// Most tensors.
 const MAX_TENSORS: u64 = 1 << 20;
-/// How many levels of arrays a value may have.
+/// The most levels of arrays that a value may have.
 const MAX_NESTING: usize = 8;
 /// The type number of arrays.
 const ARRAY: u32 = 9;

@@ -25,7 +25,7 @@ impl<'a> Reader<'a> {
         self.at as u64
     }
 
-    /// What is left.
+    /// The bytes that are left.
     pub(super) fn rest(&self) -> &'a [u8] {
         self.bytes.get(self.at..).unwrap_or_default()
     }

@@ -10,7 +10,7 @@ use kv_core::TokenId;
 
 use super::merge::{Join, Merger};
 use super::pre_tokenizers::{Alphabet, PreTraits};
-use super::vocab::{SPM_SPACE, Vocab};
+use super::vocab::{SPM_SPACE, SPM_SPACE_TEXT, Vocab};
 use super::words::WordSplitter;
 use super::{TokenizerError, byte_level};
 
@@ -178,9 +178,6 @@ impl Bpe {
         );
     }
 }
-
-/// How SentencePiece writes a space, as text.
-const SPM_SPACE_TEXT: &str = "\u{2581}";
 
 /// The words of a line, each with a space before it.
 fn spaced_words(line: &str) -> Vec<String> {

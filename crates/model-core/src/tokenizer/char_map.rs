@@ -1,24 +1,11 @@
-//! [`TextForm`]: how a text is normalised before it is cut into pieces: by Unicode's NFKC, or by the
-//! table that a SentencePiece model carries.
+//! [`CharMap`]: the table by which a SentencePiece model normalises a text before it is cut into
+//! pieces.
 //!
 //! Invariant: a table is checked when it is read, and looking a text up in it never leaves it.
 //! Source of the table's layout: SentencePiece's `precompiled_charsmap`, a double-array trie (Aoe,
 //! 1989; the units of Darts-clone) followed by the replacements.
 
-use unicode_normalization::UnicodeNormalization;
-
 use super::TokenizerError;
-
-/// How a text is normalised.
-#[derive(Clone, Debug)]
-pub(super) enum TextForm {
-    /// Not at all.
-    AsIs,
-    /// By compatibility, then composed.
-    Nfkc,
-    /// By a table.
-    Table(CharMap),
-}
 
 /// Replacements of beginnings of texts.
 #[derive(Clone, Debug)]
@@ -34,16 +21,6 @@ struct Replaced<'m> {
     /// Its length in bytes.
     len: usize,
     by: &'m str,
-}
-
-impl TextForm {
-    pub(super) fn apply(&self, text: &str) -> String {
-        match self {
-            Self::AsIs => text.to_owned(),
-            Self::Nfkc => text.nfkc().collect(),
-            Self::Table(table) => table.apply(text),
-        }
-    }
 }
 
 impl CharMap {
@@ -70,7 +47,7 @@ impl CharMap {
         Ok(Self { trie, replacements })
     }
 
-    fn apply(&self, text: &str) -> String {
+    pub(super) fn apply(&self, text: &str) -> String {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;
         while let Some(first) = rest.chars().next() {

@@ -139,12 +139,6 @@ pub enum TokenizerError {
         /// What is wrong with it, with numbers.
         reason: String,
     },
-    /// A way to normalise texts that is not known.
-    #[error("the normalisation {name:?} of texts is not supported (supported: \"nfkc\")")]
-    UnknownForm {
-        /// The name as the file gives it (`tokenizer.ggml.unicode_normalization`).
-        name: String,
-    },
     /// The table of letters could not be built.
     #[error("the character class {class:?} is not available: {reason}")]
     CharClass {

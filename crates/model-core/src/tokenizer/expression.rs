@@ -14,13 +14,13 @@ use super::TokenizerError;
 
 /// The alternative that looks ahead, as files write it.
 const SPACES_BEFORE_TEXT: &str = r"\s+(?!\S)";
-/// What may follow it: the same characters, which are a piece in any case.
+/// Alternatives that may follow it: the same characters, which are a piece in any case.
 const SPACES_AFTER_IT: [&str; 2] = [r"\s+", r"\s"];
-/// How much memory an expression may take.
+/// The most memory that an expression may take.
 const MAX_BYTES: usize = 8 << 20;
-/// How long it may be, in bytes: the longest published one has 800.
+/// Its greatest length, in bytes: the longest published one has 800.
 const MAX_LENGTH: usize = 16 << 10;
-/// How many steps back one match may take.
+/// The most steps back that one match may take.
 const MAX_STEPS_BACK: usize = 1_000_000;
 
 /// An expression that is ready to cut.

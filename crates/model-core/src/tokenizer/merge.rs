@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::num::NonZeroU32;
 
-/// How many bytes are joined at a time, so that places take 4 bytes. A longer text is cut.
+/// The most bytes that are joined at a time, so that places take 4 bytes. A longer text is cut.
 const MAX_BYTES: usize = 1 << 31;
 
 /// A piece of the text.
@@ -17,7 +17,7 @@ const MAX_BYTES: usize = 1 << 31;
 pub(super) struct Symbol {
     /// Where it starts, in bytes.
     pub(super) start: usize,
-    /// How long it is, in bytes.
+    /// Its length, in bytes.
     pub(super) len: usize,
     /// What it is, where the vocabulary knows it.
     pub(super) id: Option<u32>,
@@ -39,8 +39,8 @@ pub(super) struct Join {
     pub(super) id: u32,
 }
 
-/// A join of a symbol with the next one that was possible when it was queued. The order of the fields
-/// is the order in which joins happen.
+/// A join of a symbol with the next one that was possible when it was queued. The order of the
+/// fields is the order in which joins happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
     rank: u32,
@@ -50,11 +50,11 @@ struct Candidate {
 /// Joins symbols; kept between texts for its allocations.
 #[derive(Debug, Default)]
 pub(super) struct Merger {
-    /// Where the part of the text begins that is joined now.
+    /// The beginning of the part of the text that is joined now.
     base: usize,
-    /// How long the symbol is that starts at a byte; 0 where none does.
+    /// The length of the symbol that starts at a byte; 0 where none does.
     lens: Vec<u32>,
-    /// How long the symbol is whose last byte this is; 0 where none ends.
+    /// The length of the symbol whose last byte this is; 0 where none ends.
     lens_before: Vec<u32>,
     /// One more than the id of the symbol that starts at a byte.
     ids: Vec<Option<NonZeroU32>>,

@@ -38,7 +38,7 @@ pub use stream::{DecodeFrom, DecodeStream};
 pub use vocab::SpecialPieces;
 
 use bpe::Bpe;
-use char_map::{CharMap, TextForm};
+use char_map::CharMap;
 use pair::Between;
 use pre_tokenizers::{Alphabet, PreTokenizer};
 pub(crate) use rwkv::escape;
@@ -109,7 +109,7 @@ pub struct Tokenizer {
     roles: Roles,
     specials: SpecialMatcher,
     algorithm: Algorithm,
-    /// What is done to a text of BPE before it is cut.
+    /// The steps that prepare a text of BPE or Unigram before it is cut.
     normalizers: Vec<Normalizer>,
     /// What a text starts with.
     first: Option<TokenId>,
@@ -243,7 +243,8 @@ impl Tokenizer {
                     } else {
                         TextStart::Continuation
                     };
-                    unigram.encode(&self.vocab, text, start, &mut out);
+                    let text = self.normalized(text);
+                    unigram.encode(&self.vocab, &text, start, &mut out);
                 }
                 (Fragment::Text(text), Algorithm::Rwkv(rwkv)) => rwkv.encode(text, &mut out),
                 (Fragment::Text(text), Algorithm::Spm(spm, prefix)) => {
@@ -398,17 +399,12 @@ fn space_prefix(spec: &TokenizerSpec) -> SpacePrefix {
 
 /// How a text is prepared before Unigram cuts it.
 fn preparation(spec: &TokenizerSpec) -> Result<Preparation, TokenizerError> {
-    let form = match (spec.char_map.as_slice(), spec.unicode_form.as_deref()) {
-        ([], None) => TextForm::AsIs,
-        ([], Some("nfkc")) => TextForm::Nfkc,
-        ([], Some(name)) => {
-            let name = name.to_owned();
-            return Err(TokenizerError::UnknownForm { name });
-        }
-        (table, _) => TextForm::Table(CharMap::new(table)?),
+    let table = match spec.char_map.as_slice() {
+        [] => None,
+        bytes => Some(CharMap::new(bytes)?),
     };
     Ok(Preparation {
-        form,
+        table,
         prefix: space_prefix(spec),
         extra_space: match spec.remove_extra_whitespaces {
             Some(false) => ExtraSpace::Keep,

@@ -14,14 +14,14 @@ use super::{TokenizerError, TokenizerModel, TokenizerSpec};
 /// (`tokenizer.ggml.pre_expressions`). It is our own.
 pub(crate) const SPELLED_OUT: &str = "expressions";
 
-/// What a vocabulary of merges needs besides its merges.
+/// The expressions and traits of a vocabulary of merges.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PreTokenizer {
     expressions: Vec<String>,
     pub(super) traits: PreTraits,
 }
 
-/// What a pre-tokenizer's name implies besides how it cuts.
+/// Traits that a pre-tokenizer's name implies besides its expressions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct PreTraits {
     /// True if a word that is a token stays whole, whatever the merges.
@@ -31,7 +31,7 @@ pub(super) struct PreTraits {
     pub(super) alphabet: Alphabet,
 }
 
-/// What merges join.
+/// The symbols that merges join.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Alphabet {
     /// The bytes of a word, each written as a character.
@@ -404,18 +404,18 @@ impl PreTokenizer {
 
 /// A pre-tokenizer as files name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Named {
+pub(crate) struct KnownName {
     pub(crate) name: &'static str,
     /// True if a word that is a token stays whole.
     pub(crate) whole_words: bool,
 }
 
 /// The byte-level pre-tokenizers with these expressions.
-pub(crate) fn named(expressions: &[String]) -> impl Iterator<Item = Named> {
+pub(crate) fn named(expressions: &[String]) -> impl Iterator<Item = KnownName> {
     let is_cut_so = move |known: &&Known| {
         known.traits.alphabet == Alphabet::Bytes && known.expressions.iter().eq(expressions)
     };
-    KNOWN.iter().filter(is_cut_so).map(|known| Named {
+    KNOWN.iter().filter(is_cut_so).map(|known| KnownName {
         name: known.names[0],
         whole_words: known.traits.whole_words,
     })

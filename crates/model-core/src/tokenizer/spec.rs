@@ -151,7 +151,7 @@ pub struct TokenizerSpec {
     /// True if a word that is a token stays whole, whatever the merges. The key,
     /// `tokenizer.ggml.ignore_merges`, is our own. Without it, the pre-tokenizer's name decides.
     pub whole_words: Option<bool>,
-    /// What is done to a text of BPE before it is cut, in order. The key,
+    /// The steps that prepare a text of BPE or Unigram before it is cut, in order. The key,
     /// `tokenizer.ggml.normalizers`, is our own.
     pub normalizers: Vec<Normalizer>,
     /// The texts of the tokens, by id (`tokenizer.ggml.tokens`).
@@ -181,9 +181,6 @@ pub struct TokenizerSpec {
     /// The table by which Unigram normalises a text (`tokenizer.ggml.precompiled_charsmap`); empty
     /// where there is none.
     pub char_map: Vec<u8>,
-    /// How Unigram normalises a text without a table: `"nfkc"` or not at all. The key,
-    /// `tokenizer.ggml.unicode_normalization`, is our own: GGUF has none.
-    pub unicode_form: Option<String>,
     /// Whether SPM and Unigram put a space before a text (`tokenizer.ggml.add_space_prefix`). Where
     /// the key is absent: yes. BPE does not read it.
     pub add_space_prefix: Option<bool>,
@@ -213,7 +210,6 @@ impl TokenizerSpec {
             add_sep: None,
             remove_extra_whitespaces: None,
             char_map: Vec::new(),
-            unicode_form: None,
             add_space_prefix: None,
             lowercase: None,
             special_spacing: SpecialSpacing::default(),

@@ -7,11 +7,13 @@
 
 use std::num::NonZeroU32;
 
+use std::borrow::Cow;
+
 use kv_core::TokenId;
 
-use super::char_map::TextForm;
+use super::char_map::CharMap;
 use super::spm::SpacePrefix;
-use super::vocab::{SPM_SPACE, Vocab, check_len};
+use super::vocab::{SPM_SPACE, SPM_SPACE_TEXT, Vocab, check_len};
 use super::{TokenKind, TokenizerError};
 
 /// How much less likely an unknown character is than the least likely piece.
@@ -26,7 +28,7 @@ pub(super) enum ExtraSpace {
     Keep,
 }
 
-/// Where a text is.
+/// The place of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TextStart {
     /// At the start of all, or after a mark.
@@ -40,7 +42,7 @@ pub(super) struct Unigram {
     scores: Vec<f32>,
     unknown: TokenId,
     unknown_score: f64,
-    form: TextForm,
+    table: Option<CharMap>,
     prefix: SpacePrefix,
     extra_space: ExtraSpace,
 }
@@ -48,7 +50,7 @@ pub(super) struct Unigram {
 /// What a text is before it is cut.
 #[derive(Clone, Debug)]
 pub(super) struct Preparation {
-    pub(super) form: TextForm,
+    pub(super) table: Option<CharMap>,
     pub(super) prefix: SpacePrefix,
     pub(super) extra_space: ExtraSpace,
 }
@@ -57,7 +59,7 @@ pub(super) struct Preparation {
 #[derive(Clone, Copy, Debug)]
 struct Best {
     score: f64,
-    /// How long its last piece is, in bytes.
+    /// The length of its last piece, in bytes.
     len: NonZeroU32,
     token: TokenId,
 }
@@ -81,7 +83,7 @@ impl Unigram {
             scores: scores.to_vec(),
             unknown,
             unknown_score: f64::from(least) - UNKNOWN_PENALTY,
-            form: preparation.form,
+            table: preparation.table,
             prefix: preparation.prefix,
             extra_space: preparation.extra_space,
         })
@@ -111,7 +113,10 @@ impl Unigram {
 
     /// The text as pieces spell it.
     fn prepared(&self, text: &str, start: TextStart) -> String {
-        let text = self.form.apply(text);
+        let text = match &self.table {
+            Some(table) => Cow::Owned(table.apply(text)),
+            None => Cow::Borrowed(text),
+        };
         let mut spelt = String::with_capacity(text.len() + 8);
         match self.extra_space {
             ExtraSpace::Keep => spelt.push_str(&text),
@@ -134,7 +139,7 @@ impl Unigram {
         if prefix == SpacePrefix::Add && !spelt.is_empty() && !spelt.starts_with(' ') {
             spelt.insert(0, ' ');
         }
-        spelt.replace(' ', SPM_SPACE.encode_utf8(&mut [0; 4]))
+        spelt.replace(' ', SPM_SPACE_TEXT)
     }
 
     /// Appends the pieces of one word.

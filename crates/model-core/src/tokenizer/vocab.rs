@@ -13,6 +13,8 @@ use super::{TokenKind, TokenizerError, TokenizerModel, TokenizerSpec, byte_level
 
 /// How SentencePiece writes a space.
 pub(super) const SPM_SPACE: char = '\u{2581}';
+/// The same as text.
+pub(super) const SPM_SPACE_TEXT: &str = "\u{2581}";
 
 /// Whether marks such as BOS appear in decoded text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

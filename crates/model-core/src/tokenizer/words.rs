@@ -11,7 +11,7 @@ use super::cased::{Cased, Contractions};
 use super::char_class::{CharClass, CharClasses};
 use super::expression::Expression;
 
-/// How many expressions a pre-tokenizer may have: the longest published list has six.
+/// The most expressions that a pre-tokenizer may have: the longest published list has six.
 const MAX_EXPRESSIONS: usize = 32;
 
 /// The expression of GPT-2, which a `ByteLevel` of `tokenizer.json` has built in.
@@ -58,7 +58,7 @@ enum Step {
     Triple,
     /// [`THREES`], [`THREE_NUMBERS`] and [`BEFORE_THREES`]
     Threes(BeforeThrees),
-    /// What [`JAIS2`] does to runs of white space: pieces of 512, 256 … 4, 2 and 1 characters.
+    /// The pieces of white space of [`JAIS2`]: 512, 256 … 4, 2 and 1 characters.
     SpaceUnits,
     Expression(Expression),
 }
@@ -70,7 +70,7 @@ enum Marks {
     WithLetters,
 }
 
-/// Where the one or two digits before groups of three belong.
+/// The place of the one or two digits before groups of three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BeforeThrees {
     /// They are a piece. Digits that a letter follows are not cut.

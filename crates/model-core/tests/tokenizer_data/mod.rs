@@ -98,3 +98,13 @@ pub(crate) fn golden(path: &Path) -> Vec<Golden> {
         .map(|line| serde_json::from_str(line).unwrap())
         .collect()
 }
+
+/// The character that stands for a byte in byte-level vocabularies.
+pub(crate) fn byte_char(byte: u8) -> char {
+    let is_plain = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    if is_plain(byte) {
+        return char::from(byte);
+    }
+    let before = (0..byte).filter(|&b| !is_plain(b)).count();
+    char::from_u32(256 + u32::try_from(before).unwrap()).unwrap()
+}

@@ -321,7 +321,7 @@ fn prepare(
     })
 }
 
-/// Whether control tokens are text: some models write them around reasoning and calls.
+/// True if control tokens are text: some models write them around reasoning and calls.
 fn special_pieces(model: &ServedModel, splitter: &ChatSplitter) -> SpecialPieces {
     match splitter.reads_calls() || model.control_marks().any(|mark| splitter.knows(mark)) {
         true => SpecialPieces::Render,
@@ -347,7 +347,7 @@ fn n_tokens_of(
     tokens.iter().filter(is_in_parts).count()
 }
 
-/// What reads the answer to a prompt; `forced` says how, where it is nothing but calls.
+/// The reader of the answer to a prompt; `forced` is the form of one that is nothing but calls.
 fn splitter_of(
     model: &ServedModel,
     prompt: &str,

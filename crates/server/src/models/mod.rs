@@ -2,10 +2,10 @@
 //! none has for a while, or another needs the memory.
 //!
 //! Invariant: a model that is used is never unloaded; what all hold together, models that are being
-//! loaded or unloaded included, is within the budget; of requests that need the same model one loads
-//! it, and all others wait for that. A model whose files were written to is loaded again. Loads
-//! follow one another, on threads of their own. A model keeps its number, also when it is gone. Knows
-//! no API.
+//! loaded or unloaded included, is within the budget; of requests that need the same model one
+//! loads it, and all others wait for that. A model whose files were written to is loaded again.
+//! Loads follow one another, on threads of their own. A model keeps its number, also when it is
+//! gone. Knows no API.
 
 mod budget;
 mod entry;

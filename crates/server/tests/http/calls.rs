@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, Setup, with};
 
-/// What a family writes, with a template that shows its form.
+/// A family's answer, with a template that shows its form.
 struct Family {
     template: &'static str,
     /// A call of `weather` for Rome and 3 days.
@@ -64,7 +64,7 @@ fn parameters() -> Value {
            "required": ["city", "days"], "additionalProperties": false})
 }
 
-/// What a call has, whatever the API.
+/// The parts of a call, whatever the API.
 #[derive(Debug, PartialEq)]
 struct Call {
     name: String,

@@ -1,5 +1,5 @@
-//! Earlier messages: what this server wrote itself is taken back, and no string of a request becomes
-//! a control token.
+//! Earlier messages: what this server wrote itself is taken back, and no string of a request
+//! becomes a control token.
 
 use model_tests::http::post;
 use serde_json::{Value, json};

@@ -391,8 +391,8 @@ impl Alone {
     }
 }
 
-/// The reference backend, whose runs fail while it is broken or lost, wait while it is held, and give
-/// the tokens of a script while there are some.
+/// The reference backend, whose runs fail while it is broken or lost, wait while it is held, and
+/// give the tokens of a script while there are some.
 #[derive(Debug)]
 struct Breakable {
     inner: CandleBackend,

@@ -1,7 +1,7 @@
 //! Splits the text of a reasoning model into its thinking and its answer.
 //!
-//! Invariant: the parts in their order are the whole text without the marks. What marks there are, the
-//! crate `cellar_chat` says. Knows nothing of how parts are shown.
+//! Invariant: the parts in their order are the whole text without the marks. What marks there are,
+//! the crate `cellar_chat` says. Knows nothing of how parts are shown.
 
 use cellar_chat::{Calls, ChatSplitter, Marks, Part, marks_in};
 

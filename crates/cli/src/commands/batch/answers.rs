@@ -35,14 +35,14 @@ pub(super) struct Answer {
     n_tokens: TokenCounts,
 }
 
-/// What an answer took.
+/// The cost of an answer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct TokenCounts {
     pub(super) n_prompt: usize,
     /// Those of the prompt that were computed before.
     pub(super) n_reused: usize,
     pub(super) n_text: usize,
-    /// Whether the request failed.
+    /// True if the request failed.
     pub(super) is_failed: bool,
 }
 
@@ -219,7 +219,7 @@ impl Answer {
         }
     }
 
-    /// What it took.
+    /// Its cost.
     pub(super) fn n_tokens(&self) -> TokenCounts {
         self.n_tokens
     }

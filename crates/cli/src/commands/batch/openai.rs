@@ -22,7 +22,7 @@ struct OpenAiLine {
     body: Map<String, Value>,
 }
 
-/// What a request is for.
+/// The endpoint of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 enum Endpoint {
     #[default]
@@ -32,7 +32,7 @@ enum Endpoint {
     Text,
 }
 
-/// What the answer to a line says of it.
+/// The parts of a line that its answer repeats.
 #[derive(Clone, Debug)]
 pub(super) struct BatchLine {
     custom_id: String,

@@ -67,7 +67,7 @@ enum Stop {
 pub(super) struct RequestLine {
     /// Counted from 1.
     number: usize,
-    /// Where it is in OpenAI's form.
+    /// Its parts of OpenAI's form, where it is in that form.
     openai: Option<BatchLine>,
     fields: Fields,
 }
@@ -89,9 +89,10 @@ pub(super) fn read(text: &str) -> anyhow::Result<Vec<RequestLine>> {
         Err(error) => usage(format!("line {number}: {error}")),
     });
     let requests = requests.collect::<anyhow::Result<Vec<RequestLine>>>()?;
-    match requests.is_empty() {
-        true => usage("there are no requests: each line of the input is a JSON object"),
-        false => Ok(requests),
+    if requests.is_empty() {
+        usage("there are no requests: each line of the input is a JSON object")
+    } else {
+        Ok(requests)
     }
 }
 
@@ -112,7 +113,7 @@ fn parse(line: &str) -> Result<(Option<BatchLine>, Fields), String> {
 }
 
 impl RequestLine {
-    /// What an answer in OpenAI's form needs, where the line is in that form.
+    /// The parts that an answer in OpenAI's form needs, where the line is in that form.
     pub(super) fn openai(&self) -> Option<&BatchLine> {
         self.openai.as_ref()
     }

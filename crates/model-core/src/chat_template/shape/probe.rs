@@ -103,7 +103,7 @@ fn has_all(text: &str, parts: &[&str]) -> bool {
 }
 
 impl Probe<'_> {
-    /// What the template makes of these messages in the shape found so far.
+    /// The rendering of these messages in the shape found so far.
     fn render(&self, messages: &[Value], prompt: GenerationPrompt) -> Option<String> {
         let n = self.n_renderings.get();
         if n == MAX_RENDERINGS {
@@ -124,7 +124,7 @@ impl Probe<'_> {
         text.is_some_and(|text| has_all(&text, parts))
     }
 
-    /// Whether content is a text or parts, and whether the system has messages.
+    /// Finds if content is a text or parts, and if the system has messages.
     fn find_content(&mut self) {
         let forms = [
             (ContentForm::Text, Definitions::Tools),
@@ -209,8 +209,8 @@ impl Probe<'_> {
         has_all(&text, &[USER, VALUE, RESULT]).then_some(text)
     }
 
-    /// Objects, unless the template prints them as Python does and JSON as it is. Gives the bytes of
-    /// the text, where the call is shown.
+    /// Objects, unless the template prints them as Python does and JSON as it is. Gives the bytes
+    /// of the text, where the call is shown.
     fn find_arguments(&mut self) -> Option<usize> {
         self.shape.arguments = ArgumentsForm::Json;
         let of_json = self.rendered_call();
@@ -234,7 +234,7 @@ impl Probe<'_> {
         }
     }
 
-    /// Whether a call needs an id.
+    /// Finds if a call needs an id.
     fn find_ids(&mut self) {
         if self.shape.ids == IdForm::Nine || self.shape.calls == CallForm::Text {
             return;
@@ -253,7 +253,7 @@ impl Probe<'_> {
         }
     }
 
-    /// Whether a message may have two calls.
+    /// Finds if a message may have two calls.
     fn find_number(&mut self) {
         let calls = json!([call(0, VALUE), call(1, OTHER_VALUE)]);
         let messages = [
@@ -271,7 +271,7 @@ impl Probe<'_> {
         }
     }
 
-    /// Whether a user may ask again right after results.
+    /// Finds if a user may ask again right after results.
     fn find_question(&mut self) {
         let calls = json!([call(0, VALUE)]);
         let assistant = json!({"role": "assistant", "content": null, "tool_calls": calls});
@@ -288,7 +288,7 @@ impl Probe<'_> {
         self.shape.question_after_results = QuestionAfterResults::AsGiven;
     }
 
-    /// Where the text next to a call is shown, with this reasoning or without any.
+    /// Finds the place of the text next to a call, with this reasoning or without any.
     fn find_text(&mut self, reasoning: Option<&str>) -> TextOfCalls {
         let calls = json!([call(0, VALUE)]);
         let message = |content: &str| {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What a template makes of a history in the form that it wants.
+/// The rendering of a history in the form that a template wants.
 fn rendered(source: &str, messages: &Value) -> String {
     let template = ChatTemplate::new(source).unwrap();
     let shape = template.history_shape();

@@ -18,7 +18,7 @@ use super::class::as_u32;
 use super::{HfConfig, Keys, ModelFileError};
 use crate::gguf::{Array, Metadata};
 use around::{Added, Around};
-use pre::{Cutting, Kind};
+use pre::{Kind, WordCuts};
 use tokens::Tokens;
 
 /// The tokenizer of a directory alone, in the keys of GGUF; nothing where there is none.
@@ -66,7 +66,7 @@ pub(super) fn translate(
     keys.set_whole("tokenizer.ggml.model", kind.gguf_model());
     match kind.gguf_pre() {
         Some(name) => keys.set_whole("tokenizer.ggml.pre", name),
-        None => Cutting::read(&json)?.write(keys),
+        None => WordCuts::read(&json)?.write(keys),
     }
     if matches!(kind, Kind::Spm | Kind::Unigram) {
         let scores = tokens.scores();

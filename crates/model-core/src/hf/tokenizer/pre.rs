@@ -1,4 +1,4 @@
-//! Which algorithm a `tokenizer.json` describes, and how it prepares and cuts texts.
+//! The algorithm that a `tokenizer.json` describes, and its steps of preparing and cutting texts.
 //!
 //! GGUF names expressions, `tokenizer.json` spells them out: those that have a name get it, so that
 //! other programs can read the file, all others are kept as they are. Invariant: a step that cannot
@@ -7,7 +7,7 @@
 use super::super::{HfConfig, Keys, ModelFileError};
 use crate::gguf::Array;
 use crate::tokenizer::Normalizer;
-use crate::tokenizer::pre_tokenizers::{Named, SPELLED_OUT, named};
+use crate::tokenizer::pre_tokenizers::{KnownName, SPELLED_OUT, named};
 use crate::tokenizer::words::{DIGIT, GPT2, PUNCTUATION, TRIPLE};
 
 /// The steps of Falcon.
@@ -62,7 +62,7 @@ impl Kind {
         }
     }
 
-    /// `tokenizer.ggml.pre`, but for BPE, whose [`Cutting`] says it.
+    /// `tokenizer.ggml.pre`, but for BPE, whose [`WordCuts`] says it.
     pub(super) fn gguf_pre(self) -> Option<&'static str> {
         match self {
             Self::Spm | Self::Unigram => Some("default"),
@@ -126,9 +126,9 @@ fn check_normalizer(json: &HfConfig, known: &[&str]) -> Result<(), ModelFileErro
     Ok(())
 }
 
-/// How byte-level BPE prepares a text and cuts it into words.
+/// The steps in which byte-level BPE prepares a text and cuts it into words.
 #[derive(Debug, Default)]
-pub(super) struct Cutting {
+pub(super) struct WordCuts {
     /// Each as `tokenizer.json` writes it.
     normalizers: Vec<String>,
     /// One after another.
@@ -136,7 +136,7 @@ pub(super) struct Cutting {
     whole_words: bool,
 }
 
-impl Cutting {
+impl WordCuts {
     pub(super) fn read(json: &HfConfig) -> Result<Self, ModelFileError> {
         let mut cutting = Self {
             whole_words: json.optional_flag("model.ignore_merges")? == Some(true),
@@ -211,7 +211,7 @@ impl Cutting {
     /// Writes it in the keys of GGUF, and in our own where GGUF has none.
     pub(super) fn write(self, keys: &mut Keys) {
         // Of the names, one that treats whole words so; or else any, which our own key corrects.
-        let all: Vec<Named> = named(&self.expressions).collect();
+        let all: Vec<KnownName> = named(&self.expressions).collect();
         let exact = all
             .iter()
             .find(|named| named.whole_words == self.whole_words);

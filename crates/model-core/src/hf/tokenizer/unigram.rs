@@ -45,7 +45,7 @@ pub(super) fn check(json: &HfConfig) -> Result<(), ModelFileError> {
 
 /// How texts are normalised.
 pub(super) fn text_form(json: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
-    let mut removes_spaces = false;
+    let (mut removes_spaces, mut has_table, mut step) = (false, false, None);
     for part in parts(json, "normalizer", "normalizers") {
         match json.optional_text(&format!("{part}.type"))? {
             Some("Precompiled") => {
@@ -54,11 +54,12 @@ pub(super) fn text_form(json: &HfConfig, keys: &mut Keys) -> Result<(), ModelFil
                 let table = STANDARD.decode(text);
                 let table = table.map_err(|_| json.wrong(&key, "base64"))?;
                 if !table.is_empty() {
+                    has_table = true;
                     let key = "tokenizer.ggml.precompiled_charsmap";
                     keys.set_whole(key, Array::U8(table));
                 }
             }
-            Some("NFKC") => keys.set_whole("tokenizer.ggml.unicode_normalization", "nfkc"),
+            Some("NFKC") => step = Some(r#"{"type":"NFKC"}"#.to_owned()),
             Some("Replace") => removes_spaces = true,
             _ => {}
         }
@@ -66,6 +67,10 @@ pub(super) fn text_form(json: &HfConfig, keys: &mut Keys) -> Result<(), ModelFil
     for part in parts(json, "pre_tokenizer", "pretokenizers") {
         let split = json.optional_text(&format!("{part}.type"))?;
         removes_spaces |= split == Some("WhitespaceSplit");
+    }
+    // What the table does not say of a text, it leaves as it is.
+    if let Some(step) = step.filter(|_| !has_table) {
+        keys.set_whole("tokenizer.ggml.normalizers", Array::String(vec![step]));
     }
     keys.set_whole("tokenizer.ggml.remove_extra_whitespaces", removes_spaces);
     Ok(())

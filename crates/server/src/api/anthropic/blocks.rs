@@ -1,7 +1,8 @@
 //! Anthropic's messages, of content blocks, as OpenAI's, which chat templates know.
 //!
-//! Invariant: what the model would not see is refused, with the path of the block. What an assistant
-//! thought is given to the template, which leaves out that of earlier turns, as Anthropic does.
+//! Invariant: what the model would not see is refused, with the path of the block. What an
+//! assistant thought is given to the template, which leaves out that of earlier turns, as Anthropic
+//! does.
 
 use serde::Deserialize;
 use serde_json::{Value, json};

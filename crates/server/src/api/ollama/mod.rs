@@ -11,6 +11,7 @@ pub mod texts;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::routing::MethodRouter;
+use model_core::date::Date;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -130,33 +131,6 @@ fn rfc3339(time: SystemTime) -> String {
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
     let Date { year, month, day } = date;
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z")
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Date {
-    year: u64,
-    month: u64,
-    day: u64,
-}
-
-impl Date {
-    /// The date so many days after 1970-01-01, in the Gregorian calendar, by counting eras of 400
-    /// years that begin with March.
-    fn of_days(days: u64) -> Self {
-        let days = days + 719_468; // since 0000-03-01
-        let (era, of_era) = (days / 146_097, days % 146_097);
-        let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-        let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-        let from_march = (5 * of_year + 2) / 153;
-        let day = of_year - (153 * from_march + 2) / 5 + 1;
-        let month = if from_march < 10 {
-            from_march + 3
-        } else {
-            from_march - 9
-        };
-        let year = era * 400 + year_of_era + u64::from(month <= 2);
-        Self { year, month, day }
-    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Messages of OpenAI's chat, as chat templates take them.
 //!
-//! Invariant: what a template would not see is refused, with the path of the part; an earlier answer
-//! of this server is taken as it was given, also with arguments that are no JSON. The form in which
-//! a template wants calls and reasoning is not known here (`HistoryShape`).
+//! Invariant: what a template would not see is refused, with the path of the part; an earlier
+//! answer of this server is taken as it was given, also with arguments that are no JSON. The form
+//! in which a template wants calls and reasoning is not known here (`HistoryShape`).
 
 use serde_json::{Map, Value, json};
 
@@ -104,8 +104,8 @@ fn read_message(at: usize, message: &Value) -> Result<Value, ApiError> {
     Ok(Value::Object(out))
 }
 
-/// Calls of tools in an earlier answer, whose arguments are JSON, a text that a model wrote instead,
-/// or an object.
+/// Calls of tools in an earlier answer, whose arguments are JSON, a text that a model wrote
+/// instead, or an object.
 fn read_calls(at: usize, calls: &Value) -> Result<Vec<Value>, ApiError> {
     let param = format!("messages[{at}].tool_calls");
     let calls = match calls {

@@ -299,8 +299,8 @@ fn usage_json(usage: &Usage, n_reasoning: usize) -> Value {
     })
 }
 
-/// The output as a message for a chat template. A call that was cut off is left out: its function was
-/// not called.
+/// The output as a message for a chat template. A call that was cut off is left out: its function
+/// was not called.
 fn message(output: &Value) -> AssistantMessage {
     let mut message = AssistantMessage::default();
     for item in output.as_array().into_iter().flatten() {
