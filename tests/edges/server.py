@@ -1,11 +1,12 @@
 """A server that is attacked, or asked for too much: it answers, others do not wait, and nothing changes."""
 
-import concurrent.futures
 import json
 import pathlib
 import shutil
 import socket
 import statistics
+import subprocess
+import sys
 import threading
 import time
 
@@ -131,6 +132,8 @@ def large_bodies(place, report):
         empty = b'{"messages":[' + b",".join([b'{"":0}'] * (8_000_000 // 7)) + b"]}"
         text = json.dumps({"content": "word " * 1_580_000}).encode()
         times, over = [], threading.Event()
+        # Processes of their own, as a thread that reads an answer of 10 MB would hold up the one that measures.
+        clients = [send(server, *body) for body in [("/v1/chat/completions", empty)] * 8 + [("/tokenize", text)] * 4]
 
         def watch():
             while not over.is_set():
@@ -141,20 +144,34 @@ def large_bodies(place, report):
 
         watcher = threading.Thread(target=watch)
         watcher.start()
-        bodies = [("/v1/chat/completions", empty)] * 8 + [("/tokenize", text)] * 4
-        with concurrent.futures.ThreadPoolExecutor(12) as pool:
-            answers = list(pool.map(lambda body: server.ask("POST", *body, limit=120)[0], bodies))
+        answers = [int(client.communicate(timeout=120)[0]) for client in clients]
         over.set()
         watcher.join()
         worst, usual = max(times) * 1000, statistics.median(times) * 1000
         found = f"worst {worst:.0f} ms, median {usual:.1f} ms of {len(times)}; answers {answers}"
-        print("large bodies: " + found)
-        # The goal is 20 ms on an idle machine, and seconds are what was mended.
-        report.check("/health while eight and four bodies of 8 MB come", worst < 1000, found)
+        # It is 8 to 21 ms on an idle machine, and seconds are what was mended.
+        report.check("/health while eight and four bodies of 8 MB come", worst < 200, found)
         report.check("large bodies are answered", all(status in (200, 400, 413, 429, 503) for status in answers), found)
         time.sleep(1)
         grown = (server.memory() - before) >> 20
-        report.check("memory returns", grown < 150, f"{grown} MB more")
+        report.check("memory returns", grown < 50, f"{grown} MB more")
+        print(f"large bodies: {found}; {grown} MB more after them")
+
+
+def send(server, path, body):
+    """A process that posts a body and prints the status of the answer."""
+    program = (
+        "import http.client, sys; connection = http.client.HTTPConnection('127.0.0.1', int(sys.argv[1]), timeout=120);"
+        "connection.request('POST', sys.argv[2], sys.stdin.buffer.read(), {'Content-Type': 'application/json'});"
+        "answer = connection.getresponse(); answer.read(); print(answer.status)"
+    )
+    client = subprocess.Popen(
+        [sys.executable, "-c", program, str(server.port), path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    client.stdin.write(body)
+    client.stdin.close()
+    client.stdin = None
+    return client
 
 
 def keys(place, report):
