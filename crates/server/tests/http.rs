@@ -4,6 +4,8 @@
 
 #[path = "http/anthropic.rs"]
 mod anthropic;
+#[path = "http/call_matrix.rs"]
+mod call_matrix;
 #[path = "http/calls.rs"]
 mod calls;
 #[path = "http/echo.rs"]
@@ -14,6 +16,8 @@ mod errors;
 mod fuzz;
 #[path = "http/gaps.rs"]
 mod gaps;
+#[path = "../../chat/tests/answers/goldens.rs"]
+mod goldens;
 #[path = "http/history.rs"]
 mod history;
 #[path = "http/kv_events.rs"]

@@ -1,5 +1,5 @@
-//! Calls of tools in the forms of several families, through every API: a script says what the model
-//! writes.
+//! Calls of tools over OpenAI's chats: ids, limits, forms that are unknown, and those that are held
+//! to a schema. `call_matrix.rs` has every form through every API.
 
 use model_tests::http::post;
 use serde_json::{Value, json};
@@ -112,82 +112,6 @@ fn chat(server: &Server, body: &Value) -> Read {
     let calls = calls.iter();
     let calls = calls.map(|(name, arguments)| call(name, &json!(arguments)));
     (text, calls.collect())
-}
-
-fn responses(server: &Server) -> Read {
-    let tool =
-        json!({"type": "function", "name": "weather", "parameters": parameters(), "strict": false});
-    let body =
-        json!({"input": "Hello", "tools": [tool], "temperature": 0, "max_output_tokens": 400});
-    let reply = post(server.address, "/v1/responses", &body);
-    assert_eq!(reply.status, 200, "{}", reply.body);
-    let (mut text, mut calls) = (String::new(), Vec::new());
-    for item in reply.json()["output"].as_array().unwrap() {
-        match item["type"].as_str().unwrap() {
-            "function_call" => calls.push(call(&item["name"], &item["arguments"])),
-            "message" => text += item["content"][0]["text"].as_str().unwrap(),
-            other => panic!("{other}"),
-        }
-    }
-    (text, calls)
-}
-
-fn anthropic(server: &Server) -> Read {
-    let tool = json!({"name": "weather", "input_schema": parameters()});
-    let body = json!({"messages": [{"role": "user", "content": "Hello"}], "tools": [tool],
-                      "temperature": 0, "max_tokens": 400, "model": "stories"});
-    let reply = post(server.address, "/v1/messages", &body);
-    assert_eq!(reply.status, 200, "{}", reply.body);
-    let (mut text, mut calls) = (String::new(), Vec::new());
-    for block in reply.json()["content"].as_array().unwrap() {
-        match block["type"].as_str().unwrap() {
-            "tool_use" => calls.push(call(&block["name"], &block["input"])),
-            "text" => text += block["text"].as_str().unwrap(),
-            other => panic!("{other}"),
-        }
-    }
-    (text, calls)
-}
-
-fn ollama(server: &Server) -> Read {
-    let tool =
-        json!({"type": "function", "function": {"name": "weather", "parameters": parameters()}});
-    let body = json!({"model": "stories", "messages": [{"role": "user", "content": "Hello"}],
-                      "tools": [tool], "stream": false,
-                      "options": {"temperature": 0, "num_predict": 400}});
-    let reply = post(server.address, "/api/chat", &body);
-    assert_eq!(reply.status, 200, "{}", reply.body);
-    let message = &reply.json()["message"];
-    let calls = message["tool_calls"].as_array().into_iter().flatten();
-    let calls = calls.map(|one| call(&one["function"]["name"], &one["function"]["arguments"]));
-    let text = message["content"].as_str().unwrap_or_default();
-    (text.to_owned(), calls.collect())
-}
-
-#[test]
-fn calls_of_families_reach_every_api() {
-    let ask = json!({"messages": [{"role": "user", "content": "Hello"}], "temperature": 0});
-    for (at, family) in FAMILIES.iter().enumerate() {
-        let server = start(family.template);
-        let expected = || {
-            let name = "weather".to_owned();
-            let arguments = json!({"city": "Rome", "days": 3});
-            ("I look.".to_owned(), vec![Call { name, arguments }])
-        };
-        let written = format!("I look.\n{}", family.call);
-        let streamed = with(ask.clone(), &json!({"stream": true}));
-        server.script(&written);
-        assert_eq!(chat(&server, &streamed), expected(), "{}", family.template);
-        // The APIs differ in what they make of calls, not in the form that these have.
-        if at < 2 {
-            for read in [responses, anthropic, ollama] {
-                server.script(&written);
-                assert_eq!(read(&server), expected(), "{}", family.template);
-            }
-            server.script(&written);
-            assert_eq!(chat(&server, &ask), expected(), "{}", family.template);
-        }
-    }
 }
 
 #[test]

@@ -12,13 +12,13 @@ use cellar_engine::serve::{
 };
 use cellar_engine::{CompletionOptions, DraftModel, Engine, EngineConfig};
 use cellar_server::{App, Keys, ModelSettings, ServedModel, ServerConfig};
-use kv_candle::CandleBackend;
 use kv_core::backend::{
     Backend, BackendError, BackendInfo, BoxedBackend, OnProgress, RowCopy, RowSpan,
 };
 use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
 use kv_core::weights::{SharedBytes, WeightSource};
+use kv_cpu::CpuBackend;
 use model_core::architecture::Registry;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::EncodeOptions;
@@ -184,7 +184,7 @@ fn engine(file: &ModelFile, setup: &Setup) -> Engine<BoxedBackend> {
         (is_broken, is_lost, is_held) => BoxedBackend::new(Breakable {
             script: setup.script.clone().unwrap_or_default(),
             n_vocab: file.tokenizer().n_tokens(),
-            inner: CandleBackend::cpu(),
+            inner: model_tests::cpu(),
             is_broken: is_broken.clone().unwrap_or_default(),
             is_lost: is_lost.clone().unwrap_or_default(),
             is_held: is_held.clone().unwrap_or_default(),
@@ -308,6 +308,11 @@ impl Server {
         *script = bytes.chain([END]).collect();
     }
 
+    /// The model writes what it would.
+    pub(crate) fn no_script(&self) {
+        self.script.as_ref().unwrap().lock().unwrap().clear();
+    }
+
     /// Begins to end the server, as a signal does.
     pub(crate) fn stop(&mut self) {
         if let Some(stop) = self.stop.take() {
@@ -391,11 +396,11 @@ impl Alone {
     }
 }
 
-/// The reference backend, whose runs fail while it is broken or lost, wait while it is held, and
+/// A backend whose runs fail while it is broken or lost, wait while it is held, and
 /// give the tokens of a script while there are some.
 #[derive(Debug)]
 struct Breakable {
-    inner: CandleBackend,
+    inner: CpuBackend,
     script: Script,
     n_vocab: usize,
     is_broken: Arc<AtomicBool>,
@@ -404,9 +409,9 @@ struct Breakable {
 }
 
 impl Backend for Breakable {
-    type Rows = <CandleBackend as Backend>::Rows;
-    type Weights = <CandleBackend as Backend>::Weights;
-    type Program = <CandleBackend as Backend>::Program;
+    type Rows = <CpuBackend as Backend>::Rows;
+    type Weights = <CpuBackend as Backend>::Weights;
+    type Program = <CpuBackend as Backend>::Program;
 
     fn info(&self) -> BackendInfo {
         self.inner.info()
@@ -465,17 +470,21 @@ impl Backend for Breakable {
         if self.is_lost.load(Ordering::Relaxed) {
             return Err(BackendError::DeviceLost { backend, reason });
         }
-        match self.is_broken.load(Ordering::Relaxed) {
-            true => return Err(BackendError::Device { backend, reason }),
-            false => self.inner.run(program, rows, inputs, outputs)?,
+        if self.is_broken.load(Ordering::Relaxed) {
+            return Err(BackendError::Device { backend, reason });
         }
-        let Some(logits) = outputs.values.iter_mut().find(|values| !values.is_empty()) else {
-            return Ok(());
+        let Some(token) = self.script.lock().unwrap().pop_front() else {
+            return self.inner.run(program, rows, inputs, outputs);
         };
+        // Nothing is computed, as nobody reads what a script leaves behind in the memory.
+        let sizes = [inputs.output_rows.len() * self.n_vocab];
+        let [logits] = outputs.resize(sizes.into_iter()) else {
+            unreachable!("one output was asked for");
+        };
+        logits.fill(0.0);
         let n_before = logits.len().saturating_sub(self.n_vocab);
-        if let Some(token) = self.script.lock().unwrap().pop_front() {
-            logits[n_before..].fill(0.0);
-            logits[n_before + token] = 1000.0;
+        if let Some(value) = logits.get_mut(n_before + token) {
+            *value = 1000.0;
         }
         Ok(())
     }
