@@ -39,9 +39,10 @@ pub(crate) enum CallSyntax {
         keys: Keys,
         close: Option<&'static str>,
     },
-    /// A list of JSON objects.
+    /// Several JSON objects.
     List {
         keys: Keys,
+        between: Between,
         close: Option<&'static str>,
     },
     /// The name between texts, then the arguments.
@@ -50,8 +51,19 @@ pub(crate) enum CallSyntax {
         behind: &'static [Piece],
         close: &'static [Piece],
     },
-    /// As the tags of the body say.
+    /// As the marks of the body say.
     Tagged,
+    /// `[name(key='value'), …]`: a list of calls as Python writes them.
+    Python { close: &'static str },
+}
+
+/// What stands between the calls of a list, in a grammar.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Between {
+    /// A comma; the list is in brackets.
+    Commas,
+    /// A line break; each call is a line.
+    Lines,
 }
 
 /// The texts around calls in a grammar of an answer that is nothing else.
@@ -79,23 +91,34 @@ pub(crate) enum Piece {
     Digits,
     /// Nine letters and digits.
     Id,
+    /// The name of a tool.
+    Tool,
 }
 
 /// The members of a call that is a JSON object.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Keys {
-    pub(crate) name: &'static str,
-    pub(crate) arguments: &'static str,
-    /// The model's id of the call, before the rest.
-    pub(crate) id: Option<&'static str>,
+pub(crate) enum Keys {
+    /// Members with these names.
+    Named {
+        /// The model's id of the call, before the rest.
+        id: Option<&'static str>,
+        name: &'static str,
+        arguments: &'static str,
+    },
+    /// The tool's name alone, with the arguments.
+    Tool,
 }
 
 impl Keys {
-    pub(crate) const USUAL: Self = Self {
-        name: "name",
-        arguments: "arguments",
-        id: None,
-    };
+    pub(crate) const USUAL: Self = Self::of("name", "arguments");
+
+    pub(crate) const fn of(name: &'static str, arguments: &'static str) -> Self {
+        Self::Named {
+            id: None,
+            name,
+            arguments,
+        }
+    }
 }
 
 /// The form of one call.
@@ -122,6 +145,8 @@ pub(crate) enum Start {
     Marked,
     /// With this character.
     With(char),
+    /// With the name of a tool, or of the user: the prompt ends with the mark.
+    Recipient { user: &'static str },
 }
 
 impl Family {

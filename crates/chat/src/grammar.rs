@@ -6,14 +6,17 @@
 
 use cellar_grammar::json_rule;
 use kv_core::TokenId;
-use model_core::tokenizer::{TokenKind, Tokenizer};
+use model_core::tokenizer::{AddSpecial, EncodeOptions, SpecialText, TokenKind, Tokenizer};
 use serde_json::{Map, Value, json};
 
-use crate::family::{Body, CallSyntax, Family, Keys, Piece, Start, Wrap};
+use crate::elements_grammar;
+use crate::family::{Between, Body, CallSyntax, Family, Keys, Piece, Start, Wrap};
 use crate::harmony;
 use crate::style::Style;
 use crate::tagged_grammar;
 use crate::tool::{Arguments, CallNumber, Tool};
+use crate::value::Dialect;
+use crate::value_grammar;
 
 /// A grammar for the text of a whole answer, and the control tokens that it names.
 #[derive(Debug)]
@@ -65,7 +68,6 @@ pub fn of_required(
         return Some(to_function(marks, tools));
     }
     let family = Family::of_template(template)?;
-    let rules = rules(family, &mut marks, tools, parameters)?;
     let prompt = prompt.trim_end();
     let pairs = Style::of_template(template).pairs;
     let thinks = pairs.iter().find(|pair| prompt.ends_with(pair.open));
@@ -77,31 +79,35 @@ pub fn of_required(
         _ => marks.mark(open),
     };
     let first = if prompt.ends_with(open) { "" } else { &mark };
-    let several = number == CallNumber::Several;
     let (each, all) = match family.wrap {
         Wrap::Nothing => (EMPTY, EMPTY),
         Wrap::Each { before, behind } => (Around { before, behind }, EMPTY),
         Wrap::All { before, behind } => (EMPTY, Around { before, behind }),
     };
-    let (before, behind) = (marks.all(each.before), marks.all(each.behind));
+    let before_all = marks.all(all.before);
+    let before = marks.all(each.before);
+    // The answer would end before the call.
+    let mut named = marks.named.iter();
+    if named.any(|id| tokenizer.is_end_of_generation(*id)) {
+        return None;
+    }
+    let rules = rules(family, &mut marks, tools, parameters)?;
+    let behind = marks.all(each.behind);
+    let behind_all = marks.all(all.behind);
+    let several = number == CallNumber::Several;
     let start = match family.written {
-        CallSyntax::List { .. } => {
+        CallSyntax::List { .. } | CallSyntax::Python { .. } => {
             let list = if several { "list" } else { "one" };
             format!("{first} {list}")
         }
-        _ if several && family.start == Start::Marked => format!(
-            "{} {before} {first} call {behind} (SPACES? {before} {mark} call {behind})* {}",
-            marks.all(all.before),
-            marks.all(all.behind),
+        _ if several && !matches!(family.start, Start::With(_)) => format!(
+            "{before_all} {before} {first} call {behind} (SPACES? {before} {mark} call {behind})* {behind_all}",
         ),
-        _ => format!(
-            "{} {before} {first} call {behind} {}",
-            marks.all(all.before),
-            marks.all(all.behind),
-        ),
+        _ => format!("{before_all} {before} {first} call {behind} {behind_all}"),
     };
     let start = format!("start: {}{start}\n", close.unwrap_or_default());
-    Some(marks.grammar(start + &rules))
+    let names = names(tools);
+    Some(marks.grammar(start + &rules + &names))
 }
 
 /// The texts around calls.
@@ -136,7 +142,7 @@ pub fn of_free(template: &str, tokenizer: &Tokenizer, tools: &[Tool]) -> Option<
         return None;
     }
     let family = Family::of_template(template)?;
-    let is_bare = family.start != Start::Marked;
+    let is_bare = matches!(family.start, Start::With(_));
     let pairs = Style::of_template(template).pairs;
     // After reasoning a call without a mark would begin in the middle of the text.
     if is_bare && pairs.iter().any(|pair| template.contains(pair.close)) {
@@ -145,23 +151,70 @@ pub fn of_free(template: &str, tokenizer: &Tokenizer, tools: &[Tool]) -> Option<
     let mut marks = Marks::new(tokenizer);
     let rules = rules(family, &mut marks, tools, allowed)?;
     let open = family.open.first()?;
-    let start = if is_bare {
-        let tag = marks.mark(open);
-        format!(
-            "start: OTHER | SPACES? ({tag})? call (SPACES? \";\" SPACES? call)*\n\
-             OTHER: /[ \\n]*([^{{ \\n](.|\\n)*)?/\n"
-        )
-    } else {
-        let head = marks.until("head", open);
-        match family.written {
-            CallSyntax::List { .. } => format!("start: TEXT | head SPACES? list\n{head}"),
-            _ => format!("start: (head call)* TEXT\n{head}"),
+    let start = match (family.start, family.written) {
+        (Start::With(c), CallSyntax::Python { .. }) => {
+            let tag = marks.mark(open);
+            let head = marks.until_from("head", "OTHER", open);
+            format!(
+                "start: OTHER | head list | SPACES? ({tag})? list\n{}{head}",
+                other(c)
+            )
+        }
+        (Start::With(c), _) => {
+            let tag = marks.mark(open);
+            format!(
+                "start: OTHER | SPACES? ({tag})? call (SPACES? \";\" SPACES? call)*\n{}",
+                other(c)
+            )
+        }
+        (Start::Recipient { user }, _) => {
+            let (mark, user, head) = (marks.mark(open), json!(user), marks.until("head", open));
+            format!(
+                "start: part\npart: call (SPACES? {mark} part)? | {user} TEXT | {user} head part\n{head}"
+            )
+        }
+        (Start::Marked, CallSyntax::List { .. }) => {
+            let (head, plain) = (marks.until("head", open), plain(&mut marks, template, family));
+            format!("start: plain* (TEXT | head SPACES? list)\n{head}{plain}")
+        }
+        (Start::Marked, _) => {
+            let (head, plain) = (marks.until("head", open), plain(&mut marks, template, family));
+            format!("start: (plain | head call)* TEXT\n{head}{plain}")
         }
     };
     Some(marks.grammar(start + &rules))
 }
 
-/// The rules `call` of one call behind the mark, and `list` and `one` of calls in brackets.
+/// The rule `plain` of text up to a mark that begins no call, but has control tokens of the grammar.
+fn plain(marks: &mut Marks<'_>, template: &str, family: &Family) -> String {
+    let Style { pairs, silent, .. } = Style::of_template(template);
+    let around = family.before.iter().chain(family.after).copied();
+    let around = around.chain(silent);
+    let around = around.chain(pairs.iter().flat_map(|pair| [pair.open, pair.close]));
+    let named = marks.named.clone();
+    let (mut names, mut rules) = (Vec::new(), String::new());
+    for (at, mark) in around.enumerate() {
+        let other = &mut Marks::new(marks.tokenizer);
+        other.parts(mark);
+        if other.named.iter().any(|id| named.contains(id)) {
+            let name = format!("plain_{at}");
+            rules += &marks.until(&name, mark);
+            names.push(name);
+        }
+    }
+    if names.is_empty() {
+        // A rule is needed, and no text has this form.
+        return "plain: TEXT <[0]>\n".to_owned();
+    }
+    format!("plain: {}\n{rules}", names.join(" | "))
+}
+
+/// Text that does not begin with this character.
+fn other(first: char) -> String {
+    format!("OTHER: /[ \\n]*([^\\{first} \\n](.|\\n)*)?/\n")
+}
+
+/// The rules `call` of one call behind the mark, and `list` and `one` of calls in a list.
 fn rules(
     family: &Family,
     marks: &mut Marks<'_>,
@@ -170,21 +223,21 @@ fn rules(
 ) -> Option<String> {
     match (family.written, family.body) {
         (CallSyntax::Object { keys, close }, _) => {
-            let close = close.map(|close| format!(" SPACES? {}", marks.mark(close)));
+            let close = marks.close(close);
             let call = json_rule(&calls(tools, keys, schema_of));
-            Some(format!(
-                "call: SPACES? object{}\nobject: {call}\n",
-                close.unwrap_or_default()
-            ))
+            Some(format!("call: SPACES? object{close}\nobject: {call}\n"))
         }
-        (CallSyntax::List { keys, close }, _) => {
-            let close = close.map(|close| format!(" SPACES? {}", marks.mark(close)));
-            let close = close.unwrap_or_default();
+        (
+            CallSyntax::List {
+                keys,
+                between,
+                close,
+            },
+            _,
+        ) => {
+            let list = list(between, &marks.close(close));
             let call = json_rule(&calls(tools, keys, schema_of));
-            Some(format!(
-                "list: SPACES? \"[\" SPACES? call SPACES? (\",\" SPACES? call SPACES?)* \"]\"{close}\n\
-                 one: SPACES? \"[\" SPACES? call SPACES? \"]\"{close}\ncall: {call}\n"
-            ))
+            Some(format!("{list}call: {call}\n"))
         }
         (
             CallSyntax::Named {
@@ -192,32 +245,104 @@ fn rules(
                 behind,
                 close,
             },
-            _,
+            Body::Named { dialect, .. },
         ) => {
             let (before, behind) = (marks.all(before), marks.all(behind));
             let close = marks.all(close);
-            let mut rules = format!("call: {}\n", one_of(tools));
-            for (at, tool) in tools.iter().enumerate() {
-                let (name, schema) = (json!(tool.name), json_rule(&schema_of(tool)));
-                rules += &format!("call_{at}: {before} {name} {behind} args_{at} {close}\n");
-                rules += &format!("args_{at}: {schema}\n");
-            }
-            Some(rules)
+            let around = |name: &str, at: usize| {
+                format!("call_{at}: {before} {name} {behind} args_{at} {close}\n")
+            };
+            let rules = named(marks, dialect, tools, schema_of)?;
+            Some(rules + &each(tools, around))
+        }
+        (CallSyntax::Python { close }, Body::Named { dialect, .. }) => {
+            let list = list(Between::Commas, &marks.close(Some(close)));
+            let rules = named(marks, dialect, tools, schema_of)?;
+            let around = |name: &str, at: usize| format!("call_{at}: {name} args_{at}\n");
+            Some(list + &rules + &each(tools, around))
         }
         (CallSyntax::Tagged, Body::Tagged(tags)) => {
             let mut rules = format!("call: {}\n", one_of(tools));
             rules += &marks.until("until_value_end", tags.value_end);
             rules += &marks.until("until_end", tags.end);
             for (at, tool) in tools.iter().enumerate() {
-                let is_held = tool.arguments == Arguments::Strict;
-                let schema = schema_of(tool);
-                let schema = (is_held || schema == parameters(tool)).then_some(&schema);
-                rules += &tagged_grammar::call(marks, tags, at, &tool.name, schema)?;
+                let schema = held_schema(tool, schema_of);
+                rules += &tagged_grammar::call(marks, tags, at, &tool.name, schema.as_ref())?;
+            }
+            Some(rules)
+        }
+        (CallSyntax::Tagged, Body::Elements(space)) => {
+            let mut rules = format!("call: {}\n", one_of(tools));
+            rules += &marks.until("until_end", &elements_grammar::end(space));
+            for (at, tool) in tools.iter().enumerate() {
+                let schema = held_schema(tool, schema_of);
+                rules += &elements_grammar::call(marks, space, at, &tool.name, schema.as_ref())?;
             }
             Some(rules)
         }
         _ => None,
     }
+}
+
+/// The schema that the arguments of a call are held to; `None` where they are free.
+fn held_schema(tool: &Tool, schema_of: SchemaOf) -> Option<Value> {
+    let schema = schema_of(tool);
+    let is_held = tool.arguments == Arguments::Strict || schema == parameters(tool);
+    is_held.then_some(schema)
+}
+
+/// The rules of a list of calls: of any number, and of one.
+fn list(between: Between, close: &str) -> String {
+    match between {
+        Between::Commas => format!(
+            "list: SPACES? \"[\" SPACES? call SPACES? (\",\" SPACES? call SPACES?)* \"]\"{close}\n\
+             one: SPACES? \"[\" SPACES? call SPACES? \"]\"{close}\n"
+        ),
+        Between::Lines => {
+            format!("list: SPACES? call (\"\\n\" call)*{close}\none: SPACES? call{close}\n")
+        }
+    }
+}
+
+/// The rules of the arguments of calls, in a notation of values.
+fn named(
+    marks: &mut Marks<'_>,
+    dialect: Dialect,
+    tools: &[Tool],
+    schema_of: SchemaOf,
+) -> Option<String> {
+    let mut rules = match dialect {
+        Dialect::Json => String::new(),
+        other => value_grammar::shared(marks, other),
+    };
+    for (at, tool) in tools.iter().enumerate() {
+        rules += &match dialect {
+            Dialect::Json => format!("args_{at}: {}\n", json_rule(&schema_of(tool))),
+            other => {
+                let schema = held_schema(tool, schema_of);
+                value_grammar::arguments(marks, other, at, schema.as_ref())?
+            }
+        };
+    }
+    Some(rules)
+}
+
+/// The rule of calls, and one of each tool, made of its name.
+fn each(tools: &[Tool], rule: impl Fn(&str, usize) -> String) -> String {
+    let mut rules = format!("call: {}\n", one_of(tools));
+    for (at, tool) in tools.iter().enumerate() {
+        rules += &rule(&json!(tool.name).to_string(), at);
+    }
+    rules
+}
+
+/// The rule of names of tools.
+fn names(tools: &[Tool]) -> String {
+    let names: Vec<String> = tools
+        .iter()
+        .map(|tool| json!(tool.name).to_string())
+        .collect();
+    format!("tool_name: {}\n", names.join(" | "))
 }
 
 /// One of the rules of tools.
@@ -250,21 +375,41 @@ impl<'t> Marks<'t> {
         }
     }
 
-    fn control(&mut self, mark: &str) -> Option<TokenId> {
-        let id = self.tokenizer.token_id(mark)?;
-        let is_control = self.tokenizer.token_kind(id) == Some(TokenKind::Control);
-        is_control.then(|| {
+    /// A mark: its control tokens, and the texts around them.
+    fn parts(&mut self, mark: &str) -> Vec<String> {
+        let options = EncodeOptions {
+            add: AddSpecial::Never,
+            special: SpecialText::Parse,
+        };
+        let (mut parts, mut rest) = (Vec::new(), mark);
+        for id in self.tokenizer.encode(mark, options) {
+            let is_control = self.tokenizer.token_kind(id) == Some(TokenKind::Control);
+            let control = self.tokenizer.token_text(id).filter(|_| is_control);
+            let Some((before, behind)) = control.and_then(|text| rest.split_once(text)) else {
+                continue;
+            };
+            if !before.is_empty() {
+                parts.push(json!(before).to_string());
+            }
+            parts.push(format!("<[{}]>", id.0));
             self.named.push(id);
-            id
-        })
+            rest = behind;
+        }
+        if !rest.is_empty() {
+            parts.push(json!(rest).to_string());
+        }
+        parts
     }
 
     /// A mark alone.
     pub(crate) fn mark(&mut self, mark: &str) -> String {
-        match self.control(mark) {
-            Some(id) => format!("<[{}]>", id.0),
-            None => json!(mark).to_string(),
-        }
+        self.parts(mark).join(" ")
+    }
+
+    /// The mark behind a call, where there is one.
+    fn close(&mut self, close: Option<&str>) -> String {
+        let close = close.map(|close| format!(" SPACES? {}", self.mark(close)));
+        close.unwrap_or_default()
     }
 
     /// Marks and texts after each other.
@@ -275,6 +420,7 @@ impl<'t> Marks<'t> {
                 Piece::Mark(mark) => self.mark(mark),
                 Piece::Digits => "/[0-9]{1,4}/".to_owned(),
                 Piece::Id => "/[a-zA-Z0-9]{9}/".to_owned(),
+                Piece::Tool => "tool_name".to_owned(),
             });
         }
         all.join(" ")
@@ -282,9 +428,27 @@ impl<'t> Marks<'t> {
 
     /// The rule of text up to a mark, which ends with the first one.
     pub(crate) fn until(&mut self, rule: &str, mark: &str) -> String {
-        match self.control(mark) {
-            Some(id) => format!("{rule}: TEXT <[{}]>\n", id.0),
-            None => format!("{rule}[lazy]: TEXT {}\n", json!(mark)),
+        self.until_from(rule, "TEXT", mark)
+    }
+
+    /// The same for text of this terminal.
+    fn until_from(&mut self, rule: &str, text: &str, mark: &str) -> String {
+        let parts = self.parts(mark);
+        let is_control = |part: &String| part.starts_with('<');
+        match parts.split_first() {
+            None => format!("{rule}: {text}\n"),
+            Some((first, [])) if !is_control(first) => format!("{rule}[lazy]: {text} {first}\n"),
+            Some((first, _)) if is_control(first) => {
+                format!("{rule}: {text} {}\n", parts.join(" "))
+            }
+            // The control token ends the text before it.
+            Some((first, rest)) => {
+                let terminal = rule.to_uppercase();
+                format!(
+                    "{rule}: {terminal} {}\n{terminal}: {text} {first}\n",
+                    rest.join(" ")
+                )
+            }
         }
     }
 }
@@ -309,15 +473,25 @@ fn allowed(tool: &Tool) -> Value {
 /// The schema of a call of one of these tools, with its parts under these names.
 fn calls(tools: &[Tool], keys: Keys, schema_of: SchemaOf) -> Value {
     let call = |(at, tool): (usize, &Tool)| {
-        let mut schema = schema_of(tool);
-        let to = format!("#/anyOf/{at}/properties/{}", keys.arguments);
-        move_references(&mut schema, &to);
         let mut properties = Map::new();
-        if let Some(id) = keys.id {
-            properties.insert(id.to_owned(), json!({"type": "string", "maxLength": 16}));
-        }
-        properties.insert(keys.name.to_owned(), json!({"const": tool.name}));
-        properties.insert(keys.arguments.to_owned(), schema);
+        let key = match keys {
+            Keys::Tool => tool.name.as_str(),
+            Keys::Named {
+                id,
+                name,
+                arguments,
+            } => {
+                if let Some(id) = id {
+                    properties.insert(id.to_owned(), json!({"type": "string", "maxLength": 16}));
+                }
+                properties.insert(name.to_owned(), json!({"const": tool.name}));
+                arguments
+            }
+        };
+        let mut schema = schema_of(tool);
+        let to = key.replace('~', "~0").replace('/', "~1");
+        move_references(&mut schema, &format!("#/anyOf/{at}/properties/{to}"));
+        properties.insert(key.to_owned(), schema);
         let required: Vec<&String> = properties.keys().collect();
         json!({
             "type": "object",

@@ -5,6 +5,8 @@
 //! model writes follows from its chat template; how a family writes calls is a row of a table.
 
 mod elements;
+#[cfg(feature = "grammar")]
+mod elements_grammar;
 #[cfg_attr(not(feature = "grammar"), allow(dead_code))] // what grammars alone read
 mod family;
 #[cfg(feature = "grammar")]
@@ -24,6 +26,8 @@ mod tagged;
 mod tagged_grammar;
 mod tool;
 mod value;
+#[cfg(feature = "grammar")]
+mod value_grammar;
 
 pub use split::{Calls, ChatSplitter, Part};
 pub use style::{Marks, marks_in};

@@ -3,9 +3,9 @@
 //! Invariant: the first row that a template shows is its family, so a row stands before those whose
 //! marks its templates also have.
 
-use crate::family::{Body, CallSyntax, Family, Keys, Piece, Start, Wrap};
+use crate::family::{Between, Body, CallSyntax, Family, Keys, Piece, Start, Wrap};
 use crate::header;
-use crate::tagged::{Lines, Tags};
+use crate::tagged::{KeyType, Lines, Tags};
 use crate::value::Dialect;
 
 /// A row without marks, for others to differ from.
@@ -22,15 +22,17 @@ const PLAIN: Family = Family {
     wrap: Wrap::Nothing,
 };
 
-const COHERE: Keys = Keys {
-    name: "tool_name",
-    arguments: "parameters",
-    id: Some("tool_call_id"),
-};
+const fn listed(keys: Keys, close: Option<&'static str>) -> CallSyntax {
+    let between = Between::Commas;
+    CallSyntax::List {
+        keys,
+        between,
+        close,
+    }
+}
 
-const fn listed(close: Option<&'static str>) -> CallSyntax {
-    let keys = Keys::USUAL;
-    CallSyntax::List { keys, close }
+const fn object(keys: Keys, close: Option<&'static str>) -> CallSyntax {
+    CallSyntax::Object { keys, close }
 }
 
 /// An answer that is nothing but calls, as a grammar demands.
@@ -49,10 +51,41 @@ const MISTRAL: Family = Family {
     ..PLAIN
 };
 
+const DEEPSEEK_V4: Family = Family {
+    name: "DeepSeek-V4",
+    before: &["<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"],
+    open: &["<｜DSML｜invoke name=\""],
+    after: &["</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"],
+    body: Body::Tagged(&DSML),
+    listed: None,
+    written: CallSyntax::Tagged,
+    wrap: Wrap::All {
+        before: &[Piece::Mark("<｜DSML｜tool_calls>"), Piece::Mark("\n")],
+        behind: &[Piece::Mark("\n"), Piece::Mark("</｜DSML｜tool_calls>")],
+    },
+    ..PLAIN
+};
+
+const APRIEL: Family = Family {
+    name: "Apriel",
+    open: &["<tool_calls>"],
+    after: &["</tool_calls>"],
+    written: listed(Keys::USUAL, Some("</tool_calls>")),
+    ..PLAIN
+};
+
+const GIGACHAT: Family = Family {
+    before: &["<|message_sep|>"],
+    open: &["<|function_call|>", "function call<|role_sep|>"],
+    after: &["<|message_sep|>"],
+    written: object(Keys::USUAL, None),
+    ..PLAIN
+};
+
 /// The text before each mark of MiniMax-M3.
 const M3: &str = "]<]minimax[>[";
 
-pub(crate) static FAMILIES: [Family; 30] = [
+pub(crate) static FAMILIES: [Family; 33] = [
     Family {
         name: "Kimi-K3",
         shown: &[&["<|open|>", "<|end_of_msg|>"]],
@@ -61,6 +94,11 @@ pub(crate) static FAMILIES: [Family; 30] = [
         after: &["<|close|>tools<|sep|>"],
         body: Body::Tagged(&KIMI_K3),
         listed: None,
+        written: CallSyntax::Tagged,
+        wrap: Wrap::All {
+            before: &[Piece::Mark("<|open|>tools<|sep|>")],
+            behind: &[Piece::Mark("<|close|>tools<|sep|>")],
+        },
         ..PLAIN
     },
     Family {
@@ -71,6 +109,11 @@ pub(crate) static FAMILIES: [Family; 30] = [
         after: &["]<]minimax[>[</tool_call>"],
         body: Body::Elements(M3),
         listed: None,
+        written: CallSyntax::Tagged,
+        wrap: Wrap::All {
+            before: &[Piece::Mark("]<]minimax[>[<tool_call>"), Piece::Mark("\n")],
+            behind: &[Piece::Mark("\n"), Piece::Mark("]<]minimax[>[</tool_call>")],
+        },
         ..PLAIN
     },
     Family {
@@ -89,14 +132,17 @@ pub(crate) static FAMILIES: [Family; 30] = [
         ..PLAIN
     },
     Family {
-        name: "DeepSeek-V3.2, V4",
+        name: "DeepSeek-V3.2",
+        shown: &[&["DSML", "invoke", "function_calls"]],
+        wrap: Wrap::All {
+            before: &[Piece::Mark("<｜DSML｜function_calls>"), Piece::Mark("\n")],
+            behind: &[Piece::Mark("\n"), Piece::Mark("</｜DSML｜function_calls>")],
+        },
+        ..DEEPSEEK_V4
+    },
+    Family {
         shown: &[&["DSML", "invoke"]],
-        before: &["<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"],
-        open: &["<｜DSML｜invoke name=\""],
-        after: &["</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"],
-        body: Body::Tagged(&DSML),
-        listed: None,
-        ..PLAIN
+        ..DEEPSEEK_V4
     },
     Family {
         name: "muse-glimmer",
@@ -106,6 +152,16 @@ pub(crate) static FAMILIES: [Family; 30] = [
         after: &["</atem:function_calls>"],
         body: Body::Tagged(&ATEM),
         listed: None,
+        written: CallSyntax::Tagged,
+        wrap: Wrap::Each {
+            before: &[
+                Piece::Mark(" to="),
+                Piece::Tool,
+                Piece::Mark("<|message|><atem:function_calls>"),
+                Piece::Mark("\n"),
+            ],
+            behind: &[Piece::Mark("\n"), Piece::Mark("</atem:function_calls>")],
+        },
         ..PLAIN
     },
     Family {
@@ -150,7 +206,7 @@ pub(crate) static FAMILIES: [Family; 30] = [
     Family {
         name: "Mistral 7B, Nemo",
         shown: &[&["[TOOL_CALLS]"]],
-        written: listed(None),
+        written: listed(Keys::USUAL, None),
         ..MISTRAL
     },
     Family {
@@ -202,6 +258,11 @@ pub(crate) static FAMILIES: [Family; 30] = [
         after: &["<tool_call|>"],
         body: named(header::gemma, Dialect::Gemma),
         listed: None,
+        written: CallSyntax::Named {
+            before: &[Piece::Mark("call:")],
+            behind: &[],
+            close: &[Piece::Mark("<tool_call|>")],
+        },
         ..PLAIN
     },
     Family {
@@ -216,6 +277,9 @@ pub(crate) static FAMILIES: [Family; 30] = [
         body: named(header::python, Dialect::Python),
         listed: Some(named(header::python, Dialect::Python)),
         start: Start::With('['),
+        written: CallSyntax::Python {
+            close: "<|tool_call_end|>",
+        },
         ..PLAIN
     },
     Family {
@@ -223,10 +287,14 @@ pub(crate) static FAMILIES: [Family; 30] = [
         shown: &[&["<|START_ACTION|>"]],
         open: &["<|START_ACTION|>"],
         after: &["<|END_ACTION|>"],
-        written: CallSyntax::List {
-            keys: COHERE,
-            close: Some("<|END_ACTION|>"),
-        },
+        written: listed(
+            Keys::Named {
+                id: Some("tool_call_id"),
+                name: "tool_name",
+                arguments: "parameters",
+            },
+            Some("<|END_ACTION|>"),
+        ),
         ..PLAIN
     },
     Family {
@@ -234,10 +302,7 @@ pub(crate) static FAMILIES: [Family; 30] = [
         shown: &[&["\"tool_name\"", "Action:"]],
         open: &["Action:\n```json", "Action: ```json"],
         after: &["```"],
-        written: CallSyntax::List {
-            keys: Keys { id: None, ..COHERE },
-            close: Some("```"),
-        },
+        written: listed(Keys::of("tool_name", "parameters"), Some("```")),
         ..PLAIN
     },
     Family {
@@ -247,30 +312,45 @@ pub(crate) static FAMILIES: [Family; 30] = [
         after: &["}", "<|tools_suffix|>"],
         body: named(header::keyed, Dialect::Json),
         listed: Some(named(header::keyed, Dialect::Json)),
+        written: listed(Keys::Tool, Some("<|tools_suffix|>")),
         ..PLAIN
     },
     Family {
-        name: "Apriel, MiniMax-M1",
+        shown: &[&["<tool_calls>["]],
+        ..APRIEL
+    },
+    Family {
+        name: "MiniMax-M1",
         shown: &[&["<tool_calls>"]],
-        open: &["<tool_calls>"],
-        after: &["</tool_calls>"],
-        ..PLAIN
+        written: CallSyntax::List {
+            keys: Keys::USUAL,
+            between: Between::Lines,
+            close: Some("</tool_calls>"),
+        },
+        ..APRIEL
     },
     Family {
         name: "Nemotron Nano 2",
         shown: &[&["<TOOLCALL>"]],
         open: &["<TOOLCALL>"],
         after: &["</TOOLCALL>"],
-        written: listed(Some("</TOOLCALL>")),
+        written: listed(Keys::USUAL, Some("</TOOLCALL>")),
         ..PLAIN
+    },
+    Family {
+        name: "GigaChat 3.1",
+        shown: &[&["<|function_call|>", "<|message_sep|>"]],
+        ..GIGACHAT
     },
     Family {
         name: "GigaChat 3",
         shown: &[&["<|role_sep|>", "<|message_sep|>"]],
-        before: &["<|message_sep|>"],
         open: &["function call<|role_sep|>", "<|function_call|>"],
-        after: &["<|message_sep|>"],
-        ..PLAIN
+        wrap: Wrap::Each {
+            before: &[Piece::Mark("<|message_sep|>"), Piece::Mark("\n\n")],
+            behind: &[],
+        },
+        ..GIGACHAT
     },
     Family {
         name: "Functionary 3.2",
@@ -278,6 +358,12 @@ pub(crate) static FAMILIES: [Family; 30] = [
         open: &[">>>"],
         body: named(header::on_line, Dialect::Json),
         listed: None,
+        start: Start::Recipient { user: "all\n" },
+        written: CallSyntax::Named {
+            before: &[],
+            behind: &[Piece::Mark("\n")],
+            close: &[],
+        },
         ..PLAIN
     },
     Family {
@@ -297,6 +383,11 @@ pub(crate) static FAMILIES: [Family; 30] = [
         after: &["</tool_calls:opensource>"],
         body: Body::Tagged(&HY3),
         listed: None,
+        written: CallSyntax::Tagged,
+        wrap: Wrap::All {
+            before: &[Piece::Mark("<tool_calls:opensource>"), Piece::Mark("\n")],
+            behind: &[Piece::Mark("\n"), Piece::Mark("</tool_calls:opensource>")],
+        },
         ..PLAIN
     },
     Family {
@@ -357,14 +448,14 @@ pub(crate) static FAMILIES: [Family; 30] = [
         shown: &[&["<|tool_call|>"], &["<|tool|>", "<|/tool|>"]],
         open: &["<|tool_call|>"],
         after: &["<|/tool_call|>"],
-        written: listed(None),
+        written: listed(Keys::USUAL, None),
         ..PLAIN
     },
     Family {
         name: "Firefunction",
         shown: &[&["functools["]],
         open: &["functools"],
-        written: listed(None),
+        written: listed(Keys::USUAL, None),
         ..PLAIN
     },
     Family {
@@ -373,10 +464,7 @@ pub(crate) static FAMILIES: [Family; 30] = [
         shown: &[&["<tool_call>"], &["/no_think", "reasoning_mode"]],
         open: &["<tool_call>"],
         after: &["</tool_call>"],
-        written: CallSyntax::Object {
-            keys: Keys::USUAL,
-            close: Some("</tool_call>"),
-        },
+        written: object(Keys::USUAL, Some("</tool_call>")),
         ..PLAIN
     },
     Family {
@@ -390,13 +478,7 @@ pub(crate) static FAMILIES: [Family; 30] = [
         after: &[";"],
         listed: None,
         start: Start::With('{'),
-        written: CallSyntax::Object {
-            keys: Keys {
-                arguments: "parameters",
-                ..Keys::USUAL
-            },
-            close: None,
-        },
+        written: object(Keys::of("name", "parameters"), None),
         ..PLAIN
     },
 ];
@@ -404,8 +486,10 @@ pub(crate) static FAMILIES: [Family; 30] = [
 const QWEN: Tags = Tags {
     name_ends: &[">"],
     attributes_end: None,
+    name_attributes: &[],
     key: "<parameter=",
     key_end: ">",
+    key_type: KeyType::Unwritten,
     value: "",
     value_end: "</parameter>",
     end: "</function>",
@@ -421,8 +505,10 @@ const SEED: Tags = Tags {
 const GLM: Tags = Tags {
     name_ends: &["\n", "<arg_key>", "</tool_call>"],
     attributes_end: None,
+    name_attributes: &[],
     key: "<arg_key>",
     key_end: "</arg_key>",
+    key_type: KeyType::Unwritten,
     value: "<arg_value>",
     value_end: "</arg_value>",
     end: "</tool_call>",
@@ -443,8 +529,10 @@ const HY3: Tags = Tags {
 const INVOKE: Tags = Tags {
     name_ends: &["\""],
     attributes_end: Some(">"),
+    name_attributes: &[],
     key: "<parameter name=\"",
     key_end: "\"",
+    key_type: KeyType::Unwritten,
     value: "",
     value_end: "</parameter>",
     end: "</invoke>",
@@ -454,6 +542,7 @@ const INVOKE: Tags = Tags {
 
 const DSML: Tags = Tags {
     key: "<｜DSML｜parameter name=\"",
+    key_type: KeyType::IsText,
     value_end: "</｜DSML｜parameter>",
     end: "</｜DSML｜invoke>",
     ..INVOKE
@@ -476,7 +565,9 @@ const MINICPM: Tags = Tags {
 
 const KIMI_K3: Tags = Tags {
     attributes_end: Some("<|sep|>"),
+    name_attributes: &[Piece::Mark(" index=\""), Piece::Digits, Piece::Mark("\"")],
     key: "<|open|>argument key=\"",
+    key_type: KeyType::Name,
     value_end: "<|close|>argument<|sep|>",
     end: "<|close|>call<|sep|>",
     ..INVOKE

@@ -7,6 +7,7 @@
 
 use serde_json::Value;
 
+use crate::family::Piece;
 use crate::header::is_name;
 use crate::marks::{LastSpaces, find_first, undecided};
 use crate::reader::{CallEvent, Progress};
@@ -21,9 +22,13 @@ pub(crate) struct Tags {
     pub(crate) name_ends: &'static [&'static str],
     /// The end of attributes behind a name or a key, where there may be some.
     pub(crate) attributes_end: Option<&'static str>,
+    /// The attributes behind a name, in a grammar.
+    pub(crate) name_attributes: &'static [Piece],
     /// The mark before a key; the next one is behind it.
     pub(crate) key: &'static str,
     pub(crate) key_end: &'static str,
+    /// The attribute behind a key, in a grammar.
+    pub(crate) key_type: KeyType,
     /// The mark before a value; the next one is behind it.
     pub(crate) value: &'static str,
     pub(crate) value_end: &'static str,
@@ -41,6 +46,17 @@ pub(crate) enum Lines {
     Around,
     /// They are a part of it, but where one is before it and one behind.
     Inside,
+}
+
+/// What an attribute behind a key says of its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeyType {
+    /// There is none.
+    Unwritten,
+    /// `string="true"` or `string="false"`.
+    IsText,
+    /// `type="number"`: the type's name, where all numbers are of one type.
+    Name,
 }
 
 /// The longest text of attributes.

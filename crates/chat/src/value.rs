@@ -23,7 +23,7 @@ pub(crate) enum Dialect {
 }
 
 /// The quote of [`Dialect::Gemma`], behind which nothing is escaped.
-const GEMMA_QUOTE: &str = "<|\"|>";
+pub(crate) const GEMMA_QUOTE: &str = "<|\"|>";
 
 /// The state of a value after a character.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

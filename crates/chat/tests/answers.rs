@@ -6,6 +6,9 @@
 mod families;
 #[path = "answers/goldens.rs"]
 mod goldens;
+#[cfg(feature = "grammar")]
+#[path = "answers/grammars.rs"]
+mod grammars;
 #[path = "answers/harmony.rs"]
 mod harmony;
 #[path = "answers/plain.rs"]

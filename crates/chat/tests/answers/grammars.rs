@@ -1,0 +1,202 @@
+//! The calls that grammars demand have the form in which the models of each family write them.
+
+use cellar_chat::grammar::{AnswerContext, CallGrammar, of_free, of_required};
+use cellar_chat::{Arguments, CallNumber, Tool};
+use cellar_engine::sampler::{Sampler, SamplerConfig, TokenOrigin};
+use cellar_grammar::GrammarCompiler;
+use kv_core::TokenId;
+use model_core::tokenizer::{
+    AddSpecial, EncodeOptions, SpecialIds, SpecialText, TokenKind, Tokenizer, TokenizerModel,
+    TokenizerSpec,
+};
+use serde_json::json;
+
+use super::goldens::{ALL, GoldenAnswer};
+use super::support::tool;
+
+const UNK: TokenId = TokenId(0);
+const EOS: TokenId = TokenId(1);
+
+/// Marks that are control tokens of models, some of them parts of longer marks.
+const CONTROLS: [&str; 30] = [
+    "<|open|>",
+    "<|close|>",
+    "<|sep|>",
+    "｜DSML｜",
+    "]<]minimax[>[",
+    "<|\"|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    "<|message|>",
+    "<|role_sep|>",
+    "<|message_sep|>",
+    "<|function_call|>",
+    "<tool_calls:opensource>",
+    "</tool_calls:opensource>",
+    "<tool_call:opensource>",
+    "</tool_call:opensource>",
+    "<tool_sep:opensource>",
+    "<arg_key:opensource>",
+    "</arg_key:opensource>",
+    "<arg_value:opensource>",
+    "</arg_value:opensource>",
+    "<|tools_prefix|>",
+    "<|tools_suffix|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_end|>",
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    "[TOOL_CALLS]",
+];
+
+/// A vocabulary of bytes, and of these control tokens.
+fn tokenizer(controls: &[&str]) -> Tokenizer {
+    let mut texts: Vec<String> = ["<unk>", "</s>"].map(str::to_owned).to_vec();
+    let mut kinds = vec![TokenKind::Unknown, TokenKind::Control];
+    texts.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
+    kinds.extend([TokenKind::Byte; 256]);
+    for control in controls {
+        if !texts.iter().any(|text| text == control) {
+            texts.push((*control).to_owned());
+            kinds.push(TokenKind::Control);
+        }
+    }
+    let mut spec = TokenizerSpec::new(TokenizerModel::Spm, texts);
+    spec.scores = vec![0.0; spec.tokens.len()];
+    spec.kinds = kinds;
+    spec.special = SpecialIds {
+        eos: Some(EOS),
+        unk: Some(UNK),
+        ..SpecialIds::default()
+    };
+    spec.add_space_prefix = Some(false);
+    Tokenizer::new(spec).unwrap()
+}
+
+fn tools() -> Vec<Tool> {
+    let schema = json!({
+        "type": "object", "required": ["city", "days"], "additionalProperties": false,
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    });
+    let none = json!({"type": "object", "properties": {}, "additionalProperties": false});
+    let strict = |name: &str, schema| Tool {
+        arguments: Arguments::Strict,
+        ..tool(name, schema)
+    };
+    vec![strict("f", schema), strict("g", none)]
+}
+
+/// The beginning of a text that a grammar allows, and whether the text may end behind it.
+fn allowed(tokenizer: &Tokenizer, grammar: &CallGrammar, text: &str) -> (String, bool) {
+    let compiler = GrammarCompiler::new(tokenizer).unwrap();
+    let compiled = compiler.lark_in_text(&grammar.lark, &grammar.named);
+    let compiled = compiled.unwrap_or_else(|error| panic!("{error}: {}", grammar.lark));
+    let config = SamplerConfig {
+        temperature: 0.0,
+        ..SamplerConfig::default()
+    };
+    let mut sampler = Sampler::new(config).unwrap();
+    sampler.push_front(Box::new(compiled.step()));
+    let options = EncodeOptions {
+        add: AddSpecial::Never,
+        special: SpecialText::Parse,
+    };
+    let mut bytes = Vec::new();
+    let mut takes = |wanted: TokenId, sampler: &mut Sampler| {
+        let mut logits = vec![0.0; tokenizer.n_tokens()];
+        logits[wanted.as_usize()] = 9.0;
+        let chosen = sampler.sample(&logits);
+        chosen.is_ok_and(|chosen| chosen == wanted)
+    };
+    for id in tokenizer.encode(text, options) {
+        if !takes(id, &mut sampler) {
+            return (String::from_utf8_lossy(&bytes).into_owned(), false);
+        }
+        sampler.accept(id, TokenOrigin::Generated);
+        let piece = tokenizer.piece(id, model_core::tokenizer::SpecialPieces::Render);
+        bytes.extend(piece.unwrap());
+    }
+    let may_end = takes(EOS, &mut sampler);
+    (String::from_utf8(bytes).unwrap(), may_end)
+}
+
+/// The same call without what the grammar does not write: an id of Mistral's or Apriel's, a type,
+/// a space before the first mark; with what stands before a message's text.
+fn written(golden: &GoldenAnswer, text: &str) -> String {
+    match golden.name {
+        "Mistral Nemo" => text
+            .replace(", \"id\": \"abcdefgh0\"", "")
+            .replace(", \"id\": \"abcdefgh1\"", ""),
+        "Apriel" => text
+            .replace(", \"id\": \"a\"", "")
+            .replace(", \"id\": \"b\"", ""),
+        "Firefunction" => text.trim_start().to_owned(),
+        "Solar-Open" => text
+            .replace("abcdefgh0", "abcdefghi")
+            .replace("<|calls|>", ""),
+        "Gemma 4" => text.to_owned(),
+        _ => text.to_owned(),
+    }
+}
+
+/// Families whose models write calls in several ways, of which the grammar has another.
+const OTHERS: [&str; 2] = ["DeepSeek-R1", "Llama 3"];
+
+#[test]
+fn required_calls_are_written_as_the_models_write_them() {
+    for controls in [&[][..], &CONTROLS] {
+        let tokenizer = tokenizer(controls);
+        for golden in ALL.iter().filter(|golden| !OTHERS.contains(&golden.name)) {
+            let context = AnswerContext {
+                template: golden.template,
+                prompt: "",
+                tokenizer: &tokenizer,
+            };
+            let grammar = of_required(context, &tools(), CallNumber::One);
+            let grammar = grammar.unwrap_or_else(|| panic!("{} has no grammar", golden.name));
+            let text = written(golden, golden.one);
+            assert_eq!(
+                allowed(&tokenizer, &grammar, &text),
+                (text, true),
+                "{} with {} control tokens: {}",
+                golden.name,
+                controls.len(),
+                grammar.lark
+            );
+        }
+    }
+}
+
+#[test]
+fn strict_calls_follow_text_and_are_held_to_their_schema() {
+    // Their calls are whole answers, or begin them.
+    let apart = ["Functionary 3.2", "GigaChat 3"];
+    for controls in [&[][..], &CONTROLS] {
+        let tokenizer = tokenizer(controls);
+        for golden in ALL.iter().filter(|golden| !OTHERS.contains(&golden.name)) {
+            if apart.contains(&golden.name) {
+                continue;
+            }
+            let grammar = of_free(golden.template, &tokenizer, &tools());
+            let grammar = grammar.unwrap_or_else(|| panic!("{} has no grammar", golden.name));
+            let text = format!("I look.\n{}", written(golden, golden.one));
+            assert_eq!(
+                allowed(&tokenizer, &grammar, &text),
+                (text.clone(), true),
+                "{} with {} control tokens: {}",
+                golden.name,
+                controls.len(),
+                grammar.lark
+            );
+            let wrong = text.replace('3', "x");
+            let (begun, may_end) = allowed(&tokenizer, &grammar, &wrong);
+            assert!(
+                !may_end && begun.len() < wrong.len() && begun.contains("days"),
+                "{}: {begun:?}",
+                golden.name
+            );
+        }
+    }
+}
