@@ -174,19 +174,26 @@ pub fn of_free(template: &str, tokenizer: &Tokenizer, tools: &[Tool]) -> Option<
             )
         }
         (Start::Marked, CallSyntax::List { .. }) => {
-            let (head, plain) = (marks.until("head", open), plain(&mut marks, template, family));
-            format!("start: plain* (TEXT | head SPACES? list)\n{head}{plain}")
+            let head = marks.until("head", open);
+            match plain(&mut marks, template, family) {
+                Some(plain) => format!("start: plain* (TEXT | head SPACES? list)\n{head}{plain}"),
+                None => format!("start: TEXT | head SPACES? list\n{head}"),
+            }
         }
         (Start::Marked, _) => {
-            let (head, plain) = (marks.until("head", open), plain(&mut marks, template, family));
-            format!("start: (plain | head call)* TEXT\n{head}{plain}")
+            let head = marks.until("head", open);
+            match plain(&mut marks, template, family) {
+                Some(plain) => format!("start: (plain | head call)* TEXT\n{head}{plain}"),
+                None => format!("start: (head call)* TEXT\n{head}"),
+            }
         }
     };
     Some(marks.grammar(start + &rules))
 }
 
-/// The rule `plain` of text up to a mark that begins no call, but has control tokens of the grammar.
-fn plain(marks: &mut Marks<'_>, template: &str, family: &Family) -> String {
+/// The rule `plain` of text up to a mark that begins no call, but has control tokens of the
+/// grammar; `None` where there is no such mark.
+fn plain(marks: &mut Marks<'_>, template: &str, family: &Family) -> Option<String> {
     let Style { pairs, silent, .. } = Style::of_template(template);
     let around = family.before.iter().chain(family.after).copied();
     let around = around.chain(silent);
@@ -194,7 +201,7 @@ fn plain(marks: &mut Marks<'_>, template: &str, family: &Family) -> String {
     let named = marks.named.clone();
     let (mut names, mut rules) = (Vec::new(), String::new());
     for (at, mark) in around.enumerate() {
-        let other = &mut Marks::new(marks.tokenizer);
+        let mut other = Marks::new(marks.tokenizer);
         other.parts(mark);
         if other.named.iter().any(|id| named.contains(id)) {
             let name = format!("plain_{at}");
@@ -202,11 +209,7 @@ fn plain(marks: &mut Marks<'_>, template: &str, family: &Family) -> String {
             names.push(name);
         }
     }
-    if names.is_empty() {
-        // A rule is needed, and no text has this form.
-        return "plain: TEXT <[0]>\n".to_owned();
-    }
-    format!("plain: {}\n{rules}", names.join(" | "))
+    (!names.is_empty()).then(|| format!("plain: {}\n{rules}", names.join(" | ")))
 }
 
 /// Text that does not begin with this character.

@@ -11,6 +11,8 @@ mod goldens;
 mod grammars;
 #[path = "answers/harmony.rs"]
 mod harmony;
+#[path = "answers/malformed.rs"]
+mod malformed;
 #[path = "answers/plain.rs"]
 mod plain;
 #[path = "answers/support.rs"]

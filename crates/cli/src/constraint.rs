@@ -45,13 +45,15 @@ pub(crate) fn check_complete(finish: Option<&FinishReason>) -> anyhow::Result<()
 }
 
 #[cfg(not(feature = "grammar"))]
-pub(crate) use absent::{Constraint, Failure};
+pub(crate) use absent::{Constraint, Failure, Schemas};
 #[cfg(feature = "grammar")]
-pub(crate) use present::{Constraint, Failure};
+pub(crate) use present::{Constraint, Failure, Schemas};
 
 #[cfg(feature = "grammar")]
 mod present {
+    use std::collections::BTreeMap;
     use std::path::Path;
+    use std::rc::Rc;
 
     use anyhow::Context;
     use cellar_grammar::{Grammar, GrammarCompiler, GrammarFailure};
@@ -167,6 +169,43 @@ mod present {
         }
     }
 
+    /// The schemas of many texts, each compiled once.
+    pub(crate) struct Schemas<'t> {
+        tokenizer: &'t Tokenizer,
+        /// Made for the first schema.
+        compiler: Option<GrammarCompiler>,
+        compiled: BTreeMap<String, Rc<Constraint>>,
+    }
+
+    impl<'t> Schemas<'t> {
+        pub(crate) fn new(tokenizer: &'t Tokenizer) -> Self {
+            Self {
+                tokenizer,
+                compiler: None,
+                compiled: BTreeMap::new(),
+            }
+        }
+
+        /// What holds texts to this schema.
+        ///
+        /// # Errors
+        /// Where it cannot be compiled.
+        pub(crate) fn constraint(&mut self, schema: &Value) -> anyhow::Result<Rc<Constraint>> {
+            let text = closed(schema.to_string());
+            if let Some(constraint) = self.compiled.get(&text) {
+                return Ok(Rc::clone(constraint));
+            }
+            let compiler = match self.compiler.take() {
+                Some(compiler) => compiler,
+                None => GrammarCompiler::new(self.tokenizer)?,
+            };
+            let grammar = self.compiler.insert(compiler).json_schema(&text)?;
+            let constraint = Rc::new(Constraint(grammar));
+            self.compiled.insert(text, Rc::clone(&constraint));
+            Ok(constraint)
+        }
+    }
+
     impl Failure {
         /// The reason; `None` where there was no failure.
         pub(crate) fn reason(&self) -> Option<String> {
@@ -219,6 +258,10 @@ mod present {
 #[cfg(not(feature = "grammar"))]
 mod absent {
     use std::convert::Infallible;
+    use std::marker::PhantomData;
+    use std::rc::Rc;
+
+    use serde_json::Value;
 
     use super::{ConstraintArgs, Step, Tokenizer};
     use crate::failure::usage;
@@ -248,6 +291,23 @@ mod absent {
         /// Nothing.
         pub(crate) fn step(&self) -> (Box<dyn Step>, Failure) {
             match self.0 {}
+        }
+    }
+
+    /// There are none.
+    pub(crate) struct Schemas<'t>(PhantomData<&'t Tokenizer>);
+
+    impl<'t> Schemas<'t> {
+        pub(crate) fn new(_: &'t Tokenizer) -> Self {
+            Self(PhantomData)
+        }
+
+        /// Nothing.
+        ///
+        /// # Errors
+        /// A usage error.
+        pub(crate) fn constraint(&mut self, _: &Value) -> anyhow::Result<Rc<Constraint>> {
+            usage("\"schema\" needs a program built with the feature 'grammar'")
         }
     }
 

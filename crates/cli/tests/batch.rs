@@ -254,6 +254,18 @@ fn lines_that_are_no_requests_are_refused_with_their_number() {
         ),
         ("{\"prompt\": \"a\", \"top_p\": 2}", "line 2: top-p 2"),
         (
+            "{\"prompt\": \"a\", \"top_k\": -2}",
+            "line 2: \"top_k\" is -2: it must be at least 1, or 0 or -1 for all tokens",
+        ),
+        (
+            "{\"prompt\": \"a\", \"schema\": 7}",
+            "line 2: invalid type: integer `7`",
+        ),
+        (
+            "{\"prompt\": \"a\", \"schema\": {\"type\": \"number of days\"}}",
+            "line 2: \"schema\": ",
+        ),
+        (
             "{\"prompt\": \"a\", \"logit_bias\": {\"7\": 200}}",
             "line 2: the bias of token 7 is 200: it must be between -100 and 100",
         ),
@@ -280,6 +292,43 @@ fn lines_that_are_no_requests_are_refused_with_their_number() {
     let (code, message) = failure(&["batch", "-f", &files.arg("in")]);
     assert_eq!(code, 2);
     assert!(message.contains("there are no requests"), "{message}");
+}
+
+#[test]
+fn a_top_k_of_minus_one_keeps_all_tokens() {
+    let line = |top_k: i64| {
+        json!({"prompt": "Once upon a time", "max_tokens": 12, "seed": 4, "temperature": 1.5,
+               "top_p": 1, "min_p": 0, "top_k": top_k})
+    };
+    let files = Files::new(&[line(-1), line(0), line(1)]);
+    let answers = batch(&["-f", &files.arg("in"), "--top-k", "1"]);
+    assert_eq!(answers[0]["text"], answers[1]["text"]);
+    assert_ne!(answers[0]["text"], answers[2]["text"]);
+}
+
+#[test]
+fn a_line_has_a_schema_of_its_own() {
+    let mood = json!({"type": "object", "required": ["mood"],
+                      "properties": {"mood": {"enum": ["glad", "sad"]}}});
+    let line = |schema: &Value| json!({"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0, "schema": schema});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "mood", "schema": mood}});
+    let lines = [
+        line(&mood),
+        line(&json!({"enum": [17]})),
+        json!({"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}),
+        json!({"custom_id": "a", "body": {"prompt": "Once upon a time", "max_tokens": 60,
+               "temperature": 0, "response_format": format}, "url": "/v1/completions"}),
+    ];
+    let files = Files::new(&lines);
+    let answers = batch(&["-f", &files.arg("in")]);
+    let text = |at: usize| answers[at]["text"].as_str().unwrap();
+    let value: Value = serde_json::from_str(text(0)).unwrap();
+    assert!(["glad", "sad"].contains(&value["mood"].as_str().unwrap()));
+    assert_eq!(value.as_object().unwrap().len(), 1, "{value}");
+    assert_eq!(text(1), "17");
+    assert!(!text(2).starts_with('{'), "{}", text(2));
+    let body = &answers[3]["response"]["body"];
+    assert_eq!(body["choices"][0]["text"], text(0));
 }
 
 #[test]

@@ -20,8 +20,9 @@ Each line of the input is a JSON object with \"prompt\" (a text to continue) or 
 \"presence_penalty\", \"frequency_penalty\", \"dry_multiplier\", \"xtc_probability\", \"xtc_threshold\",
 \"logit_bias\" (an object: numbers by token id), \"logprobs\", \"prompt_logprobs\" (at most 20), \"n\"
 (texts of the prompt, with seeds that follow each other), \"best_of\" (compute so many, give the \"n\"
-with the highest mean log probability), \"seed\", \"stop\" (a text or a list) and \"speculate\" (off,
-lookup or draft). What a line does not give is taken from the flags. All lines are checked before anything is computed.
+with the highest mean log probability), \"seed\", \"stop\" (a text or a list), \"schema\" (a JSON schema
+that the text is held to) and \"speculate\" (off, lookup or draft). What a line does not give is taken
+from the flags. All lines are checked before anything is computed.
 
 Each line of the output is a JSON object with \"index\" (from 0), \"id\", \"text\", \"tokens\",
 \"prompt_tokens\", \"finish_reason\" and \"reuse\" (how many tokens of the prompt were computed for

@@ -9,6 +9,7 @@ mod requests;
 
 use std::collections::VecDeque;
 use std::io::Write;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -22,6 +23,7 @@ use model_core::model_file::ModelFile;
 use model_core::tokenizer::Tokenizer;
 
 use crate::args::BatchArgs;
+use crate::constraint::{Constraint, Schemas};
 use crate::failure::{Exit, usage, warn};
 use crate::input;
 use crate::interrupt::cancel_on_interrupt;
@@ -85,8 +87,10 @@ pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit
         logprobs: (args.logprobs).map_or(Logprobs::Off, |n| Logprobs::Top(n as usize)),
         ..CompletionOptions::default()
     };
+    let mut schemas = Schemas::new(file.tokenizer());
     let with = |line: &RequestLine| {
         Ok(BatchRequest {
+            constraint: line.constraint(&mut schemas)?,
             request: TextRequest {
                 speculation: line.speculation(&args.speculation)?,
                 ..line.request(&file, &flags)?
@@ -153,9 +157,10 @@ struct Batch<'a> {
     progress: Progress,
 }
 
-/// A request, and how many texts it is for.
+/// A request, what its texts are held to, and how many they are.
 struct BatchRequest {
     request: TextRequest,
+    constraint: Option<Rc<Constraint>>,
     choices: Choices,
 }
 
@@ -198,6 +203,7 @@ impl Batch<'_> {
     fn submit(&self, request: BatchRequest) -> Pending {
         let BatchRequest {
             mut request,
+            constraint,
             choices,
         } = request;
         let logprobs = request.options.logprobs;
@@ -206,7 +212,10 @@ impl Batch<'_> {
         }
         let n = choices.n_computed();
         Pending {
-            streams: self.service.submit_texts(request, n, Vec::new),
+            streams: self.service.submit_texts(request, n, || {
+                let steps = constraint.iter().map(|constraint| constraint.step().0);
+                steps.collect()
+            }),
             choices,
             logprobs,
         }

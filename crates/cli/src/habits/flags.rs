@@ -165,7 +165,7 @@ pub(super) const FLAGS: &[(&str, Fate)] = &[
         Refused(ADAPTERS),
     ),
     (
-        "--image --audio --video --mmproj -mm --mmproj-url -mmu",
+        "--image --audio --video --mmproj -mm --mmproj-url -mmu -mmdev",
         Refused(IMAGES),
     ),
     (

@@ -63,12 +63,32 @@ pub(super) fn read(line: &Value) -> Result<Option<(BatchLine, Value)>, String> {
             ));
         }
     }
+    if let Some(format) = fields.remove("response_format")
+        && let Some(schema) = schema_of(&format)?
+    {
+        fields.insert("schema".to_owned(), schema);
+    }
     let line = BatchLine {
         custom_id: read.custom_id,
         endpoint: read.url,
         model,
     };
     Ok(Some((line, Value::Object(fields))))
+}
+
+/// The schema that a form of answers asks for; `None` where they are free.
+fn schema_of(format: &Value) -> Result<Option<Value>, String> {
+    let schema = format.pointer("/json_schema/schema");
+    match (format.get("type").and_then(Value::as_str), schema) {
+        (Some("text"), _) => Ok(None),
+        (Some("json_object"), _) => Ok(Some(json!({"type": "object"}))),
+        (Some("json_schema"), Some(schema)) => Ok(Some(schema.clone())),
+        _ if format.is_null() => Ok(None),
+        _ => Err(format!(
+            "'response_format' is {format}: it must be of type \"text\", \"json_object\", or \
+             \"json_schema\" with a 'json_schema' that has a 'schema'"
+        )),
+    }
 }
 
 impl BatchLine {

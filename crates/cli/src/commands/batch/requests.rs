@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::rc::Rc;
 
 use cellar::chat_tokens;
 use cellar_engine::sampler::{Bias, LogitBias, SamplerConfig};
@@ -15,10 +16,11 @@ use model_core::chat_template::ChatMessage;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::EncodeOptions;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::openai::{self, BatchLine};
 use crate::args::{SpeculationArgs, SpeculationName};
+use crate::constraint::{Constraint, Schemas};
 use crate::failure::usage;
 
 /// One line of the input.
@@ -30,7 +32,7 @@ struct Fields {
     messages: Option<Vec<ChatMessage>>,
     max_tokens: Option<usize>,
     temperature: Option<f32>,
-    top_k: Option<u32>,
+    top_k: Option<TopK>,
     top_p: Option<f32>,
     min_p: Option<f32>,
     typical_p: Option<f32>,
@@ -51,6 +53,8 @@ struct Fields {
     best_of: Option<u32>,
     seed: Option<u64>,
     stop: Option<Stop>,
+    /// The JSON schema of its text.
+    schema: Option<Map<String, Value>>,
     /// How its tokens are drafted.
     speculate: Option<SpeculationName>,
 }
@@ -60,6 +64,22 @@ struct Fields {
 enum Stop {
     One(String),
     Many(Vec<String>),
+}
+
+/// The number of most likely tokens that are kept; `None` all of them, written as 0 or -1.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(try_from = "i64")]
+struct TopK(Option<NonZeroU32>);
+
+impl TryFrom<i64> for TopK {
+    type Error = String;
+
+    fn try_from(number: i64) -> Result<Self, String> {
+        let kept = u32::try_from(number.max(0)).ok().filter(|_| number >= -1);
+        kept.map(|kept| Self(NonZeroU32::new(kept))).ok_or_else(|| {
+            format!("\"top_k\" is {number}: it must be at least 1, or 0 or -1 for all tokens")
+        })
+    }
 }
 
 /// A request, and the number of its line.
@@ -171,6 +191,24 @@ impl RequestLine {
         speculation.or_else(|wrong| usage(format!("line {number}: {wrong}")))
     }
 
+    /// What its text is held to; `None` where it is free.
+    ///
+    /// # Errors
+    /// A usage error where its schema cannot be used.
+    pub(super) fn constraint(
+        &self,
+        schemas: &mut Schemas<'_>,
+    ) -> anyhow::Result<Option<Rc<Constraint>>> {
+        let Some(schema) = &self.fields.schema else {
+            return Ok(None);
+        };
+        let number = self.number;
+        match schemas.constraint(&Value::Object(schema.clone())) {
+            Ok(constraint) => Ok(Some(constraint)),
+            Err(error) => usage(format!("line {number}: \"schema\": {error:#}")),
+        }
+    }
+
     fn stop(&self) -> Vec<String> {
         match &self.fields.stop {
             None => Vec::new(),
@@ -194,7 +232,7 @@ impl RequestLine {
         set(&mut sampler.dry.multiplier, fields.dry_multiplier);
         set(&mut sampler.xtc.probability, fields.xtc_probability);
         set(&mut sampler.xtc.threshold, fields.xtc_threshold);
-        sampler.top_k = fields.top_k.map_or(flags.top_k, NonZeroU32::new);
+        sampler.top_k = fields.top_k.map_or(flags.top_k, |TopK(kept)| kept);
         sampler.min_tokens = fields.min_tokens.unwrap_or(flags.min_tokens);
         sampler.seed = fields.seed.unwrap_or(flags.seed);
         if let Some(biases) = &fields.logit_bias {
