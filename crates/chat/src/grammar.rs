@@ -92,8 +92,8 @@ pub fn of_required(
         return None;
     }
     let rules = rules(family, &mut marks, tools, parameters)?;
-    let behind = marks.all(each.behind);
-    let behind_all = marks.all(all.behind);
+    let behind = marks.behind(each.behind);
+    let behind_all = marks.behind(all.behind);
     let several = number == CallNumber::Several;
     let start = match family.written {
         CallSyntax::List { .. } | CallSyntax::Python { .. } => {
@@ -251,7 +251,7 @@ fn rules(
             Body::Named { dialect, .. },
         ) => {
             let (before, behind) = (marks.all(before), marks.all(behind));
-            let close = marks.all(close);
+            let close = marks.behind(close);
             let around = |name: &str, at: usize| {
                 format!("call_{at}: {before} {name} {behind} args_{at} {close}\n")
             };
@@ -409,10 +409,27 @@ impl<'t> Marks<'t> {
         self.parts(mark).join(" ")
     }
 
-    /// The mark behind a call, where there is one.
-    fn close(&mut self, close: Option<&str>) -> String {
-        let close = close.map(|close| format!(" SPACES? {}", self.mark(close)));
-        close.unwrap_or_default()
+    /// The mark behind a call, where there is one that does not end the answer.
+    fn close(&mut self, close: Option<&'static str>) -> String {
+        match close {
+            Some(close) if !self.is_end(close) => format!(" SPACES? {}", self.mark(close)),
+            _ => String::new(),
+        }
+    }
+
+    /// Marks and texts behind a call, but for those that end the answer.
+    fn behind(&mut self, pieces: &[Piece]) -> String {
+        let pieces = pieces.iter().copied();
+        let pieces: Vec<Piece> = pieces
+            .filter(|piece| !matches!(piece, Piece::Mark(mark) if self.is_end(mark)))
+            .collect();
+        self.all(&pieces)
+    }
+
+    /// True if this mark is a token that ends an answer.
+    fn is_end(&self, mark: &str) -> bool {
+        let id = self.tokenizer.token_id(mark);
+        id.is_some_and(|id| self.tokenizer.is_end_of_generation(id))
     }
 
     /// Marks and texts after each other.

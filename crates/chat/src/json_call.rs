@@ -74,6 +74,14 @@ impl JsonCall {
         Progress::Open
     }
 
+    /// The arguments that it has taken and not given out, where the answer ends.
+    pub(crate) fn last_arguments(&self) -> String {
+        match &self.at {
+            At::Value(reader) if self.is_arguments() && self.has_name => reader.last_word(),
+            _ => String::new(),
+        }
+    }
+
     fn push(&mut self, c: char, events: &mut Vec<CallEvent>) {
         self.at = match std::mem::replace(&mut self.at, At::Broken) {
             At::Before if c.is_whitespace() => At::Before,

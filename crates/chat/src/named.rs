@@ -36,6 +36,14 @@ impl NamedCall {
         }
     }
 
+    /// The arguments that it has taken and not given out, where the answer ends.
+    pub(crate) fn last_arguments(&self) -> String {
+        match &self.at {
+            At::Arguments(reader) => reader.last_word(),
+            At::Header | At::Before { .. } => String::new(),
+        }
+    }
+
     /// Reads from the front of what is held.
     pub(crate) fn step(&mut self, held: &mut String, events: &mut Vec<CallEvent>) -> Progress {
         match &mut self.at {

@@ -71,6 +71,16 @@ impl CallReader {
             Self::Elements(call) => call.step(held, tools, events),
         }
     }
+
+    /// The arguments that it has taken and not given out, where the answer ends with what is held.
+    pub(crate) fn last_arguments(&self, held: &str, tools: &[Tool]) -> String {
+        match self {
+            Self::Json(call) => call.last_arguments(),
+            Self::Named(call) => call.last_arguments(),
+            Self::Tagged(call) => call.last_arguments(held, tools),
+            Self::Elements(_) => String::new(),
+        }
+    }
 }
 
 /// Events with arguments that follow each other joined.

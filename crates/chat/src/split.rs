@@ -294,7 +294,11 @@ impl ChatSplitter {
             State::Between | State::Open => self.add_text(&(raw + &held)),
             State::Call(_) if !self.has_started => self.add_text(&(raw + &held)),
             State::Malformed => self.add_arguments(held.trim_end()),
-            State::Call(_) | State::AfterCall => {}
+            State::Call(reader) => {
+                let last = reader.last_arguments(&held, &self.tools);
+                self.add_arguments(&last);
+            }
+            State::AfterCall => {}
         }
     }
 

@@ -78,14 +78,21 @@ const GIGACHAT: Family = Family {
     before: &["<|message_sep|>"],
     open: &["<|function_call|>", "function call<|role_sep|>"],
     after: &["<|message_sep|>"],
-    written: object(Keys::USUAL, None),
+    written: object(Keys::USUAL, Some("<|message_sep|>")),
+    ..PLAIN
+};
+
+const GRANITE: Family = Family {
+    open: &["<|tool_call|>"],
+    after: &["<|/tool_call|>"],
+    written: listed(Keys::USUAL, None),
     ..PLAIN
 };
 
 /// The text before each mark of MiniMax-M3.
 const M3: &str = "]<]minimax[>[";
 
-pub(crate) static FAMILIES: [Family; 33] = [
+pub(crate) static FAMILIES: [Family; 34] = [
     Family {
         name: "Kimi-K3",
         shown: &[&["<|open|>", "<|end_of_msg|>"]],
@@ -444,12 +451,15 @@ pub(crate) static FAMILIES: [Family; 33] = [
         ..PLAIN
     },
     Family {
-        name: "Granite 3, Phi-4-mini",
-        shown: &[&["<|tool_call|>"], &["<|tool|>", "<|/tool|>"]],
-        open: &["<|tool_call|>"],
-        after: &["<|/tool_call|>"],
-        written: listed(Keys::USUAL, None),
-        ..PLAIN
+        name: "Phi-4-mini",
+        shown: &[&["<|tool|>", "<|/tool|>"]],
+        written: listed(Keys::USUAL, Some("<|/tool_call|>")),
+        ..GRANITE
+    },
+    Family {
+        name: "Granite 3",
+        shown: &[&["<|tool_call|>"]],
+        ..GRANITE
     },
     Family {
         name: "Firefunction",

@@ -328,6 +328,19 @@ impl TaggedCall {
         Progress::Read
     }
 
+    /// The argument that it has taken and not given out, where the answer ends with what is held.
+    pub(crate) fn last_arguments(&self, held: &str, tools: &[Tool]) -> String {
+        let At::Value { key, kind } = &self.at else {
+            return String::new();
+        };
+        let n = undecided(held, &[self.tags.value_end], LastSpaces::Held);
+        let text = held.get(..n).unwrap_or_default().trim_start();
+        if text.is_empty() {
+            return String::new();
+        }
+        self.member(key, &self.value(tools, key, *kind, text).to_string())
+    }
+
     fn value(&self, tools: &[Tool], key: &str, kind: Kind, text: &str) -> Value {
         match kind {
             Kind::Text => Value::from(text),
@@ -386,10 +399,14 @@ impl TaggedCall {
     }
 
     fn add(&mut self, key: &str, value: &str, events: &mut Vec<CallEvent>) {
-        let before = if self.n_arguments == 0 { "{" } else { ", " };
+        events.push(CallEvent::Arguments(self.member(key, value)));
         self.n_arguments += 1;
-        let text = format!("{before}{}: {value}", Value::from(key));
-        events.push(CallEvent::Arguments(text));
+    }
+
+    /// The next member of the arguments.
+    fn member(&self, key: &str, value: &str) -> String {
+        let before = if self.n_arguments == 0 { "{" } else { ", " };
+        format!("{before}{}: {value}", Value::from(key))
     }
 
     fn end(&mut self, events: &mut Vec<CallEvent>) {

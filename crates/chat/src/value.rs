@@ -203,6 +203,14 @@ impl ValueReader {
         self.waiting.clone() + &inside
     }
 
+    /// The number or word that it has taken and not written, where the answer ends.
+    pub(crate) fn last_word(&self) -> String {
+        match self.at {
+            At::Word | At::BareKey => self.waiting.clone() + &self.word,
+            _ => String::new(),
+        }
+    }
+
     fn push_before_value(&mut self, c: char, out: &mut String) -> Step {
         let is_first = self.containers.is_empty();
         match c {

@@ -51,13 +51,27 @@ const CONTROLS: [&str; 30] = [
     "[TOOL_CALLS]",
 ];
 
-/// A vocabulary of bytes, and of these control tokens.
+const DEEPSEEK: [&str; 5] = [
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+];
+
 fn tokenizer(controls: &[&str]) -> Tokenizer {
+    Tokenizer::new(spec(controls)).unwrap()
+}
+
+/// A vocabulary of bytes, and of these control tokens.
+fn spec(controls: &[&str]) -> TokenizerSpec {
     let mut texts: Vec<String> = ["<unk>", "</s>", "\u{2581}"].map(str::to_owned).to_vec();
     let mut kinds = vec![TokenKind::Unknown, TokenKind::Control, TokenKind::Normal];
     texts.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
     kinds.extend([TokenKind::Byte; 256]);
-    for control in controls {
+    // Texts with this space in them are no texts of this vocabulary.
+    let spaced = DEEPSEEK.iter().chain(controls);
+    for control in spaced {
         if !texts.iter().any(|text| text == control) {
             texts.push((*control).to_owned());
             kinds.push(TokenKind::Control);
@@ -72,7 +86,7 @@ fn tokenizer(controls: &[&str]) -> Tokenizer {
         ..SpecialIds::default()
     };
     spec.add_space_prefix = Some(false);
-    Tokenizer::new(spec).unwrap()
+    spec
 }
 
 fn tools() -> Vec<Tool> {
@@ -142,6 +156,9 @@ fn written(golden: &GoldenAnswer, text: &str) -> String {
 
 /// Families whose models write calls in several ways, of which the grammar has another.
 const OTHERS: [&str; 2] = ["DeepSeek-R1", "Llama 3"];
+/// Families whose two calls are in another way than one: other quotes, CDATA, marks of a newer
+/// model.
+const TWO_OTHERWISE: [&str; 3] = ["LFM2", "MiniCPM5", "GigaChat 3"];
 
 #[test]
 fn required_calls_are_written_as_the_models_write_them() {
@@ -153,19 +170,54 @@ fn required_calls_are_written_as_the_models_write_them() {
                 prompt: "",
                 tokenizer: &tokenizer,
             };
-            let grammar = of_required(context, &tools(), CallNumber::One);
-            let grammar = grammar.unwrap_or_else(|| panic!("{} has no grammar", golden.name));
-            let text = written(golden, golden.one);
-            assert_eq!(
-                allowed(&tokenizer, &grammar, &text),
-                (text, true),
-                "{} with {} control tokens: {}",
-                golden.name,
-                controls.len(),
-                grammar.lark
-            );
+            for (number, text) in [
+                (CallNumber::One, golden.one),
+                (CallNumber::Several, golden.two),
+            ] {
+                if number == CallNumber::Several && TWO_OTHERWISE.contains(&golden.name) {
+                    continue;
+                }
+                let grammar = of_required(context, &tools(), number);
+                let grammar = grammar.unwrap_or_else(|| panic!("{} has no grammar", golden.name));
+                let text = written(golden, text);
+                assert_eq!(
+                    allowed(&tokenizer, &grammar, &text),
+                    (text, true),
+                    "{} with {} control tokens: {}",
+                    golden.name,
+                    controls.len(),
+                    grammar.lark
+                );
+            }
         }
     }
+}
+
+/// Marks that end the answer are not demanded, and none stands before a call.
+#[test]
+fn marks_that_end_the_answer_are_left_to_it() {
+    let end = tokenizer(&["<|message_sep|>"]);
+    let id = end.token_id("<|message_sep|>").unwrap();
+    let mut spec = spec(&["<|message_sep|>"]);
+    spec.special.eot = Some(id);
+    let tokenizer = Tokenizer::new(spec).unwrap();
+    assert!(tokenizer.is_end_of_generation(id));
+    let context = |template| AnswerContext {
+        template,
+        prompt: "",
+        tokenizer: &tokenizer,
+    };
+    let new = context("<|function_call|><|message_sep|>");
+    let grammar = of_required(new, &tools(), CallNumber::One).unwrap();
+    let text = "<|function_call|>{\"name\": \"g\", \"arguments\": {}}";
+    assert_eq!(
+        allowed(&tokenizer, &grammar, text),
+        (text.to_owned(), true),
+        "{}",
+        grammar.lark
+    );
+    let old = context("<|role_sep|><|message_sep|>");
+    assert!(of_required(old, &tools(), CallNumber::One).is_none());
 }
 
 #[test]
