@@ -251,3 +251,164 @@ fn strict_calls_follow_text_and_are_held_to_their_schema() {
         }
     }
 }
+
+/// Arguments of every type, each with a wrong one.
+#[test]
+fn values_are_held_in_each_notation() {
+    let schema = json!({
+        "type": "object", "required": ["mood", "deep"], "additionalProperties": false,
+        "properties": {
+            "note": {"type": "string", "description": "a text"},
+            "mood": {"enum": ["glad", "it's"]},
+            "some": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 9}, {"type": "null"}]},
+            "is": {"type": "boolean"},
+            "list": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 2},
+            "deep": {"$ref": "#/$defs/deep"},
+        },
+        "$defs": {"deep": {
+            "type": "object", "required": ["x"], "additionalProperties": false,
+            "properties": {"x": {"type": "number"}, "all": {"type": "array", "items": {"type": "number"}}},
+        }},
+    });
+    let tools = [Tool {
+        arguments: Arguments::Strict,
+        ..tool("f", schema)
+    }];
+    let tokenizer = tokenizer(&CONTROLS);
+    let check = |template: &str, right: &[&str], wrong: &[&str]| {
+        let context = AnswerContext {
+            template,
+            prompt: "",
+            tokenizer: &tokenizer,
+        };
+        let grammar = of_required(context, &tools, CallNumber::One).unwrap();
+        for text in right {
+            assert_eq!(
+                allowed(&tokenizer, &grammar, text),
+                ((*text).to_owned(), true),
+                "{}",
+                grammar.lark
+            );
+        }
+        for text in wrong {
+            let (begun, may_end) = allowed(&tokenizer, &grammar, text);
+            assert!(
+                !may_end && begun.len() < text.len(),
+                "{text}: {}",
+                grammar.lark
+            );
+        }
+    };
+    check(
+        "<|tool_call>call:",
+        &[
+            "<|tool_call>call:f{note:<|\"|>a \"b\", c}<|\"|>,mood:<|\"|>it's<|\"|>,some:7,is:true,list:[<|\"|>a<|\"|>,<|\"|><|\"|>],deep:{x:1.5,all:[1,2]}}<tool_call|>",
+            "<|tool_call>call:f{mood:<|\"|>glad<|\"|>,some:null,deep:{x:1,all:[]}}<tool_call|>",
+            "<|tool_call>call:f{mood:<|\"|>glad<|\"|>,deep:{x:1}}<tool_call|>",
+        ],
+        &[
+            "<|tool_call>call:f{deep:{x:1}}<tool_call|>",
+            "<|tool_call>call:f{mood:<|\"|>sad<|\"|>,deep:{x:1}}<tool_call|>",
+            "<|tool_call>call:f{mood:<|\"|>glad<|\"|>,some:70,deep:{x:1}}<tool_call|>",
+            "<|tool_call>call:f{mood:<|\"|>glad<|\"|>,list:[],deep:{x:1}}<tool_call|>",
+            "<|tool_call>call:f{mood:<|\"|>glad<|\"|>,deep:{}}<tool_call|>",
+        ],
+    );
+    check(
+        "<|tool_call_start|>",
+        &[
+            "<|tool_call_start|>[f(note='a \"b\", c)', mood='it\\'s', some=7, is=True, list=['a', ''], deep={\"x\": 1.5, \"all\": [1, 2]})]<|tool_call_end|>",
+            "<|tool_call_start|>[f(mood='glad', some=None, deep={\"x\": 1})]<|tool_call_end|>",
+        ],
+        &[
+            "<|tool_call_start|>[f(mood='sad', deep={\"x\": 1})]<|tool_call_end|>",
+            "<|tool_call_start|>[f(mood='glad', is=true, deep={\"x\": 1})]<|tool_call_end|>",
+            "<|tool_call_start|>[f(mood='glad', list=['a', 'b', 'c'], deep={\"x\": 1})]<|tool_call_end|>",
+            "<|tool_call_start|>[f(mood='glad', deep={})]<|tool_call_end|>",
+        ],
+    );
+    let m3 = |arguments: &str| {
+        let elements = arguments.replace('<', "]<]minimax[>[<");
+        format!(
+            "]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name=\"f\">{elements}]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>"
+        )
+    };
+    let right = [
+        "<note>a > b</note><mood>it's</mood><some>7</some><is>true</is><deep><x>1.5</x><all><item>1</item><item>2</item></all></deep>",
+        "<mood>glad</mood><deep><x>1</x></deep>",
+    ]
+    .map(m3);
+    let wrong = [
+        "<mood>sad</mood><deep><x>1</x></deep>",
+        "<mood>glad</mood><deep>1</deep>",
+        "<mood>glad</mood><some>70</some><deep><x>1</x></deep>",
+        "<deep><x>1</x></deep>",
+    ]
+    .map(m3);
+    check(
+        "]<]minimax[>[",
+        &right.each_ref().map(String::as_str),
+        &wrong.each_ref().map(String::as_str),
+    );
+}
+
+#[test]
+fn messages_have_a_recipient() {
+    let tokenizer = tokenizer(&CONTROLS);
+    let muse = "<atem:invoke name= to=self <|message|>";
+    let context = AnswerContext {
+        template: muse,
+        prompt: "",
+        tokenizer: &tokenizer,
+    };
+    let call = "<atem:function_calls>\n<atem:invoke name=\"f\">\n<atem:parameter name=\"city\">Rome</atem:parameter>\n\
+                <atem:parameter name=\"days\">3</atem:parameter>\n</atem:invoke>\n</atem:function_calls>";
+    let written = format!(" to=f<|message|>{call}");
+    let grammar = of_required(context, &tools(), CallNumber::One).unwrap();
+    assert_eq!(allowed(&tokenizer, &grammar, &written), (written, true));
+    // Functionary's prompts end with the mark of the first.
+    let grammar = of_free(">>>all", &tokenizer, &tools()).unwrap();
+    let call = "f\n{\"city\": \"Rome\", \"days\": 3}";
+    for text in [
+        call.to_owned(),
+        "all\nHello >> you".to_owned(),
+        format!("all\nI look.\n>>>{call}>>>g\n{{}}"),
+        format!("{call}>>>all\nDone."),
+    ] {
+        assert_eq!(allowed(&tokenizer, &grammar, &text), (text, true));
+    }
+    let (begun, may_end) = allowed(&tokenizer, &grammar, "f\n{\"city\": 3");
+    assert_eq!((begun.as_str(), may_end), ("f\n{\"city\": ", false));
+}
+
+#[test]
+fn what_a_notation_cannot_hold_has_no_grammar() {
+    let tokenizer = tokenizer(&[]);
+    for property in [
+        json!({"type": "string", "pattern": "^a+$"}),
+        json!({"type": "array", "uniqueItems": true}),
+        json!({"type": "object", "properties": {"a b": {"type": "string"}}}),
+        json!({"enum": [["a"]]}),
+    ] {
+        let schema = json!({"type": "object", "properties": {"x": property}});
+        let tools = [Tool {
+            arguments: Arguments::Strict,
+            ..tool("f", schema)
+        }];
+        let grammar = of_free("<|tool_call>call:", &tokenizer, &tools);
+        assert!(grammar.is_none(), "{property}: {grammar:?}");
+    }
+    // A schema that refers to itself is too deep.
+    let schema = json!({
+        "type": "object", "properties": {"x": {"$ref": "#/$defs/x"}},
+        "$defs": {"x": {"type": "object", "required": ["x"], "properties": {"x": {"$ref": "#/$defs/x"}}}},
+    });
+    let tools = [Tool {
+        arguments: Arguments::Strict,
+        ..tool("f", schema)
+    }];
+    for template in ["<|tool_call>call:", "]<]minimax[>["] {
+        let grammar = of_free(template, &tokenizer, &tools);
+        assert!(grammar.is_none(), "{template}: {grammar:?}");
+    }
+}
