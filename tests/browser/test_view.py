@@ -1,86 +1,15 @@
-"""The live view in a real browser, against `cellar serve` with the model that is compiled into it.
+"""The live view in a real browser, against `cellar serve` with the model that is compiled into it."""
 
-CELLAR is the program; PICTURES a folder for pictures, where they are wanted."""
-
-import json
 import os
 import re
-import subprocess
 import tempfile
 import threading
 import unittest
-import urllib.request
 
-import chrome
-
-PREFIX = "Once upon a time there was a little girl named Lily who had a big red ball and a small dog."
-STATE = "cellarView.state"
+from page import PREFIX, STATE, Page
 
 
-class Server:
-    def __init__(self, *flags):
-        command = [os.environ["CELLAR"], "serve", "--port", "0", *flags]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        for line in self.process.stderr:
-            if found := re.search(r"http://[\d.]+:\d+", line):
-                self.address = found[0]
-                return
-        raise AssertionError("the server does not start")
-
-    def complete(self, prompt, n, **more):
-        body = {"prompt": prompt, "max_tokens": n, "temperature": 0, **more}
-        request = urllib.request.Request(f"{self.address}/v1/completions", json.dumps(body).encode())
-        with urllib.request.urlopen(request) as answer:
-            return json.load(answer)
-
-    def close(self):
-        self.process.terminate()
-        self.process.wait(timeout=60)
-        self.process.stderr.close()
-
-
-class View(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.browser = chrome.Chrome(chrome.find())
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.browser.close()
-
-    def setUp(self):
-        self.browser.run("0")  # takes in what came since the last command
-        self.browser.console.clear()
-        self.browser.size(1440, 900)
-        self.browser.dark(False)
-
-    def serve(self, *flags):
-        server = Server(*flags)
-        self.addCleanup(server.close)
-        # First, so that no page looks for a server that is gone, and complains in the test after this.
-        self.addCleanup(self.browser.go, "about:blank")
-        return server
-
-    def open(self, server):
-        self.browser.go(server.address + "/")
-        self.browser.wait(f"typeof cellarView !== 'undefined' && {STATE}.shown")
-
-    def picture(self, name, whole=False):
-        if folder := os.environ.get("PICTURES"):
-            self.browser.picture(os.path.join(folder, name), whole)
-
-    def console_is_clean(self):
-        self.browser.run("0")
-        self.assertEqual(self.browser.console, [])
-
-    def say(self, text):
-        """Continues a text in the chat pane, as a person does."""
-        b = self.browser
-        b.run("document.getElementById('chat-input').focus()")
-        b.type(text)
-        b.key("Enter")
-        b.wait("document.querySelector('#chat-log .say')")
-
+class View(Page):
     def pixels(self):
         """How many different colours the map of the first part has."""
         return self.browser.run("""(() => {
@@ -95,9 +24,10 @@ class View(unittest.TestCase):
         server = self.serve("-c", "1024", "--parallel", "8")
         self.open(server)
         b = self.browser
-        self.assertEqual(b.run("document.getElementById('n-used').textContent"), "0 %")
+        numbers = "['n-running', 'n-cached', 'n-free'].map((id) => document.getElementById(id).textContent)"
+        self.assertEqual(b.run(numbers), ["0 %", "0 %", "100 %"])
         empty = self.pixels()
-        b.run("document.getElementById('chat-max').value = '32'")
+        self.set("max_tokens", "32")
         self.say(PREFIX + " One day")
         b.wait("document.querySelector('#chat-log .usage')")
         b.run("document.getElementById('chat-new').click()")
@@ -177,7 +107,7 @@ class View(unittest.TestCase):
         b.wait(f"document.querySelector('#parts canvas').dataset.used === '{used}'")
         # Every control is reached by Tab, has a name, and shows that it has the focus.
         names = set()
-        for _ in range(60):
+        for _ in range(90):
             b.key("Tab")
             name = b.run("""(() => { const e = document.activeElement; if (e === document.body) return '';
                 const ring = getComputedStyle(e).outlineStyle !== 'none' || e.matches('.skip');
@@ -257,7 +187,7 @@ class View(unittest.TestCase):
             b.wait(f"!{choice}.hidden")
             self.assertEqual(b.run(f"[...{choice}.options].map((one) => one.textContent)"), names)
             self.assertEqual(b.run(f"{choice}.value"), names[0])
-            self.assertEqual(b.run("document.getElementById('n-used').textContent"), "0 %")
+            self.assertEqual(b.run("document.getElementById('n-free').textContent"), "100 %")
             self.assertLessEqual(b.run("document.documentElement.scrollWidth"), 400)
             # With the keyboard: the next of the list.
             b.run(f"{choice}.focus()")

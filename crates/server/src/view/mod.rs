@@ -1,6 +1,6 @@
 //! The live view of the memory: the page at `/`, and `GET /view/events`, the stream behind it.
 //!
-//! The stream begins with the layout and a whole frame, then come changes, at most ten a second; a
+//! The stream begins with the layout, a whole frame and the last events, then come changes, at most ten a second; a
 //! viewer that is slow misses frames. The layout names the loaded models, of which a viewer may
 //! choose another (`?model=`); `models` names them once they are others. The id of each update
 //! names the events up to it: a viewer that sends it as `Last-Event-ID` gets a whole frame and the
@@ -137,7 +137,8 @@ impl ViewStream {
         let instance = model.instance().to_owned();
         let watcher = match self.last_event.take() {
             Some((last, event)) if last == instance => service.watch_from(event),
-            _ => service.watch(),
+            // What happened before is shown, too, as far as it is kept.
+            _ => service.watch_from(0),
         };
         let mut layout = wire::layout(service.memory_layout());
         layout["model"] = json!(model.id());

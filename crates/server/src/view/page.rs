@@ -1,7 +1,8 @@
 //! The page, compiled in.
 //!
 //! Invariant: every browser gets the same page, and its Content-Security-Policy allows scripts,
-//! styles and connections of this server alone.
+//! styles and connections of this server alone. `page/vendor/README.md` says what two of its scripts
+//! are that were written elsewhere.
 
 use axum::extract::Path;
 use axum::http::header::{
@@ -19,22 +20,28 @@ use crate::error::ApiError;
 const HTML: &str = include_str!("page/index.html");
 
 const SCRIPT: &str = "text/javascript; charset=utf-8";
+const STYLE: &str = "text/css; charset=utf-8";
 
 /// Files of the page, by their name under `/view/`.
-const ASSETS: [(&str, &str, &str); 9] = [
-    (
-        "style.css",
-        "text/css; charset=utf-8",
-        include_str!("page/style.css"),
-    ),
+const ASSETS: [(&str, &str, &str); 18] = [
+    ("style.css", STYLE, include_str!("page/style.css")),
+    ("chat.css", STYLE, include_str!("page/chat.css")),
     ("app.js", SCRIPT, include_str!("page/app.js")),
     ("chat.js", SCRIPT, include_str!("page/chat.js")),
     ("history.js", SCRIPT, include_str!("page/history.js")),
     ("map.js", SCRIPT, include_str!("page/map.js")),
+    ("markdown.js", SCRIPT, include_str!("page/markdown.js")),
     ("memory.js", SCRIPT, include_str!("page/memory.js")),
+    ("messages.js", SCRIPT, include_str!("page/messages.js")),
     ("panels.js", SCRIPT, include_str!("page/panels.js")),
+    ("settings.js", SCRIPT, include_str!("page/settings.js")),
+    ("store.js", SCRIPT, include_str!("page/store.js")),
     ("stream.js", SCRIPT, include_str!("page/stream.js")),
+    ("tree.js", SCRIPT, include_str!("page/tree.js")),
+    ("views.js", SCRIPT, include_str!("page/views.js")),
     ("words.js", SCRIPT, include_str!("page/words.js")),
+    ("marked.js", SCRIPT, include_str!("page/vendor/marked.js")),
+    ("purify.js", SCRIPT, include_str!("page/vendor/purify.js")),
 ];
 
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \

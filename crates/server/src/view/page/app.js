@@ -6,7 +6,8 @@ import { CellMap, readLook } from "./map.js";
 import { Memory } from "./memory.js";
 import { Panels, describeArea, showLayers } from "./panels.js";
 import { Stream } from "./stream.js";
-import { count, percent, time } from "./words.js";
+import { showsMemory, watchViews } from "./views.js";
+import { count, percent, plural, time } from "./words.js";
 
 /** More sets than this, and the view begins anew: a number of a set has 16 bits. */
 const MOST_SETS = 60000;
@@ -31,13 +32,14 @@ const stream = new Stream("view/events", {
     if (state.layout && state.layout.instance !== layout.instance) reset();
     state.layout = layout;
     byId("model").textContent = `${layout.model} (${layout.architecture})`;
-    document.title = `${layout.model}: the memory, live`;
+    document.title = `${layout.model}: Cellar`;
     showLayers(byId("layers"), byId("layers-sum"), layout);
     chat.configure(layout);
     showModels(layout.models);
   },
   models({ models }) {
     showModels(models);
+    chat.showModels(models);
   },
   update(update) {
     if (state.memory.sets.members.length > MOST_SETS) {
@@ -49,6 +51,7 @@ const stream = new Stream("view/events", {
     const n_gone = state.history.push(state.memory.apply(update));
     if (state.paused !== null) state.paused = Math.max(0, state.paused - n_gone);
     render();
+    chat.explain();
   },
   state(name, text, problem) {
     state.connection = [name, text];
@@ -65,7 +68,7 @@ const stream = new Stream("view/events", {
   },
 });
 
-const chat = new Chat(byId, () => stream.headers());
+const chat = new Chat(byId, { headers: () => stream.headers(), events: () => state.history.events });
 const panels = new Panels(byId, (request) => select(request === state.selected ? undefined : request));
 
 function reset() {
@@ -141,20 +144,23 @@ function draw() {
   const at = index();
   const snapshot = history.snapshots[at];
   if (!snapshot || !layout) return;
-  drawMaps(snapshot, evictedSince(snapshot));
+  if (showsMemory()) drawMaps(snapshot, evictedSince(snapshot));
   state.shown = snapshot;
   const { totals, counters } = snapshot;
   const used = totals.running + totals.cached;
-  byId("n-used").textContent = totals.n_cells ? percent(used, totals.n_cells) : "–";
-  byId("l-used").textContent = `${totals.unit} used`;
+  const part = (n) => (totals.n_cells ? percent(n, totals.n_cells) : "–");
+  byId("n-running").textContent = part(totals.running);
+  byId("n-cached").textContent = part(totals.cached);
+  byId("n-free").textContent = part(totals.n_cells - used);
   byId("n-shared").textContent = count(totals.shared);
   const rate = snapshot.running.length ? history.rate(at) : 0;
   byId("n-rate").textContent = rate ? count(Math.round(rate)) : "0";
   byId("n-reused").textContent = percent(counters.reused_tokens, counters.prompt_tokens);
   byId("n-evicted").textContent = count(counters.evicted);
   byId("memory-sum").textContent = totals.n_cells
-    ? `${count(totals.running)} ${totals.unit} in use by requests, ${count(totals.cached)} cached, ${count(totals.n_cells - used)} free`
+    ? `${count(totals.running)} ${totals.unit} running, ${count(totals.cached)} cached, ${count(totals.n_cells - used)} free`
     : "";
+  if (!showsMemory()) return;
   panels.show(snapshot, history, at, state.selected);
   drawTime(snapshot, at);
 }
@@ -198,7 +204,7 @@ function drawTime(snapshot, at) {
   byId("back").disabled = at <= 0;
   byId("forth").disabled = !isPaused || at >= last;
   const ago = snapshots[last].at - snapshot.at;
-  const moment = isPaused ? `${time(ago)} before the newest, snapshot ${at + 1} of ${last + 1}` : `${last + 1} snapshots kept`;
+  const moment = isPaused ? `${time(ago)} before the newest, snapshot ${at + 1} of ${last + 1}` : `${plural(last + 1, "snapshot")} kept`;
   if (byId("moment").textContent !== moment) byId("moment").textContent = moment;
   const scrub = byId("scrub");
   scrub.max = String(last);
@@ -223,10 +229,13 @@ function drawSpark(snapshots, at) {
   const area = (of, fill) => {
     context.beginPath();
     context.moveTo(0, height);
+    let y = height;
     snapshots.forEach((one, n) => {
-      const y = height - (height - 4) * (one.totals.n_cells ? of(one.totals) / one.totals.n_cells : 0);
+      y = height - (height - 4) * (one.totals.n_cells ? of(one.totals) / one.totals.n_cells : 0);
       context.lineTo(x(n), y);
     });
+    // The first snapshot alone is a level, too.
+    context.lineTo(width, y);
     context.lineTo(width, height);
     context.fillStyle = fill;
     context.fill();
@@ -270,6 +279,7 @@ byId("key-form").addEventListener("submit", (event) => {
   stream.key = byId("key").value.trim();
   byId("key").value = "";
   stream.start();
+  chat.listModels();
 });
 byId("model-choice").addEventListener("change", (event) => chooseModel(event.target.value));
 byId("deselect").addEventListener("click", () => select(undefined));
@@ -279,9 +289,9 @@ byId("forth").addEventListener("click", () => pause(index() + 1));
 byId("scrub").addEventListener("input", (event) => pause(Number(event.target.value)));
 
 addEventListener("keydown", (event) => {
-  const isTyping = event.target.closest?.("input, textarea, select, button, summary");
+  const isTyping = event.target.closest?.("input, textarea, select, button, summary, #chat");
   if (event.key === "Escape" && state.selected !== undefined) return select(undefined);
-  if (isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (isTyping || !showsMemory() || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === " ") pause(state.paused === null ? index() : null);
   else if (event.key === "ArrowLeft") pause(index() - 1);
   else if (event.key === "ArrowRight" && state.paused !== null) pause(index() + 1);
@@ -289,8 +299,10 @@ addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
+watchViews(byId, render);
 setTheme(0);
 stream.model = new URLSearchParams(location.search).get("model") ?? "";
 stream.start();
+chat.listModels();
 // For people who look closer with the tools of their browser, and for tests.
-globalThis.cellarView = { state, stream };
+globalThis.cellarView = { state, stream, chat };

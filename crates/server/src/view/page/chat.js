@@ -1,180 +1,371 @@
-// Several conversations with the model at once, to see what they share. Models without a
-// chat template continue a text instead.
+// Conversations with the model: sends, stops, goes on, and keeps them in this browser. Several can
+// be answered at once, to see what they share. Models without a chat template continue a text.
 
+import { fillBody, tell, turnElement } from "./messages.js";
 import { element } from "./panels.js";
+import { Files, Settings } from "./settings.js";
+import { forgetTalk, keepTalk, keptTalks } from "./store.js";
 import { blocks } from "./stream.js";
-import { plural } from "./words.js";
+import { addTurn, asMarkdown, fork, lastAnswered, messagesTo, newTalk, parametersOf, pathTo, promptToGoOn, showBranch, talkTitle, textTo } from "./tree.js";
+
+/** An answer that grows is drawn at most so often, in milliseconds. */
+const DRAW_EVERY = 80;
 
 export class Chat {
-  constructor(byId, headers) {
+  /** `headers()` gives the key; `events()` what the memory told, with the reasons of reuse. */
+  constructor(byId, { headers, events }) {
     this.byId = byId;
     this.headers = headers;
-    this.canChat = true;
-    this.talks = [];
-    this.current = null;
-    byId("chat-new").addEventListener("click", () => {
-      this.open();
-      byId("chat-input").focus();
-    });
-    byId("chat-stop").addEventListener("click", () => this.current.abort?.abort());
+    this.events = events;
+    this.layouts = new Map();
+    this.model = undefined;
+    this.loaded = [];
+    this.listed = [];
+    this.running = new Map();
+    this.unexplained = new Set();
+    this.editing = null;
+    this.talks = keptTalks();
+    this.settings = new Settings(byId, (name, value) => this.set(name, value));
+    this.files = new Files(byId, (text) => this.problem(text));
+    this.on = {
+      edit: (turn) => this.edit(turn),
+      regenerate: (turn) => this.answer(this.current, turn.parent),
+      fork: (turn) => this.add(fork(this.current, turn.id)),
+      goOn: (turn) => this.answer(this.current, turn.parent, turn),
+      showBranch: (turn) => {
+        showBranch(this.current, turn.id);
+        keepTalk(this.current);
+        this.draw();
+      },
+    };
+    this.listen();
+    this.choose(this.talks[0] ?? newTalk());
+  }
+
+  listen() {
+    const { byId } = this;
+    byId("chat-new").addEventListener("click", () => this.add(newTalk(this.current.settings)));
+    byId("chat-stop").addEventListener("click", () => this.running.get(this.current)?.abort());
+    byId("chat-delete").addEventListener("click", () => this.remove(this.current));
+    byId("chat-export").addEventListener("click", () => save(`${talkTitle(this.current)}.md`, asMarkdown(this.current)));
+    byId("chat-cancel").addEventListener("click", () => this.endEdit(true));
     byId("chat-form").addEventListener("submit", (event) => {
       event.preventDefault();
       this.send();
     });
+    byId("chat-input").addEventListener("input", () => fit(byId("chat-input")));
     byId("chat-input").addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-        event.preventDefault();
-        this.send();
-      }
+      if (event.key === "Escape" && this.editing) this.endEdit(true);
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      this.send();
     });
-    byId("chat-tabs").addEventListener("keydown", (event) => {
-      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (step === undefined) return;
-      event.stopPropagation();
-      const at = this.talks.indexOf(this.current) + step;
-      this.choose(this.talks[(at + this.talks.length) % this.talks.length]);
-      this.current.tab.focus();
+    // The end stays in sight where the box becomes smaller.
+    let isAtEnd = true;
+    const log = byId("chat-log");
+    log.addEventListener("scroll", () => (isAtEnd = isNearEnd(log)));
+    new ResizeObserver(() => this.scroll(isAtEnd)).observe(log);
+    // What has arrived of an answer is kept, too.
+    addEventListener("pagehide", () => {
+      for (const talk of this.running.keys()) keepTalk(talk);
     });
-    this.open();
   }
 
+  /** The model that is watched is another one, or is known only now. */
   configure(layout) {
     this.model = layout.model;
-    this.canChat = layout.can_chat;
-    const { byId } = this;
-    byId("chat-title").textContent = this.canChat ? "Try the model" : "Continue a text";
-    byId("chat-system-box").hidden = !this.canChat;
-    byId("chat-input").placeholder = this.canChat ? "Message (Enter sends)" : "Once upon a time (Enter sends)";
-    byId("chat-input").setAttribute("aria-label", this.canChat ? "Message" : "Text to continue");
-    byId("chat-log").dataset.hint = this.canChat
-      ? "Ask something, and watch the cells fill. A second conversation with the same beginning shares them."
-      : "This model has no chat template: it continues what you write. Begin two texts alike, and watch them share cells.";
+    this.layouts.set(layout.model, layout);
+    this.showModels(layout.models);
+    this.draw();
   }
 
-  open() {
-    const talk = { number: this.talks.length + 1, messages: [], text: "", log: [], abort: null };
-    const tab = element("button", "", `${talk.number}`);
-    tab.type = "button";
-    tab.setAttribute("role", "tab");
-    tab.setAttribute("aria-controls", "chat-log");
-    tab.setAttribute("aria-label", `Conversation ${talk.number}`);
-    tab.addEventListener("click", () => this.choose(talk));
-    talk.tab = tab;
-    this.talks.push(talk);
-    this.byId("chat-tabs").append(tab);
-    this.byId("chat-tabs").hidden = this.talks.length < 2;
+  showModels(loaded) {
+    this.loaded = loaded;
+    const names = [...new Set([...loaded, ...this.listed])];
+    this.settings.showModels(names, this.current.settings.model);
+  }
+
+  /** Asks for the models that could be loaded. */
+  async listModels() {
+    try {
+      const answer = await fetch("v1/models", { headers: this.headers() });
+      const { data } = await answer.json();
+      this.listed = data.map((model) => model.id);
+      this.showModels(this.loaded);
+    } catch {
+      // The models that are watched can be chosen.
+    }
+  }
+
+  modelOf(talk) {
+    return talk.settings.model || this.model || this.listed[0];
+  }
+
+  canChat(talk) {
+    return this.layouts.get(this.modelOf(talk))?.can_chat ?? true;
+  }
+
+  set(name, value) {
+    const talk = this.current;
+    talk.settings[name] = value;
+    if (talk.leaf !== null) this.keep(talk);
+    this.settings.show(talk.settings);
+    this.draw();
+  }
+
+  keep(talk) {
+    this.problem(keepTalk(talk));
+  }
+
+  problem(text) {
+    this.byId("chat-problem").textContent = text;
+    this.byId("chat-problem").hidden = !text;
+  }
+
+  /** Opens a new conversation. */
+  add(talk) {
+    if (talk.leaf !== null) {
+      this.talks.unshift(talk);
+      this.keep(talk);
+    }
     this.choose(talk);
+    this.byId("chat-input").focus();
+  }
+
+  remove(talk) {
+    if (talk.leaf !== null && !confirm(`Delete “${talkTitle(talk)}” from this browser?`)) return;
+    this.running.get(talk)?.abort();
+    this.talks = this.talks.filter((one) => one !== talk);
+    forgetTalk(talk);
+    this.choose(this.talks[0] ?? newTalk(talk.settings));
+    this.byId("chat-input").focus();
   }
 
   choose(talk) {
+    this.endEdit(false);
     this.current = talk;
-    for (const one of this.talks) {
-      one.tab.setAttribute("aria-selected", String(one === talk));
-      one.tab.tabIndex = one === talk ? 0 : -1;
-    }
-    this.byId("chat-log").replaceChildren(...talk.log);
-    this.scroll();
-    this.refresh();
+    this.settings.show(talk.settings);
+    this.showModels(this.loaded);
+    this.draw();
+    this.scroll(true);
   }
 
-  refresh() {
-    const isBusy = this.current.abort !== null;
+  /** Draws the conversation and the list of all. */
+  draw() {
+    const talk = this.current;
+    const isBusy = this.running.has(talk);
+    const canChat = this.canChat(talk);
+    const log = this.byId("chat-log");
+    const look = (turn) => ({ canChat, isBusy, isLast: turn.id === talk.leaf, on: this.on });
+    const isAtEnd = isNearEnd(log);
+    log.replaceChildren(...pathTo(talk, talk.leaf).map((turn) => turnElement(talk, turn, look(turn))));
+    log.dataset.hint = canChat
+      ? "Write a message. Conversations stay in this browser; branches and conversations that begin alike share their cells."
+      : "This model has no chat template: it continues what you write.";
+    this.byId("chat-title").textContent = talkTitle(talk);
+    this.byId("set-system-row").hidden = !canChat;
     this.byId("chat-stop").hidden = !isBusy;
     this.byId("chat-send").hidden = isBusy;
+    this.byId("chat-export").disabled = talk.leaf === null;
+    this.scroll(isAtEnd);
+    this.drawList();
   }
 
-  scroll() {
+  drawList() {
+    const all = this.talks.includes(this.current) ? this.talks : [this.current, ...this.talks];
+    const nodes = all.map((talk) => {
+      const item = element("li");
+      const button = element("button", "talk", talkTitle(talk));
+      button.type = "button";
+      if (talk === this.current) button.setAttribute("aria-current", "true");
+      if (this.running.has(talk)) button.append(element("span", "small", " writes…"));
+      button.addEventListener("click", () => {
+        this.choose(talk);
+        this.byId("chats").querySelector("[aria-current]").focus();
+      });
+      item.append(button);
+      return item;
+    });
+    this.byId("chats").replaceChildren(...nodes);
+    this.byId("chats-sum").textContent = `${all.length}`;
+  }
+
+  scroll(isWanted) {
     const log = this.byId("chat-log");
-    log.scrollTop = log.scrollHeight;
+    if (isWanted) log.scrollTop = log.scrollHeight;
   }
 
-  add(talk, node) {
-    talk.log.push(node);
-    if (talk === this.current) {
-      this.byId("chat-log").append(node);
-      this.scroll();
+  edit(turn) {
+    this.editing = turn;
+    this.byId("chat-cancel").hidden = false;
+    this.byId("chat-input").value = turn.text;
+    this.files.put(turn.files ?? []);
+    this.byId("chat-input").focus();
+    fit(this.byId("chat-input"));
+  }
+
+  endEdit(isDropped) {
+    if (this.editing && isDropped) {
+      this.byId("chat-input").value = "";
+      this.files.take();
     }
-    return node;
+    this.editing = null;
+    this.byId("chat-cancel").hidden = true;
+    fit(this.byId("chat-input"));
   }
 
-  request(talk, input) {
-    const max_tokens = Number(this.byId("chat-max").value);
-    const common = { model: this.model, max_tokens, stream: true, stream_options: { include_usage: true }, priority: "interactive" };
-    if (!this.canChat) {
-      talk.text += input;
-      return ["v1/completions", { ...common, prompt: talk.text }];
-    }
-    const system = this.byId("chat-system").value.trim();
-    if (talk.messages.length === 0 && system) talk.messages.push({ role: "system", content: system });
-    talk.messages.push({ role: "user", content: input });
-    return ["v1/chat/completions", { ...common, messages: talk.messages }];
-  }
-
-  async send() {
+  send() {
     const talk = this.current;
     const box = this.byId("chat-input");
-    const input = this.canChat ? box.value.trim() : box.value;
-    if (talk.abort || (!input && !talk.text)) return;
+    const canChat = this.canChat(talk);
+    const text = canChat ? box.value.trim() : box.value;
+    const hasText = text !== "" || this.files.files.length > 0;
+    if (this.running.has(talk) || (!hasText && (canChat || talk.leaf === null))) return;
+    const parent = this.editing ? this.editing.parent : lastAnswered(talk);
     box.value = "";
-    const [url, body] = this.request(talk, input);
-    const out = this.show(talk, input);
-    talk.abort = new AbortController();
-    this.refresh();
-    const began = performance.now();
-    let text = "";
-    let usage = null;
-    try {
-      const answer = await fetch(url, {
-        method: "POST",
-        headers: { "content-type": "application/json", ...this.headers() },
-        body: JSON.stringify(body),
-        signal: talk.abort.signal,
-      });
-      if (!answer.ok) {
-        const { error } = await answer.json().catch(() => ({}));
-        throw new Error(error?.message ?? `the server answered ${answer.status}`);
-      }
-      for await (const data of events(answer.body)) {
-        if (data.error) throw new Error(data.error.message);
-        const choice = data.choices?.[0];
-        const thought = choice?.delta?.reasoning_content;
-        if (thought) out.append(element("span", "thought", thought));
-        const piece = choice?.delta?.content ?? choice?.text ?? "";
-        // The answer begins below what was thought.
-        if (piece && !text && out.lastChild?.className === "thought") out.append("\n\n");
-        text += piece;
-        if (piece) out.append(piece);
-        usage = data.usage ?? usage;
-        if (talk === this.current) this.scroll();
-      }
-    } catch (error) {
-      if (error.name !== "AbortError") this.add(talk, element("p", "say failed", error.message));
-    }
-    talk.abort = null;
-    talk.text += text;
-    if (this.canChat && text) talk.messages.push({ role: "assistant", content: text });
-    if (this.canChat && !text) talk.messages.pop();
-    if (usage) this.add(talk, element("p", "usage", told(usage, performance.now() - began)));
-    this.refresh();
+    const files = this.files.take();
+    this.endEdit(false);
+    const asked = hasText ? addTurn(talk, parent, { role: "user", text, files }).id : talk.leaf;
+    this.answer(talk, asked);
   }
 
-  /** Shows what was said, and where the answer comes. */
-  show(talk, input) {
-    if (this.canChat) {
-      this.add(talk, element("p", "say user", input));
-      return this.add(talk, element("p", "say assistant"));
+  /** The request for an answer below a turn; one that `goesOn` is taken up where it ended. */
+  async request(talk, parent, goesOn, signal) {
+    const body = { model: this.modelOf(talk), stream: true, stream_options: { include_usage: true }, priority: "interactive", ...parametersOf(talk.settings) };
+    // Without a limit, as in chats.
+    const story = { max_tokens: -1, ...body };
+    if (!this.canChat(talk)) return this.post("v1/completions", { ...story, prompt: textTo(talk, parent) + (goesOn?.text ?? "") }, signal);
+    const messages = messagesTo(talk, parent);
+    if (!goesOn) return this.post("v1/chat/completions", { ...body, messages }, signal);
+    const rendered = await this.post("apply-template", { model: body.model, messages }, signal);
+    const { prompt } = await rendered.json();
+    return this.post("v1/completions", { ...story, prompt: promptToGoOn(prompt, goesOn) }, signal);
+  }
+
+  async post(url, body, signal) {
+    const answer = await fetch(url, {
+      method: "POST",
+      headers: { "content-type": "application/json", ...this.headers() },
+      body: JSON.stringify(body),
+      signal,
+    });
+    if (answer.ok) return answer;
+    const { error } = await answer.json().catch(() => ({}));
+    throw new Error(error?.message ?? `The server answered ${answer.status}.`);
+  }
+
+  /** Lets the model answer below a turn, or go on with an answer. */
+  async answer(talk, parent, goesOn) {
+    if (this.running.has(talk)) return;
+    const abort = new AbortController();
+    const turn = goesOn ?? addTurn(talk, parent, { role: "assistant", text: "", thought: "" });
+    if (!this.talks.includes(talk)) this.talks.unshift(talk);
+    Object.assign(turn, { end: "broken", error: "", usage: null, reuse: null, limit: Number(talk.settings.max_tokens) || 0 });
+    this.running.set(talk, abort);
+    this.keep(talk);
+    this.draw();
+    this.scroll(true);
+    this.say("The model writes.");
+    const since = this.events().at(-1)?.n ?? -1;
+    try {
+      const answer = await this.request(talk, parent, goesOn, abort.signal);
+      await this.receive(talk, turn, answer.body);
+    } catch (error) {
+      if (abort.signal.aborted) turn.end = "stopped";
+      else turn.error = turn.text ? `The answer broke off: ${error.message}` : error.message;
     }
-    const last = talk.log.findLast((node) => node.classList.contains("story"));
-    const story = last ?? this.add(talk, element("p", "say assistant story"));
-    story.append(element("span", "typed", input));
-    return story;
+    this.running.delete(talk);
+    if (turn.usage) this.unexplained.add({ talk, turn, since, until: performance.now() + 5000 });
+    this.keep(talk);
+    if (talk === this.current) this.draw();
+    else this.drawList();
+    this.explain();
+    this.say(turn.error || `The model said: ${turn.text.slice(0, 500)} ${tell({ ...turn, usage: null }, talk)}`);
+  }
+
+  async receive(talk, turn, stream) {
+    const began = performance.now();
+    let first = 0;
+    let drawn = 0;
+    for await (const data of events(stream)) {
+      if (data.error) throw new Error(data.error.message);
+      const choice = data.choices?.[0];
+      const thought = choice?.delta?.reasoning_content ?? "";
+      const text = choice?.delta?.content ?? choice?.text ?? "";
+      if (!first && (thought || text)) first = performance.now() - began;
+      turn.thought = (turn.thought ?? "") + thought;
+      turn.text += text;
+      if (choice?.finish_reason) turn.end = choice.finish_reason === "length" ? "length" : "stop";
+      if (data.usage) turn.usage = counted(data.usage, first, performance.now() - began);
+      if (performance.now() - drawn > DRAW_EVERY) {
+        this.grow(talk, turn);
+        drawn = performance.now();
+      }
+    }
+    const n_ctx = this.layouts.get(this.modelOf(talk))?.n_ctx;
+    const { usage } = turn;
+    if (turn.end === "length" && usage && usage.n_prompt + usage.n_tokens >= n_ctx) turn.end = "context";
+  }
+
+  /** Draws what has come of an answer. */
+  grow(talk, turn) {
+    if (talk !== this.current) return;
+    const log = this.byId("chat-log");
+    const isAtEnd = isNearEnd(log);
+    const body = log.querySelector(`[data-turn="${turn.id}"] .body`);
+    if (body) fillBody(body, turn, this.canChat(talk));
+    this.scroll(isAtEnd);
+  }
+
+  /** Looks up why not more of a prompt was cached. The stream of the memory tells it, which may come later. */
+  explain() {
+    for (const one of this.unexplained) {
+      const { talk, turn, since, until } = one;
+      const events = this.events().filter((event) => event.n > since);
+      const isIts = (event) => event.kind === "submitted" && event.n_tokens === turn.usage.n_prompt;
+      const requests = new Set(events.filter(isIts).map((event) => event.request));
+      const admitted = events.find((event) => event.kind === "admitted" && requests.has(event.request) && event.reuse.n_tokens === turn.usage.n_cached);
+      if (admitted) turn.reuse = admitted.reuse;
+      if (!admitted && performance.now() < until) continue;
+      this.unexplained.delete(one);
+      if (!admitted) continue;
+      keepTalk(talk);
+      const told = this.byId("chat-log").querySelector(`[data-turn="${turn.id}"] .usage`);
+      if (told && talk === this.current) told.textContent = tell(turn, talk);
+    }
+  }
+
+  /** Tells readers of screens what an answer is, once it is whole. */
+  say(text) {
+    this.byId("chat-said").textContent = text;
   }
 }
 
-function told(usage, time) {
-  const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
-  const rate = (1000 * usage.completion_tokens) / Math.max(1, time);
-  return `${plural(usage.prompt_tokens, "prompt token")}, ${cached} of them cached; ${plural(usage.completion_tokens, "token")} of text, ${rate.toFixed(rate < 10 ? 1 : 0)}/s`;
+function counted(usage, first, all) {
+  return {
+    n_prompt: usage.prompt_tokens,
+    n_cached: usage.prompt_tokens_details?.cached_tokens ?? 0,
+    n_tokens: usage.completion_tokens,
+    first: Math.round(first),
+    all: Math.round(all),
+  };
+}
+
+const isNearEnd = (log) => log.scrollHeight - log.scrollTop - log.clientHeight < 60;
+
+/** A box that is as high as its text, up to a third of the window. */
+function fit(box) {
+  box.style.height = "auto";
+  box.style.height = `${Math.min(box.scrollHeight + 2, innerHeight / 3)}px`;
+}
+
+/** Saves a text as a file of this person. */
+function save(name, text) {
+  const link = element("a");
+  link.href = URL.createObjectURL(new Blob([text], { type: "text/markdown" }));
+  link.download = name.replace(/[^\p{L}\p{N} ._-]/gu, "");
+  link.click();
+  URL.revokeObjectURL(link.href);
 }
 
 /** The data of server-sent events, up to `[DONE]`. */

@@ -31,6 +31,7 @@ export class Memory {
   apply(update) {
     const parts = update.parts.map((part) => ({ ...part, name: `part ${part.part}` }));
     const states = update.states ? [{ ...update.states, name: "states" }] : [];
+    const isFirst = this.areas.length === 0;
     const before = update.whole ? [] : this.areas;
     this.areas = [...parts, ...states].map((area, n) => this.area(area, before[n]));
     const roles = new Map();
@@ -46,7 +47,8 @@ export class Memory {
       areas: this.areas,
       roles,
       sets: this.sets,
-      evicted: this.evicted(update.events),
+      // What was evicted before the first snapshot does not flash.
+      evicted: isFirst ? new Set() : this.evicted(update.events),
     };
     snapshot.totals = totals(snapshot);
     return snapshot;
@@ -77,9 +79,10 @@ export class Memory {
 function totals(snapshot) {
   const cells = snapshot.areas.filter((area) => area.part !== null);
   const counted = cells.length ? cells : snapshot.areas;
-  const sum = { unit: cells.length ? "cells" : "states", n_cells: 0, running: 0, cached: 0, shared: 0 };
+  const sum = { unit: cells.length ? "cells" : "states", n_cells: 0, running: 0, cached: 0, shared: 0, kept: 0 };
   const uses = snapshot.sets.members.map((seqs) => ({
     isRunning: seqs.some((seq) => snapshot.roles.get(seq)?.role === "running"),
+    isKept: seqs.some((seq) => snapshot.roles.get(seq)?.role === "cached"),
     isShared: seqs.length > 1,
   }));
   for (const area of counted) {
@@ -88,6 +91,7 @@ function totals(snapshot) {
       if (set === 0) continue;
       sum[uses[set].isRunning ? "running" : "cached"] += 1;
       if (uses[set].isShared) sum.shared += 1;
+      if (uses[set].isKept) sum.kept += 1;
     }
   }
   return sum;

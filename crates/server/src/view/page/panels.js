@@ -124,7 +124,8 @@ export class Panels {
     const cached = snapshot.cached.toSorted((a, b) => b.hits - a.hits || b.n_tokens - a.n_tokens);
     this.cached.show(cached.map((text) => cachedEntry(text, snapshot)), selected);
     const n_tokens = cached.reduce((sum, text) => sum + text.n_tokens, 0);
-    put(byId("cached-sum"), cached.length ? `${plural(cached.length, "prefix", "prefixes")}, ${plural(n_tokens, "token")}` : "none yet");
+    put(byId("cached-sum"), cached.length ? `${plural(cached.length, "prefix", "prefixes")}, ${plural(n_tokens, "token")} in ${count(snapshot.totals.kept)} ${snapshot.totals.unit}` : "none yet");
+    byId("cached-sum").title = "Prefixes that begin alike share cells, so there can be more tokens than cells.";
     this.events.show(history.events.filter((event) => event.at <= snapshot.at));
     put(byId("events-sum"), plural(snapshot.counters.evicted, "eviction"));
     this.showSelected(snapshot, history, index, selected);
@@ -179,7 +180,7 @@ export class Panels {
     const running = snapshot.running.find((text) => text.request === selected);
     const kept = snapshot.cached.find((text) => text.request === selected);
     const seq = (running ?? kept)?.seq;
-    const facts = [["state", running ? "running" : kept ? "ended; its tokens are cached" : events.length ? "not in the memory" : "from before this page was opened"]];
+    const facts = [["state", running ? "running" : kept ? "ended; its tokens are cached" : events.length ? "not in the memory" : "from long before this page was opened"]];
     if (seq !== undefined) {
       const { n_cells, n_shared } = cellsOf(snapshot, seq);
       facts.push(["cells", `${count(n_cells)}, of which ${count(n_shared)} are shared`]);
