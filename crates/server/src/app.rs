@@ -17,6 +17,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::auth::{Keys, Tenant};
 use crate::body_worker::{self, BodyWorker};
 use crate::conversations::{ConversationLimits, Conversations};
+use crate::cors::Origins;
 use crate::error::ApiError;
 use crate::hosts::HostCheck;
 use crate::metrics::{Ended, Metrics};
@@ -33,6 +34,8 @@ pub struct ServerConfig {
     pub keys: Keys,
     /// Whose requests a server on a loopback address takes.
     pub hosts: HostCheck,
+    /// The web pages whose scripts may use it.
+    pub origins: Origins,
     /// Bytes of a request's body. Eight times as many are held of large bodies at once.
     pub max_body: usize,
     /// Connections of one client; `None` for any number.
@@ -45,22 +48,23 @@ pub struct ServerConfig {
     pub view_time: Duration,
     /// How much is kept for requests that go on from an earlier answer.
     pub conversations: ConversationLimits,
-    /// Takes reports of what requests did.
-    pub observer: Option<Arc<dyn ObserveRequests>>,
+    /// Take reports of what requests did.
+    pub observers: Vec<Arc<dyn ObserveRequests>>,
 }
 
 impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             keys: Keys::none(),
-            hosts: HostCheck::Loopback,
+            hosts: HostCheck::default(),
+            origins: Origins::default(),
             max_body: 6 << 20,
             max_client_connections: NonZeroUsize::new(512),
             drain: Duration::from_secs(30),
             write_time: Duration::from_secs(30),
             view_time: Duration::from_secs(3600),
             conversations: ConversationLimits::default(),
-            observer: None,
+            observers: Vec::new(),
         }
     }
 }
@@ -193,7 +197,13 @@ impl App {
         };
         match models.job(at) {
             Some((does, id)) if does != job => Err(does.is_not(job, &id)),
-            _ => self.load(at).await,
+            _ => {
+                let model = self.load(at).await?;
+                if let Some(recorder) = Recorder::current() {
+                    recorder.uses(model.id());
+                }
+                Ok(model)
+            }
         }
     }
 

@@ -8,48 +8,71 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use axum::http::HeaderMap;
 use axum::http::header::{HOST, ORIGIN};
 
+use crate::cors::Origins;
 use crate::error::ApiError;
 
 /// Whose requests are taken, by the headers `Host`, `Origin` and `Sec-Fetch-Site`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostCheck {
-    /// Those to `localhost` and loopback addresses, from no web page of another host: for a server
-    /// that other machines cannot reach.
-    #[default]
-    Loopback,
-    /// All: for a server that other machines reach under names of theirs.
+    /// Those to `localhost`, loopback addresses and these names, from no web page of another host: for a
+    /// server that other machines cannot reach, or reach by a proxy under these names.
+    Names(Vec<String>),
+    /// All: for a server that other machines reach under names of theirs, and for one that needs keys,
+    /// which web pages do not have.
     Any,
 }
 
+impl Default for HostCheck {
+    /// Only what is sent to this machine itself.
+    fn default() -> Self {
+        Self::Names(Vec::new())
+    }
+}
+
 impl HostCheck {
+    /// Checks a request. Pages of `origins` are as good as its own.
+    ///
     /// # Errors
     /// [`ApiError::forbidden`] with the header.
-    pub fn check(self, headers: &HeaderMap) -> Result<(), ApiError> {
-        if self == Self::Any {
+    pub fn check(&self, headers: &HeaderMap, origins: &Origins) -> Result<(), ApiError> {
+        let Self::Names(names) = self else {
             return Ok(());
-        }
+        };
         let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
         match text(HOST) {
-            Some(host) if !is_loopback(host) => {
+            Some(host) if !is_served(names, host) => {
                 let message = format!(
-                    "the Host '{host}' is not this machine: use http://127.0.0.1 or http://localhost"
+                    "the Host '{host}' is not this machine: use http://127.0.0.1 or http://localhost, \
+                     or start the server with --allow-host NAME for a name of its proxy, or with keys"
                 );
                 return Err(ApiError::forbidden(message));
             }
             _ => {}
         }
         match text(ORIGIN) {
-            Some(origin) if !origin_is_loopback(origin) => {
-                let message = format!("web pages of '{origin}' may not use this server");
+            Some(_) if origins.allowed(headers).is_some() => Ok(()),
+            Some(origin) if !origin_is_served(names, origin) => {
+                let message = format!(
+                    "web pages of '{origin}' may not use this server: start it with --allow-origin \
+                     ORIGIN for pages that may"
+                );
                 Err(ApiError::forbidden(message))
             }
-            None if is_of_other_site(headers) => {
+            None if is_of_other_site(headers) && !origins.are_all() => {
                 let message = "web pages of other sites may not use this server (Sec-Fetch-Site)";
                 Err(ApiError::forbidden(message))
             }
             _ => Ok(()),
         }
     }
+}
+
+/// True if a host, perhaps with a port, is this machine or has one of these names.
+fn is_served(names: &[String], authority: &str) -> bool {
+    let (host, port) = authority.split_at(authority.find(':').unwrap_or(authority.len()));
+    let host = host.strip_suffix('.').unwrap_or(host);
+    let is_it = |name: &String| name.eq_ignore_ascii_case(host);
+    is_loopback(authority) || is_port(port) && names.iter().any(is_it)
 }
 
 /// True if a host, perhaps with a port, is this machine. What is anything else as well is not.
@@ -79,13 +102,14 @@ fn is_port(rest: &str) -> bool {
         })
 }
 
-/// True if an origin, which is a scheme, a host and perhaps a port, is this machine.
-fn origin_is_loopback(origin: &str) -> bool {
+/// True if an origin, which is a scheme, a host and perhaps a port, is this machine or has one of
+/// these names.
+fn origin_is_served(names: &[String], origin: &str) -> bool {
     let schemes = ["http://", "https://"];
     let authority = schemes
         .iter()
         .find_map(|scheme| origin.strip_prefix(scheme));
-    authority.is_some_and(is_loopback)
+    authority.is_some_and(|authority| is_served(names, authority))
 }
 
 /// True if a browser says that a page of another site sent this. It names an origin with what could
@@ -152,7 +176,7 @@ mod tests {
         let check = |name, value: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(name, HeaderValue::from_str(value).unwrap());
-            HostCheck::Loopback.check(&headers)
+            HostCheck::default().check(&headers, &Origins::default())
         };
         for origin in [
             "http://localhost:3000",
@@ -183,7 +207,48 @@ mod tests {
         assert_eq!(error.status, 403);
         let mut headers = HeaderMap::new();
         headers.insert(HOST, HeaderValue::from_static("evil.example"));
-        assert!(HostCheck::Any.check(&headers).is_ok());
+        assert!(HostCheck::Any.check(&headers, &Origins::default()).is_ok());
+    }
+
+    #[test]
+    fn names_that_are_given_pass_with_their_own_pages_alone() {
+        let hosts = HostCheck::Names(vec!["example.org".to_owned()]);
+        let check = |host: &'static str, origin: Option<&'static str>, origins: &[&str]| {
+            let mut headers = HeaderMap::new();
+            headers.insert(HOST, HeaderValue::from_static(host));
+            if let Some(origin) = origin {
+                headers.insert(ORIGIN, HeaderValue::from_static(origin));
+            }
+            let origins: Vec<String> = origins.iter().map(|&text| text.to_owned()).collect();
+            hosts
+                .check(&headers, &Origins::parse(&origins).unwrap())
+                .is_ok()
+        };
+        for host in [
+            "example.org",
+            "EXAMPLE.org:8443",
+            "example.org.",
+            "localhost",
+        ] {
+            assert!(check(host, None, &[]), "{host}");
+            assert!(check(host, Some("https://example.org"), &[]), "{host}");
+            assert!(!check(host, Some("https://evil.example"), &[]), "{host}");
+            assert!(check(
+                host,
+                Some("https://app.example"),
+                &["https://app.example"]
+            ));
+        }
+        for host in [
+            "evil.example",
+            "example.org.evil.example",
+            "example.org:x",
+            "a@example.org",
+        ] {
+            assert!(!check(host, None, &[]), "{host}");
+            // A page that may use the server still has to name it.
+            assert!(!check(host, Some("https://app.example"), &["*"]), "{host}");
+        }
     }
 
     #[test]
@@ -192,7 +257,8 @@ mod tests {
             let headers = headers
                 .iter()
                 .map(|&(name, value)| (name.parse().unwrap(), HeaderValue::from_static(value)));
-            HostCheck::Loopback.check(&headers.collect()).is_ok()
+            let check = HostCheck::default();
+            check.check(&headers.collect(), &Origins::default()).is_ok()
         };
         let image = [
             ("sec-fetch-site", "cross-site"),

@@ -39,6 +39,7 @@ mod body_worker;
 mod constrain;
 mod control_texts;
 mod conversations;
+mod cors;
 mod encode;
 mod error;
 mod fim;
@@ -48,6 +49,7 @@ mod json;
 #[cfg(feature = "kv-events")]
 pub mod kv_events;
 mod listen;
+mod log_line;
 mod memory_use;
 mod metrics;
 mod model;
@@ -60,6 +62,7 @@ mod report;
 mod speculate;
 mod stream;
 mod texts;
+mod tls;
 mod trace;
 mod view;
 
@@ -67,6 +70,7 @@ pub use api::router;
 pub use app::{App, Phase, Running, ServerConfig};
 pub use auth::{Keys, Tenant};
 pub use conversations::ConversationLimits;
+pub use cors::Origins;
 pub use error::ApiError;
 pub use fim::{Gap, GapFile};
 pub use generate::{
@@ -75,9 +79,9 @@ pub use generate::{
 };
 pub use hosts::HostCheck;
 pub use json::{Body, MaxTokens, Neutral, Refused};
-pub use listen::serve;
 #[cfg(unix)]
 pub use listen::serve_unix;
+pub use listen::{serve, serve_tls};
 pub use metrics::Metrics;
 pub use model::{Job, ModelSettings, ServedModel, Work};
 pub use models::{
@@ -88,4 +92,5 @@ pub use report::{ObserveRequests, RequestReport, TextEnd, TextReport};
 pub use speculate::Speculate;
 pub use stream::{EVENT_STREAM, Encoder};
 pub use texts::{EmbedTexts, EmbedWorker, Embedded, RerankJob, RerankWorker, Scored};
+pub use tls::Tls;
 pub use trace::TraceParent;

@@ -23,15 +23,19 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_io_timeout::TimeoutStream;
 use tower::util::MapRequest;
 
 use crate::app::App;
 use crate::places::{NoPlace, Place, PlaceLimits, Places};
+use crate::tls::Tls;
 
 /// How long the head of a request may take to come, and a connection may be idle.
 const HEAD_TIME: Duration = Duration::from_secs(75);
+
+/// How long the handshake of TLS may take.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 
 /// How long connections may take to end, after their last answer.
 const CLOSE_TIME: Duration = Duration::from_secs(2);
@@ -81,7 +85,18 @@ pub async fn serve(
     router: Router,
     stop: impl Future<Output = ()>,
 ) {
-    serve_on(listener, app, router, stop).await;
+    serve_on(listener, None, app, router, stop).await;
+}
+
+/// As [`serve`], with connections that TLS encrypts.
+pub async fn serve_tls(
+    listener: TcpListener,
+    tls: Tls,
+    app: App,
+    router: Router,
+    stop: impl Future<Output = ()>,
+) {
+    serve_on(listener, Some(tls), app, router, stop).await;
 }
 
 /// As [`serve`], on a Unix socket.
@@ -92,11 +107,12 @@ pub async fn serve_unix(
     router: Router,
     stop: impl Future<Output = ()>,
 ) {
-    serve_on(listener, app, router, stop).await;
+    serve_on(listener, None, app, router, stop).await;
 }
 
 async fn serve_on<L: Accept>(
     listener: L,
+    tls: Option<Tls>,
     app: App,
     router: Router,
     stop: impl Future<Output = ()>,
@@ -120,7 +136,9 @@ async fn serve_on<L: Accept>(
                 Ok((stream, address)) => match place_of(&clients, address, limit) {
                     Ok(place) => {
                         let ends = end_idle.subscribe();
-                        let connection = connection(stream, router.clone(), app.clone(), ends);
+                        let tls = tls.clone();
+                        let (router, app) = (router.clone(), app.clone());
+                        let connection = secured(stream, tls, router, app, ends);
                         connections.spawn(with_place(place, connection));
                     }
                     Err(_) => warnings.too_many(address),
@@ -138,7 +156,7 @@ async fn serve_on<L: Accept>(
     }
     drop(listener);
     let all = async { while connections.join_next().await.is_some() {} };
-    if tokio::time::timeout(CLOSE_TIME, all).await.is_err() {
+    if timeout(CLOSE_TIME, all).await.is_err() {
         connections.shutdown().await;
     }
 }
@@ -227,6 +245,30 @@ async fn with_place(place: Option<Place<IpAddr>>, connection: impl Future<Output
     drop(place);
 }
 
+/// Serves a connection, once it is encrypted where it is to be.
+async fn secured<S>(
+    stream: S,
+    tls: Option<Tls>,
+    router: Router,
+    app: App,
+    end_idle: watch::Receiver<()>,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let Some(tls) = tls else {
+        return connection(stream, router, app, end_idle).await;
+    };
+    let encrypted = tokio::select! {
+        encrypted = timeout(HANDSHAKE_TIME, tls.accept(stream)) => encrypted,
+        () = app.closing() => return,
+    };
+    match encrypted {
+        Ok(Ok(stream)) => connection(stream, router, app, end_idle).await,
+        Ok(Err(error)) => tracing::debug!(%error, "a client and this server agree on no TLS"),
+        Err(_) => tracing::debug!("a client did not end the handshake of TLS in time"),
+    }
+}
+
 async fn connection<S>(stream: S, router: Router, app: App, mut end_idle: watch::Receiver<()>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -274,7 +316,7 @@ mod tests {
     use futures_core::Stream;
     use tokio::net::UnixStream;
     use tokio::sync::oneshot;
-    use tokio::time::{Instant, sleep, timeout};
+    use tokio::time::{Instant, sleep};
 
     use super::*;
     use crate::app::ServerConfig;

@@ -12,8 +12,8 @@ use std::io;
 use std::pin::Pin;
 use std::time::{Duration, SystemTime};
 
+use axum::http::Method;
 use bytes::Bytes;
-use cellar_engine::FinishReason;
 use cellar_engine::serve::Usage;
 use opentelemetry::trace::{
     Span, SpanBuilder, SpanContext, SpanKind, Status, TraceContextExt, TraceFlags, TracerProvider,
@@ -87,7 +87,7 @@ impl Spans {
     }
 
     /// A text of a request that came then.
-    fn text(&self, text: TextReport, came: SystemTime, parent: &Context) {
+    fn text(&self, text: &TextReport, came: SystemTime, parent: &Context) {
         let began = came + text.began;
         let mut attributes = vec![
             KeyValue::new("gen_ai.operation.name", "text_completion"),
@@ -96,25 +96,20 @@ impl Spans {
             KeyValue::new("gen_ai.usage.input_tokens", text.n_prompt as i64),
         ];
         let mut status = Status::Unset;
-        let reason = match &text.end {
-            TextEnd::Finished { reason, usage } => {
-                attributes.extend(usage_attributes(usage));
-                finish_reason(reason)
-            }
-            TextEnd::Failed => {
-                status = Status::error("the text could not be computed");
-                "error"
-            }
-            TextEnd::Cancelled => "cancelled",
-        };
-        let reasons = Value::Array(Array::String(vec![StringValue::from(reason)]));
+        match &text.end {
+            TextEnd::Finished { usage, .. } => attributes.extend(usage_attributes(usage)),
+            TextEnd::Failed => status = Status::error("the text could not be computed"),
+            TextEnd::Cancelled => {}
+        }
+        let reasons = vec![StringValue::from(text.end.word())];
+        let reasons = Value::Array(Array::String(reasons));
         attributes.push(KeyValue::new("gen_ai.response.finish_reasons", reasons));
         let span = SpanBuilder::from_name(format!("text_completion {}", text.model))
             .with_kind(SpanKind::Internal)
             .with_start_time(began)
             .with_attributes(attributes);
         let parent = self.add(span, began + text.took, status, parent);
-        let TextEnd::Finished { usage, .. } = text.end else {
+        let TextEnd::Finished { usage, .. } = &text.end else {
             return;
         };
         // Where its time went, by the clock of the service: within the span.
@@ -134,7 +129,11 @@ impl Spans {
 }
 
 impl ObserveRequests for Spans {
-    fn ended(&self, report: RequestReport) {
+    /// Takes each POST that was let in.
+    fn ended(&self, report: &RequestReport) {
+        if report.method != Method::POST || !report.is_let_in {
+            return;
+        }
         let parent = report.parent.map_or_else(Context::new, context);
         let mut attributes = vec![
             KeyValue::new("http.request.method", report.method.to_string()),
@@ -153,7 +152,7 @@ impl ObserveRequests for Spans {
             .with_start_time(report.began)
             .with_attributes(attributes);
         let parent = self.add(span, report.began + report.took, status, &parent);
-        for text in report.texts {
+        for text in &report.texts {
             self.text(text, report.began, &parent);
         }
     }
@@ -175,14 +174,6 @@ fn usage_attributes(usage: &Usage) -> Vec<KeyValue> {
         attributes.push(KeyValue::new(name, seconds(first_token)));
     }
     attributes
-}
-
-fn finish_reason(reason: &FinishReason) -> &'static str {
-    match reason {
-        FinishReason::Length | FinishReason::ContextFull => "length",
-        FinishReason::Cancelled => "cancelled",
-        _ => "stop",
-    }
 }
 
 /// The span of another process as a parent.

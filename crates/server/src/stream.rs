@@ -8,8 +8,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use axum::body::Body;
-use axum::http::HeaderValue;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_core::Stream;
@@ -19,6 +19,12 @@ use crate::generate::{Generating, Piece};
 
 /// Server-sent events.
 pub const EVENT_STREAM: &str = "text/event-stream";
+
+/// Tells a proxy to pass pieces on as they come: nginx collects them otherwise.
+pub(crate) const UNBUFFERED: (HeaderName, HeaderValue) = (
+    HeaderName::from_static("x-accel-buffering"),
+    HeaderValue::from_static("no"),
+);
 
 /// Writes the stream of one API. Every method returns the text to send, which may be empty.
 pub trait Encoder: Send + Unpin + 'static {
@@ -65,6 +71,7 @@ pub(crate) fn respond(texts: Vec<Generating>, encoder: impl Encoder) -> Response
     let headers = [
         (CONTENT_TYPE, content_type),
         (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        UNBUFFERED,
     ];
     (headers, Body::from_stream(stream)).into_response()
 }

@@ -6,6 +6,8 @@
 mod anthropic;
 #[path = "http/call_matrix.rs"]
 mod call_matrix;
+#[path = "http/browsers.rs"]
+mod browsers;
 #[path = "http/calls.rs"]
 mod calls;
 #[path = "http/echo.rs"]
@@ -44,6 +46,8 @@ mod options;
 mod otlp;
 #[path = "http/render.rs"]
 mod render;
+#[path = "http/reports.rs"]
+mod reports;
 #[path = "http/responses.rs"]
 mod responses;
 #[path = "http/stops.rs"]

@@ -29,7 +29,7 @@ use self::openapi::fields::{self, RequestBody};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::report::{self, Recorder};
-use crate::{body_worker, trace, view};
+use crate::{body_worker, cors, trace, view};
 
 /// An endpoint, as `GET /` lists it.
 #[derive(Debug)]
@@ -345,6 +345,8 @@ pub fn router(app: App) -> Router {
         .fallback(no_route)
         .layer(from_fn_with_state(app.clone(), guard))
         .layer(from_fn(errors_of_api))
+        .layer(from_fn_with_state(app.clone(), cors::mark))
+        .layer(from_fn_with_state(app.clone(), report::observe))
         .with_state(app)
 }
 
@@ -389,8 +391,11 @@ fn index() -> MethodRouter<App> {
 /// Checks host and key before every handler, and tells handlers whose request it is.
 async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let config = app.config();
-    if let Err(error) = config.hosts.check(request.headers()) {
+    if let Err(error) = config.hosts.check(request.headers(), &config.origins) {
         return refuse(&app, error);
+    }
+    if let Some(answer) = config.origins.preflight(&request) {
+        return answer;
     }
     let path = request.uri().path();
     let is_open = matches!(path, "/" | "/health" | "/readyz" | "/livez") || view::is_asset(path);
@@ -401,15 +406,11 @@ async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Resp
         Err(_) if is_open => {}
         Err(error) => return refuse(&app, error),
     }
+    if let Some(recorder) = Recorder::current() {
+        recorder.let_in();
+    }
     let span = trace::span(&request);
-    let recorder = Recorder::of(config.observer.as_ref(), &request);
-    let run = next.run(request).instrument(span);
-    let Some(recorder) = recorder else {
-        return run.await;
-    };
-    let response = report::CURRENT.scope(recorder.clone(), run).await;
-    recorder.answered(response.status());
-    response
+    next.run(request).instrument(span).await
 }
 
 /// Gives errors the shape of the API that was asked.
@@ -425,6 +426,9 @@ async fn errors_of_api(request: Request, next: Next) -> Response {
     let response = next.run(request).await;
     match response.extensions().get::<ApiError>() {
         Some(error) => {
+            if let Some(recorder) = Recorder::current() {
+                recorder.refused(error);
+            }
             let error = match error.param.as_deref() {
                 // What is generated knows a prompt, and no endpoint.
                 Some("prompt" | "messages") if error.is_of_prompt() => &ApiError {

@@ -36,7 +36,7 @@ use crate::error::ApiError;
 use crate::model::{Job, Work};
 use crate::places::Place;
 use crate::query::ModelQuery;
-use crate::stream::{EVENT_STREAM, named_event};
+use crate::stream::{EVENT_STREAM, UNBUFFERED, named_event};
 
 pub(crate) use page::{asset, is_asset, is_for_browser, page};
 
@@ -69,6 +69,7 @@ pub(crate) fn events() -> MethodRouter<App> {
             let headers = [
                 (CONTENT_TYPE, HeaderValue::from_static(EVENT_STREAM)),
                 (CACHE_CONTROL, HeaderValue::from_static("no-store")),
+                UNBUFFERED,
             ];
             Ok::<Response, ApiError>((headers, Body::from_stream(stream)).into_response())
         },

@@ -123,7 +123,7 @@ fn seconds_of(text: &str) -> Result<f64, ApiError> {
 }
 
 /// A time as RFC 3339 writes it, in UTC.
-fn rfc3339(time: SystemTime) -> String {
+pub(crate) fn rfc3339(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (seconds, micros) = (since.as_secs(), since.subsec_micros());
     let (days, second) = (seconds / 86_400, seconds % 86_400);
