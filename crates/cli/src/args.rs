@@ -55,7 +55,7 @@ pub(crate) use rerank::RerankArgs;
 pub(crate) use run::RunArgs;
 pub(crate) use sampler::SamplerArgs;
 #[cfg(feature = "serve")]
-pub(crate) use serve::ServeArgs;
+pub(crate) use serve::{LogFormat, LogLevel, ServeArgs};
 pub(crate) use speculate::{SpeculationArgs, SpeculationName};
 pub(crate) use state::{StateArgs, StateCommand, StateInspectArgs};
 pub(crate) use swap::SwapArgs;
@@ -97,7 +97,7 @@ Flags of llama.cpp work (-c 0, -n -1, -sys TEXT, -ngl 0, -fa on, -no-cnv, …) o
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C.
 Set CELLAR_MODEL=MODEL.gguf to make it the model of commands without -m.
-Set CELLAR_LOG=debug to log on stderr.
+Set CELLAR_LOG=debug to log on stderr. CELLAR_PORT=8000 and the like are flags of 'cellar serve'.
 Set CELLAR_ISA=NAME to force an instruction set; an unknown name lists those of this machine,
 and an empty one is the default.")]
 pub(crate) struct Cli {
@@ -117,7 +117,7 @@ pub(crate) enum Command {
     Batch(BatchArgs),
     /// Serve a model over HTTP, to clients of OpenAI and llama-server.
     #[cfg(feature = "serve")]
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Show the contents of a model file and the size of its memory.
     Inspect(InspectArgs),
     /// Show how much memory a model would need, without loading it.

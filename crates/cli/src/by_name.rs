@@ -15,23 +15,9 @@ use crate::{advice::most_similar, shortcut::is_tagged};
 /// Where the cache has no such model; the error names the command that downloads it.
 #[cfg(feature = "hub")]
 pub(crate) fn locate(path: &Path) -> anyhow::Result<Cow<'_, Path>> {
-    use cellar_hub::{Cache, HubError, ModelName};
+    use cellar_hub::{Cache, HubError};
 
-    use crate::input;
-
-    if path.exists() || input::is_stdin(path) {
-        return Ok(Cow::Borrowed(path));
-    }
-    if let Some(text) = path.to_str()
-        && let Some(instead) = foreign(text)
-    {
-        anyhow::bail!("no file '{text}': {instead}");
-    }
-    if is_file_name(path) {
-        return Ok(Cow::Borrowed(path));
-    }
-    let name = path.to_str().map(str::parse::<ModelName>);
-    let Some(Ok(name)) = name else {
+    let Some(name) = model_name(path)? else {
         return Ok(Cow::Borrowed(path));
     };
     match Cache::from_env()?.find(&name) {
@@ -46,6 +32,42 @@ pub(crate) fn locate(path: &Path) -> anyhow::Result<Cow<'_, Path>> {
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// The name of a model, where this is one and no path.
+///
+/// # Errors
+/// Where it is the address or the name of another program's model; the error says what to do.
+#[cfg(feature = "hub")]
+fn model_name(path: &Path) -> anyhow::Result<Option<cellar_hub::ModelName>> {
+    if path.exists() || crate::input::is_stdin(path) {
+        return Ok(None);
+    }
+    if let Some(text) = path.to_str()
+        && let Some(instead) = foreign(text)
+    {
+        anyhow::bail!("no file '{text}': {instead}");
+    }
+    if is_file_name(path) {
+        return Ok(None);
+    }
+    Ok(path.to_str().and_then(|text| text.parse().ok()))
+}
+
+/// The name of a model that is not in the cache, and could be downloaded.
+///
+/// # Errors
+/// As [`locate`], but for what could be downloaded.
+#[cfg(all(feature = "hub", feature = "serve"))]
+pub(crate) fn not_downloaded(path: &Path) -> anyhow::Result<Option<cellar_hub::ModelName>> {
+    use cellar_hub::{Cache, HubError};
+
+    let Some(name) = model_name(path)? else {
+        return Ok(None);
+    };
+    let found = Cache::from_env()?.find(&name);
+    let is_missing = matches!(found, Err(HubError::NotCached { .. }));
+    Ok(Some(name).filter(|_| is_missing))
 }
 
 /// The path: this build knows no names.

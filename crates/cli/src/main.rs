@@ -17,6 +17,8 @@ mod keyboard;
 mod kv_args;
 mod logprobs;
 mod machine;
+#[cfg(feature = "serve")]
+mod model_room;
 mod models;
 mod needs;
 mod not_understood;
@@ -25,6 +27,8 @@ mod overwrite;
 mod progress;
 mod resolve;
 mod service;
+#[cfg(feature = "serve")]
+mod settings;
 mod short_help;
 mod shortcut;
 mod terminal;
@@ -51,7 +55,7 @@ fn main() -> ExitCode {
 fn obey(parsed: Result<anyhow::Result<Cli>, clap::Error>) -> Exit {
     match parsed {
         Ok(Ok(cli)) => {
-            start_log();
+            start_log(&cli.command);
             interrupt::survive_file_size_limit()
                 .map_err(anyhow::Error::from)
                 .and_then(|()| commands::run(cli.command))
@@ -65,7 +69,12 @@ fn obey(parsed: Result<anyhow::Result<Cli>, clap::Error>) -> Exit {
 /// The command line; inside, why flags that can be parsed make no sense together.
 fn parse(args: Vec<OsString>) -> Result<anyhow::Result<Cli>, clap::Error> {
     let mut command = command();
-    let matches = command.try_get_matches_from_mut(args)?;
+    let matches = command.try_get_matches_from_mut(&args)?;
+    #[cfg(feature = "serve")]
+    let matches = match settings::complete(&mut command, matches, args) {
+        Ok(matches) => matches,
+        Err(error) => return Ok(Err(error)),
+    };
     let cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
     let checked =
         needs::check(&command, &matches).and_then(|()| overwrite::check(&command, &matches));
@@ -105,12 +114,24 @@ fn complain(line: &str) {
     terminal::note(format_args!("error: {line}"));
 }
 
-fn start_log() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("CELLAR_LOG");
+fn start_log(command: &args::Command) {
     // That clients are kept out is said unasked.
-    let filter = filter.unwrap_or_else(|_| "cellar_server::listen=warn".into());
+    let usual = match command {
+        #[cfg(feature = "serve")]
+        args::Command::Serve(args) => match args.log {
+            args::LogLevel::Off => "cellar_server::listen=warn",
+            args::LogLevel::Requests => "cellar_server=warn",
+            args::LogLevel::Debug => "debug",
+        },
+        _ => "off",
+    };
+    // A level of 'cellar serve --log' is no filter.
+    let given = std::env::var("CELLAR_LOG")
+        .ok()
+        .filter(|text| text != "requests");
+    let filter = given.and_then(|text| tracing_subscriber::EnvFilter::try_new(text).ok());
     tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_env_filter(filter.unwrap_or_else(|| usual.into()))
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .init();

@@ -40,13 +40,15 @@ const fn only(
 }
 
 /// Where requests, or `/set` in a chat, can turn on what a flag is about, the flag needs no other.
-const NEEDS: [Need; 20] = [
+const NEEDS: [Need; 22] = [
     everywhere(&["keep"], &["context_shift"]),
     everywhere(&["group_attention_width"], &["group_attention_factor"]),
     everywhere(&["save_kv_type", "save_state_type"], &["save_state"]),
     everywhere(&["kv_recent", "kv_sinks"], &["kv_type_old"]),
     everywhere(&["draft_branches"], &["draft_model"]),
     everywhere(&["resume"], &["output"]),
+    everywhere(&["tls_cert"], &["tls_key"]),
+    everywhere(&["tls_key"], &["tls_cert"]),
     everywhere(&["share_depth"], &["depth"]),
     everywhere(&["arrivals"], &["clients"]),
     everywhere(&["swap_type"], &["swap_memory"]),

@@ -30,6 +30,12 @@ pub(crate) fn note(line: impl Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
+/// Writes the beginning of a line to stderr, after which the user types an answer.
+#[cfg(all(feature = "hub", feature = "serve"))]
+pub(crate) fn ask(question: &str) {
+    let _ = write!(io::stderr(), "{}", escape(question));
+}
+
 /// True once --quiet was given.
 static IS_QUIET: AtomicBool = AtomicBool::new(false);
 

@@ -213,3 +213,35 @@ fn ctrl_c_leaves_a_part_that_the_next_pull_continues() {
     let content = requests.iter().find(|request| request.is_content).unwrap();
     assert_eq!(content.headers["range"], "bytes=5000-");
 }
+
+/// A server downloads what it is to serve where it is told to, and nothing otherwise.
+#[cfg(unix)]
+#[test]
+fn a_server_downloads_its_model_with_consent() {
+    use std::io::{BufRead, BufReader};
+
+    let server = HubServer::start(REPO);
+    let bytes = std::fs::read(model()).unwrap();
+    server.add("stories-F16.gguf", &bytes);
+    let home = tempfile::tempdir().unwrap();
+    let args = ["serve", "-m", REPO, "--port", "0", "-c", "64"];
+    let refused = cellar(&server, home.path(), &args);
+    assert_eq!(refused.code, 2, "{}", refused.stderr);
+    assert!(
+        refused
+            .stderr
+            .contains("add --pull, or run 'cellar pull owner/stories-GGUF'"),
+        "{}",
+        refused.stderr
+    );
+    assert!(!home.path().join("hub").exists());
+    let mut serving = command(&server, home.path());
+    serving.args(args).arg("--pull").stderr(Stdio::piped());
+    let mut serving = serving.spawn().unwrap();
+    let mut lines = BufReader::new(serving.stderr.take().unwrap()).lines();
+    let served = lines.find(|line| line.as_ref().unwrap().contains("served at http://"));
+    let id = serving.id().to_string();
+    Command::new("kill").args(["-TERM", &id]).status().unwrap();
+    assert_eq!(serving.wait().unwrap().code(), Some(0));
+    assert!(served.is_some(), "it did not start");
+}

@@ -39,6 +39,9 @@ mod sampling;
 mod seq2seq;
 mod serve;
 #[cfg(unix)]
+mod serve_operation;
+mod serve_settings;
+#[cfg(unix)]
 mod serve_spans;
 #[cfg(feature = "hub")]
 #[path = "../../hub/tests/support/mod.rs"]

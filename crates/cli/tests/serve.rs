@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::support::{failure, json as run_json, output, with_template};
@@ -14,17 +15,25 @@ use model_tests::http::{get, open, post, request};
 use serde_json::{Value, json};
 
 /// A server of the program, which ends with the test.
-struct Server {
+pub(crate) struct Server {
     process: Child,
-    address: SocketAddr,
-    /// The lines before that of the address.
-    log: Vec<String>,
+    pub(crate) address: SocketAddr,
+    /// The lines up to that of the address.
+    pub(crate) log: Vec<String>,
+    /// The lines after it, so far.
+    pub(crate) said: Arc<Mutex<Vec<String>>>,
 }
 
 impl Server {
-    fn start(args: &[&str]) -> Self {
+    pub(crate) fn start(args: &[&str]) -> Self {
+        Self::start_with(&[], args)
+    }
+
+    /// The same with these variables.
+    pub(crate) fn start_with(variables: &[(&str, &str)], args: &[&str]) -> Self {
         let mut command = Command::new(assert_cmd::cargo::cargo_bin!("cellar"));
         command.args(["serve", "--port", "0"]).args(args);
+        command.envs(variables.iter().copied());
         command
             .env_remove("CELLAR_LOG")
             .env("CUDA_VISIBLE_DEVICES", "");
@@ -37,25 +46,45 @@ impl Server {
         let mut log = Vec::new();
         let line = loop {
             let line = lines.next().unwrap_or_else(|| panic!("{log:?}")).unwrap();
-            match line.contains("http://") {
-                true => break line,
-                false => log.push(line),
+            log.push(line.clone());
+            if line.contains(" served at http") {
+                break line;
             }
         };
-        let address = line.split("http://").nth(1).unwrap();
+        let address = line.split("://").nth(1).unwrap();
         let address = address.split(' ').next().unwrap().parse().unwrap();
+        let said = Arc::<Mutex<Vec<_>>>::default();
+        let saying = Arc::clone(&said);
         // What it prints later must not fill the pipe.
-        std::thread::spawn(move || lines.for_each(drop));
+        std::thread::spawn(move || {
+            lines.for_each(|line| saying.lock().unwrap().push(line.unwrap()));
+        });
         Self {
             process,
             address,
             log,
+            said,
+        }
+    }
+
+    /// A line that it prints after that of the address, once it is there.
+    #[track_caller]
+    pub(crate) fn await_line(&self, part: &str) -> String {
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            let said = self.said.lock().unwrap();
+            if let Some(line) = said.iter().find(|line| line.contains(part)) {
+                return line.clone();
+            }
+            assert!(Instant::now() < until, "no '{part}' in {said:?}");
+            drop(said);
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 
     /// Ends it by a signal, and gives its exit code.
     #[cfg(unix)]
-    fn terminate(mut self) -> Option<i32> {
+    pub(crate) fn terminate(mut self) -> Option<i32> {
         let id = self.process.id().to_string();
         Command::new("kill").args(["-TERM", &id]).status().unwrap();
         let until = Instant::now() + Duration::from_secs(60);

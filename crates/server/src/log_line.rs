@@ -42,11 +42,11 @@ impl RequestReport {
 
     /// How its texts ended, where there are some: as the first that did not end well.
     fn end(&self) -> Option<&'static str> {
-        let words = self.texts.iter().map(|text| text.end.word());
+        let mut words = self.texts.iter().map(|text| text.end.word());
         let bad = words
             .clone()
             .find(|word| matches!(*word, "error" | "cancelled"));
-        bad.or_else(|| words.last())
+        bad.or_else(|| words.next_back())
     }
 
     /// The reason of a refusal in one line.

@@ -1,12 +1,12 @@
 //! The flags of `cellar serve`.
 //!
 //! Invariant: a server that other machines reach needs keys, or the flag that says otherwise. Knows
-//! neither models nor HTTP.
+//! neither models nor HTTP. Each flag can come from a file or a variable, too: see `crate::settings`.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use clap::{ArgAction, Args};
+use clap::{ArgAction, Args, ValueEnum};
 
 use super::byte_size::ByteSize;
 use super::{EngineArgs, ParallelArgs, SamplerArgs, SpeculationArgs, TraceArgs, count};
@@ -31,8 +31,12 @@ request names one, and unloaded after --idle-unload seconds without requests, or
 needs their memory (--memory); what does not fit is refused with the numbers (507). A request without
 a name gets the first loaded model that does what it wants.
 
-Only this machine reaches 127.0.0.1, the default. Another --host needs --api-key-file or --no-auth:
-clients send a key of the file as 'Authorization: Bearer KEY'. For TLS put a proxy in front.
+Only this machine reaches 127.0.0.1, the default. Another --host needs --api-key-file, --api-key or
+--no-auth: clients send a key as 'Authorization: Bearer KEY'. For TLS give --tls-cert and --tls-key, or
+put a proxy in front, whose name is --allow-host. Web pages of other origins need --allow-origin.
+
+Each flag can be in a TOML file (--config FILE, 'port = 8000') or in a variable (CELLAR_PORT=8000). The
+command line wins, then variables, then the file.
 
 Ctrl-C or SIGTERM: new requests are refused (503), running ones get --drain seconds to end. A second
 Ctrl-C ends at once. With --save-cache DIR, prompts find after a restart what was cached before it.
@@ -43,6 +47,7 @@ Examples:
   cellar serve -m MODEL.gguf -m all-MiniLM-L6-v2/
   cellar serve --models ~/models --memory 16G --alias gpt-4o=MODEL
   cellar serve -m OWNER/NAME:Q4_K_M --host 0.0.0.0 --api-key-file keys.txt
+  cellar serve OWNER/NAME --pull --allow-origin https://app.example.org
   curl http://127.0.0.1:8080/v1/completions -d '{\"prompt\": \"Once upon a time\", \"max_tokens\": 32}'")]
 pub(crate) struct ServeArgs {
     /// GGUF file (the first part of a split model), a directory with config.json and safetensors,
@@ -71,7 +76,7 @@ pub(crate) struct ServeArgs {
     pub(crate) port: u16,
     /// Listen on a Unix socket instead, which only this user reaches
     #[cfg(unix)]
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port"])]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port", "tls_cert"])]
     pub(crate) socket: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) parallel: ParallelArgs,
@@ -90,9 +95,40 @@ pub(crate) struct ServeArgs {
     /// unload models by hand and see what others do
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
+    /// Take requests with this key; once per key. Who sees the machine's processes sees it: CELLAR_API_KEY
+    /// and --api-key-file keep it from them
+    #[arg(long, value_name = "KEY")]
+    pub(crate) api_key: Vec<String>,
     /// Let everybody who reaches --host use the server
-    #[arg(long, action = ArgAction::SetTrue, conflicts_with = "api_key_file")]
+    #[arg(long, action = ArgAction::SetTrue, conflicts_with_all = ["api_key_file", "api_key"])]
     pub(crate) no_auth: bool,
+    /// Let web pages of this origin use the server: https://app.example.org, app://obsidian.md,
+    /// SCHEME://* or * for all; once per origin
+    #[arg(long, value_name = "ORIGIN")]
+    pub(crate) allow_origin: Vec<String>,
+    /// Take requests to this name without keys too, as a proxy on this machine sends them on; once per
+    /// name
+    #[arg(long, value_name = "NAME")]
+    pub(crate) allow_host: Vec<String>,
+    /// Encrypt connections (TLS) with the certificate in a PEM file, and those that signed it after it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// The key of --tls-cert, in a PEM file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Flags from a TOML file, where neither the command line nor a variable has them
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// What is written on stderr
+    #[arg(long, value_enum, value_name = "LEVEL", default_value_t)]
+    pub(crate) log: LogLevel,
+    /// The form of the lines of requests
+    #[arg(long, value_enum, value_name = "FORM", default_value_t)]
+    pub(crate) log_format: LogFormat,
+    /// Download models of -m that are not there, without asking
+    #[cfg(feature = "hub")]
+    #[arg(long, action = ArgAction::SetTrue)]
+    pub(crate) pull: bool,
     /// Bytes of a request's body; eight times as many are held of large bodies at once
     #[arg(long, value_name = "SIZE", default_value = "6M")]
     pub(crate) max_body: ByteSize,
@@ -120,6 +156,32 @@ pub(crate) struct ServeArgs {
     pub(crate) speculation: SpeculationArgs,
     #[command(flatten, next_help_heading = "Computation and memory")]
     pub(crate) engine: EngineArgs,
+    /// What contexts are chosen by where there is no --ctx.
+    #[cfg(feature = "serve")]
+    #[arg(skip)]
+    pub(crate) room: crate::model_room::ModelRoom,
+}
+
+/// What a server writes on stderr.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogLevel {
+    /// Its address, and what goes wrong with the server itself
+    Off,
+    /// A line for each request too, but for good answers to probes
+    #[default]
+    Requests,
+    /// All requests, and what the program does (as CELLAR_LOG=debug)
+    Debug,
+}
+
+/// The form of a log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people
+    #[default]
+    Text,
+    /// JSON, an object a line
+    Json,
 }
 
 #[cfg(feature = "serve")]

@@ -66,7 +66,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<Exit> {
         Command::Chat(args) => chat::run(&args, stdout),
         Command::Batch(args) => batch::run(&args, stdout),
         #[cfg(feature = "serve")]
-        Command::Serve(args) => serve::run(args),
+        Command::Serve(args) => serve::run(*args),
         Command::Inspect(args) => inspect::run(&args, stdout),
         Command::Plan(args) => plan::run(&args, stdout),
         Command::Devices(args) => devices::run(&args, stdout),

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use cellar_hub::{Event, Hub, HubConfig, VariantSize};
+use cellar_hub::{Event, Hub, HubConfig, ModelName, Pulled, VariantSize};
 
 use crate::args::PullArgs;
 use crate::failure::{Exit, words};
@@ -12,9 +12,26 @@ use crate::progress::Progress;
 use crate::terminal;
 
 pub(super) fn run(args: &PullArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let hub = Hub::new(HubConfig::from_env()?);
     let name = &args.name;
     interrupt::exit_on_interrupt_saying(format!("stopped; 'cellar pull {name}' continues"))?;
+    let pulled = download(name)?;
+    if pulled.n_downloaded > 0 {
+        note(&format!(
+            "verified; 'cellar run -m {}' runs it",
+            pulled.name
+        ));
+    }
+    writeln!(out, "{}", pulled.path.display())?;
+    out.flush()?;
+    Ok(Exit::Done)
+}
+
+/// Downloads a model, with its size, its progress and what else there is to choose on stderr.
+///
+/// # Errors
+/// As [`Hub::pull`].
+pub(super) fn download(name: &ModelName) -> anyhow::Result<Pulled> {
+    let hub = Hub::new(HubConfig::from_env()?);
     let mut bar = None;
     let pulled = hub.pull(name, &mut |event| match event {
         Event::Chosen {
@@ -57,15 +74,7 @@ pub(super) fn run(args: &PullArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         _ => {}
     })?;
     drop(bar);
-    if pulled.n_downloaded > 0 {
-        note(&format!(
-            "verified; 'cellar run -m {}' runs it",
-            pulled.name
-        ));
-    }
-    writeln!(out, "{}", pulled.path.display())?;
-    out.flush()?;
-    Ok(Exit::Done)
+    Ok(pulled)
 }
 
 fn list(variants: &[VariantSize]) -> String {

@@ -1,20 +1,22 @@
 //! `cellar serve`: models over HTTP.
 //!
-//! Invariant: the address is printed only when requests are taken, and a server that other machines
-//! reach has keys, or was told not to have them. Knows nothing of the APIs.
+//! Invariant: the address is printed only when requests are taken. Knows nothing of the APIs.
 
+mod context;
 mod directory;
+#[cfg(feature = "hub")]
+mod fetch;
 mod loading;
+mod log;
+mod network;
 mod prefixes;
 mod room;
 mod scan;
 mod spans;
 
-use std::net::SocketAddr;
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context;
 use cellar_engine::serve::{BlockObserver, ExcerptLen, Service, ServiceConfig};
@@ -22,21 +24,24 @@ use cellar_engine::{
     Embedder, EmbedderConfig, EngineConfig, PromptOutputs, Reranker, RerankerConfig,
 };
 use cellar_server::{
-    App, HostCheck, KeepLoaded, Keys, LoadState, MemoryBudget, ModelEntry, ModelSettings,
-    ModelStatus, ServedModel, ServerConfig,
+    App, KeepLoaded, LoadState, MemoryBudget, ModelEntry, ModelSettings, ModelStatus,
+    ObserveRequests, ServedModel, ServerConfig,
 };
 use kv_core::KvType;
 use model_core::architecture::OutputKind;
 use model_core::model_file::{ModelFile, OpenModel};
-use tokio::net::TcpListener;
 
 use self::directory::{Directory, Given};
 use self::loading::Loader;
+use self::log::RequestLog;
+use self::network::Listener;
 use self::room::Wanted;
 use self::spans::SpanExport;
 use crate::args::{Seed, ServeArgs};
 use crate::failure::{Exit, usage};
 use crate::input;
+use crate::machine;
+use crate::model_room::ModelRoom;
 use crate::models::ModelSource;
 use crate::progress::Progress;
 use crate::resolve;
@@ -59,19 +64,23 @@ const EXCERPT_LEN: NonZeroU32 = match NonZeroU32::new(24) {
 /// Tokens of several texts that an encoder computes at once.
 const TEXT_BATCH: u32 = 2048;
 
-pub(super) fn run(args: ServeArgs) -> anyhow::Result<Exit> {
-    let args = &Arc::new(args);
+/// Models among which the memory is shared out where those of a directory come and go.
+const N_OF_DIRECTORY: usize = 4;
+
+pub(super) fn run(mut args: ServeArgs) -> anyhow::Result<Exit> {
     if args.speculation.draft_model()?.is_some() && args.models.is_some() {
         return usage(
             "--draft-model drafts for models of its vocabulary: name them with -m, without --models",
         );
     }
-    check_descriptors()?;
+    network::check_descriptors()?;
     let spans = SpanExport::start()?;
-    let config = ServerConfig {
-        observer: spans.observer(),
-        ..server_config(args)?
-    };
+    let config = network::server_config(&args)?;
+    #[cfg(feature = "hub")]
+    fetch::missing_models(&args)?;
+    let budget = room::budget(&args);
+    args.room = model_room(&args, &budget);
+    let args = &Arc::new(args);
     let models = named_models(args)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -79,77 +88,102 @@ pub(super) fn run(args: ServeArgs) -> anyhow::Result<Exit> {
         .build()
         .context("cannot start the server")?;
     // An address that is taken is reported before a model is loaded.
-    let listener = runtime.block_on(listen(args))?;
+    let listener = runtime.block_on(network::listen(args))?;
     if let Some(dir) = &args.save_cache {
         prefixes::prepare_dir(dir)?;
     }
-    let budget = room::budget(args);
     let given = models.iter().map(|model| Given {
         id: model.settings.id.clone(),
         source: model.source.clone(),
     });
     let given = given.collect();
-    let app = App::with_models(entries(args, &budget, models)?, budget, config);
+    let entries = entries(args, &budget, models)?;
+    let log = RequestLog::start(args)?;
+    let of_log = log.clone().map(|log| log as Arc<dyn ObserveRequests>);
+    let config = ServerConfig {
+        observers: spans.observer().into_iter().chain(of_log).collect(),
+        ..config
+    };
+    let app = App::with_models(entries, budget, config);
     if let Some(dir) = &args.models {
         app.set_finder(Arc::new(Directory::new(args, dir, given)))?;
     }
-    let served = served(&app.models());
-    let served_app = app.clone();
-    let ended = runtime.block_on(async {
-        // A handler that is there before the address is printed.
-        let stop = stop_signal()?;
-        let served = terminal::escape(&served);
-        let router = cellar_server::router(app.clone());
-        match listener {
-            Listener::Tcp(listener) => {
-                let address = listener.local_addr().context("cannot listen")?;
-                terminal::note(format_args!(
-                    "{served} served at http://{address} (Ctrl-C ends)"
-                ));
-                cellar_server::serve(listener, app, router, stop).await;
-            }
-            #[cfg(unix)]
-            Listener::Unix(listener, path) => {
-                let shown = path.display().to_string();
-                let shown = terminal::escape(&shown);
-                terminal::note(format_args!(
-                    "{served} served at the socket {shown} (Ctrl-C ends)"
-                ));
-                cellar_server::serve_unix(listener, app, router, stop).await;
-                std::fs::remove_file(&path).context("cannot remove the socket")?;
-            }
-        }
-        anyhow::Ok(())
-    });
+    let ended = runtime.block_on(serve(app.clone(), listener));
     spans.close();
+    if let Some(log) = log {
+        log.close();
+    }
     ended?;
     if let Some(dir) = &args.save_cache {
-        prefixes::save_all(dir, &served_app);
+        prefixes::save_all(dir, &app);
     }
     Ok(Exit::Done)
 }
 
-/// Files that the runtime and its signal handlers open; they panic where they cannot.
-const N_DESCRIPTORS: usize = 8;
-
-/// Checks that so many files can be opened.
-#[cfg(unix)]
-fn check_descriptors() -> anyhow::Result<()> {
-    let open = |_| std::fs::File::open("/dev/null");
-    let opened: std::io::Result<Vec<_>> = (0..N_DESCRIPTORS).map(open).collect();
-    let opened = opened.with_context(|| {
-        format!(
-            "a server needs {N_DESCRIPTORS} open files, and one for each connection: raise the limit \
-             (ulimit -n)"
-        )
-    });
-    opened.map(drop)
+/// The memory that contexts are chosen by, where there is no `--ctx`.
+fn model_room(args: &ServeArgs, budget: &MemoryBudget) -> ModelRoom {
+    let n_models = match args.models {
+        Some(_) => N_OF_DIRECTORY,
+        None => args.named().len(),
+    };
+    ModelRoom::new(budget.host, budget.device, n_models)
 }
 
-/// The system has no such limit.
-#[cfg(not(unix))]
-fn check_descriptors() -> anyhow::Result<()> {
+/// Serves until a signal comes. A line gives the address once requests are taken.
+async fn serve(app: App, listener: Listener) -> anyhow::Result<()> {
+    // A handler that is there before the address is printed.
+    let stop = network::stop_signal()?;
+    let models = app.models();
+    let (served, size) = (served(&models), size(&models));
+    let served = terminal::escape(&served);
+    let router = cellar_server::router(app.clone());
+    match listener {
+        Listener::Tcp(listener, tls) => {
+            let address = listener.local_addr().context("cannot listen")?;
+            let scheme = if tls.is_some() { "https" } else { "http" };
+            terminal::note(format_args!(
+                "{served} served at {scheme}://{address} ({size}open it in a browser to chat; Ctrl-C \
+                 ends)"
+            ));
+            match tls {
+                Some(tls) => cellar_server::serve_tls(listener, tls, app, router, stop).await,
+                None => cellar_server::serve(listener, app, router, stop).await,
+            }
+        }
+        #[cfg(unix)]
+        Listener::Unix(listener, path) => {
+            let shown = path.display().to_string();
+            let shown = terminal::escape(&shown);
+            terminal::note(format_args!(
+                "{served} served at the socket {shown} ({size}Ctrl-C ends)"
+            ));
+            cellar_server::serve_unix(listener, app, router, stop).await;
+            std::fs::remove_file(&path).context("cannot remove the socket")?;
+        }
+    }
     Ok(())
+}
+
+/// The contexts and the memory of the loaded models, as the beginning of a list.
+fn size(models: &[ModelStatus]) -> String {
+    let loaded = || {
+        models
+            .iter()
+            .filter(|model| model.state == LoadState::Loaded)
+    };
+    let contexts: Vec<String> = loaded()
+        .filter_map(|model| Some(model.facts.n_ctx?.to_string()))
+        .collect();
+    let bytes = loaded().map(|model| model.bytes.host.saturating_add(model.bytes.device));
+    let bytes = bytes.fold(0, u64::saturating_add);
+    let contexts = match contexts.is_empty() {
+        true => String::new(),
+        false => format!("context {}; ", contexts.join(" and ")),
+    };
+    match bytes {
+        0 => contexts,
+        n => format!("{contexts}{} of memory; ", machine::bytes(n)),
+    }
 }
 
 /// What is served, in words: the loaded models by name.
@@ -170,78 +204,6 @@ fn served(models: &[ModelStatus]) -> String {
         (_, true) => format!("{loaded} are"),
         (_, false) => format!("{loaded} and {lazy} are"),
     }
-}
-
-/// Where requests come from.
-enum Listener {
-    Tcp(TcpListener),
-    #[cfg(unix)]
-    Unix(tokio::net::UnixListener, std::path::PathBuf),
-}
-
-async fn listen(args: &ServeArgs) -> anyhow::Result<Listener> {
-    #[cfg(unix)]
-    if let Some(path) = &args.socket {
-        return listen_on_socket(path);
-    }
-    let address = SocketAddr::new(args.host, args.port);
-    let listener = TcpListener::bind(address).await;
-    let listener = listener.with_context(|| format!("cannot listen on {address}"))?;
-    Ok(Listener::Tcp(listener))
-}
-
-/// A socket that only this user may use. One that a server left behind is replaced.
-#[cfg(unix)]
-fn listen_on_socket(path: &Path) -> anyhow::Result<Listener> {
-    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
-    if is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
-        std::fs::remove_file(path).context("cannot replace the old socket")?;
-    }
-    let cannot = || format!("cannot listen on '{}'", path.display());
-    let listener = tokio::net::UnixListener::bind(path).with_context(cannot)?;
-    let own = std::fs::Permissions::from_mode(0o600);
-    std::fs::set_permissions(path, own).with_context(cannot)?;
-    Ok(Listener::Unix(listener, path.to_owned()))
-}
-
-/// Whether only this user, or programs of this machine, reach the server.
-fn is_on_socket(args: &ServeArgs) -> bool {
-    #[cfg(unix)]
-    return args.socket.is_some();
-    #[cfg(not(unix))]
-    return false;
-}
-
-fn server_config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
-    let is_local = is_on_socket(args) || args.host.is_loopback();
-    let keys = match &args.api_key_file {
-        Some(path) => Keys::read(path)?,
-        None if is_local || args.no_auth => Keys::none(),
-        None => {
-            return usage(format!(
-                "other machines can reach {}: add --api-key-file FILE, or --no-auth to let everybody use \
-                 the server",
-                args.host
-            ));
-        }
-    };
-    if args.show_text && keys.n_keys() > 1 {
-        return usage(
-            "--show-text shows the texts of all keys: it takes an --api-key-file with one key",
-        );
-    }
-    Ok(ServerConfig {
-        keys,
-        hosts: match is_local && !is_on_socket(args) {
-            true => HostCheck::Loopback,
-            false => HostCheck::Any,
-        },
-        max_body: usize::try_from(args.max_body.0).unwrap_or(usize::MAX),
-        max_client_connections: NonZeroUsize::new(args.max_client_connections as usize),
-        drain: Duration::from_secs(args.drain.into()),
-        ..ServerConfig::default()
-    })
 }
 
 /// A model that is served, under its names.
@@ -482,7 +444,12 @@ fn load(
 
 fn engine_config(args: &ServeArgs, file: &OpenModel) -> EngineConfig {
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
-    args.parallel.engine_config(config)
+    let config = args.parallel.engine_config(config);
+    let n_ctx = config.n_ctx;
+    EngineConfig {
+        n_ctx: n_ctx.or_else(|| context::default_n_ctx(&args.room, &config, file)),
+        ..config
+    }
 }
 
 fn embedder_config(args: &ServeArgs, file: &OpenModel) -> EmbedderConfig {
@@ -534,39 +501,4 @@ fn blocks(args: &ServeArgs) -> anyhow::Result<Option<BlockObserver>> {
         let _none = args;
         Ok(None)
     }
-}
-
-/// Ends at the first Ctrl-C or termination signal; the second ends the program.
-#[cfg(unix)]
-fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    Ok(async move {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-        terminal::note("(ending: running requests are finished, a second Ctrl-C ends at once)");
-        tokio::spawn(async move {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-            std::process::exit(i32::from(Exit::Interrupted.code()));
-        });
-    })
-}
-
-/// Ends at the first Ctrl-C; the second ends the program.
-#[cfg(not(unix))]
-fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
-    Ok(async move {
-        let _no_handler = tokio::signal::ctrl_c().await;
-        terminal::note("(ending: running requests are finished, a second Ctrl-C ends at once)");
-        tokio::spawn(async move {
-            let _no_handler = tokio::signal::ctrl_c().await;
-            std::process::exit(i32::from(Exit::Interrupted.code()));
-        });
-    })
 }

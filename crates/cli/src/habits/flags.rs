@@ -30,7 +30,8 @@ const THINKING: &str = "the chat template decides whether a model thinks: reques
                         'chat_template_kwargs' or 'reasoning_effort', and --show-thinking shows it";
 const TOOLS: &str =
     "the chat template has the form of calls; clients run the tools, the server does not";
-const WEB: &str = "for TLS, other origins and other paths put a proxy in front";
+const WEB: &str = "'cellar serve' has --allow-origin ORIGIN for web pages, --tls-cert and --tls-key for TLS; for \
+                   other paths put a proxy in front";
 const SCORES: &str =
     "'cellar perplexity' and 'cellar kl' measure models; there are no question sets";
 const OTHER_PROGRAMS: &str =
@@ -197,7 +198,10 @@ pub(super) const FLAGS: &[(&str, Fate)] = &[
         "--task --runner --convert",
         IdleValue("the model's file decides it"),
     ),
-    ("--config", Refused("flags are on the command line")),
+    (
+        "--config",
+        Refused("flags are on the command line; 'cellar serve --config FILE' reads them"),
+    ),
     (
         "-O --compilation-config",
         IdleValue("there is nothing to choose"),
@@ -323,6 +327,8 @@ pub(super) const FLAGS: &[(&str, Fate)] = &[
         "--enable-lora --max-loras --max-lora-rank --lora-* --control-vector-*",
         Refused(ADAPTERS),
     ),
+    ("--ssl-cert-file --ssl-certfile", Is("--tls-cert")),
+    ("--ssl-key-file --ssl-keyfile", Is("--tls-key")),
     (
         "--allowed-origins --allow-credentials --ssl-* --root-path --api-prefix --cors-* \
             --no-cors-* --path --media-path --reuse-port",
@@ -444,10 +450,7 @@ pub(super) const FLAGS: &[(&str, Fate)] = &[
         Refused("--min-tokens N is how long a text is at least"),
     ),
     ("-bf --binary-file", Refused("-f FILE reads a text")),
-    (
-        "--api-key",
-        Refused("a key is no secret in a list of processes: '--api-key-file FILE' has one a line"),
-    ),
+    ("--api-key", Refused("only 'cellar serve' has keys")),
     (
         "--in-prefix --in-suffix --in-prefix-bos",
         Refused("the model's chat template is around messages; --raw leaves it out"),
