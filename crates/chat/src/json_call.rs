@@ -13,6 +13,8 @@ use crate::value::{Dialect, Step, ValueReader};
 const NAMES: [&str; 3] = ["name", "tool_name", "function"];
 /// The members that hold its arguments.
 const ARGUMENTS: [&str; 2] = ["arguments", "parameters"];
+/// The members that say what it is.
+const OTHERS: [&str; 3] = ["id", "tool_call_id", "type"];
 
 #[derive(Clone, Debug)]
 enum At {
@@ -39,6 +41,8 @@ pub(crate) struct JsonCall {
     has_arguments: bool,
     /// Arguments that came before the name.
     early: String,
+    /// True if it has a member that calls do not have.
+    is_odd: bool,
 }
 
 impl JsonCall {
@@ -50,7 +54,13 @@ impl JsonCall {
             has_name: false,
             has_arguments: false,
             early: String::new(),
+            is_odd: false,
         }
+    }
+
+    /// True if it has a member that calls do not have, and so may be data.
+    pub(crate) fn is_odd(&self) -> bool {
+        self.is_odd
     }
 
     /// Reads from the front of what is held.
@@ -92,7 +102,11 @@ impl JsonCall {
                 self.key.clear();
                 At::InKey { quote: c }
             }
-            At::InKey { quote } if c == quote => At::Colon,
+            At::InKey { quote } if c == quote => {
+                let known = NAMES.iter().chain(&ARGUMENTS).chain(&OTHERS);
+                self.is_odd |= !known.into_iter().any(|name| *name == self.key);
+                At::Colon
+            }
             At::InKey { quote } if c != '\\' => {
                 self.key.push(c);
                 At::InKey { quote }

@@ -3,10 +3,12 @@
 //! Invariant: what was given out is never taken back, so text waits where it may begin a mark.
 //! Knows the order of sections; what is in a call is read elsewhere.
 
+mod bare;
 mod calls;
 
 use std::ops::Range;
 
+use self::bare::BareAnswer;
 use crate::family::{Family, Start};
 use crate::harmony::Harmony;
 use crate::marks::{LastSpaces, find_first, take_front, undecided};
@@ -64,6 +66,8 @@ enum Spaces {
 enum State {
     /// Only white space has come.
     Start,
+    /// What has come may be calls without the marks of the family, and nothing else.
+    Bare(Box<BareAnswer>),
     /// Reasoning, until this mark.
     Reasoning(&'static str),
     /// In reasoning, behind what looks like a call. It is one where the reasoning does not end.
@@ -282,8 +286,10 @@ impl ChatSplitter {
     }
 
     fn finish_text(&mut self) {
-        if let State::Doubt(_) = self.state {
-            self.finish_doubt();
+        match self.state {
+            State::Doubt(_) => self.finish_doubt(),
+            State::Bare(_) => self.finish_bare(),
+            _ => {}
         }
         let held = std::mem::take(&mut self.held);
         let raw = std::mem::take(&mut self.raw);
@@ -298,7 +304,7 @@ impl ChatSplitter {
                 let last = reader.last_arguments(&held, &self.tools);
                 self.add_arguments(&last);
             }
-            State::AfterCall => {}
+            State::AfterCall | State::Bare(_) => {}
         }
     }
 
@@ -385,6 +391,7 @@ impl ChatSplitter {
         }
         match &self.state {
             State::Start => self.step_start(),
+            State::Bare(_) => self.step_bare(),
             State::Reasoning(close) => self.step_reasoning(close),
             State::Doubt(close) => self.step_doubt(close),
             State::Text => self.step_text(),
@@ -432,6 +439,10 @@ impl ChatSplitter {
             self.begin_call("", 0);
             self.is_bare = true;
             self.trims = true;
+            return true;
+        }
+        if self.may_be_bare(begun) {
+            self.begin_bare();
             return true;
         }
         self.state = State::Text;

@@ -252,3 +252,68 @@ fn functionary_begins_its_text_in_the_prompt() {
         &call(0, "g", "{}"),
     );
 }
+
+#[test]
+fn answers_that_are_json_of_tools_alone_are_calls() {
+    let one = "{\"name\": \"f\", \"arguments\": {\"a\": [1, \"```\"]}}";
+    let two = "{\"name\": \"g\", \"arguments\": {}}";
+    for template in [HERMES, "no form of calls"] {
+        for written in [
+            one.to_owned(),
+            format!("\n {one}\n"),
+            format!("```json\n{one}\n```"),
+            format!("```json\n{one}"),
+            format!("```\n{one}```\n"),
+            format!("[{one}]"),
+        ] {
+            let expected = call(0, "f", "{\"a\": [1, \"```\"]}");
+            check(&with(template), &written, &expected);
+        }
+        let mut both = call(0, "f", "{\"a\": [1, \"```\"]}").to_vec();
+        both.extend(call(1, "g", "{}"));
+        for written in [
+            format!("{one}\n{two}"),
+            format!("[{one}, {two}]"),
+            format!("```json\n{one}\n```\n```json\n{two}\n```"),
+        ] {
+            check(&with(template), &written, &both);
+        }
+    }
+    let mut thought_first = vec![thought("Hm.")];
+    thought_first.extend(call(0, "g", "{}"));
+    let written = format!("<think>Hm.</think>\n\n{two}");
+    check(&with(HERMES), &written, &thought_first);
+}
+
+#[test]
+fn json_that_is_no_call_alone_is_text() {
+    let one = "{\"name\": \"f\", \"arguments\": {}}";
+    for written in [
+        "{\"name\": \"h\", \"arguments\": {}}".to_owned(),
+        "{\"name\": \"f\", \"age\": 3}".to_owned(),
+        "{\"a\": 1}".to_owned(),
+        "[1, 2]".to_owned(),
+        "`f`".to_owned(),
+        "```json\n{\"a\": 1}\n```".to_owned(),
+        "```python\nf()\n```".to_owned(),
+        format!("{one} calls f."),
+        format!("So: {one}"),
+        format!("```json\n{one}\n```\nThis calls f."),
+        format!("[{one}"),
+        "{\"name\": \"f\", \"argum".to_owned(),
+        "``".to_owned(),
+    ] {
+        check(&with(HERMES), &written, &[text(&written)]);
+    }
+    check(&without("", ""), one, &[text(one)]);
+}
+
+#[test]
+fn what_can_be_no_call_is_not_held_back() {
+    let mut splitter = with(HERMES);
+    assert!(splitter.push("{\"name\": ").is_empty());
+    let given = splitter.push("\"h\", ");
+    assert_eq!(given, [text("{\"name\": \"h\",")]);
+    let mut splitter = with(HERMES);
+    assert_eq!(splitter.push("```rust\nfn "), [text("```rust\nfn")]);
+}
