@@ -349,7 +349,7 @@ impl Model {
         };
         let compiled = match constraint {
             Constraint::Schema(schema) => compiler.json_schema(schema),
-            Constraint::Grammar(grammar) => compiler.lark(grammar),
+            Constraint::Grammar(grammar) => compiler.grammar(grammar),
         };
         compiled.map(Some).map_err(wrong)
     }

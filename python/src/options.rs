@@ -26,7 +26,7 @@ pub(crate) struct TextOptions {
 pub(crate) enum Constraint {
     /// A JSON schema.
     Schema(String),
-    /// A grammar in Lark's syntax.
+    /// A grammar in GBNF or Lark.
     Grammar(String),
 }
 

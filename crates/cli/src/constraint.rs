@@ -19,7 +19,7 @@ pub(crate) struct ConstraintArgs {
     /// {; objects have no other properties than it names, unless "additionalProperties" is true
     #[arg(long, value_name = "FILE", aliases = ["json-schema", "json-schema-file"])]
     pub(crate) schema: Option<PathBuf>,
-    /// Generate a text of this grammar, in llguidance's Lark syntax
+    /// Generate a text of this grammar, in llama.cpp's GBNF or llguidance's Lark syntax
     #[arg(long, value_name = "FILE", conflicts_with = "schema")]
     pub(crate) grammar: Option<PathBuf>,
 }
@@ -152,8 +152,8 @@ mod present {
                 }
                 (None, Some(path)) => {
                     let text = input::text(path)?;
-                    let compiled =
-                        GrammarCompiler::new(tokenizer).and_then(|compiler| compiler.lark(&text));
+                    let compiled = GrammarCompiler::new(tokenizer)
+                        .and_then(|compiler| compiler.grammar(&text));
                     compiled.with_context(|| cannot(path))?
                 }
                 (None, None) => return Ok(None),

@@ -2,7 +2,7 @@
 //! one tokenizer.
 //!
 //! Invariant: a grammar that was compiled uses nothing that it ignores, and at least one text can begin
-//! as it wants. Knows nothing of sampling.
+//! as it wants. Knows nothing of sampling, and skips nothing unless it is asked to.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,6 +16,8 @@ use model_core::tokenizer::{SpecialPieces, TokenKind, Tokenizer};
 use serde_json::{Value, json};
 
 use crate::error::GrammarError;
+use crate::gbnf::{self, MAX_NESTING, MAX_RULES};
+use crate::holdable::{HoldableSchema, Unholdable, holdable};
 use crate::locate::locate;
 use crate::step::GrammarStep;
 
@@ -88,6 +90,7 @@ impl GrammarCompiler {
         let compile = |schema: &Value| {
             self.compile(TopLevelGrammar::from_json_schema(with_short_spaces(schema)))
         };
+        let schema = holdable(&schema, Unholdable::Kept, |_| Ok(())).schema;
         compile(&schema).map_err(|reason| {
             let check = |part: &Value| compile(part).map(drop);
             let (pointer, reason) = locate(&schema, reason, check);
@@ -95,17 +98,64 @@ impl GrammarCompiler {
         })
     }
 
+    /// The schema without keywords that cannot be held, for [`json_schema`](Self::json_schema), and
+    /// the list of those.
+    pub fn holdable(&self, schema: &Value) -> HoldableSchema {
+        holdable(schema, Unholdable::Skipped, |part| {
+            let grammar = TopLevelGrammar::from_json_schema(part.clone());
+            guarded(|| {
+                let parser = self.factory.create_parser(grammar);
+                let error = parser.err().map(|error| short_reason(&error.to_string()));
+                error.map_or(Ok(()), Err)
+            })
+        })
+    }
+
+    /// Compiles a grammar in GBNF, which has rules with `::=` of which the first one to apply is
+    /// `root`, or in the Lark syntax of `llguidance`, whose first rule is called `start`.
+    ///
+    /// # Errors
+    /// [`GrammarError::Grammar`], in GBNF with line and column.
+    pub fn grammar(&self, grammar: &str) -> Result<Grammar, GrammarError> {
+        let wrong = |reason| GrammarError::Grammar { reason };
+        if gbnf::is_gbnf(grammar) {
+            let lark = gbnf::to_lark(grammar).map_err(wrong)?;
+            return self.deep(TopLevelGrammar::from_lark(lark)).map_err(wrong);
+        }
+        check_nesting(grammar).map_err(wrong)?;
+        self.deep(TopLevelGrammar::from_lark(grammar.to_owned()))
+            .map_err(wrong)
+    }
+
+    /// Compiles a regular expression of the whole text, in the syntax of Rust's `regex`.
+    ///
+    /// # Errors
+    /// [`GrammarError::Grammar`].
+    pub fn regex(&self, pattern: &str) -> Result<Grammar, GrammarError> {
+        let compiled = self.deep(TopLevelGrammar::from_regex(pattern));
+        compiled.map_err(|reason| GrammarError::Grammar { reason })
+    }
+
+    /// Compiles a choice between these texts.
+    ///
+    /// # Errors
+    /// [`GrammarError::Grammar`] where there is none.
+    pub fn choice(&self, texts: &[String]) -> Result<Grammar, GrammarError> {
+        if texts.is_empty() {
+            let reason = "there is no text to choose".to_owned();
+            return Err(GrammarError::Grammar { reason });
+        }
+        let texts: Vec<String> = texts.iter().map(|text| gbnf::quoted(text)).collect();
+        let lark = format!("start: CHOICE\nCHOICE: {}\n", texts.join(" | "));
+        let compiled = self.compile(TopLevelGrammar::from_lark(lark));
+        compiled.map_err(|reason| GrammarError::Grammar { reason })
+    }
+
     /// Compiles a grammar in the Lark syntax of `llguidance`, whose first rule is called `start`.
     ///
     /// # Errors
     /// [`GrammarError::Grammar`].
     pub fn lark(&self, grammar: &str) -> Result<Grammar, GrammarError> {
-        if grammar.contains("::=") {
-            let reason = "it looks like GBNF ('::='): write it in Lark ('start: \"a\" | \"b\"')";
-            return Err(GrammarError::Grammar {
-                reason: reason.to_owned(),
-            });
-        }
         let compiled = self.compile(TopLevelGrammar::from_lark(grammar.to_owned()));
         compiled.map_err(|reason| GrammarError::Grammar { reason })
     }
@@ -123,12 +173,25 @@ impl GrammarCompiler {
         })
     }
 
+    /// Compiles what others wrote, whose rules may refer to each other in a long chain, on a
+    /// stack that has room for it.
+    fn deep(&self, grammar: TopLevelGrammar) -> Result<Grammar, String> {
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(DEEP_STACK);
+            let compile = || self.compile(grammar);
+            let thread = thread.spawn_scoped(scope, compile);
+            let joined = thread.map_err(|error| format!("no thread compiles it: {error}"))?;
+            let panicked = |_| Err("the compiler panicked".to_owned());
+            joined.join().unwrap_or_else(panicked)
+        })
+    }
+
     fn compile(&self, grammar: TopLevelGrammar) -> Result<Grammar, String> {
         guarded(|| {
             let parser = self.factory.create_parser(grammar);
             let matcher = Matcher::new(parser);
             if let Some(error) = matcher.get_error() {
-                return Err(first_line(&error));
+                return Err(short_reason(&error));
             }
             // One that only refers to itself compiles, and no text has its form.
             let first = matcher.deep_clone().compute_mask_or_eos();
@@ -211,13 +274,56 @@ fn guarded<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err("the compiler panicked".to_owned()))
 }
 
-/// The message without the grammar that `llguidance` appends to it, and without its own options.
-fn first_line(message: &str) -> String {
-    let line = message.lines().next().unwrap_or_default();
-    match line.split_once("Enable 'coerce_one_of'") {
-        Some((reason, _)) => {
-            format!("{reason}write anyOf, which also allows what several of the alternatives match")
+/// The stack on which the grammars of others are compiled, in bytes.
+const DEEP_STACK: usize = 64 << 20;
+
+/// Checks that no chain of rules or brackets is longer than the compiler's stack.
+fn check_nesting(grammar: &str) -> Result<(), String> {
+    let n_rules = grammar.lines().filter(|line| line.contains(':')).count();
+    if n_rules > MAX_RULES {
+        return Err(format!(
+            "it has {n_rules} rules: {MAX_RULES} are taken at most"
+        ));
+    }
+    let (mut depth, mut deepest) = (0usize, 0);
+    // What a literal or a regular expression ends with, where one is open.
+    let mut quote = None;
+    let mut chars = grammar.chars();
+    while let Some(c) = chars.next() {
+        match (c, quote) {
+            ('\n', _) => quote = None,
+            ('\\', Some(_)) => drop(chars.next()),
+            (c, Some(end)) if c == end => quote = None,
+            (_, Some(_)) => {}
+            ('"' | '/', None) => quote = Some(c),
+            ('(' | '[' | '{', None) => depth += 1,
+            (')' | ']' | '}', None) => depth = depth.saturating_sub(1),
+            _ => {}
         }
+        deepest = deepest.max(depth);
+    }
+    if deepest > MAX_NESTING {
+        return Err(format!(
+            "it has {deepest} brackets in each other: {MAX_NESTING} are taken at most"
+        ));
+    }
+    Ok(())
+}
+
+/// The message without the grammar that `llguidance` appends to it, and without its own options.
+/// Errors in regular expressions have the reason in their last line.
+fn short_reason(message: &str) -> String {
+    let line = message.lines().next().unwrap_or_default();
+    if let Some((before, _)) = line.split_once("Enable 'coerce_one_of'") {
+        return format!(
+            "{before}write anyOf, which also allows what several of the alternatives match"
+        );
+    }
+    let reason = message
+        .lines()
+        .find_map(|line| line.strip_prefix("error: "));
+    match reason.filter(|_| line.ends_with("regex parse error:")) {
+        Some(reason) => format!("{line} {reason}"),
         None => line.to_owned(),
     }
 }

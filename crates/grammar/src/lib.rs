@@ -20,9 +20,12 @@
 
 mod compiler;
 mod error;
+mod gbnf;
+mod holdable;
 mod locate;
 mod step;
 
 pub use compiler::{Grammar, GrammarCompiler, json_rule};
 pub use error::GrammarError;
+pub use holdable::{HoldableSchema, SkippedKeyword};
 pub use step::{GrammarFailure, GrammarStep};

@@ -29,16 +29,19 @@ pub(crate) fn locate(
     let mut visited = HashSet::from([String::new()]);
     loop {
         let part = root.pointer(&pointer).unwrap_or(&Value::Null);
-        let next = parts(part, &pointer, &root).into_iter().find_map(|place| {
-            // `false` allows nothing, and is what its schema means.
-            let inner = root.pointer(&place).filter(|part| !part.is_boolean())?;
-            // A circle leads back to a part that is refused for another reason.
-            let target = inner.get("$ref").and_then(Value::as_str);
-            let target = target.and_then(|place| place.strip_prefix(ROOT));
-            let is_new = !visited.contains(&place) && !target.is_some_and(|t| visited.contains(t));
-            let refused = check(inner).err().filter(|_| is_new)?;
-            Some((place, refused))
-        });
+        let next = parts(part, &pointer, &root, ROOT)
+            .into_iter()
+            .find_map(|place| {
+                // `false` allows nothing, and is what its schema means.
+                let inner = root.pointer(&place).filter(|part| !part.is_boolean())?;
+                // A circle leads back to a part that is refused for another reason.
+                let target = inner.get("$ref").and_then(Value::as_str);
+                let target = target.and_then(|place| place.strip_prefix(ROOT));
+                let is_new =
+                    !visited.contains(&place) && !target.is_some_and(|t| visited.contains(t));
+                let refused = check(inner).err().filter(|_| is_new)?;
+                Some((place, refused))
+            });
         let Some((place, refused)) = next else {
             break;
         };
@@ -72,8 +75,9 @@ fn keyword_to_blame(
     })
 }
 
-/// Pointers to the schemas inside of `part`, which is at `pointer`, and to what it refers to.
-fn parts(part: &Value, pointer: &str, root: &Value) -> Vec<String> {
+/// Pointers to the schemas inside of `part`, which is at `pointer`, and to what it refers to by a
+/// reference that begins with `prefix`.
+pub(crate) fn parts(part: &Value, pointer: &str, root: &Value, prefix: &str) -> Vec<String> {
     let mut places = Vec::new();
     for keyword in SCHEMA.into_iter().filter(|k| part.get(k).is_some()) {
         places.push(format!("{pointer}/{keyword}"));
@@ -91,7 +95,7 @@ fn parts(part: &Value, pointer: &str, root: &Value) -> Vec<String> {
         places.extend(names.map(|name| format!("{pointer}/{keyword}/{}", escaped(name))));
     }
     let reference = part.get("$ref").and_then(Value::as_str);
-    if let Some(place) = reference.and_then(|place| place.strip_prefix(ROOT))
+    if let Some(place) = reference.and_then(|place| place.strip_prefix(prefix))
         && root.pointer(place).is_some()
     {
         places.push(place.to_owned());
@@ -100,7 +104,7 @@ fn parts(part: &Value, pointer: &str, root: &Value) -> Vec<String> {
 }
 
 /// The schema with references into the definition that holds it.
-fn rewritten(schema: &Value) -> Value {
+pub(crate) fn rewritten(schema: &Value) -> Value {
     match schema {
         Value::Object(members) => {
             let rewrite = |(name, value): (&String, &Value)| {
@@ -120,7 +124,7 @@ fn rewritten(schema: &Value) -> Value {
 }
 
 /// A part that can be compiled alone: what it refers to is with it.
-fn with_root(part: &Value, root: &Value) -> Value {
+pub(crate) fn with_root(part: &Value, root: &Value) -> Value {
     let mut part = part.clone();
     if let Value::Object(members) = &mut part {
         members.insert("$defs".to_owned(), json!({ "root": root }));
@@ -129,7 +133,7 @@ fn with_root(part: &Value, root: &Value) -> Value {
 }
 
 /// A name in a JSON pointer (RFC 6901).
-fn escaped(name: &str) -> String {
+pub(crate) fn escaped(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }
 

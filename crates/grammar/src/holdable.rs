@@ -1,0 +1,282 @@
+//! What of a JSON schema can be held, and what has to be skipped.
+//!
+//! Invariant: a text that the schema allows is allowed by what is left of it, and what is left
+//! out is named, unless it allows everything. Knows the keywords, and compiles nothing but
+//! patterns and alternatives.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use serde_json::{Map, Value, json};
+
+use crate::locate::{escaped, parts, rewritten, with_root};
+
+/// A schema of which every keyword can be held, as far as that is known without compiling it.
+#[derive(Clone, Debug)]
+pub struct HoldableSchema {
+    /// The schema without what cannot be held.
+    pub schema: Value,
+    /// What was left out.
+    pub skipped: Vec<SkippedKeyword>,
+}
+
+/// A keyword of a schema that texts are not held to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SkippedKeyword {
+    /// JSON pointer to the keyword.
+    pub pointer: String,
+    /// Why it cannot be held.
+    pub reason: String,
+}
+
+impl fmt::Display for SkippedKeyword {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "'{}' is skipped: {}", self.pointer, self.reason)
+    }
+}
+
+/// What happens to keywords that cannot be held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unholdable {
+    /// They stay, and the compiler refuses them.
+    Kept,
+    /// They are left out, and named.
+    Skipped,
+}
+
+/// The formats of strings that the compiler knows.
+const FORMATS: [&str; 10] = [
+    "date-time",
+    "time",
+    "date",
+    "duration",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "uuid",
+    "uri",
+];
+
+/// Keywords that no grammar of a text from left to right can say.
+const UNHOLDABLE: [&str; 15] = [
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+    "minContains",
+    "maxContains",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "propertyNames",
+    "uniqueItems",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "$dynamicRef",
+];
+
+/// Keywords next to which `unevaluatedProperties` sees more than `additionalProperties`.
+const APPLICATORS: [&str; 8] = [
+    "additionalProperties",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "$ref",
+    "$dynamicRef",
+    "if",
+    "dependentSchemas",
+];
+
+/// `schema` without keywords that allow everything, and where they are to be skipped, without
+/// those that cannot be held. `compile` compiles a schema or says why it cannot be.
+pub(crate) fn holdable(
+    schema: &Value,
+    unholdable: Unholdable,
+    compile: impl Fn(&Value) -> Result<(), String>,
+) -> HoldableSchema {
+    let mut left = HoldableSchema {
+        schema: schema.clone(),
+        skipped: Vec::new(),
+    };
+    let mut alternatives = Vec::new();
+    let mut places = vec![String::new()];
+    let mut visited = HashSet::new();
+    while let Some(place) = places.pop() {
+        if !visited.insert(place.clone()) {
+            continue;
+        }
+        let Some(Value::Object(part)) = left.schema.pointer_mut(&place) else {
+            continue;
+        };
+        simplify(part);
+        if unholdable == Unholdable::Skipped {
+            for (keyword, reason) in unholdable_in(part, &compile) {
+                part.remove(&keyword);
+                let pointer = format!("{place}/{}", escaped(&keyword));
+                left.skipped.push(SkippedKeyword { pointer, reason });
+            }
+            if part.contains_key("oneOf") {
+                alternatives.push(place.clone());
+            }
+        }
+        let part = left.schema.pointer(&place).unwrap_or(&Value::Null);
+        places.extend(parts(part, &place, &left.schema, "#"));
+    }
+    if !alternatives.is_empty() {
+        loosen(&mut left, &alternatives, compile);
+    }
+    left
+}
+
+/// Takes out what allows everything, and writes what can be said in other keywords in those.
+fn simplify(part: &mut Map<String, Value>) {
+    let is = |part: &Map<String, Value>, keyword: &str, allowed: &dyn Fn(&Value) -> bool| {
+        part.get(keyword).is_some_and(allowed)
+    };
+    let mut free = Vec::new();
+    for keyword in ["unevaluatedProperties", "unevaluatedItems", "contains"] {
+        let is_count = keyword == "contains" && part.get("minContains") == Some(&json!(0));
+        if is(part, keyword, &allows_all) && (keyword != "contains" || is_count) {
+            free.push(keyword);
+        }
+    }
+    if is(part, "propertyNames", &allows_names) {
+        free.push("propertyNames");
+    }
+    if is(part, "uniqueItems", &|value| *value == json!(false)) {
+        free.push("uniqueItems");
+    }
+    if is(part, "not", &|value| *value == json!(false)) {
+        free.push("not");
+    }
+    if !part.contains_key("if") {
+        free.extend(["then", "else"]);
+    } else if !part.contains_key("then") && !part.contains_key("else") {
+        free.push("if");
+    }
+    for keyword in ["dependencies", "dependentRequired", "dependentSchemas"] {
+        if is(part, keyword, &|value| *value == json!({})) {
+            free.push(keyword);
+        }
+    }
+    if !holds_strings(part) {
+        free.push("format");
+    }
+    for keyword in free {
+        part.remove(keyword);
+    }
+    if !part.contains_key("contains") {
+        part.remove("minContains");
+        part.remove("maxContains");
+    }
+    if !APPLICATORS
+        .iter()
+        .any(|keyword| part.contains_key(*keyword))
+        && let Some(others) = part.remove("unevaluatedProperties")
+    {
+        part.insert("additionalProperties".to_owned(), others);
+    }
+    name_properties(part);
+}
+
+/// `propertyNames` that lists names, as zod writes records of an enum: they are properties then.
+fn name_properties(part: &mut Map<String, Value>) {
+    let is_named = ["properties", "patternProperties"];
+    if is_named.iter().any(|keyword| part.contains_key(*keyword)) {
+        return;
+    }
+    let names = part.get("propertyNames").and_then(Value::as_object);
+    let known = |key: &str| matches!(key, "type" | "enum" | "title" | "description");
+    let Some(names) = names.filter(|names| names.keys().all(|key| known(key))) else {
+        return;
+    };
+    let Some(names) = names.get("enum").and_then(Value::as_array).cloned() else {
+        return;
+    };
+    let value = part.remove("additionalProperties").unwrap_or(json!(true));
+    let names = names.iter().filter_map(Value::as_str);
+    let properties = names.map(|name| (name.to_owned(), value.clone()));
+    part.insert("properties".to_owned(), properties.collect());
+    part.insert("additionalProperties".to_owned(), json!(false));
+    part.remove("propertyNames");
+}
+
+/// True if the schema allows everything.
+fn allows_all(schema: &Value) -> bool {
+    *schema == json!(true) || *schema == json!({})
+}
+
+/// True if every name of a property is allowed: a name is a string.
+fn allows_names(schema: &Value) -> bool {
+    let is_note = |key: &str| matches!(key, "title" | "description" | "$comment");
+    let is_free = |(key, value): (&String, &Value)| {
+        is_note(key) || (key == "type" && *value == json!("string"))
+    };
+    allows_all(schema) || schema.as_object().is_some_and(|m| m.iter().all(is_free))
+}
+
+/// True if the part may be about strings.
+fn holds_strings(part: &Map<String, Value>) -> bool {
+    match part.get("type") {
+        Some(Value::String(name)) => name == "string",
+        Some(Value::Array(names)) => names.contains(&json!("string")),
+        _ => true,
+    }
+}
+
+/// The keywords of a part that cannot be held, and why.
+fn unholdable_in(
+    part: &Map<String, Value>,
+    compile: impl Fn(&Value) -> Result<(), String>,
+) -> Vec<(String, String)> {
+    let reason = |(keyword, value): (&String, &Value)| {
+        let reason = match (keyword.as_str(), value) {
+            ("format", Value::String(name)) if FORMATS.contains(&name.as_str()) => return None,
+            ("format", value) => format!("{value} is no format that is known"),
+            ("pattern", Value::String(_)) => {
+                compile(&json!({"type": "string", "pattern": value})).err()?
+            }
+            (keyword, _) if UNHOLDABLE.contains(&keyword) => {
+                format!("a grammar cannot hold '{keyword}'")
+            }
+            _ => return None,
+        };
+        Some((keyword.clone(), reason))
+    };
+    part.iter().filter_map(reason).collect()
+}
+
+/// Writes `anyOf` for each `oneOf` at these places of which several alternatives may match.
+fn loosen(
+    left: &mut HoldableSchema,
+    places: &[String],
+    compile: impl Fn(&Value) -> Result<(), String>,
+) {
+    if compile(&left.schema).is_ok() {
+        return;
+    }
+    let root = rewritten(&left.schema);
+    for place in places {
+        let alternatives = root.pointer(&format!("{place}/oneOf"));
+        let alone = json!({ "oneOf": alternatives });
+        if compile(&with_root(&alone, &root)).is_ok() {
+            continue;
+        }
+        let Some(Value::Object(part)) = left.schema.pointer_mut(place) else {
+            continue;
+        };
+        if part.contains_key("anyOf") {
+            continue;
+        }
+        if let Some(alternatives) = part.remove("oneOf") {
+            part.insert("anyOf".to_owned(), alternatives);
+            left.skipped.push(SkippedKeyword {
+                pointer: format!("{place}/oneOf"),
+                reason: "it is held as 'anyOf', so several of the alternatives may match"
+                    .to_owned(),
+            });
+        }
+    }
+}
