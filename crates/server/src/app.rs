@@ -50,6 +50,8 @@ pub struct ServerConfig {
     pub conversations: ConversationLimits,
     /// Take reports of what requests did.
     pub observers: Vec<Arc<dyn ObserveRequests>>,
+    /// True if the name of a model must be one that it has, also where there is one model alone.
+    pub strict: bool,
 }
 
 impl Default for ServerConfig {
@@ -65,6 +67,7 @@ impl Default for ServerConfig {
             view_time: Duration::from_secs(3600),
             conversations: ConversationLimits::default(),
             observers: Vec::new(),
+            strict: false,
         }
     }
 }
@@ -183,8 +186,9 @@ impl App {
         &self.0.models
     }
 
-    /// The model of this name, once it is loaded; where no name is given, the first loaded one that
-    /// does what is wanted, else the first that does.
+    /// The model of this name, once it is loaded; the only one, where it is loaded, has every name unless
+    /// the server is strict. Where no name is given, the first loaded one that does what is wanted, else
+    /// the first that does.
     ///
     /// # Errors
     /// [`ApiError::unknown_model`], 400 where it is known to do something else, 503 where the server
@@ -192,7 +196,11 @@ impl App {
     pub async fn model_for(&self, name: Option<&str>, job: Job) -> Result<ModelInUse, ApiError> {
         let models = &self.0.models;
         let at = match name {
-            Some(name) => models.find_now(name).await?,
+            Some(name) => match (models.find_now(name).await, self.0.config.strict) {
+                // Clients of llama-server name any model where there is one.
+                (Err(unknown), false) => models.only_loaded().ok_or(unknown)?,
+                (found, _) => found?,
+            },
             None => models.first_for(job)?,
         };
         match models.job(at) {

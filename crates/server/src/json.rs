@@ -14,6 +14,7 @@ use serde_json::{Map, Value};
 
 use crate::body_worker::BodyPermit;
 use crate::error::ApiError;
+use crate::whole;
 
 /// Values of a body: as many tokens as the longest prompts have, and more. Each takes 32 bytes.
 const MAX_VALUES: usize = 1_500_000;
@@ -78,9 +79,7 @@ impl Body {
     /// [`ApiError`] 400, with the path of the first that is wrong.
     pub fn get<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
         // A struct from a map is read the same way as from the object.
-        let fields = serde::de::value::MapDeserializer::new(
-            self.members.iter().map(|(k, v)| (k.as_str(), v)),
-        );
+        let fields = whole::members(&self.members);
         serde_path_to_error::deserialize(fields).map_err(|error| {
             let (path, error) = (error.path().to_string(), error.into_inner());
             let error: serde_json::Error = error;
@@ -110,10 +109,11 @@ impl Body {
         let Some(value) = self.members.get(name) else {
             return Ok(MaxTokens::NotGiven);
         };
-        if value.is_null() || value.as_i64() == Some(-1) {
+        let number = whole::integer(value);
+        if value.is_null() || number == Some(-1) {
             return Ok(MaxTokens::Any);
         }
-        let number = value.as_u64().and_then(|n| usize::try_from(n).ok());
+        let number = number.and_then(|n| usize::try_from(n).ok());
         number.map(MaxTokens::These).ok_or_else(|| {
             let message = format!(
                 "'{name}' is wrong: expected a number of tokens, or -1 or null for any number"

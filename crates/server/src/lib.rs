@@ -65,6 +65,7 @@ mod texts;
 mod tls;
 mod trace;
 mod view;
+mod whole;
 
 pub use api::router;
 pub use app::{App, Phase, Running, ServerConfig};

@@ -33,7 +33,7 @@ use crate::texts::{EmbedWorker, RerankWorker};
 pub struct ModelSettings {
     /// Its name in `/v1/models`.
     pub id: String,
-    /// Other names for it.
+    /// Other names for it, in which `*` stands for any text.
     pub aliases: Vec<String>,
     /// A chat template instead of the file's.
     pub chat_template: Option<String>,
@@ -62,6 +62,31 @@ pub(crate) fn is_called(id: &str, aliases: &[String], name: &str) -> bool {
     let is_it = |name: &str| id == name || aliases.iter().any(|alias| alias == name);
     // Clients of Ollama add its usual tag.
     is_it(name) || name.strip_suffix(":latest").is_some_and(is_it)
+}
+
+/// Whether the name fits one of these aliases, in which `*` stands for any text.
+pub(crate) fn is_meant(aliases: &[String], name: &str) -> bool {
+    let mut patterns = aliases.iter().filter(|alias| alias.contains('*'));
+    patterns.any(|pattern| fits(pattern, name))
+}
+
+/// Whether a name fits a pattern: its parts between `*` come in order, the first at the beginning,
+/// the last at the end.
+fn fits(pattern: &str, name: &str) -> bool {
+    let Some((first, rest)) = pattern.split_once('*') else {
+        return pattern == name;
+    };
+    let Some(mut name) = name.strip_prefix(first) else {
+        return false;
+    };
+    let (middle, last) = rest.rsplit_once('*').unwrap_or(("", rest));
+    for part in middle.split('*') {
+        match name.find(part) {
+            Some(at) => name = &name[at + part.len()..],
+            None => return false,
+        }
+    }
+    name.ends_with(last)
 }
 
 /// What a request wants of a model.
@@ -424,5 +449,31 @@ impl ServedModel {
             .grammars
             .get_or_init(|| GrammarCompiler::new(&self.tokenizer));
         compiler.as_ref().map_err(Clone::clone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_fit_names_whole() {
+        for (pattern, name, expected) in [
+            ("*", "", true),
+            ("*", "anything", true),
+            ("gpt-*", "gpt-4o", true),
+            ("gpt-*", "my-gpt-4o", false),
+            ("*-mini", "gpt-4o-mini", true),
+            ("*-mini", "gpt-4o-mini-2", false),
+            ("claude-*-4-*", "claude-sonnet-4-5", true),
+            ("claude-*-4-*", "claude-sonnet-4", false),
+            ("ab*ba", "aba", false),
+            ("a*b*b", "ab", false),
+            ("a**b", "a.b", true),
+            ("é*ß", "éüß", true),
+        ] {
+            assert_eq!(fits(pattern, name), expected, "{pattern} {name}");
+        }
+        assert!(!is_meant(&["plain".to_owned()], "plain"));
     }
 }

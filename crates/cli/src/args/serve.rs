@@ -83,10 +83,13 @@ pub(crate) struct ServeArgs {
     /// Requests that may wait; more are refused (429)
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = count())]
     pub(crate) max_queued: u32,
-    /// Name of the only model in the API, or NAME=MODEL for another name of a model; once per name
-    /// [default: the file's name]
+    /// Name of the only model in the API, or NAME=MODEL for another name of a model, in which * is any
+    /// text (gpt-*=MODEL); several with commas, or once per name [default: the file's name]
     #[arg(long, value_name = "NAME")]
     pub(crate) alias: Vec<String>,
+    /// Refuse what is not served exactly as asked: names of models that there are not
+    #[arg(long, action = ArgAction::SetTrue)]
+    pub(crate) strict: bool,
     /// Use the chat template in a file instead of the only model's
     #[arg(long, visible_alias = "chat-template-file", value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
@@ -190,5 +193,16 @@ impl ServeArgs {
     pub(crate) fn named(&self) -> Vec<&std::path::Path> {
         let both = self.files.iter().chain(&self.model);
         both.map(PathBuf::as_path).collect()
+    }
+
+    /// The names of `--alias`, each with the model that it is for; `None` is the only one.
+    pub(crate) fn aliases(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
+        self.alias.iter().flat_map(|given| {
+            let (names, model) = match given.split_once('=') {
+                Some((names, model)) => (names, Some(model)),
+                None => (given.as_str(), None),
+            };
+            names.split(',').map(move |name| (name.trim(), model))
+        })
     }
 }

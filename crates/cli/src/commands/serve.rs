@@ -271,20 +271,16 @@ fn named_models(args: &ServeArgs) -> anyhow::Result<Vec<Named>> {
     if (models.len() > 1 || args.models.is_some()) && args.chat_template.is_some() {
         return usage("--chat-template is for the only model: several have their own");
     }
-    give_aliases(&args.alias, &mut models)?;
+    give_aliases(args, &mut models)?;
     // The directory is looked at again and again: these names were only checked.
     models.retain(|model| model.start == Start::AtOnce);
     Ok(models)
 }
 
 /// Names the models as `--alias` says.
-fn give_aliases(aliases: &[String], models: &mut [Named]) -> anyhow::Result<()> {
+fn give_aliases(args: &ServeArgs, models: &mut [Named]) -> anyhow::Result<()> {
     let mut names = Vec::new();
-    for alias in aliases {
-        let (alias, of) = match alias.split_once('=') {
-            Some((alias, model)) => (alias, Some(model)),
-            None => (alias.as_str(), None),
-        };
+    for (alias, of) in args.aliases() {
         if alias.is_empty() {
             return usage("--alias needs a name");
         }
@@ -304,7 +300,10 @@ fn give_aliases(aliases: &[String], models: &mut [Named]) -> anyhow::Result<()> 
     match (names.is_empty(), models) {
         (true, _) => Ok(()),
         (false, [only]) if only.start == Start::AtOnce => {
-            only.settings.id = names.remove(0);
+            // The first that is a name; patterns are none.
+            if let Some(at) = names.iter().position(|name| !name.contains('*')) {
+                only.settings.id = names.remove(at);
+            }
             only.settings.aliases.extend(names);
             Ok(())
         }

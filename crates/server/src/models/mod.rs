@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use crate::error::ApiError;
-use crate::model::{Job, ServedModel, is_called};
+use crate::model::{Job, ServedModel, is_called, is_meant};
 
 pub use budget::MemoryBudget;
 pub(crate) use entry::n_ctx;
@@ -134,11 +134,22 @@ impl Models {
     /// [`ApiError::unknown_model`].
     pub(crate) fn find(&self, name: &str) -> Result<usize, ApiError> {
         let states = self.lock();
-        let is_it = |state: &State| {
-            state.is_there() && is_called(&state.known.id, &state.known.aliases, name)
+        let position = |is_it: fn(&Known, &str) -> bool| {
+            let mut states = states.iter();
+            states.position(|state| state.is_there() && is_it(&state.known, name))
         };
-        let found = states.iter().position(is_it);
+        let called = position(|known, name| is_called(&known.id, &known.aliases, name));
+        let found = called.or_else(|| position(|known, name| is_meant(&known.aliases, name)));
         found.ok_or_else(|| unknown(name, &states))
+    }
+
+    /// The number of the only model, where it is loaded.
+    pub(crate) fn only_loaded(&self) -> Option<usize> {
+        let states = self.lock();
+        let mut there = states.iter().enumerate().filter(|(_, state)| state.is_there());
+        let (at, state) = there.next()?;
+        let is_only = there.next().is_none() && matches!(state.phase, Phase::Loaded(_));
+        is_only.then_some(at)
     }
 
     /// The number of the model for requests without a name: the first loaded one that does what is

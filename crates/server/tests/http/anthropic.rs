@@ -187,12 +187,6 @@ fn errors_have_anthropics_shape() {
     let wrong_key = send(&body(json!({})), "guess");
     assert_eq!(wrong_key.status, 401);
     assert_eq!(wrong_key.json()["error"]["type"], "authentication_error");
-    refused(
-        json!({"model": "gpt"}),
-        404,
-        "not_found_error",
-        "there is no model 'gpt'",
-    );
     let invalid = "invalid_request_error";
     refused(
         json!({"max_tokens": 0}),

@@ -228,13 +228,6 @@ fn what_is_no_json_is_refused_with_its_place() {
 #[test]
 fn what_is_not_there_is_refused_with_what_is() {
     let server = Setup::default().start();
-    let body = json!({"model": "gpt-4", "messages": user(&json!("Hello"))});
-    let error = refused(&server, "/v1/chat/completions", &body, 404);
-    assert_eq!(error["code"], "model_not_found");
-    assert!(
-        error["message"].as_str().unwrap().contains("'stories'"),
-        "{error}"
-    );
     assert_eq!(get(server.address, "/v1/models/gpt-4").status, 404);
     assert_eq!(get(server.address, "/v2/nothing").status, 404);
     let reply = get(server.address, "/v1/chat/completions");

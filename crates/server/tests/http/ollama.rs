@@ -207,13 +207,6 @@ fn what_cannot_be_done_is_501_with_a_reason() {
     refused(
         "POST",
         "/api/chat",
-        chat(json!({"model": "gpt"})),
-        404,
-        "there is no model 'gpt'",
-    );
-    refused(
-        "POST",
-        "/api/chat",
         chat(json!({"format": "xml"})),
         400,
         "'format' must be",

@@ -112,12 +112,13 @@ fn rendered_parameters_are_those_of_the_request() {
 /// What the endpoint refuses that answers, with the same error.
 #[test]
 fn what_is_not_answered_is_not_rendered() {
-    let server = Setup {
+    let mut setup = Setup {
         n_ctx: 256,
         n_seqs: 1,
         ..Setup::default()
     };
-    let server = server.start();
+    setup.server.strict = true;
+    let server = setup.start();
     let long = "a b ".repeat(300);
     for (path, body, status) in [
         (

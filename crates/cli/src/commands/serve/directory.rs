@@ -47,8 +47,8 @@ type Stamp = Vec<(u64, Option<SystemTime>)>;
 impl Directory {
     pub(super) fn new(args: &Arc<ServeArgs>, dir: &Path, given: Vec<Given>) -> Self {
         let mut aliases: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for alias in &args.alias {
-            if let Some((alias, model)) = alias.split_once('=') {
+        for (alias, model) in args.aliases() {
+            if let Some(model) = model {
                 let of = aliases.entry(model.to_owned()).or_default();
                 of.push(alias.to_owned());
             }

@@ -27,6 +27,7 @@ use crate::generate::{
 use crate::json::{self, Body};
 use crate::model::{Job, ServedModel};
 use crate::models::KeepLoaded;
+use crate::whole;
 use crate::stream::{self, Encoder};
 
 /// Ollama's word for a type of body that is lines of JSON.
@@ -220,7 +221,7 @@ fn wanted_logprobs(fields: &Fields) -> Result<Logprobs, ApiError> {
 /// `num_predict`, of which -1 goes on without end, and -2 until the context is full: that is the
 /// same here.
 fn max_tokens(options: &Body) -> Result<Option<usize>, ApiError> {
-    match options.field("num_predict").and_then(Value::as_i64) {
+    match options.field("num_predict").and_then(whole::integer) {
         Some(-2) => Ok(None),
         _ => Ok(options.max_tokens("num_predict")?.or(None)),
     }
