@@ -294,6 +294,7 @@ fn a_socket_serves_its_user_alone() {
         process,
         address: SocketAddr::from(([127, 0, 0, 1], 1)),
         log: Vec::new(),
+        said: Arc::default(),
     };
     let mode = std::fs::metadata(&path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);

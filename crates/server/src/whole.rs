@@ -29,7 +29,9 @@ pub(crate) fn integer(value: &Value) -> Option<i64> {
 pub(crate) fn members(
     members: &Map<String, Value>,
 ) -> impl Deserializer<'_, Error = Error> + use<'_> {
-    let members = members.iter().map(|(name, value)| (name.as_str(), Whole(value)));
+    let members = members
+        .iter()
+        .map(|(name, value)| (name.as_str(), Whole(value)));
     MapDeserializer::new(members)
 }
 
@@ -172,7 +174,13 @@ mod tests {
         assert_eq!(fields.inner.as_deref(), Some(&inner));
         // What is no integer field stays as it was sent.
         assert_eq!(fields.any.to_string(), "3.0");
-        for wrong in [json!(4.5), json!(-4.0), json!(1e300), json!("4"), json!(null)] {
+        for wrong in [
+            json!(4.5),
+            json!(-4.0),
+            json!(1e300),
+            json!("4"),
+            json!(null),
+        ] {
             body["n"] = wrong.clone();
             assert!(read(&body).is_err(), "{wrong}");
         }

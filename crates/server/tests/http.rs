@@ -4,10 +4,10 @@
 
 #[path = "http/anthropic.rs"]
 mod anthropic;
-#[path = "http/call_matrix.rs"]
-mod call_matrix;
 #[path = "http/browsers.rs"]
 mod browsers;
+#[path = "http/call_matrix.rs"]
+mod call_matrix;
 #[path = "http/calls.rs"]
 mod calls;
 #[path = "http/echo.rs"]

@@ -118,7 +118,7 @@ fn allowed(tokenizer: &Tokenizer, grammar: &CallGrammar, text: &str) -> (String,
         special: SpecialText::Parse,
     };
     let mut bytes = Vec::new();
-    let mut takes = |wanted: TokenId, sampler: &mut Sampler| {
+    let takes = |wanted: TokenId, sampler: &mut Sampler| {
         let mut logits = vec![0.0; tokenizer.n_tokens()];
         logits[wanted.as_usize()] = 9.0;
         let chosen = sampler.sample(&logits);

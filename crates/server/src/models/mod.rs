@@ -146,7 +146,10 @@ impl Models {
     /// The number of the only model, where it is loaded.
     pub(crate) fn only_loaded(&self) -> Option<usize> {
         let states = self.lock();
-        let mut there = states.iter().enumerate().filter(|(_, state)| state.is_there());
+        let mut there = states
+            .iter()
+            .enumerate()
+            .filter(|(_, state)| state.is_there());
         let (at, state) = there.next()?;
         let is_only = there.next().is_none() && matches!(state.phase, Phase::Loaded(_));
         is_only.then_some(at)

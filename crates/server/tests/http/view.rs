@@ -90,7 +90,9 @@ fn browsers_get_a_page_that_loads_nothing_from_elsewhere() {
         assert!(!file.body.contains("innerHTML"), "{path} writes HTML");
         assert!(!file.body.contains("://"), "{path} names another place");
         let imports = ["from \"./", "import \"./"];
-        let names = imports.iter().flat_map(|import| file.body.split(import).skip(1));
+        let names = imports
+            .iter()
+            .flat_map(|import| file.body.split(import).skip(1));
         for name in names {
             let name = name.split('"').next().unwrap();
             let path = format!("/view/{name}");

@@ -27,8 +27,8 @@ use crate::generate::{
 use crate::json::{self, Body};
 use crate::model::{Job, ServedModel};
 use crate::models::KeepLoaded;
-use crate::whole;
 use crate::stream::{self, Encoder};
+use crate::whole;
 
 /// Ollama's word for a type of body that is lines of JSON.
 const NDJSON: &str = "application/x-ndjson";
