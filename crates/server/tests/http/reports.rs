@@ -81,7 +81,9 @@ fn a_text_is_reported_with_its_tokens() {
 
 #[test]
 fn what_is_refused_is_reported_with_the_reason() {
-    let (server, kept) = start(Setup::default());
+    let mut setup = Setup::default();
+    setup.server.strict = true;
+    let (server, kept) = start(setup);
     let none = json!({"model": "other", "prompt": "One day"});
     let wrong = json!({"model": "stories", "messages": "Hello"});
     for (path, body, status) in [
