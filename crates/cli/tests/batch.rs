@@ -311,10 +311,14 @@ fn a_line_has_a_schema_of_its_own() {
     let mood = json!({"type": "object", "required": ["mood"],
                       "properties": {"mood": {"enum": ["glad", "sad"]}}});
     let line = |schema: &Value| json!({"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0, "schema": schema});
+    let with_texts = |mut line: Value, n: u32| {
+        line["n"] = json!(n);
+        line
+    };
     let format = json!({"type": "json_schema", "json_schema": {"name": "mood", "schema": mood}});
     let lines = [
         line(&mood),
-        line(&json!({"enum": [17]})),
+        with_texts(line(&json!({"enum": [17]})), 2),
         json!({"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}),
         json!({"custom_id": "a", "body": {"prompt": "Once upon a time", "max_tokens": 60,
                "temperature": 0, "response_format": format}, "url": "/v1/completions"}),
@@ -325,7 +329,10 @@ fn a_line_has_a_schema_of_its_own() {
     let value: Value = serde_json::from_str(text(0)).unwrap();
     assert!(["glad", "sad"].contains(&value["mood"].as_str().unwrap()));
     assert_eq!(value.as_object().unwrap().len(), 1, "{value}");
-    assert_eq!(text(1), "17");
+    for text in answers[1]["texts"].as_array().unwrap() {
+        assert_eq!(text["text"], "17");
+    }
+    assert_eq!(answers[1]["texts"].as_array().unwrap().len(), 2);
     assert!(!text(2).starts_with('{'), "{}", text(2));
     let body = &answers[3]["response"]["body"];
     assert_eq!(body["choices"][0]["text"], text(0));

@@ -211,11 +211,10 @@ impl Batch<'_> {
             request.options.logprobs = Logprobs::Top(0);
         }
         let n = choices.n_computed();
+        let steps = || constraint.iter().map(|held| held.step().0).collect();
+        request.steps = steps();
         Pending {
-            streams: self.service.submit_texts(request, n, || {
-                let steps = constraint.iter().map(|constraint| constraint.step().0);
-                steps.collect()
-            }),
+            streams: self.service.submit_texts(request, n, steps),
             choices,
             logprobs,
         }
