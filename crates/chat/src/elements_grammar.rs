@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 
-use crate::grammar::Marks;
+use crate::mark_rules::Marks;
 use crate::schema::referred;
 use crate::tagged_grammar::{Held, Member, Members, json_of, members, text_of};
 

@@ -6,12 +6,14 @@
 
 use cellar_grammar::json_rule;
 use kv_core::TokenId;
-use model_core::tokenizer::{AddSpecial, EncodeOptions, SpecialText, TokenKind, Tokenizer};
+use model_core::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
 use crate::elements_grammar;
 use crate::family::{Between, Body, CallSyntax, Family, Keys, Piece, Start, Wrap};
 use crate::harmony;
+use crate::harmony_grammar;
+use crate::mark_rules::Marks;
 use crate::style::Style;
 use crate::tagged_grammar;
 use crate::tool::{Arguments, CallNumber, Tool};
@@ -65,7 +67,7 @@ pub fn of_required(
     } = context;
     let mut marks = Marks::new(tokenizer);
     if harmony::calls_by(template) {
-        return Some(to_function(marks, tools));
+        return Some(harmony_grammar::of_required(marks, tools));
     }
     let family = Family::of_template(template)?;
     let prompt = prompt.trim_end();
@@ -87,8 +89,7 @@ pub fn of_required(
     let before_all = marks.all(all.before);
     let before = marks.all(each.before);
     // The answer would end before the call.
-    let mut named = marks.named.iter();
-    if named.any(|id| tokenizer.is_end_of_generation(*id)) {
+    if marks.names_an_end() {
         return None;
     }
     let rules = rules(family, &mut marks, tools, parameters)?;
@@ -122,24 +123,11 @@ const EMPTY: Around = Around {
     behind: &[],
 };
 
-/// A message to a function: gpt-oss.
-fn to_function(mut marks: Marks<'_>, tools: &[Tool]) -> CallGrammar {
-    let (channel, message) = (marks.mark("<|channel|>"), marks.mark("<|message|>"));
-    let mut rules = String::new();
-    for (at, tool) in tools.iter().enumerate() {
-        let name = json!(format!(" to=functions.{}", tool.name));
-        let schema = json_rule(&parameters(tool));
-        rules += &format!("call_{at}: {name} {channel} \"commentary json\" {message} args_{at}\n");
-        rules += &format!("args_{at}: {schema}\n");
-    }
-    let start = format!("start: {}\n", one_of(tools));
-    marks.grammar(start + &rules)
-}
-
 /// An answer that may have calls, where the arguments of some tools are held to their schema.
 pub fn of_free(template: &str, tokenizer: &Tokenizer, tools: &[Tool]) -> Option<CallGrammar> {
     if harmony::calls_by(template) {
-        return None;
+        let marks = Marks::new(tokenizer);
+        return Some(harmony_grammar::of_free(marks, tools));
     }
     let family = Family::of_template(template)?;
     let is_bare = matches!(family.start, Start::With(_));
@@ -198,16 +186,12 @@ fn plain(marks: &mut Marks<'_>, template: &str, family: &Family) -> Option<Strin
     let around = family.before.iter().chain(family.after).copied();
     let around = around.chain(silent);
     let around = around.chain(pairs.iter().flat_map(|pair| [pair.open, pair.close]));
-    let named = marks.named.clone();
+    let around: Vec<&str> = around.filter(|mark| marks.shares_a_token(mark)).collect();
     let (mut names, mut rules) = (Vec::new(), String::new());
-    for (at, mark) in around.enumerate() {
-        let mut other = Marks::new(marks.tokenizer);
-        other.parts(mark);
-        if other.named.iter().any(|id| named.contains(id)) {
-            let name = format!("plain_{at}");
-            rules += &marks.until(&name, mark);
-            names.push(name);
-        }
+    for (at, mark) in around.into_iter().enumerate() {
+        let name = format!("plain_{at}");
+        rules += &marks.until(&name, mark);
+        names.push(name);
     }
     (!names.is_empty()).then(|| format!("plain: {}\n{rules}", names.join(" | ")))
 }
@@ -349,132 +333,13 @@ fn names(tools: &[Tool]) -> String {
 }
 
 /// One of the rules of tools.
-fn one_of(tools: &[Tool]) -> String {
+pub(crate) fn one_of(tools: &[Tool]) -> String {
     let names: Vec<String> = (0..tools.len()).map(|at| format!("call_{at}")).collect();
     names.join(" | ")
 }
 
-/// Marks as grammars write them.
-pub(crate) struct Marks<'t> {
-    tokenizer: &'t Tokenizer,
-    named: Vec<TokenId>,
-}
-
-impl<'t> Marks<'t> {
-    fn new(tokenizer: &'t Tokenizer) -> Self {
-        Self {
-            tokenizer,
-            named: Vec::new(),
-        }
-    }
-
-    /// The grammar with these rules.
-    fn grammar(self, rules: String) -> CallGrammar {
-        // A rule without a reference to it is no error.
-        let lark = format!("{rules}TEXT: /(.|\\n)*/\nSPACES: /[ \\n]{{1,8}}/\n");
-        CallGrammar {
-            lark,
-            named: self.named,
-        }
-    }
-
-    /// A mark: its control tokens, and the texts around them.
-    fn parts(&mut self, mark: &str) -> Vec<String> {
-        let options = EncodeOptions {
-            add: AddSpecial::Never,
-            special: SpecialText::Parse,
-        };
-        let (mut parts, mut rest) = (Vec::new(), mark);
-        for id in self.tokenizer.encode(mark, options) {
-            let is_control = self.tokenizer.token_kind(id) == Some(TokenKind::Control);
-            let control = self.tokenizer.token_text(id).filter(|_| is_control);
-            let Some((before, behind)) = control.and_then(|text| rest.split_once(text)) else {
-                continue;
-            };
-            if !before.is_empty() {
-                parts.push(json!(before).to_string());
-            }
-            parts.push(format!("<[{}]>", id.0));
-            self.named.push(id);
-            rest = behind;
-        }
-        if !rest.is_empty() {
-            parts.push(json!(rest).to_string());
-        }
-        parts
-    }
-
-    /// A mark alone.
-    pub(crate) fn mark(&mut self, mark: &str) -> String {
-        self.parts(mark).join(" ")
-    }
-
-    /// The mark behind a call, where there is one that does not end the answer.
-    fn close(&mut self, close: Option<&'static str>) -> String {
-        match close {
-            Some(close) if !self.is_end(close) => format!(" SPACES? {}", self.mark(close)),
-            _ => String::new(),
-        }
-    }
-
-    /// Marks and texts behind a call, but for those that end the answer.
-    fn behind(&mut self, pieces: &[Piece]) -> String {
-        let pieces = pieces.iter().copied();
-        let pieces: Vec<Piece> = pieces
-            .filter(|piece| !matches!(piece, Piece::Mark(mark) if self.is_end(mark)))
-            .collect();
-        self.all(&pieces)
-    }
-
-    /// True if this mark is a token that ends an answer.
-    fn is_end(&self, mark: &str) -> bool {
-        let id = self.tokenizer.token_id(mark);
-        id.is_some_and(|id| self.tokenizer.is_end_of_generation(id))
-    }
-
-    /// Marks and texts after each other.
-    pub(crate) fn all(&mut self, pieces: &[Piece]) -> String {
-        let mut all = Vec::with_capacity(pieces.len());
-        for piece in pieces {
-            all.push(match piece {
-                Piece::Mark(mark) => self.mark(mark),
-                Piece::Digits => "/[0-9]{1,4}/".to_owned(),
-                Piece::Id => "/[a-zA-Z0-9]{9}/".to_owned(),
-                Piece::Tool => "tool_name".to_owned(),
-            });
-        }
-        all.join(" ")
-    }
-
-    /// The rule of text up to a mark, which ends with the first one.
-    pub(crate) fn until(&mut self, rule: &str, mark: &str) -> String {
-        self.until_from(rule, "TEXT", mark)
-    }
-
-    /// The same for text of this terminal.
-    fn until_from(&mut self, rule: &str, text: &str, mark: &str) -> String {
-        let parts = self.parts(mark);
-        let is_control = |part: &String| part.starts_with('<');
-        match parts.split_first() {
-            None => format!("{rule}: {text}\n"),
-            Some((first, [])) if !is_control(first) => format!("{rule}[lazy]: {text} {first}\n"),
-            Some((first, _)) if is_control(first) => {
-                format!("{rule}: {text} {}\n", parts.join(" "))
-            }
-            // The control token ends the text before it.
-            Some((first, rest)) => {
-                let terminal = rule.to_uppercase();
-                format!(
-                    "{rule}: {terminal} {}\n{terminal}: {text} {first}\n",
-                    rest.join(" ")
-                )
-            }
-        }
-    }
-}
-
 /// The schema of a tool's arguments; any object where it has none.
-fn parameters(tool: &Tool) -> Value {
+pub(crate) fn parameters(tool: &Tool) -> Value {
     if tool.parameters.is_object() {
         tool.parameters.clone()
     } else {
@@ -483,7 +348,7 @@ fn parameters(tool: &Tool) -> Value {
 }
 
 /// The schema of a free call's arguments.
-fn allowed(tool: &Tool) -> Value {
+pub(crate) fn allowed(tool: &Tool) -> Value {
     match tool.arguments {
         Arguments::Strict => parameters(tool),
         Arguments::Free => json!({"type": "object"}),

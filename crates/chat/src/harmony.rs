@@ -271,6 +271,13 @@ impl Harmony {
                 }
             }
             State::Message(Body::Call) if !self.has_arguments => self.add(Body::Call, "{}"),
+            State::Message(Body::Call) => {
+                let last = self.arguments.take();
+                self.add(
+                    Body::Call,
+                    &last.map_or(String::new(), |last| last.last_word()),
+                );
+            }
             _ => {}
         }
         self.state = State::Between;

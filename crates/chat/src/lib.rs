@@ -12,8 +12,12 @@ mod family;
 #[cfg(feature = "grammar")]
 pub mod grammar;
 mod harmony;
+#[cfg(feature = "grammar")]
+mod harmony_grammar;
 mod header;
 mod json_call;
+#[cfg(feature = "grammar")]
+mod mark_rules;
 mod marks;
 mod named;
 mod reader;

@@ -6,7 +6,7 @@
 use cellar_grammar::json_rule;
 use serde_json::{Value, json};
 
-use crate::grammar::Marks;
+use crate::mark_rules::Marks;
 use crate::schema::{is_text, referred};
 use crate::tagged::{KeyType, Lines, Tags};
 

@@ -382,6 +382,43 @@ fn messages_have_a_recipient() {
 }
 
 #[test]
+fn messages_to_functions_follow_others() {
+    let marks = [
+        "<|start|>",
+        "<|channel|>",
+        "<|constrain|>",
+        "<|message|>",
+        "<|end|>",
+        "<|call|>",
+        "<|return|>",
+    ];
+    for controls in [&[][..], &marks] {
+        let tokenizer = tokenizer(controls);
+        let grammar = of_free("<|channel|><|message|>", &tokenizer, &tools()).unwrap();
+        let thought = "<|channel|>analysis<|message|>Hm < <|.<|end|><|start|>assistant";
+        let arguments = "{\"city\": \"Rome\", \"days\": 3}";
+        for text in [
+            "<|channel|>final<|message|>Hello".to_owned(),
+            format!("{thought}<|channel|>final<|message|>to=functions.f"),
+            format!(
+                "{thought}<|channel|>commentary to=functions.f <|constrain|>json<|message|>{arguments}"
+            ),
+            format!("{thought} to=functions.f<|channel|>commentary json<|message|>{arguments}"),
+        ] {
+            assert_eq!(
+                allowed(&tokenizer, &grammar, &text),
+                (text, true),
+                "{}",
+                grammar.lark
+            );
+        }
+        let wrong = " to=functions.f<|channel|>commentary json<|message|>{\"city\": 3}";
+        let (begun, may_end) = allowed(&tokenizer, &grammar, wrong);
+        assert!(!may_end && begun.ends_with("{\"city\": "), "{begun}");
+    }
+}
+
+#[test]
 fn what_a_notation_cannot_hold_has_no_grammar() {
     let tokenizer = tokenizer(&[]);
     for property in [

@@ -35,6 +35,9 @@ fn messages_to_functions_are_calls() {
     let written = " to=functions.g<|channel|>commentary json<|message|><|call|>";
     check(&with(TEMPLATE), written, &call(0, "g", "{}"));
     check(&with(TEMPLATE), "<|channel|>commentary to=functions.f", &[]);
+    // A number that is cut off is not lost.
+    let written = " to=functions.f<|channel|>commentary json<|message|>{\"days\": 3";
+    check(&with(TEMPLATE), written, &call(0, "f", "{\"days\": 3"));
     // Where there are no tools, nothing is called.
     let plain = without(TEMPLATE, "<|start|>assistant");
     let written = "<|channel|>analysis to=python code<|message|>1 + 1<|call|>";

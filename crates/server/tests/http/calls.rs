@@ -255,6 +255,7 @@ fn strict_tools_are_taken_where_a_form_can_be_held() {
         ("<|role_sep|><|message_sep|>", 200),
         ("<|tools_prefix|>", 200),
         (">>>all", 200),
+        ("<|channel|><|message|>", 200),
         ("", 400),
     ] {
         let server = start(&format!("{{# {template} #}}"));
