@@ -13,6 +13,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use cellar_engine::sampler::Step;
 use cellar_engine::serve::{
     Choices, FinishedText, Service, ServiceConfig, ServiceError, TextRequest, TextStream,
 };
@@ -164,6 +165,11 @@ struct BatchRequest {
     choices: Choices,
 }
 
+/// The steps that hold one text.
+fn steps(constraint: Option<&Constraint>) -> Vec<Box<dyn Step>> {
+    constraint.map(|held| held.step().0).into_iter().collect()
+}
+
 /// A request that is with the service.
 struct Pending {
     streams: Result<Vec<TextStream>, ServiceError>,
@@ -211,10 +217,11 @@ impl Batch<'_> {
             request.options.logprobs = Logprobs::Top(0);
         }
         let n = choices.n_computed();
-        let steps = || constraint.iter().map(|held| held.step().0).collect();
-        request.steps = steps();
+        request.steps = steps(constraint.as_deref());
         Pending {
-            streams: self.service.submit_texts(request, n, steps),
+            streams: self
+                .service
+                .submit_texts(request, n, || steps(constraint.as_deref())),
             choices,
             logprobs,
         }
