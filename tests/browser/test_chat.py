@@ -153,6 +153,11 @@ class Chats(Page):
         self.rest()
         b.wait(f"{LAST}.textContent.includes('differs from what is cached at token')")
         self.assertIn("Cut at the limit of 8 tokens", b.run(f"{LAST}.textContent"))
+        # Its cells are shown in the memory.
+        b.run("document.getElementById('view-chat').click()")
+        self.press("Cells")
+        b.wait("!document.getElementById('selected').hidden")
+        self.assertRegex(b.run("document.getElementById('selected').textContent"), r"cells.*of which \d+ are shared")
         before = self.turns()[-1]
         self.press("Go on")
         self.assertTrue(self.turns()[-1].startswith(before))
@@ -176,6 +181,14 @@ class Chats(Page):
         # What happened before the page came is told, and one snapshot is no slope.
         b.wait("document.getElementById('events').textContent.includes('is complete after')")
         self.assertEqual(b.run("document.getElementById('moment').textContent"), "1 snapshot kept")
+        levels = b.run("""[0.25, 0.75].map((part) => {
+            const canvas = document.getElementById('spark');
+            const x = Math.floor(part * canvas.width);
+            const { data } = canvas.getContext('2d').getImageData(x, 0, 1, canvas.height);
+            return Array.from({ length: canvas.height }, (_, y) => data[4 * y + 3]).findIndex((alpha) => alpha > 0);
+        })""")
+        self.assertEqual(levels[0], levels[1])
+        self.assertGreater(levels[0], 0)
         seen = "['chat', 'memory', 'requests'].filter((id) => document.getElementById(id).offsetParent !== null)"
         top = "['chat', 'memory'].map((id) => Math.round(document.getElementById(id).getBoundingClientRect().top))"
         self.assertEqual(b.run(seen), ["chat", "memory", "requests"])

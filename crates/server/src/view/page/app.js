@@ -56,8 +56,9 @@ const stream = new Stream("view/events", {
   state(name, text, problem) {
     state.connection = [name, text];
     byId("problem").hidden = !problem || name === "live";
-    byId("problem").textContent = problem ? `No connection: ${problem}. Trying again.` : "";
-    if (name === "live") byId("key-form").hidden = true;
+    const isDenied = name === "denied";
+    byId("problem").textContent = !problem ? "" : isDenied ? `The memory is not shown: ${problem} The chat works.` : `No connection: ${problem}. Trying again.`;
+    if (name === "live" || isDenied) byId("key-form").hidden = true;
     showStatus();
   },
   needsKey() {
@@ -68,7 +69,15 @@ const stream = new Stream("view/events", {
   },
 });
 
-const chat = new Chat(byId, { headers: () => stream.headers(), events: () => state.history.events });
+const chat = new Chat(byId, {
+  headers: () => stream.headers(),
+  events: () => state.history.events,
+  showCells(request) {
+    if (!showsMemory()) byId("view-both").click();
+    select(request);
+    byId("memory").focus();
+  },
+});
 const panels = new Panels(byId, (request) => select(request === state.selected ? undefined : request));
 
 function reset() {

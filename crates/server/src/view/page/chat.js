@@ -12,8 +12,9 @@ import { addTurn, asMarkdown, fork, lastAnswered, messagesTo, newTalk, parameter
 const DRAW_EVERY = 80;
 
 export class Chat {
-  /** `headers()` gives the key; `events()` what the memory told, with the reasons of reuse. */
-  constructor(byId, { headers, events }) {
+  /** `headers()` gives the key; `events()` what the memory told, with the reasons of reuse;
+   * `showCells(request)` shows the cells of a request. */
+  constructor(byId, { headers, events, showCells }) {
     this.byId = byId;
     this.headers = headers;
     this.events = events;
@@ -31,6 +32,8 @@ export class Chat {
       edit: (turn) => this.edit(turn),
       regenerate: (turn) => this.answer(this.current, turn.parent),
       fork: (turn) => this.add(fork(this.current, turn.id)),
+      // Requests of another run of the server have other numbers.
+      showCells: (turn) => this.isWatched(turn) ? () => showCells(turn.request) : null,
       goOn: (turn) => this.answer(this.current, turn.parent, turn),
       showBranch: (turn) => {
         showBranch(this.current, turn.id);
@@ -105,6 +108,10 @@ export class Chat {
     return this.layouts.get(this.modelOf(talk))?.can_chat ?? true;
   }
 
+  isWatched(turn) {
+    return turn.instance !== undefined && turn.instance === this.layouts.get(this.model)?.instance;
+  }
+
   set(name, value) {
     const talk = this.current;
     talk.settings[name] = value;
@@ -156,9 +163,10 @@ export class Chat {
     const isBusy = this.running.has(talk);
     const canChat = this.canChat(talk);
     const log = this.byId("chat-log");
-    const look = (turn) => ({ canChat, isBusy, isLast: turn.id === talk.leaf, on: this.on });
     const isAtEnd = isNearEnd(log);
-    log.replaceChildren(...pathTo(talk, talk.leaf).map((turn) => turnElement(talk, turn, look(turn))));
+    const hasFocus = log.contains(document.activeElement);
+    log.replaceChildren(...pathTo(talk, talk.leaf).map((turn) => this.element(talk, turn)));
+    if (hasFocus) log.focus();
     log.dataset.hint = canChat
       ? "Write a message. Conversations stay in this browser; branches and conversations that begin alike share their cells."
       : "This model has no chat template: it continues what you write.";
@@ -169,6 +177,11 @@ export class Chat {
     this.byId("chat-export").disabled = talk.leaf === null;
     this.scroll(isAtEnd);
     this.drawList();
+  }
+
+  element(talk, turn) {
+    const [canChat, isBusy] = [this.canChat(talk), this.running.has(talk)];
+    return turnElement(talk, turn, { canChat, isBusy, isLast: turn.id === talk.leaf, on: this.on });
   }
 
   drawList() {
@@ -226,6 +239,7 @@ export class Chat {
     const files = this.files.take();
     this.endEdit(false);
     const asked = hasText ? addTurn(talk, parent, { role: "user", text, files }).id : talk.leaf;
+    box.focus();
     this.answer(talk, asked);
   }
 
@@ -277,6 +291,7 @@ export class Chat {
     this.running.delete(talk);
     if (turn.usage) this.unexplained.add({ talk, turn, since, until: performance.now() + 5000 });
     this.keep(talk);
+    if (document.activeElement === this.byId("chat-stop")) this.byId("chat-input").focus();
     if (talk === this.current) this.draw();
     else this.drawList();
     this.explain();
@@ -325,13 +340,14 @@ export class Chat {
       const isIts = (event) => event.kind === "submitted" && event.n_tokens === turn.usage.n_prompt;
       const requests = new Set(events.filter(isIts).map((event) => event.request));
       const admitted = events.find((event) => event.kind === "admitted" && requests.has(event.request) && event.reuse.n_tokens === turn.usage.n_cached);
-      if (admitted) turn.reuse = admitted.reuse;
       if (!admitted && performance.now() < until) continue;
       this.unexplained.delete(one);
       if (!admitted) continue;
+      const { reuse, request } = admitted;
+      Object.assign(turn, { reuse, request, instance: this.layouts.get(this.model)?.instance });
       keepTalk(talk);
-      const told = this.byId("chat-log").querySelector(`[data-turn="${turn.id}"] .usage`);
-      if (told && talk === this.current) told.textContent = tell(turn, talk);
+      const box = this.byId("chat-log").querySelector(`[data-turn="${turn.id}"]`);
+      if (talk === this.current && !box?.contains(document.activeElement)) box?.replaceWith(this.element(talk, turn));
     }
   }
 

@@ -41,7 +41,8 @@ const block = {
 };
 
 const renderer = {
-  html: ({ text }) => escaped(text),
+  // Tables have no other way to break a line.
+  html: ({ text, block }) => (/^<br\s*\/?>\s*$/i.test(text) ? "<br>" : block ? `<p>${escaped(text.trim())}</p>` : escaped(text)),
   image: ({ href, text }) => `<a href="${escaped(href)}">${escaped(text || "picture")}</a>`,
 };
 

@@ -70,6 +70,8 @@ function actions(talk, turn, { canChat, isLast, on }) {
   } else {
     row.append(action(turn.error ? "Try again" : "Regenerate", "Make this answer again: the old one stays as a branch", () => on.regenerate(turn)));
     if (turn.text) row.append(action("Branch", "Go on from here in a new conversation, which shares the cells up to here", () => on.fork(turn)));
+    const cells = on.showCells(turn);
+    if (cells) row.append(action("Cells", "Show the cells of this answer in the memory", cells));
     const isWhole = !turn.end || turn.end === "stop" || turn.end === "context";
     if (isLast && !isWhole && (turn.text || (canChat && turn.thought))) {
       const more = action("Go on", "Let the answer go on where it ended", () => on.goOn(turn));

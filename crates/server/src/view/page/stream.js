@@ -73,7 +73,10 @@ export class Stream {
       }
       if (!answer.ok) {
         const body = await answer.json().catch(() => ({}));
-        throw new Error(body.error?.message ?? `the server answered ${answer.status}`);
+        const problem = body.error?.message ?? `the server answered ${answer.status}`;
+        // Trying again would not help: the key may chat, but not watch.
+        if (answer.status === 403) return this.on.state("denied", "chat only", problem);
+        throw new Error(problem);
       }
       this.attempt = 0;
       this.isRenewed = false;
