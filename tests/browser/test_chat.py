@@ -1,6 +1,7 @@
 """The chat of the page in a real browser. Where a test is about what is shown, it gives the answers itself."""
 
 import json
+import tempfile
 import unittest
 
 from page import PREFIX, STATE, Page
@@ -172,6 +173,28 @@ class Chats(Page):
         self.rest()
         self.assertIn("Stopped.", b.run(f"{LAST}.textContent"))
         self.console_is_clean()
+
+    def test_a_key_that_may_not_watch_may_chat(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".keys") as keys:
+            keys.write("first-key\nsecond-key\n")
+            keys.flush()
+            server = self.serve("-c", "512", "--api-key-file", keys.name)
+            b = self.browser
+            b.go(server.address + "/")
+            b.wait("!document.getElementById('key-form').hidden")
+            b.run("document.getElementById('key').focus()")
+            b.type("second-key")
+            b.key("Enter")
+            b.wait("document.getElementById('status').dataset.state === 'denied'")
+            self.assertIn("The chat works", b.run("document.getElementById('problem').textContent"))
+            b.wait(f"{CHAT}.listed.length === 1")
+            self.set("max_tokens", "4")
+            b.run(f"{CHAT}.canChat = () => false")
+            self.say("Once upon")
+            self.rest()
+            self.assertIn("Cut at the limit of 4 tokens", b.run(f"{LAST}.textContent"))
+            # What was said is kept, and the key is not.
+            self.assertNotIn("second-key", b.run("JSON.stringify(Object.entries(localStorage))"))
 
     def test_the_views(self):
         server = self.serve("-c", "512")

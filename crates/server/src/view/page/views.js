@@ -9,6 +9,8 @@ export function watchViews(byId, onChange) {
   const show = (view) => {
     document.body.dataset.view = view;
     for (const name of VIEWS) byId(`view-${name}`).setAttribute("aria-pressed", String(name === view));
+    // Beside a chat alone there is room for the list of all.
+    byId("chats-box").open = view === "chat" && innerWidth >= 900;
     byId("skip").href = view === "chat" ? "#chat" : "#memory";
     byId("skip").textContent = view === "chat" ? "Skip to the chat" : "Skip to the memory";
   };
