@@ -116,7 +116,8 @@ class Chrome:
         self.call("Input.insertText", text=text)
 
     def picture(self, path, whole=False):
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
+        kind = os.path.splitext(path)[1][1:]
+        data = self.call("Page.captureScreenshot", format=kind, captureBeyondViewport=whole)["data"]
         with open(path, "wb") as file:
             file.write(base64.b64decode(data))
 

@@ -1,4 +1,4 @@
-//! The live view of the memory: the page at `/`, and `GET /view/events`, the stream behind it.
+//! The page at `/`, which chats and shows the memory, and `GET /view/events`, the stream of the live view.
 //!
 //! The stream begins with the layout, a whole frame and the last events, then come changes, at most ten a second; a
 //! viewer that is slow misses frames. The layout names the loaded models, of which a viewer may

@@ -19,6 +19,8 @@ export class Chat {
     this.headers = headers;
     this.events = events;
     this.layouts = new Map();
+    /** Models that are not watched, and are known to have no chat template. */
+    this.untemplated = new Set();
     this.model = undefined;
     this.loaded = [];
     this.listed = [];
@@ -105,7 +107,8 @@ export class Chat {
   }
 
   canChat(talk) {
-    return this.layouts.get(this.modelOf(talk))?.can_chat ?? true;
+    const model = this.modelOf(talk);
+    return this.layouts.get(model)?.can_chat ?? !this.untemplated.has(model);
   }
 
   isWatched(turn) {
@@ -250,10 +253,17 @@ export class Chat {
     const story = { max_tokens: -1, ...body };
     if (!this.canChat(talk)) return this.post("v1/completions", { ...story, prompt: textTo(talk, parent) + (goesOn?.text ?? "") }, signal);
     const messages = messagesTo(talk, parent);
-    if (!goesOn) return this.post("v1/chat/completions", { ...body, messages }, signal);
-    const rendered = await this.post("apply-template", { model: body.model, messages }, signal);
-    const { prompt } = await rendered.json();
-    return this.post("v1/completions", { ...story, prompt: promptToGoOn(prompt, goesOn) }, signal);
+    try {
+      if (!goesOn) return await this.post("v1/chat/completions", { ...body, messages }, signal);
+      const rendered = await this.post("apply-template", { model: body.model, messages }, signal);
+      const { prompt } = await rendered.json();
+      return await this.post("v1/completions", { ...story, prompt: promptToGoOn(prompt, goesOn) }, signal);
+    } catch (error) {
+      if (error.code !== "no_chat_template" || this.untemplated.has(body.model)) throw error;
+      this.untemplated.add(body.model);
+      if (talk === this.current) this.draw();
+      return this.request(talk, parent, goesOn, signal);
+    }
   }
 
   async post(url, body, signal) {
@@ -265,7 +275,7 @@ export class Chat {
     });
     if (answer.ok) return answer;
     const { error } = await answer.json().catch(() => ({}));
-    throw new Error(error?.message ?? `The server answered ${answer.status}.`);
+    throw Object.assign(new Error(error?.message ?? `The server answered ${answer.status}.`), { code: error?.code });
   }
 
   /** Lets the model answer below a turn, or go on with an answer. */
