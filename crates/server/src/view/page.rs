@@ -1,8 +1,8 @@
 //! The page, compiled in.
 //!
 //! Invariant: every browser gets the same page, and its Content-Security-Policy allows scripts,
-//! styles and connections of this server alone. `page/vendor/README.md` says what two of its scripts
-//! are that were written elsewhere.
+//! styles and connections of this server alone. Two of its scripts were written elsewhere:
+//! `page/vendor/README.md`.
 
 use axum::extract::Path;
 use axum::http::header::{
