@@ -215,7 +215,7 @@ pub(crate) struct EngineArgs {
     #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", hide_short_help = true, value_parser = values::gpu_layers)]
     pub(crate) gpu_layers: Option<u32>,
     /// Context size: tokens that the memory holds; 0 takes the trained length [default: the trained
-    /// length, at most 4096]
+    /// length, at most 4096; of 'cellar serve' what half of the free memory holds]
     #[arg(short, long, visible_alias = "ctx-size", value_name = "N")]
     pub(crate) ctx: Option<ContextSize>,
     /// Maximum tokens of all sequences per call

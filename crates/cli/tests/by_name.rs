@@ -236,7 +236,11 @@ fn a_server_downloads_its_model_with_consent() {
     );
     assert!(!home.path().join("hub").exists());
     let mut serving = command(&server, home.path());
-    serving.args(args).arg("--pull").stderr(Stdio::piped());
+    // As a compose file says it.
+    serving
+        .args(["serve", "--port", "0", "-c", "64"])
+        .envs([("CELLAR_MODEL", REPO), ("CELLAR_PULL", "1")])
+        .stderr(Stdio::piped());
     let mut serving = serving.spawn().unwrap();
     let mut lines = BufReader::new(serving.stderr.take().unwrap()).lines();
     let served = lines.find(|line| line.as_ref().unwrap().contains("served at http://"));

@@ -105,8 +105,9 @@ fn a_context_is_as_long_as_the_model_was_trained_for() {
             .unwrap()
     };
     assert_eq!(n_ctx(&["-m", &path]), 20_000);
-    // Where little may be taken, as ever.
-    assert_eq!(n_ctx(&["-m", &path, "--memory", "64M"]), 4096);
+    // Where little may be taken, a part of it; at least as much as ever.
+    assert_eq!(n_ctx(&["-m", &path, "--memory", "64M"]), 16_384);
+    assert_eq!(n_ctx(&["-m", &path, "--memory", "24M"]), 4096);
     assert_eq!(n_ctx(&["-m", &path, "-c", "300"]), 300);
 }
 

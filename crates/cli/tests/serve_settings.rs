@@ -149,8 +149,7 @@ fn what_makes_no_sense_is_refused_with_its_place() {
 /// Each flag has a variable of its own, and none is that of something else.
 #[test]
 fn a_variable_for_every_flag() {
-    let help = Command::new(assert_cmd::cargo::cargo_bin!("cellar"));
-    let mut help = help;
+    let mut help = Command::new(assert_cmd::cargo::cargo_bin!("cellar"));
     let output = help.args(["serve", "--help"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let lines = text.lines().map(str::trim_start);

@@ -3,11 +3,13 @@
 //! Invariant: no connection is opened without `--pull` or a yes.
 
 use std::io::{BufRead, IsTerminal};
+use std::path::{Path, PathBuf};
 
 use crate::args::ServeArgs;
 use crate::by_name;
 use crate::commands::pull;
 use crate::failure::usage;
+use crate::models::default_model;
 use crate::terminal;
 
 /// Downloads the models that are named and not in the cache.
@@ -15,8 +17,12 @@ use crate::terminal;
 /// # Errors
 /// A usage error where nobody agrees; as [`pull::download`].
 pub(super) fn missing_models(args: &ServeArgs) -> anyhow::Result<()> {
-    for path in args.named() {
-        let Some(name) = by_name::not_downloaded(path)? else {
+    let mut wanted: Vec<PathBuf> = args.named().into_iter().map(Path::to_owned).collect();
+    if wanted.is_empty() && args.models.is_none() {
+        wanted.extend(default_model());
+    }
+    for path in wanted {
+        let Some(name) = by_name::not_downloaded(&path)? else {
             continue;
         };
         let can_ask = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
