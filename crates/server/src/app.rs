@@ -50,7 +50,8 @@ pub struct ServerConfig {
     pub conversations: ConversationLimits,
     /// Take reports of what requests did.
     pub observers: Vec<Arc<dyn ObserveRequests>>,
-    /// True if the name of a model must be one that it has, also where there is one model alone.
+    /// True if requests are refused for fields that would otherwise be skipped, and for names of
+    /// models that there are not.
     pub strict: bool,
 }
 

@@ -181,6 +181,16 @@ impl ApiError {
         Self::new(status, "invalid_request_error", message)
     }
 
+    /// 415: a body that is compressed.
+    pub(crate) fn compressed(encoding: &str) -> Self {
+        let message = format!(
+            "the body is compressed ('content-encoding: {encoding}'), and this server reads plain JSON: \
+             send it without compression"
+        );
+        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        Self::new(status, "invalid_request_error", message)
+    }
+
     /// 409: what is asked is known of loaded models alone, and asking loads none.
     pub(crate) fn not_loaded(model: &str) -> Self {
         let message = format!(

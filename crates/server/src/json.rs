@@ -1,19 +1,22 @@
 //! [`Body`]: the JSON of a request, with the path of what is wrong in it.
 //!
 //! Invariant: what is parsed takes no more memory than some times that of a long prompt, whatever
-//! the bytes are. Knows no API.
+//! the bytes are; a field that is not done is refused, or skipped and named. Knows of APIs the
+//! table of their fields alone.
 
 use axum::extract::Request;
 use axum::http::HeaderValue;
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use crate::api::openapi::fields::{FieldUse, RequestFields};
 use crate::body_worker::BodyPermit;
 use crate::error::ApiError;
+use crate::skips::Skips;
 use crate::whole;
 
 /// Values of a body: as many tokens as the longest prompts have, and more. Each takes 32 bytes.
@@ -28,6 +31,8 @@ pub struct Body {
     members: Map<String, Value>,
     /// Its place in the budget of the server, where it is large.
     _room: Option<BodyPermit>,
+    /// What is left out of it.
+    skips: Skips,
 }
 
 impl From<Map<String, Value>> for Body {
@@ -35,24 +40,39 @@ impl From<Map<String, Value>> for Body {
         Self {
             members,
             _room: None,
+            skips: Skips::default(),
         }
     }
 }
 
 impl Body {
     /// The JSON object of a request whose body the router has read. No body at all is an empty
-    /// object.
+    /// object. Fields that its endpoint does not do are refused or skipped.
     ///
     /// # Errors
-    /// [`ApiError`] 400 where the client sends no JSON object.
+    /// [`ApiError`] 400 where the client sends no JSON object, or a field that is refused; 415 where
+    /// the body is compressed.
     pub async fn read(mut request: Request) -> Result<Self, ApiError> {
         let room = request.extensions_mut().remove::<BodyPermit>();
+        let fields = request.extensions_mut().remove::<RequestFields>();
+        if let Some(encoding) = request.headers().get(CONTENT_ENCODING)
+            && encoding != "identity"
+        {
+            return Err(ApiError::compressed(&String::from_utf8_lossy(
+                encoding.as_bytes(),
+            )));
+        }
         let read = request.into_body().collect().await;
         let read = read.map_err(|error| ApiError::invalid(error.to_string()))?;
-        Ok(Self {
+        let body = Self {
             _room: room,
+            skips: fields.map_or_else(Skips::default, |fields| Skips::new(fields.policy)),
             ..Self::parse(&read.to_bytes())?
-        })
+        };
+        if let Some(fields) = fields {
+            body.check(fields)?;
+        }
+        Ok(body)
     }
 
     /// The JSON object in these bytes.
@@ -60,6 +80,8 @@ impl Body {
     /// # Errors
     /// [`ApiError`] 400, with line and column, or with the numbers where there are too many values.
     pub fn parse(bytes: &[u8]) -> Result<Self, ApiError> {
+        // Some editors and shells write a byte order mark before a text.
+        let bytes = bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes);
         if bytes.is_empty() {
             return Ok(Self::default());
         }
@@ -81,21 +103,21 @@ impl Body {
         // A struct from a map is read the same way as from the object.
         let fields = whole::members(&self.members);
         serde_path_to_error::deserialize(fields).map_err(|error| {
-            let (path, error) = (error.path().to_string(), error.into_inner());
-            let error: serde_json::Error = error;
-            match path.as_str() {
-                "." => ApiError {
-                    param: missing_field(&error.to_string()).map(str::to_owned),
+            let path = error.path().to_string();
+            let error: serde_json::Error = error.into_inner();
+            let error = in_words_of_json(&error.to_string());
+            if path == "." {
+                ApiError {
+                    param: missing_field(&error).map(str::to_owned),
                     ..ApiError::invalid(format!("the request is wrong: {error}"))
-                },
-                _ => {
-                    let message = format!("'{path}' is wrong: {error}");
-                    let param = match missing_field(&error.to_string()) {
-                        Some(name) => format!("{path}.{name}"),
-                        None => path,
-                    };
-                    ApiError::invalid_param(param, message)
                 }
+            } else {
+                let message = format!("'{path}' is wrong: {error}");
+                let param = match missing_field(&error) {
+                    Some(name) => format!("{path}.{name}"),
+                    None => path,
+                };
+                ApiError::invalid_param(param, message)
             }
         })
     }
@@ -127,22 +149,20 @@ impl Body {
         self.members.get(name).filter(|value| !value.is_null())
     }
 
-    /// Refuses a field whose value is not what it would be by default.
-    ///
-    /// # Errors
-    /// [`ApiError::unsupported`].
-    pub fn refuse(&self, refused: &[Refused]) -> Result<(), ApiError> {
-        for Refused {
-            name,
-            neutral,
-            hint,
-        } in refused
-        {
-            if let Some(value) = self.field(name)
-                && !neutral.is_met_by(value)
-            {
-                let message = format!("'{name}' is not supported: {hint}");
-                return Err(ApiError::unsupported(*name, message));
+    /// What is left out of the request.
+    pub(crate) fn skips(&self) -> &Skips {
+        &self.skips
+    }
+
+    /// Refuses or skips what the endpoint with these fields does not do.
+    fn check(&self, fields: RequestFields) -> Result<(), ApiError> {
+        for (name, value) in &self.members {
+            match fields.body.field_use(name) {
+                _ if value.is_null() => {}
+                FieldUse::Done | FieldUse::WithoutEffect => {}
+                FieldUse::Limited(limited) if limited.neutral.is_met_by(value) => {}
+                FieldUse::Limited(limited) => limited.apply(&self.skips)?,
+                FieldUse::Unknown => self.skips.skip(name, "this address has no such field")?,
             }
         }
         Ok(())
@@ -227,6 +247,39 @@ fn missing_field(error: &str) -> Option<&str> {
     Some(name)
 }
 
+/// What Rust's names of types are in JSON. Whole words alone are replaced.
+fn in_words_of_json(error: &str) -> String {
+    const WORDS: [(&str, &str); 14] = [
+        ("usize", "a whole number from 0 on"),
+        ("u8", "a whole number from 0 to 255"),
+        ("u32", "a whole number from 0 to 4294967295"),
+        ("u64", "a whole number from 0 on"),
+        ("i32", "a whole number"),
+        ("i64", "a whole number"),
+        ("f32", "a number"),
+        ("f64", "a number"),
+        ("string", "text"),
+        ("a string", "a text"),
+        ("a sequence", "a list"),
+        ("a map", "an object"),
+        ("a boolean", "true or false"),
+        ("unit", "null"),
+    ];
+    let Some((what, expected)) = error.split_once(", expected ") else {
+        return error.to_owned();
+    };
+    let word = WORDS.iter().find(|(rust, _)| *rust == expected);
+    let expected = match expected.strip_prefix("struct ") {
+        Some(_) => "an object",
+        None => word.map_or(expected, |(_, json)| json),
+    };
+    let what = what
+        .replace("invalid type: sequence", "invalid type: a list")
+        .replace("invalid type: map", "invalid type: an object")
+        .replace("invalid type: string", "invalid type: text");
+    format!("{what}, expected {expected}")
+}
+
 /// A parameter that is refused where it would change the result.
 #[derive(Clone, Copy, Debug)]
 pub struct Refused {
@@ -234,8 +287,21 @@ pub struct Refused {
     pub name: &'static str,
     /// The values that change nothing.
     pub neutral: Neutral,
-    /// What to do instead.
+    /// What to do instead, or why it can be left out.
     pub hint: &'static str,
+    /// What happens to it.
+    pub(crate) treatment: Treatment,
+}
+
+/// What happens to a parameter that is not done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Treatment {
+    /// It is refused: 400.
+    Refused,
+    /// It is refused as something that another server has: 501, as Ollama's clients know it.
+    NotImplemented,
+    /// It is left out, as no text depends on it; strict servers refuse it.
+    Skipped,
 }
 
 impl Refused {
@@ -245,6 +311,38 @@ impl Refused {
             name,
             neutral,
             hint,
+            treatment: Treatment::Refused,
+        }
+    }
+
+    /// The same, left out for the reason of its hint: the text is the same without it.
+    pub(crate) const fn skipped(self) -> Self {
+        Self {
+            treatment: Treatment::Skipped,
+            ..self
+        }
+    }
+
+    /// The same, refused with 501.
+    pub(crate) const fn not_implemented(self) -> Self {
+        Self {
+            treatment: Treatment::NotImplemented,
+            ..self
+        }
+    }
+
+    /// True if it is left out.
+    pub(crate) fn is_skipped(&self) -> bool {
+        self.treatment == Treatment::Skipped
+    }
+
+    fn apply(self, skips: &Skips) -> Result<(), ApiError> {
+        let Self { name, hint, .. } = self;
+        let message = format!("'{name}' is not supported: {hint}");
+        match self.treatment {
+            Treatment::Skipped => skips.skip(name, hint),
+            Treatment::Refused => Err(ApiError::unsupported(name, message)),
+            Treatment::NotImplemented => Err(ApiError::not_implemented(message)),
         }
     }
 }
@@ -301,6 +399,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::skips::SkipPolicy;
 
     #[derive(Debug, Deserialize)]
     #[allow(dead_code)] // read by its Debug
@@ -326,7 +425,7 @@ mod tests {
         let error = body(&json!({"inner": {"list": [1, "x"]}})).get::<Fields>();
         let error = error.unwrap_err();
         assert_eq!(error.param.as_deref(), Some("inner.list[1]"));
-        assert!(error.message.contains("expected f32"), "{error}");
+        assert!(error.message.contains("expected a number"), "{error}");
         let error = body(&json!({"inner": {}})).get::<Fields>().unwrap_err();
         assert!(error.message.contains("missing field `list`"), "{error}");
         assert_eq!(error.param.as_deref(), Some("inner.list"));
@@ -373,38 +472,99 @@ mod tests {
     }
 
     #[test]
-    fn refused_parameters_pass_where_they_change_nothing() {
-        let refused = |name, neutral| Refused::new(name, neutral, "leave it out");
-        let list = [
-            refused("n", Neutral::Number(1.0)),
-            refused("dynatemp_range", Neutral::Number(0.0)),
-            refused("echo", Neutral::False),
-            refused("add_generation_prompt", Neutral::True),
-            refused("t_max_predict_ms", Neutral::NotPositive),
-            refused("logit_bias", Neutral::Empty),
-            refused("modalities", Neutral::Text("text")),
-        ];
-        let neutral = json!({"n": 1, "dynatemp_range": 0, "echo": false, "logit_bias": {},
-                             "modalities": ["text"], "add_generation_prompt": true, "t_max_predict_ms": -1});
-        body(&neutral).refuse(&list).unwrap();
-        body(&json!({"n": null, "dynatemp_range": 0.0}))
-            .refuse(&list)
-            .unwrap();
-        for wrong in [
-            json!({"n": 2}),
-            json!({"dynatemp_range": true}),
-            json!({"echo": true}),
-            json!({"add_generation_prompt": false}),
-            json!({"t_max_predict_ms": 5}),
-            json!({"logit_bias": {"1": 2}}),
-            json!({"modalities": ["text", "audio"]}),
+    fn limited_parameters_pass_where_they_change_nothing() {
+        for (neutral, pass, wrong) in [
+            (Neutral::Number(1.0), json!([1, 1.0]), json!([2, true, "1"])),
+            (Neutral::False, json!([false]), json!([true, 0])),
+            (Neutral::True, json!([true]), json!([false])),
+            (Neutral::NotPositive, json!([-1, 0]), json!([5])),
+            (
+                Neutral::Empty,
+                json!([{}, [], ""]),
+                json!([{"1": 2}, [1], "a", false]),
+            ),
+            (
+                Neutral::Text("text"),
+                json!(["text", ["text"]]),
+                json!([["text", "audio"], "audio"]),
+            ),
         ] {
-            let error = body(&wrong).refuse(&list).unwrap_err();
-            let name = wrong.as_object().unwrap().keys().next().cloned();
-            assert_eq!(
-                (error.param, error.code),
-                (name, Some("unsupported_parameter"))
-            );
+            for value in pass.as_array().unwrap() {
+                assert!(neutral.is_met_by(value), "{neutral:?} {value}");
+            }
+            for value in wrong.as_array().unwrap() {
+                assert!(!neutral.is_met_by(value), "{neutral:?} {value}");
+            }
         }
+    }
+
+    #[test]
+    fn limited_parameters_are_refused_or_skipped() {
+        let rule = Refused::new("n", Neutral::Number(1.0), "use another");
+        let named = Skips::new(SkipPolicy::Named);
+        let strict = Skips::new(SkipPolicy::Refused);
+        let error = rule.apply(&named).unwrap_err();
+        assert_eq!(
+            (error.param.as_deref(), error.code),
+            (Some("n"), Some("unsupported_parameter"))
+        );
+        let error = rule.not_implemented().apply(&named).unwrap_err();
+        assert_eq!(error.status, 501);
+        rule.skipped().apply(&named).unwrap();
+        let error = rule.skipped().apply(&strict).unwrap_err();
+        assert_eq!(
+            (error.param.as_deref(), error.code),
+            (Some("n"), Some("unsupported_parameter"))
+        );
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_a_text() {
+        let body = Body::parse("\u{feff}{\"a\": 1}".as_bytes()).unwrap();
+        assert_eq!(body.field("a"), Some(&json!(1)));
+        assert!(
+            Body::parse("\u{feff}".as_bytes())
+                .unwrap()
+                .field("a")
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn no_type_of_rust_is_in_a_message() {
+        #[derive(Debug, Deserialize)]
+        #[allow(dead_code)] // read by its Debug
+        struct All {
+            a: Option<usize>,
+            b: Option<i64>,
+            c: Option<f32>,
+            d: Option<String>,
+            e: Option<Vec<u32>>,
+            f: Option<bool>,
+            g: Option<Inner>,
+            h: Option<Map<String, Value>>,
+        }
+        for name in ["a", "b", "c", "d", "e", "f", "g", "h"] {
+            for value in [
+                json!(-1.5),
+                json!("x"),
+                json!([{}]),
+                json!({"list": 1}),
+                json!(true),
+            ] {
+                let Err(error) = body(&json!({name: value})).get::<All>() else {
+                    continue;
+                };
+                for word in [
+                    "usize", "u32", "i64", "f32", "struct", "sequence", "map", "string",
+                ] {
+                    assert!(!error.message.contains(word), "{error}");
+                }
+            }
+        }
+        let error = body(&json!({"a": -1})).get::<All>().unwrap_err();
+        let message =
+            "'a' is wrong: invalid value: integer `-1`, expected a whole number from 0 on";
+        assert_eq!(error.message, message);
     }
 }

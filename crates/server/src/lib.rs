@@ -59,6 +59,7 @@ pub mod otlp;
 mod places;
 mod query;
 mod report;
+mod skips;
 mod speculate;
 mod stream;
 mod texts;

@@ -23,6 +23,8 @@ use model_core::tokenizer::Tokenizer;
 use model_core::weight_summary::WeightSummary;
 
 use crate::api::params::random_id;
+use serde_json::Value;
+
 use crate::control_texts::ControlTexts;
 use crate::error::ApiError;
 use crate::generate::ChatPrompt;
@@ -371,13 +373,22 @@ impl ServedModel {
         })
     }
 
-    /// The text of messages in that form, with the beginning of an answer.
+    /// The text of messages in that form, with the beginning of an answer. What an assistant said
+    /// last is such a beginning.
     ///
     /// # Errors
     /// [`ApiError`] 400 where there is no template, or it refuses the messages.
     pub(crate) fn render_shaped(&self, chat: &ChatPrompt) -> Result<String, ApiError> {
         let template = self.chat_template()?;
-        Ok(self.render_with(template, chat, GenerationPrompt::Add)?)
+        let Some((begun, before)) = begun_answer(&chat.messages) else {
+            return Ok(self.render_with(template, chat, GenerationPrompt::Add)?);
+        };
+        let before = ChatPrompt {
+            messages: before.to_vec(),
+            variables: chat.variables.clone(),
+        };
+        let text = self.render_with(template, &before, GenerationPrompt::Add)?;
+        Ok(text + begun)
     }
 
     fn chat_template(&self) -> Result<&ChatTemplate, ApiError> {
@@ -450,6 +461,17 @@ impl ServedModel {
             .get_or_init(|| GrammarCompiler::new(&self.tokenizer));
         compiler.as_ref().map_err(Clone::clone)
     }
+}
+
+/// The beginning of an answer, and the messages before it, where the last message is an assistant's
+/// text alone.
+fn begun_answer(messages: &[Value]) -> Option<(&str, &[Value])> {
+    let (last, before) = messages.split_last()?;
+    let is_text = ["tool_calls", "reasoning_content", "reasoning", "thinking"]
+        .iter()
+        .all(|name| last.get(*name).is_none());
+    let content = last["content"].as_str().filter(|text| !text.is_empty())?;
+    (last["role"] == "assistant" && is_text && !before.is_empty()).then_some((content, before))
 }
 
 #[cfg(test)]

@@ -87,7 +87,8 @@ pub(crate) struct ServeArgs {
     /// text (gpt-*=MODEL); several with commas, or once per name [default: the file's name]
     #[arg(long, value_name = "NAME")]
     pub(crate) alias: Vec<String>,
-    /// Refuse what is not served exactly as asked: names of models that there are not
+    /// Refuse what would otherwise be skipped, as no text depends on it, and names of models that
+    /// there are not
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) strict: bool,
     /// Use the chat template in a file instead of the only model's

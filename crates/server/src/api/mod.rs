@@ -15,20 +15,21 @@ pub mod params;
 
 use std::collections::BTreeMap;
 
-use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::header::{CONTENT_TYPE, VARY};
 use axum::http::{HeaderMap, HeaderValue, Method};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
+use axum::{Extension, Router};
 
 use tracing::Instrument;
 
-use self::openapi::fields::{self, RequestBody};
+use self::openapi::fields::{self, RequestBody, RequestFields};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::report::{self, Recorder};
+use crate::skips::SkipPolicy;
 use crate::{body_worker, cors, trace, view};
 
 /// An endpoint, as `GET /` lists it.
@@ -79,24 +80,39 @@ const GET: Method = Method::GET;
 const DELETE: Method = Method::DELETE;
 
 /// All endpoints.
-pub const ENDPOINTS: [Endpoint; 40] = [
+pub const ENDPOINTS: [Endpoint; 42] = [
     post_endpoint(
         "/v1/chat/completions",
         "answers messages (OpenAI)",
         openai::chat::route,
-        fields::sampled(fields::CHAT),
+        fields::sampled(fields::CHAT).limited(&[&openai::chat::LIMITED, &openai::LIMITED]),
     ),
     post_endpoint(
         "/v1/completions",
         "continues a text (OpenAI)",
         openai::completions::route,
-        fields::sampled(fields::COMPLETIONS),
+        fields::sampled(fields::COMPLETIONS).limited(&[&openai::LIMITED]),
     ),
     post_endpoint(
         "/v1/responses",
         "answers items, and keeps the answer (OpenAI)",
         openai::responses::create,
-        fields::sampled(fields::RESPONSES),
+        fields::sampled(fields::RESPONSES)
+            .limited(&[&openai::responses::LIMITED, &openai::LIMITED]),
+    ),
+    post_endpoint(
+        "/v1/responses/input_tokens",
+        "counts the tokens of a prompt (OpenAI)",
+        openai::responses::compact::input_tokens,
+        fields::sampled(fields::RESPONSES)
+            .limited(&[&openai::responses::LIMITED, &openai::LIMITED]),
+    ),
+    post_endpoint(
+        "/v1/responses/compact",
+        "makes a conversation short (OpenAI)",
+        openai::responses::compact::compact,
+        fields::sampled(fields::RESPONSES)
+            .limited(&[&openai::responses::LIMITED, &openai::LIMITED]),
     ),
     endpoint(
         GET,
@@ -114,25 +130,26 @@ pub const ENDPOINTS: [Endpoint; 40] = [
         "/v1/completions/render",
         "the tokens of prompts (vLLM)",
         openai::render::completions,
-        fields::sampled(fields::COMPLETIONS),
+        fields::sampled(fields::COMPLETIONS).limited(&[&openai::LIMITED]),
     ),
     post_endpoint(
         "/v1/chat/completions/render",
         "the tokens of messages (vLLM)",
         openai::render::chat,
-        fields::sampled(fields::CHAT),
+        fields::sampled(fields::CHAT).limited(&[&openai::chat::LIMITED, &openai::LIMITED]),
     ),
     post_endpoint(
         "/v1/responses/render",
         "the tokens of items (vLLM)",
         openai::render::responses,
-        fields::sampled(fields::RESPONSES),
+        fields::sampled(fields::RESPONSES)
+            .limited(&[&openai::responses::LIMITED, &openai::LIMITED]),
     ),
     post_endpoint(
         "/v1/embeddings",
         "vectors of texts (OpenAI)",
         openai::embeddings::embeddings,
-        fields::body(fields::EMBEDDINGS),
+        fields::body(fields::EMBEDDINGS).limited(&[&openai::embeddings::LIMITED]),
     ),
     post_endpoint(
         "/v1/rerank",
@@ -156,13 +173,13 @@ pub const ENDPOINTS: [Endpoint; 40] = [
         "/completion",
         "continues a text (llama-server)",
         llama::completion::route,
-        fields::sampled(fields::COMPLETION),
+        fields::sampled(fields::COMPLETION).limited(&[&llama::completion::LIMITED]),
     ),
     post_endpoint(
         "/infill",
         "fills the gap between two texts (llama-server)",
         llama::completion::infill,
-        fields::sampled(fields::INFILL),
+        fields::sampled(fields::INFILL).limited(&[&llama::completion::LIMITED]),
     ),
     post_endpoint(
         "/tokenize",
@@ -186,25 +203,25 @@ pub const ENDPOINTS: [Endpoint; 40] = [
         "/v1/messages",
         "answers messages (Anthropic)",
         anthropic::route,
-        fields::sampled(fields::MESSAGES),
+        fields::sampled(fields::MESSAGES).limited(&[&anthropic::LIMITED]),
     ),
     post_endpoint(
         "/v1/messages/count_tokens",
         "the number of a prompt's tokens (Anthropic)",
         anthropic::count_tokens,
-        fields::body(fields::MESSAGES),
+        fields::body(fields::MESSAGES).limited(&[&anthropic::LIMITED]),
     ),
     post_endpoint(
         "/api/chat",
         "answers messages (Ollama)",
         ollama::texts::chat,
-        fields::body(fields::OLLAMA_CHAT),
+        fields::body(fields::OLLAMA_CHAT).limited(&[&ollama::texts::LIMITED]),
     ),
     post_endpoint(
         "/api/generate",
         "continues a text (Ollama)",
         ollama::texts::generate,
-        fields::body(fields::OLLAMA_GENERATE),
+        fields::body(fields::OLLAMA_GENERATE).limited(&[&ollama::texts::LIMITED]),
     ),
     post_endpoint(
         "/api/embed",
@@ -310,20 +327,27 @@ const CHANGES: [&str; 6] = [
 /// The routes of a server.
 pub fn router(app: App) -> Router {
     let mut paths: BTreeMap<&str, (Vec<Method>, MethodRouter<App>)> = BTreeMap::new();
+    let policy = if app.config().strict {
+        SkipPolicy::Refused
+    } else {
+        SkipPolicy::Named
+    };
     for Endpoint {
         method,
         path,
         route,
+        body,
         ..
     } in ENDPOINTS
     {
         let (methods, merged) = paths.entry(path).or_default();
-        let route = match method {
-            Method::POST => {
-                route().route_layer(from_fn_with_state(app.clone(), body_worker::read_body))
-            }
-            _ => route(),
-        };
+        let mut route = route();
+        if let Some(body) = body {
+            let fields = RequestFields { body, policy };
+            route = route
+                .route_layer(Extension(fields))
+                .route_layer(from_fn_with_state(app.clone(), body_worker::read_body));
+        }
         methods.push(method);
         *merged = std::mem::take(merged).merge(route);
     }
@@ -446,7 +470,7 @@ async fn errors_of_api(request: Request, next: Next) -> Response {
 /// The field of an endpoint that has the prompt.
 fn prompt_field(path: &str) -> &'static str {
     match path {
-        "/v1/responses" | "/v1/responses/render" => "input",
+        _ if path.starts_with("/v1/responses") => "input",
         "/infill" => "input_prefix",
         "/tokenize" => "content",
         "/apply-template" | "/api/chat" => "messages",

@@ -261,6 +261,7 @@ impl SamplingParams {
             is_included,
             tokens,
             ignore_eos: self.ignore_eos == Some(true),
+            max_time: None,
         };
         stop.check("stop")?;
         Ok(stop)

@@ -12,6 +12,7 @@ use std::future::{Future, poll_fn};
 use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use cellar_chat::{Calls, ChatSplitter, Part};
 use cellar_engine::sampler::{Bias, LogitBias, Step};
@@ -103,12 +104,42 @@ pub struct Generating {
     ready: VecDeque<Piece>,
     /// Given out before all else.
     echo: Option<EchoedPrompt>,
+    /// Ends it where it takes too long.
+    time_limit: Option<TimeLimit>,
     /// Comes when the server does not wait for texts any longer.
     closing: Pin<Box<dyn Future<Output = ()> + Send>>,
     n_prompt: usize,
     active: Active,
     /// Dropped last: the model may be unloaded then.
     model: ModelInUse,
+}
+
+/// The time of a text, from its first piece on.
+#[derive(Clone, Copy, Debug)]
+struct TimeLimit {
+    time: Duration,
+    began: Option<Instant>,
+    has_line: bool,
+    is_over: bool,
+}
+
+impl TimeLimit {
+    fn new(time: Duration) -> Self {
+        Self {
+            time,
+            began: None,
+            has_line: false,
+            is_over: false,
+        }
+    }
+
+    /// True if the text ends with this piece.
+    fn ends_with(&mut self, piece: &str) -> bool {
+        let began = *self.began.get_or_insert_with(Instant::now);
+        self.has_line |= piece.contains('\n');
+        self.is_over |= self.has_line && began.elapsed() >= self.time;
+        self.is_over
+    }
 }
 
 /// A text that is complete.
@@ -175,6 +206,7 @@ impl App {
         self.check_open()?;
         let service = model.service()?;
         let n = request.choices.n_computed();
+        let time_limit = request.stop.max_time.map(TimeLimit::new);
         let prepare = {
             let model = model.shared();
             move || prepare(&model, tenant, request)
@@ -213,6 +245,7 @@ impl App {
             model: model.clone(),
             ready: VecDeque::new(),
             echo: echo.clone(),
+            time_limit,
             closing: Box::pin(self.closing()),
             n_prompt,
         };
@@ -400,6 +433,11 @@ impl Generating {
         match polled {
             Poll::Ready(Ok(Some(piece))) => {
                 self.active.piece();
+                if let Some(limit) = &mut self.time_limit
+                    && limit.ends_with(&piece)
+                {
+                    stream.cancel();
+                }
                 let logprobs = stream.take_logprobs();
                 if !logprobs.is_empty() {
                     self.ready.push_back(Piece::Logprobs(logprobs));
@@ -445,9 +483,12 @@ impl Generating {
         let Some(stream) = self.stream.take() else {
             return Ok(());
         };
-        let finished = stream.finish()?;
+        let mut finished = stream.finish()?;
         if finished.finish == FinishReason::Cancelled {
-            return Err(ApiError::shutting_down());
+            if !self.time_limit.is_some_and(|limit| limit.is_over) {
+                return Err(ApiError::shutting_down());
+            }
+            finished.finish = FinishReason::Length;
         }
         self.active.finished(&finished.finish, finished.usage);
         let (mut has_calls, mut n_reasoning) = (false, 0);

@@ -2,6 +2,8 @@
 //!
 //! Plain data. Knows no model.
 
+use std::time::Duration;
+
 use cellar_chat::{CallNumber, Tool};
 use cellar_engine::Logprobs;
 use cellar_engine::sampler::SamplerConfig;
@@ -96,6 +98,9 @@ pub struct Stop {
     pub tokens: Vec<TokenId>,
     /// Whether those of the model are never chosen.
     pub ignore_eos: bool,
+    /// The time after its first token in which a text goes on. Then it ends at once where it has a
+    /// line break, or else with the line.
+    pub max_time: Option<Duration>,
 }
 
 /// Texts that end a text: each is looked for after each token.

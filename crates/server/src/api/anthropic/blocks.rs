@@ -1,17 +1,18 @@
 //! Anthropic's messages, of content blocks, as OpenAI's, which chat templates know.
 //!
-//! Invariant: what the model would not see is refused, with the path of the block. What an
-//! assistant thought is given to the template, which leaves out that of earlier turns, as Anthropic
+//! Invariant: what the model would not see is refused, with the path of the block, or named where it is
+//! a tool's result or a tool that is merely offered. What an assistant thought is given to the template, which leaves out that of earlier turns, as Anthropic
 //! does.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::api::openai::messages::check_number;
+use crate::api::openai::messages::{check_number, result_text};
 use crate::api::openai::tools::{ToolForm, Tools, tool_list};
 use crate::error::ApiError;
 use crate::generate::CallNumber;
 use crate::json::Body;
+use crate::skips::Skips;
 
 /// One message.
 #[derive(Clone, Debug, Deserialize)]
@@ -43,18 +44,22 @@ struct Parts {
 ///
 /// # Errors
 /// [`ApiError`] 400 with the path of what is wrong.
-pub(super) fn messages(system: Option<&Content>, list: &[Message]) -> Result<Value, ApiError> {
+pub(super) fn messages(
+    system: Option<&Content>,
+    list: &[Message],
+    skips: &Skips,
+) -> Result<Value, ApiError> {
     check_number(list.len(), "messages")?;
     let mut messages = Vec::new();
     if let Some(system) = system {
-        let text = parts("system", system)?.only_text("system")?;
+        let text = parts("system", system, skips)?.only_text("system")?;
         if !text.is_empty() {
             messages.push(json!({"role": "system", "content": text}));
         }
     }
     for (at, message) in list.iter().enumerate() {
         let path = format!("messages[{at}].content");
-        let parts = parts(&path, &message.content)?;
+        let parts = parts(&path, &message.content, skips)?;
         match message.role.as_str() {
             "assistant" if parts.results.is_empty() => messages.push(parts.assistant()),
             "user" if parts.calls.is_empty() => {
@@ -65,6 +70,11 @@ pub(super) fn messages(system: Option<&Content>, list: &[Message]) -> Result<Val
                     messages.push(json!({"role": "user", "content": text}));
                 }
             }
+            // It stays where it is: what was computed of the messages before it is used again.
+            "system" => {
+                let text = parts.only_text(&path)?;
+                messages.push(json!({"role": "system", "content": text}));
+            }
             "assistant" | "user" => {
                 let message =
                     format!("'{path}': the user gives 'tool_result', the assistant 'tool_use'");
@@ -72,19 +82,16 @@ pub(super) fn messages(system: Option<&Content>, list: &[Message]) -> Result<Val
             }
             role => {
                 let param = format!("messages[{at}].role");
-                let message = format!("'{param}' is '{role}': it must be user or assistant");
+                let message =
+                    format!("'{param}' is '{role}': it must be user, assistant or system");
                 return Err(ApiError::invalid_param(param, message));
             }
         }
     }
-    match list.last() {
-        None => Err(ApiError::invalid_param("messages", "there are no messages")),
-        Some(last) if last.role == "assistant" => {
-            let message = "the last message is the assistant's: its answer cannot be given in part";
-            Err(ApiError::unsupported("messages", message))
-        }
-        Some(_) => Ok(Value::Array(messages)),
+    if list.is_empty() {
+        return Err(ApiError::invalid_param("messages", "there are no messages"));
     }
+    Ok(Value::Array(messages))
 }
 
 impl Parts {
@@ -110,7 +117,7 @@ impl Parts {
     }
 }
 
-fn parts(path: &str, content: &Content) -> Result<Parts, ApiError> {
+fn parts(path: &str, content: &Content, skips: &Skips) -> Result<Parts, ApiError> {
     let mut parts = Parts::default();
     let blocks = match content {
         Content::Text(text) => {
@@ -145,9 +152,26 @@ fn parts(path: &str, content: &Content) -> Result<Parts, ApiError> {
             }
             Some("tool_result") => {
                 let id = text("tool_use_id").ok_or_else(|| missing("tool_use_id"))?;
-                let text = result(&format!("{path}[{at}].content"), block.get("content"))?;
+                let content = block.get("content").filter(|content| !content.is_null());
+                let text = match content {
+                    None => String::new(),
+                    Some(content) => result_text(&format!("{path}[{at}].content"), content, skips)?,
+                };
                 let result = json!({"role": "tool", "tool_call_id": id, "content": text});
                 parts.results.push(result);
+            }
+            Some("document") if block.pointer("/source/type") == Some(&json!("text")) => {
+                let text = block.pointer("/source/data").and_then(Value::as_str);
+                let text = text.ok_or_else(|| missing("source.data"))?;
+                parts.texts.push(text.to_owned());
+            }
+            // What Anthropic's servers did in an earlier answer.
+            Some(kind) if kind == "server_tool_use" || kind.ends_with("_tool_result") => {
+                let param = format!("{path}[{at}]");
+                skips.skip(
+                    &param,
+                    "the tools of Anthropic's servers are not known here",
+                )?;
             }
             kind => {
                 let param = format!("{path}[{at}]");
@@ -163,22 +187,6 @@ fn parts(path: &str, content: &Content) -> Result<Parts, ApiError> {
     Ok(parts)
 }
 
-/// The text of a tool's result, which may be missing.
-fn result(path: &str, content: Option<&Value>) -> Result<String, ApiError> {
-    match content {
-        None | Some(Value::Null) => Ok(String::new()),
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(Value::Array(blocks)) => {
-            let content = Content::Blocks(blocks.clone());
-            parts(path, &content)?.only_text(path)
-        }
-        Some(_) => {
-            let message = format!("'{path}' is neither a text nor a list of blocks");
-            Err(ApiError::invalid_param(path, message))
-        }
-    }
-}
-
 /// The tools of a request, and which of them are to be called.
 ///
 /// # Errors
@@ -189,9 +197,11 @@ pub(super) fn tools(body: &Body) -> Result<Tools, ApiError> {
     for (at, tool) in list.iter().enumerate() {
         let kind = tool.get("type").and_then(Value::as_str);
         if kind.is_some_and(|kind| kind != "custom") {
-            let param = format!("tools[{at}]");
-            let message = format!("'{param}' is a tool of Anthropic's servers, which this is not");
-            return Err(ApiError::unsupported(param, message));
+            let kind = kind.unwrap_or_default();
+            let why =
+                format!("tools of type '{kind}' are not known here, and the model may do without");
+            body.skips().skip(&format!("tools[{at}]"), &why)?;
+            continue;
         }
         let of = |name: &str| tool.get(name).cloned().unwrap_or_default();
         let mut function = json!({"name": of("name"), "parameters": of("input_schema")});

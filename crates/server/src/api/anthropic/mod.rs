@@ -1,7 +1,8 @@
 //! Anthropic's API: `POST /v1/messages` and `/v1/messages/count_tokens`.
 //!
 //! Invariant: a stream has the events of Anthropic's documentation in their order, each with its name,
-//! or ends with an `error` event. Content that the model would not see is refused with its path.
+//! or ends with an `error` event. Content that the model would not see is refused with its path, but in
+//! results of tools, where a note takes its place.
 //! Knows the wire and nothing of how texts are generated.
 
 mod blocks;
@@ -32,15 +33,21 @@ use crate::json::{self, Body, MaxTokens, Neutral, Refused};
 use crate::model::{Job, ServedModel};
 use crate::stream::{self, Encoder};
 
-/// Parameters that would change the result.
-const REFUSED: [Refused; 3] = [
-    Refused::new("mcp_servers", Neutral::Empty, "there are none"),
-    Refused::new("container", Neutral::Empty, "there are none"),
+/// Parameters that are not done.
+pub(in crate::api) const LIMITED: [Refused; 3] = [
+    Refused::new(
+        "mcp_servers",
+        Neutral::Empty,
+        "this server calls no others: give their tools in 'tools'",
+    )
+    .skipped(),
+    Refused::new("container", Neutral::Empty, "this server runs no code").skipped(),
     Refused::new(
         "context_management",
         Neutral::Empty,
-        "send the messages that the model is to see",
-    ),
+        "the model sees all messages, without the thoughts of earlier turns",
+    )
+    .skipped(),
 ];
 
 /// The fields of both endpoints.
@@ -89,13 +96,14 @@ async fn answer(
     let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
     let request = read(&body, &fields, &model)?;
     let generating = app.generate(&model, tenant, request).await?;
+    let skips = body.skips().clone();
     drop(body);
     let header = Header::new(model.id());
     if fields.stream == Some(true) {
         let encoder = MessageStream::new(header, generating.n_prompt());
         return Ok(stream::respond(vec![generating], encoder));
     }
-    Ok(json::respond(&header.answer(&generating.answer().await?)))
+    Ok(skips.respond(header.answer(&generating.answer().await?)))
 }
 
 async fn count(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
@@ -106,7 +114,7 @@ async fn count(State(app): State<App>, request: Request) -> Result<Response, Api
     // They add nothing to the prompt, and are checked as they are for the answer.
     constraint(&fields)?;
     body.max_tokens("max_tokens")?;
-    let prompt = Prompt::Chat(chat(&fields, &blocks::tools(&body)?)?);
+    let prompt = Prompt::Chat(chat(&body, &fields, &blocks::tools(&body)?)?);
     let tokens = app.prompt_tokens(&model, prompt, None).await?;
     Ok(json::respond(&json!({ "input_tokens": tokens.len() })))
 }
@@ -116,7 +124,6 @@ async fn count(State(app): State<App>, request: Request) -> Result<Response, Api
 /// # Errors
 /// [`ApiError`] 400 where a parameter is wrong or not supported.
 fn read(body: &Body, fields: &Fields, model: &ServedModel) -> Result<GenerateRequest, ApiError> {
-    body.refuse(&REFUSED)?;
     let sampling: SamplingParams = body.get()?;
     let max_tokens = match body.max_tokens("max_tokens")? {
         MaxTokens::NotGiven | MaxTokens::These(0) => {
@@ -132,17 +139,12 @@ fn read(body: &Body, fields: &Fields, model: &ServedModel) -> Result<GenerateReq
     stop.check("stop_sequences")?;
     let tools = blocks::tools(body)?;
     Ok(GenerateRequest {
-        prompt: Prompt::Chat(chat(fields, &tools)?),
+        prompt: Prompt::Chat(chat(body, fields, &tools)?),
         sampler: sampling.sampler(model.settings())?,
         max_tokens,
         stop,
-        constraint: match (tools.constraint(), constraint(fields)?) {
-            (Some(_), Some(_)) => {
-                let message = "an answer that has to call a tool has no 'output_config.format'";
-                return Err(ApiError::invalid_param("output_config.format", message));
-            }
-            (forced, asked) => forced.or(asked),
-        },
+        // A format binds the final text, which an answer that has to call a tool has not.
+        constraint: tools.constraint().or(constraint(fields)?),
         output: Output::Chat(tools.used()),
         logprobs: Logprobs::Off,
         choices: Choices::default(),
@@ -180,16 +182,16 @@ fn constraint(fields: &Fields) -> Result<Option<Constraint>, ApiError> {
 }
 
 /// The prompt of the messages, with the tools that the template describes.
-fn chat(fields: &Fields, tools: &Tools) -> Result<ChatPrompt, ApiError> {
+fn chat(body: &Body, fields: &Fields, tools: &Tools) -> Result<ChatPrompt, ApiError> {
     let mut variables = thinking(fields)?;
     let config = fields.output_config.as_ref();
     if let Some(effort) = config.and_then(|config| config.effort.as_ref()) {
         variables.insert("reasoning_effort".to_owned(), json!(effort));
     }
     tools.add_to(&mut variables);
-    let list = blocks::messages(fields.system.as_ref(), &fields.messages)?;
+    let list = blocks::messages(fields.system.as_ref(), &fields.messages, body.skips())?;
     Ok(ChatPrompt {
-        messages: messages(&list)?,
+        messages: messages(&list, body.skips())?,
         variables,
     })
 }

@@ -1,6 +1,7 @@
 //! `POST /completion` and `POST /infill`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
@@ -12,20 +13,21 @@ use model_core::tokenizer::{EncodeOptions, Tokenizer};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::api::openai::SAMPLERS;
 use crate::api::params::SamplingParams;
 use crate::api::{logprobs, on_post};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::fim::{self, Gap, GapFile};
-use crate::generate::{Answer, Constraint, Finish, GenerateRequest, Output, Piece, Prompt};
+use crate::generate::{Answer, Constraint, Finish, GenerateRequest, Output, Piece, Prompt, Stop};
 use crate::json::{self, Body, Neutral, Refused};
 use crate::model::Job;
 use crate::models::ModelInUse;
 use crate::stream::{self, Encoder, event};
 
-/// Parameters that would change the result.
-const REFUSED: [Refused; 10] = [
+/// Parameters that are not done.
+pub(in crate::api) const LIMITED: [Refused; 8] = [
     Refused::new(
         "n_cmpl",
         Neutral::Number(1.0),
@@ -35,19 +37,18 @@ const REFUSED: [Refused; 10] = [
     Refused::new("grammar", Neutral::Empty, "use json_schema"),
     Refused::new("dynatemp_range", Neutral::Number(0.0), "use temperature"),
     Refused::new("lora", Neutral::Empty, "this server has no adapters"),
+    SAMPLERS,
     Refused::new(
-        "samplers",
-        Neutral::Empty,
-        "their order is fixed; a parameter turns each off",
-    ),
-    Refused::new("n_indent", Neutral::NotPositive, "use json_schema"),
-    Refused::new("t_max_predict_ms", Neutral::NotPositive, "use n_predict"),
+        "n_indent",
+        Neutral::NotPositive,
+        "lines begin as the model begins them",
+    )
+    .skipped(),
     Refused::new(
         "post_sampling_probs",
         Neutral::False,
         "probabilities are those of the untouched logits",
     ),
-    Refused::new("response_fields", Neutral::Empty, "all fields are given"),
 ];
 
 /// The fields of this endpoint alone.
@@ -61,6 +62,10 @@ struct Fields {
     json_schema: Option<Value>,
     /// How many of the likeliest tokens are given with each; 0 gives none.
     n_probs: Option<usize>,
+    /// Milliseconds; none that is not above 0 counts.
+    t_max_predict_ms: Option<i64>,
+    /// The members that an answer has; a path such as `timings/predicted_n` is a member of one.
+    response_fields: Option<Vec<String>>,
 }
 
 /// Prompts of one request.
@@ -221,7 +226,6 @@ async fn generate(
     prompts: Vec<Prompt>,
 ) -> Result<Response, ApiError> {
     let fields: Fields = body.get()?;
-    body.refuse(&REFUSED)?;
     let sampling: SamplingParams = body.get()?;
     let max_tokens = body.max_tokens("n_predict")?;
     let max_tokens = max_tokens.or_of(body.max_tokens("max_tokens")?).or(None);
@@ -230,13 +234,21 @@ async fn generate(
         Some(n) => Logprobs::Top(n),
     };
     let wanted = logprobs::check(wanted, "n_probs")?;
+    let stop = Stop {
+        max_time: fields
+            .t_max_predict_ms
+            .and_then(|ms| u64::try_from(ms).ok())
+            .filter(|ms| *ms > 0)
+            .map(Duration::from_millis),
+        ..sampling.stop()?
+    };
     let schema = fields.json_schema.filter(|schema| !schema.is_null());
     let request = |prompt| -> Result<GenerateRequest, ApiError> {
         Ok(GenerateRequest {
             prompt,
             sampler: sampling.sampler(model.settings())?,
             max_tokens,
-            stop: sampling.stop()?,
+            stop: stop.clone(),
             constraint: schema.clone().map(|schema| Constraint::JsonSchema {
                 schema,
                 param: "json_schema",
@@ -254,7 +266,9 @@ async fn generate(
     for prompt in prompts {
         texts.push(app.generate(model, tenant, request(prompt)?).await?);
     }
+    let skips = body.skips().clone();
     drop(body);
+    let wanted_members = fields.response_fields.unwrap_or_default();
     let mut format = CompletionFormat {
         model: model.id().to_owned(),
         with_tokens: fields.return_tokens == Some(true),
@@ -268,12 +282,26 @@ async fn generate(
     let mut results = Vec::with_capacity(texts.len());
     for (index, text) in texts.into_iter().enumerate() {
         let answer = text.answer().await?;
-        results.push(format.whole(index, answer));
+        results.push(chosen_members(format.whole(index, answer), &wanted_members));
     }
-    Ok(match results.as_slice() {
-        [one] => json::respond(one),
+    Ok(match results.as_mut_slice() {
+        [one] => skips.respond(one.take()),
         several => json::respond(&json!(several)),
     })
+}
+
+/// The members of an answer that a request wants: all, where it names none. A path gives the member
+/// under the last of its names.
+fn chosen_members(answer: Value, wanted: &[String]) -> Value {
+    if wanted.is_empty() {
+        return answer;
+    }
+    let members = wanted.iter().filter_map(|path| {
+        let value = answer.pointer(&format!("/{path}"))?;
+        let name = path.rsplit('/').next()?;
+        Some((name.to_owned(), value.clone()))
+    });
+    Value::Object(members.collect())
 }
 
 /// llama-server's objects.

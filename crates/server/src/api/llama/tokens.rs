@@ -159,7 +159,7 @@ pub(crate) fn apply_template() -> MethodRouter<App> {
         let mut variables = fields.chat_template_kwargs.unwrap_or_default();
         Tools::read(&body)?.add_to(&mut variables);
         let chat = ChatPrompt {
-            messages: messages(&fields.messages)?,
+            messages: messages(&fields.messages, body.skips())?,
             variables,
         };
         let render = {

@@ -24,11 +24,28 @@ use crate::fim::{self, Gap};
 use crate::generate::{
     ChatPrompt, Constraint, GenerateRequest, Generating, Output, Piece, Prompt, ToolCall,
 };
-use crate::json::{self, Body};
+use crate::json::{self, Body, Neutral, Refused};
 use crate::model::{Job, ServedModel};
 use crate::models::KeepLoaded;
 use crate::stream::{self, Encoder};
 use crate::whole;
+
+/// Parameters that are not done.
+pub(in crate::api) const LIMITED: [Refused; 3] = [
+    Refused::new("images", Neutral::Empty, "this model takes text only").not_implemented(),
+    Refused::new(
+        "template",
+        Neutral::Empty,
+        "the template is the model's, or the server's --chat-template",
+    )
+    .not_implemented(),
+    Refused::new(
+        "context",
+        Neutral::Empty,
+        "send the conversation as messages to /api/chat",
+    )
+    .not_implemented(),
+];
 
 /// Ollama's word for a type of body that is lines of JSON.
 const NDJSON: &str = "application/x-ndjson";
@@ -97,7 +114,6 @@ async fn handle(
     let body = Body::read(request).await?;
     let fields: Fields = body.get()?;
     let at = app.registry().find_now(&fields.model).await?;
-    refuse(&body)?;
     let keep = fields.keep_alive.as_ref().map(KeepAlive::keep);
     let keep = keep.transpose()?;
     let mut lines = Lines {
@@ -129,39 +145,16 @@ async fn handle(
         Endpoint::Chat => Tools::read(&body)?,
         Endpoint::Generate => Tools::default(),
     };
-    let request = read(endpoint, &fields, &tools, &model)?;
+    let request = read(endpoint, &body, &fields, &tools, &model)?;
     lines.logprobs = (request.logprobs != Logprobs::Off)
         .then(|| PendingLogprobs::new(Arc::clone(model.tokenizer())));
     let generating = app.generate(&model, tenant, request).await?;
+    let skips = body.skips().clone();
     drop(body);
     match fields.stream {
-        Some(false) => Ok(json::respond(&lines.whole(generating).await?)),
+        Some(false) => Ok(skips.respond(lines.whole(generating).await?)),
         _ => Ok(stream::respond(vec![generating], lines)),
     }
-}
-
-/// Fields that would change the result, and are not supported.
-fn refuse(body: &Body) -> Result<(), ApiError> {
-    for (name, why) in [
-        ("images", "this model takes text only"),
-        (
-            "template",
-            "the template is the model's, or the server's --chat-template",
-        ),
-        ("context", "send the conversation as messages to /api/chat"),
-    ] {
-        let is_empty = |value: &Value| match value {
-            Value::Array(list) => list.is_empty(),
-            Value::String(text) => text.is_empty(),
-            _ => false,
-        };
-        if body.field(name).is_some_and(|value| !is_empty(value)) {
-            return Err(ApiError::not_implemented(format!(
-                "'{name}' is not supported: {why}"
-            )));
-        }
-    }
-    Ok(())
 }
 
 /// From the JSON of a request to what is generated.
@@ -170,6 +163,7 @@ fn refuse(body: &Body) -> Result<(), ApiError> {
 /// [`ApiError`] 400 where a field is wrong, 501 where it is not supported.
 fn read(
     endpoint: Endpoint,
+    body: &Body,
     fields: &Fields,
     tools: &Tools,
     model: &ServedModel,
@@ -181,17 +175,12 @@ fn read(
     };
     let sampling: SamplingParams = options.get().map_err(within)?;
     Ok(GenerateRequest {
-        prompt: prompt(endpoint, fields, tools, model)?,
+        prompt: prompt(endpoint, body, fields, tools, model)?,
         sampler: sampling.sampler(model.settings()).map_err(within)?,
         max_tokens: max_tokens(&options).map_err(within)?,
         stop: sampling.stop().map_err(within)?,
-        constraint: match (tools.constraint(), constraint(fields)?) {
-            (Some(_), Some(_)) => {
-                let message = "an answer that has to call a tool has no 'format'";
-                return Err(ApiError::invalid_param("format", message));
-            }
-            (forced, asked) => forced.or(asked),
-        },
+        // A format binds the final text, which an answer that has to call a tool has not.
+        constraint: tools.constraint().or(constraint(fields)?),
         priority: sampling.priority(),
         cache_salt: sampling.cache_salt(),
         speculate: sampling.speculate(),
@@ -229,6 +218,7 @@ fn max_tokens(options: &Body) -> Result<Option<usize>, ApiError> {
 
 fn prompt(
     endpoint: Endpoint,
+    body: &Body,
     fields: &Fields,
     tools: &Tools,
     model: &ServedModel,
@@ -262,7 +252,7 @@ fn prompt(
         }
         messages.push(message.as_openai());
     }
-    let messages = read_messages(&json!(messages))?;
+    let messages = read_messages(&json!(messages), body.skips())?;
     let mut variables = Map::new();
     tools.add_to(&mut variables);
     match &fields.think {

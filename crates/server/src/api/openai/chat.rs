@@ -21,12 +21,12 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::generate::{Answer, ChatPrompt, GenerateRequest, Output, Piece, Prompt};
-use crate::json::{self, Body};
+use crate::json::Body;
 use crate::model::{Job, ModelSettings};
 use crate::stream::{self, Encoder, event};
 
-/// Parameters of this endpoint alone that would change the result.
-const CHAT_REFUSED: [Refused; 10] = [
+/// Parameters of this endpoint alone that are not done.
+pub(in crate::api) const LIMITED: [Refused; 11] = [
     Refused::new(
         "best_of",
         Neutral::Number(1.0),
@@ -39,7 +39,8 @@ const CHAT_REFUSED: [Refused; 10] = [
         "this model writes text",
     ),
     Refused::new("audio", Neutral::Empty, "this model writes text"),
-    Refused::new("web_search_options", Neutral::Empty, "there is no search"),
+    Refused::new("web_search_options", Neutral::Empty, "there is no search").skipped(),
+    Refused::new("verbosity", Neutral::Text("medium"), "the model decides").skipped(),
     Refused::new("echo", Neutral::False, "the messages are yours"),
     Refused::new(
         "continue_final_message",
@@ -98,6 +99,7 @@ async fn handle(
     let request = read(&body, &fields, model.settings())?;
     let logprobs = request.logprobs;
     let texts = app.generate_texts(&model, tenant, request).await?;
+    let skips = body.skips().clone();
     drop(body);
     let header = Header::new(model.id(), model.tokenizer());
     if fields.stream == Some(true) {
@@ -115,7 +117,7 @@ async fn handle(
     for text in texts {
         answers.push(text.answer().await?);
     }
-    Ok(json::respond(&header.answer(&answers, logprobs)))
+    Ok(skips.respond(header.answer(&answers, logprobs)))
 }
 
 /// `logprobs` and `top_logprobs`.
@@ -143,7 +145,6 @@ pub(super) fn read(
     fields: &ChatFields,
     settings: &ModelSettings,
 ) -> Result<GenerateRequest, ApiError> {
-    body.refuse(&CHAT_REFUSED)?;
     let mut variables = fields.chat_template_kwargs.clone().unwrap_or_default();
     if let Some(effort) = &fields.reasoning_effort {
         variables.insert("reasoning_effort".to_owned(), json!(effort));
@@ -151,7 +152,7 @@ pub(super) fn read(
     let tools = tools::Tools::read(body)?;
     tools.add_to(&mut variables);
     let chat = ChatPrompt {
-        messages: messages::messages(&fields.messages)?,
+        messages: messages::messages(&fields.messages, body.skips())?,
         variables,
     };
     let specific = Specific {

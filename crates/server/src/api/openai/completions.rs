@@ -22,7 +22,7 @@ use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::fim::{self, Gap};
 use crate::generate::{Answer, EchoedPrompt, GenerateRequest, Output, Piece, Prompt};
-use crate::json::{self, Body};
+use crate::json::Body;
 use crate::model::{Job, ServedModel};
 use crate::stream::{self, Encoder, event};
 
@@ -92,6 +92,7 @@ async fn handle(
         (choices, wanted) = (request.choices, request.logprobs);
         texts.extend(app.generate_texts(&model, tenant, request).await?);
     }
+    let skips = body.skips().clone();
     drop(body);
     let n_of_prompt = choices.n_computed().get() as usize;
     let header = Header {
@@ -125,7 +126,7 @@ async fn handle(
     }
     let mut object = header.answer(&chosen);
     object["usage"] = usage_json(&usages, n_of_prompt, 0);
-    Ok(json::respond(&object))
+    Ok(skips.respond(object))
 }
 
 /// From the JSON of a request to what is generated, for each prompt.

@@ -21,7 +21,8 @@ use crate::texts::{EmbedTexts, Embedded, RerankJob};
 /// Texts of one request.
 const MAX_TEXTS: usize = 2048;
 
-const REFUSED: [Refused; 2] = [
+/// Parameters that are not done.
+pub(in crate::api) const LIMITED: [Refused; 2] = [
     Refused::new("dimensions", Neutral::Empty, "cut the vectors off yourself"),
     Refused::new(
         "truncate_prompt_tokens",
@@ -111,7 +112,6 @@ async fn embed(State(app): State<App>, request: Request) -> Result<Response, Api
     let model = app
         .model_for(fields.model.as_deref(), Job::Embeddings)
         .await?;
-    body.refuse(&REFUSED)?;
     app.check_open()?;
     let texts = fields.input.texts();
     check_number("input", texts.len())?;

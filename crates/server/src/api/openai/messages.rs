@@ -7,6 +7,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
+use crate::skips::Skips;
 
 /// Messages of one request: rendering them takes time and memory.
 const MAX_MESSAGES: usize = 16_384;
@@ -35,7 +36,7 @@ pub(crate) fn check_number(n: usize, param: &str) -> Result<(), ApiError> {
 ///
 /// # Errors
 /// [`ApiError`] 400 with the path of the first that is wrong.
-pub fn messages(list: &Value) -> Result<Vec<Value>, ApiError> {
+pub(crate) fn messages(list: &Value, skips: &Skips) -> Result<Vec<Value>, ApiError> {
     let Value::Array(list) = list else {
         return Err(ApiError::invalid_param(
             "messages",
@@ -48,11 +49,11 @@ pub fn messages(list: &Value) -> Result<Vec<Value>, ApiError> {
     check_number(list.len(), "messages")?;
     let number = list.iter().enumerate();
     number
-        .map(|(at, message)| read_message(at, message))
+        .map(|(at, message)| read_message(at, message, skips))
         .collect()
 }
 
-fn read_message(at: usize, message: &Value) -> Result<Value, ApiError> {
+fn read_message(at: usize, message: &Value, skips: &Skips) -> Result<Value, ApiError> {
     let wrong = |part: &str, why: &str| {
         let param = format!("messages[{at}]{part}");
         ApiError::invalid_param(&param, format!("'{param}' {why}"))
@@ -80,7 +81,14 @@ fn read_message(at: usize, message: &Value) -> Result<Value, ApiError> {
     let content = match members.get("content") {
         None | Some(Value::Null) if role == "assistant" || role == "tool" => String::new(),
         None | Some(Value::Null) => return Err(wrong(".content", "is missing")),
-        Some(content) => content_text(&format!("messages[{at}].content"), content)?,
+        Some(content) => {
+            let path = format!("messages[{at}].content");
+            if role == "tool" {
+                result_text(&path, content, skips)?
+            } else {
+                content_text(&path, content)?
+            }
+        }
     };
     let mut out = Map::new();
     // OpenAI's newer name of the system's role, which templates do not know.
@@ -150,6 +158,34 @@ fn read_calls(at: usize, calls: &Value) -> Result<Vec<Value>, ApiError> {
     calls.map(read).collect()
 }
 
+/// The text of a tool's result, at this path of the request: as [`content_text`], with a note in the
+/// place of what is no text. A client cannot choose what a tool gives, and its conversation goes on.
+///
+/// # Errors
+/// [`ApiError`] 400 with the path of the part, of images and files on strict servers alone.
+pub(crate) fn result_text(path: &str, content: &Value, skips: &Skips) -> Result<String, ApiError> {
+    let Value::Array(parts) = content else {
+        return content_text(path, content);
+    };
+    let mut texts = Vec::with_capacity(parts.len());
+    for (number, part) in parts.iter().enumerate() {
+        let note = match part.get("type").and_then(Value::as_str) {
+            Some("image" | "image_url" | "input_image") => "[image]",
+            Some("document" | "file" | "input_file") => "[file]",
+            Some("audio" | "input_audio") => "[audio]",
+            Some("tool_reference") => "[tool]",
+            _ => {
+                texts.push(part_text(&format!("{path}[{number}]"), part)?.to_owned());
+                continue;
+            }
+        };
+        let why = format!("the model takes text only, and sees '{note}' in its place");
+        skips.skip(&format!("{path}[{number}]"), &why)?;
+        texts.push(note.to_owned());
+    }
+    Ok(texts.join("\n"))
+}
+
 /// The text of a message, at this path of the request: a text, or text parts, one line each.
 ///
 /// # Errors
@@ -163,28 +199,28 @@ pub(crate) fn content_text(path: &str, content: &Value) -> Result<String, ApiErr
             return Err(ApiError::invalid_param(path, message));
         }
     };
-    let mut texts = Vec::with_capacity(parts.len());
-    for (number, part) in parts.iter().enumerate() {
-        let param = format!("{path}[{number}]");
-        let kind = part.get("type").and_then(Value::as_str);
-        let name = match kind {
-            Some("text" | "input_text" | "output_text") => "text",
-            Some("refusal") => "refusal",
-            _ => {
-                let kind = kind.unwrap_or("without a type");
-                let message = format!("'{param}' is a part '{kind}': this model takes text only");
-                return Err(ApiError::unsupported_content(param, message));
-            }
-        };
-        match part.get(name) {
-            Some(Value::String(text)) => texts.push(text.as_str()),
-            _ => {
-                let message = format!("'{param}' has no text");
-                return Err(ApiError::invalid_param(param, message));
-            }
+    let texts = parts
+        .iter()
+        .enumerate()
+        .map(|(number, part)| part_text(&format!("{path}[{number}]"), part));
+    Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+}
+
+/// The text of a part of a message, at this path.
+fn part_text<'p>(path: &str, part: &'p Value) -> Result<&'p str, ApiError> {
+    let kind = part.get("type").and_then(Value::as_str);
+    let name = match kind {
+        Some("text" | "input_text" | "output_text") => "text",
+        Some("refusal") => "refusal",
+        _ => {
+            let kind = kind.unwrap_or("without a type");
+            let message = format!("'{path}' is a part '{kind}': this model takes text only");
+            return Err(ApiError::unsupported_content(path, message));
         }
-    }
-    Ok(texts.join("\n"))
+    };
+    part.get(name)
+        .and_then(Value::as_str)
+        .ok_or_else(|| ApiError::invalid_param(path, format!("'{path}' has no text")))
 }
 
 #[cfg(test)]
@@ -203,7 +239,7 @@ mod tests {
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "Hello\nthere", "name": "ada"},
         ]);
-        assert_eq!(json!(messages(&list).unwrap()), expected);
+        assert_eq!(json!(messages(&list, &Skips::default()).unwrap()), expected);
     }
 
     #[test]
@@ -220,15 +256,15 @@ mod tests {
             {"role": "assistant", "content": "", "tool_calls": [call(json!("{\"a\": 1}"))]},
             {"role": "tool", "content": "2", "tool_call_id": "call_1"},
         ]);
-        assert_eq!(json!(messages(&list).unwrap()), expected);
+        assert_eq!(json!(messages(&list, &Skips::default()).unwrap()), expected);
         // As a model may write them.
         for arguments in [json!("{\"a\": \"b\nc\"}"), json!("{a"), json!({"a": 1})] {
             let list = json!([{"role": "assistant", "tool_calls": [call(arguments.clone())]}]);
-            let read = messages(&list).unwrap();
+            let read = messages(&list, &Skips::default()).unwrap();
             assert_eq!(read[0]["tool_calls"], json!([call(arguments)]));
         }
         let broken = json!([{"role": "assistant", "tool_calls": [call(json!([1]))]}]);
-        let error = messages(&broken).unwrap_err();
+        let error = messages(&broken, &Skips::default()).unwrap_err();
         let param = "messages[0].tool_calls[0].function.arguments";
         assert_eq!(error.param.as_deref(), Some(param));
     }
@@ -245,7 +281,7 @@ mod tests {
             {"role": "assistant", "content": "", "reasoning_content": "b"},
             {"role": "tool", "content": "", "tool_call_id": "call_1"},
         ]);
-        assert_eq!(json!(messages(&list).unwrap()), expected);
+        assert_eq!(json!(messages(&list, &Skips::default()).unwrap()), expected);
     }
 
     #[test]
@@ -278,7 +314,7 @@ mod tests {
                 "messages[1].content[1]",
             ),
         ] {
-            let error = messages(&list).unwrap_err();
+            let error = messages(&list, &Skips::default()).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(param), "{list}");
         }
     }

@@ -21,8 +21,8 @@ use crate::generate::{Constraint, Finish, GenerateRequest, Output, Prompt};
 use crate::json::{Body, Neutral, Refused};
 use crate::model::ModelSettings;
 
-/// Parameters of both endpoints that would change the result.
-const REFUSED: [Refused; 13] = [
+/// Parameters of all endpoints of texts that are not done.
+pub(in crate::api) const LIMITED: [Refused; 16] = [
     Refused::new("dynatemp_range", Neutral::Number(0.0), "use temperature"),
     Refused::new(
         "grammar",
@@ -50,13 +50,29 @@ const REFUSED: [Refused; 13] = [
         "control tokens are never part of a text",
     ),
     Refused::new("use_beam_search", Neutral::False, "use 'n' or 'best_of'"),
-    Refused::new("length_penalty", Neutral::Number(1.0), "there are no beams"),
+    Refused::new("length_penalty", Neutral::Number(1.0), "there are no beams").skipped(),
+    SAMPLERS,
+    Refused::new("lora", Neutral::Empty, "this server has no adapters"),
+    Refused::new(
+        "t_max_predict_ms",
+        Neutral::NotPositive,
+        "a client that waits no longer may leave",
+    )
+    .skipped(),
     Refused::new(
         "logits_processors",
         Neutral::Empty,
         "there are none but those of the parameters",
     ),
 ];
+
+/// llama-server's order of samplers, which its editors send.
+pub(in crate::api) const SAMPLERS: Refused = Refused::new(
+    "samplers",
+    Neutral::Empty,
+    "the order is fixed, and the value of each parameter says whether it is used",
+)
+.skipped();
 
 const SCHEMA_INSTEAD: &str = "use response_format with a JSON schema";
 const BIAS_INSTEAD: &str = "use 'logit_bias'";
@@ -82,20 +98,14 @@ fn generate_request(
     settings: &ModelSettings,
     specific: Specific,
 ) -> Result<GenerateRequest, ApiError> {
-    body.refuse(&REFUSED)?;
     let sampling: SamplingParams = body.get()?;
     Ok(GenerateRequest {
         prompt: specific.prompt,
         sampler: sampling.sampler(settings)?,
         max_tokens: specific.max_tokens,
         stop: sampling.stop()?,
-        constraint: match (specific.forced, constraint(body)?) {
-            (Some(_), Some(_)) => {
-                let message = "an answer that has to call a tool has no 'response_format'";
-                return Err(ApiError::invalid_param("response_format", message));
-            }
-            (forced, asked) => forced.or(asked),
-        },
+        // A format binds the final text, which an answer that has to call a tool has not.
+        constraint: specific.forced.or(constraint(body)?),
         priority: sampling.priority(),
         cache_salt: sampling.cache_salt(),
         speculate: sampling.speculate(),

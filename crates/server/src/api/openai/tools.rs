@@ -60,7 +60,16 @@ impl Tools {
     /// # Errors
     /// [`ApiError`] 400 with the path of what is wrong.
     pub(crate) fn read(body: &Body) -> Result<Self, ApiError> {
-        let list = tool_list(body)?.to_vec();
+        let mut list = Vec::new();
+        for (at, tool) in tool_list(body)?.iter().enumerate() {
+            match tool.get("type").and_then(Value::as_str) {
+                Some("function") | None => list.push(tool.clone()),
+                Some(kind) => {
+                    let why = format!("tools of type '{kind}' are not known here: 'function' is");
+                    body.skips().skip(&format!("tools[{at}]"), &why)?;
+                }
+            }
+        }
         let tools = Self::new(list, body.field("tool_choice"), ToolForm::Nested)?;
         Ok(tools.with_number(parallel(body)?))
     }
@@ -184,15 +193,6 @@ fn name_of(at: usize, tool: &Value) -> Result<String, ApiError> {
         let param = format!("tools[{at}]{part}");
         Err(ApiError::invalid_param(&param, format!("'{param}' {why}")))
     };
-    match tool.get("type").and_then(Value::as_str) {
-        Some("function") | None => {}
-        Some(other) => {
-            return Err(ApiError::unsupported(
-                format!("tools[{at}].type"),
-                format!("tools of type '{other}' are not supported: 'function' is"),
-            ));
-        }
-    }
     match tool.pointer("/function/name") {
         Some(Value::String(name)) if !name.is_empty() => Ok(name.clone()),
         _ => wrong(".function.name", "is missing, or not a text"),

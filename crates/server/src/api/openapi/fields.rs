@@ -1,9 +1,13 @@
-//! The fields of requests, as `/openapi.json` describes them.
+//! The fields of requests: which are done, which have no effect, and which are skipped or refused.
+//! Bodies are checked by this table, and `/openapi.json` and the documentation show it.
 //!
-//! Invariant: a field that is here is read by its endpoint, which refuses a value of another type by the
-//! name of the field (a test sends one of each). Fields that have no effect are not here.
+//! Invariant: a field that is done is read by its endpoint, which refuses a value of another type by
+//! the name of the field (a test sends one of each).
 
 use serde_json::{Value, json};
+
+use crate::json::Refused;
+use crate::skips::SkipPolicy;
 
 /// The type of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +81,7 @@ impl Kind {
 
 /// A field of a request.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::api) struct Field {
+pub(crate) struct Field {
     pub(super) name: &'static str,
     pub(super) kind: Kind,
     pub(super) is_required: bool,
@@ -132,13 +136,102 @@ pub(super) const SAMPLING: &[Field] = &[
     field("speculate", Kind::Speculate),
 ];
 
+/// What clients send to keep accounts, and hints of speed: no text depends on it.
+pub(super) const WITHOUT_EFFECT: &[&str] = &[
+    "betas",
+    "cache_control",
+    "cache_prompt",
+    "client_metadata",
+    "detokenize",
+    "dynatemp_exponent",
+    "id_slot",
+    "inference_geo",
+    "max_tool_calls",
+    "metadata",
+    "n_keep",
+    "prediction",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "provider",
+    "request_id",
+    "return_progress",
+    "return_tokens",
+    "return_tokens_as_token_ids",
+    "safety_identifier",
+    "service_tier",
+    "speed",
+    "stream_options",
+    "t_max_prompt_ms",
+    "store",
+    "timings_per_token",
+    "transforms",
+    "usage",
+    "user",
+    "user_id",
+];
+
+/// What an endpoint does with a field.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FieldUse {
+    /// It is read.
+    Done,
+    /// Nothing, as nothing depends on it.
+    WithoutEffect,
+    /// It is skipped or refused.
+    Limited(Refused),
+    /// Nothing is known of it.
+    Unknown,
+}
+
+/// The fields of a request's endpoint, as the router gives them to who reads the body.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RequestFields {
+    pub(crate) body: RequestBody,
+    pub(crate) policy: SkipPolicy,
+}
+
 /// The body of a request.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::api) struct RequestBody {
+pub(crate) struct RequestBody {
     /// The fields of its endpoint alone.
     pub(super) fields: &'static [Field],
     /// Whether it has those of [`SAMPLING`] too. Ollama has them in `options`.
     pub(super) has_sampling: bool,
+    /// Those that are skipped or refused. Of two rules for a name the first one counts.
+    pub(super) limited: &'static [&'static [Refused]],
+}
+
+impl RequestBody {
+    /// The same with fields that are skipped or refused.
+    pub(in crate::api) const fn limited(self, limited: &'static [&'static [Refused]]) -> Self {
+        Self { limited, ..self }
+    }
+
+    /// What is done with the field of this name.
+    pub(crate) fn field_use(&self, name: &str) -> FieldUse {
+        let mut limited = self.limited_fields();
+        let sampling = SAMPLING.iter().filter(|_| self.has_sampling);
+        if self
+            .fields
+            .iter()
+            .chain(sampling)
+            .any(|field| field.name == name)
+        {
+            FieldUse::Done
+        } else if let Some(limited) = limited.find(|limited| limited.name == name) {
+            FieldUse::Limited(*limited)
+        } else if WITHOUT_EFFECT.contains(&name) {
+            FieldUse::WithoutEffect
+        } else {
+            FieldUse::Unknown
+        }
+    }
+
+    /// The fields that are skipped or refused.
+    pub(super) fn limited_fields(&self) -> impl Iterator<Item = &'static Refused> {
+        self.limited.iter().copied().flatten()
+    }
 }
 
 /// A body with these fields.
@@ -146,6 +239,7 @@ pub(in crate::api) const fn body(fields: &'static [Field]) -> RequestBody {
     RequestBody {
         fields,
         has_sampling: false,
+        limited: &[],
     }
 }
 
@@ -154,6 +248,7 @@ pub(in crate::api) const fn sampled(fields: &'static [Field]) -> RequestBody {
     RequestBody {
         fields,
         has_sampling: true,
+        limited: &[],
     }
 }
 
@@ -169,6 +264,8 @@ pub(in crate::api) const CHAT: &[Field] = &[
     field("logprobs", Kind::Flag),
     field("top_logprobs", Kind::Integer),
     field("response_format", Kind::Object),
+    field("guided_json", Kind::Any),
+    field("structured_outputs", Kind::Object),
     field("tools", Kind::Objects),
     field("tool_choice", Kind::Choice),
     field("parallel_tool_calls", Kind::Flag),
@@ -189,6 +286,8 @@ pub(in crate::api) const COMPLETIONS: &[Field] = &[
     field("best_of", Kind::Integer),
     field("logprobs", Kind::Integer),
     field("response_format", Kind::Object),
+    field("guided_json", Kind::Any),
+    field("structured_outputs", Kind::Object),
 ];
 
 pub(in crate::api) const RESPONSES: &[Field] = &[
@@ -249,6 +348,8 @@ pub(in crate::api) const COMPLETION: &[Field] = &[
     field("return_tokens", Kind::Flag),
     field("json_schema", Kind::Any),
     field("n_probs", Kind::Integer),
+    field("t_max_predict_ms", Kind::Integer),
+    field("response_fields", Kind::Texts),
 ];
 
 pub(in crate::api) const INFILL: &[Field] = &[
@@ -262,7 +363,10 @@ pub(in crate::api) const INFILL: &[Field] = &[
     field("stream", Kind::Flag),
     field("stop", Kind::TextOrTexts),
     field("return_tokens", Kind::Flag),
+    field("json_schema", Kind::Any),
     field("n_probs", Kind::Integer),
+    field("t_max_predict_ms", Kind::Integer),
+    field("response_fields", Kind::Texts),
 ];
 
 pub(in crate::api) const TOKENIZE: &[Field] = &[
@@ -324,6 +428,9 @@ pub(in crate::api) const OLLAMA_GENERATE: &[Field] = &[
 pub(in crate::api) const OLLAMA_EMBED: &[Field] = &[
     required("model", Kind::Text),
     required("input", Kind::TextOrTexts),
+    field("truncate", Kind::Flag),
+    field("dimensions", Kind::Integer),
+    field("options", Kind::Any),
     field("keep_alive", Kind::Any),
 ];
 
@@ -331,6 +438,11 @@ pub(in crate::api) const OLLAMA_EMBEDDINGS: &[Field] = &[
     required("model", Kind::Text),
     required("prompt", Kind::Text),
     field("keep_alive", Kind::Any),
+    field("options", Kind::Any),
 ];
 
-pub(in crate::api) const OLLAMA_SHOW: &[Field] = &[field("model", Kind::Text)];
+pub(in crate::api) const OLLAMA_SHOW: &[Field] = &[
+    field("model", Kind::Text),
+    field("name", Kind::Text),
+    field("verbose", Kind::Any),
+];

@@ -3,12 +3,12 @@
 //! Invariant: it is made from the table of endpoints, so it has each of them and nothing else. Knows
 //! requests by their fields, and answers by their types only.
 
-pub(super) mod fields;
+pub(crate) mod fields;
 
 use axum::routing::MethodRouter;
 use serde_json::{Map, Value, json};
 
-use self::fields::{Field, SAMPLING};
+use self::fields::{Field, SAMPLING, WITHOUT_EFFECT};
 use super::{ENDPOINTS, Endpoint, on_get};
 use crate::app::App;
 use crate::json;
@@ -32,9 +32,10 @@ pub fn document() -> Value {
             "title": "Cellar",
             "version": env!("CARGO_PKG_VERSION"),
             "description": "A language model over HTTP: the APIs of OpenAI, Anthropic, Ollama and \
-                            llama-server. Fields that are not listed have no effect, or are refused \
-                            where they would change the result.",
+                            llama-server. `x-skipped` and `x-refused` have the fields that are not done, and why; \
+                            those that are not listed are skipped, too.",
         },
+        "x-without-effect": WITHOUT_EFFECT,
         "paths": paths,
         "security": [{}, {"bearer": []}, {"key": []}],
         "components": {
@@ -117,6 +118,12 @@ fn operation(endpoint: &Endpoint) -> Value {
             "required": true,
             "content": {"application/json": {"schema": schema}},
         });
+        for (name, is_skipped) in [("x-skipped", true), ("x-refused", false)] {
+            let limited = body.limited_fields();
+            let limited = limited.filter(|field| field.is_skipped() == is_skipped);
+            let fields = limited.map(|field| (field.name.to_owned(), json!(field.hint)));
+            operation[name] = Value::Object(fields.collect());
+        }
     }
     operation
 }

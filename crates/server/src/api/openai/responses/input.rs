@@ -5,24 +5,31 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::api::openai::messages::{check_number, content_text};
+use crate::api::openai::messages::{check_number, content_text, result_text};
 use crate::error::ApiError;
+use crate::skips::Skips;
 
 /// What was said before, and what a request adds to it.
 ///
 /// # Errors
 /// [`ApiError`] 400 with the path of the first item that is wrong.
-pub(super) fn messages(previous: Vec<Value>, input: &Value) -> Result<Vec<Value>, ApiError> {
+pub(super) fn messages(
+    previous: Vec<Value>,
+    input: &Value,
+    skips: &Skips,
+) -> Result<Vec<Value>, ApiError> {
     let mut reader = Reader {
         messages: previous,
         answer: None,
+        skips,
     };
     match input {
         Value::String(text) => reader
             .messages
             .push(json!({"role": "user", "content": text})),
-        Value::Array(items) if items.is_empty() => {
-            return Err(ApiError::invalid_param("input", "there is no input"));
+        // Clients ask so whether a server answers at all.
+        Value::Array(items) if items.is_empty() && reader.messages.is_empty() => {
+            reader.messages.push(json!({"role": "user", "content": ""}));
         }
         Value::Array(items) => {
             check_number(items.len() + reader.messages.len(), "input")?;
@@ -90,13 +97,14 @@ impl AssistantMessage {
     }
 }
 
-struct Reader {
+struct Reader<'s> {
     messages: Vec<Value>,
     /// The assistant's message that the next item may belong to.
     answer: Option<AssistantMessage>,
+    skips: &'s Skips,
 }
 
-impl Reader {
+impl Reader<'_> {
     fn item(&mut self, path: &str, item: &Value) -> Result<(), ApiError> {
         let Value::Object(members) = item else {
             let message = format!("'{path}' is not an object");
@@ -107,8 +115,19 @@ impl Reader {
             Some("message") => self.message(path, members),
             None if members.contains_key("role") => self.message(path, members),
             Some("reasoning") => self.reasoning(path, members),
-            Some("function_call") => self.call(path, members),
-            Some("function_call_output") => self.output(path, members),
+            Some("function_call" | "custom_tool_call" | "local_shell_call") => {
+                self.call(path, members)
+            }
+            Some(
+                "function_call_output" | "custom_tool_call_output" | "local_shell_call_output",
+            ) => self.output(path, members),
+            Some("compaction" | "compaction_summary" | "context_compaction") => {
+                self.compaction(path, members)
+            }
+            // What OpenAI's servers did in an earlier answer.
+            Some(kind) if kind.ends_with("_call") || kind.starts_with("mcp_") => self
+                .skips
+                .skip(path, "the tools of OpenAI's servers are not known here"),
             Some("item_reference") => {
                 let message = format!(
                     "'{path}' is a reference: send the item itself, or 'previous_response_id'"
@@ -183,9 +202,21 @@ impl Reader {
 
     fn call(&mut self, path: &str, members: &Map<String, Value>) -> Result<(), ApiError> {
         let id = text(path, members, "call_id")?;
-        let name = text(path, members, "name")?;
-        let arguments = text(path, members, "arguments")?;
-        let call = AssistantMessage::call(id, name, arguments);
+        let written = |name: &str| members.get(name).unwrap_or(&Value::Null);
+        // Calls of other types than functions are such in the words of a template.
+        let call = match members.get("type").and_then(Value::as_str) {
+            Some("custom_tool_call") => {
+                let arguments = json!({"input": text(path, members, "input")?}).to_string();
+                AssistantMessage::call(id, text(path, members, "name")?, &arguments)
+            }
+            Some("local_shell_call") => {
+                AssistantMessage::call(id, "local_shell", &written("action").to_string())
+            }
+            _ => {
+                let name = text(path, members, "name")?;
+                AssistantMessage::call(id, name, text(path, members, "arguments")?)
+            }
+        };
         self.answer_where(|_| true).calls.push(call);
         Ok(())
     }
@@ -194,7 +225,7 @@ impl Reader {
         let id = text(path, members, "call_id")?;
         let output = match members.get("output") {
             None | Some(Value::Null) => String::new(),
-            Some(output) => content_text(&format!("{path}.output"), output)?,
+            Some(output) => result_text(&format!("{path}.output"), output, self.skips)?,
         };
         self.end_answer();
         let Some(name) = self.name_of_call(id) else {
@@ -208,6 +239,20 @@ impl Reader {
         self.messages.push(json!({
             "role": "tool", "tool_call_id": id, "name": name, "content": output,
         }));
+        Ok(())
+    }
+
+    /// What this server made of a conversation that was too long.
+    fn compaction(&mut self, path: &str, members: &Map<String, Value>) -> Result<(), ApiError> {
+        let Some(summary) = super::compact::summary_of(members) else {
+            return self
+                .skips
+                .skip(path, "it is not of this server, which cannot read it");
+        };
+        self.end_answer();
+        let content = super::compact::as_message(&summary);
+        self.messages
+            .push(json!({"role": "user", "content": content}));
         Ok(())
     }
 
@@ -274,7 +319,12 @@ mod tests {
             {"role": "assistant", "content": "One."},
             {"role": "assistant", "content": "Two."},
         ]);
-        let read = messages(vec![json!({"role": "user", "content": "Hello"})], &input).unwrap();
+        let read = messages(
+            vec![json!({"role": "user", "content": "Hello"})],
+            &input,
+            &Skips::default(),
+        )
+        .unwrap();
         let call = AssistantMessage::call;
         let expected = json!([
             {"role": "user", "content": "Hello"},
@@ -308,7 +358,6 @@ mod tests {
         let image = json!({"type": "input_image", "image_url": "data:"});
         for (input, param) in [
             (json!(null), "input"),
-            (json!([]), "input"),
             (json!([1]), "input[0]"),
             (json!([{"role": "user"}]), "input[0].content"),
             (json!([{"role": "wizard", "content": "a"}]), "input[0].role"),
@@ -316,7 +365,7 @@ mod tests {
                 json!([{"role": "user", "content": [image]}]),
                 "input[0].content[0]",
             ),
-            (json!([{"type": "web_search_call"}]), "input[0]"),
+            (json!([{"type": "wish"}]), "input[0]"),
             (json!([{"type": "item_reference", "id": "x"}]), "input[0]"),
             (
                 json!([{"type": "function_call", "call_id": "a", "name": "f", "arguments": {}}]),
@@ -331,7 +380,7 @@ mod tests {
                 "input[0].call_id",
             ),
         ] {
-            let error = messages(Vec::new(), &input).unwrap_err();
+            let error = messages(Vec::new(), &input, &Skips::default()).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(param), "{input}");
         }
     }

@@ -3,6 +3,7 @@
 //! Invariant: a response without `stream` is the one that the stream's last event has. What was said
 //! before is in the request, or kept for the tenant that said it.
 
+pub(crate) mod compact;
 mod input;
 mod output;
 
@@ -27,13 +28,14 @@ use crate::json::{self, Body, Neutral, Refused};
 use crate::model::{Job, ServedModel};
 use crate::stream::{self, Encoder};
 
-/// Parameters that would change the result.
-const REFUSED: [Refused; 6] = [
+/// Parameters that are not done.
+pub(in crate::api) const LIMITED: [Refused; 6] = [
     Refused::new(
         "background",
         Neutral::False,
-        "leave it out, and keep the connection open",
-    ),
+        "the response is complete when it comes",
+    )
+    .skipped(),
     Refused::new("conversation", Neutral::Empty, "use 'previous_response_id'"),
     Refused::new(
         "prompt",
@@ -44,12 +46,14 @@ const REFUSED: [Refused; 6] = [
         "truncation",
         Neutral::Text("disabled"),
         "an input that is too long is refused with the numbers: send a shorter one",
-    ),
+    )
+    .skipped(),
     Refused::new(
         "context_management",
         Neutral::Empty,
-        "send the items that the model is to see",
-    ),
+        "the model sees all items; an input that is too long is refused with the numbers",
+    )
+    .skipped(),
     Refused::new("n", Neutral::Number(1.0), "use /v1/chat/completions"),
 ];
 
@@ -149,15 +153,9 @@ async fn handle(
     let body = Body::read(request).await?;
     let fields: Fields = body.get()?;
     let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
-    let previous = match &fields.previous_response_id {
-        None => Vec::new(),
-        Some(id) => {
-            let kept = app.conversations().get(id, tenant);
-            let kept = kept.ok_or_else(|| ApiError::unknown_previous_response(id))?;
-            kept.messages.clone()
-        }
-    };
-    let messages = input::messages(previous, fields.input.as_ref().unwrap_or(&Value::Null))?;
+    let previous = previous_messages(&app, tenant, &fields)?;
+    let input = fields.input.as_ref().unwrap_or(&Value::Null);
+    let messages = input::messages(previous, input, body.skips())?;
     let request = read(&body, &fields, &messages, &model)?;
     let response = response(&body, &fields, &request, &model);
     let keeping = (fields.store != Some(false)).then(|| Keeping {
@@ -167,6 +165,7 @@ async fn handle(
     });
     let mut writer = Writer::new(response, model.tokenizer(), keeping);
     let mut text = app.generate(&model, tenant, request).await?;
+    let skips = body.skips().clone();
     drop(body);
     if fields.stream == Some(true) {
         return Ok(stream::respond(vec![text], writer));
@@ -175,7 +174,17 @@ async fn handle(
         // The writer makes the events of a stream, which this client did not ask for.
         let _events = writer.piece(0, piece?);
     }
-    Ok(json::respond(&writer.into_response()))
+    Ok(skips.respond(writer.into_response()))
+}
+
+/// What was said before, where the request goes on from a response.
+fn previous_messages(app: &App, tenant: Tenant, fields: &Fields) -> Result<Vec<Value>, ApiError> {
+    let Some(id) = &fields.previous_response_id else {
+        return Ok(Vec::new());
+    };
+    let kept = app.conversations().get(id, tenant);
+    let kept = kept.ok_or_else(|| ApiError::unknown_previous_response(id))?;
+    Ok(kept.messages.clone())
 }
 
 /// From the JSON of a request to what is generated, where it stands for itself.
@@ -192,7 +201,8 @@ pub(super) fn read_alone(
         return Err(ApiError::unsupported("previous_response_id", message));
     }
     let input = fields.input.as_ref().unwrap_or(&Value::Null);
-    read(body, fields, &input::messages(Vec::new(), input)?, model)
+    let messages = input::messages(Vec::new(), input, body.skips())?;
+    read(body, fields, &messages, model)
 }
 
 /// From the JSON of a request to what is generated.
@@ -205,8 +215,6 @@ fn read(
     messages: &[Value],
     model: &ServedModel,
 ) -> Result<GenerateRequest, ApiError> {
-    body.refuse(&REFUSED)?;
-    body.refuse(&super::REFUSED)?;
     let sampling: SamplingParams = body.get()?;
     let tools = tools(body)?;
     let mut variables = fields.chat_template_kwargs.clone().unwrap_or_default();
@@ -227,13 +235,8 @@ fn read(
         sampler: sampling.sampler(model.settings())?,
         max_tokens: body.max_tokens("max_output_tokens")?.or(None),
         stop: sampling.stop()?,
-        constraint: match (tools.constraint(), constraint(format)?) {
-            (Some(_), Some(_)) => {
-                let message = "a response that has to call a function has no 'text.format'";
-                return Err(ApiError::invalid_param("text.format", message));
-            }
-            (forced, asked) => forced.or(asked),
-        },
+        // A format binds the final text, which a response that has to call a function has not.
+        constraint: tools.constraint().or(constraint(format)?),
         priority: sampling.priority(),
         cache_salt: sampling.cache_salt(),
         speculate: sampling.speculate(),
@@ -288,8 +291,9 @@ fn tools(body: &Body) -> Result<Tools, ApiError> {
         let kind = tool.get("type").and_then(Value::as_str);
         if kind != Some("function") {
             let kind = kind.unwrap_or("none");
-            let message = format!("tools of type '{kind}' are not supported: 'function' is");
-            return Err(ApiError::unsupported(format!("tools[{at}].type"), message));
+            let why = format!("tools of type '{kind}' are not known here: 'function' is");
+            body.skips().skip(&format!("tools[{at}]"), &why)?;
+            continue;
         }
         let name = tool.get("name").and_then(Value::as_str).unwrap_or_default();
         if name.is_empty() {
