@@ -10,10 +10,14 @@ mod browsers;
 mod call_matrix;
 #[path = "http/calls.rs"]
 mod calls;
+#[path = "http/clients.rs"]
+mod clients;
 #[path = "http/echo.rs"]
 mod echo;
 #[path = "http/errors.rs"]
 mod errors;
+#[path = "http/fields.rs"]
+mod fields;
 #[path = "http/fuzz.rs"]
 mod fuzz;
 #[path = "http/gaps.rs"]

@@ -125,14 +125,7 @@ fn what_would_change_the_result_is_refused_with_its_name() {
         let error = refused(&server, "/v1/completions", &body, 400);
         assert_eq!(error["param"], name);
     }
-    for (name, value) in [
-        ("n_cmpl", json!(3)),
-        ("samplers", json!(["top_k"])),
-        ("n_indent", json!(2)),
-        ("t_max_predict_ms", json!(100)),
-        ("post_sampling_probs", json!(true)),
-        ("response_fields", json!(["content"])),
-    ] {
+    for (name, value) in [("n_cmpl", json!(3)), ("post_sampling_probs", json!(true))] {
         let mut body = json!({"prompt": "Hello"});
         body[name] = value;
         assert_eq!(refused(&server, "/completion", &body, 400)["param"], name);

@@ -153,7 +153,7 @@ fn what_is_not_answered_is_not_rendered() {
         ),
         (
             "/v1/responses",
-            json!({"input": "a", "background": true}),
+            json!({"input": "a", "conversation": "conv_1"}),
             400,
         ),
     ] {

@@ -389,10 +389,7 @@ fn wrong_fields_are_named() {
         ),
         (json!({"max_output_tokens": -2}), "max_output_tokens"),
         (json!({"temperature": -1}), "temperature"),
-        (json!({"background": true}), "background"),
-        (json!({"truncation": "auto"}), "truncation"),
         (json!({"conversation": "conv_1"}), "conversation"),
-        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
         (json!({"tools": [{"type": "function"}]}), "tools[0].name"),
         (json!({"tool_choice": "required"}), "tool_choice"),
         (
