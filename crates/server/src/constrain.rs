@@ -1,15 +1,16 @@
 //! From what a text is held to, to the [`Grammar`] that does it.
 //!
-//! Invariant: what cannot be compiled is refused with the path of its schema and a pointer into it; a
-//! tool that asks to be held to its schema is, or the request is refused. Knows no API.
+//! Invariant: what cannot be compiled is refused with the path of its schema and a pointer into it,
+//! and keywords that cannot be held are named in the log, or refused where all of the schema is
+//! asked for. Knows no API.
 
 use cellar_chat::grammar::{self, AnswerContext};
 use cellar_chat::{Arguments, CallNumber, Calls, Tool};
-use cellar_grammar::{Grammar, GrammarCompiler};
+use cellar_grammar::{Grammar, GrammarCompiler, GrammarError, SkippedKeyword};
 use serde_json::json;
 
 use crate::error::ApiError;
-use crate::generate::{Constraint, Output, ToolUse};
+use crate::generate::{Constraint, Form, Output, ToolUse, UnheldKeywords};
 use crate::model::ServedModel;
 
 /// The largest schema that is compiled, in bytes.
@@ -32,11 +33,29 @@ pub(crate) fn held_to(
     let grammar = match (constraint, output) {
         (Some(Constraint::JsonObject), _) => {
             let schema = json!({"type": "object"}).to_string();
-            json_schema(model, &schema, "response_format")?
+            of_text(model, schema.len(), "response_format", |c| {
+                c.json_schema(&schema)
+            })?
         }
-        (Some(Constraint::JsonSchema { schema, param }), _) => {
-            json_schema(model, &schema.to_string(), param)?
+        (
+            Some(Constraint::JsonSchema {
+                schema,
+                param,
+                unheld,
+            }),
+            _,
+        ) => {
+            let text = schema.to_string();
+            of_text(model, text.len(), param, |compiler| match unheld {
+                UnheldKeywords::Refused => compiler.json_schema(&text),
+                UnheldKeywords::Skipped => {
+                    let held = compiler.holdable(schema);
+                    log_skipped(param, &held.skipped);
+                    compiler.json_schema(&held.schema.to_string())
+                }
+            })?
         }
+        (Some(Constraint::Text { form, param }), _) => text_form(model, form, param)?,
         (Some(Constraint::Calls { tools, number }), _) => {
             return required(model, tools, *number, prompt).map(Some);
         }
@@ -66,7 +85,8 @@ fn required(
         prompt,
         tokenizer: model.tokenizer(),
     };
-    let own = grammar::of_required(context, tools, number);
+    let held = holdable(compiler_of_tools(model)?, tools);
+    let own = grammar::of_required(context, &held, number);
     if let Some(own) = own.filter(|own| own.lark.len() <= MAX_SCHEMA)
         && let Ok(compiler) = model.grammars()
         && let Ok(grammar) = compiler.lark_in_text(&own.lark, &own.named)
@@ -74,8 +94,8 @@ fn required(
         let calls = Some(Calls::Free(tools.to_vec()));
         return Ok(Held { grammar, calls });
     }
-    let lark = grammar::of_forced(tools, number);
-    let grammar = of_tools(model, tools, &lark, |compiler| compiler.lark(&lark))?;
+    let lark = grammar::of_forced(&held, number);
+    let grammar = of_tools(model, &held, &lark, |compiler| compiler.lark(&lark))?;
     let calls = Some(Calls::Forced);
     Ok(Held { grammar, calls })
 }
@@ -83,7 +103,8 @@ fn required(
 /// The grammar of free text in which calls are held to schemas, as at least this tool asks for.
 fn strict(model: &ServedModel, tools: &[Tool], first: &Tool) -> Result<Grammar, ApiError> {
     let template = model.template_source().unwrap_or_default();
-    let Some(grammar) = grammar::of_free(template, model.tokenizer(), tools) else {
+    let tools = holdable(compiler_of_tools(model)?, tools);
+    let Some(grammar) = grammar::of_free(template, model.tokenizer(), &tools) else {
         let param = first.paths.strict.clone();
         let message = format!(
             "'{param}' is not supported for this model, which writes calls in a form that cannot be \
@@ -91,8 +112,16 @@ fn strict(model: &ServedModel, tools: &[Tool], first: &Tool) -> Result<Grammar, 
         );
         return Err(ApiError::unsupported(param, message));
     };
-    of_tools(model, tools, &grammar.lark, |compiler| {
+    of_tools(model, &tools, &grammar.lark, |compiler| {
         compiler.lark_in_text(&grammar.lark, &grammar.named)
+    })
+}
+
+/// The compiler of the model, for what `tools` ask for.
+fn compiler_of_tools(model: &ServedModel) -> Result<&GrammarCompiler, ApiError> {
+    model.grammars().map_err(|error| ApiError {
+        param: Some("tools".to_owned()),
+        ..ApiError::from(error)
     })
 }
 
@@ -101,7 +130,7 @@ fn of_tools(
     model: &ServedModel,
     tools: &[Tool],
     lark: &str,
-    compile: impl FnOnce(&GrammarCompiler) -> Result<Grammar, cellar_grammar::GrammarError>,
+    compile: impl FnOnce(&GrammarCompiler) -> Result<Grammar, GrammarError>,
 ) -> Result<Grammar, ApiError> {
     check_size(lark.len(), "tools")?;
     let of = |param: String| {
@@ -110,7 +139,7 @@ fn of_tools(
             ..ApiError::from(error)
         }
     };
-    let compiler = model.grammars().map_err(of("tools".to_owned()))?;
+    let compiler = compiler_of_tools(model)?;
     compile(compiler).map_err(|error| {
         let wrong = tools.iter().filter(|tool| tool.parameters.is_object());
         let mut wrong = wrong.filter_map(|tool| {
@@ -122,14 +151,50 @@ fn of_tools(
     })
 }
 
-fn json_schema(model: &ServedModel, schema: &str, param: &str) -> Result<Grammar, ApiError> {
-    check_size(schema.len(), param)?;
-    let wrong = |error| ApiError {
+/// A grammar that is compiled from a text of so many bytes, which stands at this path.
+fn of_text(
+    model: &ServedModel,
+    n_bytes: usize,
+    param: &str,
+    compile: impl FnOnce(&GrammarCompiler) -> Result<Grammar, GrammarError>,
+) -> Result<Grammar, ApiError> {
+    check_size(n_bytes, param)?;
+    let compiled = model.grammars().and_then(compile);
+    compiled.map_err(|error| ApiError {
         param: Some(param.to_owned()),
         ..ApiError::from(error)
-    };
-    let grammar = model.grammars().map_err(wrong)?.json_schema(schema);
-    grammar.map_err(wrong)
+    })
+}
+
+fn text_form(model: &ServedModel, form: &Form, param: &str) -> Result<Grammar, ApiError> {
+    match form {
+        Form::Grammar(text) => of_text(model, text.len(), param, |c| c.grammar(text)),
+        Form::Regex(pattern) => of_text(model, pattern.len(), param, |c| c.regex(pattern)),
+        Form::Choice(texts) => {
+            let n_bytes = texts.iter().map(String::len).sum();
+            of_text(model, n_bytes, param, |compiler| compiler.choice(texts))
+        }
+    }
+}
+
+/// The tools, of which those that do not ask for all of their schema have what of it can be held.
+fn holdable(compiler: &GrammarCompiler, tools: &[Tool]) -> Vec<Tool> {
+    let mut tools = tools.to_vec();
+    let free = |tool: &&mut Tool| tool.arguments == Arguments::Free && tool.parameters.is_object();
+    for tool in tools.iter_mut().filter(free) {
+        let held = compiler.holdable(&tool.parameters);
+        log_skipped(&tool.paths.parameters, &held.skipped);
+        tool.parameters = held.schema;
+    }
+    tools
+}
+
+/// Names in the log what texts are not held to.
+fn log_skipped(param: &str, skipped: &[SkippedKeyword]) {
+    if let Some(first) = skipped.first() {
+        let n_skipped = skipped.len();
+        tracing::warn!(param, n_skipped, %first, "keywords of a schema are skipped");
+    }
 }
 
 fn check_size(n_bytes: usize, param: &str) -> Result<(), ApiError> {

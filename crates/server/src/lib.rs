@@ -76,8 +76,9 @@ pub use cors::Origins;
 pub use error::ApiError;
 pub use fim::{Gap, GapFile};
 pub use generate::{
-    Answer, Arguments, CallNumber, ChatPrompt, Constraint, EchoedPrompt, Finish, GenerateRequest,
-    Generating, Output, Piece, Prompt, Stop, Tool, ToolCall, ToolPaths, ToolUse,
+    Answer, Arguments, CallNumber, ChatPrompt, Constraint, EchoedPrompt, Finish, Form,
+    GenerateRequest, Generating, Output, Piece, Prompt, Stop, Tool, ToolCall, ToolPaths, ToolUse,
+    UnheldKeywords,
 };
 pub use hosts::HostCheck;
 pub use json::{Body, MaxTokens, Neutral, Refused};

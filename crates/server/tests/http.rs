@@ -12,6 +12,8 @@ mod call_matrix;
 mod calls;
 #[path = "http/clients.rs"]
 mod clients;
+#[path = "http/constraints.rs"]
+mod constraints;
 #[path = "http/echo.rs"]
 mod echo;
 #[path = "http/errors.rs"]

@@ -6,6 +6,7 @@
 //! `/readyz` and `/livez` needs a key where there are keys, and every error has a body.
 
 pub mod anthropic;
+mod constraints;
 pub mod llama;
 pub mod logprobs;
 pub mod ollama;

@@ -34,7 +34,9 @@ use crate::models::ModelInUse;
 
 pub use cellar_chat::{Arguments, CallNumber, Tool, ToolPaths};
 pub use echo::EchoedPrompt;
-pub use request::{ChatPrompt, Constraint, GenerateRequest, Output, Prompt, Stop, ToolUse};
+pub use request::{
+    ChatPrompt, Constraint, Form, GenerateRequest, Output, Prompt, Stop, ToolUse, UnheldKeywords,
+};
 
 /// A part of an answer.
 #[derive(Clone, Debug, PartialEq)]

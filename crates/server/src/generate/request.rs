@@ -48,6 +48,15 @@ pub enum Constraint {
         schema: Value,
         /// Where it stands in the request, for errors.
         param: &'static str,
+        /// What happens to keywords that cannot be held.
+        unheld: UnheldKeywords,
+    },
+    /// A text of a form.
+    Text {
+        /// The form.
+        form: Form,
+        /// Where it stands in the request, for errors.
+        param: &'static str,
     },
     /// Calls of these tools, and nothing else.
     Calls {
@@ -56,6 +65,44 @@ pub enum Constraint {
         /// How many calls.
         number: CallNumber,
     },
+}
+
+/// What happens to keywords of a schema that cannot be held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnheldKeywords {
+    /// They are left out, and named in the log.
+    Skipped,
+    /// The request is refused.
+    Refused,
+}
+
+/// The form of a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// A grammar in GBNF or Lark.
+    Grammar(String),
+    /// A regular expression of the whole text.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+}
+
+impl Constraint {
+    /// The same, where this object of a request has `strict: true`, with all keywords of a schema.
+    #[must_use]
+    pub(crate) fn strict_where(self, format: &Value) -> Self {
+        match self {
+            Self::JsonSchema { schema, param, .. } if format["strict"] == true => {
+                let unheld = UnheldKeywords::Refused;
+                Self::JsonSchema {
+                    schema,
+                    param,
+                    unheld,
+                }
+            }
+            other => other,
+        }
+    }
 }
 
 /// A request in the words of no API.

@@ -97,9 +97,6 @@ fn what_would_change_the_result_is_refused_with_its_name() {
         ("dynatemp_range", json!(0.5)),
         ("best_of", json!(2)),
         ("modalities", json!(["text", "audio"])),
-        ("guided_regex", json!("a+")),
-        ("guided_choice", json!(["a", "b"])),
-        ("guided_grammar", json!("start: \"a\"")),
         ("bad_words", json!(["a"])),
         ("allowed_token_ids", json!([1])),
         ("continue_final_message", json!(true)),
@@ -116,10 +113,7 @@ fn what_would_change_the_result_is_refused_with_its_name() {
             (&json!(name), &json!("unsupported_parameter"))
         );
     }
-    for (name, value) in [
-        ("prompt_logprobs", json!(1)),
-        ("grammar", json!("root ::= x")),
-    ] {
+    for (name, value) in [("prompt_logprobs", json!(1))] {
         let mut body = json!({"prompt": "Hello"});
         body[name] = value;
         let error = refused(&server, "/v1/completions", &body, 400);

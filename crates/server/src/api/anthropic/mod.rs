@@ -17,8 +17,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use self::blocks::{Content, Message};
+use crate::api::constraints::json_schema;
 use crate::api::on_post;
-use crate::api::openai::json_schema;
 use crate::api::openai::messages::messages;
 use crate::api::openai::tools::Tools;
 use crate::api::params::{SamplingParams, random_id};

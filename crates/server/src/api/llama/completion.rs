@@ -13,6 +13,7 @@ use model_core::tokenizer::{EncodeOptions, Tokenizer};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::api::constraints::constraint;
 use crate::api::openai::SAMPLERS;
 use crate::api::params::SamplingParams;
 use crate::api::{logprobs, on_post};
@@ -20,21 +21,20 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::fim::{self, Gap, GapFile};
-use crate::generate::{Answer, Constraint, Finish, GenerateRequest, Output, Piece, Prompt, Stop};
+use crate::generate::{Answer, Finish, GenerateRequest, Output, Piece, Prompt, Stop};
 use crate::json::{self, Body, Neutral, Refused};
 use crate::model::Job;
 use crate::models::ModelInUse;
 use crate::stream::{self, Encoder, event};
 
 /// Parameters that are not done.
-pub(in crate::api) const LIMITED: [Refused; 8] = [
+pub(in crate::api) const LIMITED: [Refused; 7] = [
     Refused::new(
         "n_cmpl",
         Neutral::Number(1.0),
         "use /v1/completions with 'n'",
     ),
     Refused::new("n", Neutral::Number(1.0), "use /v1/completions"),
-    Refused::new("grammar", Neutral::Empty, "use json_schema"),
     Refused::new("dynatemp_range", Neutral::Number(0.0), "use temperature"),
     Refused::new("lora", Neutral::Empty, "this server has no adapters"),
     SAMPLERS,
@@ -59,7 +59,6 @@ struct Fields {
     /// -1 goes on until the model or the context ends.
     stream: Option<bool>,
     return_tokens: Option<bool>,
-    json_schema: Option<Value>,
     /// How many of the likeliest tokens are given with each; 0 gives none.
     n_probs: Option<usize>,
     /// Milliseconds; none that is not above 0 counts.
@@ -242,17 +241,14 @@ async fn generate(
             .map(Duration::from_millis),
         ..sampling.stop()?
     };
-    let schema = fields.json_schema.filter(|schema| !schema.is_null());
+    let constraint = constraint(&body)?;
     let request = |prompt| -> Result<GenerateRequest, ApiError> {
         Ok(GenerateRequest {
             prompt,
             sampler: sampling.sampler(model.settings())?,
             max_tokens,
             stop: stop.clone(),
-            constraint: schema.clone().map(|schema| Constraint::JsonSchema {
-                schema,
-                param: "json_schema",
-            }),
+            constraint: constraint.clone(),
             priority: sampling.priority(),
             cache_salt: sampling.cache_salt(),
             speculate: sampling.speculate(),

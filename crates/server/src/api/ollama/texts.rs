@@ -13,6 +13,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{KeepAlive, error_json, keep_as_asked, rfc3339};
+use crate::api::constraints::json_schema;
 use crate::api::openai::messages::messages as read_messages;
 use crate::api::openai::tools::Tools;
 use crate::api::params::SamplingParams;
@@ -300,10 +301,7 @@ fn constraint(fields: &Fields) -> Result<Option<Constraint>, ApiError> {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) if text.is_empty() => Ok(None),
         Some(Value::String(text)) if text == "json" => Ok(Some(Constraint::JsonObject)),
-        Some(schema @ Value::Object(_)) => Ok(Some(Constraint::JsonSchema {
-            schema: schema.clone(),
-            param: "format",
-        })),
+        Some(schema @ Value::Object(_)) => json_schema(Some(schema), "format").map(Some),
         Some(_) => {
             let message = "'format' must be \"json\" or a JSON schema";
             Err(ApiError::invalid_param("format", message))

@@ -15,6 +15,7 @@ use cellar_engine::serve::Usage;
 use cellar_engine::{FinishReason, Logprobs};
 use serde_json::{Value, json};
 
+use crate::api::constraints::constraint;
 use crate::api::params::SamplingParams;
 use crate::error::ApiError;
 use crate::generate::{Constraint, Finish, GenerateRequest, Output, Prompt};
@@ -22,16 +23,8 @@ use crate::json::{Body, Neutral, Refused};
 use crate::model::ModelSettings;
 
 /// Parameters of all endpoints of texts that are not done.
-pub(in crate::api) const LIMITED: [Refused; 16] = [
+pub(in crate::api) const LIMITED: [Refused; 12] = [
     Refused::new("dynatemp_range", Neutral::Number(0.0), "use temperature"),
-    Refused::new(
-        "grammar",
-        Neutral::Empty,
-        "use response_format with a JSON schema",
-    ),
-    Refused::new("guided_regex", Neutral::Empty, SCHEMA_INSTEAD),
-    Refused::new("guided_choice", Neutral::Empty, SCHEMA_INSTEAD),
-    Refused::new("guided_grammar", Neutral::Empty, SCHEMA_INSTEAD),
     Refused::new("bad_words", Neutral::Empty, BIAS_INSTEAD),
     Refused::new("allowed_token_ids", Neutral::Empty, BIAS_INSTEAD),
     Refused::new(
@@ -74,7 +67,6 @@ pub(in crate::api) const SAMPLERS: Refused = Refused::new(
 )
 .skipped();
 
-const SCHEMA_INSTEAD: &str = "use response_format with a JSON schema";
 const BIAS_INSTEAD: &str = "use 'logit_bias'";
 
 /// What the caller of an endpoint adds to the common parameters.
@@ -114,89 +106,6 @@ fn generate_request(
         echo: specific.echo,
         choices: sampling.choices()?,
     })
-}
-
-/// `response_format`, or the schema under one of vLLM's names.
-fn constraint(body: &Body) -> Result<Option<Constraint>, ApiError> {
-    match (response_format(body)?, guided_json(body)?) {
-        (Some(_), Some(Constraint::JsonSchema { param, .. })) => {
-            let message = format!("there is both 'response_format' and '{param}'");
-            Err(ApiError::invalid_param(param, message))
-        }
-        (format, guided) => Ok(format.or(guided)),
-    }
-}
-
-/// `guided_json`, and `json` of `structured_outputs`, which has nothing else.
-fn guided_json(body: &Body) -> Result<Option<Constraint>, ApiError> {
-    if let Some(schema) = body.field("guided_json") {
-        return json_schema(Some(schema), "guided_json").map(Some);
-    }
-    let Some(outputs) = body.field("structured_outputs") else {
-        return Ok(None);
-    };
-    let members = outputs.as_object().into_iter().flatten();
-    let mut given = members.filter(|(_, value)| !matches!(value, Value::Null | Value::Bool(false)));
-    if let Some((name, _)) = given.find(|(name, _)| *name != "json") {
-        let param = format!("structured_outputs.{name}");
-        let message = format!("'{param}' is not supported: {SCHEMA_INSTEAD}");
-        return Err(ApiError::unsupported(param, message));
-    }
-    match outputs.get("json") {
-        Some(schema) => json_schema(Some(schema), "structured_outputs.json").map(Some),
-        None if outputs.is_object() => Ok(None),
-        None => {
-            let message = "'structured_outputs' is not an object";
-            Err(ApiError::invalid_param("structured_outputs", message))
-        }
-    }
-}
-
-fn response_format(body: &Body) -> Result<Option<Constraint>, ApiError> {
-    let Some(format) = body.field("response_format") else {
-        return Ok(None);
-    };
-    let wrong = |param: &str, message: &str| Err(ApiError::invalid_param(param, message));
-    match format.get("type").and_then(Value::as_str) {
-        Some("text") => Ok(None),
-        Some("json_object") => match format.get("schema") {
-            // llama-server's extension.
-            Some(schema) if !schema.is_null() => Ok(Some(Constraint::JsonSchema {
-                schema: schema.clone(),
-                param: "response_format.schema",
-            })),
-            _ => Ok(Some(Constraint::JsonObject)),
-        },
-        Some("json_schema") => {
-            let schema = format.pointer("/json_schema/schema");
-            let schema = schema.or_else(|| format.get("schema"));
-            json_schema(schema, "response_format.json_schema.schema").map(Some)
-        }
-        Some(other) => wrong(
-            "response_format.type",
-            &format!("'{other}' is not one of text, json_object, json_schema"),
-        ),
-        None => wrong("response_format.type", "'response_format' needs a 'type'"),
-    }
-}
-
-/// The schema of a format `json_schema`, which stands at this path of the request.
-pub(in crate::api) fn json_schema(
-    schema: Option<&Value>,
-    param: &'static str,
-) -> Result<Constraint, ApiError> {
-    match schema {
-        Some(schema) if schema.is_object() || schema.is_boolean() => Ok(Constraint::JsonSchema {
-            schema: schema.clone(),
-            param,
-        }),
-        _ => {
-            let message = format!(
-                "'{param}' is missing, or no schema: it needs a 'schema', which is an object"
-            );
-            Err(ApiError::invalid_param(param, message))
-        }
-    }
 }
 
 /// OpenAI's word for why a text ended.

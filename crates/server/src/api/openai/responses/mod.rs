@@ -16,8 +16,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use self::output::{Keeping, Writer};
-use super::json_schema;
 use super::tools::{ToolForm, Tools, parallel, tool_list};
+use crate::api::constraints::json_schema;
 use crate::api::params::{SamplingParams, now, random_id};
 use crate::api::{logprobs, on_get, on_post};
 use crate::app::App;
@@ -272,7 +272,10 @@ fn constraint(format: Option<&Value>) -> Result<Option<Constraint>, ApiError> {
     match format.get("type").and_then(Value::as_str) {
         Some("text") => Ok(None),
         Some("json_object") => Ok(Some(Constraint::JsonObject)),
-        Some("json_schema") => json_schema(format.get("schema"), "text.format.schema").map(Some),
+        Some("json_schema") => {
+            let schema = json_schema(format.get("schema"), "text.format.schema")?;
+            Ok(Some(schema.strict_where(format)))
+        }
         _ => {
             let message = "'text.format.type' must be text, json_object or json_schema";
             Err(ApiError::invalid_param("text.format.type", message))
