@@ -165,6 +165,11 @@ impl<B: Backend> Embedder<B> {
         self.normalization
     }
 
+    /// What becomes of texts that are too long, from now on.
+    pub fn set_long_texts(&mut self, long_texts: LongTexts) {
+        self.long_texts = long_texts;
+    }
+
     /// The engine that computes rows.
     pub fn engine(&self) -> &Engine<B> {
         &self.texts.engine

@@ -125,6 +125,11 @@ impl<B: Backend> Reranker<B> {
         self.texts.max_tokens
     }
 
+    /// What becomes of documents that are too long, from now on.
+    pub fn set_long_texts(&mut self, long_texts: LongTexts) {
+        self.long_texts = long_texts;
+    }
+
     /// The engine that computes scores.
     pub fn engine(&self) -> &Engine<B> {
         &self.texts.engine
@@ -198,6 +203,12 @@ impl<B: Backend> Reranker<B> {
 }
 
 impl Ranked {
+    /// The score as a number between 0 and 1.
+    #[must_use]
+    pub fn probability(score: f32) -> f32 {
+        1.0 / (1.0 + (-score).exp())
+    }
+
     /// Scores with their places, the best first; of equal ones the first given.
     pub fn sorted(scores: Vec<f32>) -> Vec<Self> {
         let scores = scores.into_iter().enumerate();

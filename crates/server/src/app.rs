@@ -15,10 +15,12 @@ use cellar_engine::serve::Usage;
 use tokio::sync::{Semaphore, watch};
 
 use crate::auth::{Keys, Tenant};
+use crate::batches::Batches;
 use crate::body_worker::{self, BodyWorker};
 use crate::conversations::{ConversationLimits, Conversations};
 use crate::cors::Origins;
 use crate::error::ApiError;
+use crate::files::Files;
 use crate::hosts::HostCheck;
 use crate::metrics::{Ended, Metrics};
 use crate::model::{Job, ServedModel};
@@ -92,6 +94,8 @@ pub struct App(Arc<State>);
 struct State {
     models: Models,
     conversations: Conversations,
+    files: Files,
+    batches: Batches,
     config: ServerConfig,
     metrics: Metrics,
     phase: watch::Sender<Phase>,
@@ -158,6 +162,8 @@ impl App {
         Self(Arc::new(State {
             models: Models::new(models, budget),
             conversations: Conversations::new(config.conversations),
+            files: Files::new(config.keys.n_keys()),
+            batches: Batches::default(),
             bodies: Arc::new(Semaphore::new(body_worker::body_budget(config.max_body))),
             body_worker: OnceLock::new(),
             config,
@@ -251,6 +257,16 @@ impl App {
     /// The answers that are kept.
     pub(crate) fn conversations(&self) -> &Conversations {
         &self.0.conversations
+    }
+
+    /// The files that are kept.
+    pub(crate) fn files(&self) -> &Files {
+        &self.0.files
+    }
+
+    /// The batches that are kept.
+    pub(crate) fn batches(&self) -> &Batches {
+        &self.0.batches
     }
 
     /// What is counted.

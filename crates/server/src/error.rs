@@ -127,6 +127,16 @@ impl ApiError {
         }
     }
 
+    /// 404: a file or a batch that is not kept, or is another tenant's.
+    pub(crate) fn unknown_id(what: &str, id: &str) -> Self {
+        let message =
+            format!("there is no {what} '{id}': it was deleted, or the server was started again");
+        Self {
+            param: Some(format!("{what}_id")),
+            ..Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
+        }
+    }
+
     /// 404: a response that is not kept, or is another tenant's.
     pub(crate) fn unknown_response(id: &str) -> Self {
         let message = format!(
@@ -236,6 +246,14 @@ impl ApiError {
         Self {
             code: Some("insufficient_memory"),
             ..Self::new(status, "server_error", message)
+        }
+    }
+
+    /// 507: a file for which there is no room.
+    pub(crate) fn no_room_for_file(message: impl Into<String>) -> Self {
+        Self {
+            code: Some("insufficient_storage"),
+            ..Self::no_memory(message)
         }
     }
 

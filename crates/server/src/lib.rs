@@ -35,6 +35,7 @@
 pub mod api;
 mod app;
 mod auth;
+mod batches;
 mod body_worker;
 mod constrain;
 mod control_texts;
@@ -42,6 +43,7 @@ mod conversations;
 mod cors;
 mod encode;
 mod error;
+mod files;
 mod fim;
 mod generate;
 mod hosts;
@@ -94,6 +96,6 @@ pub use models::{
 pub use report::{ObserveRequests, RequestReport, TextEnd, TextReport};
 pub use speculate::Speculate;
 pub use stream::{EVENT_STREAM, Encoder};
-pub use texts::{EmbedTexts, EmbedWorker, Embedded, RerankJob, RerankWorker, Scored};
+pub use texts::{EmbedJob, EmbedTexts, EmbedWorker, Embedded, RerankJob, RerankWorker, Scored};
 pub use tls::Tls;
 pub use trace::TraceParent;

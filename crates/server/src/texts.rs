@@ -6,9 +6,10 @@
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 
-use cellar_engine::{Embedder, EngineError, Reranker};
+use cellar_engine::{Embedder, EngineError, LongTexts, Reranker};
 use kv_core::TokenId;
 use kv_core::backend::Backend;
+use model_core::sentence::normalise;
 use model_core::tokenizer::Tokenizer;
 use tokio::sync::oneshot;
 
@@ -59,6 +60,33 @@ pub struct Embedded {
     pub n_tokens: usize,
 }
 
+impl Embedded {
+    /// Vectors of so many dimensions, cut off and of length 1 again, as models that were trained for
+    /// it (Matryoshka) allow.
+    ///
+    /// # Errors
+    /// [`ApiError`] 400 where the vectors have fewer.
+    pub(crate) fn cut(mut self, dimensions: Option<usize>) -> Result<Self, ApiError> {
+        let Some(n) = dimensions else {
+            return Ok(self);
+        };
+        for vector in &mut self.vectors {
+            let width = vector.len();
+            if n == 0 || n > width {
+                let message = format!(
+                    "'dimensions' is {n}: the vectors of this model have {width}, and 1 to {width} can be kept"
+                );
+                return Err(ApiError::invalid_param("dimensions", message));
+            }
+            if n < width {
+                vector.truncate(n);
+                normalise(vector);
+            }
+        }
+        Ok(self)
+    }
+}
+
 /// The scores of documents.
 #[derive(Clone, Debug)]
 pub struct Scored {
@@ -68,6 +96,24 @@ pub struct Scored {
     pub n_tokens: usize,
 }
 
+/// Texts whose vectors are wanted.
+#[derive(Clone, Debug)]
+pub struct EmbedJob {
+    /// The texts.
+    pub texts: EmbedTexts,
+    /// What becomes of texts that are too long; lists of tokens are refused.
+    pub long_texts: LongTexts,
+}
+
+impl From<EmbedTexts> for EmbedJob {
+    fn from(texts: EmbedTexts) -> Self {
+        Self {
+            texts,
+            long_texts: LongTexts::Refuse,
+        }
+    }
+}
+
 /// A query and documents.
 #[derive(Clone, Debug)]
 pub struct RerankJob {
@@ -75,6 +121,8 @@ pub struct RerankJob {
     pub query: String,
     /// What is scored.
     pub documents: Vec<String>,
+    /// What becomes of documents that are too long.
+    pub long_texts: LongTexts,
 }
 
 type Reply<T> = oneshot::Sender<Result<T, ApiError>>;
@@ -82,7 +130,7 @@ type Reply<T> = oneshot::Sender<Result<T, ApiError>>;
 /// A model that gives vectors.
 #[derive(Debug)]
 pub struct EmbedWorker {
-    jobs: SyncSender<(EmbedTexts, Reply<Embedded>)>,
+    jobs: SyncSender<(EmbedJob, Reply<Embedded>)>,
 }
 
 /// A model that scores documents.
@@ -95,7 +143,7 @@ impl EmbedWorker {
     /// Starts the thread, which ends when the worker is dropped.
     pub fn start<B: Backend>(mut embedder: Embedder<B>, tokenizer: &Arc<Tokenizer>) -> Self {
         let tokenizer = Arc::clone(tokenizer);
-        let jobs = start(move |texts| embed(&mut embedder, &tokenizer, texts));
+        let jobs = start(move |job| embed(&mut embedder, &tokenizer, job));
         Self { jobs }
     }
 
@@ -103,8 +151,8 @@ impl EmbedWorker {
     ///
     /// # Errors
     /// [`ApiError`] 400 where a text is too long, 429 where too much waits.
-    pub async fn embed(&self, texts: EmbedTexts) -> Result<Embedded, ApiError> {
-        submit(&self.jobs, texts).await
+    pub async fn embed(&self, job: impl Into<EmbedJob>) -> Result<Embedded, ApiError> {
+        submit(&self.jobs, job.into()).await
     }
 }
 
@@ -128,9 +176,10 @@ impl RerankWorker {
 fn embed<B: Backend>(
     embedder: &mut Embedder<B>,
     tokenizer: &Tokenizer,
-    texts: EmbedTexts,
+    job: EmbedJob,
 ) -> Result<Embedded, EngineError> {
-    let tokens = match texts {
+    embedder.set_long_texts(job.long_texts);
+    let tokens = match job.texts {
         EmbedTexts::Texts(texts) => embedder.tokens(tokenizer, &texts)?,
         EmbedTexts::Tokens(tokens) => tokens,
     };
@@ -144,6 +193,7 @@ fn score<B: Backend>(
     tokenizer: &Tokenizer,
     job: &RerankJob,
 ) -> Result<Scored, EngineError> {
+    reranker.set_long_texts(job.long_texts);
     let pairs = reranker.pairs(tokenizer, &job.query, &job.documents)?;
     let scores = reranker.score_pairs(&pairs)?;
     let n_tokens = pairs.iter().map(|pair| pair.tokens.len()).sum();

@@ -4,6 +4,8 @@
 
 #[path = "http/anthropic.rs"]
 mod anthropic;
+#[path = "http/batches.rs"]
+mod batches;
 #[path = "http/browsers.rs"]
 mod browsers;
 #[path = "http/call_matrix.rs"]
@@ -40,6 +42,8 @@ mod limits;
 mod llama;
 #[path = "http/models.rs"]
 mod models;
+#[path = "http/names.rs"]
+mod names;
 #[path = "http/ollama.rs"]
 mod ollama;
 #[path = "http/openai.rs"]
@@ -62,5 +66,7 @@ mod stops;
 mod support;
 #[path = "http/tenants.rs"]
 mod tenants;
+#[path = "http/vectors.rs"]
+mod vectors;
 #[path = "http/view.rs"]
 mod view;

@@ -57,11 +57,24 @@ struct PrefixEntry {
 /// The end of what is saved, or why it could not be.
 type Saved = Result<PrefixCounts, ServiceError>;
 
+/// What becomes of the requests that are computed when prefixes are saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LiveRequests {
+    /// They end.
+    End,
+    /// They go on, and nothing is saved.
+    Keep,
+}
+
 /// What to do with cached prefixes.
 #[derive(Debug)]
 pub(crate) enum PrefixCommand {
     Save {
+        live: LiveRequests,
         pieces: SyncSender<Vec<u8>>,
+        done: SyncSender<Saved>,
+    },
+    Clear {
         done: SyncSender<Saved>,
     },
     Restore {
@@ -80,9 +93,37 @@ impl<B: Backend> Service<B> {
     /// [`ServiceError::Engine`] where rows cannot be read, or `out` does not take them; what was
     /// written by then cannot be restored. [`ServiceError::Stopped`].
     pub fn save_prefixes(&self, out: &mut dyn Write) -> Result<PrefixCounts, ServiceError> {
+        self.save(LiveRequests::End, out)
+    }
+
+    /// As [`Service::save_prefixes`], where no request has to end for it.
+    ///
+    /// # Errors
+    /// [`ServiceError::PrefixesRefused`] where there are requests, and those of
+    /// [`Service::save_prefixes`].
+    pub fn save_idle_prefixes(&self, out: &mut dyn Write) -> Result<PrefixCounts, ServiceError> {
+        self.save(LiveRequests::Keep, out)
+    }
+
+    /// Forgets all cached prefixes.
+    ///
+    /// # Errors
+    /// [`ServiceError::PrefixesRefused`] where there are requests, which may share some;
+    /// [`ServiceError::Stopped`].
+    pub fn clear_prefixes(&self) -> Result<PrefixCounts, ServiceError> {
+        let (done, cleared) = sync_channel(1);
+        self.command(Command::Prefixes(PrefixCommand::Clear { done }))?;
+        cleared.recv().map_err(|_| ServiceError::Stopped)?
+    }
+
+    fn save(&self, live: LiveRequests, out: &mut dyn Write) -> Result<PrefixCounts, ServiceError> {
         let (pieces, received) = sync_channel(N_PIECES);
         let (done, saved) = sync_channel(1);
-        self.command(Command::Prefixes(PrefixCommand::Save { pieces, done }))?;
+        self.command(Command::Prefixes(PrefixCommand::Save {
+            live,
+            pieces,
+            done,
+        }))?;
         let written = write_all(received, out);
         let saved = saved.recv().map_err(|_| ServiceError::Stopped)?;
         written.map_err(|error| EngineError::State(StateError::Write(error)))?;
@@ -136,9 +177,16 @@ impl<B: Backend> Worker<B> {
     pub(super) fn take_prefix_command(&mut self, command: PrefixCommand) {
         // Who asked may have gone.
         match command {
-            PrefixCommand::Save { pieces, done } => {
-                let saved = self.save_prefixes(pieces);
+            PrefixCommand::Save { live, pieces, done } => {
+                let is_idle = match live {
+                    LiveRequests::End => Ok(()),
+                    LiveRequests::Keep => self.check_idle(),
+                };
+                let saved = is_idle.and_then(|()| self.save_prefixes(pieces));
                 let _gone = done.send(saved);
+            }
+            PrefixCommand::Clear { done } => {
+                let _gone = done.send(self.clear_prefixes());
             }
             PrefixCommand::Restore { bytes, first, done } => {
                 let restored = self.restore_prefixes(&bytes, first);
@@ -193,6 +241,31 @@ impl<B: Backend> Worker<B> {
             n_tokens: tokens.iter().map(|tokens| tokens.evaluated.len()).sum(),
             n_left_out: 0,
         })
+    }
+
+    fn check_idle(&self) -> Result<(), ServiceError> {
+        match self.live.len() {
+            0 => Ok(()),
+            n => {
+                let reason = format!("{n} requests are computed: wait until none is");
+                Err(ServiceError::PrefixesRefused { reason })
+            }
+        }
+    }
+
+    fn clear_prefixes(&mut self) -> Saved {
+        self.check_idle()?;
+        self.finish_edits();
+        let cached = self.scheduler.cached();
+        let counts = cached.fold(PrefixCounts::default(), |counts, prefix| PrefixCounts {
+            n_prefixes: counts.n_prefixes + 1,
+            n_tokens: counts.n_tokens + prefix.tokens.len(),
+            ..counts
+        });
+        self.handle(Event::ClearPrefixes);
+        self.finish_edits();
+        self.notice_change();
+        Ok(counts)
     }
 
     fn restore_prefixes(&mut self, bytes: &[u8], first: RequestId) -> Saved {

@@ -3,16 +3,21 @@
 //! An API is two pure functions over the internal pair: from its JSON to a
 //! [`GenerateRequest`](crate::GenerateRequest), and from [`Piece`](crate::Piece)s to its JSON or stream
 //! ([`Encoder`](crate::Encoder)). Invariant: every route but `/`, the files of its page, `/health`,
-//! `/readyz` and `/livez` needs a key where there are keys, and every error has a body.
+//! `/v1/health`, `/readyz` and `/livez` needs a key where there are keys, and every error has a body.
 
 pub mod anthropic;
 mod constraints;
 pub mod llama;
+pub mod lm_studio;
 pub mod logprobs;
 pub mod ollama;
 pub mod openai;
 pub mod openapi;
+mod others;
 pub mod params;
+pub mod rerank;
+pub mod tei;
+mod timings;
 
 use std::collections::BTreeMap;
 
@@ -21,7 +26,7 @@ use axum::http::header::{CONTENT_TYPE, VARY};
 use axum::http::{HeaderMap, HeaderValue, Method};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodRouter, delete, get, post};
 use axum::{Extension, Router};
 
 use tracing::Instrument;
@@ -81,7 +86,13 @@ const GET: Method = Method::GET;
 const DELETE: Method = Method::DELETE;
 
 /// All endpoints.
-pub const ENDPOINTS: [Endpoint; 42] = [
+pub fn endpoints() -> impl Iterator<Item = Endpoint> {
+    let more = openai::batches::ENDPOINTS.into_iter().chain(others::OTHERS);
+    ENDPOINTS.into_iter().chain(more)
+}
+
+/// The endpoints at their usual addresses.
+const ENDPOINTS: [Endpoint; 42] = [
     post_endpoint(
         "/v1/chat/completions",
         "answers messages (OpenAI)",
@@ -155,7 +166,7 @@ pub const ENDPOINTS: [Endpoint; 42] = [
     post_endpoint(
         "/v1/rerank",
         "scores documents (Jina, Cohere)",
-        openai::embeddings::rerank,
+        rerank::jina,
         fields::body(fields::RERANK),
     ),
     endpoint(
@@ -186,7 +197,7 @@ pub const ENDPOINTS: [Endpoint; 42] = [
         "/tokenize",
         "the tokens of a text",
         llama::tokens::tokenize,
-        fields::body(fields::TOKENIZE),
+        fields::body(fields::TOKENIZE).limited(&[&llama::tokens::LIMITED]),
     ),
     post_endpoint(
         "/detokenize",
@@ -327,6 +338,15 @@ const CHANGES: [&str; 6] = [
 
 /// The routes of a server.
 pub fn router(app: App) -> Router {
+    routes(&app)
+        .layer(from_fn_with_state(app.clone(), guard))
+        .layer(from_fn(errors_of_api))
+        .layer(from_fn_with_state(app.clone(), cors::mark))
+        .layer(from_fn_with_state(app, report::observe))
+}
+
+/// The routes for requests that were let in: with their [`Tenant`](crate::Tenant).
+pub(crate) fn routes(app: &App) -> Router {
     let mut paths: BTreeMap<&str, (Vec<Method>, MethodRouter<App>)> = BTreeMap::new();
     let policy = if app.config().strict {
         SkipPolicy::Refused
@@ -339,7 +359,7 @@ pub fn router(app: App) -> Router {
         route,
         body,
         ..
-    } in ENDPOINTS
+    } in endpoints()
     {
         let (methods, merged) = paths.entry(path).or_default();
         let mut route = route();
@@ -368,11 +388,8 @@ pub fn router(app: App) -> Router {
     router
         .route("/view/{file}", view::asset().fallback(no_route))
         .fallback(no_route)
-        .layer(from_fn_with_state(app.clone(), guard))
         .layer(from_fn(errors_of_api))
-        .layer(from_fn_with_state(app.clone(), cors::mark))
-        .layer(from_fn_with_state(app.clone(), report::observe))
-        .with_state(app)
+        .with_state(app.clone())
 }
 
 /// A route for POST.
@@ -393,6 +410,15 @@ where
     get(handler)
 }
 
+/// A route for DELETE.
+pub(crate) fn on_delete<H, T>(handler: H) -> MethodRouter<App>
+where
+    H: axum::handler::Handler<T, App>,
+    T: 'static,
+{
+    delete(handler)
+}
+
 fn index() -> MethodRouter<App> {
     let line = |endpoint: Endpoint| {
         let Endpoint {
@@ -401,7 +427,7 @@ fn index() -> MethodRouter<App> {
         let path = path.replace('*', "");
         format!("{:<6} {path:<27} {what}\n", method.as_str())
     };
-    let lines = ENDPOINTS.map(line).concat();
+    let lines = endpoints().map(line).collect::<String>();
     let text = format!("Cellar {}\n\n{lines}", env!("CARGO_PKG_VERSION"));
     on_get(async move |headers: HeaderMap| {
         if view::is_for_browser(&headers) {
@@ -423,7 +449,8 @@ async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Resp
         return answer;
     }
     let path = request.uri().path();
-    let is_open = matches!(path, "/" | "/health" | "/readyz" | "/livez") || view::is_asset(path);
+    let is_open = matches!(path, "/" | "/health" | "/v1/health" | "/readyz" | "/livez")
+        || view::is_asset(path);
     match config.keys.tenant(request.headers()) {
         Ok(tenant) => {
             request.extensions_mut().insert(tenant);
@@ -471,10 +498,12 @@ async fn errors_of_api(request: Request, next: Next) -> Response {
 /// The field of an endpoint that has the prompt.
 fn prompt_field(path: &str) -> &'static str {
     match path {
+        "/responses" => "input",
         _ if path.starts_with("/v1/responses") => "input",
         "/infill" => "input_prefix",
         "/tokenize" => "content",
         "/apply-template" | "/api/chat" => "messages",
+        "/chat/completions" => "messages",
         _ if path.starts_with("/v1/chat/") || path.starts_with("/v1/messages") => "messages",
         _ => "prompt",
     }

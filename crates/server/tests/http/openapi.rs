@@ -1,6 +1,6 @@
 //! `/openapi.json` against the routes and what they read.
 
-use cellar_server::api::ENDPOINTS;
+use cellar_server::api::endpoints;
 use model_tests::http::{get, open, post, request};
 use serde_json::{Value, json};
 
@@ -23,8 +23,7 @@ fn each_route_is_described_and_each_description_is_a_route() {
     let document = get(server.address, "/openapi.json").json();
     assert_eq!(document["openapi"], "3.1.0");
     let described = operations(&document);
-    let routes: Vec<(String, String)> = ENDPOINTS
-        .iter()
+    let routes: Vec<(String, String)> = endpoints()
         .map(|endpoint| {
             let path = endpoint.path.replace('*', "");
             (endpoint.method.to_string(), path)
@@ -99,6 +98,7 @@ fn fields_that_are_described_are_read_with_their_type() {
             let mut body = json!({
                 "model": "stories", "messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi",
                 "input": "Hi", "content": "Hi", "tokens": [1], "query": "Hi", "documents": ["Hi"],
+                "texts": ["Hi"], "text_1": "Hi", "text_2": "Hi", "inputs": "Hi",
                 "input_prefix": "Hi", "input_suffix": "Hi", "max_tokens": 1, "n_predict": 1,
                 "max_output_tokens": 1, "options": {"num_predict": 1}, "stream": false,
             });

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use crate::api::constraints::constraint;
 use crate::api::openai::SAMPLERS;
 use crate::api::params::SamplingParams;
+use crate::api::timings::timings;
 use crate::api::{logprobs, on_post};
 use crate::app::App;
 use crate::auth::Tenant;
@@ -352,7 +353,7 @@ impl CompletionFormat {
             "truncated": finish.reason == FinishReason::ContextFull,
             "stop_type": stop_type,
             "stopping_word": word,
-            "timings": timings(usage, reused),
+            "timings": timings(usage),
         });
         self.with_logprobs(index, object)
     }
@@ -369,33 +370,6 @@ impl CompletionFormat {
         }
         object
     }
-}
-
-/// Times and speeds, in milliseconds and tokens per second.
-fn timings(usage: &Usage, reused: usize) -> Value {
-    let first = usage.first_token.unwrap_or(usage.total);
-    let prompt = first.saturating_sub(usage.queued).as_secs_f64();
-    let predicted = usage.total.saturating_sub(first).as_secs_f64();
-    let (n_prompt, n_predicted) = (usage.n_prompt - reused, usage.n_tokens);
-    let speed = |n: usize, seconds: f64| match seconds > 0.0 {
-        true => n as f64 / seconds,
-        false => 0.0,
-    };
-    let mut timings = json!({
-        "cache_n": reused,
-        "prompt_n": n_prompt,
-        "prompt_ms": prompt * 1e3,
-        "prompt_per_second": speed(n_prompt, prompt),
-        "predicted_n": n_predicted,
-        "predicted_ms": predicted * 1e3,
-        // The first token belongs to the prompt's time.
-        "predicted_per_second": speed(n_predicted.saturating_sub(1), predicted),
-    });
-    if usage.speculated.n_drafted > 0 {
-        timings["draft_n"] = json!(usage.speculated.n_drafted);
-        timings["draft_n_accepted"] = json!(usage.speculated.n_accepted);
-    }
-    timings
 }
 
 impl Encoder for CompletionFormat {

@@ -2,7 +2,9 @@
 //!
 //! Knows the wire and nothing of how texts are generated.
 
+pub mod adapters;
 pub mod completion;
+pub mod embeddings;
 pub mod models;
 pub mod status;
 pub mod tokens;
@@ -12,8 +14,14 @@ use serde_json::{Value, json};
 use crate::error::ApiError;
 
 /// The addresses of llama-server.
-pub(crate) const PATHS: [&str; 12] = [
+pub(crate) const PATHS: [&str; 18] = [
     "/completion",
+    "/completions",
+    "/embedding",
+    "/embeddings",
+    "/reranking",
+    "/lora-adapters",
+    "/v1/health",
     "/infill",
     "/tokenize",
     "/detokenize",

@@ -17,9 +17,10 @@ use crate::app::App;
 use crate::body_worker::run_blocking;
 use crate::encode::render_as_text;
 use crate::error::ApiError;
-use crate::generate::ChatPrompt;
-use crate::json::{self, Body};
+use crate::generate::{ChatPrompt, Prompt};
+use crate::json::{self, Body, Neutral, Refused};
 use crate::model::Job;
+use crate::models::{ModelInUse, n_ctx};
 
 /// Text inside a prompt, whose special tokens are found.
 pub(super) const PARSED: EncodeOptions = EncodeOptions {
@@ -30,11 +31,38 @@ pub(super) const PARSED: EncodeOptions = EncodeOptions {
 #[derive(Clone, Debug, Deserialize)]
 struct TokenizeFields {
     model: Option<String>,
-    content: String,
+    /// A text, as llama-server's clients send it.
+    content: Option<String>,
     add_special: Option<bool>,
     parse_special: Option<bool>,
     with_pieces: Option<bool>,
+    /// A text, as vLLM's clients send it.
+    prompt: Option<String>,
+    add_special_tokens: Option<bool>,
+    return_token_strs: Option<bool>,
+    /// Messages, as vLLM's clients send them.
+    messages: Option<Value>,
+    chat_template_kwargs: Option<Map<String, Value>>,
 }
+
+/// Parameters of vLLM's API that would change the tokens of messages.
+pub(in crate::api) const LIMITED: [Refused; 3] = [
+    Refused::new(
+        "add_generation_prompt",
+        Neutral::True,
+        "the tokens are those that an answer goes on from",
+    ),
+    Refused::new(
+        "continue_final_message",
+        Neutral::False,
+        "send a text as 'prompt'",
+    ),
+    Refused::new(
+        "chat_template",
+        Neutral::Empty,
+        "the template is the model's, or the server's --chat-template",
+    ),
+];
 
 /// The answer without texts, which may be long.
 #[derive(Debug, Serialize)]
@@ -55,37 +83,154 @@ struct TemplateFields {
     chat_template_kwargs: Option<Map<String, Value>>,
 }
 
-/// The tokens of a text.
+/// The tokens of a text, or of messages.
 pub(crate) fn tokenize() -> MethodRouter<App> {
     on_post(async |State(app): State<App>, request: Request| {
         let body = Body::read(request).await?;
-        let fields: TokenizeFields = body.get()?;
-        let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
-        let options = EncodeOptions {
-            add: match fields.add_special {
-                Some(true) => AddSpecial::AsModel,
-                _ => AddSpecial::Never,
-            },
-            special: match fields.parse_special {
-                Some(false) => SpecialText::AsText,
-                _ => SpecialText::Parse,
-            },
-        };
-        let tokenizer = Arc::clone(model.tokenizer());
-        let answer = move || {
-            let tokens = tokenizer.encode(&fields.content, options);
-            if fields.with_pieces != Some(true) {
-                let tokens = tokens.into_iter().map(|id| id.0).collect();
-                return json::respond(&Tokens { tokens });
-            }
-            let pieces = PieceList {
-                tokens: &tokens,
-                tokenizer: &tokenizer,
-            };
-            json::respond(&Pieces { tokens: pieces })
-        };
-        run_blocking(answer).await
+        let mut fields: TokenizeFields = body.get()?;
+        let (content, prompt) = (fields.content.take(), fields.prompt.take());
+        match (content, prompt, fields.messages.take()) {
+            (Some(content), None, None) => tokenize_content(&app, fields, content).await,
+            (None, Some(prompt), None) => tokenize_prompt(&app, &fields, prompt).await,
+            (None, None, Some(messages)) => tokenize_messages(&app, &body, fields, &messages).await,
+            _ => Err(ApiError::invalid_param(
+                "content",
+                "one of 'content', 'prompt' and 'messages' is needed, and no other of them",
+            )),
+        }
     })
+}
+
+/// llama-server's form.
+async fn tokenize_content(
+    app: &App,
+    fields: TokenizeFields,
+    content: String,
+) -> Result<Response, ApiError> {
+    let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
+    let options = EncodeOptions {
+        add: match fields.add_special {
+            Some(true) => AddSpecial::AsModel,
+            _ => AddSpecial::Never,
+        },
+        special: match fields.parse_special {
+            Some(false) => SpecialText::AsText,
+            _ => SpecialText::Parse,
+        },
+    };
+    let tokenizer = Arc::clone(model.tokenizer());
+    let answer = move || {
+        let tokens = tokenizer.encode(&content, options);
+        if fields.with_pieces != Some(true) {
+            let tokens = tokens.into_iter().map(|id| id.0).collect();
+            return json::respond(&Tokens { tokens });
+        }
+        let pieces = PieceList {
+            tokens: &tokens,
+            tokenizer: &tokenizer,
+        };
+        json::respond(&Pieces { tokens: pieces })
+    };
+    run_blocking(answer).await
+}
+
+/// vLLM's form of a text.
+async fn tokenize_prompt(
+    app: &App,
+    fields: &TokenizeFields,
+    prompt: String,
+) -> Result<Response, ApiError> {
+    let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
+    let options = EncodeOptions {
+        add: match fields.add_special_tokens {
+            Some(false) => AddSpecial::Never,
+            Some(true) | None => AddSpecial::AsModel,
+        },
+        special: SpecialText::Parse,
+    };
+    let tokenizer = Arc::clone(model.tokenizer());
+    let tokens = run_blocking(move || tokenizer.encode(&prompt, options)).await?;
+    counted(model, tokens, fields.return_token_strs.into()).await
+}
+
+/// vLLM's form of messages.
+async fn tokenize_messages(
+    app: &App,
+    body: &Body,
+    fields: TokenizeFields,
+    given: &Value,
+) -> Result<Response, ApiError> {
+    let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
+    let mut variables = fields.chat_template_kwargs.unwrap_or_default();
+    Tools::read(body)?.add_to(&mut variables);
+    let chat = ChatPrompt {
+        messages: messages(given, body.skips())?,
+        variables,
+    };
+    let texts = fields.return_token_strs;
+    let tokens = app.prompt_tokens(&model, Prompt::Chat(chat), None).await?;
+    counted(model, tokens, texts.into()).await
+}
+
+/// vLLM's answer: the tokens, how many there are, and how many there can be.
+async fn counted(
+    model: ModelInUse,
+    tokens: Vec<TokenId>,
+    texts: TokenTexts,
+) -> Result<Response, ApiError> {
+    let answer = move || {
+        let texts = (texts == TokenTexts::Given).then(|| PieceTexts {
+            tokens: &tokens,
+            tokenizer: model.tokenizer(),
+        });
+        json::respond(&Counted {
+            count: tokens.len(),
+            max_model_len: n_ctx(&model),
+            tokens: tokens.iter().map(|id| id.0).collect(),
+            token_strs: texts,
+        })
+    };
+    run_blocking(answer).await
+}
+
+/// Whether an answer has the texts of tokens.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TokenTexts {
+    Given,
+    LeftOut,
+}
+
+impl From<Option<bool>> for TokenTexts {
+    fn from(wanted: Option<bool>) -> Self {
+        match wanted {
+            Some(true) => Self::Given,
+            Some(false) | None => Self::LeftOut,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Counted<'a> {
+    count: usize,
+    max_model_len: Option<usize>,
+    tokens: Vec<u32>,
+    token_strs: Option<PieceTexts<'a>>,
+}
+
+/// The texts of tokens, each of which is made when it is written.
+struct PieceTexts<'a> {
+    tokens: &'a [TokenId],
+    tokenizer: &'a Tokenizer,
+}
+
+impl Serialize for PieceTexts<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let text = |&id| {
+            let bytes = self.tokenizer.piece(id, SpecialPieces::Render);
+            String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
+        };
+        serializer.collect_seq(self.tokens.iter().map(text))
+    }
 }
 
 /// The answer with texts.

@@ -5,6 +5,7 @@ use std::time::Instant;
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use axum::routing::MethodRouter;
+use cellar_engine::LongTexts;
 use serde::Deserialize;
 use serde_json::json;
 
@@ -16,12 +17,13 @@ use crate::body_worker::run_blocking;
 use crate::error::ApiError;
 use crate::json::{self, Body};
 use crate::model::Job;
-use crate::texts::EmbedTexts;
+use crate::texts::{EmbedJob, EmbedTexts};
 
 #[derive(Clone, Debug, Deserialize)]
 struct Fields {
     model: String,
     input: Input,
+    /// Whether the end of a text that is too long is cut off; it is unless this is false.
     truncate: Option<bool>,
     dimensions: Option<usize>,
     keep_alive: Option<KeepAlive>,
@@ -53,8 +55,11 @@ pub(crate) fn one() -> MethodRouter<App> {
             let keep = keep.transpose()?;
             let model = app.model_for(Some(&fields.model), Job::Embeddings).await?;
             keep_as_asked(&model, &tenant, keep);
-            let texts = EmbedTexts::Texts(vec![fields.prompt]);
-            let mut embedded = model.embedder()?.embed(texts).await?;
+            let job = EmbedJob {
+                texts: EmbedTexts::Texts(vec![fields.prompt]),
+                long_texts: LongTexts::Truncate,
+            };
+            let mut embedded = model.embedder()?.embed(job).await?;
             let vector = embedded.vectors.pop().unwrap_or_default();
             Ok::<Response, ApiError>(json::respond(&json!({ "embedding": vector })))
         },
@@ -75,16 +80,6 @@ async fn embed(
     let body = Body::read(request).await?;
     let fields: Fields = body.get()?;
     app.check_open()?;
-    if fields.dimensions.is_some() {
-        return Err(ApiError::not_implemented(
-            "'dimensions' is not supported: cut the vectors off yourself",
-        ));
-    }
-    if fields.truncate == Some(true) {
-        return Err(ApiError::not_implemented(
-            "'truncate' is not supported: a text that is too long is refused with the numbers",
-        ));
-    }
     let keep = fields.keep_alive.as_ref().map(KeepAlive::keep);
     let keep = keep.transpose()?;
     let model = app.model_for(Some(&fields.model), Job::Embeddings).await?;
@@ -97,7 +92,16 @@ async fn embed(
     let embedder = model.embedder()?;
     let embedded = match texts.is_empty() {
         true => None,
-        false => Some(embedder.embed(EmbedTexts::Texts(texts)).await?),
+        false => {
+            let job = EmbedJob {
+                texts: EmbedTexts::Texts(texts),
+                long_texts: match fields.truncate {
+                    Some(false) => LongTexts::Refuse,
+                    Some(true) | None => LongTexts::Truncate,
+                },
+            };
+            Some(embedder.embed(job).await?.cut(fields.dimensions)?)
+        }
     };
     let n_tokens = embedded.as_ref().map_or(0, |embedded| embedded.n_tokens);
     let vectors = embedded.map_or_else(Vec::new, |embedded| embedded.vectors);

@@ -16,6 +16,7 @@ use super::{
     Neutral, Refused, Specific, finish_reason, generate_request, messages, tools, usage_json,
 };
 use crate::api::params::{now, random_id};
+use crate::api::timings::timings;
 use crate::api::{logprobs, on_post};
 use crate::app::App;
 use crate::auth::Tenant;
@@ -108,6 +109,7 @@ async fn handle(
             header,
             include_usage: options.include_usage == Some(true),
             usages: BTreeMap::new(),
+            reasons: BTreeMap::new(),
             n_reasoning: 0,
             logprobs: vec![Vec::new(); texts.len()],
         };
@@ -212,6 +214,9 @@ impl Header {
         let usages: Vec<Usage> = answers.iter().map(|answer| answer.usage).collect();
         let n_reasoning = answers.iter().map(|answer| answer.finish.n_reasoning).sum();
         object["usage"] = usage_json(&usages, usages.len(), n_reasoning);
+        if let [only] = usages.as_slice() {
+            object["timings"] = timings(only);
+        }
         object
     }
 
@@ -245,6 +250,8 @@ struct ChatStream {
     header: Header,
     include_usage: bool,
     usages: BTreeMap<usize, Usage>,
+    /// Why choices have ended whose last chunk has not been given out.
+    reasons: BTreeMap<usize, &'static str>,
     /// Tokens of reasoning, of all choices that have ended.
     n_reasoning: usize,
     /// Those of the next chunk of each choice.
@@ -252,7 +259,12 @@ struct ChatStream {
 }
 
 impl ChatStream {
-    fn chunk(&mut self, choice: usize, delta: &Value, finish: Option<&str>) -> String {
+    fn chunk(&mut self, choice: usize, delta: &Value) -> String {
+        let choices = self.choices(choice, delta, None);
+        self.event(choices, Value::Null)
+    }
+
+    fn choices(&mut self, choice: usize, delta: &Value, finish: Option<&str>) -> Value {
         let places = self.logprobs.get_mut(choice).map(std::mem::take);
         let logprobs = match places.unwrap_or_default() {
             none if none.is_empty() => Value::Null,
@@ -261,15 +273,28 @@ impl ChatStream {
         let choice = json!({
             "index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish,
         });
-        self.event(json!([choice]), Value::Null)
+        json!([choice])
+    }
+
+    /// The last chunk of a choice, with the times that it took.
+    fn last_chunk(&mut self, choice: usize, usage: &Usage) -> String {
+        let reason = self.reasons.remove(&choice);
+        let choices = self.choices(choice, &json!({}), reason);
+        let mut object = self.object(choices, Value::Null);
+        object["timings"] = timings(usage);
+        event(&object)
     }
 
     fn event(&self, choices: Value, usage: Value) -> String {
+        event(&self.object(choices, usage))
+    }
+
+    fn object(&self, choices: Value, usage: Value) -> Value {
         let mut object = self.header.object("chat.completion.chunk", choices);
         if self.include_usage {
             object["usage"] = usage;
         }
-        event(&object)
+        object
     }
 }
 
@@ -277,7 +302,7 @@ impl Encoder for ChatStream {
     fn begin(&mut self) -> String {
         let delta = json!({"role": "assistant", "content": ""});
         let choices = 0..self.logprobs.len();
-        let chunks = choices.map(|choice| self.chunk(choice, &delta, None));
+        let chunks = choices.map(|choice| self.chunk(choice, &delta));
         chunks.collect()
     }
 
@@ -290,26 +315,27 @@ impl Encoder for ChatStream {
                 String::new()
             }
             Piece::Prompt(_) => String::new(),
-            Piece::Text(text) => self.chunk(choice, &json!({"content": text}), None),
-            Piece::Reasoning(text) => self.chunk(choice, &json!({"reasoning_content": text}), None),
+            Piece::Text(text) => self.chunk(choice, &json!({"content": text})),
+            Piece::Reasoning(text) => self.chunk(choice, &json!({"reasoning_content": text})),
             Piece::ToolStart { index, id, name } => {
                 let function = json!({"name": name, "arguments": ""});
                 let call = json!({
                     "index": index, "id": id, "type": "function", "function": function,
                 });
-                self.chunk(choice, &json!({"tool_calls": [call]}), None)
+                self.chunk(choice, &json!({"tool_calls": [call]}))
             }
             Piece::ToolArguments { index, text } => {
                 let call = json!({"index": index, "function": {"arguments": text}});
-                self.chunk(choice, &json!({"tool_calls": [call]}), None)
+                self.chunk(choice, &json!({"tool_calls": [call]}))
             }
             Piece::Finish(finish) => {
                 self.n_reasoning += finish.n_reasoning;
-                self.chunk(choice, &json!({}), Some(finish_reason(&finish)))
+                self.reasons.insert(choice, finish_reason(&finish));
+                String::new()
             }
             Piece::Usage(usage) => {
                 self.usages.insert(choice, usage);
-                String::new()
+                self.last_chunk(choice, &usage)
             }
         }
     }

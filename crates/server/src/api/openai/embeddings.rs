@@ -1,35 +1,30 @@
-//! `POST /v1/embeddings` and `POST /v1/rerank`.
+//! `POST /v1/embeddings`.
 
 use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::routing::MethodRouter;
-use cellar_engine::Ranked;
 use kv_core::TokenId;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Neutral, Refused};
 use crate::api::on_post;
-use crate::api::params::random_id;
 use crate::app::App;
 use crate::body_worker::run_blocking;
 use crate::error::ApiError;
 use crate::json::{self, Body};
-use crate::model::Job;
-use crate::texts::{EmbedTexts, Embedded, RerankJob};
+use crate::model::{Job, ServedModel};
+use crate::texts::{EmbedTexts, Embedded};
 
 /// Texts of one request.
 const MAX_TEXTS: usize = 2048;
 
 /// Parameters that are not done.
-pub(in crate::api) const LIMITED: [Refused; 2] = [
-    Refused::new("dimensions", Neutral::Empty, "cut the vectors off yourself"),
-    Refused::new(
-        "truncate_prompt_tokens",
-        Neutral::Empty,
-        "a text that is too long is refused with the numbers: send a shorter one",
-    ),
-];
+pub(in crate::api) const LIMITED: [Refused; 1] = [Refused::new(
+    "truncate_prompt_tokens",
+    Neutral::Empty,
+    "a text that is too long is refused with the numbers: send a shorter one",
+)];
 
 /// The fields of `/v1/embeddings`.
 #[derive(Clone, Debug, Deserialize)]
@@ -37,14 +32,16 @@ struct EmbeddingFields {
     model: Option<String>,
     input: Input,
     encoding_format: Option<Format>,
+    dimensions: Option<usize>,
 }
 
+/// What vectors are wanted of.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(
     untagged,
     expecting = "expected a text, a list of texts, a list of tokens, or a list of these"
 )]
-enum Input {
+pub(in crate::api) enum Input {
     One(String),
     Many(Vec<String>),
     Tokens(Vec<u32>),
@@ -52,7 +49,7 @@ enum Input {
 }
 
 impl Input {
-    fn texts(self) -> EmbedTexts {
+    pub(in crate::api) fn texts(self) -> EmbedTexts {
         let tokens = |ids: Vec<u32>| ids.into_iter().map(TokenId).collect();
         match self {
             Self::One(text) => EmbedTexts::Texts(vec![text]),
@@ -71,39 +68,9 @@ enum Format {
     Base64,
 }
 
-/// The fields of `/v1/rerank`.
-#[derive(Clone, Debug, Deserialize)]
-struct RerankFields {
-    model: Option<String>,
-    query: String,
-    documents: Vec<Document>,
-    top_n: Option<usize>,
-    return_documents: Option<bool>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "expected a text, or an object with a text")]
-enum Document {
-    Text(String),
-    Object { text: String },
-}
-
-impl Document {
-    fn into_text(self) -> String {
-        match self {
-            Self::Text(text) | Self::Object { text } => text,
-        }
-    }
-}
-
 /// The route of vectors.
 pub(crate) fn embeddings() -> MethodRouter<App> {
     on_post(embed)
-}
-
-/// The route of scores.
-pub(crate) fn rerank() -> MethodRouter<App> {
-    on_post(score)
 }
 
 async fn embed(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
@@ -114,14 +81,13 @@ async fn embed(State(app): State<App>, request: Request) -> Result<Response, Api
         .await?;
     app.check_open()?;
     let texts = fields.input.texts();
-    check_number("input", texts.len())?;
-    let n_tokens = model.tokenizer().n_tokens();
-    if let Some(TokenId(id)) = texts.unknown(n_tokens) {
-        let message = format!("the token {id} is not in the vocabulary, which has {n_tokens}");
-        return Err(ApiError::invalid_param("input", message));
-    }
+    check_texts("input", &texts, &model)?;
     drop(body);
-    let embedded = model.embedder()?.embed(texts).await?;
+    let embedded = model
+        .embedder()?
+        .embed(texts)
+        .await?
+        .cut(fields.dimensions)?;
     let format = fields.encoding_format.unwrap_or_default();
     let id = model.id().to_owned();
     let answer = move || embeddings_json(&id, &embedded, format);
@@ -141,7 +107,31 @@ fn embeddings_json(model: &str, embedded: &Embedded, format: Format) -> Response
     }))
 }
 
-fn check_number(param: &str, n: usize) -> Result<(), ApiError> {
+/// Checks that there are not too many texts, and that the model has all tokens of lists.
+///
+/// # Errors
+/// [`ApiError`] 400.
+pub(in crate::api) fn check_texts(
+    param: &str,
+    texts: &EmbedTexts,
+    model: &ServedModel,
+) -> Result<(), ApiError> {
+    check_number(param, texts.len())?;
+    let n_tokens = model.tokenizer().n_tokens();
+    match texts.unknown(n_tokens) {
+        None => Ok(()),
+        Some(TokenId(id)) => {
+            let message = format!("the token {id} is not in the vocabulary, which has {n_tokens}");
+            Err(ApiError::invalid_param(param, message))
+        }
+    }
+}
+
+/// Checks that there are not too many texts.
+///
+/// # Errors
+/// [`ApiError`] 400.
+pub(in crate::api) fn check_number(param: &str, n: usize) -> Result<(), ApiError> {
     match n {
         1..=MAX_TEXTS => Ok(()),
         _ => {
@@ -160,38 +150,4 @@ fn vector_json(vector: &[f32], format: Format) -> Value {
             json!(base64::engine::general_purpose::STANDARD.encode(bytes))
         }
     }
-}
-
-async fn score(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    let body = Body::read(request).await?;
-    let fields: RerankFields = body.get()?;
-    let model = app.model_for(fields.model.as_deref(), Job::Scores).await?;
-    app.check_open()?;
-    check_number("documents", fields.documents.len())?;
-    let documents = fields.documents.into_iter().map(Document::into_text);
-    let job = RerankJob {
-        query: fields.query,
-        documents: documents.collect(),
-    };
-    let documents = match fields.return_documents {
-        Some(true) => job.documents.clone(),
-        _ => Vec::new(),
-    };
-    let scored = model.reranker()?.score(job).await?;
-    let mut ranked = Ranked::sorted(scored.scores);
-    ranked.truncate(fields.top_n.unwrap_or(usize::MAX));
-    let results = ranked.iter().map(|ranked| {
-        let mut result = json!({"index": ranked.index, "relevance_score": ranked.score});
-        if let Some(text) = documents.get(ranked.index) {
-            result["document"] = json!({"text": text});
-        }
-        result
-    });
-    Ok(json::respond(&json!({
-        "id": random_id("rerank-"),
-        "object": "list",
-        "model": model.id(),
-        "results": results.collect::<Vec<_>>(),
-        "usage": {"prompt_tokens": scored.n_tokens, "total_tokens": scored.n_tokens},
-    })))
 }

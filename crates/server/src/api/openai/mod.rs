@@ -2,9 +2,11 @@
 //!
 //! Knows the wire and nothing of how texts are generated.
 
+pub mod batches;
 pub mod chat;
 pub mod completions;
 pub mod embeddings;
+pub mod files;
 pub mod messages;
 pub mod models;
 pub mod render;

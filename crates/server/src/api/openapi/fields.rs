@@ -200,6 +200,8 @@ pub(crate) struct RequestBody {
     pub(super) has_sampling: bool,
     /// Those that are skipped or refused. Of two rules for a name the first one counts.
     pub(super) limited: &'static [&'static [Refused]],
+    /// How they are written.
+    pub(super) form: Form,
 }
 
 impl RequestBody {
@@ -234,12 +236,40 @@ impl RequestBody {
     }
 }
 
+/// How the fields of a request are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// As a JSON object.
+    Object,
+    /// As a JSON list of objects.
+    List,
+    /// As the parts of a form.
+    Multipart,
+}
+
 /// A body with these fields.
 pub(in crate::api) const fn body(fields: &'static [Field]) -> RequestBody {
     RequestBody {
         fields,
         has_sampling: false,
         limited: &[],
+        form: Form::Object,
+    }
+}
+
+/// A list of bodies with these fields.
+pub(in crate::api) const fn list(fields: &'static [Field]) -> RequestBody {
+    RequestBody {
+        form: Form::List,
+        ..body(fields)
+    }
+}
+
+/// A form with these fields.
+pub(in crate::api) const fn form(fields: &'static [Field]) -> RequestBody {
+    RequestBody {
+        form: Form::Multipart,
+        ..body(fields)
     }
 }
 
@@ -249,6 +279,7 @@ pub(in crate::api) const fn sampled(fields: &'static [Field]) -> RequestBody {
         fields,
         has_sampling: true,
         limited: &[],
+        form: Form::Object,
     }
 }
 
@@ -324,6 +355,53 @@ pub(in crate::api) const EMBEDDINGS: &[Field] = &[
     field("model", Kind::Text),
     required("input", Kind::Prompt),
     field("encoding_format", Kind::Text),
+    field("dimensions", Kind::Integer),
+];
+
+pub(in crate::api) const LLAMA_EMBEDDINGS: &[Field] = &[
+    field("model", Kind::Text),
+    required("input", Kind::Prompt),
+    field("dimensions", Kind::Integer),
+];
+
+pub(in crate::api) const TEI_EMBED: &[Field] = &[
+    field("model", Kind::Text),
+    required("inputs", Kind::Prompt),
+    field("truncate", Kind::Flag),
+    field("dimensions", Kind::Integer),
+];
+
+pub(in crate::api) const TEI_RERANK: &[Field] = &[
+    field("model", Kind::Text),
+    required("query", Kind::Text),
+    field("texts", Kind::Texts),
+    field("top_n", Kind::Integer),
+    field("raw_scores", Kind::Flag),
+    field("return_text", Kind::Flag),
+    field("truncate", Kind::Flag),
+    field("documents", Kind::Texts),
+    field("return_documents", Kind::Flag),
+];
+
+pub(in crate::api) const SCORE: &[Field] = &[
+    field("model", Kind::Text),
+    required("text_1", Kind::TextOrTexts),
+    required("text_2", Kind::TextOrTexts),
+];
+
+pub(in crate::api) const FILE: &[Field] =
+    &[required("file", Kind::Text), field("purpose", Kind::Text)];
+
+pub(in crate::api) const BATCH: &[Field] = &[
+    required("input_file_id", Kind::Text),
+    required("endpoint", Kind::Text),
+    field("completion_window", Kind::Text),
+    field("metadata", Kind::Object),
+];
+
+pub(in crate::api) const ADAPTERS: &[Field] = &[
+    required("id", Kind::Integer),
+    required("scale", Kind::Number),
 ];
 
 pub(in crate::api) const RERANK: &[Field] = &[
@@ -395,10 +473,16 @@ pub(in crate::api) const INFILL: &[Field] = &[
 
 pub(in crate::api) const TOKENIZE: &[Field] = &[
     field("model", Kind::Text),
-    required("content", Kind::Text),
+    field("content", Kind::Text),
     field("add_special", Kind::Flag),
     field("parse_special", Kind::Flag),
     field("with_pieces", Kind::Flag),
+    field("prompt", Kind::Text),
+    field("add_special_tokens", Kind::Flag),
+    field("return_token_strs", Kind::Flag),
+    field("messages", Kind::Messages),
+    field("tools", Kind::Objects),
+    field("chat_template_kwargs", Kind::Object),
 ];
 
 pub(in crate::api) const DETOKENIZE: &[Field] =

@@ -8,8 +8,8 @@ pub(crate) mod fields;
 use axum::routing::MethodRouter;
 use serde_json::{Map, Value, json};
 
-use self::fields::{Field, SAMPLING, WITHOUT_EFFECT};
-use super::{ENDPOINTS, Endpoint, on_get};
+use self::fields::{Field, Form, SAMPLING, WITHOUT_EFFECT};
+use super::{Endpoint, endpoints, on_get};
 use crate::app::App;
 use crate::json;
 
@@ -21,7 +21,7 @@ pub(crate) fn route() -> MethodRouter<App> {
 /// The description, in OpenAPI 3.1.
 pub fn document() -> Value {
     let mut paths = Map::new();
-    for endpoint in ENDPOINTS {
+    for endpoint in endpoints() {
         let path = endpoint.path.replace('*', "");
         let operations = paths.entry(path).or_insert_with(|| json!({}));
         operations[endpoint.method.as_str().to_lowercase()] = operation(&endpoint);
@@ -114,9 +114,17 @@ fn operation(endpoint: &Endpoint) -> Value {
             true => json!({"allOf": [fields, {"$ref": "#/components/schemas/Sampling"}]}),
             false => fields,
         };
+        let (media, schema) = match body.form {
+            Form::Object => ("application/json", schema),
+            Form::List => (
+                "application/json",
+                json!({"type": "array", "items": schema}),
+            ),
+            Form::Multipart => ("multipart/form-data", schema),
+        };
         operation["requestBody"] = json!({
             "required": true,
-            "content": {"application/json": {"schema": schema}},
+            "content": {media: {"schema": schema}},
         });
         for (name, is_skipped) in [("x-skipped", true), ("x-refused", false)] {
             let limited = body.limited_fields();
@@ -131,11 +139,18 @@ fn operation(endpoint: &Endpoint) -> Value {
 fn tag(path: &str) -> &'static str {
     match path {
         _ if path.starts_with("/v1/messages") => "Anthropic",
-        "/v1/rerank" => "Jina, Cohere",
+        "/v1/rerank" | "/v1/reranking" => "Jina",
+        "/v2/rerank" => "Cohere",
+        "/rerank" | "/embed" => "text-embeddings-inference",
+        "/v1/score" | "/score" => "vLLM",
+        _ if path.starts_with("/api/v0/") || path.starts_with("/api/v1/") => "LM Studio",
         _ if path.starts_with("/v1/") => "OpenAI",
         _ if path.starts_with("/api/") => "Ollama",
-        "/completion" | "/infill" | "/tokenize" | "/detokenize" | "/apply-template" | "/props"
-        | "/slots" | "/models/load" | "/models/unload" => "llama-server",
+        "/lora-adapters" | "/completion" | "/completions" | "/embedding" | "/embeddings"
+        | "/reranking" | "/slots/{id}" | "/infill" | "/tokenize" | "/detokenize"
+        | "/apply-template" | "/props" | "/slots" | "/models/load" | "/models/unload" => {
+            "llama-server"
+        }
         _ => "Server",
     }
 }
