@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -52,6 +53,8 @@ pub struct ServerConfig {
     pub conversations: ConversationLimits,
     /// Take reports of what requests did.
     pub observers: Vec<Arc<dyn ObserveRequests>>,
+    /// The directory in which `/slots/{id}` keeps cached prefixes; `None` keeps none.
+    pub slot_save_path: Option<PathBuf>,
     /// True if requests are refused for fields that would otherwise be skipped, and for names of
     /// models that there are not.
     pub strict: bool,
@@ -70,6 +73,7 @@ impl Default for ServerConfig {
             view_time: Duration::from_secs(3600),
             conversations: ConversationLimits::default(),
             observers: Vec::new(),
+            slot_save_path: None,
             strict: false,
         }
     }
@@ -203,11 +207,7 @@ impl App {
     pub async fn model_for(&self, name: Option<&str>, job: Job) -> Result<ModelInUse, ApiError> {
         let models = &self.0.models;
         let at = match name {
-            Some(name) => match (models.find_now(name).await, self.0.config.strict) {
-                // Clients of llama-server name any model where there is one.
-                (Err(unknown), false) => models.only_loaded().ok_or(unknown)?,
-                (found, _) => found?,
-            },
+            Some(name) => self.find_model(name).await?,
             None => models.first_for(job)?,
         };
         match models.job(at) {
@@ -219,6 +219,20 @@ impl App {
                 }
                 Ok(model)
             }
+        }
+    }
+
+    /// The number of the model that a request means by this name: the only one, where it is loaded, has
+    /// every name unless the server is strict.
+    ///
+    /// # Errors
+    /// [`ApiError::unknown_model`].
+    pub(crate) async fn find_model(&self, name: &str) -> Result<usize, ApiError> {
+        let models = &self.0.models;
+        match (models.find_now(name).await, self.0.config.strict) {
+            // Clients of llama-server name any model where there is one.
+            (Err(unknown), false) => models.only_loaded().ok_or(unknown),
+            (found, _) => found,
         }
     }
 

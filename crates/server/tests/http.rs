@@ -60,6 +60,8 @@ mod render;
 mod reports;
 #[path = "http/responses.rs"]
 mod responses;
+#[path = "http/slots.rs"]
+mod slots;
 #[path = "http/stops.rs"]
 mod stops;
 #[path = "http/support.rs"]

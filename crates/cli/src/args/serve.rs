@@ -146,6 +146,9 @@ pub(crate) struct ServeArgs {
     /// Keep cached prefixes in DIR when the server ends, and take them back when it starts again
     #[arg(long, value_name = "DIR", conflicts_with = "trace")]
     pub(crate) save_cache: Option<PathBuf>,
+    /// Directory for the files of POST /slots/N?action=save and restore: all cached prefixes of a model
+    #[arg(long, value_name = "DIR", conflicts_with = "trace")]
+    pub(crate) slot_save_path: Option<PathBuf>,
     /// Show the first and last words of prompts and texts in the live view, to every viewer
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) show_text: bool,

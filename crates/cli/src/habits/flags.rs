@@ -430,7 +430,7 @@ pub(super) const FLAGS: &[(&str, Fate)] = &[
     ("-gan --grp-attn-n", Is("--group-attention-factor")),
     ("-gaw --grp-attn-w", Is("--group-attention-width")),
     (
-        "--prompt-cache --prompt-cache-all --prompt-cache-ro --slot-save-path",
+        "--prompt-cache --prompt-cache-all --prompt-cache-ro",
         Refused(PROMPT_CACHE),
     ),
     (

@@ -338,15 +338,22 @@ const CHANGES: [&str; 6] = [
 
 /// The routes of a server.
 pub fn router(app: App) -> Router {
-    routes(&app)
+    handlers(&app)
         .layer(from_fn_with_state(app.clone(), guard))
         .layer(from_fn(errors_of_api))
         .layer(from_fn_with_state(app.clone(), cors::mark))
-        .layer(from_fn_with_state(app, report::observe))
+        .layer(from_fn_with_state(app.clone(), report::observe))
+        .with_state(app)
 }
 
 /// The routes for requests that were let in: with their [`Tenant`](crate::Tenant).
 pub(crate) fn routes(app: &App) -> Router {
+    handlers(app)
+        .layer(from_fn(errors_of_api))
+        .with_state(app.clone())
+}
+
+fn handlers(app: &App) -> Router<App> {
     let mut paths: BTreeMap<&str, (Vec<Method>, MethodRouter<App>)> = BTreeMap::new();
     let policy = if app.config().strict {
         SkipPolicy::Refused
@@ -388,8 +395,6 @@ pub(crate) fn routes(app: &App) -> Router {
     router
         .route("/view/{file}", view::asset().fallback(no_route))
         .fallback(no_route)
-        .layer(from_fn(errors_of_api))
-        .with_state(app.clone())
 }
 
 /// A route for POST.

@@ -7,7 +7,7 @@ use super::openapi::fields;
 use super::{Endpoint, GET, endpoint, llama, lm_studio, openai, post_endpoint, rerank, tei};
 
 /// The endpoints.
-pub(super) const OTHERS: [Endpoint; 18] = [
+pub(super) const OTHERS: [Endpoint; 19] = [
     post_endpoint(
         "/chat/completions",
         "as /v1/chat/completions (llama-server)",
@@ -92,6 +92,12 @@ pub(super) const OTHERS: [Endpoint; 18] = [
         "sets the scales of adapters (llama-server)",
         llama::adapters::set,
         fields::list(fields::ADAPTERS),
+    ),
+    post_endpoint(
+        "/slots/{id}",
+        "cached prefixes to a file and back (llama-server)",
+        llama::slots::change,
+        fields::body(fields::SLOT),
     ),
     endpoint(
         GET,

@@ -51,9 +51,13 @@ fn a_strict_server_refuses_names_that_it_has_not() {
             "max_tokens": 2, "max_output_tokens": 2, "stream": false,
         });
         let mut body = body.as_object().unwrap().clone();
-        if path == "/tokenize" {
-            body.retain(|name, _| matches!(name.as_str(), "model" | "content"));
-        }
+        let own: &[&str] = match path {
+            "/tokenize" => &["model", "content"],
+            "/v1/responses" => &["model", "input", "max_output_tokens"],
+            "/v1/completions" => &["model", "prompt", "max_tokens"],
+            _ => &["model", "messages", "max_tokens", "stream"],
+        };
+        body.retain(|name, _| own.contains(&name.as_str()));
         post(server.address, path, &Value::Object(body))
     };
     for path in [

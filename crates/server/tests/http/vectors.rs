@@ -59,7 +59,7 @@ impl Encoders {
         let scores = self.scores["scores"].as_array().unwrap().iter();
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
         scores
-            .map(|score| sigmoid(score.as_f64().unwrap()))
+            .map(|score| sigmoid(score[0].as_f64().unwrap()))
             .collect()
     }
 }
@@ -233,7 +233,7 @@ fn scores_are_probabilities_in_every_api() {
     raw["raw_scores"] = json!(true);
     let answer = encoders.ask("/rerank", raw);
     let best = answer[0]["score"].as_f64().unwrap();
-    let logit = encoders.scores["scores"][order[0]].as_f64().unwrap();
+    let logit = encoders.scores["scores"][order[0]][0].as_f64().unwrap();
     assert!((best - logit).abs() < 1e-4, "{best}, not {logit}");
 
     let score = |one: &Value, two: &Value| {

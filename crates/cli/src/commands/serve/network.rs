@@ -125,6 +125,7 @@ pub(super) fn server_config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
         max_body: usize::try_from(args.max_body.0).unwrap_or(usize::MAX),
         max_client_connections: NonZeroUsize::new(args.max_client_connections as usize),
         drain: Duration::from_secs(args.drain.into()),
+        slot_save_path: args.slot_save_path.clone(),
         strict: args.strict,
         ..ServerConfig::default()
     })

@@ -6,6 +6,7 @@ pub mod adapters;
 pub mod completion;
 pub mod embeddings;
 pub mod models;
+pub mod slots;
 pub mod status;
 pub mod tokens;
 

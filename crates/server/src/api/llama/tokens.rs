@@ -42,6 +42,9 @@ struct TokenizeFields {
     return_token_strs: Option<bool>,
     /// Messages, as vLLM's clients send them.
     messages: Option<Value>,
+    /// Read with the messages.
+    #[serde(rename = "tools")]
+    _tools: Option<Vec<Value>>,
     chat_template_kwargs: Option<Map<String, Value>>,
 }
 

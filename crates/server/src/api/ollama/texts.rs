@@ -114,7 +114,7 @@ async fn handle(
     let came = Instant::now();
     let body = Body::read(request).await?;
     let fields: Fields = body.get()?;
-    let at = app.registry().find_now(&fields.model).await?;
+    let at = app.find_model(&fields.model).await?;
     let keep = fields.keep_alive.as_ref().map(KeepAlive::keep);
     let keep = keep.transpose()?;
     let mut lines = Lines {

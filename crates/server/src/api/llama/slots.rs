@@ -1,0 +1,171 @@
+//! `POST /slots/{id}?action=save|restore|erase`: cached prefixes to a file and back.
+//!
+//! Invariant: this server has no slots that keep a text of their own, so each action is of all cached
+//! prefixes of the model, whichever slot it names, and only an admin may do it. A file is in the directory of
+//! [`ServerConfig::slot_save_path`](crate::ServerConfig::slot_save_path), readable by its user alone, and
+//! complete under its name. Nothing is done while requests are computed.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::{Extension, Path as UrlPath, Query, Request, State};
+use axum::response::Response;
+use axum::routing::MethodRouter;
+use cellar_engine::serve::{PrefixCounts, ServiceError};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::api::on_post;
+use crate::app::App;
+use crate::auth::Tenant;
+use crate::body_worker::run_blocking;
+use crate::error::ApiError;
+use crate::json::{self, Body};
+use crate::model::{Job, ServedModel};
+
+/// The query of the address.
+#[derive(Clone, Debug, Deserialize)]
+struct Action {
+    action: Option<String>,
+    model: Option<String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Fields {
+    filename: Option<String>,
+}
+
+/// The route.
+pub(crate) fn change() -> MethodRouter<App> {
+    on_post(
+        async |State(app): State<App>,
+               Extension(tenant): Extension<Tenant>,
+               UrlPath(id): UrlPath<String>,
+               Query(query): Query<Action>,
+               request: Request| {
+            tenant.check_admin()?;
+            let fields: Fields = Body::read(request).await?.get()?;
+            let id: u64 = id.parse().map_err(|_| {
+                ApiError::invalid_param("id", format!("'{id}' is no number of a slot"))
+            })?;
+            let model = app.model_for(query.model.as_deref(), Job::Texts).await?;
+            let action = query.action.as_deref().unwrap_or_default();
+            let path = match action {
+                "save" | "restore" => Some(file_of(&app, fields.filename.as_deref())?),
+                "erase" => None,
+                _ => {
+                    let message =
+                        format!("'action' is '{action}': it must be save, restore or erase");
+                    return Err(ApiError::invalid_param("action", message));
+                }
+            };
+            let shared = model.shared();
+            let (action, name) = (action.to_owned(), fields.filename);
+            let work = move || act(&shared, &action, path.as_deref());
+            let mut answer = run_blocking(work).await??;
+            answer["id_slot"] = json!(id);
+            if let Some(name) = name.filter(|_| query.action.as_deref() != Some("erase")) {
+                answer["filename"] = json!(name);
+            }
+            Ok::<Response, ApiError>(json::respond(&answer))
+        },
+    )
+}
+
+/// The file of this name.
+fn file_of(app: &App, name: Option<&str>) -> Result<PathBuf, ApiError> {
+    let Some(dir) = &app.config().slot_save_path else {
+        return Err(ApiError::not_implemented(
+            "this server keeps no slots: start it with --slot-save-path DIR",
+        ));
+    };
+    let name = name.unwrap_or_default();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if name.is_empty() || name.starts_with('.') || !name.chars().all(is_plain) {
+        let message = format!(
+            "'filename' is '{name}': it must be letters, digits, '-', '_' and '.', and not begin with '.'"
+        );
+        return Err(ApiError::invalid_param("filename", message));
+    }
+    Ok(dir.join(name))
+}
+
+/// Does the action, with its file where it has one.
+fn act(model: &Arc<ServedModel>, action: &str, path: Option<&Path>) -> Result<Value, ApiError> {
+    let began = Instant::now();
+    let service = model.service()?;
+    let milliseconds = || json!(began.elapsed().as_secs_f64() * 1e3);
+    let Some(path) = path else {
+        let counts = service.clear_prefixes().map_err(in_use)?;
+        return Ok(json!({"n_erased": counts.n_tokens}));
+    };
+    if action == "save" {
+        let (counts, n_bytes) = save(model, path)?;
+        return Ok(json!({
+            "n_saved": counts.n_tokens, "n_written": n_bytes, "timings": {"save_ms": milliseconds()},
+        }));
+    }
+    let bytes = fs::read(path).map_err(|error| cannot("read", path, &error))?;
+    let n_bytes = bytes.len();
+    service.clear_prefixes().map_err(in_use)?;
+    let counts = service.restore_prefixes(bytes).map_err(wrong_file)?;
+    Ok(json!({
+        "n_restored": counts.n_tokens, "n_read": n_bytes, "timings": {"restore_ms": milliseconds()},
+    }))
+}
+
+/// Writes the prefixes under another name first.
+fn save(model: &ServedModel, path: &Path) -> Result<(PrefixCounts, u64), ApiError> {
+    let mut part = path.as_os_str().to_owned();
+    part.push(".part");
+    let part = PathBuf::from(part);
+    let mut file = create(&part).map_err(|error| cannot("write", &part, &error))?;
+    let saved = model
+        .service()?
+        .save_idle_prefixes(&mut file)
+        .map_err(in_use);
+    let written = saved.and_then(|counts| {
+        let n_bytes = file.metadata().map(|metadata| metadata.len());
+        let moved = n_bytes.and_then(|n| fs::rename(&part, path).map(|()| n));
+        let n_bytes = moved.map_err(|error| cannot("write", path, &error))?;
+        Ok((counts, n_bytes))
+    });
+    if written.is_err() {
+        // What is left of it is of no use.
+        let _gone = fs::remove_file(&part);
+    }
+    written
+}
+
+/// A file that this user alone may read.
+fn create(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)
+}
+
+fn cannot(what: &str, path: &Path, error: &io::Error) -> ApiError {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    ApiError::invalid_param("filename", format!("cannot {what} '{name}': {error}"))
+}
+
+/// Requests are computed.
+fn in_use(error: ServiceError) -> ApiError {
+    match error {
+        ServiceError::PrefixesRefused { reason } => ApiError::busy(reason, 1),
+        other => ApiError::from(other),
+    }
+}
+
+/// A file does not fit the model.
+fn wrong_file(error: ServiceError) -> ApiError {
+    match error {
+        ServiceError::Stopped => ApiError::from(error),
+        other => ApiError::invalid_param("filename", other.to_string()),
+    }
+}
