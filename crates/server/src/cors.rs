@@ -39,16 +39,14 @@ impl Origins {
     pub fn parse(origins: &[String]) -> io::Result<Self> {
         let origins = origins.iter().map(|origin| {
             let origin = origin.trim_end_matches('/');
-            match is_pattern(origin) {
-                true => Ok(origin.to_ascii_lowercase()),
-                false => Err(io::Error::new(
-                    io::ErrorKind::InvalidInput,
-                    format!(
-                        "'{origin}' is no origin: write SCHEME://HOST or SCHEME://HOST:PORT, where \
-                         '*' stands for any host or any port, or '*' for all pages"
-                    ),
-                )),
+            if is_pattern(origin) {
+                return Ok(origin.to_ascii_lowercase());
             }
+            let message = format!(
+                "'{origin}' is no origin: write SCHEME://HOST or SCHEME://HOST:PORT, where '*' stands \
+                 for any host or any port, or '*' for all pages"
+            );
+            Err(io::Error::new(io::ErrorKind::InvalidInput, message))
         });
         Ok(Self(origins.collect::<io::Result<_>>()?))
     }
@@ -131,10 +129,8 @@ fn matches(pattern: &str, origin: &str) -> bool {
     let Some(rest) = origin.strip_prefix(start) else {
         return false;
     };
-    match start.ends_with(':') {
-        true => !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()),
-        false => true,
-    }
+    let is_port = !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit());
+    is_port || !start.ends_with(':')
 }
 
 #[cfg(test)]

@@ -54,9 +54,10 @@ impl RequestReport {
         let reason = self.reason.as_deref()?;
         let mut line = String::new();
         for c in reason.chars().take(MAX_REASON) {
-            match c.is_control() {
-                true => line.extend(c.escape_default()),
-                false => line.push(c),
+            if c.is_control() {
+                line.extend(c.escape_default());
+            } else {
+                line.push(c);
             }
         }
         if reason.chars().nth(MAX_REASON).is_some() {
@@ -106,10 +107,13 @@ impl fmt::Display for RequestReport {
         }
         if let Some(model) = self.model_name() {
             f.write_str(" model=")?;
-            model.chars().try_for_each(|c| match c.is_control() {
-                true => write!(f, "{}", c.escape_default()),
-                false => f.write_char(c),
-            })?;
+            for c in model.chars() {
+                if c.is_control() {
+                    write!(f, "{}", c.escape_default())?;
+                } else {
+                    f.write_char(c)?;
+                }
+            }
         }
         if let Some(end) = self.end() {
             let sums = self.sums();

@@ -176,9 +176,10 @@ fn size(models: &[ModelStatus]) -> String {
         .collect();
     let bytes = loaded().map(|model| model.bytes.host.saturating_add(model.bytes.device));
     let bytes = bytes.fold(0, u64::saturating_add);
-    let contexts = match contexts.is_empty() {
-        true => String::new(),
-        false => format!("context {}; ", contexts.join(" and ")),
+    let contexts = if contexts.is_empty() {
+        String::new()
+    } else {
+        format!("context {}; ", contexts.join(" and "))
     };
     match bytes {
         0 => contexts,

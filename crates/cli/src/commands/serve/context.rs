@@ -30,10 +30,11 @@ fn longest(config: &EngineConfig, model: &dyn Model, n_bytes: u64) -> Option<u32
         return None;
     }
     let fitting = config.largest_n_ctx(model, n_bytes)?;
-    let n_ctx = match fitting < trained {
+    let n_ctx = if fitting < trained {
         // A round number, which a small change of what is free leaves as it is.
-        true => fitting / DEFAULT_N_CTX * DEFAULT_N_CTX,
-        false => trained,
+        fitting / DEFAULT_N_CTX * DEFAULT_N_CTX
+    } else {
+        trained
     };
     Some(n_ctx.max(DEFAULT_N_CTX))
 }

@@ -109,9 +109,10 @@ pub(super) fn server_config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
         ));
     }
     // Pages of other sites know no key, and others reach a server under names of theirs.
-    let hosts = match is_local && !is_on_socket(args) && !keys.are_needed() {
-        true => HostCheck::Names(names.cloned().collect()),
-        false => HostCheck::Any,
+    let hosts = if is_local && !is_on_socket(args) && !keys.are_needed() {
+        HostCheck::Names(names.cloned().collect())
+    } else {
+        HostCheck::Any
     };
     let origins = Origins::parse(&args.allow_origin);
     let origins = origins.map_err(|error| UsageError(format!("--allow-origin: {error}")))?;
