@@ -37,6 +37,7 @@ class Options(TypedDict, total=False):
     top_k: int
     top_p: float
     min_p: float
+    top_n_sigma: float
     typical_p: float
     xtc_probability: float
     xtc_threshold: float

@@ -117,6 +117,7 @@ fn set_sampler(
         "top_k" => sampler.top_k = NonZeroU32::new(value.extract::<Count>()?.0),
         "top_p" => sampler.top_p = value.extract()?,
         "min_p" => sampler.min_p = value.extract()?,
+        "top_n_sigma" => sampler.top_n_sigma = value.extract()?,
         "typical_p" => sampler.typical_p = value.extract()?,
         "xtc_probability" => sampler.xtc.probability = value.extract()?,
         "xtc_threshold" => sampler.xtc.threshold = value.extract()?,

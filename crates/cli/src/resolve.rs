@@ -57,6 +57,7 @@ pub(crate) fn sampler(args: &SamplerArgs) -> anyhow::Result<SamplerConfig> {
         top_k: NonZeroU32::new(args.top_k),
         top_p: args.top_p,
         min_p: args.min_p,
+        top_n_sigma: args.top_nsigma,
         penalties: Penalties {
             last_n: args.repeat_last_n.tokens().unwrap_or(MAX_LAST_N),
             repeat: args.repeat_penalty,

@@ -155,6 +155,9 @@ pub enum ConfigError {
     /// A sampling temperature that is negative or not a number.
     #[error("temperature {0} is not a number of at least 0")]
     Temperature(f32),
+    /// The number of standard deviations is negative or no number.
+    #[error("top-n-sigma {0} is not a number of at least 0")]
+    TopNSigma(f32),
     /// A sampling probability outside `0..=1`.
     #[error("{name} {got} is not between 0 and 1")]
     Probability {

@@ -16,7 +16,7 @@ use super::{
 #[command(after_help = "\
 Each line of the input is a JSON object with \"prompt\" (a text to continue) or \"messages\" (a list of
 {\"role\", \"content\"}, rendered by the model's chat template), and perhaps \"id\", \"max_tokens\",
-\"min_tokens\", \"temperature\", \"top_k\", \"top_p\", \"min_p\", \"typical_p\", \"repeat_penalty\",
+\"min_tokens\", \"temperature\", \"top_k\", \"top_p\", \"min_p\", \"top_n_sigma\", \"typical_p\", \"repeat_penalty\",
 \"presence_penalty\", \"frequency_penalty\", \"dry_multiplier\", \"xtc_probability\", \"xtc_threshold\",
 \"logit_bias\" (an object: numbers by token id), \"logprobs\", \"prompt_logprobs\" (at most 20), \"n\"
 (texts of the prompt, with seeds that follow each other), \"best_of\" (compute so many, give the \"n\"

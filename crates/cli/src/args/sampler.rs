@@ -19,6 +19,16 @@ pub(crate) struct SamplerArgs {
         value_parser = values::non_negative
     )]
     pub(crate) temp: Option<f32>,
+    /// Keep tokens whose logit is within N standard deviations of the largest; 0 keeps all
+    #[arg(
+        long,
+        value_name = "N",
+        alias = "top-n-sigma",
+        default_value_t = 0.0,
+        allow_negative_numbers = true,
+        value_parser = values::top_nsigma
+    )]
+    pub(crate) top_nsigma: f32,
     /// Keep the K most likely tokens; 0 keeps all
     #[arg(
         long,

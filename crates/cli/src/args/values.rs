@@ -215,6 +215,19 @@ pub(super) fn non_negative(text: &str) -> Result<f32, String> {
     number(text, "a number of at least 0 is needed", |n| n >= 0.0)
 }
 
+/// A number of standard deviations; llama.cpp's -1 is 0.
+///
+/// # Errors
+/// Where it is no number.
+pub(super) fn top_nsigma(text: &str) -> Result<f32, String> {
+    let sigmas = number(
+        text,
+        "a number is needed, of which 0 keeps all tokens",
+        |_| true,
+    )?;
+    Ok(sigmas.max(0.0))
+}
+
 /// A number above 0.
 ///
 /// # Errors

@@ -456,10 +456,10 @@ pub(super) const FLAGS: &[(&str, Fate)] = &[
         Refused("the model's chat template is around messages; --raw leaves it out"),
     ),
     (
-        "--dynatemp-range --dynatemp-exp --top-nsigma --top-n-sigma --adaptive-target \
+        "--dynatemp-range --dynatemp-exp --adaptive-target \
             --adaptive-decay",
         Refused(
-            "this sampler is not supported: --temp, --top-k, --top-p, --min-p, --typical, XTC, DRY and Mirostat 2 are",
+            "this sampler is not supported: --temp, --top-nsigma, --top-k, --top-p, --min-p, --typical, XTC, DRY and Mirostat 2 are",
         ),
     ),
 ];

@@ -14,7 +14,7 @@ use crate::config::{ConfigError, MAX_LAST_N};
 /// How the next token is chosen from the logits.
 ///
 /// The defaults are those of llama.cpp, and so is the order of the steps: logit bias, penalties, DRY,
-/// top-k, typical-p, top-p, min-p, XTC, temperature, draw. With mirostat it is logit bias,
+/// top-nσ, top-k, typical-p, top-p, min-p, XTC, temperature, draw. With mirostat it is logit bias,
 /// penalties, DRY, temperature, mirostat, draw. `min_tokens` goes before all of them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -22,6 +22,9 @@ pub struct SamplerConfig {
     /// Logits are divided by this before the draw. 0 always takes the most likely token (of equal
     /// ones the smallest id) and draws nothing.
     pub temperature: f32,
+    /// Keeps tokens whose logit is at most so many standard deviations of all logits below the
+    /// largest (top-nσ, arXiv:2411.07641); 0 keeps all.
+    pub top_n_sigma: f32,
     /// Keeps only this many of the most likely tokens; `None` keeps all.
     pub top_k: Option<NonZeroU32>,
     /// Only the most likely tokens stay whose probabilities together reach this, in `0..=1`;
@@ -69,6 +72,7 @@ impl Default for SamplerConfig {
     fn default() -> Self {
         Self {
             temperature: 0.8,
+            top_n_sigma: 0.0,
             top_k: NonZeroU32::new(40),
             top_p: 0.95,
             min_p: 0.05,
@@ -131,6 +135,9 @@ impl SamplerConfig {
         } = self.penalties;
         if !(self.temperature.is_finite() && self.temperature >= 0.0) {
             return Err(ConfigError::Temperature(self.temperature));
+        }
+        if !(self.top_n_sigma.is_finite() && self.top_n_sigma >= 0.0) {
+            return Err(ConfigError::TopNSigma(self.top_n_sigma));
         }
         let probabilities = [
             ("top-p", self.top_p),
@@ -201,6 +208,10 @@ mod tests {
         assert_eq!(
             refused(|c| c.top_p = 1.5),
             "top-p 1.5 is not between 0 and 1"
+        );
+        assert_eq!(
+            refused(|c| c.top_n_sigma = -1.0),
+            "top-n-sigma -1 is not a number of at least 0"
         );
         assert_eq!(
             refused(|c| c.min_p = f32::NAN),

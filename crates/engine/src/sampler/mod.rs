@@ -12,6 +12,7 @@ mod dry;
 mod mirostat;
 mod options;
 mod penalties;
+mod reasoning;
 mod steps;
 mod typical;
 
@@ -23,7 +24,8 @@ pub use dry::DryStep;
 pub use mirostat::MirostatStep;
 pub use options::{Bias, Dry, LogitBias, MAX_BIAS, Mirostat, Xtc};
 pub use penalties::PenaltyStep;
-pub use steps::{MinP, Step, Temperature, TokenOrigin, TopK, TopP};
+pub use reasoning::{ReasoningBudget, ReasoningMarks};
+pub use steps::{MinP, Step, Temperature, TokenOrigin, TopK, TopNSigma, TopP};
 pub use typical::{Typical, XtcStep};
 
 use std::sync::Arc;
@@ -194,7 +196,7 @@ impl Sampler {
     }
 
     /// How many of the most likely tokens are enough to choose the same token as from all;
-    /// `None` where it may take all: without top-k, with mirostat, with steps of the caller's, with
+    /// `None` where it may take all: without top-k, with top-nσ or mirostat, with steps of the caller's, with
     /// penalties or biases that can raise a logit, with DRY.
     pub fn n_candidates(&self) -> Option<usize> {
         let Penalties {
@@ -217,6 +219,8 @@ impl Sampler {
             _ if self.has_own_steps || self.config.dry.is_active() => return None,
             _ if biases.iter().any(LogitBias::raises) => return None,
             (Pick::Draw(_), _) if self.config.mirostat.is_some() => return None,
+            // How far logits are from each other is known from all of them.
+            (Pick::Draw(_), _) if self.config.top_n_sigma > 0.0 => return None,
             (Pick::Best, _) => 1,
             (Pick::Draw(_), Some(k)) => k.get() as usize,
             (Pick::Draw(_), None) => return None,
@@ -294,6 +298,9 @@ fn narrowing_steps(config: &SamplerConfig, steps: &mut Vec<Box<dyn Step>>) {
 }
 
 fn selecting_steps(config: &SamplerConfig, steps: &mut Vec<Box<dyn Step>>) {
+    if config.top_n_sigma > 0.0 {
+        steps.push(Box::new(TopNSigma(config.top_n_sigma)));
+    }
     if let Some(k) = config.top_k {
         steps.push(Box::new(TopK(k)));
     }

@@ -1,4 +1,4 @@
-//! The steps that narrow the candidates down: top-k, top-p, min-p and temperature.
+//! The steps that narrow the candidates down: top-nσ, top-k, top-p, min-p and temperature.
 //!
 //! Each is a line of arithmetic over [`Candidates`]; none can leave them empty.
 
@@ -37,6 +37,35 @@ pub struct TopK(pub NonZeroU32);
 impl Step for TopK {
     fn apply(&mut self, candidates: &mut Candidates<'_>) {
         candidates.keep_top(self.0.get() as usize);
+    }
+}
+
+/// Keeps tokens whose logit is at most so many standard deviations below the largest (top-nσ,
+/// arXiv:2411.07641, section 3). Tokens that are excluded do not count.
+#[derive(Clone, Copy, Debug)]
+pub struct TopNSigma(pub f32);
+
+impl Step for TopNSigma {
+    fn apply(&mut self, candidates: &mut Candidates<'_>) {
+        let Some(best) = candidates.best().map(|c| f64::from(c.logit)) else {
+            return;
+        };
+        let logits = || {
+            candidates
+                .iter()
+                .map(|c| f64::from(c.logit))
+                .filter(|l| l.is_finite())
+        };
+        let (mut n, mut sum) = (0.0, 0.0);
+        logits().for_each(|logit| {
+            n += 1.0;
+            sum += logit;
+        });
+        let mean = sum / n;
+        let squares: f64 = logits().map(|logit| (logit - mean) * (logit - mean)).sum();
+        let floor = best - f64::from(self.0) * libm::sqrt(squares / n);
+        // Where no logit is finite, nothing is compared with a number.
+        candidates.retain(|c| f64::from(c.logit) >= floor || f64::from(c.logit) == best);
     }
 }
 
@@ -140,6 +169,26 @@ mod tests {
         let mut candidates = Candidates::new(&logits, &mut buffers).unwrap();
         TopP(0.5).apply(&mut candidates);
         assert_eq!(candidates.iter().count(), 2);
+    }
+
+    /// The logits 0, 1, 2, 5 have the mean 2 and the standard deviation sqrt(14 / 4) = 1.87.
+    #[test]
+    fn top_n_sigma_keeps_what_is_near_the_largest_logit() {
+        let kept = |sigmas: f32| {
+            let (logits, mut buffers) = (
+                [0.0, 5.0, f32::NEG_INFINITY, 2.0, 1.0],
+                CandidateBuffers::default(),
+            );
+            let mut candidates = Candidates::new(&logits, &mut buffers).unwrap();
+            TopNSigma(sigmas).apply(&mut candidates);
+            candidates.iter().map(|c| c.token.0).collect::<Vec<u32>>()
+        };
+        assert_eq!(kept(0.01), [1]);
+        assert_eq!(kept(1.6), [1]);
+        assert_eq!(kept(1.61), [1, 3]);
+        assert_eq!(kept(2.13), [1, 3]);
+        assert_eq!(kept(2.14), [1, 3, 4]);
+        assert_eq!(kept(2.7), [0, 1, 3, 4]);
     }
 
     #[test]

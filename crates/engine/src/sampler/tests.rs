@@ -124,6 +124,7 @@ fn custom_steps_come_first() {
 fn steps_come_in_llama_cpps_order() {
     let config = SamplerConfig {
         temperature: 0.7,
+        top_n_sigma: 1.0,
         typical_p: 0.9,
         xtc: Xtc {
             probability: 0.5,
@@ -143,6 +144,7 @@ fn steps_come_in_llama_cpps_order() {
     let wanted = [
         "BiasStep",
         "PenaltyStep",
+        "TopNSigma",
         "TopK",
         "Typical",
         "TopP",

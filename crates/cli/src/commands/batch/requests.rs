@@ -35,6 +35,7 @@ struct Fields {
     top_k: Option<TopK>,
     top_p: Option<f32>,
     min_p: Option<f32>,
+    top_n_sigma: Option<f32>,
     typical_p: Option<f32>,
     repeat_penalty: Option<f32>,
     presence_penalty: Option<f32>,
@@ -225,6 +226,7 @@ impl RequestLine {
         set(&mut sampler.temperature, fields.temperature);
         set(&mut sampler.top_p, fields.top_p);
         set(&mut sampler.min_p, fields.min_p);
+        set(&mut sampler.top_n_sigma, fields.top_n_sigma);
         set(&mut sampler.typical_p, fields.typical_p);
         set(&mut sampler.penalties.repeat, fields.repeat_penalty);
         set(&mut sampler.penalties.presence, fields.presence_penalty);

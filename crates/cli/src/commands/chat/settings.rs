@@ -39,6 +39,7 @@ impl Settings {
             "top-k" => sampler.top_k = NonZeroU32::new(number(name, value)?),
             "top-p" => sampler.top_p = number(name, value)?,
             "min-p" => sampler.min_p = number(name, value)?,
+            "top-nsigma" => sampler.top_n_sigma = number(name, value)?,
             "repeat-penalty" => penalties.repeat = number(name, value)?,
             "presence-penalty" => penalties.presence = number(name, value)?,
             "frequency-penalty" => penalties.frequency = number(name, value)?,
@@ -92,6 +93,7 @@ impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let SamplerConfig {
             temperature,
+            top_n_sigma,
             top_k,
             top_p,
             min_p,
@@ -108,6 +110,7 @@ impl fmt::Display for Settings {
         let show_thinking = self.show_thinking.to_possible_value();
         let lines = [
             ("temp", temperature.to_string()),
+            ("top-nsigma", top_n_sigma.to_string()),
             ("top-k", top_k.map_or(0, NonZeroU32::get).to_string()),
             ("top-p", top_p.to_string()),
             ("min-p", min_p.to_string()),
