@@ -34,7 +34,7 @@ mod value;
 mod value_grammar;
 
 pub use split::{Calls, ChatSplitter, Part};
-pub use style::{Marks, marks_in};
+pub use style::{Marks, marks_in, reasoning_marks};
 pub use tool::{Arguments, CallNumber, Tool, ToolPaths};
 
 /// The models that write calls as this template shows, for people; `None` where it shows no form

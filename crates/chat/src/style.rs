@@ -126,6 +126,11 @@ impl Style {
     }
 }
 
+/// The marks that a model with this template may write around reasoning.
+pub fn reasoning_marks(template: &str) -> Vec<Marks> {
+    Style::of_template(template).pairs
+}
+
 /// The marks that a template itself handles in earlier answers.
 pub fn marks_in(template: &str) -> Option<Marks> {
     let mut pairs = Style::of_template(template).pairs.into_iter();

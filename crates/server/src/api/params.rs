@@ -26,6 +26,14 @@ pub struct SamplingParams {
     /// 0 and -1 keep all.
     top_k: Option<i64>,
     min_p: Option<f32>,
+    /// 0 and negative numbers keep all.
+    top_n_sigma: Option<f32>,
+    /// Tokens of reasoning; -1 sets no limit.
+    reasoning_budget: Option<i64>,
+    /// llama-server's name of it in the bodies of chats.
+    thinking_budget_tokens: Option<i64>,
+    /// vLLM's.
+    thinking_token_budget: Option<i64>,
     seed: Option<i64>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
@@ -185,6 +193,9 @@ impl SamplingParams {
             },
             top_p: self.top_p.unwrap_or(defaults.top_p),
             min_p: self.min_p.unwrap_or(defaults.min_p),
+            top_n_sigma: self
+                .top_n_sigma
+                .map_or(defaults.top_n_sigma, |n| n.max(0.0)),
             penalties: Penalties {
                 last_n: match self.repeat_last_n {
                     None => penalties.last_n,
@@ -262,9 +273,30 @@ impl SamplingParams {
             tokens,
             ignore_eos: self.ignore_eos == Some(true),
             max_time: None,
+            reasoning_tokens: self.reasoning_tokens()?,
         };
         stop.check("stop")?;
         Ok(stop)
+    }
+
+    /// After how many tokens reasoning ends.
+    fn reasoning_tokens(&self) -> Result<Option<usize>, ApiError> {
+        let names = [
+            ("reasoning_budget", self.reasoning_budget),
+            ("thinking_budget_tokens", self.thinking_budget_tokens),
+            ("thinking_token_budget", self.thinking_token_budget),
+        ];
+        let given = names.into_iter().find_map(|(name, n)| Some((name, n?)));
+        match given {
+            None | Some((_, -1)) => Ok(None),
+            Some((name, n)) => match usize::try_from(n) {
+                Ok(n) => Ok(Some(n)),
+                Err(_) => Err(ApiError::invalid_param(
+                    name,
+                    format!("'{name}' is below -1"),
+                )),
+            },
+        }
     }
 
     /// Narrows who shares cached prefixes.

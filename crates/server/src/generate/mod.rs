@@ -15,7 +15,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use cellar_chat::{Calls, ChatSplitter, Part};
-use cellar_engine::sampler::{Bias, LogitBias, Step};
+use cellar_engine::sampler::{Bias, LogitBias, ReasoningBudget, ReasoningMarks, Step};
 use cellar_engine::serve::{Choices, PrefixUse, TextRequest, TextStream, Usage};
 use cellar_engine::{CompletionOptions, FinishReason, Logprobs, TokenLogprobs};
 use cellar_grammar::{GrammarFailure, GrammarStep};
@@ -95,6 +95,7 @@ struct Prepared {
 #[derive(Default)]
 struct PreparedText {
     step: Option<GrammarStep>,
+    budget: Option<ReasoningBudget>,
     splitter: Option<ChatSplitter>,
 }
 
@@ -222,10 +223,16 @@ impl App {
         let n_prompt = request.prompt.len();
         let mut steps = Vec::with_capacity(texts.len());
         let mut others = Vec::with_capacity(texts.len());
-        for PreparedText { step, splitter } in texts {
+        for PreparedText {
+            step,
+            budget,
+            splitter,
+        } in texts
+        {
             others.push((step.as_ref().map(GrammarStep::failure), splitter));
             let step = step.map(|step| -> Box<dyn Step> { Box::new(step) });
-            steps.push(step.into_iter().collect::<Vec<_>>());
+            let budget = budget.map(|budget| -> Box<dyn Step> { Box::new(budget) });
+            steps.push(step.into_iter().chain(budget).collect::<Vec<_>>());
         }
         let mut steps = steps.into_iter();
         request.steps = steps.next().unwrap_or_default();
@@ -301,8 +308,14 @@ fn prepare(
                        has to end: use 'min_tokens'";
         return Err(ApiError::unsupported("ignore_eos", message));
     }
+    // What is held to a form from its first token on has no reasoning.
+    let budget = match (request.stop.reasoning_tokens, &request.constraint, rendered) {
+        (Some(n_tokens), None, Some(prompt)) => Some(reasoning_budget(model, n_tokens, prompt)),
+        _ => None,
+    };
     let text = |_| PreparedText {
         step: held.as_ref().map(|held| held.grammar.step()),
+        budget: budget.clone(),
         splitter: rendered.and_then(|text| {
             let calls = held.as_ref().and_then(|held| held.calls.clone());
             splitter_of(model, text, request.output.clone(), calls)
@@ -380,6 +393,18 @@ fn n_tokens_of(
         is_inside
     };
     tokens.iter().filter(is_in_parts).count()
+}
+
+/// What ends the reasoning of the answer to this prompt after so many tokens.
+fn reasoning_budget(model: &ServedModel, n_tokens: usize, prompt: &str) -> ReasoningBudget {
+    let marks = cellar_chat::reasoning_marks(model.template_source().unwrap_or_default());
+    let mut opens = marks.iter().map(|marks| marks.open);
+    let begun = opens.find(|open| prompt.trim_end().ends_with(open));
+    let marks = marks.iter().map(|marks| ReasoningMarks {
+        open: marks.open.to_owned(),
+        close: marks.close.to_owned(),
+    });
+    ReasoningBudget::new(n_tokens, marks.collect(), begun, model.tokenizer())
 }
 
 /// The reader of the answer to a prompt; `forced` is the form of one that is nothing but calls.

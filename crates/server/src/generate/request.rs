@@ -148,6 +148,8 @@ pub struct Stop {
     /// The time after its first token in which a text goes on. Then it ends at once where it has a
     /// line break, or else with the line.
     pub max_time: Option<Duration>,
+    /// Tokens after which reasoning ends; `None` where the model ends it.
+    pub reasoning_tokens: Option<usize>,
 }
 
 /// Texts that end a text: each is looked for after each token.

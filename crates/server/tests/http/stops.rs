@@ -157,3 +157,83 @@ fn a_stop_string_can_stay_in_the_text() {
     let error = reply.json()["error"].clone();
     assert_eq!(error["param"], "include_stop_str_in_output", "{error}");
 }
+
+/// A model that only thinks: after so many tokens its reasoning is ended, and the answer goes on.
+#[test]
+fn reasoning_ends_after_its_budget() {
+    let setup = Setup {
+        template: Some("{% for m in messages %}{{ m.content }}{% endfor %}<think>"),
+        ..Setup::scripted()
+    };
+    let server = setup.start();
+    let messages = json!([{"role": "user", "content": "Hello"}]);
+    let body = json!({"messages": messages, "max_tokens": 30, "temperature": 0});
+    let thoughts = "a".repeat(40);
+    let is_answer = |text: &Value| {
+        text.as_str()
+            .is_some_and(|t| t.len() > 3 && !t.contains('<'))
+    };
+    for name in [
+        "reasoning_budget",
+        "thinking_budget_tokens",
+        "thinking_token_budget",
+    ] {
+        for n_tokens in [0, 3] {
+            server.script(&thoughts);
+            let answer = ask(
+                &server,
+                "/v1/chat/completions",
+                &with(body.clone(), &json!({name: n_tokens})),
+            );
+            let message = &answer["choices"][0]["message"];
+            let reasoning = message["reasoning_content"].as_str().unwrap_or_default();
+            assert_eq!(reasoning, &thoughts[..n_tokens], "{name}: {answer}");
+            assert!(is_answer(&message["content"]), "{answer}");
+        }
+    }
+    server.script(&thoughts);
+    let limited = json!({"thinking": {"type": "enabled", "budget_tokens": 5}});
+    let answer = ask(&server, "/v1/messages", &with(body.clone(), &limited));
+    assert_eq!(answer["content"][0]["thinking"], "aaaaa", "{answer}");
+    assert!(is_answer(&answer["content"][1]["text"]), "{answer}");
+    // What the model ends itself is not touched, and -1 is no limit.
+    for (script, n_tokens, reasoning) in [
+        ("ab</think>done", 10, "ab"),
+        (&thoughts, -1, &thoughts[..30]),
+    ] {
+        server.script(script);
+        let limited = with(body.clone(), &json!({"reasoning_budget": n_tokens}));
+        let answer = ask(&server, "/v1/chat/completions", &limited);
+        let message = &answer["choices"][0]["message"];
+        assert_eq!(message["reasoning_content"], reasoning, "{answer}");
+    }
+    let wrong = with(body, &json!({"reasoning_budget": -2}));
+    assert_eq!(
+        post(server.address, "/v1/chat/completions", &wrong).status,
+        400
+    );
+}
+
+/// The model begins to think itself.
+#[test]
+fn reasoning_that_the_model_begins_has_a_budget_too() {
+    let server = Setup::scripted().start();
+    let messages = json!([{"role": "user", "content": "Hello"}]);
+    let body =
+        json!({"messages": messages, "max_tokens": 40, "temperature": 0, "reasoning_budget": 4});
+    server.script(&format!("\n<think>{}", "b".repeat(50)));
+    let answer = ask(&server, "/v1/chat/completions", &body);
+    let message = &answer["choices"][0]["message"];
+    assert_eq!(message["reasoning_content"], "bbbb", "{answer}");
+    assert!(
+        message["content"].as_str().unwrap().starts_with('b'),
+        "{answer}"
+    );
+    // A text without reasoning has no budget.
+    server.script("no thoughts <think> here");
+    let answer = ask(&server, "/v1/chat/completions", &body);
+    assert_eq!(
+        answer["choices"][0]["message"]["content"],
+        "no thoughts <think> here"
+    );
+}

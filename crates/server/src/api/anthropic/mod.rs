@@ -74,6 +74,7 @@ struct OutputConfig {
 struct Thinking {
     #[serde(rename = "type")]
     kind: String,
+    budget_tokens: Option<usize>,
 }
 
 /// The route of answers.
@@ -132,10 +133,15 @@ fn read(body: &Body, fields: &Fields, model: &ServedModel) -> Result<GenerateReq
         }
         given => given.or(None),
     };
-    let stop = Stop {
+    let mut stop = Stop {
         strings: fields.stop_sequences.clone().unwrap_or_default(),
         ..sampling.stop()?
     };
+    let budget = fields
+        .thinking
+        .as_ref()
+        .and_then(|thinking| thinking.budget_tokens);
+    stop.reasoning_tokens = budget.or(stop.reasoning_tokens);
     stop.check("stop_sequences")?;
     let tools = blocks::tools(body)?;
     Ok(GenerateRequest {
