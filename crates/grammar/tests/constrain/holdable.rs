@@ -141,7 +141,7 @@ fn keywords_of_tools_are_skipped_and_named() {
         let part = json!({"type": ["object", "array"], keyword: value});
         let schema = json!({"type": "object", "properties": {"x/y": part}, "required": ["x/y"]});
         let pointer = format!("/properties/x~1y/{keyword}");
-        assert_eq!(skipped(&schema), [pointer.clone()], "{keyword}");
+        assert_eq!(skipped(&schema).join(" "), pointer, "{keyword}");
         assert!(allows(&held(&schema).1, r#"{"x/y":{}}"#), "{keyword}");
         assert!(!allows(&held(&schema).1, r#"{"x/y":1}"#), "{keyword}");
         let error = strict(&schema);
