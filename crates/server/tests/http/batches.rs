@@ -81,9 +81,11 @@ fn content(server: &Server, id: &Value) -> Vec<Value> {
 
 #[test]
 fn the_lines_of_a_batch_are_answered_as_alone_and_in_order() {
-    let mut setup = Setup::default();
+    let mut setup = Setup {
+        n_seqs: 2,
+        ..Setup::default()
+    };
     // The queue is full most of the time.
-    setup.n_seqs = 2;
     setup.service.max_queued = 1;
     let server = setup.start();
     let prompts: Vec<String> = (0..12)

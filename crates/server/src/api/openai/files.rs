@@ -5,7 +5,6 @@ use axum::http::HeaderValue;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::MethodRouter;
-use bytes::Bytes;
 use multer::Multipart;
 use serde_json::{Value, json};
 
@@ -59,7 +58,7 @@ async fn read_form(request: Request) -> Result<NewFile, ApiError> {
     Ok(NewFile {
         name,
         purpose: purpose.unwrap_or_else(|| PURPOSE.to_owned()),
-        bytes: Bytes::from(bytes),
+        bytes,
     })
 }
 
