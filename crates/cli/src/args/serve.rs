@@ -17,8 +17,8 @@ use super::{EngineArgs, ParallelArgs, SamplerArgs, SpeculationArgs, TraceArgs, c
 Serves models over HTTP, to clients of OpenAI's API (/v1/chat/completions, /v1/completions,
 /v1/models; an encoder: /v1/embeddings; a reranker: /v1/rerank), of Anthropic's (/v1/messages),
 of Ollama (/api/chat, /api/generate) and of llama-server (/completion, /tokenize, /props, /slots,
-/health, /metrics). GET / shows the memory to browsers, and lists the endpoints to others. One line
-on stderr gives the address when the server is ready.
+/health, /metrics). GET / is a chat and the live view of the memory for browsers, and lists the
+endpoints to others. One line on stderr gives the address when the server is ready.
 
 Requests are computed together, as many as --parallel allows and the memory (-c, of all together)
 holds; more wait. The text of each is what it would be alone (on the cpu backend, to the byte). A

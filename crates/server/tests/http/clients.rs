@@ -6,6 +6,8 @@ use serde_json::Value;
 use crate::support::{Server, Setup};
 
 const TEXTS: &str = include_str!("../corpus/clients_texts.jsonl");
+/// Requests with schemas and grammars.
+const SCHEMAS: &str = include_str!("../corpus/clients_schemas.jsonl");
 
 /// The objects of an answer: one, the lines of Ollama's, or the events of a stream.
 fn objects(reply: &Response) -> Vec<Value> {
@@ -54,9 +56,8 @@ fn requests_of_clients_are_answered() {
         ..Setup::default()
     };
     let server = setup.start();
-    let cases = TEXTS
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap());
+    let lines = TEXTS.lines().chain(SCHEMAS.lines());
+    let cases = lines.map(|line| serde_json::from_str(line).unwrap());
     let faults: Vec<String> = cases.filter_map(|case| fault(&server, &case)).collect();
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
