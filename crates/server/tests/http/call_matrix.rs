@@ -28,6 +28,15 @@ enum Api {
 
 const APIS: [Api; 4] = [Api::Chat, Api::Responses, Api::Anthropic, Api::Ollama];
 
+/// How an answer comes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Delivery {
+    Whole,
+    Streamed,
+}
+
+const DELIVERIES: [Delivery; 2] = [Delivery::Whole, Delivery::Streamed];
+
 /// What a request asks for besides an answer.
 #[derive(Clone, Copy, PartialEq)]
 enum Wish {
@@ -81,7 +90,7 @@ impl Api {
     }
 
     /// A request for at most this many tokens.
-    fn body(self, n_tokens: usize, is_streamed: bool) -> Value {
+    fn body(self, n_tokens: usize, delivery: Delivery) -> Value {
         let city = json!({"enum": ["Paris", "Rome"]});
         let days = json!({"type": "integer", "minimum": 1, "maximum": 9});
         let with = json!({"type": "object", "properties": {"city": city, "days": days},
@@ -89,7 +98,8 @@ impl Api {
         let without = json!({"type": "object", "properties": {}, "additionalProperties": false});
         let tools = json!([self.tool("f", &with), self.tool("g", &without)]);
         let messages = json!([{"role": "user", "content": "Hello"}]);
-        let mut body = json!({"model": "stories", "stream": is_streamed, "tools": tools});
+        let mut body =
+            json!({"model": "stories", "stream": delivery == Delivery::Streamed, "tools": tools});
         let more = match self {
             Self::Chat => json!({"messages": messages, "max_tokens": n_tokens, "temperature": 0}),
             Self::Responses => {
@@ -106,20 +116,22 @@ impl Api {
         body
     }
 
-    fn read(self, reply: &Response, is_streamed: bool) -> Answer {
-        match (self, is_streamed) {
-            (Self::Chat, false) => chat(&reply.json()["choices"][0]),
-            (Self::Chat, true) => streamed_chat(&reply.json_events()),
-            (Self::Responses, false) => response(&reply.json()),
-            (Self::Responses, true) => response(&reply.json_events().last().unwrap()["response"]),
-            (Self::Anthropic, false) => {
+    fn read(self, reply: &Response, delivery: Delivery) -> Answer {
+        match (self, delivery) {
+            (Self::Chat, Delivery::Whole) => chat(&reply.json()["choices"][0]),
+            (Self::Chat, Delivery::Streamed) => streamed_chat(&reply.json_events()),
+            (Self::Responses, Delivery::Whole) => response(&reply.json()),
+            (Self::Responses, Delivery::Streamed) => {
+                response(&reply.json_events().last().unwrap()["response"])
+            }
+            (Self::Anthropic, Delivery::Whole) => {
                 let message = reply.json();
                 anthropic(
                     message["content"].as_array().unwrap(),
                     &message["stop_reason"],
                 )
             }
-            (Self::Anthropic, true) => streamed_anthropic(&reply.json_events()),
+            (Self::Anthropic, Delivery::Streamed) => streamed_anthropic(&reply.json_events()),
             (Self::Ollama, _) => {
                 let lines = reply.body.lines().filter(|line| !line.is_empty());
                 let lines = lines.map(|line| serde_json::from_str(line).unwrap());
@@ -294,9 +306,9 @@ impl Matrix<'_> {
             if wish == Wish::OneCall && !matches!(api, Api::Ollama) {
                 expected.calls.truncate(1);
             }
-            for is_streamed in [false, true] {
+            for delivery in DELIVERIES {
                 self.server.script(written);
-                let answer = self.ask(api, is_streamed, 600, wish);
+                let answer = self.ask(api, delivery, 600, wish);
                 let mut answer = answer.unwrap_or_else(|error| Answer {
                     text: error,
                     ..Answer::default()
@@ -306,9 +318,8 @@ impl Matrix<'_> {
                     call.1 = arguments.map_or_else(|_| call.1.clone(), |value| value.to_string());
                 }
                 if answer != expected {
-                    let kind = if is_streamed { "streamed" } else { "whole" };
                     self.wrong.push(format!(
-                        "{}, {case}, {api:?} {kind}: {answer:?} for {expected:?}",
+                        "{}, {case}, {api:?} {delivery:?}: {answer:?} for {expected:?}",
                         self.family.name
                     ));
                 }
@@ -319,17 +330,17 @@ impl Matrix<'_> {
     fn ask(
         &self,
         api: Api,
-        is_streamed: bool,
+        delivery: Delivery,
         n_tokens: usize,
         wish: Wish,
     ) -> Result<Answer, String> {
-        let mut body = api.body(n_tokens, is_streamed);
+        let mut body = api.body(n_tokens, delivery);
         extend(&mut body, &wishes(api, wish));
         let reply = post(self.server.address, api.path(), &body);
         if reply.status != 200 {
             return Err(reply.body);
         }
-        Ok(api.read(&reply, is_streamed))
+        Ok(api.read(&reply, delivery))
     }
 
     /// A call that is cut off by the limit says so, and is no other call.
@@ -337,9 +348,9 @@ impl Matrix<'_> {
         // The script writes a byte with each token.
         let n_tokens = written.len() - 2;
         for api in APIS {
-            for is_streamed in [false, true] {
+            for delivery in DELIVERIES {
                 self.server.script(written);
-                let answer = self.ask(api, is_streamed, n_tokens, Wish::Nothing);
+                let answer = self.ask(api, delivery, n_tokens, Wish::Nothing);
                 let is_right = answer.as_ref().is_ok_and(|answer| {
                     let is_call = answer.calls.iter().all(|(name, _)| name == "f");
                     answer.end == "length" && is_call && answer.calls.len() <= 1
@@ -356,8 +367,8 @@ impl Matrix<'_> {
     fn check_required(&mut self) {
         self.server.no_script();
         for api in [Api::Chat, Api::Responses, Api::Anthropic] {
-            for is_streamed in [false, true] {
-                let answer = self.ask(api, is_streamed, 600, Wish::Call);
+            for delivery in DELIVERIES {
+                let answer = self.ask(api, delivery, 600, Wish::Call);
                 let is_right = answer.as_ref().is_ok_and(|answer| {
                     let [(name, arguments)] = answer.calls.as_slice() else {
                         return false;
