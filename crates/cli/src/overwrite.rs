@@ -30,7 +30,13 @@ const OUTPUTS: [(&str, &[&str]); 8] = [
 
 /// Directories and sockets, in any command: the files in them have names of their own, and replace
 /// no other.
-const PLACES: [&str; 4] = ["swap_dir", "save_cache", "socket", "directory"];
+const PLACES: [&str; 5] = [
+    "swap_dir",
+    "save_cache",
+    "slot_save_path",
+    "socket",
+    "directory",
+];
 
 /// The input that an output may replace: a text that goes on is saved under the name of its state.
 const REPLACED_INPUTS: [(&str, &str); 1] = [("save_state", "load_state")];
@@ -236,6 +242,9 @@ mod tests {
             "load_state",
             "chat_template",
             "api_key_file",
+            "config",
+            "tls_cert",
+            "tls_key",
             "draft_model",
             "tokens_file",
             "imatrix",

@@ -19,7 +19,7 @@ use crate::support::failure;
 
 #[test]
 fn a_request_is_a_line_and_a_refusal_has_its_reason() {
-    let server = Server::start(&["-c", "200"]);
+    let server = Server::start(&["-c", "200", "--strict"]);
     let body = json!({"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": true});
     post(server.address, "/v1/completions", &body);
     let line = server.await_line("POST /v1/completions 200 ");

@@ -54,6 +54,7 @@ fn prefixes_go_to_a_file_and_come_back() {
     std::fs::write(dir.path().join("bad.bin"), "nonsense").unwrap();
     for (action, name) in [
         ("save", "../up.bin"),
+        ("save", "bad.bin"),
         ("save", ".hidden"),
         ("save", ""),
         ("restore", "none.bin"),
@@ -66,6 +67,8 @@ fn prefixes_go_to_a_file_and_come_back() {
             "{name}: {error}"
         );
     }
+    let kept = std::fs::read(dir.path().join("bad.bin")).unwrap();
+    assert_eq!(kept, b"nonsense", "no other file is replaced");
     assert_eq!(act(&server, "other", &file).0, 400);
 }
 

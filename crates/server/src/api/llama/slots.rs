@@ -6,7 +6,7 @@
 //! complete under its name. Nothing is done while requests are computed.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,6 +15,7 @@ use axum::extract::{Extension, Path as UrlPath, Query, Request, State};
 use axum::response::Response;
 use axum::routing::MethodRouter;
 use cellar_engine::serve::{PrefixCounts, ServiceError};
+use kv_core::state::{SavedState, StateError};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -119,9 +120,9 @@ fn act(model: &Arc<ServedModel>, action: &str, path: Option<&Path>) -> Result<Va
 
 /// Writes the prefixes under another name first.
 fn save(model: &ServedModel, path: &Path) -> Result<(PrefixCounts, u64), ApiError> {
-    let mut part = path.as_os_str().to_owned();
-    part.push(".part");
-    let part = PathBuf::from(part);
+    check_replaced(path)?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let part = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
     let mut file = create(&part).map_err(|error| cannot("write", &part, &error))?;
     let saved = model
         .service()?
@@ -138,6 +139,24 @@ fn save(model: &ServedModel, path: &Path) -> Result<(PrefixCounts, u64), ApiErro
         let _gone = fs::remove_file(&part);
     }
     written
+}
+
+/// A file that is there already has to be one of saved prefixes: a client that names a model in the
+/// directory would destroy it.
+fn check_replaced(path: &Path) -> Result<(), ApiError> {
+    let Ok(file) = File::open(path) else {
+        return Ok(());
+    };
+    let mut start = Vec::new();
+    let read = file.take(64).read_to_end(&mut start);
+    read.map_err(|error| cannot("read", path, &error))?;
+    if matches!(SavedState::parse(&start), Err(StateError::NotAState)) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let message =
+            format!("'{name}' is there, and holds no cached prefixes: choose another name");
+        return Err(ApiError::invalid_param("filename", message));
+    }
+    Ok(())
 }
 
 /// A file that this user alone may read.
