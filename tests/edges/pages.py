@@ -95,7 +95,7 @@ def serves(place, line):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     line = re.sub(r" --port \d+", "", line).replace("cellar serve", f"exec cellar serve --port {port}")
-    line = re.sub(r"^(\w+=\S+) exec", r"exec env \1", line).replace("~/models", "models")
+    line = re.sub(r"^((\w+=\S+ )+)exec", r"exec env \1", line).replace("~/models", "models")
     (place.dir / "models").mkdir(exist_ok=True)
     if not (place.dir / "models" / "model.gguf").exists():
         shutil.copy(STORIES, place.dir / "models" / "model.gguf")

@@ -55,6 +55,7 @@ fn a_strict_server_refuses_names_that_it_has_not() {
             "/tokenize" => &["model", "content"],
             "/v1/responses" => &["model", "input", "max_output_tokens"],
             "/v1/completions" => &["model", "prompt", "max_tokens"],
+            "/api/chat" => &["model", "messages", "stream"],
             _ => &["model", "messages", "max_tokens", "stream"],
         };
         body.retain(|name, _| own.contains(&name.as_str()));

@@ -419,7 +419,7 @@ fn a_tool_s_schema_that_cannot_be_compiled_is_named() {
 #[test]
 fn strict_is_refused_where_a_model_cannot_be_held_to_it() {
     let setup = Setup {
-        template: Some("<|channel|><|message|>{% for m in messages %}{{ m.content }}{% endfor %}"),
+        template: Some("{% for m in messages %}{{ m.content }}{% endfor %}"),
         ..Setup::default()
     };
     let server = setup.start();

@@ -108,6 +108,10 @@ fn fields_that_are_described_are_read_with_their_type() {
             let properties = own["properties"].as_object().unwrap();
             let members = body.as_object_mut().unwrap();
             members.retain(|name, _| properties.contains_key(name));
+            if name == "return_documents" {
+                // With texts, scores are of an API that does not have it.
+                members.remove("texts");
+            }
             body[name] = wrong;
             let reply = post(server.address, &path, &body);
             assert_eq!(reply.status, 400, "{path} {name}: {}", reply.body);
