@@ -23,11 +23,13 @@ pub(crate) struct Tags {
     /// The end of attributes behind a name or a key, where there may be some.
     pub(crate) attributes_end: Option<&'static str>,
     /// The attributes behind a name, in a grammar.
+    #[cfg_attr(not(feature = "grammar"), allow(dead_code))]
     pub(crate) name_attributes: &'static [Piece],
     /// The mark before a key; the next one is behind it.
     pub(crate) key: &'static str,
     pub(crate) key_end: &'static str,
     /// The attribute behind a key, in a grammar.
+    #[cfg_attr(not(feature = "grammar"), allow(dead_code))]
     pub(crate) key_type: KeyType,
     /// The mark before a value; the next one is behind it.
     pub(crate) value: &'static str,

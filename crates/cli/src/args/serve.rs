@@ -106,8 +106,8 @@ pub(crate) struct ServeArgs {
     /// Let everybody who reaches --host use the server
     #[arg(long, action = ArgAction::SetTrue, conflicts_with_all = ["api_key_file", "api_key"])]
     pub(crate) no_auth: bool,
-    /// Let web pages of this origin use the server: https://app.example.org, app://obsidian.md,
-    /// SCHEME://* or * for all; once per origin
+    /// Let web pages of this origin use the server: SCHEME://NAME (app://obsidian.md), SCHEME://* or *
+    /// for all; once per origin
     #[arg(long, value_name = "ORIGIN")]
     pub(crate) allow_origin: Vec<String>,
     /// Take requests to this name without keys too, as a proxy on this machine sends them on; once per
