@@ -81,7 +81,7 @@ test("openai: a call of a tool, an object of a schema, an error", async () => {
     model: "stories", messages, response_format: { type: "json_schema", json_schema },
   });
   assert.match(typed.choices[0].message.parsed.city, /Rome|Oslo/);
-  const wrong = openai.chat.completions.create({ model: "gpt-4", messages });
+  const wrong = openai.models.retrieve("gpt-4");
   await assert.rejects(wrong, OpenAI.NotFoundError);
 });
 
@@ -102,7 +102,7 @@ test("anthropic: a message whole and streamed, a call of a tool, an error", asyn
     ...options, max_tokens: 60, output_config: { format },
   });
   assert.match(JSON.parse(typed.content[0].text).city, /Rome|Oslo/);
-  const wrong = anthropic.messages.create({ ...options, model: "claude" });
+  const wrong = anthropic.models.retrieve("claude");
   await assert.rejects(wrong, Anthropic.NotFoundError);
 });
 
@@ -116,5 +116,5 @@ test("ollama: a chat whole and streamed, an object of a schema, an error", async
   assert.equal(text, whole.message.content);
   const typed = await ollama.chat({ model: "stories", messages, format: parameters });
   assert.match(JSON.parse(typed.message.content).city, /Rome|Oslo/);
-  await assert.rejects(ollama.chat({ model: "llama3", messages }), { status_code: 404 });
+  await assert.rejects(ollama.show({ model: "llama3" }), { status_code: 404 });
 });

@@ -104,6 +104,7 @@ def check(webui, direct):
             n_events += 1
     assert is_done and streamed == text, f"'{streamed}' for '{text}'"
     try:
+        # Open WebUI knows the names of its models itself.
         ask(f"{webui}/api/chat/completions", {**body, "model": "nothing"}, token)
         sys.exit("error: an unknown model was answered")
     except urllib.error.HTTPError as error:

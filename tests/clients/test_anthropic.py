@@ -81,7 +81,8 @@ def test_a_stream_that_is_closed_frees_its_place(client, no_requests):
 
 def test_errors_are_the_client_s_own(client):
     with pytest.raises(anthropic.NotFoundError):
-        client.messages.create(**{**OPTIONS, "model": "claude"}, messages=HELLO)
+        client.models.retrieve("claude")
+    assert client.messages.create(**{**OPTIONS, "model": "claude"}, messages=HELLO).model == "stories"
     with pytest.raises(anthropic.BadRequestError) as error:
         client.messages.create(**{**OPTIONS, "extra_body": {"temperature": -1}}, messages=HELLO)
     assert error.value.body["error"]["type"] == "invalid_request_error"

@@ -87,7 +87,7 @@ def test_a_stream_that_is_closed_frees_its_place(client, no_requests):
 
 def test_errors_are_the_client_s_own(client):
     with pytest.raises(ollama.ResponseError) as error:
-        client.chat(model="llama3", messages=HELLO)
+        client.show("llama3")
     assert error.value.status_code == 404
     with pytest.raises(ollama.ResponseError) as error:
         client.pull("llama3")

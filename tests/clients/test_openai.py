@@ -121,8 +121,11 @@ def test_several_answers_with_log_probabilities(client):
 
 def test_errors_are_the_client_s_own(client):
     with pytest.raises(openai.NotFoundError) as error:
-        client.chat.completions.create(model="gpt-4", messages=HELLO)
+        client.models.retrieve("gpt-4")
     assert error.value.code == "model_not_found"
+    # The only model has every name in requests.
+    answer = client.chat.completions.create(model="gpt-4", messages=HELLO, max_tokens=1)
+    assert answer.model == "stories"
     with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(model="stories", messages=HELLO, temperature=-1)
     assert error.value.param == "temperature"

@@ -86,5 +86,11 @@ def test_a_tool_round_trip(client):
 
 def test_errors_are_the_client_s_own(client):
     with pytest.raises(openai.BadRequestError) as error:
-        client.responses.create(**OPTIONS, input="Hello", tools=[{"type": "web_search"}])
-    assert error.value.param == "tools[0].type"
+        client.responses.create(**OPTIONS, input="Hello", extra_body={"temperature": -1})
+    assert error.value.param == "temperature"
+
+
+def test_tools_that_the_server_does_not_know_are_skipped(client):
+    answer = client.responses.create(**OPTIONS, input="Hello", tools=[{"type": "web_search"}])
+    assert answer.output
+    assert "web_search" in str(answer.model_extra["warnings"])

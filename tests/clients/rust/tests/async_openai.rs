@@ -170,8 +170,12 @@ async fn models_and_errors() {
     let models = server.client.models().list().await.unwrap();
     assert_eq!(models.data[0].id, "stories");
     let ask = async |more| server.client.chat().create(chat(more)).await;
-    let (code, _) = refusal(ask(json!({"model": "gpt-4"})).await.unwrap_err());
+    let unknown = server.client.models().retrieve("gpt-4").await;
+    let (code, _) = refusal(unknown.unwrap_err());
     assert_eq!(code.as_deref(), Some("model_not_found"));
+    // The only model has every name in requests.
+    let answer = ask(json!({"model": "gpt-4", "max_completion_tokens": 1})).await;
+    assert_eq!(answer.unwrap().model, "stories");
     let (_, param) = refusal(ask(json!({"temperature": -1})).await.unwrap_err());
     assert_eq!(param.as_deref(), Some("temperature"));
     let request = json!({"model": "stories", "prompt": "word ".repeat(20_000)});
