@@ -1,7 +1,7 @@
 //! [`ModelRoom`]: how much memory a model may have that nobody gave a size.
 //!
-//! Invariant: what is free is looked at once, so it is the same whenever a model is looked at. Knows no
-//! models.
+//! Invariant: what is free is looked at once, so it is the same whenever a model is looked at.
+//! Knows no models.
 
 /// What the models may take, as of the start.
 #[derive(Clone, Copy, Debug, Default)]
@@ -22,9 +22,9 @@ impl ModelRoom {
         }
     }
 
-    /// Bytes that the memory of a model may have whose weights have so many: half of what is left of its
-    /// share on the host and on the device. The other half is for what else is computed, for what
-    /// prompts need for a moment, and for other programs.
+    /// Bytes that the memory of a model may have whose weights have so many: half of what is left
+    /// of its share on the host and on the device. The other half is for what else is computed, for
+    /// what prompts need for a moment, and for other programs.
     pub(crate) fn memory_bytes(&self, n_weights: u64) -> Option<u64> {
         let pools = [self.host, self.device].into_iter().flatten();
         let left = pools.map(|pool| (pool / self.n_models.max(1)).saturating_sub(n_weights) / 2);

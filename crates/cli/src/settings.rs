@@ -1,8 +1,8 @@
 //! Flags of `cellar serve` that are not on the command line: from variables of the environment, and
 //! from a file (`--config`).
 //!
-//! Invariant: they become flags, so each is parsed and checked as on the command line. What is there
-//! wins, with all that conflicts with it; then variables; then the file.
+//! Invariant: they become flags, so each is parsed and checked as on the command line. What is
+//! there wins, with all that conflicts with it; then variables; then the file.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -23,8 +23,8 @@ const SERVE: &str = "serve";
 /// What a variable begins with. The rest is the flag in capitals, with `_` for `-`.
 const PREFIX: &str = "CELLAR_";
 
-/// Flags whose variables are read elsewhere: `CELLAR_MODEL` is the model of every command, `CELLAR_CONFIG`
-/// is looked at first, and `CELLAR_LOG` can also be a filter.
+/// Flags whose variables are read elsewhere: `CELLAR_MODEL` is the model of every command,
+/// `CELLAR_CONFIG` is looked at first, and `CELLAR_LOG` can also be a filter.
 const OWN_VARIABLES: [&str; 3] = ["model", "config", "log"];
 
 /// A flag that is not on the command line.
@@ -39,8 +39,8 @@ struct Setting<'c> {
 /// The matches of these arguments with what variables and the file of `--config` say.
 ///
 /// # Errors
-/// A usage error with the variable, or the file and its key, where a value makes no sense; an error where
-/// the file cannot be read.
+/// A usage error with the variable, or the file and its key, where a value makes no sense; an error
+/// where the file cannot be read.
 pub(crate) fn complete(
     command: &mut Command,
     matches: ArgMatches,
@@ -111,7 +111,8 @@ fn missing<'c>(serve: &'c Command, given: &ArgMatches) -> anyhow::Result<Vec<Set
     Ok(settings)
 }
 
-/// True where one flag leaves no place for the other: they are the same, stand for the same, or conflict.
+/// True where one flag leaves no place for the other: they are the same, stand for the same, or
+/// conflict.
 fn excludes(serve: &Command, one: &Arg, other: &Arg) -> bool {
     let conflicts = |a: &Arg, b: &Arg| {
         let with = serve.get_arg_conflicts_with(a);

@@ -1,5 +1,5 @@
-//! `cellar serve` as those see it who run it: its log, its first line, TLS, pages of other origins, models
-//! that are downloaded.
+//! `cellar serve` as those see it who run it: its log, its first line, TLS, pages of other origins,
+//! models that are downloaded.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a panic is how a test fails
 

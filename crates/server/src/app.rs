@@ -197,9 +197,9 @@ impl App {
         &self.0.models
     }
 
-    /// The model of this name, once it is loaded; the only one, where it is loaded, has every name unless
-    /// the server is strict. Where no name is given, the first loaded one that does what is wanted, else
-    /// the first that does.
+    /// The model of this name, once it is loaded; the only one, where it is loaded, has every name
+    /// unless the server is strict. Where no name is given, the first loaded one that does what is
+    /// wanted, else the first that does.
     ///
     /// # Errors
     /// [`ApiError::unknown_model`], 400 where it is known to do something else, 503 where the server
@@ -222,8 +222,8 @@ impl App {
         }
     }
 
-    /// The number of the model that a request means by this name: the only one, where it is loaded, has
-    /// every name unless the server is strict.
+    /// The number of the model that a request means by this name: the only one, where it is loaded,
+    /// has every name unless the server is strict.
     ///
     /// # Errors
     /// [`ApiError::unknown_model`].

@@ -1,8 +1,8 @@
 //! [`Batches`]: files of requests that are answered while their client does something else.
 //!
-//! Invariant: a line is answered as its request alone would be, by the endpoint that it names, with the
-//! key of its batch and the priority `batch`; a line that fails ends no other. A tenant finds its own
-//! batches alone. Kept in memory: a server that starts again has none.
+//! Invariant: a line is answered as its request alone would be, by the endpoint that it names, with
+//! the key of its batch and the priority `batch`; a line that fails ends no other. A tenant finds
+//! its own batches alone. Kept in memory: a server that starts again has none.
 
 mod lines;
 mod run;

@@ -31,8 +31,8 @@ const ALLOW_PRIVATE: HeaderName = HeaderName::from_static("access-control-allow-
 pub struct Origins(Vec<String>);
 
 impl Origins {
-    /// Each is an origin as browsers write it (`https://app.example.org`, `app://obsidian.md`, `null`),
-    /// `SCHEME://HOST:*` for any port, `SCHEME://*` for any host, or `*` for all pages.
+    /// Each is an origin as browsers write it (`https://app.example.org`, `app://obsidian.md`,
+    /// `null`), `SCHEME://HOST:*` for any port, `SCHEME://*` for any host, or `*` for all pages.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] with the text that is none of these.
@@ -64,8 +64,8 @@ impl Origins {
         self.0.iter().any(is_it).then_some(origin)
     }
 
-    /// The answer to a browser that asks before it sends the request of an allowed page: what it asks
-    /// for is allowed. `None` for any other request.
+    /// The answer to a browser that asks before it sends the request of an allowed page: what it
+    /// asks for is allowed. `None` for any other request.
     pub(crate) fn preflight(&self, request: &Request) -> Option<Response> {
         let headers = request.headers();
         let method = headers.get(ACCESS_CONTROL_REQUEST_METHOD)?;

@@ -1,7 +1,8 @@
 //! [`Files`]: what clients upload for batches, and what batches answer.
 //!
-//! Invariant: a tenant finds its own files alone, and all files together take no more than the limit,
-//! of which each key has an equal share. Kept in memory: a server that starts again has none.
+//! Invariant: a tenant finds its own files alone, and all files together take no more than the
+//! limit, of which each key has an equal share. Kept in memory: a server that starts again has
+//! none.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -14,11 +14,11 @@ use crate::error::ApiError;
 /// Whose requests are taken, by the headers `Host`, `Origin` and `Sec-Fetch-Site`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostCheck {
-    /// Those to `localhost`, loopback addresses and these names, from no web page of another host: for a
-    /// server that other machines cannot reach, or reach by a proxy under these names.
+    /// Those to `localhost`, loopback addresses and these names, from no web page of another host:
+    /// for a server that other machines cannot reach, or reach by a proxy under these names.
     Names(Vec<String>),
-    /// All: for a server that other machines reach under names of theirs, and for one that needs keys,
-    /// which web pages do not have.
+    /// All: for a server that other machines reach under names of theirs, and for one that needs
+    /// keys, which web pages do not have.
     Any,
 }
 

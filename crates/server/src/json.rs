@@ -50,8 +50,8 @@ impl Body {
     /// object. Fields that its endpoint does not do are refused or skipped.
     ///
     /// # Errors
-    /// [`ApiError`] 400 where the client sends no JSON object, or a field that is refused; 415 where
-    /// the body is compressed.
+    /// [`ApiError`] 400 where the client sends no JSON object, or a field that is refused; 415
+    /// where the body is compressed.
     pub async fn read(mut request: Request) -> Result<Self, ApiError> {
         let room = request.extensions_mut().remove::<BodyPermit>();
         let fields = request.extensions_mut().remove::<RequestFields>();

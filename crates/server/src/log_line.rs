@@ -66,8 +66,9 @@ impl RequestReport {
         Some(line)
     }
 
-    /// Its members as JSON: `time`, `request_id`, `method`, `path`, `status`, `seconds`, and where there
-    /// are such, `model`, `prompt_tokens`, `cached_tokens`, `generated_tokens`, `end` and `reason`.
+    /// Its members as JSON: `time`, `request_id`, `method`, `path`, `status`, `seconds`, and where
+    /// there are such, `model`, `prompt_tokens`, `cached_tokens`, `generated_tokens`, `end` and
+    /// `reason`.
     pub fn json(&self) -> Value {
         let mut line = Map::new();
         let mut set = |name: &str, value: Value| line.insert(name.to_owned(), value);

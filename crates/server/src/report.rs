@@ -1,7 +1,8 @@
-//! [`RequestReport`]: what a request did, for each [`ObserveRequests`] once it has ended; and its id.
+//! [`RequestReport`]: what a request did, for each [`ObserveRequests`] once it has ended; and its
+//! id.
 //!
-//! Invariant: each request is reported once, after the last of its texts has ended or its client has
-//! gone, and its answer has its id. Knows no wire; without an observer nothing is kept.
+//! Invariant: each request is reported once, after the last of its texts has ended or its client
+//! has gone, and its answer has its id. Knows no wire; without an observer nothing is kept.
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -111,8 +112,8 @@ pub(crate) async fn observe(State(app): State<App>, request: Request, next: Next
     response
 }
 
-/// The id that a client gave its request: as long and as plain as ids are, so that a line of the log
-/// stays a line.
+/// The id that a client gave its request: as long and as plain as ids are, so that a line of the
+/// log stays a line.
 fn id_of(headers: &HeaderMap) -> Option<String> {
     let id = headers.get(REQUEST_ID)?.to_str().ok()?;
     let is_plain = !id.is_empty() && id.len() <= MAX_ID && id.bytes().all(|b| b.is_ascii_graphic());

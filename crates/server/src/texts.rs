@@ -61,8 +61,8 @@ pub struct Embedded {
 }
 
 impl Embedded {
-    /// Vectors of so many dimensions, cut off and of length 1 again, as models that were trained for
-    /// it (Matryoshka) allow.
+    /// Vectors of so many dimensions, cut off and of length 1 again, as models that were trained
+    /// for it (Matryoshka) allow.
     ///
     /// # Errors
     /// [`ApiError`] 400 where the vectors have fewer.

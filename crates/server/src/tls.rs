@@ -1,7 +1,7 @@
 //! [`Tls`]: the certificate with which the server's connections are encrypted.
 //!
-//! Invariant: a certificate without its key is found out when it is read, before anything is served.
-//! Knows no HTTP.
+//! Invariant: a certificate without its key is found out when it is read, before anything is
+//! served. Knows no HTTP.
 
 use std::fmt;
 use std::io;
@@ -24,8 +24,8 @@ impl Tls {
     /// Reads PEM files: the certificate with those that signed it after it, and its key.
     ///
     /// # Errors
-    /// With the name of the file that cannot be read or has no such thing, or where the key is of another
-    /// certificate.
+    /// With the name of the file that cannot be read or has no such thing, or where the key is of
+    /// another certificate.
     pub fn read(certificate: &Path, key: &Path) -> io::Result<Self> {
         let chain = CertificateDer::pem_file_iter(certificate)
             .and_then(Iterator::collect::<Result<Vec<_>, _>>)

@@ -1,8 +1,8 @@
 //! [`Whole`]: a JSON value whose whole numbers may be written as floats, `4.0` for 4, as clients in
 //! languages with one type of number do.
 //!
-//! Invariant: a field that is read as an integer takes a float without a fraction; every other field
-//! gets the value as it was sent.
+//! Invariant: a field that is read as an integer takes a float without a fraction; every other
+//! field gets the value as it was sent.
 
 use serde::de::value::{MapDeserializer, SeqDeserializer};
 use serde::de::{Deserializer, IntoDeserializer, Visitor};

@@ -1,8 +1,8 @@
 //! [`BareAnswer`]: an answer that is nothing but JSON of given tools, bare or in a fence, as models
 //! write calls that do not know their own form well.
 //!
-//! Invariant: only a whole answer is read so. It is held back as long as it can still be one, and is
-//! text, unchanged, once it cannot.
+//! Invariant: only a whole answer is read so. It is held back as long as it can still be one, and
+//! is text, unchanged, once it cannot.
 
 use super::{ChatSplitter, State};
 use crate::family::Start;

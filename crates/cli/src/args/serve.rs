@@ -1,7 +1,8 @@
 //! The flags of `cellar serve`.
 //!
 //! Invariant: a server that other machines reach needs keys, or the flag that says otherwise. Knows
-//! neither models nor HTTP. Each flag can come from a file or a variable, too: see `crate::settings`.
+//! neither models nor HTTP. Each flag can come from a file or a variable, too: see
+//! `crate::settings`.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -83,8 +84,8 @@ pub(crate) struct ServeArgs {
     /// Requests that may wait; more are refused (429)
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = count())]
     pub(crate) max_queued: u32,
-    /// Name of the only model in the API, or NAME=MODEL for another name of a model, in which * is any
-    /// text (gpt-*=MODEL); several with commas, or once per name [default: the file's name]
+    /// Name of the only model in the API, or NAME=MODEL for another name of a model, in which * is
+    /// any text (gpt-*=MODEL); several with commas, or once per name [default: the file's name]
     #[arg(long, value_name = "NAME")]
     pub(crate) alias: Vec<String>,
     /// Refuse what would otherwise be skipped, as no text depends on it, and names of models that
@@ -99,22 +100,23 @@ pub(crate) struct ServeArgs {
     /// unload models by hand and see what others do
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
-    /// Take requests with this key; once per key. Who sees the machine's processes sees it: CELLAR_API_KEY
-    /// and --api-key-file keep it from them
+    /// Take requests with this key; once per key. Who sees the machine's processes sees it:
+    /// CELLAR_API_KEY and --api-key-file keep it from them
     #[arg(long, value_name = "KEY")]
     pub(crate) api_key: Vec<String>,
     /// Let everybody who reaches --host use the server
     #[arg(long, action = ArgAction::SetTrue, conflicts_with_all = ["api_key_file", "api_key"])]
     pub(crate) no_auth: bool,
-    /// Let web pages of this origin use the server: SCHEME://NAME (app://obsidian.md), SCHEME://* or *
-    /// for all; once per origin
+    /// Let web pages of this origin use the server: SCHEME://NAME (app://obsidian.md), SCHEME://*
+    /// or * for all; once per origin
     #[arg(long, value_name = "ORIGIN")]
     pub(crate) allow_origin: Vec<String>,
-    /// Take requests to this name without keys too, as a proxy on this machine sends them on; once per
-    /// name
+    /// Take requests to this name without keys too, as a proxy on this machine sends them on; once
+    /// per name
     #[arg(long, value_name = "NAME")]
     pub(crate) allow_host: Vec<String>,
-    /// Encrypt connections (TLS) with the certificate in a PEM file, and those that signed it after it
+    /// Encrypt connections (TLS) with the certificate in a PEM file, and those that signed it after
+    /// it
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_cert: Option<PathBuf>,
     /// The key of --tls-cert, in a PEM file
@@ -146,7 +148,8 @@ pub(crate) struct ServeArgs {
     /// Keep cached prefixes in DIR when the server ends, and take them back when it starts again
     #[arg(long, value_name = "DIR", conflicts_with = "trace")]
     pub(crate) save_cache: Option<PathBuf>,
-    /// Directory for the files of POST /slots/N?action=save and restore: all cached prefixes of a model
+    /// Directory for the files of POST /slots/N?action=save and restore: all cached prefixes of a
+    /// model
     #[arg(long, value_name = "DIR", conflicts_with = "trace")]
     pub(crate) slot_save_path: Option<PathBuf>,
     /// Show the first and last words of prompts and texts in the live view, to every viewer

@@ -195,9 +195,9 @@ impl Sampler {
         )
     }
 
-    /// How many of the most likely tokens are enough to choose the same token as from all;
-    /// `None` where it may take all: without top-k, with top-nσ or mirostat, with steps of the caller's, with
-    /// penalties or biases that can raise a logit, with DRY.
+    /// How many of the most likely tokens are enough to choose the same token as from all; `None`
+    /// where it may take all: without top-k, with top-nσ or mirostat, with steps of the caller's,
+    /// with penalties or biases that can raise a logit, with DRY.
     pub fn n_candidates(&self) -> Option<usize> {
         let Penalties {
             last_n,

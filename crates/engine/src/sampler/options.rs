@@ -69,7 +69,8 @@ pub struct Xtc {
 }
 
 /// Mirostat 2: leaves out tokens that are too surprising, so that the surprise of the text stays
-/// near a target (arXiv:2007.14966, algorithm 2). Replaces top-nσ, top-k, typical-p, top-p, min-p and XTC.
+/// near a target (arXiv:2007.14966, algorithm 2). Replaces top-nσ, top-k, typical-p, top-p, min-p
+/// and XTC.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Mirostat {

@@ -1,4 +1,5 @@
-//! `GET /api/v0/models`, `/api/v0/models/{id}` and `/api/v1/models`: the models as LM Studio lists them.
+//! `GET /api/v0/models`, `/api/v0/models/{id}` and `/api/v1/models`: the models as LM Studio lists
+//! them.
 
 use axum::extract::{Path, State};
 use axum::response::Response;

@@ -1,9 +1,10 @@
 //! The APIs, one module each, and the router over them.
 //!
 //! An API is two pure functions over the internal pair: from its JSON to a
-//! [`GenerateRequest`](crate::GenerateRequest), and from [`Piece`](crate::Piece)s to its JSON or stream
-//! ([`Encoder`](crate::Encoder)). Invariant: every route but `/`, the files of its page, `/health`,
-//! `/v1/health`, `/readyz` and `/livez` needs a key where there are keys, and every error has a body.
+//! [`GenerateRequest`](crate::GenerateRequest), and from [`Piece`](crate::Piece)s to its JSON or
+//! stream ([`Encoder`](crate::Encoder)). Invariant: every route but `/`, the files of its page,
+//! `/health`, `/v1/health`, `/readyz` and `/livez` needs a key where there are keys, and every
+//! error has a body.
 
 pub mod anthropic;
 mod constraints;

@@ -1,8 +1,8 @@
-//! `POST /v1/rerank` (Jina), `/v2/rerank` (Cohere), `/rerank` (text-embeddings-inference, or Jina), and
-//! `/v1/score` (vLLM): how well documents answer a query.
+//! `POST /v1/rerank` (Jina), `/v2/rerank` (Cohere), `/rerank` (text-embeddings-inference, or Jina),
+//! and `/v1/score` (vLLM): how well documents answer a query.
 //!
-//! Invariant: a score is the sigmoid of what the model gives, between 0 and 1 as those APIs say, unless
-//! a request asks for the raw one.
+//! Invariant: a score is the sigmoid of what the model gives, between 0 and 1 as those APIs say,
+//! unless a request asks for the raw one.
 
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -115,7 +115,8 @@ pub(crate) fn jina() -> MethodRouter<App> {
     })
 }
 
-/// The route of llama-server, which has the fields of text-embeddings-inference where there are `texts`.
+/// The route of llama-server, which has the fields of text-embeddings-inference where there are
+/// `texts`.
 pub(crate) fn tei_or_jina() -> MethodRouter<App> {
     on_post(async |State(app): State<App>, request: Request| {
         let body = Body::read(request).await?;

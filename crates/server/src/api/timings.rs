@@ -1,5 +1,5 @@
-//! [`timings`]: how long a text took, in llama-server's words, which its clients also read in answers of
-//! OpenAI's form.
+//! [`timings`]: how long a text took, in llama-server's words, which its clients also read in
+//! answers of OpenAI's form.
 
 use cellar_engine::serve::Usage;
 use serde_json::{Value, json};

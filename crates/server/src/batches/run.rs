@@ -1,7 +1,7 @@
 //! [`run`]: the lines of a batch through the routes that answer requests.
 //!
-//! Invariant: so many lines are computed at once that the engine is busy, and no more; one that finds
-//! the queue full tries again. A batch that is cancelled begins no line any more.
+//! Invariant: so many lines are computed at once that the engine is busy, and no more; one that
+//! finds the queue full tries again. A batch that is cancelled begins no line any more.
 
 use std::time::Duration;
 

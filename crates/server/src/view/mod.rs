@@ -1,12 +1,12 @@
 //! The page at `/`, which chats and shows the memory, and `GET /view/events`, its stream.
 //!
 //! The stream begins with the layout, a whole frame and the last events, then come changes, at most
-//! ten a second; a viewer that is slow misses frames. The layout names the loaded models, of which a
-//! viewer may choose another (`?model=`); `models` names them once they are others. The id of each
-//! update names the events up to it: a viewer that sends it as `Last-Event-ID` gets a whole frame and
-//! the events that it missed. A stream ends after a while with `renew`, so that a place is kept only
-//! by who comes again. Invariant: the page needs no key and has no data; the stream needs that of an
-//! admin where there are keys. Loads nothing from elsewhere.
+//! ten a second; a viewer that is slow misses frames. The layout names the loaded models, of which
+//! a viewer may choose another (`?model=`); `models` names them once they are others. The id of
+//! each update names the events up to it: a viewer that sends it as `Last-Event-ID` gets a whole
+//! frame and the events that it missed. A stream ends after a while with `renew`, so that a place
+//! is kept only by who comes again. Invariant: the page needs no key and has no data; the stream
+//! needs that of an admin where there are keys. Loads nothing from elsewhere.
 
 mod page;
 mod wire;

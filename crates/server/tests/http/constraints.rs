@@ -1,4 +1,5 @@
-//! Texts that are held to schemas, grammars, regular expressions and choices, under each API's names.
+//! Texts that are held to schemas, grammars, regular expressions and choices, under each API's
+//! names.
 
 use model_tests::http::post;
 use serde_json::{Value, json};

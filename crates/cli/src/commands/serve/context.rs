@@ -1,7 +1,7 @@
 //! The context where no `--ctx` is given: as long as the model was trained for, where it fits.
 //!
-//! Invariant: it is the same whenever a model is looked at, since what is free is looked at once, and it
-//! is never shorter than the engine's own default.
+//! Invariant: it is the same whenever a model is looked at, since what is free is looked at once,
+//! and it is never shorter than the engine's own default.
 
 use cellar_engine::{DEFAULT_N_CTX, EngineConfig};
 use model_core::architecture::Model;

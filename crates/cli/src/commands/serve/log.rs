@@ -1,7 +1,7 @@
 //! [`RequestLog`]: a line on stderr for each request.
 //!
-//! Invariant: lines are written by a thread of its own, so no request waits for a slow reader of stderr;
-//! lines that find no room in its queue are counted, and the number is said.
+//! Invariant: lines are written by a thread of its own, so no request waits for a slow reader of
+//! stderr; lines that find no room in its queue are counted, and the number is said.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};

@@ -1,6 +1,7 @@
 //! Where requests come from, who may send them, and what ends the server.
 //!
-//! Invariant: a server that other machines reach has keys, or was told not to have them. Knows no models.
+//! Invariant: a server that other machines reach has keys, or was told not to have them. Knows no
+//! models.
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -88,7 +89,8 @@ fn is_on_socket(args: &ServeArgs) -> bool {
 /// Who may use the server, and how much each may ask for.
 ///
 /// # Errors
-/// A usage error where other machines reach it and need no key, or a name, an origin or a key is none.
+/// A usage error where other machines reach it and need no key, or a name, an origin or a key is
+/// none.
 pub(super) fn server_config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
     let is_local = is_on_socket(args) || args.host.is_loopback();
     let keys = keys(args)?;

@@ -1,8 +1,8 @@
 //! Anthropic's messages, of content blocks, as OpenAI's, which chat templates know.
 //!
-//! Invariant: what the model would not see is refused, with the path of the block, or named where it is
-//! a tool's result or a tool that is merely offered. What an assistant thought is given to the template, which leaves out that of earlier turns, as Anthropic
-//! does.
+//! Invariant: what the model would not see is refused, with the path of the block, or named where
+//! it is a tool's result or a tool that is merely offered. What an assistant thought is given to
+//! the template, which leaves out that of earlier turns, as Anthropic does.
 
 use serde::Deserialize;
 use serde_json::{Value, json};

@@ -1,9 +1,9 @@
 //! Anthropic's API: `POST /v1/messages` and `/v1/messages/count_tokens`.
 //!
-//! Invariant: a stream has the events of Anthropic's documentation in their order, each with its name,
-//! or ends with an `error` event. Content that the model would not see is refused with its path, but in
-//! results of tools, where a note takes its place.
-//! Knows the wire and nothing of how texts are generated.
+//! Invariant: a stream has the events of Anthropic's documentation in their order, each with its
+//! name, or ends with an `error` event. Content that the model would not see is refused with its
+//! path, but in results of tools, where a note takes its place. Knows the wire and nothing of how
+//! texts are generated.
 
 mod blocks;
 

@@ -1,4 +1,5 @@
-//! `POST /embeddings` and `/embedding`: vectors in llama-server's form, a list of lists for each text.
+//! `POST /embeddings` and `/embedding`: vectors in llama-server's form, a list of lists for each
+//! text.
 
 use axum::extract::{Request, State};
 use axum::routing::MethodRouter;

@@ -1,9 +1,9 @@
 //! `POST /slots/{id}?action=save|restore|erase`: cached prefixes to a file and back.
 //!
-//! Invariant: this server has no slots that keep a text of their own, so each action is of all cached
-//! prefixes of the model, whichever slot it names, and only an admin may do it. A file is in the directory of
-//! [`ServerConfig::slot_save_path`](crate::ServerConfig::slot_save_path), readable by its user alone, and
-//! complete under its name. Nothing is done while requests are computed.
+//! Invariant: this server has no slots that keep a text of their own, so each action is of all
+//! cached prefixes of the model, whichever slot it names, and only an admin may do it. A file is in
+//! the directory of [`ServerConfig::slot_save_path`](crate::ServerConfig::slot_save_path), readable
+//! by its user alone, and complete under its name. Nothing is done while requests are computed.
 
 use std::fs::{self, File};
 use std::io::{self, Read};

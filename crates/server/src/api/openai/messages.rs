@@ -158,8 +158,9 @@ fn read_calls(at: usize, calls: &Value) -> Result<Vec<Value>, ApiError> {
     calls.map(read).collect()
 }
 
-/// The text of a tool's result, at this path of the request: as [`content_text`], with a note in the
-/// place of what is no text. A client cannot choose what a tool gives, and its conversation goes on.
+/// The text of a tool's result, at this path of the request: as [`content_text`], with a note in
+/// the place of what is no text. A client cannot choose what a tool gives, and its conversation
+/// goes on.
 ///
 /// # Errors
 /// [`ApiError`] 400 with the path of the part, of images and files on strict servers alone.

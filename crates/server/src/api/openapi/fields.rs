@@ -1,8 +1,8 @@
 //! The fields of requests: which are done, which have no effect, and which are skipped or refused.
 //! Bodies are checked by this table, and `/openapi.json` and the documentation show it.
 //!
-//! Invariant: a field that is done is read by its endpoint, which refuses a value of another type by
-//! the name of the field (a test sends one of each).
+//! Invariant: a field that is done is read by its endpoint, which refuses a value of another type
+//! by the name of the field (a test sends one of each).
 
 use serde_json::{Value, json};
 

@@ -1,8 +1,8 @@
 //! `POST /v1/responses/input_tokens`, which counts the tokens of a response's prompt, and
 //! `/v1/responses/compact`, which makes a long conversation short.
 //!
-//! Invariant: an item `compaction` of this server is read back by it, also after it was started again:
-//! the summary is in the item.
+//! Invariant: an item `compaction` of this server is read back by it, also after it was started
+//! again: the summary is in the item.
 
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
