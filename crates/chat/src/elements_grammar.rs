@@ -5,11 +5,8 @@
 use serde_json::{Value, json};
 
 use crate::mark_rules::Marks;
-use crate::schema::referred;
+use crate::schema::{MAX_DEPTH, referred};
 use crate::tagged_grammar::{Held, Member, Members, json_of, members, text_of};
-
-/// Schemas in schemas: a schema may refer to itself.
-const MAX_DEPTH: usize = 12;
 
 /// The end of a call.
 pub(crate) fn end(space: &str) -> String {

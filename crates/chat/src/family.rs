@@ -42,7 +42,7 @@ pub(crate) enum CallSyntax {
     /// Several JSON objects.
     List {
         keys: Keys,
-        between: Between,
+        between: Separator,
         close: Option<&'static str>,
     },
     /// The name between texts, then the arguments.
@@ -57,9 +57,9 @@ pub(crate) enum CallSyntax {
     Python { close: &'static str },
 }
 
-/// What stands between the calls of a list, in a grammar.
+/// The separator of the calls of a list, in a grammar.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Between {
+pub(crate) enum Separator {
     /// A comma; the list is in brackets.
     Commas,
     /// A line break; each call is a line.

@@ -10,7 +10,7 @@ use model_core::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
 use crate::elements_grammar;
-use crate::family::{Between, Body, CallSyntax, Family, Keys, Piece, Start, Wrap};
+use crate::family::{Body, CallSyntax, Family, Keys, Piece, Separator, Start, Wrap};
 use crate::harmony;
 use crate::harmony_grammar;
 use crate::mark_rules::Marks;
@@ -243,7 +243,7 @@ fn rules(
             Some(rules + &each(tools, around))
         }
         (CallSyntax::Python { close }, Body::Named { dialect, .. }) => {
-            let list = list(Between::Commas, &marks.close(Some(close)));
+            let list = list(Separator::Commas, &marks.close(Some(close)));
             let rules = named(marks, dialect, tools, schema_of)?;
             let around = |name: &str, at: usize| format!("call_{at}: {name} args_{at}\n");
             Some(list + &rules + &each(tools, around))
@@ -279,13 +279,13 @@ fn held_schema(tool: &Tool, schema_of: SchemaOf) -> Option<Value> {
 }
 
 /// The rules of a list of calls: of any number, and of one.
-fn list(between: Between, close: &str) -> String {
+fn list(between: Separator, close: &str) -> String {
     match between {
-        Between::Commas => format!(
+        Separator::Commas => format!(
             "list: SPACES? \"[\" SPACES? call SPACES? (\",\" SPACES? call SPACES?)* \"]\"{close}\n\
              one: SPACES? \"[\" SPACES? call SPACES? \"]\"{close}\n"
         ),
-        Between::Lines => {
+        Separator::Lines => {
             format!("list: SPACES? call (\"\\n\" call)*{close}\none: SPACES? call{close}\n")
         }
     }

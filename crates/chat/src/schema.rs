@@ -7,6 +7,10 @@ use serde_json::Value;
 use crate::tool::Tool;
 use crate::value::{Dialect, ValueReader};
 
+/// Schemas in schemas that a grammar follows: a schema may refer to itself.
+#[cfg(feature = "grammar")]
+pub(crate) const MAX_DEPTH: usize = 12;
+
 /// The schema of a member of a tool's arguments.
 pub(crate) fn of_argument<'t>(tools: &'t [Tool], name: &str, key: &str) -> Option<&'t Value> {
     let tool = tools.iter().find(|tool| tool.name == name)?;

@@ -66,7 +66,7 @@ enum Spaces {
 enum State {
     /// Only white space has come.
     Start,
-    /// What has come may be calls without the marks of the family, and nothing else.
+    /// The text so far may be calls without the marks of the family, and nothing else.
     Bare(Box<BareAnswer>),
     /// Reasoning, until this mark.
     Reasoning(&'static str),

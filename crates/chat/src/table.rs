@@ -3,7 +3,7 @@
 //! Invariant: the first row that a template shows is its family, so a row stands before those whose
 //! marks its templates also have.
 
-use crate::family::{Between, Body, CallSyntax, Family, Keys, Piece, Start, Wrap};
+use crate::family::{Body, CallSyntax, Family, Keys, Piece, Separator, Start, Wrap};
 use crate::header;
 use crate::tagged::{KeyType, Lines, Tags};
 use crate::value::Dialect;
@@ -23,7 +23,7 @@ const PLAIN: Family = Family {
 };
 
 const fn listed(keys: Keys, close: Option<&'static str>) -> CallSyntax {
-    let between = Between::Commas;
+    let between = Separator::Commas;
     CallSyntax::List {
         keys,
         between,
@@ -331,7 +331,7 @@ pub(crate) static FAMILIES: [Family; 34] = [
         shown: &[&["<tool_calls>"]],
         written: CallSyntax::List {
             keys: Keys::USUAL,
-            between: Between::Lines,
+            between: Separator::Lines,
             close: Some("</tool_calls>"),
         },
         ..APRIEL

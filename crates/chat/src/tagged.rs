@@ -50,7 +50,7 @@ pub(crate) enum Lines {
     Inside,
 }
 
-/// What an attribute behind a key says of its value.
+/// The attribute behind a key that says the type of its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyType {
     /// There is none.

@@ -6,12 +6,9 @@
 use serde_json::{Map, Value, json};
 
 use crate::mark_rules::Marks;
-use crate::schema::referred;
+use crate::schema::{MAX_DEPTH, referred};
 use crate::tagged_grammar::{Held, Member, Members, json_of, members, text_of};
 use crate::value::{Dialect, GEMMA_QUOTE};
-
-/// Schemas in schemas: a schema may refer to itself.
-const MAX_DEPTH: usize = 12;
 
 /// Words of a schema that say nothing of a value.
 const NOTES: [&str; 7] = [
@@ -76,7 +73,7 @@ pub(crate) fn arguments(
     Some(format!("args_{at}: {all}\n{}", values.rules))
 }
 
-/// What stands around the members of an object.
+/// The texts around the members of an object.
 #[derive(Clone, Copy)]
 struct Around {
     open: &'static str,

@@ -37,7 +37,7 @@ pub(crate) fn locate(path: &Path) -> anyhow::Result<Cow<'_, Path>> {
 /// The name of a model, where this is one and no path.
 ///
 /// # Errors
-/// Where it is the address or the name of another program's model; the error says what to do.
+/// The text is the address or the name of another program's model; the error says what to do.
 #[cfg(feature = "hub")]
 fn model_name(path: &Path) -> anyhow::Result<Option<cellar_hub::ModelName>> {
     if path.exists() || crate::input::is_stdin(path) {

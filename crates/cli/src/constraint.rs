@@ -186,10 +186,10 @@ mod present {
             }
         }
 
-        /// What holds texts to this schema.
+        /// The constraint of texts to this schema.
         ///
         /// # Errors
-        /// Where it cannot be compiled.
+        /// It cannot be compiled.
         pub(crate) fn constraint(&mut self, schema: &Value) -> anyhow::Result<Rc<Constraint>> {
             let text = closed(schema.to_string());
             if let Some(constraint) = self.compiled.get(&text) {

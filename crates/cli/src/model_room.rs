@@ -1,9 +1,9 @@
-//! [`ModelRoom`]: how much memory a model may have that nobody gave a size.
+//! [`ModelRoom`]: the memory of a model whose size the user did not give.
 //!
 //! Invariant: what is free is looked at once, so it is the same whenever a model is looked at.
 //! Knows no models.
 
-/// What the models may take, as of the start.
+/// The memory that the models may take, as of the start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ModelRoom {
     host: Option<u64>,
@@ -18,7 +18,7 @@ impl ModelRoom {
         Self {
             host,
             device,
-            n_models: (n_models as u64).max(1),
+            n_models: n_models as u64,
         }
     }
 

@@ -20,7 +20,7 @@ use crate::failure::usage;
 /// The command whose flags these are.
 const SERVE: &str = "serve";
 
-/// What a variable begins with. The rest is the flag in capitals, with `_` for `-`.
+/// The beginning of a variable's name. The rest is the flag in capitals, with `_` for `-`.
 const PREFIX: &str = "CELLAR_";
 
 /// Flags whose variables are read elsewhere: `CELLAR_MODEL` is the model of every command,
@@ -28,11 +28,11 @@ const PREFIX: &str = "CELLAR_";
 const OWN_VARIABLES: [&str; 3] = ["model", "config", "log"];
 
 /// A flag that is not on the command line.
-struct Setting<'c> {
+struct FlagSetting<'c> {
     arg: &'c Arg,
     /// As it would be there.
     flag: OsString,
-    /// Where it is from.
+    /// Its source, for errors.
     source: String,
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn complete(
     }
 }
 
-/// What clap says without its advice.
+/// The message of clap without its advice.
 fn first_sentence(error: &clap::Error) -> String {
     let text = error.to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);
@@ -88,7 +88,7 @@ fn first_sentence(error: &clap::Error) -> String {
 }
 
 /// The settings that the command line leaves open.
-fn missing<'c>(serve: &'c Command, given: &ArgMatches) -> anyhow::Result<Vec<Setting<'c>>> {
+fn missing<'c>(serve: &'c Command, given: &ArgMatches) -> anyhow::Result<Vec<FlagSetting<'c>>> {
     let is_given =
         |arg: &&Arg| given.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
     let mut taken: Vec<&Arg> = serve.get_arguments().filter(is_given).collect();
@@ -100,18 +100,18 @@ fn missing<'c>(serve: &'c Command, given: &ArgMatches) -> anyhow::Result<Vec<Set
     };
     let mut settings = Vec::new();
     for layer in [from_variables(serve)?, of_file] {
-        let is_open = |setting: &Setting<'_>| {
+        let is_open = |setting: &FlagSetting<'_>| {
             let is_in_the_way = |other: &&Arg| excludes(serve, other, setting.arg);
             !taken.iter().any(is_in_the_way)
         };
-        let open: Vec<Setting<'c>> = layer.into_iter().filter(is_open).collect();
+        let open: Vec<FlagSetting<'c>> = layer.into_iter().filter(is_open).collect();
         taken.extend(open.iter().map(|setting| setting.arg));
         settings.extend(open);
     }
     Ok(settings)
 }
 
-/// True where one flag leaves no place for the other: they are the same, stand for the same, or
+/// True if one flag leaves no place for the other: they are the same, stand for the same, or
 /// conflict.
 fn excludes(serve: &Command, one: &Arg, other: &Arg) -> bool {
     let conflicts = |a: &Arg, b: &Arg| {
@@ -144,7 +144,7 @@ fn variable(long: &str) -> Option<OsString> {
     std::env::var_os(name_of_variable(long)).filter(|value| !value.is_empty())
 }
 
-fn from_variables(serve: &Command) -> anyhow::Result<Vec<Setting<'_>>> {
+fn from_variables(serve: &Command) -> anyhow::Result<Vec<FlagSetting<'_>>> {
     let mut settings = Vec::new();
     for (arg, long) in flags(serve) {
         let Some(value) = variable(long) else {
@@ -162,12 +162,14 @@ fn from_variables(serve: &Command) -> anyhow::Result<Vec<Setting<'_>>> {
             (true, Some(text)) if matches!(arg.get_action(), ArgAction::Append) => {
                 // One a line.
                 for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
-                    settings.push(Setting::with_value(arg, line.as_ref(), &source));
+                    settings.push(FlagSetting::with_value(arg, line.as_ref(), &source));
                 }
             }
-            (true, _) => settings.push(Setting::with_value(arg, &value, &source)),
+            (true, _) => settings.push(FlagSetting::with_value(arg, &value, &source)),
             (false, text) => match text.map(str::to_ascii_lowercase).as_deref() {
-                Some("1" | "true" | "yes" | "on") => settings.push(Setting::switch(arg, &source)),
+                Some("1" | "true" | "yes" | "on") => {
+                    settings.push(FlagSetting::switch(arg, &source))
+                }
                 Some("0" | "false" | "no" | "off") => {}
                 _ => {
                     return usage(format!(
@@ -180,7 +182,7 @@ fn from_variables(serve: &Command) -> anyhow::Result<Vec<Setting<'_>>> {
     Ok(settings)
 }
 
-fn from_file<'c>(serve: &'c Command, path: &Path) -> anyhow::Result<Vec<Setting<'c>>> {
+fn from_file<'c>(serve: &'c Command, path: &Path) -> anyhow::Result<Vec<FlagSetting<'c>>> {
     let label = path.display();
     let text = std::fs::read_to_string(path);
     let text = text.with_context(|| format!("cannot read the settings in '{label}' (--config)"))?;
@@ -204,9 +206,11 @@ fn from_file<'c>(serve: &'c Command, path: &Path) -> anyhow::Result<Vec<Setting<
         for value in values {
             match (takes_value(arg), text_of(value), value) {
                 (true, Some(text), _) => {
-                    settings.push(Setting::with_value(arg, text.as_ref(), &source));
+                    settings.push(FlagSetting::with_value(arg, text.as_ref(), &source));
                 }
-                (false, _, Value::Boolean(true)) => settings.push(Setting::switch(arg, &source)),
+                (false, _, Value::Boolean(true)) => {
+                    settings.push(FlagSetting::switch(arg, &source))
+                }
                 (false, _, Value::Boolean(false)) => {}
                 (false, ..) => return usage(format!("{source}: its value is true or false")),
                 (true, None, _) => {
@@ -243,7 +247,7 @@ fn text_of(value: &Value) -> Option<String> {
     })
 }
 
-impl<'c> Setting<'c> {
+impl<'c> FlagSetting<'c> {
     fn with_value(arg: &'c Arg, value: &std::ffi::OsStr, source: &str) -> Self {
         let mut flag = OsString::from(format!("--{}=", arg.get_long().unwrap_or_default()));
         flag.push(value);

@@ -190,7 +190,7 @@ fn connections_are_encrypted_with_a_certificate() {
     assert!(line.contains(" served at https://127.0.0.1:"), "{line}");
     let body = r#"{"prompt": "One day", "max_tokens": 3, "stream": true}"#;
     let sent = request("POST", "/v1/completions", &[], body);
-    // A client that says nothing, and one that speaks no TLS, hold up nobody.
+    // A client that says nothing, and one that speaks no TLS, hold up no other.
     let _silent = TcpStream::connect(server.address).unwrap();
     let mut plain = TcpStream::connect(server.address).unwrap();
     plain.write_all(sent.as_bytes()).unwrap();

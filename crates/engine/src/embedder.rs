@@ -165,7 +165,7 @@ impl<B: Backend> Embedder<B> {
         self.normalization
     }
 
-    /// What becomes of texts that are too long, from now on.
+    /// Sets how texts that are too long are treated from now on.
     pub fn set_long_texts(&mut self, long_texts: LongTexts) {
         self.long_texts = long_texts;
     }

@@ -125,7 +125,7 @@ impl<B: Backend> Reranker<B> {
         self.texts.max_tokens
     }
 
-    /// What becomes of documents that are too long, from now on.
+    /// Sets how documents that are too long are treated from now on.
     pub fn set_long_texts(&mut self, long_texts: LongTexts) {
         self.long_texts = long_texts;
     }

@@ -27,7 +27,7 @@ pub(crate) fn quoted(text: &str) -> String {
 /// The grammar in Lark, with the rule `root` as `start`.
 ///
 /// # Errors
-/// What is wrong, with line and column.
+/// The fault, with line and column.
 pub(crate) fn to_lark(grammar: &str) -> Result<String, String> {
     let mut parser = Parser {
         text: grammar,
@@ -85,7 +85,7 @@ struct Parser<'t> {
     rules: Vec<Rule>,
 }
 
-/// What white space may have.
+/// The lines that white space may span.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lines {
     One,
@@ -348,7 +348,7 @@ impl Parser<'_> {
         }
     }
 
-    /// How often something is repeated.
+    /// The least and the most repetitions.
     fn repetitions(&mut self) -> Result<(u32, Option<u32>), String> {
         let start = self.at;
         match self.next() {
@@ -369,9 +369,10 @@ impl Parser<'_> {
                 } else {
                     number(min)?
                 };
-                let max = match max.trim().is_empty() {
-                    true => None,
-                    false => Some(number(max)?),
+                let max = if max.trim().is_empty() {
+                    None
+                } else {
+                    Some(number(max)?)
                 };
                 (min, max)
             }

@@ -1,4 +1,4 @@
-//! What of a JSON schema can be held, and what has to be skipped.
+//! [`HoldableSchema`]: a JSON schema without the keywords that no grammar can hold.
 //!
 //! Invariant: a text that the schema allows is allowed by what is left of it, and what is left
 //! out is named, unless it allows everything. Knows the keywords, and compiles nothing but
@@ -16,7 +16,7 @@ use crate::locate::{escaped, parts, rewritten, with_root};
 pub struct HoldableSchema {
     /// The schema without what cannot be held.
     pub schema: Value,
-    /// What was left out.
+    /// The keywords that were left out.
     pub skipped: Vec<SkippedKeyword>,
 }
 
@@ -35,7 +35,7 @@ impl fmt::Display for SkippedKeyword {
     }
 }
 
-/// What happens to keywords that cannot be held.
+/// The treatment of keywords that cannot be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unholdable {
     /// They stay, and the compiler refuses them.

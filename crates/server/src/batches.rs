@@ -22,7 +22,7 @@ pub(crate) use run::run;
 /// Batches of one key that are kept, with those that are computed.
 const MAX_BATCHES: usize = 100;
 
-/// Where a batch is.
+/// The state of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BatchStatus {
     /// Its lines are wrong, or its answers have no room.
@@ -33,7 +33,7 @@ pub(crate) enum BatchStatus {
     Cancelled,
 }
 
-/// What a client wants.
+/// A batch that a client wants.
 #[derive(Clone, Debug)]
 pub(crate) struct NewBatch {
     pub(crate) input_file: String,
@@ -42,7 +42,7 @@ pub(crate) struct NewBatch {
     pub(crate) metadata: Option<Map<String, Value>>,
 }
 
-/// What became of lines.
+/// The numbers of lines, by what became of them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LineCounts {
     pub(crate) total: usize,
@@ -165,8 +165,11 @@ impl Batches {
         Ok(())
     }
 
-    /// The batch of this id, where this tenant has it.
-    pub(crate) fn get(&self, tenant: Tenant, id: &str) -> Option<Batch> {
+    /// The batch of this id.
+    ///
+    /// # Errors
+    /// [`ApiError`] 404 where this tenant has none.
+    pub(crate) fn get(&self, tenant: Tenant, id: &str) -> Result<Batch, ApiError> {
         self.change(tenant, id, |batch| batch.clone())
     }
 
@@ -177,19 +180,22 @@ impl Batches {
         batches.cloned().collect()
     }
 
-    /// Changes a batch, where this tenant has it.
+    /// Changes a batch.
+    ///
+    /// # Errors
+    /// [`ApiError`] 404 where this tenant has none.
     pub(crate) fn change<T>(
         &self,
         tenant: Tenant,
         id: &str,
         change: impl FnOnce(&mut Batch) -> T,
-    ) -> Option<T> {
+    ) -> Result<T, ApiError> {
         let mut shelves = self.lock();
-        let batch = shelves
-            .get_mut(&tenant)?
-            .iter_mut()
-            .find(|batch| batch.id == id)?;
-        Some(change(batch))
+        let mut batches = shelves.get_mut(&tenant).into_iter().flatten();
+        let batch = batches.find(|batch| batch.id == id);
+        batch
+            .map(change)
+            .ok_or_else(|| ApiError::unknown_id("batch", id))
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Tenant, VecDeque<Batch>>> {

@@ -198,11 +198,9 @@ fn log_skipped(param: &str, skipped: &[SkippedKeyword]) {
 }
 
 fn check_size(n_bytes: usize, param: &str) -> Result<(), ApiError> {
-    match n_bytes > MAX_SCHEMA {
-        true => {
-            let message = format!("the schema has {n_bytes} bytes, of at most {MAX_SCHEMA}");
-            Err(ApiError::invalid_param(param, message))
-        }
-        false => Ok(()),
+    if n_bytes > MAX_SCHEMA {
+        let message = format!("the schema has {n_bytes} bytes, of at most {MAX_SCHEMA}");
+        return Err(ApiError::invalid_param(param, message));
     }
+    Ok(())
 }

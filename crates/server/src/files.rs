@@ -33,9 +33,9 @@ pub(crate) struct StoredFile {
 /// A file that is to be kept.
 #[derive(Clone, Debug)]
 pub(crate) struct NewFile {
-    /// What the client calls it.
+    /// Its name, as the client gave it.
     pub(crate) name: String,
-    /// What it is for, as `batch`.
+    /// Its purpose, such as `batch`.
     pub(crate) purpose: String,
     pub(crate) bytes: Bytes,
 }
@@ -106,9 +106,15 @@ impl Files {
         Ok(file)
     }
 
-    /// The file of this id, where this tenant has it.
-    pub(crate) fn get(&self, tenant: Tenant, id: &str) -> Option<Arc<StoredFile>> {
-        self.lock().get(&tenant)?.get(id).cloned()
+    /// The file of this id.
+    ///
+    /// # Errors
+    /// [`ApiError`] 404 where this tenant has none.
+    pub(crate) fn get(&self, tenant: Tenant, id: &str) -> Result<Arc<StoredFile>, ApiError> {
+        let shelves = self.lock();
+        let file = shelves.get(&tenant).and_then(|shelf| shelf.get(id));
+        file.cloned()
+            .ok_or_else(|| ApiError::unknown_id("file", id))
     }
 
     /// Those of a tenant, the newest first.

@@ -31,7 +31,7 @@ pub struct Body {
     members: Map<String, Value>,
     /// Its place in the budget of the server, where it is large.
     _room: Option<BodyPermit>,
-    /// What is left out of it.
+    /// The fields that are left out of it.
     skips: Skips,
 }
 
@@ -149,7 +149,7 @@ impl Body {
         self.members.get(name).filter(|value| !value.is_null())
     }
 
-    /// What is left out of the request.
+    /// The fields that are left out of the request.
     pub(crate) fn skips(&self) -> &Skips {
         &self.skips
     }
@@ -247,7 +247,7 @@ fn missing_field(error: &str) -> Option<&str> {
     Some(name)
 }
 
-/// What Rust's names of types are in JSON. Whole words alone are replaced.
+/// The error with Rust's names of types in words of JSON. Only whole words are replaced.
 fn in_words_of_json(error: &str) -> String {
     const WORDS: [(&str, &str); 14] = [
         ("usize", "a whole number from 0 on"),
@@ -280,20 +280,21 @@ fn in_words_of_json(error: &str) -> String {
     format!("{what}, expected {expected}")
 }
 
-/// A parameter that is refused where it would change the result.
+/// The rule for a parameter that is not done: it is refused or skipped, unless its value changes
+/// nothing.
 #[derive(Clone, Copy, Debug)]
-pub struct Refused {
+pub struct FieldRule {
     /// Its name.
     pub name: &'static str,
     /// The values that change nothing.
     pub neutral: Neutral,
-    /// What to do instead, or why it can be left out.
+    /// The way to do it instead, or the reason why it can be left out.
     pub hint: &'static str,
-    /// What happens to it.
+    /// Its treatment.
     pub(crate) treatment: Treatment,
 }
 
-/// What happens to a parameter that is not done.
+/// The treatment of a parameter that is not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Treatment {
     /// It is refused: 400.
@@ -304,7 +305,7 @@ pub(crate) enum Treatment {
     Skipped,
 }
 
-impl Refused {
+impl FieldRule {
     /// A parameter with the values that change nothing, and what to do instead.
     pub const fn new(name: &'static str, neutral: Neutral, hint: &'static str) -> Self {
         Self {
@@ -500,7 +501,7 @@ mod tests {
 
     #[test]
     fn limited_parameters_are_refused_or_skipped() {
-        let rule = Refused::new("n", Neutral::Number(1.0), "use another");
+        let rule = FieldRule::new("n", Neutral::Number(1.0), "use another");
         let named = Skips::new(SkipPolicy::Named);
         let strict = Skips::new(SkipPolicy::Refused);
         let error = rule.apply(&named).unwrap_err();

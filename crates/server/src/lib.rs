@@ -83,7 +83,7 @@ pub use generate::{
     UnheldKeywords,
 };
 pub use hosts::HostCheck;
-pub use json::{Body, MaxTokens, Neutral, Refused};
+pub use json::{Body, FieldRule, MaxTokens, Neutral};
 #[cfg(unix)]
 pub use listen::serve_unix;
 pub use listen::{serve, serve_tls};

@@ -34,7 +34,7 @@ use crate::tls::Tls;
 /// How long the head of a request may take to come, and a connection may be idle.
 const HEAD_TIME: Duration = Duration::from_secs(75);
 
-/// How long the handshake of TLS may take.
+/// The most time of a handshake of TLS.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 
 /// How long connections may take to end, after their last answer.

@@ -7,13 +7,13 @@ use std::fmt::{self, Write};
 
 use serde_json::{Map, Value, json};
 
-use crate::api::ollama::rfc3339;
+use crate::api::params::rfc3339;
 use crate::report::{RequestReport, TextEnd};
 
 /// Characters of the reason of a refusal.
 const MAX_REASON: usize = 400;
 
-/// What the texts of a request took together.
+/// The tokens of all texts of a request.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sums {
     n_prompt: usize,
@@ -40,7 +40,7 @@ impl RequestReport {
         sums
     }
 
-    /// How its texts ended, where there are some: as the first that did not end well.
+    /// The end of its texts, where there are some: that of the first that did not end well.
     fn end(&self) -> Option<&'static str> {
         let mut words = self.texts.iter().map(|text| text.end.word());
         let bad = words

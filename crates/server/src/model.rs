@@ -21,10 +21,9 @@ use model_core::message_ends::message_ends;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::Tokenizer;
 use model_core::weight_summary::WeightSummary;
-
-use crate::api::params::random_id;
 use serde_json::Value;
 
+use crate::api::params::random_id;
 use crate::control_texts::ControlTexts;
 use crate::error::ApiError;
 use crate::generate::ChatPrompt;
@@ -66,13 +65,13 @@ pub(crate) fn is_called(id: &str, aliases: &[String], name: &str) -> bool {
     is_it(name) || name.strip_suffix(":latest").is_some_and(is_it)
 }
 
-/// Whether the name fits one of these aliases, in which `*` stands for any text.
+/// True if the name fits one of these aliases, in which `*` stands for any text.
 pub(crate) fn is_meant(aliases: &[String], name: &str) -> bool {
     let mut patterns = aliases.iter().filter(|alias| alias.contains('*'));
     patterns.any(|pattern| fits(pattern, name))
 }
 
-/// Whether a name fits a pattern: its parts between `*` come in order, the first at the beginning,
+/// True if a name fits a pattern: its parts between `*` come in order, the first at the beginning,
 /// the last at the end.
 fn fits(pattern: &str, name: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else {

@@ -152,7 +152,7 @@ struct Recording {
 }
 
 impl Recorder {
-    /// `None` where nobody wants reports.
+    /// `None` where there are no observers.
     fn of(observers: &[Arc<dyn ObserveRequests>], id: &str, request: &Request) -> Option<Self> {
         if observers.is_empty() {
             return None;

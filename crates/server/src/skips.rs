@@ -14,7 +14,7 @@ use crate::json;
 /// Names in one answer: a request can have as many as its body has room for.
 const MAX_NAMED: usize = 64;
 
-/// What a server does with what a text does not depend on.
+/// The treatment of fields on which no text depends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum SkipPolicy {
     /// Leaves it out, and says so.
@@ -24,7 +24,7 @@ pub(crate) enum SkipPolicy {
     Refused,
 }
 
-/// What is left out of one request. Copies are the same list.
+/// The fields that are left out of one request. Copies are the same list.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Skips {
     policy: SkipPolicy,

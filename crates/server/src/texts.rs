@@ -96,12 +96,21 @@ pub struct Scored {
     pub n_tokens: usize,
 }
 
+/// The treatment of texts that are too long, by a field `truncate`; `default` where it is not given.
+pub(crate) fn long_texts(truncate: Option<bool>, default: LongTexts) -> LongTexts {
+    match truncate {
+        Some(true) => LongTexts::Truncate,
+        Some(false) => LongTexts::Refuse,
+        None => default,
+    }
+}
+
 /// Texts whose vectors are wanted.
 #[derive(Clone, Debug)]
 pub struct EmbedJob {
     /// The texts.
     pub texts: EmbedTexts,
-    /// What becomes of texts that are too long; lists of tokens are refused.
+    /// The treatment of texts that are too long; lists of tokens are refused.
     pub long_texts: LongTexts,
 }
 
@@ -121,7 +130,7 @@ pub struct RerankJob {
     pub query: String,
     /// What is scored.
     pub documents: Vec<String>,
-    /// What becomes of documents that are too long.
+    /// The treatment of documents that are too long.
     pub long_texts: LongTexts,
 }
 

@@ -10,7 +10,7 @@ use crate::json_call::JsonCall;
 use crate::reader::{CallEvent, Progress};
 use crate::tool::Tool;
 
-/// What a fence of a call begins with, in its line.
+/// The first lines of fences around calls.
 const FENCES: [&str; 3] = ["```json", "```tool_call", "```"];
 const FENCE_END: &str = "```";
 
@@ -26,7 +26,7 @@ enum Place {
     Behind,
 }
 
-/// What the text so far is.
+/// The reading of the text so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     /// More is needed.

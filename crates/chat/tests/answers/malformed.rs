@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::goldens::{ALL, GoldenAnswer};
 use super::support::{read, with};
 
-/// What an answer was read as.
+/// The reading of an answer.
 #[derive(Debug, PartialEq)]
 struct Answer {
     text: String,
@@ -152,7 +152,7 @@ fn calls_of_unknown_tools_have_their_name() {
     assert_eq!((answer.text.as_str(), answer.calls.len()), (bare, 0));
 }
 
-/// What is broken beyond that comes out: nothing that the model wrote of its arguments is lost.
+/// A fault beyond that comes out: nothing that the model wrote of its arguments is lost.
 #[test]
 fn broken_arguments_are_not_lost() {
     for golden in ALL {

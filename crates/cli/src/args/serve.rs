@@ -125,7 +125,7 @@ pub(crate) struct ServeArgs {
     /// Flags from a TOML file, where neither the command line nor a variable has them
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// What is written on stderr
+    /// Lines that are written on stderr
     #[arg(long, value_enum, value_name = "LEVEL", default_value_t)]
     pub(crate) log: LogLevel,
     /// The form of the lines of requests
@@ -166,13 +166,13 @@ pub(crate) struct ServeArgs {
     pub(crate) speculation: SpeculationArgs,
     #[command(flatten, next_help_heading = "Computation and memory")]
     pub(crate) engine: EngineArgs,
-    /// What contexts are chosen by where there is no --ctx.
+    /// The memory by which contexts are chosen where there is no --ctx.
     #[cfg(feature = "serve")]
     #[arg(skip)]
     pub(crate) room: crate::model_room::ModelRoom,
 }
 
-/// What a server writes on stderr.
+/// The lines that a server writes on stderr.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogLevel {
     /// Its address, and what goes wrong with the server itself

@@ -218,7 +218,7 @@ pub(super) fn non_negative(text: &str) -> Result<f32, String> {
 /// A number of standard deviations; llama.cpp's -1 is 0.
 ///
 /// # Errors
-/// Where it is no number.
+/// It is no number.
 pub(super) fn top_nsigma(text: &str) -> Result<f32, String> {
     let sigmas = number(
         text,

@@ -1,4 +1,4 @@
-//! [`ReasoningBudget`]: ends what a model thinks before its answer after so many tokens.
+//! [`ReasoningBudget`]: ends the reasoning of a model after so many tokens.
 //!
 //! Invariant: a token is forced only inside of reasoning, and what is forced is the mark that ends
 //! it. Knows no template: the caller says which marks there are.
@@ -20,7 +20,7 @@ pub struct ReasoningMarks {
     pub close: String,
 }
 
-/// Where in a text the next token comes.
+/// The place of the next token in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// Before anything but white space.

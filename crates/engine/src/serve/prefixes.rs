@@ -57,7 +57,7 @@ struct PrefixEntry {
 /// The end of what is saved, or why it could not be.
 type Saved = Result<PrefixCounts, ServiceError>;
 
-/// What becomes of the requests that are computed when prefixes are saved.
+/// The fate of the requests that are computed when prefixes are saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LiveRequests {
     /// They end.

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{allows, tokenizer};
 
-/// What is left of a schema, and its grammar.
+/// The rest of a schema, and its grammar.
 fn held(schema: &Value) -> (HoldableSchema, Grammar) {
     let compiler = GrammarCompiler::new(&tokenizer()).unwrap();
     let held = compiler.holdable(schema);

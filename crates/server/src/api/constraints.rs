@@ -42,7 +42,7 @@ const OUTPUTS: [(&str, &str, Read); 5] = [
     ),
 ];
 
-/// What the text of a request is held to.
+/// The constraint of the text of a request.
 ///
 /// # Errors
 /// [`ApiError`] 400 where a field is wrong, or there are two.

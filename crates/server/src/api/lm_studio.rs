@@ -88,7 +88,7 @@ fn entry_v1(status: &ModelStatus) -> Value {
     })
 }
 
-/// What is known of a model: of a loaded one, what it tells, and what is known of its file.
+/// The facts of a model: of a loaded one its own, otherwise those of its file.
 fn facts(status: &ModelStatus) -> ModelFacts {
     match &status.model {
         Some(model) => ModelFacts {

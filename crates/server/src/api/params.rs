@@ -5,12 +5,14 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use cellar_engine::sampler::{
     Bias, Dry, LogitBias, Mirostat, Penalties, SamplerConfig, Xtc, random_seed,
 };
 use cellar_engine::serve::{Choices, Priority};
 use kv_core::TokenId;
+use model_core::date::Date;
 use serde::Deserialize;
 
 use crate::error::ApiError;
@@ -379,8 +381,19 @@ pub fn random_id(prefix: &str) -> String {
     )
 }
 
+/// A time as RFC 3339 writes it, in UTC.
+pub(crate) fn rfc3339(time: SystemTime) -> String {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (seconds, micros) = (since.as_secs(), since.subsec_micros());
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    let date = Date::of_days(days);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    let Date { year, month, day } = date;
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z")
+}
+
 /// Seconds since 1970.
 pub fn now() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
 }

@@ -16,20 +16,20 @@ use crate::api::openai::embeddings::check_number;
 use crate::api::params::{now, random_id};
 use crate::app::App;
 use crate::error::ApiError;
-use crate::json::{self, Body, Neutral, Refused};
+use crate::json::{self, Body, FieldRule, Neutral};
 use crate::model::Job;
 use crate::models::ModelInUse;
-use crate::texts::RerankJob;
+use crate::texts::{RerankJob, long_texts};
 
 /// Parameters of Cohere's API that would change the scores.
-pub(in crate::api) const COHERE_LIMITED: [Refused; 1] = [Refused::new(
+pub(in crate::api) const COHERE_LIMITED: [FieldRule; 1] = [FieldRule::new(
     "max_tokens_per_doc",
     Neutral::Empty,
     "documents are cut off where the model takes no more",
 )];
 
 /// Parameters of text-embeddings-inference that would change the scores.
-pub(in crate::api) const TEI_LIMITED: [Refused; 1] = [Refused::new(
+pub(in crate::api) const TEI_LIMITED: [FieldRule; 1] = [FieldRule::new(
     "truncation_direction",
     Neutral::Text("Right"),
     "documents are cut off at the right",
@@ -212,10 +212,7 @@ async fn answer_jina(app: &App, body: &Body) -> Result<Response, ApiError> {
 async fn answer_tei(app: &App, body: &Body) -> Result<Response, ApiError> {
     let fields: TeiFields = body.get()?;
     check_number("texts", fields.texts.len())?;
-    let long_texts = match fields.truncate {
-        Some(true) => LongTexts::Truncate,
-        Some(false) | None => LongTexts::Refuse,
-    };
+    let long_texts = long_texts(fields.truncate, LongTexts::Refuse);
     let fields_of_all = RerankFields {
         model: fields.model,
         query: fields.query,

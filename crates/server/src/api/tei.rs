@@ -10,23 +10,23 @@ use crate::api::on_post;
 use crate::api::openai::embeddings::{Input, check_texts};
 use crate::app::App;
 use crate::body_worker::run_blocking;
-use crate::json::{self, Body, Neutral, Refused};
+use crate::json::{self, Body, FieldRule, Neutral};
 use crate::model::Job;
-use crate::texts::EmbedJob;
+use crate::texts::{EmbedJob, long_texts};
 
 /// Parameters that would change the vectors.
-pub(in crate::api) const LIMITED: [Refused; 3] = [
-    Refused::new(
+pub(in crate::api) const LIMITED: [FieldRule; 3] = [
+    FieldRule::new(
         "normalize",
         Neutral::True,
         "the length of vectors is the model's choice",
     ),
-    Refused::new(
+    FieldRule::new(
         "prompt_name",
         Neutral::Empty,
         "write the prompt before the text",
     ),
-    Refused::new(
+    FieldRule::new(
         "truncation_direction",
         Neutral::Text("Right"),
         "texts are cut off at the right",
@@ -55,10 +55,7 @@ pub(crate) fn embed() -> MethodRouter<App> {
         check_texts("inputs", &texts, &model)?;
         let job = EmbedJob {
             texts,
-            long_texts: match fields.truncate {
-                Some(true) => LongTexts::Truncate,
-                Some(false) | None => LongTexts::Refuse,
-            },
+            long_texts: long_texts(fields.truncate, LongTexts::Refuse),
         };
         let embedded = model.embedder()?.embed(job).await?.cut(fields.dimensions)?;
         run_blocking(move || json::respond(&embedded.vectors)).await

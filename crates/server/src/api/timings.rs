@@ -11,9 +11,12 @@ pub(super) fn timings(usage: &Usage) -> Value {
     let prompt = first.saturating_sub(usage.queued).as_secs_f64();
     let predicted = usage.total.saturating_sub(first).as_secs_f64();
     let (n_prompt, n_predicted) = (usage.n_prompt - reused, usage.n_tokens);
-    let speed = |n: usize, seconds: f64| match seconds > 0.0 {
-        true => n as f64 / seconds,
-        false => 0.0,
+    let speed = |n: usize, seconds: f64| {
+        if seconds > 0.0 {
+            n as f64 / seconds
+        } else {
+            0.0
+        }
     };
     let mut timings = json!({
         "cache_n": reused,

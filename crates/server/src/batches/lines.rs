@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// What is told of wrong lines at most.
+/// Wrong lines that are named at most.
 const MAX_ERRORS: usize = 100;
 
 /// Lines of one batch, as OpenAI's.

@@ -27,7 +27,7 @@ use crate::files::NewFile;
 /// Lines that are with the engine for each that it computes at once.
 const N_AHEAD: usize = 2;
 
-/// How long a line waits that found the queue full.
+/// The wait of a line that found the queue full.
 const RETRY_TIME: Duration = Duration::from_millis(500);
 
 /// The answer to a line.
@@ -63,7 +63,7 @@ pub(crate) async fn run(app: App, routes: Router, work: BatchWork) {
     finish(&app, &work, answers);
 }
 
-/// How many lines are computed at once.
+/// The number of lines that are computed at once.
 fn n_together(app: &App) -> usize {
     let models = app.models().into_iter().filter_map(|status| status.model);
     let n_parallel = models.map(|model| model.n_parallel()).max();
@@ -73,7 +73,7 @@ fn n_together(app: &App) -> usize {
 /// True if lines of the batch are to be begun.
 fn is_wanted(app: &App, work: &BatchWork) -> bool {
     let batch = app.batches().get(work.tenant, &work.id);
-    let goes_on = batch.is_some_and(|batch| batch.status == BatchStatus::InProgress);
+    let goes_on = batch.is_ok_and(|batch| batch.status == BatchStatus::InProgress);
     goes_on && app.phase() == Phase::Open
 }
 
@@ -147,7 +147,8 @@ fn shown(line: &BatchLine, status: StatusCode, body: &Value) -> String {
 }
 
 fn count(app: &App, work: &BatchWork, status: StatusCode) {
-    app.batches().change(work.tenant, &work.id, |batch| {
+    // A batch that is computed is kept.
+    let _counted = app.batches().change(work.tenant, &work.id, |batch| {
         if status.is_success() {
             batch.counts.completed += 1;
         } else {
@@ -179,7 +180,8 @@ fn finish(app: &App, work: &BatchWork, answers: Vec<Option<LineAnswer>>) {
         Ok::<_, ApiError>(Some(file.id().to_owned()))
     };
     let kept = keep(good, "output").and_then(|output| Ok((output, keep(bad, "error")?)));
-    app.batches()
+    let _ended = app
+        .batches()
         .change(work.tenant, &work.id, |batch| match kept {
             Ok((output, error)) => {
                 batch.output_file = output;

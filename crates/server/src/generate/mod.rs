@@ -395,7 +395,7 @@ fn n_tokens_of(
     tokens.iter().filter(is_in_parts).count()
 }
 
-/// What ends the reasoning of the answer to this prompt after so many tokens.
+/// The step that ends the reasoning of the answer to this prompt after so many tokens.
 fn reasoning_budget(model: &ServedModel, n_tokens: usize, prompt: &str) -> ReasoningBudget {
     let marks = cellar_chat::reasoning_marks(model.template_source().unwrap_or_default());
     let mut opens = marks.iter().map(|marks| marks.open);

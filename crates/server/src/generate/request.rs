@@ -46,16 +46,16 @@ pub enum Constraint {
     JsonSchema {
         /// The schema.
         schema: Value,
-        /// Where it stands in the request, for errors.
+        /// Its path in the request, for errors.
         param: &'static str,
-        /// What happens to keywords that cannot be held.
+        /// The treatment of keywords that cannot be held.
         unheld: UnheldKeywords,
     },
     /// A text of a form.
     Text {
         /// The form.
         form: Form,
-        /// Where it stands in the request, for errors.
+        /// Its path in the request, for errors.
         param: &'static str,
     },
     /// Calls of these tools, and nothing else.
@@ -67,7 +67,7 @@ pub enum Constraint {
     },
 }
 
-/// What happens to keywords of a schema that cannot be held.
+/// The treatment of keywords of a schema that cannot be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnheldKeywords {
     /// They are left out, and named in the log.

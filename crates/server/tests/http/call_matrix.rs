@@ -1,5 +1,5 @@
-//! Calls in the form of every family, through every API, whole and streamed: a script says what the
-//! model writes, and the answer has its text, reasoning, calls and end.
+//! Calls in the form of every family, through every API, whole and streamed: a script is the text that
+//! the model writes, and the answer has its text, reasoning, calls and end.
 
 use model_tests::http::{Response, post};
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::goldens::{ALL, GoldenAnswer};
 use crate::support::{Server, Setup};
 
-/// What an answer says, whatever the API.
+/// The content of an answer, whatever the API.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Answer {
     text: String,
@@ -28,7 +28,7 @@ enum Api {
 
 const APIS: [Api; 4] = [Api::Chat, Api::Responses, Api::Anthropic, Api::Ollama];
 
-/// How an answer comes.
+/// The delivery of an answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Delivery {
     Whole,
@@ -37,7 +37,7 @@ enum Delivery {
 
 const DELIVERIES: [Delivery; 2] = [Delivery::Whole, Delivery::Streamed];
 
-/// What a request asks for besides an answer.
+/// A wish of a request besides an answer.
 #[derive(Clone, Copy, PartialEq)]
 enum Wish {
     Nothing,

@@ -22,7 +22,7 @@ fn objects(reply: &Response) -> Vec<Value> {
     }
 }
 
-/// What is wrong with the answer to a request of the corpus.
+/// The fault of the answer to a request of the corpus.
 fn fault(server: &Server, case: &Value) -> Option<String> {
     let text = |name: &str| case[name].as_str().unwrap();
     let body = case.get("body").map_or_else(String::new, Value::to_string);

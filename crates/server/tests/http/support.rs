@@ -476,7 +476,7 @@ impl Backend for Breakable {
         let Some(token) = self.script.lock().unwrap().pop_front() else {
             return self.inner.run(program, rows, inputs, outputs);
         };
-        // Nothing is computed, as nobody reads what a script leaves behind in the memory.
+        // Nothing is computed: no test reads the memory behind a script.
         let sizes = [inputs.output_rows.len() * self.n_vocab];
         let [logits] = outputs.resize(sizes.into_iter()) else {
             unreachable!("one output was asked for");

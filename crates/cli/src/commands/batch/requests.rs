@@ -192,7 +192,7 @@ impl RequestLine {
         speculation.or_else(|wrong| usage(format!("line {number}: {wrong}")))
     }
 
-    /// What its text is held to; `None` where it is free.
+    /// The constraint of its text; `None` where it is free.
     ///
     /// # Errors
     /// A usage error where its schema cannot be used.

@@ -1,4 +1,4 @@
-//! Models of `-m` that are named and not there: downloaded, where somebody agrees.
+//! Models of `-m` that are named and not there: downloaded, where the user agrees.
 //!
 //! Invariant: no connection is opened without `--pull` or a yes.
 
@@ -15,7 +15,7 @@ use crate::terminal;
 /// Downloads the models that are named and not in the cache.
 ///
 /// # Errors
-/// A usage error where nobody agrees; as [`pull::download`].
+/// A usage error where the user does not agree; otherwise as [`pull::download`].
 pub(super) fn missing_models(args: &ServeArgs) -> anyhow::Result<()> {
     let mut wanted: Vec<PathBuf> = args.named().into_iter().map(Path::to_owned).collect();
     if wanted.is_empty() && args.models.is_none() {

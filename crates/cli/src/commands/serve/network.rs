@@ -1,4 +1,4 @@
-//! Where requests come from, who may send them, and what ends the server.
+//! The listener of a server, its keys and hosts, and the signal that ends it.
 //!
 //! Invariant: a server that other machines reach has keys, or was told not to have them. Knows no
 //! models.
@@ -39,7 +39,7 @@ pub(super) fn check_descriptors() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where requests come from.
+/// The source of connections.
 pub(super) enum Listener {
     Tcp(TcpListener, Option<Tls>),
     #[cfg(unix)]
@@ -47,7 +47,7 @@ pub(super) enum Listener {
 }
 
 /// # Errors
-/// Where the address is taken, or the certificate of `--tls-cert` cannot be used.
+/// The address is taken, or the certificate of `--tls-cert` cannot be used.
 pub(super) async fn listen(args: &ServeArgs) -> anyhow::Result<Listener> {
     #[cfg(unix)]
     if let Some(path) = &args.socket {
@@ -78,7 +78,7 @@ fn listen_on_socket(path: &Path) -> anyhow::Result<Listener> {
     Ok(Listener::Unix(listener, path.to_owned()))
 }
 
-/// Whether only this user, or programs of this machine, reach the server.
+/// True if only this user reaches the server, by a socket.
 fn is_on_socket(args: &ServeArgs) -> bool {
     #[cfg(unix)]
     return args.socket.is_some();
@@ -86,7 +86,7 @@ fn is_on_socket(args: &ServeArgs) -> bool {
     return false;
 }
 
-/// Who may use the server, and how much each may ask for.
+/// The limits of the server: its keys, hosts and origins, and the sizes of requests.
 ///
 /// # Errors
 /// A usage error where other machines reach it and need no key, or a name, an origin or a key is

@@ -29,20 +29,20 @@ use crate::generate::{
     Answer, ChatPrompt, Constraint, Finish, GenerateRequest, Output, Piece, Prompt, Stop,
 };
 
-use crate::json::{self, Body, MaxTokens, Neutral, Refused};
+use crate::json::{self, Body, FieldRule, MaxTokens, Neutral};
 use crate::model::{Job, ServedModel};
 use crate::stream::{self, Encoder};
 
 /// Parameters that are not done.
-pub(in crate::api) const LIMITED: [Refused; 3] = [
-    Refused::new(
+pub(in crate::api) const LIMITED: [FieldRule; 3] = [
+    FieldRule::new(
         "mcp_servers",
         Neutral::Empty,
         "this server calls no others: give their tools in 'tools'",
     )
     .skipped(),
-    Refused::new("container", Neutral::Empty, "this server runs no code").skipped(),
-    Refused::new(
+    FieldRule::new("container", Neutral::Empty, "this server runs no code").skipped(),
+    FieldRule::new(
         "context_management",
         Neutral::Empty,
         "the model sees all messages, without the thoughts of earlier turns",

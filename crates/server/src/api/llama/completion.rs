@@ -23,29 +23,29 @@ use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::fim::{self, Gap, GapFile};
 use crate::generate::{Answer, Finish, GenerateRequest, Output, Piece, Prompt, Stop};
-use crate::json::{self, Body, Neutral, Refused};
+use crate::json::{self, Body, FieldRule, Neutral};
 use crate::model::Job;
 use crate::models::ModelInUse;
 use crate::stream::{self, Encoder, event};
 
 /// Parameters that are not done.
-pub(in crate::api) const LIMITED: [Refused; 7] = [
-    Refused::new(
+pub(in crate::api) const LIMITED: [FieldRule; 7] = [
+    FieldRule::new(
         "n_cmpl",
         Neutral::Number(1.0),
         "use /v1/completions with 'n'",
     ),
-    Refused::new("n", Neutral::Number(1.0), "use /v1/completions"),
-    Refused::new("dynatemp_range", Neutral::Number(0.0), "use temperature"),
-    Refused::new("lora", Neutral::Empty, "this server has no adapters"),
+    FieldRule::new("n", Neutral::Number(1.0), "use /v1/completions"),
+    FieldRule::new("dynatemp_range", Neutral::Number(0.0), "use temperature"),
+    FieldRule::new("lora", Neutral::Empty, "this server has no adapters"),
     SAMPLERS,
-    Refused::new(
+    FieldRule::new(
         "n_indent",
         Neutral::NotPositive,
         "lines begin as the model begins them",
     )
     .skipped(),
-    Refused::new(
+    FieldRule::new(
         "post_sampling_probs",
         Neutral::False,
         "probabilities are those of the untouched logits",

@@ -10,11 +10,11 @@ use crate::api::on_post;
 use crate::api::openai::embeddings::{Input, check_texts};
 use crate::app::App;
 use crate::body_worker::run_blocking;
-use crate::json::{self, Body, Neutral, Refused};
+use crate::json::{self, Body, FieldRule, Neutral};
 use crate::model::Job;
 
 /// Parameters that would change the vectors. 2 is a length of 1, as they have.
-pub(in crate::api) const LIMITED: [Refused; 1] = [Refused::new(
+pub(in crate::api) const LIMITED: [FieldRule; 1] = [FieldRule::new(
     "embd_normalize",
     Neutral::Number(2.0),
     "the length of vectors is the model's choice",

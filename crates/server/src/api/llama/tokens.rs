@@ -18,7 +18,7 @@ use crate::body_worker::run_blocking;
 use crate::encode::render_as_text;
 use crate::error::ApiError;
 use crate::generate::{ChatPrompt, Prompt};
-use crate::json::{self, Body, Neutral, Refused};
+use crate::json::{self, Body, FieldRule, Neutral};
 use crate::model::Job;
 use crate::models::{ModelInUse, n_ctx};
 
@@ -49,18 +49,18 @@ struct TokenizeFields {
 }
 
 /// Parameters of vLLM's API that would change the tokens of messages.
-pub(in crate::api) const LIMITED: [Refused; 3] = [
-    Refused::new(
+pub(in crate::api) const LIMITED: [FieldRule; 3] = [
+    FieldRule::new(
         "add_generation_prompt",
         Neutral::True,
         "the tokens are those that an answer goes on from",
     ),
-    Refused::new(
+    FieldRule::new(
         "continue_final_message",
         Neutral::False,
         "send a text as 'prompt'",
     ),
-    Refused::new(
+    FieldRule::new(
         "chat_template",
         Neutral::Empty,
         "the template is the model's, or the server's --chat-template",
@@ -186,7 +186,7 @@ async fn counted(
             tokens: &tokens,
             tokenizer: model.tokenizer(),
         });
-        json::respond(&Counted {
+        json::respond(&TokenCount {
             count: tokens.len(),
             max_model_len: n_ctx(&model),
             tokens: tokens.iter().map(|id| id.0).collect(),
@@ -196,7 +196,7 @@ async fn counted(
     run_blocking(answer).await
 }
 
-/// Whether an answer has the texts of tokens.
+/// The texts of tokens in an answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TokenTexts {
     Given,
@@ -213,7 +213,7 @@ impl From<Option<bool>> for TokenTexts {
 }
 
 #[derive(Serialize)]
-struct Counted<'a> {
+struct TokenCount<'a> {
     count: usize,
     max_model_len: Option<usize>,
     tokens: Vec<u32>,

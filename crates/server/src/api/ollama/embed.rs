@@ -17,13 +17,13 @@ use crate::body_worker::run_blocking;
 use crate::error::ApiError;
 use crate::json::{self, Body};
 use crate::model::Job;
-use crate::texts::{EmbedJob, EmbedTexts};
+use crate::texts::{EmbedJob, EmbedTexts, long_texts};
 
 #[derive(Clone, Debug, Deserialize)]
 struct Fields {
     model: String,
     input: Input,
-    /// Whether the end of a text that is too long is cut off; it is unless this is false.
+    /// False if a text that is too long is refused; otherwise its end is cut off.
     truncate: Option<bool>,
     dimensions: Option<usize>,
     keep_alive: Option<KeepAlive>,
@@ -90,18 +90,14 @@ async fn embed(
         Input::Many(texts) => texts,
     };
     let embedder = model.embedder()?;
-    let embedded = match texts.is_empty() {
-        true => None,
-        false => {
-            let job = EmbedJob {
-                texts: EmbedTexts::Texts(texts),
-                long_texts: match fields.truncate {
-                    Some(false) => LongTexts::Refuse,
-                    Some(true) | None => LongTexts::Truncate,
-                },
-            };
-            Some(embedder.embed(job).await?.cut(fields.dimensions)?)
-        }
+    let embedded = if texts.is_empty() {
+        None
+    } else {
+        let job = EmbedJob {
+            texts: EmbedTexts::Texts(texts),
+            long_texts: long_texts(fields.truncate, LongTexts::Truncate),
+        };
+        Some(embedder.embed(job).await?.cut(fields.dimensions)?)
     };
     let n_tokens = embedded.as_ref().map_or(0, |embedded| embedded.n_tokens);
     let vectors = embedded.map_or_else(Vec::new, |embedded| embedded.vectors);

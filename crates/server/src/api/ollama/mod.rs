@@ -8,10 +8,9 @@ pub mod embed;
 pub mod models;
 pub mod texts;
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use axum::routing::MethodRouter;
-use model_core::date::Date;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -122,21 +121,13 @@ fn seconds_of(text: &str) -> Result<f64, ApiError> {
     Ok(sign * sum)
 }
 
-/// A time as RFC 3339 writes it, in UTC.
-pub(crate) fn rfc3339(time: SystemTime) -> String {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (seconds, micros) = (since.as_secs(), since.subsec_micros());
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    let date = Date::of_days(days);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    let Date { year, month, day } = date;
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z")
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
+    use std::time::UNIX_EPOCH;
+
     use super::*;
+    use crate::api::params::rfc3339;
 
     #[test]
     fn times_are_written_as_rfc_3339_does() {

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::rfc3339;
+use crate::api::params::rfc3339;
 use crate::api::{on_get, on_post};
 use crate::app::App;
 use crate::error::ApiError;

@@ -12,11 +12,12 @@ use model_core::tokenizer::Tokenizer;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{KeepAlive, error_json, keep_as_asked, rfc3339};
+use super::{KeepAlive, error_json, keep_as_asked};
 use crate::api::constraints::json_schema;
 use crate::api::openai::messages::messages as read_messages;
 use crate::api::openai::tools::Tools;
 use crate::api::params::SamplingParams;
+use crate::api::params::rfc3339;
 use crate::api::{logprobs, on_post};
 use crate::app::App;
 use crate::auth::Tenant;
@@ -25,22 +26,22 @@ use crate::fim::{self, Gap};
 use crate::generate::{
     ChatPrompt, Constraint, GenerateRequest, Generating, Output, Piece, Prompt, ToolCall,
 };
-use crate::json::{self, Body, Neutral, Refused};
+use crate::json::{self, Body, FieldRule, Neutral};
 use crate::model::{Job, ServedModel};
 use crate::models::KeepLoaded;
 use crate::stream::{self, Encoder};
 use crate::whole;
 
 /// Parameters that are not done.
-pub(in crate::api) const LIMITED: [Refused; 3] = [
-    Refused::new("images", Neutral::Empty, "this model takes text only").not_implemented(),
-    Refused::new(
+pub(in crate::api) const LIMITED: [FieldRule; 3] = [
+    FieldRule::new("images", Neutral::Empty, "this model takes text only").not_implemented(),
+    FieldRule::new(
         "template",
         Neutral::Empty,
         "the template is the model's, or the server's --chat-template",
     )
     .not_implemented(),
-    Refused::new(
+    FieldRule::new(
         "context",
         Neutral::Empty,
         "send the conversation as messages to /api/chat",

@@ -97,8 +97,7 @@ async fn begin(app: &App, tenant: Tenant, fields: Fields) -> Result<Batch, ApiEr
         let message = format!("'endpoint' is '{endpoint}': batches are for '{known}'");
         return Err(ApiError::invalid_param("endpoint", message));
     }
-    let file = app.files().get(tenant, &input_file_id);
-    let file = file.ok_or_else(|| ApiError::unknown_id("file", &input_file_id))?;
+    let file = app.files().get(tenant, &input_file_id)?;
     let lines = {
         let endpoint = endpoint.clone();
         run_blocking(move || batches::read(&file.bytes, &endpoint)).await?
@@ -147,8 +146,7 @@ pub(crate) fn one() -> MethodRouter<App> {
         async |State(app): State<App>,
                Extension(tenant): Extension<Tenant>,
                Path(id): Path<String>| {
-            let batch = app.batches().get(tenant, &id);
-            let batch = batch.ok_or_else(|| ApiError::unknown_id("batch", &id))?;
+            let batch = app.batches().get(tenant, &id)?;
             Ok::<Response, ApiError>(json::respond(&batch.object()))
         },
     )
@@ -160,13 +158,12 @@ pub(crate) fn cancel() -> MethodRouter<App> {
         async |State(app): State<App>,
                Extension(tenant): Extension<Tenant>,
                Path(id): Path<String>| {
-            let cancelled = app.batches().change(tenant, &id, |batch| {
+            let batch = app.batches().change(tenant, &id, |batch| {
                 if !batch.status.is_over() {
                     batch.status = BatchStatus::Cancelling;
                 }
                 batch.clone()
-            });
-            let batch = cancelled.ok_or_else(|| ApiError::unknown_id("batch", &id))?;
+            })?;
             Ok::<Response, ApiError>(json::respond(&batch.object()))
         },
     )

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    Neutral, Refused, Specific, finish_reason, generate_request, messages, tools, usage_json,
+    FieldRule, Neutral, Specific, finish_reason, generate_request, messages, tools, usage_json,
 };
 use crate::api::params::{now, random_id};
 use crate::api::timings::timings;
@@ -27,38 +27,38 @@ use crate::model::{Job, ModelSettings};
 use crate::stream::{self, Encoder, event};
 
 /// Parameters of this endpoint alone that are not done.
-pub(in crate::api) const LIMITED: [Refused; 11] = [
-    Refused::new(
+pub(in crate::api) const LIMITED: [FieldRule; 11] = [
+    FieldRule::new(
         "best_of",
         Neutral::Number(1.0),
         "use /v1/completions, or 'n' with 'logprobs'",
     ),
-    Refused::new("functions", Neutral::Empty, "use 'tools'"),
-    Refused::new(
+    FieldRule::new("functions", Neutral::Empty, "use 'tools'"),
+    FieldRule::new(
         "modalities",
         Neutral::Text("text"),
         "this model writes text",
     ),
-    Refused::new("audio", Neutral::Empty, "this model writes text"),
-    Refused::new("web_search_options", Neutral::Empty, "there is no search").skipped(),
-    Refused::new("verbosity", Neutral::Text("medium"), "the model decides").skipped(),
-    Refused::new("echo", Neutral::False, "the messages are yours"),
-    Refused::new(
+    FieldRule::new("audio", Neutral::Empty, "this model writes text"),
+    FieldRule::new("web_search_options", Neutral::Empty, "there is no search").skipped(),
+    FieldRule::new("verbosity", Neutral::Text("medium"), "the model decides").skipped(),
+    FieldRule::new("echo", Neutral::False, "the messages are yours"),
+    FieldRule::new(
         "continue_final_message",
         Neutral::False,
         "use /apply-template and /v1/completions",
     ),
-    Refused::new(
+    FieldRule::new(
         "add_generation_prompt",
         Neutral::True,
         "use /apply-template and /v1/completions",
     ),
-    Refused::new(
+    FieldRule::new(
         "chat_template",
         Neutral::Empty,
         "the template is the model's, or the server's --chat-template",
     ),
-    Refused::new(
+    FieldRule::new(
         "documents",
         Neutral::Empty,
         "give them in 'messages' or 'chat_template_kwargs'",

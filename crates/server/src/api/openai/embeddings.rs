@@ -7,7 +7,7 @@ use kv_core::TokenId;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Neutral, Refused};
+use super::{FieldRule, Neutral};
 use crate::api::on_post;
 use crate::app::App;
 use crate::body_worker::run_blocking;
@@ -20,7 +20,7 @@ use crate::texts::{EmbedTexts, Embedded};
 const MAX_TEXTS: usize = 2048;
 
 /// Parameters that are not done.
-pub(in crate::api) const LIMITED: [Refused; 1] = [Refused::new(
+pub(in crate::api) const LIMITED: [FieldRule; 1] = [FieldRule::new(
     "truncate_prompt_tokens",
     Neutral::Empty,
     "a text that is too long is refused with the numbers: send a shorter one",
@@ -35,7 +35,7 @@ struct EmbeddingFields {
     dimensions: Option<usize>,
 }
 
-/// What vectors are wanted of.
+/// The texts whose vectors are wanted.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(
     untagged,

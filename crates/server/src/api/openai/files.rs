@@ -15,7 +15,7 @@ use crate::error::ApiError;
 use crate::files::NewFile;
 use crate::json;
 
-/// What a file is for, where its form does not say.
+/// The purpose of a file whose form names none.
 const PURPOSE: &str = "batch";
 
 /// Takes a file.
@@ -79,21 +79,19 @@ pub(crate) fn one() -> MethodRouter<App> {
         async |State(app): State<App>,
                Extension(tenant): Extension<Tenant>,
                Path(id): Path<String>| {
-            let file = app.files().get(tenant, &id);
-            let file = file.ok_or_else(|| ApiError::unknown_id("file", &id))?;
+            let file = app.files().get(tenant, &id)?;
             Ok::<Response, ApiError>(json::respond(&file.object()))
         },
     )
 }
 
-/// What is in a file.
+/// The bytes of a file.
 pub(crate) fn content() -> MethodRouter<App> {
     on_get(
         async |State(app): State<App>,
                Extension(tenant): Extension<Tenant>,
                Path(id): Path<String>| {
-            let file = app.files().get(tenant, &id);
-            let file = file.ok_or_else(|| ApiError::unknown_id("file", &id))?;
+            let file = app.files().get(tenant, &id)?;
             let lines = HeaderValue::from_static("application/octet-stream");
             let answer = ([(CONTENT_TYPE, lines)], file.bytes.clone());
             Ok::<Response, ApiError>(answer.into_response())

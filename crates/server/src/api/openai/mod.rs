@@ -21,40 +21,40 @@ use crate::api::constraints::constraint;
 use crate::api::params::SamplingParams;
 use crate::error::ApiError;
 use crate::generate::{Constraint, Finish, GenerateRequest, Output, Prompt};
-use crate::json::{Body, Neutral, Refused};
+use crate::json::{Body, FieldRule, Neutral};
 use crate::model::ModelSettings;
 
 /// Parameters of all endpoints of texts that are not done.
-pub(in crate::api) const LIMITED: [Refused; 12] = [
-    Refused::new("dynatemp_range", Neutral::Number(0.0), "use temperature"),
-    Refused::new("bad_words", Neutral::Empty, BIAS_INSTEAD),
-    Refused::new("allowed_token_ids", Neutral::Empty, BIAS_INSTEAD),
-    Refused::new(
+pub(in crate::api) const LIMITED: [FieldRule; 12] = [
+    FieldRule::new("dynatemp_range", Neutral::Number(0.0), "use temperature"),
+    FieldRule::new("bad_words", Neutral::Empty, BIAS_INSTEAD),
+    FieldRule::new("allowed_token_ids", Neutral::Empty, BIAS_INSTEAD),
+    FieldRule::new(
         "truncate_prompt_tokens",
         Neutral::Empty,
         "a prompt that is too long is refused with the numbers: send a shorter one",
     ),
-    Refused::new(
+    FieldRule::new(
         "prompt_logprobs",
         Neutral::Empty,
         "use 'echo' with 'logprobs' of /v1/completions",
     ),
-    Refused::new(
+    FieldRule::new(
         "skip_special_tokens",
         Neutral::True,
         "control tokens are never part of a text",
     ),
-    Refused::new("use_beam_search", Neutral::False, "use 'n' or 'best_of'"),
-    Refused::new("length_penalty", Neutral::Number(1.0), "there are no beams").skipped(),
+    FieldRule::new("use_beam_search", Neutral::False, "use 'n' or 'best_of'"),
+    FieldRule::new("length_penalty", Neutral::Number(1.0), "there are no beams").skipped(),
     SAMPLERS,
-    Refused::new("lora", Neutral::Empty, "this server has no adapters"),
-    Refused::new(
+    FieldRule::new("lora", Neutral::Empty, "this server has no adapters"),
+    FieldRule::new(
         "t_max_predict_ms",
         Neutral::NotPositive,
         "a client that waits no longer may leave",
     )
     .skipped(),
-    Refused::new(
+    FieldRule::new(
         "logits_processors",
         Neutral::Empty,
         "there are none but those of the parameters",
@@ -62,7 +62,7 @@ pub(in crate::api) const LIMITED: [Refused; 12] = [
 ];
 
 /// llama-server's order of samplers, which its editors send.
-pub(in crate::api) const SAMPLERS: Refused = Refused::new(
+pub(in crate::api) const SAMPLERS: FieldRule = FieldRule::new(
     "samplers",
     Neutral::Empty,
     "the order is fixed, and the value of each parameter says whether it is used",

@@ -6,7 +6,7 @@
 
 use serde_json::{Value, json};
 
-use crate::json::Refused;
+use crate::json::FieldRule;
 use crate::skips::SkipPolicy;
 
 /// The type of a field.
@@ -140,7 +140,7 @@ pub(super) const SAMPLING: &[Field] = &[
     field("speculate", Kind::Speculate),
 ];
 
-/// What clients send to keep accounts, and hints of speed: no text depends on it.
+/// Fields for accounts, and hints of speed: no text depends on them.
 pub(super) const WITHOUT_EFFECT: &[&str] = &[
     "betas",
     "cache_control",
@@ -175,7 +175,7 @@ pub(super) const WITHOUT_EFFECT: &[&str] = &[
     "user_id",
 ];
 
-/// What an endpoint does with a field.
+/// The treatment of a field by an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FieldUse {
     /// It is read.
@@ -183,7 +183,7 @@ pub(crate) enum FieldUse {
     /// Nothing, as nothing depends on it.
     WithoutEffect,
     /// It is skipped or refused.
-    Limited(Refused),
+    Limited(FieldRule),
     /// Nothing is known of it.
     Unknown,
 }
@@ -203,18 +203,18 @@ pub(crate) struct RequestBody {
     /// Whether it has those of [`SAMPLING`] too. Ollama has them in `options`.
     pub(super) has_sampling: bool,
     /// Those that are skipped or refused. Of two rules for a name the first one counts.
-    pub(super) limited: &'static [&'static [Refused]],
-    /// How they are written.
+    pub(super) limited: &'static [&'static [FieldRule]],
+    /// The form in which they are written.
     pub(super) form: Form,
 }
 
 impl RequestBody {
     /// The same with fields that are skipped or refused.
-    pub(in crate::api) const fn limited(self, limited: &'static [&'static [Refused]]) -> Self {
+    pub(in crate::api) const fn limited(self, limited: &'static [&'static [FieldRule]]) -> Self {
         Self { limited, ..self }
     }
 
-    /// What is done with the field of this name.
+    /// The treatment of the field of this name.
     pub(crate) fn field_use(&self, name: &str) -> FieldUse {
         let mut limited = self.limited_fields();
         let sampling = SAMPLING.iter().filter(|_| self.has_sampling);
@@ -235,12 +235,12 @@ impl RequestBody {
     }
 
     /// The fields that are skipped or refused.
-    pub(super) fn limited_fields(&self) -> impl Iterator<Item = &'static Refused> {
+    pub(super) fn limited_fields(&self) -> impl Iterator<Item = &'static FieldRule> {
         self.limited.iter().copied().flatten()
     }
 }
 
-/// How the fields of a request are written.
+/// The form of the fields of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// As a JSON object.

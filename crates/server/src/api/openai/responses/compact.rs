@@ -21,10 +21,10 @@ use crate::generate::{GenerateRequest, Output, Prompt, ToolUse};
 use crate::json::Body;
 use crate::model::{Job, ServedModel};
 
-/// What the content of an item of this server begins with.
+/// The beginning of the content of an item of this server.
 const MARK: &str = "cellar-summary:";
 
-/// What a model is asked for.
+/// The question to the model.
 const ASK: &str = "Summarize our conversation so far for the assistant who goes on with it and sees nothing \
                    else of it: the task, what was done and found, names of files and exact values that are \
                    still needed, and what comes next. Write the summary alone.";

@@ -242,7 +242,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// What this server made of a conversation that was too long.
+    /// The summary that this server made of a conversation that was too long.
     fn compaction(&mut self, path: &str, members: &Map<String, Value>) -> Result<(), ApiError> {
         let Some(summary) = super::compact::summary_of(members) else {
             return self

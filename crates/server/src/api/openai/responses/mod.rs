@@ -24,37 +24,37 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::generate::{ChatPrompt, Constraint, GenerateRequest, Output, Prompt};
-use crate::json::{self, Body, Neutral, Refused};
+use crate::json::{self, Body, FieldRule, Neutral};
 use crate::model::{Job, ServedModel};
 use crate::stream::{self, Encoder};
 
 /// Parameters that are not done.
-pub(in crate::api) const LIMITED: [Refused; 6] = [
-    Refused::new(
+pub(in crate::api) const LIMITED: [FieldRule; 6] = [
+    FieldRule::new(
         "background",
         Neutral::False,
         "the response is complete when it comes",
     )
     .skipped(),
-    Refused::new("conversation", Neutral::Empty, "use 'previous_response_id'"),
-    Refused::new(
+    FieldRule::new("conversation", Neutral::Empty, "use 'previous_response_id'"),
+    FieldRule::new(
         "prompt",
         Neutral::Empty,
         "there are no stored prompts: use 'instructions' and 'input'",
     ),
-    Refused::new(
+    FieldRule::new(
         "truncation",
         Neutral::Text("disabled"),
         "an input that is too long is refused with the numbers: send a shorter one",
     )
     .skipped(),
-    Refused::new(
+    FieldRule::new(
         "context_management",
         Neutral::Empty,
         "the model sees all items; an input that is too long is refused with the numbers",
     )
     .skipped(),
-    Refused::new("n", Neutral::Number(1.0), "use /v1/chat/completions"),
+    FieldRule::new("n", Neutral::Number(1.0), "use /v1/chat/completions"),
 ];
 
 /// What `include` may ask for; all but the first has no effect here.
@@ -177,7 +177,7 @@ async fn handle(
     Ok(skips.respond(writer.into_response()))
 }
 
-/// What was said before, where the request goes on from a response.
+/// The messages before, where the request goes on from a response.
 fn previous_messages(app: &App, tenant: Tenant, fields: &Fields) -> Result<Vec<Value>, ApiError> {
     let Some(id) = &fields.previous_response_id else {
         return Ok(Vec::new());
