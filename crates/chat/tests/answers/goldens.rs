@@ -272,4 +272,14 @@ pub(crate) const ALL: &[GoldenAnswer] = &[
               <|tool_call:begin|>abcdefgh1<|tool_call:name|>g<|tool_call:args|>{}<|tool_call:end|><|calls|>",
         none: "<|tool_calls|> hello",
     },
+    GoldenAnswer {
+        name: "Muse",
+        template: "<atem:invoke name=",
+        one: "<atem:function_calls>\n<atem:invoke name=\"f\">\n<atem:parameter name=\"city\">Paris</atem:parameter>\n\
+              <atem:parameter name=\"days\">3</atem:parameter>\n</atem:invoke>\n</atem:function_calls>",
+        two: "<atem:function_calls>\n<atem:invoke name=\"f\">\n<atem:parameter name=\"city\">Paris</atem:parameter>\n\
+              <atem:parameter name=\"days\">3</atem:parameter>\n</atem:invoke>\n</atem:function_calls>\n\
+              <atem:function_calls>\n<atem:invoke name=\"g\">\n</atem:invoke>\n</atem:function_calls>",
+        none: "<atem:function_calls> are calls",
+    },
 ];

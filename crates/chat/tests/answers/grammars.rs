@@ -155,7 +155,7 @@ fn written(golden: &GoldenAnswer, text: &str) -> String {
 }
 
 /// Families whose models write calls in several ways, of which the grammar has another.
-const OTHERS: [&str; 2] = ["DeepSeek-R1", "Llama 3"];
+const OTHERS: [&str; 3] = ["DeepSeek-R1", "Llama 3", "Muse"];
 /// Families whose two calls are in another way than one: other quotes, CDATA, marks of a newer
 /// model.
 const TWO_OTHERWISE: [&str; 3] = ["LFM2", "MiniCPM5", "GigaChat 3"];
