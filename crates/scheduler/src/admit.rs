@@ -3,7 +3,7 @@
 //! Invariant: a request is admitted with the tokens that the memory holds for it after the edit
 //! that comes with it.
 
-use kv_core::memory::{Composite, Edit, Memory, Seqs};
+use kv_core::memory::{Edit, Memory, Seqs};
 use kv_core::{Pos, PosRange, SeqId};
 
 use crate::event::Outcome;
@@ -46,10 +46,10 @@ struct Place {
 impl Scheduler {
     /// Gives a sequence to the next request that waits, where there is room. One that waits for a
     /// prefix that is being computed is passed over, but its room is kept.
-    pub(crate) fn admit(
+    pub(crate) fn admit<M: Memory>(
         &mut self,
         now: Micros,
-        memory: &Composite,
+        memory: &M,
         outcomes: &mut Vec<Outcome>,
     ) -> Admission {
         let mut kept = Vec::new();
@@ -182,7 +182,7 @@ impl Scheduler {
 
     /// What a request begins with: a free sequence with a copy of what is cached or computed, or
     /// where none is free, the cached prefix itself.
-    fn place(&self, now: Micros, request: &RequestState, memory: &Composite) -> Place {
+    fn place<M: Memory>(&self, now: Micros, request: &RequestState, memory: &M) -> Place {
         let free = self.free.last().copied();
         let nothing = |missed| Place {
             seq: free,
@@ -291,7 +291,7 @@ impl Scheduler {
 
     /// Keeps a copy of a request that is at one of its checkpoints, or where the prompts of requests that
     /// wait for it part from it. Returns whether there is something to do before the next step.
-    pub(crate) fn take_checkpoint(&mut self, now: Micros, memory: &Composite) -> bool {
+    pub(crate) fn take_checkpoint<M: Memory>(&mut self, now: Micros, memory: &M) -> bool {
         let is_due = |r: &Running| r.checkpoints.contains(&r.n_done);
         let Some(at) = self.running.iter().position(is_due) else {
             return false;

@@ -5,7 +5,7 @@
 //! gets at least one token from each step that computes its last one. Drafts nothing itself.
 
 use kv_core::TokenId;
-use kv_core::memory::{Composite, Memory};
+use kv_core::memory::Memory;
 
 use crate::admit::cut;
 use crate::config::SchedulerConfig;
@@ -26,12 +26,12 @@ pub(crate) struct Taken {
 }
 
 /// The most tokens that can be drafted after a text.
-pub(crate) fn draft_limit(
+pub(crate) fn draft_limit<M: Memory>(
     config: &SchedulerConfig,
-    memory: &Composite,
+    memory: &M,
 ) -> Result<usize, SpeculationOff> {
-    let mut parts = memory.parts().iter();
-    let has_windows = parts.any(|part| part.config().window.width().is_some());
+    let parts = memory.capacity().parts;
+    let has_windows = parts.iter().any(|part| part.width.is_some());
     let step_tokens = u32::try_from(config.n_step()).unwrap_or(u32::MAX);
     let n_ubatch = config.n_ubatch;
     match memory.max_take_back() as usize {
@@ -114,10 +114,10 @@ impl Scheduler {
 
     /// Takes tokens that were not chosen out of the memory. Where it refuses, all of the sequence
     /// goes, and its request waits and is computed again.
-    pub(crate) fn take_rejected(
+    pub(crate) fn take_rejected<M: Memory>(
         &mut self,
         now: Micros,
-        memory: &Composite,
+        memory: &M,
         outcomes: &mut Vec<Outcome>,
     ) {
         for (seq, n_tokens) in std::mem::take(&mut self.rejected) {

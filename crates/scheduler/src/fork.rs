@@ -6,7 +6,7 @@
 //! room waits, as after a preemption. Invariant: a copy is made before its original goes on, so it
 //! holds the prompt and nothing else, also where windows and states can only be copied at their ends.
 
-use kv_core::memory::{Composite, Memory};
+use kv_core::memory::Memory;
 use kv_core::{SeqId, TokenId};
 
 use crate::event::{End, Outcome, Progress, RowReport};
@@ -146,10 +146,10 @@ impl Scheduler {
 
     /// Gives the next text that waits for its copy a sequence with it, or else lets it wait. Returns
     /// whether there was one.
-    pub(crate) fn fork(
+    pub(crate) fn fork<M: Memory>(
         &mut self,
         now: Micros,
-        memory: &Composite,
+        memory: &M,
         outcomes: &mut Vec<Outcome>,
     ) -> bool {
         let Some(fork) = self.forks.first() else {

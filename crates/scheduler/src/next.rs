@@ -4,7 +4,7 @@
 //! progress in every step, or another request was preempted for it. The memory is only asked.
 
 use kv_core::batch::{PositionRule, validate_with};
-use kv_core::memory::{Composite, Edit, Memory, Refusal, Seqs};
+use kv_core::memory::{Edit, Memory, Refusal, Seqs};
 use kv_core::{PosRange, SeqId};
 
 use crate::admit::Admission;
@@ -40,7 +40,7 @@ impl Scheduler {
     /// not in, nothing.
     ///
     /// Edits come alone: the caller does them, then asks again.
-    pub fn next(&mut self, now: Micros, memory: &Composite) -> StepPlan {
+    pub fn next<M: Memory>(&mut self, now: Micros, memory: &M) -> StepPlan {
         let mut outcomes = Vec::new();
         let work = match self.in_flight.is_empty() && self.leaving.is_none() {
             true => self.work(now, memory, &mut outcomes),
@@ -49,7 +49,7 @@ impl Scheduler {
         StepPlan { work, outcomes }
     }
 
-    fn work(&mut self, now: Micros, memory: &Composite, outcomes: &mut Vec<Outcome>) -> Work {
+    fn work<M: Memory>(&mut self, now: Micros, memory: &M, outcomes: &mut Vec<Outcome>) -> Work {
         loop {
             self.take_rejected(now, memory, outcomes);
             if std::mem::take(&mut self.recount) {
@@ -109,7 +109,7 @@ impl Scheduler {
         }
     }
 
-    pub(crate) fn evict(&mut self, now: Micros, memory: &Composite) {
+    pub(crate) fn evict<M: Memory>(&mut self, now: Micros, memory: &M) {
         let weighing = self.weighing(memory);
         let evicted = self.cache.evict(now, weighing);
         self.drop_evicted(now, evicted);
@@ -121,7 +121,7 @@ impl Scheduler {
     }
 
     /// Evicts a prefix where all together have more bytes than they may. Returns whether it did.
-    fn keep_budget(&mut self, now: Micros, memory: &Composite) -> bool {
+    fn keep_budget<M: Memory>(&mut self, now: Micros, memory: &M) -> bool {
         let Some(limit) = self.config.prefix_bytes else {
             return false;
         };
@@ -155,7 +155,7 @@ impl Scheduler {
 
     /// After a failed step: what the memory holds of each request. One whose last token is there,
     /// but whose row was lost, is computed again, and one of whose drafted tokens some are left.
-    fn count_done(&mut self, now: Micros, memory: &Composite, outcomes: &mut Vec<Outcome>) {
+    fn count_done<M: Memory>(&mut self, now: Micros, memory: &M, outcomes: &mut Vec<Outcome>) {
         let mut lost = Vec::new();
         let broken = self.cache.take_broken(memory);
         self.drop_lines(now, broken, DropReason::Broken);
@@ -211,7 +211,7 @@ impl Scheduler {
     }
 
     /// The largest step that fits: of all running requests, or after a failure of one alone.
-    fn find_step(&mut self, memory: &Composite) -> Option<Found> {
+    fn find_step<M: Memory>(&mut self, memory: &M) -> Option<Found> {
         let suspect = self.running.iter().position(|r| r.request.is_suspect);
         let candidates = match suspect {
             Some(at) => &self.running[at..=at],
@@ -286,7 +286,7 @@ impl Scheduler {
     }
 
     /// The first request that the memory refuses for another reason than room.
-    fn refused(&self, memory: &Composite, candidates: &[Running]) -> Option<RequestId> {
+    fn refused<M: Memory>(&self, memory: &M, candidates: &[Running]) -> Option<RequestId> {
         let feeds = |alone: &[Running]| compose(alone, &[0], StepLimits::prefill(1)).feeds;
         let is_refused = |alone: &[Running]| match self.plan(memory, feeds(alone)) {
             Ok(_) | Err(Refusal::NoRoom(_) | Refusal::NoStateRoom(_)) => false,
@@ -297,7 +297,7 @@ impl Scheduler {
     }
 
     /// The feeds as a step, where the memory has room for it.
-    fn plan(&self, memory: &Composite, feeds: Vec<Feed>) -> Result<Planned, Refusal> {
+    fn plan<M: Memory>(&self, memory: &M, feeds: Vec<Feed>) -> Result<Planned, Refusal> {
         let step = step(feeds);
         let rules = &self.config.rules;
         let positions = |seq| memory.positions(seq);

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a sequence of the memory that no prefix is taken over for is removed before the next step.
 
-use kv_core::memory::{Composite, Memory};
+use kv_core::memory::Memory;
 use kv_core::{SeqId, TokenId};
 
 use crate::prefix::{Line, Salt, Weights};
@@ -28,7 +28,11 @@ impl Scheduler {
     /// Takes over prefixes that were restored into sequences of the memory that no request has, the
     /// least recently used first, and returns how many. One that the memory does not hold as it should, or
     /// all where prefixes are not cached, are removed by the next edits.
-    pub fn restore_prefixes(&mut self, memory: &Composite, prefixes: Vec<RestoredPrefix>) -> usize {
+    pub fn restore_prefixes<M: Memory>(
+        &mut self,
+        memory: &M,
+        prefixes: Vec<RestoredPrefix>,
+    ) -> usize {
         let mut n_restored = 0;
         // Times before all of this scheduler's keep their order.
         for (order, prefix) in (0..).zip(prefixes) {

@@ -4,7 +4,7 @@
 //! a while. Invariant: a request within [`Room::capacity`] can be computed alone to its end. What
 //! really fits is decided by [`Memory::plan`](kv_core::memory::Memory::plan) for each step.
 
-use kv_core::memory::{Composite, Memory, Streams};
+use kv_core::memory::{Memory, Streams};
 
 use crate::prefix::RowBytes;
 
@@ -101,26 +101,23 @@ impl PartRoom {
 }
 
 impl Room {
-    pub(crate) fn of(memory: &Composite) -> Self {
-        let parts = memory.parts().iter().map(|part| {
-            let config = part.config();
-            PartRoom {
-                n_cells: u64::from(config.n_cells),
-                streams: config.streams,
-                width: config.window.width().map(u64::from),
-            }
+    pub(crate) fn of<M: Memory>(memory: &M) -> Self {
+        let capacity = memory.capacity();
+        let parts = capacity.parts.iter().map(|part| PartRoom {
+            n_cells: u64::from(part.n_cells),
+            streams: part.streams,
+            width: part.width.map(u64::from),
         });
         let n_seqs = memory.n_seqs() as usize;
-        let n_with_states = memory.states().map_or(n_seqs, |states| {
-            let n_kept = states.config().n_snapshots() as usize + 1;
+        let n_with_states = capacity.states.map_or(n_seqs, |states| {
             // One request at a time needs as many rows again, for the states that it stores.
-            let n_rows = states.config().n_rows() as usize;
-            (n_rows / n_kept).saturating_sub(1).max(1)
+            let n_kept = states.n_rows_per_seq.max(1);
+            ((states.n_rows / n_kept) as usize).saturating_sub(1).max(1)
         });
         Self {
             parts: parts.collect(),
             n_with_states,
-            has_states: memory.states().is_some(),
+            has_states: capacity.states.is_some(),
         }
     }
 
@@ -175,7 +172,7 @@ impl Room {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
-    use kv_core::memory::{RecurrentConfig, UnifiedConfig};
+    use kv_core::memory::{Composite, RecurrentConfig, UnifiedConfig};
     use kv_core::{Causality, PartIdx, Window};
 
     use super::*;

@@ -5,7 +5,7 @@
 //! short. Nothing in here reads a clock, starts a thread, waits or draws random numbers: the same
 //! events and memories give the same plans. Knows no backend and no text.
 
-use kv_core::memory::{Composite, Edit, Memory};
+use kv_core::memory::{Edit, Memory};
 use kv_core::{SeqId, TokenId};
 
 use crate::config::{SchedulerConfig, Waiting};
@@ -109,7 +109,7 @@ impl Scheduler {
     ///
     /// # Errors
     /// [`RequestError`] where a limit is 0, the memory takes whole sequences only, or is not empty.
-    pub fn new(config: SchedulerConfig, memory: &Composite) -> Result<Self, RequestError> {
+    pub fn new<M: Memory>(config: SchedulerConfig, memory: &M) -> Result<Self, RequestError> {
         config.check()?;
         if memory.split_policy() == kv_core::batch::SplitPolicy::WholeSequences {
             return Err(RequestError::WholeSequences);
@@ -155,11 +155,11 @@ impl Scheduler {
     }
 
     /// Bytes of rows that cached prefixes alone have in the memory.
-    pub fn cached_bytes(&self, memory: &Composite) -> u64 {
+    pub fn cached_bytes<M: Memory>(&self, memory: &M) -> u64 {
         self.cache.n_bytes(memory)
     }
 
-    pub(crate) fn weighing<'a>(&self, memory: &'a Composite) -> Weighing<'a> {
+    pub(crate) fn weighing<'a, M: Memory>(&self, memory: &'a M) -> Weighing<'a, M> {
         Weighing {
             policy: self.config.eviction,
             cut: match self.room.is_cut_only_at_ends() {

@@ -9,7 +9,7 @@
 //! [`SchedulerConfig::swap_disk_bytes`](crate::SchedulerConfig::swap_disk_bytes), and each is given back
 //! once. Knows no format and no file.
 
-use kv_core::memory::{Composite, Edit, Seqs};
+use kv_core::memory::{Edit, Memory, Seqs};
 use kv_core::{Pos, PosRange, SeqId};
 
 use crate::config::SwapRows;
@@ -318,10 +318,10 @@ impl Scheduler {
     }
 
     /// What is to come back before the next step, or to be done for it: `None` where nothing is.
-    pub(crate) fn swap_in(
+    pub(crate) fn swap_in<M: Memory>(
         &mut self,
         now: Micros,
-        memory: &Composite,
+        memory: &M,
         outcomes: &mut Vec<Outcome>,
     ) -> Option<Option<Work>> {
         let is_due = |r: &Running| r.request.swapped.is_some_and(|s| s.first == r.n_done);

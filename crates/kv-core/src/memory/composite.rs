@@ -8,9 +8,11 @@
 //! the same ubatches. An edit that one of them refuses is done in none. The part of sources, where
 //! layers attend over any, is apart: see [`super::source`].
 
+use super::capacity::{CellUse, MemoryCapacity};
 use super::config::{MemoryConfig, MemoryConfigError, RowCounts};
 use super::edit::{Edit, Edited, Seqs};
 use super::occupancy::{self, Occupancy};
+use super::owners::{self, OwnedRows};
 use super::plan::{Plan, PlannedUBatch, RowsWritten};
 use super::recurrent::{Recurrent, RecurrentUndo};
 use super::refusal::Refusal;
@@ -269,6 +271,30 @@ impl Memory for Composite {
 
     fn split_policy(&self) -> SplitPolicy {
         self.split_policy
+    }
+
+    fn capacity(&self) -> MemoryCapacity {
+        MemoryCapacity {
+            parts: self.parts.iter().map(Unified::part_capacity).collect(),
+            states: self.states.as_ref().map(Recurrent::state_capacity),
+        }
+    }
+
+    /// Sources are left out.
+    fn owned_rows(&self) -> Vec<OwnedRows> {
+        let mut owned = Vec::new();
+        for part in &self.parts {
+            owners::of_part(part, &mut owned);
+        }
+        if let Some(states) = &self.states {
+            owners::of_states(states, &mut owned);
+        }
+        owned
+    }
+
+    fn cell_use(&self) -> CellUse {
+        let parts = self.parts.iter().map(Unified::part_use);
+        parts.max_by_key(|part| part.n_cells).unwrap_or_default()
     }
 
     fn max_take_back(&self) -> u32 {

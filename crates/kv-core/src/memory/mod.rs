@@ -57,6 +57,7 @@ use crate::graph::{PartInputs, StateGroup};
 use crate::ids::{PartIdx, PosDelta, SeqId};
 use crate::window::PosRange;
 
+mod capacity;
 mod compact;
 mod composite;
 mod config;
@@ -83,6 +84,7 @@ mod unified;
 mod visible;
 
 pub use crate::cells::OwnedRun;
+pub use capacity::{CellUse, MemoryCapacity, PartCapacity, StateCapacity};
 pub use composite::{Composite, CompositeSlot, CompositeUndo};
 pub use config::{MemoryConfig, MemoryConfigError, RowCounts};
 pub use edit::{Edit, Edited, Removed, Seqs};
@@ -207,6 +209,23 @@ pub trait Memory {
     /// Number of tokens that passes of [`Edit::Compact`] have still to move.
     fn n_holes(&self) -> u32 {
         0
+    }
+
+    /// How many tokens and sequences it holds, for a scheduler. An evicting memory overrides it: by
+    /// default all sequences share the cells, and keep all tokens.
+    fn capacity(&self) -> MemoryCapacity {
+        MemoryCapacity::of_rows(&self.n_rows())
+    }
+
+    /// The rows in use, by the sequences that they belong to: what an eviction would free. Empty if
+    /// this memory does not know; all cached prefixes then weigh the same.
+    fn owned_rows(&self) -> Vec<OwnedRows> {
+        Vec::new()
+    }
+
+    /// How full the largest attention part is.
+    fn cell_use(&self) -> CellUse {
+        CellUse::of_tokens(self)
     }
 
     /// Which cells belong to which sequences, for a live view; `None` where this memory has no such

@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 
-use super::composite::Composite;
 use super::recurrent::Recurrent;
 use super::unified::Unified;
 use crate::ids::{CellIdx, PartIdx, SeqId};
@@ -33,21 +32,7 @@ pub struct OwnedRows {
     pub n_rows: u32,
 }
 
-impl Composite {
-    /// The rows in use, by the sequences that they belong to. Sources are left out.
-    pub fn owned_rows(&self) -> Vec<OwnedRows> {
-        let mut owned = Vec::new();
-        for part in self.parts() {
-            of_part(part, &mut owned);
-        }
-        if let Some(states) = self.states() {
-            of_states(states, &mut owned);
-        }
-        owned
-    }
-}
-
-fn of_part(part: &Unified, owned: &mut Vec<OwnedRows>) {
+pub(super) fn of_part(part: &Unified, owned: &mut Vec<OwnedRows>) {
     let rows = RowsOf::Part(part.config().part);
     let width = part.config().window.width().unwrap_or(u32::MAX);
     for stream in &part.streams {
@@ -61,7 +46,7 @@ fn of_part(part: &Unified, owned: &mut Vec<OwnedRows>) {
     }
 }
 
-fn of_states(states: &Recurrent, owned: &mut Vec<OwnedRows>) {
+pub(super) fn of_states(states: &Recurrent, owned: &mut Vec<OwnedRows>) {
     let mut owners: BTreeMap<CellIdx, SeqSet> = BTreeMap::new();
     for seq in (0..states.config().n_seqs()).map(SeqId) {
         for kept in states.states(seq) {

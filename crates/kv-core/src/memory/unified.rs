@@ -6,10 +6,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::capacity::{CellUse, MemoryCapacity};
 use super::composite::Composite;
 use super::config::{MemoryConfigError, RowCounts};
 use super::edit::{Edit, Edited, Removed, Seqs};
 use super::occupancy::{self, Occupancy};
+use super::owners::{self, OwnedRows};
 use super::place;
 use super::plan::{Plan, PlannedUBatch, RowsWritten};
 use super::refusal::Refusal;
@@ -301,6 +303,23 @@ impl Memory for Unified {
         let mut cells = vec![0; self.config.part.as_usize()];
         cells.push(self.n_cells() as usize);
         RowCounts { cells, states: 0 }
+    }
+
+    fn capacity(&self) -> MemoryCapacity {
+        MemoryCapacity {
+            parts: vec![self.part_capacity()],
+            states: None,
+        }
+    }
+
+    fn owned_rows(&self) -> Vec<OwnedRows> {
+        let mut owned = Vec::new();
+        owners::of_part(self, &mut owned);
+        owned
+    }
+
+    fn cell_use(&self) -> CellUse {
+        self.part_use()
     }
 
     fn positions(&self, seq: SeqId) -> Option<PosRange> {

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use kv_core::memory::{Composite, OwnedRows, RowsOf};
+use kv_core::memory::{Memory, OwnedRows, RowsOf};
 use kv_core::{SeqId, SeqSet};
 
 use super::tree::Cut;
@@ -36,12 +36,20 @@ impl RowBytes {
 }
 
 /// What values of prefixes depend on.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Weighing<'a> {
+#[derive(Debug)]
+pub(crate) struct Weighing<'a, M> {
     pub(crate) policy: EvictionPolicy,
     pub(crate) cut: Cut,
-    pub(crate) memory: &'a Composite,
+    pub(crate) memory: &'a M,
 }
+
+impl<M> Clone for Weighing<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M> Copy for Weighing<'_, M> {}
 
 /// How often a prefix is expected to be used, next to others.
 #[derive(Clone, Copy, Debug, Default)]
@@ -94,7 +102,7 @@ struct Stake {
 
 impl PrefixCache {
     /// Bytes of rows that cached prefixes alone have.
-    pub(crate) fn n_bytes(&self, memory: &Composite) -> u64 {
+    pub(crate) fn n_bytes<M: Memory>(&self, memory: &M) -> u64 {
         let own: SeqSet = self.lines.keys().copied().collect();
         let owned = memory.owned_rows().into_iter();
         let owned = owned.filter(|owned| owned.seqs.is_subset(&own));
@@ -104,7 +112,11 @@ impl PrefixCache {
     }
 
     /// Evicts the line that is worth least: its sequence is the caller's.
-    pub(crate) fn evict(&mut self, now: Micros, weighing: Weighing<'_>) -> Option<Line> {
+    pub(crate) fn evict<M: Memory>(
+        &mut self,
+        now: Micros,
+        weighing: Weighing<'_, M>,
+    ) -> Option<Line> {
         let (seq, value) = match weighing.policy {
             EvictionPolicy::Value => {
                 let stakes = self.stakes(weighing);
@@ -130,11 +142,11 @@ impl PrefixCache {
     }
 
     /// Evicts a line that alone has more bytes than that, where there is one.
-    pub(crate) fn evict_larger(
+    pub(crate) fn evict_larger<M: Memory>(
         &mut self,
         now: Micros,
         n_bytes: u64,
-        weighing: Weighing<'_>,
+        weighing: Weighing<'_, M>,
     ) -> Option<Line> {
         let stakes = self.stakes(weighing);
         let larger = stakes.iter().find(|(_, stake)| stake.n_bytes > n_bytes);
@@ -153,7 +165,7 @@ impl PrefixCache {
         lines.filter(move |line| (line.n_hits > 0) == is_hit)
     }
 
-    fn stakes(&self, weighing: Weighing<'_>) -> BTreeMap<SeqId, Stake> {
+    fn stakes<M: Memory>(&self, weighing: Weighing<'_, M>) -> BTreeMap<SeqId, Stake> {
         let mut stakes: BTreeMap<SeqId, Stake> = BTreeMap::new();
         for owned in weighing.memory.owned_rows() {
             if let (Some(seq), 1) = (owned.seqs.first(), owned.seqs.len())
@@ -179,7 +191,7 @@ fn oldest<'a>(lines: impl Iterator<Item = &'a Line>) -> Option<SeqId> {
 #[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
     use kv_core::batch::{Batch, BatchRules, validate};
-    use kv_core::memory::{Memory, MemoryInputs, Streams, UnifiedConfig};
+    use kv_core::memory::{Composite, MemoryInputs, Streams, UnifiedConfig};
     use kv_core::{Causality, PartIdx, TokenId, Window};
 
     use super::super::Salt;

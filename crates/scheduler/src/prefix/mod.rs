@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use kv_core::memory::{Composite, Edit, Memory, Refusal};
+use kv_core::memory::{Edit, Memory, Refusal};
 use kv_core::{Pos, PosRange, SeqId, TokenId};
 
 use crate::note::{DropReason, Note};
@@ -320,7 +320,7 @@ impl PrefixCache {
     }
 
     /// Takes the lines out whose tokens the memory does not hold any more.
-    pub(crate) fn take_broken(&mut self, memory: &Composite) -> Vec<Line> {
+    pub(crate) fn take_broken<M: Memory>(&mut self, memory: &M) -> Vec<Line> {
         let n_held = |seq| {
             memory
                 .positions(seq)

@@ -21,10 +21,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::capacity::MemoryCapacity;
 use super::composite::Composite;
 use super::config::{MemoryConfigError, RowCounts};
 use super::edit::{Edit, Edited, Removed, Seqs};
 use super::occupancy::{self, Occupancy};
+use super::owners::{self, OwnedRows};
 use super::plan::{Plan, PlannedUBatch, RowsWritten};
 use super::refusal::Refusal;
 use super::restore::Restored;
@@ -368,6 +370,19 @@ impl Memory for Recurrent {
             cells: Vec::new(),
             states: self.config.n_rows as usize,
         }
+    }
+
+    fn capacity(&self) -> MemoryCapacity {
+        MemoryCapacity {
+            parts: Vec::new(),
+            states: Some(self.state_capacity()),
+        }
+    }
+
+    fn owned_rows(&self) -> Vec<OwnedRows> {
+        let mut owned = Vec::new();
+        owners::of_states(self, &mut owned);
+        owned
     }
 
     /// From the first to the last token that went into the sequence's state.
