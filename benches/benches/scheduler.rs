@@ -68,13 +68,8 @@ impl Served {
         };
         let request = Request {
             id: RequestId(u64::from(number)),
-            priority: Priority::Normal,
             prompt: (0..n_tokens).map(token).collect(),
-            prefix: PrefixUse::default(),
-            prompt_rows: PromptRows::Last,
-            checkpoints: Vec::new(),
-            siblings: Vec::new(),
-            tenant: Tenant::default(),
+            ..Request::default()
         };
         let outcomes = self
             .scheduler
@@ -93,18 +88,19 @@ impl Served {
                 && has_begun(&self.scheduler);
             match self.scheduler.next(Micros(self.now), &self.memory).work {
                 // No bytes are given to it.
-                Work::Idle | Work::SwapOut { .. } | Work::SwapIn(_) => return,
+                Work::Idle
+                | Work::SwapOut { .. }
+                | Work::SwapIn(_)
+                | Work::Shift(_)
+                | Work::Encode { .. } => return,
                 Work::Edit(edits) => {
                     for edit in edits {
                         let edited = self.memory.apply(edit).expect("the plan is right");
                         assert!(edited.row_copies.is_empty());
                     }
                 }
-                Work::Decode(step) => {
-                    let rules = self.scheduler.config().rules;
-                    let batch = validate(&step.batch, &rules, |seq| self.memory.positions(seq));
-                    let batch = batch.expect("the step is valid");
-                    let mut steps = self.memory.begin(&batch, 512).expect("the step fits");
+                Work::Decode { step, planned } => {
+                    let mut steps = self.memory.begin_planned(planned.plan);
                     while steps.next(&mut MemoryInputs::default()).is_some() {}
                     drop(steps);
                     let rows = step.report(|_row| Some(progress));

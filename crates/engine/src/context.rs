@@ -6,6 +6,7 @@
 //! groups of older tokens share a position (Jin et al., arXiv 2401.01325). Invariant: positions and
 //! keys agree after every call; a refused call changes nothing.
 
+use cellar_scheduler::Shift;
 use kv_core::backend::{Backend, RowSpan};
 use kv_core::memory::{Division, Edit, Memory, PosChange, Refusal, Seqs};
 use kv_core::{Pos, PosDelta, PosRange, SeqId};
@@ -93,6 +94,14 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         if long_context == LongContext::Stop {
             return Ok(());
         }
+        self.check_can_move()
+    }
+
+    /// Whether tokens of this model can move to other positions, and its states allow it.
+    ///
+    /// # Errors
+    /// As [`Engine::check_long_context`].
+    pub(crate) fn check_can_move(&self) -> Result<(), EngineError> {
         let layers = self.model().layers();
         let mut recurrent = layers
             .iter()
@@ -136,9 +145,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             return Err(Refusal::NoSuchSequence { seq, n_seqs }.into());
         }
         let tokens = TokenPositions(self.memory.token_ranges(seq));
-        let parts = self.model().layers().parts();
-        let n_first = parts.iter().map(|part| part.window.n_first()).max();
-        let n_keep = n_keep.max(tokens.n_before(Pos(n_first.unwrap_or(0))));
+        let n_keep = n_keep.max(tokens.n_before(Pos(self.n_first())));
         let n_tokens = tokens.n_tokens();
         let n_discard = n_tokens.saturating_sub(n_keep) / 2;
         let from = tokens.position_after(n_keep);
@@ -150,7 +157,14 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
                 n_keep,
             });
         }
-        // Removal and move are one edit: both happen, or neither.
+        self.drop_tokens(seq, from, behind)?;
+        Ok(tokens.n_before(behind) - tokens.n_before(from))
+    }
+
+    /// Removes the tokens of a sequence at `from..behind`, and moves those behind them down. Both
+    /// happen, or neither.
+    fn drop_tokens(&mut self, seq: SeqId, from: Pos, behind: Pos) -> Result<(), EngineError> {
+        self.check_shift()?;
         let mut memory = self.memory.clone();
         memory.remove(Seqs::One(seq), PosRange::from(from..behind))?;
         // Positions fit `i32`, and so do their differences.
@@ -162,8 +176,28 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         let edited = memory.apply(edit)?;
         self.memory = memory;
         self.changes.count_edit(edit);
-        self.move_rows(edit, &edited)?;
-        Ok(tokens.n_before(behind) - tokens.n_before(from))
+        self.move_rows(edit, &edited)
+    }
+
+    /// Drops tokens of a text that is full, as a scheduler plans it.
+    ///
+    /// # Errors
+    /// As [`Engine::shift_context`].
+    pub(crate) fn shift(&mut self, shift: &Shift) -> Result<(), EngineError> {
+        let pos = |n: usize| Pos(u32::try_from(n).unwrap_or(u32::MAX));
+        let behind = shift.first.saturating_add(shift.n_tokens);
+        self.drop_tokens(shift.seq, pos(shift.first), pos(behind))
+    }
+
+    /// Tokens at the beginning of a sequence whose rows stay for good, where old rows are apart
+    /// ([`RecentTokens::n_first`](kv_core::layers::RecentTokens::n_first)).
+    pub(crate) fn n_first(&self) -> u32 {
+        let parts = self.model().layers().parts();
+        parts
+            .iter()
+            .map(|part| part.window.n_first())
+            .max()
+            .unwrap_or(0)
     }
 
     /// Lets the tokens at `width` positions from `first` on share positions in groups, and moves

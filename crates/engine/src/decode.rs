@@ -12,7 +12,7 @@ use kv_core::batch::{
     Batch, Output, PositionRule, SplitPolicy, TokensOf, ValidBatch, validate_with,
 };
 use kv_core::graph::{BatchVisibility, Graph, GraphOutputs, GraphShape, Input, Node, Op, TopK};
-use kv_core::memory::{Composite, Edit, Edited, Memory, MemoryInputs, Removed, Seqs};
+use kv_core::memory::{Composite, Edit, Edited, Memory, MemoryInputs, PlannedBatch, Removed, Seqs};
 use kv_core::state::Fingerprint;
 use kv_core::weights::WeightSource;
 use kv_core::{PosRange, SeqId};
@@ -25,7 +25,7 @@ use crate::config::{ConfigError, EngineConfig, Settings};
 use crate::error::EngineError;
 use crate::guard::{Forgetting, Uncomputed};
 use crate::programs::ProgramCache;
-use crate::rows_out::{Embeddings, Logits};
+use crate::rows_out::{Embeddings, Logits, StepRows};
 use crate::runner::{BatchOutput, FailedStep, ProgramKey, RowsOut, Runner};
 
 /// A model on a backend, with what it remembers.
@@ -316,6 +316,29 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         Ok(self.last_candidates())
     }
 
+    /// Computes a step that was planned on this memory as it is now: the logits of its rows, or the
+    /// `k` most likely tokens of each.
+    ///
+    /// # Errors
+    /// As [`Engine::decode_until`].
+    pub(crate) fn decode_planned(
+        &mut self,
+        planned: PlannedBatch<M::Slot>,
+        k: Option<usize>,
+        cancel: &CancelFlag,
+    ) -> Result<StepRows<'_>, EngineError> {
+        if self.runner.settings.output != OutputKind::Logits {
+            return Err(self.other_output("logits"));
+        }
+        let rows = k.map_or(RowsOut::Whole, RowsOut::Candidates);
+        self.run(planned, rows, Some(cancel))?;
+        Ok(StepRows {
+            values: &self.runner.rows_out,
+            n_vocab: self.runner.settings.output_width(),
+            k,
+        })
+    }
+
     /// What [`Engine::decode_candidates`] returned, if it evaluated the last batch.
     pub fn last_candidates(&self) -> Option<TopK<'_>> {
         let RowsOut::Candidates(k) = self.runner.rows_kind else {
@@ -408,14 +431,28 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         for edit in self.memory.edits_before(batch) {
             self.edit(edit)?;
         }
-        let runner = &mut self.runner;
-        let (rules, rule) = (&runner.settings.rules, runner.position_rule);
+        let (rules, rule) = (&self.runner.settings.rules, self.runner.position_rule);
         let valid = validate_with(batch, rules, rule, |seq| match got {
             TokensOf::Sequence => self.memory.positions(seq),
             TokensOf::Source => self.memory.source_positions(seq),
         })?;
-        // A batch that is refused leaves the last one's rows.
-        let steps = self.memory.begin(&valid, runner.settings.n_ubatch)?;
+        let n_ubatch = self.runner.settings.n_ubatch;
+        let plan = self.memory.plan(&valid, n_ubatch)?;
+        let planned = PlannedBatch { batch: valid, plan };
+        self.run(planned, rows, cancel)
+    }
+
+    /// Computes a batch that was planned on this memory as it is now.
+    pub(crate) fn run(
+        &mut self,
+        planned: PlannedBatch<M::Slot>,
+        rows: RowsOut,
+        cancel: Option<&CancelFlag>,
+    ) -> Result<(), EngineError> {
+        let PlannedBatch { batch: valid, plan } = planned;
+        // A batch that was refused has left the last one's rows.
+        let runner = &mut self.runner;
+        let steps = self.memory.begin_planned(plan);
         let seqs = valid.entries().iter().flat_map(|entry| entry.seqs.iter());
         seqs.for_each(|seq| self.changes.count(seq));
         // Taken out while a step borrows the rest of the runner. Where a step fails or panics, no

@@ -2,8 +2,8 @@
 //!
 //! In reading order: [`Engine`] (batches in, logits out, and the memory in between), [`sampler`]
 //! (from logits to a token), [`stop`] (stop strings), [`Completion`] (the text of one request, apart
-//! from any engine), [`Generation`] (a text from its prompt to its end; with an example), [`serve`]
-//! (many requests on one engine), [`trace`] (what those did, in a file, and replays), [`Denoiser`] (texts of masks, for diffusion models), [`Embedder`]
+//! from any engine), [`session`] (the texts of one engine, from prompt to token), [`Generation`] (a
+//! text from its prompt to its end; with an example), [`serve`] (a session on a thread), [`trace`] (what those did, in a file, and replays), [`Denoiser`] (texts of masks, for diffusion models), [`Embedder`]
 //! (vectors of texts), [`Reranker`] (scores of pairs), [`RecordingBackend`] (what weight matrices
 //! multiply). Generic over backends and models; names none of them.
 
@@ -31,6 +31,7 @@ mod rows_out;
 mod runner;
 pub mod sampler;
 pub mod serve;
+pub mod session;
 #[cfg(test)]
 mod sizes;
 mod speculate;

@@ -2,6 +2,10 @@
 //!
 //! Borrowed from the engine until its next batch. Know no model.
 
+use kv_core::graph::TopK;
+
+use crate::completion::OutputRow;
+
 /// The logits of the entries whose output was wanted, in the order of the batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Logits<'e> {
@@ -28,6 +32,27 @@ impl<'e> Logits<'e> {
     /// All rows one after the other, `[wanted, vocab]`.
     pub fn values(self) -> &'e [f32] {
         self.values
+    }
+}
+
+/// What the texts of a step choose from: rows of logits, or the most likely tokens of each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepRows<'e> {
+    pub(crate) values: &'e [f32],
+    pub(crate) n_vocab: usize,
+    /// How many tokens of each row; `None` for whole rows.
+    pub(crate) k: Option<usize>,
+}
+
+impl<'e> StepRows<'e> {
+    /// The row of the `index`-th wanted entry; `None` beyond the last.
+    pub(crate) fn row(self, index: usize) -> Option<OutputRow<'e>> {
+        let width = self.k.map_or(self.n_vocab, TopK::row_len).max(1);
+        let row = self.values.chunks_exact(width).nth(index)?;
+        match self.k {
+            Some(_) => TopK::read(row).map(OutputRow::Candidates),
+            None => Some(OutputRow::Logits(row)),
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use crate::event::Outcome;
 use crate::note::Note;
 use crate::prefix::{Holder, Line, MIN_REUSED, Missed, PrefixUse, Reuse, Source, copy};
 use crate::queue::Rank;
-use crate::request::{Micros, RequestId};
+use crate::request::{Micros, RequestId, SourceUse};
 use crate::room::{Need, Trunk, demands};
 use crate::scheduler::Scheduler;
 use crate::share::MIN_GAIN;
@@ -133,6 +133,9 @@ impl Scheduler {
         }
         self.free.retain(|&free| free != seq);
         self.edits.extend(edit);
+        // What is computed again is what its tokens give.
+        request.is_shifted &= request.swapped.is_some();
+        let awaits_source = request.source == SourceUse::Encoded && request.swapped.is_none();
         let is_first = !std::mem::replace(&mut request.was_admitted, true);
         let mut checkpoints = Vec::new();
         if is_first {
@@ -160,6 +163,7 @@ impl Scheduler {
             reuse: Reuse { n_tokens, missed },
             draft: Vec::new(),
             is_rounded: false,
+            awaits_source,
         }
     }
 
@@ -303,7 +307,7 @@ impl Scheduler {
             return true;
         };
         let is_useless = tokens.len() < MIN_REUSED
-            || running.is_rounded
+            || !running.is_exact()
             || !self.config.prefix_cache.is_on()
             || self.cache.has(tokens, salt);
         let edit = self

@@ -60,7 +60,8 @@ pub(crate) fn take_tokens<'a>(
             Progress::Token(token) => {
                 running.request.tokens.push(token);
                 if running.request.tokens.len() > capacity {
-                    taken.end = Some(End::ContextFull);
+                    let is_full = !running.request.can_shift();
+                    taken.end = is_full.then_some(End::ContextFull);
                 } else if draft.get(taken.n_accepted) == Some(&token) {
                     taken.n_accepted += 1;
                     running.n_done += 1;

@@ -5,11 +5,12 @@
 use std::cmp::Ordering;
 
 use kv_core::batch::{Batch, Output};
-use kv_core::memory::Edit;
+use kv_core::memory::{Edit, PlannedBatch};
 use kv_core::{Pos, SeqId, TokenId};
 
 use crate::prefix::Reuse;
 use crate::request::{Micros, PromptRows, Request, RequestError, RequestId};
+use crate::shift::{Shift, Shifted};
 use crate::swap::{Swap, SwappedIn};
 
 /// What happened outside.
@@ -29,6 +30,17 @@ pub enum Event {
     },
     /// Cancels a request. One that is unknown, or has ended, changes nothing.
     Cancel(RequestId),
+    /// The request cannot go on: it ends as [`End::Failed`]. One that is unknown changes nothing.
+    Fail(RequestId),
+    /// What [`Work::Encode`] asked for was done.
+    Encoded(RequestId),
+    /// What [`Work::Shift`] asked for was done, or tried.
+    Shifted {
+        /// The request.
+        request: RequestId,
+        /// What became of its tokens.
+        result: Shifted,
+    },
     /// The step that was planned last was computed: what became of each request whose output it
     /// had, see [`Step::report`].
     StepDone(Vec<RowReport>),
@@ -145,18 +157,19 @@ pub enum End {
     Failed,
 }
 
-/// What to do next, and what became of requests meanwhile.
+/// What to do next, and what became of requests meanwhile. `S` is the memory's
+/// [`Slot`](kv_core::memory::Memory::Slot).
 #[derive(Clone, Debug)]
-pub struct StepPlan {
+pub struct StepPlan<S> {
     /// What to do.
-    pub work: Work,
+    pub work: Work<S>,
     /// Requests that were admitted, preempted or ended.
     pub outcomes: Vec<Outcome>,
 }
 
 /// What to do next.
 #[derive(Clone, Debug)]
-pub enum Work {
+pub enum Work<S> {
     /// Nothing, until an event comes.
     Idle,
     /// These edits of the memory, which it does not refuse; then ask again.
@@ -170,8 +183,24 @@ pub enum Work {
     },
     /// Restore a state from the host or the disk, then report that ([`Event::SwappedIn`]) before anything else.
     SwapIn(Swap),
+    /// Encode the source of a request into its sequence, then report that ([`Event::Encoded`] or
+    /// [`Event::Fail`]) before anything else.
+    Encode {
+        /// The request.
+        request: RequestId,
+        /// Its sequence, which holds nothing.
+        seq: SeqId,
+    },
+    /// Drop tokens in the middle of a text that is full, then report that ([`Event::Shifted`]) before
+    /// anything else.
+    Shift(Shift),
     /// Compute this step, then report it.
-    Decode(Step),
+    Decode {
+        /// What is computed.
+        step: Step,
+        /// Its batch, validated and planned: nothing else may change the memory before.
+        planned: PlannedBatch<S>,
+    },
 }
 
 /// The tokens that one step computes.
@@ -270,7 +299,8 @@ pub struct Feed {
     pub request: RequestId,
     /// Its sequence.
     pub seq: SeqId,
-    /// The position of the first token.
+    /// The number of the first token among those of the request: its position, unless tokens of
+    /// the sequence were dropped or moved.
     pub first: Pos,
     /// The tokens, at least one.
     pub tokens: Vec<TokenId>,

@@ -114,7 +114,9 @@ impl Scheduler {
         for (number, request) in (0..).zip(running.request.texts()) {
             let row = rows.iter().find(|row| row.request == request);
             let end = match row.map_or(Progress::Failed, |row| row.progress) {
-                Progress::Token(token) if running.request.tokens.len() < capacity => {
+                Progress::Token(token)
+                    if running.request.tokens.len() < capacity || running.request.can_shift() =>
+                {
                     begun.push(running.request.text(number, request, token));
                     continue;
                 }
@@ -196,6 +198,7 @@ impl Scheduler {
                     },
                     draft: Vec::new(),
                     is_rounded: false,
+                    awaits_source: false,
                 };
                 outcomes.push(running.admitted(running.request.id));
                 self.insert_running(running);

@@ -40,8 +40,7 @@
 //! use kv_core::memory::{Composite, Memory, MemoryInputs, Streams, UnifiedConfig};
 //! use kv_core::{Causality, PartIdx, TokenId, Window};
 //! use cellar_scheduler::{
-//!     Event, Micros, PrefixUse, Priority, Progress, PromptRows, Request, RequestId, Scheduler, SchedulerConfig,
-//!     Tenant, Work,
+//!     Event, Micros, Progress, Request, RequestId, Scheduler, SchedulerConfig, Work,
 //! };
 //!
 //! let mut memory = Composite::unified(UnifiedConfig {
@@ -56,25 +55,18 @@
 //! let mut scheduler = Scheduler::new(SchedulerConfig::new(rules, 32, 64), &memory)?;
 //! let request = Request {
 //!     id: RequestId(1),
-//!     priority: Priority::Normal,
 //!     prompt: (0..40).map(TokenId).collect(),
-//!     prefix: PrefixUse::Off,
-//!     prompt_rows: PromptRows::Last,
-//!     checkpoints: Vec::new(),
-//!     siblings: Vec::new(),
-//!     tenant: Tenant::default(),
+//!     ..Request::default()
 //! };
 //! scheduler.handle(Micros(0), Event::Submit(request));
 //!
 //! let mut n_rows = 0;
 //! for now in 0..4 {
 //!     match scheduler.next(Micros(now), &memory).work {
-//!         Work::Decode(step) => {
+//!         Work::Decode { step, planned } => {
 //!             // Here an engine would run the model and sample a token from each row.
-//!             let positions = |seq| memory.positions(seq);
-//!             let batch = kv_core::batch::validate(&step.batch, &rules, positions)?;
 //!             let mut inputs = MemoryInputs::default();
-//!             let mut steps = memory.begin(&batch, 32)?;
+//!             let mut steps = memory.begin_planned(planned.plan);
 //!             while steps.next(&mut inputs).is_some() {}
 //!             let rows = step.report(|_row| Some(Progress::Token(TokenId(7))));
 //!             n_rows += rows.len();
@@ -85,7 +77,9 @@
 //!                 let _no_row_work = memory.apply(edit)?;
 //!             }
 //!         }
-//!         Work::SwapOut { .. } | Work::SwapIn(_) => unreachable!("no bytes are given to it"),
+//!         Work::SwapOut { .. } | Work::SwapIn(_) | Work::Shift(_) | Work::Encode { .. } => {
+//!             unreachable!("nothing swaps, shifts or has a source")
+//!         }
 //!         Work::Idle => break,
 //!     }
 //! }
@@ -109,6 +103,7 @@ mod restore;
 mod room;
 mod scheduler;
 mod share;
+mod shift;
 mod speculate;
 mod state;
 mod swap;
@@ -122,10 +117,12 @@ pub use event::{
 pub use note::{DropReason, Note};
 pub use prefix::{Missed, PrefixUse, Reuse, RowBytes, Salt, n_common};
 pub use request::{
-    MAX_PROMPT_ROWS, Micros, Priority, PromptLimits, PromptRows, Request, RequestError, RequestId,
+    MAX_PROMPT_ROWS, Micros, Overflow, Priority, PromptLimits, PromptRows, Request, RequestError,
+    RequestId, SourceUse,
 };
 pub use restore::RestoredPrefix;
 pub use scheduler::{CachedPrefix, Counters, RunningRequest, Scheduler, WaitingRequest};
+pub use shift::{Shift, Shifted};
 pub use speculate::{
     DEFAULT_DRAFT, DraftLength, Drafter, MAX_DRAFT, NgramLookup, Repetition, Speculated,
     Speculation, SpeculationOff,

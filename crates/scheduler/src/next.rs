@@ -4,22 +4,28 @@
 //! progress in every step, or another request was preempted for it. The memory is only asked.
 
 use kv_core::batch::{PositionRule, validate_with};
-use kv_core::memory::{Edit, Memory, Refusal, Seqs};
+use kv_core::memory::{Edit, Memory, PlannedBatch, Refusal, Seqs};
 use kv_core::{PosRange, SeqId};
 
 use crate::admit::Admission;
 use crate::compose::{Composed, MIN_CHUNK, StepLimits, compose, step};
-use crate::event::{End, Feed, Outcome, Step, StepPlan, Work};
+use crate::event::{End, Outcome, Step, StepPlan, Work};
 use crate::note::DropReason;
 use crate::prefix::Line;
 use crate::request::{Micros, RequestId};
 use crate::scheduler::{Keep, Scheduler};
+use crate::shift::Shift;
 use crate::state::{Fed, Running};
 use crate::swap::Swapped;
 
+/// Rounds of evictions before a step, after which it is planned without more of them.
+const MAX_EVICTING: u32 = 16;
+
 /// What came of looking for a step that fits.
-enum Found {
-    Step(Step),
+enum Candidate<S> {
+    Step(PlannedStep<S>),
+    /// It fits once the memory has evicted tokens.
+    Edit(Vec<Edit>),
     /// It may fit, or fit in whole ubatches, once a cached prefix is dropped.
     Evict,
     /// It fits once this request gives its cells back.
@@ -29,10 +35,16 @@ enum Found {
 }
 
 /// A step that the memory has room for.
-struct Planned {
+struct PlannedStep<S> {
     step: Step,
-    /// Windows or states have so little room that ubatches are smaller than they could be.
-    is_in_pieces: bool,
+    planned: PlannedBatch<S>,
+}
+
+impl<S> PlannedStep<S> {
+    /// Whether windows or states have so little room that ubatches are smaller than they could be.
+    fn is_in_pieces(&self, n_ubatch: u32) -> bool {
+        self.planned.plan.len() > self.step.batch.len().div_ceil(n_ubatch as usize)
+    }
 }
 
 impl Scheduler {
@@ -40,16 +52,37 @@ impl Scheduler {
     /// not in, nothing.
     ///
     /// Edits come alone: the caller does them, then asks again.
-    pub fn next<M: Memory>(&mut self, now: Micros, memory: &M) -> StepPlan {
+    pub fn next<M: Memory>(&mut self, now: Micros, memory: &M) -> StepPlan<M::Slot> {
         let mut outcomes = Vec::new();
-        let work = match self.in_flight.is_empty() && self.leaving.is_none() {
-            true => self.work(now, memory, &mut outcomes),
-            false => Work::Idle,
+        let is_free = self.in_flight.is_empty() && self.leaving.is_none() && self.in_work.is_none();
+        let work = if is_free {
+            self.work(now, memory, &mut outcomes)
+        } else {
+            Work::Idle
         };
         StepPlan { work, outcomes }
     }
 
-    fn work<M: Memory>(&mut self, now: Micros, memory: &M, outcomes: &mut Vec<Outcome>) -> Work {
+    /// The phases of a plan, in their order. A phase that changes what those before it looked at
+    /// begins again from the first.
+    ///
+    /// 1. Rejected drafts leave the memory: nothing may be computed behind them.
+    /// 2. After a failed step, what the memory holds is counted again.
+    /// 3. Edits go out alone: all later phases look at a memory that agrees with the requests.
+    /// 4. Cached prefixes keep their budget, before requests are given more cells.
+    /// 5. Texts of one prompt are given copies of it, before the prompt's sequence goes on.
+    /// 6. A text that is full drops tokens, or ends: it cannot be in a step.
+    /// 7. A request that waits is admitted, as long as there is room.
+    /// 8. Copies are kept at checkpoints, before a step goes past them.
+    /// 9. A request is preempted, for tests.
+    /// 10. A saved state comes back, or a source is encoded: their requests cannot be in a step before.
+    /// 11. A step is composed that fits; cached prefixes, then running requests make room for it.
+    fn work<M: Memory>(
+        &mut self,
+        now: Micros,
+        memory: &M,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Work<M::Slot> {
         loop {
             self.take_rejected(now, memory, outcomes);
             if std::mem::take(&mut self.recount) {
@@ -58,8 +91,14 @@ impl Scheduler {
             if !self.dropped.is_empty() || !self.edits.is_empty() {
                 return self.take_edits();
             }
+            self.note_moved(memory);
             if self.keep_budget(now, memory) || self.fork(now, memory, outcomes) {
                 continue;
+            }
+            match self.shift(now, memory, outcomes) {
+                None => {}
+                Some(None) => continue,
+                Some(Some(work)) => return self.begin_work(work),
             }
             match self.admit(now, memory, outcomes) {
                 Admission::Full => {}
@@ -91,21 +130,44 @@ impl Scheduler {
                 Some(None) => continue,
                 Some(Some(work)) => return work,
             }
+            if let Some(running) = self.running.iter().find(|r| r.awaits_source) {
+                let (request, seq) = (running.request.id, running.seq);
+                return self.begin_work(Work::Encode { request, seq });
+            }
             match self.find_step(memory) {
                 None => return Work::Idle,
-                Some(Found::Step(step)) => return self.begin(step),
-                Some(Found::Evict) => self.evict(now, memory),
+                Some(Candidate::Step(step)) => return self.begin(step),
+                Some(Candidate::Edit(edits)) => {
+                    self.n_evicting += 1;
+                    return Work::Edit(edits);
+                }
+                Some(Candidate::Evict) => self.evict(now, memory),
                 // Its cells are needed: nothing of it is kept.
-                Some(Found::Preempt(victim)) => {
+                Some(Candidate::Preempt(victim)) => {
                     let keep = Keep::Nothing;
                     if let Some(work) = self.preempt_for_room(now, victim, keep, outcomes) {
                         return work;
                     }
                 }
-                Some(Found::Impossible(id)) => {
+                Some(Candidate::Impossible(id)) => {
                     outcomes.extend(self.end(id, End::Failed, Keep::Nothing));
                 }
             }
+        }
+    }
+
+    /// Nothing else is planned until what became of this work is reported.
+    fn begin_work<S>(&mut self, work: Work<S>) -> Work<S> {
+        if let Work::Encode { request, .. } | Work::Shift(Shift { request, .. }) = &work {
+            self.in_work = Some(*request);
+        }
+        work
+    }
+
+    /// Notes of which requests the memory has moved or evicted tokens: others must not have them.
+    fn note_moved<M: Memory>(&mut self, memory: &M) {
+        for running in &mut self.running {
+            running.request.is_shifted |= n_held(memory, running.seq) != running.n_done;
         }
     }
 
@@ -141,7 +203,7 @@ impl Scheduler {
 
     /// What is to be done to the memory before the next step: copies, then the sequences
     /// that no request has any more are removed.
-    fn take_edits(&mut self) -> Work {
+    fn take_edits<S>(&mut self) -> Work<S> {
         let mut edits = std::mem::take(&mut self.edits);
         let dropped = std::mem::take(&mut self.dropped);
         let remove = |&seq: &SeqId| Edit::Remove {
@@ -159,10 +221,15 @@ impl Scheduler {
         let mut lost = Vec::new();
         let broken = self.cache.take_broken(memory);
         self.drop_lines(now, broken, DropReason::Broken);
+        let is_endless = self.room.is_endless();
         for running in &mut self.running {
-            let held = memory.positions(running.seq);
+            if is_endless {
+                // Positions do not tell how many of its tokens were computed.
+                lost.push((running.request.id, Keep::Nothing));
+                continue;
+            }
             let n_before = running.n_done;
-            running.n_done = held.map_or(0, |held| held.last.as_usize() + 1);
+            running.n_done = n_held(memory, running.seq);
             let n_tokens = running.request.tokens.len();
             if running.n_done > n_before && running.request.wants_prompt_rows() {
                 // The rows of the first ubatches were lost with the step.
@@ -211,7 +278,7 @@ impl Scheduler {
     }
 
     /// The largest step that fits: of all running requests, or after a failure of one alone.
-    fn find_step<M: Memory>(&mut self, memory: &M) -> Option<Found> {
+    fn find_step<M: Memory>(&mut self, memory: &M) -> Option<Candidate<M::Slot>> {
         let suspect = self.running.iter().position(|r| r.request.is_suspect);
         let candidates = match suspect {
             Some(at) => &self.running[at..=at],
@@ -244,9 +311,17 @@ impl Scheduler {
                 n_draft,
             } = compose(candidates, &order, limits);
             let has_cached = !self.cache.is_empty();
-            match self.plan(memory, feeds) {
-                Ok(planned) if !planned.is_in_pieces || (n_draft == 0 && !has_cached) => {
-                    return Some(Found::Step(planned.step));
+            let step = step(feeds);
+            if self.n_evicting < MAX_EVICTING {
+                let edits = memory.edits_before(&step.batch);
+                if !edits.is_empty() {
+                    return Some(Candidate::Edit(edits));
+                }
+            }
+            let n_ubatch = self.config.n_ubatch;
+            match self.plan(memory, step) {
+                Ok(planned) if !planned.is_in_pieces(n_ubatch) || (n_draft == 0 && !has_cached) => {
+                    return Some(Candidate::Step(planned));
                 }
                 // Nothing has to make room for tokens that may be wrong. In pieces, a window may
                 // forget what a text goes back to.
@@ -257,18 +332,18 @@ impl Scheduler {
                 }
                 // Cached prefixes make room for whole ubatches, too: pieces may be of one token.
                 Ok(_) | Err(Refusal::NoRoom(_) | Refusal::NoStateRoom(_)) => {}
-                Err(_) => return Some(Found::Impossible(self.refused(memory, candidates)?)),
+                Err(_) => return Some(Candidate::Impossible(self.refused(memory, candidates)?)),
             }
             self.counters.n_replanned += 1;
             if has_cached {
-                return Some(Found::Evict);
+                return Some(Candidate::Evict);
             }
             if n_prefill > n_least {
                 limits = StepLimits::prefill((n_prefill / 2).max(n_least));
             } else if let Some(victim) = self.running.get(1..).and_then(|r| r.last()) {
-                return Some(Found::Preempt(victim.request.id));
+                return Some(Candidate::Preempt(victim.request.id));
             } else {
-                return Some(Found::Impossible(first.request.id));
+                return Some(Candidate::Impossible(first.request.id));
             }
         }
     }
@@ -287,8 +362,8 @@ impl Scheduler {
 
     /// The first request that the memory refuses for another reason than room.
     fn refused<M: Memory>(&self, memory: &M, candidates: &[Running]) -> Option<RequestId> {
-        let feeds = |alone: &[Running]| compose(alone, &[0], StepLimits::prefill(1)).feeds;
-        let is_refused = |alone: &[Running]| match self.plan(memory, feeds(alone)) {
+        let first = |alone: &[Running]| step(compose(alone, &[0], StepLimits::prefill(1)).feeds);
+        let is_refused = |alone: &[Running]| match self.plan(memory, first(alone)) {
             Ok(_) | Err(Refusal::NoRoom(_) | Refusal::NoStateRoom(_)) => false,
             Err(_) => true,
         };
@@ -296,21 +371,19 @@ impl Scheduler {
         Some(refused.unwrap_or(candidates).first()?.request.id)
     }
 
-    /// The feeds as a step, where the memory has room for it.
-    fn plan<M: Memory>(&self, memory: &M, feeds: Vec<Feed>) -> Result<Planned, Refusal> {
-        let step = step(feeds);
+    /// A step with slots, where the memory has room for it.
+    fn plan<M: Memory>(&self, memory: &M, step: Step) -> Result<PlannedStep<M::Slot>, Refusal> {
         let rules = &self.config.rules;
         let positions = |seq| memory.positions(seq);
         let batch = validate_with(&step.batch, rules, PositionRule::Linear, positions)?;
-        let n_ubatches = memory.plan(&batch, self.config.n_ubatch)?.len();
-        let n_least = step.batch.len().div_ceil(self.config.n_ubatch as usize);
-        Ok(Planned {
-            step,
-            is_in_pieces: n_ubatches > n_least,
-        })
+        let plan = memory.plan(&batch, self.config.n_ubatch)?;
+        let planned = PlannedBatch { batch, plan };
+        Ok(PlannedStep { step, planned })
     }
 
-    fn begin(&mut self, step: Step) -> Work {
+    fn begin<S>(&mut self, planned: PlannedStep<S>) -> Work<S> {
+        let PlannedStep { step, planned } = planned;
+        self.n_evicting = 0;
         let fed = step.feeds.iter().map(|feed| {
             let n_tokens = feed.tokens.len() - feed.n_draft;
             Fed {
@@ -335,6 +408,12 @@ impl Scheduler {
         self.counters.n_drafted_tokens += n_drafted as u64;
         self.counters.n_steps += 1;
         self.counters.n_tokens += step.batch.len() as u64;
-        Work::Decode(step)
+        Work::Decode { step, planned }
     }
+}
+
+/// How many tokens a memory holds of a sequence, where none were dropped or moved.
+fn n_held<M: Memory>(memory: &M, seq: SeqId) -> usize {
+    let held = memory.positions(seq);
+    held.map_or(0, |held| held.last.as_usize() + 1)
 }

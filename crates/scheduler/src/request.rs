@@ -11,7 +11,7 @@ use crate::prefix::PrefixUse;
 use crate::tenant::Tenant;
 
 /// A request, by a number of the caller's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
 impl fmt::Display for RequestId {
@@ -38,7 +38,7 @@ pub enum Priority {
 }
 
 /// A prompt that is to be continued.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     /// Its number, which no other request has at the same time.
     pub id: RequestId,
@@ -57,6 +57,34 @@ pub struct Request {
     pub siblings: Vec<RequestId>,
     /// Whose it is, and what that tenant gets from now on.
     pub tenant: Tenant,
+    /// What happens when the text is as long as a request can be.
+    pub overflow: Overflow,
+    /// Whether a source is encoded into its sequence first. Such a request takes [`PrefixUse::Off`].
+    pub source: SourceUse,
+}
+
+/// What happens to a text that is as long as a request can be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Overflow {
+    /// It ends.
+    #[default]
+    End,
+    /// The first `n_keep` tokens are kept, half of the others are dropped, and it goes on. If it is
+    /// preempted then, it is computed again from the tokens that are left.
+    Shift {
+        /// Tokens at the beginning that are never dropped.
+        n_keep: usize,
+    },
+}
+
+/// Whether a request attends over a source in addition to its tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SourceUse {
+    /// It has none.
+    #[default]
+    None,
+    /// It is encoded whenever the request is given a sequence ([`Work::Encode`](crate::Work::Encode)).
+    Encoded,
 }
 
 /// The most tokens of a prompt that are computed at once where the rows of all are wanted: each is

@@ -15,6 +15,7 @@ pub(crate) struct Room {
     /// How many requests can have recurrent states and be computed.
     n_with_states: usize,
     has_states: bool,
+    is_endless: bool,
 }
 
 /// What a request needs.
@@ -118,7 +119,13 @@ impl Room {
             parts: parts.collect(),
             n_with_states,
             has_states: capacity.states.is_some(),
+            is_endless: capacity.is_endless,
         }
+    }
+
+    /// Whether the memory evicts tokens of a text that does not fit.
+    pub(crate) fn is_endless(&self) -> bool {
+        self.is_endless
     }
 
     /// Whether a copy of a sequence cannot be cut anywhere: with windows and recurrent states.
@@ -148,6 +155,9 @@ impl Room {
 
     /// The most tokens that one request can have in the memory, and at most `n_ctx`.
     pub(crate) fn capacity(&self, n_ctx: u32) -> usize {
+        if self.is_endless {
+            return usize::MAX / 2;
+        }
         // A window that is wider than its cells limits as a full one.
         let limits = self
             .parts

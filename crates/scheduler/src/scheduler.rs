@@ -55,6 +55,12 @@ pub struct Scheduler {
     pub(crate) leaving: Option<Leaving>,
     /// There was no room for a state that was to come back.
     pub(crate) swap_is_short: bool,
+    /// There was no room to move the tokens of a text that is full.
+    pub(crate) shift_is_short: bool,
+    /// The source that is being encoded, or the text that is being shifted.
+    pub(crate) in_work: Option<RequestId>,
+    /// How often in a row the memory wanted to evict tokens before a step.
+    pub(crate) n_evicting: u32,
     /// Steps before the last preemption of [`SchedulerConfig::preempt_every`].
     pub(crate) forced_at: u64,
     n_arrived: u64,
@@ -137,6 +143,9 @@ impl Scheduler {
             recount: false,
             leaving: None,
             swap_is_short: false,
+            shift_is_short: false,
+            in_work: None,
+            n_evicting: 0,
             forced_at: 0,
             n_arrived: 0,
             n_roots: 0,
@@ -283,6 +292,22 @@ impl Scheduler {
                 };
                 self.end(id, End::Cancelled, keep)
             }
+            Event::Fail(id) => {
+                self.in_work.take_if(|&mut work| work == id);
+                self.end(id, End::Failed, Keep::Nothing)
+            }
+            Event::Encoded(id) => {
+                self.in_work.take_if(|&mut work| work == id);
+                let mut running = self.running.iter_mut();
+                if let Some(running) = running.find(|r| r.request.id == id) {
+                    running.awaits_source = false;
+                }
+                Vec::new()
+            }
+            Event::Shifted { request, result } => {
+                self.in_work.take_if(|&mut work| work == request);
+                self.shifted(request, result)
+            }
             Event::StepDone(rows) => self.step_done(now, &rows),
             Event::SwappedOut { request, n_bytes } => self.swapped_out(now, request, n_bytes),
             Event::SwappedIn { request, result } => {
@@ -311,6 +336,8 @@ impl Scheduler {
             checkpoints,
             siblings,
             tenant,
+            overflow,
+            source,
         } = request;
         self.prompt_limits().check(&prompt)?;
         let texts = [&[id], siblings.as_slice()].concat();
@@ -355,6 +382,9 @@ impl Scheduler {
             is_suspect: false,
             takes_no_drafts: false,
             swapped: None,
+            overflow,
+            source,
+            is_shifted: false,
             awaited: None,
         });
         self.n_arrived += texts.len() as u64;
@@ -383,7 +413,7 @@ impl Scheduler {
             (Keep::Prefix(now), PrefixUse::Within(salt))
                 if self.config.prefix_cache.is_on()
                     && tokens.len() >= MIN_REUSED
-                    && !taken.is_rounded
+                    && taken.is_exact()
                     && !self.is_cached(tokens, salt) =>
             {
                 let line = Line::new(now, &taken, taken.seq, salt);

@@ -35,7 +35,7 @@ impl Scheduler {
     pub(crate) fn running_sources(&self, within: PrefixUse) -> impl Iterator<Item = Source<'_>> {
         let own = self.running.iter().filter(move |r| {
             let may_share = r.request.prefix == within && within != PrefixUse::Off;
-            may_share && r.n_done > 0 && !r.is_rounded
+            may_share && r.n_done > 0 && r.is_exact()
         });
         own.map(|r| Source {
             holder: Holder::Running,
@@ -76,7 +76,7 @@ impl Scheduler {
         let most = waiting.tokens.len().saturating_sub(1);
         let is_source = |r: &Running| {
             r.n_left() > 1
-                && !r.is_rounded
+                && r.is_exact()
                 && r.request.prefix == waiting.prefix
                 && waiting.prefix != PrefixUse::Off
                 && goes_before(&r.request, waiting)

@@ -9,7 +9,9 @@ use kv_core::{Pos, SeqId, TokenId};
 use crate::event::{Feed, Outcome};
 use crate::prefix::{PrefixUse, Reuse};
 use crate::queue::Rank;
-use crate::request::{MAX_PROMPT_ROWS, Micros, Priority, PromptRows, RequestId};
+use crate::request::{
+    MAX_PROMPT_ROWS, Micros, Overflow, Priority, PromptRows, RequestId, SourceUse,
+};
 use crate::room::Trunk;
 use crate::share::Awaited;
 use crate::swap::Swapped;
@@ -43,6 +45,11 @@ pub(crate) struct RequestState {
     pub(crate) takes_no_drafts: bool,
     /// What the host has of it.
     pub(crate) swapped: Option<Swapped>,
+    pub(crate) overflow: Overflow,
+    pub(crate) source: SourceUse,
+    /// What the memory holds of it, or the host, is not what its tokens alone would be: others were
+    /// dropped from it.
+    pub(crate) is_shifted: bool,
     /// What it waits for, while it is not admitted for that reason.
     pub(crate) awaited: Option<Awaited>,
 }
@@ -63,8 +70,10 @@ pub(crate) struct Running {
     pub(crate) reuse: Reuse,
     /// Tokens that may follow, for the next step.
     pub(crate) draft: Vec<TokenId>,
-    /// What the memory holds of it is not what would be computed: others must not have it.
+    /// What the memory holds of it came back rounded: others must not have it.
     pub(crate) is_rounded: bool,
+    /// Its source is to be encoded before its first step.
+    pub(crate) awaits_source: bool,
 }
 
 /// What a step that is being computed has of a request.
@@ -78,6 +87,11 @@ pub(crate) struct Fed {
 }
 
 impl RequestState {
+    /// Whether it goes on when it is as long as it can be.
+    pub(crate) fn can_shift(&self) -> bool {
+        matches!(self.overflow, Overflow::Shift { .. })
+    }
+
     /// Whether the rows of all tokens of its prompt are wanted, and its text has not begun.
     pub(crate) fn wants_prompt_rows(&self) -> bool {
         self.prompt_rows == PromptRows::All && self.tokens.len() == self.n_prompt
@@ -93,6 +107,11 @@ impl Running {
     /// The tokens that the memory holds.
     pub(crate) fn held(&self) -> &[TokenId] {
         &self.request.tokens[..self.n_done]
+    }
+
+    /// Whether others may have what the memory holds of it.
+    pub(crate) fn is_exact(&self) -> bool {
+        !self.is_rounded && !self.request.is_shifted
     }
 
     /// It goes on past the checkpoint where it is.

@@ -16,7 +16,7 @@ use crate::config::SwapRows;
 use crate::event::{Outcome, Work};
 use crate::note::Note;
 use crate::prefix::{MIN_REUSED, PrefixUse, n_common};
-use crate::request::{Micros, RequestId};
+use crate::request::{Micros, RequestId, SourceUse};
 use crate::scheduler::{Keep, Scheduler};
 use crate::state::Running;
 
@@ -156,13 +156,13 @@ impl Scheduler {
 
     /// Takes the sequence from a request: returns what is to be saved of it before, where the host has
     /// room.
-    pub(crate) fn preempt_for_room(
+    pub(crate) fn preempt_for_room<S>(
         &mut self,
         now: Micros,
         id: RequestId,
         keep: Keep,
         outcomes: &mut Vec<Outcome>,
-    ) -> Option<Work> {
+    ) -> Option<Work<S>> {
         if let Some((swap, limit)) = self.swap_of(id) {
             self.leaving = Some(Leaving { swap, keep });
             return Some(Work::SwapOut { swap, limit });
@@ -178,7 +178,10 @@ impl Scheduler {
         let request = &running.request;
         // The prompt of several texts goes on under the name of any of them.
         let is_one = request.siblings.is_empty();
-        let is_sound = is_one && !request.is_suspect && !request.wants_prompt_rows();
+        let is_sound = is_one
+            && !request.is_suspect
+            && !request.wants_prompt_rows()
+            && request.source == SourceUse::None;
         if limit == 0 || !is_sound || request.swapped.is_some() {
             return None;
         }
@@ -216,6 +219,9 @@ impl Scheduler {
 
     /// How many of the first tokens of a request others have, too, where a copy of these alone is of use.
     fn n_held_by_others(&self, running: &Running) -> usize {
+        if running.request.is_shifted {
+            return 0;
+        }
         let PrefixUse::Within(salt) = running.request.prefix else {
             return 0;
         };
@@ -323,7 +329,7 @@ impl Scheduler {
         now: Micros,
         memory: &M,
         outcomes: &mut Vec<Outcome>,
-    ) -> Option<Option<Work>> {
+    ) -> Option<Option<Work<M::Slot>>> {
         let is_due = |r: &Running| r.request.swapped.is_some_and(|s| s.first == r.n_done);
         let at = self.running.iter().position(is_due)?;
         let running = &self.running[at];

@@ -5,12 +5,8 @@
 use crate::reuse::text;
 use crate::support::fake::{N_VOCAB, rules};
 use crate::support::kinds::Kind;
-use cellar_scheduler::{
-    End, Event, Feed, Micros, Outcome, PrefixUse, Priority, Progress, PromptRows, Request,
-    RequestId, Scheduler, SchedulerConfig, StepFailure, Tenant, Work,
-};
+use cellar_scheduler::{End, Event, Feed, Micros, Outcome, PrefixUse, Progress, PromptRows, Request, RequestId, Scheduler, SchedulerConfig, StepFailure, Work};
 use kv_core::TokenId;
-use kv_core::batch::validate;
 use kv_core::memory::{Composite, Memory, MemoryInputs, RowsWritten};
 
 const N_UBATCH: u32 = 16;
@@ -19,13 +15,10 @@ const ID: RequestId = RequestId(1);
 fn request(prefix: PrefixUse, prompt_rows: PromptRows) -> Request {
     Request {
         id: ID,
-        priority: Priority::Normal,
         prompt: text(30, 1),
         prefix,
         prompt_rows,
-        checkpoints: Vec::new(),
-        tenant: Tenant::default(),
-        siblings: Vec::new(),
+        ..Request::default()
     }
 }
 
@@ -53,7 +46,7 @@ fn next(scheduler: &mut Scheduler, memory: &mut Composite) -> (Vec<Feed>, Vec<Ou
         let plan = scheduler.next(Micros(0), memory);
         outcomes.extend(plan.outcomes);
         match plan.work {
-            Work::Decode(step) => return (step.feeds, outcomes),
+            Work::Decode { step, .. } => return (step.feeds, outcomes),
             Work::Edit(edits) => edits.into_iter().for_each(|edit| {
                 assert!(memory.apply(edit).unwrap().row_shifts.is_empty());
             }),
@@ -64,12 +57,10 @@ fn next(scheduler: &mut Scheduler, memory: &mut Composite) -> (Vec<Feed>, Vec<Ou
 
 /// The next step fails when the memory holds so many of its ubatches.
 fn fail_after(n_ubatches: usize, scheduler: &mut Scheduler, memory: &mut Composite) {
-    let Work::Decode(step) = scheduler.next(Micros(0), memory).work else {
+    let Work::Decode { planned, .. } = scheduler.next(Micros(0), memory).work else {
         panic!("no step");
     };
-    let positions = |seq| memory.positions(seq);
-    let batch = validate(&step.batch, &rules(4), positions).unwrap();
-    let mut steps = memory.begin(&batch, N_UBATCH).unwrap();
+    let mut steps = memory.begin_planned(planned.plan);
     let mut inputs = MemoryInputs::default();
     for _ in 0..=n_ubatches {
         if steps.next(&mut inputs).is_none() {
@@ -89,11 +80,10 @@ fn compute(
     memory: &mut Composite,
     token: impl Fn(RequestId) -> TokenId,
 ) {
-    let Work::Decode(step) = scheduler.next(Micros(0), memory).work else {
+    let Work::Decode { step, planned } = scheduler.next(Micros(0), memory).work else {
         panic!("no step");
     };
-    let batch = validate(&step.batch, &rules(4), |seq| memory.positions(seq)).unwrap();
-    let mut steps = memory.begin(&batch, N_UBATCH).unwrap();
+    let mut steps = memory.begin_planned(planned.plan);
     let mut inputs = MemoryInputs::default();
     while steps.next(&mut inputs).is_some() {}
     let rows = step.report(|row| Some(Progress::Token(token(row.request))));

@@ -9,6 +9,7 @@ mod restore;
 mod reuse;
 mod scheduler;
 mod share;
+mod shift;
 mod simulation;
 mod support;
 mod swap;

@@ -6,10 +6,7 @@ use crate::reuse::{run, script, simulator, text};
 use crate::support::fake::rules;
 use crate::support::kinds::Kind;
 use crate::support::simulator::Simulator;
-use cellar_scheduler::{
-    Event, Micros, Note, Outcome, PrefixCaching, PrefixUse, Priority, PromptRows, Request,
-    RequestId, RestoredPrefix, Reuse, Scheduler, SchedulerConfig, Tenant, Work,
-};
+use cellar_scheduler::{Event, Micros, Note, Outcome, PrefixCaching, PrefixUse, Request, RequestId, RestoredPrefix, Reuse, Scheduler, SchedulerConfig, Work};
 use kv_core::SeqId;
 use kv_core::memory::{Edit, Memory, Seqs};
 
@@ -84,13 +81,8 @@ fn restored_prefixes_are_as_they_were_and_are_found() {
     }
     let request = Request {
         id: RequestId(70),
-        priority: Priority::Normal,
         prompt: text(100, 1),
-        prefix: PrefixUse::default(),
-        prompt_rows: PromptRows::Last,
-        checkpoints: Vec::new(),
-        tenant: Tenant::default(),
-        siblings: Vec::new(),
+        ..Request::default()
     };
     scheduler.handle(Micros(9), Event::Submit(request));
     let outcomes = scheduler.next(Micros(9), &sim.memory).outcomes;

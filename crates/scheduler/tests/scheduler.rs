@@ -7,11 +7,7 @@ use std::num::NonZeroU32;
 use crate::support::fake::N_VOCAB;
 use crate::support::kinds::Kind;
 use crate::support::simulator::{Drafting, Script, Simulator, alone};
-use cellar_scheduler::{
-    End, Event, Feed, MAX_DRAFT, Micros, Outcome, PrefixUse, Priority, PromptRows, Request,
-    RequestError, RequestId, Scheduler, SchedulerConfig, SpeculationOff, StepFailure, Tenant,
-    TenantId, TenantLimits, Work,
-};
+use cellar_scheduler::{End, Event, Feed, MAX_DRAFT, Micros, Outcome, PrefixUse, Priority, PromptRows, Request, RequestError, RequestId, Scheduler, SchedulerConfig, SpeculationOff, StepFailure, Tenant, TenantId, TenantLimits, Work};
 use kv_core::TokenId;
 use kv_core::batch::BatchRules;
 use kv_core::memory::{Composite, Memory};
@@ -72,7 +68,7 @@ pub(crate) fn long_script(n_prompt: u32, n_tokens: usize, memory: &Composite) ->
 /// The feeds of the next step, which is not reported.
 fn feeds(scheduler: &mut Scheduler, memory: &Composite) -> Vec<Feed> {
     match scheduler.next(Micros(0), memory).work {
-        Work::Decode(step) => step.feeds,
+        Work::Decode { step, .. } => step.feeds,
         work => panic!("{work:?}"),
     }
 }
@@ -80,13 +76,9 @@ fn feeds(scheduler: &mut Scheduler, memory: &Composite) -> Vec<Feed> {
 fn request(id: u64, n_prompt: u32) -> Request {
     Request {
         id: RequestId(id),
-        priority: Priority::Normal,
         prompt: prompt(n_prompt, 3),
         prefix: PrefixUse::Off,
-        prompt_rows: PromptRows::Last,
-        checkpoints: Vec::new(),
-        tenant: Tenant::default(),
-        siblings: Vec::new(),
+        ..Request::default()
     }
 }
 

@@ -1,7 +1,6 @@
 //! Many requests on one engine: [`Service`].
 //!
-//! A service owns an [`Engine`](crate::Engine) and a [`cellar_scheduler::Scheduler`] on a thread of
-//! its own. Requests ([`TextRequest`]) go in from any thread, and each comes back as a stream of
+//! A service runs a [`Session`](crate::session::Session) on a thread of its own. Requests ([`TextRequest`]) go in from any thread, and each comes back as a stream of
 //! pieces ([`TextStream`]). Requests are computed together: a step has one token of every text that
 //! goes on, and chunks of prompts.
 //!
@@ -47,36 +46,20 @@
 //!
 //! Knows no network and no chat.
 
-mod blocks;
-mod choices;
-mod config;
-mod drafts;
-mod frame;
-mod live_text;
 mod prefixes;
-mod record;
 mod service;
-mod stream;
-mod swap;
-mod swap_dir;
-mod swap_files;
-mod swap_store;
-mod watch;
-mod worker;
 
-pub use blocks::{Block, BlockEvent, BlockHash, BlockObserver};
 pub use cellar_scheduler::{
     Counters, DEFAULT_DRAFT, DropReason, End, EvictionPolicy, Missed, Note, PrefixCaching,
     PrefixUse, Priority, PromptLimits, RequestError, RequestId, Reuse, Salt, Speculated,
     Speculation, SpeculationOff, Tenant, TenantId, TenantLimits,
 };
-pub use choices::{Choices, MAX_CHOICES};
-pub use config::{ExcerptLen, ServiceConfig};
-pub use frame::{CachedText, EventKind, Excerpt, Frame, RunningText, ServiceEvent, WaitingText};
-pub use prefixes::PrefixCounts;
-pub use service::{MemoryLayout, Service, ServiceError, ServiceExtras, ServiceStatus, TextRequest};
-pub use stream::{FinishedText, TextStream, Usage};
-pub use swap_dir::SwapDir;
-pub use swap_files::SwapFiles;
-pub use swap_store::SwapDisk;
-pub use watch::{FRAME_TIME, MAX_EVENTS, Update, Watcher};
+pub use service::Service;
+
+pub use crate::session::{
+    Block, BlockEvent, BlockHash, BlockObserver, CachedText, Choices, EventKind, Excerpt,
+    ExcerptLen, FRAME_TIME, FinishedText, Frame, MAX_CHOICES, MAX_EVENTS, MemoryLayout,
+    PrefixCounts, RunningText, ServiceConfig, ServiceError, ServiceEvent, ServiceExtras,
+    ServiceStatus, SwapDir, SwapDisk, SwapFiles, TextRequest, TextStream, Update, Usage,
+    WaitingText, Watcher,
+};

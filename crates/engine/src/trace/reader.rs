@@ -187,6 +187,7 @@ impl Trace {
                 checkpoints: submitted.checkpoints.clone(),
                 siblings: (first + 1..end).map(RequestId).collect(),
                 tenant: submitted.tenant.map_or_else(Tenant::default, Tenant::from),
+                ..Request::default()
             },
             n_ended,
         });

@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 
 use cellar_scheduler::{
     DropReason, Event, Micros, Note, Outcome, PrefixCaching, Progress, RequestId, RowUse,
-    Scheduler, SchedulerConfig, Step, Swap, SwappedIn, Work,
+    Scheduler, SchedulerConfig, Shift, Shifted, Step, Swap, SwappedIn, Work,
 };
 use kv_core::SeqId;
-use kv_core::batch::validate;
 use kv_core::memory::{
-    Composite, Edit, Memory, MemoryInputs, Refusal, RestoreInto, Seqs, Snapshot,
+    Composite, CompositeSlot, Edit, Memory, MemoryInputs, Plan, Refusal, RestoreInto, Seqs,
+    Snapshot,
 };
 use serde::Serialize;
 
@@ -280,12 +280,16 @@ impl Replay<'_> {
             let plan = self.scheduler.next(Micros(self.now), &self.memory);
             self.take(plan.outcomes);
             match plan.work {
-                Work::Decode(step) => self.decode(&step)?,
+                Work::Decode { step, planned } => self.decode(&step, planned.plan),
                 Work::Edit(edits) => {
                     edits.into_iter().try_for_each(|edit| self.edit(edit))?;
                 }
                 Work::SwapOut { swap, limit } => self.swap_out(&swap, limit)?,
                 Work::SwapIn(swap) => self.swap_in(&swap)?,
+                // A trace tells of no sources. A memory that is larger or smaller than the traced one
+                // shifts other texts.
+                Work::Encode { request, .. } => self.handle(Event::Encoded(request)),
+                Work::Shift(shift) => self.shift(shift),
                 Work::Idle => {
                     let Some(time) = self.next_time() else {
                         return Ok(());
@@ -392,15 +396,28 @@ impl Replay<'_> {
         next.into_iter().chain(cancels).min()
     }
 
-    fn decode(&mut self, step: &Step) -> Result<(), ServiceError> {
-        let rules = self.scheduler.config().rules;
-        let n_ubatch = self.scheduler.config().n_ubatch;
-        let positions = |seq| self.memory.positions(seq);
-        let batch = validate(&step.batch, &rules, positions);
-        let batch = batch.map_err(EngineError::from)?;
+    /// Drops tokens of a text that is full.
+    fn shift(&mut self, shift: Shift) {
+        let (removal, move_down) = shift.edits();
+        let mut shifted = self.memory.clone();
+        let edited = shifted
+            .apply(removal)
+            .and_then(|_| shifted.apply(move_down));
+        let result = match edited {
+            Ok(_) => {
+                self.memory = shifted;
+                Shifted::Done
+            }
+            Err(Refusal::NoRoom(_)) => Shifted::NoRoom,
+            Err(_) => Shifted::Refused,
+        };
+        let request = shift.request;
+        self.handle(Event::Shifted { request, result });
+    }
+
+    fn decode(&mut self, step: &Step, plan: Plan<CompositeSlot>) {
         let mut inputs = MemoryInputs::default();
-        let begun = self.memory.begin(&batch, n_ubatch);
-        let mut ubatches = begun.map_err(EngineError::from)?;
+        let mut ubatches = self.memory.begin_planned(plan);
         while ubatches.next(&mut inputs).is_some() {}
         drop(ubatches);
         let took = self.cost.micros(step.batch.len());
@@ -418,7 +435,6 @@ impl Replay<'_> {
         });
         self.handle(Event::StepDone(rows));
         self.handle(Event::StepTime(Micros(took)));
-        Ok(())
     }
 
     fn handle(&mut self, event: Event) {

@@ -6,6 +6,7 @@
 
 use super::{Memory, Recurrent, RowCounts, Streams, Unified};
 use crate::ids::{PartIdx, SeqId};
+use crate::window::Window;
 
 /// How many tokens and sequences a memory holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +15,9 @@ pub struct MemoryCapacity {
     pub parts: Vec<PartCapacity>,
     /// The recurrent states; `None` without recurrent layers.
     pub states: Option<StateCapacity>,
+    /// True if the memory evicts tokens before a batch that does not fit
+    /// ([`Memory::edits_before`]), so that a text of any length goes on.
+    pub is_endless: bool,
 }
 
 /// The cells of one attention part.
@@ -25,6 +29,8 @@ pub struct PartCapacity {
     pub n_cells: u32,
     /// Whether sequences share the cells.
     pub streams: Streams,
+    /// What its layers see.
+    pub window: Window,
     /// Tokens that one sequence keeps at most: the width of a window, or how many an evicting memory
     /// keeps. `None` if it keeps all.
     pub width: Option<u32>,
@@ -70,6 +76,7 @@ impl MemoryCapacity {
             part: PartIdx(part),
             n_cells: limit(n_cells),
             streams: Streams::Shared,
+            window: Window::Full,
             width: None,
         });
         Self {
@@ -78,6 +85,7 @@ impl MemoryCapacity {
                 n_rows: limit(rows.states),
                 n_rows_per_seq: 1,
             }),
+            is_endless: false,
         }
     }
 }
@@ -96,6 +104,7 @@ impl Unified {
             part: config.part,
             n_cells: config.n_cells,
             streams: config.streams,
+            window: config.window,
             width: config.window.width(),
         }
     }

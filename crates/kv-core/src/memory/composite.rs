@@ -277,6 +277,7 @@ impl Memory for Composite {
         MemoryCapacity {
             parts: self.parts.iter().map(Unified::part_capacity).collect(),
             states: self.states.as_ref().map(Recurrent::state_capacity),
+            is_endless: false,
         }
     }
 

@@ -92,7 +92,7 @@ pub use encoder::batch_visibility;
 pub use iswa::SwaSize;
 pub use occupancy::{Occupancy, PartOccupancy, StateOccupancy};
 pub use owners::{OwnedRows, RowsOf};
-pub use plan::{Plan, PlannedUBatch, RowsWritten, Steps};
+pub use plan::{Plan, PlannedBatch, PlannedUBatch, RowsWritten, Steps};
 pub use recurrent::{KeptState, Recurrent, RecurrentConfig, RecurrentUndo};
 pub use refusal::{NeededFor, NoRoom, NoStateRoom, Reason, Refusal, WindowForgotten};
 pub use restore::{Restored, RowWrite, RowsTaken, StateWrite};
@@ -286,6 +286,14 @@ pub trait Memory {
     {
         let plan = self.plan(batch, n_ubatch)?;
         Ok(Steps::new(self, plan))
+    }
+
+    /// Begins to commit a plan that this memory made. Nothing was changed since.
+    fn begin_planned(&mut self, plan: Plan<Self::Slot>) -> Steps<'_, Self>
+    where
+        Self: Sized,
+    {
+        Steps::new(self, plan)
     }
 
     /// [`Edit::Remove`].

@@ -19,6 +19,16 @@ pub struct PlannedUBatch<S> {
 /// The ubatches of a batch, in the order in which they are committed.
 pub type Plan<S> = Vec<PlannedUBatch<S>>;
 
+/// A batch that was validated against a memory, and the slots that this memory found for it. To be
+/// committed before anything else changes there.
+#[derive(Clone, Debug)]
+pub struct PlannedBatch<S> {
+    /// The batch.
+    pub batch: ValidBatch,
+    /// Its ubatches.
+    pub plan: Plan<S>,
+}
+
 /// Whether rows of a step may have been written when it is undone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowsWritten {

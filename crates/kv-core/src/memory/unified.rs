@@ -309,6 +309,7 @@ impl Memory for Unified {
         MemoryCapacity {
             parts: vec![self.part_capacity()],
             states: None,
+            is_endless: false,
         }
     }
 

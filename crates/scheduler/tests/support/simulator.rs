@@ -9,7 +9,8 @@ use cellar_scheduler::{
 };
 use kv_core::batch::{BatchRules, validate};
 use kv_core::memory::{
-    Composite, Memory, MemoryInputs, Refusal, RestoreInto, RowsWritten, Seqs, Snapshot, invariants,
+    Composite, CompositeSlot, Memory, MemoryInputs, PlannedBatch, Refusal, RestoreInto,
+    RowsWritten, Seqs, Snapshot, invariants,
 };
 use kv_core::{CellIdx, SeqId, TokenId};
 use rand_chacha::ChaCha8Rng;
@@ -240,6 +241,7 @@ impl Simulator {
             checkpoints: script.checkpoints.clone(),
             siblings: siblings.clone(),
             tenant: script.tenant,
+            ..Request::default()
         };
         let script_tenant = script.tenant;
         let capacity = self.scheduler.capacity();
@@ -326,11 +328,12 @@ impl Simulator {
             }
             Work::SwapOut { swap, limit } => self.swap_out(swap, limit),
             Work::SwapIn(swap) => self.swap_in(swap),
-            Work::Decode(step) => {
+            Work::Shift(_) | Work::Encode { .. } => panic!("nobody asked for it"),
+            Work::Decode { step, planned } => {
                 self.n_edits = 0;
                 self.n_steps += 1;
                 self.has_rejected = step.feeds.iter().any(|feed| feed.n_draft > 0);
-                self.decode(&step);
+                self.decode(&step, planned);
             }
         }
         self.check();
@@ -487,9 +490,9 @@ impl Simulator {
         self.clients[&id].reuse.unwrap()
     }
 
-    fn decode(&mut self, step: &Step) {
+    fn decode(&mut self, step: &Step, planned: PlannedBatch<CompositeSlot>) {
         self.check_progress(step);
-        let outputs = self.compute(step);
+        let outputs = self.compute(step, planned);
         for text in step.texts() {
             let client = self.clients.get_mut(&text).unwrap();
             client.n_failed = match outputs {
@@ -546,7 +549,7 @@ impl Simulator {
     }
 
     /// The outputs of a step, or `None` where it failed and was undone.
-    fn compute(&mut self, step: &Step) -> Option<Vec<u64>> {
+    fn compute(&mut self, step: &Step, planned: PlannedBatch<CompositeSlot>) -> Option<Vec<u64>> {
         let is_poison = |id: &RequestId| self.clients[id].script.is_poison;
         let is_poisoned = step.texts().any(|text| is_poison(&text));
         let fails_at = match is_poisoned {
@@ -555,8 +558,8 @@ impl Simulator {
         };
         let positions = |seq| self.memory.positions(seq);
         let batch = validate(&step.batch, &self.rules, positions).unwrap();
-        let n_ubatch = self.scheduler.config().n_ubatch;
-        let mut steps = self.memory.begin(&batch, n_ubatch).unwrap();
+        assert_eq!(planned.batch, batch);
+        let mut steps = self.memory.begin_planned(planned.plan);
         let (mut inputs, mut outputs) = (MemoryInputs::default(), Vec::new());
         let mut number = 0;
         while let Some(ubatch) = steps.next(&mut inputs) {

@@ -376,6 +376,7 @@ impl Memory for Recurrent {
         MemoryCapacity {
             parts: Vec::new(),
             states: Some(self.state_capacity()),
+            is_endless: false,
         }
     }
 

@@ -1,25 +1,27 @@
-//! Drafts of a service's texts: who drafts before a step, and what drafters learn from it.
+//! Drafts of a session's texts: who drafts before a step, and what drafters learn from it.
 //!
 //! Invariant: a text whose drafts found no room in a step, or no room in the draft model's memory, drafts
 //! none for a while. Decides nothing about the texts: what is wrong of a draft is dropped.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use cellar_scheduler::{Event, RequestId, RowReport, Step};
 use kv_core::TokenId;
 use kv_core::backend::Backend;
+use kv_core::memory::Memory;
 
-use super::live_text::LiveText;
-use super::worker::Worker;
+use super::Session;
+use super::text::LiveText;
 use crate::draft_model::{Drafted, Turn, draft_together};
 use crate::speculate::DraftSource;
 
-impl<B: Backend> Worker<B> {
+impl<B: Backend, M: Memory + Clone> Session<B, M> {
     /// Drafts tokens for the texts that go on; those of a draft model in common batches.
     pub(super) fn draft(&mut self) {
         let mut drafted: Vec<(RequestId, Vec<TokenId>)> = Vec::new();
         let (mut requests, mut turns) = (Vec::new(), Vec::new());
-        for (&request, live) in &mut self.live {
+        for (&request, live) in &mut self.texts {
             live.has_drafted = false;
             let Some(drafter) = &mut live.drafter else {
                 continue;
@@ -35,7 +37,8 @@ impl<B: Backend> Worker<B> {
             }
         }
         if !turns.is_empty() {
-            let cancel = self.step.enter(requests.iter().copied());
+            let guests = Arc::clone(&self.intake.guests);
+            let cancel = guests.enter(requests.iter().copied());
             let of_model = draft_together(turns, cancel)
                 .into_iter()
                 .map(|drafted| match drafted {
@@ -45,7 +48,7 @@ impl<B: Backend> Worker<B> {
             drafted.extend(requests.into_iter().zip(of_model));
         }
         for (request, tokens) in drafted {
-            let Some(live) = self.live.get_mut(&request).filter(|_| !tokens.is_empty()) else {
+            let Some(live) = self.texts.get_mut(&request).filter(|_| !tokens.is_empty()) else {
                 continue;
             };
             live.has_drafted = true;

@@ -8,15 +8,15 @@
 
 use cellar_scheduler::{Event, Swap, SwappedIn};
 use kv_core::backend::Backend;
-use kv_core::memory::{Refusal, RestoreInto, Seqs};
+use kv_core::memory::{Memory, Refusal, RestoreInto, Seqs};
 use kv_core::state::{SavedState, StateError};
 
+use super::Session;
 use super::swap_store::StateBytes;
-use super::worker::Worker;
 use crate::error::EngineError;
 use crate::state::SaveOptions;
 
-impl<B: Backend> Worker<B> {
+impl<B: Backend, M: Memory + Clone> Session<B, M> {
     /// Saves a state to the host, where it has no more bytes than it may.
     pub(super) fn swap_out(&mut self, swap: Swap, limit: u64) {
         let saved = self.save_swapped(&swap, limit);
@@ -72,6 +72,9 @@ impl<B: Backend> Worker<B> {
         };
         if result != SwappedIn::NoRoom {
             self.swapped.remove(request);
+        }
+        if let (SwappedIn::Lost, Some(live)) = (result, self.texts.get_mut(&request)) {
+            live.forget_positions();
         }
         self.edit(swap.at_the_end().into_iter().collect());
         self.handle(Event::SwappedIn { request, result });

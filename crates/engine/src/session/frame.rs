@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use cellar_scheduler::{Counters, End, Micros, Note, Priority, RequestId, Reuse, Scheduler};
-use kv_core::memory::{Composite, Memory, Occupancy};
+use kv_core::memory::{Memory, Occupancy};
 use kv_core::{SeqId, TokenId};
 
 use super::config::ExcerptLen;
@@ -187,7 +187,7 @@ impl Frame {
     /// What is there between two steps.
     pub(crate) fn new(
         now: Micros,
-        memory: &Composite,
+        memory: &impl Memory,
         scheduler: &Scheduler,
         excerpts: ExcerptLen,
     ) -> Self {

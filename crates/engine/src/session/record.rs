@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cellar_scheduler::{Micros, Outcome, Request, RowReport, Scheduler, Step};
-use kv_core::memory::Composite;
+use kv_core::memory::Memory;
 
 use super::blocks::BlockTable;
 use super::config::ExcerptLen;
 use super::frame::{EventKind, Frame};
-use super::live_text::LiveText;
+use super::text::LiveText;
 use super::watch::{FRAME_TIME, WatchHub};
 use crate::trace::{TraceEvent, TraceWriter};
 
@@ -51,6 +51,11 @@ impl Recorder {
     pub(crate) fn with_blocks(mut self, blocks: Option<BlockTable>) -> Self {
         self.blocks = blocks;
         self
+    }
+
+    /// What watchers look at.
+    pub(crate) fn hub(&self) -> &Arc<WatchHub> {
+        &self.hub
     }
 
     /// Tells which blocks the scheduler's sequences hold between two steps.
@@ -116,7 +121,7 @@ impl Recorder {
     }
 
     /// Hands a frame over.
-    pub(crate) fn publish(&mut self, now: Micros, memory: &Composite, scheduler: &Scheduler) {
+    pub(crate) fn publish(&mut self, now: Micros, memory: &impl Memory, scheduler: &Scheduler) {
         self.last_frame = Instant::now();
         self.is_stale = false;
         let frame = Frame::new(now, memory, scheduler, self.excerpts);

@@ -13,7 +13,7 @@ use cellar_scheduler::{RequestId, Reuse, Speculated};
 use kv_core::TokenId;
 use kv_core::backend::CancelFlag;
 
-use super::service::ServiceError;
+use super::error::ServiceError;
 use crate::completion::FinishReason;
 use crate::logprobs::TokenLogprobs;
 
@@ -139,6 +139,11 @@ impl TextStream {
             let waited = self.shared.changed.wait(state);
             state = waited.unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// As [`TextStream::next_piece`], but never waits: `None` where no piece is there.
+    pub fn try_next_piece(&mut self) -> Option<Result<Option<String>, ServiceError>> {
+        take(&mut self.shared.lock(), &mut self.has_ended)
     }
 
     /// As [`TextStream::next_piece`], but waits at most so long: an empty piece where none came.

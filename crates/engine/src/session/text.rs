@@ -8,11 +8,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cellar_scheduler::{End, Progress, Reuse};
-use kv_core::TokenId;
+use kv_core::{Pos, TokenId};
 
-use super::service::{QueuePlace, ServiceError};
+use super::error::ServiceError;
+use super::intake::QueuePlace;
 use super::stream::{TextSender, Usage};
 use crate::completion::{Completion, FinishReason, OutputRow};
+use crate::context::GroupAttention;
 use crate::error::EngineError;
 use crate::speculate::DraftSource;
 
@@ -30,7 +32,13 @@ pub(super) struct LiveText {
     /// Tokens were drafted for its next step.
     pub(super) has_drafted: bool,
     /// Until it is admitted; all texts of a request have one together.
-    place: Option<Arc<QueuePlace>>,
+    pub(super) place: Option<Arc<QueuePlace>>,
+    /// The tokens that layers attend over in addition to its own, with a model that has an encoder.
+    pub(super) source: Option<Arc<[TokenId]>>,
+    /// Its older tokens share positions.
+    pub(super) group: Option<GroupAttention>,
+    /// Up to which position tokens share positions.
+    pub(super) grouped_to: Pos,
     submitted_at: Instant,
     pub(super) usage: Usage,
     /// Why the last step that failed did, or why no token could be chosen.
@@ -40,13 +48,8 @@ pub(super) struct LiveText {
 }
 
 impl LiveText {
-    /// A text that waits in this place.
-    pub(super) fn new(
-        completion: Completion,
-        sender: TextSender,
-        place: Option<Arc<QueuePlace>>,
-        submitted_at: Instant,
-    ) -> Self {
+    /// A text without tokens.
+    pub(super) fn new(completion: Completion, sender: TextSender, submitted_at: Instant) -> Self {
         Self {
             completion,
             prompt: Vec::new(),
@@ -54,7 +57,10 @@ impl LiveText {
             sender,
             drafter: None,
             has_drafted: false,
-            place,
+            place: None,
+            source: None,
+            group: None,
+            grouped_to: Pos(0),
             submitted_at,
             usage: Usage::default(),
             error: None,
@@ -75,12 +81,21 @@ impl LiveText {
         }
     }
 
-    /// It gives its sequence back, and that of a draft model, until it goes on.
-    pub(super) fn preempt(&mut self) {
+    /// It gives its sequence back, and that of a draft model, until it goes on. Of its tokens,
+    /// `n_lost` are computed again.
+    pub(super) fn preempt(&mut self, n_lost: usize) {
         self.usage.n_preemptions += 1;
+        if n_lost > 0 {
+            self.forget_positions();
+        }
         if let Some(DraftSource::Model(drafter)) = &self.drafter {
             drafter.release();
         }
+    }
+
+    /// Its tokens are computed again: none of them share positions.
+    pub(super) fn forget_positions(&mut self) {
+        self.grouped_to = Pos(0);
     }
 
     /// The row of a token of the prompt, where such are wanted.
@@ -94,7 +109,7 @@ impl LiveText {
     }
 
     /// Chooses a token from a row, and gives out what text is complete.
-    pub(super) fn take_row(&mut self, row: &[f32]) -> Progress {
+    pub(super) fn take_row(&mut self, row: OutputRow<'_>) -> Progress {
         if let Some(error) = self.prompt_error.take() {
             self.error = Some(error);
             return Progress::Failed;
@@ -103,7 +118,7 @@ impl LiveText {
             let places = self.completion.prompt_logprobs();
             self.sender.set_prompt_logprobs(places);
         }
-        match self.completion.take(OutputRow::Logits(row)) {
+        match self.completion.take(row) {
             Ok(piece) => {
                 // Tokens whose text is held back come with the piece that releases it.
                 if !piece.is_empty() {
@@ -170,7 +185,7 @@ mod tests {
     /// Tokens 3 to 5; those before are special in a vocabulary of this kind.
     const PIECES: [&str; 6] = ["<unk>", "<s>", "</s>", "a", "b", "c"];
 
-    fn live() -> (LiveText, crate::serve::TextStream) {
+    fn live() -> (LiveText, crate::session::TextStream) {
         let mut spec = TokenizerSpec::new(TokenizerModel::Spm, PIECES.map(str::to_owned).to_vec());
         spec.scores = vec![0.0; PIECES.len()];
         let tokenizer = Arc::new(Tokenizer::new(spec).unwrap());
@@ -182,7 +197,7 @@ mod tests {
         };
         let (sender, stream) = TextSender::new(RequestId(0), &Arc::default());
         let completion = Completion::new(&tokenizer, options).unwrap();
-        let live = LiveText::new(completion, sender, None, Instant::now());
+        let live = LiveText::new(completion, sender, Instant::now());
         (live, stream)
     }
 
@@ -190,7 +205,10 @@ mod tests {
         let mut row = [0.0; PIECES.len()];
         row[token] = 1.0;
         let chosen = TokenId(token as u32);
-        assert_eq!(live.take_row(&row), Progress::Token(chosen));
+        assert_eq!(
+            live.take_row(OutputRow::Logits(&row)),
+            Progress::Token(chosen)
+        );
     }
 
     fn tokens(places: &[TokenLogprobs]) -> Vec<u32> {

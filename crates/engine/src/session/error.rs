@@ -1,0 +1,49 @@
+//! [`ServiceError`]: why a request is refused or has failed.
+
+use std::sync::Arc;
+
+use cellar_scheduler::RequestError;
+
+use crate::error::EngineError;
+
+/// Why a request is refused or has failed.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServiceError {
+    /// The request, or a limit of the service, is refused.
+    #[error(transparent)]
+    Refused(#[from] RequestError),
+    /// An option makes no sense, no token could be chosen, or the step of this request failed when
+    /// it was computed alone.
+    #[error(transparent)]
+    Engine(Arc<EngineError>),
+    /// The thread could not be started.
+    #[error("the service cannot start a thread: {reason}")]
+    NoThread {
+        /// Why, in the system's words.
+        reason: String,
+    },
+    /// A trace cannot be written, or is none that can be read.
+    #[error("the trace is wrong at byte {at}: {what}")]
+    Trace {
+        /// The place in the file, in bytes.
+        at: u64,
+        /// What is wrong.
+        what: String,
+    },
+    /// Saved prefixes are not what would be computed here.
+    #[error("the cached prefixes are not restored: {reason}")]
+    PrefixesRefused {
+        /// What is different.
+        reason: String,
+    },
+    /// The service has ended before the request did.
+    #[error("the service has ended")]
+    Stopped,
+}
+
+impl From<EngineError> for ServiceError {
+    fn from(error: EngineError) -> Self {
+        Self::Engine(Arc::new(error))
+    }
+}

@@ -1,0 +1,344 @@
+//! [`Intake`]: makes texts of a [`TextRequest`], in any thread, before a [`Session`](super::Session)
+//! takes them.
+//!
+//! Invariant: a request that can be refused is refused here, so a stream that was handed out is of a
+//! request that will be computed.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use cellar_scheduler::{
+    Overflow, PrefixUse, Priority, PromptLimits, PromptRows, Request, RequestError, RequestId,
+    SchedulerConfig, SourceUse, Speculation, SpeculationOff, Tenant, TenantId, TenantLimits,
+    Waiting,
+};
+use kv_core::TokenId;
+use model_core::tokenizer::Tokenizer;
+
+use super::error::ServiceError;
+use super::stream::{StepGuests, TextSender, TextStream};
+use super::text::LiveText;
+use crate::completion::{Completion, CompletionOptions};
+use crate::context::LongContext;
+use crate::draft_model::DraftModel;
+use crate::error::EngineError;
+use crate::logprobs::Logprobs;
+use crate::sampler::Step;
+use crate::speculate::{self, DraftSource};
+
+/// A prompt, and how it is continued.
+#[derive(Debug, Default)]
+pub struct TextRequest {
+    /// The tokens to continue. With a model that has an encoder, the source that is encoded: the
+    /// text begins with the model's start tokens.
+    pub prompt: Vec<TokenId>,
+    /// Which requests go before it.
+    pub priority: Priority,
+    /// Whose it is: tenants share what is computed by their weights.
+    pub tenant: TenantId,
+    /// What that tenant gets from now on; `None` takes [`ServiceConfig::tenant_limits`].
+    ///
+    /// [`ServiceConfig::tenant_limits`]: super::ServiceConfig::tenant_limits
+    pub tenant_limits: Option<TenantLimits>,
+    /// With whom it shares cached prefixes: with all requests, unless they have other salts. With
+    /// none where log probabilities of the prompt are wanted, or a source is encoded.
+    pub prefix: PrefixUse,
+    /// After so many tokens of the prompt others are likely to part from it: where messages end.
+    pub checkpoints: Vec<usize>,
+    /// How the text is chosen, and where it ends.
+    pub options: CompletionOptions,
+    /// Steps of the sampler before all others: a grammar, a bias.
+    pub steps: Vec<Box<dyn Step>>,
+    /// Whether tokens of the text are drafted, so that a step verifies several. The text is the same.
+    pub speculation: Speculation,
+    /// What happens when it gets longer than the context.
+    pub long_context: LongContext,
+}
+
+/// Requests on their way to a session, each with the texts of its prompt.
+#[derive(Debug)]
+pub(crate) struct Submitted {
+    pub(super) requests: Vec<Request>,
+    pub(super) texts: Vec<(RequestId, LiveText)>,
+}
+
+/// What requests are checked against, and numbered by.
+#[derive(Debug)]
+pub(crate) struct Intake {
+    pub(super) tokenizer: Arc<Tokenizer>,
+    pub(super) limits: PromptLimits,
+    pub(super) draft_limit: Result<usize, SpeculationOff>,
+    pub(super) draft_model: Option<DraftModel>,
+    pub(super) tenant_limits: TenantLimits,
+    pub(super) queue: Arc<QueueSize>,
+    pub(super) next_id: AtomicU64,
+    pub(super) guests: Arc<StepGuests>,
+    /// With which tokens a text begins whose prompt is encoded; `None` where the model has no encoder.
+    pub(super) start: Option<Vec<TokenId>>,
+    /// Why a text cannot go on beyond the context.
+    pub(super) long_context: LongContextLimits,
+}
+
+/// What a model says to [`LongContext`].
+#[derive(Clone, Debug)]
+pub(crate) struct LongContextLimits {
+    /// Why tokens cannot move.
+    pub(super) refused: Option<Arc<EngineError>>,
+    /// Tokens at the beginning whose rows stay for good.
+    pub(super) n_first: u32,
+}
+
+impl Intake {
+    /// Makes `n` texts of the prompt of a request. Text number `i`, counted from 0, is what the
+    /// request alone gives with `i` added to its seed. `more_steps` gives the own steps of each text but
+    /// the first.
+    ///
+    /// # Errors
+    /// [`ServiceError::Refused`] with the numbers, where the prompt is empty, can never fit, or too
+    /// much waits; [`ServiceError::Engine`] where an option is out of range.
+    pub(crate) fn take(
+        &self,
+        request: TextRequest,
+        n: NonZeroU32,
+        mut more_steps: impl FnMut() -> Vec<Box<dyn Step>>,
+    ) -> Result<(Submitted, Vec<TextStream>), ServiceError> {
+        let submitted_at = Instant::now();
+        let TextRequest {
+            prompt: given,
+            priority,
+            tenant,
+            tenant_limits,
+            prefix,
+            checkpoints,
+            options,
+            steps,
+            speculation,
+            long_context,
+        } = request;
+        self.limits.check(&given)?;
+        speculate::check(speculation).map_err(EngineError::from)?;
+        self.long_context.check(long_context)?;
+        let (source, prompt) = match &self.start {
+            Some(start) => (Some(Arc::<[TokenId]>::from(given)), start.clone()),
+            None => (None, given),
+        };
+        let n_prompt = prompt.len() + source.as_ref().map_or(0, |source| source.len());
+        // What is reused has no rows.
+        let prompt_rows = match options.prompt_logprobs {
+            Logprobs::Off => PromptRows::Last,
+            Logprobs::Top(_) => PromptRows::All,
+        };
+        let prefix = if prompt_rows == PromptRows::All || source.is_some() {
+            PrefixUse::Off
+        } else {
+            prefix
+        };
+        let mut steps = Some(steps);
+        let mut completions = Vec::with_capacity(n.get() as usize);
+        for number in 0..u64::from(n.get()) {
+            let mut options = options.clone();
+            options.sampler.seed = options.sampler.seed.wrapping_add(number);
+            let mut completion = Completion::new(&self.tokenizer, options)?;
+            let steps = steps.take().unwrap_or_else(&mut more_steps);
+            steps
+                .into_iter()
+                .for_each(|step| completion.push_step(step));
+            completion.accept_prompt(&prompt);
+            completions.push(completion);
+        }
+        let tenant = Tenant {
+            id: tenant,
+            limits: tenant_limits.unwrap_or(self.tenant_limits),
+        };
+        let place = Arc::new(self.queue.enter(n_prompt, tenant)?);
+        let first_id = self.reserve_ids(u64::from(n.get()));
+        let (mut texts, mut streams) = (Vec::new(), Vec::new());
+        for (id, completion) in (first_id.0..).map(RequestId).zip(completions) {
+            let (sender, stream) = TextSender::new(id, &self.guests);
+            let mut live = LiveText::new(completion, sender, submitted_at);
+            live.place = Some(Arc::clone(&place));
+            match self.drafter(speculation, long_context) {
+                Ok(drafter) => live.drafter = drafter,
+                Err(off) => live.usage.speculated.off = Some(off),
+            }
+            if let Some(drafter) = &mut live.drafter {
+                drafter.push(&prompt);
+            }
+            if prompt_rows == PromptRows::All {
+                live.prompt.clone_from(&prompt);
+            }
+            live.usage.n_prompt = n_prompt;
+            live.source.clone_from(&source);
+            if let LongContext::Group(group) = long_context {
+                live.group = Some(group);
+            }
+            texts.push((id, live));
+            streams.push(stream);
+        }
+        let overflow = match long_context {
+            LongContext::Shift { n_keep } => Overflow::Shift {
+                n_keep: n_keep.max(self.long_context.n_first) as usize,
+            },
+            LongContext::Stop | LongContext::Group(_) => Overflow::End,
+        };
+        let request = Request {
+            id: first_id,
+            priority,
+            prompt,
+            prefix,
+            prompt_rows,
+            checkpoints,
+            siblings: Vec::new(),
+            tenant,
+            overflow,
+            source: match source {
+                Some(_) => SourceUse::Encoded,
+                None => SourceUse::None,
+            },
+        };
+        let more = || (1..u64::from(n.get())).map(|number| RequestId(first_id.0 + number));
+        // Each text has a source of its own; all others share the cells of their prompt.
+        let requests = match self.start {
+            Some(_) => {
+                let others = more().map(|id| Request {
+                    id,
+                    ..request.clone()
+                });
+                let others: Vec<Request> = others.collect();
+                std::iter::once(request).chain(others).collect()
+            }
+            None => vec![Request {
+                siblings: more().collect(),
+                ..request
+            }],
+        };
+        Ok((Submitted { requests, texts }, streams))
+    }
+
+    /// What drafts for a text, or why nothing does.
+    fn drafter(
+        &self,
+        speculation: Speculation,
+        long_context: LongContext,
+    ) -> Result<Option<DraftSource>, SpeculationOff> {
+        match (speculation, long_context) {
+            (Speculation::Off, _) => Ok(None),
+            (_, LongContext::Group(_)) => Err(SpeculationOff::SharedPositions),
+            _ => {
+                self.draft_limit?;
+                DraftSource::new(speculation, self.draft_model.as_ref())
+            }
+        }
+    }
+
+    pub(crate) fn prompt_limits(&self) -> PromptLimits {
+        self.limits
+    }
+
+    pub(crate) fn draft_limit(&self) -> Result<usize, SpeculationOff> {
+        self.draft_limit
+    }
+
+    pub(crate) fn draft_model(&self) -> Option<&DraftModel> {
+        self.draft_model.as_ref()
+    }
+
+    /// Requests that wait to be admitted.
+    pub(crate) fn n_queued(&self) -> usize {
+        self.queue.n_requests()
+    }
+
+    /// Numbers for so many texts; the first of them.
+    pub(crate) fn reserve_ids(&self, n: u64) -> RequestId {
+        RequestId(self.next_id.fetch_add(n, Ordering::Relaxed))
+    }
+}
+
+impl LongContextLimits {
+    fn check(&self, long_context: LongContext) -> Result<(), ServiceError> {
+        match &self.refused {
+            Some(error) if long_context != LongContext::Stop => {
+                Err(ServiceError::Engine(Arc::clone(error)))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The requests that wait to be admitted, and how many may.
+#[derive(Debug)]
+pub(crate) struct QueueSize {
+    waiting: Mutex<WaitingRequests>,
+    limits: SchedulerConfig,
+}
+
+/// The requests that wait, all and by tenant.
+#[derive(Debug, Default)]
+struct WaitingRequests {
+    all: Waiting,
+    of: BTreeMap<TenantId, usize>,
+}
+
+impl QueueSize {
+    pub(super) fn new(limits: SchedulerConfig) -> Self {
+        Self {
+            waiting: Mutex::default(),
+            limits,
+        }
+    }
+
+    /// Requests that wait.
+    pub(crate) fn n_requests(&self) -> usize {
+        self.lock().all.n_requests
+    }
+
+    fn lock(&self) -> MutexGuard<'_, WaitingRequests> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A place for a prompt.
+    fn enter(
+        self: &Arc<Self>,
+        n_prompt: usize,
+        tenant: Tenant,
+    ) -> Result<QueuePlace, RequestError> {
+        let mut waiting = self.lock();
+        self.limits.check_queue(waiting.all, n_prompt)?;
+        let own = waiting.of.get(&tenant.id).copied().unwrap_or(0);
+        tenant.limits.check_queue(own)?;
+        waiting.all.n_requests += 1;
+        waiting.all.n_tokens += n_prompt;
+        waiting.of.insert(tenant.id, own + 1);
+        drop(waiting);
+        Ok(QueuePlace {
+            queue: Arc::clone(self),
+            n_prompt,
+            tenant: tenant.id,
+        })
+    }
+}
+
+/// A place in the queue, until it is dropped.
+#[derive(Debug)]
+pub(super) struct QueuePlace {
+    queue: Arc<QueueSize>,
+    n_prompt: usize,
+    tenant: TenantId,
+}
+
+impl Drop for QueuePlace {
+    fn drop(&mut self) {
+        let mut waiting = self.queue.lock();
+        waiting.all.n_requests = waiting.all.n_requests.saturating_sub(1);
+        waiting.all.n_tokens = waiting.all.n_tokens.saturating_sub(self.n_prompt);
+        if let Some(own) = waiting.of.get_mut(&self.tenant) {
+            *own = own.saturating_sub(1);
+            if *own == 0 {
+                waiting.of.remove(&self.tenant);
+            }
+        }
+    }
+}

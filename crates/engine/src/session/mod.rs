@@ -1,0 +1,715 @@
+//! [`Session`]: the texts of one engine, and the loop that carries them from prompt to token.
+//!
+//! A session owns an [`Engine`] and a [`Scheduler`]. Requests go in ([`Session::submit`]), each comes
+//! back as a stream of pieces ([`TextStream`]), and [`Session::step`] does what the scheduler plans
+//! next: it edits the memory, swaps, encodes a source, or computes a step and chooses a token from each
+//! row. It has no thread of its own: a [`Service`](crate::serve::Service) runs one on a thread, a
+//! program with one text steps it itself. Invariant: the scheduler knows every request that the session
+//! holds, and the other way round.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use cellar_engine::session::{ServiceConfig, ServiceError, Session, TextRequest};
+//! use cellar_engine::{CompletionOptions, Engine};
+//! use kv_core::backend::Backend;
+//! use model_core::tokenizer::{EncodeOptions, Tokenizer};
+//!
+//! fn generate(engine: Engine<impl Backend>, tokenizer: &Arc<Tokenizer>) -> Result<(), ServiceError> {
+//!     let mut session = Session::new(engine, tokenizer, &ServiceConfig::default())?;
+//!     let mut text = session.submit(TextRequest {
+//!         prompt: tokenizer.encode("Once upon a time", EncodeOptions::PROMPT),
+//!         options: CompletionOptions { n_predict: Some(40), ..CompletionOptions::default() },
+//!         ..TextRequest::default()
+//!     })?;
+//!     while let Some(piece) = session.next_piece(&mut text)? {
+//!         print!("{piece}");
+//!     }
+//!     Ok(())
+//! }
+//! ```
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use cellar_scheduler::{
+    Counters, Event, Micros, Outcome, RequestId, RowReport, RowUse, Scheduler, SchedulerConfig,
+    Shift, Shifted, Step, StepFailure, Work,
+};
+use kv_core::backend::{Backend, BackendError};
+use kv_core::batch::Batch;
+use kv_core::memory::{Composite, Edit, Memory, PartCapacity, PlannedBatch, Refusal};
+use kv_core::memory_plan::MemoryPlan;
+use kv_core::{Pos, SeqId};
+use model_core::tokenizer::Tokenizer;
+
+use crate::completion::OutputRow;
+use crate::decode::Engine;
+use crate::draft_model::DraftModel;
+use crate::error::EngineError;
+use crate::rows_out::StepRows;
+use crate::sampler;
+use crate::trace::TraceWriter;
+
+mod blocks;
+mod choices;
+mod config;
+mod drafts;
+mod error;
+mod frame;
+mod intake;
+mod prefixes;
+mod record;
+mod stream;
+mod swap;
+mod swap_dir;
+mod swap_files;
+mod swap_store;
+mod text;
+mod watch;
+
+pub use blocks::{Block, BlockEvent, BlockHash, BlockObserver};
+pub use choices::{Choices, MAX_CHOICES};
+pub use config::{ExcerptLen, ServiceConfig};
+pub use error::ServiceError;
+pub use frame::{CachedText, EventKind, Excerpt, Frame, RunningText, ServiceEvent, WaitingText};
+pub use intake::TextRequest;
+pub use prefixes::PrefixCounts;
+pub use stream::{FinishedText, TextStream, Usage};
+pub use swap_dir::SwapDir;
+pub use swap_files::SwapFiles;
+pub use swap_store::SwapDisk;
+pub use watch::{FRAME_TIME, MAX_EVENTS, Update, Watcher};
+
+use blocks::BlockTable;
+pub(crate) use config::micros;
+use drafts::learn_from_drafts;
+pub(crate) use intake::{Intake, Submitted};
+use intake::{LongContextLimits, QueueSize};
+pub(crate) use prefixes::LiveRequests;
+use record::{Recorder, event_of};
+use swap_store::SwapStore;
+use text::LiveText;
+pub(crate) use watch::WatchHub;
+
+/// The most candidates that a device is asked for; with more, rows of logits are read back.
+pub(crate) const MAX_CANDIDATES: usize = 512;
+
+/// What a session may have besides its engine.
+#[derive(Debug, Default)]
+pub struct ServiceExtras {
+    /// What happens is written to it.
+    pub trace: Option<TraceWriter>,
+    /// Drafts for the requests that want [`Speculation::Draft`](cellar_scheduler::Speculation::Draft).
+    /// Its engine should have a sequence for each request that runs; it computes between steps.
+    pub draft_model: Option<DraftModel>,
+    /// Gets an event when blocks of tokens come and go.
+    pub blocks: Option<BlockObserver>,
+    /// Takes states of preempted requests that are beyond half of
+    /// [`EngineConfig::swap_bytes`](crate::EngineConfig::swap_bytes).
+    pub swap_disk: Option<SwapDisk>,
+}
+
+/// What the memory of a session consists of.
+#[derive(Clone, Debug)]
+pub struct MemoryLayout {
+    /// Its parts, without that of sources.
+    pub parts: Vec<PartCapacity>,
+    /// Rows of each layer and kind, in bytes.
+    pub plan: MemoryPlan,
+    /// Requests and cached prefixes that can be in it.
+    pub n_seqs: u32,
+}
+
+/// The state of a session after its last step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServiceStatus {
+    /// What the scheduler has done.
+    pub counters: Counters,
+    /// Requests that were admitted and have not ended.
+    pub n_running: usize,
+    /// KV cells of the memory's largest part; 0 where no layer has attention.
+    pub n_cells: u32,
+    /// Of these, the cells that hold tokens: of running requests and of cached prefixes.
+    pub n_cells_used: u32,
+    /// Bytes that preempted requests have in the memory of the host.
+    pub swapped_bytes: u64,
+    /// Bytes that they have in files.
+    pub spilled_bytes: u64,
+    /// Whether the engine's device is lost
+    /// ([`BackendError::DeviceLost`](kv_core::backend::BackendError::DeviceLost)): no later step can be computed.
+    pub has_lost_device: bool,
+}
+
+/// Whether a session has something to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activity {
+    /// It did something, and may have more to do.
+    Busy,
+    /// It waits for a request.
+    Idle,
+}
+
+/// The texts of one engine. See the [module](self).
+#[derive(Debug)]
+pub struct Session<B: Backend, M: Memory + Clone = Composite> {
+    engine: Engine<B, M>,
+    scheduler: Scheduler,
+    texts: BTreeMap<RequestId, LiveText>,
+    /// What was saved of preempted requests.
+    swapped: SwapStore,
+    intake: Arc<Intake>,
+    recorder: Recorder,
+    started: Instant,
+    has_lost_device: bool,
+}
+
+impl<B: Backend, M: Memory + Clone> Session<B, M> {
+    /// A session of an engine. What the engine remembered goes.
+    ///
+    /// # Errors
+    /// [`ServiceError::Refused`] where a limit is 0, or the model takes whole sequences only;
+    /// [`ServiceError::Engine`] where its rows cannot be swapped as
+    /// [`EngineConfig::swap_type`](crate::EngineConfig::swap_type).
+    pub fn new(
+        engine: Engine<B, M>,
+        tokenizer: &Arc<Tokenizer>,
+        config: &ServiceConfig,
+    ) -> Result<Self, ServiceError> {
+        Self::with(engine, tokenizer, config, ServiceExtras::default())
+    }
+
+    /// As [`Session::new`], with a trace, a draft model, an observer of blocks and a disk, where there
+    /// are such.
+    ///
+    /// # Errors
+    /// As [`Session::new`]; [`ServiceError::Trace`] where the first line cannot be written. When a
+    /// later one cannot, a warning says so, and the session goes on. [`ServiceError::NoThread`] where
+    /// files cannot be written.
+    pub fn with(
+        mut engine: Engine<B, M>,
+        tokenizer: &Arc<Tokenizer>,
+        config: &ServiceConfig,
+        extras: ServiceExtras,
+    ) -> Result<Self, ServiceError> {
+        let ServiceExtras {
+            mut trace,
+            draft_model,
+            blocks,
+            swap_disk,
+        } = extras;
+        if let Some(kv_type) = engine.settings().swap_type {
+            engine.check_save_type(kv_type)?;
+        }
+        if let Some(kv_type) = engine.settings().swapped_state_type() {
+            engine.check_save_state_type(kv_type)?;
+        }
+        let _removed = engine.clear();
+        let limits = SchedulerConfig {
+            swap_disk_bytes: swap_disk.as_ref().map_or(0, |disk| disk.n_bytes),
+            ..config.scheduler(engine.settings())
+        };
+        let scheduler = Scheduler::new(limits, engine.memory())?
+            .with_row_bytes(engine.settings().row_bytes())
+            .with_notes();
+        if let Some(trace) = &mut trace {
+            let begun = trace.begin(engine.settings(), &limits);
+            begun.map_err(|error| ServiceError::Trace {
+                at: 0,
+                what: error.to_string(),
+            })?;
+        }
+        let start = engine.model().source_encoder().map(|encoder| encoder.start);
+        let intake = Intake {
+            tokenizer: Arc::clone(tokenizer),
+            limits: scheduler.prompt_limits(),
+            draft_limit: scheduler.draft_limit(),
+            draft_model,
+            tenant_limits: config.tenant_limits,
+            queue: Arc::new(QueueSize::new(limits)),
+            next_id: AtomicU64::new(0),
+            guests: Arc::default(),
+            start,
+            long_context: LongContextLimits {
+                refused: engine.check_can_move().err().map(Arc::new),
+                n_first: engine.n_first(),
+            },
+        };
+        let recorder = Recorder::new(Arc::default(), config.excerpts)
+            .with_trace(trace)
+            .with_blocks(blocks.map(BlockTable::new));
+        let files = swap_disk.map(|disk| disk.files);
+        let swapped = SwapStore::new(limits.swap_bytes, files);
+        let swapped = swapped.map_err(|error| ServiceError::NoThread {
+            reason: error.to_string(),
+        })?;
+        Ok(Self {
+            engine,
+            scheduler,
+            texts: BTreeMap::new(),
+            swapped,
+            intake: Arc::new(intake),
+            recorder,
+            started: Instant::now(),
+            has_lost_device: false,
+        })
+    }
+
+    /// Takes a request.
+    ///
+    /// # Errors
+    /// [`ServiceError::Refused`] with the numbers, where the prompt is empty, can never fit, or too
+    /// much waits; [`ServiceError::Engine`] where an option is out of range.
+    pub fn submit(&mut self, request: TextRequest) -> Result<TextStream, ServiceError> {
+        let mut streams = self.submit_texts(request, NonZeroU32::MIN, Vec::new)?;
+        streams.pop().ok_or(ServiceError::Stopped)
+    }
+
+    /// Takes a request for `n` texts of its prompt, which is computed once. Text number `i`, counted
+    /// from 0, is what the request alone gives with `i` added to its seed. `more_steps` gives the own
+    /// steps of each text but the first, as [`TextRequest::steps`] has those of the first.
+    ///
+    /// # Errors
+    /// As [`Session::submit`].
+    pub fn submit_texts(
+        &mut self,
+        request: TextRequest,
+        n: NonZeroU32,
+        more_steps: impl FnMut() -> Vec<Box<dyn sampler::Step>>,
+    ) -> Result<Vec<TextStream>, ServiceError> {
+        let (submitted, streams) = Arc::clone(&self.intake).take(request, n, more_steps)?;
+        self.enter(submitted);
+        Ok(streams)
+    }
+
+    /// Takes the texts of a request, which was checked.
+    pub(crate) fn enter(&mut self, submitted: Submitted) {
+        self.texts.extend(submitted.texts);
+        for request in submitted.requests {
+            let now = self.now();
+            self.recorder.submit(now, &request);
+            self.handle(Event::Submit(request));
+        }
+    }
+
+    /// Does what the scheduler plans next.
+    pub fn step(&mut self) -> Activity {
+        self.cancel_unwanted();
+        self.watch_files();
+        self.draft();
+        self.group_positions();
+        let plan = self.scheduler.next(self.now(), self.engine.memory());
+        self.take_outcomes(plan.outcomes);
+        self.record_notes();
+        match plan.work {
+            Work::Idle => return Activity::Idle,
+            Work::Edit(edits) => self.edit(edits),
+            Work::SwapOut { swap, limit } => self.swap_out(swap, limit),
+            Work::SwapIn(swap) => self.swap_in(swap),
+            Work::Encode { request, seq } => self.encode(request, seq),
+            Work::Shift(shift) => self.shift(shift),
+            Work::Decode { step, planned } => self.decode(&step, planned),
+        }
+        Activity::Busy
+    }
+
+    /// The next piece of a text of this session, which is stepped until there is one; `None` when the
+    /// text has ended.
+    ///
+    /// # Errors
+    /// [`ServiceError`], once, where the request failed.
+    pub fn next_piece(&mut self, text: &mut TextStream) -> Result<Option<String>, ServiceError> {
+        loop {
+            if let Some(piece) = text.try_next_piece() {
+                return piece;
+            }
+            if self.step() == Activity::Idle {
+                // A text that has not ended always has a next step, unless it is another session's.
+                return text.try_next_piece().unwrap_or(Err(ServiceError::Stopped));
+            }
+        }
+    }
+
+    /// Takes everything out of the memory, as requests that end do, and gives the engine back. Texts that have not ended end as [`ServiceError::Stopped`].
+    pub fn into_engine(mut self) -> Engine<B, M> {
+        for id in std::mem::take(&mut self.texts).into_keys() {
+            self.handle(Event::Cancel(id));
+        }
+        self.handle(Event::ClearPrefixes);
+        self.finish_edits();
+        self.recorder.update_blocks(&self.scheduler);
+        let now = self.now();
+        self.recorder.stop(now);
+        self.engine
+    }
+
+    /// The engine, to look at.
+    pub fn engine(&self) -> &Engine<B, M> {
+        &self.engine
+    }
+
+    /// The scheduler, to look at.
+    pub fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
+    }
+
+    /// What runs, and how full the memory is.
+    pub fn status(&self) -> ServiceStatus {
+        let cells = self.engine.memory().cell_use();
+        let running = self.texts.values().filter(|live| live.was_admitted());
+        ServiceStatus {
+            counters: self.scheduler.counters(),
+            n_running: running.count(),
+            n_cells: cells.n_cells,
+            n_cells_used: cells.n_used,
+            swapped_bytes: self.scheduler.swapped_bytes(),
+            spilled_bytes: self.scheduler.spilled_bytes(),
+            has_lost_device: self.has_lost_device,
+        }
+    }
+
+    /// What the memory consists of.
+    pub fn memory_layout(&self) -> MemoryLayout {
+        let memory = self.engine.memory();
+        MemoryLayout {
+            parts: memory.capacity().parts,
+            plan: self.engine.settings().memory_plan(),
+            n_seqs: memory.n_seqs(),
+        }
+    }
+
+    pub(crate) fn intake(&self) -> &Arc<Intake> {
+        &self.intake
+    }
+
+    pub(crate) fn hub(&self) -> &Arc<WatchHub> {
+        self.recorder.hub()
+    }
+
+    /// How long it may wait for a request before watchers are shown the last state; `None` for ever.
+    pub(crate) fn idle_time(&self) -> Option<Duration> {
+        self.recorder.idle_time()
+    }
+
+    pub(crate) fn update_blocks(&mut self) {
+        self.recorder.update_blocks(&self.scheduler);
+    }
+
+    pub(crate) fn publish_frame(&mut self) {
+        let now = self.now();
+        self.recorder
+            .publish(now, self.engine.memory(), &self.scheduler);
+    }
+
+    /// Something changed that no event of a request tells.
+    fn notice_change(&mut self) {
+        self.recorder.set_stale();
+        self.record_notes();
+    }
+
+    fn record_notes(&mut self) {
+        let now = self.now();
+        for note in self.scheduler.take_notes() {
+            self.recorder.record(now, EventKind::Cache(note));
+        }
+    }
+
+    /// Cancels all requests.
+    fn end_all(&mut self) {
+        let ids: Vec<RequestId> = self.texts.keys().copied().collect();
+        ids.into_iter()
+            .for_each(|id| self.handle(Event::Cancel(id)));
+    }
+
+    /// Does the edits that the scheduler wants, where nothing runs.
+    fn finish_edits(&mut self) {
+        loop {
+            let plan = self.scheduler.next(self.now(), self.engine.memory());
+            self.take_outcomes(plan.outcomes);
+            let Work::Edit(edits) = plan.work else {
+                return;
+            };
+            self.edit(edits);
+        }
+    }
+
+    fn edit(&mut self, edits: Vec<Edit>) {
+        self.recorder.set_stale();
+        for edit in edits {
+            let edited = self.engine.edit(edit);
+            if let Err(error) = &edited {
+                self.note_lost_device(error);
+            }
+            match (edited, edit) {
+                (Ok(_), _) => {}
+                // The sequence that was to get tokens, or to move them, has none then.
+                (Err(error), Edit::Copy { .. } | Edit::Reposition { .. }) => {
+                    tracing::warn!(%error, "tokens could not be copied or moved");
+                    self.handle(Event::StepFailed(StepFailure::Computation));
+                }
+                // A scheduler that disagrees with its memory cannot go on.
+                (Err(error), _) => self.fail_all(&Arc::new(error)),
+            }
+        }
+    }
+
+    fn now(&self) -> Micros {
+        micros(self.started.elapsed())
+    }
+
+    fn cancel_unwanted(&mut self) {
+        let texts = self.texts.iter();
+        let unwanted = texts.filter(|(_, live)| live.sender.is_cancelled());
+        let unwanted: Vec<RequestId> = unwanted.map(|(&id, _)| id).collect();
+        for id in unwanted {
+            self.handle(Event::Cancel(id));
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        self.recorder.set_stale();
+        let outcomes = self.scheduler.handle(self.now(), event);
+        self.take_outcomes(outcomes);
+    }
+
+    fn take_outcomes(&mut self, outcomes: Vec<Outcome>) {
+        for outcome in outcomes {
+            self.record_outcome(&outcome);
+            match outcome {
+                Outcome::Admitted { request, reuse, .. } => {
+                    if let Some(live) = self.texts.get_mut(&request) {
+                        live.admit(reuse);
+                    }
+                }
+                Outcome::Preempted { request, n_tokens } => {
+                    if let Some(live) = self.texts.get_mut(&request) {
+                        live.preempt(n_tokens);
+                    }
+                }
+                Outcome::Refused { request, why } => {
+                    if let Some(live) = self.texts.remove(&request) {
+                        live.sender.end(Err(why.into()));
+                    }
+                }
+                Outcome::Spilled { request } => self.swapped.spill(request),
+                Outcome::SwapDropped { request, .. } => {
+                    self.swapped.remove(request);
+                    if let Some(live) = self.texts.get_mut(&request) {
+                        live.forget_positions();
+                    }
+                }
+                Outcome::Ended { request, end } => {
+                    self.swapped.remove(request);
+                    if let Some(live) = self.texts.remove(&request) {
+                        live.end(end);
+                    }
+                }
+            }
+        }
+    }
+
+    fn record_outcome(&mut self, outcome: &Outcome) {
+        self.record_notes(); // what led to it comes first
+        let (Outcome::Refused { request, .. }
+        | Outcome::Admitted { request, .. }
+        | Outcome::Preempted { request, .. }
+        | Outcome::Spilled { request }
+        | Outcome::SwapDropped { request, .. }
+        | Outcome::Ended { request, .. }) = outcome;
+        let now = self.now();
+        if let Some(event) = event_of(outcome, self.texts.get(request)) {
+            self.recorder.record(now, event);
+        }
+    }
+
+    /// Encodes the source of a request.
+    fn encode(&mut self, request: RequestId, seq: SeqId) {
+        let live = self.texts.get(&request);
+        let source = live
+            .and_then(|live| live.source.clone())
+            .unwrap_or_default();
+        let guests = Arc::clone(&self.intake.guests);
+        let cancel = guests.enter(std::iter::once(request));
+        let batch = Batch::source(seq, source.iter().copied());
+        match self.engine.encode_until(&batch, cancel) {
+            Ok(_) => self.handle(Event::Encoded(request)),
+            Err(EngineError::Cancelled) => {
+                self.handle(Event::Encoded(request));
+                self.handle(Event::Cancel(request));
+            }
+            Err(error) => {
+                self.note_lost_device(&error);
+                self.set_error(request, &Arc::new(error));
+                self.handle(Event::Fail(request));
+            }
+        }
+    }
+
+    /// Drops tokens of a text that is full.
+    fn shift(&mut self, shift: Shift) {
+        let request = shift.request;
+        let result = match self.engine.shift(&shift) {
+            Ok(()) => Shifted::Done,
+            Err(EngineError::Refused(Refusal::NoRoom(_))) => Shifted::NoRoom,
+            Err(error) => {
+                self.note_lost_device(&error);
+                tracing::warn!(%error, "a text that is full cannot go on");
+                Shifted::Refused
+            }
+        };
+        self.handle(Event::Shifted { request, result });
+    }
+
+    /// Lets older tokens share positions, of the texts that want it.
+    fn group_positions(&mut self) {
+        if self.texts.values().all(|live| live.group.is_none()) {
+            return;
+        }
+        let running: Vec<(RequestId, SeqId)> =
+            self.scheduler.running().map(|r| (r.id, r.seq)).collect();
+        for (request, seq) in running {
+            let Some(live) = self.texts.get_mut(&request) else {
+                continue;
+            };
+            let Some(group) = live.group else {
+                continue;
+            };
+            let (mut to, mut failed) = (live.grouped_to, None);
+            let end = |engine: &Engine<B, M>| {
+                let held = engine.memory().positions(seq);
+                held.map_or(Pos(0), |held| held.last.next())
+            };
+            while end(&self.engine).0 >= to.0.saturating_add(group.width()) && failed.is_none() {
+                failed = self.engine.group(seq, to, group).err();
+                to = Pos(to.0 + group.n_positions());
+            }
+            live.grouped_to = to;
+            if let Some(error) = failed {
+                self.note_lost_device(&error);
+                self.set_error(request, &Arc::new(error));
+                self.handle(Event::Fail(request));
+            }
+        }
+    }
+
+    /// How many of the most likely tokens of each row are enough for all texts of a step, where the
+    /// device finds them; `None` where rows of logits are read back.
+    fn n_candidates(&self, step: &Step) -> Option<usize> {
+        if !self.engine.backend().prefers_candidates() {
+            return None;
+        }
+        let mut n = 1;
+        for request in step.texts() {
+            let live = self.texts.get(&request)?;
+            if !live.prompt.is_empty() {
+                return None; // the rows of its prompt are wanted
+            }
+            n = n.max(live.completion.n_candidates()?);
+        }
+        // Few numbers, so that few programs are compiled.
+        let n = n.next_power_of_two();
+        let n_vocab = self.engine.settings().rules.n_vocab as usize;
+        (n <= MAX_CANDIDATES.min(n_vocab)).then_some(n)
+    }
+
+    /// Computes a step, and reports it.
+    fn decode(&mut self, step: &Step, planned: PlannedBatch<M::Slot>) {
+        // All edits are done: each cell in use is of a request or a cached prefix.
+        if self.recorder.is_due() {
+            self.publish_frame();
+        }
+        let n_candidates = self.n_candidates(step);
+        let guests = Arc::clone(&self.intake.guests);
+        let cancel = guests.enter(step.texts());
+        let began = Instant::now();
+        let computed = self.engine.decode_planned(planned, n_candidates, cancel);
+        let computed = computed.map(|rows| {
+            let on_first_token = |request| {
+                let now = micros(self.started.elapsed());
+                self.recorder.record(now, EventKind::FirstToken { request });
+            };
+            choose_tokens(step, rows, &mut self.texts, on_first_token)
+        });
+        match computed {
+            Ok(rows) => {
+                let took = micros(began.elapsed());
+                let now = self.now();
+                self.recorder.step(now, step, &rows, took);
+                self.handle(Event::StepDone(rows));
+                self.handle(Event::StepTime(micros(began.elapsed())));
+            }
+            // All requests of the step were cancelled.
+            Err(EngineError::Cancelled) => {
+                step.texts().for_each(|id| self.handle(Event::Cancel(id)));
+                self.handle(Event::StepFailed(StepFailure::Computation));
+            }
+            Err(error) => {
+                self.note_lost_device(&error);
+                let failure = if self.has_lost_device {
+                    StepFailure::DeviceLost
+                } else {
+                    StepFailure::Computation
+                };
+                tracing::warn!(%error, n_requests = step.feeds.len(), "a step failed");
+                let error = Arc::new(error);
+                let is_concerned = |id: &RequestId| {
+                    failure == StepFailure::DeviceLost || step.texts().any(|text| text == *id)
+                };
+                let concerned = self.texts.iter_mut().filter(|(id, _)| is_concerned(id));
+                concerned.for_each(|(_, live)| live.error = Some(Arc::clone(&error)));
+                self.handle(Event::StepFailed(failure));
+            }
+        }
+    }
+
+    fn note_lost_device(&mut self, error: &EngineError) {
+        self.has_lost_device |=
+            matches!(error, EngineError::Backend(BackendError::DeviceLost { .. }));
+    }
+
+    fn set_error(&mut self, request: RequestId, error: &Arc<EngineError>) {
+        if let Some(live) = self.texts.get_mut(&request) {
+            live.error = Some(Arc::clone(error));
+        }
+    }
+
+    fn fail_all(&mut self, error: &Arc<EngineError>) {
+        for live in self.texts.values_mut() {
+            live.error = Some(Arc::clone(error));
+        }
+        self.handle(Event::StepFailed(StepFailure::DeviceLost));
+    }
+}
+
+/// Chooses a token from the row of each request that has one, and further ones where drafted ones
+/// are right.
+fn choose_tokens(
+    step: &Step,
+    rows: StepRows<'_>,
+    texts: &mut BTreeMap<RequestId, LiveText>,
+    mut on_first_token: impl FnMut(RequestId),
+) -> Vec<RowReport> {
+    let reports = step.report(|row| {
+        let live = texts.get_mut(&row.request)?;
+        let output = rows.row(row.row)?;
+        if let OutputRow::Logits(logits) = output {
+            live.take_prompt_row(row.token, logits);
+        }
+        match row.use_of {
+            RowUse::Prompt => None,
+            RowUse::NextToken | RowUse::AfterDraft(_) => {
+                let had_token = live.usage.first_token.is_some();
+                let progress = live.take_row(output);
+                if !had_token && live.usage.first_token.is_some() {
+                    on_first_token(row.request);
+                }
+                Some(progress)
+            }
+        }
+    });
+    learn_from_drafts(step, &reports, texts);
+    reports
+}
