@@ -16,8 +16,8 @@
 use kv_core::backend::{RowCopy, RowShift};
 use kv_core::batch::{Batch, MAX_POS, UBatch};
 use kv_core::memory::{
-    Edit, Edited, Memory, MemoryInputs, NeededFor, NoRoom, Plan, PlannedUBatch, PosChange, Refusal,
-    RowCounts, RowsWritten, Seqs,
+    Edit, Edited, Memory, MemoryCapacity, MemoryInputs, NeededFor, NoRoom, PartCapacity, Plan,
+    PlannedUBatch, PosChange, Refusal, RowCounts, RowsWritten, Seqs, Streams,
 };
 use kv_core::{
     CellIdx, CellRun, PartIdx, Pos, PosDelta, PosRange, SeqId, StreamIdx, Visibility, VisibleGroup,
@@ -311,6 +311,22 @@ impl Memory for StreamingLlm {
         RowCounts {
             cells: vec![(self.config.n_seqs * self.n_cells()) as usize],
             states: 0,
+        }
+    }
+
+    /// Any number of tokens fits: the oldest behind the sinks are evicted.
+    fn capacity(&self) -> MemoryCapacity {
+        let part = PartCapacity {
+            part: PartIdx(0),
+            n_cells: self.n_cells(),
+            streams: Streams::PerSequence,
+            window: Window::Full,
+            width: Some(self.n_cells()),
+        };
+        MemoryCapacity {
+            parts: vec![part],
+            states: None,
+            is_endless: true,
         }
     }
 

@@ -1,6 +1,8 @@
 //! An engine generates beyond the size of its cache, as with an eviction by hand.
 
-use cellar_engine::{Engine, EngineConfig};
+use cellar_engine::sampler::SamplerConfig;
+use cellar_engine::session::{ServiceConfig, Session, TextRequest};
+use cellar_engine::{CompletionOptions, Engine, EngineConfig};
 use kv_core::batch::Batch;
 use kv_core::memory::{Memory, PosChange, Seqs};
 use kv_core::{Pos, PosDelta, PosRange, SeqId, TokenId};
@@ -84,4 +86,64 @@ fn an_engine_generates_beyond_the_window() {
         batch = Batch::prompt(SEQ, [best(&wanted)]);
     }
     assert!(n_evictions >= 7, "{n_evictions}");
+}
+
+/// Two texts of three windows each in one session: each is what an engine with this memory generates
+/// alone.
+#[test]
+fn a_session_serves_texts_beyond_the_window() {
+    let file = story_model();
+    let backend = || CpuBackend::new(CpuConfig::default()).unwrap();
+    let engine = |n_seqs: u32| {
+        let memory = StreamingLlm::new(StreamingConfig { n_seqs, ..CONFIG });
+        let config = EngineConfig {
+            n_ctx: Some(128),
+            n_seqs,
+            ..EngineConfig::default()
+        };
+        let (model, weights) = (file.model().clone(), file.weights());
+        Engine::with_memory(backend(), model, weights, &config, memory).unwrap()
+    };
+    let encode = |text: &str| file.tokenizer().encode(text, EncodeOptions::PROMPT);
+    let prompts = ["Once upon a time", "One day"].map(encode);
+    let alone = |prompt: &[TokenId]| {
+        let mut engine = engine(1);
+        let mut batch = Batch::prompt(SEQ, prompt.to_vec());
+        let tokens = (0..180).map(|_| {
+            let mut row = engine.decode(&batch).unwrap().last().unwrap().to_vec();
+            // A story would end before.
+            for (id, logit) in (0..).zip(&mut row) {
+                if file.tokenizer().is_end_of_generation(TokenId(id)) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+            let token = best(&row);
+            batch = Batch::prompt(SEQ, [token]);
+            token
+        });
+        tokens.collect::<Vec<_>>()
+    };
+    let mut session = Session::new(engine(2), file.tokenizer(), &ServiceConfig::default()).unwrap();
+    let streams = prompts.clone().map(|prompt| {
+        let options = CompletionOptions {
+            sampler: SamplerConfig {
+                min_tokens: 180,
+                ..SamplerConfig::greedy()
+            },
+            n_predict: Some(180),
+            ..CompletionOptions::default()
+        };
+        let request = TextRequest {
+            prompt,
+            options,
+            ..TextRequest::default()
+        };
+        session.submit(request).unwrap()
+    });
+    for (mut stream, prompt) in streams.into_iter().zip(&prompts) {
+        while session.next_piece(&mut stream).unwrap().is_some() {}
+        let text = stream.finish().unwrap();
+        assert_eq!(text.tokens.len(), 180);
+        assert_eq!(text.tokens, alone(prompt));
+    }
 }

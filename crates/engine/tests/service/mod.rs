@@ -41,6 +41,7 @@ pub(crate) mod models;
 mod not_a_number;
 mod prefixes;
 mod requests;
+mod session;
 mod speculation;
 mod swap;
 mod swap_disk;
