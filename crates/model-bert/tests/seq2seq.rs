@@ -3,10 +3,13 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use crate::common::registry;
-use cellar_engine::{Engine, EngineConfig, EngineError, SaveOptions};
+use cellar_engine::sampler::SamplerConfig;
+use cellar_engine::session::{Activity, ServiceConfig, Session, TextRequest};
+use cellar_engine::{CompletionOptions, Engine, EngineConfig, EngineError, SaveOptions};
 use kv_candle::CandleBackend;
 use kv_core::backend::{Backend, RowKind, RowSpan};
 use kv_core::batch::{Batch, BatchError, TokensOf};
@@ -18,6 +21,7 @@ use kv_core::{KvType, LayerIdx, PosRange, SeqId, TokenId, Window};
 use model_core::architecture::Model;
 use model_core::directory::HfDirectory;
 use model_core::hf::{HfConfig, HfTranslation, ModelFileError};
+use model_core::tokenizer::{Tokenizer, TokenizerModel, TokenizerSpec};
 use model_tests::{Recipe, Reference, best, cpu, distance, fixture};
 use serde_json::json;
 
@@ -231,6 +235,56 @@ fn rows_and_continuations_are_those_of_the_reference() {
             let wanted = subject.reference.ids(&format!("greedy_{at}")).unwrap();
             let got = subject.greedy(&mut engine, seq(at), wanted.len());
             assert_eq!(got, wanted, "{name}, {at}");
+        }
+    }
+}
+
+/// Several texts in one session, also where each is preempted again and again: each source is encoded
+/// with its sequence, and each text is the reference's.
+#[test]
+fn a_session_encodes_the_source_of_each_text() {
+    for name in RECIPES {
+        let subject = Subject::of(name);
+        let n_vocab = subject.model.vocab_size();
+        let pieces: Vec<String> = (0..n_vocab).map(|id| format!("[{id}]")).collect();
+        let mut spec = TokenizerSpec::new(TokenizerModel::Spm, pieces);
+        spec.scores = vec![0.0; n_vocab];
+        let tokenizer = Arc::new(Tokenizer::new(spec).unwrap());
+        for preempt_every in [None, NonZeroU32::new(2)] {
+            let engine = subject.engine(cpu(), &config());
+            let limits = ServiceConfig {
+                preempt_every,
+                ..ServiceConfig::default()
+            };
+            let mut session = Session::new(engine, &tokenizer, &limits).unwrap();
+            let wanted: Vec<_> = (0..N_SEQS)
+                .map(|at| subject.reference.ids(&format!("greedy_{at}")).unwrap())
+                .collect();
+            let mut submit = |at: usize, n_predict: usize| {
+                let request = TextRequest {
+                    prompt: subject.ids("enc_ids", at),
+                    options: CompletionOptions {
+                        sampler: SamplerConfig::greedy(),
+                        n_predict: Some(n_predict),
+                        ..CompletionOptions::default()
+                    },
+                    ..TextRequest::default()
+                };
+                session.submit(request).unwrap()
+            };
+            let streams: Vec<_> = (0..N_SEQS).map(|at| submit(at, wanted[at].len())).collect();
+            while session.step() == Activity::Busy {}
+            for (at, stream) in streams.into_iter().enumerate() {
+                let text = stream.finish().unwrap();
+                let got: Vec<u32> = text.tokens.iter().map(|token| token.0).collect();
+                assert_eq!(got, wanted[at], "{name}, {at}, {preempt_every:?}");
+                let n_source = subject.ids("enc_ids", at).len();
+                let n_start = subject.model.source_encoder().unwrap().start.len();
+                assert_eq!(text.usage.n_prompt, n_source + n_start);
+            }
+            let n_preemptions = session.scheduler().counters().n_preemptions;
+            assert_eq!(n_preemptions > 0, preempt_every.is_some());
+            assert_eq!(session.into_engine().memory().n_used(), 0);
         }
     }
 }
