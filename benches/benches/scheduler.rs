@@ -5,11 +5,10 @@
 use std::hint::black_box;
 
 use cellar_scheduler::{
-    Event, Micros, PrefixUse, Priority, Progress, PromptRows, Request, RequestId, RowBytes,
-    Scheduler, SchedulerConfig, Tenant, Work,
+    Event, Micros, Progress, Request, RequestId, RowBytes, Scheduler, SchedulerConfig, Work,
 };
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use kv_core::batch::{BatchRules, validate};
+use kv_core::batch::BatchRules;
 use kv_core::memory::{Composite, Memory, MemoryInputs, Streams, UnifiedConfig};
 use kv_core::{Causality, PartIdx, TokenId, Window};
 

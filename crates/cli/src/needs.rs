@@ -40,12 +40,11 @@ const fn only(
 }
 
 /// Where requests, or `/set` in a chat, can turn on what a flag is about, the flag needs no other.
-const NEEDS: [Need; 22] = [
+const NEEDS: [Need; 21] = [
     everywhere(&["keep"], &["context_shift"]),
     everywhere(&["group_attention_width"], &["group_attention_factor"]),
     everywhere(&["save_kv_type", "save_state_type"], &["save_state"]),
     everywhere(&["kv_recent", "kv_sinks"], &["kv_type_old"]),
-    everywhere(&["draft_branches"], &["draft_model"]),
     everywhere(&["resume"], &["output"]),
     everywhere(&["tls_cert"], &["tls_key"]),
     everywhere(&["tls_key"], &["tls_cert"]),

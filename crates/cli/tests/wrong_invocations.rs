@@ -190,7 +190,7 @@ fn every_wrong_invocation_is_explained_in_one_line() {
 }
 
 /// Commands with flags that make no sense without others, or together: what is refused, and a remedy.
-const COMBINATIONS: [(&[&str], &str); 33] = [
+const COMBINATIONS: [(&[&str], &str); 32] = [
     (
         &["run", "--keep", "5"],
         "--keep 5 has no effect without --context-shift: give both",
@@ -214,10 +214,6 @@ const COMBINATIONS: [(&[&str], &str); 33] = [
     (
         &["run", "--group-attention-width", "64"],
         "--group-attention-width 64 has no effect without --group-attention-factor N",
-    ),
-    (
-        &["run", "--draft-branches", "3"],
-        "--draft-branches 3 has no effect without --draft-model MODEL",
     ),
     (
         &["run", "--draft-max", "4"],

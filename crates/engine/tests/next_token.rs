@@ -213,11 +213,6 @@ fn a_draft_and_the_token_before_it_fit_a_ubatch() {
 fn what_was_not_asked_for_is_not_refused() {
     let case = models::stories("stories-mamba");
     let engine = case.engine(1, 100);
-    let options = GenerateOptions {
-        branches: vec![SeqId(0)],
-        ..greedy(1)
-    };
-    let text = Generation::new(&engine, &case.tokenizer, options).unwrap();
+    let text = Generation::new(&engine, &case.tokenizer, greedy(1)).unwrap();
     assert_eq!(text.speculated(), Speculated::default());
-    assert_eq!(text.branches_off(), None);
 }

@@ -5,7 +5,10 @@
 use crate::reuse::text;
 use crate::support::fake::{N_VOCAB, rules};
 use crate::support::kinds::Kind;
-use cellar_scheduler::{End, Event, Feed, Micros, Outcome, PrefixUse, Progress, PromptRows, Request, RequestId, Scheduler, SchedulerConfig, StepFailure, Work};
+use cellar_scheduler::{
+    End, Event, Feed, Micros, Outcome, PrefixUse, Progress, PromptRows, Request, RequestId,
+    Scheduler, SchedulerConfig, StepFailure, Work,
+};
 use kv_core::TokenId;
 use kv_core::memory::{Composite, Memory, MemoryInputs, RowsWritten};
 

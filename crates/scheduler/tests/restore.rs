@@ -6,7 +6,10 @@ use crate::reuse::{run, script, simulator, text};
 use crate::support::fake::rules;
 use crate::support::kinds::Kind;
 use crate::support::simulator::Simulator;
-use cellar_scheduler::{Event, Micros, Note, Outcome, PrefixCaching, PrefixUse, Request, RequestId, RestoredPrefix, Reuse, Scheduler, SchedulerConfig, Work};
+use cellar_scheduler::{
+    Event, Micros, Note, Outcome, PrefixCaching, PrefixUse, Request, RequestId, RestoredPrefix,
+    Reuse, Scheduler, SchedulerConfig, Work,
+};
 use kv_core::SeqId;
 use kv_core::memory::{Edit, Memory, Seqs};
 

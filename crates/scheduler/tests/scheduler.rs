@@ -7,7 +7,11 @@ use std::num::NonZeroU32;
 use crate::support::fake::N_VOCAB;
 use crate::support::kinds::Kind;
 use crate::support::simulator::{Drafting, Script, Simulator, alone};
-use cellar_scheduler::{End, Event, Feed, MAX_DRAFT, Micros, Outcome, PrefixUse, Priority, PromptRows, Request, RequestError, RequestId, Scheduler, SchedulerConfig, SpeculationOff, StepFailure, Tenant, TenantId, TenantLimits, Work};
+use cellar_scheduler::{
+    End, Event, Feed, MAX_DRAFT, Micros, Outcome, PrefixUse, Priority, PromptRows, Request,
+    RequestError, RequestId, Scheduler, SchedulerConfig, SpeculationOff, StepFailure, Tenant,
+    TenantId, TenantLimits, Work,
+};
 use kv_core::TokenId;
 use kv_core::batch::BatchRules;
 use kv_core::memory::{Composite, Memory};

@@ -131,11 +131,6 @@ pub(crate) struct RunArgs {
     pub(crate) sampler: SamplerArgs,
     #[command(flatten, next_help_heading = "Speculative decoding")]
     pub(crate) speculation: SpeculationArgs,
-    /// Verify at most N second choices of --draft-model as well, where it is not sure: a step then gives a
-    /// token more where the first choice is wrong
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=8),
-          help_heading = "Speculative decoding")]
-    pub(crate) draft_branches: u32,
     #[command(flatten)]
     pub(crate) diffusion: DiffusionArgs,
     #[command(flatten, next_help_heading = "Computation and memory")]

@@ -12,14 +12,14 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use cellar_engine::{
-    CancelFlag, CompletionOptions, Engine, EngineConfig, EngineError, FinishReason,
-    GenerateOptions, Generation, Logprobs, LongContext, PromptOutputs,
+    CancelFlag, CompletionOptions, Engine, EngineError, FinishReason, GenerateOptions, Generation,
+    Logprobs, LongContext, PromptOutputs,
 };
 use kv_core::backend::{Backend, BoxedBackend};
 use kv_core::batch::Batch;
-use kv_core::memory::{Memory, Streams};
+use kv_core::memory::Memory;
 use kv_core::state::SeqTokens;
-use kv_core::{KvType, SeqId, TokenId};
+use kv_core::{KvType, TokenId};
 use model_core::model_file::ModelFile;
 
 use super::session;
@@ -181,15 +181,6 @@ fn open(
     let mode = PromptMode::new(args, file, &prompt)?;
     let (prompt, mut ids) = prompt::encode(file, args, mode, prompt)?;
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
-    let config = match config.streams {
-        Streams::Shared if args.draft_branches > 0 => EngineConfig {
-            n_seqs: config.n_seqs + args.draft_branches,
-            n_active: Some(config.n_seqs),
-            ..config
-        },
-        // Each would have cells of its own.
-        Streams::Shared | Streams::PerSequence => config,
-    };
     let mut engine = resolve::open_engine(file, &args.engine, &config, PromptOutputs::Last)?;
     if let Some(kv_type) = args.session.save_kv_type {
         engine.check_save_type(kv_type)?;
@@ -266,14 +257,10 @@ fn begin(
             &args.engine,
             DraftFor::engine(file.tokenizer(), engine.settings()),
         )?,
-        branches: (1..=args.draft_branches).map(SeqId).collect(),
         ..Default::default()
     };
     let generation = Generation::new(engine, file.tokenizer(), options)?;
     resolve::warn_of_no_speculation(generation.speculated().off);
-    if let Some(reason) = generation.branches_off() {
-        warn(&format!("--draft-branches has no effect: {reason}"));
-    }
     let (generation, failure) = match start.constraint.as_ref().map(Constraint::step) {
         Some((step, failure)) => (generation.with_step(step), Some(failure)),
         None => (generation, None),

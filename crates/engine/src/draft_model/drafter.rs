@@ -10,7 +10,6 @@ use kv_core::backend::CancelFlag;
 
 use super::DraftModel;
 use super::lines::{Drafted, LineOwner, Wanted};
-use super::tree::{Draft, Second, SecondChoices};
 
 /// Drafts the tokens of one text.
 #[derive(Debug)]
@@ -21,7 +20,6 @@ pub(crate) struct ModelDrafter {
     /// The text, with its prompt.
     text: Vec<TokenId>,
     length: DraftLength,
-    seconds: SecondChoices,
     speculated: Speculated,
 }
 
@@ -40,17 +38,10 @@ impl ModelDrafter {
             owner,
             n_max,
             length: DraftLength::new(n_max),
-            seconds: SecondChoices::new(0),
             model,
             text: Vec::new(),
             speculated: Speculated::default(),
         }
-    }
-
-    /// The same with at most `n` second choices in a draft.
-    pub(crate) fn with_seconds(mut self, n: usize) -> Self {
-        self.seconds = SecondChoices::new(n);
-        self
     }
 
     /// Adds tokens of the text.
@@ -59,14 +50,14 @@ impl ModelDrafter {
     }
 
     /// Tokens that may follow, at most `n_max`; none where that is not worth computing them.
-    pub(crate) fn draft(&mut self, n_max: usize, cancel: &CancelFlag) -> Draft {
+    pub(crate) fn draft(&mut self, n_max: usize, cancel: &CancelFlag) -> Vec<TokenId> {
         loop {
             let drafter = &mut *self;
             let mut drafted = draft_together(vec![Turn { drafter, n_max }], cancel);
             match drafted.pop() {
-                Some(Drafted::Tokens(draft)) => return draft,
+                Some(Drafted::Tokens(tokens)) => return tokens,
                 Some(Drafted::Behind) if !cancel.is_cancelled() => {}
-                _ => return Draft::default(),
+                _ => return Vec::new(),
             }
         }
     }
@@ -76,13 +67,6 @@ impl ModelDrafter {
         self.speculated.n_drafted += n_drafted;
         self.speculated.n_accepted += n_accepted;
         self.length.learn(self.text.len(), n_drafted, n_accepted);
-    }
-
-    /// Of the second choices that were computed, this one was right, or none.
-    pub(crate) fn learn_seconds(&mut self, seconds: &[Second], right: Option<usize>) {
-        self.speculated.n_seconds += seconds.len();
-        self.speculated.n_seconds_accepted += usize::from(right.is_some());
-        self.seconds.learn(seconds, right);
     }
 
     /// Nothing is drafted for a while: there was no room for it.
@@ -125,14 +109,12 @@ pub(crate) fn draft_together(turns: Vec<Turn<'_>>, cancel: &CancelFlag) -> Vec<D
         owner: turn.drafter.owner,
         tokens: &turn.drafter.text,
         n: turn.drafter.n_wanted(turn.n_max.min(turn.drafter.n_max)),
-        choices: turn.drafter.seconds.are_wanted(),
     });
     let wanted: Vec<Wanted<'_>> = wanted.collect();
     let mut drafted = model.lock().draft(&wanted, cancel);
     for (turn, drafted) in turns.into_iter().zip(&mut drafted) {
         match drafted {
-            Drafted::Tokens(draft) => turn.drafter.seconds.select(&mut draft.seconds),
-            Drafted::Behind => {}
+            Drafted::Tokens(_) | Drafted::Behind => {}
             Drafted::NoRoom => turn.drafter.pause(),
             Drafted::Off(off) => turn.drafter.speculated.off = Some(*off),
         }

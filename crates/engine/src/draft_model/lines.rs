@@ -15,9 +15,9 @@ use kv_core::batch::Batch;
 use kv_core::memory::{Memory, Refusal, Seqs, Streams};
 use kv_core::{Pos, PosRange, SeqId, TokenId};
 
-use super::tree::{Choices, Draft, PartialDraft};
 use crate::decode::Engine;
 use crate::error::EngineError;
+use crate::sampler::likeliest;
 
 /// A text, to the model that drafts for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,15 +31,13 @@ pub(super) struct Wanted<'a> {
     pub(super) tokens: &'a [TokenId],
     /// The most tokens that are drafted.
     pub(super) n: usize,
-    /// What is wanted for each place of the draft.
-    pub(super) choices: Choices,
 }
 
 /// What came of it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Drafted {
     /// These may follow; none where none were wanted.
-    Tokens(Draft),
+    Tokens(Vec<TokenId>),
     /// More of the text is to be computed first; a part was.
     Behind,
     /// There is no room for the text next to the others.
@@ -87,14 +85,7 @@ struct Job {
     number: usize,
     line: LineIdx,
     n: usize,
-    choices: Choices,
-    drafted: PartialDraft,
-}
-
-impl Job {
-    fn tokens(&self) -> &[TokenId] {
-        &self.drafted.draft.tokens
-    }
+    drafted: Vec<TokenId>,
 }
 
 impl Lines {
@@ -135,7 +126,7 @@ impl Lines {
     /// Drafts for texts, and computes at most a ubatch of what it does not have of them.
     pub(super) fn draft(&mut self, wanted: &[Wanted<'_>], cancel: &CancelFlag) -> Vec<Drafted> {
         self.n_calls += 1;
-        let mut drafted: Vec<Drafted> = vec![Drafted::Tokens(Draft::default()); wanted.len()];
+        let mut drafted: Vec<Drafted> = vec![Drafted::Tokens(Vec::new()); wanted.len()];
         for line in &mut self.lines {
             let mut texts = wanted.iter().filter(|text| text.n > 0);
             if texts.any(|text| line.owner == Some(text.owner)) {
@@ -155,13 +146,13 @@ impl Lines {
         let mut jobs = self.catch_up(jobs, wanted, &mut drafted, cancel);
         while !jobs.is_empty() {
             self.take_rows(&mut jobs);
-            let is_complete = |job: &Job| job.tokens().len() >= job.n;
+            let is_complete = |job: &Job| job.drafted.len() >= job.n;
             for job in jobs.extract_if(.., |job| is_complete(job)) {
-                drafted[job.number] = Drafted::Tokens(job.drafted.draft);
+                drafted[job.number] = Drafted::Tokens(job.drafted);
             }
             self.batch.clear();
             for job in &jobs {
-                let last = job.tokens().last().copied().unwrap_or_default();
+                let last = job.drafted.last().copied().unwrap_or_default();
                 let entry = self.batch.push_token(last);
                 entry.in_sequence(job.line.seq()).with_output();
             }
@@ -172,7 +163,7 @@ impl Lines {
             match computed {
                 Ok(()) => jobs.iter().for_each(|job| {
                     let held = &mut self.lines[job.line.0].held;
-                    held.extend(job.tokens().last());
+                    held.extend(job.drafted.last());
                 }),
                 Err(why) => self.give_up(std::mem::take(&mut jobs), &why, &mut drafted),
             }
@@ -221,8 +212,7 @@ impl Lines {
             number,
             line,
             n,
-            choices: text.choices,
-            drafted: PartialDraft::default(),
+            drafted: Vec::new(),
         })
     }
 
@@ -345,7 +335,7 @@ impl Lines {
         match self.engine.decode_until(&self.batch, cancel) {
             Ok(_) => Ok(()),
             // The texts end in the same way.
-            Err(EngineError::Cancelled) => Err(Drafted::Tokens(Draft::default())),
+            Err(EngineError::Cancelled) => Err(Drafted::Tokens(Vec::new())),
             Err(EngineError::Refused(Refusal::NoRoom(_) | Refusal::NoStateRoom(_))) => {
                 Err(Drafted::NoRoom)
             }
@@ -360,10 +350,10 @@ impl Lines {
     fn take_rows(&self, jobs: &mut [Job]) {
         let logits = self.engine.last_logits();
         for (row, job) in jobs.iter_mut().enumerate() {
-            let row = logits.row(row);
-            let has_one = row.is_some_and(|row| job.drafted.push(row, job.choices));
-            if !has_one {
-                job.n = job.tokens().len();
+            let likeliest = logits.row(row).and_then(|row| likeliest(row).ok());
+            match likeliest {
+                Some(candidate) => job.drafted.push(candidate.token),
+                None => job.n = job.drafted.len(),
             }
         }
     }

@@ -7,7 +7,6 @@
 
 mod drafter;
 mod lines;
-mod tree;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -18,7 +17,6 @@ use model_core::tokenizer::{TokenKind, Tokenizer};
 pub(crate) use self::drafter::{ModelDrafter, Turn, draft_together};
 pub(crate) use self::lines::Drafted;
 use self::lines::Lines;
-pub(crate) use self::tree::Draft;
 use crate::decode::Engine;
 use crate::error::EngineError;
 use crate::speculate::check_n_max;

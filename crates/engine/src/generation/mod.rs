@@ -10,7 +10,7 @@ mod next_token;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cellar_scheduler::{MAX_PROMPT_ROWS, Speculated, Speculation, SpeculationOff};
+use cellar_scheduler::{MAX_PROMPT_ROWS, Speculated, Speculation};
 use kv_core::backend::{Backend, CancelFlag};
 use kv_core::batch::Batch;
 use kv_core::graph::TopK;
@@ -57,11 +57,6 @@ pub struct GenerateOptions {
     pub speculation: Speculation,
     /// The model that drafts with [`Speculation::Draft`].
     pub draft_model: Option<DraftModel>,
-    /// Further sequences of the engine, which hold nothing: so many second choices of the draft model are
-    /// verified at once where it is not sure, each in a branch that shares the cells before it. Where the
-    /// memory has windows or states, or sequences have cells of their own, none are
-    /// ([`Generation::branches_off`]).
-    pub branches: Vec<SeqId>,
 }
 
 /// The most candidates that a device is asked for; with more, rows of logits are read back.
@@ -215,12 +210,10 @@ impl Generation {
             history,
             speculation,
             draft_model,
-            branches,
         } = options;
         let drafting = SpeculationOptions {
             speculation,
             draft_model: draft_model.as_ref(),
-            branches,
         };
         let text = CompletionOptions {
             sampler,
@@ -468,11 +461,6 @@ impl Generation {
     /// What speculation did, see [`GenerateOptions::speculation`].
     pub fn speculated(&self) -> Speculated {
         self.speculating.speculated()
-    }
-
-    /// Why no second choices of a draft are verified, see [`GenerateOptions::branches`].
-    pub fn branches_off(&self) -> Option<SpeculationOff> {
-        self.speculating.branches_off()
     }
 
     fn check_prompt<B: Backend, M: Memory + Clone>(

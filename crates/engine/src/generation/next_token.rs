@@ -13,7 +13,6 @@ use super::{Generation, MAX_CANDIDATES, Next, PieceRows, last_row, next_pos};
 use crate::completion::{FinishReason, OutputRow};
 use crate::context::{GroupAttention, LongContext};
 use crate::decode::Engine;
-use crate::draft_model::Draft;
 use crate::error::EngineError;
 
 /// What came of choosing a token.
@@ -78,7 +77,7 @@ impl Generation {
                     return Ok(Chosen::NoRoom);
                 };
                 self.next = Next::Nothing;
-                if !draft.tokens.is_empty() {
+                if !draft.is_empty() {
                     let (seq, completion) = (self.seq, &mut self.completion);
                     let chosen = self.speculating.choose(engine, seq, completion, &draft)?;
                     self.last_pieces = chosen.pieces;
@@ -107,22 +106,15 @@ impl Generation {
         &mut self,
         engine: &mut Engine<B, M>,
         token: TokenId,
-    ) -> Result<Option<Draft>, EngineError> {
+    ) -> Result<Option<Vec<TokenId>>, EngineError> {
         let n_left = (engine.settings().n_ctx as usize).saturating_sub(self.n_used(engine) + 1);
         let draft = self.speculating.draft(n_left, &self.cancel);
-        if !draft.seconds.is_empty() {
-            let (seq, cancel) = (self.seq, &self.cancel);
-            if (self.speculating).evaluate_tree(engine, seq, token, &draft, cancel)? {
-                return Ok(Some(draft));
-            }
-        }
-        let line = draft.tokens;
-        let tokens = [&[token], line.as_slice()].concat();
-        if !line.is_empty() && self.try_evaluate(engine, &tokens)? {
-            return Ok(Some(line.into()));
+        let tokens = [&[token], draft.as_slice()].concat();
+        if !draft.is_empty() && self.try_evaluate(engine, &tokens)? {
+            return Ok(Some(draft));
         }
         if self.try_evaluate(engine, &[token])? {
-            return Ok(Some(Draft::default()));
+            return Ok(Some(Vec::new()));
         }
         let LongContext::Shift { n_keep } = self.long_context else {
             return Ok(None);
@@ -132,7 +124,7 @@ impl Generation {
             shifted => shifted?,
         };
         let has_room = self.try_evaluate(engine, &[token])?;
-        Ok(has_room.then(Draft::default))
+        Ok(has_room.then(Vec::new))
     }
 
     /// Evaluates tokens of the text; returns whether there was room.

@@ -8,6 +8,7 @@ use cellar_scheduler::{
 };
 
 use crate::config::Settings;
+use crate::context::LongContext;
 
 /// The limits of a service; the [default](ServiceConfig::default) suits an engine with a few dozen
 /// sequences.
@@ -42,6 +43,8 @@ pub struct ServiceConfig {
     pub eviction: EvictionPolicy,
     /// What a tenant gets whose requests name no limits of its own.
     pub tenant_limits: TenantLimits,
+    /// What happens when a text gets longer than the context, where its request does not say it.
+    pub long_context: LongContext,
     /// Preempts a running request after every so many steps, to test that texts stay the same.
     pub preempt_every: Option<NonZeroU32>,
     /// Whether frames for watchers have tokens of requests and cached prefixes.
@@ -71,6 +74,7 @@ impl Default for ServiceConfig {
             prefix_cache: PrefixCaching::On,
             eviction: EvictionPolicy::Value,
             tenant_limits: TenantLimits::default(),
+            long_context: LongContext::Stop,
             preempt_every: None,
             excerpts: ExcerptLen::None,
         }

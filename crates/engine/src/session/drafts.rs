@@ -42,7 +42,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             let of_model = draft_together(turns, cancel)
                 .into_iter()
                 .map(|drafted| match drafted {
-                    Drafted::Tokens(draft) => draft.tokens,
+                    Drafted::Tokens(tokens) => tokens,
                     Drafted::Behind | Drafted::NoRoom | Drafted::Off(_) => Vec::new(),
                 });
             drafted.extend(requests.into_iter().zip(of_model));

@@ -54,8 +54,11 @@ pub struct TextRequest {
     pub steps: Vec<Box<dyn Step>>,
     /// Whether tokens of the text are drafted, so that a step verifies several. The text is the same.
     pub speculation: Speculation,
-    /// What happens when it gets longer than the context.
-    pub long_context: LongContext,
+    /// What happens when it gets longer than the context; `None` takes
+    /// [`ServiceConfig::long_context`].
+    ///
+    /// [`ServiceConfig::long_context`]: super::ServiceConfig::long_context
+    pub long_context: Option<LongContext>,
 }
 
 /// Requests on their way to a session, each with the texts of its prompt.
@@ -85,6 +88,8 @@ pub(crate) struct Intake {
 /// What a model says to [`LongContext`].
 #[derive(Clone, Debug)]
 pub(crate) struct LongContextLimits {
+    /// How texts go on that do not say it.
+    pub(super) default: LongContext,
     /// Why tokens cannot move.
     pub(super) refused: Option<Arc<EngineError>>,
     /// Tokens at the beginning whose rows stay for good.
@@ -120,6 +125,7 @@ impl Intake {
         } = request;
         self.limits.check(&given)?;
         speculate::check(speculation).map_err(EngineError::from)?;
+        let long_context = long_context.unwrap_or(self.long_context.default);
         self.long_context.check(long_context)?;
         let (source, prompt) = match &self.start {
             Some(start) => (Some(Arc::<[TokenId]>::from(given)), start.clone()),
@@ -258,7 +264,7 @@ impl Intake {
 }
 
 impl LongContextLimits {
-    fn check(&self, long_context: LongContext) -> Result<(), ServiceError> {
+    pub(super) fn check(&self, long_context: LongContext) -> Result<(), ServiceError> {
         match &self.refused {
             Some(error) if long_context != LongContext::Stop => {
                 Err(ServiceError::Engine(Arc::clone(error)))

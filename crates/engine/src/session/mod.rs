@@ -173,7 +173,8 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
     /// # Errors
     /// [`ServiceError::Refused`] where a limit is 0, or the model takes whole sequences only;
     /// [`ServiceError::Engine`] where its rows cannot be swapped as
-    /// [`EngineConfig::swap_type`](crate::EngineConfig::swap_type).
+    /// [`EngineConfig::swap_type`](crate::EngineConfig::swap_type), or texts cannot go on as
+    /// [`ServiceConfig::long_context`].
     pub fn new(
         engine: Engine<B, M>,
         tokenizer: &Arc<Tokenizer>,
@@ -207,6 +208,12 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         if let Some(kv_type) = engine.settings().swapped_state_type() {
             engine.check_save_state_type(kv_type)?;
         }
+        let long_context = LongContextLimits {
+            default: config.long_context,
+            refused: engine.check_can_move().err().map(Arc::new),
+            n_first: engine.n_first(),
+        };
+        long_context.check(config.long_context)?;
         let _removed = engine.clear();
         let limits = SchedulerConfig {
             swap_disk_bytes: swap_disk.as_ref().map_or(0, |disk| disk.n_bytes),
@@ -233,10 +240,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             next_id: AtomicU64::new(0),
             guests: Arc::default(),
             start,
-            long_context: LongContextLimits {
-                refused: engine.check_can_move().err().map(Arc::new),
-                n_first: engine.n_first(),
-            },
+            long_context,
         };
         let recorder = Recorder::new(Arc::default(), config.excerpts)
             .with_trace(trace)

@@ -34,7 +34,6 @@ macro_rules! for_each_memory {
 }
 
 mod blocks;
-mod branches;
 mod draft_model;
 mod drafted;
 pub(crate) mod models;

@@ -37,7 +37,7 @@ fn both(case: &Case, n_ctx: u32, long_context: LongContext) -> [(Vec<TokenId>, F
         .submit(TextRequest {
             prompt: prompt.clone(),
             options: greedy(150),
-            long_context,
+            long_context: Some(long_context),
             ..TextRequest::default()
         })
         .unwrap();
@@ -97,7 +97,7 @@ fn what_cannot_move_is_refused_at_once() {
     let engine = case.engine(1, 64);
     let mut session = Session::new(engine, &case.tokenizer, &ServiceConfig::default()).unwrap();
     let request = TextRequest {
-        long_context: LongContext::Shift { n_keep: 0 },
+        long_context: Some(LongContext::Shift { n_keep: 0 }),
         ..case.request(0)
     };
     let refused = session.submit(request).unwrap_err();

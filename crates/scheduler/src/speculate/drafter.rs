@@ -14,10 +14,6 @@ pub struct Speculated {
     pub n_drafted: usize,
     /// How many of them the text has.
     pub n_accepted: usize,
-    /// Second choices in place of drafted tokens that were computed, too.
-    pub n_seconds: usize,
-    /// How many of these the text has.
-    pub n_seconds_accepted: usize,
     /// Why none were, where speculation was wanted.
     pub off: Option<SpeculationOff>,
 }

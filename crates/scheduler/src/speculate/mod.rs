@@ -73,9 +73,6 @@ pub enum SpeculationOff {
     },
     /// The draft model could not compute.
     DraftModelFailed,
-    /// Second choices of a draft need what all layers attend to in cells that sequences share: there are
-    /// drafts, but without these.
-    NoBranches,
 }
 
 impl fmt::Display for SpeculationOff {
@@ -102,10 +99,6 @@ impl fmt::Display for SpeculationOff {
                 "the text is longer than the {n_ctx} tokens that the draft model remembers"
             ),
             Self::DraftModelFailed => f.write_str("the draft model failed"),
-            Self::NoBranches => f.write_str(
-                "second choices of a draft need full attention in every layer, and cells that sequences \
-                 share",
-            ),
         }
     }
 }

@@ -361,6 +361,7 @@ fn prepare(
         },
         steps: Vec::new(),
         speculation,
+        long_context: None,
     };
     Ok(Prepared {
         request,
