@@ -7,8 +7,8 @@ use crate::support::fake::rules;
 use crate::support::kinds::Kind;
 use crate::support::simulator::Simulator;
 use cellar_scheduler::{
-    Event, Micros, Note, Outcome, PrefixCaching, PrefixUse, Request, RequestId, RestoredPrefix,
-    Reuse, Scheduler, SchedulerConfig, Work,
+    Event, Micros, Note, Outcome, PrefixCaching, Request, RequestId, RestoredPrefix, Reuse,
+    Scheduler, SchedulerConfig, Work,
 };
 use kv_core::SeqId;
 use kv_core::memory::{Edit, Memory, Seqs};

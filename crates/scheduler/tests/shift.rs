@@ -1,5 +1,7 @@
 //! Texts that are full and go on, sources that are encoded first, and memories that evict.
 
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
+
 use cellar_scheduler::{
     End, Event, Micros, Outcome, Overflow, PrefixUse, Progress, Request, RequestId, Scheduler,
     SchedulerConfig, Shift, Shifted, SourceUse, Work,
