@@ -78,7 +78,7 @@ fn top_logprobs() -> RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(0..=MAX_TOP_LOGPROBS as i64)
 }
 
-/// Runs language models, with KV caches and recurrent states as composable parts.
+/// Runs language models from GGUF files and safetensors directories.
 #[derive(Debug, Parser)]
 #[command(name = "cellar", version, long_version = env!("CELLAR_VERSION"), max_term_width = 100)]
 #[command(after_help = "\
@@ -90,10 +90,11 @@ Examples:
   cellar bench -m MODEL.gguf -p 512 -n 64
 
 Where a file is read or written, - stands for stdin or stdout. A file that is written is replaced
-when it is complete, following links and keeping its mode; devices, pipes, answers of a
-batch and traces are written directly.
+when it is complete, following links and keeping its mode. Devices, pipes, answers of a batch
+and traces are written directly.
 
-Flags of llama.cpp work (-c 0, -n -1, -sys TEXT, -ngl 0, -fa on, -no-cnv, …) or say what to write.
+Flags of llama.cpp work (-c 0, -n -1, -sys TEXT, -ngl 0, -fa on, -no-cnv, …); for others the error
+says what to write.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 ended by Ctrl-C.
 Set CELLAR_MODEL=MODEL.gguf to make it the model of commands without -m.
@@ -115,7 +116,7 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     /// Answer a file of requests, many at once.
     Batch(BatchArgs),
-    /// Serve a model over HTTP, to clients of OpenAI and llama-server.
+    /// Serve models over HTTP: the APIs of OpenAI, Anthropic, Ollama and llama-server.
     #[cfg(feature = "serve")]
     Serve(Box<ServeArgs>),
     /// Show the contents of a model file and the size of its memory.
@@ -134,7 +135,7 @@ pub(crate) enum Command {
     Kl(KlArgs),
     /// Measure prompt and generation speed.
     Bench(BenchArgs),
-    /// Show what a service's requests would reuse with another memory or policy.
+    /// Replay a trace: how much requests would reuse with another memory or policy.
     Replay(ReplayArgs),
     /// Examine saved states.
     State(StateArgs),
@@ -215,7 +216,7 @@ pub(crate) struct EngineArgs {
     #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", hide_short_help = true, value_parser = values::gpu_layers)]
     pub(crate) gpu_layers: Option<u32>,
     /// Context size: tokens that the memory holds; 0 takes the trained length [default: the trained
-    /// length, at most 4096; of 'cellar serve' what half of the free memory holds]
+    /// length, at most 4096; for 'cellar serve' at most half of the free memory]
     #[arg(short, long, visible_alias = "ctx-size", value_name = "N")]
     pub(crate) ctx: Option<ContextSize>,
     /// Maximum tokens of all sequences per call
@@ -235,7 +236,7 @@ pub(crate) struct EngineArgs {
     /// Earlier states that recurrent layers keep per sequence, for going back
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1 << 16))]
     pub(crate) snapshots: u32,
-    /// Allocate the memory even if it does not seem to fit this machine
+    /// Allocate the memory even if it may not fit this machine
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) no_memory_check: bool,
 }
@@ -250,7 +251,7 @@ pub(crate) enum AttentionName {
     Plain,
 }
 
-/// What happens when a text gets longer than the context.
+/// Texts that get longer than the context.
 #[derive(Clone, Copy, Debug, Args)]
 #[command(next_help_heading = "Texts longer than the context")]
 pub(crate) struct LongContextArgs {
@@ -281,8 +282,8 @@ pub(crate) struct SessionArgs {
     /// Type in which K and V are saved [default: as they are stored]
     #[arg(long, value_name = "TYPE")]
     pub(crate) save_kv_type: Option<KvType>,
-    /// Type in which recurrent states are saved, q8_0 for example: what follows is another text then, if little
-    /// [default: as they are stored]
+    /// Type in which recurrent states are saved, q8_0 for example; the continuation may differ
+    /// slightly [default: as they are stored]
     #[arg(long, value_name = "TYPE")]
     pub(crate) save_state_type: Option<KvType>,
 }
@@ -359,7 +360,7 @@ pub(crate) enum GraphFormat {
     Text,
     /// Graphviz.
     Dot,
-    /// What `graph diff` reads.
+    /// The form that `graph diff` reads.
     Json,
 }
 
@@ -421,7 +422,7 @@ pub(crate) enum GraphCommand {
 pub(crate) struct GraphDiffArgs {
     /// A model file, a graph as JSON (- reads it from stdin), or the name of an architecture
     pub(crate) left: String,
-    /// The same, to compare it with
+    /// The graph to compare it with: also a file, JSON or a name
     pub(crate) right: String,
     #[command(flatten)]
     pub(crate) shape: ShapeArgs,

@@ -67,12 +67,13 @@ pub struct EngineConfig {
     /// nothing, and leaves them all that requests do not need.
     pub prefix_bytes: Option<u64>,
     /// Bytes of the host's memory for requests of a [`Service`](crate::serve::Service) that are
-    /// preempted: what the memory holds of them comes back from there, and is not computed again. Taken
-    /// when they are needed, in addition to the memory; 0 for none.
+    /// preempted: their KV rows and states are kept there and restored, not computed again. They are
+    /// allocated when they are needed, in addition to the memory; 0 for none.
     pub swap_bytes: u64,
-    /// How K and V of these requests are kept there, and recurrent states, these as q8_0 at the least; `None`
-    /// as they are stored, to the bit. With a type of fewer bytes, they come back rounded: **the text of a request that was preempted may then be another
-    /// one than alone.** Others are not affected: none takes what was rounded.
+    /// Type in which preempted requests keep K and V, and recurrent states (at least q8_0); `None`
+    /// keeps the stored type, to the bit. A narrower type rounds them: **the text of a preempted
+    /// request may then differ from the one that it gets alone.** No other request reuses rounded
+    /// rows.
     pub swap_type: Option<KvType>,
     /// Programs that are kept; the least recently used one makes room for a new one. One serves
     /// ubatches of many shapes where the backend can run it so

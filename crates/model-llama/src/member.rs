@@ -139,7 +139,7 @@ pub enum HeadWidths {
     ByWindow,
 }
 
-/// What every layer of a model gets of a token besides the rows.
+/// Per-layer embeddings of a token: a further input of every layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PerLayer {
     /// Nothing.

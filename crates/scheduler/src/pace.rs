@@ -3,11 +3,11 @@
 //!
 //! Learns from steps that were measured: the time of a step of decode rows alone, by how many they
 //! are, and what a token of a prompt adds, by its position (attention over the depth makes later ones
-//! slower). What is slower than expected counts at once, what is faster by half, so that a step that
-//! was disturbed is forgotten within a few.
+//! slower). A step that is slower than expected corrects the estimate at once, a faster one by half,
+//! so a disturbed step is forgotten within a few.
 //!
-//! Where decode rows leave prompts little of the time, a step takes longer: requests that wait for
-//! their first token get as much of the machine, each, as those that go on, within a limit.
+//! Where decode rows leave prompts little of the time, a step takes longer, within a limit: each
+//! request in its prompt then gets as much of the machine as each request that decodes.
 //!
 //! Invariant: knows times only as they are reported. Decides nothing else.
 

@@ -30,7 +30,7 @@ pub struct Scheduler {
     pub(crate) room: Room,
     pub(crate) queue: Queue,
     pub(crate) tenants: Tenants,
-    /// What goes first comes first.
+    /// Requests in memory, sorted by priority, then by arrival.
     pub(crate) running: Vec<Running>,
     /// Sequences that no request has and that hold nothing; the last is given next.
     pub(crate) free: Vec<SeqId>,

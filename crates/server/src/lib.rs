@@ -1,4 +1,4 @@
-//! HTTP server of Cellar: existing clients of OpenAI's API and of llama-server, on an engine for
+//! HTTP server of Cellar: the APIs of OpenAI, Anthropic, Ollama and llama-server on an engine for
 //! many requests.
 //!
 //! A library first: [`router`] makes an [`axum::Router`] from an [`App`], to be mounted anywhere;

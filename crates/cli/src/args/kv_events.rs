@@ -28,7 +28,7 @@ pub(crate) struct KvEventArgs {
     /// Tokens of a block: as the router counts them
     #[arg(long, value_name = "N", default_value = "16")]
     kv_block_size: NonZeroU32,
-    /// What the hashes of blocks begin with: PYTHONHASHSEED of a vLLM, for routers that compute them
+    /// Seed of the hashes of blocks: PYTHONHASHSEED of a vLLM, for routers that compute them
     #[arg(long, value_name = "SEED", default_value = "0")]
     kv_hash_seed: String,
 }

@@ -71,17 +71,17 @@ pub(crate) struct BenchArgs {
     /// Share the tokens of --depth among all sequences, like a system prompt
     #[arg(long)]
     pub(crate) share_depth: bool,
-    /// Clients of a service in this process, each with -r requests one after the other
+    /// Clients of a service in this process, each of which sends -r requests one after the other
     #[arg(long, value_name = "N", conflicts_with_all = ["seqs", "times"], value_parser = clap::value_parser!(u32).range(1..=512))]
     pub(crate) clients: Option<u32>,
     /// With --clients: N times -r requests come over time, and N run at once: at random (a Poisson
     /// process) with 2/s or 30/min, at fixed intervals with 500ms or 2s, all at once with inf
     #[arg(long, value_name = "RATE")]
     pub(crate) arrivals: Option<Arrivals>,
-    /// Of the random times of --arrivals
+    /// Seed of the random times of --arrivals
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
-    /// With --clients: milliseconds that a step may take while texts go on; 0 for any time
+    /// With --clients: milliseconds that a step may take while tokens are generated; 0 is no limit
     #[arg(long, value_name = "MS", default_value_t = 200, value_parser = count_or_none())]
     pub(crate) step_ms: u32,
     #[command(flatten)]

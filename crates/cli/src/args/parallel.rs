@@ -11,22 +11,22 @@ use super::byte_size::ByteSize;
 use super::swap::SwapArgs;
 use super::{count, count_or_none};
 
-/// How many requests run at once, and what is kept of those that have ended.
+/// Requests that run at once, and prefixes that are kept after they end.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ParallelArgs {
     /// Requests that are computed together
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) parallel: u32,
-    /// Tokens of all requests in one step: fewer make prompts slower and texts steadier [default: as
-    /// --ubatch]
+    /// Tokens of all requests in one step: fewer make prompts slower and gaps between tokens
+    /// shorter [default: as --ubatch]
     #[arg(long, value_name = "N", value_parser = count())]
     pub(crate) step_tokens: Option<u32>,
-    /// Milliseconds that a step may take while texts go on: prompts are computed in chunks so small;
-    /// 0 for any time [default: 200 to serve, 0 for a batch]
+    /// Milliseconds that a step may take while tokens are generated: prompts are split into chunks
+    /// of this time; 0 is no limit [default: 200 to serve, 0 for a batch]
     #[arg(long, value_name = "MS", value_parser = count_or_none())]
     pub(crate) step_ms: Option<u32>,
-    /// Bytes that cached prefixes may take, in KV rows, sliding windows and recurrent states together; so
-    /// much is allocated in addition, for their windows and states [default: what requests leave]
+    /// Bytes for cached prefixes: their KV rows, sliding windows and recurrent states. As many are
+    /// allocated in addition for windows and states [default: the room that requests leave]
     #[arg(long, value_name = "SIZE")]
     pub(crate) prefix_memory: Option<ByteSize>,
     #[command(flatten)]
@@ -46,10 +46,10 @@ const PREFIX_SEQS: u32 = 256;
 /// Which cached prefix makes room for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum EvictionName {
-    /// The one that saves the fewest tokens for its bytes and is the least likely to be used again; one
-    /// that was used again only where most were
+    /// The one of the least value: the tokens that it saves for each byte, times its expected uses.
+    /// A prefix that was used again goes only where most were
     Value,
-    /// The oldest that was never used again, or where most were, the oldest of these
+    /// The oldest that was never used again; where most were used again, the oldest of those
     Slru,
     /// The oldest
     Lru,

@@ -30,7 +30,7 @@ Examples:
 pub(crate) struct RerankArgs {
     #[command(flatten)]
     pub(crate) input: ModelTextsArgs,
-    /// What documents are to answer
+    /// Query that the documents are to answer
     #[arg(short, long, value_name = "TEXT")]
     pub(crate) query: String,
     /// Print only the best N documents

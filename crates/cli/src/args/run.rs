@@ -80,11 +80,11 @@ pub(crate) struct RunArgs {
     /// Print no statistics, and no notes
     #[arg(short, long)]
     pub(crate) quiet: bool,
-    /// Maximum tokens to generate; -1 takes as many as the context
-    /// holds [default: 256; for an answer, as many as the context holds]
+    /// Maximum tokens to generate; -1 takes as many as the context holds [default: 256; for an
+    /// answer, as many as the context holds]
     #[arg(short = 'n', long, visible_alias = "n-predict", value_name = "N")]
     pub(crate) predict: Option<PredictLimit>,
-    /// Require a chat template, which models that have one use anyway: the prompt is a message
+    /// Require a chat template: the prompt is a message (the default where the model has one)
     #[arg(long)]
     pub(crate) chat: bool,
     /// Continue the prompt as it is, without the model's chat template

@@ -88,8 +88,8 @@ pub(crate) struct ServeArgs {
     /// any text (gpt-*=MODEL); several with commas, or once per name [default: the file's name]
     #[arg(long, value_name = "NAME")]
     pub(crate) alias: Vec<String>,
-    /// Refuse what would otherwise be skipped, as no text depends on it, and names of models that
-    /// there are not
+    /// Refuse fields that would otherwise be skipped because no text depends on them, and unknown
+    /// names of models
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) strict: bool,
     /// Use the chat template in a file instead of the only model's
@@ -100,8 +100,8 @@ pub(crate) struct ServeArgs {
     /// unload models by hand and see what others do
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
-    /// Take requests with this key; once per key. Who sees the machine's processes sees it:
-    /// CELLAR_API_KEY and --api-key-file keep it from them
+    /// Take requests with this key; once per key. Other users of the machine may see it in the list
+    /// of processes: CELLAR_API_KEY and --api-key-file keep it from them
     #[arg(long, value_name = "KEY")]
     pub(crate) api_key: Vec<String>,
     /// Let everybody who reaches --host use the server
@@ -135,7 +135,7 @@ pub(crate) struct ServeArgs {
     #[cfg(feature = "hub")]
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) pull: bool,
-    /// Bytes of a request's body; eight times as many are held of large bodies at once
+    /// Bytes of a request's body; all large bodies together may have eight times as many
     #[arg(long, value_name = "SIZE", default_value = "6M")]
     pub(crate) max_body: ByteSize,
     /// Connections of one client (an IPv4 address, or the first 64 bits of an IPv6 address); 0 is
@@ -175,12 +175,12 @@ pub(crate) struct ServeArgs {
 /// The lines that a server writes on stderr.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogLevel {
-    /// Its address, and what goes wrong with the server itself
+    /// The address, and failures of the server itself
     Off,
-    /// A line for each request too, but for good answers to probes
+    /// Also a line for each request, except good answers to probes
     #[default]
     Requests,
-    /// All requests, and what the program does (as CELLAR_LOG=debug)
+    /// All requests, and steps of the program (as CELLAR_LOG=debug)
     Debug,
 }
 

@@ -13,9 +13,9 @@ use crate::failure::usage;
 /// Speculative decoding.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct SpeculationArgs {
-    /// Draft tokens and verify several in one step, which gives the same text (on the cpu backend, to
-    /// the byte): lookup drafts what followed the last tokens where they occurred before, in prompt
-    /// or text; draft lets --draft-model draft
+    /// Draft tokens and verify several in one step. The text stays the same (on the cpu backend, to
+    /// the byte). lookup drafts from an earlier occurrence of the last tokens in prompt or text;
+    /// draft takes drafts of --draft-model
     #[arg(long, value_name = "HOW", value_enum, default_value_t)]
     speculate: SpeculationName,
     /// Most tokens that --speculate drafts at once

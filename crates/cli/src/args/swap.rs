@@ -1,4 +1,4 @@
-//! Where requests of a service go that have to wait in the middle. Knows nothing of requests.
+//! Flags for the host memory and the files in which preempted requests keep their rows and states.
 
 use std::path::PathBuf;
 
@@ -11,20 +11,19 @@ use super::byte_size::ByteSize;
 /// How many bytes of them are kept, in memory and in files.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SwapArgs {
-    /// Bytes of the host's memory for requests that have to wait in the middle, because memory is short:
-    /// what was computed of them comes back from there [default: none, it is computed again]
+    /// Bytes of host memory in which preempted requests keep their KV rows and states, instead of
+    /// computing them again [default: none]
     #[arg(long, value_name = "SIZE")]
     pub(crate) swap_memory: Option<ByteSize>,
-    /// Type in which K and V of these requests are kept, and recurrent states (as q8_0 at the least), q8_0 for
-    /// example: fewer bytes, but unlike all else
-    /// it changes texts, those of requests that had to wait [default: as they are stored, to the bit]
+    /// Type in which --swap-memory keeps K and V, for example q8_0; recurrent states keep at least
+    /// q8_0. It changes the texts of preempted requests [default: as they are stored, to the bit]
     #[arg(long, value_name = "TYPE")]
     pub(crate) swap_type: Option<KvType>,
-    /// Directory for what is beyond half of --swap-memory, in files that are removed when their request goes
-    /// on or ends
+    /// Directory of files for preempted requests, once half of --swap-memory is used. A file is
+    /// removed when its request continues or ends
     #[arg(long, value_name = "DIR")]
     pub(crate) swap_dir: Option<PathBuf>,
-    /// Bytes that these files may have together, those of each model
+    /// Bytes of these files together, for each model
     #[arg(long, value_name = "SIZE")]
     pub(crate) swap_disk: Option<ByteSize>,
 }

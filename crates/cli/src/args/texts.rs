@@ -13,8 +13,8 @@ pub(crate) struct TextArgs {
     /// Cut off tokens beyond the model's limit instead of failing
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) truncate: bool,
-    /// Longest text in tokens, at most the trained length; 0 takes that [default: what the model was
-    /// made for, of a decoder at most 4096]
+    /// Longest text in tokens, at most the trained length; 0 takes that [default: the length that
+    /// the model was made for; for a decoder at most 4096]
     #[arg(short, long, visible_alias = "ctx-size", value_name = "N")]
     pub(crate) ctx: Option<ContextSize>,
     /// Backend that computes [default: auto]

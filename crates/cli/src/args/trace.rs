@@ -15,8 +15,8 @@ use crate::output_file::{self, InPlace};
 /// Whether a service writes what it does to a file.
 #[derive(Debug, Args)]
 pub(crate) struct TraceArgs {
-    /// Write what requests come and what is done for them to a file, for 'cellar replay'. It has hashes
-    /// of tokens with a key that is not kept, no tokens and no text
+    /// Write a trace of all requests and steps to a file, for 'cellar replay'. It has hashes of
+    /// tokens with a key that is not kept, no tokens and no text
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
 }
@@ -81,10 +81,10 @@ pub(crate) struct ReplayArgs {
     /// Bytes of the host's memory for preempted requests [default: as in the trace]
     #[arg(long, value_name = "SIZE")]
     pub(crate) swap_memory: Option<ByteSize>,
-    /// Bytes of files for what is beyond half of that [default: as in the trace]
+    /// Bytes of files, once half of --swap-memory is used [default: as in the trace]
     #[arg(long, value_name = "SIZE")]
     pub(crate) swap_disk: Option<ByteSize>,
-    /// Read a trace that was cut off up to there, instead of refusing it
+    /// Read a trace that was cut off up to its last whole line, instead of refusing it
     #[arg(long)]
     pub(crate) partial: bool,
     /// Print one JSON object
@@ -95,7 +95,7 @@ pub(crate) struct ReplayArgs {
 /// Which prefixes are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PolicyName {
-    /// The one that saves the fewest tokens for its bytes and is the least likely to be used again
+    /// The one of the least value: the tokens that it saves for each byte, times its expected uses
     Value,
     /// The oldest that were never used again, then the oldest
     Slru,

@@ -196,9 +196,9 @@ pub trait Memory {
         Vec::new()
     }
 
-    /// Whether [`Memory::rollback`] would leave sequences that cannot go on. That of the step that
-    /// was committed last never does. That of one before it does where a window's tokens were
-    /// recycled by steps after it, which wrote their rows before they were undone.
+    /// Checks that [`Memory::rollback`] restores every sequence. The last committed step can always
+    /// be rolled back. An earlier one cannot if later steps recycled cells of a window and their rows
+    /// were written.
     ///
     /// # Errors
     /// [`Refusal`], the reason.

@@ -1,10 +1,10 @@
 //! Which cached prefix is evicted, and how many bytes cached prefixes hold.
 //!
-//! The value of a prefix is how many tokens it saves for each byte that its eviction frees, times how often
-//! it is expected to be used. Tokens that another prefix would save as well do not count, and neither do
-//! rows that others have, too. Values age as in GreedyDual-Size-Frequency: what is used counts from the
-//! value of what was evicted last. Invariant: the same cache and memory give the same prefix. The memory
-//! is only asked.
+//! The value of a prefix is the number of tokens that it saves for each byte that its eviction frees,
+//! times its expected uses. Tokens that another prefix would save as well do not count, and neither
+//! do rows that others share. Values age as in GreedyDual-Size-Frequency: the value of a used prefix
+//! is raised by the inflation, the value of the prefix that was evicted last. Invariant: the same
+//! cache and memory give the same prefix. The memory is only asked.
 
 use std::collections::BTreeMap;
 
