@@ -58,7 +58,9 @@ fn code_in_documents_is_that_of_the_project() {
             let (_, code) = block.split_once('\n').unwrap();
             n_blocks += 1;
             assert!(
-                sources.iter().any(|source| source.contains(code.trim_end())),
+                sources
+                    .iter()
+                    .any(|source| source.contains(code.trim_end())),
                 "{document} has code that is not there:\n{code}"
             );
         }
