@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A document, and the files that its code is from.
 const DOCUMENTS: [(&str, &[&str]); 4] = [
@@ -41,9 +41,12 @@ const DOCUMENTS: [(&str, &[&str]); 4] = [
     ),
 ];
 
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
 fn lines_of(path: &str) -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let text = std::fs::read_to_string(root.join(path)).unwrap();
+    let text = std::fs::read_to_string(root().join(path)).unwrap();
     text.lines().map(str::trim).collect::<Vec<_>>().join("\n")
 }
 
@@ -65,5 +68,18 @@ fn code_in_documents_is_that_of_the_project() {
             );
         }
         assert!(n_blocks > 0, "{document}");
+    }
+}
+
+#[test]
+fn the_files_on_the_way_from_prompt_to_token_exist() {
+    let page = lines_of("docs/explanation/prompt-to-token.md");
+    let files: Vec<&str> = page
+        .split('`')
+        .filter(|word| word.starts_with("crates/") && word.ends_with(".rs"))
+        .collect();
+    assert!(files.len() > 15, "{files:?}");
+    for file in files {
+        assert!(root().join(file).is_file(), "{file}");
     }
 }
