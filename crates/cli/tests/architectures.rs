@@ -660,13 +660,19 @@ fn render() -> String {
 
 Made by `crates/cli/tests/architectures.rs`, which fails when this page is stale; do not edit it by hand.
 
-Every fixture is a tiny model with generated weights (except those named `stories`, which were trained), listed in
-`tests/fixtures/MANIFEST.md`. Logits are compared on kv-cpu and kv-candle: the prompt whole, in pieces, token by token, and three
-sequences in one batch, where kv-cpu gives the same bits each time; the greedy continuation is equal, and so are the keys, values
-and states that the reference recorded. Names without a `/` are recipes of model directories, which compute the same bits as GGUF
-files that `cellar convert` makes of them (`crates/cli/tests/convert.rs`). `gguf/` are stored GGUF files:
-Granite's with llama.cpp's numbers, WavTokenizer's in the keys, names and shapes of llama.cpp's converter and compared by rows; those in `stories/` are compared by greedy texts alone, directories in `encoders/` by vectors or
-scores, alone and in batches, and those in `images/` with rows of images in place of tokens, and those in `seq2seq/` over the sources of texts. *Memory* is that of the whole model.
+Every architecture has a fixture: a tiny model with generated weights (`stories` are trained models), listed in
+`tests/fixtures/MANIFEST.md`. Its logits are compared with the reference on kv-cpu and kv-candle: the prompt whole, in
+pieces, token by token, and three sequences in one batch. kv-cpu gives the same bits each time. The greedy continuation is
+equal, and so are the keys, values and states that the reference recorded. *Memory* is the memory of the whole model.
+
+| fixture | compared by |
+| --- | --- |
+| a name without `/` | logits of a model directory; it computes the same bits as the GGUF file that `cellar convert` makes of it |
+| `gguf/` | logits of a stored GGUF file (Granite's with llama.cpp's numbers); rows for WavTokenizer, in the keys, names and shapes of llama.cpp's converter |
+| `stories/` | greedy texts |
+| `encoders/` | vectors or scores, alone and in batches |
+| `images/` | logits over rows of images in place of tokens |
+| `seq2seq/` | logits over the sources of texts |
 
 Every decoder gives vectors too (`cellar embed`): `crates/cellar/tests/embed.rs` compares final rows times the output matrix with
 the logits of the reference.

@@ -46,10 +46,11 @@ pub(crate) fn section() -> String {
     let results = results();
     let mut page = String::from(
         "\n## Real files\n\n\
-         What published files of an architecture bring, compared with the programs that they were made for by \
-         `scripts/corpus.sh`: the number of comparisons, and of those that differ on purpose (docs/testing.md says \
-         why). Tokenizers: texts, with llama.cpp and the library `tokenizers`. Templates: chats, with Jinja2. Calls of \
-         tools: those that the template writes, read back.\n\n\
+         `scripts/corpus.sh` compares published files with the programs that they were made for. A \
+         cell has the number of comparisons, and of those that differ on purpose (docs/testing.md \
+         says why). Tokenizers are compared on texts, with llama.cpp and the library `tokenizers`; \
+         chat templates on chats, with Jinja2; calls of tools are written by the template and read \
+         back.\n\n\
          | architecture | tokenizers | chat templates | calls of tools |\n| --- | --- | --- | --- |\n",
     );
     for line in lines("architectures.tsv") {
