@@ -310,11 +310,12 @@ pub(crate) struct InspectArgs {
 /// `cellar plan`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Reads only the header of the file. Counts the bytes of KV rows and recurrent states, layer by layer,
-and what the cpu backend adds: packed weights, and scratch memory for prompts of two ubatches or more.
-The total is what a process takes whose context is full. Matrices of which only the rows of tokens are
-read (untied embeddings) are not in it: these rows come from the file as tokens need them, few for a text,
-nearly all for 'cellar bench', and the system may take them away again.
+Reads only the header of the file. Counts the bytes of KV rows and recurrent states, layer by
+layer, and the additions of the cpu backend: packed weights, and scratch memory for prompts of two
+ubatches or more. The total is the memory of a process whose context is full. It leaves out
+matrices of which only the rows of tokens are read (untied embeddings): these rows come from the
+file as tokens need them, few for a text, nearly all for 'cellar bench', and the system may take
+them away again.
 
 Examples:
   cellar plan MODEL.gguf -c 32768
@@ -339,8 +340,8 @@ pub(crate) struct PlanArgs {
 /// `cellar devices`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Lists every backend with its devices and their memory; of those that cannot be used, the reason. A
-GPU needs NVIDIA's driver alone. CUDA_VISIBLE_DEVICES hides GPUs or changes their order: the first one
+Lists every backend with its devices and their memory, or the reason why it cannot be used. A GPU
+needs NVIDIA's driver only. CUDA_VISIBLE_DEVICES hides GPUs or changes their order: the first one
 that can be used computes.
 
 Examples:
@@ -435,7 +436,8 @@ pub(crate) struct GraphDiffArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Prints one token per line: its id, and the text that it writes; bytes that are no UTF-8 by
-themselves as <0xF0>. The text is the argument, the file given with -f, or standard input, unchanged.
+themselves as <0xF0>. The text is the argument, the file given with -f, or standard input,
+unchanged.
 
 Examples:
   cellar tokenize \"Hello world\"
@@ -459,11 +461,12 @@ pub(crate) struct TokenizeArgs {
 /// `cellar logits`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The file holds f32 tensors [tokens, vocabulary]: 'logits' for one sequence; 'logits_0', 'logits_1',
-… for several, which are evaluated in one batch. K and V are stored as f32 unless --kv-type is given.
+The file holds f32 tensors [tokens, vocabulary]: 'logits' for one sequence; 'logits_0',
+'logits_1', … for several, which are evaluated in one batch. K and V are stored as f32 unless
+--kv-type is given.
 
---chunks evaluates every sequence in chunks of these sizes, repeating the list: --chunks 1 goes token
-by token, --chunks 5,2 takes 5, 2, 5, 2, … tokens.
+--chunks evaluates every sequence in chunks of these sizes, repeating the list: --chunks 1 goes
+token by token, --chunks 5,2 takes 5, 2, 5, 2, … tokens.
 
 Examples:
   cellar logits -m MODEL.gguf --tokens 1,15043,3186 --out logits.safetensors

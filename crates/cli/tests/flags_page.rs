@@ -9,7 +9,7 @@ const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/flags.md");
 
 const HEAD: &str = "# Commands and flags
 
-What `--help` prints, for every command. Made by `crates/cli/tests/flags_page.rs`; do not edit it by hand.
+The output of every `--help`. Made by `crates/cli/tests/flags_page.rs`; do not edit it by hand.
 ";
 
 fn help(command: &[String]) -> String {

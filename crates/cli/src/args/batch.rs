@@ -14,29 +14,29 @@ use super::{
 /// `cellar batch`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Each line of the input is a JSON object with \"prompt\" (a text to continue) or \"messages\" (a list of
-{\"role\", \"content\"}, rendered by the model's chat template), and perhaps \"id\", \"max_tokens\",
-\"min_tokens\", \"temperature\", \"top_k\", \"top_p\", \"min_p\", \"top_n_sigma\", \"typical_p\", \"repeat_penalty\",
-\"presence_penalty\", \"frequency_penalty\", \"dry_multiplier\", \"xtc_probability\", \"xtc_threshold\",
-\"logit_bias\" (an object: numbers by token id), \"logprobs\", \"prompt_logprobs\" (at most 20), \"n\"
-(texts of the prompt, with seeds that follow each other), \"best_of\" (compute so many, give the \"n\"
-with the highest mean log probability), \"seed\", \"stop\" (a text or a list), \"schema\" (a JSON schema
-that the text is held to) and \"speculate\" (off, lookup or draft). What a line does not give is taken
-from the flags. All lines are checked before anything is computed.
+Each line of the input is a JSON object with \"prompt\" (a text to continue) or \"messages\" (a list
+of {\"role\", \"content\"}, rendered by the model's chat template), and perhaps \"id\", \"max_tokens\",
+\"min_tokens\", \"temperature\", \"top_k\", \"top_p\", \"min_p\", \"top_n_sigma\", \"typical_p\",
+\"repeat_penalty\", \"presence_penalty\", \"frequency_penalty\", \"dry_multiplier\", \"xtc_probability\",
+\"xtc_threshold\", \"logit_bias\" (an object: numbers by token id), \"logprobs\", \"prompt_logprobs\" (at
+most 20), \"n\" (texts of the prompt, with seeds that follow each other), \"best_of\" (compute so
+many, give the \"n\" with the highest mean log probability), \"seed\", \"stop\" (a text or a list),
+\"schema\" (a JSON schema for the text) and \"speculate\" (off, lookup or draft). Flags give the
+values that a line leaves out. All lines are checked before anything is computed.
 
 Each line of the output is a JSON object with \"index\" (from 0), \"id\", \"text\", \"tokens\",
 \"prompt_tokens\", \"finish_reason\" and \"reuse\" (how many tokens of the prompt were computed for
 another request, and why not more), in the order of the input; \"logprobs\" and \"prompt_logprobs\"
-where they are asked for, of the prompt's tokens all but the first. Of several texts, \"texts\" is a
-list of objects with their \"text\", \"tokens\", \"finish_reason\" and \"logprobs\". A request that fails,
-because its prompt does not fit for example, has \"error\" instead, and the exit code is 1.
+where a request asks for them; the first token of a prompt has none. With several texts, \"texts\" is
+a list of objects with their \"text\", \"tokens\", \"finish_reason\" and \"logprobs\". A request that
+fails, because its prompt does not fit for example, has \"error\" instead, and the exit code is 1.
 
-Lines of OpenAI's Batch API ({\"custom_id\", \"url\", \"body\"}) are answered in its form, each with \"index\" as
-well; the model that they name is not looked at.
+Lines of OpenAI's Batch API ({\"custom_id\", \"url\", \"body\"}) are answered in its form, with \"index\" in
+addition. The model that they name is ignored.
 
 Requests are computed together, as many as --parallel allows and the memory (-c, of all together)
-holds. The text of each is what it would be alone (on the cpu backend, to the byte), whatever runs
-with it. A prompt reuses what it shares with cached ones.
+holds. The text of each request is the same as alone (on the cpu backend, to the byte). A prompt
+reuses the prefix that it shares with cached ones.
 
 Examples:
   cellar batch -m MODEL.gguf -f prompts.jsonl > answers.jsonl

@@ -15,7 +15,8 @@ use super::{EngineArgs, FileArgs, PredictLimit, SamplerArgs, SpeculationArgs, va
 #[command(after_help = "\
 Each line is a message; a line that ends with \\ continues on the next one, lines between \"\"\" and
 \"\"\" are one message, and lines that are pasted belong together. The conversation stays in the
-memory: for each answer, only the new message is evaluated. When the context is full, the model no longer sees the oldest messages.
+memory: for each answer, only the new message is evaluated. When the context is full, the model no
+longer sees the oldest messages.
 
   /clear             begin again with the system message alone
   /undo, /regen      forget the last message and its answer; answer it again

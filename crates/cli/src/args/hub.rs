@@ -10,11 +10,11 @@ use clap::Args;
 #[command(after_help = "\
 Downloads a model from the Hugging Face Hub and prints the path of its file or directory. A name is
 OWNER/NAME, with a quantization where the repository has several: OWNER/NAME:Q8_0. Without one,
-Q4_K_M is taken, or what is nearest to it; the others are listed. A repository without GGUF files
+Q4_K_M or the nearest type is taken, and the others are listed. A repository without GGUF files
 gives its safetensors files with config.json and the tokenizer.
 
-Models are kept in the cache that Hugging Face's tools share. Sizes and hashes are verified. A download
-that ends early, by Ctrl-C too, is continued by the same command.
+Models are kept in the cache that Hugging Face's tools share. Sizes and hashes are verified. A
+download that ends early, by Ctrl-C too, is continued by the same command.
 
 Variables: HF_TOKEN (or the file HF_HOME/token) for gated and private models; HF_ENDPOINT, another
 server; HF_HOME or HF_HUB_CACHE, the place of the cache; HF_HUB_OFFLINE=1 forbids downloads;
@@ -32,7 +32,8 @@ pub(crate) struct PullArgs {
 /// `cellar list`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Models that other tools downloaded into the same cache are shown, too. Every name can be given to -m.
+Models that other tools downloaded into the same cache are shown, too. Every name can be given to
+-m.
 
 Examples:
   cellar list
@@ -46,8 +47,8 @@ pub(crate) struct ListArgs {
 /// `cellar rm`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Without a quantization, everything of the repository is removed: all its models, what other tools
-downloaded of it into the same cache, and interrupted downloads.
+Without a quantization, everything of the repository is removed: all its models, files that other
+tools downloaded of it into the same cache, and interrupted downloads.
 
 Examples:
   cellar rm OWNER/NAME-GGUF:Q8_0

@@ -35,13 +35,14 @@ pub(crate) struct KlArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Each repetition evaluates a prompt of -p tokens and then, separately, -n tokens one by one; both
-after --depth tokens that are not counted. A warm-up repetition without depth is not counted either.
-With several --seqs the tokens of all are counted, and each step generates one token per sequence.
-With --clients one request warms up, which --trace writes, too. Each request has a prompt of --depth and -p tokens and a text of -n. The time to first
-token begins when a request is sent, and inter-token latency is between pieces of text as a client sees
-them. With --arrivals, requests come as their rate says, as with the --request-rate of 'vllm bench serve':
-those that find N others running wait, and count from when they came.
-With --times, \"outside\" is the time between the backend's steps: finding cells, preparing inputs.
+after --depth tokens that are not counted. A warm-up repetition without depth is not counted
+either. With several --seqs the tokens of all are counted, and each step generates one token per
+sequence. With --clients one request warms up, which --trace writes, too. Each request has a
+prompt of --depth and -p tokens and a text of -n tokens. The time to first token begins when a
+request is sent, and inter-token latency is between pieces of text as a client sees them. With
+--arrivals, requests come at a rate, as with the --request-rate of 'vllm bench serve'. A request
+that finds N others running waits, and its times count from its arrival. With --times, \"outside\"
+is the time between the backend's steps: finding cells, preparing inputs.
 
 Examples:
   cellar bench -m MODEL.gguf -p 512 -n 64 -t 8
@@ -101,8 +102,8 @@ pub(crate) struct BenchArgs {
 /// `cellar perplexity`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The text is cut into chunks of --ctx tokens [default: 512], and the second half of each is scored, as
-in llama-perplexity, so results are comparable.
+The text is cut into chunks of --ctx tokens [default: 512], and the second half of each is scored,
+as in llama-perplexity, so results are comparable.
 
 Examples:
   cellar perplexity MODEL.gguf -f notes.txt
@@ -126,10 +127,10 @@ pub(crate) struct PerplexityArgs {
 /// `cellar imatrix`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Evaluates the text in chunks of --ctx tokens [default: 512] and sums, for each weight matrix of the
-layers, the squares of the columns that it multiplies; for matrices of experts by expert. The file is
-what 'cellar convert --imatrix' and llama-quantize read. Take a text like those the model will see,
-of some hundred chunks.
+Evaluates the text in chunks of --ctx tokens [default: 512] and sums, for each weight matrix of
+the layers, the squares of the columns that it multiplies; for matrices of experts by expert.
+'cellar convert --imatrix' and llama-quantize read the file. Take a text of the kind that the
+model will see, of some hundred chunks.
 
 Examples:
   cellar imatrix -m MODEL.gguf -f calibration.txt

@@ -17,8 +17,8 @@ document per line, with its score and its number. Documents are the arguments, o
 of standard input. Several pairs are computed at once; a score does not depend on the others.
 
 The model is a cross-encoder with a head of one label: BERT, RoBERTa or XLM-RoBERTa
-(BertForSequenceClassification and so on). Scores are what the head gives: they compare documents of
-one query, and their sigmoid is between 0 and 1.
+(BertForSequenceClassification and so on). A score is the output of the head: scores compare
+documents of one query, and their sigmoid is between 0 and 1.
 
 A query and a document with more tokens than the model takes are an error that reports both numbers;
 --truncate cuts off the end of the document.

@@ -22,12 +22,12 @@ use crate::shortcut::names_model;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 A model with a chat template answers: the prompt is a message, and only the answer is printed. With
---raw, and with a model that has no template, the text goes on: the prompt is printed before its
-continuation.
+--raw, or with a model that has no template, the text of the prompt continues: the prompt is printed
+before its continuation.
 
 The prompt is the argument (with or without -p), the file given with -f, or standard input; one line
-break at the end of a file or of standard input is dropped. A file of -f, or what a pipe or a file
-brings on standard input, comes before the argument, with an empty line between them. Next to an
+break at the end of a file or of standard input is dropped. The text of -f, or of a pipe or a file
+on standard input, comes before the argument, with an empty line between them. Next to an
 argument a pipe has a second to bring something, and a file of which another program read a part is
 left to it; -f - waits for all of standard input, and --no-stdin leaves it alone:
   while read -r q; do cellar run MODEL.gguf \"$q\"; done < questions.txt
@@ -46,17 +46,18 @@ Examples:
   cellar run -m MODEL.gguf --load-state chat.state --save-state chat.state \"And then?\"
 
 A saved state holds the tokens, their keys and values, and recurrent states. It holds no options:
-sampling, seed, --stop and the context size are those of each run. With -n 0 the prompt is evaluated
-and nothing is generated. Without a prompt, a loaded text continues where it ended. Where a model
-with a chat template loads a state, the prompt is the message after the loaded answer (with --raw: it
-follows the text); the template sees no earlier messages.
+sampling, seed, --stop and the context size are those of each run. With -n 0 the prompt is
+evaluated and nothing is generated. Without a prompt, a loaded text continues where it ended.
+Where a model with a chat template loads a state, the prompt is the message after the loaded
+answer (with --raw: it follows the text); the template sees no earlier messages.
 
-With --schema or --grammar only the generated text is printed, and it is complete, or the exit code is
-1. Keywords of a schema that are not supported are errors. Objects have the properties that the schema
-names and no others, as in OpenAI's strict mode; \"additionalProperties\": true lets others in.
+With --schema or --grammar only the generated text is printed, and it is complete, or the exit
+code is 1. Keywords of a schema that are not supported are errors. Objects have the properties
+that the schema names and no others, as in OpenAI's strict mode; \"additionalProperties\": true lets
+others in.
 
-A diffusion model (Dream, LLaDA) fills a text of -n masks [default: 128] in several steps, and prints
-it when all are filled.
+A diffusion model (Dream, LLaDA) fills a text of -n masks [default: 128] in several steps, and
+prints it when all are filled.
 
 Ctrl-C ends the text, prints the statistics and exits with 130; a second one exits at once.")]
 pub(crate) struct RunArgs {

@@ -22,25 +22,26 @@ of Ollama (/api/chat, /api/generate) and of llama-server (/completion, /tokenize
 endpoints to others. One line on stderr gives the address when the server is ready.
 
 Requests are computed together, as many as --parallel allows and the memory (-c, of all together)
-holds; more wait. The text of each is what it would be alone (on the cpu backend, to the byte). A
-prompt reuses what it shares with cached ones of its key. A client that goes away frees its place.
-Sampling flags are for requests that do not choose.
+holds; more wait. The text of each request is the same as alone (on the cpu backend, to the byte). A
+prompt reuses the prefix that it shares with cached ones of its key. A client that leaves frees its
+place. Sampling flags are the defaults of requests.
 
-Several models (-m A -m B) have the names of their files; -c and --parallel are those of each. What
-they take together is checked before the first is loaded. Those of --models DIR are loaded when a
-request names one, and unloaded after --idle-unload seconds without requests, or before when another
-needs their memory (--memory); what does not fit is refused with the numbers (507). A request without
-a name gets the first loaded model that does what it wants.
+Several models (-m A -m B) have the names of their files; -c and --parallel are those of each.
+What they take together is checked before the first is loaded. Those of --models DIR are loaded
+when a request names one, and unloaded after --idle-unload seconds without requests, or before
+when another needs their memory (--memory); a model that does not fit is refused with the numbers
+(507). A request without a name gets the first loaded model of the right kind.
 
-Only this machine reaches 127.0.0.1, the default. Another --host needs --api-key-file, --api-key or
---no-auth: clients send a key as 'Authorization: Bearer KEY'. For TLS give --tls-cert and --tls-key, or
-put a proxy in front, whose name is --allow-host. Web pages of other origins need --allow-origin.
+Only this machine reaches 127.0.0.1, the default. Another --host needs --api-key-file, --api-key
+or --no-auth: clients send a key as 'Authorization: Bearer KEY'. For TLS give --tls-cert and
+--tls-key, or put a proxy in front, whose name is --allow-host. Web pages of other origins need
+--allow-origin.
 
-Each flag can be in a TOML file (--config FILE, 'port = 8000') or in a variable (CELLAR_PORT=8000). The
-command line wins, then variables, then the file.
+Each flag can be in a TOML file (--config FILE, 'port = 8000') or in a variable
+(CELLAR_PORT=8000). The command line wins, then variables, then the file.
 
 Ctrl-C or SIGTERM: new requests are refused (503), running ones get --drain seconds to end. A second
-Ctrl-C ends at once. With --save-cache DIR, prompts find after a restart what was cached before it.
+Ctrl-C ends at once. With --save-cache DIR, cached prefixes outlive a restart.
 
 Examples:
   cellar serve

@@ -50,16 +50,16 @@ impl TraceArgs {
 /// `cellar replay`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Sends the requests of a trace, which --trace of 'cellar serve', 'batch' and 'bench --clients' writes,
-through the scheduler and the memory of a service, without a model: each text goes on as it did. The
-memory can have another size, and prefixes can be evicted in another order. Prints next to what the
-trace shows how many tokens of prompts are reused, how many are computed and computed again, and what
-is evicted. Steps take the time that steps of so many tokens took in the trace. A request comes no
-earlier than in the trace, and not before the texts have ended that had ended when it came. Tokens that
-speculation drafted are not replayed.
+Sends the requests of a trace, which --trace of 'cellar serve', 'batch' and 'bench --clients'
+writes, through the scheduler and the memory of a service, without a model: each text has the
+tokens of the trace. The memory can have another size, and prefixes can be evicted in another
+order. Prints how many tokens of prompts are reused, computed and computed again, and the
+evictions, next to the numbers of the trace. A step takes the average time of steps with as many
+tokens in the trace. A request comes no earlier than in the trace, and not before the texts have
+ended that had ended when it came. Tokens that speculation drafted are not replayed.
 
-In place of each token a trace has a hash of it and of all tokens before it, with a random key that is
-not kept: enough to find common prefixes, and not to find out what the tokens were.
+In place of each token a trace has a hash of it and of all tokens before it, with a random key
+that is not kept: it shows common prefixes, but no token.
 
 Examples:
   cellar serve -m MODEL.gguf --trace day.jsonl
