@@ -175,7 +175,7 @@ def send(server, path, body):
 
 
 def keys(place, report):
-    """What a key may do: see docs/how-to/serve.md."""
+    """What a key may do: see docs/how-to/operations.md."""
     (place.dir / "keys.txt").write_text("alpha-key-1\nbeta-key-22\n")
     pathlib.Path(place.dir / "keys.txt").chmod(0o600)
     with place.serve("-m model.gguf --api-key-file keys.txt") as server:

@@ -434,7 +434,7 @@ fn tables() -> String {
 fn the_documentation_has_the_table_of_fields() {
     const BEGIN: &str = "<!-- fields: made by a test, with UPDATE_DOCS=1 -->\n";
     const END: &str = "<!-- end of fields -->";
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/how-to/serve.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/fields.md");
     let page = std::fs::read_to_string(&path).unwrap();
     let (before, rest) = page.split_once(BEGIN).unwrap();
     let (_, after) = rest.split_once(END).unwrap();
@@ -444,6 +444,6 @@ fn the_documentation_has_the_table_of_fields() {
     }
     assert!(
         std::env::var_os("UPDATE_DOCS").is_some() || page == expected,
-        "docs/how-to/serve.md is not up to date: run this test with UPDATE_DOCS=1"
+        "docs/fields.md is not up to date: run this test with UPDATE_DOCS=1"
     );
 }
