@@ -19,13 +19,13 @@ def find():
 class Chrome:
     """A browser with one page."""
 
-    def __init__(self, program):
+    def __init__(self, program, *more_flags):
         self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         to_browser, self.commands = os.pipe()
         self.answers, from_browser = os.pipe()
         flags = ["--headless=new", "--remote-debugging-pipe", "--no-first-run", "--disable-gpu",
                  "--hide-scrollbars", "--force-color-profile=srgb",
-                 f"--user-data-dir={self.profile.name}", "about:blank"]
+                 f"--user-data-dir={self.profile.name}", *more_flags, "about:blank"]
         if os.geteuid() == 0:
             flags.insert(0, "--no-sandbox")  # as Chromium demands of root
         self.process = subprocess.Popen(

@@ -16,9 +16,9 @@ STATE = "cellarView.state"
 
 
 class Server:
-    def __init__(self, *flags):
+    def __init__(self, *flags, env=None):
         command = [os.environ["CELLAR"], "serve", "--port", "0", *flags]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
         for line in self.process.stderr:
             if found := re.search(r"http://[\d.]+:\d+", line):
                 self.address = found[0]
