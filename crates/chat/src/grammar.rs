@@ -71,9 +71,18 @@ pub fn of_required(
     }
     let family = Family::of_template(template)?;
     let prompt = prompt.trim_end();
-    let pairs = Style::of_template(template).pairs;
+    let Style { pairs, answer, .. } = Style::of_template(template);
     let thinks = pairs.iter().find(|pair| prompt.ends_with(pair.open));
     let close = thinks.map(|pair| format!("{} SPACES? ", marks.mark(pair.close)));
+    // Calls follow the answer, which is empty.
+    let empty = answer.map(|answer| {
+        let close = marks.mark(answer.close);
+        if prompt.ends_with(answer.open) {
+            format!("{close} SPACES? ")
+        } else {
+            format!("({} {close} SPACES?)? ", marks.mark(answer.open))
+        }
+    });
     let open = family.open.first()?;
     // Without a mark, a call is as well the whole answer.
     let mark = match family.start {
@@ -106,7 +115,8 @@ pub fn of_required(
         ),
         _ => format!("{before_all} {before} {first} call {behind} {behind_all}"),
     };
-    let start = format!("start: {}{start}\n", close.unwrap_or_default());
+    let before = close.unwrap_or_default() + &empty.unwrap_or_default();
+    let start = format!("start: {before}{start}\n");
     let names = names(tools);
     Some(marks.grammar(start + &rules + &names))
 }

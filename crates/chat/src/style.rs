@@ -2,7 +2,7 @@
 //!
 //! Plain data, found by the template. Knows no calls.
 
-/// The marks around reasoning.
+/// The marks around reasoning, or around an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marks {
     /// The mark before it.
@@ -17,6 +17,8 @@ struct Row {
     marks: Marks,
     /// Marks around the answer, which say nothing.
     silent: &'static [&'static str],
+    /// The marks of them that stand around every answer, also an empty one before calls.
+    answer: Option<Marks>,
 }
 
 const fn row(shown: &'static [&'static str], open: &'static str, close: &'static str) -> Row {
@@ -24,6 +26,7 @@ const fn row(shown: &'static [&'static str], open: &'static str, close: &'static
         shown,
         marks: Marks { open, close },
         silent: &[],
+        answer: None,
     }
 }
 
@@ -85,6 +88,10 @@ const ROWS: [Row; 12] = [
             "<|close|>message<|sep|>",
             "<|end_of_msg|>",
         ],
+        answer: Some(Marks {
+            open: "<|open|>response<|sep|>",
+            close: "<|close|>response<|sep|>",
+        }),
         ..row(
             &["<|open|>", "<|end_of_msg|>"],
             "<|open|>think<|sep|>",
@@ -100,6 +107,8 @@ pub(crate) struct Style {
     pub(crate) pairs: Vec<Marks>,
     /// Marks that say nothing.
     pub(crate) silent: Vec<&'static str>,
+    /// The marks that stand around every answer.
+    pub(crate) answer: Option<Marks>,
     /// Texts that the answer may begin with, and that say nothing.
     pub(crate) beginning: Option<&'static str>,
 }
@@ -120,6 +129,7 @@ impl Style {
         Self {
             pairs,
             silent: rows.iter().flat_map(|row| row.silent).copied().collect(),
+            answer: rows.iter().find_map(|row| row.answer),
             // The prompt of Functionary 3.2 ends with '>>>'.
             beginning: template.contains(">>>all").then_some("all\n"),
         }

@@ -193,6 +193,42 @@ fn required_calls_are_written_as_the_models_write_them() {
     }
 }
 
+/// Kimi-K3 writes calls behind its answer, whose mark is in the prompt where it does not think.
+#[test]
+fn an_answer_that_the_prompt_opens_is_closed_before_calls() {
+    let golden = ALL.iter().find(|golden| golden.name == "Kimi-K3").unwrap();
+    let [open, close] = ["<|open|>response<|sep|>", "<|close|>response<|sep|>"];
+    let thought = "<|close|>think<|sep|>";
+    for controls in [&[][..], &CONTROLS] {
+        let tokenizer = tokenizer(controls);
+        for (prompt, before, is_right) in [
+            (open, close, true),
+            (open, "", false),
+            (
+                "<|open|>think<|sep|>",
+                &format!("{thought}{open}{close}"),
+                true,
+            ),
+            ("<|open|>think<|sep|>", thought, true),
+            ("<|open|>think<|sep|>", &format!("{thought}{open}"), false),
+        ] {
+            let context = AnswerContext {
+                template: golden.template,
+                prompt,
+                tokenizer: &tokenizer,
+            };
+            let grammar = of_required(context, &tools(), CallNumber::One).unwrap();
+            let text = format!("{before}{}", golden.one);
+            let (begun, may_end) = allowed(&tokenizer, &grammar, &text);
+            assert_eq!(
+                (begun == text, may_end),
+                (is_right, is_right),
+                "{prompt}{text}"
+            );
+        }
+    }
+}
+
 /// Marks that end the answer are not demanded, and none stands before a call.
 #[test]
 fn marks_that_end_the_answer_are_left_to_it() {
