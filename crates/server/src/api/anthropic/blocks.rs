@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::api::openai::messages::{check_number, result_text};
-use crate::api::openai::tools::{ToolForm, Tools, tool_list};
+use crate::api::openai::tools::{GivenTool, ToolForm, Tools, tool_list};
 use crate::error::ApiError;
 use crate::generate::CallNumber;
 use crate::json::Body;
@@ -211,7 +211,8 @@ pub(super) fn tools(body: &Body) -> Result<Tools, ApiError> {
         if let Some(strict) = tool.get("strict") {
             function["strict"] = strict.clone();
         }
-        tools.push(json!({"type": "function", "function": function}));
+        let function = json!({"type": "function", "function": function});
+        tools.push(GivenTool { at, function });
     }
     let given = body.field("tool_choice");
     let choice = given.map(choice).transpose()?;

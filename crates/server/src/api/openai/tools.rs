@@ -29,6 +29,15 @@ enum Choice {
     Named(String),
 }
 
+/// A tool that is known here.
+#[derive(Clone, Debug)]
+pub(crate) struct GivenTool {
+    /// Its place in the request, where others may be skipped before it.
+    pub(crate) at: usize,
+    /// In the words of OpenAI's chat.
+    pub(crate) function: Value,
+}
+
 /// How an API writes a tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ToolForm {
@@ -63,7 +72,10 @@ impl Tools {
         let mut list = Vec::new();
         for (at, tool) in tool_list(body)?.iter().enumerate() {
             match tool.get("type").and_then(Value::as_str) {
-                Some("function") | None => list.push(tool.clone()),
+                Some("function") | None => list.push(GivenTool {
+                    at,
+                    function: tool.clone(),
+                }),
                 Some(kind) => {
                     let why = format!("tools of type '{kind}' are not known here: 'function' is");
                     body.skips().skip(&format!("tools[{at}]"), &why)?;
@@ -80,20 +92,21 @@ impl Tools {
     /// # Errors
     /// [`ApiError`] 400 with the path of what is wrong.
     pub(crate) fn new(
-        list: Vec<Value>,
+        given: Vec<GivenTool>,
         choice: Option<&Value>,
         form: ToolForm,
     ) -> Result<Self, ApiError> {
-        let mut tools = Vec::with_capacity(list.len());
-        for (at, tool) in list.iter().enumerate() {
+        let (mut list, mut tools) = (Vec::new(), Vec::with_capacity(given.len()));
+        for GivenTool { at, function } in given {
             let paths = form.paths(at);
-            let part = |name: &str| tool.pointer(&format!("/function/{name}"));
+            let part = |name: &str| function.pointer(&format!("/function/{name}"));
             tools.push(Tool {
-                name: name_of(at, tool)?,
+                name: name_of(at, &function)?,
                 arguments: strictness(part("strict"), &paths.strict)?,
                 parameters: part("parameters").cloned().unwrap_or_default(),
                 paths,
             });
+            list.push(function);
         }
         let choice = match choice {
             None => Choice::Auto,
@@ -321,5 +334,16 @@ mod tests {
             Tools::read(&body).unwrap_err().param.as_deref(),
             Some("tools[0].function.name")
         );
+    }
+
+    #[test]
+    fn places_are_those_of_the_request_where_tools_are_skipped() {
+        let body = json!({"tools": [
+            {"type": "web_search"},
+            {"type": "function", "function": {"name": "f", "strict": 1}},
+        ]});
+        let body = Body::parse(body.to_string().as_bytes()).unwrap();
+        let error = Tools::read(&body).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("tools[1].function.strict"));
     }
 }

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use self::output::{Keeping, Writer};
-use super::tools::{ToolForm, Tools, parallel, tool_list};
+use super::tools::{GivenTool, ToolForm, Tools, parallel, tool_list};
 use crate::api::constraints::json_schema;
 use crate::api::params::{SamplingParams, now, random_id};
 use crate::api::{logprobs, on_get, on_post};
@@ -310,7 +310,8 @@ fn tools(body: &Body) -> Result<Tools, ApiError> {
                 function[member] = value.clone();
             }
         }
-        tools.push(json!({"type": "function", "function": function}));
+        let function = json!({"type": "function", "function": function});
+        tools.push(GivenTool { at, function });
     }
     let choice = body.field("tool_choice").map(|choice| {
         let kind = choice.get("type").and_then(Value::as_str);
@@ -321,9 +322,9 @@ fn tools(body: &Body) -> Result<Tools, ApiError> {
             }
             Some("allowed_tools") => {
                 let allowed = choice.get("tools").and_then(Value::as_array);
-                let is_allowed = |tool: &Value| {
+                let is_allowed = |tool: &GivenTool| {
                     let mut names = allowed.into_iter().flatten().map(|tool| tool.get("name"));
-                    names.any(|name| name == tool.pointer("/function/name"))
+                    names.any(|name| name == tool.function.pointer("/function/name"))
                 };
                 tools.retain(is_allowed);
                 choice.get("mode").cloned().unwrap_or_else(|| json!("auto"))
