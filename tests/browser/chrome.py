@@ -36,11 +36,25 @@ class Chrome:
         self.buffer, self.next_id, self.session = b"", 0, None
         self.console = []
         targets = self.call("Target.getTargets")["targetInfos"]
-        page = next(target for target in targets if target["type"] == "page")
-        attached = self.call("Target.attachToTarget", targetId=page["targetId"], flatten=True)
-        self.session = attached["sessionId"]
+        self.attach(next(target["targetId"] for target in targets if target["type"] == "page"))
+
+    def attach(self, target):
+        """Drives this page from now on."""
+        self.session = None
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ["Page", "Runtime", "Log", "Network"]:
             self.call(f"{domain}.enable")
+
+    def open_window(self):
+        """Another page next to this one, which is driven from now on; gives what `session` was."""
+        before, self.session = self.session, None
+        self.attach(self.call("Target.createTarget", url="about:blank")["targetId"])
+        return before
+
+    def close_window(self, before):
+        """Closes this page; the one before it is driven again."""
+        self.call("Page.close")
+        self.session = before
 
     def _read(self):
         while b"\0" not in self.buffer:

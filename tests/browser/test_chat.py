@@ -23,6 +23,18 @@ print("hello")
 ![picture](https://example.invalid/a.png) [bad](javascript:globalThis.ran=1) [good](https://example.invalid/)
 """
 
+SHOWN = """A **KV cache** keeps what a model has computed of earlier tokens, so that it need not compute it again:
+
+| Token | Key | Value |
+| --- | ---: | ---: |
+| Once | 0.12 | 0.80 |
+| upon | 0.47 | 0.33 |
+
+```python
+cache.append(key(token), value(token))
+```
+"""
+
 
 class Chats(Page):
     def answers(self, *answers):
@@ -39,6 +51,7 @@ class Chats(Page):
                 sent.push([url, body]);
                 if (url === "apply-template") return new Response(JSON.stringify({{ prompt: `<${{body.messages.length}}>` }}));
                 const [text, finish_reason] = answers.shift();
+                await globalThis.gate;
                 const part = url === "v1/completions" ? {{ text }} : {{ delta: {{ content: text }} }};
                 const usage = {{ prompt_tokens: 40, completion_tokens: 8, prompt_tokens_details: {{ cached_tokens: 30 }} }};
                 return reply([{{ choices: [part] }}, {{ choices: [{{ delta: {{}}, finish_reason }}] }}, {{ choices: [], usage }}]);
@@ -195,6 +208,57 @@ class Chats(Page):
             # What was said is kept, and the key is not.
             self.assertNotIn("second-key", b.run("JSON.stringify(Object.entries(localStorage))"))
 
+    def test_two_windows_lose_nothing_of_a_conversation(self):
+        server = self.serve("-c", "512")
+        self.open(server)
+        b = self.browser
+        b.run("localStorage.clear()")
+        self.open(server)
+        self.answers(("First.", "stop"))
+        self.say("One")
+        self.rest()
+        first = b.open_window()
+        self.open(server)
+        self.assertEqual(self.turns(), ["One", "First."])
+        self.answers(("Third.", "stop"), ("A branch.", "stop"))
+        # What one window adds, the other shows.
+        second, b.session = b.session, first
+        self.answers(("Second.", "stop"), ("Fourth.", "stop"))
+        self.say("Two")
+        self.rest()
+        b.session = second
+        b.wait(f"{LAST}.textContent.includes('Second.')")
+        self.say("Three")
+        self.rest()
+        b.session = first
+        b.wait(f"{LAST}.textContent.includes('Third.')")
+        six = ["One", "First.", "Two", "Second.", "Three", "Third."]
+        self.assertEqual(self.turns(), six)
+        # Two answers to two messages at once are two branches: none is lost, in no window.
+        for session, text in [(first, "Four"), (second, "Other")]:
+            b.session = session
+            b.run("globalThis.gate = new Promise((open) => (globalThis.openGate = open))")
+            self.say(text)
+        kept = "Object.values(JSON.parse(localStorage[Object.keys(localStorage).find((name) => name.startsWith('cellar.talk.'))]).turns)"
+        all_texts = sorted([*six, "Four", "Fourth.", "Other", "A branch."])
+        for session, end in [(first, "Fourth."), (second, "A branch.")]:
+            b.session = session
+            b.run("openGate()")
+            self.rest()
+            self.assertEqual(self.turns()[-1], end)
+        for session in (first, second):
+            b.session = session
+            for turns in (kept, f"Object.values({CHAT}.current.turns)"):
+                b.wait(f"{turns}.map((turn) => turn.text).toSorted().join() === {json.dumps(','.join(all_texts))}")
+        # One that is deleted in a window is gone in the other.
+        b.session = second
+        b.run("globalThis.confirm = () => true; document.getElementById('chat-delete').click()")
+        b.session = first
+        b.wait("document.querySelectorAll('#chat-log .say').length === 0")
+        b.session = second
+        self.console_is_clean()
+        b.close_window(first)
+
     def test_the_views(self):
         server = self.serve("-c", "512")
         b = self.browser
@@ -221,14 +285,18 @@ class Chats(Page):
         b.go(b.run("location.href"))
         b.wait(f"typeof cellarView !== 'undefined' && {STATE}.shown")
         self.assertEqual(b.run(seen), ["memory", "requests"])
-        # On a phone the chat comes first, and all of it is in sight.
         b.run("document.getElementById('view-both').click()")
+        self.answers((SHOWN, "stop"))
+        self.say("What is a KV cache?")
+        self.rest()
+        self.picture("chat.webp")
+        # On a phone the chat comes first, and all of it is in sight.
         b.size(400, 860)
         chat, memory = b.run(top)
         self.assertLess(chat, memory)
         self.assertLessEqual(b.run("document.getElementById('chat-send').getBoundingClientRect().bottom"), 860)
         self.assertLessEqual(b.run("document.documentElement.scrollWidth"), 400)
-        self.picture("phone-chat.png")
+        self.picture("phone.webp")
         self.console_is_clean()
 
 

@@ -4,9 +4,9 @@
 import { fillBody, tell, turnElement } from "./messages.js";
 import { element } from "./panels.js";
 import { Files, Settings } from "./settings.js";
-import { forgetTalk, keepTalk, keptTalks } from "./store.js";
+import { forgetTalk, keepTalk, keptTalks, watchTalks } from "./store.js";
 import { blocks } from "./stream.js";
-import { addTurn, asMarkdown, fork, lastAnswered, messagesTo, newTalk, parametersOf, pathTo, promptToGoOn, showBranch, talkTitle, textTo } from "./tree.js";
+import { addTurn, asMarkdown, fork, hasAllTurns, lastAnswered, messagesTo, newTalk, parametersOf, pathTo, promptToGoOn, showBranch, takeTurns, talkTitle, textTo } from "./tree.js";
 
 /** An answer that grows is drawn at most so often, in milliseconds. */
 const DRAW_EVERY = 80;
@@ -26,6 +26,8 @@ export class Chat {
     this.listed = [];
     this.running = new Map();
     this.unexplained = new Set();
+    /** Conversations that are gone, of which an answer may still end. */
+    this.forgotten = new Set();
     this.editing = null;
     this.talks = keptTalks();
     this.settings = new Settings(byId, (name, value) => this.set(name, value));
@@ -39,7 +41,7 @@ export class Chat {
       goOn: (turn) => this.answer(this.current, turn.parent, turn),
       showBranch: (turn) => {
         showBranch(this.current, turn.id);
-        keepTalk(this.current);
+        this.keep(this.current);
         this.draw();
       },
     };
@@ -70,6 +72,7 @@ export class Chat {
     const log = byId("chat-log");
     log.addEventListener("scroll", () => (isAtEnd = isNearEnd(log)));
     new ResizeObserver(() => this.scroll(isAtEnd)).observe(log);
+    watchTalks({ kept: (talk) => this.take(talk), forgotten: (id) => this.drop(this.talks.find((talk) => talk.id === id)) });
     // What has arrived of an answer is kept, too.
     addEventListener("pagehide", () => {
       for (const talk of this.running.keys()) keepTalk(talk);
@@ -124,7 +127,7 @@ export class Chat {
   }
 
   keep(talk) {
-    this.problem(keepTalk(talk));
+    if (!this.forgotten.has(talk)) this.problem(keepTalk(talk));
   }
 
   problem(text) {
@@ -144,11 +147,36 @@ export class Chat {
 
   remove(talk) {
     if (talk.leaf !== null && !confirm(`Delete “${talkTitle(talk)}” from this browser?`)) return;
+    this.drop(talk);
+    forgetTalk(talk);
+    this.byId("chat-input").focus();
+  }
+
+  /** A conversation goes, here or in another window. */
+  drop(talk) {
+    if (!talk) return;
+    this.forgotten.add(talk);
     this.running.get(talk)?.abort();
     this.talks = this.talks.filter((one) => one !== talk);
-    forgetTalk(talk);
-    this.choose(this.talks[0] ?? newTalk(talk.settings));
-    this.byId("chat-input").focus();
+    if (talk === this.current) this.choose(this.talks[0] ?? newTalk(talk.settings));
+    else this.drawList();
+  }
+
+  /** Another window has kept a conversation. */
+  take(copy) {
+    const talk = this.talks.find((one) => one.id === copy.id);
+    if (!talk) {
+      this.talks.unshift(copy);
+      this.drawList();
+      return;
+    }
+    talk.settings = copy.settings;
+    takeTurns(talk, copy, !this.running.has(talk));
+    // It has not seen what this window has added.
+    if (!hasAllTurns(copy, talk)) this.keep(talk);
+    if (talk !== this.current) return this.drawList();
+    this.settings.show(talk.settings);
+    this.draw();
   }
 
   choose(talk) {
@@ -355,7 +383,7 @@ export class Chat {
       if (!admitted) continue;
       const { reuse, request } = admitted;
       Object.assign(turn, { reuse, request, instance: this.layouts.get(this.model)?.instance });
-      keepTalk(talk);
+      this.keep(talk);
       const box = this.byId("chat-log").querySelector(`[data-turn="${turn.id}"]`);
       if (talk === this.current && !box?.contains(document.activeElement)) box?.replaceWith(this.element(talk, turn));
     }

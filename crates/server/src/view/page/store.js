@@ -1,7 +1,7 @@
-// Conversations in this browser: one entry of its local storage for each, so that two windows do
-// not overwrite each other's. Keys of the API are never kept.
+// Conversations in this browser: one entry of its local storage for each. Where two windows have the
+// same one, each takes in what the other adds. Keys of the API are never kept.
 
-import { readTalk } from "./tree.js";
+import { readTalk, takeTurns } from "./tree.js";
 
 const TALK = "cellar.talk.";
 const VIEW = "cellar.view";
@@ -23,14 +23,27 @@ export function keptTalks() {
   return talks.toSorted((a, b) => b.at - a.at);
 }
 
-/** Keeps a conversation; gives what went wrong, or an empty text. */
+/** Keeps a conversation, with what another window has added to it; gives what went wrong, or an empty text. */
 export function keepTalk(talk) {
   try {
-    storage()?.setItem(TALK + talk.id, JSON.stringify(talk));
+    const store = storage();
+    const kept = readTalk(store?.getItem(TALK + talk.id));
+    if (kept) takeTurns(talk, kept, false);
+    store?.setItem(TALK + talk.id, JSON.stringify(talk));
     return "";
   } catch {
     return "This browser has no room for the conversation: it is lost when the page is closed. Delete others, or export it.";
   }
+}
+
+/** Tells what other windows keep (`kept`, a conversation) and forget (`forgotten`, its id). */
+export function watchTalks({ kept, forgotten }) {
+  addEventListener("storage", ({ key, newValue }) => {
+    if (!key?.startsWith(TALK)) return;
+    const talk = readTalk(newValue);
+    if (talk) kept(talk);
+    else if (newValue === null) forgotten(key.slice(TALK.length));
+  });
 }
 
 export function forgetTalk(talk) {

@@ -24,6 +24,28 @@ export function readTalk(text) {
   }
 }
 
+/** How far a turn has come. */
+const lengthOf = (turn) => turn.text.length + (turn.thought?.length ?? 0);
+
+/** Takes the turns of another copy of a conversation in: those that are new, and answers that have come further
+ * there; with `isNewer`, also what else is different. */
+export function takeTurns(talk, copy, isNewer) {
+  let isChanged = false;
+  for (const turn of Object.values(copy.turns)) {
+    const own = talk.turns[turn.id];
+    const ahead = own ? lengthOf(turn) - lengthOf(own) : 1;
+    if (ahead < 0 || (ahead === 0 && (!isNewer || JSON.stringify(own) === JSON.stringify(turn)))) continue;
+    talk.turns[turn.id] = Object.assign(own ?? {}, turn);
+    isChanged = true;
+  }
+  // Who has the end in sight sees how it goes on.
+  const isEnd = isChanged && pathTo(talk, copy.leaf).some((turn) => turn.id === talk.leaf);
+  if (isEnd || talk.leaf === null) talk.leaf = copy.leaf;
+}
+
+/** True if a copy has every turn of a conversation. */
+export const hasAllTurns = (copy, talk) => Object.keys(talk.turns).every((id) => copy.turns[id]);
+
 /** Adds a turn below another one, and shows it. */
 export function addTurn(talk, parent, turn) {
   const id = newId();
