@@ -119,7 +119,7 @@ fn start_log(command: &args::Command) {
     let usual = match command {
         #[cfg(feature = "serve")]
         args::Command::Serve(args) => match args.log {
-            args::LogLevel::Off => "cellar_server::listen=warn",
+            args::LogLevel::Off => "cellar_server::listen=warn,cellar_server=error",
             args::LogLevel::Requests => "cellar_server=warn",
             args::LogLevel::Debug => "debug",
         },

@@ -30,8 +30,9 @@ const OUTPUTS: [(&str, &[&str]); 8] = [
 
 /// Directories and sockets, in any command: the files in them have names of their own, and replace
 /// no other.
-const PLACES: [&str; 5] = [
+const PLACES: [&str; 6] = [
     "swap_dir",
+    "files_dir",
     "save_cache",
     "slot_save_path",
     "socket",

@@ -421,14 +421,15 @@ fn requests_that_wait_go_on_to_files() {
 
 #[test]
 fn lines_of_openai_are_answered_in_its_form() {
-    let body = |body: Value| json!({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body});
+    let named = |name: &str, body: Value| json!({"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body});
+    let body = |body: Value| named("a", body);
     let plain = json!({"prompt": "Once", "max_tokens": 3, "temperature": 0});
     let lines = [
         plain.clone(),
         body(
             json!({"model": "any", "prompt": "Once", "max_completion_tokens": 3, "temperature": 0, "n": 2}),
         ),
-        body(json!({"prompt": "Once ".repeat(400), "max_tokens": 3})),
+        named("b", json!({"prompt": "Once ".repeat(400), "max_tokens": 3})),
     ];
     let files = Files::new(&lines);
     let args = ["batch", "-f", &files.arg("in"), "-c", "200"];
@@ -467,7 +468,15 @@ fn lines_of_openai_are_answered_in_its_form() {
         ),
         (
             body(json!({"prompt": "x", "stream": true})),
-            "'stream' is not for lines of OpenAI's form",
+            "'stream' is true",
+        ),
+        (
+            body(json!({"prompt": "x", "logprobs": 2})),
+            "'logprobs' is not for lines of OpenAI's form",
+        ),
+        (
+            json!({"custom_id": "a", "method": "GET", "body": {"prompt": "x"}}),
+            "'method' is 'GET'",
         ),
         (
             json!({"custom_id": "a", "url": "/v1/embeddings", "body": {}}),
@@ -479,4 +488,9 @@ fn lines_of_openai_are_answered_in_its_form() {
         let (code, message) = failure(&["batch", "-f", &files.arg("in")]);
         assert!(code == 2 && message.contains(wanted), "{message}");
     }
+    // The caller could not tell the answers of two requests of one name apart.
+    let files = Files::new(&[body(plain.clone()), body(plain)]);
+    let (code, message) = failure(&["batch", "-f", &files.arg("in")]);
+    let wanted = "line 2: another line has the 'custom_id' 'a'";
+    assert!(code == 2 && message.contains(wanted), "{message}");
 }

@@ -84,9 +84,16 @@ impl Server {
 
     /// Ends it by a signal, and gives its exit code.
     #[cfg(unix)]
-    pub(crate) fn terminate(mut self) -> Option<i32> {
+    pub(crate) fn signal(&self, name: &str) {
         let id = self.process.id().to_string();
-        Command::new("kill").args(["-TERM", &id]).status().unwrap();
+        let sent = Command::new("kill")
+            .args([&format!("-{name}"), &id])
+            .status();
+        assert!(sent.unwrap().success());
+    }
+
+    pub(crate) fn terminate(mut self) -> Option<i32> {
+        self.signal("TERM");
         let until = Instant::now() + Duration::from_secs(60);
         loop {
             if let Some(status) = self.process.try_wait().unwrap() {

@@ -202,6 +202,29 @@ fn connections_are_encrypted_with_a_certificate() {
     assert_eq!(server.terminate(), Some(0));
 }
 
+#[cfg(unix)]
+#[test]
+fn a_renewed_certificate_is_read_at_a_signal_and_a_broken_one_is_not_taken() {
+    let dir = tempfile::tempdir().unwrap();
+    let (certificate, key, first) = self::certificate(dir.path());
+    let server = Server::start(&["-c", "64", "--tls-cert", &certificate, "--tls-key", &key]);
+    let health = request("GET", "/health", &[], "");
+    let ask = |roots: &RootCertStore| over_tls(server.address, roots.clone(), &health);
+    assert!(ask(&first).contains("200 OK"));
+    let (_, _, second) = self::certificate(dir.path());
+    // Nobody has said so, and it is not a minute.
+    assert!(ask(&first).contains("200 OK"));
+    server.signal("HUP");
+    server.await_line("the certificate was read again");
+    assert!(ask(&second).contains("200 OK"));
+    std::fs::write(&certificate, "nonsense").unwrap();
+    server.signal("HUP");
+    let line = server.await_line("the certificate before it stays");
+    assert!(line.contains(&certificate), "{line}");
+    assert!(ask(&second).contains("200 OK"));
+    assert_eq!(server.terminate(), Some(0));
+}
+
 #[test]
 fn certificates_that_cannot_be_used_are_said_at_the_start() {
     let dir = tempfile::tempdir().unwrap();
@@ -241,4 +264,27 @@ fn certificates_that_cannot_be_used_are_said_at_the_start() {
         code == 2 && message.contains("without --tls-key"),
         "{message}"
     );
+}
+
+#[test]
+fn files_of_clients_are_kept_in_a_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let kept = dir.path().join("kept").display().to_string();
+    let args = ["-c", "64", "--files-dir", &kept];
+    let server = Server::start(&args);
+    let form = "--XX\r\nContent-Disposition: form-data; name=\"file\"; filename=\"in.jsonl\"\r\n\r\n{}\r\n--XX--\r\n";
+    let headers = [("Content-Type", "multipart/form-data; boundary=XX")];
+    let sent = request("POST", "/v1/files", &headers, form);
+    let file = open(server.address, &sent).finish();
+    assert_eq!(file.status, 200, "{}", file.body);
+    let (code, message) = failure(&["serve", "--port", "0", "--files-dir", &kept]);
+    assert!(code == 1 && message.contains("--files-dir"), "{message}");
+    assert!(
+        message.contains(&kept) && message.contains("another server"),
+        "{message}"
+    );
+    assert_eq!(server.terminate(), Some(0));
+    let server = Server::start(&args);
+    let list = get(server.address, "/v1/files").json();
+    assert_eq!(list["data"], json!([file.json()]));
 }

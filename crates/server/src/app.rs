@@ -5,8 +5,9 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::io;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -23,6 +24,7 @@ use crate::cors::Origins;
 use crate::error::ApiError;
 use crate::files::Files;
 use crate::hosts::HostCheck;
+use crate::kept::KeptDir;
 use crate::metrics::{Ended, Metrics};
 use crate::model::{Job, ServedModel};
 use crate::models::{FindModels, MemoryBudget, ModelEntry, ModelInUse, ModelStatus, Models};
@@ -185,6 +187,17 @@ impl App {
     /// Those of [`FindModels::find`].
     pub fn set_finder(&self, finder: Arc<dyn FindModels>) -> Result<(), ApiError> {
         self.0.models.set_finder(finder)
+    }
+
+    /// Keeps the files and batches of clients in a directory, and takes those that an earlier server
+    /// left there. To be called before the first request.
+    ///
+    /// # Errors
+    /// Where the directory cannot be made, read or written, or another server uses it.
+    pub fn keep_files_in(&self, dir: &Path) -> io::Result<()> {
+        let dir = Arc::new(KeptDir::open(dir)?);
+        self.0.files.keep_in(&dir)?;
+        self.0.batches.keep_in(&dir)
     }
 
     /// The models, in the order of `/v1/models`, as they were found last.

@@ -129,6 +129,15 @@ impl Keys {
     }
 }
 
+impl Keys {
+    /// Who this is to the scheduler; `None` where there is no such key any more.
+    pub(crate) fn with_id(&self, id: TenantId) -> Option<Tenant> {
+        let anybody = (!self.are_needed()).then(Tenant::default);
+        let mut all = self.tenants.iter().copied().chain(anybody);
+        all.find(|tenant| tenant.id() == id)
+    }
+}
+
 impl std::fmt::Debug for Keys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Keys({})", self.tenants.len())

@@ -48,6 +48,7 @@ mod fim;
 mod generate;
 mod hosts;
 mod json;
+mod kept;
 #[cfg(feature = "kv-events")]
 pub mod kv_events;
 mod listen;

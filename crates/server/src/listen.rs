@@ -27,7 +27,9 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_io_timeout::TimeoutStream;
 use tower::util::MapRequest;
 
+use crate::api;
 use crate::app::App;
+use crate::batches;
 use crate::places::{NoPlace, Place, PlaceLimits, Places};
 use crate::tls::Tls;
 
@@ -117,6 +119,7 @@ async fn serve_on<L: Accept>(
     router: Router,
     stop: impl Future<Output = ()>,
 ) {
+    batches::resume(&app, &api::routes(&app));
     let mut connections = JoinSet::new();
     let mut end = pin!(async {
         stop.await;

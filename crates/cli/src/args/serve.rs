@@ -153,6 +153,9 @@ pub(crate) struct ServeArgs {
     /// model
     #[arg(long, value_name = "DIR", conflicts_with = "trace")]
     pub(crate) slot_save_path: Option<PathBuf>,
+    /// Keep files of /v1/files and batches in DIR, so that they are there when the server starts again
+    #[arg(long, value_name = "DIR")]
+    pub(crate) files_dir: Option<PathBuf>,
     /// Show the first and last words of prompts and texts in the live view, to every viewer
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) show_text: bool,

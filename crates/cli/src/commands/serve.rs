@@ -105,6 +105,9 @@ pub(super) fn run(mut args: ServeArgs) -> anyhow::Result<Exit> {
         ..config
     };
     let app = App::with_models(entries, budget, config);
+    if let Some(dir) = &args.files_dir {
+        app.keep_files_in(dir).context("--files-dir")?;
+    }
     if let Some(dir) = &args.models {
         app.set_finder(Arc::new(Directory::new(args, dir, given)))?;
     }
@@ -141,6 +144,9 @@ async fn serve(app: App, listener: Listener) -> anyhow::Result<()> {
         Listener::Tcp(listener, tls) => {
             let address = listener.local_addr().context("cannot listen")?;
             let scheme = if tls.is_some() { "https" } else { "http" };
+            if let Some(tls) = &tls {
+                network::reload_on_hangup(tls.clone())?;
+            }
             terminal::note(format_args!(
                 "{served} served at {scheme}://{address} ({size}open it in a browser to chat; Ctrl-C \
                  ends)"

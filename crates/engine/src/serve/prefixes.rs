@@ -10,7 +10,7 @@ use kv_core::state::StateError;
 
 use super::service::{Command, Service};
 use crate::error::EngineError;
-use crate::session::{LiveRequests, PrefixCounts, ServiceError, Session};
+use crate::session::{LiveRequests, PrefixCounts, PresentPrefixes, ServiceError, Session};
 
 /// Pieces that wait to be written.
 const N_PIECES: usize = 2;
@@ -30,6 +30,7 @@ pub(crate) enum PrefixCommand {
         done: SyncSender<Saved>,
     },
     Restore {
+        present: PresentPrefixes,
         bytes: Vec<u8>,
         /// The number of the first; those of the others follow.
         first: RequestId,
@@ -48,8 +49,13 @@ impl PrefixCommand {
             Self::Clear { done } => {
                 let _gone = done.send(session.clear_prefixes());
             }
-            Self::Restore { bytes, first, done } => {
-                let restored = session.restore_prefixes(&bytes, first);
+            Self::Restore {
+                present,
+                bytes,
+                first,
+                done,
+            } => {
+                let restored = session.restore_prefixes(present, &bytes, first);
                 drop(bytes);
                 let _gone = done.send(restored);
             }
@@ -71,7 +77,7 @@ impl<B: Backend, M: Memory + Clone> Service<B, M> {
     /// As [`Service::save_prefixes`], where no request has to end for it.
     ///
     /// # Errors
-    /// [`ServiceError::PrefixesRefused`] where there are requests, and those of
+    /// [`ServiceError::RequestsLive`] where there are requests, and those of
     /// [`Service::save_prefixes`].
     pub fn save_idle_prefixes(&self, out: &mut dyn Write) -> Result<PrefixCounts, ServiceError> {
         self.save(LiveRequests::Keep, out)
@@ -80,8 +86,7 @@ impl<B: Backend, M: Memory + Clone> Service<B, M> {
     /// Forgets all cached prefixes.
     ///
     /// # Errors
-    /// [`ServiceError::PrefixesRefused`] where there are requests, which may share some;
-    /// [`ServiceError::Stopped`].
+    /// [`ServiceError::RequestsLive`]; [`ServiceError::Stopped`].
     pub fn clear_prefixes(&self) -> Result<PrefixCounts, ServiceError> {
         let (done, cleared) = sync_channel(1);
         self.command(Command::Prefixes(PrefixCommand::Clear { done }))?;
@@ -110,11 +115,30 @@ impl<B: Backend, M: Memory + Clone> Service<B, M> {
     /// the service has been used; [`ServiceError::Engine`] where they are of another model, damaged or
     /// truncated. The service is as before then. [`ServiceError::Stopped`].
     pub fn restore_prefixes(&self, bytes: Vec<u8>) -> Result<PrefixCounts, ServiceError> {
+        self.restore(PresentPrefixes::Keep, bytes)
+    }
+
+    /// As [`Service::restore_prefixes`], in place of all prefixes that are cached now, at any time when
+    /// there are no requests.
+    ///
+    /// # Errors
+    /// [`ServiceError::RequestsLive`] where there are requests, and those of
+    /// [`Service::restore_prefixes`]. The prefixes that are cached stay then.
+    pub fn replace_prefixes(&self, bytes: Vec<u8>) -> Result<PrefixCounts, ServiceError> {
+        self.restore(PresentPrefixes::Replace, bytes)
+    }
+
+    fn restore(
+        &self,
+        present: PresentPrefixes,
+        bytes: Vec<u8>,
+    ) -> Result<PrefixCounts, ServiceError> {
         let first = self
             .intake()
             .reserve_ids(u64::from(self.memory_layout().n_seqs));
         let (done, restored) = sync_channel(1);
         self.command(Command::Prefixes(PrefixCommand::Restore {
+            present,
             bytes,
             first,
             done,

@@ -37,6 +37,12 @@ pub enum ServiceError {
         /// What is different.
         reason: String,
     },
+    /// Cached prefixes cannot be changed while requests, which may share some, are computed.
+    #[error("{n_requests} requests are computed: wait until none is")]
+    RequestsLive {
+        /// How many.
+        n_requests: usize,
+    },
     /// The service has ended before the request did.
     #[error("the service has ended")]
     Stopped,

@@ -89,7 +89,7 @@ pub(crate) use config::micros;
 use drafts::learn_from_drafts;
 pub(crate) use intake::{Intake, Submitted};
 use intake::{LongContextLimits, QueueSize};
-pub(crate) use prefixes::LiveRequests;
+pub(crate) use prefixes::{LiveRequests, PresentPrefixes};
 use record::{Recorder, event_of};
 use swap_store::SwapStore;
 use text::LiveText;

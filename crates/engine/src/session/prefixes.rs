@@ -59,12 +59,21 @@ pub(crate) enum LiveRequests {
     Keep,
 }
 
+/// The fate of the prefixes that are cached when others are restored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PresentPrefixes {
+    /// Nothing is restored where there are some.
+    Keep,
+    /// They go.
+    Replace,
+}
+
 impl<B: Backend, M: Memory + Clone> Session<B, M> {
     /// Ends all requests, or refuses while there are any, and writes the cached prefixes. Nothing is
     /// written where there are none.
     ///
     /// # Errors
-    /// [`ServiceError::PrefixesRefused`] where requests are to be kept and there are some;
+    /// [`ServiceError::RequestsLive`] where requests are to be kept and there are some;
     /// [`ServiceError::Engine`] where rows cannot be read, or `out` does not take them.
     pub(crate) fn save_prefixes(
         &mut self,
@@ -120,17 +129,14 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
     fn check_idle(&self) -> Result<(), ServiceError> {
         match self.texts.len() {
             0 => Ok(()),
-            n => {
-                let reason = format!("{n} requests are computed: wait until none is");
-                Err(ServiceError::PrefixesRefused { reason })
-            }
+            n_requests => Err(ServiceError::RequestsLive { n_requests }),
         }
     }
 
     /// Forgets all cached prefixes.
     ///
     /// # Errors
-    /// [`ServiceError::PrefixesRefused`] where there are requests, which may share some.
+    /// [`ServiceError::RequestsLive`] where there are requests, which may share some.
     pub(crate) fn clear_prefixes(&mut self) -> Result<PrefixCounts, ServiceError> {
         self.check_idle()?;
         self.finish_edits();
@@ -152,19 +158,26 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
     /// [`ServiceError::PrefixesRefused`] and [`ServiceError::Engine`]; nothing has changed then.
     pub(crate) fn restore_prefixes(
         &mut self,
+        present: PresentPrefixes,
         bytes: &[u8],
         first: RequestId,
     ) -> Result<PrefixCounts, ServiceError> {
-        if !self.texts.is_empty() || self.scheduler.cached().next().is_some() {
-            let reason = "the service has been used already".to_owned();
-            return Err(ServiceError::PrefixesRefused { reason });
+        let is_used = !self.texts.is_empty() || self.scheduler.cached().next().is_some();
+        match present {
+            PresentPrefixes::Replace => self.check_idle()?,
+            PresentPrefixes::Keep if is_used => {
+                let reason = "the service has been used already".to_owned();
+                return Err(ServiceError::PrefixesRefused { reason });
+            }
+            PresentPrefixes::Keep => {}
         }
-        self.finish_edits();
         let state = SavedState::parse(bytes).map_err(EngineError::State)?;
         let fingerprint = self.engine.fingerprint();
         let same = fingerprint.check(state.fingerprint());
         same.map_err(EngineError::State)?;
         let note = self.check_note(&state)?;
+        // The bytes are good: from here on it changes.
+        self.clear_prefixes()?;
         let restored = self.restore_rows(&state, &note)?;
         let n_tokens = restored.iter().map(|prefix| prefix.tokens.len()).sum();
         let numbered = restored.into_iter().zip(first.0..);

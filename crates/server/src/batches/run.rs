@@ -1,7 +1,8 @@
-//! [`run`]: the lines of a batch through the routes that answer requests.
+//! [`begin`]: the lines of a batch through the routes that answer requests.
 //!
 //! Invariant: so many lines are computed at once that the engine is busy, and no more; one that
-//! finds the queue full tries again. A batch that is cancelled begins no line any more.
+//! finds the queue full tries again. A batch that is cancelled begins no line any more. One that is
+//! not over when the server ends is begun again by the next one, where batches outlive servers.
 
 use std::time::Duration;
 
@@ -11,16 +12,18 @@ use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use bytes::Bytes;
+use cellar_engine::batch_file::BatchLine;
+use cellar_engine::serve::TenantId;
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tower::ServiceExt;
 
-use super::lines::BatchLine;
-use super::{BatchStatus, BatchWork};
+use super::{Batch, BatchStatus, BatchWork, NewBatch, lines};
 use crate::api::params::random_id;
 use crate::app::{App, Phase};
 use crate::auth::Tenant;
+use crate::body_worker::run_blocking;
 use crate::error::ApiError;
 use crate::files::NewFile;
 
@@ -37,8 +40,88 @@ struct LineAnswer {
     text: String,
 }
 
+/// The requests of a batch, or what is wrong with its lines, as OpenAI's objects.
+///
+/// # Errors
+/// [`ApiError`] where its file is gone or cannot be read.
+async fn read_lines(
+    app: &App,
+    tenant: Tenant,
+    wanted: &NewBatch,
+) -> Result<Result<Vec<BatchLine>, Vec<Value>>, ApiError> {
+    let file = app.files().get(tenant, &wanted.input_file)?;
+    let endpoint = wanted.endpoint.clone();
+    run_blocking(move || Ok(lines::read(&file.bytes()?, &endpoint))).await?
+}
+
+/// Begins a batch, and keeps it. One whose lines are wrong has failed.
+///
+/// # Errors
+/// [`ApiError`] where its file is gone or cannot be read, or there is no room for it.
+pub(crate) async fn begin(
+    app: &App,
+    routes: Router,
+    tenant: Tenant,
+    wanted: NewBatch,
+) -> Result<Batch, ApiError> {
+    let lines = read_lines(app, tenant, &wanted).await?;
+    let mut batch = Batch::new(wanted);
+    match &lines {
+        Ok(lines) => batch.counts.total = lines.len(),
+        Err(errors) => {
+            batch.errors.clone_from(errors);
+            batch.end(BatchStatus::Failed);
+        }
+    }
+    let (kept, of_app) = (batch.clone(), app.clone());
+    run_blocking(move || of_app.batches().keep(tenant, kept)).await??;
+    if let Ok(lines) = lines {
+        tokio::spawn(run(
+            app.clone(),
+            routes,
+            BatchWork::new(tenant, &batch, lines),
+        ));
+    }
+    Ok(batch)
+}
+
+/// Begins the batches again that the server before this one did not end. Those of keys that are gone
+/// wait for these.
+pub(crate) fn resume(app: &App, routes: &Router) {
+    for batch in app.batches().take_unfinished() {
+        let Some(tenant) = app.config().keys.with_id(TenantId(batch.owner)) else {
+            continue;
+        };
+        let (app, routes) = (app.clone(), routes.clone());
+        tokio::spawn(async move {
+            let errors = match read_lines(&app, tenant, &batch.wanted).await {
+                Ok(Ok(lines)) => {
+                    return run(app, routes, BatchWork::new(tenant, &batch, lines)).await;
+                }
+                Ok(Err(errors)) => errors,
+                Err(error) => vec![json!({
+                    "code": "no_input_file", "line": null, "message": error.message, "param": null,
+                })],
+            };
+            let end = |batch: &mut Batch| {
+                batch.errors = errors;
+                batch.end(BatchStatus::Failed);
+            };
+            end_batch(app, tenant, batch.id, end).await;
+        });
+    }
+}
+
+/// Changes a batch to its end.
+async fn end_batch(app: App, tenant: Tenant, id: String, end: impl FnOnce(&mut Batch)) {
+    if app.batches().change(tenant, &id, end).is_ok() {
+        // Only a thread that panics has no end.
+        let _saved = run_blocking(move || app.batches().save(tenant, &id)).await;
+    }
+}
+
 /// Computes a batch, and keeps its answers as files.
-pub(crate) async fn run(app: App, routes: Router, work: BatchWork) {
+async fn run(app: App, routes: Router, work: BatchWork) {
     let n_together = n_together(&app);
     let (mut next, mut running) = (0, JoinSet::new());
     let mut answers: Vec<Option<LineAnswer>> = work.lines.iter().map(|_| None).collect();
@@ -60,7 +143,7 @@ pub(crate) async fn run(app: App, routes: Router, work: BatchWork) {
             None => break,
         }
     }
-    finish(&app, &work, answers);
+    finish(app, work, answers).await;
 }
 
 /// The number of lines that are computed at once.
@@ -89,6 +172,10 @@ async fn answer(
     };
     loop {
         let (status, body) = ask(&routes, &work, line).await;
+        if !status.is_success() && app.phase() != Phase::Open {
+            // The server ends, and the next one computes it.
+            return (at, None);
+        }
         if status != StatusCode::TOO_MANY_REQUESTS {
             let text = shown(line, status, &body);
             return (at, Some(LineAnswer { status, text }));
@@ -157,8 +244,50 @@ fn count(app: &App, work: &BatchWork, status: StatusCode) {
     });
 }
 
-/// Keeps the answers, in the order of the lines, and ends the batch.
-fn finish(app: &App, work: &BatchWork, answers: Vec<Option<LineAnswer>>) {
+/// Keeps the answers, in the order of the lines, and ends the batch. Where the server ends before all
+/// lines are answered, the batch goes on with the next one.
+async fn finish(app: App, work: BatchWork, answers: Vec<Option<LineAnswer>>) {
+    let is_whole = answers.iter().all(Option::is_some);
+    let batch = app.batches().get(work.tenant, &work.id);
+    let is_cancelled = batch.is_ok_and(|batch| batch.status == BatchStatus::Cancelling);
+    if !is_whole && !is_cancelled {
+        return;
+    }
+    let of_app = app.clone();
+    let BatchWork { id, tenant, .. } = work;
+    let of_files = id.clone();
+    let kept = run_blocking(move || keep_answers(&of_app, tenant, &of_files, answers)).await;
+    let end = |batch: &mut Batch| match kept.and_then(|kept| kept) {
+        Ok(AnswerFiles { output, error }) => {
+            batch.output_file = output;
+            batch.error_file = error;
+            batch.end(match batch.status {
+                BatchStatus::InProgress => BatchStatus::Completed,
+                _ => BatchStatus::Cancelled,
+            });
+        }
+        Err(error) => {
+            batch.errors.push(json!({
+                "code": "no_room", "line": null, "message": error.message, "param": null,
+            }));
+            batch.end(BatchStatus::Failed);
+        }
+    };
+    end_batch(app, tenant, id, end).await;
+}
+
+/// The files with the answers of a batch.
+struct AnswerFiles {
+    output: Option<String>,
+    error: Option<String>,
+}
+
+fn keep_answers(
+    app: &App,
+    tenant: Tenant,
+    batch: &str,
+    answers: Vec<Option<LineAnswer>>,
+) -> Result<AnswerFiles, ApiError> {
     let (mut good, mut bad) = (String::new(), String::new());
     for LineAnswer { status, text } in answers.into_iter().flatten() {
         if status.is_success() {
@@ -172,31 +301,15 @@ fn finish(app: &App, work: &BatchWork, answers: Vec<Option<LineAnswer>>) {
             return Ok(None);
         }
         let new = NewFile {
-            name: format!("{}_{ending}.jsonl", work.id),
+            name: format!("{batch}_{ending}.jsonl"),
             purpose: "batch_output".to_owned(),
             bytes: Bytes::from(text),
         };
-        let file = app.files().keep(work.tenant, new)?;
+        let file = app.files().keep(tenant, new)?;
         Ok::<_, ApiError>(Some(file.id().to_owned()))
     };
-    let kept = keep(good, "output").and_then(|output| Ok((output, keep(bad, "error")?)));
-    let _ended = app
-        .batches()
-        .change(work.tenant, &work.id, |batch| match kept {
-            Ok((output, error)) => {
-                batch.output_file = output;
-                batch.error_file = error;
-                let is_whole = batch.counts.completed + batch.counts.failed == batch.counts.total;
-                batch.end(match batch.status {
-                    BatchStatus::InProgress if is_whole => BatchStatus::Completed,
-                    _ => BatchStatus::Cancelled,
-                });
-            }
-            Err(error) => {
-                batch.errors.push(json!({
-                    "code": "no_room", "line": null, "message": error.message, "param": null,
-                }));
-                batch.end(BatchStatus::Failed);
-            }
-        });
+    Ok(AnswerFiles {
+        output: keep(good, "output")?,
+        error: keep(bad, "error")?,
+    })
 }

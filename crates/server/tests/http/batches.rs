@@ -1,7 +1,11 @@
 //! Files of requests over a socket.
 
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use cellar_server::{App, ServerConfig};
 use model_tests::http::{Response, get, open, post, request};
 use serde_json::{Value, json};
 
@@ -217,4 +221,157 @@ fn a_key_has_its_own_files_and_batches() {
         true
     );
     assert_eq!(send(&server, "GET", &path, "first").status, 404);
+}
+
+/// A server whose files are in a directory, of a setup with an end that waits for nothing.
+fn start_in(dir: &Path, mut setup: Setup) -> Server {
+    setup.server.drain = Duration::ZERO;
+    let model = setup.served("stories", &[]);
+    let app = App::new(vec![model], setup.server);
+    app.keep_files_in(dir).unwrap();
+    Server::start(app)
+}
+
+fn ids(list: &Value) -> Vec<&str> {
+    let data = list["data"].as_array().unwrap();
+    data.iter().map(|one| one["id"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn files_and_batches_outlive_the_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start_in(dir.path(), Setup::default());
+    let request = json!({"prompt": "Once upon a time", "temperature": 0, "max_tokens": 4});
+    let batch = run(&server, &lines(&[request]));
+    assert_eq!(batch["status"], "completed", "{batch}");
+    let other = upload(&server, "other");
+    let list = |server: &Server| get(server.address, "/v1/files").json();
+    let before = list(&server);
+    assert_eq!((ids(&before).len(), ids(&before)[0]), (3, other.as_str()));
+    let answers = content(&server, &batch["output_file_id"]);
+    let taken = App::new(Vec::new(), ServerConfig::default()).keep_files_in(dir.path());
+    let taken = taken.unwrap_err().to_string();
+    assert!(taken.contains("another server uses it"), "{taken}");
+    server.join();
+
+    let server = start_in(dir.path(), Setup::default());
+    assert_eq!(list(&server), before);
+    let batches = get(server.address, "/v1/batches").json();
+    assert_eq!(batches["data"], json!([batch]));
+    assert_eq!(content(&server, &batch["output_file_id"]), answers);
+    let path = format!("/v1/files/{}", batch["input_file_id"].as_str().unwrap());
+    assert_eq!(send(&server, "DELETE", &path, "none").status, 200);
+    // What was written last is the first of a list, whoever wrote it.
+    let last = upload(&server, "last");
+    let page = get(server.address, "/v1/files?limit=2").json();
+    assert_eq!(ids(&page), [last.as_str(), &other]);
+    assert_eq!(
+        (&page["has_more"], &page["last_id"]),
+        (&json!(true), &json!(other))
+    );
+    // A damaged file is an error that names it.
+    let kept = dir.path().join(format!("{other}.file"));
+    let mut bytes = std::fs::read(&kept).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&kept, bytes).unwrap();
+    let damaged = get(server.address, &format!("/v1/files/{other}/content"));
+    assert_eq!(damaged.status, 500);
+    assert!(
+        damaged.body.contains(&other) && damaged.body.contains("checksum"),
+        "{}",
+        damaged.body
+    );
+    let body = json!({"input_file_id": other, "endpoint": "/v1/completions"});
+    assert_eq!(post(server.address, "/v1/batches", &body).status, 500);
+    server.join();
+
+    let server = start_in(dir.path(), Setup::default());
+    let output = batch["output_file_id"].as_str().unwrap();
+    assert_eq!(ids(&list(&server)), [last.as_str(), output]);
+    assert!(kept.exists(), "it stays for who can mend it");
+}
+
+#[test]
+fn a_batch_that_was_not_over_goes_on_with_the_next_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let is_held = Arc::new(AtomicBool::new(true));
+    let setup = Setup {
+        is_held: Some(Arc::clone(&is_held)),
+        n_seqs: 1,
+        ..Setup::default()
+    };
+    let mut server = start_in(dir.path(), setup);
+    let prompts = ["Once", "One day", "The sun", "Tom", "Lily", "A cat"];
+    let requests =
+        prompts.map(|prompt| json!({"prompt": prompt, "temperature": 0, "max_tokens": 6}));
+    let begin = |text: &str| {
+        let body = json!({"input_file_id": upload(&server, text), "endpoint": "/v1/completions"});
+        post(server.address, "/v1/batches", &body).json()["id"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    let goes_on = begin(&lines(&requests));
+    let cancelled = begin(&lines(&requests));
+    post(
+        server.address,
+        &format!("/v1/batches/{cancelled}/cancel"),
+        &json!({}),
+    );
+    server.stop();
+    is_held.store(false, Ordering::Release);
+    server.join();
+
+    let server = start_in(dir.path(), Setup::default());
+    let batch = finished(&server, &goes_on);
+    assert_eq!(batch["status"], "completed", "{batch}");
+    let counts = json!({"total": 6, "completed": 6, "failed": 0});
+    assert_eq!(batch["request_counts"], counts);
+    let alone = Alone::new();
+    for (answer, prompt) in content(&server, &batch["output_file_id"])
+        .iter()
+        .zip(prompts)
+    {
+        let text = &answer["response"]["body"]["choices"][0]["text"];
+        assert_eq!(*text, alone.greedy(prompt, 6), "{prompt}");
+    }
+    assert_eq!(finished(&server, &cancelled)["status"], "cancelled");
+    server.join();
+
+    // Its file is gone when it is to go on.
+    let kept = dir.path().join(format!("{goes_on}.batch"));
+    let mut setup = Setup::default();
+    is_held.store(true, Ordering::Release);
+    setup.is_held = Some(Arc::clone(&is_held));
+    let mut server = start_in(dir.path(), setup);
+    let file = upload(&server, &lines(&requests));
+    let body = json!({"input_file_id": file, "endpoint": "/v1/completions"});
+    let id = post(server.address, "/v1/batches", &body).json()["id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    server.stop();
+    is_held.store(false, Ordering::Release);
+    server.join();
+    assert!(kept.exists());
+    std::fs::remove_file(dir.path().join(format!("{file}.file"))).unwrap();
+    let server = start_in(dir.path(), Setup::default());
+    let batch = finished(&server, &id);
+    assert_eq!(batch["status"], "failed");
+    let message = batch["errors"]["data"][0]["message"].as_str().unwrap();
+    assert!(message.contains(&file), "{batch}");
+}
+
+#[test]
+fn files_in_a_directory_keep_to_their_keys() {
+    let dir = tempfile::tempdir().unwrap();
+    let start = |keys: &str| start_in(dir.path(), Setup::with_keys(keys));
+    let server = start("first\nsecond");
+    let file = upload_with(&server, "{}", "first").json();
+    server.join();
+    // Its limits are others, and it is not the first any more.
+    let server = start("second\nfirst weight=2");
+    let list = |key: &str| send(&server, "GET", "/v1/files", key).json()["data"].clone();
+    assert_eq!(list("first"), json!([file]));
+    assert_eq!(list("second"), json!([]));
 }

@@ -67,9 +67,21 @@ fn prefixes_go_to_a_file_and_come_back() {
             "{name}: {error}"
         );
     }
+    // A file that is damaged at its end changes nothing either.
+    let mut damaged = std::fs::read(dir.path().join("one.bin")).unwrap();
+    *damaged.last_mut().unwrap() ^= 1;
+    std::fs::write(dir.path().join("damaged.bin"), damaged).unwrap();
+    let (status, error) = act(&server, "restore", &json!({"filename": "damaged.bin"}));
+    assert_eq!(status, 400, "{error}");
+    assert!(error.to_string().contains("is damaged"), "{error}");
+    assert_eq!(n_cached(&server), cached);
     let kept = std::fs::read(dir.path().join("bad.bin")).unwrap();
     assert_eq!(kept, b"nonsense", "no other file is replaced");
     assert_eq!(act(&server, "other", &file).0, 400);
+    // In place of what is cached now, and as often as wanted.
+    assert_eq!(act(&server, "restore", &file).0, 200);
+    assert_eq!(act(&server, "restore", &file).0, 200);
+    assert_eq!(n_cached(&server), cached);
 }
 
 #[test]

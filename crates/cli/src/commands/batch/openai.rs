@@ -1,4 +1,4 @@
-//! [`BatchLine`]: a line of OpenAI's Batch API, and the line that answers it.
+//! [`AnsweredLine`]: the line that answers one of OpenAI's Batch API.
 //!
 //! Invariant: a line that begins in this form is answered in it. Knows nothing of how requests are
 //! computed.
@@ -6,50 +6,27 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cellar_engine::FinishReason;
+use cellar_engine::batch_file::BatchLine;
 use cellar_engine::serve::FinishedText;
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-/// The line of a request.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct OpenAiLine {
-    custom_id: String,
-    #[serde(rename = "method")]
-    _method: Option<String>,
-    #[serde(default)]
-    url: Endpoint,
-    body: Map<String, Value>,
-}
-
-/// The endpoint of a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-enum Endpoint {
-    #[default]
-    #[serde(rename = "/v1/chat/completions")]
-    Chat,
-    #[serde(rename = "/v1/completions")]
-    Text,
-}
+/// The endpoints whose requests are answered; the first is that of lines which name none.
+pub(super) const ENDPOINTS: [&str; 2] = ["/v1/chat/completions", "/v1/completions"];
 
 /// The parts of a line that its answer repeats.
 #[derive(Clone, Debug)]
-pub(super) struct BatchLine {
+pub(super) struct AnsweredLine {
     custom_id: String,
-    endpoint: Endpoint,
+    is_chat: bool,
     model: Value,
 }
 
-/// The line of OpenAI's form, and its fields in the names of this program; `None` for other lines.
+/// What the answer to a line needs of it, and its fields in the names of this program.
 ///
 /// # Errors
-/// Why it is none, or what it asks for that there is not.
-pub(super) fn read(line: &Value) -> Result<Option<(BatchLine, Value)>, String> {
-    if line.get("custom_id").is_none() && line.get("body").is_none() {
-        return Ok(None);
-    }
-    let read: OpenAiLine = serde_json::from_value(line.clone()).map_err(|e| e.to_string())?;
-    let mut fields = read.body;
+/// What it asks for that there is not.
+pub(super) fn fields_of(line: BatchLine) -> Result<(AnsweredLine, Value), String> {
+    let mut fields = line.body;
     let model = fields.remove("model").unwrap_or_default();
     if let Some(limit) = fields.remove("max_completion_tokens") {
         fields.insert("max_tokens".to_owned(), limit);
@@ -68,12 +45,12 @@ pub(super) fn read(line: &Value) -> Result<Option<(BatchLine, Value)>, String> {
     {
         fields.insert("schema".to_owned(), schema);
     }
-    let line = BatchLine {
-        custom_id: read.custom_id,
-        endpoint: read.url,
+    let answered = AnsweredLine {
+        custom_id: line.custom_id,
+        is_chat: line.url.is_none_or(|url| url == ENDPOINTS[0]),
         model,
     };
-    Ok(Some((line, Value::Object(fields))))
+    Ok((answered, Value::Object(fields)))
 }
 
 /// The schema that a form of answers asks for; `None` where they are free.
@@ -91,7 +68,7 @@ fn schema_of(format: &Value) -> Result<Option<Value>, String> {
     }
 }
 
-impl BatchLine {
+impl AnsweredLine {
     /// The caller's name of the request.
     pub(super) fn custom_id(&self) -> &str {
         &self.custom_id
@@ -101,24 +78,26 @@ impl BatchLine {
     pub(super) fn answer(&self, index: usize, texts: &[FinishedText]) -> Value {
         let choices = (0..).zip(texts).map(|(at, text)| {
             let finish = finish_reason(&text.finish);
-            match self.endpoint {
-                Endpoint::Chat => json!({
+            if self.is_chat {
+                json!({
                     "index": at,
                     "message": {"role": "assistant", "content": text.text},
                     "logprobs": null,
                     "finish_reason": finish,
-                }),
-                Endpoint::Text => json!({
+                })
+            } else {
+                json!({
                     "index": at, "text": text.text, "logprobs": null, "finish_reason": finish,
-                }),
+                })
             }
         });
         let n_prompt = texts.first().map_or(0, |text| text.usage.n_prompt);
         let n_cached = texts.first().map_or(0, |text| text.usage.n_reused());
         let n_text: usize = texts.iter().map(|text| text.tokens.len()).sum();
-        let (object, prefix) = match self.endpoint {
-            Endpoint::Chat => ("chat.completion", "chatcmpl"),
-            Endpoint::Text => ("text_completion", "cmpl"),
+        let (object, prefix) = if self.is_chat {
+            ("chat.completion", "chatcmpl")
+        } else {
+            ("text_completion", "cmpl")
         };
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         json!({

@@ -8,6 +8,7 @@ use std::num::NonZeroU32;
 use std::rc::Rc;
 
 use cellar::chat_tokens;
+use cellar_engine::batch_file::{BatchReader, numbered_lines};
 use cellar_engine::sampler::{Bias, LogitBias, SamplerConfig};
 use cellar_engine::serve::{Choices, TextRequest};
 use cellar_engine::{CompletionOptions, ConfigError, Logprobs, Speculation};
@@ -18,7 +19,7 @@ use model_core::tokenizer::EncodeOptions;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::openai::{self, BatchLine};
+use super::openai::{self, AnsweredLine, ENDPOINTS};
 use crate::args::{SpeculationArgs, SpeculationName};
 use crate::constraint::{Constraint, Schemas};
 use crate::failure::usage;
@@ -89,7 +90,7 @@ pub(super) struct RequestLine {
     /// Counted from 1.
     number: usize,
     /// Its parts of OpenAI's form, where it is in that form.
-    openai: Option<BatchLine>,
+    openai: Option<AnsweredLine>,
     fields: Fields,
 }
 
@@ -98,9 +99,9 @@ pub(super) struct RequestLine {
 /// # Errors
 /// A usage error that names the first line that is none.
 pub(super) fn read(text: &str) -> anyhow::Result<Vec<RequestLine>> {
-    let lines = (1..).zip(text.lines());
-    let lines = lines.filter(|(_, line)| !line.trim().is_empty());
-    let requests = lines.map(|(number, line)| match parse(line) {
+    let mut reader = BatchReader::new(&ENDPOINTS);
+    let lines = numbered_lines(text.as_bytes());
+    let requests = lines.map(|(number, line)| match parse(line, &mut reader) {
         Ok((openai, fields)) => RequestLine {
             number,
             openai,
@@ -118,24 +119,24 @@ pub(super) fn read(text: &str) -> anyhow::Result<Vec<RequestLine>> {
 }
 
 /// A line in either form.
-fn parse(line: &str) -> Result<(Option<BatchLine>, Fields), String> {
-    let fields = match serde_json::from_str::<Value>(line) {
-        Ok(value) => match openai::read(&value)? {
-            Some((openai, fields)) => {
-                let fields = serde_json::from_value(fields).map_err(|error| error.to_string())?;
-                return Ok((Some(openai), fields));
-            }
-            // Once more, for the column of what is wrong.
-            None => serde_json::from_str(line),
-        },
-        Err(error) => Err(error),
-    };
-    Ok((None, fields.map_err(|error| error.to_string())?))
+fn parse(
+    line: &[u8],
+    reader: &mut BatchReader<'_>,
+) -> Result<(Option<AnsweredLine>, Fields), String> {
+    let value: Value = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+    if value.get("custom_id").is_some() || value.get("body").is_some() {
+        let (answered, fields) = openai::fields_of(reader.read(line)?)?;
+        let fields = serde_json::from_value(fields).map_err(|error| error.to_string())?;
+        return Ok((Some(answered), fields));
+    }
+    // Once more, for the column of what is wrong.
+    let fields = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+    Ok((None, fields))
 }
 
 impl RequestLine {
     /// The parts that an answer in OpenAI's form needs, where the line is in that form.
-    pub(super) fn openai(&self) -> Option<&BatchLine> {
+    pub(super) fn openai(&self) -> Option<&AnsweredLine> {
         self.openai.as_ref()
     }
 

@@ -160,6 +160,28 @@ fn is_host_name(name: &str) -> bool {
     !name.is_empty() && name.chars().all(is_part)
 }
 
+/// Reads the certificate again whenever a signal to hang up comes.
+#[cfg(unix)]
+pub(super) fn reload_on_hangup(tls: Tls) -> anyhow::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut hangup = signal(SignalKind::hangup())?;
+    tokio::spawn(async move {
+        while hangup.recv().await.is_some() {
+            match tls.reload() {
+                Ok(()) => terminal::note("(the certificate was read again)"),
+                Err(error) => warn(&format!("{error}; the certificate before it stays")),
+            }
+        }
+    });
+    Ok(())
+}
+
+/// The system has no such signal.
+#[cfg(not(unix))]
+pub(super) fn reload_on_hangup(_: Tls) -> anyhow::Result<()> {
+    Ok(())
+}
+
 /// Ends at the first Ctrl-C or termination signal; the second ends the program.
 #[cfg(unix)]
 pub(super) fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {

@@ -25,6 +25,7 @@ use crate::auth::Tenant;
 use crate::body_worker::run_blocking;
 use crate::error::ApiError;
 use crate::json::{self, Body};
+use crate::kept;
 use crate::model::{Job, ServedModel};
 
 /// The query of the address.
@@ -111,8 +112,7 @@ fn act(model: &Arc<ServedModel>, action: &str, path: Option<&Path>) -> Result<Va
     }
     let bytes = fs::read(path).map_err(|error| cannot("read", path, &error))?;
     let n_bytes = bytes.len();
-    service.clear_prefixes().map_err(in_use)?;
-    let counts = service.restore_prefixes(bytes).map_err(wrong_file)?;
+    let counts = service.replace_prefixes(bytes).map_err(wrong_file)?;
     Ok(json!({
         "n_restored": counts.n_tokens, "n_read": n_bytes, "timings": {"restore_ms": milliseconds()},
     }))
@@ -123,22 +123,13 @@ fn save(model: &ServedModel, path: &Path) -> Result<(PrefixCounts, u64), ApiErro
     check_replaced(path)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let part = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
-    let mut file = create(&part).map_err(|error| cannot("write", &part, &error))?;
-    let saved = model
-        .service()?
-        .save_idle_prefixes(&mut file)
-        .map_err(in_use);
-    let written = saved.and_then(|counts| {
-        let n_bytes = file.metadata().map(|metadata| metadata.len());
-        let moved = n_bytes.and_then(|n| fs::rename(&part, path).map(|()| n));
-        let n_bytes = moved.map_err(|error| cannot("write", path, &error))?;
-        Ok((counts, n_bytes))
-    });
-    if written.is_err() {
-        // What is left of it is of no use.
-        let _gone = fs::remove_file(&part);
-    }
-    written
+    let service = model.service()?;
+    let failed = |error: io::Error| cannot("write", path, &error);
+    kept::replace(&part, path, failed, |file| {
+        let counts = service.save_idle_prefixes(file).map_err(in_use)?;
+        let metadata = file.metadata().map_err(failed)?;
+        Ok((counts, metadata.len()))
+    })
 }
 
 /// A file that is there already has to be one of saved prefixes: a client that names a model in the
@@ -159,15 +150,6 @@ fn check_replaced(path: &Path) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// A file that this user alone may read.
-fn create(path: &Path) -> io::Result<File> {
-    let mut options = File::options();
-    options.write(true).create(true).truncate(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options.open(path)
-}
-
 fn cannot(what: &str, path: &Path, error: &io::Error) -> ApiError {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     ApiError::invalid_param("filename", format!("cannot {what} '{name}': {error}"))
@@ -176,7 +158,7 @@ fn cannot(what: &str, path: &Path, error: &io::Error) -> ApiError {
 /// Requests are computed.
 fn in_use(error: ServiceError) -> ApiError {
     match error {
-        ServiceError::PrefixesRefused { reason } => ApiError::busy(reason, 1),
+        ServiceError::RequestsLive { .. } => ApiError::busy(error.to_string(), 1),
         other => ApiError::from(other),
     }
 }
@@ -184,7 +166,7 @@ fn in_use(error: ServiceError) -> ApiError {
 /// A file does not fit the model.
 fn wrong_file(error: ServiceError) -> ApiError {
     match error {
-        ServiceError::Stopped => ApiError::from(error),
+        ServiceError::Stopped | ServiceError::RequestsLive { .. } => in_use(error),
         other => ApiError::invalid_param("filename", other.to_string()),
     }
 }

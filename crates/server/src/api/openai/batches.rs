@@ -1,19 +1,18 @@
 //! `/v1/batches`: files of requests that are answered while their client does something else.
 
-use std::sync::Arc;
-
 use axum::extract::{Extension, Path, Request, State};
 use axum::response::Response;
 use axum::routing::MethodRouter;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::files;
+use super::lists::{ListQuery, PageLimits};
 use crate::api::openapi::fields;
 use crate::api::{DELETE, Endpoint, GET, endpoint, on_get, on_post, post_endpoint, routes};
 use crate::app::App;
 use crate::auth::Tenant;
-use crate::batches::{self, Batch, BatchStatus, BatchWork, NewBatch};
+use crate::batches::{self, Batch, BatchStatus, NewBatch};
 use crate::body_worker::run_blocking;
 use crate::error::ApiError;
 use crate::json::{self, Body};
@@ -97,45 +96,23 @@ async fn begin(app: &App, tenant: Tenant, fields: Fields) -> Result<Batch, ApiEr
         let message = format!("'endpoint' is '{endpoint}': batches are for '{known}'");
         return Err(ApiError::invalid_param("endpoint", message));
     }
-    let file = app.files().get(tenant, &input_file_id)?;
-    let lines = {
-        let endpoint = endpoint.clone();
-        run_blocking(move || batches::read(&file.bytes, &endpoint)).await?
-    };
-    let mut batch = Batch::new(NewBatch {
+    let wanted = NewBatch {
         input_file: input_file_id,
-        endpoint: endpoint.clone(),
+        endpoint,
         window: completion_window.unwrap_or_else(|| "24h".to_owned()),
         metadata,
-    });
-    let lines = match lines {
-        Ok(lines) => lines,
-        Err(errors) => {
-            batch.errors = errors;
-            batch.end(BatchStatus::Failed);
-            app.batches().keep(tenant, batch.clone())?;
-            return Ok(batch);
-        }
     };
-    batch.counts.total = lines.len();
-    app.batches().keep(tenant, batch.clone())?;
-    let work = BatchWork {
-        id: batch.id.clone(),
-        tenant,
-        endpoint,
-        lines: Arc::new(lines),
-    };
-    tokio::spawn(batches::run(app.clone(), routes(app), work));
-    Ok(batch)
+    batches::begin(app, routes(app), tenant, wanted).await
 }
 
 /// The batches of a key.
 pub(crate) fn list() -> MethodRouter<App> {
     on_get(
-        async |State(app): State<App>, Extension(tenant): Extension<Tenant>| {
+        async |State(app): State<App>, Extension(tenant): Extension<Tenant>, query: ListQuery| {
             let batches = app.batches().list(tenant);
-            let data: Vec<Value> = batches.iter().map(Batch::object).collect();
-            json::respond(&json!({"object": "list", "data": data, "has_more": false}))
+            let batches = batches.iter().map(Batch::object).collect();
+            let page = query.page(batches, PageLimits::BATCHES)?;
+            Ok::<Response, ApiError>(json::respond(&page))
         },
     )
 }
@@ -164,6 +141,7 @@ pub(crate) fn cancel() -> MethodRouter<App> {
                 }
                 batch.clone()
             })?;
+            run_blocking(move || app.batches().save(tenant, &id)).await?;
             Ok::<Response, ApiError>(json::respond(&batch.object()))
         },
     )

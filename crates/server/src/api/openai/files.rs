@@ -6,11 +6,13 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::MethodRouter;
 use multer::Multipart;
-use serde_json::{Value, json};
+use serde_json::json;
 
+use super::lists::{ListQuery, PageLimits};
 use crate::api::{on_delete, on_get, on_post};
 use crate::app::App;
 use crate::auth::Tenant;
+use crate::body_worker::run_blocking;
 use crate::error::ApiError;
 use crate::files::NewFile;
 use crate::json;
@@ -23,7 +25,7 @@ pub(crate) fn upload() -> MethodRouter<App> {
     on_post(
         async |State(app): State<App>, Extension(tenant): Extension<Tenant>, request: Request| {
             let new = read_form(request).await?;
-            let file = app.files().keep(tenant, new)?;
+            let file = run_blocking(move || app.files().keep(tenant, new)).await??;
             Ok::<Response, ApiError>(json::respond(&file.object()))
         },
     )
@@ -65,10 +67,12 @@ async fn read_form(request: Request) -> Result<NewFile, ApiError> {
 /// The files of a key.
 pub(crate) fn list() -> MethodRouter<App> {
     on_get(
-        async |State(app): State<App>, Extension(tenant): Extension<Tenant>| {
+        async |State(app): State<App>, Extension(tenant): Extension<Tenant>, query: ListQuery| {
             let files = app.files().list(tenant);
-            let data: Vec<Value> = files.iter().map(|file| file.object()).collect();
-            json::respond(&json!({"object": "list", "data": data, "has_more": false}))
+            let files = files.iter().filter(|file| query.wants(file.purpose()));
+            let files = files.map(|file| file.object()).collect();
+            let page = query.page(files, PageLimits::FILES)?;
+            Ok::<Response, ApiError>(json::respond(&page))
         },
     )
 }
@@ -93,7 +97,8 @@ pub(crate) fn content() -> MethodRouter<App> {
                Path(id): Path<String>| {
             let file = app.files().get(tenant, &id)?;
             let lines = HeaderValue::from_static("application/octet-stream");
-            let answer = ([(CONTENT_TYPE, lines)], file.bytes.clone());
+            let bytes = run_blocking(move || file.bytes()).await??;
+            let answer = ([(CONTENT_TYPE, lines)], bytes);
             Ok::<Response, ApiError>(answer.into_response())
         },
     )
@@ -105,12 +110,9 @@ pub(crate) fn remove() -> MethodRouter<App> {
         async |State(app): State<App>,
                Extension(tenant): Extension<Tenant>,
                Path(id): Path<String>| {
-            if app.files().remove(tenant, &id) {
-                let answer = json!({"id": id, "object": "file", "deleted": true});
-                Ok(json::respond(&answer))
-            } else {
-                Err(ApiError::unknown_id("file", &id))
-            }
+            app.files().remove(tenant, &id)?;
+            let answer = json!({"id": id, "object": "file", "deleted": true});
+            Ok::<Response, ApiError>(json::respond(&answer))
         },
     )
 }

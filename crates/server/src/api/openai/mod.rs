@@ -7,6 +7,7 @@ pub mod chat;
 pub mod completions;
 pub mod embeddings;
 pub mod files;
+mod lists;
 pub mod messages;
 pub mod models;
 pub mod render;

@@ -9,7 +9,7 @@ use axum::routing::MethodRouter;
 use serde_json::{Map, Value, json};
 
 use self::fields::{Field, Form, SAMPLING, WITHOUT_EFFECT};
-use super::{Endpoint, endpoints, on_get};
+use super::{Endpoint, GET, endpoints, on_get};
 use crate::app::App;
 use crate::json;
 
@@ -103,10 +103,15 @@ fn operation(endpoint: &Endpoint) -> Value {
             {"name": "id", "in": "path", "required": true, "schema": {"type": "string"}},
         ]);
     }
-    if matches!(*path, "/props" | "/view/events") {
-        operation["parameters"] = json!([
-            {"name": "model", "in": "query", "required": false, "schema": {"type": "string"}},
-        ]);
+    let in_query: &[&str] = match (endpoint.method == GET, *path) {
+        (true, "/props" | "/view/events") => &["model"],
+        (true, "/v1/files") => &["limit", "after", "order", "purpose"],
+        (true, "/v1/batches") => &["limit", "after", "order"],
+        _ => &[],
+    };
+    if !in_query.is_empty() {
+        let parameter = |name: &&str| json!({"name": name, "in": "query", "required": false, "schema": {"type": "string"}});
+        operation["parameters"] = in_query.iter().map(parameter).collect();
     }
     if let Some(body) = body {
         let fields = object(body.fields);
