@@ -51,10 +51,15 @@ class Chrome:
         self.attach(self.call("Target.createTarget", url="about:blank")["targetId"])
         return before
 
+    def switch(self, session):
+        """Drives another of the pages, in front: those behind it take no keys."""
+        self.session = session
+        self.call("Page.bringToFront")
+
     def close_window(self, before):
         """Closes this page; the one before it is driven again."""
         self.call("Page.close")
-        self.session = before
+        self.switch(before)
 
     def _read(self):
         while b"\0" not in self.buffer:

@@ -222,40 +222,41 @@ class Chats(Page):
         self.assertEqual(self.turns(), ["One", "First."])
         self.answers(("Third.", "stop"), ("A branch.", "stop"))
         # What one window adds, the other shows.
-        second, b.session = b.session, first
+        second = b.session
+        b.switch(first)
         self.answers(("Second.", "stop"), ("Fourth.", "stop"))
         self.say("Two")
         self.rest()
-        b.session = second
+        b.switch(second)
         b.wait(f"{LAST}.textContent.includes('Second.')")
         self.say("Three")
         self.rest()
-        b.session = first
+        b.switch(first)
         b.wait(f"{LAST}.textContent.includes('Third.')")
         six = ["One", "First.", "Two", "Second.", "Three", "Third."]
         self.assertEqual(self.turns(), six)
         # Two answers to two messages at once are two branches: none is lost, in no window.
         for session, text in [(first, "Four"), (second, "Other")]:
-            b.session = session
-            b.run("globalThis.gate = new Promise((open) => (globalThis.openGate = open))")
+            b.switch(session)
+            b.run("void (globalThis.gate = new Promise((open) => (globalThis.openGate = open)))")
             self.say(text)
         kept = "Object.values(JSON.parse(localStorage[Object.keys(localStorage).find((name) => name.startsWith('cellar.talk.'))]).turns)"
         all_texts = sorted([*six, "Four", "Fourth.", "Other", "A branch."])
         for session, end in [(first, "Fourth."), (second, "A branch.")]:
-            b.session = session
+            b.switch(session)
             b.run("openGate()")
             self.rest()
             self.assertEqual(self.turns()[-1], end)
         for session in (first, second):
-            b.session = session
+            b.switch(session)
             for turns in (kept, f"Object.values({CHAT}.current.turns)"):
                 b.wait(f"{turns}.map((turn) => turn.text).toSorted().join() === {json.dumps(','.join(all_texts))}")
         # One that is deleted in a window is gone in the other.
-        b.session = second
+        b.switch(second)
         b.run("globalThis.confirm = () => true; document.getElementById('chat-delete').click()")
-        b.session = first
+        b.switch(first)
         b.wait("document.querySelectorAll('#chat-log .say').length === 0")
-        b.session = second
+        b.switch(second)
         self.console_is_clean()
         b.close_window(first)
 

@@ -30,7 +30,7 @@
 //! }
 //! ```
 //!
-//! Knows no files, no backends and no command line.
+//! Knows no files of models, no backends and no command line.
 
 pub mod api;
 mod app;
