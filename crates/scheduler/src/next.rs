@@ -222,9 +222,19 @@ impl Scheduler {
         let broken = self.cache.take_broken(memory);
         self.drop_lines(now, broken, DropReason::Broken);
         let is_endless = self.room.is_endless();
+        for mut running in std::mem::take(&mut self.cancelled) {
+            running.n_done = n_held(memory, running.seq);
+            // Positions of an evicting memory do not tell how many of its tokens were computed.
+            let is_known = !is_endless && running.n_done <= running.request.tokens.len();
+            let keep = if is_known {
+                Keep::Prefix(now)
+            } else {
+                Keep::Nothing
+            };
+            self.release(&running, keep);
+        }
         for running in &mut self.running {
             if is_endless {
-                // Positions do not tell how many of its tokens were computed.
                 lost.push((running.request.id, Keep::Nothing));
                 continue;
             }

@@ -45,6 +45,9 @@ pub struct Scheduler {
     pub(crate) forks: Vec<Fork>,
     /// The step that is being computed: tokens of each request.
     pub(crate) in_flight: Vec<Fed>,
+    /// Requests of this step that were cancelled meanwhile: what the memory holds of them is known
+    /// after it, and kept.
+    pub(crate) cancelled: Vec<Running>,
     /// Sequences that hold rejected tokens, and how many tokens to leave them.
     pub(crate) rejected: Vec<(SeqId, usize)>,
     /// The most tokens that are drafted after a text, or why none are.
@@ -138,6 +141,7 @@ impl Scheduler {
             budget_is_due: false,
             forks: Vec::new(),
             in_flight: Vec::new(),
+            cancelled: Vec::new(),
             rejected: Vec::new(),
             draft_limit: draft_limit(&config, memory),
             recount: false,
@@ -285,12 +289,11 @@ impl Scheduler {
                 if let Some(outcomes) = self.cancel_sibling(id) {
                     return outcomes;
                 }
-                // A step that is being computed adds tokens that are not counted yet.
-                let keep = match self.in_flight.iter().any(|fed| fed.request == id) {
-                    true => Keep::Nothing,
-                    false => Keep::Prefix(now),
-                };
-                self.end(id, End::Cancelled, keep)
+                if self.in_flight.iter().any(|fed| fed.request == id) {
+                    self.cancel_in_flight(id)
+                } else {
+                    self.end(id, End::Cancelled, Keep::Prefix(now))
+                }
             }
             Event::Fail(id) => {
                 self.in_work.take_if(|&mut work| work == id);
@@ -324,6 +327,18 @@ impl Scheduler {
             }
             Event::StepFailed(failure) => self.step_failed(now, failure),
         }
+    }
+
+    /// A step that is being computed adds tokens that are not counted yet.
+    fn cancel_in_flight(&mut self, id: RequestId) -> Vec<Outcome> {
+        let Some(at) = self.running.iter().position(|r| r.request.id == id) else {
+            return Vec::new(); // it was cancelled before
+        };
+        self.cancelled.push(self.running.remove(at));
+        vec![Outcome::Ended {
+            request: id,
+            end: End::Cancelled,
+        }]
     }
 
     fn submit(&mut self, now: Micros, request: Request) -> Result<(), RequestError> {
@@ -407,6 +422,12 @@ impl Scheduler {
     pub(crate) fn take_running(&mut self, id: RequestId, keep: Keep) -> Option<Running> {
         let at = self.running.iter().position(|r| r.request.id == id)?;
         let taken = self.running.remove(at);
+        self.release(&taken, keep);
+        Some(taken)
+    }
+
+    /// What becomes of the sequence of a request that runs no longer.
+    pub(crate) fn release(&mut self, taken: &Running, keep: Keep) {
         self.budget_is_due = true;
         let tokens = taken.held();
         match (keep, taken.request.prefix) {
@@ -416,7 +437,7 @@ impl Scheduler {
                     && taken.is_exact()
                     && !self.is_cached(tokens, salt) =>
             {
-                let line = Line::new(now, &taken, taken.seq, salt);
+                let line = Line::new(now, taken, taken.seq, salt);
                 self.notes.push(line.cached());
                 self.cache.insert(line);
                 if !self.room.is_cut_only_at_ends() {
@@ -426,7 +447,6 @@ impl Scheduler {
             }
             _ => self.dropped.push(taken.seq),
         }
-        Some(taken)
     }
 
     fn clear_prefixes(&mut self, now: Micros) {
@@ -463,7 +483,8 @@ impl Scheduler {
         for fed in std::mem::take(&mut self.in_flight) {
             let id = fed.request;
             let Some(at) = self.running.iter().position(|r| r.request.id == id) else {
-                continue; // it was cancelled meanwhile
+                self.keep_cancelled(now, &fed);
+                continue;
             };
             let running = &mut self.running[at];
             running.n_done += fed.n_tokens;
@@ -488,6 +509,20 @@ impl Scheduler {
         outcomes
     }
 
+    /// Keeps what a step computed of a request that was cancelled meanwhile.
+    fn keep_cancelled(&mut self, now: Micros, fed: &Fed) {
+        let mut cancelled = self.cancelled.iter();
+        let Some(at) = cancelled.position(|r| r.request.id == fed.request) else {
+            return;
+        };
+        let mut running = self.cancelled.remove(at);
+        running.n_done += fed.n_tokens;
+        if !fed.draft.is_empty() {
+            self.rejected.push((running.seq, running.n_done));
+        }
+        self.release(&running, Keep::Prefix(now));
+    }
+
     fn step_failed(&mut self, now: Micros, failure: StepFailure) -> Vec<Outcome> {
         let in_flight = std::mem::take(&mut self.in_flight);
         self.pace.forget_step();
@@ -498,7 +533,8 @@ impl Scheduler {
             let waiting = waiting.iter().flat_map(RequestState::texts);
             let forks = self.forks.drain(..).map(|fork| fork.request.id);
             let all: Vec<RequestId> = running.chain(waiting).chain(forks).collect();
-            self.dropped.extend(self.running.drain(..).map(|r| r.seq));
+            let seqs = self.running.drain(..).chain(self.cancelled.drain(..));
+            self.dropped.extend(seqs.map(|r| r.seq));
             self.clear_prefixes(now);
             let end = End::Failed;
             let ended = all

@@ -6,11 +6,11 @@ use crate::reuse::text;
 use crate::support::fake::{N_VOCAB, rules};
 use crate::support::kinds::Kind;
 use cellar_scheduler::{
-    End, Event, Feed, Micros, Outcome, PrefixUse, Progress, PromptRows, Request, RequestId,
+    End, Event, Feed, Micros, Outcome, PrefixUse, Progress, PromptRows, Request, RequestId, Salt,
     Scheduler, SchedulerConfig, StepFailure, Work,
 };
 use kv_core::TokenId;
-use kv_core::memory::{Composite, Memory, MemoryInputs, RowsWritten};
+use kv_core::memory::{Composite, CompositeSlot, Memory, MemoryInputs, PlannedBatch, RowsWritten};
 
 const N_UBATCH: u32 = 16;
 const ID: RequestId = RequestId(1);
@@ -58,11 +58,8 @@ fn next(scheduler: &mut Scheduler, memory: &mut Composite) -> (Vec<Feed>, Vec<Ou
     }
 }
 
-/// The next step fails when the memory holds so many of its ubatches.
-fn fail_after(n_ubatches: usize, scheduler: &mut Scheduler, memory: &mut Composite) {
-    let Work::Decode { planned, .. } = scheduler.next(Micros(0), memory).work else {
-        panic!("no step");
-    };
+/// The memory takes so many ubatches of a step.
+fn hold(n_ubatches: usize, planned: PlannedBatch<CompositeSlot>, memory: &mut Composite) {
     let mut steps = memory.begin_planned(planned.plan);
     let mut inputs = MemoryInputs::default();
     for _ in 0..=n_ubatches {
@@ -73,6 +70,14 @@ fn fail_after(n_ubatches: usize, scheduler: &mut Scheduler, memory: &mut Composi
     if steps.n_done() > n_ubatches {
         steps.undo_last(RowsWritten::No);
     }
+}
+
+/// The next step fails when the memory holds so many of its ubatches.
+fn fail_after(n_ubatches: usize, scheduler: &mut Scheduler, memory: &mut Composite) {
+    let Work::Decode { planned, .. } = scheduler.next(Micros(0), memory).work else {
+        panic!("no step");
+    };
+    hold(n_ubatches, planned, memory);
     let failed = Event::StepFailed(StepFailure::Computation);
     assert!(scheduler.handle(Micros(0), failed).is_empty());
 }
@@ -202,5 +207,44 @@ fn what_the_memory_refuses_for_another_reason_than_room_ends_alone() {
         assert_eq!(outcomes, [ended]);
         let other = RequestId(3 - strange);
         assert_eq!((only(&feeds), feeds[0].request), ((30, 1), other));
+    }
+}
+
+/// A client that gives up while its prompt is computed asks again: what was computed is not lost.
+#[test]
+fn what_was_computed_of_a_cancelled_request_is_reused() {
+    let salt = PrefixUse::Within(Salt::default());
+    for kind in [Kind::Unified, Kind::Recurrent, Kind::Hybrid] {
+        for (n_ubatches, n_kept) in [(0, Some(0)), (1, Some(16)), (2, None)] {
+            let mut memory = kind.memory(4, 200);
+            let config = SchedulerConfig {
+                step_tokens: 64,
+                ..SchedulerConfig::new(rules(4), N_UBATCH, 1000)
+            };
+            let mut scheduler = Scheduler::new(config, &memory).unwrap();
+            let first = request(salt, PromptRows::Last);
+            scheduler.handle(Micros(0), Event::Submit(first.clone()));
+            let Work::Decode { step, planned } = scheduler.next(Micros(0), &memory).work else {
+                panic!("no step");
+            };
+            hold(n_ubatches, planned, &mut memory);
+            let cancelled = scheduler.handle(Micros(0), Event::Cancel(ID));
+            let end = End::Cancelled;
+            assert_eq!(cancelled, [Outcome::Ended { request: ID, end }]);
+            let ended = match n_kept {
+                Some(_) => Event::StepFailed(StepFailure::Computation),
+                None => Event::StepDone(Vec::new()),
+            };
+            assert_eq!(scheduler.handle(Micros(0), ended), []);
+            let again = Request {
+                id: RequestId(2),
+                prompt: [first.prompt, text(5, 2)].concat(),
+                ..request(salt, PromptRows::Last)
+            };
+            scheduler.handle(Micros(0), Event::Submit(again));
+            let (feeds, _) = next(&mut scheduler, &mut memory);
+            let n_fed = step.feeds[0].tokens.len() as u32;
+            assert_eq!(only(&feeds).0, n_kept.unwrap_or(n_fed), "{kind:?}");
+        }
     }
 }
