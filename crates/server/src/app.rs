@@ -49,6 +49,8 @@ pub struct ServerConfig {
     pub drain: Duration,
     /// How long a client may read nothing of what it is sent, before it is cut off.
     pub write_time: Duration,
+    /// How long a stream is silent at most, while its prompt is computed for example.
+    pub longest_silence: Duration,
     /// How long a viewer keeps its place; the page comes again at once, and misses nothing.
     pub view_time: Duration,
     /// How much is kept for requests that go on from an earlier answer.
@@ -72,6 +74,7 @@ impl Default for ServerConfig {
             max_client_connections: NonZeroUsize::new(512),
             drain: Duration::from_secs(30),
             write_time: Duration::from_secs(30),
+            longest_silence: Duration::from_secs(15),
             view_time: Duration::from_secs(3600),
             conversations: ConversationLimits::default(),
             observers: Vec::new(),

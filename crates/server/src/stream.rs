@@ -1,11 +1,14 @@
 //! Answers that come piece by piece: an [`Encoder`] turns pieces into the wire text of its API.
 //!
 //! Invariant: a stream ends as its API demands, or with an error event after which the connection is
-//! closed, never with a false end. A body that is dropped cancels its requests.
+//! closed, never with a false end. A body that is dropped cancels its requests. While a long prompt
+//! is computed a stream says now and then that it lives, as clients and proxies give up otherwise.
 
+use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -13,6 +16,7 @@ use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_core::Stream;
+use tokio::time::{Instant, Sleep, sleep};
 
 use crate::error::ApiError;
 use crate::generate::{Generating, Piece};
@@ -36,6 +40,12 @@ pub trait Encoder: Send + Unpin + 'static {
     /// What comes before all pieces.
     fn begin(&mut self) -> String {
         String::new()
+    }
+
+    /// What tells a client that waits that the text is still computed: a comment, which clients of
+    /// server-sent events skip.
+    fn alive(&mut self) -> String {
+        ":\n\n".to_owned()
     }
 
     /// A piece of one of the texts, which are counted from 0.
@@ -63,10 +73,12 @@ pub(crate) fn named_event(name: &str, data: &serde_json::Value) -> String {
 /// The answer that streams these texts.
 pub(crate) fn respond(texts: Vec<Generating>, encoder: impl Encoder) -> Response {
     let content_type = HeaderValue::from_static(encoder.content_type());
+    let pause = texts.first().map(Generating::longest_silence);
     let stream = PieceStream {
         texts: texts.into_iter().map(Some).collect(),
         encoder,
         stage: Stage::Begin,
+        silence: pause.map(Silence::new),
     };
     let headers = [
         (CONTENT_TYPE, content_type),
@@ -92,6 +104,38 @@ struct PieceStream<E> {
     texts: Vec<Option<Generating>>,
     encoder: E,
     stage: Stage,
+    /// `None` where there are no texts.
+    silence: Option<Silence>,
+}
+
+/// The time in which nothing is sent.
+struct Silence {
+    longest: Duration,
+    end: Pin<Box<Sleep>>,
+}
+
+impl Silence {
+    fn new(longest: Duration) -> Self {
+        Self {
+            longest,
+            end: Box::pin(sleep(longest)),
+        }
+    }
+
+    /// Something is sent: it begins anew.
+    fn restart(&mut self) {
+        self.end.as_mut().reset(Instant::now() + self.longest);
+    }
+
+    /// True if it has lasted too long; it begins anew then. Wakes the task at its end.
+    fn is_over(&mut self, cx: &mut Context<'_>) -> bool {
+        let is_over = self.end.as_mut().poll(cx).is_ready();
+        if is_over {
+            self.restart();
+            let _wakes = self.end.as_mut().poll(cx);
+        }
+        is_over
+    }
 }
 
 impl<E: Encoder> PieceStream<E> {
@@ -147,11 +191,21 @@ impl<E: Encoder> Stream for PieceStream<E> {
             }
             Stage::Done => return Poll::Ready(None),
         }
-        let out = this.collect(cx);
-        match out.is_empty() {
-            false => Poll::Ready(Some(Ok(out.into()))),
-            true if this.stage == Stage::Done => Poll::Ready(None),
-            true => Poll::Pending,
+        let mut out = this.collect(cx);
+        if this.stage == Stage::Done && out.is_empty() {
+            return Poll::Ready(None);
+        }
+        if let Some(silence) = &mut this.silence {
+            if !out.is_empty() {
+                silence.restart();
+            } else if silence.is_over(cx) {
+                out = this.encoder.alive();
+            }
+        }
+        if out.is_empty() {
+            Poll::Pending
+        } else {
+            Poll::Ready(Some(Ok(out.into())))
         }
     }
 }

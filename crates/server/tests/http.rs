@@ -40,6 +40,8 @@ mod life;
 mod limits;
 #[path = "http/llama.rs"]
 mod llama;
+#[path = "http/local_clients.rs"]
+mod local_clients;
 #[path = "http/models.rs"]
 mod models;
 #[path = "http/names.rs"]
@@ -60,6 +62,8 @@ mod render;
 mod reports;
 #[path = "http/responses.rs"]
 mod responses;
+#[path = "http/silence.rs"]
+mod silence;
 #[path = "http/slots.rs"]
 mod slots;
 #[path = "http/stops.rs"]

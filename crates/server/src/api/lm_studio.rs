@@ -49,13 +49,14 @@ fn entry_v0(status: &ModelStatus) -> Value {
         "type": kind(facts, ["llm", "embeddings"]),
         "publisher": "cellar",
         "arch": facts.architecture,
-        "compatibility_type": facts.format,
+        "compatibility_type": format(facts),
         "quantization": facts.weights.quantization,
         "state": match status.state {
             LoadState::Loaded => "loaded",
             LoadState::Unloaded | LoadState::Loading | LoadState::Unloading => "not-loaded",
         },
         "max_context_length": facts.n_ctx,
+        "capabilities": if facts.takes_tools() { json!(["tool_use"]) } else { json!([]) },
     });
     if let Some(n_ctx) = loaded_context(status) {
         entry["loaded_context_length"] = json!(n_ctx);
@@ -82,8 +83,8 @@ fn entry_v1(status: &ModelStatus) -> Value {
         "params_string": null,
         "loaded_instances": instances,
         "max_context_length": facts.n_ctx,
-        "format": facts.format,
-        "capabilities": {"vision": false, "trained_for_tool_use": facts.template.is_some()},
+        "format": format(facts),
+        "capabilities": {"vision": false, "trained_for_tool_use": facts.takes_tools()},
         "description": null,
     })
 }
@@ -96,6 +97,15 @@ fn facts(status: &ModelStatus) -> ModelFacts {
             ..ModelFacts::of(model)
         },
         None => status.facts.clone(),
+    }
+}
+
+/// LM Studio's word for the format: it has two, and its clients refuse a list with others.
+fn format(facts: &ModelFacts) -> &'static str {
+    if facts.format == "safetensors" {
+        "mlx"
+    } else {
+        "gguf"
     }
 }
 

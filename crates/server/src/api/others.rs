@@ -7,7 +7,7 @@ use super::openapi::fields;
 use super::{Endpoint, GET, endpoint, llama, lm_studio, openai, post_endpoint, rerank, tei};
 
 /// The endpoints.
-pub(super) const OTHERS: [Endpoint; 19] = [
+pub(super) const OTHERS: [Endpoint; 22] = [
     post_endpoint(
         "/chat/completions",
         "as /v1/chat/completions (llama-server)",
@@ -116,6 +116,24 @@ pub(super) const OTHERS: [Endpoint; 19] = [
         "/api/v0/models/{*id}",
         "one model (LM Studio)",
         lm_studio::one_v0,
+    ),
+    post_endpoint(
+        "/api/v0/chat/completions",
+        "as /v1/chat/completions (LM Studio)",
+        openai::chat::route,
+        fields::sampled(fields::CHAT).limited(&[&openai::chat::LIMITED, &openai::LIMITED]),
+    ),
+    post_endpoint(
+        "/api/v0/completions",
+        "as /v1/completions (LM Studio)",
+        openai::completions::route,
+        fields::sampled(fields::COMPLETIONS).limited(&[&openai::LIMITED]),
+    ),
+    post_endpoint(
+        "/api/v0/embeddings",
+        "as /v1/embeddings (LM Studio)",
+        openai::embeddings::embeddings,
+        fields::body(fields::EMBEDDINGS).limited(&[&openai::embeddings::LIMITED]),
     ),
     endpoint(
         GET,

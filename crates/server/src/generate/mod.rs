@@ -109,6 +109,7 @@ pub struct Generating {
     echo: Option<EchoedPrompt>,
     /// Ends it where it takes too long.
     time_limit: Option<TimeLimit>,
+    longest_silence: Duration,
     /// Comes when the server does not wait for texts any longer.
     closing: Pin<Box<dyn Future<Output = ()> + Send>>,
     n_prompt: usize,
@@ -255,6 +256,7 @@ impl App {
             ready: VecDeque::new(),
             echo: echo.clone(),
             time_limit,
+            longest_silence: self.config().longest_silence,
             closing: Box::pin(self.closing()),
             n_prompt,
         };
@@ -436,6 +438,11 @@ impl Generating {
     /// Tokens of the prompt.
     pub fn n_prompt(&self) -> usize {
         self.n_prompt
+    }
+
+    /// How long a stream of it is silent at most.
+    pub(crate) fn longest_silence(&self) -> Duration {
+        self.longest_silence
     }
 
     /// The next piece; `None` after the last.

@@ -88,6 +88,12 @@ impl ModelFacts {
             ..Self::default()
         }
     }
+
+    /// True if its chat template has a place for tools.
+    pub(crate) fn takes_tools(&self) -> bool {
+        let template = self.template.as_deref().unwrap_or_default();
+        template.contains("tools")
+    }
 }
 
 /// Tokens of a prompt and its answer, where a model continues texts.

@@ -164,7 +164,7 @@ fn models_are_listed_and_shown() {
     assert_eq!(shown["model_info"]["llama.embedding_length"], width);
     assert_eq!(&shown["details"], details);
     let version = get(server.address, "/api/version").json();
-    assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(version["cellar"], env!("CARGO_PKG_VERSION"));
 }
 
 #[test]

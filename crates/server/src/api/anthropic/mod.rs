@@ -399,8 +399,11 @@ impl Encoder for MessageStream {
             "output_tokens": 0,
         });
         let message = self.header.message(json!([]), Value::Null, usage);
-        event(&json!({"type": "message_start", "message": message}))
-            + &event(&json!({"type": "ping"}))
+        event(&json!({"type": "message_start", "message": message})) + &self.alive()
+    }
+
+    fn alive(&mut self) -> String {
+        event(&json!({"type": "ping"}))
     }
 
     fn piece(&mut self, _choice: usize, piece: Piece) -> String {

@@ -18,7 +18,7 @@ use crate::error::ApiError;
 use crate::json;
 use crate::memory_use::MemoryUse;
 use crate::model::{Job, Work};
-use crate::models::n_ctx;
+use crate::models::{ModelFacts, n_ctx};
 use crate::query::ModelQuery;
 
 /// Whether requests are taken, and can be computed.
@@ -93,6 +93,7 @@ pub(crate) fn props() -> MethodRouter<App> {
         }
         let model = app.model_for(name, Job::Texts).await?;
         let sampler = &model.settings().sampler;
+        let takes_tools = ModelFacts::of(&model).takes_tools();
         let text_of = |id: Option<kv_core::TokenId>| {
             id.and_then(|id| model.tokenizer().token_text(id).map(str::to_owned))
         };
@@ -118,6 +119,9 @@ pub(crate) fn props() -> MethodRouter<App> {
             "eos_token": text_of(ids.eos).unwrap_or_default(),
             "build_info": concat!("cellar-", env!("CARGO_PKG_VERSION")),
             "modalities": {"vision": false, "audio": false},
+            "chat_template_caps": {
+                "supports_tools": takes_tools, "supports_tool_calls": takes_tools,
+            },
         })))
     })
 }

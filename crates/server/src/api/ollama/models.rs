@@ -18,6 +18,10 @@ use crate::json::{self, Body};
 use crate::model::{Job, ServedModel};
 use crate::models::{Expiry, LoadState, ModelFacts, ModelStatus, n_ctx};
 
+/// The version of Ollama whose API this is: clients refuse older ones (GitHub Copilot those before
+/// 0.6.4), and `logprobs` came with this one.
+const VERSION: &str = "0.12.11";
+
 /// When a model is unloaded that stays, which Ollama writes as a time far away.
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
@@ -61,9 +65,11 @@ pub(crate) fn ps() -> MethodRouter<App> {
     })
 }
 
-/// The version.
+/// The version, and in a member of its own that of this server.
 pub(crate) fn version() -> MethodRouter<App> {
-    on_get(async || json::respond(&json!({ "version": env!("CARGO_PKG_VERSION") })))
+    on_get(async || {
+        json::respond(&json!({ "version": VERSION, "cellar": env!("CARGO_PKG_VERSION") }))
+    })
 }
 
 /// One model.
@@ -84,7 +90,10 @@ pub(crate) fn show() -> MethodRouter<App> {
             Some(model) => &ModelFacts::of(model),
             None => &status.facts,
         };
-        let mut info = json!({"general.architecture": facts.architecture});
+        // Some clients show the name.
+        let mut info = json!({
+            "general.architecture": facts.architecture, "general.basename": status.id,
+        });
         if let Some(n_vocab) = facts.n_vocab {
             info["tokenizer.ggml.n_tokens"] = json!(n_vocab);
         }
@@ -119,7 +128,7 @@ fn capabilities(facts: &ModelFacts, model: Option<&ServedModel>) -> Vec<&'static
             let template = facts.template.as_deref().unwrap_or_default();
             let has_marks = model.is_some_and(|model| fim::is_known(model.tokenizer()));
             let more = [
-                ("tools", template.contains("tools")),
+                ("tools", facts.takes_tools()),
                 ("insert", has_marks),
                 (
                     "thinking",

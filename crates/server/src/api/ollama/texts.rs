@@ -449,6 +449,11 @@ impl Encoder for Lines {
         NDJSON
     }
 
+    /// Its clients read every line as a part of the answer.
+    fn alive(&mut self) -> String {
+        String::new()
+    }
+
     fn piece(&mut self, _choice: usize, piece: Piece) -> String {
         let mut line = match piece {
             Piece::Text(text) => self.line(&text, json!({"done": false})),

@@ -51,7 +51,9 @@ fn object(status: &ModelStatus) -> Value {
         "owned_by": "cellar",
         "aliases": status.aliases,
         "max_model_len": facts.n_ctx,
-        "meta": {"architecture": facts.architecture, "n_vocab": facts.n_vocab},
+        "meta": {
+            "architecture": facts.architecture, "n_vocab": facts.n_vocab, "n_ctx": facts.n_ctx,
+        },
         "status": load_status(status),
     })
 }

@@ -329,6 +329,11 @@ impl Encoder for Writer {
         self.response_event("response.created") + &self.response_event("response.in_progress")
     }
 
+    /// Codex counts events alone, no comments.
+    fn alive(&mut self) -> String {
+        self.event("keepalive", json!({}))
+    }
+
     fn piece(&mut self, _choice: usize, piece: Piece) -> String {
         match piece {
             Piece::Prompt(_) => String::new(),
