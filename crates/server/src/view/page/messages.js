@@ -86,7 +86,8 @@ const ENDS = {
   length: (turn) => `Cut at the limit of ${plural(turn.limit || turn.usage?.n_tokens || 0, "token")}.`,
   context: () => "Cut: the context is full. Begin another conversation, or edit an earlier message.",
   stopped: () => "Stopped.",
-  broken: () => "Cut: the connection broke.",
+  // As well while another window writes it.
+  broken: (turn) => (turn.text || turn.thought ? "Cut: the connection broke." : "No text has come."),
 };
 
 /** What is known of an answer, in words. */
