@@ -20,6 +20,8 @@ use crate::tool::{Arguments, CallNumber, Tool};
 use crate::value::Dialect;
 use crate::value_grammar;
 
+pub use crate::format_grammar::of_format;
+
 /// A grammar for the text of a whole answer, and the control tokens that it names.
 #[derive(Debug)]
 pub struct CallGrammar {
@@ -43,14 +45,31 @@ pub struct AnswerContext<'t> {
 /// The schema of a tool's arguments.
 pub(crate) type SchemaOf = fn(&Tool) -> Value;
 
+/// Calls after each other, and nothing else.
+pub(crate) struct CallRules {
+    /// The right side of a rule of all calls.
+    pub(crate) all: String,
+    /// The rules that it refers to.
+    pub(crate) rules: String,
+}
+
 /// An answer that is nothing but calls, each a JSON object, in no model's form.
 pub fn of_forced(tools: &[Tool], number: CallNumber) -> String {
+    let CallRules { all, rules } = forced(tools, number, parameters);
+    format!("start: {all}\n{rules}")
+}
+
+/// Calls as JSON objects, in no model's form.
+pub(crate) fn forced(tools: &[Tool], number: CallNumber, schema_of: SchemaOf) -> CallRules {
     let more = match number {
         CallNumber::One => "",
         CallNumber::Several => " (\"\\n\" call)*",
     };
-    let calls = calls(tools, Keys::USUAL, parameters);
-    format!("start: call{more}\ncall: {}\n", json_rule(&calls))
+    let calls = calls(tools, Keys::USUAL, schema_of);
+    CallRules {
+        all: format!("call{more}"),
+        rules: format!("call: {}\n", json_rule(&calls)),
+    }
 }
 
 /// An answer that is nothing but calls, in the form of the model. `None` where the form is not
@@ -83,6 +102,41 @@ pub fn of_required(
             format!("({} {close} SPACES?)? ", marks.mark(answer.open))
         }
     });
+    let asked = CallsAsked {
+        prompt,
+        tools,
+        number,
+        schema_of: parameters,
+    };
+    let CallRules { all, rules } = of_family(family, &mut marks, asked)?;
+    let before = close.unwrap_or_default() + &empty.unwrap_or_default();
+    let start = format!("start: {before}{all}\n");
+    Some(marks.grammar(start + &rules))
+}
+
+/// The calls that an answer has to have.
+#[derive(Clone, Copy)]
+pub(crate) struct CallsAsked<'t> {
+    /// The prompt without spaces behind it, which may end with the mark of a call.
+    pub(crate) prompt: &'t str,
+    pub(crate) tools: &'t [Tool],
+    pub(crate) number: CallNumber,
+    pub(crate) schema_of: SchemaOf,
+}
+
+/// Calls in the form of a family. `None` where the form is not written down, or the answer would
+/// end before a call.
+pub(crate) fn of_family(
+    family: &Family,
+    marks: &mut Marks<'_>,
+    asked: CallsAsked<'_>,
+) -> Option<CallRules> {
+    let CallsAsked {
+        prompt,
+        tools,
+        number,
+        schema_of,
+    } = asked;
     let open = family.open.first()?;
     // Without a mark, a call is as well the whole answer.
     let mark = match family.start {
@@ -97,15 +151,14 @@ pub fn of_required(
     };
     let before_all = marks.all(all.before);
     let before = marks.all(each.before);
-    // The answer would end before the call.
     if marks.names_an_end() {
         return None;
     }
-    let rules = rules(family, &mut marks, tools, parameters)?;
+    let rules = rules(family, marks, tools, schema_of)?;
     let behind = marks.behind(each.behind);
     let behind_all = marks.behind(all.behind);
     let several = number == CallNumber::Several;
-    let start = match family.written {
+    let all = match family.written {
         CallSyntax::List { .. } | CallSyntax::Python { .. } => {
             let list = if several { "list" } else { "one" };
             format!("{first} {list}")
@@ -115,10 +168,8 @@ pub fn of_required(
         ),
         _ => format!("{before_all} {before} {first} call {behind} {behind_all}"),
     };
-    let before = close.unwrap_or_default() + &empty.unwrap_or_default();
-    let start = format!("start: {before}{start}\n");
-    let names = names(tools);
-    Some(marks.grammar(start + &rules + &names))
+    let rules = rules + &names(tools);
+    Some(CallRules { all, rules })
 }
 
 /// The texts around calls.

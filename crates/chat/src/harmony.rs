@@ -56,6 +56,11 @@ pub(crate) fn calls_by(template: &str) -> bool {
     template.contains(CHANNEL) && template.contains(MESSAGE)
 }
 
+/// True if models with this template write messages with recipients, and no channels.
+pub(crate) fn has_recipients(template: &str) -> bool {
+    !calls_by(template) && template.contains(SELF) && template.contains(MESSAGE)
+}
+
 /// Splits one answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Harmony {
@@ -80,8 +85,7 @@ impl Harmony {
     /// A splitter of answers of models with this template, where they are messages.
     pub(crate) fn of_template(template: &str, calls: &Calls) -> Option<Self> {
         let has_channels = calls_by(template);
-        let has_recipients = template.contains(SELF) && template.contains(MESSAGE);
-        (has_channels || has_recipients).then(|| Self {
+        (has_channels || has_recipients(template)).then(|| Self {
             has_tools: has_channels && *calls != Calls::None,
             state: State::First,
             held: String::new(),

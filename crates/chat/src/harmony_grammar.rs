@@ -46,6 +46,33 @@ pub(crate) fn of_free(mut marks: Marks<'_>, tools: &[Tool]) -> CallGrammar {
     marks.grammar(rules)
 }
 
+/// An answer of thoughts, and then of a final message of this form or a call.
+pub(crate) fn of_format(mut marks: Marks<'_>, tools: &[Tool], format: &str) -> CallGrammar {
+    let (channel, message) = (marks.mark("<|channel|>"), marks.mark("<|message|>"));
+    let start = marks.mark("<|start|>");
+    let constrain = marks.mark("<|constrain|>");
+    let header = |name: &str| {
+        let to = json!(format!(" to=functions.{name}"));
+        format!("({channel} CHANNEL {to} | {to} {channel} CHANNEL) kind {message}")
+    };
+    let rules = calls(tools, allowed, header);
+    let until = marks.until("thought", "<|end|>");
+    let call = if tools.is_empty() {
+        String::new()
+    } else {
+        format!(" | {}", one_of(tools))
+    };
+    let rules = format!(
+        "start: part\n\
+         part: {channel} \"analysis\" {message} thought {start} \"assistant\" part \
+         | {channel} \"final\" kind {message} format{call}\n\
+         format: {format}\n\
+         kind: (SPACES? {constrain})? (SPACES? \"json\")?\n\
+         CHANNEL: \"analysis\" | \"commentary\" | \"final\"\n{until}{rules}"
+    );
+    marks.grammar(rules)
+}
+
 /// The rules of a call of each tool, behind a header made of its name.
 fn calls(tools: &[Tool], schema_of: SchemaOf, header: impl Fn(&str) -> String) -> String {
     let mut rules = String::new();

@@ -10,6 +10,8 @@ mod elements_grammar;
 #[cfg_attr(not(feature = "grammar"), allow(dead_code))] // what grammars alone read
 mod family;
 #[cfg(feature = "grammar")]
+mod format_grammar;
+#[cfg(feature = "grammar")]
 pub mod grammar;
 mod harmony;
 #[cfg(feature = "grammar")]

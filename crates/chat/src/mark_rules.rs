@@ -134,6 +134,13 @@ impl<'t> Marks<'t> {
         named.any(|id| self.tokenizer.is_end_of_generation(*id))
     }
 
+    /// True if a mark has a token that ends an answer.
+    pub(crate) fn has_an_end(&self, mark: &str) -> bool {
+        let mut other = Self::new(self.tokenizer);
+        other.parts(mark);
+        other.names_an_end()
+    }
+
     /// True if a mark has a control token that the grammar names.
     pub(crate) fn shares_a_token(&self, mark: &str) -> bool {
         let mut other = Self::new(self.tokenizer);

@@ -141,6 +141,12 @@ pub fn reasoning_marks(template: &str) -> Vec<Marks> {
     Style::of_template(template).pairs
 }
 
+/// True if models with this template write thoughts between these marks of its style.
+#[cfg(feature = "grammar")]
+pub(crate) fn shows(template: &str, marks: &Marks) -> bool {
+    *marks != USUAL || template.contains(USUAL.close)
+}
+
 /// The marks that a template itself handles in earlier answers.
 pub fn marks_in(template: &str) -> Option<Marks> {
     let mut pairs = Style::of_template(template).pairs.into_iter();

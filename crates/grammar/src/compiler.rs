@@ -11,7 +11,7 @@ use std::sync::Arc;
 use kv_core::TokenId;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
-use llguidance::{Matcher, ParserFactory};
+use llguidance::{Matcher, ParserFactory, regex_to_lark};
 use model_core::tokenizer::{SpecialPieces, TokenKind, Tokenizer};
 use serde_json::{Value, json};
 
@@ -145,8 +145,7 @@ impl GrammarCompiler {
             let reason = "there is no text to choose".to_owned();
             return Err(GrammarError::Grammar { reason });
         }
-        let texts: Vec<String> = texts.iter().map(|text| gbnf::quoted(text)).collect();
-        let lark = format!("start: CHOICE\nCHOICE: {}\n", texts.join(" | "));
+        let lark = format!("start: {}\n", choice_rule(texts));
         let compiled = self.compile(TopLevelGrammar::from_lark(lark));
         compiled.map_err(|reason| GrammarError::Grammar { reason })
     }
@@ -167,9 +166,10 @@ impl GrammarCompiler {
     /// [`GrammarError::Grammar`].
     pub fn lark_in_text(&self, grammar: &str, named: &[TokenId]) -> Result<Grammar, GrammarError> {
         let others = self.controls.iter().filter(|id| !named.contains(id));
+        let compiled = self.deep(TopLevelGrammar::from_lark(grammar.to_owned()));
         Ok(Grammar {
             passing: Arc::new(others.copied().collect()),
-            ..self.lark(grammar)?
+            ..compiled.map_err(|reason| GrammarError::Grammar { reason })?
         })
     }
 
@@ -267,6 +267,32 @@ fn with_short_spaces(schema: &Value) -> Value {
 /// The JSON of a schema, as a rule of a grammar for [`GrammarCompiler::lark`].
 pub fn json_rule(schema: &Value) -> String {
     format!("%json {}", with_short_spaces(schema))
+}
+
+/// A choice between these texts, as a rule of a grammar for [`GrammarCompiler::lark`].
+pub fn choice_rule(texts: &[String]) -> String {
+    let texts: Vec<String> = texts.iter().map(|text| gbnf::quoted(text)).collect();
+    texts.join(" | ")
+}
+
+/// A regular expression, as a rule of a grammar for [`GrammarCompiler::lark`].
+pub fn regex_rule(pattern: &str) -> String {
+    format!("/{}/", regex_to_lark(pattern, ""))
+}
+
+/// A grammar as [`GrammarCompiler::grammar`] takes it, as a rule of another for
+/// [`GrammarCompiler::lark`].
+///
+/// # Errors
+/// [`GrammarError::Grammar`].
+pub fn grammar_rule(grammar: &str) -> Result<String, GrammarError> {
+    let lark = if gbnf::is_gbnf(grammar) {
+        gbnf::to_lark(grammar)
+    } else {
+        check_nesting(grammar).map(|()| grammar.to_owned())
+    };
+    let lark = lark.map_err(|reason| GrammarError::Grammar { reason })?;
+    Ok(format!("%lark {{\n{lark}\n}}"))
 }
 
 /// Runs code of `llguidance`, which may panic where a grammar surprises it.

@@ -25,7 +25,7 @@ mod holdable;
 mod locate;
 mod step;
 
-pub use compiler::{Grammar, GrammarCompiler, json_rule};
+pub use compiler::{Grammar, GrammarCompiler, choice_rule, grammar_rule, json_rule, regex_rule};
 pub use error::GrammarError;
 pub use holdable::{HoldableSchema, SkippedKeyword};
 pub use step::{GrammarFailure, GrammarStep};

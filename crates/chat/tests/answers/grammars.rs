@@ -1,6 +1,6 @@
 //! The calls that grammars demand have the form in which the models of each family write them.
 
-use cellar_chat::grammar::{AnswerContext, CallGrammar, of_free, of_required};
+use cellar_chat::grammar::{AnswerContext, CallGrammar, of_format, of_free, of_required};
 use cellar_chat::{Arguments, CallNumber, Tool};
 use cellar_engine::sampler::{Sampler, SamplerConfig, TokenOrigin};
 use cellar_grammar::GrammarCompiler;
@@ -483,5 +483,146 @@ fn what_a_notation_cannot_hold_has_no_grammar() {
     for template in ["<|tool_call>call:", "]<]minimax[>["] {
         let grammar = of_free(template, &tokenizer, &tools);
         assert!(grammar.is_none(), "{template}: {grammar:?}");
+    }
+}
+
+/// A text of one form.
+const FORM: &str = "%json {\"type\": \"object\", \"properties\": {\"mood\": {\"enum\": [\"glad\", \"sad\"]}}, \
+                    \"required\": [\"mood\"], \"additionalProperties\": false}";
+
+/// An answer whose text has a form is that text or calls, and nothing beside them.
+#[test]
+fn an_answer_of_a_form_is_the_text_or_calls() {
+    for controls in [&[][..], &CONTROLS] {
+        let tokenizer = tokenizer(controls);
+        for golden in ALL.iter().filter(|golden| !OTHERS.contains(&golden.name)) {
+            let template = format!("{}</think>", golden.template);
+            let context = AnswerContext {
+                template: &template,
+                prompt: "",
+                tokenizer: &tokenizer,
+            };
+            let grammar = of_format(context, &tools(), CallNumber::Several, FORM);
+            let grammar = grammar.unwrap_or_else(|| panic!("{} has no grammar", golden.name));
+            let text = match golden.name {
+                "Functionary 3.2" => ">>>all\n{\"mood\": \"sad\"}",
+                _ => "{\"mood\": \"sad\"}",
+            };
+            let call = written(golden, golden.one);
+            let thought = "<think>\nHm < x.\n</think>\n\n";
+            for right in [
+                text.to_owned(),
+                call.clone(),
+                format!("{thought}{text}"),
+                format!("{thought}{call}"),
+            ] {
+                assert_eq!(
+                    allowed(&tokenizer, &grammar, &right),
+                    (right, true),
+                    "{} with {} control tokens: {}",
+                    golden.name,
+                    controls.len(),
+                    grammar.lark
+                );
+            }
+            for wrong in [
+                "Hello".to_owned(),
+                format!("{thought}Hello"),
+                format!("I look.\n{call}"),
+                format!("{text} Hello"),
+                text.replace("sad", "x"),
+            ] {
+                let (begun, may_end) = allowed(&tokenizer, &grammar, &wrong);
+                assert!(
+                    !may_end && begun.len() < wrong.len(),
+                    "{}: {wrong:?} begins {begun:?}",
+                    golden.name
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_form_follows_the_thought_that_a_prompt_has_begun() {
+    let tokenizer = tokenizer(&CONTROLS);
+    let of = |template: &'static str, prompt: &'static str, tools: &[Tool]| {
+        let context = AnswerContext {
+            template,
+            prompt,
+            tokenizer: &tokenizer,
+        };
+        of_format(context, tools, CallNumber::One, FORM)
+    };
+    let (thinks, text) = ("<think></think>", "{\"mood\": \"sad\"}");
+    let begun = of(thinks, "Hello<think>\n", &[]).unwrap();
+    let whole = format!("Hm.\n</think>\n{text}");
+    assert_eq!(allowed(&tokenizer, &begun, &whole), (whole, true));
+    // What is in the thought ends nothing.
+    assert!(!allowed(&tokenizer, &begun, text).1);
+    // Nothing stands before the text of a model that does not think, or has thought.
+    assert!(of("", "Hello", &[]).is_none());
+    assert!(of(thinks, "<think>\n\n</think>\n\n", &[]).is_none());
+    let call = "{\"name\": \"g\", \"arguments\": {}}";
+    let bare = of("", "Hello", &tools()).unwrap();
+    for right in [text, call] {
+        assert_eq!(allowed(&tokenizer, &bare, right), (right.to_owned(), true));
+    }
+}
+
+#[test]
+fn a_form_is_that_of_the_final_message() {
+    let marks = [
+        "<|start|>",
+        "<|channel|>",
+        "<|constrain|>",
+        "<|message|>",
+        "<|end|>",
+    ];
+    for controls in [&[][..], &marks] {
+        let tokenizer = tokenizer(controls);
+        let context = |template| AnswerContext {
+            template,
+            prompt: "<|start|>assistant",
+            tokenizer: &tokenizer,
+        };
+        let channels = context("<|channel|><|message|>");
+        let grammar = of_format(channels, &tools(), CallNumber::Several, FORM).unwrap();
+        let thought = "<|channel|>analysis<|message|>Hm < <|.<|end|><|start|>assistant";
+        let text = "{\"mood\": \"sad\"}";
+        for right in [
+            format!("<|channel|>final<|message|>{text}"),
+            format!("{thought}<|channel|>final <|constrain|>json<|message|>{text}"),
+            format!(
+                "{thought}<|channel|>commentary to=functions.g <|constrain|>json<|message|>{{}}"
+            ),
+        ] {
+            assert_eq!(
+                allowed(&tokenizer, &grammar, &right),
+                (right, true),
+                "{}",
+                grammar.lark
+            );
+        }
+        for wrong in [
+            text.to_owned(),
+            "<|channel|>final<|message|>Hello".to_owned(),
+            "<|channel|>commentary<|message|>Hello".to_owned(),
+        ] {
+            assert!(!allowed(&tokenizer, &grammar, &wrong).1, "{wrong}");
+        }
+        let recipients = context("<atem:invoke name= to=self <|message|>");
+        let grammar = of_format(recipients, &tools(), CallNumber::Several, FORM).unwrap();
+        for right in [
+            format!(" to=user<|message|>{text}"),
+            format!(" to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>{text}"),
+        ] {
+            assert_eq!(
+                allowed(&tokenizer, &grammar, &right),
+                (right, true),
+                "{}",
+                grammar.lark
+            );
+        }
     }
 }
