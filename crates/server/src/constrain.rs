@@ -1,17 +1,21 @@
 //! From what a text is held to, to the [`Grammar`] that does it.
 //!
 //! Invariant: what cannot be compiled is refused with the path of its schema and a pointer into it,
-//! and keywords that cannot be held are named in the log, or refused where all of the schema is
+//! and keywords that cannot be held are left out by name, or refused where all of the schema is
 //! asked for. Knows no API.
 
 use cellar_chat::grammar::{self, AnswerContext};
 use cellar_chat::{Arguments, CallNumber, Calls, Tool};
-use cellar_grammar::{Grammar, GrammarCompiler, GrammarError, SkippedKeyword};
-use serde_json::json;
+use cellar_grammar::{
+    Grammar, GrammarCompiler, GrammarError, SkippedKeyword, choice_rule, grammar_rule, json_rule,
+    regex_rule,
+};
+use serde_json::{Value, json};
 
 use crate::error::ApiError;
 use crate::generate::{Constraint, Form, Output, ToolUse, UnheldKeywords};
 use crate::model::ServedModel;
+use crate::skips::Skips;
 
 /// The largest schema that is compiled, in bytes.
 const MAX_SCHEMA: usize = 1 << 18;
@@ -21,55 +25,168 @@ pub(crate) struct Held {
     pub(crate) grammar: Grammar,
     /// The form of its calls, where it is nothing but calls.
     pub(crate) calls: Option<Calls>,
+    /// True if the model may think before it.
+    pub(crate) may_think: bool,
 }
 
-/// The constraint of a text that follows this prompt; `None` where it is free.
-pub(crate) fn held_to(
-    model: &ServedModel,
-    constraint: Option<&Constraint>,
-    output: &Output,
-    prompt: &str,
-) -> Result<Option<Held>, ApiError> {
-    let grammar = match (constraint, output) {
-        (Some(Constraint::JsonObject), _) => {
-            let schema = json!({"type": "object"}).to_string();
-            of_text(model, schema.len(), "response_format", |c| {
-                c.json_schema(&schema)
-            })?
+/// What a request says of the form of its text.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted<'r> {
+    pub(crate) constraint: Option<&'r Constraint>,
+    pub(crate) output: &'r Output,
+    /// What the text follows.
+    pub(crate) prompt: &'r str,
+    /// Takes the names of keywords that cannot be held.
+    pub(crate) skips: &'r Skips,
+}
+
+/// The constraint of a text; `None` where it is free.
+pub(crate) fn held_to(model: &ServedModel, wanted: Wanted<'_>) -> Result<Option<Held>, ApiError> {
+    let tools: &[Tool] = match wanted.output {
+        Output::Chat(ToolUse::Auto { tools, .. }) => tools,
+        _ => &[],
+    };
+    match wanted.constraint {
+        Some(Constraint::Calls { tools, number }) => {
+            required(model, tools, *number, wanted).map(Some)
         }
-        (
-            Some(Constraint::JsonSchema {
+        Some(constraint) => {
+            let form = HeldForm::new(model, constraint, wanted.skips)?;
+            of_form(model, &form, tools, wanted).map(Some)
+        }
+        None => {
+            let mut strict_tools = tools
+                .iter()
+                .filter(|tool| tool.arguments == Arguments::Strict);
+            let first = strict_tools.next();
+            let held = |grammar| Held {
+                grammar,
+                calls: None,
+                may_think: true,
+            };
+            first
+                .map(|first| strict(model, tools, first).map(held))
+                .transpose()
+        }
+    }
+}
+
+/// The form of a text, of which every part can be held.
+struct HeldForm<'r> {
+    /// Its path in the request.
+    param: &'r str,
+    kind: FormKind<'r>,
+}
+
+enum FormKind<'r> {
+    Schema(Value),
+    Text(&'r Form),
+}
+
+impl<'r> HeldForm<'r> {
+    /// The form that this constraint says.
+    fn new(
+        model: &ServedModel,
+        constraint: &'r Constraint,
+        skips: &Skips,
+    ) -> Result<Self, ApiError> {
+        Ok(match constraint {
+            Constraint::JsonSchema {
                 schema,
                 param,
                 unheld,
-            }),
-            _,
-        ) => {
-            let text = schema.to_string();
-            of_text(model, text.len(), param, |compiler| match unheld {
-                UnheldKeywords::Refused => compiler.json_schema(&text),
-                UnheldKeywords::Skipped => {
-                    let held = compiler.holdable(schema);
-                    log_skipped(param, &held.skipped);
-                    compiler.json_schema(&held.schema.to_string())
+            } => {
+                check_size(schema.to_string().len(), param)?;
+                let mut schema = schema.clone();
+                if *unheld == UnheldKeywords::Skipped {
+                    let held = compiler(model, param)?.holdable(&schema);
+                    skip(skips, param, &held.skipped)?;
+                    schema = held.schema;
                 }
-            })?
-        }
-        (Some(Constraint::Text { form, param }), _) => text_form(model, form, param)?,
-        (Some(Constraint::Calls { tools, number }), _) => {
-            return required(model, tools, *number, prompt).map(Some);
-        }
-        (None, Output::Chat(ToolUse::Auto { tools, .. })) => {
-            let is_strict = |tool: &&Tool| tool.arguments == Arguments::Strict;
-            match tools.iter().find(is_strict) {
-                Some(first) => strict(model, tools, first)?,
-                None => return Ok(None),
+                let kind = FormKind::Schema(schema);
+                Self { param, kind }
             }
+            Constraint::Text { form, param } => {
+                check_size(form.len(), param)?;
+                let kind = FormKind::Text(form);
+                Self { param, kind }
+            }
+            Constraint::JsonObject | Constraint::Calls { .. } => Self {
+                param: "response_format",
+                kind: FormKind::Schema(json!({"type": "object"})),
+            },
+        })
+    }
+
+    /// The grammar of a text that is nothing else.
+    fn alone(&self, compiler: &GrammarCompiler) -> Result<Grammar, GrammarError> {
+        match &self.kind {
+            FormKind::Schema(schema) => compiler.json_schema(&schema.to_string()),
+            FormKind::Text(Form::Grammar(text)) => compiler.grammar(text),
+            FormKind::Text(Form::Regex(pattern)) => compiler.regex(pattern),
+            FormKind::Text(Form::Choice(texts)) => compiler.choice(texts),
         }
-        (None, _) => return Ok(None),
+    }
+
+    /// The rule of it in a grammar of more.
+    fn rule(&self, compiler: &GrammarCompiler) -> Result<String, GrammarError> {
+        Ok(match &self.kind {
+            // What compiles alone has nothing that is left out.
+            FormKind::Schema(schema) => json_rule(&compiler.holdable(schema).schema),
+            FormKind::Text(Form::Grammar(text)) => grammar_rule(text)?,
+            FormKind::Text(Form::Regex(pattern)) => regex_rule(pattern),
+            FormKind::Text(Form::Choice(texts)) => choice_rule(texts),
+        })
+    }
+}
+
+/// A text of a form; in a chat with thoughts before it and calls in its place, where the model
+/// writes such.
+fn of_form(
+    model: &ServedModel,
+    form: &HeldForm<'_>,
+    tools: &[Tool],
+    wanted: Wanted<'_>,
+) -> Result<Held, ApiError> {
+    let compiler = compiler(model, form.param)?;
+    let of_param = |error| ApiError {
+        param: Some(form.param.to_owned()),
+        ..ApiError::from(error)
     };
-    let calls = None;
-    Ok(Some(Held { grammar, calls }))
+    let alone = form.alone(compiler).map_err(of_param)?;
+    let number = match wanted.output {
+        Output::Chat(ToolUse::Auto { number, .. }) => *number,
+        _ => CallNumber::Several,
+    };
+    let rule = form.rule(compiler).map_err(of_param)?;
+    let chat = match wanted.output {
+        Output::Chat(_) => grammar::of_format(context(model, wanted.prompt), tools, number, &rule),
+        Output::Text => None,
+    };
+    let Some(chat) = chat else {
+        return Ok(Held {
+            grammar: alone,
+            calls: None,
+            may_think: false,
+        });
+    };
+    let grammar = of_tools(model, tools, &chat.lark, |compiler| {
+        compiler.lark_in_text(&chat.lark, &chat.named)
+    })?;
+    Ok(Held {
+        grammar,
+        calls: None,
+        may_think: true,
+    })
+}
+
+/// The model and the prompt of an answer.
+fn context<'r>(model: &'r ServedModel, prompt: &'r str) -> AnswerContext<'r> {
+    AnswerContext {
+        template: model.template_source().unwrap_or_default(),
+        prompt,
+        tokenizer: model.tokenizer(),
+    }
 }
 
 /// A text that is nothing but calls: in the model's own form, or where it has none that a grammar
@@ -78,33 +195,34 @@ fn required(
     model: &ServedModel,
     tools: &[Tool],
     number: CallNumber,
-    prompt: &str,
+    wanted: Wanted<'_>,
 ) -> Result<Held, ApiError> {
-    let context = AnswerContext {
-        template: model.template_source().unwrap_or_default(),
-        prompt,
-        tokenizer: model.tokenizer(),
-    };
-    let held = holdable(compiler_of_tools(model)?, tools);
-    let own = grammar::of_required(context, &held, number);
+    let held = holdable(compiler(model, "tools")?, tools, wanted.skips)?;
+    let may_think = false;
+    let own = grammar::of_required(context(model, wanted.prompt), &held, number);
     if let Some(own) = own.filter(|own| own.lark.len() <= MAX_SCHEMA)
         && let Ok(compiler) = model.grammars()
         && let Ok(grammar) = compiler.lark_in_text(&own.lark, &own.named)
     {
-        let calls = Some(Calls::Free(tools.to_vec()));
-        return Ok(Held { grammar, calls });
+        return Ok(Held {
+            grammar,
+            calls: Some(Calls::Free(tools.to_vec())),
+            may_think,
+        });
     }
     let lark = grammar::of_forced(&held, number);
     let grammar = of_tools(model, &held, &lark, |compiler| compiler.lark(&lark))?;
-    let calls = Some(Calls::Forced);
-    Ok(Held { grammar, calls })
+    Ok(Held {
+        grammar,
+        calls: Some(Calls::Forced),
+        may_think,
+    })
 }
 
 /// The grammar of free text in which calls are held to schemas, as at least this tool asks for.
 fn strict(model: &ServedModel, tools: &[Tool], first: &Tool) -> Result<Grammar, ApiError> {
     let template = model.template_source().unwrap_or_default();
-    let tools = holdable(compiler_of_tools(model)?, tools);
-    let Some(grammar) = grammar::of_free(template, model.tokenizer(), &tools) else {
+    let Some(grammar) = grammar::of_free(template, model.tokenizer(), tools) else {
         let param = first.paths.strict.clone();
         let message = format!(
             "'{param}' is not supported for this model, which writes calls in a form that cannot be \
@@ -112,15 +230,15 @@ fn strict(model: &ServedModel, tools: &[Tool], first: &Tool) -> Result<Grammar, 
         );
         return Err(ApiError::unsupported(param, message));
     };
-    of_tools(model, &tools, &grammar.lark, |compiler| {
+    of_tools(model, tools, &grammar.lark, |compiler| {
         compiler.lark_in_text(&grammar.lark, &grammar.named)
     })
 }
 
-/// The compiler of the model, for what `tools` ask for.
-fn compiler_of_tools(model: &ServedModel) -> Result<&GrammarCompiler, ApiError> {
+/// The compiler of the model, for what this parameter asks for.
+fn compiler<'m>(model: &'m ServedModel, param: &str) -> Result<&'m GrammarCompiler, ApiError> {
     model.grammars().map_err(|error| ApiError {
-        param: Some("tools".to_owned()),
+        param: Some(param.to_owned()),
         ..ApiError::from(error)
     })
 }
@@ -139,7 +257,7 @@ fn of_tools(
             ..ApiError::from(error)
         }
     };
-    let compiler = compiler_of_tools(model)?;
+    let compiler = compiler(model, "tools")?;
     compile(compiler).map_err(|error| {
         let wrong = tools.iter().filter(|tool| tool.parameters.is_object());
         let mut wrong = wrong.filter_map(|tool| {
@@ -151,50 +269,29 @@ fn of_tools(
     })
 }
 
-/// A grammar that is compiled from a text of so many bytes, which stands at this path.
-fn of_text(
-    model: &ServedModel,
-    n_bytes: usize,
-    param: &str,
-    compile: impl FnOnce(&GrammarCompiler) -> Result<Grammar, GrammarError>,
-) -> Result<Grammar, ApiError> {
-    check_size(n_bytes, param)?;
-    let compiled = model.grammars().and_then(compile);
-    compiled.map_err(|error| ApiError {
-        param: Some(param.to_owned()),
-        ..ApiError::from(error)
-    })
-}
-
-fn text_form(model: &ServedModel, form: &Form, param: &str) -> Result<Grammar, ApiError> {
-    match form {
-        Form::Grammar(text) => of_text(model, text.len(), param, |c| c.grammar(text)),
-        Form::Regex(pattern) => of_text(model, pattern.len(), param, |c| c.regex(pattern)),
-        Form::Choice(texts) => {
-            let n_bytes = texts.iter().map(String::len).sum();
-            of_text(model, n_bytes, param, |compiler| compiler.choice(texts))
-        }
-    }
-}
-
 /// The tools, of which those that do not ask for all of their schema have what of it can be held.
-fn holdable(compiler: &GrammarCompiler, tools: &[Tool]) -> Vec<Tool> {
+fn holdable(
+    compiler: &GrammarCompiler,
+    tools: &[Tool],
+    skips: &Skips,
+) -> Result<Vec<Tool>, ApiError> {
     let mut tools = tools.to_vec();
     let free = |tool: &&mut Tool| tool.arguments == Arguments::Free && tool.parameters.is_object();
     for tool in tools.iter_mut().filter(free) {
         let held = compiler.holdable(&tool.parameters);
-        log_skipped(&tool.paths.parameters, &held.skipped);
+        skip(skips, &tool.paths.parameters, &held.skipped)?;
         tool.parameters = held.schema;
     }
-    tools
+    Ok(tools)
 }
 
-/// Names in the log what texts are not held to.
-fn log_skipped(param: &str, skipped: &[SkippedKeyword]) {
-    if let Some(first) = skipped.first() {
-        let n_skipped = skipped.len();
-        tracing::warn!(param, n_skipped, %first, "keywords of a schema are skipped");
-    }
+/// Names what texts are not held to of the schema at this path.
+fn skip(skips: &Skips, param: &str, skipped: &[SkippedKeyword]) -> Result<(), ApiError> {
+    let mut skipped = skipped.iter();
+    skipped.try_for_each(|keyword| {
+        let param = format!("{param}#{}", keyword.pointer);
+        skips.skip(&param, &keyword.reason)
+    })
 }
 
 fn check_size(n_bytes: usize, param: &str) -> Result<(), ApiError> {

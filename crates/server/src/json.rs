@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::api::openapi::fields::{FieldUse, RequestFields};
+use crate::api::openapi::fields::{FieldUse, RequestBody, RequestFields};
 use crate::body_worker::BodyPermit;
 use crate::error::ApiError;
 use crate::skips::Skips;
@@ -70,7 +70,7 @@ impl Body {
             ..Self::parse(&read.to_bytes())?
         };
         if let Some(fields) = fields {
-            body.check(fields)?;
+            body.check(fields.body, "")?;
         }
         Ok(body)
     }
@@ -154,15 +154,45 @@ impl Body {
         &self.skips
     }
 
-    /// Refuses or skips what the endpoint with these fields does not do.
-    fn check(&self, fields: RequestFields) -> Result<(), ApiError> {
+    /// The object in a field, as a body of its own with these fields: what is not done of it is
+    /// left out of this one.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub(crate) fn part(&self, name: &str, fields: RequestBody) -> Result<Self, ApiError> {
+        let members = match self.field(name) {
+            None => Map::new(),
+            Some(Value::Object(members)) => members.clone(),
+            Some(_) => {
+                let message = format!("'{name}' is wrong: expected an object");
+                return Err(ApiError::invalid_param(name, message));
+            }
+        };
+        let part = Self {
+            skips: self.skips.clone(),
+            ..Self::from(members)
+        };
+        part.check(fields, &format!("{name}."))?;
+        Ok(part)
+    }
+
+    /// Refuses or skips what is not done of these fields, whose paths begin so.
+    fn check(&self, fields: RequestBody, prefix: &str) -> Result<(), ApiError> {
         for (name, value) in &self.members {
-            match fields.body.field_use(name) {
+            let path = format!("{prefix}{name}");
+            match fields.field_use(name) {
                 _ if value.is_null() => {}
                 FieldUse::Done | FieldUse::WithoutEffect => {}
                 FieldUse::Limited(limited) if limited.neutral.is_met_by(value) => {}
                 FieldUse::Limited(limited) => limited.apply(&self.skips)?,
-                FieldUse::Unknown => self.skips.skip(name, "this address has no such field")?,
+                FieldUse::Unknown => {
+                    let why = if prefix.is_empty() {
+                        "this address has no such field"
+                    } else {
+                        "there is no such option"
+                    };
+                    self.skips.skip(&path, why)?;
+                }
             }
         }
         Ok(())

@@ -68,16 +68,20 @@ impl Skips {
 
     /// An answer with this object, which names in `warnings` what was left out.
     pub(crate) fn respond(&self, mut answer: Value) -> Response {
+        self.add_to(&mut answer);
+        json::respond(&answer)
+    }
+
+    /// Adds `warnings` to an object of an answer, where something was left out.
+    pub(crate) fn add_to(&self, answer: &mut Value) {
         let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         let warnings = list
             .iter()
             .map(|Skip { param, message }| json!({"param": param, "message": message}));
-        if let Value::Object(members) = &mut answer
+        if let Value::Object(members) = answer
             && !list.is_empty()
         {
             members.insert("warnings".to_owned(), warnings.collect());
         }
-        drop(list);
-        json::respond(&answer)
     }
 }

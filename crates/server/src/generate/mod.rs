@@ -26,7 +26,7 @@ use crate::api::params::random_id;
 use crate::app::{Active, App};
 use crate::auth::Tenant;
 use crate::body_worker::run_blocking;
-use crate::constrain::held_to;
+use crate::constrain::{Wanted, held_to};
 use crate::encode::encode;
 use crate::error::ApiError;
 use crate::model::ServedModel;
@@ -301,9 +301,12 @@ fn prepare(
     let rendered = encoded.rendered();
     let held = held_to(
         model,
-        request.constraint.as_ref(),
-        &request.output,
-        rendered.map_or("", String::as_str),
+        Wanted {
+            constraint: request.constraint.as_ref(),
+            output: &request.output,
+            prompt: rendered.map_or("", String::as_str),
+            skips: &request.skips,
+        },
     )?;
     if held.is_some() && request.stop.ignore_eos {
         let message = "'ignore_eos' is not supported for an answer that is held to a schema, which the model \
@@ -311,8 +314,11 @@ fn prepare(
         return Err(ApiError::unsupported("ignore_eos", message));
     }
     // What is held to a form from its first token on has no reasoning.
-    let budget = match (request.stop.reasoning_tokens, &request.constraint, rendered) {
-        (Some(n_tokens), None, Some(prompt)) => Some(reasoning_budget(model, n_tokens, prompt)),
+    let may_think = held.as_ref().is_none_or(|held| held.may_think);
+    let budget = match (request.stop.reasoning_tokens, rendered) {
+        (Some(n_tokens), Some(prompt)) if may_think => {
+            Some(reasoning_budget(model, n_tokens, prompt))
+        }
         _ => None,
     };
     let text = |_| PreparedText {

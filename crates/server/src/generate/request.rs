@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 use crate::fim::Gap;
+use crate::skips::Skips;
 use crate::speculate::Speculate;
 
 /// What is to be continued.
@@ -70,7 +71,7 @@ pub enum Constraint {
 /// The treatment of keywords of a schema that cannot be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnheldKeywords {
-    /// They are left out, and named in the log.
+    /// They are left out, and named.
     Skipped,
     /// The request is refused.
     Refused,
@@ -85,6 +86,16 @@ pub enum Form {
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
+}
+
+impl Form {
+    /// Bytes of what a request says of it.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Grammar(text) | Self::Regex(text) => text.len(),
+            Self::Choice(texts) => texts.iter().map(String::len).sum(),
+        }
+    }
 }
 
 impl Constraint {
@@ -132,6 +143,8 @@ pub struct GenerateRequest {
     pub choices: Choices,
     /// What the pieces of the text are.
     pub output: Output,
+    /// Takes the names of what is left out of the request.
+    pub(crate) skips: Skips,
 }
 
 /// What ends a text before it is as long as it may get.

@@ -1,7 +1,7 @@
 //! Texts that are held to schemas, grammars, regular expressions and choices, under each API's
 //! names.
 
-use model_tests::http::post;
+use model_tests::http::{Response, post};
 use serde_json::{Value, json};
 
 use crate::support::{Server, Setup, with};
@@ -215,6 +215,107 @@ fn keywords_that_cannot_be_held_are_skipped_unless_the_schema_is_strict() {
     assert_eq!(reply.status, 200, "{}", reply.body);
 }
 
+/// A request to each address of texts whose schema has keywords that no grammar holds, and where
+/// the schema stands.
+fn annotated_requests() -> [(&'static str, Value, &'static str); 6] {
+    let messages = json!([{"role": "user", "content": "Hello"}]);
+    let format =
+        json!({"type": "json_schema", "json_schema": {"name": "x", "schema": annotated()}});
+    let flat = json!({"type": "json_schema", "name": "x", "schema": annotated()});
+    [
+        (
+            "/v1/chat/completions",
+            json!({"messages": messages, "max_tokens": 60, "response_format": format}),
+            "response_format.json_schema.schema",
+        ),
+        (
+            "/v1/completions",
+            json!({"prompt": "Hello", "max_tokens": 60, "guided_json": annotated()}),
+            "guided_json",
+        ),
+        (
+            "/v1/responses",
+            json!({"input": "Hello", "max_output_tokens": 60, "text": {"format": flat}}),
+            "text.format.schema",
+        ),
+        (
+            "/v1/messages",
+            json!({"messages": messages, "max_tokens": 60, "output_config": {"format": flat}}),
+            "output_config.format.schema",
+        ),
+        (
+            "/completion",
+            json!({"prompt": "Hello", "n_predict": 60, "json_schema": annotated()}),
+            "json_schema",
+        ),
+        (
+            "/api/chat",
+            json!({"model": "stories", "messages": messages, "format": annotated(),
+                   "options": {"num_predict": 60, "num_ctx": 512, "wish": 1}}),
+            "format",
+        ),
+    ]
+}
+
+/// The names that an answer has in its warnings. In a stream one object has them, near its end.
+fn warned(reply: &Response) -> Vec<String> {
+    let lines = reply.body.lines();
+    let lines = lines.map(|line| line.strip_prefix("data: ").unwrap_or(line));
+    let objects = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let lists = objects.filter_map(|object| {
+        let own = object
+            .get("warnings")
+            .or_else(|| object["response"].get("warnings"))?;
+        Some(own.as_array().unwrap().clone())
+    });
+    let lists: Vec<Vec<Value>> = lists.collect();
+    assert_eq!(lists.len(), 1, "{}", reply.body);
+    let names = lists[0].iter().map(|warning| warning["param"].as_str());
+    names.map(|name| name.unwrap().to_owned()).collect()
+}
+
+#[test]
+fn what_a_text_is_not_held_to_is_named_in_its_answer() {
+    let server = Setup::default().start();
+    let mut setup = Setup::default();
+    setup.server.strict = true;
+    let strict = setup.start();
+    for (path, body, schema) in annotated_requests() {
+        for stream in [false, true] {
+            let body = with(body.clone(), &json!({"stream": stream}));
+            let reply = post(server.address, path, &body);
+            assert_eq!(reply.status, 200, "{path}: {}", reply.body);
+            let mut wanted = vec![
+                format!("{schema}#/not"),
+                format!("{schema}#/properties/tags/uniqueItems"),
+            ];
+            if path == "/api/chat" {
+                wanted.push("options.wish".to_owned());
+            }
+            let mut names = warned(&reply);
+            names.sort();
+            wanted.sort();
+            assert_eq!(names, wanted, "{path} {stream}");
+            let refused = post(strict.address, path, &body);
+            assert_eq!(refused.status, 400, "{path}: {}", refused.body);
+            assert!(
+                wanted
+                    .iter()
+                    .any(|name| refused.body.contains(&format!("'{name}'"))),
+                "{}",
+                refused.body
+            );
+        }
+    }
+    // Options that say how a model is loaded are no wishes of a text.
+    let options =
+        json!({"num_ctx": 512, "num_gpu": 1, "use_mmap": true, "num_predict": 2, "top_k": null});
+    let body = json!({"model": "stories", "prompt": "Hello", "stream": false, "options": options});
+    let reply = post(strict.address, "/api/generate", &body);
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    assert!(reply.json().get("warnings").is_none(), "{}", reply.body);
+}
+
 /// One tool of many with an annotation does not stop a request that demands a call.
 #[test]
 fn tools_are_held_as_far_as_they_can_be_unless_they_are_strict() {
@@ -235,6 +336,111 @@ fn tools_are_held_as_far_as_they_can_be_unless_they_are_strict() {
     let call = &reply.json()["choices"][0]["message"]["tool_calls"][0]["function"];
     let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
     assert!(arguments["size"].as_u64().unwrap() <= 9, "{arguments}");
+    let names = warned(&reply);
+    let uniqueness = "tools[0].function.parameters#/properties/tags/uniqueItems";
+    assert!(names.iter().any(|name| name == uniqueness), "{names:?}");
     let error = refused(&server, "/v1/chat/completions", &request(true));
     assert_eq!(error["param"], "tools[0].function.parameters", "{error}");
+}
+
+/// The parts of an answer, whatever its API: what was thought, the text, and names of calls.
+fn parts(answer: &Value) -> (String, String, Vec<String>) {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let message = if answer["choices"].is_array() {
+        &answer["choices"][0]["message"]
+    } else {
+        &answer["message"]
+    };
+    let mut parts = (
+        text(&message["reasoning_content"]) + &text(&message["thinking"]),
+        text(&message["content"]),
+        Vec::new(),
+    );
+    for call in list(&message["tool_calls"]) {
+        parts.2.push(text(&call["function"]["name"]));
+    }
+    for item in list(&answer["output"])
+        .iter()
+        .chain(&list(&answer["content"]))
+    {
+        match item["type"].as_str().unwrap() {
+            "function_call" | "tool_use" => parts.2.push(text(&item["name"])),
+            "reasoning" => parts.0 += &text(&item["content"][0]["text"]),
+            "thinking" => parts.0 += &text(&item["thinking"]),
+            _ => parts.1 += &(text(&item["content"][0]["text"]) + &text(&item["text"])),
+        }
+    }
+    parts
+}
+
+/// A format binds the final text: the model may call in its place, and think before either.
+#[test]
+fn a_format_leaves_calls_and_thoughts_possible() {
+    let setup = Setup {
+        template: Some(
+            "{# <tool_call> </think> #}{% for m in messages %}{{ m.content }}{% endfor %}",
+        ),
+        ..Setup::scripted()
+    };
+    let server = setup.start();
+    let schema = json!({"type": "object", "properties": {"mood": {"enum": ["glad", "sad"]}},
+                        "required": ["mood"], "additionalProperties": false});
+    let messages = json!([{"role": "user", "content": "Hello"}]);
+    let function = json!({"name": "f", "parameters": {"type": "object", "properties": {}}});
+    let nested = json!([{"type": "function", "function": function}]);
+    let flat = json!({"type": "json_schema", "name": "x", "schema": schema});
+    let requests = [
+        (
+            "/v1/chat/completions",
+            json!({"messages": messages, "tools": nested, "max_tokens": 200,
+                   "response_format": {"type": "json_schema", "json_schema": flat}}),
+        ),
+        (
+            "/v1/responses",
+            json!({"input": "Hello", "max_output_tokens": 200, "text": {"format": flat},
+                   "tools": [with(function.clone(), &json!({"type": "function"}))]}),
+        ),
+        (
+            "/v1/messages",
+            json!({"messages": messages, "max_tokens": 200, "output_config": {"format": flat},
+                   "tools": [{"name": "f", "input_schema": {"type": "object"}}]}),
+        ),
+        (
+            "/api/chat",
+            json!({"model": "stories", "messages": messages, "tools": nested, "format": schema,
+                   "stream": false, "options": {"num_predict": 200}}),
+        ),
+    ];
+    let (text, call) = (
+        "{\"mood\": \"glad\"}",
+        "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>",
+    );
+    let ask = |path: &str, body: &Value, written: &str| {
+        server.script(written);
+        let reply = post(server.address, path, body);
+        assert_eq!(reply.status, 200, "{path}: {}", reply.body);
+        parts(&reply.json())
+    };
+    for (path, body) in &requests {
+        for (thought, before) in [("", ""), ("Hm.", "<think>Hm.</think>\n")] {
+            let (thought, answer) = (thought.to_owned(), text.to_owned());
+            let answered = ask(path, body, &format!("{before}{text}"));
+            assert_eq!(answered, (thought.clone(), answer, vec![]), "{path}");
+            let called = ask(path, body, &format!("{before}{call}"));
+            assert_eq!(
+                called,
+                (thought, String::new(), vec!["f".to_owned()]),
+                "{path}"
+            );
+        }
+        // What a model without the format would write is no part of the answer.
+        let (_, answer, _) = ask(path, body, "Hello there, I am glad.");
+        let is_of_form = answer.is_empty() || answer.trim_start().starts_with('{');
+        assert!(is_of_form && !answer.contains("Hello"), "{path}: {answer}");
+    }
+    // The thought before a form ends by its budget, too.
+    let body = with(requests[0].1.clone(), &json!({"reasoning_budget": 3}));
+    let (thought, ..) = ask(requests[0].0, &body, &format!("<think>{}", "a".repeat(40)));
+    assert_eq!(thought, "aaa");
 }

@@ -31,6 +31,7 @@ use crate::generate::{
 
 use crate::json::{self, Body, FieldRule, MaxTokens, Neutral};
 use crate::model::{Job, ServedModel};
+use crate::skips::Skips;
 use crate::stream::{self, Encoder};
 
 /// Parameters that are not done.
@@ -101,7 +102,7 @@ async fn answer(
     drop(body);
     let header = Header::new(model.id());
     if fields.stream == Some(true) {
-        let encoder = MessageStream::new(header, generating.n_prompt());
+        let encoder = MessageStream::new(header, generating.n_prompt(), skips);
         return Ok(stream::respond(vec![generating], encoder));
     }
     Ok(skips.respond(header.answer(&generating.answer().await?)))
@@ -158,6 +159,7 @@ fn read(body: &Body, fields: &Fields, model: &ServedModel) -> Result<GenerateReq
         priority: sampling.priority(),
         cache_salt: sampling.cache_salt(),
         speculate: sampling.speculate(),
+        skips: body.skips().clone(),
     })
 }
 
@@ -332,6 +334,8 @@ struct MessageStream {
     /// Blocks that were opened.
     n_blocks: usize,
     stop: Value,
+    /// Named in `message_delta`.
+    skips: Skips,
 }
 
 /// What a content block is.
@@ -343,8 +347,9 @@ enum Block {
 }
 
 impl MessageStream {
-    fn new(header: Header, n_prompt: usize) -> Self {
+    fn new(header: Header, n_prompt: usize, skips: Skips) -> Self {
         Self {
+            skips,
             header,
             n_prompt,
             block: None,
@@ -434,11 +439,15 @@ impl Encoder for MessageStream {
                 self.stop = stop_reason(&finish);
                 self.close()
             }
-            Piece::Usage(usage) => event(&json!({
-                "type": "message_delta",
-                "delta": self.stop,
-                "usage": usage_json(&usage),
-            })),
+            Piece::Usage(usage) => {
+                let mut last = json!({
+                    "type": "message_delta",
+                    "delta": self.stop,
+                    "usage": usage_json(&usage),
+                });
+                self.skips.add_to(&mut last);
+                event(&last)
+            }
         }
     }
 

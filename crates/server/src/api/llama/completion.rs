@@ -26,6 +26,7 @@ use crate::generate::{Answer, Finish, GenerateRequest, Output, Piece, Prompt, St
 use crate::json::{self, Body, FieldRule, Neutral};
 use crate::model::Job;
 use crate::models::ModelInUse;
+use crate::skips::Skips;
 use crate::stream::{self, Encoder, event};
 
 /// Parameters that are not done.
@@ -257,6 +258,7 @@ async fn generate(
             choices: Choices::default(),
             echo: false,
             output: Output::Text,
+            skips: body.skips().clone(),
         })
     };
     let mut texts = Vec::with_capacity(prompts.len());
@@ -272,6 +274,7 @@ async fn generate(
         tokenizer: Arc::clone(model.tokenizer()),
         with_probabilities: wanted != Logprobs::Off,
         texts: texts.iter().map(|_| TextState::default()).collect(),
+        skips,
     };
     if fields.stream == Some(true) {
         return Ok(stream::respond(texts, format));
@@ -279,10 +282,12 @@ async fn generate(
     let mut results = Vec::with_capacity(texts.len());
     for (index, text) in texts.into_iter().enumerate() {
         let answer = text.answer().await?;
-        results.push(chosen_members(format.whole(index, answer), &wanted_members));
+        let mut result = chosen_members(format.whole(index, answer), &wanted_members);
+        format.skips.add_to(&mut result);
+        results.push(result);
     }
     Ok(match results.as_mut_slice() {
-        [one] => skips.respond(one.take()),
+        [one] => json::respond(one),
         several => json::respond(&json!(several)),
     })
 }
@@ -308,6 +313,8 @@ struct CompletionFormat {
     with_probabilities: bool,
     with_tokens: bool,
     texts: Vec<TextState>,
+    /// Named in the last object of each text.
+    skips: Skips,
 }
 
 /// What the next objects of a text need.
@@ -401,7 +408,11 @@ impl Encoder for CompletionFormat {
             Piece::Usage(usage) => {
                 let state = self.texts.get_mut(index);
                 match state.and_then(|state| state.finish.take()) {
-                    Some(finish) => event(&self.last(index, &finish, &usage)),
+                    Some(finish) => {
+                        let mut last = self.last(index, &finish, &usage);
+                        self.skips.add_to(&mut last);
+                        event(&last)
+                    }
                     None => String::new(),
                 }
             }

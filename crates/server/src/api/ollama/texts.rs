@@ -16,6 +16,7 @@ use super::{KeepAlive, error_json, keep_as_asked};
 use crate::api::constraints::json_schema;
 use crate::api::openai::messages::messages as read_messages;
 use crate::api::openai::tools::Tools;
+use crate::api::openapi::fields::OPTIONS;
 use crate::api::params::SamplingParams;
 use crate::api::params::rfc3339;
 use crate::api::{logprobs, on_post};
@@ -29,6 +30,7 @@ use crate::generate::{
 use crate::json::{self, Body, FieldRule, Neutral};
 use crate::model::{Job, ServedModel};
 use crate::models::KeepLoaded;
+use crate::skips::Skips;
 use crate::stream::{self, Encoder};
 use crate::whole;
 
@@ -62,7 +64,6 @@ struct Fields {
     system: Option<String>,
     raw: Option<bool>,
     format: Option<Value>,
-    options: Option<Map<String, Value>>,
     stream: Option<bool>,
     think: Option<Value>,
     keep_alive: Option<KeepAlive>,
@@ -126,6 +127,7 @@ async fn handle(
         done_reason: "stop",
         calls: Vec::new(),
         logprobs: None,
+        skips: body.skips().clone(),
     };
     let is_empty = match endpoint {
         Endpoint::Chat => fields.messages.as_ref().is_none_or(Vec::is_empty),
@@ -151,10 +153,9 @@ async fn handle(
     lines.logprobs = (request.logprobs != Logprobs::Off)
         .then(|| PendingLogprobs::new(Arc::clone(model.tokenizer())));
     let generating = app.generate(&model, tenant, request).await?;
-    let skips = body.skips().clone();
     drop(body);
     match fields.stream {
-        Some(false) => Ok(skips.respond(lines.whole(generating).await?)),
+        Some(false) => Ok(json::respond(&lines.whole(generating).await?)),
         _ => Ok(stream::respond(vec![generating], lines)),
     }
 }
@@ -170,7 +171,7 @@ fn read(
     tools: &Tools,
     model: &ServedModel,
 ) -> Result<GenerateRequest, ApiError> {
-    let options = Body::from(fields.options.clone().unwrap_or_default());
+    let options = body.part("options", OPTIONS)?;
     let within = |error: ApiError| ApiError {
         param: error.param.as_ref().map(|param| format!("options.{param}")),
         ..error
@@ -193,6 +194,7 @@ fn read(
         logprobs: wanted_logprobs(fields)?,
         choices: Choices::default(),
         echo: false,
+        skips: body.skips().clone(),
     })
 }
 
@@ -323,6 +325,8 @@ struct Lines {
     calls: Vec<ToolCall>,
     /// Set where they are wanted.
     logprobs: Option<PendingLogprobs>,
+    /// Named in the last line.
+    skips: Skips,
 }
 
 /// Log probabilities of the next line.
@@ -385,7 +389,9 @@ impl Lines {
             "eval_count": usage.n_tokens,
             "eval_duration": ns(usage.total.saturating_sub(first)),
         });
-        self.line(text, rest)
+        let mut line = self.line(text, rest);
+        self.skips.add_to(&mut line);
+        line
     }
 
     /// The whole answer in one object.

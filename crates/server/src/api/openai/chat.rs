@@ -24,6 +24,7 @@ use crate::error::ApiError;
 use crate::generate::{Answer, ChatPrompt, GenerateRequest, Output, Piece, Prompt};
 use crate::json::Body;
 use crate::model::{Job, ModelSettings};
+use crate::skips::Skips;
 use crate::stream::{self, Encoder, event};
 
 /// Parameters of this endpoint alone that are not done.
@@ -111,6 +112,7 @@ async fn handle(
             usages: BTreeMap::new(),
             reasons: BTreeMap::new(),
             n_reasoning: 0,
+            skips,
             logprobs: vec![Vec::new(); texts.len()],
         };
         return Ok(stream::respond(texts, encoder));
@@ -254,6 +256,8 @@ struct ChatStream {
     reasons: BTreeMap<usize, &'static str>,
     /// Tokens of reasoning, of all choices that have ended.
     n_reasoning: usize,
+    /// Named in the last chunk of the choice that ends last.
+    skips: Skips,
     /// Those of the next chunk of each choice.
     logprobs: Vec<Vec<TokenLogprobs>>,
 }
@@ -282,6 +286,9 @@ impl ChatStream {
         let choices = self.choices(choice, &json!({}), reason);
         let mut object = self.object(choices, Value::Null);
         object["timings"] = timings(usage);
+        if self.usages.len() == self.logprobs.len() {
+            self.skips.add_to(&mut object);
+        }
         event(&object)
     }
 

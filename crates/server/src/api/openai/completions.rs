@@ -24,6 +24,7 @@ use crate::fim::{self, Gap};
 use crate::generate::{Answer, EchoedPrompt, GenerateRequest, Output, Piece, Prompt};
 use crate::json::Body;
 use crate::model::{Job, ServedModel};
+use crate::skips::Skips;
 use crate::stream::{self, Encoder, event};
 
 /// What OpenAI generates where a request gives no number.
@@ -109,6 +110,7 @@ async fn handle(
             header,
             include_usage: options.include_usage == Some(true),
             usages: BTreeMap::new(),
+            skips,
             choices: vec![ChoiceState::default(); texts.len()],
         };
         return Ok(stream::respond(texts, encoder));
@@ -275,6 +277,8 @@ struct CompletionStream {
     header: Header,
     include_usage: bool,
     usages: BTreeMap<usize, Usage>,
+    /// Named in the last chunk of the choice that ends last.
+    skips: Skips,
     choices: Vec<ChoiceState>,
 }
 
@@ -287,7 +291,12 @@ impl CompletionStream {
             let places = std::mem::take(&mut state.logprobs);
             choice["logprobs"] = self.header.logprobs(None, &places, &mut state.offset);
         }
-        self.event(&[choice], Value::Null)
+        let mut object = self.object(&[choice], Value::Null);
+        let is_last = finish.is_some() && self.usages.len() + 1 == self.choices.len();
+        if is_last {
+            self.skips.add_to(&mut object);
+        }
+        event(&object)
     }
 
     fn prompt(&mut self, index: usize, prompt: &EchoedPrompt) -> String {
@@ -295,15 +304,15 @@ impl CompletionStream {
         if let Some(state) = self.choices.get_mut(index) {
             choice["logprobs"] = self.header.logprobs(Some(prompt), &[], &mut state.offset);
         }
-        self.event(&[choice], Value::Null)
+        event(&self.object(&[choice], Value::Null))
     }
 
-    fn event(&self, choices: &[Value], usage: Value) -> String {
+    fn object(&self, choices: &[Value], usage: Value) -> Value {
         let mut object = self.header.object(choices);
         if self.include_usage {
             object["usage"] = usage;
         }
-        event(&object)
+        object
     }
 }
 
@@ -337,7 +346,8 @@ impl Encoder for CompletionStream {
         let usage = match self.include_usage {
             true => {
                 let usages: Vec<Usage> = self.usages.values().copied().collect();
-                self.event(&[], usage_json(&usages, self.header.n_of_prompt, 0))
+                let usage = usage_json(&usages, self.header.n_of_prompt, 0);
+                event(&self.object(&[], usage))
             }
             false => String::new(),
         };

@@ -108,6 +108,7 @@ fn generate_request(
         logprobs: specific.logprobs,
         echo: specific.echo,
         choices: sampling.choices()?,
+        skips: body.skips().clone(),
     })
 }
 

@@ -27,6 +27,8 @@ pub(super) enum Kind {
     Input,
     Choice,
     Bias,
+    /// Ollama's `options`.
+    Options,
     Priority,
     Speculate,
     Any,
@@ -68,6 +70,9 @@ impl Kind {
             Self::Bias => json!({"oneOf": [
                 {"type": "object", "additionalProperties": {"type": "number"}},
                 list(json!({"type": "array"})),
+            ]}),
+            Self::Options => json!({"allOf": [
+                super::object(OPTIONS.fields), {"$ref": "#/components/schemas/Sampling"},
             ]}),
             Self::Priority => json!({"oneOf": [
                 {"type": "integer"},
@@ -175,6 +180,29 @@ pub(super) const WITHOUT_EFFECT: &[&str] = &[
     "user_id",
 ];
 
+/// Ollama's options. Those of loading and of the machine are the server's.
+pub(in crate::api) const OPTIONS: RequestBody = RequestBody {
+    without_effect: &[
+        "f16_kv",
+        "logits_all",
+        "low_vram",
+        "main_gpu",
+        "num_batch",
+        "num_ctx",
+        "num_gpu",
+        "num_keep",
+        "num_thread",
+        "numa",
+        "use_mlock",
+        "use_mmap",
+        "vocab_only",
+    ],
+    ..sampled(&[
+        field("num_predict", Kind::Integer),
+        field("stop", Kind::TextOrTexts),
+    ])
+};
+
 /// The treatment of a field by an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FieldUse {
@@ -204,6 +232,8 @@ pub(crate) struct RequestBody {
     pub(super) has_sampling: bool,
     /// Those that are skipped or refused. Of two rules for a name the first one counts.
     pub(super) limited: &'static [&'static [FieldRule]],
+    /// Those without effect here, besides [`WITHOUT_EFFECT`].
+    without_effect: &'static [&'static str],
     /// The form in which they are written.
     pub(super) form: Form,
 }
@@ -227,7 +257,7 @@ impl RequestBody {
             FieldUse::Done
         } else if let Some(limited) = limited.find(|limited| limited.name == name) {
             FieldUse::Limited(*limited)
-        } else if WITHOUT_EFFECT.contains(&name) {
+        } else if WITHOUT_EFFECT.contains(&name) || self.without_effect.contains(&name) {
             FieldUse::WithoutEffect
         } else {
             FieldUse::Unknown
@@ -257,6 +287,7 @@ pub(in crate::api) const fn body(fields: &'static [Field]) -> RequestBody {
         fields,
         has_sampling: false,
         limited: &[],
+        without_effect: &[],
         form: Form::Object,
     }
 }
@@ -280,10 +311,8 @@ pub(in crate::api) const fn form(fields: &'static [Field]) -> RequestBody {
 /// A body with these fields and those of [`SAMPLING`].
 pub(in crate::api) const fn sampled(fields: &'static [Field]) -> RequestBody {
     RequestBody {
-        fields,
         has_sampling: true,
-        limited: &[],
-        form: Form::Object,
+        ..body(fields)
     }
 }
 
@@ -516,7 +545,7 @@ pub(in crate::api) const OLLAMA_CHAT: &[Field] = &[
     field("tool_choice", Kind::Choice),
     field("parallel_tool_calls", Kind::Flag),
     field("format", Kind::Choice),
-    field("options", Kind::Object),
+    field("options", Kind::Options),
     field("stream", Kind::Flag),
     field("think", Kind::Any),
     field("keep_alive", Kind::Any),
@@ -531,7 +560,7 @@ pub(in crate::api) const OLLAMA_GENERATE: &[Field] = &[
     field("system", Kind::Text),
     field("raw", Kind::Flag),
     field("format", Kind::Choice),
-    field("options", Kind::Object),
+    field("options", Kind::Options),
     field("stream", Kind::Flag),
     field("think", Kind::Any),
     field("keep_alive", Kind::Any),

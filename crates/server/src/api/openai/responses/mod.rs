@@ -163,9 +163,8 @@ async fn handle(
         tenant,
         messages,
     });
-    let mut writer = Writer::new(response, model.tokenizer(), keeping);
+    let mut writer = Writer::new(response, &model, keeping, body.skips());
     let mut text = app.generate(&model, tenant, request).await?;
-    let skips = body.skips().clone();
     drop(body);
     if fields.stream == Some(true) {
         return Ok(stream::respond(vec![text], writer));
@@ -174,7 +173,7 @@ async fn handle(
         // The writer makes the events of a stream, which this client did not ask for.
         let _events = writer.piece(0, piece?);
     }
-    Ok(skips.respond(writer.into_response()))
+    Ok(json::respond(&writer.into_response()))
 }
 
 /// The messages before, where the request goes on from a response.
@@ -244,6 +243,7 @@ fn read(
         choices: Choices::default(),
         echo: false,
         output: Output::Chat(tools.used()),
+        skips: body.skips().clone(),
     })
 }
 

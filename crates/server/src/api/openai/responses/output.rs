@@ -19,6 +19,8 @@ use crate::auth::Tenant;
 use crate::conversations::Conversation;
 use crate::error::ApiError;
 use crate::generate::{Finish, Piece};
+use crate::model::ServedModel;
+use crate::skips::Skips;
 use crate::stream::{Encoder, named_event};
 
 /// Where a response is kept once it is complete.
@@ -63,6 +65,8 @@ pub(super) struct Writer {
     logprobs: Vec<TokenLogprobs>,
     finish: Option<Finish>,
     keeping: Option<Keeping>,
+    /// Named in the response once it is complete.
+    skips: Skips,
 }
 
 impl Open {
@@ -113,17 +117,19 @@ impl Writer {
     /// A writer of the response with these members, of which it fills in the rest.
     pub(super) fn new(
         response: Value,
-        tokenizer: &Arc<Tokenizer>,
+        model: &ServedModel,
         keeping: Option<Keeping>,
+        skips: &Skips,
     ) -> Self {
         Self {
             response,
             open: None,
             n_events: 0,
-            tokenizer: Arc::clone(tokenizer),
+            tokenizer: Arc::clone(model.tokenizer()),
             logprobs: Vec::new(),
             finish: None,
             keeping,
+            skips: skips.clone(),
         }
     }
 
@@ -272,6 +278,7 @@ impl Writer {
     fn used(&mut self, usage: &Usage) {
         let n_reasoning = self.finish.as_ref().map_or(0, |finish| finish.n_reasoning);
         self.response["usage"] = usage_json(usage, n_reasoning);
+        self.skips.add_to(&mut self.response);
         if let Some(keeping) = self.keeping.take() {
             let id = self.response["id"].as_str().unwrap_or_default();
             let mut messages = keeping.messages;
