@@ -2,6 +2,8 @@
 //!
 //! Plain data, found by the template. Knows no calls.
 
+use crate::harmony;
+
 /// The marks around reasoning, or around an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marks {
@@ -9,6 +11,18 @@ pub struct Marks {
     pub open: &'static str,
     /// The mark behind it.
     pub close: &'static str,
+    /// What begins the answer behind that mark, where the answer is a message of its own.
+    pub answer: &'static str,
+}
+
+impl Marks {
+    const fn new(open: &'static str, close: &'static str) -> Self {
+        Self {
+            open,
+            close,
+            answer: "",
+        }
+    }
 }
 
 struct Row {
@@ -24,16 +38,35 @@ struct Row {
 const fn row(shown: &'static [&'static str], open: &'static str, close: &'static str) -> Row {
     Row {
         shown,
-        marks: Marks { open, close },
+        marks: Marks::new(open, close),
         silent: &[],
         answer: None,
     }
 }
 
 /// These marks are always looked for.
-const USUAL: Marks = Marks {
-    open: "<think>",
-    close: "</think>",
+const USUAL: Marks = Marks::new("<think>", "</think>");
+
+/// Messages on a channel, the first one and later ones.
+const CHANNELS: [Marks; 2] = {
+    let first = Marks {
+        open: "<|channel|>analysis<|message|>",
+        close: "<|end|>",
+        answer: "<|start|>assistant<|channel|>final<|message|>",
+    };
+    let open = "<|start|>assistant<|channel|>analysis<|message|>";
+    [first, Marks { open, ..first }]
+};
+
+/// Messages to the model itself.
+const RECIPIENTS: [Marks; 2] = {
+    let first = Marks {
+        open: " to=self<|message|>",
+        close: "<|eom|>",
+        answer: "<|start|>assistant to=user<|message|>",
+    };
+    let open = "<|start|>assistant to=self<|message|>";
+    [first, Marks { open, ..first }]
 };
 
 const ROWS: [Row; 12] = [
@@ -88,10 +121,10 @@ const ROWS: [Row; 12] = [
             "<|close|>message<|sep|>",
             "<|end_of_msg|>",
         ],
-        answer: Some(Marks {
-            open: "<|open|>response<|sep|>",
-            close: "<|close|>response<|sep|>",
-        }),
+        answer: Some(Marks::new(
+            "<|open|>response<|sep|>",
+            "<|close|>response<|sep|>",
+        )),
         ..row(
             &["<|open|>", "<|end_of_msg|>"],
             "<|open|>think<|sep|>",
@@ -138,7 +171,13 @@ impl Style {
 
 /// The marks that a model with this template may write around reasoning.
 pub fn reasoning_marks(template: &str) -> Vec<Marks> {
-    Style::of_template(template).pairs
+    let mut marks = Style::of_template(template).pairs;
+    if harmony::calls_by(template) {
+        marks.extend(CHANNELS);
+    } else if harmony::has_recipients(template) {
+        marks.extend(RECIPIENTS);
+    }
+    marks
 }
 
 /// True if models with this template write thoughts between these marks of its style.

@@ -61,7 +61,9 @@ pub(crate) use state::{StateArgs, StateCommand, StateInspectArgs};
 pub(crate) use swap::SwapArgs;
 pub(crate) use texts::TextArgs;
 pub(crate) use trace::{ReplayArgs, TraceArgs};
-pub(crate) use values::{ContextSize, MirostatVersion, PredictLimit, Seed, answer_limit};
+pub(crate) use values::{
+    ContextSize, MirostatVersion, PredictLimit, Seed, answer_limit, thinking_limit,
+};
 
 /// Parses a number of at least 1.
 fn count() -> RangedI64ValueParser<u32> {

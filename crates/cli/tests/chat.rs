@@ -203,6 +203,18 @@ fn thinking_is_hidden_in_a_pipe() {
     );
     let shown = answers(&chat(&model, &["--show-thinking"], &input)).join("\n");
     assert_eq!(shown.trim(), thinking.trim());
+    // Thinking that has a budget is followed by an answer.
+    for (flags, line) in [
+        (&["--reasoning-budget", "2"][..], ""),
+        (&[], "/set reasoning-budget 2\n"),
+    ] {
+        let input = format!("/set predict 30\n{line}Hello\n");
+        let answered = answers(&chat(&model, flags, &input)).join("\n");
+        assert!(
+            !answered.trim().is_empty() && !answered.contains(thinking.trim()),
+            "{answered}"
+        );
+    }
     // The template does not know the mark, so the model does not see its thinking again.
     let prompt = chat(&model, &[], "Hello\n/show prompt\n").stderr;
     let prompt = String::from_utf8(prompt).unwrap();

@@ -146,6 +146,51 @@ fn thinking_is_apart_from_the_answer() {
 }
 
 #[test]
+fn thinking_ends_after_its_budget() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = with_template(&dir, "{{ messages[0].content }}<think>\n");
+    let report = |budget: &str| {
+        json(&[
+            "run",
+            "-m",
+            &model,
+            "--temp",
+            "0",
+            "-n",
+            "30",
+            "Hello",
+            "--json",
+            "--reasoning-budget",
+            budget,
+        ])
+    };
+    let (free, short) = (report("-1"), report("3"));
+    assert_eq!(free["answer"], "");
+    let thinking = short["thinking"].as_str().unwrap();
+    assert!(
+        !thinking.is_empty() && free["thinking"].as_str().unwrap().starts_with(thinking),
+        "{short}"
+    );
+    assert_ne!(short["answer"], "");
+    assert_eq!(
+        short["tokens"].as_array().unwrap()[..3],
+        free["tokens"].as_array().unwrap()[..3]
+    );
+    assert!(
+        short["text"].as_str().unwrap().contains("</think>"),
+        "{short}"
+    );
+    for (flags, wanted) in [
+        (&["--reasoning-budget", "-3"][..], "-1 for no limit"),
+        (&["--reasoning-budget", "3", "--raw"], "cannot be used with"),
+        (&["--reasoning-budget", "3"], "needs a chat template"),
+    ] {
+        let (code, message) = support::failure(&[&["run", "Hi there", "-n", "1"], flags].concat());
+        assert!(code == 2 && message.contains(wanted), "{message}");
+    }
+}
+
+#[test]
 fn the_same_seed_tells_the_same_story() {
     let story = |seed| output(&["run", "--seed", seed, "-n", "30"]).0;
     assert_eq!(story("1"), story("1"));

@@ -42,6 +42,9 @@ pub struct ModelSettings {
     pub sampler: SamplerConfig,
     /// The seed; `None` draws one for each request.
     pub seed: Option<u64>,
+    /// After how many tokens reasoning ends, of requests that do not say it; `None` where the model
+    /// ends it.
+    pub reasoning_tokens: Option<usize>,
     /// How many requests are computed together at most.
     pub n_parallel: u32,
     /// How tokens of texts are drafted, so that steps verify several.

@@ -57,6 +57,10 @@ pub(crate) struct ChatArgs {
     #[arg(long, value_name = "WHEN", value_enum, default_value_t,
           num_args = 0..=1, require_equals = true, default_missing_value = "always")]
     pub(crate) show_thinking: ShowThinking,
+    /// Tokens of thinking after which a reasoning model has to answer; 0 is none, and -1 no limit
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = values::thinking_limit,
+          conflicts_with_all = ["schema", "grammar"])]
+    pub(crate) reasoning_budget: Option<PredictLimit>,
     /// Print no notes
     #[arg(short, long)]
     pub(crate) quiet: bool,

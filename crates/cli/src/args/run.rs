@@ -10,7 +10,7 @@ use clap::Args;
 use super::diffusion::DiffusionArgs;
 use super::{
     EngineArgs, LongContextArgs, ModelArgs, PredictLimit, SamplerArgs, SessionArgs,
-    SpeculationArgs, top_logprobs,
+    SpeculationArgs, top_logprobs, values,
 };
 use crate::commands::answer::ShowThinking;
 use crate::constraint::ConstraintArgs;
@@ -126,6 +126,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "WHEN", value_enum, default_value_t,
           num_args = 0..=1, require_equals = true, default_missing_value = "always")]
     pub(crate) show_thinking: ShowThinking,
+    /// Tokens of thinking after which a reasoning model has to answer; 0 is none, and -1 no limit
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = values::thinking_limit,
+          conflicts_with_all = ["raw", "no_bos", "schema", "grammar"])]
+    pub(crate) reasoning_budget: Option<PredictLimit>,
     #[command(flatten)]
     pub(crate) constraint: ConstraintArgs,
     #[command(flatten)]

@@ -10,7 +10,9 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args, ValueEnum};
 
 use super::byte_size::ByteSize;
-use super::{EngineArgs, ParallelArgs, SamplerArgs, SpeculationArgs, TraceArgs, count};
+use super::{
+    EngineArgs, ParallelArgs, PredictLimit, SamplerArgs, SpeculationArgs, TraceArgs, count, values,
+};
 
 /// `cellar serve`
 #[derive(Debug, Args)]
@@ -164,6 +166,9 @@ pub(crate) struct ServeArgs {
     #[cfg(feature = "kv-events")]
     #[command(flatten, next_help_heading = "KV events")]
     pub(crate) kv_events: super::kv_events::KvEventArgs,
+    /// Tokens of thinking after which a reasoning model has to answer, of requests that do not say it; 0 is none, and -1 no limit
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = values::thinking_limit)]
+    pub(crate) reasoning_budget: Option<PredictLimit>,
     #[command(flatten)]
     pub(crate) sampler: SamplerArgs,
     #[command(flatten, next_help_heading = "Speculative decoding")]

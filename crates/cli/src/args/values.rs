@@ -81,6 +81,17 @@ pub(crate) fn answer_limit(text: &str) -> Result<PredictLimit, String> {
     }
 }
 
+/// How many tokens of thinking an answer has at most.
+///
+/// # Errors
+/// Where it is no number, nor -1.
+pub(crate) fn thinking_limit(text: &str) -> Result<PredictLimit, String> {
+    match text.parse() {
+        Ok(limit) if text != "-2" => Ok(limit),
+        _ => Err("a number of at least 0 is needed, or -1 for no limit".to_owned()),
+    }
+}
+
 /// The number of most likely tokens that are kept: 0 is all, and so is -1, as in llama.cpp.
 ///
 /// # Errors

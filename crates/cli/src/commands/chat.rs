@@ -123,6 +123,7 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
             sampler,
             n_predict,
             show_thinking: args.show_thinking,
+            reasoning_tokens: args.reasoning_budget.and_then(PredictLimit::tokens),
         },
         n_again: 0,
         has_told_of_dropped: false,

@@ -22,6 +22,7 @@ use kv_core::state::SeqTokens;
 use kv_core::{KvType, TokenId};
 use model_core::model_file::ModelFile;
 
+use super::answer::ThinkingFormat;
 use super::session;
 use crate::args::{PredictLimit, RunArgs, Seed};
 use crate::constraint::{self, Constraint, Failure};
@@ -264,6 +265,17 @@ fn begin(
     let (generation, failure) = match start.constraint.as_ref().map(Constraint::step) {
         Some((step, failure)) => (generation.with_step(step), Some(failure)),
         None => (generation, None),
+    };
+    let generation = match (
+        start.mode,
+        args.reasoning_budget.and_then(PredictLimit::tokens),
+    ) {
+        (PromptMode::Chat, Some(n_tokens)) => {
+            let format = ThinkingFormat::of_template(file.chat_template()?.unwrap_or_default());
+            let budget = format.budget(n_tokens, &start.prompt, file.tokenizer());
+            generation.with_step(Box::new(budget))
+        }
+        _ => generation,
     };
     Ok(Text {
         generation,

@@ -37,7 +37,7 @@ use self::log::RequestLog;
 use self::network::Listener;
 use self::room::Wanted;
 use self::spans::SpanExport;
-use crate::args::{Seed, ServeArgs};
+use crate::args::{PredictLimit, Seed, ServeArgs};
 use crate::failure::{Exit, usage};
 use crate::input;
 use crate::machine;
@@ -350,6 +350,7 @@ fn model_settings(args: &ServeArgs, id: String) -> anyhow::Result<ModelSettings>
             Some(Seed::Fixed(seed)) => Some(seed),
             Some(Seed::Random) | None => None,
         },
+        reasoning_tokens: args.reasoning_budget.and_then(PredictLimit::tokens),
         n_parallel: args.parallel.parallel,
         speculation: args.speculation.speculation(),
         draft_max: Some(args.speculation.draft_max() as usize),

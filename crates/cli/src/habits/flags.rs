@@ -27,7 +27,8 @@ const SPECULATION: &str = "'--speculate lookup' finds drafts in the text itself,
                            --draft-model FILE' with a model, '--draft-max N' is how many tokens at most";
 const SHARED_STEPS: &str = "requests always share the steps and the memory";
 const THINKING: &str = "the chat template decides whether a model thinks: requests say it with \
-                        'chat_template_kwargs' or 'reasoning_effort', and --show-thinking shows it";
+                        'chat_template_kwargs' or 'reasoning_effort', --reasoning-budget N ends it, and \
+                        --show-thinking shows it";
 const TOOLS: &str =
     "the chat template has the form of calls; clients run the tools, the server does not";
 const WEB: &str = "'cellar serve' has --allow-origin ORIGIN for web pages, --tls-cert and --tls-key for TLS; for \

@@ -1,7 +1,7 @@
 //! [`ReasoningBudget`]: ends the reasoning of a model after so many tokens.
 //!
 //! Invariant: a token is forced only inside of reasoning, and what is forced is the mark that ends
-//! it. Knows no template: the caller says which marks there are.
+//! it, and what begins the answer. Knows no template: the caller says which marks there are.
 
 use std::sync::Arc;
 
@@ -18,23 +18,21 @@ pub struct ReasoningMarks {
     pub open: String,
     /// The mark behind it.
     pub close: String,
+    /// What begins the answer behind that mark, where the answer is a message of its own; empty
+    /// where it is the text that follows.
+    pub answer: String,
 }
 
 /// The place of the next token in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// Before anything but white space.
+    /// Before anything but white space, at the beginning or behind reasoning.
     Start,
-    /// In reasoning with the marks of this number, which has so many tokens.
-    Reasoning {
-        marks: usize,
-        n_tokens: usize,
-    },
+    /// In reasoning with the marks of this number.
+    Reasoning { marks: usize },
     /// In the mark of this number, of which so many tokens are forced.
-    Closing {
-        marks: usize,
-        n_forced: usize,
-    },
+    Closing { marks: usize, n_forced: usize },
+    /// In the answer.
     Answer,
 }
 
@@ -43,34 +41,36 @@ enum Place {
 pub struct ReasoningBudget {
     n_tokens: usize,
     marks: Vec<ReasoningMarks>,
-    /// The tokens of each closing mark.
+    /// The tokens of each closing mark, with what begins the answer.
     closing: Vec<Vec<TokenId>>,
     tokenizer: Arc<Tokenizer>,
     first: Place,
     place: Place,
+    /// Tokens of reasoning so far.
+    n_used: usize,
     /// The text of the section, as far as a mark may begin in it.
     text: Vec<u8>,
 }
 
 impl ReasoningBudget {
-    /// Reasoning of at most so many tokens between any of these marks. The first marks are those
-    /// that `begun` says the prompt ends in.
+    /// Reasoning of at most so many tokens between any of these marks, behind a prompt that may end
+    /// with one that begins it.
     pub fn new(
         n_tokens: usize,
         marks: Vec<ReasoningMarks>,
-        begun: Option<&str>,
+        prompt: &str,
         tokenizer: &Arc<Tokenizer>,
     ) -> Self {
         let options = EncodeOptions {
-            add: AddSpecial::Never,
+            add: AddSpecial::Continuation,
             special: SpecialText::Parse,
         };
-        let closing = marks.iter().map(|m| tokenizer.encode(&m.close, options));
-        let begun = begun.and_then(|open| marks.iter().position(|m| m.open == open));
-        let first = match begun {
-            Some(marks) => Place::Reasoning { marks, n_tokens: 0 },
-            None => Place::Start,
-        };
+        let closing = marks
+            .iter()
+            .map(|marks| tokenizer.encode(&format!("{}{}", marks.close, marks.answer), options));
+        let prompt = prompt.trim_end();
+        let begun = marks.iter().position(|marks| prompt.ends_with(&marks.open));
+        let first = begun.map_or(Place::Start, |marks| Place::Reasoning { marks });
         Self {
             n_tokens,
             closing: closing.collect(),
@@ -78,6 +78,7 @@ impl ReasoningBudget {
             tokenizer: Arc::clone(tokenizer),
             first,
             place: first,
+            n_used: 0,
             text: Vec::new(),
         }
     }
@@ -85,52 +86,48 @@ impl ReasoningBudget {
     /// The token that has to come next; `None` where any may.
     fn forced(&self) -> Option<TokenId> {
         let (marks, at) = match self.place {
-            Place::Reasoning { marks, n_tokens } if n_tokens >= self.n_tokens => (marks, 0),
+            Place::Reasoning { marks } if self.n_used >= self.n_tokens => (marks, 0),
             Place::Closing { marks, n_forced } => (marks, n_forced),
             _ => return None,
         };
         self.closing.get(marks)?.get(at).copied()
     }
 
-    /// The place after a token that the model chose.
-    fn after(&mut self, token: TokenId) -> Place {
+    /// Takes a token that the model chose.
+    fn take(&mut self, token: TokenId) {
         let piece = self.tokenizer.piece(token, SpecialPieces::Render);
         self.text.extend(piece.unwrap_or_default());
-        match self.place {
-            Place::Start => {
-                let begun = self.text.trim_ascii_start();
-                let open = |marks: &ReasoningMarks| begun.starts_with(marks.open.as_bytes());
-                if let Some(marks) = self.marks.iter().position(open) {
-                    self.text.clear();
-                    return Place::Reasoning { marks, n_tokens: 0 };
-                }
-                let may_open = |marks: &ReasoningMarks| marks.open.as_bytes().starts_with(begun);
-                if self.marks.iter().any(may_open) {
-                    Place::Start
-                } else {
-                    Place::Answer
-                }
-            }
-            Place::Reasoning { marks, n_tokens } => {
-                let close = self.marks.get(marks).map_or("", |marks| &marks.close);
-                let is_closed = contains(&self.text, close.as_bytes());
+        if let Place::Reasoning { marks } = self.place {
+            let close = self.marks.get(marks).map_or("", |marks| &marks.close);
+            let Some(end) = end_of(&self.text, close.as_bytes()) else {
                 let n_kept = close.len().saturating_sub(1);
                 self.text.drain(..self.text.len().saturating_sub(n_kept));
-                if is_closed {
-                    Place::Answer
-                } else {
-                    let n_tokens = n_tokens + 1;
-                    Place::Reasoning { marks, n_tokens }
-                }
-            }
-            place => place,
+                self.n_used += 1;
+                return;
+            };
+            self.text.drain(..end);
+            self.place = Place::Start;
+        }
+        let begun = self.text.trim_ascii_start();
+        let open = |marks: &ReasoningMarks| marks.open.trim_start().to_owned();
+        let is_open = |marks: &ReasoningMarks| begun.starts_with(open(marks).as_bytes());
+        let may_open = |marks: &ReasoningMarks| open(marks).as_bytes().starts_with(begun);
+        if let Some(marks) = self.marks.iter().position(is_open) {
+            self.text.clear();
+            self.place = Place::Reasoning { marks };
+        } else if !self.marks.iter().any(may_open) {
+            self.place = Place::Answer;
         }
     }
 }
 
-/// True if the mark is in the text.
-fn contains(text: &[u8], mark: &[u8]) -> bool {
-    mark.is_empty() || text.windows(mark.len()).any(|part| part == mark)
+/// Behind the first such mark in the text.
+fn end_of(text: &[u8], mark: &[u8]) -> Option<usize> {
+    if mark.is_empty() {
+        return Some(0);
+    }
+    let at = text.windows(mark.len()).position(|part| part == mark)?;
+    Some(at + mark.len())
 }
 
 impl Step for ReasoningBudget {
@@ -144,29 +141,24 @@ impl Step for ReasoningBudget {
         if origin == TokenOrigin::Prompt || self.place == Place::Answer {
             return;
         }
-        let forced = self.forced();
-        self.place = match self.place {
-            Place::Reasoning { marks, .. } if forced == Some(token) => {
-                Place::Closing { marks, n_forced: 1 }
-            }
-            Place::Closing { marks, n_forced } => Place::Closing {
-                marks,
-                n_forced: n_forced + 1,
-            },
-            _ => self.after(token),
+        let n_forced = match self.place {
+            Place::Reasoning { .. } if self.forced() == Some(token) => 1,
+            Place::Closing { n_forced, .. } => n_forced + 1,
+            _ => return self.take(token),
         };
-        if let Place::Closing { marks, n_forced } = self.place
-            && self
-                .closing
-                .get(marks)
-                .is_none_or(|tokens| n_forced >= tokens.len())
-        {
-            self.place = Place::Answer;
+        if let Place::Reasoning { marks } | Place::Closing { marks, .. } = self.place {
+            let n_closing = self.closing.get(marks).map_or(0, Vec::len);
+            self.place = if n_forced >= n_closing {
+                Place::Answer
+            } else {
+                Place::Closing { marks, n_forced }
+            };
         }
     }
 
     fn reset(&mut self) {
         self.place = self.first;
+        self.n_used = 0;
         self.text.clear();
     }
 }

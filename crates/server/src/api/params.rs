@@ -255,7 +255,7 @@ impl SamplingParams {
     /// # Errors
     /// [`ApiError`] 400 where a stop string is empty or there are too many, and where the text of a stop token
     /// is wanted.
-    pub fn stop(&self) -> Result<Stop, ApiError> {
+    pub fn stop(&self, settings: &ModelSettings) -> Result<Stop, ApiError> {
         let strings = match &self.stop {
             None => Vec::new(),
             Some(StopStrings::One(stop)) => vec![stop.clone()],
@@ -275,14 +275,14 @@ impl SamplingParams {
             tokens,
             ignore_eos: self.ignore_eos == Some(true),
             max_time: None,
-            reasoning_tokens: self.reasoning_tokens()?,
+            reasoning_tokens: self.reasoning_tokens(settings)?,
         };
         stop.check("stop")?;
         Ok(stop)
     }
 
     /// After how many tokens reasoning ends.
-    fn reasoning_tokens(&self) -> Result<Option<usize>, ApiError> {
+    fn reasoning_tokens(&self, settings: &ModelSettings) -> Result<Option<usize>, ApiError> {
         let names = [
             ("reasoning_budget", self.reasoning_budget),
             ("thinking_budget_tokens", self.thinking_budget_tokens),
@@ -290,7 +290,8 @@ impl SamplingParams {
         ];
         let given = names.into_iter().find_map(|(name, n)| Some((name, n?)));
         match given {
-            None | Some((_, -1)) => Ok(None),
+            None => Ok(settings.reasoning_tokens),
+            Some((_, -1)) => Ok(None),
             Some((name, n)) => match usize::try_from(n) {
                 Ok(n) => Ok(Some(n)),
                 Err(_) => Err(ApiError::invalid_param(

@@ -407,13 +407,12 @@ fn n_tokens_of(
 /// The step that ends the reasoning of the answer to this prompt after so many tokens.
 fn reasoning_budget(model: &ServedModel, n_tokens: usize, prompt: &str) -> ReasoningBudget {
     let marks = cellar_chat::reasoning_marks(model.template_source().unwrap_or_default());
-    let mut opens = marks.iter().map(|marks| marks.open);
-    let begun = opens.find(|open| prompt.trim_end().ends_with(open));
     let marks = marks.iter().map(|marks| ReasoningMarks {
         open: marks.open.to_owned(),
         close: marks.close.to_owned(),
+        answer: marks.answer.to_owned(),
     });
-    ReasoningBudget::new(n_tokens, marks.collect(), begun, model.tokenizer())
+    ReasoningBudget::new(n_tokens, marks.collect(), prompt, model.tokenizer())
 }
 
 /// The reader of the answer to a prompt; `forced` is the form of one that is nothing but calls.

@@ -237,3 +237,52 @@ fn reasoning_that_the_model_begins_has_a_budget_too() {
         "no thoughts <think> here"
     );
 }
+
+/// Reasoning in messages of its own: the next one is the answer.
+#[test]
+fn reasoning_on_a_channel_has_a_budget_too() {
+    let messages = "{% for m in messages %}{{ m.content }}{% endfor %}";
+    let channel = "<|channel|>analysis<|message|>";
+    let recipient = " to=self<|message|>";
+    for (marks, open, close) in [
+        ("<|channel|><|message|>", channel, "<|end|>"),
+        (
+            "<atem:invoke name= to=self <|message|>",
+            recipient,
+            "<|eom|>",
+        ),
+    ] {
+        let template = format!("{{# {marks} #}}{messages}");
+        let setup = Setup {
+            template: Some(Box::leak(template.into_boxed_str())),
+            reasoning_tokens: Some(4),
+            ..Setup::scripted()
+        };
+        let server = setup.start();
+        let messages = json!([{"role": "user", "content": "Hello"}]);
+        let body = json!({"messages": messages, "max_tokens": 200, "temperature": 0});
+        let next = format!("{close}<|start|>assistant{open}");
+        for (written, n_tokens, reasoning) in [
+            (format!("{open}{}", "c".repeat(50)), json!(null), "cccc"),
+            // A later message has what the first one left, whose mark is 7 tokens here.
+            (
+                format!("{open}ab{next}{}", "c".repeat(50)),
+                json!(12),
+                "abcccc",
+            ),
+            (
+                format!("{open}{}{close}", "c".repeat(50)),
+                json!(-1),
+                &"c".repeat(50),
+            ),
+        ] {
+            server.script(&written);
+            let limited = with(body.clone(), &json!({"reasoning_budget": n_tokens}));
+            let answer = ask(&server, "/v1/chat/completions", &limited);
+            let message = &answer["choices"][0]["message"];
+            assert_eq!(message["reasoning_content"], reasoning, "{answer}");
+            let text = message["content"].as_str().unwrap();
+            assert!(n_tokens == -1 || text.starts_with('c'), "{answer}");
+        }
+    }
+}

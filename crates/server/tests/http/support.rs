@@ -73,6 +73,8 @@ pub(crate) struct Setup {
     pub(crate) server: ServerConfig,
     pub(crate) template: Option<&'static str>,
     pub(crate) speculation: Speculation,
+    /// After how many tokens reasoning ends where a request does not say it.
+    pub(crate) reasoning_tokens: Option<usize>,
     /// Whether the model drafts for itself.
     pub(crate) has_draft_model: bool,
     /// Set, all runs of the backend fail.
@@ -117,6 +119,7 @@ impl Default for Setup {
             server: ServerConfig::default(),
             template: Some(TEMPLATE),
             speculation: Speculation::Off,
+            reasoning_tokens: None,
             has_draft_model: false,
             is_broken: None,
             is_lost: None,
@@ -260,6 +263,7 @@ impl Setup {
             chat_template: self.template.map(str::to_owned),
             n_parallel: self.n_seqs,
             speculation: self.speculation,
+            reasoning_tokens: self.reasoning_tokens,
             ..ModelSettings::default()
         };
         ServedModel::texts(&file, service.unwrap(), settings).unwrap()

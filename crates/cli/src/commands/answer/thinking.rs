@@ -3,7 +3,11 @@
 //! Invariant: the parts in their order are the whole text without the marks. What marks there are,
 //! the crate `cellar_chat` says. Knows nothing of how parts are shown.
 
-use cellar_chat::{Calls, ChatSplitter, Marks, Part, marks_in};
+use std::sync::Arc;
+
+use cellar_chat::{Calls, ChatSplitter, Marks, Part, marks_in, reasoning_marks};
+use cellar_engine::sampler::{ReasoningBudget, ReasoningMarks};
+use model_core::tokenizer::Tokenizer;
 
 /// What a part of the text is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,12 +56,28 @@ impl ThinkingFormat {
         Splitter { splitter }
     }
 
+    /// What ends the thinking behind this prompt after so many tokens.
+    pub(crate) fn budget(
+        &self,
+        n_tokens: usize,
+        prompt: &str,
+        tokenizer: &Arc<Tokenizer>,
+    ) -> ReasoningBudget {
+        let marks = reasoning_marks(&self.template);
+        let marks = marks.iter().map(|marks| ReasoningMarks {
+            open: marks.open.to_owned(),
+            close: marks.close.to_owned(),
+            answer: marks.answer.to_owned(),
+        });
+        ReasoningBudget::new(n_tokens, marks.collect(), prompt, tokenizer)
+    }
+
     /// What the template is given for an earlier answer. Thinking is in it only where the template
     /// knows its marks, and so decides whether the model sees it again.
     pub(crate) fn for_template(&self, answer: &Answer) -> String {
         let text = answer.text.as_str();
         match (&answer.thinking, self.in_template) {
-            (Some(thinking), Some(Marks { open, close })) => {
+            (Some(thinking), Some(Marks { open, close, .. })) => {
                 format!("{open}{thinking}{close}{text}")
             }
             (Some(_), None) => text.trim_start().to_owned(),

@@ -180,6 +180,11 @@ impl Responder {
             }
             None => None,
         };
+        if let (Some(n_tokens), None) = (settings.reasoning_tokens, &failure) {
+            let tokenizer = self.model.file().tokenizer();
+            let budget = self.format.budget(n_tokens, &prompt, tokenizer);
+            text = text.with_step(Box::new(budget));
+        }
         // What a grammar allows is the answer itself.
         let mut splitter = failure.is_none().then(|| self.format.splitter(&prompt));
         let mut answer = Answer::default();

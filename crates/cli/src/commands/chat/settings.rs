@@ -10,7 +10,7 @@ use std::str::FromStr;
 use cellar_engine::sampler::{SamplerConfig, random_seed};
 use clap::ValueEnum;
 
-use crate::args::{Seed, answer_limit};
+use crate::args::{Seed, answer_limit, thinking_limit};
 use crate::commands::answer::ShowThinking;
 use crate::failure::usage;
 
@@ -23,6 +23,8 @@ pub(super) struct Settings {
     pub(super) n_predict: Option<usize>,
     /// Whether thinking is printed.
     pub(super) show_thinking: ShowThinking,
+    /// Maximum tokens of thinking.
+    pub(super) reasoning_tokens: Option<usize>,
 }
 
 impl Settings {
@@ -57,6 +59,10 @@ impl Settings {
             }
             "predict" => match answer_limit(value) {
                 Ok(limit) => self.n_predict = limit.tokens(),
+                Err(wanted) => return refused(name, value, &wanted),
+            },
+            "reasoning-budget" => match thinking_limit(value) {
+                Ok(limit) => self.reasoning_tokens = limit.tokens(),
                 Err(wanted) => return refused(name, value, &wanted),
             },
             "show-thinking" => match ShowThinking::from_str(value, false) {
@@ -107,6 +113,7 @@ impl fmt::Display for Settings {
             logit_bias: _,
             mirostat: _,
         } = &self.sampler;
+        let limit = |n: Option<usize>| n.map_or_else(|| "-1".to_owned(), |n| n.to_string());
         let show_thinking = self.show_thinking.to_possible_value();
         let lines = [
             ("temp", temperature.to_string()),
@@ -123,11 +130,8 @@ impl fmt::Display for Settings {
             ("dry-multiplier", dry.multiplier.to_string()),
             ("min-tokens", min_tokens.to_string()),
             ("seed", seed.to_string()),
-            (
-                "predict",
-                self.n_predict
-                    .map_or_else(|| "-1".to_owned(), |n| n.to_string()),
-            ),
+            ("predict", limit(self.n_predict)),
+            ("reasoning-budget", limit(self.reasoning_tokens)),
             (
                 "show-thinking",
                 show_thinking.map_or_else(String::new, |value| value.get_name().to_owned()),
@@ -147,6 +151,7 @@ mod tests {
             sampler: SamplerConfig::default(),
             n_predict: None,
             show_thinking: ShowThinking::Auto,
+            reasoning_tokens: None,
         }
     }
 
@@ -160,6 +165,8 @@ mod tests {
         }
         assert_eq!(settings.to_string(), shown);
         settings.set("predict", "7").unwrap();
+        settings.set("reasoning-budget", "0").unwrap();
+        assert_eq!(settings.reasoning_tokens, Some(0));
         settings.set("top-k", "0").unwrap();
         settings.set("seed", "-1").unwrap();
         settings.set("show-thinking", "never").unwrap();

@@ -58,6 +58,7 @@ pub(super) fn check_flags(args: &RunArgs, file: &ModelFile) -> anyhow::Result<()
         (session.save_state.is_some(), "--save-state"),
         (args.logprobs.is_some(), "--logprobs"),
         (args.prompt_logprobs.is_some(), "--prompt-logprobs"),
+        (args.reasoning_budget.is_some(), "--reasoning-budget"),
         (constraint.schema.is_some(), "--schema"),
         (constraint.grammar.is_some(), "--grammar"),
         (long.context_shift, "--context-shift"),

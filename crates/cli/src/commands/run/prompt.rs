@@ -86,6 +86,9 @@ impl PromptMode {
         if args.system.is_some() && !has_template {
             return usage("--system needs a chat template, and this model has none");
         }
+        if args.reasoning_budget.is_some() && !has_template {
+            return usage("--reasoning-budget needs a chat template, and this model has none");
+        }
         match has_template && !args.raw && !args.no_bos && !only_continues {
             true => Ok(Self::Chat),
             false => Ok(Self::Raw),

@@ -136,7 +136,7 @@ fn read(body: &Body, fields: &Fields, model: &ServedModel) -> Result<GenerateReq
     };
     let mut stop = Stop {
         strings: fields.stop_sequences.clone().unwrap_or_default(),
-        ..sampling.stop()?
+        ..sampling.stop(model.settings())?
     };
     let budget = fields
         .thinking

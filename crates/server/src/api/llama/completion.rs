@@ -241,7 +241,7 @@ async fn generate(
             .and_then(|ms| u64::try_from(ms).ok())
             .filter(|ms| *ms > 0)
             .map(Duration::from_millis),
-        ..sampling.stop()?
+        ..sampling.stop(model.settings())?
     };
     let constraint = constraint(&body)?;
     let request = |prompt| -> Result<GenerateRequest, ApiError> {

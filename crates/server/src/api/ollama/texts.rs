@@ -181,7 +181,7 @@ fn read(
         prompt: prompt(endpoint, body, fields, tools, model)?,
         sampler: sampling.sampler(model.settings()).map_err(within)?,
         max_tokens: max_tokens(&options).map_err(within)?,
-        stop: sampling.stop().map_err(within)?,
+        stop: sampling.stop(model.settings()).map_err(within)?,
         // A format binds the final text, which an answer that has to call a tool has not.
         constraint: tools.constraint().or(constraint(fields)?),
         priority: sampling.priority(),

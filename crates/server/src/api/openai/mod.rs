@@ -98,7 +98,7 @@ fn generate_request(
         prompt: specific.prompt,
         sampler: sampling.sampler(settings)?,
         max_tokens: specific.max_tokens,
-        stop: sampling.stop()?,
+        stop: sampling.stop(settings)?,
         // A format binds the final text, which an answer that has to call a tool has not.
         constraint: specific.forced.or(constraint(body)?),
         priority: sampling.priority(),

@@ -233,7 +233,7 @@ fn read(
         }),
         sampler: sampling.sampler(model.settings())?,
         max_tokens: body.max_tokens("max_output_tokens")?.or(None),
-        stop: sampling.stop()?,
+        stop: sampling.stop(model.settings())?,
         // A format binds the final text, which a response that has to call a function has not.
         constraint: tools.constraint().or(constraint(format)?),
         priority: sampling.priority(),
