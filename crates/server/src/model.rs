@@ -21,7 +21,6 @@ use model_core::message_ends::message_ends;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::Tokenizer;
 use model_core::weight_summary::WeightSummary;
-use serde_json::Value;
 
 use crate::api::params::random_id;
 use crate::control_texts::ControlTexts;
@@ -382,7 +381,7 @@ impl ServedModel {
     /// [`ApiError`] 400 where there is no template, or it refuses the messages.
     pub(crate) fn render_shaped(&self, chat: &ChatPrompt) -> Result<String, ApiError> {
         let template = self.chat_template()?;
-        let Some((begun, before)) = begun_answer(&chat.messages) else {
+        let Some((begun, before)) = chat.begun_answer() else {
             return Ok(self.render_with(template, chat, GenerationPrompt::Add)?);
         };
         let before = ChatPrompt {
@@ -463,17 +462,6 @@ impl ServedModel {
             .get_or_init(|| GrammarCompiler::new(&self.tokenizer));
         compiler.as_ref().map_err(Clone::clone)
     }
-}
-
-/// The beginning of an answer, and the messages before it, where the last message is an assistant's
-/// text alone.
-fn begun_answer(messages: &[Value]) -> Option<(&str, &[Value])> {
-    let (last, before) = messages.split_last()?;
-    let is_text = ["tool_calls", "reasoning_content", "reasoning", "thinking"]
-        .iter()
-        .all(|name| last.get(*name).is_none());
-    let content = last["content"].as_str().filter(|text| !text.is_empty())?;
-    (last["role"] == "assistant" && is_text && !before.is_empty()).then_some((content, before))
 }
 
 #[cfg(test)]

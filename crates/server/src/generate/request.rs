@@ -38,6 +38,19 @@ pub struct ChatPrompt {
     pub variables: Map<String, Value>,
 }
 
+impl ChatPrompt {
+    /// The beginning of an answer, and the messages before it, where the last message is an
+    /// assistant's text alone.
+    pub(crate) fn begun_answer(&self) -> Option<(&str, &[Value])> {
+        let (last, before) = self.messages.split_last()?;
+        let is_text = ["tool_calls", "reasoning_content", "reasoning", "thinking"]
+            .iter()
+            .all(|name| last.get(*name).is_none());
+        let content = last["content"].as_str().filter(|text| !text.is_empty())?;
+        (last["role"] == "assistant" && is_text && !before.is_empty()).then_some((content, before))
+    }
+}
+
 /// What a text is held to.
 #[derive(Clone, Debug)]
 pub enum Constraint {

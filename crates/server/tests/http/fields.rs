@@ -222,6 +222,31 @@ fn an_answer_that_is_begun_is_gone_on_with() {
     assert_eq!(chat["choices"][0]["message"]["content"], text);
     let message = ask(&server, "/v1/messages", &body);
     assert_eq!(message["content"][0]["text"], text);
+    // vLLM's way to ask for it.
+    let path = "/v1/chat/completions";
+    let said = json!({"continue_final_message": true, "add_generation_prompt": false});
+    let chat = ask(&server, path, &with(body.clone(), &said));
+    assert_eq!(chat["choices"][0]["message"]["content"], text);
+    assert!(chat.get("warnings").is_none(), "{chat}");
+    let question = json!([{"role": "user", "content": "Tell"}]);
+    for (extra, param) in [
+        (
+            json!({"continue_final_message": true, "add_generation_prompt": true}),
+            "continue_final_message",
+        ),
+        (
+            json!({"continue_final_message": true, "messages": question}),
+            "continue_final_message",
+        ),
+        (
+            json!({"add_generation_prompt": false}),
+            "add_generation_prompt",
+        ),
+    ] {
+        let refused = post(server.address, path, &with(body.clone(), &extra));
+        assert_eq!(refused.status, 400, "{extra}: {}", refused.body);
+        assert_eq!(refused.json()["error"]["param"], param, "{extra}");
+    }
 }
 
 #[test]

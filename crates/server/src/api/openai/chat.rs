@@ -28,7 +28,7 @@ use crate::skips::Skips;
 use crate::stream::{self, Encoder, event};
 
 /// Parameters of this endpoint alone that are not done.
-pub(in crate::api) const LIMITED: [FieldRule; 11] = [
+pub(in crate::api) const LIMITED: [FieldRule; 9] = [
     FieldRule::new(
         "best_of",
         Neutral::Number(1.0),
@@ -44,16 +44,6 @@ pub(in crate::api) const LIMITED: [FieldRule; 11] = [
     FieldRule::new("web_search_options", Neutral::Empty, "there is no search").skipped(),
     FieldRule::new("verbosity", Neutral::Text("medium"), "the model decides").skipped(),
     FieldRule::new("echo", Neutral::False, "the messages are yours"),
-    FieldRule::new(
-        "continue_final_message",
-        Neutral::False,
-        "use /apply-template and /v1/completions",
-    ),
-    FieldRule::new(
-        "add_generation_prompt",
-        Neutral::True,
-        "use /apply-template and /v1/completions",
-    ),
     FieldRule::new(
         "chat_template",
         Neutral::Empty,
@@ -75,6 +65,8 @@ pub(super) struct ChatFields {
     stream_options: Option<StreamOptions>,
     chat_template_kwargs: Option<Map<String, Value>>,
     reasoning_effort: Option<String>,
+    continue_final_message: Option<bool>,
+    add_generation_prompt: Option<bool>,
     logprobs: Option<bool>,
     top_logprobs: Option<usize>,
 }
@@ -140,6 +132,32 @@ fn wanted_logprobs(fields: &ChatFields) -> Result<Logprobs, ApiError> {
     logprobs::check(wanted, "top_logprobs")
 }
 
+/// `continue_final_message` and `add_generation_prompt`. The last message is always continued
+/// where it can be.
+///
+/// # Errors
+/// [`ApiError`] 400 where they contradict each other or the messages.
+fn check_end(fields: &ChatFields, chat: &ChatPrompt) -> Result<(), ApiError> {
+    match (fields.continue_final_message, fields.add_generation_prompt) {
+        (Some(true), Some(true)) => {
+            let message = "'continue_final_message' and 'add_generation_prompt' cannot both be true: an \
+                           answer is continued, or a new one begins";
+            Err(ApiError::invalid_param("continue_final_message", message))
+        }
+        (Some(true), _) if chat.begun_answer().is_none() => {
+            let message = "'continue_final_message' needs a last message of the assistant's with text, and no \
+                           calls or reasoning, behind another message";
+            Err(ApiError::invalid_param("continue_final_message", message))
+        }
+        (None | Some(false), Some(false)) => {
+            let message = "'add_generation_prompt' is not supported: use 'continue_final_message', or \
+                           /apply-template and /v1/completions";
+            Err(ApiError::unsupported("add_generation_prompt", message))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// From the JSON of a request to what is generated.
 ///
 /// # Errors
@@ -159,6 +177,7 @@ pub(super) fn read(
         messages: messages::messages(&fields.messages, body.skips())?,
         variables,
     };
+    check_end(fields, &chat)?;
     let specific = Specific {
         prompt: Prompt::Chat(chat),
         echo: false,

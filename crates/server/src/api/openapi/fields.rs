@@ -340,6 +340,8 @@ pub(in crate::api) const CHAT: &[Field] = &[
     field("parallel_tool_calls", Kind::Flag),
     field("reasoning_effort", Kind::Text),
     field("chat_template_kwargs", Kind::Object),
+    field("continue_final_message", Kind::Flag),
+    field("add_generation_prompt", Kind::Flag),
 ];
 
 pub(in crate::api) const COMPLETIONS: &[Field] = &[
