@@ -387,7 +387,7 @@ Examples:
   cellar graph MODEL.gguf --tokens 32 --format dot | dot -Tsvg > graph.svg
   cellar graph -m MODEL.gguf --format json -o OLD.json
   cellar graph diff llama qwen2
-  cellar graph diff OLD.json MODEL.gguf --tokens 32")]
+  cellar graph diff OLD.json MODEL.gguf --tokens 32 --structure")]
 pub(crate) struct GraphArgs {
     #[command(subcommand)]
     pub(crate) command: Option<GraphCommand>,
@@ -422,13 +422,29 @@ pub(crate) enum GraphCommand {
 
 /// `cellar graph diff`
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Layers with the same differences are one block. A line that begins with - is only in LEFT, with + only
+in RIGHT, with ~ in both: {a | b} is a in LEFT and b in RIGHT. 'prev' is the layer before, 'last' the
+last one. The exit code is 0 where the graphs are alike and 1 where they differ.
+
+Examples:
+  cellar graph diff llama qwen2
+  cellar graph diff OLD.txt MODEL.gguf --tokens 32
+  cellar graph diff SMALL.gguf LARGE.gguf --structure")]
 pub(crate) struct GraphDiffArgs {
-    /// A model file, a graph as JSON (- reads it from stdin), or the name of an architecture
+    /// A model, a graph that 'cellar graph' wrote as text or JSON (- reads it from stdin), or the
+    /// name of an architecture
     pub(crate) left: String,
     /// The graph to compare it with: also a file, JSON or a name
     pub(crate) right: String,
     #[command(flatten)]
     pub(crate) shape: ShapeArgs,
+    /// Compare operations and weights, not sizes and other numbers, nor how many layers are alike
+    #[arg(long)]
+    pub(crate) structure: bool,
+    /// Compare this layer alone, counted from 0
+    #[arg(long, value_name = "N")]
+    pub(crate) layer: Option<usize>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -4,8 +4,9 @@
 
 use std::path::Path;
 
-use crate::support::{BACKENDS, cellar, directory, json, model, output, references};
+use crate::support::{BACKENDS, cellar, directory, failure, json, model, output, references};
 use safetensors::SafeTensors;
+use serde_json::Value;
 
 #[test]
 fn help_lists_commands_and_flags() {
@@ -213,14 +214,98 @@ fn graphs_print_and_compare() {
     std::fs::write(&path, graph).unwrap();
     let (model, path) = (model(), path.to_str().unwrap());
     let model = model.to_str().unwrap();
-    assert_eq!(
-        output(&["graph", "diff", path, model]).0,
-        "the graphs are alike\n"
+    let (same, _) = output(&["graph", "diff", path, model]);
+    assert!(same.starts_with("the graphs are alike\n"), "{same}");
+    let args = ["graph", "diff", path, model, "--tokens", "2", "--json"];
+    let done = cellar().args(args).assert().code(1);
+    let report: Value = serde_json::from_slice(&done.get_output().stdout).unwrap();
+    assert!(
+        !report["blocks"][0]["diff"]["changed"]
+            .as_array()
+            .unwrap()
+            .is_empty()
     );
-    let (diff, _) = output(&["graph", "diff", "llama", "qwen2"]);
-    assert!(diff.contains("b=blk.0.attn_q.bias"), "{diff}");
-    let report = json(&["graph", "diff", path, model, "--tokens", "2", "--json"]);
-    assert!(!report["changed"].as_array().unwrap().is_empty());
+}
+
+/// What 'cellar graph diff' prints of graphs that differ.
+fn differences(args: &[&str]) -> String {
+    let done = cellar().args(["graph", "diff"]).args(args).assert().code(1);
+    String::from_utf8(done.get_output().stdout.clone()).unwrap()
+}
+
+#[test]
+fn a_diff_of_graphs_folds_equal_layers() {
+    assert_eq!(
+        differences(&["llama", "qwen2"]),
+        "\
+layers 0-1:
+  ~ Qproj: f32[1, 2048] = linear(attn_norm, w=blk.*.attn_q.weight)
+    Qproj: f32[1, 2048] = linear(attn_norm, w=blk.*.attn_q.weight, b=blk.*.attn_q.bias)
+  ~ Kproj: f32[1, 512] = linear(attn_norm, w=blk.*.attn_k.weight)
+    Kproj: f32[1, 512] = linear(attn_norm, w=blk.*.attn_k.weight, b=blk.*.attn_k.bias)
+  ~ Vproj: f32[1, 512] = linear(attn_norm, w=blk.*.attn_v.weight)
+    Vproj: f32[1, 512] = linear(attn_norm, w=blk.*.attn_v.weight, b=blk.*.attn_v.bias)
+  ~ Qcur: f32[1, 32, 64] = rope(Qheads, inp_pos, style={norm | neox}, n_rot=64, base=500000)
+  ~ Kcur: f32[1, 8, 64] = rope(Kheads, inp_pos, style={norm | neox}, n_rot=64, base=500000)
+"
+    );
+}
+
+/// The built-in model has six layers of other sizes than the example's two.
+#[test]
+fn models_of_one_family_have_one_structure() {
+    let model = model().display().to_string();
+    let all = differences(&["llama", &model]);
+    assert!(all.lines().count() <= 40, "{all}");
+    assert!(
+        all.contains("layers 2-5: only in RIGHT, like its layer 0\n"),
+        "{all}"
+    );
+    assert!(
+        all.contains("~ result_norm: f32[1, {2048 | 128}] ="),
+        "{all}"
+    );
+    let (same, _) = output(&["graph", "diff", "llama", &model, "--structure"]);
+    assert_eq!(
+        same,
+        "the graphs are alike\nLEFT layers 0-1 and RIGHT layers 0-5: the same\n"
+    );
+    let other = differences(&["qwen2", &model, "--structure"]);
+    assert!(other.contains("b=blk.*.attn_q.bias"), "{other}");
+}
+
+#[test]
+fn a_written_graph_is_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("graph.txt").display().to_string();
+    output(&["graph", "llama", "-o", &path]);
+    let (same, _) = output(&["graph", "diff", &path, "llama"]);
+    assert_eq!(same, "the graphs are alike\nlayers 0-1: the same\n");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("%34 kqv-1", "%34 kqv_other-1")).unwrap();
+    let other = differences(&[&path, "llama"]);
+    assert!(
+        other.starts_with("layer 0: the same\nlayer 1:\n  - kqv_other: "),
+        "{other}"
+    );
+    assert_eq!(
+        output(&["graph", "diff", &path, "llama", "--layer", "0"]).0,
+        "layer 0: the same\n"
+    );
+    assert!(differences(&[&path, "llama", "--layer", "1"]).contains("+ kqv: "));
+    std::fs::write(&path, text.replace("%34 ", "%43 ")).unwrap();
+    let (code, message) = failure(&["graph", "diff", &path, "llama"]);
+    assert_eq!(code, 1);
+    assert!(
+        message.contains("line 36 is no node: %43 kqv-1"),
+        "{message}"
+    );
+    let (code, message) = failure(&["graph", "diff", "llama", "qwen2", "--layer", "2"]);
+    assert_eq!(code, 2);
+    assert!(
+        message.contains("--layer 2: 'llama' has 2 layers"),
+        "{message}"
+    );
 }
 
 /// The tensors of a file by name: shape and values.

@@ -212,7 +212,7 @@ fn a_dash_is_standard_input() {
             read(&model),
         ),
         (
-            vec!["graph", "diff", "GRAPH", "qwen2"],
+            vec!["graph", "diff", "GRAPH", "llama"],
             2,
             graph.into_bytes(),
         ),

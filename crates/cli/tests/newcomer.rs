@@ -342,5 +342,5 @@ fn a_graph_is_written_to_a_file() {
     assert_eq!(written, output(&args).0);
     assert_eq!(written, output(&["graph", "llama", "--format", "json"]).0);
     let alike = output(&["graph", "diff", &file, "llama"]).0;
-    assert_eq!(alike, "the graphs are alike\n");
+    assert_eq!(alike, "the graphs are alike\nlayers 0-1: the same\n");
 }

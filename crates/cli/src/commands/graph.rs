@@ -1,5 +1,8 @@
 //! `cellar graph`: a model's graph as text, DOT or JSON, and the differences of two.
 
+mod fold;
+mod outline;
+
 use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -16,6 +19,9 @@ use crate::input;
 use crate::models::{GGUF_MAGIC, ModelSource};
 use crate::output_file;
 use crate::terminal;
+
+use fold::FoldedDiff;
+use outline::{Detail, Outline};
 
 pub(super) fn run(args: &GraphArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     if let Some(GraphCommand::Diff(args)) = &args.command {
@@ -48,17 +54,46 @@ pub(super) fn run(args: &GraphArgs, out: &mut impl Write) -> anyhow::Result<Exit
 
 fn diff(args: &GraphDiffArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     let shape = shape(args.shape)?;
-    let [left, right] = [&args.left, &args.right].map(|name| graph_of(name, shape));
-    let diff = left?.diff(&right?);
+    let detail = if args.structure {
+        Detail::Structure
+    } else {
+        Detail::Everything
+    };
+    let outline = |name: &String| {
+        let text = text_of(name, shape)?;
+        let outline = Outline::read(&terminal::escape_lines(&text), detail);
+        outline.with_context(|| format!("'{name}' is no graph as 'cellar graph' writes it"))
+    };
+    let (left, right) = (outline(&args.left)?, outline(&args.right)?);
+    let diff = match args.layer {
+        Some(layer) => of_layer([&args.left, &args.right], [&left, &right], layer)?,
+        None => FoldedDiff::new(&left, &right, detail),
+    };
+    let is_same = diff.is_empty();
     if args.json {
         writeln!(out, "{}", terminal::json(&diff)?)?;
-    } else if diff.is_empty() {
-        writeln!(out, "the graphs are alike")?;
     } else {
-        write!(out, "{}", terminal::escape_lines(&diff.to_string()))?;
+        if is_same && args.layer.is_none() {
+            writeln!(out, "the graphs are alike")?;
+        }
+        write!(out, "{diff}")?;
     }
     out.flush()?;
-    Ok(Exit::Done)
+    Ok(if is_same { Exit::Done } else { Exit::Failed })
+}
+
+/// The differences of one layer, which both graphs must have.
+fn of_layer(names: [&str; 2], outlines: [&Outline; 2], layer: usize) -> anyhow::Result<FoldedDiff> {
+    for (name, outline) in names.iter().zip(outlines) {
+        let n_layers = outline.layers.len();
+        if layer >= n_layers {
+            return usage(format!(
+                "--layer {layer}: '{name}' has {n_layers} layers, counted from 0"
+            ));
+        }
+    }
+    let [left, right] = outlines.map(|outline| &outline.layers[layer]);
+    Ok(FoldedDiff::of_layer(left, right, layer))
 }
 
 fn shape(args: ShapeArgs) -> anyhow::Result<GraphShape> {
@@ -76,8 +111,9 @@ fn of_file(source: &ModelSource) -> anyhow::Result<Arc<dyn Model>> {
     Ok(Arc::clone(source.open()?.model()))
 }
 
-/// The graph of a model file, a graph written as JSON, or that of an architecture's example.
-fn graph_of(name: &str, shape: GraphShape) -> anyhow::Result<Graph> {
+/// The text form of a graph: that of a model, one written as text or JSON, or that of an
+/// architecture's example.
+fn text_of(name: &str, shape: GraphShape) -> anyhow::Result<String> {
     let path = &*locate(Path::new(name))?;
     if !path.exists() && !input::is_stdin(path) {
         let registry = architectures();
@@ -85,13 +121,21 @@ fn graph_of(name: &str, shape: GraphShape) -> anyhow::Result<Graph> {
             let known = registry.names().join(", ");
             anyhow::bail!("'{name}' is neither a file nor a known architecture ({known})");
         };
-        return Ok(architecture.example()?.graph(shape)?);
+        return Ok(architecture.example()?.graph(shape)?.text().to_string());
     }
     if is_gguf(path) || path.is_dir() {
-        return Ok(of_file(&ModelSource::File(path.to_owned()))?.graph(shape)?);
+        let model = of_file(&ModelSource::File(path.to_owned()))?;
+        return Ok(model.graph(shape)?.text().to_string());
     }
     let text = input::text(path)?;
-    Graph::from_json(&text).with_context(|| format!("'{name}' is neither a GGUF file nor a graph"))
+    if text.starts_with("graph: ") {
+        return Ok(text);
+    }
+    let graph = Graph::from_json(&text);
+    let graph = graph.with_context(|| {
+        format!("'{name}' is neither a GGUF file nor a graph as text or JSON of 'cellar graph'")
+    })?;
+    Ok(graph.text().to_string())
 }
 
 fn is_gguf(path: &Path) -> bool {

@@ -10,8 +10,17 @@ use serde::Serialize;
 
 use super::{Graph, Node};
 
+/// A node in words.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct NodeText {
+    /// Its name, by which it is matched.
+    pub name: String,
+    /// All of it as text: name, type, operation with operands and attributes.
+    pub text: String,
+}
+
 /// A node that both graphs have, but not alike.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct NodeChange {
     /// Its name.
     pub name: String,
@@ -22,7 +31,7 @@ pub struct NodeChange {
 }
 
 /// The differences between two graphs.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct GraphDiff {
     /// Nodes of the first graph only, as text.
     pub only_left: Vec<String>,
@@ -34,37 +43,38 @@ pub struct GraphDiff {
 
 impl GraphDiff {
     pub(super) fn new(left: &Graph, right: &Graph) -> Self {
-        let by_name = |graph: &Graph| -> HashMap<String, String> {
-            graph
-                .nodes()
-                .iter()
-                .map(|n| (n.name.clone(), describe(graph, n)))
-                .collect()
+        let texts = |graph: &Graph| -> Vec<NodeText> {
+            let nodes = graph.nodes().iter();
+            nodes.map(|node| describe(graph, node)).collect()
+        };
+        Self::of_nodes(&texts(left), &texts(right))
+    }
+
+    /// The differences between two lists of nodes, each with names of its own.
+    pub fn of_nodes(left: &[NodeText], right: &[NodeText]) -> Self {
+        let by_name = |nodes: &[NodeText]| -> HashMap<String, String> {
+            let pairs = nodes.iter().map(|n| (n.name.clone(), n.text.clone()));
+            pairs.collect()
         };
         let (in_left, in_right) = (by_name(left), by_name(right));
         let mut diff = Self::default();
-        for node in left.nodes() {
-            let text = &in_left[&node.name];
-            match in_right.get(&node.name) {
+        for NodeText { name, text } in left {
+            match in_right.get(name) {
                 None => diff.only_left.push(text.clone()),
                 Some(other) if other == text => {}
                 Some(other) => diff.changed.push(NodeChange {
-                    name: node.name.clone(),
+                    name: name.clone(),
                     left: text.clone(),
                     right: other.clone(),
                 }),
             }
         }
-        let missing = right
-            .nodes()
-            .iter()
-            .filter(|n| !in_left.contains_key(&n.name));
-        diff.only_right
-            .extend(missing.map(|n| in_right[&n.name].clone()));
+        let added = right.iter().filter(|n| !in_left.contains_key(&n.name));
+        diff.only_right.extend(added.map(|n| n.text.clone()));
         diff
     }
 
-    /// Whether the graphs are alike.
+    /// True if the graphs are alike.
     pub fn is_empty(&self) -> bool {
         self.only_left.is_empty() && self.only_right.is_empty() && self.changed.is_empty()
     }
@@ -86,7 +96,7 @@ impl fmt::Display for GraphDiff {
 }
 
 /// A node with its operands by name: independent of numbering.
-fn describe(graph: &Graph, node: &Node) -> String {
+fn describe(graph: &Graph, node: &Node) -> NodeText {
     let operands = node
         .operands
         .iter()
@@ -95,13 +105,10 @@ fn describe(graph: &Graph, node: &Node) -> String {
     let spec = node.op.spec();
     let attributes = spec.attributes().iter().map(ToString::to_string);
     let args: Vec<String> = operands.chain(attributes).collect();
-    let (name, op) = (&node.name, spec.name());
-    format!(
-        "{name}: {}{:?} = {op}({})",
-        node.dtype,
-        node.shape,
-        args.join(", ")
-    )
+    let (name, op) = (node.name.clone(), spec.name());
+    let (dtype, shape, args) = (node.dtype, &node.shape, args.join(", "));
+    let text = format!("{name}: {dtype}{shape:?} = {op}({args})");
+    NodeText { name, text }
 }
 
 #[cfg(test)]

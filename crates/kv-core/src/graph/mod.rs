@@ -40,7 +40,7 @@ mod used_layer;
 
 pub use alibi::Alibi;
 pub use builder::{Affine, GraphBuilder, GraphError, TableRow};
-pub use diff::{GraphDiff, NodeChange};
+pub use diff::{GraphDiff, NodeChange, NodeText};
 pub use display::{Dot, Text};
 pub use inputs::{BatchVisibility, GraphInputs, GraphOutputs, PartInputs};
 pub use key_rope::KeyRopeError;
