@@ -57,18 +57,6 @@ pub struct StreamingLlm {
     tokens: Vec<Vec<Token>>,
 }
 
-/// An image: this memory takes text only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TakesNoImages;
-
-impl std::fmt::Display for TakesNoImages {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("attention sinks are tokens of text: images are not taken")
-    }
-}
-
-impl std::error::Error for TakesNoImages {}
-
 impl StreamingLlm {
     /// An empty memory.
     pub fn new(config: StreamingConfig) -> Self {
@@ -261,9 +249,6 @@ fn place(memory: &mut StreamingLlm, ubatch: &UBatch, at: usize) -> Result<Vec<Ce
                 entry: *entry,
                 set: row.seqs,
             });
-        }
-        if row.grid.is_some() {
-            return Err(Refusal::custom(TakesNoImages));
         }
         let n_wanted = ubatch.rows().filter(|row| row.first_seq == seq).count() as u32;
         let n_held = memory.tokens(seq).len() as u32;

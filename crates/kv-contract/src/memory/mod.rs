@@ -11,7 +11,8 @@
 //! Plans are undone exactly, edits are checked before they are done, states go through their bytes
 //! and come back. Where a memory takes sources, what encoder-decoder models attend over, the oracle
 //! keeps that of each sequence: the sequence's tokens see exactly its rows, copies share it, shifts
-//! leave it, and it goes when all of the sequence does. A memory may refuse what it does not have ([`Refusal::Unsupported`]) or for a
+//! leave it, and it goes when all of the sequence does. Images are seen in full or
+//! refused ([`Memory::takes_images`]). A memory may refuse what it does not have ([`Refusal::Unsupported`]) or for a
 //! reason of its own ([`Refusal::Custom`]), but then nothing may have changed, and sequences can
 //! always be removed whole.
 //!
@@ -29,13 +30,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-use kv_core::batch::validate;
+use kv_core::batch::{Batch, PositionRule, validate, validate_with};
 use kv_core::cells::Cell;
 use kv_core::memory::{
-    Composite, Memory, MemoryInputs, Occupancy, OwnedRun, Recurrent, Seqs, Unified, UnifiedConfig,
-    invariants,
+    Composite, Memory, MemoryInputs, Occupancy, OwnedRun, Recurrent, Refusal, Seqs, Unified,
+    UnifiedConfig, invariants,
 };
-use kv_core::{CellIdx, Pos, PosRange, SeqId};
+use kv_core::{CellIdx, GridPos, Pos, PosRange, SeqId, TokenId};
 pub use proptest;
 use proptest::strategy::Strategy;
 
@@ -237,10 +238,35 @@ pub fn takes_tokens<M: MemoryUnderTest>(mut memory: M) {
         let first = PosRange::new(Pos(0), Pos(0));
         assert_eq!(memory.positions(seq), Some(first));
     }
+    assert_eq!(plans_an_image(&memory), memory.takes_images());
     memory.remove(Seqs::One(SeqId(0)), PosRange::ALL).unwrap();
     assert_eq!(memory.positions(SeqId(0)), None);
     memory.clear();
     assert_eq!(memory, empty);
+}
+
+/// True if the memory has a place for a token of an image; if not, it says that it takes none.
+fn plans_an_image<M: MemoryUnderTest>(memory: &M) -> bool {
+    let seq = SeqId(0);
+    let pos = memory.positions(seq).map_or(Pos(0), |has| has.last);
+    let mut batch = Batch::new();
+    let grid = GridPos {
+        y: pos.0,
+        x: pos.0 + 1,
+    };
+    batch
+        .push_token(TokenId(0))
+        .in_sequence(seq)
+        .at_grid(pos, grid);
+    let positions = |seq| memory.positions(seq);
+    let valid = validate_with(&batch, &batches::RULES, PositionRule::Grid, positions).unwrap();
+    match memory.plan(&valid, 1) {
+        Ok(_) => true,
+        Err(refusal) => {
+            assert_eq!(refusal, Refusal::TakesNoImages { seq, pos, grid });
+            false
+        }
+    }
 }
 
 /// Runs the contract suite of memories on the memories of a strategy, in a module of this name, and

@@ -1,6 +1,6 @@
 //! Batches that a memory refuses: the reason must be one.
 
-use kv_core::batch::{BatchError, TokensOf, ValidBatch};
+use kv_core::batch::{BatchError, TokensOf, ValidBatch, ValidEntry};
 use kv_core::memory::{Refusal, Streams};
 use kv_core::{Causality, CellIdx, SeqSet, StreamIdx, Window};
 
@@ -66,6 +66,12 @@ impl<M: MemoryUnderTest> World<M> {
                 assert!(!self.memory.takes_sources());
                 assert_eq!(batch.tokens_of(), TokensOf::Source);
                 assert!(batch.entries().iter().any(|e| e.seqs.contains(*seq)));
+            }
+            Refusal::TakesNoImages { seq, pos, grid } => {
+                assert!(!self.memory.takes_images());
+                let is_it = |e: &&ValidEntry| e.pos == *pos && e.grid == Some(*grid);
+                let entry = batch.entries().iter().find(is_it);
+                assert_eq!(entry.map(|e| e.first_seq), Some(*seq));
             }
             Refusal::NoSource { seq } => {
                 assert!(self.memory.takes_sources() && self.sources[seq.as_usize()].is_empty());

@@ -308,6 +308,10 @@ impl Memory for Composite {
         self.source.is_some()
     }
 
+    fn takes_images(&self) -> bool {
+        true
+    }
+
     fn source_positions(&self, seq: SeqId) -> Option<PosRange> {
         self.source.as_ref()?.positions(seq)
     }

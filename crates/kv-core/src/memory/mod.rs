@@ -173,6 +173,13 @@ pub trait Memory {
         false
     }
 
+    /// True if tokens may lie in images, with a row and a column next to their position
+    /// ([`GridPos`](crate::GridPos)), so that several share a position. Where they may not,
+    /// [`Memory::plan`] refuses batches with such tokens.
+    fn takes_images(&self) -> bool {
+        false
+    }
+
     /// The positions of a sequence's source; `None` where it has none.
     fn source_positions(&self, _seq: SeqId) -> Option<PosRange> {
         None

@@ -4,7 +4,7 @@
 //! a memory that has changed since. Knows nothing of what a slot is.
 
 use super::{Memory, MemoryInputs, Refusal};
-use crate::batch::{SplitPolicy, TokensOf, UBatch, ValidBatch};
+use crate::batch::{SplitPolicy, TokensOf, UBatch, ValidBatch, ValidEntry};
 use crate::ids::SeqId;
 
 /// A ubatch and the slot that the memory found for it.
@@ -111,6 +111,11 @@ pub(super) fn plan<M: Memory + ?Sized>(
         let first = batch.entries().first();
         let seq = first.map_or(SeqId(0), |entry| entry.first_seq);
         return Err(Refusal::TakesNoSources { seq });
+    }
+    let of_image = |entry: &ValidEntry| Some((entry.first_seq, entry.pos, entry.grid?));
+    let of_image = batch.entries().iter().find_map(of_image);
+    if let Some((seq, pos, grid)) = of_image.filter(|_| !memory.takes_images()) {
+        return Err(Refusal::TakesNoImages { seq, pos, grid });
     }
     let largest = n_ubatch.min(u32::try_from(batch.n_tokens()).unwrap_or(u32::MAX));
     let refusal = match plan_with(memory, batch, largest) {

@@ -191,6 +191,19 @@ pub enum Refusal {
         /// The sequence.
         seq: SeqId,
     },
+    /// A token of an image, for a memory that has no place for rows and columns.
+    #[error(
+        "this memory takes text only, but a token of sequence {seq} lies in an image: position \
+         {pos}, row and column {grid}"
+    )]
+    TakesNoImages {
+        /// The sequence.
+        seq: SeqId,
+        /// The position of the first such token.
+        pos: Pos,
+        /// Its row and column.
+        grid: GridPos,
+    },
     /// Tokens of one sequence would get into another, whose tokens attend over another source.
     #[error(
         "sequences {seq} and {other} have different sources: a sequence's tokens attend over one, so \

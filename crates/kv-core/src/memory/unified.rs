@@ -353,6 +353,10 @@ impl Memory for Unified {
         u32::MAX
     }
 
+    fn takes_images(&self) -> bool {
+        true
+    }
+
     fn find_slots(&self, ubatches: Vec<UBatch>) -> Result<Plan<Vec<CellIdx>>, Refusal> {
         let slots = self.find_cells(&ubatches)?;
         let planned = ubatches.into_iter().zip(slots);

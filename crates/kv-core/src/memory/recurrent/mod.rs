@@ -401,6 +401,10 @@ impl Memory for Recurrent {
         self.config.n_snapshots
     }
 
+    fn takes_images(&self) -> bool {
+        true
+    }
+
     fn find_slots(&self, ubatches: Vec<UBatch>) -> Result<Plan<Vec<StateGroup>>, Refusal> {
         let slots = self.find_groups(&ubatches)?;
         let planned = ubatches.into_iter().zip(slots);
