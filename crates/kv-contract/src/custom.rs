@@ -217,8 +217,9 @@ fn compile<'a, B: Backend>(
     subject: &'a Subject<B>,
     graph: &Graph,
 ) -> Result<Compiled<'a, B>, BackendError> {
+    let compiled = subject.compile(graph, &weights(), &layout(WIDTH));
     assert!(subject.custom_ops.is_ok(), "{:?}", subject.custom_ops);
-    subject.compile(graph, &weights(), &layout(WIDTH))
+    compiled
 }
 
 /// A graph with a state, over states of a type.
@@ -226,9 +227,10 @@ pub(super) fn compile_with_state_type<B: Backend>(
     subject: &Subject<B>,
     state_type: StateType,
 ) -> Result<Compiled<'_, B>, BackendError> {
-    assert!(subject.custom_ops.is_ok(), "{:?}", subject.custom_ops);
     let layout = layout(WIDTH).with_state_type(state_type);
-    subject.compile(&decay_graph(2), &weights(), &layout)
+    let compiled = subject.compile(&decay_graph(2), &weights(), &layout);
+    assert!(subject.custom_ops.is_ok(), "{:?}", subject.custom_ops);
+    compiled
 }
 
 /// Every row is computed, once, and other operations use the result.

@@ -5,14 +5,54 @@
 //! So every test of the suite that runs a graph also runs a larger one. Knows no graph and no wanted
 //! value.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use kv_core::CellIdx;
 use kv_core::backend::{Backend, BackendError, RowKind, RowSpan, RowStorage};
-use kv_core::graph::{Graph, GraphInputs, GraphOutputs, GraphShape};
+use kv_core::graph::{Graph, GraphInputs, GraphOutputs, GraphShape, Op};
 use kv_core::layers::RowLayout;
 
 /// Tokens of a larger graph beyond those of the run: as many as change how a backend computes.
 const MORE_TOKENS: usize = 37;
 const MORE_OUTPUTS: usize = 3;
+
+thread_local! {
+    static COMPILED: RefCell<CompiledOps> = RefCell::default();
+}
+
+/// The operations of graphs that a test of this thread asked a backend to compile.
+#[derive(Debug, Default)]
+pub(crate) struct CompiledOps {
+    /// Those of graphs that compiled.
+    pub(crate) taken: BTreeSet<&'static str>,
+    /// Those of graphs that were refused.
+    pub(crate) refused: BTreeSet<&'static str>,
+}
+
+impl CompiledOps {
+    /// Those since the last call.
+    pub(crate) fn take() -> Self {
+        COMPILED.take()
+    }
+
+    fn note<T>(graph: &Graph, outcome: &Result<T, BackendError>) {
+        let names = graph.nodes().iter().map(|node| node.op.name());
+        COMPILED.with_borrow_mut(|ops| match outcome {
+            Ok(_) => ops.taken.extend(names),
+            Err(_) => ops.refused.extend(names),
+        });
+    }
+}
+
+/// True if graphs have an operation of this name.
+pub(crate) fn is_op(name: &str) -> bool {
+    let op = serde_json::from_value::<Op>(serde_json::json!({ "op": name }));
+    op.map_or_else(
+        |e| !e.to_string().starts_with("unknown operation"),
+        |_| true,
+    )
+}
 
 /// A compiled graph.
 pub(crate) struct Program<B: Backend> {
@@ -28,7 +68,9 @@ impl<B: Backend> Program<B> {
         weights: &B::Weights,
         layout: &RowLayout,
     ) -> Result<Self, BackendError> {
-        let exact = backend.compile(graph, weights, layout)?;
+        let exact = backend.compile(graph, weights, layout);
+        CompiledOps::note(graph, &exact);
+        let exact = exact?;
         let larger = match backend.program_capacities() {
             [] => None,
             _ => larger(graph),

@@ -1,8 +1,8 @@
 //! The contract suite: what a [`Backend`] means, as tests that every backend runs.
 //!
-//! A backend runs all of them with one line, [`backend_contract!`](crate::backend_contract). A test
-//! that a backend cannot pass yet is declared with its reason ([`Known::fails`]); a declared
-//! failure that passes fails the suite, so declarations do not outlive their reasons. Knows no
+//! A backend runs all of them with one line, [`backend_contract!`](crate::backend_contract). An operation
+//! that a backend does not compute yet is declared with its reason ([`Known::op`]), and so is a test
+//! that it cannot pass ([`Known::fails`]); a declared failure that passes fails the suite, so declarations do not outlive their reasons. Knows no
 //! backend; numbers are compared with values computed in `f64` from the definitions ([`evaluate`])
 //! within the [`Tolerance`] that a backend declares.
 
@@ -48,6 +48,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use kv_core::KvType;
 use kv_core::backend::{Backend, BackendError};
 use kv_core::block::BlockFormat;
+
+use larger::CompiledOps;
 
 pub use one_op::{Attend, OneOp, StoreRows};
 pub use ops::block_weight;
@@ -100,17 +102,33 @@ impl Tolerance {
     }
 }
 
-/// A test that is known to fail, and why.
+/// What a backend is known not to do, and why.
 #[derive(Clone, Copy, Debug)]
 pub struct Known {
-    test: &'static str,
+    limit: Limit,
     reason: &'static str,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Limit {
+    /// A test fails.
+    Test(&'static str),
+    /// Graphs with an operation of this name do not compile.
+    Op(&'static str),
 }
 
 impl Known {
     /// Declares that `test` fails because of `reason`.
     pub const fn fails(test: &'static str, reason: &'static str) -> Self {
-        Self { test, reason }
+        let limit = Limit::Test(test);
+        Self { limit, reason }
+    }
+
+    /// Declares that graphs with the operation `op`, named as in their text form, are refused
+    /// because of `reason`: tests may fail that have such a graph refused.
+    pub const fn op(op: &'static str, reason: &'static str) -> Self {
+        let limit = Limit::Op(op);
+        Self { limit, reason }
     }
 }
 
@@ -201,27 +219,47 @@ impl<B: Backend> Subject<B> {
         }
     }
 
-    /// Checks that every declared failure is that of one of `tests`.
+    /// Checks that every declared failure is that of one of `tests`, or of an operation.
     ///
     /// # Panics
     /// Where one is not: it would never be missed.
     pub fn check_known(&self, tests: &[&str]) {
-        for known in &self.known {
-            let (test, reason) = (known.test, known.reason);
-            assert!(
-                tests.contains(&test),
-                "'{test}' is declared to fail ({reason}) but is no test of the suite"
-            );
+        for Known { limit, reason } in &self.known {
+            match limit {
+                Limit::Test(test) => assert!(
+                    tests.contains(test),
+                    "'{test}' is declared to fail ({reason}) but is no test of the suite"
+                ),
+                Limit::Op(op) => assert!(
+                    larger::is_op(op),
+                    "'{op}' is declared to be refused ({reason}) but is no operation of graphs"
+                ),
+            }
         }
     }
 
     /// Runs one test of the suite; what [`backend_contract!`](crate::backend_contract) calls.
     ///
     /// # Panics
-    /// Where the test fails and is not declared to, or passes and is declared to fail.
+    /// Where the test fails and is not declared to, or passes and is declared to fail, or where a
+    /// graph compiles although one of its operations is declared to be refused.
     pub fn check(&self, name: &str, test: fn(&Self)) {
+        CompiledOps::take();
         let outcome = catch_unwind(AssertUnwindSafe(|| test(self)));
-        match (self.known.iter().find(|k| k.test == name), outcome) {
+        let CompiledOps { taken, refused } = CompiledOps::take();
+        for Known { limit, reason } in &self.known {
+            if let Limit::Op(op) = limit {
+                assert!(
+                    !taken.contains(op),
+                    "'{op}' is declared to be refused ({reason}) but compiles: remove the declaration"
+                );
+            }
+        }
+        let excuses = |known: &&Known| match known.limit {
+            Limit::Test(test) => test == name,
+            Limit::Op(op) => outcome.is_err() && refused.contains(op),
+        };
+        match (self.known.iter().find(excuses), outcome) {
             (None, Ok(())) | (Some(_), Err(_)) => {}
             (None, Err(panic)) => resume_unwind(panic),
             (Some(known), Ok(())) => panic!(
@@ -360,5 +398,35 @@ mod tests {
         let known = [Known::fails("no_such_test", "a reason")];
         let subject = Subject::new(NullBackend).with_known(&known);
         subject.check_known(&["a_test"]);
+    }
+
+    #[test]
+    #[should_panic(expected = "'rotate' is declared to be refused (a reason) but is no operation")]
+    fn a_declared_operation_that_is_none_is_refused() {
+        let known = [
+            Known::op("rope", "a reason"),
+            Known::op("rotate", "a reason"),
+        ];
+        Subject::new(NullBackend)
+            .with_known(&known)
+            .check_known(&[]);
+    }
+
+    /// The null backend compiles every graph.
+    #[test]
+    #[should_panic(expected = "'linear' is declared to be refused (a reason) but compiles")]
+    fn a_declared_operation_that_compiles_is_refused() {
+        let known = [Known::op("linear", "a reason")];
+        let subject = Subject::new(NullBackend).with_known(&known);
+        subject.check("linear_multiplies", ops::linear_multiplies);
+    }
+
+    /// Nothing is excused but the refusal of a declared operation.
+    #[test]
+    #[should_panic(expected = "as told")]
+    fn a_failure_without_a_refused_operation_fails() {
+        let known = [Known::op("linear", "a reason")];
+        let subject = Subject::new(NullBackend).with_known(&known);
+        subject.check("a_test", |_| panic!("as told"));
     }
 }
