@@ -17,10 +17,10 @@ use cellar_engine::serve::TenantId;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::api::params::{now, random_id};
 use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::kept::KeptDir;
+use crate::ids::{now, random_id};
 
 pub(crate) use run::{begin, resume};
 

@@ -47,6 +47,7 @@ mod files;
 mod fim;
 mod generate;
 mod hosts;
+mod ids;
 mod json;
 mod kept;
 #[cfg(feature = "kv-events")]

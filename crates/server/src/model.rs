@@ -22,10 +22,10 @@ use model_core::model_file::ModelFile;
 use model_core::tokenizer::Tokenizer;
 use model_core::weight_summary::WeightSummary;
 
-use crate::api::params::random_id;
 use crate::control_texts::ControlTexts;
 use crate::error::ApiError;
 use crate::generate::ChatPrompt;
+use crate::ids::random_id;
 use crate::texts::{EmbedWorker, RerankWorker};
 
 /// How a model is called, and what requests to it are given where they ask for nothing.

@@ -15,9 +15,9 @@ use axum::response::Response;
 use cellar_engine::FinishReason;
 use cellar_engine::serve::Usage;
 
-use crate::api::params::random_id;
 use crate::app::App;
 use crate::error::ApiError;
+use crate::ids::random_id;
 use crate::trace::TraceParent;
 
 /// The header with the id of a request, in both directions.

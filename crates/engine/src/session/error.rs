@@ -23,7 +23,13 @@ pub enum ServiceError {
         /// Why, in the system's words.
         reason: String,
     },
-    /// A trace cannot be written, or is none that can be read.
+    /// A trace cannot be written.
+    #[error("the trace cannot be written: {reason}")]
+    TraceUnwritable {
+        /// Why, in the system's words.
+        reason: String,
+    },
+    /// A trace is none that can be read.
     #[error("the trace is wrong at byte {at}: {what}")]
     Trace {
         /// The place in the file, in bytes.

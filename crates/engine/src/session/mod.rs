@@ -187,7 +187,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
     /// are such.
     ///
     /// # Errors
-    /// As [`Session::new`]; [`ServiceError::Trace`] where the first line cannot be written. When a
+    /// As [`Session::new`]; [`ServiceError::TraceUnwritable`] where the first line cannot be written. When a
     /// later one cannot, a warning says so, and the session goes on. [`ServiceError::NoThread`] where
     /// files cannot be written.
     pub fn with(
@@ -224,9 +224,8 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             .with_notes();
         if let Some(trace) = &mut trace {
             let begun = trace.begin(engine.settings(), &limits);
-            begun.map_err(|error| ServiceError::Trace {
-                at: 0,
-                what: error.to_string(),
+            begun.map_err(|error| ServiceError::TraceUnwritable {
+                reason: error.to_string(),
             })?;
         }
         let start = engine.model().source_encoder().map(|encoder| encoder.start);

@@ -371,17 +371,6 @@ fn wrong_param(config: &SamplerConfig) -> Option<&'static str> {
     wrong.map(|(name, _)| name)
 }
 
-/// The id of an answer.
-pub fn random_id(prefix: &str) -> String {
-    use std::hash::{BuildHasher, Hasher, RandomState};
-    let half = || RandomState::new().build_hasher().finish();
-    format!(
-        "{prefix}{:016x}{:08x}",
-        half(),
-        half() & u64::from(u32::MAX)
-    )
-}
-
 /// A time as RFC 3339 writes it, in UTC.
 pub(crate) fn rfc3339(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -391,10 +380,4 @@ pub(crate) fn rfc3339(time: SystemTime) -> String {
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
     let Date { year, month, day } = date;
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z")
-}
-
-/// Seconds since 1970.
-pub fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs())
 }

@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 
 use crate::api::on_post;
 use crate::api::openai::embeddings::check_number;
-use crate::api::params::{now, random_id};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::ids::{now, random_id};
 use crate::json::{self, Body, FieldRule, Neutral};
 use crate::model::Job;
 use crate::models::ModelInUse;

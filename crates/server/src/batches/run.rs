@@ -20,12 +20,12 @@ use tokio::task::JoinSet;
 use tower::ServiceExt;
 
 use super::{Batch, BatchStatus, BatchWork, NewBatch, lines};
-use crate::api::params::random_id;
 use crate::app::{App, Phase};
 use crate::auth::Tenant;
 use crate::body_worker::run_blocking;
 use crate::error::ApiError;
 use crate::files::NewFile;
+use crate::ids::random_id;
 
 /// Lines that are with the engine for each that it computes at once.
 const N_AHEAD: usize = 2;

@@ -22,13 +22,13 @@ use cellar_grammar::{GrammarFailure, GrammarStep};
 use kv_core::TokenId;
 use model_core::tokenizer::{DecodeFrom, DecodeStream, SpecialPieces, Tokenizer};
 
-use crate::api::params::random_id;
 use crate::app::{Active, App};
 use crate::auth::Tenant;
 use crate::body_worker::run_blocking;
 use crate::constrain::{Wanted, held_to};
 use crate::encode::encode;
 use crate::error::ApiError;
+use crate::ids::random_id;
 use crate::model::ServedModel;
 use crate::models::ModelInUse;
 

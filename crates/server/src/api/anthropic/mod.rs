@@ -21,13 +21,14 @@ use crate::api::constraints::json_schema;
 use crate::api::on_post;
 use crate::api::openai::messages::messages;
 use crate::api::openai::tools::Tools;
-use crate::api::params::{SamplingParams, random_id};
+use crate::api::params::SamplingParams;
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::generate::{
     Answer, ChatPrompt, Constraint, Finish, GenerateRequest, Output, Piece, Prompt, Stop,
 };
+use crate::ids::random_id;
 
 use crate::json::{self, Body, FieldRule, MaxTokens, Neutral};
 use crate::model::{Job, ServedModel};

@@ -15,13 +15,13 @@ use serde_json::{Map, Value, json};
 use super::{
     FieldRule, Neutral, Specific, finish_reason, generate_request, messages, tools, usage_json,
 };
-use crate::api::params::{now, random_id};
 use crate::api::timings::timings;
 use crate::api::{logprobs, on_post};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::generate::{Answer, ChatPrompt, GenerateRequest, Output, Piece, Prompt};
+use crate::ids::{now, random_id};
 use crate::json::Body;
 use crate::model::{Job, ModelSettings};
 use crate::skips::Skips;

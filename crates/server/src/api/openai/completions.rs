@@ -15,13 +15,13 @@ use serde_json::{Value, json};
 
 use super::chat::StreamOptions;
 use super::{Specific, finish_reason, generate_request, usage_json};
-use crate::api::params::{now, random_id};
 use crate::api::{logprobs, on_post};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::fim::{self, Gap};
 use crate::generate::{Answer, EchoedPrompt, GenerateRequest, Output, Piece, Prompt};
+use crate::ids::{now, random_id};
 use crate::json::Body;
 use crate::model::{Job, ServedModel};
 use crate::skips::Skips;

@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 
 use super::{chat, completions, responses};
 use crate::api::on_post;
-use crate::api::params::random_id;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::generate::GenerateRequest;
+use crate::ids::random_id;
 use crate::json::{self, Body};
 use crate::model::Job;
 use crate::models::ModelInUse;

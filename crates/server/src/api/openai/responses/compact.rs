@@ -13,11 +13,11 @@ use serde_json::{Map, Value, json};
 
 use super::{Fields, input, previous_messages, read};
 use crate::api::on_post;
-use crate::api::params::{now, random_id};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::generate::{GenerateRequest, Output, Prompt, ToolUse};
+use crate::ids::{now, random_id};
 use crate::json::Body;
 use crate::model::{Job, ServedModel};
 

@@ -13,7 +13,6 @@ use serde_json::{Map, Value, json};
 
 use super::input::AssistantMessage;
 use crate::api::logprobs;
-use crate::api::params::{now, random_id};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::conversations::Conversation;
@@ -21,6 +20,7 @@ use crate::error::ApiError;
 use crate::generate::{Finish, Piece};
 use crate::model::ServedModel;
 use crate::skips::Skips;
+use crate::ids::{now, random_id};
 use crate::stream::{Encoder, named_event};
 
 /// Where a response is kept once it is complete.
