@@ -4,7 +4,9 @@
 //! Knows nothing of the machine: the caller or the backend sets the budget.
 
 use cellar_scheduler::RowBytes;
+use kv_core::MAX_SEQS;
 use kv_core::backend::DeviceMemory;
+use kv_core::memory::Streams;
 use kv_core::memory_plan::MemoryPlan;
 use model_core::architecture::Model;
 
@@ -63,7 +65,7 @@ pub fn largest_that_fits(fits: impl Fn(u32) -> bool) -> Option<u32> {
 }
 
 /// The largest number up to `most` that fits, where all smaller ones do; 0 is taken to fit.
-pub(crate) fn largest_up_to(most: u32, fits: impl Fn(u32) -> bool) -> u32 {
+fn largest_up_to(most: u32, fits: impl Fn(u32) -> bool) -> u32 {
     let (mut fitting, mut too_large) = (0, most + 1);
     while too_large - fitting > 1 {
         let middle = fitting + (too_large - fitting) / 2;
@@ -76,6 +78,33 @@ pub(crate) fn largest_up_to(most: u32, fits: impl Fn(u32) -> bool) -> u32 {
 }
 
 impl EngineConfig {
+    /// The settings, whatever the budget is.
+    ///
+    /// # Errors
+    /// As [`EngineConfig::settings`].
+    pub fn sizes(&self, model: &dyn Model) -> Result<Settings, ConfigError> {
+        let sizes = self.sizes_with_room(model, 0)?;
+        let Some(prefix_bytes) = self.prefix_bytes else {
+            return Ok(sizes);
+        };
+        let bytes = |n_more| {
+            let sizes = self.sizes_with_room(model, n_more);
+            sizes.map_or(u64::MAX, |sizes| sizes.memory_bytes())
+        };
+        let n_seqs = self.n_seqs;
+        let most = match self.streams {
+            Streams::Shared => n_seqs.saturating_sub(sizes.n_active()),
+            Streams::PerSequence => (MAX_SEQS as u32).saturating_sub(n_seqs),
+        };
+        let limit = sizes.memory_bytes().saturating_add(prefix_bytes);
+        let largest = largest_up_to(most, |n_more| bytes(n_more) <= limit);
+        // What costs nothing brings nothing.
+        let largest_bytes = bytes(largest);
+        let n_more = largest_up_to(largest, |n_more| bytes(n_more) < largest_bytes);
+        let is_less = bytes(n_more) < largest_bytes;
+        self.sizes_with_room(model, n_more + u32::from(is_less))
+    }
+
     /// The largest context length whose memory takes at most `n_bytes`, with all else as it is;
     /// `None` where none does.
     pub fn largest_n_ctx(&self, model: &dyn Model, n_bytes: u64) -> Option<u32> {

@@ -11,10 +11,6 @@ use kv_core::memory::{
 use kv_core::{KvType, KvTypes, LayerIdx, MAX_SEQS, StateType, TokenId, Window};
 use model_core::architecture::{Model, OutputKind};
 
-use crate::budget::largest_up_to;
-use crate::logprobs::MAX_TOP_LOGPROBS;
-use crate::sampler::MAX_BIAS;
-
 /// The context length where none is chosen, unless the model was trained with less.
 pub const DEFAULT_N_CTX: u32 = 4096;
 
@@ -85,6 +81,12 @@ pub struct EngineConfig {
 
 /// The longest window of recent tokens that penalties can look at.
 pub const MAX_LAST_N: usize = 1 << 20;
+
+/// The largest bias that can be added to a logit, and the smallest is its negative.
+pub const MAX_BIAS: f32 = 100.0;
+
+/// The most tokens that log probabilities are given of, not counting the one that was chosen.
+pub const MAX_TOP_LOGPROBS: usize = 20;
 
 /// How many bytes the memory of an engine may take, its rows and what is kept of its cells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -409,35 +411,12 @@ impl EngineConfig {
         Ok(settings)
     }
 
-    /// The same whatever the budget is.
-    ///
-    /// # Errors
-    /// As [`EngineConfig::settings`].
-    pub fn sizes(&self, model: &dyn Model) -> Result<Settings, ConfigError> {
-        let sizes = self.sizes_with_room(model, 0)?;
-        let Some(prefix_bytes) = self.prefix_bytes else {
-            return Ok(sizes);
-        };
-        let bytes = |n_more| {
-            let sizes = self.sizes_with_room(model, n_more);
-            sizes.map_or(u64::MAX, |sizes| sizes.memory_bytes())
-        };
-        let n_seqs = self.n_seqs;
-        let most = match self.streams {
-            Streams::Shared => n_seqs.saturating_sub(sizes.n_active),
-            Streams::PerSequence => (MAX_SEQS as u32).saturating_sub(n_seqs),
-        };
-        let limit = sizes.memory_bytes().saturating_add(prefix_bytes);
-        let largest = largest_up_to(most, |n_more| bytes(n_more) <= limit);
-        // What costs nothing brings nothing.
-        let largest_bytes = bytes(largest);
-        let n_more = largest_up_to(largest, |n_more| bytes(n_more) < largest_bytes);
-        let is_less = bytes(n_more) < largest_bytes;
-        self.sizes_with_room(model, n_more + u32::from(is_less))
-    }
-
-    /// The same with room for the windows and states of so many cached prefixes.
-    fn sizes_with_room(&self, model: &dyn Model, n_more: u32) -> Result<Settings, ConfigError> {
+    /// [`EngineConfig::sizes`] with room for the windows and states of so many cached prefixes.
+    pub(crate) fn sizes_with_room(
+        &self,
+        model: &dyn Model,
+        n_more: u32,
+    ) -> Result<Settings, ConfigError> {
         let own = self.memory(model)?;
         let mut memory = own;
         if n_more > 0 {

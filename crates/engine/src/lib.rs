@@ -48,7 +48,8 @@ pub use budget::largest_that_fits;
 pub use cellar_scheduler::{MAX_DRAFT, Speculated, Speculation, SpeculationOff};
 pub use completion::{Completion, CompletionOptions, FinishReason, OutputRow};
 pub use config::{
-    AttentionMode, ConfigError, DEFAULT_N_CTX, EngineConfig, MAX_N_CTX, MemoryBudget, Settings,
+    AttentionMode, ConfigError, DEFAULT_N_CTX, EngineConfig, MAX_N_CTX, MAX_TOP_LOGPROBS,
+    MemoryBudget, Settings,
 };
 pub use context::{GroupAttention, LongContext};
 pub use decode::Engine;
@@ -59,7 +60,7 @@ pub use error::{EngineError, Replaced};
 pub use generation::{GenerateOptions, Generation, PromptProgress, TokenPiece};
 pub use importance::{ActivationSums, RecordedMatrices, RecordingBackend, RecordingProgram};
 pub use kv_core::backend::CancelFlag;
-pub use logprobs::{Logprobs, MAX_TOP_LOGPROBS, TokenLogprob, TokenLogprobs};
+pub use logprobs::{Logprobs, TokenLogprob, TokenLogprobs};
 pub use model_core::sentence::{Normalization, Pooling};
 pub use planning::{PromptOutputs, Workload};
 pub use reranker::{Ranked, Reranker, RerankerConfig};

@@ -7,10 +7,7 @@
 use kv_core::TokenId;
 use serde::{Deserialize, Serialize};
 
-use crate::config::ConfigError;
-
-/// The most tokens that log probabilities are given of, not counting the one that was chosen.
-pub const MAX_TOP_LOGPROBS: usize = 20;
+use crate::config::{ConfigError, MAX_TOP_LOGPROBS};
 
 /// Which log probabilities are wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

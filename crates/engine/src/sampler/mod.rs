@@ -22,7 +22,7 @@ pub use candidates::{Candidate, CandidateBuffers, Candidates, Order};
 pub use config::{Penalties, SamplerConfig, random_seed};
 pub use dry::DryStep;
 pub use mirostat::MirostatStep;
-pub use options::{Bias, Dry, LogitBias, MAX_BIAS, Mirostat, Xtc};
+pub use options::{Bias, Dry, LogitBias, Mirostat, Xtc};
 pub use penalties::PenaltyStep;
 pub use reasoning::{ReasoningBudget, ReasoningMarks};
 pub use steps::{MinP, Step, Temperature, TokenOrigin, TopK, TopNSigma, TopP};
@@ -37,7 +37,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use crate::config::ConfigError;
-pub use crate::config::MAX_LAST_N;
+pub use crate::config::{MAX_BIAS, MAX_LAST_N};
 
 /// Why no token could be chosen.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

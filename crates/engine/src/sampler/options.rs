@@ -7,10 +7,7 @@
 use kv_core::TokenId;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{ConfigError, MAX_LAST_N};
-
-/// The largest bias that can be added to a logit, and the smallest is its negative.
-pub const MAX_BIAS: f32 = 100.0;
+use crate::config::{ConfigError, MAX_BIAS, MAX_LAST_N};
 
 /// A change of one token's logit, whatever the text is.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
