@@ -43,7 +43,8 @@ use crate::args::Cli;
 use crate::failure::{Exit, one_line};
 
 fn main() -> ExitCode {
-    let args = habits::translate(&Cli::command(), shortcut::expand(std::env::args_os()));
+    let cli = Cli::command();
+    let args = habits::translate(&cli, shortcut::expand(&cli, std::env::args_os()));
     let exit = match args.map(parse) {
         Err(error) => failed(&error),
         Ok(parsed) => obey(parsed),

@@ -6,22 +6,19 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use clap::CommandFactory;
-
-use crate::args::Cli;
+use clap::Command;
 
 /// The arguments, with `chat -m` before a model that stands where a command is expected.
-pub(crate) fn expand(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
+pub(crate) fn expand(cli: &Command, args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.collect();
-    if args.get(1).is_some_and(opens_chat) {
+    if args.get(1).is_some_and(|first| opens_chat(cli, first)) {
         args.splice(1..1, ["chat".into(), "-m".into()]);
     }
     args
 }
 
 /// True if this is a model, and no command.
-fn opens_chat(first: &OsString) -> bool {
-    let cli = Cli::command();
+fn opens_chat(cli: &Command, first: &OsString) -> bool {
     let mut commands = cli.get_subcommands();
     let is_command = commands.any(|command| {
         let mut names = command.get_name_and_visible_aliases().into_iter();
@@ -64,10 +61,13 @@ pub(crate) fn is_tagged(word: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
+    use crate::args::Cli;
 
     fn expanded(args: &[&str]) -> Vec<OsString> {
-        expand(args.iter().map(OsString::from))
+        expand(&Cli::command(), args.iter().map(OsString::from))
     }
 
     #[test]

@@ -51,6 +51,11 @@ pub(crate) fn info(line: impl Display) {
     }
 }
 
+/// Writes a remark of a chat to stderr, for its user.
+pub(crate) fn remark(text: &str) {
+    info(format_args!("({})", escape(text)));
+}
+
 /// A value as one line of JSON. Characters that [`escape`] escapes are escaped as in JSON.
 ///
 /// # Errors

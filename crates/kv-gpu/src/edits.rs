@@ -11,7 +11,8 @@ use kv_core::rope::{LayerRope, RopeStyle, Rotation};
 use kv_core::{CellIdx, PartIdx};
 
 use crate::device::{Argument, Device, Region};
-use crate::lower::{StoredRows, word};
+use crate::kernels::word;
+use crate::lower::StoredRows;
 use crate::program::{MAX_GRID_Y, Shared};
 use crate::rows::GpuRows;
 

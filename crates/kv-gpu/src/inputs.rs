@@ -11,7 +11,7 @@ use kv_core::graph::{Graph, GraphInputs, Input, Node, NodeId, Op};
 use kv_core::rope::{RopeSections, RopeSpec};
 use kv_core::{PartIdx, Visibility, Window};
 
-use crate::lower::word;
+use crate::kernels::word;
 use crate::state_table;
 use crate::visibility_table::{self, PieceCounts, PieceLimits};
 

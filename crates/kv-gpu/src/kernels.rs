@@ -6,6 +6,8 @@
 use std::fmt::Write;
 use std::sync::OnceLock;
 
+use kv_core::backend::BackendError;
+
 /// What a launch must know of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelInfo {
@@ -35,6 +37,17 @@ pub fn kernel_info(name: &str) -> Option<KernelInfo> {
 pub fn kernel_infos() -> &'static [KernelInfo] {
     static PARSED: OnceLock<Vec<KernelInfo>> = OnceLock::new();
     PARSED.get_or_init(|| TABLE.lines().filter_map(parse).collect())
+}
+
+/// A number of values or rows as kernels take it.
+///
+/// # Errors
+/// [`BackendError::Input`] where it has more than 32 bits.
+pub(crate) fn word(n: usize) -> Result<u32, BackendError> {
+    u32::try_from(n).map_err(|_| BackendError::Input {
+        input: "graph",
+        reason: format!("{n} values are more than a kernel can count"),
+    })
 }
 
 fn parse(line: &'static str) -> Option<KernelInfo> {

@@ -9,7 +9,7 @@ use bytemuck::{Pod, Zeroable};
 use kv_core::backend::BackendError;
 use kv_core::block::BlockFormat;
 
-use crate::lower::word;
+use crate::kernels::word;
 
 /// Planes begin at multiples of this many bytes, and are numbered by them.
 const ALIGN: usize = 256;

@@ -13,7 +13,7 @@ use kv_core::weights::{Weight, WeightError, WeightSource};
 
 use crate::custom::HostOps;
 use crate::device::{Argument, Device, Region};
-use crate::lower::word;
+use crate::kernels::word;
 use crate::planes::Planes;
 use crate::program::{Shared, locked};
 

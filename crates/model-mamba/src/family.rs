@@ -1,6 +1,6 @@
-//! [`FAMILY`]: the members, and how one of them and a file make a model.
+//! [`MambaLike`]: a member of the family, and how it and a file make a model.
 //!
-//! Knows no member but by its row.
+//! Knows no member.
 
 use std::sync::Arc;
 
@@ -13,17 +13,6 @@ use model_core::blocks::{
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::Hyperparameters;
 
-use crate::delta::{QWEN3_NEXT, QWEN35, QWEN35_MOE};
-use crate::griffin::RECURRENT_GEMMA;
-use crate::hybrids::{FALCON_H1, GRANITE_HYBRID, JAMBA};
-use crate::kimi::KIMI_LINEAR;
-use crate::mamba::{MAMBA, MAMBA2};
-use crate::minimax::MINIMAX;
-use crate::nemotron::{NEMOTRON_H, NEMOTRON_H_MOE};
-use crate::short_conv::{LFM2, LFM2_MOE};
-use crate::xlstm::XLSTM;
-use crate::zamba::ZAMBA2;
-
 /// One member of the family.
 #[derive(Clone, Copy, Debug)]
 pub struct MambaLike {
@@ -34,27 +23,6 @@ pub struct MambaLike {
     /// Two layers with settings of the usual size.
     pub(crate) example: fn() -> (ExampleSizes, Wired),
 }
-
-/// All members.
-pub const FAMILY: &[MambaLike] = &[
-    MAMBA,
-    MAMBA2,
-    FALCON_H1,
-    GRANITE_HYBRID,
-    JAMBA,
-    QWEN3_NEXT,
-    QWEN35,
-    QWEN35_MOE,
-    LFM2,
-    LFM2_MOE,
-    KIMI_LINEAR,
-    NEMOTRON_H,
-    NEMOTRON_H_MOE,
-    RECURRENT_GEMMA,
-    ZAMBA2,
-    XLSTM,
-    MINIMAX,
-];
 
 /// Layers, and how a model is wired around them.
 #[derive(Clone, Debug)]

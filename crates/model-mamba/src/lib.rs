@@ -26,6 +26,7 @@ mod hf;
 mod hybrids;
 mod kimi;
 mod mamba;
+mod members;
 mod minimax;
 mod nemotron;
 mod read;
@@ -34,7 +35,8 @@ mod short_conv;
 mod xlstm;
 mod zamba;
 
-pub use family::{FAMILY, MambaLike};
+pub use family::MambaLike;
+pub use members::FAMILY;
 pub use rwkv::{RWKV, Rwkv};
 
 use model_core::architecture::Registry;

@@ -31,7 +31,7 @@ use crate::models::ModelSource;
 use crate::output_file;
 use crate::progress::Progress;
 use crate::resolve;
-use crate::terminal::{self, Reader, escape, escape_lines, info, note};
+use crate::terminal::{self, Reader, escape_lines, note, remark};
 use commands::{Command, HELP, Line, SystemChange, Topic};
 use conversation::{Conversation, Turn};
 use lines::{Input, Lines, history_path};
@@ -101,7 +101,7 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let constraint = Constraint::new(&args.constraint, file.tokenizer())?;
     let template = template_of(&file, &source)?.to_owned();
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
-    let engine = resolve::open_engine(&file, &args.engine, &config, PromptOutputs::Last)?;
+    let engine = resolve::open_engine(&file, &args.engine.compute, &config, PromptOutputs::Last)?;
     let draft_model = draft_model::open(
         &args.speculation,
         &args.engine,
@@ -180,11 +180,6 @@ fn template_of<'f>(file: &'f ModelFile, source: &ModelSource) -> anyhow::Result<
             source.name()
         )),
     }
-}
-
-/// Prints a remark for the user on stderr.
-fn remark(text: &str) {
-    info(format_args!("({})", escape(text)));
 }
 
 /// Prints what the user asked for on stderr: stdout is for answers.

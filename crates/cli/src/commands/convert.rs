@@ -5,11 +5,9 @@
 
 mod importance;
 mod mix;
+mod pieces;
 
 use std::io::Write;
-use std::num::NonZero;
-use std::panic::resume_unwind;
-use std::thread;
 
 use anyhow::Context;
 use kv_core::block::{BlockFormat, quantize};
@@ -27,6 +25,7 @@ use crate::progress::Progress;
 use crate::terminal;
 use importance::Weighting;
 use mix::{Columns, Heads, ModelTraits, NamedShape};
+use pieces::{in_pieces, n_threads};
 
 pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     output_file::check("OUT", &args.out)?;
@@ -185,29 +184,6 @@ fn encode(values: &[f32], format: BlockFormat) -> anyhow::Result<Vec<u8>> {
     let blocks = values.len().div_ceil(format.block_len());
     let piece_len = blocks.div_ceil(n_threads()).max(1) * format.block_len();
     in_pieces(values, piece_len, |piece| Ok(quantize(format, piece)?))
-}
-
-fn n_threads() -> usize {
-    thread::available_parallelism().map_or(1, NonZero::get)
-}
-
-/// What `encode` makes of each piece of the values, one after the other; each has a thread.
-fn in_pieces(
-    values: &[f32],
-    piece_len: usize,
-    encode: impl Fn(&[f32]) -> anyhow::Result<Vec<u8>> + Sync,
-) -> anyhow::Result<Vec<u8>> {
-    let encode = &encode;
-    let pieces = thread::scope(|scope| {
-        let start = |piece| scope.spawn(move || encode(piece));
-        let running: Vec<_> = values.chunks(piece_len).map(start).collect();
-        let done = running.into_iter().map(|piece| match piece.join() {
-            Ok(done) => done,
-            Err(panic) => resume_unwind(panic),
-        });
-        done.collect::<anyhow::Result<Vec<Vec<u8>>>>()
-    })?;
-    Ok(pieces.concat())
 }
 
 #[cfg(test)]

@@ -34,6 +34,7 @@ use crate::arena::{Scratch, ScratchPlan};
 use crate::config::GpuConfig;
 use crate::device::Device;
 use crate::inputs::{InputPlan, Numbered, after, numbered};
+use crate::kernels::word;
 use crate::program::{Grid, Launch, Operand, Shared, Step};
 use crate::rows::GpuRows;
 use crate::weights::{DeviceWeight, GpuWeights, WeightForm};
@@ -408,15 +409,4 @@ impl<'a, D: Device> Lower<'a, D> {
 /// The last dimension of a node.
 fn width(node: &Node) -> usize {
     node.shape.last().copied().unwrap_or(1)
-}
-
-/// A number of values or rows as kernels take it.
-///
-/// # Errors
-/// [`BackendError::Input`] where it has more than 32 bits.
-pub(crate) fn word(n: usize) -> Result<u32> {
-    u32::try_from(n).map_err(|_| BackendError::Input {
-        input: "graph",
-        reason: format!("{n} values are more than a kernel can count"),
-    })
 }

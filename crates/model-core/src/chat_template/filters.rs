@@ -15,7 +15,7 @@ use minijinja_contrib::globals;
 use super::json::tojson;
 use super::methods::Arguments;
 use super::printf::{REMAINDER, formatted, remainder};
-use super::python::{Text, str_of};
+use super::python::{Text, is_written_otherwise, str_of, text};
 use super::texts;
 use super::values::{is_changeable, paid};
 use super::variadic::{VARIADIC, variadic};
@@ -55,24 +55,6 @@ fn write(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Resu
         return escape_formatter(out, state, value);
     }
     out.write_str(&str_of(state, value)?).map_err(Error::from)
-}
-
-/// The text of a value that the engine would write otherwise.
-pub(super) fn text(state: &State<'_, '_>, value: &Value) -> Result<Value, Error> {
-    if is_written_otherwise(value) {
-        str_of(state, value).map(Value::from)
-    } else {
-        Ok(value.clone())
-    }
-}
-
-/// True if the engine does not write the value as Python does.
-fn is_written_otherwise(value: &Value) -> bool {
-    value.as_object().is_some() || value.kind() == ValueKind::Bytes || is_float(value)
-}
-
-fn is_float(value: &Value) -> bool {
-    value.is_number() && !value.is_integer()
 }
 
 fn join(state: &State<'_, '_>, value: &Value, args: Rest<ValueOrKwargs>) -> Result<String, Error> {

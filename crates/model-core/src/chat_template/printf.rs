@@ -6,9 +6,8 @@ use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Kwargs, Rest, Tuple, ValueKind};
 use minijinja::{Error, State, Value};
 
-use super::filters::text;
 use super::methods::failure;
-use super::python::{Text, str_of};
+use super::python::{Text, str_of, text};
 use super::text_methods::paid_format;
 
 /// The function that does `%`.

@@ -8,8 +8,10 @@ use std::sync::LazyLock;
 use minijinja::value::{ObjectRepr, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 
-use super::values::BYTES_PER_FUEL;
 use crate::tokenizer::char_class::{contains, ranges};
+
+/// Bytes of text that one unit of fuel pays for, as in the engine.
+pub(super) const BYTES_PER_FUEL: usize = 64;
 
 /// Bytes that one unit of fuel pays for: half as many as elsewhere, as a text that grows takes up
 /// to three times its size while it is moved.
@@ -212,4 +214,22 @@ pub(super) fn is_printable(c: char) -> bool {
         '\0'..='\u{a0}' => false,
         _ => !contains(&OTHERS, c),
     }
+}
+
+/// The text of a value that the engine would write otherwise.
+pub(super) fn text(state: &State<'_, '_>, value: &Value) -> Result<Value, Error> {
+    if is_written_otherwise(value) {
+        str_of(state, value).map(Value::from)
+    } else {
+        Ok(value.clone())
+    }
+}
+
+/// True if the engine does not write the value as Python does.
+pub(super) fn is_written_otherwise(value: &Value) -> bool {
+    value.as_object().is_some() || value.kind() == ValueKind::Bytes || is_float(value)
+}
+
+fn is_float(value: &Value) -> bool {
+    value.is_number() && !value.is_integer()
 }

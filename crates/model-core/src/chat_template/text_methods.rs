@@ -9,8 +9,7 @@ use minijinja::value::{Tuple, from_args};
 use minijinja::{Error, State, Value};
 
 use super::methods::{Arguments, failure};
-use super::python::{Text, is_printable, str_of};
-use super::values::BYTES_PER_FUEL;
+use super::python::{BYTES_PER_FUEL, Text, is_printable, str_of};
 use crate::tokenizer::char_class::{contains, ranges};
 
 /// White space for `strip` and `split`: also the separators among the control characters.

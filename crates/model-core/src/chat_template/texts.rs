@@ -6,9 +6,8 @@ use minijinja::value::{Rest, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 use minijinja_contrib::filters as contrib;
 
-use super::filters::text;
 use super::methods::Arguments;
-use super::python::{Text, str_of};
+use super::python::{Text, str_of, text};
 use super::text_methods::{Ends, lines, outer, padded};
 
 /// Gives an environment all of them.

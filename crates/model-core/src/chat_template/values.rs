@@ -7,11 +7,10 @@
 use minijinja::value::{DynObject, ObjectRepr, Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions};
 
+use super::python::BYTES_PER_FUEL;
+
 /// Values in values. JSON of requests has at most 128.
 const MAX_DEPTH: usize = 200;
-
-/// Bytes of text that one unit of fuel pays for, as in the engine.
-pub(super) const BYTES_PER_FUEL: usize = 64;
 
 /// The function that a template's values go through.
 pub(super) const SETTLED: &str = "__settled";

@@ -14,6 +14,7 @@ mod merge;
 mod normalizer;
 mod pair;
 pub(crate) mod pre_tokenizers;
+mod python_bytes;
 mod roles;
 mod rwkv;
 mod spec;
@@ -41,7 +42,7 @@ use bpe::Bpe;
 use char_map::CharMap;
 use pair::Between;
 use pre_tokenizers::{Alphabet, PreTokenizer};
-pub(crate) use rwkv::escape;
+pub(crate) use python_bytes::escape;
 
 use roles::Roles;
 use rwkv::Rwkv;

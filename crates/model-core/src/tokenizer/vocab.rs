@@ -9,7 +9,7 @@ use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 use kv_core::TokenId;
 
-use super::{TokenKind, TokenizerError, TokenizerModel, TokenizerSpec, byte_level, rwkv};
+use super::{TokenKind, TokenizerError, TokenizerModel, TokenizerSpec, byte_level, python_bytes};
 
 /// How SentencePiece writes a space.
 pub(super) const SPM_SPACE: char = '\u{2581}';
@@ -185,7 +185,7 @@ impl Vocab {
             }
             // What has wrong escapes was refused.
             (TokenKind::Normal, TokenizerModel::Rwkv) => {
-                out.extend(rwkv::unescape(text).unwrap_or_default());
+                out.extend(python_bytes::unescape(text).unwrap_or_default());
             }
             (TokenKind::Normal, TokenizerModel::Bpe) => {
                 for c in text.chars() {

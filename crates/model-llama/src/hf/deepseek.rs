@@ -8,8 +8,6 @@ use model_core::hf::{
     latent_key_rows, latent_value_rows, same, with,
 };
 
-use super::recent::{QUERY_GROWTH, query_growth};
-
 /// Sizes and experts, whatever the version.
 const SHARED_KEYS: &[Key] = &[
     Key::All(WIDTH_KEYS),
@@ -355,3 +353,18 @@ pub(super) const MISTRAL4_EXPERTS: &[TensorRule] = &in_layers(
 
 pub(super) const DEEPSEEK_EXPERTS: &[TensorRule] =
     &in_layers("model.layers.{l}.mlp.experts.{e}.", GATED_EXPERTS);
+
+/// How fast the factor on queries grows with the position.
+pub(super) const QUERY_GROWTH: &str = "rope_parameters.llama_4_scaling_beta";
+
+/// Reads [`QUERY_GROWTH`].
+pub(super) fn query_growth(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    let strength = config.optional_number(QUERY_GROWTH)?.unwrap_or(0.0);
+    if strength < 0.0 || !strength.is_finite() {
+        return Err(config.wrong(QUERY_GROWTH, "a number of at least 0"));
+    }
+    if strength > 0.0 {
+        keys.set("attention.temperature_scale", strength as f32);
+    }
+    Ok(())
+}

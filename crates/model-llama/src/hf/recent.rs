@@ -10,6 +10,7 @@ use model_core::hf::{
 };
 use model_core::windows::{FullLayer, WindowPattern};
 
+use super::deepseek::{QUERY_GROWTH, query_growth};
 use super::keys::{EXPERT_KEYS, as_u32};
 use super::tensors::OLMO2_NORMS;
 use super::{GRANITE, LLAMA, MISTRAL, OLMO2};
@@ -335,21 +336,6 @@ fn ministral3_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileEr
         keys.set("attention.temperature_scale", 0.1f32);
     }
     query_growth(config, keys)
-}
-
-/// How fast the factor on queries grows with the position.
-pub(super) const QUERY_GROWTH: &str = "rope_parameters.llama_4_scaling_beta";
-
-/// Reads [`QUERY_GROWTH`].
-pub(super) fn query_growth(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
-    let strength = config.optional_number(QUERY_GROWTH)?.unwrap_or(0.0);
-    if strength < 0.0 || !strength.is_finite() {
-        return Err(config.wrong(QUERY_GROWTH, "a number of at least 0"));
-    }
-    if strength > 0.0 {
-        keys.set("attention.temperature_scale", strength as f32);
-    }
-    Ok(())
 }
 
 /// A base that `alpha` enlarges once and for all; what else stands next to it changes nothing.

@@ -19,6 +19,7 @@ use rustyline::{
 
 use crate::failure::UsageError;
 use crate::keyboard;
+use crate::terminal::remark;
 
 /// Lines that are remembered.
 const MAX_HISTORY: usize = 1000;
@@ -212,7 +213,7 @@ impl Editor {
             let _ = std::fs::create_dir_all(parent);
         }
         if let Err(error) = self.editor.append_history(path) {
-            super::remark(&format!(
+            remark(&format!(
                 "the history is not kept: cannot write '{}': {error}",
                 path.display()
             ));

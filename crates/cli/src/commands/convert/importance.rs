@@ -11,7 +11,7 @@ use model_core::gguf::Metadata;
 use model_core::imatrix::ImportanceMatrix;
 
 use super::mix::NamedShape;
-use super::{in_pieces, n_threads};
+use super::pieces::{in_pieces, n_threads};
 use crate::failure::warn;
 use crate::input;
 
