@@ -195,9 +195,9 @@ impl FileArgs {
     }
 }
 
-/// The backend, and the size of the memory.
+/// The backend and what it computes with: what every command that runs a model has.
 #[derive(Debug, Args)]
-pub(crate) struct EngineArgs {
+pub(crate) struct ComputeArgs {
     /// Backend that computes [default: auto]
     #[arg(long, value_enum)]
     pub(crate) backend: Option<BackendName>,
@@ -221,26 +221,47 @@ pub(crate) struct EngineArgs {
     /// length, at most 4096; for 'cellar serve' at most half of the free memory]
     #[arg(short, long, visible_alias = "ctx-size", value_name = "N")]
     pub(crate) ctx: Option<ContextSize>,
-    /// Maximum tokens of all sequences per call
-    #[arg(short, long, alias = "batch-size", value_name = "N", default_value_t = 2048, value_parser = count())]
-    pub(crate) batch: u32,
     /// Maximum tokens computed at once
     #[arg(long, alias = "ubatch-size", value_name = "N", default_value_t = 512, value_parser = count())]
     pub(crate) ubatch: u32,
     #[command(flatten)]
     pub(crate) kv: KvArgs,
+    /// Allocate the memory even if it may not fit this machine
+    #[arg(long, action = ArgAction::SetTrue)]
+    pub(crate) no_memory_check: bool,
+}
+
+/// How much is computed in one call.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct BatchSize {
+    /// Maximum tokens of all sequences per call
+    #[arg(short, long, alias = "batch-size", value_name = "N", default_value_t = 2048, value_parser = count())]
+    pub(crate) batch: u32,
+}
+
+/// Whose cells are whose.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct StreamArgs {
     /// Give each sequence its own cells instead of sharing one pool
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) streams: bool,
+}
+
+/// The backend, and all that can be said of the memory.
+#[derive(Debug, Args)]
+pub(crate) struct EngineArgs {
+    #[command(flatten)]
+    pub(crate) compute: ComputeArgs,
+    #[command(flatten)]
+    pub(crate) size: BatchSize,
+    #[command(flatten)]
+    pub(crate) streams: StreamArgs,
     /// Give layers with a sliding window as many cells as other layers
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) swa_full: bool,
     /// Earlier states that recurrent layers keep per sequence, for going back
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1 << 16))]
     pub(crate) snapshots: u32,
-    /// Allocate the memory even if it may not fit this machine
-    #[arg(long, action = ArgAction::SetTrue)]
-    pub(crate) no_memory_check: bool,
 }
 
 /// How attention is computed.
@@ -505,7 +526,9 @@ pub(crate) struct LogitsArgs {
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) chunks: Vec<u32>,
     #[command(flatten)]
-    pub(crate) engine: EngineArgs,
+    pub(crate) streams: StreamArgs,
+    #[command(flatten)]
+    pub(crate) compute: ComputeArgs,
 }
 
 /// `cellar convert`

@@ -143,7 +143,7 @@ pub(crate) struct DeviceReport {
 /// # Errors
 /// Where the backend cannot compute the model.
 pub(crate) fn plan(args: &EngineArgs, planned: Planned<'_>) -> anyhow::Result<BackendPlan> {
-    let options = resolve::backend_flags(args)?.options();
+    let options = resolve::backend_flags(&args.compute)?.options();
     let gpu = BackendOptions {
         kind: Some(options.kind.unwrap_or(BackendKind::OWN_GPU)),
         ..options.clone()

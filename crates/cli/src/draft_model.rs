@@ -59,7 +59,7 @@ pub(crate) fn open(
         n_seqs: texts.n_texts,
         ..config(args, engine, &**file.model())
     };
-    let engine = resolve::open_engine(&file, engine, &config, PromptOutputs::Last)?;
+    let engine = resolve::open_engine(&file, &engine.compute, &config, PromptOutputs::Last)?;
     let n_max = args.draft_max() as usize;
     Ok(Some(DraftModel::new(
         engine,

@@ -31,8 +31,8 @@ use model_core::tokenizer::Tokenizer;
 
 use crate::advice::with_flag;
 use crate::args::{
-    AttentionName, ContextSize, EngineArgs, LongContextArgs, MirostatVersion, SamplerArgs, Seed,
-    TextArgs,
+    AttentionName, ComputeArgs, ContextSize, EngineArgs, LongContextArgs, MirostatVersion,
+    SamplerArgs, Seed, StreamArgs, TextArgs,
 };
 use crate::backends::{BackendFlags, BackendName};
 use crate::failure::{MemoryShortage, UsageError, usage, warn};
@@ -153,21 +153,28 @@ pub(crate) fn engine_config(
     default_kv_type: KvType,
 ) -> EngineConfig {
     EngineConfig {
-        n_ctx: n_ctx(args.ctx, model),
-        n_batch: args.batch,
-        n_ubatch: args.ubatch,
-        kv_types: args.kv.types(default_kv_type),
-        streams: if args.streams {
-            Streams::PerSequence
-        } else {
-            Streams::Shared
-        },
+        n_batch: args.size.batch,
+        streams: streams(args.streams),
         swa: if args.swa_full {
             SwaSize::Full
         } else {
             SwaSize::Window
         },
         n_snapshots: args.snapshots,
+        ..compute_config(&args.compute, model, default_kv_type)
+    }
+}
+
+/// The same of a command that has no flags of the memory but its size and types.
+pub(crate) fn compute_config(
+    args: &ComputeArgs,
+    model: &dyn Model,
+    default_kv_type: KvType,
+) -> EngineConfig {
+    EngineConfig {
+        n_ctx: n_ctx(args.ctx, model),
+        n_ubatch: args.ubatch,
+        kv_types: args.kv.types(default_kv_type),
         attention: match args.attention {
             AttentionName::Fused => AttentionMode::Fused,
             AttentionName::Plain => AttentionMode::Plain,
@@ -177,8 +184,17 @@ pub(crate) fn engine_config(
     }
 }
 
+/// Whose cells are whose.
+pub(crate) fn streams(args: StreamArgs) -> Streams {
+    if args.streams {
+        Streams::PerSequence
+    } else {
+        Streams::Shared
+    }
+}
+
 /// What this machine has free; a backend that knows its device says it better.
-fn budget(args: &EngineArgs) -> MemoryBudget {
+fn budget(args: &ComputeArgs) -> MemoryBudget {
     match machine::available_memory() {
         Some(available) if !args.no_memory_check => MemoryBudget::Bytes(available),
         _ => MemoryBudget::Unlimited,
@@ -278,7 +294,7 @@ pub(crate) fn continues_without_source(file: &OpenModel) -> anyhow::Result<()> {
 /// memory does not fit this machine; else the errors of backend and engine.
 pub(crate) fn open_engine(
     file: &OpenModel,
-    args: &EngineArgs,
+    args: &ComputeArgs,
     config: &EngineConfig,
     outputs: PromptOutputs,
 ) -> anyhow::Result<Engine<BoxedBackend>> {
@@ -292,7 +308,7 @@ pub(crate) fn open_engine(
 /// As [`open_engine`].
 pub(crate) fn open_denoiser(
     file: &OpenModel,
-    args: &EngineArgs,
+    args: &ComputeArgs,
     config: &EngineConfig,
 ) -> anyhow::Result<Engine<BoxedBackend>> {
     let outputs = PromptOutputs::All;
@@ -306,7 +322,7 @@ pub(crate) fn open_denoiser(
 pub(crate) fn open_engine_on(
     backend: &str,
     file: &OpenModel,
-    args: &EngineArgs,
+    args: &ComputeArgs,
     config: &EngineConfig,
 ) -> anyhow::Result<Engine<BoxedBackend>> {
     let flags = backend_flags(args)?;
@@ -323,7 +339,7 @@ pub(crate) fn open_engine_on(
 /// As [`open_engine`], and a usage error where the backend cannot profile.
 pub(crate) fn open_profiled_engine(
     file: &OpenModel,
-    args: &EngineArgs,
+    args: &ComputeArgs,
     config: &EngineConfig,
     profile: Option<Arc<Profile>>,
 ) -> anyhow::Result<Engine<BoxedBackend>> {
@@ -342,7 +358,7 @@ pub(crate) fn open_profiled_engine(
 /// As [`open_engine`].
 pub(crate) fn open_recording_engine(
     file: &OpenModel,
-    args: &EngineArgs,
+    args: &ComputeArgs,
     config: &EngineConfig,
     recorder: impl Fn(BoxedBackend) -> RecordingBackend<BoxedBackend>,
 ) -> anyhow::Result<Engine<BoxedBackend>> {
@@ -361,7 +377,7 @@ pub(crate) fn open_recording_engine(
 ///
 /// # Errors
 /// A usage error where they contradict each other.
-pub(crate) fn backend_flags(args: &EngineArgs) -> anyhow::Result<BackendFlags> {
+pub(crate) fn backend_flags(args: &ComputeArgs) -> anyhow::Result<BackendFlags> {
     let name = match (args.backend, args.gpu_layers) {
         (None | Some(BackendName::Auto), Some(0)) => Some(BackendName::Cpu),
         (None, Some(_)) => Some(BackendName::Auto),

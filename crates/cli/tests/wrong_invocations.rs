@@ -327,6 +327,28 @@ fn flags_that_make_no_sense_together_are_named() {
     }
 }
 
+/// A command that measures has no flag that changes nothing of what it measures.
+#[test]
+fn flags_without_effect_on_a_measurement_are_refused() {
+    let cases = [
+        ("logits", "--snapshots=2"),
+        ("logits", "--batch=64"),
+        ("kl", "--streams"),
+        ("kl", "--batch=64"),
+        ("perplexity", "--swa-full"),
+        ("perplexity", "--snapshots=2"),
+        ("imatrix", "--streams"),
+        ("imatrix", "--swa-full"),
+    ];
+    for (command, flag) in cases {
+        let (code, message) = failure(&[command, flag]);
+        assert_eq!(code, 2, "{command} {flag}: {message}");
+        let name = flag.split('=').next().unwrap();
+        let refused = format!("unexpected argument '{name}' found");
+        assert!(message.contains(&refused), "{command} {flag}: {message}");
+    }
+}
+
 /// What is set for others, which may turn it on, needs no other flag.
 #[test]
 fn settings_for_requests_need_no_other_flag() {

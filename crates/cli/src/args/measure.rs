@@ -1,6 +1,6 @@
 //! The flags of the commands that measure: `kl`, `bench`, `perplexity` and `imatrix`.
 //!
-//! Invariant: each has the model and engine flags of other commands.
+//! Invariant: each has those flags of model, backend and memory that have an effect on it.
 //! Knows nothing of how things are measured: [`crate::commands`] does.
 
 use std::path::PathBuf;
@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::{
-    Arrivals, EngineArgs, FileArgs, ModelTextArgs, SpeculationArgs, TraceArgs, count, count_or_none,
+    Arrivals, BatchSize, ComputeArgs, EngineArgs, FileArgs, ModelTextArgs, SpeculationArgs,
+    TraceArgs, count, count_or_none,
 };
 
 /// `cellar kl`
@@ -28,7 +29,7 @@ pub(crate) struct KlArgs {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten, next_help_heading = "Computation and memory")]
-    pub(crate) engine: EngineArgs,
+    pub(crate) compute: ComputeArgs,
 }
 
 /// `cellar bench`
@@ -121,7 +122,9 @@ pub(crate) struct PerplexityArgs {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten, next_help_heading = "Computation and memory")]
-    pub(crate) engine: EngineArgs,
+    pub(crate) compute: ComputeArgs,
+    #[command(flatten)]
+    pub(crate) size: BatchSize,
 }
 
 /// `cellar imatrix`
@@ -158,5 +161,7 @@ pub(crate) struct ImatrixArgs {
     #[arg(long)]
     pub(crate) process_output: bool,
     #[command(flatten, next_help_heading = "Computation and memory")]
-    pub(crate) engine: EngineArgs,
+    pub(crate) compute: ComputeArgs,
+    #[command(flatten)]
+    pub(crate) size: BatchSize,
 }

@@ -130,7 +130,7 @@ pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit
 fn start(args: &BatchArgs, file: &ModelFile) -> anyhow::Result<Service<BoxedBackend>> {
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
     let config = args.parallel.engine_config(config);
-    let engine = resolve::open_engine(file, &args.engine, &config, PromptOutputs::Last)?;
+    let engine = resolve::open_engine(file, &args.engine.compute, &config, PromptOutputs::Last)?;
     let n_ahead = args.parallel.parallel as usize * N_AHEAD;
     let config = ServiceConfig {
         max_queued: n_ahead + 1,

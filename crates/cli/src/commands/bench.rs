@@ -83,7 +83,7 @@ pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     }
     let profile = args.times.then(Arc::<Profile>::default);
     let mut load = Load::new(args, profile.clone());
-    let n_needed = match args.engine.streams {
+    let n_needed = match args.engine.streams.streams {
         true => load.cells_of_one(),
         false => load.cells_of_all(),
     };
@@ -110,7 +110,7 @@ pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Exit
         n_seqs: args.seqs,
         ..config
     };
-    let mut engine = resolve::open_profiled_engine(&file, &args.engine, &config, profile)?;
+    let mut engine = resolve::open_profiled_engine(&file, &args.engine.compute, &config, profile)?;
     let loaded = started.elapsed();
 
     let progress = Progress::spinner("measuring");

@@ -49,7 +49,7 @@ pub(super) fn run(args: &ImatrixArgs, out: &mut impl Write) -> anyhow::Result<Ex
         special: SpecialText::AsText,
     };
     let tokens = tokenizer.encode(&text, options);
-    let n_ctx = resolve::n_ctx(args.engine.ctx, &**file.model()).unwrap_or(DEFAULT_N_CTX);
+    let n_ctx = resolve::n_ctx(args.compute.ctx, &**file.model()).unwrap_or(DEFAULT_N_CTX);
     let chunks = tokens.chunks_exact((n_ctx as usize).max(1));
     let n_chunks = args
         .chunks
@@ -68,11 +68,12 @@ pub(super) fn run(args: &ImatrixArgs, out: &mut impl Write) -> anyhow::Result<Ex
         n_ctx: Some(n_ctx),
         n_seqs: 1,
         n_ubatch: n_ubatch(args, &**file.model(), matrices)?,
-        ..resolve::engine_config(&args.engine, &**file.model(), KvType::F16)
+        n_batch: args.size.batch,
+        ..resolve::compute_config(&args.compute, &**file.model(), KvType::F16)
     };
     let sums = ActivationSums::default();
     let record = |backend| RecordingBackend::new(backend, matrices, sums.clone());
-    let mut engine = resolve::open_recording_engine(&file, &args.engine, &config, record)?;
+    let mut engine = resolve::open_recording_engine(&file, &args.compute, &config, record)?;
     let progress = Progress::tokens("evaluating", n_chunks * n_ctx as usize);
     for (number, chunk) in chunks.take(n_chunks).enumerate() {
         let mut chunk = chunk.to_vec();
@@ -129,7 +130,7 @@ fn n_ubatch(
     let per_token = matrices.bytes_per_token(&model.graph(one)?);
     let most = (MAX_RECORDED_BYTES / per_token.max(1)).max(MIN_UBATCH);
     Ok(args
-        .engine
+        .compute
         .ubatch
         .min(u32::try_from(most).unwrap_or(u32::MAX)))
 }

@@ -59,7 +59,7 @@ pub(super) fn run(args: &KlArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
         kv_types: KvType::F32.into(),
         ..config.clone()
     };
-    let kv = &args.engine.kv;
+    let kv = &args.compute.kv;
     let is_chosen = [kv.kv_type, kv.kv_type_k, kv.kv_type_v]
         .iter()
         .any(Option::is_some);
@@ -75,10 +75,10 @@ pub(super) fn run(args: &KlArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
         f32_bytes_per_token: exact.bytes_per_token(&**file.model())?,
         ..Report::default()
     };
-    let first = resolve::open_engine(&file, &args.engine, &exact, PromptOutputs::All)?;
+    let first = resolve::open_engine(&file, &args.compute, &exact, PromptOutputs::All)?;
     // What differs is the types, not the backend.
     let same = first.backend().info().name;
-    let second = resolve::open_engine_on(&same, &file, &args.engine, &config)?;
+    let second = resolve::open_engine_on(&same, &file, &args.compute, &config)?;
     let mut engines = [first, second];
     compare(&mut engines, &tokens, &mut report)?;
     if args.json {
@@ -92,7 +92,7 @@ pub(super) fn run(args: &KlArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
 
 /// Room for the whole text, taken in pieces.
 fn config(args: &KlArgs, model: &dyn Model, n_tokens: usize) -> anyhow::Result<EngineConfig> {
-    let config = resolve::engine_config(&args.engine, model, KvType::F32);
+    let config = resolve::compute_config(&args.compute, model, KvType::F32);
     if let Some(n_ctx) = config.n_ctx
         && n_tokens > n_ctx as usize
     {

@@ -39,7 +39,7 @@ pub(super) fn run(args: &LogitsArgs) -> anyhow::Result<Exit> {
         ));
     }
     check_room(&sequences, n_vocab)?;
-    let mut engine = resolve::open_engine(&file, &args.engine, &config, PromptOutputs::All)?;
+    let mut engine = resolve::open_engine(&file, &args.compute, &config, PromptOutputs::All)?;
     let logits = evaluate(&mut engine, &sequences, &args.chunks)?;
     write_file(&args.out, &logits, n_vocab)?;
     Ok(Exit::Done)
@@ -96,10 +96,10 @@ fn config(
     model: &dyn Model,
     sequences: &[Vec<u32>],
 ) -> anyhow::Result<EngineConfig> {
-    let config = resolve::engine_config(&args.engine, model, KvType::F32);
+    let config = resolve::compute_config(&args.compute, model, KvType::F32);
     let n_tokens: usize = sequences.iter().map(Vec::len).sum();
     let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
-    let n_needed = if args.engine.streams {
+    let n_needed = if args.streams.streams {
         longest
     } else {
         n_tokens
@@ -113,7 +113,7 @@ fn config(
     Ok(EngineConfig {
         n_ctx: Some(config.n_ctx.unwrap_or(count(n_needed)?)),
         n_batch: config.n_batch.max(count(n_tokens)?),
-        n_ubatch: args.engine.ubatch.min(args.engine.batch),
+        streams: resolve::streams(args.streams),
         n_seqs: count(sequences.len())?,
         ..config
     })

@@ -59,7 +59,7 @@ pub(super) fn run(args: &PerplexityArgs, out: &mut impl Write) -> anyhow::Result
         special: SpecialText::AsText,
     };
     let tokens = tokenizer.encode(&text, options);
-    let n_ctx = resolve::n_ctx(args.engine.ctx, &**file.model()).unwrap_or(DEFAULT_N_CTX);
+    let n_ctx = resolve::n_ctx(args.compute.ctx, &**file.model()).unwrap_or(DEFAULT_N_CTX);
     if n_ctx < 4 {
         return usage(format!(
             "--ctx {n_ctx}: at least 4 tokens are needed to score some"
@@ -76,9 +76,10 @@ pub(super) fn run(args: &PerplexityArgs, out: &mut impl Write) -> anyhow::Result
     let config = EngineConfig {
         n_ctx: Some(n_ctx),
         n_seqs: 1,
-        ..resolve::engine_config(&args.engine, &**file.model(), KvType::F16)
+        n_batch: args.size.batch,
+        ..resolve::compute_config(&args.compute, &**file.model(), KvType::F16)
     };
-    let mut engine = resolve::open_engine(&file, &args.engine, &config, PromptOutputs::All)?;
+    let mut engine = resolve::open_engine(&file, &args.compute, &config, PromptOutputs::All)?;
     let mut score = Score::default();
     let n_chunks = chunks
         .len()

@@ -182,7 +182,8 @@ fn open(
     let mode = PromptMode::new(args, file, &prompt)?;
     let (prompt, mut ids) = prompt::encode(file, args, mode, prompt)?;
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
-    let mut engine = resolve::open_engine(file, &args.engine, &config, PromptOutputs::Last)?;
+    let mut engine =
+        resolve::open_engine(file, &args.engine.compute, &config, PromptOutputs::Last)?;
     if let Some(kv_type) = args.session.save_kv_type {
         engine.check_save_type(kv_type)?;
     }

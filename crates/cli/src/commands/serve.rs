@@ -414,7 +414,7 @@ fn load(
     file: &ModelFile,
     settings: ModelSettings,
 ) -> anyhow::Result<ServedModel> {
-    let flags = resolve::backend_flags(&args.engine)?;
+    let flags = resolve::backend_flags(&args.engine.compute)?;
     let weights = file.weights();
     let model = match file.model().output() {
         OutputKind::Logits | OutputKind::MaskLogits(_) => {
@@ -461,7 +461,7 @@ fn engine_config(args: &ServeArgs, file: &OpenModel) -> EngineConfig {
 
 fn embedder_config(args: &ServeArgs, file: &OpenModel) -> EmbedderConfig {
     EmbedderConfig {
-        max_tokens: resolve::n_ctx(args.engine.ctx, &**file.model()),
+        max_tokens: resolve::n_ctx(args.engine.compute.ctx, &**file.model()),
         n_batch: TEXT_BATCH,
         ..EmbedderConfig::default()
     }
@@ -469,7 +469,7 @@ fn embedder_config(args: &ServeArgs, file: &OpenModel) -> EmbedderConfig {
 
 fn reranker_config(args: &ServeArgs, file: &OpenModel) -> RerankerConfig {
     RerankerConfig {
-        max_tokens: resolve::n_ctx(args.engine.ctx, &**file.model()),
+        max_tokens: resolve::n_ctx(args.engine.compute.ctx, &**file.model()),
         n_batch: TEXT_BATCH,
         ..RerankerConfig::default()
     }
@@ -480,7 +480,7 @@ fn start(
     file: &ModelFile,
 ) -> anyhow::Result<Service<kv_core::backend::BoxedBackend>> {
     let config = engine_config(args, file);
-    let engine = resolve::open_engine(file, &args.engine, &config, PromptOutputs::Last)?;
+    let engine = resolve::open_engine(file, &args.engine.compute, &config, PromptOutputs::Last)?;
     let config = ServiceConfig {
         max_queued: args.max_queued as usize,
         excerpts: match args.show_text {

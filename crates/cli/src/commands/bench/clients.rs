@@ -100,7 +100,11 @@ pub(super) fn run(args: &BenchArgs, n_clients: u32, out: &mut impl Write) -> any
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
     let n_each = u64::from(n_prompt) + u64::from(args.predict);
     // With --streams each sequence has cells of its own.
-    let n_together = if args.engine.streams { 1 } else { n_clients };
+    let n_together = if args.engine.streams.streams {
+        1
+    } else {
+        n_clients
+    };
     let Ok(n_needed) = u32::try_from(n_each * u64::from(n_together)) else {
         return usage(format!(
             "{n_clients} requests of {n_each} tokens are more than a context can hold"
@@ -113,7 +117,7 @@ pub(super) fn run(args: &BenchArgs, n_clients: u32, out: &mut impl Write) -> any
         n_active: Some(n_clients),
         ..config
     };
-    let engine = resolve::open_engine(&file, &args.engine, &config, PromptOutputs::Last)?;
+    let engine = resolve::open_engine(&file, &args.engine.compute, &config, PromptOutputs::Last)?;
     let info = engine.backend().info();
     let n_vocab = engine.settings().rules.n_vocab;
     let n_requests = n_clients as usize * args.reps as usize;

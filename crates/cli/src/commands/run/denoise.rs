@@ -286,10 +286,10 @@ fn open(
         );
     };
     let config = EngineConfig {
-        budget: resolve::engine_config(&args.engine, model, KvType::F16).budget,
+        budget: resolve::compute_config(&args.engine.compute, model, KvType::F16).budget,
         ..options.engine_config(model, n_prompt)
     };
-    let engine = resolve::open_denoiser(file, &args.engine, &config)?;
+    let engine = resolve::open_denoiser(file, &args.engine.compute, &config)?;
     Ok(Denoiser::new(engine, mask)?)
 }
 

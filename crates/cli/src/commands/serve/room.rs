@@ -27,12 +27,12 @@ pub(super) struct Wanted<'a> {
 
 /// What all models together may take, as of now.
 pub(super) fn budget(args: &ServeArgs) -> MemoryBudget {
-    if args.engine.no_memory_check {
+    if args.engine.compute.no_memory_check {
         return MemoryBudget::default();
     }
-    let named = args.engine.backend.and_then(BackendName::kind);
+    let named = args.engine.compute.backend.and_then(BackendName::kind);
     let gpu = named.unwrap_or(BackendKind::OWN_GPU);
-    let may_use_gpu = gpu.is_own_gpu() && args.engine.gpu_layers != Some(0);
+    let may_use_gpu = gpu.is_own_gpu() && args.engine.compute.gpu_layers != Some(0);
     MemoryBudget {
         host: match args.memory {
             Some(size) => Some(size.0),
