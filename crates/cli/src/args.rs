@@ -282,13 +282,13 @@ pub(crate) struct LongContextArgs {
     #[arg(long, conflicts_with = "group_attention_factor")]
     pub(crate) context_shift: bool,
     /// Tokens at the beginning that are never dropped, not counting a begin-of-sequence token
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count_or_none())]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count_or_none(), requires = "context_shift")]
     pub(crate) keep: u32,
     /// Self-extend: groups of N older tokens share one position [default: no groups]
     #[arg(long, value_name = "N", value_parser = count())]
     pub(crate) group_attention_factor: Option<u32>,
     /// Self-extend: tokens grouped at once, a multiple of the factor
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = count())]
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = count(), requires = "group_attention_factor")]
     pub(crate) group_attention_width: u32,
 }
 
@@ -303,11 +303,11 @@ pub(crate) struct SessionArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) save_state: Option<PathBuf>,
     /// Type in which K and V are saved [default: as they are stored]
-    #[arg(long, value_name = "TYPE")]
+    #[arg(long, value_name = "TYPE", requires = "save_state")]
     pub(crate) save_kv_type: Option<KvType>,
     /// Type in which recurrent states are saved, q8_0 for example; the continuation may differ
     /// slightly [default: as they are stored]
-    #[arg(long, value_name = "TYPE")]
+    #[arg(long, value_name = "TYPE", requires = "save_state")]
     pub(crate) save_state_type: Option<KvType>,
 }
 
@@ -343,6 +343,7 @@ them away again.
 Examples:
   cellar plan MODEL.gguf -c 32768
   cellar plan MODEL.gguf -c 8192 --seqs 4 --streams --kv-type f32 --json")]
+#[command(mut_arg("draft_max", |arg| arg.requires("speculate")))]
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     pub(crate) file: FileArgs,

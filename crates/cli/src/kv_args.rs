@@ -34,12 +34,11 @@ pub(crate) struct KvArgs {
         long,
         value_name = "N",
         default_value_t = 1024,
-        value_parser = value_parser!(u32).range(1..)
-    )]
+        value_parser = value_parser!(u32).range(1..), requires = "kv_type_old")]
     pub(crate) kv_recent: u32,
     /// How many of a sequence's first tokens, to which much attention goes (attention sinks), are not
     /// old either: with --kv-type-old
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "kv_type_old")]
     pub(crate) kv_sinks: u32,
     /// Rotate quantised KV rows (Hadamard), which spreads outliers
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]

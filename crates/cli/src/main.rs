@@ -20,7 +20,6 @@ mod machine;
 #[cfg(feature = "serve")]
 mod model_room;
 mod models;
-mod needs;
 mod not_understood;
 mod output_file;
 mod overwrite;
@@ -70,16 +69,15 @@ fn obey(parsed: Result<anyhow::Result<Cli>, clap::Error>) -> Exit {
 /// The command line; inside, why flags that can be parsed make no sense together.
 fn parse(args: Vec<OsString>) -> Result<anyhow::Result<Cli>, clap::Error> {
     let mut command = command();
-    let matches = command.try_get_matches_from_mut(&args)?;
+    let matches = command.try_get_matches_from_mut(&args);
     #[cfg(feature = "serve")]
     let matches = match settings::complete(&mut command, matches, args) {
         Ok(matches) => matches,
         Err(error) => return Ok(Err(error)),
     };
+    let matches = matches?;
     let cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
-    let checked =
-        needs::check(&command, &matches).and_then(|()| overwrite::check(&command, &matches));
-    Ok(checked.map(|()| cli))
+    Ok(overwrite::check(&command, &matches).map(|()| cli))
 }
 
 /// The program's command line.

@@ -7,15 +7,16 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{CommandFactory, Error};
+use clap::parser::ValueSource;
+use clap::{Arg, CommandFactory, Error};
 
 use crate::advice::most_similar;
 use crate::args::Cli;
 use crate::complain;
 use crate::failure::{Exit, words};
 use crate::file_type::FileType;
-use crate::habits::has;
-use crate::shortcut::names_model;
+use crate::habits::{self, has};
+use crate::shortcut::{self, names_model};
 
 /// Flags that other programs have for the same, where the most similar name is another flag's.
 const NAMES: [(&str, &str); 5] = [
@@ -126,6 +127,9 @@ fn printed(done: io::Result<()>) -> Exit {
 
 /// The message without the usage that follows it over several lines, and with what to write instead.
 fn message(error: &Error, given: &[String]) -> String {
+    if let Some(flag) = needing(error) {
+        return without_effect(&flag, &lacking(error));
+    }
     let text = error.render().to_string();
     let message = text.split("\n\nUsage:").next().unwrap_or_default();
     let message = message.split("\n\nFor more").next().unwrap_or_default();
@@ -143,6 +147,68 @@ fn message(error: &Error, given: &[String]) -> String {
         }
         None => message,
     }
+}
+
+/// The flags that a flag needs and that were not given.
+pub(crate) fn lacking(error: &Error) -> Vec<String> {
+    let Some(ContextValue::Strings(flags)) = error.get(ContextKind::InvalidArg) else {
+        return Vec::new();
+    };
+    // `--flag <VALUE>` of one, `<--flag|--other>` of a group.
+    let plain = |flag: &String| flag.replace(['<', '>'], "").replace('|', " or ");
+    flags.iter().map(plain).collect()
+}
+
+/// Why a flag is refused without these.
+pub(crate) fn without_effect(flag: &str, lacking: &[String]) -> String {
+    let all = if lacking.len() > 1 { "all" } else { "both" };
+    let others = lacking.join(" and ");
+    format!("{flag} has no effect without {others}: give {all}, or leave it out")
+}
+
+/// The flag, with its value, that needs others that were not given.
+fn needing(error: &Error) -> Option<String> {
+    if error.kind() != ErrorKind::MissingRequiredArgument {
+        return None;
+    }
+    let mut parser = crate::command();
+    let args = shortcut::expand(&parser, std::env::args_os());
+    let args = habits::translate(&parser, args).ok()?;
+    let mut lenient = parser.clone().ignore_errors(true);
+    let matches = lenient.try_get_matches_from_mut(args).ok()?;
+    let (mut command, mut matches) = (&lenient, &matches);
+    let mut path = vec![String::from("cellar")];
+    while let Some((name, inner)) = matches.subcommand() {
+        (command, matches) = (command.find_subcommand(name)?, inner);
+        path.push(name.to_owned());
+    }
+    let wanted = lacking(error);
+    let mut lacks = |flag: Option<&str>| {
+        let args = path.iter().map(String::as_str).chain(flag);
+        let alone = parser.try_get_matches_from_mut(args).err();
+        alone.is_some_and(|alone| {
+            let lacking = lacking(&alone);
+            wanted.iter().all(|flag| lacking.contains(flag))
+        })
+    };
+    if lacks(None) {
+        return None;
+    }
+    let is_given =
+        |arg: &&Arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+    command.get_arguments().filter(is_given).find_map(|arg| {
+        let long = arg.get_long()?;
+        let value = matches
+            .get_raw(arg.get_id().as_str())
+            .and_then(|mut values| values.next());
+        let value = value.filter(|_| arg.get_action().takes_values());
+        let value = value.map(|value| value.to_string_lossy());
+        let flag = |between: &str| match &value {
+            Some(value) => format!("--{long}{between}{value}"),
+            None => format!("--{long}"),
+        };
+        lacks(Some(&flag("="))).then(|| flag(" "))
+    })
 }
 
 /// What to write in place of what is not known.

@@ -10,12 +10,14 @@ use std::path::Path;
 
 use anyhow::Context;
 use clap::builder::ValueRange;
+use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use toml::Value;
 
 use crate::advice::most_similar;
 use crate::failure::usage;
+use crate::not_understood::{lacking, without_effect};
 
 /// The command whose flags these are.
 const SERVE: &str = "serve";
@@ -36,18 +38,29 @@ struct FlagSetting<'c> {
     source: String,
 }
 
-/// The matches of these arguments with what variables and the file of `--config` say.
+/// The matches of these arguments with what variables and the file of `--config` say, which may have
+/// what a flag on the command line needs; or why clap refuses these arguments.
 ///
 /// # Errors
 /// A usage error with the variable, or the file and its key, where a value makes no sense; an error
 /// where the file cannot be read.
 pub(crate) fn complete(
     command: &mut Command,
-    matches: ArgMatches,
+    matches: Result<ArgMatches, clap::Error>,
     mut args: Vec<OsString>,
-) -> anyhow::Result<ArgMatches> {
-    let (Some((SERVE, given)), Some(serve)) =
-        (matches.subcommand(), command.find_subcommand(SERVE))
+) -> anyhow::Result<Result<ArgMatches, clap::Error>> {
+    let alone = match &matches {
+        Ok(matches) => matches.clone(),
+        Err(error) if error.kind() == ErrorKind::MissingRequiredArgument => {
+            let mut lenient = command.clone().ignore_errors(true);
+            match lenient.try_get_matches_from_mut(&args) {
+                Ok(alone) => alone,
+                Err(_) => return Ok(matches),
+            }
+        }
+        Err(_) => return Ok(matches),
+    };
+    let (Some((SERVE, given)), Some(serve)) = (alone.subcommand(), command.find_subcommand(SERVE))
     else {
         return Ok(matches);
     };
@@ -65,18 +78,39 @@ pub(crate) fn complete(
         .position(|arg| arg == SERVE)
         .map_or(1, |at| at + 1);
     args.splice(at..at, flags.iter().cloned());
-    match command.try_get_matches_from_mut(args) {
-        Ok(matches) => Ok(matches),
-        Err(error) => {
-            let mut alone = |flag: &OsString| {
-                let args = ["cellar".into(), SERVE.into(), flag.clone()];
-                command.try_get_matches_from_mut(args).err()
-            };
-            let mut each = flags.iter().zip(&sources);
-            let wrong = each.find_map(|(flag, source)| Some((source.clone(), alone(flag)?)));
-            let (source, error) = wrong.unwrap_or_else(|| (sources.join(", "), error));
-            usage(format!("{source}: {}", first_sentence(&error)))
+    let error = match command.try_get_matches_from_mut(args) {
+        Ok(matches) => return Ok(Ok(matches)),
+        Err(error) => error,
+    };
+    let is_lacking = error.kind() == ErrorKind::MissingRequiredArgument;
+    let mut wrong_alone = |flag: &OsString| {
+        let args = ["cellar".into(), SERVE.into(), flag.clone()];
+        let alone = command.try_get_matches_from_mut(args).err()?;
+        // Alone, a flag lacks what it needs where the others have it.
+        let is_it = match alone.kind() {
+            ErrorKind::MissingRequiredArgument => lacking(&alone) == lacking(&error),
+            _ => !is_lacking,
+        };
+        is_it.then_some(alone)
+    };
+    let mut each = flags.iter().zip(&sources);
+    let wrong = each.find_map(|(flag, source)| Some((flag, source, wrong_alone(flag)?)));
+    match wrong {
+        Some((flag, source, _)) if is_lacking => {
+            let flag = flag.to_string_lossy();
+            usage(format!(
+                "{source}: {}",
+                without_effect(&flag, &lacking(&error))
+            ))
         }
+        Some((_, source, error)) => usage(format!("{source}: {}", first_sentence(&error))),
+        // A flag of the command line is to blame.
+        None if is_lacking => Ok(Err(error)),
+        None => usage(format!(
+            "{}: {}",
+            sources.join(", "),
+            first_sentence(&error)
+        )),
     }
 }
 

@@ -117,7 +117,7 @@ fn what_makes_no_sense_is_refused_with_its_place() {
         ),
         (
             "tls-cert = 'a.pem'",
-            "--tls-cert a.pem has no effect without --tls-key",
+            "tls-cert: --tls-cert=a.pem has no effect without --tls-key FILE: give both",
         ),
         ("port = ", "is no TOML"),
     ] {

@@ -261,7 +261,7 @@ const COMBINATIONS: [(&[&str], &str); 32] = [
     ),
     (
         &["batch", "-f", "x", "--swap-disk", "1G"],
-        "--swap-disk 1G has no effect without --swap-dir DIR",
+        "--swap-disk 1G has no effect without --swap-memory SIZE and --swap-dir DIR: give all",
     ),
     (
         &["bench", "--arrivals", "2/s"],
@@ -269,7 +269,7 @@ const COMBINATIONS: [(&[&str], &str); 32] = [
     ),
     (
         &["bench", "--seed", "3"],
-        "--seed 3 has no effect without --arrivals RATE",
+        "--seed 3 has no effect without --clients N and --arrivals RATE: give all",
     ),
     (
         &["bench", "--step-ms", "3"],

@@ -43,6 +43,8 @@ Examples:
   cellar batch -m MODEL.gguf -f prompts.jsonl -o answers.jsonl --resume
   cellar batch -m MODEL.gguf -f prompts.jsonl --parallel 32 -c 32768 --temp 0
   jq -c '{prompt: .question, id: .id}' questions.jsonl | cellar batch -m MODEL.gguf -f -")]
+#[command(mut_arg("mirostat_lr", |arg| arg.requires("mirostat")))]
+#[command(mut_arg("mirostat_ent", |arg| arg.requires("mirostat")))]
 pub(crate) struct BatchArgs {
     #[command(flatten)]
     pub(crate) model: FileArgs,
@@ -53,7 +55,7 @@ pub(crate) struct BatchArgs {
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
     /// Continue an output file: requests whose lines it has are not computed again
-    #[arg(long, action = ArgAction::SetTrue)]
+    #[arg(long, action = ArgAction::SetTrue, requires = "output")]
     pub(crate) resume: bool,
     #[command(flatten)]
     pub(crate) parallel: ParallelArgs,

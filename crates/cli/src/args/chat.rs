@@ -41,6 +41,9 @@ Examples:
   cellar chat -m MODEL.gguf --system \"Answer in one sentence.\" -c 8192 --kv-type q8_0
   cellar chat -m MODEL.gguf --schema person.json
   printf 'Hello!\\nAnd in French?\\n' | cellar chat -m MODEL.gguf --temp 0")]
+#[command(mut_arg("draft_max", |arg| arg.requires("speculate")))]
+#[command(mut_arg("mirostat_lr", |arg| arg.requires("mirostat")))]
+#[command(mut_arg("mirostat_ent", |arg| arg.requires("mirostat")))]
 pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) model: FileArgs,

@@ -15,21 +15,22 @@ pub(crate) struct KvEventArgs {
     #[arg(long, value_name = "ENDPOINT")]
     kv_events: Option<String>,
     /// Send events again to a router that asks at this endpoint, as tcp://127.0.0.1:5558
-    #[arg(long, value_name = "ENDPOINT")]
+    #[arg(long, value_name = "ENDPOINT", requires = "kv_events")]
     kv_events_replay: Option<String>,
     /// The topic of these events
     #[arg(
         long,
         value_name = "TOPIC",
         default_value = "",
-        hide_default_value = true
+        hide_default_value = true,
+        requires = "kv_events"
     )]
     kv_events_topic: String,
     /// Tokens of a block: as the router counts them
-    #[arg(long, value_name = "N", default_value = "16")]
+    #[arg(long, value_name = "N", default_value = "16", requires = "kv_events")]
     kv_block_size: NonZeroU32,
     /// Seed of the hashes of blocks: PYTHONHASHSEED of a vLLM, for routers that compute them
-    #[arg(long, value_name = "SEED", default_value = "0")]
+    #[arg(long, value_name = "SEED", default_value = "0", requires = "kv_events")]
     kv_hash_seed: String,
 }
 

@@ -52,6 +52,7 @@ Examples:
   cellar bench -m MODEL.gguf -p 0 -n 32 --depth 2048 --seqs 16 --share-depth
   cellar bench -m MODEL.gguf -p 32 -n 32 --depth 2048 --share-depth --clients 16 -r 1
   cellar bench -m MODEL.gguf -p 512 -n 64 --clients 16 -r 4 --arrivals 0.5/s --json")]
+#[command(mut_arg("draft_max", |arg| arg.requires("speculate")))]
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) model: FileArgs,
@@ -71,20 +72,20 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = count())]
     pub(crate) seqs: u32,
     /// Share the tokens of --depth among all sequences, like a system prompt
-    #[arg(long)]
+    #[arg(long, requires = "depth")]
     pub(crate) share_depth: bool,
     /// Clients of a service in this process, each of which sends -r requests one after the other
     #[arg(long, value_name = "N", conflicts_with_all = ["seqs", "times"], value_parser = clap::value_parser!(u32).range(1..=512))]
     pub(crate) clients: Option<u32>,
     /// With --clients: N times -r requests come over time, and N run at once: at random (a Poisson
     /// process) with 2/s or 30/min, at fixed intervals with 500ms or 2s, all at once with inf
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, value_name = "RATE", requires = "clients")]
     pub(crate) arrivals: Option<Arrivals>,
     /// Seed of the random times of --arrivals
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "arrivals")]
     pub(crate) seed: u64,
     /// With --clients: milliseconds that a step may take while tokens are generated; 0 is no limit
-    #[arg(long, value_name = "MS", default_value_t = 200, value_parser = count_or_none())]
+    #[arg(long, value_name = "MS", default_value_t = 200, value_parser = count_or_none(), requires = "clients")]
     pub(crate) step_ms: u32,
     #[command(flatten)]
     pub(crate) trace: TraceArgs,

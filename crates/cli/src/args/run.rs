@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 
 use super::diffusion::DiffusionArgs;
 use super::{
@@ -60,6 +60,15 @@ A diffusion model (Dream, LLaDA) fills a text of -n masks [default: 128] in seve
 prints it when all are filled.
 
 Ctrl-C ends the text, prints the statistics and exits with 130; a second one exits at once.")]
+#[command(group(ArgGroup::new("objects").args(["json", "jsonl"]).multiple(true)))]
+#[command(mut_arg("draft_max", |arg| arg.requires("speculate")))]
+#[command(mut_arg("mirostat_lr", |arg| arg.requires("mirostat")))]
+#[command(mut_arg("mirostat_ent", |arg| arg.requires("mirostat")))]
+#[command(mut_arg("xtc_threshold", |arg| arg.requires("xtc_probability")))]
+#[command(mut_arg("dry_base", |arg| arg.requires("dry_multiplier")))]
+#[command(mut_arg("dry_allowed_length", |arg| arg.requires("dry_multiplier")))]
+#[command(mut_arg("dry_penalty_last_n", |arg| arg.requires("dry_multiplier")))]
+#[command(mut_arg("dry_sequence_breaker", |arg| arg.requires("dry_multiplier")))]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
@@ -117,10 +126,10 @@ pub(crate) struct RunArgs {
     pub(crate) jsonl: bool,
     /// With --json or --jsonl, give the log probability of each token, and of the N likeliest in its
     /// place, at most 20
-    #[arg(long, value_name = "N", value_parser = top_logprobs())]
+    #[arg(long, value_name = "N", value_parser = top_logprobs(), requires = "objects")]
     pub(crate) logprobs: Option<u32>,
     /// With --json or --jsonl, the same for the tokens of the prompt
-    #[arg(long, value_name = "N", value_parser = top_logprobs())]
+    #[arg(long, value_name = "N", value_parser = top_logprobs(), requires = "objects")]
     pub(crate) prompt_logprobs: Option<u32>,
     /// Print the thinking of reasoning models: auto dims it on a terminal and hides it elsewhere
     #[arg(long, value_name = "WHEN", value_enum, default_value_t,

@@ -120,10 +120,10 @@ pub(crate) struct ServeArgs {
     pub(crate) allow_host: Vec<String>,
     /// Encrypt connections (TLS) with the certificate in a PEM file, and those that signed it after
     /// it
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
     /// The key of --tls-cert, in a PEM file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
     /// Flags from a TOML file, where neither the command line nor a variable has them
     #[arg(long, value_name = "FILE")]

@@ -17,14 +17,19 @@ pub(crate) struct SwapArgs {
     pub(crate) swap_memory: Option<ByteSize>,
     /// Type in which --swap-memory keeps K and V, for example q8_0; recurrent states keep at least
     /// q8_0. It changes the texts of preempted requests [default: as they are stored, to the bit]
-    #[arg(long, value_name = "TYPE")]
+    #[arg(long, value_name = "TYPE", requires = "swap_memory")]
     pub(crate) swap_type: Option<KvType>,
     /// Directory of files for preempted requests, once half of --swap-memory is used. A file is
     /// removed when its request continues or ends
-    #[arg(long, value_name = "DIR")]
+    #[arg(
+        long,
+        value_name = "DIR",
+        requires = "swap_memory",
+        requires = "swap_disk"
+    )]
     pub(crate) swap_dir: Option<PathBuf>,
     /// Bytes of these files together, for each model
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", requires = "swap_dir")]
     pub(crate) swap_disk: Option<ByteSize>,
 }
 
