@@ -86,7 +86,8 @@ turn() {
     "Run cat hello.txt with your tool exec_command and say its text" ;;
   opencode-first) "$bin" run "$say" ;;
   opencode-next) "$bin" run -c --format json "Read the file $PWD/hello.txt with your tool read and say its text" ;;
-  qwen-first) "$bin" "$say" ;;
+  # With -y here too: it adds tools, which come before all messages.
+  qwen-first) "$bin" -y "$say" ;;
   qwen-next) "$bin" -c -y -o stream-json "Read the file $PWD/hello.txt with your tool read_file and say its text" ;;
   esac
 }

@@ -6,13 +6,14 @@
 
 mod echo;
 mod request;
+mod time_limit;
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cellar_chat::{Calls, ChatSplitter, Part};
 use cellar_engine::sampler::{Bias, LogitBias, ReasoningBudget, ReasoningMarks, Step};
@@ -31,6 +32,8 @@ use crate::error::ApiError;
 use crate::ids::random_id;
 use crate::model::ServedModel;
 use crate::models::ModelInUse;
+
+use time_limit::TimeLimit;
 
 pub use cellar_chat::{Arguments, CallNumber, Tool, ToolPaths};
 pub use echo::EchoedPrompt;
@@ -116,34 +119,6 @@ pub struct Generating {
     active: Active,
     /// Dropped last: the model may be unloaded then.
     model: ModelInUse,
-}
-
-/// The time of a text, from its first piece on.
-#[derive(Clone, Copy, Debug)]
-struct TimeLimit {
-    time: Duration,
-    began: Option<Instant>,
-    has_line: bool,
-    is_over: bool,
-}
-
-impl TimeLimit {
-    fn new(time: Duration) -> Self {
-        Self {
-            time,
-            began: None,
-            has_line: false,
-            is_over: false,
-        }
-    }
-
-    /// True if the text ends with this piece.
-    fn ends_with(&mut self, piece: &str) -> bool {
-        let began = *self.began.get_or_insert_with(Instant::now);
-        self.has_line |= piece.contains('\n');
-        self.is_over |= self.has_line && began.elapsed() >= self.time;
-        self.is_over
-    }
 }
 
 /// A text that is complete.
