@@ -2,7 +2,7 @@
 //! and `/v1/score` (vLLM): how well documents answer a query.
 //!
 //! Invariant: a score is the sigmoid of what the model gives, between 0 and 1 as those APIs say,
-//! unless a request asks for the raw one.
+//! unless a request asks for the raw one; vLLM's is the cosine of vectors where a model gives such.
 
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -19,7 +19,7 @@ use crate::ids::{now, random_id};
 use crate::json::{self, Body, FieldRule, Neutral};
 use crate::model::Job;
 use crate::models::ModelInUse;
-use crate::texts::{RerankJob, long_texts};
+use crate::texts::{EmbedTexts, Embedded, RerankJob, Scored, long_texts};
 
 /// Parameters of Cohere's API that would change the scores.
 pub(in crate::api) const COHERE_LIMITED: [FieldRule; 1] = [FieldRule::new(
@@ -146,19 +146,20 @@ pub(crate) fn score() -> MethodRouter<App> {
         let body = Body::read(request).await?;
         let fields: ScoreFields = body.get()?;
         drop(body);
-        let model = app.model_for(fields.model.as_deref(), Job::Scores).await?;
+        let model = scoring_model(&app, fields.model.as_deref()).await?;
         app.check_open()?;
         let (queries, documents) = (fields.text_1.list(), fields.text_2.list());
         check_number("text_2", documents.len())?;
-        let (mut scores, mut n_tokens) = (Vec::with_capacity(documents.len()), 0);
-        for job in jobs(queries, documents)? {
-            let scored = model.reranker()?.score(job).await?;
-            scores.extend(scored.scores);
-            n_tokens += scored.n_tokens;
-        }
-        let data = scores.iter().enumerate().map(|(index, &score)| {
-            json!({"index": index, "object": "score", "score": Ranked::probability(score)})
-        });
+        check_pairs(queries.len(), documents.len())?;
+        let Scored { scores, n_tokens } = if model.does(Job::Scores) {
+            reranked(&model, queries, documents).await?
+        } else {
+            compared(&model, queries, documents).await?
+        };
+        let data = scores
+            .iter()
+            .enumerate()
+            .map(|(index, &score)| json!({"index": index, "object": "score", "score": score}));
         Ok::<Response, ApiError>(json::respond(&json!({
             "id": random_id("score-"),
             "object": "list",
@@ -170,32 +171,91 @@ pub(crate) fn score() -> MethodRouter<App> {
     })
 }
 
+/// The model that scores pairs: a reranker, or else one that gives vectors.
+async fn scoring_model(app: &App, name: Option<&str>) -> Result<ModelInUse, ApiError> {
+    match app.model_for(name, Job::Scores).await {
+        Ok(model) => Ok(model),
+        Err(error) => {
+            let model = app.model_for(name, Job::Embeddings).await;
+            model.map_err(|_| error)
+        }
+    }
+}
+
+/// What a reranker says of pairs.
+async fn reranked(
+    model: &ModelInUse,
+    queries: Vec<String>,
+    documents: Vec<String>,
+) -> Result<Scored, ApiError> {
+    let (mut scores, mut n_tokens) = (Vec::with_capacity(documents.len()), 0);
+    for job in jobs(queries, documents) {
+        let scored = model.reranker()?.score(job).await?;
+        scores.extend(scored.scores.into_iter().map(Ranked::probability));
+        n_tokens += scored.n_tokens;
+    }
+    Ok(Scored { scores, n_tokens })
+}
+
+/// The cosines of the vectors of pairs.
+async fn compared(
+    model: &ModelInUse,
+    queries: Vec<String>,
+    documents: Vec<String>,
+) -> Result<Scored, ApiError> {
+    let n_queries = queries.len();
+    let texts = EmbedTexts::Texts([queries, documents].concat());
+    let Embedded { vectors, n_tokens } = model.embedder()?.embed(texts).await?;
+    let (queries, documents) = vectors.split_at(n_queries.min(vectors.len()));
+    let pairs = queries.iter().cycle().zip(documents);
+    let scores = pairs.map(|(query, document)| cosine(query, document));
+    Ok(Scored {
+        scores: scores.collect(),
+        n_tokens,
+    })
+}
+
+/// The cosine of the angle between two vectors.
+fn cosine(a: &[f32], b: &[f32]) -> f32 {
+    let dot = |a: &[f32], b: &[f32]| -> f32 { a.iter().zip(b).map(|(x, y)| x * y).sum() };
+    let lengths = (dot(a, a) * dot(b, b)).sqrt();
+    if lengths > 0.0 {
+        dot(a, b) / lengths
+    } else {
+        0.0
+    }
+}
+
+/// Checks that each document has a query: one for all, or one for each.
+///
+/// # Errors
+/// [`ApiError`] 400 with both numbers.
+fn check_pairs(n_queries: usize, n_documents: usize) -> Result<(), ApiError> {
+    if n_queries == 1 || n_queries == n_documents {
+        return Ok(());
+    }
+    let message = format!(
+        "'text_1' has {n_queries} texts and 'text_2' {n_documents}: give 1 and any number, or as many"
+    );
+    Err(ApiError::invalid_param("text_1", message))
+}
+
 /// One query for all documents, or one for each.
-fn jobs(mut queries: Vec<String>, documents: Vec<String>) -> Result<Vec<RerankJob>, ApiError> {
+fn jobs(queries: Vec<String>, documents: Vec<String>) -> Vec<RerankJob> {
     let job = |query: String, documents: Vec<String>| RerankJob {
         query,
         documents,
         long_texts: LongTexts::Refuse,
     };
-    match (queries.len(), documents.len()) {
-        (1, _) => Ok(queries
-            .pop()
-            .map(|query| job(query, documents))
-            .into_iter()
-            .collect()),
-        (n, m) if n == m => {
-            let pairs = queries.into_iter().zip(documents);
-            Ok(pairs
-                .map(|(query, document)| job(query, vec![document]))
-                .collect())
-        }
-        (n, m) => {
-            let message = format!(
-                "'text_1' has {n} texts and 'text_2' {m}: give 1 and any number, or as many"
-            );
-            Err(ApiError::invalid_param("text_1", message))
-        }
+    let mut queries = queries.into_iter();
+    if queries.len() == 1 {
+        let one = queries.next();
+        return one.map(|query| job(query, documents)).into_iter().collect();
     }
+    let pairs = queries.zip(documents);
+    pairs
+        .map(|(query, document)| job(query, vec![document]))
+        .collect()
 }
 
 async fn answer_jina(app: &App, body: &Body) -> Result<Response, ApiError> {

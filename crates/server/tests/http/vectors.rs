@@ -256,6 +256,25 @@ fn scores_are_probabilities_in_every_api() {
             .len(),
         expected.len()
     );
+    // A model of vectors compares them.
+    let (one, two) = (json!(["the bird", "a cat"]), json!(["a dog sat", "a cat"]));
+    let vectors = |texts: &Value| {
+        let body = json!({"model": "vectors", "input": texts});
+        let answer = encoders.ask("/v1/embeddings", body);
+        [0, 1].map(|at| cut(&answer["data"][at]["embedding"], usize::MAX))
+    };
+    let (first, second) = (vectors(&one), vectors(&two));
+    let cosine = |at: usize| -> f64 { first[at].iter().zip(&second[at]).map(|(x, y)| x * y).sum() };
+    let body = json!({"model": "vectors", "text_1": one, "text_2": two});
+    let answer = encoders.ask("/v1/score", body);
+    let scores: Value = answer["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["score"].clone())
+        .collect();
+    assert_close(&scores, &[cosine(0), 1.0]);
+    assert!(cosine(0) < 0.999, "{scores}");
     let uneven = json!({"text_1": ["a", "b"], "text_2": ["a", "b", "c"]});
     let error = encoders.refused("/score", uneven, 400);
     assert!(error.contains("has 2 texts and 'text_2' 3"), "{error}");
