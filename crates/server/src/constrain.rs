@@ -158,9 +158,11 @@ fn of_form(
         Output::Chat(ToolUse::Auto { number, .. }) => *number,
         _ => CallNumber::Several,
     };
-    let rule = form.rule(compiler).map_err(of_param)?;
     let chat = match wanted.output {
-        Output::Chat(_) => grammar::of_format(context(model, wanted.prompt), tools, number, &rule),
+        Output::Chat(_) => {
+            let rule = form.rule(compiler).map_err(of_param)?;
+            grammar::of_format(context(model, wanted.prompt), tools, number, &rule)
+        }
         Output::Text => None,
     };
     let Some(chat) = chat else {

@@ -5,24 +5,25 @@
 //! Knows no API and no connection.
 
 mod echo;
+mod reasoning;
 mod request;
 mod time_limit;
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
-use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use cellar_chat::{Calls, ChatSplitter, Part};
-use cellar_engine::sampler::{Bias, LogitBias, ReasoningBudget, ReasoningMarks, Step};
+use cellar_engine::sampler::{Bias, LogitBias, ReasoningBudget, Step};
 use cellar_engine::serve::{Choices, PrefixUse, TextRequest, TextStream, Usage};
 use cellar_engine::{CompletionOptions, FinishReason, Logprobs, TokenLogprobs};
 use cellar_grammar::{GrammarFailure, GrammarStep};
 use kv_core::TokenId;
-use model_core::tokenizer::{DecodeFrom, DecodeStream, SpecialPieces, Tokenizer};
+use model_core::tokenizer::SpecialPieces;
 
+use self::reasoning::{n_tokens_of, reasoning_budget};
 use crate::app::{Active, App};
 use crate::auth::Tenant;
 use crate::body_worker::run_blocking;
@@ -359,35 +360,6 @@ fn special_pieces(model: &ServedModel, splitter: &ChatSplitter) -> SpecialPieces
         true => SpecialPieces::Render,
         false => SpecialPieces::Skip,
     }
-}
-
-/// How many tokens of a text begin in these parts of it, of which the first come first.
-fn n_tokens_of(
-    tokenizer: &Tokenizer,
-    tokens: &[TokenId],
-    special: SpecialPieces,
-    parts: &[Range<usize>],
-) -> usize {
-    let mut decoder = DecodeStream::new(DecodeFrom::Continuation, special);
-    let mut written = 0;
-    let is_in_parts = |id: &&TokenId| {
-        let is_inside = parts.iter().any(|part| part.contains(&written));
-        // A token that is not in the vocabulary was not generated.
-        written += decoder.push(tokenizer, **id).unwrap_or_default().len();
-        is_inside
-    };
-    tokens.iter().filter(is_in_parts).count()
-}
-
-/// The step that ends the reasoning of the answer to this prompt after so many tokens.
-fn reasoning_budget(model: &ServedModel, n_tokens: usize, prompt: &str) -> ReasoningBudget {
-    let marks = cellar_chat::reasoning_marks(model.template_source().unwrap_or_default());
-    let marks = marks.iter().map(|marks| ReasoningMarks {
-        open: marks.open.to_owned(),
-        close: marks.close.to_owned(),
-        answer: marks.answer.to_owned(),
-    });
-    ReasoningBudget::new(n_tokens, marks.collect(), prompt, model.tokenizer())
 }
 
 /// The reader of the answer to a prompt; `forced` is the form of one that is nothing but calls.

@@ -99,7 +99,6 @@ fn what_would_change_the_result_is_refused_with_its_name() {
         ("modalities", json!(["text", "audio"])),
         ("bad_words", json!(["a"])),
         ("allowed_token_ids", json!([1])),
-        ("continue_final_message", json!(true)),
         ("add_generation_prompt", json!(false)),
         ("echo", json!(true)),
         ("truncate_prompt_tokens", json!(5)),

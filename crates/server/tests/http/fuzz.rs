@@ -174,7 +174,7 @@ fn small_server() -> Server {
 #[test]
 fn requests_that_are_nearly_right_are_answered() {
     let server = small_server();
-    let (cases, mut budget) = (cases(), Budget::of_run());
+    let cases = cases();
     let bodies: Vec<Value> = cases.iter().map(|case| case.body.clone()).collect();
     let ask = |case: &Case, body: &Value| {
         let reply = post(server.address, &case.path, body);
@@ -184,6 +184,7 @@ fn requests_that_are_nearly_right_are_answered() {
     cases.iter().for_each(|case| {
         ask(case, &case.body);
     });
+    let mut budget = Budget::of_run();
     let mut counts = Map::new();
     while !budget.is_spent() {
         let random = &mut budget.random;
