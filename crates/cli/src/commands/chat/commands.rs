@@ -78,7 +78,8 @@ pub(super) const HELP: &str = "\
   /load FILE          continue a saved conversation
   /set [NAME VALUE]   show or change settings: temp, top-k, top-p, min-p, repeat-penalty,
                       presence-penalty, frequency-penalty, typical, xtc-probability,
-                      xtc-threshold, dry-multiplier, min-tokens, seed, predict, show-thinking
+                      xtc-threshold, dry-multiplier, min-tokens, seed, predict, show-thinking,
+                      reasoning-budget
   /show [WHAT]        show settings, messages, prompt or template
   /stats              show the size of the conversation and the speed of the last answer
   /help               show these commands
