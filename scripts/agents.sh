@@ -127,11 +127,11 @@ for agent in "$@"; do
       function field(name) { return match($0, " " name "=[0-9]+") ? substr($0, RSTART + length(name) + 2,
         RLENGTH - length(name) - 2) + 0 : 0 }
       NR <= begin || $2 != "POST" { next }
-      { n[$4 "×"]++; if ($4 != 200 && $4 != "-") bad = "a request was refused" }
+      { n[$4]++; if ($4 != 200 && $4 != "-") bad = "a request was refused" }
       NR <= middle { if (field("prompt") > prompt) prompt = field("prompt"); next }
-      !reused && field("prompt") >= prompt { reused = field("cached") }
+      !seen && field("prompt") >= prompt { seen = 1; reused = field("cached") }
       END {
-        for (code in n) codes = codes (codes ? ", " : "") n[code] " × " substr(code, 1, length(code) - 1)
+        for (code in n) codes = codes (codes ? ", " : "") n[code] " × " code
         share = prompt ? reused / prompt : 0
         if (first != 0) bad = "the first answer failed: " first
         else if (!bad && calls == 0) bad = "no tool was called"
