@@ -21,16 +21,16 @@ const SPARE_CELLS: u32 = 8192;
 /// Steps between two clones of the filled memory.
 const STEPS_PER_CLONE: u64 = 64;
 
-/// How the sequences came into the memory.
+/// The order in which the sequences came into the memory.
 #[derive(Clone, Copy)]
 enum Layout {
     Contiguous,
     Interleaved,
 }
 
-/// What is timed of each step.
+/// The part of each step that is timed.
 #[derive(Clone, Copy)]
-enum Timed {
+enum TimedPart {
     Inputs,
     WholeStep,
 }
@@ -76,7 +76,7 @@ fn commit(memory: &mut Unified, batch: &ValidBatch) -> Result<(), Failure> {
 }
 
 /// The time of `n_steps` steps of one token of each sequence.
-fn time_steps(filled: &Unified, n_steps: u64, timed: Timed) -> Result<Duration, Failure> {
+fn time_steps(filled: &Unified, n_steps: u64, timed: TimedPart) -> Result<Duration, Failure> {
     let mut total = Duration::ZERO;
     let mut inputs = MemoryInputs::default();
     let mut n_left = n_steps;
@@ -92,8 +92,8 @@ fn time_steps(filled: &Unified, n_steps: u64, timed: Timed) -> Result<Duration, 
                 let committed = Instant::now();
                 memory.inputs(planned, &mut inputs);
                 let since = match timed {
-                    Timed::Inputs => committed,
-                    Timed::WholeStep => started,
+                    TimedPart::Inputs => committed,
+                    TimedPart::WholeStep => started,
                 };
                 if number > 0 {
                     total += since.elapsed();
@@ -113,7 +113,10 @@ fn benches(c: &mut Criterion) {
         ];
         for (name, layout) in layouts {
             let filled = filled(n_cells, layout).expect("the memory is large enough");
-            for (what, timed) in [("inputs", Timed::Inputs), ("step", Timed::WholeStep)] {
+            for (what, timed) in [
+                ("inputs", TimedPart::Inputs),
+                ("step", TimedPart::WholeStep),
+            ] {
                 c.bench_function(
                     &format!("{what}/16 sequences, {cells} cells, {name}"),
                     |b| {

@@ -1,5 +1,5 @@
-//! Attention over latents of the CPU backend: one token at depth, for one head and for many. Throughput
-//! is bytes of latents, each row of which has to be read once for all heads.
+//! Attention over latents of the CPU backend: one token at depth, for one head and for many.
+//! Throughput is bytes of latents, each row of which has to be read once for all heads.
 
 #![allow(missing_docs, clippy::expect_used)] // a bench that cannot be set up has nothing to time
 

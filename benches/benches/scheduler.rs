@@ -1,4 +1,5 @@
-//! What a scheduler takes to plan a step: 64 running requests and 192 cached prefixes in 100,000 cells.
+//! What a scheduler takes to plan a step: 64 running requests and 192 cached prefixes in 100,000
+//! cells.
 
 #![allow(missing_docs, clippy::expect_used)] // a bench that cannot be set up has nothing to time
 
@@ -18,13 +19,13 @@ const N_VOCAB: u32 = 50_000;
 
 /// A scheduler and the memory that it plans for.
 #[derive(Clone)]
-struct Served {
+struct SchedulerBench {
     scheduler: Scheduler,
     memory: Composite,
     now: u64,
 }
 
-impl Served {
+impl SchedulerBench {
     fn new(n_cells: u32) -> Self {
         let n_seqs = N_RUNNING + N_CACHED;
         let memory = Composite::unified(UnifiedConfig {
@@ -76,7 +77,8 @@ impl Served {
         assert!(outcomes.is_empty(), "{outcomes:?}");
     }
 
-    /// Carries plans out until each text has a token and nothing waits; texts end with it, or go on.
+    /// Carries plans out until each text has a token and nothing waits; texts end with it, or go
+    /// on.
     fn run(&mut self, progress: Progress) {
         loop {
             self.now += 1000;
@@ -129,7 +131,7 @@ impl Served {
 }
 
 fn benches(c: &mut Criterion) {
-    let mut next = |name: &str, served: &Served| {
+    let mut next = |name: &str, served: &SchedulerBench| {
         c.bench_function(name, |b| {
             b.iter_batched_ref(
                 || served.clone(),
@@ -141,7 +143,7 @@ fn benches(c: &mut Criterion) {
             );
         });
     };
-    let served = Served::filled(130_000);
+    let served = SchedulerBench::filled(130_000);
     let n_cached = served.scheduler.cached().count();
     let n_running = served.scheduler.running().count();
     eprintln!(
@@ -162,7 +164,7 @@ fn benches(c: &mut Criterion) {
 
     // The cells are full: a prefix makes room.
     let n_used = served.memory.n_used();
-    let full = Served::filled(n_used + 20);
+    let full = SchedulerBench::filled(n_used + 20);
     next("next/evicts a prefix", &full);
 }
 

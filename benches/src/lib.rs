@@ -21,9 +21,9 @@ pub type Failure = Box<dyn std::error::Error>;
 
 /// A small random number generator (SplitMix64), so that benches are the same everywhere.
 #[derive(Clone, Debug)]
-pub struct Seeded(u64);
+pub struct SeededRandom(u64);
 
-impl Seeded {
+impl SeededRandom {
     /// A generator that starts from `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
@@ -52,7 +52,7 @@ pub fn random_matrix(
     [rows, columns]: [usize; 2],
     format: BlockFormat,
 ) -> Result<Weight, WeightError> {
-    let mut random = Seeded::new(7);
+    let mut random = SeededRandom::new(7);
     let bytes = match format {
         BlockFormat::F32 => (0..rows * columns)
             .flat_map(|_| (random.unit() * 0.05).to_le_bytes())
@@ -97,7 +97,7 @@ pub fn linear_graph(n_tokens: usize, [rows, columns]: [usize; 2]) -> Result<Grap
 /// A backend's weights with the one matrix `w`.
 ///
 /// # Errors
-/// What the backend reports.
+/// The report of the backend.
 pub fn load<B: Backend>(backend: &B, weight: Weight) -> Result<B::Weights, BackendError> {
     let mut weights = MemoryWeights::new();
     weights.insert(weight);

@@ -127,9 +127,10 @@ impl Svg {
             let is_peer = ratio == 1.0;
             let colour = if is_peer { "#333" } else { "#ddd" };
             self.line([x, top], [x, bottom], colour);
-            let label = match is_peer {
-                true => "llama.cpp".to_owned(),
-                false => ratio.to_string(),
+            let label = if is_peer {
+                "llama.cpp".to_owned()
+            } else {
+                ratio.to_string()
             };
             self.text(x, top - 4.0, centred, &label);
         }

@@ -1,7 +1,8 @@
-//! Lists the kernels' files for `src/kernels.rs`, and compiles them for the simulator with the feature `sim`.
+//! Lists the kernels' files for `src/kernels.rs`, and compiles them for the simulator with the
+//! feature `sim`.
 //!
-//! Each kernel file becomes two objects: as C++ in the dialect `cpu.h`, and as Metal, which `sim/metal.h`
-//! lets a C++ compiler read.
+//! Each kernel file becomes two objects: as C++ in the dialect `cpu.h`, and as Metal, which
+//! `sim/metal.h` lets a C++ compiler read.
 
 #![allow(clippy::expect_used)] // a panic is how a build script fails
 

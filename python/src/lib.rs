@@ -1,8 +1,8 @@
-//! The Python module `cellar._native`: models, texts, vectors and memory, with the GIL released while
-//! anything is computed.
+//! The Python module `cellar._native`: models, texts, vectors and memory, with the GIL released
+//! while anything is computed.
 //!
-//! Invariant: Python objects share one model behind a lock, and each call takes it for as long as it
-//! computes, so that texts may take turns from any thread. Knows nothing that `cellar` does not.
+//! Invariant: Python objects share one model behind a lock, and each call takes it for as long as
+//! it computes, so that texts may take turns from any thread. Knows nothing that `cellar` does not.
 
 mod batch;
 mod chat;
@@ -38,9 +38,10 @@ fn failed(error: &dyn std::error::Error) -> PyErr {
 
 /// An error of opening a file: Python's own where there is none.
 fn not_opened(path: &std::path::Path, error: &dyn std::error::Error) -> PyErr {
-    match path.exists() {
-        true => failed(error),
-        false => PyFileNotFoundError::new_err(format!("no model at '{}'", path.display())),
+    if path.exists() {
+        failed(error)
+    } else {
+        PyFileNotFoundError::new_err(format!("no model at '{}'", path.display()))
     }
 }
 

@@ -13,7 +13,7 @@ use crate::failed;
 use crate::shared::SharedModel;
 use crate::values::Count;
 
-/// What a model remembers. A text whose sequence is changed here cannot go on.
+/// The memory of a model. A text whose sequence is changed here cannot go on.
 #[pyclass(module = "cellar", frozen)]
 pub(crate) struct Memory {
     pub(crate) model: Arc<SharedModel<cellar::Model>>,

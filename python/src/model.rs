@@ -219,7 +219,7 @@ impl Model {
         numpy::PyArray1::from_vec(py, values).reshape(shape)
     }
 
-    /// What the model remembers.
+    /// The memory of the model.
     #[getter]
     fn memory(&self) -> Memory {
         Memory {

@@ -10,7 +10,7 @@ use model_core::directory::HfDirectory;
 use model_core::gguf::{GgufFile, Metadata};
 
 use crate::checks::TOLERANCE;
-use crate::recorded::{Recorded, TiledHeads, ssm_state};
+use crate::recorded::{RecordedValues, TiledHeads, ssm_state};
 use crate::{Recipe, Reference, fixture};
 
 /// The order of the values of a key, next to the reference's.
@@ -28,7 +28,7 @@ pub enum KeyOrder {
     LatentsInPairs,
 }
 
-/// Where a model comes from.
+/// The source of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The recipe of the case's name.
@@ -44,10 +44,10 @@ pub enum Source {
 }
 
 /// The state of a layer after a prompt, where the reference recorded it.
-pub type StateReference = fn(&Reference, LayerIdx, usize) -> Option<Recorded>;
+pub type StateReference = fn(&Reference, LayerIdx, usize) -> Option<RecordedValues>;
 
-/// Where the reference made a choice between equals that another implementation makes otherwise: from this
-/// token of a prompt on its numbers are one text's of several.
+/// The place where the reference made a choice between equals that another implementation makes
+/// otherwise: from this token of a prompt on its numbers are one of several that are right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fork {
     /// The prompt.
@@ -65,7 +65,7 @@ pub struct Case {
     pub name: &'static str,
     /// Adds the architectures that the model may be of.
     pub register: fn(&mut Registry),
-    /// Where the model comes from.
+    /// The source of the model.
     pub source: Source,
     /// The order of the values of its keys.
     pub keys: KeyOrder,
@@ -78,12 +78,12 @@ pub struct Case {
     /// Tokens of the context that the reference was computed for, where that chooses how the model
     /// rotates and is not the longest one.
     pub context: Option<usize>,
-    /// Where its reference is one of several.
+    /// The place where its reference is one of several.
     pub fork: Option<Fork>,
 }
 
 impl KeyOrder {
-    /// Whether rows hold latents, which are keys and values.
+    /// True if rows hold latents, which are keys and values.
     pub fn is_latent(self) -> bool {
         matches!(self, Self::Latents | Self::LatentsInPairs)
     }
@@ -186,7 +186,7 @@ impl Case {
         self.fork.filter(|fork| fork.prompt == prompt)
     }
 
-    /// What an independent implementation computed.
+    /// The results of an independent implementation.
     pub fn reference(&self) -> Reference {
         match self.source {
             Source::Recipe | Source::RecipeIn(_) => self.generated().reference(),

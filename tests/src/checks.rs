@@ -10,15 +10,15 @@ use kv_core::layers::{Part, RecentTokens};
 use kv_core::memory::Streams;
 use kv_core::{KvType, LayerIdx, SeqId, TokenId, Window};
 
-use crate::recorded::{RecordKey, Recorded};
+use crate::recorded::{RecordKey, RecordedValues};
 use crate::{Case, Runner, Setup, candle, cpu, cpu_with};
 
 /// Largest difference of a logit that f32 arithmetic in another order may make. llama.cpp's own is
 /// up to 1.5e-4 for such models.
 pub const TOLERANCE: f32 = 2e-4;
 
-/// The same for a model whose reference itself moves by 4e-4 and more where its embeddings are off by a
-/// millionth.
+/// The same for a model whose reference itself moves by 4e-4 and more where its embeddings are off
+/// by a millionth.
 pub const NOISY_TOLERANCE: f32 = 5e-4;
 
 /// The largest difference for the recipe of this name.
@@ -36,7 +36,7 @@ const CUTS: [usize; 2] = [27, 19];
 /// Models that read rows of any age: their indexers choose among all keys.
 const READS_ANY_AGE: [&str; 1] = ["deepseek_v32"];
 
-/// What a layer may hold.
+/// The kinds of rows that a layer may have.
 const KINDS: [RowKind; 4] = [RowKind::K, RowKind::V, RowKind::Conv, RowKind::State];
 
 /// One token.
@@ -50,7 +50,7 @@ pub const MANY: GraphShape = GraphShape {
     n_outputs: 2,
 };
 
-/// How a prompt comes in.
+/// The pieces in which a prompt comes in.
 #[derive(Clone, Copy, Debug)]
 struct Pieces {
     /// Tokens of a batch.
@@ -172,8 +172,8 @@ pub fn threads_agree(case: &Case) {
     assert!(alone(|| cpu_with(3), case) == one, "{}", case.name);
 }
 
-/// Two backends that share a model's blocks give the bits of one, wherever the model is split; it is not
-/// where later blocks use the rows of earlier ones.
+/// Two backends that share a model's blocks give the bits of one, wherever the model is split; it
+/// is not where later blocks use the rows of earlier ones.
 pub fn splits_agree(case: &Case) {
     let graph = case.model().graph(ONE).unwrap();
     let whole = alone(cpu, case);
@@ -194,9 +194,9 @@ pub fn splits_agree(case: &Case) {
     assert!(n_points > 0, "{}: {} blocks", case.name, graph.n_blocks());
 }
 
-/// With the rows of recent tokens apart, logits are the reference's, and with any types of old rows the
-/// same bits whichever way the tokens come in. Models without old rows, and those that read rows of
-/// any age, say so.
+/// With the rows of recent tokens apart, logits are the reference's, and with any types of old rows
+/// the same bits whichever way the tokens come in. Models without old rows, and those that read
+/// rows of any age, say so.
 pub fn ages_agree(case: &Case) {
     let model = case.model();
     let some_last = RecentTokens::last(5);
@@ -293,9 +293,9 @@ fn memories_on<B: Backend>(backend: impl Fn() -> B, case: &Case, tolerance: f32)
                 .map(LayerIdx);
             let recorded = match of_indexer {
                 Some(layer) if key.kind == RowKind::K => {
-                    Recorded::of_indexer(&reference, RecordKey { layer, ..key }, n_values)
+                    RecordedValues::of_indexer(&reference, RecordKey { layer, ..key }, n_values)
                 }
-                _ => Recorded::of(case, &reference, key, n_values),
+                _ => RecordedValues::of(case, &reference, key, n_values),
             };
             let Some(recorded) = recorded else {
                 continue;
@@ -313,8 +313,8 @@ fn memories_on<B: Backend>(backend: impl Fn() -> B, case: &Case, tolerance: f32)
 }
 
 /// The keys, values and states that layers hold after each prompt are those that the reference
-/// recorded, on both backends. Returns how many rows or states were compared; those behind a fork of the
-/// reference count, too.
+/// recorded, on both backends. Returns how many rows or states were compared; those behind a fork
+/// of the reference count, too.
 pub fn memories_agree(case: &Case, tolerance: f32) -> usize {
     let n_compared = memories_on(cpu, case, tolerance);
     assert_eq!(memories_on(candle, case, tolerance), n_compared);

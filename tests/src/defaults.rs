@@ -9,14 +9,14 @@ use serde_json::{Map, Value};
 
 use crate::{Recipe, fixture};
 
-/// What settings become, by path.
+/// The new values of settings, by path.
 type Change = Map<String, Value>;
 
-/// What becomes of a recipe's config where it lacks a setting.
+/// The outcome for a recipe's config where it lacks a setting.
 #[derive(Clone, Debug)]
 pub enum Default {
-    /// The same: what is there is the default, or the class does not know the setting; or transformers
-    /// has no class for the recipe, or none that loads without the setting.
+    /// The same: what is there is the default, or the class does not know the setting; or
+    /// transformers has no class for the recipe, or none that loads without the setting.
     Unchanged,
     /// A config with these values, by path.
     Changed(Change),
@@ -33,7 +33,7 @@ impl Defaults {
         Self(serde_json::from_slice(&file).unwrap())
     }
 
-    /// What becomes of a recipe's config without the setting at this path.
+    /// The outcome for a recipe's config without the setting at this path.
     pub fn without(&self, recipe: &Recipe, path: &str) -> Default {
         let change = self
             .0

@@ -9,8 +9,8 @@ use crate::{Case, Runner, Setup, cpu, distance};
 /// Tokens of a prompt that the simulator computes in a second or two.
 pub const SHORT: usize = 9;
 
-/// How far logits of the beginnings of two prompts, evaluated together in one batch and then a
-/// token each, are from those of the CPU backend, which are the reference's
+/// The distance of logits of the beginnings of two prompts, evaluated together in one batch and
+/// then a token each, from those of the CPU backend, which are the reference's
 /// ([`cpu_agrees`](crate::checks::cpu_agrees)).
 pub fn distance_from_cpu<B: Backend>(backend: B, case: &Case) -> f32 {
     distance_from_cpu_with(backend, case, &Setup::default())
@@ -50,7 +50,7 @@ pub fn distance_from_cpu_with<B: Backend>(backend: B, case: &Case, setup: &Setup
     distances.fold(0.0, largest)
 }
 
-/// How far logits of whole prompts are from the reference's, for devices that are fast enough.
+/// The distance of logits of whole prompts from the reference's, for devices that are fast enough.
 pub fn distance_from_reference<B: Backend>(backend: impl Fn() -> B, case: &Case) -> f32 {
     let reference = case.reference();
     let prompts = reference.prompts();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// How long a test waits for bytes.
+/// The time that a test waits for bytes.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// An answer whose head has come.
@@ -29,7 +29,7 @@ pub struct Response {
     pub headers: Vec<(String, String)>,
     /// Its body, without the marks of chunks.
     pub body: String,
-    /// Whether it ended as HTTP demands.
+    /// True if it ended as HTTP demands.
     pub is_complete: bool,
 }
 
@@ -37,7 +37,7 @@ impl Response {
     /// The body as JSON.
     ///
     /// # Panics
-    /// Where it is none.
+    /// If it is none.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
     }
@@ -71,7 +71,7 @@ fn find<'h>(headers: &'h [(String, String)], name: &str) -> Option<&'h str> {
 /// Sends bytes as they are.
 ///
 /// # Errors
-/// Where the connection cannot be made.
+/// If the connection cannot be made.
 pub fn send_raw(address: SocketAddr, bytes: &[u8]) -> io::Result<TcpStream> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -98,7 +98,7 @@ pub fn request(method: &str, path: &str, headers: &[(&str, &str)], body: &str) -
 /// Sends a request and reads the head of the answer.
 ///
 /// # Panics
-/// Where there is no answer.
+/// If there is no answer.
 pub fn open(address: SocketAddr, request: &str) -> Reply {
     let stream = send_raw(address, request.as_bytes()).unwrap_or_else(|e| panic!("{e}"));
     let mut reader = BufReader::new(stream);
@@ -134,7 +134,7 @@ impl Reply {
     /// The next chunk of the body; `None` at its end.
     ///
     /// # Errors
-    /// Where the connection is cut.
+    /// If the connection is cut.
     pub fn next_chunk(&mut self) -> io::Result<Option<String>> {
         let cut = || io::Error::from(io::ErrorKind::UnexpectedEof);
         let mut size = String::new();

@@ -5,7 +5,7 @@ use kv_core::batch::Batch;
 use kv_core::{GridPos, LayerIdx, Pos, SeqId, TokenId};
 use serde_json::Value;
 
-use crate::recorded::{RecordKey, Recorded};
+use crate::recorded::{RecordKey, RecordedValues};
 use crate::{Case, Runner, Setup, Source, best, candle, cpu, fixture};
 
 /// A token, or a row of an image.
@@ -32,9 +32,10 @@ impl ImagePrompt {
         let mut rows = rows.chunks(dim);
         let n = ids.len();
         let entries = ids.iter().enumerate().map(|(i, &id)| {
-            let content = match u64::from(id) == placeholder {
-                true => Content::Row(rows.next().unwrap().to_vec()),
-                false => Content::Token(id),
+            let content = if u64::from(id) == placeholder {
+                Content::Row(rows.next().unwrap().to_vec())
+            } else {
+                Content::Token(id)
             };
             (content, [at[i], at[n + i], at[2 * n + i]])
         });
@@ -51,17 +52,17 @@ impl ImagePrompt {
         prompts
     }
 
-    /// How many tokens and rows there are.
+    /// Number of tokens and rows.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// True if there are none.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// How many of them are rows.
+    /// The number of them that are rows.
     pub fn n_rows(&self) -> usize {
         let is_row = |entry: &&(Content, _)| matches!(entry.0, Content::Row(_));
         self.entries.iter().filter(is_row).count()
@@ -235,7 +236,7 @@ pub fn memories_distance<B: Backend>(
             kind,
             prompt,
         };
-        if let Some(recorded) = Recorded::of(case, &reference, key, rows.len()) {
+        if let Some(recorded) = RecordedValues::of(case, &reference, key, rows.len()) {
             off = off.max(recorded.distance(&rows));
             n_compared += 1;
         }

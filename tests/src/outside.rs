@@ -1,5 +1,6 @@
 //! Model directories from outside the repository: every directory of the folder that
-//! `CELLAR_FIXTURES` names, or those of them that `CELLAR_FIXTURES_ONLY` lists, separated by commas.
+//! `CELLAR_FIXTURES` names, or those of them that `CELLAR_FIXTURES_ONLY` lists, separated by
+//! commas.
 //!
 //! Invariant: a directory that is not checked is printed, with the reason.
 
@@ -35,8 +36,8 @@ fn directories() -> Vec<PathBuf> {
     paths
 }
 
-/// Why the model of a directory is not supported, where it is not. A directory that fails to open for any
-/// other reason is a failing case.
+/// Why the model of a directory is not supported, where it is not. A directory that fails to open
+/// for any other reason is a failing case.
 pub fn unsupported(path: &Path, registry: &Registry) -> Option<String> {
     match HfDirectory::open(path, registry) {
         Err(ModelFileError::UnknownClass { class, .. }) => {

@@ -93,9 +93,9 @@ fn parsed(number: &Number) -> f32 {
     number.to_string().parse().unwrap()
 }
 
-/// What a recipe says of one tensor.
+/// The statements of a recipe on one tensor.
 #[derive(Clone, Debug)]
-struct Generated {
+struct TensorRecipe {
     shape: Vec<usize>,
     distribution: Distribution,
 }
@@ -104,7 +104,7 @@ struct Generated {
 #[derive(Clone, Debug)]
 struct GeneratedWeights {
     seed: u64,
-    tensors: BTreeMap<String, Generated>,
+    tensors: BTreeMap<String, TensorRecipe>,
 }
 
 impl GeneratedWeights {
@@ -117,7 +117,7 @@ impl GeneratedWeights {
             let shape = line.shape;
             (
                 line.name,
-                Generated {
+                TensorRecipe {
                     shape,
                     distribution,
                 },
@@ -271,7 +271,7 @@ impl Recipe {
         fs::write(to.join("model.safetensors"), bytes).unwrap();
     }
 
-    /// What an independent implementation computed.
+    /// The results of an independent implementation.
     pub fn reference(&self) -> Reference {
         Reference::open(&self.folder.join("reference.safetensors"))
     }

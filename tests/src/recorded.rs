@@ -1,5 +1,5 @@
-//! [`Recorded`]: which keys, values and states the reference recorded, and where they are among
-//! those that the memory holds after the same prompt.
+//! [`RecordedValues`]: which keys, values and states the reference recorded, and where they are
+//! among those that the memory holds after the same prompt.
 
 use kv_core::LayerIdx;
 use kv_core::backend::RowKind;
@@ -8,21 +8,21 @@ use crate::{Case, KeyOrder, Reference};
 
 /// Some values of a state, or of the rows of keys or values of a prompt.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Recorded {
+pub struct RecordedValues {
     /// Indices among the values of the memory.
     pub at: Vec<usize>,
     /// The reference's values there.
     pub values: Vec<f32>,
 }
 
-/// Which rows or state the values are of.
+/// The rows or the state that the values are of.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordKey {
     /// The layer.
     pub layer: LayerIdx,
     /// Keys, values, convolution inputs or a state.
     pub kind: RowKind,
-    /// Which prompt.
+    /// The number of the prompt.
     pub prompt: usize,
 }
 
@@ -41,13 +41,13 @@ pub struct TiledHeads {
 }
 
 impl TiledHeads {
-    /// Where the memory has a value head of the reference.
+    /// The place in the memory of a value head of the reference.
     fn head(self, head: usize) -> usize {
         let shared = self.n_heads / self.key_heads;
         head % shared * self.key_heads + head / shared
     }
 
-    /// Where the memory has a channel of the convolution.
+    /// The place in the memory of a channel of the convolution.
     fn channel(self, channel: usize) -> usize {
         let first = 2 * self.key_heads * self.k_dim;
         match channel.checked_sub(first) {
@@ -56,14 +56,14 @@ impl TiledHeads {
         }
     }
 
-    /// Where the memory has a value of the state.
+    /// The place in the memory of a value of the state.
     fn state(self, at: usize) -> usize {
         let len = self.k_dim * self.v_dim;
         self.head(at / len) * len + at % len
     }
 }
 
-impl Recorded {
+impl RecordedValues {
     /// The values that the reference has for a record; the memory holds `n_values` of them.
     pub(crate) fn of(
         case: &Case,
@@ -120,7 +120,7 @@ fn last_rows(
     name: &str,
     n_values: usize,
     order: KeyOrder,
-) -> Option<Recorded> {
+) -> Option<RecordedValues> {
     let (shape, mut values) = reference.values(name)?;
     let n = match order {
         KeyOrder::Same => 0,
@@ -135,7 +135,7 @@ fn last_rows(
         }
     }
     let at = (n_values - values.len()..n_values).collect();
-    Some(Recorded { at, values })
+    Some(RecordedValues { at, values })
 }
 
 /// The latents of the last tokens, which the reference has as keys, or the keys that all heads
@@ -145,7 +145,7 @@ fn latent_rows(
     key: RecordKey,
     n_values: usize,
     order: KeyOrder,
-) -> Option<Recorded> {
+) -> Option<RecordedValues> {
     let order = match order {
         KeyOrder::LatentsInPairs => KeyOrder::Pairs,
         _ => KeyOrder::Same,
@@ -163,7 +163,7 @@ fn latent_rows(
     let n_rows = recorded.values.len() / columns.len();
     let rows = (0..n_rows).map(|row| n_values - (n_rows - row) * width);
     let at = rows.flat_map(|row| columns.clone().map(move |column| row + column));
-    Some(Recorded {
+    Some(RecordedValues {
         at: at.collect(),
         ..recorded
     })
@@ -185,7 +185,7 @@ fn conv_state(
     name: &str,
     n_values: usize,
     place: impl Fn(usize) -> usize,
-) -> Option<Recorded> {
+) -> Option<RecordedValues> {
     let (shape, values) = reference.values(name)?;
     let n_columns = shape[1];
     let is_cut = reference.ids(&format!("{name}_rows")).is_some();
@@ -195,7 +195,7 @@ fn conv_state(
     let n_channels = n_values / (width - 1);
     let channels = kept(reference, name, shape[0]);
     let inputs = || (0..width - 1).flat_map(|k| channels.iter().zip(0..).map(move |c| (k, c)));
-    Some(Recorded {
+    Some(RecordedValues {
         at: inputs()
             .map(|(k, (&c, _))| k * n_channels + place(c))
             .collect(),
@@ -206,13 +206,13 @@ fn conv_state(
 }
 
 /// `ssm_state_lL_P`, of which some indices along axis 0 may have been kept only.
-pub fn ssm_state(reference: &Reference, layer: LayerIdx, prompt: usize) -> Option<Recorded> {
+pub fn ssm_state(reference: &Reference, layer: LayerIdx, prompt: usize) -> Option<RecordedValues> {
     let name = format!("ssm_state_l{layer}_{prompt}");
     let (shape, values) = reference.values(&name)?;
     let len = values.len() / shape[0];
     let rows = kept(reference, &name, shape[0]);
     let at = rows.iter().flat_map(|row| row * len..(row + 1) * len);
-    Some(Recorded {
+    Some(RecordedValues {
         at: at.collect(),
         values,
     })
@@ -220,7 +220,11 @@ pub fn ssm_state(reference: &Reference, layer: LayerIdx, prompt: usize) -> Optio
 
 /// The same of a delta rule, `[heads, keys, values]`, which the memory has as
 /// `[heads, values, keys]`.
-pub fn delta_state(reference: &Reference, layer: LayerIdx, prompt: usize) -> Option<Recorded> {
+pub fn delta_state(
+    reference: &Reference,
+    layer: LayerIdx,
+    prompt: usize,
+) -> Option<RecordedValues> {
     let name = format!("ssm_state_l{layer}_{prompt}");
     let (shape, values) = reference.values(&name)?;
     let &[_, k_dim, v_dim] = &shape[..] else {
@@ -231,16 +235,20 @@ pub fn delta_state(reference: &Reference, layer: LayerIdx, prompt: usize) -> Opt
         (head * v_dim + inside % v_dim) * k_dim + inside / v_dim
     };
     let recorded = ssm_state(reference, layer, prompt)?;
-    Some(Recorded {
+    Some(RecordedValues {
         at: recorded.at.into_iter().map(transposed).collect(),
         values,
     })
 }
 
-/// The states of the heads of an mLSTM: `mlstm_c_lL_P [heads, keys, values]`, of which some heads may
-/// have been kept only, `mlstm_n_lL_P [heads, keys]` and `mlstm_m_lL_P [heads, 1]`. The memory has the
-/// three of one head together.
-pub fn mlstm_state(reference: &Reference, layer: LayerIdx, prompt: usize) -> Option<Recorded> {
+/// The states of the heads of an mLSTM: `mlstm_c_lL_P [heads, keys, values]`, of which some heads
+/// may have been kept only, `mlstm_n_lL_P [heads, keys]` and `mlstm_m_lL_P [heads, 1]`. The memory
+/// has the three of one head together.
+pub fn mlstm_state(
+    reference: &Reference,
+    layer: LayerIdx,
+    prompt: usize,
+) -> Option<RecordedValues> {
     let name = |part: &str| format!("mlstm_{part}_l{layer}_{prompt}");
     let (shape, c) = reference.values(&name("c"))?;
     let &[_, k_dim, v_dim] = &shape[..] else {
@@ -258,7 +266,7 @@ pub fn mlstm_state(reference: &Reference, layer: LayerIdx, prompt: usize) -> Opt
     let at = part(kept(reference, &name("c"), shape[0]), 0, k_dim * v_dim)
         .chain(part(all(), k_dim * v_dim, k_dim))
         .chain(part(all(), k_dim * v_dim + k_dim, 1));
-    Some(Recorded {
+    Some(RecordedValues {
         at: at.collect(),
         values: [c, n, m].concat(),
     })

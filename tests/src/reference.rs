@@ -63,7 +63,7 @@ impl Reference {
         LogitsRows { positions, values }
     }
 
-    /// How many tensors of keys, values and states were recorded.
+    /// The number of recorded tensors of keys, values and states.
     pub fn n_recorded(&self) -> usize {
         let is_state = |name: &&String| {
             let kinds = [

@@ -6,9 +6,9 @@ use model_core::gguf::Metadata;
 use crate::Case;
 
 /// A file without one of its tensors.
-struct Without<'a>(&'a dyn WeightSource, &'a str);
+struct MissingTensor<'a>(&'a dyn WeightSource, &'a str);
 
-impl WeightSource for Without<'_> {
+impl WeightSource for MissingTensor<'_> {
     fn get(&self, name: &str) -> Option<Weight> {
         self.0.get(name).filter(|_| name != self.1)
     }
@@ -19,11 +19,13 @@ impl WeightSource for Without<'_> {
     }
 }
 
-/// What is said of the file with other settings, and without a tensor where one is named.
+/// The refusal of the file with other settings, and without a tensor where one is named.
 pub fn refusal(case: &Case, edit: impl FnOnce(&mut Metadata), without: &str) -> String {
     let (file, mut metadata) = case.open();
     edit(&mut metadata);
-    let model = case.registry().model(&metadata, &Without(&*file, without));
+    let model = case
+        .registry()
+        .model(&metadata, &MissingTensor(&*file, without));
     model.unwrap_err().to_string()
 }
 

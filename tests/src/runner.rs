@@ -18,7 +18,7 @@ use crate::{Case, best};
 /// Sequences of every memory here.
 const N_SEQS: u32 = 3;
 
-/// How a model remembers.
+/// The settings of a model's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     /// Type of keys and values.
@@ -102,7 +102,7 @@ pub struct Runner<B: Backend> {
     programs: HashMap<(GraphShape, bool), B::Program>,
     position_rule: PositionRule,
     plain_attention: Option<usize>,
-    /// What it remembers.
+    /// The memory of the sequences.
     pub memory: Composite,
 }
 
@@ -148,9 +148,10 @@ impl<B: Backend> Runner<B> {
             n_outputs: 1,
         };
         let graph = model.graph(one).unwrap();
-        let position_rule = match graph.nodes().iter().any(|n| is_coordinates(&n.op)) {
-            true => PositionRule::Grid,
-            false => PositionRule::Linear,
+        let position_rule = if graph.nodes().iter().any(|n| is_coordinates(&n.op)) {
+            PositionRule::Grid
+        } else {
+            PositionRule::Linear
         };
         Self {
             position_rule,
@@ -280,7 +281,7 @@ impl<B: Backend> Runner<B> {
         text
     }
 
-    /// How many values [`Self::rows`] gives: `None` where the layer has no such rows.
+    /// The number of values [`Self::rows`] gives: `None` where the layer has no such rows.
     pub fn n_values(&self, layer: LayerIdx, kind: RowKind) -> Option<usize> {
         let n_rows = match kind {
             RowKind::K | RowKind::V => self.n_tokens(),
@@ -289,7 +290,7 @@ impl<B: Backend> Runner<B> {
         Some(n_rows as usize * self.row_len(layer, kind)?)
     }
 
-    /// Whether a layer has keys alone: those of an indexer.
+    /// True if a layer has keys alone: those of an indexer.
     pub fn is_indexer(&self, layer: LayerIdx) -> bool {
         let memory = self.model.layers().attention(layer);
         memory.is_some_and(|memory| memory.v_dim == 0)
@@ -358,9 +359,10 @@ fn compiled_for(backend: &impl Backend, ubatch: GraphShape) -> GraphShape {
     GraphShape {
         n_tokens: n_tokens + 33,
         // Graphs that give all outputs select no rows.
-        n_outputs: match n_outputs == n_tokens {
-            true => n_tokens + 33,
-            false => n_outputs + 2,
+        n_outputs: if n_outputs == n_tokens {
+            n_tokens + 33
+        } else {
+            n_outputs + 2
         },
     }
 }

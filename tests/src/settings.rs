@@ -1,10 +1,11 @@
-//! [`SettingsCheck`]: every setting of a recipe's `config.json` is changed, and left out: it is refused
-//! by its key, or by the metadata key that it becomes, or by the key or tensor that contradicts it; or
-//! it makes another model; or it is one of those that have no part in what the model computes. Left out, it is
-//! missed, or the model is the one that states transformers' default for it.
+//! [`SettingsCheck`]: every setting of a recipe's `config.json` is changed, and left out: it is
+//! refused by its key, or by the metadata key that it becomes, or by the key or tensor that
+//! contradicts it; or it makes another model; or it is one of those that have no part in what the
+//! model computes. Left out, it is missed, or the model is the one that states transformers'
+//! default for it.
 //!
-//! Invariant: what has an effect on a graph or on a tensor is seen; whether it is the right one is for
-//! references to say. Knows no class of models.
+//! Invariant: what has an effect on a graph or on a tensor is seen; whether it is the right one is
+//! for references to say. Knows no class of models.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -17,30 +18,30 @@ use serde_json::{Map, Value, json};
 use crate::Recipe;
 use crate::defaults::{Default, Defaults, set};
 
-/// What is known of the settings of some classes.
+/// The known facts of the settings of some classes.
 #[derive(Clone, Copy, Debug)]
 pub struct SettingsCheck<'a> {
     /// The classes.
     pub registry: &'a Registry,
-    /// What transformers takes for a setting that is left out.
+    /// The value that transformers takes for a setting that is left out.
     pub defaults: &'a Defaults,
-    /// Settings without effect: of training, libraries, tokenizers, kernels. Those inside of an object
-    /// are named by a path (`rope_parameters.rope_type`), or by the object.
+    /// Settings without effect: of training, libraries, tokenizers, kernels. Those inside of an
+    /// object are named by a path (`rope_parameters.rope_type`), or by the object.
     pub without_effect: &'a [&'a str],
     /// Settings that repeat what tensors are there, or their shapes: the tensors count.
     pub tensors_say: &'a [&'a str],
     /// Settings without effect in one recipe alone.
     pub without_effect_in: &'a [(&'a str, &'a str)],
-    /// What classes take for a setting that their config does not hold, or that transformers has no class
-    /// for; as [`Self::defaults`] otherwise.
-    pub stated: &'a [Stated],
+    /// What classes take for a setting that their config does not hold, or that transformers has no
+    /// class for; as [`Self::defaults`] otherwise.
+    pub stated: &'a [StatedDefault],
     /// Settings that say which class a model is of: without them it is of another, or of none.
     pub choices: &'a [&'a str],
 }
 
 /// The default of a setting, with where it is from next to it.
 #[derive(Clone, Copy, Debug)]
-pub struct Stated {
+pub struct StatedDefault {
     /// The recipe's name.
     pub recipe: &'static str,
     /// The setting's path.
@@ -49,14 +50,14 @@ pub struct Stated {
     pub value: &'static str,
 }
 
-/// What a model computes, as far as its settings say.
+/// The results of a model, as far as its settings say.
 #[derive(PartialEq, Eq)]
-struct Computed {
+struct ModelResult {
     context_length: usize,
     graph: String,
 }
 
-/// What stands in place of an object.
+/// The stand-in for an object.
 const NOT_AN_OBJECT: &str = "no object";
 
 /// The same kind of value, but another one; of an object, something else.
@@ -117,14 +118,14 @@ impl SettingsCheck<'_> {
     /// Checks the settings of all these recipes.
     ///
     /// # Panics
-    /// Where something is wrong, with a line for each.
+    /// If something is wrong, with a line for each.
     pub fn check(&self, recipes: impl IntoIterator<Item = Recipe>) {
         let faults = recipes.into_iter().flat_map(|recipe| self.faults(&recipe));
         let faults: Vec<String> = faults.collect();
         assert!(faults.is_empty(), "{}", faults.join("\n"));
     }
 
-    /// What is wrong with a recipe's settings, a line for each.
+    /// The faults of a recipe's settings, a line for each.
     fn faults(&self, recipe: &Recipe) -> Vec<String> {
         let sound = self
             .directory(recipe)
@@ -146,20 +147,21 @@ impl SettingsCheck<'_> {
             .map_err(|error| error.to_string())
     }
 
-    fn computed(directory: &HfDirectory) -> Computed {
+    fn computed(directory: &HfDirectory) -> ModelResult {
         let shape = GraphShape {
             n_tokens: 3,
             n_outputs: 1,
         };
         let model = directory.model();
         let text = |model: &dyn Model| model.graph(shape).map(|graph| graph.text().to_string());
-        // Some settings count in long contexts alone: longer than the 16, 256 or 512 tokens of recipes.
+        // Some settings count in long contexts alone: longer than the 16, 256 or 512 tokens of
+        // recipes.
         let longer = [17, 257, 513, usize::MAX].map(|n| model.for_context(n));
         let longer = longer.map(|model| model.map(|model| text(&*model)));
         let graphs = (text(&**model), longer);
         let source = model.source_encoder();
         let source = source.map(|encoder| (encoder.start, text(&*encoder.model)));
-        Computed {
+        ModelResult {
             context_length: model.context_length(),
             graph: format!("{graphs:?} {source:?}"),
         }
@@ -238,7 +240,7 @@ impl SettingsCheck<'_> {
         Some(format!("{}: without '{path}': {fault}", recipe.name()))
     }
 
-    /// What is wrong with a model that was found without a setting.
+    /// The fault of a model that was found without a setting.
     fn default_fault(
         &self,
         recipe: &Recipe,
@@ -268,7 +270,7 @@ impl SettingsCheck<'_> {
     }
 
     fn default_of(&self, recipe: &Recipe, path: &str) -> Default {
-        let is_it = |s: &&Stated| s.recipe == recipe.name() && s.path == path;
+        let is_it = |s: &&StatedDefault| s.recipe == recipe.name() && s.path == path;
         match self.stated.iter().find(is_it) {
             Some(stated) => {
                 let value = serde_json::from_str(stated.value).unwrap();

@@ -1,5 +1,5 @@
-//! What is planned for a device is what it allocates, byte for byte, and an operation without a kernel
-//! is found by planning.
+//! What is planned for a device is what it allocates, byte for byte, and an operation without a
+//! kernel is found by planning.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
@@ -23,7 +23,7 @@ use model_tests::Case;
 
 /// The simulator with so much memory, which counts what is allocated of it.
 #[derive(Debug)]
-struct Counted {
+struct CountedMemory {
     sim: Sim,
     size: usize,
     held: Arc<AtomicUsize>,
@@ -42,14 +42,14 @@ impl Drop for CountedBuffer {
     }
 }
 
-fn of_sim<'a>(region: Region<'a, Counted>) -> Region<'a, Sim> {
+fn of_sim<'a>(region: Region<'a, CountedMemory>) -> Region<'a, Sim> {
     Region {
         buffer: &region.buffer.buffer,
         at: region.at,
     }
 }
 
-impl Device for Counted {
+impl Device for CountedMemory {
     type Buffer = CountedBuffer;
     type Kernel = <Sim as Device>::Kernel;
     type Recording = <Sim as Device>::Recording;
@@ -136,9 +136,9 @@ impl Device for Counted {
     }
 }
 
-fn device(size: usize) -> (Counted, Arc<AtomicUsize>) {
+fn device(size: usize) -> (CountedMemory, Arc<AtomicUsize>) {
     let held = Arc::new(AtomicUsize::new(0));
-    let device = Counted {
+    let device = CountedMemory {
         sim: Sim::new(Order::Forward),
         size,
         held: Arc::clone(&held),
@@ -232,7 +232,7 @@ fn runs_take_what_is_planned_for_their_inputs_and_tables() {
     assert!(range.contains(&inputs), "{inputs} and {planned:?}");
 }
 
-/// What planning a graph of one operation says whose sizes no kernel takes.
+/// The refusal of a graph of one operation whose sizes no kernel takes.
 fn refusal(build: impl FnOnce(&mut GraphBuilder) -> NodeId) -> BackendError {
     let mut b = GraphBuilder::new(GraphShape {
         n_tokens: 2,

@@ -1,6 +1,6 @@
 //! Whole models on the simulator of GPU kernels: a Llama, sliding windows, Mamba-2, a mixture of
-//! experts and latent attention, with sequences that share batches; and all that `cuda.rs` checks on
-//! a GPU, in small.
+//! experts and latent attention, with sequences that share batches; and all that `cuda.rs` checks
+//! on a GPU, in small.
 
 use crate::gpu::texts::Length;
 use crate::gpu::{self, encoders, fixtures, replays, soak, sources, states, texts};
@@ -235,5 +235,5 @@ fn replays_change_no_bit() {
 
 #[test]
 fn random_operations_leave_both_the_same() {
-    soak::soak(precise, 28, soak::Until::Operations(25));
+    soak::soak(precise, 28, soak::SoakLimit::Operations(25));
 }

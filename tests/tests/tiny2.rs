@@ -32,7 +32,7 @@ fn registry() -> Registry {
     registry
 }
 
-/// How far the reference itself moves when its embeddings are off by a millionth.
+/// The change of the reference itself when its embeddings are off by a millionth.
 fn noise(path: &Path) -> f32 {
     let info = std::fs::read(path.join("info.json")).unwrap_or_default();
     let info: serde_json::Value = serde_json::from_slice(&info).unwrap_or_default();
@@ -45,9 +45,10 @@ const WRONG: [(&str, &str); 1] = [(
     "its reference adds linear biases twice (tests/fixtures/falcon_alibi.py)",
 )];
 
-/// References that are one of several from some token on. In layer 2 of DeepSeek V3.2, prompt 2, fewer tokens
-/// than are read have a score of the indexer above 0 for token 14: the others tie at exactly 0, and transformers
-/// takes others of them than the first (PyTorch's `topk` promises no order of equals).
+/// References that are one of several from some token on. In layer 2 of DeepSeek V3.2, prompt 2,
+/// fewer tokens than are read have a score of the indexer above 0 for token 14: the others tie at
+/// exactly 0, and transformers takes others of them than the first (PyTorch's `topk` promises no
+/// order of equals).
 const FORKS: [(&str, Fork); 1] = [(
     "deepseek_v32",
     Fork {

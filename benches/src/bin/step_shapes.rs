@@ -11,7 +11,7 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use cellar_benches::{ExactShapes, Failure, Seeded};
+use cellar_benches::{ExactShapes, Failure, SeededRandom};
 use cellar_engine::{Engine, EngineConfig};
 use kv_core::backend::{Backend, OnProgress};
 use kv_core::batch::Batch;
@@ -133,7 +133,7 @@ fn measure<B: Backend>(
     round: usize,
     prompts: &[usize],
 ) -> Result<Vec<f64>, Failure> {
-    let mut random = Seeded::new(round as u64);
+    let mut random = SeededRandom::new(round as u64);
     let mut times = Vec::new();
     engine.clear();
     engine.decode(&prompt(100, &mut random))?;
@@ -158,8 +158,8 @@ fn measure<B: Backend>(
 }
 
 /// Steps of one token of some sequences, and often a piece of another's prompt.
-fn mixed<B: Backend>(engine: &mut Engine<B>, random: &mut Seeded) -> Result<f64, Failure> {
-    let below = |random: &mut Seeded, n: u64| (random.bits() % n) as u32;
+fn mixed<B: Backend>(engine: &mut Engine<B>, random: &mut SeededRandom) -> Result<f64, Failure> {
+    let below = |random: &mut SeededRandom, n: u64| (random.bits() % n) as u32;
     let start = cpu_seconds()?;
     for _ in 0..N_MIXED {
         let mut batch = Batch::new();
@@ -183,11 +183,11 @@ fn mixed<B: Backend>(engine: &mut Engine<B>, random: &mut Seeded) -> Result<f64,
     Ok(cpu_seconds()? - start)
 }
 
-fn token(random: &mut Seeded) -> TokenId {
+fn token(random: &mut SeededRandom) -> TokenId {
     TokenId((random.bits() % 1000) as u32)
 }
 
-fn prompt(n: usize, random: &mut Seeded) -> Batch {
+fn prompt(n: usize, random: &mut SeededRandom) -> Batch {
     Batch::prompt(SeqId(0), (0..n).map(|_| token(random)))
 }
 

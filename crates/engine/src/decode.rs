@@ -12,7 +12,9 @@ use kv_core::batch::{
     Batch, Output, PositionRule, SplitPolicy, TokensOf, ValidBatch, validate_with,
 };
 use kv_core::graph::{BatchVisibility, Graph, GraphOutputs, GraphShape, Input, Node, Op, TopK};
-use kv_core::memory::{Composite, Edit, Edited, Memory, MemoryInputs, PlannedBatch, Removed, Seqs};
+use kv_core::memory::{
+    Composite, Edit, Edited, Memory, MemoryInputs, PlannedBatch, Removal, Seqs,
+};
 use kv_core::state::Fingerprint;
 use kv_core::weights::WeightSource;
 use kv_core::{PosRange, SeqId};
@@ -494,7 +496,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     /// [`EngineError::Refused`], and [`EngineError::CannotShift`] where keys cannot move: nothing
     /// has changed then. [`EngineError::Backend`] where rows could not be changed: the sequence
     /// that was copied to or moved is forgotten whole then; a compaction has changed nothing.
-    pub fn edit(&mut self, edit: Edit) -> Result<Removed, EngineError> {
+    pub fn edit(&mut self, edit: Edit) -> Result<Removal, EngineError> {
         if let Edit::Reposition { .. } = edit {
             self.check_shift()?;
         }
@@ -514,7 +516,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
                 edited
             }
         };
-        Ok(Removed {
+        Ok(Removal {
             n_tokens: edited.n_tokens,
             n_cells: edited.n_cells,
         })
@@ -540,7 +542,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     ///
     /// # Errors
     /// [`EngineError::Refused`]; nothing has changed then.
-    pub fn remove(&mut self, seqs: Seqs, range: PosRange) -> Result<Removed, EngineError> {
+    pub fn remove(&mut self, seqs: Seqs, range: PosRange) -> Result<Removal, EngineError> {
         self.edit(Edit::Remove { seqs, range })
     }
 
@@ -557,12 +559,12 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     ///
     /// # Errors
     /// [`EngineError::Refused`] where there is no such sequence; nothing has changed then.
-    pub fn keep_only(&mut self, seq: SeqId) -> Result<Removed, EngineError> {
+    pub fn keep_only(&mut self, seq: SeqId) -> Result<Removal, EngineError> {
         self.edit(Edit::KeepOnly(seq))
     }
 
     /// Forgets everything.
-    pub fn clear(&mut self) -> Removed {
+    pub fn clear(&mut self) -> Removal {
         self.changes.count_all();
         self.memory.clear()
     }

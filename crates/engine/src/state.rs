@@ -7,7 +7,7 @@
 use std::io::Write;
 
 use kv_core::backend::{Backend, RowStorage};
-use kv_core::memory::{Edit, Memory, RestoreInto, RowsTaken, Seqs};
+use kv_core::memory::{Edit, Memory, RestoreInto, Seqs, TargetRows};
 use kv_core::state::{
     Fingerprint, SavedState, SeqTokens, StateToSave, check_kv_type, check_state_type, save,
 };
@@ -130,11 +130,11 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
                 .write_rows(&mut self.runner.rows, span, bytes)
         };
         let (replaced, written) = match restored.rows_taken {
-            RowsTaken::Free => (
+            TargetRows::Free => (
                 Replaced::Kept,
                 state.write_rows(&restored, &layout, &mut write),
             ),
-            RowsTaken::InUse => {
+            TargetRows::InUse => {
                 // Rows of what is replaced are lost from here on. Where all are written, another memory takes
                 // the place of this one.
                 let _overwritten = Forgetting::new(&mut self.memory, removal(into));

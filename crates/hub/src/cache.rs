@@ -7,8 +7,8 @@
 //! .locks/models--OWNER--NAME/ETAG.lock           locked while that blob is written
 //! ```
 //!
-//! Invariant: what this finds is complete; what it removes lies within the folder of its repository.
-//! Opens no connection.
+//! Invariant: what this finds is complete; what it removes lies within the folder of its
+//! repository. Opens no connection.
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ pub struct Cache {
 pub struct CachedModel {
     /// Its name, with its quantization.
     pub name: ModelName,
-    /// What its files are.
+    /// The format of its files.
     pub format: Format,
     /// Bytes of its files.
     pub n_bytes: u64,
@@ -45,9 +45,9 @@ pub struct CachedModel {
     pub modified: Option<SystemTime>,
 }
 
-/// What a removal freed.
+/// The files and bytes that a removal freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Removed {
+pub struct RemovedModel {
     /// Files.
     pub n_files: usize,
     /// Bytes.
@@ -84,7 +84,7 @@ impl Cache {
     /// The cache that Hugging Face's tools use: see [`HubConfig`](crate::HubConfig).
     ///
     /// # Errors
-    /// Where neither a variable nor the home directory says where it is.
+    /// If neither a variable nor the home directory says where it is.
     pub fn from_env() -> Result<Self, HubError> {
         crate::config::cache_folder(&|name: &str| std::env::var_os(name)).map(Self::new)
     }
@@ -97,7 +97,8 @@ impl Cache {
     /// The GGUF file (the first part of a split one) or the model directory of that name.
     ///
     /// # Errors
-    /// [`HubError::NotCached`] where there is none; [`HubError::Ambiguous`] where there are several.
+    /// [`HubError::NotCached`] where there is none; [`HubError::Ambiguous`] where there are
+    /// several.
     pub fn find(&self, name: &ModelName) -> Result<PathBuf, HubError> {
         let repo = self.spelling(&name.repo);
         for snapshot in self.snapshots(&repo) {
@@ -151,8 +152,8 @@ impl Cache {
     /// Removes a model; without a quantization, its whole repository, with interrupted downloads.
     ///
     /// # Errors
-    /// Where it is not there, is being downloaded, or cannot be removed.
-    pub fn remove(&self, name: &ModelName) -> Result<Removed, HubError> {
+    /// If it is not there, is being downloaded, or cannot be removed.
+    pub fn remove(&self, name: &ModelName) -> Result<RemovedModel, HubError> {
         let repo = self.spelling(&name.repo);
         let folder = self.repo(&repo);
         if !folder.is_dir() {
@@ -176,7 +177,7 @@ impl Cache {
         }
         let after = files_in(&self.blobs(&repo));
         let n_bytes = |files: &[FoundFile]| files.iter().map(|file| file.n_bytes).sum::<u64>();
-        Ok(Removed {
+        Ok(RemovedModel {
             n_files: before.len() - after.len().min(before.len()),
             n_bytes: n_bytes(&before).saturating_sub(n_bytes(&after)),
         })

@@ -1,7 +1,7 @@
 //! HTTP with the hub: listings of repositories, metadata of files, their bytes.
 //!
-//! Invariant: the token goes to the endpoint's scheme, host and port, and not along with a redirect to
-//! another server. Sends nothing but what is asked for. Knows no cache.
+//! Invariant: the token goes to the endpoint's scheme, host and port, and not along with a redirect
+//! to another server. Sends nothing but what is asked for. Knows no cache.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const MAX_REDIRECTS: usize = 10;
 /// The longest listing that is read: a repository with 100,000 files.
 const MAX_LISTING: u64 = 64 << 20;
 
-/// What a repository holds.
+/// The contents of a repository.
 #[derive(Debug)]
 pub(crate) struct Listing {
     /// Its name as its owner writes it.
@@ -36,7 +36,7 @@ pub(crate) struct Listing {
     pub(crate) files: Vec<RepoFile>,
 }
 
-/// What the hub states about a file.
+/// The hub's statement about a file.
 #[derive(Clone, Debug)]
 pub(crate) struct FileMetadata {
     /// Its name in the cache, and its hash.
@@ -48,7 +48,7 @@ pub(crate) struct FileMetadata {
 /// The bytes of a file, from `offset` on.
 pub(crate) struct Download {
     pub(crate) reader: Box<dyn Read>,
-    /// Where they begin; 0 where the server sends the whole file although a part was asked for.
+    /// Their start; 0 where the server sends the whole file although a part was asked for.
     pub(crate) offset: u64,
 }
 
@@ -76,9 +76,9 @@ enum Method {
     Head,
 }
 
-/// How far redirects are followed.
+/// The redirects that are followed.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Follow {
+enum RedirectPolicy {
     /// To any server.
     Everywhere,
     /// Within the endpoint: the first answer that leads elsewhere is the last one.
@@ -112,7 +112,7 @@ impl Client {
             url: address.clone(),
             reason,
         };
-        let sent = self.send(Method::Get, &address, None, Follow::Everywhere);
+        let sent = self.send(Method::Get, &address, None, RedirectPolicy::Everywhere);
         let response = self.expect(repo, &address, sent?)?;
         let mut text = Vec::new();
         let mut body = response.into_body().into_reader().take(MAX_LISTING);
@@ -120,15 +120,12 @@ impl Client {
             .map_err(|error| answer(error.to_string()))?;
         let listing: ModelInfo = serde_json::from_slice(&text).map_err(|error| {
             let is_page = text.trim_ascii_start().starts_with(b"<");
-            answer(match is_page {
-                true => {
-                    "a web page came where the hub lists files; check HF_ENDPOINT, and whether a \
-                         proxy or a login page answers in its place"
-                        .to_owned()
-                }
-                false => {
-                    format!("the hub's list of files cannot be read: {error}; check HF_ENDPOINT")
-                }
+            answer(if is_page {
+                "a web page came where the hub lists files; check HF_ENDPOINT, and whether a \
+                 proxy or a login page answers in its place"
+                    .to_owned()
+            } else {
+                format!("the hub's list of files cannot be read: {error}; check HF_ENDPOINT")
             })
         })?;
         if !is_commit(&listing.sha) {
@@ -158,7 +155,7 @@ impl Client {
     /// Size and hash of a file.
     pub(crate) fn metadata(&self, listing: &Listing, path: &str) -> Result<FileMetadata, HubError> {
         let address = self.resolve(listing, path);
-        let sent = self.send(Method::Head, &address, None, Follow::SameOrigin)?;
+        let sent = self.send(Method::Head, &address, None, RedirectPolicy::SameOrigin)?;
         let headers = if sent.status().is_redirection() {
             sent.headers().clone()
         } else {
@@ -197,7 +194,12 @@ impl Client {
     ) -> Result<Download, OpenError> {
         let address = self.resolve(listing, path);
         let range = (offset > 0).then(|| format!("bytes={offset}-"));
-        let sent = self.send(Method::Get, &address, range.as_deref(), Follow::Everywhere);
+        let sent = self.send(
+            Method::Get,
+            &address,
+            range.as_deref(),
+            RedirectPolicy::Everywhere,
+        );
         let response = sent.map_err(|error| match error {
             HubError::Unreachable { host, reason } => OpenError::Retry(format!("{host}: {reason}")),
             other => OpenError::Final(other),
@@ -238,7 +240,7 @@ impl Client {
         method: Method,
         address: &str,
         range: Option<&str>,
-        follow: Follow,
+        follow: RedirectPolicy,
     ) -> Result<Response<Body>, HubError> {
         let endpoint = url::origin(&self.config.endpoint);
         let answer = |reason: String| HubError::Answer {
@@ -269,7 +271,7 @@ impl Client {
             let location = header(response.headers(), "location")
                 .ok_or_else(|| answer("redirected to nowhere".to_owned()))?;
             let next = url::redirect(&target, location).map_err(answer)?;
-            if follow == Follow::SameOrigin && url::origin(&next) != endpoint {
+            if follow == RedirectPolicy::SameOrigin && url::origin(&next) != endpoint {
                 return Ok(response);
             }
             target = next;
@@ -296,9 +298,10 @@ impl Client {
         let repo = repo.clone();
         let refused = status == StatusCode::UNAUTHORIZED || status == StatusCode::FORBIDDEN;
         if refused && code == "GatedRepo" {
-            let then = match has_token {
-                true => "with the account of your token, and wait until access is granted",
-                false => "then set HF_TOKEN to a token of that account",
+            let then = if has_token {
+                "with the account of your token, and wait until access is granted"
+            } else {
+                "then set HF_TOKEN to a token of that account"
             };
             return Err(HubError::Gated {
                 endpoint,
@@ -307,9 +310,10 @@ impl Client {
             });
         }
         if refused || code == "RepoNotFound" || status == StatusCode::NOT_FOUND && code.is_empty() {
-            let hint = match has_token {
-                true => "check the name, and whether the token may read it",
-                false => "check the name; for a private one, set HF_TOKEN",
+            let hint = if has_token {
+                "check the name, and whether the token may read it"
+            } else {
+                "check the name; for a private one, set HF_TOKEN"
             };
             return Err(HubError::NoRepository {
                 endpoint,
@@ -373,7 +377,7 @@ fn unreachable(address: &str, error: &ureq::Error) -> HubError {
     }
 }
 
-/// What is wrong with the server's certificate, where that is why there is no connection.
+/// The fault of the server's certificate, where that is why there is no connection.
 fn certificate_error(error: &ureq::Error) -> Option<&CertificateError> {
     let error = match error {
         ureq::Error::Rustls(error) => error,
@@ -395,7 +399,7 @@ fn is_commit(text: &str) -> bool {
     (7..=64).contains(&text.len()) && text.chars().all(|c| c.is_ascii_hexdigit())
 }
 
-/// Whether a path stays within the folder that it is joined to.
+/// True if a path stays within the folder that it is joined to.
 fn is_safe_path(path: &str) -> bool {
     let is_name = |piece: &str| !piece.is_empty() && piece != "." && piece != "..";
     let allowed = |c: char| c != '\\' && c != ':' && !c.is_control();

@@ -44,7 +44,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Whether downloads are allowed.
+/// The permission to download.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// They are.
@@ -53,7 +53,7 @@ pub enum Access {
     Offline(&'static str),
 }
 
-/// How the hub is used.
+/// The way the hub is used.
 #[derive(Clone, Debug)]
 pub struct HubConfig {
     /// The cache, shared with Hugging Face's tools.
@@ -62,20 +62,21 @@ pub struct HubConfig {
     pub endpoint: String,
     /// Sent to the endpoint, and to no other server.
     pub token: Option<Token>,
-    /// Whether downloads are allowed.
+    /// The permission to download.
     pub access: Access,
-    /// How long the first retry of a broken connection waits; each further one waits twice as long.
+    /// The time that the first retry of a broken connection waits; each further one waits twice as
+    /// long.
     pub retry_wait: Duration,
-    /// How long a silent server is waited for.
+    /// The time that a silent server is waited for.
     pub read_timeout: Duration,
 }
 
 impl HubConfig {
-    /// Reads `HF_HUB_CACHE`, `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_TOKEN_PATH`, the token file and
-    /// `HF_HUB_OFFLINE`.
+    /// Reads `HF_HUB_CACHE`, `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_TOKEN_PATH`, the token file
+    /// and `HF_HUB_OFFLINE`.
     ///
     /// # Errors
-    /// Where a variable cannot be used, or no home directory is known and none of them replaces it.
+    /// If a variable cannot be used, or no home directory is known and none of them replaces it.
     pub fn from_env() -> Result<Self, HubError> {
         Self::from_variables(|name| std::env::var_os(name))
     }

@@ -20,7 +20,7 @@ use crate::pull::Event;
 /// Attempts in a row that bring no byte.
 const MAX_ATTEMPTS: u32 = 5;
 
-/// How often a lock that another process holds is tried.
+/// The interval between attempts at a lock that another process holds.
 const LOCK_INTERVAL: Duration = Duration::from_millis(200);
 
 const BUFFER: usize = 256 << 10;
@@ -75,7 +75,7 @@ impl FileDownload<'_> {
         }
         let path = self.part();
         let n_bytes = self.metadata.n_bytes;
-        let part = Part::open(path, n_bytes, self.metadata.etag.hasher(n_bytes));
+        let part = PartialFile::open(path, n_bytes, self.metadata.etag.hasher(n_bytes));
         let mut part = part.map_err(HubError::disk("open", &self.part()))?;
         self.fill(&mut part, on_event)?;
         self.finish(part)
@@ -111,7 +111,11 @@ impl FileDownload<'_> {
     }
 
     /// Downloads until the part is as long as the file.
-    fn fill(&self, part: &mut Part, on_event: &mut dyn FnMut(Event<'_>)) -> Result<(), HubError> {
+    fn fill(
+        &self,
+        part: &mut PartialFile,
+        on_event: &mut dyn FnMut(Event<'_>),
+    ) -> Result<(), HubError> {
         let n_bytes = self.metadata.n_bytes;
         let mut n_failed = 0;
         while part.n_bytes < n_bytes {
@@ -154,7 +158,7 @@ impl FileDownload<'_> {
     /// Appends what one request brings.
     fn attempt(
         &self,
-        part: &mut Part,
+        part: &mut PartialFile,
         on_event: &mut dyn FnMut(Event<'_>),
     ) -> Result<(), OpenError> {
         let mut download = self.client.open(self.listing, self.path, part.n_bytes)?;
@@ -186,7 +190,7 @@ impl FileDownload<'_> {
         }
     }
 
-    fn cannot_write(&self, part: &Part, error: io::Error) -> HubError {
+    fn cannot_write(&self, part: &PartialFile, error: io::Error) -> HubError {
         if error.kind() != io::ErrorKind::StorageFull {
             return HubError::disk("write", &part.path)(error);
         }
@@ -199,7 +203,7 @@ impl FileDownload<'_> {
     }
 
     /// Verifies the hash, then gives the blob its name.
-    fn finish(&self, mut part: Part) -> Result<(), HubError> {
+    fn finish(&self, mut part: PartialFile) -> Result<(), HubError> {
         let wanted = self.metadata.etag.as_str();
         if let Some(hasher) = part.hasher.take() {
             let kind = hasher.kind();
@@ -223,7 +227,7 @@ impl FileDownload<'_> {
 }
 
 /// The beginning of a file on disk, and the hash of it.
-struct Part {
+struct PartialFile {
     path: PathBuf,
     file: File,
     n_bytes: u64,
@@ -232,7 +236,7 @@ struct Part {
     new_hasher: Option<Hasher>,
 }
 
-impl Part {
+impl PartialFile {
     /// Opens a part and hashes what it has; one that is longer than the file is emptied.
     fn open(path: PathBuf, max_bytes: u64, hasher: Option<Hasher>) -> io::Result<Self> {
         let file = open_part(&path)?;

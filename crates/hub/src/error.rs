@@ -16,9 +16,9 @@ pub enum HubError {
     /// Not a model's name.
     #[error("'{text}' is no model name: {reason}; a name is OWNER/NAME or OWNER/NAME:QUANT")]
     Name {
-        /// What was given.
+        /// The text that was given.
         text: String,
-        /// What is wrong with it.
+        /// The reason.
         reason: &'static str,
     },
     /// An environment variable cannot be used.
@@ -26,7 +26,7 @@ pub enum HubError {
     Environment {
         /// The variable.
         variable: &'static str,
-        /// What is wrong with its value.
+        /// The reason why its value is refused.
         reason: String,
     },
     /// Downloads are switched off.
@@ -48,7 +48,7 @@ pub enum HubError {
     Unreachable {
         /// The host.
         host: String,
-        /// What the network reports.
+        /// The report of the network.
         reason: String,
     },
     /// The endpoint's certificate is not to be trusted.
@@ -56,9 +56,9 @@ pub enum HubError {
     Untrusted {
         /// The host.
         host: String,
-        /// What is wrong with the certificate.
+        /// The fault of the certificate.
         reason: String,
-        /// What helps, or nothing.
+        /// A remedy, or nothing.
         hint: &'static str,
     },
     /// The repository does not exist, or is hidden from this account.
@@ -68,7 +68,7 @@ pub enum HubError {
         endpoint: String,
         /// The repository.
         repo: RepoId,
-        /// What to do about it.
+        /// The remedy.
         hint: &'static str,
     },
     /// The repository's terms must be accepted first.
@@ -78,25 +78,25 @@ pub enum HubError {
         endpoint: String,
         /// The repository.
         repo: RepoId,
-        /// What to do after that.
+        /// The step after that.
         then: &'static str,
     },
     /// The server refuses a request.
     #[error("{url}: the server answers {status}{detail}")]
     Status {
-        /// What was requested.
+        /// The address.
         url: String,
         /// The code.
         status: u16,
-        /// What the server says about it.
+        /// The server's words about it.
         detail: String,
     },
     /// The server's answer cannot be used.
     #[error("{url}: {reason}")]
     Answer {
-        /// What was requested.
+        /// The address.
         url: String,
-        /// What is wrong with the answer.
+        /// The fault of the answer.
         reason: String,
     },
     /// The repository has no file of that quantization.
@@ -106,7 +106,7 @@ pub enum HubError {
         repo: RepoId,
         /// The quantization that was asked for.
         quant: String,
-        /// What there is.
+        /// The quantizations that there are.
         variants: Vec<VariantSize>,
     },
     /// Several files have that quantization.
@@ -127,7 +127,7 @@ pub enum HubError {
     NoModel {
         /// The repository.
         repo: RepoId,
-        /// What it has instead.
+        /// The files that it has instead.
         files: Vec<String>,
     },
     /// A split model lacks parts.
@@ -175,7 +175,7 @@ pub enum HubError {
         n_received: u64,
         /// Bytes of the whole file.
         n_bytes: u64,
-        /// What happened last.
+        /// The last failure.
         reason: String,
     },
     /// The bytes are not those that the hub promises.
@@ -202,11 +202,11 @@ pub enum HubError {
     /// The disk fails.
     #[error("cannot {action} '{}': {source}", path.display())]
     Disk {
-        /// What was tried.
+        /// The action, as a verb.
         action: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// What the system reports.
+        /// The report of the system.
         source: io::Error,
     },
 }

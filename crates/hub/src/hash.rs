@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use sha2::Digest;
 
-/// What the hub calls a file: its `ETag`, and with that the name of its blob in a cache.
+/// The hub's id of a file: its `ETag`, and with that the name of its blob in a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ETag(String);
 
@@ -26,7 +26,7 @@ impl ETag {
         &self.0
     }
 
-    /// What the file's bytes are hashed with; `None` where the name is no hash that is known.
+    /// The hasher for the file's bytes; `None` where the name is no hash that is known.
     pub(crate) fn hasher(&self, n_bytes: u64) -> Option<Hasher> {
         if !self.0.chars().all(|c| c.is_ascii_hexdigit()) {
             return None;

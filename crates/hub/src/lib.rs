@@ -37,9 +37,9 @@ mod pull;
 mod url;
 mod variant;
 
-pub use cache::{Cache, CachedModel, Removed};
+pub use cache::{Cache, CachedModel, RemovedModel};
 pub use config::{Access, HubConfig, Token};
 pub use error::HubError;
 pub use name::{ModelName, RepoId};
-pub use pull::{Event, Hub, Pulled};
+pub use pull::{Event, Hub, PulledModel};
 pub use variant::{Format, RepoFile, Variant, VariantSize};

@@ -1,4 +1,5 @@
-//! Names of models: `owner/name`, with a quantization after a colon where the repository has several.
+//! Names of models: `owner/name`, with a quantization after a colon where the repository has
+//! several.
 //!
 //! Invariant: a name can be part of a path and of a URL as it is.
 
@@ -29,7 +30,7 @@ impl RepoId {
         format!("{owner}/{name}").parse().ok()
     }
 
-    /// Whether the hub takes both for the same repository: it ignores case.
+    /// True if the hub takes both for the same repository: it ignores case.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.owner.eq_ignore_ascii_case(&other.owner) && self.name.eq_ignore_ascii_case(&other.name)
     }
@@ -102,7 +103,8 @@ impl fmt::Display for ModelName {
 impl FromStr for ModelName {
     type Err = HubError;
 
-    /// Parses `owner/name` or `owner/name:quant`. The address of a repository's page is a name, too.
+    /// Parses `owner/name` or `owner/name:quant`. The address of a repository's page is a name,
+    /// too.
     fn from_str(text: &str) -> Result<Self, HubError> {
         let wrong = |reason| HubError::Name {
             text: text.to_owned(),

@@ -14,7 +14,7 @@ use crate::error::HubError;
 use crate::name::ModelName;
 use crate::variant::{Format, Variant, VariantSize, choose, variants};
 
-/// What happens during a download.
+/// An event of a download.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
@@ -22,7 +22,7 @@ pub enum Event<'a> {
     Chosen {
         /// The model.
         variant: &'a VariantSize,
-        /// What else the repository has.
+        /// The other variants in the repository.
         others: &'a [VariantSize],
         /// Files of the model.
         n_files: usize,
@@ -45,14 +45,14 @@ pub enum Event<'a> {
     Retrying {
         /// The file's path in the repository.
         file: &'a str,
-        /// What happened.
+        /// The reason for the retry.
         reason: &'a str,
     },
 }
 
 /// A model that is in the cache now.
 #[derive(Clone, Debug)]
-pub struct Pulled {
+pub struct PulledModel {
     /// Its name, with the quantization that was chosen.
     pub name: ModelName,
     /// The GGUF file (the first part of a split one) or the directory to open.
@@ -92,7 +92,7 @@ impl Hub {
         &self,
         name: &ModelName,
         on_event: &mut dyn FnMut(Event<'_>),
-    ) -> Result<Pulled, HubError> {
+    ) -> Result<PulledModel, HubError> {
         if let Access::Offline(variable) = self.config.access {
             return Err(HubError::Offline {
                 name: name.clone(),
@@ -141,7 +141,7 @@ impl Hub {
         }
         self.write_ref(&listing)?;
         let snapshot = self.cache.snapshot(&listing.repo, &listing.commit);
-        Ok(Pulled {
+        Ok(PulledModel {
             name: ModelName {
                 repo: listing.repo.clone(),
                 quant: Some(
@@ -160,7 +160,7 @@ impl Hub {
         })
     }
 
-    /// What the hub states about the model's files; what the snapshot has is not asked for again.
+    /// The hub's statements about the model's files; what the snapshot has is not asked for again.
     fn files(
         &self,
         client: &Client,

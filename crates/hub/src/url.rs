@@ -5,7 +5,7 @@
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use ureq::http::Uri;
 
-/// What is escaped in a piece of a path: all but RFC 3986's unreserved characters.
+/// The characters that are escaped in a piece of a path: all but RFC 3986's unreserved characters.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'_')
@@ -31,10 +31,10 @@ pub(crate) fn origin(address: &str) -> Option<String> {
     Some(format!("{scheme}://{host}:{port}"))
 }
 
-/// Where a redirect from `address` to `location` leads.
+/// The target of a redirect from `address` to `location`.
 ///
 /// # Errors
-/// Where it leads nowhere, or from https to http.
+/// If it leads nowhere, or from https to http.
 pub(crate) fn redirect(address: &str, location: &str) -> Result<String, String> {
     let nowhere = || {
         format!(

@@ -13,8 +13,8 @@ use crate::name::RepoId;
 /// The label of a model of safetensors files.
 const SAFETENSORS: &str = "safetensors";
 
-/// What is chosen without a quantization: the first of these that there is. A common compromise of
-/// size and accuracy comes first, then its neighbours.
+/// The choice without a quantization: the first of these that there is. A common compromise of size
+/// and accuracy comes first, then its neighbours.
 const PREFERRED: [&str; 24] = [
     "Q4_K_M",
     "UD-Q4_K_XL",
@@ -70,7 +70,7 @@ pub struct RepoFile {
     pub n_bytes: Option<u64>,
 }
 
-/// What the files of a model are.
+/// The format of a model's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// One GGUF file, or all parts of a split one.
@@ -84,7 +84,7 @@ pub enum Format {
 pub struct Variant {
     /// The quantization, or else the file's name without extension; `safetensors` for a directory.
     pub label: String,
-    /// What the files are.
+    /// The format of the files.
     pub format: Format,
     /// Its files. A split model begins with its first part, a directory ends with `config.json`.
     pub files: Vec<RepoFile>,
@@ -122,7 +122,7 @@ impl Variant {
         })
     }
 
-    /// Whether all parts are there.
+    /// True if all parts are there.
     pub(crate) fn is_complete(&self) -> bool {
         self.n_found == self.n_parts
     }
@@ -133,32 +133,32 @@ impl Variant {
         first.map_or(String::new(), |file| Part::of(&file.path).stem.to_owned())
     }
 
-    /// Whether `quant` is its label or the name of its file.
-    fn is_called(&self, quant: &str) -> Called {
+    /// The match of `quant` with its label or the name of its file.
+    fn is_called(&self, quant: &str) -> VariantMatch {
         let label = &self.label;
         if label.eq_ignore_ascii_case(quant) {
-            Called::Label
+            VariantMatch::Label
         } else if let Some(plain) = label.strip_prefix("UD-")
             && plain.eq_ignore_ascii_case(quant)
         {
-            Called::PlainLabel
+            VariantMatch::PlainLabel
         } else if self.format == Format::Gguf {
             let stem = self.stem();
             let file = quant.strip_suffix(".gguf").unwrap_or(quant);
             if stem.eq_ignore_ascii_case(file) {
-                Called::File
+                VariantMatch::File
             } else {
-                Called::Otherwise
+                VariantMatch::Otherwise
             }
         } else {
-            Called::Otherwise
+            VariantMatch::Otherwise
         }
     }
 }
 
-/// How a variant and a quantization that was asked for match.
+/// The way a variant and a quantization that was asked for match.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Called {
+enum VariantMatch {
     Label,
     PlainLabel,
     File,
@@ -213,7 +213,7 @@ pub(crate) fn variants(files: &[RepoFile]) -> Vec<Variant> {
 /// The variant that is meant.
 ///
 /// # Errors
-/// Where there is none, or more than one.
+/// If there is none, or more than one.
 pub(crate) fn choose<'a>(
     repo: &RepoId,
     variants: &'a [Variant],
@@ -238,7 +238,11 @@ pub(crate) fn choose<'a>(
             let is_called = |v: &&Variant| v.is_called(quant) == how;
             variants.iter().filter(is_called).collect::<Vec<_>>()
         };
-        let ways = [Called::Label, Called::PlainLabel, Called::File];
+        let ways = [
+            VariantMatch::Label,
+            VariantMatch::PlainLabel,
+            VariantMatch::File,
+        ];
         let found = ways.map(called).into_iter().find(|found| !found.is_empty());
         return one_of(found.unwrap_or_default(), quant);
     }
@@ -264,9 +268,10 @@ fn directory(files: &[RepoFile]) -> Option<Variant> {
         is_weights && part.stem == "model" && part.number > 0
     };
     let mut weights: Vec<&RepoFile> = files.iter().filter(is_shard).collect();
-    let index = match weights.is_empty() {
-        true => None,
-        false => named("model.safetensors.index.json"),
+    let index = if weights.is_empty() {
+        None
+    } else {
+        named("model.safetensors.index.json")
     };
     if weights.is_empty() {
         weights.extend(named("model.safetensors"));
@@ -290,13 +295,13 @@ fn directory(files: &[RepoFile]) -> Option<Variant> {
     })
 }
 
-/// Whether this is `1_Pooling/config.json` or another module of sentence-transformers.
+/// True if this is `1_Pooling/config.json` or another module of sentence-transformers.
 fn is_module_config(path: &str) -> bool {
     let folder = path.strip_suffix("/config.json").unwrap_or_default();
     folder.starts_with(|c: char| c.is_ascii_digit()) && !folder.contains('/')
 }
 
-/// Whether a file is a language model: neither a vision projector nor an importance matrix.
+/// True if a file is a language model: neither a vision projector nor an importance matrix.
 fn is_model_gguf(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path).to_ascii_lowercase();
     name.ends_with(".gguf") && !name.starts_with("mmproj") && !name.contains("imatrix")

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use cellar_hub::{Access, Event, Hub, HubConfig, HubError, Pulled};
+use cellar_hub::{Access, Event, Hub, HubConfig, HubError, PulledModel};
 use support::{COMMIT, Fault, HubServer, sha256};
 
 const REPO: &str = "owner/tiny-GGUF";
@@ -35,7 +35,7 @@ fn config(server: &HubServer, cache: &Path) -> HubConfig {
     }
 }
 
-fn pull(server: &HubServer, cache: &Path, name: &str) -> Result<Pulled, HubError> {
+fn pull(server: &HubServer, cache: &Path, name: &str) -> Result<PulledModel, HubError> {
     Hub::new(config(server, cache)).pull(&name.parse().unwrap(), &mut |_| ())
 }
 
@@ -421,7 +421,7 @@ fn two_pulls_at_once_download_the_file_once() {
     let file = bytes(3_000_000);
     server.add("m-Q8_0.gguf", &file);
     let dir = tempfile::tempdir().unwrap();
-    let pulls: Vec<Pulled> = std::thread::scope(|scope| {
+    let pulls: Vec<PulledModel> = std::thread::scope(|scope| {
         let run = || pull(&server, dir.path(), REPO).unwrap();
         let both = [scope.spawn(run), scope.spawn(run)];
         both.map(|thread| thread.join().unwrap()).to_vec()

@@ -462,7 +462,7 @@ impl Run<'_> {
         })
     }
 
-    /// What scores get added by distance.
+    /// The bias on scores by distance.
     fn relative(&self, node: &Node, relative: &Relative) -> Result<ops::Buckets, BackendError> {
         let values = |tensor: &Tensor| tensor.flatten_all()?.to_vec1::<f32>();
         let scores = match &relative.scores {

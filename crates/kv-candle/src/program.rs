@@ -33,7 +33,7 @@ pub struct Program {
 #[derive(Debug)]
 pub(crate) struct Rotation {
     pub(crate) rope: RopeSpec,
-    /// Which coordinate rotates each pair, where tokens may be in images.
+    /// The coordinate that rotates each pair, where tokens may be in images.
     pub(crate) sections: Option<RopeSections>,
     pub(crate) positions: Option<NodeId>,
     pub(crate) frequencies: Vec<f64>,
@@ -142,7 +142,7 @@ impl Program {
     }
 }
 
-/// Which coordinate rotates each pair, where a rotation has sections.
+/// The coordinate that rotates each pair, where a rotation has sections.
 fn sections_of(node: &Node) -> Option<RopeSections> {
     match node.op {
         Op::RopeSections { sections, .. } => Some(sections),
@@ -150,7 +150,7 @@ fn sections_of(node: &Node) -> Option<RopeSections> {
     }
 }
 
-/// Whether this version computes the function.
+/// True if this version computes the function.
 fn is_known(activation: Activation) -> bool {
     use Activation::{GeluErf, GeluTanh, Relu, ReluSquared, Sigmoid, Silu};
     matches!(

@@ -25,8 +25,8 @@ pub struct Rows {
     states: Vec<StateTensors>,
 }
 
-/// The states of one recurrent layer: `[n_rows, conv_row]` of `f32`, and `[n_rows, state_row]` of their
-/// type.
+/// The states of one recurrent layer: `[n_rows, conv_row]` of `f32`, and `[n_rows, state_row]` of
+/// their type.
 #[derive(Debug)]
 pub(crate) struct StateTensors {
     pub(crate) conv: Tensor,
@@ -49,7 +49,7 @@ pub(crate) struct RowTensor {
     pub(crate) tensor: Tensor,
 }
 
-/// What a tensor of such rows holds.
+/// The contents of a tensor of such rows.
 pub(crate) fn dtype(shape: RowShape) -> DType {
     match shape.kv_type {
         _ if !shape.rotation.is_none() => DType::U8,

@@ -17,7 +17,7 @@ pub struct Weights {
     source: Arc<dyn WeightSource>,
     device: Device,
     loaded: Mutex<HashMap<String, Tensor>>,
-    /// What custom operations of its graphs compute.
+    /// The custom operations of its graphs.
     pub(crate) custom: CustomOps,
 }
 

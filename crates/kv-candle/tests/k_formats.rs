@@ -1,5 +1,5 @@
-//! Our encoding of the K formats next to candle's: the error is no larger, with the importance of columns
-//! and without.
+//! Our encoding of the K formats next to candle's: the error is no larger, with the importance of
+//! columns and without.
 
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};

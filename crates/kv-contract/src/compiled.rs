@@ -1,4 +1,4 @@
-//! [`Compiled`]: a graph on the backend under test, with rows to run over.
+//! [`CompiledGraph`]: a graph on the backend under test, with rows to run over.
 //!
 //! Knows no graph and no wanted value.
 
@@ -12,13 +12,13 @@ use kv_core::layers::RowLayout;
 use kv_core::weights::MemoryWeights;
 
 /// A compiled graph and fresh rows.
-pub(crate) struct Compiled<'a, B: Backend> {
+pub(crate) struct CompiledGraph<'a, B: Backend> {
     pub(crate) backend: &'a B,
     pub(crate) program: Program<B>,
     pub(crate) rows: B::Rows,
 }
 
-impl<B: Backend> Compiled<'_, B> {
+impl<B: Backend> CompiledGraph<'_, B> {
     /// All outputs.
     pub(crate) fn run(&mut self, inputs: &GraphInputs<'_>) -> Result<Vec<Vec<f32>>, BackendError> {
         self.program.run(self.backend, &mut self.rows, inputs)
@@ -40,9 +40,9 @@ impl<B: Backend> Subject<B> {
         graph: &Graph,
         weights: &MemoryWeights,
         layout: &RowLayout,
-    ) -> Result<Compiled<'_, B>, BackendError> {
+    ) -> Result<CompiledGraph<'_, B>, BackendError> {
         let backend = &self.backend;
-        Ok(Compiled {
+        Ok(CompiledGraph {
             backend,
             program: Program::compile(backend, graph, &self.load(weights), layout)?,
             rows: backend.allocate(layout).unwrap(),

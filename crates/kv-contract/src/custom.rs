@@ -1,7 +1,7 @@
 //! The contract of custom operations: rows and states go in as they should, whatever is computed.
 
 use super::attend_batch;
-use super::compiled::Compiled;
+use super::compiled::CompiledGraph;
 use super::evaluate::floats;
 use super::ops::{builder, step};
 use super::{Random, Subject, assert_close};
@@ -18,15 +18,15 @@ const WIDTH: usize = 6;
 
 /// The operations that [`Subject::new`] gives to every backend, one after the other.
 pub fn ops() -> [CustomOps; 2] {
-    let rows = CustomOps::new().with(Weigh).with(Ranked);
+    let rows = CustomOps::new().with(WeightedSum).with(RankedSum);
     [rows, CustomOps::new().with(Decay)]
 }
 
 /// `y = sum(x * w) + offset`, without a state.
 #[derive(Debug)]
-struct Weigh;
+struct WeightedSum;
 
-impl CustomOp for Weigh {
+impl CustomOp for WeightedSum {
     fn name(&self) -> &str {
         "contract.weigh"
     }
@@ -96,9 +96,9 @@ impl CustomOp for Decay {
 
 /// `y = (sum of x over the sequence) + rank w`, where the last row has rank 0.
 #[derive(Debug)]
-struct Ranked;
+struct RankedSum;
 
-impl CustomOp for Ranked {
+impl CustomOp for RankedSum {
     fn name(&self) -> &str {
         "contract.ranked"
     }
@@ -125,8 +125,8 @@ impl CustomOp for Ranked {
     }
 }
 
-/// Sequences whose rows lie together, and such whose rows are mixed: one call for each, with all its
-/// rows in order, and an operation after it uses the result.
+/// Sequences whose rows lie together, and such whose rows are mixed: one call for each, with all
+/// its rows in order, and an operation after it uses the result.
 pub fn custom_operations_see_whole_sequences<B: Backend>(subject: &Subject<B>) {
     let spec = CustomSpec {
         weights: vec!["w".to_owned()],
@@ -216,7 +216,7 @@ fn weights() -> MemoryWeights {
 fn compile<'a, B: Backend>(
     subject: &'a Subject<B>,
     graph: &Graph,
-) -> Result<Compiled<'a, B>, BackendError> {
+) -> Result<CompiledGraph<'a, B>, BackendError> {
     let compiled = subject.compile(graph, &weights(), &layout(WIDTH));
     assert!(subject.custom_ops.is_ok(), "{:?}", subject.custom_ops);
     compiled
@@ -226,7 +226,7 @@ fn compile<'a, B: Backend>(
 pub(super) fn compile_with_state_type<B: Backend>(
     subject: &Subject<B>,
     state_type: StateType,
-) -> Result<Compiled<'_, B>, BackendError> {
+) -> Result<CompiledGraph<'_, B>, BackendError> {
     let layout = layout(WIDTH).with_state_type(state_type);
     let compiled = subject.compile(&decay_graph(2), &weights(), &layout);
     assert!(subject.custom_ops.is_ok(), "{:?}", subject.custom_ops);

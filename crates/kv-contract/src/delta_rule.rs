@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::ops::{alone, builder, compare, step};
-use super::recurrent::{Both, LAYER, Layer};
+use super::recurrent::{LAYER, Layer, RecurrentPair};
 use super::scene::memory_weights;
 use super::{Random, Subject};
 use kv_core::backend::{Backend, BackendError};
@@ -15,7 +15,7 @@ use kv_core::memory::{Memory as _, Seqs};
 use kv_core::weights::MemoryWeights;
 use kv_core::{Pos, PosRange, SeqId};
 
-/// What decays as one.
+/// The values that decay as one.
 #[derive(Clone, Copy)]
 enum DecayPer {
     /// The whole state of a head.
@@ -230,14 +230,14 @@ pub fn decays_fall<B: Backend>(subject: &Subject<B>) {
 /// Prompts and single tokens of several sequences, mixed in any order, over several runs.
 pub fn delta_rules_compute<B: Backend>(subject: &Subject<B>) {
     for sizes in SIZES {
-        Both::new(subject, sizes).run_mixed();
+        RecurrentPair::new(subject, sizes).run_mixed();
     }
 }
 
 /// A sequence that went back gives the same bits as one that never went further.
 pub fn delta_states_go_back<B: Backend>(subject: &Subject<B>) {
     for sizes in [SIZES[1], SIZES[2]] {
-        let mut both = Both::new(subject, sizes);
+        let mut both = RecurrentPair::new(subject, sizes);
         let prompt = both.step(&[0; 9]);
         both.run(&prompt);
         let copied = both.memory().copy(SeqId(0), SeqId(1), PosRange::ALL);

@@ -60,7 +60,7 @@ struct Evaluator<'a> {
 /// The outputs of `graph`, after its rows were stored in `memory`.
 ///
 /// # Panics
-/// Where weights or inputs do not fit the graph.
+/// If weights or inputs do not fit the graph.
 pub fn evaluate(
     graph: &Graph,
     weights: &dyn WeightSource,

@@ -18,7 +18,7 @@ use kv_core::{KvType, LayerIdx, PartIdx, Window};
 const N_CELLS: usize = 64;
 
 /// A model in one backend's memory, and the same model in the evaluator's.
-struct Both<'a, B: Backend> {
+struct BackendPair<'a, B: Backend> {
     subject: &'a Subject<B>,
     graph_of: fn(GraphShape) -> Graph,
     weights: MemoryWeights,
@@ -28,7 +28,7 @@ struct Both<'a, B: Backend> {
     memory: Memory,
 }
 
-impl<'a, B: Backend> Both<'a, B> {
+impl<'a, B: Backend> BackendPair<'a, B> {
     fn new(subject: &'a Subject<B>, graph_of: fn(GraphShape) -> Graph, kv_type: KvType) -> Self {
         let graph = graph_of(GraphShape {
             n_tokens: 1,
@@ -77,8 +77,8 @@ impl<'a, B: Backend> Both<'a, B> {
     }
 
     /// Stored values round to their type, and a rounding that falls the other way is an error of
-    /// half a unit in the last place, or of half a step of a block. Twice as much where products are
-    /// rough: then several values fall the other way.
+    /// half a unit in the last place, or of half a step of a block. Twice as much where products
+    /// are rough: then several values fall the other way.
     fn tolerance(&self) -> f64 {
         let storage = match self.layout.layers().first().map(|l| l.k.kv_type) {
             None | Some(KvType::F32) => 0.0,
@@ -96,7 +96,7 @@ impl<'a, B: Backend> Both<'a, B> {
 /// A prompt and then single tokens, all logits wanted.
 fn prompt_and_decode<B: Backend>(subject: &Subject<B>, graph_of: fn(GraphShape) -> Graph) {
     for kv_type in subject.types_in_models() {
-        let mut both = Both::new(subject, graph_of, kv_type);
+        let mut both = BackendPair::new(subject, graph_of, kv_type);
         let mut random = Random::new(42);
         let cells = random.permutation(N_CELLS);
         let tokens = text(&mut random, 0, 0, &cells[..40]);
@@ -184,7 +184,7 @@ pub fn chunks_give_what_the_whole_gives<B: Backend>(subject: &Subject<B>) {
         let cells: Vec<u32> = (0..40).collect();
         let tokens = text(&mut random, 0, 0, &cells);
         let logits = |sizes: &[usize]| {
-            let mut both = Both::new(subject, tiny_llama, kv_type);
+            let mut both = BackendPair::new(subject, tiny_llama, kv_type);
             let (mut scene, mut rest, mut all) = (Scene::default(), &tokens[..], Vec::new());
             for &size in sizes {
                 let (now, later) = rest.split_at(size);
@@ -208,14 +208,14 @@ pub fn strangers_do_not_matter<B: Backend>(subject: &Subject<B>) {
         let texts: Vec<Vec<Token>> = (0..3)
             .map(|t| text(&mut random, t, 0, &cells[t * 20..][..10 + 3 * t]))
             .collect();
-        let mut together = Both::new(subject, tiny_llama, kv_type);
+        let mut together = BackendPair::new(subject, tiny_llama, kv_type);
         // Interleaved: a token of each text in turn.
         let mut mixed: Vec<Token> = texts.iter().flatten().copied().collect();
         mixed.sort_by_key(|t| (t.pos, t.text));
         let rows: Vec<u32> = (0..mixed.len() as u32).collect();
         let got = together.run(&Scene::default().step(&mixed, Window::Full, &rows));
         for tokens in &texts {
-            let mut alone = Both::new(subject, tiny_llama, kv_type);
+            let mut alone = BackendPair::new(subject, tiny_llama, kv_type);
             let rows: Vec<u32> = (0..tokens.len() as u32).collect();
             let wanted = alone.run(&Scene::default().step(tokens, Window::Full, &rows));
             let own: Vec<f32> = mixed
@@ -238,7 +238,7 @@ pub fn strangers_do_not_matter<B: Backend>(subject: &Subject<B>) {
 pub fn a_run_changes_only_its_own_cells<B: Backend>(subject: &Subject<B>) {
     let backend = &subject.backend;
     for kv_type in subject.types_in_models() {
-        let mut both = Both::new(subject, tiny_llama, kv_type);
+        let mut both = BackendPair::new(subject, tiny_llama, kv_type);
         let before = fill(backend, &mut both.rows, 45);
         let own = [9u32, 3, 60, 10];
         let tokens = text(&mut Random::new(46), 0, 0, &own);
@@ -256,7 +256,7 @@ pub fn a_run_changes_only_its_own_cells<B: Backend>(subject: &Subject<B>) {
 /// A run without wanted rows gives an empty output and still stores its tokens.
 pub fn no_outputs_are_no_error<B: Backend>(subject: &Subject<B>) {
     for kv_type in subject.types_in_models() {
-        let mut both = Both::new(subject, tiny_llama, kv_type);
+        let mut both = BackendPair::new(subject, tiny_llama, kv_type);
         let cells: Vec<u32> = (0..12).collect();
         let tokens = text(&mut Random::new(47), 0, 0, &cells);
         let mut scene = Scene::default();
@@ -273,7 +273,7 @@ pub fn a_program_runs_again_and_again<B: Backend>(subject: &Subject<B>) {
     let kv_type = subject.backend.info().kv_types[0];
     let cells: Vec<u32> = (0..20).collect();
     let tokens = text(&mut Random::new(48), 0, 0, &cells);
-    let mut both = Both::new(subject, tiny_llama, kv_type);
+    let mut both = BackendPair::new(subject, tiny_llama, kv_type);
     let graph = tiny_llama(GraphShape {
         n_tokens: 2,
         n_outputs: 1,

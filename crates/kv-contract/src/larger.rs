@@ -1,9 +1,9 @@
 //! [`Program`]: a program under test, and where the backend declares that its programs run with
-//! fewer tokens and outputs ([`Backend::program_capacities`]) one of a larger graph, which must give
-//! the same bits.
+//! fewer tokens and outputs ([`Backend::program_capacities`]) one of a larger graph, which must
+//! give the same bits.
 //!
-//! So every test of the suite that runs a graph also runs a larger one. Knows no graph and no wanted
-//! value.
+//! So every test of the suite that runs a graph also runs a larger one. Knows no graph and no
+//! wanted value.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

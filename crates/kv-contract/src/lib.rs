@@ -56,7 +56,7 @@ pub use ops::block_weight;
 pub use random::Random;
 pub use scene::{Scene, Token, in_blocks, tiny_layout, tiny_llama, tiny_weights};
 
-/// How far a backend's numbers may lie from the definition's.
+/// The bound on the error of a backend's numbers.
 ///
 /// Each is an error relative to the root mean square of the wanted values.
 #[derive(Clone, Copy, Debug)]
@@ -132,7 +132,7 @@ impl Known {
     }
 }
 
-/// How many combinations of types and cases a suite tries.
+/// The number of combinations of types and cases a suite tries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Combinations {
     /// Every type with every case.
@@ -148,13 +148,13 @@ pub enum Combinations {
 pub struct Subject<B> {
     /// The backend.
     pub backend: B,
-    /// How far its numbers may be off.
+    /// The bound on the error of its numbers.
     pub tolerance: Tolerance,
     /// The tests that it is known to fail.
     pub known: Vec<Known>,
-    /// Whether it took custom operations.
+    /// The result of giving it custom operations.
     pub custom_ops: Result<(), BackendError>,
-    /// How many combinations are tried.
+    /// The number of combinations that are tried.
     pub combinations: Combinations,
 }
 
@@ -222,7 +222,7 @@ impl<B: Backend> Subject<B> {
     /// Checks that every declared failure is that of one of `tests`, or of an operation.
     ///
     /// # Panics
-    /// Where one is not: it would never be missed.
+    /// If one is not: it would never be missed.
     pub fn check_known(&self, tests: &[&str]) {
         for Known { limit, reason } in &self.known {
             match limit {
@@ -241,8 +241,8 @@ impl<B: Backend> Subject<B> {
     /// Runs one test of the suite; what [`backend_contract!`](crate::backend_contract) calls.
     ///
     /// # Panics
-    /// Where the test fails and is not declared to, or passes and is declared to fail, or where a
-    /// graph compiles although one of its operations is declared to be refused.
+    /// If the test fails and is not declared to, or passes and is declared to fail, or if a graph
+    /// compiles although one of its operations is declared to be refused.
     pub fn check(&self, name: &str, test: fn(&Self)) {
         CompiledOps::take();
         let outcome = catch_unwind(AssertUnwindSafe(|| test(self)));
@@ -273,7 +273,7 @@ impl<B: Backend> Subject<B> {
 /// Asserts that `got` equals `want` within `tolerance`, relative to the root mean square of `want`.
 ///
 /// # Panics
-/// Where it does not.
+/// If it does not.
 #[track_caller]
 pub fn assert_close(what: &str, got: &[f32], want: &[f64], tolerance: f64) {
     assert_eq!(got.len(), want.len(), "{what}: number of values");

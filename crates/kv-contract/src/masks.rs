@@ -58,7 +58,8 @@ struct Biases {
 }
 
 impl Mask {
-    /// What our windows make of its cells and queries: all queries of a sequence in one group.
+    /// The visibility by our windows of its cells and queries: all queries of a sequence in one
+    /// group.
     fn visibility(&self) -> Visibility {
         let window = match self.swa_type.as_str() {
             "none" => Window::Full,
@@ -67,9 +68,10 @@ impl Mask {
             "symmetric" => Window::Symmetric(self.n_swa),
             other => panic!("{}: unknown window {other}", self.name),
         };
-        let causality = match self.causal {
-            true => Causality::Causal,
-            false => Causality::NonCausal,
+        let causality = if self.causal {
+            Causality::Causal
+        } else {
+            Causality::NonCausal
         };
         let mut cells = KvCells::new(0..self.cells.len() as u32, 0..256);
         for (at, cell) in (0u32..).zip(&self.cells) {
@@ -104,7 +106,7 @@ impl Mask {
         }
     }
 
-    /// What head `head` of query `row` adds to its score of a cell; `None` where that is hidden.
+    /// The bias of head `head` of query `row` on its score of a cell; `None` where that is hidden.
     fn bias(&self, row: usize, head: usize, cell: usize) -> Option<f64> {
         if self.visible[row][cell] == 0 {
             return None;

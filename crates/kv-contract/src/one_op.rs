@@ -22,7 +22,7 @@ const SINKS: &str = "sinks.w";
 /// K and V of some tokens, to be stored in one layer.
 #[derive(Clone, Copy, Debug)]
 pub struct StoreRows<'a> {
-    /// Whose rows.
+    /// The layer that owns the rows.
     pub layer: LayerIdx,
     /// `[tokens, kv_heads, k_dim]`.
     pub k: &'a [f32],
@@ -35,13 +35,13 @@ pub struct StoreRows<'a> {
 /// Query rows that attend over one layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Attend<'a> {
-    /// Whose rows.
+    /// The layer that owns the rows.
     pub layer: LayerIdx,
     /// Heads, widths and scale.
     pub spec: AttendSpec,
     /// `[rows, heads, k_dim]`.
     pub q: &'a [f32],
-    /// What each row sees.
+    /// The cells that each row sees.
     pub visibility: &'a Visibility,
     /// Position of each row, `[rows]`; only needed where `spec` has ALiBi, else it may be empty.
     pub positions: &'a [u32],
@@ -107,15 +107,16 @@ fn join(n_tokens: usize, inputs: &[&[f32]]) -> Vec<f32> {
 
 /// The shapes of what a layer stores, and where.
 #[derive(Clone, Copy)]
-struct Stored {
+struct StoredShapes {
     layer: LayerIdx,
     part: PartIdx,
     k: RowShape,
     v: Option<RowShape>,
 }
 
-impl Stored {
-    /// What `layer` attends over. A layer without rows gets those of another: backends refuse it.
+impl StoredShapes {
+    /// The rows that `layer` attends over. A layer without rows gets those of another: backends
+    /// refuse it.
     fn of(layout: &RowLayout, layer: LayerIdx) -> Self {
         let rows = match layout.attended(layer) {
             Some((_, rows)) => *rows,
@@ -159,9 +160,9 @@ impl OneOp {
     /// Stores K and V.
     ///
     /// # Panics
-    /// Where the values are not those of as many tokens as there are cells.
+    /// If the values are not those of as many tokens as there are cells.
     pub fn store(layout: &RowLayout, args: &StoreRows<'_>) -> Self {
-        let stored = Stored::of(layout, args.layer);
+        let stored = StoredShapes::of(layout, args.layer);
         let n_tokens = args.cells.len();
         assert_eq!(args.k.len(), n_tokens * stored.k.len(), "values of K");
         assert_eq!(args.v.len(), n_tokens * stored.v_len(), "values of V");
@@ -188,9 +189,9 @@ impl OneOp {
     /// Attends; the output is `[rows, heads * v_dim]`.
     ///
     /// # Panics
-    /// Where the queries are not those of as many rows as the visibility has.
+    /// If the queries are not those of as many rows as the visibility has.
     pub fn attend(layout: &RowLayout, args: &Attend<'_>) -> Self {
-        let (spec, stored) = (args.spec, Stored::of(layout, args.layer));
+        let (spec, stored) = (args.spec, StoredShapes::of(layout, args.layer));
         let n_tokens = args.visibility.n_rows as usize;
         let q_len = spec.n_heads * spec.k_dim;
         assert_eq!(args.q.len(), n_tokens * q_len, "values of queries");
@@ -241,7 +242,7 @@ impl OneOp {
     /// Runs it on a backend; gives the first output, where there is one.
     ///
     /// # Errors
-    /// What the backend refuses.
+    /// The backend's refusal.
     pub fn run<B: Backend>(
         &self,
         backend: &B,
@@ -254,7 +255,7 @@ impl OneOp {
         Ok(outputs.into_iter().next().unwrap_or_default())
     }
 
-    /// What [`Self::run`] must give over the rows that `memory` holds.
+    /// The values that [`Self::run`] must give over the rows that `memory` holds.
     pub fn wanted(&self, layout: &RowLayout, memory: &mut Memory) -> Vec<f64> {
         let inputs = self.step.inputs();
         let outputs = evaluate(&self.graph, &self.weights, layout, memory, &inputs);

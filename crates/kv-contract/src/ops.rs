@@ -379,10 +379,7 @@ pub fn top_k_finds<B: Backend>(subject: &Subject<B>) {
                 let equal = b.mul("equal_values", zeros, zeros).unwrap();
                 let outputs = [(x, "x"), (equal, "equal")].map(|(of, name)| {
                     let top = b.top_k(&format!("{name}_top"), of, k).unwrap();
-                    let columns = match sorted {
-                        true => 0..2 * k,
-                        false => 2 * k..2 * k + 1,
-                    };
+                    let columns = if sorted { 0..2 * k } else { 2 * k..2 * k + 1 };
                     b.columns(name, top, columns).unwrap()
                 });
                 b.finish(&outputs).unwrap()

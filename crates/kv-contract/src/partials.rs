@@ -1,4 +1,5 @@
-//! The contract of partial attention: results with logarithms, and merged ones over rows of two ages.
+//! The contract of partial attention: results with logarithms, and merged ones over rows of two
+//! ages.
 
 use super::evaluate::evaluate;
 use super::larger::Program;
@@ -16,13 +17,13 @@ use kv_core::{
     Causality, CellIdx, KvType, LayerIdx, PartIdx, Pos, Visibility, VisibleGroup, Window,
 };
 
-/// How many tokens are recent.
+/// The number of tokens that are recent.
 const N_RECENT: u32 = 20;
 /// Cells of each part: those of the tokens that are seen, then those of the rows themselves.
 const N_SEEN: u32 = 330;
 
 /// A layer that keeps its recent rows apart, and what its rows see.
-struct Aged {
+struct RecentRowsLayer {
     spec: AttendSpec,
     layers: LayerMap,
     layout: RowLayout,
@@ -31,7 +32,7 @@ struct Aged {
     n_rows: u32,
 }
 
-impl Aged {
+impl RecentRowsLayer {
     /// The last `n_rows` of `n_seen` tokens.
     fn new(
         spec: AttendSpec,
@@ -79,8 +80,8 @@ impl Aged {
         }
     }
 
-    /// Attention of rows whose queries, keys and values are given. The outputs are its result and the
-    /// partial ones, of old rows and of recent ones.
+    /// Attention of rows whose queries, keys and values are given. The outputs are its result and
+    /// the partial ones, of old rows and of recent ones.
     fn graph(&self, sinks: Option<&str>) -> Graph {
         let AttendSpec {
             n_heads,
@@ -216,7 +217,7 @@ fn cases() -> Vec<Case> {
 pub fn partial_results_have_logarithms<B: Backend>(subject: &Subject<B>) {
     let types = subject.backend.info().kv_types;
     for (kv_type, ((spec, sinks), (size, recent))) in subject.combine(&types, &cases()) {
-        let aged = Aged::new(spec, recent, [kv_type; 2], size);
+        let aged = RecentRowsLayer::new(spec, recent, [kv_type; 2], size);
         let graph = aged.graph(sinks);
         let v_dim = aged.spec.v_dim;
         let what = format!("{kv_type}, {size:?}, {recent}");
@@ -251,7 +252,7 @@ pub fn recent_and_old_rows_merge<B: Backend>(subject: &Subject<B>) {
         .map(|(&recent, &old)| [recent, old])
         .collect();
     for ([recent, old], ((spec, sinks), (size, tokens))) in subject.combine(&pairs, &cases()) {
-        let aged = Aged::new(spec, tokens, [recent, old], size);
+        let aged = RecentRowsLayer::new(spec, tokens, [recent, old], size);
         let graph = aged.graph(sinks);
         let (got, wanted) = aged.run(subject, &graph).swap_remove(0);
         let what = format!("{recent} and {old}, {size:?}, {tokens}");
@@ -262,7 +263,7 @@ pub fn recent_and_old_rows_merge<B: Backend>(subject: &Subject<B>) {
 /// Rows that see neither recent nor old ones get zeros.
 pub fn rows_that_see_nothing_merge_to_zero<B: Backend>(subject: &Subject<B>) {
     let kv_type = subject.backend.info().kv_types[0];
-    let mut aged = Aged::new(SPEC, RECENT[1], [kv_type; 2], [70, 3]);
+    let mut aged = RecentRowsLayer::new(SPEC, RECENT[1], [kv_type; 2], [70, 3]);
     for part in &mut aged.parts {
         let both = [&mut part.visibility, &mut part.first];
         both.into_iter()

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::compiled::Compiled;
+use super::compiled::CompiledGraph;
 use super::evaluate::{Memory, evaluate};
 use super::larger::Program;
 use super::ops::{builder, compare, step};
@@ -22,11 +22,11 @@ const N_SEQS: u32 = 3;
 
 /// A recurrent layer by itself.
 pub(super) trait Layer: Copy {
-    /// What it remembers.
+    /// The memory of its layer.
     fn memory(self) -> RecurrentMemory;
     /// Values of an input row.
     fn dim(self) -> usize;
-    /// What of an input row are step sizes.
+    /// The columns of an input row that are step sizes.
     fn steps(self) -> Range<usize>;
     /// From embedding rows to outputs.
     fn graph(self, n_tokens: usize) -> Graph;
@@ -141,7 +141,7 @@ impl Layer for Sizes {
 }
 
 /// A recurrent memory with rows of a backend and of the evaluator.
-pub(super) struct Both<'a, B: Backend, L> {
+pub(super) struct RecurrentPair<'a, B: Backend, L> {
     subject: &'a Subject<B>,
     sizes: L,
     weights: MemoryWeights,
@@ -154,7 +154,7 @@ pub(super) struct Both<'a, B: Backend, L> {
     tolerance: f64,
 }
 
-impl<'a, B: Backend, L: Layer> Both<'a, B, L> {
+impl<'a, B: Backend, L: Layer> RecurrentPair<'a, B, L> {
     pub(super) fn new(subject: &'a Subject<B>, sizes: L) -> Self {
         Self::with_state_type(subject, sizes, StateType::F32)
     }
@@ -330,19 +330,22 @@ pub fn columns_cut<B: Backend>(subject: &Subject<B>) {
 
 /// A convolution whose kernel is in several weights.
 pub fn kernels_of_convolutions_join<B: Backend>(subject: &Subject<B>) {
-    for sizes in [Joined { part: 5, width: 4 }, Joined { part: 32, width: 2 }] {
-        Both::new(subject, sizes).run_mixed();
+    for sizes in [
+        JoinedKernels { part: 5, width: 4 },
+        JoinedKernels { part: 32, width: 2 },
+    ] {
+        RecurrentPair::new(subject, sizes).run_mixed();
     }
 }
 
 /// Three kernels of so many channels.
 #[derive(Clone, Copy)]
-struct Joined {
+struct JoinedKernels {
     part: usize,
     width: usize,
 }
 
-impl Layer for Joined {
+impl Layer for JoinedKernels {
     fn memory(self) -> RecurrentMemory {
         RecurrentMemory {
             conv_row: (self.width - 1) * self.dim(),
@@ -424,13 +427,13 @@ pub fn fresh_states_are_zero_and_read_back<B: Backend>(subject: &Subject<B>) {
 /// Prompts and single tokens of several sequences, mixed in any order, over several runs.
 pub fn convolutions_and_scans_compute<B: Backend>(subject: &Subject<B>) {
     for sizes in SIZES {
-        Both::new(subject, sizes).run_mixed();
+        RecurrentPair::new(subject, sizes).run_mixed();
     }
 }
 
 /// A sequence that went back gives the same bits as one that never went further.
 pub fn going_back_to_a_snapshot_is_as_if_nothing_followed<B: Backend>(subject: &Subject<B>) {
-    let mut both = Both::new(subject, SMALL);
+    let mut both = RecurrentPair::new(subject, SMALL);
     let prompt = both.step(&[0; 9]);
     both.run(&prompt);
     let copied = both.memory.copy(SeqId(0), SeqId(1), PosRange::ALL);
@@ -465,7 +468,7 @@ pub fn states_of_another_shape_are_refused<B: Backend>(subject: &Subject<B>) {
 
 /// Groups that cannot be computed are refused, and no state has changed.
 pub fn unsound_states_are_refused<B: Backend>(subject: &Subject<B>) {
-    let mut both = Both::new(subject, SMALL);
+    let mut both = RecurrentPair::new(subject, SMALL);
     let good = both.step(&[0, 1, 0]);
     both.run(&good);
     let backend = &subject.backend;
@@ -485,7 +488,7 @@ pub fn unsound_states_are_refused<B: Backend>(subject: &Subject<B>) {
     };
     let before = dump(&both.rows);
     let graph = SMALL.graph(3);
-    let mut compiled = Compiled {
+    let mut compiled = CompiledGraph {
         backend,
         program: Program::compile(backend, &graph, &both.loaded, &both.layout).unwrap(),
         rows: both.rows,

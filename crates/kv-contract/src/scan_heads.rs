@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Subject;
 use super::ops::builder;
-use super::recurrent::{Both, LAYER, Layer, decaying_weights};
+use super::recurrent::{LAYER, Layer, RecurrentPair, decaying_weights};
 use kv_core::backend::{Backend, BackendError};
 use kv_core::graph::{Graph, HeadScanSpec, Input};
 use kv_core::layers::RecurrentMemory;
@@ -109,7 +109,7 @@ impl Layer for Heads {
 /// Prompts and single tokens of several sequences, mixed in any order, over several runs.
 pub fn scans_by_heads_compute<B: Backend>(subject: &Subject<B>) {
     for sizes in SIZES {
-        Both::new(subject, sizes).run_mixed();
+        RecurrentPair::new(subject, sizes).run_mixed();
     }
 }
 

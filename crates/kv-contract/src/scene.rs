@@ -66,7 +66,7 @@ pub(super) fn runs(cells: &[(u32, u32)]) -> Vec<CellRun> {
 pub struct Token {
     /// The token's id.
     pub id: u32,
-    /// Which text it belongs to.
+    /// The text that it belongs to.
     pub text: usize,
     /// Its position.
     pub pos: u32,
@@ -98,7 +98,7 @@ pub struct Step {
     pub embeddings: Vec<f32>,
     /// Cells and visibility.
     pub parts: Vec<PartInputs>,
-    /// What tokens see of their own ubatch, where the graph wants it.
+    /// The visibility of the tokens' own ubatch, where the graph wants it.
     pub batch: Vec<BatchVisibility>,
     /// Groups of rows of recurrent layers.
     pub states: Vec<StateGroup>,

@@ -8,7 +8,7 @@ use kv_core::backend::{Backend, BackendError, RowCopy, RowKind, RowSpan, RowStor
 use kv_core::cells::Cell;
 use kv_core::graph::{AttendSpec, Graph, GraphBuilder, GraphShape, Input};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::memory::{CellRecord, PartSnapshot, Restored, RowWrite, Snapshot};
+use kv_core::memory::{CellRecord, PartSnapshot, Restoration, RowWrite, Snapshot};
 use kv_core::memory_plan::MemoryPlan;
 use kv_core::state::{Fingerprint, SavedState, StateToSave, save};
 use kv_core::weights::MemoryWeights;
@@ -310,9 +310,9 @@ pub fn states_of_latents_come_back<B: Backend>(subject: &Subject<B>) {
         to: mirrored(i),
         len: 1,
     });
-    let restored = Restored {
+    let restored = Restoration {
         row_writes: row_writes.collect(),
-        ..Restored::default()
+        ..Restoration::default()
     };
     let map = LayerMap::new(layers().to_vec());
     let fingerprint = Fingerprint::new("test", 1, &map, &graph(1), &MemoryWeights::new());

@@ -125,7 +125,7 @@ fn decoded(shape: RowShape, bytes: &[u8]) -> Vec<f32> {
     values
 }
 
-/// How far storing these keys moves any value.
+/// The largest change of a value by storing these keys.
 fn rounding(shape: RowShape, keys: &[f32]) -> f64 {
     let stored = decoded(shape, &encoded(shape, keys));
     let off = stored

@@ -24,7 +24,7 @@ const INDEX: IndexSpec = IndexSpec {
     dim: 20,
     top_k: 7,
 };
-/// Whose latents, and whose keys of the indexer.
+/// The layers of the latents and of the indexer's keys.
 const LAYERS: [LayerIdx; 2] = [LayerIdx(0), LayerIdx(1)];
 const N_CELLS: usize = 70;
 
@@ -41,7 +41,7 @@ fn layout(index_dim: usize, kv_type: KvType) -> RowLayout {
     RowLayout::new(&LayerMap::new(layers), &[N_CELLS], kv_type).unwrap()
 }
 
-/// What an indexer chose, attention over it, and attention over everything.
+/// The choices of an indexer, attention over them, and attention over everything.
 fn graph(n_tokens: usize, index: IndexSpec) -> Graph {
     let (part, window) = (PartIdx(0), Window::Full);
     let mut b = GraphBuilder::new(GraphShape {
@@ -120,9 +120,10 @@ pub fn indexers_choose_what_is_attended<B: Backend>(subject: &Subject<B>) {
             let attended = outputs[1].chunks(width).zip(wanted[1].chunks(width));
             for ((ours, theirs), (out, wanted)) in ranks.zip(wanted_ranks).zip(attended) {
                 let is_same = ours.iter().zip(theirs).all(|(a, b)| f64::from(*a) == *b);
-                match is_same {
-                    true => assert_close("sparse attention", out, wanted, tolerance),
-                    false => n_other += 1,
+                if is_same {
+                    assert_close("sparse attention", out, wanted, tolerance);
+                } else {
+                    n_other += 1;
                 }
             }
             let off = outputs[1]

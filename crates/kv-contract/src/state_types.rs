@@ -2,7 +2,7 @@
 //! whose outputs read it before.
 
 use super::evaluate::Memory;
-use super::recurrent::{Both, LAYER, Layer};
+use super::recurrent::{LAYER, Layer, RecurrentPair};
 use super::{Subject, custom, delta_rule, recurrent, scan_heads};
 use kv_core::backend::{Backend, BackendError, RowKind, RowSpan, RowStorage};
 use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
@@ -68,7 +68,7 @@ pub fn states_of_every_type_compute<B: Backend>(subject: &Subject<B>) {
 }
 
 fn compute<B: Backend, L: Layer>(subject: &Subject<B>, sizes: L, state_type: StateType) {
-    let mut both = Both::with_state_type(subject, sizes, state_type);
+    let mut both = RecurrentPair::with_state_type(subject, sizes, state_type);
     both.run_mixed();
     let n_checked = check_states(subject, both.rows(), both.evaluated(), state_type);
     assert!(n_checked >= 3, "{n_checked} states");
@@ -116,15 +116,15 @@ fn check_states<B: Backend>(
     n_checked
 }
 
-/// The same bits, whether a prompt is computed at once or token by token; and the outputs of a token
-/// do not see how its own state is rounded.
+/// The same bits, whether a prompt is computed at once or token by token; and the outputs of a
+/// token do not see how its own state is rounded.
 pub fn states_of_every_type_continue_however_they_are_cut<B: Backend>(subject: &Subject<B>) {
     with_every_type(subject, continue_cut, continue_cut, continue_cut);
 }
 
 fn continue_cut<B: Backend, L: Layer>(subject: &Subject<B>, sizes: L, state_type: StateType) {
     let run = |state_type, pieces: &[usize]| {
-        let both = Both::with_state_type(subject, sizes, state_type);
+        let both = RecurrentPair::with_state_type(subject, sizes, state_type);
         let mut both = both.by_single_tokens();
         let mut outputs: Vec<Vec<f32>> = Vec::new();
         for &n in pieces {

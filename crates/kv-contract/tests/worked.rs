@@ -17,7 +17,7 @@ const LAYER: LayerIdx = LayerIdx(0);
 type Named<'a> = (&'a str, Vec<usize>, &'a [f32]);
 
 /// One recurrent operation that takes a token at a time.
-struct Worked {
+struct WorkedExample {
     graph: Graph,
     weights: MemoryWeights,
     layout: RowLayout,
@@ -25,7 +25,7 @@ struct Worked {
     n_taken: u32,
 }
 
-impl Worked {
+impl WorkedExample {
     /// `build` makes the operation of embedding rows of `dim` values and the states.
     fn new(
         dim: usize,
@@ -96,7 +96,7 @@ fn g19_the_worked_convolution() {
         bias: None,
     };
     let weights = [("w", vec![1, 2], &[0.5, 1.0][..])];
-    let mut worked = Worked::new(1, memory, &weights, |b, x, states| {
+    let mut worked = WorkedExample::new(1, memory, &weights, |b, x, states| {
         b.conv("y", LAYER, &conv, [x, states]).unwrap()
     });
     assert_near(&worked.take(&[2.0]), &[2.0]);
@@ -119,7 +119,7 @@ fn g19_channels_of_a_convolution_are_kept_apart_and_the_bias_is_added() {
         ("w", vec![2, 3], &[1.0, 1.0, 1.0, 0.0, 0.0, 2.0][..]),
         ("b", vec![2], &[0.5, -1.0]),
     ];
-    let mut worked = Worked::new(2, memory, &weights, |b, x, states| {
+    let mut worked = WorkedExample::new(2, memory, &weights, |b, x, states| {
         b.conv("y", LAYER, &conv, [x, states]).unwrap()
     });
     worked.take(&[1.0, 10.0]);
@@ -139,7 +139,7 @@ fn g19_the_worked_scan() {
         d: "d".into(),
     };
     let weights = [("a", vec![1, 1], &[-1.0][..]), ("d", vec![1], &[0.0])];
-    let mut worked = Worked::new(4, memory, &weights, |b, all, states| {
+    let mut worked = WorkedExample::new(4, memory, &weights, |b, all, states| {
         let [x, dt, bs, cs] = [0, 1, 2, 3].map(|i| {
             let name = format!("column {i}");
             b.columns(&name, all, i..i + 1).unwrap()
@@ -172,7 +172,7 @@ fn heads_share_decay_and_groups_share_b_and_c() {
         ("d", vec![2], &[0.0, 10.0]),
         ("dt.b", vec![2], &[0.0, -1.0]),
     ];
-    let mut worked = Worked::new(8, memory, &weights, |b, all, states| {
+    let mut worked = WorkedExample::new(8, memory, &weights, |b, all, states| {
         let [x, dt, bs, cs] = [0, 2, 4, 6].map(|i| {
             let name = format!("columns from {i}");
             b.columns(&name, all, i..i + 2).unwrap()

@@ -15,7 +15,7 @@ pub const MAX_GROUP: usize = 256;
 /// The shortest group: a block of the quantised types.
 const MIN_GROUP: usize = 32;
 
-/// How heads are rotated before they are stored.
+/// The way heads are rotated before they are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HeadRotation {
@@ -53,7 +53,7 @@ impl HeadRotation {
         }
     }
 
-    /// Whether nothing is transformed.
+    /// True if nothing is transformed.
     pub const fn is_none(self) -> bool {
         matches!(self, Self::None)
     }

@@ -95,7 +95,7 @@ impl KvType {
         self.format().block_len()
     }
 
-    /// Whether values share a scale.
+    /// True if values share a scale.
     pub const fn is_quantised(self) -> bool {
         self.block_len() > 1
     }

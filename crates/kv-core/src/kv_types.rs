@@ -1,5 +1,5 @@
-//! [`KvTypes`]: which [`KvType`] the K and V rows of each layer have, and which [`StateType`] recurrent
-//! states, as a person chooses it.
+//! [`KvTypes`]: which [`KvType`] the K and V rows of each layer have, and which [`StateType`]
+//! recurrent states, as a person chooses it.
 //!
 //! Invariant: a choice for single layers wins over the choice for all, a later one over an earlier
 //! one. Knows nothing of the layers that there are: [`crate::layers::RowLayout`] refuses what does
@@ -16,7 +16,7 @@ use crate::kv_type::{KvType, KvTypeError};
 use crate::layers::RecentTokens;
 use crate::state_type::StateType;
 
-/// Whether quantised rows are rotated, see [`crate::hadamard`].
+/// The choice to rotate quantised rows, see [`crate::hadamard`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvRotation {
@@ -34,15 +34,15 @@ pub struct KvTypes {
     pub k: KvType,
     /// Type of V rows.
     pub v: KvType,
-    /// Whether quantised rows are rotated.
+    /// The choice to rotate quantised rows.
     #[serde(default)]
     pub rotation: KvRotation,
     /// Layers with types of their own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<LayerKvTypes>,
-    /// Types of the rows of old tokens, where they have their own: the types above are then those of
-    /// recent ones. In layers that see everything and have no types of their own; layers with windows have
-    /// no old tokens.
+    /// Types of the rows of old tokens, where they have their own: the types above are then those
+    /// of recent ones. In layers that see everything and have no types of their own; layers with
+    /// windows have no old tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub old: Option<OldKvTypes>,
     /// Type of recurrent states.
@@ -57,7 +57,7 @@ pub struct OldKvTypes {
     pub k: KvType,
     /// Type of their V rows.
     pub v: KvType,
-    /// Which tokens are no old ones.
+    /// The tokens that are no old ones.
     pub recent: RecentTokens,
 }
 
@@ -127,7 +127,7 @@ impl KvTypes {
         Some([own.k, own.v])
     }
 
-    /// How heads of `dim` values that are stored as `kv_type` are rotated.
+    /// The way heads of `dim` values that are stored as `kv_type` are rotated.
     pub const fn rotation_of(&self, kv_type: KvType, dim: usize) -> HeadRotation {
         match self.rotation {
             KvRotation::On if kv_type.is_quantised() => HeadRotation::for_dim(dim),
@@ -148,8 +148,8 @@ impl From<&Self> for KvTypes {
     }
 }
 
-/// `f16`, or `q8_0/q4_0` where K and V differ, the layers that have types of their own, the types of old
-/// tokens, and that of states where they are not floats.
+/// `f16`, or `q8_0/q4_0` where K and V differ, the layers that have types of their own, the types
+/// of old tokens, and that of states where they are not floats.
 impl fmt::Display for KvTypes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_pair(f, self.k, self.v)?;

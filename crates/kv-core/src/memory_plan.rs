@@ -26,7 +26,7 @@ use crate::ids::{LayerIdx, PartIdx};
 use crate::kv_type::KvType;
 use crate::layers::{LayerRows, RowLayout, StateRows};
 
-/// What rows hold.
+/// The contents of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PlannedKind {
@@ -45,14 +45,14 @@ pub enum PlannedKind {
 /// Rows of one kind of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PlannedRows {
-    /// Whose rows.
+    /// The layer that owns the rows.
     pub layer: LayerIdx,
     /// The part whose cells number them; `None` for what is recurrent.
     pub part: Option<PartIdx>,
-    /// What they hold.
+    /// The contents of the rows.
     pub kind: PlannedKind,
-    /// How values are stored; those of snapshots but for the inputs of their convolutions, which
-    /// are `f32`.
+    /// The way values are stored; those of snapshots but for the inputs of their convolutions,
+    /// which are `f32`.
     pub kv_type: KvType,
     /// Number of rows.
     pub n_rows: usize,
@@ -74,7 +74,7 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// What a backend allocates for `layout`.
+    /// The allocations of a backend for `layout`.
     pub fn new(layout: &RowLayout) -> Self {
         Self::with_snapshots(layout, 0)
     }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{LayerIdx, PosDelta};
 
-/// Which two values of a head form a pair that is rotated together.
+/// The two values of a head that form a pair and are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RopeStyle {
@@ -18,7 +18,7 @@ pub enum RopeStyle {
     Neox,
 }
 
-/// How frequencies are stretched beyond the context a model was trained with.
+/// The way frequencies are stretched beyond the context a model was trained with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "type")]
 pub enum RopeScaling {
@@ -27,13 +27,13 @@ pub enum RopeScaling {
     None,
     /// All positions divided by `factor`.
     Linear {
-        /// How many times longer the context is.
+        /// The number of times longer the context is.
         factor: f64,
     },
     /// Low frequencies divided by `factor`, high ones kept, a ramp between; values scaled by
     /// `attention_factor`.
     Yarn {
-        /// How many times longer the context is.
+        /// The number of times longer the context is.
         factor: f64,
         /// Context length of the training, in tokens.
         original_context: u32,
@@ -43,7 +43,7 @@ pub enum RopeScaling {
         beta_slow: f64,
         /// Factor on the rotated values; `0.1 ln(factor) + 1` in the paper.
         attention_factor: f64,
-        /// Where the ramp begins and ends.
+        /// The start and end of the ramp.
         #[serde(default, skip_serializing_if = "YarnRamp::is_whole")]
         ramp: YarnRamp,
     },
@@ -56,20 +56,19 @@ pub enum RopeScaling {
     },
 }
 
-/// Where the ramp of YaRN begins and ends.
+/// The start and end of the ramp of YaRN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum YarnRamp {
     /// At whole pairs: its beginning is rounded down and its end up, as YaRN's authors do.
     #[default]
     Whole,
-    /// Where the numbers of rotations are reached exactly (gpt-oss; `truncate: false` in
-    /// transformers).
+    /// At the exact numbers of rotations (gpt-oss; `truncate: false` in transformers).
     Exact,
 }
 
 impl YarnRamp {
-    /// Whether it is the default.
+    /// True if it is the default.
     pub fn is_whole(&self) -> bool {
         *self == Self::Whole
     }
@@ -78,7 +77,7 @@ impl YarnRamp {
 /// The rotary embedding of one layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RopeSpec {
-    /// How pairs are formed.
+    /// The way pairs are formed.
     pub style: RopeStyle,
     /// Values at the start of each head that are rotated; the others pass unchanged.
     pub n_rot: usize,
@@ -176,17 +175,17 @@ impl RopeSpec {
     }
 }
 
-/// Which pairs of a head rotate with the position, which with the row and which with the column of
-/// a token (M-RoPE: Wang et al., arXiv 2409.12191).
+/// The pairs of a head that rotate with the position, with the row and with the column of a token
+/// (M-RoPE: Wang et al., arXiv 2409.12191).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RopeSections {
     /// Pairs that rotate with position, row and column; `n_rot / 2` together.
     pub pairs: [usize; 3],
-    /// How they lie.
+    /// Their layout.
     pub order: SectionOrder,
 }
 
-/// How the pairs of the sections of a rotation lie in a head.
+/// The layout of the pairs of the sections of a rotation in a head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SectionOrder {
@@ -204,7 +203,8 @@ impl RopeSections {
         self.pairs[0] + self.pairs[1] + self.pairs[2]
     }
 
-    /// What pair number `pair` rotates with: 0 the position, 1 the row, 2 the column.
+    /// The coordinate that pair number `pair` rotates with: 0 the position, 1 the row, 2 the
+    /// column.
     pub const fn axis(&self, pair: usize) -> usize {
         let [positions, rows, columns] = self.pairs;
         match self.order {
@@ -265,10 +265,10 @@ impl Rotation {
     }
 }
 
-/// How the keys of one layer depend on their positions.
+/// The dependence of the keys of one layer on their positions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerRope {
-    /// Whose keys.
+    /// The layer that owns the keys.
     pub layer: LayerIdx,
     /// Their rotation; `None` where keys do not depend on positions.
     pub rotation: Option<Rotation>,

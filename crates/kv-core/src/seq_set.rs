@@ -16,7 +16,7 @@ const N_WORDS: usize = MAX_SEQS / u64::BITS as usize;
 
 type Words = [u64; N_WORDS];
 
-/// Which sequences a token, a cell or an operation belongs to.
+/// The sequences that a token, a cell or an operation belongs to.
 ///
 /// Cloning is cheap: 16 bytes inline, and at most a shared allocation.
 ///
@@ -119,7 +119,7 @@ impl SeqSet {
         true
     }
 
-    /// Whether the sequence is a member.
+    /// True if the sequence is a member.
     #[inline]
     pub fn contains(&self, seq: SeqId) -> bool {
         let (at, bit) = word_and_bit(seq);
@@ -141,7 +141,7 @@ impl SeqSet {
         }
     }
 
-    /// Whether there are no members.
+    /// True if there are no members.
     #[inline]
     pub fn is_empty(&self) -> bool {
         matches!(self.0, Repr::Word { bits: 0, .. })
@@ -163,12 +163,12 @@ impl SeqSet {
         self.combine(other, |a, b| a & b)
     }
 
-    /// Whether the sets have a member in common.
+    /// True if the sets have a member in common.
     pub fn intersects(&self, other: &Self) -> bool {
         self.any_word(|at, bits| bits & other.word(at) != 0)
     }
 
-    /// Whether every member of this set is in the other.
+    /// True if every member of this set is in the other.
     pub fn is_subset(&self, other: &Self) -> bool {
         !self.any_word(|at, bits| bits & !other.word(at) != 0)
     }
@@ -243,7 +243,7 @@ fn word_and_bit(seq: SeqId) -> (usize, u64) {
 pub struct Iter<'a> {
     set: &'a SeqSet,
     word: usize,
-    /// What is left of that word.
+    /// The rest of that word.
     bits: u64,
 }
 
@@ -403,12 +403,11 @@ mod tests {
             let other: BTreeSet<u32> = other.iter().map(|&i| ids[i]).collect();
             for (insert, i) in edits {
                 let id = ids[i];
-                match insert {
-                    true => {
-                        model.insert(id);
-                        prop_assert!(s.insert(SeqId(id)));
-                    }
-                    false => prop_assert_eq!(s.remove(SeqId(id)), model.remove(&id)),
+                if insert {
+                    model.insert(id);
+                    prop_assert!(s.insert(SeqId(id)));
+                } else {
+                    prop_assert_eq!(s.remove(SeqId(id)), model.remove(&id));
                 }
                 let again: SeqSet = model.iter().rev().copied().map(SeqId).collect();
                 prop_assert_eq!(&s, &again, "one representation of each set");

@@ -23,10 +23,10 @@ pub struct SlotSearch<'a> {
     /// The number in the stream at which the next search begins.
     head: u32,
     recycling: Recycling,
-    found: Found,
+    found: Candidates,
 }
 
-/// Which used cells count as usable.
+/// The used cells that count as usable.
 #[derive(Clone, Debug)]
 enum Recycling {
     Never,
@@ -37,9 +37,9 @@ enum Recycling {
     },
 }
 
-/// What a search has found so far.
+/// The cells that a search has found so far.
 #[derive(Clone, Debug, Default)]
-struct Found {
+struct Candidates {
     n_cells: u32,
     /// The cells, as words of a bitmap by number of the word.
     words: HashMap<u32, u64>,
@@ -60,12 +60,12 @@ pub struct Shortage {
     pub n_cells: u32,
 }
 
-/// Where a search goes on: from a start to the end of the cells, and then from the first cell to
-/// the start.
+/// The order of a search: from a start to the end of the cells, and then from the first cell to the
+/// start.
 #[derive(Clone, Copy, Debug)]
 struct Ring {
     next: u32,
-    /// Where the second half ends; `None` once it is under way.
+    /// The end of the second half; `None` once it is under way.
     start: Option<u32>,
     end: u32,
 }
@@ -77,7 +77,7 @@ impl<'a> SlotSearch<'a> {
             cells,
             head,
             recycling: Recycling::Never,
-            found: Found::default(),
+            found: Candidates::default(),
         }
     }
 
@@ -103,7 +103,7 @@ impl<'a> SlotSearch<'a> {
 
     /// Appends a usable cell for a token of each of these sequences to `slot`, in this order.
     ///
-    /// Where many cells before the head are free, the search begins at the front.
+    /// If many cells before the head are free, the search begins at the front.
     ///
     /// # Errors
     /// [`Shortage`] where there are too few; `slot` is then as it was, and the search is of no
@@ -126,9 +126,10 @@ impl<'a> SlotSearch<'a> {
         }
         let n_before = slot.len();
         let n_used = n_cells - n_free;
-        let start = match self.head > n_used.saturating_add(n_wanted.saturating_mul(2)) {
-            true => 0,
-            false => self.head,
+        let start = if self.head > n_used.saturating_add(n_wanted.saturating_mul(2)) {
+            0
+        } else {
+            self.head
         };
         let block_len = self.cells.block_len();
         let mut blocks = Ring::new(start.next_multiple_of(block_len), n_cells);
@@ -207,7 +208,7 @@ impl<'a> SlotSearch<'a> {
         is_free && !self.found.contains(cell)
     }
 
-    /// Whether a cell holds a token that none of its sequences can see any more.
+    /// True if a cell holds a token that none of its sequences can see any more.
     fn is_expired(&self, cell: u32) -> bool {
         let Recycling::Expired { window, repeating } = &self.recycling else {
             return false;
@@ -224,9 +225,10 @@ impl<'a> SlotSearch<'a> {
         let Some(has) = self.cells.positions(seq) else {
             return PosRange::EMPTY;
         };
-        let next = match repeating.contains(seq) {
-            true => has.last,
-            false => has.last.next(),
+        let next = if repeating.contains(seq) {
+            has.last
+        } else {
+            has.last.next()
         };
         let before_last = PosRange::from(..has.last);
         window.expired(next).intersection(before_last)
@@ -239,7 +241,7 @@ impl<'a> SlotSearch<'a> {
     }
 }
 
-impl Found {
+impl Candidates {
     fn add(&mut self, cell: u32, seq: SeqId) {
         *self.words.entry(cell / u64::BITS).or_default() |= 1 << (cell % u64::BITS);
         self.last.insert(seq, cell);

@@ -12,7 +12,7 @@ use crate::cells::CopyOrigin;
 use crate::ids::{CellIdx, Pos};
 use crate::window::PosRange;
 
-/// What each row (token) of a ubatch sees of one part of the memory.
+/// The cells of one part of the memory that each row (token) of a ubatch sees.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Visibility {
@@ -36,11 +36,11 @@ pub struct VisibleGroup {
     pub runs: Vec<CellRun>,
     /// For each of `rows`, the positions that it sees.
     pub limits: Vec<PosRange>,
-    /// What `runs` is a copy of, where it is a whole one.
+    /// The sequence whose runs `runs` is a copy of, where it is a whole one.
     pub(crate) origin: CopyOrigin,
 }
 
-/// Where runs were copied from makes no difference.
+/// The origin of runs makes no difference.
 impl PartialEq for VisibleGroup {
     fn eq(&self, other: &Self) -> bool {
         self.rows == other.rows && self.runs == other.runs && self.limits == other.limits
@@ -71,7 +71,7 @@ pub enum VisibilityError {
         row: u32,
         /// Rows there are.
         n_rows: u32,
-        /// How often it was found.
+        /// Number of times that it was found.
         n_groups: u32,
     },
     /// The rows of a group are not ascending.
@@ -167,7 +167,7 @@ impl Visibility {
         out.groups.truncate(n_groups);
     }
 
-    /// Whether the rules of this type hold for `n_cells` cells.
+    /// Checks that the rules of this type hold for `n_cells` cells.
     ///
     /// # Errors
     /// [`VisibilityError`], the first rule that is broken.
@@ -380,7 +380,7 @@ impl KqMask {
             .unwrap_or_default()
     }
 
-    /// Whether `row` sees `cell`.
+    /// True if `row` sees `cell`.
     pub fn sees(&self, row: u32, cell: CellIdx) -> bool {
         self.row(row).get(cell.as_usize()).copied().unwrap_or(false)
     }

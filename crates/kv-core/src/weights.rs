@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::block::BlockFormat;
 
-/// Who owns bytes that are shared: a memory map, a vector.
+/// An owner of bytes that are shared: a memory map, a vector.
 pub trait ByteOwner: Send + Sync {
     /// All of them; never fewer than at first.
     fn bytes(&self) -> &[u8];
@@ -197,7 +197,7 @@ pub enum WeightError {
     UnsupportedFormat {
         /// Name of the tensor.
         name: String,
-        /// How it is stored, in the words of its file.
+        /// The way it is stored, in the words of its file.
         stored: String,
     },
     /// The product of the dimensions overflows.
@@ -291,7 +291,7 @@ impl Weight {
         self.shape.last().copied().unwrap_or(1)
     }
 
-    /// How values are stored.
+    /// The way values are stored.
     pub fn format(&self) -> BlockFormat {
         self.format
     }
@@ -313,20 +313,21 @@ impl Weight {
     pub fn to_f32(&self) -> Vec<f32> {
         let mut values = vec![0.0; self.n_rows() * self.n_columns()];
         let mut copy = vec![0; self.bytes.len().min(MAX_COPIED_BYTES)];
-        match copy.len() == self.bytes.len() && self.bytes.copy(0, &mut copy) {
-            true => crate::block::dequantize(self.format, &copy, &mut values),
-            false => crate::block::dequantize(self.format, &self.bytes, &mut values),
+        if copy.len() == self.bytes.len() && self.bytes.copy(0, &mut copy) {
+            crate::block::dequantize(self.format, &copy, &mut values);
+        } else {
+            crate::block::dequantize(self.format, &self.bytes, &mut values);
         }
         values
     }
 }
 
-/// What a weight is, without its values.
+/// A weight's shape and format, without its values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightInfo {
     /// Dimensions, outermost first.
     pub shape: Vec<usize>,
-    /// How values are stored.
+    /// The way values are stored.
     pub format: BlockFormat,
 }
 
@@ -342,7 +343,7 @@ impl WeightInfo {
     }
 }
 
-/// Where the weights of a model come from: a file, several, or memory.
+/// The source of a model's weights: a file, several, or memory.
 pub trait WeightSource: Send + Sync {
     /// The weight with this name, or `None` where the model has none.
     fn get(&self, name: &str) -> Option<Weight>;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::Pos;
 
-/// How far a layer's attention reaches.
+/// The reach of a layer's attention.
 ///
 /// A width of 0 counts as 1: a token sees itself, but where only older ones are shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -29,7 +29,7 @@ pub enum Window {
     /// The positions from `from` on that are at least `by` before the query's, which
     /// [`Window::Sliding`] of `by` does not show.
     Older {
-        /// How long before the query's.
+        /// The distance before the query's.
         by: u32,
         /// The smallest position.
         from: u32,
@@ -44,9 +44,9 @@ pub enum Window {
     },
     /// The positions below `n` that are at least `by` before the query's.
     First {
-        /// How many there are.
+        /// Their number.
         n: u32,
-        /// How long before the query's.
+        /// The distance before the query's.
         by: u32,
     },
     /// Every token of the source that the sequence was given, and none of its own: cross attention
@@ -54,7 +54,7 @@ pub enum Window {
     Source,
 }
 
-/// Whether a token may see tokens at later positions.
+/// The visibility of tokens at later positions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Causality {
@@ -110,7 +110,7 @@ impl Window {
         }
     }
 
-    /// Whether a token at `query` may see one at `key`.
+    /// True if a token at `query` may see one at `key`.
     #[inline]
     pub fn sees(self, query: Pos, key: Pos, causality: Causality) -> bool {
         self.visible_keys(query, causality).contains(key)
@@ -130,8 +130,8 @@ impl Window {
         }
     }
 
-    /// The most positions of a sequence that are kept for a token, itself included, at least 1; `None`
-    /// where all are.
+    /// The most positions of a sequence that are kept for a token, itself included, at least 1;
+    /// `None` where all are.
     #[inline]
     pub const fn width(self) -> Option<u32> {
         match self {
@@ -166,7 +166,7 @@ impl Window {
         }
     }
 
-    /// Whether neither a token at `next_query` nor any later one has a use for `key`.
+    /// True if neither a token at `next_query` nor any later one has a use for `key`.
     #[inline]
     pub fn is_expired(self, key: Pos, next_query: Pos) -> bool {
         self.expired(next_query).contains(key)
@@ -228,7 +228,7 @@ impl PosRange {
         Self { first, last }
     }
 
-    /// Whether the position is in the interval.
+    /// True if the position is in the interval.
     #[inline]
     pub fn contains(self, pos: Pos) -> bool {
         self.first <= pos && pos <= self.last
@@ -236,13 +236,14 @@ impl PosRange {
 
     /// Number of positions.
     pub fn len(self) -> u64 {
-        match self.is_empty() {
-            true => 0,
-            false => u64::from(self.last.0) - u64::from(self.first.0) + 1,
+        if self.is_empty() {
+            0
+        } else {
+            u64::from(self.last.0) - u64::from(self.first.0) + 1
         }
     }
 
-    /// Whether it has no position.
+    /// True if it has no position.
     #[inline]
     pub fn is_empty(self) -> bool {
         self.last < self.first

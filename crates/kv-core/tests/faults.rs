@@ -144,7 +144,7 @@ fn d5_plans_that_fail_for_states_change_nothing() {
     }
 }
 
-/// What a memory is after each number of steps of one token.
+/// The states of a memory after each number of steps of one token.
 fn after_steps<M: Memory + Clone>(memory: &M, batch: &ValidBatch) -> Vec<M> {
     let n_steps = memory.plan(batch, 1).unwrap().len();
     let after = |n: usize| {
@@ -185,7 +185,8 @@ fn steps_that_recycled_nothing_are_all_undone() {
 
 /// Positions 0 to 2 are in all cells there are; steps give their cells to 3, 4 and 5. The rows of
 /// the last step may not have been written, those of the steps before it have been: without 5 and 4
-/// the window of the next token, 4, reaches 2, and without 3 it would reach 1, which is overwritten.
+/// the window of the next token, 4, reaches 2, and without 3 it would reach 1, which is
+/// overwritten.
 #[test]
 fn steps_are_undone_until_a_window_would_miss_what_they_recycled() {
     let mut memory = unified(0, 3, Window::Sliding(3), Streams::Shared);

@@ -347,9 +347,9 @@ fn an_image_that_goes_on_in_a_later_batch_misses_nothing_of_its_window() {
     assert_eq!(positions_seen(&more, 0), [21, 22, 23, 24]);
 }
 
-/// What a naive memory holds of a token.
+/// The contents of a naive memory of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Held {
+struct NaiveToken {
     at: [u32; 3],
     number: u32,
 }
@@ -368,7 +368,7 @@ fn random_images_are_seen_as_a_naive_memory_says() {
             [Streams::Shared, Streams::PerSequence][round / 2 % 2],
             window,
         );
-        let mut naive: [Vec<Held>; 3] = Default::default();
+        let mut naive: [Vec<NaiveToken>; 3] = Default::default();
         let mut number_of: BTreeMap<CellIdx, u32> = BTreeMap::new();
         let mut next_number = 0;
         for _ in 0..12 {
@@ -378,12 +378,11 @@ fn random_images_are_seen_as_a_naive_memory_says() {
             let mut tokens = Vec::new();
             let is_image = random(2) == 0;
             for i in 0..1 + random(5) {
-                match is_image {
-                    true => tokens.push(image(pos, 10 + i / 2, 10 + (i * 7 + 3) % 5)),
-                    false => {
-                        tokens.push(text(pos));
-                        pos += 1 + random(2);
-                    }
+                if is_image {
+                    tokens.push(image(pos, 10 + i / 2, 10 + (i * 7 + 3) % 5));
+                } else {
+                    tokens.push(text(pos));
+                    pos += 1 + random(2);
                 }
             }
             let rule = PositionRule::Grid;
@@ -395,7 +394,7 @@ fn random_images_are_seen_as_a_naive_memory_says() {
                 continue;
             };
             let mut inputs = MemoryInputs::default();
-            let mut rows: Vec<(Held, Vec<u32>)> = Vec::new();
+            let mut rows: Vec<(NaiveToken, Vec<u32>)> = Vec::new();
             while let Some(ubatch) = steps.next(&mut inputs) {
                 let part = &inputs.parts[0];
                 let coordinates: Vec<[u32; 3]> = ubatch.coordinates().collect();
@@ -403,19 +402,19 @@ fn random_images_are_seen_as_a_naive_memory_says() {
                 for (at, cell) in coordinates.iter().zip(&part.cells) {
                     number_of.insert(*cell, next_number);
                     let number = next_number;
-                    naive[seq].push(Held { at: *at, number });
+                    naive[seq].push(NaiveToken { at: *at, number });
                     next_number += 1;
                 }
                 part.visibility.check(3 * 24).unwrap();
                 for (row, at) in (0u32..).zip(coordinates) {
                     let cells = part.visibility.row(row).map(|(cell, _)| number_of[&cell]);
                     let number = first + row;
-                    rows.push((Held { at, number }, cells.collect()));
+                    rows.push((NaiveToken { at, number }, cells.collect()));
                 }
                 // Rows are compared at once: later ubatches may recycle what they saw.
                 for (query, mut seen) in rows.drain(..) {
                     let oldest = window.oldest_key(Pos(query.at[0])).0;
-                    let sees = |key: &&Held| key.at[0] >= oldest && key.at <= query.at;
+                    let sees = |key: &&NaiveToken| key.at[0] >= oldest && key.at <= query.at;
                     let mut wanted: Vec<u32> = naive[seq]
                         .iter()
                         .filter(sees)

@@ -10,7 +10,7 @@ use kv_core::cells::{Cell, KvCells};
 use kv_core::memory::{Memory, MemoryInputs, Streams, Unified, UnifiedConfig};
 use kv_core::{Causality, CellIdx, GridPos, PartIdx, Pos, SeqId, SeqSet, TokenId, Window};
 
-struct Counting;
+struct CountingHeap;
 
 thread_local! {
     /// Bytes of this thread alone: the one that runs the tests allocates meanwhile. What another
@@ -23,7 +23,7 @@ fn in_use() -> usize {
 }
 
 // SAFETY: everything is the system allocator's, and counted.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         IN_USE.set(in_use().wrapping_add(layout.size()));
         // SAFETY: as the caller promises.
@@ -38,7 +38,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingHeap = CountingHeap;
 
 const N_CELLS: u32 = 4096;
 const N_SEQS: u32 = 64;

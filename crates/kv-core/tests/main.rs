@@ -1,5 +1,5 @@
-//! Tests of the crate, as one: a test program takes longer to link than most tests to run. `heap_bytes` is
-//! apart, as it counts what its process allocates.
+//! Tests of the crate, as one: a test program takes longer to link than most tests to run.
+//! `heap_bytes` is apart, as it counts what its process allocates.
 
 mod any;
 mod block_golden;

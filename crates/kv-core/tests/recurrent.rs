@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use kv_core::batch::{Batch, BatchRules, MAX_POS, validate};
 use kv_core::memory::{
     Division, Memory, MemoryConfigError, MemoryInputs, NeededFor, NoStateRoom, Recurrent,
-    RecurrentConfig, Refusal, RestoreInto, RowsTaken, RowsWritten, Seqs,
+    RecurrentConfig, Refusal, RestoreInto, RowsWritten, Seqs, TargetRows,
 };
 use kv_core::{Pos, PosDelta, PosRange, SeqId, TokenId};
 
@@ -296,7 +296,7 @@ fn saved_states_take_free_rows_first() {
     let restored = restore(&mut f, SeqId(1));
     assert_eq!(
         (restored.n_tokens, restored.rows_taken),
-        (3, RowsTaken::Free)
+        (3, TargetRows::Free)
     );
     let to: Vec<u32> = restored
         .state_writes
@@ -309,7 +309,7 @@ fn saved_states_take_free_rows_first() {
     let restored = f.memory.restore(&saved, RestoreInto::All).unwrap();
     assert_eq!(
         (restored.n_tokens, restored.rows_taken),
-        (5, RowsTaken::InUse)
+        (5, TargetRows::InUse)
     );
     let rows: BTreeSet<u32> = restored
         .state_writes

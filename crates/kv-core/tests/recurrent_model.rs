@@ -12,7 +12,7 @@ use kv_core::batch::{ValidBatch, validate};
 use kv_core::graph::StateGroup;
 use kv_core::memory::{
     Edit, Memory, MemoryInputs, NoStateRoom, Plan, Recurrent, RecurrentConfig, Refusal,
-    RestoreInto, RowsTaken, RowsWritten, Seqs, Snapshot,
+    RestoreInto, RowsWritten, Seqs, Snapshot, TargetRows,
 };
 use kv_core::{Pos, PosRange, SeqId};
 use proptest::prelude::*;
@@ -74,7 +74,7 @@ fn config() -> impl Strategy<Value = RecurrentConfig> {
 #[derive(Clone, Debug, Default, PartialEq)]
 struct ModelSeq {
     tokens: Vec<(Pos, u64)>,
-    /// How many of the states after its last tokens must be kept.
+    /// The number of states after its last tokens that must be kept.
     n_states: usize,
 }
 
@@ -113,7 +113,7 @@ struct World {
     rows: StateRows,
     model: Vec<ModelSeq>,
     n_tokens: u64,
-    /// What was saved last, with its rows and the model of then.
+    /// The last saved snapshot, with its rows and the model of then.
     saved: Option<(Snapshot, StateRows, Vec<ModelSeq>)>,
 }
 
@@ -341,7 +341,7 @@ impl World {
                     assert!(row.is_some());
                     self.rows.set(write.to, row);
                 }
-                if restored.rows_taken == RowsTaken::Free {
+                if restored.rows_taken == TargetRows::Free {
                     // What was there before is as good as it was.
                     let after = std::mem::replace(&mut self.memory, before);
                     self.check();

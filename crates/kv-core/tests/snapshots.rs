@@ -7,8 +7,8 @@ use kv_core::batch::{Batch, BatchRules, MAX_POS, validate};
 use kv_core::cells::Cell;
 use kv_core::memory::{
     CellRecord, Composite, KeptState, Memory, MemoryInputs, NeededFor, NoRoom, PartSnapshot,
-    Refusal, RestoreInto, RowWrite, RowsTaken, Seqs, Snapshot, SnapshotError, StateHistory,
-    Streams, UnifiedConfig, WindowForgotten,
+    Refusal, RestoreInto, RowWrite, Seqs, Snapshot, SnapshotError, StateHistory, Streams,
+    TargetRows, UnifiedConfig, WindowForgotten,
 };
 use kv_core::{
     Causality, CellIdx, PartIdx, Pos, PosRange, SeqId, SeqSet, StreamIdx, TokenId, Window,
@@ -295,12 +295,12 @@ fn hidden_tokens_come_back_where_there_is_room() {
         (4, vec![range(0, 3)])
     );
     assert_eq!(restored.row_writes, [write(from, 4)]);
-    assert_eq!(restored.rows_taken, RowsTaken::Free);
+    assert_eq!(restored.rows_taken, TargetRows::Free);
     // All cells are those of the sequence that is replaced.
     let again = memory.restore(&snapshot, RestoreInto::All).unwrap();
     assert_eq!(
         (again.row_writes, again.rows_taken),
-        (restored.row_writes, RowsTaken::InUse)
+        (restored.row_writes, TargetRows::InUse)
     );
     // The next token sees positions 2 and 3 alone.
     let mut small = with_window(3);

@@ -35,10 +35,10 @@ fn at(ids: &[u32], pos: u32) -> (&[u32], Option<u32>) {
     (ids, Some(pos))
 }
 
-/// What the memory holds of each sequence: `(sequence, first, last)`.
-type Held = [(u32, u32, u32)];
+/// The contents of the memory of each sequence: `(sequence, first, last)`.
+type SeqExtents = [(u32, u32, u32)];
 
-fn check(entries: &[(&[u32], Option<u32>)], held: &Held) -> Result<Vec<u32>, BatchError> {
+fn check(entries: &[(&[u32], Option<u32>)], held: &SeqExtents) -> Result<Vec<u32>, BatchError> {
     let positions = |seq: SeqId| {
         let found = held.iter().find(|h| h.0 == seq.0);
         found.map(|h| PosRange::new(Pos(h.1), Pos(h.2)))
@@ -47,7 +47,7 @@ fn check(entries: &[(&[u32], Option<u32>)], held: &Held) -> Result<Vec<u32>, Bat
     Ok(valid.entries().iter().map(|e| e.pos.0).collect())
 }
 
-fn explicit(entries: &[(u32, u32)], held: &Held) -> Result<Vec<u32>, BatchError> {
+fn explicit(entries: &[(u32, u32)], held: &SeqExtents) -> Result<Vec<u32>, BatchError> {
     let ids: Vec<[u32; 1]> = entries.iter().map(|e| [e.0]).collect();
     let entries: Vec<(&[u32], Option<u32>)> = ids
         .iter()

@@ -8,12 +8,12 @@ mod images;
 mod latents;
 mod state_types;
 
-use device::{Device, FULL, NEAR, SHAPES, STATES, Written, config, configs, ids};
+use device::{Device, FULL, NEAR, RestoreReport, SHAPES, STATES, config, configs, ids};
 use kv_core::backend::RowKind;
 use kv_core::layers::{AttentionMemory, LayerMemory};
 use kv_core::memory::{
-    Memory, MemoryConfig, NoRoom, PosChange, Refusal, RestoreInto, RowsTaken, Seqs, Streams,
-    SwaSize,
+    Memory, MemoryConfig, NoRoom, PosChange, Refusal, RestoreInto, Seqs, Streams, SwaSize,
+    TargetRows,
 };
 use kv_core::state::{SavedState, StateError, VERSION, check_kv_type};
 use kv_core::{CellIdx, KvType, Pos, PosDelta, PosRange, SeqId, TokenId, Window};
@@ -42,7 +42,7 @@ fn lived_in(shape: usize, config: &MemoryConfig) -> Device {
     device
 }
 
-fn refusal(result: Result<Written, StateError>) -> Refusal {
+fn refusal(result: Result<RestoreReport, StateError>) -> Refusal {
     match result {
         Err(StateError::Refused(refused)) => refused,
         other => panic!("{other:?}"),
@@ -195,12 +195,12 @@ fn what_is_replaced_stays_whole_as_long_as_there_is_room_for_both() {
     let own = RestoreInto::One { from: ONE, to: ONE };
     assert_eq!(
         device.restore(&bytes, own).unwrap().rows_taken,
-        RowsTaken::Free
+        TargetRows::Free
     );
     device.feed(ONE, &ids(2, 1));
     assert_eq!(
         device.restore(&bytes, own).unwrap().rows_taken,
-        RowsTaken::InUse
+        TargetRows::InUse
     );
     let other = RestoreInto::One {
         from: ONE,
@@ -208,7 +208,7 @@ fn what_is_replaced_stays_whole_as_long_as_there_is_room_for_both() {
     };
     assert_eq!(
         device.restore(&bytes, other).unwrap().rows_taken,
-        RowsTaken::Free
+        TargetRows::Free
     );
     let third = RestoreInto::One {
         from: ONE,
@@ -347,7 +347,7 @@ fn rows_are_converted_on_the_way_out_and_on_the_way_in() {
     }
 }
 
-/// How far rows are from those of `wanted`, by the lengths of the differences.
+/// The distance of rows from those of `wanted`, by the lengths of the differences.
 fn distance(device: &Device, wanted: &Device) -> f64 {
     let values = |device: &Device| -> Vec<f64> {
         let seen = device.seen(ONE);
@@ -470,7 +470,7 @@ fn d19_another_model_s_state_is_refused_with_the_difference() {
     assert_eq!(other, before);
 }
 
-/// What every damage must come to: an error, and nothing changed.
+/// The result that every damage must come to: an error, and nothing changed.
 fn is_refused(device: &mut Device, before: &Device, bytes: &[u8], what: impl Fn() -> String) {
     match device.restore(bytes, RestoreInto::All) {
         Ok(_) => panic!("{}: was read", what()),

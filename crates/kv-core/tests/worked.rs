@@ -20,7 +20,7 @@ fn decode(memory: &mut Unified, sets: &[(&[u32], u32)], n_ubatch: u32) -> Memory
     inputs
 }
 
-/// Which of the first cells a query of `seq` at `pos` sees, by the memory's runs and the window.
+/// The first cells that a query of `seq` at `pos` sees, by the memory's runs and the window.
 fn sees(
     memory: &Unified,
     (seq, pos): (u32, u32),

@@ -22,12 +22,12 @@ use crate::storage::CpuRows;
 use crate::team::Team;
 use crate::weights::{ActivationChoice, CpuWeights, WeightOptions};
 
-/// What [`Backend::program_capacities`] returns. Programs differ where gates are computed with their
-/// products, which is for one token and for more than 32; the last one bounds what a short ubatch of
-/// a large maximum takes.
+/// The result of [`Backend::program_capacities`]. Programs differ where gates are computed with
+/// their products, which is for one token and for more than 32; the last one bounds what a short
+/// ubatch of a large maximum takes.
 pub const PROGRAM_CAPACITIES: &[usize] = &[1, MIN_GATE_EPILOGUE_ROWS - 1, 512];
 
-/// How the backend uses the machine. The default is one thread for each physical core and the
+/// The backend's use of the machine. The default is one thread for each physical core and the
 /// fastest instruction set, or the one that the environment names ([`crate::isa::ISA_VARIABLE`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuConfig {
@@ -35,13 +35,13 @@ pub struct CpuConfig {
     pub n_threads: Option<NonZeroUsize>,
     /// Instruction set; the fastest where not given.
     pub isa: Option<Isa>,
-    /// How activations meet quantised weights.
+    /// The form of activations for quantised weights.
     pub activations: ActivationChoice,
-    /// Whether weights are packed when a graph is compiled that multiplies with them.
+    /// The choice to pack weights when a graph is compiled that multiplies with them.
     pub repack: RepackChoice,
 }
 
-/// What [`CpuBackend::plan_memory`] expects, in bytes.
+/// The memory that [`CpuBackend::plan_memory`] expects, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuMemoryPlan {
     /// Packed weights. A float matrix with values that cannot be packed after its first rows takes
@@ -98,7 +98,7 @@ impl CpuBackend {
         self
     }
 
-    /// What loading and compiling would allocate, without packing anything. Of the weights, small
+    /// The allocations of loading and compiling, without packing anything. Of the weights, small
     /// vectors are read, and the first rows of float matrices.
     ///
     /// # Errors

@@ -24,7 +24,7 @@ use crate::attend::{Scratch, Workspace};
 use crate::kernels::Kernels;
 use crate::plan::{RopeTable, Step, StepOp};
 use crate::storage::CpuRows;
-use crate::team::Lead;
+use crate::team::TeamGuard;
 use crate::values::{Buf, Frame, SharedValues};
 
 pub(crate) use experts::{ExpertBuffers, Experts};
@@ -68,7 +68,7 @@ impl Angles {
 /// One run of a program.
 pub(crate) struct Run<'a> {
     pub(crate) kernels: &'a Kernels,
-    pub(crate) lead: Lead<'a>,
+    pub(crate) lead: TeamGuard<'a>,
     pub(crate) n_threads: usize,
     pub(crate) frame: Frame<'a>,
     pub(crate) inputs: &'a GraphInputs<'a>,

@@ -80,7 +80,8 @@ impl Isa {
     /// or empty.
     ///
     /// # Errors
-    /// [`BackendError::Unavailable`] where the variable names something unknown or that this machine does not have.
+    /// [`BackendError::Unavailable`] where the variable names something unknown or that this
+    /// machine does not have.
     pub fn from_environment() -> Result<Self, BackendError> {
         match std::env::var_os(ISA_VARIABLE).filter(|name| !name.is_empty()) {
             Some(name) => Self::by_name(&name.to_string_lossy()),
@@ -98,18 +99,19 @@ impl Isa {
         Ok(isa)
     }
 
-    /// Whether this machine has it.
+    /// Checks that this machine has it.
     ///
     /// # Errors
     /// [`BackendError::Unavailable`] where it does not, with what there is instead.
     pub(crate) fn check(self) -> Result<(), BackendError> {
-        match self.is_available() {
-            true => Ok(()),
-            false => Err(unavailable(&format!("this machine has no {self}; it has"))),
+        if self.is_available() {
+            Ok(())
+        } else {
+            Err(unavailable(&format!("this machine has no {self}; it has")))
         }
     }
 
-    /// Whether this machine has it.
+    /// True if this machine has it.
     pub fn is_available(self) -> bool {
         match self {
             Self::Scalar => true,
@@ -123,7 +125,7 @@ impl Isa {
         }
     }
 
-    /// Whether it is one of those with AVX-512.
+    /// True if it is one of those with AVX-512.
     pub const fn is_avx512(self) -> bool {
         matches!(self, Self::Avx512Vnni | Self::Avx512Bf16)
     }

@@ -11,7 +11,7 @@ use sysinfo::System;
 /// One part in this many of the available memory is left to other programs.
 const RESERVED_PART: u64 = 8;
 
-/// Whether `n_bytes` more can be allocated without taking the memory of other programs.
+/// True if `n_bytes` more can be allocated without taking the memory of other programs.
 pub(crate) fn has_room_for(n_bytes: usize) -> bool {
     DeviceMemory::of_host().is_none_or(|m| n_bytes as u64 <= m.free - m.free / RESERVED_PART)
 }

@@ -122,7 +122,7 @@ impl Matrix {
         self.n_columns
     }
 
-    /// Where the first row begins.
+    /// The start of the first row.
     pub(crate) fn start(&self) -> *const u8 {
         let packed = self.packed.as_ref();
         let packed = packed.and_then(|p| p.rows(&self.weight, 0..p.n_rows()));
@@ -233,7 +233,7 @@ impl Matrix {
         bytes.get(start?..end?)
     }
 
-    /// Whether there are so many rows of activations, and as many columns as the matrix has.
+    /// Checks that there are so many rows of activations, and as many columns as the matrix has.
     fn expect_rows(
         &self,
         n_tokens: usize,
@@ -268,7 +268,7 @@ impl Matrix {
     }
 }
 
-/// Whether values of this format share scales.
+/// True if values of this format share scales.
 pub(crate) fn is_quantised(format: BlockFormat) -> bool {
     format.block_len() > 1
 }

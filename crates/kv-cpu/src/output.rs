@@ -114,7 +114,7 @@ impl<'a> OutputColumns<'a> {
         }
     }
 
-    /// Which columns these are.
+    /// The columns of the matrix.
     pub fn columns(&self) -> Range<usize> {
         self.columns.clone()
     }

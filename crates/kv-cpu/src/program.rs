@@ -16,7 +16,7 @@ use crate::kernels::Kernels;
 use crate::plan::{AttentionOp, PlainStep, Plan, Prologue, StepOp};
 use crate::storage::{AlignedBytes, CpuRows};
 use crate::team::Team;
-use crate::validate::{Marks, check_inputs};
+use crate::validate::{InputScratch, check_inputs};
 use crate::values::{Buf, Frame, SharedValues};
 
 /// A compiled graph with its scratch memory.
@@ -30,7 +30,7 @@ pub struct CpuProgram {
     scratch: Vec<Mutex<Scratch>>,
     attention: Workspace,
     experts: ExpertBuffers,
-    marks: Marks,
+    marks: InputScratch,
     /// Empty between runs; kept for its capacity.
     outputs: Vec<SharedValues<'static>>,
 }
@@ -40,7 +40,7 @@ pub struct CpuProgram {
 pub struct ProgramMemory {
     /// The arena that holds all intermediate values.
     pub arena: usize,
-    /// What they would take if no two buffers shared memory.
+    /// Their bytes if no two buffers shared memory.
     pub without_reuse: usize,
     /// All that a run writes to: the arena, quantized activations, and the buffers of attention,
     /// experts and rotations.
@@ -138,7 +138,7 @@ impl CpuProgram {
             scratch: scratch.into_iter().map(Mutex::new).collect(),
             attention,
             experts,
-            marks: Marks::default(),
+            marks: InputScratch::default(),
             outputs: Vec::with_capacity(plan.outputs.len()),
             plan,
         })

@@ -136,7 +136,7 @@ pub(crate) enum StatesMut<'a> {
     Bf16(&'a mut [bf16]),
 }
 
-/// What a recurrent layer remembers, to be overwritten.
+/// The memory of a recurrent layer, to be overwritten.
 #[derive(Debug)]
 pub(crate) struct RecurrentMut<'a> {
     /// Inputs of convolutions.

@@ -11,7 +11,7 @@ use kv_core::backend::BackendError;
 use crate::kernels::Kernels;
 use crate::kv_rows::KvRowsMut;
 use crate::storage::CpuRows;
-use crate::team::Lead;
+use crate::team::TeamGuard;
 
 /// Values of K and V together below which one thread stores both.
 const MIN_PARALLEL_VALUES: usize = 4096;
@@ -32,7 +32,7 @@ pub(crate) struct NewRows<'a> {
 /// Stores `new` in `rows`.
 pub(crate) fn store(
     kernels: &Kernels,
-    lead: &mut Lead<'_>,
+    lead: &mut TeamGuard<'_>,
     rows: &mut CpuRows,
     new: NewRows<'_>,
 ) -> Result<(), BackendError> {

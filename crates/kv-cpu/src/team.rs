@@ -10,8 +10,8 @@
 //!
 //! # Why this is sound
 //!
-//! A job is published in [`Shared::job`] and opened by [`Shared::state`], one word of three fields:
-//! the number of the job, an *open* bit, and the number of helpers inside.
+//! A job is published in [`TeamState::job`] and opened by [`TeamState::state`], one word of three
+//! fields: the number of the job, an *open* bit, and the number of helpers inside.
 //!
 //! - A helper enters by a compare-and-swap on an open word that adds 1; it leaves by subtracting 1.
 //!   So it reads `job` only between entering and leaving.
@@ -46,7 +46,7 @@ use kv_core::backend::BackendError;
 use crate::kernels::prefetch::prefetch_l2;
 use crate::storage::LINE;
 
-/// How long a helper spins for the next job before it sleeps: longer than the gaps between the
+/// The time that a helper spins for the next job before it sleeps: longer than the gaps between the
 /// steps of a run, too short to be noticed as CPU load.
 const SPIN: Duration = Duration::from_micros(40);
 
@@ -84,7 +84,7 @@ struct PrefetchHint {
     share: AtomicUsize,
 }
 
-/// How much of its share a thread has prefetched.
+/// The part of its share that a thread has prefetched.
 #[derive(Default)]
 struct PrefetchProgress {
     /// The hint's `start` that this belongs to.
@@ -113,7 +113,7 @@ impl PrefetchHint {
     }
 }
 
-struct Shared {
+struct TeamState {
     hint: PrefetchHint,
     state: OwnLine<AtomicU64>,
     /// The next task of each thread's range, `[threads]`.
@@ -126,19 +126,19 @@ struct Shared {
 
 // SAFETY: `job` is the only field that is not `Sync`; it is written by the leader while no helper
 // is inside and read by threads inside (see the module's head). The task it points to is `Sync`.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for TeamState {}
 // SAFETY: as above.
-unsafe impl Send for Shared {}
+unsafe impl Send for TeamState {}
 
 /// The thread pool.
 pub(crate) struct Team {
-    shared: Arc<Shared>,
+    shared: Arc<TeamState>,
     helpers: Vec<JoinHandle<()>>,
     leading: Mutex<()>,
 }
 
 /// The right to run jobs on the team, which one thread has at a time.
-pub(crate) struct Lead<'a> {
+pub(crate) struct TeamGuard<'a> {
     team: &'a Team,
     _leading: MutexGuard<'a, ()>,
 }
@@ -146,7 +146,7 @@ pub(crate) struct Lead<'a> {
 impl Team {
     /// A team of `n_threads`, the leader included.
     pub(crate) fn new(n_threads: NonZeroUsize) -> Result<Self, BackendError> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(TeamState {
             hint: PrefetchHint::default(),
             state: OwnLine(AtomicU64::new(0)),
             next: (0..n_threads.get())
@@ -187,10 +187,10 @@ impl Team {
     }
 
     /// Waits until no other thread leads, and wakes the helpers: jobs are about to come.
-    pub(crate) fn lead(&self) -> Lead<'_> {
+    pub(crate) fn lead(&self) -> TeamGuard<'_> {
         let leading = self.leading.lock().unwrap_or_else(PoisonError::into_inner);
         self.wake();
-        Lead {
+        TeamGuard {
             team: self,
             _leading: leading,
         }
@@ -214,7 +214,7 @@ impl Drop for Team {
     }
 }
 
-impl Lead<'_> {
+impl TeamGuard<'_> {
     /// Parallel for: calls `task(thread, i)` once for every `i < n_tasks`, on any threads, and
     /// waits for all.
     ///
@@ -283,7 +283,7 @@ impl Lead<'_> {
     }
 }
 
-impl Shared {
+impl TeamState {
     /// Claims and runs tasks until there are none; the caller is the leader or inside.
     fn work(&self, thread: usize) {
         // SAFETY: the job is not written while its leader or a thread inside works on it.
@@ -354,7 +354,7 @@ fn message(panic: &(dyn Any + Send)) -> &str {
 }
 
 /// The loop of a helper thread.
-fn help(shared: &Shared, number: usize, spin: Duration) {
+fn help(shared: &TeamState, number: usize, spin: Duration) {
     let (mut done, mut progress) = (0, PrefetchProgress::default());
     let mut idle_since = Instant::now();
     let mut n_checks = 0u32;
@@ -381,7 +381,7 @@ fn help(shared: &Shared, number: usize, spin: Duration) {
 }
 
 /// Parks until unparked, unless there is something to do.
-fn sleep(shared: &Shared, done: u64) {
+fn sleep(shared: &TeamState, done: u64) {
     shared.n_sleeping.fetch_add(1, Ordering::SeqCst);
     let word = shared.state.0.load(Ordering::SeqCst);
     let work = word & OPEN != 0 && word / JOB != done;

@@ -7,7 +7,7 @@ use kv_core::Visibility;
 use kv_core::backend::BackendError;
 use kv_core::graph::{GraphInputs, GraphShape, PartInputs, StateMarks};
 
-use crate::plan::{Needs, PartNeeds};
+use crate::plan::{PartNeeds, RequiredInputs};
 
 fn refuse(input: &'static str, reason: String) -> BackendError {
     BackendError::Input { input, reason }
@@ -33,17 +33,17 @@ fn expect_below(input: &'static str, values: &[u32], end: usize) -> Result<(), B
 
 /// Reusable memory for [`check_inputs`].
 #[derive(Default)]
-pub(crate) struct Marks {
+pub(crate) struct InputScratch {
     groups_of_rows: Vec<u32>,
     states: StateMarks,
 }
 
 /// Checks all inputs of a run of this shape.
 pub(crate) fn check_inputs(
-    needs: &Needs,
+    needs: &RequiredInputs,
     shape: GraphShape,
     inputs: &GraphInputs<'_>,
-    marks: &mut Marks,
+    marks: &mut InputScratch,
 ) -> Result<(), BackendError> {
     let GraphShape {
         n_tokens,
@@ -101,7 +101,7 @@ fn check_part(
     part: &PartNeeds,
     given: &PartInputs,
     n_tokens: usize,
-    marks: &mut Marks,
+    marks: &mut InputScratch,
 ) -> Result<(), BackendError> {
     if part.cells {
         expect_len("cells", n_tokens, given.cells.len())?;
@@ -113,12 +113,12 @@ fn check_part(
     seen.try_for_each(|seen| check_visibility(seen, n_tokens, part.n_cells, marks))
 }
 
-/// Whether as many rows as there are tokens see cells that are there.
+/// Checks that as many rows as there are tokens see cells that are there.
 fn check_visibility(
     visibility: &Visibility,
     n_tokens: usize,
     n_cells: usize,
-    marks: &mut Marks,
+    marks: &mut InputScratch,
 ) -> Result<(), BackendError> {
     const INPUT: &str = "visibility";
     expect_len(INPUT, n_tokens, visibility.n_rows as usize)?;

@@ -23,7 +23,7 @@ pub(crate) enum BufLoc {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Buf {
     pub(crate) loc: BufLoc,
-    /// What there are as many rows of in a run.
+    /// The things that there are as many rows of in a run.
     pub(crate) count: RowCount,
     /// In the present run; there is memory for those of the graph.
     pub(crate) rows: usize,

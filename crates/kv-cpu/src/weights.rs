@@ -20,7 +20,7 @@ use crate::isa::Isa;
 use crate::kernels::{Kernels, PackFns};
 use crate::matrix::{int8_kind, is_quantised};
 use crate::repack::{PackedRows, PackedWeights, PackingPlan, RepackChoice};
-use crate::team::Lead;
+use crate::team::TeamGuard;
 
 /// Models with at most this many bytes of weights that could take quantized activations keep `f32`.
 const EXACT_UP_TO: usize = 8 << 20;
@@ -37,12 +37,12 @@ pub enum ActivationChoice {
     Always(ActivationKind),
 }
 
-/// How weights are used.
+/// The way weights are used.
 #[derive(Clone, Debug)]
 pub(crate) struct WeightOptions {
     pub(crate) activations: ActivationChoice,
     pub(crate) repack: RepackChoice,
-    /// What custom operations of the graphs compute.
+    /// The custom operations of the graphs.
     pub(crate) custom: CustomOps,
     /// Takes reports of packing.
     pub(crate) on_progress: OnProgress,
@@ -51,9 +51,9 @@ pub(crate) struct WeightOptions {
 /// Weights as they are in their file, and those that are packed.
 pub struct CpuWeights {
     pub(crate) source: Arc<dyn WeightSource>,
-    /// Whether all activations stay `f32`.
+    /// True if all activations stay `f32`.
     is_exact: bool,
-    /// What custom operations of its graphs compute.
+    /// The custom operations of its graphs.
     pub(crate) custom: CustomOps,
     repack: RepackChoice,
     on_progress: OnProgress,
@@ -88,9 +88,10 @@ impl CpuWeights {
 
     /// The kind of activations that a matrix of this format takes.
     pub(crate) fn activations_for(&self, format: BlockFormat) -> ActivationKind {
-        match self.is_exact {
-            true => ActivationKind::F32,
-            false => quantized_kind(self.kernels, format),
+        if self.is_exact {
+            ActivationKind::F32
+        } else {
+            quantized_kind(self.kernels, format)
         }
     }
 
@@ -98,7 +99,11 @@ impl CpuWeights {
     ///
     /// # Errors
     /// As [`PackedWeights::pack`].
-    pub(crate) fn pack_for(&self, graph: &Graph, lead: &mut Lead<'_>) -> Result<(), BackendError> {
+    pub(crate) fn pack_for(
+        &self,
+        graph: &Graph,
+        lead: &mut TeamGuard<'_>,
+    ) -> Result<(), BackendError> {
         if self.repack == RepackChoice::Never {
             return Ok(());
         }
@@ -108,7 +113,7 @@ impl CpuWeights {
             .pack(graph, get, fns_of, &self.on_progress, lead)
     }
 
-    /// What [`CpuWeights::pack_for`] would take for these graphs.
+    /// The memory that [`CpuWeights::pack_for`] would take for these graphs.
     pub(crate) fn plan_packing(&self, graphs: &[Graph]) -> PackingPlan {
         if self.repack == RepackChoice::Never {
             return PackingPlan::default();
@@ -117,7 +122,7 @@ impl CpuWeights {
         PackedWeights::plan(graphs.iter(), get, |format| self.pack_fns(format))
     }
 
-    /// How weights of this format are packed, if they are.
+    /// The way weights of this format are packed, if they are.
     fn pack_fns(&self, format: BlockFormat) -> Option<&'static PackFns> {
         match self.activations_for(format) {
             // Packed quantized weights take int8 activations only.

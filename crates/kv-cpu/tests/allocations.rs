@@ -14,12 +14,12 @@ use kv_core::layers::RowLayout;
 use kv_core::{KvType, Window};
 use kv_cpu::{CpuBackend, CpuConfig};
 
-struct Counting;
+struct CountingHeap;
 
 static N_ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: everything is the system allocator's, and counted.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         N_ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
         // SAFETY: as the caller promises.
@@ -33,7 +33,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingHeap = CountingHeap;
 
 // One test only: others would allocate meanwhile.
 #[test]

@@ -74,7 +74,7 @@ impl Nodes {
     }
 }
 
-/// What compiling a graph gives whose output is the node that `make` adds.
+/// The result of compiling a graph whose output is the node that `make` adds.
 fn compiled(make: impl Fn(&mut Nodes) -> NodeId) -> Result<(), BackendError> {
     let mut nodes = Nodes(GraphBuilder::new(GraphShape {
         n_tokens: N,
@@ -82,9 +82,10 @@ fn compiled(make: impl Fn(&mut Nodes) -> NodeId) -> Result<(), BackendError> {
     }));
     let made = make(&mut nodes);
     let has_result = !nodes.0.shape_of(made).is_empty();
-    let output = match has_result {
-        true => made,
-        false => nodes.rows("output", 1, 1),
+    let output = if has_result {
+        made
+    } else {
+        nodes.rows("output", 1, 1)
     };
     let graph = nodes.0.finish(&[output]).unwrap();
     let backend = CpuBackend::new(CpuConfig::default()).unwrap();
@@ -219,7 +220,8 @@ fn plain_attention_over_other_rows_or_more_cells_than_there_are() {
     assert!(has_other_rows(sums(AttendSpec { v_dim: 5, ..SPEC }, 5)));
 }
 
-/// Only the last of the three operations may have heads that are no groups: the others are not built.
+/// Only the last of the three operations may have heads that are no groups: the others are not
+/// built.
 #[test]
 fn sums_over_heads_that_are_no_groups() {
     let sums = |n_heads| {

@@ -21,7 +21,7 @@ fn tables() -> Vec<&'static Kernels> {
     all.map(|isa| Kernels::for_isa(isa).unwrap()).collect()
 }
 
-/// What decays as one.
+/// The values that decay as one.
 #[derive(Clone, Copy, Debug)]
 enum DecayPer {
     Head,

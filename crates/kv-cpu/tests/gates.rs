@@ -23,7 +23,7 @@ use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig};
 const COLUMNS: usize = 256;
 const N_TOKENS: usize = 70;
 
-/// How wide gated rows are, with which activation, and what becomes of them.
+/// The width of gated rows, their activation, and their use.
 #[derive(Clone, Copy, Debug)]
 enum Case {
     /// They are what is wanted.

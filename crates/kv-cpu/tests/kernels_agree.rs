@@ -385,7 +385,7 @@ fn set_scales(format: BlockFormat, block: &mut [u8], mut scale: impl FnMut() -> 
     }
 }
 
-/// Where a block has numbers in half precision.
+/// The offsets of a block's numbers in half precision.
 fn scale_offsets(format: BlockFormat) -> &'static [usize] {
     match format {
         BlockFormat::F32 | BlockFormat::BF16 | BlockFormat::MXFP4 => &[],
@@ -446,7 +446,7 @@ fn product(matrix: &Matrix, kernels: &Kernels, x: &[f32]) -> Vec<f32> {
     values
 }
 
-/// What the prepared activations stand for.
+/// The values that the prepared activations stand for.
 fn as_prepared(matrix: &Matrix, x: &[f32]) -> Vec<f32> {
     let Some(mut buffer) = buffer_for(matrix, 1) else {
         return x.to_vec();

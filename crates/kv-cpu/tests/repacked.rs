@@ -48,14 +48,14 @@ fn weight(name: &str, shape: &[usize], format: BlockFormat) -> Weight {
     Weight::new(name, shape.to_vec(), format, bytes.into()).unwrap()
 }
 
-/// What a graph makes of random rows, as bits, and how many bytes of its weights were packed.
-struct Computed {
+/// The result of a graph on random rows, as bits, and the bytes of its weights that were packed.
+struct PackedRun {
     bits: Vec<u32>,
     packed_bytes: usize,
 }
 
 /// Compiles and runs a graph.
-fn computed(graph: &Graph, weights: &[Weight], columns: usize, config: CpuConfig) -> Computed {
+fn computed(graph: &Graph, weights: &[Weight], columns: usize, config: CpuConfig) -> PackedRun {
     let backend = CpuBackend::new(config).unwrap();
     let mut source = MemoryWeights::new();
     weights.iter().for_each(|w| source.insert(w.clone()));
@@ -80,7 +80,7 @@ fn computed(graph: &Graph, weights: &[Weight], columns: usize, config: CpuConfig
         .run(&mut program, &mut rows, &inputs, &mut outputs)
         .unwrap();
     let values = outputs.values.iter().flatten();
-    Computed {
+    PackedRun {
         bits: values.map(|v| v.to_bits()).collect(),
         packed_bytes: weights.packed_bytes(),
     }
@@ -91,7 +91,7 @@ fn both(
     (graph, weights, columns): (&Graph, &[Weight], usize),
     isa: Isa,
     activations: ActivationChoice,
-) -> [Computed; 2] {
+) -> [PackedRun; 2] {
     [RepackChoice::Never, RepackChoice::Auto].map(|repack| {
         let config = CpuConfig {
             n_threads: NonZeroUsize::new(3),
@@ -118,7 +118,7 @@ fn same(graph: &Graph, weights: &[Weight], columns: usize, what: &str) {
     }
 }
 
-/// Whether some weights of this test are packed: where there are kernels for it, matrices whose
+/// True if some weights of this test are packed: where there are kernels for it, matrices whose
 /// rows come in sixteens, and large ones everywhere (copied to huge pages).
 fn is_packed(isa: Isa, weights: &[Weight]) -> bool {
     let has_kernels = isa.is_avx512();

@@ -83,7 +83,7 @@ fn multiply_add_is_near_its_definition() {
     }
 }
 
-/// How states decay.
+/// The decay of states.
 #[derive(Clone, Copy, Debug)]
 enum Variant {
     /// Each state value of a channel by itself.

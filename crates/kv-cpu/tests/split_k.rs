@@ -158,8 +158,8 @@ fn splits_and_other_sequences_change_no_bit() {
     }
 }
 
-/// Cells so far apart that each is in a split of its own: more splits than are computed at once, for
-/// 1 token and for 64; 70 are not divided.
+/// Cells so far apart that each is in a split of its own: more splits than are computed at once,
+/// for 1 token and for 64; 70 are not divided.
 #[test]
 fn splits_of_several_rounds_change_no_bit() {
     const N_SPLITS: u32 = 300;

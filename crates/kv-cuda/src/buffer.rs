@@ -61,7 +61,7 @@ impl CudaBuffer {
     /// The address of `len` bytes from `at` on.
     ///
     /// # Errors
-    /// Where they are not all in the buffer.
+    /// If they are not all in the buffer.
     pub(crate) fn address(&self, at: usize, len: usize) -> Result<CUdeviceptr, BackendError> {
         match at.checked_add(len) {
             Some(end) if end <= self.len => Ok(self.address + at as u64),

@@ -1,7 +1,7 @@
 //! [`Context`]: a device's context with its streams.
 //!
-//! Invariant: all work goes to one stream, in order, but for launches that are recorded, which go to
-//! a stream of their own that runs nothing. Callers may come from any thread.
+//! Invariant: all work goes to one stream, in order, but for launches that are recorded, which go
+//! to a stream of their own that runs nothing. Callers may come from any thread.
 
 use std::sync::Mutex;
 

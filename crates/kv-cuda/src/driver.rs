@@ -94,9 +94,9 @@ pub(crate) fn failure(reason: impl Into<String>) -> BackendError {
 
 /// Why the driver does not start.
 #[derive(Clone, Debug)]
-struct NotStarted {
+struct DriverFailure {
     reason: String,
-    /// Whether a GPU may be there all the same.
+    /// True if a GPU may be there all the same.
     is_gpu_present: bool,
 }
 
@@ -108,7 +108,7 @@ pub(crate) fn start() -> Result<Version, BackendError> {
     started().clone().map_err(|not| unavailable(not.reason))
 }
 
-/// Whether this machine has a GPU of NVIDIA with a driver, be it that neither can be used here.
+/// True if this machine has a GPU of NVIDIA with a driver, be it that neither can be used here.
 pub fn is_gpu_present() -> bool {
     match started() {
         Ok(_) => true,
@@ -116,16 +116,17 @@ pub fn is_gpu_present() -> bool {
     }
 }
 
-fn started() -> &'static Result<Version, NotStarted> {
-    static STARTED: OnceLock<Result<Version, NotStarted>> = OnceLock::new();
+fn started() -> &'static Result<Version, DriverFailure> {
+    static STARTED: OnceLock<Result<Version, DriverFailure>> = OnceLock::new();
     STARTED.get_or_init(|| {
-        let not = |is_gpu_present: bool, reason: String| NotStarted {
+        let not = |is_gpu_present: bool, reason: String| DriverFailure {
             reason,
             is_gpu_present,
         };
-        let library = match cfg!(windows) {
-            true => "nvcuda.dll",
-            false => "libcuda.so.1",
+        let library = if cfg!(windows) {
+            "nvcuda.dll"
+        } else {
+            "libcuda.so.1"
         };
         if cfg!(all(target_env = "musl", target_feature = "crt-static")) {
             let reason = "this program is linked statically, so it can load no driver; a build for \
@@ -158,15 +159,16 @@ fn started() -> &'static Result<Version, NotStarted> {
             major: version / 1000,
             minor: version % 1000 / 10,
         };
-        match version >= OLDEST_DRIVER {
-            true => Ok(version),
-            false => Err(not(
+        if version >= OLDEST_DRIVER {
+            Ok(version)
+        } else {
+            Err(not(
                 true,
                 format!(
                     "the NVIDIA driver is too old: it knows CUDA {version}, and {OLDEST_DRIVER} or \
                      newer is needed"
                 ),
-            )),
+            ))
         }
     })
 }
@@ -178,7 +180,7 @@ fn no_device() -> String {
     }
 }
 
-/// How many devices the driver has: at least one.
+/// The number of devices the driver has: at least one.
 ///
 /// # Errors
 /// As [`start`].
@@ -260,16 +262,17 @@ fn is_fatal(code: CUresult) -> bool {
     )
 }
 
-/// What a failed call of the driver is for the caller; `doing` says what was tried.
+/// The error for the caller of a failed call of the driver; `doing` names the attempt.
 pub(crate) fn failed(doing: &str) -> impl FnOnce(DriverError) -> BackendError {
     move |DriverError(code)| {
         let reason = format!("{doing}: {}", text(code));
-        match is_fatal(code) {
-            true => BackendError::DeviceLost {
+        if is_fatal(code) {
+            BackendError::DeviceLost {
                 backend: BACKEND,
                 reason,
-            },
-            false => failure(reason),
+            }
+        } else {
+            failure(reason)
         }
     }
 }

@@ -23,7 +23,7 @@ const KERNELS: &[u8] = include_bytes!("../ptx/kernels.ptx.lzma");
 /// The kernels in this crate, or those of the folder that the environment names.
 ///
 /// # Errors
-/// Where the folder cannot be read or has no PTX.
+/// If the folder cannot be read or has no PTX.
 pub(crate) fn kernels() -> Result<Ptx, BackendError> {
     let mut ptx = Ptx::default();
     match std::env::var_os(PTX_DIR).filter(|folder| !folder.is_empty()) {
@@ -133,7 +133,7 @@ pub(crate) fn check(context: &Arc<Context>, ptx: &Ptx) -> Result<(), BackendErro
             // SAFETY: loaded just now, and used by nothing.
             unsafe { result::module::unload(raw) }.map_err(failed("unloading a module"))
         }
-        Err(Refused {
+        Err(RejectedPtx {
             error: DriverError(CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION),
             ..
         }) => {
@@ -151,18 +151,19 @@ pub(crate) fn check(context: &Arc<Context>, ptx: &Ptx) -> Result<(), BackendErro
 }
 
 /// PTX that the driver did not compile.
-struct Refused {
+struct RejectedPtx {
     error: DriverError,
-    /// What its compiler says, in one line.
+    /// The compiler's log, in one line.
     log: String,
 }
 
-impl Refused {
+impl RejectedPtx {
     fn failure(self, doing: &str) -> BackendError {
         let Self { error, log } = self;
-        match log.is_empty() {
-            true => failed(doing)(error),
-            false => failed(&format!("{doing} ({log})"))(error),
+        if log.is_empty() {
+            failed(doing)(error)
+        } else {
+            failed(&format!("{doing} ({log})"))(error)
         }
     }
 }
@@ -170,7 +171,10 @@ impl Refused {
 /// Bytes of what the driver's compiler says at most.
 const LOG_BYTES: usize = 2048;
 
-fn load(context: &Context, text: String) -> Result<Result<sys::CUmodule, Refused>, BackendError> {
+fn load(
+    context: &Context,
+    text: String,
+) -> Result<Result<sys::CUmodule, RejectedPtx>, BackendError> {
     context.bind()?;
     let text = CString::new(text).map_err(|_| failure("the PTX has a zero byte"))?;
     let mut log = [0_u8; LOG_BYTES];
@@ -197,7 +201,7 @@ fn load(context: &Context, text: String) -> Result<Result<sys::CUmodule, Refused
         let log = log.split(|&byte| byte == 0).next().unwrap_or_default();
         let log = String::from_utf8_lossy(log);
         let lines = log.lines().map(str::trim).filter(|line| !line.is_empty());
-        Refused {
+        RejectedPtx {
             error,
             log: lines.collect::<Vec<_>>().join("; "),
         }

@@ -22,7 +22,7 @@ struct Entry {
     signature: Signature,
 }
 
-/// How a kernel is launched.
+/// The way a kernel is launched.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Signature {
     /// The size of its thread blocks.

@@ -19,22 +19,22 @@ use crate::module::Module;
 pub struct CudaRecording {
     context: Arc<Context>,
     graph: sys::CUgraphExec,
-    /// What the graph launches.
+    /// The modules whose kernels the graph launches.
     _modules: Vec<Arc<Module>>,
 }
 
 // SAFETY: the driver's handles may be used from every thread, one at a time; see `Context`.
 unsafe impl Send for CudaRecording {}
 
-/// What a thread is recording.
-struct Open {
+/// A thread's recording under way.
+struct OpenRecording {
     context: Arc<Context>,
     stream: sys::CUstream,
     modules: Vec<Arc<Module>>,
 }
 
 thread_local! {
-    static OPEN: RefCell<Option<Open>> = const { RefCell::new(None) };
+    static OPEN: RefCell<Option<OpenRecording>> = const { RefCell::new(None) };
 }
 
 /// The stream for a launch by this thread, which notes down what it launches while it records.
@@ -50,18 +50,18 @@ pub(crate) fn stream_for_launch(context: &Arc<Context>, module: &Arc<Module>) ->
     })
 }
 
-/// What a thread has recorded.
-struct Recorded {
+/// A thread's finished recording.
+struct RecordedLaunch {
     graph: Result<sys::CUgraph, DriverError>,
     modules: Vec<Arc<Module>>,
 }
 
 /// Ends what this thread records, if it does.
-fn end() -> Option<Recorded> {
+fn end() -> Option<RecordedLaunch> {
     let open = OPEN.take()?;
     // SAFETY: the stream records since `record`, on this thread.
     let graph = unsafe { result::stream::end_capture(open.stream) };
-    Some(Recorded {
+    Some(RecordedLaunch {
         graph,
         modules: open.modules,
     })
@@ -72,7 +72,7 @@ struct Ending;
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        if let Some(Recorded {
+        if let Some(RecordedLaunch {
             graph: Ok(graph), ..
         }) = end()
             && !graph.is_null()
@@ -102,14 +102,14 @@ impl CudaRecording {
         // SAFETY: the lock makes this the stream's only user.
         unsafe { result::stream::begin_capture(recording.0, mode) }
             .map_err(failed("beginning to record"))?;
-        OPEN.set(Some(Open {
+        OPEN.set(Some(OpenRecording {
             context: Arc::clone(context),
             stream: recording.0,
             modules: Vec::new(),
         }));
         let ending = Ending;
         let outcome = launches();
-        let Recorded { graph, modules } = match outcome {
+        let RecordedLaunch { graph, modules } = match outcome {
             Ok(()) => end().ok_or_else(|| failure("nothing was recorded"))?,
             Err(error) => return Err(error),
         };

@@ -16,7 +16,7 @@ use crate::driver::failed;
 const SLOT: usize = 4 << 20;
 /// Slots for writing: one is filled while the device fetches from the others.
 const N_SLOTS: usize = 4;
-/// Where writes begin in a slot: at multiples of this many bytes.
+/// The alignment of writes in a slot, in bytes.
 const ALIGN: usize = 64;
 
 /// A ring of slots for writing, and one slot for reading.

@@ -11,7 +11,7 @@ use kv_core::block::BlockFormat;
 use kv_cuda::CudaDevice as Gpu;
 use kv_gpu::{GpuBackend, GpuConfig};
 
-/// What GEMV must reach of the bandwidth of copies.
+/// The share of a copy's bandwidth that GEMV must reach.
 const GEMV_SHARE: f64 = 0.7;
 
 #[test]

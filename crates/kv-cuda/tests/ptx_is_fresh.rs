@@ -1,5 +1,5 @@
-//! `ptx/kernels.ptx.lzma` was made from the kernels as they are, and holds what a GPU may not run otherwise than the
-//! simulator does. `ptx/make` makes it again.
+//! `ptx/kernels.ptx.lzma` was made from the kernels as they are, and holds what a GPU may not run
+//! otherwise than the simulator does. `ptx/make` makes it again.
 
 #![allow(clippy::unwrap_used)]
 
@@ -118,8 +118,9 @@ fn origins(kernel: &str) -> HashMap<&str, HashSet<&str>> {
     }
 }
 
-/// `ld.global.nc` may read stale bytes of memory that its kernel writes; the compiler uses it where it believes that
-/// a parameter is only read, even when it has merged its load with one of another parameter.
+/// `ld.global.nc` may read stale bytes of memory that its kernel writes; the compiler uses it where
+/// it believes that a parameter is only read, even when it has merged its load with one of another
+/// parameter.
 #[test]
 fn no_kernel_reads_what_it_writes_as_if_nothing_wrote_it() {
     let ptx = shipped();

@@ -1,5 +1,5 @@
-//! Scratch memory: [`ScratchPlan`] gives the values of a program their places, [`RunMemory`] is what all
-//! programs of a backend run in.
+//! Scratch memory: [`ScratchPlan`] gives the values of a program their places, [`RunMemory`] is
+//! what all programs of a backend run in.
 //!
 //! Invariant: places of values that are needed at the same time do not overlap; an arena is as
 //! large as the program needs that needs most. Knows nothing of graphs.
@@ -34,13 +34,12 @@ impl ScratchPlan {
         let len = bytes.max(1).next_multiple_of(ALIGN);
         if let Some(i) = self.free.iter().position(|hole| hole.len >= len) {
             let hole = self.free[i];
-            match hole.len == len {
-                true => drop(self.free.remove(i)),
-                false => {
-                    self.free[i] = Scratch {
-                        at: hole.at + len,
-                        len: hole.len - len,
-                    }
+            if hole.len == len {
+                self.free.remove(i);
+            } else {
+                self.free[i] = Scratch {
+                    at: hole.at + len,
+                    len: hole.len - len,
                 }
             }
             return Scratch { at: hole.at, len };
@@ -77,7 +76,7 @@ impl ScratchPlan {
     }
 }
 
-/// What all programs of a backend use, which run one after the other.
+/// The memory of all programs of a backend, which run one after the other.
 #[derive(Debug)]
 pub(crate) struct RunMemory<D: Device> {
     pub(crate) scratch: Arena<D>,

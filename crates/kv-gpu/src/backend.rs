@@ -16,14 +16,14 @@ use crate::config::GpuConfig;
 use crate::device::Device;
 use crate::edits;
 use crate::lower::{Context, lower};
-use crate::program::{GpuProgram, Shared};
+use crate::program::{GpuProgram, ProgramContext};
 use crate::rows::GpuRows;
 use crate::weights::GpuWeights;
 
 /// Runs graphs on one device.
 #[derive(Debug)]
 pub struct GpuBackend<D: Device> {
-    shared: Arc<Shared<D>>,
+    shared: Arc<ProgramContext<D>>,
     config: GpuConfig,
     custom: CustomOps,
 }
@@ -32,7 +32,7 @@ impl<D: Device> GpuBackend<D> {
     /// A backend on this device.
     pub fn new(device: D, config: GpuConfig) -> Self {
         Self {
-            shared: Arc::new(Shared::new(device)),
+            shared: Arc::new(ProgramContext::new(device)),
             config,
             custom: CustomOps::new(),
         }

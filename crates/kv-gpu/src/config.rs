@@ -1,6 +1,6 @@
 //! [`GpuConfig`]: how a GPU backend computes.
 
-/// How products are computed.
+/// The way products are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
     /// Activations as blocks of int8 that meet quantized weights, halves in products of many tokens
@@ -14,6 +14,6 @@ pub enum Precision {
 /// Settings of a [`GpuBackend`](crate::GpuBackend).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuConfig {
-    /// How products are computed.
+    /// The way products are computed.
     pub precision: Precision,
 }

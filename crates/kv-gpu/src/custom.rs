@@ -14,7 +14,7 @@ use kv_core::weights::Weight;
 use crate::device::{Device, Region};
 use crate::program::{Buffers, Operand, locked};
 
-/// What custom operations of a model's graphs need on the host.
+/// The needs on the host of a model's custom operations.
 #[derive(Debug, Default)]
 pub(crate) struct HostOps {
     pub(crate) ops: CustomOps,
@@ -109,7 +109,7 @@ impl<D: Device> HostStep<D> {
         let mut out = vec![0f32; self.result.len];
         match &self.states {
             Some(states) => {
-                let states = Touched::new(states, inputs.states);
+                let states = TouchedStates::new(states, inputs.states);
                 states.run(device, buffers, |groups, values| {
                     call.recur(groups, values, &mut out)
                 })?;
@@ -125,13 +125,13 @@ impl<D: Device> HostStep<D> {
 }
 
 /// The states that groups read or store in: their rows are numbered anew, without gaps.
-struct Touched<'a, D: Device> {
+struct TouchedStates<'a, D: Device> {
     states: &'a States<D>,
     cells: Vec<CellIdx>,
     groups: Vec<StateGroup>,
 }
 
-impl<'a, D: Device> Touched<'a, D> {
+impl<'a, D: Device> TouchedStates<'a, D> {
     fn new(states: &'a States<D>, groups: &[StateGroup]) -> Self {
         let stores = groups.iter().flat_map(|group| &group.stores);
         let sources = groups.iter().filter_map(|group| group.source);

@@ -76,8 +76,8 @@ pub trait Device: Debug + Send + Sync + 'static {
     /// use outlive the recording.
     ///
     /// # Errors
-    /// That of `launches`; as [`Device::write`]; where memory for it is short. Programs launch one by
-    /// one then.
+    /// That of `launches`; as [`Device::write`]; where memory for it is short. Programs launch one
+    /// by one then.
     fn record(
         &self,
         launches: &mut dyn FnMut() -> Result<(), BackendError>,
@@ -92,7 +92,7 @@ pub trait Device: Debug + Send + Sync + 'static {
     /// Waits for everything before.
     ///
     /// # Errors
-    /// What failed since the last wait.
+    /// The first failure since the last wait.
     fn wait(&self) -> Result<(), BackendError>;
 }
 

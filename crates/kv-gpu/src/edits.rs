@@ -13,7 +13,7 @@ use kv_core::{CellIdx, PartIdx};
 use crate::device::{Argument, Device, Region};
 use crate::kernels::word;
 use crate::lower::StoredRows;
-use crate::program::{MAX_GRID_Y, Shared};
+use crate::program::{MAX_GRID_Y, ProgramContext};
 use crate::rows::GpuRows;
 
 /// Values of a row that a thread block rotates at most.
@@ -70,7 +70,7 @@ struct Settings {
 }
 
 /// Moves of some keys of one layer, no row twice.
-struct Step {
+struct KeyMoves {
     layer: LayerRows,
     settings: Settings,
     /// Cells with the words of the table at which their angles begin.
@@ -79,12 +79,12 @@ struct Step {
 
 /// Rotates keys, as [`Backend::shift_rows`](kv_core::backend::Backend::shift_rows) says.
 pub(crate) fn shift_rows<D: Device>(
-    shared: &Shared<D>,
+    shared: &ProgramContext<D>,
     rows: &GpuRows<D>,
     shifts: &[RowShift],
     ropes: &[LayerRope],
 ) -> Result<(), BackendError> {
-    let mut steps: Vec<Step> = Vec::new();
+    let mut steps: Vec<KeyMoves> = Vec::new();
     let mut angles = Angles::default();
     let twice = is_any_row_twice(shifts);
     for &shift in shifts {
@@ -93,11 +93,11 @@ pub(crate) fn shift_rows<D: Device>(
                 continue;
             };
             let at = angles.place(rotation, shift)?;
-            let of_layer = |step: &&mut Step| step.layer.layer == layer.layer;
+            let of_layer = |step: &&mut KeyMoves| step.layer.layer == layer.layer;
             let step = match steps.iter_mut().rev().find(of_layer) {
                 Some(step) if !twice => step,
                 _ => {
-                    steps.push(Step {
+                    steps.push(KeyMoves {
                         layer,
                         settings,
                         moved: Vec::new(),
@@ -198,9 +198,9 @@ impl<'a> Angles<'a> {
 
 /// Uploads the table of all steps and launches them in order.
 fn launch<D: Device>(
-    shared: &Shared<D>,
+    shared: &ProgramContext<D>,
     rows: &GpuRows<D>,
-    steps: &[Step],
+    steps: &[KeyMoves],
     angles: &Angles<'_>,
 ) -> Result<(), BackendError> {
     if steps.iter().all(|step| step.moved.is_empty()) {

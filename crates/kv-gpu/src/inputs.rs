@@ -18,13 +18,13 @@ use crate::visibility_table::{self, PieceCounts, PieceLimits};
 /// Tables begin at multiples of this many words.
 const ALIGN: usize = 4;
 
-/// Where everything is, in words.
+/// The places of all inputs, in words.
 #[derive(Debug)]
 pub(crate) struct InputPlan {
     /// Inputs whose values kernels read, by node.
     values: Vec<(NodeId, Input, usize)>,
     pub(crate) rotations: Vec<Angles>,
-    seen: Vec<Seen>,
+    seen: Vec<SeenRows>,
     /// The header of the states.
     states: Option<usize>,
     /// Words of the fixed part.
@@ -44,22 +44,22 @@ pub(crate) struct Angles {
     n_rows: usize,
 }
 
-/// Whose visibility.
+/// The owner of a visibility.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SeenBy {
+pub(crate) enum VisibilitySource {
     Part(PartIdx, Window),
     Batch(Window),
 }
 
 #[derive(Debug)]
-struct Seen {
-    by: SeenBy,
+struct SeenRows {
+    by: VisibilitySource,
     /// A node that has it as an operand, and which.
     user: (NodeId, usize),
     header: usize,
 }
 
-/// What the grids of a run depend on.
+/// The dependencies of the grids of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RunCounts {
     /// By visibility.
@@ -148,14 +148,14 @@ impl InputPlan {
     pub(crate) fn visibility(
         &mut self,
         graph: &Graph,
-        (id, node): Numbered<'_>,
+        (id, node): NumberedNode<'_>,
         at: usize,
     ) -> Result<(usize, u32), BackendError> {
         let by = match operand(graph, node, at)?.op {
-            Op::Input(Input::BatchVisibility { window }) => SeenBy::Batch(window),
+            Op::Input(Input::BatchVisibility { window }) => VisibilitySource::Batch(window),
             _ => {
                 let (part, window) = window_of(graph, node, at)?;
-                SeenBy::Part(part, window)
+                VisibilitySource::Part(part, window)
             }
         };
         if let Some(number) = self.seen.iter().position(|seen| seen.by == by) {
@@ -163,7 +163,7 @@ impl InputPlan {
         }
         let header = self.take(visibility_table::HEADER_WORDS);
         let user = (id, at);
-        self.seen.push(Seen { by, user, header });
+        self.seen.push(SeenRows { by, user, header });
         Ok((self.seen.len() - 1, word(header)?))
     }
 
@@ -245,16 +245,20 @@ impl InputPlan {
     }
 }
 
-impl Seen {
+impl SeenRows {
     fn find<'a>(
         &self,
         graph: &Graph,
         inputs: &GraphInputs<'a>,
     ) -> Result<&'a Visibility, BackendError> {
         match (self.by, graph.node(self.user.0)) {
-            (SeenBy::Batch(_), Some(user)) => batch_visibility(graph, user, self.user.1, inputs),
-            (SeenBy::Part(part, window), _) => Ok(part_inputs(inputs, part)?.seen(window)),
-            (SeenBy::Batch(window), None) => Err(BackendError::Input {
+            (VisibilitySource::Batch(_), Some(user)) => {
+                batch_visibility(graph, user, self.user.1, inputs)
+            }
+            (VisibilitySource::Part(part, window), _) => {
+                Ok(part_inputs(inputs, part)?.seen(window))
+            }
+            (VisibilitySource::Batch(window), None) => Err(BackendError::Input {
                 input: "batch",
                 reason: format!("the graph has no user of the window {window}"),
             }),
@@ -286,9 +290,10 @@ impl Angles {
         };
         let coordinates = matches!(input, Some(Op::Input(Input::Coordinates)));
         for (row, (cos, sin)) in rows.enumerate() {
-            let at = match coordinates {
-                true => inputs.coordinates.get(row).copied().unwrap_or_default(),
-                false => [list.get(row).copied().unwrap_or_default(); 3],
+            let at = if coordinates {
+                inputs.coordinates.get(row).copied().unwrap_or_default()
+            } else {
+                [list.get(row).copied().unwrap_or_default(); 3]
             };
             match &self.sections {
                 Some(sections) => {
@@ -306,15 +311,15 @@ fn fill(to: &mut [u32], from: &[u32]) {
 }
 
 /// A node with its number.
-pub(crate) type Numbered<'a> = (NodeId, &'a Node);
+pub(crate) type NumberedNode<'a> = (NodeId, &'a Node);
 
 /// The nodes of a graph with their numbers.
-pub(crate) fn numbered(graph: &Graph) -> impl Iterator<Item = Numbered<'_>> {
+pub(crate) fn numbered(graph: &Graph) -> impl Iterator<Item = NumberedNode<'_>> {
     (0..).map(NodeId).zip(graph.nodes())
 }
 
 /// The same of those after node `id`.
-pub(crate) fn after(graph: &Graph, id: NodeId) -> impl Iterator<Item = Numbered<'_>> {
+pub(crate) fn after(graph: &Graph, id: NodeId) -> impl Iterator<Item = NumberedNode<'_>> {
     let nodes = graph.nodes().get(id.as_usize() + 1..).unwrap_or_default();
     (id.0 + 1..).map(NodeId).zip(nodes)
 }

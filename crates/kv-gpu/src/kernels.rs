@@ -1,14 +1,14 @@
 //! The kernels as data, for devices that compile them at run time: their table and their sources.
 //!
-//! Invariant: `kernels/TABLE` is what the simulator has compiled; a test compares them. `build.rs` lists
-//! the files of `kernels/`. Knows no device.
+//! Invariant: `kernels/TABLE` is what the simulator has compiled; a test compares them. `build.rs`
+//! lists the files of `kernels/`. Knows no device.
 
 use std::fmt::Write;
 use std::sync::OnceLock;
 
 use kv_core::backend::BackendError;
 
-/// What a launch must know of a kernel.
+/// The facts of a kernel for its launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelInfo {
     /// Its name.
@@ -84,7 +84,7 @@ impl KernelSource {
         self.files.iter().map(|&(name, _)| name).collect()
     }
 
-    /// Where a line of the text is from: its file, and its number there, counted from 1.
+    /// The origin of a line of the text: its file, and its number there, counted from 1.
     pub fn place(&self, line: usize) -> Option<(&'static str, usize)> {
         let mut files = self.files.iter().rev();
         let &(file, first) = files.find(|&&(_, first)| first <= line)?;
@@ -125,6 +125,6 @@ pub fn metal_source(file: &str) -> Option<KernelSource> {
     Some(source)
 }
 
-// The files of `kernels/blocks`, which all kernels share, and those of the kernels: `BLOCKS` and `KERNELS`,
-// each by name.
+// The files of `kernels/blocks`, which all kernels share, and those of the kernels: `BLOCKS` and
+// `KERNELS`, each by name.
 include!(concat!(env!("OUT_DIR"), "/sources.rs"));

@@ -16,11 +16,11 @@ use kv_core::weights::WeightSource;
 use crate::config::GpuConfig;
 use crate::device::{Argument, Device, Region};
 use crate::lower::{Context, lower};
-use crate::program::{Shared, block_bytes};
+use crate::program::{ProgramContext, block_bytes};
 use crate::rows::GpuRows;
 use crate::weights::GpuWeights;
 
-/// What a backend allocates on a device, in bytes.
+/// The allocations of a backend on a device, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuMemoryPlan {
     /// Rows and states of the memory.
@@ -29,10 +29,10 @@ pub struct GpuMemoryPlan {
     pub weights: usize,
     /// Scratch memory, which all programs share.
     pub scratch: usize,
-    /// Where stored weights are put on their way to planes.
+    /// The buffer for stored weights on their way to planes.
     pub staging: usize,
-    /// The inputs of a run, for all programs, without the tables of what tokens see, which are small
-    /// and differ from run to run.
+    /// The inputs of a run, for all programs, without the tables of what tokens see, which are
+    /// small and differ from run to run.
     pub inputs: usize,
 }
 
@@ -52,7 +52,7 @@ impl GpuMemoryPlan {
     }
 }
 
-/// What is computed, to plan its memory.
+/// The work whose memory is planned.
 #[derive(Clone, Copy)]
 pub struct GpuWork<'a> {
     /// The backend's name, for errors.
@@ -63,7 +63,7 @@ pub struct GpuWork<'a> {
     pub weights: &'a Arc<dyn WeightSource>,
     /// The rows of the memory.
     pub layout: &'a RowLayout,
-    /// What custom operations of the graphs compute.
+    /// The custom operations of the graphs.
     pub custom: &'a CustomOps,
 }
 
@@ -78,7 +78,7 @@ impl std::fmt::Debug for GpuWork<'_> {
 /// # Errors
 /// As [`Backend::compile`](kv_core::backend::Backend::compile).
 pub fn plan_memory(config: GpuConfig, work: GpuWork<'_>) -> Result<GpuMemoryPlan, BackendError> {
-    let shared = Shared::new(Counter {
+    let shared = ProgramContext::new(Counter {
         name: work.backend,
         allocated: AtomicUsize::new(0),
     });

@@ -96,7 +96,7 @@ impl Planes {
         self.bytes
     }
 
-    /// Where the planes after the first begin, as kernels take it.
+    /// The start of the planes after the first, as kernels take it.
     pub(crate) fn places(&self) -> [u32; MAX_PLANES - 1] {
         let [_, rest @ ..] = self.all;
         rest.map(|plane| plane.at)

@@ -1,8 +1,8 @@
 //! [`GpuProgram`]: the steps of a graph, and how they are run, recorded and run again.
 //!
 //! Launches are recorded at the second run with the same buffers and grids, and replayed from then
-//! on; where the device cannot record, they are launched one by one. Invariant: what differs from run
-//! to run is in the inputs, never in a launch's settings.
+//! on; where the device cannot record, they are launched one by one. Invariant: what differs from
+//! run to run is in the inputs, never in a launch's settings.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ use crate::arena::{Arena, RunMemory};
 use crate::custom::HostStep;
 use crate::device::{Argument, Device, Region};
 use crate::inputs::{InputPlan, RunCounts};
-use crate::lower::Lowered;
+use crate::lower::LoweredGraph;
 use crate::rows::GpuRows;
 use crate::weights::DeviceWeight;
 
@@ -24,16 +24,16 @@ const MAX_RECORDINGS: usize = 16;
 /// Thread blocks that a grid has in its second dimension at most, on every device: CUDA's bound.
 pub(crate) const MAX_GRID_Y: u32 = 65_535;
 
-/// What all programs of a backend share.
+/// The values that all programs of a backend share.
 #[derive(Debug)]
-pub(crate) struct Shared<D: Device> {
+pub(crate) struct ProgramContext<D: Device> {
     pub(crate) device: D,
     pub(crate) memory: Mutex<RunMemory<D>>,
     /// The kernels that programs use, by name.
     kernels: Mutex<HashMap<String, Arc<D::Kernel>>>,
 }
 
-impl<D: Device> Shared<D> {
+impl<D: Device> ProgramContext<D> {
     pub(crate) fn new(device: D) -> Self {
         Self {
             device,
@@ -143,16 +143,17 @@ impl Grid {
 
 /// A grid that every device takes.
 fn within_bounds(grid: [u32; 2]) -> Result<[u32; 2], BackendError> {
-    match grid[1] <= MAX_GRID_Y {
-        true => Ok(grid),
-        false => Err(BackendError::Input {
+    if grid[1] <= MAX_GRID_Y {
+        Ok(grid)
+    } else {
+        Err(BackendError::Input {
             input: "graph",
             reason: format!(
                 "{} thread blocks in the second dimension of a launch, of at most {MAX_GRID_Y}: run fewer \
                  tokens at once (a smaller ubatch)",
                 grid[1]
             ),
-        }),
+        })
     }
 }
 
@@ -174,7 +175,7 @@ pub(crate) enum Step<D: Device> {
     Host(Box<HostStep<D>>),
 }
 
-/// What a recording is for.
+/// The programs and buffers that a recording is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RecordingKey {
     rows: u64,
@@ -183,7 +184,7 @@ struct RecordingKey {
     counts: RunCounts,
 }
 
-/// What is allocated for the inputs of a run of so many bytes.
+/// The bytes that are allocated for the inputs of a run of so many bytes.
 pub(crate) fn block_bytes(n_bytes: usize) -> usize {
     n_bytes.next_power_of_two().max(4096)
 }
@@ -191,7 +192,7 @@ pub(crate) fn block_bytes(n_bytes: usize) -> usize {
 /// A compiled graph.
 #[derive(Debug)]
 pub struct GpuProgram<D: Device> {
-    shared: Arc<Shared<D>>,
+    shared: Arc<ProgramContext<D>>,
     graph: Graph,
     layout: RowLayout,
     inputs: InputPlan,
@@ -200,8 +201,8 @@ pub struct GpuProgram<D: Device> {
     outputs: Vec<Option<Operand<D>>>,
     /// The inputs on the host.
     words: Vec<u32>,
-    /// Whether launches are recorded: not where the host computes a step, which cannot be replayed, and
-    /// not once the device could not.
+    /// True if launches are recorded: not where the host computes a step, which cannot be replayed,
+    /// and not once the device could not.
     records: bool,
     /// Keys that were seen once (`None`) or recorded; the last used last.
     recordings: Vec<(RecordingKey, Option<D::Recording>)>,
@@ -209,10 +210,10 @@ pub struct GpuProgram<D: Device> {
 
 impl<D: Device> GpuProgram<D> {
     pub(crate) fn new(
-        shared: Arc<Shared<D>>,
+        shared: Arc<ProgramContext<D>>,
         graph: &Graph,
         layout: &RowLayout,
-        lowered: Lowered<D>,
+        lowered: LoweredGraph<D>,
     ) -> Result<Self, BackendError> {
         // Now, so that no run fails for want of memory.
         let mut memory = locked(&shared.memory);
@@ -328,7 +329,8 @@ impl<D: Device> GpuProgram<D> {
         Ok(())
     }
 
-    /// Records all launches, which runs none; `None`, from then on, where the device cannot: it takes memory.
+    /// Records all launches, which runs none; `None`, from then on, where the device cannot: it
+    /// takes memory.
     fn record(
         &mut self,
         buffers: &Buffers<'_, D>,
@@ -402,10 +404,10 @@ impl<D: Device> Buffers<'_, D> {
         device.launch(&launch.kernel, grid, &arguments)
     }
 
-    /// Where an operand is.
+    /// The place of an operand.
     ///
     /// # Errors
-    /// Where its buffer was not allocated, which no program lets happen.
+    /// If its buffer was not allocated, which no program lets happen.
     pub(crate) fn region<'s>(
         &'s self,
         device: &D,

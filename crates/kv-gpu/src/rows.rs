@@ -15,13 +15,13 @@ use crate::device::{Device, Region};
 #[derive(Debug)]
 pub struct GpuRows<D: Device> {
     layout: RowLayout,
-    stored: Vec<Stored<D>>,
+    stored: Vec<LayerBuffer<D>>,
     id: u64,
 }
 
 /// One kind of rows of one layer.
 #[derive(Debug)]
-struct Stored<D: Device> {
+struct LayerBuffer<D: Device> {
     layer: LayerIdx,
     kind: RowKind,
     bytes: usize,
@@ -36,7 +36,7 @@ impl<D: Device> GpuRows<D> {
         for (layer, kind, bytes) in kinds(layout) {
             let what = format!("{kind:?} rows of layer {layer}");
             let buffer = device.allocate(bytes, &what)?;
-            stored.push(Stored {
+            stored.push(LayerBuffer {
                 layer,
                 kind,
                 bytes,
@@ -50,7 +50,7 @@ impl<D: Device> GpuRows<D> {
         })
     }
 
-    /// What tells these rows from all others of the process.
+    /// The number of these rows in the process.
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
@@ -79,7 +79,7 @@ impl<D: Device> GpuRows<D> {
         self.find(layer, kind).map(|stored| &stored.buffer)
     }
 
-    fn find(&self, layer: LayerIdx, kind: RowKind) -> Result<&Stored<D>, BackendError> {
+    fn find(&self, layer: LayerIdx, kind: RowKind) -> Result<&LayerBuffer<D>, BackendError> {
         let found = self
             .stored
             .iter()
@@ -99,7 +99,8 @@ impl<D: Device> GpuRows<D> {
     }
 }
 
-/// The rows of a layout by layer and kind, in the order of their buffers, with the bytes of all of them.
+/// The rows of a layout by layer and kind, in the order of their buffers, with the bytes of all of
+/// them.
 fn kinds(layout: &RowLayout) -> impl Iterator<Item = (LayerIdx, RowKind, usize)> {
     let attended = layout.layers().iter().flat_map(|rows| {
         let v = rows.stored_v().map(|v| (RowKind::V, v.bytes()));

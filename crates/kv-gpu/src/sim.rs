@@ -15,7 +15,7 @@ use crate::device::{Argument, Device, Region};
 
 /// Bytes before and after a buffer that no kernel may write.
 const GUARD: usize = 256;
-/// What they hold: NaN, where floats are read.
+/// The poison in new buffers: NaN, where floats are read. NaN, where floats are read.
 const POISON: u8 = 0xff;
 
 #[repr(C)]
@@ -56,7 +56,7 @@ pub enum Dialect {
     /// C++, as CUDA's with its sizes.
     #[default]
     Cpp,
-    /// What Metal gets, with its sizes: 32 KiB of shared memory, smaller tiles.
+    /// Metal's dialect, with its sizes: 32 KiB of shared memory, smaller tiles.
     Metal,
 }
 
@@ -97,11 +97,11 @@ impl Sim {
         Self { dialect, ..self }
     }
 
-    /// All kernels as they are compiled in a dialect, a line each as in `kernels/TABLE`: name, file, threads,
-    /// buffers, bytes of settings; those of `sim/` left out.
+    /// All kernels as they are compiled in a dialect, a line each as in `kernels/TABLE`: name,
+    /// file, threads, buffers, bytes of settings; those of `sim/` left out.
     ///
     /// # Errors
-    /// Where a kernel's settings are not its one last argument, as devices expect them.
+    /// If a kernel's settings are not its one last argument, as devices expect them.
     pub fn kernel_table(dialect: Dialect) -> Result<Vec<String>, BackendError> {
         let mut lines = Vec::new();
         for kernel in all(dialect) {
@@ -178,14 +178,15 @@ impl SimBuffer {
 
     /// The `len` bytes from `at` on.
     fn bytes(&self, at: usize, len: usize) -> Result<*mut u8, BackendError> {
-        match at.checked_add(len).is_some_and(|end| end <= self.len) {
+        if at.checked_add(len).is_some_and(|end| end <= self.len) {
             // SAFETY: inside of the allocation, see `n_bytes`.
-            true => Ok(unsafe { self.base().add(GUARD + at) }),
-            false => Err(failure(format!(
+            Ok(unsafe { self.base().add(GUARD + at) })
+        } else {
+            Err(failure(format!(
                 "bytes {at}..{} of a buffer of {}",
                 at + len,
                 self.len
-            ))),
+            )))
         }
     }
 
@@ -215,21 +216,21 @@ pub struct SimRecording(Vec<Launch>);
 struct Launch {
     kernel: SimKernel,
     grid: [u32; 2],
-    arguments: Vec<Given>,
+    arguments: Vec<LaunchArgument>,
 }
 
 /// An argument: a buffer's address, or settings.
 #[derive(Debug)]
-enum Given {
+enum LaunchArgument {
     Address(*mut u8),
     Settings(Vec<u32>),
 }
 
 // SAFETY: the addresses are those of buffers that outlive a recording, as `Device::record` says.
-unsafe impl Send for Given {}
+unsafe impl Send for LaunchArgument {}
 
 thread_local! {
-    /// What is being recorded on this thread.
+    /// The recording under way on this thread.
     static RECORDING: std::cell::RefCell<Option<SimRecording>> =
         const { std::cell::RefCell::new(None) };
 }
@@ -285,15 +286,15 @@ impl Launch {
         let mut addresses: Vec<*mut u8> = Vec::new();
         for given in &self.arguments {
             addresses.push(match given {
-                Given::Address(at) => *at,
-                Given::Settings(_) => std::ptr::null_mut(),
+                LaunchArgument::Address(at) => *at,
+                LaunchArgument::Settings(_) => std::ptr::null_mut(),
             });
         }
         let values = self.arguments.iter().zip(&mut addresses);
         let pointers: Vec<*mut c_void> = values
             .map(|(given, address)| match given {
-                Given::Address(_) => std::ptr::from_mut(address).cast(),
-                Given::Settings(words) => words.as_ptr().cast_mut().cast(),
+                LaunchArgument::Address(_) => std::ptr::from_mut(address).cast(),
+                LaunchArgument::Settings(words) => words.as_ptr().cast_mut().cast(),
             })
             .collect();
         let reverse = c_int::from(order == Order::Reverse);
@@ -380,9 +381,10 @@ impl Device for Sim {
         let text = CString::new(name).map_err(|_| none())?;
         // SAFETY: a string that ends with 0.
         let kernel = unsafe { cellar_sim_find(text.as_ptr(), self.dialect.number()) };
-        match kernel.is_null() {
-            true => Err(none()),
-            false => Ok(SimKernel(kernel)),
+        if kernel.is_null() {
+            Err(none())
+        } else {
+            Ok(SimKernel(kernel))
         }
     }
 
@@ -395,8 +397,10 @@ impl Device for Sim {
         kernel.check(arguments)?;
         let given = arguments.iter().map(|argument| {
             Ok(match argument {
-                Argument::Buffer(region) => Given::Address(region.buffer.bytes(region.at, 0)?),
-                Argument::Settings(bytes) => Given::Settings(words(bytes)),
+                Argument::Buffer(region) => {
+                    LaunchArgument::Address(region.buffer.bytes(region.at, 0)?)
+                }
+                Argument::Settings(bytes) => LaunchArgument::Settings(words(bytes)),
             })
         });
         let launch = Launch {
@@ -433,9 +437,10 @@ impl Device for Sim {
         RECORDING.with_borrow_mut(|recording| *recording = Some(SimRecording::default()));
         let outcome = launches();
         let recording = RECORDING.with_borrow_mut(Option::take);
-        match self.cannot_record {
-            true => Err(failure("no memory for a recording".to_owned())),
-            false => outcome.map(|()| recording.unwrap_or_default()),
+        if self.cannot_record {
+            Err(failure("no memory for a recording".to_owned()))
+        } else {
+            outcome.map(|()| recording.unwrap_or_default())
         }
     }
 

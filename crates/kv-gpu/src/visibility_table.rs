@@ -1,4 +1,5 @@
-//! What attention kernels read of a [`Visibility`]: pieces of work, as words in the inputs of a run.
+//! What attention kernels read of a [`Visibility`]: pieces of work, as words in the inputs of a
+//! run.
 //!
 //! A group with few rows is cut into pieces of one row each, one with many into tiles of up to
 //! [`TILE_ROWS`] rows; both are cut at fixed multiples of a position, so that a piece's sums do not
@@ -12,8 +13,8 @@
 //!   table begins at a multiple of 4 words;
 //! * rows: `row, first_pos, last_pos`, by group, what each row sees;
 //! * few: `rows entry, first run, end run, first_pos, last_pos, slot`;
-//! * many: `first rows entry, rows, first run, end run, first_pos, last_pos, slot` where the slot of
-//!   its `i`-th row is `slot + i`;
+//! * many: `first rows entry, rows, first run, end run, first_pos, last_pos, slot` where the slot
+//!   of its `i`-th row is `slot + i`;
 //! * merge, by row of the ubatch: `first slot, slots, stride`;
 //! * seen, by row of the ubatch: `first run, end run, cells of the group before those that it sees,
 //!   cells that it sees`.
@@ -33,7 +34,7 @@ pub(crate) const TILE_ROWS: usize = 64;
 /// Rows from which a group is cut into tiles.
 const MANY: usize = 8;
 
-/// How pieces are cut in programs of some number of rows.
+/// The way pieces are cut in programs of some number of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PieceLimits {
     /// The most pieces of a row by itself.
@@ -137,7 +138,7 @@ struct Tile<'a> {
     rows: &'a [u32],
     /// The first one's entry in the table of rows.
     entry: u32,
-    /// What all of them together see.
+    /// The positions that all of them together see.
     sees: PosRange,
 }
 
@@ -149,18 +150,20 @@ impl Tables {
             self.runs.extend([run.cell.0, run.pos.0, run.len, before]);
             before += run.len;
         }
-        let tile_rows = match group.rows.len() < MANY {
-            true => 1,
-            false => TILE_ROWS,
+        let tile_rows = if group.rows.len() < MANY {
+            1
+        } else {
+            TILE_ROWS
         };
         let tiles = group.rows.chunks(tile_rows);
         for (rows, limits_of) in tiles.zip(group.limits.chunks(tile_rows)) {
             let entry = (self.rows.len() / 3) as u32;
             for (row, sees) in rows.iter().zip(limits_of) {
                 // Beyond the last position for a row that sees nothing.
-                let (first, last) = match sees.is_empty() {
-                    true => (1, 0),
-                    false => (sees.first.0, sees.last.0),
+                let (first, last) = if sees.is_empty() {
+                    (1, 0)
+                } else {
+                    (sees.first.0, sees.last.0)
                 };
                 self.rows.extend([*row, first, last]);
                 self.see(*row, *sees, &group.runs, first_run);
@@ -208,9 +211,10 @@ impl Tables {
             return;
         }
         let is_few = tile.rows.len() == 1;
-        let [most, shortest] = match is_few {
-            true => [limits.few, SHORTEST[0]],
-            false => [limits.many, SHORTEST[1]],
+        let [most, shortest] = if is_few {
+            [limits.few, SHORTEST[0]]
+        } else {
+            [limits.many, SHORTEST[1]]
         };
         let len = (seen.last.0 / most + 1).next_power_of_two().max(shortest);
         let (n_rows, first_slot) = (tile.rows.len() as u32, self.n_slots);
@@ -225,14 +229,12 @@ impl Tables {
             }
             let [from, to] = [from, to].map(|run| first_run + run as u32);
             let slot = first_slot + n_pieces * n_rows;
-            match is_few {
-                true => self
-                    .few
-                    .extend([tile.entry, from, to, begin, end, slot, 0, 0]),
-                false => {
-                    let piece = [tile.entry, n_rows, from, to, begin, end, slot, 0];
-                    self.many.extend(piece);
-                }
+            if is_few {
+                self.few
+                    .extend([tile.entry, from, to, begin, end, slot, 0, 0]);
+            } else {
+                let piece = [tile.entry, n_rows, from, to, begin, end, slot, 0];
+                self.many.extend(piece);
             }
             n_pieces += 1;
         }

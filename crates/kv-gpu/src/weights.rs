@@ -15,7 +15,7 @@ use crate::custom::HostOps;
 use crate::device::{Argument, Device, Region};
 use crate::kernels::word;
 use crate::planes::Planes;
-use crate::program::{Shared, locked};
+use crate::program::{ProgramContext, locked};
 
 /// Bytes of a weight that are uploaded at once.
 const STAGING_BYTES: usize = 16 << 20;
@@ -23,16 +23,16 @@ const STAGING_BYTES: usize = 16 << 20;
 /// The weights of a model.
 pub struct GpuWeights<D: Device> {
     source: Arc<dyn WeightSource>,
-    /// What custom operations of its graphs compute.
+    /// The custom operations of its graphs.
     pub(crate) custom: HostOps,
-    uploaded: Mutex<Uploaded<D>>,
+    uploaded: Mutex<DeviceWeights<D>>,
     on_progress: OnProgress,
-    /// Whether memory is only counted.
+    /// True if memory is only counted.
     is_plan: bool,
 }
 
-/// What is on the device, and what it is brought there with.
-struct Uploaded<D: Device> {
+/// The weights on the device, and the staging that brings them there.
+struct DeviceWeights<D: Device> {
     weights: HashMap<Key, Arc<DeviceWeight<D>>>,
     /// Stored blocks on their way to planes.
     staging: Option<D::Buffer>,
@@ -42,7 +42,7 @@ struct Uploaded<D: Device> {
     progress: LoadProgress,
 }
 
-impl<D: Device> Default for Uploaded<D> {
+impl<D: Device> Default for DeviceWeights<D> {
     fn default() -> Self {
         Self {
             weights: HashMap::new(),
@@ -54,7 +54,7 @@ impl<D: Device> Default for Uploaded<D> {
     }
 }
 
-/// What is on the device.
+/// The key of a value on the device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Key {
     /// A weight, or several as one.
@@ -126,20 +126,21 @@ impl<D: Device> GpuWeights<D> {
             },
             other => BackendError::Weight(other),
         })?;
-        match weight.shape() == wanted {
-            true => Ok(weight),
-            false => Err(BackendError::WeightShape {
+        if weight.shape() == wanted {
+            Ok(weight)
+        } else {
+            Err(BackendError::WeightShape {
                 name: name.to_owned(),
                 wanted: wanted.to_vec(),
                 got: weight.shape().to_vec(),
-            }),
+            })
         }
     }
 
     /// A weight on the device.
     pub(crate) fn get(
         &self,
-        shared: &Shared<D>,
+        shared: &ProgramContext<D>,
         weight: &Weight,
         form: WeightForm,
     ) -> Result<Arc<DeviceWeight<D>>, BackendError> {
@@ -191,12 +192,13 @@ impl<D: Device> GpuWeights<D> {
         })
     }
 
-    /// What `upload` puts on the device for a key, of so many bytes of the model, at its first use.
+    /// The value that `upload` puts on the device for a key, of so many bytes of the model, at its
+    /// first use.
     fn once(
         &self,
         key: Key,
         n_bytes: usize,
-        upload: impl FnOnce(&mut Uploaded<D>) -> Result<DeviceWeight<D>, BackendError>,
+        upload: impl FnOnce(&mut DeviceWeights<D>) -> Result<DeviceWeight<D>, BackendError>,
     ) -> Result<Arc<DeviceWeight<D>>, BackendError> {
         let mut uploaded = locked(&self.uploaded);
         if let Some(known) = uploaded.weights.get(&key) {
@@ -208,7 +210,7 @@ impl<D: Device> GpuWeights<D> {
         Ok(new)
     }
 
-    /// What is allocated to bring the weights there that are, or were planned to be.
+    /// The bytes that are allocated to bring the weights there that are, or were planned to be.
     pub(crate) fn staging_bytes(&self) -> usize {
         locked(&self.uploaded).staging_bytes
     }
@@ -272,10 +274,10 @@ fn what(weight: &Weight) -> String {
     format!("weight '{}'", weight.name())
 }
 
-impl<D: Device> Uploaded<D> {
+impl<D: Device> DeviceWeights<D> {
     fn upload_blocks(
         &mut self,
-        shared: &Shared<D>,
+        shared: &ProgramContext<D>,
         weight: &Weight,
     ) -> Result<DeviceWeight<D>, BackendError> {
         let (device, stored) = (&shared.device, weight.bytes());

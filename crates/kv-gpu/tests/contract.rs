@@ -1,5 +1,5 @@
-//! The contract suite on the simulator, whose threads run in either order, in both precisions, with the
-//! kernels as C++ and as Metal.
+//! The contract suite on the simulator, whose threads run in either order, in both precisions, with
+//! the kernels as C++ and as Metal.
 //!
 //! All combinations of types and cases are tried in one of the seven ways, a sample of them in the
 //! others: all of them in all would take several times as long.

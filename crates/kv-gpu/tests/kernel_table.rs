@@ -1,4 +1,5 @@
-//! The kernels as data: their table is what the simulator has compiled, their sources are the files.
+//! The kernels as data: their table is what the simulator has compiled, their sources are the
+//! files.
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 

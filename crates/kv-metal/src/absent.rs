@@ -38,7 +38,7 @@ pub fn devices() -> Result<Vec<Result<MetalDeviceInfo, BackendError>>, BackendEr
     Err(no_metal())
 }
 
-/// Whether this machine has a GPU that Metal shows, be it that it cannot be used here.
+/// True if this machine has a GPU that Metal shows, be it that it cannot be used here.
 pub fn is_gpu_present() -> bool {
     false
 }

@@ -87,7 +87,7 @@ impl MetalBuffer {
     /// Checks that `len` bytes from `at` on are in the buffer.
     ///
     /// # Errors
-    /// Where they are not.
+    /// If they are not.
     pub(crate) fn check(&self, at: usize, len: usize) -> Result<(), BackendError> {
         match at.checked_add(len) {
             Some(end) if end <= self.len => Ok(()),

@@ -49,7 +49,7 @@ impl Context {
         })
     }
 
-    /// What is under way. A holder of the lock that panicked leaves what it encoded, at worst.
+    /// The work under way. A holder of the lock that panicked leaves what it encoded, at worst.
     pub(crate) fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -59,7 +59,7 @@ impl Context {
         name(&self.raw)
     }
 
-    /// What Metal recommends to use at most, and what is left of it.
+    /// The memory that Metal recommends to use at most, and the rest of it.
     pub(crate) fn memory(&self) -> DeviceMemory {
         let total = self.raw.recommendedMaxWorkingSetSize();
         let used = self.raw.currentAllocatedSize() as u64;
@@ -87,12 +87,12 @@ pub fn devices() -> Result<Vec<Result<MetalDeviceInfo, BackendError>>, BackendEr
     Ok((0..n).map(|i| Ok(Context::open(i)?.describe())).collect())
 }
 
-/// Whether this machine has a GPU that Metal shows, be it that it cannot be used here.
+/// True if this machine has a GPU that Metal shows, be it that it cannot be used here.
 pub fn is_gpu_present() -> bool {
     n_gpus().is_ok()
 }
 
-/// How many GPUs Metal shows: at least one.
+/// The number of GPUs that Metal shows: at least one.
 ///
 /// # Errors
 /// [`BackendError::Unavailable`] where it shows none.

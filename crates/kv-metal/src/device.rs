@@ -58,7 +58,7 @@ impl MetalDevice {
         }
     }
 
-    /// What the device is; its memory as it was when it was opened.
+    /// The device's description, with its memory as it was when it was opened.
     pub fn info(&self) -> &MetalDeviceInfo {
         &self.info
     }

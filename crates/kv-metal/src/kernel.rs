@@ -1,7 +1,7 @@
 //! [`MetalKernel`]: a kernel that Metal has compiled.
 //!
-//! A file of kernels is compiled when the first of them is asked for, with what it needs in front of
-//! it; what the compiler says of it names the files of kv-gpu.
+//! A file of kernels is compiled when the first of them is asked for, with what it needs in front
+//! of it; what the compiler says of it names the files of kv-gpu.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,7 @@ use crate::info::failure;
 
 /// Lanes of a warp: kernels rely on them.
 const SIMD_WIDTH: usize = 32;
-/// What Metal's compiler calls a source in its messages.
+/// The name of a source in the messages of Metal's compiler.
 const SOURCE_NAME: &str = "program_source";
 
 /// A kernel on a device.
@@ -98,11 +98,13 @@ impl Libraries {
             options.setFastMathEnabled(false);
             device.newLibraryWithSource_options_error(&given, Some(&options))
         };
-        // With 3.1, matrices of BF16 are multiplied as they are; systems and compilers without get halves.
-        let library = match available!(macos = 14.0) {
-            true => compile(MTLLanguageVersion::Version3_1)
-                .or_else(|_| compile(MTLLanguageVersion::Version2_4)),
-            false => compile(MTLLanguageVersion::Version2_4),
+        // With 3.1, matrices of BF16 are multiplied as they are; systems and compilers without get
+        // halves.
+        let library = if available!(macos = 14.0) {
+            compile(MTLLanguageVersion::Version3_1)
+                .or_else(|_| compile(MTLLanguageVersion::Version2_4))
+        } else {
+            compile(MTLLanguageVersion::Version2_4)
         };
         let library = library.map_err(|error| {
             let messages = source.explain(SOURCE_NAME, &text(&error));
@@ -113,7 +115,7 @@ impl Libraries {
     }
 }
 
-/// What Metal says of an error.
+/// The text of an error of Metal's.
 fn text(error: &NSError) -> String {
     error.localizedDescription().to_string()
 }

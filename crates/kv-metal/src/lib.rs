@@ -1,11 +1,11 @@
 //! [`MetalDevice`]: the GPUs of Apple silicon as a `kv_gpu::Device`, through Metal alone.
 //!
 //! macOS compiles the kernels of kv-gpu when they are first used: no tool of Apple's is needed to
-//! build. On other systems the crate is [`devices`] and [`MetalDevice::open`], which say so. Knows no
-//! kernel and no graph.
+//! build. On other systems the crate is [`devices`] and [`MetalDevice::open`], which say so. Knows
+//! no kernel and no graph.
 //!
-//! **Nothing of this crate has run on Apple hardware**: it was written without, and type-checked for
-//! macOS alone. `scripts/metal-check.sh` of the repository runs its tests on a Mac.
+//! **Nothing of this crate has run on Apple hardware**: it was written without, and type-checked
+//! for macOS alone. `scripts/metal-check.sh` of the repository runs its tests on a Mac.
 
 #![allow(unsafe_code)]
 

@@ -26,7 +26,7 @@ const MAX_STAGED: usize = 16 << 20;
 /// Bytes on their way after which the host waits for the GPU.
 const MAX_UNDER_WAY: usize = 64 << 20;
 
-/// What is encoded and what runs.
+/// The encoded and the running command buffers.
 #[derive(Debug)]
 pub(crate) struct Queue {
     raw: Retained<ProtocolObject<dyn MTLCommandQueue>>,
@@ -40,8 +40,8 @@ pub(crate) struct Queue {
     lost: Option<String>,
 }
 
-// SAFETY: command buffers and encoders may be used by any thread, by one at a time; the lock in which
-// the queue is sees to that.
+// SAFETY: command buffers and encoders may be used by any thread, by one at a time; the lock in
+// which the queue is sees to that.
 unsafe impl Send for Queue {}
 
 /// A command buffer that is being encoded.
@@ -158,7 +158,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Whether nothing is encoded and nothing runs: then the host may touch the buffers.
+    /// True if nothing is encoded and nothing runs: then the host may touch the buffers.
     pub(crate) fn is_idle(&mut self) -> Result<bool, BackendError> {
         self.check()?;
         self.reap()?;

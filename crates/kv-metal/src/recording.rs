@@ -39,7 +39,7 @@ pub(crate) enum Given {
     Settings(Box<[u8]>),
 }
 
-/// What a thread is recording.
+/// A thread's recording under way.
 struct Open {
     context: Arc<Context>,
     launches: Vec<Launch>,
@@ -85,10 +85,10 @@ impl Launch {
         encoder.setComputePipelineState(&self.kernel.pipeline);
         for (i, argument) in self.arguments.iter().enumerate() {
             match argument {
-                // What a kernel does with its arguments is kv-gpu's to answer for: its tests run every
-                // kernel in a simulator that finds accesses outside.
-                // SAFETY: number and kinds of the arguments are those of the kernel, and the offset
-                // is in the buffer, which the command buffer keeps alive.
+                // What a kernel does with its arguments is kv-gpu's to answer for: its tests run
+                // every kernel in a simulator that finds accesses outside. SAFETY: number and kinds
+                // of the arguments are those of the kernel, and the offset is in the buffer, which
+                // the command buffer keeps alive.
                 Given::Buffer(buffer, at) => unsafe {
                     encoder.setBuffer_offset_atIndex(Some(&buffer.raw), *at, i);
                 },

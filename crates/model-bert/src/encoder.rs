@@ -19,7 +19,7 @@ pub(crate) const TOKEN_TYPES: &str = "token_types.weight";
 /// Name of the matrix from the width of embeddings to that of layers.
 const INPUT_PROJECTION: &str = "token_embd_proj.weight";
 
-/// Where a layer has its norms.
+/// The place of a layer's norms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EncoderNorms {
     /// After the sum of each block and its input (BERT).
@@ -32,7 +32,7 @@ pub enum EncoderNorms {
     PreAndPostNorm,
 }
 
-/// Whether rows are normed before the first layer.
+/// The norm of rows before the first layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InputNorm {
     /// They are.
@@ -53,7 +53,7 @@ pub struct EncoderLayer {
     pub weights: LayerIdx,
 }
 
-/// What enters the first layer.
+/// The input of the first layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EncoderInput {
     /// Width of embeddings; where it is not that of layers, a matrix leads from one to the other.
@@ -64,7 +64,7 @@ pub struct EncoderInput {
     pub token_types: Option<usize>,
     /// Factor on embeddings, where there is one.
     pub scale: Option<f32>,
-    /// Whether the sum of all that is normed.
+    /// The norm of the sum of all that.
     pub norm: InputNorm,
 }
 
@@ -75,19 +75,20 @@ pub struct Encoder {
     pub vocab: usize,
     /// Width of the rows.
     pub dim: usize,
-    /// What enters the first layer.
+    /// The input of the first layer.
     pub input: EncoderInput,
     /// Every norm.
     pub norm: Norm,
-    /// Where layers have their norms.
+    /// The place of the layers' norms.
     pub norms: EncoderNorms,
     /// Name of the norm after the last layer, where there is one.
     pub output_norm: &'static str,
     /// The layers, in order.
     pub layers: Vec<EncoderLayer>,
-    /// Widths of the rows that the matrices `dense_2` and `dense_3` make of the last ones, as many as there are.
+    /// Widths of the rows that the matrices `dense_2` and `dense_3` make of the last ones, as many
+    /// as there are.
     pub dense: Vec<usize>,
-    /// What makes scores of rows, where there is something.
+    /// The head that makes scores of rows, where there is one.
     pub head: Option<ScoreHead>,
 }
 
@@ -109,9 +110,10 @@ impl Encoder {
             .head
             .is_some_and(|head| head.pooling == HeadPooling::Mean);
         for (at, layer) in self.layers.iter().enumerate() {
-            let output_rows = match at == last && shape.n_outputs < shape.n_tokens && !is_mean {
-                true => Some(b.input(Input::OutputRows)?),
-                false => None,
+            let output_rows = if at == last && shape.n_outputs < shape.n_tokens && !is_mean {
+                Some(b.input(Input::OutputRows)?)
+            } else {
+                None
             };
             let index = LayerIdx(u32::try_from(at).unwrap_or(u32::MAX));
             let at = LayerContext {
@@ -189,12 +191,11 @@ impl Encoder {
         if norm == InputNorm::Normed {
             x = self.norm.build(b, "inp_norm", x, "token_embd_norm")?;
         }
-        match dim == self.dim {
-            true => Ok(x),
-            false => {
-                let projection = Affine::new(INPUT_PROJECTION).bias("token_embd_proj.bias");
-                b.affine("inp_proj", x, projection, self.dim)
-            }
+        if dim == self.dim {
+            Ok(x)
+        } else {
+            let projection = Affine::new(INPUT_PROJECTION).bias("token_embd_proj.bias");
+            b.affine("inp_proj", x, projection, self.dim)
         }
     }
 
@@ -207,9 +208,10 @@ impl Encoder {
     ) -> Result<NodeId, GraphError> {
         let pre_norm = self.norms != EncoderNorms::PostNorm;
         let is_normed = at.layer == LayerIdx(0) && self.input.norm == InputNorm::Normed;
-        let normed = match pre_norm && !is_normed {
-            true => self.norm.build(b, "attn_norm", x, "attn_norm")?,
-            false => x,
+        let normed = if pre_norm && !is_normed {
+            self.norm.build(b, "attn_norm", x, "attn_norm")?
+        } else {
+            x
         };
         let attended = layer.attention.build_in_batch(b, at, normed)?;
         let attended = self.post_norm(b, "attn_post_norm", attended, "post_attention_norm")?;

@@ -1,5 +1,5 @@
-//! [`Architecture::example`] of an encoder: two layers of the usual size, the first of a pattern and
-//! the last.
+//! [`Architecture::example`] of an encoder: two layers of the usual size, the first of a pattern
+//! and the last.
 //!
 //! [`Architecture::example`]: model_core::architecture::Architecture::example
 

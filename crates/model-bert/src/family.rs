@@ -1,4 +1,5 @@
-//! [`FAMILY`]: the encoders, one row each. A row holds what cannot be read from the encoder's files.
+//! [`FAMILY`]: the encoders, one row each. A row holds what cannot be read from the encoder's
+//! files.
 
 use kv_core::graph::Activation;
 use kv_core::rope::RopeStyle;

@@ -20,18 +20,18 @@ pub(crate) const HEAD_ACTIVATION: &str = "classifier_activation";
 /// Key of what becomes of the rows of a text.
 pub(crate) const HEAD_POOLING: &str = "classifier_pooling";
 
-/// What makes scores of a text.
+/// The head that makes scores of a text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScoreHead {
-    /// What of its rows.
+    /// The pooling of its rows.
     pub pooling: HeadPooling,
     /// Scores of a text.
     pub n_labels: usize,
-    /// What comes before the matrix that gives them, where there is something.
+    /// The dense layer before the matrix that gives them, where there is one.
     pub dense: Option<HeadDense>,
 }
 
-/// What a head makes scores of.
+/// The row that a head makes scores of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HeadPooling {
     /// The row of the first token.
@@ -82,8 +82,8 @@ pub(crate) const HEAD_ACTIVATIONS: &[(&str, HeadActivation)] = &[
 ];
 
 impl ScoreHead {
-    /// Adds the mean of the rows of each text, for each of its tokens: `x [tokens, dim]` in and out,
-    /// where `dim` is cut into heads.
+    /// Adds the mean of the rows of each text, for each of its tokens: `x [tokens, dim]` in and
+    /// out, where `dim` is cut into heads.
     pub(crate) fn mean(
         b: &mut GraphBuilder,
         heads: HeadSizes,

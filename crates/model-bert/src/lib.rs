@@ -7,8 +7,8 @@
 //! An encoder remembers nothing: its tokens see each other, later ones too, within one ubatch, and
 //! what comes out is a row for each of them. What becomes of rows is [`model_core::sentence`]'s.
 //! Sizes are read from the file; attention, feed-forward and norms are shared blocks, and
-//! [`Encoder`] wires them. Invariant: no encoder of texts has code of its own here, but for what reads
-//! its `config.json`. Knows nothing of devices.
+//! [`Encoder`] wires them. Invariant: no encoder of texts has code of its own here, but for what
+//! reads its `config.json`. Knows nothing of devices.
 //!
 //! ```
 //! use model_core::architecture::Registry;
@@ -44,7 +44,8 @@ pub use wavtokenizer::WavTokenizerDec;
 
 use model_core::architecture::Registry;
 
-/// Adds the encoders and encoder-decoders to a registry, and how directories of their models are read.
+/// Adds the encoders and encoder-decoders to a registry, and how directories of their models are
+/// read.
 pub fn register(registry: &mut Registry) {
     for member in FAMILY {
         registry.register(*member);

@@ -10,26 +10,26 @@ use model_core::windows::WindowPattern;
 use crate::encoder::{EncoderNorms, InputNorm};
 use crate::head::HeadActivation;
 
-/// What sets one encoder apart.
+/// The traits of one encoder.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EncoderLike {
     /// The name in `general.architecture`.
     pub name: &'static str,
     /// The norms of rows.
     pub norm: NormKind,
-    /// Where layers have them.
+    /// The place of the layers' norms.
     pub norms: EncoderNorms,
-    /// What the files call the norm after the last layer, where there is one.
+    /// The name in files of the norm after the last layer, where there is one.
     pub output_norm: &'static str,
-    /// Whether rows are normed before the first layer.
+    /// The norm of rows before the first layer.
     pub input_norm: InputNorm,
     /// Factor on the embeddings.
     pub embedding: EmbeddingScale,
-    /// How positions are encoded.
+    /// The way positions are encoded.
     pub positions: Positions,
-    /// Which layers compute with the same weights.
+    /// The layers that compute with the same weights.
     pub sharing: LayerSharing,
-    /// Which projections of an attention have a bias.
+    /// The projections of an attention that have a bias.
     pub bias: QkvBias,
     /// Norms of queries and keys.
     pub qk_norm: QkNorm,
@@ -41,11 +41,12 @@ pub struct EncoderLike {
     pub mixtures: Mixtures,
     /// Applied in it, where the file names nothing else.
     pub activation: Activation,
-    /// What follows the dense layer of a classification head, where the file names nothing else.
+    /// The function after the dense layer of a classification head, where the file names nothing
+    /// else.
     pub head: HeadActivation,
 }
 
-/// Which layers of an encoder have a mixture of experts.
+/// The layers of an encoder that have a mixture of experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mixtures {
     /// None: a file with experts is refused.
@@ -56,7 +57,7 @@ pub enum Mixtures {
     EveryFew,
 }
 
-/// How an encoder encodes positions.
+/// The encoding of positions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Positions {
     /// By rows that were learnt.
@@ -67,8 +68,8 @@ pub enum Positions {
         /// From which distance on all share the last bucket.
         max_distance: usize,
     },
-    /// By keys and queries of distances, whose buckets are as many as the file has and grow up to the
-    /// distance that it names (DeBERTa).
+    /// By keys and queries of distances, whose buckets are as many as the file has and grow up to
+    /// the distance that it names (DeBERTa).
     Disentangled,
     /// By rotating queries and keys.
     Rotated(RopeStyle),
@@ -77,7 +78,7 @@ pub enum Positions {
     Biases(f32),
 }
 
-/// Which layers compute with the same weights.
+/// The layers that compute with the same weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LayerSharing {
     /// Each has its own.
@@ -87,7 +88,7 @@ pub enum LayerSharing {
     Groups,
 }
 
-/// Which layers of an encoder see a window.
+/// The layers of an encoder that see a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum EncoderWindows {
     /// None, whatever the file specifies.
@@ -95,7 +96,7 @@ pub enum EncoderWindows {
     None,
     /// Those that the file names, or else the pattern, half their width to either side.
     Symmetric {
-        /// Where the file does not specify which layers are windowed.
+        /// The windowed layers where the file does not specify them.
         pattern: WindowPattern,
         /// The base by which they rotate, where the file names none.
         base: WindowedBase,

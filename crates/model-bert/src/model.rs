@@ -1,4 +1,5 @@
-//! [`EncoderModel`]: an encoder with a name and a trained context length, which gives rows or scores.
+//! [`EncoderModel`]: an encoder with a name and a trained context length, which gives rows or
+//! scores.
 
 use kv_core::Causality;
 use kv_core::graph::{Graph, GraphShape};

@@ -80,7 +80,7 @@ impl EncoderLike {
         }
     }
 
-    /// How far the layers see: a window reaches half its width to either side.
+    /// The windows of the layers: a window reaches half its width to either side.
     fn windows(
         &self,
         hyper: &Hyperparameters<'_>,
@@ -122,7 +122,7 @@ impl EncoderLike {
         Ok(Some([rope, windowed]))
     }
 
-    /// What scores get added by distance, in the buckets that the file has something for.
+    /// The bias on scores by distance, in the buckets that the file has something for.
     fn relative(
         &self,
         hyper: &Hyperparameters<'_>,
@@ -264,9 +264,12 @@ impl EncoderLike {
             shared: None,
         };
         let every = hyper.count("moe_every_n_layers")?;
-        let of_layer = |at: usize| match every > 1 && at % every == 1 {
-            true => FeedForward::Experts(experts),
-            false => FeedForward::Dense(dense),
+        let of_layer = |at: usize| {
+            if every > 1 && at % every == 1 {
+                FeedForward::Experts(experts)
+            } else {
+                FeedForward::Dense(dense)
+            }
         };
         Ok((0..n_layers).map(of_layer).collect())
     }
@@ -352,7 +355,7 @@ fn heads(hyper: &Hyperparameters<'_>) -> Result<(usize, HeadSizes), ModelError> 
     }
 }
 
-/// Whether the file has one matrix for queries, keys and values.
+/// The matrices of queries, keys and values in the file: one, or three.
 fn qkv_weights(weights: &dyn WeightSource) -> Result<QkvWeights, ModelError> {
     Ok(match optional_weight(weights, "blk.0.attn_qkv.weight")? {
         Some(_) => QkvWeights::Fused,

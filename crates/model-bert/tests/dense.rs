@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use crate::common::subject::{Subject, VECTOR_TOLERANCE, Wanted, assert_close};
+use crate::common::subject::{RequestedRows, Subject, VECTOR_TOLERANCE, assert_close};
 use crate::common::{data, registry};
 use cellar_engine::{Embedder, EmbedderConfig};
 use kv_candle::CandleBackend;
@@ -88,7 +88,7 @@ fn applied(matrix: &[f32], x: &[f32]) -> Vec<f32> {
 #[test]
 fn dense_modules_follow_the_mean() {
     let subject = Subject::recipe("embedding_gemma");
-    let rows = subject.rows(cpu(), &[0, 1, 2], Wanted::All);
+    let rows = subject.rows(cpu(), &[0, 1, 2], RequestedRows::All);
     let dir = directory();
     let file = OpenModel::open(dir.path(), &registry()).unwrap();
     let texts: Vec<Vec<TokenId>> = subject

@@ -192,9 +192,10 @@ fn last_rows<B: Backend>(engine: &Engine<B>, layer: usize, kind: RowKind, of: Se
     let layers = engine.model().layers();
     let is_source = layers.attention(layer).unwrap().window == Window::Source;
     let memory = engine.memory();
-    let runs = match is_source {
-        true => memory.source().unwrap().runs(of),
-        false => memory.parts()[0].runs(of),
+    let runs = if is_source {
+        memory.source().unwrap().runs(of)
+    } else {
+        memory.parts()[0].runs(of)
     };
     let last = runs.last().unwrap();
     let shape = engine.settings().layout.layer(layer).unwrap().k;

@@ -2,7 +2,7 @@
 
 use crate::common::{data, registry};
 use model_tests::defaults::Defaults;
-use model_tests::settings::{SettingsCheck, Stated};
+use model_tests::settings::{SettingsCheck, StatedDefault};
 use model_tests::{Recipe, fixture};
 
 /// Settings of training, of heads that predict tokens, of libraries, and of tokenizers.
@@ -67,14 +67,14 @@ const WITHOUT_EFFECT_IN: &[(&str, &str)] = &[
     ("nomic_bert_moe", "rotary_scaling_factor"), // of no text that is longer than trained
 ];
 
-/// What classes take for settings that transformers' configs do not hold.
-const STATED: &[Stated] = &[
-    Stated {
+/// The defaults of classes for settings that transformers' configs do not hold.
+const STATED: &[StatedDefault] = &[
+    StatedDefault {
         recipe: "deberta_v2_reranker",
         path: "norm_rel_ebd",
         value: "\"none\"", // transformers' DebertaV2Encoder
     },
-    Stated {
+    StatedDefault {
         recipe: "t5_v1_1",
         path: "tie_word_embeddings",
         value: "true", // of every class

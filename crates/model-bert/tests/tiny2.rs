@@ -1,6 +1,6 @@
 //! Encoders and encoder-decoders from outside the repository against their references: every
-//! directory of the folder that `CELLAR_FIXTURES` names, llama.cpp's GGUF file in it, and the whole way
-//! from texts.
+//! directory of the folder that `CELLAR_FIXTURES` names, llama.cpp's GGUF file in it, and the whole
+//! way from texts.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a check fails
 

@@ -1,10 +1,10 @@
-//! WavTokenizer's decoder gives the rows that an independent implementation computed in float64, and
-//! says which key or tensor of a file is not as it should be.
+//! WavTokenizer's decoder gives the rows that an independent implementation computed in float64,
+//! and says which key or tensor of a file is not as it should be.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
 use crate::common::registry;
-use crate::common::subject::{Subject, Wanted, assert_close};
+use crate::common::subject::{RequestedRows, Subject, assert_close};
 use kv_candle::CandleBackend;
 use kv_core::backend::Backend;
 use kv_core::block::BlockFormat;
@@ -31,7 +31,7 @@ fn check<B: Backend>(how: &str, alike: f32, backend: impl Fn() -> B) {
         assert_eq!(shape[1], subject.model.embedding_dim());
         values
     };
-    let together = subject.rows(backend(), &[0, 1, 2], Wanted::All);
+    let together = subject.rows(backend(), &[0, 1, 2], RequestedRows::All);
     for (at, got) in together.iter().enumerate() {
         assert_close(
             &format!("{how}, sequence {at}"),
@@ -39,7 +39,7 @@ fn check<B: Backend>(how: &str, alike: f32, backend: impl Fn() -> B) {
             &wanted(at),
             TOLERANCE,
         );
-        let alone = subject.rows(backend(), &[at], Wanted::All);
+        let alone = subject.rows(backend(), &[at], RequestedRows::All);
         assert_close(
             &format!("{how}, sequence {at} alone"),
             &alone[0],
@@ -47,7 +47,7 @@ fn check<B: Backend>(how: &str, alike: f32, backend: impl Fn() -> B) {
             alike,
         );
         let width = subject.model.embedding_dim();
-        let first = subject.rows(backend(), &[at], Wanted::First);
+        let first = subject.rows(backend(), &[at], RequestedRows::First);
         assert_close(
             &format!("{how}, first row"),
             &first[0],

@@ -15,7 +15,7 @@ use model_core::gguf::Metadata;
 use model_core::model_file::OpenModel;
 use serde_json::{Value, json};
 
-/// What is said of a copy with one JSON file changed.
+/// The refusal of a copy with one JSON file changed.
 fn refused(name: &str, file: &str, edit: impl FnOnce(&mut Value)) -> String {
     let copy = copy(name);
     edit_json(&copy.path().join(file), edit);

@@ -1,7 +1,8 @@
-//! A model whose layers keep the rows of recent tokens apart, so that old ones can have other types.
+//! A model whose layers keep the rows of recent tokens apart, so that old ones can have other
+//! types.
 //!
-//! Invariant: it is the model that was given, but for its layers ([`LayerMap::with_recent`]) and its
-//! graphs ([`Graph::with_recent`]). Knows no types.
+//! Invariant: it is the model that was given, but for its layers ([`LayerMap::with_recent`]) and
+//! its graphs ([`Graph::with_recent`]). Knows no types.
 
 use std::sync::Arc;
 
@@ -12,30 +13,31 @@ use kv_core::layers::LayerMap;
 
 use crate::architecture::{Model, ModelError, OutputKind, SourceEncoder};
 
-/// The model over its own layers, or over what [`LayerMap::with_recent`] made of them. Its graphs are refused where they read rows of any age
+/// The model over its own layers, or over what [`LayerMap::with_recent`] made of them. Its graphs
+/// are refused where they read rows of any age
 /// ([`GraphError::AnyAge`](kv_core::graph::GraphError::AnyAge)).
 pub fn with_layers(model: Arc<dyn Model>, layers: &LayerMap) -> Arc<dyn Model> {
     if layers.recent().is_empty() || !model.layers().recent().is_empty() {
         return model;
     }
     let layers = layers.clone();
-    Arc::new(Aged { model, layers })
+    Arc::new(RecentRowsModel { model, layers })
 }
 
 /// A model whose layers keep recent rows apart.
 #[derive(Debug)]
-struct Aged {
+struct RecentRowsModel {
     model: Arc<dyn Model>,
     layers: LayerMap,
 }
 
-impl Aged {
+impl RecentRowsModel {
     fn other(&self, model: Option<Arc<dyn Model>>) -> Option<Arc<dyn Model>> {
         model.map(|model| with_layers(model, &self.layers))
     }
 }
 
-impl Model for Aged {
+impl Model for RecentRowsModel {
     fn architecture(&self) -> &str {
         self.model.architecture()
     }

@@ -26,7 +26,7 @@ pub trait Model: fmt::Debug + Send + Sync {
     /// The architecture's name, as in `general.architecture`.
     fn architecture(&self) -> &str;
 
-    /// What each layer remembers.
+    /// The memory of each layer.
     fn layers(&self) -> &LayerMap;
 
     /// Number of tokens of the vocabulary: the width of the logits.
@@ -38,19 +38,19 @@ pub trait Model: fmt::Debug + Send + Sync {
     /// Width of the embedding rows.
     fn embedding_dim(&self) -> usize;
 
-    /// What its graph's first output is.
+    /// The kind of its graph's first output.
     fn output(&self) -> OutputKind {
         OutputKind::Logits
     }
 
-    /// Whether its tokens see later ones of the same batch in the memory. Attention without a
-    /// memory ([`Op::AttendBatch`](kv_core::graph::Op::AttendBatch)) always sees them.
+    /// The visibility of later tokens of the same batch in the memory. Attention without a memory
+    /// ([`Op::AttendBatch`](kv_core::graph::Op::AttendBatch)) always sees them.
     fn causality(&self) -> Causality {
         Causality::Causal
     }
 
-    /// Whether a tensor of a layer may be in files although no graph uses it, because the model computes
-    /// nothing with it. Others that are not used are refused.
+    /// True if a tensor of a layer may be in files although no graph uses it, because the model
+    /// computes nothing with it. Others that are not used are refused.
     fn has_no_use_for(&self, _tensor: &str) -> bool {
         false
     }
@@ -67,13 +67,13 @@ pub trait Model: fmt::Debug + Send + Sync {
         None
     }
 
-    /// The same model for rows that are given in place of tokens, as wide as its embedding rows: what
-    /// a model of images or sounds makes. `None` where there is no such model.
+    /// The same model for rows that are given in place of tokens, as wide as its embedding rows:
+    /// what a model of images or sounds makes. `None` where there is no such model.
     fn of_rows(&self) -> Option<Arc<dyn Model>> {
         None
     }
 
-    /// What encodes the sources of its sequences, where its layers attend over any
+    /// The encoder of the sources of its sequences, where its layers attend over any
     /// ([`Window::Source`](kv_core::Window::Source)).
     fn source_encoder(&self) -> Option<SourceEncoder> {
         None
@@ -100,12 +100,12 @@ pub struct SourceEncoder {
     /// The encoder as a model over the same memory: it stores, for every layer that attends over
     /// sources, the keys and values of a source's tokens. Its output is their final rows.
     pub model: Arc<dyn Model>,
-    /// The tokens with which every text of the decoder begins: one, and perhaps another that the model's
-    /// files force after it, as the language of a translation.
+    /// The tokens with which every text of the decoder begins: one, and perhaps another that the
+    /// model's files force after it, as the language of a translation.
     pub start: Vec<TokenId>,
 }
 
-/// What comes out of a model.
+/// The kind of a model's output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OutputKind {
     /// A score for every token of the vocabulary: a language model.
@@ -124,7 +124,7 @@ pub enum OutputKind {
     MaskLogits(MaskPlace),
 }
 
-/// Which row of a diffusion model holds the scores of a mask.
+/// The row of a diffusion model that holds the scores of a mask.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MaskPlace {
     /// Its own (LLaDA, arXiv 2502.09992).
@@ -341,7 +341,7 @@ const INPUT_TENSORS: [&str; 3] = [
 /// Tensors of keys and values, which files have for layers that share those of others, too.
 const KEY_TENSORS: [&str; 3] = ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"];
 
-/// Whether it is for the keys or values of a layer that has none of its own.
+/// True if it is for the keys or values of a layer that has none of its own.
 fn is_without_use(layers: &LayerMap, name: &str) -> bool {
     let Some((layer, tensor)) = layer_of(name).and_then(|layer| {
         let tensor = name.strip_prefix(layer)?.strip_prefix('.')?;

@@ -54,7 +54,8 @@ const STACK_BYTES: usize = 256 << 20;
 /// One message of a chat.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChatMessage {
-    /// Who speaks: `system`, `user`, `assistant`, or what else the template knows.
+    /// The speaker: `system`, `user`, `assistant`, or another that the template knows. `system`,
+    /// `user`, `assistant`, or what else the template knows.
     pub role: String,
     /// The text of the message.
     pub content: String,
@@ -70,7 +71,7 @@ impl ChatMessage {
     }
 }
 
-/// Whether the text ends with the start of an answer.
+/// The choice to end the text with the start of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GenerationPrompt {
     /// It does: the model's next token is the first of its answer.
@@ -88,7 +89,7 @@ pub struct TemplateTokens<'t> {
     pub eos: &'t str,
 }
 
-/// What time it is for `strftime_now`, which some templates write into the system message.
+/// The time for `strftime_now`, which some templates write into the system message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
     /// Now, in UTC.
@@ -106,7 +107,7 @@ pub enum ChatTemplateError {
     Syntax {
         /// Line in the template, from 1 on; 0 where it is not known.
         line: usize,
-        /// What is wrong.
+        /// The reason.
         message: String,
     },
     /// The template refuses these messages (`raise_exception`), for example because roles must
@@ -123,12 +124,12 @@ pub enum ChatTemplateError {
     Render {
         /// Line in the template, from 1 on; 0 where it is not known.
         line: usize,
-        /// What is wrong.
+        /// The reason.
         message: String,
     },
 }
 
-/// What `raise_exception` throws.
+/// The error of `raise_exception`.
 #[derive(Debug)]
 struct Refusal(String);
 
@@ -310,7 +311,7 @@ fn on_own_stack<T: Send>(run: impl FnOnce() -> T + Send) -> Result<T, Error> {
     })
 }
 
-/// What every template is given.
+/// The variables of every template.
 fn variables(messages: Value, prompt: GenerationPrompt, tokens: TemplateTokens<'_>) -> Value {
     let none = Value::from(());
     context! {

@@ -69,7 +69,7 @@ impl HfDirectory {
         &self.model
     }
 
-    /// What errors call the directory.
+    /// The directory's name in errors.
     pub fn label(&self) -> &str {
         &self.label
     }

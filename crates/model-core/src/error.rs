@@ -20,7 +20,7 @@ pub enum ModelFileError {
     /// The file cannot be found, read, mapped or written.
     #[error("cannot {attempt} '{}'", path.display())]
     Io {
-        /// What was tried: open, read or write.
+        /// The attempt: open, read or write.
         attempt: &'static str,
         /// The file.
         path: PathBuf,
@@ -38,7 +38,7 @@ pub enum ModelFileError {
     Gguf {
         /// The file's path in quotes, or what the bytes are.
         file: String,
-        /// What is wrong.
+        /// The reason.
         reason: GgufError,
     },
     /// A file of a directory has not the contents that its name promises.
@@ -46,7 +46,7 @@ pub enum ModelFileError {
     Format {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
     /// A key is not there.
@@ -56,7 +56,7 @@ pub enum ModelFileError {
         file: String,
         /// The key.
         key: String,
-        /// What should be there.
+        /// The value that should be there.
         expected: String,
     },
     /// A key has a value that it cannot have.
@@ -68,7 +68,7 @@ pub enum ModelFileError {
         key: String,
         /// The value in the file.
         found: String,
-        /// What should be there.
+        /// The value that should be there.
         expected: String,
     },
     /// A class of models without a translation.
@@ -96,7 +96,7 @@ pub enum ModelFileError {
     Tensor {
         /// Its name in the file.
         name: String,
-        /// What is wrong.
+        /// The reason.
         reason: String,
     },
     /// A tensor's bytes and shape do not agree.
@@ -110,7 +110,7 @@ pub enum ModelFileError {
     Model {
         /// The file or directory.
         file: String,
-        /// What is missing or wrong, by key or tensor.
+        /// The key or tensor that is missing or wrong.
         reason: ModelError,
     },
 }
@@ -154,9 +154,9 @@ pub enum GgufError {
     /// The bytes end too early.
     #[error("truncated in {part} at byte {at}: {wanted} bytes wanted, {available} available")]
     Truncated {
-        /// What was being read.
+        /// The part that was being read.
         part: String,
-        /// Where it begins, in bytes from the start of the file.
+        /// Its start, in bytes from the start of the file.
         at: u64,
         /// Bytes it takes.
         wanted: u64,
@@ -189,7 +189,7 @@ pub enum GgufError {
     /// A name, key or string beyond its limit.
     #[error("{part}: a length of {length} bytes, where at most {at_most} are allowed")]
     TooLong {
-        /// What was being read.
+        /// The part that was being read.
         part: String,
         /// The length in the file.
         length: u64,
@@ -199,7 +199,7 @@ pub enum GgufError {
     /// Text that is not UTF-8.
     #[error("{part} is not UTF-8 (first bad byte after {valid} good ones)")]
     NotUtf8 {
-        /// What was being read.
+        /// The part that was being read.
         part: String,
         /// Length of the valid start, in bytes.
         valid: usize,
@@ -275,7 +275,7 @@ pub enum GgufError {
         name: String,
         /// Length of one row.
         columns: u64,
-        /// How it is stored.
+        /// The way it is stored.
         stored: String,
         /// Values in one block.
         block_len: u64,
@@ -313,7 +313,7 @@ pub enum GgufError {
     PartName {
         /// Number of parts.
         n_parts: u64,
-        /// How its name should end.
+        /// The ending that its name should have.
         suffix: String,
     },
     /// A part in memory has no neighbours.
@@ -360,7 +360,7 @@ pub enum GgufError {
         name: String,
         /// The header's entry.
         wanted: WeightInfo,
-        /// What came.
+        /// The weight that came.
         got: WeightInfo,
     },
 }
@@ -429,7 +429,7 @@ pub enum ModelError {
     Setting {
         /// The metadata key.
         key: String,
-        /// What is wrong with its value, with numbers.
+        /// The reason, with numbers.
         reason: String,
     },
     /// A tensor that the model needs is absent.

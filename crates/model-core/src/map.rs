@@ -50,7 +50,7 @@ pub(crate) fn map_file(path: &Path) -> Result<SharedBytes, MapError> {
     // written to, and read as plain bytes, of which every value is valid. Where another process
     // shortens the file, the guard has zeros read.
     let map = unsafe { Mmap::map(&file) }?;
-    Ok(SharedBytes::new(Arc::new(Mapped {
+    Ok(SharedBytes::new(Arc::new(MappedFile {
         #[cfg(unix)]
         guard: MapGuard::new(&map)?,
         has_changed: AtomicBool::new(false),
@@ -80,7 +80,7 @@ impl FileState {
 }
 
 /// A mapped file.
-struct Mapped {
+struct MappedFile {
     /// Dropped before the map.
     #[cfg(unix)]
     guard: MapGuard,
@@ -92,7 +92,7 @@ struct Mapped {
     opened: FileState,
 }
 
-impl Mapped {
+impl MappedFile {
     #[cfg(unix)]
     fn has_faulted(&self) -> bool {
         self.guard.has_faulted()
@@ -105,7 +105,7 @@ impl Mapped {
     }
 }
 
-impl ByteOwner for Mapped {
+impl ByteOwner for MappedFile {
     fn bytes(&self) -> &[u8] {
         &self.map
     }

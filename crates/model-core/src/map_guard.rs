@@ -10,8 +10,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::{io, mem, ptr};
 
-/// Where a map is, for the handler. They make a list that only grows, so that the handler needs no
-/// lock; those of maps that are gone are taken again.
+/// The place of a map, for the handler. They make a list that only grows, so that the handler needs
+/// no lock; those of maps that are gone are taken again.
 struct Place {
     is_taken: AtomicBool,
     start: AtomicUsize,

@@ -1,8 +1,8 @@
 //! Where the messages of a chat end in the tokens of its prompt.
 //!
 //! Other prompts are likely to part there: the next user has the same system message, and an edited
-//! conversation its first messages. Invariant: a number is one of tokens that both, the prompt and the text
-//! of the first messages alone, begin with. Knows no template.
+//! conversation its first messages. Invariant: a number is one of tokens that both, the prompt and
+//! the text of the first messages alone, begin with. Knows no template.
 
 use kv_core::TokenId;
 
@@ -11,10 +11,10 @@ use crate::tokenizer::{AddSpecial, EncodeOptions, Tokenizer};
 /// Messages before the last one whose ends are looked for, in addition to that of system messages.
 const MAX_ENDS: usize = 8;
 
-/// How many of the tokens of a prompt are those of each of some beginnings of its messages, whose roles
-/// these are. `render` gives the text of so many first messages alone, or `None` where the template
-/// refuses them without the others. Those after the first beginning that is not encoded as in the prompt
-/// are left out.
+/// The number of a prompt's tokens that belong to each of some beginnings of its messages, whose
+/// roles these are. `render` gives the text of so many first messages alone, or `None` where the
+/// template refuses them without the others. Those after the first beginning that is not encoded as
+/// in the prompt are left out.
 pub fn message_ends<'r>(
     tokenizer: &Tokenizer,
     prompt: &[TokenId],
@@ -50,8 +50,8 @@ pub fn message_ends<'r>(
     ends
 }
 
-/// Of how many first messages the ends are worth looking for: those before the last message, and the
-/// system messages at the beginning. `roles` are those of all messages.
+/// Of how many first messages the ends are worth looking for: those before the last message, and
+/// the system messages at the beginning. `roles` are those of all messages.
 fn beginnings<'r>(roles: impl IntoIterator<Item = &'r str>) -> Vec<usize> {
     let roles: Vec<&str> = roles.into_iter().collect();
     let n = roles.len();

@@ -36,7 +36,7 @@ pub struct ModelFile {
     tokenizer: Arc<Tokenizer>,
 }
 
-/// Where a model comes from.
+/// The source of a model.
 #[derive(Debug)]
 enum Source {
     Gguf(Arc<GgufFile>),
@@ -76,7 +76,7 @@ impl OpenModel {
         })
     }
 
-    /// What errors call it: its path in quotes, or what the bytes are.
+    /// The model's name in errors: its path in quotes, or a description of the bytes.
     pub fn label(&self) -> &str {
         match &self.source {
             Source::Gguf(file) => file.label(),
@@ -99,7 +99,7 @@ impl OpenModel {
         }
     }
 
-    /// How many weights it has, and how they are stored. Reads no weight.
+    /// The number of weights it has, and how they are stored. Reads no weight.
     pub fn weight_summary(&self) -> WeightSummary {
         match &self.source {
             Source::Gguf(file) => WeightSummary::of_gguf(file),
@@ -229,13 +229,14 @@ fn tokenizer(open: &OpenModel) -> Result<Tokenizer, ModelError> {
     }
     let tokenizer = read_tokenizer(metadata)?;
     let (n_tokens, n_logits) = (tokenizer.n_tokens(), open.model.vocab_size());
-    match n_tokens > n_logits {
-        true => Err(ModelError::VocabTooLarge { n_tokens, n_logits }),
-        false => Ok(tokenizer),
+    if n_tokens > n_logits {
+        Err(ModelError::VocabTooLarge { n_tokens, n_logits })
+    } else {
+        Ok(tokenizer)
     }
 }
 
-/// Whether a model's tokens are no text, so that it has no tokenizer: audio codes, for example.
+/// True if a model's tokens are no text, so that it has no tokenizer: audio codes, for example.
 ///
 /// # Errors
 /// [`MetadataError`] where the tokenizer's name is no text.
@@ -353,8 +354,9 @@ fn special_spacing(metadata: &Metadata) -> Result<SpecialSpacing, MetadataError>
         .optional::<&str>("general.name")?
         .unwrap_or_default()
         .to_lowercase();
-    match name.contains("phi-3") || name.contains("phi3") {
-        true => Ok(SpecialSpacing::Strip),
-        false => Ok(SpecialSpacing::Keep),
+    if name.contains("phi-3") || name.contains("phi3") {
+        Ok(SpecialSpacing::Strip)
+    } else {
+        Ok(SpecialSpacing::Keep)
     }
 }

@@ -2,13 +2,14 @@
 //! vector.
 //!
 //! Keys are `{architecture}.pooling_type` of the GGUF specification and, since it has none for
-//! them, `{architecture}.normalize_embeddings` and `{architecture}.max_sequence_length`. Invariant: what
-//! comes out of [`Pooling::pool`] is a vector of the width of a row, but for [`Pooling::None`]. Knows no architecture and no file but its metadata.
+//! them, `{architecture}.normalize_embeddings` and `{architecture}.max_sequence_length`. Invariant:
+//! what comes out of [`Pooling::pool`] is a vector of the width of a row, but for
+//! [`Pooling::None`]. Knows no architecture and no file but its metadata.
 
 use crate::error::ModelError;
 use crate::gguf::Metadata;
 
-/// How rows become one.
+/// The rule by which rows become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
     /// They do not: a text has a row for every token.
@@ -36,7 +37,7 @@ pub enum Normalization {
 /// A file's settings for whole texts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SentenceSettings {
-    /// How rows become one, where the file specifies it.
+    /// The rule by which rows become one, where the file specifies it.
     pub pooling: Option<Pooling>,
     /// The length of vectors, where the file specifies it.
     pub normalization: Option<Normalization>,
@@ -64,8 +65,8 @@ impl Pooling {
         }
     }
 
-    /// The vector of `rows`, which have `dim` values each; zeros where there are none. Without pooling
-    /// all of them.
+    /// The vector of `rows`, which have `dim` values each; zeros where there are none. Without
+    /// pooling all of them.
     pub fn pool(self, rows: &[f32], dim: usize) -> Vec<f32> {
         let mut each = rows.chunks_exact(dim.max(1));
         let one = match self {

@@ -8,13 +8,13 @@ use kv_core::weights::WeightSource;
 
 use crate::gguf::{GgufFile, Metadata};
 
-/// How many weights a model has, and how they are stored.
+/// The number of weights a model has, and how they are stored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WeightSummary {
     /// All values of all tensors.
     pub n_values: u64,
-    /// The type of the file (`Q4_K_M`), or else that of most bytes of its tensors (`BF16`); empty where
-    /// there are none.
+    /// The type of the file (`Q4_K_M`), or else that of most bytes of its tensors (`BF16`); empty
+    /// where there are none.
     pub quantization: String,
 }
 

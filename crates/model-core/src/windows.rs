@@ -16,7 +16,7 @@ use crate::hyperparameters::Hyperparameters;
 pub struct WindowPattern {
     /// After how many layers it repeats.
     pub period: u32,
-    /// Which layer of a period sees everything.
+    /// The layer of a period that sees everything.
     pub full: FullLayer,
 }
 
@@ -37,7 +37,7 @@ impl WindowPattern {
         full: FullLayer::Last,
     };
 
-    /// Whether layer `index`, counted from 0, sees a window only.
+    /// True if layer `index`, counted from 0, sees a window only.
     pub fn is_windowed(self, index: usize) -> bool {
         let period = self.period as usize;
         match (period, self.full) {
@@ -68,11 +68,14 @@ impl Hyperparameters<'_> {
                 (0..n_layers).map(|i| pattern.is_windowed(i)).collect()
             }
         };
-        let window = |is_windowed| match is_windowed {
-            true => Ok(Window::Sliding(
-                self.count("attention.sliding_window")? as u32
-            )),
-            false => Ok(Window::Full),
+        let window = |is_windowed| {
+            if is_windowed {
+                Ok(Window::Sliding(
+                    self.count("attention.sliding_window")? as u32
+                ))
+            } else {
+                Ok(Window::Full)
+            }
         };
         flags.into_iter().map(window).collect()
     }
@@ -86,13 +89,14 @@ impl Hyperparameters<'_> {
         n_layers: usize,
         pattern: WindowPattern,
     ) -> Result<Vec<Window>, ModelError> {
-        match self.names_window()? {
-            false => Ok(vec![Window::Full; n_layers]),
-            true => self.windows(n_layers, pattern),
+        if self.names_window()? {
+            self.windows(n_layers, pattern)
+        } else {
+            Ok(vec![Window::Full; n_layers])
         }
     }
 
-    /// Whether the file names a window.
+    /// True if the file names a window.
     ///
     /// # Errors
     /// [`ModelError`] with the key.
@@ -108,10 +112,7 @@ mod tests {
     use crate::gguf::{Array, Metadata};
 
     fn drawn(pattern: WindowPattern, n_layers: usize) -> String {
-        let letter = |i| match pattern.is_windowed(i) {
-            true => 's',
-            false => 'F',
-        };
+        let letter = |i| if pattern.is_windowed(i) { 's' } else { 'F' };
         (0..n_layers).map(letter).collect()
     }
 

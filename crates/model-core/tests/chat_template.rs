@@ -38,9 +38,10 @@ fn equals_golden(name: &str) {
     };
     assert_eq!(golden.cases.len(), 12);
     for case in golden.cases {
-        let prompt = match case.add_generation_prompt {
-            true => GenerationPrompt::Add,
-            false => GenerationPrompt::Omit,
+        let prompt = if case.add_generation_prompt {
+            GenerationPrompt::Add
+        } else {
+            GenerationPrompt::Omit
         };
         let rendered = template.render(&case.messages, prompt, tokens);
         match (case.expected, case.refused) {

@@ -17,7 +17,7 @@ use model_core::gguf::{Array, GgufError, GgufFile, GgufWriter, Value};
 use proptest::prelude::*;
 
 /// The system's allocator, which remembers the largest request of each thread.
-struct Watched;
+struct WatchedHeap;
 
 thread_local! {
     static LARGEST: Cell<usize> = const { Cell::new(0) };
@@ -29,7 +29,7 @@ fn note(size: usize) {
 }
 
 // SAFETY: every call is passed on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Watched {
+unsafe impl GlobalAlloc for WatchedHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         note(layout.size());
         // SAFETY: the caller's promises are those that `System` asks for.
@@ -49,7 +49,7 @@ unsafe impl GlobalAlloc for Watched {
 }
 
 #[global_allocator]
-static WATCHED: Watched = Watched;
+static WATCHED: WatchedHeap = WatchedHeap;
 
 fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -123,9 +123,9 @@ fn small_model() -> Vec<u8> {
 }
 
 /// A file put together by hand.
-struct Raw(Vec<u8>);
+struct RawFile(Vec<u8>);
 
-impl Raw {
+impl RawFile {
     fn new(n_tensors: u64, n_keys: u64) -> Self {
         Self(b"GGUF\x03\0\0\0".to_vec()).u64(n_tensors).u64(n_keys)
     }
@@ -259,14 +259,14 @@ fn flipped_bits_in_the_header_of_a_real_model_never_panic() {
 fn absurd_counts_are_refused_before_anything_is_allocated() {
     let counts = [3, 1000, 1 << 32, (1 << 61) + 1, u64::MAX];
     for count in counts {
-        for raw in [Raw::new(count, 0), Raw::new(0, count)] {
+        for raw in [RawFile::new(count, 0), RawFile::new(0, count)] {
             assert!(matches!(
                 format_error(raw.data(16)),
                 GgufError::TooMany { count: found, at_most: 0..3, .. } if found == count
             ));
         }
         for code in [0u32, 7, 8, 12] {
-            let raw = Raw::new(0, 1).text(b"k").u32(9).u32(code).u64(count);
+            let raw = RawFile::new(0, 1).text(b"k").u32(9).u32(code).u64(count);
             let error = format_error(raw.0);
             assert_eq!(
                 error.to_string(),
@@ -276,7 +276,7 @@ fn absurd_counts_are_refused_before_anything_is_allocated() {
                 )
             );
         }
-        let error = format_error(Raw::new(0, 1).u64(count).data(0));
+        let error = format_error(RawFile::new(0, 1).u64(count).data(0));
         assert!(
             matches!(error, GgufError::TooLong { .. } | GgufError::TooMany { .. })
                 || matches!(error, GgufError::Truncated { wanted, .. } if wanted == count),
@@ -287,7 +287,7 @@ fn absurd_counts_are_refused_before_anything_is_allocated() {
 
 #[test]
 fn lengths_of_strings_are_checked() {
-    let value = |length: u64| Raw::new(0, 1).text(b"k").u32(8).u64(length).data(40);
+    let value = |length: u64| RawFile::new(0, 1).text(b"k").u32(8).u64(length).data(40);
     assert!(matches!(
         format_error(value(1000)),
         GgufError::Truncated { wanted: 1000, .. }
@@ -296,7 +296,7 @@ fn lengths_of_strings_are_checked() {
         format_error(value(u64::MAX)),
         GgufError::TooLong { .. }
     ));
-    let name = Raw::new(1, 0).text(&[b'n'; 1025]).data(64);
+    let name = RawFile::new(1, 0).text(&[b'n'; 1025]).data(64);
     assert!(matches!(
         format_error(name),
         GgufError::TooLong {
@@ -317,7 +317,7 @@ fn shapes_that_overflow_are_refused() {
         &[0],
         &[4, 0, 4],
     ] {
-        let error = format_error(Raw::new(1, 0).tensor("t", dimensions, F32, 0).data(64));
+        let error = format_error(RawFile::new(1, 0).tensor("t", dimensions, F32, 0).data(64));
         assert!(
             matches!(error, GgufError::Shape { .. }),
             "{dimensions:?}: {error}"
@@ -325,12 +325,12 @@ fn shapes_that_overflow_are_refused() {
     }
     // The number of values fits, the number of bytes does not.
     let error = format_error(
-        Raw::new(1, 0)
+        RawFile::new(1, 0)
             .tensor("t", &[(1 << 62) + 1], F32, 0)
             .data(64),
     );
     assert!(matches!(error, GgufError::Shape { .. }), "{error}");
-    let error = format_error(Raw::new(1, 0).tensor("t", &[1; 5], F32, 0).data(64));
+    let error = format_error(RawFile::new(1, 0).tensor("t", &[1; 5], F32, 0).data(64));
     assert_eq!(
         error,
         GgufError::Dimensions {
@@ -338,7 +338,7 @@ fn shapes_that_overflow_are_refused() {
             n_dimensions: 5
         }
     );
-    let error = format_error(Raw::new(1, 0).tensor("t", &[48], 8, 0).data(64));
+    let error = format_error(RawFile::new(1, 0).tensor("t", &[48], 8, 0).data(64));
     assert!(matches!(
         error,
         GgufError::PartialBlock {
@@ -352,7 +352,7 @@ fn shapes_that_overflow_are_refused() {
 #[test]
 fn tensors_lie_inside_the_file_and_apart() {
     let two = |second: u64, n: usize| {
-        Raw::new(2, 0)
+        RawFile::new(2, 0)
             .tensor("a", &[16], F32, 0)
             .tensor("b", &[16], F32, second)
             .data(n)
@@ -396,7 +396,7 @@ fn tensors_lie_inside_the_file_and_apart() {
 
 #[test]
 fn names_and_keys_are_unique() {
-    let twice = Raw::new(2, 0)
+    let twice = RawFile::new(2, 0)
         .tensor("a", &[8], F32, 0)
         .tensor("a", &[8], F32, 32)
         .data(64);
@@ -404,7 +404,7 @@ fn names_and_keys_are_unique() {
         format_error(twice),
         GgufError::DuplicateTensor { name: "a".into() }
     );
-    let twice = Raw::new(0, 2)
+    let twice = RawFile::new(0, 2)
         .text(b"k")
         .u32(4)
         .u32(1)
@@ -420,12 +420,25 @@ fn names_and_keys_are_unique() {
 
 #[test]
 fn values_are_of_known_types() {
-    let array = |code: u32| Raw::new(0, 1).text(b"k").u32(9).u32(code).u64(1).data(64);
+    let array = |code: u32| {
+        RawFile::new(0, 1)
+            .text(b"k")
+            .u32(9)
+            .u32(code)
+            .u64(1)
+            .data(64)
+    };
     // An array of one array of 32-bit numbers is left out; ten levels are refused.
-    let nested = Raw::new(0, 1).text(b"k").u32(9).u32(9).u64(1).u32(4).u64(2);
+    let nested = RawFile::new(0, 1)
+        .text(b"k")
+        .u32(9)
+        .u32(9)
+        .u64(1)
+        .u32(4)
+        .u64(2);
     let file = open(nested.u32(1).u32(2).data(0)).unwrap();
     assert!(file.metadata().is_empty());
-    let mut deep = Raw::new(0, 1).text(b"k").u32(9);
+    let mut deep = RawFile::new(0, 1).text(b"k").u32(9);
     for _ in 0..10 {
         deep = deep.u32(9).u64(1);
     }
@@ -443,7 +456,7 @@ fn values_are_of_known_types() {
             code: 13
         }
     );
-    let value = |code: u32| Raw::new(0, 1).text(b"k").u32(code).u32(2).data(64);
+    let value = |code: u32| RawFile::new(0, 1).text(b"k").u32(code).u32(2).data(64);
     assert_eq!(
         format_error(value(13)),
         GgufError::UnknownValueType {
@@ -459,12 +472,19 @@ fn values_are_of_known_types() {
         }
     );
     for bad in [0u32, 3, 33] {
-        let raw = Raw::new(0, 1)
+        let raw = RawFile::new(0, 1)
             .text(b"general.alignment")
             .u32(4)
             .u32(bad)
             .data(64);
-        let is_bad = open(Raw::new(1, 1).text(b"general.alignment").u32(4).u32(bad).0).is_err();
+        let is_bad = open(
+            RawFile::new(1, 1)
+                .text(b"general.alignment")
+                .u32(4)
+                .u32(bad)
+                .0,
+        )
+        .is_err();
         assert!(is_bad);
         assert_eq!(format_error(raw), GgufError::Alignment { found: bad });
     }
@@ -482,15 +502,19 @@ fn what_git_left_in_the_place_of_a_file_is_named() {
 
 #[test]
 fn bad_utf8_is_refused_in_names_and_replaced_in_values() {
-    let key = Raw::new(0, 1).text(b"k\xff").u32(4).u32(1).data(0);
+    let key = RawFile::new(0, 1).text(b"k\xff").u32(4).u32(1).data(0);
     assert!(matches!(
         format_error(key),
         GgufError::NotUtf8 { valid: 1, .. }
     ));
-    let value = Raw::new(0, 1).text(b"k").u32(8).text(b"caf\xe9").data(0);
+    let value = RawFile::new(0, 1)
+        .text(b"k")
+        .u32(8)
+        .text(b"caf\xe9")
+        .data(0);
     let file = open(value).unwrap();
     assert_eq!(file.metadata().get::<&str>("k"), Ok("caf\u{FFFD}"));
-    let list = Raw::new(0, 1)
+    let list = RawFile::new(0, 1)
         .text(b"k")
         .u32(9)
         .u32(8)

@@ -39,12 +39,12 @@ const TEXTS: [&str; 22] = [
 ];
 
 /// Our tokenizer and the library's, of the same files.
-struct Both {
+struct TokenizerPair {
     ours: Tokenizer,
     theirs: tokenizers::Tokenizer,
 }
 
-impl Both {
+impl TokenizerPair {
     fn of_json(json: &Value) -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
@@ -79,7 +79,7 @@ impl Both {
     }
 }
 
-/// Whether a word that is a token is taken whole.
+/// The reading of a word that is a token: merged, or whole.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Words {
     Merged,
@@ -177,7 +177,7 @@ fn words_are_cut_where_the_library_cuts_them() {
         fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
         let metadata = tokenizer_keys(dir.path()).unwrap();
         assert_eq!(metadata.get::<&str>("tokenizer.ggml.pre"), Ok(name));
-        let both = Both::of_directory(dir.path());
+        let both = TokenizerPair::of_directory(dir.path());
         for text in TEXTS {
             both.assert_equal(text);
         }
@@ -186,9 +186,9 @@ fn words_are_cut_where_the_library_cuts_them() {
 
 #[test]
 fn words_of_any_text_are_cut_where_the_library_cuts_them() {
-    let all: Vec<Both> = byte_levels()
+    let all: Vec<TokenizerPair> = byte_levels()
         .iter()
-        .map(|(_, json)| Both::of_json(json))
+        .map(|(_, json)| TokenizerPair::of_json(json))
         .collect();
     let character = prop_oneof![
         4 => prop::sample::select("abzABZ019 '\"/.,!?\t\n\r-_sStTlLdDmM".chars().collect::<Vec<_>>()),
@@ -206,7 +206,7 @@ fn words_of_any_text_are_cut_where_the_library_cuts_them() {
 #[test]
 fn pieces_that_fall_back_to_bytes() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tokenizers/spm512");
-    let both = Both::of_directory(&dir);
+    let both = TokenizerPair::of_directory(&dir);
     for text in TEXTS {
         both.assert_equal(text);
     }
@@ -263,7 +263,7 @@ fn word_piece_directory_of(json: &Value) -> tempfile::TempDir {
 
 #[test]
 fn word_pieces() {
-    let both = Both::of_directory(word_piece_directory().path());
+    let both = TokenizerPair::of_directory(word_piece_directory().path());
     for text in TEXTS {
         both.assert_equal(text);
     }
@@ -290,7 +290,7 @@ fn word_pieces() {
 
 #[test]
 fn word_pieces_of_any_text() {
-    let both = Both::of_directory(word_piece_directory().path());
+    let both = TokenizerPair::of_directory(word_piece_directory().path());
     let character = prop::sample::select(
         "abcABC uny '!,.-$1234éßafflesd漢字\t\n\u{301}\u{200b}+="
             .chars()
@@ -356,12 +356,12 @@ fn unigram_json() -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
-fn unigram(json: &Value) -> Both {
+fn unigram(json: &Value) -> TokenizerPair {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
     let roles = json!({"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>"});
     fs::write(dir.path().join("tokenizer_config.json"), roles.to_string()).unwrap();
-    Both::of_directory(dir.path())
+    TokenizerPair::of_directory(dir.path())
 }
 
 fn unigram_text() -> impl Strategy<Value = String> {
@@ -391,7 +391,7 @@ fn unigram_pieces_of_any_text() {
 #[test]
 fn pairs_of_texts() {
     let bert = "../../tests/fixtures/encoders/bert_rerank_tiny";
-    let bert = Both::of_directory(&Path::new(env!("CARGO_MANIFEST_DIR")).join(bert));
+    let bert = TokenizerPair::of_directory(&Path::new(env!("CARGO_MANIFEST_DIR")).join(bert));
     for (both, texts) in [
         (unigram(&unigram_json()), ["the cat", "a bird sat"]),
         (bert, ["the cat sat", "Unhappiest dogs!"]),
@@ -433,7 +433,7 @@ fn cased_word_pieces_are_those_of_the_library() {
         vocab.insert(token.to_owned(), json!(id));
     }
     let dir = word_piece_directory_of(&json);
-    let both = Both::of_directory(dir.path());
+    let both = TokenizerPair::of_directory(dir.path());
     for text in TEXTS {
         both.assert_equal(text);
     }
@@ -446,8 +446,8 @@ fn cased_word_pieces_are_those_of_the_library() {
     ] {
         both.assert_equal(text);
     }
-    let of_small = Both::of_directory(word_piece_directory().path());
-    let encode = |both: &Both| both.ours.encode("We", EncodeOptions::PROMPT);
+    let of_small = TokenizerPair::of_directory(word_piece_directory().path());
+    let encode = |both: &TokenizerPair| both.ours.encode("We", EncodeOptions::PROMPT);
     assert_ne!(encode(&both), encode(&of_small));
 }
 

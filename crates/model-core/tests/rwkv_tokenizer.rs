@@ -1,5 +1,5 @@
-//! The tokenizer of RWKV's "world" models, from the file in its directory and as GGUF has it, against
-//! the published algorithm (`tests/fixtures/tokenizers/rwkv.py`).
+//! The tokenizer of RWKV's "world" models, from the file in its directory and as GGUF has it,
+//! against the published algorithm (`tests/fixtures/tokenizers/rwkv.py`).
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

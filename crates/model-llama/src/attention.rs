@@ -16,10 +16,10 @@ use crate::member::{
     RotatedLayers, WindowedRope,
 };
 
-/// What the attention of all layers has in common.
-pub(crate) struct Shared {
+/// The traits that the attention of all layers shares.
+pub(crate) struct AttentionTraits {
     pub(crate) norm_eps: f32,
-    /// Where the file names one.
+    /// The file's value, if there is one.
     pub(crate) scale: Option<f32>,
     pub(crate) soft_cap: Option<f32>,
     pub(crate) bias: QkvBias,
@@ -31,7 +31,7 @@ pub(crate) struct Shared {
     pub(crate) max_bias: Option<f32>,
 }
 
-/// How queries and keys of a layer rotate.
+/// The rotation of queries and keys of a layer.
 #[derive(Default)]
 pub(crate) struct Rotation {
     pub(crate) rope: Option<RopeSpec>,
@@ -42,7 +42,7 @@ impl LlamaLike {
     /// The attention of a layer; one that does not rotate has no norms without a gain.
     pub(crate) fn attention_block(
         &self,
-        shared: &Shared,
+        shared: &AttentionTraits,
         heads: HeadSizes,
         scale: f32,
         window: Window,
@@ -96,21 +96,25 @@ impl LlamaLike {
                     }
                     own => own.unwrap_or(n_tokens),
                 };
-                let window = |layer| match pattern.is_windowed(layer) {
-                    true => Window::Chunked(n_tokens),
-                    false => Window::Full,
+                let window = |layer| {
+                    if pattern.is_windowed(layer) {
+                        Window::Chunked(n_tokens)
+                    } else {
+                        Window::Full
+                    }
                 };
                 Ok((0..n).map(window).collect())
             }
         }
     }
 
-    /// Which layers rotate, of the file.
+    /// The layers that rotate, of the file.
     fn rotated(&self, hyper: &Hyperparameters<'_>) -> Result<RotatedLayers, ModelError> {
         match self.rotated {
-            RotatedLayers::WindowedIfNamed => Ok(match hyper.names_window()? {
-                true => RotatedLayers::Windowed,
-                false => RotatedLayers::All,
+            RotatedLayers::WindowedIfNamed => Ok(if hyper.names_window()? {
+                RotatedLayers::Windowed
+            } else {
+                RotatedLayers::All
             }),
             other => Ok(other),
         }
@@ -146,8 +150,8 @@ impl LlamaLike {
         &self,
         hyper: &Hyperparameters<'_>,
         weights: &dyn WeightSource,
-    ) -> Result<Shared, ModelError> {
-        Ok(Shared {
+    ) -> Result<AttentionTraits, ModelError> {
+        Ok(AttentionTraits {
             norm_eps: match self.norm {
                 NormKind::Rms => hyper.norm_eps()?,
                 NormKind::Layer | NormKind::LayerWithBias => hyper.layer_norm_eps()?,
@@ -155,9 +159,10 @@ impl LlamaLike {
             scale: hyper.positive("attention.scale")?.map(|s| s as f32),
             soft_cap: self.soft_cap(hyper, "attn_logit_softcapping")?,
             bias: self.qkv_bias(weights)?,
-            qk_norm: match self.has_qk_norm(hyper, weights)? {
-                true => self.qk_norm,
-                false => QkNorm::None,
+            qk_norm: if self.has_qk_norm(hyper, weights)? {
+                self.qk_norm
+            } else {
+                QkNorm::None
             },
             query_scale: self.query_scale(hyper)?,
             rotated: self.rotated(hyper)?,

@@ -12,7 +12,7 @@ use model_core::blocks::{
 };
 use model_core::hyperparameters::HeadSizes;
 
-use crate::attention::{Rotation, Shared};
+use crate::attention::{AttentionTraits, Rotation};
 use crate::member::{
     AttentionForm, Biases, EmbeddingNorm, EmbeddingScale, LayerWindows, LlamaLike, LogitScale,
     Parallel, PerLayer, Positions, QkvClamp, QueryScale, ResidualScale, RotatedLayers, SoftCaps,
@@ -136,9 +136,9 @@ impl LlamaLike {
         DecoderModel::new(self.name, decoder, 8192)
     }
 
-    /// What the attention of both layers has in common.
-    fn typical_shared(&self, norm_eps: f32) -> Shared {
-        Shared {
+    /// The attention that both layers share.
+    fn typical_shared(&self, norm_eps: f32) -> AttentionTraits {
+        AttentionTraits {
             norm_eps,
             scale: None,
             soft_cap: (self.soft_caps == SoftCaps::FromFile).then_some(50.0),

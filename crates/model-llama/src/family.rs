@@ -16,7 +16,7 @@ use crate::member::{
     ValueForm, WindowedRope,
 };
 
-/// What the rows below differ from; Llama itself adds little.
+/// The base of the rows below; Llama itself adds little.
 const PLAIN: LlamaLike = LlamaLike {
     name: "",
     norm: NormKind::Rms,
@@ -102,7 +102,7 @@ const GEMMA2: LlamaLike = LlamaLike {
     ..PLAIN
 };
 
-/// What Gemma 3n has of the family: all but how its layers are wired.
+/// The parts of Gemma 3n that are the family's: all but how its layers are wired.
 pub(crate) const GEMMA3N: LlamaLike = LlamaLike {
     name: "gemma3n",
     qk_norm: QkNorm::PerHead,

@@ -1,7 +1,7 @@
 //! [`Gemma3n`]: a decoder whose rows are several streams, of which each layer computes one.
 //!
-//! Its attention, feed-forward blocks and per-layer inputs are those of a row of the family; what is
-//! its own is how they are wired. Invariant: only rows whose logits are wanted pass through what
+//! Its attention, feed-forward blocks and per-layer inputs are those of a row of the family; what
+//! is its own is how they are wired. Invariant: only rows whose logits are wanted pass through what
 //! follows the last attention.
 
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub(crate) struct Gemma3nArchitecture;
 struct Layer {
     attention: AttentionBlock,
     feed_forward: FeedForwardBlock,
-    /// How many deviations above the mean of its gate are cut off, where that is done.
+    /// The threshold of its gate above the mean, in deviations, where there is one.
     sparsity: Option<f32>,
 }
 
@@ -112,9 +112,10 @@ impl Gemma3n {
         let last = self.layers.len().saturating_sub(1);
         for (layer, at) in self.layers.iter().zip(0u32..) {
             let index = LayerIdx(at);
-            let output_rows = match index.as_usize() == last && shape.n_outputs < shape.n_tokens {
-                true => Some(b.input(Input::OutputRows)?),
-                false => None,
+            let output_rows = if index.as_usize() == last && shape.n_outputs < shape.n_tokens {
+                Some(b.input(Input::OutputRows)?)
+            } else {
+                None
             };
             let at = LayerContext {
                 layer: index,
@@ -266,7 +267,7 @@ fn layers(
     Ok(layers.collect())
 }
 
-/// What each layer remembers.
+/// The memory of each layer.
 fn memory(layers: &[Layer]) -> LayerMap {
     let of = |layer: &Layer| match layer.attention.rows_of {
         Some(owner) => LayerMemory::SharedWith(owner),
@@ -320,8 +321,8 @@ impl Architecture for Gemma3nArchitecture {
         }))
     }
 
-    /// Four layers with the sizes of the smaller published model: windowed, full, and two that share
-    /// rows with these.
+    /// Four layers with the sizes of the smaller published model: windowed, full, and two that
+    /// share rows with these.
     fn example(&self) -> Result<Arc<dyn Model>, ModelError> {
         let norm = Norm {
             kind: NormKind::Rms,

@@ -14,7 +14,7 @@ use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
 
 use crate::member::{HeadWidths, LlamaLike, PerLayer, RowSharing, ValueForm, WindowedRope};
 
-/// How many of the last layers share rows.
+/// The number of the last layers that share rows.
 const SHARED_LAYERS: &str = "attention.shared_kv_layers";
 /// Values that every layer gets of a token.
 const PER_LAYER_WIDTH: &str = "embedding_length_per_layer_input";
@@ -71,7 +71,7 @@ impl LlamaLike {
         })
     }
 
-    /// What the values of a layer's attention are.
+    /// The values of a layer's attention.
     pub(crate) fn values_of(
         &self,
         weights: &dyn WeightSource,
@@ -127,7 +127,7 @@ impl LlamaLike {
         Ok(())
     }
 
-    /// What every layer gets of a token besides the rows, where the file says so.
+    /// The per-layer embeddings, where the file has them.
     pub(crate) fn per_layer_inputs(
         &self,
         hyper: &Hyperparameters<'_>,
@@ -155,8 +155,8 @@ impl LlamaLike {
         }
     }
 
-    /// Tokens that have embeddings for layers. Where there are fewer than the vocabulary's, backends
-    /// refuse the others.
+    /// Tokens that have embeddings for layers. Where there are fewer than the vocabulary's,
+    /// backends refuse the others.
     fn per_layer_vocab(
         &self,
         hyper: &Hyperparameters<'_>,

@@ -1,8 +1,8 @@
 //! The Llama family: each member is a table row over the shared decoder block.
 //!
 //! A member specifies what cannot be read from its files: how its positions rotate, which biases
-//! and norms its blocks have, which layers see a window. Invariant: no member of the table has
-//! code of its own here; Gemma 3n, which is wired otherwise, is a module. Knows nothing of devices or
+//! and norms its blocks have, which layers see a window. Invariant: no member of the table has code
+//! of its own here; Gemma 3n, which is wired otherwise, is a module. Knows nothing of devices or
 //! memories.
 //!
 //! ```

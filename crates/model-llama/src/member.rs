@@ -12,43 +12,43 @@ use model_core::blocks::{
 };
 use model_core::windows::WindowPattern;
 
-/// What sets one member of the family apart.
+/// The traits of one member of the family.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LlamaLike {
     /// The name in `general.architecture`.
     pub name: &'static str,
     /// The norms of rows.
     pub norm: NormKind,
-    /// Where they stand.
+    /// The places of the norms.
     pub arrangement: Arrangement,
     /// Models of the member whose blocks read the same rows.
     pub parallel: Parallel,
-    /// What the files call the gain of the norm before the feed-forward block, behind the layer.
+    /// The name in files of the gain of the norm before the feed-forward block, behind the layer.
     pub feed_forward_norm: &'static str,
-    /// Which tokens of a text see which.
+    /// The visibility of a text's tokens.
     pub sight: Sight,
-    /// What attention remembers.
+    /// The rows that attention stores.
     pub attention: AttentionForm,
     /// The matrices of queries, keys and values.
     pub qkv: QkvWeights,
-    /// Which projections have a bias.
+    /// The projections that have a bias.
     pub bias: Biases,
     /// Norms of queries and keys; those without a gain in layers that rotate only.
     pub qk_norm: QkNorm,
-    /// Which models have them.
+    /// The models that have them.
     pub qk_normed: QkNormed,
-    /// What the values of an attention are.
+    /// The values of an attention.
     pub values: ValueForm,
     /// Layers that attend over the rows of others.
     pub sharing: RowSharing,
     /// Widths of heads.
     pub head_widths: HeadWidths,
-    /// How queries and keys rotate. The rows of `llama` files are arranged for
+    /// The rotation of queries and keys. The rows of `llama` files are arranged for
     /// [`RopeStyle::Norm`].
     pub rope: RopeStyle,
     /// In which layers they do.
     pub rotated: RotatedLayers,
-    /// How the pairs lie that rotate with rows and columns of images, where some do.
+    /// The layout of the pairs that rotate with rows and columns of images, where some do.
     pub sections: Option<SectionOrder>,
     /// Positions besides rotations.
     pub positions: Positions,
@@ -68,7 +68,7 @@ pub struct LlamaLike {
     pub activation: Activation,
     /// Mixtures of experts.
     pub mixtures: Mixtures,
-    /// What every layer gets of a token besides.
+    /// The further inputs of every layer.
     pub per_layer: PerLayer,
     /// Factor on the embeddings.
     pub embedding: EmbeddingScale,
@@ -82,7 +82,7 @@ pub struct LlamaLike {
     pub soft_caps: SoftCaps,
 }
 
-/// Which tokens of a text see which.
+/// The visibility of a text's tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sight {
     /// Each sees those before it.
@@ -93,7 +93,7 @@ pub enum Sight {
     WholeText(MaskPlace),
 }
 
-/// What the attention of a model remembers of each token.
+/// The rows that the attention of a model stores for each token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AttentionForm {
     /// Keys and values.
@@ -105,7 +105,7 @@ pub enum AttentionForm {
     IndexedLatents,
 }
 
-/// What the values of an attention are.
+/// The values of an attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ValueForm {
     /// A projection.
@@ -117,7 +117,7 @@ pub enum ValueForm {
     NormedOrKeys,
 }
 
-/// Which layers attend over the keys and values of others.
+/// The layers that attend over the keys and values of others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RowSharing {
     /// None of them.
@@ -150,7 +150,7 @@ pub enum PerLayer {
     InputsAndScales,
 }
 
-/// Which models of a member compute both blocks of a layer from the same rows.
+/// The models of a member that compute both blocks of a layer from the same rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Parallel {
     /// As the member's arrangement says.
@@ -162,7 +162,7 @@ pub enum Parallel {
     IfNamed,
 }
 
-/// How a model tells positions apart besides rotating queries and keys.
+/// The encoding of positions besides the rotation of queries and keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Positions {
     /// It does not.
@@ -178,17 +178,17 @@ pub enum Positions {
     ScaledBiasesIfNamed,
 }
 
-/// Whether values of queries, keys and values have a bound.
+/// The bound on the values of queries, keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QkvClamp {
     /// They have none.
     #[default]
     None,
-    /// Where the file names one (MPT).
+    /// The file's bound, if it names one (MPT).
     IfNamed,
 }
 
-/// Whether embeddings are normed before the first layer.
+/// The norm of embeddings before the first layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EmbeddingNorm {
     /// They are not.
@@ -198,7 +198,7 @@ pub enum EmbeddingNorm {
     Normed,
 }
 
-/// Which projections of an attention have a bias.
+/// The projections of an attention that have a bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Biases {
     /// These.
@@ -207,7 +207,7 @@ pub enum Biases {
     AsInFile,
 }
 
-/// Which models of a member have norms of queries and keys.
+/// The models of a member that have norms of queries and keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QkNormed {
     /// All.
@@ -220,7 +220,7 @@ pub enum QkNormed {
     AsInFile,
 }
 
-/// Which layers rotate queries and keys.
+/// The layers that rotate queries and keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RotatedLayers {
     /// All.
@@ -238,7 +238,7 @@ pub enum RotatedLayers {
     AllButEvery(usize),
 }
 
-/// Which layers of a model see a window.
+/// The layers of a model that see a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum LayerWindows {
     /// None, whatever the file specifies.
@@ -246,22 +246,22 @@ pub enum LayerWindows {
     None,
     /// Those that the file names, or else the pattern.
     Sliding {
-        /// Where the file does not specify which layers are windowed.
+        /// The windowed layers where the file does not specify them.
         pattern: WindowPattern,
-        /// How they rotate.
+        /// Their rotation.
         rope: WindowedRope,
     },
     /// The same where the file names a window, or else none (Mistral and StarCoder 2, whose GGUF
     /// files never do; OLMo 3 next to 2).
     IfNamed {
-        /// Where the file does not specify which layers are windowed.
+        /// The windowed layers where the file does not specify them.
         pattern: WindowPattern,
-        /// How they rotate.
+        /// Their rotation.
         rope: WindowedRope,
     },
     /// Those of the pattern, in chunks.
     Chunked {
-        /// Which layers.
+        /// The pattern of windowed layers.
         pattern: WindowPattern,
         /// Tokens of a chunk, where the file does not specify it.
         n_tokens: u32,
@@ -269,7 +269,7 @@ pub enum LayerWindows {
 }
 
 impl RotatedLayers {
-    /// Whether this layer with this window rotates, in a file that names windows where it has them.
+    /// True if this layer with this window rotates, in a file that names windows where it has them.
     pub(crate) fn includes(self, layer: usize, window: Window) -> bool {
         match self {
             Self::All | Self::IfTrained => true,
@@ -281,7 +281,7 @@ impl RotatedLayers {
 }
 
 impl LayerWindows {
-    /// How layers with a window rotate.
+    /// The rotation of layers with a window.
     pub(crate) fn rope(self) -> WindowedRope {
         match self {
             Self::Sliding { rope, .. } | Self::IfNamed { rope, .. } => rope,
@@ -290,7 +290,7 @@ impl LayerWindows {
     }
 }
 
-/// How windowed layers rotate.
+/// The rotation of windowed layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum WindowedRope {
     /// As the others.
@@ -327,7 +327,7 @@ pub enum QueryScale {
     Tempered {
         /// After how many positions it grows.
         every: u32,
-        /// How much.
+        /// The strength of the growth.
         strength: f32,
     },
     /// One that grows after each original context, in all layers, where the file names its strength
@@ -369,19 +369,19 @@ pub enum LogitScale {
     DividedBy,
 }
 
-/// Whether a model bends its scores and logits.
+/// The soft caps of a model's scores and logits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SoftCaps {
     /// It does not: a file with caps is refused.
     #[default]
     None,
-    /// Where the file names caps.
+    /// The file's caps, if it names any.
     FromFile,
     /// The same for logits alone (Gemma 4).
     Logits,
 }
 
-/// Whether a model has mixtures of experts.
+/// The mixtures of experts of a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Mixtures {
     /// None: a file with experts is refused.
@@ -391,28 +391,29 @@ pub enum Mixtures {
     Allowed(Mixture),
     /// In every layer that has a router: a file without experts is refused.
     Always(Mixture),
-    /// Next to a dense block in every layer that has a router, where the file has experts (Gemma 4).
+    /// Next to a dense block in every layer that has a router, where the file has experts (Gemma
+    /// 4).
     WithDense(Mixture),
 }
 
-/// How a mixture of experts works.
+/// The parts of a mixture of experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mixture {
     /// Makes weights of a router's logits, where the file does not specify it.
     pub route: RouteGate,
-    /// What besides the logits decides on the experts of a row and their weights.
+    /// The rule that, besides the logits, decides on the experts of a row and their weights.
     pub routing: MixtureRouting,
-    /// What the weights add up to, where the file does not specify it.
+    /// The sum of the weights, where the file does not specify it.
     pub sum: RouteSum,
-    /// What they are applied to.
+    /// The rows that the weights are applied to.
     pub scaling: ExpertScaling,
-    /// What an expert does with its gate.
+    /// The gate of an expert.
     pub gate: ExpertGate,
     /// Biases of the router and of the experts.
     pub bias: ExpertBias,
 }
 
-/// What besides a router's logits decides on the experts of a row and their weights.
+/// The rule that, besides a router's logits, decides on the experts of a row and their weights.
 ///
 /// Biases are of the choice only. A factor on the weights, and groups of experts of which only the
 /// best are chosen from, are those that the file names: after a softmax a group is worth its best
@@ -424,6 +425,6 @@ pub enum MixtureRouting {
     Plain,
     /// Biases, and what the file names.
     Biased,
-    /// What the file names, and biases where a sigmoid makes weights of logits (DeepSeek).
+    /// The file's groups and factor, and biases where a sigmoid makes weights of logits (DeepSeek).
     BiasedAfterSigmoid,
 }

@@ -15,7 +15,7 @@ use model_core::hyperparameters::{Hyperparameters, optional_weight};
 use crate::member::{LlamaLike, Mixture, MixtureRouting, Mixtures};
 
 impl LlamaLike {
-    /// What every layer does after its attention.
+    /// The block of every layer after its attention.
     pub(crate) fn feed_forwards(
         &self,
         hyper: &Hyperparameters<'_>,
@@ -71,9 +71,10 @@ impl LlamaLike {
                     hidden: up.shape().first().copied().unwrap_or(0),
                     activation: self.activation,
                     form: FeedForwardForm::Gated,
-                    share: match gate.is_some() {
-                        true => SharedShare::Routed,
-                        false => SharedShare::Whole,
+                    share: if gate.is_some() {
+                        SharedShare::Routed
+                    } else {
+                        SharedShare::Whole
                     },
                 }),
                 ..experts
@@ -82,7 +83,7 @@ impl LlamaLike {
         (0..n_layers).map(layer).collect()
     }
 
-    /// What a layer of the example does after its attention.
+    /// The block of the example's layers after their attention.
     pub(crate) fn example_feed_forward(&self) -> FeedForward {
         match self.mixtures {
             Mixtures::Always(mixture) => FeedForward::Experts(ExpertsBlock {
@@ -238,7 +239,7 @@ fn sparsemixer(
 }
 
 impl MixtureRouting {
-    /// What experts are chosen by, where `gate` makes weights of logits.
+    /// The values by which experts are chosen, where `gate` makes weights of logits.
     fn choice(self, gate: RouteGate) -> ExpertChoice {
         match (self, gate) {
             (Self::Plain, _)

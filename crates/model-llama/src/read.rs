@@ -25,7 +25,7 @@ use crate::member::{
 pub(crate) const SHIFTED_LOGITS: &str = "diffusion.shift_logits";
 
 impl LlamaLike {
-    /// Where the norms of this file's layers stand.
+    /// The places of the norms of this file's layers.
     fn arrangement(
         &self,
         hyper: &Hyperparameters<'_>,
@@ -41,7 +41,7 @@ impl LlamaLike {
         })
     }
 
-    /// What happens to embeddings before the first layer.
+    /// The work on embeddings before the first layer.
     fn decoder_input(&self, weights: &dyn WeightSource) -> Result<DecoderInput, ModelError> {
         if self.embedding_norm == EmbeddingNorm::Normed {
             return Ok(DecoderInput::Normed);
@@ -107,16 +107,15 @@ impl LlamaLike {
             || shared.rotated == RotatedLayers::IfTrained && trained == Some(false);
         let layer = |(at, (heads, window)): (usize, (HeadSizes, Window))| {
             let heads = self.heads_of(hyper, heads, window)?;
-            let rotation = match !none && shared.rotated.includes(at, window) {
-                true => {
-                    let rope = self.rope_of(hyper, window, heads.k_dim, weights)?;
-                    let sections = self.sections.map(|o| hyper.rope_sections(o, rope.n_rot));
-                    Rotation {
-                        sections: sections.transpose()?,
-                        rope: Some(rope),
-                    }
+            let rotation = if !none && shared.rotated.includes(at, window) {
+                let rope = self.rope_of(hyper, window, heads.k_dim, weights)?;
+                let sections = self.sections.map(|o| hyper.rope_sections(o, rope.n_rot));
+                Rotation {
+                    sections: sections.transpose()?,
+                    rope: Some(rope),
                 }
-                false => Rotation::default(),
+            } else {
+                Rotation::default()
             };
             let scale = shared
                 .scale
@@ -175,12 +174,15 @@ impl Sight {
     }
 }
 
-/// Which rows hold the logits of masks, where the file says so.
+/// The rows that hold the logits of masks, where the file says so.
 fn mask_place(metadata: &Metadata) -> Result<Option<MaskPlace>, ModelError> {
     let shifted: Option<bool> = metadata.optional(SHIFTED_LOGITS)?;
-    Ok(shifted.map(|shifted| match shifted {
-        true => MaskPlace::Before,
-        false => MaskPlace::Own,
+    Ok(shifted.map(|shifted| {
+        if shifted {
+            MaskPlace::Before
+        } else {
+            MaskPlace::Own
+        }
     }))
 }
 

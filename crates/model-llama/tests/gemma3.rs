@@ -73,9 +73,10 @@ fn layers_have_the_windows_and_rotations_of_the_file() {
         let mut seen = 0;
         Runner::with_memory(candle(), &case, &Setup::default(), |model| {
             for (layer, _) in model.layers().iter() {
-                let window = match full_layers.contains(&layer.as_usize()) {
-                    true => Window::Full,
-                    false => Window::Sliding(n_swa),
+                let window = if full_layers.contains(&layer.as_usize()) {
+                    Window::Full
+                } else {
+                    Window::Sliding(n_swa)
                 };
                 assert_eq!(model.layers().attention(layer).unwrap().window, window);
                 seen += 1;

@@ -82,7 +82,7 @@ fn choices_are_the_same_in_pieces_and_beside_others() {
     }
 }
 
-/// How far the likeliest tokens may move by the type of rows: mean divergence of their
+/// The bound on the change of the likeliest tokens by the type of rows: mean divergence of their
 /// distribution from the reference's, in nats a token. A near-tie turns: then another row is
 /// attended over.
 const TYPES: [(KvType, f64); 2] = [(KvType::F16, 0.1), (KvType::BF16, 0.17)];

@@ -39,7 +39,7 @@ fn a_layer_remembers_one_row_a_token_for_all_heads() {
     assert!(error.contains("values"), "{error}");
 }
 
-/// How far the likeliest tokens may move by the type of rows: mean divergence of their
+/// The bound on the change of the likeliest tokens by the type of rows: mean divergence of their
 /// distribution from the reference's, in nats a token.
 const TYPES: [(KvType, f64); 6] = [
     (KvType::F16, 5e-5),
@@ -119,9 +119,10 @@ fn sizes_that_do_not_fit_are_refused_by_their_key() {
     ] {
         let key = format!("deepseek2.{key}");
         let error = error("deepseek_v3", |metadata| drop(metadata.insert(&key, value)));
-        let named = match key.ends_with("kv_lora_rank") && value > 0 {
-            true => "deepseek2.attention.key_length",
-            false => &*key,
+        let named = if key.ends_with("kv_lora_rank") && value > 0 {
+            "deepseek2.attention.key_length"
+        } else {
+            &*key
         };
         assert!(error.contains(named), "{key}: {error}");
     }

@@ -22,14 +22,14 @@ fn keys_and_values_are_the_references() {
     }
 }
 
-/// 11 bits of mantissa in K and V move these logits (spread 3) by up to 0.033 (gemma4_moe), and more
-/// where noise of the embeddings does, too.
+/// 11 bits of mantissa in K and V move these logits (spread 3) by up to 0.033 (gemma4_moe), and
+/// more where noise of the embeddings does, too.
 const F16_TOLERANCE: f32 = 0.04;
 /// A value half-way between two f16 may be rounded up by one backend and down by the other, which
 /// sum in another order: up to 0.0076 in a logit (phi3).
 const F16_TIE_TOLERANCE: f32 = 1e-2;
-/// Sparsemixer gives an expert a share at once where it comes near enough to another: rounding by f16
-/// moves some of phimoe's logits by 0.24.
+/// Sparsemixer gives an expert a share at once where it comes near enough to another: rounding by
+/// f16 moves some of phimoe's logits by 0.24.
 const F16_JUMP: f32 = 0.5;
 
 #[test]
@@ -57,8 +57,8 @@ fn f16_rows_stay_near_the_reference() {
     }
 }
 
-/// llama.cpp's converter writes neither a jitter nor a second factor, and the `eps` of norms under the
-/// key of RMS norms: the model is that of published files all the same.
+/// llama.cpp's converter writes neither a jitter nor a second factor, and the `eps` of norms under
+/// the key of RMS norms: the model is that of published files all the same.
 #[test]
 fn phimoe_without_keys_of_our_own_is_the_published_model() {
     let case = Case::named(CASES, "phimoe");

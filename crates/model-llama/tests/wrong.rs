@@ -18,10 +18,11 @@ fn settings_that_cannot_be_are_refused_by_their_key() {
         let error = error(
             case,
             |metadata| {
-                match as_count {
-                    true => metadata.insert(key, value as u32),
-                    false => metadata.insert(key, value),
-                };
+                if as_count {
+                    metadata.insert(key, value as u32);
+                } else {
+                    metadata.insert(key, value);
+                }
             },
             "",
         );

@@ -15,11 +15,11 @@ use model_core::blocks::{
 };
 use model_core::hyperparameters::{HeadSizes, Hyperparameters};
 
-use crate::family::{ExampleSizes, MambaLike, Wired};
+use crate::family::{ExampleSizes, MambaLike, WiredLayers};
 use crate::feed_forwards::{Routing, dense, feed_forwards};
 use crate::hybrids::{example_heads, layers};
 
-/// How the files of an architecture lay out a mixer.
+/// The layout of a mixer in the files of an architecture.
 #[derive(Clone, Copy)]
 struct Layout {
     sharing: KeySharing,
@@ -64,22 +64,21 @@ fn read(
     hyper: &Hyperparameters<'_>,
     weights: &dyn WeightSource,
     layout: Layout,
-) -> Result<Wired, ModelError> {
+) -> Result<WiredLayers, ModelError> {
     let (n_layers, dim) = (hyper.n_layers()?, hyper.count("embedding_length")?);
     let delta = delta_mixer(hyper, layout)?;
     let heads = hyper.heads(n_layers, dim)?;
     let mut mixers = Vec::with_capacity(n_layers);
     for (heads, is_recurrent) in heads.into_iter().zip(recurrent_layers(hyper, n_layers)?) {
-        mixers.push(match is_recurrent {
-            true => Mixer::Recurrent(SsmMixer::Delta(delta)),
-            false => {
-                let rope = hyper.rope(RopeStyle::Neox, heads.k_dim, weights)?;
-                let sections = sections(hyper, rope.n_rot)?;
-                Mixer::Attention(AttentionBlock {
-                    sections,
-                    ..gated_attention(hyper, heads, rope)?
-                })
-            }
+        mixers.push(if is_recurrent {
+            Mixer::Recurrent(SsmMixer::Delta(delta))
+        } else {
+            let rope = hyper.rope(RopeStyle::Neox, heads.k_dim, weights)?;
+            let sections = sections(hyper, rope.n_rot)?;
+            Mixer::Attention(AttentionBlock {
+                sections,
+                ..gated_attention(hyper, heads, rope)?
+            })
         });
     }
     let mut layers = layers(mixers, feed_forwards(hyper, weights, Routing::SOFTMAX)?);
@@ -87,14 +86,14 @@ fn read(
     Ok(wired(layers.into()))
 }
 
-fn wired(wired: Wired) -> Wired {
-    Wired {
+fn wired(wired: WiredLayers) -> WiredLayers {
+    WiredLayers {
         ffn_norm: FFN_NORM,
         ..wired
     }
 }
 
-/// Which layers are recurrent.
+/// The layers that are recurrent.
 fn recurrent_layers(hyper: &Hyperparameters<'_>, n_layers: usize) -> Result<Vec<bool>, ModelError> {
     if let Some(flags) = hyper.optional_flags("attention.recurrent_layers", n_layers)? {
         return Ok(flags);
@@ -110,11 +109,12 @@ fn recurrent_layers(hyper: &Hyperparameters<'_>, n_layers: usize) -> Result<Vec<
 
 /// The pairs that rotate with rows and columns of images, where the file names any.
 fn sections(hyper: &Hyperparameters<'_>, n_rot: usize) -> Result<Option<RopeSections>, ModelError> {
-    match hyper.has("rope.dimension_sections") {
-        true => hyper
+    if hyper.has("rope.dimension_sections") {
+        hyper
             .rope_sections(SectionOrder::Interleaved, n_rot)
-            .map(Some),
-        false => Ok(None),
+            .map(Some)
+    } else {
+        Ok(None)
     }
 }
 
@@ -179,7 +179,7 @@ fn gated_attention(
 }
 
 /// Two layers of the smallest published sizes.
-fn example(layout: Layout, feed_forward: FeedForward) -> (ExampleSizes, Wired) {
+fn example(layout: Layout, feed_forward: FeedForward) -> (ExampleSizes, WiredLayers) {
     let delta = DeltaMixerBlock {
         n_heads: 32,
         key_heads: 16,

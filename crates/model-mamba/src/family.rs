@@ -19,14 +19,14 @@ pub struct MambaLike {
     /// The name in `general.architecture`.
     pub name: &'static str,
     /// Its layers, from a file.
-    pub(crate) read: fn(&Hyperparameters<'_>, &dyn WeightSource) -> Result<Wired, ModelError>,
+    pub(crate) read: fn(&Hyperparameters<'_>, &dyn WeightSource) -> Result<WiredLayers, ModelError>,
     /// Two layers with settings of the usual size.
-    pub(crate) example: fn() -> (ExampleSizes, Wired),
+    pub(crate) example: fn() -> (ExampleSizes, WiredLayers),
 }
 
 /// Layers, and how a model is wired around them.
 #[derive(Clone, Debug)]
-pub(crate) struct Wired {
+pub(crate) struct WiredLayers {
     pub(crate) layers: Vec<DecoderLayer>,
     /// See [`Decoder::feed_forward_norm`].
     pub(crate) ffn_norm: &'static str,
@@ -38,7 +38,7 @@ pub(crate) struct Wired {
     pub(crate) logit_cap: Option<f32>,
 }
 
-impl From<Vec<DecoderLayer>> for Wired {
+impl From<Vec<DecoderLayer>> for WiredLayers {
     fn from(layers: Vec<DecoderLayer>) -> Self {
         Self {
             layers,
@@ -58,7 +58,7 @@ pub(crate) struct ExampleSizes {
     pub(crate) context_length: usize,
 }
 
-impl Wired {
+impl WiredLayers {
     /// A decoder whose embedding matrix is its output matrix too.
     fn decoder(self, [vocab, dim]: [usize; 2], eps: f32) -> Decoder {
         Decoder {

@@ -14,14 +14,15 @@ use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
 const ACTIVATION: Activation = Activation::Silu;
 
-/// How the experts of an architecture are chosen and weighed, where the file does not specify it.
+/// The way the experts of an architecture are chosen and weighed, where the file does not specify
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Routing {
     /// Makes weights of a router's logits.
     pub(crate) gate: RouteGate,
-    /// What the weights of chosen experts add up to.
+    /// The sum of the weights of chosen experts.
     pub(crate) sum: RouteSum,
-    /// What experts are chosen by.
+    /// The values by which experts are chosen.
     pub(crate) choice: ExpertChoice,
 }
 
@@ -50,7 +51,7 @@ pub(crate) fn dense(hidden: usize) -> FeedForward {
     })
 }
 
-/// What follows the mixer of each layer: where the layer has a router, a mixture of experts.
+/// The block after the mixer of each layer: where the layer has a router, a mixture of experts.
 pub(crate) fn feed_forwards(
     hyper: &Hyperparameters<'_>,
     weights: &dyn WeightSource,
@@ -123,7 +124,7 @@ pub(crate) fn experts(
     })
 }
 
-/// What makes weights of a router's logits.
+/// The function from a router's logits to weights.
 fn route_gate(hyper: &Hyperparameters<'_>, routing: Routing) -> Result<RouteGate, ModelError> {
     let key = "expert_gating_func";
     match hyper.optional::<u32>(key)? {

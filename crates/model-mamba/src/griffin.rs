@@ -15,7 +15,7 @@ use model_core::blocks::{
 };
 use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
 
-use crate::family::{ExampleSizes, MambaLike, Wired};
+use crate::family::{ExampleSizes, MambaLike, WiredLayers};
 use crate::hybrids::{Kinds, example_heads, layers, mixers};
 
 /// RecurrentGemma.
@@ -27,7 +27,10 @@ pub(crate) const RECURRENT_GEMMA: MambaLike = MambaLike {
 
 const ACTIVATION: Activation = Activation::GeluTanh;
 
-fn read(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<Wired, ModelError> {
+fn read(
+    hyper: &Hyperparameters<'_>,
+    weights: &dyn WeightSource,
+) -> Result<WiredLayers, ModelError> {
     let (n_layers, dim) = (hyper.n_layers()?, hyper.count("embedding_length")?);
     let lru = recurrence(hyper)?;
     let window = Window::Sliding(hyper.count("attention.sliding_window")? as u32);
@@ -53,7 +56,7 @@ fn read(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<Wired
     };
     let hidden = hyper.count("feed_forward_length")?;
     let wired = wired(mixers(hyper, &kinds)?, hidden, dim);
-    Ok(Wired {
+    Ok(WiredLayers {
         logit_cap: hyper
             .positive("final_logit_softcapping")?
             .map(|cap| cap as f32),
@@ -85,14 +88,14 @@ fn attention(heads: HeadSizes, rope: RopeSpec, window: Window) -> AttentionBlock
     }
 }
 
-fn wired(mixers: Vec<Mixer>, hidden: usize, dim: usize) -> Wired {
+fn wired(mixers: Vec<Mixer>, hidden: usize, dim: usize) -> WiredLayers {
     let feed_forward = FeedForward::Dense(FeedForwardBlock {
         hidden,
         activation: ACTIVATION,
         form: FeedForwardForm::GatedWithBias,
     });
     let feed_forwards = vec![feed_forward; mixers.len()];
-    Wired {
+    WiredLayers {
         multipliers: Multipliers {
             embedding: Some(embedding_scale(dim)),
             ..Multipliers::default()
@@ -109,7 +112,7 @@ fn embedding_scale(dim: usize) -> f32 {
 }
 
 /// Two layers of the smallest published sizes.
-fn example() -> (ExampleSizes, Wired) {
+fn example() -> (ExampleSizes, WiredLayers) {
     let lru = RgLruBlock {
         channels: 2560,
         n_heads: 10,
@@ -136,7 +139,7 @@ fn example() -> (ExampleSizes, Wired) {
         dim: 2560,
         context_length: 8192,
     };
-    let wired = Wired {
+    let wired = WiredLayers {
         logit_cap: Some(30.0),
         ..wired(mixers, 7680, sizes.dim)
     };

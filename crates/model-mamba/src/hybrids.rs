@@ -13,7 +13,7 @@ use model_core::blocks::{
 };
 use model_core::hyperparameters::{HeadSizes, Hyperparameters};
 
-use crate::family::{ExampleSizes, MambaLike, Wired};
+use crate::family::{ExampleSizes, MambaLike, WiredLayers};
 use crate::feed_forwards::{Routing, dense, feed_forwards};
 use crate::read::{example_mamba2, mamba_mixer, mamba2_mixer};
 
@@ -50,7 +50,7 @@ pub(crate) const GRANITE_HYBRID: MambaLike = MambaLike {
             Mixer::Recurrent(example_mamba2(3072, 48)),
             Mixer::Attention(attention(example_heads(12, 128), Some(1.0 / 128.0), None)),
         ];
-        let wired = Wired {
+        let wired = WiredLayers {
             multipliers: Multipliers {
                 embedding: Some(12.0),
                 residual: Some(0.22),
@@ -102,7 +102,7 @@ pub(crate) fn attention(
     }
 }
 
-/// What a recurrent and an attending layer of a model are.
+/// The recurrent and the attending layers of a model.
 pub(crate) struct Kinds<'a> {
     pub(crate) recurrent: &'a dyn Fn(usize) -> Result<SsmMixer, ModelError>,
     pub(crate) attending: &'a dyn Fn(HeadSizes) -> Result<AttentionBlock, ModelError>,
@@ -133,7 +133,10 @@ pub(crate) fn layers(mixers: Vec<Mixer>, feed_forwards: Vec<FeedForward>) -> Vec
     layers.map(layer).collect()
 }
 
-fn jamba(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<Wired, ModelError> {
+fn jamba(
+    hyper: &Hyperparameters<'_>,
+    weights: &dyn WeightSource,
+) -> Result<WiredLayers, ModelError> {
     let norms = InnerNorms::WithGains {
         eps: hyper.norm_eps()?,
     };
@@ -148,14 +151,17 @@ fn jamba(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<Wire
 fn granite_hybrid(
     hyper: &Hyperparameters<'_>,
     weights: &dyn WeightSource,
-) -> Result<Wired, ModelError> {
+) -> Result<WiredLayers, ModelError> {
     let factor = |name| Ok::<_, ModelError>(hyper.positive(name)?.map(|f| f as f32));
     let scale = factor("attention.scale")?;
     // Whether positions rotate: the only thing that this key says here.
     let rotates = hyper.optional("rope.scaling.finetuned")?.unwrap_or(true);
-    let rope = |heads: HeadSizes| match rotates {
-        true => hyper.rope(RopeStyle::Norm, heads.k_dim, weights).map(Some),
-        false => Ok(None),
+    let rope = |heads: HeadSizes| {
+        if rotates {
+            hyper.rope(RopeStyle::Norm, heads.k_dim, weights).map(Some)
+        } else {
+            Ok(None)
+        }
     };
     let kinds = Kinds {
         recurrent: &|layer| mamba2_mixer(hyper, weights, layer).map(SsmMixer::Mamba2),
@@ -163,7 +169,7 @@ fn granite_hybrid(
     };
     let mixers = mixers(hyper, &kinds)?;
     let fed = feed_forwards(hyper, weights, Routing::SOFTMAX)?;
-    Ok(Wired {
+    Ok(WiredLayers {
         multipliers: Multipliers {
             embedding: factor("embedding_scale")?,
             residual: factor("residual_scale")?,
@@ -173,7 +179,10 @@ fn granite_hybrid(
     })
 }
 
-fn falcon_h1(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<Wired, ModelError> {
+fn falcon_h1(
+    hyper: &Hyperparameters<'_>,
+    weights: &dyn WeightSource,
+) -> Result<WiredLayers, ModelError> {
     let (n_layers, dim) = (hyper.n_layers()?, hyper.count("embedding_length")?);
     let scale = hyper.positive("attention.scale")?.map(|scale| scale as f32);
     let heads = hyper.heads(n_layers, dim)?.into_iter().enumerate();
@@ -189,8 +198,8 @@ fn falcon_h1(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<
 }
 
 /// The name of one gain has no ending in these files.
-fn falcon_wired(layers: Vec<DecoderLayer>) -> Wired {
-    Wired {
+fn falcon_wired(layers: Vec<DecoderLayer>) -> WiredLayers {
+    WiredLayers {
         ffn_norm: "ffn_norm",
         ..layers.into()
     }

@@ -12,7 +12,7 @@ use model_core::blocks::{
 };
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
-use crate::family::{ExampleSizes, MambaLike, Wired};
+use crate::family::{ExampleSizes, MambaLike, WiredLayers};
 use crate::feed_forwards::{Routing, dense, feed_forwards};
 use crate::hybrids::layers;
 
@@ -23,7 +23,10 @@ pub(crate) const KIMI_LINEAR: MambaLike = MambaLike {
     example,
 };
 
-fn read(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<Wired, ModelError> {
+fn read(
+    hyper: &Hyperparameters<'_>,
+    weights: &dyn WeightSource,
+) -> Result<WiredLayers, ModelError> {
     let (n_layers, dim) = (hyper.n_layers()?, hyper.count("embedding_length")?);
     let head_dim = hyper.count("kda.head_dim")?;
     let kda = |layer: usize| {
@@ -89,7 +92,7 @@ fn latent_attention(hyper: &Hyperparameters<'_>) -> Result<LatentAttentionBlock,
 }
 
 /// Two layers of the published sizes.
-fn example() -> (ExampleSizes, Wired) {
+fn example() -> (ExampleSizes, WiredLayers) {
     let kda = KdaMixerBlock {
         n_heads: 32,
         head_dim: 128,

@@ -7,8 +7,8 @@
 //! [`Decoder`](model_core::blocks::Decoder) wires them. Invariant: a recurrent layer's memory does
 //! not grow with the text. Knows nothing of devices or memories.
 //!
-//! [`RWKV`] are the versions of RWKV, whose blocks shift tokens and sum up values with operations of
-//! their own, which the model brings along (`Model::custom_ops`).
+//! [`RWKV`] are the versions of RWKV, whose blocks shift tokens and sum up values with operations
+//! of their own, which the model brings along (`Model::custom_ops`).
 //!
 //! ```
 //! use model_core::architecture::Registry;

@@ -6,14 +6,14 @@ use model_core::blocks::{
 };
 use model_core::hyperparameters::Hyperparameters;
 
-use crate::family::{ExampleSizes, MambaLike, Wired};
+use crate::family::{ExampleSizes, MambaLike, WiredLayers};
 use crate::read::{example_mamba2, mamba_mixer, mamba2_mixer};
 
-/// Whether step sizes, B and C are normed: Falcon Mamba, whose files say `mamba` too.
+/// The norms of step sizes, B and C: Falcon Mamba's, whose files say `mamba` too.
 const INNER_NORMS: &str = "ssm.dt_b_c_rms";
-/// What these norms add to the mean square, where that is another number than in the other norms.
-/// Falcon Mamba was trained with 1e-6 here and 1e-5 there. The key is ours: without it, as in
-/// llama.cpp, all norms are alike.
+/// The epsilon of these norms, where it is another number than in the other norms. Falcon Mamba was
+/// trained with 1e-6 here and 1e-5 there. The key is ours: without it, as in llama.cpp, all norms
+/// are alike.
 const INNER_NORM_EPS: &str = "ssm.dt_b_c_rms_epsilon";
 
 /// Mamba-1, and Falcon Mamba.
@@ -54,7 +54,7 @@ const EXAMPLE_SIZES: ExampleSizes = ExampleSizes {
 };
 
 /// Equal layers without feed-forward blocks.
-fn wired(n_layers: usize, mixer: SsmMixer) -> Wired {
+fn wired(n_layers: usize, mixer: SsmMixer) -> WiredLayers {
     let layer = DecoderLayer {
         mixer: Mixer::Recurrent(mixer),
         feed_forward: None,

@@ -1,8 +1,8 @@
 //! MiniMax-Text-01 (arXiv 2501.08313): lightning attention, now and then attention, and mixtures of
 //! experts; what blocks add to is normed.
 //!
-//! Files tell by `attention.head_count_kv`: a layer without key/value heads has lightning attention.
-//! GGUF has no such architecture: its keys are ours.
+//! Files tell by `attention.head_count_kv`: a layer without key/value heads has lightning
+//! attention. GGUF has no such architecture: its keys are ours.
 
 use kv_core::graph::{Activation, RouteSpec};
 use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
@@ -14,7 +14,7 @@ use model_core::blocks::{
 };
 use model_core::hyperparameters::Hyperparameters;
 
-use crate::family::{ExampleSizes, MambaLike, Wired};
+use crate::family::{ExampleSizes, MambaLike, WiredLayers};
 use crate::feed_forwards::{Routing, feed_forwards};
 use crate::hybrids::{Kinds, attention, example_heads, mixers};
 
@@ -54,12 +54,16 @@ impl Factors {
     }
 }
 
-fn read(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<Wired, ModelError> {
+fn read(
+    hyper: &Hyperparameters<'_>,
+    weights: &dyn WeightSource,
+) -> Result<WiredLayers, ModelError> {
     let factor = |key: String| {
         let factor = hyper.optional::<f32>(&key)?.unwrap_or(1.0);
-        match factor.is_finite() {
-            true => Ok(factor),
-            false => Err(hyper.wrong(&key, format!("{factor} is not possible"))),
+        if factor.is_finite() {
+            Ok(factor)
+        } else {
+            Err(hyper.wrong(&key, format!("{factor} is not possible")))
         }
     };
     let factors = |of: &str| {
@@ -94,7 +98,7 @@ fn read(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<Wired
 }
 
 /// Two layers of the published sizes.
-fn example() -> (ExampleSizes, Wired) {
+fn example() -> (ExampleSizes, WiredLayers) {
     let lightning = LightningBlock {
         n_heads: 64,
         dim: 128,

@@ -14,7 +14,7 @@ use model_core::blocks::{
 };
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
-use crate::family::{MambaLike, Wired};
+use crate::family::{MambaLike, WiredLayers};
 use crate::feed_forwards::{Routing, experts};
 use crate::hybrids::{attention, example_heads, example_sizes};
 use crate::read::{example_mamba2, mamba2_mixer};
@@ -80,7 +80,7 @@ fn shared(hidden: usize) -> SharedExpert {
     }
 }
 
-fn wired(mixers: Vec<Mixer>) -> Wired {
+fn wired(mixers: Vec<Mixer>) -> WiredLayers {
     let layer = |mixer| DecoderLayer {
         mixer,
         feed_forward: None,
@@ -90,7 +90,10 @@ fn wired(mixers: Vec<Mixer>) -> Wired {
     mixers.into_iter().map(layer).collect::<Vec<_>>().into()
 }
 
-fn read(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<Wired, ModelError> {
+fn read(
+    hyper: &Hyperparameters<'_>,
+    weights: &dyn WeightSource,
+) -> Result<WiredLayers, ModelError> {
     let (n_layers, dim) = (hyper.n_layers()?, hyper.count("embedding_length")?);
     let hidden = hyper.numbers("feed_forward_length", n_layers)?;
     let heads = hyper.heads_where_any(n_layers, dim)?.into_iter();

@@ -75,11 +75,12 @@ pub(crate) fn mamba2_mixer(
         n_heads,
         n_groups,
         conv_bias: conv_bias(weights, layer)?,
-        gated_norm: match has_norm {
-            true => GatedNorm::PerGroup {
+        gated_norm: if has_norm {
+            GatedNorm::PerGroup {
                 eps: hyper.norm_eps()?,
-            },
-            false => GatedNorm::None,
+            }
+        } else {
+            GatedNorm::None
         },
         time_steps: TimeSteps::Free,
     })

@@ -12,7 +12,7 @@ use model_core::blocks::{
 };
 use model_core::hyperparameters::{HeadSizes, Hyperparameters};
 
-use crate::family::{ExampleSizes, MambaLike, Wired};
+use crate::family::{ExampleSizes, MambaLike, WiredLayers};
 use crate::feed_forwards::{Routing, dense, feed_forwards};
 use crate::hybrids::{Kinds, example_heads, layers, mixers};
 
@@ -30,7 +30,10 @@ pub(crate) const LFM2_MOE: MambaLike = MambaLike {
     example: || example(vec![dense(7168), example_mixture()]),
 };
 
-fn read(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<Wired, ModelError> {
+fn read(
+    hyper: &Hyperparameters<'_>,
+    weights: &dyn WeightSource,
+) -> Result<WiredLayers, ModelError> {
     let conv = ShortConvBlock {
         channels: hyper.count("embedding_length")?,
         width: hyper.count("shortconv.l_cache")?,
@@ -57,15 +60,15 @@ fn attention(heads: HeadSizes, norm_eps: f32, rope: RopeSpec) -> AttentionBlock 
     }
 }
 
-fn wired(wired: Wired) -> Wired {
-    Wired {
+fn wired(wired: WiredLayers) -> WiredLayers {
+    WiredLayers {
         last_norm: LastNorm::Embedding,
         ..wired
     }
 }
 
 /// Two layers of the smallest published sizes.
-fn example(feed_forwards: Vec<FeedForward>) -> (ExampleSizes, Wired) {
+fn example(feed_forwards: Vec<FeedForward>) -> (ExampleSizes, WiredLayers) {
     let conv = ShortConvBlock {
         channels: 1024,
         width: 3,

@@ -7,7 +7,7 @@ use model_core::architecture::ModelError;
 use model_core::blocks::{MLstmBlock, Mixer, SsmMixer};
 use model_core::hyperparameters::Hyperparameters;
 
-use crate::family::{ExampleSizes, MambaLike, Wired};
+use crate::family::{ExampleSizes, MambaLike, WiredLayers};
 use crate::feed_forwards::dense;
 use crate::hybrids::layers;
 
@@ -18,7 +18,7 @@ pub(crate) const XLSTM: MambaLike = MambaLike {
     example,
 };
 
-fn read(hyper: &Hyperparameters<'_>, _: &dyn WeightSource) -> Result<Wired, ModelError> {
+fn read(hyper: &Hyperparameters<'_>, _: &dyn WeightSource) -> Result<WiredLayers, ModelError> {
     let n_layers = hyper.n_layers()?;
     let positive = |key: &str| match hyper.positive(key)? {
         Some(x) => Ok(x as f32),
@@ -37,17 +37,17 @@ fn read(hyper: &Hyperparameters<'_>, _: &dyn WeightSource) -> Result<Wired, Mode
     Ok(wired(n_layers, block, hidden, cap))
 }
 
-fn wired(n_layers: usize, block: MLstmBlock, hidden: usize, logit_cap: f32) -> Wired {
+fn wired(n_layers: usize, block: MLstmBlock, hidden: usize, logit_cap: f32) -> WiredLayers {
     let mixers = vec![Mixer::Recurrent(SsmMixer::MLstm(block)); n_layers];
     let layers = layers(mixers, vec![dense(hidden); n_layers]);
-    Wired {
+    WiredLayers {
         logit_cap: Some(logit_cap),
         ..layers.into()
     }
 }
 
 /// Two layers of the published sizes.
-fn example() -> (ExampleSizes, Wired) {
+fn example() -> (ExampleSizes, WiredLayers) {
     let block = MLstmBlock {
         n_heads: 8,
         k_dim: 256,

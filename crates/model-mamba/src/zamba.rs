@@ -15,7 +15,7 @@ use model_core::blocks::{
 };
 use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
 
-use crate::family::{ExampleSizes, MambaLike, Wired};
+use crate::family::{ExampleSizes, MambaLike, WiredLayers};
 use crate::hybrids::example_heads;
 use crate::read::{example_mamba2_block, mamba2_mixer};
 
@@ -26,16 +26,16 @@ pub(crate) const ZAMBA2: MambaLike = MambaLike {
     example,
 };
 
-/// What shared blocks of one model have in common.
-struct Shared {
+/// The sizes that shared blocks of one model have in common.
+struct SharedBlockSizes {
     dim: usize,
     hidden: usize,
     rank: usize,
-    /// Whether queries, keys and values have adapters; the feed-forward block always has.
+    /// The adapters of queries, keys and values; the feed-forward block always has them.
     adapts_attention: AdaptedAttention,
     /// The layers that have a block, in order.
     layers: Vec<usize>,
-    /// How many sets of matrices take turns.
+    /// The number of sets of matrices that take turns.
     n_blocks: usize,
 }
 
@@ -45,7 +45,7 @@ enum AdaptedAttention {
     No,
 }
 
-impl Shared {
+impl SharedBlockSizes {
     /// The block of the layer that is the `index`-th to have one.
     fn block(&self, index: usize, heads: HeadSizes, rope: Option<RopeSpec>) -> SharedBlock {
         let adapter = Adapter {
@@ -86,7 +86,10 @@ fn layer(shared: Option<SharedBlock>, ssm: Ssm2MixerBlock) -> DecoderLayer {
     }
 }
 
-fn read(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<Wired, ModelError> {
+fn read(
+    hyper: &Hyperparameters<'_>,
+    weights: &dyn WeightSource,
+) -> Result<WiredLayers, ModelError> {
     let (n_layers, dim) = (hyper.n_layers()?, hyper.count("embedding_length")?);
     let heads = hyper.heads_where_any(n_layers, dim)?;
     let with_heads = heads
@@ -94,7 +97,7 @@ fn read(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<Wired
         .enumerate()
         .filter(|(_, heads)| heads.is_some());
     let layers: Vec<usize> = with_heads.map(|(layer, _)| layer).collect();
-    let shared = Shared {
+    let shared = SharedBlockSizes {
         dim,
         hidden: hyper.count("feed_forward_length")?,
         rank: hyper.count("shared_block.lora_rank")?,
@@ -113,9 +116,10 @@ fn read(hyper: &Hyperparameters<'_>, weights: &dyn WeightSource) -> Result<Wired
         let block = match heads {
             None => None,
             Some(heads) => {
-                let rope = match rotates {
-                    true => Some(hyper.rope(RopeStyle::Neox, heads.k_dim, weights)?),
-                    false => None,
+                let rope = if rotates {
+                    Some(hyper.rope(RopeStyle::Neox, heads.k_dim, weights)?)
+                } else {
+                    None
                 };
                 index += 1;
                 Some(shared.block(index - 1, heads, rope))
@@ -148,7 +152,7 @@ fn mixer(
 }
 
 /// Three layers of the smallest published sizes.
-fn example() -> (ExampleSizes, Wired) {
+fn example() -> (ExampleSizes, WiredLayers) {
     let dim = 2048;
     let heads = HeadSizes {
         kv_heads: 32,
@@ -161,7 +165,7 @@ fn example() -> (ExampleSizes, Wired) {
         scaling: RopeScaling::None,
         factors: None,
     };
-    let shared = Shared {
+    let shared = SharedBlockSizes {
         dim,
         hidden: 8192,
         rank: 128,

@@ -1,5 +1,6 @@
-//! RWKV-6 and 7 in GGUF files as llama.cpp's converter writes them: shares in one tensor, weights that
-//! are halved with the rows, tensors that nothing reads. The logits are those of the directory.
+//! RWKV-6 and 7 in GGUF files as llama.cpp's converter writes them: shares in one tensor, weights
+//! that are halved with the rows, tensors that nothing reads. The logits are those of the
+//! directory.
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 

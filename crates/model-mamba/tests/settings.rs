@@ -4,7 +4,7 @@
 
 use crate::common::{CASES, IMAGES};
 use model_tests::defaults::Defaults;
-use model_tests::settings::{SettingsCheck, Stated};
+use model_tests::settings::{SettingsCheck, StatedDefault};
 
 /// Settings of training, libraries, tokenizers and kernels.
 const WITHOUT_EFFECT: &[&str] = &[
@@ -111,19 +111,19 @@ const WITHOUT_EFFECT_IN: &[(&str, &str)] = &[
     ("zamba2", "num_query_groups"),
 ];
 
-/// What classes take for settings that transformers' configs do not hold.
-const STATED: &[Stated] = &[
-    Stated {
+/// The defaults of classes for settings that transformers' configs do not hold.
+const STATED: &[StatedDefault] = &[
+    StatedDefault {
         recipe: "rwkv6",
         path: "head_size_divisor",
         value: "8", // the published class
     },
-    Stated {
+    StatedDefault {
         recipe: "qwen3_5",
         path: "rope_parameters.mrope_section",
         value: "null", // positions of a text are the same in all sections
     },
-    Stated {
+    StatedDefault {
         recipe: "qwen3_5_moe",
         path: "rope_parameters.mrope_section",
         value: "null", // likewise

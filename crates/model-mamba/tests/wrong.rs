@@ -7,7 +7,7 @@ use kv_core::weights::WeightSource;
 use model_tests::{Case, Recipe, refusal, remove_key};
 use serde_json::{Value, json};
 
-/// What is said of a directory with this value under a key of its config, or without the key.
+/// The error of a directory with this value under a key of its config, or without the key.
 fn directory_error(name: &'static str, key: &str, value: Option<Value>) -> String {
     let recipe = Recipe::named(name).with_config(|config| {
         let (object, key) = match key.split_once('.') {
@@ -425,8 +425,8 @@ fn configs_of_xlstm_mean_the_same_with_one_name_and_without_some() {
     assert_eq!(without.get("xlstm.mlstm.gate_softcapping"), Ok(15.0f32));
 }
 
-/// Published configs of Zamba2 have an older name for layers without a block; and what is left out is
-/// what transformers takes. Only the first layers with a block have its matrices.
+/// Published configs of Zamba2 have an older name for layers without a block; and what is left out
+/// is what transformers takes. Only the first layers with a block have its matrices.
 #[test]
 fn configs_of_zamba2_mean_the_same_with_older_names_and_without_some() {
     let registry = case("zamba2").registry();

@@ -13,7 +13,7 @@ use kv_core::{CellIdx, LayerIdx};
 use crate::compute::{Run, dot, one_row};
 
 /// A token that a query sees.
-struct Seen {
+struct SeenToken {
     /// Its position.
     pos: u32,
     /// `[kv_heads, k_dim]`.
@@ -22,10 +22,10 @@ struct Seen {
     value: Vec<f32>,
 }
 
-/// What attention of one head needs besides rows.
+/// The needs of one head's attention besides rows.
 struct Head<'a> {
     spec: &'a AttendSpec,
-    /// Which K/V head it reads.
+    /// The number of its K/V head.
     kv_head: usize,
     /// Of its linear bias; 0 without.
     slope: f64,
@@ -73,7 +73,12 @@ impl Run<'_> {
 }
 
 /// Decodes K and V of a cell that `layer` attends over.
-fn read(rows: &HostRows, layer: LayerIdx, cell: CellIdx, pos: u32) -> Result<Seen, BackendError> {
+fn read(
+    rows: &HostRows,
+    layer: LayerIdx,
+    cell: CellIdx,
+    pos: u32,
+) -> Result<SeenToken, BackendError> {
     let attended = rows.layout().attended(layer);
     let (_, stored) = attended.ok_or(BackendError::NoRows { layer })?;
     let decode = |kind, shape: RowShape| {
@@ -90,14 +95,14 @@ fn read(rows: &HostRows, layer: LayerIdx, cell: CellIdx, pos: u32) -> Result<See
             values.copied().collect()
         }
     };
-    Ok(Seen { pos, key, value })
+    Ok(SeenToken { pos, key, value })
 }
 
 impl Head<'_> {
     /// `softmax(scale q K^T) V`, `[v_dim]`; zeros where nothing is seen.
-    fn attend(&self, q: &[f32], seen: &[Seen]) -> Vec<f32> {
+    fn attend(&self, q: &[f32], seen: &[SeenToken]) -> Vec<f32> {
         let AttendSpec { k_dim, v_dim, .. } = *self.spec;
-        let score = |seen: &Seen| {
+        let score = |seen: &SeenToken| {
             let key = &seen.key[self.kv_head * k_dim..][..k_dim];
             let score = dot(q, key) * f64::from(self.spec.scale);
             let capped = match self.spec.soft_cap.map(f64::from) {

@@ -27,7 +27,7 @@ use kv_core::{
 #[cfg(test)]
 mod contract;
 
-/// How much a [`StreamingLlm`] keeps.
+/// The number of tokens that a [`StreamingLlm`] keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamingConfig {
     /// Number of sequences.
@@ -69,16 +69,17 @@ impl StreamingLlm {
         self.config.n_sinks + self.config.n_recent
     }
 
-    /// What a sequence holds, in the order of positions.
+    /// The contents of a sequence, in the order of positions.
     pub fn tokens(&self, seq: SeqId) -> &[Token] {
         self.tokens.get(seq.as_usize()).map_or(&[], Vec::as_slice)
     }
 
     fn check_seq(&self, seq: SeqId) -> Result<(), Refusal> {
         let n_seqs = self.config.n_seqs;
-        match seq.0 < n_seqs {
-            true => Ok(()),
-            false => Err(Refusal::NoSuchSequence { seq, n_seqs }),
+        if seq.0 < n_seqs {
+            Ok(())
+        } else {
+            Err(Refusal::NoSuchSequence { seq, n_seqs })
         }
     }
 
@@ -103,7 +104,7 @@ impl StreamingLlm {
         })
     }
 
-    /// What is evicted of a sequence before it is given `n_new` tokens.
+    /// The edits that evict tokens of a sequence before it is given `n_new` tokens.
     fn evictions(&self, seq: SeqId, n_new: usize) -> Vec<Edit> {
         let tokens = self.tokens(seq);
         let n_missing = (tokens.len() + n_new).saturating_sub(self.n_cells() as usize);
@@ -135,7 +136,7 @@ impl StreamingLlm {
         edits
     }
 
-    /// Where tokens would be after a move, or why it cannot be.
+    /// The tokens after a move, or the reason why it cannot be.
     fn moved(&self, seq: SeqId, range: PosRange, change: PosChange) -> Result<Vec<Token>, Refusal> {
         self.check_seq(seq)?;
         let PosChange::Shift(PosDelta(delta)) = change else {
@@ -161,9 +162,10 @@ impl StreamingLlm {
         let stays = self.tokens(seq).iter().map(|t| t.pos);
         for other in stays.filter(|pos| !range.contains(*pos)) {
             let at = i64::from(other.0);
-            let passed = match other < moved.first {
-                true => first <= at,
-                false => last >= at,
+            let passed = if other < moved.first {
+                first <= at
+            } else {
+                last >= at
             };
             if passed {
                 return Err(Refusal::Overtakes {
@@ -174,16 +176,16 @@ impl StreamingLlm {
                 });
             }
         }
-        let moved = self
-            .tokens(seq)
-            .iter()
-            .map(|token| match range.contains(token.pos) {
-                true => Token {
+        let moved = self.tokens(seq).iter().map(|token| {
+            if range.contains(token.pos) {
+                Token {
                     pos: u32::try_from(to(token.pos)).map_or(token.pos, Pos),
                     ..*token
-                },
-                false => *token,
-            });
+                }
+            } else {
+                *token
+            }
+        });
         Ok(moved.collect())
     }
 
@@ -285,7 +287,7 @@ fn runs(tokens: &[Token]) -> Vec<CellRun> {
 impl Memory for StreamingLlm {
     /// The cell of each token.
     type Slot = Vec<CellIdx>;
-    /// How many tokens each sequence had.
+    /// The number of tokens each sequence had.
     type Undo = Vec<usize>;
 
     fn n_seqs(&self) -> u32 {

@@ -26,7 +26,7 @@ pub fn register(registry: &mut Registry) {
     registry.register(RetNet);
 }
 
-/// What a backend must be given to run it.
+/// The custom operations that a backend must be given to run it.
 pub fn custom_ops() -> CustomOps {
     CustomOps::new().with(Retention)
 }

@@ -34,7 +34,7 @@ fn n_heads(spec: &CustomSpec) -> Result<usize, String> {
     }
 }
 
-/// How much of the state a head keeps from token to token.
+/// The share of the state that a head keeps from token to token.
 fn gamma(head: usize) -> f32 {
     1.0 - (-5.0 - head as f32).exp2()
 }

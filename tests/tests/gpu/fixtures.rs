@@ -30,7 +30,7 @@ pub(crate) fn all() -> Vec<Case> {
 /// Checks all cases, whichever of them fail, and prints how far each is off.
 ///
 /// # Panics
-/// Where one is off by its tolerance or more, or panics.
+/// If one is off by its tolerance or more, or panics.
 pub(crate) fn assert_near(cases: &[Case], precision: Precision, distance: impl Fn(&Case) -> f32) {
     let mut failed = Vec::new();
     for case in cases {

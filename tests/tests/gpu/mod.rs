@@ -1,4 +1,5 @@
-//! Tests of whole models on any device: `simulator.rs` calls them, and `on_a_gpu.rs` for `cuda.rs` and `metal.rs`.
+//! Tests of whole models on any device: `simulator.rs` calls them, and `on_a_gpu.rs` for `cuda.rs`
+//! and `metal.rs`.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 #![allow(dead_code)] // each program uses a part of this
@@ -20,7 +21,7 @@ use kv_gpu::Precision;
 use model_core::architecture::{Model, Registry};
 use model_tests::{Case, checks};
 
-/// How far logits of a recipe may be off, whose spread is about 3.
+/// The bound on the error of a recipe's logits, whose spread is about 3.
 pub(crate) fn tolerance(precision: Precision, recipe: &str) -> f32 {
     match precision {
         Precision::Precise => checks::tolerance_of(recipe),
@@ -41,12 +42,12 @@ pub(crate) fn register(registry: &mut Registry) {
 
 /// A model with its weights.
 #[derive(Clone)]
-pub(crate) struct Opened {
+pub(crate) struct OpenedModel {
     pub(crate) model: Arc<dyn Model>,
     pub(crate) weights: Arc<dyn WeightSource>,
 }
 
-impl Opened {
+impl OpenedModel {
     pub(crate) fn new(case: &Case) -> Self {
         let (weights, metadata) = case.open();
         let model = case.registry().model(&metadata, &*weights).unwrap();

@@ -1,5 +1,6 @@
-//! Whole models on any GPU, which the program's root names [`Gpu`]: every fixture, the texts of trained models, states that move between GPU
-//! and CPU, replays, and random operations on memories for `CELLAR_SOAK_SECONDS`.
+//! Whole models on any GPU, which the program's root names [`Gpu`]: every fixture, the texts of
+//! trained models, states that move between GPU and CPU, replays, and random operations on memories
+//! for `CELLAR_SOAK_SECONDS`.
 
 use std::time::Duration;
 
@@ -100,6 +101,6 @@ fn replays_change_no_bit() {
 fn random_operations() {
     let seconds = std::env::var("CELLAR_SOAK_SECONDS");
     let seconds = seconds.map_or(10, |text| text.parse().unwrap());
-    let until = soak::Until::Elapsed(Duration::from_secs(seconds));
+    let until = soak::SoakLimit::Elapsed(Duration::from_secs(seconds));
     soak::soak(precise, 28, until);
 }

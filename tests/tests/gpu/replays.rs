@@ -11,19 +11,19 @@ use model_tests::{Case, Runner, Setup};
 
 /// A device that counts what it replays.
 #[derive(Debug)]
-struct Counting<D> {
+struct CountingDevice<D> {
     inner: D,
     n_replays: Arc<AtomicUsize>,
 }
 
-fn inner<D: Device>(region: Region<'_, Counting<D>>) -> Region<'_, D> {
+fn inner<D: Device>(region: Region<'_, CountingDevice<D>>) -> Region<'_, D> {
     Region {
         buffer: region.buffer,
         at: region.at,
     }
 }
 
-impl<D: Device> Device for Counting<D> {
+impl<D: Device> Device for CountingDevice<D> {
     type Buffer = D::Buffer;
     type Kernel = D::Kernel;
     type Recording = D::Recording;
@@ -104,7 +104,7 @@ const N_TOKENS: usize = 6;
 pub(crate) fn replays_change_no_bit<D: Device>(device: impl Fn() -> D, case: &Case) {
     let runner = || {
         let n_replays = Arc::new(AtomicUsize::new(0));
-        let device = Counting {
+        let device = CountingDevice {
             inner: device(),
             n_replays: Arc::clone(&n_replays),
         };

@@ -13,7 +13,7 @@ use kv_cpu::CpuBackend;
 use model_tests::{Case, cpu, distance};
 
 use super::states::{restore, save};
-use super::{Opened, register};
+use super::{OpenedModel, register};
 
 const N_SEQS: u32 = 3;
 /// Operations on one pair of memories.
@@ -22,9 +22,9 @@ const N_OPERATIONS: usize = 50;
 /// Models with full attention, windows, states, and attention next to states.
 const MODELS: [&str; 4] = ["llama_gqa_untied", "gemma3_iswa8", "mamba2", "jamba"];
 
-/// How long operations go on.
+/// The time that operations go on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Until {
+pub(crate) enum SoakLimit {
     /// So many operations on each model.
     Operations(usize),
     /// So long.
@@ -155,18 +155,18 @@ impl<D: Backend> Pair<D> {
 ///
 /// # Panics
 /// With the operations so far, where the two disagree.
-pub(crate) fn soak<D: Backend>(backend: impl Fn() -> D, seed: u64, until: Until) {
+pub(crate) fn soak<D: Backend>(backend: impl Fn() -> D, seed: u64, until: SoakLimit) {
     let started = Instant::now();
     let (mut n_rounds, mut n_operations) = (0, 0);
     let is_over = |n_rounds: usize| match until {
-        Until::Operations(_) => n_rounds == MODELS.len(),
-        Until::Elapsed(time) => started.elapsed() >= time,
+        SoakLimit::Operations(_) => n_rounds == MODELS.len(),
+        SoakLimit::Elapsed(time) => started.elapsed() >= time,
     };
     while !is_over(n_rounds) {
         let case = Case::recipe(MODELS[n_rounds % MODELS.len()], register);
         let n = match until {
-            Until::Operations(n) => n,
-            Until::Elapsed(_) => N_OPERATIONS,
+            SoakLimit::Operations(n) => n,
+            SoakLimit::Elapsed(_) => N_OPERATIONS,
         };
         one_round(&backend, &case, Random::new(seed + n_rounds as u64), n);
         n_operations += n;
@@ -188,7 +188,7 @@ fn one_round<D: Backend>(backend: impl Fn() -> D, case: &Case, mut random: Rando
         n_snapshots: 3,
         ..EngineConfig::default()
     };
-    let opened = Opened::new(case);
+    let opened = OpenedModel::new(case);
     let mut pair = Pair {
         device: opened.engine(backend(), &config),
         cpu: opened.engine(cpu(), &config),

@@ -11,7 +11,8 @@ use super::encoders::registry;
 /// Texts of a recipe, each with its source.
 const N_TEXTS: usize = 3;
 
-/// Three sources in one batch, then their texts in one batch but for the last token of each, then these.
+/// Three sources in one batch, then their texts in one batch but for the last token of each, then
+/// these.
 pub(crate) fn logits_agree<B: Backend>(backend: B, name: &str, tolerance: f32) {
     let recipe = Recipe::open(&fixture("seq2seq").join(name));
     let directory = recipe.directory(&registry()).unwrap();
@@ -37,9 +38,10 @@ pub(crate) fn logits_agree<B: Backend>(backend: B, name: &str, tolerance: f32) {
         }
         let text = ids("dec", at);
         for (i, &id) in text.iter().enumerate() {
-            let batch = match i + 1 == text.len() {
-                true => &mut last,
-                false => &mut texts,
+            let batch = if i + 1 == text.len() {
+                &mut last
+            } else {
+                &mut texts
             };
             batch.push_token(id).in_sequence(seq).with_output();
         }

@@ -8,7 +8,7 @@ use kv_core::state::SavedState;
 use kv_core::{KvType, SeqId, TokenId};
 use model_tests::{Case, cpu, distance};
 
-use super::Opened;
+use super::OpenedModel;
 
 const A: SeqId = SeqId(0);
 const B: SeqId = SeqId(1);
@@ -46,8 +46,8 @@ fn feed<D: Backend>(
     logits.last().unwrap().to_vec()
 }
 
-/// What the CPU computed continues on a device and comes back: the saved bytes are the same on both,
-/// and so are the logits of what follows, within `tolerance`.
+/// What the CPU computed continues on a device and comes back: the saved bytes are the same on
+/// both, and so are the logits of what follows, within `tolerance`.
 pub(crate) fn states_move<D: Backend>(
     backend: impl Fn() -> D,
     case: &Case,
@@ -55,7 +55,7 @@ pub(crate) fn states_move<D: Backend>(
     tolerance: f32,
 ) {
     let what = format!("{}, {kv_type}", case.name);
-    let opened = Opened::new(case);
+    let opened = OpenedModel::new(case);
     let config = EngineConfig {
         n_ctx: Some(96),
         n_ubatch: 16,

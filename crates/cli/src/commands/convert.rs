@@ -12,7 +12,7 @@ use std::io::Write;
 use anyhow::Context;
 use kv_core::block::{BlockFormat, quantize};
 use kv_core::weights::{Weight, WeightInfo};
-use model_core::gguf::{Announced, GgufWriter};
+use model_core::gguf::{GgufWriter, PendingWeight};
 use model_core::model_file::OpenModel;
 
 use crate::args::ConvertArgs;
@@ -64,10 +64,10 @@ pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Ex
         weighting.check(&tensors, &formats)?;
         weighting.describe(&mut metadata);
     }
-    let announced: Vec<Announced> = tensors
+    let announced: Vec<PendingWeight> = tensors
         .into_iter()
         .zip(formats)
-        .map(|(NamedShape { name, shape }, format)| Announced {
+        .map(|(NamedShape { name, shape }, format)| PendingWeight {
             name,
             info: WeightInfo { shape, format },
         })

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use cellar_hub::{Event, Hub, HubConfig, ModelName, Pulled, VariantSize};
+use cellar_hub::{Event, Hub, HubConfig, ModelName, PulledModel, VariantSize};
 
 use crate::args::PullArgs;
 use crate::failure::{Exit, words};
@@ -30,7 +30,7 @@ pub(super) fn run(args: &PullArgs, out: &mut impl Write) -> anyhow::Result<Exit>
 ///
 /// # Errors
 /// As [`Hub::pull`].
-pub(super) fn download(name: &ModelName) -> anyhow::Result<Pulled> {
+pub(super) fn download(name: &ModelName) -> anyhow::Result<PulledModel> {
     let hub = Hub::new(HubConfig::from_env()?);
     let mut bar = None;
     let pulled = hub.pull(name, &mut |event| match event {

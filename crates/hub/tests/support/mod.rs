@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 /// The commit of the repository.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// What the server does wrong.
+/// A fault of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Ends the body after so many bytes, this many times.
@@ -62,7 +62,7 @@ pub struct Request {
     pub method: String,
     pub path: String,
     pub headers: HashMap<String, String>,
-    /// Whether the content server got it.
+    /// True if the content server got it.
     pub is_content: bool,
 }
 
@@ -80,7 +80,7 @@ struct State {
     page: Option<String>,
 }
 
-/// Which of the two servers.
+/// One of the two servers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     Hub,
@@ -238,7 +238,7 @@ struct Answer {
     status: u16,
     headers: Vec<(String, String)>,
     body: Vec<u8>,
-    /// How long the connection stays open after the body.
+    /// The time that the connection stays open after the body.
     stays: Duration,
 }
 
@@ -323,9 +323,10 @@ fn respond(state: &mut State, request: &Request) -> Answer {
         .with("location", address)
         .with("x-repo-commit", COMMIT)
         .with("x-linked-size", file.n_bytes().to_string());
-    match file.faults.contains(&Fault::NoETag) {
-        true => redirect,
-        false => redirect.with("x-linked-etag", format!("\"{}\"", sha256(&file.bytes))),
+    if file.faults.contains(&Fault::NoETag) {
+        redirect
+    } else {
+        redirect.with("x-linked-etag", format!("\"{}\"", sha256(&file.bytes)))
     }
 }
 
@@ -343,7 +344,7 @@ fn listing(state: &State) -> Answer {
     Answer::new(200, json.into_bytes())
 }
 
-/// What the content server answers.
+/// The content server's answer.
 fn content(state: &mut State, request: &Request) -> Answer {
     assert!(
         !request.headers.contains_key("authorization"),
@@ -396,7 +397,8 @@ fn content(state: &mut State, request: &Request) -> Answer {
     answer
 }
 
-/// The hash of small files: here only its length matters, and `git hash-object` is checked elsewhere.
+/// The hash of small files: here only its length matters, and `git hash-object` is checked
+/// elsewhere.
 fn git_blob(bytes: &[u8]) -> String {
     use sha1::{Digest, Sha1};
     let mut hash = Sha1::new_with_prefix(format!("blob {}\0", bytes.len()));

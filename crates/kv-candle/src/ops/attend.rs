@@ -13,7 +13,7 @@ use crate::rows::{KvTensors, RowTensor};
 /// Rows that are attended together: bounds the table of scores.
 const MAX_ROWS: usize = 256;
 
-/// What an attention takes besides keys and values.
+/// The inputs of an attention besides keys and values.
 #[derive(Clone)]
 pub(crate) struct Queries<'a> {
     /// `[n, heads, k_dim]`.
@@ -23,7 +23,7 @@ pub(crate) struct Queries<'a> {
     pub(crate) positions: &'a [u32],
     /// `[heads]`.
     pub(crate) sinks: Option<&'a Tensor>,
-    /// What scores get added by distance, where there is something.
+    /// The bias on scores by distance, where there is something.
     pub(crate) relative: Option<Buckets>,
     pub(crate) form: ResultForm,
 }
@@ -49,16 +49,16 @@ impl Queries<'_> {
     }
 }
 
-/// What scores get added by the distance of query and key.
+/// The bias on scores by the distance of query and key.
 #[derive(Clone)]
 pub(crate) struct Buckets {
     pub(crate) table: BucketTable,
-    /// How many there are.
+    /// Their number.
     pub(crate) n: usize,
     pub(crate) scores: BucketScores,
 }
 
-/// What a bucket adds.
+/// The bias of a bucket.
 #[derive(Clone)]
 pub(crate) enum BucketScores {
     /// `[buckets, heads]`.
@@ -68,8 +68,8 @@ pub(crate) enum BucketScores {
 }
 
 impl Buckets {
-    /// What the score of a head of the query in row `query` and the key in row `key`, at these
-    /// positions, gets added.
+    /// The bias on the score of a head of the query in row `query` and the key in row `key`, at
+    /// these positions.
     fn of(&self, spec: &AttendSpec, head: usize, [query, key]: [(usize, u32); 2]) -> f32 {
         let bucket = self.table.of(query.1, key.1);
         let at = |values: &[f32], at: usize| values.get(at).copied().unwrap_or(0.0);
@@ -84,8 +84,8 @@ impl Buckets {
     }
 }
 
-/// `softmax(scale q K^T) V`: `[n, heads * v_dim]`, zeros for rows that see nothing; or one value more
-/// for each head, as the form says.
+/// `softmax(scale q K^T) V`: `[n, heads * v_dim]`, zeros for rows that see nothing; or one value
+/// more for each head, as the form says.
 pub(crate) fn attend(rows: &KvTensors, spec: &AttendSpec, queries: Queries<'_>) -> Result<Tensor> {
     let (q, visibility) = (queries.q, queries.visibility);
     let n = q.dim(0)?;
@@ -98,7 +98,7 @@ pub(crate) fn attend(rows: &KvTensors, spec: &AttendSpec, queries: Queries<'_>) 
         if seeing.is_empty() {
             continue;
         }
-        let seen = Seen::gather(rows, spec, runs)?;
+        let seen = SeenRows::gather(rows, spec, runs)?;
         for block in seeing.chunks(MAX_ROWS) {
             for (row, _) in block {
                 if let Some(result) = result_of.get_mut(*row as usize) {
@@ -117,7 +117,8 @@ pub(crate) fn attend(rows: &KvTensors, spec: &AttendSpec, queries: Queries<'_>) 
     Tensor::cat(&results, 0)?.index_select(&result_of, 0)
 }
 
-/// Partial results over different rows as one, `[n, heads * dim]`, or `[n, heads, dim + 1]` with logarithms.
+/// Partial results over different rows as one, `[n, heads * dim]`, or `[n, heads, dim + 1]` with
+/// logarithms.
 pub(crate) fn merge_partials([a, b]: [&Tensor; 2], form: ResultForm) -> Result<Tensor> {
     let (n, heads, dim) = (a.dim(0)?, a.dim(1)?, a.dim(2)? - 1);
     // Of two that saw nothing, both weights are finite, and the values zeros.
@@ -169,7 +170,7 @@ fn select(q: &Tensor, block: &[SeeingRow]) -> Result<Tensor> {
 }
 
 /// Keys and values of some cells, by head.
-struct Seen {
+struct SeenRows {
     /// `[kv_heads, cells, k_dim]`.
     keys: Tensor,
     /// `[kv_heads, cells, v_dim]`.
@@ -178,7 +179,7 @@ struct Seen {
     cells: Vec<u32>,
 }
 
-impl Seen {
+impl SeenRows {
     fn gather(rows: &KvTensors, spec: &AttendSpec, runs: Vec<CellRun>) -> Result<Self> {
         let cells = || runs.iter().flat_map(|run| run.iter());
         let positions: Vec<Pos> = cells().map(|(_, pos)| pos).collect();
@@ -272,7 +273,7 @@ impl Seen {
         out.reshape((n, queries.width(spec)))
     }
 
-    /// What scores get added by distance, `[kv_heads, rows, shared heads, cells]`.
+    /// The bias on scores by distance, `[kv_heads, rows, shared heads, cells]`.
     fn by_distance(
         &self,
         spec: &AttendSpec,
@@ -305,7 +306,8 @@ impl Seen {
         block.iter().flat_map(of_row).collect()
     }
 
-    /// What is added to the scores, `[rows, cells]`; `None` where every row sees every cell.
+    /// The mask that is added to the scores, `[rows, cells]`; `None` where every row sees every
+    /// cell.
     fn mask(&self, block: &[SeeingRow]) -> Option<Vec<f32>> {
         let sees_all = |limits: PosRange| self.positions.iter().all(|&pos| limits.contains(pos));
         if block.iter().all(|&(_, limits)| sees_all(limits)) {

@@ -55,7 +55,7 @@ impl Slots {
         })
     }
 
-    /// Which row of `x` a slot takes: its own, or that of its token.
+    /// The row of `x` for each slot: its own, or that of its token.
     fn rows(&self, x: &Tensor) -> Result<(Tensor, usize)> {
         match *x.dims() {
             [n, slots, width] => Ok((x.reshape((n * slots, width))?, 1)),

@@ -11,7 +11,7 @@ use crate::rows::RowTensor;
 /// Rows that are scored together: bounds the table of scores.
 const MAX_ROWS: usize = 16;
 
-/// What an indexer scores keys with.
+/// The queries and weights of an indexer.
 #[derive(Clone, Copy)]
 pub(crate) struct IndexQueries<'a> {
     /// `[n, heads, dim]`.

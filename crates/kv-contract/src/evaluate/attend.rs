@@ -12,7 +12,7 @@ use kv_core::{CellIdx, LayerIdx, Pos, Visibility};
 use super::{Evaluator, Memory, Value, floats};
 
 impl Evaluator<'_> {
-    /// What rows see through the window that operand `at` names.
+    /// The visibility of rows through the window that operand `at` names.
     pub(super) fn stored_visibility(&self, node: &Node, at: usize) -> &Visibility {
         match self.graph.nodes()[node.operands[at].as_usize()].op {
             Op::Input(Input::Visibility { part, window }) => {
@@ -44,9 +44,9 @@ impl Evaluator<'_> {
         for (row, q) in (0u32..).zip(self.operand(node, 0).chunks_exact(width)) {
             let query = positions.map_or(0.0, |positions| positions[row as usize]);
             for (head, q) in q.chunks_exact(spec.k_dim).enumerate() {
-                let seen: Vec<Seen<'_>> = visibility
+                let seen: Vec<SeenToken<'_>> = visibility
                     .row(row)
-                    .map(|(cell, pos)| Seen {
+                    .map(|(cell, pos)| SeenToken {
                         row: row_of(cell),
                         bias: by_distance(row, head, (cell, pos))
                             - slopes[head] * (query - f64::from(pos.0)).abs(),
@@ -97,12 +97,11 @@ impl Evaluator<'_> {
         let merged = a.zip(b).flat_map(|(a, b)| {
             let (&[log_a, log_b], dim) = (&[a[width - 1], b[width - 1]], width - 1);
             let max = log_a.max(log_b);
-            let (weight_a, weight_b, sum) = match max == f64::NEG_INFINITY {
-                true => (0.5, 0.5, 0.0),
-                false => {
-                    let [a, b] = [(log_a - max).exp(), (log_b - max).exp()];
-                    (a / (a + b), b / (a + b), a + b)
-                }
+            let (weight_a, weight_b, sum) = if max == f64::NEG_INFINITY {
+                (0.5, 0.5, 0.0)
+            } else {
+                let [a, b] = [(log_a - max).exp(), (log_b - max).exp()];
+                (a / (a + b), b / (a + b), a + b)
             };
             let values = (0..dim).map(move |i| weight_a * a[i] + weight_b * b[i]);
             values.chain(is_partial.then_some(max + sum.ln()))
@@ -110,7 +109,7 @@ impl Evaluator<'_> {
         merged.collect()
     }
 
-    /// What the score of a row and a head with a token gets added by their distance.
+    /// The bias on the score of a row and a head with a token by their distance.
     fn scores_by_distance(
         &self,
         node: &Node,
@@ -311,8 +310,9 @@ fn rows_by_cell(
     (0..n_kv as u32).map(row).collect()
 }
 
-/// What a head sees: K and V of a token, and what is added to its score.
-struct Seen<'a> {
+/// A token as a head sees it: K and V, and the bias on its score. K and V of a token, and what is
+/// added to its score.
+struct SeenToken<'a> {
     row: &'a [Value; 2],
     bias: f64,
 }
@@ -322,10 +322,10 @@ fn attend_head(
     spec: &AttendSpec,
     q: &[f64],
     kv_head: usize,
-    seen: &[Seen<'_>],
+    seen: &[SeenToken<'_>],
     sink: Option<f64>,
 ) -> (Value, f64) {
-    let score = |seen: &Seen<'_>| {
+    let score = |seen: &SeenToken<'_>| {
         let k = &seen.row[0][kv_head * spec.k_dim..][..spec.k_dim];
         let score = q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>() * f64::from(spec.scale);
         let capped = |cap: f32| f64::from(cap) * (score / f64::from(cap)).tanh();
@@ -341,9 +341,10 @@ fn attend_head(
             *o += (s - max).exp() / sum * v;
         }
     }
-    let logarithm = match max == f64::NEG_INFINITY {
-        true => max,
-        false => max + sum.ln(),
+    let logarithm = if max == f64::NEG_INFINITY {
+        max
+    } else {
+        max + sum.ln()
     };
     (out, logarithm)
 }

@@ -12,7 +12,7 @@ use kv_core::{CellIdx, LayerIdx, PartIdx, Pos, Visibility};
 
 use super::PartView;
 
-/// How far outputs may be from the definition's.
+/// The bound on the error of outputs.
 const TOLERANCE: f64 = 1e-5;
 
 const K_DIM: usize = 4;
@@ -109,7 +109,7 @@ impl RealRows {
         self.store_values(part, cells, &k, &v);
     }
 
-    /// What a computation that failed may leave in these cells.
+    /// Overwrites these cells as a computation that failed may.
     pub(crate) fn destroy(&mut self, part: PartIdx, cells: &[CellIdx]) {
         let (k, v) = ([f32::NAN; K_DIM], [f32::NAN; V_DIM]);
         self.store_values(part, cells, &k.repeat(cells.len()), &v.repeat(cells.len()));

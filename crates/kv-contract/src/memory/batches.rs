@@ -8,7 +8,7 @@ use proptest::prelude::*;
 /// Sequences of a memory under test.
 pub const N_SEQS: u32 = 4;
 
-/// What batches comply with.
+/// The limits of the batches.
 pub const RULES: BatchRules = BatchRules {
     n_batch: 64,
     n_seqs: N_SEQS,
@@ -27,9 +27,9 @@ pub enum RelativeRange {
     FirstTo(u32),
     /// Some positions before the end.
     Middle {
-        /// How far before the end they begin.
+        /// The distance of their start from the end.
         back: u32,
-        /// How many there are.
+        /// Their number.
         len: u32,
     },
 }

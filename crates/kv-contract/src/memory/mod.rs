@@ -11,15 +11,15 @@
 //! Plans are undone exactly, edits are checked before they are done, states go through their bytes
 //! and come back. Where a memory takes sources, what encoder-decoder models attend over, the oracle
 //! keeps that of each sequence: the sequence's tokens see exactly its rows, copies share it, shifts
-//! leave it, and it goes when all of the sequence does. Images are seen in full or
-//! refused ([`Memory::takes_images`]). A memory may refuse what it does not have ([`Refusal::Unsupported`]) or for a
-//! reason of its own ([`Refusal::Custom`]), but then nothing may have changed, and sequences can
-//! always be removed whole.
+//! leave it, and it goes when all of the sequence does. Images are seen in full or refused
+//! ([`Memory::takes_images`]). A memory may refuse what it does not have ([`Refusal::Unsupported`])
+//! or for a reason of its own ([`Refusal::Custom`]), but then nothing may have changed, and sequences
+//! can always be removed whole.
 //!
-//! Latents (MLA) and an indexer's keys are rows of cells of these same memories: what a layer stores
-//! in a cell's rows is not the memory's business. So [`kinds::unified`] and [`kinds::hybrid`] are also
-//! the memories of latent models; rows of latents themselves are tested in
-//! `crates/engine/tests/edits.rs`.
+//! Latents (MLA) and an indexer's keys are rows of cells of these same memories: what a layer
+//! stores in a cell's rows is not the memory's business. So [`kinds::unified`] and
+//! [`kinds::hybrid`] are also the memories of latent models; rows of latents themselves are tested
+//! in `crates/engine/tests/edits.rs`.
 //!
 //! A memory runs the suite with one line, [`memory_contract!`](crate::memory_contract); it says
 //! with [`MemoryUnderTest`] which token is in which cell.
@@ -62,8 +62,8 @@ pub trait MemoryUnderTest: Memory<Slot: Debug> + Clone + PartialEq + Debug {
     /// Its attention parts, and what is in their cells.
     fn parts(&self) -> Vec<PartView>;
 
-    /// The part of its sequences' sources, where it [takes any](Memory::takes_sources). Its window is
-    /// [`Window::Source`](kv_core::Window::Source).
+    /// The part of its sequences' sources, where it [takes any](Memory::takes_sources). Its window
+    /// is [`Window::Source`](kv_core::Window::Source).
     fn source(&self) -> Option<PartView> {
         None
     }
@@ -76,7 +76,7 @@ pub trait MemoryUnderTest: Memory<Slot: Debug> + Clone + PartialEq + Debug {
     /// Recounts its own bookkeeping.
     ///
     /// # Errors
-    /// What does not agree.
+    /// The disagreement.
     fn check_bookkeeping(&self) -> Result<(), String> {
         Ok(())
     }
@@ -123,7 +123,7 @@ impl PartView {
         own.map(|(&at, cell)| (at, cell.pos)).collect()
     }
 
-    /// What a memory shows of this part is what is in its cells.
+    /// Compares the view of this part with its cells.
     pub(crate) fn check_shown(&self, shown: &Occupancy) {
         let part = self.config.part;
         let shown = shown.parts.iter().find(|p| p.part == part).unwrap();

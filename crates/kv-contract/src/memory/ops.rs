@@ -7,14 +7,14 @@ use proptest::prelude::*;
 use super::batches::{RelativeRange, entries, seq};
 use super::saves::{Device, restore_into};
 
-/// How a batch is computed.
+/// The way a batch is computed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attempt {
     pub(crate) n_ubatch: u32,
     /// The ubatch that fails, if one does, and what that leaves behind.
     pub(crate) failure: Option<(usize, RowsWritten)>,
-    /// Tokens of the source that sequences without one are given before, where the memory takes any;
-    /// 0 leaves them without.
+    /// Tokens of the source that sequences without one are given before, where the memory takes
+    /// any; 0 leaves them without.
     pub(crate) n_source: u32,
 }
 
@@ -48,7 +48,7 @@ pub(crate) enum Op {
         range: RelativeRange,
         change: PosChange,
     },
-    /// What makes room: remove some tokens, move those behind them down.
+    /// A context shift: removes some tokens and moves those behind them down.
     ContextShift {
         seq: SeqId,
         n_keep: u32,

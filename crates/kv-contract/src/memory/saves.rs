@@ -3,7 +3,7 @@
 use kv_core::backend::RowSpan;
 use kv_core::graph::{GraphBuilder, GraphShape};
 use kv_core::layers::LayerMap;
-use kv_core::memory::{NoRoom, Refusal, RestoreInto, Restored, RowsTaken, Seqs};
+use kv_core::memory::{NoRoom, Refusal, Restoration, RestoreInto, Seqs, TargetRows};
 use kv_core::state::{Fingerprint, SavedState, StateToSave, save};
 use kv_core::weights::MemoryWeights;
 use kv_core::{PartIdx, Pos, PosRange, SeqId};
@@ -13,7 +13,7 @@ use super::MemoryUnderTest;
 use super::batches::N_SEQS;
 use super::world::{GARBAGE, Row, World};
 
-/// Whether rows can be written.
+/// The device's ability to write rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Device {
     Works,
@@ -21,8 +21,8 @@ pub(crate) enum Device {
     Fails,
 }
 
-/// What was saved, and what was there then.
-pub(crate) struct Saved {
+/// The saved bytes, and the memory of then.
+pub(crate) struct SavedMemory {
     bytes: Vec<u8>,
     /// By part and number in the state.
     rows: Vec<(PartIdx, Vec<Row>)>,
@@ -76,7 +76,7 @@ impl<M: MemoryUnderTest> World<M> {
         });
         let states = snapshot.state_rows();
         let states = states.iter().map(|row| self.states.get(*row).unwrap());
-        self.saved = Some(Saved {
+        self.saved = Some(SavedMemory {
             rows: rows.collect(),
             states: states.collect(),
             bytes,
@@ -97,7 +97,7 @@ impl<M: MemoryUnderTest> World<M> {
         match restored {
             Ok(restored) => {
                 self.write_rows(&saved, &state, &restored);
-                if restored.rows_taken == RowsTaken::Free {
+                if restored.rows_taken == TargetRows::Free {
                     // What was there before is as good as it was, also when writing fails.
                     let after = std::mem::replace(&mut self.memory, before);
                     self.check();
@@ -121,7 +121,7 @@ impl<M: MemoryUnderTest> World<M> {
         self.saved = Some(saved);
     }
 
-    fn write_rows(&mut self, saved: &Saved, state: &SavedState<'_>, restored: &Restored) {
+    fn write_rows(&mut self, saved: &SavedMemory, state: &SavedState<'_>, restored: &Restoration) {
         let layout = self.real.layout().clone();
         state.check_rows(&layout).unwrap();
         let mut write = |span: RowSpan, bytes: &[u8]| self.real.write(span, bytes);
@@ -142,7 +142,7 @@ impl<M: MemoryUnderTest> World<M> {
         }
     }
 
-    fn spoil_rows(&mut self, restored: &Restored) {
+    fn spoil_rows(&mut self, restored: &Restoration) {
         for write in &restored.row_writes {
             let (first, len) = (write.to.as_usize(), write.len as usize);
             self.rows[write.part.as_usize()][first..first + len].fill(GARBAGE);
@@ -167,7 +167,7 @@ impl<M: MemoryUnderTest> World<M> {
         }
     }
 
-    fn restore_model(&mut self, saved: &Saved, into: RestoreInto) {
+    fn restore_model(&mut self, saved: &SavedMemory, into: RestoreInto) {
         match into {
             RestoreInto::All => {
                 self.model.clone_from(&saved.model);
@@ -181,7 +181,7 @@ impl<M: MemoryUnderTest> World<M> {
         }
     }
 
-    fn check_restore_refusal(&self, saved: &Saved, into: RestoreInto, refused: Refusal) {
+    fn check_restore_refusal(&self, saved: &SavedMemory, into: RestoreInto, refused: Refusal) {
         match (refused.clone(), into) {
             (Refusal::NotSaved { seq, .. }, RestoreInto::One { from, .. }) => {
                 assert_eq!(seq, from);

@@ -52,7 +52,7 @@ impl StateRows {
         self.0[row.as_usize()].clone()
     }
 
-    /// What a computation that failed may leave where it was to store.
+    /// Overwrites the states that a computation was to store, as a failed one may.
     pub fn destroy(&mut self, groups: &[StateGroup]) {
         for store in groups.iter().flat_map(|group| &group.stores) {
             self.0[store.to.as_usize()] = None;

@@ -11,17 +11,17 @@ use kv_core::{Causality, CellIdx, GridPos, PartIdx, Pos, PosRange, SeqId, TokenI
 use super::attention::RealRows;
 use super::batches::{N_SEQS, RULES, batch};
 use super::ops::{Attempt, Image, Op};
-use super::saves::Saved;
+use super::saves::SavedMemory;
 use super::states::StateRows;
 use super::{MemoryUnderTest, PartView};
 
-/// What a row holds after a computation that failed half-way.
+/// The contents of a row after a computation that failed half-way.
 pub(crate) const GARBAGE: Row = Row {
     id: u64::MAX,
     rotated_to: i64::MIN,
 };
 
-/// What the simulated backend holds of a token.
+/// The contents of the simulated backend of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) id: u64,
@@ -46,8 +46,8 @@ pub(crate) struct World<M> {
     pub(crate) grids: BTreeMap<u64, GridPos>,
     n_tokens: u64,
     inputs: MemoryInputs,
-    /// What was saved last.
-    pub(crate) saved: Option<Saved>,
+    /// The last saved memory.
+    pub(crate) saved: Option<SavedMemory>,
 }
 
 impl<M: MemoryUnderTest> World<M> {
@@ -89,7 +89,8 @@ impl<M: MemoryUnderTest> World<M> {
     }
 
     /// What a token of `seq` at `pos` and, in an image, at `grid` sees of a part, according to the
-    /// model: of sources that of the sequence; of those at its own position the ones that come before it in reading order.
+    /// model: of sources that of the sequence; of those at its own position the ones that come
+    /// before it in reading order.
     fn model_sees(
         &self,
         config: &UnifiedConfig,
@@ -284,7 +285,8 @@ impl<M: MemoryUnderTest> World<M> {
         }
     }
 
-    /// What each row of a ubatch sees of every part is what the model says. No source is given to it.
+    /// Compares the visibility of every part for each row of a ubatch with the model's. No source
+    /// is given to it.
     fn check_all_visible(&self, inputs: &MemoryInputs, rows: &[UBatchRow], ids: &[u64]) {
         for part in numbers_of(&self.memory, TokensOf::Source) {
             assert_eq!(inputs.parts[part.as_usize()].cells, []);
@@ -294,7 +296,7 @@ impl<M: MemoryUnderTest> World<M> {
         }
     }
 
-    /// What each row of a ubatch sees of a part is what the model says.
+    /// Compares the visibility of a part for each row of a ubatch with the model's.
     fn check_visible(
         &self,
         config: &UnifiedConfig,
@@ -418,9 +420,10 @@ impl<M: MemoryUnderTest> World<M> {
                 }
             }
             let first = self.model[seq.as_usize()].first().map(|t| t.0);
-            match parts.iter().all(is_full) {
-                true => assert_eq!(has.map(|has| has.first), first),
-                false => assert!(has.map(|has| has.first) >= first),
+            if parts.iter().all(is_full) {
+                assert_eq!(has.map(|has| has.first), first);
+            } else {
+                assert!(has.map(|has| has.first) >= first);
             }
         }
     }

@@ -20,7 +20,7 @@ impl CancelFlag {
         self.0.store(false, Ordering::Relaxed);
     }
 
-    /// Whether it is cancelled.
+    /// True if it is cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

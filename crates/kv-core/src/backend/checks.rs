@@ -254,7 +254,7 @@ pub fn operand<'g>(graph: &'g Graph, node: &Node, at: usize) -> Result<&'g Node,
 /// Row numbers, tokens or positions that an operand stands for.
 #[derive(Clone, Copy, Debug)]
 pub struct Ids<'a> {
-    /// What they are called.
+    /// The name of the input.
     pub input: &'static str,
     /// The numbers.
     pub ids: &'a [u32],
@@ -291,7 +291,7 @@ pub fn part_of(graph: &Graph, node: &Node, at: usize) -> Result<PartIdx, Backend
     }
 }
 
-/// What tokens see of a part of the memory, through the window that operand number `at` names.
+/// The visibility of a part of the memory, through the window that operand number `at` names.
 ///
 /// # Errors
 /// [`BackendError::Input`] where it was not given.
@@ -316,7 +316,7 @@ pub fn window_of(graph: &Graph, node: &Node, at: usize) -> Result<(PartIdx, Wind
     }
 }
 
-/// What tokens see of their own ubatch, through the window that operand number `at` names.
+/// The visibility of the tokens' own ubatch, through the window that operand number `at` names.
 ///
 /// # Errors
 /// [`BackendError::Input`] where it was not given.
@@ -332,7 +332,7 @@ pub fn batch_visibility<'a>(
     }
 }
 
-/// Which tokens are one sequence, for an operation on whole ones.
+/// The tokens that are one sequence, for an operation on whole ones.
 ///
 /// # Errors
 /// [`BackendError::Input`] where it was not given.
@@ -367,7 +367,7 @@ pub fn part_inputs<'a>(
     })
 }
 
-/// Where a layer's rows are used: operand `at` of `node` belongs to their part.
+/// A use of a layer's rows: operand `at` of `node` belongs to their part.
 struct Use<'a> {
     node: &'a Node,
     layer: LayerIdx,
@@ -392,11 +392,12 @@ fn rows_of<'l>(
     Ok(rows)
 }
 
-/// Whether a layer has rows of its own to store to, with its values there.
+/// Checks that a layer has rows of its own to store to, with its values there.
 fn check_owner(rows: &LayerRows, layer: LayerIdx, values: ValueRows) -> Result<(), BackendError> {
-    match rows.layer == layer && rows.values == values {
-        true => Ok(()),
-        false => Err(BackendError::NoRows { layer }),
+    if rows.layer == layer && rows.values == values {
+        Ok(())
+    } else {
+        Err(BackendError::NoRows { layer })
     }
 }
 
@@ -407,16 +408,15 @@ fn stored_shape<'g>(graph: &'g Graph, node: &Node, at: usize) -> Result<&'g [usi
 
 fn check_shape(rows: &LayerRows, shape: RowShape, wanted: &[usize]) -> Result<(), BackendError> {
     let got = [shape.heads, shape.dim];
-    match wanted == got {
-        true => Ok(()),
-        false => {
-            let (wanted, got) = (format!("rows of {wanted:?}"), format!("rows of {got:?}"));
-            Err(row_shape(rows.layer, wanted, got))
-        }
+    if wanted == got {
+        Ok(())
+    } else {
+        let (wanted, got) = (format!("rows of {wanted:?}"), format!("rows of {got:?}"));
+        Err(row_shape(rows.layer, wanted, got))
     }
 }
 
-/// Whether a layer's rows have the heads and widths that an attention wants.
+/// Checks that a layer's rows have the heads and widths that an attention wants.
 fn check_spec(rows: &LayerRows, spec: &AttendSpec) -> Result<(), BackendError> {
     let grouped = spec.kv_heads > 0 && spec.n_heads.is_multiple_of(spec.kv_heads);
     if grouped && [rows.v.heads, rows.v.dim] == [spec.kv_heads, spec.v_dim] {
@@ -433,7 +433,7 @@ fn check_spec(rows: &LayerRows, spec: &AttendSpec) -> Result<(), BackendError> {
     Err(row_shape(rows.layer, wanted, got))
 }
 
-/// Whether a layer's rows are the keys of an indexer, of no more cells than it can name.
+/// Checks that a layer's rows are the keys of an indexer, of no more cells than it can name.
 fn check_index(rows: &LayerRows, index: &IndexSpec) -> Result<(), BackendError> {
     if rows.n_rows > IndexSpec::MAX_CELLS {
         let cells = |n| format!("{n} cells");
@@ -443,7 +443,7 @@ fn check_index(rows: &LayerRows, index: &IndexSpec) -> Result<(), BackendError> 
     check_shape(rows, rows.k, &[1, index.dim])
 }
 
-/// Whether a table of plain attention reaches no further than the layer's cells.
+/// Checks that a table of plain attention reaches no further than the layer's cells.
 fn check_table(
     layout: &RowLayout,
     layer: LayerIdx,
@@ -453,12 +453,11 @@ fn check_table(
     let rows = layout.layer(layer).ok_or(BackendError::NoRows { layer })?;
     check_spec(rows, spec)?;
     let n_kv = table.shape.last().copied().unwrap_or(0);
-    match n_kv <= rows.n_rows {
-        true => Ok(()),
-        false => {
-            let cells = |n| format!("{n} cells");
-            Err(row_shape(layer, cells(n_kv), cells(rows.n_rows)))
-        }
+    if n_kv <= rows.n_rows {
+        Ok(())
+    } else {
+        let cells = |n| format!("{n} cells");
+        Err(row_shape(layer, cells(n_kv), cells(rows.n_rows)))
     }
 }
 
@@ -466,22 +465,21 @@ fn states_of(layout: &RowLayout, layer: LayerIdx) -> Result<&StateRows, BackendE
     layout.state(layer).ok_or(BackendError::NoRows { layer })
 }
 
-/// Whether a layer's states are those of a convolution of this many values, or of a scan.
+/// Checks that a layer's states are those of a convolution of this many values, or of a scan.
 fn check_state(states: &StateRows, kind: RowKind, wanted: usize) -> Result<(), BackendError> {
     let (got, what) = match kind {
         RowKind::Conv => (states.row.conv_row, "convolution"),
         _ => (states.row.state_row, "scan"),
     };
-    match wanted == got {
-        true => Ok(()),
-        false => {
-            let wanted = format!("{wanted} values of {what} state");
-            Err(row_shape(states.layer, wanted, got.to_string()))
-        }
+    if wanted == got {
+        Ok(())
+    } else {
+        let wanted = format!("{wanted} values of {what} state");
+        Err(row_shape(states.layer, wanted, got.to_string()))
     }
 }
 
-/// Whether the rules of [`Visibility`] hold over `n_cells` cells.
+/// Checks that the rules of [`Visibility`] hold over `n_cells` cells.
 fn check_visibility(visibility: &Visibility, n_cells: usize) -> Result<(), BackendError> {
     let n_cells = u32::try_from(n_cells).unwrap_or(u32::MAX);
     let sound = visibility.check(n_cells);
@@ -494,12 +492,11 @@ fn rows_of_part(layout: &RowLayout, part: PartIdx) -> usize {
 }
 
 fn lengths(input: &'static str, wanted: usize, got: usize) -> Result<(), BackendError> {
-    match wanted == got {
-        true => Ok(()),
-        false => {
-            let reason = format!("the graph takes {wanted} values, got {got}");
-            Err(refused(input, reason))
-        }
+    if wanted == got {
+        Ok(())
+    } else {
+        let reason = format!("the graph takes {wanted} values, got {got}");
+        Err(refused(input, reason))
     }
 }
 

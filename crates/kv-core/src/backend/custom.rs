@@ -26,10 +26,10 @@ pub trait CustomOp: fmt::Debug + Send + Sync {
     /// The name that graphs call it by ([`CustomSpec::name`]).
     fn name(&self) -> &str;
 
-    /// Whether it can compute such a node; called when a graph is compiled.
+    /// Checks that it can compute such a node; called when a graph is compiled.
     ///
     /// # Errors
-    /// What is wrong, with the numbers, for people.
+    /// A reason as text, with the numbers.
     fn check(&self, node: &CustomShape<'_>) -> Result<(), String>;
 
     /// Computes consecutive rows of one sequence: reads [`CustomRows`], brings `state` from before
@@ -37,7 +37,7 @@ pub trait CustomOp: fmt::Debug + Send + Sync {
     /// `[n_rows, width]`.
     ///
     /// # Errors
-    /// What went wrong, for people. The batch fails then and is undone.
+    /// A reason as text. The batch fails then and is undone.
     fn rows(&self, rows: &CustomRows<'_>, state: &mut [f32], out: &mut [f32])
     -> Result<(), String>;
 }
@@ -112,7 +112,7 @@ impl CustomOps {
         Self::default()
     }
 
-    /// Whether there is none.
+    /// True if there is none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -147,9 +147,10 @@ impl CustomOps {
         let Some(op) = self.0.get(name) else {
             let mut known: Vec<&str> = self.0.keys().map(String::as_str).collect();
             known.sort_unstable();
-            let known = match known.is_empty() {
-                true => "none is".to_owned(),
-                false => format!("known are: {}", known.join(", ")),
+            let known = if known.is_empty() {
+                "none is".to_owned()
+            } else {
+                format!("known are: {}", known.join(", "))
             };
             return Err(failed(format!(
                 "not registered with this backend ({known})"
@@ -358,16 +359,17 @@ fn sequence(group: &VisibleGroup) -> Result<Vec<usize>, BackendError> {
     ascending.sort_unstable();
     let own = group.rows.iter().map(|&row| row as usize);
     let sees_all = |at| group.cells_of(at).count() == all.len();
-    match own.eq(ascending) && (1..group.rows.len()).all(sees_all) {
-        true => Ok(all),
-        false => Err(BackendError::Input {
+    if own.eq(ascending) && (1..group.rows.len()).all(sees_all) {
+        Ok(all)
+    } else {
+        Err(BackendError::Input {
             input: "visibility",
             reason: format!(
                 "rows {:?} of the ubatch see others than all rows of one sequence, which an \
                  operation on whole sequences needs",
                 group.rows
             ),
-        }),
+        })
     }
 }
 
@@ -381,9 +383,10 @@ fn too_short(wanted: usize, got: usize) -> BackendError {
 
 fn span(state: CellIdx, n_state: usize, n_values: usize) -> Result<Range<usize>, BackendError> {
     let first = state.as_usize() * n_state;
-    match first + n_state <= n_values {
-        true => Ok(first..first + n_state),
-        false => Err(too_short(first + n_state, n_values)),
+    if first + n_state <= n_values {
+        Ok(first..first + n_state)
+    } else {
+        Err(too_short(first + n_state, n_values))
     }
 }
 

@@ -16,9 +16,9 @@ use crate::layers::RowLayout;
 use crate::rope::LayerRope;
 use crate::weights::WeightSource;
 
-type Opaque = Box<dyn Any + Send>;
+type AnyRows = Box<dyn Any + Send>;
 type SharedOpaque = Box<dyn Any + Send + Sync>;
-type Done = Result<(), BackendError>;
+type DynResult = Result<(), BackendError>;
 
 /// [`Backend`] without associated types. Implemented for every backend; not meant to be written by
 /// hand.
@@ -28,7 +28,7 @@ pub trait DynBackend: Send + Sync + 'static {
     fn dyn_memory(&self) -> Option<DeviceMemory>;
     fn dyn_prefers_candidates(&self) -> bool;
     fn dyn_program_capacities(&self) -> &'static [usize];
-    fn dyn_set_custom_ops(&mut self, ops: CustomOps) -> Done;
+    fn dyn_set_custom_ops(&mut self, ops: CustomOps) -> DynResult;
     fn dyn_allocate(&self, layout: &RowLayout) -> Result<Box<dyn RowStorage>, BackendError>;
     fn dyn_load(
         &self,
@@ -40,19 +40,24 @@ pub trait DynBackend: Send + Sync + 'static {
         graph: &Graph,
         weights: &dyn Any,
         layout: &RowLayout,
-    ) -> Result<Opaque, BackendError>;
+    ) -> Result<AnyRows, BackendError>;
     fn dyn_run(
         &self,
         program: &mut dyn Any,
         rows: &mut dyn Any,
         inputs: &GraphInputs<'_>,
         outputs: &mut GraphOutputs,
-    ) -> Done;
-    fn dyn_finish(&self, rows: &mut dyn Any) -> Done;
-    fn dyn_read_rows(&self, rows: &dyn Any, span: RowSpan, out: &mut [u8]) -> Done;
-    fn dyn_write_rows(&self, rows: &mut dyn Any, span: RowSpan, bytes: &[u8]) -> Done;
-    fn dyn_copy_rows(&self, rows: &mut dyn Any, copies: &[RowCopy]) -> Done;
-    fn dyn_shift_rows(&self, rows: &mut dyn Any, shifts: &[RowShift], ropes: &[LayerRope]) -> Done;
+    ) -> DynResult;
+    fn dyn_finish(&self, rows: &mut dyn Any) -> DynResult;
+    fn dyn_read_rows(&self, rows: &dyn Any, span: RowSpan, out: &mut [u8]) -> DynResult;
+    fn dyn_write_rows(&self, rows: &mut dyn Any, span: RowSpan, bytes: &[u8]) -> DynResult;
+    fn dyn_copy_rows(&self, rows: &mut dyn Any, copies: &[RowCopy]) -> DynResult;
+    fn dyn_shift_rows(
+        &self,
+        rows: &mut dyn Any,
+        shifts: &[RowShift],
+        ropes: &[LayerRope],
+    ) -> DynResult;
 }
 
 fn own<T: 'static>(any: &dyn Any) -> Result<&T, BackendError> {
@@ -84,7 +89,7 @@ impl<B: Backend> DynBackend for B {
         self.program_capacities()
     }
 
-    fn dyn_set_custom_ops(&mut self, ops: CustomOps) -> Done {
+    fn dyn_set_custom_ops(&mut self, ops: CustomOps) -> DynResult {
         self.set_custom_ops(ops)
     }
 
@@ -105,7 +110,7 @@ impl<B: Backend> DynBackend for B {
         graph: &Graph,
         weights: &dyn Any,
         layout: &RowLayout,
-    ) -> Result<Opaque, BackendError> {
+    ) -> Result<AnyRows, BackendError> {
         Ok(Box::new(self.compile(graph, own(weights)?, layout)?))
     }
 
@@ -115,27 +120,32 @@ impl<B: Backend> DynBackend for B {
         rows: &mut dyn Any,
         inputs: &GraphInputs<'_>,
         outputs: &mut GraphOutputs,
-    ) -> Done {
+    ) -> DynResult {
         self.run(own_mut(program)?, own_mut(rows)?, inputs, outputs)
     }
 
-    fn dyn_finish(&self, rows: &mut dyn Any) -> Done {
+    fn dyn_finish(&self, rows: &mut dyn Any) -> DynResult {
         self.finish(own_mut(rows)?)
     }
 
-    fn dyn_read_rows(&self, rows: &dyn Any, span: RowSpan, out: &mut [u8]) -> Done {
+    fn dyn_read_rows(&self, rows: &dyn Any, span: RowSpan, out: &mut [u8]) -> DynResult {
         self.read_rows(own(rows)?, span, out)
     }
 
-    fn dyn_write_rows(&self, rows: &mut dyn Any, span: RowSpan, bytes: &[u8]) -> Done {
+    fn dyn_write_rows(&self, rows: &mut dyn Any, span: RowSpan, bytes: &[u8]) -> DynResult {
         self.write_rows(own_mut(rows)?, span, bytes)
     }
 
-    fn dyn_copy_rows(&self, rows: &mut dyn Any, copies: &[RowCopy]) -> Done {
+    fn dyn_copy_rows(&self, rows: &mut dyn Any, copies: &[RowCopy]) -> DynResult {
         self.copy_rows(own_mut(rows)?, copies)
     }
 
-    fn dyn_shift_rows(&self, rows: &mut dyn Any, shifts: &[RowShift], ropes: &[LayerRope]) -> Done {
+    fn dyn_shift_rows(
+        &self,
+        rows: &mut dyn Any,
+        shifts: &[RowShift],
+        ropes: &[LayerRope],
+    ) -> DynResult {
         self.shift_rows(own_mut(rows)?, shifts, ropes)
     }
 }
@@ -184,7 +194,7 @@ impl std::fmt::Debug for BoxedBackend {
 impl Backend for BoxedBackend {
     type Rows = BoxedRows;
     type Weights = SharedOpaque;
-    type Program = Opaque;
+    type Program = AnyRows;
 
     fn info(&self) -> BackendInfo {
         self.0.dyn_info()
@@ -202,7 +212,7 @@ impl Backend for BoxedBackend {
         self.0.dyn_program_capacities()
     }
 
-    fn set_custom_ops(&mut self, ops: CustomOps) -> Done {
+    fn set_custom_ops(&mut self, ops: CustomOps) -> DynResult {
         self.0.dyn_set_custom_ops(ops)
     }
 
@@ -223,38 +233,43 @@ impl Backend for BoxedBackend {
         graph: &Graph,
         weights: &SharedOpaque,
         layout: &RowLayout,
-    ) -> Result<Opaque, BackendError> {
+    ) -> Result<AnyRows, BackendError> {
         self.0.dyn_compile(graph, &**weights, layout)
     }
 
     fn run(
         &self,
-        program: &mut Opaque,
+        program: &mut AnyRows,
         rows: &mut BoxedRows,
         inputs: &GraphInputs<'_>,
         outputs: &mut GraphOutputs,
-    ) -> Done {
+    ) -> DynResult {
         self.0
             .dyn_run(&mut **program, rows.any_mut(), inputs, outputs)
     }
 
-    fn finish(&self, rows: &mut BoxedRows) -> Done {
+    fn finish(&self, rows: &mut BoxedRows) -> DynResult {
         self.0.dyn_finish(rows.any_mut())
     }
 
-    fn read_rows(&self, rows: &BoxedRows, span: RowSpan, out: &mut [u8]) -> Done {
+    fn read_rows(&self, rows: &BoxedRows, span: RowSpan, out: &mut [u8]) -> DynResult {
         self.0.dyn_read_rows(rows.any(), span, out)
     }
 
-    fn write_rows(&self, rows: &mut BoxedRows, span: RowSpan, bytes: &[u8]) -> Done {
+    fn write_rows(&self, rows: &mut BoxedRows, span: RowSpan, bytes: &[u8]) -> DynResult {
         self.0.dyn_write_rows(rows.any_mut(), span, bytes)
     }
 
-    fn copy_rows(&self, rows: &mut BoxedRows, copies: &[RowCopy]) -> Done {
+    fn copy_rows(&self, rows: &mut BoxedRows, copies: &[RowCopy]) -> DynResult {
         self.0.dyn_copy_rows(rows.any_mut(), copies)
     }
 
-    fn shift_rows(&self, rows: &mut BoxedRows, shifts: &[RowShift], ropes: &[LayerRope]) -> Done {
+    fn shift_rows(
+        &self,
+        rows: &mut BoxedRows,
+        shifts: &[RowShift],
+        ropes: &[LayerRope],
+    ) -> DynResult {
         self.0.dyn_shift_rows(rows.any_mut(), shifts, ropes)
     }
 }

@@ -62,7 +62,7 @@ pub enum BackendError {
         op: String,
         /// The node.
         node: String,
-        /// What is wrong, in the operation's words.
+        /// The reason, in the operation's words.
         reason: String,
     },
     /// A backend that computes its own operations only.
@@ -130,9 +130,9 @@ pub enum BackendError {
     RowShape {
         /// The layer.
         layer: LayerIdx,
-        /// What the graph says.
+        /// The value in the graph.
         wanted: String,
-        /// What was allocated.
+        /// The value in the allocated rows.
         got: String,
     },
     /// A row beyond the last.
@@ -148,7 +148,7 @@ pub enum BackendError {
     /// A buffer of the wrong length.
     #[error("{what}: expected {wanted}, got {got}")]
     WrongLength {
-        /// What the buffer holds.
+        /// The contents of the buffer.
         what: &'static str,
         /// Length needed.
         wanted: usize,
@@ -158,9 +158,9 @@ pub enum BackendError {
     /// Inputs that do not have the graph's shape, or values outside their range.
     #[error("input {input}: {reason}")]
     Input {
-        /// Which input.
+        /// The input.
         input: &'static str,
-        /// What is wrong, with numbers.
+        /// The reason, with numbers.
         reason: String,
     },
     /// The device has too little memory.
@@ -170,13 +170,13 @@ pub enum BackendError {
         backend: &'static str,
         /// Bytes wanted.
         wanted: usize,
-        /// What for.
+        /// The purpose of the allocation.
         what: String,
     },
     /// Rows, weights or programs of another backend were handed in.
     #[error("{what} of another backend")]
     Foreign {
-        /// What was handed in.
+        /// The name of the thing that was handed in.
         what: &'static str,
     },
     /// The backend cannot be used on this machine.
@@ -214,8 +214,9 @@ pub enum BackendError {
 /// # Errors
 /// [`BackendError::WrongLength`] where it has not.
 pub fn expect_len(what: &'static str, wanted: usize, got: usize) -> Result<(), BackendError> {
-    match wanted == got {
-        true => Ok(()),
-        false => Err(BackendError::WrongLength { what, wanted, got }),
+    if wanted == got {
+        Ok(())
+    } else {
+        Err(BackendError::WrongLength { what, wanted, got })
     }
 }

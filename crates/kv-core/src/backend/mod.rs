@@ -46,12 +46,12 @@ use crate::rope::LayerRope;
 use crate::state_type::StateType;
 use crate::weights::WeightSource;
 
-/// What a backend is.
+/// A backend's name and device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendInfo {
     /// Short name, as on the command line: `cpu`, `candle`.
     pub name: String,
-    /// What it runs on, for people: instruction set and threads, or the device's name.
+    /// The device, as text: instruction set and threads, or the device's name.
     pub device: String,
     /// Element types that it can store K and V in.
     pub kv_types: Vec<KvType>,
@@ -64,7 +64,7 @@ pub struct BackendInfo {
 pub struct DeviceMemory {
     /// All of it.
     pub total: u64,
-    /// What can be allocated now.
+    /// Bytes that can be allocated now.
     pub free: u64,
 }
 
@@ -77,7 +77,7 @@ pub trait Backend: Send + Sync + 'static {
     /// A compiled graph, with the scratch memory that its runs need.
     type Program: Send + 'static;
 
-    /// What this backend is.
+    /// The backend's name and device.
     fn info(&self) -> BackendInfo;
 
     /// The device's memory, where it is known, so that callers find out whether something fits
@@ -86,7 +86,7 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
-    /// Whether an engine should have the candidates of a sampler found by the graph
+    /// True if an engine should have the candidates of a sampler found by the graph
     /// ([`Graph::with_candidates`]), where they suffice, instead of reading rows of logits back:
     /// for devices with memory of their own.
     fn prefers_candidates(&self) -> bool {
@@ -94,8 +94,8 @@ pub trait Backend: Send + Sync + 'static {
     }
 
     /// Numbers of tokens, ascending, that are worth a program of their own: an engine compiles for
-    /// the smallest that a ubatch fits, or for its largest ubatch, and runs the program with as many
-    /// tokens and outputs as there are ([`GraphInputs::shape`]).
+    /// the smallest that a ubatch fits, or for its largest ubatch, and runs the program with as
+    /// many tokens and outputs as there are ([`GraphInputs::shape`]).
     ///
     /// A backend that returns any promises that such a run gives the bits of a program of exactly
     /// that shape, for every graph whose rows can be counted ([`Graph::row_counts`]). The body here
@@ -175,7 +175,7 @@ pub trait Backend: Send + Sync + 'static {
     /// they return.
     ///
     /// # Errors
-    /// What failed since the last call. Every run since then counts as failed.
+    /// The first failure since the last call. Every run since then counts as failed.
     fn finish(&self, rows: &mut Self::Rows) -> Result<(), BackendError> {
         let _ = rows;
         Ok(())

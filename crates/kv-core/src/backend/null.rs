@@ -153,11 +153,11 @@ impl std::fmt::Debug for HostWeights {
 pub struct HostRows {
     layout: RowLayout,
     /// One entry for each kind of rows of each layer.
-    stored: Vec<Stored>,
+    stored: Vec<NullRow>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-struct Stored {
+struct NullRow {
     layer: LayerIdx,
     kind: RowKind,
     bytes: Vec<u8>,
@@ -180,7 +180,7 @@ impl HostRows {
                     what: format!("{kind:?} rows of layer {layer}"),
                 })?;
             let bytes = vec![0; wanted];
-            stored.push(Stored { layer, kind, bytes });
+            stored.push(NullRow { layer, kind, bytes });
             Ok::<_, BackendError>(())
         };
         for rows in layout.layers() {
@@ -218,13 +218,13 @@ impl HostRows {
     pub fn span_mut(&mut self, span: RowSpan) -> Result<&mut [u8], BackendError> {
         let range = span.byte_range(&self.layout)?;
         let none = BackendError::NoRows { layer: span.layer };
-        let is_it = |s: &&mut Stored| (s.layer, s.kind) == (span.layer, span.kind);
+        let is_it = |s: &&mut NullRow| (s.layer, s.kind) == (span.layer, span.kind);
         let stored = self.stored.iter_mut().find(is_it);
         stored.and_then(|s| s.bytes.get_mut(range)).ok_or(none)
     }
 
-    fn stored(&self, layer: LayerIdx, kind: RowKind) -> Result<&Stored, BackendError> {
-        let is_it = |s: &&Stored| (s.layer, s.kind) == (layer, kind);
+    fn stored(&self, layer: LayerIdx, kind: RowKind) -> Result<&NullRow, BackendError> {
+        let is_it = |s: &&NullRow| (s.layer, s.kind) == (layer, kind);
         let stored = self.stored.iter().find(is_it);
         stored.ok_or(BackendError::NoRows { layer })
     }

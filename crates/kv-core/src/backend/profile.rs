@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// What a step does.
+/// The kind of work that a step does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StepKind {
     /// Matrix products: GEMV and GEMM.
@@ -63,7 +63,7 @@ impl fmt::Display for StepKind {
     }
 }
 
-/// What all steps of one kind took.
+/// The time of all steps of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepTime {
     /// Their time.

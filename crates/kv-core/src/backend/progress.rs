@@ -1,12 +1,12 @@
-//! How far loading weights has come ([`OnProgress`]), and how far a run has ([`RunProgress`]). Knows
-//! nothing of weights and graphs.
+//! How far loading weights has come ([`OnProgress`]), and how far a run has ([`RunProgress`]).
+//! Knows nothing of weights and graphs.
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How far loading weights has come.
+/// The progress of loading weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadProgress {
     /// Bytes of stored weights that are loaded.
@@ -35,12 +35,12 @@ impl OnProgress {
     }
 }
 
-/// How far the present run has come, for another thread to read. Clones share it.
+/// The progress of the present run, for another thread to read. Clones share it.
 #[derive(Clone, Debug)]
 pub struct RunProgress {
     /// The bits of an `f64` between 0 and 1.
     fraction: Arc<AtomicU64>,
-    /// What part of the run is reported.
+    /// The share of the run that is reported.
     part: Range<f64>,
 }
 

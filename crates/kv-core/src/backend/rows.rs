@@ -43,9 +43,9 @@ pub enum RowKind {
 /// `len` consecutive rows of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowSpan {
-    /// Whose rows.
+    /// The layer that owns the rows.
     pub layer: LayerIdx,
-    /// Which of the layer's rows.
+    /// The kind of the layer's rows.
     pub kind: RowKind,
     /// The first row.
     pub first: CellIdx,
@@ -56,7 +56,7 @@ pub struct RowSpan {
 /// Rows of every layer of a part, to be copied within that part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowCopy {
-    /// Which part.
+    /// The part.
     pub part: PartIdx,
     /// First row to read.
     pub from: CellIdx,
@@ -69,7 +69,7 @@ pub struct RowCopy {
 /// Keys of every layer of a part that move to other positions of their sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowShift {
-    /// Which part.
+    /// The part.
     pub part: PartIdx,
     /// The first row.
     pub first: CellIdx,
@@ -120,7 +120,8 @@ pub(super) fn layers_of(layout: &RowLayout, part: PartIdx) -> Vec<LayerRows> {
     layers.filter(|l| l.part == part).copied().collect()
 }
 
-/// What an attention layer stores: K, and V where values are not in the keys.
+/// The rows that an attention layer stores: K, and V where values are not in the keys. K, and V
+/// where values are not in the keys.
 pub(super) fn stored_kinds(layer: &LayerRows) -> impl Iterator<Item = (RowKind, RowShape)> {
     let v = layer.stored_v().map(|v| (RowKind::V, v));
     [(RowKind::K, layer.k)].into_iter().chain(v)

@@ -1,9 +1,9 @@
-//! [`Split`]: the first blocks of a model on one backend, the others and the output on another, as where a
-//! GPU has not room for all.
+//! [`Split`]: the first blocks of a model on one backend, the others and the output on another, as
+//! where a GPU has not room for all.
 //!
-//! Invariant: rows and states of a layer are where the blocks are that use them, and nowhere else. A run is
-//! one of the first backend and then one of the second; between them, the values that go over are on the
-//! host. Does not know what either backend is.
+//! Invariant: rows and states of a layer are where the blocks are that use them, and nowhere else.
+//! A run is one of the first backend and then one of the second; between them, the values that go
+//! over are on the host. Does not know what either backend is.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::layers::RowLayout;
 use crate::rope::LayerRope;
 use crate::weights::WeightSource;
 
-/// How much of a run counts as done when the first backend is.
+/// The share of a run that is done when the first backend is.
 const HALF: f64 = 0.5;
 
 /// Two backends that compute one model.
@@ -63,7 +63,7 @@ pub struct SplitProgram<A, B> {
     /// Widths of the values that are carried over.
     carried: Vec<usize>,
     outputs: Vec<SplitOutput>,
-    /// What the halves give, and the rows in between: kept for their capacity.
+    /// The result of the halves, and the rows in between: kept for their capacity.
     of_first: GraphOutputs,
     of_second: GraphOutputs,
     rows: Vec<f32>,
@@ -75,9 +75,10 @@ impl<A: RowStorage, B: RowStorage> RowStorage for SplitRows<A, B> {
     }
 
     fn allocated_bytes(&self, layer: LayerIdx, kind: RowKind) -> Result<usize, BackendError> {
-        match self.point.is_first(layer) {
-            true => self.first.allocated_bytes(layer, kind),
-            false => self.second.allocated_bytes(layer, kind),
+        if self.point.is_first(layer) {
+            self.first.allocated_bytes(layer, kind)
+        } else {
+            self.second.allocated_bytes(layer, kind)
         }
     }
 }
@@ -165,10 +166,7 @@ impl<A: Backend, B: Backend> Backend for Split<A, B> {
             self.first.program_capacities(),
             self.second.program_capacities(),
         );
-        match first == second {
-            true => first,
-            false => &[],
-        }
+        if first == second { first } else { &[] }
     }
 
     fn set_custom_ops(&mut self, ops: CustomOps) -> Result<(), BackendError> {
@@ -279,9 +277,10 @@ impl<A: Backend, B: Backend> Backend for Split<A, B> {
         span: RowSpan,
         out: &mut [u8],
     ) -> Result<(), BackendError> {
-        match self.point.is_first(span.layer) {
-            true => self.first.read_rows(&rows.first, span, out),
-            false => self.second.read_rows(&rows.second, span, out),
+        if self.point.is_first(span.layer) {
+            self.first.read_rows(&rows.first, span, out)
+        } else {
+            self.second.read_rows(&rows.second, span, out)
         }
     }
 
@@ -291,9 +290,10 @@ impl<A: Backend, B: Backend> Backend for Split<A, B> {
         span: RowSpan,
         bytes: &[u8],
     ) -> Result<(), BackendError> {
-        match self.point.is_first(span.layer) {
-            true => self.first.write_rows(&mut rows.first, span, bytes),
-            false => self.second.write_rows(&mut rows.second, span, bytes),
+        if self.point.is_first(span.layer) {
+            self.first.write_rows(&mut rows.first, span, bytes)
+        } else {
+            self.second.write_rows(&mut rows.second, span, bytes)
         }
     }
 

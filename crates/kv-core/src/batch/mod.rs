@@ -45,7 +45,7 @@ pub struct Batch {
     embeddings: Vec<f32>,
 }
 
-/// Whose tokens the entries of a batch are.
+/// The owner of the entries of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum TokensOf {
     /// Those of its sequences.
@@ -56,7 +56,7 @@ pub enum TokensOf {
     Source,
 }
 
-/// Whether an entry's result is handed out.
+/// The choice to hand out an entry's result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Output {
     /// It only goes into the memory.
@@ -83,7 +83,7 @@ struct Entry {
 #[derive(Clone, Debug)]
 enum Content {
     Token(TokenId),
-    /// Where the row lies in `Batch::embeddings`.
+    /// The row's place in `Batch::embeddings`.
     Embedding(Range<usize>),
 }
 
@@ -121,7 +121,7 @@ impl Batch {
         batch
     }
 
-    /// Whose tokens these are.
+    /// The owner of the tokens.
     pub fn tokens_of(&self) -> TokensOf {
         self.tokens_of
     }
@@ -154,7 +154,7 @@ impl Batch {
         self.entries.iter().filter(of_seq).count()
     }
 
-    /// Whether there are no entries.
+    /// True if there are no entries.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{BatchError, UBatch, ValidBatch};
 use crate::seq_set::SeqSet;
 
-/// How a memory wants its batches cut.
+/// The way in which batches are cut for a memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SplitPolicy {
     /// In the caller's order.

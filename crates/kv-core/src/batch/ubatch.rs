@@ -11,7 +11,7 @@ use crate::seq_set::SeqSet;
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct UBatch {
-    /// Whose tokens these are.
+    /// The owner of the tokens.
     pub tokens_of: TokensOf,
     /// For each row, the number of its entry in the batch.
     pub entries: Vec<u32>,
@@ -39,12 +39,12 @@ impl UBatch {
         self.entries.len() as u32
     }
 
-    /// What memories need of each row, in order.
+    /// The rows as memories need them, in order.
     pub fn rows(&self) -> impl Iterator<Item = UBatchRow> + '_ {
         (0..self.n_tokens()).filter_map(|number| self.row(number))
     }
 
-    /// What memories need of one row; `None` where there is no such row.
+    /// One row as memories need it; `None` where there is no such row.
     pub fn row(&self, number: u32) -> Option<UBatchRow> {
         let at = number as usize;
         Some(UBatchRow {

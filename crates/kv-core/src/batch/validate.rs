@@ -15,7 +15,7 @@ use crate::window::PosRange;
 /// The largest position of a token: what fits a signed 32-bit number.
 pub const MAX_POS: Pos = Pos(i32::MAX as u32);
 
-/// What model and memory allow.
+/// The limits of a model and a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchRules {
     /// Largest number of entries.
@@ -28,7 +28,7 @@ pub struct BatchRules {
     pub n_embd: u32,
 }
 
-/// How the positions of a sequence follow each other.
+/// The rule by which the positions of a sequence follow each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PositionRule {
     /// One after the other; a position may repeat. Tokens of images are refused.
@@ -53,7 +53,7 @@ pub struct ValidEntry {
     pub seqs: SeqSet,
     /// The sequence with the smallest id, whose tokens it sees.
     pub first_seq: SeqId,
-    /// Whether its output is wanted.
+    /// The choice to hand out its output.
     pub output: Output,
 }
 
@@ -75,7 +75,7 @@ impl ValidBatch {
         &self.entries
     }
 
-    /// Whose tokens these are.
+    /// The owner of the tokens.
     pub fn tokens_of(&self) -> TokensOf {
         self.tokens_of
     }
@@ -94,7 +94,7 @@ impl ValidBatch {
     }
 }
 
-/// What is wrong with a batch, or why it cannot be cut into ubatches. `entry` is the number of the
+/// The reason why a batch is wrong, or cannot be cut into ubatches. `entry` is the number of the
 /// entry, counted from 0.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -115,9 +115,9 @@ pub enum BatchError {
     Mixed {
         /// The entry.
         entry: usize,
-        /// What it is.
+        /// The kind of the entry.
         got: &'static str,
-        /// What the first entry is.
+        /// The kind of the first entry.
         began: &'static str,
     },
     /// A token outside the vocabulary.
@@ -228,11 +228,11 @@ pub enum BatchError {
         entry: usize,
         /// The sequence with the smallest id.
         a: SeqId,
-        /// What the memory holds of it.
+        /// The contents of the memory of it.
         a_has: PosRange,
         /// Another sequence of the entry.
         b: SeqId,
-        /// What the memory holds of it.
+        /// The contents of the memory of it.
         b_has: PosRange,
     },
     /// An entry's sequences were not together before, in the same batch.
@@ -309,7 +309,7 @@ pub fn validate_with(
         n_embd: rules.n_embd as usize,
         ..ValidBatch::default()
     };
-    let mut seen: HashMap<SeqId, Seen> = HashMap::new();
+    let mut seen: HashMap<SeqId, LastEntry> = HashMap::new();
     for (number, entry) in batch.entries.iter().enumerate() {
         add_content(&mut valid, batch, number, rules)?;
         let first_seq = check_sequences(number, entry, rules)?;
@@ -320,7 +320,7 @@ pub fn validate_with(
             let entry = number;
             return Err(BatchError::Image { entry, grid });
         }
-        let checked = Checked {
+        let checked = EntryCheck {
             number,
             grid: entry.grid,
             rule,
@@ -341,12 +341,12 @@ pub fn validate_with(
 }
 
 /// The last entry of a sequence in the batch so far.
-struct Seen {
+struct LastEntry {
     last: Pos,
     set: SeqSet,
 }
 
-struct Checked<'a> {
+struct EntryCheck<'a> {
     number: usize,
     grid: Option<GridPos>,
     rule: PositionRule,
@@ -354,12 +354,12 @@ struct Checked<'a> {
     first_seq: SeqId,
 }
 
-impl Checked<'_> {
+impl EntryCheck<'_> {
     /// The entry's position, checked for each of its sequences, which are brought up to it.
     fn position(
         &self,
         given: Option<Pos>,
-        seen: &mut HashMap<SeqId, Seen>,
+        seen: &mut HashMap<SeqId, LastEntry>,
         positions: &impl Fn(SeqId) -> Option<PosRange>,
     ) -> Result<Pos, BatchError> {
         let entry = self.number;
@@ -372,7 +372,7 @@ impl Checked<'_> {
         }
         for seq in self.seqs {
             match seen.get(&seq) {
-                Some(&Seen { last, .. }) if pos < last => {
+                Some(&LastEntry { last, .. }) if pos < last => {
                     return Err(BatchError::WentBack {
                         entry,
                         seq,
@@ -380,7 +380,7 @@ impl Checked<'_> {
                         last,
                     });
                 }
-                Some(&Seen { last, .. })
+                Some(&LastEntry { last, .. })
                     if self.rule == PositionRule::Linear && pos > last.next() =>
                 {
                     return Err(BatchError::Hole {
@@ -390,7 +390,7 @@ impl Checked<'_> {
                         last,
                     });
                 }
-                Some(Seen { set: earlier, .. }) if !self.seqs.is_subset(earlier) => {
+                Some(LastEntry { set: earlier, .. }) if !self.seqs.is_subset(earlier) => {
                     return Err(BatchError::SetsOverlap {
                         entry,
                         set: self.seqs.clone(),
@@ -404,12 +404,12 @@ impl Checked<'_> {
         }
         for seq in self.seqs {
             let set = self.seqs.clone();
-            seen.insert(seq, Seen { last: pos, set });
+            seen.insert(seq, LastEntry { last: pos, set });
         }
         Ok(pos)
     }
 
-    /// Whether `pos` may follow `last`, which the memory holds.
+    /// True if `pos` may follow `last`, which the memory holds.
     fn follows(&self, last: Pos, pos: Pos) -> bool {
         match (self.rule, self.grid) {
             (PositionRule::Linear, _) => pos == last.next(),

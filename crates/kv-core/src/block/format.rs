@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// How the values of a weight are stored. Names are those of the GGUF specification.
+/// The way the values of a weight are stored. Names are those of the GGUF specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[allow(missing_docs, non_camel_case_types)] // the names are the definitions
 #[non_exhaustive]

@@ -22,8 +22,7 @@ pub(super) fn decode_mxfp4(block: &[u8; 17], values: &mut [f32; 32]) {
     }
 }
 
-/// What [`MXFP4_VALUES`] are multiplied by: `2^(e - 128)`, exact, also where it is no normal
-/// number.
+/// The factor of [`MXFP4_VALUES`]: `2^(e - 128)`, exact, also where it is no normal number.
 pub fn mxfp4_scale(e: u8) -> f32 {
     match e {
         0 | 1 => f32::from_bits(0x0020_0000 << e),

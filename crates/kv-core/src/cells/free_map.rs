@@ -43,7 +43,7 @@ impl FreeMap {
         self.n_free
     }
 
-    /// Whether cell `i` is free.
+    /// True if cell `i` is free.
     #[inline]
     pub fn is_free(&self, i: u32) -> bool {
         self.words

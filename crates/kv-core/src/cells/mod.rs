@@ -28,7 +28,7 @@ pub(crate) use seq_runs::CopyOrigin;
 pub use seq_runs::SeqRuns;
 use set_table::{SetId, SetTable};
 
-/// What a cell holds.
+/// The contents of a cell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cell {
     /// Position of its token.
@@ -52,7 +52,7 @@ impl Cell {
 pub struct OwnedRun {
     /// The first cell.
     pub first: CellIdx,
-    /// How many there are, at least one.
+    /// Number of cells, at least one.
     pub n_cells: u32,
     /// Position of the token in the first; of a state, of the last token that went into it.
     pub pos: Pos,
@@ -75,7 +75,7 @@ pub struct KvCells {
     grids: BTreeMap<CellIdx, GridPos>,
     /// By sequence, from `first_seq` on.
     runs: Vec<SeqRuns>,
-    /// How many sequences grow at the same time.
+    /// The number of sequences that grow at the same time.
     n_active: u32,
 }
 
@@ -91,9 +91,9 @@ impl PartialEq for KvCells {
 
 impl Eq for KvCells {}
 
-/// What an edit removed.
+/// The tokens and cells that an edit removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Freed {
+pub struct FreedCells {
     /// Tokens removed from sequences; a token of two sequences counts twice.
     pub n_tokens: u32,
     /// Cells that became free.
@@ -174,12 +174,12 @@ impl KvCells {
             .map_or(1, |log| MAX_BLOCK.min(1 << log))
     }
 
-    /// Which cells are free, counted from the first cell.
+    /// The cells that are free, counted from the first cell.
     pub fn free(&self) -> &FreeMap {
         &self.free
     }
 
-    /// What a cell holds, or `None` where it is free or not of this stream.
+    /// The contents of a cell, or `None` where it is free or not of this stream.
     pub fn get(&self, cell: CellIdx) -> Option<Cell> {
         let i = self.used(cell)?;
         Some(Cell {
@@ -189,7 +189,7 @@ impl KvCells {
         })
     }
 
-    /// Whether a cell is used and all its sequences have a property; they are given with the
+    /// True if a cell is used and all its sequences have a property; they are given with the
     /// position of its token.
     #[inline]
     pub fn all_seqs(&self, cell: CellIdx, is_so: impl Fn(SeqId, Pos) -> bool) -> bool {
@@ -199,7 +199,7 @@ impl KvCells {
         })
     }
 
-    /// Whether a cell belongs to two or more sequences.
+    /// True if a cell belongs to two or more sequences.
     #[inline]
     pub fn is_shared(&self, cell: CellIdx) -> bool {
         self.used(cell)
@@ -237,8 +237,8 @@ impl KvCells {
         runs
     }
 
-    /// How many cells belong to exactly the same sequences, for each such set of sequences.
-    /// Looks at runs, not at cells.
+    /// The number of cells that belong to exactly the same sequences, for each such set of
+    /// sequences. Looks at runs, not at cells.
     pub fn count_by_owners(&self, mut each: impl FnMut(&SeqSet, u32)) {
         let mut n_own: Vec<u32> = self.runs.iter().map(SeqRuns::n_cells).collect();
         for (seqs, n_cells) in self.sets.shared() {
@@ -269,9 +269,10 @@ impl KvCells {
         self.take(at);
         let Some(i) = self.local(at) else { return };
         let is_here = |seq: &SeqId| self.seq_index(*seq).is_some();
-        let seqs: SeqSet = match cell.seqs.iter().all(|seq| is_here(&seq)) {
-            true => cell.seqs.clone(),
-            false => cell.seqs.iter().filter(is_here).collect(),
+        let seqs: SeqSet = if cell.seqs.iter().all(|seq| is_here(&seq)) {
+            cell.seqs.clone()
+        } else {
+            cell.seqs.iter().filter(is_here).collect()
         };
         if seqs.is_empty() {
             return;
@@ -340,12 +341,12 @@ impl KvCells {
 
     /// Removes the tokens of a sequence with positions in `range` from it; cells that are left
     /// without a sequence become free. Returns the runs that the sequence lost, too.
-    pub fn remove(&mut self, seq: SeqId, range: PosRange) -> (Freed, Vec<CellRun>) {
+    pub fn remove(&mut self, seq: SeqId, range: PosRange) -> (FreedCells, Vec<CellRun>) {
         let Some(runs) = self.runs_mut(seq) else {
-            return (Freed::default(), Vec::new());
+            return (FreedCells::default(), Vec::new());
         };
         let removed = runs.remove_range(range);
-        let mut freed = Freed::default();
+        let mut freed = FreedCells::default();
         let mut changes = SetChanges::default();
         for (cell, _) in removed.iter().flat_map(|run| run.iter()) {
             let Some(i) = self.local(cell) else { continue };
@@ -497,7 +498,7 @@ impl SetChanges {
     }
 }
 
-impl Freed {
+impl FreedCells {
     /// Both together.
     pub fn and(self, other: Self) -> Self {
         Self {

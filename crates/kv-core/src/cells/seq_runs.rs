@@ -10,7 +10,7 @@ use crate::ids::{CellIdx, Pos};
 use crate::visibility::CellRun;
 use crate::window::PosRange;
 
-/// Which cells hold the positions of one sequence.
+/// The cells that hold the positions of one sequence.
 #[derive(Debug)]
 pub struct SeqRuns {
     runs: Vec<CellRun>,
@@ -23,8 +23,8 @@ pub struct SeqRuns {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Epoch(u64);
 
-/// What a copy of a sequence's runs was made of, so that [`SeqRuns::update_copy`] needs to write
-/// only what was added since.
+/// The origin of a copy of a sequence's runs, so that [`SeqRuns::update_copy`] needs to write only
+/// what was added since.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CopyOrigin(Option<(Epoch, usize)>);
 
@@ -91,7 +91,7 @@ impl SeqRuns {
         Some(PosRange::new(first.pos, last.last_pos()))
     }
 
-    /// How many cells there are.
+    /// Number of cells.
     pub fn n_cells(&self) -> u32 {
         self.as_slice().iter().map(|run| run.len).sum()
     }
@@ -382,7 +382,7 @@ mod tests {
         assert_eq!(copy, b.as_slice());
     }
 
-    /// What a list takes that grew by one operation to `n` runs: a quarter more at most.
+    /// The memory of a list that grew by one operation to `n` runs: a quarter more at most.
     fn assert_room_is_tight(runs: &SeqRuns, n: usize) {
         assert!(runs.runs.len() >= n, "{}", runs.runs.len());
         let room = runs.heap_bytes() / size_of::<CellRun>();

@@ -42,16 +42,16 @@ impl SetId {
 
     /// The only member of the set, or an index into the table.
     #[inline]
-    fn decode(self) -> Decoded {
+    fn decode(self) -> SetKey {
         match self.0 {
-            0 => Decoded::Empty,
-            id if id < FIRST_ENTRY => Decoded::One(SeqId(id - 1)),
-            id => Decoded::Entry((id - FIRST_ENTRY) as usize),
+            0 => SetKey::Empty,
+            id if id < FIRST_ENTRY => SetKey::One(SeqId(id - 1)),
+            id => SetKey::Entry((id - FIRST_ENTRY) as usize),
         }
     }
 }
 
-enum Decoded {
+enum SetKey {
     Empty,
     One(SeqId),
     Entry(usize),
@@ -61,9 +61,9 @@ impl SetTable {
     /// The set with this id.
     pub(super) fn get(&self, id: SetId) -> SeqSet {
         match id.decode() {
-            Decoded::Empty => SeqSet::EMPTY,
-            Decoded::One(seq) => SeqSet::one(seq),
-            Decoded::Entry(at) => self
+            SetKey::Empty => SeqSet::EMPTY,
+            SetKey::One(seq) => SeqSet::one(seq),
+            SetKey::Entry(at) => self
                 .entries
                 .get(at)
                 .map_or(SeqSet::EMPTY, |e| e.set.clone()),
@@ -73,19 +73,19 @@ impl SetTable {
     /// The smallest member of a set.
     pub(super) fn first(&self, id: SetId) -> Option<SeqId> {
         match id.decode() {
-            Decoded::Empty => None,
-            Decoded::One(seq) => Some(seq),
-            Decoded::Entry(at) => self.entries.get(at)?.set.first(),
+            SetKey::Empty => None,
+            SetKey::One(seq) => Some(seq),
+            SetKey::Entry(at) => self.entries.get(at)?.set.first(),
         }
     }
 
-    /// Whether all members of a set have a property.
+    /// True if all members of a set have a property.
     #[inline]
     pub(super) fn all(&self, id: SetId, is_so: impl Fn(SeqId) -> bool) -> bool {
         match id.decode() {
-            Decoded::Empty => true,
-            Decoded::One(seq) => is_so(seq),
-            Decoded::Entry(at) => self.entries.get(at).is_none_or(|e| e.set.iter().all(is_so)),
+            SetKey::Empty => true,
+            SetKey::One(seq) => is_so(seq),
+            SetKey::Entry(at) => self.entries.get(at).is_none_or(|e| e.set.iter().all(is_so)),
         }
     }
 
@@ -95,10 +95,10 @@ impl SetTable {
         used.map(|entry| (&entry.set, entry.n_cells))
     }
 
-    /// Whether a set has two or more members.
+    /// True if a set has two or more members.
     #[inline]
     pub(super) fn is_shared(&self, id: SetId) -> bool {
-        matches!(id.decode(), Decoded::Entry(_))
+        matches!(id.decode(), SetKey::Entry(_))
     }
 
     /// The id of a set for one more cell.
@@ -119,7 +119,7 @@ impl SetTable {
     /// Counts one more cell of a set that has cells.
     #[inline]
     pub(super) fn retain(&mut self, id: SetId) {
-        if let Decoded::Entry(at) = id.decode()
+        if let SetKey::Entry(at) = id.decode()
             && let Some(entry) = self.entries.get_mut(at)
         {
             entry.n_cells += 1;
@@ -129,7 +129,7 @@ impl SetTable {
     /// Counts one cell of a set less, and forgets the set with its last cell.
     #[inline]
     pub(super) fn release(&mut self, id: SetId) {
-        if let Decoded::Entry(at) = id.decode()
+        if let SetKey::Entry(at) = id.decode()
             && let Some(entry) = self.entries.get_mut(at)
         {
             entry.n_cells -= 1;

@@ -141,7 +141,7 @@ fn room_doubles_with_the_cells_in_use() {
 
 #[test]
 fn what_is_freed_adds_up() {
-    let freed = |n_tokens, n_cells, lowest: Option<u32>| Freed {
+    let freed = |n_tokens, n_cells, lowest: Option<u32>| FreedCells {
         n_tokens,
         n_cells,
         lowest: lowest.map(CellIdx),
@@ -178,7 +178,7 @@ fn cells_and_sequences_of_other_streams_are_left_alone() {
     };
     cells.add_run(run, SeqId(4));
     let lost = cells.remove(SeqId(4), PosRange::ALL);
-    assert_eq!(lost, (Freed::default(), Vec::new()));
+    assert_eq!(lost, (FreedCells::default(), Vec::new()));
     assert_eq!(cells, KvCells::new(8..12, 3..4));
     // Of a token's sequences those of this stream count.
     cells.insert(CellIdx(9), &Cell::new(Pos(0), set(&[3, 4])));

@@ -1,7 +1,7 @@
 //! [`Graph::with_recent`]: a graph over layers that keep the rows of recent tokens apart.
 //!
-//! Invariant: it computes the same, but for the types of rows. A node that stores rows of such a layer
-//! becomes two; an [`Op::Attend`] becomes partial ones and their merge, which has its name.
+//! Invariant: it computes the same, but for the types of rows. A node that stores rows of such a
+//! layer becomes two; an [`Op::Attend`] becomes partial ones and their merge, which has its name.
 
 use super::{Attention, Graph, GraphBuilder, GraphError, Input, Node, NodeId, Op, ResultForm};
 use crate::ids::{LayerIdx, PartIdx};

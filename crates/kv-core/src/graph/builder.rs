@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use super::op::{Input, Op};
 use super::scope::ScopeLayer;
-use super::spec::{Given, Inferred};
+use super::spec::{OpContext, OpResult};
 use super::{Graph, GraphShape, Node, NodeId, WeightUse};
 use crate::ids::LayerIdx;
 
@@ -50,7 +50,7 @@ pub enum GraphError {
         node: String,
         /// The operation's name.
         op: &'static str,
-        /// What it wants.
+        /// The operands that it wants.
         wanted: String,
         /// The operands' shapes.
         got: Vec<Vec<usize>>,
@@ -94,7 +94,7 @@ pub enum GraphError {
     CannotSplit {
         /// Blocks before the point.
         n_first: u32,
-        /// What goes over it.
+        /// The limit that is exceeded.
         reason: String,
     },
     /// A text that is no graph.
@@ -131,9 +131,9 @@ impl<'a> Affine<'a> {
 pub struct TableRow<'a> {
     /// The weight, `[n_rows, dim]`.
     pub weight: &'a str,
-    /// How many rows it has.
+    /// The number of rows it has.
     pub n_rows: usize,
-    /// Which of them.
+    /// The number of the row.
     pub row: usize,
 }
 
@@ -343,7 +343,7 @@ impl GraphBuilder {
         op: &Op,
         operands: &[NodeId],
         claim: Claim<'_>,
-    ) -> Result<Inferred, GraphError> {
+    ) -> Result<OpResult, GraphError> {
         let mut nodes = Vec::with_capacity(operands.len());
         for &operand in operands {
             let known = self.graph.node(operand);
@@ -361,7 +361,7 @@ impl GraphBuilder {
                 got: operands.len(),
             });
         }
-        let given = Given {
+        let given = OpContext {
             graph: self.graph.shape,
             operands: &nodes,
             result: claim.shape,

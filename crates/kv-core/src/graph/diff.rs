@@ -24,9 +24,9 @@ pub struct NodeText {
 pub struct NodeChange {
     /// Its name.
     pub name: String,
-    /// How it is in the first graph.
+    /// The first graph's version.
     pub left: String,
-    /// How it is in the second.
+    /// The second graph's version.
     pub right: String,
 }
 

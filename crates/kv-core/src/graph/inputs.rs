@@ -9,19 +9,20 @@ use crate::ids::CellIdx;
 use crate::visibility::Visibility;
 use crate::window::Window;
 
-/// Where the tokens of a ubatch live in one part of the memory, and what they see there.
+/// The cells of a ubatch's tokens in one part of the memory, and the cells that these tokens see.
 #[derive(Clone, Debug, Default)]
 pub struct PartInputs {
     /// The cell of each token, in ubatch order.
     pub cells: Vec<CellIdx>,
-    /// What each token sees, the ubatch's own tokens included.
+    /// The cells that each token sees, the ubatch's own tokens included.
     pub visibility: Visibility,
-    /// What each token sees through [`Window::first`]; empty in parts whose window has none.
+    /// The cells that each token sees through [`Window::first`]; empty in parts whose window has
+    /// none.
     pub first: Visibility,
 }
 
 impl PartInputs {
-    /// What each token sees through a window of this part.
+    /// The cells that each token sees through a window of this part.
     pub fn seen(&self, window: Window) -> &Visibility {
         match window {
             Window::First { .. } => &self.first,
@@ -30,12 +31,12 @@ impl PartInputs {
     }
 }
 
-/// What each token sees of the ubatch's own tokens through one window.
+/// The visibility of the ubatch's own tokens through one window.
 #[derive(Clone, Debug, Default)]
 pub struct BatchVisibility {
-    /// How far tokens see.
+    /// The window of the tokens.
     pub window: Window,
-    /// What they see; its cells are the rows of the ubatch.
+    /// The rows that each token sees; its cells are the rows of the ubatch.
     pub visibility: Visibility,
 }
 
@@ -43,7 +44,8 @@ pub struct BatchVisibility {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GraphInputs<'a> {
     /// Tokens and outputs of the run; `None` for those of the program's graph. Fewer need a backend
-    /// that declares it ([`Backend::program_capacities`](crate::backend::Backend::program_capacities)).
+    /// that declares it
+    /// ([`Backend::program_capacities`](crate::backend::Backend::program_capacities)).
     pub shape: Option<GraphShape>,
     /// Token ids; empty where embeddings are given.
     pub tokens: &'a [u32],
@@ -62,7 +64,7 @@ pub struct GraphInputs<'a> {
     /// One entry for each window through which tokens see their own ubatch; empty without such
     /// layers.
     pub batch: &'a [BatchVisibility],
-    /// Which rows continue which recurrent state; empty without recurrent layers.
+    /// The recurrent state that each row continues; empty without recurrent layers.
     pub states: &'a [StateGroup],
     /// Cancels the run; `None` where it cannot be cancelled.
     pub cancel: Option<&'a CancelFlag>,
@@ -71,7 +73,7 @@ pub struct GraphInputs<'a> {
 }
 
 impl<'a> GraphInputs<'a> {
-    /// What each token sees of its own ubatch through `window`; `None` where it was not given.
+    /// The visibility of its own ubatch through `window`; `None` where it was not given.
     pub fn batch_visibility(&self, window: Window) -> Option<&'a Visibility> {
         let found = self.batch.iter().find(|b| b.window == window);
         found.map(|b| &b.visibility)
@@ -83,26 +85,28 @@ impl<'a> GraphInputs<'a> {
     /// [`BackendError::Input`] where the run has more of them.
     pub fn shape_within(&self, program: GraphShape) -> Result<GraphShape, BackendError> {
         let shape = self.shape.unwrap_or(program);
-        match shape.fits(program) {
-            true => Ok(shape),
-            false => Err(BackendError::Input {
+        if shape.fits(program) {
+            Ok(shape)
+        } else {
+            Err(BackendError::Input {
                 input: "shape",
                 reason: format!(
                     "{} tokens and {} outputs, the program is for {} and {} at most",
                     shape.n_tokens, shape.n_outputs, program.n_tokens, program.n_outputs
                 ),
-            }),
+            })
         }
     }
 
-    /// Whether the run may go on: to be called between its steps.
+    /// Checks that the run may go on: to be called between its steps.
     ///
     /// # Errors
     /// [`BackendError::Cancelled`].
     pub fn check_cancelled(&self) -> Result<(), BackendError> {
-        match self.cancel.is_some_and(CancelFlag::is_cancelled) {
-            true => Err(BackendError::Cancelled),
-            false => Ok(()),
+        if self.cancel.is_some_and(CancelFlag::is_cancelled) {
+            Err(BackendError::Cancelled)
+        } else {
+            Ok(())
         }
     }
 

@@ -44,8 +44,8 @@ pub enum KeyRopeError {
 }
 
 impl Graph {
-    /// How the keys of each layer that the graph stores depend on their positions, with divisors
-    /// of frequencies from `weights`.
+    /// The dependence of the stored keys of each layer on their positions, with divisors of
+    /// frequencies from `weights`.
     ///
     /// # Errors
     /// [`KeyRopeError`], for the first layer whose keys cannot be moved.
@@ -124,7 +124,7 @@ impl Graph {
         }
     }
 
-    /// Whether the last dimension of a node is its operand's.
+    /// True if the last dimension of a node is its operand's.
     fn keeps_heads(&self, id: NodeId) -> bool {
         let last = |id: NodeId| self.node(id)?.shape.last().copied();
         let operand = self.node(id).and_then(|node| node.operands.first());

@@ -8,7 +8,8 @@
 //! One description per operation ([`OpSpec`]) drives shape inference, checking, text, DOT, diff and
 //! the list of weights. To add an operation, change these files:
 //!
-//! 1. `graph/op.rs`: the variant of [`Op`], and its line in [`Op::spec`]; `graph/read.rs`: how it comes from JSON;
+//! 1. `graph/op.rs`: the variant of [`Op`], and its line in [`Op::spec`]; `graph/read.rs`: how it
+//!    comes from JSON;
 //! 2. `graph/ops/FAMILY.rs`: the description and the builder method;
 //! 3. `kv-contract/src/evaluate.rs`: its definition in `f64`, which tests compare with;
 //! 4. `kv-candle/src/execute.rs`: the same in tensor operations;
@@ -93,7 +94,7 @@ pub struct GraphShape {
 }
 
 impl GraphShape {
-    /// Whether it has no more tokens and outputs than another.
+    /// True if it has no more tokens and outputs than another.
     pub const fn fits(self, other: Self) -> bool {
         self.n_tokens <= other.n_tokens && self.n_outputs <= other.n_outputs
     }
@@ -104,7 +105,7 @@ impl GraphShape {
 pub struct Node {
     /// Field-standard name with the layer at its end, for example `Qcur-3`; unique in its graph.
     pub name: String,
-    /// What is computed.
+    /// The operation.
     pub op: Op,
     /// The nodes whose results it reads.
     pub operands: Vec<NodeId>,
@@ -210,7 +211,7 @@ impl Graph {
         check::rebuild(&graph)
     }
 
-    /// How this graph differs from `other`, node by node, matched by name.
+    /// The differences from `other`, node by node, matched by name.
     pub fn diff(&self, other: &Self) -> GraphDiff {
         GraphDiff::new(self, other)
     }

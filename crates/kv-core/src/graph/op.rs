@@ -25,7 +25,7 @@ use crate::ids::{LayerIdx, PartIdx};
 use crate::rope::{RopeSections, RopeSpec};
 use crate::window::Window;
 
-/// What the caller hands to every run.
+/// A value that the caller hands to every run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "input")]
 pub enum Input {
@@ -47,23 +47,24 @@ pub enum Input {
     OutputRows,
     /// The cell of each token in one part of the memory, `u32 [tokens]`.
     Cells {
-        /// Which part.
+        /// The part.
         part: PartIdx,
     },
-    /// Which cells of a part each row sees; no values of its own.
+    /// The cells of a part that each row sees; no values of its own.
     Visibility {
-        /// Which part.
+        /// The part.
         part: PartIdx,
-        /// The part's window, so that graphs of different windows differ; or that for its first tokens.
+        /// The part's window, so that graphs of different windows differ; or that for its first
+        /// tokens.
         window: Window,
     },
-    /// Which tokens of the ubatch each row sees, without any memory: all of its own sequence
+    /// The tokens of the ubatch that each row sees, without any memory: all of its own sequence
     /// within the window, later ones too; no values of its own.
     BatchVisibility {
-        /// How far rows see.
+        /// The window of the rows.
         window: Window,
     },
-    /// Which rows continue which recurrent state; no values of its own.
+    /// The recurrent state that each row continues; no values of its own.
     States,
 }
 
@@ -86,7 +87,7 @@ pub enum Activation {
     ReluSquared,
 }
 
-/// How one layer attends.
+/// The attention of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttendSpec {
     /// Number of query heads; a multiple of the layer's key/value heads.
@@ -147,7 +148,7 @@ pub enum Op {
     RopeSections {
         /// The rotation.
         rope: RopeSpec,
-        /// Which coordinate rotates each pair.
+        /// The coordinate that rotates each pair.
         sections: RopeSections,
     },
     /// The same values in another shape with the same first dimension. `(x) -> shape`.
@@ -169,23 +170,23 @@ pub enum Op {
     /// Stores K and V of the ubatch's tokens in a layer's rows.
     /// `(k [n, kv_heads, k_dim], v [n, kv_heads, v_dim], cells u32 [n]) -> nothing`.
     StoreKv {
-        /// Whose rows.
+        /// The layer that owns the rows.
         layer: LayerIdx,
     },
     /// The same for a layer whose values are the beginnings of its keys and are not stored again.
     /// `(k [n, kv_heads, k_dim], cells u32 [n]) -> nothing`.
     StoreK {
-        /// Whose rows.
+        /// The layer that owns the rows.
         layer: LayerIdx,
     },
     /// Attention over the visible rows of a layer: `softmax(scale q K^T) V`; a row that sees
     /// nothing gives zeros. `(q [n, heads, k_dim], stored, visibility) -> [n, heads * v_dim]`,
     /// where `stored` is the [`Op::StoreKv`] or [`Op::StoreK`] that must have happened, of the
-    /// layer itself or of the one whose rows it shares, or the visibility again, where the rows were
-    /// stored by another graph (those of sources). Where the specification has ALiBi, or scores
-    /// depend on distances, the positions `u32 [n]` of the rows are a further operand.
+    /// layer itself or of the one whose rows it shares, or the visibility again, where the rows
+    /// were stored by another graph (those of sources). Where the specification has ALiBi, or
+    /// scores depend on distances, the positions `u32 [n]` of the rows are a further operand.
     Attend {
-        /// Whose rows.
+        /// The layer that owns the rows.
         layer: LayerIdx,
         /// Heads, widths and scale.
         #[serde(flatten)]
@@ -194,17 +195,17 @@ pub enum Op {
         /// Xiao et al., arXiv 2309.17453): `softmax([q K^T, sink])` without its last column.
         #[serde(skip_serializing_if = "Option::is_none")]
         sinks: Option<String>,
-        /// What scores get added by the distance of query and key, out of a weight, where there is
+        /// The bias on scores by the distance of query and key, out of a weight, where there is
         /// something.
         #[serde(skip_serializing_if = "Option::is_none")]
         relative: Option<Relative>,
     },
-    /// [`Op::Attend`] that can be merged with that over other rows: behind the result of a head, the
-    /// logarithm of what its weights were divided by, `ln(sum e^score)`, with the sink's; `-inf` where
-    /// it saw nothing. `(q [n, heads, k_dim], stored, visibility) -> [n, heads, v_dim + 1]`, and
-    /// with ALiBi the positions `u32 [n]`.
+    /// [`Op::Attend`] that can be merged with that over other rows: behind the result of a head,
+    /// the logarithm of what its weights were divided by, `ln(sum e^score)`, with the sink's;
+    /// `-inf` where it saw nothing. `(q [n, heads, k_dim], stored, visibility) -> [n, heads, v_dim
+    /// + 1]`, and with ALiBi the positions `u32 [n]`.
     AttendPartial {
-        /// Whose rows.
+        /// The layer that owns the rows.
         layer: LayerIdx,
         /// Heads, widths and scale.
         #[serde(flatten)]
@@ -217,14 +218,14 @@ pub enum Op {
     /// `e^(logarithm)`, zeros where both saw nothing (flash-decoding: Dao et al., 2023).
     /// `(a [n, heads, dim + 1], b like a) -> [n, heads * dim]`, or like `a` to be merged further.
     MergePartials {
-        /// What it gives.
+        /// The form of the result.
         form: ResultForm,
     },
-    /// Attention among the tokens of the ubatch, as in encoders: nothing is remembered.
-    /// `(q [n, heads, k_dim], k [n, kv_heads, k_dim], v [n, kv_heads, v_dim], visibility)
-    /// -> [n, heads * v_dim]`; where scores depend on distances the tables of
-    /// [`RelativeScores::Tables`](super::RelativeScores::Tables), if there are any, and the positions
-    /// `u32 [n]`; otherwise as [`Op::Attend`].
+    /// Attention among the tokens of the ubatch, as in encoders: nothing is remembered. `(q [n,
+    /// heads, k_dim], k [n, kv_heads, k_dim], v [n, kv_heads, v_dim], visibility) -> [n, heads *
+    /// v_dim]`; where scores depend on distances the tables of
+    /// [`RelativeScores::Tables`](super::RelativeScores::Tables), if there are any, and the
+    /// positions `u32 [n]`; otherwise as [`Op::Attend`].
     AttendBatch {
         /// Heads, widths and scale.
         #[serde(flatten)]
@@ -232,17 +233,17 @@ pub enum Op {
         /// As in [`Op::Attend`].
         #[serde(skip_serializing_if = "Option::is_none")]
         sinks: Option<String>,
-        /// What capped scores get added by distance, where there is something.
+        /// The bias that capped scores get by distance, where there is one.
         #[serde(skip_serializing_if = "Option::is_none")]
         relative: Option<Relative>,
     },
     /// The rows that a token attends over where it sees more than `top_k` (DeepSeek-V3.2's indexer,
-    /// arXiv 2512.02556). The visible keys `k` of a layer have the scores
-    /// `sum_h weights[t, h] max(q[t, h] k, 0)`; the result names those of the largest, the earlier of
-    /// equal ones, by their rank among the visible ones in order of position, ascending, then -1.
-    /// `(q [n, heads, dim], weights [n, heads], stored, visibility) -> [n, top_k]`.
+    /// arXiv 2512.02556). The visible keys `k` of a layer have the scores `sum_h weights[t, h]
+    /// max(q[t, h] k, 0)`; the result names those of the largest, the earlier of equal ones, by
+    /// their rank among the visible ones in order of position, ascending, then -1. `(q [n, heads,
+    /// dim], weights [n, heads], stored, visibility) -> [n, top_k]`.
     Index {
-        /// Whose keys.
+        /// The layer that owns the keys.
         layer: LayerIdx,
         /// Heads, width and number.
         #[serde(flatten)]
@@ -251,7 +252,7 @@ pub enum Op {
     /// [`Op::Attend`] over those of the visible rows alone that an [`Op::Index`] chose.
     /// `(q [n, heads, k_dim], stored, visibility, chosen [n, top_k]) -> [n, heads * v_dim]`.
     AttendSparse {
-        /// Whose rows.
+        /// The layer that owns the rows.
         layer: LayerIdx,
         /// Heads, widths and scale.
         #[serde(flatten)]
@@ -261,7 +262,7 @@ pub enum Op {
     /// cells of a layer's part, whichever sequence uses them.
     /// `(q [n, heads, k_dim], stored) -> [n, heads, n_kv]`, where `stored` is as in [`Op::Attend`].
     Kq {
-        /// Whose rows.
+        /// The layer that owns the rows.
         layer: LayerIdx,
         /// Heads, widths and scale.
         #[serde(flatten)]
@@ -281,7 +282,7 @@ pub enum Op {
     /// Result of plain attention: the values of the first cells, weighted.
     /// `(weights [n, heads, n_kv], stored) -> [n, heads * v_dim]`.
     Kqv {
-        /// Whose rows.
+        /// The layer that owns the rows.
         layer: LayerIdx,
         /// Heads and widths.
         #[serde(flatten)]
@@ -302,7 +303,7 @@ pub enum Op {
     /// where inputs before the ubatch come from the layer's state, which takes the last `width -
     /// 1`. `(x [tokens, channels], states) -> [tokens, channels]`.
     Conv {
-        /// Whose state.
+        /// The layer that owns the state.
         layer: LayerIdx,
         /// Width and weights.
         #[serde(flatten)]
@@ -315,7 +316,7 @@ pub enum Op {
     /// `(x [tokens, channels], dt [tokens, channels], b [tokens, d_state], c [tokens, d_state],
     /// states) -> [tokens, channels]`.
     Scan {
-        /// Whose state.
+        /// The layer that owns the state.
         layer: LayerIdx,
         /// State width and weights.
         #[serde(flatten)]
@@ -336,7 +337,7 @@ pub enum Op {
     AddRow {
         /// The matrix.
         weight: String,
-        /// Which of its rows.
+        /// The number of the row.
         row: usize,
     },
     /// Every row times a weight. `(x [.., dim]) -> same`, weight `[dim]`, or `[1]` for all values
@@ -351,12 +352,12 @@ pub enum Op {
     /// `max(x - (mean + deviations * deviation), 0)` with mean and deviation (of the population) of
     /// each row (You et al., arXiv 2506.06644). `(x [n, dim]) -> same`.
     GaussianTopK {
-        /// How many deviations the threshold is above the mean.
+        /// The distance of the threshold from the mean, in deviations.
         deviations: f32,
     },
     /// `cap * tanh(x / cap)` (Gemma 2, arXiv 2408.00118). `(x) -> same`.
     SoftCap {
-        /// What no value reaches.
+        /// The bound that no value reaches.
         cap: f32,
     },
     /// Every value, at least `-limit` and at most `limit`. `(x) -> same`.
@@ -382,7 +383,7 @@ pub enum Op {
     /// Chooses experts for every row. `(logits [n, experts]) -> [n, experts]`: a weight for each
     /// expert, 0 for those that are not chosen. Bias `[experts]`.
     Route {
-        /// How many, and how they are weighted.
+        /// The number of groups, and their scores.
         #[serde(flatten)]
         spec: RouteSpec,
         /// Added to the scores to choose by, but not to weights, where there is one.
@@ -415,7 +416,7 @@ pub enum Op {
     /// state. `(x [tokens, channels], dt [tokens, heads], b [tokens, groups * d_state],
     /// c [tokens, groups * d_state], states) -> [tokens, channels]`.
     ScanHeads {
-        /// Whose state.
+        /// The layer that owns the state.
         layer: LayerIdx,
         /// Heads, state width and weights.
         #[serde(flatten)]
@@ -436,7 +437,7 @@ pub enum Op {
     /// v [tokens, heads * v_dim], decay [tokens, heads] or [tokens, heads * k_dim],
     /// beta [tokens, heads], states) -> [tokens, heads * v_dim]`.
     Delta {
-        /// Whose state.
+        /// The layer that owns the state.
         layer: LayerIdx,
         /// Heads and widths.
         #[serde(flatten)]
@@ -457,7 +458,7 @@ pub enum Op {
     /// of the sum of all exponentials: rows of [`TopK`](super::TopK).
     /// `(x [n, width]) -> [n, 2 k + 1]`.
     TopK {
-        /// How many.
+        /// Their number.
         k: usize,
     },
     /// An operation on rows that is registered with the backend

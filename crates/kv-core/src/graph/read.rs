@@ -1,7 +1,7 @@
 //! Reads an [`Op`] from its JSON form: an object with the operation's name as `op`, and its fields.
 //!
-//! By hand, as serde's derived reader was a third of compiling this crate. Invariant: reads what the
-//! derived writer of [`Op`] writes. Does not know whether an operation fits into a graph.
+//! By hand, as serde's derived reader was a third of compiling this crate. Invariant: reads what
+//! the derived writer of [`Op`] writes. Does not know whether an operation fits into a graph.
 
 use std::fmt;
 
@@ -12,13 +12,13 @@ use super::op::Op;
 
 impl<'de> Deserialize<'de> for Op {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let op = Unique::deserialize(from)?.op();
+        let op = UniqueFields::deserialize(from)?.op();
         op.map_err(D::Error::custom)
     }
 }
 
-/// The operation with a name: each of its fields is `required`, `optional`, or a structure whose own
-/// fields stand among the others, `flat`.
+/// The operation with a name: each of its fields is `required`, `optional`, or a structure whose
+/// own fields stand among the others, `flat`.
 macro_rules! read {
     ($from:expr, $($name:literal => $op:ident { $($field:tt: $how:ident),* })*) => {
         match $from.required("op")? {
@@ -29,9 +29,9 @@ macro_rules! read {
 }
 
 /// JSON in which no object has two fields of a name.
-struct Unique(Value);
+struct UniqueFields(Value);
 
-impl Unique {
+impl UniqueFields {
     fn required<'a, T: Deserialize<'a>>(&'a self, name: &'static str) -> Result<T, Error> {
         let value = self.0.get(name).ok_or_else(|| Error::missing_field(name))?;
         T::deserialize(value)
@@ -99,7 +99,7 @@ impl Unique {
     }
 }
 
-impl<'de> Deserialize<'de> for Unique {
+impl<'de> Deserialize<'de> for UniqueFields {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         from.deserialize_any(ReadUnique).map(Self)
     }
@@ -140,7 +140,7 @@ impl<'de> Visitor<'de> for ReadUnique {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Value, A::Error> {
         let mut values = Vec::new();
-        while let Some(Unique(value)) = from.next_element()? {
+        while let Some(UniqueFields(value)) = from.next_element()? {
             values.push(value);
         }
         Ok(values.into())
@@ -148,7 +148,7 @@ impl<'de> Visitor<'de> for ReadUnique {
 
     fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Value, A::Error> {
         let mut fields = Map::new();
-        while let Some((name, Unique(value))) = from.next_entry::<String, _>()? {
+        while let Some((name, UniqueFields(value))) = from.next_entry::<String, _>()? {
             if fields.contains_key(&name) {
                 return Err(A::Error::custom(format!("duplicate field `{name}`")));
             }
@@ -170,7 +170,8 @@ mod tests {
         assert_eq!(&serde_json::from_str::<Op>(&json).unwrap(), op, "{json}");
     }
 
-    // The other operations are read by the tests of their families, and in every snapshot of a model.
+    // The other operations are read by the tests of their families, and in every snapshot of a
+    // model.
     #[test]
     fn operations_come_back_from_json() {
         for op in [

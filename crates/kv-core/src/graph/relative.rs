@@ -1,22 +1,23 @@
 //! [`Relative`]: what attention scores get added by the distance of query and key, in buckets.
 //!
-//! Biases of buckets as in T5 (Raffel et al., arXiv 1910.10683), and scores of queries and keys with
-//! buckets as in DeBERTa (He et al., arXiv 2006.03654). Knows nothing of how scores are computed.
+//! Biases of buckets as in T5 (Raffel et al., arXiv 1910.10683), and scores of queries and keys
+//! with buckets as in DeBERTa (He et al., arXiv 2006.03654). Knows nothing of how scores are
+//! computed.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What scores get added by the distance of query and key.
+/// The bias on scores by the distance of query and key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Relative {
-    /// Which distances share a bucket.
+    /// The distances that share a bucket.
     pub buckets: DistanceBuckets,
-    /// What a bucket adds.
+    /// The bias of a bucket.
     pub scores: RelativeScores,
 }
 
-/// What a bucket adds to the score of a query and a key.
+/// The bias that a bucket adds to the score of a query and a key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RelativeScores {
@@ -27,7 +28,7 @@ pub enum RelativeScores {
     Tables,
 }
 
-/// Which distances of a query's position from a key's share a bucket.
+/// The assignment of distances between a query's and a key's position to buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum DistanceBuckets {
@@ -35,7 +36,7 @@ pub enum DistanceBuckets {
     /// keys, a quarter grow with the logarithm up to `max_distance`, and as many are for later
     /// keys.
     Halves {
-        /// How many; a multiple of 4.
+        /// Number of buckets; a multiple of 4.
         n: usize,
         /// From which distance on all share the last bucket.
         max_distance: usize,
@@ -43,7 +44,7 @@ pub enum DistanceBuckets {
     /// As in T5's decoder, for earlier keys alone: half of the buckets are single distances, the
     /// others grow with the logarithm up to `max_distance`. Later keys share the first.
     Earlier {
-        /// How many; a multiple of 2.
+        /// Number of buckets; a multiple of 2.
         n: usize,
         /// From which distance on all share the last bucket.
         max_distance: usize,
@@ -84,7 +85,7 @@ impl fmt::Display for DistanceBuckets {
 }
 
 impl DistanceBuckets {
-    /// How many buckets there are.
+    /// Number of buckets.
     pub fn n(self) -> usize {
         match self {
             Self::Halves { n, .. } | Self::Earlier { n, .. } => n,
@@ -92,7 +93,7 @@ impl DistanceBuckets {
         }
     }
 
-    /// Whether the numbers fit together.
+    /// True if the numbers fit together.
     pub fn is_sound(self) -> bool {
         // The table of all distances stays small.
         const MAX_REACH: usize = 1 << 20;
@@ -118,19 +119,21 @@ impl DistanceBuckets {
                 let first = if distance < 0 { n / 2 } else { 0 };
                 first + growing(size, n / 2, max_distance)
             }
-            Self::Earlier { n, max_distance } => match distance < 0 {
-                true => 0,
-                false => growing(size, n, max_distance),
-            },
+            Self::Earlier { n, max_distance } => {
+                if distance < 0 {
+                    0
+                } else {
+                    growing(size, n, max_distance)
+                }
+            }
             Self::Signed { span, max_distance } => {
                 let middle = span / 2;
-                let bucket = match size <= middle {
-                    true => size as i64,
-                    false => {
-                        let of = |x: f32| (x / middle as f32).ln();
-                        let grown = of(size as f32) / of((max_distance - 1) as f32);
-                        (grown * (middle - 1) as f32).ceil() as i64 + middle as i64
-                    }
+                let bucket = if size <= middle {
+                    size as i64
+                } else {
+                    let of = |x: f32| (x / middle as f32).ln();
+                    let grown = of(size as f32) / of((max_distance - 1) as f32);
+                    (grown * (middle - 1) as f32).ceil() as i64 + middle as i64
                 };
                 clamped(distance.signum() * bucket, span)
             }

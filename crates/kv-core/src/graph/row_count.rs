@@ -1,12 +1,12 @@
-//! [`RowCount`]: whether the rows of a result are one for each token or one for each output, so that
-//! a program can run with fewer of them than its graph has.
+//! [`RowCount`]: whether the rows of a result are one for each token or one for each output, so
+//! that a program can run with fewer of them than its graph has.
 //!
 //! Does not know how an operation is computed.
 
 use super::op::{Input, Op};
 use super::{Graph, GraphShape};
 
-/// What the rows of a result are one for each of.
+/// The things that a result has one row for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowCount {
     /// The tokens of the ubatch.
@@ -16,7 +16,7 @@ pub enum RowCount {
 }
 
 impl RowCount {
-    /// How many rows there are in a run of this shape.
+    /// Number of rows in a run of this shape.
     pub const fn of(self, shape: GraphShape) -> usize {
         match self {
             Self::Tokens => shape.n_tokens,
@@ -26,8 +26,8 @@ impl RowCount {
 }
 
 impl Graph {
-    /// What the rows of each node are one for each of, in the order of the nodes. `None` where a
-    /// node takes rows of both kinds: such a graph means something for its own shape alone.
+    /// The row count of each node, in the order of the nodes. `None` where a node takes rows of
+    /// both kinds: such a graph is valid for its own shape alone.
     pub fn row_counts(&self) -> Option<Vec<RowCount>> {
         let mut counts: Vec<RowCount> = Vec::with_capacity(self.nodes.len());
         for node in &self.nodes {

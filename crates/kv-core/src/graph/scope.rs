@@ -18,7 +18,7 @@ pub struct Scope<'a> {
 pub(super) struct ScopeLayer {
     nodes: LayerIdx,
     weights: LayerIdx,
-    /// What precedes `blk` in names of weights.
+    /// The prefix of `blk` in names of weights.
     stack: &'static str,
 }
 
@@ -59,8 +59,8 @@ impl GraphBuilder {
         })
     }
 
-    /// As [`GraphBuilder::scope`] in one of several stacks of layers: weights get `enc.blk.3.` before
-    /// their names, where `stack` is `enc.`.
+    /// As [`GraphBuilder::scope`] in one of several stacks of layers: weights get `enc.blk.3.`
+    /// before their names, where `stack` is `enc.`.
     pub fn scope_in(&mut self, stack: &'static str, layer: LayerIdx) -> Scope<'_> {
         self.scope_of(ScopeLayer {
             nodes: layer,

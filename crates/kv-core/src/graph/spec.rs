@@ -44,7 +44,7 @@ pub struct OpSpec<'a> {
 }
 
 /// Infers the result, or returns what the operation wants.
-type Infer<'a> = dyn Fn(&Given<'_>) -> Result<Inferred, String> + 'a;
+type Infer<'a> = dyn Fn(&OpContext<'_>) -> Result<OpResult, String> + 'a;
 
 /// One attribute of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub enum AttributeValue<'a> {
     Weight(&'a str),
 }
 
-/// What the result of an operation depends on besides its operands and weights.
+/// The dependencies of the result of an operation besides its operands and weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpScope {
     /// The caller hands it in.
@@ -103,7 +103,7 @@ impl<'a> OpSpec<'a> {
     pub(super) fn new(
         name: &'static str,
         n_operands: usize,
-        infer: impl Fn(&Given<'_>) -> Result<Inferred, String> + 'a,
+        infer: impl Fn(&OpContext<'_>) -> Result<OpResult, String> + 'a,
     ) -> Self {
         Self {
             name,
@@ -161,7 +161,7 @@ impl<'a> OpSpec<'a> {
         self.name
     }
 
-    /// How many operands it has; `None` for any number.
+    /// The number of operands it has; `None` for any number.
     pub fn n_operands(&self) -> Option<usize> {
         self.n_operands
     }
@@ -179,7 +179,7 @@ impl<'a> OpSpec<'a> {
         })
     }
 
-    /// What its result depends on.
+    /// The dependencies of its result.
     pub fn scope(&self) -> OpScope {
         self.scope
     }
@@ -187,15 +187,15 @@ impl<'a> OpSpec<'a> {
     /// Shape and element type of the result and the shapes of weights.
     ///
     /// # Errors
-    /// What the operation wants, for people.
-    pub(super) fn infer(&self, given: &Given<'_>) -> Result<Inferred, String> {
+    /// The operands that the operation wants, as text.
+    pub(super) fn infer(&self, given: &OpContext<'_>) -> Result<OpResult, String> {
         (self.infer)(given)
     }
 }
 
-/// What a result is inferred from.
+/// The operands from which a result is inferred.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Given<'a> {
+pub(super) struct OpContext<'a> {
     /// Rows in and out of the graph.
     pub(super) graph: GraphShape,
     pub(super) operands: &'a [&'a Node],
@@ -207,7 +207,7 @@ pub(super) struct Given<'a> {
     pub(super) weights: &'a [&'a [usize]],
 }
 
-impl<'a> Given<'a> {
+impl<'a> OpContext<'a> {
     /// Shapes of the first operands, empty where there is none.
     pub(super) fn shapes<const N: usize>(&self) -> [&'a [usize]; N] {
         std::array::from_fn(|at| self.shape(at))
@@ -223,7 +223,7 @@ impl<'a> Given<'a> {
         self.operands.get(at).map(|node| &node.op)
     }
 
-    /// Whether an operand is this input.
+    /// True if an operand is this input.
     pub(super) fn is_input(&self, at: usize, input: Input) -> bool {
         self.op(at) == Some(&Op::Input(input))
     }
@@ -239,16 +239,16 @@ impl<'a> Given<'a> {
     }
 }
 
-/// What follows from an operation and its operands.
+/// The result of an operation on given operands.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Inferred {
+pub(super) struct OpResult {
     pub(super) shape: Vec<usize>,
     pub(super) dtype: DType,
     /// Shapes of the weights, in the order of the description's.
     pub(super) weights: Vec<Vec<usize>>,
 }
 
-impl Inferred {
+impl OpResult {
     /// Floats of this shape, without weights.
     pub(super) fn f32(shape: impl Into<Vec<usize>>) -> Self {
         Self {

@@ -1,8 +1,8 @@
 //! [`Graph::split`]: a graph in two, some first blocks of a model and the others, for two devices.
 //!
-//! Invariant: run one after the other, the halves compute what the graph computes. Each node is in one
-//! of them, and an input in each that reads it; what the second half needs of the first is an output of
-//! the first, and goes into the second as the rows of its embeddings. Knows no device.
+//! Invariant: run one after the other, the halves compute what the graph computes. Each node is in
+//! one of them, and an input in each that reads it; what the second half needs of the first is an
+//! output of the first, and goes into the second as the rows of its embeddings. Knows no device.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -15,19 +15,19 @@ use crate::ids::LayerIdx;
 /// A graph in two.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SplitGraph {
-    /// What comes first: its outputs are the values that are carried over, then those of the graph that
-    /// it computes. `None` where all is computed after it.
+    /// The first half: its outputs are the values that are carried over, then those of the graph
+    /// that it computes. `None` where all is computed after it.
     pub first: Option<Graph>,
-    /// What comes then: a row of its embeddings is the carried values of a token, concatenated.
+    /// The second half: a row of its embeddings is the carried values of a token, concatenated.
     /// `None` where nothing is left.
     pub second: Option<Graph>,
     /// Widths of the values that are carried over: a row of each for each token.
     pub carried: Vec<usize>,
-    /// Where each output of the graph is computed.
+    /// The place of each output of the graph.
     pub outputs: Vec<SplitOutput>,
 }
 
-/// Where an output of a graph in two is computed: which output of that half it is.
+/// The place of an output of a graph in two: the output's number in one half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SplitOutput {
     /// In the first half.
@@ -36,22 +36,22 @@ pub enum SplitOutput {
     Second(usize),
 }
 
-/// Where graphs of one model are split.
+/// The place where graphs of one model are split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SplitPoint {
-    /// How many of the model's blocks come first.
+    /// The number of the model's blocks in the first half.
     n_first: u32,
     /// The layers of the memory whose rows and states they use. A block may have several.
     layers: BTreeSet<LayerIdx>,
 }
 
 impl SplitPoint {
-    /// The point after the first `n_first` blocks of a model, of which `graph` computes all: blocks are
-    /// the numbers of the scopes in which nodes were named.
+    /// The point after the first `n_first` blocks of a model, of which `graph` computes all: blocks
+    /// are the numbers of the scopes in which nodes were named.
     ///
     /// # Errors
-    /// [`GraphError::CannotSplit`] where the graph does not compute one block after the other, or a later
-    /// block uses what cannot be carried over, above all rows that an earlier one stores.
+    /// [`GraphError::CannotSplit`] where the graph does not compute one block after the other, or a
+    /// later block uses what cannot be carried over, above all rows that an earlier one stores.
     pub fn new(graph: &Graph, n_first: u32) -> Result<Self, GraphError> {
         let nodes = graph.nodes();
         let cut = cut_by_name(nodes, n_first).unwrap_or(nodes.len());
@@ -69,12 +69,12 @@ impl SplitPoint {
         Ok(point)
     }
 
-    /// How many of the model's blocks come first.
+    /// The number of the model's blocks in the first half.
     pub fn n_first(&self) -> u32 {
         self.n_first
     }
 
-    /// Whether the rows and states of this layer are used by the blocks that come first.
+    /// True if the rows and states of this layer are used by the blocks that come first.
     pub fn is_first(&self, layer: LayerIdx) -> bool {
         self.layers.contains(&layer)
     }
@@ -111,11 +111,12 @@ impl Graph {
         blocks.max().map_or(0, |last| last.saturating_add(1))
     }
 
-    /// The graph in two: the blocks before the point in the first half, the others and what comes after
-    /// all blocks in the second.
+    /// The graph in two: the blocks before the point in the first half, the others and what comes
+    /// after all blocks in the second.
     ///
     /// # Errors
-    /// [`GraphError::CannotSplit`] where a node of the second half uses what cannot be carried over.
+    /// [`GraphError::CannotSplit`] where a node of the second half uses what cannot be carried
+    /// over.
     pub fn split(&self, point: &SplitPoint) -> Result<SplitGraph, GraphError> {
         match point.cut(&self.nodes) {
             Some(cut) => self.split_at(cut, point),
@@ -128,9 +129,10 @@ impl Graph {
         let (before, after) = self.nodes.split_at(cut);
         if !computes(before) || !computes(after) {
             let is_second = computes(after);
-            let output = match is_second {
-                true => SplitOutput::Second,
-                false => SplitOutput::First,
+            let output = if is_second {
+                SplitOutput::Second
+            } else {
+                SplitOutput::First
             };
             return Ok(SplitGraph {
                 first: (!is_second).then(|| self.clone()),
@@ -144,9 +146,10 @@ impl Graph {
         let second = self.second_half(cut, &carried)?;
         let (mut n_first, mut n_second) = (carried.len(), 0);
         let outputs = self.outputs.iter().map(|id| {
-            let (half, n): (fn(usize) -> SplitOutput, _) = match id.as_usize() < cut {
-                true => (SplitOutput::First, &mut n_first),
-                false => (SplitOutput::Second, &mut n_second),
+            let (half, n): (fn(usize) -> SplitOutput, _) = if id.as_usize() < cut {
+                (SplitOutput::First, &mut n_first)
+            } else {
+                (SplitOutput::Second, &mut n_second)
             };
             *n += 1;
             half(*n - 1)
@@ -215,9 +218,10 @@ impl Graph {
             let rows = b.input(Input::Embeddings { dim: width })?;
             let columns = first..first + node.row_len();
             first = columns.end;
-            let row = match columns.len() == width {
-                true => rows,
-                false => b.columns(&format!("{}.row", node.name), rows, columns)?,
+            let row = if columns.len() == width {
+                rows
+            } else {
+                b.columns(&format!("{}.row", node.name), rows, columns)?
             };
             let value = match node.shape.len() {
                 2 => row,
@@ -287,8 +291,8 @@ impl<'g> Half<'g> {
     }
 }
 
-/// Whether both halves can read it. Embeddings of the graph are those of the first half alone: the second
-/// has its own.
+/// True if both halves can read it. Embeddings of the graph are those of the first half alone: the
+/// second has its own.
 fn is_shared_input(op: &Op) -> bool {
     matches!(op, Op::Input(input) if !matches!(input, Input::Embeddings { .. }))
 }
@@ -327,9 +331,10 @@ mod tests {
         for (block, &of) in (0u32..).zip(rows_of) {
             let mut b = b.scope(LayerIdx(block));
             let heads = b.reshape("heads", x, &[3, 1, DIM]).unwrap();
-            let stored = match of == block {
-                true => b.store_k("stored", LayerIdx(of), [heads, cells]),
-                false => b.stored(LayerIdx(of)),
+            let stored = if of == block {
+                b.store_k("stored", LayerIdx(of), [heads, cells])
+            } else {
+                b.stored(LayerIdx(of))
             };
             let spec = AttendSpec {
                 n_heads: 1,
@@ -454,10 +459,11 @@ mod tests {
             let taken = scope.take_rows("taken", y, rows).unwrap();
             drop(scope);
             let mut scope = b.scope(LayerIdx(1));
-            let z = match carries_outputs {
-                true => scope.linear("z", taken, "w1", DIM),
+            let z = if carries_outputs {
+                scope.linear("z", taken, "w1", DIM)
+            } else {
                 // A sum of both kinds: then shapes decide.
-                false => scope.add("z", y, taken),
+                scope.add("z", y, taken)
             };
             drop(scope);
             let graph = b.finish(&[z.unwrap()]).unwrap();

@@ -16,7 +16,7 @@ pub struct StateGroup {
     pub rows: Vec<u32>,
     /// The state before the first of them; `None` is the state before any token: zeros.
     pub source: Option<CellIdx>,
-    /// Which states are kept, ascending; the last is that after the last row.
+    /// The states that are kept, ascending; the last is that after the last row.
     pub stores: Vec<StateStore>,
 }
 

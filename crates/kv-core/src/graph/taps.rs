@@ -7,10 +7,11 @@ use crate::graph::{Graph, GraphError, NodeId};
 /// The input of a product with a weight matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatMulInput<'a> {
-    /// Name of the matrix, `[out, in]`, or of the matrices of experts or heads, `[experts, out, in]`.
+    /// Name of the matrix, `[out, in]`, or of the matrices of experts or heads, `[experts, out,
+    /// in]`.
     pub weight: &'a str,
-    /// What is multiplied, `[n, in]`, or `[n, slots, in]`, where each slot of a token has its own;
-    /// of heads `[n, heads, in]`.
+    /// The rows that are multiplied, `[n, in]`, or `[n, slots, in]`, where each slot of a token has
+    /// its own; of heads `[n, heads, in]`.
     pub x: NodeId,
     /// The route `[n, experts]` of the rows, where the matrices are those of experts.
     pub routes: Option<NodeId>,

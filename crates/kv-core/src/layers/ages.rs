@@ -1,12 +1,12 @@
-//! Rows by age: layers that see everything keep the rows of recent tokens apart from those of all, so
-//! that each can have types of its own.
+//! Rows by age: layers that see everything keep the rows of recent tokens apart from those of all,
+//! so that each can have types of its own.
 //!
-//! Such a layer stores every token twice: in its own rows, over which tokens attend that came `n` or
-//! more positions later, and in the rows of a further layer, whose window slides over the last `n`.
-//! The first tokens, on which much attention falls (attention sinks: Xiao et al., arXiv 2309.17453),
-//! can stay among the rows of the further layer for good.
-//! Which of the two a token reads depends on positions alone, and so not on what else is in a batch.
-//! Invariant: further layers are behind those of the model. Knows no types.
+//! Such a layer stores every token twice: in its own rows, over which tokens attend that came `n`
+//! or more positions later, and in the rows of a further layer, whose window slides over the last
+//! `n`. The first tokens, on which much attention falls (attention sinks: Xiao et al., arXiv
+//! 2309.17453), can stay among the rows of the further layer for good. Which of the two a token
+//! reads depends on positions alone, and so not on what else is in a batch. Invariant: further
+//! layers are behind those of the model. Knows no types.
 
 use std::fmt;
 
@@ -44,8 +44,8 @@ impl RecentTokens {
         }
     }
 
-    /// The window that shows them, together with [`Window::first`]. Without first ones it is one that
-    /// models have, too, which then share a part.
+    /// The window that shows them, together with [`Window::first`]. Without first ones it is one
+    /// that models have, too, which then share a part.
     pub const fn window(self) -> Window {
         let Self { n_last, n_first } = self;
         match n_first {

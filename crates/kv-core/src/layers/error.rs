@@ -55,7 +55,7 @@ pub enum LayerError {
         heads: usize,
         /// Values of a head.
         dim: usize,
-        /// How they were to be stored.
+        /// The type that was chosen.
         kv_type: KvType,
     },
     /// Types were chosen for a layer that the model does not have.

@@ -220,7 +220,7 @@ struct TypedRows<'a> {
     attention: AttentionMemory,
     /// Of K and of V.
     types: [KvType; 2],
-    /// How the types are rotated.
+    /// The way the types are rotated.
     rotation: &'a KvTypes,
 }
 

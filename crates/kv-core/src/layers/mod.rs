@@ -31,7 +31,7 @@ pub struct AttentionMemory {
     pub k_dim: usize,
     /// Values of one value head.
     pub v_dim: usize,
-    /// Which earlier tokens a token sees.
+    /// The window of the layers.
     pub window: Window,
 }
 
@@ -45,7 +45,7 @@ pub struct RecurrentMemory {
     pub state_row: usize,
 }
 
-/// What one layer remembers of each token, or of all together.
+/// The memory of one layer: of each token, or of all together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum LayerMemory {
@@ -98,7 +98,7 @@ impl LayerMap {
         self.layers.len()
     }
 
-    /// What each layer remembers, in order.
+    /// The memory of each layer, in order.
     pub fn iter(&self) -> impl Iterator<Item = (LayerIdx, LayerMemory)> + '_ {
         (0u32..).map(LayerIdx).zip(self.layers.iter().copied())
     }
@@ -122,7 +122,7 @@ impl LayerMap {
         }
     }
 
-    /// Whether layers that say something of other layers or of their own widths make sense.
+    /// Checks that layers that say something of other layers or of their own widths make sense.
     ///
     /// # Errors
     /// [`LayerError`], for the first that does not.

@@ -15,9 +15,9 @@ pub struct RowShape {
     pub heads: usize,
     /// Values of one head.
     pub dim: usize,
-    /// How values are stored.
+    /// The way values are stored.
     pub kv_type: KvType,
-    /// How heads are rotated before that.
+    /// The way heads are rotated before that.
     #[serde(default, skip_serializing_if = "is_unrotated")]
     pub rotation: HeadRotation,
 }
@@ -45,7 +45,7 @@ impl RowShape {
         self.heads * self.dim
     }
 
-    /// Whether a row holds no values at all.
+    /// True if a row holds no values at all.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }

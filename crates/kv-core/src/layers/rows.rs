@@ -9,7 +9,7 @@ use super::{RecurrentMemory, RowShape};
 use crate::ids::{LayerIdx, PartIdx};
 use crate::state_type::StateType;
 
-/// Where the values of an attention layer are.
+/// The place of the values of an attention layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ValueRows {
@@ -23,7 +23,7 @@ pub enum ValueRows {
 /// Storage of one attention layer: `n_rows` rows of K and as many of V, one for each cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerRows {
-    /// Whose rows these are.
+    /// The layer that owns the rows.
     pub layer: LayerIdx,
     /// The part whose cells number them.
     pub part: PartIdx,
@@ -33,7 +33,7 @@ pub struct LayerRows {
     pub k: RowShape,
     /// The value rows, as attention sees them.
     pub v: RowShape,
-    /// Where those are.
+    /// The place of the values.
     #[serde(default, skip_serializing_if = "are_own")]
     pub values: ValueRows,
 }
@@ -64,13 +64,13 @@ impl LayerRows {
 /// Storage of one recurrent layer: `n_rows` states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateRows {
-    /// Whose states these are.
+    /// The layer that owns the states.
     pub layer: LayerIdx,
     /// Number of states: all that the sequences are at, their snapshots, and room for new ones.
     pub n_rows: usize,
-    /// What one state consists of.
+    /// The parts of one state.
     pub row: RecurrentMemory,
-    /// How its values are stored but for the inputs of convolutions, which are always `f32`.
+    /// The way its values are stored but for the inputs of convolutions, which are always `f32`.
     #[serde(default)]
     pub state_type: StateType,
 }

@@ -21,7 +21,7 @@ use crate::ids::{PartIdx, SeqId};
 /// many tokens as cells are free, so this bounds the number of passes.
 const MAX_USED_PER_FREE: u32 = 64;
 
-/// Where the tokens of a stream are and where they belong, by number of the cell in the stream.
+/// The present and the final cells of the tokens of a stream, by number of the cell in the stream.
 struct Layout {
     /// By target, the first cells of the stream: which cell holds its token.
     source: Vec<u32>,
@@ -149,9 +149,12 @@ fn without_holes(cells: &KvCells) -> Vec<u32> {
     let n_used = cells.n_used();
     let all = cells.seqs().flat_map(|seq| own_cells(cells, seq));
     let mut behind = all.filter(|&cell| cell >= n_used);
-    let source = (0..n_used).map(|i| match cells.free().is_free(i) {
-        true => behind.next().unwrap_or(i),
-        false => i,
+    let source = (0..n_used).map(|i| {
+        if cells.free().is_free(i) {
+            behind.next().unwrap_or(i)
+        } else {
+            i
+        }
     });
     source.collect()
 }

@@ -16,7 +16,7 @@ use super::owners::{self, OwnedRows};
 use super::plan::{Plan, PlannedUBatch, RowsWritten};
 use super::recurrent::{Recurrent, RecurrentUndo};
 use super::refusal::Refusal;
-use super::restore::Restored;
+use super::restore::Restoration;
 use super::snapshot::{RestoreInto, Snapshot};
 use super::undo::UnifiedUndo;
 use super::unified::Unified;
@@ -39,7 +39,7 @@ pub struct Composite {
     split_policy: SplitPolicy,
 }
 
-/// Where one ubatch goes in a [`Composite`].
+/// The cells and states of one ubatch in a [`Composite`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CompositeSlot {
     /// The cell of each token, `[parts, tokens]`; of tokens of sources, `[tokens]` in their part.
@@ -56,7 +56,7 @@ impl CompositeSlot {
         self.cells.get(part * n..(part + 1) * n).unwrap_or_default()
     }
 
-    /// Where tokens of sources go.
+    /// The slot of tokens of sources.
     pub(super) fn of_source(cells: Vec<CellIdx>) -> Self {
         let groups = Vec::new();
         Self { cells, groups }
@@ -68,7 +68,7 @@ impl CompositeSlot {
     }
 }
 
-/// What is needed to undo a step of a [`Composite`].
+/// The record that undoes a step of a [`Composite`].
 #[derive(Clone, Debug, Default)]
 pub struct CompositeUndo {
     /// Of the first part: most memories have one, and need no list.
@@ -126,9 +126,10 @@ impl Composite {
         }
         // States take their tokens in any pieces, and so do causal parts.
         let whole = SplitPolicy::WholeSequences;
-        let split_policy = match parts.iter().any(|part| part.split_policy() == whole) {
-            true => whole,
-            false => SplitPolicy::InOrder,
+        let split_policy = if parts.iter().any(|part| part.split_policy() == whole) {
+            whole
+        } else {
+            SplitPolicy::InOrder
         };
         Ok(Self {
             parts,
@@ -188,9 +189,10 @@ impl Composite {
 
     pub(super) fn check_seq(&self, seq: SeqId) -> Result<(), Refusal> {
         let n_seqs = self.n_seqs;
-        match seq.0 < n_seqs {
-            true => Ok(()),
-            false => Err(Refusal::NoSuchSequence { seq, n_seqs }),
+        if seq.0 < n_seqs {
+            Ok(())
+        } else {
+            Err(Refusal::NoSuchSequence { seq, n_seqs })
         }
     }
 
@@ -470,14 +472,14 @@ impl Memory for Composite {
         states.try_for_each(|states| states.check_restore(snapshot, into))
     }
 
-    fn restore(&mut self, snapshot: &Snapshot, into: RestoreInto) -> Result<Restored, Refusal> {
+    fn restore(&mut self, snapshot: &Snapshot, into: RestoreInto) -> Result<Restoration, Refusal> {
         self.check_restore(snapshot, into)?;
-        let mut restored = Restored::default();
+        let mut restored = Restoration::default();
         for part in &mut self.parts {
             restored = restored.and(part.restore(snapshot, into)?);
         }
         if let Some(source) = &mut self.source {
-            restored = restored.and(Restored {
+            restored = restored.and(Restoration {
                 n_tokens: 0,
                 ..source.restore(snapshot, into)?
             });

@@ -13,20 +13,20 @@ use crate::ids::{LayerIdx, MAX_SEQS, PartIdx};
 use crate::layers::{LayerError, LayerMap, LayerMemory};
 use crate::window::{Causality, Window};
 
-/// How much is to be remembered, whatever the model's layers are.
+/// The sizes of a memory, whatever the model's layers are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryConfig {
     /// Cells of each stream of a part with a full window.
     pub n_ctx: u32,
     /// Number of sequences.
     pub n_seqs: u32,
-    /// Who shares cells.
+    /// The sequences that share cells.
     pub streams: Streams,
     /// Tokens of the largest ubatch.
     pub n_ubatch: u32,
-    /// Whether tokens see later ones.
+    /// The visibility of later tokens.
     pub causality: Causality,
-    /// How many cells windowed parts have.
+    /// The number of cells windowed parts have.
     pub swa: SwaSize,
     /// Earlier states of each sequence that recurrent layers keep: how many tokens can be taken
     /// back.
@@ -142,7 +142,7 @@ impl MemoryConfig {
         self.n_active.unwrap_or(self.n_seqs)
     }
 
-    /// What the part for layers with this window is like.
+    /// The configuration of the part for layers with this window.
     pub fn part(&self, part: PartIdx, window: Window) -> UnifiedConfig {
         UnifiedConfig {
             part,
@@ -166,7 +166,7 @@ impl MemoryConfig {
         cells.map(|n| n.map(|n| n as usize)).collect()
     }
 
-    /// What the recurrent states are like.
+    /// The configuration of the recurrent states.
     pub fn states(&self) -> RecurrentConfig {
         let rows = |n_seqs| RecurrentConfig::new(n_seqs).with_snapshots(self.n_snapshots);
         rows(self.n_seqs).with_rows(rows(self.n_active()).n_rows())
@@ -178,7 +178,7 @@ impl MemoryConfig {
         self.states().n_rows() as usize
     }
 
-    /// How many of them are there only for snapshots.
+    /// The number of them that are there only for snapshots.
     pub fn n_snapshot_rows(&self) -> usize {
         let without = RecurrentConfig::new(self.n_active()).n_rows() as usize;
         self.n_state_rows().saturating_sub(without)

@@ -18,7 +18,7 @@ use crate::slot::SlotSearch;
 use crate::visibility::CellRun;
 use crate::window::PosRange;
 
-/// Whether a copy would be refused.
+/// Checks a copy, and changes nothing.
 pub(super) fn check(
     memory: &Unified,
     from: SeqId,
@@ -97,7 +97,7 @@ pub(super) fn copy(memory: &mut Unified, from: SeqId, to: SeqId, range: PosRange
     copied
 }
 
-/// How `to` would end with the tokens of `from` in `range` instead of its own.
+/// The end of `to` with the tokens of `from` in `range` instead of its own.
 fn end_after(memory: &Unified, from: SeqId, to: SeqId, range: PosRange) -> SeqEnd {
     let stream = |seq| memory.streams.get(memory.stream_of(seq));
     let kept = stream(to).map_or(SeqEnd::OF_NOTHING, |s| s.end_without(to, range));

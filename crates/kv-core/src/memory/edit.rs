@@ -19,7 +19,7 @@ pub enum Edit {
     Remove {
         /// From which sequences.
         seqs: Seqs,
-        /// Which positions.
+        /// The positions.
         range: PosRange,
     },
     /// Makes the tokens of `to` with positions in `range` the same as those of `from`. What `to`
@@ -29,7 +29,7 @@ pub enum Edit {
         from: SeqId,
         /// The sequence that is given tokens.
         to: SeqId,
-        /// Which positions.
+        /// The positions.
         range: PosRange,
     },
     /// Moves the tokens of a sequence with positions in `range` to other positions. Tokens keep
@@ -37,9 +37,9 @@ pub enum Edit {
     Reposition {
         /// The sequence.
         seq: SeqId,
-        /// Which positions.
+        /// The positions.
         range: PosRange,
-        /// Where they go.
+        /// Their target.
         change: PosChange,
     },
     /// Removes all other sequences.
@@ -68,7 +68,7 @@ impl Edit {
     }
 }
 
-/// Which sequences an operation concerns.
+/// The sequences that an operation concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seqs {
     /// One.
@@ -77,7 +77,8 @@ pub enum Seqs {
     All,
 }
 
-/// What an edit did, and what is left for the backend: first the copies, then the shifts.
+/// The result of an edit, and the work that is left for the backend: first the copies, then the
+/// shifts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use = "the backend has to copy and shift these rows before it does anything else with them"]
 pub struct Edited {
@@ -93,7 +94,7 @@ pub struct Edited {
 }
 
 impl Edited {
-    /// What was done in two parts of one memory, each of which holds the same tokens or fewer.
+    /// The sum of two parts' edits; each part holds the same tokens or fewer.
     pub fn and(mut self, other: Self) -> Self {
         self.n_tokens = self.n_tokens.max(other.n_tokens);
         self.n_cells += other.n_cells;
@@ -103,8 +104,8 @@ impl Edited {
     }
 }
 
-impl From<Removed> for Edited {
-    fn from(removed: Removed) -> Self {
+impl From<Removal> for Edited {
+    fn from(removed: Removal) -> Self {
         Self {
             n_tokens: removed.n_tokens,
             n_cells: removed.n_cells,
@@ -113,16 +114,16 @@ impl From<Removed> for Edited {
     }
 }
 
-/// What a removal did. It leaves nothing to do with rows.
+/// The result of a removal. It leaves nothing to do with rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Removed {
+pub struct Removal {
     /// Tokens taken from sequences; a token of two sequences counts twice.
     pub n_tokens: u32,
     /// Cells that became free, of all parts.
     pub n_cells: u32,
 }
 
-impl From<Edited> for Removed {
+impl From<Edited> for Removal {
     fn from(edited: Edited) -> Self {
         let has_work = !edited.row_copies.is_empty() || !edited.row_shifts.is_empty();
         debug_assert!(!has_work, "a removal left work to do: {edited:?}");
@@ -149,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_removal_has_the_numbers_of_its_edit() {
-        let removed = Removed::from(moved());
+        let removed = Removal::from(moved());
         assert_eq!((removed.n_tokens, removed.n_cells), (2, 1));
         assert_eq!(Edited::from(removed), moved());
     }
@@ -164,7 +165,7 @@ mod tests {
             to: CellIdx(1),
             len: 1,
         };
-        let _ = Removed::from(Edited {
+        let _ = Removal::from(Edited {
             row_copies: vec![copy],
             ..moved()
         });
@@ -180,7 +181,7 @@ mod tests {
             len: 1,
             delta: PosDelta(1),
         };
-        let _ = Removed::from(Edited {
+        let _ = Removal::from(Edited {
             row_shifts: vec![shift],
             ..moved()
         });

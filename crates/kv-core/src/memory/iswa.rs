@@ -16,7 +16,7 @@ use crate::window::Window;
 /// Cells of a windowed part are a multiple of this.
 const CELL_STEP: u32 = 256;
 
-/// How many cells a windowed part has.
+/// The number of cells a windowed part has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SwaSize {

@@ -87,7 +87,7 @@ pub use crate::cells::OwnedRun;
 pub use capacity::{CellUse, MemoryCapacity, PartCapacity, StateCapacity};
 pub use composite::{Composite, CompositeSlot, CompositeUndo};
 pub use config::{MemoryConfig, MemoryConfigError, RowCounts};
-pub use edit::{Edit, Edited, Removed, Seqs};
+pub use edit::{Edit, Edited, Removal, Seqs};
 pub use encoder::batch_visibility;
 pub use iswa::SwaSize;
 pub use occupancy::{Occupancy, PartOccupancy, StateOccupancy};
@@ -95,7 +95,7 @@ pub use owners::{OwnedRows, RowsOf};
 pub use plan::{Plan, PlannedBatch, PlannedUBatch, RowsWritten, Steps};
 pub use recurrent::{KeptState, Recurrent, RecurrentConfig, RecurrentUndo};
 pub use refusal::{NeededFor, NoRoom, NoStateRoom, Reason, Refusal, WindowForgotten};
-pub use restore::{Restored, RowWrite, RowsTaken, StateWrite};
+pub use restore::{Restoration, RowWrite, StateWrite, TargetRows};
 pub use shift::{Division, PosChange};
 pub use snapshot::{CellRecord, PartSnapshot, RestoreInto, Snapshot, SnapshotError, StateHistory};
 pub use undo::UnifiedUndo;
@@ -110,9 +110,9 @@ pub use unified::{Streams, Unified, UnifiedConfig};
 /// snapshots, rollbacks over several steps that lost something, edits before a batch. The contract
 /// suite (`kv_contract::memory_contract!`) defines what a memory must do.
 pub trait Memory {
-    /// Where one ubatch of a plan goes.
+    /// The target of one ubatch of a plan.
     type Slot;
-    /// What is needed to undo a committed step.
+    /// The record that undoes a committed step.
     type Undo;
 
     /// Sequences have ids below this number.
@@ -141,7 +141,7 @@ pub trait Memory {
     /// Writes what the graph needs to know of the ubatch that was just committed.
     fn inputs(&self, planned: &PlannedUBatch<Self::Slot>, inputs: &mut MemoryInputs);
 
-    /// Whether [`Memory::apply`] would be refused.
+    /// Checks an edit as [`Memory::apply`] would, and changes nothing.
     ///
     /// # Errors
     /// [`Refusal`], the reason; [`Refusal::Unsupported`] for edits that this memory does not have.
@@ -154,7 +154,7 @@ pub trait Memory {
     /// [`Refusal`] as from [`Memory::check`]; nothing has changed then.
     fn apply(&mut self, edit: Edit) -> Result<Edited, Refusal>;
 
-    /// How batches are to be split for this memory: the same for all its life.
+    /// The way in which batches are split for this memory: the same for all its life.
     fn split_policy(&self) -> SplitPolicy {
         SplitPolicy::InOrder
     }
@@ -166,7 +166,7 @@ pub trait Memory {
         0
     }
 
-    /// Whether sequences have sources: tokens that layers attend over in addition, see
+    /// True if sequences have sources: tokens that layers attend over in addition, see
     /// [`TokensOf::Source`](crate::batch::TokensOf::Source). Where they have none, [`Memory::plan`]
     /// refuses batches of sources.
     fn takes_sources(&self) -> bool {
@@ -235,13 +235,13 @@ pub trait Memory {
         CellUse::of_tokens(self)
     }
 
-    /// Which cells belong to which sequences, for a live view; `None` where this memory has no such
-    /// list. Takes time proportional to the cells that were ever used.
+    /// The cells of each sequence, for a live view; `None` where this memory has no such list.
+    /// Takes time proportional to the cells that were ever used.
     fn occupancy(&self) -> Option<Occupancy> {
         None
     }
 
-    /// What is held of sequences, to be saved; rows are named, not read.
+    /// The bookkeeping of sequences, to be saved; rows are named, not read.
     ///
     /// # Errors
     /// [`Refusal::NoSuchSequence`]; [`Refusal::Unsupported`] where this memory cannot be saved.
@@ -250,7 +250,7 @@ pub trait Memory {
         Err(Refusal::Unsupported { operation })
     }
 
-    /// Whether [`Memory::restore`] would be refused.
+    /// Checks a snapshot as [`Memory::restore`] would, and changes nothing.
     ///
     /// # Errors
     /// [`Refusal`], the reason.
@@ -264,7 +264,7 @@ pub trait Memory {
     ///
     /// # Errors
     /// [`Refusal`]; nothing has changed then.
-    fn restore(&mut self, snapshot: &Snapshot, into: RestoreInto) -> Result<Restored, Refusal> {
+    fn restore(&mut self, snapshot: &Snapshot, into: RestoreInto) -> Result<Restoration, Refusal> {
         self.check_restore(snapshot, into)?;
         let operation = "be restored";
         Err(Refusal::Unsupported { operation })
@@ -273,8 +273,8 @@ pub trait Memory {
     /// Splits a batch into ubatches of at most `n_ubatch` tokens and finds a slot for each. Changes
     /// nothing.
     ///
-    /// Where a window leaves too few cells, smaller ubatches are tried: each frees what it can for
-    /// the next.
+    /// If a window leaves too few cells, smaller ubatches are tried: each frees what it can for the
+    /// next.
     ///
     /// # Errors
     /// [`Refusal`] where the batch cannot be split or has no slots; of all sizes tried, for the
@@ -307,8 +307,8 @@ pub trait Memory {
     ///
     /// # Errors
     /// As [`Memory::apply`].
-    fn remove(&mut self, seqs: Seqs, range: PosRange) -> Result<Removed, Refusal> {
-        self.apply(Edit::Remove { seqs, range }).map(Removed::from)
+    fn remove(&mut self, seqs: Seqs, range: PosRange) -> Result<Removal, Refusal> {
+        self.apply(Edit::Remove { seqs, range }).map(Removal::from)
     }
 
     /// [`Edit::Copy`].
@@ -365,24 +365,24 @@ pub trait Memory {
     ///
     /// # Errors
     /// As [`Memory::apply`].
-    fn keep_only(&mut self, seq: SeqId) -> Result<Removed, Refusal> {
-        self.apply(Edit::KeepOnly(seq)).map(Removed::from)
+    fn keep_only(&mut self, seq: SeqId) -> Result<Removal, Refusal> {
+        self.apply(Edit::KeepOnly(seq)).map(Removal::from)
     }
 
     /// [`Edit::Clear`], which no memory refuses.
-    fn clear(&mut self) -> Removed {
+    fn clear(&mut self) -> Removal {
         let cleared = self.apply(Edit::Clear);
         debug_assert!(cleared.is_ok(), "clearing was refused: {cleared:?}");
-        cleared.map(Removed::from).unwrap_or_default()
+        cleared.map(Removal::from).unwrap_or_default()
     }
 }
 
-/// What a graph needs to know of the memory for one ubatch. Buffers are reused from step to step.
+/// A graph's inputs from the memory for one ubatch. Buffers are reused from step to step.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryInputs {
     /// By number of the part.
     pub parts: Vec<PartInputs>,
-    /// Which rows continue which recurrent state; empty without recurrent layers.
+    /// The recurrent state that each row continues; empty without recurrent layers.
     pub states: Vec<StateGroup>,
 }
 

@@ -13,7 +13,7 @@ use crate::seq_set::SeqSet;
 use super::recurrent::Recurrent;
 use super::unified::Unified;
 
-/// Which cells belong to which sequences at one moment.
+/// The cells of each sequence at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Occupancy {
     /// The parts, in their order.

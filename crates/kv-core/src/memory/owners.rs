@@ -1,9 +1,9 @@
-//! [`OwnedRows`]: how many rows belong to exactly which sequences, to weigh what removing some of them
-//! would free.
+//! [`OwnedRows`]: how many rows belong to exactly which sequences, to weigh what removing some of
+//! them would free.
 //!
-//! Invariant: each row is counted once, and of the cells of the same sequences in a part with a window at
-//! most as many as that shows: those that it hides are free for new tokens. Takes time in the number of
-//! runs and of sets of sequences, never of cells. Knows no bytes.
+//! Invariant: each row is counted once, and of the cells of the same sequences in a part with a
+//! window at most as many as that shows: those that it hides are free for new tokens. Takes time in
+//! the number of runs and of sets of sequences, never of cells. Knows no bytes.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::unified::Unified;
 use crate::ids::{CellIdx, PartIdx, SeqId};
 use crate::seq_set::SeqSet;
 
-/// What rows hold.
+/// The contents of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowsOf {
     /// K and V of tokens, in the layers of a part.
@@ -24,11 +24,11 @@ pub enum RowsOf {
 /// Rows that belong to the same sequences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnedRows {
-    /// What they hold.
+    /// The contents of the rows.
     pub rows: RowsOf,
     /// The sequences that all of them belong to, and no others do: at least one.
     pub seqs: SeqSet,
-    /// How many there are, of a part with a window at most as many as that shows.
+    /// Number of rows, of a part with a window at most as many as that shows.
     pub n_rows: u32,
 }
 

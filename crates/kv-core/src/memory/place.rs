@@ -47,7 +47,7 @@ pub(super) fn place(memory: &Unified, ubatches: &[UBatch]) -> Result<Vec<Vec<Cel
                     memory,
                     &shadows,
                     shortage,
-                    At {
+                    StreamStep {
                         step,
                         stream: number,
                     },
@@ -138,13 +138,13 @@ fn repeating(memory: &Unified, ubatches: &[UBatch]) -> Result<Vec<SeqSet>, Windo
     Ok(repeating)
 }
 
-/// Whether a sequence has tokens in ubatch `step` or a later one.
+/// True if a sequence has tokens in ubatch `step` or a later one.
 fn later(ubatches: &[UBatch], step: usize, seq: SeqId) -> bool {
     let mut sets = ubatches.iter().skip(step).flat_map(|ubatch| &ubatch.seqs);
     sets.any(|seqs| seqs.contains(seq))
 }
 
-/// Whether a token at the last position of a sequence misses nothing that its window reaches.
+/// Checks that a token at the last position of a sequence misses nothing that its window reaches.
 fn check_repeat(memory: &Unified, seq: SeqId, last: Pos) -> Result<(), WindowForgotten> {
     match memory.streams.get(memory.stream_of(seq)) {
         Some(stream) => stream.end(seq).check_at(last, seq, memory.config().window),
@@ -157,7 +157,7 @@ fn no_room(
     memory: &Unified,
     shadows: &BTreeMap<usize, Shadow<'_>>,
     shortage: Shortage,
-    At { step, stream }: At,
+    StreamStep { step, stream }: StreamStep,
 ) -> NoRoom {
     let Shortage {
         n_wanted,
@@ -185,7 +185,7 @@ fn no_room(
 }
 
 /// A stream in a step of a plan.
-struct At {
+struct StreamStep {
     step: usize,
     stream: usize,
 }

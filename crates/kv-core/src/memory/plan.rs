@@ -12,7 +12,7 @@ use crate::ids::SeqId;
 pub struct PlannedUBatch<S> {
     /// The tokens.
     pub ubatch: UBatch,
-    /// Where they go.
+    /// Their target.
     pub slot: S,
 }
 
@@ -29,7 +29,7 @@ pub struct PlannedBatch<S> {
     pub plan: Plan<S>,
 }
 
-/// Whether rows of a step may have been written when it is undone.
+/// The possibility that rows of a step were written before it is undone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowsWritten {
     /// None was: the memory becomes exactly what it was before the step.

@@ -67,17 +67,19 @@ impl PosSet {
         self.ranges = self.without(range).collect();
     }
 
-    /// What is left without positions.
+    /// The set without positions.
     fn without(&self, range: PosRange) -> impl Iterator<Item = PosRange> + '_ {
-        let [below, above] = match range.is_empty() {
-            true => [PosRange::ALL, PosRange::EMPTY],
-            false => [
+        let [below, above] = if range.is_empty() {
+            [PosRange::ALL, PosRange::EMPTY]
+        } else {
+            [
                 PosRange::from(..range.first),
-                match range.last < PosRange::ALL.last {
-                    true => PosRange::from(range.last.next()..),
-                    false => PosRange::EMPTY,
+                if range.last < PosRange::ALL.last {
+                    PosRange::from(range.last.next()..)
+                } else {
+                    PosRange::EMPTY
                 },
-            ],
+            ]
         };
         let kept = move |own: &PosRange| [own.intersection(below), own.intersection(above)];
         let kept = self.ranges.iter().flat_map(kept);

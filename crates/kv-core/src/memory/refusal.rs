@@ -73,7 +73,7 @@ pub enum Refusal {
         seq: SeqId,
         /// Its last position.
         last: Pos,
-        /// What its last position would become.
+        /// The last position that was asked for.
         wanted: Pos,
         /// The last position of the oldest state that is kept.
         oldest: Pos,
@@ -89,9 +89,9 @@ pub enum Refusal {
     StateIndivisible {
         /// The sequence.
         seq: SeqId,
-        /// What went into its state.
+        /// The positions in its state.
         has: PosRange,
-        /// What was to be removed or replaced.
+        /// The positions that were to be removed or replaced.
         range: PosRange,
     },
     /// A recurrent state moves as a whole or not at all.
@@ -102,11 +102,11 @@ pub enum Refusal {
     StateMovesWhole {
         /// The sequence.
         seq: SeqId,
-        /// What would move.
+        /// The positions that would move.
         moved: PosRange,
-        /// How it would move.
+        /// The move.
         change: PosChange,
-        /// What went into the state.
+        /// The positions in the state.
         has: PosRange,
     },
     /// Later steps, which were undone before, have overwritten the sequence's recurrent state.
@@ -139,11 +139,11 @@ pub enum Refusal {
         seq: SeqId,
         /// From the first position with a token that moves to the last.
         moved: PosRange,
-        /// How it moves.
+        /// The move.
         change: PosChange,
-        /// Where the first would be.
+        /// The new position of the first token.
         first: i64,
-        /// Where the last would be.
+        /// The new position of the last token.
         last: i64,
     },
     /// Tokens would meet one that stays, or change places with it.
@@ -156,7 +156,7 @@ pub enum Refusal {
         seq: SeqId,
         /// From the first position with a token that moves to the last.
         moved: PosRange,
-        /// How it moves.
+        /// The move.
         change: PosChange,
         /// The nearest position that stays and is in the way.
         other: Pos,
@@ -169,7 +169,7 @@ pub enum Refusal {
     Image {
         /// The sequence.
         seq: SeqId,
-        /// How it would move.
+        /// The move.
         change: PosChange,
         /// Position of the first such token.
         pos: Pos,
@@ -247,7 +247,7 @@ pub enum Refusal {
     /// This memory does not have the operation.
     #[error("this memory cannot {operation}")]
     Unsupported {
-        /// What was asked for, as a verb.
+        /// The operation, as a verb.
         operation: &'static str,
     },
     /// The reason of a memory outside this crate.
@@ -261,7 +261,7 @@ impl Refusal {
         Self::Custom(Reason(Arc::new(reason)))
     }
 
-    /// Whether smaller ubatches may fit: each frees what a window hides for the next.
+    /// True if smaller ubatches may fit: each frees what a window hides for the next.
     pub fn smaller_may_fit(&self) -> bool {
         // With a full window no token is ever forgotten, so smaller pieces need as many cells.
         // Smaller pieces store fewer recurrent states at once.
@@ -285,7 +285,7 @@ impl From<NoRoom> for Refusal {
     }
 }
 
-/// What cells or rows were needed for.
+/// The purpose of cells or rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NeededFor {
     /// The ubatch with this number in the plan; the numbers hold after those before it.
@@ -305,7 +305,7 @@ pub enum NeededFor {
 /// [`Streams::Shared`](super::Streams::Shared) does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoRoom {
-    /// What the cells were needed for.
+    /// The purpose of the cells.
     pub needed_for: NeededFor,
     /// The part of the memory that has no room.
     pub part: PartIdx,
@@ -373,7 +373,7 @@ impl fmt::Display for NoRoom {
 /// Too few rows for recurrent states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoStateRoom {
-    /// What the rows were needed for.
+    /// The purpose of the rows.
     pub needed_for: NeededFor,
     /// Rows wanted.
     pub n_wanted: u32,

@@ -18,7 +18,7 @@ use crate::window::{PosRange, Window};
 /// Rows of every layer of a part that are to be written as they were saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowWrite {
-    /// Which part.
+    /// The part.
     pub part: PartIdx,
     /// The row that the first of them had in the snapshot.
     pub from: CellIdx,
@@ -37,9 +37,9 @@ pub struct StateWrite {
     pub to: CellIdx,
 }
 
-/// Which rows a restoration writes.
+/// The rows that a restoration writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RowsTaken {
+pub enum TargetRows {
     /// Only such as no sequence used: until they are written, a clone of the memory before is as
     /// good as it was.
     #[default]
@@ -48,28 +48,28 @@ pub enum RowsTaken {
     InUse,
 }
 
-/// What a restoration did, and what is left to do.
+/// The result of a restoration, and the work that is left.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use = "the backend has to write these rows before it does anything else with them"]
-pub struct Restored {
+pub struct Restoration {
     /// Tokens that sequences were given; a token of two sequences counts twice.
     pub n_tokens: u32,
     /// Rows of attention layers that the backend must write.
     pub row_writes: Vec<RowWrite>,
     /// Rows of recurrent layers that the backend must write.
     pub state_writes: Vec<StateWrite>,
-    /// Whether rows were in use before.
-    pub rows_taken: RowsTaken,
+    /// The former use of the rows.
+    pub rows_taken: TargetRows,
 }
 
-impl Restored {
-    /// What was done in two parts of one memory, each of which holds the same tokens or fewer.
+impl Restoration {
+    /// The sum of two parts' restorations; each part holds the same tokens or fewer.
     pub fn and(mut self, other: Self) -> Self {
         self.n_tokens = self.n_tokens.max(other.n_tokens);
         self.row_writes.extend(other.row_writes);
         self.state_writes.extend(other.state_writes);
-        if other.rows_taken == RowsTaken::InUse {
-            self.rows_taken = RowsTaken::InUse;
+        if other.rows_taken == TargetRows::InUse {
+            self.rows_taken = TargetRows::InUse;
         }
         self
     }
@@ -82,7 +82,7 @@ struct Token {
     cell: Cell,
 }
 
-/// What one stream is given.
+/// The tokens for one stream.
 #[derive(Default)]
 struct Share {
     tokens: Vec<Token>,
@@ -94,7 +94,7 @@ pub(super) fn after(
     memory: &Unified,
     snapshot: &Snapshot,
     into: RestoreInto,
-) -> Result<(Unified, Restored), Refusal> {
+) -> Result<(Unified, Restoration), Refusal> {
     let config = *memory.config();
     let replaced = into.replaced(snapshot, config.n_seqs)?;
     let saved = snapshot.part(config.part).ok_or(Refusal::NoPart {
@@ -115,7 +115,7 @@ pub(super) fn after(
             stream.remove(seq, PosRange::ALL);
         }
     }
-    let mut restored = Restored::default();
+    let mut restored = Restoration::default();
     let shares = shares(saved, into, &after);
     for (number, share) in shares {
         let mut share = share;
@@ -150,7 +150,7 @@ pub(super) fn after(
             stream.set_head_behind(to);
             restored.n_tokens += token.cell.seqs.len() as u32;
             if !before.cells.free().is_free(i) {
-                restored.rows_taken = RowsTaken::InUse;
+                restored.rows_taken = TargetRows::InUse;
             }
             add_row_write(
                 &mut restored.row_writes,
@@ -169,7 +169,7 @@ pub(super) fn after(
     Ok((after, restored))
 }
 
-/// What of a saved part goes to the sequences of each stream, by number of the stream.
+/// The tokens of a saved part for the sequences of each stream, by number of the stream.
 fn shares(saved: &PartSnapshot, into: RestoreInto, memory: &Unified) -> BTreeMap<usize, Share> {
     let mut shares: BTreeMap<usize, Share> = BTreeMap::new();
     for &CellRecord { row, ref cell } in &saved.cells {
@@ -253,8 +253,8 @@ fn add_row_write(writes: &mut Vec<RowWrite>, write: RowWrite) {
     }
 }
 
-/// What a memory holds of these sequences, in the order in which it is read best later: by sequence
-/// and position.
+/// The contents of a memory of these sequences, in the order in which it is read best later: by
+/// sequence and position.
 pub(super) fn snapshot(memory: &Unified, seqs: &SeqSet) -> PartSnapshot {
     let mut cells = Vec::new();
     let mut forgotten = Vec::new();

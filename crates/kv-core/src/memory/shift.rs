@@ -19,7 +19,7 @@ use crate::seq_set::SeqSet;
 use crate::slot::SlotSearch;
 use crate::window::PosRange;
 
-/// Where the positions of some tokens go.
+/// The new positions of some tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PosChange {
     /// All by the same distance.
@@ -90,7 +90,7 @@ impl fmt::Display for PosChange {
     }
 }
 
-/// Whether a move would be refused.
+/// Checks a move, and changes nothing.
 pub(super) fn check(
     memory: &Unified,
     seq: SeqId,
@@ -219,11 +219,14 @@ fn check_text(
     }
 }
 
-/// How the sequence would end.
+/// The end of the sequence after the move.
 fn end_after(stream: &Stream, seq: SeqId, changes: PosRange, change: PosChange) -> SeqEnd {
-    let moved = |pos: Pos| match changes.contains(pos) {
-        true => applied(change, pos),
-        false => pos,
+    let moved = |pos: Pos| {
+        if changes.contains(pos) {
+            applied(change, pos)
+        } else {
+            pos
+        }
     };
     let end = stream.end(seq);
     SeqEnd {

@@ -16,7 +16,7 @@ use crate::ids::{CellIdx, MAX_SEQS, PartIdx, Pos, SeqId};
 use crate::seq_set::SeqSet;
 use crate::window::{PosRange, Window};
 
-/// What is held of sequences in all parts of a memory.
+/// The saved tokens of sequences in all parts of a memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     parts: Vec<PartSnapshot>,
@@ -25,7 +25,7 @@ pub struct Snapshot {
     empty: SeqSet,
 }
 
-/// What is held of sequences in one part.
+/// The saved tokens of sequences in one part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartSnapshot {
     /// The part.
@@ -65,9 +65,9 @@ pub enum SnapshotError {
     /// A part, a row of one, or a sequence's list occurs twice.
     #[error("{what} {number} is there twice")]
     Twice {
-        /// What kind of thing.
+        /// The kind of thing.
         what: &'static str,
-        /// Which.
+        /// The number.
         number: u32,
     },
     /// A sequence id that no memory can have.
@@ -111,7 +111,7 @@ pub enum SnapshotError {
     Ends {
         /// The sequence.
         seq: SeqId,
-        /// Where it ends.
+        /// Its end.
         ends: (Option<Pos>, Option<Pos>),
     },
     /// A sequence whose tokens attend over a source that is not there.
@@ -129,7 +129,7 @@ fn or_nowhere(end: Option<Pos>) -> String {
     end.map_or("no position".to_owned(), |pos| pos.to_string())
 }
 
-/// Where a snapshot goes that is restored.
+/// The target of a snapshot that is restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RestoreInto {
     /// All sequences become what they were, and what else the memory holds goes.
@@ -144,7 +144,7 @@ pub enum RestoreInto {
 }
 
 impl RestoreInto {
-    /// What a set of saved sequences becomes.
+    /// The sequences that a set of saved sequences becomes.
     pub fn map(self, saved: &SeqSet) -> SeqSet {
         match self {
             Self::All => saved.clone(),
@@ -153,7 +153,7 @@ impl RestoreInto {
         }
     }
 
-    /// What a saved sequence becomes; `None` where it is left out.
+    /// The sequence that a saved one becomes; `None` where it is left out.
     pub fn seq(self, saved: SeqId) -> Option<SeqId> {
         match self {
             Self::All => Some(saved),
@@ -343,7 +343,7 @@ impl Snapshot {
 }
 
 impl PartSnapshot {
-    /// Whether its tokens are those of sources.
+    /// True if its tokens are those of sources.
     pub fn is_source(&self) -> bool {
         self.window == Window::Source
     }
@@ -427,15 +427,17 @@ impl StateHistory {
 }
 
 fn once(what: &'static str, number: u32, seen: &mut BTreeSet<u32>) -> Result<(), SnapshotError> {
-    match seen.insert(number) {
-        true => Ok(()),
-        false => Err(SnapshotError::Twice { what, number }),
+    if seen.insert(number) {
+        Ok(())
+    } else {
+        Err(SnapshotError::Twice { what, number })
     }
 }
 
 fn check_pos(pos: Pos) -> Result<(), SnapshotError> {
-    match pos <= MAX_POS {
-        true => Ok(()),
-        false => Err(SnapshotError::Position { pos }),
+    if pos <= MAX_POS {
+        Ok(())
+    } else {
+        Err(SnapshotError::Position { pos })
     }
 }

@@ -1,9 +1,9 @@
 //! Sources: what a model with an encoder attends over in addition to a sequence's own tokens.
 //!
-//! The part of layers with [`Window::Source`] holds them. A sequence gets its source once, whole, in
-//! a batch of its own, before its own tokens; the rows are computed then and never again. Copies of
-//! the sequence share them, shifts of its tokens leave them, and the removal of all its positions
-//! frees them. Invariant: tokens of a sequence never attend over two sources.
+//! The part of layers with [`Window::Source`] holds them. A sequence gets its source once, whole,
+//! in a batch of its own, before its own tokens; the rows are computed then and never again. Copies
+//! of the sequence share them, shifts of its tokens leave them, and the removal of all its
+//! positions frees them. Invariant: tokens of a sequence never attend over two sources.
 
 use super::Memory as _;
 use super::composite::{Composite, CompositeSlot};
@@ -15,17 +15,17 @@ use crate::batch::{TokensOf, UBatch};
 use crate::ids::SeqId;
 use crate::window::{PosRange, Window};
 
-/// Whether a part holds sources.
+/// True if a part holds sources.
 pub(super) fn is_source(part: &Unified) -> bool {
     part.config().window == Window::Source
 }
 
-/// Whether a ubatch's tokens are those of sources.
+/// True if a ubatch's tokens are those of sources.
 pub(super) fn is_of_source(ubatch: &UBatch) -> bool {
     ubatch.tokens_of == TokensOf::Source
 }
 
-/// What an edit of sequences does to their sources, if anything.
+/// The edit of the sources that goes with an edit of sequences, if any.
 pub(super) fn edit_of_source(edit: Edit) -> Option<Edit> {
     match edit {
         Edit::Remove { range, .. } => (range == PosRange::ALL).then_some(edit),
@@ -59,7 +59,7 @@ impl Composite {
         Ok(planned.collect())
     }
 
-    /// Whether the sequences of all tokens have sources, those of one token the same.
+    /// Checks that the sequences of all tokens have sources, those of one token the same.
     pub(super) fn check_sources(&self, ubatches: &[UBatch]) -> Result<(), Refusal> {
         let Some(source) = &self.source else {
             return Ok(());
@@ -79,7 +79,7 @@ impl Composite {
         Ok(())
     }
 
-    /// Whether an edit may be done to the sources of its sequences.
+    /// Checks that an edit may be done to the sources of its sequences.
     pub(super) fn check_source_edit(&self, edit: &Edit) -> Result<(), Refusal> {
         let (Some(source), Some(of_source)) = (&self.source, edit_of_source(*edit)) else {
             return Ok(());
@@ -97,12 +97,13 @@ impl Composite {
         source.check(&of_source)
     }
 
-    /// Whether two sequences share their source. Those in streams of their own never do.
+    /// Checks that two sequences share their source. Those in streams of their own never do.
     fn check_same_source(&self, seq: SeqId, other: SeqId) -> Result<(), Refusal> {
         let runs = |seq| self.source.as_ref().map(|source| source.runs(seq));
-        match seq == other || runs(seq) == runs(other) {
-            true => Ok(()),
-            false => Err(Refusal::OtherSource { seq, other }),
+        if seq == other || runs(seq) == runs(other) {
+            Ok(())
+        } else {
+            Err(Refusal::OtherSource { seq, other })
         }
     }
 }

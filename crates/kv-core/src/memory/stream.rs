@@ -10,7 +10,7 @@ use super::pos_set::PosSet;
 use super::refusal::WindowForgotten;
 use super::undo::StreamUndo;
 use crate::batch::UBatchRow;
-use crate::cells::{Cell, Freed, KvCells};
+use crate::cells::{Cell, FreedCells, KvCells};
 use crate::grid::GridPos;
 use crate::ids::{CellIdx, Pos, SeqId};
 use crate::seq_set::SeqSet;
@@ -21,13 +21,13 @@ use crate::window::{PosRange, Window};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Stream {
     pub(super) cells: KvCells,
-    /// Where the next slot search begins, counted from the first cell.
+    /// The start of the next slot search, counted from the first cell.
     pub(super) head: u32,
     /// By sequence of this stream: the positions that it had and that were recycled.
     forgotten: Vec<PosSet>,
 }
 
-/// What matters of a sequence for going on with it.
+/// The data of a sequence that decides how it can go on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SeqEnd {
     /// Its last position.
@@ -64,8 +64,8 @@ impl Stream {
     }
 
     /// Stores tokens in cells, which are free or hold what no token sees any more. Of a sequence
-    /// that loses a token that way, all older ones go as well that are not always kept, so that what it
-    /// has stays without further holes.
+    /// that loses a token that way, all older ones go as well that are not always kept, so that
+    /// what it has stays without further holes.
     pub(super) fn insert(
         &mut self,
         window: Window,
@@ -118,7 +118,7 @@ impl Stream {
     }
 
     /// Takes tokens from a sequence. Cells that became free before the head are used next.
-    pub(super) fn remove(&mut self, seq: SeqId, range: PosRange) -> Freed {
+    pub(super) fn remove(&mut self, seq: SeqId, range: PosRange) -> FreedCells {
         let (freed, _) = self.cells.remove(seq, range);
         // What is removed on purpose is no longer missed.
         if let Some(forgotten) = self.forgotten_mut(seq) {
@@ -160,12 +160,12 @@ impl Stream {
         self.head = cell.0 - self.cells.first_cell().0 + 1;
     }
 
-    /// How the sequence ends.
+    /// The end of the sequence.
     pub(super) fn end(&self, seq: SeqId) -> SeqEnd {
         self.end_without(seq, PosRange::EMPTY)
     }
 
-    /// How the sequence would end without its tokens in `range`.
+    /// The end of the sequence without its tokens in `range`.
     pub(super) fn end_without(&self, seq: SeqId, range: PosRange) -> SeqEnd {
         let (Some(runs), Some(forgotten)) = (self.cells.runs(seq), self.forgotten(seq)) else {
             return SeqEnd::OF_NOTHING;
@@ -208,7 +208,7 @@ impl SeqEnd {
         forgotten: PosRange::EMPTY,
     };
 
-    /// Whether the sequence can go on: its next token misses nothing of what its window keeps.
+    /// Checks that the sequence can go on: its next token misses nothing of what its window keeps.
     pub(super) fn check(self, seq: SeqId, window: Window) -> Result<(), WindowForgotten> {
         let last = self.last.unwrap_or(self.forgotten.last);
         self.check_at(last.next(), seq, window)

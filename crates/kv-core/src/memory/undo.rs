@@ -19,28 +19,28 @@ pub struct UnifiedUndo {
     pub(super) streams: Vec<(usize, StreamUndo)>,
 }
 
-/// What a step changed in one stream.
+/// The changes of a step in one stream.
 #[derive(Clone, Debug, Default)]
 pub(super) struct StreamUndo {
-    /// Where the slot search began.
+    /// The start of the slot search before the step.
     pub(super) head: u32,
     /// Cells that were given to tokens.
     pub(super) filled: Vec<CellIdx>,
-    /// What those of them held that were in use.
+    /// The former contents of the cells among them that were in use.
     pub(super) recycled: Vec<(CellIdx, Cell)>,
-    /// What else was forgotten because it is older.
+    /// The other tokens that were forgotten because they are older.
     pub(super) purged: Vec<(SeqId, Vec<CellRun>)>,
-    /// Where tokens lay in images, of those that were forgotten because they are older.
+    /// The places in images of tokens that were forgotten because they are older.
     pub(super) grids: Vec<(CellIdx, GridPos)>,
-    /// What had been forgotten before, of each sequence that forgot more.
+    /// The positions that had been forgotten before, of each sequence that forgot more.
     pub(super) forgotten: Vec<(SeqId, PosSet)>,
-    /// Where each sequence ended before that was given tokens.
+    /// The end of each sequence before it was given tokens.
     pub(super) ends: Vec<(SeqId, Option<Pos>)>,
 }
 
 impl StreamUndo {
-    /// Whether the sequences that were given tokens could go on without them, if what is forgotten
-    /// now stays forgotten.
+    /// Checks that the sequences that were given tokens could go on without them, if what is
+    /// forgotten now stays forgotten.
     pub(super) fn check(&self, stream: &Stream, window: Window) -> Result<(), WindowForgotten> {
         for &(seq, last) in &self.ends {
             if let Some(last) = last {
@@ -52,7 +52,7 @@ impl StreamUndo {
         Ok(())
     }
 
-    /// Whether the sequence would still have a token at this position. It may have forgotten others
+    /// True if the sequence would still have a token at this position. It may have forgotten others
     /// that share it.
     fn leaves(&self, stream: &Stream, seq: SeqId, pos: Pos) -> bool {
         let runs = stream.cells.runs(seq).into_iter();

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::capacity::{CellUse, MemoryCapacity};
 use super::composite::Composite;
 use super::config::{MemoryConfigError, RowCounts};
-use super::edit::{Edit, Edited, Removed, Seqs};
+use super::edit::{Edit, Edited, Removal, Seqs};
 use super::occupancy::{self, Occupancy};
 use super::owners::{self, OwnedRows};
 use super::place;
@@ -20,15 +20,15 @@ use super::snapshot::{RestoreInto, Snapshot};
 use super::stream::Stream;
 use super::undo::UnifiedUndo;
 use super::visible::{self, Reach};
-use super::{Memory, MemoryInputs, Restored, compact, copy, restore};
+use super::{Memory, MemoryInputs, Restoration, compact, copy, restore};
 use crate::batch::{SplitPolicy, UBatch};
-use crate::cells::{Cell, Freed, KvCells};
+use crate::cells::{Cell, FreedCells, KvCells};
 use crate::ids::{CellIdx, MAX_SEQS, PartIdx, SeqId};
 use crate::seq_set::SeqSet;
 use crate::visibility::{CellRun, Visibility};
 use crate::window::{Causality, PosRange, Window};
 
-/// What a [`Unified`] memory is like.
+/// The configuration of a [`Unified`] memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnifiedConfig {
     /// Its number among the parts of the model's memory.
@@ -37,11 +37,11 @@ pub struct UnifiedConfig {
     pub n_seqs: u32,
     /// Number of cells of each stream.
     pub n_cells: u32,
-    /// Who shares the cells.
+    /// The sequences that share the cells.
     pub streams: Streams,
-    /// How far tokens see.
+    /// The window of the tokens.
     pub window: Window,
-    /// Whether they see later tokens.
+    /// The visibility of later tokens.
     pub causality: Causality,
 }
 
@@ -71,7 +71,7 @@ impl UnifiedConfig {
     }
 }
 
-/// Who shares the cells of a part.
+/// The sequences that share the cells of a part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Streams {
@@ -122,7 +122,7 @@ impl Unified {
         }
     }
 
-    /// What it was made from.
+    /// The configuration it was made from.
     pub fn config(&self) -> &UnifiedConfig {
         &self.config
     }
@@ -143,7 +143,7 @@ impl Unified {
         streams + self.streams.capacity() * size_of::<Stream>()
     }
 
-    /// What a cell holds, or `None` where it is free or does not exist.
+    /// The contents of a cell, or `None` where it is free or does not exist.
     pub fn cell(&self, cell: CellIdx) -> Option<Cell> {
         let stream = (cell.0 / self.config.n_cells) as usize;
         self.streams.get(stream)?.cells.get(cell)
@@ -181,15 +181,15 @@ impl Unified {
         }
     }
 
-    fn remove_each(&mut self, seqs: &SeqSet, range: PosRange) -> Removed {
-        let mut freed = Freed::default();
+    fn remove_each(&mut self, seqs: &SeqSet, range: PosRange) -> Removal {
+        let mut freed = FreedCells::default();
         for seq in seqs {
             let stream = self.stream_of(seq);
             if let Some(stream) = self.streams.get_mut(stream) {
                 freed = freed.and(stream.remove(seq, range));
             }
         }
-        Removed {
+        Removal {
             n_tokens: freed.n_tokens,
             n_cells: freed.n_cells,
         }
@@ -281,7 +281,7 @@ impl Unified {
         all
     }
 
-    fn remove_all(&mut self) -> Removed {
+    fn remove_all(&mut self) -> Removal {
         let removed = self.remove_each(&self.seqs(Seqs::All), PosRange::ALL);
         for stream in &mut self.streams {
             stream.head = 0;
@@ -440,7 +440,7 @@ impl Memory for Unified {
         restore::after(self, snapshot, into).map(drop)
     }
 
-    fn restore(&mut self, snapshot: &Snapshot, into: RestoreInto) -> Result<Restored, Refusal> {
+    fn restore(&mut self, snapshot: &Snapshot, into: RestoreInto) -> Result<Restoration, Refusal> {
         let (after, restored) = restore::after(self, snapshot, into)?;
         *self = after;
         Ok(restored)

@@ -44,7 +44,7 @@ pub enum StateError {
     /// Something follows the end.
     #[error("the state ends after {end} bytes, but {got} are there")]
     Trailing {
-        /// Where the state ends.
+        /// The end of the state.
         end: u64,
         /// Bytes that there are.
         got: u64,
@@ -60,9 +60,9 @@ pub enum StateError {
     /// A part of it is damaged.
     #[error("the state is damaged: {what} at byte {at} has checksum {got:016x}, not {wanted:016x}")]
     Checksum {
-        /// Which part of it.
+        /// The damaged part.
         what: String,
-        /// Where the part begins.
+        /// The start of the part.
         at: u64,
         /// The checksum that is stored.
         wanted: u64,
@@ -80,9 +80,9 @@ pub enum StateError {
     SectionCount {
         /// Its name.
         tag: String,
-        /// How many there are.
+        /// Their number.
         n: usize,
-        /// How many there must be.
+        /// Number of ids there must be.
         wanted: usize,
     },
     /// A section says something that cannot be.
@@ -90,7 +90,7 @@ pub enum StateError {
     Section {
         /// Its name.
         tag: String,
-        /// What is wrong, with numbers.
+        /// The reason, with numbers.
         reason: String,
     },
     /// A snapshot that no memory could hold.
@@ -112,19 +112,19 @@ pub enum StateError {
          saved with"
     )]
     OtherAges {
-        /// What its rows are.
+        /// The saved rows.
         saved: String,
-        /// What they are here.
+        /// The rows here.
         here: String,
     },
     /// It was saved with another model.
     #[error("the state is another model's: its {what} is {saved}, but here it is {here}")]
     OtherModel {
-        /// What differs.
+        /// The name of the difference.
         what: &'static str,
-        /// What was saved.
+        /// The saved rows.
         saved: String,
-        /// What there is.
+        /// The rows here.
         here: String,
     },
     /// Rows that are needed are missing, or have another shape.
@@ -132,11 +132,11 @@ pub enum StateError {
     Rows {
         /// The layer.
         layer: LayerIdx,
-        /// Which rows.
+        /// The kind of the rows.
         kind: RowKind,
-        /// What was saved.
+        /// The saved rows.
         saved: String,
-        /// What there is.
+        /// The rows here.
         here: String,
     },
     /// The memory refuses it.
@@ -144,7 +144,7 @@ pub enum StateError {
     Refused(#[from] Refusal),
 }
 
-/// What rows are called.
+/// The name of rows in errors.
 pub(super) fn kind_name(kind: RowKind) -> &'static str {
     match kind {
         RowKind::K => "K",

@@ -23,14 +23,14 @@ const N_SAMPLES: usize = 8;
 /// Bytes of a piece.
 const SAMPLE: usize = 512;
 
-/// Which model computed a state.
+/// The model that computed a state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fingerprint {
     /// Name of the architecture, as in model files.
     pub architecture: String,
     /// Size of the vocabulary.
     pub n_vocab: u32,
-    /// What each layer remembers.
+    /// The memory of each layer.
     pub layers: LayerMap,
     /// The rotary embeddings of the graph, in its order.
     pub ropes: Vec<RopeRun>,
@@ -41,13 +41,13 @@ pub struct Fingerprint {
 /// Rotary embeddings that follow one another and are the same.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RopeRun {
-    /// How many.
+    /// Their number.
     pub n: usize,
-    /// What each is: a [`RopeSpec`] as text, in which every number is exact.
+    /// The rotation: a [`RopeSpec`] as text, in which every number is exact.
     pub rope: String,
 }
 
-/// What tells the weights of two models apart.
+/// A value that tells the weights of two models apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WeightsId {
     /// Number of weights that the graph uses.
@@ -94,7 +94,7 @@ impl Fingerprint {
         self
     }
 
-    /// Whether a state with the fingerprint `saved` is this model's.
+    /// Checks that a state with the fingerprint `saved` is this model's.
     ///
     /// # Errors
     /// [`StateError::OtherModel`], the first difference.
@@ -134,14 +134,14 @@ impl Fingerprint {
         found.map_or(Ok(()), Err)
     }
 
-    /// Whether rows of other ages are kept apart.
+    /// Compares the settings of rows of other ages.
     fn other_ages(&self, saved: &Self) -> Option<StateError> {
         let (saved, here) = (ages(&saved.layers), ages(&self.layers));
         (saved != here).then_some(StateError::OtherAges { saved, here })
     }
 }
 
-/// Which rows a map keeps apart.
+/// The rows that a map keeps apart.
 fn ages(layers: &LayerMap) -> String {
     let first = layers.recent().first();
     let recent = first.and_then(|rows| layers.attention(rows.layer));
@@ -205,9 +205,10 @@ impl WeightsId {
             for sample in samples(bytes.len()) {
                 copy.resize(sample.len(), 0);
                 // A copy, as mapped pages bring in their neighbours.
-                match bytes.copy(sample.start, &mut copy) {
-                    true => hash.update(&copy),
-                    false => hash.update(bytes.get(sample).unwrap_or_default()),
+                if bytes.copy(sample.start, &mut copy) {
+                    hash.update(&copy);
+                } else {
+                    hash.update(bytes.get(sample).unwrap_or_default());
                 }
             }
             n_weights += 1;
@@ -223,9 +224,10 @@ impl WeightsId {
 
 /// Pieces of so many bytes from all over them; all of them where they are few.
 fn samples(n_bytes: usize) -> impl Iterator<Item = Range<usize>> {
-    let (n, len) = match n_bytes <= N_SAMPLES * SAMPLE {
-        true => (1, n_bytes),
-        false => (N_SAMPLES, SAMPLE),
+    let (n, len) = if n_bytes <= N_SAMPLES * SAMPLE {
+        (1, n_bytes)
+    } else {
+        (N_SAMPLES, SAMPLE)
     };
     (0..n).map(move |i| {
         // Fits: quotient and remainder apart, so that nothing overflows.

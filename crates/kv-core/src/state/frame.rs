@@ -23,7 +23,7 @@ const CHECKSUM: usize = 8;
 /// A reader that does not know the section must refuse the state.
 const REQUIRED: u32 = 1;
 
-/// What kind of section it is.
+/// The kind of a section.
 pub(super) type Tag = [u8; 4];
 
 pub(super) fn tag_name(tag: Tag) -> String {
@@ -118,7 +118,7 @@ pub(super) struct Section<'a> {
 }
 
 impl Section<'_> {
-    /// Whether a reader that does not know it may leave it out.
+    /// True if a reader that does not know it may leave it out.
     pub(super) fn may_be_skipped(&self) -> bool {
         !self.required
     }
@@ -188,7 +188,7 @@ fn section<'a>(bytes: &'a [u8], at: &mut usize, number: u64) -> Result<Section<'
     })
 }
 
-/// Whether the last bytes are the checksum of those before them.
+/// Checks that the last bytes are the checksum of those before them.
 fn check(
     bytes: &[u8],
     seed: u64,

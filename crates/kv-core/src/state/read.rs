@@ -12,7 +12,7 @@ use super::{SeqTokens, WriteRows};
 use crate::backend::{BackendError, RowKind, RowSpan};
 use crate::ids::{CellIdx, LayerIdx, MAX_SEQS, SeqId};
 use crate::layers::RowLayout;
-use crate::memory::{Restored, Snapshot};
+use crate::memory::{Restoration, Snapshot};
 use crate::seq_set::SeqSet;
 
 /// Bytes of converted rows that are held at once.
@@ -34,7 +34,7 @@ pub struct SavedState<'a> {
 /// The rows of one kind of one layer, one after the other.
 #[derive(Clone, Copy, Debug)]
 pub struct SavedRows<'a> {
-    /// What they are.
+    /// The kind of the rows.
     pub format: RowFormat,
     /// Their bytes.
     pub bytes: &'a [u8],
@@ -107,7 +107,7 @@ impl<'a> SavedState<'a> {
         &self.fingerprint
     }
 
-    /// What sequences remember. Rows are numbered as in [`SavedState::rows`].
+    /// The saved sequences. Rows are numbered as in [`SavedState::rows`].
     pub fn snapshot(&self) -> &Snapshot {
         &self.snapshot
     }
@@ -117,7 +117,7 @@ impl<'a> SavedState<'a> {
         &self.tokens
     }
 
-    /// What the program that wrote it added; empty where it added nothing.
+    /// The note of the program that wrote it; empty where there is none.
     pub fn note(&self) -> &str {
         &self.note
     }
@@ -127,8 +127,8 @@ impl<'a> SavedState<'a> {
         &self.rows
     }
 
-    /// Whether the rows can become those of a memory with this layout: the same layers with rows of
-    /// the same heads and widths; how values are stored may differ.
+    /// Checks that the rows can become those of a memory with this layout: the same layers with
+    /// rows of the same heads and widths; how values are stored may differ.
     ///
     /// # Errors
     /// [`StateError::Rows`], the first rows that cannot.
@@ -143,8 +143,8 @@ impl<'a> SavedState<'a> {
         self.pairings(layout).map(drop)
     }
 
-    /// Whether the rows are stored as a memory with this layout stores them, so that they are restored
-    /// to the bit.
+    /// True if the rows are stored as a memory with this layout stores them, so that they are
+    /// restored to the bit.
     pub fn is_stored_as(&self, layout: &RowLayout) -> bool {
         let pairings = self.pairings(layout);
         pairings.is_ok_and(|pairings| {
@@ -157,11 +157,11 @@ impl<'a> SavedState<'a> {
     /// layout stores them.
     ///
     /// # Errors
-    /// What `write` gives, at once. [`BackendError::NoRows`] where [`SavedState::check_rows`]
+    /// The failure of `write`, at once. [`BackendError::NoRows`] where [`SavedState::check_rows`]
     /// refuses.
     pub fn write_rows(
         &self,
-        restored: &Restored,
+        restored: &Restoration,
         layout: &RowLayout,
         write: &mut WriteRows<'_>,
     ) -> Result<(), BackendError> {
@@ -201,7 +201,7 @@ impl<'a> SavedState<'a> {
     }
 }
 
-/// Whether all tokens are of the vocabulary.
+/// Checks that all tokens are of the vocabulary.
 pub(super) fn check_tokens(tokens: &[SeqTokens], n_vocab: u32) -> Result<(), StateError> {
     for tokens in tokens {
         let mut all = tokens.evaluated.iter().chain(&tokens.pending);
@@ -267,7 +267,7 @@ impl Pairing<'_, '_> {
     }
 }
 
-/// Whether saved rows can become such.
+/// True if saved rows can become such.
 fn fits(saved: &RowFormat, here: &RowFormat) -> bool {
     match (saved.stored, here.stored) {
         (Stored::Heads { part: a, shape: s }, Stored::Heads { part: b, shape: h }) => {

@@ -44,7 +44,7 @@ fn with_word(tag: Tag, at: usize, word: u32) -> String {
     reason(error)
 }
 
-/// What of a section makes no sense.
+/// The reason why a section makes no sense.
 fn reason(error: StateError) -> String {
     let text = error.to_string();
     assert!(matches!(error, StateError::Section { .. }), "{text}");

@@ -14,20 +14,20 @@ use crate::layers::{RowLayout, RowShape};
 /// The largest row that is believed, in values.
 const MAX_ROW: usize = 1 << 28;
 
-/// What the rows of one section are.
+/// The rows of one section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowFormat {
-    /// Whose rows.
+    /// The layer that owns the rows.
     pub layer: LayerIdx,
-    /// Which of the layer's rows.
+    /// The kind of the layer's rows.
     pub kind: RowKind,
     /// Number of rows.
     pub n_rows: u32,
-    /// What one row is.
+    /// The way one row is stored.
     pub stored: Stored,
 }
 
-/// How a row is stored.
+/// The way a row is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stored {
@@ -42,7 +42,7 @@ pub enum Stored {
     Floats(usize),
     /// So many values of a recurrent state in another type.
     Values {
-        /// How many.
+        /// Their number.
         len: usize,
         /// Their type.
         kv_type: KvType,
@@ -58,7 +58,7 @@ impl Stored {
         }
     }
 
-    /// What the bytes of a row mean.
+    /// The meaning of a row's bytes.
     pub fn shape(&self) -> RowShape {
         let values = |dim, kv_type| RowShape {
             heads: 1,
@@ -97,7 +97,7 @@ impl RowFormat {
     }
 }
 
-/// Whether rows are whole blocks, and heads whole groups of a rotation that exists.
+/// True if rows are whole blocks, and heads whole groups of a rotation that exists.
 fn is_sound(shape: &RowShape) -> bool {
     let block = shape.kv_type.block_len();
     let group = shape.rotation.group();

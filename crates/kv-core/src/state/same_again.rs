@@ -19,7 +19,7 @@ use crate::ids::{CellIdx, LayerIdx, PartIdx, Pos, SeqId};
 use crate::kv_type::KvType;
 use crate::kv_types::{KvRotation, KvTypes};
 use crate::layers::{AttentionMemory, LayerMap, LayerMemory, RecurrentMemory, RowLayout, RowShape};
-use crate::memory::{CellRecord, PartSnapshot, Restored, RowWrite, Snapshot};
+use crate::memory::{CellRecord, PartSnapshot, Restoration, RowWrite, Snapshot};
 use crate::seq_set::SeqSet;
 use crate::window::Window;
 
@@ -111,7 +111,7 @@ fn to_save<'a>(snapshot: &'a Snapshot, layout: &'a RowLayout) -> StateToSave<'a>
     }
 }
 
-/// How the rows of each kind are saved.
+/// The way the rows of each kind are saved.
 fn saved_as(state: &StateToSave<'_>) -> Vec<(RowKind, Stored)> {
     let mut bytes = Vec::new();
     save(state, &mut |_, _| Ok(()), &mut bytes).unwrap();
@@ -159,9 +159,9 @@ fn large_rows_pass_in_pieces() {
         to: CellIdx(to),
         len,
     };
-    let restored = Restored {
+    let restored = Restoration {
         row_writes: vec![write(0, 0, 5), write(5, 5, 2)],
-        ..Restored::default()
+        ..Restoration::default()
     };
     for kv_type in [None, Some(KvType::F16)] {
         let state = StateToSave {
@@ -194,14 +194,14 @@ fn large_rows_pass_in_pieces() {
         state.write_rows(&restored, &layout, &mut write).unwrap();
         assert_eq!(n_writes, if kv_type.is_none() { 4 } else { 4 + 7 });
         // Rows that the state does not have.
-        let beyond = Restored {
+        let beyond = Restoration {
             row_writes: vec![RowWrite {
                 part: PartIdx(0),
                 from: CellIdx(6),
                 to: CellIdx(0),
                 len: 2,
             }],
-            ..Restored::default()
+            ..Restoration::default()
         };
         let mut never = |_, _: &[u8]| Ok(());
         assert!(state.write_rows(&beyond, &layout, &mut never).is_err());

@@ -258,7 +258,7 @@ impl Words {
     }
 }
 
-/// What is left of a section's numbers.
+/// The rest of a section's numbers.
 struct Fields<'a> {
     tag: Tag,
     left: &'a [u8],

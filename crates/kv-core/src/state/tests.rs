@@ -117,7 +117,7 @@ pub(super) fn sections(bytes: &[u8]) -> Vec<(Tag, Vec<u8>)> {
     sections.iter().map(own).collect()
 }
 
-/// What an engine does with a state: it is refused and nothing changes, or what comes is sound.
+/// An engine's reading of a state: it is refused and nothing changes, or a sound one comes.
 fn take_in(bytes: &[u8]) {
     let Ok(state) = SavedState::parse(bytes) else {
         return;

@@ -28,13 +28,13 @@ pub(super) const ROWS: Tag = *b"ROWS";
 /// Bytes of rows that are held at once.
 const PIECE: usize = 1 << 20;
 
-/// What describes a state: the JSON of its first section.
+/// The description of a state: the JSON of its first section.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Meta {
     /// Program and version that wrote it, for people.
     pub(super) written_by: String,
     pub(super) fingerprint: Fingerprint,
-    /// What the sections of rows hold, in order.
+    /// The contents of the sections of rows, in order.
     pub(super) rows: Vec<RowFormat>,
     /// Sequences that were saved without tokens: the first and the last of each range.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -44,26 +44,29 @@ pub(super) struct Meta {
     pub(super) note: String,
 }
 
-/// What is to be saved.
+/// A state that is to be saved.
 #[derive(Clone, Copy, Debug)]
 pub struct StateToSave<'a> {
     /// The model.
     pub fingerprint: &'a Fingerprint,
-    /// What the memory holds, as [`Memory::snapshot`](crate::memory::Memory::snapshot) gives it.
+    /// The contents of the memory, as [`Memory::snapshot`](crate::memory::Memory::snapshot) gives
+    /// it.
     pub snapshot: &'a Snapshot,
     /// The ids of the tokens, as far as they are known.
     pub tokens: &'a [SeqTokens],
     /// The rows of the memory.
     pub layout: &'a RowLayout,
-    /// How keys and values are saved; `None` as they are stored.
+    /// The way keys and values are saved; `None` as they are stored.
     pub kv_type: Option<KvType>,
-    /// How recurrent states are saved but for the inputs of convolutions; `None` as they are stored.
+    /// The way recurrent states are saved but for the inputs of convolutions; `None` as they are
+    /// stored.
     pub state_type: Option<KvType>,
-    /// What the caller adds, as text: [`SavedState::note`](super::SavedState::note) gives it back.
+    /// The caller's text: [`SavedState::note`](super::SavedState::note) gives it back.
+    /// [`SavedState::note`](super::SavedState::note) gives it back.
     pub note: &'a str,
 }
 
-/// Whether rows of this layout can be saved as `kv_type`.
+/// Checks that rows of this layout can be saved as `kv_type`.
 ///
 /// # Errors
 /// [`StateError::RowType`] for the first layer whose rows are no whole blocks.
@@ -73,7 +76,7 @@ pub fn check_kv_type(layout: &RowLayout, kv_type: KvType) -> Result<(), StateErr
         .try_for_each(|format| saved_as(format, [Some(kv_type), None], layout).map(drop))
 }
 
-/// Whether recurrent states of this layout can be saved as `kv_type`.
+/// Checks that recurrent states of this layout can be saved as `kv_type`.
 ///
 /// # Errors
 /// [`StateError::RowType`] for the first layer whose states are no whole blocks.
@@ -142,8 +145,8 @@ pub fn save(
     Ok(n_bytes)
 }
 
-/// What rows become in the state, where K and V, and states, have these types: what a memory of this
-/// type would hold, so that it takes them to the bit.
+/// The rows in the state, where K and V, and states, have these types: as a memory of this type
+/// would hold them, so that it takes them to the bit.
 fn saved_as(
     here: &RowFormat,
     [kv_type, state_type]: [Option<KvType>; 2],

@@ -10,7 +10,7 @@ use kv_core::layers::{
     AttentionMemory, LayerMap, LayerMemory, LayerRows, RecurrentMemory, RowLayout, RowShape,
 };
 use kv_core::memory::{
-    Composite, Memory, MemoryConfig, MemoryInputs, RestoreInto, RowsTaken, Seqs, Streams, SwaSize,
+    Composite, Memory, MemoryConfig, MemoryInputs, RestoreInto, Seqs, Streams, SwaSize, TargetRows,
     invariants,
 };
 use kv_core::state::{Fingerprint, SavedState, SeqTokens, StateError, StateToSave, save};
@@ -105,11 +105,11 @@ fn stored(layer: &LayerRows) -> impl Iterator<Item = (RowKind, RowShape)> {
     [(RowKind::K, layer.k)].into_iter().chain(v)
 }
 
-/// What a restoration did.
+/// The result of a restoration.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Written {
+pub(crate) struct RestoreReport {
     pub(crate) n_tokens: u32,
-    pub(crate) rows_taken: RowsTaken,
+    pub(crate) rows_taken: TargetRows,
 }
 
 /// A memory, and rows by layer and kind.
@@ -118,7 +118,7 @@ pub(crate) struct Device {
     pub(crate) memory: Composite,
     pub(crate) layout: RowLayout,
     pub(crate) rows: BTreeMap<(LayerIdx, RowKind), Vec<u8>>,
-    /// How it saves its states.
+    /// The type of its saved states.
     pub(crate) saved_state_type: Option<KvType>,
     layers: LayerMap,
 }
@@ -325,12 +325,12 @@ impl Device {
         Ok(bytes)
     }
 
-    /// What an engine does.
+    /// The steps of an engine.
     pub(crate) fn restore(
         &mut self,
         bytes: &[u8],
         into: RestoreInto,
-    ) -> Result<Written, StateError> {
+    ) -> Result<RestoreReport, StateError> {
         let state = SavedState::parse(bytes)?;
         self.fingerprint().check(state.fingerprint())?;
         state.check_rows(&self.layout)?;
@@ -342,7 +342,7 @@ impl Device {
         };
         state.write_rows(&restored, &layout, &mut write).unwrap();
         self.check();
-        Ok(Written {
+        Ok(RestoreReport {
             n_tokens: restored.n_tokens,
             rows_taken: restored.rows_taken,
         })

@@ -43,7 +43,7 @@ const UNFINISHED: [Token; 8] = [
     (107, 3, Some((5, 3))),
 ];
 
-/// What the unfinished image goes on with, out of reading order, and text behind it.
+/// The rest of the unfinished image, out of reading order, and text behind it.
 const REST: [Token; 4] = [
     (108, 3, Some((4, 5))),
     (109, 3, Some((3, 9))),
@@ -195,7 +195,7 @@ fn images_that_came_back_are_copied_compacted_and_saved_again() {
     }
 }
 
-/// Whether a shape remembers tokens, and no states.
+/// True if a shape remembers tokens, and no states.
 fn attends_only(layers: &[LayerMemory]) -> bool {
     let map = LayerMap::new(layers.to_vec());
     let recurs = map.iter().any(|(layer, _)| map.recurrent(layer).is_some());

@@ -52,7 +52,7 @@ fn newest(device: &Device) -> Vec<f32> {
     values
 }
 
-/// How rows of a kind are saved.
+/// The way rows of a kind are saved.
 fn stored(state: &SavedState<'_>, kind: RowKind) -> Stored {
     let mut rows = state.rows().iter();
     let rows = rows.find(|rows| rows.format.kind == kind).unwrap();

@@ -58,7 +58,7 @@ impl Int8Buffer {
         }
     }
 
-    /// Which kind of activations this holds.
+    /// The kind of activations.
     pub fn kind(&self) -> ActivationKind {
         self.span.kind()
     }

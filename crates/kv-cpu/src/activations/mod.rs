@@ -37,7 +37,7 @@ impl RowBuffer {
         ]
     }
 
-    /// Which kind of activations this holds.
+    /// The kind of activations.
     pub fn kind(&self) -> ActivationKind {
         match self {
             Self::Int8(rows) => rows.kind(),

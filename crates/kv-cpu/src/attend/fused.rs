@@ -168,8 +168,8 @@ impl<'a> FusedAttention<'a> {
         self.attend_tiles(group, tokens, split, scratch);
     }
 
-    /// Divides weighted values by the sum of weights, undoes the rotation of V and writes the logarithm
-    /// of the sum where `out` has room for it, as it does in partial results.
+    /// Divides weighted values by the sum of weights, undoes the rotation of V and writes the
+    /// logarithm of the sum where `out` has room for it, as it does in partial results.
     pub(super) fn finish(&self, softmax: SoftmaxState, values: &[f32], out: &mut [f32]) {
         let sum = softmax.sum;
         // A token that sees nothing has the sum 0 and gets zeros.

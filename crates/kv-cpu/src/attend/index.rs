@@ -14,7 +14,7 @@ use kv_core::{CellIdx, Visibility};
 use super::Scratch;
 use crate::kernels::Kernels;
 use crate::kv_rows::KvRows;
-use crate::team::Lead;
+use crate::team::TeamGuard;
 use crate::values::SharedValues;
 
 /// Keys that a task scores.
@@ -99,7 +99,7 @@ impl Indexer<'_> {
     /// [`BackendError::Device`] if a task panicked.
     pub(crate) fn choose(
         &self,
-        lead: &mut Lead<'_>,
+        lead: &mut TeamGuard<'_>,
         workspace: &mut IndexWorkspace,
         scratch: &[Mutex<Scratch>],
     ) -> Result<(), BackendError> {
@@ -220,7 +220,7 @@ mod tests {
         }
     }
 
-    /// Where the scores of each token begin and end, and the tokens and ranks of tasks.
+    /// The end of the scores of each token begin and, and the tokens and ranks of tasks.
     type Round = (Vec<(usize, usize)>, Vec<(usize, Range<usize>)>);
 
     /// The tokens that are scored together.

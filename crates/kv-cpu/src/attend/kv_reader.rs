@@ -133,8 +133,8 @@ impl KvReader {
         self.integer_scores.filter(|_| is_whole)
     }
 
-    /// What accumulates the stored values of a head for `n_queries`, if that is faster than
-    /// dequantizing them first.
+    /// The function that accumulates the stored values of a head for `n_queries`, if that is faster
+    /// than dequantizing them first.
     #[inline]
     pub(super) fn accumulate(
         &self,

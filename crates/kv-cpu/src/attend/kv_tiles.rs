@@ -106,7 +106,7 @@ pub(super) struct KvTiles<'a> {
     runs: std::slice::Iter<'a, CellRun>,
     /// The positions that are visited.
     range: PosRange,
-    /// What is left of the last run that was begun.
+    /// The rest of the last run that was begun.
     rest: Option<CellRun>,
 }
 
@@ -165,7 +165,7 @@ pub(crate) struct KvPrefetcher<'a> {
     cells: &'a [u32; KV_TILE],
     /// K and V.
     heads: &'a [HeadRows<'a>; 2],
-    /// How many rows were prefetched: first all of K, then of V.
+    /// The number of rows that were prefetched: first all of K, then of V.
     n_done: usize,
     level: CacheLevel,
 }

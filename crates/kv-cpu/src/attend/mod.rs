@@ -41,7 +41,7 @@ use kv_core::layers::LayerRows;
 use crate::kernels::Kernels;
 use crate::kv_rows::KvRows;
 use crate::plan::HeadBuckets;
-use crate::team::Lead;
+use crate::team::TeamGuard;
 use crate::values::SharedValues;
 use fused::{FusedAttention, QueryTile};
 pub(crate) use index::{IndexWorkspace, Indexer};
@@ -79,11 +79,11 @@ pub(crate) struct ScoreMods<'a> {
     pub(crate) slopes: Option<&'a [f32]>,
     /// Position of each token, `[tokens]`; read if there are slopes or buckets.
     pub(crate) positions: &'a [u32],
-    /// What is added by distance.
+    /// The bias by distance.
     pub(crate) by_distance: Option<ByDistance<'a>>,
 }
 
-/// What scores get added by the distance of query and key.
+/// The bias on scores by the distance of query and key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ByDistance<'a> {
     pub(crate) buckets: &'a HeadBuckets,
@@ -101,7 +101,7 @@ pub(crate) struct Workspace {
     q: Vec<f32>,
     /// Those of indexers.
     pub(crate) index: IndexWorkspace,
-    /// What is seen of what indexers chose.
+    /// The visibility of the cells that indexers chose.
     pub(crate) kept: Visibility,
 }
 
@@ -178,7 +178,7 @@ impl Workspace {
 /// # Safety
 /// The visibility is sound for the queries and the stored cells.
 pub(crate) unsafe fn attend(
-    lead: &mut Lead<'_>,
+    lead: &mut TeamGuard<'_>,
     attention: &Attention<'_>,
     workspace: &mut Workspace,
     scratch: &[Mutex<Scratch>],

@@ -25,7 +25,7 @@ pub(super) struct SoftmaxState {
     pub(super) sum: f32,
 }
 
-/// What a split gave for one query: its softmax state and the weighted sum of values, `[v_dim]`.
+/// A split's result for one query: its softmax state and the weighted sum of values, `[v_dim]`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Partial<'a> {
     pub(super) softmax: SoftmaxState,
@@ -41,9 +41,10 @@ impl SoftmaxState {
 
     /// The logarithm of the sum of `e^score`; `-inf` before the first score.
     pub(super) fn logarithm(self) -> f32 {
-        match self.is_empty() {
-            true => f32::NEG_INFINITY,
-            false => self.max + self.sum.ln(),
+        if self.is_empty() {
+            f32::NEG_INFINITY
+        } else {
+            self.max + self.sum.ln()
         }
     }
 
@@ -88,8 +89,8 @@ impl SoftmaxState {
     }
 }
 
-/// Merges the results of a query over different rows, `[dim + 1]` each, to `out`, `[dim]` or like them: see
-/// [`Op::MergePartials`](kv_core::graph::Op::MergePartials).
+/// Merges the results of a query over different rows, `[dim + 1]` each, to `out`, `[dim]` or like
+/// them: see [`Op::MergePartials`](kv_core::graph::Op::MergePartials).
 pub(crate) fn merge_results(a: &[f32], b: &[f32], out: &mut [f32]) {
     let (Some((&log_a, a)), Some((&log_b, b))) = (a.split_last(), b.split_last()) else {
         return;

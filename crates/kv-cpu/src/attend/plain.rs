@@ -12,7 +12,7 @@ use super::{ScoreMods, Scratch};
 use crate::kernels::Kernels;
 use crate::kv_rows::KvRows;
 
-/// What the three steps share.
+/// The values that the three steps share.
 #[derive(Clone, Copy)]
 pub(crate) struct PlainAttention<'a> {
     pub(crate) kernels: &'a Kernels,

@@ -107,7 +107,7 @@ impl Scratch {
         self.out[..n * v_dim].fill(0.0);
     }
 
-    /// What the present split gave for one query.
+    /// The present split's result for one query.
     pub(super) fn partial(&self, query: usize, v_dim: usize) -> Partial<'_> {
         Partial {
             softmax: self.softmax[query],

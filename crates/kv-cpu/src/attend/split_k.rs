@@ -16,7 +16,7 @@ use kv_core::{Pos, PosRange, Visibility, VisibleGroup};
 use super::fused::{FusedAttention, QueryTokens};
 use super::partial::{Partial, SPLIT_POSITIONS, SoftmaxState, split_start};
 use super::{Scratch, heads_per_kv};
-use crate::team::Lead;
+use crate::team::TeamGuard;
 use crate::values::SharedValues;
 
 /// The largest number of tokens that are attended by splits: more give enough tasks without.
@@ -192,7 +192,7 @@ impl SplitK {
     /// Merges the partials of a round, in order, into each query's total.
     fn merge_partials(
         &mut self,
-        lead: &mut Lead<'_>,
+        lead: &mut TeamGuard<'_>,
         attention: &FusedAttention<'_>,
         n_tokens: usize,
     ) -> Result<(), BackendError> {
@@ -244,7 +244,7 @@ fn first_visible(group: &VisibleGroup, hull: PosRange, from: u32) -> Option<u32>
     (!hull.is_empty() && first <= hull.last.0).then_some(first)
 }
 
-/// Whether both groups have the same cells at `positions`.
+/// True if both groups have the same cells at `positions`.
 fn has_same_cells(a: &VisibleGroup, b: &VisibleGroup, positions: PosRange) -> bool {
     let cut = |group: &VisibleGroup| {
         let first = group
@@ -261,7 +261,7 @@ fn has_same_cells(a: &VisibleGroup, b: &VisibleGroup, positions: PosRange) -> bo
             .all(|(a, b)| a == b || a.clip(positions) == b.clip(positions))
 }
 
-/// What the tasks of a round share.
+/// The values that the tasks of a round share.
 struct Round<'a> {
     attention: &'a FusedAttention<'a>,
     tasks: &'a [SplitTask],
@@ -310,7 +310,7 @@ impl Round<'_> {
 /// The visibility is sound for the queries, which are prepared, and the stored cells; `split_k` was
 /// planned for it.
 pub(super) unsafe fn attend(
-    lead: &mut Lead<'_>,
+    lead: &mut TeamGuard<'_>,
     attention: &FusedAttention<'_>,
     split_k: &mut SplitK,
     scratch: &[Mutex<Scratch>],
@@ -406,7 +406,7 @@ mod tests {
         visibility
     }
 
-    /// What a row sees, as all rows of its group do.
+    /// The positions that a row sees, as all rows of its group do.
     fn limits_of(visibility: &Visibility, row: u32) -> PosRange {
         let mut groups = visibility.groups.iter();
         groups.find(|g| g.rows.contains(&row)).unwrap().limits[0]

@@ -1,8 +1,8 @@
 //! [`TileKernels`]: the inner loops of fused attention over one KV tile, one table per ISA.
 //!
-//! Four loops in the order of use: keys are transposed to columns, `q · k` gives scores, the
-//! online softmax makes weights of them, weighted values are accumulated. `portable` specifies them;
-//! AVX2 and NEON have them from `eight_lanes`, AVX-512 its own.
+//! Four loops in the order of use: keys are transposed to columns, `q · k` gives scores, the online
+//! softmax makes weights of them, weighted values are accumulated. `portable` specifies them; AVX2
+//! and NEON have them from `eight_lanes`, AVX-512 its own.
 //!
 //! Invariant: a score is summed over the dimensions in order and an output over the cells in
 //! order, in one accumulator each, whatever the ISA and however many queries are computed

@@ -19,7 +19,7 @@ use crate::values::Buf;
 
 use super::{Run, VALUES_PER_TASK, piece};
 
-/// What one step of attention reads.
+/// The operands of one step of attention.
 #[derive(Clone, Copy)]
 struct AttendStep<'a> {
     spec: &'a AttendSpec,

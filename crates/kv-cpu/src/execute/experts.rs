@@ -54,7 +54,7 @@ impl Experts {
 pub(crate) struct ExpertBuffers {
     /// The filled slots, counted through all rows, by expert and then by row.
     order: Vec<usize>,
-    /// Where each expert's slots begin in `order`, and their end.
+    /// The start of each expert's slots in `order`, and the end of the last.
     starts: Vec<usize>,
     /// The rows of `order` before and after the matrices.
     inputs: Vec<f32>,

@@ -24,7 +24,7 @@ use super::piece;
 #[derive(Debug)]
 pub(crate) struct GatedRow {
     rows: [RowBuffer; 3],
-    /// How many values of each part there are.
+    /// Number of values of each part.
     n_done: Vec<AtomicUsize>,
 }
 
@@ -102,7 +102,7 @@ const ROWS_PER_STORE: usize = 16;
 pub(super) struct GatedOutput<'a> {
     pub(super) output: &'a MatMulOutput,
     pub(super) gate: &'a GateEpilogue,
-    /// Where the result is one row that is quantized at once.
+    /// The result as one row that is quantized at once, where it is.
     pub(super) quantized: Option<QuantizedRow<'a>>,
     pub(super) out: Buf,
 }

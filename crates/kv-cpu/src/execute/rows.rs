@@ -84,7 +84,7 @@ impl Run<'_> {
         })
     }
 
-    /// What is left of every row above a threshold of its own.
+    /// The rest of every row above a threshold of its own.
     fn gaussian_top_k(&mut self, deviations: f32, [x, out]: [Buf; 2]) -> Result<(), BackendError> {
         // SAFETY: allocation lets no step write what it reads.
         let values = unsafe { self.frame.read(x) };

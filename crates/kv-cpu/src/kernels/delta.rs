@@ -27,7 +27,7 @@ pub struct DeltaTile<'a> {
     pub state: &'a mut [f32],
     /// Values of a key.
     pub k_dim: usize,
-    /// What the state is rounded to after every token, whose outputs read it before.
+    /// The type that the state is rounded to after every token, whose outputs read it before.
     pub rounding: StateType,
     /// Factor on outputs.
     pub scale: f32,
@@ -49,7 +49,7 @@ pub struct DeltaTile<'a> {
     pub scratch: DeltaScratch<'a>,
 }
 
-/// What kernels overwrite, for keys of as many values as each has.
+/// The scratch of kernels, for keys of as many values as each has.
 #[derive(Debug, Default)]
 pub struct DeltaScratch<'a> {
     /// Key values of many channels; fastest where it begins with a cache line.
@@ -73,7 +73,7 @@ pub enum DeltaDecay<'a> {
 }
 
 impl<'a> DeltaTile<'a> {
-    /// Whether every slice is as long as the others ask for: what kernels rely on.
+    /// True if every slice is as long as the others ask for: what kernels rely on.
     pub(super) fn is_sound(&self) -> bool {
         let (n, n_rows) = (self.k_dim, self.rows.len());
         let last = self.rows.iter().max().map_or(0, |&row| row as usize);

@@ -63,8 +63,8 @@ pub(super) trait F32Isa: FloatIsa<Act = f32> {
     unsafe fn load_f16(from: *const u8) -> Self::Float;
 }
 
-/// How weights are stored.
-trait Stored<C: FloatIsa> {
+/// The way weights are stored.
+trait WeightStorage<C: FloatIsa> {
     const BYTES: usize;
 
     /// A register of weights.
@@ -79,7 +79,7 @@ macro_rules! stored {
     ($name:ident: $bytes:literal bytes in $columns:path, $load:ident) => {
         struct $name;
 
-        impl<C: $columns> Stored<C> for $name {
+        impl<C: $columns> WeightStorage<C> for $name {
             const BYTES: usize = $bytes;
 
             #[inline(always)]
@@ -100,7 +100,7 @@ stored!(Bf16: 2 bytes in FloatIsa, load_bf16);
 /// # Safety
 /// The instruction set is available, and `n` weights (at most a register) can be read.
 #[inline(always)]
-unsafe fn load_rest<C: FloatIsa, S: Stored<C>>(from: *const u8, n: usize) -> C::Float {
+unsafe fn load_rest<C: FloatIsa, S: WeightStorage<C>>(from: *const u8, n: usize) -> C::Float {
     let mut bytes = [0; MAX_REGISTER_BYTES];
     // SAFETY: the caller promises `n` readable numbers; the copy has room for a register.
     unsafe {
@@ -186,7 +186,7 @@ pub(super) unsafe fn matmul_bf16<C: FloatIsa, const ROWS: usize>(
 /// # Safety
 /// The instruction set is available.
 #[inline(always)]
-unsafe fn each<C: FloatIsa, S: Stored<C>, const ROWS: usize>(
+unsafe fn each<C: FloatIsa, S: WeightStorage<C>, const ROWS: usize>(
     weights: &WeightRows<'_>,
     acts: FloatRows<'_, C::Act>,
     tokens: Range<usize>,
@@ -237,7 +237,7 @@ unsafe fn each<C: FloatIsa, S: Stored<C>, const ROWS: usize>(
 /// # Safety
 /// They exist; the instruction set is available.
 #[inline(always)]
-unsafe fn tiles<C: FloatIsa, S: Stored<C>, const R: usize>(
+unsafe fn tiles<C: FloatIsa, S: WeightStorage<C>, const R: usize>(
     weights: &WeightRows<'_>,
     acts: FloatRows<'_, C::Act>,
     row: usize,
@@ -268,7 +268,7 @@ unsafe fn tiles<C: FloatIsa, S: Stored<C>, const R: usize>(
 #[inline(always)]
 unsafe fn tile<
     C: FloatIsa,
-    S: Stored<C>,
+    S: WeightStorage<C>,
     const T: usize,
     const R: usize,
     const PREFETCHES: bool,

@@ -11,7 +11,8 @@ use super::prefetch::Prefetcher;
 use super::quant_format::QuantFormat;
 use crate::operands::{BLOCK, Int8Row, SUPER_BLOCK};
 
-/// What GEMV needs of an instruction set in addition to tiles: `ROWS` is that of the tiles.
+/// The operations that GEMV needs of an instruction set in addition to tiles: `ROWS` is that of the
+/// tiles. `ROWS` is that of the tiles.
 ///
 /// All functions need the instruction set that the type stands for, which is what makes them
 /// unsafe to call.
@@ -86,7 +87,7 @@ pub(super) unsafe fn gemv<I, F, const ROWS: usize, const BYTES: usize>(
 
 /// Neighbouring weight rows.
 struct RowTile<const ROWS: usize, const BYTES: usize> {
-    /// Where each begins.
+    /// The start of each row.
     rows: [*const [u8; BYTES]; ROWS],
     row_bytes: usize,
     /// Blocks of a row.
@@ -124,9 +125,10 @@ where
                 }
                 *dot = I::dot_block::<F, BYTES>(block, a);
             }
-            let offset = match I::SIGNED_WIDE {
-                true => F::SIGNED_OFFSET,
-                false => F::OFFSET,
+            let offset = if I::SIGNED_WIDE {
+                F::SIGNED_OFFSET
+            } else {
+                F::OFFSET
             };
             let mut dots = I::add_lanes(dots);
             if offset != 0 {

@@ -52,7 +52,7 @@ use isa::avx2::unpack;
 use isa::neon::unpack;
 pub use scan::{Decay, F32x16, SCAN_WIDTH, ScanTile};
 
-/// How rows of weights lie in memory.
+/// The layout of rows of weights in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WeightLayout {
     /// One after the other, as in their file.
@@ -69,7 +69,7 @@ pub(crate) struct WeightRows<'a> {
     /// Whole rows of `row_bytes` each, or whole groups of packed rows.
     pub(crate) bytes: &'a [u8],
     pub(crate) row_bytes: usize,
-    /// Which row of the matrix, hence which column of the output, is the first.
+    /// The row of the matrix, hence the column of the output, that is the first.
     pub(crate) first: usize,
     pub(crate) n_columns: usize,
 }
@@ -90,7 +90,7 @@ impl WeightRows<'_> {
     }
 }
 
-/// How an instruction set packs weight rows: groups of rows, interleaved.
+/// The packing of weight rows for an instruction set: groups of rows, interleaved.
 pub(crate) struct PackFns {
     /// Rows of a group. Rows after the last whole group of a matrix stay stored.
     pub(crate) group_rows: usize,
@@ -108,7 +108,7 @@ pub(crate) struct PackFns {
 /// One function per small operation. Where slices should have equal lengths and do not (a failed
 /// assertion in debug builds), only what all of them have is computed.
 pub struct Kernels {
-    /// What the functions below were written for.
+    /// The instruction set of the functions below.
     pub isa: Isa,
     /// `Σ a[i] · b[i]`.
     pub dot_f32: fn(&[f32], &[f32]) -> f32,
@@ -163,7 +163,7 @@ pub struct Kernels {
     /// Products of weight rows with the activations of some tokens: GEMV for one token, GEMM for
     /// more. An output has the same bits whichever other rows and tokens are multiplied with it.
     pub(crate) multiply: fn(WeightRows<'_>, Activations<'_>, Range<usize>, &mut OutputColumns<'_>),
-    /// How weights are packed, if they are.
+    /// The way weights are packed, if they are.
     pub(crate) pack: Option<&'static PackFns>,
     /// The same for BF16 weights that are multiplied with BF16 activations.
     pub(crate) pack_bf16: Option<&'static PackFns>,
@@ -179,7 +179,8 @@ impl Kernels {
     /// The table for the fastest instruction set, or for the one that the environment names.
     ///
     /// # Errors
-    /// [`BackendError::Unavailable`] where the environment names one that this machine does not have.
+    /// [`BackendError::Unavailable`] where the environment names one that this machine does not
+    /// have.
     pub fn from_environment() -> Result<&'static Self, BackendError> {
         Self::for_isa(Isa::from_environment()?)
     }

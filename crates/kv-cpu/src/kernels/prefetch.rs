@@ -90,9 +90,10 @@ impl CacheLevel {
 
     /// The level that is fastest on this processor for bytes read from beginning to end.
     pub(crate) fn for_streams() -> Self {
-        match has_few_l1_miss_buffers() {
-            true => Self::L2,
-            false => Self::L1,
+        if has_few_l1_miss_buffers() {
+            Self::L2
+        } else {
+            Self::L1
         }
     }
 
@@ -108,7 +109,7 @@ impl CacheLevel {
     }
 }
 
-/// Whether the first-level cache has so few miss buffers that prefetches had better avoid it.
+/// True if the first-level cache has so few miss buffers that prefetches had better avoid it.
 fn has_few_l1_miss_buffers() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
@@ -173,7 +174,7 @@ pub(in crate::kernels) fn prefetch_next_tile<const N: usize>(
 pub(in crate::kernels) struct Prefetcher {
     /// Distance from the piece of the first row.
     bytes: usize,
-    /// What is added to it from row to row (perhaps negative, wrapped).
+    /// The step from row to row (perhaps negative, wrapped).
     each_row: usize,
     /// Bytes to prefetch.
     piece: usize,

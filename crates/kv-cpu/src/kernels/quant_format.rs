@@ -25,17 +25,17 @@ pub(in crate::kernels) trait QuantFormat<const BYTES: usize> {
     };
     /// Its scales.
     const LAYOUT: Layout;
-    /// What makes its quants unsigned, unless they are [`SIGNED`]: a power of two, or 0.
+    /// The offset that makes its quants unsigned, unless they are [`SIGNED`]: a power of two, or 0.
     const OFFSET: i32;
-    /// How many bits they have then.
+    /// The number of bits they have then.
     const BITS: u32;
     /// As [`Layout::parts`].
     const PARTS: usize = Self::LAYOUT.parts();
     /// As [`Layout::has_minima`].
     const MINIMA: bool = Self::LAYOUT.has_minima();
-    /// Whether scales of blocks are powers of two, of one byte, not numbers in half precision.
+    /// True if scales of blocks are powers of two, of one byte, not numbers in half precision.
     const POWERS: bool = matches!(Self::LAYOUT, Layout::BlocksByPowers);
-    /// Whether unsigned quants may be 64 or more.
+    /// True if unsigned quants may be 64 or more.
     const WIDE: bool = Self::BITS > 6;
     /// The remaining offset where wide weights are multiplied as signed bytes.
     const SIGNED_OFFSET: i32 = if Self::WIDE { 0 } else { Self::OFFSET };
@@ -62,16 +62,17 @@ pub(in crate::kernels) trait QuantFormat<const BYTES: usize> {
     /// AVX2 is available, or NEON.
     unsafe fn quants(block: &[u8; BYTES], g: usize) -> Quants;
 
-    /// What is stored as the scale of a block.
+    /// The stored scale of a block.
     #[inline(always)]
     fn scale_bits(block: &[u8; BYTES]) -> u16 {
-        match Self::POWERS {
-            true => u16::from(block[0]),
-            false => u16::from_le_bytes([block[0], block[1]]),
+        if Self::POWERS {
+            u16::from(block[0])
+        } else {
+            u16::from_le_bytes([block[0], block[1]])
         }
     }
 
-    /// What is stored as the minimum of a block, a number in half precision.
+    /// The stored minimum of a block, a number in half precision.
     #[inline(always)]
     fn minimum_bits(block: &[u8; BYTES]) -> u16 {
         u16::from_le_bytes([block[2], block[3]])

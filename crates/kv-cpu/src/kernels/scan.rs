@@ -20,11 +20,11 @@ pub struct ScanTile<'a> {
     pub state: &'a mut [f32],
     /// Values of the state of one channel.
     pub d_state: usize,
-    /// What the state is rounded to after every row, whose outputs read it before.
+    /// The type that the state is rounded to after every row, whose outputs read it before.
     pub rounding: StateType,
     /// By how much states decay.
     pub decay: Decay<'a>,
-    /// What a row adds, but for B: one for each row.
+    /// The input of each row, but for B.
     pub added: &'a [F32x16],
     /// The rows of B and C.
     pub rows: &'a [u32],
@@ -53,7 +53,7 @@ pub enum Decay<'a> {
 }
 
 impl ScanTile<'_> {
-    /// Whether every slice is as long as the others ask for: what kernels rely on.
+    /// True if every slice is as long as the others ask for: what kernels rely on.
     pub(super) fn is_sound(&self) -> bool {
         let (n, n_rows) = (self.d_state, self.rows.len());
         let fits = |narrow: &[f32]| {

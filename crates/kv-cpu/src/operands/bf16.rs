@@ -15,9 +15,10 @@ pub(crate) const LINE: usize = 32;
 /// The nearest BF16, by the rule of this module.
 #[inline]
 pub(crate) fn round(x: f32) -> bf16 {
-    match x.abs() < f32::MIN_POSITIVE {
-        true => bf16::from_f32(0.0_f32.copysign(x)),
-        false => bf16::from_f32(x),
+    if x.abs() < f32::MIN_POSITIVE {
+        bf16::from_f32(0.0_f32.copysign(x))
+    } else {
+        bf16::from_f32(x)
     }
 }
 

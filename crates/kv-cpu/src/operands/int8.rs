@@ -24,7 +24,7 @@ pub const SUPER_BLOCK: usize = 8;
 /// Rows hold a multiple of this many blocks.
 pub const PADDING: usize = SUPER_BLOCK;
 
-/// How many values of a row share a scale.
+/// The number of values of a row share a scale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ScaleSpan {
     /// [`BLOCK`] values.
@@ -127,7 +127,7 @@ impl Int8RowMut<'_> {
     }
 }
 
-/// Where the parts of quantized rows begin, and how many blocks a row has.
+/// The start of the parts of quantized rows, and how many blocks a row has.
 #[derive(Clone, Copy)]
 pub(crate) struct Int8Acts {
     pub(crate) quants: *const [i8; BLOCK],
@@ -143,8 +143,8 @@ pub(crate) struct Int8Acts {
 }
 
 impl Int8Acts {
-    /// Where `−Σ q` of a block (`parts` = 1) or of half a block is: that of half block `half`,
-    /// counted from block `first`.
+    /// The address of `−Σ q` of a block (`parts` = 1) or of half a block: that of half block
+    /// `half`, counted from block `first`.
     ///
     /// # Safety
     /// There are so many blocks.
@@ -164,8 +164,8 @@ impl Int8Acts {
         }
     }
 
-    /// Where sums `2 · pair` and `2 · pair + 1` of the blocks (`parts` = 1) or half blocks from
-    /// block `first` on are, in 16 bits each; not aligned.
+    /// The address of sums `2 · pair` and `2 · pair + 1` of the blocks (`parts` = 1) or half blocks
+    /// from block `first` on, in 16 bits each; not aligned.
     ///
     /// # Safety
     /// There are so many blocks.
@@ -209,7 +209,7 @@ pub(crate) struct Int8Row<'a> {
 }
 
 impl<'a> Int8Rows<'a> {
-    /// Which kind of activations these are.
+    /// The kind of activations.
     pub fn kind(&self) -> ActivationKind {
         self.span.kind()
     }
@@ -254,7 +254,7 @@ impl<'a> Int8Rows<'a> {
         Some(values.take(self.n_columns).collect())
     }
 
-    /// Where the parts of the rows begin.
+    /// The start of the parts of the rows.
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     pub(crate) fn pointers(&self) -> Int8Acts {
         Int8Acts {
@@ -283,7 +283,7 @@ impl<'a> Int8Rows<'a> {
     allow(dead_code)
 )] // the scalar kernels take values singly
 impl<'a> Int8Row<'a> {
-    /// Where the parts of the rows begin.
+    /// The start of the parts of the rows.
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     pub(crate) fn pointers(&self) -> Int8Acts {
         Int8Acts {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use kv_core::graph::{Graph, RowCount};
 
-use super::lower::{Lowered, Value};
+use super::lower::{LoweredGraph, Value};
 use super::{Plan, RowsOp, Step, StepOp};
 use crate::arena::{Arena, Slot};
 use crate::values::{Buf, BufLoc};
@@ -25,8 +25,8 @@ struct Allocator<'a> {
 }
 
 /// The plan of these steps.
-pub(super) fn allocate(graph: &Graph, lowered: Lowered) -> Plan {
-    let Lowered {
+pub(super) fn allocate(graph: &Graph, lowered: LoweredGraph) -> Plan {
+    let LoweredGraph {
         steps,
         ropes,
         needs,

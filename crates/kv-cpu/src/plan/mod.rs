@@ -35,14 +35,14 @@ pub(crate) use step_weights::{
 #[derive(Clone, Debug)]
 pub(crate) struct RopeTable {
     pub(crate) spec: RopeSpec,
-    /// Which coordinate rotates each pair, where tokens may be in images.
+    /// The coordinate that rotates each pair, where tokens may be in images.
     pub(crate) sections: Option<RopeSections>,
     pub(crate) frequencies: Vec<f64>,
 }
 
-/// What a run must bring.
+/// The inputs that a run must bring.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Needs {
+pub(crate) struct RequiredInputs {
     /// Tokens, below this number.
     pub(crate) tokens_below: Option<usize>,
     /// Values of an embedding row.
@@ -62,7 +62,7 @@ pub(crate) struct Needs {
     pub(crate) n_states: Option<usize>,
 }
 
-/// What a run must bring for one part of the memory.
+/// The inputs that a run must bring for one part of the memory.
 #[derive(Clone, Debug)]
 pub(crate) struct PartNeeds {
     pub(crate) part: usize,
@@ -80,15 +80,15 @@ pub(crate) struct Plan {
     pub(crate) capacity: GraphShape,
     /// Those of the present run: the rows of all buffers.
     run: GraphShape,
-    /// Whether a run may have fewer than `capacity`.
+    /// True if a run may have fewer than `capacity`.
     takes_fewer: bool,
     pub(crate) steps: Vec<Step<Buf>>,
     pub(crate) ropes: Vec<RopeTable>,
-    pub(crate) needs: Needs,
-    /// What the caller gets.
+    pub(crate) needs: RequiredInputs,
+    /// The results for the caller.
     pub(crate) outputs: Vec<Buf>,
     pub(crate) arena_len: usize,
-    /// What the arena would hold if no two buffers shared memory.
+    /// The length of the arena if no two buffers shared memory.
     pub(crate) total_len: usize,
 }
 

@@ -51,7 +51,7 @@ impl<V> Step<V> {
     }
 }
 
-/// What a step computes, by family: each family's enum is next to its lowering, and lists the
+/// The operation of a step, by family: each family's enum is next to its lowering, and lists the
 /// operands of its operations in their order.
 #[derive(Clone, Debug)]
 pub(crate) enum StepOp {
@@ -102,7 +102,7 @@ impl MatMul {
         self.outputs.iter().flat_map(MatMulOutput::matrices)
     }
 
-    /// Whether a matrix reads activations of this kind.
+    /// True if a matrix reads activations of this kind.
     pub(crate) fn takes(&self, kind: ActivationKind) -> bool {
         self.matrices()
             .any(|matrix| matrix.activation_kind() == kind)
@@ -133,7 +133,7 @@ impl MatMulOutput {
     }
 }
 
-/// How rows become the rows that matrices are multiplied with, where nothing else reads the
+/// The way rows become the rows that matrices are multiplied with, where nothing else reads the
 /// result.
 #[derive(Clone, Debug)]
 pub(crate) enum Prologue {
@@ -147,7 +147,7 @@ pub(crate) enum Prologue {
     Quantized,
 }
 
-/// What happens to the product of one matrix before it is stored.
+/// The work on the product of one matrix before it is stored.
 #[derive(Clone, Debug)]
 pub(crate) enum Epilogue {
     /// Nothing.

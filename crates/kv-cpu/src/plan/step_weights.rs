@@ -14,15 +14,15 @@ pub(crate) struct HeadWeights {
     pub(crate) sinks: Option<Arc<[f32]>>,
     /// Slopes of linear biases.
     pub(crate) slopes: Option<Arc<[f32]>>,
-    /// What scores get added by distance.
+    /// The bias on scores by distance.
     pub(crate) buckets: Option<Arc<HeadBuckets>>,
 }
 
-/// What scores get added by the distance of query and key.
+/// The bias on scores by the distance of query and key.
 #[derive(Debug)]
 pub(crate) struct HeadBuckets {
     pub(crate) table: BucketTable,
-    /// How many buckets there are.
+    /// Number of buckets.
     pub(crate) n: usize,
     /// `[n_heads, 2 * reach + 1]`, one number for each distance; empty where tokens have tables.
     pub(crate) by_distance: Vec<f32>,

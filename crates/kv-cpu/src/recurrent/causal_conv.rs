@@ -93,9 +93,10 @@ impl CausalConv<'_> {
         out.fill(0.0);
         for k in 0..width {
             let taps = &self.kernel.taps[k * self.channels..][channels.clone()];
-            let input = match k + 1 == width {
-                true => Some(&self.x[own.clone()]),
-                false => self.earlier_input(group, token, k, channels.clone()),
+            let input = if k + 1 == width {
+                Some(&self.x[own.clone()])
+            } else {
+                self.earlier_input(group, token, k, channels.clone())
             };
             if let Some(input) = input {
                 (self.kernels.multiply_add)(out, input, taps);

@@ -1,7 +1,8 @@
 //! [`Delta`]: the gated delta rule of one layer, up to 32 neighbouring channels of a head at a
 //! time.
 //!
-//! A channel is one value of one head; its state is a row of key values. Knows nothing of sequences.
+//! A channel is one value of one head; its state is a row of key values. Knows nothing of
+//! sequences.
 
 use std::ops::Range;
 
@@ -17,7 +18,7 @@ use crate::values::SharedValues;
 /// Values of the keys of most models, for which a smaller scratch is cleared.
 const SMALL_KEYS: usize = 128;
 
-/// What kernels overwrite, for keys of at most `K` values. Lanes begin with a cache line, so that
+/// The scratch of kernels, for keys of at most `K` values. Lanes begin with a cache line, so that
 /// no register is read from two.
 #[repr(C, align(64))]
 struct KernelScratch<const K: usize> {
@@ -126,9 +127,10 @@ impl<T: StateValue> Delta<'_, T> {
             }
             of_tokens
         };
-        let factors = match self.decays == n_heads {
-            true => of_head(decay),
-            false => [0.0; N],
+        let factors = if self.decays == n_heads {
+            of_head(decay)
+        } else {
+            [0.0; N]
         };
         let mut values = ChannelTile::<N, DELTA_WIDTH>::gather(v, self.channels, rows, channels);
         (self.kernels.delta_tile)(DeltaTile {
@@ -136,12 +138,13 @@ impl<T: StateValue> Delta<'_, T> {
             k_dim,
             rounding: T::TYPE,
             scale: self.spec.scale,
-            decay: match self.decays == n_heads {
-                true => DeltaDecay::PerHead(&factors[..rows.len()]),
-                false => DeltaDecay::PerKey {
+            decay: if self.decays == n_heads {
+                DeltaDecay::PerHead(&factors[..rows.len()])
+            } else {
+                DeltaDecay::PerKey {
                     factors: &decay[head * k_dim..],
                     stride: self.decays,
-                },
+                }
             },
             rows,
             q: &q[first_key..],

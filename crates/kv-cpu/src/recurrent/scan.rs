@@ -54,7 +54,7 @@ pub(crate) struct TileIndices<'a> {
     pub(crate) channels: &'a Range<usize>,
 }
 
-/// What [`Scan::advance`] adds to the states of a tile, and where its B and C are.
+/// The values that [`Scan::advance`] adds to the states of a tile, and the place of its B and C.
 pub(super) struct TileInputs<'a, const N: usize> {
     pub(super) decay: Decay<'a>,
     /// `dt · x`.
@@ -63,7 +63,7 @@ pub(super) struct TileInputs<'a, const N: usize> {
     pub(super) bc_first: usize,
     /// Values of B or C from one token to the next.
     pub(super) bc_stride: usize,
-    /// What is added to the output without passing through the state: `D · x`.
+    /// The part of the output that does not pass through the state: `D · x`.
     pub(super) skip: ChannelTile<N>,
 }
 

@@ -25,7 +25,7 @@ pub(crate) trait StateValue: Copy + Send + Sync {
     /// Narrows values, which are rounded already.
     fn store(kernels: &Kernels, from: &[f32], to: &mut [Self]);
 
-    /// Where a tile is computed: in a scratch, or in its state row.
+    /// The place of a tile's states: a scratch, or its state row.
     fn running<'s>(stored: &'s mut [Self], scratch: &'s mut [f32]) -> &'s mut [f32] {
         &mut scratch[..stored.len()]
     }

@@ -10,10 +10,10 @@ use crate::storage::LINE;
 /// Bytes that a task packs, about.
 const BYTES_PER_TASK: usize = 256 << 10;
 
-/// How the rows of a matrix lie in memory.
+/// The layout of the rows of a matrix in memory.
 #[derive(Clone, Copy)]
 pub(super) struct PackedLayout {
-    /// How they are packed; `None` where they lie as in the file.
+    /// The way they are packed; `None` where they lie as in the file.
     pub(super) fns: Option<&'static PackFns>,
     /// Number of rows, from the first one on: all whole groups.
     pub(super) n_rows: usize,

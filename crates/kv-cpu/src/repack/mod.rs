@@ -28,12 +28,12 @@ use self::layout::PackedLayout;
 use crate::kernels::{PackFns, WeightLayout, WeightRows};
 use crate::machine;
 use crate::storage::AlignedBytes;
-use crate::team::Lead;
+use crate::team::TeamGuard;
 
-/// Whether weights are packed into a layout that suits the processor.
+/// The choice to pack weights into a layout that suits the processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RepackChoice {
-    /// Where there are kernels for it, and memory.
+    /// If there are kernels for it, and memory.
     #[default]
     Auto,
     /// Weights are always read as they lie in their file.
@@ -50,16 +50,16 @@ const MIN_HUGE_PAGE_BYTES: usize = 8 << 20;
 /// Bytes that are packed between two looks at the free memory.
 const MEMORY_CHECK_BYTES: usize = 64 << 20;
 
-/// Whether the system may be asked for huge pages.
+/// True if the system may be asked for huge pages.
 const HAS_HUGE_PAGES: bool = cfg!(target_os = "linux");
 
 /// Rows of a matrix in packed memory, which several matrices share.
 #[derive(Clone)]
 pub(crate) struct PackedRows {
     memory: Arc<Mmap>,
-    /// Where the weight's rows begin.
+    /// The start of the weight's rows.
     start: usize,
-    /// Which of them these are.
+    /// The range of rows.
     rows: Range<usize>,
     layout: PackedLayout,
 }
@@ -136,7 +136,7 @@ impl std::fmt::Debug for PackedRows {
     }
 }
 
-/// What packing takes, in bytes.
+/// The memory that packing takes, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PackingPlan {
     /// Of the packed matrices.
@@ -165,8 +165,8 @@ impl PackedWeights {
         all.values().map(n_bytes).sum()
     }
 
-    /// What packing the matrices of graphs would take, if there is memory for all of them. Of
-    /// floats, the first rows tell whether the values of a matrix can be packed.
+    /// The memory that packing the matrices of graphs would take, if there is enough for all of
+    /// them. Of floats, the first rows tell whether the values of a matrix can be packed.
     pub(crate) fn plan<'g>(
         graphs: impl Iterator<Item = &'g Graph>,
         get: impl Fn(&str) -> Option<Weight>,
@@ -200,7 +200,7 @@ impl PackedWeights {
         get: impl Fn(&str) -> Option<Weight>,
         fns_of: impl Fn(BlockFormat) -> Option<&'static PackFns>,
         on_progress: &OnProgress,
-        lead: &mut Lead<'_>,
+        lead: &mut TeamGuard<'_>,
     ) -> Result<(), BackendError> {
         let mut all = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
         let mut weights: Vec<(Weight, PackedLayout)> = Vec::new();
@@ -276,9 +276,9 @@ fn stored_bytes((weight, _): &(Weight, PackedLayout)) -> u64 {
 struct Packer {
     memory: MmapMut,
     n_written: usize,
-    /// How much may be written before the free memory is looked at again.
+    /// The bytes that may be written before the free memory is looked at again.
     checked_until: usize,
-    /// Whether matrices that cannot be packed are copied as they are stored.
+    /// True if matrices that cannot be packed are copied as they are stored.
     copies_stored: bool,
     /// For each thread, a copy of the stored rows that it packs.
     copies: Vec<Mutex<Vec<u8>>>,
@@ -321,7 +321,7 @@ impl Packer {
         })
     }
 
-    /// Whether so many bytes can be written without driving others out of memory.
+    /// True if so many bytes can be written without driving others out of memory.
     fn has_memory_for(&mut self, n_bytes: usize) -> bool {
         let end = self.n_written + n_bytes;
         if end > self.checked_until {
@@ -340,7 +340,7 @@ impl Packer {
         &mut self,
         weight: &Weight,
         planned: PackedLayout,
-        lead: &mut Lead<'_>,
+        lead: &mut TeamGuard<'_>,
     ) -> Result<Option<PackedLayout>, BackendError> {
         let mut layout = planned;
         if !self.write(weight, &layout, lead)? {
@@ -363,7 +363,7 @@ impl Packer {
         &mut self,
         weight: &Weight,
         layout: &PackedLayout,
-        lead: &mut Lead<'_>,
+        lead: &mut TeamGuard<'_>,
     ) -> Result<bool, BackendError> {
         let n_bytes = layout.n_rows * layout.row_bytes;
         let Some(to) = self
@@ -449,7 +449,7 @@ fn write_piece(
     Ok((fns.pack)(&stored, to))
 }
 
-/// Whether the first group of rows can be packed: of blocks always.
+/// True if the first group of rows can be packed: of blocks always.
 fn first_rows_pack(weight: &Weight, layout: &PackedLayout) -> bool {
     if layout.fns.is_none() || weight.format().block_len() > 1 {
         return true;

@@ -11,7 +11,7 @@ use crate::program::{Grid, Operand};
 /// Columns of a tile of products with halves: their rows are multiples of it.
 const TILE_COLUMNS: u32 = 64;
 
-/// What products read.
+/// The form of a product's input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ActivationForm {
     /// The values themselves.
@@ -24,7 +24,7 @@ pub(crate) enum ActivationForm {
 
 /// A value in another form than its own.
 #[derive(Debug)]
-pub(super) struct Quantized {
+pub(super) struct PreparedValue {
     pub(super) root: NodeId,
     form: ActivationForm,
     pub(super) place: Scratch,
@@ -53,7 +53,7 @@ impl<D: Device> Lower<'_, D> {
     /// The first operand of `node` as rows in this form.
     ///
     /// # Errors
-    /// Where it has no values, or more than kernels can count.
+    /// If it has no values, or more than kernels can count.
     pub(crate) fn activations(
         &mut self,
         node: &Node,
@@ -95,7 +95,7 @@ impl<D: Device> Lower<'_, D> {
             return Ok((Operand::Inputs(0), 0));
         }
         let place = self.scratch.take(n_blocks * 40);
-        self.quantized.push(Quantized {
+        self.quantized.push(PreparedValue {
             root: id,
             form: ActivationForm::Int8,
             place,
@@ -129,7 +129,7 @@ impl<D: Device> Lower<'_, D> {
         let values = self.operand(node, 0)?;
         let place = self.scratch.take(bytes);
         if let Some(root) = root {
-            self.quantized.push(Quantized { root, form, place });
+            self.quantized.push(PreparedValue { root, form, place });
         }
         let to = Operand::Scratch(place.at);
         self.launch(

@@ -1,5 +1,5 @@
-//! Attention over stored rows and within the ubatch: pieces of work, then their merge; and the merge of
-//! results over different rows.
+//! Attention over stored rows and within the ubatch: pieces of work, then their merge; and the
+//! merge of results over different rows.
 //!
 //! Which positions a piece has and where its partial results go is in the tables of the inputs
 //! (`visibility_table`). Invariant: how a row's pieces are cut does not depend on other rows.
@@ -15,7 +15,7 @@ use super::store::{HadamardSettings, kv_type_number};
 use super::{Lower, Result, width, word};
 use crate::config::Precision;
 use crate::device::Device;
-use crate::inputs::Numbered;
+use crate::inputs::NumberedNode;
 use crate::program::{Grid, Operand};
 use crate::visibility_table::TILE_ROWS;
 
@@ -67,7 +67,7 @@ impl Settings {
     }
 
     /// The same with the rows that are attended over.
-    pub(super) fn new<D: Device>(attended: &Attended<D>, spec: &AttendSpec) -> Result<Self> {
+    pub(super) fn new<D: Device>(attended: &AttendedRows<D>, spec: &AttendSpec) -> Result<Self> {
         let (v_row_bytes, v_stride) = attended.value_rows();
         Ok(Self {
             k_type: kv_type_number(attended.k_shape.kv_type),
@@ -104,17 +104,17 @@ struct PartialSettings {
 }
 
 /// The rows that are attended over.
-pub(super) struct Attended<D: Device> {
+pub(super) struct AttendedRows<D: Device> {
     pub(super) k: Operand<D>,
     pub(super) v: Operand<D>,
     pub(super) k_shape: RowShape,
     pub(super) v_shape: RowShape,
     pub(super) values: ValueRows,
-    /// How many rows there are.
+    /// Number of rows.
     pub(super) n_cells: usize,
 }
 
-impl<D: Device> Attended<D> {
+impl<D: Device> AttendedRows<D> {
     /// Those of a layer, or of the one whose rows it shares.
     pub(super) fn of_layer(lower: &Lower<'_, D>, layer: LayerIdx) -> Result<Self> {
         let rows = lower.context.layout.attended(layer);
@@ -160,7 +160,7 @@ impl<D: Device> Attended<D> {
         (holder.bytes(), holder.dim)
     }
 
-    /// Whether heads begin at multiples of 8 values and are as long.
+    /// True if heads begin at multiples of 8 values and are as long.
     pub(super) fn is_wide(&self) -> bool {
         let dims = [self.k_shape.dim, self.v_shape.dim];
         dims.iter().all(|dim| dim.is_multiple_of(8))
@@ -182,10 +182,10 @@ impl<D: Device> Attended<D> {
 pub(super) struct Attention<'a, D: Device> {
     pub(super) id: NodeId,
     pub(super) node: &'a Node,
-    pub(super) attended: Attended<D>,
+    pub(super) attended: AttendedRows<D>,
     /// Rotated as the keys are.
     pub(super) q: Operand<D>,
-    /// What pieces give: two sums for each slot and head, then its values.
+    /// The results of pieces: two sums for each slot and head, then its values.
     pub(super) partial: Operand<D>,
     pub(super) settings: Settings,
 }
@@ -194,8 +194,8 @@ impl<'a, D: Device> Attention<'a, D> {
     /// The attention of a node with room for the partial results of `n_slots` rows.
     pub(super) fn new(
         lower: &mut Lower<'_, D>,
-        (id, node): Numbered<'a>,
-        attended: Attended<D>,
+        (id, node): NumberedNode<'a>,
+        attended: AttendedRows<D>,
         spec: AttendSpec,
         n_slots: usize,
     ) -> Result<Self> {
@@ -219,7 +219,7 @@ impl<'a, D: Device> Attention<'a, D> {
 
     /// The first operands of all kernels: queries, inputs, K and V.
     pub(super) fn operands(&self) -> Vec<Operand<D>> {
-        let Attended { k, v, .. } = &self.attended;
+        let AttendedRows { k, v, .. } = &self.attended;
         vec![self.q.clone(), Operand::Inputs(0), k.clone(), v.clone()]
     }
 
@@ -258,7 +258,7 @@ impl<'a, D: Device> Attention<'a, D> {
 
 impl<D: Device> Lower<'_, D> {
     /// Lowers an attention.
-    pub(super) fn attend(&mut self, (id, node): Numbered<'_>) -> Result<()> {
+    pub(super) fn attend(&mut self, (id, node): NumberedNode<'_>) -> Result<()> {
         let (layer, spec, sinks, relative) = match &node.op {
             Op::Attend {
                 layer,
@@ -275,8 +275,8 @@ impl<D: Device> Lower<'_, D> {
             _ => return Err(self.unsupported(node)),
         };
         let (attended, seen_at) = match layer {
-            Some(layer) => (Attended::of_layer(self, layer)?, 2),
-            None => (Attended::of_batch(self, node, spec)?, 3),
+            Some(layer) => (AttendedRows::of_layer(self, layer)?, 2),
+            None => (AttendedRows::of_batch(self, node, spec)?, 3),
         };
         let graph = self.context.graph;
         let (visibility, header) = self.inputs.visibility(graph, (id, node), seen_at)?;
@@ -295,7 +295,7 @@ impl<D: Device> Lower<'_, D> {
     }
 
     /// Lowers the merge of two partial results.
-    pub(super) fn merge_partials(&mut self, (id, node): Numbered<'_>) -> Result<()> {
+    pub(super) fn merge_partials(&mut self, (id, node): NumberedNode<'_>) -> Result<()> {
         let dim = width(self.operand_node(node, 0)?).saturating_sub(1);
         let settings = PartialSettings {
             n: word(node.n_values())?,
@@ -308,10 +308,11 @@ impl<D: Device> Lower<'_, D> {
         self.launch("merge_partials", grid, operands, &settings)
     }
 
-    /// Rotates results back where values are rotated, in place; `logs` of `n_values` are behind each head.
+    /// Rotates results back where values are rotated, in place; `logs` of `n_values` are behind
+    /// each head.
     pub(super) fn rotate_back(
         &mut self,
-        attended: &Attended<D>,
+        attended: &AttendedRows<D>,
         y: Operand<D>,
         (n_values, logs): (u32, u32),
     ) -> Result<()> {
@@ -333,7 +334,7 @@ impl<D: Device> Lower<'_, D> {
     pub(super) fn rotated_queries(
         &mut self,
         node: &Node,
-        attended: &Attended<D>,
+        attended: &AttendedRows<D>,
         n_values: usize,
     ) -> Result<Operand<D>> {
         let q = self.operand(node, 0)?;

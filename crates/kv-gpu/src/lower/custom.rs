@@ -6,12 +6,12 @@ use kv_core::graph::CustomSpec;
 use super::{Lower, Result};
 use crate::custom::{HostStep, States, Values};
 use crate::device::Device;
-use crate::inputs::Numbered;
+use crate::inputs::NumberedNode;
 use crate::program::{Operand, Step};
 
 impl<D: Device> Lower<'_, D> {
     /// Lowers a custom operation.
-    pub(super) fn custom(&mut self, (id, node): Numbered<'_>, spec: &CustomSpec) -> Result<()> {
+    pub(super) fn custom(&mut self, (id, node): NumberedNode<'_>, spec: &CustomSpec) -> Result<()> {
         let states = match spec.layer() {
             Some(layer) => {
                 let states = self.context.layout.state(layer);

@@ -8,7 +8,7 @@ use kv_core::graph::{DecaySpec, DeltaSpec, KeySharing};
 use super::recurrent::CHANNELS;
 use super::{Lower, Result, word};
 use crate::device::Device;
-use crate::inputs::Numbered;
+use crate::inputs::NumberedNode;
 use crate::program::{Grid, Operand};
 
 /// Values of a key that the kernel has room for in registers.
@@ -39,7 +39,7 @@ struct DeltaSettings {
 
 impl<D: Device> Lower<'_, D> {
     /// Lowers the decay factors of a delta rule.
-    pub(super) fn decay(&mut self, (id, node): Numbered<'_>, decay: &DecaySpec) -> Result<()> {
+    pub(super) fn decay(&mut self, (id, node): NumberedNode<'_>, decay: &DecaySpec) -> Result<()> {
         let settings = DecaySettings {
             n: word(node.n_values())?,
             columns: word(node.row_len())?,
@@ -57,7 +57,7 @@ impl<D: Device> Lower<'_, D> {
     /// Lowers a delta rule.
     pub(super) fn delta(
         &mut self,
-        (id, node): Numbered<'_>,
+        (id, node): NumberedNode<'_>,
         layer: LayerIdx,
         delta: &DeltaSpec,
     ) -> Result<()> {

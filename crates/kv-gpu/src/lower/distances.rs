@@ -46,9 +46,10 @@ impl<D: Device> Lower<'_, D> {
             reach: table.reach(),
             n_buckets: word(relative.buckets.n())?,
         };
-        let (kernel, at_once) = match attention.attended.is_wide() {
-            true => ("attend_distances", 4),
-            false => ("attend_distances_odd", 1),
+        let (kernel, at_once) = if attention.attended.is_wide() {
+            ("attend_distances", 4)
+        } else {
+            ("attend_distances_odd", 1)
         };
         let mut operands = attention.operands();
         operands.extend([Operand::Weight(buckets), of_queries, of_keys]);

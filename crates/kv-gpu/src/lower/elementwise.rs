@@ -5,7 +5,7 @@ use kv_core::graph::{Activation, Op};
 
 use super::{Lower, Result, word};
 use crate::device::Device;
-use crate::inputs::Numbered;
+use crate::inputs::NumberedNode;
 use crate::program::Grid;
 
 /// `ElementwiseArgs` of `elementwise.k`.
@@ -21,7 +21,7 @@ struct Settings {
 
 impl<D: Device> Lower<'_, D> {
     /// Lowers a function of single values.
-    pub(super) fn elementwise(&mut self, (id, node): Numbered<'_>) -> Result<()> {
+    pub(super) fn elementwise(&mut self, (id, node): NumberedNode<'_>) -> Result<()> {
         let mut settings = Settings {
             n: word(node.n_values())?,
             ..Settings::default()
@@ -66,7 +66,7 @@ impl<D: Device> Lower<'_, D> {
     }
 }
 
-/// What kernels call an activation.
+/// The number of an activation in kernels.
 fn number(activation: Activation) -> Option<u32> {
     match activation {
         Activation::Silu => Some(0),

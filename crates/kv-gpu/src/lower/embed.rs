@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::{Lower, Result, word};
 use crate::device::Device;
-use crate::inputs::Numbered;
+use crate::inputs::NumberedNode;
 use crate::program::{Grid, Operand};
 use crate::weights::WeightForm;
 
@@ -19,7 +19,7 @@ struct Settings {
 
 impl<D: Device> Lower<'_, D> {
     /// Lowers an embedding.
-    pub(super) fn embed(&mut self, (id, node): Numbered<'_>, weight: &str) -> Result<()> {
+    pub(super) fn embed(&mut self, (id, node): NumberedNode<'_>, weight: &str) -> Result<()> {
         let weight = self.weight(weight, node, WeightForm::Stored)?;
         let settings = Settings {
             format: weight.format as u32,

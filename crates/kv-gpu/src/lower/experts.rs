@@ -11,7 +11,7 @@ use super::linear::{MAX_GEMV_TOKENS, Slots};
 use super::{Lower, Result, width, word};
 use crate::config::Precision;
 use crate::device::Device;
-use crate::inputs::Numbered;
+use crate::inputs::NumberedNode;
 use crate::program::{Grid, Operand};
 
 /// `RouteArgs` of `experts.k`.
@@ -47,7 +47,7 @@ impl<D: Device> Lower<'_, D> {
     /// Lowers a route.
     pub(super) fn route(
         &mut self,
-        (id, node): Numbered<'_>,
+        (id, node): NumberedNode<'_>,
         spec: &RouteSpec,
         [bias, gain]: [Option<&str>; 2],
     ) -> Result<()> {
@@ -109,13 +109,13 @@ impl<D: Device> Lower<'_, D> {
     }
 
     /// Lowers products of slots with the matrices of their experts.
-    pub(super) fn expert_linear(&mut self, at: Numbered<'_>) -> Result<()> {
+    pub(super) fn expert_linear(&mut self, at: NumberedNode<'_>) -> Result<()> {
         let slots = self.slots(at.1)?;
         self.multiply_slots(at, &slots)
     }
 
     /// Lowers products of each head with its matrix.
-    pub(super) fn head_linear(&mut self, at: Numbered<'_>) -> Result<()> {
+    pub(super) fn head_linear(&mut self, at: NumberedNode<'_>) -> Result<()> {
         let (_, node) = at;
         let n_heads = word(node.shape.get(1).copied().unwrap_or(0))?;
         let n = word(node.n_rows())? * n_heads;
@@ -132,7 +132,7 @@ impl<D: Device> Lower<'_, D> {
     }
 
     /// The products of slots with the matrices of their experts.
-    fn multiply_slots(&mut self, at: Numbered<'_>, slots: &Slots<D>) -> Result<()> {
+    fn multiply_slots(&mut self, at: NumberedNode<'_>, slots: &Slots<D>) -> Result<()> {
         let (_, node) = at;
         let matrices = self.matrices(at, 2)?;
         let many = node.n_rows() > MAX_GEMV_TOKENS;
@@ -158,7 +158,7 @@ impl<D: Device> Lower<'_, D> {
     }
 
     /// Lowers the products of slots with their weights.
-    pub(super) fn expert_scale(&mut self, (id, node): Numbered<'_>) -> Result<()> {
+    pub(super) fn expert_scale(&mut self, (id, node): NumberedNode<'_>) -> Result<()> {
         let slots = self.slots(node)?;
         let settings = settings(node, &slots)?;
         let operands = vec![self.operand(node, 0)?, slots.experts, self.result(id)];
@@ -167,7 +167,7 @@ impl<D: Device> Lower<'_, D> {
     }
 
     /// Lowers the sums of tokens' slots.
-    pub(super) fn expert_sum(&mut self, (id, node): Numbered<'_>) -> Result<()> {
+    pub(super) fn expert_sum(&mut self, (id, node): NumberedNode<'_>) -> Result<()> {
         let x = self.operand_node(node, 0)?;
         let settings = Settings {
             n: word(node.n_rows())?,

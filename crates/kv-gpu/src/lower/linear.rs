@@ -10,7 +10,7 @@ use super::activations::{ActivationForm, Activations};
 use super::{Lower, Result, width, word};
 use crate::config::Precision;
 use crate::device::Device;
-use crate::inputs::{Numbered, after};
+use crate::inputs::{NumberedNode, after};
 use crate::program::{Grid, Operand};
 use crate::weights::{DeviceWeight, WeightForm};
 
@@ -78,7 +78,7 @@ impl<D: Device> Matrix<D> {
     }
 }
 
-/// What a product with experts needs besides.
+/// The further operands of a product with experts.
 #[derive(Clone, Debug)]
 pub(super) struct Slots<D: Device> {
     /// The expert of each slot.
@@ -86,13 +86,13 @@ pub(super) struct Slots<D: Device> {
     /// Slots of a token.
     pub(super) n_used: u32,
     pub(super) n_experts: u32,
-    /// Whether each slot has activations of its own.
+    /// True if each slot has activations of its own.
     pub(super) x_by_slot: bool,
 }
 
 impl<'a, D: Device> Lower<'a, D> {
     /// Lowers a product, with others of the same activations.
-    pub(super) fn linear(&mut self, (id, node): Numbered<'_>) -> Result<()> {
+    pub(super) fn linear(&mut self, (id, node): NumberedNode<'_>) -> Result<()> {
         if node.n_rows() > MAX_GEMV_TOKENS && self.context.config.precision == Precision::Fast {
             let matrix = self.matrix((id, node))?;
             return self.gemm(node, &matrix, None);
@@ -101,9 +101,9 @@ impl<'a, D: Device> Lower<'a, D> {
         self.gemv(node, &matrices, None)
     }
 
-    /// The matrix of a product, and up to `most` with those of products soon after it with the same activations
-    /// and format, which are lowered with it.
-    pub(super) fn matrices(&mut self, at: Numbered<'_>, most: usize) -> Result<Vec<Matrix<D>>> {
+    /// The matrix of a product, and up to `most` with those of products soon after it with the same
+    /// activations and format, which are lowered with it.
+    pub(super) fn matrices(&mut self, at: NumberedNode<'_>, most: usize) -> Result<Vec<Matrix<D>>> {
         let (id, node) = at;
         let mut matrices = vec![self.matrix(at)?];
         let x = |lower: &Self, node: &Node| node.operands.first().map(|&x| lower.root(x));
@@ -128,7 +128,7 @@ impl<'a, D: Device> Lower<'a, D> {
         Ok(self.host_weight(weight, node)?.format())
     }
 
-    /// Whether a node is a product that reads activations as blocks of int8.
+    /// True if a node is a product that reads activations as blocks of int8.
     pub(super) fn reads_int8(&self, node: &Node) -> Result<bool> {
         if names(node).is_none() || node.n_rows() > MAX_GEMV_TOKENS {
             return Ok(false);
@@ -137,7 +137,7 @@ impl<'a, D: Device> Lower<'a, D> {
         Ok(form == ActivationForm::Int8)
     }
 
-    /// What products of few tokens with matrices of a format read.
+    /// The input of products of few tokens with matrices of a format.
     fn gemv_form(&self, format: BlockFormat) -> ActivationForm {
         match self.context.config.precision {
             Precision::Fast if format.block_len() > 1 => ActivationForm::Int8,
@@ -146,7 +146,7 @@ impl<'a, D: Device> Lower<'a, D> {
     }
 
     /// The matrix of a product, with a place for its result.
-    fn matrix(&mut self, (id, node): Numbered<'_>) -> Result<Matrix<D>> {
+    fn matrix(&mut self, (id, node): NumberedNode<'_>) -> Result<Matrix<D>> {
         let (weight, bias) = names(node).ok_or_else(|| self.unsupported(node))?;
         let bias = bias.map(|bias| self.weight(bias, node, WeightForm::Floats));
         Ok(Matrix {
@@ -267,7 +267,7 @@ fn names(node: &Node) -> Option<(&str, Option<&str>)> {
     }
 }
 
-/// What a format is called in the names of kernels.
+/// The name of a format in the names of kernels.
 fn in_kernels(format: BlockFormat) -> String {
     format.name().to_lowercase()
 }

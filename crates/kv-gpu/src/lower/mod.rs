@@ -33,21 +33,21 @@ use kv_core::layers::RowLayout;
 use crate::arena::{Scratch, ScratchPlan};
 use crate::config::GpuConfig;
 use crate::device::Device;
-use crate::inputs::{InputPlan, Numbered, after, numbered};
+use crate::inputs::{InputPlan, NumberedNode, after, numbered};
 use crate::kernels::word;
-use crate::program::{Grid, Launch, Operand, Shared, Step};
+use crate::program::{Grid, Launch, Operand, ProgramContext, Step};
 use crate::rows::GpuRows;
 use crate::weights::{DeviceWeight, GpuWeights, WeightForm};
 
-use activations::Quantized;
+use activations::PreparedValue;
 pub(crate) use store::StoredRows;
 
 /// Lowering fails as compiling does.
 type Result<T, E = BackendError> = std::result::Result<T, E>;
 
-/// What a graph is lowered with.
+/// The context of a graph that is lowered.
 pub(crate) struct Context<'a, D: Device> {
-    pub(crate) shared: &'a Shared<D>,
+    pub(crate) shared: &'a ProgramContext<D>,
     pub(crate) config: GpuConfig,
     pub(crate) graph: &'a Graph,
     pub(crate) weights: &'a GpuWeights<D>,
@@ -70,22 +70,22 @@ pub(crate) struct Lower<'a, D: Device> {
     /// Places that are needed until the node under way is done.
     temporary: Vec<Scratch>,
     /// Values that were made ready for products, until their last reader.
-    quantized: Vec<Quantized>,
+    quantized: Vec<PreparedValue>,
     /// Nodes that were lowered together with an earlier one.
     done: Vec<bool>,
 }
 
 /// A graph that was lowered.
-pub(crate) struct Lowered<D: Device> {
+pub(crate) struct LoweredGraph<D: Device> {
     pub(crate) steps: Vec<Step<D>>,
     pub(crate) inputs: InputPlan,
     pub(crate) scratch_bytes: usize,
-    /// Where the graph's outputs are; `None` where they have no values.
+    /// The places of the graph's outputs; `None` where they have no values.
     pub(crate) outputs: Vec<Option<Operand<D>>>,
 }
 
 /// Lowers a graph whose weights and rows were checked.
-pub(crate) fn lower<D: Device>(context: Context<'_, D>) -> Result<Lowered<D>> {
+pub(crate) fn lower<D: Device>(context: Context<'_, D>) -> Result<LoweredGraph<D>> {
     let graph = context.graph;
     let mut lower = Lower::new(context);
     for (id, node) in numbered(graph) {
@@ -95,7 +95,7 @@ pub(crate) fn lower<D: Device>(context: Context<'_, D>) -> Result<Lowered<D>> {
         lower.release(id.as_usize());
     }
     let outputs = graph.outputs().iter().map(|&id| lower.value(id));
-    Ok(Lowered {
+    Ok(LoweredGraph {
         outputs: outputs.collect(),
         scratch_bytes: lower.scratch.bytes(),
         steps: lower.steps,
@@ -103,7 +103,7 @@ pub(crate) fn lower<D: Device>(context: Context<'_, D>) -> Result<Lowered<D>> {
     })
 }
 
-/// Whether there is anything to compute: values, or rows or states to store.
+/// True if there is anything to compute: values, or rows or states to store.
 fn has_work(node: &Node) -> bool {
     let stores = node.dtype == DType::None || matches!(node.op, Op::Custom { .. });
     !matches!(node.op, Op::Input(_)) && (stores || node.n_values() > 0)
@@ -150,7 +150,7 @@ impl<'a, D: Device> Lower<'a, D> {
     }
 
     /// Lowers one node.
-    fn node(&mut self, at: Numbered<'_>) -> Result<()> {
+    fn node(&mut self, at: NumberedNode<'_>) -> Result<()> {
         let (_, node) = at;
         match &node.op {
             Op::Reshape => Ok(()),
@@ -234,12 +234,12 @@ impl<'a, D: Device> Lower<'a, D> {
     }
 
     /// The nodes after `id`, up to the last that reads its value.
-    fn readers(&self, id: NodeId) -> impl Iterator<Item = Numbered<'a>> + use<'a, D> {
+    fn readers(&self, id: NodeId) -> impl Iterator<Item = NumberedNode<'a>> + use<'a, D> {
         let last = self.last_use.get(id.as_usize()).copied().unwrap_or(0);
         after(self.context.graph, id).take(last.saturating_sub(id.as_usize()))
     }
 
-    /// Where a node's values are; `None` where it has none or was not lowered.
+    /// The place of a node's values; `None` where it has none or was not lowered.
     fn value(&self, id: NodeId) -> Option<Operand<D>> {
         let root = self.root(id);
         if let Some(word) = self.inputs.value(root) {
@@ -249,7 +249,7 @@ impl<'a, D: Device> Lower<'a, D> {
         Some(Operand::Scratch(place.at))
     }
 
-    /// Whether a value is there, or is a norm or a product of one that is, and was computed now.
+    /// True if a value is there, or is a norm or a product of one that is, and was computed now.
     fn compute_ahead(&mut self, id: NodeId) -> Result<bool> {
         let root = self.root(id);
         let Some(node) = self.context.graph.node(root) else {
@@ -267,7 +267,7 @@ impl<'a, D: Device> Lower<'a, D> {
         Ok(can_be)
     }
 
-    /// Where operand number `at` of a node is.
+    /// The place of operand number `at` of a node.
     ///
     /// # Errors
     /// [`BackendError::Input`] where it has no values, which no builder lets pass.
@@ -362,7 +362,7 @@ impl<'a, D: Device> Lower<'a, D> {
     /// A weight that `node` names, on the host.
     ///
     /// # Errors
-    /// Where it is absent or has another shape.
+    /// If it is absent or has another shape.
     pub(crate) fn host_weight(&self, name: &str, node: &Node) -> Result<kv_core::weights::Weight> {
         let shape = self.shapes.get(name).copied().unwrap_or_default();
         self.context.weights.host(name, shape, &node.name)
@@ -379,7 +379,7 @@ impl<'a, D: Device> Lower<'a, D> {
     /// Adds a launch. `settings` is the kernel's last argument.
     ///
     /// # Errors
-    /// Where the device has no such kernel.
+    /// If the device has no such kernel.
     pub(crate) fn launch(
         &mut self,
         kernel: &str,

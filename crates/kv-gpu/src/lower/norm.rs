@@ -5,7 +5,7 @@ use kv_core::graph::{Node, Op};
 
 use super::{Lower, Result, width, word};
 use crate::device::Device;
-use crate::inputs::{Numbered, after};
+use crate::inputs::{NumberedNode, after};
 use crate::program::{Grid, Operand};
 use crate::weights::WeightForm;
 
@@ -30,15 +30,16 @@ impl<D: Device> Lower<'_, D> {
     /// Lowers an RMS norm.
     pub(super) fn rms_norm(
         &mut self,
-        (id, node): Numbered<'_>,
+        (id, node): NumberedNode<'_>,
         spec: (Option<&str>, f32),
     ) -> Result<()> {
         let x = self.operand(node, 0)?;
         let (gain, settings) = self.rms_settings(node, spec)?;
         let gain = gain.unwrap_or_else(|| x.clone());
-        let (kernel, n_blocks) = match settings.dim <= MAX_SHORT {
-            true => ("rms_norm_short", settings.n_rows.div_ceil(WARPS)),
-            false => ("rms_norm", settings.n_rows),
+        let (kernel, n_blocks) = if settings.dim <= MAX_SHORT {
+            ("rms_norm_short", settings.n_rows.div_ceil(WARPS))
+        } else {
+            ("rms_norm", settings.n_rows)
         };
         let grid = Grid::rows(n_blocks);
         let y = self.result(id);
@@ -53,7 +54,7 @@ impl<D: Device> Lower<'_, D> {
     /// Lowers a layer norm.
     pub(super) fn layer_norm(
         &mut self,
-        (id, node): Numbered<'_>,
+        (id, node): NumberedNode<'_>,
         weight: &str,
         (bias, eps): (Option<&str>, f32),
     ) -> Result<()> {
@@ -73,7 +74,7 @@ impl<D: Device> Lower<'_, D> {
     /// Lowers what is left of rows above their mean and some deviations.
     pub(super) fn gaussian_top_k(
         &mut self,
-        (id, node): Numbered<'_>,
+        (id, node): NumberedNode<'_>,
         deviations: f32,
     ) -> Result<()> {
         let settings = Settings {
@@ -86,7 +87,7 @@ impl<D: Device> Lower<'_, D> {
     }
 
     /// Lowers a sum together with the RMS norm of it, where the graph has one; whether it has.
-    pub(super) fn add_norm(&mut self, (id, node): Numbered<'_>) -> Result<bool> {
+    pub(super) fn add_norm(&mut self, (id, node): NumberedNode<'_>) -> Result<bool> {
         let graph = self.context.graph;
         let mut later = after(graph, id);
         let norm_of_it = later.find_map(|(norm, other)| match &other.op {

@@ -4,10 +4,10 @@ use bytemuck::{Pod, Zeroable};
 use kv_core::LayerIdx;
 use kv_core::graph::AttendSpec;
 
-use super::attend::{Attended, PIECES, Settings};
+use super::attend::{AttendedRows, PIECES, Settings};
 use super::{Lower, Result, word};
 use crate::device::Device;
-use crate::inputs::Numbered;
+use crate::inputs::NumberedNode;
 use crate::program::{Grid, Operand};
 
 /// `PlainArgs` of `plain_attention.k`.
@@ -22,12 +22,12 @@ impl<D: Device> Lower<'_, D> {
     /// Products of queries and keys.
     pub(super) fn kq(
         &mut self,
-        (id, node): Numbered<'_>,
+        (id, node): NumberedNode<'_>,
         layer: LayerIdx,
         spec: &AttendSpec,
     ) -> Result<()> {
         let n_rows = self.context.graph.shape().n_tokens * spec.n_heads;
-        let attended = Attended::of_layer(self, layer)?;
+        let attended = AttendedRows::of_layer(self, layer)?;
         let q = self.rotated_queries(node, &attended, n_rows * spec.k_dim)?;
         let n_kv = word(node.row_len() / spec.n_heads.max(1))?;
         let attend = Settings::new(&attended, spec)?;
@@ -40,12 +40,12 @@ impl<D: Device> Lower<'_, D> {
     /// Sums of values by their weights.
     pub(super) fn kqv(
         &mut self,
-        (id, node): Numbered<'_>,
+        (id, node): NumberedNode<'_>,
         layer: LayerIdx,
         spec: &AttendSpec,
     ) -> Result<()> {
         let n_rows = self.context.graph.shape().n_tokens * spec.n_heads;
-        let attended = Attended::of_layer(self, layer)?;
+        let attended = AttendedRows::of_layer(self, layer)?;
         let weights = self.operand(node, 0)?;
         let n_kv = self.operand_node(node, 0)?.row_len() / spec.n_heads.max(1);
         let settings = PlainSettings {
@@ -63,7 +63,7 @@ impl<D: Device> Lower<'_, D> {
     /// Hides all cells, shows those that rows see, and makes weights of them.
     pub(super) fn kq_soft_max(
         &mut self,
-        (id, node): Numbered<'_>,
+        (id, node): NumberedNode<'_>,
         spec: &AttendSpec,
         sinks: Option<&str>,
     ) -> Result<()> {

@@ -7,7 +7,7 @@ use kv_core::graph::{ConvSpec, HeadScanSpec, Node, ScanSpec};
 
 use super::{Lower, Result, word};
 use crate::device::Device;
-use crate::inputs::Numbered;
+use crate::inputs::NumberedNode;
 use crate::program::{Grid, Operand};
 
 /// Channels of a block of all these kernels.
@@ -47,7 +47,7 @@ impl<D: Device> Lower<'_, D> {
     /// Lowers a convolution.
     pub(super) fn conv(
         &mut self,
-        (id, node): Numbered<'_>,
+        (id, node): NumberedNode<'_>,
         layer: LayerIdx,
         conv: &ConvSpec,
     ) -> Result<()> {
@@ -73,7 +73,7 @@ impl<D: Device> Lower<'_, D> {
     /// Lowers a scan of channels.
     pub(super) fn scan(
         &mut self,
-        (id, node): Numbered<'_>,
+        (id, node): NumberedNode<'_>,
         layer: LayerIdx,
         scan: &ScanSpec,
     ) -> Result<()> {
@@ -91,7 +91,7 @@ impl<D: Device> Lower<'_, D> {
     /// Lowers a scan of heads.
     pub(super) fn scan_heads(
         &mut self,
-        (id, node): Numbered<'_>,
+        (id, node): NumberedNode<'_>,
         layer: LayerIdx,
         scan: &HeadScanSpec,
     ) -> Result<()> {
@@ -120,7 +120,7 @@ impl<D: Device> Lower<'_, D> {
     /// and the result.
     fn scan_operands(
         &mut self,
-        (id, node): Numbered<'_>,
+        (id, node): NumberedNode<'_>,
         layer: LayerIdx,
         weights: &[&String],
     ) -> Result<Vec<Operand<D>>> {

@@ -6,10 +6,10 @@ use kv_core::rope::{RopeSections, RopeSpec, RopeStyle};
 
 use super::{Lower, Result, word};
 use crate::device::Device;
-use crate::inputs::{Numbered, after};
+use crate::inputs::{NumberedNode, after};
 use crate::program::{Grid, Operand};
 
-/// How many nodes after queries' rotation keys' may be.
+/// The number of nodes after queries' rotation keys' may be.
 const REACH: usize = 4;
 
 /// `RopeArgs` of `blocks/rope.h`.
@@ -35,7 +35,7 @@ impl<'a, D: Device> Lower<'a, D> {
     /// Lowers a rotary embedding.
     pub(super) fn rope(
         &mut self,
-        (id, node): Numbered<'_>,
+        (id, node): NumberedNode<'_>,
         rope: &RopeSpec,
         sections: Option<RopeSections>,
     ) -> Result<()> {
@@ -63,7 +63,7 @@ impl<'a, D: Device> Lower<'a, D> {
     }
 
     /// The node that stores the keys `id`, where nothing else reads them and its values are there.
-    fn store_of(&mut self, id: NodeId) -> Result<Option<Numbered<'a>>> {
+    fn store_of(&mut self, id: NodeId) -> Result<Option<NumberedNode<'a>>> {
         let mut readers = self
             .readers(id)
             .filter(|(_, node)| !matches!(node.op, Op::Reshape))
@@ -80,7 +80,7 @@ impl<'a, D: Device> Lower<'a, D> {
     }
 
     /// The same rotation of other values soon after, whose operand is there, or can be: keys.
-    fn partner(&mut self, (id, node): Numbered<'_>) -> Result<Option<Numbered<'a>>> {
+    fn partner(&mut self, (id, node): NumberedNode<'_>) -> Result<Option<NumberedNode<'a>>> {
         let is_partner = |other: &Node| {
             (&other.op, other.operands.get(1)) == (&node.op, node.operands.get(1))
                 && other.shape.first() == node.shape.first()
@@ -119,7 +119,7 @@ fn grid(nodes: &[&Node]) -> Result<Grid> {
     Ok(Grid::values(word(n_values)?))
 }
 
-/// What the kernel is told of a node `[n, heads, dim]`.
+/// The kernel's settings for a node `[n, heads, dim]`.
 fn settings(node: &Node, rope: &RopeSpec) -> Result<Settings> {
     let size = |at: usize| word(node.shape.get(at).copied().unwrap_or(1));
     Ok(Settings {

@@ -1,5 +1,5 @@
-//! Rows: some of them, some of their columns, sums with a row, products with a weight, mixes of their
-//! parts, factors by position.
+//! Rows: some of them, some of their columns, sums with a row, products with a weight, mixes of
+//! their parts, factors by position.
 
 use bytemuck::{Pod, Zeroable};
 use kv_core::graph::{Node, Op};
@@ -7,7 +7,7 @@ use kv_core::graph::{Node, Op};
 use super::norm::WARPS;
 use super::{Lower, Result, width, word};
 use crate::device::Device;
-use crate::inputs::Numbered;
+use crate::inputs::NumberedNode;
 use crate::program::{Grid, Operand, THREADS};
 use crate::weights::WeightForm;
 
@@ -36,7 +36,7 @@ struct MixSettings {
 
 impl<D: Device> Lower<'_, D> {
     /// Lowers an operation on rows.
-    pub(super) fn on_rows(&mut self, (id, node): Numbered<'_>) -> Result<()> {
+    pub(super) fn on_rows(&mut self, (id, node): NumberedNode<'_>) -> Result<()> {
         let mut settings = Settings {
             n: word(node.n_values())?,
             row_len: word(node.row_len())?,
@@ -86,7 +86,7 @@ impl<D: Device> Lower<'_, D> {
     }
 
     /// Lowers linear combinations of the parts of rows.
-    pub(super) fn mix(&mut self, (id, node): Numbered<'_>) -> Result<()> {
+    pub(super) fn mix(&mut self, (id, node): NumberedNode<'_>) -> Result<()> {
         let part = |node: &Node, at: usize| word(node.shape.get(at).copied().unwrap_or(1));
         let settings = MixSettings {
             n: word(node.n_values())?,
@@ -94,9 +94,10 @@ impl<D: Device> Lower<'_, D> {
             outputs: part(node, 1)?,
             dim: part(node, 2)?,
         };
-        let (kernel, at_once) = match settings.inputs > settings.dim {
-            true => ("mix_short", WARPS),
-            false => ("mix", THREADS),
+        let (kernel, at_once) = if settings.inputs > settings.dim {
+            ("mix_short", WARPS)
+        } else {
+            ("mix", THREADS)
         };
         let mut operands = self.operands(node, 2)?;
         operands.push(self.result(id));

@@ -5,10 +5,10 @@ use bytemuck::{Pod, Zeroable};
 use kv_core::LayerIdx;
 use kv_core::graph::{AttendSpec, IndexSpec};
 
-use super::attend::{Attended, Attention, Settings};
+use super::attend::{AttendedRows, Attention, Settings};
 use super::{Lower, Result, word};
 use crate::device::Device;
-use crate::inputs::Numbered;
+use crate::inputs::NumberedNode;
 use crate::program::{Grid, Operand};
 use crate::visibility_table::PieceLimits;
 
@@ -47,11 +47,11 @@ impl<D: Device> Lower<'_, D> {
     /// Lowers an indexer, which scores some rows at a time, and chooses.
     pub(super) fn index(
         &mut self,
-        (id, node): Numbered<'_>,
+        (id, node): NumberedNode<'_>,
         layer: LayerIdx,
         index: &IndexSpec,
     ) -> Result<()> {
-        let attended = Attended::of_layer(self, layer)?;
+        let attended = AttendedRows::of_layer(self, layer)?;
         let (n, n_cells) = (self.context.graph.shape().n_tokens, attended.n_cells);
         let (_, header) = self.inputs.visibility(self.context.graph, (id, node), 3)?;
         let q = self.rotated_queries(node, &attended, n * index.n_heads * index.dim)?;
@@ -85,7 +85,7 @@ impl<D: Device> Lower<'_, D> {
     /// Lowers attention over what an indexer chose.
     pub(super) fn attend_sparse(
         &mut self,
-        (id, node): Numbered<'_>,
+        (id, node): NumberedNode<'_>,
         layer: LayerIdx,
         spec: &AttendSpec,
     ) -> Result<()> {
@@ -95,7 +95,7 @@ impl<D: Device> Lower<'_, D> {
         let most_pieces = PieceLimits::of(n).few();
         let piece_len = top_k.div_ceil(most_pieces).max(SHORTEST_PIECE);
         let n_pieces = top_k.div_ceil(piece_len);
-        let attended = Attended::of_layer(self, layer)?;
+        let attended = AttendedRows::of_layer(self, layer)?;
         let mut attention = Attention::new(self, (id, node), attended, *spec, n * n_pieces)?;
         let (_, header) = self.inputs.visibility(self.context.graph, (id, node), 2)?;
         attention.settings.header = header;
@@ -105,9 +105,10 @@ impl<D: Device> Lower<'_, D> {
             n_pieces: word(n_pieces)?,
             piece_len: word(piece_len)?,
         };
-        let (kernel, at_once) = match attention.attended.is_wide() {
-            true => ("attend_sparse", 4),
-            false => ("attend_sparse_odd", 1),
+        let (kernel, at_once) = if attention.attended.is_wide() {
+            ("attend_sparse", 4)
+        } else {
+            ("attend_sparse_odd", 1)
         };
         let mut operands = attention.operands();
         operands.extend([chosen, attention.partial.clone()]);

@@ -8,7 +8,7 @@ use kv_core::layers::RowShape;
 
 use super::{Lower, Result, rope, word};
 use crate::device::Device;
-use crate::inputs::Numbered;
+use crate::inputs::NumberedNode;
 use crate::program::{Grid, Operand};
 
 /// Values that a thread block stores.
@@ -80,8 +80,8 @@ pub(crate) fn kv_type_number(kv_type: KvType) -> u32 {
     number.map_or(u32::MAX, |number| number as u32)
 }
 
-/// How a node's rows are stored.
-struct Storing<D: Device> {
+/// The way a node's rows are stored.
+struct StorePlan<D: Device> {
     settings: Settings,
     /// Thread blocks for a row of K and V.
     n_chunks: u32,
@@ -92,7 +92,7 @@ struct Storing<D: Device> {
 impl<D: Device> Lower<'_, D> {
     /// Lowers the storing of K, and of V where the layer has V rows.
     pub(super) fn store(&mut self, node: &Node) -> Result<()> {
-        let Storing {
+        let StorePlan {
             settings,
             n_chunks,
             rows: [k_rows, v_rows],
@@ -108,16 +108,16 @@ impl<D: Device> Lower<'_, D> {
         self.launch("store_kv", grid, operands, &settings)
     }
 
-    /// Lowers the storing of keys that are `rotated`, and nothing else, together with the rotation of
-    /// queries: their values, the angles, and where rotated ones go.
+    /// Lowers the storing of keys that are `rotated`, and nothing else, together with the rotation
+    /// of queries: their values, the angles, and where rotated ones go.
     pub(super) fn rope_and_store(
         &mut self,
-        (id, node): Numbered<'_>,
+        (id, node): NumberedNode<'_>,
         rotated: &Node,
         [q, angles, q_out]: [Operand<D>; 3],
         rope: rope::Settings,
     ) -> Result<()> {
-        let Storing {
+        let StorePlan {
             settings,
             n_chunks,
             rows: [k_rows, v_rows],
@@ -135,7 +135,7 @@ impl<D: Device> Lower<'_, D> {
         self.launch("rope_store_kv", grid, operands, &settings)
     }
 
-    fn storing(&self, node: &Node) -> Result<Storing<D>> {
+    fn storing(&self, node: &Node) -> Result<StorePlan<D>> {
         let (Op::StoreKv { layer } | Op::StoreK { layer }) = node.op else {
             return Err(self.unsupported(node));
         };
@@ -145,7 +145,7 @@ impl<D: Device> Lower<'_, D> {
         let stored_v = rows.stored_v();
         let v = stored_v.as_ref().map_or(Ok(k), StoredRows::new)?;
         let v_kind = stored_v.map_or(RowKind::K, |_| RowKind::V);
-        Ok(Storing {
+        Ok(StorePlan {
             settings: Settings {
                 cells: self.input_word(node, node.operands.last().copied())?,
                 k_chunks: k.chunks(),

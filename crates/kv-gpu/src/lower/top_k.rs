@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::{Lower, Result, word};
 use crate::device::Device;
-use crate::inputs::Numbered;
+use crate::inputs::NumberedNode;
 use crate::program::Grid;
 
 /// Columns of a part, `TOP_PART` of `top_k.k`.
@@ -24,7 +24,7 @@ struct Settings {
 
 impl<D: Device> Lower<'_, D> {
     /// Lowers [`Op::TopK`](kv_core::graph::Op::TopK).
-    pub(super) fn top_k(&mut self, (id, node): Numbered<'_>, k: usize) -> Result<()> {
+    pub(super) fn top_k(&mut self, (id, node): NumberedNode<'_>, k: usize) -> Result<()> {
         if k > MAX_K {
             return Err(self.unsupported(node));
         }

@@ -1,5 +1,5 @@
-//! The GPU of a test program, whose root names the device [`Gpu`]. Without one, a test program says so
-//! and ends; with `CELLAR_REQUIRE_GPU` set, it fails.
+//! The GPU of a test program, whose root names the device [`Gpu`]. Without one, a test program says
+//! so and ends; with `CELLAR_REQUIRE_GPU` set, it fails.
 
 use std::io::Write;
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ use crate::Gpu;
 /// The first GPU.
 ///
 /// # Panics
-/// Where there is none that can be used and one is required.
+/// If there is none that can be used and one is required.
 #[allow(clippy::panic)]
 pub(crate) fn device() -> Gpu {
     match Gpu::open(0) {

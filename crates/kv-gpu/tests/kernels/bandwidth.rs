@@ -71,14 +71,14 @@ pub(crate) fn copies<D: Device>(device: &D, len: usize) -> Rate {
 }
 
 /// A graph with all that it runs on.
-struct Timed<'a> {
+struct TimedGraph<'a> {
     graph: &'a Graph,
     weights: &'a MemoryWeights,
     layout: &'a RowLayout,
     inputs: GraphInputs<'a>,
 }
 
-impl Timed<'_> {
+impl TimedGraph<'_> {
     /// Seconds of a run.
     fn seconds<D: Device>(&self, backend: &GpuBackend<D>) -> f64 {
         let weights = Arc::new(self.weights.clone());
@@ -104,7 +104,7 @@ impl Timed<'_> {
 pub(crate) struct Matrices {
     /// Rows and columns of each.
     pub(crate) width: usize,
-    /// How many; together they are larger than all caches.
+    /// Number of matrices; together they are larger than all caches.
     pub(crate) n: usize,
 }
 
@@ -135,7 +135,7 @@ pub(crate) fn gemv<D: Device>(
         // So small that no product of products overflows.
         let x: Vec<f32> = Random::new(1).values(width);
         let x: Vec<f32> = x.iter().map(|x| x * 1e-20).collect();
-        Timed {
+        TimedGraph {
             graph: &b.finish(&[y]).unwrap(),
             weights: &weights,
             layout: &RowLayout::default(),
@@ -155,7 +155,7 @@ pub(crate) fn gemv<D: Device>(
 /// Sequences that attend over as many tokens each.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sequences {
-    /// How many, of one token each in the batch.
+    /// Number of sequences, of one token each in the batch.
     pub(crate) n: usize,
     /// Tokens of each.
     pub(crate) depth: usize,
@@ -236,7 +236,7 @@ pub(crate) fn attention<D: Device>(
     let seconds = |n_layers: usize| {
         let map = LayerMap::new(vec![LayerMemory::Attention(memory); n_layers]);
         let layout = RowLayout::new(&map, &[n * depth], kv_type).unwrap();
-        Timed {
+        TimedGraph {
             graph: &attention_graph(n, n_layers),
             weights: &MemoryWeights::new(),
             layout: &layout,

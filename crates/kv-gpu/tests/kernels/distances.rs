@@ -13,8 +13,8 @@ use crate::support::{Case, attend_spec, graph, weights};
 
 const WINDOW: Window = Window::Symmetric(300);
 
-/// Two texts: all rows but the last three, at positions `first_pos` and on, and these three, the last
-/// of which sees nothing. Returns what rows see, and their positions.
+/// Two texts: all rows but the last three, at positions `first_pos` and on, and these three, the
+/// last of which sees nothing. Returns what rows see, and their positions.
 fn texts(n: u32, first_pos: u32) -> (Visibility, Vec<u32>) {
     let text = |rows: std::ops::Range<u32>, first_pos: u32| {
         let run = CellRun {

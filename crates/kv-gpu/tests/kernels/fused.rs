@@ -1,4 +1,5 @@
-//! What is computed together: fewer launches, the same values, and nothing where others read it too.
+//! What is computed together: fewer launches, the same values, and nothing where others read it
+//! too.
 
 #![allow(clippy::unwrap_used)]
 
@@ -97,15 +98,15 @@ fn layout(kv_type: KvType) -> RowLayout {
     RowLayout::new(&map, &[8], kv_type).unwrap()
 }
 
-/// What a graph gives besides storing keys and values.
+/// The outputs of a graph besides its stored keys and values.
 #[derive(Clone, Copy)]
-enum Given {
+enum GraphOutput {
     Queries,
     QueriesAndKeys,
 }
 
 /// Queries and keys are rotated, keys and values stored.
-fn stored(given: Given, style: RopeStyle) -> Graph {
+fn stored(given: GraphOutput, style: RopeStyle) -> Graph {
     let mut b = GraphBuilder::new(GraphShape {
         n_tokens: 3,
         n_outputs: 3,
@@ -134,8 +135,8 @@ fn stored(given: Given, style: RopeStyle) -> Graph {
     let k = b.rope("k.rope", k, positions, &rope).unwrap();
     b.store_kv("store", LayerIdx(0), [k, v, cells]).unwrap();
     let outputs = match given {
-        Given::Queries => vec![q],
-        Given::QueriesAndKeys => vec![q, k],
+        GraphOutput::Queries => vec![q],
+        GraphOutput::QueriesAndKeys => vec![q, k],
     };
     b.finish(&outputs).unwrap()
 }
@@ -184,8 +185,8 @@ fn run_stored<D: Device>(
 fn rotated_keys_are_stored_at_once() {
     for style in [RopeStyle::Neox, RopeStyle::Norm] {
         let (fused, apart) = (
-            stored(Given::Queries, style),
-            stored(Given::QueriesAndKeys, style),
+            stored(GraphOutput::Queries, style),
+            stored(GraphOutput::QueriesAndKeys, style),
         );
         for kv_type in KvType::ALL {
             for backend in &backends(Precision::Fast) {

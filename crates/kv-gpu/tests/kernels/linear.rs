@@ -132,16 +132,15 @@ fn activations_of_any_size_are_multiplied() {
         let weights = weights_of("w", 5, 64, BlockFormat::Q8_0);
         let x: Vec<f32> = Random::new(6).values(n_tokens * 64);
         let x: Vec<f32> = x.iter().map(|x| x * scale).collect();
-        match scale == 0.0 {
-            true => {
-                let inputs = GraphInputs {
-                    embeddings: &x,
-                    ..GraphInputs::default()
-                };
-                let got = run(&graph, &weights, inputs, Precision::Fast);
-                assert!(got[0].iter().all(|&y| y == 0.0), "{:?}", got[0]);
-            }
-            false => compare(&graph, &weights, &x, [1e-6, 1e-2]),
+        if scale == 0.0 {
+            let inputs = GraphInputs {
+                embeddings: &x,
+                ..GraphInputs::default()
+            };
+            let got = run(&graph, &weights, inputs, Precision::Fast);
+            assert!(got[0].iter().all(|&y| y == 0.0), "{:?}", got[0]);
+        } else {
+            compare(&graph, &weights, &x, [1e-6, 1e-2]);
         }
     }
 }

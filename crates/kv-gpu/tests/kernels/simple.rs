@@ -1,4 +1,5 @@
-//! Norms, gains, mixes and rotations at sizes that the contract suite does not have, and what is fused.
+//! Norms, gains, mixes and rotations at sizes that the contract suite does not have, and what is
+//! fused.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Indexers of any shape, and attention over what they chose: each by itself against the definition,
-//! with rows in scattered cells.
+//! Indexers of any shape, and attention over what they chose: each by itself against the
+//! definition, with rows in scattered cells.
 #![allow(clippy::unwrap_used)]
 
 use kv_contract::Random;
@@ -11,7 +11,7 @@ use kv_core::{VisibleGroup, Window};
 use crate::support::{Case, graph, weights};
 
 const PART: PartIdx = PartIdx(0);
-/// Whose latents, and whose keys of the indexer.
+/// The layers of the latents and of the indexer's keys.
 const LAYERS: [LayerIdx; 2] = [LayerIdx(0), LayerIdx(1)];
 
 struct Sizes {
@@ -77,8 +77,9 @@ impl Sizes {
         (graph, dim)
     }
 
-    /// Stores `n_cells` rows, `n` at a time, of one text: its position `p` is in a cell that depends on
-    /// the run of 5 positions that it is in. Every row sees those before it from a third on.
+    /// Stores `n_cells` rows, `n` at a time, of one text: its position `p` is in a cell that
+    /// depends on the run of 5 positions that it is in. Every row sees those before it from a third
+    /// on.
     fn check(&self) {
         let (graph, dim) = self.graph();
         let n_runs = self.n_cells / 5;

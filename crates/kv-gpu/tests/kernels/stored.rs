@@ -1,5 +1,5 @@
-//! Attention over stored rows of every type, at odd sizes: with scores by distance, and in parts that are
-//! merged.
+//! Attention over stored rows of every type, at odd sizes: with scores by distance, and in parts
+//! that are merged.
 #![allow(clippy::unwrap_used)]
 
 use kv_contract::Random;
@@ -17,8 +17,8 @@ use crate::support::{Case, attend_spec, graph, weights};
 
 const PART: PartIdx = PartIdx(0);
 
-/// Shapes of rows in floats: one row at a time, a few, and many of them, in tiles, over more cells than a
-/// block has threads.
+/// Shapes of rows in floats: one row at a time, a few, and many of them, in tiles, over more cells
+/// than a block has threads.
 fn odd_shapes() -> [(usize, AttendSpec); 4] {
     [
         (1, attend_spec(5, 5, 14, 14)),
@@ -48,15 +48,15 @@ struct Operands {
 /// Adds attention to a graph; gives its outputs.
 type Attend<'a> = dyn Fn(&mut GraphBuilder, &Operands) -> Vec<NodeId> + 'a;
 
-/// How many layers keep the same keys and values, and what attends over them.
-struct Stored<'a> {
+/// The number of layers that keep the same keys and values, and what attends over them.
+struct SharedRowsCase<'a> {
     n_layers: usize,
     attend: &'a Attend<'a>,
 }
 
-impl Stored<'_> {
-    /// Three times `n` rows of one text, whose runs of 7 positions are in cells in falling order: each row
-    /// sees all before it but the first two, the last but one nothing.
+impl SharedRowsCase<'_> {
+    /// Three times `n` rows of one text, whose runs of 7 positions are in cells in falling order:
+    /// each row sees all before it but the first two, the last but one nothing.
     fn check(&self, n: usize, spec: AttendSpec, types: &KvTypes) {
         let shapes = [
             (spec.n_heads, spec.k_dim),
@@ -113,7 +113,7 @@ impl Stored<'_> {
     }
 }
 
-/// What rows number `n * step` and on are stored in, and see.
+/// The cells and the visibility of rows number `n * step` and on.
 fn part(n: usize, n_runs: usize, step: usize) -> PartInputs {
     let cell = |pos: usize| CellIdx(((n_runs - 1 - pos / 7) * 7 + pos % 7) as u32);
     let (first, end) = (step * n, step * n + n);
@@ -122,9 +122,12 @@ fn part(n: usize, n_runs: usize, step: usize) -> PartInputs {
         pos: Pos(run as u32 * 7),
         len: (end - run * 7).min(7) as u32,
     });
-    let sees = |pos: usize| match pos + 2 == end {
-        true => PosRange::EMPTY,
-        false => PosRange::new(Pos(2), Pos(pos as u32)),
+    let sees = |pos: usize| {
+        if pos + 2 == end {
+            PosRange::EMPTY
+        } else {
+            PosRange::new(Pos(2), Pos(pos as u32))
+        }
     };
     let limits = (first..end).map(sees).collect();
     let group = VisibleGroup::new((0..n as u32).collect(), runs.collect(), limits);
@@ -137,7 +140,7 @@ fn part(n: usize, n_runs: usize, step: usize) -> PartInputs {
 
 /// Attention of this shape by a weight of buckets.
 fn check_distances(n: usize, spec: AttendSpec, types: &KvTypes, buckets: DistanceBuckets) {
-    let stored = Stored {
+    let stored = SharedRowsCase {
         n_layers: 1,
         attend: &|b, of| {
             let scores = DistanceScores::Weight("bias");
@@ -171,7 +174,7 @@ fn stored_keys_have_scores_by_distance() {
 
 /// Two partial results, one with sinks, and both of them merged.
 fn check_partial(n: usize, spec: AttendSpec, types: &KvTypes) {
-    let stored = Stored {
+    let stored = SharedRowsCase {
         n_layers: 2,
         attend: &|b, of| {
             let sinks = Some("sinks");

@@ -56,15 +56,15 @@ pub(crate) struct Case<'a> {
     pub(crate) layout: &'a RowLayout,
 }
 
-/// What a graph gave in several runs.
-pub(crate) struct Ran {
+/// The results of a graph in several runs.
+pub(crate) struct RunResults {
     /// By run and output.
     pub(crate) outputs: Vec<Vec<Vec<f32>>>,
     /// Steps of the program.
     pub(crate) n_steps: usize,
 }
 
-impl Ran {
+impl RunResults {
     /// All values: those that are no numbers, too.
     fn bits(&self) -> impl Iterator<Item = u32> {
         self.outputs.iter().flatten().flatten().map(|v| v.to_bits())
@@ -73,7 +73,7 @@ impl Ran {
 
 impl Case<'_> {
     /// Runs `steps` one after the other, and checks that all devices give the same bits.
-    pub(crate) fn run(&self, steps: &[GraphInputs<'_>], precision: Precision) -> Ran {
+    pub(crate) fn run(&self, steps: &[GraphInputs<'_>], precision: Precision) -> RunResults {
         let mut ran = backends(precision)
             .into_iter()
             .map(|backend| self.run_on(&backend, steps));
@@ -89,7 +89,7 @@ impl Case<'_> {
         first
     }
 
-    fn run_on<D: Device>(&self, backend: &GpuBackend<D>, steps: &[GraphInputs<'_>]) -> Ran {
+    fn run_on<D: Device>(&self, backend: &GpuBackend<D>, steps: &[GraphInputs<'_>]) -> RunResults {
         let source = Arc::new(self.weights.clone());
         let loaded = backend.load_weights(source, Default::default()).unwrap();
         let mut program = backend.compile(self.graph, &loaded, self.layout).unwrap();
@@ -101,7 +101,7 @@ impl Case<'_> {
                 .unwrap();
             outputs.values
         };
-        Ran {
+        RunResults {
             outputs: steps.iter().map(run).collect(),
             n_steps: program.n_steps(),
         }
@@ -129,8 +129,8 @@ impl Case<'_> {
     }
 }
 
-/// Compares a graph on rows `x` with its definition, with floats everywhere and as fast as possible:
-/// errors are relative to the root mean square of the values, see [`assert_close`].
+/// Compares a graph on rows `x` with its definition, with floats everywhere and as fast as
+/// possible: errors are relative to the root mean square of the values, see [`assert_close`].
 pub(crate) fn compare(
     graph: &Graph,
     weights: &MemoryWeights,

@@ -1,10 +1,10 @@
 //! BART (Lewis et al., arXiv 1910.13461): positions and norms as in BERT, in an encoder and a
-//! decoder. M2M-100 (Fan et al., arXiv 2010.11125) and NLLB-200: the same with norms before blocks and
-//! waves as positions.
+//! decoder. M2M-100 (Fan et al., arXiv 2010.11125) and NLLB-200: the same with norms before blocks
+//! and waves as positions.
 
 use model_core::blocks::POSITION_EMBEDDING;
 use model_core::hf::{
-    Expected, HfClass, HfConfig, Key, Keys, ModelFileError, Step, TRAINED_LENGTH, TensorRule,
+    Expected, HfClass, HfConfig, Key, Keys, ModelFileError, TRAINED_LENGTH, TensorRule, TensorStep,
     VOCAB_SIZE, in_stack, only, same, with,
 };
 
@@ -48,7 +48,7 @@ const M2M_100: HfClass = HfClass {
     ..HfClass::EMPTY
 };
 
-/// What the configs of both have.
+/// The keys in the configs of both.
 const SEQ2SEQ_KEYS: &[Key] = &[
     Key::Count {
         to: "block_count",
@@ -157,11 +157,11 @@ fn n_before_positions(_: &HfConfig) -> Result<usize, ModelFileError> {
     Ok(2)
 }
 
-const POSITIONS: &[Step] = &[Step::RowsAfter(n_before_positions)];
+const POSITIONS: &[TensorStep] = &[TensorStep::RowsAfter(n_before_positions)];
 
 const BART_ENDS: &[TensorRule] = &[
     same("token_embd.weight", "model.shared.weight"),
-    with("output.bias", "final_logits_bias", &[Step::Squeezed]),
+    with("output.bias", "final_logits_bias", &[TensorStep::Squeezed]),
     with(
         "enc.position_embd.weight",
         "model.encoder.embed_positions.weight",
@@ -198,7 +198,7 @@ const M2M_ENDS: &[TensorRule] = &[
     same("dec.output_norm.bias", "model.decoder.layer_norm.bias"),
 ];
 
-/// What layers of both stacks have.
+/// The tensors of layers of both stacks.
 const BART_LAYER: [TensorRule; 16] = [
     same("attn_q.weight", "self_attn.q_proj.weight"),
     same("attn_q.bias", "self_attn.q_proj.bias"),

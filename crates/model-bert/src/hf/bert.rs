@@ -1,6 +1,8 @@
 //! BERT, RoBERTa, XLM-RoBERTa and DistilBERT: files of one architecture.
 
-use model_core::hf::{Expected, HfClass, Key, SIZE_KEYS, Step, TensorRule, in_layers, same, with};
+use model_core::hf::{
+    Expected, HfClass, Key, SIZE_KEYS, TensorRule, TensorStep, in_layers, same, with,
+};
 
 use super::{
     LAYER_NORM_EPS, NOT_CAUSAL, RANK, activation, first_position, head_activation,
@@ -118,7 +120,7 @@ const ROBERTA_SCORER: HfClass = HfClass {
 
 const ROBERTA_KEYS: &[Key] = &[Key::With(length_after_padding)];
 
-/// What precedes the layers of BERT, but for positions: tokens, their types, and a norm.
+/// The tensors before the layers of BERT, but for positions: tokens, their types, and a norm.
 macro_rules! input {
     ($prefix:literal, $($more:expr),*) => {
         &[
@@ -144,7 +146,7 @@ const ROBERTA_INPUT: &[TensorRule] = input!(
     with(
         "position_embd.weight",
         "roberta.embeddings.position_embeddings.weight",
-        &[Step::RowsAfter(first_position)]
+        &[TensorStep::RowsAfter(first_position)]
     )
 );
 const DISTILBERT_INPUT: &[TensorRule] = input!(
@@ -297,7 +299,7 @@ const DISTILBERT_KEYS: &[Key] = &[
     Key::With(|config, keys| activation(config, keys, "activation")),
 ];
 
-/// What follows the dense layer of a head.
+/// The function after the dense layer of a head.
 const RELU_HEAD: &[Key] = &[Key::With(|_, keys| {
     head_activation(keys, "relu");
     Ok(())

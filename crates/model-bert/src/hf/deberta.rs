@@ -1,8 +1,8 @@
 //! DeBERTa v2 and v3 (He et al., arXiv 2006.03654 and 2111.09543): scores of queries with keys of
 //! distances, and of keys with queries of distances.
 //!
-//! The files have one row for each bucket of distances; a model has what its layers' projections make
-//! of these, which does not depend on any text.
+//! The files have one row for each bucket of distances; a model has what its layers' projections
+//! make of these, which does not depend on any text.
 
 use kv_core::block::BlockFormat;
 use kv_core::graph::DistanceBuckets;
@@ -144,7 +144,7 @@ fn score_scale(config: &HfConfig) -> Result<f64, ModelFileError> {
     Ok((3.0 * head_dim(config)? as f64).sqrt().recip())
 }
 
-/// What some models have and this architecture has not.
+/// Refuses parts of some models that this architecture has not.
 fn without_more(config: &HfConfig, _: &mut Keys) -> Result<(), ModelFileError> {
     for key in ["conv_kernel_size", "type_vocab_size"] {
         match config.optional_number(key)? {
@@ -169,7 +169,7 @@ fn max_distance(config: &HfConfig) -> Result<usize, ModelFileError> {
     }
 }
 
-/// Whether distances share buckets.
+/// The sharing of buckets by distances.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Spread {
     Logarithm,
@@ -184,7 +184,7 @@ fn span(config: &HfConfig) -> Result<(usize, Spread), ModelFileError> {
     }
 }
 
-/// Where distances share buckets; without that, each has its own.
+/// The buckets that distances share; without that, each has its own.
 fn buckets(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let (span, spread) = span(config)?;
     if spread == Spread::Single {
@@ -253,7 +253,7 @@ fn derive(config: &HfConfig, weights: &mut HfWeights) -> Result<(), ModelFileErr
     Ok(())
 }
 
-/// How rows of buckets become keys or queries.
+/// The projection of rows of buckets to keys or queries.
 #[derive(Clone, Copy)]
 struct Projection {
     n_heads: usize,

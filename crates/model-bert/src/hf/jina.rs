@@ -1,7 +1,9 @@
 //! Jina Embeddings v2 (Günther et al., arXiv 2310.19923): BERT with linear biases instead of
 //! positions, and gates.
 
-use model_core::hf::{Expected, HfClass, Key, SIZE_KEYS, Step, TensorRule, in_layers, same, with};
+use model_core::hf::{
+    Expected, HfClass, Key, SIZE_KEYS, TensorRule, TensorStep, in_layers, same, with,
+};
 
 use super::bert::{BERT_ATTENTION, input};
 use super::{LAYER_NORM_EPS, NOT_CAUSAL};
@@ -74,12 +76,12 @@ const JINA_GATES: &[TensorRule] = &in_layers(
         with(
             "ffn_gate.weight",
             "gated_layers.weight",
-            &[Step::RowPart { part: 0, of: 2 }],
+            &[TensorStep::RowPart { part: 0, of: 2 }],
         ),
         with(
             "ffn_up.weight",
             "gated_layers.weight",
-            &[Step::RowPart { part: 1, of: 2 }],
+            &[TensorStep::RowPart { part: 1, of: 2 }],
         ),
         same("ffn_down.weight", "wo.weight"),
         same("ffn_down.bias", "wo.bias"),

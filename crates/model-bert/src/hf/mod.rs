@@ -50,7 +50,8 @@ const LAYER_NORM_EPS: Key = Key::Number {
     from: "layer_norm_eps",
 };
 
-/// The bases of rotations of layers without and with a window, which `older` files have under these keys.
+/// The bases of rotations of layers without and with a window, which `older` files have under these
+/// keys.
 fn two_bases(config: &HfConfig, keys: &mut Keys, older: [&str; 2]) -> Result<(), ModelFileError> {
     let layers = ["full_attention", "sliding_attention"];
     let bases = ["rope.freq_base", "rope.freq_base_swa"].into_iter();
@@ -60,7 +61,7 @@ fn two_bases(config: &HfConfig, keys: &mut Keys, older: [&str; 2]) -> Result<(),
     Ok(())
 }
 
-/// What comes out are the scores of texts.
+/// The output is the scores of texts.
 const RANK: &[Key] = &[Key::Constant {
     to: "pooling_type",
     value: Pooling::Rank.code(),
@@ -79,7 +80,7 @@ fn activation(config: &HfConfig, keys: &mut Keys, key: &str) -> Result<(), Model
     }
 }
 
-/// What follows the dense layer of a classification head, by the name that files have for it.
+/// The function after the dense layer of a classification head, by the name that files have for it.
 fn head_activation(keys: &mut Keys, name: &str) {
     keys.set(HEAD_ACTIVATION, name);
 }

@@ -114,7 +114,7 @@ const MODERN_SCORES: &[TensorRule] = &[
     same("cls.output.bias", "classifier.bias"),
 ];
 
-/// Which layers see a window: by a list, or every one but the first of a period.
+/// The layers that see a window: by a list, or every one but the first of a period.
 fn modern_windows(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let width = config.count("local_attention")?;
     keys.set("attention.sliding_window", as_u32(width));

@@ -1,7 +1,7 @@
-//! MPNet (Song et al., arXiv 2004.09297): BERT whose positions begin after that of the padding, with
-//! biases of scores by distance, which all layers share.
+//! MPNet (Song et al., arXiv 2004.09297): BERT whose positions begin after that of the padding,
+//! with biases of scores by distance, which all layers share.
 
-use model_core::hf::{HfClass, Key, SIZE_KEYS, Step, TensorRule, in_layers, same, with};
+use model_core::hf::{HfClass, Key, SIZE_KEYS, TensorRule, TensorStep, in_layers, same, with};
 
 use super::bert::{FEED_FORWARD, ROBERTA_SCORES};
 use super::{LAYER_NORM_EPS, NOT_CAUSAL, RANK, activation, first_position, length_after_padding};
@@ -77,7 +77,7 @@ const MPNET_INPUT: &[TensorRule] = &[
     with(
         "position_embd.weight",
         "mpnet.embeddings.position_embeddings.weight",
-        &[Step::RowsAfter(first_position)],
+        &[TensorStep::RowsAfter(first_position)],
     ),
     same(
         "attn_rel_b.weight",

@@ -4,8 +4,8 @@
 //! published with, which has GPT-2's names and more settings.
 
 use model_core::hf::{
-    ClassWhen, Expected, HfClass, HfConfig, Key, Keys, ModelFileError, SIZE_KEYS, Step, TensorRule,
-    in_layers, only, rope_keys, same, with,
+    ClassWhen, Expected, HfClass, HfConfig, Key, Keys, ModelFileError, SIZE_KEYS, TensorRule,
+    TensorStep, in_layers, only, rope_keys, same, with,
 };
 
 use super::rotated::FLASH_INPUT;
@@ -139,7 +139,7 @@ fn length(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     Ok(())
 }
 
-/// What all layers have.
+/// The tensors of all layers.
 const NOMIC_LAYERS: &[TensorRule] = &in_layers(
     "encoder.layers.{l}.",
     [
@@ -173,13 +173,17 @@ const MOE_LAYERS: &[TensorRule] = &in_layers(
         with(
             "ffn_up_exps.weight",
             "mlp.experts.mlp.w1",
-            &[Step::Stacked("num_experts")],
+            &[TensorStep::Stacked("num_experts")],
         ),
         with(
             "ffn_down_exps.weight",
             "mlp.experts.mlp.w2",
-            &[Step::Stacked("num_experts"), Step::Transposed],
+            &[TensorStep::Stacked("num_experts"), TensorStep::Transposed],
         ),
-        with("ffn_exps_sum.bias", "mlp.experts.bias", &[Step::LeadingOne]),
+        with(
+            "ffn_exps_sum.bias",
+            "mlp.experts.bias",
+            &[TensorStep::LeadingOne],
+        ),
     ],
 );

@@ -2,8 +2,8 @@
 
 use model_core::hf::{
     ATTENTION_TENSORS, Expected, GATED_TENSORS, HfClass, HfConfig, INPUT_NORM, Key, Keys,
-    ModelFileError, NORM_BEFORE_FFN, RMS_EPS, ROPE_KEYS, SIZE_KEYS, Step, TensorRule, in_layers,
-    rope_base_is_stated, same, with,
+    ModelFileError, NORM_BEFORE_FFN, RMS_EPS, ROPE_KEYS, SIZE_KEYS, TensorRule, TensorStep,
+    in_layers, rope_base_is_stated, same, with,
 };
 
 use super::{LAYER_NORM_EPS, NOT_CAUSAL, activation, as_u32};
@@ -129,7 +129,7 @@ const NEOBERT_LAYERS: &[TensorRule] = &in_layers(
         with(
             "attn_qkv.weight",
             "qkv.weight",
-            &[Step::PartsTogether {
+            &[TensorStep::PartsTogether {
                 groups: heads,
                 of: 3,
             }],
@@ -162,7 +162,7 @@ const JINA_V3_KEYS: &[Key] = &[
     Key::With(|config, keys| activation(config, keys, "hidden_act")),
 ];
 
-/// What precedes layers that have the names of flash-attention's BERT.
+/// The tensors before layers that have the names of flash-attention's BERT.
 pub(super) const FLASH_INPUT: &[TensorRule] = &[
     same("token_embd.weight", "embeddings.word_embeddings.weight"),
     same(

@@ -122,7 +122,7 @@ pub(super) fn start(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileE
     Ok(())
 }
 
-/// Whether there is a gate, and the activation.
+/// The gate, if there is one, and the activation.
 fn feed_forward(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let key = "feed_forward_proj";
     let form = config.optional_text(key)?.unwrap_or("relu");
@@ -154,7 +154,7 @@ fn feed_forward(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError
     Ok(())
 }
 
-/// Whether the output matrix is the embedding.
+/// True if the output matrix is the embedding.
 fn is_tied(config: &HfConfig) -> Result<bool, ModelFileError> {
     Ok(config.optional_flag("tie_word_embeddings")?.unwrap_or(true))
 }

@@ -8,7 +8,7 @@ use kv_core::layers::{AttentionMemory, LayerMemory};
 use kv_core::{LayerIdx, PartIdx, Window};
 use model_core::blocks::{AttentionBlock, LayerContext, QkvBias};
 
-/// Where the rows of a cross attention are.
+/// The place of the rows of a cross attention.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CrossRows {
     /// The layer of the memory.
@@ -38,7 +38,7 @@ impl CrossAttention {
         }
     }
 
-    /// What a layer of the decoder remembers of a source.
+    /// The memory of a layer of the decoder for a source.
     pub(super) fn memory(self) -> LayerMemory {
         LayerMemory::Attention(AttentionMemory {
             kv_heads: self.n_heads,

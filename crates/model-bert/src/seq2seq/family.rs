@@ -6,18 +6,18 @@ use model_core::blocks::{FeedForwardForm, NormKind, QkvBias};
 
 use super::graph::NormPlace;
 
-/// What sets one encoder-decoder apart.
+/// The traits of one encoder-decoder.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Seq2SeqLike {
     /// The name in `general.architecture`.
     pub name: &'static str,
     /// Every norm.
     pub norm: NormKind,
-    /// Where layers have them.
+    /// The place of the layers' norms.
     pub norms: NormPlace,
-    /// How positions are encoded.
+    /// The way positions are encoded.
     pub positions: Seq2SeqPositions,
-    /// Which projections of attentions have a bias.
+    /// The projections of attentions that have a bias.
     pub bias: QkvBias,
     /// The matrices of a feed-forward block that has no gate.
     pub feed_forward: FeedForwardForm,
@@ -25,7 +25,7 @@ pub struct Seq2SeqLike {
     pub activation: Activation,
 }
 
-/// How an encoder-decoder encodes positions.
+/// The encoding of positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seq2SeqPositions {
     /// By rows that were learnt, for each stack.

@@ -13,9 +13,9 @@ use model_core::blocks::{
 
 use super::cross::{CrossAttention, CrossRows};
 
-/// What precedes the names of the encoder's weights.
+/// The prefix of the names of the encoder's weights.
 pub(super) const ENCODER: &str = "enc.";
-/// What precedes those of the decoder's.
+/// The prefix of the names of the decoder's weights.
 pub(super) const DECODER: &str = "dec.";
 
 /// One of the two stacks of layers.
@@ -25,7 +25,7 @@ pub(super) enum Side {
     Decoder,
 }
 
-/// Where layers have their norms.
+/// The place of the layers' norms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NormPlace {
     /// Before each block, and one after the last layer (T5, M2M-100).
@@ -35,7 +35,7 @@ pub enum NormPlace {
     After,
 }
 
-/// How a stack of layers learns where its tokens are.
+/// The source from which a stack of layers learns the positions of its tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StackPositions {
     /// From its attention.
@@ -50,7 +50,7 @@ pub enum StackPositions {
 /// The layers of an encoder or a decoder, which are alike.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stack {
-    /// How many.
+    /// Their number.
     pub n_layers: usize,
     /// Attention over the tokens of the stack itself.
     pub attention: AttentionBlock,
@@ -69,7 +69,7 @@ pub struct Seq2Seq {
     pub dim: usize,
     /// Every norm.
     pub norm: Norm,
-    /// Where layers have their norms.
+    /// The place of the layers' norms.
     pub norms: NormPlace,
     /// Factor on embeddings, where there is one.
     pub embedding_scale: Option<f32>,
@@ -79,13 +79,13 @@ pub struct Seq2Seq {
     pub decoder: Stack,
     /// Factor on the rows that logits are made of, where there is one.
     pub output_scale: Option<f32>,
-    /// Whether the output matrix is the embedding.
+    /// The output matrix: the embedding, or one of its own.
     pub output: OutputMatrix,
-    /// Whether logits get a bias.
+    /// The bias of logits.
     pub output_bias: OutputBias,
 }
 
-/// What logits are the products with.
+/// The matrix that logits are the products with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OutputMatrix {
     /// The embedding.
@@ -95,7 +95,7 @@ pub enum OutputMatrix {
     Own,
 }
 
-/// Whether logits get a bias.
+/// The bias of logits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OutputBias {
     /// They do not.
@@ -106,7 +106,7 @@ pub enum OutputBias {
 }
 
 impl Seq2Seq {
-    /// What layers remember: the decoder's own tokens first, then the source for each.
+    /// The memory of the layers: the decoder's own tokens first, then the source for each.
     pub fn memory(&self) -> LayerMap {
         let n = self.decoder.n_layers;
         let own = LayerMemory::Attention(self.decoder.attention.memory());
@@ -164,9 +164,10 @@ impl Seq2Seq {
         let mut x = self.embedding(&mut b, DECODER, stack.positions)?;
         for number in 0..stack.n_layers {
             let is_cut = number + 1 == stack.n_layers && shape.n_outputs < shape.n_tokens;
-            let output_rows = match is_cut {
-                true => Some(b.input(Input::OutputRows)?),
-                false => None,
+            let output_rows = if is_cut {
+                Some(b.input(Input::OutputRows)?)
+            } else {
+                None
             };
             let at = context(number, output_rows);
             let mut b = b.scope_in(DECODER, at.layer);

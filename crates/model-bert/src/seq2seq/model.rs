@@ -17,7 +17,7 @@ pub struct Seq2SeqModel {
     memory: LayerMap,
     context_length: usize,
     start: Vec<TokenId>,
-    /// Whose graph it gives.
+    /// The side whose graph it gives.
     side: Side,
 }
 

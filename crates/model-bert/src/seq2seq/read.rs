@@ -174,9 +174,10 @@ impl Seq2SeqLike {
         hidden: usize,
     ) -> Result<FeedForwardBlock, ModelError> {
         let has_gate = optional_weight(weights, "dec.blk.0.ffn_gate.weight")?.is_some();
-        let (form, usual) = match has_gate {
-            true => (FeedForwardForm::Gated, Activation::GeluTanh),
-            false => (self.feed_forward, self.activation),
+        let (form, usual) = if has_gate {
+            (FeedForwardForm::Gated, Activation::GeluTanh)
+        } else {
+            (self.feed_forward, self.activation)
         };
         Ok(FeedForwardBlock {
             hidden,
@@ -186,7 +187,7 @@ impl Seq2SeqLike {
     }
 }
 
-/// What scores get added by distance.
+/// The bias on scores by distance.
 fn relative(hyper: &Hyperparameters<'_>, side: Side) -> Result<RelativeAttention, ModelError> {
     let n = hyper.count(BUCKETS)?;
     let max_distance = match hyper.optional::<u32>(MAX_DISTANCE)? {
@@ -194,15 +195,14 @@ fn relative(hyper: &Hyperparameters<'_>, side: Side) -> Result<RelativeAttention
         None => 128,
     };
     let (buckets, weight) = biases(side, n, max_distance);
-    match buckets.is_sound() {
-        true => Ok(RelativeAttention::Biases { buckets, weight }),
-        false => {
-            let reason = format!(
-                "{n} buckets up to a distance of {max_distance}: they must be a multiple of 4, \
-                 and half of them below that distance"
-            );
-            Err(hyper.wrong(BUCKETS, reason))
-        }
+    if buckets.is_sound() {
+        Ok(RelativeAttention::Biases { buckets, weight })
+    } else {
+        let reason = format!(
+            "{n} buckets up to a distance of {max_distance}: they must be a multiple of 4, \
+             and half of them below that distance"
+        );
+        Err(hyper.wrong(BUCKETS, reason))
     }
 }
 
@@ -235,9 +235,10 @@ impl Architecture for Seq2SeqLike {
         let first = hyper.optional::<u32>(START)?.unwrap_or(0);
         let start = [(START, Some(first)), (FORCED, hyper.optional(FORCED)?)];
         let start = start.into_iter().filter_map(|(key, id)| Some((key, id?)));
-        let start = start.map(|(key, id)| match (id as usize) < settings.vocab {
-            true => Ok(TokenId(id)),
-            false => {
+        let start = start.map(|(key, id)| {
+            if (id as usize) < settings.vocab {
+                Ok(TokenId(id))
+            } else {
                 let reason = format!("{id} is not below the vocabulary's {}", settings.vocab);
                 Err(hyper.wrong(key, reason))
             }

@@ -58,7 +58,7 @@ pub(super) struct Decoder {
     pub(super) hidden: usize,
     /// Width of the result: magnitudes, then phases.
     pub(super) output: usize,
-    /// What the file calls the norm that is the last block of the position net.
+    /// The name in the file of the norm that is the last block of the position net.
     pub(super) last_norm: &'static str,
 }
 

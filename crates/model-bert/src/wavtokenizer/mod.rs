@@ -1,5 +1,5 @@
-//! [`WavTokenizerDec`]: the decoder of WavTokenizer (Ji et al., arXiv 2408.16532), which makes rows of
-//! a spectrogram of audio codes, as the vocoder of OuteTTS.
+//! [`WavTokenizerDec`]: the decoder of WavTokenizer (Ji et al., arXiv 2408.16532), which makes rows
+//! of a spectrogram of audio codes, as the vocoder of OuteTTS.
 //!
 //! It is an encoder: all codes of a sequence see each other within one ubatch, and nothing is
 //! remembered. A row has the magnitudes and then the phases of a frame; the inverse transform to

@@ -1,5 +1,5 @@
-//! What rows of one sequence get from each other, which graphs have no operation for: [`Neighbors`],
-//! [`DepthwiseConv`] and [`GroupNorm`].
+//! What rows of one sequence get from each other, which graphs have no operation for:
+//! [`Neighbors`], [`DepthwiseConv`] and [`GroupNorm`].
 //!
 //! A convolution over tokens is [`Neighbors`] and then a matrix, so backends compute it with their
 //! GEMM. Invariant: each is called for a whole sequence, whose ends are padded with zeros. Knows
@@ -15,18 +15,18 @@ pub(super) const GROUPS: &str = "groups";
 /// Setting: added to the variance.
 pub(super) const EPS: &str = "eps";
 
-/// For `x [tokens, dim]`: for each token the values of the `kernel` tokens around it, `[tokens, dim *
-/// kernel]`, those of one channel behind each other (im2col).
+/// For `x [tokens, dim]`: for each token the values of the `kernel` tokens around it, `[tokens, dim
+/// * kernel]`, those of one channel behind each other (im2col).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Neighbors;
 
-/// For `x [tokens, dim]` and weights `[dim, kernel]` and `[dim]`: each channel's convolution over the
-/// `kernel` tokens around each, plus a bias.
+/// For `x [tokens, dim]` and weights `[dim, kernel]` and `[dim]`: each channel's convolution over
+/// the `kernel` tokens around each, plus a bias.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DepthwiseConv;
 
-/// For `x [tokens, dim]` and weights `[dim]` and `[dim]`: each of `groups` runs of channels minus its
-/// mean over all tokens, divided by its deviation, times a gain, plus a bias (Wu and He, arXiv
+/// For `x [tokens, dim]` and weights `[dim]` and `[dim]`: each of `groups` runs of channels minus
+/// its mean over all tokens, divided by its deviation, times a gain, plus a bias (Wu and He, arXiv
 /// 1803.08494).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GroupNorm;

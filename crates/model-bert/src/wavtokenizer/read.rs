@@ -1,7 +1,7 @@
 //! How a GGUF file makes a [`Decoder`].
 //!
-//! Invariant: a convolution whose weight has another shape, or whose values are no floats, is an error
-//! that names it.
+//! Invariant: a convolution whose weight has another shape, or whose values are no floats, is an
+//! error that names it.
 
 use kv_core::weights::{WeightError, WeightSource};
 use model_core::architecture::ModelError;
@@ -53,9 +53,10 @@ impl Decoder {
         let absent = || hyper.wrong(GROUP_NORM_EPS, "it has to be there".to_owned());
         let features = hyper.count("features_length")?;
         // Files name the width of the result after that of other models' embeddings.
-        let output = match hyper.has(OUTPUT_WIDTH) {
-            true => hyper.count(OUTPUT_WIDTH)?,
-            false => hyper.count("embedding_length")?,
+        let output = if hyper.has(OUTPUT_WIDTH) {
+            hyper.count(OUTPUT_WIDTH)?
+        } else {
+            hyper.count("embedding_length")?
         };
         let decoder = Self {
             vocab: hyper.vocab(weights, features)?,
@@ -125,22 +126,23 @@ impl Convolution {
             });
         }
         let [outputs, inputs, kernel] = shape;
-        match info.shape == [outputs, inputs * kernel] {
-            true => Ok(()),
-            false => Err(ModelError::TensorShape {
+        if info.shape == [outputs, inputs * kernel] {
+            Ok(())
+        } else {
+            Err(ModelError::TensorShape {
                 name: weight,
                 wanted: shape.to_vec(),
                 got: match *info.shape {
                     [rows, n] if n.is_multiple_of(kernel) => vec![rows, n / kernel, kernel],
                     _ => info.shape,
                 },
-            }),
+            })
         }
     }
 }
 
-/// Name of the last block's norm: llama.cpp's converter gives it that of an attention's, because the
-/// published weights call both `norm`.
+/// Name of the last block's norm: llama.cpp's converter gives it that of an attention's, because
+/// the published weights call both `norm`.
 fn last_norm(weights: &dyn WeightSource) -> Result<&'static str, ModelError> {
     let own = optional_weight(
         weights,

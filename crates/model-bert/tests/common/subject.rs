@@ -38,9 +38,9 @@ pub(crate) struct Subject {
     pub(crate) reference: Reference,
 }
 
-/// Which rows of a sequence a batch asks for.
+/// The rows of a sequence that a batch asks for.
 #[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Wanted {
+pub(crate) enum RequestedRows {
     First,
     All,
 }
@@ -69,15 +69,15 @@ impl Subject {
         }
     }
 
-    /// What is asked of the model.
-    pub(crate) fn wanted(&self) -> Wanted {
+    /// The rows that are asked of the model.
+    pub(crate) fn wanted(&self) -> RequestedRows {
         match self.model.output() {
-            OutputKind::Scores { .. } => Wanted::First,
-            _ => Wanted::All,
+            OutputKind::Scores { .. } => RequestedRows::First,
+            _ => RequestedRows::All,
         }
     }
 
-    pub(crate) fn batch(&self, sequences: &[usize], wanted: Wanted) -> Batch {
+    pub(crate) fn batch(&self, sequences: &[usize], wanted: RequestedRows) -> Batch {
         let mut batch = Batch::new();
         for &at in sequences {
             let ids = self.reference.ids(&format!("ids_{at}")).unwrap();
@@ -87,7 +87,7 @@ impl Subject {
                 let seq = SeqId(u32::try_from(at).unwrap());
                 let entry = batch.push_token(TokenId(id)).in_sequence(seq);
                 let entry = entry.of_type(of_type);
-                if i == 0 || wanted == Wanted::All {
+                if i == 0 || wanted == RequestedRows::All {
                     entry.with_output();
                 }
             }
@@ -100,7 +100,7 @@ impl Subject {
         &self,
         backend: B,
         sequences: &[usize],
-        wanted: Wanted,
+        wanted: RequestedRows,
     ) -> Vec<Vec<f32>> {
         let config = EngineConfig {
             n_seqs: 3,
@@ -112,8 +112,8 @@ impl Subject {
         let mut rest = rows.values();
         let of_sequence = sequences.iter().map(|at| {
             let n_rows = match wanted {
-                Wanted::First => 1,
-                Wanted::All => self.reference.ids(&format!("ids_{at}")).unwrap().len(),
+                RequestedRows::First => 1,
+                RequestedRows::All => self.reference.ids(&format!("ids_{at}")).unwrap().len(),
             };
             let (own, others) = rest.split_at(n_rows * rows.dim());
             rest = others;
@@ -129,7 +129,7 @@ impl Subject {
             values.unwrap_or_else(|| panic!("{}: no {name}", self.name))
         };
         if let OutputKind::Scores { n_labels } = self.model.output() {
-            let scores = self.rows(backend(), &[0, 1, 2], Wanted::First);
+            let scores = self.rows(backend(), &[0, 1, 2], RequestedRows::First);
             for (at, got) in scores.iter().enumerate() {
                 assert_eq!(got.len(), n_labels);
                 let what = format!("{}, {how}, scores {at}", self.name);
@@ -137,7 +137,7 @@ impl Subject {
             }
             return;
         }
-        let rows = self.rows(backend(), &[0, 1, 2], Wanted::All);
+        let rows = self.rows(backend(), &[0, 1, 2], RequestedRows::All);
         for (at, got) in rows.iter().enumerate() {
             let what = format!("{}, {how}, sequence {at}", self.name);
             let dim = self.model.embedding_dim();

@@ -8,8 +8,8 @@ use kv_core::graph::{GraphBuilder, GraphError, NodeId};
 pub struct Adapter {
     /// Width between the two matrices.
     pub rank: usize,
-    /// Which of the layers that have the block's matrices or could have them, from 0: a part of the
-    /// names of its matrices.
+    /// The number of the layer among those that have the block's matrices or could have them, from
+    /// 0: a part of the names of its matrices.
     pub index: usize,
 }
 

@@ -64,7 +64,7 @@ impl AltUp {
         b.scale("altup_mean", sum, 1.0 / n as f32)
     }
 
-    /// What a layer expects of its streams: linear combinations of them, which a router chooses,
+    /// The layer's prediction of its streams: linear combinations of them, which a router chooses,
     /// added.
     ///
     /// # Errors
@@ -145,7 +145,7 @@ impl AltUp {
         self.as_streams(b, "l_out", all, n)
     }
 
-    /// What a router makes of rows `[rows, dim]`: a value for each stream, between -1 and 1.
+    /// The router's values of rows `[rows, dim]`: one for each stream, between -1 and 1.
     fn modalities(
         &self,
         b: &mut GraphBuilder,

@@ -13,7 +13,7 @@ use kv_core::{LayerIdx, Window};
 
 use super::{Adapter, LayerContext};
 
-/// Which projections have a bias.
+/// The projections that have a bias.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QkvBias {
     /// None of them.
@@ -27,7 +27,7 @@ pub enum QkvBias {
     Output,
 }
 
-/// How the matrices of queries, keys and values lie in the file.
+/// The layout of the matrices of queries, keys and values in the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QkvWeights {
     /// One each.
@@ -37,7 +37,7 @@ pub enum QkvWeights {
     Fused,
 }
 
-/// Whether queries and keys are normed, before they rotate where nothing else is said.
+/// The norms of queries and keys, before they rotate where nothing else is said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QkNorm {
     /// They are not.
@@ -55,7 +55,7 @@ pub enum QkNorm {
     PerHeadRotated,
 }
 
-/// Whether a softmax has one more score, which has no value.
+/// The presence of one more score in a softmax, which has no value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sinks {
     /// It has not.
@@ -65,7 +65,7 @@ pub enum Sinks {
     PerHead,
 }
 
-/// Whether what heads attend to is gated.
+/// The gate on the outputs of heads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OutputGate {
     /// It is not.
@@ -76,7 +76,7 @@ pub enum OutputGate {
     WithQueries,
 }
 
-/// What files call the output matrix of an attention.
+/// The name of the output matrix of an attention in files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OutputName {
     /// `attn_output`.
@@ -96,7 +96,7 @@ impl OutputName {
     }
 }
 
-/// What the values of an attention are.
+/// The values of an attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AttentionValues {
     /// A projection of the rows.
@@ -109,7 +109,7 @@ pub enum AttentionValues {
     NormedKeys,
 }
 
-/// What the scores of an attention get added by the distance of query and key.
+/// The bias on the scores of an attention by the distance of query and key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RelativeAttention {
     /// Nothing.
@@ -117,7 +117,7 @@ pub enum RelativeAttention {
     None,
     /// Biases of buckets, out of a weight of all layers (T5, MPNet).
     Biases {
-        /// Which distances share a bucket.
+        /// The distances that share a bucket.
         buckets: DistanceBuckets,
         /// The weight's whole name, as [`RELATIVE_BIAS`].
         weight: &'static str,
@@ -148,7 +148,7 @@ pub struct AttentionBlock {
     pub bias: QkvBias,
     /// Norms of queries and keys.
     pub qk_norm: QkNorm,
-    /// What its values are.
+    /// The values of the attention.
     pub values: AttentionValues,
     /// The earlier layer whose rows it attends over, where it has none of its own: it projects
     /// queries alone, by a matrix of their own.
@@ -157,7 +157,7 @@ pub struct AttentionBlock {
     pub norm_eps: f32,
     /// Rotation of queries and keys, where they rotate.
     pub rope: Option<RopeSpec>,
-    /// Which pairs rotate with rows and columns of images, where some do.
+    /// The pairs that rotate with rows and columns of images, where some do.
     pub sections: Option<RopeSections>,
     /// Factor on the queries by position, where there is one.
     pub query_scale: Option<PositionScale>,
@@ -165,19 +165,19 @@ pub struct AttentionBlock {
     pub clamp: Option<f32>,
     /// Linear biases of scores by distance, where there are any.
     pub alibi: Option<Alibi>,
-    /// What scores get added by distance; with a memory biases alone.
+    /// The bias on scores by distance; with a memory biases alone.
     pub relative: RelativeAttention,
     /// Scores without a value.
     pub sinks: Sinks,
     /// The gate on what heads attend to.
     pub output_gate: OutputGate,
-    /// What its output matrix is called.
+    /// The name of its output matrix.
     pub output: OutputName,
     /// Width of its outputs, where it is not that of the rows.
     pub out_dim: Option<usize>,
     /// The adapters of the projections, where they have any.
     pub adapter: Option<Adapter>,
-    /// Which earlier tokens are seen.
+    /// The window of the layer.
     pub window: Window,
 }
 
@@ -196,14 +196,15 @@ struct Projection {
 }
 
 /// Queries, keys and values, and the gate on outputs where there is one.
-struct Projected {
+struct Projections {
     qkv: [NodeId; 3],
     /// `[tokens, heads * dim]`.
     gate: Option<NodeId>,
 }
 
-/// What heads attend to, and the gate on it where there is one: `[tokens, heads * dim]` each.
-struct Attended {
+/// The outputs of heads, and the gate on them where there is one: `[tokens, heads * dim]` each.
+/// `[tokens, heads * dim]` each.
+struct AttendedHeads {
     out: NodeId,
     gate: Option<NodeId>,
 }
@@ -240,7 +241,7 @@ impl Projection {
 }
 
 impl AttentionBlock {
-    /// What a layer with this block remembers.
+    /// The memory of a layer with this block.
     pub fn memory(&self) -> AttentionMemory {
         let Self {
             kv_heads,
@@ -279,7 +280,7 @@ impl AttentionBlock {
                 (self.scale_queries(b, q)?, gate, b.stored(owner)?)
             }
             None => {
-                let Projected {
+                let Projections {
                     qkv: [q, k, v],
                     gate,
                 } = self.queries_keys_values(b, x)?;
@@ -300,7 +301,7 @@ impl AttentionBlock {
                 b.attend("kqv", layer, self.attention(), rows)?
             }
         };
-        self.project_back(b, at, Attended { out, gate }, dim)
+        self.project_back(b, at, AttendedHeads { out, gate }, dim)
     }
 
     /// Adds the block without a memory, as in encoders: tokens attend within their ubatch through
@@ -315,11 +316,11 @@ impl AttentionBlock {
         x: NodeId,
     ) -> Result<NodeId, GraphError> {
         let dim = b.shape_of(x).last().copied().unwrap_or(0);
-        let Projected { qkv, gate } = self.queries_keys_values(b, x)?;
+        let Projections { qkv, gate } = self.queries_keys_values(b, x)?;
         let (buckets, scores) = match self.relative {
             RelativeAttention::None => {
                 let out = b.attend_batch("kqv", self.attention(), qkv, self.window)?;
-                return self.project_back(b, at, Attended { out, gate }, dim);
+                return self.project_back(b, at, AttendedHeads { out, gate }, dim);
             }
             RelativeAttention::Biases { buckets, weight } => {
                 (buckets, DistanceScores::SharedWeight(weight))
@@ -333,7 +334,7 @@ impl AttentionBlock {
         };
         let distances = Distances { buckets, scores };
         let out = b.attend_batch_relative("kqv", self.spec(), qkv, self.window, distances)?;
-        self.project_back(b, at, Attended { out, gate }, dim)
+        self.project_back(b, at, AttendedHeads { out, gate }, dim)
     }
 
     /// Queries, keys and values, `[tokens, heads, dim]` each.
@@ -341,7 +342,7 @@ impl AttentionBlock {
         &self,
         b: &mut GraphBuilder,
         x: NodeId,
-    ) -> Result<Projected, GraphError> {
+    ) -> Result<Projections, GraphError> {
         let [_, key, value] = self.projections();
         let [q, k, v] = self.project(b, x)?;
         let (q, gate) = self.queries(b, q)?;
@@ -353,7 +354,7 @@ impl AttentionBlock {
                 b.rms_norm_with("Vnormed", v, NormGain::None, self.norm_eps)?
             }
         };
-        Ok(Projected {
+        Ok(Projections {
             qkv: [self.scale_queries(b, q)?, k, v],
             gate,
         })
@@ -392,7 +393,7 @@ impl AttentionBlock {
         &self,
         b: &mut GraphBuilder,
         at: LayerContext,
-        attended: Attended,
+        attended: AttendedHeads,
         dim: usize,
     ) -> Result<NodeId, GraphError> {
         let out = at.take_rows(b, "kqv_rows", attended.out)?;

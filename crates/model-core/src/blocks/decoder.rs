@@ -11,7 +11,7 @@ use kv_core::{LayerIdx, PartIdx};
 
 use super::{FeedForward, LayerContext, LongRope, Mixer, Norm, PerLayerInputs};
 
-/// How a layer arranges its norms and its two blocks.
+/// The arrangement of a layer's norms and of its two blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arrangement {
     /// A norm before each block, as in Llama (Touvron et al., arXiv 2302.13971).
@@ -36,11 +36,11 @@ pub struct DecoderLayer {
     pub feed_forward: Option<FeedForward>,
     /// Factor on the rows behind it.
     pub scale: LayerScale,
-    /// What its blocks add to.
+    /// The rows that its blocks add to.
     pub residual: Residual,
 }
 
-/// What the blocks of a layer add to.
+/// The rows that the blocks of a layer add to.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Residual {
     /// The rows before their norms, as the decoder arranges them.
@@ -100,7 +100,7 @@ pub struct Multipliers {
     pub logits: Option<f32>,
 }
 
-/// What happens to the embeddings of tokens before the first layer.
+/// The work on the embeddings of tokens before the first layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DecoderInput {
     /// Nothing.
@@ -112,7 +112,7 @@ pub enum DecoderInput {
     Normed,
 }
 
-/// What files call the norm after the last layer.
+/// The name of the norm after the last layer in files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LastNorm {
     /// `output_norm`.
@@ -122,7 +122,7 @@ pub enum LastNorm {
     Embedding,
 }
 
-/// What a decoder's graphs take for each token.
+/// The rows that a decoder's graphs take for each token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DecoderRows {
     /// Its number, for a row of the embedding matrix.
@@ -141,13 +141,13 @@ pub struct Decoder {
     pub dim: usize,
     /// Every norm of rows.
     pub norm: Norm,
-    /// What its graphs take for each token.
+    /// The rows that its graphs take for each token.
     pub rows: DecoderRows,
-    /// What is added to embeddings, or becomes of them, before the first layer.
+    /// The work on embeddings before the first layer.
     pub input: DecoderInput,
-    /// What every layer gets of a token besides, where it does.
+    /// The further inputs of every layer, where it has any.
     pub per_layer_inputs: Option<PerLayerInputs>,
-    /// How layers arrange norms and blocks.
+    /// The arrangement of norms and blocks in layers.
     pub arrangement: Arrangement,
     /// Name of the gain of the norm before the feed-forward block, without its layer.
     pub feed_forward_norm: &'static str,
@@ -178,7 +178,7 @@ pub const OUTPUT_BIAS: &str = "output.bias";
 pub const OUTPUT: &str = "output.weight";
 
 impl Decoder {
-    /// What each layer remembers, and behind the layers, where there are indexers, the keys of each
+    /// The memory of each layer, and behind the layers, where there are indexers, the keys of each
     /// layer's.
     pub fn memory(&self) -> LayerMap {
         let mixers = || self.layers.iter().map(|layer| &layer.mixer);
@@ -244,9 +244,10 @@ impl Decoder {
         for (at, layer) in self.layers.iter().enumerate() {
             let number = |at| LayerIdx(u32::try_from(at).unwrap_or(u32::MAX));
             let index = number(at);
-            let output_rows = match at == last && shape.n_outputs < shape.n_tokens {
-                true => Some(b.input(Input::OutputRows)?),
-                false => None,
+            let output_rows = if at == last && shape.n_outputs < shape.n_tokens {
+                Some(b.input(Input::OutputRows)?)
+            } else {
+                None
             };
             let at = LayerContext {
                 layer: index,
@@ -284,7 +285,7 @@ impl Decoder {
         scaled(b, "inp_scaled", x, self.multipliers.embedding)
     }
 
-    /// What enters the first layer for the embeddings `x`.
+    /// The input of the first layer for the embeddings `x`.
     fn layer_input(&self, b: &mut GraphBuilder, x: NodeId) -> Result<NodeId, GraphError> {
         match self.input {
             DecoderInput::Tokens => Ok(x),
@@ -375,7 +376,7 @@ impl Decoder {
         of_feed_forward.sum(b, "l_out", [normed, fed])
     }
 
-    /// What the mixer adds to the residual.
+    /// The rows that the mixer adds to the residual.
     fn mixed(
         &self,
         b: &mut GraphBuilder,
@@ -388,7 +389,8 @@ impl Decoder {
         scaled(b, "mixed_scaled", mixed, self.multipliers.residual)
     }
 
-    /// What the feed-forward block adds to the residual, of normed rows and of those before the norm.
+    /// The rows that the feed-forward block adds to the residual, of normed rows and of those
+    /// before the norm.
     fn fed_forward(
         &self,
         b: &mut GraphBuilder,

@@ -22,7 +22,7 @@ pub struct DecoderModel {
     head: Head,
 }
 
-/// What follows the last norm.
+/// The head after the last norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Head {
     /// The output matrix.

@@ -27,9 +27,9 @@ pub struct DeltaMixerBlock {
     pub v_dim: usize,
     /// Width of the convolution.
     pub d_conv: usize,
-    /// Which value heads share a key head.
+    /// The value that heads share a key head.
     pub sharing: KeySharing,
-    /// Where learning rates and step sizes come from.
+    /// The source of learning rates and step sizes.
     pub rates: DeltaRates,
     /// Added to the mean square in the norm of outputs.
     pub norm_eps: f32,
@@ -47,7 +47,7 @@ pub enum DeltaRates {
 }
 
 impl DeltaMixerBlock {
-    /// What the layer remembers.
+    /// The memory of the layer.
     pub fn memory(&self) -> RecurrentMemory {
         RecurrentMemory {
             conv_row: self.d_conv.saturating_sub(1) * self.conv_channels(),
@@ -120,8 +120,8 @@ impl DeltaMixerBlock {
         b.linear("ssm_out", gated, "ssm_out.weight", dim)
     }
 
-    /// What learning rates are the sigmoid of, and step sizes without their bias: `[tokens, heads]`
-    /// each.
+    /// The arguments of the sigmoid that gives learning rates, and step sizes without their bias:
+    /// `[tokens, heads]` each. `[tokens, heads]` each.
     fn rates(&self, b: &mut GraphBuilder, x: NodeId) -> Result<[NodeId; 2], GraphError> {
         let n_heads = self.n_heads;
         match self.rates {

@@ -14,25 +14,25 @@ use super::{FeedForwardBlock, FeedForwardForm};
 /// Settings of one mixture of experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertsBlock {
-    /// How many there are.
+    /// Their number.
     pub n_experts: usize,
     /// Width between the matrices of one expert.
     pub hidden: usize,
-    /// How an expert gates.
+    /// The gate of an expert.
     pub gate: ExpertGate,
     /// Biases of the router and of the experts.
     pub bias: ExpertBias,
-    /// How many a row goes through, and their weights.
+    /// The number of a row's experts, and their weights.
     pub route: RouteSpec,
-    /// What experts are chosen by.
+    /// The values by which experts are chosen.
     pub choice: ExpertChoice,
-    /// What the weights of the route scale.
+    /// The rows that the weights of the route scale.
     pub scaling: ExpertScaling,
     /// The block that every row goes through, where there is one.
     pub shared: Option<SharedExpert>,
 }
 
-/// How an expert gates.
+/// The gate of an expert.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ExpertGate {
     /// `activation(gate) * up`.
@@ -57,7 +57,7 @@ pub enum ExpertBias {
     Sum,
 }
 
-/// What experts are chosen by.
+/// The values by which experts are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ExpertChoice {
     /// Their scores.
@@ -68,7 +68,7 @@ pub enum ExpertChoice {
     Biased,
 }
 
-/// What the weights of chosen experts scale.
+/// The rows that the weights of chosen experts scale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ExpertScaling {
     /// The results of experts.
@@ -87,11 +87,11 @@ pub struct SharedExpert {
     pub activation: Activation,
     /// Its matrices.
     pub form: FeedForwardForm,
-    /// What it counts.
+    /// The weight of the shared expert.
     pub share: SharedShare,
 }
 
-/// What the expert of every row counts.
+/// The weight of the expert of every row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SharedShare {
     /// All of its result.
@@ -108,7 +108,7 @@ const SHARED_ROUTER: &str = "ffn_gate_inp_shexp.weight";
 /// The row that is added to the weighted sum, `[1, dim]`.
 const SUM_BIAS: &str = "ffn_exps_sum.bias";
 
-/// What a router reads, and what multiplies the weights of its routes.
+/// The input of a router, and the factor on the weights of its routes.
 pub(super) struct RouterInput<'a> {
     /// Rows, `[rows, dim]`.
     pub(super) x: NodeId,
@@ -117,7 +117,7 @@ pub(super) struct RouterInput<'a> {
 }
 
 /// A mixture and the route of its rows, while its nodes are added.
-struct Routed<'a> {
+struct RoutedMixture<'a> {
     block: &'a ExpertsBlock,
     routes: NodeId,
 }
@@ -153,7 +153,7 @@ impl ExpertsBlock {
             ..Routing::from(self.route)
         };
         let routes = b.route("ffn_moe_route", logits, routing)?;
-        let routed = Routed {
+        let routed = RoutedMixture {
             block: self,
             routes,
         };
@@ -169,7 +169,7 @@ impl ExpertsBlock {
 }
 
 impl SharedExpert {
-    /// What it adds for `x [rows, dim]`.
+    /// The sum for `x [rows, dim]`.
     fn build(self, b: &mut GraphBuilder, x: NodeId) -> Result<NodeId, GraphError> {
         let block = FeedForwardBlock {
             hidden: self.hidden,
@@ -190,7 +190,7 @@ impl SharedExpert {
     }
 }
 
-impl Routed<'_> {
+impl RoutedMixture<'_> {
     /// The weighted sum of what the chosen experts compute of `x`.
     fn build(&self, b: &mut GraphBuilder, x: NodeId) -> Result<NodeId, GraphError> {
         let (block, routes) = (self.block, self.routes);
@@ -219,7 +219,7 @@ impl Routed<'_> {
         }
     }
 
-    /// What the down matrices of the chosen experts are applied to.
+    /// The rows that the down matrices of the chosen experts are applied to.
     fn gated(&self, b: &mut GraphBuilder, x: NodeId) -> Result<NodeId, GraphError> {
         let hidden = self.block.hidden;
         let name = "ffn_moe_gate_par";

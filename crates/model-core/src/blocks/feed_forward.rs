@@ -6,7 +6,7 @@ use kv_core::graph::{Activation, Affine, GraphBuilder, GraphError, NodeId};
 
 use super::{Adapter, DenseAndExperts, ExpertsBlock};
 
-/// What follows the mixer of a layer.
+/// The block after the mixer of a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FeedForward {
     /// One block for all rows.
@@ -78,8 +78,8 @@ impl FeedForwardBlock {
         self.build_named(b, x, "")
     }
 
-    /// Adds a block with separate gate, up and down, of whose gate so many deviations above its mean
-    /// are cut off: `x [rows, dim]` in, the same shape out.
+    /// Adds a block with separate gate, up and down, of whose gate so many deviations above its
+    /// mean are cut off: `x [rows, dim]` in, the same shape out.
     ///
     /// # Errors
     /// [`GraphError`] where sizes do not fit.

@@ -28,7 +28,7 @@ pub struct KdaMixerBlock {
 }
 
 impl KdaMixerBlock {
-    /// What the layer remembers.
+    /// The memory of the layer.
     pub fn memory(&self) -> RecurrentMemory {
         RecurrentMemory {
             // A size that no tensor has is refused later, with its tensor.

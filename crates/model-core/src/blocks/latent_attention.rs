@@ -35,14 +35,14 @@ pub struct LatentAttentionBlock {
     pub rope: Option<RopeSpec>,
     /// Factor on the queries by position, where there is one.
     pub query_scale: Option<PositionScale>,
-    /// Which earlier tokens are seen.
+    /// The window of the layer.
     pub window: Window,
-    /// What chooses among them, where not all are attended over.
+    /// The indexer that chooses among them, where not all are attended over.
     pub indexer: Option<IndexerBlock>,
 }
 
 impl LatentAttentionBlock {
-    /// What a layer with this block remembers: `[latent, shared key]` of every token, of which the
+    /// The memory of a layer with this block: `[latent, shared key]` of every token, of which the
     /// latent is the value too.
     pub fn memory(&self) -> AttentionMemory {
         AttentionMemory {
@@ -93,7 +93,8 @@ impl LatentAttentionBlock {
         b.linear("kqv_out", values, "attn_output.weight", dim)
     }
 
-    /// What queries are made of, and absorbed queries, `[tokens, heads, rank + shared_dim]`.
+    /// The rows that queries are made of, and absorbed queries, `[tokens, heads, rank +
+    /// shared_dim]`.
     fn queries(
         &self,
         b: &mut GraphBuilder,
@@ -128,7 +129,7 @@ impl LatentAttentionBlock {
         Ok((from, q))
     }
 
-    /// What is remembered of each token, `[tokens, 1, rank + shared_dim]`.
+    /// The rows that are stored for each token, `[tokens, 1, rank + shared_dim]`.
     fn rows(&self, b: &mut GraphBuilder, x: NodeId, n: usize) -> Result<NodeId, GraphError> {
         let both = b.linear("KVproj", x, "attn_kv_a_mqa.weight", self.row_dim())?;
         let latent = b.columns("KVlatent", both, 0..self.rank)?;

@@ -1,6 +1,6 @@
 //! The mixer of a layer with lightning attention (Qin et al., arXiv 2401.04658; MiniMax-01, arXiv
-//! 2501.08313): linear attention whose keys and values are summed with a decay that each head has, a
-//! norm, and a gate on what comes out.
+//! 2501.08313): linear attention whose keys and values are summed with a decay that each head has,
+//! a norm, and a gate on what comes out.
 //!
 //! It is the scan of Mamba-2 by heads where every time step is 1: keys are its B, queries its C.
 //! Does not know the layers around.
@@ -22,7 +22,7 @@ pub struct LightningBlock {
 }
 
 impl LightningBlock {
-    /// What the layer remembers: a matrix for each head.
+    /// The memory of the layer: a matrix for each head.
     pub fn memory(&self) -> RecurrentMemory {
         RecurrentMemory {
             conv_row: 0,

@@ -28,17 +28,19 @@ impl LongRope {
     /// from its beginning, whatever its length is at the time, so that keys once stored stay right
     /// (as in llama.cpp).
     pub fn factors(self, n_tokens: usize) -> &'static str {
-        match n_tokens > self.original_context {
-            true => Self::LONG,
-            false => Self::SHORT,
+        if n_tokens > self.original_context {
+            Self::LONG
+        } else {
+            Self::SHORT
         }
     }
 
     /// The scaling of a rotation with that set.
     pub fn scaling(self, n_tokens: usize) -> RopeScaling {
-        let attention_factor = match n_tokens > self.original_context {
-            true => self.long_attention,
-            false => self.short_attention,
+        let attention_factor = if n_tokens > self.original_context {
+            self.long_attention
+        } else {
+            self.short_attention
         };
         RopeScaling::LongRope { attention_factor }
     }

@@ -11,7 +11,7 @@ use super::{
     AttentionBlock, FeedForward, LatentAttentionBlock, LayerContext, Norm, SharedBlock, SsmMixer,
 };
 
-/// What mixes the tokens of a sequence in one layer.
+/// The part of a layer that mixes the tokens of a sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mixer {
     /// Attention.
@@ -32,7 +32,7 @@ pub enum Mixer {
 }
 
 impl Mixer {
-    /// What a layer with this mixer remembers.
+    /// The memory of a layer with this mixer.
     pub fn memory(&self) -> LayerMemory {
         match self {
             Self::Attention(attention) => match attention.rows_of {
@@ -75,8 +75,8 @@ impl Mixer {
         }
     }
 
-    /// What enters the norm before the mixer: the rows `x` before the layer, and what a shared
-    /// block adds to them, which reads the rows `first` before the first layer, too.
+    /// The input of the norm before the mixer: the rows `x` before the layer, and those that a
+    /// shared block adds to them, which reads the rows `first` before the first layer, too.
     ///
     /// # Errors
     /// [`GraphError`] where sizes do not fit.

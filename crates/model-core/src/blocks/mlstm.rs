@@ -22,7 +22,7 @@ pub struct MLstmBlock {
     pub k_dim: usize,
     /// Values of one value.
     pub v_dim: usize,
-    /// What the gates do not reach before their functions.
+    /// The bound on the gates before their functions.
     pub gate_cap: f32,
     /// Added to the divisor of outputs.
     pub eps: f32,
@@ -31,8 +31,8 @@ pub struct MLstmBlock {
 }
 
 impl MLstmBlock {
-    /// What the layer remembers: for each head a matrix `[k_dim, v_dim]`, its normaliser `[k_dim]` and the
-    /// exponent that both are divided by.
+    /// The memory of the layer: for each head a matrix `[k_dim, v_dim]`, its normaliser `[k_dim]`
+    /// and the exponent that both are divided by.
     pub fn memory(&self) -> RecurrentMemory {
         RecurrentMemory {
             conv_row: 0,
@@ -107,7 +107,7 @@ impl MLstm {
     const NAME: &'static str = "mlstm";
 }
 
-/// What one token has for one head.
+/// The values of one token for one head.
 struct HeadToken<'a> {
     q: &'a [f32],
     k: &'a [f32],

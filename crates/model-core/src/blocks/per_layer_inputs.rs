@@ -26,9 +26,9 @@ pub struct PerLayerInputs {
 }
 
 impl PerLayerInputs {
-    /// The inputs of all layers, `[tokens, layers * dim]`: the embeddings of the tokens and a normed
-    /// projection of the rows `x [tokens, width]` that enter the first layer, added and divided by
-    /// the root of 2.
+    /// The inputs of all layers, `[tokens, layers * dim]`: the embeddings of the tokens and a
+    /// normed projection of the rows `x [tokens, width]` that enter the first layer, added and
+    /// divided by the root of 2.
     ///
     /// # Errors
     /// [`GraphError`] where sizes do not fit.
@@ -55,7 +55,7 @@ impl PerLayerInputs {
         b.scale("per_layer_inputs", sum, std::f32::consts::FRAC_1_SQRT_2)
     }
 
-    /// What a layer's input adds to its rows: `x [rows, width]` in, the same shape out, where
+    /// The layer's rows with its input added: `x [rows, width]` in, the same shape out, where
     /// `inputs` is what [`PerLayerInputs::build`] gave.
     ///
     /// # Errors

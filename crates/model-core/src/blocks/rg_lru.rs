@@ -27,7 +27,8 @@ pub struct RgLruBlock {
 }
 
 impl RgLruBlock {
-    /// What the layer remembers: a value for each channel, and one that tells the state of a text from none.
+    /// The memory of the layer: a value for each channel, and one that tells the state of a text
+    /// from none.
     pub fn memory(&self) -> RecurrentMemory {
         RecurrentMemory {
             conv_row: self.d_conv.saturating_sub(1) * self.channels,
@@ -76,8 +77,8 @@ impl RgLruBlock {
         b.affine("lru_out", gated, OUT, dim)
     }
 
-    /// What the gates on inputs and on the decay are the sigmoids of, without their biases:
-    /// `[tokens, channels]` each.
+    /// The arguments of the sigmoids that give the gates on inputs and on the decay, without their
+    /// biases: `[tokens, channels]` each.
     fn gates(&self, b: &mut GraphBuilder, x: NodeId) -> Result<[NodeId; 2], GraphError> {
         let n = b.shape_of(x).first().copied().unwrap_or(0);
         let width = self.channels / self.n_heads.max(1);
@@ -107,9 +108,9 @@ const OUT: Affine<'static> = Affine {
 };
 
 /// The RG-LRU. For inputs `x`, input gates `i` and decay gates `r`, `[tokens, channels]` each, with
-/// biases `[channels]` of the gates and rates `a [channels]`, every token does
-/// `l = 8 a sigmoid(r + bias_r)`, `h = exp(l) h + sqrt(1 - exp(2 l)) sigmoid(i + bias_i) x` and gives
-/// `h`; the first token of a text is not scaled by the root. The rates are at most 0.
+/// biases `[channels]` of the gates and rates `a [channels]`, every token does `l = 8 a sigmoid(r +
+/// bias_r)`, `h = exp(l) h + sqrt(1 - exp(2 l)) sigmoid(i + bias_i) x` and gives `h`; the first
+/// token of a text is not scaled by the root. The rates are at most 0.
 ///
 /// The state is `h [channels]`, then a 1, which tells a state of a text from that of none.
 #[derive(Clone, Copy, Debug)]
@@ -164,9 +165,10 @@ impl CustomOp for RgLru {
                 h.iter_mut().zip(y).zip(x).zip(gates)
             {
                 let log = MOST_STEPS * rate * sigmoid(decay + decay_bias);
-                let scale = match is_first {
-                    true => 1.0,
-                    false => (1.0 - (2.0 * log).exp()).sqrt(),
+                let scale = if is_first {
+                    1.0
+                } else {
+                    (1.0 - (2.0 * log).exp()).sqrt()
                 };
                 *h = log.exp() * *h + scale * (sigmoid(input + input_bias) * x);
                 *y = *h;
@@ -176,7 +178,7 @@ impl CustomOp for RgLru {
     }
 }
 
-/// How many steps of its rate a channel decays by at most: the `c` of the paper.
+/// The number of steps of its rate a channel decays by at most: the `c` of the paper.
 const MOST_STEPS: f32 = 8.0;
 
 fn sigmoid(x: f32) -> f32 {

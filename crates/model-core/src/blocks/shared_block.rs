@@ -38,7 +38,7 @@ impl SharedBlock {
         b.add("shared_added", out, x)
     }
 
-    /// What the shared matrices make of the rows, for all tokens: the mixer needs them.
+    /// The result of the shared matrices, for all tokens: the mixer needs them.
     fn shared(
         &self,
         b: &mut GraphBuilder,

@@ -16,7 +16,7 @@ pub struct ShortConvBlock {
 }
 
 impl ShortConvBlock {
-    /// What the layer remembers.
+    /// The memory of the layer.
     pub fn memory(&self) -> RecurrentMemory {
         RecurrentMemory {
             conv_row: self.width.saturating_sub(1) * self.channels,

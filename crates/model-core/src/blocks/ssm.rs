@@ -36,7 +36,7 @@ pub enum SsmMixer {
 }
 
 impl SsmMixer {
-    /// What the layer remembers.
+    /// The memory of the layer.
     pub fn memory(&self) -> RecurrentMemory {
         match self {
             Self::Mamba(block) => block.memory(),

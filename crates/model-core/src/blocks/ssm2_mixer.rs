@@ -24,15 +24,15 @@ pub struct Ssm2MixerBlock {
     pub n_heads: usize,
     /// Groups of heads that share B and C.
     pub n_groups: usize,
-    /// Whether the convolution has a bias.
+    /// The bias of the convolution.
     pub conv_bias: ConvBias,
     /// The norm after the gate.
     pub gated_norm: GatedNorm,
-    /// How short time steps can be.
+    /// The lower bound of time steps.
     pub time_steps: TimeSteps,
 }
 
-/// How short the time steps of a mixer can be.
+/// The lower bound of the time steps of a mixer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TimeSteps {
     /// As short as they come out.
@@ -43,7 +43,7 @@ pub enum TimeSteps {
     WithFloor,
 }
 
-/// Whether what leaves the gate is normed.
+/// The norm behind the gate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GatedNorm {
     /// It is not.
@@ -56,7 +56,7 @@ pub enum GatedNorm {
 }
 
 impl Ssm2MixerBlock {
-    /// What the layer remembers.
+    /// The memory of the layer.
     pub fn memory(&self) -> RecurrentMemory {
         RecurrentMemory {
             conv_row: self.d_conv.saturating_sub(1) * self.conv_channels(),

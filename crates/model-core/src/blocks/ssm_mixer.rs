@@ -19,7 +19,7 @@ pub struct SsmMixerBlock {
     pub d_conv: usize,
     /// Values that step sizes are made from.
     pub dt_rank: usize,
-    /// Whether the convolution has a bias.
+    /// The bias of the convolution.
     pub conv_bias: ConvBias,
     /// Norms between the projection and the scan.
     pub inner_norms: InnerNorms,
@@ -60,7 +60,7 @@ impl InnerNorms {
     }
 }
 
-/// Whether the convolution of a mixer has a bias.
+/// The bias of a mixer's convolution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ConvBias {
     /// It has none.
@@ -71,7 +71,7 @@ pub enum ConvBias {
 }
 
 impl SsmMixerBlock {
-    /// What the layer remembers.
+    /// The memory of the layer.
     pub fn memory(&self) -> RecurrentMemory {
         RecurrentMemory {
             conv_row: self.d_conv.saturating_sub(1) * self.d_inner,

@@ -235,7 +235,7 @@ struct Tag {
     has_dot: bool,
     /// True if it is a block whose text goes through filters, which may make any value of it.
     is_filtered_block: bool,
-    last: Last,
+    last: LastToken,
     last_end: usize,
 }
 
@@ -244,7 +244,7 @@ enum Statement {
     /// An expression follows.
     #[default]
     Other,
-    /// What is assigned to follows: of `set`, `with`, `for`.
+    /// The target of an assignment follows: of `set`, `with`, `for`.
     Target(&'static str),
 }
 
@@ -274,7 +274,7 @@ struct AssignedValue {
 
 /// The kind of the last token, which decides what the next one means.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Last {
+enum LastToken {
     /// Something that a bracket behind it calls or subscribes.
     Value,
     Dot,
@@ -344,15 +344,17 @@ impl Tag {
             self.take_expression(token, start, end, insertions);
         }
         self.last = match token {
-            Token::Dot => Last::Dot,
-            Token::Ident(name) if self.last != Last::Dot && KEYWORDS.contains(name) => Last::Other,
+            Token::Dot => LastToken::Dot,
+            Token::Ident(name) if self.last != LastToken::Dot && KEYWORDS.contains(name) => {
+                LastToken::Other
+            }
             Token::Ident(_)
             | Token::Str(_)
             | Token::String(_)
             | Token::BracketClose
             | Token::BraceClose
-            | Token::ParenClose => Last::Value,
-            _ => Last::Other,
+            | Token::ParenClose => LastToken::Value,
+            _ => LastToken::Other,
         };
         self.last_end = end;
     }
@@ -397,7 +399,7 @@ impl Tag {
             Token::BracketOpen | Token::BraceOpen | Token::ParenOpen => {
                 let kind = match (token, self.last) {
                     (Token::BraceOpen, _) => BracketKind::Literal,
-                    (_, Last::Value) => BracketKind::Other,
+                    (_, LastToken::Value) => BracketKind::Other,
                     (Token::BracketOpen, _) => BracketKind::Literal,
                     _ => BracketKind::Group,
                 };

@@ -91,7 +91,7 @@ impl GgufFile {
         Err(in_file(&file.label, reason))
     }
 
-    /// What errors call the file: its path in quotes, or what the bytes are.
+    /// The file's name in errors: its path in quotes, or a description of the bytes.
     pub fn label(&self) -> &str {
         &self.label
     }
@@ -201,8 +201,9 @@ fn computed_shape(tensor: &TensorInfo) -> Vec<usize> {
     }
 }
 
-/// Whether a tensor is one of WavTokenizer's convolutions over tokens, which are matrices over the
-/// rows of several tokens, or a bias or norm between them, which has a dimension for tokens in files.
+/// True if a tensor is one of WavTokenizer's convolutions over tokens, which are matrices over the
+/// rows of several tokens, or a bias or norm between them, which has a dimension for tokens in
+/// files.
 pub fn is_of_convolutions(name: &str) -> bool {
     let of_conv_next = name.strip_prefix("convnext.");
     name.starts_with("conv1d.")

@@ -42,7 +42,7 @@ const MIN_ENTRY: u64 = 8 + 4 + 1;
 /// Fewest bytes of a tensor's description: a length, no dimensions, a type and an offset.
 const MIN_TENSOR: u64 = 8 + 4 + 4 + 8;
 
-/// What one file contains.
+/// The contents of one file.
 #[derive(Clone, Debug)]
 pub(super) struct Header {
     pub(super) version: u32,
@@ -66,7 +66,7 @@ impl Header {
         let mut described = Vec::new();
         let mut names = HashSet::new();
         for i in 0..n_tensors {
-            let tensor = Described::read(&mut reader, i)?;
+            let tensor = TensorDescription::read(&mut reader, i)?;
             if !names.insert(tensor.name.clone()) {
                 return Err(GgufError::DuplicateTensor { name: tensor.name });
             }
@@ -275,7 +275,7 @@ fn truth(key: &str, found: u8) -> Result<bool, GgufError> {
 }
 
 /// A tensor as described in the header, before its place in the file is known.
-struct Described {
+struct TensorDescription {
     name: String,
     /// Outermost first.
     shape: Vec<u64>,
@@ -284,7 +284,7 @@ struct Described {
     offset: u64,
 }
 
-impl Described {
+impl TensorDescription {
     fn read(reader: &mut Reader<'_>, i: usize) -> Result<Self, GgufError> {
         let name = reader.utf8(MAX_NAME, format_args!("the name of tensor {i}"))?;
         let n_dimensions =
@@ -338,18 +338,18 @@ impl Described {
     }
 }
 
-/// Where tensor data lies in a file.
+/// The place of tensor data in a file.
 struct Layout {
     alignment: u32,
-    /// Where the descriptions end.
+    /// The end of the descriptions.
     described_to: u64,
     file_len: u64,
 }
 
 impl Layout {
-    fn place(&self, tensor: Described) -> Result<TensorInfo, GgufError> {
+    fn place(&self, tensor: TensorDescription) -> Result<TensorInfo, GgufError> {
         let n_bytes = tensor.n_bytes()?;
-        let Described {
+        let TensorDescription {
             name,
             shape,
             stored,

@@ -40,7 +40,7 @@ impl Metadata {
             .map(|(_, value)| value)
     }
 
-    /// Whether the key is there.
+    /// True if the key is there.
     pub fn contains(&self, key: &str) -> bool {
         self.index.contains_key(key)
     }
@@ -57,7 +57,7 @@ impl Metadata {
         self.entries.len()
     }
 
-    /// Whether there are no keys.
+    /// True if there are no keys.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }

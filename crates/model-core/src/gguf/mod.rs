@@ -24,7 +24,7 @@ pub use metadata::{FromValue, Metadata, Mismatch};
 pub use split::part_file_name;
 pub use tensor::{TensorInfo, TensorType};
 pub use value::{Array, Value};
-pub use writer::{Announced, GgufWriter};
+pub use writer::{GgufWriter, PendingWeight};
 
 pub use crate::error::{GgufError, MetadataError};
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use kv_core::block::BlockFormat;
 
-/// How a tensor is stored.
+/// The way a tensor is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorType {
     /// A format that weights can have.
@@ -37,7 +37,7 @@ const SUPPORTED: [(u32, BlockFormat); 16] = [
     (39, BlockFormat::MXFP4),
 ];
 
-/// What is known of one tensor type.
+/// The facts of one tensor type.
 struct KnownType {
     code: u32,
     name: &'static str,
@@ -137,7 +137,7 @@ pub struct TensorInfo {
     pub(super) name: String,
     pub(super) shape: Vec<usize>,
     pub(super) stored: TensorType,
-    /// Which part of a split file it is in.
+    /// The part of a split file that it is in.
     pub(super) part: usize,
     /// Its bytes in that part, from the start of the file; empty where the size is unknown.
     pub(super) data: Range<usize>,
@@ -160,7 +160,7 @@ impl TensorInfo {
         self.shape.iter().product()
     }
 
-    /// How the values are stored.
+    /// The way the values are stored.
     pub fn stored(&self) -> TensorType {
         self.stored
     }
@@ -170,7 +170,7 @@ impl TensorInfo {
         self.stored.block().map(|_| self.data.len())
     }
 
-    /// Where the bytes begin, from the start of the tensor's file.
+    /// The start of the bytes, from the start of the tensor's file.
     pub fn file_offset(&self) -> usize {
         self.data.start
     }

@@ -26,7 +26,7 @@ pub struct GgufWriter {
 
 /// A weight that is yet to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Announced {
+pub struct PendingWeight {
     /// Its name.
     pub name: String,
     /// Its shape and format.
@@ -95,8 +95,8 @@ impl GgufWriter {
     pub fn write_each<E: From<GgufError> + From<io::Error>>(
         &self,
         out: &mut impl Write,
-        announced: &[Announced],
-        mut make: impl FnMut(&Announced) -> Result<Weight, E>,
+        announced: &[PendingWeight],
+        mut make: impl FnMut(&PendingWeight) -> Result<Weight, E>,
     ) -> Result<u64, E> {
         let alignment = alignment(&self.metadata)? as usize;
         check(announced)?;
@@ -121,8 +121,8 @@ impl GgufWriter {
         Ok(n_bytes)
     }
 
-    fn announced(&self) -> Vec<Announced> {
-        let announced = |weight: &Weight| Announced {
+    fn announced(&self) -> Vec<PendingWeight> {
+        let announced = |weight: &Weight| PendingWeight {
             name: weight.name().to_owned(),
             info: weight.info(),
         };
@@ -130,7 +130,7 @@ impl GgufWriter {
     }
 
     /// Everything before the tensor data, padded.
-    fn header(&self, weights: &[Announced], alignment: usize) -> Vec<u8> {
+    fn header(&self, weights: &[PendingWeight], alignment: usize) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         out.extend(VERSION.to_le_bytes());
         out.extend((weights.len() as u64).to_le_bytes());
@@ -140,7 +140,7 @@ impl GgufWriter {
             push_value(&mut out, value);
         }
         let mut offset = 0;
-        for Announced { name, info } in weights {
+        for PendingWeight { name, info } in weights {
             push_string(&mut out, name);
             out.extend((info.shape.len() as u32).to_le_bytes());
             let dimensions = info.shape.iter().rev();
@@ -158,10 +158,10 @@ impl GgufWriter {
     }
 }
 
-/// What [`GgufWriter::add`] makes sure of.
-fn check(announced: &[Announced]) -> Result<(), GgufError> {
+/// The checks of [`GgufWriter::add`].
+fn check(announced: &[PendingWeight]) -> Result<(), GgufError> {
     let mut names = HashSet::new();
-    for Announced { name, info } in announced {
+    for PendingWeight { name, info } in announced {
         check_one(name, info)?;
         if !names.insert(name) {
             return Err(GgufError::DuplicateTensor { name: name.clone() });

@@ -9,43 +9,43 @@ use super::{HfConfig, HfWeights, Keys, ModelFileError, TensorRule};
 pub struct HfClass {
     /// The name in `architectures` of `config.json`.
     pub name: &'static str,
-    /// Which models of that name it is for.
+    /// The models of that name that it is for.
     pub when: ClassWhen,
     /// The name in `general.architecture`.
     pub architecture: &'static str,
-    /// What becomes of the keys of `config.json`, in tables that classes share.
+    /// The outcome for the keys of `config.json`, in tables that classes share.
     pub keys: &'static [&'static [Key]],
-    /// What becomes of the tensors, in tables that classes share.
+    /// The outcome for the tensors, in tables that classes share.
     pub tensors: &'static [&'static [TensorRule]],
     /// Whole names of tensors that hold nothing a model needs; `{l}` is any layer.
     pub unused: &'static [&'static str],
-    /// What the names of tensors of other parts of a model begin with (a vision tower's).
+    /// The beginnings of the names of tensors of other parts of a model (a vision tower's).
     pub other_parts: &'static [&'static str],
     /// The object of `config.json` whose keys count for the model, before those around it: files
     /// of models with several parts have one for each.
     pub section: Option<&'static str>,
     /// Keys of `config.json` that this class calls otherwise: the usual name, then its own.
     pub aliases: &'static [(&'static str, &'static str)],
-    /// What the names of tensors begin with, but for the output matrix; files that were saved
+    /// The beginning of the names of tensors, but for the output matrix; files that were saved
     /// without their head may lack it.
     pub body: &'static str,
-    /// What may follow it in files of models with a vision or audio tower.
+    /// The text that may follow it in files of models with a vision or audio tower.
     pub text: &'static str,
-    /// What transformers takes for a key that is not there, where a reader would refuse that or
-    /// take something else. A key that is `null` is there.
+    /// The values of transformers for absent keys, where a reader would refuse that or take
+    /// something else. A key that is `null` is there.
     pub defaults: &'static [(&'static str, u32)],
-    /// Which part of a head rotates where the config does not say so, if not all of it.
+    /// The part of a head that rotates where the config does not say so, if not all of it.
     pub rotated_part: Option<f64>,
-    /// Whether models of the class have an output matrix.
+    /// The output matrix of models of the class.
     pub head: HfHead,
-    /// What adds tensors that are computed out of others, where there are any.
+    /// The function that adds tensors that are computed out of others, where there are any.
     pub derive: Option<DeriveTensors>,
 }
 
 /// Adds tensors that are computed out of others.
 pub type DeriveTensors = fn(&HfConfig, &mut HfWeights) -> Result<(), ModelFileError>;
 
-/// Which models of one class a translation is for: some classes are two architectures.
+/// The models of one class that a translation is for: some classes are two architectures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClassWhen {
     /// Those that no other translation is for.
@@ -69,7 +69,7 @@ impl ClassWhen {
     }
 }
 
-/// Whether a class of models has an output matrix.
+/// The output matrix of a class of models.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HfHead {
     /// One of its own, or that of the embedding.
@@ -100,7 +100,7 @@ impl HfClass {
         derive: None,
     };
 
-    /// Whether a rule makes the GGUF tensor of this name.
+    /// True if a rule makes the GGUF tensor of this name.
     pub(super) fn has_tensor(&self, name: &str) -> bool {
         let mut rules = self.tensors.iter().copied().flatten();
         rules.any(|rule| rule.makes(name))
@@ -111,12 +111,12 @@ impl HfClass {
 #[derive(Clone, Debug, Default)]
 pub struct HfClasses {
     classes: Vec<HfClass>,
-    declined: Vec<Declined>,
+    declined: Vec<DeclinedClass>,
 }
 
 /// A class of models that is not supported, on purpose.
 #[derive(Clone, Copy, Debug)]
-struct Declined {
+struct DeclinedClass {
     class: &'static str,
     reason: &'static str,
 }
@@ -131,7 +131,7 @@ impl HfClasses {
 
     /// Records why a class has no translation, for the error on opening a model of it.
     pub fn decline(&mut self, class: &'static str, reason: &'static str) {
-        self.declined.push(Declined { class, reason });
+        self.declined.push(DeclinedClass { class, reason });
     }
 
     /// The translation of the class with this name.
@@ -175,7 +175,7 @@ impl HfClasses {
     }
 }
 
-/// What becomes of one key of `config.json`. `to` is without the architecture's name before it.
+/// The outcome for one key of `config.json`. `to` is without the architecture's name before it.
 #[derive(Clone, Copy, Debug)]
 pub enum Key {
     /// A whole number of at least 1 that must be there.
@@ -219,7 +219,7 @@ pub enum Key {
     Only {
         /// Key in `config.json`.
         from: &'static str,
-        /// What it must be where it is there.
+        /// The value that it must have where it is there.
         is: Expected,
     },
     /// Those of a table.

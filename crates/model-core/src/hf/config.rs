@@ -26,14 +26,14 @@ pub struct HfConfig {
     aliases: &'static [(&'static str, &'static str)],
     /// The object that keys were taken out of, where there is one.
     section: Option<Section>,
-    /// What was read, of this and of all that were made from it.
+    /// The keys that were read, of this and of all that were made from it.
     read_keys: ReadKeys,
-    /// What counts can be, where there are tensors that say so.
+    /// The bounds of counts, where there are tensors that give them.
     bounds: Option<Bounds>,
 }
 
-/// What the tensors of a model allow as its sizes: memory is taken for each layer, head and token,
-/// so that a count which no tensor has must end as an error before.
+/// The bounds of a model's sizes by its tensors: memory is taken for each layer, head and token, so
+/// a count that no tensor has must end as an error before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     /// Number of tensors: each layer has one.
@@ -168,7 +168,7 @@ impl HfConfig {
         self
     }
 
-    /// What errors call a key: by its place in the file.
+    /// The key's name in errors: its place in the file.
     fn shown(&self, key: &str) -> String {
         let own = self.own(key);
         let first = own.split('.').next().unwrap_or(own);
@@ -189,7 +189,7 @@ impl HfConfig {
         self
     }
 
-    /// What the file calls a key: its other name where the file has that, or has neither.
+    /// The key's name in the file: its other name where the file has that, or has neither.
     pub(super) fn own<'a>(&self, key: &'a str) -> &'a str {
         let other = self.aliases.iter().find(|(usual, _)| *usual == key);
         match other {
@@ -212,8 +212,8 @@ impl HfConfig {
         self
     }
 
-    /// The same, with the part of a head that rotates where it does not have that. The usual key of a
-    /// class that has a name of its own for it counts for nothing.
+    /// The same, with the part of a head that rotates where it does not have that. The usual key of
+    /// a class that has a name of its own for it counts for nothing.
     #[must_use]
     pub(super) fn with_rotated_part(mut self, part: f64) -> Self {
         let usual = "partial_rotary_factor";
@@ -223,8 +223,8 @@ impl HfConfig {
         self
     }
 
-    /// The same, with the tokens that begin a text as `generation_config.json` has them: there, they come
-    /// before those of `config.json`.
+    /// The same, with the tokens that begin a text as `generation_config.json` has them: there,
+    /// they come before those of `config.json`.
     #[must_use]
     pub(super) fn with_start_of(mut self, generation: &Self) -> Self {
         for key in ["decoder_start_token_id", "forced_bos_token_id"] {
@@ -261,7 +261,7 @@ impl HfConfig {
         rest
     }
 
-    /// What errors call the file.
+    /// The file's name in errors.
     pub fn file(&self) -> &str {
         &self.file
     }
@@ -321,7 +321,8 @@ impl HfConfig {
         entries.map(|(key, value)| (key.as_str(), value)).collect()
     }
 
-    /// Checks that what is there is an object: something else would be read as if it were not there.
+    /// Checks that what is there is an object: something else would be read as if it were not
+    /// there.
     ///
     /// # Errors
     /// [`ModelFileError::WrongKey`] where it is something else.

@@ -21,7 +21,7 @@ const INDEX: &str = "model.safetensors.index.json";
 
 /// One tensor as it lies in its file.
 #[derive(Clone, Debug)]
-pub(super) struct Stored {
+pub(super) struct TensorLocation {
     /// Outermost dimension first.
     pub(super) shape: Vec<usize>,
     /// As the file calls it, where it is none that can be read.
@@ -32,7 +32,7 @@ pub(super) struct Stored {
 /// All tensors of a directory, by name.
 #[derive(Debug, Default)]
 pub(super) struct TensorFiles {
-    pub(super) tensors: BTreeMap<String, Stored>,
+    pub(super) tensors: BTreeMap<String, TensorLocation>,
     /// The files, whole.
     pub(super) maps: Vec<SharedBytes>,
 }
@@ -97,7 +97,7 @@ impl TensorFiles {
     pub(super) fn from_source(source: &dyn WeightSource) -> Result<Self, ModelFileError> {
         let stored = |name: String| match source.require(&name) {
             Ok(weight) => {
-                let stored = Stored {
+                let stored = TensorLocation {
                     shape: weight.shape().to_vec(),
                     format: Ok(weight.format()),
                     bytes: weight.bytes().clone(),
@@ -142,7 +142,7 @@ impl TensorFiles {
         for (name, info) in header.tensors() {
             let (from, to) = info.data_offsets;
             let data = bytes.slice(start + from..start + to);
-            let stored = Stored {
+            let stored = TensorLocation {
                 shape: info.shape.clone(),
                 format: format(info.dtype),
                 bytes: data.ok_or_else(|| wrong(&"a tensor reaches beyond the end"))?,

@@ -2,12 +2,13 @@
 //! scores.
 
 use super::{
-    HfConfig, Keys, ModelFileError, Step, TensorRule, head_dim, in_layers, windows_by_layer, with,
+    HfConfig, Keys, ModelFileError, TensorRule, TensorStep, head_dim, in_layers, windows_by_layer,
+    with,
 };
 use crate::windows::{FullLayer, WindowPattern};
 
 /// For gains that are stored as their distance from 1.
-pub const PLUS_ONE: &[Step] = &[Step::PlusOne];
+pub const PLUS_ONE: &[TensorStep] = &[TensorStep::PlusOne];
 
 /// Norms before and after both blocks of a layer, and of queries and keys.
 pub const GEMMA_NORMS: &[TensorRule] = &in_layers(

@@ -33,7 +33,7 @@ impl Keys {
         self.metadata.insert(key, value);
     }
 
-    /// What was set.
+    /// The keys that were set.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }

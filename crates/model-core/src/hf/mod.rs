@@ -43,7 +43,7 @@ pub use rules::{
     VOCAB_SIZE, WIDTH_KEYS, full_attention, head_dim, head_keys, layer_types, only, window_of_all,
     windows_by_layer,
 };
-pub use steps::{HeadRows, Heads, PickedRows, RowFactors, Step};
+pub use steps::{HeadRows, Heads, PickedRows, RowFactors, TensorStep};
 pub use tables::{
     ATTENTION_TENSORS, ATTENTION_VECTORS, EMBEDDING_TENSORS, GATED, GATED_EXPERTS, GATED_TENSORS,
     INPUT_NORM, NORM_BEFORE_FFN, PAIRED_ATTENTION, in_layers, in_stack,

@@ -16,13 +16,13 @@ use super::{HfConfig, Keys, ModelFileError};
 pub struct RopeSettings {
     /// Base of the frequencies.
     pub theta: f64,
-    /// Which part of a head rotates, from its start: 1 is all of it.
+    /// The part of a head that rotates, from its start: 1 is all of it.
     pub partial: f64,
-    /// How positions beyond the trained length are reached.
+    /// The way positions beyond the trained length are reached.
     pub kind: RopeKind,
 }
 
-/// How positions beyond the trained length are reached.
+/// The way positions beyond the trained length are reached.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeKind {
     /// They are not.
@@ -55,7 +55,7 @@ pub enum RopeKind {
         beta_slow: Option<f64>,
         /// Factor on rotated values, where it is not the formula's.
         attention: Option<f64>,
-        /// Whether the ramp between begins and ends at whole frequencies.
+        /// The beginning and end of the ramp between: at whole frequencies, or exact.
         ramp: YarnRamp,
     },
     /// One divisor for each frequency, for short and for long texts.
@@ -126,7 +126,8 @@ fn place_of(config: &HfConfig, layer_type: Option<&str>, key: &str) -> Option<St
     places.find(|path| config.value(path).is_some())
 }
 
-/// For classes of which it is not certain what they take for a base that their config does not have.
+/// For classes of which it is not certain what they take for a base that their config does not
+/// have.
 ///
 /// # Errors
 /// [`ModelFileError`] where it does not have one.
@@ -162,8 +163,8 @@ impl RopeSettings {
         }
     }
 
-    /// The base of layers of this type, which rotate whole heads without scaling. Older files have it under
-    /// a key of its own.
+    /// The base of layers of this type, which rotate whole heads without scaling. Older files have
+    /// it under a key of its own.
     ///
     /// # Errors
     /// [`ModelFileError`] naming the key, also of another rotation.
@@ -198,7 +199,7 @@ impl RopeSettings {
         checked_base(config, &path)
     }
 
-    /// Which part of a head rotates in layers of this type.
+    /// The part of a head that rotates in layers of this type.
     ///
     /// # Errors
     /// [`ModelFileError`] naming the key.
@@ -210,9 +211,10 @@ impl RopeSettings {
             return Ok(1.0);
         };
         let partial = config.number(&path)?;
-        match partial > 0.0 && partial <= 1.0 {
-            true => Ok(partial),
-            false => Err(config.wrong(&path, "a number above 0 and at most 1")),
+        if partial > 0.0 && partial <= 1.0 {
+            Ok(partial)
+        } else {
+            Err(config.wrong(&path, "a number above 0 and at most 1"))
         }
     }
 }
@@ -403,9 +405,10 @@ impl RopeSettings {
                 }
                 let trained = config.count("max_position_embeddings")?;
                 let stretch = trained as f64 / *original as f64;
-                let own = match stretch > 1.0 {
-                    true => (1.0 + stretch.ln() / (*original as f64).ln()).sqrt(),
-                    false => 1.0,
+                let own = if stretch > 1.0 {
+                    (1.0 + stretch.ln() / (*original as f64).ln()).sqrt()
+                } else {
+                    1.0
                 };
                 let original = super::class::as_u32(*original);
                 keys.set("rope.scaling.type", "longrope");
@@ -416,7 +419,7 @@ impl RopeSettings {
         Ok(())
     }
 
-    /// What each frequency of a rotation of `n_rot` values is divided by.
+    /// The divisor of each frequency of a rotation of `n_rot` values.
     fn llama3_divisors(&self, n_rot: usize) -> Vec<f32> {
         let RopeKind::Llama3 {
             factor,

@@ -105,15 +105,14 @@ pub fn head_dim(config: &HfConfig) -> Result<usize, ModelFileError> {
         config.count("hidden_size")?,
         config.count("num_attention_heads")?,
     );
-    match dim.is_multiple_of(heads) {
-        true => Ok(dim / heads),
-        false => {
-            let wanted = format!(
-                "a divisor of '{}', which is {dim}",
-                config.own("hidden_size")
-            );
-            Err(config.wrong("num_attention_heads", wanted))
-        }
+    if dim.is_multiple_of(heads) {
+        Ok(dim / heads)
+    } else {
+        let wanted = format!(
+            "a divisor of '{}', which is {dim}",
+            config.own("hidden_size")
+        );
+        Err(config.wrong("num_attention_heads", wanted))
     }
 }
 
@@ -181,13 +180,14 @@ pub fn windows_by_layer(
             None => usual,
         },
     };
-    match own.contains(&true) {
-        true => Key::Count {
+    if own.contains(&true) {
+        Key::Count {
             to: "attention.sliding_window",
             from: "sliding_window",
         }
-        .apply(config, keys),
-        false => window_of_all(config, keys),
+        .apply(config, keys)
+    } else {
+        window_of_all(config, keys)
     }
 }
 

@@ -27,10 +27,10 @@ const MODES: &[(&str, &str, Option<Pooling>)] = &[
     ("pooling_mode_weightedmean_tokens", "weightedmean", None),
 ];
 
-/// Where the pooling lies in a directory without a list of modules.
+/// The folder of the pooling in a directory without a list of modules.
 const USUAL_FOLDER: &str = "1_Pooling";
 
-/// Whether a class of models has tensors for dense modules.
+/// The support of a class of models for dense modules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DenseModules {
     Refused,
@@ -101,14 +101,14 @@ fn refuse_default_prompt(config: &Path) -> Result<(), ModelFileError> {
     }
 }
 
-/// What a list of modules says.
+/// The modules that a list names.
 #[derive(Debug, Default)]
 struct Modules {
     /// The folder of the pooling, where there is one.
     pooling_folder: Option<String>,
     /// The folders of dense modules, in order.
     dense_folders: Vec<String>,
-    /// Whether vectors get length 1.
+    /// True if vectors get length 1.
     normalize: bool,
 }
 
@@ -158,7 +158,7 @@ impl Modules {
     }
 }
 
-/// Whether a path stays inside the directory.
+/// True if a path stays inside the directory.
 fn is_plain(path: &str) -> bool {
     !path.is_empty() && !path.contains(['/', '\\']) && path != ".."
 }

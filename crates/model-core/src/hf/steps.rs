@@ -1,4 +1,4 @@
-//! [`Step`]: what happens to a tensor between its file and its place under a GGUF name.
+//! [`TensorStep`]: what happens to a tensor between its file and its place under a GGUF name.
 //!
 //! Rows are moved as they are stored; where values change, they become `F32`. Invariant: the shape
 //! that [`Action::shape`] promises is the one that [`Action::apply`] makes. Knows no tensor by
@@ -21,7 +21,7 @@ pub struct HeadRows {
     pub n_heads: usize,
     /// Rows that a head has.
     pub n_rows: usize,
-    /// Which of them are taken.
+    /// The range of rows that is taken.
     pub rows: Range<usize>,
 }
 
@@ -30,7 +30,7 @@ pub struct HeadRows {
 pub struct PickedRows {
     /// Rows that the tensor has.
     pub n_rows: usize,
-    /// Which are taken, in this order.
+    /// The ranges of rows that are taken, in this order.
     pub rows: Vec<Range<usize>>,
 }
 
@@ -40,7 +40,7 @@ impl PickedRows {
     }
 }
 
-/// Which heads the rows of a projection belong to.
+/// The heads that the rows of a projection belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heads {
     /// `num_attention_heads`
@@ -51,29 +51,29 @@ pub enum Heads {
 
 /// One change to a tensor, as tables specify it.
 #[derive(Clone, Copy, Debug)]
-pub enum Step {
+pub enum TensorStep {
     /// Of each head, the rows that rotate together become neighbours: transformers pairs row `i`
     /// with row `i + n_rot / 2`, GGUF's `llama` pairs `2i` with `2i + 1`. Rows that do not rotate
     /// stay.
     Pairs(Heads),
     /// One of `of` equal parts of the second to last dimension.
     RowPart {
-        /// Which, from 0.
+        /// The number of the part, from 0.
         part: usize,
-        /// How many there are.
+        /// Their number.
         of: usize,
     },
     /// One of `of` equal parts of the last dimension.
     ColumnPart {
-        /// Which, from 0.
+        /// The number of the part, from 0.
         part: usize,
-        /// How many there are.
+        /// Their number.
         of: usize,
     },
     /// Rows of so many groups, each with `of` parts, become `of` parts, each with all groups: fused
     /// queries, keys and values that lie head by head.
     PartsTogether {
-        /// How many groups there are.
+        /// Number of groups.
         groups: fn(&HfConfig) -> Result<usize, ModelFileError>,
         /// Parts of each.
         of: usize,
@@ -153,7 +153,7 @@ pub(super) struct Values {
     pub(super) bytes: SharedBytes,
 }
 
-impl Step {
+impl TensorStep {
     /// Fills in the numbers of a config.
     pub(super) fn resolve(self, config: &HfConfig) -> Result<Action, ModelFileError> {
         Ok(match self {
@@ -212,9 +212,10 @@ fn softplus(x: f32) -> f32 {
 }
 
 fn part_of(n: usize, of: usize, what: &str) -> Result<usize, String> {
-    match n.is_multiple_of(of) {
-        true => Ok(n / of),
-        false => Err(format!("{n} {what} cannot be cut into {of} equal parts")),
+    if n.is_multiple_of(of) {
+        Ok(n / of)
+    } else {
+        Err(format!("{n} {what} cannot be cut into {of} equal parts"))
     }
 }
 
@@ -228,7 +229,7 @@ impl Action {
     /// The shape that a tensor of `shape` takes.
     ///
     /// # Errors
-    /// Where it has no such shape, in words.
+    /// If it has no such shape, in words.
     pub(super) fn shape(&self, shape: &[usize]) -> Result<Vec<usize>, String> {
         match *self {
             Self::Pairs { heads, rotary } => {
@@ -296,9 +297,10 @@ impl Action {
             Self::ScaledRows(ref factors) => {
                 let found = shape.first().copied().unwrap_or(1);
                 let wanted: usize = factors.iter().map(|(rows, _)| rows).sum();
-                match found == wanted {
-                    true => Ok(shape.to_vec()),
-                    false => Err(format!("{found} rows where the config asks for {wanted}")),
+                if found == wanted {
+                    Ok(shape.to_vec())
+                } else {
+                    Err(format!("{found} rows where the config asks for {wanted}"))
                 }
             }
             Self::RowsAfter(n) => match *shape {
@@ -311,7 +313,7 @@ impl Action {
         }
     }
 
-    /// How values are stored after this step.
+    /// The way values are stored after this step.
     pub(super) fn format(&self, format: BlockFormat) -> BlockFormat {
         match *self {
             Self::Plus(_) | Self::NegativeExp | Self::NegativeSoftplus | Self::ScaledRows(_) => {
@@ -424,20 +426,22 @@ fn rotated_rows(shape: &[usize], heads: usize, rotary: f64) -> Result<(usize, us
     let head_rows = part_of(rows, heads.max(1), "rows")?;
     // As transformers rounds it.
     let n_rot = (head_rows as f64 * rotary) as usize;
-    match n_rot.is_multiple_of(2) && n_rot <= head_rows {
-        true => Ok((head_rows, n_rot)),
-        false => Err(format!(
+    if n_rot.is_multiple_of(2) && n_rot <= head_rows {
+        Ok((head_rows, n_rot))
+    } else {
+        Err(format!(
             "{n_rot} rows of {head_rows} cannot rotate in pairs"
-        )),
+        ))
     }
 }
 
-/// Where the row lies that becomes `row`.
+/// The number of the row that becomes `row`.
 fn source_row(row: usize, head_rows: usize, n_rot: usize) -> usize {
     let (head, inside) = (row / head_rows, row % head_rows);
-    let source = match inside < n_rot {
-        true => inside / 2 + inside % 2 * (n_rot / 2),
-        false => inside,
+    let source = if inside < n_rot {
+        inside / 2 + inside % 2 * (n_rot / 2)
+    } else {
+        inside
     };
     head * head_rows + source
 }

@@ -2,7 +2,7 @@
 //!
 //! Names stand without their beginnings; [`in_layers`] puts them in their place. Knows no class.
 
-use super::{Heads, Step, TensorRule, same, with};
+use super::{Heads, TensorRule, TensorStep, same, with};
 
 /// Rules of something that every layer has, below `blk.{l}.` in GGUF and below `place` in the
 /// files.
@@ -65,12 +65,12 @@ pub const PAIRED_ATTENTION: &[TensorRule] = &in_layers(
         with(
             "attn_q.weight",
             "q_proj.weight",
-            &[Step::Pairs(Heads::Query)],
+            &[TensorStep::Pairs(Heads::Query)],
         ),
         with(
             "attn_k.weight",
             "k_proj.weight",
-            &[Step::Pairs(Heads::KeyValue)],
+            &[TensorStep::Pairs(Heads::KeyValue)],
         ),
         same("attn_v.weight", "v_proj.weight"),
         same("attn_output.weight", "o_proj.weight"),

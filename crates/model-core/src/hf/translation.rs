@@ -123,9 +123,10 @@ impl HfTranslation {
         let generation = generation.as_ref();
         let TranslatedConfig { config, keys, .. } = &mut translated;
         super::tokenizer::translate(directory, config, generation, keys)?;
-        let dense = match translated.class.has_tensor(FIRST_DENSE) {
-            true => DenseModules::Taken,
-            false => DenseModules::Refused,
+        let dense = if translated.class.has_tensor(FIRST_DENSE) {
+            DenseModules::Taken
+        } else {
+            DenseModules::Refused
         };
         let dense = super::sentence::translate(directory, dense, &mut translated.keys)?;
         let mut tensors = tensors?;
@@ -162,7 +163,7 @@ impl HfTranslation {
         &self.weights
     }
 
-    /// What errors call the directory: its path in quotes.
+    /// The directory's name in errors: its path in quotes.
     pub fn label(&self) -> &str {
         &self.label
     }

@@ -1,9 +1,9 @@
-//! Settings that change scores or rotations and that a class does not read: refused, as they would give
-//! other numbers.
+//! Settings that change scores or rotations and that a class does not read: refused, as they would
+//! give other numbers.
 //!
-//! Knows names alone, each whole: published configs also have keys that look alike and have no effect
-//! (`rotary`, `scale_attn_weights`, `attn_type_list`). Invariant: what a class reads is never refused here,
-//! whatever its value.
+//! Knows names alone, each whole: published configs also have keys that look alike and have no
+//! effect (`rotary`, `scale_attn_weights`, `attn_type_list`). Invariant: what a class reads is
+//! never refused here, whatever its value.
 
 use serde_json::Value;
 

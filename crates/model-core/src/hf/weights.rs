@@ -9,22 +9,24 @@ use std::fmt;
 use kv_core::block::BlockFormat;
 use kv_core::weights::{SharedBytes, SourceChanged, Weight, WeightError, WeightInfo, WeightSource};
 
-use super::files::{Stored, TensorFiles};
+use super::files::{TensorFiles, TensorLocation};
 use super::names::{Numbers, filled, matched};
 use super::steps::{Action, Values};
-use super::{HfClass, HfConfig, ModelFileError, Step};
+use super::{HfClass, HfConfig, ModelFileError, TensorStep};
 
 /// One GGUF tensor and the tensors that it is made of. `{l}` is the layer; where `from` has an
-/// `{e}`, the tensors of all experts are stacked, unless `to` has one, too. Made by [`same`] and [`with`].
+/// `{e}`, the tensors of all experts are stacked, unless `to` has one, too. Made by [`same`] and
+/// [`with`].
 #[derive(Clone, Copy, Debug)]
 pub struct TensorRule {
-    /// What both names begin with, see [`in_layers`](super::in_layers).
+    /// The beginning of both names, see [`in_layers`](super::in_layers).
     pub(super) to_place: &'static str,
     pub(super) from_place: &'static str,
     to: &'static str,
     from: &'static str,
-    steps: &'static [Step],
-    /// What names in files have behind their beginning: the beginning, and what follows it.
+    steps: &'static [TensorStep],
+    /// The part of names in files behind their beginning: the beginning of that part, and the rest
+    /// of it.
     text: Option<TextPart>,
 }
 
@@ -46,7 +48,7 @@ impl TensorRule {
         }
     }
 
-    /// Whether it makes the GGUF tensor of this name.
+    /// True if it makes the GGUF tensor of this name.
     pub(super) fn makes(&self, name: &str) -> bool {
         matched(&self.to(), name).is_some()
     }
@@ -73,7 +75,11 @@ pub const fn same(to: &'static str, from: &'static str) -> TensorRule {
 }
 
 /// A tensor that is changed on the way.
-pub const fn with(to: &'static str, from: &'static str, steps: &'static [Step]) -> TensorRule {
+pub const fn with(
+    to: &'static str,
+    from: &'static str,
+    steps: &'static [TensorStep],
+) -> TensorRule {
     TensorRule {
         to_place: "",
         from_place: "",
@@ -84,14 +90,14 @@ pub const fn with(to: &'static str, from: &'static str, steps: &'static [Step]) 
     }
 }
 
-/// What a GGUF tensor is made of.
+/// The sources of a GGUF tensor.
 #[derive(Clone, Debug)]
 struct Source {
     /// Name of the first part, for errors.
     name: String,
     /// One, or one for each expert.
     parts: Vec<SharedBytes>,
-    stacked: Stacked,
+    stacked: ExpertStack,
     /// Of one part.
     part_shape: Vec<usize>,
     stored: Result<BlockFormat, String>,
@@ -100,7 +106,7 @@ struct Source {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stacked {
+enum ExpertStack {
     No,
     Experts,
 }
@@ -109,12 +115,12 @@ enum Stacked {
 type Derivation = dyn Fn(&HfWeights) -> Result<Weight, WeightError> + Send + Sync;
 
 /// A tensor that is computed out of others when it is requested.
-struct Derived {
+struct DerivedTensor {
     info: WeightInfo,
     make: Box<Derivation>,
 }
 
-impl fmt::Debug for Derived {
+impl fmt::Debug for DerivedTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Derived")
             .field("info", &self.info)
@@ -126,7 +132,7 @@ impl fmt::Debug for Derived {
 #[derive(Debug)]
 pub struct HfWeights {
     sources: BTreeMap<String, Source>,
-    derived: BTreeMap<String, Derived>,
+    derived: BTreeMap<String, DerivedTensor>,
     /// Tensors that others are derived from and a model has no other use for.
     hidden: HashSet<String>,
     computed: Vec<Weight>,
@@ -206,7 +212,8 @@ impl HfWeights {
         make: impl Fn(&Self) -> Result<Weight, WeightError> + Send + Sync + 'static,
     ) {
         let make = Box::new(make);
-        self.derived.insert(name.to_owned(), Derived { info, make });
+        self.derived
+            .insert(name.to_owned(), DerivedTensor { info, make });
     }
 
     /// Takes a tensor off the list of names: others are derived from it.
@@ -234,19 +241,20 @@ impl HfWeights {
     }
 }
 
-type Found<'a> = Vec<(Option<u32>, &'a str, &'a Stored)>;
+type TensorSource<'a> = Vec<(Option<u32>, &'a str, &'a TensorLocation)>;
 
 /// The tensors of the files that a rule is for, by the GGUF tensor that they become; experts in
 /// order.
-fn grouped<'a>(rule: &TensorRule, files: &'a TensorFiles) -> Vec<(String, Found<'a>)> {
+fn grouped<'a>(rule: &TensorRule, files: &'a TensorFiles) -> Vec<(String, TensorSource<'a>)> {
     let (from, to) = (rule.from(), rule.to());
-    let mut groups: HashMap<Numbers, Found<'a>> = HashMap::new();
+    let mut groups: HashMap<Numbers, TensorSource<'a>> = HashMap::new();
     for (name, stored) in &files.tensors {
         if let Some(numbers) = matched(&from, name) {
             let is_stacked = !to.contains("{e}");
-            let (group, expert) = match is_stacked {
-                true => (None, numbers.expert),
-                false => (numbers.expert, None),
+            let (group, expert) = if is_stacked {
+                (None, numbers.expert)
+            } else {
+                (numbers.expert, None)
             };
             let group = Numbers {
                 expert: group,
@@ -268,7 +276,7 @@ fn grouped<'a>(rule: &TensorRule, files: &'a TensorFiles) -> Vec<(String, Found<
 impl Source {
     fn new(
         rule: &TensorRule,
-        found: &Found<'_>,
+        found: &TensorSource<'_>,
         config: &HfConfig,
     ) -> Result<Self, ModelFileError> {
         let Some(&(first_expert, name, first)) = found.first() else {
@@ -299,10 +307,10 @@ impl Source {
             .map(|step| step.resolve(config))
             .collect::<Result<_, _>>()?;
         let (stacked, mut shape) = match first_expert {
-            None => (Stacked::No, first.shape.clone()),
+            None => (ExpertStack::No, first.shape.clone()),
             Some(_) => {
                 let shape = [&[found.len()], first.shape.as_slice()].concat();
-                (Stacked::Experts, shape)
+                (ExpertStack::Experts, shape)
             }
         };
         let mut format = first.format.clone().unwrap_or(BlockFormat::F32);
@@ -335,7 +343,7 @@ impl Source {
     fn make(&self, name: &str) -> Result<Weight, WeightError> {
         let format = self.format()?;
         let (shape, bytes) = match (self.stacked, self.parts.as_slice()) {
-            (Stacked::No, [bytes]) => (self.part_shape.clone(), bytes.clone()),
+            (ExpertStack::No, [bytes]) => (self.part_shape.clone(), bytes.clone()),
             (_, parts) => {
                 let shape = [&[parts.len()], self.part_shape.as_slice()].concat();
                 let parts: Vec<&[u8]> = parts.iter().map(|part| &**part).collect();

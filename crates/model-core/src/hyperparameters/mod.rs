@@ -251,9 +251,10 @@ impl<'a> Hyperparameters<'a> {
 
     fn eps(&self, name: &str) -> Result<f32, ModelError> {
         let eps: f32 = self.metadata.get(&self.key(name))?;
-        match eps.is_finite() && eps >= 0.0 {
-            true => Ok(eps),
-            false => Err(self.wrong(name, format!("{eps} is not possible"))),
+        if eps.is_finite() && eps >= 0.0 {
+            Ok(eps)
+        } else {
+            Err(self.wrong(name, format!("{eps} is not possible")))
         }
     }
 

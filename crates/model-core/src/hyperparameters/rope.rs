@@ -53,7 +53,8 @@ impl Hyperparameters<'_> {
         })
     }
 
-    /// Which pairs of values rotate with the position of a token, its row and its column.
+    /// The pairs of values that rotate with the position of a token, with its row and with its
+    /// column.
     ///
     /// # Errors
     /// [`ModelError`] with the key, where it is absent or its numbers do not make up what rotates.
@@ -94,7 +95,8 @@ impl Hyperparameters<'_> {
         }
     }
 
-    /// How the length of the context chooses among two sets of divisors, where the file has two.
+    /// The rule by which the length of the context chooses among two sets of divisors, where the
+    /// file has two.
     ///
     /// # Errors
     /// [`ModelError`] where there is one set without the other, or one for any length besides.
@@ -183,13 +185,14 @@ impl Hyperparameters<'_> {
         }
     }
 
-    /// What the key says that Cellar's conversions write. Other GGUF files have none: gpt-oss was
+    /// The ramp by the key that Cellar's conversions write. Other GGUF files have none: gpt-oss was
     /// trained with an exact ramp, all others with a whole one.
     fn yarn_ramp(&self) -> Result<YarnRamp, ModelError> {
         let truncates = self.optional::<bool>("rope.scaling.yarn_truncate")?;
-        Ok(match truncates.unwrap_or(self.architecture != "gpt-oss") {
-            true => YarnRamp::Whole,
-            false => YarnRamp::Exact,
+        Ok(if truncates.unwrap_or(self.architecture != "gpt-oss") {
+            YarnRamp::Whole
+        } else {
+            YarnRamp::Exact
         })
     }
 
@@ -216,7 +219,7 @@ impl Hyperparameters<'_> {
     }
 }
 
-/// Whether there are divisors of this name; they must be one a frequency.
+/// True if there are divisors of this name; they must be one a frequency.
 fn has_factors(weights: &dyn WeightSource, name: &str, n_rot: usize) -> Result<bool, ModelError> {
     let wanted = vec![n_rot / 2];
     match optional_weight(weights, name)? {

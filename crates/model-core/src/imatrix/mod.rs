@@ -17,7 +17,7 @@ use std::path::Path;
 use crate::error::ModelFileError;
 use crate::gguf::GgufError;
 
-/// What a model's matrices multiply, on average, in a calibration text.
+/// The mean squares of the inputs of a model's matrices in a calibration text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ImportanceMatrix {
     /// By the name of the weight matrix.
@@ -35,7 +35,7 @@ pub struct ImportanceMatrix {
 pub struct Importance {
     /// Sum of the squares of each column, `[matrices, in]`.
     pub sums: Vec<f32>,
-    /// What to divide the sums by to get means: one number for each matrix, or one for all.
+    /// The divisors that make means of the sums: one number for each matrix, or one for all.
     pub counts: Vec<f32>,
 }
 
@@ -56,10 +56,8 @@ impl Importance {
         let counts = self.counts.iter().cycle();
         let matrices = self.sums.chunks_exact(columns.max(1)).zip(counts);
         let means = matrices.flat_map(|(sums, &count)| {
-            sums.iter().map(move |sum| match count > 0.0 {
-                true => sum / count,
-                false => 1.0,
-            })
+            sums.iter()
+                .map(move |sum| if count > 0.0 { sum / count } else { 1.0 })
         });
         Some(means.collect())
     }
@@ -107,9 +105,10 @@ impl ImportanceMatrix {
     }
 
     fn parse(bytes: Vec<u8>) -> Result<Self, String> {
-        let matrix = match bytes.starts_with(b"GGUF") {
-            true => gguf::read(bytes)?,
-            false => legacy::read(&bytes)?,
+        let matrix = if bytes.starts_with(b"GGUF") {
+            gguf::read(bytes)?
+        } else {
+            legacy::read(&bytes)?
         };
         if matrix.entries.is_empty() {
             return Err("an importance matrix without entries".to_owned());

@@ -18,12 +18,12 @@ use super::{TokenizerError, byte_level};
 pub(super) struct Bpe {
     splitter: WordSplitter,
     traits: PreTraits,
-    /// What each byte is before anything is joined. Symbols below the number of tokens are tokens;
-    /// those above are parts of merges that the vocabulary lacks.
+    /// The symbol of each byte before anything is joined. Symbols below the number of tokens are
+    /// tokens; those above are parts of merges that the vocabulary lacks.
     symbols: Vec<Option<u32>>,
     /// The characters that are parts of merges but no tokens.
     extra: HashMap<char, u32>,
-    /// What each byte becomes where it ends up in no token.
+    /// The token of each byte that ends up in no other token.
     bytes: Vec<Option<TokenId>>,
     joins: HashMap<(u32, u32), Join>,
     n_tokens: usize,

@@ -5,16 +5,16 @@
 use super::char_class::{CharClass, LetterCase};
 use super::words::{WordSplitter, any_case, contraction, run};
 
-/// What sets one such expression apart.
+/// The traits of one such expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Cased {
+pub(super) struct CaseExpression {
     /// Most digits of one word.
     pub(super) digits: usize,
-    /// Whether `'s`, `'ll` … belong to the word before them.
+    /// The place of `'s`, `'ll` …: apart, or in the word before them.
     pub(super) contractions: Contractions,
 }
 
-/// Where contractions belong.
+/// The place of contractions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contractions {
     Apart,
@@ -26,7 +26,7 @@ impl WordSplitter {
     /// `[^\r\n\p{L}\p{N}]?U*L+C?|[^\r\n\p{L}\p{N}]?U+L*C?|\p{N}{1,D}| ?[^\s\p{L}\p{N}]+[\r\n/]*|…`,
     /// where `U` is `[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]`, `L` is `[\p{Ll}\p{Lm}\p{Lo}\p{M}]` and `C`
     /// are the contractions, and what follows is as in Llama 3's.
-    pub(super) fn cased_word(&self, text: &str, cased: Cased) -> usize {
+    pub(super) fn cased_word(&self, text: &str, cased: CaseExpression) -> usize {
         if let Some(letters) = self.cased_letters(text) {
             let behind = match cased.contractions {
                 Contractions::WithWord => contraction(&text[letters..], any_case),

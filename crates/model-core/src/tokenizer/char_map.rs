@@ -17,7 +17,7 @@ pub(super) struct CharMap {
 }
 
 /// A beginning that is replaced.
-struct Replaced<'m> {
+struct PrefixReplacement<'m> {
     /// Its length in bytes.
     len: usize,
     by: &'m str,
@@ -67,7 +67,7 @@ impl CharMap {
     }
 
     /// The longest beginning of `text` that is replaced.
-    fn longest(&self, text: &str) -> Option<Replaced<'_>> {
+    fn longest(&self, text: &str) -> Option<PrefixReplacement<'_>> {
         let unit = |at: u32| self.trie.get(at as usize).copied();
         let mut found = None;
         let mut node = offset(unit(0)?);
@@ -83,7 +83,7 @@ impl CharMap {
                 && let Some(value) = unit(node)
                 && let Some(by) = self.replacement(value & 0x7FFF_FFFF)
             {
-                found = Some(Replaced { len, by });
+                found = Some(PrefixReplacement { len, by });
             }
         }
         found
@@ -96,7 +96,7 @@ impl CharMap {
     }
 }
 
-/// Whether a value belongs to the text that ends here.
+/// True if a value belongs to the text that ends here.
 fn has_value(unit: u32) -> bool {
     (unit >> 8) & 1 == 1
 }
@@ -106,7 +106,7 @@ fn label(unit: u32) -> u32 {
     unit & ((1 << 31) | 0xFF)
 }
 
-/// Where the children of a node are, relative to it.
+/// The place of the children of a node, relative to it.
 fn offset(unit: u32) -> u32 {
     (unit >> 10) << ((unit & (1 << 9)) >> 6)
 }

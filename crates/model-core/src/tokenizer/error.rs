@@ -59,7 +59,7 @@ pub enum TokenizerError {
     /// A list that must have one entry for each token has another length.
     #[error("{list} has {n_entries} entries for {n_tokens} tokens")]
     LengthMismatch {
-        /// Which list.
+        /// The name of the list.
         list: &'static str,
         /// Its length.
         n_entries: usize,
@@ -122,7 +122,7 @@ pub enum TokenizerError {
     /// The file requires a token at the start or end of every text but does not name it.
     #[error("the file asks to add a {name} token to every text, but names none")]
     MissingSpecial {
-        /// Which special token.
+        /// The name of the special token.
         name: &'static str,
     },
     /// A token id that the vocabulary does not have.
@@ -136,7 +136,7 @@ pub enum TokenizerError {
     /// The table that normalises texts is broken (`tokenizer.ggml.precompiled_charsmap`).
     #[error("the table of tokenizer.ggml.precompiled_charsmap is broken: {reason}")]
     CharMap {
-        /// What is wrong with it, with numbers.
+        /// The reason, with numbers.
         reason: String,
     },
     /// The table of letters could not be built.

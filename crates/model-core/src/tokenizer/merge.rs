@@ -15,27 +15,27 @@ const MAX_BYTES: usize = 1 << 31;
 /// A piece of the text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Symbol {
-    /// Where it starts, in bytes.
+    /// Its start, in bytes.
     pub(super) start: usize,
     /// Its length, in bytes.
     pub(super) len: usize,
-    /// What it is, where the vocabulary knows it.
+    /// Its id, where the vocabulary knows it.
     pub(super) id: Option<u32>,
 }
 
 impl Symbol {
-    /// Where it ends, in bytes.
+    /// Its end, in bytes.
     pub(super) fn end(&self) -> usize {
         self.start + self.len
     }
 }
 
-/// What two neighbours become.
+/// The result of joining two neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Join {
     /// Lower ranks join first.
     pub(super) rank: u32,
-    /// What the joined symbol is.
+    /// The joined symbol.
     pub(super) id: u32,
 }
 

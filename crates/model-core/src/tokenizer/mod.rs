@@ -40,7 +40,7 @@ pub use vocab::SpecialPieces;
 
 use bpe::Bpe;
 use char_map::CharMap;
-use pair::Between;
+use pair::PairSeparators;
 use pre_tokenizers::{Alphabet, PreTokenizer};
 pub(crate) use python_bytes::escape;
 
@@ -52,7 +52,7 @@ use unigram::{ExtraSpace, Preparation, TextStart, Unigram};
 use vocab::Vocab;
 use word_piece::{Letters, WordPiece};
 
-/// Whether encoding adds BOS before and EOS after the text.
+/// The choice to add BOS before and EOS after the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddSpecial {
     /// As the model file specifies.
@@ -67,12 +67,12 @@ pub enum AddSpecial {
     Continuation,
 }
 
-/// How to encode a text.
+/// The options of encoding a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncodeOptions {
-    /// Whether to add BOS and EOS.
+    /// The choice to add BOS and EOS.
     pub add: AddSpecial,
-    /// Whether special tokens are found in the text.
+    /// The choice to find special tokens in the text.
     pub special: SpecialText,
 }
 
@@ -82,7 +82,7 @@ impl EncodeOptions {
         add: AddSpecial::AsModel,
         special: SpecialText::Parse,
     };
-    /// What a chat template rendered.
+    /// The options for the rendering of a chat template.
     pub const CHAT: Self = Self {
         add: AddSpecial::AsModelOnce,
         special: SpecialText::Parse,
@@ -112,12 +112,12 @@ pub struct Tokenizer {
     algorithm: Algorithm,
     /// The steps that prepare a text of BPE or Unigram before it is cut.
     normalizers: Vec<Normalizer>,
-    /// What a text starts with.
+    /// The token before a text.
     first: Option<TokenId>,
-    /// What a text ends with.
+    /// The token after a text.
     last: Option<TokenId>,
-    /// What stands between the texts of a pair.
-    between: Between,
+    /// The tokens between the texts of a pair.
+    between: PairSeparators,
 }
 
 impl Tokenizer {
@@ -193,10 +193,10 @@ impl Tokenizer {
             (wanted, eos) => eos.filter(|_| wanted.unwrap_or(eos_by_default)),
         };
         let between = match (spec.model, spec.add_sep) {
-            (TokenizerModel::WordPiece, _) | (_, Some(false)) => Between::One,
+            (TokenizerModel::WordPiece, _) | (_, Some(false)) => PairSeparators::One,
             // What adds nothing after a text has nothing between two.
-            (_, None) if last.is_none() => Between::One,
-            _ => Between::Two,
+            (_, None) if last.is_none() => PairSeparators::One,
+            _ => PairSeparators::Two,
         };
         let specials = SpecialMatcher::new(&vocab, spec.special_spacing);
         Ok(Self {
@@ -285,7 +285,7 @@ impl Tokenizer {
         let mut tokens: Vec<TokenId> = self.first.into_iter().collect();
         tokens.extend(self.encode(first, options));
         tokens.extend(self.last);
-        if self.between == Between::Two {
+        if self.between == PairSeparators::Two {
             tokens.extend(self.roles.ids.sep.or(self.last));
         }
         let start = tokens.len();
@@ -346,13 +346,13 @@ impl Tokenizer {
         self.vocab.id(text)
     }
 
-    /// What token `id` is for. Tokens that end generation are control tokens, whatever the file
+    /// The use of token `id`. Tokens that end generation are control tokens, whatever the file
     /// specifies.
     pub fn token_kind(&self, id: TokenId) -> Option<TokenKind> {
         self.vocab.kind(id)
     }
 
-    /// Whether token `id` ends generation.
+    /// True if token `id` ends generation.
     pub fn is_end_of_generation(&self, id: TokenId) -> bool {
         self.roles.end_of_generation.contains(&id)
     }
@@ -372,7 +372,7 @@ impl Tokenizer {
         &self.roles.ids
     }
 
-    /// What [`AddSpecial::AsModel`] puts before a text.
+    /// The token that [`AddSpecial::AsModel`] puts before a text.
     pub fn adds_first(&self) -> Option<TokenId> {
         self.first
     }
@@ -382,7 +382,7 @@ impl Tokenizer {
         self.last
     }
 
-    /// Whether decoding a text from its start drops its first space, which encoding put there.
+    /// True if decoding a text from its start drops its first space, which encoding put there.
     fn drops_first_space(&self) -> bool {
         matches!(
             self.algorithm,
@@ -398,7 +398,7 @@ fn space_prefix(spec: &TokenizerSpec) -> SpacePrefix {
     }
 }
 
-/// How a text is prepared before Unigram cuts it.
+/// The way a text is prepared before Unigram cuts it.
 fn preparation(spec: &TokenizerSpec) -> Result<Preparation, TokenizerError> {
     let table = match spec.char_map.as_slice() {
         [] => None,

@@ -22,10 +22,10 @@ enum Form {
 
 /// A step of preparing a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Normalizer(Step);
+pub struct Normalizer(NormalizerStep);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Step {
+enum NormalizerStep {
     Form(Form),
     /// Replaces every occurrence of a text.
     Replace {
@@ -50,20 +50,20 @@ impl Normalizer {
         let json: Value = serde_json::from_str(text).map_err(|_| unknown())?;
         let field = |at: &str| json.pointer(at).and_then(Value::as_str).map(str::to_owned);
         let step = match json["type"].as_str() {
-            Some("NFC") => Step::Form(Form::Nfc),
-            Some("NFD") => Step::Form(Form::Nfd),
-            Some("NFKC") => Step::Form(Form::Nfkc),
-            Some("NFKD") => Step::Form(Form::Nfkd),
-            Some("Lowercase") => Step::Form(Form::Lowercase),
-            Some("Replace") => Step::Replace {
+            Some("NFC") => NormalizerStep::Form(Form::Nfc),
+            Some("NFD") => NormalizerStep::Form(Form::Nfd),
+            Some("NFKC") => NormalizerStep::Form(Form::Nfkc),
+            Some("NFKD") => NormalizerStep::Form(Form::Nfkd),
+            Some("Lowercase") => NormalizerStep::Form(Form::Lowercase),
+            Some("Replace") => NormalizerStep::Replace {
                 from: field("/pattern/String")
                     .filter(|from| !from.is_empty())
                     .ok_or_else(unknown)?,
                 to: field("/content").ok_or_else(unknown)?,
             },
-            Some("Prepend") => Step::Prepend(field("/prepend").ok_or_else(unknown)?),
+            Some("Prepend") => NormalizerStep::Prepend(field("/prepend").ok_or_else(unknown)?),
             // Our own name for what `ByteLevel` does where `add_prefix_space` is true.
-            Some("PrefixSpace") => Step::PrefixSpace,
+            Some("PrefixSpace") => NormalizerStep::PrefixSpace,
             _ => return Err(unknown()),
         };
         Ok(Self(step))
@@ -73,19 +73,25 @@ impl Normalizer {
     pub(super) fn apply<'t>(&self, text: Cow<'t, str>) -> Cow<'t, str> {
         match &self.0 {
             // Of ASCII these forms are the text itself.
-            Step::Form(Form::Nfc | Form::Nfd | Form::Nfkc | Form::Nfkd) if text.is_ascii() => text,
-            Step::Form(Form::Nfc) => Cow::Owned(text.nfc().collect()),
-            Step::Form(Form::Nfd) => Cow::Owned(text.nfd().collect()),
-            Step::Form(Form::Nfkc) => Cow::Owned(text.nfkc().collect()),
-            Step::Form(Form::Nfkd) => Cow::Owned(text.nfkd().collect()),
-            Step::Form(Form::Lowercase) => Cow::Owned(text.to_lowercase()),
-            Step::Replace { from, .. } if !text.contains(from.as_str()) => text,
-            Step::Replace { from, to } => Cow::Owned(text.replace(from.as_str(), to)),
-            Step::Prepend(before) if !text.is_empty() => Cow::Owned(format!("{before}{text}")),
-            Step::PrefixSpace if !text.starts_with(char::is_whitespace) => {
+            NormalizerStep::Form(Form::Nfc | Form::Nfd | Form::Nfkc | Form::Nfkd)
+                if text.is_ascii() =>
+            {
+                text
+            }
+            NormalizerStep::Form(Form::Nfc) => Cow::Owned(text.nfc().collect()),
+            NormalizerStep::Form(Form::Nfd) => Cow::Owned(text.nfd().collect()),
+            NormalizerStep::Form(Form::Nfkc) => Cow::Owned(text.nfkc().collect()),
+            NormalizerStep::Form(Form::Nfkd) => Cow::Owned(text.nfkd().collect()),
+            NormalizerStep::Form(Form::Lowercase) => Cow::Owned(text.to_lowercase()),
+            NormalizerStep::Replace { from, .. } if !text.contains(from.as_str()) => text,
+            NormalizerStep::Replace { from, to } => Cow::Owned(text.replace(from.as_str(), to)),
+            NormalizerStep::Prepend(before) if !text.is_empty() => {
+                Cow::Owned(format!("{before}{text}"))
+            }
+            NormalizerStep::PrefixSpace if !text.starts_with(char::is_whitespace) => {
                 Cow::Owned(format!(" {text}"))
             }
-            Step::Prepend(_) | Step::PrefixSpace => text,
+            NormalizerStep::Prepend(_) | NormalizerStep::PrefixSpace => text,
         }
     }
 }

@@ -10,15 +10,15 @@ use kv_core::TokenId;
 pub struct TokenPair {
     /// All tokens.
     pub tokens: Vec<TokenId>,
-    /// Where the second text begins; tokens from there on have type 1, those before type 0.
+    /// The start of the second text; tokens from there on have type 1, those before type 0.
     pub second: usize,
     /// Marks after the second text.
     pub(super) n_closing: usize,
 }
 
-/// How many marks stand between the texts of a pair.
+/// The number of marks that stand between the texts of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Between {
+pub(super) enum PairSeparators {
     /// The one that ends the first (BERT).
     One,
     /// That and a separator (RoBERTa, XLM-RoBERTa).

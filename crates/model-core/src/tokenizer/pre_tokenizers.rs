@@ -108,14 +108,14 @@ const PUNCTUATION_OF_DEFAULT: &str = r"[\p{P}\$\+<=>\^~\|]+";
 const LINES: &str = r"[^\n]+|[\n]+";
 
 /// Names of the same pre-tokenizer, its expressions in order, and its traits.
-struct Known {
+struct PreTokenizerEntry {
     names: &'static [&'static str],
     expressions: &'static [&'static str],
     traits: PreTraits,
 }
 
-const KNOWN: &[Known] = &[
-    Known {
+const KNOWN: &[PreTokenizerEntry] = &[
+    PreTokenizerEntry {
         names: &[
             "llama-bpe",
             "llama3",
@@ -130,22 +130,22 @@ const KNOWN: &[Known] = &[
         expressions: &[LLAMA3],
         traits: WHOLE_WITH_BOS,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["dbrx", "smaug-bpe", "chatglm-bpe"],
         expressions: &[LLAMA3],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["glm4", "glm5"],
         expressions: &[LLAMA3],
         traits: WHOLE,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["jais-2"],
         expressions: &[JAIS2],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &[
             "qwen2",
             "deepseek-r1-qwen",
@@ -161,57 +161,57 @@ const KNOWN: &[Known] = &[
         expressions: &[QWEN2],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["qwen35"],
         expressions: &[QWEN35],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["laguna"],
         expressions: &[LINES, QWEN2],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["ufakzeka"],
         expressions: &[UFAKZEKA],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["minicpm5"],
         expressions: &[UP_TO_THREE_DIGITS, MINICPM5],
         traits: WHOLE,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"],
         expressions: &[GPT4O],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["granite-embed-multi-97m"],
         expressions: &[GPT4O],
         traits: WHOLE,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["tiny_aya", "cohere2moe"],
         expressions: &[THREES, GPT4O],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["tekken"],
         expressions: &[TEKKEN],
         traits: WHOLE_WITH_BOS,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["kimi-k2"],
         expressions: &[KIMI],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["youtu"],
         expressions: &[YOUTU_SCRIPTS, YOUTU],
         traits: WHOLE,
     },
-    Known {
+    PreTokenizerEntry {
         names: &[
             "gpt-2",
             "phi-2",
@@ -236,7 +236,7 @@ const KNOWN: &[Known] = &[
         expressions: &[GPT2],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &[
             "starcoder",
             "refact",
@@ -250,17 +250,17 @@ const KNOWN: &[Known] = &[
         expressions: &[DIGIT, GPT2],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["falcon"],
         expressions: &[PUNCTUATION, GPT2, TRIPLE],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["default"],
         expressions: &[PUNCTUATION_OF_DEFAULT, GPT2, r"\p{N}+", TRIPLE],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["deepseek-llm"],
         expressions: &[
             "[\r\n]",
@@ -272,37 +272,37 @@ const KNOWN: &[Known] = &[
         ],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["deepseek-coder"],
         expressions: &["[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CJK, DIGIT],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"],
         expressions: &[UP_TO_THREE_DIGITS, HAN_AND_KANA, DEEPSEEK3],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["spark2_5"],
         expressions: &[UP_TO_THREE_DIGITS, HAN_AND_KANA, SPARK, DIGIT],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["afmoe"],
         expressions: &[THREE_NUMBERS, ASIAN_SCRIPTS, DEEPSEEK3],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["poro-chat", "bloom", "gpt3-finnish"],
         expressions: &[BLOOM],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["viking"],
         expressions: &[BLOOM, DIGIT],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["chameleon"],
         expressions: &[
             "<sentinel:[0-9]+>",
@@ -314,42 +314,42 @@ const KNOWN: &[Known] = &[
         ],
         traits: WITH_BOS,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["superbpe"],
         expressions: &[r"\p{N}+", BEFORE_THREES],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["bailingmoe", "bailingmoe2", "llada-moe"],
         expressions: &[BAILING],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["seed-coder"],
         expressions: &[SEED],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["exaone-moe"],
         expressions: &[EXAONE_MOE],
         traits: BYTES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["gemma4", "granite-embed-multi-311m"],
         expressions: &[LINES],
         traits: SPACED_LINES_WITH_BOS,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["sarvam-moe"],
         expressions: &[LINES],
         traits: SPACED_LINES,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["mmbert"],
         expressions: &[LINES],
         traits: SPACED_WORDS,
     },
-    Known {
+    PreTokenizerEntry {
         names: &["whitespace"],
         expressions: &[r"\S+"],
         traits: CHARACTERS,
@@ -412,7 +412,7 @@ pub(crate) struct KnownName {
 
 /// The byte-level pre-tokenizers with these expressions.
 pub(crate) fn named(expressions: &[String]) -> impl Iterator<Item = KnownName> {
-    let is_cut_so = move |known: &&Known| {
+    let is_cut_so = move |known: &&PreTokenizerEntry| {
         known.traits.alphabet == Alphabet::Bytes && known.expressions.iter().eq(expressions)
     };
     KNOWN.iter().filter(is_cut_so).map(|known| KnownName {

@@ -22,7 +22,8 @@ pub enum TokenizerModel {
     CharacterBpe,
     /// `"bert"`: WordPiece. Words are cut from the left into the longest tokens.
     WordPiece,
-    /// `"t5"`: SentencePiece Unigram. A word is cut into the tokens whose scores add up to the most.
+    /// `"t5"`: SentencePiece Unigram. A word is cut into the tokens whose scores add up to the
+    /// most.
     Unigram,
     /// `"rwkv"`: at every byte the longest token that begins there (RWKV's "world" models).
     Rwkv,
@@ -49,7 +50,7 @@ impl TokenizerModel {
     }
 }
 
-/// What a token is for (`tokenizer.ggml.token_type`).
+/// The use of a token (`tokenizer.ggml.token_type`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TokenKind {
     /// 0: not specified; such a token has no text.
@@ -90,9 +91,9 @@ impl TokenKind {
 
 /// The tokens with a role, where the file names them (`tokenizer.ggml.<field>_token_id`).
 ///
-/// Where it does not, the roles of end of turn, end of message and of the fill-in-the-middle marks
-/// are given to tokens with well-known texts, and an SPM vocabulary has the unknown, BOS and EOS
-/// tokens 0, 1 and 2 (as llama.cpp does in both).
+/// If it does not, the roles of end of turn, end of message and of the fill-in-the-middle marks are
+/// given to tokens with well-known texts, and an SPM vocabulary has the unknown, BOS and EOS tokens
+/// 0, 1 and 2 (as llama.cpp does in both).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpecialIds {
     /// Begin of sequence.
@@ -125,7 +126,7 @@ pub struct SpecialIds {
     pub fim_sep: Option<TokenId>,
 }
 
-/// What becomes of white space after a special token in the text.
+/// The outcome for white space after a special token in the text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SpecialSpacing {
     /// It belongs to the text that follows.
@@ -165,29 +166,29 @@ pub struct TokenizerSpec {
     pub merges: Vec<String>,
     /// The tokens with a role.
     pub special: SpecialIds,
-    /// Whether a text starts with BOS (`tokenizer.ggml.add_bos_token`). Without this key:
-    /// yes for SPM and for the pre-tokenizers of Llama 3, no for others.
+    /// True if a text starts with BOS (`tokenizer.ggml.add_bos_token`). Without this key: yes for
+    /// SPM and for the pre-tokenizers of Llama 3, no for others.
     pub add_bos: Option<bool>,
-    /// Whether a text ends with EOS (`tokenizer.ggml.add_eos_token`). Without this key: yes for
+    /// True if a text ends with EOS (`tokenizer.ggml.add_eos_token`). Without this key: yes for
     /// WordPiece and Unigram, no for others.
     pub add_eos: Option<bool>,
-    /// Whether a separator follows the end of the first text of a pair
-    /// (`tokenizer.ggml.add_sep_token`). Without this key: yes, but in WordPiece, where the separator
-    /// is the end.
+    /// True if a separator follows the end of the first text of a pair
+    /// (`tokenizer.ggml.add_sep_token`). Without this key: yes, but in WordPiece, where the
+    /// separator is the end.
     pub add_sep: Option<bool>,
-    /// Whether Unigram removes white space at the ends of a text and leaves one space of each run
+    /// True if Unigram removes white space at the ends of a text and leaves one space of each run
     /// (`tokenizer.ggml.remove_extra_whitespaces`). Without this key: yes.
     pub remove_extra_whitespaces: Option<bool>,
     /// The table by which Unigram normalises a text (`tokenizer.ggml.precompiled_charsmap`); empty
     /// where there is none.
     pub char_map: Vec<u8>,
-    /// Whether SPM and Unigram put a space before a text (`tokenizer.ggml.add_space_prefix`). Where
+    /// True if SPM and Unigram put a space before a text (`tokenizer.ggml.add_space_prefix`). Where
     /// the key is absent: yes. BPE does not read it.
     pub add_space_prefix: Option<bool>,
-    /// Whether WordPiece puts a text into small letters without accents
+    /// True if WordPiece puts a text into small letters without accents
     /// (`tokenizer.ggml.normalizer.lowercase`). Without this key: yes.
     pub lowercase: Option<bool>,
-    /// What becomes of white space after special tokens.
+    /// The outcome for white space after special tokens.
     pub special_spacing: SpecialSpacing,
 }
 

@@ -10,7 +10,7 @@ use kv_core::TokenId;
 use super::vocab::Vocab;
 use super::{SpecialSpacing, TokenKind};
 
-/// Whether marks in the text are the tokens they spell.
+/// The reading of marks in the text: as the tokens they spell, or as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpecialText {
     /// `<|im_end|>` in the text is that token: for text that a program wrote, such as a chat
@@ -59,7 +59,7 @@ pub(super) struct SpecialMatcher {
 }
 
 /// A match that stands.
-struct Found {
+struct SpecialMatch {
     start: usize,
     id: TokenId,
     resume: usize,
@@ -130,7 +130,7 @@ impl SpecialMatcher {
         fragments
     }
 
-    fn standing_matches(&self, text: &str, special: SpecialText) -> Vec<Found> {
+    fn standing_matches(&self, text: &str, special: SpecialText) -> Vec<SpecialMatch> {
         let mut matches = self.all_matches(text.as_bytes(), special);
         if matches.is_empty() {
             return Vec::new();
@@ -152,7 +152,7 @@ impl SpecialMatcher {
                 resume += behind.take_while(|&pair| is_free_space(pair)).count();
             }
             taken[start..resume].fill(true);
-            standing.push(Found {
+            standing.push(SpecialMatch {
                 start,
                 id: token.id,
                 resume,

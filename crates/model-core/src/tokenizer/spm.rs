@@ -10,7 +10,7 @@ use super::TokenizerError;
 use super::merge::{Join, Merger};
 use super::vocab::{SPM_SPACE, Vocab, check_len};
 
-/// Whether a text starts with a space that is not in it.
+/// The space before a text that is not in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SpacePrefix {
     Add,

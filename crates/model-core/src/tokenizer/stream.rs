@@ -8,7 +8,7 @@ use kv_core::TokenId;
 
 use super::{SpecialPieces, Tokenizer, TokenizerError};
 
-/// Where in a text decoding starts.
+/// The place in a text where decoding starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecodeFrom {
     /// At the start of a text: the space that SPM put before it is dropped.
@@ -79,7 +79,7 @@ fn take_characters(bytes: &mut Vec<u8>) -> String {
     text
 }
 
-/// Whether more bytes could make a character of these.
+/// True if more bytes could make a character of these.
 fn could_continue(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|e| e.valid_up_to() == 0 && e.error_len().is_none())
 }

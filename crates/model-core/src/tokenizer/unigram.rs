@@ -16,10 +16,10 @@ use super::spm::SpacePrefix;
 use super::vocab::{SPM_SPACE, SPM_SPACE_TEXT, Vocab, check_len};
 use super::{TokenKind, TokenizerError};
 
-/// How much less likely an unknown character is than the least likely piece.
+/// The distance of an unknown character from the least likely piece, as logarithms.
 const UNKNOWN_PENALTY: f64 = 10.0;
 
-/// What becomes of runs of white space, and of that at the ends of a text.
+/// The outcome for runs of white space, and of that at the ends of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ExtraSpace {
     /// One of each run stays, and none at the ends.
@@ -47,7 +47,7 @@ pub(super) struct Unigram {
     extra_space: ExtraSpace,
 }
 
-/// What a text is before it is cut.
+/// The preparation of a text before it is cut.
 #[derive(Clone, Debug)]
 pub(super) struct Preparation {
     pub(super) table: Option<CharMap>,
@@ -57,7 +57,7 @@ pub(super) struct Preparation {
 
 /// The best way to a place in a word.
 #[derive(Clone, Copy, Debug)]
-struct Best {
+struct BestPath {
     score: f64,
     /// The length of its last piece, in bytes.
     len: NonZeroU32,
@@ -144,7 +144,7 @@ impl Unigram {
 
     /// Appends the pieces of one word.
     fn encode_word(&self, vocab: &Vocab, word: &str, out: &mut Vec<TokenId>) {
-        let mut best: Vec<Option<Best>> = vec![None; word.len() + 1];
+        let mut best: Vec<Option<BestPath>> = vec![None; word.len() + 1];
         for (start, first) in word.char_indices() {
             let so_far = match best.get(start) {
                 Some(Some(best)) => best.score,
@@ -156,7 +156,7 @@ impl Unigram {
                 if let (Some(slot), Some(len)) = (best.get_mut(end), len)
                     && slot.is_none_or(|other| score > other.score)
                 {
-                    *slot = Some(Best { score, len, token });
+                    *slot = Some(BestPath { score, len, token });
                 }
             };
             let after_first = start + first.len_utf8();

@@ -11,12 +11,12 @@ use kv_core::TokenId;
 
 use super::{TokenKind, TokenizerError, TokenizerModel, TokenizerSpec, byte_level, python_bytes};
 
-/// How SentencePiece writes a space.
+/// The character that SentencePiece writes for a space.
 pub(super) const SPM_SPACE: char = '\u{2581}';
 /// The same as text.
 pub(super) const SPM_SPACE_TEXT: &str = "\u{2581}";
 
-/// Whether marks such as BOS appear in decoded text.
+/// The appearance of marks such as BOS in decoded text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SpecialPieces {
     /// Control and unknown tokens write nothing.

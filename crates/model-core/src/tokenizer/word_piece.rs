@@ -14,7 +14,7 @@ use super::vocab::{SPM_SPACE, Vocab};
 /// Longest word that is cut; a longer one is unknown.
 const MAX_CHARS: usize = 100;
 
-/// Which letters a vocabulary has.
+/// The letters of a vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Letters {
     /// Small ones without accents.
@@ -76,7 +76,7 @@ impl WordPiece {
         }
     }
 
-    /// Whether a character is a word by itself.
+    /// True if a character is a word by itself.
     fn is_apart(&self, c: char) -> bool {
         c.is_ascii_punctuation() || is_chinese(c) || self.classes.is_punctuation(c)
     }

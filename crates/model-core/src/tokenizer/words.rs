@@ -7,7 +7,7 @@
 //! are run by [`Expression`].
 
 use super::TokenizerError;
-use super::cased::{Cased, Contractions};
+use super::cased::{CaseExpression, Contractions};
 use super::char_class::{CharClass, CharClasses};
 use super::expression::Expression;
 
@@ -39,17 +39,17 @@ pub(crate) const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{
 
 /// One expression, and how it is run.
 #[derive(Clone, Debug)]
-enum Step {
+enum WordStep {
     /// [`GPT2`]
     Gpt2,
     /// [`LLAMA3`], with so many digits in a word, and with `[\p{L}\p{M}]` for `\p{L}` where marks
     /// belong to letters. Only ASCII letters are matched in any case.
     Llama3 {
         digits: usize,
-        marks: Marks,
+        marks: MarkPlacement,
     },
     /// Two alternatives of letters, by their case; see [`super::cased`].
-    Cased(Cased),
+    Cased(CaseExpression),
     /// [`DIGIT`]
     Digit,
     /// [`PUNCTUATION`]
@@ -57,22 +57,22 @@ enum Step {
     /// [`TRIPLE`]
     Triple,
     /// [`THREES`], [`THREE_NUMBERS`] and [`BEFORE_THREES`]
-    Threes(BeforeThrees),
+    Threes(LeadingDigits),
     /// The pieces of white space of [`JAIS2`]: 512, 256 … 4, 2 and 1 characters.
     SpaceUnits,
     Expression(Expression),
 }
 
-/// Where combining marks belong.
+/// The place of combining marks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Marks {
+enum MarkPlacement {
     WithSymbols,
     WithLetters,
 }
 
 /// The place of the one or two digits before groups of three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum BeforeThrees {
+enum LeadingDigits {
     /// They are a piece. Digits that a letter follows are not cut.
     Apart,
     /// They are a piece, and numbers of all kinds are cut.
@@ -81,12 +81,12 @@ enum BeforeThrees {
     WithText,
 }
 
-impl Step {
+impl WordStep {
     /// The steps that do what the expression does.
     fn of(expression: &str) -> Result<Vec<Self>, TokenizerError> {
         let llama3 = |digits, marks| Self::Llama3 { digits, marks };
         let cased = |digits, contractions| {
-            Self::Cased(Cased {
+            Self::Cased(CaseExpression {
                 digits,
                 contractions,
             })
@@ -96,14 +96,14 @@ impl Step {
             DIGIT => vec![Self::Digit],
             PUNCTUATION => vec![Self::Punctuation],
             TRIPLE => vec![Self::Triple],
-            THREES => vec![Self::Threes(BeforeThrees::Apart)],
-            THREE_NUMBERS => vec![Self::Threes(BeforeThrees::OfNumbers)],
-            BEFORE_THREES => vec![Self::Threes(BeforeThrees::WithText)],
-            LLAMA3 => vec![llama3(3, Marks::WithSymbols)],
-            QWEN2 => vec![llama3(1, Marks::WithSymbols)],
-            QWEN35 => vec![llama3(1, Marks::WithLetters)],
-            MINICPM5 => vec![llama3(usize::MAX, Marks::WithSymbols)],
-            JAIS2 => vec![llama3(3, Marks::WithSymbols), Self::SpaceUnits],
+            THREES => vec![Self::Threes(LeadingDigits::Apart)],
+            THREE_NUMBERS => vec![Self::Threes(LeadingDigits::OfNumbers)],
+            BEFORE_THREES => vec![Self::Threes(LeadingDigits::WithText)],
+            LLAMA3 => vec![llama3(3, MarkPlacement::WithSymbols)],
+            QWEN2 => vec![llama3(1, MarkPlacement::WithSymbols)],
+            QWEN35 => vec![llama3(1, MarkPlacement::WithLetters)],
+            MINICPM5 => vec![llama3(usize::MAX, MarkPlacement::WithSymbols)],
+            JAIS2 => vec![llama3(3, MarkPlacement::WithSymbols), Self::SpaceUnits],
             GPT4O => vec![cased(3, Contractions::WithWord)],
             TEKKEN => vec![cased(1, Contractions::Apart)],
             other => vec![Self::Expression(Expression::new(other)?)],
@@ -115,7 +115,7 @@ impl Step {
 /// The expressions of a pre-tokenizer, ready to cut.
 #[derive(Clone, Debug)]
 pub(super) struct WordSplitter {
-    steps: Vec<Step>,
+    steps: Vec<WordStep>,
     pub(super) classes: CharClasses,
 }
 
@@ -133,7 +133,7 @@ impl WordSplitter {
                     reason: format!("it is one of more than {MAX_EXPRESSIONS}"),
                 });
             }
-            steps.extend(Step::of(expression)?);
+            steps.extend(WordStep::of(expression)?);
         }
         Ok(Self {
             steps,
@@ -146,7 +146,7 @@ impl WordSplitter {
         self.cut(&self.steps, text, word);
     }
 
-    fn cut<'t>(&self, steps: &[Step], text: &'t str, word: &mut dyn FnMut(&'t str)) {
+    fn cut<'t>(&self, steps: &[WordStep], text: &'t str, word: &mut dyn FnMut(&'t str)) {
         let Some((step, later)) = steps.split_first() else {
             word(text);
             return;
@@ -159,10 +159,10 @@ impl WordSplitter {
             }
         };
         match step {
-            Step::Triple => triples(text, &mut next),
-            Step::Threes(before) => self.threes(text, *before, &mut next),
-            Step::SpaceUnits => self.space_units(text, &mut next),
-            Step::Expression(expression) => expression.each(text, &mut next),
+            WordStep::Triple => triples(text, &mut next),
+            WordStep::Threes(before) => self.threes(text, *before, &mut next),
+            WordStep::SpaceUnits => self.space_units(text, &mut next),
+            WordStep::Expression(expression) => expression.each(text, &mut next),
             _ => {
                 let mut rest = text;
                 while !rest.is_empty() {
@@ -176,20 +176,24 @@ impl WordSplitter {
 
     /// The length of the first piece of `rest`, which is not empty, in bytes: at least one
     /// character.
-    fn word_len(&self, step: &Step, rest: &str) -> usize {
+    fn word_len(&self, step: &WordStep, rest: &str) -> usize {
         let is_number = |c: char| self.classes.of(c) == CharClass::Number;
         let is_symbol = |c: char| "$+<=>^~|`".contains(c) || self.classes.is_punctuation(c);
         match (step, rest.chars().next()) {
-            (Step::Gpt2, _) => self.gpt2_word(rest),
-            (Step::Llama3 { digits, marks }, _) => self.llama3_word(rest, *digits, *marks),
-            (Step::Cased(cased), _) => self.cased_word(rest, *cased),
-            (Step::Digit, Some(c)) if is_number(c) => c.len_utf8(),
-            (Step::Digit, _) => rest.find(is_number).unwrap_or(rest.len()),
-            (Step::Punctuation, Some(c)) if is_symbol(c) => run(rest, is_symbol),
-            (Step::Punctuation, _) => rest.find(is_symbol).unwrap_or(rest.len()),
-            (Step::Triple | Step::Threes(_) | Step::SpaceUnits | Step::Expression(_), _) => {
-                rest.len()
-            }
+            (WordStep::Gpt2, _) => self.gpt2_word(rest),
+            (WordStep::Llama3 { digits, marks }, _) => self.llama3_word(rest, *digits, *marks),
+            (WordStep::Cased(cased), _) => self.cased_word(rest, *cased),
+            (WordStep::Digit, Some(c)) if is_number(c) => c.len_utf8(),
+            (WordStep::Digit, _) => rest.find(is_number).unwrap_or(rest.len()),
+            (WordStep::Punctuation, Some(c)) if is_symbol(c) => run(rest, is_symbol),
+            (WordStep::Punctuation, _) => rest.find(is_symbol).unwrap_or(rest.len()),
+            (
+                WordStep::Triple
+                | WordStep::Threes(_)
+                | WordStep::SpaceUnits
+                | WordStep::Expression(_),
+                _,
+            ) => rest.len(),
         }
     }
 
@@ -212,14 +216,14 @@ impl WordSplitter {
         }
     }
 
-    fn llama3_word(&self, text: &str, digits: usize, marks: Marks) -> usize {
+    fn llama3_word(&self, text: &str, digits: usize, marks: MarkPlacement) -> usize {
         if let Some(len) = contraction(text, any_case) {
             return len;
         }
         let of = |c| self.classes.of(c);
         let in_word = |c| match of(c) {
             CharClass::Letter => true,
-            CharClass::Mark => marks == Marks::WithLetters,
+            CharClass::Mark => marks == MarkPlacement::WithLetters,
             _ => false,
         };
         let is_symbol = |c| !in_word(c) && matches!(of(c), CharClass::Mark | CharClass::Other);
@@ -280,27 +284,27 @@ impl WordSplitter {
 
 impl WordSplitter {
     /// Digits in groups of three from the right, and what lies between digits.
-    fn threes<'t>(&self, text: &'t str, before: BeforeThrees, piece: &mut dyn FnMut(&'t str)) {
+    fn threes<'t>(&self, text: &'t str, before: LeadingDigits, piece: &mut dyn FnMut(&'t str)) {
         let is_digit = |c: char| match before {
-            BeforeThrees::OfNumbers => self.classes.of(c) == CharClass::Number,
-            BeforeThrees::Apart | BeforeThrees::WithText => self.classes.is_decimal(c),
+            LeadingDigits::OfNumbers => self.classes.of(c) == CharClass::Number,
+            LeadingDigits::Apart | LeadingDigits::WithText => self.classes.is_decimal(c),
         };
         let (mut start, mut at) = (0, 0);
         while let Some(found) = text[at..].find(is_digit) {
             let first = at + found;
             let digits = &text[first..first + run(&text[first..], is_digit)];
             at = first + digits.len();
-            if before == BeforeThrees::Apart && text[at..].starts_with(is_word) {
+            if before == LeadingDigits::Apart && text[at..].starts_with(is_word) {
                 continue;
             }
             let n_first = digits.chars().count() % 3;
             let (some, threes) = digits.split_at(n_chars_len(digits, n_first));
             match before {
-                BeforeThrees::Apart | BeforeThrees::OfNumbers => {
+                LeadingDigits::Apart | LeadingDigits::OfNumbers => {
                     push(&text[start..first], piece);
                     push(some, piece);
                 }
-                BeforeThrees::WithText => push(&text[start..first + some.len()], piece),
+                LeadingDigits::WithText => push(&text[start..first + some.len()], piece),
             }
             let mut rest = threes;
             while !rest.is_empty() {
@@ -379,7 +383,7 @@ pub(super) fn contraction(text: &str, starts: impl Fn(&str, &str) -> bool) -> Op
     Some(1 + suffix.len())
 }
 
-/// Whether `tail` starts with `suffix`, capitals or not.
+/// True if `tail` starts with `suffix`, capitals or not.
 pub(super) fn any_case(suffix: &str, tail: &str) -> bool {
     tail.get(..suffix.len())
         .is_some_and(|t| t.eq_ignore_ascii_case(suffix))

@@ -21,11 +21,12 @@ pub(crate) fn data(name: &str) -> PathBuf {
 pub(crate) fn read(path: &Path) -> String {
     let mut file = File::open(path).unwrap();
     let mut text = String::new();
-    match path.extension().is_some_and(|ending| ending == "lzma") {
-        true => LzmaReader::new_mem_limit(file, u32::MAX, None)
+    if path.extension().is_some_and(|ending| ending == "lzma") {
+        LzmaReader::new_mem_limit(file, u32::MAX, None)
             .unwrap()
-            .read_to_string(&mut text),
-        false => file.read_to_string(&mut text),
+            .read_to_string(&mut text)
+    } else {
+        file.read_to_string(&mut text)
     }
     .unwrap();
     text

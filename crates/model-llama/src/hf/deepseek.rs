@@ -4,8 +4,8 @@
 
 use model_core::hf::{
     Expected, GATED, GATED_EXPERTS, HfConfig, Key, Keys, ModelFileError, RopeKind, RopeSettings,
-    SILU, Step, TRAINED_LENGTH, TensorRule, VOCAB_SIZE, WIDTH_KEYS, in_layers, latent_head_dims,
-    latent_key_rows, latent_value_rows, same, with,
+    SILU, TRAINED_LENGTH, TensorRule, TensorStep, VOCAB_SIZE, WIDTH_KEYS, in_layers,
+    latent_head_dims, latent_key_rows, latent_value_rows, same, with,
 };
 
 /// Sizes and experts, whatever the version.
@@ -199,7 +199,7 @@ fn no_groups(config: &HfConfig, _: &mut Keys) -> Result<(), ModelFileError> {
     }
 }
 
-/// Which layers are dense; every other one is a mixture.
+/// The layers that are dense; every other one is a mixture.
 fn layers(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let key = "moe_layer_freq";
     if config.optional_count(key)?.is_some_and(|n| n != 1) {
@@ -275,7 +275,7 @@ fn groups_by_method(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileE
     }
 }
 
-/// Whether the weights of a row's experts add up to 1.
+/// The choice to scale the weights of a row's experts to a sum of 1.
 fn sum_of_weights(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let one = config.optional_flag("norm_topk_prob")?.unwrap_or(true);
     keys.set("expert_weights_norm", one);
@@ -295,18 +295,21 @@ pub(super) const LATENT_ATTENTION: &[TensorRule] = &in_layers(
         with(
             "attn_k_b.weight",
             "kv_b_proj.weight",
-            &[Step::HeadRows(latent_key_rows), Step::Transposed],
+            &[
+                TensorStep::HeadRows(latent_key_rows),
+                TensorStep::Transposed,
+            ],
         ),
         with(
             "attn_v_b.weight",
             "kv_b_proj.weight",
-            &[Step::HeadRows(latent_value_rows)],
+            &[TensorStep::HeadRows(latent_value_rows)],
         ),
         same("attn_output.weight", "o_proj.weight"),
     ],
 );
 
-/// What chooses the rows that attention reads.
+/// The tensors of the indexer, which chooses the rows that attention reads.
 pub(super) const INDEXER: &[TensorRule] = &in_layers(
     "model.layers.{l}.self_attn.indexer.",
     [
@@ -340,12 +343,12 @@ pub(super) const MISTRAL4_EXPERTS: &[TensorRule] = &in_layers(
         with(
             "ffn_gate_exps.weight",
             "gate_up_proj",
-            &[Step::RowPart { part: 0, of: 2 }],
+            &[TensorStep::RowPart { part: 0, of: 2 }],
         ),
         with(
             "ffn_up_exps.weight",
             "gate_up_proj",
-            &[Step::RowPart { part: 1, of: 2 }],
+            &[TensorStep::RowPart { part: 1, of: 2 }],
         ),
         same("ffn_down_exps.weight", "down_proj"),
     ],

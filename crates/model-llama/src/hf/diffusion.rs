@@ -4,7 +4,7 @@ use model_core::architecture::MaskPlace;
 use model_core::hf::{
     ATTENTION_TENSORS, ATTENTION_VECTORS, EMBEDDING_TENSORS, Expected, Heads, HfClass, HfConfig,
     INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN, RMS_EPS, ROPE_KEYS, SILU, SIZE_KEYS,
-    Step, TensorRule, full_attention, in_layers, only, rope_base_is_stated, same, with,
+    TensorRule, TensorStep, full_attention, in_layers, only, rope_base_is_stated, same, with,
 };
 
 use super::keys::EXPERT_KEYS;
@@ -110,12 +110,12 @@ const LLADA_LAYERS: &[TensorRule] = &in_layers(
         with(
             "attn_q.weight",
             "q_proj.weight",
-            &[Step::Pairs(Heads::Query)],
+            &[TensorStep::Pairs(Heads::Query)],
         ),
         with(
             "attn_k.weight",
             "k_proj.weight",
-            &[Step::Pairs(Heads::KeyValue)],
+            &[TensorStep::Pairs(Heads::KeyValue)],
         ),
         same("attn_v.weight", "v_proj.weight"),
         same("attn_output.weight", "attn_out.weight"),
@@ -139,7 +139,7 @@ const LLADA_MOE_KEYS: &[Key] = &[
     Key::With(llada_moe),
 ];
 
-/// What published files state of their mixtures: every layer has one, without a shared expert.
+/// The mixtures of published files: every layer has one, without a shared expert.
 fn llada_moe(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     sum_of_chosen(config, keys)?;
     for key in ["clip_qkv", "shared_expert_intermediate_size"] {

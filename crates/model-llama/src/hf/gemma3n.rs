@@ -191,9 +191,12 @@ fn sparsity(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let key = "activation_sparsity_pattern";
     let n_layers = config.count("num_hidden_layers")?;
     let (n_sparse, part) = USUAL_SPARSE;
-    let usual = |layer: usize| match layer < n_sparse && n_layers > n_sparse {
-        true => part,
-        false => 0.0,
+    let usual = |layer: usize| {
+        if layer < n_sparse && n_layers > n_sparse {
+            part
+        } else {
+            0.0
+        }
     };
     let parts = match config.value(key) {
         None => (0..n_layers).map(usual).collect(),
@@ -204,22 +207,27 @@ fn sparsity(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
         let wanted = format!("{n_layers} numbers of at least 0 and below 1");
         return Err(config.wrong(key, wanted));
     }
-    let scales = parts.into_iter().map(|part| match part > 0.0 {
-        true => normal_quantile(part) as f32,
-        false => f32::NEG_INFINITY,
+    let scales = parts.into_iter().map(|part| {
+        if part > 0.0 {
+            normal_quantile(part) as f32
+        } else {
+            f32::NEG_INFINITY
+        }
     });
     keys.set("activation_sparsity_scale", Array::F32(scales.collect()));
     Ok(())
 }
 
-/// How many deviations from the mean of a normal distribution are above this part of it.
+/// The distance from the mean of a normal distribution, in deviations, above which this part of it
+/// lies.
 fn normal_quantile(part: f64) -> f64 {
     let (mut low, mut high) = (-40.0, 40.0);
     for _ in 0..200 {
         let middle = (low + high) / 2.0;
-        match normal_part(middle) < part {
-            true => low = middle,
-            false => high = middle,
+        if normal_part(middle) < part {
+            low = middle;
+        } else {
+            high = middle;
         }
     }
     (low + high) / 2.0
@@ -240,9 +248,10 @@ fn normal_part(deviations: f64) -> f64 {
     }
     let density = (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt();
     let above = (density * sum).min(0.5);
-    match deviations < 0.0 {
-        true => 0.5 - above,
-        false => 0.5 + above,
+    if deviations < 0.0 {
+        0.5 - above
+    } else {
+        0.5 + above
     }
 }
 

@@ -117,7 +117,7 @@ pub(super) const NORMS: &[TensorRule] = &in_layers(
     ],
 );
 
-/// What layers get of a token besides the rows, and the factor on their rows.
+/// The per-layer embeddings, and the factor on their rows.
 pub(super) const INPUTS: &[TensorRule] = &in_layers(
     "model.layers.{l}.",
     [
@@ -164,7 +164,7 @@ fn as_u32(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-/// Which layers see a window: those that the config names, or five of six; never the last.
+/// The layers that see a window: those that the config names, or five of six; never the last.
 fn windowed(config: &HfConfig) -> Result<Vec<bool>, ModelFileError> {
     let n_layers = config.count("num_hidden_layers")?;
     let types = layer_types(config, &["sliding_attention", "full_attention"])?;
@@ -178,7 +178,7 @@ fn windowed(config: &HfConfig) -> Result<Vec<bool>, ModelFileError> {
     Ok(windowed)
 }
 
-/// Whether full layers have keys for values.
+/// True if full layers have keys for values.
 fn keys_are_values(config: &HfConfig) -> Result<bool, ModelFileError> {
     Ok(config.optional_flag("attention_k_eq_v")? == Some(true))
 }
@@ -192,9 +192,10 @@ fn heads(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
         return Err(config.wrong("per_layer_config", wanted));
     }
     let n_heads = config.count("num_attention_heads")?;
-    let divides = |key: &str, kv_heads: usize| match n_heads.is_multiple_of(kv_heads) {
-        true => Ok(as_u32(kv_heads)),
-        false => {
+    let divides = |key: &str, kv_heads: usize| {
+        if n_heads.is_multiple_of(kv_heads) {
+            Ok(as_u32(kv_heads))
+        } else {
             let wanted = format!("a divisor of 'num_attention_heads', which is {n_heads}");
             Err(config.wrong(key, wanted))
         }
@@ -207,13 +208,12 @@ fn heads(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
         _ => own,
     };
     keys.set("attention.head_count", as_u32(n_heads));
-    match own == full {
-        true => keys.set("attention.head_count_kv", own),
-        false => {
-            let of = |is_windowed: bool| if is_windowed { own } else { full };
-            let heads = windowed(config)?.into_iter().map(of).collect();
-            keys.set("attention.head_count_kv", Array::U32(heads));
-        }
+    if own == full {
+        keys.set("attention.head_count_kv", own);
+    } else {
+        let of = |is_windowed: bool| if is_windowed { own } else { full };
+        let heads = windowed(config)?.into_iter().map(of).collect();
+        keys.set("attention.head_count_kv", Array::U32(heads));
     }
     let (full, own) = (config.count("global_head_dim")?, head_dim(config)?);
     for (kind, width) in [("", full), ("_swa", own)] {
@@ -250,13 +250,14 @@ fn rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
         return Err(config.wrong(&key, "default, of whole heads"));
     }
     let width = config.count("global_head_dim")?;
-    let (theta, partial, kind) = match is_given {
-        true => (
+    let (theta, partial, kind) = if is_given {
+        (
             RopeSettings::base(config, Some(full))?,
             RopeSettings::rotated_part(config, Some(full))?,
             config.optional_text(&place(full, "rope_type"))?,
-        ),
-        false => (1_000_000.0, 0.25, Some("proportional")),
+        )
+    } else {
+        (1_000_000.0, 0.25, Some("proportional"))
     };
     let known = ["rope_type", "rope_theta", "partial_rotary_factor", "factor"];
     config.check_known(&format!("rope_parameters.{full}"), &known)?;
@@ -281,9 +282,12 @@ fn rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     keys.set("rope.freq_base_swa", settings.theta as f32);
     keys.set("rope.dimension_count", as_u32(width));
     keys.set("rope.dimension_count_swa", as_u32(head_dim(config)?));
-    let divisor = |pair| match pair < n_rotated {
-        true => factor as f32,
-        false => UNROTATED,
+    let divisor = |pair| {
+        if pair < n_rotated {
+            factor as f32
+        } else {
+            UNROTATED
+        }
     };
     let divisors: Vec<f32> = (0..width / 2).map(divisor).collect();
     Ok(keys.add_vector("rope_freqs.weight", &divisors)?)
@@ -303,17 +307,19 @@ fn feed_forward(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError
     keys.set("attention.shared_kv_layers", n_shared);
     let hidden = as_u32(config.count("intermediate_size")?);
     let is_double = config.optional_flag("use_double_wide_mlp")? == Some(true);
-    match is_double && n_shared > 0 {
-        false => keys.set("feed_forward_length", hidden),
-        true => {
-            let first = n_layers - n_shared as usize;
-            let of = |layer| match layer < first {
-                true => hidden,
-                false => hidden.saturating_mul(2),
-            };
-            let all = (0..n_layers).map(of).collect();
-            keys.set("feed_forward_length", Array::U32(all));
-        }
+    if is_double && n_shared > 0 {
+        let first = n_layers - n_shared as usize;
+        let of = |layer| {
+            if layer < first {
+                hidden
+            } else {
+                hidden.saturating_mul(2)
+            }
+        };
+        let all = (0..n_layers).map(of).collect();
+        keys.set("feed_forward_length", Array::U32(all));
+    } else {
+        keys.set("feed_forward_length", hidden);
     }
     Ok(())
 }
@@ -332,7 +338,7 @@ fn experts(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     Ok(())
 }
 
-/// What layers get of a token besides the rows, where they get something.
+/// The per-layer embeddings, where a model has them.
 pub(super) fn per_layer_inputs(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let dim = number_or_zero(config, "hidden_size_per_layer_input")?;
     keys.set("embedding_length_per_layer_input", dim);

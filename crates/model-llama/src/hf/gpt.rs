@@ -328,7 +328,7 @@ const GPTJ: HfClass = HfClass {
     ..GPT2
 };
 
-/// What GPT-2's configs call the usual keys.
+/// The names of the usual keys in GPT-2's configs.
 const GPT_NAMES: &[(&str, &str)] = &[
     ("hidden_size", "n_embd"),
     ("num_hidden_layers", "n_layer"),

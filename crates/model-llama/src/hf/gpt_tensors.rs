@@ -3,7 +3,9 @@
 //! One table for each naming that classes share. Fused queries, keys and values come out in this
 //! order, however they lie in the files.
 
-use model_core::hf::{HfConfig, ModelFileError, PLUS_ONE, Step, TensorRule, in_layers, same, with};
+use model_core::hf::{
+    HfConfig, ModelFileError, PLUS_ONE, TensorRule, TensorStep, in_layers, same, with,
+};
 
 /// Heads whose queries, keys and values lie together.
 fn heads(config: &HfConfig) -> Result<usize, ModelFileError> {
@@ -28,17 +30,17 @@ fn two_rows(_: &HfConfig) -> Result<usize, ModelFileError> {
     Ok(2)
 }
 
-const BY_HEAD: &[Step] = &[Step::PartsTogether {
+const BY_HEAD: &[TensorStep] = &[TensorStep::PartsTogether {
     groups: heads,
     of: 3,
 }];
 
-const BY_HEAD_UNLESS_SHARED: &[Step] = &[Step::PartsTogether {
+const BY_HEAD_UNLESS_SHARED: &[TensorStep] = &[TensorStep::PartsTogether {
     groups: falcon_heads,
     of: 3,
 }];
 
-const TRANSPOSED: &[Step] = &[Step::Transposed];
+const TRANSPOSED: &[TensorStep] = &[TensorStep::Transposed];
 
 /// The output matrix of models that do not reuse the embedding, and its bias.
 pub(super) const HEAD: &[TensorRule] = &[
@@ -134,26 +136,26 @@ pub(super) const GPTJ_ATTENTION: &[TensorRule] = &in_layers(
 );
 
 /// Queries, values and keys of a quarter of the heads after those of another.
-const CODEGEN_QUERIES: &[Step] = &[
-    Step::PartsTogether {
+const CODEGEN_QUERIES: &[TensorStep] = &[
+    TensorStep::PartsTogether {
         groups: four_groups,
         of: 3,
     },
-    Step::RowPart { part: 0, of: 3 },
+    TensorStep::RowPart { part: 0, of: 3 },
 ];
-const CODEGEN_VALUES: &[Step] = &[
-    Step::PartsTogether {
+const CODEGEN_VALUES: &[TensorStep] = &[
+    TensorStep::PartsTogether {
         groups: four_groups,
         of: 3,
     },
-    Step::RowPart { part: 1, of: 3 },
+    TensorStep::RowPart { part: 1, of: 3 },
 ];
-const CODEGEN_KEYS: &[Step] = &[
-    Step::PartsTogether {
+const CODEGEN_KEYS: &[TensorStep] = &[
+    TensorStep::PartsTogether {
         groups: four_groups,
         of: 3,
     },
-    Step::RowPart { part: 2, of: 3 },
+    TensorStep::RowPart { part: 2, of: 3 },
 ];
 
 pub(super) const CODEGEN_ATTENTION: &[TensorRule] = &in_layers(
@@ -226,7 +228,7 @@ pub(super) const OPT_TENSORS: &[TensorRule] = &[
     with(
         "position_embd.weight",
         "model.decoder.embed_positions.weight",
-        &[Step::RowsAfter(two_rows)],
+        &[TensorStep::RowsAfter(two_rows)],
     ),
     same(
         "output_norm.weight",
@@ -301,7 +303,7 @@ pub(super) const BLOOM_TENSORS: &[TensorRule] = &[
     same("output_norm.bias", "transformer.ln_f.bias"),
 ];
 
-/// What layers of BLOOM and Falcon have but for the fused matrix.
+/// The tensors of layers of BLOOM and Falcon but for the fused matrix.
 pub(super) const BLOOM_LAYERS: &[TensorRule] = &in_layers(
     "transformer.h.{l}.",
     [

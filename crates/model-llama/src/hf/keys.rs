@@ -196,7 +196,7 @@ fn gpt_oss_curve(config: &HfConfig, _: &mut Keys) -> Result<(), ModelFileError> 
     Ok(())
 }
 
-/// Whether this is the last of four layers.
+/// True if this is the last of four layers.
 fn is_fourth(layer: usize) -> bool {
     layer % 4 == 3
 }

@@ -97,7 +97,7 @@ fn phimoe_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError>
     }
 }
 
-/// How near experts are that share. It is no noise at inference, despite its name.
+/// The distance within which experts share. It is no noise at inference, despite its name.
 fn router_jitter(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let key = "router_jitter_noise";
     match config.optional_number(key)?.unwrap_or(0.01) {

@@ -5,8 +5,8 @@ use kv_core::rope::YarnRamp;
 use model_core::hf::{
     ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, Expected, GATED_TENSORS,
     GRANITE_FACTORS, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN,
-    PAIRED_ATTENTION, RMS_EPS, ROPE_KEYS, RopeKind, RopeSettings, SILU, Step, TensorRule, head_dim,
-    in_layers, layer_types, only, rope_keys, same, windows_by_layer, with,
+    PAIRED_ATTENTION, RMS_EPS, ROPE_KEYS, RopeKind, RopeSettings, SILU, TensorRule, TensorStep,
+    head_dim, in_layers, layer_types, only, rope_keys, same, windows_by_layer, with,
 };
 use model_core::windows::{FullLayer, WindowPattern};
 
@@ -252,12 +252,12 @@ const GRANITE_EXPERTS: &[TensorRule] = &in_layers(
         with(
             "ffn_gate_exps.weight",
             "input_linear.weight",
-            &[Step::RowPart { part: 0, of: 2 }],
+            &[TensorStep::RowPart { part: 0, of: 2 }],
         ),
         with(
             "ffn_up_exps.weight",
             "input_linear.weight",
-            &[Step::RowPart { part: 1, of: 2 }],
+            &[TensorStep::RowPart { part: 1, of: 2 }],
         ),
         same("ffn_down_exps.weight", "output_linear.weight"),
     ],
@@ -315,8 +315,8 @@ fn olmo3_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> 
     Ok(())
 }
 
-/// YaRN, also where the config does not say so, and a factor on queries that grows after each original
-/// context.
+/// YaRN, also where the config does not say so, and a factor on queries that grows after each
+/// original context.
 fn ministral3_rope(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let usual = RopeSettings {
         theta: 1_000_000.0,
@@ -370,9 +370,10 @@ fn count_of_all(config: &HfConfig, key: &str) -> Result<u32, ModelFileError> {
     };
     let n_layers = config.count("num_hidden_layers")?;
     let first = config.count(&format!("{key}.0"))?;
-    match each.len() >= n_layers && each.iter().all(|&n| n == first as f64) {
-        true => Ok(as_u32(first)),
-        false => Err(config.wrong(key, "one number, the same for all layers")),
+    if each.len() >= n_layers && each.iter().all(|&n| n == first as f64) {
+        Ok(as_u32(first))
+    } else {
+        Err(config.wrong(key, "one number, the same for all layers"))
     }
 }
 

@@ -4,7 +4,7 @@
 use model_core::hf::{
     ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, Expected, GATED_TENSORS,
     HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN, RMS_EPS, ROPE_KEYS,
-    SILU, Step, TensorRule, full_attention, head_dim, in_layers, only, rope_keys, same, with,
+    SILU, TensorRule, TensorStep, full_attention, head_dim, in_layers, only, rope_keys, same, with,
 };
 
 use super::LLAMA;
@@ -207,7 +207,7 @@ const ERNIE_EXPERTS: &[TensorRule] = &in_layers(
         with(
             "exp_probs_b.bias",
             "moe_statics.e_score_correction_bias",
-            &[Step::Squeezed],
+            &[TensorStep::Squeezed],
         ),
         same("ffn_gate_shexp.weight", "shared_experts.gate_proj.weight"),
         same("ffn_up_shexp.weight", "shared_experts.up_proj.weight"),
@@ -220,7 +220,7 @@ const MINIMAX_BIAS: &[TensorRule] = &in_layers(
     [same("exp_probs_b.bias", "e_score_correction_bias")],
 );
 
-/// What transformers takes for false where it is absent.
+/// The key whose default in transformers is false.
 pub(super) fn sum_of_chosen(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let sums = config.optional_flag("norm_topk_prob")?.unwrap_or(false);
     keys.set("expert_weights_norm", sums);

@@ -1,6 +1,8 @@
 //! Which tensors of the files become which GGUF tensors, where the shared tables do not cover it.
 
-use model_core::hf::{GATED, GATED_EXPERTS, PLUS_ONE, Step, TensorRule, in_layers, same, with};
+use model_core::hf::{
+    GATED, GATED_EXPERTS, PLUS_ONE, TensorRule, TensorStep, in_layers, same, with,
+};
 
 pub(super) const GEMMA_EMBEDDING: &[TensorRule] = &[
     same("token_embd.weight", "model.embed_tokens.weight"),
@@ -75,8 +77,8 @@ pub(super) const STARCODER2_FEED_FORWARD: &[TensorRule] = &in_layers(
 );
 
 /// Every second column, from the first or the second on.
-const EVEN: Step = Step::EveryColumn { first: 0, step: 2 };
-const ODD: Step = Step::EveryColumn { first: 1, step: 2 };
+const EVEN: TensorStep = TensorStep::EveryColumn { first: 0, step: 2 };
+const ODD: TensorStep = TensorStep::EveryColumn { first: 1, step: 2 };
 
 pub(super) const GPT_OSS_NORM: &[TensorRule] = &in_layers(
     "model.layers.{l}.",
@@ -98,19 +100,19 @@ pub(super) const GPT_OSS_EXPERTS: &[TensorRule] = &in_layers(
         with(
             "ffn_gate_exps.weight",
             "experts.gate_up_proj",
-            &[EVEN, Step::Transposed],
+            &[EVEN, TensorStep::Transposed],
         ),
         with(
             "ffn_up_exps.weight",
             "experts.gate_up_proj",
-            &[ODD, Step::Transposed],
+            &[ODD, TensorStep::Transposed],
         ),
         with("ffn_gate_exps.bias", "experts.gate_up_proj_bias", &[EVEN]),
         with("ffn_up_exps.bias", "experts.gate_up_proj_bias", &[ODD]),
         with(
             "ffn_down_exps.weight",
             "experts.down_proj",
-            &[Step::Transposed],
+            &[TensorStep::Transposed],
         ),
         same("ffn_down_exps.bias", "experts.down_proj_bias"),
     ],
@@ -126,17 +128,23 @@ pub(super) const LLAMA4_EXPERTS: &[TensorRule] = &in_layers(
         with(
             "ffn_gate_exps.weight",
             "experts.gate_up_proj",
-            &[Step::ColumnPart { part: 0, of: 2 }, Step::Transposed],
+            &[
+                TensorStep::ColumnPart { part: 0, of: 2 },
+                TensorStep::Transposed,
+            ],
         ),
         with(
             "ffn_up_exps.weight",
             "experts.gate_up_proj",
-            &[Step::ColumnPart { part: 1, of: 2 }, Step::Transposed],
+            &[
+                TensorStep::ColumnPart { part: 1, of: 2 },
+                TensorStep::Transposed,
+            ],
         ),
         with(
             "ffn_down_exps.weight",
             "experts.down_proj",
-            &[Step::Transposed],
+            &[TensorStep::Transposed],
         ),
         same("ffn_gate_shexp.weight", "shared_expert.gate_proj.weight"),
         same("ffn_up_shexp.weight", "shared_expert.up_proj.weight"),

@@ -2,7 +2,7 @@
 
 use model_core::hf::{
     Expected, HfClass, HfConfig, Key, Keys, ModelFileError, PLUS_ONE, RMS_EPS, ROW_KEYS, RopeKind,
-    RopeSettings, Step, TRAINED_LENGTH, TensorRule, VOCAB_SIZE, in_layers, same, with,
+    RopeSettings, TRAINED_LENGTH, TensorRule, TensorStep, VOCAB_SIZE, in_layers, same, with,
 };
 
 use super::as_u32;
@@ -78,10 +78,10 @@ const NORMS: &[TensorRule] = &in_layers(
 );
 
 /// Matrices of gates have inputs as rows.
-const GATE: &[Step] = &[Step::Transposed];
+const GATE: &[TensorStep] = &[TensorStep::Transposed];
 
 /// Biases of gates lie head by head.
-const FLAT: &[Step] = &[Step::Flat];
+const FLAT: &[TensorStep] = &[TensorStep::Flat];
 
 const RECURRENCE: &[TensorRule] = &in_layers(
     "model.layers.{l}.temporal_block.",
@@ -92,7 +92,11 @@ const RECURRENCE: &[TensorRule] = &in_layers(
         same("lru_y.bias", "linear_y.bias"),
         same("lru_out.weight", "linear_out.weight"),
         same("lru_out.bias", "linear_out.bias"),
-        with("lru_conv1d.weight", "conv_1d.weight", &[Step::Squeezed]),
+        with(
+            "lru_conv1d.weight",
+            "conv_1d.weight",
+            &[TensorStep::Squeezed],
+        ),
         same("lru_conv1d.bias", "conv_1d.bias"),
         with("lru_input_gate.weight", "rg_lru.input_gate_weight", GATE),
         with("lru_input_gate.bias", "rg_lru.input_gate_bias", FLAT),
@@ -102,7 +106,11 @@ const RECURRENCE: &[TensorRule] = &in_layers(
             GATE,
         ),
         with("lru_decay_gate.bias", "rg_lru.recurrent_gate_bias", FLAT),
-        with("lru_a", "rg_lru.recurrent_param", &[Step::NegativeSoftplus]),
+        with(
+            "lru_a",
+            "rg_lru.recurrent_param",
+            &[TensorStep::NegativeSoftplus],
+        ),
     ],
 );
 
@@ -132,7 +140,7 @@ const FEED_FORWARD: &[TensorRule] = &in_layers(
     ],
 );
 
-/// Which layers of a period attend: the last of three where the config does not say.
+/// The layers of a period that attend: the last of three where the config does not say.
 fn layer_kinds(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let key = "block_types";
     let types = config.optional_texts(key)?;

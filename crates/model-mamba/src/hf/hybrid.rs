@@ -230,9 +230,10 @@ fn jamba_layers(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError
 fn jamba_mixer(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let dim = config.count("hidden_size")?;
     let automatic = config.optional_text("mamba_dt_rank").ok().flatten() == Some("auto");
-    let rank = match automatic {
-        true => dim.div_ceil(16),
-        false => config.count("mamba_dt_rank")?,
+    let rank = if automatic {
+        dim.div_ceil(16)
+    } else {
+        config.count("mamba_dt_rank")?
     };
     keys.set(
         "ssm.inner_size",
@@ -293,9 +294,10 @@ fn granite_positions(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFile
         Some(_) => return Err(config.wrong(key, "one of: nope, rope")),
     };
     keys.set("rope.scaling.finetuned", rotates);
-    let length = match rotates {
-        true => as_u32(config.count("max_position_embeddings")?),
-        false => CONTEXT,
+    let length = if rotates {
+        as_u32(config.count("max_position_embeddings")?)
+    } else {
+        CONTEXT
     };
     keys.set("context_length", length);
     Ok(())

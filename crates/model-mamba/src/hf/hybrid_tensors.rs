@@ -1,13 +1,13 @@
 //! Tensors of hybrids: which tensors of the files become which GGUF tensors.
 
 use model_core::hf::{
-    GATED, GATED_EXPERTS, HfConfig, ModelFileError, RowFactors, Step, TensorRule, in_layers, same,
-    with,
+    GATED, GATED_EXPERTS, HfConfig, ModelFileError, RowFactors, TensorRule, TensorStep, in_layers,
+    same, with,
 };
 
 use super::mixer_tensors::{CONV, MAMBA1, MAMBA2, PROJECTIONS};
 
-/// What stands around the layers.
+/// The tensors around the layers.
 pub(super) const FRAME_TENSORS: &[TensorRule] = &[
     same("token_embd.weight", "model.embed_tokens.weight"),
     same("output_norm.weight", "model.final_layernorm.weight"),
@@ -45,7 +45,7 @@ pub(super) const MAMBA2_NORM: &[TensorRule] = &in_layers(
     [with(
         "ssm_norm.weight",
         "norm.weight",
-        &[Step::Rows("mamba_n_groups")],
+        &[TensorStep::Rows("mamba_n_groups")],
     )],
 );
 
@@ -58,8 +58,8 @@ pub(super) const JAMBA_EXPERTS: &[TensorRule] =
     &in_layers("model.layers.{l}.feed_forward.experts.{e}.", GATED_EXPERTS);
 
 /// Granite 4: gate and up are the halves of one matrix.
-const GATE: &[Step] = &[Step::RowPart { part: 0, of: 2 }];
-const UP: &[Step] = &[Step::RowPart { part: 1, of: 2 }];
+const GATE: &[TensorStep] = &[TensorStep::RowPart { part: 0, of: 2 }];
+const UP: &[TensorStep] = &[TensorStep::RowPart { part: 1, of: 2 }];
 
 pub(super) const GRANITE_EXPERTS: &[TensorRule] = &in_layers(
     "model.layers.{l}.block_sparse_moe.",
@@ -85,17 +85,17 @@ pub(super) const FALCON_H1_FRAME: &[TensorRule] = &[
     with(
         "token_embd.weight",
         "model.embed_tokens.weight",
-        &[Step::Scaled("embedding_multiplier")],
+        &[TensorStep::Scaled("embedding_multiplier")],
     ),
     same("output_norm.weight", "model.final_layernorm.weight"),
     with(
         "output.weight",
         "lm_head.weight",
-        &[Step::Scaled("lm_head_multiplier")],
+        &[TensorStep::Scaled("lm_head_multiplier")],
     ),
 ];
 
-const ATTENTION_IN: Step = Step::Scaled("attention_in_multiplier");
+const ATTENTION_IN: TensorStep = TensorStep::Scaled("attention_in_multiplier");
 
 pub(super) const FALCON_H1_LAYERS: &[TensorRule] = &in_layers(
     "model.layers.{l}.",
@@ -105,35 +105,35 @@ pub(super) const FALCON_H1_LAYERS: &[TensorRule] = &in_layers(
         with(
             "ffn_gate.weight",
             "feed_forward.gate_proj.weight",
-            &[Step::Scaled("mlp_multipliers.0")],
+            &[TensorStep::Scaled("mlp_multipliers.0")],
         ),
         same("ffn_up.weight", "feed_forward.up_proj.weight"),
         with(
             "ffn_down.weight",
             "feed_forward.down_proj.weight",
-            &[Step::Scaled("mlp_multipliers.1")],
+            &[TensorStep::Scaled("mlp_multipliers.1")],
         ),
         with("attn_q.weight", "self_attn.q_proj.weight", &[ATTENTION_IN]),
         with(
             "attn_k.weight",
             "self_attn.k_proj.weight",
-            &[Step::Scaled("key_multiplier"), ATTENTION_IN],
+            &[TensorStep::Scaled("key_multiplier"), ATTENTION_IN],
         ),
         with("attn_v.weight", "self_attn.v_proj.weight", &[ATTENTION_IN]),
         with(
             "attn_output.weight",
             "self_attn.o_proj.weight",
-            &[Step::Scaled("attention_out_multiplier")],
+            &[TensorStep::Scaled("attention_out_multiplier")],
         ),
         with(
             "ssm_in.weight",
             "mamba.in_proj.weight",
-            &[Step::ScaledRows(falcon_rows)],
+            &[TensorStep::ScaledRows(falcon_rows)],
         ),
         with(
             "ssm_out.weight",
             "mamba.out_proj.weight",
-            &[Step::Scaled("ssm_out_multiplier")],
+            &[TensorStep::Scaled("ssm_out_multiplier")],
         ),
     ],
 );

@@ -1,10 +1,10 @@
-//! Kimi Linear: delta rules whose key values decay by themselves, and attention over latents that do
-//! not rotate.
+//! Kimi Linear: delta rules whose key values decay by themselves, and attention over latents that
+//! do not rotate.
 
 use model_core::gguf::Array;
 use model_core::hf::{
-    Expected, GATED_TENSORS, HfClass, HfConfig, Key, Keys, ModelFileError, RMS_EPS, SILU, Step,
-    TensorRule, VOCAB_SIZE, WIDTH_KEYS, in_layers, latent_head_dims, latent_key_rows,
+    Expected, GATED_TENSORS, HfClass, HfConfig, Key, Keys, ModelFileError, RMS_EPS, SILU,
+    TensorRule, TensorStep, VOCAB_SIZE, WIDTH_KEYS, in_layers, latent_head_dims, latent_key_rows,
     latent_value_rows, layer_types, only, same, with,
 };
 
@@ -60,7 +60,7 @@ const FRAME_TENSORS: &[TensorRule] = &[
 ];
 
 /// A kernel, `[channels, 1, width]` in the files.
-const KERNEL: &[Step] = &[Step::LeadingOne];
+const KERNEL: &[TensorStep] = &[TensorStep::LeadingOne];
 
 /// Both kinds of layers, which share some names.
 const LAYERS: &[TensorRule] = &in_layers(
@@ -78,7 +78,7 @@ const LAYERS: &[TensorRule] = &in_layers(
         same("ssm_g_a.weight", "g_a_proj.weight"),
         same("ssm_g_b.weight", "g_b_proj.weight"),
         same("ssm_beta.weight", "b_proj.weight"),
-        with("ssm_a", "A_log", &[Step::NegativeExp]),
+        with("ssm_a", "A_log", &[TensorStep::NegativeExp]),
         same("ssm_dt.bias", "dt_bias"),
         same("ssm_norm.weight", "o_norm.weight"),
         same("attn_kv_a_mqa.weight", "kv_a_proj_with_mqa.weight"),
@@ -86,12 +86,15 @@ const LAYERS: &[TensorRule] = &in_layers(
         with(
             "attn_k_b.weight",
             "kv_b_proj.weight",
-            &[Step::HeadRows(latent_key_rows), Step::Transposed],
+            &[
+                TensorStep::HeadRows(latent_key_rows),
+                TensorStep::Transposed,
+            ],
         ),
         with(
             "attn_v_b.weight",
             "kv_b_proj.weight",
-            &[Step::HeadRows(latent_value_rows)],
+            &[TensorStep::HeadRows(latent_value_rows)],
         ),
     ],
 );
@@ -110,8 +113,8 @@ const MIXTURE: &[TensorRule] = &in_layers(
     ],
 );
 
-/// The value of a key in one of two places, which must agree where both have it: newer files have it
-/// at the top, older ones in `linear_attn_config`.
+/// The value of a key in one of two places, which must agree where both have it: newer files have
+/// it at the top, older ones in `linear_attn_config`.
 fn in_either(config: &HfConfig, top: &str, inner: &str) -> Result<usize, ModelFileError> {
     let inner = format!("linear_attn_config.{inner}");
     match (config.optional_count(top)?, config.optional_count(&inner)?) {
@@ -123,8 +126,8 @@ fn in_either(config: &HfConfig, top: &str, inner: &str) -> Result<usize, ModelFi
     }
 }
 
-/// Which layers attend: those of the types that the config lists, or of its list of numbers, which
-/// count from 1. Both must agree where both are there.
+/// The layers that attend: those of the types that the config lists, or of its list of numbers,
+/// which count from 1. Both must agree where both are there.
 fn layer_kinds(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let n_layers = config.count("num_hidden_layers")?;
     let types = layer_types(config, &["linear_attention", "full_attention"])?;

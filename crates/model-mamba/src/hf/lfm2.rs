@@ -1,8 +1,8 @@
 //! LFM2 and its mixture of experts: short convolutions, and now and then attention.
 
 use model_core::hf::{
-    Expected, HfClass, HfConfig, Key, Keys, ModelFileError, ROPE_KEYS, ROW_KEYS, Step,
-    TRAINED_LENGTH, TensorRule, VOCAB_SIZE, in_layers, layer_types, same, with,
+    Expected, HfClass, HfConfig, Key, Keys, ModelFileError, ROPE_KEYS, ROW_KEYS, TRAINED_LENGTH,
+    TensorRule, TensorStep, VOCAB_SIZE, in_layers, layer_types, same, with,
 };
 
 use super::as_u32;
@@ -107,7 +107,7 @@ const LAYERS: &[TensorRule] = &in_layers(
         with(
             "shortconv.conv.weight",
             "conv.conv.weight",
-            &[Step::Squeezed],
+            &[TensorStep::Squeezed],
         ),
         same("shortconv.in_proj.weight", "conv.in_proj.weight"),
         same("shortconv.out_proj.weight", "conv.out_proj.weight"),

@@ -1,7 +1,8 @@
 //! Models whose layers are Mamba mixers and nothing else.
 
 use model_core::hf::{
-    Expected, HfClass, HfConfig, Key, Keys, ModelFileError, Step, TensorRule, in_layers, same, with,
+    Expected, HfClass, HfConfig, Key, Keys, ModelFileError, TensorRule, TensorStep, in_layers,
+    same, with,
 };
 
 use super::mixer_tensors::{CONV, MAMBA1, MAMBA2, PROJECTIONS};
@@ -10,7 +11,7 @@ use super::{as_u32, free_time_steps};
 /// The length that files without a trained length are given: a state has no end.
 const CONTEXT: u32 = 1 << 20;
 
-/// What stands around the layers, and their norm.
+/// The tensors around the layers, and their norm.
 const FRAME_TENSORS: &[TensorRule] = &[
     same("token_embd.weight", "backbone.embeddings.weight"),
     same("output_norm.weight", "backbone.norm_f.weight"),
@@ -31,7 +32,7 @@ const MAMBA2_NORM: &[TensorRule] = &in_layers(
     [with(
         "ssm_norm.weight",
         "norm.weight",
-        &[Step::Rows("n_groups")],
+        &[TensorStep::Rows("n_groups")],
     )],
 );
 
@@ -139,9 +140,10 @@ fn mamba1_sizes(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError
         None => dim * config.count("expand")?,
     };
     let automatic = config.optional_text("time_step_rank").ok().flatten() == Some("auto");
-    let rank = match automatic {
-        true => dim.div_ceil(16),
-        false => config.count("time_step_rank")?,
+    let rank = if automatic {
+        dim.div_ceil(16)
+    } else {
+        config.count("time_step_rank")?
     };
     keys.set("ssm.inner_size", as_u32(inner));
     keys.set("ssm.time_step_rank", as_u32(rank));

@@ -2,7 +2,7 @@
 
 use model_core::hf::{
     EMBEDDING_TENSORS, Expected, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError,
-    NORM_BEFORE_FFN, RMS_EPS, ROW_KEYS, RopeSettings, SILU, Step, TRAINED_LENGTH, TensorRule,
+    NORM_BEFORE_FFN, RMS_EPS, ROW_KEYS, RopeSettings, SILU, TRAINED_LENGTH, TensorRule, TensorStep,
     VOCAB_SIZE, head_dim, in_layers, layer_types, same, with,
 };
 
@@ -70,7 +70,7 @@ const LIGHTNING: &[TensorRule] = &in_layers(
         with(
             "attn_qkv.weight",
             "qkv_proj.weight",
-            &[Step::PartsTogether {
+            &[TensorStep::PartsTogether {
                 groups: n_heads,
                 of: 3,
             }],

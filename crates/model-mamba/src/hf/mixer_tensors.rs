@@ -1,6 +1,6 @@
 //! Tensors of mixers, which models of mixers alone and hybrids keep in different places.
 
-use model_core::hf::{Step, TensorRule, same, with};
+use model_core::hf::{TensorRule, TensorStep, same, with};
 
 /// The first matrix and the last.
 pub(super) const PROJECTIONS: [TensorRule; 2] = [
@@ -9,7 +9,11 @@ pub(super) const PROJECTIONS: [TensorRule; 2] = [
 ];
 
 pub(super) const CONV: [TensorRule; 2] = [
-    with("ssm_conv1d.weight", "conv1d.weight", &[Step::Squeezed]),
+    with(
+        "ssm_conv1d.weight",
+        "conv1d.weight",
+        &[TensorStep::Squeezed],
+    ),
     same("ssm_conv1d.bias", "conv1d.bias"),
 ];
 
@@ -18,13 +22,17 @@ pub(super) const MAMBA1: [TensorRule; 5] = [
     same("ssm_x.weight", "x_proj.weight"),
     same("ssm_dt.weight", "dt_proj.weight"),
     same("ssm_dt.bias", "dt_proj.bias"),
-    with("ssm_a", "A_log", &[Step::NegativeExp]),
+    with("ssm_a", "A_log", &[TensorStep::NegativeExp]),
     same("ssm_d", "D"),
 ];
 
 /// Of the second generation, without its norm.
 pub(super) const MAMBA2: [TensorRule; 3] = [
     same("ssm_dt.bias", "dt_bias"),
-    with("ssm_a", "A_log", &[Step::NegativeExp, Step::Column]),
-    with("ssm_d", "D", &[Step::Column]),
+    with(
+        "ssm_a",
+        "A_log",
+        &[TensorStep::NegativeExp, TensorStep::Column],
+    ),
+    with("ssm_d", "D", &[TensorStep::Column]),
 ];

@@ -2,8 +2,8 @@
 
 use model_core::gguf::Array;
 use model_core::hf::{
-    ClassWhen, Expected, HfClass, HfConfig, Key, Keys, ModelFileError, Step, TRAINED_LENGTH,
-    TensorRule, head_dim, in_layers, only, same, with,
+    ClassWhen, Expected, HfClass, HfConfig, Key, Keys, ModelFileError, TRAINED_LENGTH, TensorRule,
+    TensorStep, head_dim, in_layers, only, same, with,
 };
 
 use super::hybrid::kv_heads_of;
@@ -86,7 +86,7 @@ const EXPERT_KEYS: &[Key] = &[
     Key::With(experts),
 ];
 
-/// What stands around the layers, and their norms.
+/// The tensors around the layers, and their norms.
 const FRAME_TENSORS: &[TensorRule] = &[
     same("token_embd.weight", "backbone.embeddings.weight"),
     same("output_norm.weight", "backbone.norm_f.weight"),
@@ -104,7 +104,7 @@ const OTHER_TENSORS: &[TensorRule] = &in_layers(
         with(
             "ssm_norm.weight",
             "mixer.norm.weight",
-            &[Step::Rows("n_groups")],
+            &[TensorStep::Rows("n_groups")],
         ),
         same("attn_q.weight", "mixer.q_proj.weight"),
         same("attn_k.weight", "mixer.k_proj.weight"),
@@ -159,7 +159,7 @@ fn experts(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     Ok(())
 }
 
-/// What a layer is.
+/// The kind of a layer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Mamba,
@@ -211,13 +211,15 @@ fn layers(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     }
     keys.set("block_count", as_u32(kinds.len()));
     let number = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
-    let dense = match kinds.contains(&Kind::Dense) {
-        true => number(config.count("intermediate_size")?),
-        false => 0,
+    let dense = if kinds.contains(&Kind::Dense) {
+        number(config.count("intermediate_size")?)
+    } else {
+        0
     };
-    let expert = match kinds.contains(&Kind::Experts) {
-        true => number(config.count("moe_intermediate_size")?),
-        false => 0,
+    let expert = if kinds.contains(&Kind::Experts) {
+        number(config.count("moe_intermediate_size")?)
+    } else {
+        0
     };
     let hidden = kinds.iter().map(|kind| match kind {
         Kind::Dense => dense,

@@ -6,7 +6,7 @@
 use model_core::gguf::Array;
 use model_core::hf::{
     ATTENTION_TENSORS, Expected, GATED_EXPERTS, GATED_TENSORS, HfClass, HfConfig, Key, Keys,
-    ModelFileError, PLUS_ONE, RMS_EPS, ROW_KEYS, SILU, Step, TRAINED_LENGTH, TensorRule,
+    ModelFileError, PLUS_ONE, RMS_EPS, ROW_KEYS, SILU, TRAINED_LENGTH, TensorRule, TensorStep,
     VOCAB_SIZE, head_dim, head_keys, in_layers, layer_types, rope_keys, same, with,
 };
 
@@ -195,8 +195,12 @@ const NEXT_MIXER: &[TensorRule] = &in_layers(
         with("attn_qkv.weight", "in_proj_qkvz.weight", &[QKV]),
         with("attn_gate.weight", "in_proj_qkvz.weight", &[GATE]),
         same("ssm_ba.weight", "in_proj_ba.weight"),
-        with("ssm_conv1d.weight", "conv1d.weight", &[Step::Squeezed]),
-        with("ssm_a", "A_log", &[Step::NegativeExp]),
+        with(
+            "ssm_conv1d.weight",
+            "conv1d.weight",
+            &[TensorStep::Squeezed],
+        ),
+        with("ssm_a", "A_log", &[TensorStep::NegativeExp]),
         same("ssm_dt.bias", "dt_bias"),
         same("ssm_norm.weight", "norm.weight"),
         same("ssm_out.weight", "out_proj.weight"),
@@ -213,9 +217,9 @@ const LATER_MIXER: &[TensorRule] = &in_layers(
         with(
             "ssm_conv1d.weight",
             "conv1d.weight",
-            &[Step::Squeezed, QKV_TILED],
+            &[TensorStep::Squeezed, QKV_TILED],
         ),
-        with("ssm_a", "A_log", &[Step::NegativeExp, HEADS_TILED]),
+        with("ssm_a", "A_log", &[TensorStep::NegativeExp, HEADS_TILED]),
         with("ssm_dt.bias", "dt_bias", &[HEADS_TILED]),
         same("ssm_norm.weight", "norm.weight"),
         with("ssm_out.weight", "out_proj.weight", VALUE_COLUMNS_TILED),
@@ -277,7 +281,7 @@ fn recurrent_layers(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileE
     Ok(())
 }
 
-/// What transformers takes for true where it is absent.
+/// The key whose default in transformers is true.
 fn sum_of_chosen(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let sums = config.optional_flag("norm_topk_prob")?.unwrap_or(true);
     keys.set("expert_weights_norm", sums);

@@ -4,28 +4,31 @@
 
 use std::ops::Range;
 
-use model_core::hf::{HfConfig, ModelFileError, PickedRows, Step};
+use model_core::hf::{HfConfig, ModelFileError, PickedRows, TensorStep};
 
 /// Of Qwen3-Next: queries, keys and values without their gate, each together.
-pub(super) const QKV: Step = Step::PickedRows(|config| Ok(Sizes::read(config)?.qkv_by_kind()));
+pub(super) const QKV: TensorStep =
+    TensorStep::PickedRows(|config| Ok(Sizes::read(config)?.qkv_by_kind()));
 /// The gate.
-pub(super) const GATE: Step = Step::PickedRows(|config| Ok(Sizes::read(config)?.gates()));
+pub(super) const GATE: TensorStep =
+    TensorStep::PickedRows(|config| Ok(Sizes::read(config)?.gates()));
 
 /// Of Qwen 3.5: queries and keys as they are, and values with heads in GGUF's order.
-pub(super) const QKV_TILED: Step = Step::PickedRows(|config| {
+pub(super) const QKV_TILED: TensorStep = TensorStep::PickedRows(|config| {
     let sizes = Sizes::read(config)?;
     Ok(sizes.tiled(2 * sizes.key_heads * sizes.k_dim, sizes.v_dim))
 });
 /// Values alone.
-pub(super) const VALUES_TILED: Step = Step::PickedRows(|config| {
+pub(super) const VALUES_TILED: TensorStep = TensorStep::PickedRows(|config| {
     let sizes = Sizes::read(config)?;
     Ok(sizes.tiled(0, sizes.v_dim))
 });
 /// One row for each value head.
-pub(super) const HEADS_TILED: Step =
-    Step::PickedRows(|config| Ok(Sizes::read(config)?.tiled(0, 1)));
+pub(super) const HEADS_TILED: TensorStep =
+    TensorStep::PickedRows(|config| Ok(Sizes::read(config)?.tiled(0, 1)));
 /// Values as columns.
-pub(super) const VALUE_COLUMNS_TILED: &[Step] = &[Step::Transposed, VALUES_TILED, Step::Transposed];
+pub(super) const VALUE_COLUMNS_TILED: &[TensorStep] =
+    &[TensorStep::Transposed, VALUES_TILED, TensorStep::Transposed];
 
 /// Sizes of a recurrent layer.
 #[derive(Clone, Copy)]

@@ -2,13 +2,14 @@
 //! tensors are alike.
 
 use model_core::hf::{
-    HfClass, HfConfig, Key, Keys, ModelFileError, ROW_KEYS, Step, TensorRule, in_layers, same, with,
+    HfClass, HfConfig, Key, Keys, ModelFileError, ROW_KEYS, TensorRule, TensorStep, in_layers,
+    same, with,
 };
 
 use super::as_u32;
 use crate::rwkv::RWKV4;
 
-const SQUEEZED: &[Step] = &[Step::Squeezed];
+const SQUEEZED: &[TensorStep] = &[TensorStep::Squeezed];
 
 /// Embeddings, their norm, and what follows the blocks.
 pub(super) const FRAME_TENSORS: &[TensorRule] = &[
@@ -36,7 +37,11 @@ const TIME_MIX_TENSORS: &[TensorRule] = &in_layers(
         with("time_mix_share_k.weight", "time_mix_key", SQUEEZED),
         with("time_mix_share_v.weight", "time_mix_value", SQUEEZED),
         with("time_mix_share_r.weight", "time_mix_receptance", SQUEEZED),
-        with("time_mix_decay.weight", "time_decay", &[Step::NegativeExp]),
+        with(
+            "time_mix_decay.weight",
+            "time_decay",
+            &[TensorStep::NegativeExp],
+        ),
         same("time_mix_first.weight", "time_first"),
         same("time_mix_key.weight", "key.weight"),
         same("time_mix_value.weight", "value.weight"),

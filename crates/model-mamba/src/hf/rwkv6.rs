@@ -1,8 +1,8 @@
 //! RWKV-6: keys and tensors, under the names that llama.cpp gives them.
 
 use model_core::hf::{
-    HfClass, HfConfig, Key, Keys, ModelFileError, Step, TensorRule, VOCAB_SIZE, in_layers, same,
-    with,
+    HfClass, HfConfig, Key, Keys, ModelFileError, TensorRule, TensorStep, VOCAB_SIZE, in_layers,
+    same, with,
 };
 
 use super::as_u32;
@@ -66,8 +66,8 @@ fn head_norm(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     Ok(())
 }
 
-const SQUEEZED: &[Step] = &[Step::Squeezed];
-const TRANSPOSED: &[Step] = &[Step::Transposed];
+const SQUEEZED: &[TensorStep] = &[TensorStep::Squeezed];
+const TRANSPOSED: &[TensorStep] = &[TensorStep::Transposed];
 
 const NORM_TENSORS: &[TensorRule] = &in_layers(
     "rwkv.blocks.{l}.",

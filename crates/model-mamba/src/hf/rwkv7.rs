@@ -1,11 +1,11 @@
-//! RWKV-7, as flash-linear-attention stores it: keys and tensors, under the names that llama.cpp gives
-//! them.
+//! RWKV-7, as flash-linear-attention stores it: keys and tensors, under the names that llama.cpp
+//! gives them.
 
 use kv_core::block::BlockFormat;
 use kv_core::weights::{Weight, WeightError, WeightInfo, WeightSource};
 use model_core::hf::{
-    Expected, HfClass, HfConfig, HfWeights, Key, Keys, ModelFileError, ROW_KEYS, Step, TensorRule,
-    VOCAB_SIZE, in_layers, only, same, with,
+    Expected, HfClass, HfConfig, HfWeights, Key, Keys, ModelFileError, ROW_KEYS, TensorRule,
+    TensorStep, VOCAB_SIZE, in_layers, only, same, with,
 };
 
 use super::as_u32;
@@ -131,7 +131,7 @@ const TIME_MIX: &[TensorRule] = &in_layers(
         same("time_mix_g2.weight", "attn.g_lora.lora.2.weight"),
         same("time_mix_k_k.weight", "attn.k_k"),
         same("time_mix_k_a.weight", "attn.k_a"),
-        with("time_mix_r_k.weight", "attn.r_k", &[Step::Flat]),
+        with("time_mix_r_k.weight", "attn.r_k", &[TensorStep::Flat]),
         same("time_mix_receptance.weight", "attn.r_proj.weight"),
         same("time_mix_key.weight", "attn.k_proj.weight"),
         same("time_mix_value.weight", "attn.v_proj.weight"),
@@ -146,7 +146,7 @@ const CHANNEL_MIX: &[TensorRule] = &in_layers(
     [
         same("attn_norm_2.weight", "ffn_norm.weight"),
         same("attn_norm_2.bias", "ffn_norm.bias"),
-        with("channel_mix_lerp_k.weight", "ffn.x_k", &[Step::Flat]),
+        with("channel_mix_lerp_k.weight", "ffn.x_k", &[TensorStep::Flat]),
         same("channel_mix_key.weight", "ffn.key.weight"),
         same("channel_mix_value.weight", "ffn.value.weight"),
     ],
@@ -156,12 +156,12 @@ const CHANNEL_MIX: &[TensorRule] = &in_layers(
 const SHARES: &[TensorRule] = &in_layers(
     "model.layers.{l}.attn.",
     [
-        with("time_mix_lerp_r.weight", "x_r", &[Step::Flat]),
-        with("time_mix_lerp_w.weight", "x_w", &[Step::Flat]),
-        with("time_mix_lerp_k.weight", "x_k", &[Step::Flat]),
-        with("time_mix_lerp_v.weight", "x_v", &[Step::Flat]),
-        with("time_mix_lerp_a.weight", "x_a", &[Step::Flat]),
-        with("time_mix_lerp_g.weight", "x_g", &[Step::Flat]),
+        with("time_mix_lerp_r.weight", "x_r", &[TensorStep::Flat]),
+        with("time_mix_lerp_w.weight", "x_w", &[TensorStep::Flat]),
+        with("time_mix_lerp_k.weight", "x_k", &[TensorStep::Flat]),
+        with("time_mix_lerp_v.weight", "x_v", &[TensorStep::Flat]),
+        with("time_mix_lerp_a.weight", "x_a", &[TensorStep::Flat]),
+        with("time_mix_lerp_g.weight", "x_g", &[TensorStep::Flat]),
     ],
 );
 

@@ -126,13 +126,11 @@ fn head_len(config: &HfConfig, key: &str, usual: f64) -> Result<usize, ModelFile
     let n_heads = config.count("num_heads")?;
     let factor = positive_or(config, key, usual)?;
     let width = (width(config)? as f64 * factor) as usize;
-    match width > 0 && width.is_multiple_of(n_heads) {
-        true => Ok(width / n_heads),
-        false => {
-            let wanted =
-                format!("a factor that makes a multiple of {n_heads} heads ({width} is not)");
-            Err(config.wrong(key, wanted))
-        }
+    if width > 0 && width.is_multiple_of(n_heads) {
+        Ok(width / n_heads)
+    } else {
+        let wanted = format!("a factor that makes a multiple of {n_heads} heads ({width} is not)");
+        Err(config.wrong(key, wanted))
     }
 }
 

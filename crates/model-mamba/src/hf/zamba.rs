@@ -2,7 +2,7 @@
 
 use model_core::hf::{
     Expected, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError, RMS_EPS, ROW_KEYS,
-    RopeSettings, Step, TRAINED_LENGTH, TensorRule, VOCAB_SIZE, in_layers, same, with,
+    RopeSettings, TRAINED_LENGTH, TensorRule, TensorStep, VOCAB_SIZE, in_layers, same, with,
 };
 
 use super::hybrid::kv_heads;
@@ -97,14 +97,18 @@ const MIXER: [TensorRule; 4] = [
     with(
         "ssm_dt_floor.weight",
         "dt_bias",
-        &[Step::LeadingOne, Step::Plus(above_shortest)],
+        &[TensorStep::LeadingOne, TensorStep::Plus(above_shortest)],
     ),
-    with("ssm_a", "A_log", &[Step::NegativeExp, Step::Column]),
-    with("ssm_d", "D", &[Step::Column]),
+    with(
+        "ssm_a",
+        "A_log",
+        &[TensorStep::NegativeExp, TensorStep::Column],
+    ),
+    with("ssm_d", "D", &[TensorStep::Column]),
     with(
         "ssm_norm.weight",
         "norm.weight",
-        &[Step::Rows("mamba_ngroups")],
+        &[TensorStep::Rows("mamba_ngroups")],
     ),
 ];
 
@@ -201,7 +205,7 @@ const ADAPTERS: &[TensorRule] = &in_layers(
     ],
 );
 
-/// Which layers have a block; the older name of the others is `mamba`.
+/// The layers that have a block; the older name of the others is `mamba`.
 fn layer_kinds(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let key = "layers_block_type";
     let n_layers = config.count("num_hidden_layers")?;
@@ -248,9 +252,10 @@ fn heads(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     keys.set("attention.value_length", as_u32(dim));
     let rotates = config.optional_flag("use_mem_rope")?.unwrap_or(false);
     keys.set("rope.scaling.finetuned", rotates);
-    match rotates {
-        true => RopeSettings::read(config, None)?.write_rotating(dim, config, keys),
-        false => Ok(()),
+    if rotates {
+        RopeSettings::read(config, None)?.write_rotating(dim, config, keys)
+    } else {
+        Ok(())
     }
 }
 

@@ -9,14 +9,14 @@ use kv_core::graph::{
 use kv_core::layers::{LayerMemory, RecurrentMemory};
 
 use super::Sizes;
-use super::ops::{Before, Lerp};
+use super::ops::{Lerp, PreviousRows};
 
 /// The states of one block, in the order of the layers of its memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum BlockState {
     /// The last input of the time mix.
     TimeShift,
-    /// What the time mix sums up.
+    /// The sums of the time mix.
     Sums,
     /// The last input of the channel mix.
     ChannelShift,
@@ -53,7 +53,7 @@ pub(super) struct BlockOp<'a> {
     pub(super) op: &'static str,
     pub(super) params: &'a [(&'static str, f32)],
     pub(super) weights: &'a [(&'a str, &'a [usize])],
-    /// Which state it reads and writes, where it does.
+    /// The state that it reads and writes, where it does.
     pub(super) state: Option<BlockState>,
     /// Width of its result.
     pub(super) width: usize,
@@ -113,7 +113,7 @@ impl Block<'_> {
         x: NodeId,
     ) -> Result<NodeId, GraphError> {
         let op = BlockOp {
-            op: Before::NAME,
+            op: PreviousRows::NAME,
             params: &[],
             weights: &[],
             state: Some(state),
@@ -122,8 +122,8 @@ impl Block<'_> {
         self.custom(&format!("{mix}_before"), &op, &[x])
     }
 
-    /// `x (1 - share) + before share` for the shares of these weights, one behind the other; a third
-    /// operand is added to the shares.
+    /// `x (1 - share) + before share` for the shares of these weights, one behind the other; a
+    /// third operand is added to the shares.
     pub(super) fn lerp(
         &mut self,
         name: &str,
@@ -185,9 +185,9 @@ impl Block<'_> {
         let [first, second] = [1, 2].map(|n| format!("{name}{n}.weight"));
         let inner = self.b.linear(&format!("{name}_low"), x, &first, low.rank)?;
         let inner = match low.inner {
-            Inner::Linear => inner,
-            Inner::Tanh => self.b.soft_cap(&format!("{name}_tanh"), inner, 1.0)?,
-            Inner::Sigmoid => {
+            InnerActivation::Linear => inner,
+            InnerActivation::Tanh => self.b.soft_cap(&format!("{name}_tanh"), inner, 1.0)?,
+            InnerActivation::Sigmoid => {
                 self.b
                     .activate(&format!("{name}_sigmoid"), Activation::Sigmoid, inner)?
             }
@@ -208,12 +208,12 @@ pub(super) struct LowRank<'a> {
     /// Name of the tensor that is added, where there is one, without `.weight`.
     pub(super) bias: Option<&'a str>,
     pub(super) rank: usize,
-    pub(super) inner: Inner,
+    pub(super) inner: InnerActivation,
 }
 
 /// The function between two matrices.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Inner {
+pub(super) enum InnerActivation {
     Linear,
     Tanh,
     Sigmoid,

@@ -1,5 +1,5 @@
-//! What the recurrences of RWKV-6 and 7 share: a matrix of keys and values for each head, and the norm
-//! of what comes out of the heads.
+//! What the recurrences of RWKV-6 and 7 share: a matrix of keys and values for each head, and the
+//! norm of what comes out of the heads.
 //!
 //! Invariant: a head's values follow from its own alone. Knows nothing of sequences or devices.
 

@@ -1,12 +1,12 @@
-//! [`Rwkv`]: RWKV-4, 6 and 7, whose blocks mix each token with the one before it and sum up keys and
-//! values by a recurrence.
+//! [`Rwkv`]: RWKV-4, 6 and 7, whose blocks mix each token with the one before it and sum up keys
+//! and values by a recurrence.
 //!
 //! A block has three states, each a layer of the memory, because each has its own operation that
-//! reads and writes it: the row before, of the time mix and of the channel mix, and what the time mix
-//! sums up. The operations are custom ones that the model registers. Directories may name a
+//! reads and writes it: the row before, of the time mix and of the channel mix, and what the time
+//! mix sums up. The operations are custom ones that the model registers. Directories may name a
 //! `rescale_every`: it halves rows between blocks, and weights with them, against overflows of f16.
-//! Norms undo it, so results are equal up to the norms' eps, and it is not computed there, where rows
-//! are f32. GGUF files of RWKV-6 have such weights, so their rows are halved.
+//! Norms undo it, so results are equal up to the norms' eps, and it is not computed there, where
+//! rows are f32. GGUF files of RWKV-6 have such weights, so their rows are halved.
 
 mod block;
 mod heads;
@@ -55,7 +55,7 @@ pub struct Rwkv {
     example: fn() -> (Sizes, Version),
 }
 
-/// What the versions differ in: their mixers.
+/// The mixers, in which the versions differ.
 #[derive(Clone, Copy, Debug)]
 enum Version {
     Four(v4::Averages),
@@ -206,7 +206,7 @@ impl Model for RwkvModel {
     }
 
     fn custom_ops(&self) -> CustomOps {
-        let mixing = CustomOps::new().with(ops::Before).with(ops::Lerp);
+        let mixing = CustomOps::new().with(ops::PreviousRows).with(ops::Lerp);
         match self.version {
             Version::Four(_) => mixing.with(wkv4::Wkv4),
             Version::Six(_) => mixing.with(wkv6::Wkv6),

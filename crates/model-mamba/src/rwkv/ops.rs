@@ -1,21 +1,21 @@
-//! How RWKV mixes each token with the one before it, which graphs have no operation for: [`Before`] and
-//! [`Lerp`].
+//! How RWKV mixes each token with the one before it, which graphs have no operation for:
+//! [`PreviousRows`] and [`Lerp`].
 //!
 //! Invariant: a row's result follows from the row and the state alone, so it is the same however a
 //! sequence is cut up. Knows nothing of sequences, cells or devices.
 
 use kv_core::backend::{CustomOp, CustomRows, CustomShape};
 
-/// For `x [tokens, dim]`: the rows before each, `[tokens, dim]`. The state, `[dim]`, is the row before
-/// the first; zeros in the beginning.
+/// For `x [tokens, dim]`: the rows before each, `[tokens, dim]`. The state, `[dim]`, is the row
+/// before the first; zeros in the beginning.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Before;
+pub(super) struct PreviousRows;
 
-impl Before {
+impl PreviousRows {
     pub(super) const NAME: &'static str = "rwkv.before";
 }
 
-impl CustomOp for Before {
+impl CustomOp for PreviousRows {
     fn name(&self) -> &str {
         Self::NAME
     }
@@ -135,13 +135,13 @@ mod tests {
             n_state,
         };
         let two: &[&[usize]] = &[&[4], &[4]];
-        assert_eq!(Before.check(&node(&[4], &[], (4, 4))), Ok(()));
+        assert_eq!(PreviousRows.check(&node(&[4], &[], (4, 4))), Ok(()));
         for wrong in [
             node(&[4], &[], (4, 3)),
             node(&[4], &[], (5, 4)),
             node(&[4], two, (4, 4)),
         ] {
-            let error = Before.check(&wrong).unwrap_err();
+            let error = PreviousRows.check(&wrong).unwrap_err();
             assert!(error.contains("wanted: x, and a result"), "{error}");
         }
         let fused: &[&[usize]] = &[&[2, 1, 1, 4]];

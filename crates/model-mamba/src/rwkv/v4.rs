@@ -87,8 +87,8 @@ impl Averages {
     }
 }
 
-/// `x` interpolated with the row before, once for each of the shares named so: those of `x`, where later
-/// versions have those of the row before.
+/// `x` interpolated with the row before, once for each of the shares named so: those of `x`, where
+/// later versions have those of the row before.
 fn shifted<const N: usize>(
     block: &mut Block<'_>,
     mix: &str,

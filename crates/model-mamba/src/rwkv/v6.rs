@@ -1,12 +1,12 @@
-//! The mixers of RWKV-6 (Finch; Peng et al., arXiv 2404.05892): sums of keys and values, whose decays
-//! and mixtures with the row before depend on the row.
+//! The mixers of RWKV-6 (Finch; Peng et al., arXiv 2404.05892): sums of keys and values, whose
+//! decays and mixtures with the row before depend on the row.
 
 use kv_core::graph::{Activation, GraphError, NodeId};
 use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 
-use super::block::{Block, BlockOp, BlockState, Inner, LowRank};
+use super::block::{Block, BlockOp, BlockState, InnerActivation, LowRank};
 use super::wkv6::Wkv6;
 use super::{Heads, Rwkv, Sizes, Version};
 
@@ -68,7 +68,7 @@ pub(super) struct DecayingSums {
     shares: Shares,
 }
 
-/// How a file has the shares of the row before.
+/// The form of the shares of the row before in a file.
 #[derive(Clone, Copy, Debug)]
 enum Shares {
     /// In one tensor.
@@ -107,7 +107,7 @@ impl DecayingSums {
             name: "time_mix_decay_w",
             bias: Some("time_mix_decay"),
             rank: self.decay_rank,
-            inner: Inner::Tanh,
+            inner: InnerActivation::Tanh,
         };
         let decay = block.low_rank(&decay, w)?;
         let heads = [dim / self.heads.dim.max(1), self.heads.dim];

@@ -9,7 +9,7 @@ use kv_core::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::hyperparameters::Hyperparameters;
 
-use super::block::{Block, BlockOp, BlockState, Inner, LowRank};
+use super::block::{Block, BlockOp, BlockState, InnerActivation, LowRank};
 use super::wkv7::Wkv7;
 use super::{Heads, Rwkv, Sizes, Version};
 
@@ -55,7 +55,8 @@ fn read(hyper: &Hyperparameters<'_>) -> Result<RatedDelta, ModelError> {
 /// Rows that the time mix makes of each, in the order of the files.
 pub(crate) const PARTS: [&str; 6] = ["r", "w", "k", "v", "a", "g"];
 
-/// What llama.cpp's files have for the share of the first block's values in the first block itself.
+/// The tensors of llama.cpp's files for the share of the first block's values in the first block
+/// itself.
 pub(super) const UNREAD: [&str; 3] = [
     "blk.0.time_mix_v0.weight",
     "blk.0.time_mix_v1.weight",
@@ -92,7 +93,7 @@ impl RatedDelta {
         block.b.add("l_out", mixed, x)
     }
 
-    /// What `r` reads of past keys and values.
+    /// The sum that `r` reads of past keys and values.
     fn time_mix(
         self,
         block: &mut Block<'_>,
@@ -141,19 +142,19 @@ impl RatedDelta {
             name: "time_mix_w",
             bias: Some("time_mix_w0"),
             rank: self.decay_rank,
-            inner: Inner::Tanh,
+            inner: InnerActivation::Tanh,
         };
         let rate = LowRank {
             name: "time_mix_a",
             bias: Some("time_mix_a0"),
             rank: self.rate_rank,
-            inner: Inner::Linear,
+            inner: InnerActivation::Linear,
         };
         let gate = LowRank {
             name: "time_mix_g",
             bias: None,
             rank: self.gate_rank,
-            inner: Inner::Sigmoid,
+            inner: InnerActivation::Sigmoid,
         };
         let w = block.low_rank(&decay, w)?;
         let a = block.low_rank(&rate, a)?;
@@ -172,7 +173,7 @@ impl RatedDelta {
             name: "time_mix_v",
             bias: Some("time_mix_v0"),
             rank: self.value_rank,
-            inner: Inner::Linear,
+            inner: InnerActivation::Linear,
         };
         let share = block.low_rank(&share, x)?;
         let negative = block.b.scale("time_mix_less_value", values, -1.0)?;

@@ -1,5 +1,5 @@
-//! [`Wkv4`]: the average of values that RWKV-4 has in place of attention, weighed by `e^key` and the
-//! less the longer ago they were, computed as a recurrence (Peng et al., arXiv 2305.13048).
+//! [`Wkv4`]: the average of values that RWKV-4 has in place of attention, weighed by `e^key` and
+//! the less the longer ago they were, computed as a recurrence (Peng et al., arXiv 2305.13048).
 //!
 //! Numerator and denominator are kept divided by `e^max`, so that no exponential overflows.
 //! Invariant: the denominator is at least 1 from the first token on, so a 0 there tells a memory
@@ -77,9 +77,10 @@ struct Channel {
 
 impl Channel {
     fn stored([numerator, denominator, max]: [f32; 3]) -> Self {
-        let max = match denominator == 0.0 {
-            true => f32::NEG_INFINITY,
-            false => max,
+        let max = if denominator == 0.0 {
+            f32::NEG_INFINITY
+        } else {
+            max
         };
         Self {
             numerator,
@@ -117,9 +118,12 @@ mod tests {
     /// The sum over all tokens before, written out, in f64.
     fn average(keys: &[f32], values: &[f32], (decay, first): (f64, f64)) -> f64 {
         let now = keys.len() - 1;
-        let weigh = |at: usize| match at == now {
-            true => (first + f64::from(keys[at])).exp(),
-            false => ((now - 1 - at) as f64 * decay + f64::from(keys[at])).exp(),
+        let weigh = |at: usize| {
+            if at == now {
+                (first + f64::from(keys[at])).exp()
+            } else {
+                ((now - 1 - at) as f64 * decay + f64::from(keys[at])).exp()
+            }
         };
         let sum = |of: &dyn Fn(usize) -> f64| (0..=now).map(|at| weigh(at) * of(at)).sum::<f64>();
         sum(&|at| f64::from(values[at])) / sum(&|_| 1.0)

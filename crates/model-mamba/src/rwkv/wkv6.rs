@@ -8,11 +8,11 @@ use kv_core::backend::{CustomOp, CustomRows, CustomShape};
 
 use super::heads::{add_scaled, head_dim, normalize};
 
-/// For `r`, `k`, `v` and `decay`, `[tokens, heads * dim]` each, and weights first (`u`,
-/// `[heads, dim]`), gain and bias (`[heads * dim]`): a head has a state `S [dim, dim]`, keys by
-/// values, and every token gives `r (S + diag(u) k v^T)`, less its mean and divided by its deviation
-/// (`eps` is added to the variance), times the gain, plus the bias; then
-/// `S = diag(exp(-exp(decay))) S + k v^T`.
+/// For `r`, `k`, `v` and `decay`, `[tokens, heads * dim]` each, and weights first (`u`, `[heads,
+/// dim]`), gain and bias (`[heads * dim]`): a head has a state `S [dim, dim]`, keys by values, and
+/// every token gives `r (S + diag(u) k v^T)`, less its mean and divided by its deviation (`eps` is
+/// added to the variance), times the gain, plus the bias; then `S = diag(exp(-exp(decay))) S + k
+/// v^T`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wkv6;
 
@@ -76,7 +76,7 @@ impl CustomOp for Wkv6 {
     }
 }
 
-/// What one token has for one head.
+/// The values of one token for one head.
 struct HeadToken<'a> {
     r: &'a [f32],
     k: &'a [f32],
@@ -131,9 +131,10 @@ mod tests {
         };
         let score = |then: usize| -> f64 {
             let of = |c: usize| {
-                let weight = match then == now {
-                    true => f64::from(weights[0][head * DIM + c]),
-                    false => kept(then, c),
+                let weight = if then == now {
+                    f64::from(weights[0][head * DIM + c])
+                } else {
+                    kept(then, c)
                 };
                 at(0, now, c) * weight * at(1, then, c)
             };

@@ -1,9 +1,9 @@
-//! [`Wkv7`]: the recurrence of RWKV-7: a delta rule whose removal has a key of its own, and rates and
-//! decays for every key value (Peng et al., arXiv 2503.14456).
+//! [`Wkv7`]: the recurrence of RWKV-7: a delta rule whose removal has a key of its own, and rates
+//! and decays for every key value (Peng et al., arXiv 2503.14456).
 //!
-//! It is not [`Op::Delta`](kv_core::graph::Op::Delta), which removes after the decay, with the key that
-//! it adds and one rate for a head. Invariant: rows follow one after the other, so the bits are the
-//! same however a sequence is cut up. Knows nothing of sequences or devices.
+//! It is not [`Op::Delta`](kv_core::graph::Op::Delta), which removes after the decay, with the key
+//! that it adds and one rate for a head. Invariant: rows follow one after the other, so the bits
+//! are the same however a sequence is cut up. Knows nothing of sequences or devices.
 
 use kv_core::backend::{CustomOp, CustomRows, CustomShape};
 
@@ -15,10 +15,10 @@ const DECAY: f32 = -0.606_530_66;
 /// Lengths below this do not divide.
 const LEAST_LENGTH: f32 = 1e-12;
 
-/// For `r`, `w`, `k`, `v` and rates `a`, `[tokens, heads * dim]` each, and the weights `k_k`, `k_a`,
-/// `r_k`, gain and bias, `[heads * dim]` each: a head has a state `S [dim, dim]`, keys by values. With
-/// `x = k k_k` brought to length 1 and `k' = k (1 + (a - 1) k_a)`, every token does
-/// `S = diag(exp(-e^(-1/2) sigmoid(w))) S - (a x) (x S) + k' v^T` and gives `r S`, less its mean and
+/// For `r`, `w`, `k`, `v` and rates `a`, `[tokens, heads * dim]` each, and the weights `k_k`,
+/// `k_a`, `r_k`, gain and bias, `[heads * dim]` each: a head has a state `S [dim, dim]`, keys by
+/// values. With `x = k k_k` brought to length 1 and `k' = k (1 + (a - 1) k_a)`, every token does `S
+/// = diag(exp(-e^(-1/2) sigmoid(w))) S - (a x) (x S) + k' v^T` and gives `r S`, less its mean and
 /// divided by its deviation (`eps` is added to the variance), times the gain, plus the bias, plus
 /// `sum(r k' r_k) v`.
 #[derive(Clone, Copy, Debug)]

@@ -4,7 +4,7 @@
 
 use kv_core::LayerIdx;
 use model_tests::checks::NOISY_TOLERANCE;
-use model_tests::recorded::{Recorded, TiledHeads, delta_state, mlstm_state};
+use model_tests::recorded::{RecordedValues, TiledHeads, delta_state, mlstm_state};
 use model_tests::{Case, KeyOrder, Reference, Source};
 
 pub(crate) const fn case(name: &'static str) -> Case {
@@ -20,7 +20,7 @@ pub(crate) const STORIES: Case = Case {
 /// The states of RWKV-4 in the reference: `stateS_P`, `[width, blocks]`, where S counts the channel
 /// mix's last input, the time mix's, and numerator, denominator and maximum of the average. A block
 /// has three layers of memory here: the time mix's last input, the average, the channel mix's.
-fn rwkv_state(reference: &Reference, layer: LayerIdx, prompt: usize) -> Option<Recorded> {
+fn rwkv_state(reference: &Reference, layer: LayerIdx, prompt: usize) -> Option<RecordedValues> {
     let (block, part) = (layer.as_usize() / 3, layer.as_usize() % 3);
     let states: &[usize] = [&[1][..], &[2, 3, 4], &[0]][part];
     let mut values = Vec::new();
@@ -28,7 +28,7 @@ fn rwkv_state(reference: &Reference, layer: LayerIdx, prompt: usize) -> Option<R
         let (shape, all) = reference.values(&format!("state{state}_{prompt}"))?;
         values.extend(all.chunks(shape[1]).map(|blocks| blocks[block]));
     }
-    Some(Recorded {
+    Some(RecordedValues {
         at: (0..values.len()).collect(),
         values,
     })

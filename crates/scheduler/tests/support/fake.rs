@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use cellar_scheduler::RowBytes;
 use kv_core::backend::RowCopy;
 use kv_core::batch::UBatch;
-use kv_core::memory::{Composite, Memory, MemoryInputs, Restored, Snapshot};
+use kv_core::memory::{Composite, Memory, MemoryInputs, Restoration, Snapshot};
 use kv_core::{Causality, CellIdx, PartIdx, Pos, TokenId, Window};
 
 /// Tokens of the vocabulary.
@@ -67,7 +67,7 @@ impl FakeRows {
     }
 
     /// Writes saved rows where a restoration wants them.
-    pub fn restore(&mut self, saved: &SavedRows, restored: &Restored) {
+    pub fn restore(&mut self, saved: &SavedRows, restored: &Restoration) {
         for write in &restored.row_writes {
             for at in 0..write.len {
                 let content = saved.cells[&(write.part, write.from.offset(at))];

@@ -1,7 +1,7 @@
 //! The search for the scale (and minimum) of one group of values: of least squared error, weighted.
 //!
-//! Each candidate for a scale gives indices; these give the scale (and minimum) of least squares, and its
-//! error decides. Does not know how formats store what is found.
+//! Each candidate for a scale gives indices; these give the scale (and minimum) of least squares,
+//! and its error decides. Does not know how formats store what is found.
 
 use super::{IQ4_VALUES, bounds, extreme, nearest_iq4, representable};
 
@@ -25,7 +25,7 @@ pub(super) struct Affine {
     pub(super) min: f32,
 }
 
-/// Which minima a format can store.
+/// The minima that a format can store.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Minimum {
     Any,
@@ -90,8 +90,8 @@ impl<'a, const LEN: usize> Group<'a, LEN> {
         best.map(|(_, d)| representable(d))
     }
 
-    /// Scale and minimum of `d · q + min` with `q` in `0..=last`; `None` where all weights are 0, or
-    /// all values equal.
+    /// Scale and minimum of `d · q + min` with `q` in `0..=last`; `None` where all weights are 0,
+    /// or all values equal.
     pub(super) fn affine(&self, last: f32, minimum: Minimum) -> Option<Affine> {
         let (low, high) = match (minimum, bounds(self.values)) {
             (Minimum::Any, bounds) => bounds,

@@ -1,9 +1,9 @@
-//! Encoding into the K formats: 256 values a block, whose groups have small scales of their own (layouts:
-//! [`k_quants`](super::super::k_quants)).
+//! Encoding into the K formats: 256 values a block, whose groups have small scales of their own
+//! (layouts: [`k_quants`](super::super::k_quants)).
 //!
-//! First each group's best scale (and minimum) is searched for, then the block's `d` (and `dmin`) follow
-//! from the largest, and at last each group takes that of the neighbouring stored scales (and minima) which
-//! leaves the least weighted error. Invariant: finite values read back finite.
+//! First each group's best scale (and minimum) is searched for, then the block's `d` (and `dmin`)
+//! follow from the largest, and at last each group takes that of the neighbouring stored scales
+//! (and minima) which leaves the least weighted error. Invariant: finite values read back finite.
 
 use super::fit::{Affine, Group, Minimum, nearest};
 use super::{ALIKE, bounds, extreme, half, inverse, joined, mean_square, representable, stored};
@@ -87,9 +87,10 @@ fn groups<'a, const LEN: usize, const GROUPS: usize>(
     importance: &[f32; 256],
 ) -> [Group<'a, LEN>; GROUPS] {
     let variance = 2.0 * mean_square(values);
-    let importance = match importance.iter().any(|&i| i > 0.0) {
-        true => importance,
-        false => &ALIKE,
+    let importance = if importance.iter().any(|&i| i > 0.0) {
+        importance
+    } else {
+        &ALIKE
     };
     let (values, importance) = (values.as_chunks().0, importance.as_chunks().0);
     std::array::from_fn(|g| Group::new(&values[g], &importance[g], variance))
@@ -131,7 +132,8 @@ fn affine<const LEN: usize, const GROUPS: usize>(
     block
 }
 
-/// The best scale and minimum of a group, or those of its bounds where there is nothing to search for.
+/// The best scale and minimum of a group, or those of its bounds where there is nothing to search
+/// for.
 fn fit<const LEN: usize>(group: &Group<'_, LEN>, last: f32) -> Affine {
     let found = group.affine(last, Minimum::AtMostZero);
     found.filter(|fit| fit.d > 0.0).unwrap_or_else(|| {

@@ -5,7 +5,7 @@
 
 use crate::graph::op::{AttendSpec, Input, Op};
 use crate::graph::relative::{DistanceBuckets, Relative, RelativeScores};
-use crate::graph::spec::{Given, Inferred, OpScope, OpSpec};
+use crate::graph::spec::{OpContext, OpResult, OpScope, OpSpec};
 use crate::graph::{Claim, Graph, GraphBuilder, GraphError, NodeId};
 use crate::ids::LayerIdx;
 use crate::window::Window;
@@ -19,16 +19,16 @@ pub struct Attention<'a> {
     pub sinks: Option<&'a str>,
 }
 
-/// What an attention's scores get added by the distance of query and key.
+/// The bias of an attention's scores by the distance of query and key.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Distances<'a> {
-    /// Which distances share a bucket.
+    /// The distances that share a bucket.
     pub buckets: DistanceBuckets,
-    /// What a bucket adds.
+    /// The bias of a bucket.
     pub scores: DistanceScores<'a>,
 }
 
-/// What a bucket adds to a score; see [`RelativeScores`].
+/// The bias that a bucket adds to a score; see [`RelativeScores`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DistanceScores<'a> {
     /// A number for each head, out of this weight of the layer, `[buckets, heads]`.
@@ -46,7 +46,7 @@ impl From<AttendSpec> for Attention<'_> {
 }
 
 impl AttendSpec {
-    /// Whether every key/value head has the same number of query heads.
+    /// True if every key/value head has the same number of query heads.
     pub(in crate::graph) fn is_grouped(&self) -> bool {
         self.kv_heads > 0 && self.n_heads.is_multiple_of(self.kv_heads)
     }
@@ -61,15 +61,16 @@ impl AttendSpec {
         n_others + usize::from(self.alibi.is_some())
     }
 
-    /// Whether operand `at` is the positions, where biases need them.
+    /// Checks that operand `at` is the positions, where biases need them.
     pub(in crate::graph) fn check_positions(
         &self,
-        given: &Given<'_>,
+        given: &OpContext<'_>,
         at: usize,
     ) -> Result<(), String> {
-        match self.alibi.is_none() || given.is_input(at, Input::Positions) {
-            true => Ok(()),
-            false => Err("the positions as its last operand".into()),
+        if self.alibi.is_none() || given.is_input(at, Input::Positions) {
+            Ok(())
+        } else {
+            Err("the positions as its last operand".into())
         }
     }
 }
@@ -94,10 +95,10 @@ pub(in crate::graph) fn with_attention<'a>(
 
 /// The result of an attention whose first operand is the queries.
 pub(in crate::graph) fn attended(
-    given: &Given<'_>,
+    given: &OpContext<'_>,
     spec: &AttendSpec,
     sinks: Option<&String>,
-) -> Result<Inferred, String> {
+) -> Result<OpResult, String> {
     let &AttendSpec {
         n_heads,
         kv_heads,
@@ -110,13 +111,13 @@ pub(in crate::graph) fn attended(
             "[{n}, {n_heads} (a multiple of {kv_heads}), {k_dim}]"
         ));
     }
-    Ok(Inferred::f32(spec.result(n)).weight_if(sinks, [n_heads]))
+    Ok(OpResult::f32(spec.result(n)).weight_if(sinks, [n_heads]))
 }
 
 pub(in crate::graph) fn store_kv<'a>(layer: LayerIdx) -> OpSpec<'a> {
     let spec = OpSpec::new("store_kv", 3, |given| match given.shapes() {
         [&[n, heads, _], &[nv, v_heads, _], &[nc]] if n == nv && n == nc && heads == v_heads => {
-            Ok(Inferred::none())
+            Ok(OpResult::none())
         }
         _ => Err("[tokens, kv_heads, k_dim], [tokens, kv_heads, v_dim], [tokens]".into()),
     });
@@ -125,7 +126,7 @@ pub(in crate::graph) fn store_kv<'a>(layer: LayerIdx) -> OpSpec<'a> {
 
 pub(in crate::graph) fn store_k<'a>(layer: LayerIdx) -> OpSpec<'a> {
     let spec = OpSpec::new("store_k", 2, |given| match given.shapes() {
-        [&[n, _, _], &[n_cells]] if n == n_cells => Ok(Inferred::none()),
+        [&[n, _, _], &[n_cells]] if n == n_cells => Ok(OpResult::none()),
         _ => Err("[tokens, kv_heads, k_dim], [tokens]".into()),
     });
     spec.setting("layer", layer).scope_of(OpScope::Tokens)
@@ -205,11 +206,11 @@ fn with_relative<'a>(spec: OpSpec<'a>, relative: Option<&'a Relative>) -> OpSpec
 
 /// Adds the weight of buckets, or checks their tables.
 fn with_buckets(
-    given: &Given<'_>,
+    given: &OpContext<'_>,
     of: &AttendSpec,
     relative: &Relative,
-    inferred: Inferred,
-) -> Result<Inferred, String> {
+    inferred: OpResult,
+) -> Result<OpResult, String> {
     let (n, n_buckets) = (given.graph.n_tokens, relative.buckets.n());
     if !relative.buckets.is_sound() {
         return Err(format!(
@@ -221,9 +222,10 @@ fn with_buckets(
         RelativeScores::Weight(_) => Ok(inferred.weight([n_buckets, of.n_heads])),
         RelativeScores::Tables => {
             let wanted = [[n, of.n_heads, n_buckets], [n, of.kv_heads, n_buckets]];
-            match [given.shape(4), given.shape(5)] == wanted.each_ref().map(|shape| &shape[..]) {
-                true => Ok(inferred),
-                false => Err(format!("tables {:?} and {:?}", wanted[0], wanted[1])),
+            if [given.shape(4), given.shape(5)] == wanted.each_ref().map(|shape| &shape[..]) {
+                Ok(inferred)
+            } else {
+                Err(format!("tables {:?} and {:?}", wanted[0], wanted[1]))
             }
         }
     }

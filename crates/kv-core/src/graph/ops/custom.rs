@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::graph::op::{Input, Op};
-use crate::graph::spec::{DType, Given, Inferred, OpScope, OpSpec};
+use crate::graph::spec::{DType, OpContext, OpResult, OpScope, OpSpec};
 use crate::graph::{Claim, GraphBuilder, GraphError, NodeId};
 use crate::ids::LayerIdx;
 use crate::window::Window;
@@ -25,12 +25,12 @@ pub struct CustomSpec {
     /// Weights, in the order in which the implementation gets them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub weights: Vec<String>,
-    /// What a row of its result depends on.
+    /// The dependencies of a row of its result.
     #[serde(default, skip_serializing_if = "CustomScope::is_row")]
     pub scope: CustomScope,
 }
 
-/// What a row of a custom operation's result depends on.
+/// The rows that a row of a custom operation's result depends on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CustomScope {
@@ -39,7 +39,8 @@ pub enum CustomScope {
     Row,
     /// The rows up to it in its sequence, through the recurrent state of this layer.
     State(LayerIdx),
-    /// All rows of its sequence in the ubatch, later ones too: a convolution over tokens, for example.
+    /// All rows of its sequence in the ubatch, later ones too: a convolution over tokens, for
+    /// example.
     Sequence,
 }
 
@@ -107,7 +108,7 @@ const WHOLE_SEQUENCES: Op = Op::Input(Input::BatchVisibility {
     window: Window::Full,
 });
 
-fn infer(given: &Given<'_>, spec: &CustomSpec) -> Result<Inferred, String> {
+fn infer(given: &OpContext<'_>, spec: &CustomSpec) -> Result<OpResult, String> {
     let (rows, shape) = (given.operands, given.graph);
     let rows = match (spec.scope, rows.split_last()) {
         (CustomScope::Row, _) => rows,
@@ -133,7 +134,7 @@ fn infer(given: &Given<'_>, spec: &CustomSpec) -> Result<Inferred, String> {
         let (wanted, got) = (spec.weights.len(), given.weights.len());
         return Err(format!("the shapes of {wanted} weights, not of {got}"));
     }
-    let result = Inferred::f32([n_rows, given.width()]);
+    let result = OpResult::f32([n_rows, given.width()]);
     Ok(given
         .weights
         .iter()

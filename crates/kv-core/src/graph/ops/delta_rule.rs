@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::graph::op::{Input, Op};
-use crate::graph::spec::{Inferred, OpScope, OpSpec, n_values};
+use crate::graph::spec::{OpResult, OpScope, OpSpec, n_values};
 use crate::graph::{Claim, GraphBuilder, GraphError, NodeId};
 use crate::ids::LayerIdx;
 
@@ -29,14 +29,14 @@ pub struct DeltaSpec {
     pub key_heads: usize,
     /// Values of one query or key head.
     pub k_dim: usize,
-    /// Which value heads share a key head.
+    /// The value that heads share a key head.
     #[serde(default)]
     pub sharing: KeySharing,
     /// Factor on outputs, usually `1 / sqrt(k_dim)`.
     pub scale: f32,
 }
 
-/// Which value heads share a query and key head.
+/// The value that heads share a query and key head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KeySharing {
@@ -58,7 +58,7 @@ impl DeltaSpec {
     }
 }
 
-/// Whether `n` things of equal size make up `of`.
+/// True if `n` things of equal size make up `of`.
 fn divides(n: usize, of: usize) -> bool {
     n > 0 && of.is_multiple_of(n)
 }
@@ -69,7 +69,7 @@ pub(in crate::graph) fn decay(decay: &DecaySpec) -> OpSpec<'_> {
         let rates = given.weight(0);
         match *given.shape(0) {
             [n, columns] if divides(n_heads, columns) && n_values(rates) == Some(n_heads) => {
-                Ok(Inferred::f32([n, columns]).weight(rates).weight([columns]))
+                Ok(OpResult::f32([n, columns]).weight(rates).weight([columns]))
             }
             _ => Err(format!(
                 "[tokens, columns] of {n_heads} heads, as many rates"
@@ -102,12 +102,13 @@ pub(in crate::graph) fn delta<'a>(layer: LayerIdx, delta: &DeltaSpec) -> OpSpec<
             && divides(n_heads, channels)
             && divides(key_heads, n_heads)
             && given.is_input(5, Input::States);
-        match fits {
-            true => Ok(Inferred::f32([n, channels])),
-            false => Err(format!(
+        if fits {
+            Ok(OpResult::f32([n, channels]))
+        } else {
+            Err(format!(
                 "two of [{n}, {keys}], [{n}, channels of {n_heads} heads], \
                  [{n}, {n_heads} or {by_key}], [{n}, {n_heads}], and states"
-            )),
+            ))
         }
     });
     let spec = spec

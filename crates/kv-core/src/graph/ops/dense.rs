@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use crate::graph::op::Op;
-use crate::graph::spec::{Inferred, OpSpec, n_values};
+use crate::graph::spec::{OpResult, OpSpec, n_values};
 use crate::graph::{Affine, Claim, GraphBuilder, GraphError, NodeId, TableRow};
 
 pub(in crate::graph) fn embed(weight: &String) -> OpSpec<'_> {
     let spec = OpSpec::new("embed", 1, |given| {
         match (given.shape(0), given.weight(0)) {
-            (&[n], &[vocab, dim]) => Ok(Inferred::f32([n, dim]).weight([vocab, dim])),
+            (&[n], &[vocab, dim]) => Ok(OpResult::f32([n, dim]).weight([vocab, dim])),
             _ => Err("a list of tokens".into()),
         }
     });
@@ -21,7 +21,7 @@ pub(in crate::graph) fn linear<'a>(weight: &'a String, bias: Option<&'a String>)
         let (&[n, n_in], n_out) = (given.shape(0), given.width()) else {
             return Err("[tokens, in]".into());
         };
-        let result = Inferred::f32([n, n_out]).weight([n_out, n_in]);
+        let result = OpResult::f32([n, n_out]).weight([n_out, n_in]);
         Ok(result.weight_if(bias, [n_out]))
     });
     spec.weights_as("w", [weight]).weights_as("b", bias)
@@ -31,9 +31,10 @@ pub(in crate::graph) fn reshape<'a>() -> OpSpec<'a> {
     OpSpec::new("reshape", 1, |given| {
         let (old, new) = (given.shape(0), given.result);
         let same = old.first() == new.first() && n_values(old) == n_values(new);
-        match same {
-            true => Ok(Inferred::f32(new)),
-            false => Err(format!("as many values as {new:?} and the same rows")),
+        if same {
+            Ok(OpResult::f32(new))
+        } else {
+            Err(format!("as many values as {new:?} and the same rows"))
         }
     })
 }
@@ -43,7 +44,7 @@ pub(in crate::graph) fn columns<'a>(first: usize) -> OpSpec<'a> {
         let (len, end) = (given.width(), first.checked_add(given.width()));
         match (given.shape(0), end) {
             ([rest @ .., width], Some(end)) if !rest.is_empty() && end <= *width => {
-                Ok(Inferred::f32([rest, &[len]].concat()))
+                Ok(OpResult::f32([rest, &[len]].concat()))
             }
             _ => Err(format!("[n, .., at least {}]", first.saturating_add(len))),
         }
@@ -55,7 +56,7 @@ pub(in crate::graph) fn add_row(weight: &String, row: usize) -> OpSpec<'_> {
     let spec = OpSpec::new("add_row", 1, move |given| {
         let n_rows = given.weight(0).first().copied().unwrap_or(0);
         match *given.shape(0) {
-            [n, dim] if row < n_rows => Ok(Inferred::f32([n, dim]).weight([n_rows, dim])),
+            [n, dim] if row < n_rows => Ok(OpResult::f32([n, dim]).weight([n_rows, dim])),
             _ => Err(format!("[n, dim] and a row below {n_rows} (it is {row})")),
         }
     });
@@ -66,7 +67,7 @@ pub(in crate::graph) fn take_rows<'a>() -> OpSpec<'a> {
     OpSpec::new("take_rows", 2, |given| {
         let [x, rows] = given.shapes();
         match (x, rows) {
-            ([_, rest @ ..], &[n]) => Ok(Inferred::f32([&[n], rest].concat())),
+            ([_, rest @ ..], &[n]) => Ok(OpResult::f32([&[n], rest].concat())),
             _ => Err("[n, ..], [rows]".into()),
         }
     })

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::graph::op::{Activation, Op};
-use crate::graph::spec::{Given, Inferred, OpSpec};
+use crate::graph::spec::{OpContext, OpResult, OpSpec};
 use crate::graph::{Claim, GraphBuilder, GraphError, NodeId};
 
 /// A factor that grows with the position: `1 + strength * ln(1 + floor((pos + offset) / every))`,
@@ -12,9 +12,9 @@ use crate::graph::{Claim, GraphBuilder, GraphError, NodeId};
 pub struct PositionScale {
     /// After how many positions it grows.
     pub every: u32,
-    /// How much.
+    /// The strength of the change.
     pub strength: f32,
-    /// What the first position counts as: 1 (Llama 4) or 0 (Ministral 3).
+    /// The number of the first position: 1 (Llama 4) or 0 (Ministral 3).
     #[serde(default = "first_counts", skip_serializing_if = "counts_first")]
     pub offset: u32,
 }
@@ -45,16 +45,17 @@ pub struct ClampedGate {
 }
 
 /// The shape of the one operand.
-fn same_shape(given: &Given<'_>) -> Result<Inferred, String> {
-    Ok(Inferred::f32(given.shape(0)))
+fn same_shape(given: &OpContext<'_>) -> Result<OpResult, String> {
+    Ok(OpResult::f32(given.shape(0)))
 }
 
 /// The shape of both operands.
-fn equal_shapes(given: &Given<'_>) -> Result<Inferred, String> {
+fn equal_shapes(given: &OpContext<'_>) -> Result<OpResult, String> {
     let [a, b] = given.shapes();
-    match a == b {
-        true => Ok(Inferred::f32(a)),
-        false => Err("two equal shapes".into()),
+    if a == b {
+        Ok(OpResult::f32(a))
+    } else {
+        Err("two equal shapes".into())
     }
 }
 
@@ -93,7 +94,7 @@ pub(in crate::graph) fn clamped_gate<'a>(slope: f32, limit: f32) -> OpSpec<'a> {
 
 pub(in crate::graph) fn scale_by_position<'a>(scale: PositionScale) -> OpSpec<'a> {
     let spec = OpSpec::new("scale_by_position", 2, |given| match given.shapes() {
-        [x @ [n, ..], &[n_positions]] if *n == n_positions => Ok(Inferred::f32(x)),
+        [x @ [n, ..], &[n_positions]] if *n == n_positions => Ok(OpResult::f32(x)),
         _ => Err("[tokens, ..], [tokens]".into()),
     });
     spec.setting("every", scale.every)

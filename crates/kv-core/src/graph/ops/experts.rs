@@ -6,7 +6,7 @@
 
 use super::route::{MAX_ROUTE_GROUPS, RouteGate, RouteSpec, Routing};
 use crate::graph::op::Op;
-use crate::graph::spec::{Given, Inferred, OpSpec};
+use crate::graph::spec::{OpContext, OpResult, OpSpec};
 use crate::graph::{Affine, Claim, GraphBuilder, GraphError, NodeId};
 
 /// The slots of a token: `(expert, weight)` of the first `n_used` weights that are not 0.
@@ -25,7 +25,7 @@ struct Slots {
 }
 
 /// Reads the sizes off `x [n, dim]` or `x [n, slots, dim]` and a route.
-fn slots_of(given: &Given<'_>) -> Result<Slots, String> {
+fn slots_of(given: &OpContext<'_>) -> Result<Slots, String> {
     let wanted = || "[n, dim] or [n, slots, dim], and a route [n, experts] of as many slots".into();
     let (Some(Op::Route { spec, .. }), [x, &[n_rows, n_experts]]) = (given.op(1), given.shapes())
     else {
@@ -45,8 +45,12 @@ fn slots_of(given: &Given<'_>) -> Result<Slots, String> {
     })
 }
 
-/// What a route wants of its logits.
-fn routed(given: &Given<'_>, route: &RouteSpec, bias: Option<&String>) -> Result<Inferred, String> {
+/// The shape of the logits of a route.
+fn routed(
+    given: &OpContext<'_>,
+    route: &RouteSpec,
+    bias: Option<&String>,
+) -> Result<OpResult, String> {
     let n_used = route.n_used;
     let &[n, experts] = given.shape(0) else {
         return Err(format!("[n, at least {}]", n_used.max(1)));
@@ -73,12 +77,13 @@ fn routed(given: &Given<'_>, route: &RouteSpec, bias: Option<&String>) -> Result
             return Err(wanted);
         }
     }
-    match (1..=experts).contains(&n_used) {
-        true => Ok(Inferred::f32([n, experts]).weight_if(bias, [experts])),
-        false => Err(format!(
+    if (1..=experts).contains(&n_used) {
+        Ok(OpResult::f32([n, experts]).weight_if(bias, [experts]))
+    } else {
+        Err(format!(
             "[n, at least {}], at least 1 of them",
             n_used.max(1)
-        )),
+        ))
     }
 }
 
@@ -112,7 +117,7 @@ pub(in crate::graph) fn expert_linear<'a>(
 ) -> OpSpec<'a> {
     let spec = OpSpec::new("expert_linear", 2, move |given| {
         let (slots, n_out) = (slots_of(given)?, given.width());
-        let result = Inferred::f32([slots.n_rows, slots.n_used, n_out]);
+        let result = OpResult::f32([slots.n_rows, slots.n_used, n_out]);
         let result = result.weight([slots.n_experts, n_out, slots.width]);
         Ok(result.weight_if(bias, [slots.n_experts, n_out]))
     });
@@ -122,13 +127,13 @@ pub(in crate::graph) fn expert_linear<'a>(
 pub(in crate::graph) fn expert_scale<'a>() -> OpSpec<'a> {
     OpSpec::new("expert_scale", 2, |given| {
         let slots = slots_of(given)?;
-        Ok(Inferred::f32([slots.n_rows, slots.n_used, slots.width]))
+        Ok(OpResult::f32([slots.n_rows, slots.n_used, slots.width]))
     })
 }
 
 pub(in crate::graph) fn expert_sum<'a>() -> OpSpec<'a> {
     OpSpec::new("expert_sum", 1, |given| match *given.shape(0) {
-        [n, _, dim] => Ok(Inferred::f32([n, dim])),
+        [n, _, dim] => Ok(OpResult::f32([n, dim])),
         _ => Err("[n, slots, dim]".into()),
     })
 }

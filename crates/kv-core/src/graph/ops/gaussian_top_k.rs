@@ -4,7 +4,7 @@
 //! (You et al., arXiv 2506.06644; Gemma 3n). [`gaussian_top_k`] is the definition.
 
 use crate::graph::op::Op;
-use crate::graph::spec::{Inferred, OpSpec};
+use crate::graph::spec::{OpResult, OpSpec};
 use crate::graph::{Claim, GraphBuilder, GraphError, NodeId};
 
 /// `x[i] = max(x[i] - (mean + deviations * deviation), 0)`, where the deviation is that of the
@@ -20,14 +20,14 @@ pub fn gaussian_top_k(x: &mut [f32], deviations: f32) {
 
 pub(in crate::graph) fn spec<'a>(deviations: f32) -> OpSpec<'a> {
     let spec = OpSpec::new("gaussian_top_k", 1, |given| match given.shape(0) {
-        shape @ [_, _] => Ok(Inferred::f32(shape)),
+        shape @ [_, _] => Ok(OpResult::f32(shape)),
         _ => Err("[n, dim]".into()),
     });
     spec.setting("deviations", deviations)
 }
 
 impl GraphBuilder {
-    /// What is left of each row of `x [n, dim]` above so many deviations from its mean; see
+    /// The rest of each row of `x [n, dim]` above so many deviations from its mean; see
     /// [`Op::GaussianTopK`].
     ///
     /// # Errors

@@ -3,14 +3,14 @@
 //! Latent attention (DeepSeek-V2, arXiv 2405.04434) needs both. Does not know attention.
 
 use crate::graph::op::Op;
-use crate::graph::spec::{Inferred, OpSpec};
+use crate::graph::spec::{OpResult, OpSpec};
 use crate::graph::{Claim, GraphBuilder, GraphError, NodeId};
 
 pub(in crate::graph) fn head_linear(weight: &String) -> OpSpec<'_> {
     let spec = OpSpec::new("head_linear", 1, |given| match *given.shape(0) {
         [n, heads, n_in] if heads > 0 => {
             let n_out = given.width();
-            Ok(Inferred::f32([n, heads, n_out]).weight([heads, n_out, n_in]))
+            Ok(OpResult::f32([n, heads, n_out]).weight([heads, n_out, n_in]))
         }
         _ => Err("[n, heads, in], at least 1 head".into()),
     });
@@ -20,7 +20,7 @@ pub(in crate::graph) fn head_linear(weight: &String) -> OpSpec<'_> {
 pub(in crate::graph) fn concat<'a>() -> OpSpec<'a> {
     OpSpec::new("concat", 2, |given| match given.shapes() {
         [[a_rows @ .., a], [b_rows @ .., b]] if a_rows == b_rows && !a_rows.is_empty() => {
-            Ok(Inferred::f32([a_rows, &[a.saturating_add(*b)]].concat()))
+            Ok(OpResult::f32([a_rows, &[a.saturating_add(*b)]].concat()))
         }
         _ => Err("two shapes that differ in the last dimension alone".into()),
     })

@@ -1,7 +1,7 @@
 //! Inputs: what the caller hands to every run.
 
 use crate::graph::op::{Input, Op};
-use crate::graph::spec::{DType, Inferred, OpScope, OpSpec};
+use crate::graph::spec::{DType, OpResult, OpScope, OpSpec};
 use crate::graph::{GraphBuilder, GraphError, NodeId};
 use crate::window::Window;
 
@@ -29,9 +29,9 @@ impl Input {
 
 /// The description of an input.
 pub(in crate::graph) fn input<'a>(input: Input) -> OpSpec<'a> {
-    let ids = |shape: Vec<usize>| Inferred {
+    let ids = |shape: Vec<usize>| OpResult {
         dtype: DType::U32,
-        ..Inferred::f32(shape)
+        ..OpResult::f32(shape)
     };
     let name = match input {
         Input::Tokens => "tokens",
@@ -51,11 +51,11 @@ pub(in crate::graph) fn input<'a>(input: Input) -> OpSpec<'a> {
             Input::Tokens | Input::Positions | Input::TokenTypes | Input::Cells { .. } => {
                 ids(vec![n_tokens])
             }
-            Input::Embeddings { dim } => Inferred::f32([n_tokens, dim]),
+            Input::Embeddings { dim } => OpResult::f32([n_tokens, dim]),
             Input::Coordinates => ids(vec![n_tokens, 3]),
             Input::OutputRows => ids(vec![given.graph.n_outputs]),
             Input::Visibility { .. } | Input::BatchVisibility { .. } | Input::States => {
-                Inferred::none()
+                OpResult::none()
             }
         })
     });

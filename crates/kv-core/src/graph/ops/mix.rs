@@ -4,7 +4,7 @@
 //! definition. Does not know where coefficients come from.
 
 use crate::graph::op::Op;
-use crate::graph::spec::{Inferred, OpSpec};
+use crate::graph::spec::{OpResult, OpSpec};
 use crate::graph::{Claim, GraphBuilder, GraphError, NodeId};
 
 /// `out[i] = sum_j coefficients[i, j] x[j]` of one row: `x [inputs, dim]`,
@@ -27,7 +27,7 @@ pub fn mix(x: &[f32], coefficients: &[f32], dim: usize, out: &mut [f32]) {
 pub(in crate::graph) fn spec<'a>() -> OpSpec<'a> {
     OpSpec::new("mix", 2, |given| match given.shapes() {
         [&[n, inputs, dim], &[n_rows, outputs, of]] if n == n_rows && inputs == of && dim > 0 => {
-            Ok(Inferred::f32([n, outputs, dim]))
+            Ok(OpResult::f32([n, outputs, dim]))
         }
         _ => Err("[n, inputs, dim], [n, outputs, inputs]".into()),
     })

@@ -1,10 +1,10 @@
 //! Norms over the last dimension.
 
 use crate::graph::op::Op;
-use crate::graph::spec::{Inferred, OpSpec};
+use crate::graph::spec::{OpResult, OpSpec};
 use crate::graph::{Affine, Claim, GraphBuilder, GraphError, NodeId};
 
-/// What normed values are multiplied with.
+/// The factor of normed values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormGain<'a> {
     /// Nothing.
@@ -20,10 +20,10 @@ pub(in crate::graph) fn rms_norm(weight: Option<&String>, eps: f32) -> OpSpec<'_
         let per_group = given.weight(0).len() == 2;
         match (given.shape(0), per_group) {
             (&[n, groups, dim], true) => {
-                let result = Inferred::f32([n, groups, dim]);
+                let result = OpResult::f32([n, groups, dim]);
                 Ok(result.weight_if(weight, [groups, dim]))
             }
-            (shape @ [.., dim], false) => Ok(Inferred::f32(shape).weight_if(weight, [*dim])),
+            (shape @ [.., dim], false) => Ok(OpResult::f32(shape).weight_if(weight, [*dim])),
             (_, true) => Err("[n, groups, dim]".into()),
             (_, false) => Err("[.., dim]".into()),
         }
@@ -42,8 +42,8 @@ pub enum RowGain<'a> {
 
 pub(in crate::graph) fn gain(weight: &String) -> OpSpec<'_> {
     let spec = OpSpec::new("gain", 1, |given| match (given.shape(0), given.weight(0)) {
-        (shape @ [.., _], [1]) => Ok(Inferred::f32(shape).weight([1])),
-        (shape @ [.., dim], [width]) if width == dim => Ok(Inferred::f32(shape).weight([*dim])),
+        (shape @ [.., _], [1]) => Ok(OpResult::f32(shape).weight([1])),
+        (shape @ [.., dim], [width]) if width == dim => Ok(OpResult::f32(shape).weight([*dim])),
         _ => Err("[.., dim] and a weight of [dim] or [1]".into()),
     });
     spec.weights_as("w", [weight])
@@ -56,7 +56,7 @@ pub(in crate::graph) fn layer_norm<'a>(
 ) -> OpSpec<'a> {
     let spec = OpSpec::new("layer_norm", 1, move |given| match given.shape(0) {
         shape @ [.., dim] => {
-            let result = Inferred::f32(shape).weight([*dim]);
+            let result = OpResult::f32(shape).weight([*dim]);
             Ok(result.weight_if(bias, [*dim]))
         }
         [] => Err("[.., dim]".into()),

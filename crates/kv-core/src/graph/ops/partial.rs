@@ -1,17 +1,17 @@
 //! Attention in parts: partial results over different rows, and their merge.
 //!
-//! Invariant: merged partial attention over two sets of rows is the attention over all of them. Does
-//! not know why rows are apart.
+//! Invariant: merged partial attention over two sets of rows is the attention over all of them.
+//! Does not know why rows are apart.
 
 use serde::{Deserialize, Serialize};
 
 use super::attend::{attended, with_attention};
 use crate::graph::op::{AttendSpec, Op};
-use crate::graph::spec::{Inferred, OpScope, OpSpec};
+use crate::graph::spec::{OpResult, OpScope, OpSpec};
 use crate::graph::{Attention, Claim, GraphBuilder, GraphError, NodeId};
 use crate::ids::LayerIdx;
 
-/// What attention gives for a query and a head.
+/// The result of attention for a query and a head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResultForm {
@@ -51,7 +51,7 @@ pub(in crate::graph) fn attend_partial<'a>(
         let len = ResultForm::Partial.len(of.v_dim);
         let shape = [given.graph.n_tokens, of.n_heads, len];
         let whole = attended(given, of, sinks)?;
-        Ok(Inferred {
+        Ok(OpResult {
             shape: shape.into(),
             ..whole
         })
@@ -63,8 +63,8 @@ pub(in crate::graph) fn attend_partial<'a>(
 pub(in crate::graph) fn merge_partials<'a>(form: ResultForm) -> OpSpec<'a> {
     let spec = OpSpec::new("merge_partials", 2, move |given| match given.shapes() {
         [a @ &[n, heads, width], b] if a == b && width > 1 => Ok(match form {
-            ResultForm::Whole => Inferred::f32([n, heads.saturating_mul(width - 1)]),
-            ResultForm::Partial => Inferred::f32([n, heads, width]),
+            ResultForm::Whole => OpResult::f32([n, heads.saturating_mul(width - 1)]),
+            ResultForm::Partial => OpResult::f32([n, heads, width]),
         }),
         _ => Err("two of [n, heads, dim + 1]".into()),
     });
@@ -75,8 +75,8 @@ pub(in crate::graph) fn merge_partials<'a>(form: ResultForm) -> OpSpec<'a> {
 }
 
 impl GraphBuilder {
-    /// Attention of `q [n, heads, k_dim]` over the rows that `stored` left behind, to be merged with
-    /// that over others; see [`Op::AttendPartial`].
+    /// Attention of `q [n, heads, k_dim]` over the rows that `stored` left behind, to be merged
+    /// with that over others; see [`Op::AttendPartial`].
     ///
     /// # Errors
     /// [`GraphError::Shape`] where heads or widths do not match the specification.

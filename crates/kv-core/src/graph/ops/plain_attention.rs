@@ -7,16 +7,17 @@
 
 use super::attend::with_attention;
 use crate::graph::op::{AttendSpec, Input, Op};
-use crate::graph::spec::{Given, Inferred, OpScope, OpSpec};
+use crate::graph::spec::{OpContext, OpResult, OpScope, OpSpec};
 use crate::graph::{Attention, Claim, Graph, GraphBuilder, GraphError, Node, NodeId};
 use crate::ids::{LayerIdx, PartIdx};
 
 pub(in crate::graph) fn kq(layer: LayerIdx, of: &AttendSpec) -> OpSpec<'_> {
     let spec = OpSpec::new("kq", 2, |given| {
         let (n, heads, n_kv) = (given.graph.n_tokens, of.n_heads, given.width());
-        match given.shape(0) == [n, heads, of.k_dim] && of.is_grouped() {
-            true => Ok(Inferred::f32([n, heads, n_kv])),
-            false => Err(format!("[{n}, {heads}, {}]", of.k_dim)),
+        if given.shape(0) == [n, heads, of.k_dim] && of.is_grouped() {
+            Ok(OpResult::f32([n, heads, n_kv]))
+        } else {
+            Err(format!("[{n}, {heads}, {}]", of.k_dim))
         }
     });
     let spec = spec.setting("layer", layer).scope_of(OpScope::Tokens);
@@ -30,7 +31,7 @@ pub(in crate::graph) fn kq_soft_max<'a>(
     let spec = OpSpec::new("kq_soft_max", of.n_operands(2), move |given| {
         check_table(given, of)?;
         of.check_positions(given, 2)?;
-        Ok(Inferred::f32(given.shape(0)).weight_if(sinks, [of.n_heads]))
+        Ok(OpResult::f32(given.shape(0)).weight_if(sinks, [of.n_heads]))
     });
     with_attention(spec, of, sinks)
 }
@@ -38,14 +39,14 @@ pub(in crate::graph) fn kq_soft_max<'a>(
 pub(in crate::graph) fn kqv(layer: LayerIdx, of: &AttendSpec) -> OpSpec<'_> {
     let spec = OpSpec::new("kqv", 2, |given| {
         check_table(given, of)?;
-        Ok(Inferred::f32(of.result(given.graph.n_tokens)))
+        Ok(OpResult::f32(of.result(given.graph.n_tokens)))
     });
     let spec = spec.setting("layer", layer).scope_of(OpScope::Tokens);
     with_attention(spec, of, None)
 }
 
-/// Whether the first operand has a number for each token, head and cell.
-fn check_table(given: &Given<'_>, of: &AttendSpec) -> Result<(), String> {
+/// Checks that the first operand has a number for each token, head and cell.
+fn check_table(given: &OpContext<'_>, of: &AttendSpec) -> Result<(), String> {
     match *given.shape(0) {
         [n, heads, _] if n == given.graph.n_tokens && heads == of.n_heads => Ok(()),
         _ => Err("[tokens, heads, cells]".into()),
@@ -105,8 +106,8 @@ impl GraphBuilder {
 
 impl Graph {
     /// The same computation with every [`Op::Attend`] in three nodes: `kq`, `kq_soft_max` and
-    /// `kqv`, over the first `n_kv` cells of its part. Attention that needs no memory, or has scores
-    /// by distance, stays as it is.
+    /// `kqv`, over the first `n_kv` cells of its part. Attention that needs no memory, or has
+    /// scores by distance, stays as it is.
     ///
     /// # Errors
     /// [`GraphError`] where a name of the new nodes is taken.

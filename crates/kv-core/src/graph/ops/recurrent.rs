@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::graph::op::{Input, Op};
-use crate::graph::spec::{Given, Inferred, OpScope, OpSpec, n_values};
+use crate::graph::spec::{OpContext, OpResult, OpScope, OpSpec, n_values};
 use crate::graph::{Claim, GraphBuilder, GraphError, NodeId};
 use crate::ids::LayerIdx;
 
@@ -38,7 +38,7 @@ pub struct ScanSpec {
     pub d_state: usize,
     /// The decay `A`, negative, `[channels, d_state]`.
     pub a: String,
-    /// What of the input is added to the output, `[channels]`.
+    /// The share of the input that is added to the output, `[channels]`.
     pub d: String,
 }
 
@@ -53,7 +53,7 @@ pub struct HeadScanSpec {
     pub d_state: usize,
     /// The decay `A`, negative, `[heads, 1]`.
     pub a: String,
-    /// What of the input is added to the output, `[heads, 1]`.
+    /// The share of the input that is added to the output, `[heads, 1]`.
     pub d: String,
     /// Added to step sizes before the softplus, `[heads]`.
     pub dt_bias: String,
@@ -64,12 +64,13 @@ pub(in crate::graph) fn conv(layer: LayerIdx, conv: &ConvSpec) -> OpSpec<'_> {
         let (width, states) = (conv.width, given.is_input(1, Input::States));
         match *given.shape(0) {
             [n, channels] if n == given.graph.n_tokens && width > 0 && states => {
-                let result = Inferred::f32([n, channels]);
-                let kernels = match conv.further.is_empty() {
-                    true => vec![vec![channels, width]],
-                    false => joined_kernels(given, conv, channels)?,
+                let result = OpResult::f32([n, channels]);
+                let kernels = if conv.further.is_empty() {
+                    vec![vec![channels, width]]
+                } else {
+                    joined_kernels(given, conv, channels)?
                 };
-                let result = kernels.into_iter().fold(result, Inferred::weight);
+                let result = kernels.into_iter().fold(result, OpResult::weight);
                 Ok(result.weight_if(conv.bias.as_ref(), [channels]))
             }
             _ => Err("[tokens, channels] and states, with a width above 0".into()),
@@ -84,7 +85,7 @@ pub(in crate::graph) fn conv(layer: LayerIdx, conv: &ConvSpec) -> OpSpec<'_> {
 
 /// The shapes of kernels that together are one of so many channels.
 fn joined_kernels(
-    given: &Given<'_>,
+    given: &OpContext<'_>,
     conv: &ConvSpec,
     channels: usize,
 ) -> Result<Vec<Vec<usize>>, String> {
@@ -99,9 +100,10 @@ fn joined_kernels(
         let n = n.ok_or_else(wrong)? / conv.width;
         n_channels = n_channels.saturating_add(n);
     }
-    match n_channels == channels {
-        true => Ok(shapes.map(<[usize]>::to_vec).collect()),
-        false => Err(wrong()),
+    if n_channels == channels {
+        Ok(shapes.map(<[usize]>::to_vec).collect())
+    } else {
+        Err(wrong())
     }
 }
 
@@ -129,7 +131,7 @@ pub(in crate::graph) fn scan(layer: LayerIdx, scan: &ScanSpec) -> OpSpec<'_> {
                 "two of [{n}, channels], two of [{n}, {d_state}], and states"
             ));
         }
-        let result = Inferred::f32([n, channels]).weight([channels, d_state]);
+        let result = OpResult::f32([n, channels]).weight([channels, d_state]);
         Ok(result.weight([channels]))
     });
     spec.scope_of(OpScope::Tokens)
@@ -164,7 +166,7 @@ pub(in crate::graph) fn scan_heads(layer: LayerIdx, scan: &HeadScanSpec) -> OpSp
                  two of [{n}, {group_width}], and states"
             ));
         }
-        let result = Inferred::f32([n, channels]).weight([n_heads, 1]);
+        let result = OpResult::f32([n, channels]).weight([n_heads, 1]);
         Ok(result.weight([n_heads, 1]).weight([n_heads]))
     });
     spec.scope_of(OpScope::Tokens)

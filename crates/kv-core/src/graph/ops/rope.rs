@@ -1,18 +1,18 @@
 //! Rotary position embedding: by positions, and by rows and columns of images.
 
 use crate::graph::op::{Input, Op};
-use crate::graph::spec::{Given, Inferred, OpSpec};
+use crate::graph::spec::{OpContext, OpResult, OpSpec};
 use crate::graph::{Claim, GraphBuilder, GraphError, NodeId};
 use crate::rope::{RopeScaling, RopeSections, RopeSpec, YarnRamp};
 
 /// The result of a rotation: the shape of the heads.
-fn rotated(given: &Given<'_>, rope: &RopeSpec) -> Result<Inferred, String> {
+fn rotated(given: &OpContext<'_>, rope: &RopeSpec) -> Result<OpResult, String> {
     let [x, by] = given.shapes();
     match *x {
         [n, heads, dim]
             if by.first() == Some(&n) && rope.n_rot <= dim && rope.n_rot.is_multiple_of(2) =>
         {
-            let result = Inferred::f32([n, heads, dim]);
+            let result = OpResult::f32([n, heads, dim]);
             Ok(result.weight_if(rope.factors.as_ref(), [rope.n_rot / 2]))
         }
         _ => Err(format!(
@@ -75,12 +75,13 @@ pub(in crate::graph) fn rope_sections(rope: &RopeSpec, sections: RopeSections) -
     let [a, b, c] = sections.pairs;
     let spec = OpSpec::new("rope_sections", 2, move |given| {
         let of_tokens = given.is_input(1, Input::Coordinates);
-        match of_tokens && 2 * sections.n_pairs() == rope.n_rot {
-            true => rotated(given, rope),
-            false => Err(format!(
+        if of_tokens && 2 * sections.n_pairs() == rope.n_rot {
+            rotated(given, rope)
+        } else {
+            Err(format!(
                 "{a} + {b} + {c} = {} pairs, coordinates",
                 rope.n_rot / 2
-            )),
+            ))
         }
     });
     with_rope(spec, rope)

@@ -1,8 +1,8 @@
 //! [`RouteSpec`]: how a router's logits choose experts, and what weights they get.
 //!
 //! Invariant: of equal choices the first wins, so a route depends on its logits alone. Shazeer et
-//! al., arXiv 1701.06538; groups as in DeepSeek-V2, arXiv 2405.04434, a bias on the choice alone
-//! as in DeepSeek-V3, arXiv 2412.19437, and shares among near ties as in GRIN MoE, arXiv 2409.12136.
+//! al., arXiv 1701.06538; groups as in DeepSeek-V2, arXiv 2405.04434, a bias on the choice alone as
+//! in DeepSeek-V3, arXiv 2412.19437, and shares among near ties as in GRIN MoE, arXiv 2409.12136.
 //! Does not know what experts compute.
 
 use std::fmt;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// Groups of experts that a route may have at most.
 pub const MAX_ROUTE_GROUPS: usize = 64;
 
-/// How the logits of a router become a route.
+/// The rule by which the logits of a router become a route.
 ///
 /// Experts have scores, which the gate makes of their logits. The `n_used` experts with the largest
 /// choices are chosen, where a choice is the score, plus the expert's bias where there is one; with
@@ -23,9 +23,9 @@ pub const MAX_ROUTE_GROUPS: usize = 64;
 pub struct RouteSpec {
     /// Experts that a token goes through; at least 1, at most all.
     pub n_used: usize,
-    /// What makes scores of logits.
+    /// The function from logits to scores.
     pub gate: RouteGate,
-    /// What the weights of the chosen experts add up to, before they are scaled.
+    /// The sum of the weights of the chosen experts, before they are scaled.
     pub sum: RouteSum,
     /// Factor on the weights.
     #[serde(default = "one", skip_serializing_if = "is_one")]
@@ -47,7 +47,7 @@ fn is_one(scale: &f32) -> bool {
 /// A route with the weight of its biases, where it has one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Routing<'a> {
-    /// How many, and how they are weighted.
+    /// The number of groups, and their scores.
     pub spec: RouteSpec,
     /// Weight of `[experts]` that is added to scores to choose by, where there is one; see
     /// [`Op::Route`](crate::graph::Op::Route).
@@ -66,7 +66,7 @@ impl From<RouteSpec> for Routing<'_> {
     }
 }
 
-/// What makes scores of a router's logits.
+/// The function from a router's logits to scores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RouteGate {
@@ -95,14 +95,14 @@ impl fmt::Display for RouteGate {
 }
 
 impl RouteGate {
-    /// Whether an expert with logit `x` shares with one that is chosen by `largest`.
+    /// True if an expert with logit `x` shares with one that is chosen by `largest`.
     fn shares(jitter: f32, largest: f32, x: f32) -> bool {
         let is_far = (largest - x) / largest.max(x.abs()) > 2.0 * jitter;
         !is_far
     }
 }
 
-/// What the weights of a token's chosen experts add up to.
+/// The sum of the weights of a token's chosen experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RouteSum {
@@ -116,15 +116,15 @@ pub enum RouteSum {
 /// Neighbouring experts in equal groups, of which only the best are chosen from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RouteGroups {
-    /// How many there are; divides the number of experts, at most [`MAX_ROUTE_GROUPS`].
+    /// Number of groups; divides the number of experts, at most [`MAX_ROUTE_GROUPS`].
     pub n_groups: usize,
-    /// How many of them are chosen from.
+    /// The number of them that are chosen from.
     pub n_used: usize,
-    /// Which are the best.
+    /// The score that ranks them.
     pub score: GroupScore,
 }
 
-/// What a group of experts is worth.
+/// The score of a group of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupScore {
@@ -160,7 +160,7 @@ impl GroupScore {
     }
 }
 
-/// What a chosen expert is marked with while experts are chosen: it is larger than no choice.
+/// The mark of a chosen expert while experts are chosen: it is larger than no choice.
 const TAKEN: f32 = f32::NAN;
 
 impl RouteSpec {
@@ -194,9 +194,10 @@ impl RouteSpec {
             route[expert] = TAKEN;
         }
         for (route, &logit) in route.iter_mut().zip(logits) {
-            *route = match route.is_nan() {
-                true => self.weight(logit, largest),
-                false => 0.0,
+            *route = if route.is_nan() {
+                self.weight(logit, largest)
+            } else {
+                0.0
             };
         }
         let sum: f32 = match (self.sum, self.gate) {
@@ -212,9 +213,10 @@ impl RouteSpec {
     /// Multiplies weights with the scale and divides them by `sum`.
     fn scale_weights(&self, route: &mut [f32], sum: f32) {
         let factor = self.scale / sum;
-        match self.scale == 1.0 {
-            true => route.iter_mut().for_each(|route| *route /= sum),
-            false => route.iter_mut().for_each(|route| *route *= factor),
+        if self.scale == 1.0 {
+            route.iter_mut().for_each(|route| *route /= sum);
+        } else {
+            route.iter_mut().for_each(|route| *route *= factor);
         }
     }
 
@@ -257,8 +259,8 @@ impl RouteSpec {
         }
     }
 
-    /// What experts are chosen by. Where their order is all that counts, logits are as good as
-    /// scores, and never equal where scores have underflowed.
+    /// The values by which experts are chosen. Where their order is all that counts, logits are as
+    /// good as scores, and never equal where scores have underflowed.
     fn choices(&self, logits: &[f32], bias: Option<&[f32]>, out: &mut [f32]) {
         let sums = self
             .groups

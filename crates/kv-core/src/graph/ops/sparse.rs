@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::graph::op::{AttendSpec, Op};
-use crate::graph::spec::{Inferred, OpScope, OpSpec};
+use crate::graph::spec::{OpResult, OpScope, OpSpec};
 use crate::graph::{Claim, GraphBuilder, GraphError, NodeId};
 use crate::ids::LayerIdx;
 
@@ -53,12 +53,13 @@ pub(in crate::graph) fn index<'a>(layer: LayerIdx, of: &'a IndexSpec) -> OpSpec<
     let spec = OpSpec::new("index", 4, move |given| {
         let (n, heads) = (given.graph.n_tokens, of.n_heads);
         let fits = given.shape(0) == [n, heads, of.dim] && given.shape(1) == [n, heads];
-        match fits && of.top_k > 0 {
-            true => Ok(Inferred::f32([n, of.top_k])),
-            false => Err(format!(
+        if fits && of.top_k > 0 {
+            Ok(OpResult::f32([n, of.top_k]))
+        } else {
+            Err(format!(
                 "[{n}, {heads}, {}], [{n}, {heads}] and at least 1 row to choose",
                 of.dim
-            )),
+            ))
         }
     });
     spec.setting("layer", layer)
@@ -77,12 +78,13 @@ pub(in crate::graph) fn attend_sparse<'a>(layer: LayerIdx, of: &'a AttendSpec) -
         if of.alibi.is_some() {
             return Err("no linear biases".into());
         }
-        match given.shape(0) == [n, of.n_heads, of.k_dim] && of.is_grouped() {
-            true => Ok(Inferred::f32(of.result(n))),
-            false => Err(format!(
+        if given.shape(0) == [n, of.n_heads, of.k_dim] && of.is_grouped() {
+            Ok(OpResult::f32(of.result(n)))
+        } else {
+            Err(format!(
                 "[{n}, {} (a multiple of {}), {}]",
                 of.n_heads, of.kv_heads, of.k_dim
-            )),
+            ))
         }
     });
     let spec = spec.setting("layer", layer).scope_of(OpScope::Tokens);

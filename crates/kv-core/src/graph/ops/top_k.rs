@@ -4,7 +4,7 @@
 //! depend on a device. Does not know tokens.
 
 use crate::graph::op::Op;
-use crate::graph::spec::{Inferred, OpSpec};
+use crate::graph::spec::{OpResult, OpSpec};
 use crate::graph::{Claim, Graph, GraphBuilder, GraphError, NodeId};
 
 /// Columns that a row may have at most: an `f32` holds their numbers exactly.
@@ -13,7 +13,7 @@ const MAX_COLUMNS: usize = 1 << 24;
 pub(in crate::graph) fn top_k<'a>(k: usize) -> OpSpec<'a> {
     let spec = OpSpec::new("top_k", 1, move |given| match *given.shape(0) {
         [n, width] if (1..=width).contains(&k) && width <= MAX_COLUMNS => {
-            Ok(Inferred::f32([n, TopK::row_len(k)]))
+            Ok(OpResult::f32([n, TopK::row_len(k)]))
         }
         _ => Err(format!("[n, {k} to {MAX_COLUMNS}], at least 1 of them")),
     });

@@ -26,7 +26,7 @@ pub(super) struct Chain {
     states: Vec<KeptState>,
 }
 
-/// What becomes of a sequence when positions are taken from it.
+/// The outcome for a sequence when positions are taken from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cut {
     /// Nothing.
@@ -95,7 +95,7 @@ impl Chain {
         PosRange::new(self.first, last)
     }
 
-    /// What taking the tokens in `range` would do.
+    /// The effect of taking the tokens in `range`.
     pub(super) fn cut(&self, range: PosRange) -> Cut {
         let has = self.positions();
         if range.intersection(has).is_empty() {

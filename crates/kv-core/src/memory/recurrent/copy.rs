@@ -9,8 +9,8 @@ use crate::ids::{Pos, SeqId};
 use crate::memory::Refusal;
 use crate::window::PosRange;
 
-/// What `to` would be with the tokens of `from` in `range`, and how many those are; `None` where it
-/// would stay as it is.
+/// The chain of `to` with the tokens of `from` in `range`, and their number; `None` where it would
+/// stay as it is.
 pub(super) fn after(
     memory: &Recurrent,
     from: SeqId,

@@ -79,25 +79,25 @@ fn row_of(ubatch: &UBatch, row: u32) -> Option<(SeqSet, Pos)> {
 }
 
 /// A group under way.
-struct Open {
+struct OpenGroup {
     set: SeqSet,
     rows: Vec<u32>,
     source: Source,
 }
 
-/// Where a group's first state comes from.
+/// The origin of a group's first state.
 #[derive(Clone, Copy)]
 enum Source {
     Zeros,
     Row(CellIdx),
-    /// What the group with this number ends with.
+    /// The last state of the group with this number.
     Group(usize),
 }
 
 fn groups_of(memory: &Recurrent, ubatch: &UBatch, step: usize) -> Result<Vec<StateGroup>, Refusal> {
     let open = open_groups(memory, ubatch)?;
     let n_kept = memory.config.n_kept();
-    let n_stores = |group: &Open| group.rows.len().min(n_kept);
+    let n_stores = |group: &OpenGroup| group.rows.len().min(n_kept);
     let n_wanted = open.iter().map(n_stores).sum::<usize>() as u32;
     let n_free = memory.free.n_free();
     let mut free = memory.free_rows();
@@ -137,8 +137,8 @@ fn groups_of(memory: &Recurrent, ubatch: &UBatch, step: usize) -> Result<Vec<Sta
 
 /// Rows by what state they continue, in the order of their first rows. Where sequences that were
 /// together part, each goes on in a group of its own.
-fn open_groups(memory: &Recurrent, ubatch: &UBatch) -> Result<Vec<Open>, Refusal> {
-    let mut open: Vec<Open> = Vec::new();
+fn open_groups(memory: &Recurrent, ubatch: &UBatch) -> Result<Vec<OpenGroup>, Refusal> {
+    let mut open: Vec<OpenGroup> = Vec::new();
     let mut group_of: HashMap<SeqId, usize> = HashMap::new();
     for (number, row) in (0u32..).zip(ubatch.rows()) {
         if let Some(beyond) = row.seqs.iter().find(|s| s.0 >= memory.config.n_seqs) {
@@ -162,7 +162,7 @@ fn open_groups(memory: &Recurrent, ubatch: &UBatch) -> Result<Vec<Open>, Refusal
         for seq in &row.seqs {
             group_of.insert(seq, open.len());
         }
-        open.push(Open {
+        open.push(OpenGroup {
             set: row.seqs,
             rows: vec![number],
             source,

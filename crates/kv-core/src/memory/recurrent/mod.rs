@@ -24,12 +24,12 @@ use serde::{Deserialize, Serialize};
 use super::capacity::MemoryCapacity;
 use super::composite::Composite;
 use super::config::{MemoryConfigError, RowCounts};
-use super::edit::{Edit, Edited, Removed, Seqs};
+use super::edit::{Edit, Edited, Removal, Seqs};
 use super::occupancy::{self, Occupancy};
 use super::owners::{self, OwnedRows};
 use super::plan::{Plan, PlannedUBatch, RowsWritten};
 use super::refusal::Refusal;
-use super::restore::Restored;
+use super::restore::Restoration;
 use super::shift::PosChange;
 use super::snapshot::{RestoreInto, Snapshot};
 use super::{Memory, MemoryInputs};
@@ -50,7 +50,7 @@ use chain::{Chain, Cut};
 
 pub use chain::KeptState;
 
-/// What a [`Recurrent`] memory is like.
+/// The sizes of a [`Recurrent`] memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecurrentConfig {
     n_seqs: u32,
@@ -132,7 +132,7 @@ impl Eq for Recurrent {}
 /// The record of one step of a [`Recurrent`] memory.
 #[derive(Clone, Debug, Default)]
 pub struct RecurrentUndo {
-    /// What the sequences of the step were.
+    /// The sequences before the step.
     before: Vec<(SeqId, Option<Chain>)>,
     /// Its number.
     step: u64,
@@ -170,7 +170,7 @@ impl Recurrent {
         })
     }
 
-    /// What it was made from.
+    /// The configuration it was made from.
     pub fn config(&self) -> &RecurrentConfig {
         &self.config
     }
@@ -241,7 +241,7 @@ impl Recurrent {
         }
     }
 
-    /// What is left of a sequence without its tokens in `range`.
+    /// The rest of a sequence without its tokens in `range`.
     fn without(&self, seq: SeqId, range: PosRange) -> Result<Option<Chain>, Refusal> {
         let Some(chain) = self.chain(seq) else {
             return Ok(None);
@@ -262,14 +262,14 @@ impl Recurrent {
         }
     }
 
-    /// Whether no step after that of `undo` was given this row.
+    /// True if no step after that of `undo` was given this row.
     fn is_intact(&self, undo: &RecurrentUndo, row: CellIdx) -> bool {
         let stored_in = self.stored_in.get(row.as_usize());
         stored_in.is_none_or(|&step| step <= undo.step)
     }
 
     /// Gives sequences other chains and counts what went.
-    fn replace(&mut self, chains: Vec<(SeqId, Option<Chain>)>) -> Removed {
+    fn replace(&mut self, chains: Vec<(SeqId, Option<Chain>)>) -> Removal {
         let n_used = self.n_used();
         let mut n_tokens = 0;
         for (seq, chain) in chains {
@@ -277,14 +277,14 @@ impl Recurrent {
             self.set_chain(seq, chain);
             n_tokens += before.saturating_sub(self.n_tokens(seq));
         }
-        Removed {
+        Removal {
             n_tokens,
             n_cells: n_used.saturating_sub(self.n_used()),
         }
     }
 }
 
-/// What is done with the ubatches of a plan, also as the states of a [`Composite`], and edits.
+/// Operations on the ubatches of a plan, also as the states of a [`Composite`], and edits.
 impl Recurrent {
     pub(super) fn find_groups(&self, ubatches: &[UBatch]) -> Result<Vec<Vec<StateGroup>>, Refusal> {
         find_slots::find_slots(self, ubatches)
@@ -316,7 +316,7 @@ impl Recurrent {
         inputs.states.extend(groups.iter().skip(n_reused).cloned());
     }
 
-    /// What is left of these sequences without their tokens in `range`.
+    /// The rest of these sequences without their tokens in `range`.
     fn left(&self, seqs: Seqs, range: PosRange) -> Result<Vec<(SeqId, Option<Chain>)>, Refusal> {
         if let Seqs::One(seq) = seqs {
             self.check_seq(seq)?;
@@ -497,7 +497,7 @@ impl Memory for Recurrent {
         restore::after(self, snapshot, into).map(drop)
     }
 
-    fn restore(&mut self, snapshot: &Snapshot, into: RestoreInto) -> Result<Restored, Refusal> {
+    fn restore(&mut self, snapshot: &Snapshot, into: RestoreInto) -> Result<Restoration, Refusal> {
         let (after, restored) = restore::after(self, snapshot, into)?;
         *self = after;
         Ok(restored)

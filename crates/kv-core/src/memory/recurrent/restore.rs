@@ -9,7 +9,7 @@ use super::chain::Chain;
 use super::{KeptState, Recurrent};
 use crate::ids::CellIdx;
 use crate::memory::snapshot::{RestoreInto, Snapshot, StateHistory};
-use crate::memory::{NeededFor, NoStateRoom, Refusal, Restored, RowsTaken, StateWrite};
+use crate::memory::{NeededFor, NoStateRoom, Refusal, Restoration, StateWrite, TargetRows};
 use crate::seq_set::SeqSet;
 
 /// The memory as it would be, and what would be left to do.
@@ -17,7 +17,7 @@ pub(super) fn after(
     memory: &Recurrent,
     snapshot: &Snapshot,
     into: RestoreInto,
-) -> Result<(Recurrent, Restored), Refusal> {
+) -> Result<(Recurrent, Restoration), Refusal> {
     let n_rows = memory.config.n_rows;
     let replaced = into.replaced(snapshot, memory.config.n_seqs)?;
     let saved = snapshot.states().ok_or(Refusal::NoStates)?;
@@ -30,7 +30,7 @@ pub(super) fn after(
     // What is in use until it is replaced comes last.
     let replaced: Vec<CellIdx> = after.free_rows().filter(|row| !is_free(row)).collect();
     let mut free = memory.free_rows().chain(replaced);
-    let mut restored = Restored::default();
+    let mut restored = Restoration::default();
     let mut rows: BTreeMap<CellIdx, Option<CellIdx>> = BTreeMap::new();
     for chain in saved {
         let Some(seq) = into.seq(chain.seq) else {
@@ -64,7 +64,7 @@ pub(super) fn after(
     for (from, to) in rows {
         let Some(to) = to else { continue };
         if !is_free(&to) {
-            restored.rows_taken = RowsTaken::InUse;
+            restored.rows_taken = TargetRows::InUse;
         }
         after.note_stored(to);
         restored.state_writes.push(StateWrite { from, to });

@@ -11,7 +11,7 @@ use crate::memory::Refusal;
 use crate::memory::shift::{Division, PosChange};
 use crate::window::PosRange;
 
-/// What becomes of the sequence; `None` where nothing changes.
+/// The outcome for the sequence; `None` where nothing changes.
 pub(super) fn after(
     memory: &Recurrent,
     seq: SeqId,

@@ -97,9 +97,10 @@ fn fold_16<const MAX: bool>(r: [__m512; F32_LANES]) -> __m512 {
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl")]
 fn combine<const MAX: bool>(a: __m512, b: __m512) -> __m512 {
-    match MAX {
-        true => _mm512_max_ps(a, b),
-        false => _mm512_add_ps(a, b),
+    if MAX {
+        _mm512_max_ps(a, b)
+    } else {
+        _mm512_add_ps(a, b)
     }
 }
 

@@ -15,7 +15,7 @@ const WIDE_QUERIES: usize = 4;
 /// Registers of columns that are summed together at most.
 const MAX_REGISTERS: usize = 4;
 
-/// Where the values of a tile are read from.
+/// The source of the values of a tile.
 trait ValueSource: Copy {
     /// Sixteen values of a lane's row from `column` on, those that `mask` selects.
     ///
@@ -201,9 +201,10 @@ impl<S: ValueSource> Columns<'_, S> {
         assert!(weights.len() == N && first + (W - 1) * F32_LANES < v_dim);
         let n_last = (v_dim - first - (W - 1) * F32_LANES).min(F32_LANES);
         let mask = |w: usize| -> __mmask16 {
-            match w + 1 < W {
-                true => !0,
-                false => !0 >> (F32_LANES - n_last),
+            if w + 1 < W {
+                !0
+            } else {
+                !0 >> (F32_LANES - n_last)
             }
         };
         let mut sums = [[_mm512_setzero_ps(); W]; N];

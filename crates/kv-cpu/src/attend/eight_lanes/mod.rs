@@ -1,9 +1,10 @@
 //! Tile loops over vectors of eight lanes: YMM registers of AVX2, pairs of NEON's.
 //!
 //! Code that handles vectors has no closures that the standard library calls: those would be
-//! compiled without the features, and every instruction would be a call. Hand-written, since what the compiler makes of the portable loops keeps sums in memory. An ISA
-//! implements [`Lanes`] and compiles the loops for its features. Invariant: the same products and
-//! additions in the same order as in the portable loops, all fused, so the same bits on every ISA.
+//! compiled without the features, and every instruction would be a call. Hand-written, since what
+//! the compiler makes of the portable loops keeps sums in memory. An ISA implements [`Lanes`] and
+//! compiles the loops for its features. Invariant: the same products and additions in the same
+//! order as in the portable loops, all fused, so the same bits on every ISA.
 
 pub(super) mod scores;
 pub(super) mod softmax;
@@ -75,7 +76,7 @@ pub(super) trait Lanes: Copy {
     }
 }
 
-/// What [`Lanes::fold`] makes of two lanes.
+/// The operation of [`Lanes::fold`] on two lanes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fold {
     Larger,

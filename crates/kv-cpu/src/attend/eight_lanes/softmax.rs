@@ -32,7 +32,7 @@ pub(in crate::attend) unsafe fn softmax<V: Lanes>(
     step.one_by_one(scores_left, states_left, rescale_left);
 }
 
-/// What all queries of a step have in common.
+/// The values that all queries of a step share.
 struct Step<V: Lanes> {
     visible: [V::Mask; N_VECTORS],
     /// Minus infinity.

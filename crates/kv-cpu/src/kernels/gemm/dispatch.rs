@@ -22,7 +22,7 @@ pub(in crate::kernels) struct Tiles {
     pub(in crate::kernels) supers_with_minima: [&'static [TileFn]; 2],
     pub(in crate::kernels) super_halves: &'static [TileFn],
     pub(in crate::kernels) super_halves_with_minima: &'static [TileFn],
-    /// How a format is unpacked to panels, where the instruction set is available.
+    /// The way a format is unpacked to panels, where the instruction set is available.
     pub(in crate::kernels) pack: unsafe fn(BlockFormat) -> UnpackPanelFn,
     /// Weight rows that a tile takes.
     pub(in crate::kernels) rows: usize,
@@ -36,7 +36,7 @@ macro_rules! tiles {
         const $table: $crate::kernels::gemm::dispatch::Tiles = {
             use $crate::kernels::gemm::{TileArgs, tile};
 
-            /// Whether narrow weights have tiles of their own.
+            /// True if narrow weights have tiles of their own.
             const WIDE: bool = !<$lanes as TileIsa>::SIGNED_WIDE;
 
             #[target_feature(enable = $features)]
@@ -137,9 +137,10 @@ unsafe fn run<F: QuantFormat<BYTES>, const BYTES: usize>(
     let multiplier = PanelGemm {
         // SAFETY: as the caller promises.
         pack: unsafe { (tiles.pack)(weights.format) },
-        offset_bits: match tiles.signed_wide {
-            true => F::SIGNED_OFFSET.trailing_zeros() as i32,
-            false => F::OFFSET.trailing_zeros() as i32,
+        offset_bits: if tiles.signed_wide {
+            F::SIGNED_OFFSET.trailing_zeros() as i32
+        } else {
+            F::OFFSET.trailing_zeros() as i32
         },
         steps: F::LAYOUT.steps(),
         narrow_steps: F::NARROW_STEPS,

@@ -39,7 +39,7 @@ pub(super) const SUPERS: usize = BLOCKS / SUPER_BLOCK;
 /// Neighbouring columns of a row: what one lane of a dot product takes.
 pub(super) const STEP: usize = 4;
 
-/// Whether quants are multiplied as they are, signed; else as unsigned bytes, with the format's
+/// True if quants are multiplied as they are, signed; else as unsigned bytes, with the format's
 /// offset.
 pub(super) const SIGNED: bool = cfg!(target_arch = "aarch64");
 
@@ -71,7 +71,7 @@ impl Layout {
         }
     }
 
-    /// Whether there are minima.
+    /// True if there are minima.
     pub(super) const fn has_minima(self) -> bool {
         match self {
             Self::Blocks | Self::BlocksByPowers | Self::Supers | Self::SuperHalves => false,
@@ -79,7 +79,7 @@ impl Layout {
         }
     }
 
-    /// Whether there are super-blocks.
+    /// True if there are super-blocks.
     pub(super) const fn has_supers(self) -> bool {
         match self {
             Self::Blocks | Self::BlocksByPowers | Self::BlocksWithMinima => false,
@@ -170,7 +170,7 @@ thread_local! {
     static PANEL: RefCell<Panel> = const { RefCell::new(Panel::new()) };
 }
 
-/// How one format is multiplied on one instruction set.
+/// The way one format is multiplied on one instruction set.
 pub(super) struct PanelGemm<'a> {
     pub(super) pack: UnpackPanelFn,
     /// Log2 of what was added to the quants to make them unsigned; 32 for nothing.

@@ -20,9 +20,10 @@ pub(in crate::kernels) struct PanelPrefetch {
 impl PanelPrefetch {
     /// After a panel that holds the given part of its rows' bytes.
     pub(in crate::kernels) fn after(part: Range<usize>, row_bytes: usize) -> Self {
-        let bytes = match part.end < row_bytes {
-            true => part.len(),
-            false => ROWS * row_bytes - part.start,
+        let bytes = if part.end < row_bytes {
+            part.len()
+        } else {
+            ROWS * row_bytes - part.start
         };
         Self { bytes }
     }

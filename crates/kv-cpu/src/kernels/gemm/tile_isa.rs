@@ -72,11 +72,11 @@ pub(in crate::kernels) trait TileIsa: Sized {
     type Int: Copy;
     /// `f32`.
     type Float: Copy;
-    /// How the quants that [`TileIsa::dot_steps`] multiplies lie in a panel.
+    /// The layout in a panel of the quants that [`TileIsa::dot_steps`] multiplies.
     type Interleave: Interleave;
     /// Number of lanes.
     const ROWS: usize;
-    /// Whether wide weights are taken for signed bytes, less 128, so that this is not left to take
+    /// True if wide weights are taken for signed bytes, less 128, so that this is not left to take
     /// off. Where not, `WIDE` changes nothing.
     const SIGNED_WIDE: bool = false;
 

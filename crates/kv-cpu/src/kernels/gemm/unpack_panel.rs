@@ -21,7 +21,7 @@ const EIGHT: usize = 8;
 /// The same columns of so many rows.
 type Step = [[u8; STEP]; EIGHT];
 
-/// How the quants of eight rows are interleaved in a panel.
+/// The way the quants of eight rows are interleaved in a panel.
 pub(in crate::kernels) trait Interleave {
     /// From 32 columns of each row to eight steps.
     ///
@@ -121,9 +121,10 @@ fn unpack_scales<F: QuantFormat<BYTES>, const BYTES: usize>(
 ) {
     for (row, block) in (first..).zip(blocks) {
         let Some(head) = F::super_scales_of(block) else {
-            panel.scales[at][row] = match F::POWERS {
-                true => mxfp4_scale(block[0]),
-                false => unpack::number(f16::from_bits(F::scale_bits(block))),
+            panel.scales[at][row] = if F::POWERS {
+                mxfp4_scale(block[0])
+            } else {
+                unpack::number(f16::from_bits(F::scale_bits(block)))
             };
             if F::MINIMA {
                 let minimum = f16::from_bits(F::minimum_bits(block));

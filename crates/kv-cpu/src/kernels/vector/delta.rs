@@ -33,9 +33,10 @@ pub(in crate::kernels) fn delta_tile<const W: usize, E: Transpose<W>>(
 #[inline(always)]
 fn all_channels<const W: usize, E: Transpose<W>, R: Rounding>(e: E, tile: &mut DeltaTile<'_>) {
     let mut scratch = std::mem::take(&mut tile.scratch);
-    let n_channels = match tile.rows.is_empty() {
-        true => 0,
-        false => tile.state.len() / tile.k_dim,
+    let n_channels = if tile.rows.is_empty() {
+        0
+    } else {
+        tile.state.len() / tile.k_dim
     };
     for first in (0..n_channels).step_by(W) {
         channels::<W, E, R>(e, tile, &mut scratch, first);
@@ -61,9 +62,10 @@ fn channels<const W: usize, E: Transpose<W>, R: Rounding>(
         let ([query, key], row) = (tile.query_key(at), tile.rows[at] as usize);
         let value = e.load(&tile.values[at].as_chunks::<W>().0[first / W]);
         // Not a closure, which would not be inlined.
-        let next = match at + 1 < tile.rows.len() {
-            true => Some(summing_key(tile, at + 1, products)),
-            false => None,
+        let next = if at + 1 < tile.rows.len() {
+            Some(summing_key(tile, at + 1, products))
+        } else {
+            None
         };
         let sum = total(e, held);
         let part = (&mut *lanes, &mut tile.state[first * n..]);
@@ -139,8 +141,7 @@ impl<F: Copy> Decays<'_, F> {
     }
 }
 
-/// How a token changes states, `s[k] = decay(k) s[k] + change key[k]`, and what is read of them
-/// then.
+/// A token's change of states, `s[k] = decay(k) s[k] + change key[k]`, and its reading of them.
 struct Update<'a, F> {
     query: &'a [f32],
     key: &'a [f32],

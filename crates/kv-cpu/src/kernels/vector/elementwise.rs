@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::slices::{Stored, map, padded, zip};
+use super::slices::{LaneStorage, map, padded, zip};
 use super::{Vector, Vector8};
 
 #[inline(always)]
@@ -18,7 +18,7 @@ pub(in crate::kernels) fn dot_f16<E: Vector8>(e: E, a: &[f32], b: &[f16]) -> f32
 /// Four accumulators hide the latency of the additions; what is left after whole groups of 32
 /// values goes to the first.
 #[inline(always)]
-fn dot<E: Vector8, B: Stored>(e: E, a: &[f32], b: &[B]) -> f32 {
+fn dot<E: Vector8, B: LaneStorage>(e: E, a: &[f32], b: &[B]) -> f32 {
     debug_assert_eq!(a.len(), b.len());
     let n = a.len().min(b.len());
     let (a, a_rest) = a[..n].as_chunks::<8>();
@@ -63,7 +63,7 @@ pub(in crate::kernels) fn axpy_f16<const N: usize, E: Vector<N>>(
 }
 
 #[inline(always)]
-fn axpy<const N: usize, E: Vector<N>, V: Stored>(e: E, acc: &mut [f32], w: f32, v: &[V]) {
+fn axpy<const N: usize, E: Vector<N>, V: LaneStorage>(e: E, acc: &mut [f32], w: f32, v: &[V]) {
     let w = e.splat(w);
     zip(
         e,

@@ -46,8 +46,8 @@ pub(super) trait Vector<const N: usize>: Copy {
     fn times_power_of_two(self, x: Self::F, n: Self::F) -> Self::F;
 }
 
-/// What scans and sums over lanes need in addition: eight lanes whatever the registers are, so that
-/// all instruction sets give the same bits.
+/// The operations that scans and sums over lanes need in addition: eight lanes whatever the
+/// registers are, so that all instruction sets give the same bits.
 pub(super) trait Vector8: Transpose<8> {
     /// The sum of all lanes: those four apart first, then two, then one.
     fn sum(self, x: Self::F) -> f32;
@@ -55,7 +55,7 @@ pub(super) trait Vector8: Transpose<8> {
     fn power_of_two(self, n: Self::F) -> Self::F;
 }
 
-/// What takes states of `N` channels, whose values are neighbours in memory, as lanes.
+/// Loads of states of `N` channels, whose values are neighbours in memory, as lanes.
 pub(super) trait Transpose<const N: usize>: Vector<N> {
     /// Rows as columns.
     fn transpose(self, rows: [Self::F; N]) -> [Self::F; N];

@@ -6,7 +6,7 @@ use half::f16;
 
 use super::Vector;
 
-/// What a state is rounded to after every token.
+/// The rounding of a state after every token.
 pub(super) trait Rounding {
     /// Every value rounded.
     fn round<const W: usize, E: Vector<W>>(e: E, x: E::F) -> E::F;

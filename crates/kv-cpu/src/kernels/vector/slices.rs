@@ -5,13 +5,13 @@ use half::f16;
 use super::Vector;
 
 /// A way of storing numbers that become lanes.
-pub(super) trait Stored: Copy + Default {
+pub(super) trait LaneStorage: Copy + Default {
     fn load<const N: usize, E: Vector<N>>(e: E, from: &[Self; N]) -> E::F;
 }
 
 macro_rules! stored {
     ($($name:ident: $load:ident;)+) => {
-        $(impl Stored for $name {
+        $(impl LaneStorage for $name {
             #[inline(always)]
             fn load<const N: usize, E: Vector<N>>(e: E, from: &[Self; N]) -> E::F {
                 e.$load(from)
@@ -58,7 +58,7 @@ pub(super) fn map<const N: usize, E: Vector<N>>(
 
 /// `a[i] = f(a[i], b[i])`.
 #[inline(always)]
-pub(super) fn zip<const N: usize, E: Vector<N>, B: Stored>(
+pub(super) fn zip<const N: usize, E: Vector<N>, B: LaneStorage>(
     e: E,
     a: &mut [f32],
     b: &[B],

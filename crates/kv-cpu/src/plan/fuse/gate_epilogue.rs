@@ -2,7 +2,7 @@
 
 use kv_core::backend::BackendError;
 
-use super::{Epilogue, OutputAt, StepOp, Steps};
+use super::{Epilogue, FusedSteps, OutputAt, StepOp};
 use crate::plan::{Elementwise, GateEpilogue};
 
 /// Rows from which products leave the cache before a gate reads them. Fewer are gated where they
@@ -10,7 +10,7 @@ use crate::plan::{Elementwise, GateEpilogue};
 pub(crate) const MIN_GATE_EPILOGUE_ROWS: usize = 33;
 
 /// Fuses gates of one row and of many.
-pub(super) fn gate_epilogue(s: &mut Steps<'_>) -> Result<(), BackendError> {
+pub(super) fn gate_epilogue(s: &mut FusedSteps<'_>) -> Result<(), BackendError> {
     let mut at = 0;
     while at < s.steps.len() {
         if !fuse_gate(s, at) {
@@ -21,7 +21,7 @@ pub(super) fn gate_epilogue(s: &mut Steps<'_>) -> Result<(), BackendError> {
 }
 
 /// Fuses the gate at `at`, if it is one that can be fused: returns whether it was.
-fn fuse_gate(s: &mut Steps<'_>, at: usize) -> bool {
+fn fuse_gate(s: &mut FusedSteps<'_>, at: usize) -> bool {
     let step = &s.steps[at];
     let (&StepOp::Elementwise(Elementwise::Gate(activation)), &[gate, up], &[out]) =
         (&step.op, &*step.reads, &*step.writes)

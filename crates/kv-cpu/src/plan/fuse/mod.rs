@@ -17,12 +17,12 @@ pub(crate) use gate_epilogue::MIN_GATE_EPILOGUE_ROWS;
 use kv_core::backend::BackendError;
 use kv_core::graph::Graph;
 
-use super::lower::{Lowered, Value};
+use super::lower::{LoweredGraph, Value};
 use super::{Epilogue, MatMulOutput, Step, StepOp};
 use crate::activations::ActivationKind;
 
 /// A peephole rule.
-type Rule = fn(&mut Steps<'_>) -> Result<(), BackendError>;
+type Rule = fn(&mut FusedSteps<'_>) -> Result<(), BackendError>;
 
 /// All rules, in order: later ones see what earlier ones have merged.
 const RULES: &[Rule] = &[
@@ -35,8 +35,8 @@ const RULES: &[Rule] = &[
 ];
 
 /// Applies all rules.
-pub(super) fn fuse(graph: &Graph, lowered: &mut Lowered) -> Result<(), BackendError> {
-    let mut steps = Steps {
+pub(super) fn fuse(graph: &Graph, lowered: &mut LoweredGraph) -> Result<(), BackendError> {
+    let mut steps = FusedSteps {
         graph,
         steps: std::mem::take(&mut lowered.steps),
         outputs: &lowered.outputs,
@@ -47,7 +47,7 @@ pub(super) fn fuse(graph: &Graph, lowered: &mut Lowered) -> Result<(), BackendEr
 }
 
 /// The steps of a graph, while they are fused.
-struct Steps<'a> {
+struct FusedSteps<'a> {
     graph: &'a Graph,
     steps: Vec<Step<Value>>,
     outputs: &'a [Value],
@@ -60,8 +60,8 @@ struct OutputAt {
     output: usize,
 }
 
-impl Steps<'_> {
-    /// How often a value is read, by steps and by the caller.
+impl FusedSteps<'_> {
+    /// The number of reads of a value, by steps and by the caller.
     fn n_reads(&self, value: Value) -> usize {
         let reads = self.steps.iter().flat_map(|step| &step.reads);
         reads.chain(self.outputs).filter(|&&v| v == value).count()
@@ -74,7 +74,7 @@ impl Steps<'_> {
         readers.next().map(|(at, _)| at)
     }
 
-    /// Whether a value exists before step `at`.
+    /// True if a value exists before step `at`.
     fn is_known(&self, at: usize, value: Value) -> bool {
         match value {
             Value::Embeddings(_) => true,
@@ -105,7 +105,7 @@ impl Steps<'_> {
         matches!(output.epilogue, Epilogue::None).then_some((value, output))
     }
 
-    /// Whether a multiplication alone reads its rows, all quantized.
+    /// True if a multiplication alone reads its rows, all quantized.
     fn quantizes_alone(&self, at: usize) -> bool {
         let step = &self.steps[at];
         match (step.matmul(), step.reads.first()) {

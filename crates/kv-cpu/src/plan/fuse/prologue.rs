@@ -2,11 +2,11 @@
 
 use kv_core::backend::BackendError;
 
-use super::{StepOp, Steps};
+use super::{FusedSteps, StepOp};
 use crate::plan::{Elementwise, NormOp, Prologue};
 
 /// Fuses the step before each multiplication, if it makes the rows one by one.
-pub(super) fn prologue(s: &mut Steps<'_>) -> Result<(), BackendError> {
+pub(super) fn prologue(s: &mut FusedSteps<'_>) -> Result<(), BackendError> {
     let mut at = 1;
     while at < s.steps.len() {
         match fuse_step_before(s, at) {
@@ -18,7 +18,7 @@ pub(super) fn prologue(s: &mut Steps<'_>) -> Result<(), BackendError> {
     Ok(())
 }
 
-fn fuse_step_before(s: &mut Steps<'_>, at: usize) -> Option<()> {
+fn fuse_step_before(s: &mut FusedSteps<'_>, at: usize) -> Option<()> {
     let matmul = s.steps[at].matmul()?;
     if !matches!(matmul.prologue, Prologue::None) || !s.quantizes_alone(at) {
         return None;

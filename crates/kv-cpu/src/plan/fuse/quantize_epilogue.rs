@@ -2,18 +2,18 @@
 
 use kv_core::backend::BackendError;
 
-use super::Steps;
+use super::FusedSteps;
 use crate::plan::{Epilogue, Prologue};
 
 /// Lets the step before quantize the rows of a multiplication.
-pub(super) fn quantize_epilogue(s: &mut Steps<'_>) -> Result<(), BackendError> {
+pub(super) fn quantize_epilogue(s: &mut FusedSteps<'_>) -> Result<(), BackendError> {
     for at in 1..s.steps.len() {
         fuse_quantization(s, at);
     }
     Ok(())
 }
 
-fn fuse_quantization(s: &mut Steps<'_>, at: usize) -> Option<()> {
+fn fuse_quantization(s: &mut FusedSteps<'_>, at: usize) -> Option<()> {
     let step = &s.steps[at];
     let (matmul, x) = (step.matmul()?, *step.reads.first()?);
     let kind = matmul.matrices().next()?.activation_kind();
@@ -56,7 +56,7 @@ mod tests {
                 vec![b.linear("down", y, "d", 64).unwrap()]
             })
         };
-        let rules = |s: &mut Steps<'_>| {
+        let rules = |s: &mut FusedSteps<'_>| {
             share_input(s)?;
             gate_epilogue(s)?;
             quantize_epilogue(s)

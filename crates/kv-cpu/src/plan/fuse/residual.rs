@@ -2,11 +2,11 @@
 
 use kv_core::backend::BackendError;
 
-use super::{Epilogue, OutputAt, StepOp, Steps};
+use super::{Epilogue, FusedSteps, OutputAt, StepOp};
 use crate::plan::Elementwise;
 
 /// Fuses each sum of a product and a value that exists before the multiplication.
-pub(super) fn residual(s: &mut Steps<'_>) -> Result<(), BackendError> {
+pub(super) fn residual(s: &mut FusedSteps<'_>) -> Result<(), BackendError> {
     let mut step = 0;
     while step < s.steps.len() {
         let n_outputs = s.steps[step].matmul().map_or(0, |m| m.outputs.len());
@@ -18,7 +18,7 @@ pub(super) fn residual(s: &mut Steps<'_>) -> Result<(), BackendError> {
     Ok(())
 }
 
-fn fuse_sum(s: &mut Steps<'_>, at: OutputAt) -> Option<()> {
+fn fuse_sum(s: &mut FusedSteps<'_>, at: OutputAt) -> Option<()> {
     let (product, _) = s.plain_output(at)?;
     let reader = s.next_reader(at.step, product)?;
     let sum = &s.steps[reader];

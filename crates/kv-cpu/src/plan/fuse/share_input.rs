@@ -2,10 +2,10 @@
 
 use kv_core::backend::BackendError;
 
-use super::{StepOp, Steps};
+use super::{FusedSteps, StepOp};
 
 /// Moves the outputs of later multiplications of the same rows to the first one.
-pub(super) fn share_input(s: &mut Steps<'_>) -> Result<(), BackendError> {
+pub(super) fn share_input(s: &mut FusedSteps<'_>) -> Result<(), BackendError> {
     let mut at = 0;
     while at < s.steps.len() {
         let x = s.steps[at].matmul().and(s.steps[at].reads.first().copied());

@@ -10,17 +10,17 @@ use std::sync::Arc;
 
 use kv_core::backend::BackendError;
 
-use super::{Epilogue, MatMulOutput, OutputAt, StepOp, Steps};
+use super::{Epilogue, FusedSteps, MatMulOutput, OutputAt, StepOp};
 use crate::plan::RowsOp;
 
 /// A step that reads columns of a product.
-struct Part {
+struct ColumnReader {
     step: usize,
     columns: Range<usize>,
 }
 
 /// Splits every product that is read in disjoint parts only.
-pub(super) fn split_columns(s: &mut Steps<'_>) -> Result<(), BackendError> {
+pub(super) fn split_columns(s: &mut FusedSteps<'_>) -> Result<(), BackendError> {
     let mut step = 0;
     while step < s.steps.len() {
         let mut output = 0;
@@ -41,7 +41,7 @@ pub(super) fn split_columns(s: &mut Steps<'_>) -> Result<(), BackendError> {
 
 /// The readers of a product; `None` where a step reads more than columns of it, or parts overlap,
 /// or one is empty.
-fn parts(s: &Steps<'_>, at: OutputAt) -> Option<Vec<Part>> {
+fn parts(s: &FusedSteps<'_>, at: OutputAt) -> Option<Vec<ColumnReader>> {
     let (product, output) = s.plain_output(at)?;
     let mut parts = Vec::new();
     for (step, reader) in s.steps.iter().enumerate().skip(at.step + 1) {
@@ -50,7 +50,7 @@ fn parts(s: &Steps<'_>, at: OutputAt) -> Option<Vec<Part>> {
         {
             let (_, width) = s.shape(*reader.writes.first()?);
             let columns = *first..first.checked_add(width)?;
-            parts.push(Part { step, columns });
+            parts.push(ColumnReader { step, columns });
         }
     }
     let mut ranges: Vec<_> = parts.iter().map(|part| part.columns.clone()).collect();
@@ -63,13 +63,17 @@ fn parts(s: &Steps<'_>, at: OutputAt) -> Option<Vec<Part>> {
 }
 
 /// Replaces an output by one for each part: returns how many.
-fn split(s: &mut Steps<'_>, at: OutputAt, parts: &[Part]) -> Result<usize, BackendError> {
+fn split(
+    s: &mut FusedSteps<'_>,
+    at: OutputAt,
+    parts: &[ColumnReader],
+) -> Result<usize, BackendError> {
     let Some((_, whole)) = s.plain_output(at) else {
         return Ok(1);
     };
     let (matrix, bias) = (Arc::clone(&whole.matrix), whole.bias.clone());
     let (mut outputs, mut writes) = (Vec::new(), Vec::new());
-    for Part { step, columns } in parts {
+    for ColumnReader { step, columns } in parts {
         outputs.push(MatMulOutput {
             matrix: Arc::new(matrix.rows(columns.clone())?),
             bias: bias.as_ref().map(|bias| bias[columns.clone()].into()),

@@ -10,12 +10,12 @@ use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use kv_core::weights::WeightSource;
 use kv_core::{KvType, Window};
 
-use super::{Step, Steps, Value};
+use super::{FusedSteps, Step, Value};
 use crate::activations::ActivationKind;
 use crate::isa::Isa;
 use crate::kernels::Kernels;
 use crate::plan::Plan;
-use crate::plan::lower::{Lowered, lower};
+use crate::plan::lower::{LoweredGraph, lower};
 use crate::repack::RepackChoice;
 use crate::weights::{ActivationChoice, CpuWeights, WeightOptions};
 
@@ -31,7 +31,7 @@ pub(super) struct Scene {
 }
 
 impl Scene {
-    /// What `build` adds, whose results are outputs; weights are floats.
+    /// The graph that `build` adds, whose results are outputs; weights are floats.
     pub(super) fn new(
         n_tokens: usize,
         build: impl FnOnce(&mut GraphBuilder) -> Vec<NodeId>,
@@ -54,7 +54,7 @@ impl Scene {
         }
     }
 
-    fn lowered(&self) -> Lowered {
+    fn lowered(&self) -> LoweredGraph {
         let layout = RowLayout::new(&LayerMap::new(Vec::new()), &[], KvType::F16).unwrap();
         lower(&self.graph, &loaded(&self.weights), &layout).unwrap()
     }
@@ -67,10 +67,10 @@ impl Scene {
     /// The steps after these rules.
     pub(super) fn apply(
         &self,
-        rules: impl FnOnce(&mut Steps<'_>) -> Result<(), BackendError>,
+        rules: impl FnOnce(&mut FusedSteps<'_>) -> Result<(), BackendError>,
     ) -> Vec<Step<Value>> {
         let lowered = self.lowered();
-        let mut steps = Steps {
+        let mut steps = FusedSteps {
             graph: &self.graph,
             steps: lowered.steps,
             outputs: &lowered.outputs,

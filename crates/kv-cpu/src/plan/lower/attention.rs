@@ -61,7 +61,7 @@ pub(crate) struct SeenPart {
 }
 
 impl SeenPart {
-    /// What a run has given for it; its inputs were checked.
+    /// The visibility in a run's inputs, which were checked.
     pub(crate) fn of<'a>(self, inputs: &GraphInputs<'a>) -> &'a Visibility {
         inputs.parts[self.part.as_usize()].seen(self.window)
     }
@@ -75,7 +75,7 @@ pub(crate) struct PlainAttentionOp {
     pub(crate) n_kv: usize,
 }
 
-/// Which step of plain attention, and of which layer of the layout or part of the memory.
+/// A step of plain attention, with its layer of the layout or part of the memory.
 #[derive(Clone, Debug)]
 pub(crate) enum PlainStep {
     /// Queries become scores.
@@ -215,13 +215,14 @@ impl<'a> Lowering<'a> {
             ResultForm::Whole => node.n_values() + node.n_rows() * n_heads,
             ResultForm::Partial => node.n_values(),
         };
-        match reads.iter().all(|x| x.len(self.graph) == n_values) {
-            true => Ok((AttentionOp::Merge { n_heads }, reads)),
-            false => Err(unsupported(node)),
+        if reads.iter().all(|x| x.len(self.graph) == n_values) {
+            Ok((AttentionOp::Merge { n_heads }, reads))
+        } else {
+            Err(unsupported(node))
         }
     }
 
-    /// What scores get added by distances, for which the positions are the last operand.
+    /// The bias on scores by distances, for which the positions are the last operand.
     fn head_buckets(
         &mut self,
         node: &'a Node,
@@ -283,7 +284,8 @@ impl<'a> Lowering<'a> {
         Ok((op, vec![q, chosen]))
     }
 
-    /// The rows that a node reads, its own layer's or another's, and their visibility, operand `at`.
+    /// The rows that a node reads, its own layer's or another's, and their visibility, operand
+    /// `at`.
     fn attended(
         &self,
         node: &Node,
@@ -394,9 +396,10 @@ impl<'a> Lowering<'a> {
     ) -> Result<AttentionCall, BackendError> {
         let x = self.operand(node, 0)?;
         let n_heads = self.graph.shape().n_tokens * of.spec.n_heads;
-        match [x.len(self.graph), node.n_values()] == widths.map(|width| n_heads * width) {
-            true => Ok((AttentionOp::Plain(of), vec![x])),
-            false => Err(unsupported(node)),
+        if [x.len(self.graph), node.n_values()] == widths.map(|width| n_heads * width) {
+            Ok((AttentionOp::Plain(of), vec![x]))
+        } else {
+            Err(unsupported(node))
         }
     }
 
@@ -416,7 +419,7 @@ impl<'a> Lowering<'a> {
         Ok(at)
     }
 
-    /// What operand 1 shows; no row may see cells beyond the table.
+    /// The part that operand 1 shows; no row may see cells beyond the table.
     fn plain_part(&mut self, node: &Node, n_kv: usize) -> Result<SeenPart, BackendError> {
         let seen = self.seen(node, 1)?;
         let needs = self.part(seen.part);
@@ -424,7 +427,7 @@ impl<'a> Lowering<'a> {
         Ok(seen)
     }
 
-    /// What operand `at` shows.
+    /// The part that operand `at` shows.
     fn seen(&self, node: &Node, at: usize) -> Result<SeenPart, BackendError> {
         let (part, window) = window_of(self.graph, node, at)?;
         Ok(SeenPart { part, window })

@@ -182,18 +182,20 @@ impl<'a> Lowering<'a> {
         let (x, routes, n_used) = self.slots(node)?;
         let width = x.shape(self.graph).1;
         let dim = node.shape.last().copied().unwrap_or(0);
-        match [dim, n_used * dim].contains(&width) {
-            true => Ok((ExpertsOp::Scale { n_used }, vec![x, routes])),
-            false => Err(unsupported(node)),
+        if [dim, n_used * dim].contains(&width) {
+            Ok((ExpertsOp::Scale { n_used }, vec![x, routes]))
+        } else {
+            Err(unsupported(node))
         }
     }
 
     fn expert_sum(&self, node: &Node) -> Result<ExpertsCall, BackendError> {
         let x = self.operand(node, 0)?;
         let (rows, width) = x.shape(self.graph);
-        match rows == node.n_rows() && width.is_multiple_of(node.row_len().max(1)) {
-            true => Ok((ExpertsOp::Sum, vec![x])),
-            false => Err(unsupported(node)),
+        if rows == node.n_rows() && width.is_multiple_of(node.row_len().max(1)) {
+            Ok((ExpertsOp::Sum, vec![x]))
+        } else {
+            Err(unsupported(node))
         }
     }
 

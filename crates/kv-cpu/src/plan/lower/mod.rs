@@ -22,7 +22,7 @@ use kv_core::graph::{DType, Graph, Input, Node, NodeId, Op};
 use kv_core::layers::RowLayout;
 use kv_core::weights::Weight;
 
-use super::{Needs, PartNeeds, RopeTable, Step, StepOp};
+use super::{PartNeeds, RequiredInputs, RopeTable, Step, StepOp};
 use crate::matrix::Matrix;
 use crate::weights::CpuWeights;
 
@@ -63,10 +63,10 @@ impl Value {
 }
 
 /// A graph as steps over its own values.
-pub(super) struct Lowered {
+pub(super) struct LoweredGraph {
     pub(super) steps: Vec<Step<Value>>,
     pub(super) ropes: Vec<RopeTable>,
-    pub(super) needs: Needs,
+    pub(super) needs: RequiredInputs,
     pub(super) outputs: Vec<Value>,
 }
 
@@ -79,7 +79,7 @@ struct Lowering<'a> {
     /// The value of each node's result: its own, or that of its operand for a reshape.
     values: HashMap<NodeId, Value>,
     ropes: Vec<RopeTable>,
-    needs: Needs,
+    needs: RequiredInputs,
 }
 
 /// Translates every node of `graph`.
@@ -87,7 +87,7 @@ pub(super) fn lower(
     graph: &Graph,
     weights: &CpuWeights,
     layout: &RowLayout,
-) -> Result<Lowered, BackendError> {
+) -> Result<LoweredGraph, BackendError> {
     let mut lowering = Lowering {
         graph,
         weights,
@@ -96,7 +96,7 @@ pub(super) fn lower(
         vectors: HashMap::new(),
         values: HashMap::new(),
         ropes: Vec::new(),
-        needs: Needs::default(),
+        needs: RequiredInputs::default(),
     };
     let mut steps = Vec::with_capacity(graph.nodes().len());
     for (id, node) in (0..).map(NodeId).zip(graph.nodes()) {
@@ -107,7 +107,7 @@ pub(super) fn lower(
         let known = node.map(|node| lowering.value(node, output));
         known.unwrap_or(Ok(Value::Node(output)))
     });
-    Ok(Lowered {
+    Ok(LoweredGraph {
         outputs: outputs.collect::<Result<_, _>>()?,
         steps,
         ropes: lowering.ropes,

@@ -29,7 +29,7 @@ pub(crate) enum RowsOp {
     Gain { gain: Arc<[f32]> },
     /// Linear combinations of parts of `dim` values. `(x, coefficients)`.
     Mix { dim: usize },
-    /// What is left of every row above so many deviations from its mean. `(x)`.
+    /// The rest of every row above so many deviations from its mean. `(x)`.
     GaussianTopK { deviations: f32 },
     /// Decay factors from step sizes. `(x)`.
     Decay(Arc<DecayWeights>),
@@ -39,7 +39,7 @@ pub(crate) enum RowsOp {
     TopK,
 }
 
-/// What selects the row of a matrix.
+/// The number that selects the row of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EmbedBy {
     /// The token.
@@ -129,9 +129,10 @@ impl<'a> Lowering<'a> {
             [one] => vec![one; dim].into(),
             _ => gain,
         };
-        match gain.len() == dim {
-            true => Ok((RowsOp::Gain { gain }, vec![x])),
-            false => Err(unsupported(node)),
+        if gain.len() == dim {
+            Ok((RowsOp::Gain { gain }, vec![x]))
+        } else {
+            Err(unsupported(node))
         }
     }
 
@@ -144,9 +145,10 @@ impl<'a> Lowering<'a> {
         };
         let inputs = x.1 / dim.max(1);
         let fits = x == (n, inputs * dim) && coefficients == (n, outputs * inputs) && inputs > 0;
-        match fits {
-            true => Ok((RowsOp::Mix { dim }, operands.to_vec())),
-            false => Err(unsupported(node)),
+        if fits {
+            Ok((RowsOp::Mix { dim }, operands.to_vec()))
+        } else {
+            Err(unsupported(node))
         }
     }
 
@@ -177,12 +179,11 @@ impl<'a> Lowering<'a> {
         let heads = heads_of(node);
         let [a, b] = operands.map(|operand| operand.shape(self.graph));
         let fits = a.0 == node.n_rows() && b.0 == node.n_rows() && a.1 + b.1 == node.row_len();
-        match fits && heads > 0 && a.1.is_multiple_of(heads) {
-            true => {
-                let (a, b) = (a.1 / heads, b.1 / heads);
-                Ok((RowsOp::Concat { a, b }, operands.to_vec()))
-            }
-            false => Err(unsupported(node)),
+        if fits && heads > 0 && a.1.is_multiple_of(heads) {
+            let (a, b) = (a.1 / heads, b.1 / heads);
+            Ok((RowsOp::Concat { a, b }, operands.to_vec()))
+        } else {
+            Err(unsupported(node))
         }
     }
 
@@ -199,9 +200,10 @@ impl<'a> Lowering<'a> {
             rates: rates.collect(),
             dt_bias,
         };
-        match [weights.rates.len(), weights.dt_bias.len()] == [node.row_len(); 2] {
-            true => Ok((RowsOp::Decay(Arc::new(weights)), vec![x])),
-            false => Err(unsupported(node)),
+        if [weights.rates.len(), weights.dt_bias.len()] == [node.row_len(); 2] {
+            Ok((RowsOp::Decay(Arc::new(weights)), vec![x]))
+        } else {
+            Err(unsupported(node))
         }
     }
 
@@ -211,9 +213,10 @@ impl<'a> Lowering<'a> {
         let shape = self.graph.shape();
         let fits = x.shape(self.graph) == (shape.n_tokens, node.row_len())
             && node.n_rows() == shape.n_outputs;
-        match fits {
-            true => Ok((RowsOp::TakeRows, vec![x])),
-            false => Err(unsupported(node)),
+        if fits {
+            Ok((RowsOp::TakeRows, vec![x]))
+        } else {
+            Err(unsupported(node))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! [`Around`]: the tokens that a post-processor adds before, between and after texts.
+//! [`PostProcessor`]: the tokens that a post-processor adds before, between and after texts.
 //!
 //! Invariant: a post-processor that is not known is an error that names it. Knows no algorithm.
 
@@ -7,9 +7,9 @@ use serde_json::Value;
 use super::super::{HfConfig, ModelFileError};
 use super::tokens::Tokens;
 
-/// What is added at one end of a text.
+/// The tokens that are added at one end of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Added {
+pub(super) enum AddedTokens {
     /// Nothing.
     Nothing,
     /// The token with that role.
@@ -20,16 +20,16 @@ pub(super) enum Added {
 
 /// The tokens that a post-processor adds; what it does not say is `None`.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Around {
+pub(super) struct PostProcessor {
     /// Before a text.
-    pub(super) first: Option<Added>,
+    pub(super) first: Option<AddedTokens>,
     /// After a text.
-    pub(super) last: Option<Added>,
+    pub(super) last: Option<AddedTokens>,
     /// Number of tokens between the two texts of a pair.
     pub(super) n_between: Option<usize>,
 }
 
-impl Around {
+impl PostProcessor {
     pub(super) fn read(json: &HfConfig, tokens: &Tokens) -> Result<Self, ModelFileError> {
         let mut at = "post_processor".to_owned();
         if json.optional_text("post_processor.type")? == Some("Sequence") {
@@ -57,8 +57,8 @@ impl Around {
 
     fn marks(n_between: usize) -> Self {
         Self {
-            first: Some(Added::Mark),
-            last: Some(Added::Mark),
+            first: Some(AddedTokens::Mark),
+            last: Some(AddedTokens::Mark),
             n_between: Some(n_between),
         }
     }
@@ -75,10 +75,10 @@ impl Around {
             let special = piece.and_then(|piece| piece.get("SpecialToken"));
             let text = special.map(|special| special.get("id").and_then(Value::as_str));
             match text {
-                None => Added::Nothing,
+                None => AddedTokens::Nothing,
                 Some(text) => text
                     .and_then(|text| tokens.id(text))
-                    .map_or(Added::Mark, Added::Token),
+                    .map_or(AddedTokens::Mark, AddedTokens::Token),
             }
         };
         let is_text = |piece: &Value| piece.get("Sequence").is_some();
@@ -96,8 +96,8 @@ impl Around {
     }
 }
 
-impl Added {
-    /// Whether anything is added.
+impl AddedTokens {
+    /// True if anything is added.
     pub(super) fn is_something(self) -> bool {
         self != Self::Nothing
     }

@@ -1,5 +1,6 @@
 //! The tokenizer of a directory, in the keys of GGUF: `tokenizer.json`, or `vocab.txt` of BERT, or
-//! RWKV's vocabulary, with `tokenizer_config.json`, `generation_config.json` and `chat_template.jinja` where they are.
+//! RWKV's vocabulary, with `tokenizer_config.json`, `generation_config.json` and
+//! `chat_template.jinja` where they are.
 //!
 //! Invariant: what is written makes the tokenizer that the files describe, or there is an error
 //! that names the part that cannot be kept. One thing is left out on purpose: white space at the
@@ -17,7 +18,7 @@ use std::path::Path;
 use super::class::as_u32;
 use super::{HfConfig, Keys, ModelFileError};
 use crate::gguf::{Array, Metadata};
-use around::{Added, Around};
+use around::{AddedTokens, PostProcessor};
 use pre::{Kind, WordCuts};
 use tokens::Tokens;
 
@@ -53,12 +54,13 @@ pub(super) fn translate(
         }
         return Ok(());
     }
-    let json = match path.exists() {
-        true => HfConfig::open(&path)?,
-        false => match vocab_txt::as_json(directory, config, settings.as_ref())? {
+    let json = if path.exists() {
+        HfConfig::open(&path)?
+    } else {
+        match vocab_txt::as_json(directory, config, settings.as_ref())? {
             Some(json) => json,
             None => return Ok(()),
-        },
+        }
     };
     let kind = Kind::read(&json)?;
     let mut tokens = Tokens::read(&json, kind, config.most_rows())?;
@@ -75,7 +77,7 @@ pub(super) fn translate(
         let merges = std::mem::take(&mut tokens.merges);
         keys.set_whole("tokenizer.ggml.merges", Array::String(merges));
     }
-    let around = Around::read(&json, &tokens)?;
+    let around = PostProcessor::read(&json, &tokens)?;
     let roles = RoleFiles {
         config,
         settings: settings.as_ref(),
@@ -97,7 +99,7 @@ pub(super) fn translate(
             Some(settings) => settings.optional_flag(other)?,
             None => None,
         };
-        if let Some(add) = found.map(Added::is_something).or(said) {
+        if let Some(add) = found.map(AddedTokens::is_something).or(said) {
             keys.set_whole(&format!("tokenizer.ggml.add_{name}_token"), add);
         }
     }
@@ -130,14 +132,14 @@ pub(super) fn translate(
     Ok(())
 }
 
-/// What says which tokens have a role.
+/// The files that give tokens their roles.
 struct RoleFiles<'a> {
     config: &'a HfConfig,
     /// `tokenizer_config.json`
     settings: Option<&'a HfConfig>,
     /// `generation_config.json`
     generation: Option<&'a HfConfig>,
-    around: Around,
+    around: PostProcessor,
 }
 
 /// The tokens with a role, by `tokenizer_config.json`, or else by `config.json`, or else by the
@@ -204,7 +206,7 @@ fn special_ids(
         keys.metadata().contains(&key)
     };
     let (has_first, has_separator) = (has("bos") || has("cls"), has("seperator"));
-    if let Some(Added::Token(last)) = roles.around.last
+    if let Some(AddedTokens::Token(last)) = roles.around.last
         && ends.first() != Some(&last)
         && !(ends.is_empty() && has_separator)
     {
@@ -212,7 +214,7 @@ fn special_ids(
         ends.insert(0, last);
     }
     // A tokenizer.json alone names no roles but those that its post-processor has.
-    if let Some(Added::Token(first)) = roles.around.first
+    if let Some(AddedTokens::Token(first)) = roles.around.first
         && !has_first
     {
         keys.set_whole("tokenizer.ggml.bos_token_id", first);

@@ -72,14 +72,14 @@ impl Kind {
     }
 }
 
-/// Whether WordPiece puts a text into small letters.
+/// True if WordPiece puts a text into small letters.
 pub(super) fn lowercase(json: &HfConfig) -> Result<bool, ModelFileError> {
     let key = "normalizer.lowercase";
     let lowercase = json.optional_flag(key)?;
     lowercase.ok_or_else(|| json.missing(key, "true or false"))
 }
 
-/// What GGUF has no keys for: accents go where capitals do.
+/// Settings without keys in GGUF: accents go where capitals do.
 fn word_piece_letters(json: &HfConfig) -> Result<(), ModelFileError> {
     let lowercase = lowercase(json)?;
     let wanted = [
@@ -254,7 +254,7 @@ fn split(json: &HfConfig, part: &str) -> Result<String, ModelFileError> {
     }
 }
 
-/// Whether a text gets a space before it.
+/// True if a text gets a space before it.
 pub(super) fn space_prefix(json: &HfConfig, kind: Kind) -> Option<bool> {
     let is = |part: &String, wanted: &str| {
         json.optional_text(&format!("{part}.type")).ok().flatten() == Some(wanted)

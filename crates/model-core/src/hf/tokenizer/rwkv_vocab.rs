@@ -1,8 +1,8 @@
 //! `rwkv_vocab_v20230424.txt`: the vocabulary of RWKV's "world" models, a token a line: its id, its
 //! text or bytes as Python writes them, and how many bytes there are.
 //!
-//! Invariant: a line that is not of this form is an error with its number. Knows nothing of how text is
-//! cut.
+//! Invariant: a line that is not of this form is an error with its number. Knows nothing of how
+//! text is cut.
 
 use std::path::Path;
 
@@ -23,8 +23,8 @@ const MAX_TOKENS: usize = 1 << 20;
 
 /// Writes the tokenizer of a directory with this file, with `n_tokens` at least.
 ///
-/// Token 0 is none of the file: it begins and ends texts, whatever configs say, which name tokens of
-/// other vocabularies.
+/// Token 0 is none of the file: it begins and ends texts, whatever configs say, which name tokens
+/// of other vocabularies.
 pub(super) fn translate(
     directory: &Path,
     n_tokens: usize,
@@ -89,14 +89,14 @@ enum Literal {
     Bytes,
 }
 
-/// What is between the quotes of a literal: a character, or an escaped number, which is a byte in bytes
-/// and a character in a text.
+/// An item between the quotes of a literal: a character, or an escaped number, which is a byte in
+/// bytes and a character in a text.
 enum Item {
     Char(char),
     Number(u32),
 }
 
-/// What a literal of Python stands for: bytes, or the UTF-8 of a text.
+/// The meaning of a literal of Python: bytes, or the UTF-8 of a text.
 fn literal_bytes(literal: &str) -> Option<Vec<u8>> {
     let (kind, quoted) = match literal.strip_prefix('b') {
         Some(quoted) => (Literal::Bytes, quoted),
@@ -127,7 +127,7 @@ fn literal_bytes(literal: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// What an escape stands for, from behind its `\`.
+/// The meaning of an escape, from behind its `\`.
 fn escaped(rest: &mut std::str::Chars<'_>, kind: Literal) -> Option<Item> {
     let n_digits = match rest.next()? {
         't' => return Some(Item::Char('\t')),

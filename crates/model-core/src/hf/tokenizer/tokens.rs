@@ -12,7 +12,7 @@ use super::pre::Kind;
 /// More tokens than any vocabulary has; a larger id is a broken file.
 const MAX_TOKENS: usize = 1 << 24;
 
-/// What tokens are for, in the numbers of GGUF.
+/// The uses of tokens, in the numbers of GGUF.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Type {
     Normal = 1,
@@ -32,7 +32,7 @@ pub(super) struct Tokens {
     pub(super) merges: Vec<String>,
     /// Those of the file, where it has them.
     own_scores: Vec<f32>,
-    /// What stands for text in no token, by the file's number.
+    /// The token for text in no token, by the file's number.
     pub(super) unknown: Option<u32>,
     /// No id is as large.
     most: usize,

@@ -1,4 +1,5 @@
-//! Unigram vocabularies of `tokenizer.json`: which steps come before the pieces, in the keys of GGUF.
+//! Unigram vocabularies of `tokenizer.json`: which steps come before the pieces, in the keys of
+//! GGUF.
 //!
 //! Invariant: a step that would change tokens and that is not known is an error that names it.
 //! Knows no vocabulary.
@@ -43,7 +44,7 @@ pub(super) fn check(json: &HfConfig) -> Result<(), ModelFileError> {
     Ok(())
 }
 
-/// How texts are normalised.
+/// The way texts are normalised.
 pub(super) fn text_form(json: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     let (mut removes_spaces, mut has_table, mut step) = (false, false, None);
     for part in parts(json, "normalizer", "normalizers") {

@@ -26,9 +26,10 @@ fn floats(b: &mut GraphBuilder, shape: &[usize]) -> NodeId {
     let wanted = b.input(Input::OutputRows).unwrap();
     let width = shape[1..].iter().product();
     let flat = b.columns(&format!("flat {shape:?}"), x, 0..width).unwrap();
-    let rows = match shape[0] == N_OUTPUTS {
-        true => b.take_rows(&format!("some {shape:?}"), flat, wanted),
-        false => Ok(flat),
+    let rows = if shape[0] == N_OUTPUTS {
+        b.take_rows(&format!("some {shape:?}"), flat, wanted)
+    } else {
+        Ok(flat)
     };
     b.reshape(&format!("{shape:?}"), rows.unwrap(), shape)
         .unwrap()

@@ -49,9 +49,10 @@ impl<D: Dot> GemvIsa<ROWS> for Avx2Tile<D> {
         unsafe {
             let (zero, w) = (_mm256_setzero_si256(), unsigned::<F, BYTES>(block, 0));
             let a = _mm256_loadu_si256(acts.as_ptr().cast());
-            match F::WIDE {
-                true => D::dot_bytes::<true>(zero, w, a),
-                false => D::dot_bytes::<false>(zero, w, a),
+            if F::WIDE {
+                D::dot_bytes::<true>(zero, w, a)
+            } else {
+                D::dot_bytes::<false>(zero, w, a)
             }
         }
     }
@@ -84,9 +85,10 @@ impl<D: Dot> GemvIsa<ROWS> for Avx2Tile<D> {
             if F::SIGNED_OFFSET != 0 {
                 sum = _mm256_sub_epi32(sum, min_correction.offsets(F::SIGNED_OFFSET));
             }
-            let minima = match F::MINIMA {
-                true => min_correction.minima(),
-                false => _mm_setzero_si128(),
+            let minima = if F::MINIMA {
+                min_correction.minima()
+            } else {
+                _mm_setzero_si128()
             };
             (sum, minima)
         }

@@ -36,13 +36,15 @@ pub(super) unsafe fn supers<const PARTS: usize, const MINIMA: bool, const T: usi
         for v in 0..VECTORS {
             // SAFETY: as the caller promises.
             unsafe {
-                let totals = match fits {
-                    true => totals::<PARTS, MINIMA, true, T>(args, s, v),
-                    false => totals::<PARTS, MINIMA, false, T>(args, s, v),
+                let totals = if fits {
+                    totals::<PARTS, MINIMA, true, T>(args, s, v)
+                } else {
+                    totals::<PARTS, MINIMA, false, T>(args, s, v)
                 };
-                let minima = match MINIMA {
-                    true => minima::<PARTS, T>(args, s, v),
-                    false => totals,
+                let minima = if MINIMA {
+                    minima::<PARTS, T>(args, s, v)
+                } else {
+                    totals
                 };
                 add_super::<MINIMA, T>(args, s, v, &totals, &minima);
             }
@@ -50,7 +52,7 @@ pub(super) unsafe fn supers<const PARTS: usize, const MINIMA: bool, const T: usi
     }
 }
 
-/// Whether all sums of super-block `s` fit into 16 bits.
+/// True if all sums of super-block `s` fit into 16 bits.
 ///
 /// # Safety
 /// As for [`supers`].
@@ -94,16 +96,13 @@ unsafe fn totals<const PARTS: usize, const MINIMA: bool, const FIT: bool, const 
             let first = _mm512_load_si512((*factors).as_ptr().add(row).cast());
             let second = _mm512_load_si512((*factors.add(1)).as_ptr().add(row).cast());
             for (t, total) in totals.iter_mut().enumerate() {
-                *total = match FIT {
-                    true => {
-                        let factors = both(first, second);
-                        _mm512_dpwssd_epi32(*total, both(low[t], high[t]), factors)
-                    }
-                    false => {
-                        let low = _mm512_mullo_epi32(low[t], first);
-                        let high = _mm512_mullo_epi32(high[t], second);
-                        _mm512_add_epi32(*total, _mm512_add_epi32(low, high))
-                    }
+                *total = if FIT {
+                    let factors = both(first, second);
+                    _mm512_dpwssd_epi32(*total, both(low[t], high[t]), factors)
+                } else {
+                    let low = _mm512_mullo_epi32(low[t], first);
+                    let high = _mm512_mullo_epi32(high[t], second);
+                    _mm512_add_epi32(*total, _mm512_add_epi32(low, high))
                 };
             }
         }

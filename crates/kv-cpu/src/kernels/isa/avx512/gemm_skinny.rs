@@ -27,7 +27,7 @@ struct Tile<'a, F, const BYTES: usize> {
     /// Blocks (or super-blocks) of a row.
     n_stored: usize,
     acts: Int8Acts,
-    /// Where the first token's blocks begin.
+    /// The start of the first token's blocks.
     first: usize,
     out: *mut f32,
     /// From one token's products to the next one's.
@@ -80,7 +80,7 @@ pub(super) fn gemm_skinny<F: UnpackGroup<BYTES>, const BYTES: usize>(
     }
 }
 
-/// How many of so many tokens make a tile, so that few are computed twice: 2, 3, 4, 6 or 8.
+/// The tokens of a tile, for so many tokens, so that few are computed twice: 2, 3, 4, 6 or 8.
 fn tile_tokens(n_tokens: usize) -> usize {
     match n_tokens {
         ..=2 => 2,
@@ -119,8 +119,8 @@ unsafe fn multiply_tile<F: UnpackGroup<BYTES>, const BYTES: usize, const T: usiz
     }
 }
 
-/// Where the first token's activations of step `at` from block `b` on are, and the distance to the
-/// next token's in bytes.
+/// The address of the first token's activations of step `at` from block `b` on, and the distance to
+/// the next token's in bytes.
 ///
 /// # Safety
 /// There are so many.
@@ -294,9 +294,10 @@ unsafe fn add_super<F: UnpackGroup<BYTES>, const BYTES: usize, const T: usize>(
             let factor = scales.factor(chunk * F::PARTS / 2);
             add_factored(sums, factor, &mut totals);
         } 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
-        let minima = match F::MINIMA {
-            true => sum_minima::<F, BYTES, T>(scales, first, acts),
-            false => totals,
+        let minima = if F::MINIMA {
+            sum_minima::<F, BYTES, T>(scales, first, acts)
+        } else {
+            totals
         };
         for (t, acc) in acc.iter_mut().enumerate() {
             let act_scale = _mm512_set1_ps(*acts.scales.add(first + t * acts.row_blocks));

@@ -182,12 +182,11 @@ unsafe fn add_block<F: UnpackGroup<BYTES>, const BYTES: usize, const L2: bool>(
         });
         let scale = _mm512_mul_ps(scales.scales, _mm512_set1_ps(*acts.scales.add(b)));
         let acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, acc);
-        match F::MINIMA {
-            true => {
-                let sum = _mm512_set1_ps(*acts.sums.add(b));
-                _mm512_fmadd_ps(scales.minimum_scales, sum, acc)
-            }
-            false => acc,
+        if F::MINIMA {
+            let sum = _mm512_set1_ps(*acts.sums.add(b));
+            _mm512_fmadd_ps(scales.minimum_scales, sum, acc)
+        } else {
+            acc
         }
     }
 }
@@ -226,9 +225,10 @@ unsafe fn add_super<F: UnpackGroup<BYTES>, const BYTES: usize, const L2: bool>(
                     sums[k * apart] = _mm512_dpbusd_epi32(sums[k * apart], quants, a);
                 }
             }
-            let n_sums = match read % F::SUM_READS + 1 == F::SUM_READS {
-                true => F::SUMS,
-                false => 0,
+            let n_sums = if read % F::SUM_READS + 1 == F::SUM_READS {
+                F::SUMS
+            } else {
+                0
             };
             for (k, sum) in sums.into_iter().enumerate().take(n_sums) {
                 let factor = scales.factor(F::chunk(read, k) * F::PARTS / 2);

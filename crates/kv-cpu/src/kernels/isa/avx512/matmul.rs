@@ -81,9 +81,10 @@ pub(super) fn matmul(
             let Some((row, out)) = weights.gemv_operands(&rows, tokens.start, out) else {
                 return;
             };
-            match is_packed {
-                true => gemv_packed(&weights, &row, out),
-                false => matmul_one(&weights, &row, out),
+            if is_packed {
+                gemv_packed(&weights, &row, out)
+            } else {
+                matmul_one(&weights, &row, out)
             }
         }
         Activations::Int8(rows) if is_packed && tokens.len() <= MAX_SKINNY_TOKENS => {
@@ -152,7 +153,7 @@ fn matmul_one(weights: &WeightRows<'_>, acts: &Int8Row<'_>, out: &mut [f32]) {
     for_format!(weights.format, gemv(weights, acts, out));
 }
 
-/// How stored rows of a format go to panels, eight at a time.
+/// The function that unpacks stored rows of a format to panels, eight at a time.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 fn unpack_stored(format: BlockFormat) -> UnpackPanelFn {
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]

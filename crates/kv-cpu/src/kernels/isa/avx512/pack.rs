@@ -114,13 +114,13 @@ impl<F: UnpackGroup<BYTES>, const BYTES: usize> PackedBlock<'_, F, BYTES> {
         }
     }
 
-    /// Where the word at a place lies, of all rows: a line.
+    /// The line of the word at a place, of all rows.
     #[inline(always)]
     pub(super) fn line(self, place: usize) -> *const u8 {
         self.words.wrapping_add(place * WORD16)
     }
 
-    /// Where the bytes that are not in words are.
+    /// The place of the bytes that are not in words.
     #[inline(always)]
     pub(super) fn narrow_line(self) -> *const u8 {
         self.narrow
@@ -180,8 +180,8 @@ impl<F: UnpackGroup<BYTES>, const BYTES: usize> GroupBlock<BYTES> for PackedBloc
     }
 }
 
-/// How many bytes a row of so many columns takes on average; 0 where there are no kernels for such
-/// rows.
+/// The number of bytes a row of so many columns takes on average; 0 where there are no kernels for
+/// such rows.
 pub(super) fn row_bytes(format: BlockFormat, n_columns: usize) -> usize {
     if format.block_len() == 1 {
         return packed_float::bf13::row_bytes(format, n_columns);
@@ -325,7 +325,7 @@ fn by_columns(bits: u32) -> u32 {
     (0..32).fold(0, |all, i| all | (bits >> (8 * (i % 4) + i / 4) & 1) << i)
 }
 
-/// How packed rows of a format go to panels.
+/// The function that unpacks packed rows of a format to panels.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) fn unpack_panel_of(format: BlockFormat) -> UnpackPanelFn {
     for_format!(format, to_panels_of(), else |_, _, _, _| ())
@@ -370,9 +370,10 @@ fn unpack_to<F: UnpackGroup<BYTES>, const BYTES: usize>(
 fn next_part<const BYTES: usize>(weights: &WeightRows<'_>, blocks: &Range<usize>) -> usize {
     let n_blocks = blocks_of(weights.format, weights.n_columns);
     let bytes = BYTES / 4 * WORD16;
-    match blocks.end < n_blocks {
-        true => blocks.len() * bytes,
-        false => 2 * group_bytes::<BYTES>(n_blocks) - blocks.start * bytes,
+    if blocks.end < n_blocks {
+        blocks.len() * bytes
+    } else {
+        2 * group_bytes::<BYTES>(n_blocks) - blocks.start * bytes
     }
 }
 

@@ -25,9 +25,9 @@ pub(in crate::kernels) trait GroupBlock<const BYTES: usize>: Copy {
     unsafe fn word(self, at: usize) -> __m512i;
     /// The word at byte `at`, a bit for each of 32 columns, [`by_columns_of_four`].
     unsafe fn bits(self, at: usize) -> __m512i;
-    /// What is before the words, one or two bytes, f16_to_f32.
+    /// The bytes before the words, one or two, f16_to_f32.
     unsafe fn before(self) -> __m512i;
-    /// What is behind the words, f16_to_f32.
+    /// The bytes behind the words, f16_to_f32.
     unsafe fn behind(self) -> __m512i;
 }
 

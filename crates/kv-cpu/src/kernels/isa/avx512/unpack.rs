@@ -24,8 +24,8 @@ const MOST_READS: usize = 8;
 /// Words of a block, at most.
 pub(super) const MOST_WORDS: usize = 52;
 
-/// How blocks of `BYTES` bytes are read: in `READS` steps, each of which finds `CHUNKS` chunks of
-/// 16 columns, `APART` chunks from one to the next.
+/// The way blocks of `BYTES` bytes are read: in `READS` steps, each of which finds `CHUNKS` chunks
+/// of 16 columns, `APART` chunks from one to the next.
 pub(in crate::kernels) trait UnpackGroup<const BYTES: usize>:
     QuantFormat<BYTES> + Copy
 {
@@ -34,7 +34,7 @@ pub(in crate::kernels) trait UnpackGroup<const BYTES: usize>:
     const READS: usize = Self::GROUPS * 2 / Self::CHUNKS;
     /// Pieces of 16 bytes that a step takes.
     const TAKES: usize;
-    /// Where a word of fifth bits begins that is no piece, one for each of 32 columns.
+    /// The start of a word of fifth bits that is no piece, one for each of 32 columns.
     const FIFTH_BITS: Option<usize> = None;
 
     /// Chunks of a step that share a factor, and neighbouring steps that do.
@@ -50,15 +50,15 @@ pub(in crate::kernels) trait UnpackGroup<const BYTES: usize>:
     /// Sums of neighbouring steps, each with a factor of its own.
     const SUMS: usize = Self::CHUNKS / Self::SUM_CHUNKS;
 
-    /// Which of the block's chunks is found `k`th.
+    /// The number of the block's chunk that is found `k`th.
     #[inline(always)]
     fn chunk(read: usize, k: usize) -> usize {
         read / Self::APART * Self::APART * Self::CHUNKS + read % Self::APART + k * Self::APART
     }
 
-    /// Where each step's pieces begin; those over `TAKES` mean nothing.
+    /// The start of each step's pieces; those over `TAKES` mean nothing.
     const PIECES_OF: [[usize; PIECES]; MOST_READS];
-    /// Where the block's words are when it is packed: in the order in which products read them.
+    /// The places of the block's words when it is packed: in the order in which products read them.
     const PLACES: [usize; MOST_WORDS] =
         places(BYTES / 4, (&Self::PIECES_OF, Self::TAKES, Self::READS));
 

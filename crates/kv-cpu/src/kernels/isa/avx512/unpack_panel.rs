@@ -100,7 +100,7 @@ pub(super) fn store<T: Word>(words: __m512i, to: &mut [T; ROWS], half: usize) {
     unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), words) };
 }
 
-/// What four bytes are, whatever they are.
+/// Four bytes of any meaning.
 pub(super) trait Word {}
 impl Word for [u8; STEP] {}
 impl Word for [i16; 2] {}

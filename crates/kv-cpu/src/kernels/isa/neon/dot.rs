@@ -17,13 +17,13 @@ pub(super) trait Dot: Sized {
     /// `acc + Σ w · a` over the four signed bytes of each lane; `a` is never −128.
     ///
     /// # Safety
-    /// What stands for the type is available.
+    /// The instruction set of the type is available.
     unsafe fn dot(acc: int32x4_t, w: int8x16_t, a: int8x16_t) -> int32x4_t;
 
     /// As [`TileIsa::dot_steps`].
     ///
     /// # Safety
-    /// What stands for the type is available; steps and tokens exist.
+    /// The instruction set of the type is available; steps and tokens exist.
     #[inline(always)]
     unsafe fn dot_steps<const T: usize>(steps: &Steps, sums: &mut [[int32x4_t; VECTORS]; T]) {
         // SAFETY: as the caller promises.

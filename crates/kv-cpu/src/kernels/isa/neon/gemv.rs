@@ -69,9 +69,10 @@ impl<D: Dot> GemvIsa<ROWS> for NeonTile<D> {
                     }
                 }
             }
-            let minima = match F::MINIMA {
-                true => minima_of(scales, F::PARTS, acts, first),
-                false => zero,
+            let minima = if F::MINIMA {
+                minima_of(scales, F::PARTS, acts, first)
+            } else {
+                zero
             };
             (sum, minima)
         }

@@ -13,7 +13,7 @@ use crate::kernels::WeightRows;
 
 /// FloatIsa of a block.
 pub(in super::super) const COLUMNS: usize = 64;
-/// Where the nibbles and signs of a block begin, and its end.
+/// The start of the nibbles and of the signs of a block, and its end.
 const NIBBLES: usize = COLUMNS;
 const SIGNS: usize = NIBBLES + COLUMNS / 2;
 pub(super) const BLOCK: usize = SIGNS + COLUMNS / 8;

@@ -22,7 +22,7 @@ use crate::output::OutputColumns;
 /// Bytes of a register, and columns.
 const REGISTER: usize = 64;
 const LANES: usize = Bf16Pairs::LANES;
-/// Where the exponent of a BF16 begins, its mantissa, and the exponent of infinity.
+/// The start of the exponent of a BF16, its mantissa, and the exponent of infinity.
 const EXPONENT: u32 = 7;
 const MANTISSA: i16 = 0x7f;
 const INFINITE: u32 = 0xff;
@@ -116,8 +116,8 @@ fn pack_row(row: &[u8], to: &mut [u8]) -> bool {
     true
 }
 
-/// What is subtracted from the exponents of a row so that the largest is [`TOP`], at their place in
-/// a BF16. `None` where the largest value is not finite.
+/// The number that is subtracted from the exponents of a row so that the largest is [`TOP`], at
+/// their place in a BF16. `None` where the largest value is not finite.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn offset(row: &[u8]) -> Option<i16> {

@@ -21,7 +21,7 @@ use crate::output::OutputColumns;
 const LANES: usize = 16;
 /// Registers of a block.
 const QUARTERS: usize = COLUMNS / LANES;
-/// Where the exponent of an `f32` begins, and that of 1.0.
+/// The start of the exponent of an `f32`, and that of 1.0.
 const EXPONENT: u32 = 23;
 const ONE: u32 = 127;
 
@@ -114,8 +114,8 @@ fn pack_row(format: BlockFormat, row: &[u8], to: &mut [u8]) -> bool {
     true
 }
 
-/// What gives the largest value of a row the exponent [`TOP`], and back. `None` where no power of
-/// two in `f32` does, or where the value is not finite.
+/// The scale that gives the largest value of a row the exponent [`TOP`], and its inverse. `None`
+/// where no power of two in `f32` does, or where the value is not finite.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 fn scales(format: BlockFormat, row: &[u8]) -> Option<(f32, f32)> {

@@ -44,7 +44,7 @@ fn pack_rows(
         .all(|(row, to)| pack_row(row, to))
 }
 
-/// How rows are stored, how their values are unpacked, and the kind of activations.
+/// The way rows are stored, how their values are unpacked, and the kind of activations.
 ///
 /// All functions need the instruction set that the type stands for, which is what makes them unsafe
 /// to call.

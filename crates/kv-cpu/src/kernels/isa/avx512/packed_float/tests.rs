@@ -21,7 +21,7 @@ fn ways(format: BlockFormat) -> Vec<&'static PackFns> {
     fns.filter(|fns| (fns.row_bytes)(format, N) > 0).collect()
 }
 
-/// Which of these ways a row can be packed in; there it has to give the bits that were stored.
+/// The ways in which a row can be packed; there it has to give the bits that were stored.
 fn kept(format: BlockFormat, halves: &[u16; N]) -> Vec<bool> {
     let bytes = halves.map(u16::to_le_bytes);
     kept_bytes(format, bytes.as_flattened())
@@ -32,7 +32,7 @@ fn kept_bytes(format: BlockFormat, bytes: &[u8]) -> Vec<bool> {
     ways.map(|fns| is_repacked_by(fns, format, bytes)).collect()
 }
 
-/// Whether it can be in every way, and in none.
+/// True if it can be packed in every way, false if in none.
 fn is_repacked(format: BlockFormat, halves: &[u16; N]) -> bool {
     kept(format, halves).into_iter().all(|is_kept| is_kept)
 }
