@@ -1,7 +1,7 @@
 //! Names what is built: commit, target and features, which `cellar --version` prints.
 //!
-//! Invariant: a build without a checkout, or with `CELLAR_COMMIT`, depends on nothing else, so it can
-//! be reproduced. Debug builds name no commit, so a commit does not make them compile again.
+//! Invariant: a build without a checkout, or with `CELLAR_COMMIT`, depends on nothing else, so it
+//! can be reproduced. Debug builds name no commit, so a commit does not make them compile again.
 
 use std::env;
 use std::path::Path;
@@ -57,8 +57,9 @@ fn features() -> String {
     });
     let mut names: Vec<String> = names.collect();
     names.sort();
-    match names.is_empty() {
-        true => "none".to_owned(),
-        false => names.join(", "),
+    if names.is_empty() {
+        "none".to_owned()
+    } else {
+        names.join(", ")
     }
 }

@@ -84,9 +84,9 @@ pub struct BackendOptions {
     /// ([`choose_backend`](crate::choose_backend)), else the fastest that this crate was built
     /// with.
     pub kind: Option<BackendKind>,
-    /// How many of the model's layers a GPU computes, counted from the last; the CPU computes those before
-    /// them. `None` computes all on the GPU. For [`choose_backend`](crate::choose_backend), which knows the
-    /// model.
+    /// How many of the model's layers a GPU computes, counted from the last; the CPU computes those
+    /// before them. `None` computes all on the GPU. For [`choose_backend`](crate::choose_backend),
+    /// which knows the model.
     pub gpu_layers: Option<u32>,
     /// Its threads, the caller's included; `None` takes one for each physical core. For the CPU.
     pub n_threads: Option<NonZeroUsize>,
@@ -110,9 +110,10 @@ impl BackendKind {
     ];
 
     /// The one with Cellar's own kernels for the GPUs of this system.
-    pub const OWN_GPU: Self = match cfg!(target_os = "macos") {
-        true => Self::Metal,
-        false => Self::Cuda,
+    pub const OWN_GPU: Self = if cfg!(target_os = "macos") {
+        Self::Metal
+    } else {
+        Self::Cuda
     };
 
     /// Whether it has Cellar's own kernels for GPUs, which hold all that they compute with.
@@ -314,8 +315,8 @@ pub fn plan_backend_memory(
 }
 
 /// The numbers of tokens that a backend's programs are compiled for
-/// ([`Backend::program_capacities`](kv_core::backend::Backend::program_capacities)), without opening
-/// it.
+/// ([`Backend::program_capacities`](kv_core::backend::Backend::program_capacities)), without
+/// opening it.
 ///
 /// # Errors
 /// [`BackendError::Unavailable`] where no backend is built that computes on the host.

@@ -53,7 +53,8 @@ pub fn render_json_chat(
 pub struct ChatTokens {
     /// The messages, with the beginning of an answer.
     pub tokens: Vec<TokenId>,
-    /// After how many tokens some of the messages end: where other prompts are likely to part from it.
+    /// After how many tokens some of the messages end: where other prompts are likely to part from
+    /// it.
     pub message_ends: Vec<usize>,
 }
 

@@ -1,4 +1,5 @@
-//! [`choose_backend`]: a GPU where there is one, for as many of the model's layers as fit it, else the CPU.
+//! [`choose_backend`]: a GPU where there is one, for as many of the model's layers as fit it, else
+//! the CPU.
 //!
 //! Invariant: what a device must hold is known, and compared with what it has free, before anything
 //! is loaded. Knows no concrete backend but by its kind.
@@ -91,8 +92,8 @@ pub struct DeviceShortage {
 /// one that computes the model, for as many layers as it has room for, else the CPU.
 ///
 /// # Errors
-/// [`Error::Backend`] as [`open_backend`], and where a backend that was asked for cannot compute the
-/// model; [`Error::DeviceMemory`] where the model does not fit a device that was asked for;
+/// [`Error::Backend`] as [`open_backend`], and where a backend that was asked for cannot compute
+/// the model; [`Error::DeviceMemory`] where the model does not fit a device that was asked for;
 /// [`Error::Model`] where it cannot be shared with the CPU as was asked for.
 pub fn choose_backend(options: BackendOptions, work: &ModelWork<'_>) -> Result<Choice, Error> {
     if options.gpu_layers == Some(0) {
@@ -173,7 +174,8 @@ impl DeviceNeeds {
     }
 }
 
-/// Opens a backend on whose device, if it has one, the model fits, or as many of its layers as are wanted.
+/// Opens a backend on whose device, if it has one, the model fits, or as many of its layers as are
+/// wanted.
 fn open_checked(options: &BackendOptions, work: &ModelWork<'_>) -> Result<BoxedBackend, Error> {
     let point = split_point(options, work)?;
     let gpu = BackendOptions {
@@ -216,8 +218,8 @@ fn check_device(
     })))
 }
 
-/// The most of the model's last layers, fewer than all, with which a device of `room` bytes holds what it
-/// computes; `None` where that is no layer, or cannot be told.
+/// The most of the model's last layers, fewer than all, with which a device of `room` bytes holds
+/// what it computes; `None` where that is no layer, or cannot be told.
 pub fn most_device_layers(
     options: &BackendOptions,
     work: &ModelWork<'_>,
@@ -265,9 +267,10 @@ pub fn largest_device_n_ctx(
     let (mut fitting, mut too_large) = (0, limit.saturating_add(1));
     while too_large - fitting > 1 {
         let middle = fitting + (too_large - fitting) / 2;
-        match needs(middle).is_some_and(|needs| needs.total() <= room) {
-            true => fitting = middle,
-            false => too_large = middle,
+        if needs(middle).is_some_and(|needs| needs.total() <= room) {
+            fitting = middle;
+        } else {
+            too_large = middle;
         }
     }
     (fitting > 0).then_some(fitting)
@@ -276,8 +279,8 @@ pub fn largest_device_n_ctx(
 /// Bytes at the beginning of a weight that are not zero: more than a group of rows that is packed.
 const N_FILLED: usize = 1 << 20;
 
-/// Weights with the shapes and formats of `weights`, to plan with: those of a directory are computed
-/// when they are read.
+/// Weights with the shapes and formats of `weights`, to plan with: those of a directory are
+/// computed when they are read.
 ///
 /// Their values are zeros, whose pages are never read, but for the first ones: F16 and F32 take all
 /// of their bits there, as most values do.

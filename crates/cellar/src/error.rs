@@ -32,7 +32,8 @@ pub enum Error {
         largest(.0)
     )]
     DeviceMemory(Box<DeviceShortage>),
-    /// The model cannot build its graph, or cannot be shared between a GPU and the CPU as was asked for.
+    /// The model cannot build its graph, or cannot be shared between a GPU and the CPU as was asked
+    /// for.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// The engine refuses or fails.

@@ -1,8 +1,8 @@
-//! A model of which a GPU computes the last layers and the CPU those before: where it is split, and how many
-//! layers fit.
+//! A model of which a GPU computes the last layers and the CPU those before: where it is split, and
+//! how many layers fit.
 //!
-//! Invariant: what each half takes is planned from the very graphs and rows that it is given. Knows no
-//! concrete backend.
+//! Invariant: what each half takes is planned from the very graphs and rows that it is given. Knows
+//! no concrete backend.
 
 use std::sync::Arc;
 

@@ -32,8 +32,8 @@
 //! evaluates batches of many sequences, [`kv_core`] has memories, graphs and the backend interface,
 //! [`model_core`] reads files, tokenizes and renders chat templates.
 //!
-//! Features: `cpu` (on by default), `candle`, and `cuda`, which needs no CUDA toolkit to build and no
-//! driver to start.
+//! Features: `cpu` (on by default), `candle`, and `cuda`, which needs no CUDA toolkit to build and
+//! no driver to start.
 
 mod architectures;
 mod backends;

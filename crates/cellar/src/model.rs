@@ -58,8 +58,8 @@ struct EvaluatedTokens {
 }
 
 impl Model {
-    /// Opens a GGUF file (the first part of a split one) or a directory with safetensors files, on a
-    /// GPU where there is one and the model fits, else on the CPU ([`choose_backend`]).
+    /// Opens a GGUF file (the first part of a split one) or a directory with safetensors files, on
+    /// a GPU where there is one and the model fits, else on the CPU ([`choose_backend`]).
     ///
     /// # Errors
     /// [`Error`]: the file is not usable, or does not fit this machine.
@@ -135,9 +135,10 @@ impl Model {
     /// As [`Model::chat`].
     pub fn chat_tokens(&self, messages: &[ChatMessage]) -> Result<Vec<TokenId>, Error> {
         let text = render_chat(&self.file, messages)?.ok_or(Error::NoChatTemplate)?;
-        match text.is_empty() {
-            true => Err(Error::EmptyChat),
-            false => Ok(self.file.tokenizer().encode(&text, EncodeOptions::CHAT)),
+        if text.is_empty() {
+            Err(Error::EmptyChat)
+        } else {
+            Ok(self.file.tokenizer().encode(&text, EncodeOptions::CHAT))
         }
     }
 
@@ -146,9 +147,8 @@ impl Model {
     /// effect.
     ///
     /// # Errors
-    /// [`Error`], as [`cellar_engine::Generation::new`] and [`cellar_engine::Generation::feed`]. A text that was
-    /// begun in the sequence before cannot go on
-    /// ([`EngineError::SequenceChanged`]).
+    /// [`Error`], as [`cellar_engine::Generation::new`] and [`cellar_engine::Generation::feed`]. A
+    /// text that was begun in the sequence before cannot go on ([`EngineError::SequenceChanged`]).
     pub fn begin(
         &mut self,
         prompt: &[TokenId],
@@ -191,8 +191,8 @@ impl Model {
     /// holds these tokens, as if a text had been begun with them; what it held before is gone.
     ///
     /// # Errors
-    /// [`EngineError::PromptTooLong`] before anything changes; as [`Engine::decode_until`], and the sequence
-    /// is empty then.
+    /// [`EngineError::PromptTooLong`] before anything changes; as [`Engine::decode_until`], and the
+    /// sequence is empty then.
     pub fn logits(
         &mut self,
         seq: SeqId,
@@ -312,9 +312,10 @@ impl Model {
         let n_positions = positions.map_or(0, |has| has.last.next().as_usize());
         let evaluated = self.evaluated(seq);
         let both = tokens.iter().zip(evaluated);
-        let n_same = match n_positions == evaluated.len() {
-            true => both.take_while(|(new, old)| new == old).count(),
-            false => 0,
+        let n_same = if n_positions == evaluated.len() {
+            both.take_while(|(new, old)| new == old).count()
+        } else {
+            0
         };
         let n_same = n_same.min(tokens.len().saturating_sub(1));
         if n_same != n_positions {

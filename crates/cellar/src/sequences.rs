@@ -11,8 +11,8 @@ use crate::error::Error;
 use crate::model::Model;
 
 impl Model {
-    /// Makes `to` the same text as `from`; where sequences share cells, no row is copied. Returns how
-    /// many tokens `to` has now.
+    /// Makes `to` the same text as `from`; where sequences share cells, no row is copied. Returns
+    /// how many tokens `to` has now.
     ///
     /// # Errors
     /// [`Error::Engine`]; nothing has changed then.

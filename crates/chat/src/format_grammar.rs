@@ -72,9 +72,10 @@ fn head(marks: &mut Marks<'_>, template: &str, prompt: &str) -> String {
     let family = Family::of_template(template);
     match family.map(|family| (family.start, family.open)) {
         Some((Start::Recipient { user }, [open, ..])) => {
-            let open = match prompt.ends_with(open) {
-                true => String::new(),
-                false => marks.mark(open),
+            let open = if prompt.ends_with(open) {
+                String::new()
+            } else {
+                marks.mark(open)
             };
             format!("{open} {}", marks.mark(user))
         }

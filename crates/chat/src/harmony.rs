@@ -200,7 +200,8 @@ impl Harmony {
         }
     }
 
-    /// A header goes on after `<|start|>assistant`, which the prompt has. What is no header is text.
+    /// A header goes on after `<|start|>assistant`, which the prompt has. What is no header is
+    /// text.
     fn step_first(&mut self) -> bool {
         let begins = [CHANNEL, " to=", START, MESSAGE];
         if begins.iter().any(|begin| self.held.starts_with(begin)) {

@@ -145,15 +145,14 @@ fn of_magic(file: &str, found: [u8; 4]) -> Option<String> {
     let path = Path::new(file);
     let name = path.file_name()?.to_str()?;
     let is_of_directory = name.ends_with(".safetensors") || name.ends_with(".json");
-    Some(match is_of_directory {
-        true => format!(
+    Some(if is_of_directory {
+        format!(
             "give the directory that has it: '{}'",
             parent(path).display()
-        ),
-        false => {
-            "give a GGUF file, or a directory with config.json, *.safetensors and tokenizer.json"
-                .to_owned()
-        }
+        )
+    } else {
+        "give a GGUF file, or a directory with config.json, *.safetensors and tokenizer.json"
+            .to_owned()
     })
 }
 

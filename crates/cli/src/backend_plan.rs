@@ -1,8 +1,8 @@
-//! What a backend takes for a model: weights in its own layout, and scratch memory of the graphs that
-//! a long prompt and generation compile; on the host, or on a device of its own.
+//! What a backend takes for a model: weights in its own layout, and scratch memory of the graphs
+//! that a long prompt and generation compile; on the host, or on a device of its own.
 //!
-//! Invariant: of the weights, only small vectors and first rows are read; no device is needed. Knows
-//! backends by their kind alone.
+//! Invariant: of the weights, only small vectors and first rows are read; no device is needed.
+//! Knows backends by their kind alone.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -45,8 +45,8 @@ pub(crate) struct BackendPlan {
     pub(crate) device: Option<DeviceReport>,
 }
 
-/// What a model takes, and where: the rows of its memory, weights as they are stored or packed, but for
-/// those that are looked up, and scratch memory of its programs. In bytes.
+/// What a model takes, and where: the rows of its memory, weights as they are stored or packed, but
+/// for those that are looked up, and scratch memory of its programs. In bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Taken {
     pub(crate) host: u64,
@@ -89,8 +89,8 @@ fn weight_bytes(weights: &dyn WeightSource, is_one: impl Fn(&str) -> bool) -> u6
     bytes.fold(0, u64::saturating_add)
 }
 
-/// The bytes of matrices of which graphs read nothing but the rows of tokens. The pages of a mapped file
-/// that have them come as tokens need them, and the system may take them away again.
+/// The bytes of matrices of which graphs read nothing but the rows of tokens. The pages of a mapped
+/// file that have them come as tokens need them, and the system may take them away again.
 fn looked_up(graphs: &[Graph], weights: &dyn WeightSource) -> u64 {
     let (mut of_tokens, mut whole) = (HashSet::new(), HashSet::new());
     for node in graphs.iter().flat_map(Graph::nodes) {
@@ -257,8 +257,8 @@ impl Planned<'_> {
         })
     }
 
-    /// What the CPU takes while a device computes: the last logits, and the layers that it computes.
-    /// With it, the bytes of matrices that the CPU looks tokens up in.
+    /// What the CPU takes while a device computes: the last logits, and the layers that it
+    /// computes. With it, the bytes of matrices that the CPU looks tokens up in.
     fn beside_device(
         &self,
         gpu: &BackendOptions,

@@ -107,7 +107,8 @@ impl From<RepackName> for Repack {
 /// The flags that choose a backend.
 #[derive(Clone, Debug)]
 pub(crate) struct BackendFlags {
-    /// Which, if one was named: without, as [`BackendName::Auto`], but silent where there is no GPU.
+    /// Which, if one was named: without, as [`BackendName::Auto`], but silent where there is no
+    /// GPU.
     pub(crate) name: Option<BackendName>,
     /// How many layers a GPU computes, where it is not to compute all.
     pub(crate) gpu_layers: Option<u32>,

@@ -1,7 +1,7 @@
 //! The model of `--draft-model`, next to the one that it drafts for.
 //!
-//! Invariant: its memory holds as long a text, and a sequence for each text that is drafted for at the
-//! same time. Knows nothing of texts.
+//! Invariant: its memory holds as long a text, and a sequence for each text that is drafted for at
+//! the same time. Knows nothing of texts.
 
 use std::sync::Arc;
 
@@ -116,10 +116,11 @@ pub(crate) fn plan(
         ..config(args, engine, &**file.model())
     };
     let memory = config.sizes(&**file.model())?.memory_bytes();
-    let weights = match source.is_directory() {
+    let weights = if source.is_directory() {
         // Those are computed when they are read.
-        true => weight_shapes(&*file.weights()),
-        false => file.weights(),
+        weight_shapes(&*file.weights())
+    } else {
+        file.weights()
     };
     let planned = Planned {
         model: file.model(),

@@ -25,8 +25,8 @@ pub(crate) struct KvArgs {
     /// the last one for a layer counts
     #[arg(long, value_name = "LAYERS=TYPE", value_delimiter = ',')]
     pub(crate) kv_type_layer: Vec<LayerKvTypes>,
-    /// Type of stored K and V (K/V where they differ) of old tokens: the last --kv-recent tokens keep
-    /// the types above, in layers that see everything
+    /// Type of stored K and V (K/V where they differ) of old tokens: the last --kv-recent tokens
+    /// keep the types above, in layers that see everything
     #[arg(long, value_name = "TYPE", value_parser = old_types)]
     pub(crate) kv_type_old: Option<OldTypes>,
     /// How many of a sequence's last tokens are not old: with --kv-type-old
@@ -36,15 +36,15 @@ pub(crate) struct KvArgs {
         default_value_t = 1024,
         value_parser = value_parser!(u32).range(1..), requires = "kv_type_old")]
     pub(crate) kv_recent: u32,
-    /// How many of a sequence's first tokens, to which much attention goes (attention sinks), are not
-    /// old either: with --kv-type-old
+    /// How many of a sequence's first tokens, to which much attention goes (attention sinks), are
+    /// not old either: with --kv-type-old
     #[arg(long, value_name = "N", default_value_t = 0, requires = "kv_type_old")]
     pub(crate) kv_sinks: u32,
     /// Rotate quantised KV rows (Hadamard), which spreads outliers
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     pub(crate) kv_rotation: RotationName,
-    /// Type of stored recurrent states (delta rule, Mamba, Mamba-2, lightning attention): f32, f16 or bf16; they
-    /// are rounded after every token. Inputs of convolutions stay f32
+    /// Type of stored recurrent states (delta rule, Mamba, Mamba-2, lightning attention): f32, f16
+    /// or bf16; they are rounded after every token. Inputs of convolutions stay f32
     #[arg(long, value_name = "TYPE", default_value_t)]
     pub(crate) state_type: StateType,
 }

@@ -16,8 +16,8 @@ pub(crate) fn available_memory() -> Option<u64> {
 pub(crate) struct OwnMemory {
     /// Its data.
     pub(crate) data: u64,
-    /// Pages of files that it has read so far, its code among them. 0 where the system does not report them
-    /// apart from data.
+    /// Pages of files that it has read so far, its code among them. 0 where the system does not
+    /// report them apart from data.
     pub(crate) files: u64,
 }
 

@@ -85,12 +85,16 @@ fn command() -> Command {
     short_help::shorten(with_negative_numbers(Cli::command()))
 }
 
-/// The command whose flags take values such as -1, so that the flag refuses those that it cannot have.
+/// The command whose flags take values such as -1, so that the flag refuses those that it cannot
+/// have.
 fn with_negative_numbers(command: Command) -> Command {
     let takes_value = |arg: &Arg| !arg.is_positional() && arg.get_action().takes_values();
-    let command = command.mut_args(|arg| match takes_value(&arg) {
-        true => arg.allow_negative_numbers(true),
-        false => arg,
+    let command = command.mut_args(|arg| {
+        if takes_value(&arg) {
+            arg.allow_negative_numbers(true)
+        } else {
+            arg
+        }
     });
     let names = command
         .get_subcommands()

@@ -1,7 +1,7 @@
 //! Why a command line cannot be parsed, in one line that suggests what to write instead.
 //!
-//! Invariant: help goes to stdout, everything else to stderr. Knows what users of other programs write,
-//! and nothing of what flags do.
+//! Invariant: help goes to stdout, everything else to stderr. Knows what users of other programs
+//! write, and nothing of what flags do.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -125,7 +125,8 @@ fn printed(done: io::Result<()>) -> Exit {
     }
 }
 
-/// The message without the usage that follows it over several lines, and with what to write instead.
+/// The message without the usage that follows it over several lines, and with what to write
+/// instead.
 fn message(error: &Error, given: &[String]) -> String {
     if let Some(flag) = needing(error) {
         return without_effect(&flag, &lacking(error));

@@ -1,7 +1,7 @@
 //! Output files. A regular file is replaced atomically: written under a temporary name in the same
-//! directory, then renamed. Devices, pipes and open descriptors are written directly; so are files whose
-//! lines are of use before the last one is written ([`open_in_place`]), and those in a directory where
-//! no other may be created.
+//! directory, then renamed. Devices, pipes and open descriptors are written directly; so are files
+//! whose lines are of use before the last one is written ([`open_in_place`]), and those in a
+//! directory where no other may be created.
 //!
 //! Invariant: under its own name a regular file that is replaced is always complete and keeps its
 //! mode; a link keeps pointing where it did; a device stays a device. A temporary file is locked
@@ -101,9 +101,12 @@ pub(crate) fn write<T>(
             let done = direct(opened.with_context(cannot)?, write);
             // What reads a pipe in place of a file should have read all of it: unlike a closed
             // stdout, this is a failure.
-            done.map_err(|error| match is_broken_pipe(&error) {
-                true => anyhow::anyhow!("{}: its reader closed the pipe", cannot()),
-                false => error.context(cannot()),
+            done.map_err(|error| {
+                if is_broken_pipe(&error) {
+                    anyhow::anyhow!("{}: its reader closed the pipe", cannot())
+                } else {
+                    error.context(cannot())
+                }
             })
         }
         Target::Regular(target, existing) => {

@@ -222,9 +222,10 @@ pub(crate) fn lines(
 
 /// What becomes of texts that are too long.
 pub(crate) fn long_texts(args: &TextArgs) -> LongTexts {
-    match args.truncate {
-        true => LongTexts::Truncate,
-        false => LongTexts::Refuse,
+    if args.truncate {
+        LongTexts::Truncate
+    } else {
+        LongTexts::Refuse
     }
 }
 

@@ -1,6 +1,7 @@
 //! Starts the service of a command that computes many requests together.
 //!
-//! Invariant: where `--speculate` has no effect, a warning gives the reason. Knows nothing of requests.
+//! Invariant: where `--speculate` has no effect, a warning gives the reason. Knows nothing of
+//! requests.
 
 use std::sync::Arc;
 

@@ -38,8 +38,8 @@ struct FlagSetting<'c> {
     source: String,
 }
 
-/// The matches of these arguments with what variables and the file of `--config` say, which may have
-/// what a flag on the command line needs; or why clap refuses these arguments.
+/// The matches of these arguments with what variables and the file of `--config` say, which may
+/// have what a flag on the command line needs; or why clap refuses these arguments.
 ///
 /// # Errors
 /// A usage error with the variable, or the file and its key, where a value makes no sense; an error

@@ -24,8 +24,8 @@ pub(crate) fn escape_lines(text: &str) -> Cow<'_, str> {
     escape_where(text, is_unsafe, |c| c.escape_default().collect())
 }
 
-/// Writes a line to stderr. Where stderr is closed there is no reader, and the line is dropped. What
-/// comes from a file is to be escaped before.
+/// Writes a line to stderr. Where stderr is closed there is no reader, and the line is dropped.
+/// What comes from a file is to be escaped before.
 pub(crate) fn note(line: impl Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }
@@ -79,9 +79,10 @@ pub(crate) enum Reader {
 impl Reader {
     /// Who reads this stream.
     pub(crate) fn of(stream: &impl IsTerminal) -> Self {
-        match stream.is_terminal() {
-            true => Self::Terminal,
-            false => Self::Program,
+        if stream.is_terminal() {
+            Self::Terminal
+        } else {
+            Self::Program
         }
     }
 }
@@ -121,9 +122,10 @@ fn escape_where(
     }
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
-        match is_unsafe(c) {
-            true => shown.push_str(&escaped(c)),
-            false => shown.push(c),
+        if is_unsafe(c) {
+            shown.push_str(&escaped(c));
+        } else {
+            shown.push(c);
         }
     }
     Cow::Owned(shown)

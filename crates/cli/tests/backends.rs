@@ -1,6 +1,6 @@
 //! `--backend` and `cellar devices` where there is no driver, and with a driver that was made for
-//! tests: an old one, one without a GPU, one whose GPU is small, one that takes no kernel. No kernel
-//! runs here: crates/kv-gpu has a simulator for them.
+//! tests: an old one, one without a GPU, one whose GPU is small, one that takes no kernel. No
+//! kernel runs here: crates/kv-gpu has a simulator for them.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
@@ -13,8 +13,8 @@ use std::sync::LazyLock;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A folder with a library that is none, under every name that the driver's could have: it hides the
-/// driver of this machine, if there is one.
+/// A folder with a library that is none, under every name that the driver's could have: it hides
+/// the driver of this machine, if there is one.
 static NO_DRIVER: LazyLock<TempDir> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
     for name in [

@@ -361,8 +361,8 @@ fn six_stories(flags: &[&str]) -> Vec<serde_json::Value> {
     support::json_lines(&[&args[..], flags].concat(), &input.join("\n"))
 }
 
-/// Requests that have to wait in the middle go on from the host's memory, with the text that they have
-/// alone; the trace shows it, and a replay computes what it saves.
+/// Requests that have to wait in the middle go on from the host's memory, with the text that they
+/// have alone; the trace shows it, and a replay computes what it saves.
 #[test]
 fn requests_that_wait_keep_what_was_computed_on_the_host() {
     let dir = tempfile::tempdir().unwrap();

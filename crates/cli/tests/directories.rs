@@ -297,7 +297,8 @@ fn gemma_has_four_kv_heads_where_the_config_does_not_say() {
     }
 }
 
-/// Recipe, key and value: what published models of these classes have and transformers' classes ignore.
+/// Recipe, key and value: what published models of these classes have and transformers' classes
+/// ignore.
 const IGNORED: &str = "
     bloom             offset_alibi            100
     codegen           scale_attn_weights      true

@@ -70,8 +70,9 @@ fn a_model_with_operations_of_its_own_runs_is_planned_and_becomes_a_file() {
     assert!(inspected.contains("rwkv4: width 64"), "{inspected}");
 }
 
-/// The vocabulary of RWKV's "world" models, with an RWKV of as many tokens and more: the directory and
-/// the file that is made of it have the tokens of the published algorithm, and write the same text.
+/// The vocabulary of RWKV's "world" models, with an RWKV of as many tokens and more: the directory
+/// and the file that is made of it have the tokens of the published algorithm, and write the same
+/// text.
 #[test]
 fn a_directory_with_rwkvs_vocabulary_becomes_a_file_with_it() {
     let made = tempfile::tempdir().unwrap();

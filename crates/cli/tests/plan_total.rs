@@ -193,8 +193,9 @@ fn the_total_is_what_a_process_takes() {
     let measured = planned_and_taken(&quantised, &run, &[]);
     check(total(&measured.0), &measured);
 
-    // Of its embeddings, only the rows of tokens are read. How many of their pages come is the system's
-    // choice: at least those of the tokens, at most all, as with the tokens of bench, which are everywhere.
+    // Of its embeddings, only the rows of tokens are read. How many of their pages come is the
+    // system's choice: at least those of the tokens, at most all, as with the tokens of bench,
+    // which are everywhere.
     let untied = models.write(BlockFormat::F16, Output::Untied);
     let n_looked_up = (N_VOCAB * N_EMBD * 2) as u64;
     let (planned, got) = planned_and_taken(&untied, &run, &[]);

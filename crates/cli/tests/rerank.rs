@@ -1,4 +1,5 @@
-//! `cellar rerank`: the scores of the reference, from a directory and from the GGUF file made of it.
+//! `cellar rerank`: the scores of the reference, from a directory and from the GGUF file made of
+//! it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a panic is how a test fails
 

@@ -491,9 +491,10 @@ fn copy_all(from: &Path, to: &Path) {
     for entry in std::fs::read_dir(from).unwrap() {
         let from = entry.unwrap().path();
         let to = to.join(from.file_name().unwrap());
-        match from.is_dir() {
-            true => copy_all(&from, &to),
-            false => drop(std::fs::copy(&from, &to).unwrap()),
+        if from.is_dir() {
+            copy_all(&from, &to);
+        } else {
+            drop(std::fs::copy(&from, &to).unwrap());
         }
     }
 }

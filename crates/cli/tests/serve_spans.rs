@@ -1,4 +1,5 @@
-//! `cellar serve` and OpenTelemetry's environment variables, with the cargo feature `otlp` and without.
+//! `cellar serve` and OpenTelemetry's environment variables, with the cargo feature `otlp` and
+//! without.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a panic is how a test fails
 

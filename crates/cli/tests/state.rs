@@ -564,8 +564,8 @@ fn types_whose_blocks_do_not_divide_a_row_are_refused_with_the_numbers() {
     assert_ne!(std::fs::read(&file).unwrap(), b"something else");
 }
 
-/// With states of two bytes a text goes on as if it had not been interrupted; states in blocks take fewer
-/// bytes, and are said to be what they are.
+/// With states of two bytes a text goes on as if it had not been interrupted; states in blocks take
+/// fewer bytes, and are said to be what they are.
 #[test]
 fn states_of_other_types_are_saved_and_go_on() {
     let model = format!("{}-f16.gguf", path(MODELS[2]));

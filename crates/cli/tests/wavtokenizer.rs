@@ -1,5 +1,5 @@
-//! WavTokenizer's decoder on the command line: rows of codes, and what a model whose tokens are no text
-//! is refused for.
+//! WavTokenizer's decoder on the command line: rows of codes, and what a model whose tokens are no
+//! text is refused for.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 

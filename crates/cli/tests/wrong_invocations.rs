@@ -124,9 +124,10 @@ fn invocations() -> Vec<Invocation> {
             for value in wrong_values(&placeholder).iter().filter(|_| !is_needed) {
                 let is_file = ["FILE", "DIR"].contains(&placeholder.as_str());
                 // A file is known by its path.
-                let wanted = match is_file {
-                    true => [*value, *value],
-                    false => [name.as_str(), *value],
+                let wanted = if is_file {
+                    [*value, *value]
+                } else {
+                    [name.as_str(), *value]
                 };
                 let more = || more.iter().map(|&arg| arg.to_owned());
                 let joined: Vec<String> = more().chain([format!("{name}={value}")]).collect();
@@ -189,7 +190,8 @@ fn every_wrong_invocation_is_explained_in_one_line() {
     );
 }
 
-/// Commands with flags that make no sense without others, or together: what is refused, and a remedy.
+/// Commands with flags that make no sense without others, or together: what is refused, and a
+/// remedy.
 const COMBINATIONS: [(&[&str], &str); 32] = [
     (
         &["run", "--keep", "5"],

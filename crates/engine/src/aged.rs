@@ -1,5 +1,5 @@
-//! [`EngineConfig::layers`] and [`EngineConfig::model`]: a model as an engine computes it, and what its
-//! tokens take.
+//! [`EngineConfig::layers`] and [`EngineConfig::model`]: a model as an engine computes it, and what
+//! its tokens take.
 //!
 //! Knows no backend and no sizes.
 
@@ -13,8 +13,8 @@ use model_core::architecture::Model;
 use crate::config::{ConfigError, EngineConfig, in_range};
 
 impl EngineConfig {
-    /// What each layer of the model remembers in an engine of this configuration: where old rows have
-    /// types of their own, recent ones have layers of their own.
+    /// What each layer of the model remembers in an engine of this configuration: where old rows
+    /// have types of their own, recent ones have layers of their own.
     ///
     /// # Errors
     /// [`ConfigError::NothingGetsOld`] where no layer has old rows.
@@ -29,8 +29,8 @@ impl EngineConfig {
         }
     }
 
-    /// The model as an engine of this configuration computes it; [`Engine::new`](crate::Engine::new)
-    /// does this itself.
+    /// The model as an engine of this configuration computes it;
+    /// [`Engine::new`](crate::Engine::new) does this itself.
     ///
     /// # Errors
     /// [`ConfigError::NothingGetsOld`] where no layer has old rows.
@@ -52,8 +52,8 @@ impl EngineConfig {
         }
     }
 
-    /// Bytes of K and V that one more token of a long text takes: those of old rows, where these are
-    /// kept apart.
+    /// Bytes of K and V that one more token of a long text takes: those of old rows, where these
+    /// are kept apart.
     ///
     /// # Errors
     /// [`ConfigError`] where the types do not fit the model.

@@ -69,9 +69,10 @@ fn largest_up_to(most: u32, fits: impl Fn(u32) -> bool) -> u32 {
     let (mut fitting, mut too_large) = (0, most + 1);
     while too_large - fitting > 1 {
         let middle = fitting + (too_large - fitting) / 2;
-        match fits(middle) {
-            true => fitting = middle,
-            false => too_large = middle,
+        if fits(middle) {
+            fitting = middle;
+        } else {
+            too_large = middle;
         }
     }
     fitting

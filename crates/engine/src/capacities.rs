@@ -1,9 +1,9 @@
 //! [`Capacities`]: the shape that a program is compiled for, so that few programs serve all
 //! ubatches.
 //!
-//! Invariant: a ubatch fits the shape that is chosen for it, and one that wants all its outputs gets
-//! a shape that has as many outputs as tokens: graphs of such shapes select no rows. Knows neither
-//! models nor backends.
+//! Invariant: a ubatch fits the shape that is chosen for it, and one that wants all its outputs
+//! gets a shape that has as many outputs as tokens: graphs of such shapes select no rows. Knows
+//! neither models nor backends.
 
 use kv_core::backend::Backend;
 use kv_core::graph::GraphShape;
@@ -39,9 +39,10 @@ impl Capacities {
         };
         let takes_fewer = |shape| Ok::<_, ModelError>(model.graph(shape)?.row_counts().is_some());
         let is_counted = declared.is_empty() || takes_fewer(shape(1))? && takes_fewer(shape(2))?;
-        Ok(match is_counted {
-            true => Self::new(declared, max_tokens),
-            false => Self::default(),
+        Ok(if is_counted {
+            Self::new(declared, max_tokens)
+        } else {
+            Self::default()
         })
     }
 
@@ -55,9 +56,10 @@ impl Capacities {
         let Some(n_tokens) = smallest(n) else {
             return ubatch;
         };
-        let n_outputs = match n_outputs == n {
-            true => n_tokens,
-            false => smallest(n_outputs).unwrap_or(n_tokens).min(n_tokens - 1),
+        let n_outputs = if n_outputs == n {
+            n_tokens
+        } else {
+            smallest(n_outputs).unwrap_or(n_tokens).min(n_tokens - 1)
         };
         GraphShape {
             n_tokens,

@@ -58,8 +58,8 @@ pub struct CompletionOptions {
     pub stop: Vec<String>,
     /// Whether the stop string that ends the text is part of it.
     pub includes_stop: bool,
-    /// Tokens that end the text where they are chosen, as those do that end generation; they are not
-    /// part of the result.
+    /// Tokens that end the text where they are chosen, as those do that end generation; they are
+    /// not part of the result.
     pub stop_tokens: Vec<TokenId>,
     /// Which log probabilities of its tokens are wanted. Any need whole rows of logits.
     pub logprobs: Logprobs,
@@ -181,9 +181,10 @@ impl Completion {
         Ok(Self {
             tokenizer: Arc::clone(tokenizer),
             sampler,
-            stop: match options.includes_stop {
-                true => StopStrings::new(options.stop)?.included(),
-                false => StopStrings::new(options.stop)?,
+            stop: if options.includes_stop {
+                StopStrings::new(options.stop)?.included()
+            } else {
+                StopStrings::new(options.stop)?
             },
             stop_tokens: options.stop_tokens,
             n_predict: options.n_predict,
@@ -250,8 +251,8 @@ impl Completion {
     /// stop string. Once the text has ended ([`Completion::finish_reason`]), nothing is chosen.
     ///
     /// # Errors
-    /// [`EngineError::Sample`] where no token can be chosen, [`EngineError::Tokenizer`] where it has
-    /// no text.
+    /// [`EngineError::Sample`] where no token can be chosen, [`EngineError::Tokenizer`] where it
+    /// has no text.
     pub fn take(&mut self, row: OutputRow<'_>) -> Result<String, EngineError> {
         if self.is_at_length() {
             return Ok(self.last_piece());
@@ -266,7 +267,8 @@ impl Completion {
         Ok(piece)
     }
 
-    /// Ends the text for a reason from outside, unless it has ended, and returns what was held back.
+    /// Ends the text for a reason from outside, unless it has ended, and returns what was held
+    /// back.
     pub fn end(&mut self, reason: FinishReason) -> String {
         self.finish.get_or_insert(reason);
         self.last_piece()

@@ -52,19 +52,19 @@ pub struct EngineConfig {
     /// Earlier states of each sequence that recurrent layers keep: a sequence can go back by so
     /// many tokens. Each costs as much as the state itself, twice.
     pub n_snapshots: u32,
-    /// Sequences that grow at the same time; `None` for all. Sliding windows have cells, and recurrent
-    /// layers states, for so many: the others are ids that hold what room is left. An engine of a
-    /// [`Service`](crate::serve::Service) runs so many requests at once, and keeps cached prefixes
-    /// in the other sequences.
+    /// Sequences that grow at the same time; `None` for all. Sliding windows have cells, and
+    /// recurrent layers states, for so many: the others are ids that hold what room is left. An
+    /// engine of a [`Service`](crate::serve::Service) runs so many requests at once, and keeps
+    /// cached prefixes in the other sequences.
     pub n_active: Option<u32>,
-    /// Bytes that cached prefixes of a [`Service`](crate::serve::Service) may take: the rows that no
-    /// request has, of KV, windows and states together. So many are allocated in addition, as windows and
-    /// states of further sequences ([`Streams::PerSequence`]: as further sequences). `None` allocates
-    /// nothing, and leaves them all that requests do not need.
+    /// Bytes that cached prefixes of a [`Service`](crate::serve::Service) may take: the rows that
+    /// no request has, of KV, windows and states together. So many are allocated in addition, as
+    /// windows and states of further sequences ([`Streams::PerSequence`]: as further sequences).
+    /// `None` allocates nothing, and leaves them all that requests do not need.
     pub prefix_bytes: Option<u64>,
     /// Bytes of the host's memory for requests of a [`Service`](crate::serve::Service) that are
-    /// preempted: their KV rows and states are kept there and restored, not computed again. They are
-    /// allocated when they are needed, in addition to the memory; 0 for none.
+    /// preempted: their KV rows and states are kept there and restored, not computed again. They
+    /// are allocated when they are needed, in addition to the memory; 0 for none.
     pub swap_bytes: u64,
     /// Type in which preempted requests keep K and V, and recurrent states (at least q8_0); `None`
     /// keeps the stored type, to the bit. A narrower type rounds them: **the text of a preempted
@@ -73,7 +73,8 @@ pub struct EngineConfig {
     pub swap_type: Option<KvType>,
     /// Programs that are kept; the least recently used one makes room for a new one. One serves
     /// ubatches of many shapes where the backend can run it so
-    /// ([`Backend::program_capacities`](kv_core::backend::Backend::program_capacities)), else of one.
+    /// ([`Backend::program_capacities`](kv_core::backend::Backend::program_capacities)), else of
+    /// one.
     pub n_programs: usize,
     /// Bytes that the memory may take.
     pub budget: MemoryBudget,
@@ -369,8 +370,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Sequences that grow at the same time, see [`EngineConfig::n_active`]: without those for whose
-    /// windows and states there is room so that they are cached.
+    /// Sequences that grow at the same time, see [`EngineConfig::n_active`]: without those for
+    /// whose windows and states there is room so that they are cached.
     pub fn n_active(&self) -> u32 {
         self.n_active
     }

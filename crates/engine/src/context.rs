@@ -129,10 +129,10 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     }
 
     /// Keeps the first `n_keep` tokens of a sequence, removes half of the others, and moves the
-    /// rest down to close the gap. Tokens that share a position with one that is kept are kept too, and
-    /// those whose rows stay for good where old rows are apart
-    /// ([`RecentTokens::n_first`](kv_core::layers::RecentTokens::n_first)). Returns how many tokens were removed,
-    /// with those whose cells a window had recycled.
+    /// rest down to close the gap. Tokens that share a position with one that is kept are kept too,
+    /// and those whose rows stay for good where old rows are apart
+    /// ([`RecentTokens::n_first`](kv_core::layers::RecentTokens::n_first)). Returns how many tokens
+    /// were removed, with those whose cells a window had recycled.
     ///
     /// # Errors
     /// [`EngineError::Refused`] where there is no such sequence; [`EngineError::NothingToDiscard`]
@@ -289,9 +289,10 @@ impl TokenPositions {
         }
         while enough - too_few > 1 {
             let middle = too_few + (enough - too_few) / 2;
-            match self.n_before(Pos(middle)) >= n {
-                true => enough = middle,
-                false => too_few = middle,
+            if self.n_before(Pos(middle)) >= n {
+                enough = middle;
+            } else {
+                too_few = middle;
             }
         }
         Pos(enough)

@@ -12,9 +12,7 @@ use kv_core::batch::{
     Batch, Output, PositionRule, SplitPolicy, TokensOf, ValidBatch, validate_with,
 };
 use kv_core::graph::{BatchVisibility, Graph, GraphOutputs, GraphShape, Input, Node, Op, TopK};
-use kv_core::memory::{
-    Composite, Edit, Edited, Memory, MemoryInputs, PlannedBatch, Removal, Seqs,
-};
+use kv_core::memory::{Composite, Edit, Edited, Memory, MemoryInputs, PlannedBatch, Removal, Seqs};
 use kv_core::state::Fingerprint;
 use kv_core::weights::WeightSource;
 use kv_core::{PosRange, SeqId};
@@ -176,9 +174,10 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             .nodes()
             .iter()
             .any(|n| is_input(n, Input::Coordinates));
-        let position_rule = match takes_images {
-            true => PositionRule::Grid,
-            false => PositionRule::Linear,
+        let position_rule = if takes_images {
+            PositionRule::Grid
+        } else {
+            PositionRule::Linear
         };
         let cut = memory.split_policy() != SplitPolicy::WholeSequences;
         if let Some(window) = graph.batch_windows().next().filter(|_| cut) {

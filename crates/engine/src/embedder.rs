@@ -44,8 +44,8 @@ pub enum LongTexts {
     Truncate,
 }
 
-/// A model on a backend, which computes vectors of texts: an encoder, or a decoder without its output
-/// matrix, whose tokens see no later ones.
+/// A model on a backend, which computes vectors of texts: an encoder, or a decoder without its
+/// output matrix, whose tokens see no later ones.
 ///
 /// ```no_run
 /// # use {kv_candle::CandleBackend, model_core::architecture::Registry};
@@ -212,7 +212,8 @@ impl<B: Backend> Embedder<B> {
         self.embed_tokens(&tokens)
     }
 
-    /// As [`Embedder::embed`] for each list of tokens. A model whose tokens are no text has no other way.
+    /// As [`Embedder::embed`] for each list of tokens. A model whose tokens are no text has no
+    /// other way.
     ///
     /// # Errors
     /// [`EngineError::TextTooLong`], [`EngineError::EmptyText`] and [`EngineError`].

@@ -1,12 +1,13 @@
 //! The decode loop, sampler and generation of Cellar.
 //!
 //! In reading order: [`Engine`] (batches in, logits out, and the memory in between), [`sampler`]
-//! (from logits to a token), [`stop`] (stop strings), [`Completion`] (the text of one request, apart
-//! from any engine), [`session`] (the texts of one engine, from prompt to token), [`Generation`] (a
-//! text from its prompt to its end; with an example), [`serve`] (a session on a thread),
-//! [`trace`] (what those did, in a file, and replays), [`batch_file`] (files of requests), [`Denoiser`] (texts of masks, for diffusion models), [`Embedder`]
-//! (vectors of texts), [`Reranker`] (scores of pairs), [`RecordingBackend`] (what weight matrices
-//! multiply). Generic over backends and models; names none of them.
+//! (from logits to a token), [`stop`] (stop strings), [`Completion`] (the text of one request,
+//! apart from any engine), [`session`] (the texts of one engine, from prompt to token),
+//! [`Generation`] (a text from its prompt to its end; with an example), [`serve`] (a session on a
+//! thread), [`trace`] (what those did, in a file, and replays), [`batch_file`] (files of requests),
+//! [`Denoiser`] (texts of masks, for diffusion models), [`Embedder`] (vectors of texts),
+//! [`Reranker`] (scores of pairs), [`RecordingBackend`] (what weight matrices multiply). Generic
+//! over backends and models; names none of them.
 
 mod aged;
 pub mod batch_file;

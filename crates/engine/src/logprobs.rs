@@ -60,8 +60,8 @@ impl Logprobs {
 }
 
 impl TokenLogprobs {
-    /// Those of `token` and of the `n_top` likeliest in a row of logits, `[vocab]`, of which none is
-    /// NaN or plus infinity. A token outside of the row is impossible.
+    /// Those of `token` and of the `n_top` likeliest in a row of logits, `[vocab]`, of which none
+    /// is NaN or plus infinity. A token outside of the row is impossible.
     pub fn of(row: &[f32], token: TokenId, n_top: usize) -> Self {
         let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let largest = f64::from(largest);

@@ -26,8 +26,8 @@ pub struct SaveOptions<'a> {
     pub tokens: &'a [SeqTokens],
     /// How keys and values are saved; `None` as they are stored, to the bit.
     pub kv_type: Option<KvType>,
-    /// How recurrent states are saved but for the inputs of convolutions; `None` as they are stored, to
-    /// the bit.
+    /// How recurrent states are saved but for the inputs of convolutions; `None` as they are
+    /// stored, to the bit.
     pub state_type: Option<KvType>,
 }
 
@@ -135,8 +135,8 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
                 state.write_rows(&restored, &layout, &mut write),
             ),
             TargetRows::InUse => {
-                // Rows of what is replaced are lost from here on. Where all are written, another memory takes
-                // the place of this one.
+                // Rows of what is replaced are lost from here on. Where all are written, another
+                // memory takes the place of this one.
                 let _overwritten = Forgetting::new(&mut self.memory, removal(into));
                 let written = state.write_rows(&restored, &layout, &mut write);
                 (Replaced::Forgotten, written)

@@ -1,9 +1,9 @@
 //! Stop strings over text that arrives piece by piece.
 //!
 //! Invariant: released text never contains the beginning of a stop string that is completed later,
-//! but where that is part of the text ([`StopStrings::included`]), and is the same however the text was
-//! cut into pieces: the stop string that is complete first wins, of several complete at once the longest.
-//! Knows nothing of tokens.
+//! but where that is part of the text ([`StopStrings::included`]), and is the same however the text
+//! was cut into pieces: the stop string that is complete first wins, of several complete at once
+//! the longest. Knows nothing of tokens.
 
 use crate::config::ConfigError;
 
@@ -74,9 +74,10 @@ impl StopStrings {
             }
             self.held.push(c);
             if let Some(index) = self.complete() {
-                let end = match self.is_included {
-                    true => self.held.len(),
-                    false => self.held.len() - self.stops[index].len(),
+                let end = if self.is_included {
+                    self.held.len()
+                } else {
+                    self.held.len() - self.stops[index].len()
                 };
                 text.push_str(&self.held[..end]);
                 self.held.clear();

@@ -79,9 +79,10 @@ impl Settings {
     pub(crate) fn swapped_state_type(&self) -> Option<KvType> {
         let wanted = self.swap_type?;
         let bytes = |kv_type: KvType| kv_type.row_bytes(NARROWEST_STATE.block_len());
-        let kv_type = match bytes(wanted) < bytes(NARROWEST_STATE) {
-            true => NARROWEST_STATE,
-            false => wanted,
+        let kv_type = if bytes(wanted) < bytes(NARROWEST_STATE) {
+            NARROWEST_STATE
+        } else {
+            wanted
         };
         let mut states = self.layout.states().iter();
         let is_larger = |stored: KvType| bytes(kv_type) < bytes(stored);

@@ -63,8 +63,8 @@ pub(crate) struct TextSettings {
     pub(crate) n_batch: u32,
 }
 
-/// How the texts of a file are computed: with which model, in which memory. What a backend takes for
-/// it can be planned before one is opened.
+/// How the texts of a file are computed: with which model, in which memory. What a backend takes
+/// for it can be planned before one is opened.
 #[derive(Clone)]
 pub struct TextPlan {
     /// The model that gives rows of texts, which may be another one than the file's.

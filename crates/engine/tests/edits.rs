@@ -1,5 +1,6 @@
 //! Models of the kinds of memory beyond plain attention, in an engine: whatever is done with their
-//! sequences, and wherever their states are restored, each goes on as the same tokens alone, to the bit.
+//! sequences, and wherever their states are restored, each goes on as the same tokens alone, to the
+//! bit.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
@@ -32,8 +33,8 @@ const MODELS: [(&str, Forgets); 14] = [
     ("rwkv7", Forgets::Something),
     ("xlstm", Forgets::Something),
     ("mamba2", Forgets::Something),
-    // Hybrids of states and attention: delta rules (with latents, with heads), gated recurrences with
-    // windows, lightning attention, short convolutions, blocks whose weights are shared.
+    // Hybrids of states and attention: delta rules (with latents, with heads), gated recurrences
+    // with windows, lightning attention, short convolutions, blocks whose weights are shared.
     ("kimi_linear", Forgets::Something),
     ("qwen3_next", Forgets::Something),
     ("recurrent_gemma", Forgets::Something),
@@ -46,7 +47,8 @@ const MODELS: [(&str, Forgets); 14] = [
     ("gemma3n", Forgets::Something),
 ];
 
-/// States that are rounded after every token: those of scans, and of delta rules by head and by key.
+/// States that are rounded after every token: those of scans, and of delta rules by head and by
+/// key.
 const ROUNDED: [(&str, StateType); 4] = [
     ("mamba2", StateType::F16),
     ("mamba", StateType::BF16),

@@ -209,9 +209,10 @@ fn d6_a_failure_at_any_node_after_a_window_slid_leaves_what_can_go_on() {
         let again = engine.decode(&tokens(n..14)).unwrap().values().to_vec();
         let rest = &undisturbed[undisturbed.len() - again.len()..];
         assert_eq!(again, rest, "run {run}, node {node}");
-        (run, node) = match engine.backend().take_was_last_node() {
-            true => (run + 1, 0),
-            false => (run, node + 1),
+        (run, node) = if engine.backend().take_was_last_node() {
+            (run + 1, 0)
+        } else {
+            (run, node + 1)
         };
     }
 }

@@ -493,7 +493,8 @@ fn a_text_ends_where_another_one_has_the_rest_of_the_cells() {
     }
 }
 
-/// A device is asked for a bounded number of candidates; rows come back whole where that is not enough.
+/// A device is asked for a bounded number of candidates; rows come back whole where that is not
+/// enough.
 #[test]
 fn a_device_is_asked_for_512_candidates_at_most() {
     use std::sync::atomic::Ordering;

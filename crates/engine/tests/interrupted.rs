@@ -1,6 +1,6 @@
 //! Runs that end before their last step, because they are cancelled or because something of a third
-//! party panics, and a compaction that would never end: the memory answers as before the call, and going on gives the same logits, bit for
-//! bit, as if nothing had happened.
+//! party panics, and a compaction that would never end: the memory answers as before the call, and
+//! going on gives the same logits, bit for bit, as if nothing had happened.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
@@ -91,9 +91,10 @@ impl CustomOp for Interrupt {
             let mut told = self.0.lock().unwrap();
             told.n_rows[layer] += rows.n_rows;
             let is_here = layer == AT && told.n_rows[AT] > N_UBATCH;
-            match is_here {
-                true => told.interruption.take(),
-                false => None,
+            if is_here {
+                told.interruption.take()
+            } else {
+                None
             }
         };
         match interruption {

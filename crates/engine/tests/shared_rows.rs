@@ -166,8 +166,8 @@ fn copies_and_removals_are_as_if_nothing_else_had_been() {
     }
 }
 
-/// Keys of owners are rotated once, whichever layers attend over them: what matters is how far apart tokens
-/// are.
+/// Keys of owners are rotated once, whichever layers attend over them: what matters is how far
+/// apart tokens are.
 #[test]
 fn shifts_rotate_shared_keys_once() {
     for model in models() {

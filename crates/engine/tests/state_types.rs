@@ -1,5 +1,5 @@
-//! Recurrent states of every type: how far their logits are from those of `f32`, on both backends, and
-//! which models are refused.
+//! Recurrent states of every type: how far their logits are from those of `f32`, on both backends,
+//! and which models are refused.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 

@@ -1,5 +1,5 @@
-//! Several texts of one prompt: each is what the request alone gives with its seed, and the prompt is
-//! computed once.
+//! Several texts of one prompt: each is what the request alone gives with its seed, and the prompt
+//! is computed once.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
@@ -145,9 +145,10 @@ fn cancelled_texts_leave_the_others_as_they_are() {
         for (index, stream) in streams.into_iter().enumerate() {
             let end = stream.finish().unwrap();
             let wanted = &wanted[index];
-            match gone.contains(&index) {
-                true => assert!(wanted.tokens.starts_with(&end.tokens)),
-                false => assert_eq!((&end.text, &end.tokens), (&wanted.text, &wanted.tokens)),
+            if gone.contains(&index) {
+                assert!(wanted.tokens.starts_with(&end.tokens));
+            } else {
+                assert_eq!((&end.text, &end.tokens), (&wanted.text, &wanted.tokens));
             }
         }
         let engine = service.stop().unwrap();

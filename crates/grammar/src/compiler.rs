@@ -1,8 +1,8 @@
 //! [`GrammarCompiler`]: from the text of a schema or grammar to a [`Grammar`] over the tokens of
 //! one tokenizer.
 //!
-//! Invariant: a grammar that was compiled uses nothing that it ignores, and at least one text can begin
-//! as it wants. Knows nothing of sampling, and skips nothing unless it is asked to.
+//! Invariant: a grammar that was compiled uses nothing that it ignores, and at least one text can
+//! begin as it wants. Knows nothing of sampling, and skips nothing unless it is asked to.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -159,8 +159,8 @@ impl GrammarCompiler {
         compiled.map_err(|reason| GrammarError::Grammar { reason })
     }
 
-    /// As [`lark`](Self::lark), for a grammar of free text with parts that it holds to a form. Wherever
-    /// the text may end, control tokens pass by it, but for those that it names.
+    /// As [`lark`](Self::lark), for a grammar of free text with parts that it holds to a form.
+    /// Wherever the text may end, control tokens pass by it, but for those that it names.
     ///
     /// # Errors
     /// [`GrammarError::Grammar`].

@@ -160,9 +160,10 @@ mod tests {
                 || schema.get("bad").is_some()
                 || inside.iter().any(|part| find(part, root, depth))
         }
-        match find(schema, schema, 0) {
-            true => Err("bad".to_owned()),
-            false => Ok(()),
+        if find(schema, schema, 0) {
+            Err("bad".to_owned())
+        } else {
+            Ok(())
         }
     }
 

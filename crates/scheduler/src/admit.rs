@@ -87,9 +87,10 @@ impl Scheduler {
                 return victim.map_or(Admission::Full, Admission::Preempt);
             }
             let Some(seq) = place.seq else {
-                return match self.cache.is_empty() {
-                    true => Admission::Full,
-                    false => Admission::Evict,
+                return if self.cache.is_empty() {
+                    Admission::Full
+                } else {
+                    Admission::Evict
                 };
             };
             let Some(request) = self.queue.take(id) else {
@@ -236,9 +237,9 @@ impl Scheduler {
         }
     }
 
-    /// After how many of its tokens copies of a request are to be kept, where windows or states can only
-    /// be copied as they are: where its messages end, where it parts from what was computed before, and
-    /// one token before the end of its prompt, so that the same prompt finds it again.
+    /// After how many of its tokens copies of a request are to be kept, where windows or states can
+    /// only be copied as they are: where its messages end, where it parts from what was computed
+    /// before, and one token before the end of its prompt, so that the same prompt finds it again.
     fn checkpoints(&self, request: &RequestState, n_done: usize, n_common: usize) -> Vec<usize> {
         let n_prompt = request.n_prompt;
         if !self.room.is_cut_only_at_ends() || n_prompt <= n_done + 1 {
@@ -293,8 +294,9 @@ impl Scheduler {
         enough.then_some(victim.request.id)
     }
 
-    /// Keeps a copy of a request that is at one of its checkpoints, or where the prompts of requests that
-    /// wait for it part from it. Returns whether there is something to do before the next step.
+    /// Keeps a copy of a request that is at one of its checkpoints, or where the prompts of
+    /// requests that wait for it part from it. Returns whether there is something to do before the
+    /// next step.
     pub(crate) fn take_checkpoint<M: Memory>(&mut self, now: Micros, memory: &M) -> bool {
         let is_due = |r: &Running| r.checkpoints.contains(&r.n_done);
         let Some(at) = self.running.iter().position(is_due) else {
@@ -316,9 +318,10 @@ impl Scheduler {
             .map(|&to| copy(running.seq, to, tokens.len()));
         if is_useless || edit.is_none_or(|edit| memory.check(&edit).is_err()) {
             let can_evict = !is_useless && edit.is_none() && !self.cache.is_empty();
-            match can_evict {
-                true => self.evict(now, memory),
-                false => self.running[at].pass_checkpoint(),
+            if can_evict {
+                self.evict(now, memory);
+            } else {
+                self.running[at].pass_checkpoint();
             }
             return true;
         }

@@ -39,8 +39,8 @@ impl StepLimits {
 }
 
 /// Tokens of the requests: one of each that decodes, in the order of precedence, then at most
-/// `n_prefill` of prompts, in the order of their numbers in `prefill`, but of the first request's prompt
-/// a small chunk whatever the order is; then drafted ones.
+/// `n_prefill` of prompts, in the order of their numbers in `prefill`, but of the first request's
+/// prompt a small chunk whatever the order is; then drafted ones.
 pub(crate) fn compose(running: &[Running], prefill: &[usize], limits: StepLimits) -> Composed {
     let decoding = running.iter().filter(|request| request.is_decoding());
     let mut feeds: Vec<Feed> = decoding.map(|request| request.feed(1)).collect();

@@ -25,10 +25,10 @@ impl PrefixCaching {
 /// Which cached prefix is dropped first, where requests need its cells or its sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EvictionPolicy {
-    /// The one of least value: tokens that it saves for each byte that becomes free, times how often it
-    /// is expected to be used. Of those that were never used again, so that a scan over many documents
-    /// does not evict what conversations use; but where those that were are more than three quarters,
-    /// of these.
+    /// The one of least value: tokens that it saves for each byte that becomes free, times how
+    /// often it is expected to be used. Of those that were never used again, so that a scan over
+    /// many documents does not evict what conversations use; but where those that were are more
+    /// than three quarters, of these.
     #[default]
     Value,
     /// Segmented LRU: the same with the one that was not used for the longest time.
@@ -43,8 +43,8 @@ pub enum SwapRows {
     /// To the bit.
     #[default]
     Exact,
-    /// Rounded: the text of their request may be another one from then on. No other request takes its
-    /// tokens, so all others are as they are alone.
+    /// Rounded: the text of their request may be another one from then on. No other request takes
+    /// its tokens, so all others are as they are alone.
     Rounded,
 }
 
@@ -59,9 +59,9 @@ pub struct SchedulerConfig {
     /// makes the gaps between tokens shorter, a larger one prompts faster.
     pub step_tokens: u32,
     /// About how long a step with decode rows may take: chunks of prompts are made small enough.
-    /// Where decode rows take much of this time, prefill gets longer, up to twice this time: as much for
-    /// each request in prefill as each request in decode has. A step without
-    /// decode rows has as many tokens as fit. `None` for any time. Needs
+    /// Where decode rows take much of this time, prefill gets longer, up to twice this time: as
+    /// much for each request in prefill as each request in decode has. A step without decode rows
+    /// has as many tokens as fit. `None` for any time. Needs
     /// [`Event::StepTime`](crate::Event::StepTime).
     pub step_time: Option<Micros>,
     /// The most tokens of one request, prompt and text together.
@@ -82,13 +82,13 @@ pub struct SchedulerConfig {
     /// Which of them is dropped first.
     pub eviction: EvictionPolicy,
     /// Bytes of rows that cached prefixes alone may have, as
-    /// [`Scheduler::with_row_bytes`](crate::Scheduler::with_row_bytes) counts them: KV rows, those of
-    /// windows, and states together. `None` for all that requests leave.
+    /// [`Scheduler::with_row_bytes`](crate::Scheduler::with_row_bytes) counts them: KV rows, those
+    /// of windows, and states together. `None` for all that requests leave.
     pub prefix_bytes: Option<u64>,
     /// Bytes that the states of preempted requests may have on the host; 0 computes them again.
     pub swap_bytes: u64,
-    /// Bytes that these states may have on a disk in addition: those beyond half of `swap_bytes` go there
-    /// ([`Outcome::Spilled`](crate::Outcome::Spilled)); 0 keeps all on the host.
+    /// Bytes that these states may have on a disk in addition: those beyond half of `swap_bytes` go
+    /// there ([`Outcome::Spilled`](crate::Outcome::Spilled)); 0 keeps all on the host.
     pub swap_disk_bytes: u64,
     /// How they come back.
     pub swap_rows: SwapRows,
@@ -150,8 +150,8 @@ impl SchedulerConfig {
     /// Whether a prompt of so many tokens may wait with these.
     ///
     /// # Errors
-    /// [`RequestError::Busy`] and [`RequestError::BusyTokens`], with the numbers. A single prompt may
-    /// always wait.
+    /// [`RequestError::Busy`] and [`RequestError::BusyTokens`], with the numbers. A single prompt
+    /// may always wait.
     pub fn check_queue(&self, waiting: Waiting, n_prompt: usize) -> Result<(), RequestError> {
         let (queued, limit) = (waiting.n_requests, self.max_queued);
         if queued >= limit {

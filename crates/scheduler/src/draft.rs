@@ -74,19 +74,18 @@ pub(crate) fn take_tokens<'a>(
         return taken;
     }
     // A row that was not used: its token is computed again.
-    match has_report {
-        true => {
-            taken.n_accepted = taken.n_accepted.saturating_sub(1);
-            running.n_done -= 1;
-        }
-        false => taken.end = Some(End::Failed),
+    if has_report {
+        taken.n_accepted = taken.n_accepted.saturating_sub(1);
+        running.n_done -= 1;
+    } else {
+        taken.end = Some(End::Failed);
     }
     taken
 }
 
 impl Scheduler {
-    /// The most tokens that can be drafted for the next step of a request, which must have begun its
-    /// text; those that are beyond it would be dropped.
+    /// The most tokens that can be drafted for the next step of a request, which must have begun
+    /// its text; those that are beyond it would be dropped.
     pub fn draft_room(&self, id: RequestId) -> usize {
         let mut running = self.running.iter();
         let running = running.find(|r| r.request.id == id && r.takes_drafts());

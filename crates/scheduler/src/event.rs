@@ -20,8 +20,9 @@ pub enum Event {
     Submit(Request),
     /// Cached prefixes are to be dropped.
     ClearPrefixes,
-    /// Tokens that may follow the last one of a request, for its next step: as many as there is room
-    /// for are computed with it. One that is unknown, or whose text has not begun, changes nothing.
+    /// Tokens that may follow the last one of a request, for its next step: as many as there is
+    /// room for are computed with it. One that is unknown, or whose text has not begun, changes
+    /// nothing.
     Draft {
         /// The request.
         request: RequestId,
@@ -122,8 +123,8 @@ pub enum Outcome {
         /// Tokens that have to be computed again: none where its state was saved.
         n_tokens: usize,
     },
-    /// Its state is to go from the host to the disk, while other things go on. Where the disk does not take
-    /// it, that is reported ([`Event::SpillFailed`]).
+    /// Its state is to go from the host to the disk, while other things go on. Where the disk does
+    /// not take it, that is reported ([`Event::SpillFailed`]).
     Spilled {
         /// The request.
         request: RequestId,
@@ -181,7 +182,8 @@ pub enum Work<S> {
         /// The most bytes that it may have there.
         limit: u64,
     },
-    /// Restore a state from the host or the disk, then report that ([`Event::SwappedIn`]) before anything else.
+    /// Restore a state from the host or the disk, then report that ([`Event::SwappedIn`]) before
+    /// anything else.
     SwapIn(Swap),
     /// Encode the source of a request into its sequence, then report that ([`Event::Encoded`] or
     /// [`Event::Fail`]) before anything else.
@@ -191,8 +193,8 @@ pub enum Work<S> {
         /// Its sequence, which holds nothing.
         seq: SeqId,
     },
-    /// Drop tokens in the middle of a text that is full, then report that ([`Event::Shifted`]) before
-    /// anything else.
+    /// Drop tokens in the middle of a text that is full, then report that ([`Event::Shifted`])
+    /// before anything else.
     Shift(Shift),
     /// Compute this step, then report it.
     Decode {
@@ -285,8 +287,8 @@ pub enum RowUse {
     /// The next token is chosen from it: it is to be reported. Of a prompt whose rows are all
     /// wanted, it is the last of these, too.
     NextToken,
-    /// The same where this drafted token was chosen from the row before, and the text goes on; of no
-    /// use otherwise.
+    /// The same where this drafted token was chosen from the row before, and the text goes on; of
+    /// no use otherwise.
     AfterDraft(TokenId),
     /// It is a row of a prompt of which more is to be computed.
     Prompt,

@@ -1,10 +1,11 @@
-//! Several texts of one prompt: it is computed once, then each text but the first starts with a copy
-//! of the sequence.
+//! Several texts of one prompt: it is computed once, then each text but the first starts with a
+//! copy of the sequence.
 //!
-//! Until the prompt is complete, the request stands for all its texts; one that is cancelled hands it
-//! to the next. A copy shares the cells of the prompt. A text for which there is no sequence or no
-//! room waits, as after a preemption. Invariant: a copy is made before its original goes on, so it
-//! holds the prompt and nothing else, also where windows and states can only be copied at their ends.
+//! Until the prompt is complete, the request stands for all its texts; one that is cancelled hands
+//! it to the next. A copy shares the cells of the prompt. A text for which there is no sequence or
+//! no room waits, as after a preemption. Invariant: a copy is made before its original goes on, so
+//! it holds the prompt and nothing else, also where windows and states can only be copied at their
+//! ends.
 
 use kv_core::memory::Memory;
 use kv_core::{SeqId, TokenId};
@@ -99,8 +100,8 @@ impl Scheduler {
         Some(outcomes)
     }
 
-    /// The prompt of the running request number `at` is complete: each of its texts begins with what
-    /// was chosen from the row, or ends. The first that goes on keeps the sequence.
+    /// The prompt of the running request number `at` is complete: each of its texts begins with
+    /// what was chosen from the row, or ends. The first that goes on keeps the sequence.
     pub(crate) fn begin_texts(
         &mut self,
         now: Micros,
@@ -146,8 +147,8 @@ impl Scheduler {
         outcomes
     }
 
-    /// Gives the next text that waits for its copy a sequence with it, or else lets it wait. Returns
-    /// whether there was one.
+    /// Gives the next text that waits for its copy a sequence with it, or else lets it wait.
+    /// Returns whether there was one.
     pub(crate) fn fork<M: Memory>(
         &mut self,
         now: Micros,

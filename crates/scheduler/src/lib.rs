@@ -1,34 +1,36 @@
 //! Decides what each step of an engine for many requests computes, as a pure function.
 //!
-//! A [`Scheduler`] holds the requests of one model. Events go in ([`Scheduler::handle`]), plans come
-//! out ([`Scheduler::next`]): edits of the memory, or the tokens of a step that the memory has room
-//! for. It only asks the memory, and nothing in here reads a clock, starts a thread, waits or draws
-//! random numbers; so a run is a function of its events, and is tested without a model.
+//! A [`Scheduler`] holds the requests of one model. Events go in ([`Scheduler::handle`]), plans
+//! come out ([`Scheduler::next`]): edits of the memory, or the tokens of a step that the memory has
+//! room for. It only asks the memory, and nothing in here reads a clock, starts a thread, waits or
+//! draws random numbers; so a run is a function of its events, and is tested without a model.
 //!
 //! - **Continuous batching with chunked prefill.** A step has one token of every text that goes on,
 //!   then chunks of prompts, up to [`SchedulerConfig::step_tokens`]. Next to decode rows, chunks
 //!   are so small that a step takes about [`SchedulerConfig::step_time`], which is learned from
 //!   the times that are reported ([`Event::StepTime`]).
 //! - **Admission.** What can never fit is refused at once ([`RequestError`]); a request is admitted
-//!   when its whole prompt fits next to the running ones. Of one priority, the tenant goes first for whom
-//!   the fewest tokens were computed, divided by its weight ([`TenantLimits`]); of one tenant, the first.
+//!   when its whole prompt fits next to the running ones. Of one priority, the tenant goes first
+//!   for whom the fewest tokens were computed, divided by its weight ([`TenantLimits`]); of one
+//!   tenant, the first.
 //! - **Preemption.** Where the memory runs short, the youngest request of the lowest priority gives
 //!   its cells back, waits, and is computed again from its tokens: it goes on exactly where it was.
 //!   So no request that was taken ends because memory ran short, and the oldest request of the
 //!   highest priority always makes progress.
-//! - **Swapping.** Where the host has room ([`SchedulerConfig::swap_bytes`]), what the memory holds of a
-//!   request is saved before it is preempted ([`Work::SwapOut`]), and comes back when it goes on. Beyond half
-//!   of that room, the states that come back last go on to a disk ([`Outcome::Spilled`]).
+//! - **Swapping.** Where the host has room ([`SchedulerConfig::swap_bytes`]), what the memory holds
+//!   of a request is saved before it is preempted ([`Work::SwapOut`]), and comes back when it goes
+//!   on. Beyond half of that room, the states that come back last go on to a disk
+//!   ([`Outcome::Spilled`]).
 //! - **Prefix reuse.** The tokens of requests that have ended stay in the memory while there is
-//!   room, as idle sequences. A prompt with the same prefix shares their cells, from
-//!   any token with full attention, from a kept end with windows and recurrent states. Each request
-//!   learns how many tokens were reused and why not more ([`Reuse`]). Running requests are shared as
-//!   cached prefixes are. One that begins like a prompt that is being computed waits for the common
-//!   part, where that goes before it; it never waits for one of a lower priority.
+//!   room, as idle sequences. A prompt with the same prefix shares their cells, from any token with
+//!   full attention, from a kept end with windows and recurrent states. Each request learns how
+//!   many tokens were reused and why not more ([`Reuse`]). Running requests are shared as cached
+//!   prefixes are. One that begins like a prompt that is being computed waits for the common part,
+//!   where that goes before it; it never waits for one of a lower priority.
 //! - **Several texts of one prompt.** A request with siblings is computed once up to the end of its
 //!   prompt; then each sibling goes on from a copy that shares its cells.
-//! - **Speculative decoding.** Tokens that were drafted for a text ([`Event::Draft`]) are computed with
-//!   its last one in what a step has left, and those that were not chosen are taken back.
+//! - **Speculative decoding.** Tokens that were drafted for a text ([`Event::Draft`]) are computed
+//!   with its last one in what a step has left, and those that were not chosen are taken back.
 //! - **Failures.** After a step that failed, its requests are tried one by one, and only one that
 //!   fails again, alone, is given up.
 //!

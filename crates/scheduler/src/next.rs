@@ -75,7 +75,8 @@ impl Scheduler {
     /// 7. A request that waits is admitted, as long as there is room.
     /// 8. Copies are kept at checkpoints, before a step goes past them.
     /// 9. A request is preempted, for tests.
-    /// 10. A saved state comes back, or a source is encoded: their requests cannot be in a step before.
+    /// 10. A saved state comes back, or a source is encoded: their requests cannot be in a step
+    ///     before.
     /// 11. A step is composed that fits; cached prefixes, then running requests make room for it.
     fn work<M: Memory>(
         &mut self,
@@ -245,9 +246,10 @@ impl Scheduler {
                 // The rows of the first ubatches were lost with the step.
                 lost.push((running.request.id, Keep::Nothing));
             } else if running.n_done >= n_tokens {
-                let keep = match running.n_done > n_tokens {
-                    true => Keep::Nothing,
-                    false => Keep::Prefix(now),
+                let keep = if running.n_done > n_tokens {
+                    Keep::Nothing
+                } else {
+                    Keep::Prefix(now)
                 };
                 running.n_done = n_tokens;
                 lost.push((running.request.id, keep));
@@ -264,9 +266,10 @@ impl Scheduler {
         self.counters.n_preemptions += 1;
         let mut request = running.request;
         let is_swapped = |swapped: Swapped| swapped.is_all_of(running.n_done);
-        let n_tokens = match request.swapped.is_some_and(is_swapped) {
-            true => 0,
-            false => running.n_done,
+        let n_tokens = if request.swapped.is_some_and(is_swapped) {
+            0
+        } else {
+            running.n_done
         };
         self.counters.n_dropped_tokens += n_tokens as u64;
         request.waits_since = now;
@@ -358,8 +361,8 @@ impl Scheduler {
         }
     }
 
-    /// In which order the prompts of requests get tokens of a step, by their numbers: by priority, then
-    /// by what was computed for their tenants.
+    /// In which order the prompts of requests get tokens of a step, by their numbers: by priority,
+    /// then by what was computed for their tenants.
     fn prefill_order(&self, candidates: &[Running]) -> Vec<usize> {
         let mut order: Vec<usize> = (0..candidates.len()).collect();
         order.sort_by_cached_key(|&at| {

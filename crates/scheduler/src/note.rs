@@ -23,8 +23,8 @@ pub enum Note {
         request: RequestId,
         /// Its sequence.
         seq: SeqId,
-        /// The sequence that has the tokens: a cached prefix, or a running request. The request's own
-        /// where it took a cached prefix over.
+        /// The sequence that has the tokens: a cached prefix, or a running request. The request's
+        /// own where it took a cached prefix over.
         from: SeqId,
         /// How many there are.
         n_tokens: usize,
@@ -89,7 +89,8 @@ pub enum DropReason {
     Covered,
     /// The caller cleared the cache, or the device is lost.
     Cleared,
-    /// The memory does not hold it any more, as a step failed, or could not take rejected tokens back.
+    /// The memory does not hold it any more, as a step failed, or could not take rejected tokens
+    /// back.
     Broken,
 }
 

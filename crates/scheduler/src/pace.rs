@@ -2,9 +2,9 @@
 //! long as [`SchedulerConfig::step_time`](crate::SchedulerConfig::step_time).
 //!
 //! Learns from steps that were measured: the time of a step of decode rows alone, by how many they
-//! are, and what a token of a prompt adds, by its position (attention over the depth makes later ones
-//! slower). A step that is slower than expected corrects the estimate at once, a faster one by half,
-//! so a disturbed step is forgotten within a few.
+//! are, and what a token of a prompt adds, by its position (attention over the depth makes later
+//! ones slower). A step that is slower than expected corrects the estimate at once, a faster one by
+//! half, so a disturbed step is forgotten within a few.
 //!
 //! Where decode rows leave prompts little of the time, a step takes longer, within a limit: each
 //! request in its prompt then gets as much of the machine as each request that decodes.
@@ -110,8 +110,8 @@ impl Pace {
         }
     }
 
-    /// How many tokens of these prompts fit in a step of `time` with `n_texts` texts: at least a small
-    /// chunk, at most `most`.
+    /// How many tokens of these prompts fit in a step of `time` with `n_texts` texts: at least a
+    /// small chunk, at most `most`.
     pub(crate) fn n_prefill<'a>(
         &self,
         time: Micros,
@@ -145,8 +145,8 @@ impl Pace {
         (time - texts).max(shared)
     }
 
-    /// What a step of so many texts takes, from the nearest number that was measured; nothing before
-    /// any was.
+    /// What a step of so many texts takes, from the nearest number that was measured; nothing
+    /// before any was.
     fn texts(&self, n_texts: usize) -> f64 {
         if n_texts == 0 {
             return 0.0;

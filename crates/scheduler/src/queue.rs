@@ -1,8 +1,8 @@
 //! [`Queue`]: the requests that wait, and in which order.
 //!
-//! Invariant: of two requests of one priority and one tenant the one that came first is next, also after
-//! it was preempted, and of two tenants the one that had less; and every request that waits rises, so none
-//! waits for ever behind others. Knows nothing of memory.
+//! Invariant: of two requests of one priority and one tenant the one that came first is next, also
+//! after it was preempted, and of two tenants the one that had less; and every request that waits
+//! rises, so none waits for ever behind others. Knows nothing of memory.
 
 use crate::request::{Micros, Priority, RequestId};
 use crate::state::RequestState;

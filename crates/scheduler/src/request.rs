@@ -50,8 +50,8 @@ pub struct Request {
     pub prefix: PrefixUse,
     /// Which rows of its prompt are wanted.
     pub prompt_rows: PromptRows,
-    /// After so many tokens of the prompt others are likely to part from it: where messages end. Where
-    /// windows or states can only be copied as they are, a copy is kept there.
+    /// After so many tokens of the prompt others are likely to part from it: where messages end.
+    /// Where windows or states can only be copied as they are, a copy is kept there.
     pub checkpoints: Vec<usize>,
     /// Further texts of the same prompt: requests of their own from its end on.
     pub siblings: Vec<RequestId>,
@@ -59,7 +59,8 @@ pub struct Request {
     pub tenant: Tenant,
     /// What happens when the text is as long as a request can be.
     pub overflow: Overflow,
-    /// Whether a source is encoded into its sequence first. Such a request takes [`PrefixUse::Off`].
+    /// Whether a source is encoded into its sequence first. Such a request takes
+    /// [`PrefixUse::Off`].
     pub source: SourceUse,
 }
 
@@ -83,7 +84,8 @@ pub enum SourceUse {
     /// It has none.
     #[default]
     None,
-    /// It is encoded whenever the request is given a sequence ([`Work::Encode`](crate::Work::Encode)).
+    /// It is encoded whenever the request is given a sequence
+    /// ([`Work::Encode`](crate::Work::Encode)).
     Encoded,
 }
 

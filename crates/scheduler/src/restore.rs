@@ -1,6 +1,7 @@
 //! Prefixes that were cached before: the memory has them already, restored from a saved state.
 //!
-//! Invariant: a sequence of the memory that no prefix is taken over for is removed before the next step.
+//! Invariant: a sequence of the memory that no prefix is taken over for is removed before the next
+//! step.
 
 use kv_core::memory::Memory;
 use kv_core::{SeqId, TokenId};
@@ -26,8 +27,8 @@ pub struct RestoredPrefix {
 
 impl Scheduler {
     /// Takes over prefixes that were restored into sequences of the memory that no request has, the
-    /// least recently used first, and returns how many. One that the memory does not hold as it should, or
-    /// all where prefixes are not cached, are removed by the next edits.
+    /// least recently used first, and returns how many. One that the memory does not hold as it
+    /// should, or all where prefixes are not cached, are removed by the next edits.
     pub fn restore_prefixes<M: Memory>(
         &mut self,
         memory: &M,

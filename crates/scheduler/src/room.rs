@@ -59,8 +59,8 @@ pub(crate) struct Need {
     pub(crate) trunk: Option<Trunk>,
 }
 
-/// What each adds to the ones before it: the first that has cells of a root counts for those that the
-/// others share with it.
+/// What each adds to the ones before it: the first that has cells of a root counts for those that
+/// the others share with it.
 pub(crate) fn demands(needs: impl IntoIterator<Item = Need>) -> Vec<Demand> {
     let mut first: Vec<Trunk> = Vec::new();
     let of = |need: Need| {
@@ -146,9 +146,10 @@ impl Room {
             let of_cell = row_bytes.cells.get(number).copied().unwrap_or(1);
             n_cells.saturating_mul(of_cell)
         });
-        let of_state = match self.has_states {
-            true => row_bytes.state.unwrap_or(1),
-            false => 0,
+        let of_state = if self.has_states {
+            row_bytes.state.unwrap_or(1)
+        } else {
+            0
         };
         of_cells.fold(of_state, u64::saturating_add)
     }

@@ -159,8 +159,8 @@ impl Scheduler {
         })
     }
 
-    /// The same for a memory whose rows have these sizes: they decide what cached prefixes are worth,
-    /// and how many [`SchedulerConfig::prefix_bytes`] are.
+    /// The same for a memory whose rows have these sizes: they decide what cached prefixes are
+    /// worth, and how many [`SchedulerConfig::prefix_bytes`] are.
     #[must_use]
     pub fn with_row_bytes(mut self, row_bytes: RowBytes) -> Self {
         self.cache.set_row_bytes(row_bytes);
@@ -175,9 +175,10 @@ impl Scheduler {
     pub(crate) fn weighing<'a, M: Memory>(&self, memory: &'a M) -> Weighing<'a, M> {
         Weighing {
             policy: self.config.eviction,
-            cut: match self.room.is_cut_only_at_ends() {
-                true => Cut::AtEnds,
-                false => Cut::Anywhere,
+            cut: if self.room.is_cut_only_at_ends() {
+                Cut::AtEnds
+            } else {
+                Cut::Anywhere
             },
             memory,
         }
@@ -248,8 +249,8 @@ impl Scheduler {
         })
     }
 
-    /// Whether it keeps copies at the checkpoints of requests: where cached prefixes can be cut anywhere,
-    /// none are needed.
+    /// Whether it keeps copies at the checkpoints of requests: where cached prefixes can be cut
+    /// anywhere, none are needed.
     pub fn keeps_checkpoints(&self) -> bool {
         self.config.prefix_cache.is_on() && self.room.is_cut_only_at_ends()
     }
@@ -469,16 +470,18 @@ impl Scheduler {
 
     /// Whether a cached prefix serves for all prompts that begin with these tokens.
     fn is_cached(&self, tokens: &[TokenId], salt: Salt) -> bool {
-        match self.room.is_cut_only_at_ends() {
-            false => self.cache.covers(tokens, salt),
-            true => self.cache.has(tokens, salt),
+        if self.room.is_cut_only_at_ends() {
+            self.cache.has(tokens, salt)
+        } else {
+            self.cache.covers(tokens, salt)
         }
     }
 
     fn step_done(&mut self, now: Micros, rows: &[RowReport]) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
         let capacity = self.capacity();
-        // States and windows that a request shared with a copy of it are the copy's when it has gone on.
+        // States and windows that a request shared with a copy of it are the copy's when it has
+        // gone on.
         self.budget_is_due |= self.room.is_cut_only_at_ends();
         for fed in std::mem::take(&mut self.in_flight) {
             let id = fed.request;

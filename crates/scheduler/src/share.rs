@@ -1,12 +1,12 @@
-//! Prefixes of running requests: a request that begins like one that runs shares its cells, and waits
-//! where the common part is still being computed.
+//! Prefixes of running requests: a request that begins like one that runs shares its cells, and
+//! waits where the common part is still being computed.
 //!
 //! A request waits for one that goes before it: of a higher priority, or of the same and earlier.
-//! In one step, its own tokens would come after those of the other, so it loses nothing; and
-//! the other is at least as urgent from then on, whatever it rises to by waiting. It never waits
-//! behind a lower priority: it takes what is there, and computes the rest first. Where windows or
-//! states can only be copied as they are, the other stops after the last common token. Invariant:
-//! a request waits only while the other runs and comes closer; when that ends, fails, or is preempted
+//! In one step, its own tokens would come after those of the other, so it loses nothing; and the
+//! other is at least as urgent from then on, whatever it rises to by waiting. It never waits behind
+//! a lower priority: it takes what is there, and computes the rest first. Where windows or states
+//! can only be copied as they are, the other stops after the last common token. Invariant: a
+//! request waits only while the other runs and comes closer; when that ends, fails, or is preempted
 //! or cancelled, it is decided again. Its room is kept meanwhile, so none that came later takes it.
 
 use std::cmp::Reverse;
@@ -67,8 +67,8 @@ impl Scheduler {
         Some(need)
     }
 
-    /// Lets a request wait that could begin with `n_now` tokens, where a running request is computing
-    /// many more of its tokens. Returns whether it does.
+    /// Lets a request wait that could begin with `n_now` tokens, where a running request is
+    /// computing many more of its tokens. Returns whether it does.
     pub(crate) fn awaits_more(&mut self, id: RequestId, n_now: usize) -> bool {
         let Some(waiting) = self.queue.find(|request| request.id == id) else {
             return false;

@@ -1,8 +1,8 @@
 //! Context shift: a text that is full drops tokens in its middle and goes on.
 //!
 //! The first tokens stay (Xiao et al., arXiv 2309.17453), half of the others go, and the rest moves
-//! down. What is left was computed with the tokens that are gone, so no other request shares it, and
-//! a preempted request computes it again from the tokens that are left.
+//! down. What is left was computed with the tokens that are gone, so no other request shares it,
+//! and a preempted request computes it again from the tokens that are left.
 
 use kv_core::memory::{Edit, Memory, PosChange, Seqs};
 use kv_core::{Pos, PosDelta, PosRange, SeqId};
@@ -50,8 +50,8 @@ impl Shift {
 pub enum Shifted {
     /// The tokens are gone, and the others have moved.
     Done,
-    /// Tokens that others share need cells of their own to move, and there are none. The memory is as
-    /// before.
+    /// Tokens that others share need cells of their own to move, and there are none. The memory is
+    /// as before.
     NoRoom,
     /// The memory cannot do it. It is as before, or holds nothing of the sequence.
     Refused,

@@ -1,7 +1,7 @@
 //! [`RequestState`]: a request that was taken, and [`Running`]: one that has a sequence.
 //!
-//! Invariant: the tokens of a request are its prompt and what was chosen since, so they are all that
-//! is needed to compute it again after a preemption.
+//! Invariant: the tokens of a request are its prompt and what was chosen since, so they are all
+//! that is needed to compute it again after a preemption.
 
 use kv_core::batch::Output;
 use kv_core::{Pos, SeqId, TokenId};
@@ -159,9 +159,10 @@ impl Running {
             .unwrap_or(usize::MAX)
             .min(self.request.tokens.len());
         let limit = next.fold(limit, |limit, &at| limit.min(at));
-        let (prompt_rows, n) = match self.request.wants_prompt_rows() {
-            true => (PromptRows::All, n.min(MAX_PROMPT_ROWS)),
-            false => (PromptRows::Last, n),
+        let (prompt_rows, n) = if self.request.wants_prompt_rows() {
+            (PromptRows::All, n.min(MAX_PROMPT_ROWS))
+        } else {
+            (PromptRows::Last, n)
         };
         let end = (self.n_done + n).min(limit);
         let is_last = end == self.request.tokens.len();
@@ -171,9 +172,10 @@ impl Running {
             first: Pos(u32::try_from(self.n_done).unwrap_or(u32::MAX)),
             tokens: self.request.tokens[self.n_done..end].to_vec(),
             n_draft: 0,
-            output: match is_last {
-                true => Output::Wanted,
-                false => Output::Skip,
+            output: if is_last {
+                Output::Wanted
+            } else {
+                Output::Skip
             },
             prompt_rows,
             texts: self.request.texts().collect(),

@@ -1,13 +1,13 @@
-//! Swapping: what the memory held of a request that is preempted goes to the host, and comes back when
-//! the request goes on, in place of computing it again.
+//! Swapping: what the memory held of a request that is preempted goes to the host, and comes back
+//! when the request goes on, in place of computing it again.
 //!
-//! The scheduler decides what goes and when it comes back; the caller has the bytes. Tokens that others
-//! have, too, stay where they are: the bytes begin behind them, and where they have gone by then, they
-//! alone are computed again. A disk takes what is beyond half of the host's bytes, so that the other half is
-//! free when the next request has to go. Invariant: the bytes on the host are at most
-//! [`SchedulerConfig::swap_bytes`](crate::SchedulerConfig::swap_bytes), those on the disk
-//! [`SchedulerConfig::swap_disk_bytes`](crate::SchedulerConfig::swap_disk_bytes), and each is given back
-//! once. Knows no format and no file.
+//! The scheduler decides what goes and when it comes back; the caller has the bytes. Tokens that
+//! others have, too, stay where they are: the bytes begin behind them, and where they have gone by
+//! then, they alone are computed again. A disk takes what is beyond half of the host's bytes, so
+//! that the other half is free when the next request has to go. Invariant: the bytes on the host
+//! are at most [`SchedulerConfig::swap_bytes`](crate::SchedulerConfig::swap_bytes), those on the
+//! disk [`SchedulerConfig::swap_disk_bytes`](crate::SchedulerConfig::swap_disk_bytes), and each is
+//! given back once. Knows no format and no file.
 
 use kv_core::memory::{Edit, Memory, Seqs};
 use kv_core::{Pos, PosRange, SeqId};
@@ -27,8 +27,8 @@ pub struct Swap {
     pub request: RequestId,
     /// Its sequence.
     pub seq: SeqId,
-    /// A sequence that holds nothing, where only a part of the tokens is swapped: it has that part in
-    /// between. `None` for all of them.
+    /// A sequence that holds nothing, where only a part of the tokens is swapped: it has that part
+    /// in between. `None` for all of them.
     pub part: Option<SeqId>,
     /// The first token that is swapped.
     pub first: usize,
@@ -135,8 +135,8 @@ impl Scheduler {
         states.map(|state| state.n_bytes).sum()
     }
 
-    /// The request whose state comes back next, where that is on the disk: to be read ahead. A hint;
-    /// nothing depends on it.
+    /// The request whose state comes back next, where that is on the disk: to be read ahead. A
+    /// hint; nothing depends on it.
     pub fn next_from_disk(&self, now: Micros) -> Option<RequestId> {
         if self.config.swap_disk_bytes == 0 || self.spilled_bytes() == 0 {
             return None;
@@ -154,8 +154,8 @@ impl Scheduler {
         (state?.tier == Tier::Disk).then_some(id)
     }
 
-    /// Takes the sequence from a request: returns what is to be saved of it before, where the host has
-    /// room.
+    /// Takes the sequence from a request: returns what is to be saved of it before, where the host
+    /// has room.
     pub(crate) fn preempt_for_room<S>(
         &mut self,
         now: Micros,
@@ -191,9 +191,10 @@ impl Scheduler {
             Some(_) => self.n_held_by_others(running),
             None => 0,
         };
-        let (first, part) = match n_shared >= MIN_REUSED {
-            true => (n_shared, part),
-            false => (0, None),
+        let (first, part) = if n_shared >= MIN_REUSED {
+            (n_shared, part)
+        } else {
+            (0, None)
         };
         // So few are computed sooner.
         if n_tokens < first + MIN_REUSED {
@@ -217,7 +218,8 @@ impl Scheduler {
         (least <= limit).then_some((swap, limit))
     }
 
-    /// How many of the first tokens of a request others have, too, where a copy of these alone is of use.
+    /// How many of the first tokens of a request others have, too, where a copy of these alone is
+    /// of use.
     fn n_held_by_others(&self, running: &Running) -> usize {
         if running.request.is_shifted {
             return 0;
@@ -279,7 +281,8 @@ impl Scheduler {
         outcomes
     }
 
-    /// Sends states on to the disk until half of the host's bytes are free: first those that come back last.
+    /// Sends states on to the disk until half of the host's bytes are free: first those that come
+    /// back last.
     fn spill(&mut self, now: Micros, outcomes: &mut Vec<Outcome>) {
         if self.config.swap_disk_bytes == 0 {
             return;
@@ -348,15 +351,15 @@ impl Scheduler {
                 n_tokens,
             })));
         }
-        match self.cache.is_empty() {
-            false => self.evict(now, memory),
+        if self.cache.is_empty() {
             // It fits as anything else does: token by token.
-            true => {
-                self.running[at].request.swapped = None;
-                let n_tokens = n_tokens - first;
-                self.counters.n_dropped_tokens += n_tokens as u64;
-                outcomes.push(Outcome::SwapDropped { request, n_tokens });
-            }
+
+            self.running[at].request.swapped = None;
+            let n_tokens = n_tokens - first;
+            self.counters.n_dropped_tokens += n_tokens as u64;
+            outcomes.push(Outcome::SwapDropped { request, n_tokens });
+        } else {
+            self.evict(now, memory);
         }
         Some(None)
     }

@@ -1,10 +1,10 @@
 //! [`Tenant`]: whose request it is, and [`Tenants`]: how much was computed for each.
 //!
-//! Each tenant has a virtual token counter, as in VTC (fair queueing by tokens): the prompt of a request
-//! counts when it is admitted, without what was reused, and the text token by token, both divided by the
-//! tenant's weight. The tenant with the lowest counter goes first. One that comes back after a pause counts
-//! from where the last one was that went first, so that it saves nothing up. Invariant: counters never
-//! go back. Knows nothing of queues and of memory.
+//! Each tenant has a virtual token counter, as in VTC (fair queueing by tokens): the prompt of a
+//! request counts when it is admitted, without what was reused, and the text token by token, both
+//! divided by the tenant's weight. The tenant with the lowest counter goes first. One that comes
+//! back after a pause counts from where the last one was that went first, so that it saves nothing
+//! up. Invariant: counters never go back. Knows nothing of queues and of memory.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;

@@ -1,5 +1,5 @@
-//! After how many tokens copies of a request are kept, where windows or states can only be copied as
-//! they are.
+//! After how many tokens copies of a request are kept, where windows or states can only be copied
+//! as they are.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
@@ -9,7 +9,8 @@ use crate::support::kinds::Kind;
 use crate::support::simulator::{Script, Simulator};
 use cellar_scheduler::{PrefixCaching, SchedulerConfig};
 
-/// The lengths of what is cached after a prompt of so many tokens, shortest first, but for its text.
+/// The lengths of what is cached after a prompt of so many tokens, shortest first, but for its
+/// text.
 fn kept(n_prompt: u32, checkpoints: &[usize]) -> Vec<usize> {
     let mut sim = simulator(Kind::Recurrent, 12, 900);
     let script = Script {

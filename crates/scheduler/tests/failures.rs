@@ -194,9 +194,10 @@ fn what_the_memory_refuses_for_another_reason_than_room_ends_alone() {
                 .is_empty()
         );
         compute(&mut scheduler, &mut memory, |request| {
-            match request.0 == strange {
-                true => TokenId(N_VOCAB),
-                false => TokenId(5),
+            if request.0 == strange {
+                TokenId(N_VOCAB)
+            } else {
+                TokenId(5)
             }
         });
         let (feeds, outcomes) = next(&mut scheduler, &mut memory);

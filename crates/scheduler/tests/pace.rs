@@ -57,8 +57,8 @@ fn script(n_prompt: u32, number: u32) -> Script {
     }
 }
 
-/// A long text is read while a prompt of 8,000 tokens comes, then one of 300. Returns the steps from
-/// then on that have texts and tokens of prompts, and the sum of these tokens.
+/// A long text is read while a prompt of 8,000 tokens comes, then one of 300. Returns the steps
+/// from then on that have texts and tokens of prompts, and the sum of these tokens.
 fn serve(mut sim: Simulator) -> Vec<(usize, usize, u64)> {
     let mut readers = (0..1000).map(|number| script(20, number));
     let is_long = |s: &Script| alone(&sim.memory, s, 20_000).0.len() == 300;
@@ -100,8 +100,8 @@ fn steps_with_texts_take_about_as_long_as_they_may() {
     }
 }
 
-/// Where a text alone takes more than all of the time, a prompt gets as much time as the text, and two
-/// prompts twice as much; but no more than twice the time of a step.
+/// Where a text alone takes more than all of the time, a prompt gets as much time as the text, and
+/// two prompts twice as much; but no more than twice the time of a step.
 #[test]
 fn prompts_get_their_share_however_slow_texts_are() {
     let steps = serve(simulator(Some(100), cost(80.0, 1.0, 0.0, 0.0)));

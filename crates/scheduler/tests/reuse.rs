@@ -112,8 +112,8 @@ fn a_conversation_computes_what_is_new() {
     }
 }
 
-/// Where windows and states can only be copied as they are, the second prompt that parts from a first
-/// leaves a copy where it does, and the third finds it.
+/// Where windows and states can only be copied as they are, the second prompt that parts from a
+/// first leaves a copy where it does, and the third finds it.
 #[test]
 fn a_third_prompt_finds_where_the_second_parted() {
     for kind in Kind::ALL {

@@ -618,7 +618,8 @@ fn tenants_get_tokens_by_their_weights() {
     sim.drain();
 }
 
-/// One request of a tenant, next to fifty of another that keeps to its limit, takes about as long as alone.
+/// One request of a tenant, next to fifty of another that keeps to its limit, takes about as long
+/// as alone.
 #[test]
 fn a_tenant_with_one_request_does_not_wait_for_one_with_fifty() {
     let steps = |n_others: u32| {

@@ -1,6 +1,6 @@
-//! Random runs over every kind of memory, without weights: arrivals, cancellations, failures, memory
-//! from ample to just enough for one request. After each step everything is recounted, and every
-//! text must be what it is alone.
+//! Random runs over every kind of memory, without weights: arrivals, cancellations, failures,
+//! memory from ample to just enough for one request. After each step everything is recounted, and
+//! every text must be what it is alone.
 //!
 //! `CELLAR_SIM_STEPS` sets the number of steps, `CELLAR_SIM_SEED` the first seed.
 

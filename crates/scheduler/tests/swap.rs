@@ -15,8 +15,8 @@ use kv_core::{Pos, PosRange, SeqId, TokenId};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
-/// Four requests whose texts do not fit together, with so many bytes on the host and the disk. A token has
-/// 10 bytes, a state 7 more.
+/// Four requests whose texts do not fit together, with so many bytes on the host and the disk. A
+/// token has 10 bytes, a state 7 more.
 fn simulator(swap_bytes: u64, swap_disk_bytes: u64, n_bad: u32) -> Simulator {
     let rules = rules(4);
     let config = SchedulerConfig {

@@ -161,8 +161,8 @@ impl App {
         Self::with_models(entries.collect(), MemoryBudget::default(), config)
     }
 
-    /// The state of a server with these models, of which some are loaded when they are needed, within
-    /// a budget of memory.
+    /// The state of a server with these models, of which some are loaded when they are needed,
+    /// within a budget of memory.
     pub fn with_models(
         models: Vec<ModelEntry>,
         budget: MemoryBudget,
@@ -184,7 +184,8 @@ impl App {
         }))
     }
 
-    /// Serves the models of a finder, too: those that are there now, and from now on those that come.
+    /// Serves the models of a finder, too: those that are there now, and from now on those that
+    /// come.
     ///
     /// # Errors
     /// Those of [`FindModels::find`].
@@ -192,8 +193,8 @@ impl App {
         self.0.models.set_finder(finder)
     }
 
-    /// Keeps the files and batches of clients in a directory, and takes those that an earlier server
-    /// left there. To be called before the first request.
+    /// Keeps the files and batches of clients in a directory, and takes those that an earlier
+    /// server left there. To be called before the first request.
     ///
     /// # Errors
     /// Where the directory cannot be made, read or written, or another server uses it.
@@ -218,8 +219,9 @@ impl App {
     /// wanted, else the first that does.
     ///
     /// # Errors
-    /// [`ApiError::unknown_model`], 400 where it is known to do something else, 503 where the server
-    /// ends, and why it cannot be loaded: [`ApiError::load_failed`], [`ApiError::no_memory`].
+    /// [`ApiError::unknown_model`], 400 where it is known to do something else, 503 where the
+    /// server ends, and why it cannot be loaded: [`ApiError::load_failed`],
+    /// [`ApiError::no_memory`].
     pub async fn model_for(&self, name: Option<&str>, job: Job) -> Result<ModelInUse, ApiError> {
         let models = &self.0.models;
         let at = match name {

@@ -1,7 +1,8 @@
 //! [`Keys`]: who may use the server, and [`Tenant`]: who shares cached prefixes with whom.
 //!
-//! Invariant: keys are held as SHA-256 hashes and compared in constant time, each with all. Two keys
-//! are two tenants, whose prefixes are never shared, and each has the class and limits of its line.
+//! Invariant: keys are held as SHA-256 hashes and compared in constant time, each with all. Two
+//! keys are two tenants, whose prefixes are never shared, and each has the class and limits of its
+//! line.
 
 use std::io;
 use std::num::NonZeroU32;
@@ -53,8 +54,8 @@ impl Keys {
     /// that is the only one is an admin.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidData`] where there is no key, a key has other than ASCII characters, or a
-    /// limit is none.
+    /// [`io::ErrorKind::InvalidData`] where there is no key, a key has other than ASCII characters,
+    /// or a limit is none.
     pub fn parse(text: &str) -> io::Result<Self> {
         let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidData, message);
         let lines = (1..).zip(text.lines().map(str::trim));
@@ -145,8 +146,8 @@ impl std::fmt::Debug for Keys {
 }
 
 impl Tenant {
-    /// The same with the class and the limits in the words after a key. An error repeats none of them: it
-    /// may be another key.
+    /// The same with the class and the limits in the words after a key. An error repeats none of
+    /// them: it may be another key.
     fn with_words<'w>(
         mut self,
         words: impl Iterator<Item = &'w str>,

@@ -82,8 +82,8 @@ pub(crate) struct Batch {
 pub(crate) struct Batches {
     /// By tenant, the oldest first.
     shelves: Mutex<BTreeMap<TenantId, VecDeque<Batch>>>,
-    /// The number of the next batch. Held while one is written, so that the last one written is as the
-    /// batch is.
+    /// The number of the next batch. Held while one is written, so that the last one written is as
+    /// the batch is.
     next: Mutex<u64>,
     dir: OnceLock<Arc<KeptDir>>,
     /// Those that the server before this one did not end.

@@ -1,8 +1,9 @@
-//! [`Conversations`]: what was said up to an answer of `/v1/responses`, for requests that go on from
-//! there.
+//! [`Conversations`]: what was said up to an answer of `/v1/responses`, for requests that go on
+//! from there.
 //!
 //! Invariant: never more entries and bytes than configured; a tenant finds its own alone, and loses
-//! none to others while it has at most an equal share. The oldest of a tenant go first. Kept in memory only: a server that starts again has none.
+//! none to others while it has at most an equal share. The oldest of a tenant go first. Kept in
+//! memory only: a server that starts again has none.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -72,8 +73,8 @@ impl Conversations {
     }
 
     /// Keeps an answer; where there is no room, the oldest of the tenant that has most go. One that
-    /// is larger than all room is not kept, and one that alone is more than all that others have may
-    /// not be.
+    /// is larger than all room is not kept, and one that alone is more than all that others have
+    /// may not be.
     pub(crate) fn keep(&self, id: &str, tenant: Tenant, conversation: Conversation) {
         let sizes = conversation.messages.iter().chain([&conversation.response]);
         let n_bytes = id.len() + sizes.map(json_len).sum::<usize>();

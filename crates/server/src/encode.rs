@@ -1,8 +1,7 @@
 //! [`encode`]: from a prompt in any form to tokens, and where its messages end in them.
 //!
-//! Invariant: a prompt is encoded as the model was trained, with what its template and its vocabulary add; what
-//! users say is never a control token.
-//! Knows no request.
+//! Invariant: a prompt is encoded as the model was trained, with what its template and its
+//! vocabulary add; what users say is never a control token. Knows no request.
 
 use kv_core::TokenId;
 use model_core::tokenizer::EncodeOptions;

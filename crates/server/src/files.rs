@@ -160,8 +160,8 @@ impl Files {
         }
     }
 
-    /// Keeps files in a directory from now on, and takes those that are there. One that is damaged is
-    /// named in the log, and stays where it is.
+    /// Keeps files in a directory from now on, and takes those that are there. One that is damaged
+    /// is named in the log, and stays where it is.
     ///
     /// # Errors
     /// Where the directory cannot be read.
@@ -190,8 +190,8 @@ impl Files {
     /// Keeps a file. Writes it where there is a directory.
     ///
     /// # Errors
-    /// [`ApiError`] 507 where the files of the key take too much or it cannot be written, 400 where its
-    /// name is too long.
+    /// [`ApiError`] 507 where the files of the key take too much or it cannot be written, 400 where
+    /// its name is too long.
     pub(crate) fn keep(&self, tenant: Tenant, new: NewFile) -> Result<Arc<StoredFile>, ApiError> {
         let n_name = new.name.len() + new.purpose.len();
         if n_name > MAX_NAME {
@@ -264,8 +264,8 @@ impl Files {
     /// Removes a file.
     ///
     /// # Errors
-    /// [`ApiError`] 404 where this tenant has none, 500 where it cannot be removed from its directory;
-    /// it is there then.
+    /// [`ApiError`] 404 where this tenant has none, 500 where it cannot be removed from its
+    /// directory; it is there then.
     pub(crate) fn remove(&self, tenant: Tenant, id: &str) -> Result<(), ApiError> {
         let mut shelves = lock(&self.shelves);
         let shelf = shelves.get_mut(&tenant.id());

@@ -1,8 +1,8 @@
 //! Fill in the middle: the prompt of a gap between two texts, for models whose vocabulary has the
 //! marks.
 //!
-//! Invariant: the tokens next to the gap stay; what does not fit is cut off far from it, the other files
-//! first, as llama-server does. Texts are never read as marks.
+//! Invariant: the tokens next to the gap stay; what does not fit is cut off far from it, the other
+//! files first, as llama-server does. Texts are never read as marks.
 
 use kv_core::TokenId;
 use model_core::tokenizer::{EncodeOptions, Tokenizer};
@@ -82,9 +82,10 @@ pub(crate) fn prompt(tokenizer: &Tokenizer, gap: &Gap, limit: usize) -> Option<V
     let before = last(&prefix, n_prefix);
     let after = suffix.get(..room - before.len()).unwrap_or(&suffix);
     let room = room - before.len() - after.len();
-    let files = match gap.files.is_empty() {
-        true => Vec::new(),
-        false => files(tokenizer, marks, &gap.files),
+    let files = if gap.files.is_empty() {
+        Vec::new()
+    } else {
+        files(tokenizer, marks, &gap.files)
     };
     let mut prompt: Vec<TokenId> = first.into_iter().collect();
     prompt.extend(last(&files, room));

@@ -1,13 +1,14 @@
-//! KV events over ZeroMQ, as vLLM publishes them: a router subscribes, and learns which blocks of tokens this
-//! server has, to send each request where most of its prompt is.
+//! KV events over ZeroMQ, as vLLM publishes them: a router subscribes, and learns which blocks of
+//! tokens this server has, to send each request where most of its prompt is.
 //!
-//! A message has three frames: the topic, the number of the batch as eight big-endian bytes, and the batch
-//! ([`wire`]). A router that missed batches sends `["", first number]` to the replay endpoint from a DEALER
-//! or REQ socket, and gets `["", topic, number, batch]` for each that is kept, then the number -1 with an
-//! empty topic and batch.
+//! A message has three frames: the topic, the number of the batch as eight big-endian bytes, and
+//! the batch ([`wire`]). A router that missed batches sends `["", first number]` to the replay
+//! endpoint from a DEALER or REQ socket, and gets `["", topic, number, batch]` for each that is
+//! kept, then the number -1 with an empty topic and batch.
 //!
-//! Invariant: batch 0 says that all blocks are cleared, and the batches after it lead from nothing to what the
-//! service holds. Publishing never waits for a subscriber, and not on the service's thread.
+//! Invariant: batch 0 says that all blocks are cleared, and the batches after it lead from nothing
+//! to what the service holds. Publishing never waits for a subscriber, and not on the service's
+//! thread.
 
 mod hash;
 mod wire;
@@ -46,8 +47,8 @@ pub struct KvEvents {
     pub hash_seed: String,
 }
 
-/// Binds the endpoints and publishes, on a thread of its own, the events that the returned observer gets, for
-/// as long as it lives.
+/// Binds the endpoints and publishes, on a thread of its own, the events that the returned observer
+/// gets, for as long as it lives.
 ///
 /// # Errors
 /// Where an endpoint is not one, or is taken.

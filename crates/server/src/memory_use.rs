@@ -1,8 +1,8 @@
-//! [`MemoryUse`]: how many cells and states running requests hold, how many only cached prefixes hold, and
-//! how many are free.
+//! [`MemoryUse`]: how many cells and states running requests hold, how many only cached prefixes
+//! hold, and how many are free.
 //!
-//! Invariant: what a running request shares with a cached prefix is the request's. Counts one frame; knows
-//! no request.
+//! Invariant: what a running request shares with a cached prefix is the request's. Counts one
+//! frame; knows no request.
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -72,9 +72,10 @@ impl Use {
     fn count(runs: &[OwnedRun], total: u32, running: &SeqSet) -> Self {
         let mut found = Self::default();
         for run in runs {
-            match run.seqs.intersects(running) {
-                true => found.running += run.n_cells,
-                false => found.cached += run.n_cells,
+            if run.seqs.intersects(running) {
+                found.running += run.n_cells;
+            } else {
+                found.cached += run.n_cells;
             }
         }
         Self {

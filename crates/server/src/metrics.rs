@@ -148,7 +148,8 @@ impl Metrics {
         (mean * rounds).ceil().clamp(1.0, 60.0) as u64
     }
 
-    /// Everything, as Prometheus reads it, with what the memory of each model is used for, by its id.
+    /// Everything, as Prometheus reads it, with what the memory of each model is used for, by its
+    /// id.
     pub(crate) fn text(
         &self,
         models: &[ModelStatus],

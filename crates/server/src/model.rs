@@ -1,7 +1,7 @@
 //! [`ServedModel`]: a loaded model, with what requests to it need.
 //!
-//! Invariant: a model does one kind of work, and a request for another kind is refused with the name
-//! of what it does. Loads nothing: engines come from the caller.
+//! Invariant: a model does one kind of work, and a request for another kind is refused with the
+//! name of what it does. Loads nothing: engines come from the caller.
 
 use std::fmt;
 use std::sync::{Arc, Once, OnceLock};

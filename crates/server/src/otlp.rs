@@ -1,11 +1,14 @@
-//! [`Spans`]: what requests did, as spans over OTLP (HTTP, protobuf), for Jaeger, Tempo and other collectors.
+//! [`Spans`]: what requests did, as spans over OTLP (HTTP, protobuf), for Jaeger, Tempo and other
+//! collectors.
 //!
-//! A request is a span of kind server, part of the trace that its `traceparent` names. Each of its texts is a
-//! span in it with the tokens and the reason of its end (OpenTelemetry's names for generative AI), and in
-//! that are the times in the queue, to the first token and to the end: `queue`, `prefill`, `decode`.
+//! A request is a span of kind server, part of the trace that its `traceparent` names. Each of its
+//! texts is a span in it with the tokens and the reason of its end (OpenTelemetry's names for
+//! generative AI), and in that are the times in the queue, to the first token and to the end:
+//! `queue`, `prefill`, `decode`.
 //!
-//! Invariant: spans are made once a request has ended, and wait in a queue that is sent from a thread of its
-//! own; what does not fit into it is dropped. A collector that is slow or gone changes no answer.
+//! Invariant: spans are made once a request has ended, and wait in a queue that is sent from a
+//! thread of its own; what does not fit into it is dropped. A collector that is slow or gone
+//! changes no answer.
 
 use std::future::{Future, ready};
 use std::io;
@@ -42,9 +45,10 @@ pub struct Spans {
 
 impl Spans {
     /// Exports to the endpoint of a collector, to which `/v1/traces` is added; `None` takes
-    /// OpenTelemetry's environment variables `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, which is taken as it is, and
-    /// `OTEL_EXPORTER_OTLP_ENDPOINT`. `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_SERVICE_NAME`,
-    /// `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_TRACES_SAMPLER` and `OTEL_BSP_*` have their meaning, too.
+    /// OpenTelemetry's environment variables `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, which is taken
+    /// as it is, and `OTEL_EXPORTER_OTLP_ENDPOINT`. `OTEL_EXPORTER_OTLP_HEADERS`,
+    /// `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_TRACES_SAMPLER` and `OTEL_BSP_*` have
+    /// their meaning, too.
     ///
     /// # Errors
     /// Where the endpoint is none, or the variables ask for another protocol than `http/protobuf`.
@@ -207,15 +211,17 @@ fn check_protocol() -> io::Result<()> {
     Ok(())
 }
 
-/// Who sends spans: `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, and where they name no service, cellar.
+/// Who sends spans: `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, and where they name no
+/// service, cellar.
 fn resource() -> Resource {
     let is_set = |name: &str| std::env::var(name).is_ok_and(|value| !value.is_empty());
     let attributes = std::env::var("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
     let is_named = is_set("OTEL_SERVICE_NAME") || attributes.contains("service.name=");
     let resource = Resource::builder();
-    let resource = match is_named {
-        true => resource,
-        false => resource.with_service_name("cellar"),
+    let resource = if is_named {
+        resource
+    } else {
+        resource.with_service_name("cellar")
     };
     let version = KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
     resource.with_attribute(version).build()

@@ -28,8 +28,8 @@ const MAX_ID: usize = 128;
 
 /// Takes reports of what requests did.
 pub trait ObserveRequests: Debug + Send + Sync {
-    /// A request has ended. Called where it ended, often on the thread of all connections: it must not
-    /// wait.
+    /// A request has ended. Called where it ended, often on the thread of all connections: it must
+    /// not wait.
     fn ended(&self, report: &RequestReport);
 }
 

@@ -1,8 +1,9 @@
 //! Answers that come piece by piece: an [`Encoder`] turns pieces into the wire text of its API.
 //!
-//! Invariant: a stream ends as its API demands, or with an error event after which the connection is
-//! closed, never with a false end. A body that is dropped cancels its requests. While a long prompt
-//! is computed a stream says now and then that it lives, as clients and proxies give up otherwise.
+//! Invariant: a stream ends as its API demands, or with an error event after which the connection
+//! is closed, never with a false end. A body that is dropped cancels its requests. While a long
+//! prompt is computed a stream says now and then that it lives, as clients and proxies give up
+//! otherwise.
 
 use std::future::Future;
 use std::io;

@@ -96,7 +96,8 @@ pub struct Scored {
     pub n_tokens: usize,
 }
 
-/// The treatment of texts that are too long, by a field `truncate`; `default` where it is not given.
+/// The treatment of texts that are too long, by a field `truncate`; `default` where it is not
+/// given.
 pub(crate) fn long_texts(truncate: Option<bool>, default: LongTexts) -> LongTexts {
     match truncate {
         Some(true) => LongTexts::Truncate,

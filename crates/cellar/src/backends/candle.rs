@@ -19,8 +19,8 @@ pub(super) enum CandleDevice {
 /// Opens it on a device.
 ///
 /// # Errors
-/// [`BackendError::Unavailable`] where it cannot profile and is asked to, threads cannot be started,
-/// or there is no such device.
+/// [`BackendError::Unavailable`] where it cannot profile and is asked to, threads cannot be
+/// started, or there is no such device.
 pub(super) fn open(
     options: &BackendOptions,
     device: CandleDevice,

@@ -10,8 +10,9 @@ use clap::Args;
 /// Where events of cached blocks are published.
 #[derive(Debug, Args)]
 pub(crate) struct KvEventArgs {
-    /// Publish over ZeroMQ which blocks of tokens come and go, in vLLM's format, for routers: at this
-    /// endpoint, as tcp://127.0.0.1:5557. Every subscriber reads the tokens of all prompts and texts
+    /// Publish over ZeroMQ which blocks of tokens come and go, in vLLM's format, for routers: at
+    /// this endpoint, as tcp://127.0.0.1:5557. Every subscriber reads the tokens of all prompts and
+    /// texts
     #[arg(long, value_name = "ENDPOINT")]
     kv_events: Option<String>,
     /// Send events again to a router that asks at this endpoint, as tcp://127.0.0.1:5558

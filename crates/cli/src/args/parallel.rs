@@ -39,8 +39,8 @@ pub(crate) struct ParallelArgs {
     pub(crate) no_prefix_cache: bool,
 }
 
-/// Sequences that hold cached prefixes while all requests run. Each is an id and costs nothing; what
-/// limits prefixes is their bytes.
+/// Sequences that hold cached prefixes while all requests run. Each is an id and costs nothing;
+/// what limits prefixes is their bytes.
 const PREFIX_SEQS: u32 = 256;
 
 /// Which cached prefix makes room for others.
@@ -90,9 +90,10 @@ impl ParallelArgs {
             max_running: Some(self.parallel),
             step_tokens: self.step_tokens,
             step_time: (step_ms > 0).then(|| Duration::from_millis(step_ms.into())),
-            prefix_cache: match self.no_prefix_cache {
-                true => PrefixCaching::Off,
-                false => PrefixCaching::On,
+            prefix_cache: if self.no_prefix_cache {
+                PrefixCaching::Off
+            } else {
+                PrefixCaching::On
             },
             eviction: self.eviction.policy(),
             ..ServiceConfig::default()

@@ -124,8 +124,8 @@ pub(crate) struct RunArgs {
     /// object of --json
     #[arg(long, conflicts_with = "json")]
     pub(crate) jsonl: bool,
-    /// With --json or --jsonl, give the log probability of each token, and of the N likeliest in its
-    /// place, at most 20
+    /// With --json or --jsonl, give the log probability of each token, and of the N likeliest in
+    /// its place, at most 20
     #[arg(long, value_name = "N", value_parser = top_logprobs(), requires = "objects")]
     pub(crate) logprobs: Option<u32>,
     /// With --json or --jsonl, the same for the tokens of the prompt

@@ -88,8 +88,8 @@ pub(crate) struct SamplerArgs {
     /// Do not end the text before it has N tokens
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = count_or_none())]
     pub(crate) min_tokens: u32,
-    /// Locally typical sampling: keep the tokens whose surprise is nearest to the expected one, until
-    /// their probabilities add up to P; 1 keeps all
+    /// Locally typical sampling: keep the tokens whose surprise is nearest to the expected one,
+    /// until their probabilities add up to P; 1 keeps all
     #[arg(long, visible_alias = "typical-p", value_name = "P", default_value_t = 1.0,
           hide_short_help = true, value_parser = values::probability)]
     pub(crate) typical: f32,

@@ -62,8 +62,8 @@ pub(crate) struct ServeArgs {
     /// The same, without -m
     #[arg(value_name = "MODEL")]
     files: Vec<PathBuf>,
-    /// Serve every GGUF file and every directory of a model in DIR too; each is loaded when a request
-    /// names it
+    /// Serve every GGUF file and every directory of a model in DIR too; each is loaded when a
+    /// request names it
     #[arg(long, visible_alias = "models-dir", value_name = "DIR")]
     pub(crate) models: Option<PathBuf>,
     /// Memory that all models together may take: 8G, 512M [default: what the machine has free]
@@ -155,7 +155,8 @@ pub(crate) struct ServeArgs {
     /// model
     #[arg(long, value_name = "DIR", conflicts_with = "trace")]
     pub(crate) slot_save_path: Option<PathBuf>,
-    /// Keep files of /v1/files and batches in DIR, so that they are there when the server starts again
+    /// Keep files of /v1/files and batches in DIR, so that they are there when the server starts
+    /// again
     #[arg(long, value_name = "DIR")]
     pub(crate) files_dir: Option<PathBuf>,
     /// Show the first and last words of prompts and texts in the live view, to every viewer
@@ -166,7 +167,8 @@ pub(crate) struct ServeArgs {
     #[cfg(feature = "kv-events")]
     #[command(flatten, next_help_heading = "KV events")]
     pub(crate) kv_events: super::kv_events::KvEventArgs,
-    /// Tokens of thinking after which a reasoning model has to answer, of requests that do not say it; 0 is none, and -1 no limit
+    /// Tokens of thinking after which a reasoning model has to answer, of requests that do not say
+    /// it; 0 is none, and -1 no limit
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = values::thinking_limit)]
     pub(crate) reasoning_budget: Option<PredictLimit>,
     #[command(flatten)]

@@ -39,8 +39,8 @@ impl SwapArgs {
         self.swap_memory.map_or(0, |size| size.0)
     }
 
-    /// Bytes of the host for the one state of a file that is in memory: none is larger than all that may be
-    /// there without a file.
+    /// Bytes of the host for the one state of a file that is in memory: none is larger than all
+    /// that may be there without a file.
     pub(crate) fn read_bytes(&self) -> u64 {
         self.memory_bytes().min(self.disk_bytes())
     }

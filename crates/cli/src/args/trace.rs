@@ -1,5 +1,5 @@
-//! `--trace` of the commands that run a service, and the flags of `cellar replay`. Knows nothing of what
-//! is in a trace.
+//! `--trace` of the commands that run a service, and the flags of `cellar replay`. Knows nothing of
+//! what is in a trace.
 
 use std::path::PathBuf;
 

@@ -89,9 +89,10 @@ impl AnswerPrinter {
             return Ok(());
         }
         // Line breaks stand around thinking.
-        let part = match self.has_thought && !self.has_begun {
-            true => part.trim_start(),
-            false => part,
+        let part = if self.has_thought && !self.has_begun {
+            part.trim_start()
+        } else {
+            part
         };
         if part.is_empty() {
             return Ok(());
@@ -133,9 +134,10 @@ impl AnswerPrinter {
     /// # Errors
     /// Where it cannot be written.
     pub(crate) fn end_line(&mut self, out: &mut impl Write) -> io::Result<()> {
-        match self.has_begun || self.has_thought {
-            true => self.finish(out),
-            false => Ok(()),
+        if self.has_begun || self.has_thought {
+            self.finish(out)
+        } else {
+            Ok(())
         }
     }
 

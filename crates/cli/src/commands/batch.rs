@@ -67,9 +67,10 @@ pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     let lines = requests::read(&input::text(&args.file)?).with_context(of_file)?;
     let mut answers = match &args.output {
         Some(path) => {
-            let existing = match args.resume {
-                true => Existing::Continued,
-                false => Existing::Replaced,
+            let existing = if args.resume {
+                Existing::Continued
+            } else {
+                Existing::Replaced
             };
             Answers::to_file(path, existing, lines.len())?
         }

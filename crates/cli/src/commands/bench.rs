@@ -1,5 +1,5 @@
-//! `cellar bench`: tokens per second, of prompts and of generation separately; or, with clients, what
-//! each waits for.
+//! `cellar bench`: tokens per second, of prompts and of generation separately; or, with clients,
+//! what each waits for.
 
 mod clients;
 mod load;
@@ -83,9 +83,10 @@ pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     }
     let profile = args.times.then(Arc::<Profile>::default);
     let mut load = Load::new(args, profile.clone());
-    let n_needed = match args.engine.streams.streams {
-        true => load.cells_of_one(),
-        false => load.cells_of_all(),
+    let n_needed = if args.engine.streams.streams {
+        load.cells_of_one()
+    } else {
+        load.cells_of_all()
     };
     let Ok(n_needed) = u32::try_from(n_needed) else {
         return usage(format!(

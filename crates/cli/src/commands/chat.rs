@@ -1,7 +1,7 @@
 //! `cellar chat`: a conversation, one message per line.
 //!
-//! Invariant: a message that cannot be answered is no part of the conversation, and with a person at
-//! a terminal no error but a closed terminal ends the program. Knows nothing of tokens.
+//! Invariant: a message that cannot be answered is no part of the conversation, and with a person
+//! at a terminal no error but a closed terminal ends the program. Knows nothing of tokens.
 
 mod commands;
 mod conversation;
@@ -80,9 +80,10 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
             path.display()
         ));
     }
-    let history = match args.no_history {
-        true => None,
-        false => history_path()?,
+    let history = if args.no_history {
+        None
+    } else {
+        history_path()?
     };
     let cancel = cancel_on_interrupt()?;
     let _restore = keyboard::RestoreOnDrop;

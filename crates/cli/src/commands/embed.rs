@@ -32,9 +32,10 @@ pub(super) fn run(args: &EmbedArgs, out: &mut impl Write) -> anyhow::Result<Exit
              --tokens 1,2,3"
         ));
     }
-    let tokenizer = match takes_tokens {
-        true => None,
-        false => Some(Arc::clone(source.load()?.tokenizer())),
+    let tokenizer = if takes_tokens {
+        None
+    } else {
+        Some(Arc::clone(source.load()?.tokenizer()))
     };
     let config = config(args, &file);
     let plan = config.plan(&file).map_err(with_advice)?;
@@ -82,9 +83,10 @@ fn texts(args: &EmbedArgs) -> anyhow::Result<Vec<String>> {
 }
 
 fn config(args: &EmbedArgs, file: &OpenModel) -> EmbedderConfig {
-    let normalization = match args.no_normalize {
-        true => Some(Normalization::None),
-        false => args.normalize.map(Into::into),
+    let normalization = if args.no_normalize {
+        Some(Normalization::None)
+    } else {
+        args.normalize.map(Into::into)
     };
     EmbedderConfig {
         pooling: args.pooling.map(Into::into),

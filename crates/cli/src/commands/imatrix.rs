@@ -60,9 +60,10 @@ pub(super) fn run(args: &ImatrixArgs, out: &mut impl Write) -> anyhow::Result<Ex
             tokens.len(),
         );
     }
-    let matrices = match args.process_output {
-        true => RecordedMatrices::All,
-        false => RecordedMatrices::Layers,
+    let matrices = if args.process_output {
+        RecordedMatrices::All
+    } else {
+        RecordedMatrices::Layers
     };
     let config = EngineConfig {
         n_ctx: Some(n_ctx),

@@ -164,10 +164,8 @@ struct Distribution {
 
 impl Distribution {
     fn of(logits: &[f32]) -> Self {
-        let largest = |best: (usize, f32), (at, &v): (usize, &f32)| match v > best.1 {
-            true => (at, v),
-            false => best,
-        };
+        let largest =
+            |best: (usize, f32), (at, &v): (usize, &f32)| if v > best.1 { (at, v) } else { best };
         let (top, max) = logits
             .iter()
             .enumerate()

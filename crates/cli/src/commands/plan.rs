@@ -73,8 +73,8 @@ struct Report {
     backend_error: Option<String>,
     /// Weights that are read from the file: those that are neither packed nor looked up.
     mapped: u64,
-    /// Weights of which only the rows of tokens are read, in the pages of the file that have them. Not
-    /// in the total: how many come depends on the tokens, and the system may take them away.
+    /// Weights of which only the rows of tokens are read, in the pages of the file that have them.
+    /// Not in the total: how many come depends on the tokens, and the system may take them away.
     looked_up: u64,
     /// The model of --draft-model, which is in the total.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -84,8 +84,8 @@ struct Report {
     swap: Option<SwapReport>,
     /// This process with the header and the tokenizer of the model, where the system reports it.
     process: Option<u64>,
-    /// What a process takes whose context is full: memory, packed and mapped weights, scratch, swap,
-    /// and the process itself; what a device holds where it shares the memory.
+    /// What a process takes whose context is full: memory, packed and mapped weights, scratch,
+    /// swap, and the process itself; what a device holds where it shares the memory.
     total: u64,
     /// Free memory of this machine, where the system reports it.
     available: Option<u64>,
@@ -195,7 +195,8 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         Ok(planned) => (Some(planned), None),
         Err(error) => (None, Some(one_line(&error))),
     };
-    // With the code that builds and lowers graphs, as in a process that runs the model; its data is gone then.
+    // With the code that builds and lowers graphs, as in a process that runs the model; its data is
+    // gone then.
     let process =
         loaded.map(|own| own.data + machine::own_memory().map_or(own.files, |now| now.files));
     let name = planned.as_ref().and_then(|planned| planned.kind);

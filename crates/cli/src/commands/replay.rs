@@ -73,9 +73,10 @@ pub(super) fn run(args: &ReplayArgs, out: &mut impl Write) -> anyhow::Result<Exi
         recorded: Rated::new(trace.recorded()),
         replayed: Rated::new(replayed),
     };
-    match args.json {
-        true => writeln!(out, "{}", terminal::json(&report)?)?,
-        false => print(&report, out)?,
+    if args.json {
+        writeln!(out, "{}", terminal::json(&report)?)?;
+    } else {
+        print(&report, out)?;
     }
     out.flush()?;
     Ok(Exit::Done)

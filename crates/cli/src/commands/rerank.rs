@@ -59,9 +59,10 @@ pub(super) fn run(args: &RerankArgs, out: &mut impl Write) -> anyhow::Result<Exi
         score: ranked.score,
         document: documents.get(ranked.index).map_or("", String::as_str),
     });
-    match args.json {
-        true => print_json(rows, out)?,
-        false => print_table(rows, documents.len(), out)?,
+    if args.json {
+        print_json(rows, out)?;
+    } else {
+        print_table(rows, documents.len(), out)?;
     }
     out.flush()?;
     Ok(Exit::Done)

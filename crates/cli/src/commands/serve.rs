@@ -483,9 +483,10 @@ fn start(
     let engine = resolve::open_engine(file, &args.engine.compute, &config, PromptOutputs::Last)?;
     let config = ServiceConfig {
         max_queued: args.max_queued as usize,
-        excerpts: match args.show_text {
-            true => ExcerptLen::Tokens(EXCERPT_LEN),
-            false => ExcerptLen::None,
+        excerpts: if args.show_text {
+            ExcerptLen::Tokens(EXCERPT_LEN)
+        } else {
+            ExcerptLen::None
         },
         ..args.parallel.service_config(DEFAULT_STEP_MS)
     };

@@ -158,9 +158,10 @@ impl<B: Backend> Denoiser<B> {
         let mut batch = Batch::new();
         for seq in 0..n_seqs {
             for (at, (&token, &wanted)) in text.tokens.iter().zip(&wanted).enumerate() {
-                let token = match seq == 1 && at < text.n_prompt {
-                    true => self.mask,
-                    false => token,
+                let token = if seq == 1 && at < text.n_prompt {
+                    self.mask
+                } else {
+                    token
                 };
                 let entry = batch.push_token(token).in_sequence(SeqId(seq));
                 if wanted {

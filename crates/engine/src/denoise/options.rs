@@ -81,10 +81,7 @@ impl Default for DenoiseOptions {
 impl DenoiseOptions {
     /// Sequences that a step computes: the text, and with guidance the same without its prompt.
     pub fn n_seqs(&self) -> u32 {
-        match self.guidance > 0.0 {
-            true => 2,
-            false => 1,
-        }
+        if self.guidance > 0.0 { 2 } else { 1 }
     }
 
     /// The configuration of an engine for texts behind prompts of at most `n_prompt` tokens.
@@ -152,9 +149,10 @@ impl DenoiseOptions {
             }
             FillSchedule::Blocks { .. } | FillSchedule::Times { .. } => {}
         }
-        match self.guidance.is_finite() && self.guidance >= 0.0 {
-            true => Ok(()),
-            false => Err(ConfigError::Guidance(self.guidance)),
+        if self.guidance.is_finite() && self.guidance >= 0.0 {
+            Ok(())
+        } else {
+            Err(ConfigError::Guidance(self.guidance))
         }
     }
 }

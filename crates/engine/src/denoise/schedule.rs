@@ -52,9 +52,10 @@ fn by_time(n_tokens: usize, n_steps: usize, end: f64) -> Vec<FillStep> {
     let time = |step: usize| 1.0 - (1.0 - end) * step as f64 / n_steps as f64;
     let mut n_left = n_tokens;
     let step = |at: usize| {
-        let n_fill = match at + 1 == n_steps {
-            true => n_left,
-            false => (n_left as f64 * (1.0 - time(at + 1) / time(at))) as usize,
+        let n_fill = if at + 1 == n_steps {
+            n_left
+        } else {
+            (n_left as f64 * (1.0 - time(at + 1) / time(at))) as usize
         };
         n_left -= n_fill;
         FillStep {

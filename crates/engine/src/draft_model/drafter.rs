@@ -1,8 +1,8 @@
-//! [`ModelDrafter`]: drafts the tokens of one text with a [`DraftModel`], alone or together with other
-//! texts ([`draft_together`]).
+//! [`ModelDrafter`]: drafts the tokens of one text with a [`DraftModel`], alone or together with
+//! other texts ([`draft_together`]).
 //!
-//! Invariant: while it lives, the model keeps what it computed of the text where it has room; what is
-//! drafted depends on the text alone. Knows no memory.
+//! Invariant: while it lives, the model keeps what it computed of the text where it has room; what
+//! is drafted depends on the text alone. Knows no memory.
 
 use cellar_scheduler::{DraftLength, Speculated};
 use kv_core::TokenId;

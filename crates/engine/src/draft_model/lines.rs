@@ -1,11 +1,11 @@
 //! [`Lines`]: what a draft model remembers of the texts that it drafts for, and how it drafts for
 //! several in common batches.
 //!
-//! A line is a sequence of the model's engine. Invariant: before tokens are drafted, the line of a text
-//! holds the text but its last token and nothing else: tokens that the larger model did not take are
-//! removed, whatever became of the text meanwhile. A line that is released keeps its tokens, for the
-//! next text that begins so, until their room is needed. Knows neither samplers nor what becomes of
-//! drafts.
+//! A line is a sequence of the model's engine. Invariant: before tokens are drafted, the line of a
+//! text holds the text but its last token and nothing else: tokens that the larger model did not
+//! take are removed, whatever became of the text meanwhile. A line that is released keeps its
+//! tokens, for the next text that begins so, until their room is needed. Knows neither samplers nor
+//! what becomes of drafts.
 
 use std::cmp::Reverse;
 
@@ -156,9 +156,10 @@ impl Lines {
                 let entry = self.batch.push_token(last);
                 entry.in_sequence(job.line.seq()).with_output();
             }
-            let computed = match jobs.is_empty() {
-                true => break,
-                false => self.compute(cancel),
+            let computed = if jobs.is_empty() {
+                break;
+            } else {
+                self.compute(cancel)
             };
             match computed {
                 Ok(()) => jobs.iter().for_each(|job| {
@@ -216,8 +217,8 @@ impl Lines {
         })
     }
 
-    /// The line of a text: its own, else of those that no text has the one that begins most like it, else
-    /// the one whose text has not drafted for longest.
+    /// The line of a text: its own, else of those that no text has the one that begins most like
+    /// it, else the one whose text has not drafted for longest.
     fn line_of(&mut self, text: &Wanted<'_>) -> Option<LineIdx> {
         let all = || self.lines.iter().enumerate();
         let own = all().find(|(_, line)| line.owner == Some(text.owner));
@@ -252,8 +253,8 @@ impl Lines {
         let seqs = Seqs::One(line.seq());
         match self.engine.remove(seqs, PosRange::from(first..)) {
             Ok(_) => self.lines[line.0].held.truncate(n_common),
-            // A window that has forgotten what it would see, or a text that is another one: all of it
-            // is computed again. Of single tokens none has to be taken back.
+            // A window that has forgotten what it would see, or a text that is another one: all of
+            // it is computed again. Of single tokens none has to be taken back.
             Err(EngineError::Refused(_)) => {
                 if n_held - n_common < self.limit {
                     self.limit = 1;
@@ -282,8 +283,8 @@ impl Lines {
         })
     }
 
-    /// Computes what lines do not have of their texts, the shortest first and a ubatch at most. Returns
-    /// the texts that are complete, in the order of their rows.
+    /// Computes what lines do not have of their texts, the shortest first and a ubatch at most.
+    /// Returns the texts that are complete, in the order of their rows.
     fn catch_up(
         &mut self,
         mut jobs: Vec<Job>,
@@ -346,7 +347,8 @@ impl Lines {
         }
     }
 
-    /// Adds to each draft the token that a greedy sampler takes; one without such a token is complete.
+    /// Adds to each draft the token that a greedy sampler takes; one without such a token is
+    /// complete.
     fn take_rows(&self, jobs: &mut [Job]) {
         let logits = self.engine.last_logits();
         for (row, job) in jobs.iter_mut().enumerate() {

@@ -1,9 +1,9 @@
-//! [`DraftModel`]: a smaller model with the same vocabulary, which drafts the tokens that may follow
-//! texts of a larger one.
+//! [`DraftModel`]: a smaller model with the same vocabulary, which drafts the tokens that may
+//! follow texts of a larger one.
 //!
-//! It has an engine of its own, with a memory of its own, and a sequence for each text that it drafts
-//! for at the same time. What it cannot compute ends drafts, never a text. Knows no sampler: it
-//! drafts the likeliest token each time.
+//! It has an engine of its own, with a memory of its own, and a sequence for each text that it
+//! drafts for at the same time. What it cannot compute ends drafts, never a text. Knows no sampler:
+//! it drafts the likeliest token each time.
 
 mod drafter;
 mod lines;
@@ -36,16 +36,17 @@ pub struct DraftModel {
 
 impl DraftModel {
     /// A model that drafts at most `n_max` tokens of a text at once. `engine` is its own, with a
-    /// sequence for each text that is drafted for at the same time, and what it remembered goes; a model
-    /// with recurrent layers needs `n_max` snapshots
-    /// ([`EngineConfig::n_snapshots`](crate::EngineConfig::n_snapshots)), or drafts one token
-    /// more than it has; one with sliding windows wants
+    /// sequence for each text that is drafted for at the same time, and what it remembered goes; a
+    /// model with recurrent layers needs `n_max` snapshots
+    /// ([`EngineConfig::n_snapshots`](crate::EngineConfig::n_snapshots)), or drafts one token more
+    /// than it has; one with sliding windows wants
     /// [`SwaSize::Full`](kv_core::memory::SwaSize::Full), or drafts single tokens of long texts.
     ///
     /// # Errors
     /// [`EngineError::VocabulariesDiffer`] with the first token that its tokenizer and that of the
     /// `target` do not have in common; [`EngineError::Config`] where `n_max` is 0 or above
-    /// [`MAX_DRAFT`](cellar_scheduler::MAX_DRAFT); [`EngineError::SourcesUnsupported`] where it encodes a source before each text.
+    /// [`MAX_DRAFT`](cellar_scheduler::MAX_DRAFT); [`EngineError::SourcesUnsupported`] where it
+    /// encodes a source before each text.
     pub fn new(
         engine: Engine<BoxedBackend>,
         tokenizer: &Tokenizer,
@@ -64,8 +65,8 @@ impl DraftModel {
         })
     }
 
-    /// Checks that tokens mean the same to both, before the model is loaded. One may have more of them,
-    /// which are not used.
+    /// Checks that tokens mean the same to both, before the model is loaded. One may have more of
+    /// them, which are not used.
     ///
     /// # Errors
     /// [`EngineError::VocabulariesDiffer`] with the first token that the two do not have in common.

@@ -1,9 +1,9 @@
 //! [`Generation`]: one text, from its prompt to the reason why it ended.
 //!
 //! Invariant: the pieces concatenated are the decoded text up to the stop, each of whole
-//! characters; after the end there are none. The state of the text ([`Completion`]) is separate from
-//! the engine, which each call borrows: texts in different sequences of one engine can take turns.
-//! Knows nothing of chat messages.
+//! characters; after the end there are none. The state of the text ([`Completion`]) is separate
+//! from the engine, which each call borrows: texts in different sequences of one engine can take
+//! turns. Knows nothing of chat messages.
 
 mod next_token;
 
@@ -43,8 +43,8 @@ pub struct GenerateOptions {
     pub stop_tokens: Vec<TokenId>,
     /// Which log probabilities of its tokens are wanted.
     pub logprobs: Logprobs,
-    /// Which log probabilities of the prompt's tokens are wanted: of each prompt that is fed, all but
-    /// the first.
+    /// Which log probabilities of the prompt's tokens are wanted: of each prompt that is fed, all
+    /// but the first.
     pub prompt_logprobs: Logprobs,
     /// Cancels it.
     pub cancel: CancelFlag,
@@ -52,8 +52,8 @@ pub struct GenerateOptions {
     pub long_context: LongContext,
     /// Tokens that the sequence has already, for penalties and prompt lookup.
     pub history: Vec<TokenId>,
-    /// Whether tokens are drafted and verified several at once. The text is the same, byte for byte on
-    /// the CPU backend; only pieces are longer.
+    /// Whether tokens are drafted and verified several at once. The text is the same, byte for byte
+    /// on the CPU backend; only pieces are longer.
     pub speculation: Speculation,
     /// The model that drafts with [`Speculation::Draft`].
     pub draft_model: Option<DraftModel>,
@@ -249,12 +249,14 @@ impl Generation {
     }
 
     /// Evaluates a prompt ubatch by ubatch, calling `on_progress` after each. A text that was
-    /// cancelled goes on once the flag is reset. With a model that has an encoder, the first prompt of a
-    /// sequence is its source: it is encoded, and the text begins with the model's start token.
+    /// cancelled goes on once the flag is reset. With a model that has an encoder, the first prompt
+    /// of a sequence is its source: it is encoded, and the text begins with the model's start
+    /// token.
     ///
     /// # Errors
     /// [`EngineError::EmptyPrompt`], [`EngineError::PromptTooLong`] and, where it is not the first
-    /// prompt, [`EngineError::SequenceChanged`] before anything is evaluated; others from [`Engine::decode`], where the pieces before stay evaluated.
+    /// prompt, [`EngineError::SequenceChanged`] before anything is evaluated; others from
+    /// [`Engine::decode`], where the pieces before stay evaluated.
     pub fn feed<B: Backend, M: Memory + Clone>(
         &mut self,
         engine: &mut Engine<B, M>,
@@ -268,8 +270,8 @@ impl Generation {
         fed
     }
 
-    /// Goes on where others changed its sequence on purpose, which holds its tokens but the pending one
-    /// as before: perhaps with other tokens in front of them.
+    /// Goes on where others changed its sequence on purpose, which holds its tokens but the pending
+    /// one as before: perhaps with other tokens in front of them.
     pub fn accept_changes<B: Backend, M: Memory + Clone>(&mut self, engine: &Engine<B, M>) {
         self.n_changes = Some(engine.n_changes(self.seq));
     }
@@ -308,9 +310,10 @@ impl Generation {
         let (n_tokens, mut n_done) = (prompt.len(), 0);
         let n_before = self.completion.prompt_logprobs().len();
         let n_ubatch = engine.settings().n_ubatch.max(1) as usize;
-        let n_piece = match self.completion.wants_prompt_rows() {
-            true => n_ubatch.min(MAX_PROMPT_ROWS),
-            false => n_ubatch,
+        let n_piece = if self.completion.wants_prompt_rows() {
+            n_ubatch.min(MAX_PROMPT_ROWS)
+        } else {
+            n_ubatch
         };
         for piece in prompt.chunks(n_piece) {
             if self.is_cancelled() {
@@ -385,16 +388,15 @@ impl Generation {
     }
 
     /// The next piece of text, or `None` when it has ended. Pieces may be empty: a token may end
-    /// inside a character, or begin a stop string. With [`GenerateOptions::speculation`] a piece may be
-    /// of several tokens. What is held back for these reasons when the
-    /// text is cancelled stays held back, so that the text can go on once the flag is reset.
+    /// inside a character, or begin a stop string. With [`GenerateOptions::speculation`] a piece
+    /// may be of several tokens. What is held back for these reasons when the text is cancelled
+    /// stays held back, so that the text can go on once the flag is reset.
     ///
     /// # Errors
-    /// [`EngineError::SequenceChanged`] where others changed its sequence since: another text was begun
-    /// there, or its memory was edited. [`EngineError::EmptyPrompt`] where no prompt was given,
-    /// [`EngineError::NoLogits`] after a
-    /// prompt that failed or was cancelled; otherwise as [`Engine::decode`] and
-    /// [`Sampler::sample`](crate::sampler::Sampler::sample).
+    /// [`EngineError::SequenceChanged`] where others changed its sequence since: another text was
+    /// begun there, or its memory was edited. [`EngineError::EmptyPrompt`] where no prompt was
+    /// given, [`EngineError::NoLogits`] after a prompt that failed or was cancelled; otherwise as
+    /// [`Engine::decode`] and [`Sampler::sample`](crate::sampler::Sampler::sample).
     pub fn next_piece<B: Backend, M: Memory + Clone>(
         &mut self,
         engine: &mut Engine<B, M>,

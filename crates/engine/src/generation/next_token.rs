@@ -1,6 +1,7 @@
 //! The next token of a [`Generation`], or several where drafted ones are right.
 //!
-//! Invariant: a token whose evaluation fails, or has no room, stays pending. Knows nothing of prompts.
+//! Invariant: a token whose evaluation fails, or has no room, stays pending. Knows nothing of
+//! prompts.
 
 use std::time::Instant;
 
@@ -100,8 +101,8 @@ impl Generation {
         Ok(Chosen::Tokens { token, n_evaluated })
     }
 
-    /// Evaluates the pending token, and a draft behind it, of which it returns what was evaluated; `None`
-    /// where there is no room for the token.
+    /// Evaluates the pending token, and a draft behind it, of which it returns what was evaluated;
+    /// `None` where there is no room for the token.
     fn evaluate_pending<B: Backend, M: Memory + Clone>(
         &mut self,
         engine: &mut Engine<B, M>,

@@ -13,9 +13,9 @@ use crate::config::{ConfigError, MAX_LAST_N};
 
 /// How the next token is chosen from the logits.
 ///
-/// The defaults are those of llama.cpp, and so is the order of the steps: logit bias, penalties, DRY,
-/// top-nσ, top-k, typical-p, top-p, min-p, XTC, temperature, draw. With mirostat it is logit bias,
-/// penalties, DRY, temperature, mirostat, draw. `min_tokens` goes before all of them.
+/// The defaults are those of llama.cpp, and so is the order of the steps: logit bias, penalties,
+/// DRY, top-nσ, top-k, typical-p, top-p, min-p, XTC, temperature, draw. With mirostat it is logit
+/// bias, penalties, DRY, temperature, mirostat, draw. `min_tokens` goes before all of them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SamplerConfig {
@@ -33,9 +33,9 @@ pub struct SamplerConfig {
     /// Keeps tokens whose probability, relative to the most likely one's, is at least this, in
     /// `0..=1`; 0 keeps all.
     pub min_p: f32,
-    /// Locally typical sampling (arXiv:2202.00666): keeps the tokens whose surprise is nearest to the
-    /// expected one until their probabilities together reach this, in `0..=1`; 1 keeps all. At least
-    /// one token stays.
+    /// Locally typical sampling (arXiv:2202.00666): keeps the tokens whose surprise is nearest to
+    /// the expected one until their probabilities together reach this, in `0..=1`; 1 keeps all. At
+    /// least one token stays.
     pub typical_p: f32,
     /// Excludes the most probable tokens now and then.
     pub xtc: Xtc,

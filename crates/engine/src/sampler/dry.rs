@@ -1,8 +1,8 @@
 //! DRY: a penalty on tokens that would continue a repetition.
 //!
-//! Invariant: what is penalised depends only on the settings and the last tokens of the text, and no
-//! penalty excludes a token. A breaker is a text, found in what the tokens write, however they are
-//! cut.
+//! Invariant: what is penalised depends only on the settings and the last tokens of the text, and
+//! no penalty excludes a token. A breaker is a text, found in what the tokens write, however they
+//! are cut.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -111,9 +111,10 @@ impl Step for DryStep {
         self.text.push(token);
         // A token that the vocabulary lacks writes nothing.
         let piece = self.tokenizer.piece(token, SpecialPieces::Render);
-        match self.breaks(&piece.unwrap_or_default()) {
-            true => self.n_unbroken = 0,
-            false => self.n_unbroken += 1,
+        if self.breaks(&piece.unwrap_or_default()) {
+            self.n_unbroken = 0;
+        } else {
+            self.n_unbroken += 1;
         }
         // The window alone is kept; moving it costs one step for each token.
         if let Some(last_n) = self.config.last_n
@@ -140,9 +141,10 @@ fn suffix_matches(text: &[TokenId], matches: &mut Vec<usize>) {
     // The match that reaches furthest, as the interval `left..right` of the reversed text.
     let (mut left, mut right) = (0, 0);
     for i in 1..n {
-        let mut len = match i < right {
-            true => matches[i - left].min(right - i),
-            false => 0,
+        let mut len = if i < right {
+            matches[i - left].min(right - i)
+        } else {
+            0
         };
         while i + len < n && at(len) == at(i + len) {
             len += 1;

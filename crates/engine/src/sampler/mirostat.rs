@@ -11,8 +11,8 @@ use super::steps::{Step, TokenOrigin};
 
 /// The limit, and what the last candidates' surprises were.
 ///
-/// The surprise of a token is `-log2 p`. Tokens above the limit `mu` are left out; after a token with
-/// the surprise `s` among those that stayed, `mu -= eta * (s - tau)`. It begins at `2 tau`
+/// The surprise of a token is `-log2 p`. Tokens above the limit `mu` are left out; after a token
+/// with the surprise `s` among those that stayed, `mu -= eta * (s - tau)`. It begins at `2 tau`
 /// (arXiv:2007.14966, algorithm 2).
 #[derive(Clone, Debug)]
 pub struct MirostatStep {

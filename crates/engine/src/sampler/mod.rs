@@ -1,9 +1,10 @@
 //! The sampler: from one logits row to the next token.
 //!
 //! A chain of [`Step`]s narrows the [`Candidates`] down, then a seeded draw picks one. The order is
-//! that of llama.cpp's default, see [`SamplerConfig`]. The logits row is borrowed, never copied whole
-//! by the default chain. Invariant: the same configuration, text and logits give the same token on
-//! every platform. Knows nothing of models or memory, and of text only what DRY's breakers are.
+//! that of llama.cpp's default, see [`SamplerConfig`]. The logits row is borrowed, never copied
+//! whole by the default chain. Invariant: the same configuration, text and logits give the same
+//! token on every platform. Knows nothing of models or memory, and of text only what DRY's breakers
+//! are.
 
 mod bias;
 mod candidates;
@@ -51,7 +52,8 @@ pub enum SampleError {
         /// Its logit.
         logit: f32,
     },
-    /// Some logit is NaN or plus infinity; which is not known where candidates were found elsewhere.
+    /// Some logit is NaN or plus infinity; which is not known where candidates were found
+    /// elsewhere.
     #[error("a logit is not a number, or infinite")]
     NotNumbers,
     /// Every token is excluded.

@@ -186,9 +186,10 @@ impl Mirostat {
 }
 
 fn at_least(name: &'static str, got: f32, least: u8) -> Result<(), ConfigError> {
-    match got.is_finite() && got >= f32::from(least) {
-        true => Ok(()),
-        false => Err(ConfigError::BelowLeast { name, got, least }),
+    if got.is_finite() && got >= f32::from(least) {
+        Ok(())
+    } else {
+        Err(ConfigError::BelowLeast { name, got, least })
     }
 }
 

@@ -1,13 +1,14 @@
 //! Many requests on one engine: [`Service`].
 //!
-//! A service runs a [`Session`](crate::session::Session) on a thread of its own. Requests ([`TextRequest`]) go in from any thread, and each comes back as a stream of
-//! pieces ([`TextStream`]). Requests are computed together: a step has one token of every text that
-//! goes on, and chunks of prompts.
+//! A service runs a [`Session`](crate::session::Session) on a thread of its own. Requests
+//! ([`TextRequest`]) go in from any thread, and each comes back as a stream of pieces
+//! ([`TextStream`]). Requests are computed together: a step has one token of every text that goes
+//! on, and chunks of prompts.
 //!
 //! Two promises. The text of a request is what it would be alone: byte for byte on the CPU backend,
 //! where the same tokens give the same bits in any company; on other backends within their
-//! tolerance. And no request that was taken ends because memory ran short: the youngest of the lowest
-//! priority waits then, and goes on exactly where it was.
+//! tolerance. And no request that was taken ends because memory ran short: the youngest of the
+//! lowest priority waits then, and goes on exactly where it was.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -36,13 +37,14 @@
 //!
 //! [`Service::watch`] looks at it while it runs: which cells of the memory belong to which requests
 //! ([`Frame`]), and what happens to them ([`ServiceEvent`]). [`ServiceExtras`] has two more
-//! observers: a trace, from which [`trace::replay`](crate::trace::replay) computes what another memory would do,
-//! and a [`BlockObserver`], which gets events of blocks of tokens as a router counts them.
+//! observers: a trace, from which [`trace::replay`](crate::trace::replay) computes what another
+//! memory would do, and a [`BlockObserver`], which gets events of blocks of tokens as a router
+//! counts them.
 //!
-//! [`Service::save_prefixes`] writes the cached prefixes, and [`Service::restore_prefixes`] takes them
-//! back in another process. What the memory held of a request that has to wait goes to the host
-//! ([`EngineConfig::swap_bytes`](crate::EngineConfig::swap_bytes)), and on to files ([`SwapDir`]), and comes
-//! back from there.
+//! [`Service::save_prefixes`] writes the cached prefixes, and [`Service::restore_prefixes`] takes
+//! them back in another process. What the memory held of a request that has to wait goes to the
+//! host ([`EngineConfig::swap_bytes`](crate::EngineConfig::swap_bytes)), and on to files
+//! ([`SwapDir`]), and comes back from there.
 //!
 //! Knows no network and no chat.
 

@@ -64,8 +64,8 @@ impl PrefixCommand {
 }
 
 impl<B: Backend, M: Memory + Clone> Service<B, M> {
-    /// Ends all requests, and writes the cached prefixes, theirs included. Nothing is written where there
-    /// are none.
+    /// Ends all requests, and writes the cached prefixes, theirs included. Nothing is written where
+    /// there are none.
     ///
     /// # Errors
     /// [`ServiceError::Engine`] where rows cannot be read, or `out` does not take them; what was
@@ -107,19 +107,19 @@ impl<B: Backend, M: Memory + Clone> Service<B, M> {
         saved
     }
 
-    /// Takes cached prefixes back that [`Service::save_prefixes`] wrote, as far as the memory has room:
-    /// those that were used last go first. To be called before the first request.
+    /// Takes cached prefixes back that [`Service::save_prefixes`] wrote, as far as the memory has
+    /// room: those that were used last go first. To be called before the first request.
     ///
     /// # Errors
-    /// [`ServiceError::PrefixesRefused`] where they are of another version, backend or type of K and V, or
-    /// the service has been used; [`ServiceError::Engine`] where they are of another model, damaged or
-    /// truncated. The service is as before then. [`ServiceError::Stopped`].
+    /// [`ServiceError::PrefixesRefused`] where they are of another version, backend or type of K
+    /// and V, or the service has been used; [`ServiceError::Engine`] where they are of another
+    /// model, damaged or truncated. The service is as before then. [`ServiceError::Stopped`].
     pub fn restore_prefixes(&self, bytes: Vec<u8>) -> Result<PrefixCounts, ServiceError> {
         self.restore(PresentPrefixes::Keep, bytes)
     }
 
-    /// As [`Service::restore_prefixes`], in place of all prefixes that are cached now, at any time when
-    /// there are no requests.
+    /// As [`Service::restore_prefixes`], in place of all prefixes that are cached now, at any time
+    /// when there are no requests.
     ///
     /// # Errors
     /// [`ServiceError::RequestsLive`] where there are requests, and those of

@@ -57,8 +57,8 @@ impl<B: Backend, M: Memory + Clone + Send + 'static> Service<B, M> {
         Self::start_with(engine, tokenizer, config, ServiceExtras::default())
     }
 
-    /// As [`Service::start`], with a trace, a draft model, an observer of blocks and a disk, where there are
-    /// such.
+    /// As [`Service::start`], with a trace, a draft model, an observer of blocks and a disk, where
+    /// there are such.
     ///
     /// # Errors
     /// As [`Session::with`]; [`ServiceError::NoThread`].
@@ -114,8 +114,9 @@ impl<B: Backend, M: Memory + Clone> Service<B, M> {
     }
 
     /// Submits a request for `n` texts of its prompt, which is computed once. Text number `i`,
-    /// counted from 0, is what the request alone gives with `i` added to its seed. `more_steps` gives
-    /// the own steps of each text but the first, as [`TextRequest::steps`] has those of the first.
+    /// counted from 0, is what the request alone gives with `i` added to its seed. `more_steps`
+    /// gives the own steps of each text but the first, as [`TextRequest::steps`] has those of the
+    /// first.
     ///
     /// # Errors
     /// As [`Service::submit`].
@@ -147,7 +148,8 @@ impl<B: Backend, M: Memory + Clone> Service<B, M> {
         self.intake.prompt_limits()
     }
 
-    /// Whether it keeps copies at [`TextRequest::checkpoints`]: with full attention, none are needed.
+    /// Whether it keeps copies at [`TextRequest::checkpoints`]: with full attention, none are
+    /// needed.
     pub fn keeps_checkpoints(&self) -> bool {
         self.keeps_checkpoints
     }
@@ -160,8 +162,8 @@ impl<B: Backend, M: Memory + Clone> Service<B, M> {
         self.intake.draft_limit()
     }
 
-    /// The model that drafts with [`Speculation::Draft`](cellar_scheduler::Speculation::Draft), where
-    /// there is one.
+    /// The model that drafts with [`Speculation::Draft`](cellar_scheduler::Speculation::Draft),
+    /// where there is one.
     pub fn draft_model(&self) -> Option<&DraftModel> {
         self.intake.draft_model()
     }
@@ -186,8 +188,8 @@ impl<B: Backend, M: Memory + Clone> Service<B, M> {
         self.hub.watch(self.hub.n_events())
     }
 
-    /// As [`Service::watch`], from an event on: [`Update::next_event`](crate::session::Update::next_event)
-    /// of a watcher before.
+    /// As [`Service::watch`], from an event on:
+    /// [`Update::next_event`](crate::session::Update::next_event) of a watcher before.
     pub fn watch_from(&self, event: u64) -> Watcher {
         self.hub.watch(event)
     }

@@ -1,11 +1,12 @@
-//! [`BlockEvent`]: which blocks of tokens a service holds, for a router that sends each request where most
-//! of its prompt is.
+//! [`BlockEvent`]: which blocks of tokens a service holds, for a router that sends each request
+//! where most of its prompt is.
 //!
-//! A block is so many tokens and all before them; its hash, which the observer computes, stands for both and
-//! for the salt that may share them. With sliding windows and recurrent states a prompt can begin at kept
-//! points alone, so that less than its blocks may be reused. Invariant: what was stored and not removed is
-//! exactly the set of whole blocks that cached prefixes and running requests hold, each once, and a block is
-//! stored after the one before it. Decides nothing, and knows no wire.
+//! A block is so many tokens and all before them; its hash, which the observer computes, stands for
+//! both and for the salt that may share them. With sliding windows and recurrent states a prompt
+//! can begin at kept points alone, so that less than its blocks may be reused. Invariant: what was
+//! stored and not removed is exactly the set of whole blocks that cached prefixes and running
+//! requests hold, each once, and a block is stored after the one before it. Decides nothing, and
+//! knows no wire.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -14,7 +15,8 @@ use std::num::NonZeroU32;
 use cellar_scheduler::{PrefixUse, RequestId, Salt, Scheduler};
 use kv_core::{SeqId, TokenId};
 
-/// The name of a block: the same for the same tokens with the same tokens before them, within one salt.
+/// The name of a block: the same for the same tokens with the same tokens before them, within one
+/// salt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockHash(pub [u8; 32]);
 
@@ -58,8 +60,8 @@ pub struct BlockObserver {
     pub block_size: NonZeroU32,
     /// Names a block, on the service's thread: other names for other tokens, parents or salts.
     pub hash: Box<dyn Fn(Block<'_>) -> BlockHash + Send>,
-    /// Takes events on the service's thread, in their order, several where they belong to one step. It must
-    /// not wait.
+    /// Takes events on the service's thread, in their order, several where they belong to one step.
+    /// It must not wait.
     pub on_events: Box<dyn FnMut(Vec<BlockEvent>) + Send>,
 }
 

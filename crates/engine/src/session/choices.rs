@@ -44,12 +44,13 @@ impl Choices {
         };
         let n = in_range("n", n)?;
         let best_of = best_of.map_or(Ok(n), |best_of| in_range("best_of", best_of))?;
-        match best_of < n {
-            true => Err(ConfigError::BestOf {
+        if best_of < n {
+            Err(ConfigError::BestOf {
                 n: n.get(),
                 best_of: best_of.get(),
-            }),
-            false => Ok(Self { n, best_of }),
+            })
+        } else {
+            Ok(Self { n, best_of })
         }
     }
 

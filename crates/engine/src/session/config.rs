@@ -22,9 +22,9 @@ pub struct ServiceConfig {
     /// Tokens of a step; `None` takes the ubatch of the engine. A smaller number makes the gaps
     /// between tokens shorter while prompts are computed, a larger one prompts faster.
     pub step_tokens: Option<u32>,
-    /// About how long a step may take while texts go on: chunks of prompts are so small, learned from
-    /// measured steps, and get a quarter of the time at least. A step without texts is not limited.
-    /// `None` for any time.
+    /// About how long a step may take while texts go on: chunks of prompts are so small, learned
+    /// from measured steps, and get a quarter of the time at least. A step without texts is not
+    /// limited. `None` for any time.
     pub step_time: Option<Duration>,
     /// Requests that may wait; more are refused with [`RequestError::Busy`].
     ///

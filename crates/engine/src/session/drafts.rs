@@ -1,7 +1,7 @@
 //! Drafts of a session's texts: who drafts before a step, and what drafters learn from it.
 //!
-//! Invariant: a text whose drafts found no room in a step, or no room in the draft model's memory, drafts
-//! none for a while. Decides nothing about the texts: what is wrong of a draft is dropped.
+//! Invariant: a text whose drafts found no room in a step, or no room in the draft model's memory,
+//! drafts none for a while. Decides nothing about the texts: what is wrong of a draft is dropped.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

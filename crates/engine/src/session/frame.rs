@@ -1,8 +1,8 @@
 //! [`Frame`]: the memory and the requests of a service at one moment, and [`ServiceEvent`]: what
 //! happened between two of them. Plain data, without text.
 //!
-//! Invariant: a frame is of one moment between two steps, so its cells belong to the sequences of its
-//! requests and cached prefixes. Tokens are in it only where
+//! Invariant: a frame is of one moment between two steps, so its cells belong to the sequences of
+//! its requests and cached prefixes. Tokens are in it only where
 //! [`ServiceConfig::excerpts`](super::ServiceConfig::excerpts) asks for them.
 
 use std::time::Duration;

@@ -1,8 +1,8 @@
-//! [`Intake`]: makes texts of a [`TextRequest`], in any thread, before a [`Session`](super::Session)
-//! takes them.
+//! [`Intake`]: makes texts of a [`TextRequest`], in any thread, before a
+//! [`Session`](super::Session) takes them.
 //!
-//! Invariant: a request that can be refused is refused here, so a stream that was handed out is of a
-//! request that will be computed.
+//! Invariant: a request that can be refused is refused here, so a stream that was handed out is of
+//! a request that will be computed.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -52,7 +52,8 @@ pub struct TextRequest {
     pub options: CompletionOptions,
     /// Steps of the sampler before all others: a grammar, a bias.
     pub steps: Vec<Box<dyn Step>>,
-    /// Whether tokens of the text are drafted, so that a step verifies several. The text is the same.
+    /// Whether tokens of the text are drafted, so that a step verifies several. The text is the
+    /// same.
     pub speculation: Speculation,
     /// What happens when it gets longer than the context; `None` takes
     /// [`ServiceConfig::long_context`].
@@ -79,7 +80,8 @@ pub(crate) struct Intake {
     pub(super) queue: Arc<QueueSize>,
     pub(super) next_id: AtomicU64,
     pub(super) guests: Arc<StepGuests>,
-    /// With which tokens a text begins whose prompt is encoded; `None` where the model has no encoder.
+    /// With which tokens a text begins whose prompt is encoded; `None` where the model has no
+    /// encoder.
     pub(super) start: Option<Vec<TokenId>>,
     /// Why a text cannot go on beyond the context.
     pub(super) long_context: LongContextLimits,
@@ -98,8 +100,8 @@ pub(crate) struct LongContextLimits {
 
 impl Intake {
     /// Makes `n` texts of the prompt of a request. Text number `i`, counted from 0, is what the
-    /// request alone gives with `i` added to its seed. `more_steps` gives the own steps of each text but
-    /// the first.
+    /// request alone gives with `i` added to its seed. `more_steps` gives the own steps of each
+    /// text but the first.
     ///
     /// # Errors
     /// [`ServiceError::Refused`] with the numbers, where the prompt is empty, can never fit, or too

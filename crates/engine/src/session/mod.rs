@@ -1,11 +1,11 @@
 //! [`Session`]: the texts of one engine, and the loop that carries them from prompt to token.
 //!
-//! A session owns an [`Engine`] and a [`Scheduler`]. Requests go in ([`Session::submit`]), each comes
-//! back as a stream of pieces ([`TextStream`]), and [`Session::step`] does what the scheduler plans
-//! next: it edits the memory, swaps, encodes a source, or computes a step and chooses a token from each
-//! row. It has no thread of its own: a [`Service`](crate::serve::Service) runs one on a thread, a
-//! program with one text steps it itself. Invariant: the scheduler knows every request that the session
-//! holds, and the other way round.
+//! A session owns an [`Engine`] and a [`Scheduler`]. Requests go in ([`Session::submit`]), each
+//! comes back as a stream of pieces ([`TextStream`]), and [`Session::step`] does what the scheduler
+//! plans next: it edits the memory, swaps, encodes a source, or computes a step and chooses a token
+//! from each row. It has no thread of its own: a [`Service`](crate::serve::Service) runs one on a
+//! thread, a program with one text steps it itself. Invariant: the scheduler knows every request
+//! that the session holds, and the other way round.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -103,8 +103,9 @@ pub(crate) const MAX_CANDIDATES: usize = 512;
 pub struct ServiceExtras {
     /// What happens is written to it.
     pub trace: Option<TraceWriter>,
-    /// Drafts for the requests that want [`Speculation::Draft`](cellar_scheduler::Speculation::Draft).
-    /// Its engine should have a sequence for each request that runs; it computes between steps.
+    /// Drafts for the requests that want
+    /// [`Speculation::Draft`](cellar_scheduler::Speculation::Draft). Its engine should have a
+    /// sequence for each request that runs; it computes between steps.
     pub draft_model: Option<DraftModel>,
     /// Gets an event when blocks of tokens come and go.
     pub blocks: Option<BlockObserver>,
@@ -140,7 +141,8 @@ pub struct ServiceStatus {
     /// Bytes that they have in files.
     pub spilled_bytes: u64,
     /// Whether the engine's device is lost
-    /// ([`BackendError::DeviceLost`](kv_core::backend::BackendError::DeviceLost)): no later step can be computed.
+    /// ([`BackendError::DeviceLost`](kv_core::backend::BackendError::DeviceLost)): no later step
+    /// can be computed.
     pub has_lost_device: bool,
 }
 
@@ -183,13 +185,13 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         Self::with(engine, tokenizer, config, ServiceExtras::default())
     }
 
-    /// As [`Session::new`], with a trace, a draft model, an observer of blocks and a disk, where there
-    /// are such.
+    /// As [`Session::new`], with a trace, a draft model, an observer of blocks and a disk, where
+    /// there are such.
     ///
     /// # Errors
-    /// As [`Session::new`]; [`ServiceError::TraceUnwritable`] where the first line cannot be written. When a
-    /// later one cannot, a warning says so, and the session goes on. [`ServiceError::NoThread`] where
-    /// files cannot be written.
+    /// As [`Session::new`]; [`ServiceError::TraceUnwritable`] where the first line cannot be
+    /// written. When a later one cannot, a warning says so, and the session goes on.
+    /// [`ServiceError::NoThread`] where files cannot be written.
     pub fn with(
         mut engine: Engine<B, M>,
         tokenizer: &Arc<Tokenizer>,
@@ -271,9 +273,10 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         streams.pop().ok_or(ServiceError::Stopped)
     }
 
-    /// Takes a request for `n` texts of its prompt, which is computed once. Text number `i`, counted
-    /// from 0, is what the request alone gives with `i` added to its seed. `more_steps` gives the own
-    /// steps of each text but the first, as [`TextRequest::steps`] has those of the first.
+    /// Takes a request for `n` texts of its prompt, which is computed once. Text number `i`,
+    /// counted from 0, is what the request alone gives with `i` added to its seed. `more_steps`
+    /// gives the own steps of each text but the first, as [`TextRequest::steps`] has those of the
+    /// first.
     ///
     /// # Errors
     /// As [`Session::submit`].
@@ -319,8 +322,8 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         Activity::Busy
     }
 
-    /// The next piece of a text of this session, which is stepped until there is one; `None` when the
-    /// text has ended.
+    /// The next piece of a text of this session, which is stepped until there is one; `None` when
+    /// the text has ended.
     ///
     /// # Errors
     /// [`ServiceError`], once, where the request failed.
@@ -336,7 +339,8 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         }
     }
 
-    /// Takes everything out of the memory, as requests that end do, and gives the engine back. Texts that have not ended end as [`ServiceError::Stopped`].
+    /// Takes everything out of the memory, as requests that end do, and gives the engine back.
+    /// Texts that have not ended end as [`ServiceError::Stopped`].
     pub fn into_engine(mut self) -> Engine<B, M> {
         for id in std::mem::take(&mut self.texts).into_keys() {
             self.handle(Event::Cancel(id));
@@ -392,7 +396,8 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         self.recorder.hub()
     }
 
-    /// How long it may wait for a request before watchers are shown the last state; `None` for ever.
+    /// How long it may wait for a request before watchers are shown the last state; `None` for
+    /// ever.
     pub(crate) fn idle_time(&self) -> Option<Duration> {
         self.recorder.idle_time()
     }

@@ -1,9 +1,9 @@
 //! Cached prefixes of a session as bytes, so that they outlive its process.
 //!
-//! A saved state of all cached prefixes, which share cells in it as they do in the memory, with a note of
-//! who may share each. Invariant: what is restored is what would be computed here, to the bit. So a
-//! state of another version, backend, model or type of K and V is refused, before anything changes.
-//! Knows no files.
+//! A saved state of all cached prefixes, which share cells in it as they do in the memory, with a
+//! note of who may share each. Invariant: what is restored is what would be computed here, to the
+//! bit. So a state of another version, backend, model or type of K and V is refused, before
+//! anything changes. Knows no files.
 
 use std::io::{self, BufWriter, Write};
 
@@ -69,8 +69,8 @@ pub(crate) enum PresentPrefixes {
 }
 
 impl<B: Backend, M: Memory + Clone> Session<B, M> {
-    /// Ends all requests, or refuses while there are any, and writes the cached prefixes. Nothing is
-    /// written where there are none.
+    /// Ends all requests, or refuses while there are any, and writes the cached prefixes. Nothing
+    /// is written where there are none.
     ///
     /// # Errors
     /// [`ServiceError::RequestsLive`] where requests are to be kept and there are some;
@@ -222,8 +222,8 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         Ok(note)
     }
 
-    /// All prefixes into the sequences that they had, where they share cells; else, where there is less
-    /// room than there was, one after the other. Returns them in the order of the note.
+    /// All prefixes into the sequences that they had, where they share cells; else, where there is
+    /// less room than there was, one after the other. Returns them in the order of the note.
     fn restore_rows(
         &mut self,
         state: &SavedState<'_>,

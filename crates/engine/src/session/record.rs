@@ -1,7 +1,8 @@
 //! [`Recorder`]: when the service's thread hands frames over, which events it keeps, and what it
 //! traces.
 //!
-//! Invariant: without watchers and a trace it costs a comparison a step. Decides nothing about requests.
+//! Invariant: without watchers and a trace it costs a comparison a step. Decides nothing about
+//! requests.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -143,18 +144,21 @@ pub(super) fn event_of(outcome: &Outcome, live: Option<&LiveText>) -> Option<Eve
             request,
             seq,
             reuse,
-        } => match live.is_none_or(LiveText::was_admitted) {
-            false => EventKind::Admitted {
-                request,
-                seq,
-                reuse,
-            },
-            true => EventKind::Resumed {
-                request,
-                seq,
-                reuse,
-            },
-        },
+        } => {
+            if live.is_none_or(LiveText::was_admitted) {
+                EventKind::Resumed {
+                    request,
+                    seq,
+                    reuse,
+                }
+            } else {
+                EventKind::Admitted {
+                    request,
+                    seq,
+                    reuse,
+                }
+            }
+        }
         Outcome::Preempted { request, n_tokens } => EventKind::Preempted { request, n_tokens },
         Outcome::Ended { request, end } => EventKind::Ended {
             request,

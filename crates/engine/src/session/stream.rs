@@ -64,11 +64,11 @@ pub struct FinishedText {
     pub text: String,
     /// All of its tokens.
     pub tokens: Vec<TokenId>,
-    /// The log probabilities of its tokens, where such are wanted, but those that were taken from the
-    /// stream before.
+    /// The log probabilities of its tokens, where such are wanted, but those that were taken from
+    /// the stream before.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Those of the prompt's tokens but the first, where they are wanted and were not taken from the
-    /// stream before.
+    /// Those of the prompt's tokens but the first, where they are wanted and were not taken from
+    /// the stream before.
     pub prompt_logprobs: Vec<TokenLogprobs>,
     /// Why it ended.
     pub finish: FinishReason,
@@ -166,8 +166,8 @@ impl TextStream {
         }
     }
 
-    /// As [`TextStream::next_piece`] for asynchronous code: where no piece is there, the task of `cx`
-    /// is woken when one comes. Only the task that polled last is.
+    /// As [`TextStream::next_piece`] for asynchronous code: where no piece is there, the task of
+    /// `cx` is woken when one comes. Only the task that polled last is.
     ///
     /// After the end, [`TextStream::finish`] does not wait.
     ///
@@ -187,15 +187,15 @@ impl TextStream {
         }
     }
 
-    /// The log probabilities, where such are wanted, of the tokens up to the end of the piece that was
-    /// returned last, and since the call before. Tokens whose text is held back come with later
+    /// The log probabilities, where such are wanted, of the tokens up to the end of the piece that
+    /// was returned last, and since the call before. Tokens whose text is held back come with later
     /// pieces.
     pub fn take_logprobs(&mut self) -> Vec<TokenLogprobs> {
         std::mem::take(&mut self.shared.lock().ready_logprobs)
     }
 
-    /// The log probabilities of the prompt's tokens but the first, where they are wanted, once: they are
-    /// there from the first piece of the text on.
+    /// The log probabilities of the prompt's tokens but the first, where they are wanted, once:
+    /// they are there from the first piece of the text on.
     pub fn take_prompt_logprobs(&mut self) -> Vec<TokenLogprobs> {
         std::mem::take(&mut self.shared.lock().prompt_logprobs)
     }

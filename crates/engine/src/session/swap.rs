@@ -1,10 +1,10 @@
-//! Preempted requests leave and come back: what the memory held of them becomes a saved state, and again
-//! rows of the memory.
+//! Preempted requests leave and come back: what the memory held of them becomes a saved state, and
+//! again rows of the memory.
 //!
 //! Invariant: a state is given back to the bit, or not at all; where
-//! [`EngineConfig::swap_type`](crate::EngineConfig::swap_type) says so, rounded to that type. Decides
-//! nothing: what goes and what comes back is the scheduler's; where the bytes are meanwhile is the
-//! [store](super::swap_store)'s.
+//! [`EngineConfig::swap_type`](crate::EngineConfig::swap_type) says so, rounded to that type.
+//! Decides nothing: what goes and what comes back is the scheduler's; where the bytes are meanwhile
+//! is the [store](super::swap_store)'s.
 
 use cellar_scheduler::{Event, Swap, SwappedIn};
 use kv_core::backend::Backend;

@@ -5,9 +5,10 @@
 //! cellar-swap-OWNER-NUMBER.state       a state; `.state.part` while it is written
 //! ```
 //!
-//! Invariant: a file is complete under its name and only this user reads it. Removed are files of this
-//! owner, and those of owners whose lock file is there and is not locked: their process is dead. Every
-//! other file stays as it is. Knows nothing of what is in the files, but how long they are.
+//! Invariant: a file is complete under its name and only this user reads it. Removed are files of
+//! this owner, and those of owners whose lock file is there and is not locked: their process is
+//! dead. Every other file stays as it is. Knows nothing of what is in the files, but how long they
+//! are.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
@@ -38,8 +39,8 @@ pub struct SwapDir {
 }
 
 impl SwapDir {
-    /// Makes the directory where there is none, removes what services of dead processes left in it, and
-    /// takes it. Other services may use it at the same time.
+    /// Makes the directory where there is none, removes what services of dead processes left in it,
+    /// and takes it. Other services may use it at the same time.
     ///
     /// # Errors
     /// Those of the system: where the directory cannot be made or written, or has no locks.

@@ -1,7 +1,8 @@
-//! [`SwapFiles`]: where states of preempted requests are written, and the thread that writes and reads them.
+//! [`SwapFiles`]: where states of preempted requests are written, and the thread that writes and
+//! reads them.
 //!
-//! Invariant: jobs are done in their order, and each but a removal is answered once. Knows nothing of what
-//! is in the files.
+//! Invariant: jobs are done in their order, and each but a removal is answered once. Knows nothing
+//! of what is in the files.
 
 use std::fmt;
 use std::io;

@@ -1,10 +1,11 @@
 //! [`SwapStore`]: the saved states of preempted requests, in the memory of the host and in files.
 //!
-//! Files are written and read by a thread of their own, so that steps do not wait for a disk. A state is in
-//! memory until its file is complete, and again before it is needed, where the scheduler can tell. Invariant:
-//! states that are in memory and not in a file have at most the bytes of the budget; of those in files, one
-//! is in memory in addition. A file that cannot be written leaves its state in memory; one that cannot be
-//! read is a state that is lost, and its request is computed again. Knows no scheduler.
+//! Files are written and read by a thread of their own, so that steps do not wait for a disk. A
+//! state is in memory until its file is complete, and again before it is needed, where the
+//! scheduler can tell. Invariant: states that are in memory and not in a file have at most the
+//! bytes of the budget; of those in files, one is in memory in addition. A file that cannot be
+//! written leaves its state in memory; one that cannot be read is a state that is lost, and its
+//! request is computed again. Knows no scheduler.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -139,12 +140,11 @@ impl SwapStore {
             number: state.number,
             bytes: Arc::clone(bytes),
         };
-        match files.send(job) {
-            true => {
-                state.file = StateFile::BeingWritten;
-                self.n_writing += state.n_bytes;
-            }
-            false => self.failed.push(request),
+        if files.send(job) {
+            state.file = StateFile::BeingWritten;
+            self.n_writing += state.n_bytes;
+        } else {
+            self.failed.push(request);
         }
     }
 

@@ -1,5 +1,5 @@
-//! [`LiveText`]: the text of a request that has not ended: chooses its tokens, gives its pieces out,
-//! and counts what it took.
+//! [`LiveText`]: the text of a request that has not ended: chooses its tokens, gives its pieces
+//! out, and counts what it took.
 //!
 //! Invariant: each log probability is given out once, with the text of its token. Knows nothing of
 //! other texts, of steps and of memory.

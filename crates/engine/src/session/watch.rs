@@ -3,8 +3,8 @@
 //! The service's thread hands over a frame at most every [`FRAME_TIME`], and only while there are
 //! watchers or when it becomes idle. Invariants: it never waits for a watcher. One that is slow
 //! misses frames, and of events those that more than [`MAX_EVENTS`] newer ones have pushed out.
-//! Events come with a frame that was made after them, never with an earlier one, so what they report
-//! is in its memory.
+//! Events come with a frame that was made after them, never with an earlier one, so what they
+//! report is in its memory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -102,9 +102,10 @@ impl WatchHub {
         let id = state.next_watcher;
         state.next_watcher += 1;
         // A frame that is not of this moment is not shown: another one comes.
-        let next_frame = match self.is_current.load(Ordering::Acquire) {
-            true => state.n_frames.saturating_sub(1),
-            false => state.n_frames,
+        let next_frame = if self.is_current.load(Ordering::Acquire) {
+            state.n_frames.saturating_sub(1)
+        } else {
+            state.n_frames
         };
         let next_event = first_event.min(state.n_events);
         self.n_watchers.fetch_add(1, Ordering::Relaxed);
@@ -146,8 +147,8 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// The newest frame where the watcher has not seen it; `Ready(None)` when the service has ended.
-    /// Where there is none, the task of `cx` is woken when one comes.
+    /// The newest frame where the watcher has not seen it; `Ready(None)` when the service has
+    /// ended. Where there is none, the task of `cx` is woken when one comes.
     pub fn poll_update(&mut self, cx: &mut Context<'_>) -> Poll<Option<Update>> {
         let hub = Arc::clone(&self.hub);
         let mut state = hub.lock();
@@ -161,7 +162,8 @@ impl Watcher {
         }
     }
 
-    /// Waits for the next update, at most so long; `None` where none came, or the service has ended.
+    /// Waits for the next update, at most so long; `None` where none came, or the service has
+    /// ended.
     pub fn next_update_within(&mut self, time: Duration) -> Option<Update> {
         let started = Instant::now();
         let hub = Arc::clone(&self.hub);

@@ -1,5 +1,5 @@
-//! [`MemoryShape`]: what a trace says of the memory, so that a replay can make one of another size, and
-//! [`TraceLimits`]: what it says of the scheduler.
+//! [`MemoryShape`]: what a trace says of the memory, so that a replay can make one of another size,
+//! and [`TraceLimits`]: what it says of the scheduler.
 //!
 //! Invariant: bytes are counted as [`Settings::memory_bytes`](crate::Settings::memory_bytes) counts
 //! them. Knows no weights.
@@ -169,8 +169,8 @@ impl TraceLimits {
         }
     }
 
-    /// A scheduler with these limits over another memory. Its queue takes everything: what was refused
-    /// because too much waited is not in a trace.
+    /// A scheduler with these limits over another memory. Its queue takes everything: what was
+    /// refused because too much waited is not in a trace.
     pub(crate) fn scheduler(&self, memory: &MemoryConfig, policy: TracedPolicy) -> SchedulerConfig {
         let rules = BatchRules {
             n_batch: self.n_batch,

@@ -1,15 +1,16 @@
 //! Traces: what a [`Service`](crate::serve::Service) was asked and what it did, in a file, and
 //! replays of them under another memory or policy.
 //!
-//! A trace ([`TraceWriter`], [`Trace`]) is JSON lines: a header with the layout of the memory and the
-//! limits of the scheduler, then a line for each event, written as it happens. It has no text and no
-//! token ids. In place of a token it has a hash of the token and all before it, with a random key that
-//! is not kept: two texts have the same hashes as far as they have the same tokens, which is all that
-//! prefix reuse looks at, so a replay is exact; what the tokens were cannot be computed from it.
+//! A trace ([`TraceWriter`], [`Trace`]) is JSON lines: a header with the layout of the memory and
+//! the limits of the scheduler, then a line for each event, written as it happens. It has no text
+//! and no token ids. In place of a token it has a hash of the token and all before it, with a
+//! random key that is not kept: two texts have the same hashes as far as they have the same tokens,
+//! which is all that prefix reuse looks at, so a replay is exact; what the tokens were cannot be
+//! computed from it.
 //!
 //! [`replay`] sends the requests of a trace through a real scheduler and a real memory module, of
-//! another size or with another eviction policy, without a model: each text goes on as it did in the
-//! trace, and steps take the time that steps of so many tokens took there.
+//! another size or with another eviction policy, without a model: each text goes on as it did in
+//! the trace, and steps take the time that steps of so many tokens took there.
 //!
 //! ```
 //! use cellar_engine::trace::{ReplayConfig, Trace, replay};

@@ -1,8 +1,8 @@
 //! [`Trace`]: a trace that was read.
 //!
-//! Invariant: every event belongs to a request that came before and has not ended; what is wrong is an
-//! error with the place in the file. A file that was cut off is read up to the cut, and says where that
-//! is.
+//! Invariant: every event belongs to a request that came before and has not ended; what is wrong is
+//! an error with the place in the file. A file that was cut off is read up to the cut, and says
+//! where that is.
 
 use std::collections::BTreeMap;
 use std::io::BufRead;
@@ -53,8 +53,8 @@ impl Trace {
     /// Reads a trace.
     ///
     /// # Errors
-    /// [`ServiceError::Trace`] with the place in the file, where it cannot be read, is no trace, is of
-    /// another version, or a line is wrong. Not where it was cut off: [`Trace::cut_off`].
+    /// [`ServiceError::Trace`] with the place in the file, where it cannot be read, is no trace, is
+    /// of another version, or a line is wrong. Not where it was cut off: [`Trace::cut_off`].
     pub fn read(mut input: impl BufRead) -> Result<Self, ServiceError> {
         let mut line = Vec::new();
         let mut at = 0;
@@ -95,8 +95,8 @@ impl Trace {
         Ok(trace)
     }
 
-    /// Where the file was cut off, in bytes: the program that wrote it did not end as it should. The
-    /// events before are in the trace.
+    /// Where the file was cut off, in bytes: the program that wrote it did not end as it should.
+    /// The events before are in the trace.
     pub fn cut_off(&self) -> Option<u64> {
         self.cut_off
     }
@@ -180,9 +180,10 @@ impl Trace {
                     Some(salt) => PrefixUse::Within(Salt(salt)),
                     None => PrefixUse::Off,
                 },
-                prompt_rows: match submitted.has_all_rows {
-                    true => PromptRows::All,
-                    false => PromptRows::Last,
+                prompt_rows: if submitted.has_all_rows {
+                    PromptRows::All
+                } else {
+                    PromptRows::Last
                 },
                 checkpoints: submitted.checkpoints.clone(),
                 siblings: (first + 1..end).map(RequestId).collect(),
@@ -238,9 +239,10 @@ fn read_line(
     line.clear();
     let read = input.read_until(b'\n', line);
     read.map_err(|error| wrong(at, &error.to_string()))?;
-    Ok(match line.ends_with(b"\n") {
-        true => LineEnd::Newline,
-        false => LineEnd::Cut,
+    Ok(if line.ends_with(b"\n") {
+        LineEnd::Newline
+    } else {
+        LineEnd::Cut
     })
 }
 

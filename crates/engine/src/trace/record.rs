@@ -90,7 +90,8 @@ pub(crate) struct SubmittedRequest {
     pub(crate) request: u64,
     pub(crate) n_texts: u64,
     pub(crate) priority: TracedPriority,
-    /// The salt of the prefixes that it may share, numbered as they came; `None` where it shares none.
+    /// The salt of the prefixes that it may share, numbered as they came; `None` where it shares
+    /// none.
     pub(crate) salt: Option<u64>,
     /// The rows of all its tokens are wanted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -1,9 +1,9 @@
 //! [`replay`]: the requests of a trace under another memory or eviction policy.
 //!
-//! Invariant: the scheduler and the memory are those of a service; only the model is missing. A text
-//! goes on with the tokens that it had, and a request comes no earlier than in the trace, and not
-//! before the texts have ended that had ended when it came: so the next message of a conversation
-//! follows its answer. Drafted tokens are not replayed.
+//! Invariant: the scheduler and the memory are those of a service; only the model is missing. A
+//! text goes on with the tokens that it had, and a request comes no earlier than in the trace, and
+//! not before the texts have ended that had ended when it came: so the next message of a
+//! conversation follows its answer. Drafted tokens are not replayed.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,8 @@ use crate::serve::{EvictionPolicy, ServiceError};
 /// What is different in a replay; the [default](ReplayConfig::default) is as in the trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReplayConfig {
-    /// Tokens of the context; `None` as in the trace. [`Trace::n_ctx_within`] gives those of a budget.
+    /// Tokens of the context; `None` as in the trace. [`Trace::n_ctx_within`] gives those of a
+    /// budget.
     pub n_ctx: Option<u32>,
     /// Whether prefixes are kept; `None` as in the trace.
     pub prefix_cache: Option<PrefixCaching>,
@@ -286,8 +287,8 @@ impl Replay<'_> {
                 }
                 Work::SwapOut { swap, limit } => self.swap_out(&swap, limit)?,
                 Work::SwapIn(swap) => self.swap_in(&swap)?,
-                // A trace tells of no sources. A memory that is larger or smaller than the traced one
-                // shifts other texts.
+                // A trace tells of no sources. A memory that is larger or smaller than the traced
+                // one shifts other texts.
                 Work::Encode { request, .. } => self.handle(Event::Encoded(request)),
                 Work::Shift(shift) => self.shift(shift),
                 Work::Idle => {
@@ -357,8 +358,8 @@ impl Replay<'_> {
             }
             self.n_sent += 1;
             self.is_idle = false;
-            // Never at the time of what came before, as in a service: which prefix was used last decides
-            // which is evicted.
+            // Never at the time of what came before, as in a service: which prefix was used last
+            // decides which is evicted.
             self.now += 1;
             let request = next.request.clone();
             let texts = std::iter::once(request.id).chain(request.siblings.iter().copied());
@@ -534,9 +535,10 @@ impl TracedPolicy {
             Some(caching) => caching == PrefixCaching::Off,
             None => self == Self::Off && eviction.is_none(),
         };
-        match is_off {
-            true => Self::Off,
-            false => Self::new(PrefixCaching::On, eviction.unwrap_or(own)),
+        if is_off {
+            Self::Off
+        } else {
+            Self::new(PrefixCaching::On, eviction.unwrap_or(own))
         }
     }
 }

@@ -1,7 +1,7 @@
 //! [`StepCost`]: how long a step of so many tokens takes, learned from the steps of a trace.
 //!
-//! Invariant: no step takes a negative time, and more tokens never take less. Knows nothing of depth:
-//! attention over long texts is in the mean.
+//! Invariant: no step takes a negative time, and more tokens never take less. Knows nothing of
+//! depth: attention over long texts is in the mean.
 
 /// The time of a step in microseconds: a part of its own, and one for each token.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -26,18 +26,20 @@ impl StepCost {
             return Self::default();
         }
         let spread = n * sum_xx - sum_x * sum_x;
-        let slope = match spread > 0.5 {
-            true => ((n * sum_xy - sum_x * sum_y) / spread).max(0.0),
-            false => 0.0,
+        let slope = if spread > 0.5 {
+            ((n * sum_xy - sum_x * sum_y) / spread).max(0.0)
+        } else {
+            0.0
         };
         let step = (sum_y - slope * sum_x) / n;
-        match step >= 0.0 {
-            true => Self { step, token: slope },
+        if step >= 0.0 {
+            Self { step, token: slope }
+        } else {
             // Through zero.
-            false => Self {
+            Self {
                 step: 0.0,
                 token: sum_xy / sum_xx.max(1.0),
-            },
+            }
         }
     }
 

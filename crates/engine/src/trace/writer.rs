@@ -46,8 +46,8 @@ impl fmt::Debug for TraceWriter {
 }
 
 impl TraceWriter {
-    /// A trace that goes to `out`, which gets each line in one write. A buffer around it would lose the
-    /// last lines of a program that is killed.
+    /// A trace that goes to `out`, which gets each line in one write. A buffer around it would lose
+    /// the last lines of a program that is killed.
     pub fn new(out: impl Write + Send + 'static) -> Self {
         Self {
             out: Some(Box::new(out)),

@@ -87,9 +87,10 @@ impl Layered {
         for used in self.graph(shape).unwrap().weights() {
             let columns = used.shape.last().copied().unwrap_or(1) as f32;
             // Decay is negative.
-            let (from, spread) = match used.name.ends_with("ssm_a") {
-                true => (-0.6, 0.5),
-                false => (0.0, 1.7 / columns.sqrt()),
+            let (from, spread) = if used.name.ends_with("ssm_a") {
+                (-0.6, 0.5)
+            } else {
+                (0.0, 1.7 / columns.sqrt())
             };
             let mut value = || {
                 state ^= state << 13;

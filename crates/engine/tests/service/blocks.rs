@@ -109,7 +109,8 @@ fn stored_blocks_are_those_that_are_held() {
     let (service, blocks) = start(&case, 2000);
     let texts: [Vec<TokenId>; 4] = case.converse(&service, 12);
     {
-        // Nothing was evicted: all of each is there, up to its last token and what is no whole block.
+        // Nothing was evicted: all of each is there, up to its last token and what is no whole
+        // block.
         let blocks = blocks.lock().unwrap();
         for tokens in &texts {
             let n_whole = (tokens.len() - 1) / BLOCK_SIZE * BLOCK_SIZE;

@@ -138,7 +138,8 @@ impl Case {
         })
     }
 
-    /// `N` conversations that take turns, each message after the answer before. Returns their tokens.
+    /// `N` conversations that take turns, each message after the answer before. Returns their
+    /// tokens.
     pub fn converse<const N: usize, B: Backend>(
         &self,
         service: &Service<B>,
@@ -263,8 +264,8 @@ pub fn last_counters<B: Backend>(service: &Service<B>) -> Counters {
     service.counters()
 }
 
-/// With a preemption forced after every so many steps; 0 for none. Without a cache, what was preempted is
-/// computed again from its tokens.
+/// With a preemption forced after every so many steps; 0 for none. Without a cache, what was
+/// preempted is computed again from its tokens.
 pub fn preempting(every: u32) -> ServiceConfig {
     ServiceConfig {
         preempt_every: NonZeroU32::new(every),

@@ -1,5 +1,5 @@
-//! A token whose numbers are none ends the requests that read it, and no other: neither those in the same steps,
-//! nor those that get its cells and states afterwards.
+//! A token whose numbers are none ends the requests that read it, and no other: neither those in
+//! the same steps, nor those that get its cells and states afterwards.
 
 use std::sync::Arc;
 

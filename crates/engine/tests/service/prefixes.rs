@@ -9,8 +9,8 @@ use kv_core::TokenId;
 
 use crate::service::models::{Case, stories, tiny};
 
-/// What requests with these prompts get when they come together, in order, each compared with what it
-/// gets alone. Returns how many tokens of the prompts were computed.
+/// What requests with these prompts get when they come together, in order, each compared with what
+/// it gets alone. Returns how many tokens of the prompts were computed.
 fn serve_together(case: &Case, prompts: &[Vec<TokenId>]) -> u64 {
     let config = EngineConfig {
         n_ctx: Some(900),
@@ -45,7 +45,8 @@ fn serve_together(case: &Case, prompts: &[Vec<TokenId>]) -> u64 {
     counters.n_prompt_tokens - counters.n_reused_tokens
 }
 
-/// Requests that come together compute a common prompt once, and the token that each text begins from.
+/// Requests that come together compute a common prompt once, and the token that each text begins
+/// from.
 #[test]
 fn equal_prompts_that_come_together_are_computed_once() {
     for case in [
@@ -214,8 +215,8 @@ fn ten_turns_compute_what_is_new() {
     }
 }
 
-/// A second prompt begins with the copy that was kept where the first one's messages end, and prefixes have
-/// no more bytes than they may.
+/// A second prompt begins with the copy that was kept where the first one's messages end, and
+/// prefixes have no more bytes than they may.
 #[test]
 fn ends_of_messages_are_found_within_a_budget() {
     for case in [stories("stories-gemma3"), stories("stories-mamba")] {

@@ -1,4 +1,5 @@
-//! A session gives each text what it has alone: beyond the context, from candidates, stepped by hand.
+//! A session gives each text what it has alone: beyond the context, from candidates, stepped by
+//! hand.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::Ordering;

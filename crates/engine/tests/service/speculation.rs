@@ -33,9 +33,10 @@ impl Step for FewTokens {
 }
 
 fn steps(case: &Case) -> Vec<Box<dyn Step>> {
-    match case.name.starts_with("stories") {
-        true => Vec::new(),
-        false => vec![Box::new(FewTokens)],
+    if case.name.starts_with("stories") {
+        Vec::new()
+    } else {
+        vec![Box::new(FewTokens)]
     }
 }
 

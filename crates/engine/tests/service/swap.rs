@@ -1,5 +1,5 @@
-//! Preempted requests whose state goes to the host and comes back: texts are what they are alone, and the
-//! host has nothing in the end.
+//! Preempted requests whose state goes to the host and comes back: texts are what they are alone,
+//! and the host has nothing in the end.
 
 // A part of a test.
 #![allow(unreachable_pub)]
@@ -84,8 +84,8 @@ pub fn alone(case: &Case) -> Vec<Generated> {
     alone.collect()
 }
 
-/// With preemptions forced every 3 and 17 steps, and those that memory forces alone; with room for all
-/// states, for few, and for none.
+/// With preemptions forced every 3 and 17 steps, and those that memory forces alone; with room for
+/// all states, for few, and for none.
 fn check(case: &Case) {
     let alone = alone(case);
     for (every, swap_bytes) in [

@@ -1,5 +1,5 @@
-//! Preempted requests whose state goes on to files, also to files that cannot be written, vanish, or come back
-//! as others: texts are what they are alone, and nothing is left.
+//! Preempted requests whose state goes on to files, also to files that cannot be written, vanish,
+//! or come back as others: texts are what they are alone, and nothing is left.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -149,8 +149,8 @@ fn serve_with(
     }
 }
 
-/// The same. A request may go on before the thread that writes has completed its file, and then reads none:
-/// where all did, and files are to come back as others, they are served again.
+/// The same. A request may go on before the thread that writes has completed its file, and then
+/// reads none: where all did, and files are to come back as others, they are served again.
 fn served(case: &Case, bytes: u64, config: &ServiceConfig, files: (&Path, Fault)) -> Served {
     let mut served = serve_with(case, bytes, config, files);
     for _ in 0..20 {
@@ -174,8 +174,9 @@ fn mean_bytes(case: &Case, config: &ServiceConfig) -> u64 {
 
 fn check(case: &Case) {
     let alone = alone(case);
-    // Preempted after every third step, a request goes on at once, perhaps before its file is complete; where
-    // memory is short, it waits until another one has ended. States are never short here.
+    // Preempted after every third step, a request goes on at once, perhaps before its file is
+    // complete; where memory is short, it waits until another one has ended. States are never short
+    // here.
     let waits = preempting(match case.name {
         "stories-mamba" => 3,
         _ => 0,
@@ -192,9 +193,10 @@ fn check(case: &Case) {
         Fault::Panics,
     ] {
         let dir = root.path().join(format!("{fault:?}"));
-        let config = match fault.changes_files() {
-            true => waits,
-            false => preempting(3),
+        let config = if fault.changes_files() {
+            waits
+        } else {
+            preempting(3)
         };
         // Half of it is less than most have.
         let bytes = mean_bytes(case, &config) * 3 / 2;

@@ -1,4 +1,5 @@
-//! A trace has what a service did, and its replay does the same; with another memory, something else.
+//! A trace has what a service did, and its replay does the same; with another memory, something
+//! else.
 
 // A part of a test.
 #![allow(unreachable_pub)]
@@ -75,7 +76,8 @@ fn read(bytes: &[u8]) -> Trace {
     Trace::read(bytes).unwrap()
 }
 
-/// The trace of clients that send as early as they can: each request as soon as those before it end.
+/// The trace of clients that send as early as they can: each request as soon as those before it
+/// end.
 fn hurried(bytes: &[u8]) -> Trace {
     let lines = std::str::from_utf8(bytes).unwrap().lines();
     let hurried = lines.map(|line| {

@@ -268,8 +268,8 @@ fn what_cannot_be_compiled_is_refused_with_its_place() {
     );
 }
 
-/// Text is free until a call begins; then only what the grammar allows can follow, and control tokens
-/// pass wherever the text may end.
+/// Text is free until a call begins; then only what the grammar allows can follow, and control
+/// tokens pass wherever the text may end.
 #[test]
 fn text_is_free_until_a_mark() {
     let tokenizer = tokenizer();

@@ -1,10 +1,10 @@
 //! Which cached prefix is evicted, and how many bytes cached prefixes hold.
 //!
-//! The value of a prefix is the number of tokens that it saves for each byte that its eviction frees,
-//! times its expected uses. Tokens that another prefix would save as well do not count, and neither
-//! do rows that others share. Values age as in GreedyDual-Size-Frequency: the value of a used prefix
-//! is raised by the inflation, the value of the prefix that was evicted last. Invariant: the same
-//! cache and memory give the same prefix. The memory is only asked.
+//! The value of a prefix is the number of tokens that it saves for each byte that its eviction
+//! frees, times its expected uses. Tokens that another prefix would save as well do not count, and
+//! neither do rows that others share. Values age as in GreedyDual-Size-Frequency: the value of a
+//! used prefix is raised by the inflation, the value of the prefix that was evicted last.
+//! Invariant: the same cache and memory give the same prefix. The memory is only asked.
 
 use std::collections::BTreeMap;
 
@@ -77,8 +77,8 @@ impl Weights {
         self.base = inflation;
     }
 
-    /// Takes over what is expected of a prefix that this one continues: the next turn of a conversation
-    /// begins with the last one. What other texts begin with, too, goes on being used.
+    /// Takes over what is expected of a prefix that this one continues: the next turn of a
+    /// conversation begins with the last one. What other texts begin with, too, goes on being used.
     pub(super) fn continue_from(&mut self, before: &mut Self) {
         let moved = std::mem::take(&mut before.n_expected) + before.n_used.min(1);
         self.n_expected = self.n_expected.saturating_add(moved);
@@ -155,9 +155,9 @@ impl PrefixCache {
         Some(line)
     }
 
-    /// The lines of which one is evicted next: those that were never used again, so that a scan over
-    /// documents evicts no conversations. Where those with hits are more than three quarters, these:
-    /// conversations that have ended make room for new ones.
+    /// The lines of which one is evicted next: those that were never used again, so that a scan
+    /// over documents evicts no conversations. Where those with hits are more than three quarters,
+    /// these: conversations that have ended make room for new ones.
     fn probation(&self) -> impl Iterator<Item = &Line> {
         let n_hit = self.lines.values().filter(|line| line.n_hits > 0).count();
         let is_hit = 4 * n_hit > 3 * self.lines.len();
@@ -271,8 +271,8 @@ mod tests {
         assert_eq!(first(&lines, EvictionPolicy::Lru), Some(0));
     }
 
-    /// Of two prefixes that share rows, the longer one costs what it has alone and saves as much; one that
-    /// another covers saves nothing.
+    /// Of two prefixes that share rows, the longer one costs what it has alone and saves as much;
+    /// one that another covers saves nothing.
     #[test]
     fn values_count_what_no_other_has() {
         let (mut cache, mut memory) = cache(&[(0, 40), (0, 40)]);

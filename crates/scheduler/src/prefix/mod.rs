@@ -1,10 +1,10 @@
 //! [`PrefixCache`]: sequences of no running request, kept for prompts with the same prefix.
 //!
-//! A cached prefix is a sequence of the memory: a copy of it shares its cells. It is found in a radix tree
-//! of tokens, so a prompt may part from it anywhere. Running requests are sources, too. Invariant: the
-//! memory holds exactly the tokens of each cached prefix, the tree has exactly the cached prefixes, and
-//! requests of different salts never share one. Which is dropped first is decided in `evict.rs`, whether
-//! any is by the scheduler.
+//! A cached prefix is a sequence of the memory: a copy of it shares its cells. It is found in a
+//! radix tree of tokens, so a prompt may part from it anywhere. Running requests are sources, too.
+//! Invariant: the memory holds exactly the tokens of each cached prefix, the tree has exactly the
+//! cached prefixes, and requests of different salts never share one. Which is dropped first is
+//! decided in `evict.rs`, whether any is by the scheduler.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -135,7 +135,8 @@ pub(crate) struct PrefixCache {
     dropped: VecDeque<Dropped>,
     dropped_tree: PrefixTree<u64>,
     n_dropped: u64,
-    /// What the prefixes that were evicted were worth: those that are used from now on count from here.
+    /// What the prefixes that were evicted were worth: those that are used from now on count from
+    /// here.
     inflation: f64,
     row_bytes: RowBytes,
 }
@@ -157,8 +158,9 @@ impl PrefixCache {
         self.lines.is_empty()
     }
 
-    /// Keeps the tokens of a sequence. They inherit the hits of a line that is at least half of them:
-    /// the next turn of a conversation is worth as much as the one before, which is worth little then.
+    /// Keeps the tokens of a sequence. They inherit the hits of a line that is at least half of
+    /// them: the next turn of a conversation is worth as much as the one before, which is worth
+    /// little then.
     pub(crate) fn insert(&mut self, line: Line) {
         let ends = self.tree.ends_within(line.salt, &line.tokens);
         let continued = ends
@@ -274,7 +276,8 @@ impl PrefixCache {
         found
     }
 
-    /// Of the prefixes that were dropped the one with most tokens in common: how long ago, and how many.
+    /// Of the prefixes that were dropped the one with most tokens in common: how long ago, and how
+    /// many.
     fn evicted(&self, tokens: &[TokenId], salt: Salt, now: Micros) -> Option<(Micros, usize)> {
         let matches = self.dropped_tree.matches(salt, tokens).into_iter();
         let found = matches.max_by_key(|found| (found.n_common, found.entry))?;

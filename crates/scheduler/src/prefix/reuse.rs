@@ -55,8 +55,8 @@ pub enum Missed {
     },
     /// The recurrent state after the common tokens is not kept.
     StateGone {
-        /// After how many tokens the nearest state is kept: as many as were reused, or where there is none
-        /// within the common prefix, those of the first one behind it.
+        /// After how many tokens the nearest state is kept: as many as were reused, or where there
+        /// is none within the common prefix, those of the first one behind it.
         nearest: usize,
         /// Tokens of the common prefix.
         common: usize,

@@ -1,8 +1,8 @@
 //! [`PrefixTree`]: a radix tree of token sequences for each salt.
 //!
-//! Invariant: exact to the token, so sequences may part anywhere; every node but a root is the end of an
-//! entry, or two or more nodes follow. An entry is found by walking along its tokens, whatever else is in
-//! the tree. Knows nothing of what entries are, and of memory.
+//! Invariant: exact to the token, so sequences may part anywhere; every node but a root is the end
+//! of an entry, or two or more nodes follow. An entry is found by walking along its tokens,
+//! whatever else is in the tree. Knows nothing of what entries are, and of memory.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -234,9 +234,10 @@ impl<T: Copy + Eq> Node<T> {
             Cut::Anywhere => self.ends.len() > 1 || !self.children.is_empty(),
             Cut::AtEnds => self.ends.len() > 1,
         };
-        let n_saved = match is_found_otherwise {
-            true => 0,
-            false => end - above.other,
+        let n_saved = if is_found_otherwise {
+            0
+        } else {
+            end - above.other
         };
         self.ends.iter().for_each(|&entry| each(entry, n_saved));
         // A node from which several go on is where others can be cut, too.
@@ -249,7 +250,8 @@ impl<T: Copy + Eq> Node<T> {
         children.for_each(|child| child.for_each_saved(cut, depth, each));
     }
 
-    /// The entries that end here or below, but for those of one child, with their numbers of tokens.
+    /// The entries that end here or below, but for those of one child, with their numbers of
+    /// tokens.
     fn collect(&self, end: usize, without: Option<&Self>, each: &mut impl FnMut(T, usize)) {
         self.ends.iter().for_each(|&entry| each(entry, end));
         for child in self.children.values() {
@@ -259,7 +261,8 @@ impl<T: Copy + Eq> Node<T> {
         }
     }
 
-    /// Takes an entry with these tokens after its edge out, and the nodes that nothing needs any more.
+    /// Takes an entry with these tokens after its edge out, and the nodes that nothing needs any
+    /// more.
     fn remove(&mut self, tokens: &[TokenId], entry: T) -> bool {
         let Some(first) = tokens.first() else {
             let n_before = self.ends.len();

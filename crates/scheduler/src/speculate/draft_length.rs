@@ -1,8 +1,8 @@
 //! [`DraftLength`]: how many tokens are worth drafting, learned from what became of drafts.
 //!
-//! Doubles where a whole draft was right, halves where it was not, and after drafts of which nothing
-//! was right waits longer each time: a text that does not repeat itself is nearly as fast as without
-//! drafts. Knows nothing of tokens.
+//! Doubles where a whole draft was right, halves where it was not, and after drafts of which
+//! nothing was right waits longer each time: a text that does not repeat itself is nearly as fast
+//! as without drafts. Knows nothing of tokens.
 
 /// Steps without a draft after the first one that was all wrong.
 const FIRST_WAIT: usize = 4;
@@ -39,9 +39,10 @@ impl DraftLength {
     /// Tokens to draft where the text has `n_tokens`, of which the last `n_match` occurred together
     /// before: a short match may be chance.
     pub fn next(&self, n_tokens: usize, n_match: usize) -> usize {
-        match n_tokens < self.resume_at {
-            true => 0,
-            false => self.n_next.min(n_match),
+        if n_tokens < self.resume_at {
+            0
+        } else {
+            self.n_next.min(n_match)
         }
     }
 

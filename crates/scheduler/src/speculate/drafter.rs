@@ -27,7 +27,8 @@ pub struct Drafter {
 }
 
 impl Drafter {
-    /// A drafter of an empty text; `None` where prompt lookup is not wanted. It drafts at least one token at once.
+    /// A drafter of an empty text; `None` where prompt lookup is not wanted. It drafts at least one
+    /// token at once.
     pub fn new(speculation: Speculation) -> Option<Self> {
         match speculation {
             Speculation::Off | Speculation::Draft { .. } => None,

@@ -1,9 +1,10 @@
 //! Speculative decoding: tokens are drafted cheaply, and one step verifies several of them.
 //!
-//! A step computes the last token of a text and the tokens that were drafted after it, and gives the
-//! rows of all. The caller chooses a token from each row in order, while what it chose is what was
-//! drafted: so a text, and what its sampler draws, are those without speculation, and a draft that is
-//! wrong costs time only. Tokens that were not chosen are taken from the memory before the next step.
+//! A step computes the last token of a text and the tokens that were drafted after it, and gives
+//! the rows of all. The caller chooses a token from each row in order, while what it chose is what
+//! was drafted: so a text, and what its sampler draws, are those without speculation, and a draft
+//! that is wrong costs time only. Tokens that were not chosen are taken from the memory before the
+//! next step.
 //!
 //! [`NgramLookup`] drafts from the text itself, [`DraftLength`] learns how many tokens are worth
 //! drafting, and [`Drafter`] combines both. Nothing in here knows a model.

@@ -251,9 +251,10 @@ impl Simulator {
                 ..script.clone()
             };
             let client = Client {
-                alone: match script.prompt.is_empty() {
-                    true => (Vec::new(), End::Complete),
-                    false => alone(&self.memory, &script, capacity),
+                alone: if script.prompt.is_empty() {
+                    (Vec::new(), End::Complete)
+                } else {
+                    alone(&self.memory, &script, capacity)
                 },
                 script,
                 is_sibling: n > 1,
@@ -552,9 +553,10 @@ impl Simulator {
     fn compute(&mut self, step: &Step, planned: PlannedBatch<CompositeSlot>) -> Option<Vec<u64>> {
         let is_poison = |id: &RequestId| self.clients[id].script.is_poison;
         let is_poisoned = step.texts().any(|text| is_poison(&text));
-        let fails_at = match is_poisoned {
-            true => Some(0),
-            false => self.fails_at.take(),
+        let fails_at = if is_poisoned {
+            Some(0)
+        } else {
+            self.fails_at.take()
         };
         let positions = |seq| self.memory.positions(seq);
         let batch = validate(&step.batch, &self.rules, positions).unwrap();
@@ -601,9 +603,10 @@ impl Simulator {
             None => Progress::Ended,
             Some(token) => {
                 client.text.push(token);
-                match n + 1 >= client.script.max_tokens {
-                    true => Progress::Ended,
-                    false => Progress::Token(token),
+                if n + 1 >= client.script.max_tokens {
+                    Progress::Ended
+                } else {
+                    Progress::Token(token)
                 }
             }
         }
@@ -781,7 +784,8 @@ impl Simulator {
         self.check_tenants();
     }
 
-    /// What is saved has no more bytes than it may, wherever it is, and is where the scheduler takes it to be.
+    /// What is saved has no more bytes than it may, wherever it is, and is where the scheduler
+    /// takes it to be.
     fn check_saved(&self) {
         let bytes_of = |is_in_file: bool| -> u64 {
             let states = self.saved.values();

@@ -1,6 +1,7 @@
 //! Log probabilities in the shapes of OpenAI's endpoints and of llama-server.
 //!
-//! Invariant: bytes are those that a token writes, also where they are no character. Computes nothing.
+//! Invariant: bytes are those that a token writes, also where they are no character. Computes
+//! nothing.
 
 use cellar_engine::{Logprobs, TokenLogprob, TokenLogprobs};
 use kv_core::TokenId;
@@ -68,9 +69,9 @@ pub fn places(tokenizer: &Tokenizer, places: &[TokenLogprobs]) -> Vec<Value> {
     entries(places, |of| entry(tokenizer, of))
 }
 
-/// The `logprobs` of a choice of `/v1/completions`, of a prompt, whose first token has none, and of the
-/// tokens behind it; `offset` is where the text of the first of these begins without a prompt, in characters,
-/// and becomes where the next one does.
+/// The `logprobs` of a choice of `/v1/completions`, of a prompt, whose first token has none, and of
+/// the tokens behind it; `offset` is where the text of the first of these begins without a prompt,
+/// in characters, and becomes where the next one does.
 pub fn completion(
     tokenizer: &Tokenizer,
     prompt: Option<&EchoedPrompt>,

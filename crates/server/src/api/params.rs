@@ -253,8 +253,8 @@ impl SamplingParams {
     /// What ends the text.
     ///
     /// # Errors
-    /// [`ApiError`] 400 where a stop string is empty or there are too many, and where the text of a stop token
-    /// is wanted.
+    /// [`ApiError`] 400 where a stop string is empty or there are too many, and where the text of a
+    /// stop token is wanted.
     pub fn stop(&self, settings: &ModelSettings) -> Result<Stop, ApiError> {
         let strings = match &self.stop {
             None => Vec::new(),

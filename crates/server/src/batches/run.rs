@@ -85,8 +85,8 @@ pub(crate) async fn begin(
     Ok(batch)
 }
 
-/// Begins the batches again that the server before this one did not end. Those of keys that are gone
-/// wait for these.
+/// Begins the batches again that the server before this one did not end. Those of keys that are
+/// gone wait for these.
 pub(crate) fn resume(app: &App, routes: &Router) {
     for batch in app.batches().take_unfinished() {
         let Some(tenant) = app.config().keys.with_id(TenantId(batch.owner)) else {
@@ -244,8 +244,8 @@ fn count(app: &App, work: &BatchWork, status: StatusCode) {
     });
 }
 
-/// Keeps the answers, in the order of the lines, and ends the batch. Where the server ends before all
-/// lines are answered, the batch goes on with the next one.
+/// Keeps the answers, in the order of the lines, and ends the batch. Where the server ends before
+/// all lines are answered, the batch goes on with the next one.
 async fn finish(app: App, work: BatchWork, answers: Vec<Option<LineAnswer>>) {
     let is_whole = answers.iter().all(Option::is_some);
     let batch = app.batches().get(work.tenant, &work.id);

@@ -15,8 +15,8 @@ pub struct EchoedPrompt {
     pub text: String,
     /// All of its tokens.
     pub tokens: Arc<[TokenId]>,
-    /// Where in the text each of them begins, in characters. A token that the tokenizer put before the
-    /// text begins where the next one does.
+    /// Where in the text each of them begins, in characters. A token that the tokenizer put before
+    /// the text begins where the next one does.
     pub offsets: Arc<[usize]>,
     /// The log probabilities of all tokens but the first, where they are wanted.
     pub logprobs: Vec<TokenLogprobs>,

@@ -1,8 +1,8 @@
 //! The one internal pair of all APIs: a [`GenerateRequest`] goes in, [`Piece`]s come out.
 //!
 //! Invariant: the text pieces of a request concatenated are its text, then come [`Piece::Finish`]
-//! and [`Piece::Usage`], or one error and nothing else. Dropping [`Generating`] cancels the request.
-//! Knows no API and no connection.
+//! and [`Piece::Usage`], or one error and nothing else. Dropping [`Generating`] cancels the
+//! request. Knows no API and no connection.
 
 mod echo;
 mod reasoning;
@@ -335,9 +335,10 @@ fn prepare(
             includes_stop: request.stop.is_included,
             stop_tokens: request.stop.tokens,
             logprobs,
-            prompt_logprobs: match request.echo {
-                true => request.logprobs,
-                false => Logprobs::Off,
+            prompt_logprobs: if request.echo {
+                request.logprobs
+            } else {
+                Logprobs::Off
             },
             special: first.map_or(SpecialPieces::Skip, |splitter| {
                 special_pieces(model, splitter)
@@ -356,9 +357,10 @@ fn prepare(
 
 /// True if control tokens are text: some models write them around reasoning and calls.
 fn special_pieces(model: &ServedModel, splitter: &ChatSplitter) -> SpecialPieces {
-    match splitter.reads_calls() || model.control_marks().any(|mark| splitter.knows(mark)) {
-        true => SpecialPieces::Render,
-        false => SpecialPieces::Skip,
+    if splitter.reads_calls() || model.control_marks().any(|mark| splitter.knows(mark)) {
+        SpecialPieces::Render
+    } else {
+        SpecialPieces::Skip
     }
 }
 

@@ -150,7 +150,8 @@ pub struct GenerateRequest {
     pub speculate: Option<Speculate>,
     /// Which log probabilities of its tokens are wanted.
     pub logprobs: Logprobs,
-    /// Whether the prompt comes first, with the log probabilities of its tokens where such are wanted.
+    /// Whether the prompt comes first, with the log probabilities of its tokens where such are
+    /// wanted.
     pub echo: bool,
     /// How many texts are computed, and how many of them are given.
     pub choices: Choices,
@@ -191,7 +192,8 @@ impl Stop {
     /// Checks the texts, which the request has under this name.
     ///
     /// # Errors
-    /// [`ApiError`] 400 with the limit, where one is empty, or there are too many, or too much is in them.
+    /// [`ApiError`] 400 with the limit, where one is empty, or there are too many, or too much is
+    /// in them.
     pub(crate) fn check(&self, param: &str) -> Result<(), ApiError> {
         let wrong = |message| Err(ApiError::invalid_param(param, message));
         let n_bytes: usize = self.strings.iter().map(String::len).sum();

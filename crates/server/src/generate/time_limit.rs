@@ -1,4 +1,5 @@
-//! [`TimeLimit`]: how long a text may take. It counts from the first piece, and a line is always whole.
+//! [`TimeLimit`]: how long a text may take. It counts from the first piece, and a line is always
+//! whole.
 
 use std::time::{Duration, Instant};
 

@@ -1,9 +1,11 @@
-//! [`BlockHasher`]: the names of blocks as vLLM computes them with `--prefix-caching-hash-algo sha256_cbor`.
+//! [`BlockHasher`]: the names of blocks as vLLM computes them with `--prefix-caching-hash-algo
+//! sha256_cbor`.
 //!
-//! SHA-256 over `[parent, [token…], extra keys]` in canonical CBOR, where the parent of a first block is the
-//! hash of the seed's text. The extra keys are null, or `[salt]` in the first block of a sequence that is
-//! salted. Invariant: without keys and `cache_salt`, the hashes are those of vLLM for the same tokens and
-//! seed. A salt is written as a number of this server, so that it does not show a client's.
+//! SHA-256 over `[parent, [token…], extra keys]` in canonical CBOR, where the parent of a first
+//! block is the hash of the seed's text. The extra keys are null, or `[salt]` in the first block of
+//! a sequence that is salted. Invariant: without keys and `cache_salt`, the hashes are those of
+//! vLLM for the same tokens and seed. A salt is written as a number of this server, so that it does
+//! not show a client's.
 
 use cellar_engine::serve::{Block, BlockHash, Salt};
 use sha2::{Digest, Sha256};

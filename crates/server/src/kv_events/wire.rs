@@ -1,9 +1,9 @@
 //! Batches of events as vLLM encodes its `KVEventBatch` (0.29).
 //!
 //! In MessagePack: `[seconds since 1970, [event…], rank]`, where an event is a map with the `type`
-//! `BlockStored` (`block_hashes`, `parent_block_hash`, `token_ids`, `block_size`, `lora_id`, `medium`,
-//! `lora_name`, and `extra_keys` where blocks are salted), `BlockRemoved` (`block_hashes`, `medium`) or
-//! `AllBlocksCleared`. Knows no socket.
+//! `BlockStored` (`block_hashes`, `parent_block_hash`, `token_ids`, `block_size`, `lora_id`,
+//! `medium`, `lora_name`, and `extra_keys` where blocks are salted), `BlockRemoved`
+//! (`block_hashes`, `medium`) or `AllBlocksCleared`. Knows no socket.
 
 use std::num::NonZeroU32;
 use std::time::Duration;

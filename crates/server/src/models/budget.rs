@@ -11,8 +11,8 @@ pub struct MemoryBudget {
     pub host: Option<u64>,
     /// Bytes of the device that computes; `None` sets no limit.
     pub device: Option<u64>,
-    /// What this machine has free at the moment, where it is to be asked: others may have taken some
-    /// since the server began.
+    /// What this machine has free at the moment, where it is to be asked: others may have taken
+    /// some since the server began.
     pub free_now: Option<fn() -> Option<u64>>,
 }
 

@@ -1,6 +1,7 @@
 //! What is known of a model, loaded or not, and how it is loaded.
 //!
-//! Invariant: a plan allocates nothing, so its bytes are known before memory is taken. Knows no files.
+//! Invariant: a plan allocates nothing, so its bytes are known before memory is taken. Knows no
+//! files.
 
 use std::fmt;
 use std::sync::Arc;

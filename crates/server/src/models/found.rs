@@ -1,8 +1,8 @@
-//! Models that come and go: what a [`FindModels`] finds, looked for when a list of models is wanted, or a
-//! model that is not loaded.
+//! Models that come and go: what a [`FindModels`] finds, looked for when a list of models is
+//! wanted, or a model that is not loaded.
 //!
-//! Invariant: a request to a loaded model looks for nothing; many that look at the same time look once.
-//! Knows no files.
+//! Invariant: a request to a loaded model looks for nothing; many that look at the same time look
+//! once. Knows no files.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use crate::error::ApiError;
 
 /// Finds the models that are there, any number of times.
 pub trait FindModels: fmt::Debug + Send + Sync {
-    /// All that are there now, none of them loaded. Names that other models of the server have are passed
-    /// over. Runs on a thread of its own.
+    /// All that are there now, none of them loaded. Names that other models of the server have are
+    /// passed over. Runs on a thread of its own.
     ///
     /// # Errors
     /// Where it cannot look; the server keeps what it knows then.

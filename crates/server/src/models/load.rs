@@ -169,9 +169,10 @@ fn no_room(at: usize, short: Shortage, states: &[State]) -> ApiError {
         )
     });
     let held_by = held_by.collect::<Vec<_>>().join(", ");
-    let held_by = match held_by.is_empty() {
-        true => String::new(),
-        false => format!("; loaded: {held_by}"),
+    let held_by = if held_by.is_empty() {
+        String::new()
+    } else {
+        format!("; loaded: {held_by}")
     };
     let message = format!(
         "the model '{id}' takes {}, and of the {} that models may take{on}, {} are left{held_by}: \

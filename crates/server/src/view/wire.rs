@@ -1,7 +1,7 @@
 //! A frame as JSON: whole for a viewer that has none, else the cells that changed.
 //!
-//! Invariant: a viewer that applies each update in order has the cells of the last frame. Text is in
-//! an update only where the frame has excerpts.
+//! Invariant: a viewer that applies each update in order has the cells of the last frame. Text is
+//! in an update only where the frame has excerpts.
 
 use std::sync::Arc;
 

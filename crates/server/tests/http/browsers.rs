@@ -117,7 +117,8 @@ fn all_pages_are_allowed_by_a_star() {
     }
 }
 
-/// The headers that Caddy and nginx send on: the public name as the Host, and the page's own origin.
+/// The headers that Caddy and nginx send on: the public name as the Host, and the page's own
+/// origin.
 #[test]
 fn a_proxy_is_served_under_the_name_that_is_allowed() {
     let mut setup = Setup::default();

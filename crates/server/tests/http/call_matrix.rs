@@ -1,5 +1,5 @@
-//! Calls in the form of every family, through every API, whole and streamed: a script is the text that
-//! the model writes, and the answer has its text, reasoning, calls and end.
+//! Calls in the form of every family, through every API, whole and streamed: a script is the text
+//! that the model writes, and the answer has its text, reasoning, calls and end.
 
 use model_tests::http::{Response, post};
 use serde_json::{Value, json};

@@ -1,4 +1,5 @@
-//! The fields of requests that are done, skipped and refused: the policy, and what coding agents rely on.
+//! The fields of requests that are done, skipped and refused: the policy, and what coding agents
+//! rely on.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -1,9 +1,9 @@
-//! Requests and chat templates that are nearly right: values, members, bytes and heads of kept ones are changed
-//! at random. Every request gets an answer in the shape of its API, none is the server's fault, and nothing
-//! of them stays; every template is rendered or refused.
+//! Requests and chat templates that are nearly right: values, members, bytes and heads of kept ones
+//! are changed at random. Every request gets an answer in the shape of its API, none is the
+//! server's fault, and nothing of them stays; every template is rendered or refused.
 //!
-//! `CELLAR_FUZZ_SECONDS=600` runs for as long, and `CELLAR_FUZZ_SEED` chooses what. A case that was found goes
-//! into `tests/corpus`, which each run tries first as it is.
+//! `CELLAR_FUZZ_SECONDS=600` runs for as long, and `CELLAR_FUZZ_SEED` chooses what. A case that was
+//! found goes into `tests/corpus`, which each run tries first as it is.
 
 use std::time::{Duration, Instant};
 
@@ -154,9 +154,10 @@ fn assert_answered(path: &str, status: u16, body: &str, sent: &str) {
     // 501: what the model cannot do, as embeddings.
     assert!(matches!(status, 400..=499 | 501), "{}", about());
     let answer: Value = serde_json::from_str(body).unwrap_or_else(|_| panic!("{}", about()));
-    let message = match path.starts_with("/api/") {
-        true => &answer["error"],
-        false => &answer["error"]["message"],
+    let message = if path.starts_with("/api/") {
+        &answer["error"]
+    } else {
+        &answer["error"]["message"]
     };
     let is_said = message.as_str().is_some_and(|message| !message.is_empty());
     assert!(is_said, "{}", about());
@@ -220,7 +221,8 @@ fn damaged_requests_end() {
                 let reply = open(server.address, std::str::from_utf8(&sent).unwrap()).finish();
                 assert_answered(&case.path, reply.status, &reply.body, &body);
             }
-            // A head or a length that is damaged: it may be no HTTP, or end early. The connection ends.
+            // A head or a length that is damaged: it may be no HTTP, or end early. The connection
+            // ends.
             _ => {
                 damage(&mut sent, random);
                 let answer = exchange(&server, &sent);

@@ -117,7 +117,8 @@ fn a_router_learns_what_is_cached_and_asks_for_what_it_missed() {
     });
 }
 
-/// The names of a prompt's blocks as a router computes them, from the tokens that the server renders.
+/// The names of a prompt's blocks as a router computes them, from the tokens that the server
+/// renders.
 fn hashes_of_prompt(server: &Server, prompt: &str) -> Vec<[u8; 32]> {
     let body = json!({ "prompt": prompt });
     let rendered = post(server.address, "/v1/completions/render", &body).json();

@@ -1,8 +1,8 @@
-//! Clients that leave at any byte: of the request, in the queue, in the prompt, in the stream. Nothing of them
-//! stays, and everybody else gets the text that a request gets alone.
+//! Clients that leave at any byte: of the request, in the queue, in the prompt, in the stream.
+//! Nothing of them stays, and everybody else gets the text that a request gets alone.
 //!
-//! `CELLAR_LEAVING_SECONDS=600` runs for as long, and then also checks that the process stays as large as it
-//! is after a fifth of the time.
+//! `CELLAR_LEAVING_SECONDS=600` runs for as long, and then also checks that the process stays as
+//! large as it is after a fifth of the time.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -131,8 +131,8 @@ fn resident_bytes() -> Option<u64> {
     Some(kib << 10)
 }
 
-/// Prints how large the process is ten times, and returns what it was after a fifth of the time, and at the
-/// end.
+/// Prints how large the process is ten times, and returns what it was after a fifth of the time,
+/// and at the end.
 fn watch_size(until: Instant) -> [Option<u64>; 2] {
     let time = until.saturating_duration_since(Instant::now());
     let mut sizes = Vec::new();

@@ -1,5 +1,5 @@
-//! Models that come and go: loaded when they are needed, by one of those that wait; unloaded when they
-//! are idle, or another needs the memory; never under a request.
+//! Models that come and go: loaded when they are needed, by one of those that wait; unloaded when
+//! they are idle, or another needs the memory; never under a request.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};

@@ -355,7 +355,8 @@ fn an_answer_that_has_to_call_a_tool_does() {
     assert_eq!(reasons.collect::<Vec<_>>(), ["tool_calls"]);
 }
 
-/// A bias makes the model begin as calls of Llama begin; the rest is its own, or held to the schema.
+/// A bias makes the model begin as calls of Llama begin; the rest is its own, or held to the
+/// schema.
 #[test]
 fn a_strict_call_has_arguments_of_its_schema() {
     let setup = Setup {

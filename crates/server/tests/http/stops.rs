@@ -1,4 +1,5 @@
-//! What ends a text: stop tokens, stop strings that stay in it, and texts that the model may not end.
+//! What ends a text: stop tokens, stop strings that stay in it, and texts that the model may not
+//! end.
 
 use model_tests::http::post;
 use serde_json::{Value, json};

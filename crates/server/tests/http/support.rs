@@ -241,9 +241,10 @@ impl Setup {
         aliases: &[&str],
         blocks: Option<BlockObserver>,
     ) -> ServedModel {
-        let file = match self.has_gap_marks {
-            true => stories_with_gap_marks(),
-            false => self.stories.open(),
+        let file = if self.has_gap_marks {
+            stories_with_gap_marks()
+        } else {
+            self.stories.open()
         };
         let tokenizer = file.tokenizer();
         let draft_model = self.has_draft_model.then(|| {

@@ -177,9 +177,10 @@ pub(super) fn run(args: &BenchArgs, n_clients: u32, out: &mut impl Write) -> any
         n_prompt: args.prompt,
         n_predict: args.predict,
         depth: args.depth,
-        depth_tokens: match args.share_depth {
-            true => Depth::Shared,
-            false => Depth::Own,
+        depth_tokens: if args.share_depth {
+            Depth::Shared
+        } else {
+            Depth::Own
         },
         step_ms: args.step_ms,
         seconds,
@@ -195,9 +196,10 @@ pub(super) fn run(args: &BenchArgs, n_clients: u32, out: &mut impl Write) -> any
         inter_token_ms: waited.inter_token,
         total_ms: waited.total,
     };
-    match args.json {
-        true => writeln!(out, "{}", terminal::json(&report)?)?,
-        false => print(&report, out)?,
+    if args.json {
+        writeln!(out, "{}", terminal::json(&report)?)?;
+    } else {
+        print(&report, out)?;
     }
     out.flush()?;
     Ok(Exit::Done)
@@ -238,9 +240,10 @@ impl Waited {
 fn prompts(args: &BenchArgs, n_requests: usize, tokens: &mut Tokens) -> Vec<Vec<TokenId>> {
     let common = tokens.take(args.depth);
     let prompt = |_| {
-        let before = match args.share_depth {
-            true => common.clone(),
-            false => tokens.take(args.depth),
+        let before = if args.share_depth {
+            common.clone()
+        } else {
+            tokens.take(args.depth)
         };
         [before, tokens.take(args.prompt)].concat()
     };

@@ -47,9 +47,10 @@ impl<'a> Load<'a> {
     }
 
     pub(super) fn depth_tokens(&self) -> Depth {
-        match self.args.share_depth {
-            true => Depth::Shared,
-            false => Depth::Own,
+        if self.args.share_depth {
+            Depth::Shared
+        } else {
+            Depth::Own
         }
     }
 

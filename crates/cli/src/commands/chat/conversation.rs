@@ -159,12 +159,13 @@ impl Conversation {
 }
 
 fn check_role(message: &SavedMessage, at: usize, wanted: &str) -> anyhow::Result<()> {
-    match message.role == wanted {
-        true => Ok(()),
-        false => anyhow::bail!(
+    if message.role == wanted {
+        Ok(())
+    } else {
+        anyhow::bail!(
             "message {at} has the role '{}', and '{wanted}' is expected there",
             message.role
-        ),
+        )
     }
 }
 

@@ -1,8 +1,9 @@
 //! [`Responder`]: the model's side of a conversation.
 //!
 //! Invariant: the model evaluates the conversation as its template renders it; the part of it that
-//! is in the memory is not evaluated again, and other tokens are removed. Where the context is full,
-//! the oldest turns are dropped and what is left is evaluated again. Knows nothing of terminals.
+//! is in the memory is not evaluated again, and other tokens are removed. Where the context is
+//! full, the oldest turns are dropped and what is left is evaluated again. Knows nothing of
+//! terminals.
 
 use cellar::{GenerateOptions, Model, TextState};
 use cellar_engine::{

@@ -152,12 +152,11 @@ fn takes_weights(format: BlockFormat) -> bool {
 fn raise_least(importance: &mut [f32]) {
     let sum: f64 = importance.iter().map(|&x| f64::from(x)).sum();
     let mean = (sum / importance.len().max(1) as f64) as f32;
-    match mean > 0.0 && mean.is_finite() {
-        true => {
-            let scaled = importance.iter_mut();
-            scaled.for_each(|x| *x = (*x / mean).max(LEAST_IMPORTANCE));
-        }
-        false => importance.fill(1.0),
+    if mean > 0.0 && mean.is_finite() {
+        let scaled = importance.iter_mut();
+        scaled.for_each(|x| *x = (*x / mean).max(LEAST_IMPORTANCE));
+    } else {
+        importance.fill(1.0);
     }
 }
 

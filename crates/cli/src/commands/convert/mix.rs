@@ -85,9 +85,10 @@ pub(super) fn formats(
     };
     let format = |tensor: &NamedShape| {
         let NamedShape { name, shape } = tensor;
-        let role = match name == output {
-            true => Role::Output,
-            false => Role::Other,
+        let role = if name == output {
+            Role::Output
+        } else {
+            Role::Other
         };
         let wanted = match file_type.mix {
             Mix::Uniform => counters.uniform(model, name, file_type.format),
@@ -116,9 +117,10 @@ impl Counters {
             (Columns::Weighted, BlockFormat::Q5_0) => BlockFormat::Q5_1,
             _ => return base,
         };
-        match name.contains("ffn_down") && self.next_down(model, name) < model.n_layers / 8 {
-            true => with_minimum,
-            false => base,
+        if name.contains("ffn_down") && self.next_down(model, name) < model.n_layers / 8 {
+            with_minimum
+        } else {
+            base
         }
     }
 
@@ -136,9 +138,12 @@ impl Counters {
     /// The format of the next matrix in the mix around `base`.
     fn medium(&mut self, model: ModelTraits, name: &str, base: BlockFormat) -> BlockFormat {
         let has_eight_experts = model.n_experts == 8;
-        let more_bits = |index, n| match needs_more_bits(index, n) {
-            true => BlockFormat::Q6_K,
-            false => base,
+        let more_bits = |index, n| {
+            if needs_more_bits(index, n) {
+                BlockFormat::Q6_K
+            } else {
+                base
+            }
         };
         if is_value(name) {
             let index = self.value;
@@ -230,9 +235,10 @@ fn format_of(name: &str, shape: &[usize], wanted: BlockFormat, role: Role) -> Bl
         wanted,
         BlockFormat::F32 | BlockFormat::F16 | BlockFormat::BF16 | BlockFormat::Q8_0
     );
-    let wanted = match role == Role::Output && small {
-        true => BlockFormat::Q6_K,
-        false => wanted,
+    let wanted = if role == Role::Output && small {
+        BlockFormat::Q6_K
+    } else {
+        wanted
     };
     let fits = |format: &BlockFormat| columns.is_multiple_of(format.block_len());
     [wanted, of_smaller_blocks(wanted), BlockFormat::F16]

@@ -1,7 +1,7 @@
 //! [`Outline`]: a graph's nodes in words, layer by layer, read from its text form.
 //!
-//! Invariant: what a node says does not depend on the number of its layer, so that equal layers have
-//! equal texts. Does not know what operations mean.
+//! Invariant: what a node says does not depend on the number of its layer, so that equal layers
+//! have equal texts. Does not know what operations mean.
 
 use std::collections::{HashMap, HashSet};
 
@@ -149,7 +149,8 @@ fn split_arguments(text: &str) -> Vec<&str> {
 /// An operand of a node of layers: the node's stem, and which operand.
 type Slot<'a> = (&'a str, usize);
 
-/// What later layers read from the layer before them, where the first reads a node outside of layers.
+/// What later layers read from the layer before them, where the first reads a node outside of
+/// layers.
 fn entries<'a>(nodes: &[Node<'a>]) -> HashMap<Slot<'a>, &'a str> {
     let mut entries = HashMap::new();
     for node in nodes {

@@ -1,4 +1,5 @@
-//! A plan as text: the memory layer by layer, then what is on a device, and what in memory. Computes nothing.
+//! A plan as text: the memory layer by layer, then what is on a device, and what in memory.
+//! Computes nothing.
 
 use std::io::Write;
 

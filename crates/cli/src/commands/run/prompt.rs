@@ -89,9 +89,10 @@ impl PromptMode {
         if args.reasoning_budget.is_some() && !has_template {
             return usage("--reasoning-budget needs a chat template, and this model has none");
         }
-        match has_template && !args.raw && !args.no_bos && !only_continues {
-            true => Ok(Self::Chat),
-            false => Ok(Self::Raw),
+        if has_template && !args.raw && !args.no_bos && !only_continues {
+            Ok(Self::Chat)
+        } else {
+            Ok(Self::Raw)
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The models of `--models DIR` as they come and go.
 //!
-//! Invariant: a file is opened again only where its size or its time has changed. Names that `-m` gave go
-//! first.
+//! Invariant: a file is opened again only where its size or its time has changed. Names that `-m`
+//! gave go first.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -132,9 +132,10 @@ impl Directory {
         let mut entries: Vec<ModelEntry> = Vec::with_capacity(found.len());
         for found in found {
             // Of two files with one name, the first in order is served.
-            match entries.iter().any(|other| other.id == found.id) {
-                true => self.warn_of_other(&found.id, &found.path),
-                false => entries.extend(self.entry(found)?),
+            if entries.iter().any(|other| other.id == found.id) {
+                self.warn_of_other(&found.id, &found.path);
+            } else {
+                entries.extend(self.entry(found)?);
             }
         }
         Ok(entries)

@@ -159,10 +159,7 @@ fn of_file(path: &Path, facts: ModelFacts) -> ModelFacts {
     let Ok(path) = crate::by_name::locate(path) else {
         return facts;
     };
-    let format = match path.is_dir() {
-        true => "safetensors",
-        false => "gguf",
-    };
+    let format = if path.is_dir() { "safetensors" } else { "gguf" };
     let files = super::scan::files_of(&path);
     let metadata = files.iter().filter_map(|file| std::fs::metadata(file).ok());
     let metadata: Vec<_> = metadata.collect();

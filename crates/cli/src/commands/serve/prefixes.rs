@@ -1,9 +1,9 @@
-//! `--save-cache DIR`: a file of cached prefixes for each model, written when the server ends and read
-//! when the model is loaded.
+//! `--save-cache DIR`: a file of cached prefixes for each model, written when the server ends and
+//! read when the model is loaded.
 //!
 //! Invariant: what is wrong with a file is a line on stderr, never an end of the server; a file is
-//! complete under its name, and only this user reads it. Which prefixes a request shares is decided by
-//! the salts in it.
+//! complete under its name, and only this user reads it. Which prefixes a request shares is decided
+//! by the salts in it.
 
 use std::fmt::Write as _;
 use std::fs;

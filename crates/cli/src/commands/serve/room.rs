@@ -38,9 +38,10 @@ pub(super) fn budget(args: &ServeArgs) -> MemoryBudget {
             Some(size) => Some(size.0),
             None => machine::available_memory(),
         },
-        device: match may_use_gpu {
-            true => backend_plan::gpu_room(gpu),
-            false => None,
+        device: if may_use_gpu {
+            backend_plan::gpu_room(gpu)
+        } else {
+            None
         },
         free_now: Some(machine::available_memory),
     }
@@ -104,10 +105,11 @@ pub(super) fn bytes_of(
     source: &ModelSource,
     file: &ModelFile,
 ) -> anyhow::Result<ModelBytes> {
-    let weights = match source.is_directory() {
+    let weights = if source.is_directory() {
         // Those are computed when they are read.
-        true => weight_shapes(&*file.weights()),
-        false => file.weights(),
+        weight_shapes(&*file.weights())
+    } else {
+        file.weights()
     };
     let sized = |model: &Arc<dyn Model>, config: EngineConfig, outputs: PromptOutputs| {
         let config = EngineConfig {

@@ -1,7 +1,7 @@
 //! Spans of requests over OTLP, where OpenTelemetry's environment variables name a collector.
 //!
-//! Invariant: a variable that names one is obeyed, or a line says that this program cannot. Knows nothing of
-//! what spans say.
+//! Invariant: a variable that names one is obeyed, or a line says that this program cannot. Knows
+//! nothing of what spans say.
 
 use std::sync::Arc;
 

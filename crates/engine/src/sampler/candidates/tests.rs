@@ -119,9 +119,10 @@ fn selections_of_selections_shorten_them() {
         used.scale(|logit| logit);
         used.keep_top(2);
         let mut next = Candidates::new(&logits, &mut buffers).unwrap();
-        match keep_all {
-            true => next.scale(|logit| logit),
-            false => next.retain(|_| true),
+        if keep_all {
+            next.scale(|logit| logit);
+        } else {
+            next.retain(|_| true);
         }
         assert_eq!(tokens(&next), [0, 1, 2, 3]);
     }

@@ -96,12 +96,11 @@ pub(super) fn messages(
 
 impl Parts {
     fn only_text(self, path: &str) -> Result<String, ApiError> {
-        match self.calls.is_empty() && self.results.is_empty() {
-            true => Ok(self.texts.join("\n")),
-            false => {
-                let message = format!("'{path}' takes text blocks only");
-                Err(ApiError::invalid_param(path, message))
-            }
+        if self.calls.is_empty() && self.results.is_empty() {
+            Ok(self.texts.join("\n"))
+        } else {
+            let message = format!("'{path}' takes text blocks only");
+            Err(ApiError::invalid_param(path, message))
         }
     }
 

@@ -242,8 +242,8 @@ fn stop_reason(finish: &Finish) -> Value {
     }
 }
 
-/// Anthropic counts what was cached apart. Prefixes are cached by themselves, and nothing is charged
-/// for it, so none is "created".
+/// Anthropic counts what was cached apart. Prefixes are cached by themselves, and nothing is
+/// charged for it, so none is "created".
 fn usage_json(usage: &Usage) -> Value {
     let cached = usage.n_reused();
     json!({
@@ -325,8 +325,8 @@ impl Header {
 }
 
 /// The stream: `message_start`, `ping`, for each block `content_block_start`, one
-/// `content_block_delta` for each piece and `content_block_stop`, then `message_delta` with the reason
-/// and all numbers, and `message_stop`.
+/// `content_block_delta` for each piece and `content_block_stop`, then `message_delta` with the
+/// reason and all numbers, and `message_stop`.
 struct MessageStream {
     header: Header,
     n_prompt: usize,
@@ -380,9 +380,10 @@ impl MessageStream {
 
     /// A part of a block, which is opened where another is open.
     fn delta(&mut self, block: Block, content: &Value, delta: &Value) -> String {
-        let opened = match self.block == Some(block) {
-            true => String::new(),
-            false => self.open(block, content),
+        let opened = if self.block == Some(block) {
+            String::new()
+        } else {
+            self.open(block, content)
         };
         let index = self.n_blocks.saturating_sub(1);
         opened + &event(&json!({"type": "content_block_delta", "index": index, "delta": delta}))

@@ -342,9 +342,10 @@ impl CompletionFormat {
             FinishReason::Length | FinishReason::ContextFull => ("limit", ""),
             _ => ("eos", ""),
         };
-        let tokens: Vec<u32> = match self.with_tokens {
-            true => finish.tokens.iter().map(|id| id.0).collect(),
-            false => Vec::new(),
+        let tokens: Vec<u32> = if self.with_tokens {
+            finish.tokens.iter().map(|id| id.0).collect()
+        } else {
+            Vec::new()
         };
         let reused = usage.n_reused();
         let object = json!({

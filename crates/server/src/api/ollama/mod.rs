@@ -1,8 +1,8 @@
 //! Ollama's API: `/api/chat`, `/api/generate`, `/api/embed`, and what lists models.
 //!
 //! Invariant: a stream is lines of JSON, of which the last has `"done": true`, or is an error. What
-//! this server cannot do is answered 501 with the reason. Knows the wire and nothing of how texts are
-//! generated.
+//! this server cannot do is answered 501 with the reason. Knows the wire and nothing of how texts
+//! are generated.
 
 pub mod embed;
 pub mod models;

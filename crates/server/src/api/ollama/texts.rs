@@ -231,13 +231,14 @@ fn prompt(
     if endpoint == Endpoint::Generate {
         let text = fields.prompt.clone().unwrap_or_default();
         if let Some(suffix) = fields.suffix.as_ref().filter(|suffix| !suffix.is_empty()) {
-            return match fim::is_known(model.tokenizer()) {
-                true => Ok(Prompt::Gap(Gap {
+            return if fim::is_known(model.tokenizer()) {
+                Ok(Prompt::Gap(Gap {
                     prefix: text,
                     suffix: suffix.clone(),
                     files: Vec::new(),
-                })),
-                false => Err(model.has_no_gaps()),
+                }))
+            } else {
+                Err(model.has_no_gaps())
             };
         }
         if fields.raw == Some(true) || model.template_source().is_none() {

@@ -367,13 +367,12 @@ impl Encoder for ChatStream {
     }
 
     fn end(&mut self) -> String {
-        let usage = match self.include_usage {
-            true => {
-                let usages: Vec<Usage> = self.usages.values().copied().collect();
-                let usage = usage_json(&usages, usages.len(), self.n_reasoning);
-                self.event(json!([]), usage)
-            }
-            false => String::new(),
+        let usage = if self.include_usage {
+            let usages: Vec<Usage> = self.usages.values().copied().collect();
+            let usage = usage_json(&usages, usages.len(), self.n_reasoning);
+            self.event(json!([]), usage)
+        } else {
+            String::new()
         };
         usage + "data: [DONE]\n\n"
     }

@@ -239,9 +239,10 @@ impl Header {
         places: &[TokenLogprobs],
         offset: &mut usize,
     ) -> Value {
-        match self.with_logprobs {
-            true => logprobs::completion(&self.tokenizer, prompt, places, offset),
-            false => Value::Null,
+        if self.with_logprobs {
+            logprobs::completion(&self.tokenizer, prompt, places, offset)
+        } else {
+            Value::Null
         }
     }
 
@@ -343,13 +344,12 @@ impl Encoder for CompletionStream {
     }
 
     fn end(&mut self) -> String {
-        let usage = match self.include_usage {
-            true => {
-                let usages: Vec<Usage> = self.usages.values().copied().collect();
-                let usage = usage_json(&usages, self.header.n_of_prompt, 0);
-                event(&self.object(&[], usage))
-            }
-            false => String::new(),
+        let usage = if self.include_usage {
+            let usages: Vec<Usage> = self.usages.values().copied().collect();
+            let usage = usage_json(&usages, self.header.n_of_prompt, 0);
+            event(&self.object(&[], usage))
+        } else {
+            String::new()
         };
         usage + "data: [DONE]\n\n"
     }

@@ -1,7 +1,7 @@
 //! [`ListQuery`]: which part of a list a client wants, by `limit`, `after`, `order` and `purpose`.
 //!
-//! Invariant: pages that follow one another by the last id of each have every entry once, as long as
-//! none comes or goes. Other names in the query are passed over.
+//! Invariant: pages that follow one another by the last id of each have every entry once, as long
+//! as none comes or goes. Other names in the query are passed over.
 
 use axum::extract::{FromRequestParts, Query};
 use axum::http::request::Parts;

@@ -23,12 +23,11 @@ const REASONING: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 /// # Errors
 /// [`ApiError`] 400 with the numbers.
 pub(crate) fn check_number(n: usize, param: &str) -> Result<(), ApiError> {
-    match n > MAX_MESSAGES {
-        true => {
-            let message = format!("there are {n} messages: at most {MAX_MESSAGES} are taken");
-            Err(ApiError::invalid_param(param, message))
-        }
-        false => Ok(()),
+    if n > MAX_MESSAGES {
+        let message = format!("there are {n} messages: at most {MAX_MESSAGES} are taken");
+        Err(ApiError::invalid_param(param, message))
+    } else {
+        Ok(())
     }
 }
 

@@ -1,9 +1,11 @@
-//! `POST /v1/completions/render`, `/v1/chat/completions/render` and `/v1/responses/render`: the tokens of a
-//! request's prompt, and how they would be sampled, in the words of vLLM's `GenerateRequest`. A router asks
-//! for them, to send the request where most of its prompt is cached.
+//! `POST /v1/completions/render`, `/v1/chat/completions/render` and `/v1/responses/render`: the
+//! tokens of a request's prompt, and how they would be sampled, in the words of vLLM's
+//! `GenerateRequest`. A router asks for them, to send the request where most of its prompt is
+//! cached.
 //!
-//! Invariant: a request is read as by the endpoint that answers it, so the tokens are those that it would
-//! compute, and what it would refuse of them is refused in the same way. Nothing is computed, and nothing waits.
+//! Invariant: a request is read as by the endpoint that answers it, so the tokens are those that it
+//! would compute, and what it would refuse of them is refused in the same way. Nothing is computed,
+//! and nothing waits.
 
 use axum::extract::{Request, State};
 use axum::response::Response;

@@ -86,8 +86,8 @@ impl Tools {
         Ok(tools.with_number(parallel(body)?))
     }
 
-    /// These tools in the words of OpenAI's chat, which an API has in this form, and the choice among
-    /// them.
+    /// These tools in the words of OpenAI's chat, which an API has in this form, and the choice
+    /// among them.
     ///
     /// # Errors
     /// [`ApiError`] 400 with the path of what is wrong.

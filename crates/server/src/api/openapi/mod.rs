@@ -1,7 +1,7 @@
 //! `GET /openapi.json`: a description of every endpoint.
 //!
-//! Invariant: it is made from the table of endpoints, so it has each of them and nothing else. Knows
-//! requests by their fields, and answers by their types only.
+//! Invariant: it is made from the table of endpoints, so it has each of them and nothing else.
+//! Knows requests by their fields, and answers by their types only.
 
 pub(crate) mod fields;
 
@@ -115,9 +115,10 @@ fn operation(endpoint: &Endpoint) -> Value {
     }
     if let Some(body) = body {
         let fields = object(body.fields);
-        let schema = match body.has_sampling {
-            true => json!({"allOf": [fields, {"$ref": "#/components/schemas/Sampling"}]}),
-            false => fields,
+        let schema = if body.has_sampling {
+            json!({"allOf": [fields, {"$ref": "#/components/schemas/Sampling"}]})
+        } else {
+            fields
         };
         let (media, schema) = match body.form {
             Form::Object => ("application/json", schema),

@@ -1,8 +1,8 @@
 //! [`drive`]: sends requests to a service when they are due, and reads all texts as they come.
 //!
-//! One thread does both: the service's thread notes when a piece is there, so the times are those of
-//! a reader that always waits. Invariant: in an open loop a request counts from when it was due, so
-//! a driver that is late makes no service look faster. Knows nothing of reports.
+//! One thread does both: the service's thread notes when a piece is there, so the times are those
+//! of a reader that always waits. Invariant: in an open loop a request counts from when it was due,
+//! so a driver that is late makes no service look faster. Knows nothing of reports.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -117,7 +117,8 @@ impl Driver<'_> {
         self.read(number, Instant::now())
     }
 
-    /// Waits until there is something to read, and reads it; until this time since the start at most.
+    /// Waits until there is something to read, and reads it; until this time since the start at
+    /// most.
     fn wait(&mut self, until: Option<Duration>) -> Result<(), ServiceError> {
         let woken = match until {
             Some(until) => {

@@ -46,8 +46,8 @@ pub(super) fn messages(
     Ok(reader.messages)
 }
 
-/// The messages with the instructions before them. Templates have one message of the system at most,
-/// so instructions and those at the beginning are one.
+/// The messages with the instructions before them. Templates have one message of the system at
+/// most, so instructions and those at the beginning are one.
 pub(super) fn with_instructions(instructions: Option<&str>, messages: &[Value]) -> Vec<Value> {
     let is_system = |message: &&Value| message["role"] == "system";
     let n_system = messages.iter().take_while(is_system).count();
@@ -172,8 +172,8 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// What a model thought: its text, or where there is none, its summary. Encrypted reasoning comes
-    /// from another server and is left out.
+    /// What a model thought: its text, or where there is none, its summary. Encrypted reasoning
+    /// comes from another server and is left out.
     fn reasoning(&mut self, path: &str, members: &Map<String, Value>) -> Result<(), ApiError> {
         let texts = |name: &str| {
             let parts = members.get(name).and_then(Value::as_array);

@@ -1,7 +1,7 @@
 //! `POST /v1/responses`, and `GET` and `DELETE` of a response that is kept.
 //!
-//! Invariant: a response without `stream` is the one that the stream's last event has. What was said
-//! before is in the request, or kept for the tenant that said it.
+//! Invariant: a response without `stream` is the one that the stream's last event has. What was
+//! said before is in the request, or kept for the tenant that said it.
 
 pub(crate) mod compact;
 mod input;
@@ -136,11 +136,12 @@ pub(crate) fn forget() -> MethodRouter<App> {
         async |State(app): State<App>,
                Extension(tenant): Extension<Tenant>,
                Path(id): Path<String>| {
-            match app.conversations().forget(&id, tenant) {
-                true => Ok(json::respond(
+            if app.conversations().forget(&id, tenant) {
+                Ok(json::respond(
                     &json!({"id": id, "object": "response", "deleted": true}),
-                )),
-                false => Err(ApiError::unknown_response(&id)),
+                ))
+            } else {
+                Err(ApiError::unknown_response(&id))
             }
         },
     )

@@ -1,8 +1,8 @@
 //! [`Writer`]: the output of `/v1/responses`, as items and as the events of a stream.
 //!
-//! Invariant: each event has its name and the next number; an item is added, grows and is done before
-//! the next one is added; the last event has the response that a request without `stream` gives.
-//! Knows nothing of how texts are generated.
+//! Invariant: each event has its name and the next number; an item is added, grows and is done
+//! before the next one is added; the last event has the response that a request without `stream`
+//! gives. Knows nothing of how texts are generated.
 
 use std::sync::Arc;
 
@@ -18,9 +18,9 @@ use crate::auth::Tenant;
 use crate::conversations::Conversation;
 use crate::error::ApiError;
 use crate::generate::{Finish, Piece};
+use crate::ids::{now, random_id};
 use crate::model::ServedModel;
 use crate::skips::Skips;
-use crate::ids::{now, random_id};
 use crate::stream::{Encoder, named_event};
 
 /// Where a response is kept once it is complete.
@@ -229,9 +229,10 @@ impl Writer {
         };
         let logprobs = logprobs::places(&self.tokenizer, &places);
         let is_open = self.open.as_ref().is_some_and(|open| open.kind == kind);
-        let mut out = match is_open {
-            true => String::new(),
-            false => self.add(Open::new(kind)),
+        let mut out = if is_open {
+            String::new()
+        } else {
+            self.add(Open::new(kind))
         };
         if let Some(open) = &mut self.open {
             open.text.push_str(text);
