@@ -56,7 +56,7 @@ mod present {
     use std::rc::Rc;
 
     use anyhow::Context;
-    use cellar_grammar::{Grammar, GrammarCompiler, GrammarFailure};
+    use cellar_grammar::{Grammar, GrammarCompiler, GrammarFailure, close_objects};
     use serde_json::Value;
 
     use super::{ConstraintArgs, Step, Tokenizer};
@@ -68,56 +68,18 @@ mod present {
             .filter(|text| text.trim_start().starts_with('{'))
     }
 
-    /// The schema with `additionalProperties: false` in every object whose properties it lists and
-    /// of which it does not say whether there are more. A text that is not JSON stays as it is.
+    /// The schema, whose objects have the properties that they list and no others. A text that is
+    /// not JSON stays as it is.
     fn closed(text: String) -> String {
         match serde_json::from_str::<Value>(&text) {
             Ok(mut schema) => {
-                close(&mut schema);
+                close_objects(&mut schema);
                 schema.to_string()
             }
             // The compiler says where it is wrong.
             Err(_) => text,
         }
     }
-
-    /// Closes a schema and those in it. What `allOf` or a reference adds to belongs to an object
-    /// of more properties, and stays open.
-    fn close(schema: &mut Value) {
-        let Some(keys) = schema.as_object_mut() else {
-            return;
-        };
-        let is_open = OPENS.iter().any(|key| keys.contains_key(*key));
-        if keys.contains_key("properties") && !is_open {
-            keys.insert("additionalProperties".to_owned(), Value::Bool(false));
-        }
-        let is_composed = keys.contains_key("allOf");
-        for (key, part) in keys {
-            match (key.as_str(), part) {
-                ("$defs" | "definitions", _) if is_composed => {}
-                ("properties" | "$defs" | "definitions", Value::Object(schemas)) => {
-                    schemas.values_mut().for_each(close);
-                }
-                ("items" | "anyOf" | "oneOf" | "prefixItems", Value::Array(schemas)) => {
-                    schemas.iter_mut().for_each(close);
-                }
-                ("items" | "additionalProperties", part) => close(part),
-                _ => {}
-            }
-        }
-    }
-
-    /// Keys next to which `properties` are not all that there is.
-    const OPENS: [&str; 8] = [
-        "additionalProperties",
-        "unevaluatedProperties",
-        "patternProperties",
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "$ref",
-        "if",
-    ];
 
     /// A compiled schema or grammar.
     #[derive(Debug)]

@@ -16,6 +16,7 @@ mod interrupt;
 mod keyboard;
 mod kv_args;
 mod logprobs;
+mod long_context;
 mod machine;
 #[cfg(feature = "serve")]
 mod model_room;

@@ -16,9 +16,8 @@ use cellar_engine::sampler::{
     Dry, MAX_LAST_N, Mirostat, Penalties, SamplerConfig, Xtc, random_seed,
 };
 use cellar_engine::{
-    AttentionMode, CompletionOptions, ConfigError, Engine, EngineConfig, EngineError,
-    GroupAttention, LongContext, LongTexts, MemoryBudget, PromptOutputs, RecordingBackend,
-    Speculated, SpeculationOff, TextPlan,
+    AttentionMode, CompletionOptions, ConfigError, Engine, EngineConfig, EngineError, LongTexts,
+    MemoryBudget, PromptOutputs, RecordingBackend, Speculated, SpeculationOff, TextPlan,
 };
 use clap::ValueEnum;
 use kv_core::KvType;
@@ -31,8 +30,8 @@ use model_core::tokenizer::Tokenizer;
 
 use crate::advice::with_flag;
 use crate::args::{
-    AttentionName, ComputeArgs, ContextSize, EngineArgs, LongContextArgs, MirostatVersion,
-    SamplerArgs, Seed, StreamArgs, TextArgs,
+    AttentionName, ComputeArgs, ContextSize, EngineArgs, MirostatVersion, SamplerArgs, Seed,
+    StreamArgs, TextArgs,
 };
 use crate::backends::{BackendFlags, BackendName};
 use crate::failure::{MemoryShortage, UsageError, usage, warn};
@@ -119,23 +118,6 @@ pub(crate) fn check_options(
 ) -> anyhow::Result<()> {
     let checked = options.check_for(tokenizer);
     Ok(checked.map_err(|error| UsageError(with_flag(&error)))?)
-}
-
-/// What happens when a text gets longer than the context; `n_bos` tokens at its beginning are kept
-/// in addition to those of --keep.
-///
-/// # Errors
-/// A usage error where groups cannot be formed.
-pub(crate) fn long_context(args: &LongContextArgs, n_bos: u32) -> anyhow::Result<LongContext> {
-    match args.group_attention_factor {
-        Some(factor) => GroupAttention::new(factor, args.group_attention_width)
-            .map(LongContext::Group)
-            .map_err(|error| UsageError(error.to_string()).into()),
-        None if args.context_shift => Ok(LongContext::Shift {
-            n_keep: args.keep.saturating_add(n_bos),
-        }),
-        None => Ok(LongContext::Stop),
-    }
 }
 
 /// The context size that a flag selects for this model.

@@ -494,7 +494,7 @@ fn copy_all(from: &Path, to: &Path) {
         if from.is_dir() {
             copy_all(&from, &to);
         } else {
-            drop(std::fs::copy(&from, &to).unwrap());
+            let _bytes = std::fs::copy(&from, &to).unwrap();
         }
     }
 }

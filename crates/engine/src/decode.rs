@@ -8,9 +8,7 @@
 use std::sync::Arc;
 
 use kv_core::backend::{Backend, CancelFlag, OnProgress, RunProgress};
-use kv_core::batch::{
-    Batch, Output, PositionRule, SplitPolicy, TokensOf, ValidBatch, validate_with,
-};
+use kv_core::batch::{Batch, PositionRule, SplitPolicy, TokensOf, validate_with};
 use kv_core::graph::{BatchVisibility, Graph, GraphOutputs, GraphShape, Input, Node, Op, TopK};
 use kv_core::memory::{Composite, Edit, Edited, Memory, MemoryInputs, PlannedBatch, Removal, Seqs};
 use kv_core::state::Fingerprint;
@@ -26,7 +24,9 @@ use crate::error::EngineError;
 use crate::guard::{Forgetting, Uncomputed};
 use crate::programs::ProgramCache;
 use crate::rows_out::{Embeddings, Logits, StepRows};
-use crate::runner::{BatchOutput, FailedStep, ProgramKey, RowsOut, Runner};
+use crate::runner::{
+    BatchOutput, FailedStep, ProgramKey, RowsOut, Runner, output_places, resize_output,
+};
 
 /// A model on a backend, with what it remembers.
 ///
@@ -584,33 +584,4 @@ impl<B: Backend, M: Memory> std::fmt::Debug for Engine<B, M> {
             .field("settings", &self.runner.settings)
             .finish_non_exhaustive()
     }
-}
-
-/// Makes room for `n_rows` output rows.
-fn resize_output(values: &mut Vec<f32>, n_rows: usize, width: usize) -> Result<(), EngineError> {
-    let out_of_memory = || EngineError::OutputTooLarge { n_rows, width };
-    let n_values = n_rows.checked_mul(width).ok_or_else(out_of_memory)?;
-    let missing = n_values.saturating_sub(values.len());
-    values
-        .try_reserve_exact(missing)
-        .map_err(|_| out_of_memory())?;
-    values.resize(n_values, 0.0);
-    Ok(())
-}
-
-/// For each entry whose output is wanted, the number of its logits row.
-fn output_places(batch: &ValidBatch) -> Vec<Option<usize>> {
-    let mut n = 0;
-    let place = |output| {
-        (output == Output::Wanted).then(|| {
-            n += 1;
-            n - 1
-        })
-    };
-    batch
-        .entries()
-        .iter()
-        .map(|e| e.output)
-        .map(place)
-        .collect()
 }

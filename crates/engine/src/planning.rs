@@ -14,7 +14,7 @@ use model_core::architecture::{Model, ModelError, OutputKind};
 use crate::capacities::Capacities;
 use crate::config::{AttentionMode, EngineConfig, Settings};
 use crate::error::EngineError;
-use crate::generation::MAX_CANDIDATES;
+use crate::session::MAX_CANDIDATES;
 
 /// Of which tokens of a prompt the outputs are wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use kv_core::PartIdx;
 use kv_core::backend::{Backend, CancelFlag, RunProgress};
-use kv_core::batch::{PositionRule, UBatch};
+use kv_core::batch::{Output, PositionRule, UBatch, ValidBatch};
 use kv_core::graph::{
     BatchVisibility, GraphInputs, GraphOutputs, GraphShape, KeyRopeError, PartInputs, TopK,
 };
@@ -292,4 +292,37 @@ fn cells_in_reach(parts: &[PartInputs], layout: &RowLayout) -> Vec<usize> {
         n_used.next_multiple_of(N_KV_STEP).min(n_rows)
     };
     (0u32..).zip(parts).map(in_reach).collect()
+}
+
+/// Makes room for `n_rows` output rows.
+pub(crate) fn resize_output(
+    values: &mut Vec<f32>,
+    n_rows: usize,
+    width: usize,
+) -> Result<(), EngineError> {
+    let out_of_memory = || EngineError::OutputTooLarge { n_rows, width };
+    let n_values = n_rows.checked_mul(width).ok_or_else(out_of_memory)?;
+    let missing = n_values.saturating_sub(values.len());
+    values
+        .try_reserve_exact(missing)
+        .map_err(|_| out_of_memory())?;
+    values.resize(n_values, 0.0);
+    Ok(())
+}
+
+/// For each entry whose output is wanted, the number of its logits row.
+pub(crate) fn output_places(batch: &ValidBatch) -> Vec<Option<usize>> {
+    let mut n = 0;
+    let place = |output| {
+        (output == Output::Wanted).then(|| {
+            n += 1;
+            n - 1
+        })
+    };
+    batch
+        .entries()
+        .iter()
+        .map(|e| e.output)
+        .map(place)
+        .collect()
 }

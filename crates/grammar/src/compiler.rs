@@ -15,6 +15,7 @@ use llguidance::{Matcher, ParserFactory, regex_to_lark};
 use model_core::tokenizer::{SpecialPieces, TokenKind, Tokenizer};
 use serde_json::{Value, json};
 
+use crate::close::close_objects;
 use crate::error::GrammarError;
 use crate::gbnf::{self, MAX_NESTING, MAX_RULES};
 use crate::holdable::{HoldableSchema, Unholdable, holdable};
@@ -99,9 +100,12 @@ impl GrammarCompiler {
     }
 
     /// The schema without keywords that cannot be held, for [`json_schema`](Self::json_schema), and
-    /// the list of those.
+    /// the list of those. Objects have the properties that they list, and no others
+    /// ([`close_objects`]).
     pub fn holdable(&self, schema: &Value) -> HoldableSchema {
-        holdable(schema, Unholdable::Skipped, |part| {
+        let mut schema = schema.clone();
+        close_objects(&mut schema);
+        holdable(&schema, Unholdable::Skipped, |part| {
             let grammar = TopLevelGrammar::from_json_schema(part.clone());
             guarded(|| {
                 let parser = self.factory.create_parser(grammar);

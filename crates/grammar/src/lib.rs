@@ -18,6 +18,7 @@
 //! }
 //! ```
 
+mod close;
 mod compiler;
 mod error;
 mod gbnf;
@@ -25,6 +26,7 @@ mod holdable;
 mod locate;
 mod step;
 
+pub use close::close_objects;
 pub use compiler::{Grammar, GrammarCompiler, choice_rule, grammar_rule, json_rule, regex_rule};
 pub use error::GrammarError;
 pub use holdable::{HoldableSchema, SkippedKeyword};

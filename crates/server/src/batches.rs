@@ -19,8 +19,8 @@ use serde_json::{Map, Value, json};
 
 use crate::auth::Tenant;
 use crate::error::ApiError;
-use crate::kept::KeptDir;
 use crate::ids::{now, random_id};
+use crate::kept::KeptDir;
 
 pub(crate) use run::{begin, resume};
 

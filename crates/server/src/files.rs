@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 
 use crate::auth::Tenant;
 use crate::error::ApiError;
-use crate::kept::KeptDir;
 use crate::ids::{now, random_id};
+use crate::kept::KeptDir;
 
 /// Files of one key.
 const MAX_FILES: usize = 1000;

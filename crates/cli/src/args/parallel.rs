@@ -9,7 +9,7 @@ use kv_core::memory::Streams;
 
 use super::byte_size::ByteSize;
 use super::swap::SwapArgs;
-use super::{count, count_or_none};
+use super::{LongContextArgs, count, count_or_none};
 
 /// Requests that run at once, and prefixes that are kept after they end.
 #[derive(Debug, clap::Args)]
@@ -37,6 +37,8 @@ pub(crate) struct ParallelArgs {
     /// Compute every prompt anew, also where others share its prefix
     #[arg(long, action = ArgAction::SetTrue, conflicts_with_all = ["prefix_memory", "eviction"])]
     pub(crate) no_prefix_cache: bool,
+    #[command(flatten)]
+    pub(crate) long_context: LongContextArgs,
 }
 
 /// Sequences that hold cached prefixes while all requests run. Each is an id and costs nothing;

@@ -28,6 +28,7 @@ use crate::constraint::{Constraint, Schemas};
 use crate::failure::{Exit, usage, warn};
 use crate::input;
 use crate::interrupt::cancel_on_interrupt;
+use crate::long_context;
 use crate::models::ModelSource;
 use crate::output_file;
 use crate::progress::Progress;
@@ -136,6 +137,11 @@ fn start(args: &BatchArgs, file: &ModelFile) -> anyhow::Result<Service<BoxedBack
     let config = ServiceConfig {
         max_queued: n_ahead + 1,
         max_queued_tokens: usize::MAX,
+        long_context: long_context::of_service(
+            &args.parallel.long_context,
+            engine.settings().n_ctx,
+            file.tokenizer(),
+        )?,
         ..args.parallel.service_config(0) // whole texts are written, so gaps between tokens do not matter
     };
     let flags = ServiceFlags {

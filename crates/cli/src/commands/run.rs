@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use cellar_engine::{
     CancelFlag, CompletionOptions, Engine, EngineError, FinishReason, GenerateOptions, Generation,
-    Logprobs, LongContext, PromptOutputs,
+    Logprobs, PromptOutputs,
 };
 use kv_core::backend::{Backend, BoxedBackend};
 use kv_core::batch::Batch;
@@ -30,6 +30,7 @@ use crate::draft_model::{self, DraftFor};
 use crate::failure::{Exit, usage, warn};
 use crate::interrupt::cancel_on_interrupt;
 use crate::logprobs::shown_logprobs;
+use crate::long_context;
 use crate::models::ModelSource;
 use crate::output_file;
 use crate::progress::{Progress, PromptBar};
@@ -81,7 +82,7 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
     if let Some(at) = args.stop.iter().position(String::is_empty) {
         return usage(format!("--stop number {} is empty", at + 1));
     }
-    resolve::long_context(&args.long_context, 0)?;
+    long_context::check(&args.long_context)?;
     session::check(args)?;
     args.speculation.draft_model()?;
     let prompt = prompt::prompt(args, &source)?;
@@ -242,8 +243,7 @@ fn begin(
     let history = start.history.clone().unwrap_or_default();
     let first = history.first().or(start.ids.first()).copied();
     let n_bos = u32::from(bos.is_some() && first == bos);
-    let long_context = resolve::long_context(&args.long_context, n_bos)?;
-    check_keep(long_context, engine.settings().n_ctx, n_bos)?;
+    let long_context = long_context::of_text(&args.long_context, engine.settings().n_ctx, n_bos)?;
     let options = GenerateOptions {
         sampler: text.sampler,
         n_predict,
@@ -295,31 +295,6 @@ fn shown_seed(args: &RunArgs, seed: u64) -> Option<u64> {
 /// The log probabilities that a flag asks for.
 fn logprobs(n_top: Option<u32>) -> Logprobs {
     n_top.map_or(Logprobs::Off, |n| Logprobs::Top(n as usize))
-}
-
-/// Checks that --keep leaves tokens to drop: half of the others go, which must be at least one.
-///
-/// # Errors
-/// A usage error with the largest number that works.
-fn check_keep(long_context: LongContext, n_ctx: u32, n_bos: u32) -> anyhow::Result<()> {
-    let LongContext::Shift { n_keep } = long_context else {
-        return Ok(());
-    };
-    let most = n_ctx.saturating_sub(2);
-    if n_keep <= most {
-        return Ok(());
-    }
-    if most <= n_bos && n_keep == n_bos {
-        return usage(format!(
-            "--context-shift has no tokens to drop in a context of {n_ctx}: choose a larger --ctx"
-        ));
-    }
-    usage(format!(
-        "--keep {} leaves no tokens to drop from a context of {n_ctx}: keep at most {}, or choose a \
-         larger --ctx",
-        n_keep - n_bos,
-        most.saturating_sub(n_bos)
-    ))
 }
 
 /// Evaluates the prompt and returns how many of its tokens were, before it was interrupted.

@@ -40,6 +40,7 @@ use self::spans::SpanExport;
 use crate::args::{PredictLimit, Seed, ServeArgs};
 use crate::failure::{Exit, usage};
 use crate::input;
+use crate::long_context;
 use crate::machine;
 use crate::model_room::ModelRoom;
 use crate::models::ModelSource;
@@ -488,6 +489,11 @@ fn start(
         } else {
             ExcerptLen::None
         },
+        long_context: long_context::of_service(
+            &args.parallel.long_context,
+            engine.settings().n_ctx,
+            file.tokenizer(),
+        )?,
         ..args.parallel.service_config(DEFAULT_STEP_MS)
     };
     let flags = ServiceFlags {

@@ -59,9 +59,6 @@ pub struct GenerateOptions {
     pub draft_model: Option<DraftModel>,
 }
 
-/// The most candidates that a device is asked for; with more, rows of logits are read back.
-pub(crate) const MAX_CANDIDATES: usize = 512;
-
 /// Which rows of the tokens that are evaluated are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PieceRows {

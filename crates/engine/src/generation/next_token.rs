@@ -10,11 +10,12 @@ use kv_core::TokenId;
 use kv_core::backend::Backend;
 use kv_core::memory::{Memory, Refusal};
 
-use super::{Generation, MAX_CANDIDATES, Next, PieceRows, last_row, next_pos};
+use super::{Generation, Next, PieceRows, last_row, next_pos};
 use crate::completion::{FinishReason, OutputRow};
 use crate::context::{GroupAttention, LongContext};
 use crate::decode::Engine;
 use crate::error::EngineError;
+use crate::session::MAX_CANDIDATES;
 
 /// What came of choosing a token.
 enum Chosen {

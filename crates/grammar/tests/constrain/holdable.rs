@@ -189,3 +189,22 @@ fn alternatives_that_overlap_are_held_as_any_of_them() {
     assert_eq!(skipped(&both), ["/properties/b/oneOf"]);
     assert!(!allows(&held(&both).1, r#"{"a":null}"#));
 }
+
+/// A model that may write further properties invents them until its text is cut off.
+#[test]
+fn objects_have_the_properties_that_they_list() {
+    let open = json!({"type": "object", "properties": {"a": {"type": "object",
+        "properties": {"b": {"type": "integer"}}}}});
+    let (left, grammar) = held(&open);
+    assert_eq!(left.skipped, []);
+    assert!(allows(&grammar, r#"{"a":{"b":1}}"#));
+    assert!(!allows(&grammar, r#"{"a":{"b":1},"c":2}"#));
+    assert!(!allows(&grammar, r#"{"a":{"b":1,"c":2}}"#));
+    // Those that say so, or list nothing, have any.
+    for schema in [
+        json!({"type": "object", "properties": {"a": {}}, "additionalProperties": true}),
+        json!({"type": "object"}),
+    ] {
+        assert!(allows(&self::held(&schema).1, r#"{"c":2}"#), "{schema}");
+    }
+}

@@ -1,0 +1,235 @@
+//! What a [`Session`] does for the plans of its scheduler: edits of the memory, sources, shifts and
+//! steps.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use cellar_scheduler::{Event, RequestId, RowReport, RowUse, Shift, Shifted, Step, StepFailure};
+use kv_core::backend::{Backend, BackendError};
+use kv_core::batch::Batch;
+use kv_core::memory::{Edit, Memory, PlannedBatch, Refusal};
+use kv_core::{Pos, SeqId};
+
+use super::Session;
+use super::config::micros;
+use super::drafts::learn_from_drafts;
+use super::frame::EventKind;
+use super::text::LiveText;
+use crate::completion::OutputRow;
+use crate::decode::Engine;
+use crate::error::EngineError;
+use crate::rows_out::StepRows;
+
+/// The most candidates that a device is asked for; with more, rows of logits are read back.
+pub(crate) const MAX_CANDIDATES: usize = 512;
+
+impl<B: Backend, M: Memory + Clone> Session<B, M> {
+    pub(super) fn edit(&mut self, edits: Vec<Edit>) {
+        self.recorder.set_stale();
+        for edit in edits {
+            let edited = self.engine.edit(edit);
+            if let Err(error) = &edited {
+                self.note_lost_device(error);
+            }
+            match (edited, edit) {
+                (Ok(_), _) => {}
+                // The sequence that was to get tokens, or to move them, has none then.
+                (Err(error), Edit::Copy { .. } | Edit::Reposition { .. }) => {
+                    tracing::warn!(%error, "tokens could not be copied or moved");
+                    self.handle(Event::StepFailed(StepFailure::Computation));
+                }
+                // A scheduler that disagrees with its memory cannot go on.
+                (Err(error), _) => self.fail_all(&Arc::new(error)),
+            }
+        }
+    }
+
+    /// Encodes the source of a request.
+    pub(super) fn encode(&mut self, request: RequestId, seq: SeqId) {
+        let live = self.texts.get(&request);
+        let source = live
+            .and_then(|live| live.source.clone())
+            .unwrap_or_default();
+        let guests = Arc::clone(&self.intake.guests);
+        let cancel = guests.enter(std::iter::once(request));
+        let batch = Batch::source(seq, source.iter().copied());
+        match self.engine.encode_until(&batch, cancel) {
+            Ok(_) => self.handle(Event::Encoded(request)),
+            Err(EngineError::Cancelled) => {
+                self.handle(Event::Encoded(request));
+                self.handle(Event::Cancel(request));
+            }
+            Err(error) => {
+                self.note_lost_device(&error);
+                self.set_error(request, &Arc::new(error));
+                self.handle(Event::Fail(request));
+            }
+        }
+    }
+
+    /// Drops tokens of a text that is full.
+    pub(super) fn shift(&mut self, shift: Shift) {
+        let request = shift.request;
+        let result = match self.engine.shift(&shift) {
+            Ok(()) => Shifted::Done,
+            Err(EngineError::Refused(Refusal::NoRoom(_))) => Shifted::NoRoom,
+            Err(error) => {
+                self.note_lost_device(&error);
+                tracing::warn!(%error, "a text that is full cannot go on");
+                Shifted::Refused
+            }
+        };
+        self.handle(Event::Shifted { request, result });
+    }
+
+    /// Lets older tokens share positions, of the texts that want it.
+    pub(super) fn group_positions(&mut self) {
+        if self.texts.values().all(|live| live.group.is_none()) {
+            return;
+        }
+        let running: Vec<(RequestId, SeqId)> =
+            self.scheduler.running().map(|r| (r.id, r.seq)).collect();
+        for (request, seq) in running {
+            let Some(live) = self.texts.get_mut(&request) else {
+                continue;
+            };
+            let Some(group) = live.group else {
+                continue;
+            };
+            let (mut to, mut failed) = (live.grouped_to, None);
+            let end = |engine: &Engine<B, M>| {
+                let held = engine.memory().positions(seq);
+                held.map_or(Pos(0), |held| held.last.next())
+            };
+            while end(&self.engine).0 >= to.0.saturating_add(group.width()) && failed.is_none() {
+                failed = self.engine.group(seq, to, group).err();
+                to = Pos(to.0 + group.n_positions());
+            }
+            live.grouped_to = to;
+            if let Some(error) = failed {
+                self.note_lost_device(&error);
+                self.set_error(request, &Arc::new(error));
+                self.handle(Event::Fail(request));
+            }
+        }
+    }
+
+    /// How many of the most likely tokens of each row are enough for all texts of a step, where the
+    /// device finds them; `None` where rows of logits are read back.
+    fn n_candidates(&self, step: &Step) -> Option<usize> {
+        if !self.engine.backend().prefers_candidates() {
+            return None;
+        }
+        let mut n = 1;
+        for request in step.texts() {
+            let live = self.texts.get(&request)?;
+            if !live.prompt.is_empty() {
+                return None; // the rows of its prompt are wanted
+            }
+            n = n.max(live.completion.n_candidates()?);
+        }
+        // Few numbers, so that few programs are compiled.
+        let n = n.next_power_of_two();
+        let n_vocab = self.engine.settings().rules.n_vocab as usize;
+        (n <= MAX_CANDIDATES.min(n_vocab)).then_some(n)
+    }
+
+    /// Computes a step, and reports it.
+    pub(super) fn decode(&mut self, step: &Step, planned: PlannedBatch<M::Slot>) {
+        // All edits are done: each cell in use is of a request or a cached prefix.
+        if self.recorder.is_due() {
+            self.publish_frame();
+        }
+        let n_candidates = self.n_candidates(step);
+        let guests = Arc::clone(&self.intake.guests);
+        let cancel = guests.enter(step.texts());
+        let began = Instant::now();
+        let computed = self.engine.decode_planned(planned, n_candidates, cancel);
+        let computed = computed.map(|rows| {
+            let on_first_token = |request| {
+                let now = micros(self.started.elapsed());
+                self.recorder.record(now, EventKind::FirstToken { request });
+            };
+            choose_tokens(step, rows, &mut self.texts, on_first_token)
+        });
+        match computed {
+            Ok(rows) => {
+                let took = micros(began.elapsed());
+                let now = self.now();
+                self.recorder.step(now, step, &rows, took);
+                self.handle(Event::StepDone(rows));
+                self.handle(Event::StepTime(micros(began.elapsed())));
+            }
+            // All requests of the step were cancelled.
+            Err(EngineError::Cancelled) => {
+                step.texts().for_each(|id| self.handle(Event::Cancel(id)));
+                self.handle(Event::StepFailed(StepFailure::Computation));
+            }
+            Err(error) => {
+                self.note_lost_device(&error);
+                let failure = if self.has_lost_device {
+                    StepFailure::DeviceLost
+                } else {
+                    StepFailure::Computation
+                };
+                tracing::warn!(%error, n_requests = step.feeds.len(), "a step failed");
+                let error = Arc::new(error);
+                let is_concerned = |id: &RequestId| {
+                    failure == StepFailure::DeviceLost || step.texts().any(|text| text == *id)
+                };
+                let concerned = self.texts.iter_mut().filter(|(id, _)| is_concerned(id));
+                concerned.for_each(|(_, live)| live.error = Some(Arc::clone(&error)));
+                self.handle(Event::StepFailed(failure));
+            }
+        }
+    }
+
+    fn note_lost_device(&mut self, error: &EngineError) {
+        self.has_lost_device |=
+            matches!(error, EngineError::Backend(BackendError::DeviceLost { .. }));
+    }
+
+    fn set_error(&mut self, request: RequestId, error: &Arc<EngineError>) {
+        if let Some(live) = self.texts.get_mut(&request) {
+            live.error = Some(Arc::clone(error));
+        }
+    }
+
+    fn fail_all(&mut self, error: &Arc<EngineError>) {
+        for live in self.texts.values_mut() {
+            live.error = Some(Arc::clone(error));
+        }
+        self.handle(Event::StepFailed(StepFailure::DeviceLost));
+    }
+}
+
+/// Chooses a token from the row of each request that has one, and further ones where drafted ones
+/// are right.
+fn choose_tokens(
+    step: &Step,
+    rows: StepRows<'_>,
+    texts: &mut BTreeMap<RequestId, LiveText>,
+    mut on_first_token: impl FnMut(RequestId),
+) -> Vec<RowReport> {
+    let reports = step.report(|row| {
+        let live = texts.get_mut(&row.request)?;
+        let output = rows.row(row.row)?;
+        if let OutputRow::Logits(logits) = output {
+            live.take_prompt_row(row.token, logits);
+        }
+        match row.use_of {
+            RowUse::Prompt => None,
+            RowUse::NextToken | RowUse::AfterDraft(_) => {
+                let had_token = live.usage.first_token.is_some();
+                let progress = live.take_row(output);
+                if !had_token && live.usage.first_token.is_some() {
+                    on_first_token(row.request);
+                }
+                Some(progress)
+            }
+        }
+    });
+    learn_from_drafts(step, &reports, texts);
+    reports
+}
