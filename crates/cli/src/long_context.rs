@@ -14,8 +14,8 @@ pub(crate) fn check(args: &LongContextArgs) -> anyhow::Result<()> {
     read(args, 0).map(drop)
 }
 
-/// What the flags say of a text in a context of `n_ctx` tokens, which begins with `n_bos` tokens that
-/// are kept in addition to those of --keep.
+/// What the flags say of a text in a context of `n_ctx` tokens, which begins with `n_bos` tokens
+/// that are kept in addition to those of --keep.
 ///
 /// # Errors
 /// A usage error where groups cannot be formed, or --keep leaves nothing to drop.
@@ -42,8 +42,8 @@ pub(crate) fn of_service(
     of_text(args, n_ctx, u32::try_from(n_begin).unwrap_or(u32::MAX))
 }
 
-/// The flags as the engine takes them; `n_bos` tokens at the beginning are kept in addition to those
-/// of --keep.
+/// The flags as the engine takes them; `n_bos` tokens at the beginning are kept in addition to
+/// those of --keep.
 ///
 /// # Errors
 /// A usage error where groups cannot be formed.

@@ -49,7 +49,8 @@ pub enum LongTexts {
 ///
 /// ```no_run
 /// # use {kv_candle::CandleBackend, model_core::architecture::Registry};
-/// # fn vectors(backend: CandleBackend, registry: Registry) -> Result<(), Box<dyn std::error::Error>> {
+/// # type Error = Box<dyn std::error::Error>;
+/// # fn vectors(backend: CandleBackend, registry: Registry) -> Result<(), Error> {
 /// use cellar_engine::{Embedder, EmbedderConfig};
 /// use model_core::model_file::ModelFile;
 ///

@@ -44,7 +44,8 @@ pub struct Ranked {
 ///
 /// ```no_run
 /// # use {kv_candle::CandleBackend, model_core::architecture::Registry};
-/// # fn ranked(backend: CandleBackend, registry: Registry) -> Result<(), Box<dyn std::error::Error>> {
+/// # type Error = Box<dyn std::error::Error>;
+/// # fn ranked(backend: CandleBackend, registry: Registry) -> Result<(), Error> {
 /// use cellar_engine::{Reranker, RerankerConfig};
 /// use model_core::model_file::ModelFile;
 ///

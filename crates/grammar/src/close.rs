@@ -1,7 +1,7 @@
 //! [`close_objects`]: objects of a schema with the properties that they list, and no others.
 //!
-//! JSON Schema lets an object have any further properties. A model that may write them invents names
-//! until its text is cut off, and no caller of a schema with listed properties wants them.
+//! JSON Schema lets an object have any further properties. A model that may write them invents
+//! names until its text is cut off, and no caller of a schema with listed properties wants them.
 
 use serde_json::Value;
 

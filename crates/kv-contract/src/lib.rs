@@ -1,10 +1,11 @@
 //! The contract suite: what a [`Backend`] means, as tests that every backend runs.
 //!
-//! A backend runs all of them with one line, [`backend_contract!`](crate::backend_contract). An operation
-//! that a backend does not compute yet is declared with its reason ([`Known::op`]), and so is a test
-//! that it cannot pass ([`Known::fails`]); a declared failure that passes fails the suite, so declarations do not outlive their reasons. Knows no
-//! backend; numbers are compared with values computed in `f64` from the definitions ([`evaluate`])
-//! within the [`Tolerance`] that a backend declares.
+//! A backend runs all of them with one line, [`backend_contract!`](crate::backend_contract). An
+//! operation that a backend does not compute yet is declared with its reason ([`Known::op`]), and
+//! so is a test that it cannot pass ([`Known::fails`]); a declared failure that passes fails the
+//! suite, so declarations do not outlive their reasons. Knows no backend; numbers are compared with
+//! values computed in `f64` from the definitions ([`evaluate`]) within the [`Tolerance`] that a
+//! backend declares.
 
 // These are tests: they fail by panicking.
 #![allow(

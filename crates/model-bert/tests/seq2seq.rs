@@ -240,8 +240,8 @@ fn rows_and_continuations_are_those_of_the_reference() {
     }
 }
 
-/// Several texts in one session, also where each is preempted again and again: each source is encoded
-/// with its sequence, and each text is the reference's.
+/// Several texts in one session, also where each is preempted again and again: each source is
+/// encoded with its sequence, and each text is the reference's.
 #[test]
 fn a_session_encodes_the_source_of_each_text() {
     for name in RECIPES {

@@ -110,6 +110,7 @@ mod speculate;
 mod state;
 mod swap;
 mod tenant;
+mod view;
 
 pub use config::{EvictionPolicy, PrefixCaching, SchedulerConfig, SwapRows, Waiting};
 pub use event::{
@@ -123,7 +124,7 @@ pub use request::{
     RequestId, SourceUse,
 };
 pub use restore::RestoredPrefix;
-pub use scheduler::{CachedPrefix, Counters, RunningRequest, Scheduler, WaitingRequest};
+pub use scheduler::{Counters, Scheduler};
 pub use shift::{Shift, Shifted};
 pub use speculate::{
     DEFAULT_DRAFT, DraftLength, Drafter, MAX_DRAFT, NgramLookup, Repetition, Speculated,
@@ -131,3 +132,4 @@ pub use speculate::{
 };
 pub use swap::{Swap, SwappedIn};
 pub use tenant::{Tenant, TenantId, TenantLimits};
+pub use view::{CachedPrefix, RunningRequest, WaitingRequest};

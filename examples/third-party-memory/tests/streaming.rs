@@ -88,8 +88,8 @@ fn an_engine_generates_beyond_the_window() {
     assert!(n_evictions >= 7, "{n_evictions}");
 }
 
-/// Two texts of three windows each in one session: each is what an engine with this memory generates
-/// alone.
+/// Two texts of three windows each in one session: each is what an engine with this memory
+/// generates alone.
 #[test]
 fn a_session_serves_texts_beyond_the_window() {
     let file = story_model();

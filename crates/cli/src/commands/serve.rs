@@ -360,10 +360,12 @@ fn model_settings(args: &ServeArgs, id: String) -> anyhow::Result<ModelSettings>
 
 /// A file's name without its ending, or the name of a downloaded model as it was given.
 fn name_of(path: &Path) -> String {
-    let name = match path.exists() {
-        true if path.is_dir() => path.file_name(),
-        true => path.file_stem(),
-        false => None,
+    let name = if path.is_dir() {
+        path.file_name()
+    } else if path.exists() {
+        path.file_stem()
+    } else {
+        None
     };
     let name = name.unwrap_or(path.as_os_str());
     name.to_string_lossy().into_owned()

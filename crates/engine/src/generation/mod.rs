@@ -85,13 +85,15 @@ pub struct PromptProgress {
 /// its own sequence, can take turns on one engine.
 ///
 /// ```
-/// use cellar_engine::{Engine, EngineConfig, GenerateOptions, Generation};
+/// use cellar_engine::{
+///     Engine, EngineConfig, EngineError, GenerateOptions, Generation, PromptProgress,
+/// };
 /// use cellar_engine::sampler::SamplerConfig;
 /// use kv_core::backend::{Backend, CancelFlag};
 /// use model_core::model_file::ModelFile;
 /// use model_core::tokenizer::EncodeOptions;
 ///
-/// fn generate(backend: impl Backend, file: &ModelFile) -> Result<String, cellar_engine::EngineError> {
+/// fn generate(backend: impl Backend, file: &ModelFile) -> Result<String, EngineError> {
 ///     let config = EngineConfig { n_ctx: Some(256), ..EngineConfig::default() };
 ///     let mut engine = Engine::new(backend, file.model().clone(), file.weights(), &config)?;
 ///     let prompt = file.tokenizer().encode("Once upon a time", EncodeOptions::PROMPT);
@@ -102,7 +104,7 @@ pub struct PromptProgress {
 ///         ..GenerateOptions::default()
 ///     };
 ///     let mut text = Generation::new(&engine, file.tokenizer(), options)?;
-///     let on_progress = |p: cellar_engine::PromptProgress| println!("{} of {}", p.n_done, p.n_tokens);
+///     let on_progress = |p: PromptProgress| println!("{} of {}", p.n_done, p.n_tokens);
 ///     text.feed(&mut engine, &prompt, on_progress)?;
 ///     while let Some(piece) = text.next_piece(&mut engine)? {
 ///         print!("{piece}");

@@ -208,10 +208,12 @@ impl Sampler {
             presence,
         } = self.config.penalties;
         let lowers = repeat >= 1.0 && frequency >= 0.0 && presence >= 0.0;
-        let n_penalised = match self.config.penalties.are_active() {
-            true if lowers => last_n,
-            true => return None,
-            false => 0,
+        let n_penalised = if !self.config.penalties.are_active() {
+            0
+        } else if lowers {
+            last_n
+        } else {
+            return None;
         };
         let biases = &self.config.logit_bias;
         let n_lowered = n_penalised

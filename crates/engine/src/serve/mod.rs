@@ -18,7 +18,10 @@
 //! use kv_core::backend::Backend;
 //! use model_core::tokenizer::{EncodeOptions, Tokenizer};
 //!
-//! fn generate(engine: Engine<impl Backend>, tokenizer: &Arc<Tokenizer>) -> Result<(), ServiceError> {
+//! fn generate(
+//!     engine: Engine<impl Backend>,
+//!     tokenizer: &Arc<Tokenizer>,
+//! ) -> Result<(), ServiceError> {
 //!     let service = Service::start(engine, tokenizer, &ServiceConfig::default())?;
 //!     let request = |prompt: &str| TextRequest {
 //!         prompt: tokenizer.encode(prompt, EncodeOptions::PROMPT),

@@ -15,7 +15,10 @@
 //! use kv_core::backend::Backend;
 //! use model_core::tokenizer::{EncodeOptions, Tokenizer};
 //!
-//! fn generate(engine: Engine<impl Backend>, tokenizer: &Arc<Tokenizer>) -> Result<(), ServiceError> {
+//! fn generate(
+//!     engine: Engine<impl Backend>,
+//!     tokenizer: &Arc<Tokenizer>,
+//! ) -> Result<(), ServiceError> {
 //!     let mut session = Session::new(engine, tokenizer, &ServiceConfig::default())?;
 //!     let mut text = session.submit(TextRequest {
 //!         prompt: tokenizer.encode("Once upon a time", EncodeOptions::PROMPT),

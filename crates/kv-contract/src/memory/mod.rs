@@ -13,8 +13,8 @@
 //! keeps that of each sequence: the sequence's tokens see exactly its rows, copies share it, shifts
 //! leave it, and it goes when all of the sequence does. Images are seen in full or refused
 //! ([`Memory::takes_images`]). A memory may refuse what it does not have ([`Refusal::Unsupported`])
-//! or for a reason of its own ([`Refusal::Custom`]), but then nothing may have changed, and sequences
-//! can always be removed whole.
+//! or for a reason of its own ([`Refusal::Custom`]), but then nothing may have changed, and
+//! sequences can always be removed whole.
 //!
 //! Latents (MLA) and an indexer's keys are rows of cells of these same memories: what a layer
 //! stores in a cell's rows is not the memory's business. So [`kinds::unified`] and

@@ -31,8 +31,8 @@ pub struct PartCapacity {
     pub streams: Streams,
     /// What its layers see.
     pub window: Window,
-    /// Tokens that one sequence keeps at most: the width of a window, or how many an evicting memory
-    /// keeps. `None` if it keeps all.
+    /// Tokens that one sequence keeps at most: the width of a window, or how many an evicting
+    /// memory keeps. `None` if it keeps all.
     pub width: Option<u32>,
 }
 
@@ -63,7 +63,8 @@ impl CellUse {
 pub struct StateCapacity {
     /// Rows in each recurrent layer.
     pub n_rows: u32,
-    /// Rows that one sequence has: its state, and those after earlier tokens that it can go back to.
+    /// Rows that one sequence has: its state, and those after earlier tokens that it can go back
+    /// to.
     pub n_rows_per_seq: u32,
 }
 

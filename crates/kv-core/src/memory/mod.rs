@@ -204,8 +204,8 @@ pub trait Memory {
     }
 
     /// Checks that [`Memory::rollback`] restores every sequence. The last committed step can always
-    /// be rolled back. An earlier one cannot if later steps recycled cells of a window and their rows
-    /// were written.
+    /// be rolled back. An earlier one cannot if later steps recycled cells of a window and their
+    /// rows were written.
     ///
     /// # Errors
     /// [`Refusal`], the reason.

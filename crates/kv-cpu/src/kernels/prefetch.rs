@@ -82,9 +82,10 @@ impl CacheLevel {
     /// second level. Tiles that stay in the first level are still faster there.
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     fn for_tile(n_bytes: usize) -> Self {
-        match has_few_l1_miss_buffers() {
-            true if n_bytes > MAX_L1_RESIDENT => Self::L2,
-            _ => Self::L1,
+        if has_few_l1_miss_buffers() && n_bytes > MAX_L1_RESIDENT {
+            Self::L2
+        } else {
+            Self::L1
         }
     }
 

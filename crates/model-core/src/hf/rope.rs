@@ -334,10 +334,12 @@ impl RopeSettings {
         // As transformers rounds it.
         let n_rot = (head as f64 * self.partial) as usize;
         if n_rot == 0 || !n_rot.is_multiple_of(2) {
-            let key = match self.partial < 1.0 {
-                true => "partial_rotary_factor",
-                false if config.value("head_dim").is_some() => "head_dim",
-                false => "hidden_size",
+            let key = if self.partial < 1.0 {
+                "partial_rotary_factor"
+            } else if config.value("head_dim").is_some() {
+                "head_dim"
+            } else {
+                "hidden_size"
             };
             let wanted = format!("an even number of the {head} values of a head ({n_rot} is not)");
             return Err(config.wrong(key, wanted));

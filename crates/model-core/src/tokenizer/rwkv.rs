@@ -1,9 +1,10 @@
 //! The tokenizer of RWKV's "world" models: at every byte the longest token that begins there.
 //!
 //! Tokens are strings of bytes, of which many are no UTF-8; GGUF has them as Python writes bytes
-//! ([`python_bytes`](super::python_bytes)). Invariant: every byte of a text is in exactly one token.
-//! Marks and place holders are no text: llama.cpp finds them in texts, the published tokenizer does
-//! not. Source: the description of BlinkDL's `rwkv_vocab_v20230424` (Peng et al., arXiv 2404.05892).
+//! ([`python_bytes`](super::python_bytes)). Invariant: every byte of a text is in exactly one
+//! token. Marks and place holders are no text: llama.cpp finds them in texts, the published
+//! tokenizer does not. Source: the description of BlinkDL's `rwkv_vocab_v20230424` (Peng et al.,
+//! arXiv 2404.05892).
 
 use kv_core::TokenId;
 

@@ -80,10 +80,12 @@ impl<'a> TopK<'a> {
         let largest = best.first().map_or(f32::NEG_INFINITY, |best| best.0);
         let is_number = x.iter().all(|x| *x < f32::INFINITY);
         let sum: f64 = x.iter().map(|x| f64::from(x - largest).exp()).sum();
-        *log_sum_exp = match is_number {
-            true if largest == f32::NEG_INFINITY => largest,
-            true => (f64::from(largest) + sum.ln()) as f32,
-            false => f32::NAN,
+        *log_sum_exp = if !is_number {
+            f32::NAN
+        } else if largest == f32::NEG_INFINITY {
+            largest
+        } else {
+            (f64::from(largest) + sum.ln()) as f32
         };
     }
 }
