@@ -202,8 +202,8 @@ pub enum Op {
     },
     /// [`Op::Attend`] that can be merged with that over other rows: behind the result of a head,
     /// the logarithm of what its weights were divided by, `ln(sum e^score)`, with the sink's;
-    /// `-inf` where it saw nothing. `(q [n, heads, k_dim], stored, visibility) -> [n, heads, v_dim
-    /// + 1]`, and with ALiBi the positions `u32 [n]`.
+    /// `-inf` where it saw nothing. `(q [n, heads, k_dim], stored, visibility) ->`
+    /// `[n, heads, v_dim + 1]`, and with ALiBi the positions `u32 [n]`.
     AttendPartial {
         /// The layer that owns the rows.
         layer: LayerIdx,

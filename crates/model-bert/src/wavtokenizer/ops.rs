@@ -15,8 +15,8 @@ pub(super) const GROUPS: &str = "groups";
 /// Setting: added to the variance.
 pub(super) const EPS: &str = "eps";
 
-/// For `x [tokens, dim]`: for each token the values of the `kernel` tokens around it, `[tokens, dim
-/// * kernel]`, those of one channel behind each other (im2col).
+/// For `x [tokens, dim]`: for each token the values of the `kernel` tokens around it,
+/// `[tokens, dim * kernel]`, those of one channel behind each other (im2col).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Neighbors;
 
