@@ -1,6 +1,7 @@
 """Drives a Chromium through its DevTools protocol over a pipe: no driver and no package is needed."""
 
 import base64
+import fcntl
 import json
 import os
 import shutil
@@ -16,6 +17,13 @@ def find():
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 
+def above_4(fd):
+    """The same file under a number of at least 5."""
+    copy = fcntl.fcntl(fd, fcntl.F_DUPFD, 5)
+    os.close(fd)
+    return copy
+
+
 class Chrome:
     """A browser with one page."""
 
@@ -23,13 +31,15 @@ class Chrome:
         self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         to_browser, self.commands = os.pipe()
         self.answers, from_browser = os.pipe()
+        # The shell (bash: others know single digits) makes 3 and 4 of them: neither may be one of these before.
+        to_browser, from_browser = above_4(to_browser), above_4(from_browser)
         flags = ["--headless=new", "--remote-debugging-pipe", "--no-first-run", "--disable-gpu",
                  "--hide-scrollbars", "--force-color-profile=srgb",
                  f"--user-data-dir={self.profile.name}", *more_flags, "about:blank"]
         if os.geteuid() == 0:
             flags.insert(0, "--no-sandbox")  # as Chromium demands of root
         self.process = subprocess.Popen(
-            ["sh", "-c", f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}', program, *flags],
+            ["bash", "-c", f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}', program, *flags],
             pass_fds=(to_browser, from_browser), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         os.close(to_browser)
         os.close(from_browser)

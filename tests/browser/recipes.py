@@ -1,9 +1,9 @@
-"""The recipes of docs/how-to/serve.md as they stand there, so that the page and what is tried cannot differ."""
+"""The recipes of docs/how-to/operations.md as they stand there, so that the page and what is tried cannot differ."""
 
 import os
 import re
 
-PAGE = os.path.join(os.path.dirname(__file__), "../../docs/how-to/serve.md")
+PAGE = os.path.join(os.path.dirname(__file__), "../../docs/how-to/operations.md")
 
 
 def recipe(heading, beginning):

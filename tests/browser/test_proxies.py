@@ -1,4 +1,4 @@
-"""Caddy and nginx in front of `cellar serve`, by the recipes of docs/how-to/serve.md word for word: only the
+"""Caddy and nginx in front of `cellar serve`, by the recipes of docs/how-to/operations.md word for word: only the
 places of files and the numbers of ports are others. A client checks the proxy's certificate.
 
 CADDY and NGINX are the programs."""

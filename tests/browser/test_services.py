@@ -1,4 +1,4 @@
-"""The recipes of docs/how-to/serve.md that start the server as a service: systemd's checker reads the unit, and
+"""The recipes of docs/how-to/operations.md that start the server as a service: systemd's checker reads the unit, and
 the program is started with what the file, the container and the compose file give it."""
 
 import os
