@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use cellar::engine::CompletionOptions;
 use cellar::engine::sampler::Step;
 use cellar::engine::serve::{
     FinishedText as ServedText, Service, ServiceConfig, ServiceError, TextRequest, TextStream,
 };
-use cellar::engine::{CompletionOptions, EngineError};
 use cellar::kv_core::backend::BoxedBackend;
 use cellar::{CancelFlag, GenerateOptions, Model, TokenId};
 use cellar_grammar::Grammar;
@@ -66,12 +66,6 @@ pub(crate) fn finish_together(
         || {
             model.replace(|model| {
                 let parts = model.into_engine();
-                if parts.engine.model().source_encoder().is_some() {
-                    let architecture = parts.engine.model().architecture().to_owned();
-                    let refused = EngineError::SourcesUnsupported { architecture };
-                    let model = Model::with_engine(parts.file, parts.engine);
-                    return (Some(model), Err(refused.into()));
-                }
                 let config = ServiceConfig {
                     max_queued: prompts.len().max(1),
                     max_queued_tokens: usize::MAX,

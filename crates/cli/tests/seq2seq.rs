@@ -93,6 +93,30 @@ fn a_text_goes_on_in_another_process_without_its_source() {
     }
 }
 
+/// Several texts at once, each after a source of its own.
+#[test]
+fn a_batch_encodes_the_source_of_each_line() {
+    let dir = directory();
+    let model = dir.path().to_str().unwrap();
+    let base = ["-m", model, "-n", "16", "--temp", "0", "--kv-type", "f32"];
+    let prompts = [PROMPT, "the rain fell", "a bird"];
+    let requests = dir.path().join("requests.jsonl");
+    let lines = prompts.map(|prompt| serde_json::json!({"prompt": prompt}).to_string());
+    std::fs::write(&requests, lines.join("\n")).unwrap();
+    let requests = requests.to_str().unwrap();
+    let (answers, _) = output(&[&["batch"], &base[..], &["-f", requests]].concat());
+    let mut answers: Vec<serde_json::Value> = answers
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    answers.sort_by_key(|answer| answer["index"].as_u64());
+    assert_eq!(answers.len(), 3, "{answers:?}");
+    for (prompt, answer) in prompts.iter().zip(answers) {
+        let alone = json(&[&["run", "--json"], &base[..], &[prompt]].concat());
+        assert_eq!(answer["text"], alone["text"], "{prompt}: {answer}");
+    }
+}
+
 #[test]
 fn what_needs_no_source_is_refused() {
     let dir = directory();
@@ -100,13 +124,9 @@ fn what_needs_no_source_is_refused() {
     let text = dir.path().join("text.txt");
     std::fs::write(&text, PROMPT).unwrap();
     let text = text.to_str().unwrap();
-    let requests = dir.path().join("requests.jsonl");
-    std::fs::write(&requests, "{\"prompt\": \"a bird\"}\n").unwrap();
-    let requests = requests.to_str().unwrap();
     for args in [
         &["perplexity", "-m", model, "-f", text][..],
         &["chat", "-m", model],
-        &["batch", "-m", model, "-f", requests],
     ] {
         let (code, message) = failure(args);
         assert_eq!(code, 2, "{message}");

@@ -80,7 +80,7 @@ pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     let cancel = cancel_on_interrupt()?;
     let loading = Progress::spinner(format!("loading {}", source.name()));
     let file = source.load()?;
-    resolve::continues_without_source(&file)?;
+    resolve::continues_texts(&file)?;
     // All requests are encoded before anything is computed, so that a template that refuses one
     // says so now.
     let first = answers.n_written();

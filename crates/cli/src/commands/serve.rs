@@ -421,7 +421,7 @@ fn load(
     let weights = file.weights();
     let model = match file.model().output() {
         OutputKind::Logits | OutputKind::MaskLogits(_) => {
-            resolve::continues_without_source(file)?;
+            resolve::continues_texts(file)?;
             let service = start(args, file)?;
             if let Some(dir) = &args.save_cache {
                 prefixes::restore(dir, &settings.id, &service);

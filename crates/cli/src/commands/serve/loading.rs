@@ -86,7 +86,7 @@ fn is_out_of_memory(error: &anyhow::Error) -> bool {
 /// A usage error where it fills masks, writes from a source, or is a classifier.
 fn check_served(file: &OpenModel) -> anyhow::Result<()> {
     match file.model().output() {
-        OutputKind::Logits | OutputKind::MaskLogits(_) => resolve::continues_without_source(file),
+        OutputKind::Logits | OutputKind::MaskLogits(_) => resolve::continues_texts(file),
         OutputKind::Embeddings | OutputKind::Scores { n_labels: 1 } => Ok(()),
         OutputKind::Scores { n_labels } => usage(format!(
             "'{}' is a classifier with {n_labels} labels, and cannot be served",
