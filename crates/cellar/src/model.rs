@@ -308,8 +308,7 @@ impl Model {
             return self.forget(seq);
         }
         // A context that was shifted no longer has the tokens where they were.
-        let positions = self.engine.memory().positions(seq);
-        let n_positions = positions.map_or(0, |has| has.last.next().as_usize());
+        let n_positions = self.engine.memory().next_pos(seq).as_usize();
         let evaluated = self.evaluated(seq);
         let both = tokens.iter().zip(evaluated);
         let n_same = if n_positions == evaluated.len() {

@@ -64,7 +64,7 @@ pub fn of_format(
     Some(marks.grammar(start + &rules + &call_rules))
 }
 
-/// What stands before the text of an answer, for whom it is.
+/// The header before the text of an answer, which names its recipient.
 fn head(marks: &mut Marks<'_>, template: &str, prompt: &str) -> String {
     if harmony::has_recipients(template) {
         return format!("({})?", marks.mark(" to=user<|message|>"));
@@ -86,7 +86,7 @@ fn head(marks: &mut Marks<'_>, template: &str, prompt: &str) -> String {
 /// A thought before an answer.
 #[derive(Default)]
 struct Thought {
-    /// What an answer begins with.
+    /// The pattern at the beginning of an answer.
     first: String,
     /// The rules that it refers to.
     rules: String,

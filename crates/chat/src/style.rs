@@ -11,7 +11,7 @@ pub struct Marks {
     pub open: &'static str,
     /// The mark behind it.
     pub close: &'static str,
-    /// What begins the answer behind that mark, where the answer is a message of its own.
+    /// The header of the answer behind that mark, where the answer is a message of its own.
     pub answer: &'static str,
 }
 

@@ -231,7 +231,7 @@ pub(crate) struct ComputeArgs {
     pub(crate) no_memory_check: bool,
 }
 
-/// How much is computed in one call.
+/// The size of a batch.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct BatchSize {
     /// Maximum tokens of all sequences per call
@@ -239,7 +239,7 @@ pub(crate) struct BatchSize {
     pub(crate) batch: u32,
 }
 
-/// Whose cells are whose.
+/// Cells of each sequence alone, or of all.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct StreamArgs {
     /// Give each sequence its own cells instead of sharing one pool

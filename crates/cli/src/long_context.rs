@@ -29,7 +29,7 @@ pub(crate) fn of_text(
     Ok(long_context)
 }
 
-/// What they say of all texts of a service: prompts begin as the tokenizer begins them.
+/// The flags for all texts of a service: prompts begin as the tokenizer begins them.
 ///
 /// # Errors
 /// As [`of_text`].

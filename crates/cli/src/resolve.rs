@@ -166,7 +166,7 @@ pub(crate) fn compute_config(
     }
 }
 
-/// Whose cells are whose.
+/// Cells of each sequence alone, or of all.
 pub(crate) fn streams(args: StreamArgs) -> Streams {
     if args.streams {
         Streams::PerSequence

@@ -16,7 +16,7 @@ pub struct BatchLine {
     method: Option<String>,
     /// The endpoint that is to answer it; where there is none, the first that may.
     pub url: Option<String>,
-    /// What a client of that endpoint would send.
+    /// The body that a client of that endpoint would send.
     pub body: Map<String, Value>,
 }
 

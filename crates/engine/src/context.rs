@@ -8,7 +8,7 @@
 
 use cellar_scheduler::Shift;
 use kv_core::backend::{Backend, RowSpan};
-use kv_core::memory::{Division, Edit, Memory, PosChange, Refusal, Seqs};
+use kv_core::memory::{Division, Edit, Memory, PosChange, Refusal};
 use kv_core::{Pos, PosDelta, PosRange, SeqId};
 
 use crate::decode::Engine;
@@ -97,7 +97,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         self.check_can_move()
     }
 
-    /// Whether tokens of this model can move to other positions, and its states allow it.
+    /// Checks that tokens of this model can move to other positions, and its states allow it.
     ///
     /// # Errors
     /// As [`Engine::check_long_context`].
@@ -157,26 +157,21 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
                 n_keep,
             });
         }
-        self.drop_tokens(seq, from, behind)?;
+        self.drop_tokens(Edit::drop_between(seq, from, behind))?;
         Ok(tokens.n_before(behind) - tokens.n_before(from))
     }
 
-    /// Removes the tokens of a sequence at `from..behind`, and moves those behind them down. Both
-    /// happen, or neither.
-    fn drop_tokens(&mut self, seq: SeqId, from: Pos, behind: Pos) -> Result<(), EngineError> {
+    /// Drops tokens and moves those behind them down, as [`Edit::drop_between`] has it: both, or
+    /// neither.
+    fn drop_tokens(&mut self, [removal, move_down]: [Edit; 2]) -> Result<(), EngineError> {
         self.check_shift()?;
         let mut memory = self.memory.clone();
-        memory.remove(Seqs::One(seq), PosRange::from(from..behind))?;
-        // Positions fit `i32`, and so do their differences.
-        let edit = Edit::Reposition {
-            seq,
-            range: PosRange::from(behind..),
-            change: PosChange::Shift(PosDelta(-((behind.0 - from.0) as i32))),
-        };
-        let edited = memory.apply(edit)?;
+        // A removal leaves no work on rows.
+        let _removed = memory.apply(removal)?;
+        let edited = memory.apply(move_down)?;
         self.memory = memory;
-        self.changes.count_edit(edit);
-        self.move_rows(edit, &edited)
+        self.changes.count_edit(move_down);
+        self.move_rows(move_down, &edited)
     }
 
     /// Drops tokens of a text that is full, as a scheduler plans it.
@@ -184,9 +179,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     /// # Errors
     /// As [`Engine::shift_context`].
     pub(crate) fn shift(&mut self, shift: &Shift) -> Result<(), EngineError> {
-        let pos = |n: usize| Pos(u32::try_from(n).unwrap_or(u32::MAX));
-        let behind = shift.first.saturating_add(shift.n_tokens);
-        self.drop_tokens(shift.seq, pos(shift.first), pos(behind))
+        self.drop_tokens(shift.edits())
     }
 
     /// Tokens at the beginning of a sequence whose rows stay for good, where old rows are apart

@@ -35,12 +35,12 @@ impl<'e> Logits<'e> {
     }
 }
 
-/// What the texts of a step choose from: rows of logits, or the most likely tokens of each.
+/// The output rows of a step: rows of logits, or the most likely tokens of each.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepRows<'e> {
     pub(crate) values: &'e [f32],
     pub(crate) n_vocab: usize,
-    /// How many tokens of each row; `None` for whole rows.
+    /// Tokens of each row; `None` for whole rows.
     pub(crate) k: Option<usize>,
 }
 

@@ -17,7 +17,7 @@ use crate::context::LongContext;
 use crate::decode::Engine;
 use crate::draft_model::{DraftModel, ModelDrafter};
 use crate::error::EngineError;
-use crate::generation::{TokenPiece, next_pos};
+use crate::generation::TokenPiece;
 
 /// Checks how many tokens are to be drafted at once.
 ///
@@ -201,7 +201,7 @@ impl Speculating {
         let chosen = self.take_rows(engine, completion, draft, &mut n_accepted);
         let n_drafted = draft.len();
         if n_accepted < n_drafted {
-            let end = next_pos(engine, seq);
+            let end = engine.memory().next_pos(seq);
             let n_rejected = u32::try_from(n_drafted - n_accepted).unwrap_or(u32::MAX);
             let range = PosRange::from(Pos(end.0.saturating_sub(n_rejected))..);
             let seqs = Seqs::One(seq);

@@ -10,7 +10,7 @@ use kv_core::{Pos, SeqId, TokenId};
 
 use crate::prefix::Reuse;
 use crate::request::{Micros, PromptRows, Request, RequestError, RequestId};
-use crate::shift::{Shift, Shifted};
+use crate::shift::{Shift, ShiftResult};
 use crate::swap::{Swap, SwappedIn};
 
 /// What happened outside.
@@ -33,14 +33,14 @@ pub enum Event {
     Cancel(RequestId),
     /// The request cannot go on: it ends as [`End::Failed`]. One that is unknown changes nothing.
     Fail(RequestId),
-    /// What [`Work::Encode`] asked for was done.
+    /// The source of [`Work::Encode`] was encoded.
     Encoded(RequestId),
-    /// What [`Work::Shift`] asked for was done, or tried.
+    /// The tokens of [`Work::Shift`] were dropped, or could not be.
     Shifted {
         /// The request.
         request: RequestId,
-        /// What became of its tokens.
-        result: Shifted,
+        /// The result.
+        result: ShiftResult,
     },
     /// The step that was planned last was computed: what became of each request whose output it
     /// had, see [`Step::report`].
@@ -198,7 +198,7 @@ pub enum Work<S> {
     Shift(Shift),
     /// Compute this step, then report it.
     Decode {
-        /// What is computed.
+        /// The tokens that are computed.
         step: Step,
         /// Its batch, validated and planned: nothing else may change the memory before.
         planned: PlannedBatch<S>,

@@ -125,7 +125,7 @@ pub use request::{
 };
 pub use restore::RestoredPrefix;
 pub use scheduler::{Counters, Scheduler};
-pub use shift::{Shift, Shifted};
+pub use shift::{Shift, ShiftResult};
 pub use speculate::{
     DEFAULT_DRAFT, DraftLength, Drafter, MAX_DRAFT, NgramLookup, Repetition, Speculated,
     Speculation, SpeculationOff,

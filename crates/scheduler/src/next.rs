@@ -14,7 +14,6 @@ use crate::note::DropReason;
 use crate::prefix::Line;
 use crate::request::{Micros, RequestId};
 use crate::scheduler::{Keep, Scheduler};
-use crate::shift::Shift;
 use crate::state::{Fed, Running};
 use crate::swap::Swapped;
 
@@ -99,7 +98,10 @@ impl Scheduler {
             match self.shift(now, memory, outcomes) {
                 None => {}
                 Some(None) => continue,
-                Some(Some(work)) => return self.begin_work(work),
+                Some(Some(shift)) => {
+                    self.in_work = Some(shift.request);
+                    return Work::Shift(shift);
+                }
             }
             match self.admit(now, memory, outcomes) {
                 Admission::Full => {}
@@ -133,7 +135,8 @@ impl Scheduler {
             }
             if let Some(running) = self.running.iter().find(|r| r.awaits_source) {
                 let (request, seq) = (running.request.id, running.seq);
-                return self.begin_work(Work::Encode { request, seq });
+                self.in_work = Some(request);
+                return Work::Encode { request, seq };
             }
             match self.find_step(memory) {
                 None => return Work::Idle,
@@ -157,18 +160,10 @@ impl Scheduler {
         }
     }
 
-    /// Nothing else is planned until what became of this work is reported.
-    fn begin_work<S>(&mut self, work: Work<S>) -> Work<S> {
-        if let Work::Encode { request, .. } | Work::Shift(Shift { request, .. }) = &work {
-            self.in_work = Some(*request);
-        }
-        work
-    }
-
     /// Notes of which requests the memory has moved or evicted tokens: others must not have them.
     fn note_moved<M: Memory>(&mut self, memory: &M) {
         for running in &mut self.running {
-            running.request.is_shifted |= n_held(memory, running.seq) != running.n_done;
+            running.request.is_shifted |= memory.next_pos(running.seq).as_usize() != running.n_done;
         }
     }
 
@@ -224,7 +219,7 @@ impl Scheduler {
         self.drop_lines(now, broken, DropReason::Broken);
         let is_endless = self.room.is_endless();
         for mut running in std::mem::take(&mut self.cancelled) {
-            running.n_done = n_held(memory, running.seq);
+            running.n_done = memory.next_pos(running.seq).as_usize();
             // Positions of an evicting memory do not tell how many of its tokens were computed.
             let is_known = !is_endless && running.n_done <= running.request.tokens.len();
             let keep = if is_known {
@@ -240,7 +235,7 @@ impl Scheduler {
                 continue;
             }
             let n_before = running.n_done;
-            running.n_done = n_held(memory, running.seq);
+            running.n_done = memory.next_pos(running.seq).as_usize();
             let n_tokens = running.request.tokens.len();
             if running.n_done > n_before && running.request.wants_prompt_rows() {
                 // The rows of the first ubatches were lost with the step.
@@ -423,10 +418,4 @@ impl Scheduler {
         self.counters.n_tokens += step.batch.len() as u64;
         Work::Decode { step, planned }
     }
-}
-
-/// How many tokens a memory holds of a sequence, where none were dropped or moved.
-fn n_held<M: Memory>(memory: &M, seq: SeqId) -> usize {
-    let held = memory.positions(seq);
-    held.map_or(0, |held| held.last.as_usize() + 1)
 }

@@ -57,14 +57,14 @@ pub struct Request {
     pub siblings: Vec<RequestId>,
     /// Whose it is, and what that tenant gets from now on.
     pub tenant: Tenant,
-    /// What happens when the text is as long as a request can be.
+    /// The way in which the text goes on when it is as long as a request can be.
     pub overflow: Overflow,
     /// Whether a source is encoded into its sequence first. Such a request takes
     /// [`PrefixUse::Off`].
     pub source: SourceUse,
 }
 
-/// What happens to a text that is as long as a request can be.
+/// The fate of a text that is as long as a request can be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overflow {
     /// It ends.
@@ -78,7 +78,7 @@ pub enum Overflow {
     },
 }
 
-/// Whether a request attends over a source in addition to its tokens.
+/// The source that a request attends over in addition to its tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SourceUse {
     /// It has none.

@@ -41,8 +41,7 @@ impl Scheduler {
                 continue;
             };
             self.free.remove(at);
-            let held = memory.positions(prefix.seq);
-            let n_held = held.map_or(0, |held| held.last.as_usize() + 1);
+            let n_held = memory.next_pos(prefix.seq).as_usize();
             if n_held != prefix.tokens.len() || !self.config.prefix_cache.is_on() {
                 self.dropped.push(prefix.seq);
                 continue;

@@ -123,7 +123,7 @@ impl Room {
         }
     }
 
-    /// Whether the memory evicts tokens of a text that does not fit.
+    /// True if the memory evicts tokens of a text that does not fit.
     pub(crate) fn is_endless(&self) -> bool {
         self.is_endless
     }

@@ -14,7 +14,9 @@ use crate::event::{End, Event, Outcome, RowReport, StepFailure};
 use crate::fork::Fork;
 use crate::note::{DropReason, Notes};
 use crate::pace::Pace;
-use crate::prefix::{Cut, Line, MIN_REUSED, PrefixCache, PrefixUse, RowBytes, Salt, Weighing};
+use crate::prefix::{
+    Cut, EvictionContext, Line, MIN_REUSED, PrefixCache, PrefixUse, RowBytes, Salt,
+};
 use crate::queue::Queue;
 use crate::request::{Micros, PromptLimits, Request, RequestError, RequestId};
 use crate::room::Room;
@@ -62,7 +64,7 @@ pub struct Scheduler {
     pub(crate) shift_is_short: bool,
     /// The source that is being encoded, or the text that is being shifted.
     pub(crate) in_work: Option<RequestId>,
-    /// How often in a row the memory wanted to evict tokens before a step.
+    /// Evictions of the memory in a row before a step.
     pub(crate) n_evicting: u32,
     /// Steps before the last preemption of [`SchedulerConfig::preempt_every`].
     pub(crate) forced_at: u64,
@@ -172,8 +174,8 @@ impl Scheduler {
         self.cache.n_bytes(memory)
     }
 
-    pub(crate) fn weighing<'a, M: Memory>(&self, memory: &'a M) -> Weighing<'a, M> {
-        Weighing {
+    pub(crate) fn weighing<'a, M: Memory>(&self, memory: &'a M) -> EvictionContext<'a, M> {
+        EvictionContext {
             policy: self.config.eviction,
             cut: if self.room.is_cut_only_at_ends() {
                 Cut::AtEnds
@@ -390,7 +392,7 @@ impl Scheduler {
         Some(taken)
     }
 
-    /// What becomes of the sequence of a request that runs no longer.
+    /// Keeps the tokens of a request that runs no longer for others, or drops them.
     pub(crate) fn release(&mut self, taken: &Running, keep: Keep) {
         self.budget_is_due = true;
         let tokens = taken.held();

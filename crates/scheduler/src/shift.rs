@@ -4,10 +4,10 @@
 //! down. What is left was computed with the tokens that are gone, so no other request shares it,
 //! and a preempted request computes it again from the tokens that are left.
 
-use kv_core::memory::{Edit, Memory, PosChange, Seqs};
-use kv_core::{Pos, PosDelta, PosRange, SeqId};
+use kv_core::memory::{Edit, Memory};
+use kv_core::{Pos, SeqId};
 
-use crate::event::{End, Outcome, Work};
+use crate::event::{End, Outcome};
 use crate::request::{Micros, Overflow, RequestId};
 use crate::scheduler::{Keep, Scheduler};
 use crate::state::Running;
@@ -21,33 +21,22 @@ pub struct Shift {
     pub seq: SeqId,
     /// The first token that is dropped. Those before it stay where they are.
     pub first: usize,
-    /// How many are dropped. The tokens behind them move down by as many positions.
+    /// The number of dropped tokens. The tokens behind them move down by as many positions.
     pub n_tokens: usize,
 }
 
 impl Shift {
     /// The edits that do it, both or neither: the tokens go, then those behind them move down.
-    pub fn edits(&self) -> (Edit, Edit) {
+    pub fn edits(&self) -> [Edit; 2] {
         let pos = |n: usize| Pos(u32::try_from(n).unwrap_or(u32::MAX));
-        let (first, behind) = (pos(self.first), pos(self.first + self.n_tokens));
-        let removal = Edit::Remove {
-            seqs: Seqs::One(self.seq),
-            range: PosRange::from(first..behind),
-        };
-        // Positions fit `i32`, and so do their differences.
-        let down = PosDelta(-((behind.0 - first.0) as i32));
-        let move_down = Edit::Reposition {
-            seq: self.seq,
-            range: PosRange::from(behind..),
-            change: PosChange::Shift(down),
-        };
-        (removal, move_down)
+        let behind = self.first.saturating_add(self.n_tokens);
+        Edit::drop_between(self.seq, pos(self.first), pos(behind))
     }
 }
 
-/// What became of a [`Shift`].
+/// The result of a [`Shift`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shifted {
+pub enum ShiftResult {
     /// The tokens are gone, and the others have moved.
     Done,
     /// Tokens that others share need cells of their own to move, and there are none. The memory is
@@ -58,7 +47,7 @@ pub enum Shifted {
 }
 
 impl Running {
-    /// Whether it is as long as it can be and goes on without some of its tokens.
+    /// True if it is as long as it can be and goes on without some of its tokens.
     fn is_full(&self, capacity: usize) -> bool {
         self.is_decoding() && self.request.tokens.len() > capacity && self.request.can_shift()
     }
@@ -72,7 +61,7 @@ impl Scheduler {
         now: Micros,
         memory: &M,
         outcomes: &mut Vec<Outcome>,
-    ) -> Option<Option<Work<M::Slot>>> {
+    ) -> Option<Option<Shift>> {
         let capacity = self.capacity();
         let running = self.running.iter().find(|r| r.is_full(capacity))?;
         let (request, seq, n_done) = (running.request.id, running.seq, running.n_done);
@@ -90,25 +79,25 @@ impl Scheduler {
             outcomes.extend(self.end(request, End::ContextFull, Keep::Prefix(now)));
             return Some(None);
         }
-        Some(Some(Work::Shift(Shift {
+        Some(Some(Shift {
             request,
             seq,
             first: n_keep,
             n_tokens,
-        })))
+        }))
     }
 
     /// Takes in what became of a [`Shift`].
-    pub(crate) fn shifted(&mut self, id: RequestId, result: Shifted) -> Vec<Outcome> {
+    pub(crate) fn shifted(&mut self, id: RequestId, result: ShiftResult) -> Vec<Outcome> {
         let capacity = self.capacity();
         let mut running = self.running.iter_mut();
         let Some(running) = running.find(|r| r.request.id == id && r.is_full(capacity)) else {
             return Vec::new();
         };
         match (result, running.request.overflow) {
-            (Shifted::NoRoom, _) => self.shift_is_short = true,
-            (Shifted::Done, Overflow::Shift { n_keep }) => running.drop_tokens(n_keep),
-            (Shifted::Done, Overflow::End) | (Shifted::Refused, _) => {
+            (ShiftResult::NoRoom, _) => self.shift_is_short = true,
+            (ShiftResult::Done, Overflow::Shift { n_keep }) => running.drop_tokens(n_keep),
+            (ShiftResult::Done, Overflow::End) | (ShiftResult::Refused, _) => {
                 return self.end(id, End::ContextFull, Keep::Nothing);
             }
         }

@@ -70,7 +70,7 @@ pub(crate) struct Running {
     pub(crate) reuse: Reuse,
     /// Tokens that may follow, for the next step.
     pub(crate) draft: Vec<TokenId>,
-    /// What the memory holds of it came back rounded: others must not have it.
+    /// Its KV rows came back rounded: others must not have them.
     pub(crate) is_rounded: bool,
     /// Its source is to be encoded before its first step.
     pub(crate) awaits_source: bool,
@@ -87,7 +87,7 @@ pub(crate) struct Fed {
 }
 
 impl RequestState {
-    /// Whether it goes on when it is as long as it can be.
+    /// True if it goes on when it is as long as it can be.
     pub(crate) fn can_shift(&self) -> bool {
         matches!(self.overflow, Overflow::Shift { .. })
     }
@@ -109,7 +109,7 @@ impl Running {
         &self.request.tokens[..self.n_done]
     }
 
-    /// Whether others may have what the memory holds of it.
+    /// True if others may share its KV rows.
     pub(crate) fn is_exact(&self) -> bool {
         !self.is_rounded && !self.request.is_shifted
     }

@@ -4,7 +4,7 @@
 
 use cellar_scheduler::{
     End, Event, Micros, Outcome, Overflow, PrefixUse, Progress, Request, RequestId, Scheduler,
-    SchedulerConfig, Shift, Shifted, SourceUse, Work,
+    SchedulerConfig, Shift, ShiftResult, SourceUse, Work,
 };
 use kv_core::memory::{Composite, Memory, MemoryInputs};
 use kv_core::{Pos, PosRange, SeqId, TokenId};
@@ -64,7 +64,7 @@ fn request(n_prompt: u32, overflow: Overflow) -> Request {
 }
 
 fn apply(shift: Shift, memory: &mut Composite) {
-    let (removal, move_down) = shift.edits();
+    let [removal, move_down] = shift.edits();
     let _no_rows = memory.apply(removal).unwrap();
     let _no_rows = memory.apply(move_down).unwrap();
 }
@@ -92,7 +92,7 @@ fn a_full_text_drops_half_of_what_it_need_not_keep() {
         "the shift is not reported: {waits:?}"
     );
     apply(shift, &mut memory);
-    let result = Shifted::Done;
+    let result = ShiftResult::Done;
     let event = Event::Shifted {
         request: RequestId(1),
         result,
@@ -123,7 +123,7 @@ fn a_full_text_drops_half_of_what_it_need_not_keep() {
 fn a_shifted_text_is_never_shared() {
     let (mut scheduler, mut memory, shift) = full(Overflow::Shift { n_keep: 10 });
     apply(shift, &mut memory);
-    let result = Shifted::Done;
+    let result = ShiftResult::Done;
     let request = RequestId(1);
     scheduler.handle(Micros(0), Event::Shifted { request, result });
     let tokens = scheduler.running().next().unwrap().tokens.to_vec();
@@ -144,7 +144,7 @@ fn a_shifted_text_is_never_shared() {
 
 #[test]
 fn a_text_without_room_or_right_to_shift_ends_full() {
-    let ended = |result: Shifted| {
+    let ended = |result: ShiftResult| {
         let (mut scheduler, mut memory, _) = full(Overflow::Shift { n_keep: 4 });
         let request = RequestId(1);
         let mut outcomes = scheduler.handle(Micros(0), Event::Shifted { request, result });
@@ -155,8 +155,8 @@ fn a_text_without_room_or_right_to_shift_ends_full() {
         request: RequestId(1),
         end: End::ContextFull,
     }];
-    assert_eq!(ended(Shifted::NoRoom), full_end);
-    assert_eq!(ended(Shifted::Refused), full_end);
+    assert_eq!(ended(ShiftResult::NoRoom), full_end);
+    assert_eq!(ended(ShiftResult::Refused), full_end);
     // Nothing but one token could be dropped.
     let (mut scheduler, mut memory) = scheduler(1);
     let overflow = Overflow::Shift { n_keep: 31 };
@@ -190,7 +190,7 @@ fn cached_prefixes_make_room_for_a_shift() {
     };
     assert_eq!(scheduler.cached().count(), 1);
     let request = shift.request;
-    let result = Shifted::NoRoom;
+    let result = ShiftResult::NoRoom;
     scheduler.handle(Micros(0), Event::Shifted { request, result });
     let (work, outcomes) = next(&mut scheduler, &mut memory);
     assert!(

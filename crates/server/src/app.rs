@@ -49,7 +49,7 @@ pub struct ServerConfig {
     pub drain: Duration,
     /// How long a client may read nothing of what it is sent, before it is cut off.
     pub write_time: Duration,
-    /// How long a stream is silent at most, while its prompt is computed for example.
+    /// The longest silence of a stream, while its prompt is computed for example.
     pub longest_silence: Duration,
     /// How long a viewer keeps its place; the page comes again at once, and misses nothing.
     pub view_time: Duration,

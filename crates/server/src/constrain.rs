@@ -34,7 +34,7 @@ pub(crate) struct Held {
 pub(crate) struct Wanted<'r> {
     pub(crate) constraint: Option<&'r Constraint>,
     pub(crate) output: &'r Output,
-    /// What the text follows.
+    /// The prompt before the text.
     pub(crate) prompt: &'r str,
     /// Takes the names of keywords that cannot be held.
     pub(crate) skips: &'r Skips,

@@ -109,7 +109,7 @@ impl KeptDir {
         )
     }
 
-    /// What is in a file.
+    /// The bytes of a file.
     ///
     /// # Errors
     /// Those of the system, and [`io::ErrorKind::InvalidData`] where it is not what was written.

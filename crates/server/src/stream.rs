@@ -43,7 +43,7 @@ pub trait Encoder: Send + Unpin + 'static {
         String::new()
     }
 
-    /// What tells a client that waits that the text is still computed: a comment, which clients of
+    /// The sign of life for a client that waits: a comment, which clients of
     /// server-sent events skip.
     fn alive(&mut self) -> String {
         ":\n\n".to_owned()

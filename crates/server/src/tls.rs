@@ -24,9 +24,9 @@ const CHECK_TIME: Duration = Duration::from_secs(60);
 
 /// A certificate with its key, and the files that they are in.
 #[derive(Clone)]
-pub struct Tls(Arc<Shared>);
+pub struct Tls(Arc<TlsState>);
 
-struct Shared {
+struct TlsState {
     certificate: PathBuf,
     key: PathBuf,
     current: Mutex<Current>,
@@ -57,7 +57,7 @@ impl Tls {
             stamps,
             checked: Instant::now(),
         };
-        Ok(Self(Arc::new(Shared {
+        Ok(Self(Arc::new(TlsState {
             certificate: certificate.to_owned(),
             key: key.to_owned(),
             current: Mutex::new(current),
@@ -83,7 +83,7 @@ impl Tls {
         self.acceptor_at(Instant::now()).accept(stream).await
     }
 
-    /// What encrypts a connection that comes now. The files are looked at once in a while.
+    /// The acceptor of a new connection. The files are looked at once in a while.
     fn acceptor_at(&self, now: Instant) -> TlsAcceptor {
         let is_changed = {
             let mut current = self.lock();

@@ -81,10 +81,10 @@ pub(crate) fn answer_limit(text: &str) -> Result<PredictLimit, String> {
     }
 }
 
-/// How many tokens of thinking an answer has at most.
+/// The most tokens of thinking in an answer.
 ///
 /// # Errors
-/// Where it is no number, nor -1.
+/// If it is no number, nor -1.
 pub(crate) fn thinking_limit(text: &str) -> Result<PredictLimit, String> {
     match text.parse() {
         Ok(limit) if text != "-2" => Ok(limit),

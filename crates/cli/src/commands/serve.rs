@@ -35,7 +35,7 @@ use self::directory::{Directory, Given};
 use self::loading::Loader;
 use self::log::RequestLog;
 use self::network::Listener;
-use self::room::Wanted;
+use self::room::RoomRequest;
 use self::spans::SpanExport;
 use crate::args::{PredictLimit, Seed, ServeArgs};
 use crate::failure::{Exit, usage};
@@ -391,7 +391,7 @@ fn entries(
         let (file, bytes) = loader.open()?;
         opened.push((loader, file, bytes));
     }
-    let wanted = opened.iter().map(|(loader, _, bytes)| Wanted {
+    let wanted = opened.iter().map(|(loader, _, bytes)| RoomRequest {
         id: &loader.settings.id,
         bytes: *bytes,
     });

@@ -9,7 +9,7 @@ use kv_core::TokenId;
 use kv_core::backend::CancelFlag;
 
 use super::DraftModel;
-use super::lines::{Drafted, LineOwner, Wanted};
+use super::lines::{DraftRequest, Drafted, LineOwner};
 
 /// Drafts the tokens of one text.
 #[derive(Debug)]
@@ -105,12 +105,12 @@ pub(crate) fn draft_together(turns: Vec<Turn<'_>>, cancel: &CancelFlag) -> Vec<D
         return Vec::new();
     };
     let model = first.drafter.model.clone();
-    let wanted = turns.iter().map(|turn| Wanted {
+    let wanted = turns.iter().map(|turn| DraftRequest {
         owner: turn.drafter.owner,
         tokens: &turn.drafter.text,
         n: turn.drafter.n_wanted(turn.n_max.min(turn.drafter.n_max)),
     });
-    let wanted: Vec<Wanted<'_>> = wanted.collect();
+    let wanted: Vec<DraftRequest<'_>> = wanted.collect();
     let mut drafted = model.lock().draft(&wanted, cancel);
     for (turn, drafted) in turns.into_iter().zip(&mut drafted) {
         match drafted {

@@ -25,7 +25,7 @@ pub(crate) struct LineOwner(u64);
 
 /// A text that is to be drafted for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted<'a> {
+pub(super) struct DraftRequest<'a> {
     pub(super) owner: LineOwner,
     /// All of it, with its prompt.
     pub(super) tokens: &'a [TokenId],
@@ -124,7 +124,11 @@ impl Lines {
     }
 
     /// Drafts for texts, and computes at most a ubatch of what it does not have of them.
-    pub(super) fn draft(&mut self, wanted: &[Wanted<'_>], cancel: &CancelFlag) -> Vec<Drafted> {
+    pub(super) fn draft(
+        &mut self,
+        wanted: &[DraftRequest<'_>],
+        cancel: &CancelFlag,
+    ) -> Vec<Drafted> {
         self.n_calls += 1;
         let mut drafted: Vec<Drafted> = vec![Drafted::Tokens(Vec::new()); wanted.len()];
         for line in &mut self.lines {
@@ -176,7 +180,7 @@ impl Lines {
     fn begin(
         &mut self,
         number: usize,
-        text: &Wanted<'_>,
+        text: &DraftRequest<'_>,
         n_reserved: &mut usize,
     ) -> Result<Job, Drafted> {
         let n_ctx = self.engine.settings().n_ctx;
@@ -219,7 +223,7 @@ impl Lines {
 
     /// The line of a text: its own, else of those that no text has the one that begins most like
     /// it, else the one whose text has not drafted for longest.
-    fn line_of(&mut self, text: &Wanted<'_>) -> Option<LineIdx> {
+    fn line_of(&mut self, text: &DraftRequest<'_>) -> Option<LineIdx> {
         let all = || self.lines.iter().enumerate();
         let own = all().find(|(_, line)| line.owner == Some(text.owner));
         let free = || {
@@ -288,7 +292,7 @@ impl Lines {
     fn catch_up(
         &mut self,
         mut jobs: Vec<Job>,
-        wanted: &[Wanted<'_>],
+        wanted: &[DraftRequest<'_>],
         drafted: &mut [Drafted],
         cancel: &CancelFlag,
     ) -> Vec<Job> {

@@ -234,7 +234,7 @@ impl Generation {
             timings: Timings::default(),
             speculating: Speculating::new(engine, drafting, long_context)?,
             last_pieces: Vec::new(),
-            grouped_to: next_pos(engine, seq),
+            grouped_to: engine.memory().next_pos(seq),
             n_changes: None,
         })
     }
@@ -505,15 +505,9 @@ impl Generation {
         let seq = self.seq;
         match self.long_context {
             LongContext::Group(_) => engine.memory().n_tokens(seq) as usize,
-            _ => next_pos(engine, seq).as_usize(),
+            _ => engine.memory().next_pos(seq).as_usize(),
         }
     }
-}
-
-/// The position of the next token.
-pub(crate) fn next_pos<B: Backend, M: Memory + Clone>(engine: &Engine<B, M>, seq: SeqId) -> Pos {
-    let positions = engine.memory().positions(seq);
-    positions.map_or(Pos(0), |has| has.last.next())
 }
 
 /// The logits of the last token that was evaluated, `[vocab]`.

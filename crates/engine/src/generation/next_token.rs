@@ -10,7 +10,7 @@ use kv_core::TokenId;
 use kv_core::backend::Backend;
 use kv_core::memory::{Memory, Refusal};
 
-use super::{Generation, Next, PieceRows, last_row, next_pos};
+use super::{Generation, Next, PieceRows, last_row};
 use crate::completion::{FinishReason, OutputRow};
 use crate::context::{GroupAttention, LongContext};
 use crate::decode::Engine;
@@ -161,7 +161,7 @@ impl Generation {
         group: GroupAttention,
     ) -> Result<(), EngineError> {
         let seq = self.seq;
-        while next_pos(engine, seq).0 >= self.grouped_to.0.saturating_add(group.width()) {
+        while engine.memory().next_pos(seq).0 >= self.grouped_to.0.saturating_add(group.width()) {
             engine.group(seq, self.grouped_to, group)?;
             self.grouped_to = Pos(self.grouped_to.0 + group.n_positions());
         }

@@ -18,7 +18,7 @@ pub struct ReasoningMarks {
     pub open: String,
     /// The mark behind it.
     pub close: String,
-    /// What begins the answer behind that mark, where the answer is a message of its own; empty
+    /// The header of the answer behind that mark, where the answer is a message of its own; empty
     /// where it is the text that follows.
     pub answer: String,
 }

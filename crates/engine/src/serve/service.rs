@@ -20,7 +20,7 @@ use crate::draft_model::DraftModel;
 use crate::sampler::Step;
 use crate::session::{
     Activity, Intake, MemoryLayout, ServiceConfig, ServiceError, ServiceExtras, ServiceStatus,
-    Session, Submitted, TextRequest, TextStream, WatchHub, Watcher,
+    Session, Submission, TextRequest, TextStream, WatchHub, Watcher,
 };
 
 /// An engine that serves many requests, on a thread of its own. Dropping it ends all requests.
@@ -39,7 +39,7 @@ pub struct Service<B: Backend, M: Memory + Clone = Composite> {
 /// A command of a service to its thread.
 #[derive(Debug)]
 pub(crate) enum Command {
-    Submit(Box<Submitted>),
+    Submit(Box<Submission>),
     Prefixes(PrefixCommand),
     Stop,
 }
@@ -199,7 +199,7 @@ impl<B: Backend, M: Memory + Clone> Service<B, M> {
         &self.fingerprint
     }
 
-    /// What the memory consists of.
+    /// The parts and rows of the memory.
     pub fn memory_layout(&self) -> &MemoryLayout {
         &self.layout
     }

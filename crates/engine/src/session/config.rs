@@ -43,7 +43,7 @@ pub struct ServiceConfig {
     pub eviction: EvictionPolicy,
     /// What a tenant gets whose requests name no limits of its own.
     pub tenant_limits: TenantLimits,
-    /// What happens when a text gets longer than the context, where its request does not say it.
+    /// The way in which a text goes on beyond the context, if its request does not say it.
     pub long_context: LongContext,
     /// Preempts a running request after every so many steps, to test that texts stay the same.
     pub preempt_every: Option<NonZeroU32>,

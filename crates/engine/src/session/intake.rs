@@ -55,7 +55,7 @@ pub struct TextRequest {
     /// Whether tokens of the text are drafted, so that a step verifies several. The text is the
     /// same.
     pub speculation: Speculation,
-    /// What happens when it gets longer than the context; `None` takes
+    /// The way in which it goes on beyond the context; `None` takes
     /// [`ServiceConfig::long_context`].
     ///
     /// [`ServiceConfig::long_context`]: super::ServiceConfig::long_context
@@ -64,12 +64,12 @@ pub struct TextRequest {
 
 /// Requests on their way to a session, each with the texts of its prompt.
 #[derive(Debug)]
-pub(crate) struct Submitted {
+pub(crate) struct Submission {
     pub(super) requests: Vec<Request>,
     pub(super) texts: Vec<(RequestId, LiveText)>,
 }
 
-/// What requests are checked against, and numbered by.
+/// The limits and numbers of requests.
 #[derive(Debug)]
 pub(crate) struct Intake {
     pub(super) tokenizer: Arc<Tokenizer>,
@@ -87,10 +87,10 @@ pub(crate) struct Intake {
     pub(super) long_context: LongContextLimits,
 }
 
-/// What a model says to [`LongContext`].
+/// The limits of [`LongContext`] for a model.
 #[derive(Clone, Debug)]
 pub(crate) struct LongContextLimits {
-    /// How texts go on that do not say it.
+    /// The default of texts whose request does not say it.
     pub(super) default: LongContext,
     /// Why tokens cannot move.
     pub(super) refused: Option<Arc<EngineError>>,
@@ -111,7 +111,7 @@ impl Intake {
         request: TextRequest,
         n: NonZeroU32,
         mut more_steps: impl FnMut() -> Vec<Box<dyn Step>>,
-    ) -> Result<(Submitted, Vec<TextStream>), ServiceError> {
+    ) -> Result<(Submission, Vec<TextStream>), ServiceError> {
         let submitted_at = Instant::now();
         let TextRequest {
             prompt: given,
@@ -223,10 +223,10 @@ impl Intake {
                 ..request
             }],
         };
-        Ok((Submitted { requests, texts }, streams))
+        Ok((Submission { requests, texts }, streams))
     }
 
-    /// What drafts for a text, or why nothing does.
+    /// The drafter of a text, or the reason why there is none.
     fn drafter(
         &self,
         speculation: Speculation,

@@ -84,7 +84,7 @@ pub use watch::{FRAME_TIME, MAX_EVENTS, Update, Watcher};
 
 use blocks::BlockTable;
 pub(crate) use config::micros;
-pub(crate) use intake::{Intake, Submitted};
+pub(crate) use intake::{Intake, Submission};
 use intake::{LongContextLimits, QueueSize};
 pub(crate) use prefixes::{LiveRequests, PresentPrefixes};
 use record::{Recorder, event_of};
@@ -93,7 +93,7 @@ use text::LiveText;
 pub(crate) use watch::WatchHub;
 pub(crate) use work::MAX_CANDIDATES;
 
-/// What a session may have besides its engine.
+/// The optional parts of a session.
 #[derive(Debug, Default)]
 pub struct ServiceExtras {
     /// What happens is written to it.
@@ -109,7 +109,7 @@ pub struct ServiceExtras {
     pub swap_disk: Option<SwapDisk>,
 }
 
-/// What the memory of a session consists of.
+/// The parts and rows of a session's memory.
 #[derive(Clone, Debug)]
 pub struct MemoryLayout {
     /// Its parts, without that of sources.
@@ -141,7 +141,7 @@ pub struct ServiceStatus {
     pub has_lost_device: bool,
 }
 
-/// Whether a session has something to do.
+/// The state of a session after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {
     /// It did something, and may have more to do.
@@ -287,7 +287,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
     }
 
     /// Takes the texts of a request, which was checked.
-    pub(crate) fn enter(&mut self, submitted: Submitted) {
+    pub(crate) fn enter(&mut self, submitted: Submission) {
         self.texts.extend(submitted.texts);
         for request in submitted.requests {
             let now = self.now();
@@ -358,7 +358,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         &self.scheduler
     }
 
-    /// What runs, and how full the memory is.
+    /// The running requests, and the use of the memory.
     pub fn status(&self) -> ServiceStatus {
         let cells = self.engine.memory().cell_use();
         let running = self.texts.values().filter(|live| live.was_admitted());
@@ -373,7 +373,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         }
     }
 
-    /// What the memory consists of.
+    /// The parts and rows of the memory.
     pub fn memory_layout(&self) -> MemoryLayout {
         let memory = self.engine.memory();
         MemoryLayout {

@@ -24,7 +24,7 @@ use crate::logprobs::TokenLogprobs;
 #[derive(Debug)]
 pub struct TextStream {
     id: RequestId,
-    shared: Arc<Shared>,
+    shared: Arc<TextChannel>,
     step: Arc<StepGuests>,
     has_ended: bool,
 }
@@ -80,7 +80,7 @@ pub struct FinishedText {
 pub(crate) type TextEnd = Result<(Vec<TokenId>, FinishReason, Usage), ServiceError>;
 
 #[derive(Debug, Default)]
-struct Shared {
+struct TextChannel {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -101,7 +101,7 @@ struct State {
     waker: Option<Waker>,
 }
 
-impl Shared {
+impl TextChannel {
     fn lock(&self) -> MutexGuard<'_, State> {
         // A reader that panicked leaves a text that is as good as before.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -272,12 +272,12 @@ impl Drop for TextStream {
 
 /// The service's side of a stream. Where it is dropped without an end, the service is gone.
 #[derive(Debug)]
-pub(crate) struct TextSender(Arc<Shared>);
+pub(crate) struct TextSender(Arc<TextChannel>);
 
 impl TextSender {
     /// Both sides of a stream.
     pub(crate) fn new(id: RequestId, step: &Arc<StepGuests>) -> (Self, TextStream) {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(TextChannel::default());
         let stream = TextStream {
             id,
             shared: Arc::clone(&shared),

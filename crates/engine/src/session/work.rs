@@ -1,11 +1,13 @@
-//! What a [`Session`] does for the plans of its scheduler: edits of the memory, sources, shifts and
-//! steps.
+//! The work of a [`Session`] for the plans of its scheduler: edits of the memory, sources, shifts
+//! and steps.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cellar_scheduler::{Event, RequestId, RowReport, RowUse, Shift, Shifted, Step, StepFailure};
+use cellar_scheduler::{
+    Event, RequestId, RowReport, RowUse, Shift, ShiftResult, Step, StepFailure,
+};
 use kv_core::backend::{Backend, BackendError};
 use kv_core::batch::Batch;
 use kv_core::memory::{Edit, Memory, PlannedBatch, Refusal};
@@ -17,7 +19,6 @@ use super::drafts::learn_from_drafts;
 use super::frame::EventKind;
 use super::text::LiveText;
 use crate::completion::OutputRow;
-use crate::decode::Engine;
 use crate::error::EngineError;
 use crate::rows_out::StepRows;
 
@@ -72,12 +73,12 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
     pub(super) fn shift(&mut self, shift: Shift) {
         let request = shift.request;
         let result = match self.engine.shift(&shift) {
-            Ok(()) => Shifted::Done,
-            Err(EngineError::Refused(Refusal::NoRoom(_))) => Shifted::NoRoom,
+            Ok(()) => ShiftResult::Done,
+            Err(EngineError::Refused(Refusal::NoRoom(_))) => ShiftResult::NoRoom,
             Err(error) => {
                 self.note_lost_device(&error);
                 tracing::warn!(%error, "a text that is full cannot go on");
-                Shifted::Refused
+                ShiftResult::Refused
             }
         };
         self.handle(Event::Shifted { request, result });
@@ -98,11 +99,9 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
                 continue;
             };
             let (mut to, mut failed) = (live.grouped_to, None);
-            let end = |engine: &Engine<B, M>| {
-                let held = engine.memory().positions(seq);
-                held.map_or(Pos(0), |held| held.last.next())
-            };
-            while end(&self.engine).0 >= to.0.saturating_add(group.width()) && failed.is_none() {
+            while self.engine.memory().next_pos(seq).0 >= to.0.saturating_add(group.width())
+                && failed.is_none()
+            {
                 failed = self.engine.group(seq, to, group).err();
                 to = Pos(to.0 + group.n_positions());
             }

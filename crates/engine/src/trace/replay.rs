@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use cellar_scheduler::{
     DropReason, Event, Micros, Note, Outcome, PrefixCaching, Progress, RequestId, RowUse,
-    Scheduler, SchedulerConfig, Shift, Shifted, Step, Swap, SwappedIn, Work,
+    Scheduler, SchedulerConfig, Shift, ShiftResult, Step, Swap, SwappedIn, Work,
 };
 use kv_core::SeqId;
 use kv_core::memory::{
@@ -399,7 +399,7 @@ impl Replay<'_> {
 
     /// Drops tokens of a text that is full.
     fn shift(&mut self, shift: Shift) {
-        let (removal, move_down) = shift.edits();
+        let [removal, move_down] = shift.edits();
         let mut shifted = self.memory.clone();
         let edited = shifted
             .apply(removal)
@@ -407,10 +407,10 @@ impl Replay<'_> {
         let result = match edited {
             Ok(_) => {
                 self.memory = shifted;
-                Shifted::Done
+                ShiftResult::Done
             }
-            Err(Refusal::NoRoom(_)) => Shifted::NoRoom,
-            Err(_) => Shifted::Refused,
+            Err(Refusal::NoRoom(_)) => ShiftResult::NoRoom,
+            Err(_) => ShiftResult::Refused,
         };
         let request = shift.request;
         self.handle(Event::Shifted { request, result });

@@ -29,7 +29,7 @@ pub struct PartCapacity {
     pub n_cells: u32,
     /// Whether sequences share the cells.
     pub streams: Streams,
-    /// What its layers see.
+    /// The window of its layers.
     pub window: Window,
     /// Tokens that one sequence keeps at most: the width of a window, or how many an evicting
     /// memory keeps. `None` if it keeps all.

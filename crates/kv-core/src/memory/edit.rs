@@ -7,7 +7,7 @@
 
 use super::PosChange;
 use crate::backend::{RowCopy, RowShift};
-use crate::ids::SeqId;
+use crate::ids::{Pos, PosDelta, SeqId};
 use crate::window::PosRange;
 
 /// An edit of sequences.
@@ -55,6 +55,23 @@ pub enum Edit {
 }
 
 impl Edit {
+    /// The edits that drop the tokens of a sequence at `from..behind`, and move those behind them
+    /// down to close the gap.
+    pub fn drop_between(seq: SeqId, from: Pos, behind: Pos) -> [Self; 2] {
+        // Positions fit `i32`, and so do their differences.
+        let down = PosDelta(-((behind.0 - from.0) as i32));
+        let removal = Self::Remove {
+            seqs: Seqs::One(seq),
+            range: PosRange::from(from..behind),
+        };
+        let move_down = Self::Reposition {
+            seq,
+            range: PosRange::from(behind..),
+            change: PosChange::Shift(down),
+        };
+        [removal, move_down]
+    }
+
     /// The edit as a verb, for [`Refusal::Unsupported`](super::Refusal::Unsupported).
     pub const fn name(&self) -> &'static str {
         match self {

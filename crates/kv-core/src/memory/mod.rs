@@ -54,7 +54,7 @@
 
 use crate::batch::{Batch, SplitPolicy, UBatch, ValidBatch};
 use crate::graph::{PartInputs, StateGroup};
-use crate::ids::{PartIdx, PosDelta, SeqId};
+use crate::ids::{PartIdx, Pos, PosDelta, SeqId};
 use crate::window::PosRange;
 
 mod capacity;
@@ -191,6 +191,12 @@ pub trait Memory {
         has.map_or(0, |has| has.last.0 - has.first.0 + 1)
     }
 
+    /// The position of the next token of a sequence.
+    fn next_pos(&self, seq: SeqId) -> Pos {
+        let has = self.positions(seq);
+        has.map_or(Pos(0), |has| has.last.next())
+    }
+
     /// Positions of the tokens that a sequence was given and that were not removed, also where a
     /// window has recycled their cells. Tokens that share a position are in ranges of their own.
     fn token_ranges(&self, seq: SeqId) -> Vec<PosRange> {
@@ -218,7 +224,7 @@ pub trait Memory {
         0
     }
 
-    /// How many tokens and sequences it holds, for a scheduler. An evicting memory overrides it: by
+    /// Its size in tokens and sequences, for a scheduler. An evicting memory overrides it: by
     /// default all sequences share the cells, and keep all tokens.
     fn capacity(&self) -> MemoryCapacity {
         MemoryCapacity::of_rows(&self.n_rows())
@@ -230,7 +236,7 @@ pub trait Memory {
         Vec::new()
     }
 
-    /// How full the largest attention part is.
+    /// The use of the largest attention part.
     fn cell_use(&self) -> CellUse {
         CellUse::of_tokens(self)
     }

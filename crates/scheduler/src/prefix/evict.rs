@@ -37,19 +37,19 @@ impl RowBytes {
 
 /// What values of prefixes depend on.
 #[derive(Debug)]
-pub(crate) struct Weighing<'a, M> {
+pub(crate) struct EvictionContext<'a, M> {
     pub(crate) policy: EvictionPolicy,
     pub(crate) cut: Cut,
     pub(crate) memory: &'a M,
 }
 
-impl<M> Clone for Weighing<'_, M> {
+impl<M> Clone for EvictionContext<'_, M> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<M> Copy for Weighing<'_, M> {}
+impl<M> Copy for EvictionContext<'_, M> {}
 
 /// How often a prefix is expected to be used, next to others.
 #[derive(Clone, Copy, Debug, Default)]
@@ -115,7 +115,7 @@ impl PrefixCache {
     pub(crate) fn evict<M: Memory>(
         &mut self,
         now: Micros,
-        weighing: Weighing<'_, M>,
+        weighing: EvictionContext<'_, M>,
     ) -> Option<Line> {
         let (seq, value) = match weighing.policy {
             EvictionPolicy::Value => {
@@ -146,7 +146,7 @@ impl PrefixCache {
         &mut self,
         now: Micros,
         n_bytes: u64,
-        weighing: Weighing<'_, M>,
+        weighing: EvictionContext<'_, M>,
     ) -> Option<Line> {
         let stakes = self.stakes(weighing);
         let larger = stakes.iter().find(|(_, stake)| stake.n_bytes > n_bytes);
@@ -165,7 +165,7 @@ impl PrefixCache {
         lines.filter(move |line| (line.n_hits > 0) == is_hit)
     }
 
-    fn stakes<M: Memory>(&self, weighing: Weighing<'_, M>) -> BTreeMap<SeqId, Stake> {
+    fn stakes<M: Memory>(&self, weighing: EvictionContext<'_, M>) -> BTreeMap<SeqId, Stake> {
         let mut stakes: BTreeMap<SeqId, Stake> = BTreeMap::new();
         for owned in weighing.memory.owned_rows() {
             if let (Some(seq), 1) = (owned.seqs.first(), owned.seqs.len())
@@ -242,7 +242,7 @@ mod tests {
 
     fn first(lines: &[(u32, u32)], policy: EvictionPolicy) -> Option<u32> {
         let (mut cache, memory) = cache(lines);
-        let weighing = Weighing {
+        let weighing = EvictionContext {
             policy,
             cut: Cut::Anywhere,
             memory: &memory,
@@ -291,7 +291,7 @@ mod tests {
             state: None,
         };
         assert_eq!(cache.n_bytes(&memory), 800);
-        let weighing = |cut| Weighing {
+        let weighing = |cut| EvictionContext {
             policy: EvictionPolicy::Value,
             cut,
             memory: &memory,
@@ -323,7 +323,7 @@ mod tests {
     fn a_value_is_what_a_byte_saves() {
         // Equal for all lines without rows in common: the oldest goes, not the shortest.
         let (mut cache, memory) = cache_with_bytes(&[(0, 40), (0, 20)]);
-        let weighing = Weighing {
+        let weighing = EvictionContext {
             policy: EvictionPolicy::Value,
             cut: Cut::Anywhere,
             memory: &memory,
@@ -344,7 +344,7 @@ mod tests {
     fn orders_of_use_need_no_values() {
         for policy in [EvictionPolicy::Lru, EvictionPolicy::SegmentedLru] {
             let (mut cache, memory) = cache_with_bytes(&[(0, 40), (0, 20)]);
-            let weighing = Weighing {
+            let weighing = EvictionContext {
                 policy,
                 cut: Cut::Anywhere,
                 memory: &memory,
@@ -357,7 +357,7 @@ mod tests {
     #[test]
     fn a_line_that_is_too_large_goes_and_is_remembered() {
         let (mut cache, memory) = cache_with_bytes(&[(0, 20), (0, 40)]);
-        let weighing = Weighing {
+        let weighing = EvictionContext {
             policy: EvictionPolicy::Lru,
             cut: Cut::Anywhere,
             memory: &memory,

@@ -22,7 +22,7 @@ mod reuse;
 mod tree;
 
 pub use evict::RowBytes;
-pub(crate) use evict::{Weighing, Weights};
+pub(crate) use evict::{EvictionContext, Weights};
 pub use reuse::{Missed, PrefixUse, Reuse, Salt};
 pub(crate) use tree::Cut;
 use tree::PrefixTree;
@@ -324,13 +324,8 @@ impl PrefixCache {
 
     /// Takes the lines out whose tokens the memory does not hold any more.
     pub(crate) fn take_broken<M: Memory>(&mut self, memory: &M) -> Vec<Line> {
-        let n_held = |seq| {
-            memory
-                .positions(seq)
-                .map_or(0, |held| held.last.as_usize() + 1)
-        };
         let lines = self.lines.values();
-        let broken = lines.filter(|line| n_held(line.seq) != line.tokens.len());
+        let broken = lines.filter(|line| memory.next_pos(line.seq).as_usize() != line.tokens.len());
         let broken: Vec<SeqId> = broken.map(|line| line.seq).collect();
         self.take_all(broken)
     }

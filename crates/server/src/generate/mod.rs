@@ -394,7 +394,7 @@ impl Generating {
         self.n_prompt
     }
 
-    /// How long a stream of it is silent at most.
+    /// The longest silence of a stream.
     pub(crate) fn longest_silence(&self) -> Duration {
         self.longest_silence
     }

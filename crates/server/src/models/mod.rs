@@ -33,10 +33,10 @@ pub use in_use::ModelInUse;
 
 /// The models of a server. Clones are the same.
 #[derive(Clone, Debug)]
-pub(crate) struct Models(Arc<Shared>);
+pub(crate) struct Models(Arc<ModelTable>);
 
 #[derive(Debug)]
-struct Shared {
+struct ModelTable {
     /// By the number of the model.
     states: Mutex<Vec<State>>,
     /// What finds models that come and go.
@@ -117,7 +117,7 @@ impl Models {
         let states = entries
             .into_iter()
             .map(|entry| State::new(entry, Origin::Given));
-        Self(Arc::new(Shared {
+        Self(Arc::new(ModelTable {
             states: Mutex::new(states.collect()),
             finder: OnceLock::new(),
             scans: found::Scans::default(),

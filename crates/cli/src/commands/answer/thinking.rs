@@ -56,7 +56,7 @@ impl ThinkingFormat {
         Splitter { splitter }
     }
 
-    /// What ends the thinking behind this prompt after so many tokens.
+    /// The step that ends the thinking behind this prompt after so many tokens.
     pub(crate) fn budget(
         &self,
         n_tokens: usize,

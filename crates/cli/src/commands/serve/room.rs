@@ -20,7 +20,7 @@ use crate::machine;
 use crate::models::ModelSource;
 
 /// A model that is loaded when the server starts.
-pub(super) struct Wanted<'a> {
+pub(super) struct RoomRequest<'a> {
     pub(super) id: &'a str,
     pub(super) bytes: ModelBytes,
 }
@@ -55,7 +55,7 @@ pub(super) fn budget(args: &ServeArgs) -> MemoryBudget {
 pub(super) fn check(
     args: &ServeArgs,
     budget: &MemoryBudget,
-    models: &[Wanted<'_>],
+    models: &[RoomRequest<'_>],
 ) -> anyhow::Result<()> {
     if models.len() < 2 && args.memory.is_none() {
         return Ok(());
@@ -71,7 +71,7 @@ pub(super) fn check(
 }
 
 fn check_pool(
-    models: &[Wanted<'_>],
+    models: &[RoomRequest<'_>],
     available: Option<u64>,
     of: fn(ModelBytes) -> u64,
     has: &str,
