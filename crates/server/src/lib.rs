@@ -43,6 +43,7 @@ mod conversations;
 mod cors;
 mod encode;
 mod error;
+mod field_rule;
 mod files;
 mod fim;
 mod generate;
@@ -78,6 +79,7 @@ pub use auth::{Keys, Tenant};
 pub use conversations::ConversationLimits;
 pub use cors::Origins;
 pub use error::ApiError;
+pub use field_rule::{FieldRule, Neutral};
 pub use fim::{Gap, GapFile};
 pub use generate::{
     Answer, Arguments, CallNumber, ChatPrompt, Constraint, EchoedPrompt, Finish, Form,
@@ -85,7 +87,7 @@ pub use generate::{
     UnheldKeywords,
 };
 pub use hosts::HostCheck;
-pub use json::{Body, FieldRule, MaxTokens, Neutral};
+pub use json::{Body, MaxTokens};
 #[cfg(unix)]
 pub use listen::serve_unix;
 pub use listen::{serve, serve_tls};

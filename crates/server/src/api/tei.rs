@@ -10,7 +10,8 @@ use crate::api::on_post;
 use crate::api::openai::embeddings::{Input, check_texts};
 use crate::app::App;
 use crate::body_worker::run_blocking;
-use crate::json::{self, Body, FieldRule, Neutral};
+use crate::field_rule::{FieldRule, Neutral};
+use crate::json::{self, Body};
 use crate::model::Job;
 use crate::texts::{EmbedJob, long_texts};
 

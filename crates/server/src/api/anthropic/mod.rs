@@ -30,7 +30,8 @@ use crate::generate::{
 };
 use crate::ids::random_id;
 
-use crate::json::{self, Body, FieldRule, MaxTokens, Neutral};
+use crate::field_rule::{FieldRule, Neutral};
+use crate::json::{self, Body, MaxTokens};
 use crate::model::{Job, ServedModel};
 use crate::skips::Skips;
 use crate::stream::{self, Encoder};

@@ -17,8 +17,9 @@ use crate::app::App;
 use crate::body_worker::run_blocking;
 use crate::encode::render_as_text;
 use crate::error::ApiError;
+use crate::field_rule::{FieldRule, Neutral};
 use crate::generate::{ChatPrompt, Prompt};
-use crate::json::{self, Body, FieldRule, Neutral};
+use crate::json::{self, Body};
 use crate::model::Job;
 use crate::models::{ModelInUse, n_ctx};
 

@@ -23,11 +23,12 @@ use crate::api::{logprobs, on_post};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
+use crate::field_rule::{FieldRule, Neutral};
 use crate::fim::{self, Gap};
 use crate::generate::{
     ChatPrompt, Constraint, GenerateRequest, Generating, Output, Piece, Prompt, ToolCall,
 };
-use crate::json::{self, Body, FieldRule, Neutral};
+use crate::json::{self, Body};
 use crate::model::{Job, ServedModel};
 use crate::models::KeepLoaded;
 use crate::skips::Skips;

@@ -21,8 +21,9 @@ use serde_json::{Value, json};
 use crate::api::constraints::constraint;
 use crate::api::params::SamplingParams;
 use crate::error::ApiError;
+use crate::field_rule::{FieldRule, Neutral};
 use crate::generate::{Constraint, Finish, GenerateRequest, Output, Prompt};
-use crate::json::{Body, FieldRule, Neutral};
+use crate::json::Body;
 use crate::model::ModelSettings;
 
 /// Parameters of all endpoints of texts that are not done.

@@ -6,7 +6,7 @@
 
 use serde_json::{Value, json};
 
-use crate::json::FieldRule;
+use crate::field_rule::FieldRule;
 use crate::skips::SkipPolicy;
 
 /// The type of a field.

@@ -23,9 +23,10 @@ use crate::api::{logprobs, on_get, on_post};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::error::ApiError;
+use crate::field_rule::{FieldRule, Neutral};
 use crate::generate::{ChatPrompt, Constraint, GenerateRequest, Output, Prompt};
 use crate::ids::{now, random_id};
-use crate::json::{self, Body, FieldRule, Neutral};
+use crate::json::{self, Body};
 use crate::model::{Job, ServedModel};
 use crate::stream::{self, Encoder};
 
