@@ -1,8 +1,8 @@
 //! Grammars of answers whose text has a form: the text, or calls in its place, and thoughts before
 //! either.
 //!
-//! Invariant: an answer is a text of the form, or calls of tools that there are; text beside them
-//! is impossible. Thoughts are free, and come only where the template shows them. Knows no request.
+//! Invariant: an answer is a text of the form, or calls of the given tools; free text is
+//! impossible. Thoughts are free, and come only where the template shows them.
 
 use crate::family::{Family, Start};
 use crate::grammar::{

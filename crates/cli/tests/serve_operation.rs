@@ -212,7 +212,7 @@ fn a_renewed_certificate_is_read_at_a_signal_and_a_broken_one_is_not_taken() {
     let ask = |roots: &RootCertStore| over_tls(server.address, roots.clone(), &health);
     assert!(ask(&first).contains("200 OK"));
     let (_, _, second) = self::certificate(dir.path());
-    // Nobody has said so, and it is not a minute.
+    // The server got no SIGHUP, and looks at the files once a minute.
     assert!(ask(&first).contains("200 OK"));
     server.signal("HUP");
     server.await_line("the certificate was read again");

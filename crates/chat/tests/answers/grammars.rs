@@ -490,7 +490,7 @@ fn what_a_notation_cannot_hold_has_no_grammar() {
 const FORM: &str = "%json {\"type\": \"object\", \"properties\": {\"mood\": {\"enum\": [\"glad\", \"sad\"]}}, \
                     \"required\": [\"mood\"], \"additionalProperties\": false}";
 
-/// An answer whose text has a form is that text or calls, and nothing beside them.
+/// An answer whose text has a form is that text or calls; free text is impossible.
 #[test]
 fn an_answer_of_a_form_is_the_text_or_calls() {
     for controls in [&[][..], &CONTROLS] {

@@ -329,7 +329,7 @@ impl Simulator {
             }
             Work::SwapOut { swap, limit } => self.swap_out(swap, limit),
             Work::SwapIn(swap) => self.swap_in(swap),
-            Work::Shift(_) | Work::Encode { .. } => panic!("nobody asked for it"),
+            Work::Shift(_) | Work::Encode { .. } => panic!("no request shifts or has a source"),
             Work::Decode { step, planned } => {
                 self.n_edits = 0;
                 self.n_steps += 1;

@@ -261,7 +261,7 @@ fn files_and_batches_outlive_the_server() {
     assert_eq!(content(&server, &batch["output_file_id"]), answers);
     let path = format!("/v1/files/{}", batch["input_file_id"].as_str().unwrap());
     assert_eq!(send(&server, "DELETE", &path, "none").status, 200);
-    // What was written last is the first of a list, whoever wrote it.
+    // Lists begin with the newest file, of clients and of batches alike.
     let last = upload(&server, "last");
     let page = get(server.address, "/v1/files?limit=2").json();
     assert_eq!(ids(&page), [last.as_str(), &other]);
