@@ -193,16 +193,17 @@ fn the_total_is_what_a_process_takes() {
     let measured = planned_and_taken(&quantised, &run, &[]);
     check(total(&measured.0), &measured);
 
-    // Of its embeddings, only the rows of tokens are read. How many of their pages come is the
-    // system's choice: at least those of the tokens, at most all, as with the tokens of bench,
-    // which are everywhere.
+    // Of its embeddings, only the rows of tokens are read. How many of their pages come with them
+    // is the system's choice and depends on how the file lies in its cache: at least those of the
+    // tokens, at most all. The tokens of bench are everywhere, those of the text are few.
     let untied = models.write(BlockFormat::F16, Output::Untied);
     let n_looked_up = (N_VOCAB * N_EMBD * 2) as u64;
-    let (planned, got) = planned_and_taken(&untied, &run, &[]);
-    assert_eq!(planned["looked_up"], n_looked_up);
-    let least = total(&planned) as f64 * (1.0 - TOLERANCE);
-    let most = (total(&planned) + n_looked_up / 2) as f64;
-    assert!((least..most).contains(&(got as f64)), "{got}: {planned}");
-    let measured = planned_and_taken(&untied, &BENCH, &[]);
-    check(total(&measured.0) + n_looked_up, &measured);
+    for command in [&run[..], &BENCH] {
+        let (planned, got) = planned_and_taken(&untied, command, &[]);
+        assert_eq!(planned["looked_up"], n_looked_up);
+        let least = total(&planned) as f64 * (1.0 - TOLERANCE);
+        let most = (total(&planned) + n_looked_up) as f64 * (1.0 + TOLERANCE);
+        println!("{got} bytes, between {least} and {most}");
+        assert!((least..most).contains(&(got as f64)), "{got}: {planned}");
+    }
 }
