@@ -112,8 +112,16 @@ pub(crate) fn holdable(
         };
         simplify(part);
         if unholdable == Unholdable::Skipped {
-            for (keyword, reason) in unholdable_in(part, &compile) {
-                part.remove(&keyword);
+            for Unheld {
+                keyword,
+                reason,
+                rest,
+            } in unholdable_in(part, &compile)
+            {
+                match rest {
+                    Some(rest) => part.insert(keyword.clone(), rest),
+                    None => part.remove(&keyword),
+                };
                 let pointer = format!("{place}/{}", escaped(&keyword));
                 left.skipped.push(SkippedKeyword { pointer, reason });
             }
@@ -226,26 +234,92 @@ fn holds_strings(part: &Map<String, Value>) -> bool {
     }
 }
 
-/// The keywords of a part that cannot be held, and why.
+/// A keyword of a part that cannot be held.
+struct Unheld {
+    keyword: String,
+    reason: String,
+    /// The value with which it can be held: one that allows more.
+    rest: Option<Value>,
+}
+
+/// The keywords of a part that cannot be held.
 fn unholdable_in(
     part: &Map<String, Value>,
     compile: impl Fn(&Value) -> Result<(), String>,
-) -> Vec<(String, String)> {
-    let reason = |(keyword, value): (&String, &Value)| {
+) -> Vec<Unheld> {
+    let check = |pattern: &str| compile(&json!({"type": "string", "pattern": pattern}));
+    let unheld = |(keyword, value): (&String, &Value)| {
+        let mut rest = None;
         let reason = match (keyword.as_str(), value) {
             ("format", Value::String(name)) if FORMATS.contains(&name.as_str()) => return None,
             ("format", value) => format!("{value} is no format that is known"),
-            ("pattern", Value::String(_)) => {
-                compile(&json!({"type": "string", "pattern": value})).err()?
+            ("pattern", Value::String(pattern)) => {
+                let reason = check(pattern).err()?;
+                let consuming = without_lookarounds(pattern);
+                match consuming.filter(|pattern| check(pattern).is_ok()) {
+                    Some(pattern) => {
+                        let reason = format!("its lookarounds are not held, '{pattern}' is");
+                        rest = Some(Value::String(pattern));
+                        reason
+                    }
+                    None => reason,
+                }
             }
             (keyword, _) if UNHOLDABLE.contains(&keyword) => {
                 format!("a grammar cannot hold '{keyword}'")
             }
             _ => return None,
         };
-        Some((keyword.clone(), reason))
+        Some(Unheld {
+            keyword: keyword.clone(),
+            reason,
+            rest,
+        })
     };
-    part.iter().filter_map(reason).collect()
+    part.iter().filter_map(unheld).collect()
+}
+
+/// A regular expression without its lookarounds, which consume nothing: every text that the
+/// expression matches is matched by what is left. `None` if it has none.
+fn without_lookarounds(pattern: &str) -> Option<String> {
+    const OPENINGS: [&str; 4] = ["(?=", "(?!", "(?<=", "(?<!"];
+    let mut left = String::new();
+    let mut rest = pattern;
+    // Groups that are open around this place, and how many were when a lookaround began.
+    let (mut depth, mut lookaround) = (0usize, None);
+    let mut is_class = false;
+    let mut has_any = false;
+    while let Some(c) = rest.chars().next() {
+        let mut n = c.len_utf8();
+        match c {
+            '\\' => n += rest[n..].chars().next().map_or(0, char::len_utf8),
+            '[' => is_class = true,
+            ']' => is_class = false,
+            '(' if !is_class => {
+                depth += 1;
+                if lookaround.is_none() && OPENINGS.iter().any(|start| rest.starts_with(start)) {
+                    lookaround = Some(depth);
+                    has_any = true;
+                }
+            }
+            ')' if !is_class => {
+                if lookaround == Some(depth) {
+                    lookaround = None;
+                    // How often nothing is repeated makes no difference.
+                    rest = rest[n..].trim_start_matches(['*', '+', '?']);
+                    depth = depth.saturating_sub(1);
+                    continue;
+                }
+                depth = depth.saturating_sub(1);
+            }
+            _ => {}
+        }
+        if lookaround.is_none() {
+            left.push_str(&rest[..n]);
+        }
+        rest = &rest[n..];
+    }
+    has_any.then_some(left)
 }
 
 /// Writes `anyOf` for each `oneOf` at these places of which several alternatives may match.

@@ -43,6 +43,10 @@ fn types_of_pydantic_and_zod_are_held_as_far_as_they_can_be() {
     let decimal = json!({"anyOf": [{"type": "number"}, {"pattern": pattern, "type": "string"}]});
     assert_eq!(skipped(&decimal), ["/anyOf/1/pattern"]);
     assert!(allows(&held(&decimal).1, "1.5") && allows(&held(&decimal).1, "\"1.5\""));
+    assert!(
+        !allows(&held(&decimal).1, "\"1,5\""),
+        "but for its lookaheads, it is held"
+    );
     let error = strict(&decimal);
     assert!(error.contains("'/anyOf/1/pattern'"), "{error}");
     assert!(error.contains("look-around"), "the whole reason: {error}");
@@ -68,6 +72,27 @@ fn types_of_pydantic_and_zod_are_held_as_far_as_they_can_be() {
     let short = json!({"type": "object", "propertyNames": {"maxLength": 1}});
     assert_eq!(skipped(&short), ["/propertyNames"]);
     assert!(strict(&short).contains("'/propertyNames'"));
+}
+
+/// What consumes nothing is left out of a pattern, the rest is held.
+#[test]
+fn patterns_are_held_without_their_lookarounds() {
+    for (pattern, allowed, refused) in [
+        (r"^(?!a)[ab]+$", "aab", "abc"),
+        (r"^(?=.*(x|(y)))[xyz]{2}$", "zz", "zzz"),
+        (r"^(a(?<!b)|[(?=]c)+?$", "a(ca", "ab"),
+        (r"^\((?!\))(?=b)*b$", "(b", "b"),
+    ] {
+        let schema = json!({"type": "string", "pattern": pattern});
+        let (left, grammar) = held(&schema);
+        assert!(left.skipped[0].reason.contains("lookarounds"), "{left:?}");
+        let text = |text: &str| serde_json::to_string(text).unwrap();
+        assert!(allows(&grammar, &text(allowed)), "{pattern} {allowed}");
+        assert!(!allows(&grammar, &text(refused)), "{pattern} {refused}");
+    }
+    // A back reference cannot be held with them or without.
+    let schema = json!({"type": "string", "pattern": r"^(?=a)(b)\1$"});
+    assert!(!held(&schema).0.skipped[0].reason.contains("lookarounds"));
 }
 
 #[test]

@@ -22,12 +22,13 @@ use crate::model::Job;
 use crate::models::ModelInUse;
 use crate::texts::{EmbedTexts, Embedded, RerankJob, Scored, long_texts};
 
-/// Parameters of Cohere's API that would change the scores.
+/// Parameters of Cohere's API that save time there.
 pub(in crate::api) const COHERE_LIMITED: [FieldRule; 1] = [FieldRule::new(
     "max_tokens_per_doc",
     Neutral::Empty,
     "documents are cut off where the model takes no more",
-)];
+)
+.skipped()];
 
 /// Parameters of text-embeddings-inference that would change the scores.
 pub(in crate::api) const TEI_LIMITED: [FieldRule; 1] = [FieldRule::new(
@@ -133,7 +134,7 @@ pub(crate) fn cohere() -> MethodRouter<App> {
     on_post(async |State(app): State<App>, request: Request| {
         let body = Body::read(request).await?;
         let ranked = rank(&app, body.get()?, LongTexts::Truncate).await?;
-        Ok::<Response, ApiError>(json::respond(&json!({
+        Ok::<Response, ApiError>(body.skips().respond(json!({
             "id": random_id("rerank-"),
             "results": ranked.results(),
             "meta": {"api_version": {"version": "2"}, "tokens": {"input_tokens": ranked.n_tokens}},
@@ -261,7 +262,7 @@ fn jobs(queries: Vec<String>, documents: Vec<String>) -> Vec<RerankJob> {
 
 async fn answer_jina(app: &App, body: &Body) -> Result<Response, ApiError> {
     let ranked = rank(app, body.get()?, LongTexts::Refuse).await?;
-    Ok(json::respond(&json!({
+    Ok(body.skips().respond(json!({
         "id": random_id("rerank-"),
         "object": "list",
         "model": ranked.model.id(),

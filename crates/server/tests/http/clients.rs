@@ -1,13 +1,18 @@
 //! Requests of real clients, cut small: each has its status, and the members that its client reads.
 
+use cellar_server::{App, ServerConfig};
 use model_tests::http::{Response, open, request};
 use serde_json::Value;
 
 use crate::support::{Server, Setup};
+use crate::vectors::{embedder, reranker};
 
 const TEXTS: &str = include_str!("../corpus/clients_texts.jsonl");
 /// Requests with schemas and grammars.
 const SCHEMAS: &str = include_str!("../corpus/clients_schemas.jsonl");
+/// Requests with names of models, and to addresses of other servers. `to` says what the server has
+/// that they are sent to: a model for texts, an embedder or a reranker.
+const NAMES: &str = include_str!("../corpus/clients_names.jsonl");
 
 /// The objects of an answer: one, the lines of Ollama's, or the events of a stream.
 fn objects(reply: &Response) -> Vec<Value> {
@@ -59,5 +64,27 @@ fn requests_of_clients_are_answered() {
     let lines = TEXTS.lines().chain(SCHEMAS.lines());
     let cases = lines.map(|line| serde_json::from_str(line).unwrap());
     let faults: Vec<String> = cases.filter_map(|case| fault(&server, &case)).collect();
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn requests_with_other_names_and_addresses_are_answered() {
+    let servers = [
+        ("texts", Setup::default().start()),
+        (
+            "vectors",
+            Server::start(App::new(vec![embedder()], ServerConfig::default())),
+        ),
+        (
+            "scores",
+            Server::start(App::new(vec![reranker()], ServerConfig::default())),
+        ),
+    ];
+    let faults = NAMES.lines().filter_map(|line| {
+        let case: Value = serde_json::from_str(line).unwrap();
+        let (_, server) = servers.iter().find(|(to, _)| case["to"] == *to).unwrap();
+        fault(server, &case)
+    });
+    let faults: Vec<String> = faults.collect();
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }

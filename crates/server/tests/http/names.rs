@@ -218,10 +218,15 @@ fn tokens_are_given_in_the_form_of_each_server() {
     let chat = json!({"messages": user("Hi")});
     let rendered = post(server.address, "/v1/chat/completions/render", &chat).json();
     assert_eq!(ask(chat.clone()).json()["tokens"], rendered["token_ids"]);
+    let begun = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "You"}]);
+    let begun = json!({"messages": begun, "continue_final_message": true});
+    let prompt = ask(json!({"prompt": "<|user|>Hi\n<|assistant|>You"}));
+    assert_eq!(ask(begun).json()["tokens"], prompt.json()["tokens"]);
     for wrong in [
         json!({}),
         json!({"content": "a", "prompt": "a"}),
         json!({"messages": user("Hi"), "add_generation_prompt": false}),
+        json!({"messages": user("Hi"), "continue_final_message": true}),
         json!({"messages": 1}),
     ] {
         assert_eq!(ask(wrong.clone()).status, 400, "{wrong}");

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use crate::api::on_post;
-use crate::api::openai::messages::messages;
+use crate::api::openai::messages::{check_end, messages};
 use crate::api::openai::tools::Tools;
 use crate::app::App;
 use crate::body_worker::run_blocking;
@@ -50,23 +50,11 @@ struct TokenizeFields {
 }
 
 /// Parameters of vLLM's API that would change the tokens of messages.
-pub(in crate::api) const LIMITED: [FieldRule; 3] = [
-    FieldRule::new(
-        "add_generation_prompt",
-        Neutral::True,
-        "the tokens are those that an answer goes on from",
-    ),
-    FieldRule::new(
-        "continue_final_message",
-        Neutral::False,
-        "send a text as 'prompt'",
-    ),
-    FieldRule::new(
-        "chat_template",
-        Neutral::Empty,
-        "the template is the model's, or the server's --chat-template",
-    ),
-];
+pub(in crate::api) const LIMITED: [FieldRule; 1] = [FieldRule::new(
+    "chat_template",
+    Neutral::Empty,
+    "the template is the model's, or the server's --chat-template",
+)];
 
 /// The answer without texts, which may be long.
 #[derive(Debug, Serialize)]
@@ -171,6 +159,7 @@ async fn tokenize_messages(
         messages: messages(given, body.skips())?,
         variables,
     };
+    check_end(body, &chat)?;
     let texts = fields.return_token_strs;
     let tokens = app.prompt_tokens(&model, Prompt::Chat(chat), None).await?;
     counted(model, tokens, texts.into()).await

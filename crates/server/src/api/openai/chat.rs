@@ -65,8 +65,6 @@ pub(super) struct ChatFields {
     stream_options: Option<StreamOptions>,
     chat_template_kwargs: Option<Map<String, Value>>,
     reasoning_effort: Option<String>,
-    continue_final_message: Option<bool>,
-    add_generation_prompt: Option<bool>,
     logprobs: Option<bool>,
     top_logprobs: Option<usize>,
 }
@@ -132,32 +130,6 @@ fn wanted_logprobs(fields: &ChatFields) -> Result<Logprobs, ApiError> {
     logprobs::check(wanted, "top_logprobs")
 }
 
-/// `continue_final_message` and `add_generation_prompt`. The last message is always continued
-/// where it can be.
-///
-/// # Errors
-/// [`ApiError`] 400 where they contradict each other or the messages.
-fn check_end(fields: &ChatFields, chat: &ChatPrompt) -> Result<(), ApiError> {
-    match (fields.continue_final_message, fields.add_generation_prompt) {
-        (Some(true), Some(true)) => {
-            let message = "'continue_final_message' and 'add_generation_prompt' cannot both be true: an \
-                           answer is continued, or a new one begins";
-            Err(ApiError::invalid_param("continue_final_message", message))
-        }
-        (Some(true), _) if chat.begun_answer().is_none() => {
-            let message = "'continue_final_message' needs a last message of the assistant's with text, and no \
-                           calls or reasoning, behind another message";
-            Err(ApiError::invalid_param("continue_final_message", message))
-        }
-        (None | Some(false), Some(false)) => {
-            let message = "'add_generation_prompt' is not supported: use 'continue_final_message', or \
-                           /apply-template and /v1/completions";
-            Err(ApiError::unsupported("add_generation_prompt", message))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// From the JSON of a request to what is generated.
 ///
 /// # Errors
@@ -177,7 +149,7 @@ pub(super) fn read(
         messages: messages::messages(&fields.messages, body.skips())?,
         variables,
     };
-    check_end(fields, &chat)?;
+    messages::check_end(body, &chat)?;
     let specific = Specific {
         prompt: Prompt::Chat(chat),
         echo: false,

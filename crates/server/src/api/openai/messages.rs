@@ -4,9 +4,12 @@
 //! answer of this server is taken as it was given, also with arguments that are no JSON. The form
 //! in which a template wants calls and reasoning is not known here (`HistoryShape`).
 
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
+use crate::generate::ChatPrompt;
+use crate::json::Body;
 use crate::skips::Skips;
 
 /// Messages of one request: rendering them takes time and memory.
@@ -50,6 +53,40 @@ pub(crate) fn messages(list: &Value, skips: &Skips) -> Result<Vec<Value>, ApiErr
     number
         .map(|(at, message)| read_message(at, message, skips))
         .collect()
+}
+
+/// The fields that say how a prompt of messages ends.
+#[derive(Deserialize)]
+struct EndFields {
+    continue_final_message: Option<bool>,
+    add_generation_prompt: Option<bool>,
+}
+
+/// Checks `continue_final_message` and `add_generation_prompt`. The last message is always
+/// continued where it can be.
+///
+/// # Errors
+/// [`ApiError`] 400 where they contradict each other or the messages.
+pub(crate) fn check_end(body: &Body, chat: &ChatPrompt) -> Result<(), ApiError> {
+    let fields: EndFields = body.get()?;
+    match (fields.continue_final_message, fields.add_generation_prompt) {
+        (Some(true), Some(true)) => {
+            let message = "'continue_final_message' and 'add_generation_prompt' cannot both be true: an \
+                           answer is continued, or a new one begins";
+            Err(ApiError::invalid_param("continue_final_message", message))
+        }
+        (Some(true), _) if chat.begun_answer().is_none() => {
+            let message = "'continue_final_message' needs a last message of the assistant's with text, and no \
+                           calls or reasoning, behind another message";
+            Err(ApiError::invalid_param("continue_final_message", message))
+        }
+        (None | Some(false), Some(false)) => {
+            let message = "'add_generation_prompt' is not supported: use 'continue_final_message', or \
+                           /apply-template and /v1/completions";
+            Err(ApiError::unsupported("add_generation_prompt", message))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn read_message(at: usize, message: &Value, skips: &Skips) -> Result<Value, ApiError> {

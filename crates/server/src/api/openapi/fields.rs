@@ -520,6 +520,8 @@ pub(in crate::api) const TOKENIZE: &[Field] = &[
     field("messages", Kind::Messages),
     field("tools", Kind::Objects),
     field("chat_template_kwargs", Kind::Object),
+    field("continue_final_message", Kind::Flag),
+    field("add_generation_prompt", Kind::Flag),
 ];
 
 pub(in crate::api) const DETOKENIZE: &[Field] =
