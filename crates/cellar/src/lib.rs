@@ -39,6 +39,7 @@ mod architectures;
 mod backends;
 mod chat;
 mod choice;
+pub mod convert;
 mod error;
 mod gpu_layers;
 mod model;

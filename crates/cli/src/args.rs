@@ -34,11 +34,11 @@ use std::path::{Path, PathBuf};
 use clap::builder::RangedI64ValueParser;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
+use cellar::convert::FileType;
 use cellar_engine::MAX_TOP_LOGPROBS;
 use kv_core::KvType;
 
 use crate::backends::{ActivationsName, BackendName, RepackName};
-use crate::file_type::FileType;
 use crate::kv_args::KvArgs;
 
 pub(crate) use arrivals::Arrivals;
@@ -553,7 +553,7 @@ pub(crate) struct ConvertArgs {
     pub(crate) out: PathBuf,
     /// Type of matrices: f32, f16, bf16, q8_0, q6_k, q5_k_m, q5_k, q5_0, q5_1, q4_k_m, q4_k, q4_0,
     /// q4_1 or q3_k
-    #[arg(long = "type", value_name = "TYPE")]
+    #[arg(long = "type", value_name = "TYPE", value_parser = values::file_type)]
     pub(crate) file_type: FileType,
     /// Importance matrix of 'cellar imatrix' or llama-imatrix (GGUF or .dat): matrices of 6 bits
     /// per value and fewer are quantized so that errors in important columns are small

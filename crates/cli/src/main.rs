@@ -9,7 +9,6 @@ mod commands;
 mod constraint;
 mod draft_model;
 mod failure;
-mod file_type;
 mod habits;
 mod input;
 mod interrupt;

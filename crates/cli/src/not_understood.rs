@@ -6,6 +6,7 @@
 use std::io::{self, Write};
 use std::path::Path;
 
+use cellar::convert::FileType;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, CommandFactory, Error};
@@ -14,7 +15,6 @@ use crate::advice::most_similar;
 use crate::args::Cli;
 use crate::complain;
 use crate::failure::{Exit, words};
-use crate::file_type::FileType;
 use crate::habits::{self, has};
 use crate::shortcut::{self, names_model};
 

@@ -15,7 +15,7 @@
 use kv_core::block::BlockFormat;
 use model_core::gguf::is_of_convolutions;
 
-use crate::file_type::{FileType, Mix};
+use super::file_type::{FileType, Mix};
 
 /// A tensor of the model that is converted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -258,13 +258,14 @@ fn of_smaller_blocks(format: BlockFormat) -> BlockFormat {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
     use std::collections::HashMap;
 
     use BlockFormat::*;
 
     use super::*;
-    use crate::file_type::FILE_TYPES;
+    use crate::convert::FILE_TYPES;
 
     #[test]
     fn each_tensor_gets_a_format_that_fits() {

@@ -1,35 +1,33 @@
-//! [`FileType`]: the formats in which `cellar convert` writes models, by their names on the command
-//! line. Knows nothing of how tensors are converted.
+//! [`FileType`]: the formats in which models are written, by llama.cpp's names.
 
 use std::str::FromStr;
 
 use kv_core::block::BlockFormat;
 
-use crate::advice::most_similar;
-
 /// A type of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FileType {
+pub struct FileType {
     /// Its name.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// How most matrices are stored.
-    pub(crate) format: BlockFormat,
+    pub format: BlockFormat,
     /// Which matrices are stored otherwise.
-    pub(crate) mix: Mix,
+    pub mix: Mix,
     /// Its number in `general.file_type`.
-    pub(crate) number: u32,
+    pub number: u32,
 }
 
 /// Which matrices are stored in larger formats than others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mix {
+pub enum Mix {
     /// None but the output matrix.
     Uniform,
     /// Those of llama.cpp's types `_M`.
     Medium,
 }
 
-pub(crate) const FILE_TYPES: [FileType; 14] = {
+/// All types.
+pub const FILE_TYPES: [FileType; 14] = {
     use BlockFormat::*;
     const fn of(name: &'static str, format: BlockFormat, number: u32) -> FileType {
         FileType {
@@ -66,13 +64,13 @@ pub(crate) const FILE_TYPES: [FileType; 14] = {
 impl FromStr for FileType {
     type Err = String;
 
+    /// # Errors
+    /// The names of all types.
     fn from_str(name: &str) -> Result<Self, String> {
         let is = |t: &&FileType| t.name.eq_ignore_ascii_case(name);
         FILE_TYPES.iter().find(is).copied().ok_or_else(|| {
             let known = FILE_TYPES.map(|t| t.name);
-            let similar = most_similar(&name.to_lowercase(), &known);
-            let similar = similar.map_or_else(String::new, |s| format!("; a similar one: '{s}'"));
-            format!("known are {}{similar}", known.join(", "))
+            format!("known are {}", known.join(", "))
         })
     }
 }

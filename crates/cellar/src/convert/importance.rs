@@ -1,19 +1,18 @@
-//! `cellar convert --imatrix`: which importance each column of a matrix has, and quantization with
-//! it.
+//! [`Weighting`]: the importance of each column of a model's matrices, and quantization with it.
 //!
 //! Invariant: an importance matrix fits the model, or nothing is converted.
 
 use std::path::{Path, PathBuf};
 
-use kv_core::block::{BlockFormat, quantize_weighted};
+use kv_core::block::{BlockFormat, QuantizeError, quantize_weighted};
 use kv_core::weights::Weight;
+use model_core::error::ModelFileError;
 use model_core::gguf::Metadata;
 use model_core::imatrix::ImportanceMatrix;
 
+use super::error::ConvertError;
 use super::mix::NamedShape;
 use super::pieces::{in_pieces, n_threads};
-use crate::failure::warn;
-use crate::input;
 
 /// What a column counts at least, as a part of the mean of its matrix: a column that was always 0
 /// in the text is not lost.
@@ -21,54 +20,55 @@ const LEAST_IMPORTANCE: f32 = 1e-6;
 
 /// An importance matrix of the model that is converted.
 #[derive(Debug)]
-pub(super) struct Weighting {
+pub struct Weighting {
     path: PathBuf,
     matrix: ImportanceMatrix,
 }
 
 impl Weighting {
-    /// Reads a file, or standard input.
+    /// Reads an importance matrix of `cellar imatrix` or `llama-imatrix`, GGUF or `.dat`. Errors and
+    /// the converted file name it by its `path`.
     ///
     /// # Errors
-    /// Where it cannot be read or is no importance matrix.
-    pub(super) fn open(path: &Path) -> anyhow::Result<Self> {
+    /// Where the bytes are no importance matrix.
+    pub fn from_bytes(path: &Path, bytes: Vec<u8>) -> Result<Self, ModelFileError> {
         Ok(Self {
             path: path.to_owned(),
-            matrix: ImportanceMatrix::from_bytes(path, input::bytes(path)?)?,
+            matrix: ImportanceMatrix::from_bytes(path, bytes)?,
         })
     }
 
-    /// Checks that it was made with this model, and says what is quantized without it.
+    /// Checks that it was made with this model. Returns a note on what is quantized without it.
     ///
     /// # Errors
-    /// Where an entry names no tensor, or one of another shape.
+    /// [`ConvertError::Weighting`] where an entry names no tensor, or one of another shape.
     pub(super) fn check(
         &self,
         tensors: &[NamedShape],
         formats: &[BlockFormat],
-    ) -> anyhow::Result<()> {
+    ) -> Result<Option<String>, ConvertError> {
         let of_another = format!("'{}' is of another model", self.path.display());
         let shape_of = |name: &str| tensors.iter().find(|t| t.name == name).map(|t| &t.shape);
         let entries = &self.matrix.entries;
         let unknown: Vec<&String> = entries.keys().filter(|n| shape_of(n).is_none()).collect();
         if let Some(first) = unknown.first() {
-            anyhow::bail!(
+            return Err(ConvertError::Weighting(format!(
                 "{of_another}: {} of its {} entries name no tensor of this one, the first '{first}'; \
                  make one with 'cellar imatrix', or choose the file of this model",
                 unknown.len(),
                 entries.len(),
-            );
+            )));
         }
         for (name, entry) in entries {
             let shape = shape_of(name).map_or(&[][..], Vec::as_slice);
             if entry.mean_squares(shape).is_none() {
-                anyhow::bail!(
+                return Err(ConvertError::Weighting(format!(
                     "{of_another}: its '{name}' has {} columns in all, but the tensor here is \
                      {shape:?} and has {}; make one with 'cellar imatrix', or choose the file of \
                      this model",
                     entry.sums.len(),
                     n_columns(shape),
-                );
+                )));
             }
         }
         let weighted = tensors
@@ -82,17 +82,19 @@ impl Weighting {
             .filter(|&name| !entries.contains_key(name))
             .collect();
         if weighted.is_empty() {
-            warn("--imatrix changes nothing: files of this type have no format that takes weights");
-        } else if let Some(first) = without.first() {
-            warn(&format!(
+            let note = "the importance matrix changes nothing: files of this type have no format \
+                        that takes weights";
+            return Ok(Some(note.to_owned()));
+        }
+        Ok(without.first().map(|first| {
+            format!(
                 "{} of {} quantized tensors have no entry in '{}' and are quantized without \
                  weights, the first '{first}'",
                 without.len(),
                 weighted.len(),
                 self.path.display(),
-            ));
-        }
-        Ok(())
+            )
+        }))
     }
 
     /// Records in the file what it was made with, as llama-quantize does.
@@ -109,24 +111,21 @@ impl Weighting {
     }
 
     /// The values of a weight in this format, if that takes weights and there is an entry.
-    ///
-    /// # Errors
-    /// Where a block cannot be encoded.
     pub(super) fn quantize(
         &self,
         weight: &Weight,
         values: &[f32],
         format: BlockFormat,
-    ) -> anyhow::Result<Option<Vec<u8>>> {
+    ) -> Option<Result<Vec<u8>, QuantizeError>> {
         let entry = self.matrix.entries.get(weight.name());
         let means = entry.and_then(|entry| entry.mean_squares(weight.shape()));
         let columns = weight.shape().last().copied().unwrap_or(0);
         match means {
             Some(mut means) if takes_weights(format) && columns > 0 => {
                 means.chunks_exact_mut(columns).for_each(raise_least);
-                quantize_matrices(values, &means, columns, format).map(Some)
+                Some(quantize_matrices(values, &means, columns, format))
             }
-            _ => Ok(None),
+            _ => None,
         }
     }
 }
@@ -167,7 +166,7 @@ fn quantize_matrices(
     importance: &[f32],
     columns: usize,
     format: BlockFormat,
-) -> anyhow::Result<Vec<u8>> {
+) -> Result<Vec<u8>, QuantizeError> {
     let n_matrices = (importance.len() / columns).max(1);
     let matrix_len = values.len() / n_matrices;
     let piece_len = (matrix_len / columns).div_ceil(n_threads()).max(1) * columns;
@@ -188,7 +187,7 @@ fn quantize_rows(
     values: &[f32],
     importance: &[f32],
     format: BlockFormat,
-) -> anyhow::Result<Vec<u8>> {
+) -> Result<Vec<u8>, QuantizeError> {
     let mut bytes = Vec::new();
     for row in values.chunks_exact(importance.len()) {
         bytes.extend(quantize_weighted(format, row, importance)?);
@@ -197,6 +196,7 @@ fn quantize_rows(
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
     use std::collections::BTreeMap;
 
@@ -302,12 +302,12 @@ mod tests {
         let plain = weight(&values, &[ROWS, COLUMNS]);
         let weights = weighting(vec![1.0; COLUMNS], 1);
         for format in [BlockFormat::Q8_0, BlockFormat::F16, BlockFormat::F32] {
-            assert_eq!(weights.quantize(&plain, &values, format).unwrap(), None);
+            assert_eq!(weights.quantize(&plain, &values, format), None);
         }
         let shape = plain.shape().to_vec();
         let other = Weight::new("v", shape, BlockFormat::F32, plain.bytes().clone());
         let quantized = weights.quantize(&other.unwrap(), &values, BlockFormat::Q4_0);
-        assert_eq!(quantized.unwrap(), None);
+        assert_eq!(quantized, None);
     }
 
     #[test]

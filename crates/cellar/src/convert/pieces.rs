@@ -10,11 +10,11 @@ pub(super) fn n_threads() -> usize {
 }
 
 /// What `encode` makes of each piece of the values, one after the other; each has a thread.
-pub(super) fn in_pieces(
+pub(super) fn in_pieces<E: Send>(
     values: &[f32],
     piece_len: usize,
-    encode: impl Fn(&[f32]) -> anyhow::Result<Vec<u8>> + Sync,
-) -> anyhow::Result<Vec<u8>> {
+    encode: impl Fn(&[f32]) -> Result<Vec<u8>, E> + Sync,
+) -> Result<Vec<u8>, E> {
     let encode = &encode;
     let pieces = thread::scope(|scope| {
         let start = |piece| scope.spawn(move || encode(piece));
@@ -23,7 +23,7 @@ pub(super) fn in_pieces(
             Ok(done) => done,
             Err(panic) => resume_unwind(panic),
         });
-        done.collect::<anyhow::Result<Vec<Vec<u8>>>>()
+        done.collect::<Result<Vec<Vec<u8>>, E>>()
     })?;
     Ok(pieces.concat())
 }

@@ -1,0 +1,254 @@
+//! [`Conversion`]: a model that is written as a GGUF file, in a format of choice.
+//!
+//! Invariant: tensors keep their names and values, up to the rounding of their formats, which are
+//! chosen as `llama-quantize` chooses them.
+//!
+//! ```no_run
+//! use cellar::convert::{Conversion, FileType};
+//! use cellar::model_core::model_file::OpenModel;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let model = OpenModel::open("model", &cellar::architectures())?;
+//! let file_type: FileType = "q4_k_m".parse()?;
+//! let conversion = Conversion::new(&model, file_type, None)?;
+//! for note in conversion.notes() {
+//!     eprintln!("{note}");
+//! }
+//! let mut out = std::io::BufWriter::new(std::fs::File::create("model.gguf")?);
+//! conversion.write(&mut out, |n_done| eprintln!("{n_done} of {}", conversion.n_values()))?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod error;
+mod file_type;
+mod importance;
+mod mix;
+mod pieces;
+
+use std::io::Write;
+use std::sync::Arc;
+
+use kv_core::block::{BlockFormat, QuantizeError, quantize};
+use kv_core::weights::{Weight, WeightInfo, WeightSource};
+use model_core::gguf::{GgufWriter, Metadata, PendingWeight};
+use model_core::model_file::OpenModel;
+
+pub use error::ConvertError;
+pub use file_type::{FILE_TYPES, FileType, Mix};
+pub use importance::Weighting;
+
+use mix::{Columns, Heads, ModelTraits, NamedShape};
+use pieces::{in_pieces, n_threads};
+
+/// A model and the formats in which its tensors are written. See the [module](self).
+pub struct Conversion<'a> {
+    weights: Arc<dyn WeightSource>,
+    metadata: Metadata,
+    tensors: Vec<PendingWeight>,
+    weighting: Option<&'a Weighting>,
+    notes: Vec<String>,
+}
+
+impl<'a> Conversion<'a> {
+    /// Chooses the formats. With a `weighting`, matrices of 6 bits per value and fewer are
+    /// quantized so that errors in important columns are small.
+    ///
+    /// # Errors
+    /// [`ConvertError::Weighting`] where the importance matrix is of another model;
+    /// [`ConvertError::Weight`] where the model lacks a tensor that it lists.
+    pub fn new(
+        model: &OpenModel,
+        file_type: FileType,
+        weighting: Option<&'a Weighting>,
+    ) -> Result<Self, ConvertError> {
+        let weights = model.weights();
+        let mut notes = Vec::new();
+        let mut metadata = model.metadata().clone();
+        if !metadata.contains("tokenizer.ggml.model") {
+            notes.push("the model has no tokenizer, so the file will have none".to_owned());
+        }
+        metadata.insert("general.file_type", file_type.number);
+        metadata.insert("general.quantization_version", 2u32);
+        let mut names = weights.names();
+        names.sort_by_key(|name| natural(name));
+        let infos = names.iter().map(|name| weights.describe(name));
+        let infos: Vec<WeightInfo> = infos.collect::<Result<_, _>>()?;
+        let tensors: Vec<NamedShape> = names
+            .into_iter()
+            .zip(&infos)
+            .map(|(name, WeightInfo { shape, .. })| NamedShape {
+                name,
+                shape: shape.clone(),
+            })
+            .collect();
+        let columns = weighting.map_or(Columns::Alike, |_| Columns::Weighted);
+        let traits = traits(model, &tensors, columns);
+        let formats = mix::formats(file_type, traits, &tensors);
+        notes.extend(requantized(&infos, &formats));
+        if let Some(weighting) = weighting {
+            notes.extend(weighting.check(&tensors, &formats)?);
+            weighting.describe(&mut metadata);
+        }
+        let pending = |(NamedShape { name, shape }, format)| PendingWeight {
+            name,
+            info: WeightInfo { shape, format },
+        };
+        Ok(Self {
+            weights,
+            metadata,
+            tensors: tensors.into_iter().zip(formats).map(pending).collect(),
+            weighting,
+            notes,
+        })
+    }
+
+    /// Sentences about what the file will lack, or what is lost in it.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// The tensors of the file, with their formats.
+    pub fn tensors(&self) -> &[PendingWeight] {
+        &self.tensors
+    }
+
+    /// Values of all tensors.
+    pub fn n_values(&self) -> usize {
+        self.tensors.iter().map(n_values).sum()
+    }
+
+    /// Writes the file, one tensor after the other. `progress` gets the number of values that are
+    /// done. Returns the bytes of the file.
+    ///
+    /// # Errors
+    /// [`ConvertError`]. What was written by then is not a GGUF file.
+    pub fn write(
+        &self,
+        out: &mut impl Write,
+        mut progress: impl FnMut(usize),
+    ) -> Result<u64, ConvertError> {
+        let mut n_done = 0;
+        let writer = GgufWriter::with_metadata(self.metadata.clone());
+        writer.write_each(out, &self.tensors, |pending| {
+            let weight = self.weights.require(&pending.name)?;
+            let converted = convert(&weight, pending.info.format, self.weighting)?;
+            self.weights.check()?;
+            n_done += n_values(pending);
+            progress(n_done);
+            Ok(converted)
+        })
+    }
+}
+
+fn n_values(weight: &PendingWeight) -> usize {
+    weight.info.shape.iter().product()
+}
+
+/// A name with its layer before the rest, so that layer 10 comes after layer 9.
+fn natural(name: &str) -> (Option<u32>, String) {
+    let layer = name
+        .strip_prefix("blk.")
+        .and_then(|rest| rest.split_once('.'));
+    match layer {
+        Some((number, rest)) => (number.parse().ok(), rest.to_owned()),
+        None => (None, name.to_owned()),
+    }
+}
+
+/// What the choice of formats depends on.
+fn traits(model: &OpenModel, tensors: &[NamedShape], columns: Columns) -> ModelTraits {
+    let metadata = model.metadata();
+    let architecture = model.model().architecture();
+    let count =
+        |key: &str| -> Option<u32> { metadata.get::<u32>(&format!("{architecture}.{key}")).ok() };
+    let layers = tensors
+        .iter()
+        .filter_map(|tensor| mix::layer_of(&tensor.name));
+    let heads = ["attention.head_count", "attention.head_count_kv"].map(count);
+    ModelTraits {
+        n_layers: layers.max().map_or(0, |last| last + 1),
+        n_experts: count("expert_count").unwrap_or(0) as usize,
+        heads: match heads {
+            [Some(n), Some(n_kv)] if n_kv < n => Heads::Shared,
+            _ => Heads::Own,
+        },
+        columns,
+    }
+}
+
+/// A note on tensors that were quantized and are quantized again: that adds one rounding to another.
+fn requantized(infos: &[WeightInfo], formats: &[BlockFormat]) -> Option<String> {
+    let is_requantized = |(info, format): &(&WeightInfo, &BlockFormat)| {
+        info.format.block_len() > 1 && info.format != **format && format.block_len() > 1
+    };
+    let requantized = infos.iter().zip(formats).filter(is_requantized);
+    let mut names: Vec<&str> = requantized.map(|(info, _)| info.format.name()).collect();
+    let n = names.len();
+    names.sort_unstable();
+    names.dedup();
+    (n > 0).then(|| {
+        format!(
+            "{n} tensors are quantized already ({}) and are quantized again, which loses accuracy; \
+             convert the original model",
+            names.join(", ")
+        )
+    })
+}
+
+/// The same weight in another format, with the importance of its columns, where it is known.
+fn convert(
+    weight: &Weight,
+    format: BlockFormat,
+    weighting: Option<&Weighting>,
+) -> Result<Weight, ConvertError> {
+    if weight.format() == format {
+        return Ok(weight.clone());
+    }
+    let values = weight.to_f32();
+    let weighted = weighting.and_then(|weighting| weighting.quantize(weight, &values, format));
+    let bytes = weighted.unwrap_or_else(|| encode(&values, format));
+    let bytes = bytes.map_err(|source| ConvertError::Quantize {
+        name: weight.name().to_owned(),
+        source,
+    })?;
+    let (name, shape) = (weight.name(), weight.shape().to_vec());
+    Ok(Weight::new(name, shape, format, bytes.into())?)
+}
+
+/// Values in this format, all columns alike, on all cores.
+fn encode(values: &[f32], format: BlockFormat) -> Result<Vec<u8>, QuantizeError> {
+    let blocks = values.len().div_ceil(format.block_len());
+    let piece_len = blocks.div_ceil(n_threads()).max(1) * format.block_len();
+    in_pieces(values, piece_len, |piece| quantize(format, piece))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantised_values_are_close_to_the_originals() {
+        let values: Vec<f32> = (0..512).map(|i| (i as f32 * 0.37).sin()).collect();
+        let weight = Weight::from_f32("w", vec![2, 256], &values).unwrap();
+        for (format, tolerance) in [
+            (BlockFormat::Q6_K, 0.05),
+            (BlockFormat::Q5_K, 0.07),
+            (BlockFormat::Q4_K, 0.12),
+            (BlockFormat::Q8_0, 0.005),
+        ] {
+            let converted = convert(&weight, format, None).unwrap().to_f32();
+            let worst = converted.iter().zip(&values).map(|(a, b)| (a - b).abs());
+            let worst = worst.fold(0.0, f32::max);
+            assert!(worst < tolerance, "{format}: off by {worst}");
+        }
+    }
+
+    #[test]
+    fn layers_sort_by_number() {
+        let mut names = ["blk.10.a", "output.weight", "blk.9.b", "blk.9.a"];
+        names.sort_by_key(|name| natural(name));
+        assert_eq!(names, ["output.weight", "blk.9.a", "blk.9.b", "blk.10.a"]);
+    }
+}
