@@ -255,7 +255,7 @@ pub(crate) fn is_gpu_present() -> bool {
 
 /// What a backend would compute, to plan its memory.
 #[derive(Clone, Copy)]
-pub struct BackendWork<'a> {
+pub(crate) struct BackendWork<'a> {
     /// The graphs that are compiled and kept.
     pub graphs: &'a [Graph],
     /// The weights, of which only shapes, formats, small vectors and the first rows matter.
@@ -295,7 +295,7 @@ pub struct BackendMemory {
 ///
 /// # Errors
 /// As [`open_backend`], and where the backend cannot compute the graphs.
-pub fn plan_backend_memory(
+pub(crate) fn plan_backend_memory(
     options: &BackendOptions,
     work: &BackendWork<'_>,
 ) -> Result<Option<BackendMemory>, BackendError> {
@@ -320,7 +320,9 @@ pub fn plan_backend_memory(
 ///
 /// # Errors
 /// [`BackendError::Unavailable`] where no backend is built that computes on the host.
-pub fn program_capacities(options: &BackendOptions) -> Result<&'static [usize], BackendError> {
+pub(crate) fn program_capacities(
+    options: &BackendOptions,
+) -> Result<&'static [usize], BackendError> {
     Ok(match options.kind.map_or_else(fastest_on_host, Ok)? {
         #[cfg(feature = "cpu")]
         BackendKind::Cpu => kv_cpu::PROGRAM_CAPACITIES,

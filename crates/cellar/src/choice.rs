@@ -30,7 +30,7 @@ pub struct ModelWork<'a> {
     /// The model.
     pub model: &'a Arc<dyn Model>,
     /// Its weights, of which none is read.
-    pub weights: &'a dyn WeightSource,
+    pub weights: &'a Arc<dyn WeightSource>,
     /// The engine that computes it. Its budget is that of a device's memory, too:
     /// [`MemoryBudget::Unlimited`] compares nothing.
     pub config: &'a EngineConfig,
@@ -150,14 +150,14 @@ fn host_choice(options: &BackendOptions, reason: String) -> Result<Choice, Error
 /// # Errors
 /// [`Error::Backend`] where it cannot compute the model; [`Error::Engine`] where the configuration
 /// does not fit the model.
-pub fn device_needs(
+pub(crate) fn device_needs(
     options: &BackendOptions,
     work: &ModelWork<'_>,
 ) -> Result<Option<DeviceNeeds>, Error> {
     let load = Workload::new(work.model, work.config, work.outputs)?;
     let point = split_point(options, work)?;
     let share = Shares::new(&load, point.as_ref())?.backend;
-    let weights = weight_shapes(work.weights);
+    let weights = weight_shapes(&**work.weights);
     let planned = plan_backend_memory(options, &share.work(&load, &weights))?;
     let of_device = planned.filter(|planned| planned.place == MemoryPlace::Device);
     Ok(of_device.map(|planned| DeviceNeeds::new(share.layout.bytes(), &planned)))
@@ -220,7 +220,7 @@ fn check_device(
 
 /// The most of the model's last layers, fewer than all, with which a device of `room` bytes holds
 /// what it computes; `None` where that is no layer, or cannot be told.
-pub fn most_device_layers(
+pub(crate) fn most_device_layers(
     options: &BackendOptions,
     work: &ModelWork<'_>,
     room: u64,
@@ -245,7 +245,7 @@ pub fn most_device_layers(
 
 /// The largest context with which a device of `room` bytes holds the model, with all else as it is;
 /// `None` where none does, or that cannot be told.
-pub fn largest_device_n_ctx(
+pub(crate) fn largest_device_n_ctx(
     options: &BackendOptions,
     work: &ModelWork<'_>,
     room: u64,

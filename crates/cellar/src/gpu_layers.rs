@@ -19,20 +19,20 @@ use crate::error::Error;
 
 /// What a backend computes of a model: graphs, and the rows of the memory.
 #[derive(Clone, Debug)]
-pub struct Share {
+pub(crate) struct Share {
     /// The graphs, as an engine compiles them.
-    pub graphs: Vec<Graph>,
+    pub(crate) graphs: Vec<Graph>,
     /// The rows.
-    pub layout: RowLayout,
+    pub(crate) layout: RowLayout,
 }
 
 /// A model's work on two backends.
 #[derive(Clone, Debug)]
-pub struct Shares {
+pub(crate) struct Shares {
     /// What the CPU computes; `None` where another backend computes all.
-    pub host: Option<Share>,
+    pub(crate) host: Option<Share>,
     /// What the backend computes that was chosen.
-    pub backend: Share,
+    pub(crate) backend: Share,
 }
 
 impl Shares {
@@ -40,7 +40,7 @@ impl Shares {
     ///
     /// # Errors
     /// [`Error::Backend`] where a graph cannot be split there.
-    pub fn new(load: &Workload, point: Option<&SplitPoint>) -> Result<Self, Error> {
+    pub(crate) fn new(load: &Workload, point: Option<&SplitPoint>) -> Result<Self, Error> {
         let graphs = [&load.graphs[..], &load.with_candidates[..]].concat();
         let layout = &load.settings.layout;
         let Some(point) = point else {
@@ -73,7 +73,7 @@ impl Shares {
 
 impl Share {
     /// The work of a backend that computes this share.
-    pub fn work<'a>(
+    pub(crate) fn work<'a>(
         &'a self,
         load: &'a Workload,
         weights: &'a Arc<dyn WeightSource>,
@@ -91,7 +91,7 @@ impl Share {
 ///
 /// # Errors
 /// [`Error::Model`] where the model cannot build its graph.
-pub fn n_layers(model: &dyn Model) -> Result<u32, Error> {
+pub(crate) fn n_layers(model: &dyn Model) -> Result<u32, Error> {
     Ok(graph_of_one(model)?.n_blocks())
 }
 
@@ -100,7 +100,7 @@ pub fn n_layers(model: &dyn Model) -> Result<u32, Error> {
 /// # Errors
 /// [`Error::Model`] where the model cannot build its graph, or cannot be split there;
 /// [`Error::Engine`] where the configuration does not fit the model.
-pub fn split_point(
+pub(crate) fn split_point(
     options: &BackendOptions,
     work: &ModelWork<'_>,
 ) -> Result<Option<SplitPoint>, Error> {
@@ -139,7 +139,7 @@ fn graph_of_one(model: &dyn Model) -> Result<Graph, Error> {
 ///
 /// # Errors
 /// [`BackendError::Unavailable`] where this crate was built without one for the CPU.
-pub fn on_host(options: &BackendOptions) -> Result<BackendOptions, BackendError> {
+pub(crate) fn on_host(options: &BackendOptions) -> Result<BackendOptions, BackendError> {
     Ok(BackendOptions {
         kind: Some(fastest_on_host()?),
         gpu_layers: None,

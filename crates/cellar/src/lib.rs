@@ -43,13 +43,14 @@ pub mod convert;
 mod error;
 mod gpu_layers;
 mod model;
+mod plan;
 mod sequences;
 mod text;
 
 pub use architectures::architectures;
 pub use backends::{
-    Activations, BackendKind, BackendMemory, BackendOptions, BackendWork, ComputeDevice,
-    MemoryPlace, Repack, backend_devices, open_backend, plan_backend_memory, program_capacities,
+    Activations, BackendKind, BackendMemory, BackendOptions, ComputeDevice, MemoryPlace, Repack,
+    backend_devices, open_backend,
 };
 pub use cellar_engine as engine;
 pub use cellar_engine::sampler::{Bias, Dry, LogitBias, Mirostat, Penalties, SamplerConfig, Xtc};
@@ -59,17 +60,16 @@ pub use cellar_engine::{
 };
 pub use chat::{ChatTokens, chat_tokens, render_chat, render_json_chat};
 pub use choice::{
-    Choice, DEVICE_RESERVE, DeviceNeeds, DeviceShortage, ModelWork, choose_backend, device_needs,
-    largest_device_n_ctx, most_device_layers, weight_shapes,
+    Choice, DEVICE_RESERVE, DeviceNeeds, DeviceShortage, ModelWork, choose_backend, weight_shapes,
 };
 pub use error::Error;
-pub use gpu_layers::{Share, Shares, n_layers, on_host, split_point};
 pub use kv_core;
 pub use kv_core::{KvType, KvTypes, SeqId, TokenId};
 pub use model::{Model, ModelOptions, embedder, reranker};
 pub use model_core;
 pub use model_core::chat_template::ChatMessage;
 pub use model_core::model_file::ModelFile;
+pub use plan::{BackendPlan, DeviceReport, LayersOnGpu, Taken, gpu_room, plan_memory, taken};
 pub use text::{Text, TextState};
 
 /// The programs of READMEs and pages are doc tests.

@@ -82,7 +82,7 @@ impl Model {
     pub fn load(file: ModelFile, options: ModelOptions) -> Result<Self, Error> {
         let work = ModelWork {
             model: file.model(),
-            weights: &*file.weights(),
+            weights: &file.weights(),
             config: &options.engine,
             outputs: PromptOutputs::Last,
         };
@@ -380,7 +380,7 @@ fn backend_for(
 ) -> Result<BoxedBackend, Error> {
     let work = ModelWork {
         model: &plan.model,
-        weights: &*file.weights(),
+        weights: &file.weights(),
         config: &plan.engine,
         outputs: PromptOutputs::All,
     };

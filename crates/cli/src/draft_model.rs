@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use cellar::weight_shapes;
+use cellar::{ModelWork, Taken, taken, weight_shapes};
 use cellar_engine::{DraftModel, EngineConfig, MemoryBudget, PromptOutputs, Settings};
 use kv_core::memory::SwaSize;
 use kv_core::{KvType, KvTypes};
@@ -13,7 +13,6 @@ use model_core::architecture::Model;
 use model_core::tokenizer::Tokenizer;
 
 use crate::args::{EngineArgs, SpeculationArgs};
-use crate::backend_plan::{self, Planned, Taken};
 use crate::models::ModelSource;
 use crate::resolve;
 
@@ -122,13 +121,14 @@ pub(crate) fn plan(
     } else {
         file.weights()
     };
-    let planned = Planned {
+    let work = ModelWork {
         model: file.model(),
         config: &config,
         weights: &weights,
         outputs: PromptOutputs::Last,
     };
-    let taken = backend_plan::taken(engine, planned, memory)?;
+    let options = resolve::backend_flags(&engine.compute)?.options();
+    let taken = taken(&options, &work, memory)?;
     Ok(Some(PlannedDraft {
         name: source.name(),
         model: Arc::clone(file.model()),

@@ -2,7 +2,6 @@
 
 mod advice;
 mod args;
-mod backend_plan;
 mod backends;
 mod by_name;
 mod commands;

@@ -224,7 +224,10 @@ pub(crate) fn text_backend(args: &TextArgs) -> BackendFlags {
 }
 
 /// What whole texts are to a backend.
-pub(crate) fn text_work<'a>(plan: &'a TextPlan, weights: &'a dyn WeightSource) -> ModelWork<'a> {
+pub(crate) fn text_work<'a>(
+    plan: &'a TextPlan,
+    weights: &'a Arc<dyn WeightSource>,
+) -> ModelWork<'a> {
     ModelWork {
         model: &plan.model,
         weights,
@@ -395,7 +398,7 @@ fn load(
     let weights = file.weights();
     let work = ModelWork {
         model: file.model(),
-        weights: &*weights,
+        weights: &weights,
         config,
         outputs,
     };

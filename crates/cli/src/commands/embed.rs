@@ -41,7 +41,7 @@ pub(super) fn run(args: &EmbedArgs, out: &mut impl Write) -> anyhow::Result<Exit
     let plan = config.plan(&file).map_err(with_advice)?;
     let weights = file.weights();
     let mut embedder = resolve::text_backend(&args.compute)
-        .load(&resolve::text_work(&plan, &*weights), |backend| {
+        .load(&resolve::text_work(&plan, &weights), |backend| {
             Embedder::new(backend, &file, &config)
         })?;
     let tokens = match tokenizer {

@@ -7,15 +7,19 @@ mod layers;
 mod text;
 
 use std::io::Write;
+use std::sync::Arc;
 
 use anyhow::Context;
-use cellar::{BackendKind, architectures};
+use cellar::{
+    BackendKind, BackendPlan, DeviceReport, ModelWork, architectures, plan_memory, weight_shapes,
+};
 use cellar_engine::{
     EngineConfig, MemoryBudget, PromptOutputs, Settings, Speculation, largest_that_fits,
 };
 use kv_core::layers::RecentRows;
 use kv_core::memory::Streams;
 use kv_core::memory_plan::{MemoryPlan, PlannedKind, PlannedRows};
+use kv_core::weights::WeightSource;
 use kv_core::{KvType, Window};
 use model_core::architecture::Model;
 use model_core::model_file::tokenizer_spec;
@@ -25,7 +29,6 @@ use serde::Serialize;
 use self::layers::LayerReport;
 use super::inspect::tensor_sizes;
 use crate::args::{PlanArgs, SwapArgs};
-use crate::backend_plan::{self, DeviceReport, Planned};
 use crate::draft_model::{self, DraftFor, PlannedDraft};
 use crate::failure::{Exit, one_line};
 use crate::machine;
@@ -184,14 +187,18 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     args.speculation.draft_model()?;
     let loaded = machine::own_memory();
     let (weights, available) = (weight_bytes(&file), machine::available_memory());
-    let source_weights = backend_plan::weights(file);
-    let planned = Planned {
+    // Those of a directory are computed when they are read.
+    let source_weights: Arc<dyn WeightSource> = match file {
+        Contents::Gguf(file) => Arc::new(file),
+        Contents::Directory(directory) => weight_shapes(&**directory.weights()),
+    };
+    let work = ModelWork {
         model: &model,
         config: &config,
         weights: &source_weights,
         outputs: PromptOutputs::Last,
     };
-    let (planned, backend_error) = match backend_plan::plan(&args.engine, planned) {
+    let (planned, backend_error) = match backend_plan(args, &work) {
         Ok(planned) => (Some(planned), None),
         Err(error) => (None, Some(one_line(&error))),
     };
@@ -330,6 +337,12 @@ fn parts(settings: &Settings, plan: &MemoryPlan) -> Vec<PartReport> {
         }
     };
     (0u32..).zip(&parts).map(report).collect()
+}
+
+/// What the backend of the flags takes.
+fn backend_plan(args: &PlanArgs, work: &ModelWork<'_>) -> anyhow::Result<BackendPlan> {
+    let options = resolve::backend_flags(&args.engine.compute)?.options();
+    Ok(plan_memory(&options, work)?)
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ pub(super) fn run(args: &RerankArgs, out: &mut impl Write) -> anyhow::Result<Exi
     let plan = config.plan(&file)?;
     let weights = file.weights();
     let mut reranker = resolve::text_backend(&args.compute)
-        .load(&resolve::text_work(&plan, &*weights), |backend| {
+        .load(&resolve::text_work(&plan, &weights), |backend| {
             Reranker::new(backend, &file, &config)
         })?;
     let pairs = reranker.pairs(file.tokenizer(), &args.query, &documents);

@@ -431,14 +431,14 @@ fn load(
         OutputKind::Embeddings => {
             let config = embedder_config(args, file);
             let plan = config.plan(file)?;
-            let work = resolve::text_work(&plan, &*weights);
+            let work = resolve::text_work(&plan, &weights);
             let embedder = flags.load(&work, |backend| Embedder::new(backend, file, &config))?;
             ServedModel::embeddings(file, embedder, settings)
         }
         OutputKind::Scores { n_labels: 1 } => {
             let config = reranker_config(args, file);
             let plan = config.plan(file)?;
-            let work = resolve::text_work(&plan, &*weights);
+            let work = resolve::text_work(&plan, &weights);
             let reranker = flags.load(&work, |backend| Reranker::new(backend, file, &config))?;
             ServedModel::scores(file, reranker, settings)
         }

@@ -8,8 +8,8 @@ use kv_core::memory_plan::{MemoryPlan, PlannedKind};
 
 use super::layers::LayerReport;
 use super::{KINDS, PartReport, Report};
-use crate::backend_plan::{DeviceReport, LayersOnGpu};
 use crate::{machine, terminal};
+use cellar::{DeviceReport, LayersOnGpu};
 
 /// Prints the report of a plan.
 pub(super) fn print(

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use cellar::{BackendKind, weight_shapes};
+use cellar::{BackendKind, ModelWork, Taken, gpu_room, taken, weight_shapes};
 use cellar_engine::{EngineConfig, MemoryBudget as EngineBudget, PromptOutputs};
 use cellar_server::{MemoryBudget, ModelBytes};
 use model_core::architecture::{Model, OutputKind};
@@ -12,12 +12,12 @@ use model_core::model_file::ModelFile;
 
 use super::{embedder_config, engine_config, reranker_config};
 use crate::args::ServeArgs;
-use crate::backend_plan::{self, Planned, Taken};
 use crate::backends::BackendName;
 use crate::draft_model::{self, DraftFor};
 use crate::failure::usage;
 use crate::machine;
 use crate::models::ModelSource;
+use crate::resolve;
 
 /// A model that is loaded when the server starts.
 pub(super) struct RoomRequest<'a> {
@@ -38,11 +38,7 @@ pub(super) fn budget(args: &ServeArgs) -> MemoryBudget {
             Some(size) => Some(size.0),
             None => machine::available_memory(),
         },
-        device: if may_use_gpu {
-            backend_plan::gpu_room(gpu)
-        } else {
-            None
-        },
+        device: if may_use_gpu { gpu_room(gpu) } else { None },
         free_now: Some(machine::available_memory),
     }
 }
@@ -111,19 +107,20 @@ pub(super) fn bytes_of(
     } else {
         file.weights()
     };
+    let options = resolve::backend_flags(&args.engine.compute)?.options();
     let sized = |model: &Arc<dyn Model>, config: EngineConfig, outputs: PromptOutputs| {
         let config = EngineConfig {
             budget: EngineBudget::Unlimited,
             ..config
         };
         let memory = config.sizes(&**model)?.memory_bytes();
-        let planned = Planned {
+        let work = ModelWork {
             model,
             config: &config,
             weights: &weights,
             outputs,
         };
-        backend_plan::taken(&args.engine, planned, memory)
+        anyhow::Ok(taken(&options, &work, memory)?)
     };
     let of_draft = |config: &EngineConfig| {
         let settings = config.sizes(&**file.model())?;

@@ -1,65 +1,58 @@
-//! What a backend takes for a model: weights in its own layout, and scratch memory of the graphs
-//! that a long prompt and generation compile; on the host, or on a device of its own.
+//! [`plan_memory`]: the bytes that a backend takes for a model, of the host and of a device of its
+//! own: weights in its own layout, and scratch memory of the graphs that a long prompt and
+//! generation compile.
 //!
 //! Invariant: of the weights, only small vectors and first rows are read; no device is needed.
-//! Knows backends by their kind alone.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
-use cellar::{
-    BackendKind, BackendMemory, BackendOptions, BackendWork, ComputeDevice, DEVICE_RESERVE,
-    DeviceNeeds, MemoryPlace, ModelWork, Shares, backend_devices, device_needs,
-    largest_device_n_ctx, most_device_layers, n_layers, on_host, plan_backend_memory,
-    program_capacities, split_point, weight_shapes,
-};
-use cellar_engine::{EngineConfig, PromptOutputs, Workload};
+use cellar_engine::Workload;
+use kv_core::backend::DeviceMemory;
 use kv_core::graph::{Graph, Op, SplitPoint};
 use kv_core::weights::WeightSource;
-use model_core::architecture::Model;
 use serde::Serialize;
 
-use crate::args::EngineArgs;
-use crate::machine::available_memory;
-use crate::models::Contents;
-use crate::resolve;
+use crate::backends::{
+    BackendKind, BackendMemory, BackendOptions, BackendWork, ComputeDevice, MemoryPlace,
+    backend_devices, plan_backend_memory, program_capacities,
+};
+use crate::choice::{
+    DEVICE_RESERVE, DeviceNeeds, ModelWork, device_needs, largest_device_n_ctx, most_device_layers,
+};
+use crate::error::Error;
+use crate::gpu_layers::{Shares, n_layers, on_host, split_point};
 
-/// What is planned.
-#[derive(Clone, Copy)]
-pub(crate) struct Planned<'a> {
-    pub(crate) model: &'a Arc<dyn Model>,
-    pub(crate) config: &'a EngineConfig,
-    pub(crate) weights: &'a Arc<dyn WeightSource>,
-    pub(crate) outputs: PromptOutputs,
-}
-
-/// What a backend takes for it.
+/// The bytes that a backend takes for a model.
 #[derive(Debug)]
-pub(crate) struct BackendPlan {
-    pub(crate) kind: Option<BackendKind>,
+pub struct BackendPlan {
+    /// The backend; `None` for the one that suits the host.
+    pub kind: Option<BackendKind>,
     /// On the host, in addition to the memory; `None` where the backend cannot tell.
-    pub(crate) host: Option<BackendMemory>,
+    pub host: Option<BackendMemory>,
     /// Of the weights on the host, those of which only the rows of tokens are read.
-    pub(crate) looked_up: u64,
+    pub looked_up: u64,
     /// On a device of its own, with the memory.
-    pub(crate) device: Option<DeviceReport>,
+    pub device: Option<DeviceReport>,
 }
 
 /// What a model takes, and where: the rows of its memory, weights as they are stored or packed, but
 /// for those that are looked up, and scratch memory of its programs. In bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Taken {
-    pub(crate) host: u64,
-    pub(crate) device: u64,
+pub struct Taken {
+    /// Of the host.
+    pub host: u64,
+    /// Of a device with a memory of its own.
+    pub device: u64,
 }
 
-/// What is taken by a model whose memory has so many bytes.
+/// The bytes that a model takes whose memory has `memory` bytes. Of a directory's weights, whose
+/// values are computed when they are read, [`weight_shapes`](crate::weight_shapes) suffice.
 ///
 /// # Errors
-/// As [`plan`].
-pub(crate) fn taken(args: &EngineArgs, planned: Planned<'_>, memory: u64) -> anyhow::Result<Taken> {
-    let backend = plan(args, planned)?;
-    let stored = weight_bytes(&**planned.weights, |_| true);
+/// As [`plan_memory`].
+pub fn taken(options: &BackendOptions, work: &ModelWork<'_>, memory: u64) -> Result<Taken, Error> {
+    let backend = plan_memory(options, work)?;
+    let stored = weight_bytes(&**work.weights, |_| true);
     let (host, device) = (backend.host, backend.device);
     let replaced = host.map_or(0, |host| host.replaced as u64);
     let read = stored.saturating_sub(replaced);
@@ -108,69 +101,62 @@ fn looked_up(graphs: &[Graph], weights: &dyn WeightSource) -> u64 {
 
 /// The layers that a GPU computes where the CPU computes the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct LayersOnGpu {
+pub struct LayersOnGpu {
     /// How many, counted from the last.
-    pub(crate) last: u32,
+    pub last: u32,
     /// Of how many.
-    pub(crate) of: u32,
+    pub of: u32,
 }
 
 /// What a device must hold. Sizes are in bytes.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct DeviceReport {
+pub struct DeviceReport {
     /// The device, where this machine has one.
-    pub(crate) name: Option<String>,
-    /// Whether it shares the machine's memory, in which the total is then.
+    pub name: Option<String>,
+    /// True if it shares the machine's memory, in which the total is then.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) unified: bool,
+    pub unified: bool,
     /// The layers that it computes; all where not given.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) layers: Option<LayersOnGpu>,
-    pub(crate) rows: u64,
-    pub(crate) weights: u64,
-    pub(crate) scratch: u64,
+    pub layers: Option<LayersOnGpu>,
+    /// Rows and states of the memory.
+    pub rows: u64,
+    /// Weights.
+    pub weights: u64,
+    /// Scratch memory of programs.
+    pub scratch: u64,
     /// Where inputs and weights are put on their way.
-    pub(crate) transfers: u64,
-    pub(crate) total: u64,
+    pub transfers: u64,
+    /// All of these.
+    pub total: u64,
     /// What the device has free, without what the driver may need.
-    pub(crate) room: Option<u64>,
+    pub room: Option<u64>,
     /// The largest context with which the total fits it.
-    pub(crate) largest_n_ctx: Option<u32>,
+    pub largest_n_ctx: Option<u32>,
 }
 
-/// Plans for the backend that the flags name, or that suits the model on this machine.
+/// Plans for the backend that the options name, or that suits the model on this machine.
 ///
 /// # Errors
 /// Where the backend cannot compute the model.
-pub(crate) fn plan(args: &EngineArgs, planned: Planned<'_>) -> anyhow::Result<BackendPlan> {
-    let options = resolve::backend_flags(&args.compute)?.options();
+pub fn plan_memory(options: &BackendOptions, work: &ModelWork<'_>) -> Result<BackendPlan, Error> {
     let gpu = BackendOptions {
         kind: Some(options.kind.unwrap_or(BackendKind::OWN_GPU)),
         ..options.clone()
     };
     match options.kind {
-        Some(kind) if kind.is_own_gpu() => planned.on_gpu(&gpu, first_gpu(kind)),
-        None => match planned.fitting(&gpu) {
-            Some((gpu, device)) => planned.on_gpu(&gpu, Some(device)),
-            None => planned.on_host(&options),
+        Some(kind) if kind.is_own_gpu() => work.on_gpu(&gpu, first_gpu(kind)),
+        None => match work.fitting(&gpu) {
+            Some((gpu, device)) => work.on_gpu(&gpu, Some(device)),
+            None => work.on_host(options),
         },
-        Some(_) => planned.on_host(&options),
-    }
-}
-
-/// The weights of a GGUF file; of a directory, whose weights are computed when they are read,
-/// others of the same shapes.
-pub(crate) fn weights(file: Contents) -> Arc<dyn WeightSource> {
-    match file {
-        Contents::Gguf(file) => Arc::new(file),
-        Contents::Directory(directory) => weight_shapes(&**directory.weights()),
+        Some(_) => work.on_host(options),
     }
 }
 
 /// What the first GPU of this machine has free for models, where there is one with a memory of its
 /// own.
-#[cfg(feature = "serve")]
-pub(crate) fn gpu_room(kind: BackendKind) -> Option<u64> {
+pub fn gpu_room(kind: BackendKind) -> Option<u64> {
     if kind == BackendKind::Metal {
         return None;
     }
@@ -184,17 +170,8 @@ fn first_gpu(kind: BackendKind) -> Option<ComputeDevice> {
     devices.into_iter().find_map(Result::ok)
 }
 
-impl Planned<'_> {
-    fn work(&self) -> ModelWork<'_> {
-        ModelWork {
-            model: self.model,
-            weights: &**self.weights,
-            config: self.config,
-            outputs: self.outputs,
-        }
-    }
-
-    fn load(&self, capacities: &[usize]) -> anyhow::Result<Workload> {
+impl ModelWork<'_> {
+    fn load(&self, capacities: &[usize]) -> Result<Workload, Error> {
         let (model, config) = (self.model, self.config);
         Ok(Workload::with_capacities(
             model,
@@ -207,10 +184,9 @@ impl Planned<'_> {
     /// The GPU, where there is one, for as many layers as it has room for.
     fn fitting(&self, gpu: &BackendOptions) -> Option<(BackendOptions, ComputeDevice)> {
         let device = first_gpu(gpu.kind?)?;
-        let work = self.work();
-        let needs = device_needs(gpu, &work).ok().flatten()?;
+        let needs = device_needs(gpu, self).ok().flatten()?;
         let gpu_layers = match room_of(&device, gpu) {
-            Some(room) if needs.total() > room => Some(most_device_layers(gpu, &work, room)?),
+            Some(room) if needs.total() > room => Some(most_device_layers(gpu, self, room)?),
             _ => gpu.gpu_layers,
         };
         let gpu = BackendOptions {
@@ -225,25 +201,24 @@ impl Planned<'_> {
         &self,
         gpu: &BackendOptions,
         device: Option<ComputeDevice>,
-    ) -> anyhow::Result<BackendPlan> {
-        let work = self.work();
+    ) -> Result<BackendPlan, Error> {
         let load = self.load(&[])?;
-        let point = split_point(gpu, &work)?;
+        let point = split_point(gpu, self)?;
         let layers = point.as_ref().map(|point| {
             let n = n_layers(&**self.model)?;
-            anyhow::Ok(LayersOnGpu {
+            Ok::<_, Error>(LayersOnGpu {
                 last: n - point.n_first(),
                 of: n,
             })
         });
-        let needs = device_needs(gpu, &work)?;
+        let needs = device_needs(gpu, self)?;
         let report = |needs| {
             let room = device.as_ref().and_then(|device| room_of(device, gpu));
-            anyhow::Ok(DeviceReport {
+            Ok::<_, Error>(DeviceReport {
                 name: device.map(|device| device.description),
                 unified: gpu.kind == Some(BackendKind::Metal),
                 layers: layers.transpose()?,
-                largest_n_ctx: room.and_then(|room| largest_device_n_ctx(gpu, &work, room)),
+                largest_n_ctx: room.and_then(|room| largest_device_n_ctx(gpu, self, room)),
                 room,
                 ..DeviceReport::from(needs)
             })
@@ -264,7 +239,7 @@ impl Planned<'_> {
         gpu: &BackendOptions,
         load: &Workload,
         point: Option<&SplitPoint>,
-    ) -> anyhow::Result<(BackendMemory, u64)> {
+    ) -> Result<(BackendMemory, u64), Error> {
         let nothing = BackendMemory {
             place: MemoryPlace::Host,
             packed: 0,
@@ -285,14 +260,14 @@ impl Planned<'_> {
             ..nothing
         });
         let host = BackendMemory {
-            replaced: planned.replaced + usize::try_from(elsewhere)?,
+            replaced: planned.replaced + usize::try_from(elsewhere).unwrap_or(usize::MAX),
             scratch: planned.scratch + nothing.scratch,
             ..planned
         };
         Ok((host, looked_up(&share.graphs, &**self.weights)))
     }
 
-    fn on_host(&self, options: &BackendOptions) -> anyhow::Result<BackendPlan> {
+    fn on_host(&self, options: &BackendOptions) -> Result<BackendPlan, Error> {
         let load = self.load(program_capacities(options)?)?;
         let work = BackendWork {
             graphs: &load.graphs,
@@ -327,7 +302,8 @@ fn outputs(load: &Workload) -> usize {
 fn room_of(device: &ComputeDevice, options: &BackendOptions) -> Option<u64> {
     let is_unified = options.kind == Some(BackendKind::Metal);
     // Other programs use unified memory, too.
-    let free_here = available_memory()
+    let free_here = DeviceMemory::of_host()
+        .map(|memory| memory.free)
         .filter(|_| is_unified)
         .unwrap_or(u64::MAX);
     let memory = device.memory?;
