@@ -1,11 +1,15 @@
 //! [`Error`]: why a model cannot be opened or go on. Decides nothing.
 
+use std::io;
+
 use cellar_engine::EngineError;
 use kv_core::SeqId;
 use kv_core::backend::BackendError;
+use kv_core::block::QuantizeError;
+use kv_core::weights::{SourceChanged, WeightError};
 use model_core::architecture::ModelError;
 use model_core::chat_template::ChatTemplateError;
-use model_core::error::{MetadataError, ModelFileError};
+use model_core::error::{GgufError, MetadataError, ModelFileError};
 
 use crate::choice::DeviceShortage;
 
@@ -57,6 +61,29 @@ pub enum Error {
         /// The sequence.
         seq: SeqId,
     },
+    /// An importance matrix is of another model.
+    #[error("{0}")]
+    Weighting(String),
+    /// A tensor cannot be read.
+    #[error(transparent)]
+    Weight(#[from] WeightError),
+    /// A tensor cannot be encoded.
+    #[error("tensor '{name}': {source}")]
+    Quantize {
+        /// Its name.
+        name: String,
+        /// The reason.
+        source: QuantizeError,
+    },
+    /// A model's file has changed since it was opened.
+    #[error(transparent)]
+    Changed(#[from] SourceChanged),
+    /// A converted model would not be GGUF.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// A file cannot be written.
+    #[error(transparent)]
+    Io(#[from] io::Error),
     /// The model has no chat template.
     #[error("the model has no chat template: it continues texts (Model::generate)")]
     NoChatTemplate,

@@ -10,12 +10,12 @@ use model_core::error::ModelFileError;
 use model_core::gguf::Metadata;
 use model_core::imatrix::ImportanceMatrix;
 
-use super::error::ConvertError;
 use super::mix::NamedShape;
 use super::pieces::{in_pieces, n_threads};
+use crate::error::Error;
 
-/// What a column counts at least, as a part of the mean of its matrix: a column that was always 0
-/// in the text is not lost.
+/// The least importance of a column, as a part of the mean of its matrix: a column that was always
+/// 0 in the text is not lost.
 const LEAST_IMPORTANCE: f32 = 1e-6;
 
 /// An importance matrix of the model that is converted.
@@ -26,8 +26,8 @@ pub struct Weighting {
 }
 
 impl Weighting {
-    /// Reads an importance matrix of `cellar imatrix` or `llama-imatrix`, GGUF or `.dat`. Errors and
-    /// the converted file name it by its `path`.
+    /// Reads an importance matrix of `cellar imatrix` or `llama-imatrix`, GGUF or `.dat`. Errors
+    /// and the converted file name it by its `path`.
     ///
     /// # Errors
     /// Where the bytes are no importance matrix.
@@ -41,18 +41,18 @@ impl Weighting {
     /// Checks that it was made with this model. Returns a note on what is quantized without it.
     ///
     /// # Errors
-    /// [`ConvertError::Weighting`] where an entry names no tensor, or one of another shape.
+    /// [`Error::Weighting`] where an entry names no tensor, or one of another shape.
     pub(super) fn check(
         &self,
         tensors: &[NamedShape],
         formats: &[BlockFormat],
-    ) -> Result<Option<String>, ConvertError> {
+    ) -> Result<Option<String>, Error> {
         let of_another = format!("'{}' is of another model", self.path.display());
         let shape_of = |name: &str| tensors.iter().find(|t| t.name == name).map(|t| &t.shape);
         let entries = &self.matrix.entries;
         let unknown: Vec<&String> = entries.keys().filter(|n| shape_of(n).is_none()).collect();
         if let Some(first) = unknown.first() {
-            return Err(ConvertError::Weighting(format!(
+            return Err(Error::Weighting(format!(
                 "{of_another}: {} of its {} entries name no tensor of this one, the first '{first}'; \
                  make one with 'cellar imatrix', or choose the file of this model",
                 unknown.len(),
@@ -62,7 +62,7 @@ impl Weighting {
         for (name, entry) in entries {
             let shape = shape_of(name).map_or(&[][..], Vec::as_slice);
             if entry.mean_squares(shape).is_none() {
-                return Err(ConvertError::Weighting(format!(
+                return Err(Error::Weighting(format!(
                     "{of_another}: its '{name}' has {} columns in all, but the tensor here is \
                      {shape:?} and has {}; make one with 'cellar imatrix', or choose the file of \
                      this model",

@@ -20,7 +20,6 @@
 //! # }
 //! ```
 
-mod error;
 mod file_type;
 mod importance;
 mod mix;
@@ -34,10 +33,10 @@ use kv_core::weights::{Weight, WeightInfo, WeightSource};
 use model_core::gguf::{GgufWriter, Metadata, PendingWeight};
 use model_core::model_file::OpenModel;
 
-pub use error::ConvertError;
 pub use file_type::{FILE_TYPES, FileType, Mix};
 pub use importance::Weighting;
 
+use crate::error::Error;
 use mix::{Columns, Heads, ModelTraits, NamedShape};
 use pieces::{in_pieces, n_threads};
 
@@ -55,13 +54,13 @@ impl<'a> Conversion<'a> {
     /// quantized so that errors in important columns are small.
     ///
     /// # Errors
-    /// [`ConvertError::Weighting`] where the importance matrix is of another model;
-    /// [`ConvertError::Weight`] where the model lacks a tensor that it lists.
+    /// [`Error::Weighting`] where the importance matrix is of another model;
+    /// [`Error::Weight`] where the model lacks a tensor that it lists.
     pub fn new(
         model: &OpenModel,
         file_type: FileType,
         weighting: Option<&'a Weighting>,
-    ) -> Result<Self, ConvertError> {
+    ) -> Result<Self, Error> {
         let weights = model.weights();
         let mut notes = Vec::new();
         let mut metadata = model.metadata().clone();
@@ -122,12 +121,12 @@ impl<'a> Conversion<'a> {
     /// done. Returns the bytes of the file.
     ///
     /// # Errors
-    /// [`ConvertError`]. What was written by then is not a GGUF file.
+    /// [`Error`]. What was written by then is not a GGUF file.
     pub fn write(
         &self,
         out: &mut impl Write,
         mut progress: impl FnMut(usize),
-    ) -> Result<u64, ConvertError> {
+    ) -> Result<u64, Error> {
         let mut n_done = 0;
         let writer = GgufWriter::with_metadata(self.metadata.clone());
         writer.write_each(out, &self.tensors, |pending| {
@@ -177,7 +176,7 @@ fn traits(model: &OpenModel, tensors: &[NamedShape], columns: Columns) -> ModelT
     }
 }
 
-/// A note on tensors that were quantized and are quantized again: that adds one rounding to another.
+/// A note on tensors that are quantized for the second time: that adds one rounding to another.
 fn requantized(infos: &[WeightInfo], formats: &[BlockFormat]) -> Option<String> {
     let is_requantized = |(info, format): &(&WeightInfo, &BlockFormat)| {
         info.format.block_len() > 1 && info.format != **format && format.block_len() > 1
@@ -201,14 +200,14 @@ fn convert(
     weight: &Weight,
     format: BlockFormat,
     weighting: Option<&Weighting>,
-) -> Result<Weight, ConvertError> {
+) -> Result<Weight, Error> {
     if weight.format() == format {
         return Ok(weight.clone());
     }
     let values = weight.to_f32();
     let weighted = weighting.and_then(|weighting| weighting.quantize(weight, &values, format));
     let bytes = weighted.unwrap_or_else(|| encode(&values, format));
-    let bytes = bytes.map_err(|source| ConvertError::Quantize {
+    let bytes = bytes.map_err(|source| Error::Quantize {
         name: weight.name().to_owned(),
         source,
     })?;
