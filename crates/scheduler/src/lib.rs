@@ -34,6 +34,10 @@
 //! - **Failures.** After a step that failed, its requests are tried one by one, and only one that
 //!   fails again, alone, is given up.
 //!
+//! Four floors, none of which imports from a higher one: data (`data/`), parts that each own what
+//! they keep (`parts/`), decisions that look at parts (`decide/`), and the scheduler, which carries
+//! decisions out in an order (`scheduler/phases.rs`).
+//!
 //! Knows no backend, no tokenizer and no sampler. How a token is chosen, and when a text ends, is
 //! reported to it.
 //!
@@ -89,47 +93,32 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod admit;
-mod compose;
-mod config;
-mod draft;
-mod event;
-mod fork;
-mod next;
-mod note;
-mod pace;
-mod prefix;
-mod queue;
-mod request;
-mod restore;
-mod room;
+mod data;
+mod decide;
+mod parts;
 mod scheduler;
-mod share;
-mod shift;
 mod speculate;
-mod state;
-mod swap;
-mod tenant;
-mod view;
 
-pub use config::{EvictionPolicy, PrefixCaching, SchedulerConfig, SwapRows, Waiting};
-pub use event::{
-    End, Event, Feed, Outcome, Progress, RowReport, RowUse, Step, StepFailure, StepPlan, StepRow,
-    Work,
+pub use data::config::{
+    EvictionPolicy, PrefixCaching, RowBytes, SchedulerConfig, SwapRows, Waiting,
 };
-pub use note::{DropReason, Note};
-pub use prefix::{Missed, PrefixUse, Reuse, RowBytes, Salt, n_common};
-pub use request::{
-    MAX_PROMPT_ROWS, Micros, Overflow, Priority, PromptLimits, PromptRows, Request, RequestError,
-    RequestId, SourceUse,
+pub use data::counters::Counters;
+pub use data::error::RequestError;
+pub use data::event::{
+    End, Event, Outcome, Progress, RowReport, ShiftResult, StepFailure, SwappedIn,
 };
-pub use restore::RestoredPrefix;
-pub use scheduler::{Counters, Scheduler};
-pub use shift::{Shift, ShiftResult};
+pub use data::ids::{Micros, RequestId, Salt, TenantId};
+pub use data::note::{DropReason, Note};
+pub use data::request::{
+    MAX_PROMPT_ROWS, Overflow, Priority, PromptLimits, PromptRows, Request, SourceUse,
+};
+pub use data::reuse::{Missed, PrefixUse, Reuse, n_common};
+pub use data::step::{Feed, RowUse, Step, StepRow};
+pub use data::tenant::{Tenant, TenantLimits};
+pub use data::view::{CachedPrefix, RestoredPrefix, RunningRequest, WaitingRequest};
+pub use data::work::{Shift, StepPlan, Swap, Work};
+pub use scheduler::Scheduler;
 pub use speculate::{
     DEFAULT_DRAFT, DraftLength, Drafter, MAX_DRAFT, NgramLookup, Repetition, Speculated,
     Speculation, SpeculationOff,
 };
-pub use swap::{Swap, SwappedIn};
-pub use tenant::{Tenant, TenantId, TenantLimits};
-pub use view::{CachedPrefix, RunningRequest, WaitingRequest};

@@ -1,0 +1,178 @@
+//! [`Event`]: what happened outside, and [`Outcome`]: what became of requests.
+//!
+//! Plain data. Decides nothing.
+
+use kv_core::{SeqId, TokenId};
+
+use super::error::RequestError;
+use super::ids::{Micros, RequestId};
+use super::request::Request;
+use super::reuse::Reuse;
+
+/// What happened outside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A request came.
+    Submit(Request),
+    /// Cached prefixes are to be dropped.
+    ClearPrefixes,
+    /// Tokens that may follow the last one of a request, for its next step: as many as there is
+    /// room for are computed with it. One that is unknown, or whose text has not begun, changes
+    /// nothing.
+    Draft {
+        /// The request.
+        request: RequestId,
+        /// The tokens.
+        tokens: Vec<TokenId>,
+    },
+    /// Cancels a request. One that is unknown, or has ended, changes nothing.
+    Cancel(RequestId),
+    /// The request cannot go on: it ends as [`End::Failed`]. One that is unknown changes nothing.
+    Fail(RequestId),
+    /// The source of [`Work::Encode`](crate::Work::Encode) was encoded.
+    Encoded(RequestId),
+    /// The tokens of [`Work::Shift`](crate::Work::Shift) were dropped, or could not be.
+    Shifted {
+        /// The request.
+        request: RequestId,
+        /// The result.
+        result: ShiftResult,
+    },
+    /// The step that was planned last was computed: what became of each request whose output it
+    /// had, see [`Step::report`](crate::Step::report).
+    StepDone(Vec<RowReport>),
+    /// How long the step took that was computed last.
+    StepTime(Micros),
+    /// What [`Work::SwapOut`](crate::Work::SwapOut) asked for was done.
+    SwappedOut {
+        /// The request.
+        request: RequestId,
+        /// Bytes that its state has; `None` where it was not saved.
+        n_bytes: Option<u64>,
+    },
+    /// What [`Work::SwapIn`](crate::Work::SwapIn) asked for was done, or tried.
+    SwappedIn {
+        /// The request.
+        request: RequestId,
+        /// What became of its state.
+        result: SwappedIn,
+    },
+    /// The disk did not take a state ([`Outcome::Spilled`]): the host keeps it.
+    SpillFailed(RequestId),
+    /// The step that was planned last could not be computed, and the memory was rolled back.
+    StepFailed(StepFailure),
+}
+
+/// What was chosen from the row of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowReport {
+    /// The request.
+    pub request: RequestId,
+    /// What became of it.
+    pub progress: Progress,
+}
+
+/// What became of a request by one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// It goes on with this token.
+    Token(TokenId),
+    /// Its text is complete.
+    Ended,
+    /// Nothing could be chosen from its row.
+    Failed,
+}
+
+/// How a step failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepFailure {
+    /// It may succeed with other requests: those of the step are tried one by one, and only one
+    /// that fails again, alone, is given up.
+    Computation,
+    /// The device is lost: all requests are given up.
+    DeviceLost,
+}
+
+/// The result of a [`Shift`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShiftResult {
+    /// The tokens are gone, and the others have moved.
+    Done,
+    /// Tokens that others share need cells of their own to move, and there are none. The memory is
+    /// as before.
+    NoRoom,
+    /// The memory cannot do it. It is as before, or holds nothing of the sequence.
+    Refused,
+}
+
+/// What became of a state that was to come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SwappedIn {
+    /// The memory holds it.
+    Restored,
+    /// The memory has no room for it now, and is as before; the bytes are kept.
+    NoRoom,
+    /// It could not be restored, the memory is as before, and the bytes are gone.
+    Lost,
+}
+
+/// What became of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was not taken.
+    Refused {
+        /// The request.
+        request: RequestId,
+        /// Why.
+        why: RequestError,
+    },
+    /// It was given a sequence. Comes again where it goes on after a preemption.
+    Admitted {
+        /// The request.
+        request: RequestId,
+        /// Its sequence, until it ends or is preempted.
+        seq: SeqId,
+        /// How much of it was cached.
+        reuse: Reuse,
+    },
+    /// Its sequence was taken from it; it waits, and will go on exactly where it was.
+    Preempted {
+        /// The request.
+        request: RequestId,
+        /// Tokens that have to be computed again: none where its state was saved.
+        n_tokens: usize,
+    },
+    /// Its state is to go from the host to the disk, while other things go on. Where the disk does
+    /// not take it, that is reported ([`Event::SpillFailed`]).
+    Spilled {
+        /// The request.
+        request: RequestId,
+    },
+    /// Its saved state is of no use: its bytes are to be freed, as they are when it ends.
+    SwapDropped {
+        /// The request.
+        request: RequestId,
+        /// Tokens that have to be computed again.
+        n_tokens: usize,
+    },
+    /// It has ended. The last outcome of a request that was taken, and it comes once.
+    Ended {
+        /// The request.
+        request: RequestId,
+        /// Why.
+        end: End,
+    },
+}
+
+/// Why a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Its text is complete, as was reported.
+    Complete,
+    /// It is as long as a request can be in this memory.
+    ContextFull,
+    /// It was cancelled.
+    Cancelled,
+    /// No token could be chosen, or its step failed when it was computed alone.
+    Failed,
+}

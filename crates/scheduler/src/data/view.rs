@@ -1,0 +1,77 @@
+//! The requests and cached prefixes of a scheduler, to look at, and [`RestoredPrefix`].
+//!
+//! Plain data.
+
+use kv_core::{SeqId, TokenId};
+
+use super::ids::{Micros, RequestId, Salt, TenantId};
+use super::request::Priority;
+use super::reuse::PrefixUse;
+
+/// A cached prefix, to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CachedPrefix<'a> {
+    /// Its sequence, which holds exactly its tokens.
+    pub seq: SeqId,
+    /// Who may share it.
+    pub salt: Salt,
+    /// The request whose tokens they were.
+    pub request: RequestId,
+    /// Its tokens.
+    pub tokens: &'a [TokenId],
+    /// Requests that it was used for.
+    pub n_hits: u32,
+    /// When it was used last, or else kept.
+    pub last_used: Micros,
+}
+
+/// A request that waits, to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitingRequest<'a> {
+    /// The request.
+    pub id: RequestId,
+    /// Which requests go before it.
+    pub priority: Priority,
+    /// Its prompt and the tokens chosen since.
+    pub tokens: &'a [TokenId],
+    /// Since when it waits.
+    pub since: Micros,
+    /// Whether it ran before, and was preempted.
+    pub was_admitted: bool,
+}
+
+/// A request that has a sequence, to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunningRequest<'a> {
+    /// The request.
+    pub id: RequestId,
+    /// Its sequence.
+    pub seq: SeqId,
+    /// Its prompt and the tokens chosen since.
+    pub tokens: &'a [TokenId],
+    /// How many of them the memory holds.
+    pub n_done: usize,
+    /// How many of them are the prompt.
+    pub n_prompt: usize,
+    /// With whom it shares cached prefixes.
+    pub prefix: PrefixUse,
+    /// The same for texts that share the cells of their prompt.
+    pub group: RequestId,
+    /// Whose it is.
+    pub tenant: TenantId,
+}
+
+/// A cached prefix that a memory holds again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RestoredPrefix {
+    /// The sequence that holds exactly its tokens.
+    pub seq: SeqId,
+    /// Its tokens.
+    pub tokens: Vec<TokenId>,
+    /// Who may share it.
+    pub salt: Salt,
+    /// Under which number it is shown.
+    pub request: RequestId,
+    /// Requests that it was used for.
+    pub n_hits: u32,
+}
