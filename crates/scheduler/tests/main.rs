@@ -7,6 +7,7 @@ mod notes;
 mod pace;
 mod restore;
 mod reuse;
+mod rounded;
 mod scheduler;
 mod share;
 mod shift;

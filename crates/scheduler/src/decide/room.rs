@@ -155,7 +155,8 @@ impl Room {
         cells.fold(u64::from(n_ctx), u64::min) as usize
     }
 
-    /// True if requests can run with these, and each can grow by the headroom. One alone always can.
+    /// True if requests can run with these, and each can grow by the headroom. The first always
+    /// can.
     pub(crate) fn takes(
         &self,
         more: &[Need],
