@@ -8,7 +8,7 @@ use super::{Memory, Recurrent, RowCounts, Streams, Unified};
 use crate::ids::{PartIdx, SeqId};
 use crate::window::Window;
 
-/// How many tokens and sequences a memory holds.
+/// The cells, states and sequences of a memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryCapacity {
     /// Its attention parts, without a part of sources.
@@ -27,7 +27,7 @@ pub struct PartCapacity {
     pub part: PartIdx,
     /// Cells that all sequences share, or that each sequence has.
     pub n_cells: u32,
-    /// Whether sequences share the cells.
+    /// The streams of its cells: one for all sequences, or one for each.
     pub streams: Streams,
     /// The window of its layers.
     pub window: Window,
@@ -36,7 +36,7 @@ pub struct PartCapacity {
     pub width: Option<u32>,
 }
 
-/// How full an attention part is.
+/// The use of the cells of an attention part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CellUse {
     /// Its cells, over all streams; 0 where no layer has attention.

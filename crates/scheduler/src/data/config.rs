@@ -8,7 +8,7 @@ use kv_core::memory::{OwnedRows, RowsOf};
 use super::error::RequestError;
 use super::ids::Micros;
 
-/// Whether tokens of requests that have ended are kept.
+/// The use of tokens of requests that have ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrefixCaching {
     /// In the sequences and cells that no running request needs.
@@ -24,7 +24,7 @@ impl PrefixCaching {
     }
 }
 
-/// Which cached prefix is dropped first, where requests need its cells or its sequence.
+/// The order in which cached prefixes are dropped, where requests need their cells or sequences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EvictionPolicy {
     /// The one of least value: tokens that it saves for each byte that becomes free, times how
@@ -39,7 +39,7 @@ pub enum EvictionPolicy {
     Lru,
 }
 
-/// How states come back that went to the host.
+/// The way in which states come back that went to the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SwapRows {
     /// To the bit.
@@ -53,7 +53,7 @@ pub enum SwapRows {
 /// The limits of a scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedulerConfig {
-    /// What a batch must comply with; at most `n_batch` tokens are computed in a step.
+    /// The limits of a batch; at most `n_batch` tokens are computed in a step.
     pub rules: BatchRules,
     /// Tokens that are computed at once: as many as the engine's.
     pub n_ubatch: u32,
@@ -79,9 +79,9 @@ pub struct SchedulerConfig {
     /// Tokens by which each running request should be able to grow when another is admitted: a
     /// larger number admits later and preempts less.
     pub headroom: u32,
-    /// Whether tokens of requests that have ended are kept for prompts with the same prefix.
+    /// The use of tokens of requests that have ended, for prompts with the same prefix.
     pub prefix_cache: PrefixCaching,
-    /// Which of them is dropped first.
+    /// The order in which these are dropped.
     pub eviction: EvictionPolicy,
     /// Bytes of rows that cached prefixes alone may have, as
     /// [`Scheduler::with_row_bytes`](crate::Scheduler::with_row_bytes) counts them: KV rows, those
@@ -92,7 +92,7 @@ pub struct SchedulerConfig {
     /// Bytes that these states may have on a disk in addition: those beyond half of `swap_bytes` go
     /// there ([`Outcome::Spilled`](crate::Outcome::Spilled)); 0 keeps all on the host.
     pub swap_disk_bytes: u64,
-    /// How they come back.
+    /// The way in which they come back.
     pub swap_rows: SwapRows,
     /// Preempts a running request after every so many steps, to test that texts stay the same.
     pub preempt_every: Option<NonZeroU32>,
@@ -101,7 +101,7 @@ pub struct SchedulerConfig {
 /// The requests that wait for their first admission.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
-    /// How many there are.
+    /// Number of requests.
     pub n_requests: usize,
     /// Tokens of their prompts.
     pub n_tokens: usize,
@@ -149,7 +149,7 @@ impl SchedulerConfig {
         }
     }
 
-    /// Whether a prompt of so many tokens may wait with these.
+    /// Checks that a prompt of so many tokens may wait with these.
     ///
     /// # Errors
     /// [`RequestError::Busy`] and [`RequestError::BusyTokens`], with the numbers. A single prompt

@@ -1,6 +1,6 @@
 //! [`Counters`]: what a scheduler has done so far. Plain data.
 
-/// What a scheduler has done so far.
+/// The work that a scheduler has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Steps that were planned.
@@ -18,7 +18,7 @@ pub struct Counters {
     pub n_reused_tokens: u64,
     /// Tokens of these that were of requests that run.
     pub n_shared_tokens: u64,
-    /// How often a request waited for a prefix that another one was computing.
+    /// Number of times a request waited for a prefix that another one was computing.
     pub n_waits: u64,
     /// Preempted requests whose state went to the host.
     pub n_swapped_out: u64,
@@ -34,7 +34,7 @@ pub struct Counters {
     pub n_evicted: u64,
     /// Tokens that were drafted and computed.
     pub n_drafted_tokens: u64,
-    /// How many of these were right.
+    /// Number of these that were right.
     pub n_accepted_tokens: u64,
     /// Steps that were planned again, because a larger one did not fit.
     pub n_replanned: u64,

@@ -69,7 +69,7 @@ pub enum RequestError {
     /// A limit of the scheduler that is 0.
     #[error("{name} is 0: it must be at least 1")]
     Zero {
-        /// Which limit.
+        /// The name of the limit.
         name: &'static str,
     },
     /// A memory that takes whole sequences only: prompts cannot be computed in chunks.

@@ -9,7 +9,7 @@ use super::ids::{Micros, RequestId};
 use super::request::Request;
 use super::reuse::Reuse;
 
-/// What happened outside.
+/// A thing that happened outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A request came.
@@ -41,20 +41,20 @@ pub enum Event {
     /// The step that was planned last was computed: what became of each request whose output it
     /// had, see [`Step::report`](crate::Step::report).
     StepDone(Vec<RowReport>),
-    /// How long the step took that was computed last.
+    /// The time that the step took that was computed last.
     StepTime(Micros),
-    /// What [`Work::SwapOut`](crate::Work::SwapOut) asked for was done.
+    /// The state of [`Work::SwapOut`](crate::Work::SwapOut) was saved, or could not be.
     SwappedOut {
         /// The request.
         request: RequestId,
         /// Bytes that its state has; `None` where it was not saved.
         n_bytes: Option<u64>,
     },
-    /// What [`Work::SwapIn`](crate::Work::SwapIn) asked for was done, or tried.
+    /// The state of [`Work::SwapIn`](crate::Work::SwapIn) was restored, or could not be.
     SwappedIn {
         /// The request.
         request: RequestId,
-        /// What became of its state.
+        /// The result for its state.
         result: SwappedIn,
     },
     /// The disk did not take a state ([`Outcome::Spilled`]): the host keeps it.
@@ -63,16 +63,16 @@ pub enum Event {
     StepFailed(StepFailure),
 }
 
-/// What was chosen from the row of one request.
+/// The progress of one request by its row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowReport {
     /// The request.
     pub request: RequestId,
-    /// What became of it.
+    /// Its progress.
     pub progress: Progress,
 }
 
-/// What became of a request by one step.
+/// The progress of a request by one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// It goes on with this token.
@@ -83,7 +83,7 @@ pub enum Progress {
     Failed,
 }
 
-/// How a step failed.
+/// The kind of failure of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepFailure {
     /// It may succeed with other requests: those of the step are tried one by one, and only one
@@ -105,7 +105,7 @@ pub enum ShiftResult {
     Refused,
 }
 
-/// What became of a state that was to come back.
+/// The result of restoring a saved state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SwappedIn {
     /// The memory holds it.
@@ -116,7 +116,7 @@ pub enum SwappedIn {
     Lost,
 }
 
-/// What became of a request.
+/// A change of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It was not taken.
@@ -132,7 +132,7 @@ pub enum Outcome {
         request: RequestId,
         /// Its sequence, until it ends or is preempted.
         seq: SeqId,
-        /// How much of it was cached.
+        /// Its tokens that were there already.
         reuse: Reuse,
     },
     /// Its sequence was taken from it; it waits, and will go on exactly where it was.

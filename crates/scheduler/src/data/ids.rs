@@ -14,13 +14,12 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// Whose request it is, by a number of the caller's.
+/// A tenant, by a number of the caller's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantId(pub u64);
 
-/// Who may share cached prefixes: only requests with the same salt do. How long a first token takes
-/// shows what was cached, so requests of people who must not learn of each other need different
-/// salts.
+/// The group of requests that may share cached prefixes. The time to a first token shows
+/// what was cached, so requests of people who must not learn of each other need different salts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Salt(pub u64);
 

@@ -12,7 +12,7 @@ use super::ids::{Micros, RequestId};
 /// The most notes that wait to be taken; older ones are lost.
 const MAX_NOTES: usize = 1024;
 
-/// What happened to cached tokens.
+/// A thing that happened to cached tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Note {
     /// A request begins with tokens that are there already. With other sequences it shares their
@@ -25,16 +25,16 @@ pub enum Note {
         /// The sequence that has the tokens: a cached prefix, or a running request. The request's
         /// own where it took a cached prefix over.
         from: SeqId,
-        /// How many there are.
+        /// Number of these tokens.
         n_tokens: usize,
     },
     /// Tokens of a request stay for others.
     Cached {
         /// The sequence that holds them from now on.
         seq: SeqId,
-        /// Whose tokens they were.
+        /// The request whose tokens they were.
         request: RequestId,
-        /// How many there are.
+        /// Number of these tokens.
         n_tokens: usize,
     },
     /// The state of a request that is preempted went to the host.

@@ -10,7 +10,7 @@ use super::ids::RequestId;
 use super::reuse::PrefixUse;
 use super::tenant::Tenant;
 
-/// Which requests go first. A request that waits rises, see
+/// The urgency of a request: higher ones go first. A request that waits rises, see
 /// [`SchedulerConfig::aging`](crate::SchedulerConfig::aging).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
@@ -28,24 +28,24 @@ pub enum Priority {
 pub struct Request {
     /// Its number, which no other request has at the same time.
     pub id: RequestId,
-    /// Which requests go before it.
+    /// Its urgency.
     pub priority: Priority,
     /// The tokens to continue.
     pub prompt: Vec<TokenId>,
     /// With whom it shares cached prefixes.
     pub prefix: PrefixUse,
-    /// Which rows of its prompt are wanted.
+    /// The rows of its prompt that are wanted.
     pub prompt_rows: PromptRows,
     /// After so many tokens of the prompt others are likely to part from it: where messages end.
     /// Where windows or states can only be copied as they are, a copy is kept there.
     pub checkpoints: Vec<usize>,
     /// Further texts of the same prompt: requests of their own from its end on.
     pub siblings: Vec<RequestId>,
-    /// Whose it is, and what that tenant gets from now on.
+    /// The tenant whose request it is, and what that tenant gets from now on.
     pub tenant: Tenant,
     /// The way in which the text goes on when it is as long as a request can be.
     pub overflow: Overflow,
-    /// Whether a source is encoded into its sequence first. Such a request takes
+    /// The source that is encoded into its sequence first. A request with one takes
     /// [`PrefixUse::Off`].
     pub source: SourceUse,
 }
@@ -79,7 +79,7 @@ pub enum SourceUse {
 /// as long as the vocabulary.
 pub const MAX_PROMPT_ROWS: usize = 64;
 
-/// Which rows of a prompt come out of the steps that compute it.
+/// The rows of a prompt that come out of the steps which compute it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PromptRows {
     /// That of its last token, from which the text begins.
@@ -89,7 +89,7 @@ pub enum PromptRows {
     All,
 }
 
-/// What every prompt must comply with, whatever else is computed.
+/// The limits of every prompt, whatever else is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromptLimits {
     /// The most tokens that one request can have in the memory, prompt and text together.
@@ -99,7 +99,7 @@ pub struct PromptLimits {
 }
 
 impl PromptLimits {
-    /// Whether a prompt can be computed at all.
+    /// Checks that a prompt can be computed at all.
     ///
     /// # Errors
     /// [`RequestError`], the reason, with the numbers.

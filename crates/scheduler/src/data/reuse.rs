@@ -7,7 +7,7 @@ use kv_core::{Pos, TokenId};
 
 use super::ids::{Micros, Salt};
 
-/// Whether a request takes part in the cache of prefixes.
+/// The part of a request in the cache of prefixes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PrefixUse {
     /// With all requests of this salt.
@@ -22,7 +22,7 @@ impl Default for PrefixUse {
     }
 }
 
-/// How many tokens of a request were there already, of cached prefixes or of running requests.
+/// The tokens of a request that were there already, of cached prefixes or of running requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reuse {
     /// Tokens that need not be computed.
@@ -57,7 +57,7 @@ pub enum Missed {
     },
     /// It was cached, and dropped for others.
     Evicted {
-        /// How long ago, in microseconds.
+        /// The time since then, in microseconds.
         age: Micros,
         /// Tokens of the common prefix.
         common: usize,
@@ -96,7 +96,7 @@ impl Missed {
     }
 }
 
-/// How many tokens both begin with.
+/// Number of tokens that both begin with.
 pub fn n_common(a: &[TokenId], b: &[TokenId]) -> usize {
     // Whole blocks are compared much faster than single tokens.
     const BLOCK: usize = 64;

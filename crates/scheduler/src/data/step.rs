@@ -14,14 +14,14 @@ use super::request::PromptRows;
 /// The tokens that one step computes.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// What each request is fed, in the order of the batch.
+    /// The tokens of each request, in the order of the batch.
     pub feeds: Vec<Feed>,
     /// The same as a batch, for which the memory has room.
     pub batch: Batch,
 }
 
 impl Step {
-    /// What the rows are for, in their order: each once for every text that it is a row of.
+    /// The uses of the rows, in their order: each once for every text that it is a row of.
     pub fn rows(&self) -> impl Iterator<Item = StepRow> + '_ {
         let places = self.feeds.iter().flat_map(|feed| {
             let wanted = (0..feed.tokens.len()).filter(|&at| feed.is_wanted(at));
@@ -43,8 +43,8 @@ impl Step {
         })
     }
 
-    /// What is to be reported after the step: `take` makes progress of each row that is of use, in
-    /// order, and is not called for rows after drafted tokens that were not chosen. It returns
+    /// The reports that are due after the step: `take` makes progress of each row that is of use,
+    /// in order, and is not called for rows after drafted tokens that were not chosen. It returns
     /// `None` for rows from which nothing is chosen.
     pub fn report(&self, mut take: impl FnMut(StepRow) -> Option<Progress>) -> Vec<RowReport> {
         let mut reports = Vec::new();
@@ -83,11 +83,11 @@ pub struct StepRow {
     pub request: RequestId,
     /// The token of the request that it is the row of, counted from 0.
     pub token: usize,
-    /// What it is for.
+    /// The use of the row.
     pub use_of: RowUse,
 }
 
-/// What a row is for.
+/// The use of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowUse {
     /// The next token is chosen from it: it is to be reported. Of a prompt whose rows are all
@@ -112,12 +112,12 @@ pub struct Feed {
     pub first: Pos,
     /// The tokens, at least one.
     pub tokens: Vec<TokenId>,
-    /// How many of them, at the end, are drafted: whether they follow is decided by the rows before
-    /// them.
+    /// Number of these, at the end, that are drafted: the rows before them decide whether they
+    /// follow.
     pub n_draft: usize,
-    /// Whether the next token is chosen from the row of the last one that is not drafted.
+    /// The output of the last one that is not drafted: the next token is chosen from its row.
     pub output: Output,
-    /// Whether the rows of the others are wanted, too.
+    /// The other rows that are wanted.
     pub prompt_rows: PromptRows,
     /// The texts that it is computed for: the request, and while it is the prompt of several, its
     /// siblings.
@@ -125,7 +125,7 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// Whether the row of token number `at` is wanted.
+    /// True if the row of token number `at` is wanted.
     pub(crate) fn is_wanted(&self, at: usize) -> bool {
         let is_last = at + 1 + self.n_draft >= self.tokens.len();
         self.prompt_rows == PromptRows::All || (is_last && self.output == Output::Wanted)

@@ -7,7 +7,7 @@ use std::num::NonZeroU32;
 use super::error::RequestError;
 use super::ids::TenantId;
 
-/// What a tenant gets next to others, and at most.
+/// The share of a tenant next to others, and its limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantLimits {
     /// Its share next to that of others who want more than they get.
@@ -29,7 +29,7 @@ impl Default for TenantLimits {
 }
 
 impl TenantLimits {
-    /// Whether a request of the tenant may wait with so many others of it.
+    /// Checks that a request of the tenant may wait with so many others of it.
     ///
     /// # Errors
     /// [`RequestError::TenantBusy`], with the numbers.
@@ -50,8 +50,8 @@ impl TenantLimits {
 /// A tenant, with the limits that it has from now on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tenant {
-    /// Who it is.
+    /// The tenant.
     pub id: TenantId,
-    /// What it gets.
+    /// Its share and limits.
     pub limits: TenantLimits,
 }

@@ -13,7 +13,7 @@ use super::reuse::PrefixUse;
 pub struct CachedPrefix<'a> {
     /// Its sequence, which holds exactly its tokens.
     pub seq: SeqId,
-    /// Who may share it.
+    /// The salt of the requests that may share it.
     pub salt: Salt,
     /// The request whose tokens they were.
     pub request: RequestId,
@@ -30,13 +30,13 @@ pub struct CachedPrefix<'a> {
 pub struct WaitingRequest<'a> {
     /// The request.
     pub id: RequestId,
-    /// Which requests go before it.
+    /// Its urgency.
     pub priority: Priority,
     /// Its prompt and the tokens chosen since.
     pub tokens: &'a [TokenId],
     /// Since when it waits.
     pub since: Micros,
-    /// Whether it ran before, and was preempted.
+    /// True if it ran before, and was preempted.
     pub was_admitted: bool,
 }
 
@@ -49,15 +49,15 @@ pub struct RunningRequest<'a> {
     pub seq: SeqId,
     /// Its prompt and the tokens chosen since.
     pub tokens: &'a [TokenId],
-    /// How many of them the memory holds.
+    /// Number of them that the memory holds.
     pub n_done: usize,
-    /// How many of them are the prompt.
+    /// Number of them that are the prompt.
     pub n_prompt: usize,
     /// With whom it shares cached prefixes.
     pub prefix: PrefixUse,
     /// The same for texts that share the cells of their prompt.
     pub group: RequestId,
-    /// Whose it is.
+    /// The tenant whose request it is.
     pub tenant: TenantId,
 }
 
@@ -68,7 +68,7 @@ pub struct RestoredPrefix {
     pub seq: SeqId,
     /// Its tokens.
     pub tokens: Vec<TokenId>,
-    /// Who may share it.
+    /// The salt of the requests that may share it.
     pub salt: Salt,
     /// Under which number it is shown.
     pub request: RequestId,

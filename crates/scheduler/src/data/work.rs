@@ -9,17 +9,17 @@ use super::event::Outcome;
 use super::ids::RequestId;
 use super::step::Step;
 
-/// What to do next, and what became of requests meanwhile. `S` is the memory's
+/// The next work, and what became of requests meanwhile. `S` is the memory's
 /// [`Slot`](kv_core::memory::Memory::Slot).
 #[derive(Clone, Debug)]
 pub struct StepPlan<S> {
-    /// What to do.
+    /// The next work.
     pub work: Work<S>,
     /// Requests that were admitted, preempted or ended.
     pub outcomes: Vec<Outcome>,
 }
 
-/// What to do next.
+/// The next work for the caller.
 #[derive(Clone, Debug)]
 pub enum Work<S> {
     /// Nothing, until an event comes.
@@ -29,7 +29,7 @@ pub enum Work<S> {
     /// Save a state to the host, then report that ([`Event::SwappedOut`](crate::Event::SwappedOut))
     /// before anything else.
     SwapOut {
-        /// Which state.
+        /// The state.
         swap: Swap,
         /// The most bytes that it may have there.
         limit: u64,
@@ -58,7 +58,7 @@ pub enum Work<S> {
     },
 }
 
-/// What is saved of a request, or comes back.
+/// A state of a request that is saved, or comes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Swap {
     /// The request.

@@ -13,13 +13,13 @@ use crate::parts::pace::MIN_CHUNK;
 #[derive(Clone, Debug)]
 pub(crate) struct Composition {
     pub(crate) feeds: Vec<Feed>,
-    /// How many of their tokens are of prompts.
+    /// Number of tokens of prompts in them.
     pub(crate) n_prefill: usize,
-    /// How many are drafted.
+    /// Number of drafted tokens in them.
     pub(crate) n_draft: usize,
 }
 
-/// How many tokens a step may have in addition to one of each request that decodes.
+/// The most tokens of a step in addition to one of each request that decodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StepLimits {
     /// Of prompts.

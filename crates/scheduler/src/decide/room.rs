@@ -9,11 +9,11 @@ use kv_core::memory::{Memory, Streams};
 use crate::data::active::{ActiveRequest, SharedPrefix};
 use crate::data::config::{RowBytes, SchedulerConfig};
 
-/// How many tokens a memory can hold.
+/// The cells and states of a memory, to count by.
 #[derive(Clone, Debug)]
 pub(crate) struct Room {
     parts: Vec<PartRoom>,
-    /// How many requests can have recurrent states and be computed.
+    /// Number of requests that can have recurrent states and be computed.
     n_with_states: usize,
     has_states: bool,
     is_endless: bool,

@@ -112,8 +112,8 @@ impl Pace {
         }
     }
 
-    /// How many tokens of these prompts fit in a step of `time` with `n_texts` texts: at least a
-    /// small chunk, at most `most`.
+    /// Number of tokens of these prompts that fit in a step of `time` with `n_texts` texts: at
+    /// least a small chunk, at most `most`.
     pub(crate) fn n_prefill<'a>(
         &self,
         time: Micros,
@@ -147,7 +147,7 @@ impl Pace {
         (time - texts).max(shared)
     }
 
-    /// What a step of so many texts takes, from the nearest number that was measured; nothing
+    /// The time of a step of so many texts, from the nearest number that was measured; nothing
     /// before any was.
     fn texts(&self, n_texts: usize) -> f64 {
         if n_texts == 0 {
@@ -157,7 +157,7 @@ impl Pace {
         nearest(&self.decode, at, MORE_TEXTS).unwrap_or(0.0)
     }
 
-    /// What a token at this depth takes, from the nearest depth that was measured.
+    /// The time of a token at this depth, from the nearest depth that was measured.
     fn rate(&self, depth: usize) -> Option<f64> {
         nearest(&self.prefill, depth, DEEPER)
     }

@@ -44,8 +44,8 @@ enum Phase<S> {
 }
 
 impl Scheduler {
-    /// What to do next with the memory as it is. While a step is being computed, and its report is
-    /// not in, nothing.
+    /// The next work for the memory as it is. While a step is being computed, and its report is not
+    /// in, that is none.
     ///
     /// Edits come alone: the caller does them, then asks again.
     pub fn next<M: Memory>(&mut self, now: Micros, memory: &M) -> StepPlan<M::Slot> {

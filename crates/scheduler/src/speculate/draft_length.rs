@@ -13,14 +13,14 @@ const MAX_WAIT: usize = 128;
 /// The first draft.
 const FIRST_DRAFT: usize = 4;
 
-/// How many tokens are worth drafting.
+/// The number of tokens that are worth drafting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DraftLength {
     n_max: usize,
     n_next: usize,
     /// Tokens of the text before which nothing is drafted.
     resume_at: usize,
-    /// How long the next wait is.
+    /// The length of the next wait.
     wait: usize,
 }
 

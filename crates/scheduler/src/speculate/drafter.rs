@@ -7,12 +7,12 @@ use kv_core::TokenId;
 
 use super::{DraftLength, NgramLookup, Speculation, SpeculationOff};
 
-/// What speculation did for a text.
+/// The drafts of a text so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Speculated {
     /// Tokens that were drafted and computed.
     pub n_drafted: usize,
-    /// How many of them the text has.
+    /// Number of them that the text has.
     pub n_accepted: usize,
     /// Why none were, where speculation was wanted.
     pub off: Option<SpeculationOff>,
@@ -67,7 +67,7 @@ impl Drafter {
         self.length.learn(n_tokens, n_drafted, n_accepted);
     }
 
-    /// What became of its drafts so far.
+    /// Its drafts so far.
     pub fn speculated(&self) -> Speculated {
         self.speculated
     }

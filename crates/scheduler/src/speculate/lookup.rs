@@ -97,7 +97,7 @@ impl NgramLookup {
         })
     }
 
-    /// How many tokens before a place are those at the end.
+    /// Number of tokens before a place that are those at the end.
     fn n_match(&self, place: usize) -> usize {
         let (there, here) = (self.tokens[..place].iter(), self.tokens.iter());
         let pairs = there.rev().zip(here.rev());
@@ -112,7 +112,7 @@ impl Extend<TokenId> for NgramLookup {
 }
 
 impl Repetition<'_> {
-    /// How many tokens are the same, counted up to 64.
+    /// Number of tokens that are the same, counted up to 64.
     pub fn n_match(&self) -> usize {
         self.n_match
     }

@@ -22,7 +22,7 @@ pub use lookup::{NgramLookup, Repetition};
 /// The most tokens that are drafted at once: the row of each is as long as the vocabulary.
 pub const MAX_DRAFT: usize = 32;
 
-/// How the tokens that may follow a text are drafted.
+/// The way in which the tokens that may follow a text are drafted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Speculation {
     /// They are not: each step gives a token.

@@ -18,7 +18,7 @@ use rand_chacha::rand_core::Rng;
 
 use super::fake::{Alone, FakeRows, N_VOCAB, SavedRows, choose};
 
-/// What a request is to do, beyond its prompt.
+/// The task of a request, beyond its prompt.
 #[derive(Clone, Debug)]
 pub struct Script {
     pub prompt: Vec<TokenId>,
@@ -33,14 +33,14 @@ pub struct Script {
     pub bad_row: Option<usize>,
     /// Steps with this request fail.
     pub is_poison: bool,
-    /// Which of the texts of a prompt it is, as a seed is.
+    /// The number of its text among those of a prompt, as a seed is.
     pub variant: u64,
 }
 
 #[derive(Debug)]
 struct Client {
     script: Script,
-    /// Whether others have the same prompt.
+    /// True if others have the same prompt.
     is_sibling: bool,
     /// Its text alone, and why that ends.
     alone: (Vec<TokenId>, End),
@@ -105,7 +105,7 @@ pub struct Simulator {
     pub n_ubatches: u64,
     /// Plans that were edits, since the last step.
     n_edits: u32,
-    /// What preempted requests have on the host and the disk.
+    /// The states of preempted requests on the host and the disk.
     saved: BTreeMap<RequestId, SavedState>,
     pub disk: Option<Disk>,
     /// So many states are saved until one is not, and so on.
@@ -113,13 +113,13 @@ pub struct Simulator {
     n_saves: u32,
     /// Drafts tokens for running requests, where there is one.
     drafting: Option<Drafting>,
-    /// What steps cost, where they are measured.
+    /// The cost of steps, where they are measured.
     pub cost: Option<Cost>,
     /// The last plan was a step with drafted tokens: the memory may hold rejected ones.
     has_rejected: bool,
 }
 
-/// How long steps take, in microseconds.
+/// The time that steps take, in microseconds.
 #[derive(Clone, Debug)]
 pub struct Cost {
     pub step: f64,
@@ -149,7 +149,7 @@ impl Cost {
     }
 }
 
-/// How tokens are drafted.
+/// The source of drafted tokens.
 #[derive(Debug)]
 pub struct Drafting {
     pub rng: ChaCha8Rng,
@@ -412,7 +412,7 @@ impl Simulator {
         }
     }
 
-    /// Whether the file of a state that comes back is damaged, or gone.
+    /// True if the file of a state that comes back is damaged, or gone.
     fn is_lost(&mut self, request: RequestId) -> bool {
         let is_in_file = self.saved[&request].file == Some(StateFile::Complete);
         let disk = self.disk.as_mut().filter(|_| is_in_file);
@@ -486,7 +486,7 @@ impl Simulator {
         [client.script.prompt.as_slice(), &client.text].concat()
     }
 
-    /// How much of a request was cached when it was first admitted.
+    /// The part of a request that was cached when it was first admitted.
     pub fn reuse_of(&self, id: RequestId) -> Reuse {
         self.clients[&id].reuse.unwrap()
     }

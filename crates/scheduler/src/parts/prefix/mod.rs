@@ -39,7 +39,7 @@ struct EvictedPrefix {
     at: Micros,
 }
 
-/// Who has tokens that others may share.
+/// The holder of tokens that others may share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Holder {
     /// A cached prefix.
@@ -58,10 +58,10 @@ pub(crate) struct Source<'a> {
     pub(crate) shared: SharedPrefix,
 }
 
-/// What a prompt finds.
+/// The result of looking a prompt up.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Lookup<'a> {
-    /// What it can begin with, and with how many tokens of it.
+    /// The source that it can begin with, and the number of tokens of it.
     pub(crate) found: Option<(Source<'a>, usize)>,
     /// Why not with more.
     pub(crate) missed: Option<Missed>,
@@ -79,7 +79,7 @@ pub(crate) struct PrefixCache {
     dropped: VecDeque<EvictedPrefix>,
     dropped_tree: PrefixTree<u64>,
     n_dropped: u64,
-    /// What the prefixes that were evicted were worth: those that are used from now on count from
+    /// The highest value of a prefix that was evicted: those that are used from now on count from
     /// here.
     inflation: f64,
     row_bytes: RowBytes,
@@ -315,12 +315,12 @@ impl PrefixCache {
         self.take_all(covered.collect())
     }
 
-    /// Whether a line of this salt begins with these tokens.
+    /// True if a line of this salt begins with these tokens.
     pub(crate) fn covers(&self, tokens: &[TokenId], salt: Salt) -> bool {
         self.tree.covers(salt, tokens)
     }
 
-    /// Whether a line of this salt has these tokens and no others.
+    /// True if a line of this salt has these tokens and no others.
     pub(crate) fn has(&self, tokens: &[TokenId], salt: Salt) -> bool {
         let ends = self.tree.ends_within(salt, tokens);
         ends.last().is_some_and(|end| end.n_tokens == tokens.len())

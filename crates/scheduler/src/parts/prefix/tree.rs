@@ -19,7 +19,7 @@ pub(crate) struct PrefixTree<T> {
     roots: BTreeMap<Salt, Node<T>>,
 }
 
-/// What begins with the same tokens.
+/// The entries that begin with the same tokens.
 #[derive(Clone, Debug)]
 struct Node<T> {
     /// The tokens that lead to it from the node above.
@@ -53,7 +53,7 @@ impl Edge {
     }
 }
 
-/// Where sequences can be cut that begin with the tokens of others.
+/// The places where sequences can be cut that begin with the tokens of others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
     /// After any token.
@@ -66,7 +66,7 @@ pub(crate) enum Cut {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TreeMatch<T> {
     pub(crate) entry: T,
-    /// How many tokens both begin with.
+    /// Number of tokens that both begin with.
     pub(crate) n_common: usize,
     /// Tokens of the entry.
     pub(crate) n_tokens: usize,
@@ -92,7 +92,7 @@ impl<T> Node<T> {
         self.ends.is_empty() && self.children.is_empty()
     }
 
-    /// How many of these tokens its edge has, from the first on.
+    /// Number of these tokens that its edge has, from the first on.
     fn n_common(&self, tokens: &[TokenId]) -> usize {
         n_common(self.edge.tokens(), tokens)
     }
@@ -200,7 +200,7 @@ impl<T: Copy + Eq> PrefixTree<T> {
         }
     }
 
-    /// Whether an entry begins with these tokens.
+    /// True if an entry begins with these tokens.
     pub(crate) fn covers(&self, salt: Salt, tokens: &[TokenId]) -> bool {
         match self.path(salt, tokens).last() {
             Some(last) => last.n_common == tokens.len(),
@@ -212,13 +212,13 @@ impl<T: Copy + Eq> PrefixTree<T> {
 /// A node on the path of some tokens.
 struct PathNode<'a, T> {
     node: &'a Node<T>,
-    /// How many tokens are common up to here.
+    /// Number of tokens that are common up to here.
     n_common: usize,
-    /// How many lead to the node.
+    /// Number of tokens that lead to the node.
     end: usize,
 }
 
-/// How many tokens lead to a node.
+/// The tokens that lead to a node, by number.
 #[derive(Clone, Copy, Debug, Default)]
 struct Depth {
     /// To the node above.
