@@ -3,10 +3,12 @@
 //!
 //! Each format has one function from the bytes of a block to its values, next to the description of
 //! its layout: [`super::plain`] (`F32`, `F16`, `BF16`), [`super::blocks32`] (32 values with one
-//! scale), [`super::k_quants`] (256 values with scales of their own for 16 or 32 of them) and
-//! [`super::iq4`] (4-bit indices into a table). This file only iterates over blocks.
+//! scale), [`super::k_quants`] (256 values with scales of their own for 16 or 32 of them),
+//! [`super::iq4`] (4-bit indices into a table), [`super::iq_grid`] (indices into grids of four or
+//! eight values), [`super::few_bits`] (one or two bits, or a third of a number) and
+//! [`super::mxfp4`] (4-bit floats). This file only iterates over blocks.
 
-use super::{BlockFormat, blocks32, iq4, k_quants, mxfp4, plain};
+use super::{BlockFormat, blocks32, few_bits, iq_grid, iq4, k_quants, mxfp4, plain};
 
 /// Decodes `values.len()` values from `bytes`, block after block.
 ///
@@ -37,6 +39,18 @@ pub fn dequantize(format: BlockFormat, bytes: &[u8], values: &mut [f32]) {
         BlockFormat::IQ4_NL => each_block(bytes, values, iq4::decode_iq4_nl),
         BlockFormat::IQ4_XS => each_block(bytes, values, iq4::decode_iq4_xs),
         BlockFormat::MXFP4 => each_block(bytes, values, mxfp4::decode_mxfp4),
+        BlockFormat::IQ1_S => each_block(bytes, values, iq_grid::decode_iq1_s),
+        BlockFormat::IQ1_M => each_block(bytes, values, iq_grid::decode_iq1_m),
+        BlockFormat::IQ2_XXS => each_block(bytes, values, iq_grid::decode_iq2_xxs),
+        BlockFormat::IQ2_XS => each_block(bytes, values, iq_grid::decode_iq2_xs),
+        BlockFormat::IQ2_S => each_block(bytes, values, iq_grid::decode_iq2_s),
+        BlockFormat::IQ3_XXS => each_block(bytes, values, iq_grid::decode_iq3_xxs),
+        BlockFormat::IQ3_S => each_block(bytes, values, iq_grid::decode_iq3_s),
+        BlockFormat::TQ1_0 => each_block(bytes, values, few_bits::decode_tq1_0),
+        BlockFormat::TQ2_0 => each_block(bytes, values, few_bits::decode_tq2_0),
+        BlockFormat::Q1_0 => each_block(bytes, values, few_bits::decode_q1_0),
+        BlockFormat::Q2_0 => each_block(bytes, values, few_bits::decode_q2_0),
+        BlockFormat::NVFP4 => each_block(bytes, values, mxfp4::decode_nvfp4),
     }
 }
 

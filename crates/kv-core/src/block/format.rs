@@ -25,11 +25,23 @@ pub enum BlockFormat {
     IQ4_NL,
     IQ4_XS,
     MXFP4,
+    IQ1_S,
+    IQ1_M,
+    IQ2_XXS,
+    IQ2_XS,
+    IQ2_S,
+    IQ3_XXS,
+    IQ3_S,
+    TQ1_0,
+    TQ2_0,
+    Q1_0,
+    Q2_0,
+    NVFP4,
 }
 
 impl BlockFormat {
     /// All formats, in order.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 28] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -46,6 +58,18 @@ impl BlockFormat {
         Self::IQ4_NL,
         Self::IQ4_XS,
         Self::MXFP4,
+        Self::IQ1_S,
+        Self::IQ1_M,
+        Self::IQ2_XXS,
+        Self::IQ2_XS,
+        Self::IQ2_S,
+        Self::IQ3_XXS,
+        Self::IQ3_S,
+        Self::TQ1_0,
+        Self::TQ2_0,
+        Self::Q1_0,
+        Self::Q2_0,
+        Self::NVFP4,
     ];
 
     /// Values in one block.
@@ -54,7 +78,11 @@ impl BlockFormat {
             Self::F32 | Self::F16 | Self::BF16 => 1,
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
             Self::IQ4_NL | Self::MXFP4 => 32,
+            Self::Q2_0 | Self::NVFP4 => 64,
+            Self::Q1_0 => 128,
             Self::Q2_K | Self::Q3_K | Self::Q4_K | Self::Q5_K | Self::Q6_K | Self::IQ4_XS => 256,
+            Self::IQ1_S | Self::IQ1_M | Self::IQ2_XXS | Self::IQ2_XS | Self::IQ2_S => 256,
+            Self::IQ3_XXS | Self::IQ3_S | Self::TQ1_0 | Self::TQ2_0 => 256,
         }
     }
 
@@ -63,7 +91,7 @@ impl BlockFormat {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::BF16 => 2,
-            Self::Q4_0 | Self::IQ4_NL => 18,
+            Self::Q4_0 | Self::IQ4_NL | Self::Q1_0 | Self::Q2_0 => 18,
             Self::Q4_1 => 20,
             Self::Q5_0 => 22,
             Self::Q5_1 => 24,
@@ -75,6 +103,15 @@ impl BlockFormat {
             Self::Q6_K => 210,
             Self::IQ4_XS => 136,
             Self::MXFP4 => 17,
+            Self::IQ1_S => 50,
+            Self::IQ1_M => 56,
+            Self::IQ2_XXS | Self::TQ2_0 => 66,
+            Self::IQ2_XS => 74,
+            Self::IQ2_S => 82,
+            Self::IQ3_XXS => 98,
+            Self::IQ3_S => 110,
+            Self::TQ1_0 => 54,
+            Self::NVFP4 => 36,
         }
     }
 
@@ -104,6 +141,18 @@ impl BlockFormat {
             Self::IQ4_NL => "IQ4_NL",
             Self::IQ4_XS => "IQ4_XS",
             Self::MXFP4 => "MXFP4",
+            Self::IQ1_S => "IQ1_S",
+            Self::IQ1_M => "IQ1_M",
+            Self::IQ2_XXS => "IQ2_XXS",
+            Self::IQ2_XS => "IQ2_XS",
+            Self::IQ2_S => "IQ2_S",
+            Self::IQ3_XXS => "IQ3_XXS",
+            Self::IQ3_S => "IQ3_S",
+            Self::TQ1_0 => "TQ1_0",
+            Self::TQ2_0 => "TQ2_0",
+            Self::Q1_0 => "Q1_0",
+            Self::Q2_0 => "Q2_0",
+            Self::NVFP4 => "NVFP4",
         }
     }
 }

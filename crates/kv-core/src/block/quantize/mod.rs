@@ -2,8 +2,9 @@
 //!
 //! One scale is chosen per block from its extreme values, as described at each function; there is
 //! no search for a better one, except for the K formats and with the importance of columns
-//! ([`quantize_weighted`]). IQ4_XS and MXFP4 cannot be written.
+//! ([`quantize_weighted`]). IQ4_XS, NVFP4 and the formats with grids cannot be written.
 
+mod few_bits;
 mod fit;
 mod k_formats;
 mod weighted;
@@ -12,6 +13,7 @@ use half::{bf16, f16};
 
 use super::{BlockFormat, IQ4_VALUES};
 
+use self::few_bits::{encode_mxfp4, encode_q1_0, encode_q2_0, encode_tq1_0, encode_tq2_0};
 use self::k_formats::{encode_q2_k, encode_q3_k, encode_q4_k, encode_q5_k, encode_q6_k};
 pub use weighted::quantize_weighted;
 
@@ -61,7 +63,7 @@ pub enum QuantizeError {
 }
 
 /// Encodes `values` as whole blocks of `format`: `F32`, `F16`, `BF16`, `Q4_0`, `Q4_1`, `Q5_0`,
-/// `Q5_1`, `Q8_0`, `IQ4_NL` or a K format.
+/// `Q5_1`, `Q8_0`, `IQ4_NL`, a K format, `MXFP4`, `TQ1_0`, `TQ2_0`, `Q1_0` or `Q2_0`.
 ///
 /// # Errors
 /// [`QuantizeError`] for another format, or where the values are no whole number of blocks.
@@ -120,7 +122,12 @@ pub fn quantize_into(
         BlockFormat::Q4_K => each_block(values, bytes, |v| encode_q4_k(v, &ALIKE)),
         BlockFormat::Q5_K => each_block(values, bytes, |v| encode_q5_k(v, &ALIKE)),
         BlockFormat::Q6_K => each_block(values, bytes, |v| encode_q6_k(v, &ALIKE)),
-        BlockFormat::IQ4_XS | BlockFormat::MXFP4 => {
+        BlockFormat::MXFP4 => each_block(values, bytes, encode_mxfp4),
+        BlockFormat::TQ1_0 => each_block(values, bytes, encode_tq1_0),
+        BlockFormat::TQ2_0 => each_block(values, bytes, encode_tq2_0),
+        BlockFormat::Q1_0 => each_block(values, bytes, encode_q1_0),
+        BlockFormat::Q2_0 => each_block(values, bytes, encode_q2_0),
+        _ => {
             return Err(QuantizeError::Unsupported { format });
         }
     }
@@ -302,11 +309,16 @@ mod tests {
             BlockFormat::Q4_K => 0.5 / 15.0 + 0.5 / 63.0,
             BlockFormat::Q5_K => 0.5 / 31.0 + 0.5 / 63.0,
             BlockFormat::Q6_K => 1.0 / 64.0 + 0.5 / 128.0,
+            // The largest may lie between the last two floats of its power of two, or beyond.
+            BlockFormat::MXFP4 => 0.13,
+            // Half the way from 0 to the largest, and all the way from the mean to it.
+            BlockFormat::TQ1_0 | BlockFormat::TQ2_0 | BlockFormat::Q2_0 => 0.251,
+            BlockFormat::Q1_0 => 0.5,
             _ => 0.6 / 254.0,
         }
     }
 
-    const WRITABLE: [BlockFormat; 14] = [
+    const WRITABLE: [BlockFormat; 19] = [
         BlockFormat::F32,
         BlockFormat::F16,
         BlockFormat::BF16,
@@ -321,6 +333,11 @@ mod tests {
         BlockFormat::Q4_K,
         BlockFormat::Q5_K,
         BlockFormat::Q6_K,
+        BlockFormat::MXFP4,
+        BlockFormat::TQ1_0,
+        BlockFormat::TQ2_0,
+        BlockFormat::Q1_0,
+        BlockFormat::Q2_0,
     ];
 
     #[test]

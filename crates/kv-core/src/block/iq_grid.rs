@@ -1,0 +1,258 @@
+//! Indices into grids: 256 values a block, in groups of 32; each index stands for eight values, or
+//! for four in the IQ3 formats.
+//!
+//! Layouts, in bytes from the start of the block; numbers are little endian, `d` is `f16`. `q[k]`
+//! is index `k` of a group, `g` the group, `t` its values as [`Quants32`] has them.
+//!
+//! | format    | layout                                            | value                              |
+//! | --------- | ------------------------------------------------- | ---------------------------------- |
+//! | `IQ2_XXS` | `d` 2, 8 times (`q` 4, `word` 4)                   | `d / 8 · (2·sc[g] + 1) · t`         |
+//! | `IQ2_XS`  | `d` 2, `q` 64, `scales` 8                          | `d / 8 · (2·sc[2g + h] + 1) · t`    |
+//! | `IQ2_S`   | `d` 2, `q` 32, `signs` 32, `high` 8, `scales` 8    | `d / 8 · (2·sc[2g + h] + 1) · t`    |
+//! | `IQ3_XXS` | `d` 2, `q` 64, 8 times `word` 4                    | `d / 4 · (2·sc[g] + 1) · t`         |
+//! | `IQ3_S`   | `d` 2, `q` 64, `high` 8, `signs` 32, `scales` 4    | `d · (2·sc[g] + 1) · t`             |
+//! | `IQ1_S`   | `d` 2, `q` 32, 8 times `word` 2                    | `d / 8 · (2·sc[g] + 1) · (t − 16)`  |
+//! | `IQ1_M`   | `q` 32, `high` 16, `scales` 8                      | `d / 8 · (2·sc[2g+h] + 1) · (t−16)` |
+//!
+//! - `word` of 4 bytes: four times seven bits of signs ([`grid::EVEN_SIGNS`]), then 4 bits of scale.
+//! - `IQ2_XS`: `q` has 16 bits each, nine of the index and seven of signs.
+//! - `high[g]`: in `IQ2_S` bits `2k` and the next are the index's two upper bits, in `IQ3_S` bit `k`
+//!   is its ninth.
+//! - `scales` of the IQ2 formats: a nibble for each half `h` of a group; of `IQ3_S`: one a group.
+//! - `word` of 2 bytes: four times three upper bits of the index, 3 bits of scale, then the sign of
+//!   the eighth that is added to the grid's values.
+//! - `IQ1_M`: `high` has a nibble an index, with three upper bits and that sign. Each of the four
+//!   numbers of 16 bits of `scales` has four scales of 3 bits, and 4 bits of `d`.
+//!
+//! Source: the `ggml` block types of these names, which the GGUF specification refers to.
+
+use super::grid::{self, EVEN_SIGNS, Quants32};
+use super::plain::half_at;
+
+/// Eight bytes of 1.
+const ONES: u64 = 0x0101_0101_0101_0101;
+
+/// Group `g` of an `IQ2_XXS` block, unscaled.
+#[inline]
+pub fn iq2_xxs_quants(block: &[u8; 66], g: usize) -> Quants32 {
+    let indices = &block[2 + 8 * g..6 + 8 * g];
+    Quants32 {
+        bytes: std::array::from_fn(|k| grid::IQ2_XXS[usize::from(indices[k])]),
+        signs: even_signs(word(block, 6 + 8 * g)),
+    }
+}
+
+/// Group `g` of an `IQ2_XS` block, unscaled.
+#[inline]
+pub fn iq2_xs_quants(block: &[u8; 74], g: usize) -> Quants32 {
+    let both: [u16; 4] = std::array::from_fn(|k| half_word(block, 2 + 8 * g + 2 * k));
+    Quants32 {
+        bytes: both.map(|index| grid::IQ2_XS[usize::from(index & 511)]),
+        signs: u32::from_le_bytes(both.map(|index| EVEN_SIGNS[usize::from(index >> 9)])),
+    }
+}
+
+/// Group `g` of an `IQ2_S` block, unscaled.
+#[inline]
+pub fn iq2_s_quants(block: &[u8; 82], g: usize) -> Quants32 {
+    let high = usize::from(block[66 + g]);
+    let index = |k: usize| usize::from(block[2 + 4 * g + k]) | (high >> (2 * k) & 3) << 8;
+    Quants32 {
+        bytes: std::array::from_fn(|k| grid::IQ2_S[index(k)]),
+        signs: word(block, 34 + 4 * g),
+    }
+}
+
+/// Group `g` of an `IQ3_XXS` block, unscaled.
+#[inline]
+pub fn iq3_xxs_quants(block: &[u8; 98], g: usize) -> Quants32 {
+    let entry = |k: usize| grid::IQ3_XXS[usize::from(block[2 + 8 * g + k])];
+    Quants32 {
+        bytes: std::array::from_fn(|pair| two(entry(2 * pair), entry(2 * pair + 1))),
+        signs: even_signs(word(block, 66 + 4 * g)),
+    }
+}
+
+/// Group `g` of an `IQ3_S` block, unscaled.
+#[inline]
+pub fn iq3_s_quants(block: &[u8; 110], g: usize) -> Quants32 {
+    let high = usize::from(block[66 + g]);
+    let index = |k: usize| usize::from(block[2 + 8 * g + k]) | (high >> k & 1) << 8;
+    let entry = |k: usize| grid::IQ3_S[index(k)];
+    Quants32 {
+        bytes: std::array::from_fn(|pair| two(entry(2 * pair), entry(2 * pair + 1))),
+        signs: word(block, 74 + 4 * g),
+    }
+}
+
+/// Group `g` of an `IQ1_S` block, unscaled, plus 16.
+#[inline]
+pub fn iq1_s_quants(block: &[u8; 50], g: usize) -> Quants32 {
+    let more = usize::from(half_word(block, 34 + 2 * g));
+    let eighth = |k: usize| {
+        let index = usize::from(block[2 + 4 * g + k]) | (more >> (3 * k) & 7) << 8;
+        with_eighth(grid::IQ1[index], more >> 15 == 1)
+    };
+    Quants32::positive(std::array::from_fn(eighth))
+}
+
+/// Group `g` of an `IQ1_M` block, unscaled, plus 16.
+#[inline]
+pub fn iq1_m_quants(block: &[u8; 56], g: usize) -> Quants32 {
+    let eighth = |k: usize| {
+        let nibble = usize::from(block[32 + 2 * g + k / 2] >> (4 * (k % 2)));
+        let index = usize::from(block[4 * g + k]) | (nibble & 7) << 8;
+        with_eighth(grid::IQ1[index], nibble & 8 != 0)
+    };
+    Quants32::positive(std::array::from_fn(eighth))
+}
+
+/// The odd numbers that scale the eight groups of an `IQ2_XXS` block.
+#[inline]
+pub fn iq2_xxs_scales(block: &[u8; 66]) -> [i8; 8] {
+    std::array::from_fn(|g| odd(block[9 + 8 * g] >> 4))
+}
+
+/// The odd numbers that scale the sixteen half groups of an `IQ2_XS` or `IQ2_S` block, whose last
+/// eight bytes they are.
+#[inline]
+pub fn iq2_scales(scales: [u8; 8]) -> [i8; 16] {
+    std::array::from_fn(|i| odd(scales[i / 2] >> (4 * (i % 2)) & 15))
+}
+
+/// The odd numbers that scale the eight groups of an `IQ3_XXS` block.
+#[inline]
+pub fn iq3_xxs_scales(block: &[u8; 98]) -> [i8; 8] {
+    std::array::from_fn(|g| odd(block[69 + 4 * g] >> 4))
+}
+
+/// The odd numbers that scale the eight groups of an `IQ3_S` block.
+#[inline]
+pub fn iq3_s_scales(block: &[u8; 110]) -> [i8; 8] {
+    std::array::from_fn(|g| odd(block[106 + g / 2] >> (4 * (g % 2)) & 15))
+}
+
+/// The odd numbers that scale the eight groups of an `IQ1_S` block.
+#[inline]
+pub fn iq1_s_scales(block: &[u8; 50]) -> [i8; 8] {
+    std::array::from_fn(|g| odd(block[35 + 2 * g] >> 4 & 7))
+}
+
+/// The bits of `d`, and the odd numbers that scale the sixteen half groups of an `IQ1_M` block.
+#[inline]
+pub fn iq1_m_scales(block: &[u8; 56]) -> (u16, [i8; 16]) {
+    let words: [u16; 4] = std::array::from_fn(|i| half_word(block, 48 + 2 * i));
+    let d = (0..4).fold(0, |d, i| d | (words[i] >> 12) << (4 * i));
+    let scale = |i: usize| odd((words[i / 4] >> (3 * (i % 4)) & 7) as u8);
+    (d, std::array::from_fn(scale))
+}
+
+/// `IQ2_XXS`: 66 bytes.
+pub(super) fn decode_iq2_xxs(block: &[u8; 66], values: &mut [f32; 256]) {
+    let (unit, scales) = (half_at([block[0], block[1]]) / 8.0, iq2_xxs_scales(block));
+    decode(
+        values,
+        |g| iq2_xxs_quants(block, g).values(0),
+        unit,
+        &scales,
+    );
+}
+
+/// `IQ2_XS`: 74 bytes.
+pub(super) fn decode_iq2_xs(block: &[u8; 74], values: &mut [f32; 256]) {
+    let unit = half_at([block[0], block[1]]) / 8.0;
+    let scales = iq2_scales(last_eight(block));
+    decode(values, |g| iq2_xs_quants(block, g).values(0), unit, &scales);
+}
+
+/// `IQ2_S`: 82 bytes.
+pub(super) fn decode_iq2_s(block: &[u8; 82], values: &mut [f32; 256]) {
+    let unit = half_at([block[0], block[1]]) / 8.0;
+    let scales = iq2_scales(last_eight(block));
+    decode(values, |g| iq2_s_quants(block, g).values(0), unit, &scales);
+}
+
+/// `IQ3_XXS`: 98 bytes.
+pub(super) fn decode_iq3_xxs(block: &[u8; 98], values: &mut [f32; 256]) {
+    let (unit, scales) = (half_at([block[0], block[1]]) / 4.0, iq3_xxs_scales(block));
+    decode(
+        values,
+        |g| iq3_xxs_quants(block, g).values(0),
+        unit,
+        &scales,
+    );
+}
+
+/// `IQ3_S`: 110 bytes.
+pub(super) fn decode_iq3_s(block: &[u8; 110], values: &mut [f32; 256]) {
+    let (unit, scales) = (half_at([block[0], block[1]]), iq3_s_scales(block));
+    decode(values, |g| iq3_s_quants(block, g).values(0), unit, &scales);
+}
+
+/// `IQ1_S`: 50 bytes.
+pub(super) fn decode_iq1_s(block: &[u8; 50], values: &mut [f32; 256]) {
+    let (unit, scales) = (half_at([block[0], block[1]]) / 8.0, iq1_s_scales(block));
+    decode(values, |g| iq1_s_quants(block, g).values(16), unit, &scales);
+}
+
+/// `IQ1_M`: 56 bytes.
+pub(super) fn decode_iq1_m(block: &[u8; 56], values: &mut [f32; 256]) {
+    let (d, scales) = iq1_m_scales(block);
+    let unit = half_at(d.to_le_bytes()) / 8.0;
+    decode(values, |g| iq1_m_quants(block, g).values(16), unit, &scales);
+}
+
+/// All groups, each scaled by one number, or each half by one of twice as many. Products with
+/// `unit` are exact.
+fn decode(values: &mut [f32; 256], quants: impl Fn(usize) -> [i8; 32], unit: f32, scales: &[i8]) {
+    let len = values.len() / scales.len();
+    for (g, values) in values.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        for (i, (value, quant)) in values.iter_mut().zip(quants(g)).enumerate() {
+            let scale = unit * f32::from(scales[(32 * g + i) / len]);
+            *value = scale * f32::from(quant);
+        }
+    }
+}
+
+fn odd(scale: u8) -> i8 {
+    2 * scale as i8 + 1
+}
+
+/// The grid's entry, with an eighth added or subtracted.
+#[inline]
+fn with_eighth(entry: u64, is_negative: bool) -> u64 {
+    // No byte overflows: they are 8, 16 or 24.
+    if is_negative {
+        entry - ONES
+    } else {
+        entry + ONES
+    }
+}
+
+/// The signs of four times seven bits.
+#[inline]
+fn even_signs(word: u32) -> u32 {
+    let signs = |k: usize| EVEN_SIGNS[(word >> (7 * k) & 127) as usize];
+    u32::from_le_bytes(std::array::from_fn(signs))
+}
+
+#[inline]
+fn two(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+#[inline]
+fn word(block: &[u8], at: usize) -> u32 {
+    block[at..]
+        .first_chunk()
+        .map_or(0, |word| u32::from_le_bytes(*word))
+}
+
+#[inline]
+fn half_word(block: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([block[at], block[at + 1]])
+}
+
+fn last_eight(block: &[u8]) -> [u8; 8] {
+    block.last_chunk().copied().unwrap_or_default()
+}
