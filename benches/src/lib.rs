@@ -70,7 +70,7 @@ pub fn random_matrix(
             let bytes = (0..n).map(|_| (random.bits() as u8) & 0xB7);
             let mut bytes: Vec<u8> = bytes.collect();
             if format == BlockFormat::MXFP4 {
-                // MXFP4 scales are one byte, an exponent.
+                // Its scales are one byte, an exponent.
                 let scales = bytes.iter_mut().step_by(format.block_bytes());
                 scales.for_each(|e| *e = 120);
             }

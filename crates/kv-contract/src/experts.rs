@@ -4,7 +4,6 @@ use super::Subject;
 use super::ops::{block_weight, builder, compare, step};
 use super::scene::memory_weights;
 use kv_core::backend::Backend;
-use kv_core::block::BlockFormat;
 use kv_core::graph::{
     Activation, Affine, Graph, GraphBuilder, GraphError, GroupScore, Input, NodeId, RouteGate,
     RouteGroups, RouteSpec, RouteSum, Routing,
@@ -213,7 +212,7 @@ pub fn experts_on_blocks<B: Backend>(subject: &Subject<B>) {
         sum: RouteSum::One,
         ..RouteSpec::plain(2, RouteGate::Softmax)
     };
-    for format in BlockFormat::ALL {
+    for format in subject.formats() {
         let tolerance = subject.tolerance.linear_of(format);
         for n in [1, 13] {
             let graph = graph(n, 512, |b, x| {

@@ -4,7 +4,6 @@ use super::Subject;
 use super::ops::{alone, block_weight, builder, compare, step};
 use super::scene::memory_weights;
 use kv_core::backend::Backend;
-use kv_core::block::BlockFormat;
 use kv_core::graph::Input;
 
 /// `HeadLinear` multiplies each head with its own matrix.
@@ -21,7 +20,7 @@ pub fn heads_have_matrices<B: Backend>(subject: &Subject<B>) {
 
 /// Matrices of heads are read in every block format.
 pub fn heads_on_blocks<B: Backend>(subject: &Subject<B>) {
-    for format in BlockFormat::ALL {
+    for format in subject.formats() {
         let tolerance = subject.tolerance.linear_of(format);
         for n in [1, 13] {
             let mut b = builder(n, 0);

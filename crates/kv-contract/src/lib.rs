@@ -53,7 +53,7 @@ use kv_core::block::BlockFormat;
 use larger::CompiledOps;
 
 pub use one_op::{Attend, OneOp, StoreRows};
-pub use ops::block_weight;
+pub use ops::{block_weight, set_scales};
 pub use random::Random;
 pub use scene::{Scene, Token, in_blocks, tiny_layout, tiny_llama, tiny_weights};
 
@@ -157,6 +157,8 @@ pub struct Subject<B> {
     pub custom_ops: Result<(), BackendError>,
     /// The number of combinations that are tried.
     pub combinations: Combinations,
+    /// The formats of matrices that it does not compute with.
+    pub other_formats: Vec<BlockFormat>,
 }
 
 impl<B: Backend> Subject<B> {
@@ -171,7 +173,14 @@ impl<B: Backend> Subject<B> {
             tolerance: Tolerance::default(),
             known: Vec::new(),
             combinations: Combinations::All,
+            other_formats: Vec::new(),
         }
+    }
+
+    /// The formats of matrices that it computes with.
+    pub(crate) fn formats(&self) -> impl Iterator<Item = BlockFormat> {
+        let all = BlockFormat::ALL.into_iter();
+        all.filter(|format| !self.other_formats.contains(format))
     }
 
     /// The same with another tolerance.
@@ -183,6 +192,15 @@ impl<B: Backend> Subject<B> {
     pub fn with_combinations(self, combinations: Combinations) -> Self {
         Self {
             combinations,
+            ..self
+        }
+    }
+
+    /// The same of a backend that computes with matrices in some formats only.
+    pub fn with_formats(self, is_known: impl Fn(BlockFormat) -> bool) -> Self {
+        let other = BlockFormat::ALL.into_iter().filter(|f| !is_known(*f));
+        Self {
+            other_formats: other.collect(),
             ..self
         }
     }
@@ -329,7 +347,7 @@ macro_rules! backend_contract {
                 stored_keys_have_scores_by_distance, sinks_and_biases_come_from_the_graph,
                 plain_attention_is_three_nodes,
                 unsound_batch_visibilities_are_refused;
-            ops: embed_looks_rows_up, embed_looks_positions_and_types_up, linear_multiplies, linear_adds_a_bias, linear_on_blocks,
+            ops: embed_looks_rows_up, embed_looks_positions_and_types_up, linear_multiplies, linear_adds_a_bias, linear_on_blocks, other_formats_are_refused,
                 embed_on_blocks, rms_norm_divides, rope_rotates,
                 rope_sections_rotate, reshape_keeps_values, add_adds,
                 mul_multiplies, scale_scales, gate_activates, take_rows_takes, top_k_finds, operands_survive,

@@ -131,15 +131,6 @@ pub fn block_weight(name: &str, shape: &[usize], format: BlockFormat) -> Weight 
         format.block_len(),
         format.block_bytes(),
     );
-    // Where the half-precision scales of a block are.
-    let scales: &[usize] = match format {
-        BlockFormat::Q4_1 | BlockFormat::Q5_1 | BlockFormat::Q4_K | BlockFormat::Q5_K => &[0, 2],
-        BlockFormat::Q2_K => &[80, 82],
-        BlockFormat::Q3_K => &[108],
-        BlockFormat::Q6_K => &[208],
-        BlockFormat::MXFP4 => &[],
-        _ => &[0],
-    };
     let mut bytes = Vec::new();
     for _ in 0..n / len {
         match format {
@@ -148,13 +139,7 @@ pub fn block_weight(name: &str, shape: &[usize], format: BlockFormat) -> Weight 
             BlockFormat::BF16 => bytes.extend(half::bf16::from_f32(random.value()).to_le_bytes()),
             _ => {
                 let mut block: Vec<u8> = (0..size).map(|_| random.bits() as u8).collect();
-                if format == BlockFormat::MXFP4 {
-                    block[0] = 119 + block[0] % 4;
-                }
-                for &at in scales {
-                    let scale = half::f16::from_f32(0.01 + 0.005 * random.value());
-                    block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
-                }
+                set_scales(format, &mut block, || 0.01 + 0.005 * random.value());
                 bytes.extend(block);
             }
         }
@@ -162,9 +147,56 @@ pub fn block_weight(name: &str, shape: &[usize], format: BlockFormat) -> Weight 
     Weight::new(name, shape.to_vec(), format, bytes.into()).unwrap()
 }
 
+/// Gives each scale and minimum of a block a value: the nearest in half precision, or what a scale
+/// of 8 bits has of it: the power of two below, or the float below.
+pub fn set_scales(format: BlockFormat, block: &mut [u8], mut scale: impl FnMut() -> f32) {
+    match format {
+        // The exponent of a float, which has the same bias.
+        BlockFormat::MXFP4 => block[0] = (scale().to_bits() >> 23) as u8,
+        BlockFormat::NVFP4 => block[..4].fill_with(|| twice_in_e4m3(scale())),
+        // Four bits in the upper half of each second byte.
+        BlockFormat::IQ1_M => {
+            let bits = half::f16::from_f32(scale()).to_bits();
+            for (i, byte) in block[49..].iter_mut().step_by(2).enumerate() {
+                *byte = (*byte & 15) | ((bits >> (4 * i) & 15) as u8) << 4;
+            }
+        }
+        _ => {
+            for &at in half_precision(format) {
+                let scale = half::f16::from_f32(scale());
+                block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+            }
+        }
+    }
+}
+
+/// The offsets of a block's numbers in half precision.
+fn half_precision(format: BlockFormat) -> &'static [usize] {
+    match format {
+        BlockFormat::F32 | BlockFormat::BF16 => &[],
+        BlockFormat::Q4_1 | BlockFormat::Q5_1 | BlockFormat::Q4_K | BlockFormat::Q5_K => &[0, 2],
+        BlockFormat::Q2_K => &[80, 82],
+        BlockFormat::Q3_K => &[108],
+        BlockFormat::Q6_K => &[208],
+        BlockFormat::TQ1_0 => &[52],
+        BlockFormat::TQ2_0 => &[64],
+        _ => &[0],
+    }
+}
+
+/// Twice a magnitude as a float of 4 bits of exponent and 3 of mantissa, rounded down.
+fn twice_in_e4m3(scale: f32) -> u8 {
+    let x = (2.0 * scale.abs()).min(448.0);
+    let exponent = (x.to_bits() >> 23) as i32 - 120;
+    match exponent {
+        ..=0 => (x * 512.0) as u8,
+        _ => (exponent as u8) << 3 | (x.to_bits() >> 20 & 7) as u8,
+    }
+}
+
 /// `Embed` reads every block format.
 pub fn embed_on_blocks<B: Backend>(subject: &Subject<B>) {
-    for format in BlockFormat::ALL {
+    for format in subject.formats() {
         let mut b = builder(6, 0);
         let tokens = b.input(Input::Tokens).unwrap();
         let y = b.embed("y", tokens, "w", [9, 512]).unwrap();
@@ -176,9 +208,28 @@ pub fn embed_on_blocks<B: Backend>(subject: &Subject<B>) {
     }
 }
 
+/// A matrix in a format that a backend does not compute with is refused, and the error names both.
+pub fn other_formats_are_refused<B: Backend>(subject: &Subject<B>) {
+    let known: Vec<BlockFormat> = subject.formats().collect();
+    for format in BlockFormat::ALL.into_iter().filter(|f| !known.contains(f)) {
+        let mut b = builder(1, 0);
+        let x = b.input(Input::Embeddings { dim: 512 }).unwrap();
+        let y = b.linear("y", x, "w", 37).unwrap();
+        let graph = b.finish(&[y]).unwrap();
+        let mut weights = MemoryWeights::new();
+        weights.insert(block_weight("w", &[37, 512], format));
+        let refused = subject.compile(&graph, &weights, &RowLayout::default());
+        let error = refused.err().unwrap().to_string();
+        assert!(
+            error.contains("'w'") && error.contains(format.name()),
+            "{format}: {error}"
+        );
+    }
+}
+
 /// `Linear` multiplies with every block format, one row and many.
 pub fn linear_on_blocks<B: Backend>(subject: &Subject<B>) {
-    for format in BlockFormat::ALL {
+    for format in subject.formats() {
         let tolerance = subject.tolerance.linear_of(format);
         for n_tokens in [0, 1, 2, 7, 40] {
             let mut b = builder(n_tokens, 0);

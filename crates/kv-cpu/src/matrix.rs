@@ -274,9 +274,11 @@ pub(crate) fn is_quantised(format: BlockFormat) -> bool {
 }
 
 /// Formats of 256 values have integer scales inside: sums of them stay integers as long as the
-/// activations' scale reaches as far.
+/// activations' scale reaches as far. There are no kernels of `NVFP4`, whose groups are half as long
+/// as those of other formats.
 pub(crate) fn int8_kind(format: BlockFormat) -> ActivationKind {
     match format.block_len() {
+        _ if format == BlockFormat::NVFP4 => ActivationKind::F32,
         1 => ActivationKind::F32,
         len if len < ScaleSpan::SuperBlock.len() => ActivationKind::Int8,
         _ => ActivationKind::Int8Long,
@@ -304,6 +306,18 @@ fn is_supported(format: BlockFormat) -> bool {
             | B::IQ4_NL
             | B::IQ4_XS
             | B::MXFP4
+            | B::IQ1_S
+            | B::IQ1_M
+            | B::IQ2_XXS
+            | B::IQ2_XS
+            | B::IQ2_S
+            | B::IQ3_XXS
+            | B::IQ3_S
+            | B::TQ1_0
+            | B::TQ2_0
+            | B::Q1_0
+            | B::Q2_0
+            | B::NVFP4
     )
 }
 

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)] // a failed unwrap fails the test
 
 use half::f16;
+use kv_contract::set_scales;
 use kv_core::block::{BlockFormat, dequantize, quantize};
 use kv_core::weights::Weight;
 use kv_cpu::activations::{ActivationKind, Activations, Int8Buffer, RowBuffer, ScaleSpan};
@@ -373,35 +374,13 @@ fn random_weight(format: BlockFormat, n_rows: usize, n_columns: usize, seed: u64
     Weight::new("w", vec![n_rows, n_columns], format, bytes.into()).unwrap()
 }
 
-/// Gives each scale and minimum of a block a value: as near as half precision comes, or the power
-/// of two below.
-fn set_scales(format: BlockFormat, block: &mut [u8], mut scale: impl FnMut() -> f32) {
-    if format == BlockFormat::MXFP4 {
-        // The exponent of a float, which has the same bias.
-        block[0] = (scale().to_bits() >> 23) as u8;
-    }
-    for at in scale_offsets(format) {
-        block[*at..at + 2].copy_from_slice(&f16::from_f32(scale()).to_le_bytes());
-    }
-}
-
-/// The offsets of a block's numbers in half precision.
-fn scale_offsets(format: BlockFormat) -> &'static [usize] {
-    match format {
-        BlockFormat::F32 | BlockFormat::BF16 | BlockFormat::MXFP4 => &[],
-        BlockFormat::Q4_1 | BlockFormat::Q5_1 | BlockFormat::Q4_K | BlockFormat::Q5_K => &[0, 2],
-        BlockFormat::Q2_K => &[80, 82],
-        BlockFormat::Q3_K => &[108],
-        BlockFormat::Q6_K => &[208],
-        _ => &[0],
-    }
-}
-
 /// Numbers of columns that a format can have, with every kind of tail.
 fn widths(format: BlockFormat) -> &'static [usize] {
     match format.block_len() {
         1 => &[1, 5, 8, 13, 16, 24, 31, 256, 300],
         32 => &[32, 64, 96, 224, 256, 352, 1024],
+        64 => &[64, 192, 256, 320, 1088],
+        128 => &[128, 384, 512, 1152],
         _ => &[256, 512, 1280],
     }
 }
@@ -668,7 +647,11 @@ fn powers_of_two_of_any_size_are_exact() {
 /// them are taken together.
 #[test]
 fn int8_products_are_the_same_bits_with_registers_of_any_width() {
-    for format in BlockFormat::ALL.into_iter().filter(|f| f.block_len() > 1) {
+    // `NVFP4` is multiplied as floats.
+    let formats = BlockFormat::ALL
+        .into_iter()
+        .filter(|f| *f != BlockFormat::NVFP4);
+    for format in formats.filter(|f| f.block_len() > 1) {
         let long = 113 * 32_usize.max(format.block_len() / 4);
         let long = long.next_multiple_of(format.block_len());
         for n in [widths(format)[widths(format).len() - 1], long] {

@@ -128,7 +128,9 @@ fn is_packed(isa: Isa, weights: &[Weight]) -> bool {
         // Rows of a matrix after the last sixteen stay stored.
         let has_some = n_out.is_multiple_of(16) || (w.shape().len() == 2 && n_out > 16);
         let is_whole = w.format().block_len() > 1 || w.n_columns().is_multiple_of(64);
-        is_large(w) || (has_kernels && has_some && is_whole)
+        // Formats after this one are read as stored.
+        let has_layout = w.format() <= BlockFormat::MXFP4;
+        is_large(w) || (has_kernels && has_some && is_whole && has_layout)
     })
 }
 

@@ -22,9 +22,10 @@ pub(super) trait GemvIsa<const ROWS: usize>: TileIsa {
     type Minima: Copy;
 
     unsafe fn zero_minima() -> Self::Minima;
-    /// The dot product of a block, to be added over lanes.
+    /// The dot product of group `g` of a block, to be added over lanes.
     unsafe fn dot_block<F: QuantFormat<BYTES>, const BYTES: usize>(
         block: &[u8; BYTES],
+        g: usize,
         acts: &[i8; BLOCK],
     ) -> Self::Int;
     /// Sums of a super-block, which begins at activation block `first`: of quants times factors,
@@ -74,9 +75,10 @@ pub(super) unsafe fn gemv<I, F, const ROWS: usize, const BYTES: usize>(
         // SAFETY: `n_stored` blocks can be read from the start of each row on; the store is of
         // `ROWS` values.
         unsafe {
-            let acc = match F::GROUPS {
-                1 => blocks::<I, F, ROWS, BYTES>(&tile, acts),
-                _ => supers::<I, F, ROWS, BYTES>(&tile, acts),
+            let acc = if F::LAYOUT.has_supers() {
+                supers::<I, F, ROWS, BYTES>(&tile, acts)
+            } else {
+                blocks::<I, F, ROWS, BYTES>(&tile, acts)
             };
             I::store_f(sums.as_mut_ptr(), acc);
         }
@@ -94,7 +96,7 @@ struct RowTile<const ROWS: usize, const BYTES: usize> {
     n_stored: usize,
 }
 
-/// Formats with a scale for each block, and perhaps a minimum.
+/// Formats with a scale for each block, and perhaps a minimum, of one group of 32 values or several.
 ///
 /// # Safety
 /// As for [`gemv`]; the rows have their blocks, the activations at least as many.
@@ -110,20 +112,23 @@ where
     // SAFETY: as the caller promises.
     unsafe {
         let mut acc = I::zero_f();
-        for b in 0..tile.n_stored {
-            let prefetcher = Prefetcher::new::<ROWS>(b * BYTES, BYTES, tile.row_bytes);
+        for b in 0..tile.n_stored * F::GROUPS {
+            let (s, g) = (b / F::GROUPS, b % F::GROUPS);
+            let prefetcher = Prefetcher::new::<ROWS>(s * BYTES, BYTES, tile.row_bytes);
             let a = acts.quants.get_unchecked(b);
             // Scales, then minima.
             let mut scale_bits = [[0; ROWS]; 2];
             let mut dots = [I::zero(); ROWS];
             for (r, dot) in dots.iter_mut().enumerate() {
-                let block = &*tile.rows[r].add(b);
-                prefetcher.prefetch(block, r);
+                let block = &*tile.rows[r].add(s);
+                if g == 0 {
+                    prefetcher.prefetch(block, r);
+                }
                 scale_bits[0][r] = F::scale_bits(block);
                 if F::MINIMA {
                     scale_bits[1][r] = F::minimum_bits(block);
                 }
-                *dot = I::dot_block::<F, BYTES>(block, a);
+                *dot = I::dot_block::<F, BYTES>(block, g, a);
             }
             let offset = if I::SIGNED_WIDE {
                 F::SIGNED_OFFSET
@@ -183,7 +188,10 @@ where
                 (sums[r], minima[r]) = I::dot_super::<F, BYTES>(block, &scales, acts, first);
             }
             let act_scale = I::splat_f(*acts.scales.get_unchecked(first));
-            let [scale, minimum_scale] = I::f16_to_f32(&scale_bits);
+            let [mut scale, minimum_scale] = I::f16_to_f32(&scale_bits);
+            if F::UNIT != 1.0 {
+                scale = I::mul_f(scale, I::splat_f(F::UNIT));
+            }
             let sums = I::to_float(I::add_lanes(sums));
             acc = I::mul_add_f(sums, I::mul_f(scale, act_scale), acc);
             if F::MINIMA {

@@ -5,19 +5,22 @@
 //! Quants are unpacked 32 at a time by the functions of an instruction set ([`unpack`]); scales of
 //! super-blocks by [`block_scales`].
 
-use kv_core::block::{IQ4_VALUES, MXFP4_VALUES};
+use kv_core::block::{
+    IQ4_VALUES, MXFP4_VALUES, iq1_m_quants, iq1_s_quants, iq2_s_quants, iq2_xs_quants,
+    iq2_xxs_quants, iq3_s_quants, iq3_xxs_quants, q1_0_quants, q2_0_quants, tq1_0_quants,
+};
 
 use super::gemm::block_scales::{self, BlockScales};
 use super::gemm::{Layout, SIGNED};
 use super::unpack::{
-    Quants, bit, fives, high_bits, less, load16, load32, lookup, nibble, nibbles, signed,
+    Quants, bit, fives, high_bits, less, load16, load32, lookup, negated, nibble, nibbles, signed,
     signed_fives, two_bits,
 };
 use crate::operands::SUPER_BLOCK;
 
 /// A format of `BYTES` bytes a block that is multiplied as int8.
 pub(in crate::kernels) trait QuantFormat<const BYTES: usize> {
-    /// Groups of 32 values in a block.
+    /// Groups of 32 values in a block; without super-blocks they share a scale.
     const GROUPS: usize = if Self::LAYOUT.has_supers() {
         SUPER_BLOCK
     } else {
@@ -29,6 +32,13 @@ pub(in crate::kernels) trait QuantFormat<const BYTES: usize> {
     const OFFSET: i32;
     /// The number of bits they have then.
     const BITS: u32;
+    /// The largest magnitude of quants.
+    const LARGEST: usize = match Self::OFFSET {
+        0 => (1 << Self::BITS) - 1,
+        offset => offset as usize,
+    };
+    /// A power of two that all scales are multiplied with.
+    const UNIT: f32 = 1.0;
     /// As [`Layout::parts`].
     const PARTS: usize = Self::LAYOUT.parts();
     /// As [`Layout::has_minima`].
@@ -48,12 +58,8 @@ pub(in crate::kernels) trait QuantFormat<const BYTES: usize> {
 
     /// As [`TileArgs::max_magnitude`](super::gemm::TileArgs::max_magnitude).
     const MAX_MAGNITUDE: u16 = {
-        let most_weight = match Self::OFFSET {
-            0 => (1 << Self::BITS) - 1,
-            offset => offset as usize,
-        };
         let halves = 2 / Self::PARTS;
-        (i16::MAX as usize / most_weight / halves) as u16
+        (i16::MAX as usize / Self::LARGEST / halves) as u16
     };
 
     /// The quants of group `g`, signed.
@@ -85,9 +91,10 @@ pub(in crate::kernels) trait QuantFormat<const BYTES: usize> {
 }
 
 /// A format from its layout, the bits and the offset of unsigned quants, the function of its scales
-/// where it has super-blocks, and how the quants of group `g` of block `b` are unpacked.
+/// where it has super-blocks, constants that are not the trait's, and how the quants of group `g` of
+/// block `b` are unpacked.
 macro_rules! format {
-    ($name:ident, $bytes:literal: $layout:ident, $bits:literal bits, $offset:literal $(, $head:path)?;
+    ($name:ident, $bytes:literal: $layout:ident, $bits:literal bits, $offset:literal $(, $head:path)? $(, { $($constant:tt)* })?;
         ($b:ident, $g:pat) => $quants:expr) => {
         #[derive(Clone, Copy)]
         pub(in crate::kernels) struct $name;
@@ -96,6 +103,7 @@ macro_rules! format {
             const LAYOUT: Layout = Layout::$layout;
             const OFFSET: i32 = if SIGNED { 0 } else { $offset };
             const BITS: u32 = $bits;
+            $($($constant)*)?
 
             #[inline]
             #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2"))]
@@ -148,6 +156,35 @@ format!(Q6K, 210: SuperHalves, 6 bits, 32, block_scales::q6_k;
     let high = two_bits(load32(b, 128 + 32 * (g / 4)), g % 4);
     less(high_bits::<4>(low, high), 32)
 });
+
+// The IQ2 and IQ3 formats' quants need seven bits, which wide weights have.
+format!(Iq2Xxs, 66: Supers, 8 bits, 128, block_scales::iq2_xxs,
+    { const LARGEST: usize = 43; const UNIT: f32 = 0.125; };
+    (b, g) => negated(iq2_xxs_quants(b, g)));
+format!(Iq2Xs, 74: SuperHalves, 8 bits, 128, block_scales::iq2_halves,
+    { const LARGEST: usize = 43; const UNIT: f32 = 0.125; };
+    (b, g) => negated(iq2_xs_quants(b, g)));
+format!(Iq2S, 82: SuperHalves, 8 bits, 128, block_scales::iq2_halves,
+    { const LARGEST: usize = 43; const UNIT: f32 = 0.125; };
+    (b, g) => negated(iq2_s_quants(b, g)));
+format!(Iq3Xxs, 98: Supers, 8 bits, 128, block_scales::iq3_xxs,
+    { const LARGEST: usize = 62; const UNIT: f32 = 0.25; };
+    (b, g) => negated(iq3_xxs_quants(b, g)));
+format!(Iq3S, 110: Supers, 5 bits, 16, block_scales::iq3_s;
+    (b, g) => negated(iq3_s_quants(b, g)));
+format!(Iq1S, 50: Supers, 5 bits, 16, block_scales::iq1_s, { const UNIT: f32 = 0.125; };
+    (b, g) => less(negated(iq1_s_quants(b, g)), 16));
+format!(Iq1M, 56: SuperHalves, 5 bits, 16, block_scales::iq1_m, { const UNIT: f32 = 0.125; };
+    (b, g) => less(negated(iq1_m_quants(b, g)), 16));
+format!(Tq1_0, 54: Supers, 2 bits, 1, block_scales::tq1_0;
+    (b, g) => less(load32(&tq1_0_quants(b, g), 0), 1));
+// A 3 that no encoder writes stands for 2.
+format!(Tq2_0, 66: Supers, 2 bits, 1, block_scales::tq2_0, { const LARGEST: usize = 2; };
+    (b, g) => less(two_bits(load32(b, 32 * (g / 4)), g % 4), 1));
+format!(Q1_0, 18: Blocks, 2 bits, 1, { const GROUPS: usize = 4; };
+    (b, g) => negated(q1_0_quants(b, g)));
+format!(Q2_0, 18: Blocks, 2 bits, 1, { const GROUPS: usize = 2; const LARGEST: usize = 2; };
+    (b, g) => less(negated(q2_0_quants(b, g)), 1));
 
 #[inline]
 fn word(block: &[u8], at: usize) -> u32 {

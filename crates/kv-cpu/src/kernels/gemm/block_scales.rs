@@ -5,7 +5,10 @@
 //! nothing of quants.
 
 use half::f16;
-use kv_core::block::iq4_xs_scales;
+use kv_core::block::{
+    iq1_m_scales, iq1_s_scales, iq2_scales, iq2_xxs_scales, iq3_s_scales, iq3_xxs_scales,
+    iq4_xs_scales,
+};
 
 /// Scales and minima of one super-block: value = `scale · factor · quant − minimum · int_minimum`.
 #[derive(Clone, Copy)]
@@ -121,11 +124,71 @@ pub(in crate::kernels) fn q6_k(block: &[u8; 210]) -> BlockScales {
 pub(in crate::kernels) fn iq4_xs(block: &[u8; 136]) -> BlockScales {
     let mut packed = [0; 6];
     packed.copy_from_slice(&block[2..8]);
-    let factors = iq4_xs_scales(&packed).map(|s| s as u8);
+    of_eight(half(block, 0), iq4_xs_scales(&packed))
+}
+
+#[inline(always)]
+pub(in crate::kernels) fn iq2_xxs(block: &[u8; 66]) -> BlockScales {
+    of_eight(half(block, 0), iq2_xxs_scales(block))
+}
+
+/// `IQ2_XS` and `IQ2_S`.
+#[inline(always)]
+pub(in crate::kernels) fn iq2_halves<const BYTES: usize>(block: &[u8; BYTES]) -> BlockScales {
+    let scales = block.last_chunk().copied().unwrap_or_default();
+    of_sixteen(half(block, 0), iq2_scales(scales))
+}
+
+#[inline(always)]
+pub(in crate::kernels) fn iq3_xxs(block: &[u8; 98]) -> BlockScales {
+    of_eight(half(block, 0), iq3_xxs_scales(block))
+}
+
+#[inline(always)]
+pub(in crate::kernels) fn iq3_s(block: &[u8; 110]) -> BlockScales {
+    of_eight(half(block, 0), iq3_s_scales(block))
+}
+
+#[inline(always)]
+pub(in crate::kernels) fn iq1_s(block: &[u8; 50]) -> BlockScales {
+    of_eight(half(block, 0), iq1_s_scales(block))
+}
+
+#[inline(always)]
+pub(in crate::kernels) fn iq1_m(block: &[u8; 56]) -> BlockScales {
+    let (scale, factors) = iq1_m_scales(block);
+    of_sixteen(f16::from_bits(scale), factors)
+}
+
+#[inline(always)]
+pub(in crate::kernels) fn tq1_0(block: &[u8; 54]) -> BlockScales {
+    of_eight(half(block, 52), [1; 8])
+}
+
+#[inline(always)]
+pub(in crate::kernels) fn tq2_0(block: &[u8; 66]) -> BlockScales {
+    of_eight(half(block, 64), [1; 8])
+}
+
+/// Without minima, with a factor for each block.
+#[inline(always)]
+fn of_eight(scale: f16, factors: [i8; 8]) -> BlockScales {
+    let factors = u64::from_le_bytes(factors.map(|factor| factor as u8));
     BlockScales {
-        scale: half(block, 0),
+        scale,
         minimum: f16::ZERO,
-        factors: u128::from(u64::from_le_bytes(factors)),
+        factors: factors.into(),
+        minima: 0,
+    }
+}
+
+/// The same with one for each half block.
+#[inline(always)]
+fn of_sixteen(scale: f16, factors: [i8; 16]) -> BlockScales {
+    BlockScales {
+        scale,
+        minimum: f16::ZERO,
+        factors: u128::from_le_bytes(factors.map(|factor| factor as u8)),
         minima: 0,
     }
 }

@@ -17,10 +17,12 @@ pub(in crate::kernels) struct Tiles {
     /// Formats with a scale for each block: weights below 64, and any weights.
     pub(in crate::kernels) blocks: [&'static [TileFn]; 2],
     pub(in crate::kernels) blocks_with_minima: &'static [TileFn],
-    pub(in crate::kernels) supers: &'static [TileFn],
+    /// Weights below 64, and any weights.
+    pub(in crate::kernels) supers: [&'static [TileFn]; 2],
     /// Weights below 16, and any weights.
     pub(in crate::kernels) supers_with_minima: [&'static [TileFn]; 2],
-    pub(in crate::kernels) super_halves: &'static [TileFn],
+    /// Weights below 64, and any weights.
+    pub(in crate::kernels) super_halves: [&'static [TileFn]; 2],
     pub(in crate::kernels) super_halves_with_minima: &'static [TileFn],
     /// The way a format is unpacked to panels, where the instruction set is available.
     pub(in crate::kernels) pack: unsafe fn(BlockFormat) -> UnpackPanelFn,
@@ -63,9 +65,9 @@ macro_rules! tiles {
             $crate::kernels::gemm::dispatch::Tiles {
                 blocks: [&[$(blocks::<WIDE, false, $n>),+], &[$(blocks::<true, false, $n>),+]],
                 blocks_with_minima: &[$(blocks::<WIDE, true, $n>),+],
-                supers: &[$(supers::<true, 1, false, $n>),+],
+                supers: [&[$(supers::<WIDE, 1, false, $n>),+], &[$(supers::<true, 1, false, $n>),+]],
                 supers_with_minima: [&[$(supers::<WIDE, 1, true, $n>),+]; 2],
-                super_halves: &[$(supers::<WIDE, 2, false, $n>),+],
+                super_halves: [&[$(supers::<WIDE, 2, false, $n>),+], &[$(supers::<true, 2, false, $n>),+]],
                 super_halves_with_minima: &[$(supers::<WIDE, 2, true, $n>),+],
                 pack: $pack,
                 rows: tile::VECTORS * <$lanes as TileIsa>::ROWS,
@@ -82,6 +84,37 @@ macro_rules! for_format {
         use kv_core::block::BlockFormat as B;
         use $crate::kernels::quant_format as g;
         match $format {
+            B::IQ1_S => $function::<g::Iq1S, 50>($($argument),*),
+            B::IQ1_M => $function::<g::Iq1M, 56>($($argument),*),
+            B::IQ2_XXS => $function::<g::Iq2Xxs, 66>($($argument),*),
+            B::IQ2_XS => $function::<g::Iq2Xs, 74>($($argument),*),
+            B::IQ2_S => $function::<g::Iq2S, 82>($($argument),*),
+            B::IQ3_XXS => $function::<g::Iq3Xxs, 98>($($argument),*),
+            B::IQ3_S => $function::<g::Iq3S, 110>($($argument),*),
+            B::TQ1_0 => $function::<g::Tq1_0, 54>($($argument),*),
+            B::TQ2_0 => $function::<g::Tq2_0, 66>($($argument),*),
+            B::Q1_0 => $function::<g::Q1_0, 18>($($argument),*),
+            B::Q2_0 => $function::<g::Q2_0, 18>($($argument),*),
+            packed => $crate::kernels::gemm::dispatch::for_packed_format!(
+                packed, $function($($argument),*) $(, else $otherwise)?),
+        }
+    }};
+}
+pub(in crate::kernels) use for_format;
+
+/// The same, of those formats only whose rows can be packed.
+macro_rules! for_packed_format {
+    ($format:expr, $function:ident($($argument:expr),*)) => {
+        $crate::kernels::gemm::dispatch::for_packed_format!(
+            $format, $function($($argument),*), else {
+                // `Matrix` gives other formats `f32` activations.
+                debug_assert!(false, "{} against int8 activations", $format);
+            })
+    };
+    ($format:expr, $function:ident($($argument:expr),*), else $otherwise:expr) => {{
+        use kv_core::block::BlockFormat as B;
+        use $crate::kernels::quant_format as g;
+        match $format {
             B::Q4_0 => $function::<g::Q4_0, 18>($($argument),*),
             B::Q4_1 => $function::<g::Q4_1, 20>($($argument),*),
             B::Q5_0 => $function::<g::Q5_0, 22>($($argument),*),
@@ -95,15 +128,11 @@ macro_rules! for_format {
             B::IQ4_NL => $function::<g::Iq4Nl, 18>($($argument),*),
             B::IQ4_XS => $function::<g::Iq4Xs, 136>($($argument),*),
             B::MXFP4 => $function::<g::Mxfp4, 17>($($argument),*),
-            // `Matrix` gives other formats `f32` activations.
-            other => {
-                debug_assert!(false, "{other} against int8 activations");
-                $($otherwise)?
-            }
+            _ => $otherwise,
         }
     }};
 }
-pub(in crate::kernels) use for_format;
+pub(in crate::kernels) use for_packed_format;
 
 /// All weight rows times some tokens.
 ///
@@ -148,9 +177,9 @@ unsafe fn run<F: QuantFormat<BYTES>, const BYTES: usize>(
         tiles: match F::LAYOUT {
             Layout::Blocks | Layout::BlocksByPowers => tiles.blocks[usize::from(F::WIDE)],
             Layout::BlocksWithMinima => tiles.blocks_with_minima,
-            Layout::Supers => tiles.supers,
+            Layout::Supers => tiles.supers[usize::from(F::WIDE)],
             Layout::SupersWithMinima => tiles.supers_with_minima[usize::from(F::BITS > 4)],
-            Layout::SuperHalves => tiles.super_halves,
+            Layout::SuperHalves => tiles.super_halves[usize::from(F::WIDE)],
             Layout::SuperHalvesWithMinima => tiles.super_halves_with_minima,
         },
         tile_rows: tiles.rows,

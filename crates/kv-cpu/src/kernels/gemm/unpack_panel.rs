@@ -121,18 +121,21 @@ fn unpack_scales<F: QuantFormat<BYTES>, const BYTES: usize>(
 ) {
     for (row, block) in (first..).zip(blocks) {
         let Some(head) = F::super_scales_of(block) else {
-            panel.scales[at][row] = if F::POWERS {
+            let scale = if F::POWERS {
                 mxfp4_scale(block[0])
             } else {
                 unpack::number(f16::from_bits(F::scale_bits(block)))
             };
+            for scales in &mut panel.scales[at * F::GROUPS..(at + 1) * F::GROUPS] {
+                scales[row] = scale;
+            }
             if F::MINIMA {
                 let minimum = f16::from_bits(F::minimum_bits(block));
                 panel.minima[at][row] = unpack::number(minimum);
             }
             continue;
         };
-        panel.super_scales[at][row] = unpack::number(head.scale);
+        panel.super_scales[at][row] = unpack::number(head.scale) * F::UNIT;
         panel.super_minima[at][row] = unpack::number(head.minimum);
         let n = F::PARTS * SUPER_BLOCK;
         let factors = &mut panel.factors[at * n..(at + 1) * n];

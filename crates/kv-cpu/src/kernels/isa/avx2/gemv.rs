@@ -43,11 +43,12 @@ impl<D: Dot> GemvIsa<ROWS> for Avx2Tile<D> {
     #[inline(always)]
     unsafe fn dot_block<F: QuantFormat<BYTES>, const BYTES: usize>(
         block: &[u8; BYTES],
+        g: usize,
         acts: &[i8; BLOCK],
     ) -> __m256i {
         // SAFETY: as the caller promises; 32 readable bytes.
         unsafe {
-            let (zero, w) = (_mm256_setzero_si256(), unsigned::<F, BYTES>(block, 0));
+            let (zero, w) = (_mm256_setzero_si256(), unsigned::<F, BYTES>(block, g));
             let a = _mm256_loadu_si256(acts.as_ptr().cast());
             if F::WIDE {
                 D::dot_bytes::<true>(zero, w, a)

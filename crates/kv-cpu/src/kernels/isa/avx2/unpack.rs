@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use half::f16;
-use kv_core::block::IQ4_VALUES;
+use kv_core::block::{IQ4_VALUES, Quants32};
 
 /// 32 quants.
 pub(in crate::kernels) type Quants = __m256i;
@@ -95,6 +95,15 @@ pub(in crate::kernels) fn signed_fives(q: __m256i, fifth: u32) -> __m256i {
         q,
         _mm256_andnot_si256(bit_mask(fifth), _mm256_set1_epi8(-16)),
     )
+}
+
+/// The values of bytes that are negated or not.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(in crate::kernels) fn negated(quants: Quants32) -> __m256i {
+    let [a, b, c, d] = quants.bytes.map(|bytes| bytes as i64);
+    let (bytes, mask) = (_mm256_setr_epi64x(a, b, c, d), bit_mask(quants.signs));
+    _mm256_sub_epi8(_mm256_xor_si256(bytes, mask), mask)
 }
 
 /// All bits of byte `i` set where bit `i` is.

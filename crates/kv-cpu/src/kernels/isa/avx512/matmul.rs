@@ -11,7 +11,7 @@ use kv_core::block::BlockFormat;
 use super::dot::Avx512Tile;
 use super::{bf16, float, gemm_pairs, gemm_skinny, gemv, pack, packed_float};
 use crate::kernels::gemm::UnpackPanelFn;
-use crate::kernels::gemm::dispatch::{self, Tiles, for_format, tiles};
+use crate::kernels::gemm::dispatch::{self, Tiles, for_format, for_packed_format, tiles};
 use crate::kernels::gemm::tile_isa::TileIsa;
 use crate::kernels::gemm::unpack_panel::{Words, unpack_panel};
 use crate::kernels::gemv_stored;
@@ -46,7 +46,14 @@ const STORED_TILES: Tiles = Tiles {
         &with_pairs!(PLAIN_TILES.supers_with_minima[0], 1, true),
         PLAIN_TILES.supers_with_minima[1],
     ],
-    super_halves: &with_pairs!(PLAIN_TILES.super_halves, 2, false),
+    supers: [
+        &with_pairs!(PLAIN_TILES.supers[0], 1, false),
+        PLAIN_TILES.supers[1],
+    ],
+    super_halves: [
+        &with_pairs!(PLAIN_TILES.super_halves[0], 2, false),
+        &with_pairs!(PLAIN_TILES.super_halves[1], 2, false),
+    ],
     super_halves_with_minima: &with_pairs!(PLAIN_TILES.super_halves_with_minima, 2, true),
     ..PLAIN_TILES
 };
@@ -120,7 +127,7 @@ pub(super) fn matmul_bf16(
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn gemv_packed(weights: &WeightRows<'_>, acts: &Int8Row<'_>, out: &mut [f32]) {
     use gemv::gemv;
-    for_format!(weights.format, gemv(weights, acts, out));
+    for_packed_format!(weights.format, gemv(weights, acts, out));
 }
 
 /// Skinny GEMM on packed rows.
@@ -132,7 +139,7 @@ fn gemm_skinny_packed(
     out: &mut OutputColumns<'_>,
 ) {
     use gemm_skinny::gemm_skinny;
-    for_format!(weights.format, gemm_skinny(weights, acts, tokens, out));
+    for_packed_format!(weights.format, gemm_skinny(weights, acts, tokens, out));
 }
 
 /// GEMV on stored rows: AVX2's, with VNNI.

@@ -20,7 +20,7 @@ use super::row_group::{GroupBlock, ROWS, StoredGroup};
 use super::unpack::UnpackGroup;
 use super::unpack_panel::unpack_block;
 use crate::kernels::WeightRows;
-use crate::kernels::gemm::dispatch::for_format;
+use crate::kernels::gemm::dispatch::for_packed_format;
 use crate::kernels::gemm::{self, Panel, UnpackPanelFn};
 use crate::kernels::prefetch::prefetch_l1;
 
@@ -186,7 +186,7 @@ pub(super) fn row_bytes(format: BlockFormat, n_columns: usize) -> usize {
     if format.block_len() == 1 {
         return packed_float::bf13::row_bytes(format, n_columns);
     }
-    for_format!(format, row_bytes_of(blocks_of(format, n_columns)), else 0)
+    for_packed_format!(format, row_bytes_of(blocks_of(format, n_columns)), else 0)
 }
 
 fn row_bytes_of<F: UnpackGroup<BYTES>, const BYTES: usize>(n_blocks: usize) -> usize {
@@ -207,7 +207,7 @@ pub(super) fn pack(stored: &WeightRows<'_>, to: &mut [u8]) -> bool {
     if stored.format.block_len() == 1 {
         return packed_float::f32::pack(stored, to);
     }
-    for_format!(stored.format, pack_of(stored, to));
+    for_packed_format!(stored.format, pack_of(stored, to));
     true
 }
 
@@ -291,7 +291,7 @@ pub(super) fn stored_block(weights: &WeightRows<'_>, row: usize, b: usize, to: &
     if weights.format.block_len() == 1 {
         return packed_float::f32::stored_block(weights, row, b, to);
     }
-    for_format!(weights.format, stored_block_of(weights, row, b, to));
+    for_packed_format!(weights.format, stored_block_of(weights, row, b, to));
 }
 
 fn stored_block_of<F: UnpackGroup<BYTES>, const BYTES: usize>(
@@ -328,7 +328,7 @@ fn by_columns(bits: u32) -> u32 {
 /// The function that unpacks packed rows of a format to panels.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) fn unpack_panel_of(format: BlockFormat) -> UnpackPanelFn {
-    for_format!(format, to_panels_of(), else |_, _, _, _| ())
+    for_packed_format!(format, to_panels_of(), else |_, _, _, _| ())
 }
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
@@ -414,7 +414,7 @@ mod tests {
         ];
         let super_blocks = [B::Q2_K, B::Q3_K, B::Q4_K, B::Q5_K, B::Q6_K, B::IQ4_XS];
         for format in blocks.into_iter().chain(super_blocks) {
-            for_format!(format, places_met());
+            for_packed_format!(format, places_met());
         }
     }
 }

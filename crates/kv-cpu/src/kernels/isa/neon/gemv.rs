@@ -36,11 +36,12 @@ impl<D: Dot> GemvIsa<ROWS> for NeonTile<D> {
     #[inline(always)]
     unsafe fn dot_block<F: QuantFormat<BYTES>, const BYTES: usize>(
         block: &[u8; BYTES],
+        g: usize,
         acts: &[i8; BLOCK],
     ) -> int32x4_t {
         // SAFETY: as the caller promises.
         unsafe {
-            let (w, a) = (F::quants(block, 0), load(acts));
+            let (w, a) = (F::quants(block, g), load(acts));
             D::dot(D::dot(vdupq_n_s32(0), w[0], a[0]), w[1], a[1])
         }
     }

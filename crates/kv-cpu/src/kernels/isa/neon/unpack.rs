@@ -3,7 +3,7 @@
 use std::arch::aarch64::*;
 
 use half::f16;
-use kv_core::block::IQ4_VALUES;
+use kv_core::block::{IQ4_VALUES, Quants32};
 
 use super::vector::{f16_to_f32, transpose_4x4};
 use crate::kernels::gemm::unpack_panel::Interleave;
@@ -93,16 +93,39 @@ pub(in crate::kernels) fn less([low, high]: Bytes, offset: u8) -> Bytes {
 #[inline]
 #[target_feature(enable = "neon")]
 pub(in crate::kernels) fn fives(q: Bytes, fifth: u32) -> Bytes {
+    let ([low, high], sixteen) = (bit_masks(fifth), vdupq_n_u8(16));
+    [
+        vorrq_u8(q[0], vandq_u8(low, sixteen)),
+        vorrq_u8(q[1], vandq_u8(high, sixteen)),
+    ]
+}
+
+/// All bits of byte `i` set where bit `i` is.
+#[inline]
+#[target_feature(enable = "neon")]
+fn bit_masks(bits: u32) -> Bytes {
     // Bit `i` of a byte, in each of eight.
     let bit_of = vreinterpretq_u8_u64(vdupq_n_u64(0x8040_2010_0804_0201));
-    let sixteen = vdupq_n_u8(16);
-    let more = |bytes: u32| {
-        let both = vcombine_u8(vdup_n_u8(bytes as u8), vdup_n_u8((bytes >> 8) as u8));
-        vandq_u8(vtstq_u8(both, bit_of), sixteen)
-    };
+    let [a, b, c, d] = bits.to_le_bytes();
     [
-        vorrq_u8(q[0], more(fifth)),
-        vorrq_u8(q[1], more(fifth >> 16)),
+        vtstq_u8(vcombine_u8(vdup_n_u8(a), vdup_n_u8(b)), bit_of),
+        vtstq_u8(vcombine_u8(vdup_n_u8(c), vdup_n_u8(d)), bit_of),
+    ]
+}
+
+/// The values of bytes that are negated or not.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(in crate::kernels) fn negated(quants: Quants32) -> Bytes {
+    let [a, b, c, d] = quants.bytes;
+    let bytes = [
+        vcombine_u8(vcreate_u8(a), vcreate_u8(b)),
+        vcombine_u8(vcreate_u8(c), vcreate_u8(d)),
+    ];
+    let masks = bit_masks(quants.signs);
+    [
+        vsubq_u8(veorq_u8(bytes[0], masks[0]), masks[0]),
+        vsubq_u8(veorq_u8(bytes[1], masks[1]), masks[1]),
     ]
 }
 
