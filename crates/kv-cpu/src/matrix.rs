@@ -274,8 +274,8 @@ pub(crate) fn is_quantised(format: BlockFormat) -> bool {
 }
 
 /// Formats of 256 values have integer scales inside: sums of them stay integers as long as the
-/// activations' scale reaches as far. There are no kernels of `NVFP4`, whose groups are half as long
-/// as those of other formats.
+/// activations' scale reaches as far. There are no kernels of `NVFP4`, whose groups are half as
+/// long as those of other formats.
 pub(crate) fn int8_kind(format: BlockFormat) -> ActivationKind {
     match format.block_len() {
         _ if format == BlockFormat::NVFP4 => ActivationKind::F32,

@@ -1,4 +1,4 @@
-//! One or two bits a value, or less than two (three values of a ternary digit).
+//! One or two bits a value, or a ternary digit.
 //!
 //! Layouts, in bytes from the start of the block; `d` is `f16`, little endian.
 //!
@@ -13,9 +13,9 @@
 //! - `Q1_0`: bit `v % 8` of `qs[v / 8]`; `d` where it is set.
 //! - `Q2_0`: bits `2·(v % 4)` and the next of `qs[v / 4]`.
 //! - `TQ2_0`: bits `2·((v / 32) % 4)` and the next of `qs[32·(v / 128) + v % 32]`.
-//! - `TQ1_0`: a byte `b` is a fraction of 256, whose ternary digit `n` is `q`: digit `v / 32` of
-//!   `qs[v % 32]` for the first 160 values; of the next 80, `w` being their number, digit `w / 16` of
-//!   `qs[32 + w % 16]`; of the last 16, digit `w / 4` of `qh[w % 4]`.
+//! - `TQ1_0`: a byte is a fraction of 256, whose ternary digit `n` is `q`: digit `v / 32` of
+//!   `qs[v % 32]` for the first 160 values; of the next 80, `w` being their number, digit `w / 16`
+//!   of `qs[32 + w % 16]`; of the last 16, digit `w / 4` of `qh[w % 4]`.
 //!
 //! Source: the `ggml` block types of these names, which the GGUF specification refers to.
 

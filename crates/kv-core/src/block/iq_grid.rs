@@ -14,10 +14,11 @@
 //! | `IQ1_S`   | `d` 2, `q` 32, 8 times `word` 2                    | `d / 8 · (2·sc[g] + 1) · (t − 16)`  |
 //! | `IQ1_M`   | `q` 32, `high` 16, `scales` 8                      | `d / 8 · (2·sc[2g+h] + 1) · (t−16)` |
 //!
-//! - `word` of 4 bytes: four times seven bits of signs ([`grid::EVEN_SIGNS`]), then 4 bits of scale.
+//! - `word` of 4 bytes: four times seven bits of signs ([`grid::EVEN_SIGNS`]), then 4 bits of
+//!   scale.
 //! - `IQ2_XS`: `q` has 16 bits each, nine of the index and seven of signs.
-//! - `high[g]`: in `IQ2_S` bits `2k` and the next are the index's two upper bits, in `IQ3_S` bit `k`
-//!   is its ninth.
+//! - `high[g]`: in `IQ2_S` bits `2k` and the next are the index's two upper bits, in `IQ3_S` bit
+//!   `k` is its ninth.
 //! - `scales` of the IQ2 formats: a nibble for each half `h` of a group; of `IQ3_S`: one a group.
 //! - `word` of 2 bytes: four times three upper bits of the index, 3 bits of scale, then the sign of
 //!   the eighth that is added to the grid's values.

@@ -96,7 +96,7 @@ struct RowTile<const ROWS: usize, const BYTES: usize> {
     n_stored: usize,
 }
 
-/// Formats with a scale for each block, and perhaps a minimum, of one group of 32 values or several.
+/// Formats with a scale for each block, of one or more groups of 32 values, and perhaps a minimum.
 ///
 /// # Safety
 /// As for [`gemv`]; the rows have their blocks, the activations at least as many.

@@ -91,8 +91,8 @@ pub(in crate::kernels) trait QuantFormat<const BYTES: usize> {
 }
 
 /// A format from its layout, the bits and the offset of unsigned quants, the function of its scales
-/// where it has super-blocks, constants that are not the trait's, and how the quants of group `g` of
-/// block `b` are unpacked.
+/// where it has super-blocks, constants that are not the trait's, and how the quants of group `g`
+/// of block `b` are unpacked.
 macro_rules! format {
     ($name:ident, $bytes:literal: $layout:ident, $bits:literal bits, $offset:literal $(, $head:path)? $(, { $($constant:tt)* })?;
         ($b:ident, $g:pat) => $quants:expr) => {

@@ -1,6 +1,6 @@
-//! Encoding with one or two bits a value, with ternary digits, and with 4-bit floats: by the largest
-//! magnitude of a block, as llama.cpp does. For values that are near such numbers already, as those
-//! of models that were trained with them.
+//! Encoding with one or two bits a value, with ternary digits, and with 4-bit floats: by the
+//! magnitudes of a block, as llama.cpp does. For values that are near such numbers already, as
+//! those of models that were trained with them.
 
 use super::super::{MXFP4_VALUES, mxfp4_scale};
 use super::{extreme, half, inverse, joined};
