@@ -49,7 +49,7 @@ mod sim {
 
     /// The kernels of `sim/checks.k`, as lines of the table.
     const CHECKS: &str =
-        "check_copies checks 64\ncheck_fragments checks 64\ncheck_barrier checks 64\n";
+        "check_copies checks 64\ncheck_fragments checks 64\ncheck_barrier checks 64\ncheck_warp checks 64\n";
 
     pub(crate) fn compile(out: &Path, kernels: &Path) {
         let mut build = cc::Build::new();

@@ -9,12 +9,17 @@ mod cpu;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod cuda;
 #[cfg(any(
-    all(feature = "cuda", any(target_os = "linux", windows)),
+    all(
+        any(feature = "cuda", feature = "opencl"),
+        any(target_os = "linux", windows)
+    ),
     all(feature = "metal", target_os = "macos")
 ))]
 mod gpu;
 #[cfg(all(feature = "metal", target_os = "macos"))]
 mod metal;
+#[cfg(all(feature = "opencl", any(target_os = "linux", windows)))]
+mod opencl;
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -45,6 +50,9 @@ pub enum BackendKind {
     /// Cellar's own kernels on the GPU of a Mac (feature `metal`, on macOS). They have never run on
     /// Apple hardware.
     Metal,
+    /// Cellar's own kernels on a GPU with an OpenCL driver (feature `opencl`, on Linux and Windows).
+    /// They have never run on such a GPU, only on a driver for CPUs.
+    OpenCl,
     /// Plain candle operations on the CPU: the reference, slower (feature `candle`).
     Candle,
     /// The same on an NVIDIA GPU, with candle's kernels (feature `candle-cuda`).
@@ -100,25 +108,31 @@ pub struct BackendOptions {
 
 impl BackendKind {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Cpu,
         Self::Cuda,
         Self::Metal,
+        Self::OpenCl,
         Self::Candle,
         Self::CandleCuda,
         Self::CandleMetal,
     ];
 
-    /// The one with Cellar's own kernels for the GPUs of this system.
-    pub const OWN_GPU: Self = if cfg!(target_os = "macos") {
-        Self::Metal
-    } else {
-        Self::Cuda
-    };
+    /// The one with Cellar's own kernels for the GPU of this machine: the vendor's, else OpenCL
+    /// where it shows a GPU.
+    pub fn own_gpu() -> Self {
+        if cfg!(target_os = "macos") {
+            Self::Metal
+        } else if !is_vendor_gpu_present() && is_opencl_gpu_present() {
+            Self::OpenCl
+        } else {
+            Self::Cuda
+        }
+    }
 
     /// Whether it has Cellar's own kernels for GPUs, which hold all that they compute with.
     pub fn is_own_gpu(self) -> bool {
-        matches!(self, Self::Cuda | Self::Metal)
+        matches!(self, Self::Cuda | Self::Metal | Self::OpenCl)
     }
 
     /// Its name, as on the command line and in errors.
@@ -127,6 +141,7 @@ impl BackendKind {
             Self::Cpu => "cpu",
             Self::Cuda => "cuda",
             Self::Metal => "metal",
+            Self::OpenCl => "opencl",
             Self::Candle => "candle",
             Self::CandleCuda => "candle-cuda",
             Self::CandleMetal => "candle-metal",
@@ -139,6 +154,9 @@ impl BackendKind {
                 "there are NVIDIA drivers for Linux and Windows only".to_owned()
             }
             Self::Metal if cfg!(feature = "metal") => "only macOS has Metal".to_owned(),
+            Self::OpenCl if cfg!(feature = "opencl") => {
+                "OpenCL is used on Linux and Windows only".to_owned()
+            }
             kind => format!("built without the cargo feature '{kind}'"),
         };
         unavailable(self.name(), reason)
@@ -177,6 +195,8 @@ pub fn open_backend(options: BackendOptions) -> Result<BoxedBackend, BackendErro
         BackendKind::Cuda => cuda::open(&options),
         #[cfg(all(feature = "metal", target_os = "macos"))]
         BackendKind::Metal => metal::open(&options),
+        #[cfg(all(feature = "opencl", any(target_os = "linux", windows)))]
+        BackendKind::OpenCl => opencl::open(&options),
         #[cfg(feature = "candle")]
         BackendKind::Candle => candle::open(&options, CandleDevice::Cpu),
         #[cfg(feature = "candle")]
@@ -221,6 +241,8 @@ pub fn backend_devices(
         BackendKind::Cuda => cuda::devices(),
         #[cfg(all(feature = "metal", target_os = "macos"))]
         BackendKind::Metal => metal::devices(),
+        #[cfg(all(feature = "opencl", any(target_os = "linux", windows)))]
+        BackendKind::OpenCl => opencl::devices(),
         kind => {
             let backend = open_backend(BackendOptions {
                 kind: Some(kind),
@@ -245,6 +267,18 @@ impl ComputeDevice {
 
 /// Whether this machine has a GPU and a driver for it, be it that they cannot be used here.
 pub(crate) fn is_gpu_present() -> bool {
+    is_vendor_gpu_present() || is_opencl_gpu_present()
+}
+
+fn is_opencl_gpu_present() -> bool {
+    #[cfg(all(feature = "opencl", any(target_os = "linux", windows)))]
+    return opencl::is_present();
+    #[allow(unreachable_code)] // with the feature
+    false
+}
+
+/// The same without OpenCL.
+fn is_vendor_gpu_present() -> bool {
     #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
     return cuda::is_present();
     #[cfg(all(feature = "metal", target_os = "macos"))]
@@ -307,6 +341,8 @@ pub(crate) fn plan_backend_memory(
         BackendKind::Cuda => gpu::plan_memory("cuda", options, work).map(Some),
         #[cfg(all(feature = "metal", target_os = "macos"))]
         BackendKind::Metal => gpu::plan_memory("metal", options, work).map(Some),
+        #[cfg(all(feature = "opencl", any(target_os = "linux", windows)))]
+        BackendKind::OpenCl => gpu::plan_memory("opencl", options, work).map(Some),
         #[cfg(feature = "candle")]
         BackendKind::Candle | BackendKind::CandleCuda | BackendKind::CandleMetal => Ok(None),
         #[allow(unreachable_patterns)] // with every feature

@@ -108,8 +108,9 @@ pub fn choose_backend(options: BackendOptions, work: &ModelWork<'_>) -> Result<C
             is_gpu_present: kind.is_own_gpu(),
         });
     }
+    let own_gpu = BackendKind::own_gpu();
     let gpu = BackendOptions {
-        kind: Some(BackendKind::OWN_GPU),
+        kind: Some(own_gpu),
         ..options.clone()
     };
     let opened = match open_checked(&gpu, work) {
@@ -126,7 +127,7 @@ pub fn choose_backend(options: BackendOptions, work: &ModelWork<'_>) -> Result<C
         Ok(backend) => Ok(Choice {
             reason: ComputeDevice::of(&backend).description,
             backend,
-            kind: BackendKind::OWN_GPU,
+            kind: own_gpu,
             is_gpu_present: true,
         }),
         Err(error) => host_choice(&options, error.to_string()),

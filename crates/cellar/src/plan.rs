@@ -141,7 +141,7 @@ pub struct DeviceReport {
 /// Where the backend cannot compute the model.
 pub fn plan_memory(options: &BackendOptions, work: &ModelWork<'_>) -> Result<BackendPlan, Error> {
     let gpu = BackendOptions {
-        kind: Some(options.kind.unwrap_or(BackendKind::OWN_GPU)),
+        kind: Some(options.kind.unwrap_or_else(BackendKind::own_gpu)),
         ..options.clone()
     };
     match options.kind {

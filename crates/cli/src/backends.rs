@@ -24,6 +24,9 @@ pub(crate) enum BackendName {
     Cuda,
     /// Cellar's own kernels on the GPU of a Mac; never run on Apple hardware so far.
     Metal,
+    /// Cellar's own kernels on a GPU with an OpenCL driver; never run on one so far.
+    #[value(name = "opencl")]
+    OpenCl,
     /// Plain candle operations on the CPU: the reference, slower (cargo feature candle).
     Candle,
     /// The same on an NVIDIA GPU.
@@ -37,7 +40,10 @@ pub(crate) enum BackendName {
 impl BackendName {
     /// Whether it has Cellar's own kernels for GPUs, or may turn out to.
     pub(crate) fn is_own_gpu(self) -> bool {
-        matches!(self, Self::Auto | Self::Cuda | Self::Metal)
+        matches!(
+            self,
+            Self::Auto | Self::Cuda | Self::Metal | Self::OpenCl
+        )
     }
 
     /// As it is given to the flag.
@@ -53,6 +59,7 @@ impl BackendName {
             Self::Cpu => Some(BackendKind::Cpu),
             Self::Cuda => Some(BackendKind::Cuda),
             Self::Metal => Some(BackendKind::Metal),
+            Self::OpenCl => Some(BackendKind::OpenCl),
             Self::Candle => Some(BackendKind::Candle),
             #[cfg(feature = "candle-cuda")]
             Self::CandleCuda => Some(BackendKind::CandleCuda),

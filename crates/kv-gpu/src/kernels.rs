@@ -50,6 +50,24 @@ pub(crate) fn word(n: usize) -> Result<u32, BackendError> {
     })
 }
 
+/// Checks that kernels can number a value's elements, in whole thread blocks, by 32 bits.
+///
+/// # Errors
+/// [`BackendError::Input`] where there are more.
+pub(crate) fn check_len(n_values: usize, node: &str) -> Result<(), BackendError> {
+    const MOST: usize = u32::MAX as usize - 1024;
+    if n_values <= MOST {
+        return Ok(());
+    }
+    Err(BackendError::Input {
+        input: "graph",
+        reason: format!(
+            "node '{node}' has {n_values} values, and a kernel counts up to {MOST}; fewer tokens at a \
+             time have fewer"
+        ),
+    })
+}
+
 fn parse(line: &'static str) -> Option<KernelInfo> {
     let mut fields = line.split(' ');
     Some(KernelInfo {
@@ -112,17 +130,64 @@ impl KernelSource {
 
 /// The kernels of a file, by its name without `.k`, as Metal: what they need comes first.
 pub fn metal_source(file: &str) -> Option<KernelSource> {
-    let is_it = |(name, _): &&(&str, &str)| name.strip_suffix(".k") == Some(file);
-    let kernels = KERNELS.iter().find(is_it)?;
     let dialect = (
         "dialect/metal.h",
         include_str!("../kernels/dialect/metal.h"),
     );
+    source(dialect, file, str::to_owned)
+}
+
+/// A kernel as C++ for OpenCL: what it needs comes first. The other kernels of its file are left
+/// out, since a driver takes seconds for some of them.
+pub fn opencl_source(info: KernelInfo) -> Option<KernelSource> {
+    let dialect = (
+        "dialect/opencl.h",
+        include_str!("../kernels/dialect/opencl.h"),
+    );
+    source(dialect, info.file, |text| only_kernel(info.name, text))
+}
+
+fn source(
+    dialect: (&'static str, &str),
+    file: &str,
+    edit: impl Fn(&str) -> String,
+) -> Option<KernelSource> {
+    let is_it = |(name, _): &&(&str, &str)| name.strip_suffix(".k") == Some(file);
+    let &(name, text) = KERNELS.iter().find(is_it)?;
     let mut source = KernelSource::default();
-    for &part in [dialect].iter().chain(BLOCKS).chain([kernels]) {
+    source.push(dialect);
+    for &part in BLOCKS {
         source.push(part);
     }
+    source.push((name, &edit(text)));
     Some(source)
+}
+
+/// A file's text with empty lines in place of all kernels but one.
+fn only_kernel(wanted: &str, text: &str) -> String {
+    let (mut only, mut is_left_out) = (String::new(), false);
+    for line in text.lines() {
+        // A kernel begins a line with `KERNEL(name, ` and ends with a brace there, or is a line that
+        // names it in another macro's parentheses.
+        if let Some((word, rest)) = line.split_once('(')
+            && !word.is_empty()
+            && word.bytes().all(|b| b.is_ascii_uppercase() || b == b'_')
+        {
+            let mut names = rest.split([',', '(', ')', ' ']);
+            is_left_out = !names.any(|name| name == wanted);
+            if is_left_out && word != "KERNEL" {
+                is_left_out = false;
+                only.push('\n');
+                continue;
+            }
+        }
+        if !is_left_out {
+            only += line;
+        }
+        only.push('\n');
+        is_left_out &= line != "}";
+    }
+    only
 }
 
 // The files of `kernels/blocks`, which all kernels share, and those of the kernels: `BLOCKS` and

@@ -1,8 +1,8 @@
 //! Any graph on any GPU: [`GpuBackend`] lowers graphs to launches of kernels that a [`Device`]
 //! runs.
 //!
-//! The kernels (`kernels/`) are written once, in a dialect that becomes CUDA C++, Metal, or C++ for
-//! the simulator `sim`, which runs every kernel in tests on machines without a GPU. Knows no
+//! The kernels (`kernels/`) are written once, in a dialect that becomes CUDA C++, Metal, C++ for
+//! OpenCL, or C++ for the simulator `sim`, which runs every kernel in tests on machines without a GPU. Knows no
 //! vendor's library: those are in the crates of the devices.
 
 mod arena;
@@ -28,7 +28,7 @@ mod weights;
 pub use backend::GpuBackend;
 pub use config::{GpuConfig, Precision};
 pub use device::{Argument, Device, Region};
-pub use kernels::{KernelInfo, KernelSource, kernel_info, kernel_infos, metal_source};
+pub use kernels::{KernelInfo, KernelSource, kernel_info, kernel_infos, metal_source, opencl_source};
 pub use plan::{GpuMemoryPlan, GpuWork, plan_memory};
 pub use program::GpuProgram;
 pub use rows::GpuRows;

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use kv_gpu::sim::{Dialect, Sim};
-use kv_gpu::{KernelSource, kernel_infos, metal_source};
+use kv_gpu::{KernelSource, kernel_infos, metal_source, opencl_source};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")
@@ -65,6 +65,29 @@ fn the_sources_are_the_files() {
         assert!(source.text.ends_with(&text), "{kernel}");
     }
     assert_eq!(metal_source("none"), None);
+}
+
+/// Drivers take seconds for some kernels: one is compiled without the others of its file.
+#[test]
+fn a_source_for_opencl_has_one_kernel() {
+    for info in kernel_infos() {
+        let source = opencl_source(*info).unwrap();
+        let file = format!("{}.k", info.file);
+        let is_of_file = |line: usize| source.place(line).unwrap().0 == file;
+        let lines = (1..).zip(source.text.lines()).filter(|&(i, _)| is_of_file(i));
+        let begins = |line: &str| {
+            let word = line.split('(').next().unwrap();
+            let is_word = |b: u8| b.is_ascii_uppercase() || b == b'_';
+            line.contains('(') && !word.is_empty() && word.bytes().all(is_word)
+        };
+        let kernels: Vec<&str> = lines.map(|(_, line)| line).filter(|line| begins(line)).collect();
+        let is_it = |word: &str| word == info.name;
+        assert!(
+            kernels.len() == 1 && kernels[0].split(['(', ',', ' ', ')']).any(is_it),
+            "{}: {kernels:?}",
+            info.name
+        );
+    }
 }
 
 /// The place of every line of a file in a source.

@@ -14,9 +14,9 @@ FN void load_tile(uint32_t type, DEV const uint8_t *rows, uint32_t row_bytes, ui
   constexpr uint32_t lanes = D / 8, at_once = kTileThreads / lanes, n_cells = TILE_CELLS(D);
   constexpr uint32_t held = kv_class == 4 ? 2 : 4; // rows that are loaded together
   uint32_t column = tid % lanes;
-  NO_UNROLL for (uint32_t base = tid / lanes; base < n_cells; base += held * at_once) {
+  NO_UNROLL for (uint32_t base = 0; base < n_cells; base += held * at_once) {
     UNROLL for (uint32_t u = 0; u < held; ++u) {
-      uint32_t c = base + u * at_once;
+      uint32_t c = base + tid / lanes + u * at_once;
       TG Quad *to = tile + c * (lanes + 1) + column;
       bool is = c < n && column * 8 < dim;
       DEV const uint8_t *row = is ? rows + uint64_t(cells[c]) * row_bytes : rows;

@@ -31,22 +31,24 @@ struct alignas(16) Float4 {
   float x, y, z, w;
 };
 
-// Threads.
+// Threads. `place` is the line of the call: all lanes of a warp must come to the same one.
 FN void sync_group() { sim::sync_group(); }
-FN void sync_warp() { sim::sync_warp(); }
-template <class T> FN T warp_xor(T v, uint32_t mask) { return sim::exchange(v, LANE ^ mask); }
-template <class T> FN T warp_from(T v, uint32_t lane) { return sim::exchange(v, lane); }
+FN void sync_warp(uint32_t place = __builtin_LINE()) { sim::sync_warp(place); }
+template <class T> FN T warp_xor(T v, uint32_t mask, uint32_t place = __builtin_LINE()) {
+  return sim::exchange(v, LANE ^ mask, place);
+}
+template <class T> FN T warp_from(T v, uint32_t lane, uint32_t place = __builtin_LINE()) { return sim::exchange(v, lane, place); }
 // Added up in the order of the CUDA dialect, in one exchange.
-FN float warp_sum(float v) {
+FN float warp_sum(float v, uint32_t place = __builtin_LINE()) {
   float all[32];
-  sim::gather(v, all);
+  sim::gather(v, all, place);
   for (uint32_t o = 16; o; o >>= 1)
     for (uint32_t l = 0; l < o; ++l) all[l] = all[l] + all[l + o];
   return all[0];
 }
-FN float warp_max(float v) {
+FN float warp_max(float v, uint32_t place = __builtin_LINE()) {
   float all[32];
-  sim::gather(v, all);
+  sim::gather(v, all, place);
   float most = all[0];
   for (uint32_t l = 1; l < 32; ++l) most = fmaxf(most, all[l]);
   return most;
@@ -138,11 +140,11 @@ template <class T> FN void frag_load_b(OWN FragB<T> &b, TG const Quad *rows, uin
 }
 // In PTX's layout of registers: r[0] of A has columns 0 to 7 of rows 0 to 7, r[1] of rows 8 to 15,
 // r[2] and r[3] the same of columns 8 to 15.
-FN void frag_mma(FragD &d, const FragA &a, const FragB<Half> &b) {
+FN void frag_mma(FragD &d, const FragA &a, const FragB<Half> &b, uint32_t place = __builtin_LINE()) {
   FragA as[32];
   FragB<Half> bs[32];
-  sim::gather(a, as);
-  sim::gather(b, bs);
+  sim::gather(a, as, place);
+  sim::gather(b, bs, place);
   uint32_t g = LANE / 4, t = LANE % 4;
   for (uint32_t i = 0; i < 4; ++i)
     for (uint32_t k = 0; k < 16; ++k) {

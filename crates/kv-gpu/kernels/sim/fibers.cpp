@@ -10,6 +10,8 @@ const Kernel *kernels = nullptr, *metal_kernels = nullptr;
 // Stacks begin at different places of a page: else the lines that fibers use most would share a set of each cache.
 static constexpr size_t kStackBytes = 128 << 10, kSpread = 9 * 64, kPlaces = 128;
 
+static const char *kPartOfWarp = "what a warp does together is done by some of its lanes";
+
 static bool waits(const Fiber &f) { return f.waits_for && f.waits_for->generation == f.generation; }
 
 // Which thread comes at a place in the order of a block's threads, and the place of a thread.
@@ -65,7 +67,12 @@ static void leave(Barrier &barrier) {
 
 // Flat, so that no call is in between: see `go`.
 [[gnu::flatten]] void sync_group() { wait(*block, block->group); }
-[[gnu::flatten]] void sync_warp() { wait(*block, block->warps[block->tid / 32]); }
+[[gnu::flatten]] void sync_warp(uint32_t place) {
+  Barrier &warp = block->warps[block->tid / 32];
+  if (warp.arrived == 0) warp.place = place;
+  if (warp.alive < 32 || warp.place != place) fail(kPartOfWarp);
+  wait(*block, warp);
+}
 
 void *shared(int key, size_t bytes, size_t limit) {
   for (const Shared &s : block->shared)
@@ -119,7 +126,9 @@ static void run_threads() {
     f.done = true;
     ++b->progress;
     leave(b->group);
-    leave(b->warps[b->tid / 32]);
+    Barrier &warp = b->warps[b->tid / 32];
+    if (warp.arrived) fail(kPartOfWarp);
+    leave(warp);
     yield(*b);
   }
 }

@@ -15,9 +15,10 @@
 
 namespace sim {
 
-// Threads that wait for each other. A thread that ends is no longer waited for.
+// Threads that wait for each other. A thread that ends is no longer waited for, but at what a warp does together:
+// there, all lanes must be at the same place of the source.
 struct Barrier {
-  uint32_t alive = 0, arrived = 0, generation = 0;
+  uint32_t alive = 0, arrived = 0, generation = 0, place = 0;
 };
 
 // Where a fiber goes on, or the scheduler: an instruction, the stack's end, the frame.
@@ -73,7 +74,7 @@ extern thread_local Block *block;
 // Ends the launch with an error.
 [[noreturn]] void fail(const char *error);
 void sync_group();
-void sync_warp();
+void sync_warp(uint32_t place);
 // The shared array `key` of the kernel, the same for all threads of the block; `limit` is what all of
 // them may take.
 void *shared(int key, size_t bytes, size_t limit = kSharedBytes);
@@ -94,24 +95,24 @@ inline float half_float(uint16_t bits) {
 }
 
 // Gives the warp's lanes a value. Returns where theirs are, until the exchange after the next one: a lane
-// writes there only when all have come to the barrier in between. What lanes have that ended is undefined.
-template <class T> [[gnu::always_inline]] inline const char (*share(const T &value))[kSlotBytes] {
+// writes there only when all have come to the barrier in between.
+template <class T> [[gnu::always_inline]] inline const char (*share(const T &value, uint32_t place))[kSlotBytes] {
   static_assert(sizeof(T) <= kSlotBytes, "too large for an exchange");
   uint32_t tid = block->tid;
   auto *slots = block->slots[block->warps[tid / 32].generation & 1];
   memcpy(slots[tid], &value, sizeof(T));
-  sync_warp();
+  sync_warp(place);
   return slots + (tid & ~31u);
 }
 
 // The values of a warp's lanes.
-template <class T> void gather(const T &value, T (&all)[32]) {
-  const char(*slots)[kSlotBytes] = share(value);
+template <class T> void gather(const T &value, T (&all)[32], uint32_t place) {
+  const char(*slots)[kSlotBytes] = share(value, place);
   for (uint32_t lane = 0; lane < 32; ++lane) memcpy(&all[lane], slots[lane], sizeof(T));
 }
 
-template <class T> T exchange(T value, uint32_t lane) {
-  memcpy(&value, share(value)[lane & 31u], sizeof(T));
+template <class T> T exchange(T value, uint32_t lane, uint32_t place) {
+  memcpy(&value, share(value, place)[lane & 31u], sizeof(T));
   return value;
 }
 

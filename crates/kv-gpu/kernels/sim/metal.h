@@ -30,14 +30,14 @@ namespace metal {
 enum class mem_flags { mem_device = 1, mem_threadgroup = 2 };
 constexpr mem_flags operator|(mem_flags a, mem_flags b) { return mem_flags(int(a) | int(b)); }
 static inline void threadgroup_barrier(mem_flags) { sim::sync_group(); }
-static inline void simdgroup_barrier(mem_flags) { sim::sync_warp(); }
-template <class T> static inline T simd_shuffle(T v, ushort lane) { return sim::exchange(v, lane); }
+static inline void simdgroup_barrier(mem_flags) { sim::sync_warp(__LINE__); }
+template <class T> static inline T simd_shuffle(T v, ushort lane) { return sim::exchange(v, lane, __LINE__); }
 template <class T> static inline T simd_shuffle_xor(T v, ushort mask) {
-  return sim::exchange(v, (sim::block->tid & 31u) ^ mask);
+  return sim::exchange(v, (sim::block->tid & 31u) ^ mask, __LINE__);
 }
 static inline float simd_max(float v) {
   float all[32];
-  sim::gather(v, all);
+  sim::gather(v, all, __LINE__);
   float most = all[0];
   for (float other : all) most = fmaxf(most, other);
   return most;
@@ -120,7 +120,7 @@ static inline void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8> &d, s
   memcpy(mine.a, a.values, sizeof mine.a);
   memcpy(mine.b, b.values, sizeof mine.b);
   mine.from = a.from * 31 + b.from;
-  sim::gather(mine, all);
+  sim::gather(mine, all, __LINE__);
   for (const Values &lane : all)
     if (lane.from != mine.from) sim::fail("lanes of a SIMD group multiply different matrices");
   for (uint i = 0; i < 2; ++i) {

@@ -34,7 +34,7 @@ use crate::arena::{Scratch, ScratchPlan};
 use crate::config::GpuConfig;
 use crate::device::Device;
 use crate::inputs::{InputPlan, NumberedNode, after, numbered};
-use crate::kernels::word;
+use crate::kernels::{check_len, word};
 use crate::program::{Grid, Launch, Operand, ProgramContext, Step};
 use crate::rows::GpuRows;
 use crate::weights::{DeviceWeight, GpuWeights, WeightForm};
@@ -89,6 +89,7 @@ pub(crate) fn lower<D: Device>(context: Context<'_, D>) -> Result<LoweredGraph<D
     let graph = context.graph;
     let mut lower = Lower::new(context);
     for (id, node) in numbered(graph) {
+        check_len(node.n_values(), &node.name)?;
         if !lower.done[id.as_usize()] && has_work(node) {
             lower.node((id, node))?;
         }

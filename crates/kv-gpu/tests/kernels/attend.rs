@@ -37,6 +37,13 @@ struct Case<'a> {
     magnitudes: [f32; 3],
 }
 
+/// Results by the definition, on tensor cores, and in floats.
+struct Attended {
+    wanted: Vec<f64>,
+    fast: Vec<f32>,
+    precise: Vec<f32>,
+}
+
 impl Case<'_> {
     fn new(spec: AttendSpec, types: impl Into<KvTypes>, visibility: Visibility) -> Self {
         Self {
@@ -50,6 +57,14 @@ impl Case<'_> {
 
     /// Compares tensor cores with the definition.
     fn check(&self) {
+        let what = format!("{}, {:?}", self.types, self.spec);
+        let Attended { wanted, fast, precise } = self.attended();
+        assert_close(&what, &fast, &wanted, TOLERANCE);
+        // Else tensor cores had nothing to do with it.
+        assert_ne!(fast, precise, "{what}");
+    }
+
+    fn attended(&self) -> Attended {
         let (spec, n_rows) = (self.spec, self.visibility.n_rows as usize);
         let runs = self.visibility.groups.iter().flat_map(|group| &group.runs);
         let n_cells = runs.map(|run| run.cell.0 + run.len).max().unwrap_or(0);
@@ -106,17 +121,18 @@ impl Case<'_> {
             };
             let mut results = backends(precision).into_iter().map(run_on);
             let first: Vec<f32> = results.next().unwrap();
+            let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
             assert!(
-                results.all(|other| other == first),
+                results.all(|other| bits(&other) == bits(&first)),
                 "the order of threads matters"
             );
             first
         };
-        let got = run(Precision::Fast);
-        let what = format!("{}, {spec:?}", self.types);
-        assert_close(&what, &got, &wanted, TOLERANCE);
-        // Else tensor cores had nothing to do with it.
-        assert_ne!(got, run(Precision::Precise), "{what}");
+        Attended {
+            wanted,
+            fast: run(Precision::Fast),
+            precise: run(Precision::Precise),
+        }
     }
 }
 
@@ -224,6 +240,17 @@ fn caps_biases_and_sinks_are_applied() {
             ..case
         }
         .check();
+    }
+}
+
+#[test]
+fn scores_that_are_no_numbers_are_seen() {
+    for magnitudes in [[f32::NAN, 1.0, 1.0], [1.0, f32::NAN, 1.0]] {
+        let case = Case::new(SPEC, KvType::F32, visibility(9, 75, Window::Full));
+        let got = Case { magnitudes, ..case }.attended();
+        for (what, values) in [("fast", got.fast), ("precise", got.precise)] {
+            assert!(values.iter().all(|y| y.is_nan()), "{what}, {magnitudes:?}");
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 use kv_contract::{Random, block_weight};
 use kv_core::block::BlockFormat;
 use kv_core::graph::{Affine, GraphBuilder, GraphInputs, GraphShape, Input};
-use kv_core::weights::{MemoryWeights, WeightSource};
+use kv_core::weights::{MemoryWeights, Weight, WeightSource};
 use kv_gpu::Precision;
 
 use crate::support::{compare, graph, run};
@@ -141,6 +141,27 @@ fn activations_of_any_size_are_multiplied() {
             assert!(got[0].iter().all(|&y| y == 0.0), "{:?}", got[0]);
         } else {
             compare(&graph, &weights, &x, [1e-6, 1e-2]);
+        }
+    }
+}
+
+/// Halves end at 65504 and have few bits below 2^-14.
+#[test]
+fn weights_that_halves_do_not_hold_are_multiplied() {
+    for format in [BlockFormat::F32, BlockFormat::BF16] {
+        for (scale, width) in [(1e9, 72), (1e-12, 72), (3e5, 37), (1e-12, 37)] {
+            let graph = graph(9, width, |b, x| vec![b.linear("y", x, "w", 67).unwrap()]);
+            let mut random = Random::new(8);
+            let bits = random.values(67 * width).into_iter().map(|w| (w * scale).to_bits());
+            let bytes: Vec<u8> = match format {
+                BlockFormat::F32 => bits.flat_map(u32::to_le_bytes).collect(),
+                // Its upper half.
+                _ => bits.flat_map(|bits| ((bits >> 16) as u16).to_le_bytes()).collect(),
+            };
+            let mut weights = MemoryWeights::new();
+            weights.insert(Weight::new("w", vec![67, width], format, bytes.into()).unwrap());
+            let x = random.values(9 * width);
+            compare(&graph, &weights, &x, [1e-6, 4e-4]);
         }
     }
 }

@@ -86,6 +86,23 @@ fn fragments_multiply_what_all_threads_have_written() {
 }
 
 #[test]
+fn what_a_part_of_a_warp_does_is_an_error() {
+    let x = numbers(64);
+    let wanted = "what a warp does together is done by some of its lanes";
+    for sim in [Order::Forward, Order::Reverse].map(dialects).concat() {
+        let sums = launch("check_warp", sim, &x, [0, 1]).unwrap();
+        assert_eq!(sums, [[528.0; 32], [1552.0; 32]].concat(), "{sim:?}");
+        let error = launch("check_warp", sim, &x, [0, 0]).unwrap_err();
+        assert!(error.to_string().contains(wanted), "{error}");
+    }
+    // Metal's functions are not told where they are called.
+    for order in [Order::Forward, Order::Reverse] {
+        let error = launch("check_warp", Sim::new(order), &x, [1, 0]).unwrap_err();
+        assert!(error.to_string().contains(wanted), "{error}");
+    }
+}
+
+#[test]
 fn threads_at_different_barriers_are_an_error() {
     let x = numbers(64);
     for sim in [Order::Forward, Order::Reverse].map(dialects).concat() {

@@ -31,7 +31,7 @@ pub(super) fn budget(args: &ServeArgs) -> MemoryBudget {
         return MemoryBudget::default();
     }
     let named = args.engine.compute.backend.and_then(BackendName::kind);
-    let gpu = named.unwrap_or(BackendKind::OWN_GPU);
+    let gpu = named.unwrap_or_else(BackendKind::own_gpu);
     let may_use_gpu = gpu.is_own_gpu() && args.engine.compute.gpu_layers != Some(0);
     MemoryBudget {
         host: match args.memory {

@@ -1,0 +1,32 @@
+//! GPUs with an OpenCL driver. Knows nothing of other backends.
+
+use kv_core::backend::{BackendError, BoxedBackend};
+use kv_opencl::OpenClDevice;
+
+use super::{BackendOptions, ComputeDevice, gpu};
+
+/// Opens the first GPU that can be used.
+///
+/// # Errors
+/// [`BackendError::Unavailable`] with the reason.
+pub(super) fn open(options: &BackendOptions) -> Result<BoxedBackend, BackendError> {
+    gpu::open("opencl", options, OpenClDevice::open_first)
+}
+
+/// The GPUs of this machine; of those that cannot be used, the reason.
+///
+/// # Errors
+/// [`BackendError::Unavailable`] with the reason why there is none.
+pub(super) fn devices() -> Result<Vec<Result<ComputeDevice, BackendError>>, BackendError> {
+    let device = |info: kv_opencl::OpenClDeviceInfo| ComputeDevice {
+        description: info.to_string(),
+        memory: Some(info.memory),
+    };
+    let found = kv_opencl::devices()?;
+    Ok(found.into_iter().map(|info| info.map(device)).collect())
+}
+
+/// Whether OpenCL shows a GPU, be it that it cannot be used here.
+pub(super) fn is_present() -> bool {
+    kv_opencl::is_gpu_present()
+}
