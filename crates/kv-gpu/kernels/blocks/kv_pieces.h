@@ -145,15 +145,15 @@ FN void attend_scores(DEV const float *q, TG const AttendQuery *queries, DEV con
           dots[g] = 0.0f;
           UNROLL for (uint32_t j = 0; j < 8; ++j) dots[g] = fma_f(query[g][j], key[u].v[j], dots[g]);
         }
-        // Lanes halve the queries that they add up for, then add up for the same one.
-        uint32_t mine = 0, mask = 1;
-        UNROLL for (uint32_t middle = G / 2; middle; middle /= 2, mask *= 2) {
-          bool upper = (lane & mask) != 0;
-          mine += upper ? middle : 0;
-          UNROLL for (uint32_t g = 0; g < middle; ++g) {
-            float own = upper ? dots[g + middle] : dots[g], other = upper ? dots[g] : dots[g + middle];
-            dots[g] = own + warp_xor(other, mask);
-          }
+        // Of four queries (G is 1 or 4), lanes add up for two, then for one. Not as a loop over halves of `dots`,
+        // which Intel's compiler for CPUs gets wrong (docs/gpu.md).
+        uint32_t mine = 0, mask = G;
+        if (G == 4) {
+          bool high = (lane & 1) != 0, odd = (lane & 2) != 0;
+          float even_sum = (high ? dots[2 % G] : dots[0]) + warp_xor(high ? dots[0] : dots[2 % G], 1);
+          float odd_sum = (high ? dots[3 % G] : dots[1 % G]) + warp_xor(high ? dots[1 % G] : dots[3 % G], 1);
+          dots[0] = (odd ? odd_sum : even_sum) + warp_xor(odd ? even_sum : odd_sum, 2);
+          mine = (high ? 2 : 0) + (odd ? 1 : 0);
         }
         for (; mask < lanes; mask *= 2) dots[0] += warp_xor(dots[0], mask);
         uint32_t c = base + u * parts + part;
