@@ -48,8 +48,7 @@ mod sim {
     use std::path::{Path, PathBuf};
 
     /// The kernels of `sim/checks.k`, as lines of the table.
-    const CHECKS: &str =
-        "check_copies checks 64\ncheck_fragments checks 64\ncheck_barrier checks 64\ncheck_warp checks 64\n";
+    const CHECKS: &str = "check_copies checks 64\ncheck_fragments checks 64\ncheck_barrier checks 64\ncheck_warp checks 64\n";
 
     pub(crate) fn compile(out: &Path, kernels: &Path) {
         let mut build = cc::Build::new();

@@ -1,5 +1,6 @@
 //! Tests of whole models, as one: a test program takes longer to link than most tests to run.
-//! `cuda.rs` and `metal.rs` are apart, since each compiles the tests in `gpu/` for its own device.
+//! `cuda.rs`, `metal.rs` and `opencl.rs` are apart, since each compiles the tests in `gpu/` for its
+//! own device.
 
 mod device_memory;
 mod diffusion;

@@ -37,8 +37,7 @@ mod metal {
 
     #[test]
     fn four_models_agree() {
-        let names = ["llama_gqa_untied", "gemma3_iswa8", "mamba2", "mixtral"];
-        let cases = names.map(|name| Case::recipe(name, gpu::register));
+        let cases = fixtures::four();
         for precision in [Precision::Precise, Precision::Fast] {
             fixtures::assert_near(&cases, precision, |case| {
                 distance_from_cpu(backend(precision), case)

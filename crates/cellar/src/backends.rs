@@ -50,8 +50,8 @@ pub enum BackendKind {
     /// Cellar's own kernels on the GPU of a Mac (feature `metal`, on macOS). They have never run on
     /// Apple hardware.
     Metal,
-    /// Cellar's own kernels on a GPU with an OpenCL driver (feature `opencl`, on Linux and Windows).
-    /// They have never run on such a GPU, only on a driver for CPUs.
+    /// Cellar's own kernels on a GPU with an OpenCL driver (feature `opencl`, on Linux and
+    /// Windows). They have never run on such a GPU, only on a driver for CPUs.
     OpenCl,
     /// Plain candle operations on the CPU: the reference, slower (feature `candle`).
     Candle,

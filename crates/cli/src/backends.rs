@@ -40,10 +40,7 @@ pub(crate) enum BackendName {
 impl BackendName {
     /// Whether it has Cellar's own kernels for GPUs, or may turn out to.
     pub(crate) fn is_own_gpu(self) -> bool {
-        matches!(
-            self,
-            Self::Auto | Self::Cuda | Self::Metal | Self::OpenCl
-        )
+        matches!(self, Self::Auto | Self::Cuda | Self::Metal | Self::OpenCl)
     }
 
     /// As it is given to the flag.

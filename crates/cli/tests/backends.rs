@@ -13,8 +13,8 @@ use std::sync::LazyLock;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A folder with a library that is none, under every name that the driver's could have: it hides
-/// the driver of this machine, if there is one.
+/// A folder with a library that is none, under every name that a driver's could have: it hides
+/// the drivers of this machine, if there are any.
 static NO_DRIVER: LazyLock<TempDir> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
     for name in [
@@ -22,6 +22,7 @@ static NO_DRIVER: LazyLock<TempDir> = LazyLock::new(|| {
         "libcuda.so.1",
         "libnvcuda.so",
         "libnvcuda.so.1",
+        "libOpenCL.so.1",
     ] {
         std::fs::write(folder.path().join(name), "no library").unwrap();
     }
@@ -40,6 +41,7 @@ static FAKE_DRIVER: LazyLock<TempDir> = LazyLock::new(|| {
         .status();
     assert!(built.unwrap().success(), "a C++ compiler makes the driver");
     std::fs::copy(&library, folder.path().join("libcuda.so.1")).unwrap();
+    std::fs::write(folder.path().join("libOpenCL.so.1"), "no library").unwrap();
     folder
 });
 
@@ -85,6 +87,21 @@ fn of_backend(ran: &Ran, name: &str) -> Value {
     let mut rows = rows.as_array().unwrap().iter();
     rows.find(|row| row["backend"] == name).unwrap().clone()
 }
+
+/// A folder with an OpenCL library for tests, which shows one GPU that lacks subgroups.
+static FAKE_OPENCL: LazyLock<TempDir> = LazyLock::new(|| {
+    let folder = tempfile::tempdir().unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/fake_opencl.cpp");
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
+    let built = Command::new(compiler)
+        .args(["-shared", "-fPIC", "-O1", "-o"])
+        .args([&folder.path().join("libOpenCL.so.1"), &source])
+        .status();
+    assert!(built.unwrap().success(), "a C++ compiler makes the library");
+    std::fs::write(folder.path().join("libcuda.so.1"), "no library").unwrap();
+    std::fs::write(folder.path().join("libcuda.so"), "no library").unwrap();
+    folder
+});
 
 const STORY: [&str; 9] = ["run", "-p", "Once", "-n", "6", "--temp", "0", "-c", "64"];
 const NO_LIBRARY: &str = "no NVIDIA driver: libcuda.so.1 was not found";
@@ -145,6 +162,9 @@ fn devices_are_listed_and_those_that_are_absent_have_a_reason() {
     let cuda = of_backend(&ran, "cuda");
     assert_eq!(cuda["unavailable"], NO_LIBRARY);
     assert_eq!(cuda["devices"], Value::Array(Vec::new()));
+    let opencl = of_backend(&ran, "opencl");
+    let why = "no OpenCL driver: libOpenCL.so.1 was not found";
+    assert_eq!(opencl["unavailable"], why);
     let cpu = of_backend(&ran, "cpu");
     assert!(
         cpu["devices"][0]["memory"].as_u64().unwrap() > 1 << 20,
@@ -189,8 +209,67 @@ fn devices_are_listed_and_those_that_are_absent_have_a_reason() {
 }
 
 #[test]
-fn a_driver_that_cannot_be_used_is_named() {
+fn an_opencl_gpu_that_cannot_be_used_is_named() {
     let cases: [(&[(&str, &str)], &str); 5] = [
+        (
+            &[("FAKE_VERSION", "OpenCL 1.2 Fake")],
+            "Fake GPU: it has 'OpenCL 1.2 Fake', and OpenCL 2.1 is needed",
+        ),
+        (
+            &[("FAKE_EXTENSIONS", "cl_khr_fp16")],
+            "Fake GPU: its driver has no cl_khr_subgroup_shuffle",
+        ),
+        (
+            &[("FAKE_SVM", "0")],
+            "Fake GPU: it has no shared virtual memory",
+        ),
+        (
+            &[("FAKE_SUBGROUP", "16")],
+            "Fake GPU: it has subgroups of [16], not of 32",
+        ),
+        (
+            &[("FAKE_TYPE", "2")],
+            "OpenCL shows no GPU, only 1 CPU (CELLAR_OPENCL_CPU=1 takes it, for tests)",
+        ),
+    ];
+    for (settings, reason) in cases {
+        let ran = run_in(&FAKE_OPENCL, settings, &story(&["--backend", "opencl"]));
+        let wanted = format!("error: the opencl backend is not available: {reason}; ");
+        assert!(ran.stderr.starts_with(&wanted), "{}", ran.stderr);
+        assert_eq!(ran.code, 1);
+    }
+    // The driver's compiler refuses all kernels; what it says has the file of ours.
+    let ran = run_in(&FAKE_OPENCL, &[], &["devices"]);
+    let lines: Vec<&str> = ran
+        .stdout
+        .lines()
+        .filter(|l| l.starts_with("opencl"))
+        .collect();
+    assert!(
+        lines.len() == 1
+            && lines[0]
+                .contains("Fake GPU, OpenCL 3.0 Fake, driver 1.0, 16.00 GiB of 16.00 GiB free"),
+        "{}",
+        ran.stdout
+    );
+    let ran = run_in(&FAKE_OPENCL, &[], &story(&["--backend", "opencl"]));
+    let wanted = "error: the opencl backend is not available: Fake GPU: the opencl backend failed: compiling \
+                  kernel 'add': CL_BUILD_PROGRAM_FAILURE (dialect/opencl.h:2:1: error: unknown type name 'template'); ";
+    assert!(ran.stderr.starts_with(wanted), "{}", ran.stderr);
+    // Unasked, behind a driver of NVIDIA's that is not there, it is tried, and the CPU computes.
+    let ran = run_in(&FAKE_OPENCL, &[], &STORY);
+    assert!(
+        ran.stderr
+            .starts_with("backend: cpu; the opencl backend is not available: Fake GPU: "),
+        "{}",
+        ran.stderr
+    );
+    assert_eq!(ran.code, 0);
+}
+
+#[test]
+fn a_driver_that_cannot_be_used_is_named() {
+    let cases: [(&[(&str, &str)], &str); 6] = [
         (
             &[("FAKE_VERSION", "10020")],
             "the NVIDIA driver is too old: it knows CUDA 10.2, and 11.4 or newer is needed",
@@ -198,6 +277,11 @@ fn a_driver_that_cannot_be_used_is_named() {
         (
             &[("FAKE_INIT", "999")],
             "the NVIDIA driver does not start: in other words (CUDA_ERROR_UNKNOWN)",
+        ),
+        (
+            &[("FAKE_INIT", "802")],
+            "the NVIDIA driver does not start: in other words (CUDA_ERROR_SYSTEM_NOT_READY); GPUs that \
+             are joined by NVSwitch need the service nvidia-fabricmanager",
         ),
         (&[("FAKE_INIT", "100")], "the NVIDIA driver shows no GPU"),
         (&[("FAKE_DEVICES", "0")], "the NVIDIA driver shows no GPU"),

@@ -146,7 +146,17 @@ fn started() -> &'static Result<Version, DriverFailure> {
                 not(false, reason.to_owned())
             }
             code => {
-                let reason = format!("the NVIDIA driver does not start: {}", text(code));
+                let hint = match code {
+                    CUresult::CUDA_ERROR_SYSTEM_NOT_READY => {
+                        "; GPUs that are joined by NVSwitch need the service nvidia-fabricmanager"
+                    }
+                    CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => {
+                        "; its library and its kernel module are of different versions: a restart loads \
+                         the same ones"
+                    }
+                    _ => "",
+                };
+                let reason = format!("the NVIDIA driver does not start: {}{hint}", text(code));
                 not(true, reason)
             }
         })?;

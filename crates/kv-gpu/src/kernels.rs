@@ -167,8 +167,8 @@ fn source(
 fn only_kernel(wanted: &str, text: &str) -> String {
     let (mut only, mut is_left_out) = (String::new(), false);
     for line in text.lines() {
-        // A kernel begins a line with `KERNEL(name, ` and ends with a brace there, or is a line that
-        // names it in another macro's parentheses.
+        // A kernel begins a line with `KERNEL(name, ` and ends with a brace there, or is a line
+        // that names it in another macro's parentheses.
         if let Some((word, rest)) = line.split_once('(')
             && !word.is_empty()
             && word.bytes().all(|b| b.is_ascii_uppercase() || b == b'_')

@@ -2,8 +2,8 @@
 //! runs.
 //!
 //! The kernels (`kernels/`) are written once, in a dialect that becomes CUDA C++, Metal, C++ for
-//! OpenCL, or C++ for the simulator `sim`, which runs every kernel in tests on machines without a GPU. Knows no
-//! vendor's library: those are in the crates of the devices.
+//! OpenCL, or C++ for the simulator `sim`, which runs every kernel in tests on machines without a
+//! GPU. Knows no vendor's library: those are in the crates of the devices.
 
 mod arena;
 mod backend;
@@ -28,7 +28,9 @@ mod weights;
 pub use backend::GpuBackend;
 pub use config::{GpuConfig, Precision};
 pub use device::{Argument, Device, Region};
-pub use kernels::{KernelInfo, KernelSource, kernel_info, kernel_infos, metal_source, opencl_source};
+pub use kernels::{
+    KernelInfo, KernelSource, kernel_info, kernel_infos, metal_source, opencl_source,
+};
 pub use plan::{GpuMemoryPlan, GpuWork, plan_memory};
 pub use program::GpuProgram;
 pub use rows::GpuRows;

@@ -74,13 +74,18 @@ fn a_source_for_opencl_has_one_kernel() {
         let source = opencl_source(*info).unwrap();
         let file = format!("{}.k", info.file);
         let is_of_file = |line: usize| source.place(line).unwrap().0 == file;
-        let lines = (1..).zip(source.text.lines()).filter(|&(i, _)| is_of_file(i));
+        let lines = (1..)
+            .zip(source.text.lines())
+            .filter(|&(i, _)| is_of_file(i));
         let begins = |line: &str| {
             let word = line.split('(').next().unwrap();
             let is_word = |b: u8| b.is_ascii_uppercase() || b == b'_';
             line.contains('(') && !word.is_empty() && word.bytes().all(is_word)
         };
-        let kernels: Vec<&str> = lines.map(|(_, line)| line).filter(|line| begins(line)).collect();
+        let kernels: Vec<&str> = lines
+            .map(|(_, line)| line)
+            .filter(|line| begins(line))
+            .collect();
         let is_it = |word: &str| word == info.name;
         assert!(
             kernels.len() == 1 && kernels[0].split(['(', ',', ' ', ')']).any(is_it),

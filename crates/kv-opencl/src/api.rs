@@ -1,6 +1,7 @@
 //! The functions of OpenCL that are called, from the library of this machine, and their errors.
 //!
-//! Invariant: every function of [`Api`] is there, or [`api`] has a reason. The library stays loaded.
+//! Invariant: every function of [`Api`] is there, or [`api`] has a reason. The library stays
+//! loaded.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::OnceLock;
@@ -188,9 +189,7 @@ impl std::fmt::Display for Status {
 }
 
 /// A text that a function with a size writes: its length is asked for first.
-pub(crate) fn text(
-    get: impl Fn(usize, *mut c_void, *mut usize) -> i32,
-) -> Result<String, Status> {
+pub(crate) fn text(get: impl Fn(usize, *mut c_void, *mut usize) -> i32) -> Result<String, Status> {
     let mut len = 0;
     Status::check(get(0, std::ptr::null_mut(), &mut len))?;
     let mut bytes = vec![0_u8; len + 1];

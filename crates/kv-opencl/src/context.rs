@@ -67,12 +67,12 @@ impl Context {
     fn create(device: Handle, ordinal: u32) -> Result<Self, BackendError> {
         let api = api()?;
         let facts = Facts::ask(api, device)?;
-        let refused = |status| unavailable(format!("{}: it cannot be opened: {status}", facts.name));
+        let refused =
+            |status| unavailable(format!("{}: it cannot be opened: {status}", facts.name));
         let (none, mut status) = (std::ptr::null_mut(), 0);
         // SAFETY: a device that was listed, without a callback.
-        let raw = unsafe {
-            (api.clCreateContext)(std::ptr::null(), 1, &device, none, none, &mut status)
-        };
+        let raw =
+            unsafe { (api.clCreateContext)(std::ptr::null(), 1, &device, none, none, &mut status) };
         Status::check(status).map_err(refused)?;
         // SAFETY: the context's device; no properties, so that the queue runs in order.
         let queue = unsafe {

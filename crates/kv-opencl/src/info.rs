@@ -60,7 +60,10 @@ pub fn is_gpu_present() -> bool {
 pub(crate) fn all() -> Result<Vec<Handle>, BackendError> {
     let api = api()?;
     let is_cpu_wanted = std::env::var_os(CPU).is_some_and(|value| !value.is_empty());
-    let (gpus, cpus) = (of_type(api, CL_DEVICE_TYPE_GPU)?, of_type(api, CL_DEVICE_TYPE_CPU)?);
+    let (gpus, cpus) = (
+        of_type(api, CL_DEVICE_TYPE_GPU)?,
+        of_type(api, CL_DEVICE_TYPE_CPU)?,
+    );
     let n_cpus = cpus.len();
     let found: Vec<Handle> = if is_cpu_wanted {
         gpus.into_iter().chain(cpus).collect()
@@ -128,7 +131,9 @@ impl Facts {
         let lacks = |what: String| unavailable(format!("{name}: {what}"));
         let version = device_text(api, device, 0x102F)?;
         if parse_version(&version).is_none_or(|version| version < (2, 1)) {
-            return Err(lacks(format!("it has '{version}', and OpenCL 2.1 is needed")));
+            return Err(lacks(format!(
+                "it has '{version}', and OpenCL 2.1 is needed"
+            )));
         }
         let extensions = device_text(api, device, 0x1030)?;
         let has = |wanted: &str| extensions.split(' ').any(|name| name == wanted);
@@ -145,7 +150,9 @@ impl Facts {
         if has("cl_intel_required_subgroup_size") {
             let sizes = subgroup_sizes(api, device)?;
             if !sizes.contains(&SUBGROUP) {
-                return Err(lacks(format!("it has subgroups of {sizes:?}, not of {SUBGROUP}")));
+                return Err(lacks(format!(
+                    "it has subgroups of {sizes:?}, not of {SUBGROUP}"
+                )));
             }
             options += " -DSUBGROUP=__attribute__((intel_reqd_sub_group_size(32)))";
         }

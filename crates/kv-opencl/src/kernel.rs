@@ -67,7 +67,10 @@ impl OpenClKernel {
         let program = {
             // Another thread that wants a kernel waits: the driver's compiler has its own threads.
             let programs = context.programs.lock();
-            match programs.unwrap_or_else(PoisonError::into_inner).entry(info.name) {
+            match programs
+                .unwrap_or_else(PoisonError::into_inner)
+                .entry(info.name)
+            {
                 Entry::Occupied(known) => Arc::clone(known.get()),
                 Entry::Vacant(new) => Arc::clone(new.insert(Arc::new(build(context, info)?))),
             }
@@ -120,15 +123,14 @@ impl KernelInstance {
         })
     }
 
-    fn set_arguments(
-        &self,
-        arguments: &[Argument<'_, OpenClDevice>],
-    ) -> Result<(), BackendError> {
+    fn set_arguments(&self, arguments: &[Argument<'_, OpenClDevice>]) -> Result<(), BackendError> {
         let (info, api) = (&self.program.info, self.context.api);
         let (name, wanted) = (info.name, info.n_buffers + 1);
         if arguments.len() != wanted {
             let got = arguments.len();
-            return Err(failure(format!("kernel '{name}' takes {wanted} arguments, got {got}")));
+            return Err(failure(format!(
+                "kernel '{name}' takes {wanted} arguments, got {got}"
+            )));
         }
         for (i, argument) in arguments.iter().enumerate() {
             let is_settings = i == info.n_buffers;
@@ -150,7 +152,9 @@ impl KernelInstance {
                     } else {
                         "a buffer".to_owned()
                     };
-                    return Err(failure(format!("argument {i} of kernel '{name}' must be {wanted}")));
+                    return Err(failure(format!(
+                        "argument {i} of kernel '{name}' must be {wanted}"
+                    )));
                 }
             };
             Status::check(status).map_err(|status| {
@@ -172,8 +176,8 @@ impl KernelInstance {
             return Ok(());
         }
         let (none, context) = (std::ptr::null_mut(), &self.context);
-        // SAFETY: all arguments are set. What the kernel does with the buffers is kv-gpu's to answer
-        // for; its tests run every kernel in a simulator that finds accesses outside.
+        // SAFETY: all arguments are set. What the kernel does with the buffers is kv-gpu's to
+        // answer for; its tests run every kernel in a simulator that finds accesses outside.
         let status = unsafe {
             (context.api.clEnqueueNDRangeKernel)(
                 context.queue,
@@ -210,22 +214,20 @@ fn build(context: &Context, info: KernelInfo) -> Result<Program, BackendError> {
     if let Ok(more) = std::env::var(OPTIONS) {
         options = format!("{options} {more}");
     }
-    let options = CString::new(options).map_err(|_| failure(format!("{OPTIONS} has a zero byte")))?;
+    let options =
+        CString::new(options).map_err(|_| failure(format!("{OPTIONS} has a zero byte")))?;
     let name = CString::new(info.name).map_err(|_| failure("a kernel's name has a zero byte"))?;
     let (api, mut status) = (context.api, 0);
     let (start, len) = (source.text.as_ptr().cast(), source.text.len());
     // SAFETY: a text of this length, which is copied.
-    let raw = unsafe {
-        (api.clCreateProgramWithSource)(context.raw, 1, &start, &len, &mut status)
-    };
+    let raw = unsafe { (api.clCreateProgramWithSource)(context.raw, 1, &start, &len, &mut status) };
     let failed = |status| context.failed(&doing, Call::Returns, status);
     Status::check(status).map_err(failed)?;
     let program = Program { raw, name, info };
     let none = std::ptr::null_mut();
     // SAFETY: the context's device; without a callback, this returns when it is built.
-    let status = unsafe {
-        (api.clBuildProgram)(raw, 1, &context.device, options.as_ptr(), none, none)
-    };
+    let status =
+        unsafe { (api.clBuildProgram)(raw, 1, &context.device, options.as_ptr(), none, none) };
     if let Err(status) = Status::check(status) {
         const CL_PROGRAM_BUILD_LOG: u32 = 0x1183;
         // SAFETY: writes at most as many bytes as there is room for.
@@ -235,7 +237,10 @@ fn build(context: &Context, info: KernelInfo) -> Result<Program, BackendError> {
         let log = source.explain(SOURCE_NAME, &log.unwrap_or_default());
         // SAFETY: nothing else knows the program.
         unsafe { (api.clReleaseProgram)(raw) };
-        let lines = log.lines().map(str::trim).filter(|line| line.contains("error"));
+        let lines = log
+            .lines()
+            .map(str::trim)
+            .filter(|line| line.contains("error"));
         let lines: Vec<&str> = lines.take(MESSAGE_LINES).collect();
         return Err(failed(status).with_log(&lines.join("; ")));
     }
@@ -301,14 +306,20 @@ fn check(context: &Context, program: &Program) -> Result<(), BackendError> {
     unsafe { (api.clReleaseKernel)(kernel) };
     let (width, most, held) = facts.map_err(|status| refused(status.to_string()))?;
     if width != SUBGROUP {
-        return Err(refused(format!("the device has subgroups of {width}, not {SUBGROUP}")));
+        return Err(refused(format!(
+            "the device has subgroups of {width}, not {SUBGROUP}"
+        )));
     }
     let (n, room) = (info.n_threads as usize, context.facts.local_memory);
     if n > most {
-        return Err(refused(format!("it has {n} threads, the device runs {most}")));
+        return Err(refused(format!(
+            "it has {n} threads, the device runs {most}"
+        )));
     }
     if held > room {
-        return Err(refused(format!("it takes {held} bytes of local memory, the device has {room}")));
+        return Err(refused(format!(
+            "it takes {held} bytes of local memory, the device has {room}"
+        )));
     }
     Ok(())
 }

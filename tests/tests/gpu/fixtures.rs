@@ -7,6 +7,12 @@ use model_tests::{Case, Source, fixture};
 
 use super::{register, tolerance};
 
+/// A few of them, of one kind each.
+pub(crate) fn four() -> Vec<Case> {
+    let names = ["llama_gqa_untied", "gemma3_iswa8", "mamba2", "mixtral"];
+    names.map(|name| Case::recipe(name, register)).into()
+}
+
 /// Every model with a reference, by name.
 pub(crate) fn all() -> Vec<Case> {
     let entries = std::fs::read_dir(fixture("recipes")).unwrap();

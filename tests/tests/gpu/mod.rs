@@ -1,5 +1,5 @@
-//! Tests of whole models on any device: `simulator.rs` calls them, and `on_a_gpu.rs` for `cuda.rs`
-//! and `metal.rs`.
+//! Tests of whole models on any device: `simulator.rs` calls them, and `on_a_gpu.rs` for `cuda.rs`,
+//! `metal.rs` and `opencl.rs`.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 #![allow(dead_code)] // each program uses a part of this

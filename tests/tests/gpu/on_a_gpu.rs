@@ -26,6 +26,18 @@ fn fast() -> GpuBackend<Gpu> {
 }
 
 #[test]
+fn four_models_agree() {
+    for (backend, precision) in [
+        (precise as fn() -> _, Precision::Precise),
+        (fast, Precision::Fast),
+    ] {
+        fixtures::assert_near(&fixtures::four(), precision, |case| {
+            distance_from_cpu(backend(), case)
+        });
+    }
+}
+
+#[test]
 fn fixtures_agree_precise() {
     fixtures::assert_near(&fixtures::all(), Precision::Precise, |case| {
         distance_from_reference(precise, case).max(distance_from_cpu(precise(), case))

@@ -79,6 +79,7 @@ pub(super) fn run(args: &DevicesArgs, out: &mut impl Write) -> anyhow::Result<Ex
         // Few builds have them.
         BackendKind::CandleCuda => cfg!(feature = "candle-cuda"),
         BackendKind::Metal => cfg!(target_os = "macos"),
+        BackendKind::OpenCl => !cfg!(target_os = "macos"),
         BackendKind::CandleMetal => cfg!(feature = "candle-metal"),
         _ => true,
     };

@@ -58,7 +58,11 @@ impl Case<'_> {
     /// Compares tensor cores with the definition.
     fn check(&self) {
         let what = format!("{}, {:?}", self.types, self.spec);
-        let Attended { wanted, fast, precise } = self.attended();
+        let Attended {
+            wanted,
+            fast,
+            precise,
+        } = self.attended();
         assert_close(&what, &fast, &wanted, TOLERANCE);
         // Else tensor cores had nothing to do with it.
         assert_ne!(fast, precise, "{what}");

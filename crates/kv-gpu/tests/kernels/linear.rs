@@ -152,11 +152,16 @@ fn weights_that_halves_do_not_hold_are_multiplied() {
         for (scale, width) in [(1e9, 72), (1e-12, 72), (3e5, 37), (1e-12, 37)] {
             let graph = graph(9, width, |b, x| vec![b.linear("y", x, "w", 67).unwrap()]);
             let mut random = Random::new(8);
-            let bits = random.values(67 * width).into_iter().map(|w| (w * scale).to_bits());
+            let bits = random
+                .values(67 * width)
+                .into_iter()
+                .map(|w| (w * scale).to_bits());
             let bytes: Vec<u8> = match format {
                 BlockFormat::F32 => bits.flat_map(u32::to_le_bytes).collect(),
                 // Its upper half.
-                _ => bits.flat_map(|bits| ((bits >> 16) as u16).to_le_bytes()).collect(),
+                _ => bits
+                    .flat_map(|bits| ((bits >> 16) as u16).to_le_bytes())
+                    .collect(),
             };
             let mut weights = MemoryWeights::new();
             weights.insert(Weight::new("w", vec![67, width], format, bytes.into()).unwrap());

@@ -36,6 +36,21 @@ fn check(n: usize, dim: usize, graph: &Graph) -> usize {
     case.check(&steps, 1e-5)
 }
 
+/// Kernels number them by 32 bits.
+#[test]
+fn values_of_too_many_elements_are_refused() {
+    let n = 1 << 16;
+    let graph = graph(n, 1, |b, x| vec![b.linear("wide", x, "w", n).unwrap()]);
+    let backend = backends(Precision::Precise).remove(0);
+    let source = Arc::new(weights(&graph, 0.0));
+    let loaded = backend.load_weights(source, Default::default()).unwrap();
+    let refused = backend.compile(&graph, &loaded, &RowLayout::default());
+    let error = refused.err().unwrap().to_string();
+    let wanted =
+        "node 'wide' has 4294967296 values, and a kernel counts up to 4294966271; fewer tokens";
+    assert!(error.contains(wanted), "{error}");
+}
+
 #[test]
 fn rows_of_any_length_are_normed() {
     for (n, dim) in [(1, 1), (3, 33), (9, 256), (2, 257), (1, 1100)] {
