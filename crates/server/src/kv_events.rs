@@ -43,8 +43,20 @@ pub struct KvEvents {
     pub topic: String,
     /// Tokens of a block.
     pub block_size: NonZeroU32,
+    /// How hashes of blocks are written.
+    pub hash_format: HashFormat,
     /// What the hashes of blocks begin with: vLLM's environment variable `PYTHONHASHSEED`.
     pub hash_seed: String,
+}
+
+/// How hashes of blocks are written in events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HashFormat {
+    /// Their last 64 bits as a number: as vLLM unless `VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES` is 0.
+    #[default]
+    Int,
+    /// All their 32 bytes.
+    Bytes,
 }
 
 /// Binds the endpoints and publishes, on a thread of its own, the events that the returned observer
@@ -101,7 +113,7 @@ type Kept = Arc<Mutex<VecDeque<Batch>>>;
 struct Publisher {
     socket: PubSocket,
     topic: Bytes,
-    block_size: NonZeroU32,
+    form: wire::Form,
     kept: Kept,
     next: u64,
 }
@@ -125,7 +137,10 @@ impl Publisher {
         Ok(Self {
             socket,
             topic: Bytes::from(events.topic.clone()),
-            block_size: events.block_size,
+            form: wire::Form {
+                block_size: events.block_size,
+                hash_format: events.hash_format,
+            },
             kept,
             next: 0,
         })
@@ -134,7 +149,7 @@ impl Publisher {
     async fn run(mut self, mut batches: UnboundedReceiver<Vec<BlockEvent>>) {
         while let Some(events) = batches.recv().await {
             let now = SystemTime::now().duration_since(UNIX_EPOCH);
-            let bytes = wire::encode(now.unwrap_or_default(), &events, self.block_size);
+            let bytes = wire::encode(now.unwrap_or_default(), &events, self.form);
             self.send(bytes).await;
         }
     }

@@ -4,8 +4,8 @@ use std::num::NonZeroU32;
 
 use anyhow::Context;
 use cellar_engine::serve::BlockObserver;
-use cellar_server::kv_events::{KvEvents, publish};
-use clap::Args;
+use cellar_server::kv_events::{HashFormat, KvEvents, publish};
+use clap::{Args, ValueEnum};
 
 /// Where events of cached blocks are published.
 #[derive(Debug, Args)]
@@ -30,9 +30,28 @@ pub(crate) struct KvEventArgs {
     /// Tokens of a block: as the router counts them
     #[arg(long, value_name = "N", default_value = "16", requires = "kv_events")]
     kv_block_size: NonZeroU32,
+    /// The form of the hashes of blocks in events
+    #[arg(
+        long,
+        value_enum,
+        value_name = "FORM",
+        default_value_t,
+        requires = "kv_events"
+    )]
+    kv_hash_format: KvHashFormat,
     /// Seed of the hashes of blocks: PYTHONHASHSEED of a vLLM, for routers that compute them
     #[arg(long, value_name = "SEED", default_value = "0", requires = "kv_events")]
     kv_hash_seed: String,
+}
+
+/// The form of a hash.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum KvHashFormat {
+    /// Its last 64 bits as a number: vLLM's default, which Dynamo reads
+    #[default]
+    Int,
+    /// Its 32 bytes: vLLM's with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0
+    Bytes,
 }
 
 impl KvEventArgs {
@@ -54,6 +73,10 @@ impl KvEventArgs {
             replay: self.kv_events_replay.clone(),
             topic: self.kv_events_topic.clone(),
             block_size: self.kv_block_size,
+            hash_format: match self.kv_hash_format {
+                KvHashFormat::Int => HashFormat::Int,
+                KvHashFormat::Bytes => HashFormat::Bytes,
+            },
             hash_seed: self.kv_hash_seed.clone(),
         };
         let observer = publish(events).context("cannot publish KV events")?;

@@ -11,14 +11,24 @@ use std::time::Duration;
 use bytes::Bytes;
 use cellar_engine::serve::{BlockEvent, BlockHash};
 
-use super::hash;
+use super::{HashFormat, hash};
 
 /// Where blocks are: vLLM's word for the memory that requests are computed in, whatever the device.
 const MEDIUM: &str = "GPU";
 
+/// What all batches of a publisher have in common.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Form {
+    pub(super) block_size: NonZeroU32,
+    pub(super) hash_format: HashFormat,
+}
+
 /// A batch of events at a time since 1970.
-pub(super) fn encode(time: Duration, events: &[BlockEvent], block_size: NonZeroU32) -> Bytes {
-    let mut out = Encoder(Vec::new());
+pub(super) fn encode(time: Duration, events: &[BlockEvent], form: Form) -> Bytes {
+    let mut out = Encoder {
+        out: Vec::new(),
+        hash_format: form.hash_format,
+    };
     out.array(3);
     out.float(time.as_secs_f64());
     out.array(events.len());
@@ -40,12 +50,12 @@ pub(super) fn encode(time: Duration, events: &[BlockEvent], block_size: NonZeroU
                 out.event("BlockStored", 7 + u32::from(extra_keys.is_some()));
                 out.member("block_hashes").hashes(hashes);
                 match parent {
-                    Some(parent) => out.member("parent_block_hash").bytes(&parent.0),
+                    Some(parent) => out.member("parent_block_hash").hash(parent),
                     None => out.member("parent_block_hash").nil(),
                 }
                 out.member("token_ids").array(tokens.len());
                 tokens.iter().for_each(|token| out.uint(token.0.into()));
-                out.member("block_size").uint(block_size.get().into());
+                out.member("block_size").uint(form.block_size.get().into());
                 // There are no adapters.
                 out.member("lora_id").nil();
                 out.member("medium").text(MEDIUM);
@@ -67,16 +77,19 @@ pub(super) fn encode(time: Duration, events: &[BlockEvent], block_size: NonZeroU
     }
     // There is one rank.
     out.uint(0);
-    Bytes::from(out.0)
+    Bytes::from(out.out)
 }
 
 /// MessagePack in memory, where writing cannot fail.
-struct Encoder(Vec<u8>);
+struct Encoder {
+    out: Vec<u8>,
+    hash_format: HashFormat,
+}
 
 impl Encoder {
     /// The head of an event with so many members besides its type.
     fn event(&mut self, kind: &str, n_members: u32) {
-        let _fits = rmp::encode::write_map_len(&mut self.0, 1 + n_members);
+        let _fits = rmp::encode::write_map_len(&mut self.out, 1 + n_members);
         self.member("type").text(kind);
     }
 
@@ -87,32 +100,42 @@ impl Encoder {
     }
 
     fn array(&mut self, n: usize) {
-        let _fits = rmp::encode::write_array_len(&mut self.0, n as u32);
+        let _fits = rmp::encode::write_array_len(&mut self.out, n as u32);
     }
 
     fn text(&mut self, text: &str) {
-        let _fits = rmp::encode::write_str(&mut self.0, text);
+        let _fits = rmp::encode::write_str(&mut self.out, text);
     }
 
     fn bytes(&mut self, bytes: &[u8]) {
-        let _fits = rmp::encode::write_bin(&mut self.0, bytes);
+        let _fits = rmp::encode::write_bin(&mut self.out, bytes);
     }
 
     fn uint(&mut self, value: u64) {
-        let _fits = rmp::encode::write_uint(&mut self.0, value);
+        let _fits = rmp::encode::write_uint(&mut self.out, value);
     }
 
     fn float(&mut self, value: f64) {
-        let _fits = rmp::encode::write_f64(&mut self.0, value);
+        let _fits = rmp::encode::write_f64(&mut self.out, value);
     }
 
     fn nil(&mut self) {
-        let _fits = rmp::encode::write_nil(&mut self.0);
+        let _fits = rmp::encode::write_nil(&mut self.out);
     }
 
     fn hashes(&mut self, hashes: &[BlockHash]) {
         self.array(hashes.len());
-        hashes.iter().for_each(|hash| self.bytes(&hash.0));
+        hashes.iter().for_each(|hash| self.hash(hash));
+    }
+
+    fn hash(&mut self, BlockHash(bytes): &BlockHash) {
+        match self.hash_format {
+            HashFormat::Bytes => self.bytes(bytes),
+            HashFormat::Int => {
+                let low = bytes.iter().skip(bytes.len() - 8);
+                self.uint(low.fold(0, |number, &byte| number << 8 | u64::from(byte)));
+            }
+        }
     }
 }
 
@@ -138,7 +161,6 @@ mod tests {
         let removed = BlockEvent::Removed {
             hashes: vec![BlockHash([200; 32])],
         };
-        let two = NonZeroU32::new(2).unwrap_or(NonZeroU32::MIN);
         let events = [
             BlockEvent::Cleared,
             stored(None, hash::unsalted()),
@@ -147,11 +169,29 @@ mod tests {
             stored(Some(BlockHash([7; 32])), Salt(0xab)),
             removed,
         ];
-        let hex: String = encode(Duration::from_millis(1500), &events, two)
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
-        let expected = include_str!("../../tests/corpus/kv_events.hex");
-        assert_eq!(hex, expected.trim());
+        let expected = include_str!("../../tests/corpus/kv_events.hex").lines();
+        let formats = [HashFormat::Bytes, HashFormat::Int];
+        let encoded = formats.map(|hash_format| {
+            let form = Form {
+                block_size: NonZeroU32::new(2).unwrap_or(NonZeroU32::MIN),
+                hash_format,
+            };
+            let bytes = encode(Duration::from_millis(1500), &events, form);
+            bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+        });
+        assert_eq!(encoded.to_vec(), expected.collect::<Vec<_>>());
+    }
+
+    /// vLLM keeps the last 8 bytes, the most significant first.
+    #[test]
+    fn numbers_are_the_last_64_bits() {
+        let mut hash = [0xee; 32];
+        hash[24..].copy_from_slice(&[0, 0, 0, 0, 0, 1, 2, 3]);
+        let mut out = Encoder {
+            out: Vec::new(),
+            hash_format: HashFormat::Int,
+        };
+        out.hash(&BlockHash(hash));
+        assert_eq!(out.out, [0xce, 0, 1, 2, 3]);
     }
 }

@@ -39,8 +39,8 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class BlockStored(msgspec.Struct, omit_defaults=True, tag=True):
-    block_hashes: list[bytes]
-    parent_block_hash: bytes | None
+    block_hashes: list[bytes] | list[int]
+    parent_block_hash: bytes | int | None
     token_ids: list[int]
     block_size: int
     lora_id: int | None
@@ -50,7 +50,7 @@ class BlockStored(msgspec.Struct, omit_defaults=True, tag=True):
 
 
 class BlockRemoved(msgspec.Struct, omit_defaults=True, tag=True):
-    block_hashes: list[bytes]
+    block_hashes: list[bytes] | list[int]
     medium: str | None
 
 
@@ -61,6 +61,21 @@ class AllBlocksCleared(msgspec.Struct, omit_defaults=True, tag=True):
 def stored(parent, extra_keys):
     hashes, tokens = [b"\x01" * 32, b"\xff" * 32], [5, 300, 70_000, 1]
     return BlockStored(hashes, parent, tokens, 2, None, "GPU", None, extra_keys)
+
+
+def low_64_bits(hash):
+    """vLLM's `maybe_convert_block_hash` without VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0."""
+    return hash if hash is None else int.from_bytes(hash, "big") & (2**64 - 1)
+
+
+def in_numbers(event):
+    """The event with numbers in place of hashes."""
+    changed = {}
+    if hasattr(event, "block_hashes"):
+        changed["block_hashes"] = [low_64_bits(hash) for hash in event.block_hashes]
+    if hasattr(event, "parent_block_hash"):
+        changed["parent_block_hash"] = low_64_bits(event.parent_block_hash)
+    return msgspec.structs.replace(event, **changed)
 
 
 def main():
@@ -88,8 +103,8 @@ def main():
         stored(before, [None, None]),
         BlockRemoved([b"\xc8" * 32], "GPU"),
     ]
-    batch = msgspec.msgpack.encode(EventBatch(1.5, events, 0))
-    (FOLDER / "kv_events.hex").write_text(batch.hex() + "\n")
+    batches = [msgspec.msgpack.encode(EventBatch(1.5, of, 0)) for of in (events, [in_numbers(event) for event in events])]
+    (FOLDER / "kv_events.hex").write_text("".join(batch.hex() + "\n" for batch in batches))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use cellar_server::kv_events::{KvEvents, publish};
+use cellar_server::kv_events::{HashFormat, KvEvents, publish};
 use model_tests::http::post;
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -43,6 +43,7 @@ fn a_router_learns_what_is_cached_and_asks_for_what_it_missed() {
         replay: Some(replay.clone()),
         topic: "kv".to_owned(),
         block_size: NonZeroU32::new(4).unwrap(),
+        hash_format: HashFormat::Bytes,
         hash_seed: "0".to_owned(),
     });
     let server = Setup::default().start_observed(Some(observer.unwrap()));
@@ -153,6 +154,7 @@ fn an_endpoint_that_is_none_is_refused_with_its_name() {
             replay: None,
             topic: String::new(),
             block_size: NonZeroU32::MIN,
+            hash_format: HashFormat::Int,
             hash_seed: String::new(),
         })
     };
