@@ -334,7 +334,6 @@ fn create_locked(path: &Path) -> io::Result<File> {
 /// Removes the temporary files that ended processes left in a directory, of the files whose names
 /// are wanted.
 pub(crate) fn remove_abandoned(directory: &Path, is_wanted: impl Fn(&OsStr) -> bool) {
-    let own = std::process::id().to_string();
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
         // NAME.PID.part
@@ -350,7 +349,8 @@ pub(crate) fn remove_abandoned(directory: &Path, is_wanted: impl Fn(&OsStr) -> b
         else {
             continue;
         };
-        let is_process = process.bytes().all(|b| b.is_ascii_digit()) && process != own;
+        // A container gives each of its processes the same number: only the lock tells.
+        let is_process = process.bytes().all(|b| b.is_ascii_digit());
         if !is_process || !is_wanted(of) || !entry.file_type().is_ok_and(|kind| kind.is_file()) {
             continue;
         }
@@ -434,6 +434,27 @@ mod tests {
         }
         assert!(is_stdout(Path::new("-")));
         assert!(!is_stdout(Path::new("./-")));
+    }
+
+    /// Also one whose process had the number of this one, as in a container.
+    #[test]
+    fn temporary_files_without_a_lock_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state");
+        let part = dir
+            .path()
+            .join(format!("state.{}.part", std::process::id()));
+        fs::write(&part, "left").unwrap();
+        write(&path, |out| {
+            assert_eq!(out.get_ref().metadata()?.len(), 0);
+            // The file of a process that lives stays.
+            remove_abandoned(dir.path(), |_| true);
+            assert!(part.exists());
+            Ok(out.write_all(b"new")?)
+        })
+        .unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert!(!part.exists());
     }
 
     #[cfg(unix)]

@@ -420,6 +420,85 @@ fn cached_prefixes_outlive_the_server() {
     skipped(start(&[]), "another file of the model 'stories'");
 }
 
+/// What was cached is cached when a model is loaded again that was unloaded by hand or by time, or
+/// whose process was killed while it was idle.
+#[cfg(unix)]
+#[test]
+fn cached_prefixes_outlive_the_model_and_a_kill() {
+    let dir = tempfile::tempdir().unwrap();
+    let models = ["one", "two"].map(|name| {
+        let path = dir.path().join(format!("{name}.gguf"));
+        std::fs::write(&path, cellar_stories::STORIES_LLAMA).unwrap();
+        path.to_str().unwrap().to_owned()
+    });
+    let cache = dir.path().join("cache");
+    let cache = cache.to_str().unwrap();
+    let base = ["-c", "256", "--save-cache", cache];
+    let start = |more: &[&str]| Server::start(&[&base, more].concat());
+    let prompt = "Once upon a time there was a little girl named Lily. ".repeat(4);
+    let ask = |server: &Server, model: &str| {
+        let body = json!({"model": model, "prompt": prompt, "max_tokens": 4, "temperature": 0});
+        let answer = post(server.address, "/v1/completions", &body).json();
+        let reused = &answer["usage"]["prompt_tokens_details"]["cached_tokens"];
+        let text = answer["choices"][0]["text"].as_str();
+        let text = text.unwrap_or_else(|| panic!("{answer}")).to_owned();
+        (text, reused.as_u64().unwrap())
+    };
+    let server = start(&["-m", &models[0], "-m", &models[1]]);
+    let is_loaded = |server: &Server, model: &str| {
+        let loaded = get(server.address, "/api/ps").json();
+        let loaded = loaded["models"].as_array().unwrap().iter();
+        loaded
+            .map(|loaded| &loaded["name"])
+            .any(|name| name == model)
+    };
+    let (text, reused) = ask(&server, "one");
+    assert_eq!(reused, 0);
+    // By hand.
+    let unload = post(server.address, "/models/unload", &json!({"model": "one"}));
+    assert_eq!(unload.json(), json!({"success": true}));
+    let (again, reused) = ask(&server, "one");
+    assert!(again == text && reused > 40, "{reused}: {again}");
+    // By its time.
+    post(
+        server.address,
+        "/api/generate",
+        &json!({"model": "one", "keep_alive": 0}),
+    );
+    let until = Instant::now() + Duration::from_secs(60);
+    while is_loaded(&server, "one") {
+        assert!(Instant::now() < until, "it stays");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let (again, reused) = ask(&server, "one");
+    assert!(again == text && reused > 40, "{reused}: {again}");
+    let (of_two, _) = ask(&server, "two");
+    assert_eq!(of_two, text);
+    assert_eq!(server.terminate(), Some(0));
+
+    // A process that is killed keeps what it wrote while it was idle.
+    std::fs::remove_dir_all(cache).unwrap();
+    let one = ["-m", models[0].as_str()];
+    let server = start(&[&one, &["--save-cache-every", "1"][..]].concat());
+    ask(&server, "one");
+    let saved = || {
+        std::fs::read_dir(cache)
+            .unwrap()
+            .flatten()
+            .map(|file| file.path())
+    };
+    let until = Instant::now() + Duration::from_secs(60);
+    while !saved().any(|path| path.extension().is_some_and(|end| end == "prefixes")) {
+        assert!(Instant::now() < until, "nothing is written");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    drop(server);
+    let server = start(&one);
+    let (again, reused) = ask(&server, "one");
+    assert!(again == text && reused > 40, "{reused}: {again}");
+    assert_eq!(server.terminate(), Some(0));
+}
+
 #[test]
 fn several_models_do_what_each_can() {
     let dir = tempfile::tempdir().unwrap();

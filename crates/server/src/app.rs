@@ -337,6 +337,11 @@ impl App {
         self.0.phase.send_replace(Phase::Closing);
     }
 
+    /// Ends when no model is being unloaded: what is to outlive it is kept then.
+    pub async fn unloads_end(&self) {
+        self.0.models.unloads_end().await;
+    }
+
     /// Ends when the server closes.
     pub(crate) fn closing(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut phase = self.0.phase.subscribe();

@@ -148,9 +148,19 @@ pub(crate) struct ServeArgs {
     /// Seconds that running requests get to end, when the server ends
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub(crate) drain: u32,
-    /// Keep cached prefixes in DIR when the server ends, and take them back when it starts again
+    /// Keep cached prefixes in DIR when the server ends or a model is unloaded, and take them back
+    /// when the model is loaded again
     #[arg(long, value_name = "DIR", conflicts_with = "trace")]
     pub(crate) save_cache: Option<PathBuf>,
+    /// Seconds after which changed prefixes are written to --save-cache, too, once no request runs;
+    /// 0 is never
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 300,
+        requires = "save_cache"
+    )]
+    pub(crate) save_cache_every: u32,
     /// Directory for the files of POST /slots/N?action=save and restore: all cached prefixes of a
     /// model
     #[arg(long, value_name = "DIR", conflicts_with = "trace")]

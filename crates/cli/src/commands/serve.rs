@@ -17,6 +17,7 @@ mod spans;
 use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use cellar_engine::serve::{BlockObserver, ExcerptLen, Service, ServiceConfig};
@@ -35,6 +36,7 @@ use self::directory::{Directory, Given};
 use self::loading::Loader;
 use self::log::RequestLog;
 use self::network::Listener;
+use self::prefixes::PeriodicSave;
 use self::room::RoomRequest;
 use self::spans::SpanExport;
 use crate::args::{PredictLimit, Seed, ServeArgs};
@@ -112,7 +114,19 @@ pub(super) fn run(mut args: ServeArgs) -> anyhow::Result<Exit> {
     if let Some(dir) = &args.models {
         app.set_finder(Arc::new(Directory::new(args, dir, given)))?;
     }
-    let ended = runtime.block_on(serve(app.clone(), listener));
+    let saving = match (&args.save_cache, args.save_cache_every) {
+        (Some(dir), seconds @ 1..) => {
+            let every = Duration::from_secs(seconds.into());
+            Some(PeriodicSave::start(dir.clone(), app.clone(), every)?)
+        }
+        _ => None,
+    };
+    let ended = runtime.block_on(async {
+        let ended = serve(app.clone(), listener).await;
+        app.unloads_end().await;
+        ended
+    });
+    drop(saving);
     spans.close();
     if let Some(log) = log {
         log.close();

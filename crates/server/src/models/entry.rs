@@ -112,6 +112,9 @@ pub trait LoadModel: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`ApiError::load_failed`] where it cannot be read or computed.
     fn plan(&self) -> Result<PlannedModel, ApiError>;
+
+    /// Keeps what should outlive a loaded model, before its memory is freed. No request uses it.
+    fn before_unload(&self, _model: &ServedModel) {}
 }
 
 /// Loads what was planned.
@@ -215,10 +218,7 @@ pub struct ModelStatus {
 impl ModelStatus {
     /// What computes its texts, where it is loaded and continues texts.
     pub fn service(&self) -> Option<&Service<BoxedBackend>> {
-        match self.model.as_deref()?.work() {
-            Work::Texts(service) => Some(service),
-            Work::Embeddings(_) | Work::Scores(_) => None,
-        }
+        self.model.as_deref()?.service().ok()
     }
 }
 

@@ -3,6 +3,7 @@
 //! Invariant: the bytes of a plan are counted before anything of it is allocated, and a load that
 //! fails leaves the model as it was before, unloaded. A model that cannot fit makes no other go.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use kv_core::BinaryUnits;
 use tokio::sync::{oneshot, watch};
 
 use super::budget::{MemoryBudget, Short, Shortage};
-use super::entry::{KeepLoaded, ModelBytes};
+use super::entry::{KeepLoaded, LoadModel, ModelBytes};
 use super::{Held, ModelInUse, Models, Phase, State};
 use crate::error::{ApiError, Holder};
 use crate::model::ServedModel;
@@ -223,9 +224,7 @@ pub(super) async fn computed<T: Send + 'static>(
         // What it changed is dropped with it: nothing half done is seen again.
         let outcome = catch_unwind(AssertUnwindSafe(run));
         let outcome = outcome.map_err(|panic| {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            let reason = text.unwrap_or("no reason given");
+            let reason = reason_of(&*panic);
             ApiError::load_failed(format!("loading it panicked, a bug of Cellar: {reason}"))
         });
         // Who waits may have gone.
@@ -233,6 +232,25 @@ pub(super) async fn computed<T: Send + 'static>(
     });
     let not_run = |_| ApiError::load_failed("the thread that loads it could not start");
     result.await.map_err(not_run)?
+}
+
+fn reason_of(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("no reason given")
+}
+
+/// Keeps what should outlive a model; a panic of it is a line in the log, and the model still goes.
+pub(super) fn keep(loader: &dyn LoadModel, model: &ServedModel) {
+    let kept = catch_unwind(AssertUnwindSafe(|| loader.before_unload(model)));
+    if let Err(panic) = kept {
+        let (model, reason) = (model.id(), reason_of(&*panic));
+        tracing::error!(
+            model,
+            reason,
+            "a bug of Cellar: nothing of the model is kept"
+        );
+    }
 }
 
 /// Drops a model once no handler looks at it.

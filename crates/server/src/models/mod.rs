@@ -404,6 +404,16 @@ impl Models {
         next
     }
 
+    /// Ends when no model is being unloaded.
+    pub(crate) async fn unloads_end(&self) {
+        let mut changed = self.0.changed.subscribe();
+        let is_unloading = |state: &State| matches!(state.phase, Phase::Unloading);
+        while self.lock().iter().any(is_unloading) {
+            // The sender is ours.
+            let _changed = changed.changed().await;
+        }
+    }
+
     /// Takes the model away, and frees it on a thread: that waits for the step that is computed.
     fn start_unload(&self, at: usize, state: &mut State) {
         let phase = std::mem::replace(&mut state.phase, Phase::Unloading);
@@ -412,7 +422,11 @@ impl Models {
             return;
         };
         let models = self.clone();
+        let loader = state.known.loader.clone();
         let is_started = load::on_thread("cellar-unload", move || {
+            if let Some(loader) = loader {
+                load::keep(&*loader, &held.model);
+            }
             load::free(held.model);
             if let Some(state) = models.lock().get_mut(at) {
                 state.end_unload();

@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use cellar_engine::{EngineError, MemoryBudget};
 use cellar_server::{
-    ApiError, Job, LoadModel, ModelBytes, ModelFacts, ModelSettings, PlannedModel,
+    ApiError, Job, LoadModel, ModelBytes, ModelFacts, ModelSettings, PlannedModel, ServedModel,
 };
 use kv_core::backend::BackendError;
 use model_core::architecture::OutputKind;
 use model_core::model_file::{ModelFile, OpenModel};
 
-use super::{engine_config, load, room};
+use super::{engine_config, load, prefixes, room};
 use crate::args::ServeArgs;
 use crate::failure::{MemoryShortage, one_line, usage};
 use crate::models::ModelSource;
@@ -66,6 +66,12 @@ impl LoadModel for Loader {
                 load(&args, &file, settings).map_err(|error| Self::failed(&id, error))
             }),
         })
+    }
+
+    fn before_unload(&self, model: &ServedModel) {
+        if let (Some(dir), Ok(service)) = (&self.args.save_cache, model.service()) {
+            prefixes::save(dir, model.id(), service);
+        }
     }
 }
 
