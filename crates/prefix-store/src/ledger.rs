@@ -1,0 +1,67 @@
+//! [`Ledger`]: which groups a store has, how many bytes they take, and which one goes first.
+//!
+//! Invariant: the bytes are the sum of all groups; the least recently used group goes first. Groups
+//! are nearly the same size and each costs its size to compute, so there is nothing better to
+//! weigh than recency. Knows no clock: it counts uses.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::key::GroupName;
+
+/// The groups of a store, by recency.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    groups: HashMap<GroupName, Entry>,
+    /// By last use, the oldest first.
+    order: BTreeMap<u64, GroupName>,
+    n_bytes: u64,
+    n_uses: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    n_bytes: u64,
+    used: u64,
+}
+
+impl Ledger {
+    /// Bytes of all groups.
+    pub(crate) fn n_bytes(&self) -> u64 {
+        self.n_bytes
+    }
+
+    /// Bytes of a group that is there.
+    pub(crate) fn bytes_of(&self, name: GroupName) -> Option<u64> {
+        self.groups.get(&name).map(|entry| entry.n_bytes)
+    }
+
+    /// A group is there, and was used now.
+    pub(crate) fn insert(&mut self, name: GroupName, n_bytes: u64) {
+        self.remove(name);
+        self.n_uses += 1;
+        let used = self.n_uses;
+        self.groups.insert(name, Entry { n_bytes, used });
+        self.order.insert(used, name);
+        self.n_bytes += n_bytes;
+    }
+
+    /// A group was used, where it is there.
+    pub(crate) fn touch(&mut self, name: GroupName) {
+        if let Some(n_bytes) = self.bytes_of(name) {
+            self.insert(name, n_bytes);
+        }
+    }
+
+    /// A group is gone.
+    pub(crate) fn remove(&mut self, name: GroupName) {
+        if let Some(entry) = self.groups.remove(&name) {
+            self.order.remove(&entry.used);
+            self.n_bytes -= entry.n_bytes;
+        }
+    }
+
+    /// The group that goes first.
+    pub(crate) fn oldest(&self) -> Option<GroupName> {
+        self.order.first_key_value().map(|(_, name)| *name)
+    }
+}

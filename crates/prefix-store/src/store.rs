@@ -1,0 +1,48 @@
+//! [`GroupStore`]: a place that keeps groups.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::StoreError;
+use crate::key::GroupName;
+
+/// What a store did with a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// It keeps it now.
+    New,
+    /// It had it already.
+    Known,
+}
+
+/// A place that keeps groups, as far as it has room. It may lose any at any time, and it may be
+/// slow: a [`Tier`](crate::Tier) calls it, on a thread of its own.
+///
+/// What a store returns need not be what was stored: [`Group::open`](crate::Group::open) judges.
+pub trait GroupStore: fmt::Debug + Send {
+    /// True for each of these groups that is there. What comes after the first that is not may be
+    /// false in any case: the groups are those of a prefix.
+    ///
+    /// # Errors
+    /// [`StoreError`], where the store does not work.
+    fn has(&mut self, names: &[GroupName]) -> Result<Vec<bool>, StoreError>;
+
+    /// The frames of these groups, as far as they are there. Each counts as used.
+    ///
+    /// # Errors
+    /// [`StoreError`], where the store does not work.
+    fn get(&mut self, names: &[GroupName]) -> Result<Vec<Option<Arc<[u8]>>>, StoreError>;
+
+    /// Keeps a group. Others may go for it.
+    ///
+    /// # Errors
+    /// [`StoreError::TooLarge`], [`StoreError::Full`], or where the store does not work. The group
+    /// is not there then, and no part of it.
+    fn put(&mut self, name: GroupName, frame: &Arc<[u8]>) -> Result<Kept, StoreError>;
+
+    /// Forgets a group, where it is there.
+    ///
+    /// # Errors
+    /// [`StoreError`], where the store does not work.
+    fn evict(&mut self, name: GroupName) -> Result<(), StoreError>;
+}

@@ -1,0 +1,564 @@
+//! [`Tier`]: a store on threads of its own. Jobs go in, outcomes come out; nobody waits.
+//!
+//! Reads go before writes: a request waits for a read, and nobody for a write. What is read is
+//! opened here, and what is written is sealed here, so that hashing is off the caller's thread, too.
+//!
+//! Invariants: every read that was submitted and not cancelled has exactly one outcome, also where
+//! the store hangs (once its deadline is over) or is down; bytes that wait to be written are
+//! within their limit; a store that is down is left alone for a while, and its jobs fail at once.
+//! Times are monotonic: a clock that jumps changes nothing.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::error::StoreError;
+use crate::frame::{FrameFault, Group};
+use crate::key::{GroupName, StoreKey};
+use crate::rates::Rates;
+use crate::store::{GroupStore, Kept};
+
+/// Groups that are asked for at once: between two such, a deadline is looked at.
+const READ_BATCH: usize = 8;
+
+/// The number of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct JobId(pub u64);
+
+/// What a tier is to do.
+#[derive(Clone, Debug)]
+pub enum Job {
+    /// Count how many of these groups, from the first on, are there.
+    Probe {
+        /// Its number, different from those of all jobs under way.
+        id: JobId,
+        /// The groups of a prefix, in order.
+        names: Vec<GroupName>,
+        /// When nobody waits for it any more.
+        deadline: Instant,
+    },
+    /// Fetch these groups, up to the first that is not there.
+    Get {
+        /// Its number, different from those of all jobs under way.
+        id: JobId,
+        /// The groups of a prefix, in order.
+        names: Vec<GroupName>,
+        /// When nobody waits for it any more.
+        deadline: Instant,
+    },
+    /// Keep a group. One that waits to be written already is not written twice.
+    Put {
+        /// Its name.
+        name: GroupName,
+        /// Its bytes.
+        payload: Arc<[u8]>,
+    },
+}
+
+/// What became of a job.
+#[derive(Debug)]
+pub enum Outcome {
+    /// So many groups, from the first on, are there.
+    Probed {
+        /// The job.
+        id: JobId,
+        /// How many.
+        n_found: usize,
+    },
+    /// The groups that are there; fewer than were asked for is no error.
+    Got {
+        /// The job.
+        id: JobId,
+        /// From the first on.
+        groups: Vec<Group>,
+    },
+    /// The job failed: the tokens are computed.
+    Failed {
+        /// The job.
+        id: JobId,
+        /// Why.
+        error: StoreError,
+    },
+}
+
+/// Too much waits to be written, or the tier ends: the job was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Busy;
+
+/// Limits of a tier.
+#[derive(Clone, Copy, Debug)]
+pub struct TierConfig {
+    /// Bytes that may wait to be written.
+    pub max_waiting_bytes: u64,
+    /// Reads that may wait.
+    pub max_waiting_reads: usize,
+    /// How long a store that is down is left alone.
+    pub retry_after: Duration,
+}
+
+impl Default for TierConfig {
+    fn default() -> Self {
+        Self {
+            max_waiting_bytes: 256 << 20,
+            max_waiting_reads: 1024,
+            retry_after: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What a tier did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierCounts {
+    /// Groups that were fetched.
+    pub n_fetched: u64,
+    /// Their bytes.
+    pub fetched_bytes: u64,
+    /// Groups that were stored.
+    pub n_stored: u64,
+    /// Their bytes.
+    pub stored_bytes: u64,
+    /// Groups that were to be stored and were there already.
+    pub n_known: u64,
+    /// Groups that could not be stored, or not be taken.
+    pub n_not_stored: u64,
+    /// Groups that were refused: damaged, cut off, of another version or name.
+    pub n_refused: u64,
+    /// Of these, those that somebody without the key made.
+    pub n_forged: u64,
+    /// Jobs that failed.
+    pub n_failed: u64,
+    /// How often the store was down.
+    pub n_down: u64,
+}
+
+/// A store on threads of its own. See the [module](self). Dropping it ends all jobs; what waits to
+/// be written is lost, unless [`Tier::flush`] is called before.
+#[derive(Debug)]
+pub struct Tier {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    key: StoreKey,
+    config: TierConfig,
+    state: Mutex<State>,
+    /// Notified when a job comes, or the tier ends.
+    jobs: Condvar,
+    /// Notified when an outcome comes, or a write ends.
+    outcomes: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    reads: VecDeque<Read>,
+    writes: VecDeque<Write>,
+    /// Names that wait to be written or are being written.
+    writing: BTreeSet<GroupName>,
+    waiting_bytes: u64,
+    /// Reads without an outcome, and when nobody waits for them any more.
+    pending: BTreeMap<JobId, Instant>,
+    outcomes: VecDeque<Outcome>,
+    rates: Rates,
+    counts: TierCounts,
+    down_until: Option<Instant>,
+    is_closed: bool,
+}
+
+#[derive(Debug)]
+struct Read {
+    id: JobId,
+    names: Vec<GroupName>,
+    what: ReadKind,
+    deadline: Instant,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum ReadKind {
+    Probe,
+    Get,
+}
+
+#[derive(Debug)]
+struct Write {
+    name: GroupName,
+    payload: Arc<[u8]>,
+}
+
+enum Next {
+    Read(Read),
+    Write(Write),
+}
+
+impl Tier {
+    /// Starts a tier with a thread for each of these handles of one store.
+    ///
+    /// # Errors
+    /// [`StoreError::System`]: a thread could not start.
+    pub fn start(
+        key: StoreKey,
+        stores: Vec<Box<dyn GroupStore>>,
+        config: TierConfig,
+    ) -> Result<Self, StoreError> {
+        let shared = Arc::new(Shared {
+            key,
+            config,
+            state: Mutex::default(),
+            jobs: Condvar::new(),
+            outcomes: Condvar::new(),
+        });
+        let mut tier = Self {
+            shared,
+            threads: Vec::new(),
+        };
+        for store in stores {
+            let shared = Arc::clone(&tier.shared);
+            let thread = std::thread::Builder::new().name("cellar-tier".to_owned());
+            let thread = thread.spawn(move || shared.work(store));
+            let thread = thread.map_err(|source| StoreError::system("no thread starts", source))?;
+            tier.threads.push(thread);
+        }
+        Ok(tier)
+    }
+
+    /// Takes a job, at once.
+    ///
+    /// # Errors
+    /// [`Busy`]: the job is not taken, and has no outcome.
+    pub fn submit(&self, job: Job) -> Result<(), Busy> {
+        let mut state = self.shared.lock();
+        if state.is_closed {
+            return Err(Busy);
+        }
+        let config = &self.shared.config;
+        match job {
+            Job::Probe {
+                id,
+                names,
+                deadline,
+            } => state.push_read(
+                Read {
+                    id,
+                    names,
+                    what: ReadKind::Probe,
+                    deadline,
+                },
+                config,
+            )?,
+            Job::Get {
+                id,
+                names,
+                deadline,
+            } => state.push_read(
+                Read {
+                    id,
+                    names,
+                    what: ReadKind::Get,
+                    deadline,
+                },
+                config,
+            )?,
+            Job::Put { name, payload } => state.push_write(Write { name, payload }, config)?,
+        }
+        drop(state);
+        self.shared.jobs.notify_one();
+        Ok(())
+    }
+
+    /// Gives up a read that has no outcome yet; it gets none any more.
+    pub fn cancel(&self, id: JobId) {
+        let mut state = self.shared.lock();
+        state.pending.remove(&id);
+        state.reads.retain(|read| read.id != id);
+    }
+
+    /// The next outcome, where there is one.
+    pub fn next(&self) -> Option<Outcome> {
+        self.shared.lock().next_outcome(Instant::now())
+    }
+
+    /// The next outcome, as soon as there is one; `None` after this time.
+    pub fn next_within(&self, time: Duration) -> Option<Outcome> {
+        let until = Instant::now() + time;
+        let mut state = self.shared.lock();
+        loop {
+            let now = Instant::now();
+            if let Some(outcome) = state.next_outcome(now) {
+                return Some(outcome);
+            }
+            let first = state.pending.values().min().copied();
+            let wake = first.map_or(until, |first| first.min(until));
+            if now >= until {
+                return None;
+            }
+            let wait = wake.saturating_duration_since(now);
+            let waited = self.shared.outcomes.wait_timeout(state, wait);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Waits until nothing waits to be written; true if that is so before this time is over.
+    pub fn flush(&self, time: Duration) -> bool {
+        let state = self.shared.lock();
+        let is_writing = |state: &mut State| !state.writing.is_empty();
+        let waited = self
+            .shared
+            .outcomes
+            .wait_timeout_while(state, time, is_writing);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.writing.is_empty()
+    }
+
+    /// How fast it is, as far as is known.
+    pub fn rates(&self) -> Rates {
+        self.shared.lock().rates
+    }
+
+    /// What it did.
+    pub fn counts(&self) -> TierCounts {
+        self.shared.lock().counts
+    }
+
+    /// True while its store is left alone, because it does not work.
+    pub fn is_down(&self) -> bool {
+        let state = self.shared.lock();
+        state.is_down(Instant::now())
+    }
+}
+
+impl Drop for Tier {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.is_closed = true;
+        state.reads.clear();
+        state.writes.clear();
+        drop(state);
+        self.shared.jobs.notify_all();
+        for thread in self.threads.drain(..) {
+            let _panicked = thread.join(); // its message was printed
+        }
+    }
+}
+
+impl State {
+    fn push_read(&mut self, read: Read, config: &TierConfig) -> Result<(), Busy> {
+        if self.reads.len() >= config.max_waiting_reads {
+            return Err(Busy);
+        }
+        self.pending.insert(read.id, read.deadline);
+        self.reads.push_back(read);
+        Ok(())
+    }
+
+    fn push_write(&mut self, write: Write, config: &TierConfig) -> Result<(), Busy> {
+        if self.writing.contains(&write.name) {
+            return Ok(());
+        }
+        let n_bytes = self.waiting_bytes + write.payload.len() as u64;
+        if n_bytes > config.max_waiting_bytes || self.is_down(Instant::now()) {
+            self.counts.n_not_stored += 1;
+            return Err(Busy);
+        }
+        self.waiting_bytes = n_bytes;
+        self.writing.insert(write.name);
+        self.writes.push_back(write);
+        Ok(())
+    }
+
+    fn is_down(&self, now: Instant) -> bool {
+        self.down_until.is_some_and(|until| now < until)
+    }
+
+    /// The next outcome; a read whose time is over has failed, also where its store hangs.
+    fn next_outcome(&mut self, now: Instant) -> Option<Outcome> {
+        let late = |(_, deadline): &(&JobId, &Instant)| **deadline <= now;
+        if self.outcomes.is_empty()
+            && let Some((&id, _)) = self.pending.iter().find(late)
+        {
+            self.reads.retain(|read| read.id != id);
+            self.end_read(id, Err(StoreError::TimedOut));
+        }
+        self.outcomes.pop_front()
+    }
+
+    /// Adds the outcome of a read, unless it had one or was given up.
+    fn end_read(&mut self, id: JobId, outcome: Result<Outcome, StoreError>) {
+        if self.pending.remove(&id).is_none() {
+            return;
+        }
+        self.outcomes.push_back(outcome.unwrap_or_else(|error| {
+            self.counts.n_failed += 1;
+            Outcome::Failed { id, error }
+        }));
+    }
+
+    /// Leaves a store that does not work alone for a while.
+    fn note_failure(&mut self, error: &StoreError, config: &TierConfig) {
+        if error.is_down() && !self.is_down(Instant::now()) {
+            self.down_until = Some(Instant::now() + config.retry_after);
+            self.counts.n_down += 1;
+            tracing::warn!(%error, "a tier of the prefix store is down");
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The thread of a handle of the store.
+    fn work(&self, mut store: Box<dyn GroupStore>) {
+        while let Some(next) = self.next() {
+            match next {
+                Next::Read(read) => self.read(&mut *store, &read),
+                Next::Write(write) => self.write(&mut *store, write),
+            }
+        }
+    }
+
+    /// The next job; `None` once the tier ends.
+    fn next(&self) -> Option<Next> {
+        let mut state = self.lock();
+        loop {
+            if state.is_closed {
+                return None;
+            }
+            if let Some(read) = state.reads.pop_front() {
+                return Some(Next::Read(read));
+            }
+            if let Some(write) = state.writes.pop_front() {
+                return Some(Next::Write(write));
+            }
+            let waited = self.jobs.wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn read(&self, store: &mut dyn GroupStore, read: &Read) {
+        let outcome = if self.lock().is_down(Instant::now()) {
+            let reason = "it did not work a moment ago".to_owned();
+            Err(StoreError::Unreachable { reason })
+        } else {
+            match read.what {
+                ReadKind::Probe => self.probe(store, read),
+                ReadKind::Get => self.get(store, read),
+            }
+        };
+        let mut state = self.lock();
+        if let Err(error) = &outcome {
+            state.note_failure(error, &self.config);
+        }
+        state.end_read(read.id, outcome);
+        drop(state);
+        self.outcomes.notify_all();
+    }
+
+    fn probe(&self, store: &mut dyn GroupStore, read: &Read) -> Result<Outcome, StoreError> {
+        let mut n_found = 0;
+        for names in read.names.chunks(READ_BATCH * READ_BATCH) {
+            let Some(has) = self.timed(read, || store.has(names), |_| 0)? else {
+                break;
+            };
+            let n = has.iter().take_while(|is_there| **is_there).count();
+            n_found += n;
+            if n < names.len() {
+                break;
+            }
+        }
+        let id = read.id;
+        Ok(Outcome::Probed { id, n_found })
+    }
+
+    fn get(&self, store: &mut dyn GroupStore, read: &Read) -> Result<Outcome, StoreError> {
+        let mut groups = Vec::new();
+        'all: for names in read.names.chunks(READ_BATCH) {
+            let n_bytes = |frames: &Vec<Option<Arc<[u8]>>>| {
+                let frames = frames.iter().flatten();
+                frames.map(|frame| frame.len() as u64).sum()
+            };
+            let Some(frames) = self.timed(read, || store.get(names), n_bytes)? else {
+                break;
+            };
+            for (name, frame) in names.iter().zip(frames) {
+                let group = frame.and_then(|frame| self.open(store, *name, frame));
+                let Some(group) = group else {
+                    break 'all;
+                };
+                groups.push(group);
+            }
+        }
+        let mut state = self.lock();
+        state.counts.n_fetched += groups.len() as u64;
+        let bytes = groups.iter().map(|group| group.frame().len() as u64);
+        state.counts.fetched_bytes += bytes.sum::<u64>();
+        let id = read.id;
+        Ok(Outcome::Got { id, groups })
+    }
+
+    /// Asks the store, and learns how long that takes; `None` where nobody waits any more.
+    fn timed<T>(
+        &self,
+        read: &Read,
+        ask: impl FnOnce() -> Result<T, StoreError>,
+        n_bytes: impl FnOnce(&T) -> u64,
+    ) -> Result<Option<T>, StoreError> {
+        let begun = Instant::now();
+        if begun >= read.deadline || !self.lock().pending.contains_key(&read.id) {
+            return Ok(None);
+        }
+        let answer = ask()?;
+        self.lock().rates.learn(n_bytes(&answer), begun.elapsed());
+        Ok(Some(answer))
+    }
+
+    /// A group that is what it should be. Others go, so that the right one can take their place.
+    fn open(&self, store: &mut dyn GroupStore, name: GroupName, frame: Arc<[u8]>) -> Option<Group> {
+        let fault = match Group::open(&self.key, name, frame) {
+            Ok(group) => return Some(group),
+            Err(StoreError::Refused { fault, .. }) => fault,
+            Err(_) => return None,
+        };
+        tracing::warn!(%name, %fault, "a group of the prefix store is refused");
+        let mut state = self.lock();
+        state.counts.n_refused += 1;
+        if fault == FrameFault::Forged {
+            state.counts.n_forged += 1;
+        }
+        drop(state);
+        if let Err(error) = store.evict(name) {
+            tracing::debug!(%name, %error, "it stays");
+        }
+        None
+    }
+
+    fn write(&self, store: &mut dyn GroupStore, write: Write) {
+        let Write { name, payload } = write;
+        let kept = if self.lock().is_down(Instant::now()) {
+            let reason = "it did not work a moment ago".to_owned();
+            Err(StoreError::Unreachable { reason })
+        } else {
+            let sealed = Group::seal(&self.key, name, &payload);
+            sealed.and_then(|group| store.put(name, group.frame()))
+        };
+        let mut state = self.lock();
+        state.writing.remove(&name);
+        state.waiting_bytes -= payload.len() as u64;
+        match kept {
+            Ok(Kept::New) => {
+                state.counts.n_stored += 1;
+                state.counts.stored_bytes += payload.len() as u64;
+            }
+            Ok(Kept::Known) => state.counts.n_known += 1,
+            Err(error) => {
+                state.counts.n_not_stored += 1;
+                state.note_failure(&error, &self.config);
+                tracing::debug!(%name, %error, "a group is not stored");
+            }
+        }
+        drop(state);
+        self.outcomes.notify_all();
+    }
+}
