@@ -53,7 +53,7 @@ pub fn q2_0_quants(block: &[u8; 18], g: usize) -> Quants32 {
 #[inline]
 pub fn tq1_0_quants(block: &[u8; 54], g: usize) -> [u8; 32] {
     const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
-    let digit = |byte: u8, n: usize| (u16::from(byte.wrapping_mul(POWERS[n])) * 3 >> 8) as u8;
+    let digit = |byte: u8, n: usize| ((u16::from(byte.wrapping_mul(POWERS[n])) * 3) >> 8) as u8;
     match g {
         0..5 => std::array::from_fn(|i| digit(block[i], g)),
         5 | 6 => std::array::from_fn(|i| digit(block[32 + i % 16], 2 * (g - 5) + i / 16)),

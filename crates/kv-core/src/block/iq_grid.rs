@@ -92,7 +92,7 @@ pub fn iq1_s_quants(block: &[u8; 50], g: usize) -> Quants32 {
     let more = usize::from(half_word(block, 34 + 2 * g));
     let eighth = |k: usize| {
         let index = usize::from(block[2 + 4 * g + k]) | (more >> (3 * k) & 7) << 8;
-        with_eighth(grid::IQ1[index], more >> 15 == 1)
+        grid::IQ1[index].wrapping_add(eighths(more >> 15))
     };
     Quants32::positive(std::array::from_fn(eighth))
 }
@@ -103,7 +103,7 @@ pub fn iq1_m_quants(block: &[u8; 56], g: usize) -> Quants32 {
     let eighth = |k: usize| {
         let nibble = usize::from(block[32 + 2 * g + k / 2] >> (4 * (k % 2)));
         let index = usize::from(block[4 * g + k]) | (nibble & 7) << 8;
-        with_eighth(grid::IQ1[index], nibble & 8 != 0)
+        grid::IQ1[index].wrapping_add(eighths(nibble & 8))
     };
     Quants32::positive(std::array::from_fn(eighth))
 }
@@ -219,15 +219,10 @@ fn odd(scale: u8) -> i8 {
     2 * scale as i8 + 1
 }
 
-/// The grid's entry, with an eighth added or subtracted.
+/// What is added to each byte of a grid's entry; none overflows, as they are 8, 16 or 24.
 #[inline]
-fn with_eighth(entry: u64, is_negative: bool) -> u64 {
-    // No byte overflows: they are 8, 16 or 24.
-    if is_negative {
-        entry - ONES
-    } else {
-        entry + ONES
-    }
+fn eighths(sign: usize) -> u64 {
+    if sign == 0 { ONES } else { ONES.wrapping_neg() }
 }
 
 /// The signs of four times seven bits.
