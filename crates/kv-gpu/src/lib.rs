@@ -32,6 +32,7 @@ pub use kernels::{
     KernelInfo, KernelSource, kernel_info, kernel_infos, metal_source, opencl_source,
 };
 pub use plan::{GpuMemoryPlan, GpuWork, plan_memory};
+pub use planes::has_kernels;
 pub use program::GpuProgram;
 pub use rows::GpuRows;
 pub use weights::GpuWeights;

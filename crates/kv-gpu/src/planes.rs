@@ -40,7 +40,7 @@ fn segments(format: BlockFormat) -> Vec<Segment> {
         BlockFormat::Q6_K => &[(0, 128), (128, 64), (192, 16), (208, 2)],
         BlockFormat::IQ4_XS => &[(8, 128), (0, 8)],
         BlockFormat::MXFP4 => &[(1, 16), (0, 1)],
-        // A format that this version does not know has no planes, and is refused where it is used.
+        // A format without kernels has no planes, and is refused where it is used.
         _ => &[],
     };
     let parts = parts.iter();
@@ -54,6 +54,11 @@ struct Plane {
     from: u32,
     len: u32,
     at: u32,
+}
+
+/// True if there are kernels for matrices in this format.
+pub fn has_kernels(format: BlockFormat) -> bool {
+    !segments(format).is_empty()
 }
 
 /// The planes of one weight.
@@ -119,7 +124,7 @@ mod tests {
 
     #[test]
     fn each_byte_of_a_block_is_in_one_plane() {
-        for format in BlockFormat::ALL {
+        for format in BlockFormat::ALL.into_iter().filter(|f| has_kernels(*f)) {
             let mut bytes: Vec<usize> = Vec::new();
             for segment in segments(format) {
                 bytes.extend(segment.from..segment.from + segment.len);

@@ -9,18 +9,22 @@ mod tolerance;
 
 use kv_contract::{Combinations, Subject};
 use kv_gpu::sim::{Dialect, Order, Sim};
-use kv_gpu::{GpuBackend, GpuConfig, Precision};
+use kv_gpu::{GpuBackend, GpuConfig, Precision, has_kernels};
 
 fn subject(order: Order, precision: Precision) -> Subject<GpuBackend<Sim>> {
     let backend = GpuBackend::new(Sim::new(order), GpuConfig { precision });
-    Subject::new(backend).with_combinations(Combinations::Sampled)
+    Subject::new(backend)
+        .with_combinations(Combinations::Sampled)
+        .with_formats(has_kernels)
 }
 
 /// With the kernels that Metal gets.
 fn metal(order: Order, precision: Precision) -> Subject<GpuBackend<Sim>> {
     let device = Sim::new(order).with_dialect(Dialect::Metal);
     let backend = GpuBackend::new(device, GpuConfig { precision });
-    Subject::new(backend).with_combinations(Combinations::Sampled)
+    Subject::new(backend)
+        .with_combinations(Combinations::Sampled)
+        .with_formats(has_kernels)
 }
 
 mod forward {

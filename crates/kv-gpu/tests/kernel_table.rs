@@ -4,11 +4,13 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use std::collections::BTreeSet;
+use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use kv_core::block::{BlockFormat, quantize};
 use kv_gpu::sim::{Dialect, Sim};
-use kv_gpu::{KernelSource, kernel_infos, metal_source, opencl_source};
+use kv_gpu::{KernelSource, has_kernels, kernel_infos, metal_source, opencl_source};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels")
@@ -124,4 +126,35 @@ fn messages_have_the_places_of_the_files() {
         text.lines().count()
     );
     assert_eq!(source.explain("program_source", &said), explained);
+}
+
+/// The formats of weights: bits of a value, whether GPUs have kernels, and whether values can be
+/// encoded.
+fn table_of_formats() -> String {
+    let mut text = "| format | bits per value | on a GPU | can be written |\n".to_owned();
+    text += "| --- | --- | --- | --- |\n";
+    let word = |is_so: bool| if is_so { "yes" } else { "no" };
+    for format in BlockFormat::ALL {
+        let bits = format.block_bytes() as f64 * 8.0 / format.block_len() as f64;
+        let gpu = word(has_kernels(format));
+        let written = word(quantize(format, &vec![0.0; format.block_len()]).is_ok());
+        writeln!(text, "| {format} | {bits} | {gpu} | {written} |").unwrap();
+    }
+    text
+}
+
+#[test]
+fn the_documentation_has_the_table_of_formats() {
+    const BEGIN: &str = "<!-- formats: made by a test, with UPDATE_DOCS=1 -->\n";
+    const END: &str = "<!-- end of formats -->";
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/backends.md");
+    let page = fs::read_to_string(&path).unwrap();
+    let (before, rest) = page.split_once(BEGIN).unwrap();
+    let (_, after) = rest.split_once(END).unwrap();
+    let expected = format!("{before}{BEGIN}{}{END}{after}", table_of_formats());
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(&path, expected).unwrap();
+    } else {
+        assert_eq!(page, expected, "run this test with UPDATE_DOCS=1");
+    }
 }

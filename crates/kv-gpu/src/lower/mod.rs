@@ -35,6 +35,7 @@ use crate::config::GpuConfig;
 use crate::device::Device;
 use crate::inputs::{InputPlan, NumberedNode, after, numbered};
 use crate::kernels::{check_len, word};
+use crate::planes::has_kernels;
 use crate::program::{Grid, Launch, Operand, ProgramContext, Step};
 use crate::rows::GpuRows;
 use crate::weights::{DeviceWeight, GpuWeights, WeightForm};
@@ -341,7 +342,16 @@ impl<'a, D: Device> Lower<'a, D> {
         let Context {
             shared, weights, ..
         } = self.context;
-        weights.get(shared, &self.host_weight(name, node)?, form)
+        let host = self.host_weight(name, node)?;
+        if form == WeightForm::Stored && !has_kernels(host.format()) {
+            return Err(BackendError::UnsupportedFormat {
+                backend: shared.device.name(),
+                name: name.to_owned(),
+                format: host.format(),
+                node: node.name.to_string(),
+            });
+        }
+        weights.get(shared, &host, form)
     }
 
     /// A weight as floats.

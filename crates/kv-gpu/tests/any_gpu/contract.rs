@@ -4,13 +4,13 @@
 mod tolerance;
 
 use kv_contract::Subject;
-use kv_gpu::{GpuBackend, GpuConfig, Precision};
+use kv_gpu::{GpuBackend, GpuConfig, Precision, has_kernels};
 
 use crate::{Gpu, any_gpu};
 
 fn subject(precision: Precision) -> Subject<GpuBackend<Gpu>> {
     let backend = GpuBackend::new(any_gpu::device(), GpuConfig { precision });
-    Subject::new(backend)
+    Subject::new(backend).with_formats(has_kernels)
 }
 
 mod precise {
