@@ -320,7 +320,7 @@ fn check_tensors(model: &dyn Model, weights: &dyn WeightSource) -> Result<(), Mo
     let computed: HashSet<&str> = used.iter().filter_map(|name| layer_of(name)).collect();
     let of_model = |name: &str| match layer_of(name) {
         Some(layer) => computed.contains(layer),
-        None => INPUT_TENSORS.contains(&name),
+        None => OUTER_TENSORS.contains(&name),
     };
     let mut names = weights.names().into_iter();
     let is_without_use = |name: &str| is_without_use(layers, name) || model.has_no_use_for(name);
@@ -331,8 +331,9 @@ fn check_tensors(model: &dyn Model, weights: &dyn WeightSource) -> Result<(), Mo
     }
 }
 
-/// Tensors before the first layer that change what enters it.
-const INPUT_TENSORS: [&str; 3] = [
+/// Tensors outside of layers that change what enters the first one, or what leaves the last one.
+const OUTER_TENSORS: [&str; 4] = [
+    "output.scale",
     "position_embd.weight",
     "token_embd_norm.weight",
     PER_LAYER_EMBEDDING,

@@ -19,7 +19,7 @@ pub struct WeightSummary {
 }
 
 /// Types of files (source: `llama_ftype` in llama.cpp's `llama.h`).
-const FILE_TYPES: [(u32, &str); 33] = [
+const FILE_TYPES: [(u32, &str); 36] = [
     (0, "F32"),
     (1, "F16"),
     (2, "Q4_0"),
@@ -53,6 +53,9 @@ const FILE_TYPES: [(u32, &str); 33] = [
     (36, "TQ1_0"),
     (37, "TQ2_0"),
     (38, "MXFP4"),
+    (39, "NVFP4"),
+    (40, "Q1_0"),
+    (41, "Q2_0"),
 ];
 
 impl WeightSummary {

@@ -272,7 +272,8 @@ fn with_tensor_type(code: u32) -> Vec<u8> {
 #[test]
 fn unsupported_types_can_be_listed_but_not_taken() {
     for (code, name, n_bytes) in [
-        (16, "IQ2_XXS", Some(132)),
+        (9, "Q8_1", Some(576)),
+        (31, "Q4_0_4_4", Some(288)),
         (26, "I32", Some(2048)),
         (4242, "type 4242", None),
     ] {

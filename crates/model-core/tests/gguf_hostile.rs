@@ -104,16 +104,17 @@ fn small_model() -> Vec<u8> {
     writer
         .set("heads", Array::U32(vec![1, 2, 3]))
         .set("mask", Array::Bool(vec![true, false]));
-    for (name, shape, format) in [
+    let plain = [
         ("a", vec![2, 3], BlockFormat::F32),
-        ("b", vec![2, 64], BlockFormat::Q4_K),
+        ("b", vec![2, 256], BlockFormat::Q4_K),
         ("c", vec![8], BlockFormat::F16),
-    ] {
-        let shape = if format == BlockFormat::Q4_K {
-            vec![2, 256]
-        } else {
-            shape
-        };
+    ];
+    // Formats of low bits: one block each.
+    let low_bits = BlockFormat::ALL
+        .into_iter()
+        .filter(|f| *f > BlockFormat::MXFP4);
+    let low_bits = low_bits.map(|f| (f.name(), vec![f.block_len()], f));
+    for (name, shape, format) in plain.into_iter().chain(low_bits) {
         let n = shape.iter().product::<usize>() / format.block_len() * format.block_bytes();
         writer
             .add(Weight::new(name, shape, format, vec![1u8; n].into()).unwrap())

@@ -18,7 +18,7 @@ pub enum TensorType {
 }
 
 /// Numbers of the supported formats (source: `ggml_type` in the GGUF specification).
-const SUPPORTED: [(u32, BlockFormat); 16] = [
+const SUPPORTED: [(u32, BlockFormat); 28] = [
     (0, BlockFormat::F32),
     (1, BlockFormat::F16),
     (2, BlockFormat::Q4_0),
@@ -31,10 +31,22 @@ const SUPPORTED: [(u32, BlockFormat); 16] = [
     (12, BlockFormat::Q4_K),
     (13, BlockFormat::Q5_K),
     (14, BlockFormat::Q6_K),
+    (16, BlockFormat::IQ2_XXS),
+    (17, BlockFormat::IQ2_XS),
+    (18, BlockFormat::IQ3_XXS),
+    (19, BlockFormat::IQ1_S),
     (20, BlockFormat::IQ4_NL),
+    (21, BlockFormat::IQ3_S),
+    (22, BlockFormat::IQ2_S),
     (23, BlockFormat::IQ4_XS),
+    (29, BlockFormat::IQ1_M),
     (30, BlockFormat::BF16),
+    (34, BlockFormat::TQ1_0),
+    (35, BlockFormat::TQ2_0),
     (39, BlockFormat::MXFP4),
+    (40, BlockFormat::NVFP4),
+    (41, BlockFormat::Q1_0),
+    (42, BlockFormat::Q2_0),
 ];
 
 /// The facts of one tensor type.
@@ -55,25 +67,18 @@ const fn known(code: u32, name: &'static str, block_len: u64, block_bytes: u64) 
 }
 
 /// Types that cannot be computed with, but whose size is known (same source).
-const UNSUPPORTED: [KnownType; 18] = [
+const UNSUPPORTED: [KnownType; 10] = [
     known(9, "Q8_1", 32, 36),
     known(15, "Q8_K", 256, 292),
-    known(16, "IQ2_XXS", 256, 66),
-    known(17, "IQ2_XS", 256, 74),
-    known(18, "IQ3_XXS", 256, 98),
-    known(19, "IQ1_S", 256, 50),
-    known(21, "IQ3_S", 256, 110),
-    known(22, "IQ2_S", 256, 82),
     known(24, "I8", 1, 1),
     known(25, "I16", 1, 2),
     known(26, "I32", 1, 4),
     known(27, "I64", 1, 8),
     known(28, "F64", 1, 8),
-    known(29, "IQ1_M", 256, 56),
-    known(34, "TQ1_0", 256, 54),
-    known(35, "TQ2_0", 256, 66),
-    known(40, "NVFP4", 64, 36),
-    known(41, "Q1_0", 128, 18),
+    // Interleaved rows, which files no longer have.
+    known(31, "Q4_0_4_4", 32, 18),
+    known(32, "Q4_0_4_8", 32, 18),
+    known(33, "Q4_0_8_8", 32, 18),
 ];
 
 impl TensorType {
