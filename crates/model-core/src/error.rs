@@ -81,6 +81,17 @@ pub enum ModelFileError {
         /// Classes that are known.
         known: Vec<String>,
     },
+    /// Weights are quantized in a way that is not read.
+    #[error(
+        "{file}: weights in {method}, which Cellar does not read; take the model without it, or a \
+         GGUF file"
+    )]
+    Quantization {
+        /// The file.
+        file: String,
+        /// The method and its variant.
+        method: String,
+    },
     /// A class of models that is not computed, on purpose.
     #[error("{file}: class '{class}' is not supported: {reason}")]
     Declined {

@@ -12,6 +12,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 
 use super::config::Bounds;
+use super::fp8::{self, Fp8Scales};
 use super::{HfConfig, ModelFileError};
 use crate::error::lfs_pointer;
 use crate::map::{MapError, map_file};
@@ -27,6 +28,18 @@ pub(super) struct TensorLocation {
     /// As the file calls it, where it is none that can be read.
     pub(super) format: Result<BlockFormat, String>,
     pub(super) bytes: SharedBytes,
+    /// Where values are 8-bit floats: their scales.
+    pub(super) fp8: Option<Fp8Scales>,
+}
+
+impl TensorLocation {
+    /// The values in their format.
+    pub(super) fn values(&self) -> SharedBytes {
+        match &self.fp8 {
+            Some(scales) => scales.decode(&self.bytes),
+            None => self.bytes.clone(),
+        }
+    }
 }
 
 /// All tensors of a directory, by name.
@@ -43,6 +56,7 @@ impl TensorFiles {
         if !index.exists() {
             let mut files = Self::default();
             files.add(&directory.join(SINGLE))?;
+            fp8::join(&mut files)?;
             return Ok(files);
         }
         let config = HfConfig::open(&index)?;
@@ -69,7 +83,10 @@ impl TensorFiles {
             .keys()
             .find(|&&name| !files.tensors.contains_key(name))
         {
-            None => Ok(files),
+            None => {
+                fp8::join(&mut files)?;
+                Ok(files)
+            }
             Some(&name) => Err(ModelFileError::Tensor {
                 name: name.to_owned(),
                 reason: format!(
@@ -101,6 +118,7 @@ impl TensorFiles {
                     shape: weight.shape().to_vec(),
                     format: Ok(weight.format()),
                     bytes: weight.bytes().clone(),
+                    fp8: None,
                 };
                 Ok((name, stored))
             }
@@ -146,6 +164,7 @@ impl TensorFiles {
                 shape: info.shape.clone(),
                 format: format(info.dtype),
                 bytes: data.ok_or_else(|| wrong(&"a tensor reaches beyond the end"))?,
+                fp8: None,
             };
             if self.tensors.insert(name.clone(), stored).is_some() {
                 let reason = format!("it is in '{}' and in another file", path.display());

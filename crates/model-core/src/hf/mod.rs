@@ -18,10 +18,12 @@
 mod class;
 mod config;
 mod files;
+mod fp8;
 mod gemma;
 mod keys;
 mod latents;
 mod names;
+mod quantization;
 mod rope;
 mod rules;
 mod sentence;

@@ -8,8 +8,8 @@ use super::config::Bounds;
 use super::files::TensorFiles;
 use super::keys::Keys;
 use super::sentence::DenseModules;
-use super::unread;
 use super::{HfClass, HfClasses, HfConfig, HfHead, HfWeights, ModelFileError};
+use super::{quantization, unread};
 use crate::architecture::NO_HEAD;
 use crate::blocks::{OUTPUT, TOKEN_EMBEDDING};
 use crate::gguf::Metadata;
@@ -42,6 +42,7 @@ impl<'a> TranslatedConfig<'a> {
         let class_name = class_of(&config)?;
         let class = classes.for_config(class_name, &config);
         let class = class.ok_or_else(|| classes.unsupported(&config, class_name))?;
+        quantization::check(&config)?;
         let config = match class.section {
             Some(section) => config.with_section(section),
             None => text_alone(config, class.name)?,

@@ -96,7 +96,7 @@ struct Source {
     /// Name of the first part, for errors.
     name: String,
     /// One, or one for each expert.
-    parts: Vec<SharedBytes>,
+    parts: Vec<TensorLocation>,
     stacked: ExpertStack,
     /// Of one part.
     part_shape: Vec<usize>,
@@ -320,10 +320,7 @@ impl Source {
         }
         Ok(Self {
             name: name.to_owned(),
-            parts: found
-                .iter()
-                .map(|(.., stored)| stored.bytes.clone())
-                .collect(),
+            parts: found.iter().map(|(.., stored)| (*stored).clone()).collect(),
             stacked,
             part_shape: first.shape.clone(),
             stored: first.format.clone(),
@@ -343,11 +340,14 @@ impl Source {
     fn make(&self, name: &str) -> Result<Weight, WeightError> {
         let format = self.format()?;
         let (shape, bytes) = match (self.stacked, self.parts.as_slice()) {
-            (ExpertStack::No, [bytes]) => (self.part_shape.clone(), bytes.clone()),
+            (ExpertStack::No, [part]) => (self.part_shape.clone(), part.values()),
             (_, parts) => {
                 let shape = [&[parts.len()], self.part_shape.as_slice()].concat();
-                let parts: Vec<&[u8]> = parts.iter().map(|part| &**part).collect();
-                (shape, parts.concat().into())
+                let mut bytes = Vec::new();
+                for part in parts {
+                    bytes.extend_from_slice(&part.values());
+                }
+                (shape, bytes.into())
             }
         };
         let mut values = Values {
