@@ -15,7 +15,7 @@ const SAFETENSORS: &str = "safetensors";
 
 /// The choice without a quantization: the first of these that there is. A common compromise of size
 /// and accuracy comes first, then its neighbours.
-const PREFERRED: [&str; 24] = [
+const PREFERRED: [&str; 30] = [
     "Q4_K_M",
     "UD-Q4_K_XL",
     "Q4_K_XL",
@@ -40,6 +40,12 @@ const PREFERRED: [&str; 24] = [
     "FP16",
     "F32",
     "Q2_K",
+    "IQ3_M",
+    "IQ3_S",
+    "IQ3_XXS",
+    "IQ2_M",
+    "IQ2_S",
+    "TQ2_0",
 ];
 
 /// Files of a model directory besides weights and `config.json`.
@@ -367,7 +373,10 @@ fn quantization(name: &str) -> Option<String> {
 
 fn is_quantization(piece: &str) -> bool {
     let floats = ["F16", "BF16", "F32", "FP16", "FP32"];
-    if floats.contains(&piece) || piece.starts_with("MXFP4") {
+    let has_fp4 = ["MXFP4", "NVFP4"]
+        .iter()
+        .any(|name| piece.starts_with(name));
+    if floats.contains(&piece) || has_fp4 {
         return true;
     }
     let rest = piece.strip_prefix(['I', 'T']).unwrap_or(piece);
@@ -410,6 +419,7 @@ mod tests {
             ("IQ4_XS/m-00001-of-00001.gguf", "IQ4_XS"),
             ("m-BF16-00001-of-00001.gguf", "BF16"),
             ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
+            ("Qwen3-8B-NVFP4.gguf", "NVFP4"),
             ("tiny-llama.gguf", "tiny-llama"),
             ("Qwen3-4B.gguf", "Qwen3-4B"),
         ];
