@@ -4,6 +4,7 @@
 
 mod device_memory;
 mod diffusion;
+mod formats;
 mod gpu;
 mod simulator;
 mod tiny2;
