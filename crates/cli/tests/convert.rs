@@ -172,6 +172,38 @@ fn a_mix_has_its_number_and_quantizing_again_is_warned_of() {
     }
 }
 
+/// Values that one or two bits can hold are the same afterwards.
+#[test]
+fn types_of_few_bits_keep_values_that_fit() {
+    let dir = tempfile::tempdir().unwrap();
+    let [from, to] = ["from.gguf", "to.gguf"].map(|name| dir.path().join(name));
+    let name = "blk.8.ffn_up_extra.weight";
+    for (file_type, format, n_levels) in [
+        ("tq2_0", BlockFormat::TQ2_0, 3),
+        ("tq1_0", BlockFormat::TQ1_0, 3),
+        ("q2_0", BlockFormat::Q2_0, 3),
+        ("q1_0", BlockFormat::Q1_0, 2),
+    ] {
+        // -0.25 and 0.25, or those and 0.
+        let step = 0.5 / (n_levels - 1) as f32;
+        let level = |i: usize| (i * i + i / 7) % n_levels;
+        let values = (0..4 * 256).map(|i| step * level(i) as f32 - 0.25);
+        let values: Vec<f32> = values.collect();
+        let edited = edited(|writer| {
+            let weight = Weight::from_f32(name, vec![4, 256], &values);
+            writer.add(weight.unwrap()).unwrap();
+        });
+        std::fs::write(&from, edited).unwrap();
+        let paths = [&from, &to].map(|path| path.display().to_string());
+        output(&[
+            "convert", &paths[0], &paths[1], "--type", file_type, "--force",
+        ]);
+        let weight = GgufFile::open(&to).unwrap().require(name).unwrap();
+        assert_eq!(weight.format(), format);
+        assert_eq!(weight.to_f32(), values, "{file_type}");
+    }
+}
+
 /// A matrix of 256 columns takes the format of its place in a mix, and is close to the original. It
 /// lies in a layer that the model does not compute: one in its layers would be refused.
 #[test]

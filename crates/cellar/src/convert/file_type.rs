@@ -27,7 +27,7 @@ pub enum Mix {
 }
 
 /// All types.
-pub const FILE_TYPES: [FileType; 14] = {
+pub const FILE_TYPES: [FileType; 18] = {
     use BlockFormat::*;
     const fn of(name: &'static str, format: BlockFormat, number: u32) -> FileType {
         FileType {
@@ -58,6 +58,10 @@ pub const FILE_TYPES: [FileType; 14] = {
         of("q4_0", Q4_0, 2),
         of("q4_1", Q4_1, 3),
         of("q3_k", Q3_K, 11),
+        of("tq2_0", TQ2_0, 37),
+        of("tq1_0", TQ1_0, 36),
+        of("q2_0", Q2_0, 41),
+        of("q1_0", Q1_0, 40),
     ]
 };
 

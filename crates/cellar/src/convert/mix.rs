@@ -10,7 +10,8 @@
 //! models of 8 experts, attention K and V take Q8_0, and with `q4_k_m` the attention output Q5_K;
 //! in models of 80 layers whose heads share KV heads, V takes at least Q5_K. With an importance
 //! matrix, FFN down of the first eighth of the layers takes Q4_1 in files of `q4_0`, and Q5_1 in
-//! those of `q5_0`. Knows nothing of values.
+//! those of `q5_0`. In files of `tq1_0`, `tq2_0` and `q2_0` embeddings take Q4_K. Knows nothing of
+//! values.
 
 use kv_core::block::BlockFormat;
 use model_core::gguf::is_of_convolutions;
@@ -112,6 +113,13 @@ struct Counters {
 impl Counters {
     /// The format of the next matrix in a file of `base`.
     fn uniform(&mut self, model: ModelTraits, name: &str, base: BlockFormat) -> BlockFormat {
+        let is_ternary = matches!(
+            base,
+            BlockFormat::TQ1_0 | BlockFormat::TQ2_0 | BlockFormat::Q2_0
+        );
+        if is_ternary && name == "token_embd.weight" {
+            return BlockFormat::Q4_K;
+        }
         let with_minimum = match (model.columns, base) {
             (Columns::Weighted, BlockFormat::Q4_0) => BlockFormat::Q4_1,
             (Columns::Weighted, BlockFormat::Q5_0) => BlockFormat::Q5_1,
@@ -250,7 +258,8 @@ fn format_of(name: &str, shape: &[usize], wanted: BlockFormat, role: Role) -> Bl
 /// The next larger format of blocks of 32.
 fn of_smaller_blocks(format: BlockFormat) -> BlockFormat {
     match format {
-        BlockFormat::Q3_K => BlockFormat::Q4_0,
+        BlockFormat::Q3_K | BlockFormat::TQ1_0 | BlockFormat::TQ2_0 => BlockFormat::Q4_0,
+        BlockFormat::Q1_0 | BlockFormat::Q2_0 => BlockFormat::Q4_0,
         BlockFormat::Q4_K => BlockFormat::Q5_0,
         BlockFormat::Q5_K => BlockFormat::Q5_1,
         _ => BlockFormat::Q8_0,
@@ -274,6 +283,10 @@ mod tests {
         for (wanted, fits) in [(Q3_K, Q4_0), (Q4_K, Q5_0), (Q5_K, Q5_1), (Q6_K, Q8_0)] {
             assert_eq!(of("blk.0.ffn_up.weight", &[8, 96], wanted), fits);
             assert_eq!(of("blk.0.ffn_up.weight", &[8, 172], wanted), F16);
+        }
+        for wanted in [TQ1_0, TQ2_0, Q1_0, Q2_0] {
+            assert_eq!(of("blk.0.ffn_up.weight", &[8, 512], wanted), wanted);
+            assert_eq!(of("blk.0.ffn_up.weight", &[8, 96], wanted), Q4_0);
         }
         assert_eq!(of("blk.0.ffn_up.weight", &[8, 172], Q4_0), F16);
         assert_eq!(of("blk.0.attn_norm.weight", &[512], F16), F32);
@@ -344,6 +357,30 @@ mod tests {
         }
         assert_eq!(mixed("q4_k_m", model, "attn_output"), "5".repeat(8));
         assert_eq!(mixed("q4_k_m", model, "ffn_down_exps"), "64464466");
+    }
+
+    #[test]
+    fn embeddings_of_ternary_files_take_four_bits() {
+        let names = ["token_embd", "output", "blk.0.attn_q"];
+        let tensors = names.map(|name| NamedShape {
+            name: format!("{name}.weight"),
+            shape: vec![512, 256],
+        });
+        let model = ModelTraits {
+            n_layers: 1,
+            n_experts: 0,
+            heads: Heads::Own,
+            columns: Columns::Alike,
+        };
+        for (file_type, embedding, base) in [
+            ("tq1_0", Q4_K, TQ1_0),
+            ("tq2_0", Q4_K, TQ2_0),
+            ("q2_0", Q4_K, Q2_0),
+            ("q1_0", Q1_0, Q1_0),
+        ] {
+            let found = formats(file_type.parse().unwrap(), model, &tensors);
+            assert_eq!(found, [embedding, Q6_K, base], "{file_type}");
+        }
     }
 
     /// As in llama.cpp, whose `Q4_0` and `Q5_0` lose much in the first FFN down matrices.
