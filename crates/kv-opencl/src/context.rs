@@ -25,8 +25,7 @@ pub(crate) struct Context {
     /// Bytes of all buffers.
     used: AtomicU64,
     is_lost: AtomicBool,
-    /// By kernel.
-    pub(crate) programs: Mutex<HashMap<&'static str, Arc<Program>>>,
+    programs: Mutex<HashMap<&'static str, ProgramSlot>>,
 }
 
 // SAFETY: OpenCL's functions may be called from every thread, but for those that set the arguments
@@ -34,6 +33,9 @@ pub(crate) struct Context {
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
+
+/// The program of a kernel, once it is compiled.
+pub(crate) type ProgramSlot = Arc<Mutex<Option<Arc<Program>>>>;
 
 impl std::fmt::Debug for Context {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -146,6 +148,13 @@ impl Context {
             memory: self.memory(),
             version: self.facts.version.clone(),
         }
+    }
+
+    /// Where the program of a kernel is, or comes. Other kernels are compiled meanwhile.
+    pub(crate) fn program_slot(&self, name: &'static str) -> ProgramSlot {
+        let programs = self.programs.lock();
+        let mut programs = programs.unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(programs.entry(name).or_default())
     }
 
     /// Creates a kernel of a program.

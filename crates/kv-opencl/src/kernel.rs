@@ -3,7 +3,6 @@
 //! Each kernel is a program of its own, compiled when it is first asked for; what the compiler says
 //! of it names the files of kv-gpu.
 
-use std::collections::hash_map::Entry;
 use std::ffi::{CString, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -64,16 +63,11 @@ impl OpenClKernel {
     pub(crate) fn load(context: &Arc<Context>, name: &str) -> Result<Self, BackendError> {
         let info = kernel_info(name);
         let info = info.ok_or_else(|| failure(format!("there is no kernel '{name}'")))?;
-        let program = {
-            // Another thread that wants a kernel waits: the driver's compiler has its own threads.
-            let programs = context.programs.lock();
-            match programs
-                .unwrap_or_else(PoisonError::into_inner)
-                .entry(info.name)
-            {
-                Entry::Occupied(known) => Arc::clone(known.get()),
-                Entry::Vacant(new) => Arc::clone(new.insert(Arc::new(build(context, info)?))),
-            }
+        let slot = context.program_slot(info.name);
+        let mut compiled = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let program = match &*compiled {
+            Some(program) => Arc::clone(program),
+            None => Arc::clone(compiled.insert(Arc::new(build(context, info)?))),
         };
         let instance = Mutex::new(KernelInstance::new(context, &program)?);
         Ok(Self { program, instance })
