@@ -10,7 +10,7 @@ use kv_core::backend::checks::{
 };
 use kv_core::backend::{BackendError, check_inputs, check_rows, expect_len};
 use kv_core::graph::{
-    Activation, ConvSpec, CustomSpec, GraphInputs, GraphOutputs, Input, Node, Op, Relative,
+    Activation, ConvSpec, CustomSpec, GraphInputs, GraphOutputs, Input, Node, Op, RelativeBias,
     RelativeScores, ResultForm,
 };
 use kv_core::layers::ValueRows;
@@ -463,7 +463,7 @@ impl Run<'_> {
     }
 
     /// The bias on scores by distance.
-    fn relative(&self, node: &Node, relative: &Relative) -> Result<ops::Buckets, BackendError> {
+    fn relative(&self, node: &Node, relative: &RelativeBias) -> Result<ops::Buckets, BackendError> {
         let values = |tensor: &Tensor| tensor.flatten_all()?.to_vec1::<f32>();
         let scores = match &relative.scores {
             RelativeScores::Weight(name) => {

@@ -1,11 +1,11 @@
 //! The contract suite: what a [`Backend`] means, as tests that every backend runs.
 //!
 //! A backend runs all of them with one line, [`backend_contract!`](crate::backend_contract). An
-//! operation that a backend does not compute yet is declared with its reason ([`Known::op`]), and
-//! so is a test that it cannot pass ([`Known::fails`]); a declared failure that passes fails the
-//! suite, so declarations do not outlive their reasons. Knows no backend; numbers are compared with
-//! values computed in `f64` from the definitions ([`evaluate`]) within the [`Tolerance`] that a
-//! backend declares.
+//! operation that a backend does not compute yet is declared with its reason ([`KnownLimit::op`]),
+//! and so is a test that it cannot pass ([`KnownLimit::fails`]); a declared failure that passes
+//! fails the suite, so declarations do not outlive their reasons. Knows no backend; numbers are
+//! compared with values computed in `f64` from the definitions ([`evaluate`]) within the
+//! [`Tolerance`] that a backend declares.
 
 // These are tests: they fail by panicking.
 #![allow(
@@ -103,9 +103,9 @@ impl Tolerance {
     }
 }
 
-/// What a backend is known not to do, and why.
+/// A known limit of a backend, and its reason.
 #[derive(Clone, Copy, Debug)]
-pub struct Known {
+pub struct KnownLimit {
     limit: Limit,
     reason: &'static str,
 }
@@ -118,7 +118,7 @@ enum Limit {
     Op(&'static str),
 }
 
-impl Known {
+impl KnownLimit {
     /// Declares that `test` fails because of `reason`.
     pub const fn fails(test: &'static str, reason: &'static str) -> Self {
         let limit = Limit::Test(test);
@@ -152,7 +152,7 @@ pub struct Subject<B> {
     /// The bound on the error of its numbers.
     pub tolerance: Tolerance,
     /// The tests that it is known to fail.
-    pub known: Vec<Known>,
+    pub known: Vec<KnownLimit>,
     /// The result of giving it custom operations.
     pub custom_ops: Result<(), BackendError>,
     /// The number of combinations that are tried.
@@ -231,7 +231,7 @@ impl<B: Backend> Subject<B> {
     }
 
     /// The same with known failures.
-    pub fn with_known(self, known: &[Known]) -> Self {
+    pub fn with_known(self, known: &[KnownLimit]) -> Self {
         Self {
             known: known.to_vec(),
             ..self
@@ -243,7 +243,7 @@ impl<B: Backend> Subject<B> {
     /// # Panics
     /// If one is not: it would never be missed.
     pub fn check_known(&self, tests: &[&str]) {
-        for Known { limit, reason } in &self.known {
+        for KnownLimit { limit, reason } in &self.known {
             match limit {
                 Limit::Test(test) => assert!(
                     tests.contains(test),
@@ -266,7 +266,7 @@ impl<B: Backend> Subject<B> {
         CompiledOps::take();
         let outcome = catch_unwind(AssertUnwindSafe(|| test(self)));
         let CompiledOps { taken, refused } = CompiledOps::take();
-        for Known { limit, reason } in &self.known {
+        for KnownLimit { limit, reason } in &self.known {
             if let Limit::Op(op) = limit {
                 assert!(
                     !taken.contains(op),
@@ -274,7 +274,7 @@ impl<B: Backend> Subject<B> {
                 );
             }
         }
-        let excuses = |known: &&Known| match known.limit {
+        let excuses = |known: &&KnownLimit| match known.limit {
             Limit::Test(test) => test == name,
             Limit::Op(op) => outcome.is_err() && refused.contains(op),
         };
@@ -414,7 +414,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "'no_such_test' is declared to fail (a reason) but is no test")]
     fn a_declared_failure_of_no_test_is_refused() {
-        let known = [Known::fails("no_such_test", "a reason")];
+        let known = [KnownLimit::fails("no_such_test", "a reason")];
         let subject = Subject::new(NullBackend).with_known(&known);
         subject.check_known(&["a_test"]);
     }
@@ -423,8 +423,8 @@ mod tests {
     #[should_panic(expected = "'rotate' is declared to be refused (a reason) but is no operation")]
     fn a_declared_operation_that_is_none_is_refused() {
         let known = [
-            Known::op("rope", "a reason"),
-            Known::op("rotate", "a reason"),
+            KnownLimit::op("rope", "a reason"),
+            KnownLimit::op("rotate", "a reason"),
         ];
         Subject::new(NullBackend)
             .with_known(&known)
@@ -435,7 +435,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "'linear' is declared to be refused (a reason) but compiles")]
     fn a_declared_operation_that_compiles_is_refused() {
-        let known = [Known::op("linear", "a reason")];
+        let known = [KnownLimit::op("linear", "a reason")];
         let subject = Subject::new(NullBackend).with_known(&known);
         subject.check("linear_multiplies", ops::linear_multiplies);
     }
@@ -444,7 +444,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "as told")]
     fn a_failure_without_a_refused_operation_fails() {
-        let known = [Known::op("linear", "a reason")];
+        let known = [KnownLimit::op("linear", "a reason")];
         let subject = Subject::new(NullBackend).with_known(&known);
         subject.check("a_test", |_| panic!("as told"));
     }

@@ -4,7 +4,7 @@
 
 use std::num::NonZeroUsize;
 
-use kv_contract::{Known, Subject, Tolerance};
+use kv_contract::{KnownLimit, Subject, Tolerance};
 use kv_cpu::activations::ActivationKind;
 use kv_cpu::isa::Isa;
 use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig};
@@ -88,7 +88,7 @@ mod split {
     use kv_core::ids::PartIdx;
     use kv_cpu::CpuBackend;
 
-    use super::{ActivationKind, Isa, Known, Subject, backend};
+    use super::{ActivationKind, Isa, KnownLimit, Subject, backend};
 
     /// After a block that stores rows of layer 0, and before one of layer 1.
     fn point() -> SplitPoint {
@@ -108,7 +108,8 @@ mod split {
 
     fn subject() -> Subject<Split<CpuBackend, CpuBackend>> {
         let half = |n_threads| backend(Isa::detect(), n_threads, ActivationKind::F32);
-        let known = ACROSS.map(|test| Known::fails(test, "layers 0 and 1 share rows or a node"));
+        let known =
+            ACROSS.map(|test| KnownLimit::fails(test, "layers 0 and 1 share rows or a node"));
         Subject::new(Split::new(half(2), half(1), point())).with_known(&known)
     }
 

@@ -12,7 +12,7 @@ use crate::buffer::MetalBuffer;
 use crate::context::{Context, n_gpus};
 use crate::info::{BACKEND, MetalDeviceInfo, failure, unavailable};
 use crate::kernel::{Libraries, MetalKernel};
-use crate::recording::{Given, Launch, MetalRecording};
+use crate::recording::{Launch, LaunchArgument, MetalRecording};
 
 /// Copies on the GPU begin at multiples of this many bytes, and are as long.
 const COPY_UNIT: usize = 4;
@@ -198,12 +198,12 @@ impl Device for MetalDevice {
             match argument {
                 Argument::Buffer(region) if i < info.n_buffers => {
                     region.buffer.check(region.at, 0)?;
-                    Ok(Given::Buffer(region.buffer.clone(), region.at))
+                    Ok(LaunchArgument::Buffer(region.buffer.clone(), region.at))
                 }
                 Argument::Settings(bytes)
                     if i == info.n_buffers && bytes.len() == info.settings_bytes =>
                 {
-                    Ok(Given::Settings((*bytes).into()))
+                    Ok(LaunchArgument::Settings((*bytes).into()))
                 }
                 _ => Err(failure(format!(
                     "argument {i} of kernel '{name}': it takes {} buffers, then {} bytes of settings",

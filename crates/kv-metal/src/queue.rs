@@ -30,7 +30,7 @@ const MAX_UNDER_WAY: usize = 64 << 20;
 #[derive(Debug)]
 pub(crate) struct Queue {
     raw: Retained<ProtocolObject<dyn MTLCommandQueue>>,
-    open: Option<Open>,
+    open: Option<OpenCommandBuffer>,
     /// Those that may still run, in order.
     committed: VecDeque<Retained<CommandBuffer>>,
     /// Bytes that were staged since the last commit, and since the last wait.
@@ -46,7 +46,7 @@ unsafe impl Send for Queue {}
 
 /// A command buffer that is being encoded.
 #[derive(Debug)]
-struct Open {
+struct OpenCommandBuffer {
     buffer: Retained<CommandBuffer>,
     encoder: Option<Encoder>,
 }
@@ -108,12 +108,12 @@ impl Queue {
         Ok(encoder)
     }
 
-    fn open(&mut self) -> Result<&mut Open, BackendError> {
+    fn open(&mut self) -> Result<&mut OpenCommandBuffer, BackendError> {
         self.check()?;
         if self.open.is_none() {
             let buffer = self.raw.commandBuffer();
             let buffer = buffer.ok_or_else(|| failure("Metal gives no command buffer"))?;
-            self.open = Some(Open {
+            self.open = Some(OpenCommandBuffer {
                 buffer,
                 encoder: None,
             });
@@ -195,7 +195,7 @@ impl Queue {
     }
 }
 
-impl Open {
+impl OpenCommandBuffer {
     fn end(&mut self) {
         if let Some(encoder) = self.encoder.take() {
             encoder.end();

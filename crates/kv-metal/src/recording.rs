@@ -29,24 +29,24 @@ pub struct MetalRecording {
 pub(crate) struct Launch {
     pub(crate) kernel: MetalKernel,
     pub(crate) grid: [u32; 2],
-    pub(crate) arguments: Vec<Given>,
+    pub(crate) arguments: Vec<LaunchArgument>,
 }
 
 /// An argument: a buffer from a byte on, or settings.
 #[derive(Debug)]
-pub(crate) enum Given {
+pub(crate) enum LaunchArgument {
     Buffer(MetalBuffer, usize),
     Settings(Box<[u8]>),
 }
 
 /// A thread's recording under way.
-struct Open {
+struct OpenRecording {
     context: Arc<Context>,
     launches: Vec<Launch>,
 }
 
 thread_local! {
-    static OPEN: RefCell<Option<Open>> = const { RefCell::new(None) };
+    static OPEN: RefCell<Option<OpenRecording>> = const { RefCell::new(None) };
 }
 
 impl Launch {
@@ -89,11 +89,11 @@ impl Launch {
                 // every kernel in a simulator that finds accesses outside. SAFETY: number and kinds
                 // of the arguments are those of the kernel, and the offset is in the buffer, which
                 // the command buffer keeps alive.
-                Given::Buffer(buffer, at) => unsafe {
+                LaunchArgument::Buffer(buffer, at) => unsafe {
                     encoder.setBuffer_offset_atIndex(Some(&buffer.raw), *at, i);
                 },
                 // SAFETY: as above; the bytes are copied before this returns.
-                Given::Settings(bytes) => unsafe {
+                LaunchArgument::Settings(bytes) => unsafe {
                     let from = NonNull::from(&**bytes).cast();
                     encoder.setBytes_length_atIndex(from, bytes.len(), i);
                 },
@@ -105,9 +105,9 @@ impl Launch {
 }
 
 /// Ends recording where the launches panic.
-struct Ending;
+struct RecordingGuard;
 
-impl Drop for Ending {
+impl Drop for RecordingGuard {
     fn drop(&mut self) {
         OPEN.take();
     }
@@ -125,11 +125,11 @@ impl MetalRecording {
         if OPEN.with_borrow(Option::is_some) {
             return Err(failure("this thread is recording already"));
         }
-        OPEN.set(Some(Open {
+        OPEN.set(Some(OpenRecording {
             context: Arc::clone(context),
             launches: Vec::new(),
         }));
-        let _ending = Ending;
+        let _ending = RecordingGuard;
         launches()?;
         let open = OPEN.take();
         let open = open.ok_or_else(|| failure("nothing was recorded"))?;

@@ -1,7 +1,7 @@
 //! The contract suite. What this backend does not compute is declared, with the reason: a declared
 //! failure that passes fails the suite, so the list cannot outlive its reasons.
 
-use kv_contract::{Known, Subject, backend_contract};
+use kv_contract::{KnownLimit, Subject, backend_contract};
 use loops_for_cellar::LoopsBackend;
 
 const EXACT_GELU: &str = "the exact GELU needs an error function, which the standard library lacks";
@@ -17,41 +17,41 @@ const PLAIN: &str = "no attention in three nodes";
 const SECTIONS: &str = "no positions of images";
 const BATCH: &str = "no attention among the tokens of a ubatch";
 
-const KNOWN: &[Known] = &[
-    Known::op("add_row", ELEMENTWISE),
-    Known::op("clamp", ELEMENTWISE),
-    Known::op("clamped_gate", ELEMENTWISE),
-    Known::op("gain", ELEMENTWISE),
-    Known::op("gaussian_top_k", ELEMENTWISE),
-    Known::op("layer_norm", ELEMENTWISE),
-    Known::op("mix", ELEMENTWISE),
-    Known::op("scale_by_position", ELEMENTWISE),
-    Known::op("soft_cap", ELEMENTWISE),
-    Known::op("conv", RECURRENT),
-    Known::op("decay", RECURRENT),
-    Known::op("delta", RECURRENT),
-    Known::op("scan", RECURRENT),
-    Known::op("scan_heads", RECURRENT),
-    Known::op("route", EXPERTS),
-    Known::op("expert_linear", EXPERTS),
-    Known::op("expert_scale", EXPERTS),
-    Known::op("expert_sum", EXPERTS),
-    Known::op("concat", HEADS),
-    Known::op("head_linear", HEADS),
-    Known::op("index", SPARSE),
-    Known::op("attend_sparse", SPARSE),
-    Known::op("custom", CUSTOM),
-    Known::op("attend_partial", PARTIAL),
-    Known::op("merge_partials", PARTIAL),
-    Known::op("kq", PLAIN),
-    Known::op("kq_soft_max", PLAIN),
-    Known::op("kqv", PLAIN),
-    Known::op("rope_sections", SECTIONS),
-    Known::op("attend_batch", BATCH),
+const KNOWN: &[KnownLimit] = &[
+    KnownLimit::op("add_row", ELEMENTWISE),
+    KnownLimit::op("clamp", ELEMENTWISE),
+    KnownLimit::op("clamped_gate", ELEMENTWISE),
+    KnownLimit::op("gain", ELEMENTWISE),
+    KnownLimit::op("gaussian_top_k", ELEMENTWISE),
+    KnownLimit::op("layer_norm", ELEMENTWISE),
+    KnownLimit::op("mix", ELEMENTWISE),
+    KnownLimit::op("scale_by_position", ELEMENTWISE),
+    KnownLimit::op("soft_cap", ELEMENTWISE),
+    KnownLimit::op("conv", RECURRENT),
+    KnownLimit::op("decay", RECURRENT),
+    KnownLimit::op("delta", RECURRENT),
+    KnownLimit::op("scan", RECURRENT),
+    KnownLimit::op("scan_heads", RECURRENT),
+    KnownLimit::op("route", EXPERTS),
+    KnownLimit::op("expert_linear", EXPERTS),
+    KnownLimit::op("expert_scale", EXPERTS),
+    KnownLimit::op("expert_sum", EXPERTS),
+    KnownLimit::op("concat", HEADS),
+    KnownLimit::op("head_linear", HEADS),
+    KnownLimit::op("index", SPARSE),
+    KnownLimit::op("attend_sparse", SPARSE),
+    KnownLimit::op("custom", CUSTOM),
+    KnownLimit::op("attend_partial", PARTIAL),
+    KnownLimit::op("merge_partials", PARTIAL),
+    KnownLimit::op("kq", PLAIN),
+    KnownLimit::op("kq_soft_max", PLAIN),
+    KnownLimit::op("kqv", PLAIN),
+    KnownLimit::op("rope_sections", SECTIONS),
+    KnownLimit::op("attend_batch", BATCH),
     // Operations that it computes in other cases.
-    Known::fails("activate_activates", EXACT_GELU),
-    Known::fails("gate_activates", EXACT_GELU),
-    Known::fails("stored_keys_have_scores_by_distance", DISTANCES),
+    KnownLimit::fails("activate_activates", EXACT_GELU),
+    KnownLimit::fails("gate_activates", EXACT_GELU),
+    KnownLimit::fails("stored_keys_have_scores_by_distance", DISTANCES),
 ];
 
 backend_contract!(|| Subject::new(LoopsBackend).with_known(KNOWN));

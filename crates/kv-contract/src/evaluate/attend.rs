@@ -5,7 +5,7 @@
 //! rows are stored: they come as decoded numbers.
 
 use kv_core::graph::{
-    AttendSpec, Attention, IndexSpec, Input, Node, Op, Relative, RelativeScores, ResultForm,
+    AttendSpec, Attention, IndexSpec, Input, Node, Op, RelativeBias, RelativeScores, ResultForm,
 };
 use kv_core::{CellIdx, LayerIdx, Pos, Visibility};
 
@@ -114,14 +114,14 @@ impl Evaluator<'_> {
         &self,
         node: &Node,
         spec: AttendSpec,
-        relative: Option<&Relative>,
+        relative: Option<&RelativeBias>,
     ) -> impl Fn(u32, usize, (CellIdx, Pos)) -> f64 {
         let weight = match relative.map(|relative| &relative.scores) {
             Some(RelativeScores::Weight(name)) => self.weight(name),
             Some(RelativeScores::Tables) | None => Vec::new(),
         };
         move |row: u32, head: usize, (cell, pos): (CellIdx, Pos)| {
-            let Some(Relative { buckets, scores }) = relative else {
+            let Some(RelativeBias { buckets, scores }) = relative else {
                 return 0.0;
             };
             let query = self.inputs.positions[row as usize];
@@ -276,7 +276,7 @@ impl Evaluator<'_> {
         node: &Node,
         spec: &AttendSpec,
         sinks: Option<&str>,
-        relative: Option<&Relative>,
+        relative: Option<&RelativeBias>,
     ) -> Value {
         let visibility = match self.graph.nodes()[node.operands[3].as_usize()].op {
             Op::Input(Input::BatchVisibility { window }) => self.inputs.batch_visibility(window),

@@ -61,7 +61,7 @@ pub use ops::route::{
 };
 pub use ops::sparse::IndexSpec;
 pub use ops::top_k::TopK;
-pub use relative::{BucketTable, DistanceBuckets, Relative, RelativeScores};
+pub use relative::{BucketTable, DistanceBuckets, RelativeBias, RelativeScores};
 pub use row_count::RowCount;
 pub use scope::Scope;
 pub use spec::{Attribute, AttributeValue, DType, OpScope, OpSpec};

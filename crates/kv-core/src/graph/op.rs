@@ -19,7 +19,7 @@ use super::ops::sparse::IndexSpec;
 use super::ops::{
     self, attend, delta_rule, dense, elementwise, experts, norm, plain_attention, recurrent,
 };
-use super::relative::Relative;
+use super::relative::RelativeBias;
 use super::spec::OpSpec;
 use crate::ids::{LayerIdx, PartIdx};
 use crate::rope::{RopeSections, RopeSpec};
@@ -198,7 +198,7 @@ pub enum Op {
         /// The bias on scores by the distance of query and key, out of a weight, where there is
         /// something.
         #[serde(skip_serializing_if = "Option::is_none")]
-        relative: Option<Relative>,
+        relative: Option<RelativeBias>,
     },
     /// [`Op::Attend`] that can be merged with that over other rows: behind the result of a head,
     /// the logarithm of what its weights were divided by, `ln(sum e^score)`, with the sink's;
@@ -235,7 +235,7 @@ pub enum Op {
         sinks: Option<String>,
         /// The bias that capped scores get by distance, where there is one.
         #[serde(skip_serializing_if = "Option::is_none")]
-        relative: Option<Relative>,
+        relative: Option<RelativeBias>,
     },
     /// The rows that a token attends over where it sees more than `top_k` (DeepSeek-V3.2's indexer,
     /// arXiv 2512.02556). The visible keys `k` of a layer have the scores `sum_h weights[t, h]

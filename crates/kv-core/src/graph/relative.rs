@@ -1,4 +1,4 @@
-//! [`Relative`]: what attention scores get added by the distance of query and key, in buckets.
+//! [`RelativeBias`]: what attention scores get added by the distance of query and key, in buckets.
 //!
 //! Biases of buckets as in T5 (Raffel et al., arXiv 1910.10683), and scores of queries and keys
 //! with buckets as in DeBERTa (He et al., arXiv 2006.03654). Knows nothing of how scores are
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 /// The bias on scores by the distance of query and key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Relative {
+pub struct RelativeBias {
     /// The distances that share a bucket.
     pub buckets: DistanceBuckets,
     /// The bias of a bucket.

@@ -34,7 +34,7 @@ use serde::{Deserialize, Serialize};
 pub use error::StateError;
 pub use fingerprint::{Fingerprint, RopeRun, WeightsId};
 pub use read::{SavedRows, SavedState};
-pub use rows::{RowFormat, Stored};
+pub use rows::{RowEncoding, RowFormat};
 pub use write::{StateToSave, check_kv_type, check_state_type, save};
 
 use crate::backend::{BackendError, RowSpan};

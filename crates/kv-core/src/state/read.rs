@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::error::StateError;
 use super::fingerprint::Fingerprint;
 use super::frame::{self, Section, Tag, tag_name};
-use super::rows::{Converter, RowFormat, Stored, formats};
+use super::rows::{Converter, RowEncoding, RowFormat, formats};
 use super::snapshot::{decode_part, decode_states, decode_tokens};
 use super::write::{META, Meta, PART, ROWS, STATES, TOKENS};
 use super::{SeqTokens, WriteRows};
@@ -171,12 +171,12 @@ impl<'a> SavedState<'a> {
         })?;
         for pairing in pairings {
             match pairing.here.stored {
-                Stored::Heads { part, .. } => {
+                RowEncoding::Heads { part, .. } => {
                     for w in restored.row_writes.iter().filter(|w| w.part == part) {
                         pairing.write(w.from, w.to, w.len, write)?;
                     }
                 }
-                Stored::Floats(_) | Stored::Values { .. } => {
+                RowEncoding::Floats(_) | RowEncoding::Values { .. } => {
                     for w in &restored.state_writes {
                         pairing.write(w.from, w.to, 1, write)?;
                     }
@@ -270,10 +270,10 @@ impl Pairing<'_, '_> {
 /// True if saved rows can become such.
 fn fits(saved: &RowFormat, here: &RowFormat) -> bool {
     match (saved.stored, here.stored) {
-        (Stored::Heads { part: a, shape: s }, Stored::Heads { part: b, shape: h }) => {
+        (RowEncoding::Heads { part: a, shape: s }, RowEncoding::Heads { part: b, shape: h }) => {
             a == b && (s.heads, s.dim) == (h.heads, h.dim)
         }
-        (Stored::Heads { .. }, _) | (_, Stored::Heads { .. }) => false,
+        (RowEncoding::Heads { .. }, _) | (_, RowEncoding::Heads { .. }) => false,
         // Values of a state, whatever their types.
         (saved, here) => saved.shape().dim == here.shape().dim,
     }
@@ -332,11 +332,11 @@ fn rows<'a>(
     for (&format, bytes) in meta.rows.iter().zip(payloads) {
         let RowFormat { layer, kind, .. } = format;
         let wanted = match (kind, format.stored) {
-            (RowKind::K | RowKind::V, Stored::Heads { part, .. }) => {
+            (RowKind::K | RowKind::V, RowEncoding::Heads { part, .. }) => {
                 snapshot.part(part).map(|p| p.cells.len() as u64)
             }
-            (RowKind::Conv, Stored::Floats(_))
-            | (RowKind::State, Stored::Floats(_) | Stored::Values { .. }) => {
+            (RowKind::Conv, RowEncoding::Floats(_))
+            | (RowKind::State, RowEncoding::Floats(_) | RowEncoding::Values { .. }) => {
                 Some(u64::from(n_states))
             }
             _ => None,

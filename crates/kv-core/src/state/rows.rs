@@ -24,13 +24,13 @@ pub struct RowFormat {
     /// Number of rows.
     pub n_rows: u32,
     /// The way one row is stored.
-    pub stored: Stored,
+    pub stored: RowEncoding,
 }
 
 /// The way a row is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Stored {
+pub enum RowEncoding {
     /// Keys or values of a part's tokens.
     Heads {
         /// The part.
@@ -49,7 +49,7 @@ pub enum Stored {
     },
 }
 
-impl Stored {
+impl RowEncoding {
     /// Values of a recurrent state.
     pub(super) fn of_state(len: usize, kv_type: KvType) -> Self {
         match kv_type {
@@ -90,9 +90,9 @@ impl RowFormat {
     /// In words, for errors and people.
     pub fn describe(&self) -> String {
         match self.stored {
-            Stored::Heads { shape, .. } => describe_shape(&shape),
-            Stored::Floats(n) => format!("{n} floats"),
-            Stored::Values { len, kv_type } => format!("{len} values in {kv_type}"),
+            RowEncoding::Heads { shape, .. } => describe_shape(&shape),
+            RowEncoding::Floats(n) => format!("{n} floats"),
+            RowEncoding::Values { len, kv_type } => format!("{len} values in {kv_type}"),
         }
     }
 }
@@ -130,7 +130,7 @@ pub(super) fn formats(
                 layer: rows.layer,
                 kind,
                 n_rows: n_rows(Some(rows.part)),
-                stored: Stored::Heads {
+                stored: RowEncoding::Heads {
                     part: rows.part,
                     shape,
                 },
@@ -140,10 +140,10 @@ pub(super) fn formats(
     for states in layout.states() {
         let state_type = states.state_type.kv_type();
         for (kind, stored) in [
-            (RowKind::Conv, Stored::Floats(states.row.conv_row)),
+            (RowKind::Conv, RowEncoding::Floats(states.row.conv_row)),
             (
                 RowKind::State,
-                Stored::of_state(states.row.state_row, state_type),
+                RowEncoding::of_state(states.row.state_row, state_type),
             ),
         ] {
             formats.push(RowFormat {

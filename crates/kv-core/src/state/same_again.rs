@@ -5,7 +5,7 @@
 use std::sync::LazyLock;
 
 use super::frame::{FrameWriter, Section, read};
-use super::rows::{RowFormat, Stored, formats};
+use super::rows::{RowEncoding, RowFormat, formats};
 use super::snapshot::{decode_part, encode_part};
 use super::tests::{fingerprint, framed, sections};
 use super::write::{META, PART};
@@ -112,7 +112,7 @@ fn to_save<'a>(snapshot: &'a Snapshot, layout: &'a RowLayout) -> StateToSave<'a>
 }
 
 /// The way the rows of each kind are saved.
-fn saved_as(state: &StateToSave<'_>) -> Vec<(RowKind, Stored)> {
+fn saved_as(state: &StateToSave<'_>) -> Vec<(RowKind, RowEncoding)> {
     let mut bytes = Vec::new();
     save(state, &mut |_, _| Ok(()), &mut bytes).unwrap();
     let state = SavedState::parse(&bytes).unwrap();
@@ -210,8 +210,8 @@ fn large_rows_pass_in_pieces() {
 
 #[test]
 fn rows_are_saved_as_a_memory_of_that_type_holds_them() {
-    let heads = |stored: Stored| match stored {
-        Stored::Heads { shape, .. } => (shape.kv_type, shape.rotation),
+    let heads = |stored: RowEncoding| match stored {
+        RowEncoding::Heads { shape, .. } => (shape.kv_type, shape.rotation),
         other => panic!("{other:?}"),
     };
     let snapshot = Snapshot::new(vec![part(Window::Full, 2)], None).unwrap();
@@ -265,7 +265,7 @@ fn rows_are_described_and_measured() {
         layer: LayerIdx(0),
         kind: RowKind::K,
         n_rows: 3,
-        stored: Stored::Heads {
+        stored: RowEncoding::Heads {
             part: PartIdx(0),
             shape: RowShape {
                 heads,
@@ -296,8 +296,8 @@ fn rows_are_described_and_measured() {
         stored,
         ..plain(1, 1)
     };
-    assert_eq!(floats(Stored::Floats(4)).describe(), "4 floats");
+    assert_eq!(floats(RowEncoding::Floats(4)).describe(), "4 floats");
     let (len, kv_type) = (4, KvType::F16);
-    let values = floats(Stored::Values { len, kv_type });
+    let values = floats(RowEncoding::Values { len, kv_type });
     assert_eq!(values.describe(), "4 values in f16");
 }

@@ -8,7 +8,7 @@ use super::error::StateError;
 use super::fingerprint::Fingerprint;
 use super::frame::{FrameWriter, Tag, total};
 use super::read::check_tokens;
-use super::rows::{Converter, RowFormat, Stored, formats};
+use super::rows::{Converter, RowEncoding, RowFormat, formats};
 use super::snapshot::{encode_part, encode_states, encode_tokens};
 use super::{ReadRows, SeqTokens};
 use crate::backend::{RowKind, RowSpan};
@@ -134,11 +134,11 @@ pub fn save(
     }
     for (here, saved) in here.iter().zip(&saved) {
         let rows = match here.stored {
-            Stored::Heads { part, .. } => {
+            RowEncoding::Heads { part, .. } => {
                 let tokens = snapshot.part(part).map_or(&[][..], |p| &p.cells);
                 runs(tokens.iter().map(|t| t.row))
             }
-            Stored::Floats(_) | Stored::Values { .. } => runs(state_rows.iter().copied()),
+            RowEncoding::Floats(_) | RowEncoding::Values { .. } => runs(state_rows.iter().copied()),
         };
         write_rows(here, saved, &rows, read, &mut frame)?;
     }
@@ -161,8 +161,8 @@ fn saved_as(
     if shape.kv_type == kv_type {
         return Ok(*here);
     }
-    let Stored::Heads { part, .. } = here.stored else {
-        let stored = Stored::of_state(shape.dim, kv_type);
+    let RowEncoding::Heads { part, .. } = here.stored else {
+        let stored = RowEncoding::of_state(shape.dim, kv_type);
         return whole_rows(RowFormat { stored, ..*here });
     };
     let values = layout.layer(here.layer).map(|rows| rows.values);
@@ -177,7 +177,7 @@ fn saved_as(
         ..shape
     };
     whole_rows(RowFormat {
-        stored: Stored::Heads { part, shape },
+        stored: RowEncoding::Heads { part, shape },
         ..*here
     })
 }

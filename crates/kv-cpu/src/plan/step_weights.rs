@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use kv_core::graph::{BucketTable, Relative};
+use kv_core::graph::{BucketTable, RelativeBias};
 
 use crate::kernels::F32x16;
 
@@ -30,7 +30,7 @@ pub(crate) struct HeadBuckets {
 
 impl HeadBuckets {
     /// Out of the weights `[buckets, n_heads]`, where there are any.
-    pub(crate) fn new(relative: &Relative, weights: Option<&[f32]>, n_heads: usize) -> Self {
+    pub(crate) fn new(relative: &RelativeBias, weights: Option<&[f32]>, n_heads: usize) -> Self {
         let table = relative.buckets.table();
         let of_head = |head: usize| {
             let weights = weights.unwrap_or_default();

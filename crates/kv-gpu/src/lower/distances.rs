@@ -1,7 +1,7 @@
 //! Attention where scores depend on the distance of query and key.
 
 use bytemuck::{Pod, Zeroable};
-use kv_core::graph::{Relative, RelativeScores};
+use kv_core::graph::{RelativeBias, RelativeScores};
 
 use super::attend::{Attention, PIECES, Settings};
 use super::{Lower, Result, word};
@@ -24,7 +24,7 @@ impl<D: Device> Lower<'_, D> {
         &mut self,
         attention: &Attention<'_, D>,
         visibility: usize,
-        relative: &Relative,
+        relative: &RelativeBias,
     ) -> Result<()> {
         let Attention { node, settings, .. } = attention;
         let table = relative.buckets.table();

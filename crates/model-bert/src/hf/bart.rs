@@ -4,8 +4,8 @@
 
 use model_core::blocks::POSITION_EMBEDDING;
 use model_core::hf::{
-    Expected, HfClass, HfConfig, Key, Keys, ModelFileError, TRAINED_LENGTH, TensorRule, TensorStep,
-    VOCAB_SIZE, in_stack, only, same, with,
+    FixedValue, HfClass, HfConfig, Key, Keys, ModelFileError, TRAINED_LENGTH, TensorRule,
+    TensorStep, VOCAB_SIZE, in_stack, only, same, with,
 };
 
 use super::t5::start;
@@ -88,18 +88,18 @@ const SEQ2SEQ_KEYS: &[Key] = &[
     Key::With(|config, keys| activation(config, keys, "activation_function")),
     Key::With(start),
     Key::With(embedding_scale),
-    only("is_decoder", Expected::Flag(false)),
-    only("is_encoder_decoder", Expected::Flag(true)),
-    only("tie_word_embeddings", Expected::Flag(true)),
+    only("is_decoder", FixedValue::Flag(false)),
+    only("is_encoder_decoder", FixedValue::Flag(true)),
+    only("tie_word_embeddings", FixedValue::Flag(true)),
 ];
 
 const BART_KEYS: &[Key] = &[
     Key::All(SEQ2SEQ_KEYS),
     // Switches of files older than transformers' class, which has one form.
-    only("normalize_before", Expected::Flag(false)),
-    only("normalize_embedding", Expected::Flag(true)),
-    only("add_final_layer_norm", Expected::Flag(false)),
-    only("static_position_embeddings", Expected::Flag(false)),
+    only("normalize_before", FixedValue::Flag(false)),
+    only("normalize_embedding", FixedValue::Flag(true)),
+    only("add_final_layer_norm", FixedValue::Flag(false)),
+    only("static_position_embeddings", FixedValue::Flag(false)),
 ];
 
 /// The square root of the width, where the config asks for a factor.

@@ -1,7 +1,7 @@
 //! BERT, RoBERTa, XLM-RoBERTa and DistilBERT: files of one architecture.
 
 use model_core::hf::{
-    Expected, HfClass, Key, SIZE_KEYS, TensorRule, TensorStep, in_layers, same, with,
+    FixedValue, HfClass, Key, SIZE_KEYS, TensorRule, TensorStep, in_layers, same, with,
 };
 
 use super::{
@@ -82,15 +82,15 @@ pub(super) const BERT_KEYS: &[Key] = &[
     LAYER_NORM_EPS,
     Key::Only {
         from: "position_embedding_type",
-        is: Expected::Text(&["absolute"]),
+        is: FixedValue::Text(&["absolute"]),
     },
     Key::Only {
         from: "is_decoder",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     Key::Only {
         from: "add_cross_attention",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     NOT_CAUSAL,
     Key::With(|config, keys| activation(config, keys, "hidden_act")),

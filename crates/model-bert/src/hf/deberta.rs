@@ -8,7 +8,7 @@ use kv_core::block::BlockFormat;
 use kv_core::graph::DistanceBuckets;
 use kv_core::weights::{Weight, WeightError, WeightInfo, WeightSource};
 use model_core::hf::{
-    Expected, HfClass, HfConfig, HfWeights, Key, Keys, ModelFileError, SIZE_KEYS, TensorRule,
+    FixedValue, HfClass, HfConfig, HfWeights, Key, Keys, ModelFileError, SIZE_KEYS, TensorRule,
     in_layers, same,
 };
 
@@ -73,19 +73,19 @@ const DEBERTA_KEYS: &[Key] = &[
     LAYER_NORM_EPS,
     Key::Only {
         from: "relative_attention",
-        is: Expected::StatedFlag(true),
+        is: FixedValue::StatedFlag(true),
     },
     Key::Only {
         from: "position_biased_input",
-        is: Expected::StatedFlag(false),
+        is: FixedValue::StatedFlag(false),
     },
     Key::Only {
         from: "share_att_key",
-        is: Expected::StatedFlag(true),
+        is: FixedValue::StatedFlag(true),
     },
     Key::Only {
         from: "is_decoder",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     NOT_CAUSAL,
     Key::With(|config, keys| activation(config, keys, "hidden_act")),
@@ -98,7 +98,7 @@ const DEBERTA_KEYS: &[Key] = &[
 const HEAD_KEYS: &[Key] = &[
     Key::Only {
         from: "pooler_hidden_act",
-        is: Expected::Text(&["gelu"]),
+        is: FixedValue::Text(&["gelu"]),
     },
     Key::With(|config, _| {
         let key = "pooler_hidden_size";

@@ -1,7 +1,7 @@
 //! EmbeddingGemma (Schechter Vera et al., arXiv 2509.20354): Gemma 3 whose tokens see later ones.
 
 use model_core::hf::{
-    ATTENTION_TENSORS, ClassWhen, Expected, GATED_TENSORS, GEMMA_NORMS, HfClass, HfConfig, Key,
+    ATTENTION_TENSORS, ClassWhen, FixedValue, GATED_TENSORS, GEMMA_NORMS, HfClass, HfConfig, Key,
     Keys, ModelFileError, PLUS_ONE, RMS_EPS, SIZE_KEYS, TensorRule, gemma_score_scale,
     gemma3_windows, head_dim, same, with,
 };
@@ -29,7 +29,7 @@ pub(super) const CLASSES: &[HfClass] = &[HfClass {
 const GEMMA_KEYS: &[Key] = &[
     Key::Only {
         from: "attention_bias",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     NOT_CAUSAL,
     Key::With(|config, keys| activation(config, keys, "hidden_activation")),

@@ -2,7 +2,7 @@
 //! positions, and gates.
 
 use model_core::hf::{
-    Expected, HfClass, Key, SIZE_KEYS, TensorRule, TensorStep, in_layers, same, with,
+    FixedValue, HfClass, Key, SIZE_KEYS, TensorRule, TensorStep, in_layers, same, with,
 };
 
 use super::bert::{BERT_ATTENTION, input};
@@ -44,19 +44,19 @@ const JINA_KEYS: &[Key] = &[
     LAYER_NORM_EPS,
     Key::Only {
         from: "position_embedding_type",
-        is: Expected::Text(&["alibi"]),
+        is: FixedValue::Text(&["alibi"]),
     },
     Key::Only {
         from: "feed_forward_type",
-        is: Expected::Text(&["geglu"]),
+        is: FixedValue::Text(&["geglu"]),
     },
     Key::Only {
         from: "is_decoder",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     Key::Only {
         from: "add_cross_attention",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     NOT_CAUSAL,
     // The gate's; 'hidden_act' is not read where there are gates.

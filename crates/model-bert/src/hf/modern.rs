@@ -2,7 +2,7 @@
 
 use model_core::gguf::Array;
 use model_core::hf::{
-    Expected, HfClass, HfConfig, Key, Keys, ModelFileError, SIZE_KEYS, TensorRule, in_layers,
+    FixedValue, HfClass, HfConfig, Key, Keys, ModelFileError, SIZE_KEYS, TensorRule, in_layers,
     layer_types, same,
 };
 
@@ -47,15 +47,15 @@ const MODERN_KEYS: &[Key] = &[
     },
     Key::Only {
         from: "norm_bias",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     Key::Only {
         from: "attention_bias",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     Key::Only {
         from: "mlp_bias",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     NOT_CAUSAL,
     Key::With(|config, keys| activation(config, keys, "hidden_activation")),
@@ -78,11 +78,11 @@ const MODERN_HEAD: &[Key] = &[
     }),
     Key::Only {
         from: "classifier_activation",
-        is: Expected::Text(&["gelu"]),
+        is: FixedValue::Text(&["gelu"]),
     },
     Key::Only {
         from: "classifier_bias",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
 ];
 

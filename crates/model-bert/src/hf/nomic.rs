@@ -4,7 +4,7 @@
 //! published with, which has GPT-2's names and more settings.
 
 use model_core::hf::{
-    ClassWhen, Expected, HfClass, HfConfig, Key, Keys, ModelFileError, SIZE_KEYS, TensorRule,
+    ClassWhen, FixedValue, HfClass, HfConfig, Key, Keys, ModelFileError, SIZE_KEYS, TensorRule,
     TensorStep, in_layers, only, rope_keys, same, with,
 };
 
@@ -44,28 +44,28 @@ const NOMIC: HfClass = HfClass {
 
 const NOMIC_KEYS: &[Key] = &[
     LAYER_NORM_EPS,
-    only("prenorm", Expected::Flag(false)),
-    only("use_rms_norm", Expected::Flag(false)),
-    only("parallel_block", Expected::Flag(false)),
-    only("causal", Expected::Flag(false)),
-    only("is_decoder", Expected::Flag(false)),
-    only("rotary_emb_interleaved", Expected::Flag(false)),
+    only("prenorm", FixedValue::Flag(false)),
+    only("use_rms_norm", FixedValue::Flag(false)),
+    only("parallel_block", FixedValue::Flag(false)),
+    only("causal", FixedValue::Flag(false)),
+    only("is_decoder", FixedValue::Flag(false)),
+    only("rotary_emb_interleaved", FixedValue::Flag(false)),
     NOT_CAUSAL,
     Key::With(rotation),
     Key::With(length),
 ];
 
 const NO_BIASES: &[Key] = &[
-    only("qkv_proj_bias", Expected::Flag(false)),
-    only("mlp_fc1_bias", Expected::Flag(false)),
-    only("mlp_fc2_bias", Expected::Flag(false)),
+    only("qkv_proj_bias", FixedValue::Flag(false)),
+    only("mlp_fc1_bias", FixedValue::Flag(false)),
+    only("mlp_fc2_bias", FixedValue::Flag(false)),
     Key::With(gate),
 ];
 
 const BIASES: &[Key] = &[
-    only("qkv_proj_bias", Expected::Flag(true)),
-    only("mlp_fc1_bias", Expected::Flag(true)),
-    only("mlp_fc2_bias", Expected::Flag(true)),
+    only("qkv_proj_bias", FixedValue::Flag(true)),
+    only("mlp_fc1_bias", FixedValue::Flag(true)),
+    only("mlp_fc2_bias", FixedValue::Flag(true)),
     Key::With(|config, keys| activation(config, keys, "hidden_act")),
 ];
 
@@ -82,8 +82,8 @@ const EXPERT_KEYS: &[Key] = &[
         to: "moe_every_n_layers",
         from: "moe_every_n_layers",
     },
-    only("moe_normalize_expert_weights", Expected::Flag(false)),
-    only("expert_choice_router", Expected::Flag(false)),
+    only("moe_normalize_expert_weights", FixedValue::Flag(false)),
+    only("expert_choice_router", FixedValue::Flag(false)),
     Key::With(
         |config, _| match config.optional_number("num_shared_experts")? {
             None | Some(0.0) => Ok(()),

@@ -1,7 +1,7 @@
 //! Encoders with rotary positions: EuroBERT, NeoBERT and Jina Embeddings v3.
 
 use model_core::hf::{
-    ATTENTION_TENSORS, Expected, GATED_TENSORS, HfClass, HfConfig, INPUT_NORM, Key, Keys,
+    ATTENTION_TENSORS, FixedValue, GATED_TENSORS, HfClass, HfConfig, INPUT_NORM, Key, Keys,
     ModelFileError, NORM_BEFORE_FFN, RMS_EPS, ROPE_KEYS, SIZE_KEYS, TensorRule, TensorStep,
     in_layers, rope_base_is_stated, same, with,
 };
@@ -42,15 +42,15 @@ const EUROBERT: HfClass = HfClass {
 const EUROBERT_KEYS: &[Key] = &[
     Key::Only {
         from: "attention_bias",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     Key::Only {
         from: "mlp_bias",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     Key::Only {
         from: "is_causal",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     NOT_CAUSAL,
     Key::With(|config, keys| activation(config, keys, "hidden_act")),
@@ -81,19 +81,19 @@ const NEOBERT_KEYS: &[Key] = &[
     },
     Key::Only {
         from: "hidden_act",
-        is: Expected::Text(&["SwiGLU", "swiglu"]),
+        is: FixedValue::Text(&["SwiGLU", "swiglu"]),
     },
     Key::Only {
         from: "rms_norm",
-        is: Expected::Flag(true),
+        is: FixedValue::Flag(true),
     },
     Key::Only {
         from: "rope",
-        is: Expected::Flag(true),
+        is: FixedValue::Flag(true),
     },
     Key::Only {
         from: "ngpt",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     NOT_CAUSAL,
     Key::With(neobert_hidden),
@@ -156,7 +156,7 @@ const JINA_V3_KEYS: &[Key] = &[
     LAYER_NORM_EPS,
     Key::Only {
         from: "is_decoder",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     NOT_CAUSAL,
     Key::With(|config, keys| activation(config, keys, "hidden_act")),

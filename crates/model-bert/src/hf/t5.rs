@@ -1,8 +1,8 @@
 //! T5 (Raffel et al., arXiv 1910.10683), T5 v1.1, Flan-T5 and mT5.
 
 use model_core::hf::{
-    Expected, HfClass, HfConfig, Key, Keys, ModelFileError, TensorRule, VOCAB_SIZE, in_stack, only,
-    same,
+    FixedValue, HfClass, HfConfig, Key, Keys, ModelFileError, TensorRule, VOCAB_SIZE, in_stack,
+    only, same,
 };
 
 use super::as_u32;
@@ -93,8 +93,8 @@ const T5_KEYS: &[Key] = &[
         from: "relative_attention_max_distance",
     },
     VOCAB_SIZE,
-    only("is_decoder", Expected::Flag(false)),
-    only("is_encoder_decoder", Expected::Flag(true)),
+    only("is_decoder", FixedValue::Flag(false)),
+    only("is_encoder_decoder", FixedValue::Flag(true)),
     Key::With(|config, keys| {
         let n = config.optional_count("n_positions")?.unwrap_or(512);
         keys.set("context_length", as_u32(n));

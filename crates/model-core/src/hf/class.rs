@@ -220,7 +220,7 @@ pub enum Key {
         /// Key in `config.json`.
         from: &'static str,
         /// The value that it must have where it is there.
-        is: Expected,
+        is: FixedValue,
     },
     /// Those of a table.
     All(&'static [Key]),
@@ -230,7 +230,7 @@ pub enum Key {
 
 /// The one value that a key may have.
 #[derive(Clone, Copy, Debug)]
-pub enum Expected {
+pub enum FixedValue {
     /// One of these texts.
     Text(&'static [&'static str]),
     /// This truth value.
@@ -263,7 +263,7 @@ impl Key {
     }
 }
 
-impl Expected {
+impl FixedValue {
     fn check(self, config: &HfConfig, key: &str) -> Result<(), ModelFileError> {
         match self {
             Self::Text(known) => match config.optional_text(key)? {

@@ -34,7 +34,7 @@ mod translation;
 mod unread;
 mod weights;
 
-pub use class::{ClassWhen, DeriveTensors, Expected, HfClass, HfClasses, HfHead, Key};
+pub use class::{ClassWhen, DeriveTensors, FixedValue, HfClass, HfClasses, HfHead, Key};
 pub use config::HfConfig;
 pub use gemma::{GEMMA_NORMS, PLUS_ONE, gemma_score_scale, gemma3_windows};
 pub use keys::Keys;

@@ -1,12 +1,12 @@
 //! Key tables that many classes share: sizes, heads, windows.
 
 use super::class::as_u32;
-use super::{Expected, HfConfig, Key, Keys, ModelFileError, rope_keys};
+use super::{FixedValue, HfConfig, Key, Keys, ModelFileError, rope_keys};
 use crate::gguf::Array;
 use crate::windows::WindowPattern;
 
 /// A key that has one value in every model that is supported.
-pub const fn only(from: &'static str, is: Expected) -> Key {
+pub const fn only(from: &'static str, is: FixedValue) -> Key {
     Key::Only { from, is }
 }
 
@@ -48,11 +48,11 @@ pub const DECODER_KEYS: &[Key] = &[
     Key::All(SIZE_KEYS),
     Key::Only {
         from: "is_causal",
-        is: Expected::Flag(true),
+        is: FixedValue::Flag(true),
     },
     Key::Only {
         from: "use_bidirectional_attention",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
 ];
 
@@ -233,5 +233,5 @@ pub fn full_attention(config: &HfConfig, _: &mut Keys) -> Result<(), ModelFileEr
 /// SiLU and nothing else.
 pub const SILU: Key = Key::Only {
     from: "hidden_act",
-    is: Expected::Text(&["silu", "swish"]),
+    is: FixedValue::Text(&["silu", "swish"]),
 };

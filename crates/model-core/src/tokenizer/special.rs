@@ -29,7 +29,7 @@ pub(super) enum Fragment<'t> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum When {
+enum MatchCondition {
     Always,
     Parsing,
 }
@@ -38,7 +38,7 @@ enum When {
 struct Special {
     id: TokenId,
     len: usize,
-    when: When,
+    when: MatchCondition,
     spacing: SpecialSpacing,
 }
 
@@ -70,8 +70,8 @@ impl SpecialMatcher {
         let mut specials: Vec<(&str, Special)> = Vec::new();
         for (id, text, kind) in vocab.iter() {
             let when = match kind {
-                TokenKind::UserDefined => When::Always,
-                TokenKind::Control | TokenKind::Unknown => When::Parsing,
+                TokenKind::UserDefined => MatchCondition::Always,
+                TokenKind::Control | TokenKind::Unknown => MatchCondition::Parsing,
                 _ => continue,
             };
             let spacing = match text {
@@ -174,7 +174,8 @@ impl SpecialMatcher {
                     Err(_) => break,
                 }
                 if let Some(index) = self.nodes[at].token
-                    && (special == SpecialText::Parse || self.tokens[index].when == When::Always)
+                    && (special == SpecialText::Parse
+                        || self.tokens[index].when == MatchCondition::Always)
                 {
                     matches.push((index, start));
                 }

@@ -3,7 +3,7 @@
 //! Latents are in GGUF files as one key/value head as wide as a row. Does not know graphs.
 
 use model_core::hf::{
-    Expected, GATED, GATED_EXPERTS, HfConfig, Key, Keys, ModelFileError, RopeKind, RopeSettings,
+    FixedValue, GATED, GATED_EXPERTS, HfConfig, Key, Keys, ModelFileError, RopeKind, RopeSettings,
     SILU, TRAINED_LENGTH, TensorRule, TensorStep, VOCAB_SIZE, WIDTH_KEYS, in_layers,
     latent_head_dims, latent_key_rows, latent_value_rows, same, with,
 };
@@ -16,15 +16,15 @@ const SHARED_KEYS: &[Key] = &[
     VOCAB_SIZE,
     Key::Only {
         from: "is_causal",
-        is: Expected::Flag(true),
+        is: FixedValue::Flag(true),
     },
     Key::Only {
         from: "attention_bias",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     Key::Only {
         from: "mlp_bias",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     Key::With(latents),
     Key::Count {
@@ -55,11 +55,11 @@ pub(super) const DEEPSEEK_V2_KEYS: &[Key] = &[
     },
     Key::Only {
         from: "scoring_func",
-        is: Expected::Text(&["softmax"]),
+        is: FixedValue::Text(&["softmax"]),
     },
     Key::Only {
         from: "norm_topk_prob",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     Key::With(groups_by_method),
 ];
@@ -73,15 +73,15 @@ pub(super) const DEEPSEEK_V3_KEYS: &[Key] = &[
     },
     Key::Only {
         from: "scoring_func",
-        is: Expected::Text(&["sigmoid"]),
+        is: FixedValue::Text(&["sigmoid"]),
     },
     Key::Only {
         from: "topk_method",
-        is: Expected::Text(&["noaux_tc"]),
+        is: FixedValue::Text(&["noaux_tc"]),
     },
     Key::Only {
         from: "rope_interleave",
-        is: Expected::Flag(true),
+        is: FixedValue::Flag(true),
     },
     Key::With(sum_of_weights),
     Key::With(groups),
@@ -115,7 +115,7 @@ pub(super) const MISTRAL4_KEYS: &[Key] = &[
     },
     Key::Only {
         from: "rope_interleave",
-        is: Expected::Flag(true),
+        is: FixedValue::Flag(true),
     },
     Key::With(sum_of_weights),
     Key::With(no_groups),

@@ -2,7 +2,7 @@
 
 use model_core::architecture::MaskPlace;
 use model_core::hf::{
-    ATTENTION_TENSORS, ATTENTION_VECTORS, EMBEDDING_TENSORS, Expected, Heads, HfClass, HfConfig,
+    ATTENTION_TENSORS, ATTENTION_VECTORS, EMBEDDING_TENSORS, FixedValue, Heads, HfClass, HfConfig,
     INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN, RMS_EPS, ROPE_KEYS, SILU, SIZE_KEYS,
     TensorRule, TensorStep, full_attention, in_layers, only, rope_base_is_stated, same, with,
 };
@@ -85,13 +85,13 @@ const LLADA_KEYS: &[Key] = &[
     only("alibi", OFF),
     only("attention_layer_norm", OFF),
     only("bias_for_layer_norm", OFF),
-    only("block_type", Expected::Text(&["llama"])),
+    only("block_type", FixedValue::Text(&["llama"])),
     only("include_bias", OFF),
     only("include_qkv_bias", OFF),
     only("input_emb_norm", OFF),
-    only("layer_norm_type", Expected::Text(&["rms"])),
+    only("layer_norm_type", FixedValue::Text(&["rms"])),
     only("multi_query_attention", OFF),
-    only("rope", Expected::Flag(true)),
+    only("rope", FixedValue::Flag(true)),
     only("scale_logits", OFF),
     Key::With(rope_base_is_stated),
     Key::With(|_, keys| of_masks(keys, MaskPlace::Own)),
@@ -134,8 +134,8 @@ const LLADA_MOE_KEYS: &[Key] = &[
         from: "expert_intermediate_size",
     },
     only("attention_bias", OFF),
-    only("qk_layernorm", Expected::Flag(true)),
-    only("score_function", Expected::Text(&["softmax"])),
+    only("qk_layernorm", FixedValue::Flag(true)),
+    only("score_function", FixedValue::Text(&["softmax"])),
     Key::With(llada_moe),
 ];
 

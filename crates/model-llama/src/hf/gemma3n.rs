@@ -4,7 +4,7 @@
 
 use model_core::gguf::Array;
 use model_core::hf::{
-    ATTENTION_TENSORS, Expected, GATED_TENSORS, HfClass, HfConfig, Key, Keys, ModelFileError,
+    ATTENTION_TENSORS, FixedValue, GATED_TENSORS, HfClass, HfConfig, Key, Keys, ModelFileError,
     RMS_EPS, ROW_KEYS, RopeKind, RopeSettings, TRAINED_LENGTH, TensorRule, VOCAB_SIZE, head_dim,
     head_keys, in_layers, same, windows_by_layer,
 };
@@ -58,15 +58,15 @@ const KEYS: &[Key] = &[
     Key::With(head_keys),
     Key::Only {
         from: "hidden_activation",
-        is: Expected::Text(&["gelu_pytorch_tanh"]),
+        is: FixedValue::Text(&["gelu_pytorch_tanh"]),
     },
     Key::Only {
         from: "attention_bias",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     Key::Only {
         from: "altup_correct_scale",
-        is: Expected::Flag(true),
+        is: FixedValue::Flag(true),
     },
     Key::Number {
         to: "final_logit_softcapping",

@@ -5,7 +5,7 @@
 
 use model_core::gguf::Array;
 use model_core::hf::{
-    ATTENTION_TENSORS, Expected, GATED_TENSORS, HfClass, HfConfig, HfWeights, Key, Keys,
+    ATTENTION_TENSORS, FixedValue, GATED_TENSORS, HfClass, HfConfig, HfWeights, Key, Keys,
     ModelFileError, RMS_EPS, ROW_KEYS, RopeSettings, TRAINED_LENGTH, TensorRule, VOCAB_SIZE,
     head_dim, in_layers, layer_types, same,
 };
@@ -61,16 +61,16 @@ const KEYS: &[Key] = &[
     VOCAB_SIZE,
     Key::Only {
         from: "hidden_activation",
-        is: Expected::Text(&["gelu_pytorch_tanh"]),
+        is: FixedValue::Text(&["gelu_pytorch_tanh"]),
     },
     Key::Only {
         from: "attention_bias",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     // Images attend in both directions with "vision"; tokens of text do not.
     Key::Only {
         from: "use_bidirectional_attention",
-        is: Expected::Text(&["vision"]),
+        is: FixedValue::Text(&["vision"]),
     },
     Key::OptionalNumber {
         to: "final_logit_softcapping",

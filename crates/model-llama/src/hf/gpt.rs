@@ -5,9 +5,9 @@
 //! values.
 
 use model_core::hf::{
-    ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, Expected, GATED_TENSORS,
-    HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN, ROPE_KEYS, ROW_KEYS,
-    SILU, TRAINED_LENGTH, VOCAB_SIZE, head_dim, head_keys, only, rope_keys,
+    ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, FixedValue,
+    GATED_TENSORS, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN,
+    ROPE_KEYS, ROW_KEYS, SILU, TRAINED_LENGTH, VOCAB_SIZE, head_dim, head_keys, only, rope_keys,
 };
 use model_core::windows::{FullLayer, WindowPattern};
 
@@ -370,7 +370,7 @@ const fn eps(from: &'static str) -> Key {
 const fn activation(from: &'static str, names: &'static [&'static str]) -> Key {
     Key::Only {
         from,
-        is: Expected::Text(names),
+        is: FixedValue::Text(names),
     }
 }
 

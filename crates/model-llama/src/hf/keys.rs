@@ -2,7 +2,7 @@
 
 use kv_core::rope::YarnRamp;
 use model_core::hf::{
-    Expected, HfConfig, Key, Keys, ModelFileError, RopeKind, RopeSettings, SILU, full_attention,
+    FixedValue, HfConfig, Key, Keys, ModelFileError, RopeKind, RopeSettings, SILU, full_attention,
     gemma_score_scale, layer_types, window_of_all, windows_by_layer,
 };
 use model_core::windows::{FullLayer, WindowPattern};
@@ -29,7 +29,7 @@ pub(super) const QWEN3_MOE_KEYS: &[Key] = &[
     },
     Key::Only {
         from: "norm_topk_prob",
-        is: Expected::StatedFlag(true),
+        is: FixedValue::StatedFlag(true),
     },
 ];
 
@@ -45,7 +45,7 @@ pub(super) const COHERE2_KEYS: &[Key] = &[
     },
     Key::Only {
         from: "use_qk_norm",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     Key::With(cohere2_windows),
 ];
@@ -77,7 +77,7 @@ pub(super) const LLAMA4_KEYS: &[Key] = &[
     },
     Key::Only {
         from: "use_qk_norm",
-        is: Expected::Flag(true),
+        is: FixedValue::Flag(true),
     },
     Key::With(llama4_attention),
 ];
@@ -95,11 +95,11 @@ pub(super) const STARCODER2_KEYS: &[Key] = &[
     },
     Key::Only {
         from: "hidden_act",
-        is: Expected::Text(&["gelu_pytorch_tanh"]),
+        is: FixedValue::Text(&["gelu_pytorch_tanh"]),
     },
     Key::Only {
         from: "use_bias",
-        is: Expected::Flag(true),
+        is: FixedValue::Flag(true),
     },
     Key::With(window_of_all),
 ];
@@ -107,11 +107,11 @@ pub(super) const STARCODER2_KEYS: &[Key] = &[
 pub(super) const GEMMA_KEYS: &[Key] = &[
     Key::Only {
         from: "hidden_activation",
-        is: Expected::Text(&["gelu_pytorch_tanh"]),
+        is: FixedValue::Text(&["gelu_pytorch_tanh"]),
     },
     Key::Only {
         from: "use_bidirectional_attention",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     Key::OptionalNumber {
         to: "attn_logit_softcapping",

@@ -3,10 +3,11 @@
 
 use kv_core::rope::YarnRamp;
 use model_core::hf::{
-    ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, Expected, GATED_TENSORS,
-    GRANITE_FACTORS, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN,
-    PAIRED_ATTENTION, RMS_EPS, ROPE_KEYS, RopeKind, RopeSettings, SILU, TensorRule, TensorStep,
-    head_dim, in_layers, layer_types, only, rope_keys, same, windows_by_layer, with,
+    ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, FixedValue,
+    GATED_TENSORS, GRANITE_FACTORS, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError,
+    NORM_BEFORE_FFN, PAIRED_ATTENTION, RMS_EPS, ROPE_KEYS, RopeKind, RopeSettings, SILU,
+    TensorRule, TensorStep, head_dim, in_layers, layer_types, only, rope_keys, same,
+    windows_by_layer, with,
 };
 use model_core::windows::{FullLayer, WindowPattern};
 
@@ -21,8 +22,8 @@ const LAST_OF_FOUR: WindowPattern = WindowPattern {
     full: FullLayer::Last,
 };
 
-pub(super) const ON: Expected = Expected::Flag(true);
-pub(super) const OFF: Expected = Expected::Flag(false);
+pub(super) const ON: FixedValue = FixedValue::Flag(true);
+pub(super) const OFF: FixedValue = FixedValue::Flag(false);
 
 /// All classes of this file.
 pub(super) const CLASSES: &[HfClass] = &[

@@ -2,9 +2,10 @@
 //! with the keys and tensors of their own.
 
 use model_core::hf::{
-    ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, Expected, GATED_TENSORS,
-    HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN, RMS_EPS, ROPE_KEYS,
-    SILU, TensorRule, TensorStep, full_attention, head_dim, in_layers, only, rope_keys, same, with,
+    ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, FixedValue,
+    GATED_TENSORS, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN,
+    RMS_EPS, ROPE_KEYS, SILU, TensorRule, TensorStep, full_attention, head_dim, in_layers, only,
+    rope_keys, same, with,
 };
 
 use super::LLAMA;
@@ -114,11 +115,11 @@ pub(super) const CLASSES: &[HfClass] = &[
                 },
                 Key::Only {
                     from: "scoring_func",
-                    is: Expected::Text(&["sigmoid"]),
+                    is: FixedValue::Text(&["sigmoid"]),
                 },
                 Key::Only {
                     from: "qk_norm_type",
-                    is: Expected::Text(&["per_layer"]),
+                    is: FixedValue::Text(&["per_layer"]),
                 },
                 only("use_qk_norm", ON),
                 only("use_routing_bias", ON),

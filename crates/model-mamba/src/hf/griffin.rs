@@ -1,8 +1,9 @@
 //! RecurrentGemma: gated linear recurrences, and now and then local attention.
 
 use model_core::hf::{
-    Expected, HfClass, HfConfig, Key, Keys, ModelFileError, PLUS_ONE, RMS_EPS, ROW_KEYS, RopeKind,
-    RopeSettings, TRAINED_LENGTH, TensorRule, TensorStep, VOCAB_SIZE, in_layers, same, with,
+    FixedValue, HfClass, HfConfig, Key, Keys, ModelFileError, PLUS_ONE, RMS_EPS, ROW_KEYS,
+    RopeKind, RopeSettings, TRAINED_LENGTH, TensorRule, TensorStep, VOCAB_SIZE, in_layers, same,
+    with,
 };
 
 use super::as_u32;
@@ -52,11 +53,11 @@ const KEYS: &[Key] = &[
     },
     Key::Only {
         from: "hidden_activation",
-        is: Expected::Text(&["gelu_pytorch_tanh"]),
+        is: FixedValue::Text(&["gelu_pytorch_tanh"]),
     },
     Key::Only {
         from: "embeddings_scale_by_sqrt_dim",
-        is: Expected::Flag(true),
+        is: FixedValue::Flag(true),
     },
     Key::With(layer_kinds),
     Key::With(feed_forward),

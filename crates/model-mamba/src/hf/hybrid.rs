@@ -2,9 +2,9 @@
 
 use model_core::gguf::Array;
 use model_core::hf::{
-    ATTENTION_TENSORS, EMBEDDING_TENSORS, Expected, GRANITE_FACTORS, HfClass, HfConfig, INPUT_NORM,
-    Key, Keys, ModelFileError, NORM_BEFORE_FFN, PAIRED_ATTENTION, RMS_EPS, ROPE_KEYS, SILU,
-    TRAINED_LENGTH, WIDTH_KEYS, head_dim, layer_types,
+    ATTENTION_TENSORS, EMBEDDING_TENSORS, FixedValue, GRANITE_FACTORS, HfClass, HfConfig,
+    INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN, PAIRED_ATTENTION, RMS_EPS, ROPE_KEYS,
+    SILU, TRAINED_LENGTH, WIDTH_KEYS, head_dim, layer_types,
 };
 
 use super::hybrid_tensors::{
@@ -34,7 +34,7 @@ const FRAME_KEYS: &[Key] = &[
     },
     Key::Only {
         from: "mamba_proj_bias",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
 ];
 
@@ -155,7 +155,7 @@ pub(super) const CLASSES: &[HfClass] = &[
                 },
                 Key::Only {
                     from: "mamba_norm_before_gate",
-                    is: Expected::StatedFlag(false),
+                    is: FixedValue::StatedFlag(false),
                 },
                 Key::With(falcon_heads),
                 Key::With(falcon_factors),

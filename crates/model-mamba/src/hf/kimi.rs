@@ -3,15 +3,15 @@
 
 use model_core::gguf::Array;
 use model_core::hf::{
-    Expected, GATED_TENSORS, HfClass, HfConfig, Key, Keys, ModelFileError, RMS_EPS, SILU,
+    FixedValue, GATED_TENSORS, HfClass, HfConfig, Key, Keys, ModelFileError, RMS_EPS, SILU,
     TensorRule, TensorStep, VOCAB_SIZE, WIDTH_KEYS, in_layers, latent_head_dims, latent_key_rows,
     latent_value_rows, layer_types, only, same, with,
 };
 
 use super::as_u32;
 
-const ON: Expected = Expected::Flag(true);
-const OFF: Expected = Expected::Flag(false);
+const ON: FixedValue = FixedValue::Flag(true);
+const OFF: FixedValue = FixedValue::Flag(false);
 
 const KEYS: &[Key] = &[
     Key::All(WIDTH_KEYS),
@@ -28,7 +28,7 @@ const KEYS: &[Key] = &[
     },
     only("is_causal", ON),
     only("attention_bias", OFF),
-    only("mla_use_nope", Expected::StatedFlag(true)),
+    only("mla_use_nope", FixedValue::StatedFlag(true)),
     Key::With(layer_kinds),
     Key::With(delta_sizes),
     Key::With(latents),

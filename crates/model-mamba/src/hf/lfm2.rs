@@ -1,7 +1,7 @@
 //! LFM2 and its mixture of experts: short convolutions, and now and then attention.
 
 use model_core::hf::{
-    Expected, HfClass, HfConfig, Key, Keys, ModelFileError, ROPE_KEYS, ROW_KEYS, TRAINED_LENGTH,
+    FixedValue, HfClass, HfConfig, Key, Keys, ModelFileError, ROPE_KEYS, ROW_KEYS, TRAINED_LENGTH,
     TensorRule, TensorStep, VOCAB_SIZE, in_layers, layer_types, same, with,
 };
 
@@ -26,11 +26,11 @@ const COMMON_KEYS: &[Key] = &[
     },
     Key::Only {
         from: "conv_bias",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     Key::Only {
         from: "is_causal",
-        is: Expected::Flag(true),
+        is: FixedValue::Flag(true),
     },
     Key::With(layer_kinds),
     Key::With(head_length),
@@ -62,7 +62,7 @@ const EXPERT_KEYS: &[Key] = &[
     },
     Key::Only {
         from: "use_expert_bias",
-        is: Expected::Flag(true),
+        is: FixedValue::Flag(true),
     },
     Key::With(routing),
 ];

@@ -1,7 +1,7 @@
 //! Models whose layers are Mamba mixers and nothing else.
 
 use model_core::hf::{
-    Expected, HfClass, HfConfig, Key, Keys, ModelFileError, TensorRule, TensorStep, in_layers,
+    FixedValue, HfClass, HfConfig, Key, Keys, ModelFileError, TensorRule, TensorStep, in_layers,
     same, with,
 };
 
@@ -84,11 +84,11 @@ const COMMON_KEYS: &[Key] = &[
     },
     Key::Only {
         from: "hidden_act",
-        is: Expected::Text(&["silu", "swish"]),
+        is: FixedValue::Text(&["silu", "swish"]),
     },
     Key::Only {
         from: "use_bias",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
 ];
 

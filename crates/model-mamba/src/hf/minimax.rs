@@ -1,7 +1,7 @@
 //! MiniMax-Text-01: lightning attention, and now and then attention.
 
 use model_core::hf::{
-    EMBEDDING_TENSORS, Expected, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError,
+    EMBEDDING_TENSORS, FixedValue, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError,
     NORM_BEFORE_FFN, RMS_EPS, ROW_KEYS, RopeSettings, SILU, TRAINED_LENGTH, TensorRule, TensorStep,
     VOCAB_SIZE, head_dim, in_layers, layer_types, same, with,
 };
@@ -56,7 +56,7 @@ const KEYS: &[Key] = &[
     },
     Key::Only {
         from: "attention_bias",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     Key::With(layer_kinds),
     Key::With(heads),

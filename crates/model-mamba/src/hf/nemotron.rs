@@ -2,8 +2,8 @@
 
 use model_core::gguf::Array;
 use model_core::hf::{
-    ClassWhen, Expected, HfClass, HfConfig, Key, Keys, ModelFileError, TRAINED_LENGTH, TensorRule,
-    TensorStep, head_dim, in_layers, only, same, with,
+    ClassWhen, FixedValue, HfClass, HfConfig, Key, Keys, ModelFileError, TRAINED_LENGTH,
+    TensorRule, TensorStep, head_dim, in_layers, only, same, with,
 };
 
 use super::hybrid::kv_heads_of;
@@ -62,12 +62,12 @@ const NEMOTRON_KEYS: &[Key] = &[
         to: "attention.layer_norm_rms_epsilon",
         from: "layer_norm_epsilon",
     },
-    only("mamba_hidden_act", Expected::Text(&["silu"])),
-    only("mlp_hidden_act", Expected::Text(&["relu2"])),
-    only("attention_bias", Expected::Flag(false)),
-    only("mlp_bias", Expected::Flag(false)),
-    only("use_bias", Expected::Flag(false)),
-    only("mamba_proj_bias", Expected::Flag(false)),
+    only("mamba_hidden_act", FixedValue::Text(&["silu"])),
+    only("mlp_hidden_act", FixedValue::Text(&["relu2"])),
+    only("attention_bias", FixedValue::Flag(false)),
+    only("mlp_bias", FixedValue::Flag(false)),
+    only("use_bias", FixedValue::Flag(false)),
+    only("mamba_proj_bias", FixedValue::Flag(false)),
     Key::With(free_time_steps),
     Key::With(inner),
     Key::With(heads),

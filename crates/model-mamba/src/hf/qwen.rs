@@ -5,7 +5,7 @@
 
 use model_core::gguf::Array;
 use model_core::hf::{
-    ATTENTION_TENSORS, Expected, GATED_EXPERTS, GATED_TENSORS, HfClass, HfConfig, Key, Keys,
+    ATTENTION_TENSORS, FixedValue, GATED_EXPERTS, GATED_TENSORS, HfClass, HfConfig, Key, Keys,
     ModelFileError, PLUS_ONE, RMS_EPS, ROW_KEYS, SILU, TRAINED_LENGTH, TensorRule, TensorStep,
     VOCAB_SIZE, head_dim, head_keys, in_layers, layer_types, rope_keys, same, with,
 };
@@ -13,7 +13,7 @@ use model_core::hf::{
 use super::as_u32;
 use super::qwen_rows::{GATE, HEADS_TILED, QKV, QKV_TILED, VALUE_COLUMNS_TILED, VALUES_TILED};
 
-const OFF: Expected = Expected::Flag(false);
+const OFF: FixedValue = FixedValue::Flag(false);
 
 const COMMON_KEYS: &[Key] = &[
     SILU,
@@ -22,7 +22,7 @@ const COMMON_KEYS: &[Key] = &[
     VOCAB_SIZE,
     Key::Only {
         from: "is_causal",
-        is: Expected::Flag(true),
+        is: FixedValue::Flag(true),
     },
     Key::Only {
         from: "attention_bias",

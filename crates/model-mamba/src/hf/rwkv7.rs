@@ -4,7 +4,7 @@
 use kv_core::block::BlockFormat;
 use kv_core::weights::{Weight, WeightError, WeightInfo, WeightSource};
 use model_core::hf::{
-    Expected, HfClass, HfConfig, HfWeights, Key, Keys, ModelFileError, ROW_KEYS, TensorRule,
+    FixedValue, HfClass, HfConfig, HfWeights, Key, Keys, ModelFileError, ROW_KEYS, TensorRule,
     TensorStep, VOCAB_SIZE, in_layers, only, same, with,
 };
 
@@ -48,9 +48,9 @@ const KEYS: &[Key] = &[
         to: "attention.gate_lora_rank",
         from: "gate_low_rank_dim",
     },
-    only("hidden_act", Expected::Text(&["sqrelu"])),
-    only("norm_bias", Expected::Flag(true)),
-    only("norm_first", Expected::Flag(true)),
+    only("hidden_act", FixedValue::Text(&["sqrelu"])),
+    only("norm_bias", FixedValue::Flag(true)),
+    only("norm_first", FixedValue::Flag(true)),
     Key::With(no_attention),
     Key::With(heads),
     Key::With(feed_forward),

@@ -1,7 +1,8 @@
 //! xLSTM: matrix LSTMs and feed-forward blocks.
 
 use model_core::hf::{
-    Expected, HfClass, HfConfig, Key, Keys, ModelFileError, TensorRule, VOCAB_SIZE, in_layers, same,
+    FixedValue, HfClass, HfConfig, Key, Keys, ModelFileError, TensorRule, VOCAB_SIZE, in_layers,
+    same,
 };
 
 use super::as_u32;
@@ -51,15 +52,15 @@ const KEYS: &[Key] = &[
     },
     Key::Only {
         from: "use_bias",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     Key::Only {
         from: "add_out_norm",
-        is: Expected::Flag(true),
+        is: FixedValue::Flag(true),
     },
     Key::Only {
         from: "weight_mode",
-        is: Expected::Text(&["single"]),
+        is: FixedValue::Text(&["single"]),
     },
     Key::With(equal_names),
     Key::With(epsilons),

@@ -1,7 +1,7 @@
 //! Zamba2: Mamba-2 in every layer, and before some of them a block of attention that layers share.
 
 use model_core::hf::{
-    Expected, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError, RMS_EPS, ROW_KEYS,
+    FixedValue, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError, RMS_EPS, ROW_KEYS,
     RopeSettings, TRAINED_LENGTH, TensorRule, TensorStep, VOCAB_SIZE, in_layers, same, with,
 };
 
@@ -74,15 +74,15 @@ const KEYS: &[Key] = &[
     },
     Key::Only {
         from: "hidden_act",
-        is: Expected::Text(&["gelu"]),
+        is: FixedValue::Text(&["gelu"]),
     },
     Key::Only {
         from: "add_bias_linear",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     Key::Only {
         from: "use_long_context",
-        is: Expected::Flag(false),
+        is: FixedValue::Flag(false),
     },
     Key::With(free_time_steps),
     Key::With(layer_kinds),

@@ -4,7 +4,7 @@
 //! the builder adds it. Does not know what is remembered.
 
 use crate::graph::op::{AttendSpec, Input, Op};
-use crate::graph::relative::{DistanceBuckets, Relative, RelativeScores};
+use crate::graph::relative::{DistanceBuckets, RelativeBias, RelativeScores};
 use crate::graph::spec::{OpContext, OpResult, OpScope, OpSpec};
 use crate::graph::{Claim, Graph, GraphBuilder, GraphError, NodeId};
 use crate::ids::LayerIdx;
@@ -136,7 +136,7 @@ pub(in crate::graph) fn attend<'a>(
     layer: LayerIdx,
     of: &'a AttendSpec,
     sinks: Option<&'a String>,
-    relative: Option<&'a Relative>,
+    relative: Option<&'a RelativeBias>,
 ) -> OpSpec<'a> {
     let has_positions = of.alibi.is_some() || relative.is_some();
     let spec = OpSpec::new("attend", 3 + usize::from(has_positions), move |given| {
@@ -159,7 +159,7 @@ pub(in crate::graph) fn attend<'a>(
 pub(in crate::graph) fn attend_batch<'a>(
     of: &'a AttendSpec,
     sinks: Option<&'a String>,
-    relative: Option<&'a Relative>,
+    relative: Option<&'a RelativeBias>,
 ) -> OpSpec<'a> {
     let n_tables = match relative.map(|relative| &relative.scores) {
         Some(RelativeScores::Tables) => 2,
@@ -193,8 +193,8 @@ pub(in crate::graph) fn attend_batch<'a>(
 }
 
 /// The attributes of scores by distance.
-fn with_relative<'a>(spec: OpSpec<'a>, relative: Option<&'a Relative>) -> OpSpec<'a> {
-    let Some(Relative { buckets, scores }) = relative else {
+fn with_relative<'a>(spec: OpSpec<'a>, relative: Option<&'a RelativeBias>) -> OpSpec<'a> {
+    let Some(RelativeBias { buckets, scores }) = relative else {
         return spec;
     };
     let spec = spec.setting("buckets", buckets);
@@ -208,7 +208,7 @@ fn with_relative<'a>(spec: OpSpec<'a>, relative: Option<&'a Relative>) -> OpSpec
 fn with_buckets(
     given: &OpContext<'_>,
     of: &AttendSpec,
-    relative: &Relative,
+    relative: &RelativeBias,
     inferred: OpResult,
 ) -> Result<OpResult, String> {
     let (n, n_buckets) = (given.graph.n_tokens, relative.buckets.n());
@@ -317,7 +317,7 @@ impl GraphBuilder {
     }
 
     /// Scores by distance with whole names of weights, and their tables.
-    fn relative_scores(&self, distances: Distances<'_>) -> (Relative, Vec<NodeId>) {
+    fn relative_scores(&self, distances: Distances<'_>) -> (RelativeBias, Vec<NodeId>) {
         let Distances { buckets, scores } = distances;
         let (scores, tables) = match scores {
             DistanceScores::Weight(name) => {
@@ -329,7 +329,7 @@ impl GraphBuilder {
             }
             DistanceScores::Tables(tables) => (RelativeScores::Tables, tables.to_vec()),
         };
-        (Relative { buckets, scores }, tables)
+        (RelativeBias { buckets, scores }, tables)
     }
 
     /// Attention of the ubatch's tokens among themselves through `window`: `q [n, heads, k_dim]`,

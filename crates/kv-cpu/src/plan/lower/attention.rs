@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kv_core::backend::checks::window_of;
 use kv_core::backend::{BackendError, StepKind};
 use kv_core::graph::{
-    AttendSpec, GraphInputs, IndexSpec, Input, Node, NodeId, Op, Relative, RelativeScores,
+    AttendSpec, GraphInputs, IndexSpec, Input, Node, NodeId, Op, RelativeBias, RelativeScores,
     ResultForm,
 };
 use kv_core::layers::LayerRows;
@@ -182,7 +182,7 @@ impl<'a> Lowering<'a> {
         layer: LayerIdx,
         spec: &AttendSpec,
         sinks: Option<&'a str>,
-        relative: Option<&'a Relative>,
+        relative: Option<&'a RelativeBias>,
     ) -> Result<AttentionCall, BackendError> {
         let (at, rows, seen) = self.attended(node, layer, 2)?;
         let q = self.operand(node, 0)?;
@@ -226,7 +226,7 @@ impl<'a> Lowering<'a> {
     fn head_buckets(
         &mut self,
         node: &'a Node,
-        relative: &'a Relative,
+        relative: &'a RelativeBias,
         n_heads: usize,
     ) -> Result<Arc<HeadBuckets>, BackendError> {
         let last = node.operands.len().saturating_sub(1);
@@ -304,7 +304,7 @@ impl<'a> Lowering<'a> {
         node: &'a Node,
         spec: &AttendSpec,
         sinks: Option<&'a str>,
-        relative: Option<&'a Relative>,
+        relative: Option<&'a RelativeBias>,
     ) -> Result<AttentionCall, BackendError> {
         let visibility = node.operands.get(3).and_then(|&id| self.graph.node(id));
         let Some(Op::Input(Input::BatchVisibility { window })) = visibility.map(|v| &v.op) else {
