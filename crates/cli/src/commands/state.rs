@@ -7,7 +7,7 @@ use anyhow::Context;
 use kv_core::SeqId;
 use kv_core::backend::RowKind;
 use kv_core::memory::Snapshot;
-use kv_core::state::{Fingerprint, SavedState, SeqTokens, Stored};
+use kv_core::state::{Fingerprint, RowEncoding, SavedState, SeqTokens};
 use serde::Serialize;
 
 use crate::args::{StateArgs, StateCommand, StateInspectArgs};
@@ -125,9 +125,9 @@ fn rows(state: &SavedState<'_>) -> Vec<RowsSummary> {
     for rows in state.rows() {
         let kind = rows.format.kind;
         let stored = match rows.format.stored {
-            Stored::Heads { shape, .. } => shape.kv_type.to_string(),
-            Stored::Floats(_) => "f32".to_owned(),
-            Stored::Values { kv_type, .. } => kv_type.to_string(),
+            RowEncoding::Heads { shape, .. } => shape.kv_type.to_string(),
+            RowEncoding::Floats(_) => "f32".to_owned(),
+            RowEncoding::Values { kv_type, .. } => kv_type.to_string(),
         };
         let summary = kinds.entry((kind, stored.clone())).or_default();
         summary.kind = match kind {

@@ -177,7 +177,8 @@ mod tests {
                 hash_format,
             };
             let bytes = encode(Duration::from_millis(1500), &events, form);
-            bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+            let digits = bytes.iter().map(|byte| format!("{byte:02x}"));
+            digits.collect::<String>()
         });
         assert_eq!(encoded.to_vec(), expected.collect::<Vec<_>>());
     }
