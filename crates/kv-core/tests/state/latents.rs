@@ -4,7 +4,7 @@
 use kv_core::backend::RowKind;
 use kv_core::layers::{AttentionMemory, LayerMemory};
 use kv_core::memory::{RestoreInto, Seqs};
-use kv_core::state::{SavedState, Stored};
+use kv_core::state::{RowEncoding, SavedState};
 use kv_core::{KvType, LayerIdx, SeqId, Window};
 
 use super::device::{Device, SHAPES, config, ids};
@@ -82,7 +82,8 @@ fn quantised_latents_are_saved_as_a_memory_holds_them() {
         let shapes = [of_layers[0].k, of_layers[1].k, of_layers[1].v];
         assert!(shapes[0].rotation.is_none() && !shapes[1].rotation.is_none());
         for (saved, shape) in state.rows().iter().zip(shapes) {
-            let (Stored::Heads { shape: saved, .. }, format) = (saved.format.stored, saved.format)
+            let (RowEncoding::Heads { shape: saved, .. }, format) =
+                (saved.format.stored, saved.format)
             else {
                 panic!("{:?}", saved.format);
             };

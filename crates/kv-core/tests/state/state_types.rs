@@ -3,7 +3,7 @@
 use kv_core::backend::{RowKind, RowSpan};
 use kv_core::layers::{LayerMemory, RecurrentMemory};
 use kv_core::memory::{Memory as _, RestoreInto, Seqs};
-use kv_core::state::{SavedState, StateError, Stored};
+use kv_core::state::{RowEncoding, SavedState, StateError};
 use kv_core::{CellIdx, KvType, LayerIdx, StateType};
 
 use super::ONE;
@@ -53,7 +53,7 @@ fn newest(device: &Device) -> Vec<f32> {
 }
 
 /// The way rows of a kind are saved.
-fn stored(state: &SavedState<'_>, kind: RowKind) -> Stored {
+fn stored(state: &SavedState<'_>, kind: RowKind) -> RowEncoding {
     let mut rows = state.rows().iter();
     let rows = rows.find(|rows| rows.format.kind == kind).unwrap();
     rows.format.stored
@@ -76,7 +76,7 @@ fn states_of_every_type_are_restored_into_every_other() {
     // What is stored as floats is saved as it always was.
     let bytes = fed(StateType::F32).save(Seqs::All, None);
     let state = SavedState::parse(&bytes).unwrap();
-    assert_eq!(stored(&state, RowKind::State), Stored::Floats(64));
+    assert_eq!(stored(&state, RowKind::State), RowEncoding::Floats(64));
 }
 
 #[test]
@@ -89,8 +89,8 @@ fn states_are_saved_in_fewer_bytes_where_that_is_asked_for() {
         assert!(bytes.len() < plain.len());
         let state = SavedState::parse(&bytes).unwrap();
         // Inputs of convolutions, keys and values are what they were.
-        assert_eq!(stored(&state, RowKind::Conv), Stored::Floats(3));
-        let values = Stored::Values { len: 64, kv_type };
+        assert_eq!(stored(&state, RowKind::Conv), RowEncoding::Floats(3));
+        let values = RowEncoding::Values { len: 64, kv_type };
         assert_eq!(stored(&state, RowKind::State), values);
         assert_eq!(stored(&state, RowKind::K).shape().kv_type, KvType::F16);
         for to in StateType::ALL {
