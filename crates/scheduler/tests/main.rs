@@ -3,6 +3,7 @@
 mod admission;
 mod checkpoints;
 mod failures;
+mod floors;
 mod notes;
 mod pace;
 mod restore;

@@ -254,3 +254,115 @@ impl RunningSet {
         self.shift_is_short
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kv_core::{SeqId, TokenId};
+
+    use super::*;
+    use crate::data::active::SharedPrefix;
+    use crate::data::ids::Micros;
+    use crate::data::request::{Priority, Request};
+    use crate::data::reuse::Reuse;
+
+    fn rank(priority: Priority) -> Rank {
+        Rank::of(priority, 0, Micros(1))
+    }
+
+    /// A request with three texts, whose number is its arrival.
+    fn active(number: u64, priority: Priority) -> ActiveRequest {
+        let request = Request {
+            id: RequestId(number),
+            prompt: vec![TokenId(7); 4],
+            siblings: vec![RequestId(number + 100), RequestId(number + 200)],
+            ..Request::default()
+        };
+        let reuse = Reuse {
+            n_tokens: 3,
+            missed: None,
+        };
+        ActiveRequest::new(
+            RequestState::new(Micros(0), number, request),
+            SeqId(number as u32),
+            rank(priority),
+            SharedPrefix::new(number),
+            reuse,
+        )
+    }
+
+    fn filled() -> RunningSet {
+        let mut running = RunningSet::default();
+        running.insert(active(3, Priority::Batch));
+        running.insert(active(2, Priority::Interactive));
+        running.insert(active(1, Priority::Batch));
+        running
+    }
+
+    fn ids(running: &RunningSet) -> Vec<u64> {
+        running.iter().map(|active| active.id().0).collect()
+    }
+
+    #[test]
+    fn a_higher_rank_and_then_who_came_first_goes_first() {
+        let mut running = filled();
+        assert_eq!(ids(&running), [2, 1, 3]);
+        running.raise(RequestId(3), rank(Priority::Normal));
+        assert_eq!(ids(&running), [2, 3, 1]);
+        running.raise(RequestId(2), rank(Priority::Normal));
+        assert_eq!(ids(&running), [2, 3, 1], "none sinks");
+        assert_eq!(running.last_of_several(), Some(RequestId(1)));
+    }
+
+    #[test]
+    fn a_text_that_is_cancelled_hands_the_prompt_and_the_step_on() {
+        let mut running = filled();
+        running.begin_step(&[active(1, Priority::Batch).feed(1)]);
+        assert_eq!(running.cancel_sibling(RequestId(101)), Some(None));
+        let admitted = running.cancel_sibling(RequestId(1)).flatten();
+        assert!(matches!(
+            admitted,
+            Some(Outcome::Admitted {
+                request: RequestId(201),
+                seq: SeqId(1),
+                ..
+            })
+        ));
+        assert!(running.is_in_flight(RequestId(201)) && !running.is_in_flight(RequestId(1)));
+        assert_eq!(
+            running.cancel_sibling(RequestId(201)),
+            None,
+            "it is the only one"
+        );
+    }
+
+    #[test]
+    fn the_first_text_that_goes_on_keeps_the_sequence() {
+        let report = |request, progress| RowReport {
+            request: RequestId(request),
+            progress,
+        };
+        let token = Progress::Token(TokenId(9));
+        let mut running = filled();
+        let rows = [
+            report(1, Progress::Ended),
+            report(101, token),
+            report(201, token),
+        ];
+        let start = running.begin_texts(RequestId(1), &rows, 10);
+        assert_eq!(
+            start.outcomes.len(),
+            2,
+            "one has ended, and one has its sequence"
+        );
+        assert_eq!((ids(&running), start.finished), (vec![2, 101, 3], None));
+        assert_eq!(running.forks().len(), 1);
+        assert!(running.cancel_fork(RequestId(201)) && !running.cancel_fork(RequestId(201)));
+        // A text that has no room for its token ends; where all have, the sequence is left over.
+        let rows = [3, 103, 203].map(|id| report(id, token));
+        let start = running.begin_texts(RequestId(3), &rows, 4);
+        assert_eq!(
+            (start.outcomes.len(), start.finished),
+            (3, Some(RequestId(3)))
+        );
+    }
+}

@@ -68,3 +68,32 @@ impl Sequences {
         (!edits.is_empty()).then_some(edits)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::edits::cut;
+
+    #[test]
+    fn a_sequence_is_free_again_after_the_edit_that_empties_it() {
+        let mut sequences = Sequences {
+            free: vec![SeqId(1), SeqId(0)],
+            dropped: Vec::new(),
+            edits: Vec::new(),
+        };
+        assert_eq!(sequences.next(), Some(SeqId(0)));
+        assert!(sequences.take(SeqId(0)) && !sequences.take(SeqId(0)));
+        sequences.drop_tokens(SeqId(0));
+        sequences.edit(cut(SeqId(7), 3));
+        assert!(sequences.is_dropped(SeqId(0)));
+        assert_eq!(sequences.next(), Some(SeqId(1)));
+        let edits = sequences.take_edits().unwrap_or_default();
+        let remove = Edit::Remove {
+            seqs: Seqs::One(SeqId(0)),
+            range: PosRange::ALL,
+        };
+        assert_eq!(edits, [cut(SeqId(7), 3), remove], "cuts come first");
+        assert_eq!(sequences.next(), Some(SeqId(0)));
+        assert_eq!(sequences.take_edits(), None);
+    }
+}

@@ -60,3 +60,45 @@ pub(crate) fn saved_bytes<'a>(requests: impl Iterator<Item = &'a RequestState>, 
     let states = states.filter(|state| state.tier == tier);
     states.map(|state| state.n_bytes).sum()
 }
+
+#[cfg(test)]
+mod tests {
+    use kv_core::SeqId;
+
+    use super::*;
+    use crate::data::ids::Micros;
+    use crate::data::request::Request;
+    use crate::data::state::SavedState;
+
+    #[test]
+    fn a_state_is_saved_until_its_own_request_reports_it() {
+        let swap = Swap {
+            request: RequestId(4),
+            seq: SeqId(0),
+            part: None,
+            first: 0,
+            n_tokens: 9,
+        };
+        let keep = Keep::Nothing;
+        let mut swaps = Swaps::default();
+        swaps.begin(SwapOut { swap, keep });
+        assert!(swaps.end(RequestId(5)).is_none() && swaps.is_saving());
+        assert!(swaps.end(RequestId(4)).is_some() && !swaps.is_saving());
+    }
+
+    #[test]
+    fn bytes_count_in_the_tier_where_they_are() {
+        let states = [(Tier::Host, 3), (Tier::Disk, 5), (Tier::Host, 11)];
+        let requests = states.map(|(tier, n_bytes)| RequestState {
+            saved: Some(SavedState {
+                first: 0,
+                n_tokens: 1,
+                n_bytes,
+                tier,
+            }),
+            ..RequestState::new(Micros(0), 0, Request::default())
+        });
+        let bytes = [Tier::Host, Tier::Disk].map(|tier| saved_bytes(requests.iter(), tier));
+        assert_eq!(bytes, [14, 5]);
+    }
+}
