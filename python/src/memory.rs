@@ -1,19 +1,16 @@
-//! `Memory`: what a model remembers, by sequence. Edits are whole or refused.
+//! `Memory`: what a model remembers of its texts.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use cellar::kv_core::memory::{Memory as _, Seqs};
-use cellar::kv_core::{Pos, PosRange, SeqId};
+use cellar::kv_core::memory::Memory as _;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 
 use crate::failed;
 use crate::shared::SharedModel;
-use crate::values::Count;
 
-/// The memory of a model. A text whose sequence is changed here cannot go on.
+/// The memory of a model.
 #[pyclass(module = "cellar", frozen)]
 pub(crate) struct Memory {
     pub(crate) model: Arc<SharedModel<cellar::Model>>,
@@ -21,120 +18,56 @@ pub(crate) struct Memory {
 
 #[pymethods]
 impl Memory {
-    /// Number of sequences.
+    /// Number of sequences: texts that are computed or remembered at once.
     #[getter]
     fn n_seqs(&self, py: Python<'_>) -> PyResult<u32> {
         py.detach(|| self.model.with(|model| model.engine().memory().n_seqs()))
     }
 
-    /// The first and the last position of a sequence; None where it is empty.
-    #[pyo3(signature = (seq=Count(0)))]
-    fn positions(&self, py: Python<'_>, seq: Count) -> PyResult<Option<(u32, u32)>> {
-        let seq = SeqId(seq.0);
-        let has = py.detach(|| {
+    /// Cells that hold tokens.
+    #[getter]
+    fn n_used(&self, py: Python<'_>) -> PyResult<u32> {
+        py.detach(|| {
             self.model
-                .with(|model| model.engine().memory().positions(seq))
-        })?;
-        Ok(has.map(|has| (has.first.0, has.last.0)))
+                .with(|model| model.engine().memory().cell_use().n_used)
+        })
     }
 
-    /// Removes the positions from 'first' to before 'end' of a sequence; returns how many tokens.
-    #[pyo3(signature = (seq=Count(0), first=Count(0), end=None))]
-    fn remove(
-        &self,
-        py: Python<'_>,
-        seq: Count,
-        first: Count,
-        end: Option<Count>,
-    ) -> PyResult<u32> {
-        let range = match end {
-            Some(end) if end.0 <= first.0 => return Ok(0),
-            Some(end) => PosRange::from(Pos(first.0)..Pos(end.0)),
-            None => PosRange::from(Pos(first.0)..),
-        };
-        let seqs = Seqs::One(SeqId(seq.0));
-        let removed = py.detach(|| {
-            self.model
-                .with(|model| model.engine_mut().remove(seqs, range))
-        });
-        removed?.map(|r| r.n_tokens).map_err(|error| failed(&error))
-    }
-
-    /// Makes 'to' the same text as 'source', without copying a row where they share cells; returns
-    /// how many tokens.
-    fn copy(&self, py: Python<'_>, source: Count, to: Count) -> PyResult<u32> {
-        let (source, to) = (SeqId(source.0), SeqId(to.0));
-        let copied = py.detach(|| self.model.with(|model| model.copy(source, to)));
-        copied?.map_err(|error| failed(&error))
-    }
-
-    /// Forgets everything.
+    /// Forgets everything. Texts that go on are computed again up to where they were.
     fn clear(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| {
-            self.model.with(|model| {
-                let _ = model.engine_mut().clear();
-            })
-        })
+        py.detach(|| self.model.with(|model| model.clear()))
     }
 
-    /// A sequence as bytes, to be restored later by the same model.
-    #[pyo3(signature = (seq=Count(0)))]
-    fn save<'py>(&self, py: Python<'py>, seq: Count) -> PyResult<Bound<'py, PyBytes>> {
-        let bytes = py.detach(|| self.bytes(seq));
-        Ok(PyBytes::new(py, &bytes?))
+    /// Restores what 'Text.save' returned, and returns its tokens: a prompt that begins with them
+    /// costs only what follows.
+    fn load(&self, py: Python<'_>, state: Vec<u8>) -> PyResult<Vec<u32>> {
+        py.detach(|| self.restore(&state))
     }
 
-    /// Restores what 'save' returned; returns how many tokens.
-    #[pyo3(signature = (state, seq=Count(0)))]
-    fn load(&self, py: Python<'_>, state: Vec<u8>, seq: Count) -> PyResult<usize> {
-        py.detach(|| self.restore(&state, seq))
-    }
-
-    /// Writes a sequence to a file.
-    #[pyo3(signature = (path, seq=Count(0)))]
-    fn save_file(&self, py: Python<'_>, path: PathBuf, seq: Count) -> PyResult<()> {
-        py.detach(|| {
-            let bytes = self.bytes(seq)?;
-            std::fs::write(&path, bytes).map_err(PyOSError::new_err)
-        })
-    }
-
-    /// Restores a sequence from a file; returns how many tokens.
-    #[pyo3(signature = (path, seq=Count(0)))]
-    fn load_file(&self, py: Python<'_>, path: PathBuf, seq: Count) -> PyResult<usize> {
+    /// The same from a file.
+    fn load_file(&self, py: Python<'_>, path: PathBuf) -> PyResult<Vec<u32>> {
         py.detach(|| {
             let state = std::fs::read(&path).map_err(PyOSError::new_err)?;
-            self.restore(&state, seq)
+            self.restore(&state)
         })
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        let tokens = py.detach(|| {
-            self.model.with(|model| {
-                let memory = model.engine().memory();
-                let seqs = (0..memory.n_seqs()).map(SeqId);
-                seqs.map(|seq| memory.n_tokens(seq)).collect::<Vec<_>>()
-            })
+        let cells = py.detach(|| {
+            self.model
+                .with(|model| model.engine().memory().cell_use())
         })?;
-        Ok(format!("<cellar.Memory, tokens of sequences: {tokens:?}>"))
+        Ok(format!(
+            "<cellar.Memory, {} of {} cells are used>",
+            cells.n_used, cells.n_cells
+        ))
     }
 }
 
 impl Memory {
-    fn bytes(&self, seq: Count) -> PyResult<Vec<u8>> {
-        let mut bytes = Vec::new();
-        let saved = self
-            .model
-            .with(|model| model.save(SeqId(seq.0), &mut bytes));
-        saved?.map_err(|error| failed(&error))?;
-        Ok(bytes)
-    }
-
-    fn restore(&self, state: &[u8], seq: Count) -> PyResult<usize> {
-        let restored = self.model.with(|model| {
-            let tokens = model.restore(SeqId(seq.0), state);
-            tokens.map(<[_]>::len)
-        });
-        restored?.map_err(|error| failed(&error))
+    fn restore(&self, state: &[u8]) -> PyResult<Vec<u32>> {
+        let restored = self.model.with(|model| model.restore(state))?;
+        let tokens = restored.map_err(|error| failed(&error))?;
+        Ok(tokens.into_iter().map(|token| token.0).collect())
     }
 }

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use cellar::engine::EngineError;
+use cellar::engine::serve::ServiceError;
 use cellar::model_core::chat_template::GenerationPrompt;
 use cellar::model_core::tokenizer::{EncodeOptions, SpecialPieces, Tokenizer};
 use cellar::{
-    EngineConfig, Error, KvType, KvTypes, ModelFile, ModelOptions, SeqId, TokenId, render_json_chat,
+    EngineConfig, Error, KvType, KvTypes, ModelFile, ModelOptions, TokenId, render_json_chat,
 };
 use cellar_grammar::{Grammar, GrammarCompiler};
 use numpy::{PyArray2, PyArrayMethods};
@@ -21,11 +22,11 @@ use crate::compute::interruptible;
 use crate::memory::Memory;
 use crate::options::{Constraint, TextOptions, backend_options, text_options};
 use crate::shared::SharedModel;
-use crate::text::Text;
+use crate::text::{Text, text_failed};
 use crate::values::{Count, metadata};
 use crate::{failed, not_opened};
 
-/// A model on a backend, with a text in each of its sequences.
+/// A model on a backend, with its texts.
 #[pyclass(module = "cellar", frozen)]
 pub(crate) struct Model {
     shared: Arc<SharedModel<cellar::Model>>,
@@ -96,7 +97,7 @@ impl Model {
     }
 
     /// Continues many prompts at once, in the model's sequences, and returns each when all have
-    /// ended. What the memory held goes. Prompt number i has i added to its seed.
+    /// ended. Prompt number i has i added to its seed.
     #[pyo3(signature = (prompts, **options))]
     fn generate_batch(
         &self,
@@ -106,15 +107,16 @@ impl Model {
     ) -> PyResult<Vec<FinishedText>> {
         let options = text_options(options)?;
         let grammar = self.grammar(options.constraint.as_ref())?;
-        let prompts = prompts.into_iter().map(|prompt| self.prompt_tokens(prompt));
-        let prompts = prompts.collect();
-        finish_together(
-            py,
-            &self.shared,
-            prompts,
-            &options.generate,
-            grammar.as_ref(),
-        )
+        let seed = options.generate.sampler.seed;
+        let requests = (0..).zip(prompts).map(|(number, prompt)| {
+            let mut generate = options.generate.clone();
+            generate.sampler.seed = seed.wrapping_add(number);
+            let mut request = generate.request(self.prompt_tokens(prompt));
+            let step = grammar.as_ref().map(|grammar| Box::new(grammar.step()) as _);
+            request.steps.extend(step);
+            request
+        });
+        finish_together(py, &self.shared, requests.collect(), seed)
     }
 
     /// Answers messages, each with 'role' and 'content', by the model's own chat template.
@@ -190,14 +192,12 @@ impl Model {
     }
 
     /// The logits of every token of a text, a numpy array [tokens, vocabulary] of float32.
-    /// Afterwards the sequence holds these tokens: what was there before is gone, and a text in it
-    /// cannot go on.
-    #[pyo3(signature = (tokens, *, seq=Count(0)))]
+    /// Nothing is remembered afterwards.
+    #[pyo3(signature = (tokens))]
     fn logits<'py>(
         &self,
         py: Python<'py>,
         tokens: Vec<Count>,
-        seq: Count,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
         let tokens = ids(tokens);
         let shape = [tokens.len(), self.n_vocab()];
@@ -210,7 +210,7 @@ impl Model {
                     if tokens.is_empty() {
                         Ok(Vec::new())
                     } else {
-                        model.logits(SeqId(seq.0), &tokens, &cancel)
+                        model.logits(&tokens, &cancel)
                     }
                 })
             },
@@ -298,22 +298,24 @@ impl Model {
         } = options;
         let grammar = self.grammar(constraint.as_ref())?;
         let (cancel, seed) = (generate.cancel.clone(), generate.sampler.seed);
+        let mut request = generate.request(tokens.to_vec());
+        let failure = grammar.map(|grammar| {
+            let step = grammar.step();
+            let failure = step.failure();
+            request.steps.push(Box::new(step));
+            failure
+        });
         let state = interruptible(
             py,
             || cancel.cancel(),
-            || self.shared.with(|model| model.begin(tokens, generate)),
+            || self.shared.with(|model| model.begin(request)),
         )??;
         let state = state.map_err(|error| match &error {
-            Error::Engine(EngineError::Config(_)) => PyValueError::new_err(error.to_string()),
-            _ => failed(&error),
-        })?;
-        let (state, failure) = match grammar.map(|grammar| grammar.step()) {
-            None => (state, None),
-            Some(step) => {
-                let failure = step.failure();
-                (state.with_step(Box::new(step)), Some(failure))
+            Error::Text(ServiceError::Engine(why)) if matches!(**why, EngineError::Config(_)) => {
+                PyValueError::new_err(error.to_string())
             }
-        };
+            _ => text_failed(&error, failure.as_ref()),
+        })?;
         Ok(Text::new(Arc::clone(&self.shared), state, cancel, seed).with_failure(failure))
     }
 

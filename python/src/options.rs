@@ -7,7 +7,7 @@ use cellar::engine::Logprobs;
 use cellar::engine::sampler::random_seed;
 use cellar::{
     BackendKind, BackendOptions, Bias, GenerateOptions, LogitBias, LongContext, Mirostat,
-    SamplerConfig, SeqId, TokenId,
+    SamplerConfig, TokenId,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -68,7 +68,6 @@ pub(crate) fn text_options(kwargs: Option<&Bound<'_, PyDict>>) -> PyResult<TextO
 fn set_text(options: &mut TextOptions, name: &str, value: &Bound<'_, PyAny>) -> PyResult<bool> {
     let generate = &mut options.generate;
     match name {
-        "seq" => generate.seq = SeqId(value.extract::<Count>()?.0),
         "max_tokens" => generate.n_predict = value.extract()?,
         "stop" => {
             generate.stop = match value.cast::<PyString>() {

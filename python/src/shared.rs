@@ -23,14 +23,6 @@ impl<T> SharedModel<T> {
         self.lock().as_mut().map(work).ok_or_else(closed)
     }
 
-    /// Replaces it by what `work` makes of it; where that is nothing, it is closed.
-    pub(crate) fn replace<R>(&self, work: impl FnOnce(T) -> (Option<T>, R)) -> PyResult<R> {
-        let mut value = self.lock();
-        let (left, result) = work(value.take().ok_or_else(closed)?);
-        *value = left;
-        Ok(result)
-    }
-
     /// Frees it.
     pub(crate) fn close(&self) {
         *self.lock() = None;

@@ -1,12 +1,14 @@
 //! `Text`: an iterator of pieces. Knows nothing of prompts.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cellar::engine::{Pace, TokenLogprobs};
 use cellar::{CancelFlag, FinishReason, TextState};
 use cellar_grammar::GrammarFailure;
-use pyo3::exceptions::PyStopAsyncIteration;
+use pyo3::exceptions::{PyOSError, PyStopAsyncIteration};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use crate::shared::SharedModel;
 use crate::{CellarError, failed};
@@ -69,6 +71,15 @@ impl Text {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn bytes(&self) -> PyResult<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let saved = self
+            .model
+            .with(|model| model.save(&self.state(), &mut bytes));
+        saved?.map_err(|error| failed(&error))?;
+        Ok(bytes)
+    }
+
     fn next_piece(&self, py: Python<'_>) -> PyResult<Option<String>> {
         loop {
             // Signals such as Ctrl-C reach Python between two tokens.
@@ -78,15 +89,7 @@ impl Text {
                 // A token that ends inside a character, or begins a stop string.
                 Ok(Some(piece)) if piece.is_empty() => {}
                 Ok(piece) => return Ok(piece),
-                Err(error) => {
-                    let reason = self.failure.as_ref().and_then(GrammarFailure::reason);
-                    return Err(match reason {
-                        Some(reason) => CellarError::new_err(format!(
-                            "the schema or grammar cannot go on: {reason}"
-                        )),
-                        None => failed(&error),
-                    });
-                }
+                Err(error) => return Err(text_failed(&error, self.failure.as_ref())),
             }
         }
     }
@@ -128,6 +131,21 @@ impl Text {
         self.cancel.cancel();
     }
 
+    /// The text as bytes, which 'memory.load' takes, also in another process: what was computed of
+    /// its prompt and its tokens.
+    fn save<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes = py.detach(|| self.bytes());
+        Ok(PyBytes::new(py, &bytes?))
+    }
+
+    /// Writes it to a file.
+    fn save_file(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        py.detach(|| {
+            let bytes = self.bytes()?;
+            std::fs::write(&path, bytes).map_err(PyOSError::new_err)
+        })
+    }
+
     /// The text so far.
     #[getter]
     fn text(&self, py: Python<'_>) -> String {
@@ -158,7 +176,7 @@ impl Text {
         py.detach(|| self.state().finish_reason().map(reason))
     }
 
-    /// Tokens of the prompt that were evaluated: those that the sequence did not have yet.
+    /// Tokens of the prompt that were computed: those that the memory did not have yet.
     #[getter]
     fn n_prompt_evaluated(&self, py: Python<'_>) -> usize {
         self.timings(py).prompt_tokens
@@ -167,7 +185,7 @@ impl Text {
     /// The time so far.
     #[getter]
     fn timings(&self, py: Python<'_>) -> Timings {
-        let timings = py.detach(|| self.state().timings());
+        let timings = py.detach(|| self.state().usage().timings());
         let of = |pace: Pace| (pace.n_tokens, pace.time.as_secs_f64());
         let (prompt_tokens, prompt_seconds) = of(timings.prompt);
         let (generated_tokens, generated_seconds) = of(timings.generation);
@@ -206,6 +224,16 @@ impl Timings {
             "<cellar.Timings: prompt {} tokens in {:.3} s, text {} tokens in {:.3} s>",
             self.prompt_tokens, self.prompt_seconds, self.generated_tokens, self.generated_seconds
         )
+    }
+}
+
+/// Why a text cannot go on; where a grammar leaves no token, its reason.
+pub(crate) fn text_failed(error: &cellar::Error, failure: Option<&GrammarFailure>) -> PyErr {
+    match failure.and_then(GrammarFailure::reason) {
+        Some(reason) => {
+            CellarError::new_err(format!("the schema or grammar cannot go on: {reason}"))
+        }
+        None => failed(error),
     }
 }
 

@@ -43,8 +43,7 @@ def test_tokens_and_text(model):
 
 def test_two_texts_take_turns(model):
     texts = [
-        model.generate(r["prompt"], seq=seq, max_tokens=20, temperature=0)
-        for seq, r in enumerate(REFERENCES[:2])
+        model.generate(r["prompt"], max_tokens=20, temperature=0) for r in REFERENCES[:2]
     ]
     for _ in range(20):
         for text in texts:
@@ -62,26 +61,27 @@ def test_logits_choose_the_reference(model):
     assert best.tolist() == reference["greedy_ids"][:11]
 
 
-def test_memory_copies_and_restores(model, tmp_path):
+def test_texts_are_saved_and_restored(model, tmp_path):
     reference = REFERENCES[0]
-    prompt, n = reference["prompt"], len(reference["greedy_ids"])
-    model.generate(prompt, max_tokens=0).finish()
-    memory = model.memory
-    last = len(reference["ids"]) - 1
-    assert memory.positions() == (0, last) and memory.positions(1) is None
-    assert memory.copy(0, 1) == last + 1
-    state = memory.save(1)
-    memory.save_file(tmp_path / "text.state", 1)
+    n = len(reference["greedy_ids"])
+    first = model.generate(reference["prompt"], max_tokens=12, temperature=0)
+    first.finish()
+    state = first.save()
+    first.save_file(tmp_path / "text.state")
     assert (tmp_path / "text.state").read_bytes() == state
-    memory.clear()
-    assert memory.positions() is None
-    assert memory.load(state, 1) == last + 1
-    text = model.generate(prompt, seq=1, max_tokens=n, temperature=0)
+    model.memory.clear()
+    assert model.memory.n_used == 0
+    # The last token was chosen and not computed.
+    known = reference["ids"] + reference["greedy_ids"][:11]
+    assert model.memory.load(state) == known
+    text = model.generate(known, max_tokens=n - 11, temperature=0)
     assert text.n_prompt_evaluated == 1
-    assert text.finish() == reference["continuation"]
-    assert memory.remove(1, first=3) > 0 and memory.positions(1) == (0, 2)
+    assert text.tokens == [] and text.finish() in reference["continuation"]
+    assert known + text.tokens == reference["ids"] + reference["greedy_ids"]
+    other = cellar.Model(STORIES, kv_type="f32")
+    assert other.memory.load_file(tmp_path / "text.state") == known
     with pytest.raises(cellar.CellarError, match="checksum|ends|bytes"):
-        memory.load(state[:-5], 0)
+        model.memory.load(state[:-5])
 
 
 def test_the_gil_is_free_while_a_text_is_written(model):
@@ -117,7 +117,7 @@ def test_what_is_wrong_is_named(model, tmp_path):
         model.generate("Once", top_p=2)
     with pytest.raises(cellar.CellarError, match="chat template"):
         model.chat([{"role": "user", "content": "Hello"}])
-    with pytest.raises(cellar.CellarError, match="sequence 7"):
+    with pytest.raises(TypeError, match="seq"):
         model.generate("Once", seq=7)
 
 
@@ -128,64 +128,49 @@ def test_vectors_have_length_one():
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
 
 
-def test_a_text_whose_sequence_was_changed_is_an_error(model):
+def test_texts_go_on_whatever_else_is_done(model):
     first, second = REFERENCES[:2]
-    a = model.generate(first["prompt"], max_tokens=20, temperature=0)
-    next(a)
-    n = len(second["greedy_ids"])
-    b = model.generate(second["prompt"], max_tokens=n, temperature=0)
-    next(b)
-    with pytest.raises(cellar.CellarError, match="another text has been begun in sequence 0"):
-        next(a)
-    assert b.finish() == second["continuation"]
+    state = model.generate(second["prompt"], max_tokens=5, temperature=0)
+    state.finish()
+    state = state.save()
     changes = [
         model.memory.clear,
-        lambda: model.memory.remove(0, 2, 4),
         lambda: model.logits(first["ids"]),
         lambda: model.memory.load(state),
-        lambda: model.memory.copy(1, 0),
+        lambda: [next(model.generate(r["prompt"], max_tokens=20)) for r in REFERENCES],
+        lambda: model.generate_batch(["Once", "One day"], max_tokens=5),
     ]
-    model.generate(first["prompt"], seq=1, max_tokens=0).finish()
-    state = model.memory.save(1)
     for change in changes:
         n = len(first["greedy_ids"])
         text = model.generate(first["prompt"], max_tokens=n, temperature=0)
         next(text)
         change()
-        with pytest.raises(cellar.CellarError, match="sequence 0"):
-            next(text)
-        again = model.generate(first["prompt"], max_tokens=n, temperature=0)
-        assert again.finish() == first["continuation"]
+        assert text.finish() == first["continuation"]
 
 
-def test_logits_leave_their_tokens_in_the_sequence(model):
+def test_logits_leave_nothing_in_the_memory(model):
     assert model.logits([]).shape == (0, model.n_vocab)
     reference = REFERENCES[0]
     model.logits(reference["ids"])
-    assert model.memory.positions() == (0, len(reference["ids"]) - 1)
-    n = len(reference["greedy_ids"])
-    text = model.generate(reference["ids"], max_tokens=n, temperature=0)
-    assert text.n_prompt_evaluated == 1
-    assert text.finish() == reference["continuation"]
+    assert model.memory.n_used == 0
     with pytest.raises(cellar.CellarError, match="does not fit the context"):
         model.logits([5] * (model.n_ctx + 1))
 
 
-def test_an_empty_sequence_is_not_saved(model, tmp_path):
-    with pytest.raises(cellar.CellarError, match="sequence 1 is empty"):
-        model.memory.save(1)
-    with pytest.raises(cellar.CellarError, match="sequence 1 is empty"):
-        model.memory.save_file(tmp_path / "state", 1)
+def test_a_text_without_computed_tokens_is_not_saved(model, tmp_path):
+    text = model.generate("Once", max_tokens=3)
+    model.memory.clear()
+    with pytest.raises(cellar.CellarError, match="no text that is kept"):
+        text.save()
+    with pytest.raises(cellar.CellarError, match="no text that is kept"):
+        text.save_file(tmp_path / "state")
     assert not (tmp_path / "state").exists()
 
 
 def test_numbers_out_of_range_are_value_errors(model):
     for wrong in [
-        lambda: model.memory.remove(0, -1),
-        lambda: model.memory.positions(-1),
         lambda: model.logits([-1]),
         lambda: model.generate([5, -3]),
-        lambda: model.generate("Once", seq=-1),
         lambda: model.generate("Once", max_tokens=-1),
         lambda: model.generate("Once", seed=-1),
         lambda: cellar.Model(STORIES, n_ctx=-5),
@@ -196,7 +181,7 @@ def test_numbers_out_of_range_are_value_errors(model):
 
 def test_seeds_are_drawn_and_told(model):
     texts = [model.generate("Once", max_tokens=30) for _ in range(1)]
-    texts += [model.generate("Once", seq=1, max_tokens=30)]
+    texts += [model.generate("Once", max_tokens=30)]
     assert texts[0].seed != texts[1].seed
     first = texts[0].finish()
     again = model.generate("Once", max_tokens=30, seed=texts[0].seed)
@@ -256,7 +241,6 @@ def test_prompts_of_a_batch_are_as_alone(model):
         assert text.tokens == reference["greedy_ids"][:n]
         assert text.finish_reason == "length" and len(text.logprobs) == n
         assert reference["continuation"].startswith(text.text)
-    assert model.memory.positions() is None
     with pytest.raises(cellar.CellarError, match="prompt"):
         model.generate_batch(["Once", []])
     test_greedy_text_is_the_references(model)
@@ -308,7 +292,7 @@ def test_what_the_file_says(model):
 def test_what_is_closed_says_so():
     with cellar.Model(STORIES) as model:
         text = model.generate("Once", max_tokens=5)
-    for use in [lambda: next(text), lambda: model.generate("Once"), model.memory.save]:
+    for use in [lambda: next(text), lambda: model.generate("Once"), text.save]:
         with pytest.raises(ValueError, match="closed"):
             use()
     with cellar.Embedder(ENCODER) as embedder:

@@ -1,42 +1,37 @@
-//! Two texts in turns on one engine, each in its own sequence.
+//! Two texts in turns, computed together.
 //!
 //!     cargo run --release -p cellar-llm --example sequences -- models/stories-llama-f16.gguf
 
-use cellar::engine::{Engine, Generation};
-use cellar::kv_core::SeqId;
 use cellar::model_core::tokenizer::EncodeOptions;
-use cellar::{
-    BackendOptions, EngineConfig, Error, GenerateOptions, ModelFile, architectures, open_backend,
-};
+use cellar::{EngineConfig, Error, GenerateOptions, Model, ModelOptions};
 
 fn main() -> Result<(), Error> {
     let path = std::env::args().nth(1);
     let path = path.unwrap_or_else(|| "models/stories-llama-f16.gguf".to_owned());
-    let file = ModelFile::open(path, &architectures())?;
-    let backend = open_backend(BackendOptions::default())?;
-    let config = EngineConfig {
-        n_seqs: 2,
-        ..EngineConfig::default()
+    let options = ModelOptions {
+        engine: EngineConfig {
+            n_seqs: 2,
+            ..EngineConfig::default()
+        },
+        ..ModelOptions::default()
     };
-    let mut engine = Engine::new(backend, file.model().clone(), file.weights(), &config)?;
+    let mut model = Model::open_with(path, options)?;
 
     let mut texts = Vec::new();
-    for (seq, prompt) in [(0, "Once upon a time"), (1, "The little dog")] {
+    for prompt in ["Once upon a time", "The little dog"] {
         let options = GenerateOptions {
-            seq: SeqId(seq),
             n_predict: Some(40),
             ..GenerateOptions::default()
         };
-        let mut text = Generation::new(&engine, file.tokenizer(), options)?;
-        let tokens = file.tokenizer().encode(prompt, EncodeOptions::PROMPT);
-        text.feed(&mut engine, &tokens, |_| ())?;
-        texts.push((prompt, text));
+        let tokens = model.file().tokenizer();
+        let tokens = tokens.encode(prompt, EncodeOptions::PROMPT);
+        texts.push((prompt, model.begin(options.request(tokens))?));
     }
     let mut n_live = texts.len();
     while n_live > 0 {
         n_live = 0;
         for (_, text) in &mut texts {
-            n_live += usize::from(text.next_piece(&mut engine)?.is_some());
+            n_live += usize::from(text.next_piece(&mut model)?.is_some());
         }
     }
     for (prompt, text) in texts {

@@ -3,7 +3,7 @@
 use std::io;
 
 use cellar_engine::EngineError;
-use kv_core::SeqId;
+use cellar_engine::serve::ServiceError;
 use kv_core::backend::BackendError;
 use kv_core::block::QuantizeError;
 use kv_core::weights::{SourceChanged, WeightError};
@@ -43,6 +43,9 @@ pub enum Error {
     /// The engine refuses or fails.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// A request is refused, or its text has failed.
+    #[error(transparent)]
+    Text(#[from] ServiceError),
     /// The chat template is broken, or refuses the messages.
     #[error(transparent)]
     Template(#[from] ChatTemplateError),
@@ -54,12 +57,6 @@ pub enum Error {
     SequencesOfState {
         /// Sequences in it.
         n_seqs: usize,
-    },
-    /// A sequence without tokens cannot be saved.
-    #[error("sequence {seq} is empty: there is nothing to save before a text is begun in it")]
-    EmptySequence {
-        /// The sequence.
-        seq: SeqId,
     },
     /// An importance matrix is of another model.
     #[error("{0}")]

@@ -26,7 +26,7 @@
 //! # Ok::<(), cellar::Error>(())
 //! ```
 //!
-//! [`Model`] is a file on a backend with a text in each sequence; [`embedder`] gives vectors,
+//! [`Model`] is a file on a backend with its texts; [`embedder`] gives vectors,
 //! [`reranker`] scores. This crate
 //! only puts things together: every part can be used alone, and all are re-exported. [`engine`]
 //! evaluates batches of many sequences, [`kv_core`] has memories, graphs and the backend interface,
@@ -43,8 +43,8 @@ pub mod convert;
 mod error;
 mod gpu_layers;
 mod model;
+mod options;
 mod plan;
-mod sequences;
 mod text;
 
 pub use architectures::architectures;
@@ -55,8 +55,8 @@ pub use backends::{
 pub use cellar_engine as engine;
 pub use cellar_engine::sampler::{Bias, Dry, LogitBias, Mirostat, Penalties, SamplerConfig, Xtc};
 pub use cellar_engine::{
-    CancelFlag, Embedder, EmbedderConfig, EngineConfig, FinishReason, GenerateOptions, LongContext,
-    Ranked, Reranker, RerankerConfig,
+    CancelFlag, Embedder, EmbedderConfig, EngineConfig, FinishReason, LongContext, Ranked,
+    Reranker, RerankerConfig,
 };
 pub use chat::{ChatTokens, chat_tokens, render_chat, render_json_chat};
 pub use choice::{
@@ -69,6 +69,7 @@ pub use model::{Model, ModelOptions, embedder, reranker};
 pub use model_core;
 pub use model_core::chat_template::ChatMessage;
 pub use model_core::model_file::ModelFile;
+pub use options::GenerateOptions;
 pub use plan::{BackendPlan, DeviceReport, LayersOnGpu, Taken, gpu_room, plan_memory, taken};
 pub use text::{Text, TextState};
 

@@ -1,19 +1,25 @@
-//! [`Model`]: a file on a backend, with a text in each sequence of its memory.
+//! [`Model`]: a file on a backend, with its texts.
 //!
-//! Invariant: the tokens that are noted are those in the memory, so that a text which begins as the
-//! last one of its sequence did evaluates only what is new. Knows nothing of how text is chosen.
+//! Invariant: a text is what it would be alone, whatever else is computed. Knows nothing of how
+//! text is chosen, and of how memory is shared: the [`Session`] does.
 
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
+use cellar_engine::serve::{
+    FinishedText, PromptProgress, Retention, ServiceConfig, ServiceExtras, TextRequest, TextStream,
+};
+use cellar_engine::session::{Activity, Session};
 use cellar_engine::{
-    CancelFlag, Embedder, EmbedderConfig, Engine, EngineConfig, EngineError, GenerateOptions,
-    Generation, PromptOutputs, PromptProgress, Reranker, RerankerConfig, TextPlan,
+    CancelFlag, DraftModel, Embedder, EmbedderConfig, Engine, EngineConfig, EngineError,
+    PromptOutputs, Reranker, RerankerConfig, SaveOptions, TextPlan,
 };
 use kv_core::backend::{BoxedBackend, OnProgress};
 use kv_core::batch::Batch;
-use kv_core::memory::{Memory, Seqs};
-use kv_core::{Pos, PosRange, SeqId, TokenId};
+use kv_core::memory::Seqs;
+use kv_core::state::SavedState;
+use kv_core::{SeqId, TokenId};
 use model_core::chat_template::ChatMessage;
 use model_core::model_file::{ModelFile, OpenModel};
 use model_core::tokenizer::EncodeOptions;
@@ -23,6 +29,7 @@ use crate::backends::BackendOptions;
 use crate::chat::render_chat;
 use crate::choice::{ModelWork, choose_backend};
 use crate::error::Error;
+use crate::options::GenerateOptions;
 use crate::text::{Text, TextState};
 
 /// How a model is opened.
@@ -34,27 +41,19 @@ pub struct ModelOptions {
     pub engine: EngineConfig,
     /// Told how far loading is.
     pub on_progress: OnProgress,
+    /// A smaller model that drafts for it, with [`Speculation::Draft`](cellar_engine::Speculation).
+    pub draft_model: Option<DraftModel>,
 }
 
-/// A model on a backend, with a text in each sequence of its memory
-/// ([`EngineConfig::n_seqs`], 1 by default).
+/// A model on a backend, with its texts.
 ///
-/// A prompt that begins as the last text of its sequence did costs only its new tokens. Texts in
-/// different sequences can take turns: [`Model::begin`].
+/// Texts are computed together, as many as the memory has sequences ([`EngineConfig::n_seqs`], 1 by
+/// default); where there are more, the one that is asked for goes on. What a prompt has in common
+/// with texts before is not computed again.
 #[derive(Debug)]
 pub struct Model {
     file: Arc<ModelFile>,
-    engine: Engine<BoxedBackend>,
-    /// The tokens in the memory, by sequence.
-    evaluated: Vec<EvaluatedTokens>,
-}
-
-/// The tokens of a sequence.
-#[derive(Clone, Debug, Default)]
-struct EvaluatedTokens {
-    tokens: Vec<TokenId>,
-    /// [`Engine::n_changes`] when they were noted: with another number they may be others.
-    n_changes: u64,
+    session: Session<BoxedBackend>,
 }
 
 impl Model {
@@ -90,31 +89,45 @@ impl Model {
         let (model, weights) = (file.model().clone(), file.weights());
         let progress = options.on_progress;
         let engine = Engine::with_progress(backend, model, weights, &options.engine, progress)?;
-        Ok(Self::with_engine(file, engine))
+        Self::with_engine(file, engine, options.draft_model)
     }
 
-    /// A model on an engine of the caller's, which was made of this file.
-    pub fn with_engine(file: impl Into<Arc<ModelFile>>, engine: Engine<BoxedBackend>) -> Self {
-        let evaluated = vec![EvaluatedTokens::default(); engine.settings().rules.n_seqs as usize];
-        Self {
-            file: file.into(),
-            engine,
-            evaluated,
-        }
+    /// A model on an engine of the caller's, which was made of this file, perhaps with one that
+    /// drafts for it. What the engine remembered goes.
+    ///
+    /// # Errors
+    /// As [`Session::with`].
+    pub fn with_engine(
+        file: impl Into<Arc<ModelFile>>,
+        engine: Engine<BoxedBackend>,
+        draft_model: Option<DraftModel>,
+    ) -> Result<Self, Error> {
+        let file = file.into();
+        let extras = ServiceExtras {
+            draft_model,
+            ..ServiceExtras::default()
+        };
+        let config = ServiceConfig {
+            max_queued: usize::MAX,
+            max_queued_tokens: usize::MAX,
+            ..ServiceConfig::default()
+        };
+        let session = Session::with(engine, file.tokenizer(), &config, extras)?;
+        Ok(Self { file, session })
     }
 
     /// Continues a prompt: an iterator of pieces of text.
     ///
     /// # Errors
-    /// As [`Model::begin`]: the prompt has been evaluated when this returns.
+    /// As [`Model::begin`]: the prompt has been computed when this returns.
     pub fn generate(&mut self, prompt: &str, options: GenerateOptions) -> Result<Text<'_>, Error> {
         let tokens = self.file.tokenizer().encode(prompt, EncodeOptions::PROMPT);
-        let state = self.begin(&tokens, options)?;
+        let state = self.begin(options.request(tokens))?;
         Ok(Text::new(self, state))
     }
 
     /// Answers messages, as the model's own chat template renders them. Messages that were answered
-    /// before are not evaluated again.
+    /// before are not computed again.
     ///
     /// # Errors
     /// [`Error::NoChatTemplate`], [`Error::Template`] where the template refuses the messages;
@@ -125,7 +138,7 @@ impl Model {
         options: GenerateOptions,
     ) -> Result<Text<'_>, Error> {
         let tokens = self.chat_tokens(messages)?;
-        let state = self.begin(&tokens, options)?;
+        let state = self.begin(options.request(tokens))?;
         Ok(Text::new(self, state))
     }
 
@@ -142,93 +155,158 @@ impl Model {
         }
     }
 
-    /// Evaluates what is new of a prompt, in the sequence of the options, and returns the state of
-    /// the text, which [`TextState::next_piece`] takes further. The history of the options has no
+    /// Computes what is new of a prompt, and returns the state of the text, which
+    /// [`TextState::next_piece`] takes further. Of the request, [`TextRequest::retention`] has no
     /// effect.
     ///
     /// # Errors
-    /// [`Error`], as [`cellar_engine::Generation::new`] and [`cellar_engine::Generation::feed`]. A
-    /// text that was begun in the sequence before cannot go on ([`EngineError::SequenceChanged`]).
-    pub fn begin(
-        &mut self,
-        prompt: &[TokenId],
-        options: GenerateOptions,
-    ) -> Result<TextState, Error> {
-        self.begin_with(prompt, options, |_| ())
+    /// [`Error::Text`]: as [`Session::submit`], and where the prompt cannot be computed.
+    pub fn begin(&mut self, request: TextRequest) -> Result<TextState, Error> {
+        self.begin_with(request, |_| ())
     }
 
-    /// The same, calling `on_progress` after each ubatch with what is done of the new tokens.
+    /// The same, calling `on_progress` after each step with what is done of the prompt.
     ///
     /// # Errors
     /// As [`Model::begin`].
     pub fn begin_with(
         &mut self,
-        prompt: &[TokenId],
-        options: GenerateOptions,
+        request: TextRequest,
         mut on_progress: impl FnMut(PromptProgress),
     ) -> Result<TextState, Error> {
-        let seq = options.seq;
-        let n_known = self.keep_prefix(seq, prompt)?;
-        let (known, new) = prompt.split_at(n_known);
-        let options = GenerateOptions {
-            history: known.to_vec(),
-            ..options
+        let request = TextRequest {
+            retention: Retention::Park,
+            ..request
         };
-        let tokenizer = self.file.tokenizer();
-        let mut generation = Generation::new(&self.engine, tokenizer, options)?;
-        self.evaluate_in(seq, |engine| {
-            let mut n_done = 0;
-            let fed = generation.feed(engine, new, |progress| {
-                n_done = progress.n_done;
-                on_progress(progress);
-            });
-            (fed, new.get(..n_done).unwrap_or(new))
-        })?;
-        Ok(TextState::new(generation, seq))
+        let cancel = request.cancel.clone().unwrap_or_default();
+        let request = TextRequest {
+            cancel: Some(cancel.clone()),
+            ..request
+        };
+        let stream = self.session.submit(request)?;
+        self.session.make_way(&stream);
+        while !stream.has_read_prompt() && self.session.step() == Activity::Busy {
+            on_progress(stream.progress());
+        }
+        TextState::begun(stream, cancel)
     }
 
-    /// The logits of every token, `[tokens, vocab]`, until `cancel` is set. Afterwards the sequence
-    /// holds these tokens, as if a text had been begun with them; what it held before is gone.
+    /// Lets a text go on behind another prompt: what was chosen so far, and how the next token is
+    /// chosen, stay.
     ///
     /// # Errors
-    /// [`EngineError::PromptTooLong`] before anything changes; as [`Engine::decode_until`], and the
-    /// sequence is empty then.
-    pub fn logits(
+    /// As [`Session::rebase`].
+    pub fn rebase(&mut self, text: &mut TextState, prompt: Vec<TokenId>) -> Result<(), Error> {
+        self.session.pause(text.stream());
+        Ok(self.session.rebase(text.stream_mut(), prompt)?)
+    }
+
+    /// Computes requests together, and returns the texts in their order when all have ended, or
+    /// `None` when `cancel` is set before. [`TextRequest::cancel`] is not needed.
+    ///
+    /// # Errors
+    /// [`Error::Text`]: a request that is refused or fails; the others are given up then.
+    pub fn finish_all(
         &mut self,
-        seq: SeqId,
-        tokens: &[TokenId],
+        requests: impl IntoIterator<Item = TextRequest>,
         cancel: &CancelFlag,
-    ) -> Result<Vec<f32>, Error> {
-        let (n_prompt, n_ctx) = (tokens.len(), self.engine.settings().n_ctx as usize);
+    ) -> Result<Option<Vec<FinishedText>>, Error> {
+        let streams = requests.into_iter().map(|request| {
+            let request = TextRequest {
+                retention: Retention::Release,
+                ..request
+            };
+            self.session.submit(request)
+        });
+        let streams: Vec<TextStream> = streams.collect::<Result<_, _>>()?;
+        let mut finished = Vec::with_capacity(streams.len());
+        for stream in streams {
+            self.session.make_way(&stream);
+            while !stream.has_ended() {
+                if cancel.is_cancelled() {
+                    return Ok(None);
+                }
+                if self.session.step() == Activity::Idle {
+                    break;
+                }
+            }
+            finished.push(stream.finish()?);
+        }
+        Ok(Some(finished))
+    }
+
+    /// The logits of every token, `[tokens, vocab]`, until `cancel` is set. Nothing is remembered
+    /// afterwards: texts that go on are computed again up to where they were.
+    ///
+    /// # Errors
+    /// [`EngineError::PromptTooLong`] before anything changes; as [`Engine::decode_until`].
+    pub fn logits(&mut self, tokens: &[TokenId], cancel: &CancelFlag) -> Result<Vec<f32>, Error> {
+        let (n_prompt, n_ctx) = (tokens.len(), self.engine().settings().n_ctx as usize);
         if n_prompt > n_ctx {
             let too_long = EngineError::PromptTooLong {
-                seq,
+                seq: SeqId(0),
                 n_prompt,
                 n_ctx,
                 n_used: 0,
             };
             return Err(too_long.into());
         }
-        self.forget(seq)?;
-        let computed = self.evaluate_in(seq, |engine| {
+        let computed = self.session.with_engine(|engine| {
             let n_batch = engine.settings().rules.n_batch.max(1) as usize;
             let mut values = Vec::new();
             for piece in tokens.chunks(n_batch) {
                 let mut batch = Batch::new();
                 for &token in piece {
-                    batch.push_token(token).in_sequence(seq).with_output();
+                    batch.push_token(token).with_output();
                 }
-                match engine.decode_until(&batch, cancel) {
-                    Ok(logits) => values.extend_from_slice(logits.values()),
-                    Err(error) => return (Err(error), [].as_slice()),
-                }
+                values.extend_from_slice(engine.decode_until(&batch, cancel)?.values());
             }
-            (Ok(values), tokens)
+            Ok::<_, EngineError>(values)
         });
-        if computed.is_err() {
-            self.forget(seq)?;
-        }
         Ok(computed?)
+    }
+
+    /// Writes a text as a state that [`Model::restore`] takes: what is computed of its prompt and
+    /// of its tokens. A text that goes on is paused for it. Returns the state's size in bytes.
+    ///
+    /// # Errors
+    /// [`Error::Text`] where the memory has nothing of the text any more; [`Error::Engine`] where
+    /// it cannot be written.
+    pub fn save(&mut self, text: &TextState, out: &mut impl Write) -> Result<u64, Error> {
+        self.session.pause(text.stream());
+        let tokens = [self.session.parked(text.stream())?];
+        let options = SaveOptions {
+            seqs: Seqs::One(tokens[0].seq),
+            tokens: &tokens,
+            kv_type: None,
+            state_type: None,
+        };
+        Ok(self.engine().save_state(&options, out)?)
+    }
+
+    /// Restores the one sequence of a state, and returns its tokens: a prompt that begins with them
+    /// costs only what follows. Those that were chosen but not computed are not among them.
+    ///
+    /// # Errors
+    /// [`Error::Text`] where the state is another model's, or does not fit;
+    /// [`Error::Engine`] where it is damaged; [`Error::SequencesOfState`] where it has none or
+    /// several. Nothing has changed then.
+    pub fn restore(&mut self, state: &[u8]) -> Result<Vec<TokenId>, Error> {
+        let state = SavedState::parse(state).map_err(EngineError::State)?;
+        let seqs = state.snapshot().seqs();
+        let (Some(from), 1) = (seqs.first(), seqs.len()) else {
+            let n_seqs = seqs.len();
+            return Err(Error::SequencesOfState { n_seqs });
+        };
+        // Nobody goes on with it, so others may.
+        drop(self.session.restore(&state, from, TextRequest::default())?);
+        let known = state.tokens().iter().find(|tokens| tokens.seq == from);
+        Ok(known.map_or(Vec::new(), |known| known.evaluated.clone()))
+    }
+
+    /// Forgets everything: texts that go on are computed again up to where they were.
+    pub fn clear(&mut self) {
+        self.session.with_engine(|_| ());
     }
 
     /// The file, its tokenizer and metadata.
@@ -238,113 +316,18 @@ impl Model {
 
     /// The engine, with its memory and settings.
     pub fn engine(&self) -> &Engine<BoxedBackend> {
-        &self.engine
+        self.session.engine()
     }
 
-    /// File and engine, to work with many sequences.
-    pub fn into_engine(self) -> ModelEngine {
-        ModelEngine {
-            file: self.file,
-            engine: self.engine,
-        }
+    /// The session that computes its texts.
+    pub fn session(&mut self) -> &mut Session<BoxedBackend> {
+        &mut self.session
     }
 
-    /// The engine, to edit its memory. Sequences whose tokens are no longer where they were are
-    /// evaluated anew.
-    pub fn engine_mut(&mut self) -> &mut Engine<BoxedBackend> {
-        &mut self.engine
+    /// The engine, without texts.
+    pub fn into_engine(self) -> Engine<BoxedBackend> {
+        self.session.into_engine()
     }
-
-    /// The tokens that were evaluated in a sequence; none where its memory was changed by other
-    /// means than this model's, such as [`Model::engine_mut`].
-    pub fn evaluated(&self, seq: SeqId) -> &[TokenId] {
-        match self.evaluated.get(seq.as_usize()) {
-            Some(known) if known.n_changes == self.engine.n_changes(seq) => &known.tokens,
-            _ => &[],
-        }
-    }
-
-    /// Notes that a sequence has these tokens and no others.
-    pub(crate) fn set_evaluated(&mut self, seq: SeqId, tokens: Vec<TokenId>) {
-        let n_changes = self.engine.n_changes(seq);
-        if let Some(known) = self.evaluated.get_mut(seq.as_usize()) {
-            *known = EvaluatedTokens { tokens, n_changes };
-        }
-    }
-
-    /// Does something with the engine that evaluates tokens in a sequence, and notes those that
-    /// `new` says were. Where the tokens before were not known, they stay unknown.
-    pub(crate) fn evaluate_in<'t, R>(
-        &mut self,
-        seq: SeqId,
-        evaluate: impl FnOnce(&mut Engine<BoxedBackend>) -> (R, &'t [TokenId]),
-    ) -> R {
-        let before = self.engine.n_changes(seq);
-        let (result, new) = evaluate(&mut self.engine);
-        let n_changes = self.engine.n_changes(seq);
-        if let Some(known) = self.evaluated.get_mut(seq.as_usize())
-            && known.n_changes == before
-        {
-            known.tokens.extend(new);
-            known.n_changes = n_changes;
-        }
-        result
-    }
-
-    /// Removes what follows the common prefix with `tokens` from a sequence, and returns how many
-    /// tokens stay. The last of `tokens` is never among them: a text begins with its logits. With a
-    /// model that encodes sources, nothing stays.
-    /// [`Model::begin`] does it first; before, it tells how much there is to evaluate.
-    ///
-    /// # Errors
-    /// [`EngineError::Backend`] where the memory could not be changed.
-    pub fn keep_prefix(&mut self, seq: SeqId, tokens: &[TokenId]) -> Result<usize, EngineError> {
-        if seq.as_usize() >= self.evaluated.len() {
-            // The engine refuses the sequence, with its number.
-            return Ok(0);
-        }
-        if self.engine.memory().takes_sources() {
-            // A prompt is a source, which is encoded whole.
-            return self.forget(seq);
-        }
-        // A context that was shifted no longer has the tokens where they were.
-        let n_positions = self.engine.memory().next_pos(seq).as_usize();
-        let evaluated = self.evaluated(seq);
-        let both = tokens.iter().zip(evaluated);
-        let n_same = if n_positions == evaluated.len() {
-            both.take_while(|(new, old)| new == old).count()
-        } else {
-            0
-        };
-        let n_same = n_same.min(tokens.len().saturating_sub(1));
-        if n_same != n_positions {
-            let first = Pos(u32::try_from(n_same).unwrap_or(u32::MAX));
-            let removed = self.engine.remove(Seqs::One(seq), PosRange::from(first..));
-            match removed {
-                // A recurrent state does not go back so far.
-                Err(EngineError::Refused(_)) => return self.forget(seq),
-                removed => removed?,
-            };
-        }
-        self.set_evaluated(seq, tokens[..n_same].to_vec());
-        Ok(n_same)
-    }
-
-    /// Empties a sequence.
-    fn forget(&mut self, seq: SeqId) -> Result<usize, EngineError> {
-        self.engine.remove(Seqs::One(seq), PosRange::ALL)?;
-        self.set_evaluated(seq, Vec::new());
-        Ok(0)
-    }
-}
-
-/// The parts of a [`Model`].
-#[derive(Debug)]
-pub struct ModelEngine {
-    /// The file, its tokenizer and metadata.
-    pub file: Arc<ModelFile>,
-    /// The engine, with what is in memory.
-    pub engine: Engine<BoxedBackend>,
 }
 
 /// Opens an encoder or a decoder for vectors of texts: [`Embedder::embed`].

@@ -1,111 +1,114 @@
 //! [`Text`]: a text that a model is writing, as an iterator of pieces; [`TextState`], the same
 //! without a borrowed model.
 //!
-//! Invariant: the model notes every token that was evaluated, whenever the text is dropped. Knows
-//! nothing of how tokens are chosen.
+//! Invariant: the pieces concatenated are the text. Knows nothing of how tokens are chosen.
 
-use cellar_engine::sampler::Step;
-use cellar_engine::{FinishReason, Generation, Speculated, Timings, TokenLogprobs, TokenPiece};
-use kv_core::{SeqId, TokenId};
+use cellar_engine::serve::{TextStream, TokenPiece, Usage};
+use cellar_engine::{CancelFlag, FinishReason, TokenLogprobs};
+use kv_core::TokenId;
 
 use crate::error::Error;
 use crate::model::Model;
 
-/// The state of a text in one sequence of a [`Model`], which each call borrows.
+/// The state of a text of a [`Model`], which each call borrows.
 #[derive(Debug)]
 pub struct TextState {
-    generation: Generation,
-    seq: SeqId,
-    /// Tokens of the text that the model has noted.
-    n_noted: usize,
+    stream: TextStream,
+    cancel: CancelFlag,
+    text: String,
+    tokens: Vec<TokenId>,
+    logprobs: Vec<TokenLogprobs>,
+    last: Vec<TokenPiece>,
+    finish: Option<FinishReason>,
 }
 
 impl TextState {
-    pub(crate) fn new(generation: Generation, seq: SeqId) -> Self {
-        Self {
-            generation,
-            seq,
-            n_noted: 0,
+    /// A text whose prompt is computed.
+    pub(crate) fn begun(mut stream: TextStream, cancel: CancelFlag) -> Result<Self, Error> {
+        if stream.has_failed()
+            && let Some(Err(error)) = stream.try_next_tokens()
+        {
+            return Err(error.into());
         }
-    }
-
-    /// The same with a step of the caller's before all others of the sampler, such as a grammar.
-    #[must_use]
-    pub fn with_step(mut self, step: Box<dyn Step>) -> Self {
-        self.generation = self.generation.with_step(step);
-        self
+        let mut state = Self {
+            finish: None,
+            stream,
+            cancel,
+            text: String::new(),
+            tokens: Vec::new(),
+            logprobs: Vec::new(),
+            last: Vec::new(),
+        };
+        if state.stream.usage().n_tokens == 0 {
+            state.finish = state.stream.finish_reason();
+        }
+        Ok(state)
     }
 
     /// The next piece of text, of whole characters; `None` when it has ended. Pieces may be empty.
+    /// A text that was cancelled goes on once its flag is reset.
     ///
     /// # Errors
-    /// [`Error`], as [`Generation::next_piece`]: among others where another text was begun in the
-    /// sequence since.
+    /// [`Error::Text`] where the text failed.
     pub fn next_piece(&mut self, model: &mut Model) -> Result<Option<String>, Error> {
-        let (seq, n_noted) = (self.seq, self.n_noted);
-        let piece = model.evaluate_in(seq, |engine| {
-            let piece = self.generation.next_piece(engine);
-            (piece, self.evaluated().get(n_noted..).unwrap_or(&[]))
-        });
-        self.n_noted = self.evaluated().len().max(n_noted);
-        Ok(piece?)
-    }
-
-    /// Goes on where its sequence was changed on purpose, and holds the text so far as before,
-    /// perhaps behind another prompt.
-    pub fn accept_changes(&mut self, model: &Model) {
-        self.generation.accept_changes(model.engine());
-    }
-
-    /// The tokens of the text that were evaluated: all but the last, which is evaluated when the
-    /// next one is chosen.
-    pub fn evaluated(&self) -> &[TokenId] {
-        let tokens = self.generation.tokens();
-        match self.generation.pending().and(tokens.split_last()) {
-            Some((_, evaluated)) => evaluated,
-            None => tokens,
+        self.last.clear();
+        let session = model.session();
+        let was_paused = self.stream.finish_reason() == Some(FinishReason::Cancelled);
+        if was_paused && !self.stream.has_tokens() && !self.cancel.is_cancelled() {
+            self.finish = None;
+            session.resume(&mut self.stream, Vec::new())?;
         }
-    }
-
-    /// The last token where it was chosen but not evaluated yet.
-    pub fn pending(&self) -> Option<TokenId> {
-        self.generation.pending()
+        session.make_way(&self.stream);
+        match session.next_tokens(&mut self.stream)? {
+            Some(pieces) => self.last = pieces,
+            None => self.finish = self.stream.finish_reason(),
+        }
+        for piece in &self.last {
+            self.text.push_str(&piece.text);
+            self.tokens.extend(piece.token);
+            self.logprobs.extend(piece.logprobs.clone());
+        }
+        let texts = self.last.iter().map(|piece| piece.text.as_str());
+        Ok((!self.last.is_empty()).then(|| texts.collect()))
     }
 
     /// The text so far.
     pub fn text(&self) -> &str {
-        self.generation.text()
+        &self.text
     }
 
     /// Its tokens so far; a token that ended it is not among them.
     pub fn tokens(&self) -> &[TokenId] {
-        self.generation.tokens()
+        &self.tokens
     }
 
     /// The log probabilities of its tokens; empty where none are wanted
     /// ([`GenerateOptions::logprobs`](crate::GenerateOptions::logprobs)).
     pub fn logprobs(&self) -> &[TokenLogprobs] {
-        self.generation.logprobs()
+        &self.logprobs
     }
 
-    /// Why it ended; `None` while it goes on.
+    /// Why it ended; `None` before the last piece was taken.
     pub fn finish_reason(&self) -> Option<&FinishReason> {
-        self.generation.finish_reason()
+        self.finish.as_ref()
     }
 
     /// The piece that was returned last, token by token.
     pub fn last_pieces(&self) -> &[TokenPiece] {
-        self.generation.last_pieces()
+        &self.last
     }
 
-    /// What speculation did.
-    pub fn speculated(&self) -> Speculated {
-        self.generation.speculated()
+    /// What it took so far: its times are [`Usage::timings`].
+    pub fn usage(&self) -> Usage {
+        self.stream.usage()
     }
 
-    /// How long it has taken.
-    pub fn timings(&self) -> Timings {
-        self.generation.timings()
+    pub(crate) fn stream(&self) -> &TextStream {
+        &self.stream
+    }
+
+    pub(crate) fn stream_mut(&mut self) -> &mut TextStream {
+        &mut self.stream
     }
 }
 
@@ -125,7 +128,7 @@ impl<'m> Text<'m> {
     /// Writes to the end and returns the whole text.
     ///
     /// # Errors
-    /// [`Error`], as [`Generation::next_piece`].
+    /// [`Error::Text`] where the text failed.
     pub fn finish(mut self) -> Result<String, Error> {
         while self.state.next_piece(self.model)?.is_some() {}
         Ok(self.text().to_owned())

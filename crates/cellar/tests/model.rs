@@ -1,18 +1,15 @@
-//! The convenient interface against the reference texts: greedy text, and what is evaluated again.
+//! The convenient interface against the reference texts: greedy text, and what is computed again.
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 use std::sync::Arc;
 
 use cellar::engine::{EngineError, Timings};
-use cellar::kv_core::batch::Batch;
-use cellar::kv_core::memory::{Memory, Seqs};
 use cellar::kv_core::weights::SharedBytes;
-use cellar::kv_core::{Pos, PosRange};
 use cellar::{
     BackendKind, BackendOptions, CancelFlag, ChatMessage, EngineConfig, Error, FinishReason,
     GenerateOptions, KvType, KvTypes, LongContext, Model, ModelFile, ModelOptions, Repack,
-    SamplerConfig, SeqId, TextState, TokenId, architectures,
+    SamplerConfig, TextState, TokenId, architectures,
 };
 use serde::Deserialize;
 
@@ -62,7 +59,7 @@ fn greedy(n_predict: usize) -> GenerateOptions {
 fn timings_of(model: &mut Model, prompt: &str, n_predict: usize) -> Timings {
     let mut text = model.generate(prompt, greedy(n_predict)).unwrap();
     text.by_ref().for_each(|piece| drop(piece.unwrap()));
-    text.timings()
+    text.usage().timings()
 }
 
 #[test]
@@ -84,28 +81,28 @@ fn greedy_text_is_the_reference_s_on_every_backend() {
 }
 
 #[test]
-fn only_new_tokens_of_a_prompt_are_evaluated() {
+fn only_new_tokens_of_a_prompt_are_computed() {
     let mut model = open(None, EngineConfig::default());
     let reference = &references()[0];
-    let n_prompt = reference.ids.len();
-    let first = timings_of(&mut model, &reference.prompt, 10);
-    assert_eq!(first.prompt.n_tokens, n_prompt);
-    // Its last token again, for its logits.
-    let again = timings_of(&mut model, &reference.prompt, 10);
-    assert_eq!(again.prompt.n_tokens, 1);
-    // The answer is known, but for its last token, which was not evaluated; three words are new.
     let text = model.generate(&reference.prompt, greedy(10)).unwrap();
     let longer = reference.prompt.clone() + &text.finish().unwrap() + " and she was";
+    // The answer is known, but for its last token, which was not computed; three words are new.
     let n_longer = encode(&model, &longer).len();
-    let known = n_prompt + 9;
-    let went_on = timings_of(&mut model, &longer, 0);
-    assert_eq!(went_on.prompt.n_tokens, n_longer - known);
+    let known = reference.ids.len() + 9;
+    let first = timings_of(&mut model, &longer, 0);
+    assert_eq!(first.prompt.n_tokens, n_longer - known);
+    // Its last token again, for its logits.
+    let again = timings_of(&mut model, &longer, 10);
+    assert_eq!(again.prompt.n_tokens, 1);
     let fresh = open(None, EngineConfig::default())
         .generate(&longer, greedy(10))
         .unwrap()
         .finish();
     let text = model.generate(&longer, greedy(10)).unwrap();
     assert_eq!(text.finish().unwrap(), fresh.unwrap());
+    model.clear();
+    let after = timings_of(&mut model, &longer, 1);
+    assert_eq!(after.prompt.n_tokens, n_longer);
 }
 
 #[test]
@@ -126,224 +123,169 @@ fn a_text_whose_context_was_shifted_is_not_taken_for_known() {
     assert_eq!(after.prompt.n_tokens, reference.ids.len());
 }
 
+/// As many texts as there are sequences, and more.
 #[test]
-fn texts_in_two_sequences_take_turns() {
-    let config = EngineConfig {
-        n_seqs: 2,
-        ..EngineConfig::default()
-    };
-    let mut model = open(None, config);
-    let references = references();
-    let mut texts: Vec<TextState> = (0..2)
-        .map(|seq| {
-            let reference = &references[seq as usize];
-            let options = GenerateOptions {
-                seq: SeqId(seq),
-                ..greedy(reference.greedy_ids.len())
-            };
-            let prompt = encode(&model, &reference.prompt);
-            model.begin(&prompt, options).unwrap()
-        })
-        .collect();
-    let mut n_live = 2;
-    while n_live > 0 {
-        let go_on = |text: &mut TextState| text.next_piece(&mut model).unwrap().is_some();
-        n_live = texts.iter_mut().map(go_on).filter(|&live| live).count();
-    }
-    for (text, reference) in texts.iter().zip(&references) {
-        assert_eq!(text.text(), reference.continuation);
-    }
-    // Each sequence has kept its own text.
-    let prompt = encode(&model, &references[1].prompt);
-    let options = GenerateOptions {
-        seq: SeqId(1),
-        ..greedy(1)
-    };
-    let again = model.begin(&prompt, options.clone()).unwrap();
-    assert_eq!(again.timings().prompt.n_tokens, 1);
-    let options = GenerateOptions {
-        seq: SeqId(2),
-        ..options
-    };
-    let error = model.begin(&prompt, options).unwrap_err().to_string();
-    assert!(error.contains("sequence 2"), "{error}");
-}
-
-#[test]
-fn a_sequence_can_be_copied_saved_and_restored() {
-    let config = EngineConfig {
-        n_seqs: 2,
-        ..EngineConfig::default()
-    };
-    let mut model = open(None, config.clone());
-    let reference = &references()[0];
-    let n = reference.greedy_ids.len();
-    let prompt = encode(&model, &reference.prompt);
-    model.begin(&prompt, greedy(0)).unwrap();
-    let (first, other) = (SeqId(0), SeqId(1));
-    assert_eq!(model.copy(first, other).unwrap() as usize, prompt.len());
-    let mut state = Vec::new();
-    model.save(other, &mut state).unwrap();
-
-    let mut restored = open(None, config);
-    assert_eq!(restored.restore(other, &state).unwrap(), prompt);
-    for (model, seq) in [(&mut model, other), (&mut restored, other)] {
-        let options = GenerateOptions { seq, ..greedy(n) };
-        let mut text = model.begin(&prompt, options).unwrap();
-        assert_eq!(text.timings().prompt.n_tokens, 1, "the rest is known");
-        while text.next_piece(model).unwrap().is_some() {}
-        assert_eq!(text.text(), reference.continuation);
-    }
-    let half = &state[..state.len() / 2];
-    assert!(matches!(
-        restored.restore(first, half),
-        Err(Error::Engine(_))
-    ));
-}
-
-#[test]
-fn a_memory_that_was_cleared_is_noted() {
-    let mut model = open(None, EngineConfig::default());
-    let reference = &references()[0];
-    timings_of(&mut model, &reference.prompt, 10);
-    let _ = model.engine_mut().clear();
-    let after = timings_of(&mut model, &reference.prompt, 10);
-    assert_eq!(after.prompt.n_tokens, reference.ids.len());
-    let again = timings_of(&mut model, &reference.prompt, 10);
-    assert_eq!(again.prompt.n_tokens, 1);
-}
-
-/// A change of a sequence under a text ends the text with an error that names it;
-/// what was done instead is right.
-#[test]
-fn a_text_whose_sequence_was_changed_is_refused() {
-    type Change = fn(&mut Model, &[u8]);
-    let changes: [(&str, Change); 7] = [
-        ("begin", |model, _| {
-            let prompt = encode(model, &references()[1].prompt);
-            model.begin(&prompt, greedy(5)).map(drop).unwrap();
-        }),
-        ("clear", |model, _| {
-            let _ = model.engine_mut().clear();
-        }),
-        ("remove", |model, _| {
-            let range = PosRange::from(Pos(1)..Pos(3));
-            let seqs = Seqs::One(SeqId(0));
-            model.engine_mut().remove(seqs, range).map(drop).unwrap();
-        }),
-        ("keep only another", |model, _| {
-            model.engine_mut().keep_only(SeqId(1)).map(drop).unwrap();
-        }),
-        ("copy into", |model, _| {
-            model.copy(SeqId(1), SeqId(0)).map(drop).unwrap();
-        }),
-        ("restore", |model, state| {
-            model.restore(SeqId(0), state).map(drop).unwrap();
-        }),
-        ("decode", |model, _| {
-            let batch = Batch::prompt(SeqId(0), [TokenId(5)]);
-            model.engine_mut().decode(&batch).map(drop).unwrap();
-        }),
-    ];
-    for (what, change) in changes {
+fn texts_take_turns() {
+    for n_seqs in [1, 2] {
         let config = EngineConfig {
-            n_seqs: 2,
+            n_seqs,
             ..EngineConfig::default()
         };
         let mut model = open(None, config);
         let references = references();
-        let prompt = encode(&model, &references[0].prompt);
-        let options = GenerateOptions {
-            seq: SeqId(1),
-            ..greedy(0)
-        };
-        model.begin(&prompt, options).unwrap();
-        let mut state = Vec::new();
-        model.save(SeqId(1), &mut state).unwrap();
-        let mut stale = model.begin(&prompt, greedy(20)).unwrap();
-        stale.next_piece(&mut model).unwrap();
-        stale.next_piece(&mut model).unwrap();
-        change(&mut model, &state);
-        let held = |model: &Model| model.engine().memory().positions(SeqId(0));
-        let before = (held(&model), stale.text().to_owned());
-        for _ in 0..2 {
-            let error = stale.next_piece(&mut model).unwrap_err();
-            let changed = matches!(
-                &error,
-                Error::Engine(EngineError::SequenceChanged { seq: SeqId(0) })
-            );
-            assert!(changed, "{what}: {error}");
-            let error = error.to_string();
-            assert!(
-                error.starts_with("another text has been begun in sequence 0"),
-                "{error}"
-            );
+        let mut texts: Vec<TextState> = (0..2)
+            .map(|at| {
+                let reference = &references[at];
+                let prompt = encode(&model, &reference.prompt);
+                let options = greedy(reference.greedy_ids.len());
+                model.begin(options.request(prompt)).unwrap()
+            })
+            .collect();
+        let mut n_live = 2;
+        while n_live > 0 {
+            let go_on = |text: &mut TextState| text.next_piece(&mut model).unwrap().is_some();
+            n_live = texts.iter_mut().map(go_on).filter(|&live| live).count();
         }
-        assert_eq!(before, (held(&model), stale.text().to_owned()), "{what}");
-        // Tokens that are no longer there are not taken for known.
-        for reference in &references {
-            let n = reference.greedy_ids.len();
-            let text = model.generate(&reference.prompt, greedy(n)).unwrap();
-            assert_eq!(text.finish().unwrap(), reference.continuation, "{what}");
+        for (text, reference) in texts.iter().zip(&references) {
+            assert_eq!(text.text(), reference.continuation);
+            assert_eq!(text.finish_reason(), Some(&FinishReason::Length));
         }
     }
 }
 
 #[test]
-fn of_two_texts_in_one_sequence_the_later_is_as_alone() {
+fn a_cancelled_text_goes_on_once_its_flag_is_reset() {
     let mut model = open(None, EngineConfig::default());
-    let references = references();
-    let n = references[1].greedy_ids.len();
-    let [a, b] = [0, 1].map(|at: usize| encode(&model, &references[at].prompt));
-    let mut a = model.begin(&a, greedy(12)).unwrap();
-    a.next_piece(&mut model).unwrap();
-    let mut b = model.begin(&b, greedy(n)).unwrap();
-    while b.next_piece(&mut model).unwrap().is_some() {
-        a.next_piece(&mut model).unwrap_err();
-    }
-    assert_eq!(b.text(), references[1].continuation);
-    // A text that has ended needs its sequence no more.
-    let c = encode(&model, &references[0].prompt);
-    model.begin(&c, greedy(1)).unwrap();
-    assert_eq!(b.next_piece(&mut model).unwrap(), None);
-}
-
-#[test]
-fn an_empty_sequence_is_not_saved() {
-    let model = open(None, EngineConfig::default());
-    let mut state = Vec::new();
-    let error = model.save(SeqId(0), &mut state).unwrap_err().to_string();
-    assert!(error.contains("sequence 0 is empty"), "{error}");
-    assert!(state.is_empty());
-}
-
-/// The largest logits are the reference's tokens, and the sequence goes on from there.
-#[test]
-fn after_logits_the_sequence_holds_their_tokens() {
-    let mut model = open(None, EngineConfig::default());
-    let references = references();
-    let reference = &references[0];
-    let mut stale = model.generate(&references[1].prompt, greedy(20)).unwrap();
-    stale.next().unwrap().unwrap();
+    let reference = &references()[0];
+    let cancel = CancelFlag::default();
+    let options = GenerateOptions {
+        cancel: cancel.clone(),
+        ..greedy(reference.greedy_ids.len())
+    };
     let prompt = encode(&model, &reference.prompt);
-    let logits = model
-        .logits(SeqId(0), &prompt, &CancelFlag::default())
-        .unwrap();
-    let n_vocab = model.file().tokenizer().n_tokens();
-    assert_eq!(logits.len(), prompt.len() * n_vocab);
-    let last = &logits[logits.len() - n_vocab..];
-    let best = (0..n_vocab).max_by(|&a, &b| last[a].total_cmp(&last[b]));
-    assert_eq!(best, Some(reference.greedy_ids[0] as usize));
-    let n = reference.greedy_ids.len();
-    let mut text = model.generate(&reference.prompt, greedy(n)).unwrap();
-    text.by_ref().for_each(|piece| drop(piece.unwrap()));
+    let mut text = model.begin(options.request(prompt)).unwrap();
+    text.next_piece(&mut model).unwrap();
+    cancel.cancel();
+    while text.next_piece(&mut model).unwrap().is_some() {}
+    assert_eq!(text.finish_reason(), Some(&FinishReason::Cancelled));
+    cancel.reset();
+    while text.next_piece(&mut model).unwrap().is_some() {}
     assert_eq!(text.text(), reference.continuation);
-    assert_eq!(text.timings().prompt.n_tokens, 1);
+}
+
+#[test]
+fn a_text_can_be_saved_and_restored() {
+    let mut model = open(None, EngineConfig::default());
+    let reference = &references()[0];
+    let (prompt, n) = (
+        encode(&model, &reference.prompt),
+        reference.greedy_ids.len(),
+    );
+    let mut text = model.begin(greedy(n).request(prompt.clone())).unwrap();
+    while text.tokens().len() < 12 {
+        text.next_piece(&mut model).unwrap();
+    }
+    let mut state = Vec::new();
+    model.save(&text, &mut state).unwrap();
+    // It goes on where it was saved.
+    while text.next_piece(&mut model).unwrap().is_some() {}
+    assert_eq!(text.text(), reference.continuation);
+
+    let mut restored = open(None, EngineConfig::default());
+    let known = restored.restore(&state).unwrap();
+    let all = [&reference.ids[..], &reference.greedy_ids[..]].concat();
+    let all: Vec<TokenId> = all.into_iter().map(TokenId).collect();
+    assert!(known.len() >= prompt.len() + 11 && all.starts_with(&known));
+    let n_left = all.len() - known.len();
+    let begun = restored.begin(greedy(n_left).request(known.clone()));
+    let mut text = begun.unwrap();
+    assert_eq!(
+        text.usage().timings().prompt.n_tokens,
+        1,
+        "the rest is known"
+    );
+    while text.next_piece(&mut restored).unwrap().is_some() {}
+    assert_eq!([&known[..], text.tokens()].concat(), all);
+    let half = &state[..state.len() / 2];
+    assert!(matches!(restored.restore(half), Err(Error::Engine(_))));
+}
+
+/// Whatever is done meanwhile, a text is what it would be alone.
+#[test]
+fn a_text_goes_on_whatever_else_is_done() {
+    type Change = fn(&mut Model);
+    let changes: [(&str, Change); 4] = [
+        ("begin", |model| {
+            let prompt = encode(model, &references()[1].prompt);
+            model.begin(greedy(5).request(prompt)).map(drop).unwrap();
+        }),
+        ("clear", Model::clear),
+        ("logits", |model| {
+            let prompt = encode(model, &references()[1].prompt);
+            let cancel = CancelFlag::default();
+            model.logits(&prompt, &cancel).map(drop).unwrap();
+        }),
+        ("finish_all", |model| {
+            let prompts = references();
+            let requests = prompts.iter().map(|reference| {
+                let prompt = reference.ids.iter().copied().map(TokenId).collect();
+                greedy(5).request(prompt)
+            });
+            let cancel = CancelFlag::default();
+            let finished = model.finish_all(requests.collect::<Vec<_>>(), &cancel);
+            for (text, reference) in finished.unwrap().unwrap().iter().zip(&prompts) {
+                let ids: Vec<u32> = text.tokens.iter().map(|token| token.0).collect();
+                assert_eq!(ids, reference.greedy_ids[..5]);
+            }
+        }),
+    ];
+    for (what, change) in changes {
+        let mut model = open(None, EngineConfig::default());
+        let reference = &references()[0];
+        let options = greedy(reference.greedy_ids.len());
+        let request = options.request(encode(&model, &reference.prompt));
+        let mut text = model.begin(request).unwrap();
+        text.next_piece(&mut model).unwrap();
+        change(&mut model);
+        while text.next_piece(&mut model).unwrap().is_some() {}
+        assert_eq!(text.text(), reference.continuation, "{what}");
+    }
+}
+
+#[test]
+fn what_was_cancelled_together_gives_nothing() {
+    let mut model = open(None, EngineConfig::default());
     let cancel = CancelFlag::default();
     cancel.cancel();
-    let error = model.logits(SeqId(0), &prompt, &cancel).unwrap_err();
+    let prompt = encode(&model, "Once upon a time");
+    let finished = model.finish_all([greedy(5).request(prompt)], &cancel);
+    assert!(finished.unwrap().is_none());
+}
+
+/// The largest logits are the reference's tokens.
+#[test]
+fn logits_are_those_that_choose_the_reference() {
+    let mut model = open(None, EngineConfig::default());
+    let reference = &references()[0];
+    let tokens = [&reference.ids[..], &reference.greedy_ids[..4]].concat();
+    let tokens: Vec<TokenId> = tokens.into_iter().map(TokenId).collect();
+    let logits = model.logits(&tokens, &CancelFlag::default()).unwrap();
+    let n_vocab = logits.len() / tokens.len();
+    let best = |row: &[f32]| (0..).zip(row).max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0;
+    let rows = logits.chunks_exact(n_vocab).skip(reference.ids.len() - 1);
+    let chosen: Vec<u32> = rows.map(best).collect();
+    assert_eq!(chosen, reference.greedy_ids[..5]);
+    assert_eq!(model.engine().memory().n_used(), 0);
+    let too_long = vec![TokenId(5); model.engine().settings().n_ctx as usize + 1];
+    let error = model.logits(&too_long, &CancelFlag::default()).unwrap_err();
+    assert!(matches!(
+        error,
+        Error::Engine(EngineError::PromptTooLong { .. })
+    ));
+    let cancelled = CancelFlag::default();
+    cancelled.cancel();
+    let error = model.logits(&tokens, &cancelled).unwrap_err();
     assert!(matches!(error, Error::Engine(EngineError::Cancelled)));
-    assert_eq!(model.engine().memory().positions(SeqId(0)), None);
 }
 
 #[test]
@@ -404,7 +346,7 @@ fn a_chat_evaluates_only_what_is_new() {
     let whole = format!("{prompt} {answer}\nuser: And Tom?\nassistant:");
     let n_whole = encode(&fresh, &whole).len();
     let n_first = encode(&fresh, prompt).len();
-    assert!(text.timings().prompt.n_tokens <= n_whole - n_first);
+    assert!(text.usage().timings().prompt.n_tokens <= n_whole - n_first);
 }
 
 #[test]

@@ -1,10 +1,9 @@
 //! [`Completion`]: from rows of logits to the text of one request, apart from any engine.
 //!
 //! Holds the sampler, the stop strings, the detokenizer, the tokens and the reason why the text
-//! ended. [`Generation`](crate::Generation) drives one of them with an engine of its own turn;
-//! a scheduler drives many. Invariant: the pieces concatenated are the decoded text up to the stop,
-//! each of whole characters, and depend only on the options, the prompt and the rows. Knows nothing
-//! of memories, batches or time.
+//! ended. A [`Session`](crate::session::Session) drives many. Invariant: the pieces concatenated
+//! are the decoded text up to the stop, each of whole characters, and depend only on the options,
+//! the prompt and the rows. Knows nothing of memories, batches or time.
 
 use std::sync::Arc;
 
@@ -17,6 +16,7 @@ use crate::config::ConfigError;
 use crate::error::EngineError;
 use crate::logprobs::{Logprobs, TokenLogprobs};
 use crate::sampler::{MinTokensStep, SampleError, Sampler, SamplerConfig, Step, TokenOrigin};
+use crate::session::{TokenPiece, text_of};
 use crate::stop::StopStrings;
 
 /// Why a text ended.
@@ -254,17 +254,42 @@ impl Completion {
     /// [`EngineError::Sample`] where no token can be chosen, [`EngineError::Tokenizer`] where it
     /// has no text.
     pub fn take(&mut self, row: OutputRow<'_>) -> Result<String, EngineError> {
-        if self.is_at_length() {
-            return Ok(self.last_piece());
+        Ok(text_of(&self.take_pieces(row)?))
+    }
+
+    /// As [`Completion::take`], token by token.
+    ///
+    /// # Errors
+    /// As [`Completion::take`].
+    pub(crate) fn take_pieces(
+        &mut self,
+        row: OutputRow<'_>,
+    ) -> Result<Vec<TokenPiece>, EngineError> {
+        let mut pieces = Vec::new();
+        if !self.is_at_length()
+            && let Some(token) = self.choose(row)?
+        {
+            pieces.push(TokenPiece {
+                token: Some(token),
+                text: self.decode(token)?,
+                logprobs: self.logprobs.places.last().cloned(),
+            });
         }
-        let mut piece = match self.choose(row)? {
-            Some(token) => self.decode(token)?,
-            None => String::new(),
-        };
         if self.is_at_length() {
-            piece.push_str(&self.last_piece());
+            let rest = self.last_piece();
+            pieces.extend((!rest.is_empty()).then_some(TokenPiece {
+                token: None,
+                text: rest,
+                logprobs: None,
+            }));
         }
-        Ok(piece)
+        Ok(pieces)
+    }
+
+    /// Lets a text go on that was cancelled.
+    pub(crate) fn reopen(&mut self) {
+        self.finish
+            .take_if(|finish| *finish == FinishReason::Cancelled);
     }
 
     /// Ends the text for a reason from outside, unless it has ended, and returns what was held
@@ -306,11 +331,6 @@ impl Completion {
             self.finish = Some(FinishReason::Length);
         }
         self.finish.is_some()
-    }
-
-    /// Sets or takes back the reason why it ended.
-    pub(crate) fn set_finish(&mut self, finish: Option<FinishReason>) {
-        self.finish = finish;
     }
 
     /// Chooses the next token; `None` where it ends the text.

@@ -18,7 +18,6 @@ use model_core::aged::with_layers;
 use model_core::architecture::{Model, OutputKind};
 
 use crate::capacities::Capacities;
-use crate::changes::Changes;
 use crate::config::{ConfigError, EngineConfig, Settings};
 use crate::error::EngineError;
 use crate::guard::{Forgetting, Uncomputed};
@@ -34,8 +33,6 @@ use crate::runner::{
 pub struct Engine<B: Backend, M: Memory = Composite> {
     pub(crate) runner: Runner<B>,
     pub(crate) memory: M,
-    /// The number of changes of each sequence.
-    pub(crate) changes: Changes,
     /// Which model this is, for states.
     pub(crate) fingerprint: Fingerprint,
 }
@@ -213,7 +210,6 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         };
         Ok(Self {
             runner,
-            changes: Changes::new(memory.n_seqs()),
             memory,
             fingerprint,
         })
@@ -237,12 +233,6 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     /// What it remembers, to look at.
     pub fn memory(&self) -> &M {
         &self.memory
-    }
-
-    /// How often a sequence was changed so far: by tokens, edits and restorations, also those that
-    /// failed on the way. Between two equal numbers, nothing has happened to it.
-    pub fn n_changes(&self, seq: SeqId) -> u64 {
-        self.changes.of(seq)
     }
 
     /// Reports to `progress` how far each run has come, for another thread that shows it.
@@ -454,8 +444,6 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         // A batch that was refused has left the last one's rows.
         let runner = &mut self.runner;
         let steps = self.memory.begin_planned(plan);
-        let seqs = valid.entries().iter().flat_map(|entry| entry.seqs.iter());
-        seqs.for_each(|seq| self.changes.count(seq));
         // Taken out while a step borrows the rest of the runner. Where a step fails or panics, no
         // rows come out.
         let mut output = BatchOutput {
@@ -510,7 +498,6 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             }
             _ => {
                 let edited = self.memory.apply(edit)?;
-                self.changes.count_edit(edit);
                 self.move_rows(edit, &edited)?;
                 edited
             }
@@ -564,7 +551,6 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
 
     /// Forgets everything.
     pub fn clear(&mut self) -> Removal {
-        self.changes.count_all();
         self.memory.clear()
     }
 }

@@ -6,8 +6,6 @@
 use kv_core::backend::{Backend, CancelFlag};
 use kv_core::batch::Batch;
 use kv_core::memory::Memory;
-use kv_core::{SeqId, TokenId};
-use model_core::architecture::SourceEncoder;
 
 use crate::decode::Engine;
 use crate::error::EngineError;
@@ -36,24 +34,6 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         cancel: &CancelFlag,
     ) -> Result<Embeddings<'_>, EngineError> {
         self.encode_or_cancel(batch, Some(cancel))
-    }
-
-    /// Encodes a prompt as the source of a sequence that has none, and gives the tokens with which
-    /// its text begins; `None` where it has one, or models of this kind have none.
-    pub(crate) fn encode_prompt(
-        &mut self,
-        seq: SeqId,
-        prompt: &[TokenId],
-        cancel: &CancelFlag,
-    ) -> Result<Option<Vec<TokenId>>, EngineError> {
-        if !self.memory.takes_sources() || self.memory.source_positions(seq).is_some() {
-            return Ok(None);
-        }
-        let Some(SourceEncoder { start, .. }) = self.runner.model.source_encoder() else {
-            return Err(self.no_encoder());
-        };
-        self.encode_until(&Batch::source(seq, prompt.iter().copied()), cancel)?;
-        Ok(Some(start))
     }
 
     fn encode_or_cancel(

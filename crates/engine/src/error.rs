@@ -217,15 +217,6 @@ pub enum EngineError {
         /// Which text, counted from 0.
         index: usize,
     },
-    /// Others changed the sequence of a text since its last token.
-    #[error(
-        "another text has been begun in sequence {seq}, or its memory was changed, and this text \
-         cannot go on: begin it anew, or give each text a sequence of its own"
-    )]
-    SequenceChanged {
-        /// The sequence.
-        seq: SeqId,
-    },
     /// There is nothing to continue.
     #[error("the prompt has no tokens")]
     EmptyPrompt,

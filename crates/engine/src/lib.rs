@@ -1,19 +1,17 @@
-//! The decode loop, sampler and generation of Cellar.
+//! The decode loop, the sampler and the texts of Cellar.
 //!
 //! In reading order: [`Engine`] (batches in, logits out, and the memory in between), [`sampler`]
 //! (from logits to a token), [`stop`] (stop strings), [`Completion`] (the text of one request,
-//! apart from any engine), [`session`] (the texts of one engine, from prompt to token),
-//! [`Generation`] (a text from its prompt to its end; with an example), [`serve`] (a session on a
-//! thread), [`trace`] (what those did, in a file, and replays), [`batch_file`] (files of requests),
-//! [`Denoiser`] (texts of masks, for diffusion models), [`Embedder`] (vectors of texts),
-//! [`Reranker`] (scores of pairs), [`RecordingBackend`] (what weight matrices multiply). Generic
-//! over backends and models; names none of them.
+//! apart from any engine), [`session`] (the texts of one engine, from prompt to token), [`serve`]
+//! (a session on a thread), [`trace`] (what those did, in a file, and replays), [`batch_file`]
+//! (files of requests), [`Denoiser`] (texts of masks, for diffusion models), [`Embedder`] (vectors
+//! of texts), [`Reranker`] (scores of pairs), [`RecordingBackend`] (what weight matrices multiply).
+//! Generic over backends and models; names none of them.
 
 mod aged;
 pub mod batch_file;
 mod budget;
 mod capacities;
-mod changes;
 mod completion;
 mod config;
 mod context;
@@ -23,7 +21,6 @@ mod draft_model;
 mod embedder;
 mod encode;
 mod error;
-mod generation;
 mod guard;
 mod importance;
 mod logprobs;
@@ -58,7 +55,6 @@ pub use denoise::{DenoiseOptions, Denoiser, Denoising, FillOrder, FillSchedule};
 pub use draft_model::DraftModel;
 pub use embedder::{Embedder, EmbedderConfig, LongTexts};
 pub use error::{EngineError, Replaced};
-pub use generation::{GenerateOptions, Generation, PromptProgress, TokenPiece};
 pub use importance::{ActivationSums, RecordedMatrices, RecordingBackend, RecordingProgram};
 pub use kv_core::backend::CancelFlag;
 pub use logprobs::{Logprobs, TokenLogprob, TokenLogprobs};

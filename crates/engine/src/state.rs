@@ -123,7 +123,6 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         let restored = after
             .restore(state.snapshot(), into)
             .map_err(kv_core::state::StateError::from)?;
-        self.changes.count_edit(removal(into));
         let mut write = |span, bytes: &[u8]| {
             self.runner
                 .backend

@@ -1,12 +1,14 @@
-//! A completion that is driven by hand gives the text of a generation.
+//! A completion that is driven by hand gives the text of a session.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
+use crate::support::text::Writer;
 use crate::support::{engine, stories};
 use cellar_engine::sampler::{SampleError, SamplerConfig};
+use cellar_engine::session::TextRequest;
 use cellar_engine::{
-    Completion, CompletionOptions, ConfigError, EngineConfig, EngineError, FinishReason,
-    GenerateOptions, Generation, Logprobs, OutputRow,
+    Completion, CompletionOptions, ConfigError, EngineConfig, EngineError, FinishReason, Logprobs,
+    OutputRow,
 };
 use kv_core::batch::Batch;
 use kv_core::graph::TopK;
@@ -16,29 +18,22 @@ use model_core::tokenizer::EncodeOptions;
 /// The text, its reason to end and its tokens.
 type Generated = (String, Option<FinishReason>, Vec<TokenId>);
 
-fn by_generation(options: &CompletionOptions) -> Generated {
+fn by_session(options: &CompletionOptions) -> Generated {
     let file = stories();
-    let mut engine = engine(&EngineConfig::default());
-    let CompletionOptions {
-        sampler,
-        n_predict,
-        stop,
-        stop_tokens,
-        ..
-    } = options.clone();
-    let options = GenerateOptions {
-        sampler,
-        n_predict,
-        stop,
-        stop_tokens,
-        ..GenerateOptions::default()
+    let request = TextRequest {
+        prompt: file.tokenizer().encode("Once upon", EncodeOptions::PROMPT),
+        options: options.clone(),
+        ..TextRequest::default()
     };
-    let mut text = Generation::new(&engine, file.tokenizer(), options).unwrap();
-    let prompt = file.tokenizer().encode("Once upon", EncodeOptions::PROMPT);
-    text.feed(&mut engine, &prompt, |_| {}).unwrap();
-    while text.next_piece(&mut engine).unwrap().is_some() {}
-    let finish = text.finish_reason().cloned();
-    (text.text().to_owned(), finish, text.tokens().to_vec())
+    let engine = engine(&EngineConfig::default());
+    let text = Writer::new(engine, file.tokenizer(), request)
+        .unwrap()
+        .finish();
+    (
+        text.text.clone(),
+        text.stream.finish_reason(),
+        text.tokens.clone(),
+    )
 }
 
 fn by_completion(options: &CompletionOptions) -> Generated {
@@ -64,7 +59,7 @@ fn by_completion(options: &CompletionOptions) -> Generated {
 }
 
 #[test]
-fn a_completion_tells_what_a_generation_tells() {
+fn a_completion_tells_what_a_session_tells() {
     let mut penalized = SamplerConfig {
         seed: 3,
         ..SamplerConfig::default()
@@ -84,11 +79,7 @@ fn a_completion_tells_what_a_generation_tells() {
                 stop,
                 ..CompletionOptions::default()
             };
-            assert_eq!(
-                by_completion(&options),
-                by_generation(&options),
-                "{options:?}"
-            );
+            assert_eq!(by_completion(&options), by_session(&options), "{options:?}");
         }
     }
 }
@@ -111,7 +102,7 @@ fn a_stop_token_ends_a_text_and_is_not_in_it() {
     assert_eq!(stopped.1.as_ref(), Some(&finish));
     assert_eq!(stopped.2, tokens[..first]);
     assert!(whole.starts_with(&stopped.0));
-    assert_eq!(by_generation(&options), stopped);
+    assert_eq!(by_session(&options), stopped);
 
     let mut logits = vec![0.0; file.tokenizer().n_tokens()];
     logits[token.as_usize()] = 1.0;

@@ -10,12 +10,10 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
+use crate::support::text::{Writer, greedy};
 use crate::support::{Moody, engine, ids, references, stories};
-use cellar_engine::sampler::SamplerConfig;
-use cellar_engine::{
-    Engine, EngineConfig, EngineError, FinishReason, GenerateOptions, Generation, GroupAttention,
-    LongContext,
-};
+use cellar_engine::session::{ServiceError, Session, TextRequest, TextStream};
+use cellar_engine::{Engine, EngineConfig, EngineError, FinishReason, GroupAttention, LongContext};
 use kv_core::backend::{RowKind, RowSpan};
 use kv_core::batch::Batch;
 use kv_core::memory::{Division, Memory, NoRoom, PosChange, Refusal, Seqs, Streams, invariants};
@@ -267,36 +265,33 @@ fn compaction_changes_no_logits() {
 /// A text that was generated, and what with.
 #[derive(Debug)]
 struct Generated {
-    engine: Engine<Moody>,
+    session: Session<Moody>,
     prompt: Vec<TokenId>,
     tokens: Vec<TokenId>,
     finish: FinishReason,
+    /// What is in the memory belongs to it.
+    _stream: TextStream,
 }
 
 fn generate(
     n_ctx: u32,
     n_predict: usize,
     long_context: LongContext,
-) -> Result<Generated, EngineError> {
+) -> Result<Generated, ServiceError> {
     let file = stories();
-    let mut engine = engine(&f32_config(n_ctx));
-    let options = GenerateOptions {
-        sampler: SamplerConfig::greedy(),
-        n_predict: Some(n_predict),
-        long_context,
-        ..GenerateOptions::default()
-    };
     let prompt = ids(&references()[0].ids);
-    let mut generation = Generation::new(&engine, file.tokenizer(), options)?;
-    generation.feed(&mut engine, &prompt, |_| {})?;
-    while generation.next_piece(&mut engine)?.is_some() {}
-    let finish = generation.finish_reason().unwrap().clone();
-    let tokens = generation.tokens().to_vec();
+    let request = TextRequest {
+        long_context: Some(long_context),
+        ..greedy(prompt.clone(), n_predict)
+    };
+    let engine = engine(&f32_config(n_ctx));
+    let text = Writer::new(engine, file.tokenizer(), request)?.finish();
     Ok(Generated {
-        engine,
+        finish: text.finish_reason(),
+        session: text.session,
         prompt,
-        tokens,
-        finish,
+        tokens: text.tokens,
+        _stream: text.stream,
     })
 }
 
@@ -308,9 +303,10 @@ fn a_text_goes_on_when_its_context_is_shifted() {
     assert_eq!(finish, FinishReason::ContextFull);
     let shift = LongContext::Shift { n_keep };
     let Generated {
-        engine,
+        session,
         prompt,
         tokens,
+        _stream,
         ..
     } = generate(n_ctx, 60, shift).unwrap();
     assert!(
@@ -328,16 +324,17 @@ fn a_text_goes_on_when_its_context_is_shifted() {
         }
         remembered.push(token);
     }
-    assert_holds(&engine, SEQ, &numbered(remembered));
+    assert_holds(session.engine(), SEQ, &numbered(remembered));
 }
 
 #[test]
 fn self_extend_lets_older_tokens_share_positions() {
     let group = GroupAttention::new(2, 8).unwrap();
     let Generated {
-        engine,
+        session,
         prompt,
         tokens,
+        _stream,
         ..
     } = generate(64, 30, LongContext::Group(group)).unwrap();
     let fed: Vec<TokenId> = prompt
@@ -364,7 +361,7 @@ fn self_extend_lets_older_tokens_share_positions() {
     }
     assert!(grouped_to > 8 && positions.last() < Some(&(fed.len() as u32 - 10)));
     let wanted: Vec<_> = fed.into_iter().zip(positions).collect();
-    assert_holds(&engine, SEQ, &wanted);
+    assert_holds(session.engine(), SEQ, &wanted);
     let Generated { tokens: alone, .. } = generate(64, 30, LongContext::Stop).unwrap();
     assert_eq!(tokens[..2], alone[..2], "nothing was grouped by then");
 }

@@ -6,11 +6,12 @@
 use std::num::NonZeroU32;
 
 use crate::service::models::{Case, stories};
+use crate::support::text::by_hand;
 use cellar_engine::sampler::SamplerConfig;
 use cellar_engine::serve::{Missed, Service, ServiceConfig, ServiceError, TextRequest};
 use cellar_engine::{
-    Completion, CompletionOptions, ConfigError, EngineConfig, EngineError, GenerateOptions,
-    Generation, Logprobs, OutputRow, TokenLogprobs,
+    Completion, CompletionOptions, ConfigError, EngineConfig, EngineError, Logprobs, LongContext,
+    OutputRow, TokenLogprobs,
 };
 use kv_core::batch::Batch;
 use kv_core::graph::TopK;
@@ -42,30 +43,29 @@ fn alone(case: &Case, number: u64, n_ubatch: u32) -> Generated {
         ..EngineConfig::default()
     };
     let mut engine = case.engine_with(&config);
-    let request = request(case, number);
-    let CompletionOptions {
-        sampler,
-        n_predict,
-        stop,
-        logprobs,
-        prompt_logprobs,
-        ..
-    } = request.options;
-    let options = GenerateOptions {
-        sampler,
-        n_predict,
-        stop,
-        logprobs,
-        prompt_logprobs,
-        ..GenerateOptions::default()
-    };
-    let mut text = Generation::new(&engine, &case.tokenizer, options).unwrap();
-    text.feed(&mut engine, &request.prompt, |_| {}).unwrap();
-    while text.next_piece(&mut engine).unwrap().is_some() {}
+    let mut completion = Completion::new(&case.tokenizer, request(case, number).options).unwrap();
+    let prompt = request(case, number).prompt;
+    let mut batch = Batch::new();
+    for &token in &prompt {
+        batch.push_token(token).with_output();
+    }
+    let rows = engine.decode(&batch).unwrap();
+    for (index, &next) in prompt.iter().enumerate().skip(1) {
+        let row = rows.row(index - 1).unwrap();
+        completion.take_prompt_row(index - 1, next, row).unwrap();
+    }
+    let _removed = engine.clear();
+    by_hand(
+        &mut engine,
+        SeqId(0),
+        &prompt,
+        &mut completion,
+        LongContext::Stop,
+    );
     Generated {
-        tokens: text.tokens().to_vec(),
-        logprobs: text.logprobs().to_vec(),
-        prompt_logprobs: text.prompt_logprobs().to_vec(),
+        tokens: completion.tokens().to_vec(),
+        logprobs: completion.logprobs().to_vec(),
+        prompt_logprobs: completion.prompt_logprobs().to_vec(),
     }
 }
 

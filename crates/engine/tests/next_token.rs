@@ -5,24 +5,15 @@
 use std::sync::atomic::Ordering;
 
 use crate::service::models;
+use crate::support::text::{Writer, greedy, with_step};
 use crate::support::{engine, ids, references, stories};
-use cellar_engine::sampler::{Candidates, SamplerConfig, Step};
+use cellar_engine::sampler::{Candidates, Step};
+use cellar_engine::session::{ServiceError, TextRequest};
 use cellar_engine::{
-    EngineConfig, EngineError, FinishReason, GenerateOptions, Generation, Logprobs, Speculated,
-    Speculation, SpeculationOff,
+    EngineConfig, EngineError, FinishReason, Logprobs, Speculated, Speculation, SpeculationOff,
 };
-use kv_core::TokenId;
-use kv_core::batch::Batch;
-use kv_core::{KvType, SeqId};
+use kv_core::{KvType, TokenId};
 use model_core::tokenizer::EncodeOptions;
-
-fn greedy(n_predict: usize) -> GenerateOptions {
-    GenerateOptions {
-        sampler: SamplerConfig::greedy(),
-        n_predict: Some(n_predict),
-        ..GenerateOptions::default()
-    }
-}
 
 fn f32_config() -> EngineConfig {
     EngineConfig {
@@ -31,22 +22,18 @@ fn f32_config() -> EngineConfig {
     }
 }
 
+/// A step that fails once is computed again.
 #[test]
-fn a_token_that_could_not_be_computed_stays() {
-    let (file, reference) = (stories(), &references()[0]);
-    let mut engine = engine(&f32_config());
-    let mut text = Generation::new(&engine, file.tokenizer(), greedy(6)).unwrap();
-    text.feed(&mut engine, &ids(&reference.ids), |_| {})
-        .unwrap();
-    text.next_piece(&mut engine).unwrap();
-    let pending = text.pending();
-    assert_eq!(pending, Some(TokenId(reference.greedy_ids[0])));
-    engine.backend().runs_left.store(0, Ordering::Relaxed);
-    let failed = text.next_piece(&mut engine).unwrap_err();
-    assert!(matches!(failed, EngineError::Backend(_)), "{failed}");
-    assert_eq!(text.pending(), pending);
-    while text.next_piece(&mut engine).unwrap().is_some() {}
-    assert_eq!(text.tokens(), ids(&reference.greedy_ids[..6]));
+fn a_token_that_could_not_be_computed_comes_later() {
+    let reference = &references()[0];
+    let request = greedy(ids(&reference.ids), 6);
+    let mut text = Writer::new(engine(&f32_config()), stories().tokenizer(), request).unwrap();
+    text.next().unwrap();
+    assert_eq!(text.tokens, ids(&reference.greedy_ids[..1]));
+    let backend = text.session.engine().backend();
+    backend.runs_left.store(0, Ordering::Relaxed);
+    let text = text.finish();
+    assert_eq!(text.tokens, ids(&reference.greedy_ids[..6]));
 }
 
 /// Leaves nothing to choose from after so many tokens.
@@ -64,71 +51,53 @@ impl Step for Nothing {
     }
 }
 
-/// Its row was there once: the token before it is in the memory.
 #[test]
-fn a_token_that_could_not_be_chosen_has_no_row_any_more() {
-    let (file, prompt) = (stories(), ids(&references()[0].ids));
-    let mut engine = engine(&f32_config());
-    let text = Generation::new(&engine, file.tokenizer(), greedy(6)).unwrap();
-    let mut text = text.with_step(Box::new(Nothing { after: 2 }));
-    text.feed(&mut engine, &prompt, |_| {}).unwrap();
-    text.next_piece(&mut engine).unwrap();
-    text.next_piece(&mut engine).unwrap();
-    let failed = text.next_piece(&mut engine).unwrap_err();
-    assert!(matches!(failed, EngineError::Sample(_)), "{failed}");
-    assert_eq!(text.pending(), None);
-    let failed = text.next_piece(&mut engine).unwrap_err();
-    assert!(matches!(failed, EngineError::NoLogits), "{failed}");
-}
-
-#[test]
-fn a_prompt_that_failed_has_no_row() {
-    let (file, prompt) = (stories(), ids(&references()[0].ids));
-    let mut engine = engine(&f32_config());
-    let mut text = Generation::new(&engine, file.tokenizer(), greedy(6)).unwrap();
-    text.feed(&mut engine, &prompt, |_| {}).unwrap();
-    engine.backend().runs_left.store(0, Ordering::Relaxed);
-    text.feed(&mut engine, &prompt, |_| {}).unwrap_err();
-    let failed = text.next_piece(&mut engine).unwrap_err();
-    assert!(matches!(failed, EngineError::NoLogits), "{failed}");
+fn a_token_that_could_not_be_chosen_ends_the_text() {
+    let request = greedy(ids(&references()[0].ids), 6);
+    let request = with_step(request, Nothing { after: 2 });
+    let mut text = Writer::new(engine(&f32_config()), stories().tokenizer(), request).unwrap();
+    text.next().unwrap();
+    text.next().unwrap();
+    let failed = text.next().unwrap_err();
+    let ServiceError::Engine(why) = failed else {
+        panic!("{failed}");
+    };
+    assert!(matches!(*why, EngineError::Sample(_)), "{why}");
+    assert_eq!(text.next().unwrap(), None);
+    let refused = text.session.resume(&mut text.stream, ids(&[5]));
+    assert!(matches!(refused, Err(ServiceError::NotParked { .. })));
 }
 
 /// The last token of a text is chosen and not computed.
 #[test]
 fn tokens_are_counted_as_they_are_computed() {
-    let (file, prompt) = (stories(), ids(&references()[0].ids));
-    let mut engine = engine(&f32_config());
-    let mut text = Generation::new(&engine, file.tokenizer(), greedy(6)).unwrap();
-    text.feed(&mut engine, &prompt, |_| {}).unwrap();
-    assert_eq!(engine.last_logits().n_rows(), 1);
-    while text.next_piece(&mut engine).unwrap().is_some() {}
-    let timings = text.timings();
+    let prompt = ids(&references()[0].ids);
+    let request = greedy(prompt.clone(), 6);
+    let text = Writer::new(engine(&f32_config()), stories().tokenizer(), request).unwrap();
+    let timings = text.finish().usage().timings();
     assert_eq!(timings.prompt.n_tokens, prompt.len());
     assert_eq!(timings.generation.n_tokens, 5);
 }
 
 #[test]
 fn rows_of_a_prompt_are_whole_and_at_most_64_at_once() {
-    let file = stories();
     let prompt: Vec<TokenId> = (3..103).map(TokenId).collect();
     for (n_ubatch, wanted) in [(512, vec![64, 100]), (40, vec![40, 80, 100])] {
-        let mut engine = engine(&EngineConfig {
+        let engine = engine(&EngineConfig {
             n_ubatch,
             ..f32_config()
         });
         let prefers_candidates = &engine.backend().prefers_candidates;
         prefers_candidates.store(true, Ordering::Relaxed);
-        let options = GenerateOptions {
-            prompt_logprobs: Logprobs::Top(0),
-            ..greedy(1)
-        };
-        let mut text = Generation::new(&engine, file.tokenizer(), options).unwrap();
+        let mut request = greedy(prompt.clone(), 1);
+        request.options.prompt_logprobs = Logprobs::Top(0);
+        let mut text = Writer::new(engine, stories().tokenizer(), request).unwrap();
         let mut done = Vec::new();
-        text.feed(&mut engine, &prompt, |progress| done.push(progress.n_done))
-            .unwrap();
+        text.read_prompt(|progress| done.push(progress.n_done));
         assert_eq!(done, wanted);
-        let places = text.prompt_logprobs().iter();
-        let tokens: Vec<TokenId> = places.map(|place| place.chosen.token).collect();
+        let mut text = text.finish();
+        let places = text.stream.take_prompt_logprobs();
+        let tokens: Vec<TokenId> = places.iter().map(|place| place.chosen.token).collect();
         assert_eq!(tokens, prompt[1..]);
     }
 }
@@ -137,40 +106,13 @@ fn rows_of_a_prompt_are_whole_and_at_most_64_at_once() {
 #[test]
 fn a_text_of_states_ends_with_its_context() {
     let case = models::stories("stories-mamba");
-    let mut engine = case.engine(1, 12);
-    let options = GenerateOptions {
-        n_predict: None,
-        ..greedy(0)
-    };
     let prompt = case.tokenizer.encode("Once upon a", EncodeOptions::PROMPT);
-    let mut text = Generation::new(&engine, &case.tokenizer, options).unwrap();
-    text.feed(&mut engine, &prompt, |_| {}).unwrap();
-    while text.next_piece(&mut engine).unwrap().is_some() {}
-    assert_eq!(text.finish_reason(), Some(&FinishReason::ContextFull));
-    assert_eq!(text.tokens().len(), 12 - prompt.len() + 1);
-}
-
-#[test]
-fn tokens_that_were_there_before_are_looked_up() {
-    let (case, reference) = (models::stories("stories-llama"), &references()[0]);
-    let told = ids(&[&reference.ids[..], &reference.greedy_ids[..20]].concat());
-    let n_drafted = |history: Vec<TokenId>| {
-        let mut engine = case.engine(1, 100);
-        engine
-            .decode(&Batch::prompt(SeqId(0), told.iter().copied()))
-            .unwrap();
-        let options = GenerateOptions {
-            history,
-            speculation: Speculation::Lookup { n_max: 4 },
-            ..greedy(2)
-        };
-        let mut text = Generation::new(&engine, &case.tokenizer, options).unwrap();
-        text.feed(&mut engine, &told[..4], |_| {}).unwrap();
-        while text.next_piece(&mut engine).unwrap().is_some() {}
-        text.speculated().n_drafted
-    };
-    assert_eq!(n_drafted(Vec::new()), 0);
-    assert!(n_drafted(told.clone()) > 0);
+    let mut request = greedy(prompt.clone(), 0);
+    request.options.n_predict = None;
+    let text = Writer::new(case.engine(1, 12), &case.tokenizer, request).unwrap();
+    let text = text.finish();
+    assert_eq!(text.finish_reason(), FinishReason::ContextFull);
+    assert_eq!(text.tokens.len(), 12 - prompt.len() + 1);
 }
 
 /// Says one token again and again.
@@ -187,32 +129,37 @@ impl Step for Only {
 fn a_draft_and_the_token_before_it_fit_a_ubatch() {
     let case = models::stories("stories-llama");
     for n_ubatch in [1, 2, 5] {
-        let mut engine = case.engine_with(&EngineConfig {
+        let engine = case.engine_with(&EngineConfig {
             n_ctx: Some(100),
             n_ubatch,
             ..EngineConfig::default()
         });
-        let options = GenerateOptions {
+        let request = TextRequest {
             speculation: Speculation::Lookup { n_max: 8 },
-            ..greedy(40)
+            ..greedy(vec![TokenId(10); 9], 40)
         };
-        let text = Generation::new(&engine, &case.tokenizer, options).unwrap();
-        let mut text = text.with_step(Box::new(Only(TokenId(10))));
-        text.feed(&mut engine, &[TokenId(10); 9], |_| {}).unwrap();
+        let request = with_step(request, Only(TokenId(10)));
+        let mut text = Writer::new(engine, &case.tokenizer, request).unwrap();
         let mut most = 0;
-        while text.next_piece(&mut engine).unwrap().is_some() {
-            most = most.max(text.last_pieces().len());
+        while text.next().unwrap().is_some() {
+            let tokens = text.last.iter().filter(|piece| piece.token.is_some());
+            most = most.max(tokens.count());
         }
         assert_eq!(most, n_ubatch as usize);
-        let off = (n_ubatch == 1).then_some(SpeculationOff::NothingTakenBack);
-        assert_eq!(text.speculated().off, off);
     }
 }
 
 #[test]
 fn what_was_not_asked_for_is_not_refused() {
     let case = models::stories("stories-mamba");
-    let engine = case.engine(1, 100);
-    let text = Generation::new(&engine, &case.tokenizer, greedy(1)).unwrap();
-    assert_eq!(text.speculated(), Speculated::default());
+    let request = greedy(vec![TokenId(5)], 1);
+    let text = Writer::new(case.engine(1, 100), &case.tokenizer, request).unwrap();
+    assert_eq!(text.usage().speculated, Speculated::default());
+    let request = TextRequest {
+        speculation: Speculation::LOOKUP,
+        ..greedy(vec![TokenId(5)], 1)
+    };
+    let text = Writer::new(case.engine(1, 100), &case.tokenizer, request).unwrap();
+    let off = Some(SpeculationOff::NothingTakenBack);
+    assert_eq!(text.usage().speculated.off, off);
 }

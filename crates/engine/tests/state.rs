@@ -8,10 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::model::{Layered, Remembers};
+use crate::support::text::by_hand;
 use crate::support::{Moody, NEVER};
 use cellar_engine::sampler::SamplerConfig;
 use cellar_engine::{
-    Engine, EngineConfig, EngineError, GenerateOptions, Generation, Replaced, SaveOptions,
+    Completion, CompletionOptions, Engine, EngineConfig, EngineError, LongContext, Replaced,
+    SaveOptions,
 };
 use kv_candle::CandleBackend;
 use kv_core::backend::Backend;
@@ -163,15 +165,13 @@ fn go_on(
     seq: SeqId,
     (prompt, n): (&[TokenId], usize),
 ) -> Vec<TokenId> {
-    let options = GenerateOptions {
-        seq,
+    let options = CompletionOptions {
         sampler: SamplerConfig::greedy(),
         n_predict: Some(n),
-        ..GenerateOptions::default()
+        ..CompletionOptions::default()
     };
-    let mut text = Generation::new(&*engine, file.tokenizer(), options).unwrap();
-    text.feed(engine, prompt, |_| ()).unwrap();
-    while text.next_piece(engine).unwrap().is_some() {}
+    let mut text = Completion::new(file.tokenizer(), options).unwrap();
+    by_hand(engine, seq, prompt, &mut text, LongContext::Stop);
     text.tokens().to_vec()
 }
 

@@ -214,7 +214,7 @@ impl GrammarCompiler {
 
 impl Grammar {
     /// A sampler step that holds one text to the grammar, for
-    /// [`Generation::with_step`](cellar_engine::Generation::with_step).
+    /// [`TextRequest::steps`](cellar_engine::session::TextRequest::steps).
     pub fn step(&self) -> GrammarStep {
         GrammarStep::new(
             self.matcher.deep_clone(),

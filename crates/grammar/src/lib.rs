@@ -7,14 +7,15 @@
 //!
 //! ```
 //! use cellar_grammar::{GrammarCompiler, GrammarError};
-//! use cellar_engine::Generation;
+//! use cellar_engine::session::TextRequest;
 //! use model_core::tokenizer::Tokenizer;
 //!
-//! fn constrain(text: Generation, tokenizer: &Tokenizer) -> Result<Generation, GrammarError> {
+//! fn constrain(text: &mut TextRequest, tokenizer: &Tokenizer) -> Result<(), GrammarError> {
 //!     let schema = r#"{"type": "object", "properties": {"age": {"type": "integer"}},
 //!                      "required": ["age"], "additionalProperties": false}"#;
 //!     let grammar = GrammarCompiler::new(tokenizer)?.json_schema(schema)?;
-//!     Ok(text.with_step(Box::new(grammar.step())))
+//!     text.steps.push(Box::new(grammar.step()));
+//!     Ok(())
 //! }
 //! ```
 

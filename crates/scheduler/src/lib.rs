@@ -31,6 +31,9 @@
 //!   prompt; then each sibling goes on from a copy that shares its cells.
 //! - **Speculative decoding.** Tokens that were drafted for a text ([`Event::Draft`]) are computed
 //!   with its last one in what a step has left, and those that were not chosen are taken back.
+//! - **Parking.** A request that wants it ([`Retention::Park`]) keeps its sequence when it ends,
+//!   and may go on behind more tokens ([`Event::Resume`]), also one whose state was restored
+//!   ([`Scheduler::adopt`]).
 //! - **Failures.** After a step that failed, its requests are tried one by one, and only one that
 //!   fails again, alone, is given up.
 //!
@@ -110,12 +113,12 @@ pub use data::event::{
 pub use data::ids::{Micros, RequestId, Salt, TenantId};
 pub use data::note::{DropReason, Note};
 pub use data::request::{
-    MAX_PROMPT_ROWS, Overflow, Priority, PromptLimits, PromptRows, Request, SourceUse,
+    MAX_PROMPT_ROWS, Overflow, Priority, PromptLimits, PromptRows, Request, Retention, SourceUse,
 };
 pub use data::reuse::{Missed, PrefixUse, Reuse, n_common};
 pub use data::step::{Feed, RowUse, Step, StepRow};
 pub use data::tenant::{Tenant, TenantLimits};
-pub use data::view::{CachedPrefix, RestoredPrefix, RunningRequest, WaitingRequest};
+pub use data::view::{CachedPrefix, ParkedRequest, RestoredPrefix, RunningRequest, WaitingRequest};
 pub use data::work::{Shift, StepPlan, Swap, Work};
 pub use scheduler::Scheduler;
 pub use speculate::{

@@ -6,6 +6,7 @@ mod failures;
 mod floors;
 mod notes;
 mod pace;
+mod park;
 mod restore;
 mod reuse;
 mod rounded;

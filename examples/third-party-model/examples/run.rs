@@ -2,7 +2,8 @@
 //!
 //!     cargo run --release --example run -- tests/data/retnet-tiny.gguf
 
-use cellar_engine::{Engine, EngineConfig, GenerateOptions, Generation};
+use cellar_engine::session::{ServiceConfig, Session, TextRequest};
+use cellar_engine::{CompletionOptions, Engine, EngineConfig};
 use kv_core::backend::Backend;
 use kv_cpu::{CpuBackend, CpuConfig};
 use model_core::architecture::Registry;
@@ -19,18 +20,21 @@ fn main() -> anyhow::Result<()> {
     let mut backend = CpuBackend::new(CpuConfig::default())?;
     backend.set_custom_ops(retnet_for_cellar::custom_ops())?;
     let config = EngineConfig::default();
-    let mut engine = Engine::new(backend, file.model().clone(), file.weights(), &config)?;
+    let engine = Engine::new(backend, file.model().clone(), file.weights(), &config)?;
 
     let tokens = file
         .tokenizer()
         .encode("Once upon a time", EncodeOptions::PROMPT);
-    let options = GenerateOptions {
-        n_predict: Some(30),
-        ..GenerateOptions::default()
-    };
-    let mut text = Generation::new(&engine, file.tokenizer(), options)?;
-    text.feed(&mut engine, &tokens, |_| ())?;
-    while let Some(piece) = text.next_piece(&mut engine)? {
+    let mut session = Session::new(engine, file.tokenizer(), &ServiceConfig::default())?;
+    let mut text = session.submit(TextRequest {
+        prompt: tokens,
+        options: CompletionOptions {
+            n_predict: Some(30),
+            ..CompletionOptions::default()
+        },
+        ..TextRequest::default()
+    })?;
+    while let Some(piece) = session.next_piece(&mut text)? {
         print!("{piece}");
     }
     println!();

@@ -8,7 +8,9 @@ use clap::Args;
 use crate::commands::answer::ShowThinking;
 use crate::constraint::ConstraintArgs;
 
-use super::{EngineArgs, FileArgs, PredictLimit, SamplerArgs, SpeculationArgs, values};
+use super::{
+    EngineArgs, FileArgs, LongContextArgs, PredictLimit, SamplerArgs, SpeculationArgs, values,
+};
 
 /// `cellar chat`
 #[derive(Debug, Args)]
@@ -70,6 +72,8 @@ pub(crate) struct ChatArgs {
     /// Neither read nor keep the lines typed at a terminal
     #[arg(long)]
     pub(crate) no_history: bool,
+    #[command(flatten)]
+    pub(crate) long_context: LongContextArgs,
     #[command(flatten)]
     pub(crate) constraint: ConstraintArgs,
     #[command(flatten)]

@@ -27,6 +27,7 @@ use crate::failure::{Exit, one_line, usage};
 use crate::input;
 use crate::interrupt::cancel_on_interrupt;
 use crate::keyboard;
+use crate::long_context;
 use crate::models::ModelSource;
 use crate::output_file;
 use crate::progress::Progress;
@@ -69,6 +70,7 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         return usage(format!("--stop number {} is empty", at + 1));
     }
     args.speculation.draft_model()?;
+    long_context::check(&args.long_context)?;
     let constrained = [&args.constraint.schema, &args.constraint.grammar];
     if let Some(path) = constrained
         .into_iter()
@@ -110,14 +112,16 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     )?;
     drop(loading);
     warn_of_long_context(&engine);
-    let model = Model::with_engine(file, engine);
+    let n_ctx = engine.settings().n_ctx;
+    let long_context = long_context::of_service(&args.long_context, n_ctx, file.tokenizer())?;
+    let model = Model::with_engine(file, engine, draft_model)?;
     let CompletionOptions { sampler, stop, .. } = options;
     let mut chat = Chat {
         model: source.name(),
         responder: Responder::new(model, &template, cancel.clone(), stop)
             .constrained(constraint)
             .speculating(args.speculation.speculation())
-            .with_draft_model(draft_model),
+            .with_long_context(long_context),
         template,
         conversation: Conversation::new(args.system.clone()),
         settings: Settings {
@@ -364,7 +368,7 @@ impl Chat {
     }
 
     fn statistics(&self) -> String {
-        let (n_used, n_ctx) = (self.responder.n_evaluated(), self.responder.n_ctx());
+        let (n_used, n_ctx) = (self.responder.n_seen(), self.responder.n_ctx());
         let n_messages = self.conversation.n_messages();
         let n_dropped = 2 * self.conversation.n_dropped();
         let mut text = format!(
@@ -377,20 +381,21 @@ impl Chat {
                 Some(rate) => format!("{:.2} s, {rate:.1} tokens/s", pace.time.as_secs_f64()),
                 None => format!("{:.2} s", pace.time.as_secs_f64()),
             };
+            let timings = last.usage.timings();
             text += &format!(
                 "\nlast answer: read {} tokens in {} ({} were known), generated {} in {}",
-                last.timings.prompt.n_tokens,
-                pace(last.timings.prompt),
-                last.n_known,
-                last.n_generated,
-                pace(last.timings.generation),
+                timings.prompt.n_tokens,
+                pace(timings.prompt),
+                last.usage.n_reused(),
+                last.usage.n_tokens,
+                pace(timings.generation),
             );
             let Speculated {
                 n_drafted,
                 n_accepted,
                 off,
                 ..
-            } = last.speculated;
+            } = last.usage.speculated;
             if n_drafted > 0 {
                 text += &format!("; {n_accepted} of {n_drafted} drafted tokens were right");
             } else if let Some(off) = off {

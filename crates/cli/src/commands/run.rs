@@ -11,9 +11,14 @@ mod report;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
+use cellar_engine::sampler::Step;
+use cellar_engine::serve::{
+    RequestError, Retention, ServiceConfig, ServiceError, ServiceExtras, TextRequest, TextStream,
+    Usage,
+};
+use cellar_engine::session::{Activity, Session, TokenPiece};
 use cellar_engine::{
-    CancelFlag, CompletionOptions, Engine, EngineError, FinishReason, GenerateOptions, Generation,
-    Logprobs, PromptOutputs,
+    CancelFlag, CompletionOptions, Engine, FinishReason, Logprobs, PromptOutputs, TokenLogprobs,
 };
 use kv_core::backend::{Backend, BoxedBackend};
 use kv_core::batch::Batch;
@@ -23,7 +28,7 @@ use kv_core::{KvType, TokenId};
 use model_core::model_file::ModelFile;
 
 use super::answer::ThinkingFormat;
-use super::session;
+use super::session::{self, LoadedState};
 use crate::args::{PredictLimit, RunArgs, Seed};
 use crate::constraint::{self, Constraint, Failure};
 use crate::draft_model::{self, DraftFor};
@@ -38,26 +43,35 @@ use crate::resolve;
 use crate::terminal::{self, Reader};
 use printer::Printer;
 use prompt::PromptMode;
-use report::{Report, ReportTimings, answer_parts, statistics};
+use report::{Report, ReportTimings, Statistics, answer_parts};
 
-/// The input of a generation.
-struct Start {
+/// The engine of a run, with its text.
+type RunSession = Session<BoxedBackend>;
+
+/// The input of a text.
+struct Start<'s> {
     mode: PromptMode,
     prompt: String,
     ids: Vec<TokenId>,
-    /// The tokens of a loaded state, which precede the prompt.
-    history: Option<Vec<TokenId>>,
+    /// The state that precedes the prompt.
+    loaded: Option<LoadedState<'s>>,
     /// The token with which the text begins, where the prompt is its source.
     encoder_start: Option<Vec<TokenId>>,
     constraint: Option<Constraint>,
     load: Duration,
 }
 
-/// A generation, and what is needed to report on it.
+/// A text, and what is needed to report on it.
 struct Text {
-    generation: Generation,
+    /// `None` where nothing is computed.
+    stream: Option<TextStream>,
+    /// The last token of the prompt, where it is not computed: the run that continues needs its
+    /// logits.
+    kept_back: Option<TokenId>,
+    text: String,
+    tokens: Vec<TokenId>,
+    logprobs: Vec<TokenLogprobs>,
     seed: u64,
-    n_predict: Option<usize>,
     failure: Option<Failure>,
 }
 
@@ -102,13 +116,25 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
         };
         return denoise::run(&task, &prompt, out);
     }
-    let (mut engine, mut start) = open(args, &file, prompt)?;
+    let bytes = match &args.session.load_state {
+        Some(path) => Some(session::read(path)?),
+        None => None,
+    };
+    let (mut engine, mut start) = open(args, &file, prompt, bytes.as_deref())?;
     drop(loading);
     start.load = started.elapsed();
     warn_of_long_context(&engine);
 
-    let mut text = begin(args, &file, &engine, &start, cancel)?;
-    let n_fed = feed(args, &mut text, &mut engine, &start)?;
+    let saved_source = save_source(args, &mut engine, &start)?;
+    let mut session = open_session(args, &file, engine)?;
+    let mut text = begin(args, &file, &mut session, &mut start, cancel)?;
+    if let Some(stream) = &text.stream {
+        read_prompt(&mut session, stream);
+        // What cannot be computed is said before anything is printed.
+        if stream.has_failed() {
+            text.next_pieces(&mut session)?;
+        }
+    }
     let answer_to = match start.mode {
         // What a grammar allows is the answer itself.
         PromptMode::Chat if start.constraint.is_none() => Some(start.prompt.as_str()),
@@ -119,109 +145,153 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
     if start.mode == PromptMode::Raw && continues && !args.no_echo && start.constraint.is_none() {
         printer.echo(&start.prompt, out)?;
     }
-    while text.next_piece(&mut engine)?.is_some() {
-        printer.print(&text.generation, out)?;
+    while let Some(pieces) = text.next_pieces(&mut session)? {
+        printer.print(&pieces, out)?;
     }
     printer.finish(out)?;
-    resolve::warn_of_stopped_speculation(text.generation.speculated());
+    let usage = text.usage();
+    resolve::warn_of_stopped_speculation(usage.speculated);
     let saved_bytes = match &args.session.save_state {
-        Some(path) => {
-            let tokens = tokens_so_far(&engine, &text.generation, &start, n_fed);
-            Some(session::save(&engine, path, tokens, &args.session)?)
+        Some(path) if saved_source.is_none() => {
+            let tokens = text.tokens_so_far(&mut session, &start)?;
+            Some(session::save(
+                session.engine(),
+                path,
+                tokens,
+                &args.session,
+            )?)
         }
-        None => None,
+        _ => saved_source,
     };
+    let engine = session.engine();
     let info = engine.backend().info();
-    let generation = &text.generation;
+    let finish = text.finish();
     if printer.wants_report() {
         let (answer, thinking) = answer_parts(printer.answer());
-        let shown = |places| shown_logprobs(file.tokenizer(), places);
+        let shown = |places: &[TokenLogprobs]| shown_logprobs(file.tokenizer(), places);
+        let prompt_logprobs = text.take_prompt_logprobs();
         let report = Report {
-            text: generation.text(),
+            text: &text.text,
             answer,
             thinking,
-            tokens: generation.tokens(),
-            logprobs: args.logprobs.map(|_| shown(generation.logprobs())),
-            prompt_logprobs: args
-                .prompt_logprobs
-                .map(|_| shown(generation.prompt_logprobs())),
+            tokens: &text.tokens,
+            logprobs: args.logprobs.map(|_| shown(&text.logprobs)),
+            prompt_logprobs: args.prompt_logprobs.map(|_| shown(&prompt_logprobs)),
             prompt: &start.prompt,
             prompt_tokens: start.ids.len(),
             prompt_ids: &start.ids,
-            finish: generation.finish_reason(),
+            finish: finish.as_ref(),
             seed: text.seed,
             model: source.name(),
             backend: &info.name,
             device: &info.device,
             n_ctx: engine.settings().n_ctx,
-            loaded_tokens: start.history.as_ref().map(Vec::len),
+            loaded_tokens: start.loaded.as_ref().map(|loaded| loaded.tokens.len()),
             saved_bytes,
             steps: None,
-            timings: ReportTimings::new(start.load, generation.timings())
-                .with_speculation(generation.speculated()),
+            timings: ReportTimings::new(start.load, usage.timings())
+                .with_speculation(usage.speculated),
         };
         writeln!(out, "{}", terminal::json(&report)?)?;
     }
     out.flush()?;
-    terminal::info(statistics(
-        generation,
-        start.load,
-        &info,
-        shown_seed(args, text.seed),
-    ));
-    text.exit()
+    let statistics = Statistics {
+        usage,
+        finish: finish.as_ref(),
+        load: start.load,
+        seed: shown_seed(args, text.seed),
+    };
+    terminal::info(statistics.line(&info));
+    text.exit(finish.as_ref())
 }
 
 /// The engine, and what the text starts with.
-fn open(
-    args: &RunArgs,
+fn open<'s>(
+    args: &'s RunArgs,
     file: &ModelFile,
     prompt: String,
-) -> anyhow::Result<(Engine<BoxedBackend>, Start)> {
+    state: Option<&'s [u8]>,
+) -> anyhow::Result<(Engine<BoxedBackend>, Start<'s>)> {
     resolve::continues_texts(file)?;
     let constraint = Constraint::new(&args.constraint, file.tokenizer())?;
     let mode = PromptMode::new(args, file, &prompt)?;
     let (prompt, mut ids) = prompt::encode(file, args, mode, prompt)?;
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
-    let mut engine =
-        resolve::open_engine(file, &args.engine.compute, &config, PromptOutputs::Last)?;
+    let engine = resolve::open_engine(file, &args.engine.compute, &config, PromptOutputs::Last)?;
     if let Some(kv_type) = args.session.save_kv_type {
         engine.check_save_type(kv_type)?;
     }
     if let Some(kv_type) = args.session.save_state_type {
         engine.check_save_state_type(kv_type)?;
     }
-    let history = match &args.session.load_state {
-        Some(path) => {
-            let tokens = session::load(&mut engine, path)?;
-            ids.splice(0..0, tokens.pending);
-            Some(tokens.evaluated)
-        }
-        None => None,
+    let mut loaded = match (state, &args.session.load_state) {
+        (Some(bytes), Some(path)) => Some(LoadedState::parse(bytes, path)?),
+        _ => None,
     };
-    if history.is_some() && ids.is_empty() {
+    if let Some(loaded) = &mut loaded {
+        ids.splice(0..0, std::mem::take(&mut loaded.pending));
+    }
+    if loaded.is_some() && ids.is_empty() {
         return usage("the saved text has ended: give a prompt to continue it with");
     }
     let encoder = file.model().source_encoder();
-    let encoder = encoder.filter(|_| engine.memory().source_positions(session::SEQ).is_none());
+    let encoder = encoder.filter(|_| loaded.as_ref().is_none_or(|loaded| loaded.seq.is_none()));
     let start = Start {
         encoder_start: encoder.map(|encoder| encoder.start),
         mode,
         prompt,
         ids,
-        history,
+        loaded,
         constraint,
         load: Duration::ZERO,
     };
     Ok((engine, start))
 }
 
-/// The generation, before its prompt is read.
+/// Saves a source alone: with -n 0 the token after it is for the run that continues.
+fn save_source(
+    args: &RunArgs,
+    engine: &mut Engine<BoxedBackend>,
+    start: &Start<'_>,
+) -> anyhow::Result<Option<u64>> {
+    match (&args.session.save_state, &start.encoder_start) {
+        (Some(path), Some(first)) if keeps_last(args) => {
+            engine.encode(&Batch::source(session::SEQ, start.ids.iter().copied()))?;
+            let tokens = SeqTokens {
+                seq: session::SEQ,
+                evaluated: Vec::new(),
+                pending: first.clone(),
+            };
+            session::save(engine, path, tokens, &args.session).map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The session of the text.
+fn open_session(
+    args: &RunArgs,
+    file: &ModelFile,
+    engine: Engine<BoxedBackend>,
+) -> anyhow::Result<RunSession> {
+    let draft_for = DraftFor::engine(file.tokenizer(), engine.settings());
+    let extras = ServiceExtras {
+        draft_model: draft_model::open(&args.speculation, &args.engine, draft_for)?,
+        ..ServiceExtras::default()
+    };
+    let config = ServiceConfig {
+        max_queued_tokens: usize::MAX,
+        ..ServiceConfig::default()
+    };
+    Ok(Session::with(engine, file.tokenizer(), &config, extras)?)
+}
+
+/// The text, before its prompt is read.
 fn begin(
     args: &RunArgs,
     file: &ModelFile,
-    engine: &Engine<BoxedBackend>,
-    start: &Start,
+    session: &mut RunSession,
+    start: &mut Start<'_>,
     cancel: CancelFlag,
 ) -> anyhow::Result<Text> {
     let sampler = resolve::sampler(&args.sampler)?;
@@ -230,7 +300,7 @@ fn begin(
         (None, PromptMode::Raw) if start.constraint.is_none() => Some(resolve::DEFAULT_N_PREDICT),
         (predict, _) => predict.and_then(PredictLimit::tokens),
     };
-    let text = CompletionOptions {
+    let options = CompletionOptions {
         sampler,
         n_predict,
         stop: args.stop.clone(),
@@ -238,52 +308,71 @@ fn begin(
         prompt_logprobs: logprobs(args.prompt_logprobs),
         ..CompletionOptions::default()
     };
-    resolve::check_options(&text, file.tokenizer())?;
+    resolve::check_options(&options, file.tokenizer())?;
     let bos = file.tokenizer().special_ids().bos;
-    let history = start.history.clone().unwrap_or_default();
-    let first = history.first().or(start.ids.first()).copied();
+    let loaded = start.loaded.as_ref();
+    let first = loaded.and_then(|loaded| loaded.tokens.first());
+    let first = first.or(start.ids.first()).copied();
     let n_bos = u32::from(bos.is_some() && first == bos);
-    let long_context = long_context::of_text(&args.long_context, engine.settings().n_ctx, n_bos)?;
-    let options = GenerateOptions {
-        sampler: text.sampler,
-        n_predict,
-        stop: text.stop,
-        logprobs: text.logprobs,
-        prompt_logprobs: text.prompt_logprobs,
-        cancel,
-        long_context,
-        history,
-        speculation: args.speculation.speculation(),
-        draft_model: draft_model::open(
-            &args.speculation,
-            &args.engine,
-            DraftFor::engine(file.tokenizer(), engine.settings()),
-        )?,
-        ..Default::default()
-    };
-    let generation = Generation::new(engine, file.tokenizer(), options)?;
-    resolve::warn_of_no_speculation(generation.speculated().off);
-    let (generation, failure) = match start.constraint.as_ref().map(Constraint::step) {
-        Some((step, failure)) => (generation.with_step(step), Some(failure)),
-        None => (generation, None),
-    };
-    let generation = match (
-        start.mode,
-        args.reasoning_budget.and_then(PredictLimit::tokens),
-    ) {
-        (PromptMode::Chat, Some(n_tokens)) => {
-            let format = ThinkingFormat::of_template(file.chat_template()?.unwrap_or_default());
-            let budget = format.budget(n_tokens, &start.prompt, file.tokenizer());
-            generation.with_step(Box::new(budget))
-        }
-        _ => generation,
-    };
-    Ok(Text {
-        generation,
+    let n_ctx = session.engine().settings().n_ctx;
+    let mut text = Text {
+        stream: None,
+        kept_back: None,
+        text: String::new(),
+        tokens: Vec::new(),
+        logprobs: Vec::new(),
         seed,
-        n_predict,
-        failure,
-    })
+        failure: None,
+    };
+    let mut steps: Vec<Box<dyn Step>> = Vec::new();
+    if let Some((step, failure)) = start.constraint.as_ref().map(Constraint::step) {
+        steps.push(step);
+        text.failure = Some(failure);
+    }
+    let budget = args.reasoning_budget.and_then(PredictLimit::tokens);
+    if let (PromptMode::Chat, Some(n_tokens)) = (start.mode, budget) {
+        let format = ThinkingFormat::of_template(file.chat_template()?.unwrap_or_default());
+        let budget = format.budget(n_tokens, &start.prompt, file.tokenizer());
+        steps.push(Box::new(budget));
+    }
+    let mut prompt = start.ids.clone();
+    if keeps_last(args) {
+        if start.encoder_start.is_some() {
+            return Ok(text);
+        }
+        text.kept_back = prompt.pop();
+    }
+    let retention = if args.session.save_state.is_some() {
+        Retention::Park
+    } else {
+        Retention::Release
+    };
+    let request = TextRequest {
+        prompt,
+        options,
+        steps,
+        speculation: args.speculation.speculation(),
+        long_context: Some(long_context::of_text(&args.long_context, n_ctx, n_bos)?),
+        cancel: Some(cancel),
+        retention,
+        ..TextRequest::default()
+    };
+    text.stream = match &mut start.loaded {
+        Some(loaded) if loaded.seq.is_some() || !request.prompt.is_empty() => {
+            Some(loaded.restore(session, request)?)
+        }
+        _ if request.prompt.is_empty() && text.kept_back.is_some() => None,
+        _ => Some(session.submit(request).map_err(with_advice)?),
+    };
+    resolve::warn_of_no_speculation(text.usage().speculated.off);
+    Ok(text)
+}
+
+/// True if the last token of the prompt is not computed: with -n 0 a state is for the run that
+/// continues, which needs its logits.
+fn keeps_last(args: &RunArgs) -> bool {
+    let limit = args.predict.and_then(PredictLimit::tokens);
+    args.session.save_state.is_some() && limit == Some(0)
 }
 
 /// The seed, where it is of any use: the likeliest token needs none.
@@ -297,58 +386,101 @@ fn logprobs(n_top: Option<u32>) -> Logprobs {
     n_top.map_or(Logprobs::Off, |n| Logprobs::Top(n as usize))
 }
 
-/// Evaluates the prompt and returns how many of its tokens were, before it was interrupted.
-fn feed(
-    args: &RunArgs,
-    text: &mut Text,
-    engine: &mut Engine<BoxedBackend>,
-    start: &Start,
-) -> anyhow::Result<usize> {
-    // With -n 0 the last token stays pending: the run that continues needs its logits.
-    let keeps_last = args.session.save_state.is_some() && text.n_predict == Some(0);
-    if keeps_last && start.encoder_start.is_some() {
-        engine.encode(&Batch::source(session::SEQ, start.ids.iter().copied()))?;
-        return Ok(start.ids.len());
+/// Computes the prompt, behind a bar.
+pub(super) fn read_prompt(session: &mut RunSession, stream: &TextStream) {
+    let progress = stream.progress();
+    let n_new = progress.n_tokens.saturating_sub(progress.n_reused);
+    let n_ubatch = session.engine().settings().n_ubatch as usize;
+    let reading = PromptBar::new("reading the prompt", n_new, n_ubatch);
+    session.set_run_progress(Some(reading.run()));
+    while !stream.has_read_prompt() && session.step() == Activity::Busy {
+        let progress = stream.progress();
+        reading.set(progress.n_done.saturating_sub(progress.n_reused));
     }
-    let ids = match start.ids.split_last() {
-        Some((_, [])) if keeps_last => return Ok(0),
-        Some((_, before)) if keeps_last => before,
-        _ => &start.ids,
-    };
-    let mut n_fed = 0;
-    let n_ubatch = engine.settings().n_ubatch as usize;
-    let reading = PromptBar::new("reading the prompt", ids.len(), n_ubatch);
-    engine.set_run_progress(Some(reading.run()));
-    let fed = text.generation.feed(engine, ids, |progress| {
-        n_fed = progress.n_done;
-        reading.set(n_fed);
-    });
-    engine.set_run_progress(None);
-    drop(reading);
-    match fed {
-        Err(error @ EngineError::PromptTooLong { .. }) => {
-            anyhow::bail!("{error}; choose a larger --ctx or a shorter prompt")
-        }
-        fed => fed?,
+    session.set_run_progress(None);
+}
+
+/// A refused request with what can be done about it.
+pub(super) fn with_advice(error: ServiceError) -> anyhow::Error {
+    match error {
+        ServiceError::Refused(RequestError::TooLong { n_prompt, limit }) => anyhow::anyhow!(
+            "the prompt of {n_prompt} tokens does not fit the context of {limit}; choose a larger \
+             --ctx or a shorter prompt"
+        ),
+        error => error.into(),
     }
-    Ok(n_fed)
 }
 
 impl Text {
-    /// The next piece. Where a grammar failed, the error has the reason.
-    fn next_piece(&mut self, engine: &mut Engine<BoxedBackend>) -> anyhow::Result<Option<String>> {
-        let piece = self.generation.next_piece(engine);
-        piece.map_err(
-            |error| match self.failure.as_ref().and_then(Failure::reason) {
+    /// The next tokens. Where a grammar failed, the error has the reason.
+    fn next_pieces(&mut self, session: &mut RunSession) -> anyhow::Result<Option<Vec<TokenPiece>>> {
+        let Some(stream) = &mut self.stream else {
+            return Ok(None);
+        };
+        let pieces = session.next_tokens(stream).map_err(|error| {
+            match self.failure.as_ref().and_then(Failure::reason) {
                 Some(reason) => anyhow::Error::from(error).context(reason),
                 None => error.into(),
-            },
-        )
+            }
+        })?;
+        for piece in pieces.iter().flatten() {
+            self.text.push_str(&piece.text);
+            self.tokens.extend(piece.token);
+            self.logprobs.extend(piece.logprobs.clone());
+        }
+        Ok(pieces)
+    }
+
+    fn usage(&self) -> Usage {
+        self.stream
+            .as_ref()
+            .map(TextStream::usage)
+            .unwrap_or_default()
+    }
+
+    /// Why it ended.
+    fn finish(&self) -> Option<FinishReason> {
+        match &self.stream {
+            Some(stream) => stream.finish_reason(),
+            None => Some(FinishReason::Length),
+        }
+    }
+
+    fn take_prompt_logprobs(&mut self) -> Vec<TokenLogprobs> {
+        let stream = self.stream.as_mut();
+        stream.map_or_else(Vec::new, TextStream::take_prompt_logprobs)
+    }
+
+    /// All tokens of the text: those that were computed, and those that were not.
+    fn tokens_so_far(
+        &self,
+        session: &mut RunSession,
+        start: &Start<'_>,
+    ) -> anyhow::Result<SeqTokens> {
+        let known = match &self.stream {
+            Some(stream) => session.parked(stream).ok(),
+            None => None,
+        };
+        let has_source = known.as_ref().is_none_or(|known| {
+            let memory = session.engine().memory();
+            start.encoder_start.is_none() || memory.source_positions(known.seq).is_some()
+        });
+        match known {
+            Some(mut known) if has_source => {
+                known.pending.extend(self.kept_back);
+                Ok(known)
+            }
+            // Nothing was computed.
+            _ => Ok(SeqTokens {
+                seq: session::SEQ,
+                evaluated: Vec::new(),
+                pending: start.ids.clone(),
+            }),
+        }
     }
 
     /// How the program ends: a constrained text must be complete.
-    fn exit(&self) -> anyhow::Result<Exit> {
-        let finish = self.generation.finish_reason();
+    fn exit(&self, finish: Option<&FinishReason>) -> anyhow::Result<Exit> {
         if finish == Some(&FinishReason::Cancelled) {
             return Ok(Exit::Interrupted);
         }
@@ -356,39 +488,6 @@ impl Text {
             constraint::check_complete(finish)?;
         }
         Ok(Exit::Done)
-    }
-}
-
-/// All tokens of the text: those that were evaluated, and those that were not.
-fn tokens_so_far(
-    engine: &Engine<BoxedBackend>,
-    generation: &Generation,
-    start: &Start,
-    n_fed: usize,
-) -> SeqTokens {
-    let (fed, not_fed) = start.ids.split_at(n_fed.min(start.ids.len()));
-    let generated = generation.tokens();
-    let n_pending = usize::from(generation.pending().is_some()).min(generated.len());
-    let (evaluated, pending) = generated.split_at(generated.len() - n_pending);
-    let history = start.history.as_deref().unwrap_or_default();
-    if let Some(first) = &start.encoder_start {
-        // The prompt is no part of the text, unless it was not encoded.
-        let has_begun = engine.memory().positions(session::SEQ).is_some();
-        let (begun, not_begun): (&[_], &[_]) = match (has_begun, fed.is_empty()) {
-            (true, _) => (first, &[]),
-            (false, true) => (&[], not_fed),
-            (false, false) => (&[], first),
-        };
-        return SeqTokens {
-            seq: session::SEQ,
-            evaluated: [begun, evaluated].concat(),
-            pending: [not_begun, pending].concat(),
-        };
-    }
-    SeqTokens {
-        seq: session::SEQ,
-        evaluated: [history, fed, evaluated].concat(),
-        pending: [not_fed, pending].concat(),
     }
 }
 

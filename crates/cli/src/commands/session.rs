@@ -6,15 +6,19 @@
 use std::path::Path;
 
 use anyhow::Context;
-use cellar_engine::{Engine, SaveOptions};
-use kv_core::SeqId;
+use cellar_engine::serve::{ServiceError, TextRequest, TextStream};
+use cellar_engine::session::Session;
+use cellar_engine::{Engine, EngineError, SaveOptions};
 use kv_core::backend::BoxedBackend;
-use kv_core::memory::{RestoreInto, Seqs};
+use kv_core::memory::Seqs;
 use kv_core::state::{SavedState, SeqTokens};
+use kv_core::{SeqId, TokenId};
 
 use crate::args::{RunArgs, SessionArgs};
 use crate::failure::usage;
 use crate::{input, output_file};
+
+use super::run::with_advice;
 
 /// The sequence of a run.
 pub(super) const SEQ: SeqId = SeqId(0);
@@ -51,27 +55,92 @@ pub(super) fn check(args: &RunArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Restores the one sequence of a state, and returns its tokens.
+/// The bytes of a saved state.
 ///
 /// # Errors
-/// Where the file is not a state, is another model's, or does not fit; nothing has changed then.
-pub(super) fn load(engine: &mut Engine<BoxedBackend>, path: &Path) -> anyhow::Result<SeqTokens> {
-    let bytes = input::bytes(path)?;
-    let cannot = || format!("cannot load '{}'", path.display());
-    let state = SavedState::parse(&bytes).with_context(cannot)?;
-    let seqs = state.snapshot().seqs();
-    let into = match (seqs.first(), seqs.len()) {
-        (Some(from), 1) => RestoreInto::One { from, to: SEQ },
-        // Nothing was evaluated yet: all of its tokens are pending.
-        (None, _) => RestoreInto::All,
-        _ => anyhow::bail!(
-            "{}: it holds the sequences {seqs}, and one is needed",
-            cannot()
-        ),
-    };
-    let restored = engine.restore_state(&state, into).with_context(cannot)?;
-    let own = restored.tokens.into_iter().find(|tokens| tokens.seq == SEQ);
-    Ok(own.unwrap_or_default())
+/// Where the file cannot be read.
+pub(super) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    Ok(input::bytes(path)?)
+}
+
+/// A saved state, before its rows are restored.
+pub(super) struct LoadedState<'s> {
+    path: &'s Path,
+    state: SavedState<'s>,
+    /// Its one sequence; `None` where nothing of it was computed.
+    pub(super) seq: Option<SeqId>,
+    /// The tokens that were computed.
+    pub(super) tokens: Vec<TokenId>,
+    /// Those that were not.
+    pub(super) pending: Vec<TokenId>,
+}
+
+impl<'s> LoadedState<'s> {
+    /// Reads all but the rows of a state.
+    ///
+    /// # Errors
+    /// Where the bytes are no state, or have several sequences.
+    pub(super) fn parse(bytes: &'s [u8], path: &'s Path) -> anyhow::Result<Self> {
+        let cannot = || format!("cannot load '{}'", path.display());
+        let state = SavedState::parse(bytes).with_context(cannot)?;
+        let seqs = state.snapshot().seqs();
+        if seqs.len() > 1 {
+            anyhow::bail!(
+                "{}: it holds the sequences {seqs}, and one is needed",
+                cannot()
+            );
+        }
+        let seq = seqs.first();
+        let mut all = state.tokens().iter();
+        let own = match seq {
+            Some(seq) => all.find(|tokens| tokens.seq == seq),
+            None => all.next(),
+        };
+        let own = own.cloned().unwrap_or_default();
+        Ok(Self {
+            path,
+            seq,
+            tokens: own.evaluated,
+            pending: own.pending,
+            state,
+        })
+    }
+
+    /// The text that goes on behind it. Where nothing was computed, the prompt is all of it.
+    ///
+    /// # Errors
+    /// Where it is another model's, or does not fit; nothing has changed then.
+    pub(super) fn restore(
+        &self,
+        session: &mut Session<BoxedBackend>,
+        request: TextRequest,
+    ) -> anyhow::Result<TextStream> {
+        let fingerprint = session.engine().fingerprint();
+        let same = fingerprint.check(self.state.fingerprint());
+        same.with_context(|| self.cannot())?;
+        let Some(from) = self.seq else {
+            return session.submit(request).map_err(with_advice);
+        };
+        let restored = session.restore(&self.state, from, request);
+        restored.map_err(|error| match &error {
+            ServiceError::Engine(why) if is_of_state(why) => {
+                anyhow::Error::from(error).context(self.cannot())
+            }
+            _ => with_advice(error),
+        })
+    }
+
+    fn cannot(&self) -> String {
+        format!("cannot load '{}'", self.path.display())
+    }
+}
+
+/// True if a state is the reason, and no option of the text.
+fn is_of_state(error: &EngineError) -> bool {
+    matches!(
+        error,
+        EngineError::State(_) | EngineError::RestoreRows { .. } | EngineError::Backend(_)
+    )
 }
 
 /// Saves the sequence of a run, and returns the state's size in bytes.
@@ -86,7 +155,7 @@ pub(super) fn save(
 ) -> anyhow::Result<u64> {
     let tokens = [tokens];
     let options = SaveOptions {
-        seqs: Seqs::One(SEQ),
+        seqs: Seqs::One(tokens[0].seq),
         tokens: &tokens,
         kv_type: args.save_kv_type,
         state_type: args.save_state_type,

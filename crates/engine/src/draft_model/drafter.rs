@@ -49,19 +49,6 @@ impl ModelDrafter {
         self.text.extend_from_slice(tokens);
     }
 
-    /// Tokens that may follow, at most `n_max`; none where that is not worth computing them.
-    pub(crate) fn draft(&mut self, n_max: usize, cancel: &CancelFlag) -> Vec<TokenId> {
-        loop {
-            let drafter = &mut *self;
-            let mut drafted = draft_together(vec![Turn { drafter, n_max }], cancel);
-            match drafted.pop() {
-                Some(Drafted::Tokens(tokens)) => return tokens,
-                Some(Drafted::Behind) if !cancel.is_cancelled() => {}
-                _ => return Vec::new(),
-            }
-        }
-    }
-
     /// Of `n_drafted` tokens that were computed, the first `n_accepted` were right.
     pub(crate) fn learn(&mut self, n_drafted: usize, n_accepted: usize) {
         self.speculated.n_drafted += n_drafted;

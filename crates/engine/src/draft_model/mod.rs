@@ -22,7 +22,6 @@ use crate::error::EngineError;
 use crate::speculate::check_n_max;
 
 /// A model that drafts for another one:
-/// [`GenerateOptions::draft_model`](crate::GenerateOptions) and
 /// [`ServiceExtras::draft_model`](crate::serve::ServiceExtras).
 ///
 /// Clones are the same model. It drafts for as many texts as its engine has sequences, those of a

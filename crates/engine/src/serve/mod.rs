@@ -56,7 +56,7 @@ mod service;
 
 pub use cellar_scheduler::{
     Counters, DEFAULT_DRAFT, DropReason, End, EvictionPolicy, Missed, Note, PrefixCaching,
-    PrefixUse, Priority, PromptLimits, RequestError, RequestId, Reuse, Salt, Speculated,
+    PrefixUse, Priority, PromptLimits, RequestError, RequestId, Retention, Reuse, Salt, Speculated,
     Speculation, SpeculationOff, Tenant, TenantId, TenantLimits,
 };
 pub use service::Service;
@@ -64,7 +64,7 @@ pub use service::Service;
 pub use crate::session::{
     Block, BlockEvent, BlockHash, BlockObserver, CachedText, Choices, EventKind, Excerpt,
     ExcerptLen, FRAME_TIME, FinishedText, Frame, MAX_CHOICES, MAX_EVENTS, MemoryLayout,
-    PrefixCounts, RunningText, ServiceConfig, ServiceError, ServiceEvent, ServiceExtras,
-    ServiceStatus, SwapDir, SwapDisk, SwapFiles, TextRequest, TextStream, Update, Usage,
-    WaitingText, Watcher,
+    PrefixCounts, PromptProgress, RunningText, ServiceConfig, ServiceError, ServiceEvent,
+    ServiceExtras, ServiceStatus, SwapDir, SwapDisk, SwapFiles, TextRequest, TextStream,
+    TokenPiece, Update, Usage, WaitingText, Watcher,
 };

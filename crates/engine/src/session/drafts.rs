@@ -4,7 +4,6 @@
 //! drafts none for a while. Decides nothing about the texts: what is wrong of a draft is dropped.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use cellar_scheduler::{Event, RequestId, RowReport, Step};
 use kv_core::TokenId;
@@ -37,8 +36,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             }
         }
         if !turns.is_empty() {
-            let guests = Arc::clone(&self.intake.guests);
-            let cancel = guests.enter(requests.iter().copied());
+            let cancel = self.intake.guests.enter(requests.iter().copied());
             let of_model = draft_together(turns, cancel)
                 .into_iter()
                 .map(|drafted| match drafted {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cellar_scheduler::RequestError;
+use cellar_scheduler::{RequestError, RequestId};
 
 use crate::error::EngineError;
 
@@ -48,6 +48,15 @@ pub enum ServiceError {
     RequestsLive {
         /// How many.
         n_requests: usize,
+    },
+    /// A text that cannot go on or be saved: it is still computed, has failed, or was not to be
+    /// kept ([`TextRequest::retention`](super::TextRequest::retention)).
+    #[error(
+        "request {request} has no text that is kept: it goes on, has failed, or was to be given up at its end"
+    )]
+    NotParked {
+        /// The request.
+        request: RequestId,
     },
     /// The service has ended before the request did.
     #[error("the service has ended")]

@@ -12,10 +12,11 @@ use std::time::Instant;
 
 use cellar_scheduler::{
     Overflow, PrefixUse, Priority, PromptLimits, PromptRows, Request, RequestError, RequestId,
-    SchedulerConfig, SourceUse, Speculation, SpeculationOff, Tenant, TenantId, TenantLimits,
-    Waiting,
+    Retention, SchedulerConfig, SourceUse, Speculation, SpeculationOff, Tenant, TenantId,
+    TenantLimits, Waiting,
 };
 use kv_core::TokenId;
+use kv_core::backend::CancelFlag;
 use model_core::tokenizer::Tokenizer;
 
 use super::error::ServiceError;
@@ -60,6 +61,12 @@ pub struct TextRequest {
     ///
     /// [`ServiceConfig::long_context`]: super::ServiceConfig::long_context
     pub long_context: Option<LongContext>,
+    /// Cancels it, from any thread; `None` leaves that to its stream. Where it is computed alone,
+    /// that takes effect within a layer of the model.
+    pub cancel: Option<CancelFlag>,
+    /// Whether it may go on when it has ended ([`Session::resume`](super::Session::resume)), until
+    /// its stream is dropped.
+    pub retention: Retention,
 }
 
 /// Requests on their way to a session, each with the texts of its prompt.
@@ -110,6 +117,24 @@ impl Intake {
         &self,
         request: TextRequest,
         n: NonZeroU32,
+        more_steps: impl FnMut() -> Vec<Box<dyn Step>>,
+    ) -> Result<(Submission, Vec<TextStream>), ServiceError> {
+        self.take_with(self.start.as_deref(), request, n, more_steps)
+    }
+
+    /// The same for a text whose source is encoded already, or that has none.
+    pub(super) fn take_without_source(
+        &self,
+        request: TextRequest,
+    ) -> Result<(Submission, Vec<TextStream>), ServiceError> {
+        self.take_with(None, request, NonZeroU32::MIN, Vec::new)
+    }
+
+    fn take_with(
+        &self,
+        start: Option<&[TokenId]>,
+        request: TextRequest,
+        n: NonZeroU32,
         mut more_steps: impl FnMut() -> Vec<Box<dyn Step>>,
     ) -> Result<(Submission, Vec<TextStream>), ServiceError> {
         let submitted_at = Instant::now();
@@ -124,13 +149,15 @@ impl Intake {
             steps,
             speculation,
             long_context,
+            cancel,
+            retention,
         } = request;
         self.limits.check(&given)?;
         speculate::check(speculation).map_err(EngineError::from)?;
         let long_context = long_context.unwrap_or(self.long_context.default);
         self.long_context.check(long_context)?;
-        let (source, prompt) = match &self.start {
-            Some(start) => (Some(Arc::<[TokenId]>::from(given)), start.clone()),
+        let (source, prompt) = match start {
+            Some(start) => (Some(Arc::<[TokenId]>::from(given)), start.to_vec()),
             None => (None, given),
         };
         let n_prompt = prompt.len() + source.as_ref().map_or(0, |source| source.len());
@@ -165,7 +192,7 @@ impl Intake {
         let first_id = self.reserve_ids(u64::from(n.get()));
         let (mut texts, mut streams) = (Vec::new(), Vec::new());
         for (id, completion) in (first_id.0..).map(RequestId).zip(completions) {
-            let (sender, stream) = TextSender::new(id, &self.guests);
+            let (sender, stream) = TextSender::new(id, &self.guests, cancel.clone());
             let mut live = LiveText::new(completion, sender, submitted_at);
             live.place = Some(Arc::clone(&place));
             match self.drafter(speculation, long_context) {
@@ -183,15 +210,10 @@ impl Intake {
             if let LongContext::Group(group) = long_context {
                 live.group = Some(group);
             }
+            live.publish();
             texts.push((id, live));
             streams.push(stream);
         }
-        let overflow = match long_context {
-            LongContext::Shift { n_keep } => Overflow::Shift {
-                n_keep: n_keep.max(self.long_context.n_first) as usize,
-            },
-            LongContext::Stop | LongContext::Group(_) => Overflow::End,
-        };
         let request = Request {
             id: first_id,
             priority,
@@ -201,15 +223,16 @@ impl Intake {
             checkpoints,
             siblings: Vec::new(),
             tenant,
-            overflow,
+            overflow: self.long_context.overflow(long_context),
             source: match source {
                 Some(_) => SourceUse::Encoded,
                 None => SourceUse::None,
             },
+            retention,
         };
         let more = || (1..u64::from(n.get())).map(|number| RequestId(first_id.0 + number));
         // Each text has a source of its own; all others share the cells of their prompt.
-        let requests = match self.start {
+        let requests = match start {
             Some(_) => {
                 let others = more().map(|id| Request {
                     id,
@@ -266,6 +289,16 @@ impl Intake {
 }
 
 impl LongContextLimits {
+    /// What becomes of a text that is full.
+    fn overflow(&self, long_context: LongContext) -> Overflow {
+        match long_context {
+            LongContext::Shift { n_keep } => Overflow::Shift {
+                n_keep: n_keep.max(self.n_first) as usize,
+            },
+            LongContext::Stop | LongContext::Group(_) => Overflow::End,
+        }
+    }
+
     pub(super) fn check(&self, long_context: LongContext) -> Result<(), ServiceError> {
         match &self.refused {
             Some(error) if long_context != LongContext::Stop => {

@@ -41,7 +41,7 @@ use std::time::{Duration, Instant};
 use cellar_scheduler::{
     Counters, Event, Micros, Outcome, RequestId, Scheduler, SchedulerConfig, Work,
 };
-use kv_core::backend::Backend;
+use kv_core::backend::{Backend, RunProgress};
 use kv_core::memory::{Composite, Memory, PartCapacity};
 use kv_core::memory_plan::MemoryPlan;
 use model_core::tokenizer::Tokenizer;
@@ -58,6 +58,8 @@ mod drafts;
 mod error;
 mod frame;
 mod intake;
+mod parked;
+mod pieces;
 mod prefixes;
 mod record;
 mod stream;
@@ -69,12 +71,15 @@ mod text;
 mod watch;
 mod work;
 
+pub use cellar_scheduler::{RequestError, Retention};
+
 pub use blocks::{Block, BlockEvent, BlockHash, BlockObserver};
 pub use choices::{Choices, MAX_CHOICES};
 pub use config::{ExcerptLen, ServiceConfig};
 pub use error::ServiceError;
 pub use frame::{CachedText, EventKind, Excerpt, Frame, RunningText, ServiceEvent, WaitingText};
 pub use intake::TextRequest;
+pub use pieces::{PromptProgress, TokenPiece};
 pub use prefixes::PrefixCounts;
 pub use stream::{FinishedText, TextStream, Usage};
 pub use swap_dir::SwapDir;
@@ -86,6 +91,7 @@ use blocks::BlockTable;
 pub(crate) use config::micros;
 pub(crate) use intake::{Intake, Submission};
 use intake::{LongContextLimits, QueueSize};
+pub(crate) use pieces::text_of;
 pub(crate) use prefixes::{LiveRequests, PresentPrefixes};
 use record::{Recorder, event_of};
 use swap_store::SwapStore;
@@ -156,6 +162,8 @@ pub struct Session<B: Backend, M: Memory + Clone = Composite> {
     engine: Engine<B, M>,
     scheduler: Scheduler,
     texts: BTreeMap<RequestId, LiveText>,
+    /// Those that have ended and may go on.
+    parked: BTreeMap<RequestId, LiveText>,
     /// What was saved of preempted requests.
     swapped: SwapStore,
     intake: Arc<Intake>,
@@ -250,6 +258,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             engine,
             scheduler,
             texts: BTreeMap::new(),
+            parked: BTreeMap::new(),
             swapped,
             intake: Arc::new(intake),
             recorder,
@@ -334,11 +343,38 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         }
     }
 
+    /// The next tokens of a text of this session, which is stepped until there are some; `None`
+    /// when the text has ended.
+    ///
+    /// # Errors
+    /// [`ServiceError`], once, where the request failed.
+    pub fn next_tokens(
+        &mut self,
+        text: &mut TextStream,
+    ) -> Result<Option<Vec<TokenPiece>>, ServiceError> {
+        loop {
+            if let Some(pieces) = text.try_next_tokens() {
+                return pieces;
+            }
+            if self.step() == Activity::Idle {
+                return text.try_next_tokens().unwrap_or(Err(ServiceError::Stopped));
+            }
+        }
+    }
+
+    /// Reports to `progress` how far each step has come, for another thread that shows it.
+    pub fn set_run_progress(&mut self, progress: Option<RunProgress>) {
+        self.engine.set_run_progress(progress);
+    }
+
     /// Takes everything out of the memory, as requests that end do, and gives the engine back.
     /// Texts that have not ended end as [`ServiceError::Stopped`].
     pub fn into_engine(mut self) -> Engine<B, M> {
         for id in std::mem::take(&mut self.texts).into_keys() {
             self.handle(Event::Cancel(id));
+        }
+        for id in std::mem::take(&mut self.parked).into_keys() {
+            self.handle(Event::Release(id));
         }
         self.handle(Event::ClearPrefixes);
         self.finish_edits();
@@ -450,6 +486,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         for id in unwanted {
             self.handle(Event::Cancel(id));
         }
+        self.release_dropped();
     }
 
     fn handle(&mut self, event: Event) {
@@ -486,8 +523,9 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
                 }
                 Outcome::Ended { request, end } => {
                     self.swapped.remove(request);
-                    if let Some(live) = self.texts.remove(&request) {
+                    if let Some(mut live) = self.texts.remove(&request) {
                         live.end(end);
+                        self.park(request, live);
                     }
                 }
             }

@@ -14,8 +14,10 @@ use kv_core::TokenId;
 use kv_core::backend::CancelFlag;
 
 use super::error::ServiceError;
+use super::pieces::{PromptProgress, TokenPiece, logprobs_of, text_of};
 use crate::completion::FinishReason;
 use crate::logprobs::TokenLogprobs;
+use crate::timings::{Pace, Timings};
 
 /// The text of one request. Dropping it cancels the request.
 ///
@@ -26,6 +28,8 @@ pub struct TextStream {
     id: RequestId,
     shared: Arc<TextChannel>,
     step: Arc<StepGuests>,
+    /// The caller's own.
+    flag: Option<CancelFlag>,
     has_ended: bool,
 }
 
@@ -34,6 +38,8 @@ pub struct TextStream {
 pub struct Usage {
     /// Tokens of the prompt.
     pub n_prompt: usize,
+    /// Tokens of the prompt that were cached, or are computed so far.
+    pub n_prompt_done: usize,
     /// Tokens of the text.
     pub n_tokens: usize,
     /// How many of them were cached, and why not more; `None` where it was never admitted.
@@ -46,7 +52,7 @@ pub struct Usage {
     pub queued: Duration,
     /// From submitting it to its first token; `None` where there was none.
     pub first_token: Option<Duration>,
-    /// From submitting it to its end.
+    /// From submitting it to its last token, or to its end.
     pub total: Duration,
 }
 
@@ -54,6 +60,30 @@ impl Usage {
     /// Tokens of the prompt that were cached.
     pub fn n_reused(&self) -> usize {
         self.reuse.map_or(0, |reuse| reuse.n_tokens)
+    }
+
+    /// How much of the prompt is computed.
+    pub fn progress(&self) -> PromptProgress {
+        PromptProgress {
+            n_done: self.n_prompt_done,
+            n_tokens: self.n_prompt,
+            n_reused: self.n_reused(),
+        }
+    }
+
+    /// The times of the prompt and of the text, and what was computed in them.
+    pub fn timings(&self) -> Timings {
+        let prompt_end = self.first_token.unwrap_or(self.total);
+        Timings {
+            prompt: Pace {
+                n_tokens: self.n_prompt_done.saturating_sub(self.n_reused()),
+                time: prompt_end.saturating_sub(self.queued),
+            },
+            generation: Pace {
+                n_tokens: self.n_tokens.saturating_sub(1),
+                time: self.total.saturating_sub(prompt_end),
+            },
+        }
     }
 }
 
@@ -88,15 +118,17 @@ struct TextChannel {
 #[derive(Debug, Default)]
 struct State {
     /// What was not taken yet.
-    text: String,
-    /// Log probabilities of tokens whose text was not taken yet.
-    logprobs: Vec<TokenLogprobs>,
-    /// Those of tokens whose text was taken.
-    ready_logprobs: Vec<TokenLogprobs>,
+    pieces: Vec<TokenPiece>,
+    /// Pieces whose text was taken.
+    taken: Vec<TokenPiece>,
     prompt_logprobs: Vec<TokenLogprobs>,
+    /// As of the last step.
+    usage: Usage,
     end: Option<TextEnd>,
     /// The reader is gone, or has cancelled the request.
     is_cancelled: bool,
+    /// The reader is gone.
+    is_dropped: bool,
     /// The task that polled last and found nothing.
     waker: Option<Waker>,
 }
@@ -146,6 +178,18 @@ impl TextStream {
         take(&mut self.shared.lock(), &mut self.has_ended)
     }
 
+    /// The tokens that were chosen since the call before, each with its text, which may be empty;
+    /// `Ok(None)` when the text has ended, and `None` where there are none now. Never waits. Not to
+    /// be mixed with the other ways to take pieces.
+    pub fn try_next_tokens(&mut self) -> Option<Result<Option<Vec<TokenPiece>>, ServiceError>> {
+        let mut state = self.shared.lock();
+        if !state.pieces.is_empty() {
+            return Some(Ok(Some(std::mem::take(&mut state.pieces))));
+        }
+        let ended = take(&mut state, &mut self.has_ended)?;
+        Some(ended.map(|_| None))
+    }
+
     /// As [`TextStream::next_piece`], but waits at most so long: an empty piece where none came.
     ///
     /// # Errors
@@ -191,7 +235,61 @@ impl TextStream {
     /// was returned last, and since the call before. Tokens whose text is held back come with later
     /// pieces.
     pub fn take_logprobs(&mut self) -> Vec<TokenLogprobs> {
-        std::mem::take(&mut self.shared.lock().ready_logprobs)
+        logprobs_of(self.take_tokens())
+    }
+
+    /// The same tokens, each with its text.
+    pub fn take_tokens(&mut self) -> Vec<TokenPiece> {
+        std::mem::take(&mut self.shared.lock().taken)
+    }
+
+    /// How much of the prompt is computed. It changes before the first piece comes: a task that
+    /// polls is woken for it, too.
+    pub fn progress(&self) -> PromptProgress {
+        self.usage().progress()
+    }
+
+    /// True if nothing more comes than what is there to be taken.
+    pub fn has_ended(&self) -> bool {
+        self.shared.lock().end.is_some()
+    }
+
+    /// True if its request failed, and no tokens are there to be taken.
+    pub fn has_failed(&self) -> bool {
+        let state = self.shared.lock();
+        state.pieces.is_empty() && matches!(state.end, Some(Err(_)))
+    }
+
+    /// True if tokens are there to be taken.
+    pub fn has_tokens(&self) -> bool {
+        !self.shared.lock().pieces.is_empty()
+    }
+
+    /// True if all of the prompt is computed, or the text has ended before.
+    pub fn has_read_prompt(&self) -> bool {
+        let state = self.shared.lock();
+        state.end.is_some() || state.usage.n_prompt_done >= state.usage.n_prompt
+    }
+
+    /// What it took up to its last step.
+    pub fn usage(&self) -> Usage {
+        self.shared.lock().usage
+    }
+
+    /// Why it ended; `None` while it goes on, and where it failed.
+    pub fn finish_reason(&self) -> Option<FinishReason> {
+        match &self.shared.lock().end {
+            Some(Ok((_, finish, _))) => Some(finish.clone()),
+            _ => None,
+        }
+    }
+
+    /// What it ended with is taken back: it goes on.
+    pub(super) fn reopen(&mut self) {
+        let mut state = self.shared.lock();
+        state.end = None;
+        state.is_cancelled = false;
+        self.has_ended = false;
     }
 
     /// The log probabilities of the prompt's tokens but the first, where they are wanted, once:
@@ -204,6 +302,9 @@ impl TextStream {
     /// to end is [`FinishReason::Cancelled`], unless it ended before.
     pub fn cancel(&self) {
         self.shared.lock().is_cancelled = true;
+        if let Some(flag) = &self.flag {
+            flag.cancel();
+        }
         self.step.leave(self.id);
     }
 
@@ -217,7 +318,7 @@ impl TextStream {
             text.push_str(&piece);
         }
         let mut state = self.shared.lock();
-        let logprobs = std::mem::take(&mut state.ready_logprobs);
+        let logprobs = logprobs_of(std::mem::take(&mut state.taken));
         let prompt_logprobs = std::mem::take(&mut state.prompt_logprobs);
         match state.end.take() {
             Some(Ok((tokens, finish, usage))) => Ok(FinishedText {
@@ -236,16 +337,21 @@ impl TextStream {
 
 /// A piece, the end, or `None` where neither is there.
 fn take(state: &mut State, has_ended: &mut bool) -> Option<Result<Option<String>, ServiceError>> {
-    if !state.text.is_empty() || state.end.is_some() {
-        let State {
-            logprobs,
-            ready_logprobs,
-            ..
-        } = state;
-        ready_logprobs.append(logprobs);
-    }
-    if !state.text.is_empty() {
-        return Some(Ok(Some(std::mem::take(&mut state.text))));
+    // Tokens whose text is held back come with the piece that releases it.
+    let n_ready = match state.end {
+        Some(_) => state.pieces.len(),
+        None => {
+            let last = state
+                .pieces
+                .iter()
+                .rposition(|piece| !piece.text.is_empty());
+            last.map_or(0, |last| last + 1)
+        }
+    };
+    let text = text_of(&state.pieces[..n_ready]);
+    state.taken.extend(state.pieces.drain(..n_ready));
+    if !text.is_empty() {
+        return Some(Ok(Some(text)));
     }
     match state.end.as_ref()? {
         Err(error) if !*has_ended => {
@@ -266,53 +372,77 @@ impl Iterator for TextStream {
 
 impl Drop for TextStream {
     fn drop(&mut self) {
-        self.cancel();
+        let mut state = self.shared.lock();
+        state.is_cancelled = true;
+        state.is_dropped = true;
+        drop(state);
+        self.step.leave(self.id);
     }
 }
 
 /// The service's side of a stream. Where it is dropped without an end, the service is gone.
 #[derive(Debug)]
-pub(crate) struct TextSender(Arc<TextChannel>);
+pub(crate) struct TextSender {
+    shared: Arc<TextChannel>,
+    flag: Option<CancelFlag>,
+}
 
 impl TextSender {
-    /// Both sides of a stream.
-    pub(crate) fn new(id: RequestId, step: &Arc<StepGuests>) -> (Self, TextStream) {
+    /// Both sides of a stream, which a flag of the caller's may cancel.
+    pub(crate) fn new(
+        id: RequestId,
+        step: &Arc<StepGuests>,
+        flag: Option<CancelFlag>,
+    ) -> (Self, TextStream) {
         let shared = Arc::new(TextChannel::default());
         let stream = TextStream {
             id,
             shared: Arc::clone(&shared),
             step: Arc::clone(step),
+            flag: flag.clone(),
             has_ended: false,
         };
-        (Self(shared), stream)
+        (Self { shared, flag }, stream)
+    }
+
+    /// The flag of the caller's.
+    pub(crate) fn flag(&self) -> Option<&CancelFlag> {
+        self.flag.as_ref()
     }
 
     pub(crate) fn is_cancelled(&self) -> bool {
-        self.0.lock().is_cancelled
+        let by_flag = self.flag.as_ref().is_some_and(CancelFlag::is_cancelled);
+        by_flag || self.shared.lock().is_cancelled
+    }
+
+    /// True if there is no reader any more.
+    pub(crate) fn is_dropped(&self) -> bool {
+        self.shared.lock().is_dropped
     }
 
     pub(crate) fn set_prompt_logprobs(&self, logprobs: &[TokenLogprobs]) {
-        self.0.lock().prompt_logprobs = logprobs.to_vec();
+        self.shared.lock().prompt_logprobs = logprobs.to_vec();
     }
 
-    /// A piece, and the log probabilities of its tokens.
-    pub(crate) fn push(&self, piece: &str, logprobs: &[TokenLogprobs]) {
-        if !piece.is_empty() || !logprobs.is_empty() {
-            self.0.change(|state| {
-                state.text.push_str(piece);
-                state.logprobs.extend_from_slice(logprobs);
-            });
-        }
+    /// Pieces, which may be none, and what the text took so far.
+    pub(crate) fn push(&self, pieces: Vec<TokenPiece>, usage: Usage) {
+        self.shared.change(|state| {
+            state.pieces.extend(pieces);
+            state.usage = usage;
+        });
     }
 
-    pub(crate) fn end(self, end: TextEnd) {
-        self.0.lock().end.get_or_insert(end);
+    /// The end, with what the text took. Only the first counts.
+    pub(crate) fn end(&self, end: TextEnd) {
+        self.shared.change(|state| {
+            state.end.get_or_insert(end);
+        });
     }
 }
 
 impl Drop for TextSender {
     fn drop(&mut self) {
-        self.0.change(|state| {
+        self.shared.change(|state| {
             state.end.get_or_insert(Err(ServiceError::Stopped));
         });
     }
@@ -365,7 +495,15 @@ mod tests {
 
     #[test]
     fn a_task_that_polls_is_woken_by_each_piece_and_by_the_end() {
-        let (sender, mut stream) = TextSender::new(RequestId(0), &Arc::default());
+        let (sender, mut stream) = TextSender::new(RequestId(0), &Arc::default(), None);
+        let push = |text: &str| {
+            let piece = TokenPiece {
+                token: None,
+                text: text.to_owned(),
+                logprobs: None,
+            };
+            sender.push(vec![piece], Usage::default());
+        };
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(Arc::clone(&woken));
         let poll = |stream: &mut TextStream| stream.poll_piece(&mut Context::from_waker(&waker));
@@ -373,18 +511,25 @@ mod tests {
 
         assert!(poll(&mut stream).is_pending());
         assert_eq!(times(), 0);
-        sender.push("", &[]);
-        assert_eq!(times(), 0);
-        sender.push("Once", &[]);
-        sender.push(" upon", &[]); // no task waits now
+        // Some of the prompt is computed: there is no piece yet.
+        let usage = Usage {
+            n_prompt_done: 3,
+            ..Usage::default()
+        };
+        sender.push(Vec::new(), usage);
         assert_eq!(times(), 1);
+        assert!(poll(&mut stream).is_pending());
+        assert_eq!(stream.progress().n_done, 3);
+        push("Once");
+        push(" upon"); // no task waits now
+        assert_eq!(times(), 2);
         let Poll::Ready(Ok(Some(piece))) = poll(&mut stream) else {
             unreachable!("a piece is there")
         };
         assert_eq!(piece, "Once upon");
         assert!(poll(&mut stream).is_pending());
         sender.end(Ok((Vec::new(), FinishReason::Length, Usage::default())));
-        assert_eq!(times(), 2);
+        assert_eq!(times(), 3);
         assert!(matches!(poll(&mut stream), Poll::Ready(Ok(None))));
         assert!(matches!(poll(&mut stream), Poll::Ready(Ok(None))));
         assert_eq!(stream.finish().unwrap().finish, FinishReason::Length);
@@ -392,7 +537,7 @@ mod tests {
 
     #[test]
     fn a_task_learns_that_the_service_has_gone() {
-        let (sender, mut stream) = TextSender::new(RequestId(0), &Arc::default());
+        let (sender, mut stream) = TextSender::new(RequestId(0), &Arc::default(), None);
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(Arc::clone(&woken));
         let mut cx = Context::from_waker(&waker);

@@ -12,6 +12,7 @@ use kv_core::{Pos, TokenId};
 
 use super::error::ServiceError;
 use super::intake::QueuePlace;
+use super::pieces::TokenPiece;
 use super::stream::{TextSender, Usage};
 use crate::completion::{Completion, FinishReason, OutputRow};
 use crate::context::GroupAttention;
@@ -25,8 +26,6 @@ pub(super) struct LiveText {
     /// The prompt, where the rows of its tokens are wanted; empty once their log probabilities were
     /// given out.
     pub(super) prompt: Vec<TokenId>,
-    /// Log probabilities that were given out.
-    n_logprobs: usize,
     pub(super) sender: TextSender,
     pub(super) drafter: Option<DraftSource>,
     /// Tokens were drafted for its next step.
@@ -39,7 +38,11 @@ pub(super) struct LiveText {
     pub(super) group: Option<GroupAttention>,
     /// Up to which position tokens share positions.
     pub(super) grouped_to: Pos,
+    /// The last token of a text that is complete with it: it is not computed.
+    pub(super) pending: Option<TokenId>,
     submitted_at: Instant,
+    /// Since when it is parked.
+    parked_at: Option<Instant>,
     pub(super) usage: Usage,
     /// Why the last step that failed did, or why no token could be chosen.
     pub(super) error: Option<Arc<EngineError>>,
@@ -53,7 +56,6 @@ impl LiveText {
         Self {
             completion,
             prompt: Vec::new(),
-            n_logprobs: 0,
             sender,
             drafter: None,
             has_drafted: false,
@@ -61,7 +63,9 @@ impl LiveText {
             source: None,
             group: None,
             grouped_to: Pos(0),
+            pending: None,
             submitted_at,
+            parked_at: None,
             usage: Usage::default(),
             error: None,
             prompt_error: None,
@@ -78,6 +82,7 @@ impl LiveText {
         if self.place.take().is_some() {
             self.usage.queued = self.submitted_at.elapsed();
             self.usage.reuse = Some(reuse);
+            self.computed(reuse.n_tokens);
         }
     }
 
@@ -96,6 +101,21 @@ impl LiveText {
     /// Its tokens are computed again: none of them share positions.
     pub(super) fn forget_positions(&mut self) {
         self.grouped_to = Pos(0);
+    }
+
+    /// So many of its tokens are computed, perhaps with some of its text.
+    pub(super) fn computed(&mut self, n_tokens: usize) {
+        let n_source = self.source.as_ref().map_or(0, |source| source.len());
+        let n_done = (n_source + n_tokens).min(self.usage.n_prompt);
+        if n_done > self.usage.n_prompt_done {
+            self.usage.n_prompt_done = n_done;
+            self.send(Vec::new());
+        }
+    }
+
+    /// Shows what it has taken so far.
+    pub(super) fn publish(&mut self) {
+        self.send(Vec::new());
     }
 
     /// The row of a token of the prompt, where such are wanted.
@@ -118,14 +138,12 @@ impl LiveText {
             let places = self.completion.prompt_logprobs();
             self.sender.set_prompt_logprobs(places);
         }
-        match self.completion.take(row) {
-            Ok(piece) => {
-                // Tokens whose text is held back come with the piece that releases it.
-                if !piece.is_empty() {
-                    self.send(&piece);
-                }
+        match self.completion.take_pieces(row) {
+            Ok(pieces) => {
                 let first = self.submitted_at.elapsed();
                 self.usage.first_token.get_or_insert(first);
+                let chosen = pieces.iter().find_map(|piece| piece.token);
+                self.send(pieces);
                 match (self.completion.finish_reason(), self.completion.tokens()) {
                     (None, &[.., token]) => {
                         if let Some(drafter) = &mut self.drafter {
@@ -133,7 +151,10 @@ impl LiveText {
                         }
                         Progress::Token(token)
                     }
-                    _ => Progress::Ended,
+                    _ => {
+                        self.pending = chosen;
+                        Progress::Ended
+                    }
                 }
             }
             Err(error) => {
@@ -143,26 +164,53 @@ impl LiveText {
         }
     }
 
-    /// Gives a piece out, with the log probabilities of the tokens since the piece before.
-    fn send(&mut self, piece: &str) {
-        let all = self.completion.logprobs();
-        let new = all.get(self.n_logprobs..).unwrap_or_default();
-        self.sender.push(piece, new);
-        self.n_logprobs = all.len();
+    /// Gives pieces out.
+    fn send(&mut self, pieces: Vec<TokenPiece>) {
+        self.usage.total = self.submitted_at.elapsed();
+        self.usage.n_tokens = self.completion.tokens().len();
+        self.sender.push(pieces, self.usage);
+    }
+
+    /// It has ended, and may go on.
+    pub(super) fn park(&mut self) {
+        self.parked_at = Some(Instant::now());
+        if let Some(DraftSource::Model(drafter)) = &self.drafter {
+            drafter.release();
+        }
+    }
+
+    /// It goes on, after more tokens that are none of its own. The time in between does not count.
+    /// Returns all tokens that follow those that were computed or chosen before.
+    pub(super) fn resume(&mut self, tokens: Vec<TokenId>) -> Vec<TokenId> {
+        if let Some(parked_at) = self.parked_at.take() {
+            self.submitted_at += parked_at.elapsed();
+        }
+        self.completion.reopen();
+        self.completion.accept_prompt(&tokens);
+        self.usage.n_prompt += tokens.len();
+        let tokens: Vec<TokenId> = self.pending.take().into_iter().chain(tokens).collect();
+        if let Some(drafter) = &mut self.drafter {
+            drafter.push(&tokens);
+        }
+        tokens
     }
 
     /// Gives the rest out, with the reason why the text ended.
-    pub(super) fn end(mut self, end: End) {
-        self.usage.total = self.submitted_at.elapsed();
-        self.usage.n_tokens = self.completion.tokens().len();
+    pub(super) fn end(&mut self, end: End) {
         let rest = match end {
             End::Complete | End::Failed => String::new(),
             End::ContextFull => self.completion.end(FinishReason::ContextFull),
             End::Cancelled => self.completion.end(FinishReason::Cancelled),
         };
-        self.send(&rest);
+        let rest = TokenPiece {
+            token: None,
+            text: rest,
+            logprobs: None,
+        };
+        let is_rest = !rest.text.is_empty();
+        self.send(is_rest.then_some(rest).into_iter().collect());
         let finish = self.completion.finish_reason().cloned();
-        let ended = match (end, finish, self.error) {
+        let ended = match (end, finish, self.error.take()) {
             (End::Failed, _, Some(error)) => Err(ServiceError::Engine(error)),
             (_, Some(finish), _) => Ok((self.completion.tokens().to_vec(), finish, self.usage)),
             (_, None, _) => Err(ServiceError::from(EngineError::NoLogits)),
@@ -195,7 +243,7 @@ mod tests {
             logprobs: Logprobs::Top(0),
             ..CompletionOptions::default()
         };
-        let (sender, stream) = TextSender::new(RequestId(0), &Arc::default());
+        let (sender, stream) = TextSender::new(RequestId(0), &Arc::default(), None);
         let completion = Completion::new(&tokenizer, options).unwrap();
         let live = LiveText::new(completion, sender, Instant::now());
         (live, stream)

@@ -8,7 +8,7 @@ use std::time::Instant;
 use cellar_scheduler::{
     Event, RequestId, RowReport, RowUse, Shift, ShiftResult, Step, StepFailure,
 };
-use kv_core::backend::{Backend, BackendError};
+use kv_core::backend::{Backend, BackendError, CancelFlag};
 use kv_core::batch::Batch;
 use kv_core::memory::{Edit, Memory, PlannedBatch, Refusal};
 use kv_core::{Pos, SeqId};
@@ -52,11 +52,15 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         let source = live
             .and_then(|live| live.source.clone())
             .unwrap_or_default();
-        let guests = Arc::clone(&self.intake.guests);
-        let cancel = guests.enter(std::iter::once(request));
+        let cancel = self.cancel_flag(std::iter::once(request));
         let batch = Batch::source(seq, source.iter().copied());
-        match self.engine.encode_until(&batch, cancel) {
-            Ok(_) => self.handle(Event::Encoded(request)),
+        match self.engine.encode_until(&batch, &cancel) {
+            Ok(_) => {
+                self.handle(Event::Encoded(request));
+                if let Some(live) = self.texts.get_mut(&request) {
+                    live.computed(0);
+                }
+            }
             Err(EngineError::Cancelled) => {
                 self.handle(Event::Encoded(request));
                 self.handle(Event::Cancel(request));
@@ -141,10 +145,9 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             self.publish_frame();
         }
         let n_candidates = self.n_candidates(step);
-        let guests = Arc::clone(&self.intake.guests);
-        let cancel = guests.enter(step.texts());
+        let cancel = self.cancel_flag(step.texts());
         let began = Instant::now();
-        let computed = self.engine.decode_planned(planned, n_candidates, cancel);
+        let computed = self.engine.decode_planned(planned, n_candidates, &cancel);
         let computed = computed.map(|rows| {
             let on_first_token = |request| {
                 let now = micros(self.started.elapsed());
@@ -154,6 +157,14 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         });
         match computed {
             Ok(rows) => {
+                for feed in &step.feeds {
+                    let n_computed = feed.first.as_usize() + feed.tokens.len();
+                    for text in &feed.texts {
+                        if let Some(live) = self.texts.get_mut(text) {
+                            live.computed(n_computed);
+                        }
+                    }
+                }
                 let took = micros(began.elapsed());
                 let now = self.now();
                 self.recorder.step(now, step, &rows, took);
@@ -163,7 +174,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             // All requests of the step were cancelled.
             Err(EngineError::Cancelled) => {
                 step.texts().for_each(|id| self.handle(Event::Cancel(id)));
-                self.handle(Event::StepFailed(StepFailure::Computation));
+                self.handle(Event::StepFailed(StepFailure::Cancelled));
             }
             Err(error) => {
                 self.note_lost_device(&error);
@@ -184,7 +195,18 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         }
     }
 
-    fn note_lost_device(&mut self, error: &EngineError) {
+    /// What cancels work for these texts: one alone may have a flag of its own.
+    fn cancel_flag(&self, texts: impl Iterator<Item = RequestId>) -> CancelFlag {
+        let texts: Vec<RequestId> = texts.collect();
+        let common = self.intake.guests.enter(texts.iter().copied());
+        let own = match texts[..] {
+            [alone] => self.texts.get(&alone).and_then(|live| live.sender.flag()),
+            _ => None,
+        };
+        own.unwrap_or(common).clone()
+    }
+
+    pub(super) fn note_lost_device(&mut self, error: &EngineError) {
         self.has_lost_device |=
             matches!(error, EngineError::Backend(BackendError::DeviceLost { .. }));
     }

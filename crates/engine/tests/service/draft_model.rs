@@ -5,16 +5,18 @@
 #![allow(unreachable_pub)]
 
 use cellar_engine::sampler::SamplerConfig;
+use cellar_engine::session::{ServiceExtras, TextRequest};
 use cellar_engine::{
-    CancelFlag, DraftModel, Engine, EngineConfig, EngineError, FinishReason, GenerateOptions,
-    Generation, Speculated, Speculation, SpeculationOff,
+    CancelFlag, CompletionOptions, DraftModel, Engine, EngineConfig, EngineError, FinishReason,
+    Speculated, Speculation, SpeculationOff,
 };
+use kv_core::TokenId;
 use kv_core::backend::BoxedBackend;
-use kv_core::{SeqId, TokenId};
 use kv_cpu::{CpuBackend, CpuConfig};
 use model_core::tokenizer::{EncodeOptions, Tokenizer, TokenizerModel, TokenizerSpec};
 
 use crate::service::models::{Case, Generated, stories};
+use crate::support::text::Writer;
 
 /// Tokens of a draft.
 pub const N_MAX: usize = 6;
@@ -59,40 +61,45 @@ pub fn prompts(case: &Case) -> Vec<Vec<TokenId>> {
     texts.iter().map(encode).collect()
 }
 
+/// The text of a prompt, greedy or drawn, drafted for where there is a model.
 pub fn generate(
-    engine: &mut Engine<CpuBackend>,
+    engine: Engine<CpuBackend>,
     case: &Case,
-    prompt: &[TokenId],
-    options: GenerateOptions,
+    request: TextRequest,
+    draft_model: Option<&DraftModel>,
 ) -> (Generated, Speculated) {
-    let _removed = engine.clear();
-    let mut text = Generation::new(engine, &case.tokenizer, options).unwrap();
-    text.feed(engine, prompt, |_| {}).unwrap();
-    while text.next_piece(engine).unwrap().is_some() {}
-    let generated = Generated {
-        text: text.text().to_owned(),
-        tokens: text.tokens().to_vec(),
-        finish: text.finish_reason().unwrap().clone(),
+    let extras = ServiceExtras {
+        draft_model: draft_model.cloned(),
+        ..ServiceExtras::default()
     };
-    (generated, text.speculated())
+    let text = Writer::with(engine, &case.tokenizer, request, extras).unwrap();
+    let text = text.finish();
+    let generated = Generated {
+        text: text.text.clone(),
+        tokens: text.tokens.clone(),
+        finish: text.finish_reason(),
+    };
+    (generated, text.usage().speculated)
 }
 
-pub fn options(temperature: f32, draft_model: Option<&DraftModel>) -> GenerateOptions {
-    GenerateOptions {
-        sampler: SamplerConfig {
-            temperature,
-            seed: 11,
-            ..SamplerConfig::default()
+pub fn request(prompt: &[TokenId], temperature: f32, speculation: Speculation) -> TextRequest {
+    TextRequest {
+        prompt: prompt.to_vec(),
+        options: CompletionOptions {
+            sampler: SamplerConfig {
+                temperature,
+                seed: 11,
+                ..SamplerConfig::default()
+            },
+            n_predict: Some(60),
+            ..CompletionOptions::default()
         },
-        n_predict: Some(60),
-        speculation: match draft_model {
-            Some(_) => Speculation::Draft { n_max: N_MAX },
-            None => Speculation::Off,
-        },
-        draft_model: draft_model.cloned(),
-        ..GenerateOptions::default()
+        speculation,
+        ..TextRequest::default()
     }
 }
+
+const DRAFTED: Speculation = Speculation::Draft { n_max: N_MAX };
 
 #[test]
 fn texts_with_a_draft_model_are_those_without() {
@@ -101,12 +108,14 @@ fn texts_with_a_draft_model_are_those_without() {
         stories("stories-gemma3"),
         stories("stories-mamba"),
     ] {
-        let mut engine = target.engine_with(&EngineConfig {
-            n_ctx: Some(300),
-            n_ubatch: 32,
-            n_snapshots: N_MAX as u32,
-            ..EngineConfig::default()
-        });
+        let engine = || {
+            target.engine_with(&EngineConfig {
+                n_ctx: Some(300),
+                n_ubatch: 32,
+                n_snapshots: N_MAX as u32,
+                ..EngineConfig::default()
+            })
+        };
         for draft in ["stories-llama", "stories-mamba", "stories-gemma3"].map(stories) {
             let name = format!("{} for {}", draft.name, target.name);
             // One model for all texts, one after the other.
@@ -114,10 +123,10 @@ fn texts_with_a_draft_model_are_those_without() {
             let mut n_right = 0;
             for temperature in [0.0, 0.8] {
                 for prompt in prompts(&target) {
-                    let plain = options(temperature, None);
-                    let (alone, _) = generate(&mut engine, &target, &prompt, plain);
-                    let drafted = options(temperature, Some(&model));
-                    let (got, speculated) = generate(&mut engine, &target, &prompt, drafted);
+                    let plain = request(&prompt, temperature, Speculation::Off);
+                    let (alone, _) = generate(engine(), &target, plain, None);
+                    let drafted = request(&prompt, temperature, DRAFTED);
+                    let (got, speculated) = generate(engine(), &target, drafted, Some(&model));
                     assert_eq!(got, alone, "{name} at {temperature}");
                     assert_eq!(speculated.off, None, "{name}");
                     assert!(speculated.n_drafted > 0, "{name}");
@@ -134,54 +143,16 @@ fn texts_with_a_draft_model_are_those_without() {
     }
 }
 
-/// Several texts in turns on one engine, with one draft model: it follows each.
-#[test]
-fn texts_in_turns_share_a_draft_model() {
-    let case = stories("stories-llama");
-    let model = draft_model(&case, &case, 300);
-    let alone: Vec<Generated> = prompts(&case)
-        .iter()
-        .map(|prompt| {
-            let mut engine = case.engine(1, 300);
-            generate(&mut engine, &case, prompt, options(0.8, None)).0
-        })
-        .collect();
-    let mut engine = case.engine(3, 600);
-    let mut texts: Vec<Generation> = (0..3)
-        .map(|number| {
-            let options = GenerateOptions {
-                seq: SeqId(number),
-                ..options(0.8, Some(&model))
-            };
-            Generation::new(&engine, &case.tokenizer, options).unwrap()
-        })
-        .collect();
-    for (text, prompt) in texts.iter_mut().zip(prompts(&case)) {
-        text.feed(&mut engine, &prompt, |_| {}).unwrap();
-    }
-    let mut is_going = true;
-    while is_going {
-        is_going = false;
-        for text in &mut texts {
-            is_going |= text.next_piece(&mut engine).unwrap().is_some();
-        }
-    }
-    for (text, alone) in texts.iter().zip(alone) {
-        assert_eq!(text.tokens(), alone.tokens);
-        assert!(text.speculated().n_accepted > 0);
-    }
-}
-
 #[test]
 fn where_its_memory_is_short_drafts_end_and_the_text_does_not() {
     let case = stories("stories-llama");
-    let mut engine = case.engine(1, 300);
     for (n_ctx, has_drafts) in [(3, false), (30, true)] {
         let model = draft_model(&case, &case, n_ctx);
         for prompt in prompts(&case) {
-            let (alone, _) = generate(&mut engine, &case, &prompt, options(0.8, None));
-            let drafted = options(0.8, Some(&model));
-            let (got, speculated) = generate(&mut engine, &case, &prompt, drafted);
+            let plain = request(&prompt, 0.8, Speculation::Off);
+            let (alone, _) = generate(case.engine(1, 300), &case, plain, None);
+            let drafted = request(&prompt, 0.8, DRAFTED);
+            let (got, speculated) = generate(case.engine(1, 300), &case, drafted, Some(&model));
             assert_eq!(got, alone);
             let full = SpeculationOff::DraftModelFull { n_ctx };
             assert_eq!(speculated.off, Some(full));
@@ -194,25 +165,29 @@ fn where_its_memory_is_short_drafts_end_and_the_text_does_not() {
 fn a_text_that_is_cancelled_ends_and_the_next_one_is_right() {
     let case = stories("stories-llama");
     let model = draft_model(&case, &case, 300);
-    let mut engine = case.engine(1, 300);
     let prompt = &prompts(&case)[0];
-    let (alone, _) = generate(&mut engine, &case, prompt, options(0.8, None));
+    let plain = request(prompt, 0.8, Speculation::Off);
+    let (alone, _) = generate(case.engine(1, 300), &case, plain, None);
     let cancel = CancelFlag::default();
-    let options_with = GenerateOptions {
-        cancel: cancel.clone(),
-        ..options(0.8, Some(&model))
+    let cancelled = TextRequest {
+        cancel: Some(cancel.clone()),
+        ..request(prompt, 0.8, DRAFTED)
     };
-    let _removed = engine.clear();
-    let mut text = Generation::new(&engine, &case.tokenizer, options_with).unwrap();
-    text.feed(&mut engine, prompt, |_| {}).unwrap();
+    let extras = ServiceExtras {
+        draft_model: Some(model.clone()),
+        ..ServiceExtras::default()
+    };
+    let engine = case.engine(1, 300);
+    let mut text = Writer::with(engine, &case.tokenizer, cancelled, extras).unwrap();
     for _ in 0..3 {
-        text.next_piece(&mut engine).unwrap();
+        text.next().unwrap();
     }
     cancel.cancel();
-    while text.next_piece(&mut engine).unwrap().is_some() {}
-    assert_eq!(text.finish_reason(), Some(&FinishReason::Cancelled));
-    assert!(alone.tokens.starts_with(text.tokens()));
-    let (again, _) = generate(&mut engine, &case, prompt, options(0.8, Some(&model)));
+    let text = text.finish();
+    assert_eq!(text.finish_reason(), FinishReason::Cancelled);
+    assert!(alone.tokens.starts_with(&text.tokens));
+    let drafted = request(prompt, 0.8, DRAFTED);
+    let (again, _) = generate(case.engine(1, 300), &case, drafted, Some(&model));
     assert_eq!(again, alone);
 }
 

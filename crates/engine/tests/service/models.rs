@@ -12,18 +12,20 @@ use cellar_engine::serve::{
     Counters, FinishedText, PrefixCaching, Priority, Service, ServiceConfig, TextRequest,
 };
 use cellar_engine::{
-    CompletionOptions, Engine, EngineConfig, FinishReason, GenerateOptions, Generation,
+    Completion, CompletionOptions, Engine, EngineConfig, FinishReason, LongContext,
 };
 use kv_core::backend::Backend;
 use kv_core::kv_types::{KvTypes, OldKvTypes};
 use kv_core::layers::RecentTokens;
 use kv_core::weights::WeightSource;
-use kv_core::{KvType, TokenId};
+use kv_core::{KvType, SeqId, TokenId};
 use kv_cpu::{CpuBackend, CpuConfig};
 use model_core::architecture::{Model, Registry};
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::{EncodeOptions, Tokenizer};
 use model_tests::Recipe;
+
+use crate::support::text::by_hand;
 
 /// A model, with the tokenizer that its tokens are read with.
 pub struct Case {
@@ -213,21 +215,9 @@ impl Case {
     /// What a request gets with this engine to itself.
     pub fn alone_on(&self, engine: &mut Engine<CpuBackend>, request: &TextRequest) -> Generated {
         let _removed = engine.clear();
-        let CompletionOptions {
-            sampler,
-            n_predict,
-            stop,
-            ..
-        } = request.options.clone();
-        let options = GenerateOptions {
-            sampler,
-            n_predict,
-            stop,
-            ..GenerateOptions::default()
-        };
-        let mut text = Generation::new(engine, &self.tokenizer, options).unwrap();
-        text.feed(engine, &request.prompt, |_| {}).unwrap();
-        while text.next_piece(engine).unwrap().is_some() {}
+        let mut text = Completion::new(&self.tokenizer, request.options.clone()).unwrap();
+        let prompt = &request.prompt;
+        by_hand(engine, SeqId(0), prompt, &mut text, LongContext::Stop);
         Generated {
             text: text.text().to_owned(),
             tokens: text.tokens().to_vec(),

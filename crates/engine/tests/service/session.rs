@@ -8,14 +8,14 @@ use cellar_engine::sampler::SamplerConfig;
 use cellar_engine::serve::{ServiceConfig, ServiceError, TextRequest};
 use cellar_engine::session::{Activity, Session};
 use cellar_engine::{
-    CompletionOptions, EngineConfig, EngineError, FinishReason, GenerateOptions, Generation,
-    GroupAttention, Logprobs, LongContext,
+    Completion, CompletionOptions, EngineConfig, EngineError, FinishReason, GroupAttention,
+    Logprobs, LongContext,
 };
-use kv_core::KvType;
-use kv_core::TokenId;
+use kv_core::{KvType, SeqId, TokenId};
 
 use super::models::{Case, stories, tiny};
 use crate::support;
+use crate::support::text::by_hand;
 
 fn greedy(n_predict: usize) -> CompletionOptions {
     CompletionOptions {
@@ -25,7 +25,7 @@ fn greedy(n_predict: usize) -> CompletionOptions {
     }
 }
 
-/// A text of the session's, and one of the same tokens by a generation.
+/// A text of the session's, and the same by hand.
 fn both(case: &Case, n_ctx: u32, long_context: LongContext) -> [(Vec<TokenId>, FinishReason); 2] {
     let prompt = case.request(2).prompt;
     let mut session = Session::new(
@@ -46,15 +46,8 @@ fn both(case: &Case, n_ctx: u32, long_context: LongContext) -> [(Vec<TokenId>, F
     let ended = text.finish().unwrap();
     let mut engine = session.into_engine();
     assert_eq!(engine.memory().n_used(), 0);
-    let options = GenerateOptions {
-        sampler: SamplerConfig::greedy(),
-        n_predict: Some(150),
-        long_context,
-        ..GenerateOptions::default()
-    };
-    let mut alone = Generation::new(&engine, &case.tokenizer, options).unwrap();
-    alone.feed(&mut engine, &prompt, |_| {}).unwrap();
-    while alone.next_piece(&mut engine).unwrap().is_some() {}
+    let mut alone = Completion::new(&case.tokenizer, greedy(150)).unwrap();
+    by_hand(&mut engine, SeqId(0), &prompt, &mut alone, long_context);
     [
         (ended.tokens, ended.finish),
         (

@@ -1,20 +1,20 @@
-//! Speculation changes no text: what a service and a generation give with prompt lookup is what
+//! Speculation changes no text: what a service and a session give with prompt lookup is what
 //! they give without, and the memory holds what it held.
 
 use cellar_engine::sampler::{Candidates, SamplerConfig, Step};
 use cellar_engine::serve::{
-    Service, ServiceConfig, ServiceError, Speculated, Speculation, SpeculationOff, TextRequest,
-    TextStream,
+    Retention, Service, ServiceConfig, ServiceError, Speculated, Speculation, SpeculationOff,
+    TextRequest, TextStream,
 };
 use cellar_engine::{
-    CompletionOptions, ConfigError, Engine, EngineError, FinishReason, GenerateOptions, Generation,
-    GroupAttention, Logprobs, LongContext, MAX_DRAFT,
+    CompletionOptions, ConfigError, Engine, EngineError, FinishReason, GroupAttention, Logprobs,
+    LongContext, MAX_DRAFT,
 };
-use kv_core::SeqId;
 use kv_core::memory::Memory;
 use kv_cpu::CpuBackend;
 
 use crate::service::models::{Case, Generated, last_counters, preempting, stories};
+use crate::support::text::Writer;
 
 const N_SNAPSHOTS: u32 = 6;
 
@@ -61,46 +61,32 @@ fn with_lookup(request: TextRequest, n_max: usize) -> TextRequest {
 /// A text with what it took, on an engine to itself.
 fn generate(
     case: &Case,
-    engine: &mut Engine<CpuBackend>,
-    request: &TextRequest,
+    engine: Engine<CpuBackend>,
+    request: TextRequest,
 ) -> (Generated, Speculated, Vec<f64>) {
-    let _removed = engine.clear();
-    let options = request.options.clone();
-    let options = GenerateOptions {
-        sampler: options.sampler,
-        n_predict: options.n_predict,
-        stop: options.stop,
-        stop_tokens: options.stop_tokens,
-        logprobs: Logprobs::Top(0),
-        speculation: request.speculation,
-        ..GenerateOptions::default()
+    let prompt = request.prompt.clone();
+    let mut request = TextRequest {
+        retention: Retention::Park,
+        ..request
     };
-    let mut text = Generation::new(engine, &case.tokenizer, options).unwrap();
-    for step in steps(case) {
-        text = text.with_step(step);
-    }
-    text.feed(engine, &request.prompt, |_| {}).unwrap();
-    let mut pieces = String::new();
-    while let Some(piece) = text.next_piece(engine).unwrap() {
-        pieces.push_str(&piece);
-        // What is there between two pieces is the text but its last token.
-        let held = engine.memory().positions(SeqId(0)).unwrap().last.as_usize() + 1;
-        let n_pending = usize::from(text.pending().is_some());
-        assert_eq!(
-            held + n_pending,
-            request.prompt.len() + text.tokens().len(),
-            "{:?}",
-            text.finish_reason()
-        );
-    }
-    assert_eq!(pieces, text.text());
-    let logprobs = text.logprobs().iter().map(|place| place.chosen.logprob);
+    request.options.logprobs = Logprobs::Top(0);
+    let text = Writer::new(engine, &case.tokenizer, request).unwrap();
+    let mut text = text.finish();
+    // What is there at the end is the text, perhaps but its last token.
+    let known = text.session.parked(&text.stream).unwrap();
+    let held = text.session.engine().memory().next_pos(known.seq);
+    assert_eq!(held.as_usize(), known.evaluated.len());
+    assert_eq!(
+        [known.evaluated, known.pending].concat(),
+        [&prompt[..], &text.tokens].concat()
+    );
+    let logprobs = text.logprobs.iter().map(|place| place.chosen.logprob);
     let generated = Generated {
-        text: pieces,
-        tokens: text.tokens().to_vec(),
-        finish: text.finish_reason().unwrap().clone(),
+        text: text.text.clone(),
+        tokens: text.tokens.clone(),
+        finish: text.finish_reason(),
     };
-    (generated, text.speculated(), logprobs.collect())
+    (generated, text.usage().speculated, logprobs.collect())
 }
 
 fn serve(case: &Case, config: &ServiceConfig, requests: Vec<TextRequest>) -> Vec<Generated> {
@@ -136,17 +122,15 @@ fn serve(case: &Case, config: &ServiceConfig, requests: Vec<TextRequest>) -> Vec
 /// With preemptions forced every 1, 3 and 17 steps, drafts of all lengths.
 fn check(case: &Case) {
     let n = 8;
-    let mut alone_engine = engine(case, 1, 220);
-    let requests: Vec<TextRequest> = (0..n).map(|number| request(case, number)).collect();
-    let plain: Vec<(Generated, Speculated, Vec<f64>)> = requests
-        .iter()
-        .map(|request| generate(case, &mut alone_engine, request))
+    let alone = || engine(case, 1, 220);
+    let plain: Vec<(Generated, Speculated, Vec<f64>)> = (0..n)
+        .map(|number| generate(case, alone(), request(case, number)))
         .collect();
     let mut n_accepted = 0;
     for (number, plain) in plain.iter().enumerate() {
         let n_max = [1, 4, MAX_DRAFT][number % 3];
         let request = with_lookup(request(case, number as u64), n_max);
-        let (text, speculated, logprobs) = generate(case, &mut alone_engine, &request);
+        let (text, speculated, logprobs) = generate(case, alone(), request);
         assert_eq!((&text, &logprobs), (&plain.0, &plain.2), "{number}");
         assert!(speculated.n_accepted <= speculated.n_drafted);
         n_accepted += speculated.n_accepted;
@@ -196,9 +180,9 @@ fn a_text_that_repeats_itself_takes_fewer_steps() {
 #[test]
 fn a_stop_token_ends_a_text_with_drafts_too() {
     let case = stories("stories-llama");
-    let mut alone = engine(&case, 1, 220);
+    let alone = || engine(&case, 1, 220);
     for number in 0..6 {
-        let (whole, ..) = generate(&case, &mut alone, &request(&case, number));
+        let (whole, ..) = generate(&case, alone(), request(&case, number));
         let n = whole.tokens.len();
         let token = whole.tokens[n * 3 / 4];
         let stopping = || {
@@ -206,13 +190,13 @@ fn a_stop_token_ends_a_text_with_drafts_too() {
             request.options.stop_tokens = vec![token];
             request
         };
-        let (plain, ..) = generate(&case, &mut alone, &stopping());
+        let (plain, ..) = generate(&case, alone(), stopping());
         assert_eq!(plain.finish, FinishReason::StopToken { token });
         assert!(plain.tokens.len() < n && whole.tokens.starts_with(&plain.tokens));
-        let drafted = with_lookup(stopping(), 8);
-        assert_eq!(generate(&case, &mut alone, &drafted).0, plain, "{number}");
+        let drafted = || with_lookup(stopping(), 8);
+        assert_eq!(generate(&case, alone(), drafted()).0, plain, "{number}");
         let service = case.service_on(engine(&case, 1, 220));
-        let end = service.submit(drafted).unwrap().finish().unwrap();
+        let end = service.submit(drafted()).unwrap().finish().unwrap();
         assert_eq!(Generated::from(end), plain, "{number}");
     }
 }
@@ -221,14 +205,13 @@ fn a_stop_token_ends_a_text_with_drafts_too() {
 fn the_context_is_used_to_its_last_token() {
     let case = stories("stories-llama");
     let full = |speculation| {
-        let mut engine = engine(&case, 1, 60);
         let mut request = case.request(0);
         request.options.n_predict = None;
         request.options.sampler = SamplerConfig::greedy();
         // Loops, and never ends.
         request.options.sampler.min_tokens = 1000;
         request.speculation = speculation;
-        generate(&case, &mut engine, &request).0
+        generate(&case, engine(&case, 1, 60), request).0
     };
     let plain = full(Speculation::Off);
     assert_eq!(plain.finish, FinishReason::ContextFull);
@@ -240,10 +223,9 @@ fn where_nothing_can_be_taken_back_the_usage_has_the_reason() {
     let case = stories("stories-mamba");
     let off = Some(SpeculationOff::NothingTakenBack);
     let request = || with_lookup(case.request(0), 8);
-    let mut plain = case.engine(1, 200);
-    let (_, speculated, _) = generate(&case, &mut plain, &request());
+    let (_, speculated, _) = generate(&case, case.engine(1, 200), request());
     assert_eq!((speculated.n_drafted, speculated.off), (0, off));
-    let service = case.service_on(plain);
+    let service = case.service_on(case.engine(1, 200));
     assert_eq!(service.draft_limit().err(), off);
     let end = service.submit(request()).unwrap().finish().unwrap();
     assert_eq!(end.usage.speculated.off, off);
@@ -251,38 +233,30 @@ fn where_nothing_can_be_taken_back_the_usage_has_the_reason() {
     assert_eq!(end.usage.speculated, Speculated::default());
 
     let case = stories("stories-llama");
-    let engine = case.engine(1, 200);
-    let options = GenerateOptions {
+    let request = TextRequest {
         speculation: Speculation::LOOKUP,
-        long_context: LongContext::Group(GroupAttention::new(2, 32).unwrap()),
-        ..GenerateOptions::default()
+        long_context: Some(LongContext::Group(GroupAttention::new(2, 32).unwrap())),
+        ..case.request(0)
     };
-    let text = Generation::new(&engine, &case.tokenizer, options).unwrap();
+    let text = Writer::new(case.engine(1, 200), &case.tokenizer, request).unwrap();
     let off = Some(SpeculationOff::SharedPositions);
-    assert_eq!(text.speculated().off, off);
+    assert_eq!(text.usage().speculated.off, off);
 }
 
 #[test]
 fn impossible_drafts_are_refused_with_the_range() {
     let case = stories("stories-llama");
-    let engine = case.engine(1, 200);
+    let service = case.service_on(case.engine(1, 200));
     for n_max in [0, MAX_DRAFT + 1] {
-        let options = GenerateOptions {
-            speculation: Speculation::Lookup { n_max },
-            ..GenerateOptions::default()
+        let refused = service.submit(with_lookup(case.request(0), n_max)).err();
+        let Some(ServiceError::Engine(why)) = refused else {
+            panic!("{refused:?}");
         };
-        let refused = Generation::new(&engine, &case.tokenizer, options).unwrap_err();
         let is_range = matches!(
-            refused,
+            *why,
             EngineError::Config(ConfigError::OutOfRange { name: "draft_max", got, max: MAX_DRAFT })
                 if got == n_max
         );
-        assert!(is_range, "{refused:?}");
+        assert!(is_range, "{why:?}");
     }
-    let service = case.service_on(engine);
-    let refused = service.submit(with_lookup(case.request(0), 0)).err();
-    assert!(
-        matches!(refused, Some(ServiceError::Engine(_))),
-        "{refused:?}"
-    );
 }

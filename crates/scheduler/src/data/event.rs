@@ -14,7 +14,7 @@ use super::reuse::Reuse;
 pub enum Event {
     /// A request came.
     Submit(Request),
-    /// Cached prefixes are to be dropped.
+    /// Cached prefixes are to be dropped, and what the memory holds of parked requests.
     ClearPrefixes,
     /// Tokens that may follow the last one of a request, for its next step: as many as there is
     /// room for are computed with it. One that is unknown, or whose text has not begun, changes
@@ -25,10 +25,23 @@ pub enum Event {
         /// The tokens.
         tokens: Vec<TokenId>,
     },
-    /// Cancels a request. One that is unknown, or has ended, changes nothing.
+    /// Cancels a request. One that is unknown, or has ended, changes nothing; so does one that is
+    /// to be parked, while its step is computed.
     Cancel(RequestId),
     /// The request cannot go on: it ends as [`End::Failed`]. One that is unknown changes nothing.
     Fail(RequestId),
+    /// A request that has ended and was parked ([`Retention::Park`]) goes on with these tokens
+    /// behind its own: at least one where its text was complete. One that is unknown fails.
+    ///
+    /// [`Retention::Park`]: crate::Retention::Park
+    Resume {
+        /// The request.
+        request: RequestId,
+        /// The tokens.
+        tokens: Vec<TokenId>,
+    },
+    /// A request that was parked does not go on. One that is unknown changes nothing.
+    Release(RequestId),
     /// The source of [`Work::Encode`](crate::Work::Encode) was encoded.
     Encoded(RequestId),
     /// The tokens of [`Work::Shift`](crate::Work::Shift) were dropped, or could not be.
@@ -89,6 +102,8 @@ pub enum StepFailure {
     /// It may succeed with other requests: those of the step are tried one by one, and only one
     /// that fails again, alone, is given up.
     Computation,
+    /// It was cancelled, as are all its requests.
+    Cancelled,
     /// The device is lost: all requests are given up.
     DeviceLost,
 }

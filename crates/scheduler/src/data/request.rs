@@ -48,6 +48,19 @@ pub struct Request {
     /// The source that is encoded into its sequence first. A request with one takes
     /// [`PrefixUse::Off`].
     pub source: SourceUse,
+    /// The fate of its sequence when it ends.
+    pub retention: Retention,
+}
+
+/// The fate of the sequence of a request that is cancelled, or whose text ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Retention {
+    /// Its tokens are a cached prefix, or go.
+    #[default]
+    Release,
+    /// It stays until [`Event::Release`](crate::Event::Release), unless its room is needed: the
+    /// request may go on ([`Event::Resume`](crate::Event::Resume)).
+    Park,
 }
 
 /// The fate of a text that is as long as a request can be.

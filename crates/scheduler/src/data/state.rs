@@ -6,7 +6,7 @@
 use kv_core::{SeqId, TokenId};
 
 use super::ids::{Micros, RequestId, TenantId};
-use super::request::{Overflow, Priority, PromptRows, Request, SourceUse};
+use super::request::{Overflow, Priority, PromptRows, Request, Retention, SourceUse};
 use super::reuse::PrefixUse;
 
 /// A request that was taken and has not ended.
@@ -39,6 +39,7 @@ pub(crate) struct RequestState {
     pub(crate) saved: Option<SavedState>,
     pub(crate) overflow: Overflow,
     pub(crate) source: SourceUse,
+    pub(crate) retention: Retention,
     /// The memory holds something else of it, or the host, than its tokens alone would give: others
     /// were dropped from it.
     pub(crate) is_shifted: bool,
@@ -124,8 +125,17 @@ impl RequestState {
             saved: None,
             overflow: request.overflow,
             source: request.source,
+            retention: request.retention,
             is_shifted: false,
             awaited: None,
+        }
+    }
+
+    /// More tokens follow: all that it has are its prompt then.
+    pub(crate) fn extend(&mut self, tokens: Vec<TokenId>) {
+        if !tokens.is_empty() {
+            self.tokens.extend(tokens);
+            self.n_prompt = self.tokens.len();
         }
     }
 

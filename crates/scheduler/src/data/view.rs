@@ -61,6 +61,17 @@ pub struct RunningRequest<'a> {
     pub tenant: TenantId,
 }
 
+/// A parked request that has a sequence, to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParkedRequest<'a> {
+    /// Its sequence.
+    pub seq: SeqId,
+    /// Its tokens.
+    pub tokens: &'a [TokenId],
+    /// Number of them that the memory holds, the first ones.
+    pub n_done: usize,
+}
+
 /// A cached prefix that a memory holds again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RestoredPrefix {

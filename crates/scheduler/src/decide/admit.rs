@@ -14,6 +14,7 @@ use crate::data::edits::{copy, cut};
 use crate::data::ids::{Micros, RequestId};
 use crate::data::reuse::{Missed, PrefixUse, Reuse};
 use crate::data::state::{Rank, RequestState};
+use crate::parts::parked::ParkedSet;
 use crate::parts::prefix::{Holder, PrefixCache, Source};
 use crate::parts::queue::Queue;
 use crate::parts::running::RunningSet;
@@ -71,6 +72,7 @@ pub(crate) struct Admitter<'a, M> {
     pub(crate) config: &'a SchedulerConfig,
     pub(crate) room: &'a Room,
     pub(crate) prefix: &'a PrefixCache,
+    pub(crate) parked: &'a ParkedSet,
     /// The free sequence that is given next.
     pub(crate) free: Option<SeqId>,
     /// The request that is admitted leaves it; others are marked with the prefix that they wait
@@ -123,10 +125,11 @@ impl<M: Memory> Admitter<'_, M> {
                 return victim.map_or(Admission::Full, Admission::Preempt);
             }
             let Some(seq) = place.seq else {
-                return if self.prefix.is_empty() {
-                    Admission::Full
-                } else {
+                let can_evict = !self.prefix.is_empty() || !self.parked.has_no_sequence();
+                return if can_evict {
                     Admission::Evict
+                } else {
+                    Admission::Full
                 };
             };
             let Some(request) = self.queue.take(id) else {
@@ -186,7 +189,7 @@ impl<M: Memory> Admitter<'_, M> {
             (None, Holder::Running) => None,
         };
         let is_refused = |source: &Source<'_>, n| self.memory.check(&edit(source, n)?).err();
-        let running = running_sources(self.running, request.prefix);
+        let running = running_sources(self.running, self.parked, request.prefix);
         let lookup = (self.prefix).find(tokens, salt, self.now, running, is_refused);
         let (missed, n_common) = (lookup.missed, lookup.n_common);
         let Some((source, n_tokens)) = lookup.found else {

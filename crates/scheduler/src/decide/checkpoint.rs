@@ -50,10 +50,10 @@ pub(crate) fn checkpoint_work<M: Memory>(parts: PartsView<'_, M>) -> Option<Chec
         return Some(CheckpointWork::Pass(request));
     }
     let Some(seq) = parts.free else {
-        return Some(if parts.prefix.is_empty() {
-            CheckpointWork::Pass(request)
-        } else {
+        return Some(if parts.can_evict() {
             CheckpointWork::Evict
+        } else {
+            CheckpointWork::Pass(request)
         });
     };
     let edit = copy(active.seq, seq, tokens.len());

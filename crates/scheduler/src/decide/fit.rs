@@ -93,7 +93,7 @@ impl<'a, M: Memory> StepSearch<'a, M> {
                 n_prefill,
                 n_draft,
             } = compose(candidates, &order, limits);
-            let has_cached = !self.parts.prefix.is_empty();
+            let has_cached = self.parts.can_evict();
             let step = step(feeds);
             if self.n_evicting < MAX_EVICTING {
                 let edits = self.parts.memory.edits_before(&step.batch);

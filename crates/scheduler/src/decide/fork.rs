@@ -53,7 +53,7 @@ pub(crate) fn fork_start<M: Memory>(parts: PartsView<'_, M>) -> Option<ForkStart
     let copied = parts.free.map(|to| (to, copy(from, to, n_prompt)));
     let start = match copied.filter(|(_, edit)| parts.memory.check(edit).is_ok()) {
         Some((seq, edit)) => ForkStart::Copy { seq, edit, shared },
-        None if !parts.prefix.is_empty() => ForkStart::Evict,
+        None if parts.can_evict() => ForkStart::Evict,
         None => ForkStart::Wait,
     };
     Some(start)

@@ -37,10 +37,10 @@ pub(crate) fn restoration<M>(parts: PartsView<'_, M>) -> Option<Restoration> {
             n_tokens,
         }));
     }
-    Some(if parts.prefix.is_empty() {
-        Restoration::GiveUp(active.id())
-    } else {
+    Some(if parts.can_evict() {
         Restoration::Evict
+    } else {
+        Restoration::GiveUp(active.id())
     })
 }
 

@@ -100,7 +100,7 @@ fn n_held_by_others<M>(parts: PartsView<'_, M>, active: &ActiveRequest) -> usize
     let held = active.held();
     let lines = parts.prefix.lines().filter(|line| line.salt == salt);
     let lines = lines.map(|line| n_common(&line.tokens, held));
-    let others = running_sources(parts.running, active.request.prefix);
+    let others = running_sources(parts.running, parts.parked, active.request.prefix);
     let others = others.filter(|source| source.seq != active.seq);
     let others = others.map(|source| n_common(source.tokens, held));
     lines.chain(others).max().unwrap_or(0)

@@ -16,6 +16,7 @@ use crate::data::active::ActiveRequest;
 use crate::data::ids::RequestId;
 use crate::data::reuse::{PrefixUse, n_common};
 use crate::data::state::{PrefixWait, Rank, RequestState};
+use crate::parts::parked::ParkedSet;
 use crate::parts::prefix::{Holder, Source};
 use crate::parts::queue::Queue;
 use crate::parts::running::RunningSet;
@@ -23,12 +24,13 @@ use crate::parts::running::RunningSet;
 /// So many tokens more are worth waiting for.
 pub(crate) const MIN_GAIN: usize = 16;
 
-/// The running requests of this salt, as far as they are computed.
-pub(crate) fn running_sources(
-    running: &RunningSet,
+/// The running and parked requests of this salt, as far as they are computed.
+pub(crate) fn running_sources<'a>(
+    running: &'a RunningSet,
+    parked: &'a ParkedSet,
     within: PrefixUse,
-) -> impl Iterator<Item = Source<'_>> {
-    let own = running.iter().filter(move |r| {
+) -> impl Iterator<Item = Source<'a>> {
+    let own = running.iter().chain(parked.iter()).filter(move |r| {
         let may_share = r.request.prefix == within && within != PrefixUse::Off;
         may_share && r.n_done > 0 && r.is_exact()
     });

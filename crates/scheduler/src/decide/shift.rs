@@ -31,7 +31,7 @@ pub(crate) fn full_text<M>(parts: PartsView<'_, M>) -> Option<FullText> {
         Overflow::End => n_done,
     };
     let is_short = parts.running.shift_is_short();
-    if is_short && !parts.prefix.is_empty() {
+    if is_short && parts.can_evict() {
         return Some(FullText::Evict);
     }
     let n_tokens = (n_done - n_keep) / 2;

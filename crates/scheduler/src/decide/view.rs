@@ -6,6 +6,7 @@ use super::room::Room;
 use crate::data::config::SchedulerConfig;
 use crate::data::ids::Micros;
 use crate::data::state::RequestState;
+use crate::parts::parked::ParkedSet;
 use crate::parts::prefix::PrefixCache;
 use crate::parts::queue::Queue;
 use crate::parts::running::RunningSet;
@@ -21,6 +22,7 @@ pub(crate) struct PartsView<'a, M> {
     pub(crate) queue: &'a Queue,
     pub(crate) running: &'a RunningSet,
     pub(crate) prefix: &'a PrefixCache,
+    pub(crate) parked: &'a ParkedSet,
     pub(crate) swaps: &'a Swaps,
     /// The free sequence that is given next.
     pub(crate) free: Option<SeqId>,
@@ -38,6 +40,11 @@ impl<'a, M> PartsView<'a, M> {
     /// The most tokens that one request can have.
     pub(crate) fn capacity(&self) -> usize {
         self.room.capacity(self.config.n_ctx)
+    }
+
+    /// True if something makes room for requests without one of them being preempted.
+    pub(crate) fn can_evict(&self) -> bool {
+        !self.prefix.is_empty() || !self.parked.has_no_sequence()
     }
 
     /// All requests, those that run first.

@@ -64,6 +64,11 @@ impl Drafts {
         self.rejected.push(rejected);
     }
 
+    /// True if tokens that were not chosen are to leave the memory.
+    pub(crate) fn has_rejected(&self) -> bool {
+        !self.rejected.is_empty()
+    }
+
     pub(crate) fn take_rejected(&mut self) -> Vec<RejectedDraft> {
         std::mem::take(&mut self.rejected)
     }

@@ -4,6 +4,7 @@
 
 pub(crate) mod drafts;
 pub(crate) mod pace;
+pub(crate) mod parked;
 pub(crate) mod prefix;
 pub(crate) mod queue;
 pub(crate) mod running;

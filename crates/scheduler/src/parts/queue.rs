@@ -50,10 +50,16 @@ impl Queue {
             let waits = waiting.iter().any(|request| request.tenant == id);
             waits || is_running(id)
         });
-        let n_texts = 1 + request.siblings.len() as u64;
-        self.push(RequestState::new(now, self.n_arrived, request));
-        self.n_arrived += n_texts;
+        let request = self.arrive(now, request);
+        self.push(request);
         Ok(())
+    }
+
+    /// The state of a request that comes now.
+    pub(crate) fn arrive(&mut self, now: Micros, request: Request) -> RequestState {
+        let arrival = self.n_arrived;
+        self.n_arrived += 1 + request.siblings.len() as u64;
+        RequestState::new(now, arrival, request)
     }
 
     /// Takes a request back that was preempted.

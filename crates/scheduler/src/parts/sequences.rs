@@ -54,6 +54,11 @@ impl Sequences {
         self.edits.push(edit);
     }
 
+    /// True if there are edits before the next step.
+    pub(crate) fn has_edits(&self) -> bool {
+        !self.edits.is_empty() || !self.dropped.is_empty()
+    }
+
     /// The edits that come before the next step, if any: copies and cuts, then the removal of what
     /// was dropped.
     pub(crate) fn take_edits(&mut self) -> Option<Vec<Edit>> {

@@ -9,7 +9,7 @@ use crate::data::error::RequestError;
 use crate::data::event::{End, Event, Outcome, RowReport, ShiftResult, StepFailure, SwappedIn};
 use crate::data::ids::{Micros, RequestId};
 use crate::data::note::Note;
-use crate::data::request::{Overflow, Request};
+use crate::data::request::{Overflow, Request, Retention};
 use crate::data::state::{RequestState, SavedState, Tier};
 use crate::decide::save::states_to_spill;
 use crate::parts::drafts::{RejectedDraft, take_tokens};
@@ -40,6 +40,11 @@ impl Scheduler {
             Event::Fail(id) => {
                 self.in_work.take_if(|&mut work| work == id);
                 self.end(id, End::Failed, Keep::Nothing)
+            }
+            Event::Resume { request, tokens } => self.resume(now, request, tokens),
+            Event::Release(id) => {
+                self.release_parked(now, id);
+                Vec::new()
             }
             Event::Encoded(id) => {
                 self.in_work.take_if(|&mut work| work == id);
@@ -99,11 +104,11 @@ impl Scheduler {
         Ok(())
     }
 
-    /// True if a text has not ended.
-    fn has_text(&self, id: RequestId) -> bool {
+    /// True if a text has not ended, or is parked.
+    pub(super) fn has_text(&self, id: RequestId) -> bool {
         let forks = self.running.forks().iter().map(|fork| &fork.request);
         let mut all = self.requests().chain(forks);
-        all.any(|request| request.texts().any(|text| text == id))
+        all.any(|request| request.texts().any(|text| text == id)) || self.parked.contains(id)
     }
 
     fn cancel(&mut self, now: Micros, id: RequestId) -> Vec<Outcome> {
@@ -122,6 +127,10 @@ impl Scheduler {
         }
         if !self.running.is_in_flight(id) {
             return self.end(id, end, Keep::Prefix(now));
+        }
+        let running = self.running.get(id);
+        if running.is_some_and(|active| active.request.retention == Retention::Park) {
+            return Vec::new(); // it is parked between steps
         }
         if self.running.cancel(id) {
             outcomes
@@ -195,6 +204,9 @@ impl Scheduler {
         if failure == StepFailure::DeviceLost {
             return self.end_all(now);
         }
+        if failure == StepFailure::Cancelled {
+            return Vec::new();
+        }
         let is_alone = in_flight.len() == 1;
         let mut failed = None;
         for active in self.running.iter_mut() {
@@ -218,6 +230,9 @@ impl Scheduler {
         all.extend(forks.map(|fork| fork.request.id));
         for active in self.running.take_all() {
             self.sequences.drop_tokens(active.seq);
+        }
+        for seq in self.parked.clear() {
+            self.sequences.drop_tokens(seq);
         }
         self.clear_prefixes(now);
         let end = End::Failed;

@@ -21,6 +21,7 @@ use crate::decide::room::Room;
 use crate::decide::view::PartsView;
 use crate::parts::drafts::Drafts;
 use crate::parts::pace::Pace;
+use crate::parts::parked::ParkedSet;
 use crate::parts::prefix::PrefixCache;
 use crate::parts::prefix::line::CachedLine;
 use crate::parts::queue::Queue;
@@ -30,6 +31,7 @@ use crate::parts::swap::{Swaps, saved_bytes};
 use crate::speculate::SpeculationOff;
 
 mod events;
+mod park;
 mod phases;
 mod release;
 
@@ -42,6 +44,7 @@ pub struct Scheduler {
     running: RunningSet,
     sequences: Sequences,
     prefix: PrefixCache,
+    parked: ParkedSet,
     swaps: Swaps,
     drafts: Drafts,
     pace: Pace,
@@ -78,6 +81,7 @@ impl Scheduler {
             running: RunningSet::default(),
             sequences: Sequences::all_of(memory),
             prefix: PrefixCache::default(),
+            parked: ParkedSet::default(),
             swaps: Swaps::default(),
             drafts: Drafts::new(&config, memory),
             pace: Pace::default(),
@@ -148,6 +152,7 @@ impl Scheduler {
             queue: &self.queue,
             running: &self.running,
             prefix: &self.prefix,
+            parked: &self.parked,
             swaps: &self.swaps,
             free: self.sequences.next(),
         }

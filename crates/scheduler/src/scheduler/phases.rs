@@ -132,6 +132,8 @@ impl Scheduler {
                 let id = active.id();
                 let preempted = self.preempt(planning.now, id, Keep::Nothing);
                 planning.outcomes.extend(preempted);
+            } else if self.parked.unseat(seq) {
+                self.sequences.drop_tokens(seq);
             }
         }
         Phase::Over
@@ -146,6 +148,7 @@ impl Scheduler {
         let (now, memory) = (planning.now, planning.memory);
         let broken = self.prefix.take_broken(memory);
         self.drop_lines(now, broken, DropReason::Broken);
+        self.parked.recount(memory);
         let is_endless = self.room.is_endless();
         for mut active in self.running.take_all_cancelled() {
             active.n_done = memory.next_pos(active.seq).as_usize();
@@ -289,6 +292,7 @@ impl Scheduler {
             config: &self.config,
             room: &self.room,
             prefix: &self.prefix,
+            parked: &self.parked,
             free: self.sequences.next(),
             queue: &mut self.queue,
             running: &mut self.running,

@@ -21,6 +21,9 @@ use crate::parts::swap::SwapOut;
 impl Scheduler {
     /// Ends a request with all its texts, wherever it is; nothing where it has ended before.
     pub(super) fn end(&mut self, id: RequestId, end: End, keep: Keep) -> Vec<Outcome> {
+        if let Some(outcome) = self.park(id, end) {
+            return vec![outcome];
+        }
         let running = self.take_running(id, keep).map(|active| active.request);
         let Some(request) = running.or_else(|| self.queue.take(id)) else {
             return Vec::new();
@@ -106,8 +109,13 @@ impl Scheduler {
         }
     }
 
-    /// Evicts the cached prefix that is worth least.
+    /// Evicts the cached prefix that is worth least, or where there is none, takes the sequence
+    /// from the request that was parked first.
     pub(super) fn evict<M: Memory>(&mut self, now: Micros, memory: &M) {
+        if self.prefix.is_empty() {
+            self.evict_parked(now);
+            return;
+        }
         let context = self.eviction(memory);
         let evicted = self.prefix.evict(now, context);
         self.drop_evicted(now, evicted);
@@ -131,6 +139,9 @@ impl Scheduler {
     }
 
     pub(super) fn clear_prefixes(&mut self, now: Micros) {
+        for seq in self.parked.unseat_all() {
+            self.sequences.drop_tokens(seq);
+        }
         let lines = self.prefix.clear();
         self.drop_lines(now, lines, DropReason::Cleared);
     }

@@ -347,6 +347,7 @@ fn prepare(
         steps: Vec::new(),
         speculation,
         long_context: None,
+        ..TextRequest::default()
     };
     Ok(Prepared {
         request,

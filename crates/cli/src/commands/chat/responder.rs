@@ -1,16 +1,15 @@
 //! [`Responder`]: the model's side of a conversation.
 //!
-//! Invariant: the model evaluates the conversation as its template renders it; the part of it that
-//! is in the memory is not evaluated again, and other tokens are removed. Where the context is
-//! full, the oldest turns are dropped and what is left is evaluated again. Knows nothing of
-//! terminals.
+//! Invariant: the model sees the conversation as its template renders it; what is cached of it is
+//! not computed again. Where the context is full, the oldest turns are dropped and what is left is
+//! computed again, unless the context is shifted. Knows nothing of terminals.
 
-use cellar::{GenerateOptions, Model, TextState};
-use cellar_engine::{
-    CancelFlag, DraftModel, EngineError, FinishReason, PromptProgress, Speculated, Speculation,
-    Timings,
-};
-use kv_core::{SeqId, TokenId};
+use cellar::{LongContext, Model, TextState};
+use cellar_engine::sampler::Step;
+use cellar_engine::serve::{PromptProgress, RequestError, ServiceError, TextRequest, Usage};
+use cellar_engine::{CancelFlag, CompletionOptions, FinishReason, MAX_DRAFT, Speculation};
+use kv_core::TokenId;
+use model_core::model_file::ModelFile;
 use model_core::tokenizer::{EncodeOptions, TokenKind};
 
 use super::conversation::Conversation;
@@ -18,8 +17,6 @@ use super::settings::Settings;
 use crate::commands::answer::{Answer, Section, Splitter, ThinkingFormat};
 use crate::constraint::{self, Constraint, Failure};
 use crate::progress::PromptBar;
-
-const SEQ: SeqId = SeqId(0);
 
 /// The model, and what it remembers.
 pub(super) struct Responder {
@@ -31,8 +28,10 @@ pub(super) struct Responder {
     constraint: Option<Constraint>,
     /// Whether tokens are drafted.
     speculation: Speculation,
-    /// The model that drafts them, where one does.
-    draft_model: Option<DraftModel>,
+    /// What becomes of an answer that is longer than the context.
+    long_context: LongContext,
+    /// Tokens of the last prompt and its answer.
+    n_seen: usize,
 }
 
 /// How long a prompt may be.
@@ -51,14 +50,8 @@ pub(super) struct Response {
     pub(super) answer: Answer,
     /// Why it ended.
     pub(super) finish: Option<FinishReason>,
-    /// Tokens of the prompt that were in the memory already.
-    pub(super) n_known: usize,
-    /// Tokens generated.
-    pub(super) n_generated: usize,
-    /// How long it took.
-    pub(super) timings: Timings,
-    /// What speculation did.
-    pub(super) speculated: Speculated,
+    /// What it took.
+    pub(super) usage: Usage,
 }
 
 impl Responder {
@@ -71,7 +64,8 @@ impl Responder {
             stop,
             constraint: None,
             speculation: Speculation::Off,
-            draft_model: None,
+            long_context: LongContext::Stop,
+            n_seen: 0,
         }
     }
 
@@ -81,9 +75,9 @@ impl Responder {
         self
     }
 
-    /// The same with a model that drafts.
-    pub(super) fn with_draft_model(mut self, draft_model: Option<DraftModel>) -> Self {
-        self.draft_model = draft_model;
+    /// The same where answers may be longer than the context.
+    pub(super) fn with_long_context(mut self, long_context: LongContext) -> Self {
+        self.long_context = long_context;
         self
     }
 
@@ -98,9 +92,9 @@ impl Responder {
         self.constraint.is_some()
     }
 
-    /// Tokens in the memory.
-    pub(super) fn n_evaluated(&self) -> usize {
-        self.model.evaluated(SEQ).len()
+    /// Tokens of the last prompt and its answer, as far as they are in the memory.
+    pub(super) fn n_seen(&self) -> usize {
+        self.n_seen
     }
 
     /// Tokens that the memory holds.
@@ -127,22 +121,8 @@ impl Responder {
     ///
     /// # Errors
     /// Where the message does not fit the context, `on_part` fails, or the engine does; where the
-    /// answer ended before the schema or grammar did. The memory is empty then.
+    /// answer ended before the schema or grammar did.
     pub(super) fn answer(
-        &mut self,
-        conversation: &mut Conversation,
-        user: &str,
-        settings: &Settings,
-        on_part: impl FnMut(Section, &str) -> anyhow::Result<()>,
-    ) -> anyhow::Result<Option<Response>> {
-        let answered = self.try_answer(conversation, user, settings, on_part);
-        if answered.is_err() {
-            let _ = self.model.engine_mut().clear();
-        }
-        answered
-    }
-
-    fn try_answer(
         &mut self,
         conversation: &mut Conversation,
         user: &str,
@@ -158,41 +138,43 @@ impl Responder {
             after_drop: self.n_ctx() / 2,
         };
         let (prompt, ids) = self.fit(conversation, user, limits)?;
-        let n_known = self.model.keep_prefix(SEQ, &ids)?;
-        tracing::debug!(n_known, n_new = ids.len() - n_known, "reading a message");
-        let options = GenerateOptions {
-            seq: SEQ,
-            sampler: settings.sampler.clone(),
-            n_predict: settings.n_predict,
-            stop: self.stop.clone(),
-            cancel: self.cancel.clone(),
+        let mut steps: Vec<Box<dyn Step>> = Vec::new();
+        let failure = self.constraint.as_ref().map(|constraint| {
+            let (step, failure) = constraint.step();
+            steps.push(step);
+            failure
+        });
+        if let (Some(n_tokens), None) = (settings.reasoning_tokens, &failure) {
+            let tokenizer = self.model.file().tokenizer();
+            steps.push(Box::new(self.format.budget(n_tokens, &prompt, tokenizer)));
+        }
+        let request = TextRequest {
+            prompt: ids,
+            options: CompletionOptions {
+                sampler: settings.sampler.clone(),
+                n_predict: settings.n_predict,
+                stop: self.stop.clone(),
+                ..CompletionOptions::default()
+            },
+            steps,
+            cancel: Some(self.cancel.clone()),
             speculation: self.speculation,
-            draft_model: self.draft_model.clone(),
-            ..GenerateOptions::default()
+            long_context: Some(self.long_context),
+            ..TextRequest::default()
         };
-        let mut text = self.begin(&ids, ids.len() - n_known, options)?;
+        let begun = self.begin(request);
+        let mut text = begun.map_err(|error| with_reason(error, failure.as_ref()))?;
         if text.finish_reason() == Some(&FinishReason::Cancelled) {
             return Ok(None);
         }
-        let failure = match self.constraint.as_ref().map(Constraint::step) {
-            Some((step, failure)) => {
-                text = text.with_step(step);
-                Some(failure)
-            }
-            None => None,
-        };
-        if let (Some(n_tokens), None) = (settings.reasoning_tokens, &failure) {
-            let tokenizer = self.model.file().tokenizer();
-            let budget = self.format.budget(n_tokens, &prompt, tokenizer);
-            text = text.with_step(Box::new(budget));
-        }
+        let (n_known, n_prompt) = (text.usage().n_reused(), text.usage().n_prompt);
+        tracing::debug!(n_known, n_new = n_prompt - n_known, "reading a message");
         // What a grammar allows is the answer itself.
         let mut splitter = failure.is_none().then(|| self.format.splitter(&prompt));
         let mut answer = Answer::default();
         loop {
-            if text.pending().is_some() && self.n_evaluated() >= self.n_ctx() {
-                self.make_room(conversation, user, text.evaluated())?;
-                text.accept_changes(&self.model);
+            if self.is_full(&text) {
+                self.make_room(conversation, user, &mut text)?;
             }
             let piece = text.next_piece(&mut self.model);
             let piece = piece.map_err(|error| with_reason(error, failure.as_ref()))?;
@@ -200,7 +182,7 @@ impl Responder {
                 break;
             }
             for piece in text.last_pieces() {
-                let control = piece.token.and_then(|id| self.control(id));
+                let control = piece.token.and_then(|id| control(self.model.file(), id));
                 let parts = match &mut splitter {
                     Some(splitter) => splitter.push(&piece.text, control),
                     None => vec![(Section::Answer, piece.text.clone())],
@@ -218,13 +200,12 @@ impl Responder {
         if failure.is_some() {
             constraint::check_complete(text.finish_reason())?;
         }
+        let usage = text.usage();
+        self.n_seen = usage.n_prompt + usage.n_tokens;
         Ok(Some(Response {
             answer,
             finish: text.finish_reason().cloned(),
-            n_known,
-            n_generated: text.tokens().len(),
-            timings: text.timings(),
-            speculated: text.speculated(),
+            usage,
         }))
     }
 
@@ -253,76 +234,71 @@ impl Responder {
         }
     }
 
-    /// Drops the oldest turns in the middle of an answer, and evaluates what is left and the answer
+    /// True if the context has no room for more of an answer, and nothing else makes some.
+    fn is_full(&self, text: &TextState) -> bool {
+        let n_ahead = match self.speculation {
+            Speculation::Off => 0,
+            _ => MAX_DRAFT,
+        };
+        let usage = text.usage();
+        let n_tokens = usage.n_prompt + usage.n_tokens + n_ahead;
+        self.long_context == LongContext::Stop && n_tokens >= self.n_ctx()
+    }
+
+    /// Drops the oldest turns in the middle of an answer, and computes what is left and the answer
     /// so far. Where there is nothing to drop, nothing changes.
     fn make_room(
         &mut self,
         conversation: &mut Conversation,
         user: &str,
-        answer: &[TokenId],
+        text: &mut TextState,
     ) -> anyhow::Result<()> {
         if !conversation.drop_oldest() {
             return Ok(());
         }
-        let limit = (3 * self.n_ctx() / 4).saturating_sub(answer.len());
+        let limit = (3 * self.n_ctx() / 4).saturating_sub(text.usage().n_tokens);
         let limits = Limits {
             most: limit,
             after_drop: limit,
         };
-        let (_, mut ids) = self.fit(conversation, user, limits)?;
-        ids.extend(answer);
-        self.model.keep_prefix(SEQ, &ids)?;
-        let options = GenerateOptions {
-            seq: SEQ,
-            cancel: self.cancel.clone(),
-            ..GenerateOptions::default()
-        };
+        let (_, prompt) = self.fit(conversation, user, limits)?;
         // The line on the terminal has half of the answer, so there is no place for a bar.
-        self.model.begin_with(&ids, options, |_| {})?;
-        Ok(())
+        Ok(self.model.rebase(text, prompt)?)
     }
 
-    /// Evaluates what is new of the prompt: so many tokens.
-    fn begin(
-        &mut self,
-        ids: &[TokenId],
-        n_new: usize,
-        options: GenerateOptions,
-    ) -> anyhow::Result<TextState> {
+    /// Computes what is new of the prompt.
+    fn begin(&mut self, request: TextRequest) -> Result<TextState, cellar::Error> {
         let n_ubatch = self.model.engine().settings().n_ubatch as usize;
-        let reading = PromptBar::new("reading", n_new, n_ubatch);
-        self.model
-            .engine_mut()
-            .set_run_progress(Some(reading.run()));
+        let reading = PromptBar::new("reading", request.prompt.len(), n_ubatch);
+        self.model.session().set_run_progress(Some(reading.run()));
         let on_progress = |progress: PromptProgress| reading.set(progress.n_done);
-        let begun = self.model.begin_with(ids, options, on_progress);
-        self.model.engine_mut().set_run_progress(None);
-        begun.map_err(with_advice)
-    }
-
-    /// The text of a control token.
-    fn control(&self, id: TokenId) -> Option<&str> {
-        let tokenizer = self.model.file().tokenizer();
-        match tokenizer.token_kind(id) {
-            Some(TokenKind::Control) => tokenizer.token_text(id),
-            _ => None,
-        }
+        let begun = self.model.begin_with(request, on_progress);
+        self.model.session().set_run_progress(None);
+        begun
     }
 }
 
-/// An error with the reason why the grammar left no token, where that is the cause.
+/// The text of a control token.
+fn control(file: &ModelFile, id: TokenId) -> Option<&str> {
+    let tokenizer = file.tokenizer();
+    match tokenizer.token_kind(id) {
+        Some(TokenKind::Control) => tokenizer.token_text(id),
+        _ => None,
+    }
+}
+
+/// An error with the reason why the grammar left no token, where that is the cause, or with what
+/// can be done about it.
 fn with_reason(error: cellar::Error, failure: Option<&Failure>) -> anyhow::Error {
-    match failure.and_then(Failure::reason) {
-        Some(reason) => anyhow::Error::from(error).context(reason),
-        None => error.into(),
-    }
-}
-
-fn with_advice(error: cellar::Error) -> anyhow::Error {
-    match error {
-        cellar::Error::Engine(error @ EngineError::PromptTooLong { .. }) => anyhow::anyhow!(
-            "{error}, even without earlier messages; a larger --ctx or a shorter message is needed"
+    match (failure.and_then(Failure::reason), error) {
+        (Some(reason), error) => anyhow::Error::from(error).context(reason),
+        (
+            None,
+            cellar::Error::Text(ServiceError::Refused(RequestError::TooLong { n_prompt, limit })),
+        ) => anyhow::anyhow!(
+            "the prompt of {n_prompt} tokens does not fit the context of {limit}, even without \
+             earlier messages; a larger --ctx or a shorter message is needed"
         ),
-        error => error.into(),
+        (None, error) => error.into(),
     }
 }

@@ -5,7 +5,7 @@
 
 use std::io::Write;
 
-use cellar_engine::{Generation, TokenLogprobs, TokenPiece};
+use cellar_engine::session::TokenPiece;
 use kv_core::TokenId;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::TokenKind;
@@ -45,8 +45,6 @@ pub(super) struct Printer<'f> {
     reader: Reader,
     /// Of an answer, and not of a text that is continued.
     answer: Option<AnswerParts>,
-    /// Tokens that were printed.
-    n_tokens: usize,
 }
 
 /// An answer that is split into thinking and the rest.
@@ -82,7 +80,6 @@ impl<'f> Printer<'f> {
             },
             reader,
             answer,
-            n_tokens: 0,
         })
     }
 
@@ -97,38 +94,30 @@ impl<'f> Printer<'f> {
         Ok(())
     }
 
-    /// Prints the piece that the generation gave.
+    /// Prints pieces of the text.
     ///
     /// # Errors
     /// Where it cannot be written.
     pub(super) fn print(
         &mut self,
-        generation: &Generation,
+        pieces: &[TokenPiece],
         out: &mut impl Write,
     ) -> anyhow::Result<()> {
-        for part in generation.last_pieces() {
-            let place = match part.token {
-                Some(_) => generation.logprobs().get(self.n_tokens),
-                None => None,
-            };
-            self.n_tokens += usize::from(part.token.is_some());
-            self.print_part(part, place, out)?;
-        }
-        Ok(())
+        pieces
+            .iter()
+            .try_for_each(|part| self.print_part(part, out))
     }
 
-    fn print_part(
-        &mut self,
-        part: &TokenPiece,
-        place: Option<&TokenLogprobs>,
-        out: &mut impl Write,
-    ) -> anyhow::Result<()> {
+    fn print_part(&mut self, part: &TokenPiece, out: &mut impl Write) -> anyhow::Result<()> {
         let (token, piece) = (part.token, part.text.as_str());
         if self.format == Format::JsonLines {
             let line = terminal::json(&Piece {
                 piece,
                 token,
-                logprobs: place.map(|place| ShownLogprobs::of(self.file.tokenizer(), place)),
+                logprobs: part
+                    .logprobs
+                    .as_ref()
+                    .map(|place| ShownLogprobs::of(self.file.tokenizer(), place)),
             })?;
             writeln!(out, "{line}")?;
             out.flush()?;

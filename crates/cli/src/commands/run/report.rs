@@ -4,7 +4,8 @@
 
 use std::time::Duration;
 
-use cellar_engine::{FinishReason, Generation, Pace, Speculated, Timings};
+use cellar_engine::serve::Usage;
+use cellar_engine::{FinishReason, Pace, Speculated, Timings};
 use kv_core::TokenId;
 use kv_core::backend::BackendInfo;
 use serde::Serialize;
@@ -102,48 +103,53 @@ pub(super) fn answer_parts(answer: Option<&Answer>) -> (Option<&str>, Option<&st
     }
 }
 
-/// The line of statistics.
-pub(super) fn statistics(
-    generation: &Generation,
-    load: Duration,
-    info: &BackendInfo,
-    seed: Option<u64>,
-) -> String {
-    let seed = seed.map_or(String::new(), |seed| format!("seed {seed} | "));
-    let pace = |pace: Pace| match pace.tokens_per_second() {
-        Some(rate) => format!("{:.2} s, {rate:.1} tokens/s", pace.time.as_secs_f64()),
-        None => format!("{:.2} s", pace.time.as_secs_f64()),
-    };
-    let Timings {
-        prompt,
-        generation: own,
-    } = generation.timings();
-    let finish = match generation.finish_reason() {
-        Some(FinishReason::EndOfGeneration { .. }) => "the model ended it",
-        Some(FinishReason::StopToken { .. }) => "a stop token",
-        Some(FinishReason::StopString { .. }) => "a stop string",
-        Some(FinishReason::Length) => "--predict reached",
-        Some(FinishReason::ContextFull) => "the context is full",
-        Some(FinishReason::Cancelled) => "interrupted",
-        _ => "unknown",
-    };
-    let speculated = match generation.speculated() {
-        Speculated { n_drafted: 0, .. } => String::new(),
-        Speculated {
-            n_drafted,
-            n_accepted,
-            ..
-        } => format!(" ({n_accepted} of {n_drafted} drafted)"),
-    };
-    format!(
-        "loaded in {:.2} s | prompt: {} tokens in {} | generated: {} tokens in {}{speculated} | end: \
-         {finish} | {seed}{} ({})",
-        load.as_secs_f64(),
-        prompt.n_tokens,
-        pace(prompt),
-        generation.tokens().len(),
-        pace(own),
-        info.name,
-        info.device,
-    )
+/// What the line of statistics says.
+pub(super) struct Statistics<'a> {
+    pub(super) usage: Usage,
+    pub(super) finish: Option<&'a FinishReason>,
+    pub(super) load: Duration,
+    /// `None` where it is of no use.
+    pub(super) seed: Option<u64>,
+}
+
+impl Statistics<'_> {
+    /// The line of statistics.
+    pub(super) fn line(&self, info: &BackendInfo) -> String {
+        let seed = self
+            .seed
+            .map_or(String::new(), |seed| format!("seed {seed} | "));
+        let pace = |pace: Pace| match pace.tokens_per_second() {
+            Some(rate) => format!("{:.2} s, {rate:.1} tokens/s", pace.time.as_secs_f64()),
+            None => format!("{:.2} s", pace.time.as_secs_f64()),
+        };
+        let Timings { prompt, generation } = self.usage.timings();
+        let finish = match self.finish {
+            Some(FinishReason::EndOfGeneration { .. }) => "the model ended it",
+            Some(FinishReason::StopToken { .. }) => "a stop token",
+            Some(FinishReason::StopString { .. }) => "a stop string",
+            Some(FinishReason::Length) => "--predict reached",
+            Some(FinishReason::ContextFull) => "the context is full",
+            Some(FinishReason::Cancelled) => "interrupted",
+            _ => "unknown",
+        };
+        let speculated = match self.usage.speculated {
+            Speculated { n_drafted: 0, .. } => String::new(),
+            Speculated {
+                n_drafted,
+                n_accepted,
+                ..
+            } => format!(" ({n_accepted} of {n_drafted} drafted)"),
+        };
+        format!(
+            "loaded in {:.2} s | prompt: {} tokens in {} | generated: {} tokens in {}{speculated} | end: \
+             {finish} | {seed}{} ({})",
+            self.load.as_secs_f64(),
+            prompt.n_tokens,
+            pace(prompt),
+            self.usage.n_tokens,
+            pace(generation),
+            info.name,
+            info.device,
+        )
+    }
 }
