@@ -7,6 +7,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use cellar_engine::serve::ServiceError;
 use cellar_engine::{ConfigError, EngineError};
 use kv_core::backend::BackendError;
 use kv_core::layers::LayerError;
@@ -62,14 +63,23 @@ pub(crate) fn advice(error: &anyhow::Error) -> Option<String> {
 
 /// The setting that is refused, where that is what an error is about.
 fn config_error<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e ConfigError> {
-    // These pass the messages of their causes on, and are not followed by them.
-    let of_engine = |error: &'e EngineError| match error {
-        EngineError::Config(error) => Some(error),
+    match engine_error(error) {
+        Some(EngineError::Config(error)) => Some(error),
+        Some(_) => None,
+        None => error.downcast_ref(),
+    }
+}
+
+/// The engine's error, where this is it. Errors of texts and models pass the message of their cause
+/// on, and are not followed by it.
+fn engine_error<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e EngineError> {
+    let of_text = |error: &'e ServiceError| match error {
+        ServiceError::Engine(error) => Some(&**error),
         _ => None,
     };
     match (error.downcast_ref(), error.downcast_ref()) {
-        (Some(cellar::Error::Engine(error)), _) => of_engine(error),
-        (_, Some(error)) => of_engine(error),
+        (Some(cellar::Error::Engine(error)), _) => Some(error),
+        (Some(cellar::Error::Text(error)), _) | (_, Some(error)) => of_text(error),
         _ => error.downcast_ref(),
     }
 }
@@ -116,7 +126,7 @@ pub(crate) fn with_flag(error: &ConfigError) -> String {
 
 /// What is wrong with a state, where that is what an error is about.
 fn state_error<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e StateError> {
-    match error.downcast_ref() {
+    match engine_error(error) {
         Some(EngineError::State(error)) => Some(error),
         _ => error.downcast_ref(),
     }

@@ -33,6 +33,7 @@ use crate::args::{PredictLimit, RunArgs, Seed};
 use crate::constraint::{self, Constraint, Failure};
 use crate::draft_model::{self, DraftFor};
 use crate::failure::{Exit, usage, warn};
+use crate::input;
 use crate::interrupt::cancel_on_interrupt;
 use crate::logprobs::shown_logprobs;
 use crate::long_context;
@@ -117,7 +118,7 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
         return denoise::run(&task, &prompt, out);
     }
     let bytes = match &args.session.load_state {
-        Some(path) => Some(session::read(path)?),
+        Some(path) => Some(input::bytes(path)?),
         None => None,
     };
     let (mut engine, mut start) = open(args, &file, prompt, bytes.as_deref())?;

@@ -16,7 +16,7 @@ use kv_core::{SeqId, TokenId};
 
 use crate::args::{RunArgs, SessionArgs};
 use crate::failure::usage;
-use crate::{input, output_file};
+use crate::output_file;
 
 use super::run::with_advice;
 
@@ -53,14 +53,6 @@ pub(super) fn check(args: &RunArgs) -> anyhow::Result<()> {
         );
     }
     Ok(())
-}
-
-/// The bytes of a saved state.
-///
-/// # Errors
-/// Where the file cannot be read.
-pub(super) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    Ok(input::bytes(path)?)
 }
 
 /// A saved state, before its rows are restored.
