@@ -198,7 +198,8 @@ mod tests {
     #[test]
     fn each_value_has_the_scale_of_its_tensor_row_or_block() {
         let shape = [130, 257];
-        let by_place: [(&[usize], fn(usize, usize) -> usize); 5] = [
+        type Place = fn(usize, usize) -> usize;
+        let by_place: [(&[usize], Place); 5] = [
             (&[], |_, _| 0),
             (&[1], |_, _| 0),
             (&[130], |row, _| row),
