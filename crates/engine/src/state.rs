@@ -7,11 +7,12 @@
 use std::io::Write;
 
 use kv_core::backend::{Backend, RowStorage};
-use kv_core::memory::{Edit, Memory, RestoreInto, Seqs, TargetRows};
+use kv_core::layers::RowLayout;
+use kv_core::memory::{Edit, Memory, Restoration, RestoreInto, Seqs, TargetRows};
 use kv_core::state::{
     Fingerprint, SavedState, SeqTokens, StateToSave, check_kv_type, check_state_type, save,
 };
-use kv_core::{KvType, PosRange};
+use kv_core::{KvType, Pos, PosRange, SeqId};
 
 use crate::decode::Engine;
 use crate::error::{EngineError, Replaced};
@@ -119,32 +120,18 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         self.fingerprint.check(state.fingerprint())?;
         let layout = self.runner.rows.layout().clone();
         state.check_rows(&layout)?;
-        let mut after = self.memory.clone();
-        let restored = after
-            .restore(state.snapshot(), into)
-            .map_err(kv_core::state::StateError::from)?;
-        let mut write = |span, bytes: &[u8]| {
-            self.runner
-                .backend
-                .write_rows(&mut self.runner.rows, span, bytes)
-        };
-        let (replaced, written) = match restored.rows_taken {
-            TargetRows::Free => (
-                Replaced::Kept,
-                state.write_rows(&restored, &layout, &mut write),
-            ),
-            TargetRows::InUse => {
-                // Rows of what is replaced are lost from here on. Where all are written, another
-                // memory takes the place of this one.
-                let _overwritten = Forgetting::new(&mut self.memory, removal(into));
-                let written = state.write_rows(&restored, &layout, &mut write);
-                (Replaced::Forgotten, written)
+        let replaces = match into {
+            RestoreInto::All => {
+                (0..self.memory.n_seqs()).any(|seq| has_any(&self.memory, SeqId(seq)))
             }
+            RestoreInto::One { to, .. } => has_any(&self.memory, to),
+            RestoreInto::Behind { .. } => false,
         };
-        if let Err(source) = written {
-            return Err(EngineError::RestoreRows { replaced, source });
-        }
-        self.memory = after;
+        let restored = if replaces {
+            self.replace(state, into, &layout)?
+        } else {
+            self.add(state, into, &layout)?
+        };
         let tokens = state.tokens().iter().filter_map(|tokens| {
             let seq = into.seq(tokens.seq)?;
             Some(SeqTokens {
@@ -157,12 +144,90 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             tokens: tokens.collect(),
         })
     }
+
+    /// Restores where nothing is replaced: in this memory, which loses the new tokens again where
+    /// their rows cannot be written.
+    fn add(
+        &mut self,
+        state: &SavedState<'_>,
+        into: RestoreInto,
+        layout: &RowLayout,
+    ) -> Result<Restoration, EngineError> {
+        let first = match into {
+            RestoreInto::Behind { to, .. } => self.memory.next_pos(to),
+            RestoreInto::All | RestoreInto::One { .. } => Pos(0),
+        };
+        let restored = self.memory.restore(state.snapshot(), into);
+        let restored = restored.map_err(kv_core::state::StateError::from)?;
+        self.changes.count_edit(removal(into, first));
+        let added = Forgetting::new(&mut self.memory, removal(into, first));
+        let mut write = |span, bytes: &[u8]| {
+            self.runner
+                .backend
+                .write_rows(&mut self.runner.rows, span, bytes)
+        };
+        let written = state.write_rows(&restored, layout, &mut write);
+        if let Err(source) = written {
+            let replaced = Replaced::Kept;
+            return Err(EngineError::RestoreRows { replaced, source });
+        }
+        added.keep();
+        Ok(restored)
+    }
+
+    /// Restores in place of others: in a copy of the memory, so that what is replaced is still
+    /// there where rows cannot be written, as long as they were written to unused cells.
+    fn replace(
+        &mut self,
+        state: &SavedState<'_>,
+        into: RestoreInto,
+        layout: &RowLayout,
+    ) -> Result<Restoration, EngineError> {
+        let removal = removal(into, Pos(0));
+        let mut after = self.memory.clone();
+        let restored = after
+            .restore(state.snapshot(), into)
+            .map_err(kv_core::state::StateError::from)?;
+        self.changes.count_edit(removal);
+        let mut write = |span, bytes: &[u8]| {
+            self.runner
+                .backend
+                .write_rows(&mut self.runner.rows, span, bytes)
+        };
+        let (replaced, written) = match restored.rows_taken {
+            TargetRows::Free => (
+                Replaced::Kept,
+                state.write_rows(&restored, layout, &mut write),
+            ),
+            TargetRows::InUse => {
+                // Rows of what is replaced are lost from here on. Where all are written, another
+                // memory takes the place of this one.
+                let _overwritten = Forgetting::new(&mut self.memory, removal);
+                let written = state.write_rows(&restored, layout, &mut write);
+                (Replaced::Forgotten, written)
+            }
+        };
+        if let Err(source) = written {
+            return Err(EngineError::RestoreRows { replaced, source });
+        }
+        self.memory = after;
+        Ok(restored)
+    }
 }
 
-/// Removes the sequences that a restoration replaces.
-fn removal(into: RestoreInto) -> Edit {
+/// True if a sequence has tokens, or a source.
+fn has_any(memory: &impl Memory, seq: SeqId) -> bool {
+    memory.positions(seq).is_some() || memory.source_positions(seq).is_some()
+}
+
+/// Removes the sequences that a restoration replaces, or adds to.
+fn removal(into: RestoreInto, first: Pos) -> Edit {
     match into {
         RestoreInto::All => Edit::Clear,
+        RestoreInto::Behind { to, .. } => Edit::Remove {
+            seqs: Seqs::One(to),
+            range: PosRange::new(first, PosRange::ALL.last),
+        },
         RestoreInto::One { to, .. } => Edit::Remove {
             seqs: Seqs::One(to),
             range: PosRange::ALL,

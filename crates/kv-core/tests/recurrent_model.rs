@@ -349,6 +349,7 @@ impl World {
                 }
                 match into {
                     RestoreInto::All => self.model = model,
+                    RestoreInto::Behind { .. } => panic!("states have no ranges"),
                     RestoreInto::One { from, to } => {
                         self.model[to.as_usize()] = model[from.as_usize()].clone();
                     }

@@ -6,6 +6,7 @@
 mod device;
 mod images;
 mod latents;
+mod ranges;
 mod state_types;
 
 use device::{Device, FULL, NEAR, RestoreReport, SHAPES, STATES, config, configs, ids};

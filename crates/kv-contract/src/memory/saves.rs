@@ -6,12 +6,12 @@ use kv_core::layers::LayerMap;
 use kv_core::memory::{NoRoom, Refusal, Restoration, RestoreInto, Seqs, TargetRows};
 use kv_core::state::{Fingerprint, SavedState, StateToSave, save};
 use kv_core::weights::MemoryWeights;
-use kv_core::{PartIdx, Pos, PosRange, SeqId};
+use kv_core::{PartIdx, Pos, PosRange, SeqId, Window};
 use proptest::prelude::*;
 
-use super::MemoryUnderTest;
 use super::batches::N_SEQS;
 use super::world::{GARBAGE, Row, World};
+use super::{MemoryUnderTest, PartView};
 
 /// The device's ability to write rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,7 +160,7 @@ impl<M: MemoryUnderTest> World<M> {
                 self.memory.clear();
                 (0..N_SEQS).for_each(|seq| self.forget_model(SeqId(seq)));
             }
-            RestoreInto::One { to, .. } => {
+            RestoreInto::One { to, .. } | RestoreInto::Behind { to, .. } => {
                 self.memory.remove(Seqs::One(to), PosRange::ALL).unwrap();
                 self.forget_model(to);
             }
@@ -178,12 +178,19 @@ impl<M: MemoryUnderTest> World<M> {
                 self.model[to].clone_from(&saved.model[from]);
                 self.sources[to].clone_from(&saved.sources[from]);
             }
+            RestoreInto::Behind { from, to } => {
+                let added = &saved.model[from.as_usize()];
+                self.model[to.as_usize()].extend_from_slice(added);
+            }
         }
     }
 
     fn check_restore_refusal(&self, saved: &SavedMemory, into: RestoreInto, refused: Refusal) {
         match (refused.clone(), into) {
-            (Refusal::NotSaved { seq, .. }, RestoreInto::One { from, .. }) => {
+            (
+                Refusal::NotSaved { seq, .. },
+                RestoreInto::One { from, .. } | RestoreInto::Behind { from, .. },
+            ) => {
                 assert_eq!(seq, from);
                 assert!(saved.model[from.as_usize()].is_empty());
                 assert!(saved.sources[from.as_usize()].is_empty());
@@ -203,16 +210,31 @@ impl<M: MemoryUnderTest> World<M> {
                 assert_eq!(self.config(part).window, window);
                 assert_ne!(into, RestoreInto::All, "it all fitted before");
             }
+            (Refusal::NotBehind { next, first, .. }, RestoreInto::Behind { from, to }) => {
+                let [has, saved] = [&self.model[to.as_usize()], &saved.model[from.as_usize()]];
+                assert_eq!(next, has.last().map_or(Pos(0), |(pos, _)| pos.next()));
+                assert_eq!(Some(first), saved.first().map(|(pos, _)| *pos));
+                assert_ne!(first, next);
+            }
+            // Only full attention has ranges.
+            (Refusal::Unsupported { .. }, RestoreInto::Behind { .. }) => {
+                let parts = self.memory.parts();
+                let is_full = |part: &PartView| part.config().window == Window::Full;
+                let has_others =
+                    self.memory.recurrent().is_some() || self.memory.source().is_some();
+                assert!(has_others || !parts.iter().all(is_full), "{refused}");
+            }
             (other, _) => panic!("{other}"),
         }
     }
 }
 
-/// A restoration of all sequences, or of any one into any other.
+/// A restoration of all sequences, of any one into any other, or behind any other.
 pub(crate) fn restore_into() -> impl Strategy<Value = RestoreInto> {
     let seq = || (0..N_SEQS).prop_map(SeqId);
     prop_oneof![
         1 => Just(RestoreInto::All),
         3 => (seq(), seq()).prop_map(|(from, to)| RestoreInto::One { from, to }),
+        1 => (seq(), seq()).prop_map(|(from, to)| RestoreInto::Behind { from, to }),
     ]
 }

@@ -266,7 +266,8 @@ pub trait Memory {
     }
 
     /// Takes back what was saved, of this memory or of another of the same layers, in new cells.
-    /// What the restored sequences had goes. Parts that this memory does not have are left out.
+    /// What the restored sequences had goes, unless a range is put
+    /// [behind](RestoreInto::Behind) it. Parts that this memory does not have are left out.
     ///
     /// # Errors
     /// [`Refusal`]; nothing has changed then.

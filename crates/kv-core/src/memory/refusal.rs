@@ -244,6 +244,19 @@ pub enum Refusal {
     /// The snapshot has no recurrent states, but this memory has them.
     #[error("no recurrent states were saved")]
     NoStates,
+    /// A range of tokens that does not follow what the sequence has.
+    #[error(
+        "sequence {seq} goes on at position {next}, and what was saved begins at {first}: restore \
+         the ranges in order"
+    )]
+    NotBehind {
+        /// The sequence.
+        seq: SeqId,
+        /// The position of its next token.
+        next: Pos,
+        /// The first position that was saved.
+        first: Pos,
+    },
     /// This memory does not have the operation.
     #[error("this memory cannot {operation}")]
     Unsupported {

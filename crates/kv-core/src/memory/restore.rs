@@ -4,12 +4,13 @@
 //! rows until everything is written, as long as there is room for both. Invariant: checked whole
 //! before anything changes; row writes are returned, never queued. Knows nothing of bytes.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use super::pos_set::PosSet;
 use super::snapshot::{CellRecord, PartSnapshot, RestoreInto, Snapshot};
 use super::unified::{Streams, Unified};
-use super::{NeededFor, NoRoom, Refusal};
+use super::{Memory as _, NeededFor, NoRoom, Refusal};
 use crate::cells::{Cell, FreeMap};
 use crate::ids::{CellIdx, PartIdx, Pos, SeqId, StreamIdx};
 use crate::seq_set::SeqSet;
@@ -89,12 +90,22 @@ struct Share {
     forgotten: Vec<(SeqId, PosSet)>,
 }
 
-/// The memory as it would be, and what would be left to do.
-pub(super) fn after(
+/// A restoration whose cells were found.
+pub(super) struct PlannedRestore {
+    /// The sequences that lose what they have.
+    replaced: SeqSet,
+    /// By number of the stream: what it is given, and the cells for it, in the same order.
+    shares: Vec<(usize, Share, Vec<u32>)>,
+    restored: Restoration,
+}
+
+/// Finds cells for what was saved. Changes nothing, and copies nothing but the streams of sequences
+/// that have tokens to lose.
+pub(super) fn plan(
     memory: &Unified,
     snapshot: &Snapshot,
     into: RestoreInto,
-) -> Result<(Unified, Restoration), Refusal> {
+) -> Result<PlannedRestore, Refusal> {
     let config = *memory.config();
     let replaced = into.replaced(snapshot, config.n_seqs)?;
     let saved = snapshot.part(config.part).ok_or(Refusal::NoPart {
@@ -108,24 +119,27 @@ pub(super) fn after(
             here: config.window,
         });
     }
-    let mut after = memory.clone();
-    for seq in &replaced {
-        let stream = after.stream_of(seq);
-        if let Some(stream) = after.streams.get_mut(stream) {
-            stream.remove(seq, PosRange::ALL);
-        }
+    if let RestoreInto::Behind { from, to } = into {
+        check_behind(memory, saved, from, to)?;
     }
-    let mut restored = Restoration::default();
-    let shares = shares(saved, into, &after);
-    for (number, share) in shares {
+    let mut planned = PlannedRestore {
+        replaced,
+        shares: Vec::new(),
+        restored: Restoration::default(),
+    };
+    for (number, share) in shares(saved, into, memory) {
         let mut share = share;
-        let (Some(before), Some(stream)) =
-            (memory.streams.get(number), after.streams.get_mut(number))
-        else {
+        let Some(before) = memory.streams.get(number) else {
             continue;
         };
-        let n_cells = stream.cells.n_cells();
-        let n_free = stream.cells.free().n_free();
+        let mut after = Cow::Borrowed(before);
+        for seq in &planned.replaced {
+            if before.cells.positions(seq).is_some() {
+                after.to_mut().remove(seq, PosRange::ALL);
+            }
+        }
+        let n_cells = before.cells.n_cells();
+        let n_free = after.cells.free().n_free();
         if share.tokens.len() > n_free as usize {
             share.forget_hidden(config.window);
         }
@@ -143,11 +157,9 @@ pub(super) fn after(
                 n_free_elsewhere: 0,
             }));
         }
-        let cells = free_cells(before.cells.free(), stream.cells.free(), n_wanted);
-        for (token, i) in share.tokens.iter().zip(cells) {
-            let to = stream.cells.first_cell().offset(i);
-            stream.cells.insert(to, &token.cell);
-            stream.set_head_behind(to);
+        let cells = free_cells(before.cells.free(), after.cells.free(), n_wanted);
+        let restored = &mut planned.restored;
+        for (token, &i) in share.tokens.iter().zip(&cells) {
             restored.n_tokens += token.cell.seqs.len() as u32;
             if !before.cells.free().is_free(i) {
                 restored.rows_taken = TargetRows::InUse;
@@ -157,16 +169,61 @@ pub(super) fn after(
                 RowWrite {
                     part: config.part,
                     from: token.row,
-                    to,
+                    to: before.cells.first_cell().offset(i),
                     len: 1,
                 },
             );
+        }
+        planned.shares.push((number, share, cells));
+    }
+    Ok(planned)
+}
+
+/// Does what was planned for this memory as it is.
+pub(super) fn carry_out(memory: &mut Unified, planned: PlannedRestore) -> Restoration {
+    for seq in &planned.replaced {
+        let stream = memory.stream_of(seq);
+        if let Some(stream) = memory.streams.get_mut(stream) {
+            stream.remove(seq, PosRange::ALL);
+        }
+    }
+    for (number, share, cells) in planned.shares {
+        let Some(stream) = memory.streams.get_mut(number) else {
+            continue;
+        };
+        for (token, i) in share.tokens.iter().zip(cells) {
+            let to = stream.cells.first_cell().offset(i);
+            stream.cells.insert(to, &token.cell);
+            stream.set_head_behind(to);
         }
         for (seq, forgotten) in share.forgotten {
             stream.set_forgotten(seq, forgotten);
         }
     }
-    Ok((after, restored))
+    planned.restored
+}
+
+/// Checks that saved tokens can follow those of a sequence: every token sees all before it, and the
+/// first saved one has the next position.
+fn check_behind(
+    memory: &Unified,
+    saved: &PartSnapshot,
+    from: SeqId,
+    to: SeqId,
+) -> Result<(), Refusal> {
+    if saved.window != Window::Full {
+        let operation = "restore a range of a sequence: only full attention can";
+        return Err(Refusal::Unsupported { operation });
+    }
+    let next = memory.next_pos(to);
+    match saved.positions(from) {
+        Some(positions) if positions.first != next => Err(Refusal::NotBehind {
+            seq: to,
+            next,
+            first: positions.first,
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// The tokens of a saved part for the sequences of each stream, by number of the stream.

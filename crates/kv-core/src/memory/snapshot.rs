@@ -141,6 +141,14 @@ pub enum RestoreInto {
         /// The sequence that it becomes. What this had goes.
         to: SeqId,
     },
+    /// A range of one, saved by [`Snapshot::within`], is put behind what another has. Only in
+    /// memories with full attention alone.
+    Behind {
+        /// The sequence that was saved.
+        from: SeqId,
+        /// The sequence that gets its tokens: the first of them has its next position.
+        to: SeqId,
+    },
 }
 
 impl RestoreInto {
@@ -148,8 +156,10 @@ impl RestoreInto {
     pub fn map(self, saved: &SeqSet) -> SeqSet {
         match self {
             Self::All => saved.clone(),
-            Self::One { from, to } if saved.contains(from) => SeqSet::one(to),
-            Self::One { .. } => SeqSet::EMPTY,
+            Self::One { from, to } | Self::Behind { from, to } if saved.contains(from) => {
+                SeqSet::one(to)
+            }
+            Self::One { .. } | Self::Behind { .. } => SeqSet::EMPTY,
         }
     }
 
@@ -157,7 +167,7 @@ impl RestoreInto {
     pub fn seq(self, saved: SeqId) -> Option<SeqId> {
         match self {
             Self::All => Some(saved),
-            Self::One { from, to } => (saved == from).then_some(to),
+            Self::One { from, to } | Self::Behind { from, to } => (saved == from).then_some(to),
         }
     }
 
@@ -169,15 +179,16 @@ impl RestoreInto {
                 Some(seq) => Err(Refusal::NoSuchSequence { seq, n_seqs }),
                 None => Ok(SeqSet::first_n(n_seqs)),
             },
-            Self::One { from: seq, .. }
+            Self::One { from: seq, .. } | Self::Behind { from: seq, .. }
                 if !saved.contains(seq) && !snapshot.empty.contains(seq) =>
             {
                 Err(Refusal::NotSaved { seq, saved })
             }
-            Self::One { to: seq, .. } if seq.0 >= n_seqs => {
+            Self::One { to: seq, .. } | Self::Behind { to: seq, .. } if seq.0 >= n_seqs => {
                 Err(Refusal::NoSuchSequence { seq, n_seqs })
             }
             Self::One { to, .. } => Ok(SeqSet::one(to)),
+            Self::Behind { .. } => Ok(SeqSet::EMPTY),
         }
     }
 }
@@ -235,6 +246,25 @@ impl Snapshot {
         let empty = seqs.iter().filter(|seq| !with_tokens.contains(*seq));
         self.empty = empty.collect();
         self
+    }
+
+    /// What it has in a range of positions, to be restored [behind](RestoreInto::Behind) what
+    /// comes before.
+    ///
+    /// # Errors
+    /// [`Refusal::Unsupported`], where windows or recurrent states forget: what they keep is that of
+    /// the last token.
+    pub fn within(mut self, range: PosRange) -> Result<Self, Refusal> {
+        let is_full = |part: &PartSnapshot| part.window == Window::Full;
+        if self.states.is_some() || !self.parts.iter().all(is_full) {
+            let operation = "save a range of a sequence: only full attention can";
+            return Err(Refusal::Unsupported { operation });
+        }
+        let all = self.seqs().union(&self.empty);
+        for part in &mut self.parts {
+            part.cells.retain(|record| range.contains(record.cell.pos));
+        }
+        Ok(self.of_seqs(&all))
     }
 
     /// The snapshot of two parts of one memory.
@@ -348,7 +378,7 @@ impl PartSnapshot {
         self.window == Window::Source
     }
 
-    fn positions(&self, seq: SeqId) -> Option<PosRange> {
+    pub(super) fn positions(&self, seq: SeqId) -> Option<PosRange> {
         let own = self.cells.iter().filter(|t| t.cell.seqs.contains(seq));
         let own = own.map(|t| PosRange::new(t.cell.pos, t.cell.pos));
         own.reduce(PosRange::hull)

@@ -437,13 +437,12 @@ impl Memory for Unified {
     }
 
     fn check_restore(&self, snapshot: &Snapshot, into: RestoreInto) -> Result<(), Refusal> {
-        restore::after(self, snapshot, into).map(drop)
+        restore::plan(self, snapshot, into).map(drop)
     }
 
     fn restore(&mut self, snapshot: &Snapshot, into: RestoreInto) -> Result<Restoration, Refusal> {
-        let (after, restored) = restore::after(self, snapshot, into)?;
-        *self = after;
-        Ok(restored)
+        let planned = restore::plan(self, snapshot, into)?;
+        Ok(restore::carry_out(self, planned))
     }
 }
 

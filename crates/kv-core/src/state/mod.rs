@@ -14,6 +14,7 @@
 //! [`Memory::restore`]: crate::memory::Memory::restore
 //! [`Snapshot`]: crate::memory::Snapshot
 
+mod convert;
 mod error;
 mod fingerprint;
 mod frame;

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use super::convert::{self, Conversion};
 use super::error::StateError;
 use super::fingerprint::Fingerprint;
 use super::frame::{self, Section, Tag, tag_name};
-use super::rows::{Converter, RowEncoding, RowFormat, formats};
+use super::rows::{RowEncoding, RowFormat, formats};
 use super::snapshot::{decode_part, decode_states, decode_tokens};
 use super::write::{META, Meta, PART, ROWS, STATES, TOKENS};
 use super::{SeqTokens, WriteRows};
@@ -14,9 +15,6 @@ use crate::ids::{CellIdx, LayerIdx, MAX_SEQS, SeqId};
 use crate::layers::RowLayout;
 use crate::memory::{Restoration, Snapshot};
 use crate::seq_set::SeqSet;
-
-/// Bytes of converted rows that are held at once.
-const PIECE: usize = 1 << 20;
 
 /// A state whose bytes were checked.
 #[derive(Clone, Debug)]
@@ -169,21 +167,23 @@ impl<'a> SavedState<'a> {
             StateError::Rows { layer, .. } => BackendError::NoRows { layer },
             _ => BackendError::NoRows { layer: LayerIdx(0) },
         })?;
-        for pairing in pairings {
+        let mut conversions = Vec::new();
+        for pairing in &pairings {
+            let mut add = |from, to, len| pairing.write(from, to, len, write, &mut conversions);
             match pairing.here.stored {
                 RowEncoding::Heads { part, .. } => {
                     for w in restored.row_writes.iter().filter(|w| w.part == part) {
-                        pairing.write(w.from, w.to, w.len, write)?;
+                        add(w.from, w.to, w.len)?;
                     }
                 }
                 RowEncoding::Floats(_) | RowEncoding::Values { .. } => {
                     for w in &restored.state_writes {
-                        pairing.write(w.from, w.to, 1, write)?;
+                        add(w.from, w.to, 1)?;
                     }
                 }
             }
         }
-        Ok(())
+        convert::write_all(&conversions, write)
     }
 
     /// For all rows of a layout those that were saved.
@@ -217,14 +217,16 @@ pub(super) fn check_tokens(tokens: &[SeqTokens], n_vocab: u32) -> Result<(), Sta
     Ok(())
 }
 
-impl Pairing<'_, '_> {
-    /// Writes rows that follow one another.
+impl<'a> Pairing<'_, 'a> {
+    /// Writes rows that follow one another; those that are stored in another way here are left for
+    /// later.
     fn write(
         &self,
         from: CellIdx,
         to: CellIdx,
         len: u32,
         write: &mut WriteRows<'_>,
+        later: &mut Vec<Conversion<'a>>,
     ) -> Result<(), BackendError> {
         let RowFormat { layer, kind, .. } = self.here;
         let row_bytes = self.saved.format.row_bytes().unwrap_or(0);
@@ -238,31 +240,21 @@ impl Pairing<'_, '_> {
             .saved
             .bytes
             .get(start..start + len as usize * row_bytes);
-        let bytes = bytes.ok_or(missing)?;
-        let span = |at: u32, len| RowSpan {
-            layer,
-            kind,
-            first: to.offset(at),
-            len,
+        let rows = Conversion {
+            from: self.saved.format.stored.shape(),
+            to: self.here.stored.shape(),
+            span: RowSpan {
+                layer,
+                kind,
+                first: to,
+                len,
+            },
+            bytes: bytes.ok_or(missing)?,
         };
-        let (from, to) = (self.saved.format.stored.shape(), self.here.stored.shape());
-        if from == to {
-            return write(span(0, len), bytes);
+        if rows.from == rows.to {
+            return write(rows.span, rows.bytes);
         }
-        let mut converter = Converter::new(from, to);
-        let per_piece = (PIECE / to.bytes().max(1)).max(1);
-        let mut converted = Vec::new();
-        for (at, piece) in (0u32..)
-            .step_by(per_piece)
-            .zip(bytes.chunks((per_piece * row_bytes).max(1)))
-        {
-            converted.clear();
-            converter.convert(piece, &mut converted);
-            write(
-                span(at, (piece.len() / row_bytes.max(1)) as u32),
-                &converted,
-            )?;
-        }
+        rows.split_into(later);
         Ok(())
     }
 }

@@ -128,6 +128,10 @@ fn take_in(bytes: &[u8]) {
             from: SeqId(0),
             to: SeqId(1),
         },
+        RestoreInto::Behind {
+            from: SeqId(0),
+            to: SeqId(1),
+        },
     ] {
         let (mut memory, layout) = memory();
         if state.check_rows(&layout).is_err() {

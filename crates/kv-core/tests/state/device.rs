@@ -10,8 +10,8 @@ use kv_core::layers::{
     AttentionMemory, LayerMap, LayerMemory, LayerRows, RecurrentMemory, RowLayout, RowShape,
 };
 use kv_core::memory::{
-    Composite, Memory, MemoryConfig, MemoryInputs, RestoreInto, Seqs, Streams, SwaSize, TargetRows,
-    invariants,
+    Composite, Memory, MemoryConfig, MemoryInputs, RestoreInto, Seqs, Snapshot, Streams, SwaSize,
+    TargetRows, invariants,
 };
 use kv_core::state::{Fingerprint, SavedState, SeqTokens, StateError, StateToSave, save};
 use kv_core::weights::MemoryWeights;
@@ -301,6 +301,14 @@ impl Device {
         seqs: Seqs,
         kv_type: Option<KvType>,
     ) -> Result<Vec<u8>, StateError> {
+        self.save_snapshot(&self.memory.snapshot(seqs).unwrap(), kv_type)
+    }
+
+    pub(crate) fn save_snapshot(
+        &self,
+        snapshot: &Snapshot,
+        kv_type: Option<KvType>,
+    ) -> Result<Vec<u8>, StateError> {
         let tokens = [SeqTokens {
             seq: SeqId(1),
             evaluated: vec![TokenId(5), TokenId(6)],
@@ -308,7 +316,7 @@ impl Device {
         }];
         let state = StateToSave {
             fingerprint: &self.fingerprint(),
-            snapshot: &self.memory.snapshot(seqs).unwrap(),
+            snapshot,
             tokens: &tokens,
             layout: &self.layout,
             kv_type,

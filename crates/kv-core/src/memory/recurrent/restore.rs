@@ -19,6 +19,10 @@ pub(super) fn after(
     into: RestoreInto,
 ) -> Result<(Recurrent, Restoration), Refusal> {
     let n_rows = memory.config.n_rows;
+    if let RestoreInto::Behind { .. } = into {
+        let operation = "restore a range of a sequence: only full attention can";
+        return Err(Refusal::Unsupported { operation });
+    }
     let replaced = into.replaced(snapshot, memory.config.n_seqs)?;
     let saved = snapshot.states().ok_or(Refusal::NoStates)?;
     let mut after = memory.clone();
