@@ -3,7 +3,8 @@
 //! ```text
 //! chain[0]  32 zero bytes
 //! chain[i]  SHA-256("cellar chain 1" ‖ chain[i-1] ‖ n_tokens:u32 ‖ token:u32 …)
-//! name      HMAC-SHA-256(name key, "cellar group 1" ‖ identity fields ‖ salt:u64 ‖ kind:u8 ‖ chain[i])
+//! name      HMAC-SHA-256(name key,
+//!               "cellar group 1" ‖ identity fields ‖ salt:u64 ‖ kind:u8 ‖ chain[i])
 //! ```
 //!
 //! Numbers are little-endian; a field of text has its length before it. Invariant: two groups have

@@ -12,10 +12,13 @@
 //! own: jobs go in, results come out, and nobody who submits a job waits. [`Rates`] learns how fast
 //! a tier is, and [`FetchEstimate::choose`] decides whether a fetch is faster than computing.
 //!
+//! [`EvictionDuel`] chooses which cached prefix is evicted from the cells of a memory.
+//!
 //! Invariant: whatever a store does, a group that comes out of a tier is what went in under its
 //! name. Knows no engine: what is in a group is bytes to it.
 
 mod directory;
+mod duel;
 mod error;
 mod frame;
 mod host;
@@ -28,6 +31,7 @@ mod store;
 mod tier;
 
 pub use directory::{DirectoryConfig, DirectoryStore, Disk, SystemDisk};
+pub use duel::{Candidate, Eviction, EvictionDuel, EvictionRule};
 pub use error::StoreError;
 pub use frame::{FrameFault, Group, MAX_PAYLOAD};
 pub use host::HostStore;

@@ -146,8 +146,8 @@ mod tests {
         }
     }
 
-    /// The table of what a saved prefix costs: the 0.5B computes 798 tokens a second on a CPU, and a
-    /// token of it takes 12,288 bytes.
+    /// Of a model of half a billion weights: a CPU computes 798 tokens of it in a second, and a
+    /// token takes 12,288 bytes.
     #[test]
     fn a_fetch_is_chosen_where_it_is_faster() {
         let estimate = |rate, compute| FetchEstimate {

@@ -1,7 +1,7 @@
 //! [`Tier`]: a store on threads of its own. Jobs go in, outcomes come out; nobody waits.
 //!
 //! Reads go before writes: a request waits for a read, and nobody for a write. What is read is
-//! opened here, and what is written is sealed here, so that hashing is off the caller's thread, too.
+//! opened here, and what is written is sealed here: hashing is off the caller's thread, too.
 //!
 //! Invariants: every read that was submitted and not cancelled has exactly one outcome, also where
 //! the store hangs (once its deadline is over) or is down; bytes that wait to be written are

@@ -2,9 +2,11 @@
 //!
 //! ```text
 //! redis://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]
-//! s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME]   keys in AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY
+//! s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME]
 //! file:///DIRECTORY?max_bytes=N                     of a file system that several machines mount
 //! ```
+//!
+//! The keys of S3 are in `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`.
 //!
 //! Nothing is connected before the first job, so a store that cannot be reached is no error of the
 //! start. Who can write to such a store can remove groups and cost memory for what it sends, and
