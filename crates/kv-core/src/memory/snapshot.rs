@@ -252,8 +252,8 @@ impl Snapshot {
     /// comes before.
     ///
     /// # Errors
-    /// [`Refusal::Unsupported`], where windows or recurrent states forget: what they keep is that of
-    /// the last token.
+    /// [`Refusal::Unsupported`], where windows or recurrent states forget: what they keep is that
+    /// of the last token.
     pub fn within(mut self, range: PosRange) -> Result<Self, Refusal> {
         let is_full = |part: &PartSnapshot| part.window == Window::Full;
         if self.states.is_some() || !self.parts.iter().all(is_full) {
