@@ -1,0 +1,4 @@
+//! The functions as a C program calls them.
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+mod layout;
