@@ -1,0 +1,165 @@
+"""Unmodified llama-cpp-python on this library: what programs do with it, on a small model.
+
+`check.py MODEL PROGRAM`: a GGUF file, and `cellar` to compare its text with. LLAMA_CPP_LIB_PATH names
+the library's folder.
+"""
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+import llama_cpp
+import numpy
+from llama_cpp import Llama, LlamaGrammar, llama_speculative
+
+MODEL, PROGRAM = sys.argv[1:3]
+PROMPT = "Once upon a time"
+LINES = []
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+def keep(level, text, _data):
+    if level >= 3:
+        LINES.append(text.decode())
+
+
+def opened(**options):
+    return Llama(MODEL, n_ctx=256, seed=1, verbose=False, **options)
+
+
+def text(llm, prompt=PROMPT, n=24, **options):
+    options = {"temperature": 0.0, **options}
+    return llm(prompt, max_tokens=n, **options)["choices"][0]["text"]
+
+
+def completion():
+    llm = opened()
+    got = text(llm)
+    told = [PROGRAM, "run", MODEL, "--prompt", PROMPT, "-n", "24", "--temperature", "0"]
+    wanted = subprocess.run(told, check=True, capture_output=True, text=True).stdout
+    wanted = wanted.strip("\n").removeprefix(PROMPT)
+    assert got == wanted, (got, wanted)
+    pieces = llm(PROMPT, max_tokens=24, temperature=0.0, stream=True)
+    assert "".join(piece["choices"][0]["text"] for piece in pieces) == got
+    stopped = llm(PROMPT, max_tokens=64, temperature=0.0, stop=["."])["choices"][0]
+    assert stopped["finish_reason"] == "stop" and "." not in stopped["text"], stopped
+    seeded = [text(llm, temperature=1.0, top_k=20, top_p=0.9, seed=7) for _ in range(2)]
+    assert seeded[0] == seeded[1], seeded
+
+
+def logprobs():
+    llm = opened(logits_all=True)
+    choice = llm(PROMPT, max_tokens=8, temperature=0.0, logprobs=3)["choices"][0]
+    told = choice["logprobs"]
+    assert "".join(told["tokens"]) == choice["text"], told
+    for chosen, top in zip(told["token_logprobs"], told["top_logprobs"]):
+        assert len(top) in (3, 4) and abs(chosen - max(top.values())) < 1e-6, told
+
+
+def states():
+    llm = opened()
+    text(llm)
+    state = llm.save_state()
+    prompt = PROMPT + ", there was a"
+    one = text(llm, prompt)
+    llm.reset()
+    text(llm, "The dog ran")
+    llm.load_state(state)
+    assert text(llm, prompt) == one
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "state").encode()
+        tokens = (ctypes.c_int32 * 3)(1, 2, 3)
+        assert llama_cpp.llama_state_save_file(llm.ctx, path, tokens, 3)
+        room, n = (ctypes.c_int32 * 8)(), ctypes.c_size_t()
+        assert llama_cpp.llama_state_load_file(llm.ctx, path, room, 8, ctypes.byref(n))
+        assert list(room[: n.value]) == [1, 2, 3]
+
+
+def chat():
+    llm = opened(chat_format="chatml")
+    messages = [{"role": "user", "content": "Tell me a story."}]
+    answer = llm.create_chat_completion(messages, max_tokens=8, temperature=0.0)
+    assert answer["choices"][0]["message"]["role"] == "assistant", answer
+    # The buffer is cut as `strncpy` does.
+    message = llama_cpp.llama_chat_message(b"user", b"Hi")
+    buffer = ctypes.create_string_buffer(128)
+    n = llama_cpp.llama_chat_apply_template(b"chatml", ctypes.pointer(message), 1, True, buffer, 128)
+    wanted = b"<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert (buffer.value, n) == (wanted, len(wanted)), buffer.value
+
+
+def grammars():
+    llm = opened()
+    grammar = LlamaGrammar.from_string('root ::= " yes" | " no"', verbose=False)
+    assert text(llm, grammar=grammar) in (" yes", " no")
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    grammar = LlamaGrammar.from_json_schema(json.dumps(schema), verbose=False)
+    assert isinstance(json.loads(text(llm, n=64, grammar=grammar))["a"], bool)
+    assert not llama_cpp.llama_sampler_init_grammar(
+        llama_cpp.llama_model_get_vocab(llm.model), b"root ::= (", b"root"
+    )
+
+
+def embeddings():
+    llm = opened(embedding=True, pooling_type=llama_cpp.LLAMA_POOLING_TYPE_MEAN)
+    vectors = numpy.array(llm.embed([PROMPT, "The dog ran", PROMPT], normalize=True))
+    assert vectors.shape == (3, llm.n_embd())
+    products = vectors @ vectors.T
+    assert abs(products[0, 2] - 1) < 1e-4 and products[0, 1] < 0.999, products
+
+
+def drafts():
+    plain = text(opened(), n=48)
+    draft = llama_speculative.LlamaPromptLookupDecoding(num_pred_tokens=4)
+    assert text(opened(draft_model=draft), n=48) == plain
+
+
+def sequences():
+    llm = opened()
+    memory = llama_cpp.llama_get_memory(llm.ctx)
+    text(llm)
+    last = llama_cpp.llama_memory_seq_pos_max(memory, 0)
+    assert last > 4 and llama_cpp.llama_memory_seq_pos_min(memory, 0) == 0
+    assert llama_cpp.llama_memory_seq_rm(memory, 0, 2, 4)
+    llama_cpp.llama_memory_seq_add(memory, 0, 4, -1, -2)
+    assert llama_cpp.llama_memory_seq_pos_max(memory, 0) == last - 2
+    assert not llama_cpp.llama_memory_seq_rm(memory, 9, -1, -1)
+    llama_cpp.llama_memory_clear(memory, True)
+    assert llama_cpp.llama_memory_seq_pos_max(memory, 0) == -1
+
+
+def refusals():
+    try:
+        Llama("no-such-file.gguf", verbose=False)
+    except ValueError:
+        pass
+    else:
+        raise AssertionError("a file that is not there was opened")
+    params = llama_cpp.llama_model_default_params()
+    LINES.clear()
+    assert not llama_cpp.llama_model_load_from_file(__file__.encode(), params)
+    assert any("check.py" in line for line in LINES), LINES
+
+
+def main():
+    for check in (
+        completion,
+        logprobs,
+        states,
+        chat,
+        grammars,
+        embeddings,
+        drafts,
+        sequences,
+        refusals,
+    ):
+        llama_cpp.llama_log_set(keep, ctypes.c_void_p(0))
+        LINES.clear()
+        check()
+        print(f"libllama: {check.__name__}: ok", flush=True)
+
+
+main()
