@@ -66,12 +66,19 @@ fn ext<'a>(name: &str, batch: Handle<BatchExt>) -> Option<&'a BatchExt> {
 }
 
 /// Changes an entry; false where there is none.
-fn change(name: &str, batch: Handle<BatchExt>, index: i32, change: impl FnOnce(&mut Entry)) -> bool {
+fn change(
+    name: &str,
+    batch: Handle<BatchExt>,
+    index: i32,
+    change: impl FnOnce(&mut Entry),
+) -> bool {
     let Some(batch) = ext(name, batch) else {
         return false;
     };
     let mut entries = batch.lock();
-    let entry = usize::try_from(index).ok().and_then(|index| entries.get_mut(index));
+    let entry = usize::try_from(index)
+        .ok()
+        .and_then(|index| entries.get_mut(index));
     entry.map(change).is_some()
 }
 

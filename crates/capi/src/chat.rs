@@ -73,19 +73,31 @@ fn named(name: &str) -> Option<&'static str> {
 ///
 /// # Errors
 /// What is wrong with the template or a message, for people.
-fn render(template: &str, messages: &[Message], prompt: GenerationPrompt) -> Result<String, String> {
+fn render(
+    template: &str,
+    messages: &[Message],
+    prompt: GenerationPrompt,
+) -> Result<String, String> {
     let text = |pointer, what: &str| {
         let text = CText::of(pointer).get();
         text.ok_or_else(|| format!("the {what} of a message is null or not UTF-8"))
     };
     let message = |message: &Message| {
-        let (role, content) = (text(message.role, "role")?, text(message.content, "content")?);
+        let (role, content) = (
+            text(message.role, "role")?,
+            text(message.content, "content")?,
+        );
         Ok::<_, String>(ChatMessage::new(role, content))
     };
-    let messages = messages.iter().map(message).collect::<Result<Vec<_>, _>>()?;
+    let messages = messages
+        .iter()
+        .map(message)
+        .collect::<Result<Vec<_>, _>>()?;
     let source = named(template).unwrap_or(template);
     if !source.contains("{{") && !source.contains("{%") {
-        return Err(format!("'{source}' is neither a template nor the name of one"));
+        return Err(format!(
+            "'{source}' is neither a template nor the name of one"
+        ));
     }
     let template = ChatTemplate::new(source).map_err(|error| error.to_string())?;
     let rendered = template.render(&messages, prompt, TemplateTokens::default());

@@ -11,10 +11,10 @@ use std::time::Instant;
 
 use cellar::{BackendOptions, ModelWork, choose_backend};
 use cellar_engine::{Engine, EngineConfig, PromptOutputs};
+use kv_core::KvTypes;
 use kv_core::backend::BoxedBackend;
 use kv_core::layers::LayerMemory;
 use kv_core::memory::{Streams, SwaSize};
-use kv_core::KvTypes;
 use model_core::architecture::{Model as Architecture, OutputKind};
 use model_core::gguf::Metadata;
 use model_core::sentence::SentenceSettings;
@@ -102,7 +102,9 @@ impl Sizes {
     fn of(params: &ContextParams, trained: u32) -> Result<Self, String> {
         let n_seq_max = params.n_seq_max.max(1);
         if n_seq_max > MAX_SEQ {
-            return Err(format!("n_seq_max is {n_seq_max}: at most {MAX_SEQ} can be"));
+            return Err(format!(
+                "n_seq_max is {n_seq_max}: at most {MAX_SEQ} can be"
+            ));
         }
         if params.n_batch == 0 && params.n_ubatch == 0 {
             return Err("n_batch and n_ubatch are 0: choose one".to_owned());
@@ -128,7 +130,9 @@ impl Sizes {
             padded(n_ctx / n_seq_max).ok_or_else(too_large)?
         };
         if n_ctx_seq == 0 {
-            return Err(format!("n_ctx is {n_ctx}: too few for {n_seq_max} sequences"));
+            return Err(format!(
+                "n_ctx is {n_ctx}: too few for {n_seq_max} sequences"
+            ));
         }
         let n_ctx = if params.kv_unified {
             n_ctx
@@ -226,7 +230,9 @@ fn change_rotation(metadata: &mut Metadata, params: &ContextParams) -> Result<bo
 fn warn_of(params: &ContextParams) {
     let name = "llama_init_from_model";
     if !params.cb_eval.is_null() {
-        log::error(&format!("{name}: cb_eval is never called: there are no ggml tensors"));
+        log::error(&format!(
+            "{name}: cb_eval is never called: there are no ggml tensors"
+        ));
     }
     if !params.samplers.is_null() && params.n_samplers > 0 {
         log::warn(&format!(

@@ -16,7 +16,7 @@ use crate::model::Model;
 
 /// An empty `std::map` of libstdc++: a comparison, and the header of a tree whose ends are itself.
 #[repr(C)]
-struct EmptyMap {
+pub(crate) struct EmptyMap {
     compare: usize,
     colour: usize,
     root: usize,

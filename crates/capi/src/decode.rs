@@ -204,9 +204,11 @@ fn run(
         ..Outputs::default()
     };
     if is_source {
-        let computed = abort.during(|flag| engine.encode_until(batch, flag).map(|rows| {
-            (rows.values().to_vec(), rows.dim())
-        }))?;
+        let computed = abort.during(|flag| {
+            engine
+                .encode_until(batch, flag)
+                .map(|rows| (rows.values().to_vec(), rows.dim()))
+        })?;
         return Ok(rows(&computed.0, computed.1));
     }
     if engine.settings().output == OutputKind::Logits {
@@ -218,7 +220,11 @@ fn run(
             logits.values().to_vec()
         } else {
             let cut = |row: &[f32]| row[..n_vocab.min(width)].to_vec();
-            logits.values().chunks_exact(width.max(1)).flat_map(cut).collect()
+            logits
+                .values()
+                .chunks_exact(width.max(1))
+                .flat_map(cut)
+                .collect()
         };
         return Ok(Outputs {
             values,

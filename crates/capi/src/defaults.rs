@@ -4,9 +4,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use crate::abi::{
-    ChainParams, ContextParams, ModelParams, QuantizeParams, ggml_type, pooling,
-};
+use crate::abi::{ChainParams, ContextParams, ModelParams, QuantizeParams, ggml_type, pooling};
 use crate::context::MAX_SEQ;
 use crate::ffi::{CText, Handle, Out, c_api};
 use crate::log;

@@ -68,7 +68,12 @@ pub(crate) fn entries(batch: &BatchArrays, reading: Reading) -> Result<Vec<Entry
     };
     let grid = |i: usize| {
         let at = |section: usize| u32::try_from(*positions.get(section * n + i)?).ok();
-        let place = || Some(GridPos { y: at(1)?, x: at(2)? });
+        let place = || {
+            Some(GridPos {
+                y: at(1)?,
+                x: at(2)?,
+            })
+        };
         place().filter(|_| is_grid)
     };
     let entry = |i: usize| Entry {
@@ -96,7 +101,9 @@ pub(crate) fn batch(entries: &[Entry]) -> Result<Batch, String> {
         for &seq in &entry.seqs {
             let id = u32::try_from(seq).map(SeqId).ok();
             if !id.is_some_and(|id| seqs.insert(id)) {
-                return Err(format!("entry {i} belongs to sequence {seq}, which cannot be"));
+                return Err(format!(
+                    "entry {i} belongs to sequence {seq}, which cannot be"
+                ));
             }
         }
         let pushed = match entry.token {
@@ -162,7 +169,10 @@ fn zeroed<T>(n: usize) -> *mut T {
 /// Frees what [`allocate`] gave.
 pub(crate) fn free(batch: &BatchArrays) {
     let lists = In::of(batch.seq_id.cast_const());
-    let lists = lists.until(|list| list.is_null()).iter().map(|list| list.cast());
+    let lists = lists
+        .until(|list| list.is_null())
+        .iter()
+        .map(|list| list.cast());
     let arrays = [
         batch.token.cast(),
         batch.embd.cast(),

@@ -24,7 +24,9 @@ fn seq(name: &str, context: &Context, seq: i32) -> Option<SeqId> {
     let n_seqs = context.lock().engine.memory().n_seqs();
     let id = u32::try_from(seq).ok().filter(|&seq| seq < n_seqs);
     if id.is_none() {
-        log::error(&format!("{name}: there is no sequence {seq}: the memory has {n_seqs}"));
+        log::error(&format!(
+            "{name}: there is no sequence {seq}: the memory has {n_seqs}"
+        ));
     }
     id.map(SeqId)
 }

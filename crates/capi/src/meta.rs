@@ -5,11 +5,11 @@
 
 use std::ffi::c_char;
 
+use kv_core::Window;
 use kv_core::graph::{GraphShape, Op};
 use kv_core::layers::LayerMemory;
 use kv_core::rope::RopeStyle;
 use kv_core::weights::WeightSource;
-use kv_core::Window;
 use model_core::architecture::OutputKind;
 use model_core::gguf::Value;
 
@@ -102,7 +102,12 @@ fn n_params(model: &SharedModel) -> u64 {
 }
 
 fn n_bytes(model: &SharedModel) -> u64 {
-    let of = |name: &str| model.file.get(name).map_or(0, |weight| weight.info().n_bytes() as u64);
+    let of = |name: &str| {
+        model
+            .file
+            .get(name)
+            .map_or(0, |weight| weight.info().n_bytes() as u64)
+    };
     let tensors = model.file.tensors().iter();
     tensors.map(|tensor| of(tensor.name())).sum()
 }
@@ -112,10 +117,12 @@ fn has_states(model: &SharedModel) -> [bool; 2] {
         return [false; 2];
     };
     let layers = model.layers();
-    let recurrent = layers.iter().any(|(layer, _)| layers.recurrent(layer).is_some());
-    let attention = layers.iter().any(|(_, layer)| {
-        !matches!(layer, LayerMemory::Recurrent(_) | LayerMemory::Nothing)
-    });
+    let recurrent = layers
+        .iter()
+        .any(|(layer, _)| layers.recurrent(layer).is_some());
+    let attention = layers
+        .iter()
+        .any(|(_, layer)| !matches!(layer, LayerMemory::Recurrent(_) | LayerMemory::Nothing));
     [recurrent, attention]
 }
 
@@ -138,7 +145,10 @@ fn rope_type(model: &SharedModel) -> i32 {
         n_tokens: 1,
         n_outputs: 1,
     };
-    let graph = model.architecture.as_ref().and_then(|model| model.graph(one).ok());
+    let graph = model
+        .architecture
+        .as_ref()
+        .and_then(|model| model.graph(one).ok());
     let Some(graph) = graph else {
         return -1;
     };

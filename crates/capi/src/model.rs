@@ -208,17 +208,17 @@ fn overridden(change: &KvOverride) -> Result<(String, Value), String> {
         1 => Value::F64(f64::from_ne_bytes(eight)),
         2 => Value::Bool(bytes[0] != 0),
         3 => Value::String(text(&bytes)),
-        tag => return Err(format!("the override of '{key}' has the unknown type {tag}")),
+        tag => {
+            return Err(format!(
+                "the override of '{key}' has the unknown type {tag}"
+            ));
+        }
     };
     Ok((key, value))
 }
 
 /// Opens a model for a program: its handle, or none and a log line.
-fn loaded(
-    name: &str,
-    file: Result<GgufFile, String>,
-    params: &ModelParams,
-) -> Handle<Model> {
+fn loaded(name: &str, file: Result<GgufFile, String>, params: &ModelParams) -> Handle<Model> {
     let is_wanted = |progress: f32| match params.progress_callback {
         // SAFETY: the program gave the callback and its data for such calls.
         Some(callback) => unsafe { callback(progress, params.progress_callback_user_data) },

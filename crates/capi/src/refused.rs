@@ -117,4 +117,3 @@ c_api! {
         say("llama_opt_epoch", "models are not trained here");
     }
 }
-

@@ -94,7 +94,9 @@ fn check_seq(context: &Context, seq: i32) -> Result<(), String> {
     if u32::try_from(seq).is_ok_and(|seq| seq < n_seqs) {
         Ok(())
     } else {
-        Err(format!("there is no sequence {seq}: the memory has {n_seqs}"))
+        Err(format!(
+            "there is no sequence {seq}: the memory has {n_seqs}"
+        ))
     }
 }
 
@@ -181,7 +183,10 @@ impl StateFile {
 
     fn tokens(&self) -> Vec<i32> {
         let (tokens, _) = self.bytes[FILE_BYTES..][..self.n_tokens * 4].as_chunks::<4>();
-        tokens.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect()
+        tokens
+            .iter()
+            .map(|bytes| i32::from_le_bytes(*bytes))
+            .collect()
     }
 
     fn state(&self) -> &[u8] {
@@ -203,7 +208,10 @@ fn load_file(
         return Ok(FILE_BYTES + n * 4);
     }
     if n > tokens.room {
-        return Err(format!("the file has {n} tokens, and there is room for {}", tokens.room));
+        return Err(format!(
+            "the file has {n} tokens, and there is room for {}",
+            tokens.room
+        ));
     }
     restore(context, file.state(), to)?;
     tokens.out.write(tokens.room, &file.tokens());
@@ -234,7 +242,9 @@ fn sized(
 fn copy_out(state: &[u8], out: Out<u8>, room: usize) -> Result<usize, String> {
     if state.len() > room || out.is_null() {
         let n = state.len();
-        return Err(format!("the state takes {n} bytes, and there is room for {room}"));
+        return Err(format!(
+            "the state takes {n} bytes, and there is room for {room}"
+        ));
     }
     out.write(room, state);
     Ok(state.len())

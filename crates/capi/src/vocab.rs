@@ -68,7 +68,9 @@ fn attributes(name: &str, vocab: Handle<Vocab>, token: i32) -> i32 {
 fn is_end(name: &str, vocab: Handle<Vocab>, token: i32) -> bool {
     let id = u32::try_from(token).ok().map(TokenId);
     let tokenizer = tokenizer(name, vocab);
-    tokenizer.zip(id).is_some_and(|(tokenizer, id)| tokenizer.is_end_of_generation(id))
+    tokenizer
+        .zip(id)
+        .is_some_and(|(tokenizer, id)| tokenizer.is_end_of_generation(id))
 }
 
 fn is_control(name: &str, vocab: Handle<Vocab>, token: i32) -> bool {
@@ -100,7 +102,9 @@ fn pieces(render: bool) -> SpecialPieces {
 
 /// True if the first space of a text is one that encoding put there.
 fn drops_first_space(model: &SharedModel) -> bool {
-    let added = model.metadata.optional::<bool>("tokenizer.ggml.add_space_prefix");
+    let added = model
+        .metadata
+        .optional::<bool>("tokenizer.ggml.add_space_prefix");
     let by_default = matches!(
         model.tokenizer_model,
         Some(TokenizerModel::Spm | TokenizerModel::Unigram | TokenizerModel::WordPiece)

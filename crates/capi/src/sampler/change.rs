@@ -29,14 +29,17 @@ struct Penalties {
 
 impl Penalties {
     fn is_idle(&self) -> bool {
-        self.last_n == 0
-            || (self.repeat == 1.0 && self.frequency == 0.0 && self.presence == 0.0)
+        self.last_n == 0 || (self.repeat == 1.0 && self.frequency == 0.0 && self.presence == 0.0)
     }
 }
 
 impl Sampling for Penalties {
     fn name(&self) -> &'static CStr {
-        if self.is_idle() { c"?penalties" } else { c"penalties" }
+        if self.is_idle() {
+            c"?penalties"
+        } else {
+            c"penalties"
+        }
     }
 
     fn apply(&mut self, array: &mut Array<'_>) {
@@ -90,7 +93,11 @@ struct Biases(Vec<TokenBias>);
 
 impl Sampling for Biases {
     fn name(&self) -> &'static CStr {
-        if self.0.is_empty() { c"?logit-bias" } else { c"logit-bias" }
+        if self.0.is_empty() {
+            c"?logit-bias"
+        } else {
+            c"logit-bias"
+        }
     }
 
     fn apply(&mut self, array: &mut Array<'_>) {
@@ -142,8 +149,7 @@ impl Infill {
                 if is_out(&tokens[short]) {
                     break;
                 }
-                let is_prefix =
-                    !texts[short].is_empty() && texts[long].starts_with(&texts[short]);
+                let is_prefix = !texts[short].is_empty() && texts[long].starts_with(&texts[short]);
                 if short == long || is_out(&tokens[long]) || !is_prefix {
                     continue;
                 }
@@ -181,15 +187,29 @@ impl Sampling for Infill {
         }
         array.sorted_softmax();
         let n = array.tokens().len();
-        let ends: f32 = array.tokens().iter().filter(|t| self.is_end(t)).map(|t| t.p).sum();
-        let texts: f32 = array.tokens().iter().filter(|t| !self.is_end(t)).map(|t| t.p).sum();
+        let ends: f32 = array
+            .tokens()
+            .iter()
+            .filter(|t| self.is_end(t))
+            .map(|t| t.p)
+            .sum();
+        let texts: f32 = array
+            .tokens()
+            .iter()
+            .filter(|t| !self.is_end(t))
+            .map(|t| t.p)
+            .sum();
         if 3.0 * ends * n as f32 > texts {
             self.keep(array, f32::INFINITY);
             return;
         }
         self.combine(array.tokens());
         let is_text = |token: &TokenData| !self.is_end(token);
-        let n_likely = array.tokens().iter().filter(|t| is_text(t) && t.p >= INFILL_LEAST).count();
+        let n_likely = array
+            .tokens()
+            .iter()
+            .filter(|t| is_text(t) && t.p >= INFILL_LEAST)
+            .count();
         if n_likely == 0 {
             let ids = self.0.special_ids();
             if let Some(end) = ids.eot.or(ids.eos) {

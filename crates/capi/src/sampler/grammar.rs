@@ -150,9 +150,11 @@ impl Sampling for Free {
 fn rooted(grammar: &str, root: &str) -> Result<String, String> {
     let has = |name: &str| {
         let mut lines = grammar.lines();
-        lines.any(|line| line.trim_start().strip_prefix(name).is_some_and(|rest| {
-            rest.trim_start().starts_with("::=")
-        }))
+        lines.any(|line| {
+            line.trim_start()
+                .strip_prefix(name)
+                .is_some_and(|rest| rest.trim_start().starts_with("::="))
+        })
     };
     match root {
         "root" => Ok(grammar.to_owned()),
@@ -184,7 +186,10 @@ fn held(
     }
     let root = root.get().unwrap_or("root");
     let made = triggers.and_then(|triggers| {
-        let tokenizer = model.tokenizer.clone().ok_or("the model's tokens are no text")?;
+        let tokenizer = model
+            .tokenizer
+            .clone()
+            .ok_or("the model's tokens are no text")?;
         let grammar = compiled(model, grammar, root)?;
         Ok(Held::new(Arc::new(grammar), tokenizer, Arc::new(triggers)))
     });

@@ -5,12 +5,12 @@
 //! kind of sampler.
 
 mod array;
-mod chain;
-mod change;
-mod grammar;
-mod narrow;
+pub(crate) mod chain;
+pub(crate) mod change;
+pub(crate) mod grammar;
+pub(crate) mod narrow;
 mod own;
-mod pick;
+pub(crate) mod pick;
 mod random;
 mod step;
 
@@ -67,7 +67,9 @@ impl Sampler {
 
 /// The sampler of a handle and its functions, or a line.
 fn sampler<'a>(name: &str, handle: Handle<Sampler>) -> Option<(&'a Sampler, &'a Interface)> {
-    let found = handle.get().and_then(|sampler| Some((sampler, sampler.table()?)));
+    let found = handle
+        .get()
+        .and_then(|sampler| Some((sampler, sampler.table()?)));
     if found.is_none() {
         log::error(&format!("{name}: there is no such sampler"));
     }
@@ -135,7 +137,8 @@ fn copy(from: Handle<Sampler>, to: Handle<Sampler>) {
     if from == to || from.is_null() || to.is_null() {
         return;
     }
-    let (Some((source, table)), Some((target, _))) = (sampler(name, from), sampler(name, to)) else {
+    let (Some((source, table)), Some((target, _))) = (sampler(name, from), sampler(name, to))
+    else {
         return;
     };
     if source.iface != target.iface {

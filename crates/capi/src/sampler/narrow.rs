@@ -121,7 +121,10 @@ fn min_p(array: &mut Array<'_>, p: f32, min_keep: usize) {
     let least = array.max() + p.ln();
     if !array.is_sorted() {
         let tokens = array.tokens().iter();
-        let kept: Vec<TokenData> = tokens.filter(|token| token.logit >= least).copied().collect();
+        let kept: Vec<TokenData> = tokens
+            .filter(|token| token.logit >= least)
+            .copied()
+            .collect();
         if !kept.is_empty() && kept.len() >= min_keep {
             array.replace(&kept);
             return;
@@ -141,7 +144,11 @@ fn typical(array: &mut Array<'_>, p: f32, min_keep: usize) {
     }
     array.sorted_softmax();
     let tokens = array.tokens();
-    let entropy: f32 = tokens.iter().map(|token| -token.p * token.p.ln()).filter(|x| !x.is_nan()).sum();
+    let entropy: f32 = tokens
+        .iter()
+        .map(|token| -token.p * token.p.ln())
+        .filter(|x| !x.is_nan())
+        .sum();
     let mut by_distance = tokens.to_vec();
     let distance = |token: &TokenData| (-token.p.ln() - entropy).abs();
     by_distance.sort_by(|a, b| distance(a).total_cmp(&distance(b)));
@@ -158,7 +165,10 @@ fn typical(array: &mut Array<'_>, p: f32, min_keep: usize) {
 
 fn divide(array: &mut Array<'_>, temperature: f32) {
     if temperature > 0.0 {
-        array.tokens().iter_mut().for_each(|token| token.logit /= temperature);
+        array
+            .tokens()
+            .iter_mut()
+            .for_each(|token| token.logit /= temperature);
         return;
     }
     let max = array.max();
@@ -213,7 +223,10 @@ impl Xtc {
         }
         array.sorted_softmax();
         let tokens = array.tokens();
-        let n_likely = tokens.iter().take_while(|token| token.p >= self.threshold).count();
+        let n_likely = tokens
+            .iter()
+            .take_while(|token| token.p >= self.threshold)
+            .count();
         let n_dropped = n_likely.saturating_sub(1);
         if n_dropped > 0 && tokens.len() - n_dropped >= self.min_keep {
             array.skip(n_dropped);
@@ -227,7 +240,12 @@ fn top_n_sigma(array: &mut Array<'_>, n: f32) {
     }
     let max = array.max();
     let tokens = array.tokens();
-    let finite = || tokens.iter().map(|token| token.logit).filter(|&l| l != f32::NEG_INFINITY);
+    let finite = || {
+        tokens
+            .iter()
+            .map(|token| token.logit)
+            .filter(|&l| l != f32::NEG_INFINITY)
+    };
     let count = finite().count().max(1) as f32;
     let mean = finite().sum::<f32>() / count;
     let squares: f32 = finite().map(|logit| (logit - mean) * (logit - mean)).sum();

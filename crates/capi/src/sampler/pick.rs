@@ -110,7 +110,11 @@ impl Mirostat {
         let n_kept = match self.version {
             Version::One { n_vocab, m } => {
                 let n = usize::try_from(m.saturating_sub(1)).unwrap_or(0);
-                let k = likely(&tokens[..tokens.len().min(n.saturating_add(1))], n_vocab, self.mu);
+                let k = likely(
+                    &tokens[..tokens.len().min(n.saturating_add(1))],
+                    n_vocab,
+                    self.mu,
+                );
                 k.max(1)
             }
             Version::Two => {

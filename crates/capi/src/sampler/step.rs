@@ -26,7 +26,9 @@ impl Row {
     /// Lets a step change the candidates.
     pub(super) fn apply(&mut self, step: &mut dyn Step, array: &mut Array<'_>) {
         let tokens = array.tokens();
-        let ids = tokens.iter().filter_map(|token| usize::try_from(token.id).ok());
+        let ids = tokens
+            .iter()
+            .filter_map(|token| usize::try_from(token.id).ok());
         let n = ids.max().map_or(0, |id| id + 1).max(self.logits.len());
         self.logits.clear();
         self.logits.resize(n, f32::NEG_INFINITY);

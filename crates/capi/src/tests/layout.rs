@@ -86,7 +86,10 @@ fn numbers() -> BTreeMap<String, i64> {
     let all = [
         ("LLAMA_TOKEN_NULL", i64::from(NO_TOKEN)),
         ("LLAMA_DEFAULT_SEED", i64::from(DEFAULT_SEED)),
-        ("LLAMA_POOLING_TYPE_UNSPECIFIED", pooling::UNSPECIFIED.into()),
+        (
+            "LLAMA_POOLING_TYPE_UNSPECIFIED",
+            pooling::UNSPECIFIED.into(),
+        ),
         ("LLAMA_POOLING_TYPE_NONE", pooling::NONE.into()),
         ("LLAMA_POOLING_TYPE_MEAN", pooling::MEAN.into()),
         ("LLAMA_POOLING_TYPE_CLS", pooling::CLS.into()),
@@ -138,7 +141,9 @@ fn table() -> String {
 
 /// A C program that prints the same table of the header.
 fn probe() -> String {
-    let mut code = "#include <stddef.h>\n#include <stdio.h>\n#include \"llama.h\"\nint main(void) {\n".to_owned();
+    let mut code =
+        "#include <stddef.h>\n#include <stdio.h>\n#include \"llama.h\"\nint main(void) {\n"
+            .to_owned();
     for name in ours().keys() {
         let (kind, rest) = name.split_once(' ').unwrap();
         let value = match kind {
@@ -152,7 +157,11 @@ fn probe() -> String {
         writeln!(code, "printf(\"{name} %zu\\n\", (size_t) {value});").unwrap();
     }
     for name in numbers().keys() {
-        writeln!(code, "printf(\"number {name} %lld\\n\", (long long) {name});").unwrap();
+        writeln!(
+            code,
+            "printf(\"number {name} %lld\\n\", (long long) {name});"
+        )
+        .unwrap();
     }
     code.push_str("return 0; }\n");
     code

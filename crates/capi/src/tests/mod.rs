@@ -1,4 +1,10 @@
 //! The functions as a C program calls them.
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+mod decode;
 mod layout;
+mod memory;
+mod misuse;
+mod sampler;
+mod scene;
+mod vocab;

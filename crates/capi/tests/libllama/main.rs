@@ -6,12 +6,19 @@ use std::process::Command;
 /// The library that was built with this test.
 fn library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
-    let name = format!("{}llama{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+    let name = format!(
+        "{}llama{}",
+        std::env::consts::DLL_PREFIX,
+        std::env::consts::DLL_SUFFIX
+    );
     test.parent().unwrap().join(name)
 }
 
 fn output(program: &str, arguments: &[&str]) -> Option<String> {
-    let output = Command::new(program).args(arguments).arg(library()).output();
+    let output = Command::new(program)
+        .args(arguments)
+        .arg(library())
+        .output();
     let Ok(output) = output else {
         println!("SKIPPED: there is no '{program}' on this machine");
         return None;
@@ -31,7 +38,10 @@ fn every_function_of_the_header_is_exported() {
         .collect();
     let names: Vec<&str> = include_str!("../names.txt").lines().collect();
     assert_eq!(names.len(), 255);
-    let missing: Vec<_> = names.iter().filter(|name| !exported.contains(name)).collect();
+    let missing: Vec<_> = names
+        .iter()
+        .filter(|name| !exported.contains(name))
+        .collect();
     assert!(missing.is_empty(), "not exported: {missing:?}");
 }
 
