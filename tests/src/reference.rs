@@ -1,7 +1,11 @@
 //! [`Reference`]: what an independent implementation computed for three prompts.
 
 use std::collections::HashMap;
+use std::fs;
+use std::io::Read;
 use std::path::Path;
+
+use lzma_rust2::LzmaReader;
 
 /// Numbers of an independent implementation for three prompts.
 #[derive(Clone, Debug)]
@@ -18,11 +22,32 @@ pub struct LogitsRows {
     pub values: Vec<f32>,
 }
 
+/// The bytes of a packed file of tensors: behind the header, the first bytes of all words of 4
+/// stand together, then the second ones and so on.
+fn unpacked(path: &Path) -> Vec<u8> {
+    let file = fs::File::open(path).unwrap();
+    let mut bytes = Vec::new();
+    let mut reader = LzmaReader::new_mem_limit(file, u32::MAX, None).unwrap();
+    reader.read_to_end(&mut bytes).unwrap();
+    let n_header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let planes = bytes.split_off(8 + n_header);
+    let n_words = planes.len() / 4;
+    bytes.extend((0..4 * n_words).map(|at| planes[at % 4 * n_words + at / 4]));
+    bytes.extend(&planes[4 * n_words..]);
+    bytes
+}
+
 impl Reference {
-    /// Reads a file of tensors.
+    /// Reads a file of tensors, or the packed one next to its path (`.lzma`, see
+    /// `tests/fixtures/pack.py`).
     pub fn open(path: &Path) -> Self {
-        let bytes = std::fs::read(path);
-        let bytes = bytes.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let packed = path.with_added_extension("lzma");
+        let bytes = if packed.exists() {
+            unpacked(&packed)
+        } else {
+            let bytes = fs::read(path);
+            bytes.unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+        };
         let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
         let tensors = file.iter().map(|(name, tensor)| {
             let words = tensor.data().as_chunks::<4>().0.to_vec();

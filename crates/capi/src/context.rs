@@ -15,6 +15,7 @@ use kv_core::KvTypes;
 use kv_core::backend::BoxedBackend;
 use kv_core::layers::LayerMemory;
 use kv_core::memory::{Streams, SwaSize};
+use kv_core::weights::WeightSource;
 use model_core::architecture::{Model as Architecture, OutputKind};
 use model_core::gguf::Metadata;
 use model_core::sentence::SentenceSettings;
@@ -323,10 +324,10 @@ fn open(handle: Handle<Model>, params: &ContextParams) -> Result<Context, String
         n_snapshots: params.n_rs_seq,
         ..EngineConfig::default()
     };
-    let weights = Arc::clone(&shared.file);
+    let weights: Arc<dyn WeightSource> = Arc::clone(&shared.file) as _;
     let work = ModelWork {
         model: &architecture,
-        weights: &*weights,
+        weights: &weights,
         config: &config,
         outputs: PromptOutputs::Last,
     };

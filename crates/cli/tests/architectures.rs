@@ -735,11 +735,14 @@ fn every_architecture_has_a_row_and_every_row_its_files() {
         } else if name.contains('/') {
             let has = |endings: [&str; 2]| endings.map(|e| is_there(format!("{name}{e}")));
             assert!(has([".gguf", "-f16.gguf"]).contains(&true), "{name}");
-            let references = [".reference.safetensors", ".reference.json"];
+            let references = [".reference.safetensors.lzma", ".reference.json"];
             assert!(has(references).contains(&true), "{name}");
         } else {
             let has = |file: &str| is_there(format!("recipes/{name}/{file}"));
-            assert!(has("recipe.json") && has("reference.safetensors"), "{name}");
+            assert!(
+                has("recipe.json") && has("reference.safetensors.lzma"),
+                "{name}"
+            );
         }
     }
 }

@@ -159,7 +159,6 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         };
         let restored = self.memory.restore(state.snapshot(), into);
         let restored = restored.map_err(kv_core::state::StateError::from)?;
-        self.changes.count_edit(removal(into, first));
         let added = Forgetting::new(&mut self.memory, removal(into, first));
         let mut write = |span, bytes: &[u8]| {
             self.runner
@@ -188,7 +187,6 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         let restored = after
             .restore(state.snapshot(), into)
             .map_err(kv_core::state::StateError::from)?;
-        self.changes.count_edit(removal);
         let mut write = |span, bytes: &[u8]| {
             self.runner
                 .backend

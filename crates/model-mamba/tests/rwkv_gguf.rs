@@ -50,9 +50,11 @@ fn file(
         writer.to_bytes().unwrap(),
     )
     .unwrap();
-    let reference = dir.path().join(format!("{name}.reference.safetensors"));
+    let reference = dir
+        .path()
+        .join(format!("{name}.reference.safetensors.lzma"));
     let recipe = model_tests::fixture("recipes").join(name);
-    std::fs::copy(recipe.join("reference.safetensors"), reference).unwrap();
+    std::fs::copy(recipe.join("reference.safetensors.lzma"), reference).unwrap();
     dir
 }
 
