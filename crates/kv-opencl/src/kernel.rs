@@ -238,8 +238,14 @@ fn build(context: &Context, info: KernelInfo) -> Result<Program, BackendError> {
         let lines: Vec<&str> = lines.take(MESSAGE_LINES).collect();
         return Err(failed(status).with_log(&lines.join("; ")));
     }
-    check(context, &program)?;
-    Ok(program)
+    match check(context, &program) {
+        Ok(()) => Ok(program),
+        Err(error) => {
+            // SAFETY: nothing else knows the program.
+            unsafe { (api.clReleaseProgram)(raw) };
+            Err(error)
+        }
+    }
 }
 
 /// What the compiler said goes into the error.
