@@ -53,8 +53,6 @@ pub struct EvictionDuel<K> {
     /// Evicted lines that the other rule would have kept, by their number.
     ghosts: BTreeMap<u64, Candidate<K>>,
     n_evicted: u64,
-    /// Tokens by which the other rule has to free what the active one freed.
-    owed: u64,
     /// Tokens that the active rule saved and the other would not have, and the other way round.
     saved: f64,
     lost: f64,
@@ -77,7 +75,6 @@ impl<K: Copy + Ord> EvictionDuel<K> {
             marked: BTreeSet::new(),
             ghosts: BTreeMap::new(),
             n_evicted: 0,
-            owed: 0,
             saved: 0.0,
             lost: 0.0,
         }
@@ -108,7 +105,6 @@ impl<K: Copy + Ord> EvictionDuel<K> {
         self.n_evicted += 1;
         if !self.marked.remove(&gone.key) && gone.n_saved > 0 {
             self.ghosts.insert(number, gone);
-            self.owed += gone.n_saved;
         }
         self.evict_other(lines, gone.key);
         self.saved *= KEPT;
@@ -120,10 +116,15 @@ impl<K: Copy + Ord> EvictionDuel<K> {
         Some(Eviction { key, number })
     }
 
-    /// The other rule frees as many tokens, of the lines that it would have.
+    /// The other rule evicts until what it would have, ghosts and lines that are not marked, has
+    /// no more tokens than what is there.
     fn evict_other(&mut self, lines: &[Candidate<K>], gone: K) {
         let other = self.active.other();
-        while self.owed > 0 {
+        let is_marked = |line: &&Candidate<K>| self.marked.contains(&line.key);
+        let of_marked: u64 = lines.iter().filter(is_marked).map(|line| line.n_saved).sum();
+        let of_ghosts: u64 = self.ghosts.values().map(|ghost| ghost.n_saved).sum();
+        let mut too_many = of_ghosts.saturating_sub(of_marked);
+        while too_many > 0 {
             let is_unmarked =
                 |line: &&Candidate<K>| line.key != gone && !self.marked.contains(&line.key);
             let unmarked = lines.iter().filter(is_unmarked).map(|line| (None, line));
@@ -131,11 +132,10 @@ impl<K: Copy + Ord> EvictionDuel<K> {
             let ghosts = ghosts.map(|(&number, ghost)| (Some(number), ghost));
             let kept: Vec<(Option<u64>, &Candidate<K>)> = unmarked.chain(ghosts).collect();
             let Some((number, least)) = choose(other, &kept) else {
-                self.owed = 0;
                 return;
             };
             let (key, n_saved) = (least.key, least.n_saved);
-            self.owed = self.owed.saturating_sub(n_saved.max(1));
+            too_many = too_many.saturating_sub(n_saved);
             match number {
                 Some(number) => {
                     self.ghosts.remove(&number);
@@ -152,7 +152,6 @@ impl<K: Copy + Ord> EvictionDuel<K> {
         self.active = self.active.other();
         self.marked.clear();
         self.ghosts.clear();
-        self.owed = 0;
         self.saved = n_tokens as f64 * LEAD;
         self.lost = 0.0;
     }

@@ -7,10 +7,10 @@
 //! ```
 //!
 //! Invariants: a file under the name of a group was written whole, or lost bytes to a power
-//! failure, which its seal shows; a process that dies leaves at most parts without a lock, which the
-//! next one removes. The index is the directory itself, so no file of it can be wrong: what others
-//! put, this process finds. Files that are links, too large, or of other users are never opened,
-//! counted or removed. Groups are not synced one by one: a lost one is computed again.
+//! failure, which its seal shows; a process that dies leaves at most parts without a lock, which
+//! the next one removes. The index is the directory itself, so no file of it can be wrong: what
+//! others put, this process finds. Files that are links, too large, or of other users are never
+//! opened, counted or removed. Groups are not synced one by one: a lost one is computed again.
 
 mod disk;
 mod scan;
