@@ -121,7 +121,11 @@ impl<K: Copy + Ord> EvictionDuel<K> {
     fn evict_other(&mut self, lines: &[Candidate<K>], gone: K) {
         let other = self.active.other();
         let is_marked = |line: &&Candidate<K>| self.marked.contains(&line.key);
-        let of_marked: u64 = lines.iter().filter(is_marked).map(|line| line.n_saved).sum();
+        let of_marked: u64 = lines
+            .iter()
+            .filter(is_marked)
+            .map(|line| line.n_saved)
+            .sum();
         let of_ghosts: u64 = self.ghosts.values().map(|ghost| ghost.n_saved).sum();
         let mut too_many = of_ghosts.saturating_sub(of_marked);
         while too_many > 0 {

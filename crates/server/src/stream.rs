@@ -16,6 +16,7 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use cellar_engine::serve::Usage;
 use futures_core::Stream;
 use tokio::time::{Instant, Sleep, sleep};
 
@@ -47,6 +48,11 @@ pub trait Encoder: Send + Unpin + 'static {
     /// server-sent events skip.
     fn alive(&mut self) -> String {
         ":\n\n".to_owned()
+    }
+
+    /// The computed part of the prompt of one of the texts has grown.
+    fn progress(&mut self, _choice: usize, _usage: &Usage) -> String {
+        String::new()
     }
 
     /// A piece of one of the texts, which are counted from 0.
@@ -145,7 +151,11 @@ impl<E: Encoder> PieceStream<E> {
         let mut out = String::new();
         for (choice, text) in self.texts.iter_mut().enumerate() {
             while let Some(generating) = text {
-                match generating.poll_next(cx) {
+                let polled = generating.poll_next(cx);
+                if let Some(usage) = generating.new_progress() {
+                    out += &self.encoder.progress(choice, &usage);
+                }
+                match polled {
                     Poll::Ready(Some(Ok(piece))) => out += &self.encoder.piece(choice, piece),
                     Poll::Ready(Some(Err(error))) => {
                         out += &self.encoder.error(&error);

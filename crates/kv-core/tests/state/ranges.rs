@@ -39,7 +39,7 @@ fn save(device: &Device, range: PosRange) -> Result<Vec<u8>, Refusal> {
 
 #[test]
 fn ranges_that_are_restored_in_order_are_the_sequence() {
-    for shape in 0..SHAPES.len() {
+    for (shape, of_shape) in SHAPES.into_iter().enumerate() {
         for from in configs() {
             let saved = lived_in(shape, &from);
             let cuts = [[0, 1, 2, 30], [0, 9, 21, 30], [0, 28, 29, 30]];
@@ -53,7 +53,7 @@ fn ranges_that_are_restored_in_order_are_the_sequence() {
                 };
                 assert!(is_full(shape), "{shape}");
                 for (to, kv_type) in configs().iter().zip([KvType::F32, KvType::F16].repeat(2)) {
-                    let mut device = Device::new(SHAPES[shape], to, kv_type);
+                    let mut device = Device::new(of_shape, to, kv_type);
                     device.feed(SeqId(0), &ids(7, 6));
                     let other = device.seen(SeqId(0));
                     for bytes in &pieces {

@@ -4,6 +4,16 @@
 use cellar_engine::serve::Usage;
 use serde_json::{Value, json};
 
+/// The computed part of a prompt, in llama-server's words.
+pub(super) fn prompt_progress(usage: &Usage) -> Value {
+    json!({
+        "total": usage.n_prompt,
+        "cache": usage.n_reused(),
+        "processed": usage.n_prompt_done,
+        "time_ms": usage.total.saturating_sub(usage.queued).as_millis() as u64,
+    })
+}
+
 /// Times and speeds of a text, in milliseconds and tokens per second.
 pub(super) fn timings(usage: &Usage) -> Value {
     let reused = usage.n_reused();

@@ -117,6 +117,8 @@ pub struct Generating {
     /// Comes when the server does not wait for texts any longer.
     closing: Pin<Box<dyn Future<Output = ()> + Send>>,
     n_prompt: usize,
+    /// Tokens of the prompt that were said to be computed.
+    n_shown: usize,
     active: Active,
     /// Dropped last: the model may be unloaded then.
     model: ModelInUse,
@@ -235,6 +237,7 @@ impl App {
             longest_silence: self.config().longest_silence,
             closing: Box::pin(self.closing()),
             n_prompt,
+            n_shown: 0,
         };
         Ok(streams.into_iter().zip(others).map(generating).collect())
     }
@@ -403,6 +406,14 @@ impl Generating {
     /// The next piece; `None` after the last.
     pub async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
         poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// What the text took so far, where more of its prompt is computed than at the call before.
+    pub(crate) fn new_progress(&mut self) -> Option<Usage> {
+        let usage = self.stream.as_ref()?.usage();
+        let is_new = usage.n_prompt_done > self.n_shown;
+        self.n_shown = usage.n_prompt_done;
+        is_new.then_some(usage)
     }
 
     /// The next piece, where it is there.

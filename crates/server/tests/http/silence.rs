@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use model_tests::http::{open, request};
+use model_tests::http::{open, post, request};
 use serde_json::{Value, json};
 
-use crate::support::Setup;
+use crate::support::{Setup, with};
 
 #[test]
 fn a_stream_whose_prompt_takes_long_is_not_silent() {
@@ -86,4 +86,39 @@ fn a_stream_of_lines_has_nothing_but_lines() {
     let lines = reply.body.lines();
     let lines: Vec<Value> = lines.map(|l| serde_json::from_str(l).unwrap()).collect();
     assert_eq!(lines.last().unwrap()["done"], true);
+}
+
+/// llama-server's `return_progress`: its clients draw a bar.
+#[test]
+fn a_stream_tells_how_much_of_its_prompt_is_computed() {
+    let server = Setup::default().start();
+    let long = "Once upon a time there was a dog. ".repeat(20);
+    let messages = json!([{"role": "user", "content": long}]);
+    let chat = json!({"messages": messages, "max_tokens": 3, "stream": true});
+    let completion = json!({"prompt": long, "n_predict": 3, "stream": true});
+    for (path, body) in [("/v1/chat/completions", chat), ("/completion", completion)] {
+        let events = |asks: bool| {
+            let body = with(body.clone(), &json!({"return_progress": asks}));
+            let events = post(server.address, path, &body).json_events();
+            let reports = events.iter().map(|event| event["prompt_progress"].clone());
+            reports.collect::<Vec<Value>>()
+        };
+        let mut reports = events(true);
+        assert!(reports.pop().is_some_and(|last| last.is_null()), "{path}");
+        reports.retain(|report| !report.is_null());
+        let number = |report: &Value, name: &str| report[name].as_u64().unwrap();
+        let done: Vec<u64> = reports.iter().map(|r| number(r, "processed")).collect();
+        assert!(done.is_sorted(), "{path}: {done:?}");
+        let last = reports.last().expect(path);
+        assert_eq!(number(last, "processed"), number(last, "total"), "{path}");
+        assert!(number(last, "total") > 150, "{path}: {last}");
+        assert_eq!(number(last, "cache"), 0, "{path}: {last}");
+        // The same prompt again: all but its last token was there.
+        let again = events(true)
+            .into_iter()
+            .rev()
+            .find(|report| !report.is_null());
+        assert!(number(&again.unwrap(), "cache") > 150, "{path}");
+        assert!(events(false).iter().all(Value::is_null), "{path}");
+    }
 }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::api::constraints::constraint;
 use crate::api::openai::SAMPLERS;
 use crate::api::params::SamplingParams;
-use crate::api::timings::timings;
+use crate::api::timings::{prompt_progress, timings};
 use crate::api::{logprobs, on_post};
 use crate::app::App;
 use crate::auth::Tenant;
@@ -62,6 +62,7 @@ struct Fields {
     /// -1 goes on until the model or the context ends.
     stream: Option<bool>,
     return_tokens: Option<bool>,
+    return_progress: Option<bool>,
     /// How many of the likeliest tokens are given with each; 0 gives none.
     n_probs: Option<usize>,
     /// Milliseconds; none that is not above 0 counts.
@@ -272,6 +273,7 @@ async fn generate(
     let mut format = CompletionFormat {
         model: model.id().to_owned(),
         with_tokens: fields.return_tokens == Some(true),
+        shows_progress: fields.return_progress == Some(true),
         tokenizer: Arc::clone(model.tokenizer()),
         with_probabilities: wanted != Logprobs::Off,
         texts: texts.iter().map(|_| TextState::default()).collect(),
@@ -313,6 +315,7 @@ struct CompletionFormat {
     tokenizer: Arc<Tokenizer>,
     with_probabilities: bool,
     with_tokens: bool,
+    shows_progress: bool,
     texts: Vec<TextState>,
     /// Named in the last object of each text.
     skips: Skips,
@@ -382,6 +385,16 @@ impl CompletionFormat {
 }
 
 impl Encoder for CompletionFormat {
+    fn progress(&mut self, index: usize, usage: &Usage) -> String {
+        if !self.shows_progress {
+            return String::new();
+        }
+        event(&json!({
+            "index": index, "content": "", "tokens": [], "stop": false, "id_slot": 0,
+            "prompt_progress": prompt_progress(usage),
+        }))
+    }
+
     fn piece(&mut self, index: usize, piece: Piece) -> String {
         match piece {
             Piece::Prompt(_) => String::new(),

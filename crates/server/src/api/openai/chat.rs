@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use super::{
     FieldRule, Neutral, Specific, finish_reason, generate_request, messages, tools, usage_json,
 };
-use crate::api::timings::timings;
+use crate::api::timings::{prompt_progress, timings};
 use crate::api::{logprobs, on_post};
 use crate::app::App;
 use crate::auth::Tenant;
@@ -65,6 +65,7 @@ pub(super) struct ChatFields {
     stream_options: Option<StreamOptions>,
     chat_template_kwargs: Option<Map<String, Value>>,
     reasoning_effort: Option<String>,
+    return_progress: Option<bool>,
     logprobs: Option<bool>,
     top_logprobs: Option<usize>,
 }
@@ -99,6 +100,7 @@ async fn handle(
         let encoder = ChatStream {
             header,
             include_usage: options.include_usage == Some(true),
+            shows_progress: fields.return_progress == Some(true),
             usages: BTreeMap::new(),
             reasons: BTreeMap::new(),
             n_reasoning: 0,
@@ -242,6 +244,7 @@ impl Header {
 struct ChatStream {
     header: Header,
     include_usage: bool,
+    shows_progress: bool,
     usages: BTreeMap<usize, Usage>,
     /// Why choices have ended whose last chunk has not been given out.
     reasons: BTreeMap<usize, &'static str>,
@@ -302,6 +305,16 @@ impl Encoder for ChatStream {
         let choices = 0..self.logprobs.len();
         let chunks = choices.map(|choice| self.chunk(choice, &delta));
         chunks.collect()
+    }
+
+    fn progress(&mut self, choice: usize, usage: &Usage) -> String {
+        if !self.shows_progress {
+            return String::new();
+        }
+        let choices = self.choices(choice, &json!({}), None);
+        let mut object = self.object(choices, Value::Null);
+        object["prompt_progress"] = prompt_progress(usage);
+        event(&object)
     }
 
     fn piece(&mut self, choice: usize, piece: Piece) -> String {

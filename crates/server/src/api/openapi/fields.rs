@@ -164,7 +164,6 @@ pub(super) const WITHOUT_EFFECT: &[&str] = &[
     "prompt_cache_retention",
     "provider",
     "request_id",
-    "return_progress",
     "return_tokens",
     "return_tokens_as_token_ids",
     "safety_identifier",
@@ -342,6 +341,7 @@ pub(in crate::api) const CHAT: &[Field] = &[
     field("chat_template_kwargs", Kind::Object),
     field("continue_final_message", Kind::Flag),
     field("add_generation_prompt", Kind::Flag),
+    field("return_progress", Kind::Flag),
 ];
 
 pub(in crate::api) const COMPLETIONS: &[Field] = &[
@@ -471,6 +471,7 @@ pub(in crate::api) const COMPLETION: &[Field] = &[
     field("stream", Kind::Flag),
     field("stop", Kind::TextOrTexts),
     field("return_tokens", Kind::Flag),
+    field("return_progress", Kind::Flag),
     field("response_format", Kind::Object),
     field("guided_json", Kind::Any),
     field("guided_regex", Kind::Text),
