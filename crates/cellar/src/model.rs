@@ -298,7 +298,8 @@ impl Model {
             let n_seqs = seqs.len();
             return Err(Error::SequencesOfState { n_seqs });
         };
-        // Nobody goes on with it, so others may.
+        // Texts that go on give their sequences for it. Nobody goes on with it, so others may.
+        self.session.pause_all();
         drop(self.session.restore(&state, from, TextRequest::default())?);
         let known = state.tokens().iter().find(|tokens| tokens.seq == from);
         Ok(known.map_or(Vec::new(), |known| known.evaluated.clone()))

@@ -214,7 +214,15 @@ fn a_text_can_be_saved_and_restored() {
 #[test]
 fn a_text_goes_on_whatever_else_is_done() {
     type Change = fn(&mut Model);
-    let changes: [(&str, Change); 4] = [
+    let changes: [(&str, Change); 5] = [
+        ("restore", |model| {
+            let mut other = open(None, EngineConfig::default());
+            let prompt = encode(&other, &references()[1].prompt);
+            let text = other.begin(greedy(5).request(prompt)).unwrap();
+            let mut state = Vec::new();
+            other.save(&text, &mut state).unwrap();
+            model.restore(&state).map(drop).unwrap();
+        }),
         ("begin", |model| {
             let prompt = encode(model, &references()[1].prompt);
             model.begin(greedy(5).request(prompt)).map(drop).unwrap();

@@ -456,8 +456,9 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         }
     }
 
-    /// Cancels all requests.
-    fn end_all(&mut self) {
+    /// Ends all texts as if they were cancelled; those of requests with [`Retention::Park`] may go
+    /// on.
+    pub fn pause_all(&mut self) {
         let ids: Vec<RequestId> = self.texts.keys().copied().collect();
         ids.into_iter()
             .for_each(|id| self.handle(Event::Cancel(id)));

@@ -80,7 +80,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
     /// Texts of requests with [`Retention::Park`] are paused, and computed again when they go on;
     /// all others end as cancelled.
     pub fn with_engine<R>(&mut self, work: impl FnOnce(&mut Engine<B, M>) -> R) -> R {
-        self.end_all();
+        self.pause_all();
         self.handle(Event::ClearPrefixes);
         self.finish_edits();
         let result = work(&mut self.engine);

@@ -81,7 +81,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         out: &mut dyn Write,
     ) -> Result<PrefixCounts, ServiceError> {
         match live {
-            LiveRequests::End => self.end_all(),
+            LiveRequests::End => self.pause_all(),
             LiveRequests::Keep => self.check_idle()?,
         }
         self.finish_edits();

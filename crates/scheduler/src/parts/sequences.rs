@@ -32,6 +32,11 @@ impl Sequences {
         self.free.last().copied()
     }
 
+    /// True if no sequence is free, now or after the edits.
+    pub(crate) fn has_none(&self) -> bool {
+        self.free.is_empty() && self.dropped.is_empty()
+    }
+
     /// Gives a sequence away. Returns whether it was free.
     pub(crate) fn take(&mut self, seq: SeqId) -> bool {
         let n_before = self.free.len();

@@ -37,7 +37,8 @@ impl Scheduler {
     /// A sequence that holds nothing, for a request that is restored ([`Scheduler::adopt`]);
     /// `None` where there is none before the next edits, or at all.
     pub fn free_seq<M: Memory>(&mut self, now: Micros, memory: &M) -> Option<SeqId> {
-        if self.sequences.next().is_none() {
+        // The tokens of a parked request become a cached prefix first, which keeps the sequence.
+        while self.sequences.has_none() && self.parts(now, memory).can_evict() {
             self.evict(now, memory);
         }
         self.sequences.next()
