@@ -7,12 +7,11 @@
 use std::io::Write;
 
 use kv_core::backend::{Backend, RowStorage};
-use kv_core::layers::RowLayout;
-use kv_core::memory::{Edit, Memory, Restoration, RestoreInto, Seqs, TargetRows};
+use kv_core::memory::{Edit, Memory, RestoreInto, Seqs, TargetRows};
 use kv_core::state::{
     Fingerprint, SavedState, SeqTokens, StateToSave, check_kv_type, check_state_type, save,
 };
-use kv_core::{KvType, Pos, PosRange, SeqId};
+use kv_core::{KvType, PosRange};
 
 use crate::decode::Engine;
 use crate::error::{EngineError, Replaced};
@@ -120,69 +119,6 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         self.fingerprint.check(state.fingerprint())?;
         let layout = self.runner.rows.layout().clone();
         state.check_rows(&layout)?;
-        let replaces = match into {
-            RestoreInto::All => {
-                (0..self.memory.n_seqs()).any(|seq| has_any(&self.memory, SeqId(seq)))
-            }
-            RestoreInto::One { to, .. } => has_any(&self.memory, to),
-            RestoreInto::Behind { .. } => false,
-        };
-        let restored = if replaces {
-            self.replace(state, into, &layout)?
-        } else {
-            self.add(state, into, &layout)?
-        };
-        let tokens = state.tokens().iter().filter_map(|tokens| {
-            let seq = into.seq(tokens.seq)?;
-            Some(SeqTokens {
-                seq,
-                ..tokens.clone()
-            })
-        });
-        Ok(RestoredState {
-            n_tokens: restored.n_tokens,
-            tokens: tokens.collect(),
-        })
-    }
-
-    /// Restores where nothing is replaced: in this memory, which loses the new tokens again where
-    /// their rows cannot be written.
-    fn add(
-        &mut self,
-        state: &SavedState<'_>,
-        into: RestoreInto,
-        layout: &RowLayout,
-    ) -> Result<Restoration, EngineError> {
-        let first = match into {
-            RestoreInto::Behind { to, .. } => self.memory.next_pos(to),
-            RestoreInto::All | RestoreInto::One { .. } => Pos(0),
-        };
-        let restored = self.memory.restore(state.snapshot(), into);
-        let restored = restored.map_err(kv_core::state::StateError::from)?;
-        let added = Forgetting::new(&mut self.memory, removal(into, first));
-        let mut write = |span, bytes: &[u8]| {
-            self.runner
-                .backend
-                .write_rows(&mut self.runner.rows, span, bytes)
-        };
-        let written = state.write_rows(&restored, layout, &mut write);
-        if let Err(source) = written {
-            let replaced = Replaced::Kept;
-            return Err(EngineError::RestoreRows { replaced, source });
-        }
-        added.keep();
-        Ok(restored)
-    }
-
-    /// Restores in place of others: in a copy of the memory, so that what is replaced is still
-    /// there where rows cannot be written, as long as they were written to unused cells.
-    fn replace(
-        &mut self,
-        state: &SavedState<'_>,
-        into: RestoreInto,
-        layout: &RowLayout,
-    ) -> Result<Restoration, EngineError> {
-        let removal = removal(into, Pos(0));
         let mut after = self.memory.clone();
         let restored = after
             .restore(state.snapshot(), into)
@@ -195,13 +131,13 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         let (replaced, written) = match restored.rows_taken {
             TargetRows::Free => (
                 Replaced::Kept,
-                state.write_rows(&restored, layout, &mut write),
+                state.write_rows(&restored, &layout, &mut write),
             ),
             TargetRows::InUse => {
                 // Rows of what is replaced are lost from here on. Where all are written, another
                 // memory takes the place of this one.
-                let _overwritten = Forgetting::new(&mut self.memory, removal);
-                let written = state.write_rows(&restored, layout, &mut write);
+                let _overwritten = Forgetting::new(&mut self.memory, removal(into));
+                let written = state.write_rows(&restored, &layout, &mut write);
                 (Replaced::Forgotten, written)
             }
         };
@@ -209,24 +145,25 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             return Err(EngineError::RestoreRows { replaced, source });
         }
         self.memory = after;
-        Ok(restored)
+        let tokens = state.tokens().iter().filter_map(|tokens| {
+            let seq = into.seq(tokens.seq)?;
+            Some(SeqTokens {
+                seq,
+                ..tokens.clone()
+            })
+        });
+        Ok(RestoredState {
+            n_tokens: restored.n_tokens,
+            tokens: tokens.collect(),
+        })
     }
 }
 
-/// True if a sequence has tokens, or a source.
-fn has_any(memory: &impl Memory, seq: SeqId) -> bool {
-    memory.positions(seq).is_some() || memory.source_positions(seq).is_some()
-}
-
-/// Removes the sequences that a restoration replaces, or adds to.
-fn removal(into: RestoreInto, first: Pos) -> Edit {
+/// Removes the sequences that a restoration replaces.
+fn removal(into: RestoreInto) -> Edit {
     match into {
         RestoreInto::All => Edit::Clear,
-        RestoreInto::Behind { to, .. } => Edit::Remove {
-            seqs: Seqs::One(to),
-            range: PosRange::new(first, PosRange::ALL.last),
-        },
-        RestoreInto::One { to, .. } => Edit::Remove {
+        RestoreInto::One { to, .. } | RestoreInto::Behind { to, .. } => Edit::Remove {
             seqs: Seqs::One(to),
             range: PosRange::ALL,
         },
