@@ -552,7 +552,7 @@ pub(crate) struct ConvertArgs {
     /// Output file
     pub(crate) out: PathBuf,
     /// Type of matrices: f32, f16, bf16, q8_0, q6_k, q5_k_m, q5_k, q5_0, q5_1, q4_k_m, q4_k, q4_0,
-    /// q4_1, q3_k, tq2_0, tq1_0, q2_0 or q1_0
+    /// q4_1, q3_k_m, q3_k, q2_k, tq2_0, tq1_0, q2_0 or q1_0
     #[arg(long = "type", value_name = "TYPE", value_parser = values::file_type)]
     pub(crate) file_type: FileType,
     /// Importance matrix of 'cellar imatrix' or llama-imatrix (GGUF or .dat): matrices of 6 bits

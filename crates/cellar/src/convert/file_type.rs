@@ -24,10 +24,21 @@ pub enum Mix {
     Uniform,
     /// Those of llama.cpp's types `_M`.
     Medium,
+    /// Those of a type of few bits.
+    Low(LowMix),
+}
+
+/// The types of few bits that differ in which matrices are larger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LowMix {
+    /// `q3_k_m`
+    Q3KM,
+    /// `q2_k`
+    Q2K,
 }
 
 /// All types.
-pub const FILE_TYPES: [FileType; 18] = {
+pub const FILE_TYPES: [FileType; 20] = {
     use BlockFormat::*;
     const fn of(name: &'static str, format: BlockFormat, number: u32) -> FileType {
         FileType {
@@ -40,6 +51,12 @@ pub const FILE_TYPES: [FileType; 18] = {
     const fn medium(name: &'static str, format: BlockFormat, number: u32) -> FileType {
         FileType {
             mix: Mix::Medium,
+            ..of(name, format, number)
+        }
+    }
+    const fn low(name: &'static str, format: BlockFormat, number: u32, mix: LowMix) -> FileType {
+        FileType {
+            mix: Mix::Low(mix),
             ..of(name, format, number)
         }
     }
@@ -57,7 +74,9 @@ pub const FILE_TYPES: [FileType; 18] = {
         of("q4_k", Q4_K, 14),
         of("q4_0", Q4_0, 2),
         of("q4_1", Q4_1, 3),
+        low("q3_k_m", Q3_K, 12, LowMix::Q3KM),
         of("q3_k", Q3_K, 11),
+        low("q2_k", Q2_K, 10, LowMix::Q2K),
         of("tq2_0", TQ2_0, 37),
         of("tq1_0", TQ1_0, 36),
         of("q2_0", Q2_0, 41),

@@ -10,13 +10,14 @@
 //! models of 8 experts, attention K and V take Q8_0, and with `q4_k_m` the attention output Q5_K;
 //! in models of 80 layers whose heads share KV heads, V takes at least Q5_K. With an importance
 //! matrix, FFN down of the first eighth of the layers takes Q4_1 in files of `q4_0`, and Q5_1 in
-//! those of `q5_0`. In files of `tq1_0`, `tq2_0` and `q2_0` embeddings take Q4_K. Knows nothing of
-//! values.
+//! those of `q5_0`. In `q3_k_m` and `q2_k` attention V, attention output and FFN down take the
+//! next larger format, or one after that. In files of `tq1_0`, `tq2_0` and `q2_0` embeddings take
+//! Q4_K. Knows nothing of values.
 
 use kv_core::block::BlockFormat;
 use model_core::gguf::is_of_convolutions;
 
-use super::file_type::{FileType, Mix};
+use super::file_type::{FileType, LowMix, Mix};
 
 /// A tensor of the model that is converted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,8 +35,8 @@ pub(super) struct ModelTraits {
     pub(super) n_layers: usize,
     /// Experts of a layer; 0 where there are none.
     pub(super) n_experts: usize,
-    /// Whether several query heads share a KV head.
-    pub(super) heads: Heads,
+    /// Query heads that share a KV head.
+    pub(super) queries_per_kv: usize,
     /// Whether there is an importance matrix.
     pub(super) columns: Columns,
 }
@@ -47,15 +48,6 @@ pub(super) enum Columns {
     Alike,
     /// How important each is.
     Weighted,
-}
-
-/// How query heads share KV heads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Heads {
-    /// Each has its own.
-    Own,
-    /// Several share one.
-    Shared,
 }
 
 /// What a tensor is for.
@@ -94,6 +86,7 @@ pub(super) fn formats(
         let wanted = match file_type.mix {
             Mix::Uniform => counters.uniform(model, name, file_type.format),
             Mix::Medium => counters.medium(model, name, file_type.format),
+            Mix::Low(low) => counters.low(model, name, low).unwrap_or(file_type.format),
         };
         format_of(name, shape, wanted, role)
     };
@@ -143,6 +136,33 @@ impl Counters {
         index
     }
 
+    /// The format of the next matrix in a file of few bits, unless it is that of most.
+    fn low(&mut self, model: ModelTraits, name: &str, low: LowMix) -> Option<BlockFormat> {
+        let has_eight_experts = model.n_experts == 8;
+        if is_value(name) {
+            let index = self.value;
+            self.value += 1;
+            return Some(match low.value(model, index) {
+                _ if has_eight_experts => BlockFormat::Q8_0,
+                _ if model.is_70b() => BlockFormat::Q5_K,
+                format => format,
+            });
+        }
+        if name.contains("ffn_down") {
+            let is_first = self.next_down(model, name) < model.n_layers / 16;
+            return Some(match (low, is_first) {
+                (LowMix::Q3KM, true) => BlockFormat::Q5_K,
+                _ => low.base(),
+            });
+        }
+        match name.strip_suffix(".weight").unwrap_or(name) {
+            start if start.ends_with("attn_k") && has_eight_experts => Some(BlockFormat::Q8_0),
+            start if start.ends_with("attn_output") && has_eight_experts => Some(BlockFormat::Q5_K),
+            start if start.ends_with("attn_output") => Some(low.base()),
+            _ => None,
+        }
+    }
+
     /// The format of the next matrix in the mix around `base`.
     fn medium(&mut self, model: ModelTraits, name: &str, base: BlockFormat) -> BlockFormat {
         let has_eight_experts = model.n_experts == 8;
@@ -173,10 +193,29 @@ impl Counters {
     }
 }
 
+impl LowMix {
+    /// The format of FFN down and of attention output.
+    fn base(self) -> BlockFormat {
+        match self {
+            Self::Q3KM => BlockFormat::Q4_K,
+            Self::Q2K => BlockFormat::Q3_K,
+        }
+    }
+
+    /// The format of the attention V of this number.
+    fn value(self, model: ModelTraits, index: usize) -> BlockFormat {
+        match self {
+            Self::Q3KM if index < 2 => BlockFormat::Q5_K,
+            Self::Q2K if model.queries_per_kv < 4 => BlockFormat::Q3_K,
+            _ => BlockFormat::Q4_K,
+        }
+    }
+}
+
 impl ModelTraits {
     /// By what llama.cpp knows models of 70 billion weights: their V is small.
     fn is_70b(self) -> bool {
-        self.n_layers == 80 && self.heads == Heads::Shared
+        self.n_layers == 80 && self.queries_per_kv > 1
     }
 }
 
@@ -258,7 +297,8 @@ fn format_of(name: &str, shape: &[usize], wanted: BlockFormat, role: Role) -> Bl
 /// The next larger format of blocks of 32.
 fn of_smaller_blocks(format: BlockFormat) -> BlockFormat {
     match format {
-        BlockFormat::Q3_K | BlockFormat::TQ1_0 | BlockFormat::TQ2_0 => BlockFormat::Q4_0,
+        BlockFormat::Q2_K | BlockFormat::Q3_K => BlockFormat::Q4_0,
+        BlockFormat::TQ1_0 | BlockFormat::TQ2_0 => BlockFormat::Q4_0,
         BlockFormat::Q1_0 | BlockFormat::Q2_0 => BlockFormat::Q4_0,
         BlockFormat::Q4_K => BlockFormat::Q5_0,
         BlockFormat::Q5_K => BlockFormat::Q5_1,
@@ -325,7 +365,7 @@ mod tests {
         let model = ModelTraits {
             n_layers: 32,
             n_experts: 0,
-            heads: Heads::Shared,
+            queries_per_kv: 8,
             columns: Columns::Alike,
         };
         let wanted = "66664464464464464464464464466666";
@@ -349,7 +389,7 @@ mod tests {
         let model = ModelTraits {
             n_layers: 8,
             n_experts: 8,
-            heads: Heads::Shared,
+            queries_per_kv: 8,
             columns: Columns::Alike,
         };
         for tensor in ["attn_k", "attn_v"] {
@@ -369,7 +409,7 @@ mod tests {
         let model = ModelTraits {
             n_layers: 1,
             n_experts: 0,
-            heads: Heads::Own,
+            queries_per_kv: 1,
             columns: Columns::Alike,
         };
         for (file_type, embedding, base) in [
@@ -389,7 +429,7 @@ mod tests {
         let alike = ModelTraits {
             n_layers: 17,
             n_experts: 0,
-            heads: Heads::Own,
+            queries_per_kv: 1,
             columns: Columns::Alike,
         };
         let weighted = ModelTraits {
@@ -441,10 +481,7 @@ mod tests {
             let model = ModelTraits {
                 n_layers: values["layers"][0],
                 n_experts: values["experts"][0],
-                heads: match values["heads"][..] {
-                    [n, n_kv] if n_kv < n => Heads::Shared,
-                    _ => Heads::Own,
-                },
+                queries_per_kv: values["heads"][0] / values["heads"][1],
                 columns: Columns::Alike,
             };
             let found = formats(*file_type.unwrap(), model, &tensors);

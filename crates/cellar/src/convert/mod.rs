@@ -33,11 +33,11 @@ use kv_core::weights::{Weight, WeightInfo, WeightSource};
 use model_core::gguf::{GgufWriter, Metadata, PendingWeight};
 use model_core::model_file::OpenModel;
 
-pub use file_type::{FILE_TYPES, FileType, Mix};
+pub use file_type::{FILE_TYPES, FileType, LowMix, Mix};
 pub use importance::Weighting;
 
 use crate::error::Error;
-use mix::{Columns, Heads, ModelTraits, NamedShape};
+use mix::{Columns, ModelTraits, NamedShape};
 use pieces::{in_pieces, n_threads};
 
 /// A model and the formats in which its tensors are written. See the [module](self).
@@ -168,9 +168,9 @@ fn traits(model: &OpenModel, tensors: &[NamedShape], columns: Columns) -> ModelT
     ModelTraits {
         n_layers: layers.max().map_or(0, |last| last + 1),
         n_experts: count("expert_count").unwrap_or(0) as usize,
-        heads: match heads {
-            [Some(n), Some(n_kv)] if n_kv < n => Heads::Shared,
-            _ => Heads::Own,
+        queries_per_kv: match heads {
+            [Some(n), Some(n_kv)] => n.checked_div(n_kv).unwrap_or(1) as usize,
+            _ => 1,
         },
         columns,
     }

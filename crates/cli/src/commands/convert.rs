@@ -26,7 +26,11 @@ pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Ex
     conversion.notes().iter().for_each(|note| warn(note));
     let progress = Progress::values("converting", conversion.n_values());
     let n_bytes = output_file::write(&args.out, |file| {
-        Ok(conversion.write(file, |n_done| progress.set(n_done))?)
+        let written = conversion.write(file, |n_done| progress.set(n_done));
+        written.map_err(|error| match error {
+            cellar::Error::Io(error) => error.into(),
+            error => anyhow::Error::from(error),
+        })
     })?;
     drop(progress);
     let line = format!(
