@@ -2,7 +2,6 @@
 //! bits however a prompt is split. A directory of 8-bit floats computes what its values do.
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
-#![allow(clippy::single_range_in_vec_init)] // pieces of a prompt, of which there may be one
 
 use std::path::Path;
 
