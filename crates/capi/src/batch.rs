@@ -88,7 +88,8 @@ c_api! {
     }
 
     fn llama_batch_init(n_tokens: i32, embd: i32, n_seq_max: i32) -> BatchArrays = NOTHING; {
-        entries::allocate(n_tokens, embd, n_seq_max)
+        log::or_line("llama_batch_init", entries::allocate(n_tokens, embd, n_seq_max))
+            .unwrap_or(NOTHING)
     }
 
     fn llama_batch_free(batch: BatchArrays); {

@@ -16,6 +16,9 @@ use crate::ffi::{In, Out};
 /// not used.
 const GRID_POSITIONS: usize = 4;
 
+/// Values of the largest batch that is allocated.
+const MAX_VALUES: i64 = 1 << 31;
+
 /// A token, or a row in place of one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Entry {
@@ -133,7 +136,17 @@ pub(crate) fn batch(entries: &[Entry]) -> Result<Batch, String> {
 }
 
 /// Room for a batch as C programs allocate it: freed by [`free`].
-pub(crate) fn allocate(n_tokens: i32, n_embd: i32, n_seqs: i32) -> BatchArrays {
+///
+/// # Errors
+/// Sizes that no batch has, for people.
+pub(crate) fn allocate(n_tokens: i32, n_embd: i32, n_seqs: i32) -> Result<BatchArrays, String> {
+    let wanted = i64::from(n_tokens.max(0)) * i64::from(n_embd.max(n_seqs).max(1));
+    if wanted > MAX_VALUES {
+        return Err(format!(
+            "{n_tokens} tokens with rows of {n_embd} and {n_seqs} sequences each: more than \
+             {MAX_VALUES} values"
+        ));
+    }
     let n = usize::try_from(n_tokens).unwrap_or(0);
     let n_embd = usize::try_from(n_embd).unwrap_or(0);
     let n_seqs = usize::try_from(n_seqs).unwrap_or(0);
@@ -142,7 +155,7 @@ pub(crate) fn allocate(n_tokens: i32, n_embd: i32, n_seqs: i32) -> BatchArrays {
         *list = zeroed(n_seqs);
     }
     let n_values = n.saturating_mul(n_embd);
-    BatchArrays {
+    Ok(BatchArrays {
         n_tokens: 0,
         token: if n_embd == 0 {
             zeroed(n)
@@ -158,7 +171,7 @@ pub(crate) fn allocate(n_tokens: i32, n_embd: i32, n_seqs: i32) -> BatchArrays {
         n_seq_id: zeroed(n),
         seq_id,
         logits: zeroed(n),
-    }
+    })
 }
 
 fn zeroed<T>(n: usize) -> *mut T {

@@ -47,6 +47,10 @@ fn null_is_an_answer_everywhere() {
         [-1, -1]
     );
     llama_batch_free(batch);
+    assert!(
+        llama_batch_init(i32::MAX, 0, 5).token.is_null(),
+        "too large"
+    );
     assert_eq!(llama_process(context, 7, Handle::NULL), -1);
     assert!(llama_get_logits_ith(context, 0).is_null());
     assert!(llama_get_embeddings_seq(context, 0).is_null());

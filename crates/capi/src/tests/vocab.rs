@@ -42,10 +42,12 @@ fn a_text_and_its_tokens_are_the_same() {
     let n = i32::try_from(tokens.len()).unwrap();
     let out = Out::of(buffer.as_mut_ptr());
     let n_bytes = llama_detokenize(model.0, In::of(tokens.as_ptr()), n, out, 64, true, false);
-    assert_eq!(
-        &buffer[..usize::try_from(n_bytes).unwrap()],
-        text.as_bytes()
-    );
+    // As in llama.cpp, the space before the text stays where BOS was removed.
+    let got = &buffer[..usize::try_from(n_bytes).unwrap()];
+    assert_eq!(got, format!(" {text}").as_bytes());
+    let after = In::of(tokens[1..].as_ptr());
+    let n_after = llama_detokenize(model.0, after, n - 1, out, 64, true, false);
+    assert_eq!(n_after, n_bytes - 1, "without BOS it goes");
     let short = llama_detokenize(model.0, In::of(tokens.as_ptr()), n, out, 3, true, false);
     assert_eq!(short, -n_bytes, "what it takes");
     // Pieces have their spaces, of which a program may skip some.
