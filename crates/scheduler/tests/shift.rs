@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
 use cellar_scheduler::{
-    End, Event, Micros, Outcome, Overflow, PrefixUse, Progress, Request, RequestId, Scheduler,
-    SchedulerConfig, Shift, ShiftResult, SourceUse, Work,
+    End, Event, Micros, Outcome, Overflow, PrefixUse, Priority, Progress, Request, RequestId,
+    Scheduler, SchedulerConfig, Shift, ShiftResult, SourceUse, Work,
 };
 use kv_core::memory::{Composite, Memory, MemoryInputs};
 use kv_core::{Pos, PosRange, SeqId, TokenId};
@@ -72,11 +72,16 @@ fn apply(shift: Shift, memory: &mut Composite) {
 /// Up to the shift of a text that is full.
 fn full(overflow: Overflow) -> (Scheduler, Composite, Shift) {
     let (mut scheduler, mut memory) = scheduler(2);
+    let shift = until_full(&mut scheduler, &mut memory, overflow);
+    (scheduler, memory, shift)
+}
+
+fn until_full(scheduler: &mut Scheduler, memory: &mut Composite, overflow: Overflow) -> Shift {
     scheduler.handle(Micros(0), Event::Submit(request(30, overflow)));
     for token in 100.. {
-        match next(&mut scheduler, &mut memory).0 {
-            Work::Shift(shift) => return (scheduler, memory, shift),
-            work => assert_eq!(compute(&mut scheduler, &mut memory, work, token), []),
+        match next(scheduler, memory).0 {
+            Work::Shift(shift) => return shift,
+            work => assert_eq!(compute(scheduler, memory, work, token), []),
         }
     }
     unreachable!("a text is full some time");
@@ -140,6 +145,49 @@ fn a_shifted_text_is_never_shared() {
     };
     assert_eq!(reuse.n_tokens, 0);
     assert_eq!(scheduler.cached().count(), 0);
+}
+
+/// A cached prefix with the same tokens does not have what its state has.
+#[test]
+fn a_shifted_text_is_saved_whole() {
+    let mut memory = Kind::Unified.memory(4, 80);
+    let config = SchedulerConfig {
+        swap_bytes: 1 << 20,
+        ..SchedulerConfig::new(rules(4), 64, N_CELLS)
+    };
+    let mut scheduler = Scheduler::new(config, &memory).unwrap();
+    let overflow = Overflow::Shift { n_keep: 10 };
+    let shift = until_full(&mut scheduler, &mut memory, overflow);
+    apply(shift, &mut memory);
+    let result = ShiftResult::Done;
+    let request = RequestId(1);
+    scheduler.handle(Micros(0), Event::Shifted { request, result });
+    let same = Request {
+        id: RequestId(2),
+        prompt: scheduler.running().next().unwrap().tokens.to_vec(),
+        ..Request::default()
+    };
+    scheduler.handle(Micros(0), Event::Submit(same));
+    let (work, _) = next(&mut scheduler, &mut memory);
+    compute(&mut scheduler, &mut memory, work, 200);
+    scheduler.handle(Micros(0), Event::Cancel(RequestId(2)));
+    assert_eq!(scheduler.cached().count(), 1);
+    let held = scheduler.running().next().unwrap().n_done;
+    let urgent = Request {
+        id: RequestId(3),
+        priority: Priority::Interactive,
+        prompt: (500..530).map(TokenId).collect(),
+        ..Request::default()
+    };
+    scheduler.handle(Micros(0), Event::Submit(urgent));
+    let (work, _) = next(&mut scheduler, &mut memory);
+    let Work::SwapOut { swap, .. } = work else {
+        panic!("{work:?}");
+    };
+    assert_eq!(
+        (swap.request, swap.first, swap.n_tokens),
+        (request, 0, held)
+    );
 }
 
 #[test]
