@@ -1,8 +1,8 @@
 //! Chat templates: messages to the text that a model was trained on.
 //!
-//! Invariant: any template that Cellar renders is one here, not only those of a list; what llama.cpp
-//! calls by a short name is found by that name. Knows no model: marks before and after a text are
-//! the tokenizer's to add.
+//! Invariant: any template that Cellar renders is one here, not only those of a list; what
+//! llama.cpp calls by a short name is found by that name. Knows no model: marks before and after a
+//! text are the tokenizer's to add.
 
 use std::ffi::c_char;
 

@@ -1,8 +1,8 @@
 //! Functions that llama.cpp's own programs link by their C++ names.
 //!
 //! Invariant: each answers that Cellar has no such thing: no devices of ggml's, no breakdown of its
-//! buffers, no rows of multi-token prediction. Only where the C++ names are those of the Itanium ABI
-//! with libstdc++.
+//! buffers, no rows of multi-token prediction. Only where the C++ names are those of the Itanium
+//! ABI with libstdc++.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 use std::ffi::c_void;

@@ -143,12 +143,15 @@ fn compute(
         entries.iter_mut().for_each(|entry| entry.is_output = true);
     }
     let mut batch = entries::batch(entries).map_err(refused)?;
-    if is_source {
-        batch.set_tokens_of(TokensOf::Source);
-    }
+    let tokens_of = if is_source {
+        TokensOf::Source
+    } else {
+        TokensOf::Sequence
+    };
+    batch.set_tokens_of(tokens_of);
     let began = Instant::now();
     let outputs = std::mem::take(&mut state.outputs);
-    let computed = run(context, state, &batch, is_source);
+    let computed = run(context, state, &batch, tokens_of);
     match computed {
         Ok(computed) => state.outputs = computed,
         Err(error) => {
@@ -194,7 +197,7 @@ fn run(
     context: &Context,
     state: &mut State,
     batch: &Batch,
-    is_source: bool,
+    tokens_of: TokensOf,
 ) -> Result<Outputs, EngineError> {
     let State { engine, abort, .. } = state;
     let rows = |values: &[f32], width| Outputs {
@@ -203,7 +206,7 @@ fn run(
         kind: RowKind::Embeddings,
         ..Outputs::default()
     };
-    if is_source {
+    if tokens_of == TokensOf::Source {
         let computed = abort.during(|flag| {
             engine
                 .encode_until(batch, flag)

@@ -81,9 +81,10 @@ pub(crate) fn entries(batch: &BatchArrays, reading: Reading) -> Result<Vec<Entry
     };
     let entry = |i: usize| Entry {
         token: tokens.get(i).copied(),
-        row: match tokens.is_empty() {
-            false => Vec::new(),
-            true => rows[i * reading.n_embd..][..reading.n_embd].to_vec(),
+        row: if tokens.is_empty() {
+            rows[i * reading.n_embd..][..reading.n_embd].to_vec()
+        } else {
+            Vec::new()
         },
         pos: positions.get(i).copied(),
         grid: grid(i),

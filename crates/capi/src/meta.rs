@@ -1,7 +1,7 @@
 //! What programs ask of a model: sizes, metadata and its chat template.
 //!
-//! Invariant: a model that does not exist has no sizes (0) and no texts; a text that does not fit is
-//! cut as `snprintf` cuts it. Changes nothing.
+//! Invariant: a model that does not exist has no sizes (0) and no texts; a text that does not fit
+//! is cut as `snprintf` cuts it. Changes nothing.
 
 use std::ffi::c_char;
 

@@ -1,6 +1,7 @@
 //! What Cellar does not do: adapters, control vectors, quantizing, training.
 //!
-//! Invariant: each says so in a log line that names it, and returns the API's failure. Does nothing.
+//! Invariant: each says so in a log line that names it, and returns the API's failure. Does
+//! nothing.
 
 use std::ffi::{c_char, c_void};
 

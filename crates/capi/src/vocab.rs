@@ -92,14 +92,6 @@ pub(crate) fn piece(tokenizer: &Tokenizer, token: i32, special: SpecialPieces) -
     piece.and_then(Result::ok).unwrap_or_default()
 }
 
-fn pieces(render: bool) -> SpecialPieces {
-    if render {
-        SpecialPieces::Render
-    } else {
-        SpecialPieces::Skip
-    }
-}
-
 /// True if the first space of a text is one that encoding put there.
 fn drops_first_space(model: &SharedModel) -> bool {
     let added = model
@@ -249,7 +241,12 @@ c_api! {
         let Some(tokenizer) = tokenizer("llama_token_to_piece", vocab) else {
             return 0;
         };
-        let piece = piece(tokenizer, token, pieces(special));
+        let special = if special {
+            SpecialPieces::Render
+        } else {
+            SpecialPieces::Skip
+        };
+        let piece = piece(tokenizer, token, special);
         let n_spaces = piece.iter().take_while(|&&byte| byte == b' ').count();
         let n_dropped = n_spaces.min(usize::try_from(lstrip).unwrap_or(0));
         write_or_tell(buffer, room, &piece[n_dropped..])
@@ -280,9 +277,14 @@ c_api! {
         if remove_special && is(tokens.last(), tokenizer.adds_last()) {
             tokens = &tokens[..tokens.len() - 1];
         }
+        let special = if unparse_special {
+            SpecialPieces::Render
+        } else {
+            SpecialPieces::Skip
+        };
         let mut bytes = Vec::new();
         for (index, &token) in tokens.iter().enumerate() {
-            let piece = piece(tokenizer, token, pieces(unparse_special));
+            let piece = piece(tokenizer, token, special);
             let is_first_space = index == 0 && drops_space && piece.first() == Some(&b' ');
             bytes.extend_from_slice(&piece[usize::from(is_first_space)..]);
         }

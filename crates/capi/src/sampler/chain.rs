@@ -1,7 +1,7 @@
 //! Chains: samplers one after the other.
 //!
-//! Invariant: a chain owns its samplers and frees them with itself. None of them runs while the list
-//! is locked, so that one of the program's may ask for it.
+//! Invariant: a chain owns its samplers and frees them with itself. None of them runs while the
+//! list is locked, so that one of the program's may ask for it.
 
 use std::ffi::{c_char, c_void};
 use std::sync::{Mutex, PoisonError};

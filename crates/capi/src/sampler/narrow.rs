@@ -21,7 +21,7 @@ enum Narrow {
     Typical { p: f32, min_keep: usize },
     Temperature(f32),
     Dynamic(Dynamic),
-    Xtc(Xtc),
+    Xtc(Box<Xtc>),
     TopNSigma(f32),
 }
 
@@ -286,7 +286,7 @@ c_api! {
     fn llama_sampler_init_xtc(probability: f32, threshold: f32, min_keep: usize, seed: u32)
         -> Handle<Sampler> = Handle::NULL; {
         let random = Random::new(seed);
-        new_sampler(Narrow::Xtc(Xtc { probability, threshold, min_keep, random }))
+        new_sampler(Narrow::Xtc(Box::new(Xtc { probability, threshold, min_keep, random })))
     }
 
     fn llama_sampler_init_top_n_sigma(n: f32) -> Handle<Sampler> = Handle::NULL; {

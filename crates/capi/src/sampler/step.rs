@@ -1,7 +1,7 @@
 //! The engine's sampler steps over a program's candidates, and DRY, which is one.
 //!
-//! Invariant: candidates that a step leaves out get the logit minus infinity; their order and number
-//! stay. Knows no kind of step.
+//! Invariant: candidates that a step leaves out get the logit minus infinity; their order and
+//! number stay. Knows no kind of step.
 
 use std::ffi::{CStr, c_char};
 

@@ -1,8 +1,8 @@
 //! Structures and numbers are those of `llama.h`.
 //!
 //! `tests/layout.txt` holds what a C compiler says of the header, and is compared always. With
-//! `LLAMA_HEADERS=FOLDER:FOLDER` (where `llama.h` and `ggml.h` are) a probe is compiled and compared
-//! with the table, too; `UPDATE_LAYOUT=1` writes it.
+//! `LLAMA_HEADERS=FOLDER:FOLDER` (where `llama.h` and `ggml.h` are) a probe is compiled and
+//! compared with the table, too; `UPDATE_LAYOUT=1` writes it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
