@@ -53,10 +53,7 @@ impl Memory {
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        let cells = py.detach(|| {
-            self.model
-                .with(|model| model.engine().memory().cell_use())
-        })?;
+        let cells = py.detach(|| self.model.with(|model| model.engine().memory().cell_use()))?;
         Ok(format!(
             "<cellar.Memory, {} of {} cells are used>",
             cells.n_used, cells.n_cells

@@ -112,7 +112,9 @@ impl Model {
             let mut generate = options.generate.clone();
             generate.sampler.seed = seed.wrapping_add(number);
             let mut request = generate.request(self.prompt_tokens(prompt));
-            let step = grammar.as_ref().map(|grammar| Box::new(grammar.step()) as _);
+            let step = grammar
+                .as_ref()
+                .map(|grammar| Box::new(grammar.step()) as _);
             request.steps.extend(step);
             request
         });
