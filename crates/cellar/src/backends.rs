@@ -288,6 +288,7 @@ fn is_vendor_gpu_present() -> bool {
 }
 
 /// What a backend would compute, to plan its memory.
+#[allow(dead_code)] // it is read by the backends that are compiled in
 #[derive(Clone, Copy)]
 pub(crate) struct BackendWork<'a> {
     /// The graphs that are compiled and kept.
