@@ -56,9 +56,8 @@ class Origins(Page):
             self.browser.go(APP)
             answer = self.ask(server)
             self.assertEqual(answer.get("status"), 200, answer)
-            # Where the machine is busy, several tokens are one event.
-            self.assertGreater(answer["events"], 5)
-            self.assertGreater(answer["pieces"], 5, "it comes in pieces")
+            self.assertGreater(answer["events"], 30)
+            self.assertGreater(answer["pieces"], 10, "it comes in pieces")
             self.assertIsNotNone(answer["id"], "a page reads headers, too")
             self.console_is_clean()
             # Another app on the same machine is not named.

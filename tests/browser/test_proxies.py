@@ -146,8 +146,7 @@ class BehindAProxy:
         self.assertIn('"completion_tokens":60', text)
         pieces = proxy.pieces("POST", "/v1/completions", {**body, "stream": True})
         events = sum(piece.count(b"data: ") for piece in pieces)
-        # Where the machine is busy, several tokens are one event.
-        self.assertGreater(events, 10)
+        self.assertGreater(events, 50)
         # A proxy that gathers an answer sends pieces of 4 KiB or more: eight events at once, not one or two.
         self.assertGreater(2 * len(pieces), events)
         self.assertIn(b"data: [DONE]", b"".join(pieces))
