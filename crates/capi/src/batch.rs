@@ -13,7 +13,7 @@ use crate::entries::{self, Entry, is_token};
 use crate::ffi::{Handle, In, c_api, count};
 use crate::log;
 
-/// What a `llama_batch_ext *` points to.
+/// The target of a `llama_batch_ext *`.
 pub(crate) struct BatchExt {
     n_batch: usize,
     n_vocab: usize,

@@ -72,7 +72,7 @@ fn named(name: &str) -> Option<&'static str> {
 /// The text of messages.
 ///
 /// # Errors
-/// What is wrong with the template or a message, for people.
+/// The fault of a template or a message, for people.
 fn render(
     template: &str,
     messages: &[Message],

@@ -32,7 +32,7 @@ pub(crate) const MAX_SEQ: u32 = 256;
 /// Contexts are multiples of this.
 const CONTEXT_STEP: u32 = 256;
 
-/// What a `llama_context *` points to, and the `llama_memory_t` of it: the same address.
+/// The target of a `llama_context *`, and of its `llama_memory_t`: the same address.
 pub(crate) struct Context {
     pub(crate) model: Handle<Model>,
     pub(crate) shared: Arc<SharedModel>,
@@ -55,7 +55,7 @@ pub(crate) struct Sizes {
     pub(crate) n_rs_seq: u32,
 }
 
-/// What changes.
+/// The part of a context that changes.
 pub(crate) struct State {
     pub(crate) engine: Engine<BoxedBackend>,
     /// True if the rows before the output matrix are wanted, of every token.
@@ -66,7 +66,7 @@ pub(crate) struct State {
     pub(crate) times: Times,
 }
 
-/// Who is asked whether a computation is to end.
+/// The program's callback that ends a computation.
 #[derive(Clone, Copy)]
 pub(crate) struct Abort {
     pub(crate) callback: AbortCallback,
@@ -227,7 +227,7 @@ fn change_rotation(metadata: &mut Metadata, params: &ContextParams) -> Result<bo
     Ok(is_changed)
 }
 
-/// What has no effect here is said once.
+/// Parameters without an effect are named once.
 fn warn_of(params: &ContextParams) {
     let name = "llama_init_from_model";
     if !params.cb_eval.is_null() {
@@ -264,7 +264,7 @@ fn has_memory(model: &dyn Architecture) -> bool {
     all.any(|(_, layer)| layer != LayerMemory::Nothing)
 }
 
-/// How texts of a model are pooled, as the program or the file says.
+/// The pooling of a model's texts, as the program or the file says.
 fn pooling_of(shared: &SharedModel, params: &ContextParams) -> Result<i32, String> {
     match params.pooling_type {
         pooling::UNSPECIFIED => {

@@ -16,7 +16,7 @@ use model_core::sentence::Pooling;
 use crate::abi::{BatchArrays, pooling};
 use crate::batch::BatchExt;
 use crate::context::{Abort, Context, State, chain, context};
-use crate::entries::{self, Entry, Reading};
+use crate::entries::{self, Entry, EntryLayout};
 use crate::ffi::{Handle, c_api};
 use crate::log;
 use crate::output::{Outputs, RowKind};
@@ -30,10 +30,10 @@ const INVALID: i32 = -1;
 /// The computation failed.
 const FAILED: i32 = -3;
 
-/// How often the program is asked whether to go on.
+/// The time between two questions to the program whether to go on.
 const ASK_EVERY: Duration = Duration::from_millis(2);
 
-/// What is to be done with a batch.
+/// The work to do with a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
     Encode,
@@ -118,7 +118,7 @@ fn pool(outputs: &mut Outputs, entries: &[Entry], rule: Pooling) {
         .collect();
 }
 
-/// Which row belongs to which entry.
+/// The number of each entry's row.
 fn row_numbers(entries: &[Entry]) -> Vec<Option<usize>> {
     let mut n = 0;
     let number = |entry: &Entry| {
@@ -264,7 +264,7 @@ fn submitted(name: &str, handle: Handle<Context>, arrays: &BatchArrays, work: Wo
         return INVALID;
     };
     let mut state = context.lock();
-    let reading = Reading {
+    let reading = EntryLayout {
         n_embd: context.shared.n_embd(),
         takes_images: state.engine.memory().takes_images(),
     };

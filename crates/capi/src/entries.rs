@@ -33,9 +33,9 @@ pub(crate) struct Entry {
     pub(crate) is_output: bool,
 }
 
-/// What the entries of a `llama_batch` mean in a context.
+/// The meaning of a `llama_batch`'s entries in a context.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Reading {
+pub(crate) struct EntryLayout {
     pub(crate) n_embd: usize,
     /// True if rows in place of tokens have a row and a column.
     pub(crate) takes_images: bool,
@@ -44,8 +44,8 @@ pub(crate) struct Reading {
 /// The entries of a `llama_batch`.
 ///
 /// # Errors
-/// What is wrong with it, for people.
-pub(crate) fn entries(batch: &BatchArrays, reading: Reading) -> Result<Vec<Entry>, String> {
+/// The fault of a batch, for people.
+pub(crate) fn entries(batch: &BatchArrays, reading: EntryLayout) -> Result<Vec<Entry>, String> {
     let n = usize::try_from(batch.n_tokens).unwrap_or(0);
     if n == 0 {
         return Err(format!("the batch has {} tokens", batch.n_tokens));

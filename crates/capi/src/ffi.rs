@@ -122,7 +122,7 @@ impl<T> Out<T> {
 }
 
 impl<T> Out<T> {
-    /// Where it is.
+    /// Its address.
     pub(crate) fn address(self) -> usize {
         self.0 as usize
     }
@@ -286,7 +286,7 @@ macro_rules! c_api {
     )*};
 }
 
-/// What a function returns that fails.
+/// The value that a function returns when it fails.
 macro_rules! failed {
     () => {
         ()

@@ -55,12 +55,12 @@ pub(crate) fn error(text: &str) {
     line(ERROR, text);
 }
 
-/// What was done otherwise than asked for.
+/// Something was done otherwise than asked for.
 pub(crate) fn warn(text: &str) {
     line(WARN, text);
 }
 
-/// What happened.
+/// Something happened.
 pub(crate) fn info(text: &str) {
     line(INFO, text);
 }

@@ -1,4 +1,4 @@
-//! What contexts remember: the functions that edit sequences.
+//! The memory of contexts: functions that edit sequences.
 //!
 //! Invariant: an edit is done whole, or refused with a log line and nothing changed. Positions
 //! below 0 are the ends that `llama.h` gives them.

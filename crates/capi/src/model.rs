@@ -19,7 +19,7 @@ use crate::abi::{KvOverride, ModelParams};
 use crate::ffi::{CText, Handle, In, c_api};
 use crate::log;
 
-/// What a `llama_model *` and its `llama_vocab *` point to: the same address.
+/// The target of a `llama_model *` and of its `llama_vocab *`: the same address.
 pub(crate) struct Model {
     pub(crate) shared: Arc<SharedModel>,
 }
@@ -37,7 +37,7 @@ pub(crate) struct SharedModel {
     /// `None` where the model's tokens are no text.
     pub(crate) tokenizer: Option<Arc<Tokenizer>>,
     pub(crate) tokenizer_model: Option<TokenizerModel>,
-    /// How many layers a GPU computes; `None` for all.
+    /// Number of layers that a GPU computes; `None` for all.
     pub(crate) gpu_layers: Option<u32>,
     /// Milliseconds that opening took.
     pub(crate) load_ms: f64,

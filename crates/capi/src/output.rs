@@ -1,4 +1,4 @@
-//! What comes out of a batch: rows of logits or of embeddings, by the index of their token.
+//! The results of a batch: rows of logits or of embeddings, by the index of their token.
 //!
 //! Invariant: a pointer that is handed out stays until the context's next batch. A context gives
 //! logits or embeddings, never both. Computes nothing.
@@ -23,7 +23,7 @@ pub(crate) struct Outputs {
     pub(crate) pooled: BTreeMap<i32, Vec<f32>>,
 }
 
-/// What rows are.
+/// The kind of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum RowKind {
     #[default]

@@ -11,7 +11,7 @@ use crate::context::{Context, context};
 use crate::ffi::{Handle, c_api};
 use crate::log;
 
-/// What batches took.
+/// The times of batches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
     started: Instant,
@@ -61,7 +61,7 @@ impl Times {
     }
 }
 
-/// What times are counted from.
+/// The moment that times are counted from.
 fn epoch() -> Instant {
     static EPOCH: OnceLock<Instant> = OnceLock::new();
     *EPOCH.get_or_init(Instant::now)

@@ -1,4 +1,4 @@
-//! What Cellar does not do: adapters, control vectors, quantizing, training.
+//! Refused functions: adapters, control vectors, quantizing, training.
 //!
 //! Invariant: each says so in a log line that names it, and returns the API's failure. Does
 //! nothing.

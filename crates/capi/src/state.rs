@@ -28,7 +28,7 @@ const FILE_BYTES: usize = 8;
 /// The sequence of a state that has all.
 const ALL: i32 = -1;
 
-/// What stands before the engine's bytes.
+/// The header before the engine's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Frame {
     /// The sequence that was saved, or [`ALL`].
@@ -219,7 +219,7 @@ fn load_file(
     Ok(file.bytes.len())
 }
 
-/// Where a program wants the tokens of a file.
+/// The room that a program has for the tokens of a file.
 #[derive(Clone, Copy)]
 struct TokensOut {
     out: Out<i32>,

@@ -60,7 +60,7 @@ pub enum Error {
     },
     /// An importance matrix is of another model.
     #[error("{0}")]
-    Weighting(String),
+    ColumnWeights(String),
     /// A tensor cannot be read.
     #[error(transparent)]
     Weight(#[from] WeightError),

@@ -70,7 +70,7 @@ pub use model_core;
 pub use model_core::chat_template::ChatMessage;
 pub use model_core::model_file::ModelFile;
 pub use options::GenerateOptions;
-pub use plan::{BackendPlan, DeviceReport, LayersOnGpu, Taken, gpu_room, plan_memory, taken};
+pub use plan::{BackendPlan, DeviceReport, LayersOnGpu, MemoryNeeds, gpu_room, plan_memory, taken};
 pub use text::{Text, TextState};
 
 /// The programs of READMEs and pages are doc tests.

@@ -38,7 +38,7 @@ pub struct BackendPlan {
 /// What a model takes, and where: the rows of its memory, weights as they are stored or packed, but
 /// for those that are looked up, and scratch memory of its programs. In bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Taken {
+pub struct MemoryNeeds {
     /// Of the host.
     pub host: u64,
     /// Of a device with a memory of its own.
@@ -50,7 +50,11 @@ pub struct Taken {
 ///
 /// # Errors
 /// As [`plan_memory`].
-pub fn taken(options: &BackendOptions, work: &ModelWork<'_>, memory: u64) -> Result<Taken, Error> {
+pub fn taken(
+    options: &BackendOptions,
+    work: &ModelWork<'_>,
+    memory: u64,
+) -> Result<MemoryNeeds, Error> {
     let backend = plan_memory(options, work)?;
     let stored = weight_bytes(&**work.weights, |_| true);
     let (host, device) = (backend.host, backend.device);
@@ -68,7 +72,7 @@ pub fn taken(options: &BackendOptions, work: &ModelWork<'_>, memory: u64) -> Res
     };
     let mapped = read.saturating_sub(backend.looked_up);
     let host = [memory, mapped, added, unified];
-    Ok(Taken {
+    Ok(MemoryNeeds {
         host: host.into_iter().fold(0, u64::saturating_add),
         device,
     })

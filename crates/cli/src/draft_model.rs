@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use cellar::{ModelWork, Taken, taken, weight_shapes};
+use cellar::{MemoryNeeds, ModelWork, taken, weight_shapes};
 use cellar_engine::{DraftModel, EngineConfig, MemoryBudget, PromptOutputs, Settings};
 use kv_core::memory::SwaSize;
 use kv_core::{KvType, KvTypes};
@@ -77,7 +77,7 @@ pub(crate) struct PlannedDraft {
     /// Its rows, and what is kept of its cells.
     pub(crate) memory: u64,
     /// With its memory.
-    pub(crate) taken: Taken,
+    pub(crate) taken: MemoryNeeds,
 }
 
 impl PlannedDraft {

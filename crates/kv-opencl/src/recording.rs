@@ -54,9 +54,9 @@ pub(crate) fn add(launch: RecordedLaunch) {
 }
 
 /// Ends recording where the launches panic.
-struct Ending;
+struct RecordingGuard;
 
-impl Drop for Ending {
+impl Drop for RecordingGuard {
     fn drop(&mut self) {
         OPEN.take();
     }
@@ -78,7 +78,7 @@ impl OpenClRecording {
             context: Arc::clone(context),
             launches: Vec::new(),
         }));
-        let ending = Ending;
+        let ending = RecordingGuard;
         launches()?;
         let recorded = OPEN.take();
         drop(ending);

@@ -136,12 +136,12 @@ pub struct TierCounts {
 /// be written is lost, unless [`Tier::flush`] is called before.
 #[derive(Debug)]
 pub struct Tier {
-    shared: Arc<Shared>,
+    shared: Arc<TierState>,
     threads: Vec<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct TierState {
     key: StoreKey,
     config: TierConfig,
     state: Mutex<State>,
@@ -202,7 +202,7 @@ impl Tier {
         stores: Vec<Box<dyn GroupStore>>,
         config: TierConfig,
     ) -> Result<Self, StoreError> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(TierState {
             key,
             config,
             state: Mutex::default(),
@@ -404,7 +404,7 @@ impl State {
     }
 }
 
-impl Shared {
+impl TierState {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

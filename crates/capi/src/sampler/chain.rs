@@ -12,7 +12,7 @@ use crate::ffi::{Handle, Out, c_api, count, guarded};
 use crate::log;
 use crate::sampler::{self, Interface, Sampler};
 
-/// What the pointer of a chain points to.
+/// The target of a chain's pointer.
 struct Chain(Mutex<Links>);
 
 struct Links {

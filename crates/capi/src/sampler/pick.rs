@@ -126,7 +126,7 @@ impl Mirostat {
     }
 }
 
-/// How many tokens stay, from the slope of the likeliest ones (arXiv 2007.14966, algorithm 1).
+/// Number of tokens that stay, from the slope of the likeliest (arXiv 2007.14966, algorithm 1).
 fn likely(first: &[TokenData], n_vocab: i32, mu: f32) -> usize {
     let (mut products, mut squares) = (0.0_f32, 0.0_f32);
     for (i, pair) in first.windows(2).enumerate() {

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use super::scene::{N_VOCAB, Opened, Scene, tokens_only};
+use super::scene::{LoadedModel, N_VOCAB, Scene, tokens_only};
 use crate::abi::pooling;
 use crate::batch::{
     llama_batch_ext_add_token, llama_batch_ext_free, llama_batch_ext_init,
@@ -166,7 +166,7 @@ fn embeddings_are_pooled_by_sequence() {
 
 #[test]
 fn a_context_outlives_its_model() {
-    let model = Opened::new();
+    let model = LoadedModel::new();
     let context = model.context(|_| ());
     drop(model);
     let mut tokens = [5, 6];

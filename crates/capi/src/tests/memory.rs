@@ -1,6 +1,6 @@
 //! Edits of sequences, and their states.
 
-use super::scene::{Opened, Scene, Text};
+use super::scene::{LoadedModel, Scene, Text};
 use crate::context::{Context, llama_free};
 use crate::ffi::{Handle, In, Out};
 use crate::memory::{
@@ -184,7 +184,7 @@ fn files_hold_states_and_tokens() {
 
 #[test]
 fn sequences_of_their_own_hold_as_much_each() {
-    let model = Opened::new();
+    let model = LoadedModel::new();
     let context = model.context(|p| (p.n_ctx, p.n_seq_max) = (512, 2));
     let scene = Scene { model, context };
     assert_eq!(scene.decode(0, 0, &[5; 256]), 0);

@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::{Mutex, PoisonError};
 
-use super::scene::{Opened, Scene, Text};
+use super::scene::{LoadedModel, Scene, Text};
 use crate::abi::TokenDataArray;
 use crate::batch::{llama_batch_ext_add, llama_batch_ext_free, llama_batch_free, llama_batch_init};
 use crate::context::{
@@ -89,7 +89,7 @@ fn what_was_freed_or_is_another_kind_is_nothing() {
 
 #[test]
 fn numbers_out_of_range_are_refused() {
-    let model = Opened::new();
+    let model = LoadedModel::new();
     let refused = |change: fn(&mut crate::abi::ContextParams)| model.context(change).is_null();
     assert!(refused(|p| p.n_seq_max = 300));
     assert!(refused(|p| p.type_k = 12));

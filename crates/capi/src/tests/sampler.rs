@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
 
-use super::scene::{N_VOCAB, Opened, Scene, Text};
+use super::scene::{LoadedModel, N_VOCAB, Scene, Text};
 use crate::abi::{ChainParams, DEFAULT_SEED, TokenBias, TokenData, TokenDataArray};
 use crate::defaults::llama_sampler_chain_default_params;
 use crate::ffi::{Handle, In, Out};
@@ -206,7 +206,7 @@ fn a_grammar_holds_from_its_trigger_on() {
         llama_sampler_init_grammar, llama_sampler_init_grammar_lazy_patterns,
     };
     use crate::sampler::llama_sampler_accept;
-    let model = Opened::new();
+    let model = LoadedModel::new();
     let [grammar, root, other, wrong] =
         ["start ::= \"a\" [0-9] \"b\"", "start", "root", "root ::= ("].map(Text::new);
     let held = llama_sampler_init_grammar(model.0, grammar.get(), root.get());

@@ -37,9 +37,9 @@ impl Text {
 }
 
 /// A model that is freed with the test.
-pub(super) struct Opened(pub(super) Handle<Model>);
+pub(super) struct LoadedModel(pub(super) Handle<Model>);
 
-impl Opened {
+impl LoadedModel {
     pub(super) fn new() -> Self {
         let path = Text::new(STORIES);
         let model = llama_model_load_from_file(path.get(), llama_model_default_params());
@@ -55,7 +55,7 @@ impl Opened {
     }
 }
 
-impl Drop for Opened {
+impl Drop for LoadedModel {
     fn drop(&mut self) {
         llama_model_free(self.0);
     }
@@ -63,13 +63,13 @@ impl Drop for Opened {
 
 /// A context of a model of its own.
 pub(super) struct Scene {
-    pub(super) model: Opened,
+    pub(super) model: LoadedModel,
     pub(super) context: Handle<Context>,
 }
 
 impl Scene {
     pub(super) fn new(change: impl FnOnce(&mut ContextParams)) -> Self {
-        let model = Opened::new();
+        let model = LoadedModel::new();
         let context = model.context(change);
         assert!(!context.is_null());
         Self { model, context }

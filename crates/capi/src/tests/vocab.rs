@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char};
 
-use super::scene::{N_VOCAB, Opened, Text};
+use super::scene::{LoadedModel, N_VOCAB, Text};
 use crate::abi::{KvOverride, Message, OverrideValue};
 use crate::chat::llama_chat_apply_template;
 use crate::defaults::{llama_model_default_params, llama_split_path, llama_split_prefix};
@@ -34,7 +34,7 @@ fn tokens_of(model: Handle<Model>, text: &str) -> Vec<i32> {
 
 #[test]
 fn a_text_and_its_tokens_are_the_same() {
-    let model = Opened::new();
+    let model = LoadedModel::new();
     let text = "Once upon a time, there was a dog.";
     let tokens = tokens_of(model.0, text);
     assert_eq!(tokens[0], llama_vocab_bos(model.0));

@@ -1,4 +1,4 @@
-//! [`Weighting`]: the importance of each column of a model's matrices, and quantization with it.
+//! [`ColumnWeights`]: the importance of each column of a model's matrices, to quantize with.
 //!
 //! Invariant: an importance matrix fits the model, or nothing is converted.
 
@@ -20,12 +20,12 @@ const LEAST_IMPORTANCE: f32 = 1e-6;
 
 /// An importance matrix of the model that is converted.
 #[derive(Debug)]
-pub struct Weighting {
+pub struct ColumnWeights {
     path: PathBuf,
     matrix: ImportanceMatrix,
 }
 
-impl Weighting {
+impl ColumnWeights {
     /// Reads an importance matrix of `cellar imatrix` or `llama-imatrix`, GGUF or `.dat`. Errors
     /// and the converted file name it by its `path`.
     ///
@@ -41,7 +41,7 @@ impl Weighting {
     /// Checks that it was made with this model. Returns a note on what is quantized without it.
     ///
     /// # Errors
-    /// [`Error::Weighting`] where an entry names no tensor, or one of another shape.
+    /// [`Error::ColumnWeights`] where an entry names no tensor, or one of another shape.
     pub(super) fn check(
         &self,
         tensors: &[NamedShape],
@@ -52,7 +52,7 @@ impl Weighting {
         let entries = &self.matrix.entries;
         let unknown: Vec<&String> = entries.keys().filter(|n| shape_of(n).is_none()).collect();
         if let Some(first) = unknown.first() {
-            return Err(Error::Weighting(format!(
+            return Err(Error::ColumnWeights(format!(
                 "{of_another}: {} of its {} entries name no tensor of this one, the first '{first}'; \
                  make one with 'cellar imatrix', or choose the file of this model",
                 unknown.len(),
@@ -62,7 +62,7 @@ impl Weighting {
         for (name, entry) in entries {
             let shape = shape_of(name).map_or(&[][..], Vec::as_slice);
             if entry.mean_squares(shape).is_none() {
-                return Err(Error::Weighting(format!(
+                return Err(Error::ColumnWeights(format!(
                     "{of_another}: its '{name}' has {} columns in all, but the tensor here is \
                      {shape:?} and has {}; make one with 'cellar imatrix', or choose the file of \
                      this model",
@@ -222,10 +222,10 @@ mod tests {
         Weight::from_f32("w", shape.to_vec(), values).unwrap()
     }
 
-    fn weighting(sums: Vec<f32>, n_matrices: usize) -> Weighting {
+    fn weighting(sums: Vec<f32>, n_matrices: usize) -> ColumnWeights {
         let counts = vec![3.0; n_matrices];
         let entry = Importance { sums, counts };
-        Weighting {
+        ColumnWeights {
             path: "i.gguf".into(),
             matrix: ImportanceMatrix {
                 entries: BTreeMap::from([("w".to_owned(), entry)]),

@@ -34,7 +34,7 @@ use model_core::gguf::{GgufWriter, Metadata, PendingWeight};
 use model_core::model_file::OpenModel;
 
 pub use file_type::{FILE_TYPES, FileType, LowMix, Mix};
-pub use importance::Weighting;
+pub use importance::ColumnWeights;
 
 use crate::error::Error;
 use mix::{Columns, ModelTraits, NamedShape};
@@ -45,7 +45,7 @@ pub struct Conversion<'a> {
     weights: Arc<dyn WeightSource>,
     metadata: Metadata,
     tensors: Vec<PendingWeight>,
-    weighting: Option<&'a Weighting>,
+    weighting: Option<&'a ColumnWeights>,
     notes: Vec<String>,
 }
 
@@ -54,12 +54,12 @@ impl<'a> Conversion<'a> {
     /// quantized so that errors in important columns are small.
     ///
     /// # Errors
-    /// [`Error::Weighting`] where the importance matrix is of another model;
+    /// [`Error::ColumnWeights`] where the importance matrix is of another model;
     /// [`Error::Weight`] where the model lacks a tensor that it lists.
     pub fn new(
         model: &OpenModel,
         file_type: FileType,
-        weighting: Option<&'a Weighting>,
+        weighting: Option<&'a ColumnWeights>,
     ) -> Result<Self, Error> {
         let weights = model.weights();
         let mut notes = Vec::new();
@@ -199,7 +199,7 @@ fn requantized(infos: &[WeightInfo], formats: &[BlockFormat]) -> Option<String> 
 fn convert(
     weight: &Weight,
     format: BlockFormat,
-    weighting: Option<&Weighting>,
+    weighting: Option<&ColumnWeights>,
 ) -> Result<Weight, Error> {
     if weight.format() == format {
         return Ok(weight.clone());

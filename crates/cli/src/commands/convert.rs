@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use cellar::convert::{Conversion, Weighting};
+use cellar::convert::{ColumnWeights, Conversion};
 
 use crate::args::ConvertArgs;
 use crate::failure::{Exit, warn};
@@ -17,7 +17,7 @@ use crate::terminal;
 pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     output_file::check("OUT", &args.out)?;
     let weighting = match &args.imatrix {
-        Some(path) => Some(Weighting::from_bytes(path, input::bytes(path)?)?),
+        Some(path) => Some(ColumnWeights::from_bytes(path, input::bytes(path)?)?),
         None => None,
     };
     exit_on_interrupt()?;

@@ -8,6 +8,7 @@ use kv_core::memory::{Edit, Memory};
 
 use super::room::{Need, Room};
 use super::share::{awaits_more, running_sources, still_awaits};
+use super::view::can_evict;
 use crate::data::active::SharedPrefix;
 use crate::data::config::SchedulerConfig;
 use crate::data::edits::{copy, cut};
@@ -125,8 +126,7 @@ impl<M: Memory> Admitter<'_, M> {
                 return victim.map_or(Admission::Full, Admission::Preempt);
             }
             let Some(seq) = place.seq else {
-                let can_evict = !self.prefix.is_empty() || !self.parked.has_no_sequence();
-                return if can_evict {
+                return if can_evict(self.prefix, self.parked) {
                     Admission::Evict
                 } else {
                     Admission::Full

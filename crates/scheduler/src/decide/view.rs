@@ -28,6 +28,11 @@ pub(crate) struct PartsView<'a, M> {
     pub(crate) free: Option<SeqId>,
 }
 
+/// True if a cached prefix or a parked request can give its sequence up.
+pub(crate) fn can_evict(prefix: &PrefixCache, parked: &ParkedSet) -> bool {
+    !prefix.is_empty() || !parked.has_no_sequence()
+}
+
 impl<M> Clone for PartsView<'_, M> {
     fn clone(&self) -> Self {
         *self
@@ -44,7 +49,7 @@ impl<'a, M> PartsView<'a, M> {
 
     /// True if something makes room for requests without one of them being preempted.
     pub(crate) fn can_evict(&self) -> bool {
-        !self.prefix.is_empty() || !self.parked.has_no_sequence()
+        can_evict(self.prefix, self.parked)
     }
 
     /// All requests, those that run first.

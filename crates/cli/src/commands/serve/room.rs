@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use cellar::{BackendKind, ModelWork, Taken, gpu_room, taken, weight_shapes};
+use cellar::{BackendKind, MemoryNeeds, ModelWork, gpu_room, taken, weight_shapes};
 use cellar_engine::{EngineConfig, MemoryBudget as EngineBudget, PromptOutputs};
 use cellar_server::{MemoryBudget, ModelBytes};
 use model_core::architecture::{Model, OutputKind};
@@ -126,7 +126,7 @@ pub(super) fn bytes_of(
         let settings = config.sizes(&**file.model())?;
         let texts = DraftFor::engine(file.tokenizer(), &settings);
         let draft = draft_model::plan(&args.speculation, &args.engine, texts)?;
-        anyhow::Ok(draft.map_or(Taken::default(), |draft| draft.taken))
+        anyhow::Ok(draft.map_or(MemoryNeeds::default(), |draft| draft.taken))
     };
     let mut swap = 0;
     let (own, draft) = match file.model().output() {
@@ -140,12 +140,12 @@ pub(super) fn bytes_of(
         OutputKind::Embeddings => {
             let plan = embedder_config(args, file).plan(file)?;
             let own = sized(&plan.model, plan.engine, PromptOutputs::All)?;
-            (own, Taken::default())
+            (own, MemoryNeeds::default())
         }
         OutputKind::Scores { .. } => {
             let plan = reranker_config(args, file).plan(file)?;
             let own = sized(&plan.model, plan.engine, PromptOutputs::All)?;
-            (own, Taken::default())
+            (own, MemoryNeeds::default())
         }
     };
     Ok(ModelBytes {
