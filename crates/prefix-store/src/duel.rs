@@ -44,7 +44,7 @@ pub struct Candidate<K> {
     pub n_saved: u64,
 }
 
-/// The choice of the line that goes. See the [module](self).
+/// The choice of the line that goes.
 #[derive(Clone, Debug)]
 pub struct EvictionDuel<K> {
     active: EvictionRule,

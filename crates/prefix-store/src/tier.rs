@@ -132,7 +132,7 @@ pub struct TierCounts {
     pub n_down: u64,
 }
 
-/// A store on threads of its own. See the [module](self). Dropping it ends all jobs; what waits to
+/// A store on threads of its own. Dropping it ends all jobs; what waits to
 /// be written is lost, unless [`Tier::flush`] is called before.
 #[derive(Debug)]
 pub struct Tier {

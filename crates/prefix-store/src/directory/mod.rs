@@ -48,7 +48,7 @@ pub struct DirectoryConfig {
     pub max_bytes: u64,
 }
 
-/// Groups as files. See the [module](self).
+/// Groups as files.
 #[derive(Debug)]
 pub struct DirectoryStore<D: Disk = SystemDisk> {
     config: DirectoryConfig,

@@ -108,7 +108,7 @@ pub enum StepFailure {
     DeviceLost,
 }
 
-/// The result of a [`Shift`].
+/// The result of a [`Shift`](crate::Shift).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShiftResult {
     /// The tokens are gone, and the others have moved.
