@@ -140,15 +140,16 @@ class BehindAProxy:
 
     def test_chats_and_streams_pass(self):
         proxy = self.behind("--allow-host", NAME)
-        body = {"prompt": PREFIX, "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+        body = {"prompt": PREFIX, "max_tokens": 400, "temperature": 0, "ignore_eos": True}
         status, _, text = proxy.ask("POST", "/v1/completions", body)
         self.assertEqual(status, 200, text)
-        self.assertIn('"completion_tokens":60', text)
+        self.assertIn('"completion_tokens":400', text)
         pieces = proxy.pieces("POST", "/v1/completions", {**body, "stream": True})
         events = sum(piece.count(b"data: ") for piece in pieces)
+        # One event carries several tokens where the machine is busy: an eighth of 400 is far from all.
         self.assertGreater(events, 50)
         # A proxy that gathers an answer sends pieces of 4 KiB or more: eight events at once, not one or two.
-        self.assertGreater(2 * len(pieces), events)
+        self.assertGreater(4 * len(pieces), events)
         self.assertIn(b"data: [DONE]", b"".join(pieces))
 
     def test_hosts_are_checked(self):
