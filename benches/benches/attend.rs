@@ -8,15 +8,14 @@ use std::sync::Arc;
 
 use cellar_benches::{Failure, commit, memory, next_tokens};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use kv_core::backend::{Backend, RowKind, RowSpan};
-use kv_core::graph::{
-    AttendSpec, Graph, GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input,
-};
+use kv_backend::{Backend, RowKind, RowSpan};
+use kv_backend::{GraphInputs, GraphOutputs};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use kv_core::memory::MemoryInputs;
-use kv_core::weights::MemoryWeights;
 use kv_core::{CellIdx, KvType, LayerIdx, PartIdx, Window};
 use kv_cpu::{CpuBackend, CpuConfig};
+use kv_graph::weights::MemoryWeights;
+use kv_graph::{AttendSpec, Graph, GraphBuilder, GraphShape, Input};
 
 /// The heads of a model of half a billion parameters: 14 query heads on 2 KV heads.
 const SPEC: AttendSpec = AttendSpec {

@@ -7,15 +7,16 @@ use std::sync::Arc;
 
 use cellar_benches::Failure;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use kv_core::backend::Backend;
-use kv_core::graph::{
-    DeltaSpec, Graph, GraphBuilder, GraphInputs, GraphOutputs, GraphShape, HeadScanSpec, Input,
-    KeySharing, NodeId, StateGroup, StateStore,
-};
+use kv_backend::Backend;
+use kv_backend::{GraphInputs, GraphOutputs};
 use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
-use kv_core::weights::MemoryWeights;
+use kv_core::memory::{StateGroup, StateStore};
 use kv_core::{CellIdx, KvType, LayerIdx, StateType};
 use kv_cpu::{CpuBackend, CpuConfig};
+use kv_graph::weights::MemoryWeights;
+use kv_graph::{
+    DeltaSpec, Graph, GraphBuilder, GraphShape, HeadScanSpec, Input, KeySharing, NodeId,
+};
 
 /// As in Qwen3-Next: a state of two megabytes in each layer.
 const HEADS: usize = 32;

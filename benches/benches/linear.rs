@@ -6,9 +6,9 @@
 
 use cellar_benches::{linear_graph, load, random_matrix};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kv_core::backend::Backend;
+use kv_backend::Backend;
+use kv_backend::{GraphInputs, GraphOutputs};
 use kv_core::block::BlockFormat;
-use kv_core::graph::{GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
 use kv_cpu::activations::ActivationKind;
 use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig};

@@ -5,14 +5,15 @@
 
 use std::sync::Arc;
 
-use kv_core::backend::{
-    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, OnProgress, RowCopy, RowShift,
-    RowSpan,
+use kv_backend::{
+    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, OnProgress, RowSpan,
 };
-use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
+use kv_backend::{GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
-use kv_core::rope::LayerRope;
-use kv_core::weights::WeightSource;
+use kv_core::memory::{RowCopy, RowShift};
+use kv_graph::Graph;
+use kv_graph::rope::LayerRope;
+use kv_graph::weights::WeightSource;
 
 /// A backend without [`Backend::program_capacities`].
 #[derive(Debug)]

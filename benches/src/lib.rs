@@ -6,13 +6,13 @@ mod exact_shapes;
 
 use std::sync::Arc;
 
-use kv_core::backend::{Backend, BackendError};
+use kv_backend::{Backend, BackendError};
 use kv_core::batch::{Batch, BatchRules, ValidBatch, validate};
 use kv_core::block::BlockFormat;
-use kv_core::graph::{Graph, GraphBuilder, GraphError, GraphShape, Input};
 use kv_core::memory::{Memory, MemoryInputs, Streams, Unified, UnifiedConfig};
-use kv_core::weights::{MemoryWeights, Weight, WeightError};
 use kv_core::{Causality, PartIdx, SeqId, TokenId, Window};
+use kv_graph::weights::{MemoryWeights, Weight, WeightError};
+use kv_graph::{Graph, GraphBuilder, GraphError, GraphShape, Input};
 
 pub use exact_shapes::ExactShapes;
 

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use cellar::engine::{LongTexts, Normalization, Pooling};
-use cellar::kv_core::backend::BoxedBackend;
+use cellar::kv_backend::BoxedBackend;
 use cellar::{EmbedderConfig, ModelFile, RerankerConfig, architectures};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::exceptions::PyValueError;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kv_core::LayerIdx;
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
 use model_core::architecture::{Model, Registry};
 use model_core::directory::HfDirectory;
 use model_core::gguf::{GgufFile, Metadata};

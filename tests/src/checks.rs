@@ -3,12 +3,12 @@
 
 use std::collections::BTreeSet;
 
-use kv_core::backend::{Backend, RowKind, Split};
+use kv_backend::{Backend, RowKind, Split};
 use kv_core::batch::Batch;
-use kv_core::graph::{Graph, GraphError, GraphShape, SplitPoint};
 use kv_core::layers::{Part, RecentTokens};
 use kv_core::memory::Streams;
 use kv_core::{KvType, LayerIdx, SeqId, TokenId, Window};
+use kv_graph::{Graph, GraphError, GraphShape, SplitPoint};
 
 use crate::recorded::{RecordKey, RecordedValues};
 use crate::{Case, Runner, Setup, candle, cpu, cpu_with};

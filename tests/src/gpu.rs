@@ -1,6 +1,6 @@
 //! Whole models on a GPU backend, whichever device runs it: the simulator, or a GPU.
 
-use kv_core::backend::Backend;
+use kv_backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::{SeqId, TokenId};
 

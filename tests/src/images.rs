@@ -1,6 +1,6 @@
 //! [`ImagePrompt`]: a prompt with images, whose rows stand in place of tokens.
 
-use kv_core::backend::{Backend, RowKind};
+use kv_backend::{Backend, RowKind};
 use kv_core::batch::Batch;
 use kv_core::{GridPos, LayerIdx, Pos, SeqId, TokenId};
 use serde_json::Value;

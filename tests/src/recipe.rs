@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use kv_core::block::BlockFormat;
-use kv_core::weights::{Weight, WeightError, WeightInfo, WeightSource};
+use kv_graph::weights::{Weight, WeightError, WeightInfo, WeightSource};
 use model_core::architecture::Registry;
 use model_core::directory::HfDirectory;
 use model_core::hf::{HfConfig, HfTranslation, ModelFileError};

@@ -1,8 +1,8 @@
 //! [`RecordedValues`]: which keys, values and states the reference recorded, and where they are
 //! among those that the memory holds after the same prompt.
 
+use kv_backend::RowKind;
 use kv_core::LayerIdx;
-use kv_core::backend::RowKind;
 
 use crate::{Case, KeyOrder, Reference};
 

@@ -1,6 +1,6 @@
 //! [`refusal`]: why a file that was made wrong is no model; [`remove_key`] makes one wrong.
 
-use kv_core::weights::{Weight, WeightSource};
+use kv_graph::weights::{Weight, WeightSource};
 use model_core::gguf::Metadata;
 
 use crate::Case;

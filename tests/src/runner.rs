@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kv_core::backend::{Backend, RowKind, RowSpan, RowStorage};
+use kv_backend::{Backend, RowKind, RowSpan, RowStorage};
+use kv_backend::{GraphInputs, GraphOutputs};
 use kv_core::batch::{Batch, BatchRules, PositionRule, validate_with};
-use kv_core::graph::{GraphInputs, GraphOutputs, GraphShape, Input, Op};
 use kv_core::kv_types::{KvTypes, OldKvTypes};
 use kv_core::layers::{RecentTokens, RowLayout};
 use kv_core::memory::{Composite, Memory, MemoryConfig, MemoryInputs, Streams, SwaSize};
 use kv_core::{Causality, CellIdx, KvType, LayerIdx, SeqId, TokenId};
+use kv_graph::{GraphShape, Input, Op};
 use model_core::aged::with_layers;
 use model_core::architecture::Model;
 

@@ -9,8 +9,8 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use kv_core::graph::GraphShape;
-use kv_core::weights::WeightSource;
+use kv_graph::GraphShape;
+use kv_graph::weights::WeightSource;
 use model_core::architecture::{Model, Registry};
 use model_core::directory::HfDirectory;
 use serde_json::{Map, Value, json};

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use cellar_engine::{
     DenoiseOptions, Denoiser, Engine, EngineError, FillOrder, FillSchedule, MemoryBudget,
 };
+use kv_backend::Backend;
 use kv_core::TokenId;
-use kv_core::backend::Backend;
 use model_core::architecture::{Architecture, MaskPlace, Model, OutputKind, Registry};
 use model_core::directory::HfDirectory;
 use model_tests::{Recipe, Reference, candle, cpu, distance, fixture};

@@ -4,12 +4,12 @@
 
 use crate::gpu::texts::Length;
 use crate::gpu::{self, encoders, fixtures, replays, soak, sources, states, texts};
+use kv_backend::Split;
 use kv_core::KvType;
-use kv_core::backend::Split;
-use kv_core::graph::SplitPoint;
 use kv_core::layers::RecentTokens;
 use kv_gpu::sim::{Dialect, Order, Sim};
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
+use kv_graph::SplitPoint;
 use model_tests::checks::ONE;
 use model_tests::gpu::{distance_from_cpu, distance_from_cpu_with};
 use model_tests::{Case, Setup, cpu};

@@ -287,7 +287,7 @@ fn replaced(value: &GgufValue, number: u64) -> Vec<GgufValue> {
 /// The model of these metadata for a small context.
 fn model(
     metadata: &Metadata,
-    weights: &dyn kv_core::weights::WeightSource,
+    weights: &dyn kv_graph::weights::WeightSource,
     registry: &Registry,
 ) -> bool {
     let model = registry.model(metadata, weights);
@@ -298,7 +298,7 @@ fn model(
 fn all_replaced(
     name: &str,
     metadata: &Metadata,
-    weights: &dyn kv_core::weights::WeightSource,
+    weights: &dyn kv_graph::weights::WeightSource,
     registry: &Registry,
 ) -> Vec<String> {
     let mut found = Vec::new();

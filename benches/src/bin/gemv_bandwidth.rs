@@ -14,9 +14,9 @@ use std::num::NonZeroUsize;
 use std::time::Instant;
 
 use cellar_benches::{Failure, linear_graph, load, random_matrix};
-use kv_core::backend::Backend;
+use kv_backend::Backend;
+use kv_backend::{GraphInputs, GraphOutputs};
 use kv_core::block::BlockFormat;
-use kv_core::graph::{GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
 use kv_cpu::{CpuBackend, CpuConfig};
 

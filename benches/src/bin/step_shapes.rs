@@ -13,11 +13,11 @@ use std::sync::Arc;
 
 use cellar_benches::{ExactShapes, Failure, SeededRandom};
 use cellar_engine::{Engine, EngineConfig};
-use kv_core::backend::{Backend, OnProgress};
+use kv_backend::{Backend, OnProgress};
 use kv_core::batch::Batch;
-use kv_core::graph::GraphShape;
 use kv_core::{SeqId, TokenId};
 use kv_cpu::{CpuBackend, CpuConfig};
+use kv_graph::GraphShape;
 use model_core::architecture::Registry;
 use model_core::model_file::ModelFile;
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cellar_engine::EngineError;
-use kv_core::backend::CancelFlag;
+use kv_backend::CancelFlag;
 use kv_core::batch::{Batch, TokensOf};
 use kv_core::memory::{Memory, Refusal};
 use model_core::architecture::OutputKind;

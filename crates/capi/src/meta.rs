@@ -6,10 +6,10 @@
 use std::ffi::c_char;
 
 use kv_core::Window;
-use kv_core::graph::{GraphShape, Op};
 use kv_core::layers::LayerMemory;
-use kv_core::rope::RopeStyle;
-use kv_core::weights::WeightSource;
+use kv_graph::rope::RopeStyle;
+use kv_graph::weights::WeightSource;
+use kv_graph::{GraphShape, Op};
 use model_core::architecture::OutputKind;
 use model_core::gguf::Value;
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use cellar_grammar::GrammarCompiler;
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
 use model_core::architecture::Model as Architecture;
 use model_core::gguf::{GgufFile, Metadata, Value};
 use model_core::model_file::{has_no_text, tokenizer_spec};

@@ -7,9 +7,9 @@
 use std::io::Write;
 
 use cellar_engine::SaveOptions;
+use kv_backend::state::SavedState;
 use kv_core::SeqId;
 use kv_core::memory::{Memory, RestoreInto, Seqs};
-use kv_core::state::SavedState;
 
 use crate::context::{Context, chain, context};
 use crate::ffi::{CText, Handle, In, Out, c_api};

@@ -25,10 +25,10 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use kv_core::backend::{BackendError, BoxedBackend, CustomOps, DeviceMemory, Profile};
-use kv_core::graph::Graph;
+use kv_backend::{BackendError, BoxedBackend, CustomOps, DeviceMemory, Profile};
 use kv_core::layers::RowLayout;
-use kv_core::weights::WeightSource;
+use kv_graph::Graph;
+use kv_graph::weights::WeightSource;
 
 #[cfg(feature = "candle")]
 use self::candle::CandleDevice;
@@ -256,7 +256,7 @@ pub fn backend_devices(
 impl ComputeDevice {
     /// The device of an open backend.
     pub(crate) fn of(backend: &BoxedBackend) -> Self {
-        use kv_core::backend::Backend;
+        use kv_backend::Backend;
 
         Self {
             description: backend.info().device,
@@ -352,7 +352,7 @@ pub(crate) fn plan_backend_memory(
 }
 
 /// The numbers of tokens that a backend's programs are compiled for
-/// ([`Backend::program_capacities`](kv_core::backend::Backend::program_capacities)), without
+/// ([`Backend::program_capacities`](kv_backend::Backend::program_capacities)), without
 /// opening it.
 ///
 /// # Errors

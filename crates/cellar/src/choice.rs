@@ -8,9 +8,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cellar_engine::{EngineConfig, MemoryBudget, PromptOutputs, Workload};
-use kv_core::backend::{Backend, BoxedBackend, Split};
+use kv_backend::{Backend, BoxedBackend, Split};
 use kv_core::block::BlockFormat;
-use kv_core::weights::{Weight, WeightInfo, WeightSource};
+use kv_graph::weights::{Weight, WeightInfo, WeightSource};
 use model_core::architecture::Model;
 
 use crate::backends::{
@@ -309,7 +309,7 @@ impl WeightSource for Shapes {
         Weight::new(name, shape, format, bytes.into()).ok()
     }
 
-    fn describe(&self, name: &str) -> Result<WeightInfo, kv_core::weights::WeightError> {
+    fn describe(&self, name: &str) -> Result<WeightInfo, kv_graph::weights::WeightError> {
         match self.0.get(name) {
             Some(info) => Ok(info.clone()),
             None => self.require(name).map(|weight| weight.info()),

@@ -4,9 +4,9 @@ use std::io;
 
 use cellar_engine::EngineError;
 use cellar_engine::serve::ServiceError;
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 use kv_core::block::QuantizeError;
-use kv_core::weights::{SourceChanged, WeightError};
+use kv_graph::weights::{SourceChanged, WeightError};
 use model_core::architecture::ModelError;
 use model_core::chat_template::ChatTemplateError;
 use model_core::error::{GgufError, MetadataError, ModelFileError};

@@ -7,10 +7,10 @@
 use std::sync::Arc;
 
 use cellar_engine::{EngineError, Workload};
-use kv_core::backend::BackendError;
-use kv_core::graph::{Graph, GraphShape, SplitPoint};
+use kv_backend::BackendError;
 use kv_core::layers::RowLayout;
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
+use kv_graph::{Graph, GraphShape, SplitPoint};
 use model_core::architecture::{Model, ModelError};
 
 use crate::backends::{BackendOptions, BackendWork, fastest_on_host};

@@ -63,8 +63,10 @@ pub use choice::{
     Choice, DEVICE_RESERVE, DeviceNeeds, DeviceShortage, ModelWork, choose_backend, weight_shapes,
 };
 pub use error::Error;
+pub use kv_backend;
 pub use kv_core;
 pub use kv_core::{KvType, KvTypes, SeqId, TokenId};
+pub use kv_graph;
 pub use model::{Model, ModelOptions, embedder, reranker};
 pub use model_core;
 pub use model_core::chat_template::ChatMessage;

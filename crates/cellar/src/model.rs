@@ -15,10 +15,10 @@ use cellar_engine::{
     CancelFlag, DraftModel, Embedder, EmbedderConfig, Engine, EngineConfig, EngineError,
     PromptOutputs, Reranker, RerankerConfig, SaveOptions, TextPlan,
 };
-use kv_core::backend::{BoxedBackend, OnProgress};
+use kv_backend::state::SavedState;
+use kv_backend::{BoxedBackend, OnProgress};
 use kv_core::batch::Batch;
 use kv_core::memory::Seqs;
-use kv_core::state::SavedState;
 use kv_core::{SeqId, TokenId};
 use model_core::chat_template::ChatMessage;
 use model_core::model_file::{ModelFile, OpenModel};

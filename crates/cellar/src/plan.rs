@@ -7,9 +7,9 @@
 use std::collections::HashSet;
 
 use cellar_engine::Workload;
-use kv_core::backend::DeviceMemory;
-use kv_core::graph::{Graph, Op, SplitPoint};
-use kv_core::weights::WeightSource;
+use kv_backend::DeviceMemory;
+use kv_graph::weights::WeightSource;
+use kv_graph::{Graph, Op, SplitPoint};
 use serde::Serialize;
 
 use crate::backends::{

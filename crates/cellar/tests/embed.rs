@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use cellar::engine::{Normalization, Pooling};
-use cellar::kv_core::backend::BoxedBackend;
+use cellar::kv_backend::BoxedBackend;
 use cellar::kv_core::block::dequantize;
 use cellar::model_core::model_file::OpenModel;
 use cellar::{

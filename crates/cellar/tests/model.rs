@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use cellar::engine::{EngineError, Timings};
-use cellar::kv_core::weights::SharedBytes;
+use cellar::kv_graph::weights::SharedBytes;
 use cellar::{
     BackendKind, BackendOptions, CancelFlag, ChatMessage, EngineConfig, Error, FinishReason,
     GenerateOptions, KvType, KvTypes, LongContext, Model, ModelFile, ModelOptions, Repack,

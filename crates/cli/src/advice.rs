@@ -9,10 +9,10 @@ use std::path::Path;
 
 use cellar_engine::serve::ServiceError;
 use cellar_engine::{ConfigError, EngineError};
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
+use kv_backend::state::StateError;
 use kv_core::layers::LayerError;
 use kv_core::memory::Refusal;
-use kv_core::state::StateError;
 use model_core::error::{GgufError, ModelFileError};
 
 /// What the names of models' files end with.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use cellar::{Activations, BackendKind, BackendOptions, ModelWork, Repack};
 use cellar_engine::EngineError;
 use clap::ValueEnum;
-use kv_core::backend::{Backend, BoxedBackend, Profile};
+use kv_backend::{Backend, BoxedBackend, Profile};
 
 use crate::failure::{usage, words};
 use crate::progress::Progress;

@@ -1,7 +1,7 @@
 //! Memory and threads of this machine, as the system reports them. Decides nothing.
 
+use kv_backend::DeviceMemory;
 use kv_core::BinaryUnits;
-use kv_core::backend::DeviceMemory;
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
 use crate::failure::warn;

@@ -8,8 +8,8 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::Context;
 use cellar::architectures;
-use kv_core::weights::SharedBytes;
-use kv_core::weights::WeightSource;
+use kv_graph::weights::SharedBytes;
+use kv_graph::weights::WeightSource;
 use model_core::directory::HfDirectory;
 use model_core::gguf::{GgufFile, Metadata};
 use model_core::model_file::{ModelFile, OpenModel, open_tokenizer, tokenizer_from_bytes};

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use indicatif::{HumanDuration, MultiProgress, ProgressBar, ProgressState, ProgressStyle};
-use kv_core::backend::{OnProgress, RunProgress};
+use kv_backend::{OnProgress, RunProgress};
 
 use crate::terminal::escape;
 

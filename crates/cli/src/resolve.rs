@@ -20,10 +20,10 @@ use cellar_engine::{
     MemoryBudget, PromptOutputs, RecordingBackend, Speculated, SpeculationOff, TextPlan,
 };
 use clap::ValueEnum;
+use kv_backend::{Backend, BoxedBackend, Profile};
 use kv_core::KvType;
-use kv_core::backend::{Backend, BoxedBackend, Profile};
 use kv_core::memory::{Streams, SwaSize};
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
 use model_core::architecture::{Model, OutputKind};
 use model_core::model_file::OpenModel;
 use model_core::tokenizer::Tokenizer;

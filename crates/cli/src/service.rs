@@ -10,7 +10,7 @@ use cellar_engine::serve::{
     BlockObserver, Service, ServiceConfig, ServiceExtras, Speculation, SwapDisk,
 };
 use cellar_engine::trace::TraceWriter;
-use kv_core::backend::BoxedBackend;
+use kv_backend::BoxedBackend;
 use model_core::tokenizer::Tokenizer;
 
 use crate::args::{EngineArgs, SpeculationArgs};

@@ -11,8 +11,8 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use kv_core::Window;
-use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::{LayerMap, LayerMemory};
+use kv_graph::{Graph, GraphShape};
 use model_core::architecture::Registry;
 use model_tests::{Recipe, fixture};
 

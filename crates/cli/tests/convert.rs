@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use crate::support::{cellar, directory, edited, json, model, output};
 use cellar_engine::{Engine, EngineConfig};
-use kv_core::backend::Backend;
+use kv_backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::block::BlockFormat;
-use kv_core::weights::{Weight, WeightSource};
 use kv_core::{KvType, SeqId, TokenId};
+use kv_graph::weights::{Weight, WeightSource};
 use model_core::architecture::Registry;
 use model_core::gguf::GgufFile;
 use model_core::hf::HfTranslation;

@@ -13,12 +13,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cellar_engine::{Engine, EngineConfig};
+use kv_backend::Backend;
 use kv_candle::CandleBackend;
-use kv_core::backend::Backend;
 use kv_core::batch::Batch;
-use kv_core::weights::{MemoryWeights, WeightSource};
 use kv_core::{KvType, SeqId, TokenId};
 use kv_cpu::{CpuBackend, CpuConfig};
+use kv_graph::weights::{MemoryWeights, WeightSource};
 use model_core::architecture::Registry;
 use model_core::directory::HfDirectory;
 use model_core::hf::{HfConfig, HfTranslation, ModelFileError};

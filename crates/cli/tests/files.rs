@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::support::{cellar, edited, failure, model, output};
 use kv_core::block::BlockFormat;
-use kv_core::weights::Weight;
+use kv_graph::weights::Weight;
 use model_tests::fixture;
 
 const MODE: u32 = 0o640;

@@ -4,8 +4,8 @@
 //! Knows nothing of the machine: the caller or the backend sets the budget.
 
 use cellar_scheduler::RowBytes;
+use kv_backend::DeviceMemory;
 use kv_core::MAX_SEQS;
-use kv_core::backend::DeviceMemory;
 use kv_core::memory::Streams;
 use kv_core::memory_plan::MemoryPlan;
 use model_core::architecture::Model;

@@ -5,8 +5,8 @@
 //! gets a shape that has as many outputs as tokens: graphs of such shapes select no rows. Knows
 //! neither models nor backends.
 
-use kv_core::backend::Backend;
-use kv_core::graph::GraphShape;
+use kv_backend::Backend;
+use kv_graph::GraphShape;
 use model_core::architecture::{Model, ModelError};
 
 /// Numbers of tokens that programs are compiled for, ascending; none where each shape is.

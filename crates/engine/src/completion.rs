@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use kv_core::TokenId;
-use kv_core::graph::TopK;
+use kv_graph::TopK;
 use model_core::tokenizer::{DecodeFrom, DecodeStream, SpecialPieces, Tokenizer};
 use serde::{Deserialize, Serialize};
 

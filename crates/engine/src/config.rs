@@ -20,7 +20,7 @@ pub const MAX_N_CTX: u32 = 1 << 30;
 /// How attention over a memory is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AttentionMode {
-    /// In one node, over what each row sees: [`Op::Attend`](kv_core::graph::Op::Attend).
+    /// In one node, over what each row sees: [`Op::Attend`](kv_graph::Op::Attend).
     #[default]
     Fused,
     /// Scores, masked softmax and weighted sum in nodes of their own, over all cells up to the last
@@ -73,7 +73,7 @@ pub struct EngineConfig {
     pub swap_type: Option<KvType>,
     /// Programs that are kept; the least recently used one makes room for a new one. One serves
     /// ubatches of many shapes where the backend can run it so
-    /// ([`Backend::program_capacities`](kv_core::backend::Backend::program_capacities)), else of
+    /// ([`Backend::program_capacities`](kv_backend::Backend::program_capacities)), else of
     /// one.
     pub n_programs: usize,
     /// Bytes that the memory may take.
@@ -95,7 +95,7 @@ pub enum MemoryBudget {
     /// At most what the backend's device has free ([`Backend::memory`]). Where that is not known,
     /// allocating may be refused.
     ///
-    /// [`Backend::memory`]: kv_core::backend::Backend::memory
+    /// [`Backend::memory`]: kv_backend::Backend::memory
     #[default]
     Device,
     /// As many as can be allocated, more than the device has free too: a system may give memory

@@ -7,7 +7,7 @@
 //! keys agree after every call; a refused call changes nothing.
 
 use cellar_scheduler::Shift;
-use kv_core::backend::{Backend, RowSpan};
+use kv_backend::{Backend, RowSpan};
 use kv_core::memory::{Division, Edit, Memory, PosChange, Refusal};
 use kv_core::{Pos, PosDelta, PosRange, SeqId};
 

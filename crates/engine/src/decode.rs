@@ -7,13 +7,15 @@
 
 use std::sync::Arc;
 
-use kv_core::backend::{Backend, CancelFlag, OnProgress, RunProgress};
+use kv_backend::GraphOutputs;
+use kv_backend::state::Fingerprint;
+use kv_backend::{Backend, CancelFlag, OnProgress, RunProgress};
 use kv_core::batch::{Batch, PositionRule, SplitPolicy, TokensOf, validate_with};
-use kv_core::graph::{BatchVisibility, Graph, GraphOutputs, GraphShape, Input, Node, Op, TopK};
+use kv_core::memory::BatchVisibility;
 use kv_core::memory::{Composite, Edit, Edited, Memory, MemoryInputs, PlannedBatch, Removal, Seqs};
-use kv_core::state::Fingerprint;
-use kv_core::weights::WeightSource;
 use kv_core::{PosRange, SeqId};
+use kv_graph::weights::WeightSource;
+use kv_graph::{Graph, GraphShape, Input, Node, Op, TopK};
 use model_core::aged::with_layers;
 use model_core::architecture::{Model, OutputKind};
 

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
+use kv_backend::Backend;
 use kv_core::TokenId;
-use kv_core::backend::Backend;
 use model_core::architecture::OutputKind;
 use model_core::model_file::OpenModel;
 use model_core::sentence::{Normalization, Pooling, SentenceSettings, normalise};

@@ -3,7 +3,7 @@
 //! Invariant: a source is computed once; what layers attend over stays in the memory. Knows nothing
 //! of how a text follows.
 
-use kv_core::backend::{Backend, CancelFlag};
+use kv_backend::{Backend, CancelFlag};
 use kv_core::batch::Batch;
 use kv_core::memory::Memory;
 

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
+use kv_backend::state::StateError;
 use kv_core::batch::{BatchError, TokensOf};
-use kv_core::graph::KeyRopeError;
 use kv_core::memory::Refusal;
-use kv_core::state::StateError;
-use kv_core::weights::SourceChanged;
 use kv_core::{LayerIdx, SeqId, TokenId};
+use kv_graph::KeyRopeError;
+use kv_graph::weights::SourceChanged;
 use model_core::architecture::ModelError;
 use model_core::tokenizer::TokenizerError;
 

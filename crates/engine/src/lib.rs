@@ -56,7 +56,7 @@ pub use draft_model::DraftModel;
 pub use embedder::{Embedder, EmbedderConfig, LongTexts};
 pub use error::{EngineError, Replaced};
 pub use importance::{ActivationSums, RecordedMatrices, RecordingBackend, RecordingProgram};
-pub use kv_core::backend::CancelFlag;
+pub use kv_backend::CancelFlag;
 pub use logprobs::{Logprobs, TokenLogprob, TokenLogprobs};
 pub use model_core::sentence::{Normalization, Pooling};
 pub use planning::{PromptOutputs, Workload};

@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
+use kv_backend::CustomOps;
 use kv_core::PartIdx;
-use kv_core::backend::CustomOps;
-use kv_core::graph::{Graph, GraphShape};
+use kv_graph::{Graph, GraphShape};
 use model_core::aged::with_layers;
 use model_core::architecture::{Model, ModelError, OutputKind};
 
@@ -63,7 +63,7 @@ impl Workload {
     /// # Errors
     /// As [`Workload::new`].
     ///
-    /// [`Backend::program_capacities`]: kv_core::backend::Backend::program_capacities
+    /// [`Backend::program_capacities`]: kv_backend::Backend::program_capacities
     pub fn with_capacities(
         model: &Arc<dyn Model>,
         config: &EngineConfig,

@@ -59,7 +59,7 @@ impl<K: PartialEq, P> ProgramCache<K, P> {
 
 #[cfg(test)]
 mod tests {
-    use kv_core::graph::GraphShape;
+    use kv_graph::GraphShape;
 
     use super::*;
 

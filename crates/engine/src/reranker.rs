@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use kv_core::backend::Backend;
+use kv_backend::Backend;
 use model_core::architecture::OutputKind;
 use model_core::model_file::OpenModel;
 use model_core::sentence::{Pooling, SentenceSettings};

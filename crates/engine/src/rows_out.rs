@@ -2,7 +2,7 @@
 //!
 //! Borrowed from the engine until its next batch. Know no model.
 
-use kv_core::graph::TopK;
+use kv_graph::TopK;
 
 use crate::completion::OutputRow;
 

@@ -6,16 +6,16 @@
 
 use std::sync::Arc;
 
+use kv_backend::{Backend, CancelFlag, RunProgress};
+use kv_backend::{GraphInputs, GraphOutputs};
 use kv_core::PartIdx;
-use kv_core::backend::{Backend, CancelFlag, RunProgress};
 use kv_core::batch::{Output, PositionRule, UBatch, ValidBatch};
-use kv_core::graph::{
-    BatchVisibility, GraphInputs, GraphOutputs, GraphShape, KeyRopeError, PartInputs, TopK,
-};
 use kv_core::layers::RowLayout;
+use kv_core::memory::{BatchVisibility, PartInputs};
 use kv_core::memory::{Edited, MemoryInputs, RowsWritten, batch_visibility};
-use kv_core::rope::LayerRope;
-use kv_core::weights::WeightSource;
+use kv_graph::rope::LayerRope;
+use kv_graph::weights::WeightSource;
+use kv_graph::{GraphShape, KeyRopeError, TopK};
 use model_core::architecture::{Model, ModelError};
 
 use crate::capacities::Capacities;

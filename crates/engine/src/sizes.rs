@@ -1,8 +1,8 @@
 //! [`Sizes`]: a model for tests of what is planned, which never computes.
 
-use kv_core::graph::{Graph, GraphError, GraphShape};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RecurrentMemory};
 use kv_core::{Causality, Window};
+use kv_graph::{Graph, GraphError, GraphShape};
 use model_core::architecture::{Model, ModelError};
 
 /// Only what is asked of a model before it computes.

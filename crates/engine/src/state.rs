@@ -6,11 +6,11 @@
 
 use std::io::Write;
 
-use kv_core::backend::{Backend, RowStorage};
-use kv_core::memory::{Edit, Memory, RestoreInto, Seqs, TargetRows};
-use kv_core::state::{
+use kv_backend::state::{
     Fingerprint, SavedState, SeqTokens, StateToSave, check_kv_type, check_state_type, save,
 };
+use kv_backend::{Backend, RowStorage};
+use kv_core::memory::{Edit, Memory, RestoreInto, Seqs, TargetRows};
 use kv_core::{KvType, PosRange};
 
 use crate::decode::Engine;
@@ -122,7 +122,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         let mut after = self.memory.clone();
         let restored = after
             .restore(state.snapshot(), into)
-            .map_err(kv_core::state::StateError::from)?;
+            .map_err(kv_backend::state::StateError::from)?;
         let mut write = |span, bytes: &[u8]| {
             self.runner
                 .backend

@@ -3,10 +3,10 @@
 //! Invariant: a choice that an operation cannot compute with, or that saves nothing, is refused
 //! before anything is allocated. Knows no backend.
 
+use kv_backend::{BackendError, check_state_types};
 use kv_core::KvType;
-use kv_core::backend::{BackendError, check_state_types};
-use kv_core::graph::GraphShape;
 use kv_core::layers::RowShape;
+use kv_graph::GraphShape;
 use model_core::architecture::Model;
 
 use crate::config::{ConfigError, Settings};

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use kv_core::backend::Backend;
+use kv_backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::layers::{LayerMap, LayerMemory};
 use kv_core::{Causality, KvType, SeqId, TokenId};

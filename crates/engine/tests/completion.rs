@@ -11,8 +11,8 @@ use cellar_engine::{
     OutputRow,
 };
 use kv_core::batch::Batch;
-use kv_core::graph::TopK;
 use kv_core::{SeqId, TokenId};
+use kv_graph::TopK;
 use model_core::tokenizer::EncodeOptions;
 
 /// The text, its reason to end and its tokens.

@@ -14,7 +14,7 @@ use crate::support::text::{Writer, greedy};
 use crate::support::{Moody, engine, ids, references, stories};
 use cellar_engine::session::{ServiceError, Session, TextRequest, TextStream};
 use cellar_engine::{Engine, EngineConfig, EngineError, FinishReason, GroupAttention, LongContext};
-use kv_core::backend::{RowKind, RowSpan};
+use kv_backend::{RowKind, RowSpan};
 use kv_core::batch::Batch;
 use kv_core::memory::{Division, Memory, NoRoom, PosChange, Refusal, Seqs, Streams, invariants};
 use kv_core::{CellIdx, KvType, LayerIdx, Pos, PosDelta, PosRange, SeqId, TokenId};

@@ -8,10 +8,10 @@ use cellar_engine::{AttentionMode, CancelFlag, ConfigError, Engine, EngineConfig
 use kv_candle::CandleBackend;
 use kv_contract::tiny_weights;
 use kv_core::batch::Batch;
-use kv_core::graph::{AttendSpec, Graph, GraphBuilder, GraphShape, Input};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory};
 use kv_core::memory::Memory;
 use kv_core::{Causality, KvType, Pos, SeqId, TokenId, Window};
+use kv_graph::{AttendSpec, Graph, GraphBuilder, GraphShape, Input};
 use model_core::architecture::{Model, ModelError, OutputKind};
 
 const DIM: usize = 8;

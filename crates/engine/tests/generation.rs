@@ -16,8 +16,8 @@ use cellar_engine::session::{
 use cellar_engine::{
     CancelFlag, Completion, CompletionOptions, EngineConfig, EngineError, FinishReason, SaveOptions,
 };
+use kv_backend::state::SavedState;
 use kv_core::memory::{Memory, Seqs, Streams};
-use kv_core::state::SavedState;
 use kv_core::{KvType, KvTypes, SeqId, TokenId};
 use model_core::tokenizer::EncodeOptions;
 

@@ -8,14 +8,15 @@ use std::sync::{Arc, Mutex};
 
 use crate::support::delegate;
 use cellar_engine::{ActivationSums, Engine, EngineConfig, RecordedMatrices, RecordingBackend};
+use kv_backend::{Backend, BackendError, BackendInfo, OnProgress, RowSpan};
+use kv_backend::{GraphInputs, GraphOutputs};
 use kv_candle::CandleBackend;
 use kv_contract::evaluate::{self, evaluate};
-use kv_core::backend::{Backend, BackendError, BackendInfo, OnProgress, RowSpan};
 use kv_core::batch::Batch;
-use kv_core::graph::{Graph, GraphInputs, GraphOutputs, GraphShape, NodeId, Op};
 use kv_core::layers::RowLayout;
-use kv_core::weights::WeightSource;
 use kv_core::{KvType, SeqId, TokenId};
+use kv_graph::weights::WeightSource;
+use kv_graph::{Graph, GraphShape, NodeId, Op};
 use model_core::architecture::Registry;
 use model_tests::{Recipe, candle, cpu};
 

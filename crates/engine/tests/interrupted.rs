@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex};
 
 use crate::model::{Layered, Remembers};
 use cellar_engine::{CancelFlag, ConfigError, Engine, EngineConfig, EngineError};
+use kv_backend::null::NullBackend;
+use kv_backend::{Backend, BackendError, CustomOp, CustomRows, CustomShape, RunProgress};
 use kv_candle::CandleBackend;
-use kv_core::backend::null::NullBackend;
-use kv_core::backend::{Backend, BackendError, CustomOp, CustomRows, CustomShape, RunProgress};
 use kv_core::batch::{Batch, SplitPolicy, UBatch};
 use kv_core::memory::{
     Composite, Edit, Edited, Memory, MemoryInputs, Plan, PlannedUBatch, Refusal, RowCounts,

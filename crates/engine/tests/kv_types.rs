@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use cellar_engine::{Engine, EngineConfig};
+use kv_backend::Backend;
 use kv_candle::CandleBackend;
-use kv_core::backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::kv_types::{KvRotation, KvTypes};
 use kv_core::{KvType, SeqId, TokenId};

@@ -14,8 +14,8 @@ use cellar_engine::{
     OutputRow, TokenLogprobs,
 };
 use kv_core::batch::Batch;
-use kv_core::graph::TopK;
 use kv_core::{SeqId, TokenId};
+use kv_graph::TopK;
 
 const N_CTX: u32 = 256;
 

@@ -5,11 +5,11 @@
 
 use crate::support::{interleaved, stories};
 use cellar_engine::{ConfigError, Engine, EngineConfig, EngineError, SaveOptions};
+use kv_backend::state::SavedState;
 use kv_core::batch::Batch;
 use kv_core::kv_types::{KvTypes, OldKvTypes};
 use kv_core::layers::RecentTokens;
 use kv_core::memory::{PosChange, RestoreInto, Seqs, Streams};
-use kv_core::state::SavedState;
 use kv_core::{KvType, Pos, PosDelta, PosRange, SeqId, TokenId, Window};
 use kv_cpu::{CpuBackend, CpuConfig};
 use model_core::model_file::ModelFile;

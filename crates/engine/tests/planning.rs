@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex};
 use crate::model::{Layered, Remembers, VOCAB};
 use crate::support::{delegate::rows_of_inner, stories};
 use cellar_engine::{AttentionMode, CancelFlag, Engine, EngineConfig, PromptOutputs, Workload};
-use kv_core::backend::null::NullBackend;
-use kv_core::backend::{Backend, BackendError, BackendInfo, OnProgress, RowSpan};
+use kv_backend::null::NullBackend;
+use kv_backend::{Backend, BackendError, BackendInfo, OnProgress, RowSpan};
+use kv_backend::{GraphInputs, GraphOutputs};
 use kv_core::batch::Batch;
-use kv_core::graph::{Graph, GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input};
 use kv_core::layers::{LayerMap, RowLayout};
-use kv_core::weights::WeightSource;
 use kv_core::{SeqId, TokenId, Window};
+use kv_graph::weights::WeightSource;
+use kv_graph::{Graph, GraphBuilder, GraphShape, Input};
 use model_core::architecture::{Model, ModelError, SourceEncoder};
 
 /// Computes nothing, and notes the graphs that it compiles.

@@ -4,9 +4,9 @@
 #![allow(clippy::unwrap_used)] // a test
 
 use cellar_engine::{Engine, EngineConfig, SaveOptions};
+use kv_backend::state::SavedState;
 use kv_core::batch::Batch;
 use kv_core::memory::{PosChange, RestoreInto, Seqs, Streams, SwaSize};
-use kv_core::state::SavedState;
 use kv_core::{KvType, LayerIdx, Pos, PosDelta, PosRange, SeqId, TokenId};
 use kv_cpu::CpuBackend;
 use model_tests::{Case, cpu, distance};

@@ -15,12 +15,12 @@ use cellar_engine::{
     Completion, CompletionOptions, Engine, EngineConfig, EngineError, LongContext, Replaced,
     SaveOptions,
 };
+use kv_backend::Backend;
+use kv_backend::null::NullBackend;
+use kv_backend::state::{SavedState, SeqTokens, StateError};
 use kv_candle::CandleBackend;
-use kv_core::backend::Backend;
-use kv_core::backend::null::NullBackend;
 use kv_core::batch::Batch;
 use kv_core::memory::{Memory, RestoreInto, Seqs, Streams};
-use kv_core::state::{SavedState, SeqTokens, StateError};
 use kv_core::{KvType, Pos, PosRange, SeqId, TokenId, Window};
 use kv_cpu::{CpuBackend, CpuConfig};
 use model_core::architecture::Registry;
@@ -365,7 +365,7 @@ fn d19_weights_of_another_training_are_told_apart() {
     let bytes = save(&engine, Seqs::All);
     // The same model but for the last byte of one weight.
     let source = file.weights();
-    let mut weights = kv_core::weights::MemoryWeights::new();
+    let mut weights = kv_graph::weights::MemoryWeights::new();
     for name in source.names() {
         let weight = source.get(&name).unwrap();
         let mut bytes = weight.bytes().to_vec();
@@ -373,7 +373,7 @@ fn d19_weights_of_another_training_are_told_apart() {
             *bytes.last_mut().unwrap() ^= 1;
         }
         let (shape, format) = (weight.shape().to_vec(), weight.format());
-        let weight = kv_core::weights::Weight::new(name, shape, format, bytes.into()).unwrap();
+        let weight = kv_graph::weights::Weight::new(name, shape, format, bytes.into()).unwrap();
         weights.insert(weight);
     }
     let backend = CpuBackend::new(CpuConfig::default()).unwrap();

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use cellar_engine::{ConfigError, Engine, EngineConfig};
+use kv_backend::Backend;
 use kv_candle::CandleBackend;
-use kv_core::backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::memory_plan::{MemoryPlan, PlannedKind};
 use kv_core::{KvType, KvTypes, SeqId, StateType, TokenId};

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use candle_core::{Device, DeviceLocation};
-use kv_core::backend::{
-    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, OnProgress, RowCopy, RowKind,
-    RowSpan, RowStorage,
+use kv_backend::{
+    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, OnProgress, RowKind, RowSpan,
+    RowStorage,
 };
-use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
+use kv_backend::{GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
-use kv_core::weights::WeightSource;
+use kv_core::memory::RowCopy;
 use kv_core::{KvType, LayerIdx, StateType};
+use kv_graph::Graph;
+use kv_graph::weights::WeightSource;
 
 use crate::error;
 use crate::execute;

@@ -6,9 +6,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use kv_core::backend::{BackendError, CustomCall, CustomOp, CustomShape, CustomStates};
-use kv_core::graph::{CustomSpec, Graph, GraphInputs, Node, StateGroup};
+use kv_backend::GraphInputs;
+use kv_backend::{BackendError, CustomCall, CustomOp, CustomShape, CustomStates};
 use kv_core::layers::RowLayout;
+use kv_core::memory::StateGroup;
+use kv_graph::{CustomSpec, Graph, Node};
 
 use crate::error::OnDevice;
 use crate::weights::Weights;

@@ -2,7 +2,7 @@
 //!
 //! Knows nothing of what was being computed.
 
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 
 /// The backend's short name.
 pub(crate) const NAME: &str = "candle";

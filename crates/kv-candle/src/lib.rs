@@ -1,13 +1,13 @@
 //! The reference backend of Cellar: any graph with plain candle operations, on any candle device.
 //!
-//! Invariant: an operation is computed as its description in [`kv_core::graph::Op`] says, in `f32`,
+//! Invariant: an operation is computed as its description in [`kv_graph::Op`] says, in `f32`,
 //! with no fusion and no kernel of its own, so that faster backends can be compared with it.
 //! Everything that a call can refuse is checked before the first row changes. Knows nothing of
 //! models or of how cells are chosen.
 //!
 //! ```
 //! use kv_candle::CandleBackend;
-//! use kv_core::backend::Backend;
+//! use kv_backend::Backend;
 //!
 //! assert_eq!(CandleBackend::cpu().info().device, "CPU");
 //! ```

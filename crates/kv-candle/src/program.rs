@@ -6,10 +6,10 @@
 use std::collections::HashMap;
 
 use candle_core::{Device, Tensor};
-use kv_core::backend::{BackendError, check_rows};
-use kv_core::graph::{Activation, Graph, Node, NodeId, Op};
+use kv_backend::{BackendError, check_rows};
 use kv_core::layers::RowLayout;
-use kv_core::rope::{RopeSections, RopeSpec};
+use kv_graph::rope::{RopeSections, RopeSpec};
+use kv_graph::{Activation, Graph, Node, NodeId, Op};
 
 use crate::custom::Custom;
 use crate::error::{NAME, OnDevice};

@@ -8,9 +8,10 @@
 
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use half::{bf16, f16};
-use kv_core::backend::{BackendError, RowCopy, RowKind, RowSpan, expect_len};
+use kv_backend::{BackendError, RowKind, RowSpan, expect_len};
 use kv_core::hadamard::HeadRotation;
 use kv_core::layers::{LayerRows, RowLayout, RowShape, StateRows};
+use kv_core::memory::RowCopy;
 use kv_core::{KvType, LayerIdx};
 
 use crate::error::{NAME, OnDevice};

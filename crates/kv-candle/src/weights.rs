@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{Device, Tensor};
-use kv_core::backend::{BackendError, CustomOps};
-use kv_core::weights::{WeightError, WeightSource};
+use kv_backend::{BackendError, CustomOps};
+use kv_graph::weights::{WeightError, WeightSource};
 
 use crate::error::OnDevice;
 
@@ -91,7 +91,7 @@ impl std::fmt::Debug for Weights {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kv_core::weights::MemoryWeights;
+    use kv_graph::weights::MemoryWeights;
 
     fn weights() -> Weights {
         let mut source = MemoryWeights::new();

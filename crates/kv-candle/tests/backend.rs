@@ -4,18 +4,17 @@
 
 use std::sync::Arc;
 
+use kv_backend::{Backend, BackendError, RowKind, RowSpan};
+use kv_backend::{GraphInputs, GraphOutputs};
 use kv_candle::CandleBackend;
 use kv_contract::{OneOp, StoreRows};
-use kv_core::backend::{Backend, BackendError, RowKind, RowSpan};
-use kv_core::graph::{
-    Activation, AttendSpec, Graph, GraphBuilder, GraphError, GraphInputs, GraphOutputs, GraphShape,
-    Input, PartInputs,
-};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::weights::{MemoryWeights, WeightSource};
+use kv_core::memory::PartInputs;
 use kv_core::{
     CellIdx, CellRun, KvType, LayerIdx, PartIdx, Pos, PosRange, Visibility, VisibleGroup, Window,
 };
+use kv_graph::weights::{MemoryWeights, WeightSource};
+use kv_graph::{Activation, AttendSpec, Graph, GraphBuilder, GraphError, GraphShape, Input};
 
 const LAYER: LayerIdx = LayerIdx(0);
 

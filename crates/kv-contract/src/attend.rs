@@ -3,11 +3,11 @@
 use super::one_op::read_memory;
 use super::scene::{fitting, layout, runs};
 use super::{Attend, OneOp, Random, Subject, assert_close};
-use kv_core::backend::{Backend, BackendError};
-use kv_core::graph::{Alibi, AttendSpec};
+use kv_backend::{Backend, BackendError};
 use kv_core::{
     Causality, CellIdx, KvType, LayerIdx, Pos, PosRange, Visibility, VisibleGroup, Window,
 };
+use kv_graph::{Alibi, AttendSpec};
 
 pub(super) const SPEC: AttendSpec = AttendSpec {
     n_heads: 2,

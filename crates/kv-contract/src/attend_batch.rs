@@ -5,15 +5,15 @@ use super::evaluate::{Memory, evaluate, floats};
 use super::ops::builder;
 use super::scene::{Scene, Step, Token, layout, memory_weights};
 use super::{Random, Subject, assert_close};
-use kv_core::backend::{Backend, BackendError};
+use kv_backend::{Backend, BackendError};
 use kv_core::batch::{Batch, BatchRules, SplitPolicy, validate};
-use kv_core::graph::{
-    Alibi, AttendSpec, Attention, BatchVisibility, DistanceBuckets, DistanceScores, Distances,
-    Graph, Input, NodeId,
-};
 use kv_core::layers::RowLayout;
+use kv_core::memory::BatchVisibility;
 use kv_core::memory::batch_visibility;
 use kv_core::{LayerIdx, PartIdx, SeqId, TokenId, Window};
+use kv_graph::{
+    Alibi, AttendSpec, Attention, DistanceBuckets, DistanceScores, Distances, Graph, Input, NodeId,
+};
 
 /// An attention with the weight of sinks.
 fn with_sinks(spec: AttendSpec) -> Attention<'static> {
@@ -36,7 +36,7 @@ const DIM: usize = 6 * 8 + 3 * 8 + 3 * 12;
 const N_CELLS: usize = 48;
 
 /// Queries, keys and values, cut from embedding rows.
-fn qkv(b: &mut kv_core::graph::GraphBuilder) -> [NodeId; 3] {
+fn qkv(b: &mut kv_graph::GraphBuilder) -> [NodeId; 3] {
     let n = b.shape().n_tokens;
     let x = b.input(Input::Embeddings { dim: DIM }).unwrap();
     let mut first = 0;

@@ -3,9 +3,10 @@
 
 use super::scene::{memory_weights, text, tiny_layout, tiny_llama};
 use super::{Random, Scene, Subject};
+use kv_backend::GraphInputs;
+use kv_backend::{Backend, BackendError};
 use kv_core::Window;
-use kv_core::backend::{Backend, BackendError};
-use kv_core::graph::{GraphInputs, GraphShape};
+use kv_graph::GraphShape;
 
 /// The most tokens and outputs of the program under test.
 const CAPACITY: GraphShape = GraphShape {

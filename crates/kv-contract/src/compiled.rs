@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use super::Subject;
 use super::larger::Program;
-use kv_core::backend::{Backend, BackendError, RowStorage};
-use kv_core::graph::{Graph, GraphInputs};
+use kv_backend::GraphInputs;
+use kv_backend::{Backend, BackendError, RowStorage};
 use kv_core::layers::RowLayout;
-use kv_core::weights::MemoryWeights;
+use kv_graph::Graph;
+use kv_graph::weights::MemoryWeights;
 
 /// A compiled graph and fresh rows.
 pub(crate) struct CompiledGraph<'a, B: Backend> {

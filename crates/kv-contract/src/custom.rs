@@ -5,13 +5,13 @@ use super::compiled::CompiledGraph;
 use super::evaluate::floats;
 use super::ops::{builder, step};
 use super::{Random, Subject, assert_close};
-use kv_core::backend::{Backend, BackendError, CustomOp, CustomOps, CustomRows, CustomShape};
-use kv_core::graph::{
-    CustomScope, CustomSizes, CustomSpec, Graph, GraphInputs, Input, StateGroup, StateStore,
-};
+use kv_backend::GraphInputs;
+use kv_backend::{Backend, BackendError, CustomOp, CustomOps, CustomRows, CustomShape};
 use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
-use kv_core::weights::{MemoryWeights, WeightSource};
+use kv_core::memory::{StateGroup, StateStore};
 use kv_core::{CellIdx, KvType, LayerIdx, StateType, Window};
+use kv_graph::weights::{MemoryWeights, WeightSource};
+use kv_graph::{CustomScope, CustomSizes, CustomSpec, Graph, Input};
 
 const LAYER: LayerIdx = LayerIdx(1);
 const WIDTH: usize = 6;

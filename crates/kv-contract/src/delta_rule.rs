@@ -6,14 +6,14 @@ use super::ops::{alone, builder, compare, step};
 use super::recurrent::{LAYER, Layer, RecurrentPair};
 use super::scene::memory_weights;
 use super::{Random, Subject};
-use kv_core::backend::{Backend, BackendError};
-use kv_core::graph::{
-    Activation, DecaySpec, DeltaSpec, Graph, GraphBuilder, Input, KeySharing, NodeId, NormGain,
-};
+use kv_backend::{Backend, BackendError};
 use kv_core::layers::RecurrentMemory;
 use kv_core::memory::{Memory as _, Seqs};
-use kv_core::weights::MemoryWeights;
 use kv_core::{Pos, PosRange, SeqId};
+use kv_graph::weights::MemoryWeights;
+use kv_graph::{
+    Activation, DecaySpec, DeltaSpec, Graph, GraphBuilder, Input, KeySharing, NodeId, NormGain,
+};
 
 /// The values that decay as one.
 #[derive(Clone, Copy)]

@@ -3,8 +3,8 @@
 use super::Subject;
 use super::ops::{alone, compare, step};
 use super::scene::memory_weights;
-use kv_core::backend::Backend;
-use kv_core::graph::{Activation, Affine, ClampedGate, PositionScale, RowGain, TableRow};
+use kv_backend::Backend;
+use kv_graph::{Activation, Affine, ClampedGate, PositionScale, RowGain, TableRow};
 
 fn clamped(slope: f32, limit: f32) -> ClampedGate {
     ClampedGate { slope, limit }
@@ -144,7 +144,7 @@ fn scales<B: Backend>(subject: &Subject<B>, offset: u32) {
     };
     alone(subject, 24, subject.tolerance.elementwise, |b, x| {
         let n = b.shape().n_tokens;
-        let positions = b.input(kv_core::graph::Input::Positions).unwrap();
+        let positions = b.input(kv_graph::Input::Positions).unwrap();
         let rows = b.scale_by_position("rows", scale, [x, positions]).unwrap();
         let heads = b.reshape("heads", rows, &[n, 4, 6]).unwrap();
         b.scale_by_position("y", scale, [heads, positions]).unwrap()
@@ -154,9 +154,7 @@ fn scales<B: Backend>(subject: &Subject<B>, offset: u32) {
 /// A node of these in place of an operand that is used again.
 pub fn elementwise_nodes_leave_operands_alone<B: Backend>(subject: &Subject<B>) {
     let mut b = super::ops::builder(5, 0);
-    let x = b
-        .input(kv_core::graph::Input::Embeddings { dim: 24 })
-        .unwrap();
+    let x = b.input(kv_graph::Input::Embeddings { dim: 24 }).unwrap();
     let a = b.scale("a", x, 2.0).unwrap();
     let c = b.soft_cap("c", a, 3.0).unwrap();
     let d = b.clamped_gate("d", clamped(1.7, 2.0), [a, c]).unwrap();

@@ -3,8 +3,8 @@
 use super::Subject;
 use super::ops::{block_weight, builder, compare, step};
 use super::scene::memory_weights;
-use kv_core::backend::Backend;
-use kv_core::graph::{
+use kv_backend::Backend;
+use kv_graph::{
     Activation, Affine, Graph, GraphBuilder, GraphError, GroupScore, Input, NodeId, RouteGate,
     RouteGroups, RouteSpec, RouteSum, Routing,
 };

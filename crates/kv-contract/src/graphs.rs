@@ -6,14 +6,14 @@ use super::scene::{
     SPEC, Scene, Step, VOCAB, WIDTH, memory_weights, rope, text, tiny_layout, tiny_llama,
 };
 use super::{Random, Subject, Token, Tolerance, assert_close};
-use kv_core::backend::Backend;
-use kv_core::graph::{
+use kv_backend::Backend;
+use kv_core::layers::RowLayout;
+use kv_core::{KvType, LayerIdx, PartIdx, Window};
+use kv_graph::rope::RopeStyle;
+use kv_graph::weights::MemoryWeights;
+use kv_graph::{
     Activation, Affine, AttendSpec, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId,
 };
-use kv_core::layers::RowLayout;
-use kv_core::rope::RopeStyle;
-use kv_core::weights::MemoryWeights;
-use kv_core::{KvType, LayerIdx, PartIdx, Window};
 
 const N_CELLS: usize = 64;
 

@@ -3,8 +3,8 @@
 use super::Subject;
 use super::ops::{alone, block_weight, builder, compare, step};
 use super::scene::memory_weights;
-use kv_core::backend::Backend;
-use kv_core::graph::Input;
+use kv_backend::Backend;
+use kv_graph::Input;
 
 /// `HeadLinear` multiplies each head with its own matrix.
 pub fn heads_have_matrices<B: Backend>(subject: &Subject<B>) {

@@ -5,10 +5,10 @@ use super::one_op::read_memory;
 use super::rows::{dump, fill};
 use super::scene::{layout, runs};
 use super::{Attend, OneOp, Random, StoreRows, Subject, assert_close};
-use kv_core::backend::Backend;
-use kv_core::graph::AttendSpec;
+use kv_backend::Backend;
 use kv_core::kv_types::{KvRotation, KvTypes};
 use kv_core::{CellIdx, LayerIdx, Pos, PosRange, Visibility, VisibleGroup};
+use kv_graph::AttendSpec;
 
 /// Every pair of types that the backend declares, with and without rotation.
 fn pairs<B: Backend>(backend: &B) -> Vec<KvTypes> {

@@ -8,10 +8,11 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
+use kv_backend::{Backend, BackendError, RowKind, RowSpan, RowStorage};
+use kv_backend::{GraphInputs, GraphOutputs};
 use kv_core::CellIdx;
-use kv_core::backend::{Backend, BackendError, RowKind, RowSpan, RowStorage};
-use kv_core::graph::{Graph, GraphInputs, GraphOutputs, GraphShape, Op};
 use kv_core::layers::RowLayout;
+use kv_graph::{Graph, GraphShape, Op};
 
 /// Tokens of a larger graph beyond those of the run: as many as change how a backend computes.
 const MORE_TOKENS: usize = 37;

@@ -46,8 +46,8 @@ pub mod state_types;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
+use kv_backend::{Backend, BackendError};
 use kv_core::KvType;
-use kv_core::backend::{Backend, BackendError};
 use kv_core::block::BlockFormat;
 
 use larger::CompiledOps;
@@ -409,7 +409,7 @@ macro_rules! backend_contract {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kv_core::backend::null::NullBackend;
+    use kv_backend::null::NullBackend;
 
     #[test]
     #[should_panic(expected = "'no_such_test' is declared to fail (a reason) but is no test")]

@@ -11,12 +11,12 @@ use super::attend::SPEC;
 use super::rows::fill;
 use super::scene::layout;
 use super::{Attend, OneOp, Random, Subject, assert_close};
-use kv_core::backend::Backend;
+use kv_backend::Backend;
 use kv_core::cells::{Cell, KvCells};
-use kv_core::graph::{Alibi, AttendSpec};
 use kv_core::{
     Causality, CellIdx, LayerIdx, Pos, PosRange, SeqId, SeqSet, Visibility, VisibleGroup, Window,
 };
+use kv_graph::{Alibi, AttendSpec};
 
 const MASKS: &str = include_str!("../../../tests/fixtures/kv-core/masks.json");
 

@@ -10,11 +10,12 @@ use super::Random;
 use super::evaluate::{Memory, evaluate};
 use super::larger::Program;
 use super::scene::{Step, memory_weights};
-use kv_core::backend::{Backend, BackendError, RowKind, RowSpan, RowStorage};
-use kv_core::graph::{AttendSpec, Graph, GraphBuilder, GraphShape, Input, NodeId, PartInputs};
+use kv_backend::{Backend, BackendError, RowKind, RowSpan, RowStorage};
 use kv_core::layers::{RowLayout, RowShape, ValueRows};
-use kv_core::weights::MemoryWeights;
+use kv_core::memory::PartInputs;
 use kv_core::{CellIdx, LayerIdx, PartIdx, Visibility, Window};
+use kv_graph::weights::MemoryWeights;
+use kv_graph::{AttendSpec, Graph, GraphBuilder, GraphShape, Input, NodeId};
 
 /// Name of the weight that holds sinks.
 const SINKS: &str = "sinks.w";
@@ -208,7 +209,7 @@ impl OneOp {
         let kqv = c.builder.attend(
             "kqv",
             args.layer,
-            kv_core::graph::Attention { spec, sinks },
+            kv_graph::Attention { spec, sinks },
             operands,
         );
         let graph = c.builder.finish(&[kqv.unwrap()]).unwrap();

@@ -3,14 +3,12 @@
 use super::evaluate::{Memory, evaluate};
 use super::scene::{Step, memory_weights, rope};
 use super::{Random, Subject, assert_close};
-use kv_core::backend::Backend;
+use kv_backend::Backend;
 use kv_core::block::BlockFormat;
-use kv_core::graph::{
-    Activation, Affine, Graph, GraphBuilder, GraphShape, Input, NodeId, NormGain,
-};
 use kv_core::layers::RowLayout;
-use kv_core::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle, SectionOrder, YarnRamp};
-use kv_core::weights::{MemoryWeights, Weight};
+use kv_graph::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle, SectionOrder, YarnRamp};
+use kv_graph::weights::{MemoryWeights, Weight};
+use kv_graph::{Activation, Affine, Graph, GraphBuilder, GraphShape, Input, NodeId, NormGain};
 
 /// Rows of the graphs here, and how many of them are wanted.
 const SIZES: [(usize, usize); 3] = [(1, 1), (5, 3), (34, 0)];
@@ -53,7 +51,7 @@ pub(super) fn compare<B: Backend>(
         graph
             .nodes()
             .iter()
-            .any(|n| matches!(&n.op, kv_core::graph::Op::Input(i) if f(i)))
+            .any(|n| matches!(&n.op, kv_graph::Op::Input(i) if f(i)))
     };
     if !wants(|i| matches!(i, Input::Tokens)) {
         inputs.tokens = &[];

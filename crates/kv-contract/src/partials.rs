@@ -6,15 +6,16 @@ use super::larger::Program;
 use super::one_op::read_memory;
 use super::scene::{fitting, memory_weights, runs};
 use super::{Random, Subject, assert_close};
-use kv_core::backend::{Backend, RowStorage};
-use kv_core::graph::{
-    Alibi, AttendSpec, Attention, Graph, GraphBuilder, GraphInputs, GraphShape, Input, NodeId,
-    PartInputs, ResultForm,
-};
+use kv_backend::GraphInputs;
+use kv_backend::{Backend, RowStorage};
 use kv_core::kv_types::{KvTypes, OldKvTypes};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RecentTokens, RowLayout};
+use kv_core::memory::PartInputs;
 use kv_core::{
     Causality, CellIdx, KvType, LayerIdx, PartIdx, Pos, Visibility, VisibleGroup, Window,
+};
+use kv_graph::{
+    Alibi, AttendSpec, Attention, Graph, GraphBuilder, GraphShape, Input, NodeId, ResultForm,
 };
 
 /// The number of tokens that are recent.

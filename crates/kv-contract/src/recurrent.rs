@@ -9,13 +9,14 @@ use super::larger::Program;
 use super::ops::{builder, compare, step};
 use super::scene::{Step, memory_weights};
 use super::{Random, Subject, assert_close};
-use kv_core::backend::{Backend, BackendError, RowKind, RowSpan};
+use kv_backend::{Backend, BackendError, RowKind, RowSpan};
 use kv_core::batch::{Batch, BatchRules, validate};
-use kv_core::graph::{Activation, ConvKernels, ConvSpec, Graph, Input, ScanSpec, StateGroup};
 use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
+use kv_core::memory::StateGroup;
 use kv_core::memory::{Memory as _, MemoryInputs, Recurrent, RecurrentConfig, Seqs};
-use kv_core::weights::MemoryWeights;
 use kv_core::{CellIdx, KvType, LayerIdx, Pos, PosRange, SeqId, StateType, TokenId};
+use kv_graph::weights::MemoryWeights;
+use kv_graph::{Activation, ConvKernels, ConvSpec, Graph, Input, ScanSpec};
 
 pub(super) const LAYER: LayerIdx = LayerIdx(1);
 const N_SEQS: u32 = 3;

@@ -2,8 +2,9 @@
 
 use super::scene::{fitting, layout};
 use super::{OneOp, Random, StoreRows, Subject};
-use kv_core::backend::{Backend, BackendError, RowCopy, RowKind, RowSpan, RowStorage};
+use kv_backend::{Backend, BackendError, RowKind, RowSpan, RowStorage};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, LayerRows, RowLayout, RowShape};
+use kv_core::memory::RowCopy;
 use kv_core::memory_plan::{MemoryPlan, PlannedKind};
 use kv_core::{CellIdx, KvType, LayerIdx, PartIdx, Window};
 

@@ -5,10 +5,10 @@ use std::ops::Range;
 use super::Subject;
 use super::ops::builder;
 use super::recurrent::{LAYER, Layer, RecurrentPair, decaying_weights};
-use kv_core::backend::{Backend, BackendError};
-use kv_core::graph::{Graph, HeadScanSpec, Input};
+use kv_backend::{Backend, BackendError};
 use kv_core::layers::RecurrentMemory;
-use kv_core::weights::MemoryWeights;
+use kv_graph::weights::MemoryWeights;
+use kv_graph::{Graph, HeadScanSpec, Input};
 
 /// Sizes of one layer.
 #[derive(Clone, Copy)]

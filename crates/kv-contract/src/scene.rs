@@ -4,17 +4,18 @@
 use std::sync::Arc;
 
 use super::Random;
+use kv_backend::GraphInputs;
 use kv_core::block::{BlockFormat, quantize};
-use kv_core::graph::{
-    Activation, AttendSpec, BatchVisibility, Graph, GraphBuilder, GraphError, GraphInputs,
-    GraphShape, Input, NodeId, PartInputs, StateGroup,
-};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
-use kv_core::weights::{MemoryWeights, Weight, WeightSource};
+use kv_core::memory::{BatchVisibility, PartInputs, StateGroup};
 use kv_core::{
     Causality, CellIdx, CellRun, KvType, KvTypes, LayerIdx, PartIdx, Pos, PosRange, Visibility,
     VisibleGroup, Window,
+};
+use kv_graph::rope::{RopeScaling, RopeSpec, RopeStyle};
+use kv_graph::weights::{MemoryWeights, Weight, WeightSource};
+use kv_graph::{
+    Activation, AttendSpec, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId,
 };
 
 /// A layout of `n_layers` equal layers with `n_cells` cells of `heads × (k_dim, v_dim)`.

@@ -9,11 +9,12 @@ use serde::Deserialize;
 
 use super::rows::{dump, fill};
 use super::{Subject, assert_close};
-use kv_core::backend::{Backend, BackendError, RowKind, RowShift, RowSpan};
+use kv_backend::{Backend, BackendError, RowKind, RowSpan};
 use kv_core::kv_types::{KvRotation, KvTypes, LayerKvTypes};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout, RowShape};
-use kv_core::rope::{LayerRope, RopeScaling, RopeSpec, RopeStyle, Rotation, YarnRamp};
+use kv_core::memory::RowShift;
 use kv_core::{CellIdx, KvType, LayerIdx, PartIdx, PosDelta, Window};
+use kv_graph::rope::{LayerRope, RopeScaling, RopeSpec, RopeStyle, Rotation, YarnRamp};
 
 const CASES: &str = include_str!("../../../tests/fixtures/kv-core/rope_shift.json");
 const TENSORS: &[u8] = include_bytes!("../../../tests/fixtures/kv-core/rope_shift.safetensors");

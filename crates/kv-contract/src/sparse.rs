@@ -4,10 +4,10 @@
 use super::evaluate::{Memory, evaluate};
 use super::scene::{memory_weights, text};
 use super::{Random, Scene, Subject, assert_close};
-use kv_core::backend::{Backend, BackendError};
-use kv_core::graph::{AttendSpec, Graph, GraphBuilder, GraphShape, IndexSpec, Input};
+use kv_backend::{Backend, BackendError};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use kv_core::{KvType, LayerIdx, PartIdx, Window};
+use kv_graph::{AttendSpec, Graph, GraphBuilder, GraphShape, IndexSpec, Input};
 
 /// Latents that six heads share.
 const SPEC: AttendSpec = AttendSpec {

@@ -4,7 +4,7 @@
 use super::evaluate::Memory;
 use super::recurrent::{LAYER, Layer, RecurrentPair};
 use super::{Subject, custom, delta_rule, recurrent, scan_heads};
-use kv_core::backend::{Backend, BackendError, RowKind, RowSpan, RowStorage};
+use kv_backend::{Backend, BackendError, RowKind, RowSpan, RowStorage};
 use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
 use kv_core::{CellIdx, KvType, StateType};
 

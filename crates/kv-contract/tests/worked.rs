@@ -2,14 +2,13 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests
 
+use kv_backend::GraphInputs;
 use kv_contract::evaluate::{Memory, evaluate};
-use kv_core::graph::{
-    ConvSpec, Graph, GraphBuilder, GraphInputs, GraphShape, HeadScanSpec, Input, NodeId, ScanSpec,
-    StateGroup, StateStore,
-};
 use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
-use kv_core::weights::MemoryWeights;
+use kv_core::memory::{StateGroup, StateStore};
 use kv_core::{CellIdx, KvType, LayerIdx};
+use kv_graph::weights::MemoryWeights;
+use kv_graph::{ConvSpec, Graph, GraphBuilder, GraphShape, HeadScanSpec, Input, NodeId, ScanSpec};
 
 const LAYER: LayerIdx = LayerIdx(0);
 

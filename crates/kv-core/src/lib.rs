@@ -1,18 +1,15 @@
-//! What a language model remembers: cells, windows, visibility, memory modules, the compute graph
-//! and the backend contract.
+//! What a language model remembers: cells, windows, visibility and memory modules.
 //!
 //! In reading order: [`ids`] (index types), [`layers`] (what a model declares), [`batch`] (what a
 //! caller submits), [`memory`] with [`cells`], [`slot`], [`window`] and [`visibility`] (what is
-//! remembered where, and who sees it), [`memory_plan`] (what that costs), [`graph`] (what is
-//! computed), [`backend`] (who computes it), [`weights`] and [`block`] (what it is computed with).
-//! Nothing here knows a tensor library, a thread or a file.
+//! remembered where, and who sees it), [`memory_plan`] (what that costs), [`kv_type`] and [`block`]
+//! (the formats of its rows). What is computed is the crate `kv-graph`; who computes it is
+//! `kv-backend`. Nothing here knows a tensor library, a thread or a file.
 
-pub mod backend;
 pub mod batch;
 pub mod binary_units;
 pub mod block;
 pub mod cells;
-pub mod graph;
 pub mod grid;
 pub mod hadamard;
 pub mod ids;
@@ -21,13 +18,10 @@ pub mod kv_types;
 pub mod layers;
 pub mod memory;
 pub mod memory_plan;
-pub mod rope;
 pub mod seq_set;
 pub mod slot;
-pub mod state;
 pub mod state_type;
 pub mod visibility;
-pub mod weights;
 pub mod window;
 
 pub use binary_units::BinaryUnits;

@@ -1,8 +1,8 @@
 //! [`MemoryPlan`]: what a memory's rows take in bytes, line by line, before any of it is allocated.
 //!
 //! Invariant: made from a [`RowLayout`] alone, which is also what a backend allocates, so the two
-//! cannot disagree ([`RowStorage::allocated_bytes`](crate::backend::RowStorage::allocated_bytes)
-//! measures the storage, and tests compare). Knows nothing of weights, of scratch memory or of the
+//! cannot disagree (`RowStorage::allocated_bytes` of `kv-backend` measures
+//! the storage, and tests compare). Knows nothing of weights, of scratch memory or of the
 //! machine.
 //!
 //! ```

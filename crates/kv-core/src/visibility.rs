@@ -148,7 +148,7 @@ impl Visibility {
     }
 
     /// What rows see where each sees the cells alone whose ranks `chosen [rows, per_row]` names, as
-    /// [`Op::Index`](crate::graph::Op::Index) chooses them: into `out`, whose memory is used again.
+    /// `Op::Index` of `kv-graph` chooses them: into `out`, whose memory is used again.
     pub fn keep_chosen(&self, chosen: &[f32], per_row: usize, out: &mut Self) {
         out.n_rows = self.n_rows;
         let mut n_groups = 0;

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
 use kv_core::batch::{Batch, BatchRules, validate};
-use kv_core::graph::BatchVisibility;
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RecurrentMemory};
+use kv_core::memory::BatchVisibility;
 use kv_core::memory::{
     Composite, Division, Edit, Memory, MemoryConfig, MemoryInputs, RestoreInto, RowCounts,
     RowsWritten, Seqs, Streams, SwaSize, batch_visibility,

@@ -5,7 +5,6 @@
 
 mod hybrids;
 
-use kv_core::backend::{RowCopy, RowShift};
 use kv_core::batch::{Batch, BatchRules, SplitPolicy, validate};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use kv_core::memory::{
@@ -13,6 +12,7 @@ use kv_core::memory::{
     RecurrentConfig, Refusal, RestoreInto, RowsWritten, Seqs, Streams, SwaSize, Unified,
     UnifiedConfig, WindowForgotten, invariants,
 };
+use kv_core::memory::{RowCopy, RowShift};
 use kv_core::{
     Causality, CellIdx, KvType, LayerIdx, PartIdx, Pos, PosDelta, PosRange, SeqId, TokenId, Window,
 };

@@ -16,7 +16,6 @@ mod shift;
 mod snapshots;
 mod sources;
 mod splitters;
-mod state;
 mod support;
 mod unified;
 mod worked;

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 
 use kv_core::cells::{Cell, KvCells};
-use kv_core::graph::Alibi;
 use kv_core::{Causality, CellIdx, Pos, PosRange, SeqId, SeqSet, Visibility, VisibleGroup, Window};
+use kv_graph::Alibi;
 use serde::Deserialize;
 
 #[derive(Deserialize)]

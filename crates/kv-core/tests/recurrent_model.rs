@@ -9,7 +9,7 @@ use kv_contract::memory::batches::{N_SEQS, RULES, RelativeRange, batch, entries,
 use kv_contract::memory::run_cases;
 use kv_contract::memory::states::StateRows;
 use kv_core::batch::{ValidBatch, validate};
-use kv_core::graph::StateGroup;
+use kv_core::memory::StateGroup;
 use kv_core::memory::{
     Edit, Memory, MemoryInputs, NoStateRoom, Plan, Recurrent, RecurrentConfig, Refusal,
     RestoreInto, RowsWritten, Seqs, Snapshot, TargetRows,

@@ -3,12 +3,12 @@
 
 #![allow(clippy::unwrap_used)] // a test
 
-use kv_core::backend::{RowCopy, RowShift};
 use kv_core::batch::{Batch, BatchRules, MAX_POS, validate};
 use kv_core::memory::{
     Division, Edited, Memory, MemoryInputs, NeededFor, NoRoom, PosChange, Refusal, RowsWritten,
     Seqs, Streams, Unified, WindowForgotten, invariants,
 };
+use kv_core::memory::{RowCopy, RowShift};
 use kv_core::{CellIdx, PartIdx, Pos, PosDelta, PosRange, SeqId, StreamIdx, TokenId, Window};
 
 const S0: SeqId = SeqId(0);

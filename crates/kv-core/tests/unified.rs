@@ -3,8 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a test
 
-use kv_core::backend::RowCopy;
 use kv_core::batch::{Batch, BatchRules, ValidBatch, validate};
+use kv_core::memory::RowCopy;
 use kv_core::memory::{
     Memory, MemoryConfigError, MemoryInputs, NeededFor, NoRoom, Refusal, RowCounts, RowsWritten,
     Seqs, Streams, Unified, UnifiedConfig, invariants,

@@ -16,8 +16,8 @@ mod rows;
 use std::ops::Range;
 use std::sync::Mutex;
 
-use kv_core::backend::{BackendError, Profiler};
-use kv_core::graph::GraphInputs;
+use kv_backend::GraphInputs;
+use kv_backend::{BackendError, Profiler};
 
 use crate::activations::RowBuffer;
 use crate::attend::{Scratch, Workspace};

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 
 /// Name of the environment variable that forces an instruction set.
 pub const ISA_VARIABLE: &str = "CELLAR_ISA";

@@ -5,7 +5,7 @@
 
 use std::num::NonZeroUsize;
 
-use kv_core::backend::DeviceMemory;
+use kv_backend::DeviceMemory;
 use sysinfo::System;
 
 /// One part in this many of the available memory is left to other programs.

@@ -8,9 +8,9 @@
 
 use std::ops::Range;
 
-use kv_core::backend::{BackendError, expect_len};
+use kv_backend::{BackendError, expect_len};
 use kv_core::block::BlockFormat;
-use kv_core::weights::Weight;
+use kv_graph::weights::Weight;
 
 use crate::activations::{ActivationKind, Activations, ScaleSpan};
 use crate::gemm_dequant_f32;

@@ -5,8 +5,8 @@
 
 use std::sync::Mutex;
 
-use kv_core::backend::{BackendError, Profile, Profiler, StepKind};
-use kv_core::graph::{GraphInputs, GraphOutputs};
+use kv_backend::{BackendError, Profile, Profiler, StepKind};
+use kv_backend::{GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
 
 use crate::activations::RowBuffer;

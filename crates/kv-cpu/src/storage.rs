@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
-use kv_core::backend::{BackendError, RowKind, RowSpan};
+use kv_backend::{BackendError, RowKind, RowSpan};
 use kv_core::layers::{RowLayout, RowShape};
 use kv_core::{KvType, LayerIdx, StateType};
 

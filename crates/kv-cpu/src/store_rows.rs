@@ -5,8 +5,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use kv_backend::BackendError;
 use kv_core::CellIdx;
-use kv_core::backend::BackendError;
 
 use crate::kernels::Kernels;
 use crate::kv_rows::KvRowsMut;

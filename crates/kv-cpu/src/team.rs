@@ -41,7 +41,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 
 use crate::kernels::prefetch::prefetch_l2;
 use crate::storage::LINE;

@@ -3,9 +3,11 @@
 //! Invariant: what passes here can neither panic nor reach outside a buffer later, and nothing has
 //! been changed before all has passed. Allocates only for the message of an error.
 
+use kv_backend::BackendError;
+use kv_backend::GraphInputs;
 use kv_core::Visibility;
-use kv_core::backend::BackendError;
-use kv_core::graph::{GraphInputs, GraphShape, PartInputs, StateMarks};
+use kv_core::memory::{PartInputs, StateMarks};
+use kv_graph::GraphShape;
 
 use crate::plan::{PartNeeds, RequiredInputs};
 

@@ -6,7 +6,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use kv_core::graph::RowCount;
+use kv_graph::RowCount;
 
 /// The memory that a buffer is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,10 +10,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use kv_core::backend::{BackendError, CustomOps, OnProgress};
+use kv_backend::{BackendError, CustomOps, OnProgress};
 use kv_core::block::BlockFormat;
-use kv_core::graph::Graph;
-use kv_core::weights::WeightSource;
+use kv_graph::Graph;
+use kv_graph::weights::WeightSource;
 
 use crate::activations::ActivationKind;
 use crate::isa::Isa;

@@ -7,12 +7,13 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use kv_backend::GraphOutputs;
+use kv_backend::{Backend, Profile};
 use kv_contract::{Scene, Token, tiny_layout, tiny_llama, tiny_weights};
-use kv_core::backend::{Backend, Profile};
-use kv_core::graph::{Graph, GraphOutputs, GraphShape};
 use kv_core::layers::RowLayout;
 use kv_core::{KvType, Window};
 use kv_cpu::{CpuBackend, CpuConfig};
+use kv_graph::{Graph, GraphShape};
 
 struct CountingHeap;
 

@@ -2,12 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
+use kv_backend::{Backend, BackendError};
 use kv_contract::tiny_weights;
-use kv_core::backend::{Backend, BackendError};
-use kv_core::graph::{AttendSpec, GraphBuilder, GraphShape, IndexSpec, Input, NodeId};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use kv_core::{KvType, LayerIdx, PartIdx, Window};
 use kv_cpu::{CpuBackend, CpuConfig};
+use kv_graph::{AttendSpec, GraphBuilder, GraphShape, IndexSpec, Input, NodeId};
 
 const N: usize = 2;
 const N_CELLS: usize = 16;

@@ -82,11 +82,11 @@ mod between {
 
 /// Two backends, of which the first has the rows of layer 0.
 mod split {
+    use kv_backend::Split;
     use kv_core::LayerIdx;
-    use kv_core::backend::Split;
-    use kv_core::graph::{GraphBuilder, GraphShape, Input, SplitPoint};
     use kv_core::ids::PartIdx;
     use kv_cpu::CpuBackend;
+    use kv_graph::{GraphBuilder, GraphShape, Input, SplitPoint};
 
     use super::{ActivationKind, Isa, KnownLimit, Subject, backend};
 

@@ -3,11 +3,11 @@
 
 #![allow(clippy::unwrap_used)]
 
+use kv_backend::Backend;
 use kv_contract::{Attend, OneOp, StoreRows};
-use kv_core::backend::Backend;
-use kv_core::graph::AttendSpec;
 use kv_core::{CellIdx, CellRun, KvType, LayerIdx, PosRange, Visibility, VisibleGroup};
 use kv_cpu::isa::Isa;
+use kv_graph::AttendSpec;
 
 use crate::support::{backend, layout, run};
 

@@ -6,12 +6,12 @@
 use half::f16;
 use kv_contract::set_scales;
 use kv_core::block::{BlockFormat, dequantize, quantize};
-use kv_core::weights::Weight;
 use kv_cpu::activations::{ActivationKind, Activations, Int8Buffer, RowBuffer, ScaleSpan};
 use kv_cpu::isa::Isa;
 use kv_cpu::kernels::Kernels;
 use kv_cpu::matrix::Matrix;
 use kv_cpu::output::{OutputColumns, SharedOutput};
+use kv_graph::weights::Weight;
 
 /// A small reproducible source of numbers (xorshift64*, Vigna, arXiv 1402.6246).
 struct Random(u64);

@@ -7,18 +7,16 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 
 use half::{bf16, f16};
+use kv_backend::{Backend, LoadProgress, OnProgress};
+use kv_backend::{GraphInputs, GraphOutputs};
 use kv_contract::Random;
-use kv_core::backend::{Backend, LoadProgress, OnProgress};
 use kv_core::block::BlockFormat;
-use kv_core::graph::{
-    Affine, Graph, GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input, RouteGate,
-    RouteSpec, RouteSum,
-};
 use kv_core::layers::RowLayout;
-use kv_core::weights::{MemoryWeights, Weight};
 use kv_cpu::activations::ActivationKind;
 use kv_cpu::isa::Isa;
 use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig, RepackChoice};
+use kv_graph::weights::{MemoryWeights, Weight};
+use kv_graph::{Affine, Graph, GraphBuilder, GraphShape, Input, RouteGate, RouteSpec, RouteSum};
 
 /// Random blocks; clear bits bound their scales. Floats have eight significant bits, and some are
 /// zero: only those can be packed.
@@ -134,7 +132,7 @@ fn is_packed(isa: Isa, weights: &[Weight]) -> bool {
     })
 }
 
-fn builder(n_tokens: usize, columns: usize) -> (GraphBuilder, kv_core::graph::NodeId) {
+fn builder(n_tokens: usize, columns: usize) -> (GraphBuilder, kv_graph::NodeId) {
     let n_outputs = n_tokens;
     let mut b = GraphBuilder::new(GraphShape {
         n_tokens,

@@ -3,12 +3,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+use kv_backend::{Backend, RowStorage};
 use kv_contract::{Attend, OneOp, StoreRows};
-use kv_core::backend::{Backend, RowStorage};
-use kv_core::graph::AttendSpec;
 use kv_core::{CellIdx, CellRun, KvType, LayerIdx, Pos, PosRange, Visibility, VisibleGroup};
 use kv_cpu::CpuBackend;
 use kv_cpu::isa::Isa;
+use kv_graph::AttendSpec;
 
 use crate::support::{backend, layout, run};
 

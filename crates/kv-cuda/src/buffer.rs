@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::result;
 use cudarc::driver::sys::{CUdeviceptr, CUresult};
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 
 use crate::context::Context;
 use crate::driver::{BACKEND, failed, failure};

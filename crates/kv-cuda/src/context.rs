@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use cudarc::driver::result::{self, stream::StreamKind};
 use cudarc::driver::sys;
-use kv_core::backend::{BackendError, DeviceMemory};
+use kv_backend::{BackendError, DeviceMemory};
 
 use crate::driver::{self, CudaDeviceInfo, Version, failed, unavailable};
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::result;
-use kv_core::backend::{BackendError, DeviceMemory};
+use kv_backend::{BackendError, DeviceMemory};
 use kv_gpu::{Argument, Device, Region};
 
 use crate::buffer::CudaBuffer;

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
-use kv_core::backend::{BackendError, DeviceMemory};
+use kv_backend::{BackendError, DeviceMemory};
 
 use crate::context::Context;
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUresult};
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 use lzma_rust2::LzmaReader;
 
 use crate::context::Context;

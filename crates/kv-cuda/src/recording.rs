@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 
 use crate::context::Context;
 use crate::driver::{failed, failure};

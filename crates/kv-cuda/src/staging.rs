@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUdeviceptr};
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 
 use crate::context::Context;
 use crate::driver::failed;

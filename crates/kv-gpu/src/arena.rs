@@ -4,7 +4,7 @@
 //! Invariant: places of values that are needed at the same time do not overlap; an arena is as
 //! large as the program needs that needs most. Knows nothing of graphs.
 
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 
 use crate::device::Device;
 

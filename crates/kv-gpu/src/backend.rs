@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use kv_core::backend::{
-    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, OnProgress, RowCopy, RowShift,
-    RowSpan, check_rows,
+use kv_backend::{
+    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, OnProgress, RowSpan, check_rows,
 };
-use kv_core::graph::{Graph, GraphInputs, GraphOutputs};
+use kv_backend::{GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
-use kv_core::rope::LayerRope;
-use kv_core::weights::WeightSource;
+use kv_core::memory::{RowCopy, RowShift};
 use kv_core::{KvType, StateType};
+use kv_graph::Graph;
+use kv_graph::rope::LayerRope;
+use kv_graph::weights::WeightSource;
 
 use crate::config::GpuConfig;
 use crate::device::Device;

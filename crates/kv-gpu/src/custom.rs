@@ -6,10 +6,12 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
+use kv_backend::GraphInputs;
+use kv_backend::{BackendError, CustomCall, CustomOp, CustomOps, CustomStates};
 use kv_core::CellIdx;
-use kv_core::backend::{BackendError, CustomCall, CustomOp, CustomOps, CustomStates};
-use kv_core::graph::{CustomSpec, GraphInputs, StateGroup, StateStore};
-use kv_core::weights::Weight;
+use kv_core::memory::{StateGroup, StateStore};
+use kv_graph::CustomSpec;
+use kv_graph::weights::Weight;
 
 use crate::device::{Device, Region};
 use crate::program::{Buffers, Operand, locked};

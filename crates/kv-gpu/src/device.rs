@@ -6,7 +6,7 @@
 
 use std::fmt::Debug;
 
-use kv_core::backend::{BackendError, DeviceMemory};
+use kv_backend::{BackendError, DeviceMemory};
 
 /// A device with memory of its own.
 pub trait Device: Debug + Send + Sync + 'static {

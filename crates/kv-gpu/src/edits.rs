@@ -5,10 +5,11 @@
 use std::collections::HashMap;
 
 use bytemuck::{Pod, Zeroable};
-use kv_core::backend::{BackendError, RowCopy, RowKind, RowShift, RowSpan, RowStorage};
+use kv_backend::{BackendError, RowKind, RowSpan, RowStorage};
 use kv_core::layers::LayerRows;
-use kv_core::rope::{LayerRope, RopeStyle, Rotation};
+use kv_core::memory::{RowCopy, RowShift};
 use kv_core::{CellIdx, PartIdx};
+use kv_graph::rope::{LayerRope, RopeStyle, Rotation};
 
 use crate::device::{Argument, Device, Region};
 use crate::kernels::word;
@@ -77,7 +78,7 @@ struct KeyMoves {
     moved: Vec<(CellIdx, u32)>,
 }
 
-/// Rotates keys, as [`Backend::shift_rows`](kv_core::backend::Backend::shift_rows) says.
+/// Rotates keys, as [`Backend::shift_rows`](kv_backend::Backend::shift_rows) says.
 pub(crate) fn shift_rows<D: Device>(
     shared: &ProgramContext<D>,
     rows: &GpuRows<D>,

@@ -5,11 +5,12 @@
 //! depends on the graph alone, so launches can be recorded. Angles of rotations are computed here,
 //! in `f64`, once for all layers.
 
-use kv_core::backend::BackendError;
-use kv_core::backend::checks::{batch_visibility, operand, part_inputs, window_of};
-use kv_core::graph::{Graph, GraphInputs, Input, Node, NodeId, Op};
-use kv_core::rope::{RopeSections, RopeSpec};
+use kv_backend::BackendError;
+use kv_backend::GraphInputs;
+use kv_backend::checks::{batch_visibility, operand, part_inputs, window_of};
 use kv_core::{PartIdx, Visibility, Window};
+use kv_graph::rope::{RopeSections, RopeSpec};
+use kv_graph::{Graph, Input, Node, NodeId, Op};
 
 use crate::kernels::word;
 use crate::state_table;

@@ -6,7 +6,7 @@
 use std::fmt::Write;
 use std::sync::OnceLock;
 
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 
 /// The facts of a kernel for its launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

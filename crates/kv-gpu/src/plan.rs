@@ -6,12 +6,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kv_core::backend::{
-    BackendError, CustomOps, DeviceMemory, OnProgress, check_rows, check_weights,
-};
-use kv_core::graph::Graph;
+use kv_backend::{BackendError, CustomOps, DeviceMemory, OnProgress, check_rows, check_weights};
 use kv_core::layers::RowLayout;
-use kv_core::weights::WeightSource;
+use kv_graph::Graph;
+use kv_graph::weights::WeightSource;
 
 use crate::config::GpuConfig;
 use crate::device::{Argument, Device, Region};
@@ -76,7 +74,7 @@ impl std::fmt::Debug for GpuWork<'_> {
 /// Plans the memory of a backend with this configuration.
 ///
 /// # Errors
-/// As [`Backend::compile`](kv_core::backend::Backend::compile).
+/// As [`Backend::compile`](kv_backend::Backend::compile).
 pub fn plan_memory(config: GpuConfig, work: GpuWork<'_>) -> Result<GpuMemoryPlan, BackendError> {
     let shared = ProgramContext::new(Counter {
         name: work.backend,

@@ -6,7 +6,7 @@
 //! only the kernels know (`kernels/blocks`).
 
 use bytemuck::{Pod, Zeroable};
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 use kv_core::block::BlockFormat;
 
 use crate::kernels::word;

@@ -7,9 +7,10 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kv_core::backend::{BackendError, RowStorage, check_inputs};
-use kv_core::graph::{Graph, GraphInputs, GraphOutputs, Node};
+use kv_backend::{BackendError, RowStorage, check_inputs};
+use kv_backend::{GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
+use kv_graph::{Graph, Node};
 
 use crate::arena::{Arena, RunMemory};
 use crate::custom::HostStep;

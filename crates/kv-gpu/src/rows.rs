@@ -5,8 +5,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use kv_backend::{BackendError, RowKind, RowSpan, RowStorage, expect_len};
 use kv_core::LayerIdx;
-use kv_core::backend::{BackendError, RowKind, RowSpan, RowStorage, expect_len};
 use kv_core::layers::RowLayout;
 
 use crate::device::{Device, Region};

@@ -9,7 +9,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
 
-use kv_core::backend::{BackendError, DeviceMemory};
+use kv_backend::{BackendError, DeviceMemory};
 
 use crate::device::{Argument, Device, Region};
 

@@ -10,7 +10,7 @@
 //! * rows: the rows of the ubatch, by group;
 //! * stores: `rows of the group before it, state row`.
 
-use kv_core::graph::StateGroup;
+use kv_core::memory::StateGroup;
 
 /// Words of the header.
 pub(crate) const HEADER_WORDS: usize = 8;
@@ -69,7 +69,7 @@ fn chains(groups: &[StateGroup]) -> Vec<Vec<usize>> {
 mod tests {
     use super::*;
     use kv_core::CellIdx;
-    use kv_core::graph::StateStore;
+    use kv_core::memory::StateStore;
 
     fn group(rows: &[u32], source: Option<u32>, stores: &[(u32, u32)]) -> StateGroup {
         StateGroup {

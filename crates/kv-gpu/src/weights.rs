@@ -7,9 +7,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use kv_core::backend::{BackendError, CustomOps, LoadProgress, OnProgress};
+use kv_backend::{BackendError, CustomOps, LoadProgress, OnProgress};
 use kv_core::block::BlockFormat;
-use kv_core::weights::{Weight, WeightError, WeightSource};
+use kv_graph::weights::{Weight, WeightError, WeightSource};
 
 use crate::custom::HostOps;
 use crate::device::{Argument, Device, Region};

@@ -1,6 +1,6 @@
 //! Systems without Metal: everything says so.
 
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 
 use crate::info::{MetalDeviceInfo, unavailable};
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kv_core::backend::{BackendError, DeviceMemory};
+use kv_backend::{BackendError, DeviceMemory};
 use kv_gpu::{Argument, Device, Region};
 use objc2::rc::autoreleasepool;
 use objc2_metal::MTLBlitCommandEncoder;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use kv_core::backend::{BackendError, DeviceMemory};
+use kv_backend::{BackendError, DeviceMemory};
 
 /// The backend's name.
 pub(crate) const BACKEND: &str = "metal";

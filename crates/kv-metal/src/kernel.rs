@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 use kv_gpu::{KernelInfo, kernel_info, metal_source};
 use objc2::available;
 use objc2::rc::Retained;

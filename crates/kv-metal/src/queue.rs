@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 use objc2::rc::Retained;
 use objc2::runtime::ProtocolObject;
 use objc2_metal::{

@@ -6,7 +6,7 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::OnceLock;
 
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 use libloading::Library;
 
 /// The backend's name.

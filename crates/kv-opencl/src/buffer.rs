@@ -5,7 +5,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 
 use crate::api::{BACKEND, Call, Status, failure};
 use crate::context::Context;

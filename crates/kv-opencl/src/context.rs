@@ -8,7 +8,7 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kv_core::backend::{BackendError, DeviceMemory};
+use kv_backend::{BackendError, DeviceMemory};
 
 use crate::api::{Api, BACKEND, Call, Handle, Status, api, failure, unavailable};
 use crate::info::{Facts, OpenClDeviceInfo, all};

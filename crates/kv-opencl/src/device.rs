@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 
-use kv_core::backend::{BackendError, DeviceMemory};
+use kv_backend::{BackendError, DeviceMemory};
 use kv_gpu::{Argument, Device, Region};
 
 use crate::api::{BACKEND, Call, Status, unavailable};

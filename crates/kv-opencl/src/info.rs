@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::fmt;
 
-use kv_core::backend::{BackendError, DeviceMemory};
+use kv_backend::{BackendError, DeviceMemory};
 
 use crate::api::{Api, Handle, Status, api, text, unavailable, value};
 use crate::context::Context;

@@ -6,7 +6,7 @@
 use std::ffi::{CString, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 use kv_gpu::{Argument, KernelInfo, kernel_info, opencl_source};
 
 use crate::api::{Call, Handle, Status, failure, text, value};

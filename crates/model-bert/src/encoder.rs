@@ -4,10 +4,8 @@
 //! Invariant: only output rows pass through the last feed-forward block. Weight names are those of
 //! GGUF files. Knows no architecture by name.
 
-use kv_core::graph::{
-    Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId, TableRow,
-};
 use kv_core::{LayerIdx, PartIdx};
+use kv_graph::{Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId, TableRow};
 use model_core::blocks::{
     AttentionBlock, FeedForward, LayerContext, Norm, POSITION_EMBEDDING, TOKEN_EMBEDDING,
 };

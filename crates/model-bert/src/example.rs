@@ -3,9 +3,9 @@
 //!
 //! [`Architecture::example`]: model_core::architecture::Architecture::example
 
-use kv_core::graph::{Alibi, DistanceBuckets, RouteGate, RouteSpec};
-use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
 use kv_core::{LayerIdx, Window};
+use kv_graph::rope::{RopeScaling, RopeSpec, RopeStyle};
+use kv_graph::{Alibi, DistanceBuckets, RouteGate, RouteSpec};
 use model_core::blocks::{
     AttentionBlock, ExpertBias, ExpertChoice, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward,
     FeedForwardBlock, FeedForwardForm, Norm, NormKind, QkNorm, QkvWeights, RELATIVE_BIAS,

@@ -1,8 +1,8 @@
 //! [`FAMILY`]: the encoders, one row each. A row holds what cannot be read from the encoder's
 //! files.
 
-use kv_core::graph::Activation;
-use kv_core::rope::RopeStyle;
+use kv_graph::Activation;
+use kv_graph::rope::RopeStyle;
 use model_core::blocks::{FeedForwardForm, NormKind, QkNorm, QkvBias};
 use model_core::windows::{FullLayer, WindowPattern};
 

@@ -1,8 +1,8 @@
 //! [`ScoreHead`]: what makes scores of a text from the row of its first token, or the mean of all.
 
 use kv_core::Window;
-use kv_core::graph::{Activation, Affine, AttendSpec, GraphBuilder, GraphError, NodeId};
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
+use kv_graph::{Activation, Affine, AttendSpec, GraphBuilder, GraphError, NodeId};
 use model_core::architecture::ModelError;
 use model_core::blocks::{Norm, NormKind};
 use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};

@@ -2,8 +2,8 @@
 //!
 //! Knows no encoder and no file.
 
-use kv_core::graph::Activation;
-use kv_core::rope::RopeStyle;
+use kv_graph::Activation;
+use kv_graph::rope::RopeStyle;
 use model_core::blocks::{FeedForwardForm, NormKind, QkNorm, QkvBias};
 use model_core::windows::WindowPattern;
 

@@ -2,8 +2,8 @@
 //! scores.
 
 use kv_core::Causality;
-use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::{LayerMap, LayerMemory};
+use kv_graph::{Graph, GraphShape};
 use model_core::architecture::{Model, ModelError, OutputKind};
 
 use crate::encoder::Encoder;

@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
-use kv_core::graph::{Activation, Alibi, DistanceBuckets, RouteGate, RouteSpec};
-use kv_core::rope::RopeSpec;
-use kv_core::weights::WeightSource;
 use kv_core::{LayerIdx, Window};
+use kv_graph::rope::RopeSpec;
+use kv_graph::weights::WeightSource;
+use kv_graph::{Activation, Alibi, DistanceBuckets, RouteGate, RouteSpec};
 use model_core::architecture::{Architecture, Model, ModelError};
 use model_core::blocks::{
     AttentionBlock, ExpertBias, ExpertChoice, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward,

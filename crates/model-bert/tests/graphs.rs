@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use crate::common::{BERT, MODERN, data, registry};
-use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::LayerMemory;
+use kv_graph::{Graph, GraphShape};
 use model_core::model_file::OpenModel;
 use model_tests::Recipe;
 

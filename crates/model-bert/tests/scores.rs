@@ -8,8 +8,8 @@ use cellar_engine::{
     Embedder, EmbedderConfig, Engine, EngineConfig, EngineError, LongTexts, Ranked, Reranker,
     RerankerConfig,
 };
+use kv_backend::Backend;
 use kv_candle::CandleBackend;
-use kv_core::backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::{SeqId, TokenId};
 use model_core::model_file::{ModelFile, OpenModel};

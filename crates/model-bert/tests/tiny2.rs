@@ -12,8 +12,8 @@ use crate::common::subject::{Subject, TOLERANCE, VECTOR_TOLERANCE, assert_close}
 use cellar_engine::{
     Embedder, EmbedderConfig, Engine, EngineConfig, Normalization, Reranker, RerankerConfig,
 };
+use kv_backend::Backend;
 use kv_candle::CandleBackend;
-use kv_core::backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::memory::Seqs;
 use kv_core::{KvType, PosRange, SeqId, TokenId};

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use crate::common::{BERT, MODERN, Reference, copy, data, edit_json, registry};
 use cellar_engine::{Embedder, EmbedderConfig, EngineError, LongTexts, Normalization};
+use kv_backend::Backend;
 use kv_candle::CandleBackend;
-use kv_core::backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::{SeqId, TokenId};
 use model_core::model_file::{ModelFile, OpenModel};

@@ -5,12 +5,12 @@
 
 use crate::common::registry;
 use crate::common::subject::{RequestedRows, Subject, assert_close};
+use kv_backend::Backend;
 use kv_candle::CandleBackend;
-use kv_core::backend::Backend;
 use kv_core::block::BlockFormat;
-use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::LayerMemory;
-use kv_core::weights::{MemoryWeights, Weight, WeightSource};
+use kv_graph::weights::{MemoryWeights, Weight, WeightSource};
+use kv_graph::{Graph, GraphShape};
 use model_core::architecture::OutputKind;
 use model_core::gguf::{GgufFile, Metadata};
 use model_tests::{cpu, cpu_with, fixture};

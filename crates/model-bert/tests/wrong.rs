@@ -9,7 +9,7 @@ use crate::common::{BERT, MODERN, copy, data, edit_json, registry};
 use cellar_engine::{Embedder, EmbedderConfig};
 use kv_candle::CandleBackend;
 use kv_core::block::BlockFormat;
-use kv_core::weights::{MemoryWeights, Weight, WeightSource};
+use kv_graph::weights::{MemoryWeights, Weight, WeightSource};
 use model_core::directory::HfDirectory;
 use model_core::gguf::Metadata;
 use model_core::model_file::OpenModel;

@@ -6,16 +6,16 @@
 
 use std::sync::Arc;
 
+use kv_backend::CustomOps;
 use kv_core::Causality;
-use kv_core::backend::CustomOps;
-use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::LayerMap;
+use kv_graph::{Graph, GraphShape};
 
 use crate::architecture::{Model, ModelError, OutputKind, SourceEncoder};
 
 /// The model over its own layers, or over what [`LayerMap::with_recent`] made of them. Its graphs
 /// are refused where they read rows of any age
-/// ([`GraphError::AnyAge`](kv_core::graph::GraphError::AnyAge)).
+/// ([`GraphError::AnyAge`](kv_graph::GraphError::AnyAge)).
 pub fn with_layers(model: Arc<dyn Model>, layers: &LayerMap) -> Arc<dyn Model> {
     if layers.recent().is_empty() || !model.layers().recent().is_empty() {
         return model;

@@ -9,11 +9,11 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
-use kv_core::backend::CustomOps;
-use kv_core::graph::{Graph, GraphShape};
+use kv_backend::CustomOps;
 use kv_core::layers::LayerMap;
-use kv_core::weights::{WeightError, WeightSource};
 use kv_core::{Causality, LayerIdx, TokenId};
+use kv_graph::weights::{WeightError, WeightSource};
+use kv_graph::{Graph, GraphShape};
 
 use crate::blocks::PER_LAYER_EMBEDDING;
 use crate::gguf::Metadata;
@@ -44,7 +44,7 @@ pub trait Model: fmt::Debug + Send + Sync {
     }
 
     /// The visibility of later tokens of the same batch in the memory. Attention without a memory
-    /// ([`Op::AttendBatch`](kv_core::graph::Op::AttendBatch)) always sees them.
+    /// ([`Op::AttendBatch`](kv_graph::Op::AttendBatch)) always sees them.
     fn causality(&self) -> Causality {
         Causality::Causal
     }

@@ -7,8 +7,8 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use kv_core::graph::Graph;
-use kv_core::weights::WeightError;
+use kv_graph::Graph;
+use kv_graph::weights::WeightError;
 
 use crate::architecture::{Model, Registry, all_graphs};
 use crate::error::{ModelError, ModelFileError};

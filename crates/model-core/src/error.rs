@@ -8,8 +8,8 @@ use std::io;
 use std::path::PathBuf;
 
 use kv_core::block::BlockFormat;
-use kv_core::graph::GraphError;
-use kv_core::weights::{SourceChanged, WeightError, WeightInfo};
+use kv_graph::GraphError;
+use kv_graph::weights::{SourceChanged, WeightError, WeightInfo};
 
 use crate::tokenizer::TokenizerError;
 

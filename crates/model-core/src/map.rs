@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
-use kv_core::weights::{ByteOwner, SharedBytes, SourceChanged};
+use kv_graph::weights::{ByteOwner, SharedBytes, SourceChanged};
 use memmap2::Mmap;
 
 #[cfg(unix)]

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kv_core::TokenId;
-use kv_core::weights::{SharedBytes, WeightSource};
+use kv_graph::weights::{SharedBytes, WeightSource};
 
 use crate::architecture::{Model, Registry};
 use crate::directory::HfDirectory;
@@ -124,7 +124,7 @@ impl ModelFile {
     /// Replace a model file by renaming a new one over it: what has the old one open goes on with
     /// it. A file that is changed in place while it is open, cut short or written over, is found
     /// out ([`WeightSource::check`]): whatever reads its weights fails with
-    /// [`SourceChanged`](kv_core::weights::SourceChanged) from then on, until it is opened again.
+    /// [`SourceChanged`](kv_graph::weights::SourceChanged) from then on, until it is opened again.
     ///
     /// # Errors
     /// [`ModelFileError`]: the files, the model in them or its tokenizer are not usable.

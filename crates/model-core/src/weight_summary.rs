@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
 
 use crate::gguf::{GgufFile, Metadata};
 

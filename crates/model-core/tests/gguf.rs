@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use kv_core::block::{BlockFormat, quantize};
-use kv_core::weights::{SharedBytes, Weight, WeightError, WeightSource};
+use kv_graph::weights::{SharedBytes, Weight, WeightError, WeightSource};
 use model_core::error::ModelFileError;
 use model_core::gguf::{
     Array, GgufError, GgufFile, GgufWriter, Metadata, TensorType, Value, part_file_name,

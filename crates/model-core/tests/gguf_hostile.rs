@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use kv_core::block::BlockFormat;
-use kv_core::weights::{Weight, WeightSource};
+use kv_graph::weights::{Weight, WeightSource};
 use model_core::error::ModelFileError;
 use model_core::gguf::{Array, GgufError, GgufFile, GgufWriter, Value};
 use proptest::prelude::*;

@@ -4,9 +4,9 @@
 //! member.
 
 use kv_core::Window;
-use kv_core::graph::{Alibi, PositionScale};
-use kv_core::rope::{RopeScaling, RopeSections, RopeSpec};
-use kv_core::weights::WeightSource;
+use kv_graph::rope::{RopeScaling, RopeSections, RopeSpec};
+use kv_graph::weights::WeightSource;
+use kv_graph::{Alibi, PositionScale};
 use model_core::architecture::ModelError;
 use model_core::blocks::{AttentionBlock, NormKind, QkNorm, QkvBias};
 use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};

@@ -3,8 +3,8 @@
 //! [`Architecture::example`]: model_core::architecture::Architecture::example
 
 use kv_core::Window;
-use kv_core::graph::{IndexSpec, PositionScale};
-use kv_core::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle};
+use kv_graph::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle};
+use kv_graph::{IndexSpec, PositionScale};
 use model_core::blocks::{
     Arrangement, AttentionBlock, AttentionValues, Decoder, DecoderInput, DecoderLayer,
     DecoderModel, DecoderRows, IndexerBlock, LastNorm, LatentAttentionBlock, LayerScale, Mixer,

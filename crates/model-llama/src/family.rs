@@ -1,7 +1,7 @@
 //! [`FAMILY`]: the members, one row each. A row holds what cannot be read from the member's files.
 
-use kv_core::graph::{Activation, ClampedGate, RouteGate, RouteSum};
-use kv_core::rope::{RopeStyle, SectionOrder};
+use kv_graph::rope::{RopeStyle, SectionOrder};
+use kv_graph::{Activation, ClampedGate, RouteGate, RouteSum};
 use model_core::architecture::MaskPlace;
 use model_core::blocks::{
     Arrangement, ExpertBias, ExpertGate, ExpertScaling, FeedForwardForm, NormKind, QkNorm, QkvBias,

@@ -6,13 +6,11 @@
 
 use std::sync::Arc;
 
-use kv_core::graph::{
-    Activation, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId, RowGain,
-};
 use kv_core::layers::{LayerMap, LayerMemory};
-use kv_core::rope::{RopeScaling, RopeSpec};
-use kv_core::weights::WeightSource;
 use kv_core::{LayerIdx, PartIdx, Window};
+use kv_graph::rope::{RopeScaling, RopeSpec};
+use kv_graph::weights::WeightSource;
+use kv_graph::{Activation, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId, RowGain};
 use model_core::architecture::{Architecture, Model, ModelError, OutputKind};
 use model_core::blocks::{
     AltUp, AttentionBlock, AttentionValues, FeedForward, FeedForwardBlock, FeedForwardForm, Laurel,

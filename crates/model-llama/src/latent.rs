@@ -5,9 +5,9 @@
 //! member by name.
 
 use kv_core::Window;
-use kv_core::graph::IndexSpec;
-use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
-use kv_core::weights::WeightSource;
+use kv_graph::IndexSpec;
+use kv_graph::rope::{RopeScaling, RopeSpec, RopeStyle};
+use kv_graph::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{IndexerBlock, LatentAttentionBlock};
 use model_core::hyperparameters::{Hyperparameters, optional_weight};

@@ -3,9 +3,9 @@
 //!
 //! Invariant: a setting that its row does not know is an error that names the key. Knows no member.
 
-use kv_core::rope::{RopeScaling, RopeSpec};
-use kv_core::weights::WeightSource;
 use kv_core::{LayerIdx, Window};
+use kv_graph::rope::{RopeScaling, RopeSpec};
+use kv_graph::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{
     AttentionBlock, AttentionValues, LayerScale, Norm, PER_LAYER_EMBEDDING, PerLayerInputs,

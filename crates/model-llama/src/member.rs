@@ -3,8 +3,8 @@
 //! Knows no member and no file.
 
 use kv_core::Window;
-use kv_core::graph::{Activation, RouteGate, RouteSum};
-use kv_core::rope::{RopeStyle, SectionOrder};
+use kv_graph::rope::{RopeStyle, SectionOrder};
+use kv_graph::{Activation, RouteGate, RouteSum};
 use model_core::architecture::MaskPlace;
 use model_core::blocks::{
     Arrangement, ExpertBias, ExpertGate, ExpertScaling, FeedForwardForm, NormKind, QkNorm, QkvBias,
@@ -322,7 +322,7 @@ pub enum QueryScale {
     /// None.
     #[default]
     None,
-    /// [`PositionScale`](kv_core::graph::PositionScale) with these, where the file names no others,
+    /// [`PositionScale`](kv_graph::PositionScale) with these, where the file names no others,
     /// in layers that do not rotate.
     Tempered {
         /// After how many positions it grows.

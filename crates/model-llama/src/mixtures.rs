@@ -3,8 +3,8 @@
 //! Invariant: a layer is a mixture where the file has experts and the layer a router. Knows nothing
 //! of attention.
 
-use kv_core::graph::{GroupScore, RouteGate, RouteGroups, RouteSpec, RouteSum};
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
+use kv_graph::{GroupScore, RouteGate, RouteGroups, RouteSpec, RouteSum};
 use model_core::architecture::ModelError;
 use model_core::blocks::{
     DenseAndExperts, ExpertChoice, ExpertGate, ExpertsBlock, FeedForward, FeedForwardBlock,

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use kv_core::Window;
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
 use model_core::architecture::{Architecture, MaskPlace, Model, ModelError};
 use model_core::blocks::{
     Arrangement, AttentionBlock, Decoder, DecoderInput, DecoderLayer, DecoderModel, DecoderRows,

@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{STORIES, case};
-use kv_core::backend::Backend;
+use kv_backend::Backend;
 use kv_core::memory::{Composite, Streams, SwaSize, Unified};
 use kv_core::{KvType, Window};
 use model_core::architecture::{Model, ModelError};

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use crate::common::CASES;
 use kv_core::KvType;
-use kv_core::graph::Op;
 use kv_core::layers::LayerMemory;
+use kv_graph::Op;
 use model_core::architecture::Model;
 use model_tests::checks::ONE;
 use model_tests::{Case, Runner, Setup, candle, cpu, refusal, remove_key};

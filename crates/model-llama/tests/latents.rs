@@ -4,9 +4,9 @@
 
 use crate::common::CASES;
 use kv_core::KvType;
-use kv_core::graph::Op;
 use kv_core::layers::LayerMemory;
-use kv_core::weights::MemoryWeights;
+use kv_graph::Op;
+use kv_graph::weights::MemoryWeights;
 use model_core::gguf::Metadata;
 use model_tests::checks::{ONE, TOLERANCE};
 use model_tests::{Case, Runner, Setup, candle, cpu, refusal, remove_key};

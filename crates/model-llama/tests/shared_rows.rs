@@ -5,9 +5,9 @@
 use crate::common::CASES;
 use kv_core::LayerIdx;
 use kv_core::Window;
-use kv_core::graph::Op;
 use kv_core::layers::LayerMemory;
-use kv_core::weights::MemoryWeights;
+use kv_graph::Op;
+use kv_graph::weights::MemoryWeights;
 use model_core::gguf::{Array, Metadata};
 use model_tests::checks::ONE;
 use model_tests::{Case, refusal, remove_key};

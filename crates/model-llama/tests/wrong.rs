@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use crate::common::CASES;
-use kv_core::weights::MemoryWeights;
+use kv_graph::weights::MemoryWeights;
 use model_core::gguf::Metadata;
 use model_tests::{Case, checks::ONE, refusal, remove_key};
 

@@ -4,9 +4,9 @@
 //! Invariant: a layer is recurrent where the file says so, or else every one but the last of a
 //! period. Every layer of one kind has one size.
 
-use kv_core::graph::{Activation, KeySharing, RouteSpec};
-use kv_core::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle, SectionOrder};
-use kv_core::weights::WeightSource;
+use kv_graph::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle, SectionOrder};
+use kv_graph::weights::WeightSource;
+use kv_graph::{Activation, KeySharing, RouteSpec};
 use model_core::architecture::ModelError;
 use model_core::blocks::{
     AttentionBlock, DeltaMixerBlock, DeltaRates, ExpertBias, ExpertChoice, ExpertGate,

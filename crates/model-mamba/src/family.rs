@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
 use model_core::architecture::{Architecture, Model, ModelError};
 use model_core::blocks::{
     Arrangement, Decoder, DecoderLayer, DecoderModel, LastNorm, Multipliers, Norm, NormKind,

@@ -3,8 +3,8 @@
 //! Invariant: a layer is a mixture where it has a router, or behind as many dense ones as the file
 //! says. Knows no architecture by name.
 
-use kv_core::graph::{Activation, RouteGate, RouteSpec, RouteSum};
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
+use kv_graph::{Activation, RouteGate, RouteSpec, RouteSum};
 use model_core::architecture::ModelError;
 use model_core::blocks::{
     ExpertBias, ExpertChoice, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward,

@@ -5,9 +5,9 @@
 //! no such architecture: its keys are ours.
 
 use kv_core::Window;
-use kv_core::graph::Activation;
-use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
-use kv_core::weights::WeightSource;
+use kv_graph::Activation;
+use kv_graph::rope::{RopeScaling, RopeSpec, RopeStyle};
+use kv_graph::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{
     AttentionBlock, FeedForward, FeedForwardBlock, FeedForwardForm, Mixer, Multipliers, QkvBias,

@@ -3,9 +3,9 @@
 //! Files tell by `attention.head_count_kv`: a layer without key/value heads is recurrent.
 //! Invariant: every layer of one kind has one size.
 
-use kv_core::graph::RouteSum;
-use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
-use kv_core::weights::WeightSource;
+use kv_graph::RouteSum;
+use kv_graph::rope::{RopeScaling, RopeSpec, RopeStyle};
+use kv_graph::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{
     AttentionBlock, ConvBias, DecoderLayer, FeedForward, InnerNorms, LayerScale, Mixer,

@@ -3,8 +3,8 @@
 //!
 //! Files tell by `attention.head_count_kv`: a layer without key/value heads is recurrent.
 
-use kv_core::graph::{Activation, RouteSpec};
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
+use kv_graph::{Activation, RouteSpec};
 use model_core::architecture::ModelError;
 use model_core::blocks::{
     ExpertBias, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward, FeedForwardForm,

@@ -4,8 +4,8 @@
 //! Files tell by `attention.head_count_kv` and `feed_forward_length`, of which at most one is more
 //! than 0 in a layer. Invariant: every layer of one kind has one size.
 
-use kv_core::graph::{Activation, RouteSpec};
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
+use kv_graph::{Activation, RouteSpec};
 use model_core::architecture::ModelError;
 use model_core::blocks::{
     DecoderLayer, ExpertBias, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward,

@@ -2,7 +2,7 @@
 //!
 //! Invariant: heads and groups divide. Knows no architecture by name.
 
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{
     ConvBias, GatedNorm, InnerNorms, Ssm2MixerBlock, SsmMixer, SsmMixerBlock, TimeSteps,

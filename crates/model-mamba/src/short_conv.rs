@@ -2,9 +2,9 @@
 //!
 //! Files tell by `attention.head_count_kv`: a layer without key/value heads is a convolution.
 
-use kv_core::graph::{Activation, RouteSpec};
-use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
-use kv_core::weights::WeightSource;
+use kv_graph::rope::{RopeScaling, RopeSpec, RopeStyle};
+use kv_graph::weights::WeightSource;
+use kv_graph::{Activation, RouteSpec};
 use model_core::architecture::ModelError;
 use model_core::blocks::{
     AttentionBlock, ExpertBias, ExpertGate, ExpertScaling, ExpertsBlock, FeedForward, LastNorm,

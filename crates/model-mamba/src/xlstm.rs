@@ -2,7 +2,7 @@
 //!
 //! GGUF has no such architecture: its keys are ours.
 
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{MLstmBlock, Mixer, SsmMixer};
 use model_core::hyperparameters::Hyperparameters;

@@ -5,9 +5,9 @@
 //! has no such architecture: its keys are ours.
 
 use kv_core::LayerIdx;
-use kv_core::graph::Activation;
-use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
-use kv_core::weights::WeightSource;
+use kv_graph::Activation;
+use kv_graph::rope::{RopeScaling, RopeSpec, RopeStyle};
+use kv_graph::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::blocks::{
     Adapter, AttentionBlock, DecoderLayer, FeedForwardBlock, FeedForwardForm, GatedNorm,

@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use crate::common::{CASES, case};
-use kv_core::weights::{Weight, WeightSource};
+use kv_graph::weights::{Weight, WeightSource};
 use model_core::gguf::GgufWriter;
 use model_tests::checks::cpu_agrees;
 use model_tests::{Case, Source};

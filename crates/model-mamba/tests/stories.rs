@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use crate::common::STORIES;
-use kv_core::backend::Backend;
+use kv_backend::Backend;
 use model_tests::{Runner, Setup, candle, cpu, fixture};
 
 /// Greedy continuations of the reference's prompts.

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use crate::common::{CASES, case};
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
 use model_tests::{Case, Recipe, refusal, remove_key};
 use serde_json::{Value, json};
 

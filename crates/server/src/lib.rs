@@ -11,7 +11,7 @@
 //! ```
 //! use cellar_engine::Engine;
 //! use cellar_engine::serve::{Service, ServiceConfig};
-//! use kv_core::backend::BoxedBackend;
+//! use kv_backend::BoxedBackend;
 //! use model_core::model_file::ModelFile;
 //! use cellar_server::{App, ModelSettings, ServedModel, ServerConfig};
 //!

@@ -8,8 +8,8 @@ use std::future::poll_fn;
 use std::time::Duration;
 
 use cellar_engine::serve::{Frame, Service};
+use kv_backend::BoxedBackend;
 use kv_core::SeqSet;
-use kv_core::backend::BoxedBackend;
 use kv_core::cells::OwnedRun;
 
 /// How long a frame may take to come: steps of long prompts last.

@@ -11,9 +11,9 @@ use cellar_engine::sampler::SamplerConfig;
 use cellar_engine::serve::{Service, Speculation};
 use cellar_engine::{Embedder, Reranker};
 use cellar_grammar::{GrammarCompiler, GrammarError};
+use kv_backend::BoxedBackend;
 use kv_core::TokenId;
-use kv_core::backend::BoxedBackend;
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
 use model_core::chat_template::{
     ChatTemplate, ChatTemplateError, GenerationPrompt, TemplateTokens,
 };

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 
 use cellar_engine::{Embedder, EngineError, LongTexts, Reranker};
+use kv_backend::Backend;
 use kv_core::TokenId;
-use kv_core::backend::Backend;
 use model_core::sentence::normalise;
 use model_core::tokenizer::Tokenizer;
 use tokio::sync::oneshot;

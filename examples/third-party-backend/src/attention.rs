@@ -3,12 +3,12 @@
 //! Invariant: a row reads the cells that its visibility shows and no others. Knows no windows and
 //! no sequences: the visibility says it all.
 
-use kv_core::backend::checks::{part_inputs, part_of};
-use kv_core::backend::null::HostRows;
-use kv_core::backend::{BackendError, RowKind, RowStorage};
-use kv_core::graph::{AttendSpec, Node};
+use kv_backend::checks::{part_inputs, part_of};
+use kv_backend::null::HostRows;
+use kv_backend::{BackendError, RowKind, RowStorage};
 use kv_core::layers::{RowShape, ValueRows};
 use kv_core::{CellIdx, LayerIdx};
+use kv_graph::{AttendSpec, Node};
 
 use crate::compute::{Run, dot, one_row};
 

@@ -5,13 +5,14 @@
 
 use std::sync::Arc;
 
-use kv_core::backend::BackendError;
-use kv_core::backend::checks::{Ids, ids, part_inputs, part_of};
-use kv_core::backend::null::HostRows;
-use kv_core::backend::{RowKind, RowSpan};
-use kv_core::graph::{Activation, Graph, GraphInputs, Input, Node, Op, TopK};
-use kv_core::rope::RopeSpec;
+use kv_backend::BackendError;
+use kv_backend::GraphInputs;
+use kv_backend::checks::{Ids, ids, part_inputs, part_of};
+use kv_backend::null::HostRows;
+use kv_backend::{RowKind, RowSpan};
 use kv_core::{CellIdx, LayerIdx};
+use kv_graph::rope::RopeSpec;
+use kv_graph::{Activation, Graph, Input, Node, Op, TopK};
 
 use crate::{LoopsProgram, NAME};
 

@@ -1,7 +1,7 @@
 //! A backend for Cellar in plain loops: what the Llama family needs, in single precision with sums
 //! in double precision, on one thread.
 //!
-//! It begins where [`kv_core::backend::null`] ends: rows are that backend's [`HostRows`], and what
+//! It begins where [`kv_backend::null`] ends: rows are that backend's [`HostRows`], and what
 //! is checked is the same; here a run computes. Invariant: a graph that compiles can be run; an
 //! operation that `compute` does not know is an error when it is compiled.
 
@@ -11,15 +11,16 @@ mod compute;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kv_core::backend::null::HostRows;
-use kv_core::backend::{
+use kv_backend::null::HostRows;
+use kv_backend::{
     Backend, BackendError, BackendInfo, OnProgress, RowSpan, RowStorage, check_inputs, check_rows,
     check_weights, expect_len,
 };
-use kv_core::graph::{Graph, GraphInputs, GraphOutputs, Node};
+use kv_backend::{GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
-use kv_core::weights::WeightSource;
 use kv_core::{KvType, StateType};
+use kv_graph::weights::WeightSource;
+use kv_graph::{Graph, Node};
 
 /// Name in [`BackendInfo`] and errors.
 const NAME: &str = "loops";

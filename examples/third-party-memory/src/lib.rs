@@ -13,12 +13,12 @@
 //! assert_eq!(StreamingLlm::new(config).n_rows().cells, [64]);
 //! ```
 
-use kv_core::backend::{RowCopy, RowShift};
 use kv_core::batch::{Batch, MAX_POS, UBatch};
 use kv_core::memory::{
     Edit, Edited, Memory, MemoryCapacity, MemoryInputs, NeededFor, NoRoom, PartCapacity, Plan,
     PlannedUBatch, PosChange, Refusal, RowCounts, RowsWritten, Seqs, Streams,
 };
+use kv_core::memory::{RowCopy, RowShift};
 use kv_core::{
     CellIdx, CellRun, PartIdx, Pos, PosDelta, PosRange, SeqId, StreamIdx, Visibility, VisibleGroup,
     Window,

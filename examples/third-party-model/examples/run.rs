@@ -4,7 +4,7 @@
 
 use cellar_engine::session::{ServiceConfig, Session, TextRequest};
 use cellar_engine::{CompletionOptions, Engine, EngineConfig};
-use kv_core::backend::Backend;
+use kv_backend::Backend;
 use kv_cpu::{CpuBackend, CpuConfig};
 use model_core::architecture::Registry;
 use model_core::model_file::ModelFile;

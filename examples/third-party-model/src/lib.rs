@@ -18,7 +18,7 @@ mod retention;
 pub use model::{RetNet, RetNetModel, RetNetSizes};
 pub use retention::Retention;
 
-use kv_core::backend::CustomOps;
+use kv_backend::CustomOps;
 use model_core::architecture::Registry;
 
 /// Adds the architecture to a registry.

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use kv_core::LayerIdx;
-use kv_core::graph::{
+use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory};
+use kv_graph::rope::{RopeScaling, RopeSpec, RopeStyle};
+use kv_graph::weights::WeightSource;
+use kv_graph::{
     Activation, CustomSizes, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId,
 };
-use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory};
-use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
-use kv_core::weights::WeightSource;
 use model_core::architecture::{Architecture, Model, ModelError};
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::{HeadSizes, Hyperparameters};

@@ -4,9 +4,9 @@
 //! every token does `S = gamma_h S + k^T v`, `y = q S` (arXiv 2307.08621, equation 6). Knows
 //! nothing of sequences: it is handed rows of one at a time, and the state before them.
 
+use kv_backend::{CustomOp, CustomRows, CustomShape};
 use kv_core::LayerIdx;
-use kv_core::backend::{CustomOp, CustomRows, CustomShape};
-use kv_core::graph::{CustomScope, CustomSpec};
+use kv_graph::{CustomScope, CustomSpec};
 
 /// The name in graphs.
 const NAME: &str = "retnet.retention";

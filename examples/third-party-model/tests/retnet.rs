@@ -1,13 +1,13 @@
 //! The model against an independent implementation, on both backends, and its graph as a snapshot.
 
 use cellar_engine::{Engine, EngineConfig, EngineError};
+use kv_backend::Backend;
 use kv_candle::CandleBackend;
-use kv_core::backend::Backend;
 use kv_core::batch::Batch;
-use kv_core::graph::GraphShape;
 use kv_core::memory::{Memory, Seqs};
 use kv_core::{Pos, PosRange, SeqId, TokenId};
 use kv_cpu::{CpuBackend, CpuConfig};
+use kv_graph::GraphShape;
 use model_core::architecture::Registry;
 use model_core::model_file::ModelFile;
 

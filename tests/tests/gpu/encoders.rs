@@ -2,7 +2,7 @@
 //! implementations.
 
 use cellar_engine::{Embedder, EmbedderConfig, Engine, EngineConfig};
-use kv_core::backend::Backend;
+use kv_backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::{SeqId, TokenId};
 use model_core::architecture::Registry;

@@ -15,9 +15,9 @@ pub(crate) mod texts;
 use std::sync::Arc;
 
 use cellar_engine::{Engine, EngineConfig};
-use kv_core::backend::Backend;
-use kv_core::weights::WeightSource;
+use kv_backend::Backend;
 use kv_gpu::Precision;
+use kv_graph::weights::WeightSource;
 use model_core::architecture::{Model, Registry};
 use model_tests::{Case, checks};
 

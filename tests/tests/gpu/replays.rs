@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kv_core::backend::{BackendError, DeviceMemory};
+use kv_backend::{BackendError, DeviceMemory};
 use kv_core::batch::Batch;
 use kv_core::{SeqId, TokenId};
 use kv_gpu::{Argument, Device, GpuBackend, GpuConfig, Region};

@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use cellar_engine::{Engine, EngineConfig, EngineError};
+use kv_backend::Backend;
 use kv_contract::Random;
-use kv_core::backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::memory::{Edit, Memory, Seqs, Streams};
 use kv_core::{KvType, Pos, PosRange, SeqId, TokenId};

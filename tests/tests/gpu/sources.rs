@@ -1,7 +1,7 @@
 //! Encoder-decoders: logits of texts over their sources are those of transformers.
 
 use cellar_engine::{Engine, EngineConfig};
-use kv_core::backend::Backend;
+use kv_backend::Backend;
 use kv_core::batch::{Batch, TokensOf};
 use kv_core::{KvType, SeqId, TokenId};
 use model_tests::{Recipe, distance, fixture};

@@ -1,10 +1,10 @@
 //! Saved on one backend, continued on another.
 
 use cellar_engine::{Engine, EngineConfig, SaveOptions};
-use kv_core::backend::Backend;
+use kv_backend::Backend;
+use kv_backend::state::SavedState;
 use kv_core::batch::Batch;
 use kv_core::memory::{RestoreInto, Seqs};
-use kv_core::state::SavedState;
 use kv_core::{KvType, SeqId, TokenId};
 use model_tests::{Case, cpu, distance};
 

@@ -1,6 +1,6 @@
 //! Trained models tell the stories that an independent implementation (transformers, f32) tells.
 
-use kv_core::backend::Backend;
+use kv_backend::Backend;
 use model_tests::{Case, Runner, Setup, Source, best, cpu, fixture};
 
 use super::register;

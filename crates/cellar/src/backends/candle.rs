@@ -3,8 +3,8 @@
 use std::num::NonZeroUsize;
 use std::sync::Once;
 
+use kv_backend::{BackendError, BoxedBackend};
 use kv_candle::CandleBackend;
-use kv_core::backend::{BackendError, BoxedBackend};
 
 use super::{BackendOptions, unavailable};
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kv_core::backend::{Backend, BackendError, BoxedBackend, OnProgress};
+use kv_backend::{Backend, BackendError, BoxedBackend, OnProgress};
 use kv_cpu::activations::ActivationKind;
 use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig, RepackChoice};
 

@@ -1,6 +1,6 @@
 //! NVIDIA GPUs. Knows nothing of other backends.
 
-use kv_core::backend::{BackendError, BoxedBackend};
+use kv_backend::{BackendError, BoxedBackend};
 use kv_cuda::CudaDevice;
 
 use super::{BackendOptions, ComputeDevice, gpu};

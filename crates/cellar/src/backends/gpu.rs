@@ -1,8 +1,8 @@
 //! What the backends with Cellar's own kernels for GPUs share. Knows no device.
 
-use kv_core::backend::{BackendError, BoxedBackend};
-use kv_core::weights::WeightSource;
+use kv_backend::{BackendError, BoxedBackend};
 use kv_gpu::{Device, GpuBackend, GpuConfig, GpuWork, Precision};
+use kv_graph::weights::WeightSource;
 
 use super::{Activations, BackendMemory, BackendOptions, BackendWork, MemoryPlace, unavailable};
 

@@ -1,6 +1,6 @@
 //! The GPUs of Macs. Knows nothing of other backends.
 
-use kv_core::backend::{BackendError, BoxedBackend};
+use kv_backend::{BackendError, BoxedBackend};
 use kv_metal::MetalDevice;
 
 use super::{BackendOptions, ComputeDevice, gpu};

@@ -1,6 +1,6 @@
 //! GPUs with an OpenCL driver. Knows nothing of other backends.
 
-use kv_core::backend::{BackendError, BoxedBackend};
+use kv_backend::{BackendError, BoxedBackend};
 use kv_opencl::OpenClDevice;
 
 use super::{BackendOptions, ComputeDevice, gpu};

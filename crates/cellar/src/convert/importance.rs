@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use kv_core::block::{BlockFormat, QuantizeError, quantize_weighted};
-use kv_core::weights::Weight;
+use kv_graph::weights::Weight;
 use model_core::error::ModelFileError;
 use model_core::gguf::Metadata;
 use model_core::imatrix::ImportanceMatrix;

@@ -29,7 +29,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use kv_core::block::{BlockFormat, QuantizeError, quantize};
-use kv_core::weights::{Weight, WeightInfo, WeightSource};
+use kv_graph::weights::{Weight, WeightInfo, WeightSource};
 use model_core::gguf::{GgufWriter, Metadata, PendingWeight};
 use model_core::model_file::OpenModel;
 

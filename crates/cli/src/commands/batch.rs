@@ -18,8 +18,8 @@ use cellar_engine::serve::{
     Choices, FinishedText, Service, ServiceConfig, ServiceError, TextRequest, TextStream,
 };
 use cellar_engine::{CancelFlag, CompletionOptions, Logprobs, PromptOutputs};
+use kv_backend::BoxedBackend;
 use kv_core::KvType;
-use kv_core::backend::BoxedBackend;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::Tokenizer;
 

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cellar_engine::{EngineConfig, Speculation};
+use kv_backend::{Backend, Profile};
 use kv_core::KvType;
-use kv_core::backend::{Backend, Profile};
 use serde::Serialize;
 
 use crate::args::BenchArgs;

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use cellar::{BackendKind, ComputeDevice, backend_devices};
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 use serde::Serialize;
 
 use crate::args::DevicesArgs;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use cellar::architectures;
-use kv_core::graph::{Graph, GraphShape};
+use kv_graph::{Graph, GraphShape};
 use model_core::architecture::Model;
 
 use crate::args::{GraphArgs, GraphCommand, GraphDiffArgs, GraphFormat, ShapeArgs};

@@ -9,10 +9,10 @@ use std::io::Write;
 use cellar_engine::{
     ActivationSums, CancelFlag, Engine, EngineConfig, RecordedMatrices, RecordingBackend,
 };
-use kv_core::backend::BoxedBackend;
+use kv_backend::BoxedBackend;
 use kv_core::batch::Batch;
-use kv_core::graph::GraphShape;
 use kv_core::{KvType, SeqId, TokenId};
+use kv_graph::GraphShape;
 use model_core::architecture::Model;
 use model_core::imatrix::{Importance, ImportanceMatrix};
 use model_core::tokenizer::{AddSpecial, EncodeOptions, SpecialText};

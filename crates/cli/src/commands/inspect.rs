@@ -7,7 +7,7 @@ use cellar::architectures;
 use cellar_engine::{DEFAULT_N_CTX, EngineConfig};
 use kv_core::KvType;
 use kv_core::layers::{AttentionMemory, LayerMemory, RecurrentMemory};
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
 use model_core::architecture::Model;
 use model_core::gguf::{GgufFile, Metadata, Value};
 use model_core::model_file::tokenizer_spec;

@@ -6,7 +6,7 @@
 use std::io::Write;
 
 use cellar_engine::{Engine, EngineConfig, Logits, PromptOutputs};
-use kv_core::backend::{Backend, BoxedBackend};
+use kv_backend::{Backend, BoxedBackend};
 use kv_core::batch::Batch;
 use kv_core::{KvType, SeqId, TokenId};
 use model_core::architecture::Model;

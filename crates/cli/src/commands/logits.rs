@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use cellar_engine::{Engine, EngineConfig, PromptOutputs};
-use kv_core::backend::BoxedBackend;
+use kv_backend::BoxedBackend;
 use kv_core::batch::Batch;
 use kv_core::{KvType, SeqId, TokenId};
 use model_core::architecture::Model;

@@ -8,7 +8,7 @@
 use std::io::Write;
 
 use cellar_engine::{Engine, EngineConfig, PromptOutputs};
-use kv_core::backend::BoxedBackend;
+use kv_backend::BoxedBackend;
 use kv_core::batch::Batch;
 use kv_core::{KvType, SeqId, TokenId};
 use model_core::tokenizer::{AddSpecial, EncodeOptions, SpecialText};

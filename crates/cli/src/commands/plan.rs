@@ -19,8 +19,8 @@ use cellar_engine::{
 use kv_core::layers::RecentRows;
 use kv_core::memory::Streams;
 use kv_core::memory_plan::{MemoryPlan, PlannedKind, PlannedRows};
-use kv_core::weights::WeightSource;
 use kv_core::{KvType, Window};
+use kv_graph::weights::WeightSource;
 use model_core::architecture::Model;
 use model_core::model_file::tokenizer_spec;
 use model_core::tokenizer::Tokenizer;
@@ -350,7 +350,7 @@ mod tests {
     use std::num::NonZeroUsize;
 
     use cellar::{BackendOptions, Repack, open_backend};
-    use kv_core::backend::{Backend, BoxedBackend, RowKind, RowStorage};
+    use kv_backend::{Backend, BoxedBackend, RowKind, RowStorage};
     use kv_core::layers::LayerMemory;
     use kv_core::memory::SwaSize;
 

@@ -20,10 +20,10 @@ use cellar_engine::session::{Activity, Session, TokenPiece};
 use cellar_engine::{
     CancelFlag, CompletionOptions, Engine, FinishReason, Logprobs, PromptOutputs, TokenLogprobs,
 };
-use kv_core::backend::{Backend, BoxedBackend};
+use kv_backend::state::SeqTokens;
+use kv_backend::{Backend, BoxedBackend};
 use kv_core::batch::Batch;
 use kv_core::memory::Memory;
-use kv_core::state::SeqTokens;
 use kv_core::{KvType, TokenId};
 use model_core::model_file::ModelFile;
 

@@ -492,10 +492,7 @@ fn reranker_config(args: &ServeArgs, file: &OpenModel) -> RerankerConfig {
     }
 }
 
-fn start(
-    args: &ServeArgs,
-    file: &ModelFile,
-) -> anyhow::Result<Service<kv_core::backend::BoxedBackend>> {
+fn start(args: &ServeArgs, file: &ModelFile) -> anyhow::Result<Service<kv_backend::BoxedBackend>> {
     let config = engine_config(args, file);
     let engine = resolve::open_engine(file, &args.engine.compute, &config, PromptOutputs::Last)?;
     let config = ServiceConfig {

@@ -9,9 +9,9 @@ use anyhow::Context;
 use cellar_engine::serve::{ServiceError, TextRequest, TextStream};
 use cellar_engine::session::Session;
 use cellar_engine::{Engine, EngineError, SaveOptions};
-use kv_core::backend::BoxedBackend;
+use kv_backend::BoxedBackend;
+use kv_backend::state::{SavedState, SeqTokens};
 use kv_core::memory::Seqs;
-use kv_core::state::{SavedState, SeqTokens};
 use kv_core::{SeqId, TokenId};
 
 use crate::args::{RunArgs, SessionArgs};

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use anyhow::Context;
+use kv_backend::RowKind;
+use kv_backend::state::{Fingerprint, RowEncoding, SavedState, SeqTokens};
 use kv_core::SeqId;
-use kv_core::backend::RowKind;
 use kv_core::memory::Snapshot;
-use kv_core::state::{Fingerprint, RowEncoding, SavedState, SeqTokens};
 use serde::Serialize;
 
 use crate::args::{StateArgs, StateCommand, StateInspectArgs};

@@ -3,7 +3,7 @@
 //! Invariant: a mask is filled once, and never by another mask; a step that fails changes nothing.
 //! Knows no strings.
 
-use kv_core::backend::Backend;
+use kv_backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::{SeqId, TokenId};
 use model_core::architecture::{MaskPlace, OutputKind};
@@ -20,7 +20,7 @@ use crate::sampler::{Bias, LogitBias, Sampler};
 /// A diffusion language model on a backend.
 ///
 /// ```no_run
-/// # fn fill<B: kv_core::backend::Backend>(
+/// # fn fill<B: kv_backend::Backend>(
 /// #     engine: cellar_engine::Engine<B>,
 /// #     tokenizer: &model_core::tokenizer::Tokenizer,
 /// #     mask: kv_core::TokenId,

@@ -5,8 +5,8 @@
 //! is drafted depends on the text alone. Knows no memory.
 
 use cellar_scheduler::{DraftLength, Speculated};
+use kv_backend::CancelFlag;
 use kv_core::TokenId;
-use kv_core::backend::CancelFlag;
 
 use super::DraftModel;
 use super::lines::{DraftRequest, Drafted, LineOwner};

@@ -10,7 +10,7 @@
 use std::cmp::Reverse;
 
 use cellar_scheduler::{SpeculationOff, n_common};
-use kv_core::backend::{BoxedBackend, CancelFlag};
+use kv_backend::{BoxedBackend, CancelFlag};
 use kv_core::batch::Batch;
 use kv_core::memory::{Memory, Refusal, Seqs, Streams};
 use kv_core::{Pos, PosRange, SeqId, TokenId};

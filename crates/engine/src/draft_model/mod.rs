@@ -10,8 +10,8 @@ mod lines;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use kv_backend::BoxedBackend;
 use kv_core::TokenId;
-use kv_core::backend::BoxedBackend;
 use model_core::tokenizer::{TokenKind, Tokenizer};
 
 pub(crate) use self::drafter::{ModelDrafter, Turn, draft_together};

@@ -11,7 +11,7 @@ use std::cmp::Ordering;
 use std::mem;
 
 use kv_core::TokenId;
-use kv_core::graph::TopK;
+use kv_graph::TopK;
 
 use super::SampleError;
 

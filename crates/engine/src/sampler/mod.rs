@@ -32,7 +32,6 @@ pub use typical::{Typical, XtcStep};
 use std::sync::Arc;
 
 use kv_core::TokenId;
-use kv_core::graph;
 use model_core::tokenizer::Tokenizer;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -237,7 +236,7 @@ impl Sampler {
     ///
     /// # Errors
     /// [`SampleError`] where a logit is not a number or every token is excluded.
-    pub fn sample_top(&mut self, top: graph::TopK<'_>) -> Result<TokenId, SampleError> {
+    pub fn sample_top(&mut self, top: kv_graph::TopK<'_>) -> Result<TokenId, SampleError> {
         let candidates = Candidates::of_top(top, &mut self.buffers)?;
         let n_tokens = top.iter().count();
         pick(

@@ -466,11 +466,11 @@ proptest! {
             text.iter().for_each(|&t| chain.accept(TokenId(t), TokenOrigin::Prompt));
         }
         let Some(k) = top.n_candidates() else { return Ok(()) };
-        let mut row = vec![0.0; graph::TopK::row_len(k.min(logits.len()))];
-        graph::TopK::of(&logits, &mut row);
+        let mut row = vec![0.0; kv_graph::TopK::row_len(k.min(logits.len()))];
+        kv_graph::TopK::of(&logits, &mut row);
         for _ in 0..5 {
             let from_all = whole.sample(&logits).ok();
-            prop_assert_eq!(top.sample_top(graph::TopK::read(&row).unwrap()).ok(), from_all);
+            prop_assert_eq!(top.sample_top(kv_graph::TopK::read(&row).unwrap()).ok(), from_all);
         }
     }
 

@@ -15,7 +15,7 @@
 //!
 //! use cellar_engine::serve::{Service, ServiceConfig, ServiceError, TextRequest};
 //! use cellar_engine::{CompletionOptions, Engine};
-//! use kv_core::backend::Backend;
+//! use kv_backend::Backend;
 //! use model_core::tokenizer::{EncodeOptions, Tokenizer};
 //!
 //! fn generate(

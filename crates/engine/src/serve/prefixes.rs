@@ -4,9 +4,9 @@ use std::io::{self, Write};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use cellar_scheduler::RequestId;
-use kv_core::backend::Backend;
+use kv_backend::Backend;
+use kv_backend::state::StateError;
 use kv_core::memory::Memory;
-use kv_core::state::StateError;
 
 use super::service::{Command, Service};
 use crate::error::EngineError;

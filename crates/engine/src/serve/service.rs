@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use cellar_scheduler::{Counters, PromptLimits, SpeculationOff};
-use kv_core::backend::Backend;
+use kv_backend::Backend;
+use kv_backend::state::Fingerprint;
 use kv_core::memory::{Composite, Memory};
-use kv_core::state::Fingerprint;
 use model_core::tokenizer::Tokenizer;
 
 use super::prefixes::PrefixCommand;

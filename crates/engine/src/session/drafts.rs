@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use cellar_scheduler::{Event, RequestId, RowReport, Step};
+use kv_backend::Backend;
 use kv_core::TokenId;
-use kv_core::backend::Backend;
 use kv_core::memory::Memory;
 
 use super::Session;

@@ -15,8 +15,8 @@ use cellar_scheduler::{
     Retention, SchedulerConfig, SourceUse, Speculation, SpeculationOff, Tenant, TenantId,
     TenantLimits, Waiting,
 };
+use kv_backend::CancelFlag;
 use kv_core::TokenId;
-use kv_core::backend::CancelFlag;
 use model_core::tokenizer::Tokenizer;
 
 use super::error::ServiceError;

@@ -12,7 +12,7 @@
 //!
 //! use cellar_engine::session::{ServiceConfig, ServiceError, Session, TextRequest};
 //! use cellar_engine::{CompletionOptions, Engine};
-//! use kv_core::backend::Backend;
+//! use kv_backend::Backend;
 //! use model_core::tokenizer::{EncodeOptions, Tokenizer};
 //!
 //! fn generate(
@@ -41,7 +41,7 @@ use std::time::{Duration, Instant};
 use cellar_scheduler::{
     Counters, Event, Micros, Outcome, RequestId, Scheduler, SchedulerConfig, Work,
 };
-use kv_core::backend::{Backend, RunProgress};
+use kv_backend::{Backend, RunProgress};
 use kv_core::memory::{Composite, Memory, PartCapacity};
 use kv_core::memory_plan::MemoryPlan;
 use model_core::tokenizer::Tokenizer;
@@ -142,7 +142,7 @@ pub struct ServiceStatus {
     /// Bytes that they have in files.
     pub spilled_bytes: u64,
     /// Whether the engine's device is lost
-    /// ([`BackendError::DeviceLost`](kv_core::backend::BackendError::DeviceLost)): no later step
+    /// ([`BackendError::DeviceLost`](kv_backend::BackendError::DeviceLost)): no later step
     /// can be computed.
     pub has_lost_device: bool,
 }

@@ -5,9 +5,9 @@
 //! bit, as long as the memory has had room for it.
 
 use cellar_scheduler::{Event, PromptRows, Request, RequestError, RequestId, Retention, Reuse};
-use kv_core::backend::Backend;
+use kv_backend::Backend;
+use kv_backend::state::{SavedState, SeqTokens};
 use kv_core::memory::{Memory, RestoreInto, Seqs};
-use kv_core::state::{SavedState, SeqTokens};
 use kv_core::{PosRange, SeqId, TokenId};
 
 use super::error::ServiceError;

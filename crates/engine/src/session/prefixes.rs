@@ -8,10 +8,10 @@
 use std::io::{self, BufWriter, Write};
 
 use cellar_scheduler::{Event, RequestId, RestoredPrefix, Salt};
+use kv_backend::Backend;
+use kv_backend::state::{SavedState, SeqTokens, StateError};
 use kv_core::SeqId;
-use kv_core::backend::Backend;
 use kv_core::memory::{Memory, RestoreInto, Seqs};
-use kv_core::state::{SavedState, SeqTokens, StateError};
 use serde::{Deserialize, Serialize};
 
 use super::Session;

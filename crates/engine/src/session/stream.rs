@@ -10,8 +10,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use cellar_scheduler::{RequestId, Reuse, Speculated};
+use kv_backend::CancelFlag;
 use kv_core::TokenId;
-use kv_core::backend::CancelFlag;
 
 use super::error::ServiceError;
 use super::pieces::{PromptProgress, TokenPiece, logprobs_of, text_of};

@@ -7,9 +7,9 @@
 //! is the [store](super::swap_store)'s.
 
 use cellar_scheduler::{Event, Swap, SwappedIn};
-use kv_core::backend::Backend;
+use kv_backend::Backend;
+use kv_backend::state::{SavedState, StateError};
 use kv_core::memory::{Memory, Refusal, RestoreInto, Seqs};
-use kv_core::state::{SavedState, StateError};
 
 use super::Session;
 use super::swap_store::StateBytes;

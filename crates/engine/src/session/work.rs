@@ -8,7 +8,7 @@ use std::time::Instant;
 use cellar_scheduler::{
     Event, RequestId, RowReport, RowUse, Shift, ShiftResult, Step, StepFailure,
 };
-use kv_core::backend::{Backend, BackendError, CancelFlag};
+use kv_backend::{Backend, BackendError, CancelFlag};
 use kv_core::batch::Batch;
 use kv_core::memory::{Edit, Memory, PlannedBatch, Refusal};
 use kv_core::{Pos, SeqId};

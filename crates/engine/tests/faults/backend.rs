@@ -4,13 +4,13 @@
 
 use std::sync::{Arc, Mutex};
 
+use kv_backend::{Backend, BackendError, BackendInfo, OnProgress, RowSpan, RowStorage};
+use kv_backend::{GraphInputs, GraphOutputs};
 use kv_candle::CandleBackend;
-use kv_core::backend::{
-    Backend, BackendError, BackendInfo, OnProgress, RowCopy, RowSpan, RowStorage,
-};
-use kv_core::graph::{DType, Graph, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
-use kv_core::weights::WeightSource;
+use kv_core::memory::RowCopy;
+use kv_graph::weights::WeightSource;
+use kv_graph::{DType, Graph};
 
 use crate::support::delegate::rows_of_inner;
 
@@ -80,7 +80,7 @@ pub(crate) struct Program {
 /// The graph up to and with a node; `None` where nothing is computed up to there.
 fn up_to(graph: &Graph, node: usize) -> Option<Graph> {
     let nodes = &graph.nodes()[..=node];
-    let has_values = |n: &kv_core::graph::Node| n.dtype == DType::F32;
+    let has_values = |n: &kv_graph::Node| n.dtype == DType::F32;
     let output = nodes.iter().rposition(has_values)?;
     let mut json: serde_json::Value = serde_json::from_str(&graph.to_json().unwrap()).unwrap();
     json["nodes"].as_array_mut().unwrap().truncate(node + 1);

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use kv_core::backend::{CustomOp, CustomOps};
-use kv_core::graph::{
+use kv_backend::{CustomOp, CustomOps};
+use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory};
+use kv_core::{LayerIdx, PartIdx, Window};
+use kv_graph::rope::{RopeScaling, RopeSpec, RopeStyle};
+use kv_graph::weights::{MemoryWeights, WeightSource};
+use kv_graph::{
     AttendSpec, CustomSizes, CustomSpec, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId,
 };
-use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory};
-use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
-use kv_core::weights::{MemoryWeights, WeightSource};
-use kv_core::{LayerIdx, PartIdx, Window};
 use model_core::architecture::{Model, ModelError};
 use model_core::blocks::{ConvBias, InnerNorms, LayerContext, SsmMixerBlock};
 

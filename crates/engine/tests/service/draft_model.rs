@@ -10,8 +10,8 @@ use cellar_engine::{
     CancelFlag, CompletionOptions, DraftModel, Engine, EngineConfig, EngineError, FinishReason,
     Speculated, Speculation, SpeculationOff,
 };
+use kv_backend::BoxedBackend;
 use kv_core::TokenId;
-use kv_core::backend::BoxedBackend;
 use kv_cpu::{CpuBackend, CpuConfig};
 use model_core::tokenizer::{EncodeOptions, Tokenizer, TokenizerModel, TokenizerSpec};
 

@@ -14,12 +14,12 @@ use cellar_engine::serve::{
 use cellar_engine::{
     Completion, CompletionOptions, Engine, EngineConfig, FinishReason, LongContext,
 };
-use kv_core::backend::Backend;
+use kv_backend::Backend;
 use kv_core::kv_types::{KvTypes, OldKvTypes};
 use kv_core::layers::RecentTokens;
-use kv_core::weights::WeightSource;
 use kv_core::{KvType, SeqId, TokenId};
 use kv_cpu::{CpuBackend, CpuConfig};
+use kv_graph::weights::WeightSource;
 use model_core::architecture::{Model, Registry};
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::{EncodeOptions, Tokenizer};

@@ -7,7 +7,7 @@ use cellar_engine::EngineError;
 use cellar_engine::sampler::SampleError;
 use cellar_engine::serve::{PrefixCaching, Service, ServiceConfig, ServiceError, TextRequest};
 use kv_core::TokenId;
-use kv_core::weights::MemoryWeights;
+use kv_graph::weights::MemoryWeights;
 
 use crate::service::models::{Case, Generated, tiny};
 

@@ -2,7 +2,7 @@
 
 use cellar_engine::serve::{Service, ServiceConfig, TextStream};
 use cellar_engine::{Engine, EngineConfig};
-use kv_core::backend::Backend;
+use kv_backend::Backend;
 
 use crate::service::models::{Case, Generated, preempting, stories, tiny, with_old_rows};
 

@@ -1,6 +1,6 @@
 //! What a backend of the tests leaves to the one that it wraps, in its field `inner`.
 
-/// Methods of [`Backend`](kv_core::backend::Backend) that are those of `self.inner`, whose rows it
+/// Methods of [`Backend`](kv_backend::Backend) that are those of `self.inner`, whose rows it
 /// has.
 macro_rules! rows_of_inner {
     () => {

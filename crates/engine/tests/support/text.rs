@@ -11,7 +11,7 @@ use cellar_engine::{
     Completion, CompletionOptions, Engine, EngineError, FinishReason, LongContext, OutputRow,
     TokenLogprobs,
 };
-use kv_core::backend::Backend;
+use kv_backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::memory::Memory;
 use kv_core::{Pos, SeqId, TokenId};

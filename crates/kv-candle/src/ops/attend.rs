@@ -5,8 +5,8 @@
 //! `f32`. Knows nothing of windows, sequences or storage types.
 
 use candle_core::{D, DType, Result, Tensor};
-use kv_core::graph::{AttendSpec, BucketTable, ResultForm};
 use kv_core::{CellRun, Pos, PosRange, Visibility, VisibleGroup};
+use kv_graph::{AttendSpec, BucketTable, ResultForm};
 
 use crate::rows::{KvTensors, RowTensor};
 

@@ -3,7 +3,8 @@
 //! Invariant: only the rows that groups store in change. Knows nothing of sequences.
 
 use candle_core::{D, Result, Tensor};
-use kv_core::graph::{DecaySpec, DeltaSpec, StateGroup};
+use kv_core::memory::StateGroup;
+use kv_graph::{DecaySpec, DeltaSpec};
 
 use super::recurrent::{by_groups, put, rounded, softplus, source};
 

@@ -3,7 +3,7 @@
 //! Knows nothing of architectures.
 
 use candle_core::{Result, Tensor};
-use kv_core::graph::PositionScale;
+use kv_graph::PositionScale;
 
 /// `cap * tanh(x / cap)`.
 pub(crate) fn soft_cap(x: &Tensor, cap: f32) -> Result<Tensor> {

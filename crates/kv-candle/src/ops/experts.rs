@@ -3,7 +3,7 @@
 //! Invariant: slots without an expert are zeros. Knows nothing of feed-forward blocks.
 
 use candle_core::{Device, Result, Tensor};
-use kv_core::graph::{RouteSpec, slots};
+use kv_graph::{RouteSpec, slots};
 
 use super::AffineTensors;
 

@@ -4,7 +4,7 @@
 //! reach everybody, unlike in `attend`. K and V are read by rows, as they are stored.
 
 use candle_core::{D, Result, Tensor};
-use kv_core::graph::AttendSpec;
+use kv_graph::AttendSpec;
 
 use super::attend::Queries;
 use crate::rows::RowTensor;

@@ -4,7 +4,8 @@
 
 use candle_core::{D, DType, Result, Tensor};
 use kv_core::CellIdx;
-use kv_core::graph::{HeadScanSpec, StateGroup};
+use kv_core::memory::StateGroup;
+use kv_graph::HeadScanSpec;
 
 use super::AffineTensors;
 

@@ -3,7 +3,7 @@
 //! The meaning is [`RopeSpec::rotate_head`]. Knows nothing of where positions come from.
 
 use candle_core::{D, Device, Result, Tensor};
-use kv_core::rope::{RopeSpec, RopeStyle};
+use kv_graph::rope::{RopeSpec, RopeStyle};
 
 use crate::program::Rotation;
 
@@ -66,7 +66,7 @@ pub(crate) fn rotate(x: &Tensor, rope: &RopeSpec, [cos, sin]: &[Tensor; 2]) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kv_core::rope::{RopeScaling, YarnRamp};
+    use kv_graph::rope::{RopeScaling, YarnRamp};
 
     #[test]
     fn both_styles_equal_the_scalar_rotation_of_each_head() {

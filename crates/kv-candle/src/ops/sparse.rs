@@ -3,8 +3,8 @@
 //! Invariant: a token is scored against what it sees only. Does not know what is attended.
 
 use candle_core::{Result, Tensor};
-use kv_core::graph::IndexSpec;
 use kv_core::{CellIdx, Pos, Visibility};
+use kv_graph::IndexSpec;
 
 use crate::rows::RowTensor;
 

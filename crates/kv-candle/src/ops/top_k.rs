@@ -1,7 +1,7 @@
 //! The largest values of rows, found on the host.
 
 use candle_core::{Result, Tensor};
-use kv_core::graph::TopK;
+use kv_graph::TopK;
 
 /// `x [n, width]` → `[n, 2 k + 1]`, rows of [`TopK`].
 pub(crate) fn top_k(x: &Tensor, k: usize) -> Result<Tensor> {

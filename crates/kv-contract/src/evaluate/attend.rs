@@ -4,10 +4,10 @@
 //! Invariant: a row reads what its visibility shows, and a sink, nothing else. Does not know how
 //! rows are stored: they come as decoded numbers.
 
-use kv_core::graph::{
+use kv_core::{CellIdx, LayerIdx, Pos, Visibility};
+use kv_graph::{
     AttendSpec, Attention, IndexSpec, Input, Node, Op, RelativeBias, RelativeScores, ResultForm,
 };
-use kv_core::{CellIdx, LayerIdx, Pos, Visibility};
 
 use super::{Evaluator, Memory, Value, floats};
 

@@ -2,7 +2,7 @@
 //!
 //! Knows nothing of what experts compute.
 
-use kv_core::graph::{GroupScore, Node, RouteGate, RouteGroups, RouteSpec, RouteSum};
+use kv_graph::{GroupScore, Node, RouteGate, RouteGroups, RouteSpec, RouteSum};
 
 use super::{Evaluator, Value};
 

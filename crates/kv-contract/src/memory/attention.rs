@@ -4,11 +4,11 @@
 //! compared with a store that keeps K and V of every token of every sequence, in `f64`, and never
 //! moves or forgets anything. Keys are rotated to the position that a token has in the end.
 
-use kv_core::backend::null::{HostRows, NullBackend};
-use kv_core::backend::{Backend, BackendError, RowKind, RowSpan, RowStorage};
+use kv_backend::null::{HostRows, NullBackend};
+use kv_backend::{Backend, BackendError, RowKind, RowSpan, RowStorage};
 use kv_core::layers::RowLayout;
-use kv_core::rope::{LayerRope, RopeScaling, RopeSpec, RopeStyle, Rotation};
 use kv_core::{CellIdx, LayerIdx, PartIdx, Pos, Visibility};
+use kv_graph::rope::{LayerRope, RopeScaling, RopeSpec, RopeStyle, Rotation};
 
 use super::PartView;
 
@@ -144,11 +144,11 @@ impl RealRows {
         NullBackend.write_rows(&mut self.rows, span, bytes)
     }
 
-    pub(crate) fn copy(&mut self, copies: &[kv_core::backend::RowCopy]) {
+    pub(crate) fn copy(&mut self, copies: &[kv_core::memory::RowCopy]) {
         NullBackend.copy_rows(&mut self.rows, copies).unwrap();
     }
 
-    pub(crate) fn shift(&mut self, shifts: &[kv_core::backend::RowShift]) {
+    pub(crate) fn shift(&mut self, shifts: &[kv_core::memory::RowShift]) {
         NullBackend
             .shift_rows(&mut self.rows, shifts, &self.ropes)
             .unwrap();

@@ -1,7 +1,7 @@
 //! Edits of sequences, done to the memory, its rows and the model.
 
-use kv_core::backend::RowCopy;
 use kv_core::batch::{MAX_POS, TokensOf};
+use kv_core::memory::RowCopy;
 use kv_core::memory::{
     Division, Edit, Edited, Memory as _, NoRoom, PosChange, Refusal, Seqs, Streams, WindowForgotten,
 };

@@ -1,12 +1,12 @@
 //! Saving and restoring: through the bytes of a state, with the rows of the simulated backend.
 
-use kv_core::backend::RowSpan;
-use kv_core::graph::{GraphBuilder, GraphShape};
+use kv_backend::RowSpan;
+use kv_backend::state::{Fingerprint, SavedState, StateToSave, save};
 use kv_core::layers::LayerMap;
 use kv_core::memory::{NoRoom, Refusal, Restoration, RestoreInto, Seqs, TargetRows};
-use kv_core::state::{Fingerprint, SavedState, StateToSave, save};
-use kv_core::weights::MemoryWeights;
 use kv_core::{PartIdx, Pos, PosRange, SeqId, Window};
+use kv_graph::weights::MemoryWeights;
+use kv_graph::{GraphBuilder, GraphShape};
 use proptest::prelude::*;
 
 use super::batches::N_SEQS;

@@ -3,8 +3,8 @@
 //! A state is the list of tokens that it has taken in. So whatever rows the memory shares, reuses
 //! or goes back to, the state of a sequence must be all tokens of the model's sequence, in order.
 
-use kv_core::graph::{StateGroup, check_states};
 use kv_core::memory::KeptState;
+use kv_core::memory::{StateGroup, check_states};
 use kv_core::{CellIdx, SeqId};
 
 /// By row: the tokens of its state; `None` where nothing sound is.

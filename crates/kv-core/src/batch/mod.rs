@@ -209,7 +209,7 @@ impl EntryMut<'_> {
     }
 
     /// Gives the entry's type, which is 0 without it: which text of a pair it belongs to, where the
-    /// graph takes [`Input::TokenTypes`](crate::graph::Input::TokenTypes).
+    /// graph takes `Input::TokenTypes`.
     pub fn of_type(self, token_type: u32) -> Self {
         self.0.token_type = token_type;
         self

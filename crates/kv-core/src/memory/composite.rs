@@ -22,9 +22,9 @@ use super::undo::UnifiedUndo;
 use super::unified::Unified;
 use super::{Memory, MemoryInputs, source};
 use crate::batch::{SplitPolicy, UBatch};
-use crate::graph::StateGroup;
 use crate::ids::{CellIdx, SeqId};
 use crate::layers::LayerMap;
+use crate::memory::StateGroup;
 use crate::seq_set::SeqSet;
 use crate::window::PosRange;
 

@@ -6,8 +6,8 @@
 //! has failed.
 
 use super::PosChange;
-use crate::backend::{RowCopy, RowShift};
 use crate::ids::{Pos, PosDelta, SeqId};
+use crate::memory::{RowCopy, RowShift};
 use crate::window::PosRange;
 
 /// An edit of sequences.

@@ -7,7 +7,7 @@
 use super::composite::Composite;
 use super::visible::{self, Reach};
 use crate::batch::UBatch;
-use crate::graph::BatchVisibility;
+use crate::memory::BatchVisibility;
 use crate::window::Causality;
 
 impl Composite {

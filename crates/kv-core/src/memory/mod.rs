@@ -53,7 +53,6 @@
 //! ```
 
 use crate::batch::{Batch, SplitPolicy, UBatch, ValidBatch};
-use crate::graph::{PartInputs, StateGroup};
 use crate::ids::{PartIdx, Pos, PosDelta, SeqId};
 use crate::window::PosRange;
 
@@ -65,6 +64,7 @@ mod copy;
 mod edit;
 mod encoder;
 mod hybrid;
+mod inputs;
 pub mod invariants;
 mod iswa;
 mod occupancy;
@@ -75,9 +75,11 @@ mod pos_set;
 mod recurrent;
 mod refusal;
 mod restore;
+mod row_edits;
 mod shift;
 mod snapshot;
 mod source;
+mod state_groups;
 mod stream;
 mod undo;
 mod unified;
@@ -89,6 +91,7 @@ pub use composite::{Composite, CompositeSlot, CompositeUndo};
 pub use config::{MemoryConfig, MemoryConfigError, RowCounts};
 pub use edit::{Edit, Edited, Removal, Seqs};
 pub use encoder::batch_visibility;
+pub use inputs::{BatchVisibility, PartInputs};
 pub use iswa::SwaSize;
 pub use occupancy::{Occupancy, PartOccupancy, StateOccupancy};
 pub use owners::{OwnedRows, RowsOf};
@@ -96,8 +99,10 @@ pub use plan::{Plan, PlannedBatch, PlannedUBatch, RowsWritten, Steps};
 pub use recurrent::{KeptState, Recurrent, RecurrentConfig, RecurrentUndo};
 pub use refusal::{NeededFor, NoRoom, NoStateRoom, Reason, Refusal, WindowForgotten};
 pub use restore::{Restoration, RowWrite, StateWrite, TargetRows};
+pub use row_edits::{RowCopy, RowShift};
 pub use shift::{Division, PosChange};
 pub use snapshot::{CellRecord, PartSnapshot, RestoreInto, Snapshot, SnapshotError, StateHistory};
+pub use state_groups::{StateGroup, StateMarks, StateStore, check_states};
 pub use undo::UnifiedUndo;
 pub use unified::{Streams, Unified, UnifiedConfig};
 

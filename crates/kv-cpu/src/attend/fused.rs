@@ -7,8 +7,8 @@
 
 use std::ops::Range;
 
-use kv_core::graph::AttendSpec;
 use kv_core::{PosRange, VisibleGroup};
+use kv_graph::AttendSpec;
 
 use super::kv_reader::{KvReader, StoredLanes};
 use super::kv_tiles::{KvPrefetcher, KvTile, KvTiles, StoredTile, lane_mask};

@@ -7,9 +7,9 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use kv_core::backend::BackendError;
-use kv_core::graph::IndexSpec;
+use kv_backend::BackendError;
 use kv_core::{CellIdx, Visibility};
+use kv_graph::IndexSpec;
 
 use super::Scratch;
 use crate::kernels::Kernels;

@@ -33,10 +33,10 @@ mod tile_kernels;
 
 use std::sync::{Mutex, PoisonError};
 
+use kv_backend::BackendError;
 use kv_core::Visibility;
-use kv_core::backend::BackendError;
-use kv_core::graph::{AttendSpec, ResultForm};
 use kv_core::layers::LayerRows;
+use kv_graph::{AttendSpec, ResultForm};
 
 use crate::kernels::Kernels;
 use crate::kv_rows::KvRows;

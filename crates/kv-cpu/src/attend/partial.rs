@@ -90,7 +90,7 @@ impl SoftmaxState {
 }
 
 /// Merges the results of a query over different rows, `[dim + 1]` each, to `out`, `[dim]` or like
-/// them: see [`Op::MergePartials`](kv_core::graph::Op::MergePartials).
+/// them: see [`Op::MergePartials`](kv_graph::Op::MergePartials).
 pub(crate) fn merge_results(a: &[f32], b: &[f32], out: &mut [f32]) {
     let (Some((&log_a, a)), Some((&log_b, b))) = (a.split_last(), b.split_last()) else {
         return;

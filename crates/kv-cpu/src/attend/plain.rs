@@ -6,7 +6,7 @@
 //! fused attention, and on nothing else.
 
 use kv_core::Visibility;
-use kv_core::graph::AttendSpec;
+use kv_graph::AttendSpec;
 
 use super::{ScoreMods, Scratch};
 use crate::kernels::Kernels;

@@ -9,9 +9,9 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use kv_core::backend::BackendError;
-use kv_core::graph::AttendSpec;
+use kv_backend::BackendError;
 use kv_core::{Pos, PosRange, Visibility, VisibleGroup};
+use kv_graph::AttendSpec;
 
 use super::fused::{FusedAttention, QueryTokens};
 use super::partial::{Partial, SPLIT_POSITIONS, SoftmaxState, split_start};

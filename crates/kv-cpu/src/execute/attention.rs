@@ -4,9 +4,9 @@
 
 use std::sync::PoisonError;
 
+use kv_backend::BackendError;
 use kv_core::Visibility;
-use kv_core::backend::BackendError;
-use kv_core::graph::{AttendSpec, ResultForm};
+use kv_graph::{AttendSpec, ResultForm};
 
 use crate::attend::{
     Attention, ByDistance, Indexer, PlainAttention, ScoreMods, SoftmaxRow, attend, merge_results,

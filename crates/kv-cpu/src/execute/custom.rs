@@ -4,10 +4,10 @@
 //! Invariant: an operation is called for ranges of rows that depend on their number alone, so
 //! results do not depend on threads. Does not know what is computed.
 
+use kv_backend::checks::whole_sequences;
+use kv_backend::{BackendError, CustomCall, CustomStates, MAX_CUSTOM_OPERANDS};
 use kv_core::LayerIdx;
-use kv_core::backend::checks::whole_sequences;
-use kv_core::backend::{BackendError, CustomCall, CustomStates, MAX_CUSTOM_OPERANDS};
-use kv_core::graph::CustomScope;
+use kv_graph::CustomScope;
 
 use crate::plan::{CustomState, CustomStep, Step};
 use crate::storage::{CpuRows, RecurrentMut, StatesMut};

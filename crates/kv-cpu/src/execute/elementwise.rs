@@ -3,8 +3,8 @@
 //! Invariant: a value depends on its operands at the same place (and, for rotations, on the other
 //! value of its pair) alone.
 
-use kv_core::backend::BackendError;
-use kv_core::graph::{Activation, ClampedGate, PositionScale};
+use kv_backend::BackendError;
+use kv_graph::{Activation, ClampedGate, PositionScale};
 
 use crate::kernels::Kernels;
 use crate::plan::{Elementwise, Step};

@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
-use kv_core::backend::BackendError;
-use kv_core::graph::{RouteSpec, slots};
+use kv_backend::BackendError;
+use kv_graph::{RouteSpec, slots};
 
 use crate::activations::{ActivationKind, Activations};
 use crate::kernels::Kernels;

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 
 use crate::activations::{Activations, PART, RowBuffer, SharedRows};
 use crate::kernels::Kernels;

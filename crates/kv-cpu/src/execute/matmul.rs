@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::PoisonError;
 
-use kv_core::backend::{BackendError, StepKind};
+use kv_backend::{BackendError, StepKind};
 
 use crate::activations::{ActivationKind, Activations, RowBuffer};
 use crate::kernels::Kernels;

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a result depends on its row or head alone.
 
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 
 use crate::kernels::Kernels;
 use crate::plan::{NormOp, Step};

@@ -3,8 +3,8 @@
 //! Does not know what a channel computes or how its state is stored: that is
 //! [`crate::recurrent`]'s.
 
-use kv_core::backend::BackendError;
-use kv_core::graph::DeltaSpec;
+use kv_backend::BackendError;
+use kv_graph::DeltaSpec;
 
 use crate::plan::{ConvKernel, RecurrentOp, Step};
 use crate::recurrent::{CausalConv, ChannelOp, Delta, Scan, ScanVariant, StateValue, States};

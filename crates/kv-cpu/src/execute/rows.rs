@@ -1,7 +1,7 @@
 //! Steps that copy rows, whole or in part.
 
-use kv_core::backend::BackendError;
-use kv_core::graph::{TopK, gaussian_top_k, mix};
+use kv_backend::BackendError;
+use kv_graph::{TopK, gaussian_top_k, mix};
 
 use crate::matrix::Matrix;
 use crate::plan::{DecayWeights, EmbedBy, RowsOp, Step};

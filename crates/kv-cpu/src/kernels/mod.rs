@@ -35,7 +35,7 @@ mod vector;
 use std::ops::Range;
 
 use half::{bf16, f16};
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 use kv_core::block::BlockFormat;
 
 use crate::isa::Isa;

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use kv_core::graph::{Graph, RowCount};
+use kv_graph::{Graph, RowCount};
 
 use super::lower::{LoweredGraph, Value};
 use super::{Plan, RowsOp, Step, StepOp};

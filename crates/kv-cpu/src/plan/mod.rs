@@ -12,11 +12,12 @@ mod lower;
 mod step;
 mod step_weights;
 
+use kv_backend::BackendError;
+use kv_backend::GraphInputs;
 use kv_core::Window;
-use kv_core::backend::BackendError;
-use kv_core::graph::{Graph, GraphInputs, GraphShape};
 use kv_core::layers::RowLayout;
-use kv_core::rope::{RopeSections, RopeSpec};
+use kv_graph::rope::{RopeSections, RopeSpec};
+use kv_graph::{Graph, GraphShape};
 
 use crate::values::Buf;
 use crate::weights::CpuWeights;

@@ -6,8 +6,8 @@
 
 use std::sync::Arc;
 
-use kv_core::backend::StepKind;
-use kv_core::graph::Activation;
+use kv_backend::StepKind;
+use kv_graph::Activation;
 
 use super::lower::{AttentionOp, CustomStep, Elementwise, ExpertsOp, NormOp, RecurrentOp, RowsOp};
 use crate::activations::ActivationKind;

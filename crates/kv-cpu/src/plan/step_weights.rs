@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use kv_core::graph::{BucketTable, RelativeBias};
+use kv_graph::{BucketTable, RelativeBias};
 
 use crate::kernels::F32x16;
 

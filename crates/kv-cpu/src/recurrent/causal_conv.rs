@@ -5,8 +5,8 @@
 
 use std::ops::Range;
 
-use kv_core::graph::StateGroup;
 use kv_core::ids::CellIdx;
+use kv_core::memory::StateGroup;
 
 use super::ChannelOp;
 use crate::kernels::Kernels;

@@ -6,7 +6,8 @@
 
 use std::ops::Range;
 
-use kv_core::graph::{DeltaSpec, StateGroup};
+use kv_core::memory::StateGroup;
+use kv_graph::DeltaSpec;
 
 use super::channel_tile::{ChannelTile, MAX_TILE_TOKENS};
 use super::{ChannelOp, StateValue, States};

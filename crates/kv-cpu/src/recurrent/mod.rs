@@ -18,7 +18,7 @@ mod state_value;
 use std::ops::Range;
 
 use kv_core::CellIdx;
-use kv_core::graph::StateGroup;
+use kv_core::memory::StateGroup;
 
 use crate::kernels::Kernels;
 use crate::kernels::prefetch::CacheLevel;

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use kv_core::graph::StateGroup;
+use kv_core::memory::StateGroup;
 
 use super::channel_tile::{ChannelTile, MAX_TILE_TOKENS};
 use super::{ChannelOp, StateValue, States};

@@ -2,7 +2,7 @@
 //!
 //! Knows nothing of where that memory is, nor of when rows are packed.
 
-use kv_core::weights::Weight;
+use kv_graph::weights::Weight;
 
 use crate::kernels::{PackFns, WeightLayout};
 use crate::storage::LINE;

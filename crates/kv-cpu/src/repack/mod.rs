@@ -18,10 +18,10 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kv_core::backend::{BackendError, LoadProgress, OnProgress};
+use kv_backend::{BackendError, LoadProgress, OnProgress};
 use kv_core::block::{BlockFormat, dequantize};
-use kv_core::graph::{Graph, Op};
-use kv_core::weights::Weight;
+use kv_graph::weights::Weight;
+use kv_graph::{Graph, Op};
 use memmap2::{Mmap, MmapMut};
 
 use self::layout::PackedLayout;

@@ -1,7 +1,7 @@
 //! Activations made ready for products, once for all products of a value.
 
 use bytemuck::{Pod, Zeroable};
-use kv_core::graph::{Node, NodeId};
+use kv_graph::{Node, NodeId};
 
 use super::{Lower, Result, width, word};
 use crate::arena::Scratch;

@@ -5,11 +5,11 @@
 //! (`visibility_table`). Invariant: how a row's pieces are cut does not depend on other rows.
 
 use bytemuck::{Pod, Zeroable};
-use kv_core::backend::{BackendError, RowKind};
-use kv_core::graph::{AttendSpec, Node, NodeId, Op, ResultForm};
+use kv_backend::{BackendError, RowKind};
 use kv_core::hadamard::HeadRotation;
 use kv_core::layers::{RowShape, ValueRows};
 use kv_core::{KvType, LayerIdx};
+use kv_graph::{AttendSpec, Node, NodeId, Op, ResultForm};
 
 use super::store::{HadamardSettings, kv_type_number};
 use super::{Lower, Result, width, word};

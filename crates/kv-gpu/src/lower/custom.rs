@@ -1,7 +1,7 @@
 //! Custom operations, which the host computes.
 
-use kv_core::backend::{BackendError, CustomShape, RowKind};
-use kv_core::graph::CustomSpec;
+use kv_backend::{BackendError, CustomShape, RowKind};
+use kv_graph::CustomSpec;
 
 use super::{Lower, Result};
 use crate::custom::{HostStep, States, Values};

@@ -1,9 +1,9 @@
 //! The gated delta rule, and its decay factors.
 
 use bytemuck::{Pod, Zeroable};
+use kv_backend::RowKind;
 use kv_core::LayerIdx;
-use kv_core::backend::RowKind;
-use kv_core::graph::{DecaySpec, DeltaSpec, KeySharing};
+use kv_graph::{DecaySpec, DeltaSpec, KeySharing};
 
 use super::recurrent::CHANNELS;
 use super::{Lower, Result, word};

@@ -1,7 +1,7 @@
 //! Attention where scores depend on the distance of query and key.
 
 use bytemuck::{Pod, Zeroable};
-use kv_core::graph::{RelativeBias, RelativeScores};
+use kv_graph::{RelativeBias, RelativeScores};
 
 use super::attend::{Attention, PIECES, Settings};
 use super::{Lower, Result, word};

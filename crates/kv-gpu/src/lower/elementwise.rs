@@ -1,7 +1,7 @@
 //! Functions of single values.
 
 use bytemuck::{Pod, Zeroable};
-use kv_core::graph::{Activation, Op};
+use kv_graph::{Activation, Op};
 
 use super::{Lower, Result, word};
 use crate::device::Device;

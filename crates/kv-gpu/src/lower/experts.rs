@@ -4,8 +4,8 @@
 //! Behind the values of a route are its slots: the expert of each, then the weight of each.
 
 use bytemuck::{Pod, Zeroable};
-use kv_core::backend::BackendError;
-use kv_core::graph::{GroupScore, Node, Op, RouteGate, RouteSpec, RouteSum};
+use kv_backend::BackendError;
+use kv_graph::{GroupScore, Node, Op, RouteGate, RouteSpec, RouteSum};
 
 use super::linear::{MAX_GEMV_TOKENS, Slots};
 use super::{Lower, Result, width, word};

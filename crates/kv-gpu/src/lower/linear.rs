@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use kv_core::block::BlockFormat;
-use kv_core::graph::{Node, Op};
+use kv_graph::{Node, Op};
 
 use super::activations::{ActivationForm, Activations};
 use super::{Lower, Result, width, word};

@@ -25,10 +25,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytemuck::Pod;
+use kv_backend::{BackendError, RowKind};
 use kv_core::LayerIdx;
-use kv_core::backend::{BackendError, RowKind};
-use kv_core::graph::{DType, Graph, Node, NodeId, Op};
 use kv_core::layers::RowLayout;
+use kv_graph::{DType, Graph, Node, NodeId, Op};
 
 use crate::arena::{Scratch, ScratchPlan};
 use crate::config::GpuConfig;
@@ -294,7 +294,7 @@ impl<'a, D: Device> Lower<'a, D> {
     /// # Errors
     /// [`BackendError::Input`] where there is none, which no builder lets pass.
     pub(crate) fn operand_node(&self, node: &Node, at: usize) -> Result<&'a Node> {
-        kv_core::backend::checks::operand(self.context.graph, node, at)
+        kv_backend::checks::operand(self.context.graph, node, at)
     }
 
     /// The word of the inputs at which the values of an operand that is an input begin.
@@ -374,7 +374,7 @@ impl<'a, D: Device> Lower<'a, D> {
     ///
     /// # Errors
     /// If it is absent or has another shape.
-    pub(crate) fn host_weight(&self, name: &str, node: &Node) -> Result<kv_core::weights::Weight> {
+    pub(crate) fn host_weight(&self, name: &str, node: &Node) -> Result<kv_graph::weights::Weight> {
         let shape = self.shapes.get(name).copied().unwrap_or_default();
         self.context.weights.host(name, shape, &node.name)
     }

@@ -1,7 +1,7 @@
 //! Norms of rows, and what is left of them above their mean.
 
 use bytemuck::{Pod, Zeroable};
-use kv_core::graph::{Node, Op};
+use kv_graph::{Node, Op};
 
 use super::{Lower, Result, width, word};
 use crate::device::Device;

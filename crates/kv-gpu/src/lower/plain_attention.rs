@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 use kv_core::LayerIdx;
-use kv_core::graph::AttendSpec;
+use kv_graph::AttendSpec;
 
 use super::attend::{AttendedRows, PIECES, Settings};
 use super::{Lower, Result, word};

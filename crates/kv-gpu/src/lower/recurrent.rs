@@ -1,9 +1,9 @@
 //! Convolutions and scans along sequences, which read and store states.
 
 use bytemuck::{Pod, Zeroable};
+use kv_backend::{BackendError, RowKind};
 use kv_core::LayerIdx;
-use kv_core::backend::{BackendError, RowKind};
-use kv_core::graph::{ConvSpec, HeadScanSpec, Node, ScanSpec};
+use kv_graph::{ConvSpec, HeadScanSpec, Node, ScanSpec};
 
 use super::{Lower, Result, word};
 use crate::device::Device;

@@ -1,8 +1,8 @@
 //! Rotary position embeddings.
 
 use bytemuck::{Pod, Zeroable};
-use kv_core::graph::{Node, NodeId, Op};
-use kv_core::rope::{RopeSections, RopeSpec, RopeStyle};
+use kv_graph::rope::{RopeSections, RopeSpec, RopeStyle};
+use kv_graph::{Node, NodeId, Op};
 
 use super::{Lower, Result, word};
 use crate::device::Device;

@@ -2,7 +2,7 @@
 //! their parts, factors by position.
 
 use bytemuck::{Pod, Zeroable};
-use kv_core::graph::{Node, Op};
+use kv_graph::{Node, Op};
 
 use super::norm::WARPS;
 use super::{Lower, Result, width, word};

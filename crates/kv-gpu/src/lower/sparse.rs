@@ -3,7 +3,7 @@
 
 use bytemuck::{Pod, Zeroable};
 use kv_core::LayerIdx;
-use kv_core::graph::{AttendSpec, IndexSpec};
+use kv_graph::{AttendSpec, IndexSpec};
 
 use super::attend::{AttendedRows, Attention, Settings};
 use super::{Lower, Result, word};

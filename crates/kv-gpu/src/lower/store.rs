@@ -1,10 +1,10 @@
 //! K and V rows to their cells.
 
 use bytemuck::{Pod, Zeroable};
+use kv_backend::{BackendError, RowKind};
 use kv_core::KvType;
-use kv_core::backend::{BackendError, RowKind};
-use kv_core::graph::{Node, Op};
 use kv_core::layers::RowShape;
+use kv_graph::{Node, Op};
 
 use super::{Lower, Result, rope, word};
 use crate::device::Device;

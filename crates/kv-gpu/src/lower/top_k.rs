@@ -23,7 +23,7 @@ struct Settings {
 }
 
 impl<D: Device> Lower<'_, D> {
-    /// Lowers [`Op::TopK`](kv_core::graph::Op::TopK).
+    /// Lowers [`Op::TopK`](kv_graph::Op::TopK).
     pub(super) fn top_k(&mut self, (id, node): NumberedNode<'_>, k: usize) -> Result<()> {
         if k > MAX_K {
             return Err(self.unsupported(node));

@@ -1,7 +1,7 @@
 //! The device on any GPU, which the program's root names [`Gpu`]: bytes come back as they were
 //! sent, launches do the same recorded as not, and what cannot be is an error with numbers.
 
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 use kv_gpu::{Argument, Device, Region};
 
 use crate::{Gpu, any_gpu};

@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::sync::Mutex;
 
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 
 use crate::Gpu;
 

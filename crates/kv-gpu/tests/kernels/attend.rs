@@ -2,16 +2,16 @@
 //! and values that halves do not hold, against the definition.
 #![allow(clippy::unwrap_used)]
 
+use kv_backend::Backend;
 use kv_contract::evaluate::Memory;
 use kv_contract::{Attend, OneOp, Random, StoreRows, assert_close};
-use kv_core::backend::Backend;
-use kv_core::graph::{Alibi, AttendSpec};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
 use kv_core::{
     Causality, CellIdx, CellRun, KvType, KvTypes, LayerIdx, Pos, PosRange, Visibility,
     VisibleGroup, Window,
 };
 use kv_gpu::Precision;
+use kv_graph::{Alibi, AttendSpec};
 
 use crate::devices::backends;
 

@@ -8,19 +8,18 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use kv_backend::Backend;
+use kv_backend::{GraphInputs, GraphOutputs};
 use kv_contract::{Random, block_weight};
-use kv_core::backend::Backend;
 use kv_core::block::BlockFormat;
-use kv_core::graph::{
-    AttendSpec, Attention, Graph, GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input,
-    PartInputs,
-};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::weights::{MemoryWeights, Weight};
+use kv_core::memory::PartInputs;
 use kv_core::{
     CellIdx, CellRun, KvType, LayerIdx, PartIdx, Pos, PosRange, Visibility, VisibleGroup, Window,
 };
 use kv_gpu::{Device, GpuBackend, Region};
+use kv_graph::weights::{MemoryWeights, Weight};
+use kv_graph::{AttendSpec, Attention, Graph, GraphBuilder, GraphShape, Input};
 
 /// Runs that are not timed: kernels are compiled, and launches recorded.
 const N_WARM_RUNS: usize = 3;

@@ -1,13 +1,12 @@
 //! Attention within a batch with scores by distance, at odd sizes.
 #![allow(clippy::unwrap_used)]
 
+use kv_backend::GraphInputs;
 use kv_contract::Random;
-use kv_core::graph::{
-    Alibi, AttendSpec, BatchVisibility, DistanceBuckets, DistanceScores, Distances, Graph,
-    GraphInputs, Input,
-};
 use kv_core::layers::RowLayout;
+use kv_core::memory::BatchVisibility;
 use kv_core::{CellIdx, CellRun, Pos, PosRange, Visibility, VisibleGroup, Window};
+use kv_graph::{Alibi, AttendSpec, DistanceBuckets, DistanceScores, Distances, Graph, Input};
 
 use crate::support::{Case, attend_spec, graph, weights};
 

@@ -5,18 +5,17 @@
 
 use std::sync::Arc;
 
+use kv_backend::{Backend, RowKind, RowSpan};
+use kv_backend::{GraphInputs, GraphOutputs};
 use kv_contract::{Random, block_weight};
-use kv_core::backend::{Backend, RowKind, RowSpan};
 use kv_core::block::BlockFormat;
-use kv_core::graph::{
-    Activation, Graph, GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input, NodeId,
-    PartInputs,
-};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
-use kv_core::weights::MemoryWeights;
+use kv_core::memory::PartInputs;
 use kv_core::{CellIdx, KvType, LayerIdx, PartIdx, Window};
 use kv_gpu::{Device, GpuBackend, Precision};
+use kv_graph::rope::{RopeScaling, RopeSpec, RopeStyle};
+use kv_graph::weights::MemoryWeights;
+use kv_graph::{Activation, Graph, GraphBuilder, GraphShape, Input, NodeId};
 
 use crate::devices::backends;
 use crate::support::{compare, graph};

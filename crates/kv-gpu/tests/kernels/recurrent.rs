@@ -1,12 +1,13 @@
 //! Convolutions and scans at odd sizes, over groups that continue each other within a run.
 #![allow(clippy::unwrap_used)]
 
+use kv_backend::GraphInputs;
 use kv_contract::Random;
-use kv_core::graph::{Activation, ConvKernels, ConvSpec, DecaySpec, DeltaSpec, Graph, GraphInputs};
-use kv_core::graph::{HeadScanSpec, Input, KeySharing, ScanSpec};
-use kv_core::graph::{StateGroup, StateStore};
 use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory, RowLayout};
+use kv_core::memory::{StateGroup, StateStore};
 use kv_core::{CellIdx, KvType, LayerIdx, StateType};
+use kv_graph::{Activation, ConvKernels, ConvSpec, DecaySpec, DeltaSpec, Graph};
+use kv_graph::{HeadScanSpec, Input, KeySharing, ScanSpec};
 
 use crate::support::{Case, builder, weights};
 
@@ -233,7 +234,7 @@ fn delta_rules_of_any_shape() {
         let all = b.input(Input::Embeddings { dim }).unwrap();
         let states = b.input(Input::States).unwrap();
         let mut first = 0;
-        let mut columns = |b: &mut kv_core::graph::GraphBuilder, name: &str, len: usize| {
+        let mut columns = |b: &mut kv_graph::GraphBuilder, name: &str, len: usize| {
             first += len;
             b.columns(name, all, first - len..first).unwrap()
         };

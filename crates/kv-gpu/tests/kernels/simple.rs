@@ -4,12 +4,13 @@
 
 use std::sync::Arc;
 
+use kv_backend::GraphInputs;
+use kv_backend::{Backend, BackendError};
 use kv_contract::Random;
-use kv_core::backend::{Backend, BackendError};
-use kv_core::graph::{Affine, Graph, GraphInputs, Input, NormGain, RowGain};
 use kv_core::layers::RowLayout;
-use kv_core::rope::{RopeScaling, RopeSpec, RopeStyle};
 use kv_gpu::Precision;
+use kv_graph::rope::{RopeScaling, RopeSpec, RopeStyle};
+use kv_graph::{Affine, Graph, Input, NormGain, RowGain};
 
 use crate::devices::backends;
 use crate::support::{Case, graph, weights};

@@ -1,7 +1,7 @@
 //! What the simulator finds: a wait or a barrier that is forgotten gives wrong results.
 #![allow(clippy::unwrap_used)]
 
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 use kv_gpu::sim::{Dialect, Order, Sim};
 use kv_gpu::{Argument, Device, Region};
 

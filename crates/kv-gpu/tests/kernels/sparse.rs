@@ -2,11 +2,13 @@
 //! definition, with rows in scattered cells.
 #![allow(clippy::unwrap_used)]
 
+use kv_backend::GraphInputs;
 use kv_contract::Random;
-use kv_core::graph::{AttendSpec, Graph, GraphInputs, IndexSpec, Input, PartInputs};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
+use kv_core::memory::PartInputs;
 use kv_core::{CellIdx, CellRun, KvType, LayerIdx, PartIdx, Pos, PosRange, Visibility};
 use kv_core::{VisibleGroup, Window};
+use kv_graph::{AttendSpec, Graph, IndexSpec, Input};
 
 use crate::support::{Case, graph, weights};
 

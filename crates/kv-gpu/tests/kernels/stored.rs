@@ -2,15 +2,17 @@
 //! that are merged.
 #![allow(clippy::unwrap_used)]
 
+use kv_backend::GraphInputs;
 use kv_contract::Random;
-use kv_core::graph::{
-    AttendSpec, Attention, DistanceBuckets, DistanceScores, Distances, GraphBuilder, GraphInputs,
-    Input, NodeId, PartInputs, ResultForm,
-};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
+use kv_core::memory::PartInputs;
 use kv_core::{
     CellIdx, CellRun, KvType, KvTypes, LayerIdx, PartIdx, Pos, PosRange, Visibility, VisibleGroup,
     Window,
+};
+use kv_graph::{
+    AttendSpec, Attention, DistanceBuckets, DistanceScores, Distances, GraphBuilder, Input, NodeId,
+    ResultForm,
 };
 
 use crate::support::{Case, attend_spec, graph, weights};

@@ -4,15 +4,14 @@
 
 use std::sync::Arc;
 
+use kv_backend::Backend;
+use kv_backend::{GraphInputs, GraphOutputs};
 use kv_contract::Random;
 use kv_contract::evaluate::{Memory, evaluate};
-use kv_core::backend::Backend;
-use kv_core::graph::{
-    AttendSpec, Graph, GraphBuilder, GraphInputs, GraphOutputs, GraphShape, Input, NodeId,
-};
 use kv_core::layers::RowLayout;
-use kv_core::weights::MemoryWeights;
 use kv_gpu::{Device, GpuBackend, Precision};
+use kv_graph::weights::MemoryWeights;
+use kv_graph::{AttendSpec, Graph, GraphBuilder, GraphShape, Input, NodeId};
 
 use crate::devices::backends;
 

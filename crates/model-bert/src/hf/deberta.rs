@@ -5,8 +5,8 @@
 //! make of these, which does not depend on any text.
 
 use kv_core::block::BlockFormat;
-use kv_core::graph::DistanceBuckets;
-use kv_core::weights::{Weight, WeightError, WeightInfo, WeightSource};
+use kv_graph::DistanceBuckets;
+use kv_graph::weights::{Weight, WeightError, WeightInfo, WeightSource};
 use model_core::hf::{
     FixedValue, HfClass, HfConfig, HfWeights, Key, Keys, ModelFileError, SIZE_KEYS, TensorRule,
     in_layers, same,

@@ -3,9 +3,9 @@
 //! The encoder's graph stores them, the decoder's reads them. Invariant: neither depends on
 //! positions of the decoder. Knows nothing of the layers around.
 
-use kv_core::graph::{Affine, AttendSpec, GraphBuilder, GraphError, Input, NodeId};
 use kv_core::layers::{AttentionMemory, LayerMemory};
 use kv_core::{LayerIdx, PartIdx, Window};
+use kv_graph::{Affine, AttendSpec, GraphBuilder, GraphError, Input, NodeId};
 use model_core::blocks::{AttentionBlock, LayerContext, QkvBias};
 
 /// The place of the rows of a cross attention.

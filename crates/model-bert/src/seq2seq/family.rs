@@ -1,7 +1,7 @@
 //! [`SEQ2SEQ_FAMILY`]: the encoder-decoders, one row each. A row holds what cannot be read from the
 //! model's files.
 
-use kv_core::graph::Activation;
+use kv_graph::Activation;
 use model_core::blocks::{FeedForwardForm, NormKind, QkvBias};
 
 use super::graph::NormPlace;

@@ -3,9 +3,9 @@
 //! Invariant: only output rows pass through what follows the last attention of the decoder. Weight
 //! names are those of GGUF files of T5 (`enc.blk.N`, `dec.blk.N`). Knows no architecture by name.
 
-use kv_core::graph::{Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId};
 use kv_core::layers::{LayerMap, LayerMemory};
 use kv_core::{LayerIdx, PartIdx};
+use kv_graph::{Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId};
 use model_core::blocks::{
     AttentionBlock, FeedForwardBlock, LayerContext, Norm, OUTPUT, OUTPUT_BIAS, POSITION_EMBEDDING,
     TOKEN_EMBEDDING,

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use kv_core::TokenId;
-use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::LayerMap;
+use kv_graph::{Graph, GraphShape};
 use model_core::architecture::{Model, ModelError, OutputKind, SourceEncoder};
 
 use super::graph::{Seq2Seq, Side};

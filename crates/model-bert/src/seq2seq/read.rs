@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use kv_core::TokenId;
-use kv_core::graph::{Activation, DistanceBuckets};
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
+use kv_graph::{Activation, DistanceBuckets};
 use model_core::architecture::{Architecture, Model, ModelError};
 use model_core::blocks::{
     AttentionBlock, FeedForwardBlock, FeedForwardForm, Norm, NormKind, OUTPUT, OUTPUT_BIAS,

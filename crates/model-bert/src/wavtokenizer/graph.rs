@@ -5,7 +5,7 @@
 //! not wanted are dropped there and nowhere else. Knows no file.
 
 use kv_core::Window;
-use kv_core::graph::{
+use kv_graph::{
     Activation, Affine, AttendSpec, CustomScope, CustomSizes, CustomSpec, Graph, GraphBuilder,
     GraphError, GraphShape, Input, NodeId, RowGain,
 };

@@ -12,11 +12,11 @@ mod read;
 
 use std::sync::Arc;
 
+use kv_backend::CustomOps;
 use kv_core::Causality;
-use kv_core::backend::CustomOps;
-use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::{LayerMap, LayerMemory};
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
+use kv_graph::{Graph, GraphShape};
 use model_core::architecture::{Architecture, Model, ModelError, OutputKind};
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::Hyperparameters;

@@ -5,8 +5,8 @@
 //! GEMM. Invariant: each is called for a whole sequence, whose ends are padded with zeros. Knows
 //! nothing of batches or devices.
 
-use kv_core::backend::{CustomOp, CustomRows, CustomShape};
-use kv_core::graph::CustomScope;
+use kv_backend::{CustomOp, CustomRows, CustomShape};
+use kv_graph::CustomScope;
 
 /// Setting: how many tokens a convolution reads, an odd number.
 pub(super) const KERNEL: &str = "kernel";
@@ -227,7 +227,7 @@ mod tests {
 
     use std::sync::Arc;
 
-    use kv_core::graph::CustomSpec;
+    use kv_graph::CustomSpec;
 
     use super::*;
 

@@ -3,7 +3,7 @@
 //! Invariant: a convolution whose weight has another shape, or whose values are no floats, is an
 //! error that names it.
 
-use kv_core::weights::{WeightError, WeightSource};
+use kv_graph::weights::{WeightError, WeightSource};
 use model_core::architecture::ModelError;
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 

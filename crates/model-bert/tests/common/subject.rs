@@ -6,10 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use cellar_engine::{Engine, EngineConfig};
-use kv_core::backend::Backend;
+use kv_backend::Backend;
 use kv_core::batch::Batch;
-use kv_core::weights::WeightSource;
 use kv_core::{SeqId, TokenId};
+use kv_graph::weights::WeightSource;
 use model_core::architecture::{Model, OutputKind};
 use model_core::model_file::OpenModel;
 use model_core::sentence::{Pooling, normalise};

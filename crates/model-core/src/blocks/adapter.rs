@@ -1,7 +1,7 @@
 //! [`Adapter`]: a product of two narrow matrices that is added to a matrix (LoRA, Hu et al., arXiv
 //! 2106.09685), where several layers share the matrix. Does not know the layers around.
 
-use kv_core::graph::{GraphBuilder, GraphError, NodeId};
+use kv_graph::{GraphBuilder, GraphError, NodeId};
 
 /// The adapters of one of the layers that share a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 //!
 //! Streams are `[rows, streams, dim]`. Does not know what a layer computes.
 
-use kv_core::graph::{GraphBuilder, GraphError, NodeId, NormGain};
+use kv_graph::{GraphBuilder, GraphError, NodeId, NormGain};
 
 use super::Norm;
 

@@ -3,13 +3,13 @@
 //!
 //! Grouped-query attention: Ainslie et al., arXiv 2305.13245. Does not know the layers around.
 
-use kv_core::graph::{
+use kv_core::layers::AttentionMemory;
+use kv_core::{LayerIdx, Window};
+use kv_graph::rope::{RopeSections, RopeSpec};
+use kv_graph::{
     Activation, Affine, Alibi, AttendSpec, Attention, DistanceBuckets, DistanceScores, Distances,
     GraphBuilder, GraphError, Input, NodeId, NormGain, PositionScale,
 };
-use kv_core::layers::AttentionMemory;
-use kv_core::rope::{RopeSections, RopeSpec};
-use kv_core::{LayerIdx, Window};
 
 use super::{Adapter, LayerContext};
 

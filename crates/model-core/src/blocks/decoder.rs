@@ -4,10 +4,10 @@
 //! Invariant: only rows whose logits are wanted pass through what follows the last mixer.
 //! Knows no architecture by name.
 
-use kv_core::backend::CustomOps;
-use kv_core::graph::{Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId, RowGain};
+use kv_backend::CustomOps;
 use kv_core::layers::{LayerMap, LayerMemory};
 use kv_core::{LayerIdx, PartIdx};
+use kv_graph::{Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId, RowGain};
 
 use super::{FeedForward, LayerContext, LongRope, Mixer, Norm, PerLayerInputs};
 

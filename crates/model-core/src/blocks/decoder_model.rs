@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
+use kv_backend::CustomOps;
 use kv_core::Causality;
-use kv_core::backend::CustomOps;
-use kv_core::graph::{Graph, GraphShape};
 use kv_core::layers::LayerMap;
+use kv_graph::{Graph, GraphShape};
 
 use super::{Decoder, DecoderRows};
 use crate::architecture::{MaskPlace, Model, OutputKind};

@@ -3,10 +3,10 @@
 //!
 //! Yang et al., arXiv 2412.06464. Does not know the layers around.
 
-use kv_core::graph::{
+use kv_core::layers::RecurrentMemory;
+use kv_graph::{
     Activation, DecaySpec, DeltaSpec, GraphBuilder, GraphError, Input, KeySharing, NodeId, NormGain,
 };
-use kv_core::layers::RecurrentMemory;
 
 use super::ssm::convolved;
 use super::{ConvBias, LayerContext};

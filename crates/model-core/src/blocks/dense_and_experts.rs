@@ -2,7 +2,7 @@
 //!
 //! Does not know the layers around.
 
-use kv_core::graph::{GraphBuilder, GraphError, NodeId};
+use kv_graph::{GraphBuilder, GraphError, NodeId};
 
 use super::experts::RouterInput;
 use super::{ExpertsBlock, FeedForwardBlock, Norm};

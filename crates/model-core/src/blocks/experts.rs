@@ -4,7 +4,7 @@
 //! Shazeer et al., arXiv 1701.06538; with a shared expert for every row as in Dai et al.,
 //! arXiv 2401.06066. Does not know the layers around.
 
-use kv_core::graph::{
+use kv_graph::{
     Activation, Affine, ClampedGate, GraphBuilder, GraphError, NodeId, RouteGate, RouteSpec,
     Routing, TableRow,
 };

@@ -2,7 +2,7 @@
 //!
 //! Shazeer, arXiv 2002.05202. Does not know the layers around.
 
-use kv_core::graph::{Activation, Affine, GraphBuilder, GraphError, NodeId};
+use kv_graph::{Activation, Affine, GraphBuilder, GraphError, NodeId};
 
 use super::{Adapter, DenseAndExperts, ExpertsBlock};
 

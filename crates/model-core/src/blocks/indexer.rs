@@ -5,9 +5,9 @@
 //! that are chosen. Does not know what is attended.
 
 use kv_core::Window;
-use kv_core::graph::{Affine, GraphBuilder, GraphError, IndexSpec, Input, NodeId};
 use kv_core::layers::AttentionMemory;
-use kv_core::rope::RopeSpec;
+use kv_graph::rope::RopeSpec;
+use kv_graph::{Affine, GraphBuilder, GraphError, IndexSpec, Input, NodeId};
 
 use super::LayerContext;
 

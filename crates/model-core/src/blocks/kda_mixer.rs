@@ -3,11 +3,11 @@
 //!
 //! Kimi Linear, arXiv 2510.26692. Does not know the layers around.
 
-use kv_core::graph::{
+use kv_core::layers::RecurrentMemory;
+use kv_graph::{
     Activation, ConvKernels, DecaySpec, DeltaSpec, GraphBuilder, GraphError, Input, KeySharing,
     NodeId,
 };
-use kv_core::layers::RecurrentMemory;
 
 use super::LayerContext;
 use super::delta_mixer::{UnitHeads, normed_heads};

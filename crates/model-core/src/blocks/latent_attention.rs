@@ -6,9 +6,9 @@
 //! and each row is read once. Does not know the layers around.
 
 use kv_core::Window;
-use kv_core::graph::{AttendSpec, GraphBuilder, GraphError, Input, NodeId, PositionScale};
 use kv_core::layers::AttentionMemory;
-use kv_core::rope::RopeSpec;
+use kv_graph::rope::RopeSpec;
+use kv_graph::{AttendSpec, GraphBuilder, GraphError, Input, NodeId, PositionScale};
 
 use super::{IndexerBlock, LayerContext};
 

@@ -3,7 +3,7 @@
 //!
 //! Does not know the block.
 
-use kv_core::graph::{GraphBuilder, GraphError, NodeId};
+use kv_graph::{GraphBuilder, GraphError, NodeId};
 
 use super::Norm;
 

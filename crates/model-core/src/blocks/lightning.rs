@@ -5,8 +5,8 @@
 //! It is the scan of Mamba-2 by heads where every time step is 1: keys are its B, queries its C.
 //! Does not know the layers around.
 
-use kv_core::graph::{Activation, GraphBuilder, GraphError, HeadScanSpec, Input, NodeId};
 use kv_core::layers::RecurrentMemory;
+use kv_graph::{Activation, GraphBuilder, GraphError, HeadScanSpec, Input, NodeId};
 
 use super::LayerContext;
 

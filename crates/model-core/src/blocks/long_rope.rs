@@ -3,7 +3,7 @@
 //!
 //! LongRoPE: Ding et al., arXiv 2402.13753. Tensor names are those of GGUF files.
 
-use kv_core::rope::RopeScaling;
+use kv_graph::rope::RopeScaling;
 
 use super::AttentionBlock;
 

@@ -3,9 +3,9 @@
 //!
 //! Does not know the layers around.
 
-use kv_core::backend::CustomOps;
-use kv_core::graph::{GraphBuilder, GraphError, NodeId};
+use kv_backend::CustomOps;
 use kv_core::layers::LayerMemory;
+use kv_graph::{GraphBuilder, GraphError, NodeId};
 
 use super::{
     AttentionBlock, FeedForward, LatentAttentionBlock, LayerContext, Norm, SharedBlock, SsmMixer,

@@ -4,12 +4,12 @@
 //! The matrix LSTM (mLSTM) of Beck et al., arXiv 2405.04517, is a custom operation that the block
 //! brings along. Does not know the layers around.
 
-use kv_core::backend::{CustomOp, CustomRows, CustomShape};
-use kv_core::graph::{
+use kv_backend::{CustomOp, CustomRows, CustomShape};
+use kv_core::layers::RecurrentMemory;
+use kv_graph::{
     Activation, Affine, CustomScope, CustomSizes, CustomSpec, GraphBuilder, GraphError, Input,
     NodeId, RowGain,
 };
-use kv_core::layers::RecurrentMemory;
 
 use super::LayerContext;
 

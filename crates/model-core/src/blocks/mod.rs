@@ -1,7 +1,7 @@
 //! The blocks that architectures share, each once, configured by data.
 //!
 //! A block is a struct of settings and a function that adds its nodes to a graph, in the
-//! [scope](kv_core::graph::GraphBuilder::scope) of its layer. Weight names are those of GGUF files.
+//! [scope](kv_graph::GraphBuilder::scope) of its layer. Weight names are those of GGUF files.
 //! Knows no architecture by name.
 
 mod adapter;
@@ -30,8 +30,8 @@ mod ssm;
 mod ssm2_mixer;
 mod ssm_mixer;
 
-use kv_core::graph::{GraphBuilder, GraphError, NodeId};
 use kv_core::{LayerIdx, PartIdx};
+use kv_graph::{GraphBuilder, GraphError, NodeId};
 
 pub use adapter::Adapter;
 pub use alt_up::AltUp;

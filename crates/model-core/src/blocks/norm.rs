@@ -2,7 +2,7 @@
 //!
 //! Does not know where it is used.
 
-use kv_core::graph::{Affine, GraphBuilder, GraphError, NodeId};
+use kv_graph::{Affine, GraphBuilder, GraphError, NodeId};
 
 /// One norm.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -3,7 +3,7 @@
 //!
 //! Does not know what layers compute.
 
-use kv_core::graph::{Activation, GraphBuilder, GraphError, Input, NodeId};
+use kv_graph::{Activation, GraphBuilder, GraphError, Input, NodeId};
 
 use super::{LayerContext, Norm};
 

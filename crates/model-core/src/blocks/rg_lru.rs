@@ -4,12 +4,12 @@
 //! The real-gated linear recurrent unit (RG-LRU) of De et al., arXiv 2402.19427, is a custom
 //! operation that the block brings along. Does not know the layers around.
 
-use kv_core::backend::{CustomOp, CustomRows, CustomShape};
-use kv_core::graph::{
+use kv_backend::{CustomOp, CustomRows, CustomShape};
+use kv_core::layers::RecurrentMemory;
+use kv_graph::{
     Activation, Affine, ConvSpec, CustomScope, CustomSizes, CustomSpec, GraphBuilder, GraphError,
     Input, NodeId,
 };
-use kv_core::layers::RecurrentMemory;
 
 use super::LayerContext;
 

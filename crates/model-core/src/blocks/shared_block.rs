@@ -2,7 +2,7 @@
 //! the mixer of a layer (Zamba2, arXiv 2411.15242). Does not know the layers around.
 
 use kv_core::LayerIdx;
-use kv_core::graph::{GraphBuilder, GraphError, NodeId};
+use kv_graph::{GraphBuilder, GraphError, NodeId};
 
 use super::{AttentionBlock, FeedForwardBlock, LayerContext, Norm};
 

@@ -1,8 +1,8 @@
 //! The mixer of a layer with a short convolution: two gates around a causal convolution over a few
 //! tokens (LFM2, arXiv 2511.23404). Does not know the layers around.
 
-use kv_core::graph::{ConvSpec, GraphBuilder, GraphError, Input, NodeId};
 use kv_core::layers::RecurrentMemory;
+use kv_graph::{ConvSpec, GraphBuilder, GraphError, Input, NodeId};
 
 use super::LayerContext;
 

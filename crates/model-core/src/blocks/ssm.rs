@@ -2,10 +2,10 @@
 //!
 //! Does not know the layers around.
 
+use kv_backend::CustomOps;
 use kv_core::LayerIdx;
-use kv_core::backend::CustomOps;
-use kv_core::graph::{Activation, ConvSpec, GraphBuilder, GraphError, NodeId};
 use kv_core::layers::RecurrentMemory;
+use kv_graph::{Activation, ConvSpec, GraphBuilder, GraphError, NodeId};
 
 use super::mlstm::MLstm;
 use super::rg_lru::RgLru;

@@ -3,10 +3,10 @@
 //!
 //! Dao and Gu, arXiv 2405.21060. Does not know the layers around.
 
-use kv_core::graph::{
+use kv_core::layers::RecurrentMemory;
+use kv_graph::{
     Activation, GraphBuilder, GraphError, HeadScanSpec, Input, NodeId, NormGain, TableRow,
 };
-use kv_core::layers::RecurrentMemory;
 
 use super::ssm::{convolved, gated};
 use super::{ConvBias, LayerContext};

@@ -2,8 +2,8 @@
 //!
 //! Gu and Dao, arXiv 2312.00752 (Mamba-1). Does not know the layers around.
 
-use kv_core::graph::{Affine, GraphBuilder, GraphError, Input, NodeId, NormGain, ScanSpec};
 use kv_core::layers::RecurrentMemory;
+use kv_graph::{Affine, GraphBuilder, GraphError, Input, NodeId, NormGain, ScanSpec};
 
 use super::LayerContext;
 use super::ssm::{convolved, gated};

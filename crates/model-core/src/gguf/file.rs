@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
 
-use kv_core::weights::{SharedBytes, SourceChanged, Weight, WeightError, WeightSource};
+use kv_graph::weights::{SharedBytes, SourceChanged, Weight, WeightError, WeightSource};
 
 use super::header::Header;
 use super::metadata::Metadata;

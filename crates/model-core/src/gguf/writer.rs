@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 use std::io::{self, Write};
 
-use kv_core::weights::{Weight, WeightInfo};
+use kv_graph::weights::{Weight, WeightInfo};
 
 use super::header::alignment;
 use super::metadata::Metadata;

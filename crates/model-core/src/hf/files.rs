@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use kv_core::block::BlockFormat;
-use kv_core::weights::{SharedBytes, WeightSource};
+use kv_graph::weights::{SharedBytes, WeightSource};
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 

@@ -7,7 +7,7 @@
 use std::sync::{Arc, LazyLock};
 
 use kv_core::block::{BlockFormat, dequantize};
-use kv_core::weights::SharedBytes;
+use kv_graph::weights::SharedBytes;
 
 use super::ModelFileError;
 use super::files::{TensorFiles, TensorLocation};

@@ -1,7 +1,7 @@
 //! [`Keys`]: metadata under construction, for one architecture, with the tensors that follow from
 //! them.
 
-use kv_core::weights::{Weight, WeightError};
+use kv_graph::weights::{Weight, WeightError};
 
 use crate::gguf::{Metadata, Value};
 

@@ -6,7 +6,7 @@
 
 use std::f64::consts::TAU;
 
-use kv_core::rope::YarnRamp;
+use kv_graph::rope::YarnRamp;
 
 use super::rules::head_dim;
 use super::{HfConfig, Keys, ModelFileError};
@@ -545,11 +545,11 @@ mod tests {
             panic!("{vectors:?}");
         };
         assert_eq!(short.name(), "rope_factors_short.weight");
-        let rope = kv_core::rope::RopeSpec {
-            style: kv_core::rope::RopeStyle::Neox,
+        let rope = kv_graph::rope::RopeSpec {
+            style: kv_graph::rope::RopeStyle::Neox,
             n_rot: 16,
             base: f64::from(number("freq_base")),
-            scaling: kv_core::rope::RopeScaling::None,
+            scaling: kv_graph::rope::RopeScaling::None,
             factors: Some(long.name().to_owned()),
         };
         let wanted = [

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use kv_core::block::{BlockFormat, dequantize};
-use kv_core::weights::SharedBytes;
+use kv_graph::weights::SharedBytes;
 
 use super::{HfConfig, ModelFileError};
 

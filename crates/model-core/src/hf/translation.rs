@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
 
 use super::config::Bounds;
 use super::files::TensorFiles;

@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
 use kv_core::block::BlockFormat;
-use kv_core::weights::{SharedBytes, SourceChanged, Weight, WeightError, WeightInfo, WeightSource};
+use kv_graph::weights::{
+    SharedBytes, SourceChanged, Weight, WeightError, WeightInfo, WeightSource,
+};
 
 use super::files::{TensorFiles, TensorLocation};
 use super::names::{Numbers, filled, matched};

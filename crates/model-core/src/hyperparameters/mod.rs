@@ -6,7 +6,7 @@
 
 mod rope;
 
-use kv_core::weights::{Weight, WeightError, WeightSource};
+use kv_graph::weights::{Weight, WeightError, WeightSource};
 
 use crate::blocks::{AttentionBlock, OUTPUT, TOKEN_EMBEDDING};
 use crate::error::ModelError;

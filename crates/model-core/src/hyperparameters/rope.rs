@@ -2,8 +2,8 @@
 //!
 //! Invariant: a setting that is not supported is an error that names its key.
 
-use kv_core::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle, SectionOrder, YarnRamp};
-use kv_core::weights::WeightSource;
+use kv_graph::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle, SectionOrder, YarnRamp};
+use kv_graph::weights::WeightSource;
 
 use super::{Hyperparameters, optional_weight};
 use crate::blocks::LongRope;

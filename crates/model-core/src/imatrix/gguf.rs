@@ -2,7 +2,7 @@
 //! `NAME.counts` (`[matrices, 1]`), of one matrix without the first dimension, hold the sums of a
 //! weight `NAME`. Other tensors have no meaning here.
 
-use kv_core::weights::Weight;
+use kv_graph::weights::Weight;
 
 use super::{Importance, ImportanceMatrix};
 use crate::gguf::{Array, GgufError, GgufFile, GgufWriter, MetadataError, Value};

@@ -1,6 +1,6 @@
 //! Which keys of `config.json` become which GGUF keys, where the shared tables do not cover it.
 
-use kv_core::rope::YarnRamp;
+use kv_graph::rope::YarnRamp;
 use model_core::hf::{
     FixedValue, HfConfig, Key, Keys, ModelFileError, RopeKind, RopeSettings, SILU, full_attention,
     gemma_score_scale, layer_types, window_of_all, windows_by_layer,

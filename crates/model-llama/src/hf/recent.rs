@@ -1,7 +1,7 @@
 //! [`CLASSES`]: classes of models since OLMo 3 that recombine what earlier ones brought, with the
 //! keys and tensors of their own.
 
-use kv_core::rope::YarnRamp;
+use kv_graph::rope::YarnRamp;
 use model_core::hf::{
     ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, FixedValue,
     GATED_TENSORS, GRANITE_FACTORS, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError,

@@ -1,7 +1,7 @@
 //! [`CLASSES`]: the text decoders of models that see images (Qwen2-VL: Wang et al., arXiv
 //! 2409.12191). Their vision towers are not read: what those make comes in as rows.
 
-use kv_core::rope::SectionOrder;
+use kv_graph::rope::SectionOrder;
 use model_core::gguf::Array;
 use model_core::hf::{
     DECODER_KEYS, HfClass, HfConfig, Key, Keys, ModelFileError, RMS_EPS, RopeSettings, SILU,

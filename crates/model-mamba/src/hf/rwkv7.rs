@@ -2,7 +2,7 @@
 //! gives them.
 
 use kv_core::block::BlockFormat;
-use kv_core::weights::{Weight, WeightError, WeightInfo, WeightSource};
+use kv_graph::weights::{Weight, WeightError, WeightInfo, WeightSource};
 use model_core::hf::{
     FixedValue, HfClass, HfConfig, HfWeights, Key, Keys, ModelFileError, ROW_KEYS, TensorRule,
     TensorStep, VOCAB_SIZE, in_layers, only, same, with,

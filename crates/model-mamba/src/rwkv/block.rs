@@ -3,10 +3,10 @@
 //! Knows what all versions have; their mixers are in their own files.
 
 use kv_core::LayerIdx;
-use kv_core::graph::{
+use kv_core::layers::{LayerMemory, RecurrentMemory};
+use kv_graph::{
     Activation, Affine, CustomScope, CustomSizes, CustomSpec, GraphError, Input, NodeId, Scope,
 };
-use kv_core::layers::{LayerMemory, RecurrentMemory};
 
 use super::Sizes;
 use super::ops::{Lerp, PreviousRows};

@@ -22,11 +22,11 @@ mod wkv7;
 
 use std::sync::Arc;
 
+use kv_backend::CustomOps;
 use kv_core::LayerIdx;
-use kv_core::backend::CustomOps;
-use kv_core::graph::{Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId};
 use kv_core::layers::LayerMap;
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
+use kv_graph::{Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId};
 use model_core::architecture::{Architecture, Model, ModelError, OutputKind};
 use model_core::blocks::TOKEN_EMBEDDING;
 use model_core::gguf::Metadata;

@@ -4,7 +4,7 @@
 //! Invariant: a row's result follows from the row and the state alone, so it is the same however a
 //! sequence is cut up. Knows nothing of sequences, cells or devices.
 
-use kv_core::backend::{CustomOp, CustomRows, CustomShape};
+use kv_backend::{CustomOp, CustomRows, CustomShape};
 
 /// For `x [tokens, dim]`: the rows before each, `[tokens, dim]`. The state, `[dim]`, is the row
 /// before the first; zeros in the beginning.
@@ -120,7 +120,7 @@ mod tests {
 
     use std::sync::Arc;
 
-    use kv_core::graph::CustomSpec;
+    use kv_graph::CustomSpec;
 
     use super::*;
 

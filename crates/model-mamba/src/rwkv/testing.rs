@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use kv_core::backend::{CustomOp, CustomRows};
-use kv_core::graph::CustomSpec;
+use kv_backend::{CustomOp, CustomRows};
+use kv_graph::CustomSpec;
 
 /// Tokens.
 pub(super) const N: usize = 5;

@@ -2,8 +2,8 @@
 //!
 //! No GGUF file of another program has this architecture: those are of RWKV-6 and 7.
 
-use kv_core::graph::{Activation, GraphError, NodeId};
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
+use kv_graph::{Activation, GraphError, NodeId};
 use model_core::architecture::ModelError;
 use model_core::hyperparameters::Hyperparameters;
 

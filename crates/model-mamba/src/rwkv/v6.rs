@@ -1,8 +1,8 @@
 //! The mixers of RWKV-6 (Finch; Peng et al., arXiv 2404.05892): sums of keys and values, whose
 //! decays and mixtures with the row before depend on the row.
 
-use kv_core::graph::{Activation, GraphError, NodeId};
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
+use kv_graph::{Activation, GraphError, NodeId};
 use model_core::architecture::ModelError;
 use model_core::hyperparameters::{Hyperparameters, optional_weight};
 

@@ -4,8 +4,8 @@
 //! Invariant: every block adds to its values a share of those of the first block, which has no
 //! tensors for that ([`UNREAD`] are in files all the same).
 
-use kv_core::graph::{Activation, GraphError, NodeId};
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
+use kv_graph::{Activation, GraphError, NodeId};
 use model_core::architecture::ModelError;
 use model_core::hyperparameters::Hyperparameters;
 

@@ -5,7 +5,7 @@
 //! Invariant: the denominator is at least 1 from the first token on, so a 0 there tells a memory
 //! that is new: its maximum is then as good as minus infinity, whatever is stored.
 
-use kv_core::backend::{CustomOp, CustomRows, CustomShape};
+use kv_backend::{CustomOp, CustomRows, CustomShape};
 
 /// For `(k, v)`, `[tokens, width]` each, and the weights decay (the negative number that `max`
 /// changes by from token to token) and first (added to the key of the token itself), `[width]`
@@ -111,7 +111,7 @@ mod tests {
 
     use std::sync::Arc;
 
-    use kv_core::graph::CustomSpec;
+    use kv_graph::CustomSpec;
 
     use super::*;
 

@@ -4,7 +4,7 @@
 //! Invariant: rows follow one after the other, so the bits are the same however a sequence is cut
 //! up. Knows nothing of sequences or devices.
 
-use kv_core::backend::{CustomOp, CustomRows, CustomShape};
+use kv_backend::{CustomOp, CustomRows, CustomShape};
 
 use super::heads::{add_scaled, head_dim, normalize};
 
@@ -108,7 +108,7 @@ mod tests {
 
     use std::sync::Arc;
 
-    use kv_core::graph::CustomSpec;
+    use kv_graph::CustomSpec;
 
     use super::super::testing::{DIM, HEADS, N, operands, run_op, spec, weights};
     use super::*;

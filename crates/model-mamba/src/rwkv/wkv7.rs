@@ -1,11 +1,11 @@
 //! [`Wkv7`]: the recurrence of RWKV-7: a delta rule whose removal has a key of its own, and rates
 //! and decays for every key value (Peng et al., arXiv 2503.14456).
 //!
-//! It is not [`Op::Delta`](kv_core::graph::Op::Delta), which removes after the decay, with the key
+//! It is not [`Op::Delta`](kv_graph::Op::Delta), which removes after the decay, with the key
 //! that it adds and one rate for a head. Invariant: rows follow one after the other, so the bits
 //! are the same however a sequence is cut up. Knows nothing of sequences or devices.
 
-use kv_core::backend::{CustomOp, CustomRows, CustomShape};
+use kv_backend::{CustomOp, CustomRows, CustomShape};
 
 use super::heads::{add_scaled, head_dim, normalize};
 
@@ -142,7 +142,7 @@ impl Scratch {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use kv_core::graph::CustomSpec;
+    use kv_graph::CustomSpec;
 
     use super::super::testing::{DIM, HEADS, N, operands, run_op, spec, weights};
     use super::*;

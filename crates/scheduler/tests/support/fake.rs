@@ -5,8 +5,8 @@ use kv_core::batch::BatchRules;
 use std::collections::BTreeMap;
 
 use cellar_scheduler::RowBytes;
-use kv_core::backend::RowCopy;
 use kv_core::batch::UBatch;
+use kv_core::memory::RowCopy;
 use kv_core::memory::{Composite, Memory, MemoryInputs, Restoration, Snapshot};
 use kv_core::{Causality, CellIdx, PartIdx, Pos, TokenId, Window};
 

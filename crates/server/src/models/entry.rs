@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use cellar_engine::serve::Service;
-use kv_core::backend::BoxedBackend;
+use kv_backend::BoxedBackend;
 use model_core::weight_summary::WeightSummary;
 
 use crate::error::ApiError;

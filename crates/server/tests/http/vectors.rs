@@ -2,7 +2,7 @@
 
 use cellar_engine::{Embedder, EmbedderConfig, Reranker, RerankerConfig};
 use cellar_server::{App, ModelSettings, ServedModel, ServerConfig};
-use kv_core::backend::BoxedBackend;
+use kv_backend::BoxedBackend;
 use model_core::architecture::Registry;
 use model_core::model_file::ModelFile;
 use model_tests::fixture;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use cellar_engine::sampler::SamplerConfig;
 use cellar_engine::serve::{ServiceConfig, Speculation, TextRequest, Usage};
 use cellar_engine::{CompletionOptions, EngineConfig, PromptOutputs};
-use kv_core::backend::Backend;
+use kv_backend::Backend;
 use kv_core::{KvType, TokenId};
 use serde::Serialize;
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cellar_engine::{Engine, EngineError, Pace};
-use kv_core::backend::{BoxedBackend, Profile};
+use kv_backend::{BoxedBackend, Profile};
 use kv_core::batch::Batch;
 use kv_core::memory::Seqs;
 use kv_core::{Pos, PosRange, SeqId, TokenId};

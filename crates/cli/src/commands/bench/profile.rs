@@ -1,11 +1,11 @@
 //! Where the time of a phase went: what each kind of steps took, and what was outside of all steps.
-//! Knows no backend: a [`kv_core::backend::Profile`] did the measuring.
+//! Knows no backend: a [`kv_backend::Profile`] did the measuring.
 
 use std::io::Write;
 use std::time::Duration;
 
 use cellar_engine::Pace;
-use kv_core::backend::{StepKind, StepTime};
+use kv_backend::{StepKind, StepTime};
 use serde::Serialize;
 
 /// What was measured of a phase: its tokens and time, and what the backend profiled meanwhile.

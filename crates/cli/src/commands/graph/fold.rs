@@ -5,7 +5,7 @@
 use std::fmt::{self, Write};
 use std::ops::Range;
 
-use kv_core::graph::{GraphDiff, NodeChange, NodeText};
+use kv_graph::{GraphDiff, NodeChange, NodeText};
 use serde::Serialize;
 
 use super::outline::{Detail, Outline};

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 
 use anyhow::{Context, ensure};
-use kv_core::graph::NodeText;
+use kv_graph::NodeText;
 
 /// Which parts of nodes are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use cellar_engine::{
     CancelFlag, DenoiseOptions, Denoiser, Denoising, EngineConfig, EngineError, FillSchedule,
     FinishReason, Pace, Timings,
 };
-use kv_core::backend::{Backend, BackendInfo, BoxedBackend};
+use kv_backend::{Backend, BackendInfo, BoxedBackend};
 use kv_core::{KvType, TokenId};
 use model_core::architecture::{MaskPlace, OutputKind};
 use model_core::model_file::ModelFile;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use cellar_engine::serve::Usage;
 use cellar_engine::{FinishReason, Pace, Speculated, Timings};
+use kv_backend::BackendInfo;
 use kv_core::TokenId;
-use kv_core::backend::BackendInfo;
 use serde::Serialize;
 
 use crate::commands::answer::Answer;

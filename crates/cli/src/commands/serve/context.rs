@@ -44,7 +44,7 @@ fn longest(config: &EngineConfig, model: &dyn Model, n_bytes: u64) -> Option<u32
 mod tests {
     use std::sync::Arc;
 
-    use kv_core::weights::SharedBytes;
+    use kv_graph::weights::SharedBytes;
 
     use super::*;
 

@@ -10,7 +10,7 @@ use cellar_engine::{EngineError, MemoryBudget};
 use cellar_server::{
     ApiError, Job, LoadModel, ModelBytes, ModelFacts, ModelSettings, PlannedModel, ServedModel,
 };
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 use model_core::architecture::OutputKind;
 use model_core::model_file::{ModelFile, OpenModel};
 

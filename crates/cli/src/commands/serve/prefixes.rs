@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use cellar_engine::serve::{PrefixCounts, Service, ServiceError};
 use cellar_server::App;
-use kv_core::backend::BoxedBackend;
+use kv_backend::BoxedBackend;
 
 use crate::failure::{one_line, warn};
 use crate::terminal::note;

@@ -8,9 +8,9 @@ use std::collections::HashMap;
 use super::Recurrent;
 use super::chain::{Chain, KeptState};
 use crate::batch::UBatch;
-use crate::graph::{StateGroup, StateStore};
 use crate::ids::{CellIdx, Pos, SeqId};
 use crate::memory::{NeededFor, NoStateRoom, Refusal};
+use crate::memory::{StateGroup, StateStore};
 use crate::seq_set::SeqSet;
 
 /// Finds rows for the states of ubatches that are committed one after the other: the groups of each

@@ -35,8 +35,8 @@ use super::snapshot::{RestoreInto, Snapshot};
 use super::{Memory, MemoryInputs};
 use crate::batch::UBatch;
 use crate::cells::FreeMap;
-use crate::graph::StateGroup;
 use crate::ids::{CellIdx, MAX_SEQS, Pos, SeqId};
+use crate::memory::StateGroup;
 use crate::seq_set::SeqSet;
 use crate::window::PosRange;
 

@@ -1,6 +1,6 @@
 //! A gate that alone reads two products of the same rows becomes the epilogue of the first matrix.
 
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 
 use super::{Epilogue, FusedSteps, OutputAt, StepOp};
 use crate::plan::{Elementwise, GateEpilogue};
@@ -72,7 +72,7 @@ mod tests {
     use super::super::share_input::share_input;
     use super::super::testing::{Scene, embeddings};
     use super::*;
-    use kv_core::graph::Activation;
+    use kv_graph::Activation;
 
     #[test]
     fn the_second_product_moves_into_the_epilogue_of_the_first() {

@@ -14,8 +14,8 @@ mod split_columns;
 pub(super) mod testing;
 
 pub(crate) use gate_epilogue::MIN_GATE_EPILOGUE_ROWS;
-use kv_core::backend::BackendError;
-use kv_core::graph::Graph;
+use kv_backend::BackendError;
+use kv_graph::Graph;
 
 use super::lower::{LoweredGraph, Value};
 use super::{Epilogue, MatMulOutput, Step, StepOp};

@@ -1,6 +1,6 @@
 //! A norm or gate of rows that only quantized matrices read becomes the prologue of their step.
 
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 
 use super::{FusedSteps, StepOp};
 use crate::plan::{Elementwise, NormOp, Prologue};

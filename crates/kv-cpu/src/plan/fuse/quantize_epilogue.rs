@@ -1,6 +1,6 @@
 //! One gated row that only quantized matrices of one kind read is quantized where it is gated.
 
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 
 use super::FusedSteps;
 use crate::plan::{Epilogue, Prologue};
@@ -43,7 +43,7 @@ mod tests {
     use super::super::testing::{Scene, embeddings};
     use super::*;
     use kv_core::block::BlockFormat;
-    use kv_core::graph::Activation;
+    use kv_graph::Activation;
 
     #[test]
     fn a_gated_row_of_quantized_matrices_is_quantized_at_once() {

@@ -1,6 +1,6 @@
 //! A sum that alone reads a product becomes the epilogue of its matrix.
 
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 
 use super::{Epilogue, FusedSteps, OutputAt, StepOp};
 use crate::plan::Elementwise;

@@ -1,6 +1,6 @@
 //! Matrices that multiply the same rows become one step.
 
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 
 use super::{FusedSteps, StepOp};
 

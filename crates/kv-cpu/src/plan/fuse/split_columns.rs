@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use kv_core::backend::BackendError;
+use kv_backend::BackendError;
 
 use super::{Epilogue, FusedSteps, MatMulOutput, OutputAt, StepOp};
 use crate::plan::RowsOp;

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use kv_core::backend::checks::window_of;
-use kv_core::backend::{BackendError, StepKind};
-use kv_core::graph::{
-    AttendSpec, GraphInputs, IndexSpec, Input, Node, NodeId, Op, RelativeBias, RelativeScores,
-    ResultForm,
-};
+use kv_backend::GraphInputs;
+use kv_backend::checks::window_of;
+use kv_backend::{BackendError, StepKind};
 use kv_core::layers::LayerRows;
 use kv_core::{LayerIdx, PartIdx, Visibility, Window};
+use kv_graph::{
+    AttendSpec, IndexSpec, Input, Node, NodeId, Op, RelativeBias, RelativeScores, ResultForm,
+};
 
 use super::{Call, Lowering, Value, unsupported};
 use crate::plan::{HeadBuckets, HeadWeights, StepOp};

@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
-use kv_core::backend::{BackendError, CustomOp, CustomShape};
-use kv_core::graph::{CustomSpec, Input, Node, Op};
+use kv_backend::{BackendError, CustomOp, CustomShape};
+use kv_graph::{CustomSpec, Input, Node, Op};
 
 use super::{Call, Lowering, Value, unsupported};
 use crate::plan::StepOp;

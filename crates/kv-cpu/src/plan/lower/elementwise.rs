@@ -1,8 +1,8 @@
 //! Lowers elementwise operations, which can work in place.
 
-use kv_core::backend::BackendError;
-use kv_core::graph::{Activation, ClampedGate, Input, Node, Op, PositionScale};
-use kv_core::rope::{RopeSections, RopeSpec};
+use kv_backend::BackendError;
+use kv_graph::rope::{RopeSections, RopeSpec};
+use kv_graph::{Activation, ClampedGate, Input, Node, Op, PositionScale};
 
 use super::{Call, Lowering, unsupported};
 use crate::plan::{RopeTable, StepOp};

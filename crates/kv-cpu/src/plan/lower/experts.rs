@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use kv_core::backend::{BackendError, StepKind};
-use kv_core::graph::{Node, Op, RouteSpec};
-use kv_core::weights::Weight;
+use kv_backend::{BackendError, StepKind};
+use kv_graph::weights::Weight;
+use kv_graph::{Node, Op, RouteSpec};
 
 use super::{Call, Lowering, Value, unsupported};
 use crate::execute::Experts;

@@ -1,7 +1,7 @@
 //! Lowers matrix multiplications, each to a step of its own.
 
-use kv_core::backend::BackendError;
-use kv_core::graph::{Node, Op};
+use kv_backend::BackendError;
+use kv_graph::{Node, Op};
 
 use super::{Call, Lowering, unsupported};
 use crate::plan::{Epilogue, MatMul, MatMulOutput, Prologue, StepOp};

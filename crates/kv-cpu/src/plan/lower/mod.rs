@@ -16,11 +16,11 @@ mod rows;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use kv_backend::BackendError;
 use kv_core::PartIdx;
-use kv_core::backend::BackendError;
-use kv_core::graph::{DType, Graph, Input, Node, NodeId, Op};
 use kv_core::layers::RowLayout;
-use kv_core::weights::Weight;
+use kv_graph::weights::Weight;
+use kv_graph::{DType, Graph, Input, Node, NodeId, Op};
 
 use super::{PartNeeds, RequiredInputs, RopeTable, Step, StepOp};
 use crate::matrix::Matrix;

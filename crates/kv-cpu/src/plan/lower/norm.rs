@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use kv_core::backend::BackendError;
-use kv_core::graph::{Node, Op};
+use kv_backend::BackendError;
+use kv_graph::{Node, Op};
 
 use super::{Call, Lowering, Value, unsupported};
 use crate::plan::StepOp;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use kv_core::backend::{BackendError, StepKind};
-use kv_core::graph::{DecaySpec, Input, Node, Op};
+use kv_backend::{BackendError, StepKind};
+use kv_graph::{DecaySpec, Input, Node, Op};
 
 use super::{Call, Lowering, Value, unsupported};
 use crate::matrix::Matrix;

@@ -15,7 +15,7 @@ use axum::extract::{Extension, Path as UrlPath, Query, Request, State};
 use axum::response::Response;
 use axum::routing::MethodRouter;
 use cellar_engine::serve::{PrefixCounts, ServiceError};
-use kv_core::state::{SavedState, StateError};
+use kv_backend::state::{SavedState, StateError};
 use serde::Deserialize;
 use serde_json::{Value, json};
 

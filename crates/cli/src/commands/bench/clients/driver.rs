@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use cellar_engine::serve::{Service, ServiceError, TextRequest, TextStream, Usage};
-use kv_core::backend::BoxedBackend;
+use kv_backend::BoxedBackend;
 
 use super::schedule::Schedule;
 
