@@ -20,6 +20,7 @@ mod reference;
 mod refusal;
 mod runner;
 pub mod settings;
+pub mod sizes;
 
 use std::num::NonZero;
 use std::path::PathBuf;

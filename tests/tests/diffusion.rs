@@ -5,9 +5,8 @@
 
 use std::sync::Arc;
 
-use cellar_engine::{
-    DenoiseOptions, Denoiser, Engine, EngineError, FillOrder, FillSchedule, MemoryBudget,
-};
+use cellar_engine::{Engine, EngineError, MemoryBudget};
+use cellar_tasks::{DenoiseOptions, Denoiser, FillOrder, FillSchedule};
 use kv_backend::Backend;
 use kv_core::TokenId;
 use model_core::architecture::{Architecture, MaskPlace, Model, OutputKind, Registry};

@@ -54,10 +54,8 @@ pub use backends::{
 };
 pub use cellar_engine as engine;
 pub use cellar_engine::sampler::{Bias, Dry, LogitBias, Mirostat, Penalties, SamplerConfig, Xtc};
-pub use cellar_engine::{
-    CancelFlag, Embedder, EmbedderConfig, EngineConfig, FinishReason, LongContext, Ranked,
-    Reranker, RerankerConfig,
-};
+pub use cellar_engine::{CancelFlag, EngineConfig, FinishReason, LongContext};
+pub use cellar_tasks::{Embedder, EmbedderConfig, Ranked, Reranker, RerankerConfig};
 pub use chat::{ChatTokens, chat_tokens, render_chat, render_json_chat};
 pub use choice::{
     Choice, DEVICE_RESERVE, DeviceNeeds, DeviceShortage, ModelWork, choose_backend, weight_shapes,

@@ -12,9 +12,9 @@ use cellar_engine::serve::{
 };
 use cellar_engine::session::{Activity, Session};
 use cellar_engine::{
-    CancelFlag, DraftModel, Embedder, EmbedderConfig, Engine, EngineConfig, EngineError,
-    PromptOutputs, Reranker, RerankerConfig, SaveOptions, TextPlan,
+    CancelFlag, DraftModel, Engine, EngineConfig, EngineError, PromptOutputs, SaveOptions,
 };
+use cellar_tasks::{Embedder, EmbedderConfig, Reranker, RerankerConfig, TextPlan};
 use kv_backend::state::SavedState;
 use kv_backend::{BoxedBackend, OnProgress};
 use kv_core::batch::Batch;

@@ -16,9 +16,10 @@ use cellar_engine::sampler::{
     Dry, MAX_LAST_N, Mirostat, Penalties, SamplerConfig, Xtc, random_seed,
 };
 use cellar_engine::{
-    AttentionMode, CompletionOptions, ConfigError, Engine, EngineConfig, EngineError, LongTexts,
-    MemoryBudget, PromptOutputs, RecordingBackend, Speculated, SpeculationOff, TextPlan,
+    AttentionMode, CompletionOptions, ConfigError, Engine, EngineConfig, EngineError, MemoryBudget,
+    PromptOutputs, Speculated, SpeculationOff,
 };
+use cellar_tasks::{LongTexts, RecordingBackend, TextPlan};
 use clap::ValueEnum;
 use kv_backend::{Backend, BoxedBackend, Profile};
 use kv_core::KvType;

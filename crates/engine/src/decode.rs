@@ -375,9 +375,8 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     }
 
     /// Evaluates a batch with a diffusion model: the logits of the entries whose output is wanted,
-    /// for which [`OutputKind::MaskLogits`] says of which masks they are. [`Denoiser`] does.
-    ///
-    /// [`Denoiser`]: crate::Denoiser
+    /// for which [`OutputKind::MaskLogits`] says of which masks they are. `Denoiser` of
+    /// `cellar-tasks` does.
     ///
     /// # Errors
     /// As [`Engine::decode_until`].

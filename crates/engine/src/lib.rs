@@ -4,8 +4,7 @@
 //! (from logits to a token), [`stop`] (stop strings), [`Completion`] (the text of one request,
 //! apart from any engine), [`session`] (the texts of one engine, from prompt to token), [`serve`]
 //! (a session on a thread), [`trace`] (what those did, in a file, and replays), [`batch_file`]
-//! (files of requests), [`Denoiser`] (texts of masks, for diffusion models), [`Embedder`] (vectors
-//! of texts), [`Reranker`] (scores of pairs), [`RecordingBackend`] (what weight matrices multiply).
+//! (files of requests). Vectors, scores and other uses of an engine are the crate `cellar-tasks`.
 //! Generic over backends and models; names none of them.
 
 mod aged;
@@ -16,29 +15,22 @@ mod completion;
 mod config;
 mod context;
 mod decode;
-mod denoise;
 mod draft_model;
-mod embedder;
 mod encode;
 mod error;
 mod guard;
-mod importance;
 mod logprobs;
 mod planning;
 mod programs;
-mod reranker;
 mod rows_out;
 mod runner;
 pub mod sampler;
 pub mod serve;
 pub mod session;
-#[cfg(test)]
-mod sizes;
 mod speculate;
 mod state;
 pub mod stop;
 mod stored_types;
-mod texts;
 mod timings;
 pub mod trace;
 
@@ -51,17 +43,12 @@ pub use config::{
 };
 pub use context::{GroupAttention, LongContext};
 pub use decode::Engine;
-pub use denoise::{DenoiseOptions, Denoiser, Denoising, FillOrder, FillSchedule};
 pub use draft_model::DraftModel;
-pub use embedder::{Embedder, EmbedderConfig, LongTexts};
 pub use error::{EngineError, Replaced};
-pub use importance::{ActivationSums, RecordedMatrices, RecordingBackend, RecordingProgram};
 pub use kv_backend::CancelFlag;
 pub use logprobs::{Logprobs, TokenLogprob, TokenLogprobs};
 pub use model_core::sentence::{Normalization, Pooling};
 pub use planning::{PromptOutputs, Workload};
-pub use reranker::{Ranked, Reranker, RerankerConfig};
 pub use rows_out::{Embeddings, Logits};
 pub use state::{RestoredState, SaveOptions};
-pub use texts::TextPlan;
 pub use timings::{Pace, Timings};

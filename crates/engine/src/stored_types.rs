@@ -99,8 +99,8 @@ mod tests {
     use kv_core::layers::{LayerMap, LayerMemory, RecurrentMemory};
     use kv_core::{Causality, KvType, StateType};
 
-    use crate::sizes::{CELLS, STATES, Sizes};
     use crate::{ConfigError, EngineConfig};
+    use model_tests::sizes::{CELLS, STATES, Sizes};
 
     /// Only the last inputs of a convolution, which keep their type.
     const INPUTS: LayerMemory = LayerMemory::Recurrent(RecurrentMemory {

@@ -12,7 +12,6 @@ mod faults;
 mod generation;
 mod hybrid;
 mod images;
-mod importance;
 mod interrupted;
 mod iswa;
 mod kv_types;

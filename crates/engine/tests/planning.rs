@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex};
 
 use crate::model::{Layered, Remembers, VOCAB};
-use crate::support::{delegate::rows_of_inner, stories};
+use crate::support::stories;
 use cellar_engine::{AttentionMode, CancelFlag, Engine, EngineConfig, PromptOutputs, Workload};
 use kv_backend::null::NullBackend;
 use kv_backend::{Backend, BackendError, BackendInfo, OnProgress, RowSpan};
@@ -30,18 +30,10 @@ impl Backend for Noting {
     type Weights = <NullBackend as Backend>::Weights;
     type Program = Graph;
 
-    rows_of_inner!();
+    kv_backend::delegate!(info, allocate, load_weights, read_rows, write_rows);
 
     fn program_capacities(&self) -> &'static [usize] {
         self.capacities
-    }
-
-    fn load_weights(
-        &self,
-        source: Arc<dyn WeightSource>,
-        on_progress: OnProgress,
-    ) -> Result<Self::Weights, BackendError> {
-        self.inner.load_weights(source, on_progress)
     }
 
     fn compile(
@@ -67,15 +59,6 @@ impl Backend for Noting {
             .map(|&id| graph.node(id).unwrap().row_len());
         outputs.resize(row_lens.map(|len| len * inputs.output_rows.len()));
         Ok(())
-    }
-
-    fn write_rows(
-        &self,
-        rows: &mut Self::Rows,
-        span: RowSpan,
-        bytes: &[u8],
-    ) -> Result<(), BackendError> {
-        self.inner.write_rows(rows, span, bytes)
     }
 }
 

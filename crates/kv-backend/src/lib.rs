@@ -13,6 +13,7 @@ mod cancel;
 pub mod checks;
 mod copy;
 mod custom;
+mod delegate;
 mod dynamic;
 mod error;
 #[cfg(feature = "host")]
@@ -25,6 +26,9 @@ mod rows;
 mod shift;
 mod split;
 pub mod state;
+
+#[doc(hidden)] // for `delegate!`
+pub use {kv_core, kv_graph};
 
 use std::fmt::Debug;
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::common::subject::{RequestedRows, Subject, VECTOR_TOLERANCE, assert_close};
 use crate::common::{data, registry};
-use cellar_engine::{Embedder, EmbedderConfig};
+use cellar_tasks::{Embedder, EmbedderConfig};
 use kv_candle::CandleBackend;
 use kv_core::TokenId;
 use model_core::model_file::OpenModel;

@@ -4,10 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use crate::common::{BERT, Reference, copy, data, edit_json, registry};
-use cellar_engine::{
-    Embedder, EmbedderConfig, Engine, EngineConfig, EngineError, LongTexts, Ranked, Reranker,
-    RerankerConfig,
-};
+use cellar_engine::{Engine, EngineConfig, EngineError};
+use cellar_tasks::{Embedder, EmbedderConfig, LongTexts, Ranked, Reranker, RerankerConfig};
 use kv_backend::Backend;
 use kv_candle::CandleBackend;
 use kv_core::batch::Batch;

@@ -9,9 +9,8 @@ use std::sync::Arc;
 
 use crate::common::registry;
 use crate::common::subject::{Subject, TOLERANCE, VECTOR_TOLERANCE, assert_close};
-use cellar_engine::{
-    Embedder, EmbedderConfig, Engine, EngineConfig, Normalization, Reranker, RerankerConfig,
-};
+use cellar_engine::{Engine, EngineConfig, Normalization};
+use cellar_tasks::{Embedder, EmbedderConfig, Reranker, RerankerConfig};
 use kv_backend::Backend;
 use kv_candle::CandleBackend;
 use kv_core::batch::Batch;

@@ -6,7 +6,8 @@
 use std::path::Path;
 
 use crate::common::{BERT, MODERN, Reference, copy, data, edit_json, registry};
-use cellar_engine::{Embedder, EmbedderConfig, EngineError, LongTexts, Normalization};
+use cellar_engine::{EngineError, Normalization};
+use cellar_tasks::{Embedder, EmbedderConfig, LongTexts};
 use kv_backend::Backend;
 use kv_candle::CandleBackend;
 use kv_core::batch::Batch;

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use crate::common::{BERT, MODERN, copy, data, edit_json, registry};
-use cellar_engine::{Embedder, EmbedderConfig};
+use cellar_tasks::{Embedder, EmbedderConfig};
 use kv_candle::CandleBackend;
 use kv_core::block::BlockFormat;
 use kv_graph::weights::{MemoryWeights, Weight, WeightSource};

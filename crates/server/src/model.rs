@@ -9,8 +9,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use cellar_engine::sampler::SamplerConfig;
 use cellar_engine::serve::{Service, Speculation};
-use cellar_engine::{Embedder, Reranker};
 use cellar_grammar::{GrammarCompiler, GrammarError};
+use cellar_tasks::{Embedder, Reranker};
 use kv_backend::BoxedBackend;
 use kv_core::TokenId;
 use kv_graph::weights::WeightSource;

@@ -6,7 +6,8 @@
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 
-use cellar_engine::{Embedder, EngineError, LongTexts, Reranker};
+use cellar_engine::EngineError;
+use cellar_tasks::{Embedder, LongTexts, Reranker};
 use kv_backend::Backend;
 use kv_core::TokenId;
 use model_core::sentence::normalise;

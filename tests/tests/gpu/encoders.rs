@@ -1,7 +1,8 @@
 //! Encoders, whose tokens see later ones: vectors and scores are those of independent
 //! implementations.
 
-use cellar_engine::{Embedder, EmbedderConfig, Engine, EngineConfig};
+use cellar_engine::{Engine, EngineConfig};
+use cellar_tasks::{Embedder, EmbedderConfig};
 use kv_backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::{SeqId, TokenId};

@@ -3,7 +3,7 @@
 //! Invariant: a flag that was not given is `None`, so that other models can refuse those that
 //! were. Knows no model.
 
-use cellar_engine::FillOrder;
+use cellar_tasks::FillOrder;
 use clap::{Args, ValueEnum};
 
 use super::{count, values};

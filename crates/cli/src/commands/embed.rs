@@ -3,7 +3,8 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use cellar_engine::{Embedder, EmbedderConfig, EngineError, Normalization};
+use cellar_engine::{EngineError, Normalization};
+use cellar_tasks::{Embedder, EmbedderConfig};
 use model_core::architecture::OutputKind;
 use model_core::model_file::{OpenModel, has_no_text};
 use model_core::sentence::Pooling;

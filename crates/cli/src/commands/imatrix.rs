@@ -6,9 +6,8 @@
 
 use std::io::Write;
 
-use cellar_engine::{
-    ActivationSums, CancelFlag, Engine, EngineConfig, RecordedMatrices, RecordingBackend,
-};
+use cellar_engine::{CancelFlag, Engine, EngineConfig};
+use cellar_tasks::{ActivationSums, RecordedMatrices, RecordingBackend};
 use kv_backend::BoxedBackend;
 use kv_core::batch::Batch;
 use kv_core::{KvType, SeqId, TokenId};

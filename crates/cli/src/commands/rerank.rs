@@ -2,7 +2,8 @@
 
 use std::io::Write;
 
-use cellar_engine::{EngineError, Ranked, Reranker, RerankerConfig};
+use cellar_engine::EngineError;
+use cellar_tasks::{Ranked, Reranker, RerankerConfig};
 use model_core::architecture::OutputKind;
 use model_core::model_file::OpenModel;
 use serde::Serialize;

@@ -21,13 +21,12 @@ use std::time::Duration;
 
 use anyhow::Context;
 use cellar_engine::serve::{BlockObserver, ExcerptLen, Service, ServiceConfig};
-use cellar_engine::{
-    Embedder, EmbedderConfig, EngineConfig, PromptOutputs, Reranker, RerankerConfig,
-};
+use cellar_engine::{EngineConfig, PromptOutputs};
 use cellar_server::{
     App, KeepLoaded, LoadState, MemoryBudget, ModelEntry, ModelSettings, ModelStatus,
     ObserveRequests, ServedModel, ServerConfig,
 };
+use cellar_tasks::{Embedder, EmbedderConfig, Reranker, RerankerConfig};
 use kv_core::KvType;
 use model_core::architecture::OutputKind;
 use model_core::model_file::{ModelFile, OpenModel};

@@ -12,8 +12,6 @@ use kv_core::memory::RowCopy;
 use kv_graph::weights::WeightSource;
 use kv_graph::{DType, Graph};
 
-use crate::support::delegate::rows_of_inner;
-
 /// The node at which the `run`-th run from now fails.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fault {
@@ -97,16 +95,7 @@ impl Backend for FaultyBackend {
     type Weights = Arc<<CandleBackend as Backend>::Weights>;
     type Program = Program;
 
-    rows_of_inner!();
-
-    fn write_rows(
-        &self,
-        rows: &mut Self::Rows,
-        span: RowSpan,
-        bytes: &[u8],
-    ) -> Result<(), BackendError> {
-        self.inner.write_rows(rows, span, bytes)
-    }
+    kv_backend::delegate!(info, allocate, read_rows, write_rows, copy_rows);
 
     fn load_weights(
         &self,
@@ -150,9 +139,5 @@ impl Backend for FaultyBackend {
             backend: "faulty",
             reason: format!("as told, at node {node}"),
         })
-    }
-
-    fn copy_rows(&self, rows: &mut Self::Rows, copies: &[RowCopy]) -> Result<(), BackendError> {
-        self.inner.copy_rows(rows, copies)
     }
 }

@@ -4,7 +4,6 @@
 // Each test file uses a part of this, and a panic is how a test fails.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::panic)]
 
-pub mod delegate;
 pub mod text;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -140,7 +139,7 @@ impl Backend for Moody {
     type Weights = <CandleBackend as Backend>::Weights;
     type Program = <CandleBackend as Backend>::Program;
 
-    delegate::rows_of_inner!();
+    kv_backend::delegate!(info, allocate, load_weights, read_rows);
 
     fn prefers_candidates(&self) -> bool {
         self.prefers_candidates.load(Ordering::Relaxed)
@@ -154,14 +153,6 @@ impl Backend for Moody {
     ) -> Result<(), BackendError> {
         self.fail(&self.writes_left)?;
         self.inner.write_rows(rows, span, bytes)
-    }
-
-    fn load_weights(
-        &self,
-        source: Arc<dyn WeightSource>,
-        on_progress: OnProgress,
-    ) -> Result<Self::Weights, BackendError> {
-        self.inner.load_weights(source, on_progress)
     }
 
     fn compile(

@@ -7,7 +7,7 @@
 use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::routing::MethodRouter;
-use cellar_engine::{LongTexts, Ranked};
+use cellar_tasks::{LongTexts, Ranked};
 use serde::Deserialize;
 use serde_json::{Value, json};
 

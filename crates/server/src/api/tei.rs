@@ -3,7 +3,7 @@
 
 use axum::extract::{Request, State};
 use axum::routing::MethodRouter;
-use cellar_engine::LongTexts;
+use cellar_tasks::LongTexts;
 use serde::Deserialize;
 
 use crate::api::on_post;

@@ -418,48 +418,15 @@ impl Backend for Breakable {
     type Weights = <CpuBackend as Backend>::Weights;
     type Program = <CpuBackend as Backend>::Program;
 
-    fn info(&self) -> BackendInfo {
-        self.inner.info()
-    }
-
-    fn allocate(&self, layout: &RowLayout) -> Result<Self::Rows, BackendError> {
-        self.inner.allocate(layout)
-    }
-
-    fn read_rows(
-        &self,
-        rows: &Self::Rows,
-        span: RowSpan,
-        out: &mut [u8],
-    ) -> Result<(), BackendError> {
-        self.inner.read_rows(rows, span, out)
-    }
-
-    fn write_rows(
-        &self,
-        rows: &mut Self::Rows,
-        span: RowSpan,
-        bytes: &[u8],
-    ) -> Result<(), BackendError> {
-        self.inner.write_rows(rows, span, bytes)
-    }
-
-    fn load_weights(
-        &self,
-        source: Arc<dyn WeightSource>,
-        on_progress: OnProgress,
-    ) -> Result<Self::Weights, BackendError> {
-        self.inner.load_weights(source, on_progress)
-    }
-
-    fn compile(
-        &self,
-        graph: &Graph,
-        weights: &Self::Weights,
-        layout: &RowLayout,
-    ) -> Result<Self::Program, BackendError> {
-        self.inner.compile(graph, weights, layout)
-    }
+    kv_backend::delegate!(
+        info,
+        allocate,
+        load_weights,
+        compile,
+        read_rows,
+        write_rows,
+        copy_rows
+    );
 
     fn run(
         &self,
@@ -492,9 +459,5 @@ impl Backend for Breakable {
             *value = 1000.0;
         }
         Ok(())
-    }
-
-    fn copy_rows(&self, rows: &mut Self::Rows, copies: &[RowCopy]) -> Result<(), BackendError> {
-        self.inner.copy_rows(rows, copies)
     }
 }

@@ -1,7 +1,7 @@
 //! Vectors and scores in the forms of all APIs, against the references of the encoders.
 
-use cellar_engine::{Embedder, EmbedderConfig, Reranker, RerankerConfig};
 use cellar_server::{App, ModelSettings, ServedModel, ServerConfig};
+use cellar_tasks::{Embedder, EmbedderConfig, Reranker, RerankerConfig};
 use kv_backend::BoxedBackend;
 use model_core::architecture::Registry;
 use model_core::model_file::ModelFile;

@@ -7,10 +7,8 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use cellar_engine::{
-    CancelFlag, DenoiseOptions, Denoiser, Denoising, EngineConfig, EngineError, FillSchedule,
-    FinishReason, Pace, Timings,
-};
+use cellar_engine::{CancelFlag, EngineConfig, EngineError, FinishReason, Pace, Timings};
+use cellar_tasks::{DenoiseOptions, Denoiser, Denoising, FillSchedule};
 use kv_backend::{Backend, BackendInfo, BoxedBackend};
 use kv_core::{KvType, TokenId};
 use model_core::architecture::{MaskPlace, OutputKind};

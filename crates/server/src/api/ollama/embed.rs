@@ -5,7 +5,7 @@ use std::time::Instant;
 use axum::extract::{Extension, Request, State};
 use axum::response::Response;
 use axum::routing::MethodRouter;
-use cellar_engine::LongTexts;
+use cellar_tasks::LongTexts;
 use serde::Deserialize;
 use serde_json::json;
 

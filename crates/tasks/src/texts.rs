@@ -15,9 +15,9 @@ use model_core::model_file::OpenModel;
 use model_core::sentence::Pooling;
 use model_core::tokenizer::TokenPair;
 
-use crate::config::{DEFAULT_N_CTX, EngineConfig};
-use crate::decode::Engine;
-use crate::error::EngineError;
+use cellar_engine::Engine;
+use cellar_engine::EngineError;
+use cellar_engine::{DEFAULT_N_CTX, EngineConfig};
 
 /// Texts that are computed at once, at most; each is a sequence.
 const MAX_BATCH_TEXTS: usize = 256;
@@ -272,7 +272,7 @@ fn count(n: usize) -> u32 {
 #[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
     use super::*;
-    use crate::sizes::{CELLS, STATES, Sizes};
+    use model_tests::sizes::{CELLS, STATES, Sizes};
 
     /// Longest text, tokens at once, and of the engine context, batch, ubatch and sequences.
     fn planned(layers: &[LayerMemory], max_tokens: Option<usize>) -> [u32; 6] {

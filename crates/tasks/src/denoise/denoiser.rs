@@ -12,10 +12,10 @@ use rand_chacha::rand_core::SeedableRng;
 
 use super::options::{DenoiseOptions, FillOrder};
 use super::schedule::FillStep;
-use crate::CancelFlag;
-use crate::decode::Engine;
-use crate::error::EngineError;
-use crate::sampler::{Bias, LogitBias, Sampler};
+use cellar_engine::CancelFlag;
+use cellar_engine::Engine;
+use cellar_engine::EngineError;
+use cellar_engine::sampler::{Bias, LogitBias, Sampler};
 
 /// A diffusion language model on a backend.
 ///

@@ -7,9 +7,11 @@ use model_core::architecture::{Model, ModelError};
 
 /// Only what is asked of a model before it computes.
 #[derive(Debug)]
-pub(crate) struct Sizes {
-    pub(crate) layers: LayerMap,
-    pub(crate) causality: Causality,
+pub struct Sizes {
+    /// What its layers remember.
+    pub layers: LayerMap,
+    /// Who sees whom.
+    pub causality: Causality,
 }
 
 impl Model for Sizes {
@@ -43,7 +45,7 @@ impl Model for Sizes {
 }
 
 /// Keys and values of 32 values each.
-pub(crate) const CELLS: LayerMemory = LayerMemory::Attention(AttentionMemory {
+pub const CELLS: LayerMemory = LayerMemory::Attention(AttentionMemory {
     kv_heads: 1,
     k_dim: 32,
     v_dim: 32,
@@ -51,7 +53,7 @@ pub(crate) const CELLS: LayerMemory = LayerMemory::Attention(AttentionMemory {
 });
 
 /// A state, and the last inputs of a convolution.
-pub(crate) const STATES: LayerMemory = LayerMemory::Recurrent(RecurrentMemory {
+pub const STATES: LayerMemory = LayerMemory::Recurrent(RecurrentMemory {
     conv_row: 1,
     state_row: 1,
 });

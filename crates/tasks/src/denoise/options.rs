@@ -3,9 +3,9 @@
 
 use model_core::architecture::Model;
 
-use crate::CancelFlag;
-use crate::config::{ConfigError, EngineConfig};
-use crate::sampler::SamplerConfig;
+use cellar_engine::CancelFlag;
+use cellar_engine::sampler::SamplerConfig;
+use cellar_engine::{ConfigError, EngineConfig};
 
 /// How the masks behind a prompt are filled.
 #[derive(Clone, Debug)]

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use crate::support::delegate;
-use cellar_engine::{ActivationSums, Engine, EngineConfig, RecordedMatrices, RecordingBackend};
+use cellar_engine::{Engine, EngineConfig};
+use cellar_tasks::{ActivationSums, RecordedMatrices, RecordingBackend};
 use kv_backend::{Backend, BackendError, BackendInfo, OnProgress, RowSpan};
 use kv_backend::{GraphInputs, GraphOutputs};
 use kv_candle::CandleBackend;
@@ -42,7 +42,7 @@ impl Backend for Defined {
     type Weights = <CandleBackend as Backend>::Weights;
     type Program = DefinedProgram;
 
-    delegate::rows_of_inner!();
+    kv_backend::delegate!(info, allocate, read_rows, write_rows);
 
     fn load_weights(
         &self,
@@ -87,15 +87,6 @@ impl Backend for Defined {
         let values = evaluate(&every_node, weights, &program.layout, memory, inputs);
         sum(graph, &values[n_own..], &mut self.sums.lock().unwrap());
         Ok(())
-    }
-
-    fn write_rows(
-        &self,
-        rows: &mut Self::Rows,
-        span: RowSpan,
-        bytes: &[u8],
-    ) -> Result<(), BackendError> {
-        self.inner.write_rows(rows, span, bytes)
     }
 }
 

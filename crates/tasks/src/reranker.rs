@@ -12,10 +12,10 @@ use model_core::model_file::OpenModel;
 use model_core::sentence::{Pooling, SentenceSettings};
 use model_core::tokenizer::{SpecialText, TokenPair, Tokenizer};
 
-use crate::decode::Engine;
 use crate::embedder::LongTexts;
-use crate::error::EngineError;
 use crate::texts::{TextEngine, TextPlan, TextSettings, TextTokens};
+use cellar_engine::Engine;
+use cellar_engine::EngineError;
 
 /// The settings of a [`Reranker`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,9 +12,9 @@ use model_core::model_file::OpenModel;
 use model_core::sentence::{Normalization, Pooling, SentenceSettings, normalise};
 use model_core::tokenizer::{EncodeOptions, Tokenizer};
 
-use crate::decode::Engine;
-use crate::error::EngineError;
 use crate::texts::{TextEngine, TextPlan, TextSettings, TextTokens};
+use cellar_engine::Engine;
+use cellar_engine::EngineError;
 
 /// The settings of an [`Embedder`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

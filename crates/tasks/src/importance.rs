@@ -230,6 +230,20 @@ impl<B: Backend> Backend for RecordingBackend<B> {
     type Weights = B::Weights;
     type Program = RecordingProgram<B::Program>;
 
+    kv_backend::delegate!(
+        info,
+        memory,
+        prefers_candidates,
+        set_custom_ops,
+        allocate,
+        load_weights,
+        finish,
+        read_rows,
+        write_rows,
+        copy_rows,
+        shift_rows
+    );
+
     fn compile(
         &self,
         graph: &Graph,
@@ -260,63 +274,5 @@ impl<B: Backend> Backend for RecordingBackend<B> {
             self.sums.add(tap, &outputs.values);
         }
         Ok(())
-    }
-
-    fn info(&self) -> BackendInfo {
-        self.inner.info()
-    }
-
-    fn memory(&self) -> Option<DeviceMemory> {
-        self.inner.memory()
-    }
-
-    fn prefers_candidates(&self) -> bool {
-        self.inner.prefers_candidates()
-    }
-
-    fn set_custom_ops(&mut self, ops: CustomOps) -> Result<(), BackendError> {
-        self.inner.set_custom_ops(ops)
-    }
-
-    fn allocate(&self, layout: &RowLayout) -> Result<B::Rows, BackendError> {
-        self.inner.allocate(layout)
-    }
-
-    fn load_weights(
-        &self,
-        source: Arc<dyn WeightSource>,
-        on_progress: OnProgress,
-    ) -> Result<B::Weights, BackendError> {
-        self.inner.load_weights(source, on_progress)
-    }
-
-    fn finish(&self, rows: &mut B::Rows) -> Result<(), BackendError> {
-        self.inner.finish(rows)
-    }
-
-    fn read_rows(&self, rows: &B::Rows, span: RowSpan, out: &mut [u8]) -> Result<(), BackendError> {
-        self.inner.read_rows(rows, span, out)
-    }
-
-    fn write_rows(
-        &self,
-        rows: &mut B::Rows,
-        span: RowSpan,
-        bytes: &[u8],
-    ) -> Result<(), BackendError> {
-        self.inner.write_rows(rows, span, bytes)
-    }
-
-    fn copy_rows(&self, rows: &mut B::Rows, copies: &[RowCopy]) -> Result<(), BackendError> {
-        self.inner.copy_rows(rows, copies)
-    }
-
-    fn shift_rows(
-        &self,
-        rows: &mut B::Rows,
-        shifts: &[RowShift],
-        ropes: &[LayerRope],
-    ) -> Result<(), BackendError> {
-        self.inner.shift_rows(rows, shifts, ropes)
     }
 }
