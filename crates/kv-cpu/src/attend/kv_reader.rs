@@ -64,15 +64,15 @@ impl KvReader {
         let dequantize = match isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::AvxVnni if isa.is_available() => {
-                super::avx2::dequantize::dequantize(kv_type)
+                crate::kernels::isa::avx2::attend::dequantize::dequantize(kv_type)
             }
             #[cfg(target_arch = "x86_64")]
             _ if isa.is_avx512() && isa.is_available() => {
-                super::avx512::dequantize::dequantize(kv_type)
+                crate::kernels::isa::avx512::attend::dequantize::dequantize(kv_type)
             }
             #[cfg(target_arch = "aarch64")]
             Isa::Neon | Isa::NeonDot | Isa::NeonI8mm if isa.is_available() => {
-                super::neon::dequantize::dequantize(kv_type)
+                crate::kernels::isa::neon::attend::dequantize::dequantize(kv_type)
             }
             _ => None,
         };
@@ -93,7 +93,7 @@ impl KvReader {
     /// Adds what AVX-512, which must be available, does without dequantizing first.
     #[cfg(target_arch = "x86_64")]
     fn with_avx512(mut self) -> Self {
-        use super::avx512::{scores_q8_0, transpose, values, values_q8_0};
+        use crate::kernels::isa::avx512::attend::{scores_q8_0, transpose, values, values_q8_0};
         match self.kv_type {
             KvType::F16 => {
                 // SAFETY: the caller found AVX-512 available.

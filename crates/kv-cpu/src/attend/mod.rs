@@ -11,25 +11,18 @@
 //! of position and tiled at multiples of [`KV_TILE`](tile_kernels::KV_TILE) *positions*, so neither
 //! other queries nor cell placement can move a tile boundary.
 
-#[cfg(target_arch = "x86_64")]
-mod avx2;
-#[cfg(target_arch = "x86_64")]
-mod avx512;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod eight_lanes;
+pub(crate) mod eight_lanes;
 mod fused;
 mod index;
 mod kv_reader;
-mod kv_tiles;
-#[cfg(target_arch = "aarch64")]
-mod neon;
-mod partial;
+pub(crate) mod kv_tiles;
+pub(crate) mod partial;
 mod plain;
-mod portable;
-mod query_i24;
-mod scratch;
+pub(crate) mod query_i24;
+pub(crate) mod scratch;
 mod split_k;
-mod tile_kernels;
+pub(crate) mod tile_kernels;
 
 use std::sync::{Mutex, PoisonError};
 

@@ -1,7 +1,7 @@
 //! [`TileKernels`]: the inner loops of fused attention over one KV tile, one table per ISA.
 //!
 //! Four loops in the order of use: keys are transposed to columns, `q · k` gives scores, the online
-//! softmax makes weights of them, weighted values are accumulated. `portable` specifies them; AVX2
+//! softmax makes weights of them, weighted values are accumulated. `scalar` specifies them; AVX2
 //! and NEON have them from `eight_lanes`, AVX-512 its own.
 //!
 //! Invariant: a score is summed over the dimensions in order and an output over the cells in
@@ -12,10 +12,12 @@ use std::ops::Range;
 
 use super::kv_tiles::KvPrefetcher;
 use super::partial::SoftmaxState;
-use super::portable;
-#[cfg(target_arch = "x86_64")]
-use super::{avx2, avx512};
 use crate::isa::Isa;
+#[cfg(target_arch = "aarch64")]
+use crate::kernels::isa::neon;
+use crate::kernels::isa::scalar;
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::isa::{avx2, avx512};
 
 /// Cells of a KV tile.
 pub(crate) const KV_TILE: usize = 32;
@@ -58,12 +60,12 @@ impl TileKernels {
     pub(crate) fn for_isa(isa: Isa) -> Self {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 | Isa::AvxVnni if isa.is_available() => avx2::KERNELS,
+            Isa::Avx2 | Isa::AvxVnni if isa.is_available() => avx2::attend::KERNELS,
             #[cfg(target_arch = "x86_64")]
-            _ if isa.is_avx512() && isa.is_available() => avx512::KERNELS,
+            _ if isa.is_avx512() && isa.is_available() => avx512::attend::KERNELS,
             #[cfg(target_arch = "aarch64")]
-            Isa::Neon | Isa::NeonDot | Isa::NeonI8mm if isa.is_available() => super::neon::KERNELS,
-            _ => portable::KERNELS,
+            Isa::Neon | Isa::NeonDot | Isa::NeonI8mm if isa.is_available() => neon::attend::KERNELS,
+            _ => scalar::attend::KERNELS,
         }
     }
 }
@@ -91,7 +93,7 @@ mod tests {
         ] {
             let rows = wave(lanes.len() * k_dim);
             let mut wanted = vec![[7.0; KV_TILE]; k_dim];
-            (portable::KERNELS.transpose)(&rows, lanes.clone(), &mut wanted);
+            (scalar::attend::KERNELS.transpose)(&rows, lanes.clone(), &mut wanted);
             for isa in Isa::all_available() {
                 let mut got = vec![[7.0; KV_TILE]; k_dim];
                 (TileKernels::for_isa(isa).transpose)(&rows, lanes.clone(), &mut got);

@@ -2,9 +2,9 @@
 //!
 //! Code that handles vectors has no closures that the standard library calls: those would be
 //! compiled without the features, and every instruction would be a call. Hand-written, since what
-//! the compiler makes of the portable loops keeps sums in memory. An ISA implements [`Lanes`] and
+//! the compiler makes of the scalar loops keeps sums in memory. An ISA implements [`Lanes`] and
 //! compiles the loops for its features. Invariant: the same products and additions in the same
-//! order as in the portable loops, all fused, so the same bits on every ISA.
+//! order as in the scalar loops, all fused, so the same bits on every ISA.
 
 pub(super) mod scores;
 pub(super) mod softmax;
@@ -59,7 +59,7 @@ pub(super) trait Lanes: Copy {
     fn larger(self, other: Self) -> Self;
 
     /// `self · 2^n` with `n` the whole number that `rounded` is, which has
-    /// [`ROUND_TO_INT`](super::portable::softmax::ROUND_TO_INT) added: in two factors, so that
+    /// [`ROUND_TO_INT`](crate::kernels::isa::scalar::attend::softmax::ROUND_TO_INT) added: in two factors, so that
     /// neither is subnormal if the product is not.
     fn times_power(self, rounded: Self) -> Self;
 

@@ -1,14 +1,14 @@
 //! One step of the online softmax, eight queries at a time: the maxima and the sums of eight
 //! queries are folded together in one vector.
 //!
-//! Invariant: the same additions and products in the same order as in the portable
-//! [`softmax`](crate::attend::portable::softmax), so the same bits.
+//! Invariant: the same additions and products in the same order as in the scalar
+//! [`softmax`](crate::kernels::isa::scalar::attend::softmax), so the same bits.
 
 use super::{Fold, Lanes, N_LANES, N_VECTORS};
 use crate::attend::partial::SoftmaxState;
-use crate::attend::portable::softmax::ROUND_TO_INT;
 use crate::attend::tile_kernels::KV_TILE;
 use crate::kernels::exp::{LEAST, LN_2, SERIES};
+use crate::kernels::isa::scalar::attend::softmax::ROUND_TO_INT;
 
 /// See [`TileKernels::softmax`](crate::attend::tile_kernels::TileKernels).
 ///
@@ -159,7 +159,7 @@ impl<V: Lanes> Step<V> {
     }
 }
 
-/// `e^x`, by the steps of the portable code.
+/// `e^x`, by the steps of the scalar code.
 struct Exp<V> {
     least: V,
     log2_e: V,

@@ -28,7 +28,7 @@ macro_rules! intrinsics {
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
-pub(in crate::kernels) mod avx512;
+pub(crate) mod avx512;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
-pub(in crate::kernels) mod scalar;
+pub(crate) mod scalar;

@@ -3,6 +3,7 @@
 //! They pack no weights, and differ in dot products of int8 alone ([`dot::Dot`]). A table must only
 //! be handed out where its [`Isa`] is available.
 
+pub(crate) mod attend;
 pub(in crate::kernels) mod dot;
 mod float;
 mod gemv;

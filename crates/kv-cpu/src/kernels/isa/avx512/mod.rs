@@ -5,6 +5,7 @@
 //! lanes are AVX2's too, so that every instruction set of x86-64 gives the same bits and the same
 //! text. A table must only be handed out where its [`Isa`] is available.
 
+pub(crate) mod attend;
 mod bf16;
 mod block_scales;
 mod dot;

@@ -4,6 +4,7 @@
 //! They pack no weights, and differ in dot products of int8 alone ([`dot::Dot`]). A table must only
 //! be handed out where its [`Isa`] is available.
 
+pub(crate) mod attend;
 mod dot;
 mod dot_i8mm;
 mod float;

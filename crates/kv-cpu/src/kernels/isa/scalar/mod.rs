@@ -3,6 +3,7 @@
 //! Sums run from the first element to the last. Packs no weights. Knows nothing of instruction
 //! sets.
 
+pub(crate) mod attend;
 pub(in crate::kernels) mod matmul;
 pub(in crate::kernels) mod quantize;
 pub(in crate::kernels) mod vector;

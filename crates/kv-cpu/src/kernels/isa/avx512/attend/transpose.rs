@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use super::F32_LANES;
 use crate::attend::kv_tiles::StoredTile;
-use crate::attend::portable::transpose::{Square, transpose_squares};
 use crate::attend::tile_kernels::KV_TILE;
+use crate::kernels::isa::scalar::attend::transpose::{Square, transpose_squares};
 
 /// Columns that [`columns_f16`] makes at a time.
 pub(in crate::attend) const F16_COLUMNS: usize = 8;

@@ -1,24 +1,24 @@
-//! Tile kernels for AVX-512. All loops are hand-written: what the compiler makes of the portable
+//! Tile kernels for AVX-512. All loops are hand-written: what the compiler makes of the scalar
 //! ones moves more than it multiplies.
 //!
-//! Invariant: the same products and additions in the same order as the portable loops, so the same
+//! Invariant: the same products and additions in the same order as the scalar loops, so the same
 //! bits. `scores_q8_0`, [`values_f16`](values::accumulate_f16) and `values_q8_0` read K and V as
-//! they are stored; only `scores_q8_0` rounds (see [`super::query_i24`]).
+//! they are stored; only `scores_q8_0` rounds (see [`crate::attend::query_i24`]).
 
-pub(super) mod dequantize;
+pub(crate) mod dequantize;
 mod scores;
-pub(super) mod scores_q8_0;
+pub(crate) mod scores_q8_0;
 mod softmax;
-pub(super) mod transpose;
-pub(super) mod values;
-pub(super) mod values_q8_0;
+pub(crate) mod transpose;
+pub(crate) mod values;
+pub(crate) mod values_q8_0;
 
-use super::tile_kernels::TileKernels;
+use crate::attend::tile_kernels::TileKernels;
 
 /// `f32` values of a ZMM register.
 const F32_LANES: usize = 16;
 
-pub(super) const KERNELS: TileKernels = TileKernels {
+pub(crate) const KERNELS: TileKernels = TileKernels {
     // SAFETY: `TileKernels::for_isa` returns this table only if the CPU has AVX-512.
     scores: |q, k, out, prefetch| unsafe { scores::scores(q, k, out, prefetch) },
     // SAFETY: the CPU has AVX-512, as above.

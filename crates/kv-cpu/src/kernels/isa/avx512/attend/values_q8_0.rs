@@ -10,8 +10,8 @@ use super::F32_LANES;
 use super::scores_q8_0::{BLOCK_BYTES, SCALE_BYTES, load_scales};
 use crate::attend::kv_reader::StoredLanes;
 use crate::attend::kv_tiles::KvPrefetcher;
-use crate::attend::portable::dequantize::BLOCK_LEN;
 use crate::attend::tile_kernels::KV_TILE;
+use crate::kernels::isa::scalar::attend::dequantize::BLOCK_LEN;
 
 /// Queries whose outputs are summed together.
 const MAX_QUERIES: usize = 8;

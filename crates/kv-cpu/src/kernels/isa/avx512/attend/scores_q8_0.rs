@@ -1,7 +1,7 @@
 //! Scores of `Q8_0` keys as they are stored, by integer dot products (VNNI): the keys are neither
 //! dequantized nor transposed to `f32`.
 //!
-//! Queries are in 24 bits ([`QueryBlockI24`]). Invariant: that of [`super::super::query_i24`].
+//! Queries are in 24 bits ([`QueryBlockI24`]). Invariant: that of [`crate::attend::query_i24`].
 
 use core::arch::x86_64::*;
 

@@ -1,8 +1,8 @@
 //! One step of the online softmax, sixteen queries at a time: the maxima and the sums of sixteen
 //! queries are folded together in one register.
 //!
-//! Invariant: the same additions and products in the same order as in the portable
-//! [`softmax`](crate::attend::portable::softmax), so the same bits.
+//! Invariant: the same additions and products in the same order as in the scalar
+//! [`softmax`](crate::kernels::isa::scalar::attend::softmax), so the same bits.
 //!
 //! No intrinsic here needs AVX512VL. It is named because LLVM vectorizes the loops over states to
 //! eight lanes, and without it cannot compile that in a build with `lto = "off"`.
@@ -11,9 +11,9 @@ use core::arch::x86_64::*;
 
 use super::F32_LANES;
 use crate::attend::partial::SoftmaxState;
-use crate::attend::portable::softmax::ROUND_TO_INT;
 use crate::attend::tile_kernels::KV_TILE;
 use crate::kernels::exp::{LEAST, LN_2, SERIES};
+use crate::kernels::isa::scalar::attend::softmax::ROUND_TO_INT;
 
 /// See [`TileKernels::softmax`](crate::attend::tile_kernels::TileKernels).
 #[target_feature(enable = "avx512f,avx512vl")]
@@ -168,7 +168,7 @@ fn softmax_one_by_one(
     }
 }
 
-/// `e^x`, by the steps of the portable code.
+/// `e^x`, by the steps of the scalar code.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl")]
 fn exp(x: __m512) -> __m512 {
@@ -183,6 +183,6 @@ fn exp(x: __m512) -> __m512 {
     for c in &SERIES[1..] {
         p = _mm512_fmadd_ps(p, r, all(*c));
     }
-    // Rounds once, like the portable product by two powers, of which the first is exact.
+    // Rounds once, like the scalar product by two powers, of which the first is exact.
     _mm512_scalef_ps(p, n)
 }

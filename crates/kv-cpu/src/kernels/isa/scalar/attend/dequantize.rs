@@ -149,7 +149,7 @@ pub(in crate::attend) fn q5_1(bytes: &[u8], values: &mut [f32]) {
 
 /// `dequantize(kv_type)`: the [`Dequantize`](crate::attend::kv_reader::Dequantize) functions of an
 /// ISA, compiled for its features. `$f16`, `$q8_0` and `$iq4_nl` are the ISA's own functions for
-/// these types; all other types use the portable ones.
+/// these types; all other types use the scalar ones.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! dequantize_table {
     ($features:literal, $f16:path, $q8_kind:ident $q8_0:path, $iq4_nl:path) => {
@@ -160,7 +160,7 @@ macro_rules! dequantize_table {
             use kv_core::KvType;
 
             use $crate::attend::kv_tiles::StoredTile;
-            use $crate::attend::portable::dequantize as portable;
+            use $crate::kernels::isa::scalar::attend::dequantize as scalar;
 
             macro_rules! direct {
                 ($function:path) => {{
@@ -188,14 +188,14 @@ macro_rules! dequantize_table {
                 }};
             }
             match kv_type {
-                KvType::F32 => outlined!(portable::f32),
+                KvType::F32 => outlined!(scalar::f32),
                 KvType::F16 => direct!($f16),
-                KvType::BF16 => outlined!(portable::bf16),
+                KvType::BF16 => outlined!(scalar::bf16),
                 KvType::Q8_0 => $q8_kind!($q8_0),
-                KvType::Q4_0 => outlined!(portable::q4_0),
-                KvType::Q4_1 => outlined!(portable::q4_1),
-                KvType::Q5_0 => outlined!(portable::q5_0),
-                KvType::Q5_1 => outlined!(portable::q5_1),
+                KvType::Q4_0 => outlined!(scalar::q4_0),
+                KvType::Q4_1 => outlined!(scalar::q4_1),
+                KvType::Q5_0 => outlined!(scalar::q5_0),
+                KvType::Q5_1 => outlined!(scalar::q5_1),
                 KvType::IQ4_NL => outlined!($iq4_nl),
                 _ => None,
             }

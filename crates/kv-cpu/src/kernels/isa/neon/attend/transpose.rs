@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use crate::attend::portable::transpose::{Square, transpose_squares};
 use crate::attend::tile_kernels::KV_TILE;
 use crate::kernels::isa::neon::transpose as transpose_8x8;
+use crate::kernels::isa::scalar::attend::transpose::{Square, transpose_squares};
 
 /// See [`TileKernels::transpose`](crate::attend::tile_kernels::TileKernels).
 #[target_feature(enable = "neon")]

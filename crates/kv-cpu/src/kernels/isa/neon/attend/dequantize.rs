@@ -1,12 +1,14 @@
 //! Dequantizes stored K and V with NEON: F16 by widening moves, `IQ4_NL` by a table lookup, the
-//! rest by the portable functions.
+//! rest by the scalar functions.
 
 use core::arch::aarch64::{vld1q_u16, vst1q_f32};
 
-use crate::attend::portable::dequantize::{self as portable, blocks, dequantize_table, half};
 use crate::kernels::isa::neon::{f16_to_f32, iq4_entries};
+use crate::kernels::isa::scalar::attend::dequantize::{
+    self as scalar, blocks, dequantize_table, half,
+};
 
-dequantize_table!("neon", f16, outlined portable::q8_0, iq4_nl);
+dequantize_table!("neon", f16, outlined scalar::q8_0, iq4_nl);
 
 #[target_feature(enable = "neon")]
 #[inline]
@@ -21,7 +23,7 @@ fn f16(bytes: &[u8], values: &mut [f32]) {
             vst1q_f32(values.as_mut_ptr().add(4), high);
         }
     }
-    portable::f16(bytes_left, values_left);
+    scalar::f16(bytes_left, values_left);
 }
 
 #[target_feature(enable = "neon")]

@@ -1,17 +1,17 @@
-//! Tile kernels for AVX2 and AVX-VNNI: the loops of [`eight_lanes`](super::eight_lanes) over YMM
+//! Tile kernels for AVX2 and AVX-VNNI: the loops of [`eight_lanes`](crate::attend::eight_lanes) over YMM
 //! registers, with own [`transpose`] and [`dequantize`].
 
-pub(super) mod dequantize;
+pub(crate) mod dequantize;
 mod transpose;
 mod ymm;
 
-use super::eight_lanes::{scores, softmax, values};
-use super::kv_tiles::KvPrefetcher;
-use super::partial::SoftmaxState;
-use super::tile_kernels::{KV_TILE, TileKernels, ValueLanes};
+use crate::attend::eight_lanes::{scores, softmax, values};
+use crate::attend::kv_tiles::KvPrefetcher;
+use crate::attend::partial::SoftmaxState;
+use crate::attend::tile_kernels::{KV_TILE, TileKernels, ValueLanes};
 use ymm::Ymm;
 
-pub(super) const KERNELS: TileKernels = TileKernels {
+pub(crate) const KERNELS: TileKernels = TileKernels {
     // SAFETY: `TileKernels::for_isa` returns this table only if the CPU has AVX2 and FMA.
     scores: |q, k, out, prefetch| unsafe { scores(q, k, out, prefetch) },
     // SAFETY: the CPU has AVX2 and FMA, as above.

@@ -1,10 +1,12 @@
 //! Dequantizes stored K and V with AVX-512: F16 and `Q8_0` sixteen values at a time, `IQ4_NL` as
-//! AVX2 does, the rest by the portable functions.
+//! AVX2 does, the rest by the scalar functions.
 
 use core::arch::x86_64::*;
 
-use crate::attend::avx2::dequantize::{half, iq4_nl};
-use crate::attend::portable::dequantize::{self as portable, BLOCK_LEN, dequantize_table};
+use crate::kernels::isa::avx2::attend::dequantize::{half, iq4_nl};
+use crate::kernels::isa::scalar::attend::dequantize::{
+    self as scalar, BLOCK_LEN, dequantize_table,
+};
 
 dequantize_table!(
     "avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq",
@@ -25,7 +27,7 @@ fn f16(bytes: &[u8], values: &mut [f32]) {
             _mm512_storeu_ps(values.as_mut_ptr(), wide);
         }
     }
-    portable::f16(bytes_left, values_left);
+    scalar::f16(bytes_left, values_left);
 }
 
 #[target_feature(enable = "f16c,avx512f")]

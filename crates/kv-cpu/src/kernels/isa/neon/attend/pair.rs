@@ -3,7 +3,7 @@
 use core::arch::aarch64::*;
 
 use crate::attend::eight_lanes::{Fold, Lanes, N_LANES};
-use crate::attend::portable::softmax::ROUND_TO_INT;
+use crate::kernels::isa::scalar::attend::softmax::ROUND_TO_INT;
 
 /// The lower four lanes and the upper four; it exists only where the CPU has NEON.
 #[derive(Clone, Copy)]

@@ -1,12 +1,12 @@
 //! Dequantizes stored K and V with AVX2: F16 by `vcvtph2ps`, `IQ4_NL` by a byte shuffle, the rest
-//! by the portable functions.
+//! by the scalar functions.
 
 use core::arch::x86_64::*;
 
-use crate::attend::portable::dequantize::{self as portable, blocks, dequantize_table};
 use crate::kernels::isa::avx2::iq4_entries;
+use crate::kernels::isa::scalar::attend::dequantize::{self as scalar, blocks, dequantize_table};
 
-dequantize_table!("avx2,f16c", f16, outlined portable::q8_0, iq4_nl);
+dequantize_table!("avx2,f16c", f16, outlined scalar::q8_0, iq4_nl);
 
 #[target_feature(enable = "f16c")]
 #[inline]
@@ -28,7 +28,7 @@ fn f16(bytes: &[u8], values: &mut [f32]) {
             _mm256_storeu_ps(values.as_mut_ptr(), wide);
         }
     }
-    portable::f16(bytes_left, values_left);
+    scalar::f16(bytes_left, values_left);
 }
 
 #[target_feature(enable = "avx2,f16c")]

@@ -3,7 +3,7 @@
 use core::arch::x86_64::*;
 
 use crate::attend::eight_lanes::{Fold, Lanes, N_LANES};
-use crate::attend::portable::softmax::ROUND_TO_INT;
+use crate::kernels::isa::scalar::attend::softmax::ROUND_TO_INT;
 
 /// A register; it exists only where the CPU has AVX2 and FMA.
 #[derive(Clone, Copy)]

@@ -1,15 +1,15 @@
-//! Tile kernels for NEON: the loops of [`eight_lanes`](super::eight_lanes) over pairs of registers,
+//! Tile kernels for NEON: the loops of [`eight_lanes`](crate::attend::eight_lanes) over pairs of registers,
 //! with own [`transpose`] and [`dequantize`].
 
-pub(super) mod dequantize;
+pub(crate) mod dequantize;
 mod pair;
 mod transpose;
 
-use super::eight_lanes::{scores, softmax, values};
-use super::tile_kernels::TileKernels;
+use crate::attend::eight_lanes::{scores, softmax, values};
+use crate::attend::tile_kernels::TileKernels;
 use pair::Pair;
 
-pub(super) const KERNELS: TileKernels = TileKernels {
+pub(crate) const KERNELS: TileKernels = TileKernels {
     // SAFETY: every AArch64 CPU that this is compiled for has NEON.
     scores: |q, k, out, prefetch| unsafe { scores::scores::<Pair>(q, k, out, prefetch) },
     // SAFETY: the CPU has NEON, as above.
