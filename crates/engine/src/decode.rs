@@ -280,7 +280,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         cancel: Option<&CancelFlag>,
     ) -> Result<Logits<'_>, EngineError> {
         if self.runner.settings.output != OutputKind::Logits {
-            return Err(self.other_output("logits"));
+            return Err(EngineError::other_output(self.model(), "logits"));
         }
         self.evaluate(batch, RowsOut::Whole, cancel)?;
         Ok(Logits {
@@ -303,7 +303,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         cancel: &CancelFlag,
     ) -> Result<Option<TopK<'_>>, EngineError> {
         if self.runner.settings.output != OutputKind::Logits {
-            return Err(self.other_output("logits"));
+            return Err(EngineError::other_output(self.model(), "logits"));
         }
         self.evaluate(batch, RowsOut::Candidates(k), Some(cancel))?;
         Ok(self.last_candidates())
@@ -321,7 +321,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         cancel: &CancelFlag,
     ) -> Result<StepRows<'_>, EngineError> {
         if self.runner.settings.output != OutputKind::Logits {
-            return Err(self.other_output("logits"));
+            return Err(EngineError::other_output(self.model(), "logits"));
         }
         let rows = k.map_or(RowsOut::Whole, RowsOut::Candidates);
         self.run(planned, rows, Some(cancel))?;
@@ -364,7 +364,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         match self.runner.settings.output {
             OutputKind::Embeddings | OutputKind::Scores { .. } => {}
             OutputKind::Logits | OutputKind::MaskLogits(_) => {
-                return Err(self.other_output("embeddings"));
+                return Err(EngineError::other_output(self.model(), "embeddings"));
             }
         }
         self.evaluate(batch, RowsOut::Whole, None)?;
@@ -386,28 +386,13 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         cancel: &CancelFlag,
     ) -> Result<Logits<'_>, EngineError> {
         if !matches!(self.runner.settings.output, OutputKind::MaskLogits(_)) {
-            return Err(self.other_output("logits of masks"));
+            return Err(EngineError::other_output(self.model(), "logits of masks"));
         }
         self.evaluate(batch, RowsOut::Whole, Some(cancel))?;
         Ok(Logits {
             values: &self.runner.rows_out,
             n_vocab: self.runner.settings.output_width(),
         })
-    }
-
-    pub(crate) fn other_output(&self, wanted: &'static str) -> EngineError {
-        let got = match self.runner.settings.output {
-            OutputKind::Logits => "logits",
-            OutputKind::Embeddings => "embeddings",
-            OutputKind::Scores { .. } => "scores",
-            OutputKind::MaskLogits(_) => "logits of masks",
-        };
-        let architecture = self.runner.model.architecture().to_owned();
-        EngineError::OtherOutput {
-            architecture,
-            wanted,
-            got,
-        }
     }
 
     pub(crate) fn evaluate(

@@ -9,7 +9,7 @@ use kv_core::memory::Refusal;
 use kv_core::{LayerIdx, SeqId, TokenId};
 use kv_graph::KeyRopeError;
 use kv_graph::weights::SourceChanged;
-use model_core::architecture::ModelError;
+use model_core::architecture::{Model, ModelError, OutputKind};
 use model_core::tokenizer::TokenizerError;
 
 use crate::config::ConfigError;
@@ -241,6 +241,23 @@ pub enum EngineError {
         /// Tokens that the sequence had before.
         n_used: usize,
     },
+}
+
+impl EngineError {
+    /// The refusal of a model whose outputs are not what is wanted.
+    pub fn other_output(model: &dyn Model, wanted: &'static str) -> Self {
+        let got = match model.output() {
+            OutputKind::Logits => "logits",
+            OutputKind::Embeddings => "embeddings",
+            OutputKind::Scores { .. } => "scores",
+            OutputKind::MaskLogits(_) => "logits of masks",
+        };
+        Self::OtherOutput {
+            architecture: model.architecture().to_owned(),
+            wanted,
+            got,
+        }
+    }
 }
 
 impl From<BackendError> for EngineError {

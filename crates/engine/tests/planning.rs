@@ -8,12 +8,11 @@ use crate::model::{Layered, Remembers, VOCAB};
 use crate::support::stories;
 use cellar_engine::{AttentionMode, CancelFlag, Engine, EngineConfig, PromptOutputs, Workload};
 use kv_backend::null::NullBackend;
-use kv_backend::{Backend, BackendError, BackendInfo, OnProgress, RowSpan};
+use kv_backend::{Backend, BackendError};
 use kv_backend::{GraphInputs, GraphOutputs};
 use kv_core::batch::Batch;
 use kv_core::layers::{LayerMap, RowLayout};
 use kv_core::{SeqId, TokenId, Window};
-use kv_graph::weights::WeightSource;
 use kv_graph::{Graph, GraphBuilder, GraphShape, Input};
 use model_core::architecture::{Model, ModelError, SourceEncoder};
 

@@ -8,14 +8,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kv_backend::{
-    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, OnProgress, RowSpan,
-};
-use kv_backend::{GraphInputs, GraphOutputs};
+use kv_backend::{Backend, BackendError, GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
-use kv_core::memory::{RowCopy, RowShift};
-use kv_graph::rope::LayerRope;
-use kv_graph::weights::WeightSource;
 use kv_graph::{Graph, MatMulInput, NodeId, Op, slots};
 use model_core::imatrix::Importance;
 

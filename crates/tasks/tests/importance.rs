@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use cellar_engine::{Engine, EngineConfig};
 use cellar_tasks::{ActivationSums, RecordedMatrices, RecordingBackend};
-use kv_backend::{Backend, BackendError, BackendInfo, OnProgress, RowSpan};
+use kv_backend::{Backend, BackendError, OnProgress};
 use kv_backend::{GraphInputs, GraphOutputs};
 use kv_candle::CandleBackend;
 use kv_contract::evaluate::{self, evaluate};

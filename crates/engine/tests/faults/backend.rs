@@ -4,11 +4,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use kv_backend::{Backend, BackendError, BackendInfo, OnProgress, RowSpan, RowStorage};
+use kv_backend::{Backend, BackendError, OnProgress, RowStorage};
 use kv_backend::{GraphInputs, GraphOutputs};
 use kv_candle::CandleBackend;
 use kv_core::layers::RowLayout;
-use kv_core::memory::RowCopy;
 use kv_graph::weights::WeightSource;
 use kv_graph::{DType, Graph};
 

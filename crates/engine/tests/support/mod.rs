@@ -10,14 +10,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use cellar_engine::{CancelFlag, Engine, EngineConfig, EngineError};
-use kv_backend::{Backend, BackendError, BackendInfo, OnProgress, RowSpan};
+use kv_backend::{Backend, BackendError, RowSpan};
 use kv_backend::{GraphInputs, GraphOutputs};
 use kv_candle::CandleBackend;
 use kv_core::TokenId;
 use kv_core::layers::RowLayout;
 use kv_core::memory::RowCopy;
 use kv_graph::Graph;
-use kv_graph::weights::WeightSource;
 use model_core::architecture::Registry;
 use model_core::model_file::ModelFile;
 use serde::Deserialize;

@@ -26,7 +26,7 @@ const TRANSPOSE_STEP: usize = 8;
 
 /// Dequantizes a head of the cells of a tile to `[KV_TILE, n_values]`; lanes without a cell keep
 /// what they have.
-pub(super) type Dequantize = fn(StoredTile<'_>, &mut [f32]);
+pub(crate) type Dequantize = fn(StoredTile<'_>, &mut [f32]);
 
 /// Reads a head of the cells of a tile as columns `[n_values, KV_TILE]`; lanes without a cell get
 /// any value.
@@ -39,14 +39,14 @@ type AccumulateStored = fn(&mut [f32], &[[f32; KV_TILE]], StoredLanes<'_>, &mut 
 /// Stored values of a tile and the lanes to add: AVX-512 alone reads them.
 #[derive(Clone, Debug)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-pub(super) struct StoredLanes<'a> {
-    pub(super) lanes: Range<usize>,
-    pub(super) stored: StoredTile<'a>,
+pub(crate) struct StoredLanes<'a> {
+    pub(crate) lanes: Range<usize>,
+    pub(crate) stored: StoredTile<'a>,
 }
 
 /// The functions for one KV type on one ISA; what is `None` has no faster way than dequantizing.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct KvReader {
+pub(crate) struct KvReader {
     kv_type: KvType,
     /// `None`: as the specification does.
     dequantize: Option<Dequantize>,
@@ -60,7 +60,7 @@ pub(super) struct KvReader {
 
 impl KvReader {
     /// For rows of `kv_type` on `isa`; the specification if this machine does not have it.
-    pub(super) fn new(isa: Isa, kv_type: KvType) -> Self {
+    pub(crate) fn new(isa: Isa, kv_type: KvType) -> Self {
         let dequantize = match isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::AvxVnni if isa.is_available() => {
@@ -124,7 +124,7 @@ impl KvReader {
 
     /// Integer scores of the stored keys of a head, if there are and the head is whole blocks.
     #[inline]
-    pub(super) fn integer_scores(
+    pub(crate) fn integer_scores(
         &self,
         head: &HeadRows<'_>,
         k_dim: usize,
@@ -136,7 +136,7 @@ impl KvReader {
     /// The function that accumulates the stored values of a head for `n_queries`, if that is faster
     /// than dequantizing them first.
     #[inline]
-    pub(super) fn accumulate(
+    pub(crate) fn accumulate(
         &self,
         head: &HeadRows<'_>,
         v_dim: usize,
@@ -149,7 +149,7 @@ impl KvReader {
     /// Reads a head of the cells of a tile as columns `[n_values, KV_TILE]`, with the values of
     /// [`KvReader::dequantize`]; returns whether there is a way.
     #[inline]
-    pub(super) fn read_columns(&self, stored: StoredTile<'_>, k: &mut [[f32; KV_TILE]]) -> bool {
+    pub(crate) fn read_columns(&self, stored: StoredTile<'_>, k: &mut [[f32; KV_TILE]]) -> bool {
         let Some(columns) = self.columns else {
             return false;
         };
@@ -163,7 +163,7 @@ impl KvReader {
     /// Dequantizes a head of the cells of a tile to `values`, `[KV_TILE, n_values]`; lanes without
     /// a cell keep what they have.
     #[inline]
-    pub(super) fn dequantize(&self, stored: StoredTile<'_>, values: &mut [f32]) {
+    pub(crate) fn dequantize(&self, stored: StoredTile<'_>, values: &mut [f32]) {
         match self.dequantize {
             Some(dequantize) => dequantize(stored, values),
             None => {

@@ -13,11 +13,11 @@ use crate::kv_rows::HeadRows;
 
 /// Cells at up to [`KV_TILE`] consecutive positions; lane `i` is position `base + i`.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct KvTile {
+pub(crate) struct KvTile {
     /// The position of lane 0.
-    pub(super) base: u32,
+    pub(crate) base: u32,
     /// One bit for each lane that has a cell.
-    pub(super) mask: u32,
+    pub(crate) mask: u32,
     /// The cell of each lane; a lane without one repeats the cell of the lane before it.
     cells: [u32; KV_TILE],
 }
@@ -25,7 +25,7 @@ pub(super) struct KvTile {
 impl KvTile {
     /// The lanes that have a cell, with the cell: `(lane, cell)`.
     #[inline(always)]
-    pub(super) fn lanes(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+    pub(crate) fn lanes(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let mut left = self.mask;
         std::iter::from_fn(move || {
             let lane = left.trailing_zeros() as usize;
@@ -38,7 +38,7 @@ impl KvTile {
     /// one, or else of the first that has one.
     #[cfg(any(target_arch = "x86_64", test))]
     #[inline(always)]
-    pub(super) fn cells(&self) -> [usize; KV_TILE] {
+    pub(crate) fn cells(&self) -> [usize; KV_TILE] {
         self.cells.map(|cell| cell as usize)
     }
 
@@ -71,16 +71,16 @@ impl KvTile {
 
 /// One KV head of the cells of a tile, as stored.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct StoredTile<'a> {
-    pub(super) tile: &'a KvTile,
-    pub(super) head: &'a HeadRows<'a>,
+pub(crate) struct StoredTile<'a> {
+    pub(crate) tile: &'a KvTile,
+    pub(crate) head: &'a HeadRows<'a>,
 }
 
 impl StoredTile<'_> {
     /// The address of the head's row for every lane.
     #[cfg(target_arch = "x86_64")]
     #[inline]
-    pub(super) fn row_pointers(self) -> [*const u8; KV_TILE] {
+    pub(crate) fn row_pointers(self) -> [*const u8; KV_TILE] {
         let mut rows = [std::ptr::null(); KV_TILE];
         for (row, cell) in rows.iter_mut().zip(self.tile.cells()) {
             *row = self.head.row(cell).as_ptr();
@@ -90,7 +90,7 @@ impl StoredTile<'_> {
 }
 
 /// A mask of the lanes `first..end`, none where `first` is not below `end`; `end` is at most 32.
-pub(super) fn lane_mask(first: u32, end: u32) -> u32 {
+pub(crate) fn lane_mask(first: u32, end: u32) -> u32 {
     let below = |n: u32| {
         if n >= u32::BITS {
             u32::MAX
@@ -102,7 +102,7 @@ pub(super) fn lane_mask(first: u32, end: u32) -> u32 {
 }
 
 /// Iterates over the tiles of visibility runs, which are sorted by position.
-pub(super) struct KvTiles<'a> {
+pub(crate) struct KvTiles<'a> {
     runs: std::slice::Iter<'a, CellRun>,
     /// The positions that are visited.
     range: PosRange,
@@ -112,7 +112,7 @@ pub(super) struct KvTiles<'a> {
 
 impl<'a> KvTiles<'a> {
     /// The tiles of the cells of `runs` at positions in `range`.
-    pub(super) fn new(runs: &'a [CellRun], range: PosRange) -> Self {
+    pub(crate) fn new(runs: &'a [CellRun], range: PosRange) -> Self {
         let n_before = runs.partition_point(|run| run.last_pos() < range.first);
         Self {
             runs: runs[n_before..].iter(),
@@ -128,7 +128,7 @@ impl<'a> KvTiles<'a> {
     }
 
     /// Writes the next tile to `tile`; returns whether there was one.
-    pub(super) fn next_into(&mut self, tile: &mut KvTile) -> bool {
+    pub(crate) fn next_into(&mut self, tile: &mut KvTile) -> bool {
         tile.mask = 0;
         while let Some(run) = self.next_run() {
             let base = run.pos.0 & !(KV_TILE as u32 - 1);
@@ -172,7 +172,7 @@ pub(crate) struct KvPrefetcher<'a> {
 
 impl<'a> KvPrefetcher<'a> {
     /// For the K and V heads of `tile`.
-    pub(super) fn new(tile: &'a KvTile, heads: &'a [HeadRows<'a>; 2]) -> Self {
+    pub(crate) fn new(tile: &'a KvTile, heads: &'a [HeadRows<'a>; 2]) -> Self {
         Self {
             cells: &tile.cells,
             heads,
@@ -183,7 +183,7 @@ impl<'a> KvPrefetcher<'a> {
 
     /// Prefetches one more row, if there is one.
     #[inline(always)]
-    pub(super) fn prefetch_next(&mut self) {
+    pub(crate) fn prefetch_next(&mut self) {
         if self.n_done >= 2 * KV_TILE {
             return;
         }
@@ -194,7 +194,7 @@ impl<'a> KvPrefetcher<'a> {
     }
 
     /// Prefetches all rows that are left.
-    pub(super) fn prefetch_rest(&mut self) {
+    pub(crate) fn prefetch_rest(&mut self) {
         while self.n_done < 2 * KV_TILE {
             self.prefetch_next();
         }
@@ -204,7 +204,7 @@ impl<'a> KvPrefetcher<'a> {
 #[cfg(test)]
 impl KvTile {
     /// A tile with these `(lane, cell)` pairs.
-    pub(super) fn of(lanes: &[(usize, u32)]) -> Self {
+    pub(crate) fn of(lanes: &[(usize, u32)]) -> Self {
         let mut tile = Self::default();
         for &(lane, cell) in lanes {
             tile.cells[lane] = cell;

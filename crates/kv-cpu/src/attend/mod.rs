@@ -15,7 +15,7 @@
 pub(crate) mod eight_lanes;
 mod fused;
 mod index;
-mod kv_reader;
+pub(crate) mod kv_reader;
 pub(crate) mod kv_tiles;
 pub(crate) mod partial;
 mod plain;

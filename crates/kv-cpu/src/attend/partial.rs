@@ -9,38 +9,38 @@
 use crate::kernels::Kernels;
 
 /// Positions of a split; it begins at a multiple of this.
-pub(super) const SPLIT_POSITIONS: u32 = 256;
+pub(crate) const SPLIT_POSITIONS: u32 = 256;
 
 /// The first position of the split that contains `pos`.
-pub(super) const fn split_start(pos: u32) -> u32 {
+pub(crate) const fn split_start(pos: u32) -> u32 {
     pos & !(SPLIT_POSITIONS - 1)
 }
 
 /// Running maximum and sum of one query's online softmax.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct SoftmaxState {
+pub(crate) struct SoftmaxState {
     /// The largest score so far.
-    pub(super) max: f32,
+    pub(crate) max: f32,
     /// Sum of `e^(score - max)` so far.
-    pub(super) sum: f32,
+    pub(crate) sum: f32,
 }
 
 /// A split's result for one query: its softmax state and the weighted sum of values, `[v_dim]`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Partial<'a> {
-    pub(super) softmax: SoftmaxState,
-    pub(super) values: &'a [f32],
+pub(crate) struct Partial<'a> {
+    pub(crate) softmax: SoftmaxState,
+    pub(crate) values: &'a [f32],
 }
 
 impl SoftmaxState {
     /// Before the first score.
-    pub(super) const EMPTY: Self = Self {
+    pub(crate) const EMPTY: Self = Self {
         max: f32::NEG_INFINITY,
         sum: 0.0,
     };
 
     /// The logarithm of the sum of `e^score`; `-inf` before the first score.
-    pub(super) fn logarithm(self) -> f32 {
+    pub(crate) fn logarithm(self) -> f32 {
         if self.is_empty() {
             f32::NEG_INFINITY
         } else {
@@ -53,7 +53,7 @@ impl SoftmaxState {
     }
 
     /// Merges a later split's partial into this state and its weighted values `out`, `[v_dim]`.
-    pub(super) fn merge(&mut self, kernels: &Kernels, out: &mut [f32], later: Partial<'_>) {
+    pub(crate) fn merge(&mut self, kernels: &Kernels, out: &mut [f32], later: Partial<'_>) {
         if later.softmax.is_empty() {
             return;
         }
@@ -78,7 +78,7 @@ impl SoftmaxState {
 
     /// Makes the sum relative to `max`, which is not below the present maximum; returns the factor
     /// by which the weighted values must be rescaled.
-    pub(super) fn rescale_to(&mut self, max: f32) -> f32 {
+    pub(crate) fn rescale_to(&mut self, max: f32) -> f32 {
         if self.max == max {
             return 1.0;
         }

@@ -11,7 +11,7 @@ use super::kv_tiles::{KvPrefetcher, StoredTile};
 use super::tile_kernels::KV_TILE;
 
 /// Values of a block.
-pub(super) const BLOCK_LEN: usize = 32;
+pub(crate) const BLOCK_LEN: usize = 32;
 
 /// 32 values of a query in 24 bits each.
 #[derive(Clone, Copy, Debug, Default)]
@@ -21,15 +21,15 @@ pub(super) const BLOCK_LEN: usize = 32;
 )]
 pub(crate) struct QueryBlockI24 {
     /// Upper bytes of the values, four in each `i32`, as `vpdpbusd` takes them.
-    pub(super) high: [i32; BLOCK_LEN / 4],
+    pub(crate) high: [i32; BLOCK_LEN / 4],
     /// Middle bytes.
-    pub(super) middle: [i32; BLOCK_LEN / 4],
+    pub(crate) middle: [i32; BLOCK_LEN / 4],
     /// Lower bytes.
-    pub(super) low: [i32; BLOCK_LEN / 4],
+    pub(crate) low: [i32; BLOCK_LEN / 4],
     /// `-128 · Σ high` and `-128 · Σ (256 · middle + low)`: keys are biased by 128 to be unsigned,
     /// and sums start with what that adds.
-    pub(super) unbias: [i32; 2],
-    pub(super) scale: f32,
+    pub(crate) unbias: [i32; 2],
+    pub(crate) scale: f32,
 }
 
 /// Quantizes queries `[queries, k_dim]` to blocks.
@@ -39,7 +39,7 @@ type ScoresI24 = fn(&[QueryBlockI24], StoredTile<'_>, &mut [[f32; KV_TILE]], &mu
 
 /// Scores of keys as they are stored, without dequantizing them.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct IntegerScores {
-    pub(super) quantize: QuantizeQueries,
-    pub(super) scores: ScoresI24,
+pub(crate) struct IntegerScores {
+    pub(crate) quantize: QuantizeQueries,
+    pub(crate) scores: ScoresI24,
 }

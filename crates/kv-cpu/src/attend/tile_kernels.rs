@@ -49,10 +49,10 @@ pub(crate) struct ValueLanes<'a> {
 /// The loops for one ISA.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TileKernels {
-    pub(super) scores: Scores,
-    pub(super) softmax: Softmax,
-    pub(super) accumulate: Accumulate,
-    pub(super) transpose: Transpose,
+    pub(crate) scores: Scores,
+    pub(crate) softmax: Softmax,
+    pub(crate) accumulate: Accumulate,
+    pub(crate) transpose: Transpose,
 }
 
 impl TileKernels {

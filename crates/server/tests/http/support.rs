@@ -12,13 +12,10 @@ use cellar_engine::serve::{
 };
 use cellar_engine::{CompletionOptions, DraftModel, Engine, EngineConfig};
 use cellar_server::{App, Keys, ModelSettings, ServedModel, ServerConfig};
-use kv_backend::{Backend, BackendError, BackendInfo, BoxedBackend, OnProgress, RowSpan};
+use kv_backend::{Backend, BackendError, BoxedBackend};
 use kv_backend::{GraphInputs, GraphOutputs};
-use kv_core::layers::RowLayout;
-use kv_core::memory::RowCopy;
 use kv_cpu::CpuBackend;
-use kv_graph::Graph;
-use kv_graph::weights::{SharedBytes, WeightSource};
+use kv_graph::weights::SharedBytes;
 use model_core::architecture::Registry;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::EncodeOptions;

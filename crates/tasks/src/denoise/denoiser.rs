@@ -79,7 +79,7 @@ impl<B: Backend> Denoiser<B> {
     /// [`EngineError::OtherOutput`] where its model is no diffusion model.
     pub fn new(engine: Engine<B>, mask: TokenId) -> Result<Self, EngineError> {
         let OutputKind::MaskLogits(place) = engine.model().output() else {
-            return Err(engine.other_output("logits of masks"));
+            return Err(EngineError::other_output(engine.model(), "logits of masks"));
         };
         Ok(Self {
             engine,

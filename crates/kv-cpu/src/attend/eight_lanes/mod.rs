@@ -6,20 +6,20 @@
 //! compiles the loops for its features. Invariant: the same products and additions in the same
 //! order as in the scalar loops, all fused, so the same bits on every ISA.
 
-pub(super) mod scores;
-pub(super) mod softmax;
-pub(super) mod values;
+pub(crate) mod scores;
+pub(crate) mod softmax;
+pub(crate) mod values;
 
 use super::tile_kernels::KV_TILE;
 
 /// Lanes of a vector.
-pub(super) const N_LANES: usize = 8;
+pub(crate) const N_LANES: usize = 8;
 /// Vectors of a query's scores.
 const N_VECTORS: usize = KV_TILE / N_LANES;
 
 /// Eight `f32`. A value exists only where the CPU has the ISA's features: what makes one of
 /// anything else is `unsafe`.
-pub(super) trait Lanes: Copy {
+pub(crate) trait Lanes: Copy {
     /// All bits of a lane, or none.
     type Mask: Copy;
 
@@ -78,7 +78,7 @@ pub(super) trait Lanes: Copy {
 
 /// The operation of [`Lanes::fold`] on two lanes.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Fold {
+pub(crate) enum Fold {
     Larger,
     Sum,
 }

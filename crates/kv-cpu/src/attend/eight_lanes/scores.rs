@@ -13,7 +13,7 @@ const MAX_QUERIES: usize = 3;
 /// # Safety
 /// The CPU has the features of `V`.
 #[inline(always)]
-pub(in crate::attend) unsafe fn scores<V: Lanes>(
+pub(crate) unsafe fn scores<V: Lanes>(
     mut q: &[f32],
     k: &[[f32; KV_TILE]],
     mut out: &mut [[f32; KV_TILE]],

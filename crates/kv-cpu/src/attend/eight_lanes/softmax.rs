@@ -15,7 +15,7 @@ use crate::kernels::isa::scalar::attend::softmax::ROUND_TO_INT;
 /// # Safety
 /// The CPU has the features of `V`.
 #[inline(always)]
-pub(in crate::attend) unsafe fn softmax<V: Lanes>(
+pub(crate) unsafe fn softmax<V: Lanes>(
     scores: &mut [[f32; KV_TILE]],
     visible: u32,
     states: &mut [SoftmaxState],

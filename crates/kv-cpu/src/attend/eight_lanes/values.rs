@@ -17,7 +17,7 @@ const MAX_VECTORS_ALONE: usize = 8;
 /// # Safety
 /// The CPU has the features of `V`.
 #[inline(always)]
-pub(in crate::attend) unsafe fn accumulate<V: Lanes>(
+pub(crate) unsafe fn accumulate<V: Lanes>(
     mut out: &mut [f32],
     mut weights: &[[f32; KV_TILE]],
     values: ValueLanes<'_>,

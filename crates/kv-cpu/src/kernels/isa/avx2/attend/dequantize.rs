@@ -10,7 +10,7 @@ dequantize_table!("avx2,f16c", f16, outlined scalar::q8_0, iq4_nl);
 
 #[target_feature(enable = "f16c")]
 #[inline]
-pub(in crate::attend) fn half(bytes: [u8; 2]) -> f32 {
+pub(crate) fn half(bytes: [u8; 2]) -> f32 {
     _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(
         u16::from_le_bytes(bytes),
     ))))
@@ -33,7 +33,7 @@ fn f16(bytes: &[u8], values: &mut [f32]) {
 
 #[target_feature(enable = "avx2,f16c")]
 #[inline]
-pub(in crate::attend) fn iq4_nl(bytes: &[u8], values: &mut [f32]) {
+pub(crate) fn iq4_nl(bytes: &[u8], values: &mut [f32]) {
     blocks(bytes, values, |block: &[u8; 18], values| {
         let d = half([block[0], block[1]]);
         for (entry, v) in iq4_entries(block).iter().zip(values) {

@@ -21,7 +21,7 @@ const MIN_MAGNITUDE: f32 = 1e-30;
 
 /// Quantizes queries `[queries, k_dim]`, whole blocks each.
 #[target_feature(enable = "avx512f")]
-pub(in crate::attend) fn quantize_queries(q: &[f32], blocks: &mut [QueryBlockI24]) {
+pub(crate) fn quantize_queries(q: &[f32], blocks: &mut [QueryBlockI24]) {
     for (values, block) in q.as_chunks::<BLOCK_LEN>().0.iter().zip(blocks) {
         *block = quantize_block(values);
     }
@@ -91,7 +91,7 @@ struct KeyBlock {
 
 /// `scores[q][lane] = Σ_d q[q][d] · k[lane][d]`, of queries from [`quantize_queries`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-pub(in crate::attend) fn scores(
+pub(crate) fn scores(
     queries: &[QueryBlockI24],
     keys: StoredTile<'_>,
     out: &mut [[f32; KV_TILE]],

@@ -12,7 +12,7 @@ use crate::attend::tile_kernels::KV_TILE;
 use crate::kernels::isa::scalar::attend::transpose::{Square, transpose_squares};
 
 /// Columns that [`columns_f16`] makes at a time.
-pub(in crate::attend) const F16_COLUMNS: usize = 8;
+pub(crate) const F16_COLUMNS: usize = 8;
 
 /// See [`TileKernels::transpose`](crate::attend::tile_kernels::TileKernels).
 #[target_feature(enable = "avx512f")]
@@ -73,7 +73,7 @@ fn transpose_16x16(r: [__m512; 16]) -> [__m512; 16] {
 /// four cells that are eight lanes apart, so that transposing 8 × 8 squares within its quarters
 /// leaves the cells in order.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(in crate::attend) fn columns_f16(keys: StoredTile<'_>, k: &mut [[f32; KV_TILE]]) {
+pub(crate) fn columns_f16(keys: StoredTile<'_>, k: &mut [[f32; KV_TILE]]) {
     let rows = keys.row_pointers();
     assert!(keys.head.n_bytes >= k.len() * size_of::<u16>());
     for (chunk, columns) in k.as_chunks_mut::<F16_COLUMNS>().0.iter_mut().enumerate() {

@@ -75,7 +75,7 @@ pub(super) fn accumulate(
 
 /// As [`accumulate`], of `F16` values as they are stored.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(in crate::attend) fn accumulate_f16(
+pub(crate) fn accumulate_f16(
     out: &mut [f32],
     weights: &[[f32; KV_TILE]],
     values: StoredLanes<'_>,

@@ -18,7 +18,7 @@ const MAX_QUERIES: usize = 8;
 
 /// See [`TileKernels::accumulate`](crate::attend::tile_kernels::TileKernels).
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(in crate::attend) fn accumulate(
+pub(crate) fn accumulate(
     mut out: &mut [f32],
     mut weights: &[[f32; KV_TILE]],
     values: StoredLanes<'_>,

@@ -6,11 +6,11 @@
 //! [`KvType::decode_row`](kv_core::KvType::decode_row) gives it. Knows nothing of heads.
 
 /// Values of a block of the quantized types.
-pub(in crate::attend) const BLOCK_LEN: usize = 32;
+pub(crate) const BLOCK_LEN: usize = 32;
 
 /// A half-precision number as `f32`, exactly.
 #[inline(always)]
-pub(in crate::attend) fn half(bytes: [u8; 2]) -> f32 {
+pub(crate) fn half(bytes: [u8; 2]) -> f32 {
     let bits = u32::from(u16::from_le_bytes(bytes));
     let magnitude = (bits & 0x7fff) << 13;
     // 2^112 rebases half-precision exponents to single precision, for subnormals too.
@@ -26,7 +26,7 @@ pub(in crate::attend) fn half(bytes: [u8; 2]) -> f32 {
 
 /// Applies `decode(block, values)` to all whole blocks of `BYTES`.
 #[inline(always)]
-pub(in crate::attend) fn blocks<const BYTES: usize>(
+pub(crate) fn blocks<const BYTES: usize>(
     bytes: &[u8],
     values: &mut [f32],
     decode: impl Fn(&[u8; BYTES], &mut [f32; BLOCK_LEN]),
@@ -38,28 +38,28 @@ pub(in crate::attend) fn blocks<const BYTES: usize>(
 }
 
 #[inline(always)]
-pub(in crate::attend) fn f32(bytes: &[u8], values: &mut [f32]) {
+pub(crate) fn f32(bytes: &[u8], values: &mut [f32]) {
     for (v, bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
         *v = f32::from_le_bytes(*bytes);
     }
 }
 
 #[inline(always)]
-pub(in crate::attend) fn f16(bytes: &[u8], values: &mut [f32]) {
+pub(crate) fn f16(bytes: &[u8], values: &mut [f32]) {
     for (v, bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
         *v = half(*bytes);
     }
 }
 
 #[inline(always)]
-pub(in crate::attend) fn bf16(bytes: &[u8], values: &mut [f32]) {
+pub(crate) fn bf16(bytes: &[u8], values: &mut [f32]) {
     for (v, bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
         *v = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
     }
 }
 
 #[inline(always)]
-pub(in crate::attend) fn q8_0(bytes: &[u8], values: &mut [f32]) {
+pub(crate) fn q8_0(bytes: &[u8], values: &mut [f32]) {
     blocks(bytes, values, |[d0, d1, qs @ ..]: &[u8; 34], values| {
         let d = half([*d0, *d1]);
         for (q, v) in qs.iter().zip(values) {
@@ -82,7 +82,7 @@ fn nibbles(qs: &[u8; 16], values: &mut [f32; BLOCK_LEN], value: impl Fn(u8) -> f
 }
 
 #[inline(always)]
-pub(in crate::attend) fn q4_0(bytes: &[u8], values: &mut [f32]) {
+pub(crate) fn q4_0(bytes: &[u8], values: &mut [f32]) {
     blocks(bytes, values, |[d0, d1, qs @ ..]: &[u8; 18], values| {
         let d = half([*d0, *d1]);
         nibbles(qs, values, |q| d * (f32::from(q) - 8.0));
@@ -90,7 +90,7 @@ pub(in crate::attend) fn q4_0(bytes: &[u8], values: &mut [f32]) {
 }
 
 #[inline(always)]
-pub(in crate::attend) fn q4_1(bytes: &[u8], values: &mut [f32]) {
+pub(crate) fn q4_1(bytes: &[u8], values: &mut [f32]) {
     blocks(
         bytes,
         values,
@@ -124,7 +124,7 @@ fn five_bits(
 }
 
 #[inline(always)]
-pub(in crate::attend) fn q5_0(bytes: &[u8], values: &mut [f32]) {
+pub(crate) fn q5_0(bytes: &[u8], values: &mut [f32]) {
     blocks(
         bytes,
         values,
@@ -136,7 +136,7 @@ pub(in crate::attend) fn q5_0(bytes: &[u8], values: &mut [f32]) {
 }
 
 #[inline(always)]
-pub(in crate::attend) fn q5_1(bytes: &[u8], values: &mut [f32]) {
+pub(crate) fn q5_1(bytes: &[u8], values: &mut [f32]) {
     blocks(
         bytes,
         values,
@@ -154,7 +154,7 @@ pub(in crate::attend) fn q5_1(bytes: &[u8], values: &mut [f32]) {
 macro_rules! dequantize_table {
     ($features:literal, $f16:path, $q8_kind:ident $q8_0:path, $iq4_nl:path) => {
         /// The function for `kv_type`, if there is one. Call it only if the CPU has the features.
-        pub(in crate::attend) fn dequantize(
+        pub(crate) fn dequantize(
             kv_type: kv_core::KvType,
         ) -> Option<$crate::attend::kv_reader::Dequantize> {
             use kv_core::KvType;
@@ -203,7 +203,7 @@ macro_rules! dequantize_table {
     };
 }
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-pub(in crate::attend) use dequantize_table;
+pub(crate) use dequantize_table;
 
 #[cfg(test)]
 mod tests {

@@ -10,7 +10,7 @@ use crate::attend::tile_kernels::KV_TILE;
 /// together: a row of `k` is loaded once for both, and there are enough independent sums to fill
 /// the FMA pipes.
 #[inline(always)]
-pub(in crate::attend) fn scores(
+pub(crate) fn scores(
     mut q: &[f32],
     k: &[[f32; KV_TILE]],
     mut scores: &mut [[f32; KV_TILE]],

@@ -12,11 +12,11 @@ use crate::kernels::exp::{LEAST, LN_2, SERIES};
 const HALF: usize = KV_TILE / 2;
 /// `1.5 · 2^23`: adding it to a small `f32` rounds to the nearest integer, which is then in the
 /// low bits.
-pub(in crate::attend) const ROUND_TO_INT: f32 = 12_582_912.0;
+pub(crate) const ROUND_TO_INT: f32 = 12_582_912.0;
 
 /// See [`TileKernels::softmax`](crate::attend::tile_kernels::TileKernels).
 #[inline(always)]
-pub(in crate::attend) fn softmax(
+pub(crate) fn softmax(
     scores: &mut [[f32; KV_TILE]],
     visible: u32,
     states: &mut [SoftmaxState],

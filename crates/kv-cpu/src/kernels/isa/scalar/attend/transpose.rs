@@ -7,7 +7,7 @@ use std::ops::Range;
 use crate::attend::tile_kernels::KV_TILE;
 
 /// See [`TileKernels::transpose`](crate::attend::tile_kernels::TileKernels): value by value.
-pub(in crate::attend) fn transpose(rows: &[f32], lanes: Range<usize>, k: &mut [[f32; KV_TILE]]) {
+pub(crate) fn transpose(rows: &[f32], lanes: Range<usize>, k: &mut [[f32; KV_TILE]]) {
     let k_dim = k.len();
     for (row, lane) in rows.chunks_exact(k_dim.max(1)).zip(lanes) {
         for (column, value) in k.iter_mut().zip(row) {
@@ -18,20 +18,20 @@ pub(in crate::attend) fn transpose(rows: &[f32], lanes: Range<usize>, k: &mut [[
 
 /// A square of `N` lanes and `N` dimensions to transpose.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-pub(in crate::attend) struct Square<'a, const N: usize> {
+pub(crate) struct Square<'a, const N: usize> {
     /// From the first value of the first lane's row on.
-    pub(in crate::attend) rows: &'a [f32],
+    pub(crate) rows: &'a [f32],
     /// Values from one row to the next.
-    pub(in crate::attend) stride: usize,
-    pub(in crate::attend) columns: &'a mut [[f32; KV_TILE]; N],
+    pub(crate) stride: usize,
+    pub(crate) columns: &'a mut [[f32; KV_TILE]; N],
     /// The first lane.
-    pub(in crate::attend) lane: usize,
+    pub(crate) lane: usize,
 }
 
 /// Transposes by `transpose_square` whatever fills squares of `N`, and the rest value by value.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[inline(always)]
-pub(in crate::attend) fn transpose_squares<const N: usize>(
+pub(crate) fn transpose_squares<const N: usize>(
     rows: &[f32],
     lanes: Range<usize>,
     k: &mut [[f32; KV_TILE]],

@@ -13,7 +13,7 @@ const N_COLUMNS: usize = 16;
 /// See [`TileKernels::accumulate`](crate::attend::tile_kernels::TileKernels). Takes two queries and
 /// [`N_COLUMNS`] columns together.
 #[inline(always)]
-pub(in crate::attend) fn accumulate(
+pub(crate) fn accumulate(
     mut out: &mut [f32],
     mut weights: &[[f32; KV_TILE]],
     values: ValueLanes<'_>,
