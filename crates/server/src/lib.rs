@@ -51,16 +51,12 @@ mod hosts;
 mod ids;
 mod json;
 mod kept;
-#[cfg(feature = "kv-events")]
-pub mod kv_events;
 mod listen;
 mod log_line;
 mod memory_use;
 mod metrics;
 mod model;
 mod models;
-#[cfg(feature = "otlp")]
-pub mod otlp;
 mod places;
 mod query;
 mod report;

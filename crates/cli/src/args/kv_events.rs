@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use anyhow::Context;
 use cellar_engine::serve::BlockObserver;
-use cellar_server::kv_events::{HashFormat, KvEvents, publish};
+use cellar_telemetry::kv_events::{HashFormat, KvEvents, publish};
 use clap::{Args, ValueEnum};
 
 /// Where events of cached blocks are published.

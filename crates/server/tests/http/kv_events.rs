@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use cellar_server::kv_events::{HashFormat, KvEvents, publish};
+use cellar_telemetry::kv_events::{HashFormat, KvEvents, publish};
 use model_tests::http::post;
 use serde_json::json;
 use sha2::{Digest, Sha256};

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use axum::http::{Method, StatusCode};
-use cellar_server::otlp::Spans;
 use cellar_server::{ObserveRequests, RequestReport, ServerConfig};
+use cellar_telemetry::otlp::Spans;
 use model_tests::http::{open, post, request};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value as AnyValue;

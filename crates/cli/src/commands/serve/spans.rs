@@ -25,7 +25,7 @@ fn endpoint() -> Option<&'static str> {
 /// What exports spans.
 pub(super) struct SpanExport {
     #[cfg(feature = "otlp")]
-    spans: Option<Arc<cellar_server::otlp::Spans>>,
+    spans: Option<Arc<cellar_telemetry::otlp::Spans>>,
 }
 
 #[cfg(feature = "otlp")]
@@ -38,7 +38,7 @@ impl SpanExport {
         use anyhow::Context;
         let spans = match endpoint() {
             Some(name) => {
-                let spans = cellar_server::otlp::Spans::export(None);
+                let spans = cellar_telemetry::otlp::Spans::export(None);
                 let spans = spans.with_context(|| format!("cannot export spans as {name} says"))?;
                 Some(Arc::new(spans))
             }

@@ -10,7 +10,7 @@
 use cellar_engine::serve::{Block, BlockHash, Salt};
 use sha2::{Digest, Sha256};
 
-use crate::auth::Tenant;
+use cellar_server::Tenant;
 
 /// CBOR's major types, and its null.
 const UNSIGNED: u8 = 0;

@@ -27,8 +27,7 @@ use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig, WithHttpConfi
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{BatchSpanProcessor, SdkTracer, SdkTracerProvider};
 
-use crate::report::{ObserveRequests, RequestReport, TextEnd, TextReport};
-use crate::trace::TraceParent;
+use cellar_server::{ObserveRequests, RequestReport, TextEnd, TextReport, TraceParent};
 
 /// How long a collector may take for what it is sent.
 const SEND_TIME: Duration = Duration::from_secs(10);
