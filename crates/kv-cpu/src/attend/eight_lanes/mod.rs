@@ -59,7 +59,8 @@ pub(crate) trait Lanes: Copy {
     fn larger(self, other: Self) -> Self;
 
     /// `self · 2^n` with `n` the whole number that `rounded` is, which has
-    /// [`ROUND_TO_INT`](crate::kernels::isa::scalar::attend::softmax::ROUND_TO_INT) added: in two factors, so that
+    /// [`ROUND_TO_INT`](crate::kernels::isa::scalar::attend::softmax::ROUND_TO_INT) added: in two
+    /// factors, so that
     /// neither is subnormal if the product is not.
     fn times_power(self, rounded: Self) -> Self;
 

@@ -1,5 +1,5 @@
-//! Tile kernels for NEON: the loops of [`eight_lanes`](crate::attend::eight_lanes) over pairs of registers,
-//! with own [`transpose`] and [`dequantize`].
+//! Tile kernels for NEON: the loops of [`eight_lanes`](crate::attend::eight_lanes) over
+//! pairs of registers, with own [`transpose`] and [`dequantize`].
 
 pub(crate) mod dequantize;
 mod pair;
