@@ -107,7 +107,8 @@ def write_gguf(path, w, tokenizer):
 
 def main(tokenizer, out):
     vocab = len(gguf.GGUFReader(tokenizer).fields["tokenizer.ggml.tokens"].contents())
-    w = weights(vocab)
+    # Matrices are halves, so that the file is small; the formula reads what the file has.
+    w = {name: value.astype(np.float16) if value.ndim == 2 else value for name, value in weights(vocab).items()}
     write_gguf(f"{out}/retnet-tiny.gguf", w, tokenizer)
     random = np.random.default_rng(8621)
     found = {}

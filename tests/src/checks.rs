@@ -8,7 +8,7 @@ use kv_core::batch::Batch;
 use kv_core::layers::{Part, RecentTokens};
 use kv_core::memory::Streams;
 use kv_core::{KvType, LayerIdx, SeqId, TokenId, Window};
-use kv_graph::{Graph, GraphError, GraphShape, SplitPoint};
+use kv_graph::{Graph, GraphError, GraphShape, Input, Node, NodeId, Op, SplitPoint};
 
 use crate::recorded::{RecordKey, RecordedValues};
 use crate::{Case, Runner, Setup, candle, cpu, cpu_with};
@@ -352,6 +352,34 @@ pub fn differ_in_the_output_matrix_alone(tied: &Case, untied: &Case) {
     );
     let names: Vec<_> = diff.changed.iter().map(|c| c.name.as_str()).collect();
     assert_eq!(names, ["result_output"]);
+}
+
+/// Checks that a graph of one token is the graph of many with fewer rows: the same nodes, and the
+/// same shapes but for their first dimension. The many also choose the rows that are wanted. So a
+/// snapshot of them is one of both.
+pub fn differ_in_rows_alone(one: &Graph, many: &Graph) {
+    let chooses = |node: &Node| matches!(node.op, Op::TakeRows | Op::Input(Input::OutputRows));
+    let name = |graph: &Graph, id| graph.node(id).unwrap().name.clone();
+    // What a node reads, before rows were chosen.
+    let source = |&id: &NodeId| {
+        let node = many.node(id).unwrap();
+        let from = if chooses(node) { node.operands[0] } else { id };
+        name(many, from)
+    };
+    let rows = |shape: &[usize]| match shape.split_first() {
+        Some((&n, rest)) if [MANY.n_tokens, MANY.n_outputs].contains(&n) => [&[1], rest].concat(),
+        _ => shape.to_vec(),
+    };
+    let kept: Vec<_> = many.nodes().iter().filter(|node| !chooses(node)).collect();
+    assert_eq!(one.nodes().len(), kept.len());
+    for (of_one, of_many) in one.nodes().iter().zip(kept) {
+        let sources: Vec<_> = of_one.operands.iter().map(|&id| name(one, id)).collect();
+        let wanted: Vec<_> = of_many.operands.iter().map(source).collect();
+        assert_eq!(sources, wanted, "{}", of_one.name);
+        let [a, b] = [of_one, of_many].map(|node| (&node.name, &node.op, node.dtype));
+        assert_eq!(a, b);
+        assert_eq!(of_one.shape, rows(&of_many.shape), "{}", of_one.name);
+    }
 }
 
 /// Tests of cases that every crate with models has: logits and continuations on both backends,

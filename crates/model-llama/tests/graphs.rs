@@ -11,9 +11,9 @@ use model_tests::{Case, Recipe, fixture};
 fn graphs_are_as_they_were_read() {
     for case in CASES {
         let (name, model) = (case.name, case.model());
-        let text = |shape| model.graph(shape).unwrap().text().to_string();
-        insta::assert_snapshot!(format!("{name}-one"), text(ONE));
-        insta::assert_snapshot!(format!("{name}-many"), text(MANY));
+        let [one, many] = [ONE, MANY].map(|shape| model.graph(shape).unwrap());
+        checks::differ_in_rows_alone(&one, &many);
+        insta::assert_snapshot!(format!("{name}-many"), many.text().to_string());
     }
 }
 
