@@ -1,5 +1,5 @@
-//! Tile kernels for AVX2 and AVX-VNNI: the loops of [`eight_lanes`](crate::attend::eight_lanes) over
-//! YMM registers, with own [`transpose`] and [`dequantize`].
+//! Tile kernels for AVX2 and AVX-VNNI: the loops of [`eight_lanes`](crate::attend::eight_lanes)
+//! over YMM registers, with own [`transpose`] and [`dequantize`].
 
 pub(crate) mod dequantize;
 mod transpose;
