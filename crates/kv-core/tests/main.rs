@@ -3,6 +3,7 @@
 
 mod any;
 mod block_golden;
+mod exhaust;
 mod faults;
 mod grid;
 mod iswa;

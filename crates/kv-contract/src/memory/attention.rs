@@ -60,6 +60,7 @@ fn layer_of(part: PartIdx) -> LayerIdx {
 }
 
 /// Real rows for every part of a memory.
+#[derive(Clone)]
 pub(crate) struct RealRows {
     rows: HostRows,
     ropes: Vec<LayerRope>,

@@ -44,6 +44,7 @@ mod attention;
 pub mod batches;
 mod cases;
 mod edits;
+mod exhaust;
 pub mod kinds;
 mod ops;
 mod refusals;
@@ -54,6 +55,7 @@ mod undo;
 mod world;
 
 pub use cases::run_cases;
+pub use exhaust::{Explored, every_sequence_of_operations};
 
 use world::World;
 

@@ -22,14 +22,17 @@ pub(crate) enum Device {
 }
 
 /// The saved bytes, and the memory of then.
+#[derive(Clone)]
 pub(crate) struct SavedMemory {
     bytes: Vec<u8>,
+    /// The bytes' description, without rows.
+    pub(crate) snapshot: String,
     /// By part and number in the state.
-    rows: Vec<(PartIdx, Vec<Row>)>,
+    pub(crate) rows: Vec<(PartIdx, Vec<Row>)>,
     /// By number in the state: the tokens of a recurrent state.
-    states: Vec<Vec<u64>>,
-    model: Vec<Vec<(Pos, u64)>>,
-    sources: Vec<Vec<(Pos, u64)>>,
+    pub(crate) states: Vec<Vec<u64>>,
+    pub(crate) model: Vec<Vec<(Pos, u64)>>,
+    pub(crate) sources: Vec<Vec<(Pos, u64)>>,
 }
 
 fn fingerprint() -> Fingerprint {
@@ -80,6 +83,7 @@ impl<M: MemoryUnderTest> World<M> {
             rows: rows.collect(),
             states: states.collect(),
             bytes,
+            snapshot: format!("{snapshot:?}"),
             model: of_seqs(&self.model),
             sources: of_seqs(&self.sources),
         });

@@ -47,6 +47,11 @@ impl StateRows {
         self.0[to.as_usize()] = state;
     }
 
+    /// All rows: the tokens of each state.
+    pub(crate) fn rows(&self) -> &[Option<Vec<u64>>] {
+        &self.0
+    }
+
     /// The tokens of a state.
     pub fn get(&self, row: CellIdx) -> Option<Vec<u64>> {
         self.0[row.as_usize()].clone()

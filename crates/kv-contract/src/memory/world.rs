@@ -1,6 +1,7 @@
 //! [`World`]: a memory, the rows of its backend, and the model.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 
 use kv_core::batch::{
     Batch, MAX_POS, PositionRule, TokensOf, UBatchRow, ValidBatch, validate, validate_with,
@@ -30,6 +31,7 @@ pub(crate) struct Row {
 }
 
 /// The memory under test, the rows of its backend, and the model.
+#[derive(Clone)]
 pub(crate) struct World<M> {
     pub(crate) memory: M,
     empty: M,
@@ -71,6 +73,44 @@ impl<M: MemoryUnderTest> World<M> {
             inputs: MemoryInputs::default(),
             saved: None,
         }
+    }
+
+    /// The state as text, in which tokens are numbered in the order in which they appear: two
+    /// states with one text behave alike. Rows of tokens that no sequence has are one.
+    pub(crate) fn canonical(&self) -> String {
+        let mut numbers = BTreeMap::new();
+        let mut number = |id: u64| {
+            let next = numbers.len();
+            *numbers.entry(id).or_insert(next)
+        };
+        let mut text = format!("{:?}", self.memory);
+        let mut tokens = |text: &mut String, tokens: &[Vec<(Pos, u64)>]| {
+            for tokens in tokens {
+                let tokens = tokens.iter().map(|&(pos, id)| (pos.0, number(id)));
+                let _ = write!(text, "{:?}", tokens.collect::<Vec<_>>());
+            }
+        };
+        tokens(&mut text, &self.model);
+        tokens(&mut text, &self.sources);
+        if let Some(saved) = &self.saved {
+            tokens(&mut text, &saved.model);
+            tokens(&mut text, &saved.sources);
+            text.push_str(&saved.snapshot);
+        }
+        let number = |id: u64| numbers.get(&id).copied();
+        let saved = self.saved.iter().flat_map(|saved| &saved.rows);
+        for rows in self.rows.iter().chain(saved.map(|(_, rows)| rows)) {
+            let rows = rows.iter();
+            let rows = rows.map(|row| number(row.id).map(|number| (number, row.rotated_to)));
+            let _ = write!(text, "{:?}", rows.collect::<Vec<_>>());
+        }
+        let saved = self.saved.iter().flat_map(|saved| &saved.states).map(Some);
+        let kept = self.states.rows().iter().map(Option::as_ref);
+        for state in kept.chain(saved) {
+            let state = state.map(|ids| ids.iter().map(|&id| number(id)).collect::<Vec<_>>());
+            let _ = write!(text, "{state:?}");
+        }
+        text
     }
 
     pub(crate) fn all_windows_are_full(&self) -> bool {

@@ -4,6 +4,7 @@
 //! as long as they can be. So equal contents are equal lists, however they came about. Several
 //! cells may hold the same position. Knows nothing of other sequences.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::ids::{CellIdx, Pos};
@@ -20,8 +21,15 @@ pub struct SeqRuns {
 /// Names one list of runs for as long as it only grows at its end; no two lists share one.
 ///
 /// A copy made in the same epoch is up to date but for its last run and those after it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Epoch(u64);
+
+/// Without the number, so that equal runs print alike.
+impl fmt::Debug for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("_")
+    }
+}
 
 /// The origin of a copy of a sequence's runs, so that [`SeqRuns::update_copy`] needs to write only
 /// what was added since.

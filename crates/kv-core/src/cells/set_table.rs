@@ -5,6 +5,7 @@
 //! Knows nothing of positions.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use crate::ids::{MAX_SEQS, SeqId};
 use crate::seq_set::SeqSet;
@@ -18,12 +19,22 @@ pub(super) struct SetId(u32);
 const FIRST_ENTRY: u32 = MAX_SEQS as u32 + 1;
 
 /// The sets of two or more sequences that cells belong to.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(super) struct SetTable {
     entries: Vec<Entry>,
     id_of: HashMap<SeqSet, SetId>,
     /// Entries that can be used again.
     unused: Vec<u32>,
+}
+
+/// Without the index, whose order differs from run to run.
+impl fmt::Debug for SetTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SetTable")
+            .field("entries", &self.entries)
+            .field("unused", &self.unused)
+            .finish_non_exhaustive()
+    }
 }
 
 #[derive(Clone, Debug, Default)]
