@@ -250,7 +250,10 @@ impl GraphBuilder {
     }
 
     /// A node of another graph, with operands of this one.
-    pub(super) fn copy_node(
+    ///
+    /// # Errors
+    /// [`GraphError`] where its name is taken, or the operands are not of the shapes that it had.
+    pub fn copy_node(
         &mut self,
         graph: &Graph,
         node: &Node,

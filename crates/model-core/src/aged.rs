@@ -11,6 +11,7 @@ use kv_core::Causality;
 use kv_core::layers::LayerMap;
 use kv_graph::{Graph, GraphShape};
 
+use crate::adapters::Adapters;
 use crate::architecture::{Model, ModelError, OutputKind, SourceEncoder};
 
 /// The model over its own layers, or over what [`LayerMap::with_recent`] made of them. Its graphs
@@ -86,6 +87,14 @@ impl Model for RecentRowsModel {
         let SourceEncoder { model, start } = self.model.source_encoder()?;
         let model = with_layers(model, &self.layers);
         Some(SourceEncoder { model, start })
+    }
+
+    fn adapters(&self) -> Option<&Arc<Adapters>> {
+        self.model.adapters()
+    }
+
+    fn with_active_adapters(&self, n_active: usize) -> Option<Arc<dyn Model>> {
+        self.other(self.model.with_active_adapters(n_active))
     }
 
     fn custom_ops(&self) -> CustomOps {

@@ -15,6 +15,7 @@ use kv_core::{Causality, LayerIdx, TokenId};
 use kv_graph::weights::{WeightError, WeightSource};
 use kv_graph::{Graph, GraphShape};
 
+use crate::adapters::Adapters;
 use crate::blocks::PER_LAYER_EMBEDDING;
 use crate::gguf::Metadata;
 use crate::hf::{HfClass, HfClasses};
@@ -76,6 +77,19 @@ pub trait Model: fmt::Debug + Send + Sync {
     /// The encoder of the sources of its sequences, where its layers attend over any
     /// ([`Window::Source`](kv_core::Window::Source)).
     fn source_encoder(&self) -> Option<SourceEncoder> {
+        None
+    }
+
+    /// The adapters that it was loaded with, where it has any. Its graphs have a further input then:
+    /// a row of [`Adapters::push_row`] for each token, behind the row that is given in place of the
+    /// token, where one is.
+    fn adapters(&self) -> Option<&Arc<Adapters>> {
+        None
+    }
+
+    /// The same model for tokens of which none has more than so many adapters. `None` where it has
+    /// no adapters.
+    fn with_active_adapters(&self, _n_active: usize) -> Option<Arc<dyn Model>> {
         None
     }
 

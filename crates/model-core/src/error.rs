@@ -11,6 +11,7 @@ use kv_core::block::BlockFormat;
 use kv_graph::GraphError;
 use kv_graph::weights::{SourceChanged, WeightError, WeightInfo};
 
+use crate::adapters::AdapterError;
 use crate::tokenizer::TokenizerError;
 
 /// Why a file or directory cannot be opened, read or written as a model.
@@ -101,6 +102,14 @@ pub enum ModelFileError {
         class: String,
         /// Why not, and what to do instead.
         reason: &'static str,
+    },
+    /// An adapter or a control vector that cannot be used.
+    #[error("adapter {file}: {reason}")]
+    Adapter {
+        /// The file or directory.
+        file: String,
+        /// The reason.
+        reason: Box<AdapterError>,
     },
     /// A tensor is not as the translation needs it.
     #[error("tensor '{name}': {reason}")]
@@ -481,6 +490,9 @@ pub enum ModelError {
     /// Sizes that do not fit together.
     #[error(transparent)]
     Graph(#[from] GraphError),
+    /// A graph that adapters cannot be added to.
+    #[error("{0}")]
+    Adapters(String),
     /// A directory without a tokenizer.
     #[error("there is no 'tokenizer.json', which text needs")]
     NoTokenizer,

@@ -5,6 +5,7 @@
 //! [`architecture::Model`] out, wired from [`blocks`]. [`model_file::ModelFile`] opens a file and
 //! brings model, weights and tokenizer together.
 
+pub mod adapters;
 pub mod aged;
 pub mod architecture;
 pub mod blocks;

@@ -12,11 +12,12 @@ use std::sync::Arc;
 use kv_core::TokenId;
 use kv_graph::weights::{SharedBytes, WeightSource};
 
+use crate::adapters::{AdaptedModel, AdaptedWeights, Adapters};
 use crate::architecture::{Model, Registry};
 use crate::directory::HfDirectory;
 use crate::error::{MetadataError, ModelError, ModelFileError};
 use crate::gguf::{Array, FromValue, GgufFile, Metadata, Value};
-use crate::hf::{HfConfig, tokenizer_keys};
+use crate::hf::{HfConfig, HfWeights, tokenizer_keys};
 use crate::tokenizer::{
     Normalizer, SpecialIds, SpecialSpacing, TokenKind, Tokenizer, TokenizerModel, TokenizerSpec,
 };
@@ -27,6 +28,8 @@ use crate::weight_summary::WeightSummary;
 pub struct OpenModel {
     source: Source,
     model: Arc<dyn Model>,
+    /// The weights with those of adapters, where there are any.
+    adapted: Option<Arc<AdaptedWeights>>,
 }
 
 /// A model with its tokenizer.
@@ -57,6 +60,7 @@ impl OpenModel {
         Ok(Self {
             model: Arc::clone(directory.model()),
             source: Source::Directory(directory),
+            adapted: None,
         })
     }
 
@@ -73,6 +77,7 @@ impl OpenModel {
         Ok(Self {
             model: model.map_err(|reason| in_file(file.label(), reason))?,
             source: Source::Gguf(Arc::new(file)),
+            adapted: None,
         })
     }
 
@@ -91,11 +96,41 @@ impl OpenModel {
 
     /// The weights, for a backend to load.
     pub fn weights(&self) -> Arc<dyn WeightSource> {
+        if let Some(adapted) = &self.adapted {
+            return Arc::clone(adapted) as Arc<dyn WeightSource>;
+        }
         match &self.source {
             Source::Gguf(file) => Arc::clone(file) as Arc<dyn WeightSource>,
             Source::Directory(directory) => {
                 Arc::clone(directory.weights()) as Arc<dyn WeightSource>
             }
+        }
+    }
+
+    /// The same model with adapters.
+    ///
+    /// # Errors
+    /// [`ModelFileError::Adapter`] where its graphs take none.
+    pub fn with_adapters(self, adapters: Adapters) -> Result<Self, ModelFileError> {
+        let adapters = Arc::new(adapters);
+        let adapted = AdaptedModel::new(Arc::clone(&self.model), Arc::clone(&adapters));
+        let model = adapted.map_err(|reason| ModelFileError::Adapter {
+            file: self.label().to_owned(),
+            reason: Box::new(reason),
+        })?;
+        let weights = AdaptedWeights::new(self.weights(), adapters);
+        Ok(Self {
+            model: Arc::new(model),
+            adapted: Some(Arc::new(weights)),
+            ..self
+        })
+    }
+
+    /// The tensors of a directory, which know the names in its files.
+    pub(crate) fn directory_weights(&self) -> Option<&HfWeights> {
+        match &self.source {
+            Source::Gguf(_) => None,
+            Source::Directory(directory) => Some(directory.weights()),
         }
     }
 
@@ -151,6 +186,17 @@ impl ModelFile {
             }),
             Err(reason) => Err(in_file(open.label(), reason)),
         }
+    }
+
+    /// The same model with adapters.
+    ///
+    /// # Errors
+    /// As [`OpenModel::with_adapters`].
+    pub fn with_adapters(self, adapters: Adapters) -> Result<Self, ModelFileError> {
+        Ok(Self {
+            open: self.open.with_adapters(adapters)?,
+            ..self
+        })
     }
 
     /// The tokenizer.

@@ -116,6 +116,11 @@ impl GgufFile {
         self.by_name.get(name).and_then(|&i| self.tensors.get(i))
     }
 
+    /// The bytes of all files.
+    pub(crate) fn files(&self) -> &[SharedBytes] {
+        &self.parts
+    }
+
     /// Number of files: 1, or the parts of a split one.
     pub fn n_parts(&self) -> usize {
         self.parts.len()

@@ -22,12 +22,12 @@ const INDEX: &str = "model.safetensors.index.json";
 
 /// One tensor as it lies in its file.
 #[derive(Clone, Debug)]
-pub(super) struct TensorLocation {
+pub(crate) struct TensorLocation {
     /// Outermost dimension first.
-    pub(super) shape: Vec<usize>,
+    pub(crate) shape: Vec<usize>,
     /// As the file calls it, where it is none that can be read.
-    pub(super) format: Result<BlockFormat, String>,
-    pub(super) bytes: SharedBytes,
+    pub(crate) format: Result<BlockFormat, String>,
+    pub(crate) bytes: SharedBytes,
     /// Where values are 8-bit floats: their scales.
     pub(super) fp8: Option<Fp8Scales>,
 }
@@ -44,10 +44,10 @@ impl TensorLocation {
 
 /// All tensors of a directory, by name.
 #[derive(Debug, Default)]
-pub(super) struct TensorFiles {
-    pub(super) tensors: BTreeMap<String, TensorLocation>,
+pub(crate) struct TensorFiles {
+    pub(crate) tensors: BTreeMap<String, TensorLocation>,
     /// The files, whole.
-    pub(super) maps: Vec<SharedBytes>,
+    pub(crate) maps: Vec<SharedBytes>,
 }
 
 impl TensorFiles {
@@ -144,7 +144,7 @@ impl TensorFiles {
         Ok(())
     }
 
-    fn add(&mut self, path: &Path) -> Result<(), ModelFileError> {
+    pub(crate) fn add(&mut self, path: &Path) -> Result<(), ModelFileError> {
         let bytes = map(path)?;
         let wrong = |error: &dyn std::fmt::Display| ModelFileError::Format {
             path: path.to_owned(),

@@ -22,6 +22,7 @@ mod fp8;
 mod gemma;
 mod keys;
 mod latents;
+mod modules;
 mod names;
 mod quantization;
 mod rope;
@@ -38,6 +39,8 @@ pub use class::{ClassWhen, DeriveTensors, FixedValue, HfClass, HfClasses, HfHead
 pub use config::HfConfig;
 pub use gemma::{GEMMA_NORMS, PLUS_ONE, gemma_score_scale, gemma3_windows};
 pub use keys::Keys;
+pub(crate) use files::TensorFiles;
+pub(crate) use modules::ModuleTarget;
 pub use latents::{latent_head_dims, latent_key_rows, latent_value_rows};
 pub use rope::{RopeKind, RopeSettings, rope_base_is_stated, rope_keys};
 pub use rules::{

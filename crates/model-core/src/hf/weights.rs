@@ -12,6 +12,7 @@ use kv_graph::weights::{
 };
 
 use super::files::{TensorFiles, TensorLocation};
+use super::modules::{ModuleTarget, made_by};
 use super::names::{Numbers, filled, matched};
 use super::steps::{Action, Values};
 use super::{HfClass, HfConfig, ModelFileError, TensorStep};
@@ -55,13 +56,18 @@ impl TensorRule {
         matched(&self.to(), name).is_some()
     }
 
+    /// What happens to the tensor on the way.
+    pub(super) fn steps(&self) -> &'static [TensorStep] {
+        self.steps
+    }
+
     /// Pattern of the GGUF name.
-    fn to(&self) -> String {
+    pub(super) fn to(&self) -> String {
         format!("{}{}", self.to_place, self.to)
     }
 
     /// Pattern of the name in the files.
-    fn from(&self) -> String {
+    pub(super) fn from(&self) -> String {
         let name = format!("{}{}", self.from_place, self.from);
         let moved = self.text.and_then(|TextPart { body, text }| {
             let rest = name.strip_prefix(body)?;
@@ -234,6 +240,21 @@ impl HfWeights {
             Some(filled(&rule.from(), Numbers { expert, ..numbers }))
         };
         self.rules.iter().find_map(of)
+    }
+
+    /// The GGUF tensors that have the rows of a tensor of the files.
+    pub(crate) fn targets_of(&self, name: &str) -> Vec<ModuleTarget> {
+        let target = |rule: &TensorRule| {
+            let (matrix, expert) = made_by(rule, name)?;
+            let source = self.sources.get(&matrix)?;
+            let actions = source.actions.clone();
+            Some(ModuleTarget {
+                matrix,
+                expert,
+                actions,
+            })
+        };
+        self.rules.iter().filter_map(target).collect()
     }
 
     /// Names of GGUF tensors that come out of the files as they are.
