@@ -20,6 +20,7 @@ use kv_backend::{BoxedBackend, OnProgress};
 use kv_core::batch::Batch;
 use kv_core::memory::Seqs;
 use kv_core::{SeqId, TokenId};
+use model_core::adapters::AdapterOptions;
 use model_core::chat_template::ChatMessage;
 use model_core::model_file::{ModelFile, OpenModel};
 use model_core::tokenizer::EncodeOptions;
@@ -41,6 +42,8 @@ pub struct ModelOptions {
     pub engine: EngineConfig,
     /// Told how far loading is.
     pub on_progress: OnProgress,
+    /// Adapters and control vectors that it is loaded with.
+    pub adapters: AdapterOptions,
     /// A smaller model that drafts for it, with [`Speculation::Draft`](cellar_engine::Speculation).
     pub draft_model: Option<DraftModel>,
 }
@@ -79,6 +82,10 @@ impl Model {
     /// # Errors
     /// As [`Model::open`].
     pub fn load(file: ModelFile, options: ModelOptions) -> Result<Self, Error> {
+        let file = match options.adapters.open(&file, &architectures())? {
+            Some(adapters) => file.with_adapters(adapters)?,
+            None => file,
+        };
         let work = ModelWork {
             model: file.model(),
             weights: &file.weights(),

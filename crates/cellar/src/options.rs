@@ -1,5 +1,7 @@
 //! [`GenerateOptions`]: how a text is continued. Plain data.
 
+use std::sync::Arc;
+
 use cellar_engine::sampler::SamplerConfig;
 use cellar_engine::serve::TextRequest;
 use cellar_engine::{CancelFlag, CompletionOptions, Logprobs, LongContext, Speculation};
@@ -23,6 +25,9 @@ pub struct GenerateOptions {
     pub cancel: CancelFlag,
     /// What happens when it gets longer than the context.
     pub long_context: LongContext,
+    /// The scales of its adapters, one for each that the model was loaded with; `None` takes those
+    /// that it was loaded with.
+    pub adapters: Option<Arc<[f32]>>,
     /// Whether tokens are drafted and verified several at once. The text is the same, byte for byte
     /// on the CPU backend.
     pub speculation: Speculation,
@@ -42,6 +47,7 @@ impl GenerateOptions {
                 logprobs: self.logprobs,
                 ..CompletionOptions::default()
             },
+            adapters: self.adapters,
             speculation: self.speculation,
             long_context: Some(self.long_context),
             cancel: Some(self.cancel),

@@ -3,6 +3,7 @@
 //! Knows neither defaults that depend on the model or machine nor most conflicts between flags:
 //! [`crate::resolve`] does.
 
+mod adapters;
 mod arrivals;
 mod batch;
 mod byte_size;
@@ -41,6 +42,7 @@ use kv_core::KvType;
 use crate::backends::{ActivationsName, BackendName, RepackName};
 use crate::kv_args::KvArgs;
 
+pub(crate) use adapters::{AdapterArgs, LoraFlag};
 pub(crate) use arrivals::Arrivals;
 pub(crate) use batch::BatchArgs;
 pub(crate) use chat::ChatArgs;
@@ -226,6 +228,8 @@ pub(crate) struct ComputeArgs {
     pub(crate) ubatch: u32,
     #[command(flatten)]
     pub(crate) kv: KvArgs,
+    #[command(flatten)]
+    pub(crate) adapters: AdapterArgs,
     /// Allocate the memory even if it may not fit this machine
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) no_memory_check: bool,
@@ -559,6 +563,10 @@ pub(crate) struct ConvertArgs {
     /// per value and fewer are quantized so that errors in important columns are small
     #[arg(long, value_name = "FILE")]
     pub(crate) imatrix: Option<PathBuf>,
+    /// LoRA adapter (GGUF file or PEFT directory) that is added to the model's matrices, with a
+    /// scale after = [default: 1]; once per adapter
+    #[arg(long, value_name = "FILE[=SCALE]")]
+    pub(crate) lora: Vec<LoraFlag>,
     /// Replace OUT where it is a model
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) force: bool,

@@ -1,5 +1,6 @@
 //! The program `cellar`: parses the command line, runs one command, and prints its error, once.
 
+mod adapters;
 mod advice;
 mod args;
 mod backends;

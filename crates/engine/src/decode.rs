@@ -19,6 +19,7 @@ use kv_graph::{Graph, GraphShape, Input, Node, Op, TopK};
 use model_core::aged::with_layers;
 use model_core::architecture::{Model, OutputKind};
 
+use crate::adapters::{ActiveAdapters, TextAdapters};
 use crate::capacities::Capacities;
 use crate::config::{ConfigError, EngineConfig, Settings};
 use crate::error::EngineError;
@@ -129,16 +130,24 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             n_tokens: 1,
             n_outputs: 1,
         };
-        let key = ProgramKey {
-            given_rows: false,
-            shape,
-            n_kv: Vec::new(),
-            rows: RowsOut::Whole,
-        };
-        programs.get_or_compile(key, || {
-            let graph = model.graph(shape)?;
-            Ok::<_, EngineError>(backend.compile(&graph, &weights, &settings.layout)?)
-        })?;
+        let adapters = model.adapters().cloned().map(ActiveAdapters::new);
+        let bare = model.with_active_adapters(0);
+        let bare = bare.as_ref().unwrap_or(&model);
+        let n_active = adapters.as_ref().map_or(0, |a| a.all().len().min(1));
+        for n_adapters in [0, n_active] {
+            let key = ProgramKey {
+                given_rows: false,
+                shape,
+                n_kv: Vec::new(),
+                rows: RowsOut::Whole,
+                n_adapters,
+            };
+            programs.get_or_compile(key, || {
+                let adapted = model.with_active_adapters(n_adapters);
+                let graph = adapted.as_ref().unwrap_or(&model).graph(shape)?;
+                Ok::<_, EngineError>(backend.compile(&graph, &weights, &settings.layout)?)
+            })?;
+        }
         let encoder = match model.source_encoder() {
             None => None,
             Some(encoder) => {
@@ -148,6 +157,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
                     shape,
                     n_kv: Vec::new(),
                     rows: RowsOut::Sources,
+                    n_adapters: 0,
                 };
                 programs.get_or_compile(key, || {
                     Ok::<_, EngineError>(backend.compile(&graph, &weights, &settings.layout)?)
@@ -155,7 +165,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
                 Some(graph)
             }
         };
-        let graph = model.graph(shape)?;
+        let graph = bare.graph(shape)?;
         let key_ropes = graph.key_ropes(&*source).map_err(Arc::new);
         let fingerprint = Fingerprint::new(
             model.architecture(),
@@ -205,6 +215,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             outputs: GraphOutputs::default(),
             position_rule,
             coordinates: Vec::new(),
+            adapters,
             batch,
             rows_out: Vec::new(),
             rows_kind: RowsOut::Whole,
@@ -240,6 +251,15 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     /// Reports to `progress` how far each run has come, for another thread that shows it.
     pub fn set_run_progress(&mut self, progress: Option<RunProgress>) {
         self.runner.progress = progress;
+    }
+
+    /// Gives the tokens that a sequence gets from now on these adapters, or those of texts that do
+    /// not say any. What the sequence holds stays as it was computed. Without effect where the
+    /// model has no adapters.
+    pub fn set_adapters(&mut self, seq: SeqId, adapters: Option<TextAdapters>) {
+        if let Some(active) = &mut self.runner.adapters {
+            active.set(seq, adapters);
+        }
     }
 
     /// Number of programs that are kept.
@@ -537,6 +557,9 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
 
     /// Forgets everything.
     pub fn clear(&mut self) -> Removal {
+        if let Some(active) = &mut self.runner.adapters {
+            active.clear();
+        }
         self.memory.clear()
     }
 }

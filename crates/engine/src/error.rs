@@ -10,6 +10,7 @@ use kv_core::{LayerIdx, SeqId, TokenId};
 use kv_graph::KeyRopeError;
 use kv_graph::weights::SourceChanged;
 use model_core::architecture::{Model, ModelError, OutputKind};
+use model_core::adapters::AdapterError;
 use model_core::tokenizer::TokenizerError;
 
 use crate::config::ConfigError;
@@ -51,6 +52,12 @@ pub enum EngineError {
         /// What the model gives.
         got: &'static str,
     },
+    /// Scales of adapters were given to a model without any.
+    #[error("the model was loaded without adapters: give it some with --lora")]
+    NoAdapters,
+    /// Scales of adapters that cannot be.
+    #[error(transparent)]
+    Adapters(#[from] AdapterError),
     /// A source was given to a model without an encoder.
     #[error(
         "the model '{architecture}' has no encoder: there is nothing that it does with a source"

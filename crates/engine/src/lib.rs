@@ -7,6 +7,7 @@
 //! (files of requests). Vectors, scores and other uses of an engine are the crate `cellar-tasks`.
 //! Generic over backends and models; names none of them.
 
+mod adapters;
 mod aged;
 pub mod batch_file;
 mod budget;
@@ -34,6 +35,7 @@ mod stored_types;
 mod timings;
 pub mod trace;
 
+pub use adapters::TextAdapters;
 pub use budget::largest_that_fits;
 pub use cellar_scheduler::{MAX_DRAFT, Speculated, Speculation, SpeculationOff};
 pub use completion::{Completion, CompletionOptions, FinishReason, OutputRow};

@@ -18,6 +18,7 @@ use kv_graph::weights::WeightSource;
 use kv_graph::{GraphShape, KeyRopeError, TopK};
 use model_core::architecture::{Model, ModelError};
 
+use crate::adapters::ActiveAdapters;
 use crate::capacities::Capacities;
 use crate::config::{AttentionMode, Settings};
 use crate::error::EngineError;
@@ -47,6 +48,8 @@ pub(crate) struct Runner<B: Backend> {
     pub(crate) position_rule: PositionRule,
     /// Position, row and column of each token of a ubatch, where the graph takes them.
     pub(crate) coordinates: Vec<[u32; 3]>,
+    /// The adapters of sequences, where the model has any.
+    pub(crate) adapters: Option<ActiveAdapters>,
     /// What tokens see of their ubatch, for each window of the graph.
     pub(crate) batch: Vec<BatchVisibility>,
     /// Rows that came out, in the order of the batch, and what they are.
@@ -92,6 +95,8 @@ pub(crate) struct ProgramKey {
     pub(crate) rows: RowsOut,
     /// Whether rows are given in place of tokens.
     pub(crate) given_rows: bool,
+    /// The most adapters of a token.
+    pub(crate) n_adapters: usize,
 }
 
 impl<B: Backend> Runner<B> {
@@ -164,10 +169,18 @@ impl<B: Backend> Runner<B> {
         memory: &MemoryInputs,
         cancel: Option<&CancelFlag>,
     ) -> Result<(), FailedStep> {
+        let n_adapters = match (&self.adapters, self.rows_kind) {
+            (None, _) | (_, RowsOut::Sources) => 0,
+            (Some(adapters), _) => adapters.n_active(ubatch),
+        };
+        let embeddings = match &mut self.adapters {
+            Some(adapters) if n_adapters > 0 => adapters.rows(ubatch, n_adapters),
+            _ => &ubatch.embeddings,
+        };
         let inputs = GraphInputs {
             shape: Some(shape),
             tokens: &ubatch.tokens,
-            embeddings: &ubatch.embeddings,
+            embeddings,
             positions: &ubatch.positions,
             token_types: &ubatch.token_types,
             coordinates: &self.coordinates,
@@ -190,6 +203,7 @@ impl<B: Backend> Runner<B> {
             n_kv: n_kv.clone(),
             rows: self.rows_kind,
             given_rows: !ubatch.embeddings.is_empty(),
+            n_adapters,
         };
         let program = self
             .programs
@@ -202,16 +216,18 @@ impl<B: Backend> Runner<B> {
                 let tokens_only = || EngineError::TokensOnly {
                     architecture: architecture(),
                 };
+                let adapted = self.model.with_active_adapters(n_adapters);
+                let model = adapted.as_ref().unwrap_or(&self.model);
                 let other = match (rows_kind, ubatch.embeddings.is_empty()) {
                     (RowsOut::Sources, true) => {
-                        let encoder = self.model.source_encoder();
+                        let encoder = model.source_encoder();
                         Some(encoder.ok_or_else(no_encoder)?.model)
                     }
                     (RowsOut::Sources, false) => return Err(tokens_only()),
                     (_, true) => None,
-                    (_, false) => Some(self.model.of_rows().ok_or_else(tokens_only)?),
+                    (_, false) => Some(model.of_rows().ok_or_else(tokens_only)?),
                 };
-                let graph = other.as_ref().unwrap_or(&self.model).graph(shape)?;
+                let graph = other.as_ref().unwrap_or(model).graph(shape)?;
                 let graph = match mode {
                     AttentionMode::Fused => graph,
                     AttentionMode::Plain => {

@@ -75,19 +75,40 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         options: &SaveOptions<'_>,
         out: &mut impl Write,
     ) -> Result<u64, EngineError> {
-        self.save_state_with_note(options, "", out)
+        let fingerprint = match &self.runner.adapters {
+            None => self.fingerprint.clone(),
+            Some(active) => {
+                let seqs = self.memory.snapshot(options.seqs)?.seqs();
+                let mut described: Vec<String> =
+                    seqs.into_iter().map(|seq| active.describe(seq)).collect();
+                described.dedup();
+                self.fingerprint.clone().with_adapters(described.join("; "))
+            }
+        };
+        self.save_with_fingerprint(&fingerprint, options, "", out)
     }
 
-    /// As [`Engine::save_state`], with a text that [`SavedState::note`] gives back.
+    /// As [`Engine::save_state`], with a text that [`SavedState::note`] gives back, for a caller who
+    /// knows of which adapters the rows are: the state does not tell.
     pub(crate) fn save_state_with_note(
         &self,
         options: &SaveOptions<'_>,
         note: &str,
         out: &mut impl Write,
     ) -> Result<u64, EngineError> {
+        self.save_with_fingerprint(&self.fingerprint, options, note, out)
+    }
+
+    fn save_with_fingerprint(
+        &self,
+        fingerprint: &Fingerprint,
+        options: &SaveOptions<'_>,
+        note: &str,
+        out: &mut impl Write,
+    ) -> Result<u64, EngineError> {
         let snapshot = self.memory.snapshot(options.seqs)?;
         let state = StateToSave {
-            fingerprint: &self.fingerprint,
+            fingerprint,
             snapshot: &snapshot,
             tokens: options.tokens,
             layout: self.runner.rows.layout(),
@@ -105,6 +126,27 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         state.is_stored_as(self.runner.rows.layout())
     }
 
+    /// Checks that a state is of this model, and of the adapters of the sequences that it goes to,
+    /// where its note does not say that somebody else knows them.
+    fn check_fingerprint(
+        &self,
+        state: &SavedState<'_>,
+        into: RestoreInto,
+    ) -> Result<(), EngineError> {
+        let here = self.fingerprint.clone();
+        let here = match &self.runner.adapters {
+            Some(active) if state.note().is_empty() => {
+                let seqs = state.snapshot().seqs().into_iter();
+                let seqs = seqs.filter_map(|seq| into.seq(seq));
+                let mut described: Vec<String> = seqs.map(|seq| active.describe(seq)).collect();
+                described.dedup();
+                here.with_adapters(described.join("; "))
+            }
+            _ => here,
+        };
+        Ok(here.check(state.fingerprint())?)
+    }
+
     /// Takes back what was saved, by this engine or by another of the same model: contexts, streams
     /// and types of K, V and states may differ.
     ///
@@ -116,7 +158,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         state: &SavedState<'_>,
         into: RestoreInto,
     ) -> Result<RestoredState, EngineError> {
-        self.fingerprint.check(state.fingerprint())?;
+        self.check_fingerprint(state, into)?;
         let layout = self.runner.rows.layout().clone();
         state.check_rows(&layout)?;
         let mut after = self.memory.clone();

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use kv_core::TokenId;
 use kv_graph::weights::{SharedBytes, WeightSource};
 
-use crate::adapters::{AdaptedModel, AdaptedWeights, Adapters};
+use crate::adapters::{AdaptedModel, AdaptedWeights, Adapters, MergedWeights};
 use crate::architecture::{Model, Registry};
 use crate::directory::HfDirectory;
 use crate::error::{MetadataError, ModelError, ModelFileError};
@@ -28,8 +28,17 @@ use crate::weight_summary::WeightSummary;
 pub struct OpenModel {
     source: Source,
     model: Arc<dyn Model>,
-    /// The weights with those of adapters, where there are any.
-    adapted: Option<Arc<AdaptedWeights>>,
+    /// The weights with those of adapters, or changed by them, where there are any.
+    adapted: Option<Adapted>,
+}
+
+/// What adapters make of the weights of a file.
+#[derive(Clone, Debug)]
+enum Adapted {
+    /// They have weights of their own.
+    Apart(Arc<AdaptedWeights>),
+    /// They are added to the model's.
+    Merged(Arc<MergedWeights>),
 }
 
 /// A model with its tokenizer.
@@ -96,9 +105,14 @@ impl OpenModel {
 
     /// The weights, for a backend to load.
     pub fn weights(&self) -> Arc<dyn WeightSource> {
-        if let Some(adapted) = &self.adapted {
-            return Arc::clone(adapted) as Arc<dyn WeightSource>;
+        match &self.adapted {
+            Some(Adapted::Apart(weights)) => Arc::clone(weights) as Arc<dyn WeightSource>,
+            Some(Adapted::Merged(weights)) => Arc::clone(weights) as Arc<dyn WeightSource>,
+            None => self.stored_weights(),
         }
+    }
+
+    fn stored_weights(&self) -> Arc<dyn WeightSource> {
         match &self.source {
             Source::Gguf(file) => Arc::clone(file) as Arc<dyn WeightSource>,
             Source::Directory(directory) => {
@@ -121,9 +135,20 @@ impl OpenModel {
         let weights = AdaptedWeights::new(self.weights(), adapters);
         Ok(Self {
             model: Arc::new(model),
-            adapted: Some(Arc::new(weights)),
+            adapted: Some(Adapted::Apart(Arc::new(weights))),
             ..self
         })
+    }
+
+    /// The same model with adapters added to its weights, each by its default scale: those that
+    /// change are `F32`.
+    #[must_use]
+    pub fn merged_with(self, adapters: Adapters) -> Self {
+        let weights = MergedWeights::new(self.weights(), Arc::new(adapters));
+        Self {
+            adapted: Some(Adapted::Merged(Arc::new(weights))),
+            ..self
+        }
     }
 
     /// The tensors of a directory, which know the names in its files.

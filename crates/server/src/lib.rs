@@ -32,6 +32,7 @@
 //!
 //! Knows no files of models, no backends and no command line.
 
+mod adapters;
 pub mod api;
 mod app;
 mod auth;

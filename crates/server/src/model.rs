@@ -22,6 +22,7 @@ use model_core::model_file::ModelFile;
 use model_core::tokenizer::Tokenizer;
 use model_core::weight_summary::WeightSummary;
 
+use crate::adapters::ServedAdapters;
 use crate::control_texts::ControlTexts;
 use crate::error::ApiError;
 use crate::generate::ChatPrompt;
@@ -155,6 +156,7 @@ pub struct ServedModel {
     template: Option<(String, ChatTemplate)>,
     grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
     control_texts: OnceLock<ControlTexts>,
+    adapters: Option<ServedAdapters>,
     /// Set once it was logged that calls of its form are not read.
     warned_of_calls: Once,
     work: Work,
@@ -229,6 +231,7 @@ impl ServedModel {
             template,
             grammars: OnceLock::new(),
             control_texts: OnceLock::new(),
+            adapters: file.model().adapters().cloned().map(ServedAdapters::new),
             warned_of_calls: Once::new(),
             work,
             instance: random_id(""),
@@ -238,6 +241,11 @@ impl ServedModel {
     /// True if its files were written to since it was loaded: no step succeeds any more.
     pub(crate) fn is_stale(&self) -> bool {
         self.source.0.check().is_err()
+    }
+
+    /// Its adapters, where it was loaded with any.
+    pub(crate) fn adapters(&self) -> Option<&ServedAdapters> {
+        self.adapters.as_ref()
     }
 
     /// Its name.

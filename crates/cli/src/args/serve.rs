@@ -8,7 +8,9 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, ValueEnum};
+use model_core::adapters::{AdapterOptions, AdapterSpec};
 
+use super::adapters::LoraModule;
 use super::byte_size::ByteSize;
 use super::{
     EngineArgs, ParallelArgs, PredictLimit, SamplerArgs, SpeculationArgs, TraceArgs, count, values,
@@ -95,6 +97,10 @@ pub(crate) struct ServeArgs {
     /// names of models
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) strict: bool,
+    /// LoRA adapters under names of their own, as NAME=PATH: a request that names one as its model is
+    /// answered with it
+    #[arg(long, value_name = "NAME=PATH", num_args = 1..)]
+    pub(crate) lora_modules: Vec<LoraModule>,
     /// Use the chat template in a file instead of the only model's
     #[arg(long, visible_alias = "chat-template-file", value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
@@ -221,6 +227,18 @@ impl ServeArgs {
     pub(crate) fn named(&self) -> Vec<&std::path::Path> {
         let both = self.files.iter().chain(&self.model);
         both.map(PathBuf::as_path).collect()
+    }
+
+    /// The adapters of the model.
+    pub(crate) fn adapter_options(&self) -> AdapterOptions {
+        let mut options = self.engine.compute.adapters.options();
+        let modules = self.lora_modules.iter().map(|module| AdapterSpec {
+            path: module.path.clone(),
+            name: Some(module.name.clone()),
+            scale: 0.0,
+        });
+        options.adapters.extend(modules);
+        options
     }
 
     /// The names of `--alias`, each with the model that it is for; `None` is the only one.

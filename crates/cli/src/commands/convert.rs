@@ -2,9 +2,10 @@
 
 use std::io::Write;
 
+use cellar::architectures;
 use cellar::convert::{ColumnWeights, Conversion};
 
-use crate::args::ConvertArgs;
+use crate::args::{AdapterArgs, ConvertArgs};
 use crate::failure::{Exit, warn};
 use crate::input;
 use crate::interrupt::exit_on_interrupt;
@@ -22,6 +23,14 @@ pub(super) fn run(args: &ConvertArgs, out: &mut impl Write) -> anyhow::Result<Ex
     };
     exit_on_interrupt()?;
     let model = ModelSource::File(args.model.clone()).open()?;
+    let adapters = AdapterArgs {
+        lora: args.lora.clone(),
+        ..AdapterArgs::default()
+    };
+    let model = match adapters.options().open(&model, &architectures())? {
+        Some(adapters) => model.merged_with(adapters),
+        None => model,
+    };
     let conversion = Conversion::new(&model, args.file_type, weighting.as_ref())?;
     conversion.notes().iter().for_each(|note| warn(note));
     let progress = Progress::values("converting", conversion.n_values());

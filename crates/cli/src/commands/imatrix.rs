@@ -40,7 +40,8 @@ pub(super) fn run(args: &ImatrixArgs, out: &mut impl Write) -> anyhow::Result<Ex
         return usage("no text: give one with -f FILE, or through a pipe");
     };
     exit_on_interrupt()?;
-    let file = ModelSource::new(args.model.path()).load()?;
+    let source = ModelSource::new(args.model.path());
+    let file = source.load_with(&args.compute.adapters.options())?;
     resolve::continues_without_source(&file)?;
     let tokenizer = file.tokenizer();
     let options = EncodeOptions {

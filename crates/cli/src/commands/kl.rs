@@ -44,7 +44,8 @@ pub(super) fn run(args: &KlArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     let Some(text) = resolve::text(args.input.text(), args.input.file.as_deref())? else {
         return usage("no text: give one as an argument, with -f FILE, or through a pipe");
     };
-    let file = ModelSource::new(args.input.model()).load()?;
+    let source = ModelSource::new(args.input.model());
+    let file = source.load_with(&args.compute.adapters.options())?;
     resolve::continues_without_source(&file)?;
     let options = EncodeOptions {
         add: AddSpecial::AsModel,

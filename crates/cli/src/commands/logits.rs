@@ -25,7 +25,8 @@ pub(super) fn run(args: &LogitsArgs) -> anyhow::Result<Exit> {
     let sequences = sequences(args)?;
     output_file::check("--out", &args.out)?;
     exit_on_interrupt()?;
-    let file = ModelSource::new(args.model.path()).open()?;
+    let source = ModelSource::new(args.model.path());
+    let file = source.open_with(&args.compute.adapters.options())?;
     let config = config(args, &**file.model(), &sequences)?;
     let n_vocab = file.model().vocab_size();
     if let Some(id) = sequences

@@ -51,7 +51,8 @@ pub(super) fn run(args: &PerplexityArgs, out: &mut impl Write) -> anyhow::Result
     let Some(text) = resolve::text(None, args.file.as_deref())? else {
         return usage("no text: give one with -f FILE, or through a pipe");
     };
-    let file = ModelSource::new(args.model.path()).load()?;
+    let source = ModelSource::new(args.model.path());
+    let file = source.load_with(&args.compute.adapters.options())?;
     resolve::continues_without_source(&file)?;
     let tokenizer = file.tokenizer();
     let options = EncodeOptions {

@@ -21,6 +21,7 @@ use kv_core::memory::Streams;
 use kv_core::memory_plan::{MemoryPlan, PlannedKind, PlannedRows};
 use kv_core::{KvType, Window};
 use kv_graph::weights::WeightSource;
+use model_core::adapters::AdapterOptions;
 use model_core::architecture::Model;
 use model_core::model_file::tokenizer_spec;
 use model_core::tokenizer::Tokenizer;
@@ -174,6 +175,13 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let file = source.contents()?;
     let model = architectures().model(file.metadata(), file.weights());
     let model = model.with_context(|| file.label().to_owned())?;
+    let adapters = args.engine.compute.adapters.options();
+    let adapted = if adapters == AdapterOptions::default() {
+        None
+    } else {
+        Some(source.open_with(&adapters)?)
+    };
+    let model = adapted.as_ref().map_or(model, |open| Arc::clone(open.model()));
     let config = EngineConfig {
         n_seqs: args.seqs,
         budget: MemoryBudget::Unlimited,
@@ -186,11 +194,14 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let tokenizer = tokenizer.and_then(|spec| Ok(Tokenizer::new(spec)?));
     args.speculation.draft_model()?;
     let loaded = machine::own_memory();
-    let (weights, available) = (weight_bytes(&file), machine::available_memory());
+    let of_adapters = model.adapters().map_or(0, |adapters| adapters.n_bytes());
+    let weights = weight_bytes(&file).saturating_add(of_adapters);
+    let available = machine::available_memory();
     // Those of a directory are computed when they are read.
-    let source_weights: Arc<dyn WeightSource> = match file {
-        Contents::Gguf(file) => Arc::new(file),
-        Contents::Directory(directory) => weight_shapes(&**directory.weights()),
+    let source_weights: Arc<dyn WeightSource> = match (&adapted, file) {
+        (None, Contents::Gguf(file)) => Arc::new(file),
+        (None, Contents::Directory(directory)) => weight_shapes(&**directory.weights()),
+        (Some(open), _) => weight_shapes(&*open.weights()),
     };
     let work = ModelWork {
         model: &model,

@@ -292,7 +292,16 @@ fn named_models(args: &ServeArgs) -> anyhow::Result<Vec<Named>> {
     if (models.len() > 1 || args.models.is_some()) && args.chat_template.is_some() {
         return usage("--chat-template is for the only model: several have their own");
     }
+    if (models.len() > 1 || args.models.is_some()) && args.adapter_options() != Default::default() {
+        return usage(
+            "adapters and control vectors are of one model: serve it alone, without --models",
+        );
+    }
     give_aliases(args, &mut models)?;
+    if let [only] = models.as_mut_slice() {
+        let names = args.lora_modules.iter().map(|module| module.name.clone());
+        only.settings.aliases.extend(names);
+    }
     // The directory is looked at again and again: these names were only checked.
     models.retain(|model| model.start == Start::AtOnce);
     Ok(models)

@@ -17,11 +17,13 @@ use cellar_scheduler::{
 };
 use kv_backend::CancelFlag;
 use kv_core::TokenId;
+use model_core::adapters::Adapters;
 use model_core::tokenizer::Tokenizer;
 
 use super::error::ServiceError;
 use super::stream::{StepGuests, TextSender, TextStream};
 use super::text::LiveText;
+use crate::adapters::TextAdapters;
 use crate::completion::{Completion, CompletionOptions};
 use crate::context::LongContext;
 use crate::draft_model::DraftModel;
@@ -47,6 +49,9 @@ pub struct TextRequest {
     /// With whom it shares cached prefixes: with all requests, unless they have other salts. With
     /// none where log probabilities of the prompt are wanted, or a source is encoded.
     pub prefix: PrefixUse,
+    /// The scales of its adapters, one for each that the model was loaded with; `None` takes their
+    /// default ones.
+    pub adapters: Option<Arc<[f32]>>,
     /// After so many tokens of the prompt others are likely to part from it: where messages end.
     pub checkpoints: Vec<usize>,
     /// How the text is chosen, and where it ends.
@@ -83,6 +88,8 @@ pub(crate) struct Intake {
     pub(super) limits: PromptLimits,
     pub(super) draft_limit: Result<usize, SpeculationOff>,
     pub(super) draft_model: Option<DraftModel>,
+    /// The adapters of the model, where it has any.
+    pub(super) adapters: Option<Arc<Adapters>>,
     pub(super) tenant_limits: TenantLimits,
     pub(super) queue: Arc<QueueSize>,
     pub(super) next_id: AtomicU64,
@@ -144,6 +151,7 @@ impl Intake {
             tenant,
             tenant_limits,
             prefix,
+            adapters,
             checkpoints,
             options,
             steps,
@@ -171,6 +179,11 @@ impl Intake {
         } else {
             prefix
         };
+        let adapters = self.text_adapters(adapters, &prompt)?;
+        let prefix = match &adapters {
+            Some(adapters) => adapters.share(prefix),
+            None => prefix,
+        };
         let mut steps = Some(steps);
         let mut completions = Vec::with_capacity(n.get() as usize);
         for number in 0..u64::from(n.get()) {
@@ -195,6 +208,7 @@ impl Intake {
             let (sender, stream) = TextSender::new(id, &self.guests, cancel.clone());
             let mut live = LiveText::new(completion, sender, submitted_at);
             live.place = Some(Arc::clone(&place));
+            live.adapters.clone_from(&adapters);
             match self.drafter(speculation, long_context) {
                 Ok(drafter) => live.drafter = drafter,
                 Err(off) => live.usage.speculated.off = Some(off),
@@ -247,6 +261,24 @@ impl Intake {
             }],
         };
         Ok((Submission { requests, texts }, streams))
+    }
+
+    /// The adapters of a text with these scales; `None` where the model has none.
+    pub(super) fn text_adapters(
+        &self,
+        scales: Option<Arc<[f32]>>,
+        prompt: &[TokenId],
+    ) -> Result<Option<TextAdapters>, ServiceError> {
+        let Some(adapters) = &self.adapters else {
+            return if scales.is_none_or(|scales| scales.is_empty()) {
+                Ok(None)
+            } else {
+                Err(EngineError::NoAdapters.into())
+            };
+        };
+        let scales = scales.unwrap_or_else(|| Arc::clone(adapters.default_scales()));
+        let text = TextAdapters::new(adapters, &scales, prompt);
+        Ok(Some(text.map_err(EngineError::from)?))
     }
 
     /// The drafter of a text, or the reason why there is none.

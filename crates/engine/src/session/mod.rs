@@ -239,6 +239,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             limits: scheduler.prompt_limits(),
             draft_limit: scheduler.draft_limit(),
             draft_model,
+            adapters: engine.model().adapters().cloned(),
             tenant_limits: config.tenant_limits,
             queue: Arc::new(QueueSize::new(limits)),
             next_id: AtomicU64::new(0),

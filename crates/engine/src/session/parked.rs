@@ -4,9 +4,11 @@
 //! Invariant: a text that goes on is the text that it would have been without the pause, to the
 //! bit, as long as the memory has had room for it.
 
-use cellar_scheduler::{Event, PromptRows, Request, RequestError, RequestId, Retention, Reuse};
 use kv_backend::Backend;
 use kv_backend::state::{SavedState, SeqTokens};
+use cellar_scheduler::{
+    Event, PrefixUse, PromptRows, Request, RequestError, RequestId, Retention, Reuse,
+};
 use kv_core::memory::{Memory, RestoreInto, Seqs};
 use kv_core::{PosRange, SeqId, TokenId};
 
@@ -108,6 +110,11 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         let Some(mut live) = self.parked.remove(&id) else {
             return Err(ServiceError::NotParked { request: id });
         };
+        let prefix = PrefixUse::default();
+        let prefix = match &live.adapters {
+            Some(adapters) => adapters.share(prefix),
+            None => prefix,
+        };
         live.usage.n_prompt = prompt.len();
         prompt.extend_from_slice(live.completion.tokens());
         live.pending = None;
@@ -119,6 +126,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         self.handle(Event::Submit(Request {
             id,
             prompt,
+            prefix,
             retention: Retention::Park,
             ..Request::default()
         }));
@@ -165,6 +173,9 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         let evaluated = known.map_or(Vec::new(), |known| known.evaluated.clone());
         let seq = self.free_seq()?;
         let into = RestoreInto::One { from, to: seq };
+        let scales = request.adapters.clone();
+        let adapters = self.intake.text_adapters(scales, &evaluated)?;
+        self.engine.set_adapters(seq, adapters);
         self.engine.restore_state(state, into)?;
         // Where a context was shifted, the memory has the last tokens.
         let n_held = self.engine.memory().next_pos(seq).as_usize();

@@ -14,6 +14,7 @@ use super::error::ServiceError;
 use super::intake::QueuePlace;
 use super::pieces::TokenPiece;
 use super::stream::{TextSender, Usage};
+use crate::adapters::TextAdapters;
 use crate::completion::{Completion, FinishReason, OutputRow};
 use crate::context::GroupAttention;
 use crate::error::EngineError;
@@ -30,6 +31,8 @@ pub(super) struct LiveText {
     pub(super) drafter: Option<DraftSource>,
     /// Tokens were drafted for its next step.
     pub(super) has_drafted: bool,
+    /// Its adapters, where the model has any.
+    pub(super) adapters: Option<TextAdapters>,
     /// Until it is admitted; all texts of a request have one together.
     pub(super) place: Option<Arc<QueuePlace>>,
     /// The tokens that layers attend over in addition to its own, with a model that has an encoder.
@@ -59,6 +62,7 @@ impl LiveText {
             sender,
             drafter: None,
             has_drafted: false,
+            adapters: None,
             place: None,
             source: None,
             group: None,

@@ -144,6 +144,11 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         if self.recorder.is_due() {
             self.publish_frame();
         }
+        for feed in &step.feeds {
+            let text = feed.texts.first().and_then(|text| self.texts.get(text));
+            let adapters = text.and_then(|live| live.adapters.clone());
+            self.engine.set_adapters(feed.seq, adapters);
+        }
         let n_candidates = self.n_candidates(step);
         let cancel = self.cancel_flag(step.texts());
         let began = Instant::now();

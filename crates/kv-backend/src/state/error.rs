@@ -118,6 +118,17 @@ pub enum StateError {
         /// The rows here.
         here: String,
     },
+    /// It was saved with other adapters.
+    #[error(
+        "the state's adapters are {saved}, but here they are {here}: restore it with the adapters and \
+         scales that it was saved with"
+    )]
+    OtherAdapters {
+        /// Of the state, with their scales.
+        saved: String,
+        /// Of the text here.
+        here: String,
+    },
     /// It was saved with another model.
     #[error("the state is another model's: its {what} is {saved}, but here it is {here}")]
     OtherModel {

@@ -36,6 +36,9 @@ pub struct Fingerprint {
     pub ropes: Vec<RopeRun>,
     /// The weights.
     pub weights: WeightsId,
+    /// The adapters whose products are in the rows, with their scales; empty without any.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub adapters: String,
 }
 
 /// Rotary embeddings that follow one another and are the same.
@@ -74,6 +77,16 @@ impl Fingerprint {
             layers: layers.clone(),
             ropes: ropes(graph),
             weights: WeightsId::new(graph, weights),
+            adapters: String::new(),
+        }
+    }
+
+    /// The same of rows that were computed with these adapters.
+    #[must_use]
+    pub fn with_adapters(self, adapters: impl Into<String>) -> Self {
+        Self {
+            adapters: adapters.into(),
+            ..self
         }
     }
 
@@ -130,8 +143,21 @@ impl Fingerprint {
         .or_else(|| self.other_ages(saved))
         .or_else(|| differs("layer map", of(saved, self), of(self, saved)))
         .or_else(|| differs("RoPE", rope_of(saved, self), rope_of(self, saved)))
-        .or_else(|| differs("weights", weights(saved), weights(self)));
+        .or_else(|| differs("weights", weights(saved), weights(self)))
+        .or_else(|| self.other_adapters(saved));
         found.map_or(Ok(()), Err)
+    }
+
+    /// Compares the adapters.
+    fn other_adapters(&self, saved: &Self) -> Option<StateError> {
+        let named = |adapters: &String| match adapters.as_str() {
+            "" => "none".to_owned(),
+            adapters => adapters.to_owned(),
+        };
+        (saved.adapters != self.adapters).then(|| StateError::OtherAdapters {
+            saved: named(&saved.adapters),
+            here: named(&self.adapters),
+        })
     }
 
     /// Compares the settings of rows of other ages.

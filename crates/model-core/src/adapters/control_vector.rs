@@ -3,7 +3,7 @@
 //!
 //! Files are GGUF with a tensor `direction.N` for each layer `N`, counted from 0; layer 0 has none.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use kv_core::graph::Graph;
 
@@ -28,7 +28,7 @@ pub struct LayerRange {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ControlVectorFile {
     /// The file.
-    pub path: std::path::PathBuf,
+    pub path: PathBuf,
     /// Its factor.
     pub scale: f32,
 }

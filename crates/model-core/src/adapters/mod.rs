@@ -21,7 +21,7 @@ mod weights;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kv_core::TokenId;
@@ -86,11 +86,55 @@ pub(crate) struct RawAdapter {
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterSpec {
     /// A GGUF file or a PEFT directory.
-    pub path: std::path::PathBuf,
+    pub path: PathBuf,
     /// The name of it; `None` for that of the file or directory.
     pub name: Option<String>,
     /// The scale of texts that do not say one; 0 leaves it out.
     pub scale: f32,
+}
+
+/// All that a model is to be loaded with.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AdapterOptions {
+    /// Adapters.
+    pub adapters: Vec<AdapterSpec>,
+    /// Control vectors, which are added up.
+    pub control_vectors: Vec<ControlVectorFile>,
+    /// The layers that they are added to; `None` for all.
+    pub control_layers: Option<LayerRange>,
+}
+
+impl AdapterOptions {
+    /// Opens them for a model; `None` where there are none.
+    ///
+    /// # Errors
+    /// [`ModelFileError`]: one cannot be read, or does not fit the model. Nothing is loaded then.
+    pub fn open(
+        &self,
+        model: &OpenModel,
+        registry: &Registry,
+    ) -> Result<Option<Adapters>, ModelFileError> {
+        if self.adapters.is_empty() && self.control_vectors.is_empty() {
+            return Ok(None);
+        }
+        let mut adapters = Vec::with_capacity(self.adapters.len());
+        for spec in &self.adapters {
+            let adapter = Adapter::open(&spec.path, model, registry)?;
+            let adapter = match &spec.name {
+                Some(name) => adapter.named(name.as_str()),
+                None => adapter,
+            };
+            adapters.push((adapter, spec.scale));
+        }
+        let files = self.control_vectors.as_slice();
+        let control = if files.is_empty() {
+            None
+        } else {
+            Some(ControlVector::open(files, self.control_layers, model)?)
+        };
+        let opened = Adapters::new(model, adapters, control);
+        Ok(Some(opened.map_err(|reason| wrong(model.label(), reason))?))
+    }
 }
 
 impl Adapter {
@@ -319,6 +363,13 @@ impl Adapters {
         let active = scales.iter().copied().filter(|scale| *scale != 0.0);
         to.extend(active.take(n_active));
         to.resize(start + width, 0.0);
+    }
+
+    /// Bytes of all matrices, as graphs have them.
+    pub fn n_bytes(&self) -> u64 {
+        let infos = self.weight_names().into_iter();
+        let infos = infos.filter_map(|name| self.describe_weight(&name));
+        infos.map(|info| info.n_bytes() as u64).sum()
     }
 
     fn check_files(&self) -> Result<(), SourceChanged> {

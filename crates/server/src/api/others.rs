@@ -84,7 +84,7 @@ pub(super) const OTHERS: [Endpoint; 22] = [
     endpoint(
         GET,
         "/lora-adapters",
-        "the adapters: none (llama-server)",
+        "the adapters with their scales (llama-server)",
         llama::adapters::list,
     ),
     post_endpoint(

@@ -15,6 +15,7 @@ use kv_core::TokenId;
 use model_core::date::Date;
 use serde::Deserialize;
 
+use crate::adapters::{AdapterChoice, AdapterScale};
 use crate::error::ApiError;
 use crate::generate::Stop;
 use crate::model::ModelSettings;
@@ -65,6 +66,10 @@ pub struct SamplingParams {
     include_stop_str_in_output: Option<bool>,
     ignore_eos: Option<bool>,
     cache_salt: Option<String>,
+    /// The name in the request, which may be that of an adapter.
+    model: Option<String>,
+    /// llama-server's list of adapters with their scales.
+    lora: Option<Vec<AdapterScale>>,
     priority: Option<PriorityParam>,
     speculate: Option<Speculate>,
 }
@@ -305,6 +310,14 @@ impl SamplingParams {
     /// Narrows who shares cached prefixes.
     pub fn cache_salt(&self) -> Option<String> {
         self.cache_salt.clone()
+    }
+
+    /// The adapters that are wanted.
+    pub fn adapters(&self) -> AdapterChoice {
+        AdapterChoice {
+            model: self.model.clone(),
+            lora: self.lora.clone(),
+        }
     }
 
     /// How tokens are drafted.

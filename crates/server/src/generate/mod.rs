@@ -24,6 +24,7 @@ use kv_core::TokenId;
 use model_core::tokenizer::SpecialPieces;
 
 use self::reasoning::{n_tokens_of, reasoning_budget};
+use crate::adapters;
 use crate::app::{Active, App};
 use crate::auth::Tenant;
 use crate::body_worker::run_blocking;
@@ -330,6 +331,7 @@ fn prepare(
         tenant: tenant.id(),
         tenant_limits: Some(tenant.limits()),
         prefix: PrefixUse::Within(tenant.salt(request.cache_salt.as_deref())),
+        adapters: adapters::scales_of(&request.adapters, model.adapters(), model.id())?,
         checkpoints,
         options: CompletionOptions {
             sampler,

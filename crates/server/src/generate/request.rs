@@ -11,6 +11,7 @@ use cellar_engine::serve::{Choices, Priority};
 use kv_core::TokenId;
 use serde_json::{Map, Value};
 
+use crate::adapters::AdapterChoice;
 use crate::error::ApiError;
 use crate::fim::Gap;
 use crate::skips::Skips;
@@ -146,6 +147,8 @@ pub struct GenerateRequest {
     pub priority: Priority,
     /// Narrows who shares cached prefixes with this request.
     pub cache_salt: Option<String>,
+    /// The adapters that are wanted.
+    pub adapters: AdapterChoice,
     /// How its tokens are drafted; `None` as the model's settings say.
     pub speculate: Option<Speculate>,
     /// Which log probabilities of its tokens are wanted.

@@ -160,6 +160,7 @@ fn read(body: &Body, fields: &Fields, model: &ServedModel) -> Result<GenerateReq
         echo: false,
         priority: sampling.priority(),
         cache_salt: sampling.cache_salt(),
+        adapters: sampling.adapters(),
         speculate: sampling.speculate(),
         skips: body.skips().clone(),
     })

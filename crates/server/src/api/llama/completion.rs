@@ -31,7 +31,7 @@ use crate::skips::Skips;
 use crate::stream::{self, Encoder, event};
 
 /// Parameters that are not done.
-pub(in crate::api) const LIMITED: [FieldRule; 7] = [
+pub(in crate::api) const LIMITED: [FieldRule; 6] = [
     FieldRule::new(
         "n_cmpl",
         Neutral::Number(1.0),
@@ -39,7 +39,6 @@ pub(in crate::api) const LIMITED: [FieldRule; 7] = [
     ),
     FieldRule::new("n", Neutral::Number(1.0), "use /v1/completions"),
     FieldRule::new("dynatemp_range", Neutral::Number(0.0), "use temperature"),
-    FieldRule::new("lora", Neutral::Empty, "this server has no adapters"),
     SAMPLERS,
     FieldRule::new(
         "n_indent",
@@ -255,6 +254,7 @@ async fn generate(
             constraint: constraint.clone(),
             priority: sampling.priority(),
             cache_salt: sampling.cache_salt(),
+            adapters: sampling.adapters(),
             speculate: sampling.speculate(),
             logprobs: wanted,
             choices: Choices::default(),

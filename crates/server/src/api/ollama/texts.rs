@@ -13,6 +13,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{KeepAlive, error_json, keep_as_asked};
+use crate::adapters::AdapterChoice;
 use crate::api::constraints::json_schema;
 use crate::api::openai::messages::messages as read_messages;
 use crate::api::openai::tools::Tools;
@@ -187,6 +188,10 @@ fn read(
         constraint: tools.constraint().or(constraint(fields)?),
         priority: sampling.priority(),
         cache_salt: sampling.cache_salt(),
+        adapters: AdapterChoice {
+            model: Some(fields.model.clone()),
+            ..sampling.adapters()
+        },
         speculate: sampling.speculate(),
         output: match endpoint {
             Endpoint::Chat => Output::Chat(tools.used()),

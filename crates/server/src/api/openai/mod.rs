@@ -49,7 +49,6 @@ pub(in crate::api) const LIMITED: [FieldRule; 12] = [
     FieldRule::new("use_beam_search", Neutral::False, "use 'n' or 'best_of'"),
     FieldRule::new("length_penalty", Neutral::Number(1.0), "there are no beams").skipped(),
     SAMPLERS,
-    FieldRule::new("lora", Neutral::Empty, "this server has no adapters"),
     FieldRule::new(
         "t_max_predict_ms",
         Neutral::NotPositive,
@@ -104,6 +103,7 @@ fn generate_request(
         constraint: specific.forced.or(constraint(body)?),
         priority: sampling.priority(),
         cache_salt: sampling.cache_salt(),
+        adapters: sampling.adapters(),
         speculate: sampling.speculate(),
         output: specific.output,
         logprobs: specific.logprobs,

@@ -5,6 +5,7 @@ use std::time::UNIX_EPOCH;
 use axum::extract::{Path, State};
 use axum::response::Response;
 use axum::routing::MethodRouter;
+use model_core::adapters::Adapter;
 use serde_json::{Value, json};
 
 use crate::api::on_get;
@@ -18,7 +19,13 @@ pub(crate) fn list() -> MethodRouter<App> {
     on_get(async |State(app): State<App>| {
         app.registry().refresh().await;
         let models = app.models();
-        let models = models.iter().map(object);
+        let models = models.iter().flat_map(|status| {
+            let model = status.model.as_ref();
+            let served = model.and_then(|model| model.adapters());
+            let all = served.into_iter().flat_map(|served| served.all().all());
+            let named = all.map(|adapter| of_adapter(status, adapter));
+            std::iter::once(object(status)).chain(named)
+        });
         json::respond(&json!({"object": "list", "data": models.collect::<Vec<_>>()}))
     })
 }
@@ -55,6 +62,18 @@ fn object(status: &ModelStatus) -> Value {
             "architecture": facts.architecture, "n_vocab": facts.n_vocab, "n_ctx": facts.n_ctx,
         },
         "status": load_status(status),
+    })
+}
+
+/// vLLM's object of an adapter, whose name picks it.
+fn of_adapter(status: &ModelStatus, adapter: &Adapter) -> Value {
+    json!({
+        "id": adapter.name(),
+        "object": "model",
+        "created": status.model.as_ref().map_or(0, |model| model.created()),
+        "owned_by": "cellar",
+        "root": adapter.path(),
+        "parent": status.id,
     })
 }
 

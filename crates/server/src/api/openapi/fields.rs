@@ -141,6 +141,7 @@ pub(super) const SAMPLING: &[Field] = &[
     field("mirostat_tau", Kind::Number),
     field("mirostat_eta", Kind::Number),
     field("cache_salt", Kind::Text),
+    field("lora", Kind::Objects),
     field("priority", Kind::Priority),
     field("speculate", Kind::Speculate),
 ];

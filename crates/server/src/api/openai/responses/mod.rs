@@ -241,6 +241,7 @@ fn read(
         constraint: tools.constraint().or(constraint(format)?),
         priority: sampling.priority(),
         cache_salt: sampling.cache_salt(),
+        adapters: sampling.adapters(),
         speculate: sampling.speculate(),
         logprobs: wanted_logprobs(fields)?,
         choices: Choices::default(),
