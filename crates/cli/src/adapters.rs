@@ -1,25 +1,58 @@
-//! Adapters and control vectors of the command line, on an open model.
+//! Models as the command line changes them: with other settings, adapters and control vectors.
 
 use cellar::architectures;
 use model_core::adapters::AdapterOptions;
 use model_core::model_file::{ModelFile, OpenModel};
 
+use crate::args::{ComputeArgs, OverrideArgs};
 use crate::models::ModelSource;
 
+/// What the command line changes of a model.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ModelChanges {
+    pub(crate) overrides: OverrideArgs,
+    pub(crate) adapters: AdapterOptions,
+}
+
+impl ComputeArgs {
+    /// What they change of a model.
+    pub(crate) fn changes(&self) -> ModelChanges {
+        ModelChanges {
+            overrides: self.overrides.clone(),
+            adapters: self.adapters.options(),
+        }
+    }
+}
+
+impl ModelChanges {
+    /// True if nothing is changed.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.overrides.is_empty() && self.adapters == AdapterOptions::default()
+    }
+}
+
 impl ModelSource {
-    /// [`Self::open`] with adapters.
-    pub(crate) fn open_with(&self, options: &AdapterOptions) -> anyhow::Result<OpenModel> {
-        let file = self.open()?;
-        Ok(match options.open(&file, &architectures())? {
+    /// [`Self::open`] with changes.
+    pub(crate) fn open_with(&self, changes: &ModelChanges) -> anyhow::Result<OpenModel> {
+        let (mut file, registry) = (self.open()?, architectures());
+        if !changes.overrides.is_empty() {
+            let settings = changes.overrides.changes(file.model().architecture());
+            file = file.with_metadata(settings, &registry)?;
+        }
+        Ok(match changes.adapters.open(&file, &registry)? {
             Some(adapters) => file.with_adapters(adapters)?,
             None => file,
         })
     }
 
-    /// [`Self::load`] with adapters.
-    pub(crate) fn load_with(&self, options: &AdapterOptions) -> anyhow::Result<ModelFile> {
-        let file = self.load()?;
-        Ok(match options.open(&file, &architectures())? {
+    /// [`Self::load`] with changes.
+    pub(crate) fn load_with(&self, changes: &ModelChanges) -> anyhow::Result<ModelFile> {
+        let (mut file, registry) = (self.load()?, architectures());
+        if !changes.overrides.is_empty() {
+            let settings = changes.overrides.changes(file.model().architecture());
+            file = file.with_metadata(settings, &registry)?;
+        }
+        Ok(match changes.adapters.open(&file, &registry)? {
             Some(adapters) => file.with_adapters(adapters)?,
             None => file,
         })

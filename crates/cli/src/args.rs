@@ -18,6 +18,7 @@ mod hub;
 mod kv_events;
 mod measure;
 mod model_words;
+mod overrides;
 mod parallel;
 mod rerank;
 mod run;
@@ -52,6 +53,7 @@ pub(crate) use embed::EmbedArgs;
 pub(crate) use hub::{ListArgs, PullArgs, RmArgs};
 pub(crate) use measure::{BenchArgs, ImatrixArgs, KlArgs, PerplexityArgs};
 pub(crate) use model_words::ModelTextArgs;
+pub(crate) use overrides::OverrideArgs;
 pub(crate) use parallel::ParallelArgs;
 pub(crate) use rerank::RerankArgs;
 pub(crate) use run::RunArgs;
@@ -230,6 +232,8 @@ pub(crate) struct ComputeArgs {
     pub(crate) kv: KvArgs,
     #[command(flatten)]
     pub(crate) adapters: AdapterArgs,
+    #[command(flatten)]
+    pub(crate) overrides: OverrideArgs,
     /// Allocate the memory even if it may not fit this machine
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) no_memory_check: bool,

@@ -28,6 +28,8 @@ use crate::weight_summary::WeightSummary;
 pub struct OpenModel {
     source: Source,
     model: Arc<dyn Model>,
+    /// The metadata, where they are not those of the file.
+    changed: Option<Metadata>,
     /// The weights with those of adapters, or changed by them, where there are any.
     adapted: Option<Adapted>,
 }
@@ -69,6 +71,7 @@ impl OpenModel {
         Ok(Self {
             model: Arc::clone(directory.model()),
             source: Source::Directory(directory),
+            changed: None,
             adapted: None,
         })
     }
@@ -86,6 +89,7 @@ impl OpenModel {
         Ok(Self {
             model: model.map_err(|reason| in_file(file.label(), reason))?,
             source: Source::Gguf(Arc::new(file)),
+            changed: None,
             adapted: None,
         })
     }
@@ -119,6 +123,28 @@ impl OpenModel {
                 Arc::clone(directory.weights()) as Arc<dyn WeightSource>
             }
         }
+    }
+
+    /// The model that the file would be with these values of its metadata.
+    ///
+    /// # Errors
+    /// [`ModelFileError`] where they make no model of it.
+    pub fn with_metadata(
+        self,
+        changes: impl IntoIterator<Item = (String, Value)>,
+        registry: &Registry,
+    ) -> Result<Self, ModelFileError> {
+        let mut metadata = self.metadata().clone();
+        for (key, value) in changes {
+            metadata.insert(&key, value);
+        }
+        let model = registry.model(&metadata, &*self.weights());
+        let model = model.map_err(|reason| in_file(self.label(), reason))?;
+        Ok(Self {
+            model,
+            changed: Some(metadata),
+            ..self
+        })
     }
 
     /// The same model with adapters.
@@ -171,6 +197,9 @@ impl OpenModel {
 
     /// The model's metadata, in the keys of GGUF.
     pub fn metadata(&self) -> &Metadata {
+        if let Some(changed) = &self.changed {
+            return changed;
+        }
         match &self.source {
             Source::Gguf(file) => file.metadata(),
             Source::Directory(directory) => directory.metadata(),
@@ -211,6 +240,18 @@ impl ModelFile {
             }),
             Err(reason) => Err(in_file(open.label(), reason)),
         }
+    }
+
+    /// The model and tokenizer that the file would have with these values of its metadata.
+    ///
+    /// # Errors
+    /// As [`ModelFile::open`].
+    pub fn with_metadata(
+        self,
+        changes: impl IntoIterator<Item = (String, Value)>,
+        registry: &Registry,
+    ) -> Result<Self, ModelFileError> {
+        Self::with_tokenizer(self.open.with_metadata(changes, registry)?)
     }
 
     /// The same model with adapters.

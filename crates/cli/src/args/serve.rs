@@ -8,7 +8,9 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, ValueEnum};
-use model_core::adapters::{AdapterOptions, AdapterSpec};
+use model_core::adapters::AdapterSpec;
+
+use crate::adapters::ModelChanges;
 
 use super::adapters::LoraModule;
 use super::byte_size::ByteSize;
@@ -229,16 +231,16 @@ impl ServeArgs {
         both.map(PathBuf::as_path).collect()
     }
 
-    /// The adapters of the model.
-    pub(crate) fn adapter_options(&self) -> AdapterOptions {
-        let mut options = self.engine.compute.adapters.options();
+    /// What is changed of the model.
+    pub(crate) fn changes(&self) -> ModelChanges {
+        let mut changes = self.engine.compute.changes();
         let modules = self.lora_modules.iter().map(|module| AdapterSpec {
             path: module.path.clone(),
             name: Some(module.name.clone()),
             scale: 0.0,
         });
-        options.adapters.extend(modules);
-        options
+        changes.adapters.adapters.extend(modules);
+        changes
     }
 
     /// The names of `--alias`, each with the model that it is for; `None` is the only one.

@@ -79,7 +79,7 @@ pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     };
     let cancel = cancel_on_interrupt()?;
     let loading = Progress::spinner(format!("loading {}", source.name()));
-    let file = source.load_with(&args.engine.compute.adapters.options())?;
+    let file = source.load_with(&args.engine.compute.changes())?;
     resolve::continues_texts(&file)?;
     // All requests are encoded before anything is computed, so that a template that refuses one
     // says so now.

@@ -41,7 +41,7 @@ pub(super) fn run(args: &ImatrixArgs, out: &mut impl Write) -> anyhow::Result<Ex
     };
     exit_on_interrupt()?;
     let source = ModelSource::new(args.model.path());
-    let file = source.load_with(&args.compute.adapters.options())?;
+    let file = source.load_with(&args.compute.changes())?;
     resolve::continues_without_source(&file)?;
     let tokenizer = file.tokenizer();
     let options = EncodeOptions {

@@ -45,7 +45,7 @@ pub(super) fn run(args: &KlArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
         return usage("no text: give one as an argument, with -f FILE, or through a pipe");
     };
     let source = ModelSource::new(args.input.model());
-    let file = source.load_with(&args.compute.adapters.options())?;
+    let file = source.load_with(&args.compute.changes())?;
     resolve::continues_without_source(&file)?;
     let options = EncodeOptions {
         add: AddSpecial::AsModel,

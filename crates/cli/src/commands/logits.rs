@@ -26,7 +26,7 @@ pub(super) fn run(args: &LogitsArgs) -> anyhow::Result<Exit> {
     output_file::check("--out", &args.out)?;
     exit_on_interrupt()?;
     let source = ModelSource::new(args.model.path());
-    let file = source.open_with(&args.compute.adapters.options())?;
+    let file = source.open_with(&args.compute.changes())?;
     let config = config(args, &**file.model(), &sequences)?;
     let n_vocab = file.model().vocab_size();
     if let Some(id) = sequences

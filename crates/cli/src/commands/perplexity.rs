@@ -52,7 +52,7 @@ pub(super) fn run(args: &PerplexityArgs, out: &mut impl Write) -> anyhow::Result
         return usage("no text: give one with -f FILE, or through a pipe");
     };
     let source = ModelSource::new(args.model.path());
-    let file = source.load_with(&args.compute.adapters.options())?;
+    let file = source.load_with(&args.compute.changes())?;
     resolve::continues_without_source(&file)?;
     let tokenizer = file.tokenizer();
     let options = EncodeOptions {

@@ -21,7 +21,6 @@ use kv_core::memory::Streams;
 use kv_core::memory_plan::{MemoryPlan, PlannedKind, PlannedRows};
 use kv_core::{KvType, Window};
 use kv_graph::weights::WeightSource;
-use model_core::adapters::AdapterOptions;
 use model_core::architecture::Model;
 use model_core::model_file::tokenizer_spec;
 use model_core::tokenizer::Tokenizer;
@@ -175,11 +174,11 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let file = source.contents()?;
     let model = architectures().model(file.metadata(), file.weights());
     let model = model.with_context(|| file.label().to_owned())?;
-    let adapters = args.engine.compute.adapters.options();
-    let adapted = if adapters == AdapterOptions::default() {
+    let changes = args.engine.compute.changes();
+    let adapted = if changes.is_empty() {
         None
     } else {
-        Some(source.open_with(&adapters)?)
+        Some(source.open_with(&changes)?)
     };
     let model = adapted.as_ref().map_or(model, |open| Arc::clone(open.model()));
     let config = EngineConfig {

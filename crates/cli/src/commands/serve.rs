@@ -292,9 +292,9 @@ fn named_models(args: &ServeArgs) -> anyhow::Result<Vec<Named>> {
     if (models.len() > 1 || args.models.is_some()) && args.chat_template.is_some() {
         return usage("--chat-template is for the only model: several have their own");
     }
-    if (models.len() > 1 || args.models.is_some()) && args.adapter_options() != Default::default() {
+    if (models.len() > 1 || args.models.is_some()) && !args.changes().is_empty() {
         return usage(
-            "adapters and control vectors are of one model: serve it alone, without --models",
+            "adapters, control vectors and other settings are of one model: serve it alone, without --models",
         );
     }
     give_aliases(args, &mut models)?;

@@ -9,13 +9,10 @@ const MAPPED: &str = "model files are always mapped, and the pages of weights th
                       given back";
 const LOG: &str = "CELLAR_LOG=debug writes a log";
 const THREADS: &str = "-t is for prompts and generation";
-const ADAPTERS: &str = "adapters (LoRA, control vectors) are not supported: merge them into the model, and \
-                        'cellar convert' the merged directory";
+const ADAPTERS: &str = "adapters are used as their files are";
 const IMAGES: &str = "images and audio are not supported: models take text";
 const PARTS: &str = "one GPU is used whole, or with the CPU: --gpu-layers sets how many layers it \
                      computes, --backend which one";
-const ROPE: &str = "positions are scaled as the model's file says; --group-attention-factor lengthens a \
-                    context";
 const PROMPT_CACHE: &str = "'--save-state FILE' and '--load-state FILE' keep what was read";
 const PAGE: &str =
     "GET / always shows browsers the memory and a chat, and has no settings of its own";
@@ -163,10 +160,6 @@ pub(super) const FLAGS: &[(&str, Fate)] = &[
         Refused(ONE_MODEL),
     ),
     (
-        "--lora --lora-scaled --control-vector --control-vector-scaled",
-        Refused(ADAPTERS),
-    ),
-    (
         "--image --audio --video --mmproj -mm --mmproj-url -mmu -mmdev",
         Refused(IMAGES),
     ),
@@ -176,13 +169,8 @@ pub(super) const FLAGS: &[(&str, Fate)] = &[
         Refused(PARTS),
     ),
     (
-        "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx \
-            --yarn-ext-factor --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast",
-        Refused(ROPE),
-    ),
-    (
-        "--override-kv",
-        Refused("metadata are taken as they are in the file: 'cellar inspect' shows them"),
+        "--yarn-ext-factor",
+        Refused("YaRN is always whole; --rope-scaling linear scales all frequencies alike"),
     ),
     (
         "-sysf --system-prompt-file",
@@ -325,7 +313,15 @@ pub(super) const FLAGS: &[(&str, Fate)] = &[
         Refused(IMAGES),
     ),
     (
-        "--enable-lora --max-loras --max-lora-rank --lora-* --control-vector-*",
+        "--enable-lora --max-loras --max-lora-rank --max-cpu-loras",
+        IdleValue("--lora and --lora-modules are all that adapters need"),
+    ),
+    (
+        "--lora-init-without-apply",
+        Refused("'--lora FILE=0' loads an adapter for the requests that name it"),
+    ),
+    (
+        "--lora-base --lora-dtype --lora-extra-vocab-size --lora-target-modules",
         Refused(ADAPTERS),
     ),
     ("--ssl-cert-file --ssl-certfile", Is("--tls-cert")),

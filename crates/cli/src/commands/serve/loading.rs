@@ -34,7 +34,7 @@ impl Loader {
     /// # Errors
     /// As of [`ModelSource::load`] and of [`room::bytes_of`].
     pub(super) fn open(&self) -> anyhow::Result<(ModelFile, ModelBytes)> {
-        let file = self.source.load_with(&self.args.adapter_options())?;
+        let file = self.source.load_with(&self.args.changes())?;
         check_served(&file)?;
         let bytes = room::bytes_of(&self.args, &self.source, &file)?;
         Ok((file, bytes))
