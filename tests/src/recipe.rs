@@ -155,10 +155,15 @@ impl WeightSource for GeneratedWeights {
     }
 }
 
+const MODEL_FILES: [&str; 2] = ["config.json", "model.safetensors"];
+const ADAPTER_FILES: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
+
 /// A model directory without stored weights.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     folder: PathBuf,
+    /// Settings and tensors, as a directory has them.
+    files: [&'static str; 2],
     config: Map<String, Value>,
     weights: GeneratedWeights,
     inputs: GeneratedWeights,
@@ -183,6 +188,15 @@ impl Recipe {
 
     /// The recipe in a folder.
     pub fn open(folder: &Path) -> Self {
+        Self::with_files(folder, MODEL_FILES)
+    }
+
+    /// The adapter in a folder: a directory of the PEFT library.
+    pub fn adapter(folder: &Path) -> Self {
+        Self::with_files(folder, ADAPTER_FILES)
+    }
+
+    fn with_files(folder: &Path, files: [&'static str; 2]) -> Self {
         let read = |file: &str| {
             let path = folder.join(file);
             fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
@@ -191,7 +205,8 @@ impl Recipe {
         assert_eq!(file.format, 1, "{}", folder.display());
         Self {
             folder: folder.to_owned(),
-            config: serde_json::from_slice(&read("config.json")).unwrap(),
+            config: serde_json::from_slice(&read(files[0])).unwrap(),
+            files,
             weights: GeneratedWeights::new(file.seed, file.tensors),
             inputs: GeneratedWeights::new(file.seed, file.inputs),
         }
@@ -252,11 +267,12 @@ impl Recipe {
         HfDirectory::from_translation(self.translated(registry)?, registry)
     }
 
-    /// Writes `config.json` and `model.safetensors` into a folder, which is made.
+    /// Writes `config.json` and `model.safetensors`, or those of an adapter, into a folder, which is
+    /// made.
     pub fn expand(&self, to: &Path) {
         fs::create_dir_all(to).unwrap();
         let config = serde_json::to_vec(&self.config).unwrap();
-        fs::write(to.join("config.json"), config).unwrap();
+        fs::write(to.join(self.files[0]), config).unwrap();
         let names = self.weights.names();
         let weights: Vec<Weight> = names
             .iter()
@@ -268,7 +284,7 @@ impl Recipe {
             (weight.name(), view)
         });
         let bytes = safetensors::serialize(views, None).unwrap();
-        fs::write(to.join("model.safetensors"), bytes).unwrap();
+        fs::write(to.join(self.files[1]), bytes).unwrap();
     }
 
     /// The results of an independent implementation.

@@ -2,6 +2,7 @@
 //! `cuda.rs`, `metal.rs` and `opencl.rs` are apart, since each compiles the tests in `gpu/` for its
 //! own device.
 
+mod adapters;
 mod device_memory;
 mod diffusion;
 mod formats;

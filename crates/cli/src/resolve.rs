@@ -123,10 +123,15 @@ pub(crate) fn check_options(
 
 /// The context size that a flag selects for this model.
 pub(crate) fn n_ctx(ctx: Option<ContextSize>, model: &dyn Model) -> Option<u32> {
-    ctx.map(|ctx| match ctx {
-        ContextSize::Tokens(n) => n,
-        ContextSize::Trained => u32::try_from(model.context_length()).unwrap_or(u32::MAX),
-    })
+    match ctx? {
+        ContextSize::Tokens(n) => Some(n),
+        ContextSize::Trained => Some(trained_length(model)),
+        ContextSize::Auto => None,
+    }
+}
+
+fn trained_length(model: &dyn Model) -> u32 {
+    u32::try_from(model.context_length()).unwrap_or(u32::MAX)
 }
 
 /// The engine's configuration, but for the number of sequences.
@@ -154,7 +159,7 @@ pub(crate) fn compute_config(
     model: &dyn Model,
     default_kv_type: KvType,
 ) -> EngineConfig {
-    EngineConfig {
+    let config = EngineConfig {
         n_ctx: n_ctx(args.ctx, model),
         n_ubatch: args.ubatch,
         kv_types: args.kv.types(default_kv_type),
@@ -164,6 +169,17 @@ pub(crate) fn compute_config(
         },
         budget: budget(args),
         ..EngineConfig::default()
+    };
+    match (args.ctx, config.budget) {
+        (Some(ContextSize::Auto), MemoryBudget::Bytes(available)) => {
+            let trained = trained_length(model);
+            let fitting = config.largest_n_ctx(model, available);
+            EngineConfig {
+                n_ctx: Some(fitting.map_or(trained, |n| n.min(trained))),
+                ..config
+            }
+        }
+        _ => config,
     }
 }
 

@@ -29,6 +29,8 @@ pub(super) fn file_type(name: &str) -> Result<FileType, String> {
 pub(crate) enum ContextSize {
     /// As many as the model was trained with.
     Trained,
+    /// As many as fit, up to that.
+    Auto,
     /// So many, at least 1.
     Tokens(u32),
 }
@@ -37,11 +39,15 @@ impl FromStr for ContextSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
         match text.parse() {
             Ok(0) => Ok(Self::Trained),
             Ok(n @ 1..=MAX_TOKENS) => Ok(Self::Tokens(n)),
             _ => Err(format!(
-                "a number of tokens from 1 to {MAX_TOKENS} is needed, or 0 for the trained length"
+                "a number of tokens from 1 to {MAX_TOKENS} is needed, 0 for the trained length, or auto \
+                 for what fits"
             )),
         }
     }
@@ -309,6 +315,7 @@ mod tests {
     #[test]
     fn llama_cpps_conventions_are_known() {
         assert_eq!("0".parse(), Ok(ContextSize::Trained));
+        assert_eq!("auto".parse(), Ok(ContextSize::Auto));
         assert_eq!("4096".parse(), Ok(ContextSize::Tokens(4096)));
         assert!("-1".parse::<ContextSize>().is_err());
         assert!("1073741825".parse::<ContextSize>().is_err());
