@@ -7,6 +7,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod adapters;
 mod case;
 pub mod checks;
 pub mod defaults;
@@ -28,6 +29,7 @@ use std::path::PathBuf;
 use kv_candle::CandleBackend;
 use kv_cpu::{CpuBackend, CpuConfig};
 
+pub use adapters::write_adapter;
 pub use case::{Case, Fork, KeyOrder, Source, StateReference};
 pub use recipe::{Distribution, Recipe, TensorKey};
 pub use reference::{LogitsRows, Reference};

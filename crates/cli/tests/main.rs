@@ -1,5 +1,6 @@
 //! Tests of the program, as one: a test program takes longer to link than most tests to run.
 
+mod adapters;
 mod architectures;
 #[cfg(all(target_os = "linux", feature = "cuda"))]
 mod backends;

@@ -79,8 +79,8 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             None => self.fingerprint.clone(),
             Some(active) => {
                 let seqs = self.memory.snapshot(options.seqs)?.seqs();
-                let mut described: Vec<String> =
-                    seqs.into_iter().map(|seq| active.describe(seq)).collect();
+                let described = seqs.iter().map(|seq| active.describe(seq));
+                let mut described: Vec<String> = described.collect();
                 described.dedup();
                 self.fingerprint.clone().with_adapters(described.join("; "))
             }
@@ -136,8 +136,8 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         let here = self.fingerprint.clone();
         let here = match &self.runner.adapters {
             Some(active) if state.note().is_empty() => {
-                let seqs = state.snapshot().seqs().into_iter();
-                let seqs = seqs.filter_map(|seq| into.seq(seq));
+                let seqs = state.snapshot().seqs();
+                let seqs = seqs.iter().filter_map(|seq| into.seq(seq));
                 let mut described: Vec<String> = seqs.map(|seq| active.describe(seq)).collect();
                 described.dedup();
                 here.with_adapters(described.join("; "))

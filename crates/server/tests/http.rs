@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a panic is how a test fails
 
+#[path = "http/adapters.rs"]
+mod adapters;
 #[path = "http/anthropic.rs"]
 mod anthropic;
 #[path = "http/batches.rs"]

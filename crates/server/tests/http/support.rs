@@ -16,6 +16,7 @@ use kv_backend::{Backend, BackendError, BoxedBackend};
 use kv_backend::{GraphInputs, GraphOutputs};
 use kv_cpu::CpuBackend;
 use kv_graph::weights::SharedBytes;
+use model_core::adapters::{Adapter, Adapters};
 use model_core::architecture::Registry;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::EncodeOptions;
@@ -85,6 +86,8 @@ pub(crate) struct Setup {
     /// Whether the vocabulary has [`GAP_MARKS`].
     pub(crate) has_gap_marks: bool,
     pub(crate) stories: Stories,
+    /// Names of adapters, each with the scale of requests that do not say one.
+    pub(crate) adapters: Vec<(&'static str, f32)>,
     /// The key with which metrics are read, where there are keys.
     pub(crate) key: Option<String>,
 }
@@ -124,6 +127,7 @@ impl Default for Setup {
             script: None,
             has_gap_marks: false,
             stories: Stories::Llama,
+            adapters: Vec::new(),
             key: None,
         }
     }
@@ -175,6 +179,24 @@ fn open(bytes: SharedBytes) -> ModelFile {
     model_llama::register(&mut registry);
     model_mamba::register(&mut registry);
     ModelFile::from_bytes(bytes, &registry).unwrap()
+}
+
+/// The same model with adapters, whose values follow from their numbers.
+fn adapted(file: ModelFile, adapters: &[(&'static str, f32)]) -> ModelFile {
+    let folder = tempfile::tempdir().unwrap();
+    let registry = Registry::new();
+    let opened = (0..).zip(adapters).map(|(seed, &(name, scale))| {
+        let path = folder.path().join(name);
+        let architecture = file.model().architecture();
+        model_tests::write_adapter(&path, architecture, &*file.weights(), seed);
+        (Adapter::open(&path, &file, &registry).unwrap(), scale)
+    });
+    let opened: Vec<_> = opened.collect();
+    if opened.is_empty() {
+        return file;
+    }
+    let adapters = Adapters::new(&file, opened, None).unwrap();
+    file.with_adapters(adapters).unwrap()
 }
 
 fn engine(file: &ModelFile, setup: &Setup) -> Engine<BoxedBackend> {
@@ -243,6 +265,7 @@ impl Setup {
         } else {
             self.stories.open()
         };
+        let file = adapted(file, &self.adapters);
         let tokenizer = file.tokenizer();
         let draft_model = self.has_draft_model.then(|| {
             let engine = engine(&file, &Self::default());
