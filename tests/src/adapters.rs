@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kv_core::weights::{Weight, WeightSource};
+use kv_graph::weights::{Weight, WeightSource};
 use model_core::gguf::GgufWriter;
 
 use crate::{Distribution, TensorKey};

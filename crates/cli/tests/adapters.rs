@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::support::{directory, failure, json, model, output};
-use kv_core::weights::Weight;
+use kv_graph::weights::Weight;
 use model_core::architecture::Registry;
 use model_core::gguf::GgufWriter;
 use model_core::model_file::OpenModel;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cellar_engine::{Engine, EngineConfig};
-use kv_core::backend::Backend;
+use kv_backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::{KvType, SeqId, TokenId};
 use model_core::adapters::{AdapterOptions, AdapterSpec};

@@ -1,7 +1,7 @@
 //! Logits with adapters against those of the PEFT library.
 
 use cellar_engine::EngineConfig;
-use kv_core::backend::Backend;
+use kv_backend::Backend;
 use model_core::adapters::{AdapterOptions, AdapterSpec};
 use model_core::model_file::OpenModel;
 use model_tests::{candle, cpu, distance};

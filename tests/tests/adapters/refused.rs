@@ -96,7 +96,7 @@ fn gguf(files: &Files, change: impl FnOnce(&mut GgufFile)) -> std::path::PathBuf
     }
     for (name, shape, value) in file.tensors {
         let values = vec![value; shape[0] * shape[1]];
-        let weight = kv_core::weights::Weight::from_f32(name, shape.to_vec(), &values).unwrap();
+        let weight = kv_graph::weights::Weight::from_f32(name, shape.to_vec(), &values).unwrap();
         writer.add(weight).unwrap();
     }
     let path = files.path("adapter.gguf");

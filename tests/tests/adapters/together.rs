@@ -7,10 +7,10 @@ use cellar_engine::session::{ServiceConfig, Session, TextRequest};
 use cellar_engine::{
     CompletionOptions, Engine, EngineConfig, EngineError, SaveOptions, Speculation, TextAdapters,
 };
-use kv_core::backend::Backend;
+use kv_backend::Backend;
 use kv_core::batch::Batch;
 use kv_core::memory::{RestoreInto, Seqs};
-use kv_core::state::SavedState;
+use kv_backend::state::SavedState;
 use kv_core::{SeqId, TokenId};
 use kv_cpu::CpuBackend;
 use model_core::adapters::Adapters;

@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use kv_core::graph::Graph;
+use kv_graph::Graph;
 
 use super::check::{Fnv, check_values};
 use super::gguf::check_kind;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use kv_core::TokenId;
-use kv_core::weights::Weight;
+use kv_graph::weights::Weight;
 
 use super::{AdapterError, LowRank, RawAdapter, wrong};
 use crate::error::ModelFileError;

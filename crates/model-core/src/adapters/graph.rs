@@ -4,10 +4,7 @@
 //! logit, which is far above or below 0, then each one's scale, then the scales of the active ones
 //! in order. Invariant: a node keeps its name and place; sums are behind it.
 
-use kv_core::graph::{
-    Affine, Graph, GraphBuilder, GraphError, Input, Node, NodeId, Op, RouteGate, RouteSpec,
-    RowCount, TableRow,
-};
+use kv_graph::{Affine, Graph, GraphBuilder, GraphError, Input, Node, NodeId, Op, RouteGate, RouteSpec, RowCount, TableRow};
 
 use super::check::Use;
 use super::stacks::{STEERING, stacked_name, name_of_one};

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use kv_core::block::BlockFormat;
-use kv_core::weights::{SourceChanged, Weight, WeightError, WeightInfo, WeightSource};
+use kv_graph::weights::{SourceChanged, Weight, WeightError, WeightInfo, WeightSource};
 
 use super::check::Use;
 use super::{Adapters, LowRank};

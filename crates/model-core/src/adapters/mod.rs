@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kv_core::TokenId;
-use kv_core::weights::{SharedBytes, SourceChanged, Weight};
+use kv_graph::weights::{SharedBytes, SourceChanged, Weight};
 
 pub use control_vector::{ControlVector, ControlVectorFile, LayerRange};
 pub use error::AdapterError;

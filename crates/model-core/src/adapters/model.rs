@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use kv_core::Causality;
-use kv_core::backend::CustomOps;
-use kv_core::graph::{Graph, GraphShape};
+use kv_backend::CustomOps;
+use kv_graph::{Graph, GraphShape};
 use kv_core::layers::LayerMap;
 
 use super::graph::Products;

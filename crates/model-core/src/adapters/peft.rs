@@ -8,7 +8,7 @@ use std::path::Path;
 
 use fancy_regex::Regex;
 use kv_core::TokenId;
-use kv_core::weights::Weight;
+use kv_graph::weights::Weight;
 use serde_json::Value;
 
 use super::modules::Modules;

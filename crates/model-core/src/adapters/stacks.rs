@@ -6,7 +6,7 @@
 
 use half::f16;
 use kv_core::block::BlockFormat;
-use kv_core::weights::{SharedBytes, Weight, WeightError, WeightInfo};
+use kv_graph::weights::{SharedBytes, Weight, WeightError, WeightInfo};
 
 use super::check::Use;
 use super::{Adapters, LowRank};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use kv_core::weights::{SourceChanged, Weight, WeightError, WeightInfo, WeightSource};
+use kv_graph::weights::{SourceChanged, Weight, WeightError, WeightInfo, WeightSource};
 
 use super::Adapters;
 

@@ -4,7 +4,7 @@
 //! Invariant: the rows of an adapter's second matrix are moved as those of the module's matrix are.
 //! Knows no adapter's files.
 
-use kv_core::weights::Weight;
+use kv_graph::weights::Weight;
 use serde_json::{Map, Value};
 
 use super::names::{Numbers, filled, matched};
