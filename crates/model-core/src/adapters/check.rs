@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use kv_graph::{Graph, GraphShape, Op};
-use kv_graph::weights::{Weight, WeightSource};
+use kv_graph::weights::Weight;
 
 use super::{AdapterError, LowRank, RawAdapter};
 use crate::architecture::Model;

@@ -79,8 +79,8 @@ impl ControlVector {
             let kind = check_kind(file.metadata(), "control vector", &architecture);
             kind.map_err(wrong)?;
             let named = file.tensors().iter().filter_map(|tensor| {
-                let layer = tensor.name.strip_prefix("direction.")?;
-                Some((&tensor.name, layer.parse::<usize>().ok()?))
+                let layer = tensor.name().strip_prefix("direction.")?;
+                Some((tensor.name(), layer.parse::<usize>().ok()?))
             });
             let mut n_found = 0;
             for (name, layer) in named {
@@ -91,7 +91,7 @@ impl ControlVector {
                 }
                 if weight.shape() != [dim] {
                     return Err(wrong(AdapterError::Shape {
-                        matrix: name.clone(),
+                        matrix: name.to_owned(),
                         model: vec![dim],
                         a: weight.shape().to_vec(),
                         b: Vec::new(),

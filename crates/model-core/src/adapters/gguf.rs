@@ -55,7 +55,7 @@ pub(super) fn read(path: &Path, model: &OpenModel) -> Result<RawAdapter, ModelFi
     };
     let mut parts: BTreeMap<String, [Option<Weight>; 2]> = BTreeMap::new();
     for tensor in file.tensors() {
-        let name = tensor.name.as_str();
+        let name = tensor.name();
         let (matrix, at) = match (name.strip_suffix(".lora_a"), name.strip_suffix(".lora_b")) {
             (Some(matrix), _) => (matrix, 0),
             (_, Some(matrix)) => (matrix, 1),
