@@ -100,7 +100,7 @@ fn the_plan_counts_adapters() {
     let total = |args: &[&str]| {
         let mut all = vec!["plan", &model, "--json"];
         all.extend(args);
-        json(&output(&all).0)["weights"].as_u64().unwrap()
+        json(&all)["weights"].as_u64().unwrap()
     };
     let added = total(&["--lora", &adapter]) - total(&[]);
     let n_bytes = std::fs::metadata(&adapter).unwrap().len();
@@ -206,7 +206,7 @@ fn settings_of_the_file_are_overridden() {
 fn the_context_is_what_fits() {
     let model = model().display().to_string();
     let args = ["run", "-m", &model, "Once upon", "--raw", "-n", "1", "--json", "-c", "auto"];
-    let report = json(&output(&args).0);
+    let report = json(&args);
     // All of the trained length fits.
-    assert_eq!(report["n_ctx"], 1024);
+    assert_eq!(report["n_ctx"], 512);
 }

@@ -239,8 +239,8 @@ fn flags_of_llama_cpp_work_or_say_what_to_write() {
     }
     for (flags, wanted) in [
         (
-            &["--lora", "a.gguf"][..],
-            "there is no --lora here: adapters",
+            &["--yarn-ext-factor", "1"][..],
+            "there is no --yarn-ext-factor here: YaRN",
         ),
         (&["--image", "a.png"], "images and audio are not supported"),
         (
@@ -248,7 +248,6 @@ fn flags_of_llama_cpp_work_or_say_what_to_write() {
             "images and audio are not supported",
         ),
         (&["-i"], "a chat is 'cellar chat'"),
-        (&["--rope-freq-base", "1"], "as the model's file says"),
     ] {
         let (code, message) = failure(&[&["run"], flags, &["Hi you"]].concat());
         assert!(code == 2 && message.contains(wanted), "{message}");

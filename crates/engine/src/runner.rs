@@ -175,7 +175,7 @@ impl<B: Backend> Runner<B> {
         };
         let embeddings = match &mut self.adapters {
             Some(adapters) if n_adapters > 0 => adapters.rows(ubatch, n_adapters),
-            _ => &ubatch.embeddings,
+            _ => ubatch.embeddings.as_slice(),
         };
         let inputs = GraphInputs {
             shape: Some(shape),
