@@ -53,7 +53,8 @@ pub(crate) struct Forgetting<'m, M: Memory> {
 }
 
 impl<'m, M: Memory> Forgetting<'m, M> {
-    /// `removal` takes whole sequences out of the memory, which is never refused.
+    /// `removal` takes whole sequences out of the memory, or the ends of such with full attention:
+    /// that is never refused.
     pub(crate) fn new(memory: &'m mut M, removal: Edit) -> Self {
         Self {
             memory: Some(memory),

@@ -7,11 +7,13 @@
 use std::io::Write;
 
 use kv_backend::state::{
-    Fingerprint, SavedState, SeqTokens, StateToSave, check_kv_type, check_state_type, save,
+    Fingerprint, SavedState, SeqTokens, StateError, StateToSave, check_kv_type, check_state_type,
+    save,
 };
 use kv_backend::{Backend, RowStorage};
-use kv_core::memory::{Edit, Memory, RestoreInto, Seqs, TargetRows};
-use kv_core::{KvType, PosRange};
+use kv_core::layers::RowLayout;
+use kv_core::memory::{Edit, Memory, Restoration, RestoreInto, Seqs, Snapshot, TargetRows};
+use kv_core::{KvType, Pos, PosRange, SeqId};
 
 use crate::decode::Engine;
 use crate::error::{EngineError, Replaced};
@@ -40,6 +42,9 @@ pub struct RestoredState {
     /// The tokens of the sequences, as they are called now.
     pub tokens: Vec<SeqTokens>,
 }
+
+/// The note of a range: whoever restores it knows of which adapters it is.
+const RANGE: &str = "range";
 
 impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     /// Which model this is: what a state must have been saved with.
@@ -107,9 +112,40 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         out: &mut impl Write,
     ) -> Result<u64, EngineError> {
         let snapshot = self.memory.snapshot(options.seqs)?;
+        self.save_snapshot(fingerprint, &snapshot, options, note, out)
+    }
+
+    /// As [`Engine::save_state`], of a range of positions, to be restored
+    /// [behind](RestoreInto::Behind) what comes before. The caller knows of which adapters its rows
+    /// are.
+    pub(crate) fn save_range(
+        &self,
+        options: &SaveOptions<'_>,
+        range: PosRange,
+        out: &mut impl Write,
+    ) -> Result<u64, EngineError> {
+        let snapshot = self.memory.snapshot(options.seqs)?.within(range)?;
+        self.save_snapshot(&self.fingerprint, &snapshot, options, RANGE, out)
+    }
+
+    /// Whether ranges of its sequences can be saved and restored: where every layer that remembers
+    /// sees all tokens.
+    pub(crate) fn saves_ranges(&self) -> bool {
+        let snapshot = self.memory.snapshot(Seqs::One(SeqId(0)));
+        snapshot.is_ok_and(|snapshot| snapshot.within(PosRange::ALL).is_ok())
+    }
+
+    fn save_snapshot(
+        &self,
+        fingerprint: &Fingerprint,
+        snapshot: &Snapshot,
+        options: &SaveOptions<'_>,
+        note: &str,
+        out: &mut impl Write,
+    ) -> Result<u64, EngineError> {
         let state = StateToSave {
             fingerprint,
-            snapshot: &snapshot,
+            snapshot,
             tokens: options.tokens,
             layout: self.runner.rows.layout(),
             kv_type: options.kv_type,
@@ -161,32 +197,18 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         self.check_fingerprint(state, into)?;
         let layout = self.runner.rows.layout().clone();
         state.check_rows(&layout)?;
-        let mut after = self.memory.clone();
-        let restored = after
-            .restore(state.snapshot(), into)
-            .map_err(kv_backend::state::StateError::from)?;
-        let mut write = |span, bytes: &[u8]| {
-            self.runner
-                .backend
-                .write_rows(&mut self.runner.rows, span, bytes)
-        };
-        let (replaced, written) = match restored.rows_taken {
-            TargetRows::Free => (
-                Replaced::Kept,
-                state.write_rows(&restored, &layout, &mut write),
-            ),
-            TargetRows::InUse => {
-                // Rows of what is replaced are lost from here on. Where all are written, another
-                // memory takes the place of this one.
-                let _overwritten = Forgetting::new(&mut self.memory, removal(into));
-                let written = state.write_rows(&restored, &layout, &mut write);
-                (Replaced::Forgotten, written)
+        let replaces = match into {
+            RestoreInto::All => {
+                (0..self.memory.n_seqs()).any(|seq| has_any(&self.memory, SeqId(seq)))
             }
+            RestoreInto::One { to, .. } => has_any(&self.memory, to),
+            RestoreInto::Behind { .. } => false,
         };
-        if let Err(source) = written {
-            return Err(EngineError::RestoreRows { replaced, source });
-        }
-        self.memory = after;
+        let restored = if replaces {
+            self.replace(state, into, &layout)?
+        } else {
+            self.add(state, into, &layout)?
+        };
         let tokens = state.tokens().iter().filter_map(|tokens| {
             let seq = into.seq(tokens.seq)?;
             Some(SeqTokens {
@@ -199,15 +221,90 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             tokens: tokens.collect(),
         })
     }
+
+    /// Restores where nothing is replaced: in this memory, which loses the new tokens again where
+    /// their rows cannot be written.
+    fn add(
+        &mut self,
+        state: &SavedState<'_>,
+        into: RestoreInto,
+        layout: &RowLayout,
+    ) -> Result<Restoration, EngineError> {
+        let first = match into {
+            RestoreInto::Behind { to, .. } => self.memory.next_pos(to),
+            RestoreInto::All | RestoreInto::One { .. } => Pos(0),
+        };
+        let restored = self.memory.restore(state.snapshot(), into);
+        let restored = restored.map_err(StateError::from)?;
+        let added = Forgetting::new(&mut self.memory, removal(into, first));
+        let mut write = |span, bytes: &[u8]| {
+            self.runner
+                .backend
+                .write_rows(&mut self.runner.rows, span, bytes)
+        };
+        let written = state.write_rows(&restored, layout, &mut write);
+        if let Err(source) = written {
+            let replaced = Replaced::Kept;
+            return Err(EngineError::RestoreRows { replaced, source });
+        }
+        added.keep();
+        Ok(restored)
+    }
+
+    /// Restores in place of others: in a copy of the memory, so that what is replaced is still
+    /// there where rows cannot be written, as long as they were written to unused cells.
+    fn replace(
+        &mut self,
+        state: &SavedState<'_>,
+        into: RestoreInto,
+        layout: &RowLayout,
+    ) -> Result<Restoration, EngineError> {
+        let mut after = self.memory.clone();
+        let restored = after
+            .restore(state.snapshot(), into)
+            .map_err(StateError::from)?;
+        let mut write = |span, bytes: &[u8]| {
+            self.runner
+                .backend
+                .write_rows(&mut self.runner.rows, span, bytes)
+        };
+        let (replaced, written) = match restored.rows_taken {
+            TargetRows::Free => (
+                Replaced::Kept,
+                state.write_rows(&restored, layout, &mut write),
+            ),
+            TargetRows::InUse => {
+                // Rows of what is replaced are lost from here on. Where all are written, another
+                // memory takes the place of this one.
+                let _overwritten = Forgetting::new(&mut self.memory, removal(into, Pos(0)));
+                let written = state.write_rows(&restored, layout, &mut write);
+                (Replaced::Forgotten, written)
+            }
+        };
+        if let Err(source) = written {
+            return Err(EngineError::RestoreRows { replaced, source });
+        }
+        self.memory = after;
+        Ok(restored)
+    }
 }
 
-/// Removes the sequences that a restoration replaces.
-fn removal(into: RestoreInto) -> Edit {
+/// True if a sequence has tokens, or a source.
+fn has_any(memory: &impl Memory, seq: SeqId) -> bool {
+    memory.positions(seq).is_some() || memory.source_positions(seq).is_some()
+}
+
+/// Removes what a restoration puts in place of others, or behind `first`.
+fn removal(into: RestoreInto, first: Pos) -> Edit {
     match into {
         RestoreInto::All => Edit::Clear,
-        RestoreInto::One { to, .. } | RestoreInto::Behind { to, .. } => Edit::Remove {
+        RestoreInto::One { to, .. } => Edit::Remove {
             seqs: Seqs::One(to),
             range: PosRange::ALL,
+        },
+        RestoreInto::Behind { to, .. } => Edit::Remove {
+            seqs: Seqs::One(to),
+            range: PosRange::new(first, PosRange::ALL.last),
         },
     }
 }

@@ -3,16 +3,19 @@
 //! Invariant: the frames take at most the budget.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::StoreError;
 use crate::key::GroupName;
 use crate::ledger::Ledger;
 use crate::store::{GroupStore, Kept};
 
-/// Groups in memory, the least recently used of which go for others.
+/// Groups in memory, the least recently used of which go for others. Clones share the groups.
+#[derive(Clone, Debug)]
+pub struct HostStore(Arc<Mutex<Frames>>);
+
 #[derive(Debug)]
-pub struct HostStore {
+struct Frames {
     frames: HashMap<GroupName, Arc<[u8]>>,
     ledger: Ledger,
     max_bytes: u64,
@@ -21,18 +24,24 @@ pub struct HostStore {
 impl HostStore {
     /// An empty store of so many bytes.
     pub fn new(max_bytes: u64) -> Self {
-        Self {
+        Self(Arc::new(Mutex::new(Frames {
             frames: HashMap::new(),
             ledger: Ledger::default(),
             max_bytes,
-        }
+        })))
     }
 
     /// The bytes that groups take.
     pub fn n_bytes(&self) -> u64 {
-        self.ledger.n_bytes()
+        self.lock().ledger.n_bytes()
     }
 
+    fn lock(&self) -> MutexGuard<'_, Frames> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Frames {
     fn forget(&mut self, name: GroupName) {
         self.frames.remove(&name);
         self.ledger.remove(name);
@@ -41,40 +50,43 @@ impl HostStore {
 
 impl GroupStore for HostStore {
     fn has(&mut self, names: &[GroupName]) -> Result<Vec<bool>, StoreError> {
-        let there = names.iter().map(|name| self.frames.contains_key(name));
+        let frames = &self.lock().frames;
+        let there = names.iter().map(|name| frames.contains_key(name));
         Ok(there.collect())
     }
 
     fn get(&mut self, names: &[GroupName]) -> Result<Vec<Option<Arc<[u8]>>>, StoreError> {
+        let mut all = self.lock();
         let frames = names.iter().map(|name| {
-            self.ledger.touch(*name);
-            self.frames.get(name).cloned()
+            all.ledger.touch(*name);
+            all.frames.get(name).cloned()
         });
         Ok(frames.collect())
     }
 
     fn put(&mut self, name: GroupName, frame: &Arc<[u8]>) -> Result<Kept, StoreError> {
-        if self.frames.contains_key(&name) {
-            self.ledger.touch(name);
+        let mut all = self.lock();
+        if all.frames.contains_key(&name) {
+            all.ledger.touch(name);
             return Ok(Kept::Known);
         }
         let n_bytes = frame.len() as u64;
-        if n_bytes > self.max_bytes {
-            let max = self.max_bytes;
+        if n_bytes > all.max_bytes {
+            let max = all.max_bytes;
             return Err(StoreError::TooLarge { n_bytes, max });
         }
-        while self.ledger.n_bytes() + n_bytes > self.max_bytes
-            && let Some(oldest) = self.ledger.oldest()
+        while all.ledger.n_bytes() + n_bytes > all.max_bytes
+            && let Some(oldest) = all.ledger.oldest()
         {
-            self.forget(oldest);
+            all.forget(oldest);
         }
-        self.frames.insert(name, Arc::clone(frame));
-        self.ledger.insert(name, n_bytes);
+        all.frames.insert(name, Arc::clone(frame));
+        all.ledger.insert(name, n_bytes);
         Ok(Kept::New)
     }
 
     fn evict(&mut self, name: GroupName) -> Result<(), StoreError> {
-        self.forget(name);
+        self.lock().forget(name);
         Ok(())
     }
 }
@@ -117,5 +129,8 @@ mod tests {
         store.evict(name(4)).unwrap();
         store.evict(name(4)).unwrap();
         assert_eq!(store.n_bytes(), 0);
+        // A clone is the same store.
+        store.clone().put(name(0), &frame).unwrap();
+        assert_eq!(store.has(&[name(0)]).unwrap(), [true]);
     }
 }

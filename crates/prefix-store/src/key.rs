@@ -24,6 +24,9 @@ use crate::error::StoreError;
 /// Tokens of a group: a multiple of every usual size of a router's block.
 pub const GROUP_TOKENS: usize = 256;
 
+/// Tokens of a group of what is left of a prefix behind its last whole group.
+pub const TAIL_TOKENS: usize = 16;
+
 /// Bytes that a secret has at least.
 pub const MIN_SECRET: usize = 32;
 
@@ -196,6 +199,9 @@ pub enum GroupKind {
     /// What windows and recurrent states keep after the last token: with it a prefix can be
     /// continued there.
     End = 2,
+    /// Nothing: that it is there says that an [`End`](Self::End) is, after at most
+    /// [`GROUP_TOKENS`] more tokens.
+    Mark = 3,
 }
 
 /// All that the bytes of a group depend on besides tokens.
@@ -243,7 +249,7 @@ impl GroupNamer {
         }
     }
 
-    /// Goes on behind these tokens: [`GROUP_TOKENS`] of them, or fewer at the end of a text.
+    /// Goes on behind these tokens: [`GROUP_TOKENS`] of them, or fewer behind the last whole group.
     pub fn push(&mut self, tokens: &[u32]) {
         let mut hash = Sha256::new();
         hash.update(b"cellar chain 1");
@@ -265,9 +271,18 @@ impl GroupNamer {
 
     /// The names of all whole groups of a text's tokens.
     pub fn names(mut self, tokens: &[u32], kind: GroupKind) -> Vec<GroupName> {
-        let groups = tokens.as_chunks::<GROUP_TOKENS>().0.iter();
-        let names = groups.map(|group| {
-            self.push(group);
+        self.push_chunks::<GROUP_TOKENS>(tokens, kind)
+    }
+
+    /// The names of the small groups of the tokens behind the last whole group.
+    pub fn tail_names(mut self, tokens: &[u32], kind: GroupKind) -> Vec<GroupName> {
+        self.push_chunks::<TAIL_TOKENS>(tokens, kind)
+    }
+
+    fn push_chunks<const N: usize>(&mut self, tokens: &[u32], kind: GroupKind) -> Vec<GroupName> {
+        let chunks = tokens.as_chunks::<N>().0.iter();
+        let names = chunks.map(|chunk| {
+            self.push(chunk);
             self.name(kind)
         });
         names.collect()

@@ -1,6 +1,7 @@
 //! A store of cached prefixes over memory, disk and other machines.
 //!
-//! A prefix is stored in groups of [`GROUP_TOKENS`] tokens. [`GroupNamer`] names a group by a keyed
+//! A prefix is stored in groups of [`GROUP_TOKENS`] tokens, and smaller ones behind the last whole
+//! one. [`GroupNamer`] names a group by a keyed
 //! hash of its tokens, of all tokens before it, and of all that its bytes depend on ([`Identity`]).
 //! So the same prefix has the same names in every process with the same [`StoreKey`], and a group
 //! that is found under its name is the right one. Its bytes are sealed in a frame ([`Group`]): what
@@ -35,7 +36,7 @@ pub use duel::{Candidate, Eviction, EvictionDuel, EvictionRule};
 pub use error::StoreError;
 pub use frame::{FrameFault, Group, MAX_PAYLOAD};
 pub use host::HostStore;
-pub use key::{GROUP_TOKENS, GroupKind, GroupName, GroupNamer, Identity, MIN_SECRET, StoreKey};
+pub use key::{GROUP_TOKENS, GroupKind, GroupName, GroupNamer, Identity, MIN_SECRET, StoreKey, TAIL_TOKENS};
 pub use rates::{FetchChoice, FetchEstimate, Rates};
 pub use store::{GroupStore, Kept};
 pub use tier::{Busy, Job, JobId, Outcome, Tier, TierConfig, TierCounts};

@@ -20,8 +20,7 @@ pub enum Kept {
 ///
 /// What a store returns need not be what was stored: [`Group::open`](crate::Group::open) judges.
 pub trait GroupStore: fmt::Debug + Send {
-    /// True for each of these groups that is there. What comes after the first that is not may be
-    /// false in any case: the groups are those of a prefix.
+    /// True for each of these groups that is there.
     ///
     /// # Errors
     /// [`StoreError`], where the store does not work.

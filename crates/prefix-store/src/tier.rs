@@ -22,6 +22,9 @@ use crate::store::{GroupStore, Kept};
 /// Groups that are asked for at once: between two such, a deadline is looked at.
 const READ_BATCH: usize = 8;
 
+/// Groups of which it is asked at once whether they are there.
+const PROBE_BATCH: usize = 64;
+
 /// The number of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId(pub u64);
@@ -34,6 +37,15 @@ pub enum Job {
         /// Its number, different from those of all jobs under way.
         id: JobId,
         /// The groups of a prefix, in order.
+        names: Vec<GroupName>,
+        /// When nobody waits for it any more.
+        deadline: Instant,
+    },
+    /// Tell which of these groups are there.
+    Find {
+        /// Its number, different from those of all jobs under way.
+        id: JobId,
+        /// The groups, in any order.
         names: Vec<GroupName>,
         /// When nobody waits for it any more.
         deadline: Instant,
@@ -65,6 +77,13 @@ pub enum Outcome {
         id: JobId,
         /// How many.
         n_found: usize,
+    },
+    /// Which groups are there.
+    Found {
+        /// The job.
+        id: JobId,
+        /// True for each that is, in the order of the job.
+        is_there: Vec<bool>,
     },
     /// The groups that are there; fewer than were asked for is no error.
     Got {
@@ -178,6 +197,7 @@ struct Read {
 #[derive(Clone, Copy, Debug)]
 enum ReadKind {
     Probe,
+    Find,
     Get,
 }
 
@@ -243,6 +263,19 @@ impl Tier {
                     id,
                     names,
                     what: ReadKind::Probe,
+                    deadline,
+                },
+                config,
+            )?,
+            Job::Find {
+                id,
+                names,
+                deadline,
+            } => state.push_read(
+                Read {
+                    id,
+                    names,
+                    what: ReadKind::Find,
                     deadline,
                 },
                 config,
@@ -444,6 +477,7 @@ impl TierState {
         } else {
             match read.what {
                 ReadKind::Probe => self.probe(store, read),
+                ReadKind::Find => self.find(store, read),
                 ReadKind::Get => self.get(store, read),
             }
         };
@@ -457,8 +491,10 @@ impl TierState {
     }
 
     fn probe(&self, store: &mut dyn GroupStore, read: &Read) -> Result<Outcome, StoreError> {
-        let mut n_found = 0;
-        for names in read.names.chunks(READ_BATCH * READ_BATCH) {
+        let (mut n_found, mut n_asked) = (0, 1);
+        // More and more of them, so that what is not there at all costs a question.
+        while let Some(rest) = read.names.get(n_found..).filter(|rest| !rest.is_empty()) {
+            let names = rest.get(..n_asked).unwrap_or(rest);
             let Some(has) = self.timed(read, || store.has(names), |_| 0)? else {
                 break;
             };
@@ -467,9 +503,23 @@ impl TierState {
             if n < names.len() {
                 break;
             }
+            n_asked = PROBE_BATCH.min(2 * n_asked);
         }
         let id = read.id;
         Ok(Outcome::Probed { id, n_found })
+    }
+
+    fn find(&self, store: &mut dyn GroupStore, read: &Read) -> Result<Outcome, StoreError> {
+        let mut is_there = Vec::with_capacity(read.names.len());
+        for names in read.names.chunks(PROBE_BATCH) {
+            let Some(has) = self.timed(read, || store.has(names), |_| 0)? else {
+                break;
+            };
+            is_there.extend(has);
+        }
+        is_there.resize(read.names.len(), false);
+        let id = read.id;
+        Ok(Outcome::Found { id, is_there })
     }
 
     fn get(&self, store: &mut dyn GroupStore, read: &Read) -> Result<Outcome, StoreError> {

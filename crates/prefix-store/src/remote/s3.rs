@@ -117,15 +117,7 @@ fn unexpected(method: &str, status: StatusCode) -> StoreError {
 
 impl GroupStore for S3Store {
     fn has(&mut self, names: &[GroupName]) -> Result<Vec<bool>, StoreError> {
-        let mut has = vec![false; names.len()];
-        // Each costs a round trip, and only those up to the first that is missing count.
-        for (name, has) in names.iter().zip(&mut has) {
-            *has = self.has_one(name)?;
-            if !*has {
-                break;
-            }
-        }
-        Ok(has)
+        names.iter().map(|name| self.has_one(name)).collect()
     }
 
     fn get(&mut self, names: &[GroupName]) -> Result<Vec<Option<Arc<[u8]>>>, StoreError> {
