@@ -89,6 +89,7 @@
 //!         Work::SwapOut { .. } | Work::SwapIn(_) | Work::Shift(_) | Work::Encode { .. } => {
 //!             unreachable!("nothing swaps, shifts or has a source")
 //!         }
+//!         Work::Fetch(_) | Work::Restore(_) => unreachable!("there is no store"),
 //!         Work::Idle => break,
 //!     }
 //! }
@@ -108,7 +109,7 @@ pub use data::config::{
 pub use data::counters::Counters;
 pub use data::error::RequestError;
 pub use data::event::{
-    End, Event, Outcome, Progress, RowReport, ShiftResult, StepFailure, SwappedIn,
+    End, Event, Outcome, Progress, RowReport, ShiftResult, StepFailure, StoredRows, SwappedIn,
 };
 pub use data::ids::{Micros, RequestId, Salt, TenantId};
 pub use data::note::{DropReason, Note};
@@ -117,9 +118,12 @@ pub use data::request::{
 };
 pub use data::reuse::{Missed, PrefixUse, Reuse, n_common};
 pub use data::step::{Feed, RowUse, Step, StepRow};
+pub use data::stored::{Stored, StoredCuts};
 pub use data::tenant::{Tenant, TenantLimits};
-pub use data::view::{CachedPrefix, ParkedRequest, RestoredPrefix, RunningRequest, WaitingRequest};
-pub use data::work::{Shift, StepPlan, Swap, Work};
+pub use data::view::{
+    CachedPrefix, EvictedPrefix, ParkedRequest, RestoredPrefix, RunningRequest, WaitingRequest,
+};
+pub use data::work::{Shift, StepPlan, StoredPrefix, Swap, Work};
 pub use scheduler::Scheduler;
 pub use speculate::{
     DEFAULT_DRAFT, DraftLength, Drafter, MAX_DRAFT, NgramLookup, Repetition, Speculated,

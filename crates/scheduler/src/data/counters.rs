@@ -30,6 +30,8 @@ pub struct Counters {
     pub n_spilled_bytes: u64,
     /// Saved states that could not be restored, and were computed again.
     pub n_swap_lost: u64,
+    /// Tokens that a store of prefixes gave.
+    pub n_restored_tokens: u64,
     /// Cached prefixes that were dropped for others.
     pub n_evicted: u64,
     /// Tokens that were drafted and computed.

@@ -7,7 +7,8 @@ use kv_core::{SeqId, TokenId};
 use super::error::RequestError;
 use super::ids::{Micros, RequestId};
 use super::request::Request;
-use super::reuse::Reuse;
+use super::reuse::{Missed, Reuse};
+use super::stored::Stored;
 
 /// A thing that happened outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +71,32 @@ pub enum Event {
         /// The result for its state.
         result: SwappedIn,
     },
+    /// A store of prefixes is asked what it has of the prompt of a request: it waits for the answer.
+    /// One that was admitted before, or is unknown, changes nothing.
+    Asked(RequestId),
+    /// The store has these tokens of a request, which are to be fetched where the memory does not
+    /// hold them by then; or nothing, or fetching them is no use.
+    Probed {
+        /// The request.
+        request: RequestId,
+        /// The answer.
+        result: Result<Stored, Missed>,
+    },
+    /// The bytes of [`Work::Fetch`](crate::Work::Fetch) are here, perhaps of fewer tokens; or they
+    /// are not, and the tokens are computed.
+    Fetched {
+        /// The request.
+        request: RequestId,
+        /// The answer.
+        result: Result<Stored, Missed>,
+    },
+    /// The result of [`Work::Restore`](crate::Work::Restore).
+    Restored {
+        /// Tokens that the sequence holds now.
+        n_tokens: usize,
+        /// What became of the rest.
+        result: StoredRows,
+    },
     /// The disk did not take a state ([`Outcome::Spilled`]): the host keeps it.
     SpillFailed(RequestId),
     /// The step that was planned last could not be computed, and the memory was rolled back.
@@ -118,6 +145,17 @@ pub enum ShiftResult {
     NoRoom,
     /// The memory cannot do it. It is as before, or holds nothing of the sequence.
     Refused,
+}
+
+/// The result of restoring stored tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoredRows {
+    /// They are in the memory, or some of them, and more will be.
+    Written,
+    /// The memory has no room for more of them now.
+    NoRoom,
+    /// No more of them can be restored.
+    Failed,
 }
 
 /// The result of restoring a saved state.

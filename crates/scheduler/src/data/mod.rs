@@ -13,6 +13,7 @@ pub(crate) mod note;
 pub(crate) mod request;
 pub(crate) mod reuse;
 pub(crate) mod state;
+pub(crate) mod stored;
 pub(crate) mod step;
 pub(crate) mod tenant;
 pub(crate) mod view;

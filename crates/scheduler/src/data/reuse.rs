@@ -73,6 +73,17 @@ pub enum Missed {
     Disabled,
     /// Nothing that was cached begins so.
     NeverSeen,
+    /// Nothing that was cached begins so, and the store of prefixes has nothing, either.
+    TierMiss,
+    /// The store has more, but computing it is faster.
+    TierSlow {
+        /// The time in which it would have to be there.
+        needed: Micros,
+        /// The time that it would take.
+        would_take: Micros,
+    },
+    /// The store cannot be reached, or did not answer in time.
+    TierDown,
     /// The memory refused for another reason.
     Refused {
         /// Tokens of the common prefix.
@@ -81,6 +92,15 @@ pub enum Missed {
 }
 
 impl Missed {
+    /// The reason of a request that asked a store, which gave less for the reason `of_store`.
+    pub(crate) fn with_store(self, of_store: Option<Self>) -> Self {
+        match (self, of_store) {
+            (Self::NeverSeen | Self::Evicted { .. }, Some(Self::TierMiss)) => Self::TierMiss,
+            (_, Some(why @ (Self::TierSlow { .. } | Self::TierDown))) => why,
+            (why, _) => why,
+        }
+    }
+
     /// The reason in one word.
     pub fn name(&self) -> &'static str {
         match self {
@@ -91,6 +111,9 @@ impl Missed {
             Self::TooShort { .. } => "too_short",
             Self::Disabled => "disabled",
             Self::NeverSeen => "never_seen",
+            Self::TierMiss => "tier_miss",
+            Self::TierSlow { .. } => "tier_slow",
+            Self::TierDown => "tier_down",
             Self::Refused { .. } => "refused",
         }
     }

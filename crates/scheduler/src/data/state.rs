@@ -7,7 +7,8 @@ use kv_core::{SeqId, TokenId};
 
 use super::ids::{Micros, RequestId, TenantId};
 use super::request::{Overflow, Priority, PromptRows, Request, Retention, SourceUse};
-use super::reuse::PrefixUse;
+use super::reuse::{Missed, PrefixUse};
+use super::stored::StoreWait;
 
 /// A request that was taken and has not ended.
 #[derive(Clone, Debug)]
@@ -45,6 +46,10 @@ pub(crate) struct RequestState {
     pub(crate) is_shifted: bool,
     /// The prefix that it waits for, while it is not admitted for that reason.
     pub(crate) awaited: Option<PrefixWait>,
+    /// How far it is with a store of prefixes.
+    pub(crate) store: StoreWait,
+    /// Why that store gave nothing, or less.
+    pub(crate) store_missed: Option<Missed>,
 }
 
 /// The urgency of a request: its priority, and what it rose by waiting. Larger goes first.
@@ -128,6 +133,8 @@ impl RequestState {
             retention: request.retention,
             is_shifted: false,
             awaited: None,
+            store: StoreWait::No,
+            store_missed: None,
         }
     }
 

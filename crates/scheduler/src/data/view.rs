@@ -2,6 +2,8 @@
 //!
 //! Plain data.
 
+use std::sync::Arc;
+
 use kv_core::{SeqId, TokenId};
 
 use super::ids::{Micros, RequestId, Salt, TenantId};
@@ -70,6 +72,17 @@ pub struct ParkedRequest<'a> {
     pub tokens: &'a [TokenId],
     /// Number of them that the memory holds, the first ones.
     pub n_done: usize,
+}
+
+/// A cached prefix that was evicted, and is in the memory until the next edits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EvictedPrefix {
+    /// The sequence that holds its tokens.
+    pub seq: SeqId,
+    /// Its tokens.
+    pub tokens: Arc<[TokenId]>,
+    /// The salt of the requests that may share it.
+    pub salt: Salt,
 }
 
 /// A cached prefix that a memory holds again.

@@ -37,6 +37,12 @@ pub enum Work<S> {
     /// Restore a state from the host or the disk, then report that
     /// ([`Event::SwappedIn`](crate::Event::SwappedIn)) before anything else.
     SwapIn(Swap),
+    /// Begin to fetch what a store has of the prompt of a request, and ask again: the answer
+    /// ([`Event::Fetched`](crate::Event::Fetched)) comes at any time.
+    Fetch(RequestId),
+    /// Restore tokens that were fetched, then report that
+    /// ([`Event::Restored`](crate::Event::Restored)) before anything else.
+    Restore(StoredPrefix),
     /// Encode the source of a request into its sequence, then report that
     /// ([`Event::Encoded`](crate::Event::Encoded) or [`Event::Fail`](crate::Event::Fail)) before
     /// anything else.
@@ -71,6 +77,21 @@ pub struct Swap {
     /// The first token that is swapped.
     pub first: usize,
     /// Tokens of the request when it is complete in the memory.
+    pub n_tokens: usize,
+}
+
+/// A sequence that gets tokens from a store, to be a cached prefix then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoredPrefix {
+    /// The request whose prompt it is.
+    pub request: RequestId,
+    /// The sequence.
+    pub seq: SeqId,
+    /// To be done before: what the memory holds already.
+    pub copy: Option<Edit>,
+    /// Tokens that the sequence holds then.
+    pub n_held: usize,
+    /// Tokens that it can hold.
     pub n_tokens: usize,
 }
 

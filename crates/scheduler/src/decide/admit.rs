@@ -8,6 +8,7 @@ use kv_core::memory::{Edit, Memory};
 
 use super::room::{Need, Room};
 use super::share::{awaits_more, running_sources, still_awaits};
+use super::store::{HeldPrefix, StoredWork, stored_work};
 use super::view::can_evict;
 use crate::data::active::SharedPrefix;
 use crate::data::config::SchedulerConfig;
@@ -15,10 +16,13 @@ use crate::data::edits::{copy, cut};
 use crate::data::ids::{Micros, RequestId};
 use crate::data::reuse::{Missed, PrefixUse, Reuse};
 use crate::data::state::{Rank, RequestState};
+use crate::data::stored::StoreWait;
+use crate::data::work::StoredPrefix;
 use crate::parts::parked::ParkedSet;
 use crate::parts::prefix::{Holder, PrefixCache, Source};
 use crate::parts::queue::Queue;
 use crate::parts::running::RunningSet;
+use crate::parts::store::StoreParts;
 
 /// The result of looking for the next request.
 #[derive(Debug)]
@@ -27,6 +31,8 @@ pub(crate) enum Admission {
     Admit(Box<Grant>),
     /// This request has to make room for it.
     Preempt(RequestId),
+    /// Tokens that were fetched for it are restored first.
+    Restore(StoredPrefix),
     /// A cached prefix has to make room for it.
     Evict,
     /// None can be admitted now.
@@ -60,6 +66,8 @@ struct Place {
     /// Its sequence; `None` where none is free.
     seq: Option<SeqId>,
     edit: Option<Edit>,
+    /// The sequence that has its first tokens.
+    source: Option<SeqId>,
     reuse: Reuse,
     from: Option<Origin>,
     n_common: usize,
@@ -81,6 +89,9 @@ pub(crate) struct Admitter<'a, M> {
     pub(crate) queue: &'a mut Queue,
     /// Those that compute such a prefix stop behind it, and rise.
     pub(crate) running: &'a mut RunningSet,
+    pub(crate) store: &'a mut StoreParts,
+    /// Steps that were planned.
+    pub(crate) n_steps: u64,
     /// Requests that began to wait for a prefix.
     pub(crate) n_waits: u64,
 }
@@ -91,6 +102,9 @@ impl<M: Memory> Admitter<'_, M> {
     pub(crate) fn next(&mut self) -> Admission {
         let mut kept = Vec::new();
         for (id, rank) in self.queue.in_order(self.now, self.config.aging) {
+            if (self.queue.get(id)).is_some_and(|waiting| waiting.store.is_waiting()) {
+                continue;
+            }
             if let Some(need) = self.still_awaits(id, rank) {
                 kept.push(need);
                 continue;
@@ -110,9 +124,11 @@ impl<M: Memory> Admitter<'_, M> {
             }
             let n_tokens = waiting.tokens.len();
             let is_saved = waiting.saved.is_some();
+            let is_here = matches!(waiting.store, StoreWait::Here { .. });
             let place = self.place(waiting);
             if self.config.prefix_cache.is_on()
                 && !is_saved
+                && !is_here
                 && self.awaits_more(id, place.reuse.n_tokens)
                 && let Some(need) = self.still_awaits(id, rank)
             {
@@ -124,6 +140,12 @@ impl<M: Memory> Admitter<'_, M> {
             if !self.takes(&kept, self.running.len()) {
                 let victim = self.victim_below(rank, &kept);
                 return victim.map_or(Admission::Full, Admission::Preempt);
+            }
+            match self.stored_work(id, &place) {
+                StoredWork::Restore(work) => return Admission::Restore(work),
+                StoredWork::Evict => return Admission::Evict,
+                StoredWork::Later => return Admission::Full,
+                StoredWork::Over => {}
             }
             let Some(seq) = place.seq else {
                 return if can_evict(self.prefix, self.parked) {
@@ -148,6 +170,45 @@ impl<M: Memory> Admitter<'_, M> {
         Admission::Full
     }
 
+    /// What is to be done with the tokens that were fetched for a request which could be admitted.
+    fn stored_work(&mut self, id: RequestId, place: &Place) -> StoredWork {
+        let waiting = self.queue.get_mut(id);
+        let Some((waiting, StoreWait::Here { stored, n_tries })) =
+            waiting.map(|waiting| (&mut waiting.store, waiting.store))
+        else {
+            return StoredWork::Over;
+        };
+        if !self.running.as_slice().is_empty() && self.store.is_due_a_step(self.n_steps) {
+            return StoredWork::Later;
+        }
+        let held = HeldPrefix {
+            request: id,
+            from: place.source.zip(place.from.map(|from| from.holder)),
+            n_held: place.reuse.n_tokens,
+        };
+        let mut work = if n_tries < stored.max_tries() {
+            stored_work(self.prefix, self.free, stored, held)
+        } else {
+            StoredWork::Over
+        };
+        if std::mem::take(&mut self.store.is_short) && matches!(work, StoredWork::Restore(_)) {
+            work = StoredWork::Evict;
+        }
+        // Where only what it begins with could go, it is computed.
+        let n_others = self.prefix.lines().filter(|line| place.source != Some(line.seq));
+        if work == StoredWork::Evict && n_others.count() == 0 && self.parked.has_no_sequence() {
+            work = StoredWork::Over;
+        }
+        *waiting = match work {
+            StoredWork::Over => StoreWait::No,
+            _ => StoreWait::Here {
+                stored,
+                n_tries: n_tries + 1,
+            },
+        };
+        work
+    }
+
     fn still_awaits(&mut self, id: RequestId, rank: Rank) -> Option<Need> {
         still_awaits(self.queue, self.running, self.room, id, rank)
     }
@@ -165,6 +226,7 @@ impl<M: Memory> Admitter<'_, M> {
         let nothing = |missed| Place {
             seq: free,
             edit: None,
+            source: None,
             reuse: Reuse {
                 n_tokens: 0,
                 missed,
@@ -191,7 +253,8 @@ impl<M: Memory> Admitter<'_, M> {
         let is_refused = |source: &Source<'_>, n| self.memory.check(&edit(source, n)?).err();
         let running = running_sources(self.running, self.parked, request.prefix);
         let lookup = (self.prefix).find(tokens, salt, self.now, running, is_refused);
-        let (missed, n_common) = (lookup.missed, lookup.n_common);
+        let missed = lookup.missed.map(|missed| missed.with_store(request.store_missed));
+        let n_common = lookup.n_common;
         let Some((source, n_tokens)) = lookup.found else {
             return Place {
                 n_common,
@@ -205,6 +268,7 @@ impl<M: Memory> Admitter<'_, M> {
         Place {
             seq: free.or(own),
             edit: edit(&source, n_tokens),
+            source: Some(source.seq),
             reuse: Reuse { n_tokens, missed },
             from: Some(Origin {
                 holder: source.holder,

@@ -13,4 +13,5 @@ pub(crate) mod room;
 pub(crate) mod save;
 pub(crate) mod share;
 pub(crate) mod shift;
+pub(crate) mod store;
 pub(crate) mod view;

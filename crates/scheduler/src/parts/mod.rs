@@ -9,5 +9,6 @@ pub(crate) mod prefix;
 pub(crate) mod queue;
 pub(crate) mod running;
 pub(crate) mod sequences;
+pub(crate) mod store;
 pub(crate) mod swap;
 mod tenants;

@@ -63,6 +63,22 @@ impl Scheduler {
                 self.swapped_in(request, result);
                 Vec::new()
             }
+            Event::Asked(request) => {
+                self.asked(request);
+                Vec::new()
+            }
+            Event::Probed { request, result } => {
+                self.probed(request, result);
+                Vec::new()
+            }
+            Event::Fetched { request, result } => {
+                self.fetched(request, result);
+                Vec::new()
+            }
+            Event::Restored { n_tokens, result } => {
+                self.restored(now, n_tokens, result);
+                Vec::new()
+            }
             Event::SpillFailed(request) => {
                 self.spill_failed(request);
                 Vec::new()

@@ -27,6 +27,7 @@ use crate::parts::prefix::line::CachedLine;
 use crate::parts::queue::Queue;
 use crate::parts::running::RunningSet;
 use crate::parts::sequences::Sequences;
+use crate::parts::store::StoreParts;
 use crate::parts::swap::{Swaps, saved_bytes};
 use crate::speculate::SpeculationOff;
 
@@ -34,6 +35,7 @@ mod events;
 mod park;
 mod phases;
 mod release;
+mod store;
 
 /// Decides which tokens of which requests each step computes. See the [crate](crate).
 #[derive(Clone, Debug)]
@@ -46,6 +48,7 @@ pub struct Scheduler {
     prefix: PrefixCache,
     parked: ParkedSet,
     swaps: Swaps,
+    store: StoreParts,
     drafts: Drafts,
     pace: Pace,
     /// A step failed: how much of it the memory holds is not known.
@@ -83,6 +86,7 @@ impl Scheduler {
             prefix: PrefixCache::default(),
             parked: ParkedSet::default(),
             swaps: Swaps::default(),
+            store: StoreParts::default(),
             drafts: Drafts::new(&config, memory),
             pace: Pace::default(),
             recount: false,
@@ -264,13 +268,6 @@ impl Scheduler {
 
     /// The cached prefixes.
     pub fn cached(&self) -> impl Iterator<Item = CachedPrefix<'_>> {
-        self.prefix.lines().map(|line| CachedPrefix {
-            seq: line.seq,
-            salt: line.salt,
-            request: line.request,
-            tokens: &line.tokens,
-            n_hits: line.n_hits,
-            last_used: line.last_used,
-        })
+        self.prefix.lines().map(store::view)
     }
 }

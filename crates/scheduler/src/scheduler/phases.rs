@@ -15,6 +15,7 @@ use crate::data::note::{DropReason, Note};
 use crate::data::request::SourceUse;
 use crate::data::reuse::Reuse;
 use crate::data::state::Fork;
+use crate::data::stored::StoreWait;
 use crate::data::work::{StepPlan, Work};
 use crate::decide::admit::{Admission, Admitter, Grant};
 use crate::decide::checkpoint::{CheckpointWork, checkpoint_work, checkpoints_of};
@@ -22,6 +23,7 @@ use crate::decide::fit::{Candidate, PlannedStep, StepSearch};
 use crate::decide::fork::{ForkStart, fork_start};
 use crate::decide::restore::{Restoration, restoration};
 use crate::decide::shift::{FullText, full_text};
+use crate::decide::store::{FetchWork, fetch_work};
 use crate::parts::drafts::RejectedDraft;
 use crate::parts::prefix::Holder;
 use crate::parts::prefix::line::CachedLine;
@@ -54,7 +56,10 @@ impl Scheduler {
             memory,
             outcomes: Vec::new(),
         };
-        let is_free = !self.running.has_step() && !self.swaps.is_saving() && self.in_work.is_none();
+        let is_free = !self.running.has_step()
+            && !self.swaps.is_saving()
+            && self.in_work.is_none()
+            && self.store.restoring.is_none();
         let work = if is_free {
             self.plan(&mut planning)
         } else {
@@ -81,6 +86,8 @@ impl Scheduler {
             Self::fork,
             // A text that is full cannot be in a step: it drops tokens, or ends.
             Self::shift,
+            // What a store has is fetched while requests wait.
+            Self::fetch,
             // As many requests as have room go into the step.
             Self::admit,
             // Copies are kept at checkpoints before a step goes past them.
@@ -296,6 +303,8 @@ impl Scheduler {
             free: self.sequences.next(),
             queue: &mut self.queue,
             running: &mut self.running,
+            store: &mut self.store,
+            n_steps: self.counters.n_steps,
             n_waits: 0,
         };
         let admission = admitter.next();
@@ -310,8 +319,30 @@ impl Scheduler {
                 let keep = Keep::Prefix(planning.now);
                 self.preempt_victim(planning, victim, keep)
             }
+            Admission::Restore(prefix) => Phase::Work(self.begin_restoring(planning.now, prefix)),
             Admission::Evict => {
                 self.evict(planning.now, planning.memory);
+                Phase::Again
+            }
+        }
+    }
+
+    /// Lets a store begin to fetch what it has of a request that waits.
+    fn fetch<M: Memory>(&mut self, planning: &mut Planning<'_, M>) -> Phase<M::Slot> {
+        let Some(work) = fetch_work(self.parts(planning.now, planning.memory)) else {
+            return Phase::Over;
+        };
+        let (FetchWork::Begin(id) | FetchWork::Pass(id)) = work;
+        let Some(waiting) = self.queue.get_mut(id) else {
+            return Phase::Over;
+        };
+        match work {
+            FetchWork::Begin(_) => {
+                waiting.store = StoreWait::Fetching;
+                Phase::Work(Work::Fetch(id))
+            }
+            FetchWork::Pass(_) => {
+                waiting.store = StoreWait::No;
                 Phase::Again
             }
         }

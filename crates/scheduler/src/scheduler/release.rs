@@ -134,6 +134,7 @@ impl Scheduler {
     }
 
     pub(super) fn drop_evicted(&mut self, now: Micros, evicted: Option<CachedLine>) {
+        evicted.iter().for_each(|line| self.store.evicted(line));
         self.counters.n_evicted += u64::from(evicted.is_some());
         self.drop_lines(now, evicted, DropReason::Evicted);
     }

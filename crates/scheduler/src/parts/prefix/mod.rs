@@ -235,6 +235,28 @@ impl PrefixCache {
         found
     }
 
+    /// Number of the first of these tokens that a line of this salt has.
+    pub(crate) fn longest(&self, tokens: &[TokenId], salt: Salt) -> usize {
+        let matches = self.tree.matches(salt, tokens);
+        matches.first().map_or(0, |found| found.n_common)
+    }
+
+    /// Tokens of the longest line of this salt that is the beginning of these.
+    pub(crate) fn longest_end(&self, tokens: &[TokenId], salt: Salt) -> usize {
+        let ends = self.tree.ends_within(salt, tokens);
+        ends.last().map_or(0, |end| end.n_tokens)
+    }
+
+    /// Tokens of a line.
+    pub(crate) fn n_tokens(&self, seq: SeqId) -> Option<usize> {
+        self.lines.get(&seq).map(|line| line.tokens.len())
+    }
+
+    /// A line.
+    pub(crate) fn line(&self, seq: SeqId) -> Option<&CachedLine> {
+        self.lines.get(&seq)
+    }
+
     /// Of the prefixes that were dropped the one with most tokens in common: how long ago, and how
     /// many.
     fn evicted(&self, tokens: &[TokenId], salt: Salt, now: Micros) -> Option<(Micros, usize)> {
