@@ -93,6 +93,8 @@ impl SchedulerBench {
                 | Work::SwapOut { .. }
                 | Work::SwapIn(_)
                 | Work::Shift(_)
+                | Work::Fetch(_)
+                | Work::Restore(_)
                 | Work::Encode { .. } => return,
                 Work::Edit(edits) => {
                     for edit in edits {

@@ -26,6 +26,7 @@ mod sampler;
 mod serve;
 mod speculate;
 mod state;
+mod store;
 mod swap;
 mod texts;
 mod trace;
@@ -62,6 +63,8 @@ pub(crate) use sampler::SamplerArgs;
 pub(crate) use serve::{LogFormat, LogLevel, ServeArgs};
 pub(crate) use speculate::{SpeculationArgs, SpeculationName};
 pub(crate) use state::{StateArgs, StateCommand, StateInspectArgs};
+#[cfg(feature = "serve")]
+pub(crate) use store::StoreArgs;
 pub(crate) use swap::SwapArgs;
 pub(crate) use texts::TextArgs;
 pub(crate) use trace::{ReplayArgs, TraceArgs};

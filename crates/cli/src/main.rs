@@ -23,6 +23,8 @@ mod models;
 mod not_understood;
 mod output_file;
 mod overwrite;
+#[cfg(feature = "serve")]
+mod prefix_tiers;
 mod progress;
 mod resolve;
 mod service;

@@ -333,7 +333,7 @@ fn create_locked(path: &Path) -> io::Result<File> {
 
 /// Removes the temporary files that ended processes left in a directory, of the files whose names
 /// are wanted.
-pub(crate) fn remove_abandoned(directory: &Path, is_wanted: impl Fn(&OsStr) -> bool) {
+fn remove_abandoned(directory: &Path, is_wanted: impl Fn(&OsStr) -> bool) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
         // NAME.PID.part

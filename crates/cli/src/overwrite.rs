@@ -33,7 +33,7 @@ const OUTPUTS: [(&str, &[&str]); 8] = [
 const PLACES: [&str; 6] = [
     "swap_dir",
     "files_dir",
-    "save_cache",
+    "cache_dir",
     "slot_save_path",
     "socket",
     "directory",

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cellar_engine::Engine;
 use cellar_engine::serve::{
-    BlockObserver, Service, ServiceConfig, ServiceExtras, Speculation, SwapDisk,
+    BlockObserver, PrefixTiers, Service, ServiceConfig, ServiceExtras, Speculation, SwapDisk,
 };
 use cellar_engine::trace::TraceWriter;
 use kv_backend::BoxedBackend;
@@ -25,6 +25,7 @@ pub(crate) struct ServiceFlags<'a> {
     pub(crate) trace: Option<TraceWriter>,
     pub(crate) blocks: Option<BlockObserver>,
     pub(crate) swap_disk: Option<SwapDisk>,
+    pub(crate) prefix_tiers: Option<PrefixTiers>,
 }
 
 impl ServiceFlags<'_> {
@@ -43,6 +44,7 @@ impl ServiceFlags<'_> {
             trace: self.trace,
             blocks: self.blocks,
             swap_disk: self.swap_disk,
+            prefix_tiers: self.prefix_tiers,
             draft_model: draft_model::open(self.speculation, self.engine, texts)?,
         };
         let service = Service::start_with(engine, tokenizer, config, extras)?;

@@ -66,6 +66,19 @@ impl StoreKey {
         }
     }
 
+    /// A key that nobody else has.
+    ///
+    /// # Errors
+    /// [`StoreError::System`] where the system has no random bytes.
+    pub fn random() -> Result<Self, StoreError> {
+        let mut secret = [0; MIN_SECRET];
+        getrandom::fill(&mut secret).map_err(|error| {
+            let source = io::Error::other(error.to_string());
+            StoreError::system("no random bytes", source)
+        })?;
+        Self::new(&secret)
+    }
+
     /// The key in a file that only its owner reads; an end of line after it does not count.
     ///
     /// # Errors

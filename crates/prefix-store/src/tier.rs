@@ -151,6 +151,25 @@ pub struct TierCounts {
     pub n_down: u64,
 }
 
+impl std::ops::Add for TierCounts {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            n_fetched: self.n_fetched + other.n_fetched,
+            fetched_bytes: self.fetched_bytes + other.fetched_bytes,
+            n_stored: self.n_stored + other.n_stored,
+            stored_bytes: self.stored_bytes + other.stored_bytes,
+            n_known: self.n_known + other.n_known,
+            n_not_stored: self.n_not_stored + other.n_not_stored,
+            n_refused: self.n_refused + other.n_refused,
+            n_forged: self.n_forged + other.n_forged,
+            n_failed: self.n_failed + other.n_failed,
+            n_down: self.n_down + other.n_down,
+        }
+    }
+}
+
 /// A store on threads of its own. Dropping it ends all jobs; what waits to
 /// be written is lost, unless [`Tier::flush`] is called before.
 #[derive(Debug)]
@@ -330,6 +349,16 @@ impl Tier {
             let waited = self.shared.outcomes.wait_timeout(state, wait);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// Waits until there may be an outcome, at most for this time.
+    pub fn wait_for_outcome(&self, time: Duration) {
+        let state = self.shared.lock();
+        let is_waiting = |state: &mut State| state.outcomes.is_empty();
+        let _waited = self
+            .shared
+            .outcomes
+            .wait_timeout_while(state, time, is_waiting);
     }
 
     /// Waits until nothing waits to be written; true if that is so before this time is over.

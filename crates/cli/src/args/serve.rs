@@ -14,6 +14,7 @@ use crate::adapters::ModelChanges;
 
 use super::adapters::LoraModule;
 use super::byte_size::ByteSize;
+use super::store::StoreArgs;
 use super::{
     EngineArgs, ParallelArgs, PredictLimit, SamplerArgs, SpeculationArgs, TraceArgs, count, values,
 };
@@ -47,7 +48,7 @@ Each flag can be in a TOML file (--config FILE, 'port = 8000') or in a variable
 (CELLAR_PORT=8000). The command line wins, then variables, then the file.
 
 Ctrl-C or SIGTERM: new requests are refused (503), running ones get --drain seconds to end. A second
-Ctrl-C ends at once. With --save-cache DIR, cached prefixes outlive a restart.
+Ctrl-C ends at once. With --cache-dir DIR, cached prefixes outlive a restart.
 
 Examples:
   cellar serve
@@ -156,19 +157,6 @@ pub(crate) struct ServeArgs {
     /// Seconds that running requests get to end, when the server ends
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub(crate) drain: u32,
-    /// Keep cached prefixes in DIR when the server ends or a model is unloaded, and take them back
-    /// when the model is loaded again
-    #[arg(long, value_name = "DIR", conflicts_with = "trace")]
-    pub(crate) save_cache: Option<PathBuf>,
-    /// Seconds after which changed prefixes are written to --save-cache, too, once no request runs;
-    /// 0 is never
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        default_value_t = 300,
-        requires = "save_cache"
-    )]
-    pub(crate) save_cache_every: u32,
     /// Directory for the files of POST /slots/N?action=save and restore: all cached prefixes of a
     /// model
     #[arg(long, value_name = "DIR", conflicts_with = "trace")]
@@ -195,6 +183,12 @@ pub(crate) struct ServeArgs {
     pub(crate) speculation: SpeculationArgs,
     #[command(flatten, next_help_heading = "Computation and memory")]
     pub(crate) engine: EngineArgs,
+    #[command(flatten, next_help_heading = "Store of cached prefixes")]
+    pub(crate) store: StoreArgs,
+    /// The tiers of that store.
+    #[cfg(feature = "serve")]
+    #[arg(skip)]
+    pub(crate) tiers: Option<crate::prefix_tiers::SharedTiers>,
     /// The memory by which contexts are chosen where there is no --ctx.
     #[cfg(feature = "serve")]
     #[arg(skip)]

@@ -150,6 +150,7 @@ fn start(args: &BatchArgs, file: &ModelFile) -> anyhow::Result<Service<BoxedBack
         trace: args.trace.writer()?,
         blocks: None,
         swap_disk: args.parallel.swap.disk()?,
+        prefix_tiers: None,
     };
     flags.start(engine, file.tokenizer(), &config)
 }

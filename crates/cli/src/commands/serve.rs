@@ -17,7 +17,6 @@ mod spans;
 use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context;
 use cellar_engine::serve::{BlockObserver, ExcerptLen, Service, ServiceConfig};
@@ -35,7 +34,6 @@ use self::directory::{Directory, Given};
 use self::loading::Loader;
 use self::log::RequestLog;
 use self::network::Listener;
-use self::prefixes::PeriodicSave;
 use self::room::RoomRequest;
 use self::spans::SpanExport;
 use crate::args::{PredictLimit, Seed, ServeArgs};
@@ -45,6 +43,7 @@ use crate::long_context;
 use crate::machine;
 use crate::model_room::ModelRoom;
 use crate::models::ModelSource;
+use crate::prefix_tiers::SharedTiers;
 use crate::progress::Progress;
 use crate::resolve;
 use crate::service::ServiceFlags;
@@ -82,6 +81,7 @@ pub(super) fn run(mut args: ServeArgs) -> anyhow::Result<Exit> {
     fetch::missing_models(&args)?;
     let budget = room::budget(&args);
     args.room = model_room(&args, &budget);
+    args.tiers = SharedTiers::open(&args.store)?;
     let args = &Arc::new(args);
     let models = named_models(args)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -91,9 +91,6 @@ pub(super) fn run(mut args: ServeArgs) -> anyhow::Result<Exit> {
         .context("cannot start the server")?;
     // An address that is taken is reported before a model is loaded.
     let listener = runtime.block_on(network::listen(args))?;
-    if let Some(dir) = &args.save_cache {
-        prefixes::prepare_dir(dir)?;
-    }
     let given = models.iter().map(|model| Given {
         id: model.settings.id.clone(),
         source: model.source.clone(),
@@ -113,26 +110,18 @@ pub(super) fn run(mut args: ServeArgs) -> anyhow::Result<Exit> {
     if let Some(dir) = &args.models {
         app.set_finder(Arc::new(Directory::new(args, dir, given)))?;
     }
-    let saving = match (&args.save_cache, args.save_cache_every) {
-        (Some(dir), seconds @ 1..) => {
-            let every = Duration::from_secs(seconds.into());
-            Some(PeriodicSave::start(dir.clone(), app.clone(), every)?)
-        }
-        _ => None,
-    };
     let ended = runtime.block_on(async {
         let ended = serve(app.clone(), listener).await;
         app.unloads_end().await;
         ended
     });
-    drop(saving);
     spans.close();
     if let Some(log) = log {
         log.close();
     }
     ended?;
-    if let Some(dir) = &args.save_cache {
-        prefixes::save_all(dir, &app);
+    if args.tiers.is_some() {
+        prefixes::save_all(&app);
     }
     Ok(Exit::Done)
 }
@@ -444,11 +433,7 @@ fn load(
     let model = match file.model().output() {
         OutputKind::Logits | OutputKind::MaskLogits(_) => {
             resolve::continues_texts(file)?;
-            let service = start(args, file)?;
-            if let Some(dir) = &args.save_cache {
-                prefixes::restore(dir, &settings.id, &service);
-            }
-            ServedModel::texts(file, service, settings)
+            ServedModel::texts(file, start(args, file)?, settings)
         }
         OutputKind::Embeddings => {
             let config = embedder_config(args, file);
@@ -523,6 +508,7 @@ fn start(args: &ServeArgs, file: &ModelFile) -> anyhow::Result<Service<kv_backen
         trace: args.trace.writer()?,
         blocks: blocks(args)?,
         swap_disk: args.parallel.swap.disk()?,
+        prefix_tiers: args.tiers.as_ref().map(SharedTiers::of_model).transpose()?,
     };
     flags.start(engine, file.tokenizer(), &config)
 }

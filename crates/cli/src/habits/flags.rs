@@ -35,7 +35,7 @@ const SCORES: &str =
 const OTHER_PROGRAMS: &str =
     "there is no such program here: models are run, served, measured and converted";
 const CACHE: &str = "what prompts share is kept and found again by itself: --prefix-memory SIZE limits it, \
-                     --save-cache DIR keeps it over a restart";
+                     --cache-dir DIR keeps it over a restart";
 const FITTED: &str =
     "'cellar plan MODEL' computes what fits; layers beyond a GPU's memory stay on the CPU";
 const PRESETS: &str =
@@ -290,6 +290,10 @@ pub(super) const FLAGS: &[(&str, Fate)] = &[
     (
         "--enable-auto-tool-choice --enable-reasoning",
         Idle("it is always so"),
+    ),
+    (
+        "--save-cache-every",
+        IdleValue("cached prefixes are stored as soon as there is nothing else to do"),
     ),
     (
         "--guided-decoding-backend --structured-outputs-config",

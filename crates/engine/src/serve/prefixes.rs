@@ -26,6 +26,9 @@ pub(crate) enum PrefixCommand {
         pieces: SyncSender<Vec<u8>>,
         done: SyncSender<Saved>,
     },
+    Publish {
+        done: SyncSender<PrefixCounts>,
+    },
     Clear {
         done: SyncSender<Saved>,
     },
@@ -45,6 +48,9 @@ impl PrefixCommand {
             Self::Save { live, pieces, done } => {
                 let saved = session.save_prefixes(live, &mut PieceWriter(pieces));
                 let _gone = done.send(saved);
+            }
+            Self::Publish { done } => {
+                let _gone = done.send(session.publish_all());
             }
             Self::Clear { done } => {
                 let _gone = done.send(session.clear_prefixes());
@@ -81,6 +87,17 @@ impl<B: Backend, M: Memory + Clone> Service<B, M> {
     /// [`Service::save_prefixes`].
     pub fn save_idle_prefixes(&self, out: &mut dyn Write) -> Result<PrefixCounts, ServiceError> {
         self.save(LiveRequests::Keep, out)
+    }
+
+    /// Ends all requests, and puts all cached prefixes, theirs included, into the tiers of
+    /// [`ServiceExtras::prefix_tiers`](super::ServiceExtras::prefix_tiers), where there are some.
+    ///
+    /// # Errors
+    /// [`ServiceError::Stopped`].
+    pub fn publish_prefixes(&self) -> Result<PrefixCounts, ServiceError> {
+        let (done, published) = sync_channel(1);
+        self.command(Command::Prefixes(PrefixCommand::Publish { done }))?;
+        published.recv().map_err(|_| ServiceError::Stopped)
     }
 
     /// Forgets all cached prefixes.

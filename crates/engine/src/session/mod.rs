@@ -38,6 +38,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
+use cellar_prefix_store::TierCounts;
 use cellar_scheduler::{
     Counters, Event, Micros, Outcome, RequestId, Scheduler, SchedulerConfig, Work,
 };
@@ -62,6 +63,7 @@ mod parked;
 mod pieces;
 mod prefixes;
 mod record;
+mod store;
 mod stream;
 mod swap;
 mod swap_dir;
@@ -81,6 +83,7 @@ pub use frame::{CachedText, EventKind, Excerpt, Frame, RunningText, ServiceEvent
 pub use intake::TextRequest;
 pub use pieces::{PromptProgress, TokenPiece};
 pub use prefixes::PrefixCounts;
+pub use store::{FetchPolicy, PrefixTiers};
 pub use stream::{FinishedText, TextStream, Usage};
 pub use swap_dir::SwapDir;
 pub use swap_files::SwapFiles;
@@ -94,6 +97,7 @@ use intake::{LongContextLimits, QueueSize};
 pub(crate) use pieces::text_of;
 pub(crate) use prefixes::{LiveRequests, PresentPrefixes};
 use record::{Recorder, event_of};
+use store::{Eagerness, SessionStore};
 use swap_store::SwapStore;
 use text::LiveText;
 pub(crate) use watch::WatchHub;
@@ -113,6 +117,8 @@ pub struct ServiceExtras {
     /// Takes states of preempted requests that are beyond half of
     /// [`EngineConfig::swap_bytes`](crate::EngineConfig::swap_bytes).
     pub swap_disk: Option<SwapDisk>,
+    /// Keeps what is cached beyond the memory and the life of the session.
+    pub prefix_tiers: Option<PrefixTiers>,
 }
 
 /// The parts and rows of a session's memory.
@@ -141,6 +147,8 @@ pub struct ServiceStatus {
     pub swapped_bytes: u64,
     /// Bytes that they have in files.
     pub spilled_bytes: u64,
+    /// What the tiers of the store of prefixes did.
+    pub tiers: TierCounts,
     /// Whether the engine's device is lost
     /// ([`BackendError::DeviceLost`](kv_backend::BackendError::DeviceLost)): no later step
     /// can be computed.
@@ -166,6 +174,7 @@ pub struct Session<B: Backend, M: Memory + Clone = Composite> {
     parked: BTreeMap<RequestId, LiveText>,
     /// What was saved of preempted requests.
     swapped: SwapStore,
+    store: Option<SessionStore>,
     intake: Arc<Intake>,
     recorder: Recorder,
     started: Instant,
@@ -206,6 +215,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             draft_model,
             blocks,
             swap_disk,
+            prefix_tiers,
         } = extras;
         if let Some(kv_type) = engine.settings().swap_type {
             engine.check_save_type(kv_type)?;
@@ -227,6 +237,11 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         let scheduler = Scheduler::new(limits, engine.memory())?
             .with_row_bytes(engine.settings().row_bytes())
             .with_notes();
+        let store = SessionStore::new(prefix_tiers, &engine);
+        let scheduler = match store {
+            Some(_) => scheduler.with_store(),
+            None => scheduler,
+        };
         if let Some(trace) = &mut trace {
             let begun = trace.begin(engine.settings(), &limits);
             begun.map_err(|error| ServiceError::TraceUnwritable {
@@ -261,6 +276,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             texts: BTreeMap::new(),
             parked: BTreeMap::new(),
             swapped,
+            store,
             intake: Arc::new(intake),
             recorder,
             started: Instant::now(),
@@ -302,7 +318,11 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         for request in submitted.requests {
             let now = self.now();
             self.recorder.submit(now, &request);
+            let (id, waits) = (request.id, self.look_up(&request));
             self.handle(Event::Submit(request));
+            if waits {
+                self.handle(Event::Asked(id));
+            }
         }
     }
 
@@ -310,19 +330,26 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
     pub fn step(&mut self) -> Activity {
         self.cancel_unwanted();
         self.watch_files();
+        self.watch_store();
         self.draft();
         self.group_positions();
         let plan = self.scheduler.next(self.now(), self.engine.memory());
         self.take_outcomes(plan.outcomes);
         self.record_notes();
         match plan.work {
+            Work::Idle if self.serve_store() => {}
             Work::Idle => return Activity::Idle,
+            Work::Fetch(request) => self.fetch(request),
+            Work::Restore(prefix) => self.restore_stored(prefix),
             Work::Edit(edits) => self.edit(edits),
             Work::SwapOut { swap, limit } => self.swap_out(swap, limit),
             Work::SwapIn(swap) => self.swap_in(swap),
             Work::Encode { request, seq } => self.encode(request, seq),
             Work::Shift(shift) => self.shift(shift),
-            Work::Decode { step, planned } => self.decode(&step, planned),
+            Work::Decode { step, planned } => {
+                self.decode(&step, planned);
+                self.publish(Eagerness::Due);
+            }
         }
         Activity::Busy
     }
@@ -377,6 +404,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         for id in std::mem::take(&mut self.parked).into_keys() {
             self.handle(Event::Release(id));
         }
+        self.publish_all();
         self.handle(Event::ClearPrefixes);
         self.finish_edits();
         self.recorder.update_blocks(&self.scheduler);
@@ -406,6 +434,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             n_cells_used: cells.n_used,
             swapped_bytes: self.scheduler.swapped_bytes(),
             spilled_bytes: self.scheduler.spilled_bytes(),
+            tiers: self.store.as_ref().map_or(TierCounts::default(), SessionStore::counts),
             has_lost_device: self.has_lost_device,
         }
     }
@@ -453,6 +482,9 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
     fn record_notes(&mut self) {
         let now = self.now();
         for note in self.scheduler.take_notes() {
+            if let Some(store) = &mut self.store {
+                store.notice(&note);
+            }
             self.recorder.record(now, EventKind::Cache(note));
         }
     }
@@ -502,6 +534,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             self.record_outcome(&outcome);
             match outcome {
                 Outcome::Admitted { request, reuse, .. } => {
+                    self.forget_stored(request);
                     if let Some(live) = self.texts.get_mut(&request) {
                         live.admit(reuse);
                     }
@@ -512,6 +545,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
                     }
                 }
                 Outcome::Refused { request, why } => {
+                    self.forget_stored(request);
                     if let Some(live) = self.texts.remove(&request) {
                         live.sender.end(Err(why.into()));
                     }
@@ -524,6 +558,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
                     }
                 }
                 Outcome::Ended { request, end } => {
+                    self.forget_stored(request);
                     self.swapped.remove(request);
                     if let Some(mut live) = self.texts.remove(&request) {
                         live.end(end);

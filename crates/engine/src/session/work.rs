@@ -28,6 +28,7 @@ pub(crate) const MAX_CANDIDATES: usize = 512;
 impl<B: Backend, M: Memory + Clone> Session<B, M> {
     pub(super) fn edit(&mut self, edits: Vec<Edit>) {
         self.recorder.set_stale();
+        self.publish_evicted();
         for edit in edits {
             let edited = self.engine.edit(edit);
             if let Err(error) = &edited {
@@ -171,6 +172,9 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
                     }
                 }
                 let took = micros(began.elapsed());
+                if let Some(store) = &mut self.store {
+                    store.learn_step(step.batch.len(), began.elapsed());
+                }
                 let now = self.now();
                 self.recorder.step(now, step, &rows, took);
                 self.handle(Event::StepDone(rows));

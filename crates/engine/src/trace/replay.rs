@@ -289,6 +289,8 @@ impl Replay<'_> {
                 Work::SwapIn(swap) => self.swap_in(&swap)?,
                 // A trace tells of no sources. A memory that is larger or smaller than the traced
                 // one shifts other texts.
+                // No request of a trace asks a store.
+                Work::Fetch(_) | Work::Restore(_) => {}
                 Work::Encode { request, .. } => self.handle(Event::Encoded(request)),
                 Work::Shift(shift) => self.shift(shift),
                 Work::Idle => {

@@ -185,6 +185,8 @@ impl RequestState {
     pub(crate) fn drop_text(&mut self, id: RequestId) {
         if self.id == id && !self.siblings.is_empty() {
             self.id = self.siblings.remove(0);
+            // Answers are for the one that is gone.
+            self.store = StoreWait::No;
         } else {
             self.siblings.retain(|&sibling| sibling != id);
         }

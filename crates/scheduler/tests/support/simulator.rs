@@ -329,6 +329,7 @@ impl Simulator {
             }
             Work::SwapOut { swap, limit } => self.swap_out(swap, limit),
             Work::SwapIn(swap) => self.swap_in(swap),
+            Work::Fetch(_) | Work::Restore(_) => panic!("there is no store"),
             Work::Shift(_) | Work::Encode { .. } => panic!("no request shifts or has a source"),
             Work::Decode { step, planned } => {
                 self.n_edits = 0;

@@ -243,6 +243,11 @@ fn missed(reuse: &Reuse) -> Option<Value> {
         }
         Missed::Disabled => json!({"reason": "disabled"}),
         Missed::NeverSeen => json!({"reason": "never_seen"}),
+        Missed::TierMiss => json!({"reason": "tier_miss"}),
+        Missed::TierSlow { needed, would_take } => {
+            json!({"reason": "tier_slow", "needed_us": needed.0, "would_take_us": would_take.0})
+        }
+        Missed::TierDown => json!({"reason": "tier_down"}),
         Missed::Refused { common } => json!({"reason": "refused", "common": common}),
     })
 }

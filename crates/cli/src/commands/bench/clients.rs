@@ -133,6 +133,7 @@ pub(super) fn run(args: &BenchArgs, n_clients: u32, out: &mut impl Write) -> any
         trace,
         blocks: None,
         swap_disk: None,
+        prefix_tiers: None,
     };
     let service = flags.start(engine, file.tokenizer(), &service_config)?;
     let speculation = args.speculation.speculation();

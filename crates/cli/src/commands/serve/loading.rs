@@ -69,8 +69,8 @@ impl LoadModel for Loader {
     }
 
     fn before_unload(&self, model: &ServedModel) {
-        if let (Some(dir), Ok(service)) = (&self.args.save_cache, model.service()) {
-            prefixes::save(dir, model.id(), service);
+        if let (Some(_), Ok(service)) = (&self.args.tiers, model.service()) {
+            prefixes::save(model.id(), service);
         }
     }
 }

@@ -33,11 +33,13 @@ pub(super) fn budget(args: &ServeArgs) -> MemoryBudget {
     let named = args.engine.compute.backend.and_then(BackendName::kind);
     let gpu = named.unwrap_or_else(BackendKind::own_gpu);
     let may_use_gpu = gpu.is_own_gpu() && args.engine.compute.gpu_layers != Some(0);
+    let host = match args.memory {
+        Some(size) => Some(size.0),
+        None => machine::available_memory(),
+    };
     MemoryBudget {
-        host: match args.memory {
-            Some(size) => Some(size.0),
-            None => machine::available_memory(),
-        },
+        // All models share these bytes.
+        host: host.map(|host| host.saturating_sub(args.store.host_bytes())),
         device: if may_use_gpu { gpu_room(gpu) } else { None },
         free_now: Some(machine::available_memory),
     }

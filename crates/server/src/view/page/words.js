@@ -36,6 +36,12 @@ export function missed(reuse) {
       return `differs from what is cached at token ${count(reuse.at)}`;
     case "never_seen":
       return "nothing that is cached begins so";
+    case "tier_miss":
+      return "nothing that is cached or stored begins so";
+    case "tier_slow":
+      return `computing it takes ${time(reuse.needed)}, fetching it ${time(reuse.would_take)}`;
+    case "tier_down":
+      return "the store of prefixes gave no answer";
     case "evicted":
       return `it was cached and evicted ${time(reuse.age)} ago (${common()} in common)`;
     case "window_forgotten":
@@ -58,6 +64,12 @@ export function missedShortly(reuse) {
       return `differs at token ${count(reuse.at)}`;
     case "never_seen":
       return "never seen";
+    case "tier_miss":
+      return "not stored";
+    case "tier_slow":
+      return "computed sooner";
+    case "tier_down":
+      return "store is down";
     case "evicted":
       return `evicted ${time(reuse.age)} before`;
     case "window_forgotten":

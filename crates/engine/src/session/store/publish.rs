@@ -1,0 +1,308 @@
+//! [`Publisher`]: which cached prefixes go to the tiers, and when.
+//!
+//! At once goes what was used again or is long, and what is evicted; the rest when there is nothing
+//! else to do, and at the end. Between two steps one group is read, and handed to the tiers; they
+//! write it on threads of their own. Invariant: what is published of a sequence is what it holds
+//! now. Knows no files.
+
+use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cellar_prefix_store::{GroupKind, GroupName, Job, Tier};
+use cellar_scheduler::{EvictedPrefix, Note, RequestId, Salt, StoredCuts};
+use kv_core::backend::Backend;
+use kv_core::memory::{Memory, Seqs};
+use kv_core::state::SeqTokens;
+use kv_core::{Pos, PosRange, SeqId, TokenId};
+
+use super::SessionStore;
+use super::names::Piece;
+use crate::error::EngineError;
+use crate::session::prefixes::PrefixCounts;
+use crate::session::Session;
+use crate::state::SaveOptions;
+
+/// A prefix of so many tokens is published as soon as it is cached.
+const LONG: usize = 1024;
+
+/// Names of groups that are known to be stored.
+const MAX_KNOWN: usize = 1 << 16;
+
+/// How long the end of a session waits for its tiers.
+const LAST_WRITES: Duration = Duration::from_secs(20);
+
+/// How long it waits at once for a tier with much to write.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// What is published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::session) enum Eagerness {
+    /// What is due.
+    Due,
+    /// Everything.
+    All,
+}
+
+/// The cached prefixes on their way to the tiers.
+#[derive(Debug, Default)]
+pub(super) struct Publisher {
+    due: VecDeque<SeqId>,
+    /// Those that nothing is known of but that they are cached.
+    later: BTreeSet<SeqId>,
+    current: Option<Publication>,
+    known: HashSet<GroupName>,
+}
+
+/// A cached prefix that is being published.
+#[derive(Debug)]
+struct Publication {
+    seq: SeqId,
+    request: RequestId,
+    pieces: VecDeque<Piece>,
+}
+
+/// The result of handing a group over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Handed {
+    /// All tiers that work have it.
+    Over,
+    /// A tier has too much to write.
+    Busy,
+}
+
+impl Publisher {
+    /// Takes a note in of what became of cached prefixes.
+    pub(in crate::session) fn notice(&mut self, note: &Note) {
+        match *note {
+            Note::Cached { seq, n_tokens, .. } if n_tokens >= LONG => self.due.push_back(seq),
+            Note::Cached { seq, .. } => {
+                self.later.insert(seq);
+            }
+            Note::Shared { from, .. } if self.later.remove(&from) => self.due.push_back(from),
+            Note::Dropped { seq, .. } => {
+                self.later.remove(&seq);
+            }
+            _ => {}
+        }
+    }
+
+    fn next(&mut self, eagerness: Eagerness) -> Option<SeqId> {
+        let due = self.due.pop_front();
+        due.or_else(|| match eagerness {
+            Eagerness::Due => None,
+            Eagerness::All => self.later.pop_first(),
+        })
+    }
+
+    fn know(&mut self, name: GroupName) {
+        if self.known.len() >= MAX_KNOWN {
+            self.known.clear();
+        }
+        self.known.insert(name);
+    }
+}
+
+impl SessionStore {
+    /// Takes a note in of what became of cached prefixes.
+    pub(in crate::session) fn notice(&mut self, note: &Note) {
+        self.publisher.notice(note);
+    }
+
+    /// The groups of these tokens that are not known to be stored.
+    fn new_pieces(&mut self, salt: Salt, tokens: &[TokenId]) -> VecDeque<Piece> {
+        let pieces = match self.cuts {
+            StoredCuts::Groups => self.names.ranges(salt, tokens),
+            StoredCuts::Nowhere => self.names.end(salt, tokens).to_vec(),
+        };
+        let known = &self.publisher.known;
+        let new = pieces.into_iter().filter(|piece| !known.contains(&piece.name));
+        new.collect()
+    }
+
+    /// Hands a group to all tiers.
+    fn hand_over(&mut self, name: GroupName, payload: &Arc<[u8]>) -> Handed {
+        let mut handed = Handed::Over;
+        for tier in &self.tiers {
+            let payload = Arc::clone(payload);
+            // One that is down has lost it; others get it again, and know it then.
+            if tier.submit(Job::Put { name, payload }).is_err() && !tier.is_down() {
+                handed = Handed::Busy;
+            }
+        }
+        if handed == Handed::Over {
+            self.publisher.know(name);
+        }
+        handed
+    }
+
+    /// Waits until the tiers have written what they have, at most until then.
+    fn flush(&self, until: Instant) {
+        let tiers = self.tiers.iter().filter(|tier| !tier.is_down());
+        for tier in tiers {
+            let _written = tier.flush(until.saturating_duration_since(Instant::now()));
+        }
+    }
+}
+
+impl<B: Backend, M: Memory + Clone> Session<B, M> {
+    /// Publishes a group of a cached prefix, where there is one. Returns whether there may be more.
+    pub(in crate::session) fn publish(&mut self, eagerness: Eagerness) -> bool {
+        let Some(store) = &mut self.store else {
+            return false;
+        };
+        let publication = match store.publisher.current.take() {
+            Some(current) => current,
+            None => {
+                let Some(seq) = store.publisher.next(eagerness) else {
+                    return false;
+                };
+                let Some(line) = self.scheduler.cached_in(seq) else {
+                    return true;
+                };
+                Publication {
+                    seq,
+                    request: line.request,
+                    pieces: store.new_pieces(line.salt, line.tokens),
+                }
+            }
+        };
+        let Publication {
+            seq,
+            request,
+            mut pieces,
+        } = publication;
+        let Some(piece) = pieces.pop_front() else {
+            return true;
+        };
+        let line = self.scheduler.cached_in(seq);
+        let is_there = |line: &cellar_scheduler::CachedPrefix<'_>| {
+            let is_whole = piece.kind != GroupKind::End || piece.end == line.tokens.len();
+            line.request == request && line.tokens.len() >= piece.end && is_whole
+        };
+        let Some(tokens) = line.filter(is_there).map(|line| line.tokens.to_vec()) else {
+            return true;
+        };
+        match self.publish_piece(seq, &tokens, piece) {
+            Ok(Handed::Over) => {}
+            Ok(Handed::Busy) => {
+                pieces.push_front(piece);
+                if eagerness == Eagerness::All {
+                    self.flush_store(Instant::now() + PAUSE);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a cached prefix cannot be read, and is not stored");
+                return true;
+            }
+        }
+        if let Some(store) = &mut self.store {
+            store.publisher.current = Some(Publication {
+                seq,
+                request,
+                pieces,
+            });
+        }
+        true
+    }
+
+    /// Reads a group, and hands it to the tiers.
+    fn publish_piece(
+        &mut self,
+        seq: SeqId,
+        tokens: &[TokenId],
+        piece: Piece,
+    ) -> Result<Handed, EngineError> {
+        let mut payload = Vec::new();
+        let of_piece = [SeqTokens {
+            seq,
+            evaluated: tokens.get(piece.first..piece.end).unwrap_or_default().to_vec(),
+            pending: Vec::new(),
+        }];
+        let options = SaveOptions {
+            seqs: Seqs::One(seq),
+            tokens: &of_piece,
+            kv_type: None,
+            state_type: None,
+        };
+        match piece.kind {
+            GroupKind::Rows => {
+                let pos = |n: usize| Pos(u32::try_from(n).unwrap_or(u32::MAX));
+                let range = PosRange::from(pos(piece.first)..pos(piece.end));
+                self.engine.save_range(&options, range, &mut payload)?;
+            }
+            GroupKind::End => {
+                self.engine.save_state(&options, &mut payload)?;
+            }
+            GroupKind::Mark => {}
+        }
+        let payload: Arc<[u8]> = payload.into();
+        let store = self.store.as_mut();
+        Ok(store.map_or(Handed::Over, |store| store.hand_over(piece.name, &payload)))
+    }
+
+    /// Publishes what is evicted, before its tokens are removed.
+    pub(in crate::session) fn publish_evicted(&mut self) {
+        for EvictedPrefix { seq, tokens, salt } in self.scheduler.take_evicted() {
+            let Some(store) = &mut self.store else {
+                return;
+            };
+            if self.engine.memory().next_pos(seq).as_usize() != tokens.len() {
+                continue;
+            }
+            for piece in store.new_pieces(salt, &tokens) {
+                match self.publish_piece(seq, &tokens, piece) {
+                    Ok(Handed::Over) => {}
+                    // What the tiers have no time for is computed again.
+                    Ok(Handed::Busy) => break,
+                    Err(error) => {
+                        tracing::warn!(%error, "an evicted prefix cannot be read");
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends all requests, and publishes all that is cached. Returns once it is stored, or after a
+    /// while.
+    pub(crate) fn publish_all(&mut self) -> PrefixCounts {
+        if self.store.is_none() || self.has_lost_device {
+            return PrefixCounts::default();
+        }
+        self.pause_all();
+        self.finish_edits();
+        self.record_notes();
+        let mut cached: Vec<_> = self.scheduler.cached().collect();
+        cached.sort_by_key(|line| (line.last_used, line.seq));
+        let all: VecDeque<SeqId> = cached.iter().map(|line| line.seq).collect();
+        let mut counts = PrefixCounts {
+            n_prefixes: all.len(),
+            n_tokens: cached.iter().map(|line| line.tokens.len()).sum(),
+            n_left_out: 0,
+        };
+        if let Some(store) = &mut self.store {
+            // The last one that is written stays longest.
+            store.publisher.due = all;
+            store.publisher.later.clear();
+        }
+        let until = Instant::now() + LAST_WRITES;
+        while self.publish(Eagerness::All) {
+            if Instant::now() >= until {
+                let left = self.store.as_ref();
+                let left = left.map_or(0, |store| store.publisher.due.len() + 1);
+                counts.n_left_out = left;
+                counts.n_prefixes = counts.n_prefixes.saturating_sub(left);
+                break;
+            }
+        }
+        self.flush_store(until);
+        counts
+    }
+
+    fn flush_store(&self, until: Instant) {
+        if let Some(store) = &self.store {
+            store.flush(until);
+        }
+    }
+}
