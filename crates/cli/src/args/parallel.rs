@@ -5,6 +5,7 @@ use std::time::Duration;
 use cellar_engine::EngineConfig;
 use cellar_engine::serve::{EvictionPolicy, PrefixCaching, ServiceConfig};
 use clap::{ArgAction, ValueEnum};
+use kv_core::MAX_SEQS;
 use kv_core::memory::Streams;
 
 use super::byte_size::ByteSize;
@@ -32,7 +33,7 @@ pub(crate) struct ParallelArgs {
     #[command(flatten)]
     pub(crate) swap: SwapArgs,
     /// Which cached prefix makes room
-    #[arg(long, value_name = "POLICY", value_enum, default_value_t = EvictionName::Value)]
+    #[arg(long, value_name = "POLICY", value_enum, default_value_t = EvictionName::Adaptive)]
     pub(crate) eviction: EvictionName,
     /// Compute every prompt anew, also where others share its prefix
     #[arg(long, action = ArgAction::SetTrue, conflicts_with_all = ["prefix_memory", "eviction"])]
@@ -41,13 +42,11 @@ pub(crate) struct ParallelArgs {
     pub(crate) long_context: LongContextArgs,
 }
 
-/// Sequences that hold cached prefixes while all requests run. Each is an id and costs nothing;
-/// what limits prefixes is their bytes.
-const PREFIX_SEQS: u32 = 256;
-
 /// Which cached prefix makes room for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum EvictionName {
+    /// By value or by age, whichever has lost fewer tokens lately
+    Adaptive,
     /// The one of the least value: the tokens that it saves for each byte, times its expected uses.
     /// A prefix that was used again goes only where most were
     Value,
@@ -60,6 +59,7 @@ pub(crate) enum EvictionName {
 impl EvictionName {
     pub(crate) fn policy(self) -> EvictionPolicy {
         match self {
+            Self::Adaptive => EvictionPolicy::Adaptive,
             Self::Value => EvictionPolicy::Value,
             Self::Slru => EvictionPolicy::SegmentedLru,
             Self::Lru => EvictionPolicy::Lru,
@@ -70,13 +70,14 @@ impl EvictionName {
 impl ParallelArgs {
     /// The engine with a sequence for each request and each prefix.
     pub(crate) fn engine_config(&self, config: EngineConfig) -> EngineConfig {
-        let n_prefixes = match (self.no_prefix_cache, config.streams) {
-            (false, Streams::Shared) => PREFIX_SEQS,
+        let n_seqs = match (self.no_prefix_cache, config.streams) {
+            // Each is an id: what limits prefixes is their bytes.
+            (false, Streams::Shared) => MAX_SEQS as u32,
             // Every sequence would have cells of its own.
-            (false, Streams::PerSequence) | (true, _) => 0,
+            (false, Streams::PerSequence) | (true, _) => self.parallel,
         };
         EngineConfig {
-            n_seqs: self.parallel + n_prefixes,
+            n_seqs,
             n_active: Some(self.parallel),
             prefix_bytes: self.prefix_memory.map(|size| size.0),
             swap_bytes: self.swap.memory_bytes(),

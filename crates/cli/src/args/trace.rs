@@ -95,6 +95,8 @@ pub(crate) struct ReplayArgs {
 /// Which prefixes are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PolicyName {
+    /// By value or by age, whichever loses less
+    Adaptive,
     /// The one of the least value: the tokens that it saves for each byte, times its expected uses
     Value,
     /// The oldest that were never used again, then the oldest
@@ -109,7 +111,7 @@ impl PolicyName {
     /// As a replay takes it.
     pub(crate) fn caching(self) -> PrefixCaching {
         match self {
-            Self::Value | Self::Slru | Self::Lru => PrefixCaching::On,
+            Self::Adaptive | Self::Value | Self::Slru | Self::Lru => PrefixCaching::On,
             Self::Off => PrefixCaching::Off,
         }
     }
@@ -117,6 +119,7 @@ impl PolicyName {
     /// As a replay takes it; `None` where nothing is evicted.
     pub(crate) fn eviction(self) -> Option<EvictionPolicy> {
         match self {
+            Self::Adaptive => Some(EvictionPolicy::Adaptive),
             Self::Value => Some(EvictionPolicy::Value),
             Self::Slru => Some(EvictionPolicy::SegmentedLru),
             Self::Lru => Some(EvictionPolicy::Lru),

@@ -72,7 +72,7 @@ impl Default for ServiceConfig {
             aging: Duration::from_secs(30),
             headroom: 16,
             prefix_cache: PrefixCaching::On,
-            eviction: EvictionPolicy::Value,
+            eviction: EvictionPolicy::Adaptive,
             tenant_limits: TenantLimits::default(),
             long_context: LongContext::Stop,
             preempt_every: None,

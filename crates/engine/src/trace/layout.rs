@@ -135,6 +135,7 @@ pub(crate) struct TraceLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum TracedPolicy {
+    Adaptive,
     Value,
     Slru,
     Lru,
@@ -145,6 +146,7 @@ impl TracedPolicy {
     pub(crate) fn new(caching: PrefixCaching, eviction: EvictionPolicy) -> Self {
         match (caching, eviction) {
             (PrefixCaching::Off, _) => Self::Off,
+            (PrefixCaching::On, EvictionPolicy::Adaptive) => Self::Adaptive,
             (PrefixCaching::On, EvictionPolicy::Value) => Self::Value,
             (PrefixCaching::On, EvictionPolicy::SegmentedLru) => Self::Slru,
             (PrefixCaching::On, EvictionPolicy::Lru) => Self::Lru,
@@ -180,10 +182,11 @@ impl TraceLimits {
             n_embd: 1,
         };
         let (prefix_cache, eviction) = match policy {
+            TracedPolicy::Adaptive => (PrefixCaching::On, EvictionPolicy::Adaptive),
             TracedPolicy::Value => (PrefixCaching::On, EvictionPolicy::Value),
             TracedPolicy::Slru => (PrefixCaching::On, EvictionPolicy::SegmentedLru),
             TracedPolicy::Lru => (PrefixCaching::On, EvictionPolicy::Lru),
-            TracedPolicy::Off => (PrefixCaching::Off, EvictionPolicy::Value),
+            TracedPolicy::Off => (PrefixCaching::Off, EvictionPolicy::Adaptive),
         };
         SchedulerConfig {
             step_tokens: self.step_tokens,

@@ -531,7 +531,8 @@ impl TracedPolicy {
         let own = match self {
             Self::Lru => EvictionPolicy::Lru,
             Self::Slru => EvictionPolicy::SegmentedLru,
-            Self::Value | Self::Off => EvictionPolicy::Value,
+            Self::Value => EvictionPolicy::Value,
+            Self::Adaptive | Self::Off => EvictionPolicy::Adaptive,
         };
         let is_off = match caching {
             Some(caching) => caching == PrefixCaching::Off,

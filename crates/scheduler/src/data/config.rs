@@ -27,11 +27,14 @@ impl PrefixCaching {
 /// The order in which cached prefixes are dropped, where requests need their cells or sequences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EvictionPolicy {
+    /// By value or by age, whichever has lost fewer tokens lately: one evicts, and what the other
+    /// would have kept is remembered.
+    #[default]
+    Adaptive,
     /// The one of least value: tokens that it saves for each byte that becomes free, times how
     /// often it is expected to be used. Of those that were never used again, so that a scan over
     /// many documents does not evict what conversations use; but where those that were are more
     /// than three quarters, of these.
-    #[default]
     Value,
     /// Segmented LRU: the same with the one that was not used for the longest time.
     SegmentedLru,
@@ -122,7 +125,7 @@ impl SchedulerConfig {
             aging: Micros(30_000_000),
             headroom: 16,
             prefix_cache: PrefixCaching::On,
-            eviction: EvictionPolicy::Value,
+            eviction: EvictionPolicy::Adaptive,
             prefix_bytes: None,
             swap_bytes: 0,
             swap_disk_bytes: 0,

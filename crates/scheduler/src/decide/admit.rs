@@ -33,8 +33,8 @@ pub(crate) enum Admission {
     Preempt(RequestId),
     /// Tokens that were fetched for it are restored first.
     Restore(StoredPrefix),
-    /// A cached prefix has to make room for it.
-    Evict,
+    /// A cached prefix has to make room for it, another than this one.
+    Evict { kept: Option<SeqId> },
     /// None can be admitted now.
     Full,
 }
@@ -143,13 +143,20 @@ impl<M: Memory> Admitter<'_, M> {
             }
             match self.stored_work(id, &place) {
                 StoredWork::Restore(work) => return Admission::Restore(work),
-                StoredWork::Evict => return Admission::Evict,
+                StoredWork::Evict => {
+                    let kept = place.source;
+                    return Admission::Evict { kept };
+                }
                 StoredWork::Later => return Admission::Full,
                 StoredWork::Over => {}
             }
+            if self.gives_way(&place) {
+                let kept = place.source;
+                return Admission::Evict { kept };
+            }
             let Some(seq) = place.seq else {
                 return if can_evict(self.prefix, self.parked) {
-                    Admission::Evict
+                    Admission::Evict { kept: None }
                 } else {
                     Admission::Full
                 };
@@ -168,6 +175,19 @@ impl<M: Memory> Admitter<'_, M> {
             }));
         }
         Admission::Full
+    }
+
+    /// True if a cached prefix would lose tokens to the request that takes it over, as no sequence
+    /// is free, and another one can go in its place.
+    fn gives_way(&self, place: &Place) -> bool {
+        let (None, Some(source), Some(Edit::Remove { .. })) =
+            (self.free, place.source, place.edit)
+        else {
+            return false;
+        };
+        let n_tokens = self.prefix.n_tokens(source);
+        let loses = self.room.is_cut_only_at_ends() || n_tokens > Some(place.reuse.n_tokens);
+        loses && (self.prefix.lines().nth(1).is_some() || !self.parked.has_no_sequence())
     }
 
     /// What is to be done with the tokens that were fetched for a request which could be admitted.
@@ -195,8 +215,8 @@ impl<M: Memory> Admitter<'_, M> {
             work = StoredWork::Evict;
         }
         // Where only what it begins with could go, it is computed.
-        let n_others = self.prefix.lines().filter(|line| place.source != Some(line.seq));
-        if work == StoredWork::Evict && n_others.count() == 0 && self.parked.has_no_sequence() {
+        let mut others = self.prefix.lines().filter(|line| place.source != Some(line.seq));
+        if work == StoredWork::Evict && others.next().is_none() && self.parked.has_no_sequence() {
             work = StoredWork::Over;
         }
         *waiting = match work {

@@ -8,12 +8,13 @@ use kv_core::memory::{Edit, Memory};
 use super::Scheduler;
 use super::release::Preemption;
 use crate::data::active::{ActiveRequest, Keep};
+use crate::data::config::EvictionPolicy;
 use crate::data::edits::cut;
 use crate::data::event::{End, Outcome};
 use crate::data::ids::{Micros, RequestId};
 use crate::data::note::{DropReason, Note};
 use crate::data::request::SourceUse;
-use crate::data::reuse::Reuse;
+use crate::data::reuse::{PrefixUse, Reuse};
 use crate::data::state::Fork;
 use crate::data::stored::StoreWait;
 use crate::data::work::{StepPlan, Work};
@@ -320,8 +321,8 @@ impl Scheduler {
                 self.preempt_victim(planning, victim, keep)
             }
             Admission::Restore(prefix) => Phase::Work(self.begin_restoring(planning.now, prefix)),
-            Admission::Evict => {
-                self.evict(planning.now, planning.memory);
+            Admission::Evict { kept } => {
+                self.evict_but(planning.now, planning.memory, kept);
                 Phase::Again
             }
         }
@@ -360,13 +361,20 @@ impl Scheduler {
             n_common,
         } = grant;
         let id = request.id;
+        if let PrefixUse::Within(salt) = request.prefix
+            && !request.was_admitted
+            && self.config.eviction == EvictionPolicy::Adaptive
+        {
+            let cut = self.cut();
+            (self.prefix).judge(&request.tokens, salt, reuse.n_tokens, cut);
+        }
         let source = match edit {
             Some(Edit::Copy { from, .. }) => {
                 self.prefix.hit(planning.now, from);
                 Some(from)
             }
             Some(_) => {
-                self.prefix.take(seq);
+                self.take_over(planning.now, seq, reuse.n_tokens);
                 Some(seq)
             }
             None => None,

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a sequence that is given back is cached, or its tokens are removed by the next edits.
 
+use kv_core::SeqId;
 use kv_core::memory::Memory;
 
 use super::Scheduler;
@@ -112,24 +113,49 @@ impl Scheduler {
     /// Evicts the cached prefix that is worth least, or where there is none, takes the sequence
     /// from the request that was parked first.
     pub(super) fn evict<M: Memory>(&mut self, now: Micros, memory: &M) {
-        if self.prefix.is_empty() {
-            self.evict_parked(now);
-            return;
+        self.evict_but(now, memory, None);
+    }
+
+    /// The same for all but one cached prefix.
+    pub(super) fn evict_but<M: Memory>(&mut self, now: Micros, memory: &M, kept: Option<SeqId>) {
+        let context = EvictionContext {
+            kept,
+            ..self.eviction(memory)
+        };
+        match self.prefix.evict(now, context) {
+            None => self.evict_parked(now),
+            evicted => self.drop_evicted(now, evicted),
         }
-        let context = self.eviction(memory);
-        let evicted = self.prefix.evict(now, context);
-        self.drop_evicted(now, evicted);
     }
 
     pub(super) fn eviction<'a, M>(&self, memory: &'a M) -> EvictionContext<'a, M> {
         EvictionContext {
             policy: self.config.eviction,
-            cut: if self.room.is_cut_only_at_ends() {
-                Cut::AtEnds
-            } else {
-                Cut::Anywhere
-            },
+            cut: self.cut(),
             memory,
+            kept: None,
+        }
+    }
+
+    /// Where cached prefixes can be cut.
+    pub(super) fn cut(&self) -> Cut {
+        if self.room.is_cut_only_at_ends() {
+            Cut::AtEnds
+        } else {
+            Cut::Anywhere
+        }
+    }
+
+    /// A request takes a cached prefix over, as no sequence is free, and keeps so many of its
+    /// tokens. Where others are lost, that is an eviction.
+    pub(super) fn take_over(&mut self, now: Micros, seq: SeqId, n_tokens: usize) {
+        let Some(line) = self.prefix.take(seq) else {
+            return;
+        };
+        if line.tokens.len() > n_tokens || self.room.is_cut_only_at_ends() {
+            self.store.evicted(&line);
+            self.counters.n_evicted += 1;
+            self.notes.push(line.dropped(now, DropReason::Evicted));
         }
     }
 

@@ -3,11 +3,13 @@
 //! The value of a prefix is the number of tokens that it saves for each byte that its eviction
 //! frees, times its expected uses. Tokens that another prefix would save as well do not count, and
 //! neither do rows that others share. Values age as in GreedyDual-Size-Frequency: the value of a
-//! used prefix is raised by the inflation, the value of the prefix that was evicted last.
+//! used prefix is raised by the inflation, the value of the prefix that was evicted last. Whether
+//! value or age decides is the [`EvictionDuel`]'s to say, unless one was asked for.
 //! Invariant: the same cache and memory give the same prefix. The memory is only asked.
 
 use std::collections::BTreeMap;
 
+use cellar_prefix_store::{Candidate, Eviction, EvictionDuel, EvictionRule};
 use kv_core::memory::Memory;
 use kv_core::{SeqId, SeqSet};
 
@@ -23,6 +25,8 @@ pub(crate) struct EvictionContext<'a, M> {
     pub(crate) policy: EvictionPolicy,
     pub(crate) cut: Cut,
     pub(crate) memory: &'a M,
+    /// The prefix that does not go: a request is to begin with it.
+    pub(crate) kept: Option<SeqId>,
 }
 
 impl<M> Clone for EvictionContext<'_, M> {
@@ -59,28 +63,43 @@ impl PrefixCache {
         now: Micros,
         context: EvictionContext<'_, M>,
     ) -> Option<CachedLine> {
-        let (seq, value) = match context.policy {
-            EvictionPolicy::Value => {
-                let effects = self.effects(context);
-                let value = |line: &&CachedLine| {
-                    let effect = effects.get(&line.seq).copied().unwrap_or_default();
-                    let saved = effect.n_saved as f64 / effect.n_bytes.max(1) as f64;
-                    line.weights.base + line.weights.frequency() * saved
-                };
-                let candidates = self.probation().map(|line| (value(&line), line));
-                let least = candidates.min_by(|(a, line), (b, other)| {
-                    let order = |line: &CachedLine| (line.last_used, line.seq);
-                    a.total_cmp(b).then(order(line).cmp(&order(other)))
-                });
-                least.map(|(value, line)| (line.seq, value))?
+        let (seq, value, ghost) = match context.policy {
+            EvictionPolicy::Adaptive => {
+                let lines = self.candidates(context);
+                let rule = self.duel.active();
+                let Eviction { key, number } = self.duel.evict(&lines)?;
+                (key, value_of(&lines, key, rule), Some(number))
             }
-            EvictionPolicy::SegmentedLru => (oldest(self.probation())?, 0.0),
-            EvictionPolicy::Lru => (oldest(self.lines.values())?, 0.0),
+            // A duel without a past evicts by value.
+            EvictionPolicy::Value => {
+                let lines = self.candidates(context);
+                let Eviction { key, .. } = EvictionDuel::new().evict(&lines)?;
+                (key, value_of(&lines, key, EvictionRule::Value), None)
+            }
+            EvictionPolicy::SegmentedLru => (oldest(self.probation(context.kept))?, 0.0, None),
+            EvictionPolicy::Lru => (oldest(self.others(context.kept))?, 0.0, None),
         };
         self.inflation = self.inflation.max(value);
         let line = self.take(seq)?;
-        self.remember(now, &line);
+        self.remember(now, &line, ghost);
         Some(line)
+    }
+
+    /// The lines as the rules of evictions see them.
+    fn candidates<M: Memory>(&self, context: EvictionContext<'_, M>) -> Vec<Candidate<SeqId>> {
+        let effects = self.effects(context);
+        let lines = self.others(context.kept).map(|line| {
+            let effect = effects.get(&line.seq).copied().unwrap_or_default();
+            let saved = effect.n_saved as f64 / effect.n_bytes.max(1) as f64;
+            Candidate {
+                key: line.seq,
+                last_used: line.last_used.0,
+                value: line.weights.base + line.weights.frequency() * saved,
+                n_hits: line.n_hits,
+                n_saved: effect.n_saved as u64,
+            }
+        });
+        lines.collect()
     }
 
     /// Evicts a line that alone has more bytes than that, where there is one.
@@ -93,7 +112,7 @@ impl PrefixCache {
         let effects = self.effects(context);
         let larger = effects.iter().find(|(_, effect)| effect.n_bytes > n_bytes);
         let line = self.take(*larger?.0)?;
-        self.remember(now, &line);
+        self.remember(now, &line, None);
         Some(line)
     }
 
@@ -117,11 +136,17 @@ impl PrefixCache {
     /// The lines of which one is evicted next: those that were never used again, so that a scan
     /// over documents evicts no conversations. Where those with hits are more than three quarters,
     /// these: conversations that have ended make room for new ones.
-    fn probation(&self) -> impl Iterator<Item = &CachedLine> {
-        let n_hit = self.lines.values().filter(|line| line.n_hits > 0).count();
-        let is_hit = 4 * n_hit > 3 * self.lines.len();
-        let lines = self.lines.values();
+    fn probation(&self, kept: Option<SeqId>) -> impl Iterator<Item = &CachedLine> {
+        let n_hit = self.others(kept).filter(|line| line.n_hits > 0).count();
+        let is_hit = 4 * n_hit > 3 * self.others(kept).count();
+        let lines = self.others(kept);
         lines.filter(move |line| (line.n_hits > 0) == is_hit)
+    }
+
+    /// All lines but the one that is kept.
+    fn others(&self, kept: Option<SeqId>) -> impl Iterator<Item = &CachedLine> {
+        let lines = self.lines.values();
+        lines.filter(move |line| Some(line.seq) != kept)
     }
 
     fn effects<M: Memory>(
@@ -140,6 +165,15 @@ impl PrefixCache {
             effects.entry(seq).or_default().n_saved = n_saved;
         });
         effects
+    }
+}
+
+/// The value of a line that a rule evicts; by age, values do not matter.
+fn value_of(lines: &[Candidate<SeqId>], key: SeqId, rule: EvictionRule) -> f64 {
+    let line = lines.iter().find(|line| line.key == key);
+    match rule {
+        EvictionRule::Value => line.map_or(0.0, |line| line.value),
+        EvictionRule::Recency => 0.0,
     }
 }
 
@@ -209,6 +243,7 @@ mod tests {
             policy,
             cut: Cut::Anywhere,
             memory: &memory,
+            kept: None,
         };
         let evicted = cache.evict(Micros(100), context);
         evicted.map(|line| line.seq.0)
@@ -216,7 +251,11 @@ mod tests {
 
     #[test]
     fn hits_protect_three_quarters() {
-        for policy in [EvictionPolicy::SegmentedLru, EvictionPolicy::Value] {
+        for policy in [
+            EvictionPolicy::SegmentedLru,
+            EvictionPolicy::Value,
+            EvictionPolicy::Adaptive,
+        ] {
             let evicted = |hits: &[u32]| {
                 let lines: Vec<(u32, u32)> = hits.iter().map(|&n| (n, 20)).collect();
                 first(&lines, policy)
@@ -258,6 +297,7 @@ mod tests {
             policy: EvictionPolicy::Value,
             cut,
             memory: &memory,
+            kept: None,
         };
         let effects = |cut| -> Vec<(u64, usize)> {
             let effects = cache.effects(context(cut));
@@ -290,6 +330,7 @@ mod tests {
             policy: EvictionPolicy::Value,
             cut: Cut::Anywhere,
             memory: &memory,
+            kept: None,
         };
         let evicted = cache.evict(Micros(100), context).unwrap();
         assert_eq!(evicted.seq, SeqId(0));
@@ -311,6 +352,7 @@ mod tests {
                 policy,
                 cut: Cut::Anywhere,
                 memory: &memory,
+                kept: None,
             };
             assert_eq!(cache.evict(Micros(9), context).unwrap().seq, SeqId(0));
             assert_eq!(cache.inflation, 0.0);
@@ -324,6 +366,7 @@ mod tests {
             policy: EvictionPolicy::Lru,
             cut: Cut::Anywhere,
             memory: &memory,
+            kept: None,
         };
         assert!(cache.evict_larger(Micros(9), 400, context).is_none());
         let larger = cache.evict_larger(Micros(9), 399, context).unwrap();

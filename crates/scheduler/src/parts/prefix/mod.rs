@@ -9,11 +9,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use cellar_prefix_store::EvictionDuel;
 use kv_core::memory::{Memory, Refusal};
-use kv_core::{Pos, SeqId, TokenId};
+use kv_core::{MAX_SEQS, Pos, SeqId, TokenId};
 
 use self::line::{CachedLine, Weights};
-use self::tree::PrefixTree;
+use self::tree::{Cut, PrefixTree, TreeMatch};
 use crate::data::active::SharedPrefix;
 use crate::data::config::RowBytes;
 use crate::data::ids::{Micros, Salt};
@@ -26,7 +27,8 @@ pub(crate) mod tree;
 /// Shorter beginnings are computed again.
 pub(crate) const MIN_REUSED: usize = 8;
 
-/// Dropped prefixes that are remembered to say so.
+/// Dropped prefixes that are remembered to say so; of those that the other rule of the
+/// [`EvictionDuel`] would have kept, as many as there may be sequences.
 const N_REMEMBERED: usize = 64;
 
 /// A prefix that was evicted.
@@ -37,6 +39,8 @@ struct EvictedPrefix {
     tokens: Arc<[TokenId]>,
     salt: Salt,
     at: Micros,
+    /// Its number in the duel, where that evicted it.
+    ghost: Option<u64>,
 }
 
 /// The holder of tokens that others may share.
@@ -79,6 +83,7 @@ pub(crate) struct PrefixCache {
     dropped: VecDeque<EvictedPrefix>,
     dropped_tree: PrefixTree<u64>,
     n_dropped: u64,
+    duel: EvictionDuel<SeqId>,
     /// The highest value of a prefix that was evicted: those that are used from now on count from
     /// here.
     inflation: f64,
@@ -280,15 +285,23 @@ impl PrefixCache {
     /// Takes a line out: its sequence is the caller's.
     pub(crate) fn take(&mut self, seq: SeqId) -> Option<CachedLine> {
         let line = self.lines.remove(&seq)?;
+        self.duel.line_gone(seq);
         self.tree.remove(line.salt, &line.tokens, seq);
         Some(line)
     }
 
     /// Remembers a line that was evicted, in place of the one before so many others.
-    fn remember(&mut self, now: Micros, line: &CachedLine) {
-        if self.dropped.len() >= N_REMEMBERED
-            && let Some(first) = self.dropped.pop_front()
-        {
+    fn remember(&mut self, now: Micros, line: &CachedLine, ghost: Option<u64>) {
+        let is_ghost = |dropped: &EvictedPrefix| {
+            let number = dropped.ghost;
+            number.is_some_and(|number| self.duel.is_ghost(number))
+        };
+        let mut at = None;
+        if self.dropped.len() >= N_REMEMBERED {
+            let all_ghosts = (self.dropped.len() >= MAX_SEQS).then_some(0);
+            at = self.dropped.iter().position(|d| !is_ghost(d)).or(all_ghosts);
+        }
+        if let Some(first) = at.and_then(|at| self.dropped.remove(at)) {
             let tree = &mut self.dropped_tree;
             tree.remove(first.salt, &first.tokens, first.number);
         }
@@ -300,7 +313,34 @@ impl PrefixCache {
             tokens: Arc::clone(&line.tokens),
             salt,
             at: now,
+            ghost,
         });
+    }
+
+    /// A request comes that begins with so many tokens of a line: what the rules of evictions save
+    /// and lose by it.
+    pub(crate) fn judge(&mut self, tokens: &[TokenId], salt: Salt, n_found: usize, cut: Cut) {
+        let most = tokens.len().saturating_sub(1);
+        let lines = matches(&self.tree, cut, salt, tokens);
+        let unmarked = lines.iter().filter(|line| !self.duel.is_marked(line.entry));
+        let n_unmarked = unmarked.map(|line| line.n_common).max().unwrap_or(0);
+        let mut n_more = n_found.saturating_sub(n_unmarked) as u64;
+        for line in lines.iter().filter(|line| line.n_common >= n_found.max(1)) {
+            if self.duel.is_marked(line.entry) {
+                self.duel.line_used(line.entry, n_more);
+                n_more = 0;
+            }
+        }
+        let dropped = matches(&self.dropped_tree, cut, salt, tokens).into_iter();
+        let ghosts = dropped.filter_map(|found| {
+            let at = (self.dropped).binary_search_by_key(&found.entry, |dropped| dropped.number);
+            let number = self.dropped.get(at.ok()?)?.ghost?;
+            let n_more = found.n_common.min(most).checked_sub(n_found + 1)? as u64 + 1;
+            self.duel.is_ghost(number).then_some((n_more, number))
+        });
+        if let Some((n_more, number)) = ghosts.max() {
+            self.duel.ghost_asked(number, n_more);
+        }
     }
 
     /// Takes the lines out whose tokens the memory does not hold any more.
@@ -319,6 +359,7 @@ impl PrefixCache {
     /// Takes all lines out.
     pub(crate) fn clear(&mut self) -> Vec<CachedLine> {
         self.dropped.clear();
+        self.duel = EvictionDuel::new();
         self.dropped_tree = PrefixTree::default();
         self.tree = PrefixTree::default();
         std::mem::take(&mut self.lines).into_values().collect()
@@ -346,6 +387,19 @@ impl PrefixCache {
     pub(crate) fn has(&self, tokens: &[TokenId], salt: Salt) -> bool {
         let ends = self.tree.ends_within(salt, tokens);
         ends.last().is_some_and(|end| end.n_tokens == tokens.len())
+    }
+}
+
+/// The entries that have tokens in common with these, where they can be cut so.
+fn matches<T: Copy + Eq>(
+    tree: &PrefixTree<T>,
+    cut: Cut,
+    salt: Salt,
+    tokens: &[TokenId],
+) -> Vec<TreeMatch<T>> {
+    match cut {
+        Cut::Anywhere => tree.matches(salt, tokens),
+        Cut::AtEnds => tree.ends_within(salt, tokens),
     }
 }
 
