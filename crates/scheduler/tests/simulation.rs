@@ -9,6 +9,7 @@
 use crate::support::fake::N_VOCAB;
 use crate::support::kinds::Kind;
 use crate::support::simulator::{Cost, Disk, Drafting, Script, Simulator, below};
+use crate::support::store::Store;
 use cellar_scheduler::{
     Counters, EvictionPolicy, Micros, PrefixCaching, PrefixUse, Priority, PromptRows, RequestError,
     RequestId, RowBytes, Salt, SchedulerConfig, SwapRows, Tenant, TenantId, TenantLimits,
@@ -60,7 +61,8 @@ fn config(rng: &mut ChaCha8Rng, n_seqs: u32) -> SchedulerConfig {
             EvictionPolicy::Value,
             EvictionPolicy::SegmentedLru,
             EvictionPolicy::Lru,
-        ][below(rng, 3) as usize],
+            EvictionPolicy::Adaptive,
+        ][below(rng, 4) as usize],
         prefix_bytes: match below(rng, 3) {
             0 => Some(u64::from(below(rng, 3000))),
             _ => None,
@@ -216,6 +218,10 @@ fn run(kind: Kind, seed: u64) -> Counters {
             rng: ChaCha8Rng::seed_from_u64(seed),
         });
     }
+    if below(&mut rng, 2) == 0 {
+        let n_bad = [0, 0, 1, 4][below(&mut rng, 4) as usize];
+        sim = sim.with_store(Store::new(ChaCha8Rng::seed_from_u64(seed), n_bad));
+    }
     let capacity = sim.scheduler.capacity() as u32;
     let n_events = 50 + below(&mut rng, 150);
     let load = 2 + below(&mut rng, 12);
@@ -267,6 +273,7 @@ fn texts_in_any_company_are_what_they_are_alone() {
     let (mut n_waits, mut n_shared) = ([0; Kind::ALL.len()], [0; Kind::ALL.len()]);
     let mut n_swapped = [0; Kind::ALL.len()];
     let (mut n_spilled, mut n_lost) = ([0; Kind::ALL.len()], 0);
+    let mut n_restored = [0; Kind::ALL.len()];
     while done < n_steps {
         for (number, kind) in Kind::ALL.into_iter().enumerate() {
             let counters = run(kind, seed);
@@ -277,11 +284,17 @@ fn texts_in_any_company_are_what_they_are_alone() {
             n_swapped[number] += counters.n_swapped_in;
             n_spilled[number] += counters.n_spilled_bytes;
             n_lost += counters.n_swap_lost;
+            n_restored[number] += counters.n_restored_tokens;
         }
         seed += 1;
     }
     eprintln!("waits: {n_waits:?}, shared tokens: {n_shared:?}, swapped: {n_swapped:?}");
     eprintln!("bytes to the disk: {n_spilled:?}, lost states: {n_lost}");
+    eprintln!("tokens of the store: {n_restored:?}");
+    assert!(
+        !n_restored.contains(&0) || n_steps < 20_000,
+        "a kind of memory is never restored from the store"
+    );
     assert!(
         !n_swapped.contains(&0) || n_steps < 20_000,
         "a kind of memory is never swapped"

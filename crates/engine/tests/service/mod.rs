@@ -42,6 +42,7 @@ mod prefixes;
 mod requests;
 mod session;
 mod speculation;
+mod stored;
 mod swap;
 mod swap_disk;
 mod texts;

@@ -6,3 +6,4 @@
 pub mod fake;
 pub mod kinds;
 pub mod simulator;
+pub mod store;

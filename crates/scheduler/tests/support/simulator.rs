@@ -17,6 +17,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
 
 use super::fake::{Alone, FakeRows, N_VOCAB, SavedRows, choose};
+use super::store::Store;
 
 /// The task of a request, beyond its prompt.
 #[derive(Clone, Debug)]
@@ -92,7 +93,7 @@ pub struct Simulator {
     pub now: u64,
     pub scheduler: Scheduler,
     pub memory: Composite,
-    rows: FakeRows,
+    pub(super) rows: FakeRows,
     rules: BatchRules,
     row_bytes: RowBytes,
     tenants: BTreeMap<TenantId, TenantLimits>,
@@ -113,6 +114,8 @@ pub struct Simulator {
     n_saves: u32,
     /// Drafts tokens for running requests, where there is one.
     drafting: Option<Drafting>,
+    /// A store of prefixes, where there is one.
+    pub store: Option<Store>,
     /// The cost of steps, where they are measured.
     pub cost: Option<Cost>,
     /// The last plan was a step with drafted tokens: the memory may hold rejected ones.
@@ -178,6 +181,7 @@ impl Simulator {
             saves_before_failure: None,
             n_saves: 0,
             drafting: None,
+            store: None,
             cost: None,
             has_rejected: false,
         }
@@ -268,9 +272,9 @@ impl Simulator {
             };
             self.clients.insert(text, client);
         }
-        let outcomes = self
-            .scheduler
-            .handle(Micros(self.now), Event::Submit(request));
+        let sent = Event::Submit(request.clone());
+        let outcomes = self.scheduler.handle(Micros(self.now), sent);
+        self.ask_store(&request);
         if !outcomes
             .iter()
             .any(|outcome| matches!(outcome, Outcome::Refused { .. }))
@@ -305,6 +309,7 @@ impl Simulator {
     /// One plan, carried out. Returns whether there was anything to do.
     pub fn step(&mut self) -> bool {
         self.write_files();
+        self.answer_store(false);
         self.draft();
         let plan = self.scheduler.next(Micros(self.now), &self.memory);
         self.take(plan.outcomes);
@@ -313,6 +318,9 @@ impl Simulator {
             self.check_bytes();
         }
         match plan.work {
+            Work::Idle if self.store.as_ref().is_some_and(Store::is_asked) => {
+                self.answer_store(true);
+            }
             Work::Idle => {
                 self.check();
                 assert_eq!(self.scheduler.running().count(), 0, "a request is stuck");
@@ -325,11 +333,16 @@ impl Simulator {
                     self.n_edits <= 4 * self.rules.n_seqs + 4,
                     "edits without a step"
                 );
+                self.publish();
                 edits.into_iter().for_each(|edit| self.edit(edit));
             }
             Work::SwapOut { swap, limit } => self.swap_out(swap, limit),
             Work::SwapIn(swap) => self.swap_in(swap),
-            Work::Fetch(_) | Work::Restore(_) => panic!("there is no store"),
+            Work::Fetch(request) => self.fetch(request),
+            Work::Restore(prefix) => {
+                self.n_edits = 0;
+                self.restore_stored(prefix);
+            }
             Work::Shift(_) | Work::Encode { .. } => panic!("no request shifts or has a source"),
             Work::Decode { step, planned } => {
                 self.n_edits = 0;
@@ -342,7 +355,7 @@ impl Simulator {
         true
     }
 
-    fn edit(&mut self, edit: kv_core::memory::Edit) {
+    pub(super) fn edit(&mut self, edit: kv_core::memory::Edit) {
         let edited = self.memory.apply(edit).unwrap();
         assert!(edited.row_shifts.is_empty());
         self.rows.copy(&edited.row_copies);
@@ -485,6 +498,11 @@ impl Simulator {
     pub fn tokens_of(&self, id: RequestId) -> Vec<TokenId> {
         let client = &self.clients[&id];
         [client.script.prompt.as_slice(), &client.text].concat()
+    }
+
+    /// With whom a request shares.
+    pub fn prefix_of(&self, id: RequestId) -> PrefixUse {
+        self.clients[&id].script.prefix
     }
 
     /// The part of a request that was cached when it was first admitted.
