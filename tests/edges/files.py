@@ -163,7 +163,7 @@ def killed_servers(program, report):
     saved before, and leaves nothing of the other's."""
     with Place(program) as place:
         text = (place.dir / "notes.txt").read_text()
-        flags = "-m model.gguf -c 256 --save-cache cache --parallel 4"
+        flags = "-m model.gguf -c 256 --cache-dir cache --parallel 4"
         ask = lambda server, text: server.ask(
             "POST", "/completion", {"prompt": text, "n_predict": 1, "temperature": 0}
         )

@@ -50,8 +50,8 @@ def models(place, report):
 def start(place, report):
     """What cannot work is said at the start."""
     for where in ["/proc/1/cache", "/dev/null", "/sys/cache"]:
-        done = place.shell(f"timeout 5 cellar serve -m model.gguf --port 1 --save-cache {where}")
-        report.check(f"--save-cache {where}", done.is_refused(1, where) or done.is_refused(2, where), done)
+        done = place.shell(f"timeout 5 cellar serve -m model.gguf --port 1 --cache-dir {where}")
+        report.check(f"--cache-dir {where}", done.is_refused(1, where) or done.is_refused(2, where), done)
 
 
 def origins(server, report):
