@@ -36,7 +36,9 @@ pub use duel::{Candidate, Eviction, EvictionDuel, EvictionRule};
 pub use error::StoreError;
 pub use frame::{FrameFault, Group, MAX_PAYLOAD};
 pub use host::HostStore;
-pub use key::{GROUP_TOKENS, GroupKind, GroupName, GroupNamer, Identity, MIN_SECRET, StoreKey, TAIL_TOKENS};
+pub use key::{
+    GROUP_TOKENS, GroupKind, GroupName, GroupNamer, Identity, MIN_SECRET, StoreKey, TAIL_TOKENS,
+};
 pub use rates::{FetchChoice, FetchEstimate, Rates};
 pub use store::{GroupStore, Kept};
 pub use tier::{Busy, Job, JobId, Outcome, Tier, TierConfig, TierCounts};

@@ -22,7 +22,12 @@ pub(crate) struct StoreArgs {
     )]
     pub(crate) cache_dir: Option<PathBuf>,
     /// Bytes of the files in --cache-dir together
-    #[arg(long, value_name = "SIZE", default_value = "20G", requires = "cache_dir")]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "20G",
+        requires = "cache_dir"
+    )]
     pub(crate) cache_disk: ByteSize,
     /// Store of cached prefixes on another machine, which several servers share:
     /// redis://HOST[:PORT], s3://BUCKET?endpoint=URL&region=NAME or file:///DIR?max_bytes=N

@@ -434,7 +434,10 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             n_cells_used: cells.n_used,
             swapped_bytes: self.scheduler.swapped_bytes(),
             spilled_bytes: self.scheduler.spilled_bytes(),
-            tiers: self.store.as_ref().map_or(TierCounts::default(), SessionStore::counts),
+            tiers: self
+                .store
+                .as_ref()
+                .map_or(TierCounts::default(), SessionStore::counts),
             has_lost_device: self.has_lost_device,
         }
     }

@@ -250,7 +250,12 @@ impl Broken {
     fn fail<T>(&self) -> Result<T, StoreError> {
         if let Some(hanging) = &self.hangs {
             let is_over = hanging.is_over.lock().unwrap();
-            drop(hanging.end.wait_while(is_over, |is_over| !*is_over).unwrap());
+            drop(
+                hanging
+                    .end
+                    .wait_while(is_over, |is_over| !*is_over)
+                    .unwrap(),
+            );
         }
         let reason = "it is a test".to_owned();
         Err(StoreError::Unreachable { reason })

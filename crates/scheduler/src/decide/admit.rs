@@ -180,8 +180,7 @@ impl<M: Memory> Admitter<'_, M> {
     /// True if a cached prefix would lose tokens to the request that takes it over, as no sequence
     /// is free, and another one can go in its place.
     fn gives_way(&self, place: &Place) -> bool {
-        let (None, Some(source), Some(Edit::Remove { .. })) =
-            (self.free, place.source, place.edit)
+        let (None, Some(source), Some(Edit::Remove { .. })) = (self.free, place.source, place.edit)
         else {
             return false;
         };
@@ -215,7 +214,10 @@ impl<M: Memory> Admitter<'_, M> {
             work = StoredWork::Evict;
         }
         // Where only what it begins with could go, it is computed.
-        let mut others = self.prefix.lines().filter(|line| place.source != Some(line.seq));
+        let mut others = self
+            .prefix
+            .lines()
+            .filter(|line| place.source != Some(line.seq));
         if work == StoredWork::Evict && others.next().is_none() && self.parked.has_no_sequence() {
             work = StoredWork::Over;
         }
@@ -273,7 +275,9 @@ impl<M: Memory> Admitter<'_, M> {
         let is_refused = |source: &Source<'_>, n| self.memory.check(&edit(source, n)?).err();
         let running = running_sources(self.running, self.parked, request.prefix);
         let lookup = (self.prefix).find(tokens, salt, self.now, running, is_refused);
-        let missed = lookup.missed.map(|missed| missed.with_store(request.store_missed));
+        let missed = lookup
+            .missed
+            .map(|missed| missed.with_store(request.store_missed));
         let n_common = lookup.n_common;
         let Some((source, n_tokens)) = lookup.found else {
             return Place {

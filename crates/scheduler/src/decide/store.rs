@@ -47,11 +47,7 @@ pub(crate) fn fetch_work<M>(parts: PartsView<'_, M>) -> Option<FetchWork> {
 }
 
 /// Number of the first of these tokens that the memory holds.
-pub(crate) fn n_held<M>(
-    parts: PartsView<'_, M>,
-    prefix: PrefixUse,
-    tokens: &[TokenId],
-) -> usize {
+pub(crate) fn n_held<M>(parts: PartsView<'_, M>, prefix: PrefixUse, tokens: &[TokenId]) -> usize {
     let PrefixUse::Within(salt) = prefix else {
         return 0;
     };

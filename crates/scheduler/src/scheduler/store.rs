@@ -64,7 +64,10 @@ impl Scheduler {
         let fetching = |waiting: &&mut RequestState| waiting.store == StoreWait::Fetching;
         if let Some(waiting) = self.queue.get_mut(id).filter(fetching) {
             let n_tries = 0;
-            answer(waiting, result, |stored| StoreWait::Here { stored, n_tries });
+            answer(waiting, result, |stored| StoreWait::Here {
+                stored,
+                n_tries,
+            });
         }
     }
 

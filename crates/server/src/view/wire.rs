@@ -309,8 +309,8 @@ fn reused(reuse: &Reuse) -> Value {
     let mut json =
         json!({"n_tokens": reuse.n_tokens, "why": reuse.missed.map(|_| missed_name(reuse.missed))});
     match reuse.missed {
-        None
-        | Some(Missed::Disabled | Missed::NeverSeen | Missed::TierMiss | Missed::TierDown) => {}
+        None | Some(Missed::Disabled | Missed::NeverSeen | Missed::TierMiss | Missed::TierDown) => {
+        }
         Some(Missed::TierSlow { needed, would_take }) => {
             json["needed"] = json!(needed.0 / 1000);
             json["would_take"] = json!(would_take.0 / 1000);

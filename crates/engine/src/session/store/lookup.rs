@@ -167,9 +167,7 @@ impl Lookup {
                 _ => is_over = false,
             }
         }
-        let has_all = best.is_some_and(|(_, pieces)| {
-            end(pieces) + TAIL_TOKENS > self.tokens.len()
-        });
+        let has_all = best.is_some_and(|(_, pieces)| end(pieces) + TAIL_TOKENS > self.tokens.len());
         let found = best.map(|(tier, pieces)| (tier, pieces.clone()));
         (is_over || has_all).then_some(LookupResult { found, is_down })
     }

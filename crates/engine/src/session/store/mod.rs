@@ -22,7 +22,8 @@ use cellar_prefix_store::{
     FetchChoice, FetchEstimate, Job, JobId, Outcome, StoreKey, Tier, TierCounts,
 };
 use cellar_scheduler::{
-    Event, Missed, PrefixCaching, PrefixUse, Request, RequestId, Salt, SourceUse, Stored, StoredCuts,
+    Event, Missed, PrefixCaching, PrefixUse, Request, RequestId, Salt, SourceUse, Stored,
+    StoredCuts,
 };
 use kv_core::TokenId;
 use kv_core::backend::Backend;
@@ -161,7 +162,13 @@ impl SessionStore {
 
     /// Begins to look a prompt up, of which the memory has the first tokens. Returns whether an
     /// answer will come.
-    fn look_up(&mut self, request: RequestId, salt: Salt, tokens: &[TokenId], n_held: usize) -> bool {
+    fn look_up(
+        &mut self,
+        request: RequestId,
+        salt: Salt,
+        tokens: &[TokenId],
+        n_held: usize,
+    ) -> bool {
         if tokens.len() < n_held + MIN_FETCHED || self.tiers.iter().all(Tier::is_down) {
             return false;
         }
@@ -334,7 +341,8 @@ impl SessionStore {
             }
             _ => FETCH_TIME,
         };
-        self.wanted.insert(request, WantedPrefix { tier, pieces, time });
+        self.wanted
+            .insert(request, WantedPrefix { tier, pieces, time });
         Ok(Stored {
             first,
             n_tokens,
@@ -434,7 +442,10 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
 
     /// Begins to fetch what was found of a request.
     pub(super) fn fetch(&mut self, request: RequestId) {
-        let begun = self.store.as_mut().is_some_and(|store| store.fetch(request));
+        let begun = self
+            .store
+            .as_mut()
+            .is_some_and(|store| store.fetch(request));
         if !begun {
             let result = Err(Missed::TierDown);
             self.handle(Event::Fetched { request, result });

@@ -85,7 +85,9 @@ impl Names {
         let tokens = numbers(tokens);
         let (before, rest) = tokens.split_at(first.min(tokens.len()));
         let mut namer = self.namer(salt);
-        before.chunks(GROUP_TOKENS).for_each(|group| namer.push(group));
+        before
+            .chunks(GROUP_TOKENS)
+            .for_each(|group| namer.push(group));
         let rest = rest.get(..N_TAIL * TAIL_TOKENS).unwrap_or(rest);
         pieces(namer.tail_names(rest, GroupKind::Rows), first, TAIL_TOKENS)
     }
@@ -103,7 +105,9 @@ impl Names {
         let tokens = numbers(tokens);
         let (before, rest) = tokens.split_at(end - end % GROUP_TOKENS);
         let mut namer = self.namer(salt);
-        before.chunks(GROUP_TOKENS).for_each(|group| namer.push(group));
+        before
+            .chunks(GROUP_TOKENS)
+            .for_each(|group| namer.push(group));
         let mark = namer.name(GroupKind::Mark);
         [
             end_piece(namer, rest, end),
@@ -133,7 +137,9 @@ impl Names {
         let first = (mark * GROUP_TOKENS).min(tokens.len());
         let (before, rest) = tokens.split_at(first);
         let mut namer = self.namer(salt);
-        before.chunks(GROUP_TOKENS).for_each(|group| namer.push(group));
+        before
+            .chunks(GROUP_TOKENS)
+            .for_each(|group| namer.push(group));
         let n = rest.len().min(GROUP_TOKENS - 1);
         let ends = (0..=n).filter(|n| first + n > 0);
         ends.map(|n| end_piece(namer.clone(), &rest[..n], first + n))

@@ -19,8 +19,8 @@ use kv_core::{Pos, PosRange, SeqId, TokenId};
 use super::SessionStore;
 use super::names::Piece;
 use crate::error::EngineError;
-use crate::session::prefixes::PrefixCounts;
 use crate::session::Session;
+use crate::session::prefixes::PrefixCounts;
 use crate::state::SaveOptions;
 
 /// A prefix of so many tokens is published as soon as it is cached.
@@ -116,7 +116,9 @@ impl SessionStore {
             StoredCuts::Nowhere => self.names.end(salt, tokens).to_vec(),
         };
         let known = &self.publisher.known;
-        let new = pieces.into_iter().filter(|piece| !known.contains(&piece.name));
+        let new = pieces
+            .into_iter()
+            .filter(|piece| !known.contains(&piece.name));
         new.collect()
     }
 
@@ -216,7 +218,10 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         let mut payload = Vec::new();
         let of_piece = [SeqTokens {
             seq,
-            evaluated: tokens.get(piece.first..piece.end).unwrap_or_default().to_vec(),
+            evaluated: tokens
+                .get(piece.first..piece.end)
+                .unwrap_or_default()
+                .to_vec(),
             pending: Vec::new(),
         }];
         let options = SaveOptions {

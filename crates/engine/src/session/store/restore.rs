@@ -53,7 +53,10 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             Err(error) => {
                 self.note_lost_device(&error);
                 tracing::warn!(%error, "a cached prefix could not be copied");
-                (self.engine.memory().next_pos(seq).as_usize(), StoredRows::Failed)
+                (
+                    self.engine.memory().next_pos(seq).as_usize(),
+                    StoredRows::Failed,
+                )
             }
         };
         if result == StoredRows::Failed

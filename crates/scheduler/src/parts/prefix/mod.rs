@@ -299,7 +299,11 @@ impl PrefixCache {
         let mut at = None;
         if self.dropped.len() >= N_REMEMBERED {
             let all_ghosts = (self.dropped.len() >= MAX_SEQS).then_some(0);
-            at = self.dropped.iter().position(|d| !is_ghost(d)).or(all_ghosts);
+            at = self
+                .dropped
+                .iter()
+                .position(|d| !is_ghost(d))
+                .or(all_ghosts);
         }
         if let Some(first) = at.and_then(|at| self.dropped.remove(at)) {
             let tree = &mut self.dropped_tree;
