@@ -14,5 +14,6 @@ mod scheduler;
 mod share;
 mod shift;
 mod simulation;
+mod stored;
 mod support;
 mod swap;
