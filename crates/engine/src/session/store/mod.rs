@@ -25,8 +25,8 @@ use cellar_scheduler::{
     Event, Missed, PrefixCaching, PrefixUse, Request, RequestId, Salt, SourceUse, Stored,
     StoredCuts,
 };
+use kv_backend::Backend;
 use kv_core::TokenId;
-use kv_core::backend::Backend;
 use kv_core::memory::Memory;
 
 use self::lookup::{Lookup, LookupResult, Question, end, names_of};

@@ -11,8 +11,8 @@ use cellar_prefix_store::{
     GROUP_TOKENS, GroupKind, GroupName, GroupNamer, Identity, StoreKey, TAIL_TOKENS,
 };
 use cellar_scheduler::Salt;
+use kv_backend::Backend;
 use kv_core::TokenId;
-use kv_core::backend::Backend;
 use kv_core::layers::RowLayout;
 use kv_core::memory::Memory;
 

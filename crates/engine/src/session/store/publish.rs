@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use cellar_prefix_store::{GroupKind, GroupName, Job, Tier};
 use cellar_scheduler::{EvictedPrefix, Note, RequestId, Salt, StoredCuts};
-use kv_core::backend::Backend;
+use kv_backend::Backend;
+use kv_backend::state::SeqTokens;
 use kv_core::memory::{Memory, Seqs};
-use kv_core::state::SeqTokens;
 use kv_core::{Pos, PosRange, SeqId, TokenId};
 
 use super::SessionStore;

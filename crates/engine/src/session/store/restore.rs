@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use cellar_prefix_store::{Group, GroupKind};
 use cellar_scheduler::{Event, RequestId, StoredPrefix, StoredRows};
+use kv_backend::Backend;
+use kv_backend::state::{SavedState, StateError};
 use kv_core::SeqId;
-use kv_core::backend::Backend;
 use kv_core::memory::{Memory, Refusal, RestoreInto};
-use kv_core::state::{SavedState, StateError};
 
 use super::NEW;
 use super::names::Piece;
