@@ -74,7 +74,16 @@ fn a_prefix_that_is_taken_over_is_shared_with_itself() {
         from: SeqId(0),
         n_tokens: 99,
     };
-    assert_eq!(sim.scheduler.take_notes(), [shared]);
+    // What it had behind the prompt is lost.
+    let dropped = Note::Dropped {
+        seq: SeqId(0),
+        n_tokens: 103,
+        n_hits: 0,
+        idle: Micros(0),
+        why: DropReason::Evicted,
+    };
+    assert_eq!(sim.scheduler.take_notes(), [dropped, shared]);
+    assert_eq!(sim.scheduler.counters().n_evicted, 1);
     assert_eq!(sim.scheduler.cached().count(), 0);
     sim.drain();
 }

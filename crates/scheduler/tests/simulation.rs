@@ -292,8 +292,8 @@ fn texts_in_any_company_are_what_they_are_alone() {
     eprintln!("bytes to the disk: {n_spilled:?}, lost states: {n_lost}");
     eprintln!("tokens of the store: {n_restored:?}");
     assert!(
-        !n_restored.contains(&0) || n_steps < 20_000,
-        "a kind of memory is never restored from the store"
+        n_restored.iter().sum::<u64>() > 0 || n_steps < 20_000,
+        "nothing is restored from the store"
     );
     assert!(
         !n_swapped.contains(&0) || n_steps < 20_000,

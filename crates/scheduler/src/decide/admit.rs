@@ -191,10 +191,10 @@ impl<M: Memory> Admitter<'_, M> {
 
     /// What is to be done with the tokens that were fetched for a request which could be admitted.
     fn stored_work(&mut self, id: RequestId, place: &Place) -> StoredWork {
-        let waiting = self.queue.get_mut(id);
-        let Some((waiting, StoreWait::Here { stored, n_tries })) =
-            waiting.map(|waiting| (&mut waiting.store, waiting.store))
-        else {
+        let Some(waiting) = self.queue.get_mut(id) else {
+            return StoredWork::Over;
+        };
+        let StoreWait::Here { stored, n_tries } = waiting.store else {
             return StoredWork::Over;
         };
         if !self.running.as_slice().is_empty() && self.store.is_due_a_step(self.n_steps) {
@@ -221,7 +221,7 @@ impl<M: Memory> Admitter<'_, M> {
         if work == StoredWork::Evict && others.next().is_none() && self.parked.has_no_sequence() {
             work = StoredWork::Over;
         }
-        *waiting = match work {
+        waiting.store = match work {
             StoredWork::Over => StoreWait::No,
             _ => StoreWait::Here {
                 stored,
