@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cellar_prefix_store::{GroupKind, GroupName, Job, Tier};
+use cellar_prefix_store::{GroupKind, GroupName, Job};
 use cellar_scheduler::{EvictedPrefix, Note, RequestId, Salt, StoredCuts};
 use kv_backend::Backend;
 use kv_backend::state::SeqTokens;

@@ -38,7 +38,7 @@ impl FetchedPrefix {
 
 impl<B: Backend, M: Memory + Clone> Session<B, M> {
     /// Restores tokens of a request that were fetched, some of them where it takes long.
-    pub(super) fn restore_stored(&mut self, prefix: StoredPrefix) {
+    pub(in crate::session) fn restore_stored(&mut self, prefix: StoredPrefix) {
         let StoredPrefix {
             request,
             seq,
