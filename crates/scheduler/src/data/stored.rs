@@ -58,8 +58,10 @@ pub(crate) enum StoreWait {
     No,
     /// The store is asked what it has.
     Asked,
-    /// It has these tokens.
+    /// It has these tokens. Where the memory has them, too, they are not needed.
     Found(Stored),
+    /// They are needed, and to be fetched.
+    Needed(Stored),
     /// They are on their way.
     Fetching,
     /// They are here, and were restored so many times.
@@ -69,7 +71,7 @@ pub(crate) enum StoreWait {
 impl StoreWait {
     /// True if it cannot be admitted yet.
     pub(crate) fn is_waiting(self) -> bool {
-        matches!(self, Self::Asked | Self::Found(_) | Self::Fetching)
+        matches!(self, Self::Asked | Self::Needed(_) | Self::Fetching)
     }
 
     /// True if tokens are on their way, or here.

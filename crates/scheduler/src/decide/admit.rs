@@ -31,6 +31,8 @@ pub(crate) enum Admission {
     Admit(Box<Grant>),
     /// This request has to make room for it.
     Preempt(RequestId),
+    /// The store has tokens of it that the memory has no longer.
+    Fetch,
     /// Tokens that were fetched for it are restored first.
     Restore(StoredPrefix),
     /// A cached prefix has to make room for it, another than this one.
@@ -135,6 +137,9 @@ impl<M: Memory> Admitter<'_, M> {
                 kept.push(need);
                 continue;
             }
+            if self.needs_store(id, &place) {
+                return Admission::Fetch;
+            }
             let shared = place.from.map(|from| from.shared);
             kept.push(Need { n_tokens, shared });
             if !self.takes(&kept, self.running.len()) {
@@ -175,6 +180,20 @@ impl<M: Memory> Admitter<'_, M> {
             }));
         }
         Admission::Full
+    }
+
+    /// True if a request that could be admitted needs what a store has of it from now on.
+    fn needs_store(&mut self, id: RequestId, place: &Place) -> bool {
+        let Some(waiting) = self.queue.get_mut(id) else {
+            return false;
+        };
+        match waiting.store {
+            StoreWait::Found(stored) if stored.base(place.reuse.n_tokens).is_some() => {
+                waiting.store = StoreWait::Needed(stored);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// True if a cached prefix would lose tokens to the request that takes it over, as no sequence

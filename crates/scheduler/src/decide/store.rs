@@ -21,29 +21,22 @@ use crate::parts::prefix::{Holder, PrefixCache};
 /// Requests whose tokens are on their way, or wait to be restored.
 const MAX_FETCHES: usize = 8;
 
-/// The next thing to do with what a store has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FetchWork {
-    /// Its tokens are fetched.
-    Begin(RequestId),
-    /// The memory holds as many by now.
-    Pass(RequestId),
-}
-
-/// The fetch that begins next.
-pub(crate) fn fetch_work<M>(parts: PartsView<'_, M>) -> Option<FetchWork> {
-    let found = |request: &&RequestState| matches!(request.store, StoreWait::Found(_));
-    let request = parts.queue.iter().find(found)?;
-    let StoreWait::Found(stored) = request.store else {
-        return None;
+/// The request whose tokens are fetched next: that needs them, or will as far as is known.
+pub(crate) fn next_fetch<M>(parts: PartsView<'_, M>) -> Option<RequestId> {
+    let is_due = |request: &&RequestState| match request.store {
+        StoreWait::Needed(_) => true,
+        StoreWait::Found(stored) => {
+            let n_held = n_held(parts, request.prefix, &request.tokens);
+            stored.base(n_held).is_some()
+        }
+        _ => false,
     };
-    let n_held = n_held(parts, request.prefix, &request.tokens);
-    if stored.base(n_held).is_none() {
-        return Some(FetchWork::Pass(request.id));
-    }
     let fetching = parts.queue.iter();
     let n_fetching = fetching.filter(|request| request.store.is_fetching());
-    (n_fetching.count() < MAX_FETCHES).then_some(FetchWork::Begin(request.id))
+    if n_fetching.count() >= MAX_FETCHES {
+        return None;
+    }
+    parts.queue.iter().find(is_due).map(|request| request.id)
 }
 
 /// Number of the first of these tokens that the memory holds.

@@ -24,7 +24,7 @@ use crate::decide::fit::{Candidate, PlannedStep, StepSearch};
 use crate::decide::fork::{ForkStart, fork_start};
 use crate::decide::restore::{Restoration, restoration};
 use crate::decide::shift::{FullText, full_text};
-use crate::decide::store::{FetchWork, fetch_work};
+use crate::decide::store::next_fetch;
 use crate::parts::drafts::RejectedDraft;
 use crate::parts::prefix::Holder;
 use crate::parts::prefix::line::CachedLine;
@@ -320,6 +320,7 @@ impl Scheduler {
                 let keep = Keep::Prefix(planning.now);
                 self.preempt_victim(planning, victim, keep)
             }
+            Admission::Fetch => Phase::Again,
             Admission::Restore(prefix) => Phase::Work(self.begin_restoring(planning.now, prefix)),
             Admission::Evict { kept } => {
                 self.evict_but(planning.now, planning.memory, kept);
@@ -330,22 +331,13 @@ impl Scheduler {
 
     /// Lets a store begin to fetch what it has of a request that waits.
     fn fetch<M: Memory>(&mut self, planning: &mut Planning<'_, M>) -> Phase<M::Slot> {
-        let Some(work) = fetch_work(self.parts(planning.now, planning.memory)) else {
-            return Phase::Over;
-        };
-        let (FetchWork::Begin(id) | FetchWork::Pass(id)) = work;
-        let Some(waiting) = self.queue.get_mut(id) else {
-            return Phase::Over;
-        };
-        match work {
-            FetchWork::Begin(_) => {
+        let next = next_fetch(self.parts(planning.now, planning.memory));
+        match next.and_then(|id| self.queue.get_mut(id)) {
+            Some(waiting) => {
                 waiting.store = StoreWait::Fetching;
-                Phase::Work(Work::Fetch(id))
+                Phase::Work(Work::Fetch(waiting.id))
             }
-            FetchWork::Pass(_) => {
-                waiting.store = StoreWait::No;
-                Phase::Again
-            }
+            None => Phase::Over,
         }
     }
 
