@@ -339,8 +339,11 @@ impl PrefixCache {
         let ghosts = dropped.filter_map(|found| {
             let at = (self.dropped).binary_search_by_key(&found.entry, |dropped| dropped.number);
             let number = self.dropped.get(at.ok()?)?.ghost?;
-            let n_more = found.n_common.min(most).checked_sub(n_found + 1)? as u64 + 1;
-            self.duel.is_ghost(number).then_some((n_more, number))
+            let n_common = found.n_common.min(most);
+            // Shorter beginnings would be computed again.
+            let is_lost = n_common > n_found && n_common >= MIN_REUSED;
+            let n_more = n_common.saturating_sub(n_found) as u64;
+            (is_lost && self.duel.is_ghost(number)).then_some((n_more, number))
         });
         if let Some((n_more, number)) = ghosts.max() {
             self.duel.ghost_asked(number, n_more);
