@@ -79,6 +79,15 @@ impl Model for RecentRowsModel {
         self.other(self.model.without_head())
     }
 
+    fn with_draft_head(&self) -> Option<Arc<dyn Model>> {
+        // Its layers are others, so it has to be asked for before recent rows are kept apart.
+        None
+    }
+
+    fn draft_head(&self) -> Option<Arc<dyn Model>> {
+        self.other(self.model.draft_head())
+    }
+
     fn of_rows(&self) -> Option<Arc<dyn Model>> {
         self.other(self.model.of_rows())
     }

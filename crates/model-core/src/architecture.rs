@@ -68,6 +68,20 @@ pub trait Model: fmt::Debug + Send + Sync {
         None
     }
 
+    /// The same model with the head of its file that drafts: its layers are followed by the head's,
+    /// and its graphs give, after the logits, the final rows of all tokens. `None` where the file
+    /// has no such head. Whether its tensors are there is not checked: see [`with_draft_head`].
+    fn with_draft_head(&self) -> Option<Arc<dyn Model>> {
+        None
+    }
+
+    /// The head of a model that [`Model::with_draft_head`] made, as a model over the same memory:
+    /// for tokens, and as embeddings the final rows of the tokens before them, logits of what
+    /// follows, and final rows to go on from.
+    fn draft_head(&self) -> Option<Arc<dyn Model>> {
+        None
+    }
+
     /// The same model for rows that are given in place of tokens, as wide as its embedding rows:
     /// what a model of images or sounds makes. `None` where there is no such model.
     fn of_rows(&self) -> Option<Arc<dyn Model>> {
@@ -264,7 +278,8 @@ impl fmt::Debug for Registry {
     }
 }
 
-/// The graphs of a model for one token: its own, and that of its encoder where it has one.
+/// The graphs of a model for one token: its own, and those of its encoder and of its head that
+/// drafts where it has such.
 pub(crate) fn all_graphs(model: &dyn Model) -> Result<Vec<Graph>, ModelError> {
     let shape = GraphShape {
         n_tokens: 1,
@@ -274,7 +289,27 @@ pub(crate) fn all_graphs(model: &dyn Model) -> Result<Vec<Graph>, ModelError> {
     if let Some(encoder) = model.source_encoder() {
         graphs.push(encoder.model.graph(shape)?);
     }
+    if let Some(head) = model.draft_head() {
+        graphs.push(head.graph(shape)?);
+    }
     Ok(graphs)
+}
+
+/// The model with the head of its file that drafts, checked as the model was; `None` where the file
+/// has none.
+///
+/// # Errors
+/// [`ModelError::MissingTensor`] where the head is incomplete; [`ModelError::TensorShape`] with both
+/// shapes where it is of another width or vocabulary; as [`Registry::model`].
+pub fn with_draft_head(
+    model: &dyn Model,
+    weights: &dyn WeightSource,
+) -> Result<Option<Arc<dyn Model>>, ModelError> {
+    let Some(model) = model.with_draft_head() else {
+        return Ok(None);
+    };
+    check_tensors(&*model, weights)?;
+    Ok(Some(model))
 }
 
 /// Each layer has a tensor at least: memory is taken for layers before their tensors are looked up.

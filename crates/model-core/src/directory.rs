@@ -108,7 +108,10 @@ fn model(
             other => other,
         })
     })?;
-    let graphs = all_graphs(&*model).map_err(no_model)?;
+    // A head is there to be used.
+    let whole = model.with_draft_head();
+    let whole = whole.as_ref().unwrap_or(&model);
+    let graphs = all_graphs(&**whole).map_err(no_model)?;
     let used = graphs.iter().flat_map(Graph::weights);
     let used: HashSet<&str> = used.map(|weight| &*weight.name).collect();
     match weights

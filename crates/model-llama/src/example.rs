@@ -132,6 +132,7 @@ impl LlamaLike {
             logit_cap: (self.soft_caps != SoftCaps::None).then_some(30.0),
             long_rope: None,
             layers: layers.into(),
+            draft_head: None,
         };
         DecoderModel::new(self.name, decoder, 8192)
     }

@@ -10,7 +10,7 @@ use kv_graph::weights::WeightSource;
 use model_core::architecture::{Architecture, MaskPlace, Model, ModelError};
 use model_core::blocks::{
     Arrangement, AttentionBlock, Decoder, DecoderInput, DecoderLayer, DecoderModel, DecoderRows,
-    LastNorm, Mixer, Multipliers, Norm, OUTPUT_BIAS, POSITION_EMBEDDING, Residual,
+    DraftHead, LastNorm, Mixer, Multipliers, Norm, OUTPUT_BIAS, POSITION_EMBEDDING, Residual,
 };
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::{HeadSizes, Hyperparameters, optional_weight};
@@ -69,16 +69,7 @@ impl LlamaLike {
                 vec![Mixer::Latent(self.latent_attention(hyper, weights)?); n_layers]
             }
         };
-        // The last ones predict tokens after the next, which is not done.
-        let n_more = hyper.optional::<u32>("nextn_predict_layers")?.unwrap_or(0) as usize;
-        if n_more >= n_layers {
-            let reason = format!("{n_more} of {n_layers} layers are not possible");
-            return Err(hyper.wrong("nextn_predict_layers", reason));
-        }
-        let together = mixers
-            .into_iter()
-            .zip(feed_forwards)
-            .take(n_layers - n_more);
+        let together = mixers.into_iter().zip(feed_forwards);
         let layer = |(at, (mixer, feed_forward))| {
             Ok(DecoderLayer {
                 mixer,
@@ -200,6 +191,9 @@ impl Architecture for LlamaLike {
         self.check_causality(&hyper)?;
         let dim = hyper.count("embedding_length")?;
         let norm = self.norm(self.shared(&hyper, weights)?.norm_eps);
+        let mut layers = self.layers(&hyper, dim, weights)?;
+        let output_weight = hyper.output_weight(weights)?;
+        let draft_head = DraftHead::split_off(&mut layers, &output_weight, &hyper, weights)?;
         let decoder = Decoder {
             vocab: hyper.vocab(weights, dim)?,
             dim,
@@ -215,11 +209,12 @@ impl Architecture for LlamaLike {
                 residual: self.residual_scale(&hyper)?,
                 logits: self.logit_scale(&hyper)?,
             },
-            output_weight: hyper.output_weight(weights)?,
+            output_weight,
             output_bias: optional_weight(weights, OUTPUT_BIAS)?.map(|_| OUTPUT_BIAS.to_owned()),
             logit_cap: self.soft_cap(&hyper, LOGIT_CAP)?,
             long_rope: hyper.long_rope(weights)?,
-            layers: self.layers(&hyper, dim, weights)?,
+            layers,
+            draft_head: None,
         };
         let context_length = hyper.count("context_length")?;
         let sight = match self.sight {
@@ -227,6 +222,7 @@ impl Architecture for LlamaLike {
             Sight::WholeText(place) => Sight::WholeText(mask_place(metadata)?.unwrap_or(place)),
         };
         let model = DecoderModel::new(self.name, decoder, context_length);
+        let model = model.with_head_in_file(draft_head);
         Ok(Arc::new(sight.model(model)))
     }
 

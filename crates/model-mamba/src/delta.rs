@@ -81,8 +81,7 @@ fn read(
             })
         });
     }
-    let mut layers = layers(mixers, feed_forwards(hyper, weights, Routing::SOFTMAX)?);
-    layers.truncate(n_layers - further_layers(hyper, n_layers)?);
+    let layers = layers(mixers, feed_forwards(hyper, weights, Routing::SOFTMAX)?);
     Ok(wired(layers.into()))
 }
 
@@ -93,17 +92,25 @@ fn wired(wired: WiredLayers) -> WiredLayers {
     }
 }
 
-/// The layers that are recurrent.
+/// The layers that are recurrent; none of those behind the decoder's last, which files may leave
+/// out of the list.
 fn recurrent_layers(hyper: &Hyperparameters<'_>, n_layers: usize) -> Result<Vec<bool>, ModelError> {
-    if let Some(flags) = hyper.optional_flags("attention.recurrent_layers", n_layers)? {
-        return Ok(flags);
+    let key = "attention.recurrent_layers";
+    let n_own = n_layers - hyper.n_layers_behind(n_layers)?;
+    let flags = match hyper.optional_flags(key, n_own) {
+        Err(_) if n_own < n_layers => hyper.optional_flags(key, n_layers),
+        flags => flags,
+    };
+    if let Some(flags) = flags? {
+        let own = flags.into_iter().take(n_own);
+        return Ok(own.chain(vec![false; n_layers - n_own]).collect());
     }
     let key = "full_attention_interval";
     let period = match hyper.optional::<u32>(key)? {
         None => 4,
         Some(_) => hyper.count(key)?,
     };
-    let is_recurrent = |layer: usize| !(layer + 1).is_multiple_of(period);
+    let is_recurrent = |layer: usize| layer < n_own && !(layer + 1).is_multiple_of(period);
     Ok((0..n_layers).map(is_recurrent).collect())
 }
 
@@ -115,18 +122,6 @@ fn sections(hyper: &Hyperparameters<'_>, n_rot: usize) -> Result<Option<RopeSect
             .map(Some)
     } else {
         Ok(None)
-    }
-}
-
-/// Layers after the others, which predict the tokens after the next and are not computed.
-fn further_layers(hyper: &Hyperparameters<'_>, n_layers: usize) -> Result<usize, ModelError> {
-    let key = "nextn_predict_layers";
-    match hyper.optional::<u32>(key)?.unwrap_or(0) as usize {
-        n if n >= n_layers => {
-            let reason = format!("{n} of {n_layers} layers are not possible");
-            Err(hyper.wrong(key, reason))
-        }
-        n => Ok(n),
     }
 }
 

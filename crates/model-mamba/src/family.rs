@@ -7,7 +7,7 @@ use std::sync::Arc;
 use kv_graph::weights::WeightSource;
 use model_core::architecture::{Architecture, Model, ModelError};
 use model_core::blocks::{
-    Arrangement, Decoder, DecoderLayer, DecoderModel, LastNorm, Multipliers, Norm, NormKind,
+    Arrangement, Decoder, DecoderLayer, DecoderModel, DraftHead, LastNorm, Multipliers, Norm, NormKind,
     TOKEN_EMBEDDING,
 };
 use model_core::gguf::Metadata;
@@ -91,16 +91,18 @@ impl Architecture for MambaLike {
         weights: &dyn WeightSource,
     ) -> Result<Arc<dyn Model>, ModelError> {
         let hyper = Hyperparameters::new(metadata, self.name);
-        let wired = (self.read)(&hyper, weights)?;
+        let mut wired = (self.read)(&hyper, weights)?;
         let dim = hyper.count("embedding_length")?;
+        let output_weight = hyper.output_weight(weights)?;
+        let head = DraftHead::split_off(&mut wired.layers, &output_weight, &hyper, weights)?;
         let decoder = Decoder {
-            output_weight: hyper.output_weight(weights)?,
+            output_weight,
             long_rope: hyper.long_rope(weights)?,
             ..wired.decoder([hyper.vocab(weights, dim)?, dim], hyper.norm_eps()?)
         };
         let context_length = hyper.count("context_length")?;
         let model = DecoderModel::new(self.name, decoder, context_length);
-        Ok(Arc::new(model))
+        Ok(Arc::new(model.with_head_in_file(head)))
     }
 
     fn example(&self) -> Result<Arc<dyn Model>, ModelError> {

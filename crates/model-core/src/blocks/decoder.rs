@@ -9,7 +9,7 @@ use kv_core::layers::{LayerMap, LayerMemory};
 use kv_core::{LayerIdx, PartIdx};
 use kv_graph::{Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId, RowGain};
 
-use super::{FeedForward, LayerContext, LongRope, Mixer, Norm, PerLayerInputs};
+use super::{DraftHead, FeedForward, LayerContext, LongRope, Mixer, Norm, PerLayerInputs};
 
 /// The arrangement of a layer's norms and of its two blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -166,6 +166,8 @@ pub struct Decoder {
     pub long_rope: Option<LongRope>,
     /// The layers, in order.
     pub layers: Vec<DecoderLayer>,
+    /// The layer behind them that predicts the token after the next, where it is computed.
+    pub draft_head: Option<DraftHead>,
 }
 
 /// Name of the embedding matrix.
@@ -178,10 +180,12 @@ pub const OUTPUT_BIAS: &str = "output.bias";
 pub const OUTPUT: &str = "output.weight";
 
 impl Decoder {
-    /// The memory of each layer, and behind the layers, where there are indexers, the keys of each
-    /// layer's.
+    /// The memory of each layer, that of the head that drafts among them, and behind the layers,
+    /// where there are indexers, the keys of each layer's.
     pub fn memory(&self) -> LayerMap {
-        let mixers = || self.layers.iter().map(|layer| &layer.mixer);
+        let head = self.draft_head.iter().map(|head| &head.layer);
+        let layers = self.layers.iter().chain(head);
+        let mixers = || layers.clone().map(|layer| &layer.mixer);
         let mut memory: Vec<LayerMemory> = mixers().map(Mixer::memory).collect();
         if mixers().any(|mixer| mixer.index_memory().is_some()) {
             let keys = mixers().map(|mixer| mixer.index_memory().unwrap_or(LayerMemory::Nothing));
@@ -210,15 +214,30 @@ impl Decoder {
         Some(chosen)
     }
 
-    /// The computation for a ubatch of `shape`, which gives logits.
+    /// The computation for a ubatch of `shape`, which gives logits; where a head drafts, also the
+    /// final rows of all tokens, which it reads.
     ///
     /// # Errors
     /// [`GraphError`] where the settings do not fit together.
     pub fn graph(&self, shape: GraphShape) -> Result<Graph, GraphError> {
         let mut b = GraphBuilder::new(shape);
-        let rows = self.final_rows(&mut b)?;
-        let logits = self.head(&mut b, rows)?;
-        b.finish(&[logits])
+        let all = self.final_rows(&mut b)?;
+        if self.draft_head.is_none() {
+            let logits = self.head(&mut b, all)?;
+            return b.finish(&[logits]);
+        }
+        let wanted = match wanted_rows(&mut b)? {
+            Some(wanted) => b.take_rows("result_rows", all, wanted)?,
+            None => all,
+        };
+        let logits = self.head(&mut b, wanted)?;
+        b.finish(&[logits, all])
+    }
+
+    /// What its head computes for a ubatch of `shape`; `None` where there is none.
+    pub(super) fn head_graph(&self, shape: GraphShape) -> Option<Result<Graph, GraphError>> {
+        let head = self.draft_head.as_ref()?;
+        Some(head.graph(self, shape))
     }
 
     /// The computation for a ubatch of `shape`, which gives the rows after the last norm.
@@ -231,31 +250,20 @@ impl Decoder {
         b.finish(&[rows])
     }
 
-    /// The rows of wanted tokens after the last norm.
+    /// The rows of wanted tokens after the last norm, or of all where a head drafts.
     fn final_rows(&self, b: &mut GraphBuilder) -> Result<NodeId, GraphError> {
-        let shape = b.shape();
         let x = self.rows(b)?;
         let first = self.layer_input(b, x)?;
         let mut x = first;
         let own = self.per_layer_inputs;
         let per_layer = own.map(|own| Ok((own, own.build(b, x)?))).transpose()?;
-        let memory = self.memory();
         let last = self.layers.len().saturating_sub(1);
-        for (at, layer) in self.layers.iter().enumerate() {
-            let number = |at| LayerIdx(u32::try_from(at).unwrap_or(u32::MAX));
-            let index = number(at);
-            let output_rows = if at == last && shape.n_outputs < shape.n_tokens {
-                Some(b.input(Input::OutputRows)?)
-            } else {
-                None
-            };
-            let at = LayerContext {
-                layer: index,
-                index_layer: number(self.layers.len() + at),
-                part: memory.part_of(index).unwrap_or(PartIdx(0)),
-                output_rows,
-            };
-            let b = &mut b.scope(index);
+        for (number, layer) in self.layers.iter().enumerate() {
+            let mut at = self.place_of(number);
+            if number == last && self.draft_head.is_none() {
+                at.output_rows = wanted_rows(b)?;
+            }
+            let b = &mut b.scope(at.layer);
             x = self.layer(b, at, layer, [x, first])?;
             if let Some((own, inputs)) = per_layer {
                 let gated = own.gated(b, at, inputs, x)?;
@@ -273,6 +281,18 @@ impl Decoder {
             LastNorm::Embedding => "token_embd_norm",
         };
         self.norm.build(b, "result_norm", x, weight)
+    }
+
+    /// The place of the layer of this number, of which all rows pass.
+    pub(super) fn place_of(&self, number: usize) -> LayerContext {
+        let index = |at| LayerIdx(u32::try_from(at).unwrap_or(u32::MAX));
+        let n_layers = self.layers.len() + self.draft_head.iter().len();
+        LayerContext {
+            layer: index(number),
+            index_layer: index(n_layers + number),
+            part: self.memory().part_of(index(number)).unwrap_or(PartIdx(0)),
+            output_rows: None,
+        }
     }
 
     /// The embeddings of tokens, or rows in place of them.
@@ -313,7 +333,7 @@ impl Decoder {
     }
 
     /// One layer: the rows `x` before it and the rows `first` before the first one in.
-    fn layer(
+    pub(super) fn layer(
         &self,
         b: &mut GraphBuilder,
         at: LayerContext,
@@ -431,6 +451,16 @@ impl Decoder {
             }
         }
     }
+}
+
+/// The rows whose outputs are wanted, where not all are.
+pub(super) fn wanted_rows(b: &mut GraphBuilder) -> Result<Option<NodeId>, GraphError> {
+    let GraphShape {
+        n_tokens,
+        n_outputs,
+    } = b.shape();
+    let rows = (n_outputs < n_tokens).then(|| b.input(Input::OutputRows));
+    rows.transpose()
 }
 
 /// `x`, times the factor where there is one.

@@ -8,7 +8,7 @@ use kv_core::Causality;
 use kv_core::layers::LayerMap;
 use kv_graph::{Graph, GraphShape};
 
-use super::{Decoder, DecoderRows};
+use super::{Decoder, DecoderRows, DraftHead};
 use crate::architecture::{MaskPlace, Model, OutputKind};
 use crate::error::ModelError;
 
@@ -20,6 +20,8 @@ pub struct DecoderModel {
     memory: LayerMap,
     context_length: usize,
     head: Head,
+    /// The head that drafts, in the file.
+    draft_head: Option<DraftHead>,
 }
 
 /// The head after the last norm.
@@ -31,6 +33,8 @@ enum Head {
     MaskLogits(MaskPlace),
     /// Nothing.
     None,
+    /// That which drafts: not the decoder's own layers are computed, but its.
+    Draft,
 }
 
 impl DecoderModel {
@@ -42,7 +46,14 @@ impl DecoderModel {
             decoder,
             context_length,
             head: Head::Logits,
+            draft_head: None,
         }
+    }
+
+    /// The same decoder, whose file has a head that drafts: computed where it is asked for
+    /// ([`Model::with_draft_head`]).
+    pub fn with_head_in_file(self, draft_head: Option<DraftHead>) -> Self {
+        Self { draft_head, ..self }
     }
 
     /// The same decoder, whose logits are of masks: its mixers are [within the
@@ -91,7 +102,7 @@ impl Model for DecoderModel {
 
     fn output(&self) -> OutputKind {
         match self.head {
-            Head::Logits => OutputKind::Logits,
+            Head::Logits | Head::Draft => OutputKind::Logits,
             Head::MaskLogits(place) => OutputKind::MaskLogits(place),
             Head::None => OutputKind::Embeddings,
         }
@@ -99,24 +110,46 @@ impl Model for DecoderModel {
 
     fn causality(&self) -> Causality {
         match self.head {
-            Head::Logits | Head::None => Causality::Causal,
+            Head::Logits | Head::None | Head::Draft => Causality::Causal,
             Head::MaskLogits(_) => Causality::NonCausal,
         }
     }
 
     fn without_head(&self) -> Option<Arc<dyn Model>> {
         match self.head {
-            Head::None | Head::MaskLogits(_) => None,
-            Head::Logits => Some(Arc::new(Self {
-                head: Head::None,
-                ..self.clone()
-            })),
+            Head::None | Head::MaskLogits(_) | Head::Draft => None,
+            Head::Logits => {
+                let mut rows = Self {
+                    head: Head::None,
+                    draft_head: None,
+                    ..self.clone()
+                };
+                rows.decoder.draft_head = None;
+                rows.memory = rows.decoder.memory();
+                Some(Arc::new(rows))
+            }
         }
+    }
+
+    fn with_draft_head(&self) -> Option<Arc<dyn Model>> {
+        let mut model = self.clone();
+        model.decoder.draft_head = Some(self.draft_head.clone()?);
+        model.memory = model.decoder.memory();
+        Some(Arc::new(model))
+    }
+
+    fn draft_head(&self) -> Option<Arc<dyn Model>> {
+        self.decoder.draft_head.as_ref()?;
+        Some(Arc::new(Self {
+            head: Head::Draft,
+            ..self.clone()
+        }))
     }
 
     /// None with per-layer inputs: what they are for a row without a token is not defined here.
     fn of_rows(&self) -> Option<Arc<dyn Model>> {
-        if self.decoder.per_layer_inputs.is_some() || matches!(self.head, Head::MaskLogits(_)) {
+        if self.decoder.per_layer_inputs.is_some()
+            || matches!(self.head, Head::MaskLogits(_) | Head::Draft) {
             return None;
         }
         let mut given = self.clone();
@@ -132,6 +165,10 @@ impl Model for DecoderModel {
         Ok(match self.head {
             Head::Logits | Head::MaskLogits(_) => self.decoder.graph(shape)?,
             Head::None => self.decoder.rows_graph(shape)?,
+            Head::Draft => match self.decoder.head_graph(shape) {
+                Some(graph) => graph?,
+                None => self.decoder.graph(shape)?,
+            },
         })
     }
 }

@@ -11,6 +11,7 @@ mod decoder;
 mod decoder_model;
 mod delta_mixer;
 mod dense_and_experts;
+mod draft_head;
 mod experts;
 mod feed_forward;
 mod indexer;
@@ -47,6 +48,7 @@ pub use decoder::{
 pub use decoder_model::DecoderModel;
 pub use delta_mixer::{DeltaMixerBlock, DeltaRates};
 pub use dense_and_experts::DenseAndExperts;
+pub use draft_head::DraftHead;
 pub use experts::{
     ExpertBias, ExpertChoice, ExpertGate, ExpertScaling, ExpertsBlock, SharedExpert, SharedShare,
 };

@@ -51,7 +51,7 @@ pub use rules::{
 pub use steps::{HeadRows, Heads, PickedRows, RowFactors, TensorStep};
 pub use tables::{
     ATTENTION_TENSORS, ATTENTION_VECTORS, EMBEDDING_TENSORS, GATED, GATED_EXPERTS, GATED_TENSORS,
-    INPUT_NORM, NORM_BEFORE_FFN, PAIRED_ATTENTION, in_layers, in_stack,
+    HEAD_TENSORS, INPUT_NORM, NORM_BEFORE_FFN, PAIRED_ATTENTION, in_layers, in_stack,
 };
 pub use tokenizer::tokenizer_keys;
 pub use translation::HfTranslation;

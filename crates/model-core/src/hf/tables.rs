@@ -47,6 +47,20 @@ pub const NORM_BEFORE_FFN: &[TensorRule] = &in_layers(
     [same("ffn_norm.weight", "post_attention_layernorm.weight")],
 );
 
+/// What a layer behind the last one has besides those of a layer, to predict the token after the
+/// next.
+pub const HEAD_TENSORS: &[TensorRule] = &in_layers(
+    "model.layers.{l}.",
+    [
+        same("nextn.eh_proj.weight", "eh_proj.weight"),
+        same("nextn.enorm.weight", "enorm.weight"),
+        same("nextn.hnorm.weight", "hnorm.weight"),
+        same("nextn.shared_head_norm.weight", "shared_head.norm.weight"),
+        same("nextn.embed_tokens.weight", "embed_tokens.weight"),
+        same("nextn.shared_head_head.weight", "shared_head.head.weight"),
+    ],
+);
+
 /// Attention whose rows stay in place.
 pub const ATTENTION_TENSORS: &[TensorRule] = &in_layers(
     "model.layers.{l}.self_attn.",

@@ -9,6 +9,7 @@ use super::files::TensorFiles;
 use super::keys::Keys;
 use super::sentence::DenseModules;
 use super::{HfClass, HfClasses, HfConfig, HfHead, HfWeights, ModelFileError};
+use super::weights::FIRST_BEHIND;
 use super::{quantization, unread};
 use crate::architecture::NO_HEAD;
 use crate::blocks::{OUTPUT, TOKEN_EMBEDDING};
@@ -80,8 +81,13 @@ impl<'a> TranslatedConfig<'a> {
         label: String,
         tensors: &TensorFiles,
     ) -> Result<HfTranslation, ModelFileError> {
-        let (metadata, computed) = self.keys.into_parts();
+        let (mut metadata, computed) = self.keys.into_parts();
         let mut weights = HfWeights::new(self.class, &self.config, tensors, computed)?;
+        if self.class.has_tensor(FIRST_BEHIND) {
+            let n_layers = self.config.count("num_hidden_layers")?;
+            let architecture = self.class.architecture;
+            count_layers_behind(architecture, n_layers, &weights, &mut metadata);
+        }
         check_embedding(&self.config, &weights)?;
         if let Some(derive) = self.class.derive {
             derive(&self.config, &mut weights)?;
@@ -195,6 +201,28 @@ fn class_of(config: &HfConfig) -> Result<&str, ModelFileError> {
         Some([class]) => Ok(class),
         Some(_) => Err(config.wrong(key, wanted)),
         None => Err(config.missing(key, wanted)),
+    }
+}
+
+/// Counts the layers that are there behind the config's last one: they predict the tokens after the
+/// next. Configs count them whether they are there or not.
+fn count_layers_behind(
+    architecture: &str,
+    n_layers: usize,
+    weights: &HfWeights,
+    metadata: &mut Metadata,
+) {
+    let is_there = |number: &usize| {
+        let place = format!("blk.{number}.");
+        weights.translated().any(|name| name.starts_with(&place))
+    };
+    let n_behind = (n_layers..).take_while(is_there).count();
+    if n_behind > 0 {
+        let number = |n| u32::try_from(n).unwrap_or(u32::MAX);
+        let all = format!("{architecture}.block_count");
+        metadata.insert(&all, number(n_layers + n_behind));
+        let behind = format!("{architecture}.nextn_predict_layers");
+        metadata.insert(&behind, number(n_behind));
     }
 }
 

@@ -173,10 +173,11 @@ impl HfWeights {
                 rules.iter_mut().for_each(|rule| rule.text = place);
             }
         }
+        let layers_behind = LayersBehind::new(&rules, config)?;
         let mut sources = BTreeMap::new();
         let mut used = HashSet::new();
         for rule in &rules {
-            for (to, found) in grouped(rule, files) {
+            for (to, found) in grouped(rule, files, layers_behind.as_ref()) {
                 used.extend(found.iter().map(|(_, name, _)| *name));
                 let source = Source::new(rule, &found, config)?;
                 if let Some(other) = sources.insert(to.clone(), source) {
@@ -264,15 +265,65 @@ impl HfWeights {
     }
 }
 
+/// The names of tensors of layers behind the last one (`mtp.layers.0.` and `mtp.`), as those of
+/// layers with the numbers that follow (`model.layers.N.`).
+#[derive(Debug)]
+struct LayersBehind {
+    /// The name of a layer before its number.
+    place: String,
+    n_layers: usize,
+}
+
+impl LayersBehind {
+    /// `None` where no rule is for such layers.
+    fn new(rules: &[TensorRule], config: &HfConfig) -> Result<Option<Self>, ModelFileError> {
+        let own = rules.iter().find(|rule| rule.makes(FIRST_BEHIND));
+        let place = own.and_then(|rule| Some(rule.from().split_once("{l}")?.0.to_owned()));
+        let Some(place) = place else {
+            return Ok(None);
+        };
+        let n_layers = config.count("num_hidden_layers")?;
+        Ok(Some(Self { place, n_layers }))
+    }
+
+    fn name(&self, name: &str) -> Option<String> {
+        let rest = name.strip_prefix("mtp.")?;
+        let (number, rest) = match rest.strip_prefix("layers.") {
+            Some(rest) => {
+                let (number, rest) = rest.split_once('.')?;
+                (number.parse().ok()?, rest)
+            }
+            None => (0, rest),
+        };
+        let rest = match rest {
+            "fc.weight" => "eh_proj.weight",
+            "pre_fc_norm_embedding.weight" => "enorm.weight",
+            "pre_fc_norm_hidden.weight" => "hnorm.weight",
+            "norm.weight" => "shared_head.norm.weight",
+            rest => rest,
+        };
+        let number = self.n_layers.checked_add(number)?;
+        Some(format!("{}{number}.{rest}", self.place))
+    }
+}
+
+/// The tensor by which rules are known to be for layers behind the last one.
+pub(super) const FIRST_BEHIND: &str = "blk.0.nextn.eh_proj.weight";
+
 type TensorSource<'a> = Vec<(Option<u32>, &'a str, &'a TensorLocation)>;
 
 /// The tensors of the files that a rule is for, by the GGUF tensor that they become; experts in
 /// order.
-fn grouped<'a>(rule: &TensorRule, files: &'a TensorFiles) -> Vec<(String, TensorSource<'a>)> {
+fn grouped<'a>(
+    rule: &TensorRule,
+    files: &'a TensorFiles,
+    layers_behind: Option<&LayersBehind>,
+) -> Vec<(String, TensorSource<'a>)> {
     let (from, to) = (rule.from(), rule.to());
     let mut groups: HashMap<Numbers, TensorSource<'a>> = HashMap::new();
     for (name, stored) in &files.tensors {
-        if let Some(numbers) = matched(&from, name) {
+        let as_layer = layers_behind.and_then(|layers| layers.name(name));
+        if let Some(numbers) = matched(&from, as_layer.as_deref().unwrap_or(name)) {
             let is_stacked = !to.contains("{e}");
             let (group, expert) = if is_stacked {
                 (None, numbers.expert)

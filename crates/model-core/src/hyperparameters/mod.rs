@@ -225,6 +225,23 @@ impl<'a> Hyperparameters<'a> {
         }
     }
 
+    /// Of all its layers, the number of those behind the decoder's last, which predict the tokens
+    /// after the next one.
+    ///
+    /// # Errors
+    /// [`ModelError`] with the key, where no layer would be left.
+    pub fn n_layers_behind(&self, n_layers: usize) -> Result<usize, ModelError> {
+        let key = "nextn_predict_layers";
+        match self.optional::<u32>(key)?.unwrap_or(0) as usize {
+            0 => Ok(0),
+            n if n >= n_layers => {
+                let reason = format!("{n} of {n_layers} layers are not possible");
+                Err(self.wrong(key, reason))
+            }
+            n => Ok(n),
+        }
+    }
+
     /// `eps` of RMS norms, which some files give as that of layer norms (Nemotron-H).
     ///
     /// # Errors

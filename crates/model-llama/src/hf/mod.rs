@@ -231,6 +231,7 @@ const CLASSES: &[HfClass] = &[
             INDEXER,
             DEEPSEEK_FEED_FORWARD,
             DEEPSEEK_EXPERTS,
+            HEAD_TENSORS,
         ],
         defaults: &[
             ("n_group", 8),
@@ -261,6 +262,7 @@ const DEEPSEEK_V2: HfClass = HfClass {
         LATENT_ATTENTION,
         DEEPSEEK_FEED_FORWARD,
         DEEPSEEK_EXPERTS,
+        HEAD_TENSORS,
     ],
     defaults: &[("q_lora_rank", 1536)],
     ..LLAMA

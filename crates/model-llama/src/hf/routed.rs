@@ -3,7 +3,7 @@
 
 use model_core::hf::{
     ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, FixedValue,
-    GATED_TENSORS, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN,
+    GATED_TENSORS, HEAD_TENSORS, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN,
     RMS_EPS, ROPE_KEYS, SILU, TensorRule, TensorStep, full_attention, head_dim, in_layers, only,
     rope_keys, same, with,
 };
@@ -69,6 +69,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             QWEN3_MOE_ROUTER,
             QWEN3_MOE_EXPERTS,
             GLM4_MOE_EXPERTS,
+            HEAD_TENSORS,
         ],
         rotated_part: Some(0.5),
         ..LLAMA

@@ -92,8 +92,8 @@ pub(super) const CLASSES: &[HfClass] = &[
             MIXTURE,
             EXPERTS,
             NEXT_MIXER,
+            HEAD,
         ],
-        unused: FURTHER_LAYERS,
         defaults: &[
             ("head_dim", 256),
             ("num_key_value_heads", 2),
@@ -122,6 +122,7 @@ pub(super) const CLASSES: &[HfClass] = &[
             MIXTURE,
             EXPERTS,
             LATER_MIXER,
+            HEAD,
         ],
         ..LATER
     },
@@ -141,12 +142,12 @@ const QWEN3_5: HfClass = HfClass {
         ATTENTION_TENSORS,
         GATED_TENSORS,
         LATER_MIXER,
+        HEAD,
     ],
     ..LATER
 };
 
 const LATER: HfClass = HfClass {
-    unused: FURTHER_LAYERS,
     defaults: &[
         ("head_dim", 256),
         ("num_key_value_heads", 4),
@@ -226,32 +227,20 @@ const LATER_MIXER: &[TensorRule] = &in_layers(
     ],
 );
 
-/// Layers that predict the tokens after the next, which are not computed.
-const FURTHER_LAYERS: &[&str] = &[
-    "mtp.fc.weight",
-    "mtp.norm.weight",
-    "mtp.pre_fc_norm_embedding.weight",
-    "mtp.pre_fc_norm_hidden.weight",
-    "mtp.layers.{l}.input_layernorm.weight",
-    "mtp.layers.{l}.post_attention_layernorm.weight",
-    "mtp.layers.{l}.self_attn.q_proj.weight",
-    "mtp.layers.{l}.self_attn.k_proj.weight",
-    "mtp.layers.{l}.self_attn.v_proj.weight",
-    "mtp.layers.{l}.self_attn.o_proj.weight",
-    "mtp.layers.{l}.self_attn.q_norm.weight",
-    "mtp.layers.{l}.self_attn.k_norm.weight",
-    "mtp.layers.{l}.mlp.gate_proj.weight",
-    "mtp.layers.{l}.mlp.up_proj.weight",
-    "mtp.layers.{l}.mlp.down_proj.weight",
-    "mtp.layers.{l}.mlp.gate.weight",
-    "mtp.layers.{l}.mlp.shared_expert_gate.weight",
-    "mtp.layers.{l}.mlp.shared_expert.gate_proj.weight",
-    "mtp.layers.{l}.mlp.shared_expert.up_proj.weight",
-    "mtp.layers.{l}.mlp.shared_expert.down_proj.weight",
-    "mtp.layers.{l}.mlp.experts.{e}.gate_proj.weight",
-    "mtp.layers.{l}.mlp.experts.{e}.up_proj.weight",
-    "mtp.layers.{l}.mlp.experts.{e}.down_proj.weight",
-];
+/// What the layer behind the last one has besides: its tensors are `mtp.fc` and the like in files.
+const HEAD: &[TensorRule] = &in_layers(
+    "model.layers.{l}.",
+    [
+        same("nextn.eh_proj.weight", "eh_proj.weight"),
+        with("nextn.enorm.weight", "enorm.weight", PLUS_ONE),
+        with("nextn.hnorm.weight", "hnorm.weight", PLUS_ONE),
+        with(
+            "nextn.shared_head_norm.weight",
+            "shared_head.norm.weight",
+            PLUS_ONE,
+        ),
+    ],
+);
 
 /// Value heads, of which as many share each key head.
 fn value_heads(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
