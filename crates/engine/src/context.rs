@@ -170,6 +170,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         let _removed = memory.apply(removal)?;
         let edited = memory.apply(move_down)?;
         self.memory = memory;
+        self.runner.note_edit(move_down);
         self.move_rows(move_down, &edited)
     }
 
@@ -220,6 +221,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         // Other tokens than those of the division: no row is rotated twice.
         let edited = divided.and(memory.apply(rest)?);
         self.memory = memory;
+        self.runner.note_edit(rest);
         self.move_rows(rest, &edited)
     }
 

@@ -24,6 +24,7 @@ use crate::capacities::Capacities;
 use crate::config::{ConfigError, EngineConfig, Settings};
 use crate::error::EngineError;
 use crate::guard::{Forgetting, Uncomputed};
+use crate::head::Head;
 use crate::programs::ProgramCache;
 use crate::rows_out::{Embeddings, Logits, StepRows};
 use crate::runner::{
@@ -123,7 +124,10 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             backend.set_custom_ops(custom_ops)?;
         }
         let weights = backend.load_weights(Arc::clone(&source), on_progress)?;
-        let mut programs = ProgramCache::new(settings.n_programs);
+        let head = model.draft_head();
+        // A head has as many graphs as the model.
+        let n_programs = settings.n_programs * (1 + head.iter().len());
+        let mut programs = ProgramCache::new(n_programs);
         let capacities = Capacities::of(&backend, &*model, settings.max_ubatch())?;
         // Weights that the backend cannot use are found now, not with the first token.
         let shape = GraphShape {
@@ -165,8 +169,28 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
                 Some(graph)
             }
         };
+        let head_graph = match &head {
+            None => None,
+            Some(head) => {
+                let graph = head.graph(shape)?;
+                let key = ProgramKey {
+                    given_rows: false,
+                    shape,
+                    n_kv: Vec::new(),
+                    rows: RowsOut::Drafts,
+                    n_adapters: 0,
+                };
+                programs.get_or_compile(key, || {
+                    Ok::<_, EngineError>(backend.compile(&graph, &weights, &settings.layout)?)
+                })?;
+                Some(graph)
+            }
+        };
         let graph = bare.graph(shape)?;
-        let key_ropes = graph.key_ropes(&*source).map_err(Arc::new);
+        let more = head_graph.iter().chain([&graph]);
+        let ropes = more.map(|graph| graph.key_ropes(&*source));
+        let key_ropes = ropes.collect::<Result<Vec<_>, _>>().map_err(Arc::new);
+        let key_ropes = key_ropes.map(|ropes| ropes.concat());
         let fingerprint = Fingerprint::new(
             model.architecture(),
             settings.rules.n_vocab,
@@ -174,10 +198,8 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             &graph,
             &*source,
         );
-        let fingerprint = match &encoder {
-            Some(encoder) => fingerprint.with_graph(encoder, &*source),
-            None => fingerprint,
-        };
+        let more = encoder.iter().chain(&head_graph);
+        let fingerprint = more.fold(fingerprint, |all, graph| all.with_graph(graph, &*source));
         let is_input = |node: &Node, input| node.op == Op::Input(input);
         let takes_images = graph
             .nodes()
@@ -220,6 +242,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             rows_out: Vec::new(),
             rows_kind: RowsOut::Whole,
             progress: None,
+            head: head.map(Head::new),
         };
         Ok(Self {
             runner,
@@ -477,6 +500,9 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             }
             Err(FailedStep { error, rows }) => {
                 steps.undo(rows);
+                if let Some(head) = &mut runner.head {
+                    head.tails.clear();
+                }
                 Err(error)
             }
         }
@@ -493,7 +519,16 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         if let Edit::Reposition { .. } = edit {
             self.check_shift()?;
         }
-        let edited = match edit {
+        let edited = self.apply(edit)?;
+        self.runner.note_edit(edit);
+        Ok(Removal {
+            n_tokens: edited.n_tokens,
+            n_cells: edited.n_cells,
+        })
+    }
+
+    fn apply(&mut self, edit: Edit) -> Result<Edited, EngineError> {
+        Ok(match edit {
             // Only writes rows of free cells, so the memory before is as good as it was.
             Edit::Compact => {
                 let mut compacted = self.memory.clone();
@@ -507,10 +542,6 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
                 self.move_rows(edit, &edited)?;
                 edited
             }
-        };
-        Ok(Removal {
-            n_tokens: edited.n_tokens,
-            n_cells: edited.n_cells,
         })
     }
 
@@ -560,6 +591,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         if let Some(active) = &mut self.runner.adapters {
             active.clear();
         }
+        self.runner.note_edit(Edit::Clear);
         self.memory.clear()
     }
 }

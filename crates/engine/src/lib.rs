@@ -20,6 +20,7 @@ mod draft_model;
 mod encode;
 mod error;
 mod guard;
+mod head;
 mod logprobs;
 mod planning;
 mod programs;

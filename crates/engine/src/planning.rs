@@ -104,6 +104,16 @@ impl Workload {
             };
             graphs.push(settings.graph(shape, &*encoder.model)?);
         }
+        if let Some(head) = model.draft_head() {
+            let n_active = settings.n_active() as usize;
+            let drafts = GraphShape {
+                n_tokens: n_active,
+                n_outputs: n_active,
+            };
+            for shape in shapes.iter().map(stored).chain([capacities.shape_for(drafts)]) {
+                graphs.push(settings.graph(shape, &*head)?);
+            }
+        }
         Ok(Self {
             graphs,
             with_candidates,
@@ -111,6 +121,14 @@ impl Workload {
             n_outputs: ubatches.iter().map(|s| s.n_outputs).max().unwrap_or(0),
             settings,
         })
+    }
+}
+
+/// The shape in which a head stores what it has of a ubatch.
+fn stored(ubatch: &GraphShape) -> GraphShape {
+    GraphShape {
+        n_outputs: 0,
+        ..*ubatch
     }
 }
 

@@ -12,7 +12,7 @@ use kv_core::PartIdx;
 use kv_core::batch::{Output, PositionRule, UBatch, ValidBatch};
 use kv_core::layers::RowLayout;
 use kv_core::memory::{BatchVisibility, PartInputs};
-use kv_core::memory::{Edited, MemoryInputs, RowsWritten, batch_visibility};
+use kv_core::memory::{Edit, Edited, MemoryInputs, RowsWritten, batch_visibility};
 use kv_graph::rope::LayerRope;
 use kv_graph::weights::WeightSource;
 use kv_graph::{GraphShape, KeyRopeError, TopK};
@@ -22,6 +22,7 @@ use crate::adapters::ActiveAdapters;
 use crate::capacities::Capacities;
 use crate::config::{AttentionMode, Settings};
 use crate::error::EngineError;
+use crate::head::Head;
 use crate::programs::ProgramCache;
 
 /// Steps in which the tables of plain attention grow, in cells.
@@ -57,6 +58,8 @@ pub(crate) struct Runner<B: Backend> {
     pub(crate) rows_kind: RowsOut,
     /// Takes how far each run has come.
     pub(crate) progress: Option<RunProgress>,
+    /// The layer that drafts, where the model was loaded with one.
+    pub(crate) head: Option<Head>,
 }
 
 /// Where the rows of a batch go that come out.
@@ -77,6 +80,8 @@ pub(crate) enum RowsOut {
     Candidates(usize),
     /// Last rows of sources, as the model's encoder gives them.
     Sources,
+    /// Logits and rows of the head that drafts.
+    Drafts,
 }
 
 /// A step that failed, and whether rows may have been written by then.
@@ -117,9 +122,16 @@ impl<B: Backend> Runner<B> {
     /// Values of a row that comes out.
     pub(crate) fn row_width(&self) -> usize {
         match self.rows_kind {
-            RowsOut::Whole => self.settings.output_width(),
+            RowsOut::Whole | RowsOut::Drafts => self.settings.output_width(),
             RowsOut::Candidates(k) => TopK::row_len(k),
             RowsOut::Sources => self.settings.rules.n_embd as usize,
+        }
+    }
+
+    /// Sequences were changed as this edit has it.
+    pub(crate) fn note_edit(&mut self, edit: Edit) {
+        if let Some(head) = &mut self.head {
+            head.tails.edit(edit);
         }
     }
 
@@ -144,13 +156,7 @@ impl<B: Backend> Runner<B> {
         cancel: Option<&CancelFlag>,
         output: &mut BatchOutput,
     ) -> Result<(), FailedStep> {
-        if self.position_rule == PositionRule::Grid {
-            self.coordinates.clear();
-            self.coordinates.extend(ubatch.coordinates());
-        }
-        for seen in &mut self.batch {
-            batch_visibility(ubatch, seen);
-        }
+        self.prepare(ubatch);
         let shape = GraphShape {
             n_tokens: ubatch.n_tokens() as usize,
             n_outputs: ubatch.output_rows.len(),
@@ -159,10 +165,23 @@ impl<B: Backend> Runner<B> {
         self.take_rows(ubatch, output).map_err(|error| FailedStep {
             error,
             rows: RowsWritten::Perhaps,
-        })
+        })?;
+        self.store_for_head(ubatch, memory, cancel)
     }
 
-    fn run(
+    /// Fills what graphs take of the tokens of a ubatch besides what the memory says.
+    pub(crate) fn prepare(&mut self, ubatch: &UBatch) {
+        if self.position_rule == PositionRule::Grid {
+            self.coordinates.clear();
+            self.coordinates.extend(ubatch.coordinates());
+        }
+        for seen in &mut self.batch {
+            batch_visibility(ubatch, seen);
+        }
+    }
+
+    /// Runs the graph of this shape for a ubatch.
+    pub(crate) fn run(
         &mut self,
         shape: GraphShape,
         ubatch: &UBatch,
@@ -170,11 +189,12 @@ impl<B: Backend> Runner<B> {
         cancel: Option<&CancelFlag>,
     ) -> Result<(), FailedStep> {
         let n_adapters = match (&self.adapters, self.rows_kind) {
-            (None, _) | (_, RowsOut::Sources) => 0,
+            (None, _) | (_, RowsOut::Sources | RowsOut::Drafts) => 0,
             (Some(adapters), _) => adapters.n_active(ubatch),
         };
-        let embeddings = match &mut self.adapters {
-            Some(adapters) if n_adapters > 0 => adapters.rows(ubatch, n_adapters),
+        let embeddings = match (&self.head, &mut self.adapters) {
+            (Some(head), _) if self.rows_kind == RowsOut::Drafts => head.before.as_slice(),
+            (_, Some(adapters)) if n_adapters > 0 => adapters.rows(ubatch, n_adapters),
             _ => ubatch.embeddings.as_slice(),
         };
         let inputs = GraphInputs {
@@ -219,6 +239,7 @@ impl<B: Backend> Runner<B> {
                 let adapted = self.model.with_active_adapters(n_adapters);
                 let model = adapted.as_ref().unwrap_or(&self.model);
                 let other = match (rows_kind, ubatch.embeddings.is_empty()) {
+                    (RowsOut::Drafts, _) => self.head.as_ref().map(|head| Arc::clone(&head.model)),
                     (RowsOut::Sources, true) => {
                         let encoder = model.source_encoder();
                         Some(encoder.ok_or_else(no_encoder)?.model)
@@ -237,7 +258,7 @@ impl<B: Backend> Runner<B> {
                     }
                 };
                 let graph = match rows_kind {
-                    RowsOut::Whole | RowsOut::Sources => graph,
+                    RowsOut::Whole | RowsOut::Sources | RowsOut::Drafts => graph,
                     RowsOut::Candidates(k) => {
                         graph.with_candidates(k).map_err(ModelError::Graph)?
                     }

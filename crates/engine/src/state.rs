@@ -236,6 +236,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         };
         let restored = self.memory.restore(state.snapshot(), into);
         let restored = restored.map_err(StateError::from)?;
+        self.runner.note_edit(removal(into, first));
         let added = Forgetting::new(&mut self.memory, removal(into, first));
         let mut write = |span, bytes: &[u8]| {
             self.runner
@@ -263,6 +264,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         let restored = after
             .restore(state.snapshot(), into)
             .map_err(StateError::from)?;
+        self.runner.note_edit(removal(into, Pos(0)));
         let mut write = |span, bytes: &[u8]| {
             self.runner
                 .backend

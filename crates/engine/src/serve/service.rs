@@ -168,6 +168,12 @@ impl<B: Backend, M: Memory + Clone> Service<B, M> {
         self.intake.draft_model()
     }
 
+    /// True if the model was loaded with a head that drafts
+    /// ([`Speculation::Head`](cellar_scheduler::Speculation::Head)).
+    pub fn has_head(&self) -> bool {
+        self.intake.has_head()
+    }
+
     /// Requests that wait to be admitted.
     pub fn n_queued(&self) -> usize {
         self.intake.n_queued()

@@ -30,7 +30,7 @@ use crate::draft_model::DraftModel;
 use crate::error::EngineError;
 use crate::logprobs::Logprobs;
 use crate::sampler::Step;
-use crate::speculate::{self, DraftSource};
+use crate::speculate::{self, DraftMeans, DraftSource};
 
 /// A prompt, and how it is continued.
 #[derive(Debug, Default)]
@@ -90,6 +90,8 @@ pub(crate) struct Intake {
     pub(super) draft_model: Option<DraftModel>,
     /// The adapters of the model, where it has any.
     pub(super) adapters: Option<Arc<Adapters>>,
+    /// True if the model was loaded with a head that drafts.
+    pub(super) has_head: bool,
     pub(super) tenant_limits: TenantLimits,
     pub(super) queue: Arc<QueueSize>,
     pub(super) next_id: AtomicU64,
@@ -289,10 +291,15 @@ impl Intake {
     ) -> Result<Option<DraftSource>, SpeculationOff> {
         match (speculation, long_context) {
             (Speculation::Off, _) => Ok(None),
+            (Speculation::Auto { .. }, _) if !self.has_head => Ok(None),
             (_, LongContext::Group(_)) => Err(SpeculationOff::SharedPositions),
             _ => {
                 self.draft_limit?;
-                DraftSource::new(speculation, self.draft_model.as_ref())
+                let means = DraftMeans {
+                    model: self.draft_model.as_ref(),
+                    has_head: self.has_head,
+                };
+                DraftSource::new(speculation, means)
             }
         }
     }
@@ -307,6 +314,10 @@ impl Intake {
 
     pub(crate) fn draft_model(&self) -> Option<&DraftModel> {
         self.draft_model.as_ref()
+    }
+
+    pub(crate) fn has_head(&self) -> bool {
+        self.has_head
     }
 
     /// Requests that wait to be admitted.

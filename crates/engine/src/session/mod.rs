@@ -91,6 +91,7 @@ pub use swap_store::SwapDisk;
 pub use watch::{FRAME_TIME, MAX_EVENTS, Update, Watcher};
 
 use blocks::BlockTable;
+use drafts::HeadTimes;
 pub(crate) use config::micros;
 pub(crate) use intake::{Intake, Submission};
 use intake::{LongContextLimits, QueueSize};
@@ -179,6 +180,8 @@ pub struct Session<B: Backend, M: Memory + Clone = Composite> {
     recorder: Recorder,
     started: Instant,
     has_lost_device: bool,
+    /// What drafts of the head take.
+    head_times: HeadTimes,
 }
 
 impl<B: Backend, M: Memory + Clone> Session<B, M> {
@@ -255,6 +258,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             draft_limit: scheduler.draft_limit(),
             draft_model,
             adapters: engine.model().adapters().cloned(),
+            has_head: engine.has_head(),
             tenant_limits: config.tenant_limits,
             queue: Arc::new(QueueSize::new(limits)),
             next_id: AtomicU64::new(0),
@@ -281,6 +285,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             recorder,
             started: Instant::now(),
             has_lost_device: false,
+            head_times: HeadTimes::default(),
         })
     }
 

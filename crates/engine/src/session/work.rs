@@ -171,6 +171,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
                         }
                     }
                 }
+                self.head_times.take_step(step, began.elapsed());
                 let took = micros(began.elapsed());
                 if let Some(store) = &mut self.store {
                     store.learn_step(step.batch.len(), began.elapsed());

@@ -31,8 +31,8 @@ impl Drafter {
     /// token at once.
     pub fn new(speculation: Speculation) -> Option<Self> {
         match speculation {
-            Speculation::Off | Speculation::Draft { .. } => None,
-            Speculation::Lookup { n_max } => Some(Self {
+            Speculation::Off | Speculation::Draft { .. } | Speculation::Head { .. } => None,
+            Speculation::Lookup { n_max } | Speculation::Auto { n_max } => Some(Self {
                 lookup: NgramLookup::default(),
                 length: DraftLength::new(n_max),
                 speculated: Speculated::default(),

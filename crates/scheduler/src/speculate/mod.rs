@@ -13,10 +13,12 @@ use std::fmt;
 
 mod draft_length;
 mod drafter;
+mod head_length;
 mod lookup;
 
 pub use draft_length::DraftLength;
 pub use drafter::{Drafter, Speculated};
+pub use head_length::{DraftTimes, HeadLength, MAX_HEAD_DRAFT};
 pub use lookup::{NgramLookup, Repetition};
 
 /// The most tokens that are drafted at once: the row of each is as long as the vocabulary.
@@ -35,6 +37,17 @@ pub enum Speculation {
     },
     /// A smaller model drafts them, where the caller has one. A [`Drafter`] does not.
     Draft {
+        /// The most tokens that are drafted at once, 1 to [`MAX_DRAFT`].
+        n_max: usize,
+    },
+    /// A head of the model drafts them, where it has one. A [`Drafter`] does not.
+    Head {
+        /// The most tokens that are drafted at once, 1 to [`MAX_DRAFT`]; a head drafts at most
+        /// [`MAX_HEAD_DRAFT`].
+        n_max: usize,
+    },
+    /// Prompt lookup where the text repeats itself, else a head; nothing where the model has none.
+    Auto {
         /// The most tokens that are drafted at once, 1 to [`MAX_DRAFT`].
         n_max: usize,
     },
@@ -74,6 +87,15 @@ pub enum SpeculationOff {
     },
     /// The draft model could not compute.
     DraftModelFailed,
+    /// The model has no head that drafts, or it was not loaded with it.
+    NoHead,
+    /// The head could not compute.
+    HeadFailed,
+    /// Drafts of the head take more time than they save.
+    DoesNotPay {
+        /// How often its tokens were right of late, in percent.
+        percent: u8,
+    },
 }
 
 impl fmt::Display for SpeculationOff {
@@ -100,6 +122,12 @@ impl fmt::Display for SpeculationOff {
                 "the text is longer than the {n_ctx} tokens that the draft model remembers"
             ),
             Self::DraftModelFailed => f.write_str("the draft model failed"),
+            Self::NoHead => f.write_str("the model has no head that drafts"),
+            Self::HeadFailed => f.write_str("the head that drafts failed"),
+            Self::DoesNotPay { percent } => write!(
+                f,
+                "the head's tokens were right {percent} % of the time, which takes more time than it saves"
+            ),
         }
     }
 }

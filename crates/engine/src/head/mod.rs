@@ -1,0 +1,227 @@
+//! [`Head`]: the layer of a model that drafts, next to the model itself on the same memory.
+//!
+//! After each ubatch of the model the head stores its keys and values of the same tokens, in the
+//! same cells. Drafting takes tokens into a copy of the memory, of which nothing is left: the head
+//! writes its own rows of free cells alone. Invariant: whatever is drafted, neither the memory nor
+//! any other layer's row has changed. Knows no text.
+
+mod tails;
+
+use std::sync::Arc;
+
+use kv_core::backend::{Backend, CancelFlag};
+use kv_core::batch::{Batch, UBatch, validate_with};
+use kv_core::graph::GraphShape;
+use kv_core::memory::{Edit, Memory, MemoryInputs, Seqs};
+use kv_core::{Pos, PosRange, SeqId, TokenId};
+use model_core::architecture::Model;
+
+use self::tails::Tails;
+use crate::decode::Engine;
+use crate::error::EngineError;
+use crate::runner::{FailedStep, RowsOut, Runner};
+use crate::sampler::likeliest;
+
+/// The layer of a model that drafts.
+pub(crate) struct Head {
+    pub(crate) model: Arc<dyn Model>,
+    pub(crate) tails: Tails,
+    /// The final rows of the tokens before those of a ubatch.
+    pub(crate) before: Vec<f32>,
+}
+
+/// A text that a head drafts for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeadTurn {
+    pub(crate) seq: SeqId,
+    /// Its last token, which is not computed yet.
+    pub(crate) token: TokenId,
+    /// Tokens at the end of its sequence that were drafted and not taken.
+    pub(crate) n_rejected: usize,
+    /// The most tokens that are drafted.
+    pub(crate) n: usize,
+}
+
+/// A text that is being drafted for.
+struct Job {
+    /// Its place in the call.
+    number: usize,
+    seq: SeqId,
+    n: usize,
+    /// The token that is read next.
+    token: TokenId,
+    /// The final row of the one before.
+    row: Vec<f32>,
+    drafted: Vec<TokenId>,
+}
+
+impl Head {
+    pub(crate) fn new(model: Arc<dyn Model>) -> Self {
+        Self {
+            tails: Tails::new(model.embedding_dim()),
+            model,
+            before: Vec::new(),
+        }
+    }
+}
+
+impl<B: Backend> Runner<B> {
+    /// Has the head store its keys and values of the tokens of a ubatch that was just computed, and
+    /// keeps their final rows.
+    pub(crate) fn store_for_head(
+        &mut self,
+        ubatch: &UBatch,
+        memory: &MemoryInputs,
+        cancel: Option<&CancelFlag>,
+    ) -> Result<(), FailedStep> {
+        let Some(head) = &mut self.head else {
+            return Ok(());
+        };
+        if ubatch.tokens.is_empty() {
+            // Rows in place of tokens: the head has no embedding of them.
+            let seqs = ubatch.seqs.iter().flat_map(|seqs| seqs.iter());
+            seqs.for_each(|seq| head.tails.forget(seq));
+            return Ok(());
+        }
+        let rows = self.outputs.values.get_mut(1).map(std::mem::take);
+        let rows = rows.unwrap_or_default();
+        head.tails.rows_before(ubatch, &rows, &mut head.before);
+        head.tails.push(ubatch, &rows);
+        if let Some(place) = self.outputs.values.get_mut(1) {
+            *place = rows;
+        }
+        self.run_head(ubatch, 0, memory, cancel)
+    }
+
+    /// Runs the head for the tokens of a ubatch and the rows before them.
+    fn run_head(
+        &mut self,
+        ubatch: &UBatch,
+        n_outputs: usize,
+        memory: &MemoryInputs,
+        cancel: Option<&CancelFlag>,
+    ) -> Result<(), FailedStep> {
+        let shape = GraphShape {
+            n_tokens: ubatch.n_tokens() as usize,
+            n_outputs,
+        };
+        let rows_kind = std::mem::replace(&mut self.rows_kind, RowsOut::Drafts);
+        let result = self.run(shape, ubatch, memory, cancel);
+        self.rows_kind = rows_kind;
+        result
+    }
+
+    /// Takes what the head made of the tokens of a ubatch: for each its draft, and its row.
+    fn take_drafts(&self, ubatch: &UBatch, jobs: &mut [Job]) {
+        let n_vocab = self.settings.rules.n_vocab as usize;
+        let dim = self.settings.rules.n_embd as usize;
+        let [logits, rows, ..] = self.outputs.values.as_slice() else {
+            return;
+        };
+        let rows = rows.chunks_exact(dim.max(1));
+        let logits = logits.chunks_exact(n_vocab.max(1));
+        for ((&entry, logits), row) in ubatch.entries.iter().zip(logits).zip(rows) {
+            let Some(job) = jobs.get_mut(entry as usize) else {
+                continue;
+            };
+            match likeliest(logits) {
+                Ok(candidate) => {
+                    job.drafted.push(candidate.token);
+                    job.token = candidate.token;
+                    job.row.clear();
+                    job.row.extend_from_slice(row);
+                }
+                // Not a number: nothing more is drafted.
+                Err(_) => job.n = 0,
+            }
+        }
+    }
+}
+
+impl<B: Backend, M: Memory + Clone> Engine<B, M> {
+    /// True if the model was loaded with a head that drafts.
+    pub fn has_head(&self) -> bool {
+        self.runner.head.is_some()
+    }
+
+    /// Drafts for several texts in common batches: for each the tokens that may follow its last
+    /// one, none where the memory has no room for them or the rows before are not known.
+    ///
+    /// # Errors
+    /// [`EngineError`] where the head could not be computed; nothing has changed.
+    pub(crate) fn draft_with_head(
+        &mut self,
+        turns: &[HeadTurn],
+        cancel: &CancelFlag,
+    ) -> Result<Vec<Vec<TokenId>>, EngineError> {
+        let mut drafted = vec![Vec::new(); turns.len()];
+        let mut memory = self.memory.clone();
+        let turns = turns.iter().enumerate();
+        let mut jobs: Vec<Job> = turns
+            .filter_map(|(number, turn)| self.begin_draft(number, turn, &mut memory))
+            .collect();
+        let mut inputs = MemoryInputs::default();
+        while !jobs.is_empty() {
+            let mut batch = Batch::new();
+            for job in &jobs {
+                let entry = batch.push_token(job.token);
+                entry.in_sequence(job.seq).with_output();
+            }
+            if !memory.edits_before(&batch).is_empty() {
+                break;
+            }
+            let runner = &mut self.runner;
+            let (rules, rule) = (&runner.settings.rules, runner.position_rule);
+            let valid = validate_with(&batch, rules, rule, |seq| memory.positions(seq));
+            let planned = valid.map(|valid| memory.plan(&valid, runner.settings.n_ubatch));
+            let Ok(Ok(plan)) = planned else {
+                break; // no room, or too many tokens for a batch
+            };
+            let mut steps = memory.begin_planned(plan);
+            while let Some(ubatch) = steps.next(&mut inputs) {
+                runner.prepare(ubatch);
+                if let Some(head) = &mut runner.head {
+                    head.before.clear();
+                    let of_job = |&entry: &u32| jobs.get(entry as usize);
+                    let rows = ubatch.entries.iter().filter_map(of_job);
+                    rows.for_each(|job| head.before.extend_from_slice(&job.row));
+                }
+                let n_outputs = ubatch.output_rows.len();
+                let ran = runner.run_head(ubatch, n_outputs, &inputs, Some(cancel));
+                ran.map_err(|failed| failed.error)?;
+                runner.take_drafts(ubatch, &mut jobs);
+            }
+            for job in jobs.extract_if(.., |job| job.drafted.len() >= job.n) {
+                drafted[job.number] = job.drafted;
+            }
+        }
+        for job in jobs {
+            drafted[job.number] = job.drafted;
+        }
+        let finished = self.runner.finish();
+        finished.map_err(|failed| failed.error)?;
+        Ok(drafted)
+    }
+
+    /// Takes from `memory` what was drafted and not taken; `None` where nothing can be drafted.
+    fn begin_draft(&self, number: usize, turn: &HeadTurn, memory: &mut M) -> Option<Job> {
+        let &HeadTurn { seq, token, n, .. } = turn;
+        let tails = &self.runner.head.as_ref()?.tails;
+        let n_rejected = u32::try_from(turn.n_rejected).ok()?;
+        let pos = Pos(tails.end(seq)?.0.checked_sub(n_rejected)?);
+        let row = tails.row(seq, Pos(pos.0.checked_sub(1)?))?.to_vec();
+        if n_rejected > 0 {
+            let seqs = Seqs::One(seq);
+            let range = PosRange::from(pos..);
+            let _no_rows = memory.apply(Edit::Remove { seqs, range }).ok()?;
+        }
+        (n > 0 && memory.next_pos(seq) == pos).then_some(Job {
+            number,
+            seq,
+            n,
+            token,
+            row,
+            drafted: Vec::new(),
+        })
+    }
+}
