@@ -12,6 +12,7 @@ mod case;
 pub mod checks;
 pub mod defaults;
 pub mod gpu;
+pub mod heads;
 pub mod http;
 pub mod images;
 pub mod outside;

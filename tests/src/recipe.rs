@@ -83,6 +83,9 @@ struct RecipeFile {
     format: u32,
     seed: u64,
     tensors: Vec<TensorEntry>,
+    /// The recipe whose config and tensors it has besides.
+    #[serde(default)]
+    extends: Option<String>,
     /// Rows that prompts have in place of tokens; not part of the model.
     #[serde(default)]
     inputs: Vec<TensorEntry>,
@@ -203,11 +206,24 @@ impl Recipe {
         };
         let file: RecipeFile = serde_json::from_slice(&read("recipe.json")).unwrap();
         assert_eq!(file.format, 1, "{}", folder.display());
+        let (config, more) = match file.extends {
+            None => {
+                let config = serde_json::from_slice(&read(files[0])).unwrap();
+                (config, BTreeMap::new())
+            }
+            Some(name) => {
+                let Self { config, weights, .. } = Self::named(&name);
+                assert_eq!(weights.seed, file.seed, "{}", folder.display());
+                (config, weights.tensors)
+            }
+        };
+        let mut weights = GeneratedWeights::new(file.seed, file.tensors);
+        weights.tensors.extend(more);
         Self {
             folder: folder.to_owned(),
-            config: serde_json::from_slice(&read(files[0])).unwrap(),
             files,
-            weights: GeneratedWeights::new(file.seed, file.tensors),
+            config,
+            weights,
             inputs: GeneratedWeights::new(file.seed, file.inputs),
         }
     }
@@ -244,6 +260,25 @@ impl Recipe {
     pub fn given_rows(&self, prompt: usize) -> Option<Vec<f32>> {
         let rows = self.inputs.get(&format!("image_embeds_{prompt}"))?;
         Some(rows.to_f32())
+    }
+
+    /// The final rows that a head which drafts reads.
+    pub fn rows_before(&self) -> Vec<f32> {
+        self.inputs.get("rows").unwrap().to_f32()
+    }
+
+    /// The same without the tensor of this name.
+    #[must_use]
+    pub fn without(mut self, name: &str) -> Self {
+        assert!(self.weights.tensors.remove(name).is_some(), "{name}");
+        self
+    }
+
+    /// The same with the tensor of this name in another shape.
+    #[must_use]
+    pub fn reshaped(mut self, name: &str, shape: &[usize]) -> Self {
+        self.weights.tensors.get_mut(name).unwrap().shape = shape.to_vec();
+        self
     }
 
     fn hf_config(&self) -> HfConfig {

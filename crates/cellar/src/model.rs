@@ -46,6 +46,19 @@ pub struct ModelOptions {
     pub adapters: AdapterOptions,
     /// A smaller model that drafts for it, with [`Speculation::Draft`](cellar_engine::Speculation).
     pub draft_model: Option<DraftModel>,
+    /// Whether the head of its file that drafts is computed, where it has one.
+    pub head: HeadUse,
+}
+
+/// Whether the head of a file that drafts is computed. It takes rows of the memory as a layer does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HeadUse {
+    /// It is not.
+    #[default]
+    Unused,
+    /// It is, for texts with [`Speculation::Head`](cellar_engine::Speculation::Head) or
+    /// [`Speculation::Auto`](cellar_engine::Speculation::Auto).
+    Drafts,
 }
 
 /// A model on a backend, with its texts.
@@ -82,10 +95,13 @@ impl Model {
     /// # Errors
     /// As [`Model::open`].
     pub fn load(file: ModelFile, options: ModelOptions) -> Result<Self, Error> {
-        let file = match options.adapters.open(&file, &architectures())? {
+        let mut file = match options.adapters.open(&file, &architectures())? {
             Some(adapters) => file.with_adapters(adapters)?,
             None => file,
         };
+        if options.head == HeadUse::Drafts {
+            file.use_draft_head()?;
+        }
         let work = ModelWork {
             model: file.model(),
             weights: &file.weights(),
@@ -121,6 +137,12 @@ impl Model {
         };
         let session = Session::with(engine, file.tokenizer(), &config, extras)?;
         Ok(Self { file, session })
+    }
+
+    /// True if it was opened with a head that drafts
+    /// ([`Speculation::Head`](cellar_engine::Speculation::Head)).
+    pub fn has_head(&self) -> bool {
+        self.session.has_head()
     }
 
     /// Continues a prompt: an iterator of pieces of text.

@@ -134,6 +134,10 @@ fn trained_length(model: &dyn Model) -> u32 {
     u32::try_from(model.context_length()).unwrap_or(u32::MAX)
 }
 
+/// States that recurrent layers keep to go back to where a head drafts: most of its tokens that are
+/// right are among the first.
+const HEAD_SNAPSHOTS: u32 = 3;
+
 /// The engine's configuration, but for the number of sequences.
 pub(crate) fn engine_config(
     args: &EngineArgs,
@@ -148,7 +152,10 @@ pub(crate) fn engine_config(
         } else {
             SwaSize::Window
         },
-        n_snapshots: args.snapshots,
+        n_snapshots: match model.draft_head() {
+            Some(_) => args.snapshots.max(HEAD_SNAPSHOTS),
+            None => args.snapshots,
+        },
         ..compute_config(&args.compute, model, default_kv_type)
     }
 }

@@ -48,7 +48,12 @@ impl ServiceFlags<'_> {
             draft_model: draft_model::open(self.speculation, self.engine, texts)?,
         };
         let service = Service::start_with(engine, tokenizer, config, extras)?;
-        if self.speculation.speculation() != Speculation::Off {
+        let drafts = match self.speculation.speculation() {
+            Speculation::Off => false,
+            Speculation::Auto { .. } => service.has_head(),
+            _ => true,
+        };
+        if drafts {
             resolve::warn_of_no_speculation(service.draft_limit().err());
         }
         Ok(service)

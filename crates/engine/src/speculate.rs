@@ -56,8 +56,6 @@ pub(crate) struct HeadDrafter {
     last: TokenId,
     /// The source of the last draft.
     drafted: DraftedBy,
-    /// Of the tokens that the last step computed, those at the end that were not taken.
-    pub(crate) n_rejected: usize,
     speculated: Speculated,
 }
 
@@ -78,7 +76,6 @@ impl HeadDrafter {
             n_tokens: 0,
             last: TokenId::default(),
             drafted: DraftedBy::Head,
-            n_rejected: 0,
             speculated: Speculated::default(),
         }
     }

@@ -13,7 +13,7 @@ use kv_core::TokenId;
 use kv_graph::weights::{SharedBytes, WeightSource};
 
 use crate::adapters::{AdaptedModel, AdaptedWeights, Adapters, MergedWeights};
-use crate::architecture::{Model, Registry};
+use crate::architecture::{Model, Registry, with_draft_head};
 use crate::directory::HfDirectory;
 use crate::error::{MetadataError, ModelError, ModelFileError};
 use crate::gguf::{Array, FromValue, GgufFile, Metadata, Value};
@@ -105,6 +105,20 @@ impl OpenModel {
     /// The model.
     pub fn model(&self) -> &Arc<dyn Model> {
         &self.model
+    }
+
+    /// Has the model computed with the head of its file that drafts, where it has one; true if it
+    /// has.
+    ///
+    /// # Errors
+    /// As of [`with_draft_head`]; the model is as before then.
+    pub fn use_draft_head(&mut self) -> Result<bool, ModelError> {
+        let with = with_draft_head(&*self.model, &*self.weights())?;
+        let has_head = with.is_some();
+        if let Some(model) = with {
+            self.model = model;
+        }
+        Ok(has_head)
     }
 
     /// The weights, for a backend to load.
@@ -208,6 +222,14 @@ impl OpenModel {
 }
 
 impl ModelFile {
+    /// As [`OpenModel::use_draft_head`].
+    ///
+    /// # Errors
+    /// As [`OpenModel::use_draft_head`].
+    pub fn use_draft_head(&mut self) -> Result<bool, ModelError> {
+        self.open.use_draft_head()
+    }
+
     /// Opens a GGUF file (the first part of a split one) by memory map, or a directory.
     ///
     /// Replace a model file by renaming a new one over it: what has the old one open goes on with

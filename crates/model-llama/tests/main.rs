@@ -3,6 +3,7 @@
 mod common;
 mod gemma3;
 mod graphs;
+mod heads;
 mod images;
 mod indexer;
 mod latents;

@@ -2,6 +2,7 @@
 
 mod common;
 mod graphs;
+mod heads;
 mod images;
 mod logits;
 mod rwkv_gguf;

@@ -18,6 +18,10 @@ pub enum Speculate {
     Lookup,
     /// By the draft model of the server.
     Draft,
+    /// By the head of the model.
+    Head,
+    /// By lookup and head where the model has a head, else not.
+    Auto,
 }
 
 impl Speculate {
@@ -36,6 +40,16 @@ impl Speculate {
                 Err(ApiError::invalid_param("speculate", message))
             }
             Self::Draft => Ok(Speculation::Draft { n_max }),
+            Self::Head if !model.service()?.has_head() => {
+                let message = format!(
+                    "'speculate' is head, but the model '{}' has no head that drafts, or the server was \
+                     started without --speculate head",
+                    model.id()
+                );
+                Err(ApiError::invalid_param("speculate", message))
+            }
+            Self::Head => Ok(Speculation::Head { n_max }),
+            Self::Auto => Ok(Speculation::Auto { n_max }),
         }
     }
 }

@@ -3,19 +3,24 @@
 //! Invariant: numbers are in the range that engines take. Knows no model.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use cellar_engine::{MAX_DRAFT, Speculation};
 use clap::{Args, ValueEnum};
+use kv_core::weights::WeightSource;
+use model_core::architecture::{Model, ModelError, with_draft_head};
+use model_core::model_file::ModelFile;
 use serde::Deserialize;
 
-use crate::failure::usage;
+use crate::failure::{usage, warn};
 
 /// Speculative decoding.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct SpeculationArgs {
     /// Draft tokens and verify several in one step. The text stays the same (on the cpu backend, to
     /// the byte). lookup drafts from an earlier occurrence of the last tokens in prompt or text;
-    /// draft takes drafts of --draft-model
+    /// draft takes drafts of --draft-model; head those of a head in the file (MTP); auto is lookup
+    /// and head where the file has a head, else off
     #[arg(long, value_name = "HOW", value_enum, default_value_t)]
     speculate: SpeculationName,
     /// Most tokens that --speculate drafts at once
@@ -33,9 +38,11 @@ pub(crate) struct SpeculationArgs {
 #[serde(rename_all = "lowercase")]
 pub(crate) enum SpeculationName {
     #[default]
+    Auto,
     Off,
     Lookup,
     Draft,
+    Head,
 }
 
 impl SpeculationName {
@@ -45,6 +52,8 @@ impl SpeculationName {
             Self::Off => Speculation::Off,
             Self::Lookup => Speculation::Lookup { n_max },
             Self::Draft => Speculation::Draft { n_max },
+            Self::Head => Speculation::Head { n_max },
+            Self::Auto => Speculation::Auto { n_max },
         }
     }
 }
@@ -61,11 +70,16 @@ impl SpeculationArgs {
     /// What is wrong where a model is to draft, and there is none.
     pub(crate) fn of_request(&self, name: SpeculationName) -> Result<Speculation, &'static str> {
         match (name, self.speculate) {
-            (SpeculationName::Draft, SpeculationName::Off | SpeculationName::Lookup) => {
-                Err("there is no draft model: add --speculate draft --draft-model MODEL")
+            (_, speculate) if speculate == name => {}
+            (SpeculationName::Draft, _) => {
+                return Err("there is no draft model: add --speculate draft --draft-model MODEL");
             }
-            (name, _) => Ok(name.with_max(self.draft_max)),
+            (SpeculationName::Head, speculate) if speculate != SpeculationName::Auto => {
+                return Err("the model was loaded without its head: add --speculate head");
+            }
+            _ => {}
         }
+        Ok(name.with_max(self.draft_max))
     }
 
     /// The model that drafts, where one is to.
@@ -83,6 +97,66 @@ impl SpeculationArgs {
                 "--draft-model '{}' needs --speculate draft: give both",
                 model.display()
             )),
+        }
+    }
+
+    /// Has a model computed with the head of its file, where that may draft. Where it cannot, a
+    /// warning says why, unless the head is asked for.
+    ///
+    /// # Errors
+    /// A usage error where the head is asked for and there is none; [`ModelError`] where it is
+    /// incomplete or does not fit the model.
+    pub(crate) fn use_head(&self, file: &mut ModelFile) -> anyhow::Result<()> {
+        if self.takes_head() {
+            let has_head = file.use_draft_head();
+            self.check_head(has_head, file.label())?;
+        }
+        Ok(())
+    }
+
+    /// The model with its head in the same way, of which only that is open.
+    ///
+    /// # Errors
+    /// As [`SpeculationArgs::use_head`].
+    pub(crate) fn with_head(
+        &self,
+        model: Arc<dyn Model>,
+        weights: &dyn WeightSource,
+        label: &str,
+    ) -> anyhow::Result<Arc<dyn Model>> {
+        if !self.takes_head() {
+            return Ok(model);
+        }
+        let (has_head, with) = match with_draft_head(&*model, weights) {
+            Ok(with) => (Ok(with.is_some()), with),
+            Err(error) => (Err(error), None),
+        };
+        self.check_head(has_head, label)?;
+        Ok(with.unwrap_or(model))
+    }
+
+    fn takes_head(&self) -> bool {
+        matches!(
+            self.speculate,
+            SpeculationName::Auto | SpeculationName::Head
+        )
+    }
+
+    fn check_head(&self, has_head: Result<bool, ModelError>, label: &str) -> anyhow::Result<()> {
+        match (self.speculate, has_head) {
+            (SpeculationName::Head, Ok(false)) => usage(format!(
+                "--speculate head needs a file with a head that drafts, and {label} has none, or has \
+                 adapters, with which heads do not draft: choose lookup, or draft with \
+                 --draft-model MODEL"
+            )),
+            (SpeculationName::Head, Err(error)) => {
+                Err(anyhow::Error::new(error).context(format!("the head of {label}")))
+            }
+            (_, Err(error)) => {
+                warn(&format!("the head that drafts is not used: {error}"));
+                Ok(())
+            }
+            (_, Ok(_)) => Ok(()),
         }
     }
 

@@ -79,7 +79,8 @@ pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     };
     let cancel = cancel_on_interrupt()?;
     let loading = Progress::spinner(format!("loading {}", source.name()));
-    let file = source.load_with(&args.engine.compute.changes())?;
+    let mut file = source.load_with(&args.engine.compute.changes())?;
+    args.speculation.use_head(&mut file)?;
     resolve::continues_texts(&file)?;
     // All requests are encoded before anything is computed, so that a template that refuses one
     // says so now.

@@ -75,7 +75,8 @@ pub(super) fn run(args: &BenchArgs, out: &mut impl Write) -> anyhow::Result<Exit
             path.display()
         ));
     }
-    if args.speculation.speculation() != Speculation::Off {
+    let by_default = matches!(args.speculation.speculation(), Speculation::Auto { .. });
+    if !by_default && args.speculation.speculation() != Speculation::Off {
         return usage("--speculate is of a service: give --clients, too");
     }
     if args.share_depth && args.seqs == 1 {

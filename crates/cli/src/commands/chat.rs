@@ -91,7 +91,8 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let _restore = keyboard::RestoreOnDrop;
     keyboard::silence_keys();
     let loading = Progress::spinner(format!("loading {}", source.name()));
-    let file = source.load_with(&args.engine.compute.changes())?;
+    let mut file = source.load_with(&args.engine.compute.changes())?;
+    args.speculation.use_head(&mut file)?;
     resolve::continues_without_source(&file)?;
     let n_predict = args.predict.and_then(PredictLimit::tokens);
     let options = CompletionOptions {

@@ -181,6 +181,7 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         Some(source.open_with(&changes)?)
     };
     let model = adapted.as_ref().map_or(model, |open| Arc::clone(open.model()));
+    let model = args.speculation.with_head(model, file.weights(), file.label())?;
     let config = EngineConfig {
         n_seqs: args.seqs,
         budget: MemoryBudget::Unlimited,
@@ -243,7 +244,7 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
             let texts = DraftFor::engine(&tokenizer, &settings);
             draft_model::plan(&args.speculation, &args.engine, texts)?
         }
-        Speculation::Off | Speculation::Lookup { .. } => None,
+        _ => None,
     };
     let of_draft = draft.as_ref().map_or(0, |draft| draft.taken.host);
     let report = Report {

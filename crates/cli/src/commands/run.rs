@@ -104,7 +104,8 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
     let cancel = cancel_on_interrupt()?;
     let started = Instant::now();
     let loading = Progress::spinner(format!("loading {}", source.name()));
-    let file = source.load_with(&args.engine.compute.changes())?;
+    let mut file = source.load_with(&args.engine.compute.changes())?;
+    args.speculation.use_head(&mut file)?;
     denoise::check_flags(args, &file)?;
     if denoise::is_diffusion(&file) {
         drop(loading);

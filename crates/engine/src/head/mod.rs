@@ -12,8 +12,8 @@ use std::sync::Arc;
 use kv_core::backend::{Backend, CancelFlag};
 use kv_core::batch::{Batch, UBatch, validate_with};
 use kv_core::graph::GraphShape;
-use kv_core::memory::{Edit, Memory, MemoryInputs, Seqs};
-use kv_core::{Pos, PosRange, SeqId, TokenId};
+use kv_core::memory::{Memory, MemoryInputs};
+use kv_core::{Pos, SeqId, TokenId};
 use model_core::architecture::Model;
 
 use self::tails::Tails;
@@ -36,8 +36,6 @@ pub(crate) struct HeadTurn {
     pub(crate) seq: SeqId,
     /// Its last token, which is not computed yet.
     pub(crate) token: TokenId,
-    /// Tokens at the end of its sequence that were drafted and not taken.
-    pub(crate) n_rejected: usize,
     /// The most tokens that are drafted.
     pub(crate) n: usize,
 }
@@ -158,7 +156,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         let mut memory = self.memory.clone();
         let turns = turns.iter().enumerate();
         let mut jobs: Vec<Job> = turns
-            .filter_map(|(number, turn)| self.begin_draft(number, turn, &mut memory))
+            .filter_map(|(number, turn)| self.begin_draft(number, turn))
             .collect();
         let mut inputs = MemoryInputs::default();
         while !jobs.is_empty() {
@@ -203,19 +201,13 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         Ok(drafted)
     }
 
-    /// Takes from `memory` what was drafted and not taken; `None` where nothing can be drafted.
-    fn begin_draft(&self, number: usize, turn: &HeadTurn, memory: &mut M) -> Option<Job> {
-        let &HeadTurn { seq, token, n, .. } = turn;
+    /// `None` where nothing can be drafted.
+    fn begin_draft(&self, number: usize, turn: &HeadTurn) -> Option<Job> {
+        let &HeadTurn { seq, token, n } = turn;
         let tails = &self.runner.head.as_ref()?.tails;
-        let n_rejected = u32::try_from(turn.n_rejected).ok()?;
-        let pos = Pos(tails.end(seq)?.0.checked_sub(n_rejected)?);
-        let row = tails.row(seq, Pos(pos.0.checked_sub(1)?))?.to_vec();
-        if n_rejected > 0 {
-            let seqs = Seqs::One(seq);
-            let range = PosRange::from(pos..);
-            let _no_rows = memory.apply(Edit::Remove { seqs, range }).ok()?;
-        }
-        (n > 0 && memory.next_pos(seq) == pos).then_some(Job {
+        let end = tails.end(seq)?;
+        let row = tails.row(seq, Pos(end.0.checked_sub(1)?))?.to_vec();
+        (n > 0 && self.memory.next_pos(seq) == end).then_some(Job {
             number,
             seq,
             n,

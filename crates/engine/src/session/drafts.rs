@@ -85,6 +85,8 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         let (mut requests, mut turns) = (Vec::new(), Vec::new());
         let (mut of_head, mut head_turns) = (Vec::new(), Vec::new());
         let times = self.head_times.relative();
+        // A head reads what the memory holds: nothing that is to be taken back.
+        let is_due = !self.scheduler.has_edits();
         let seqs: BTreeMap<RequestId, SeqId> =
             self.scheduler.running().map(|r| (r.id, r.seq)).collect();
         for (&request, live) in &mut self.texts {
@@ -100,6 +102,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
                     requests.push(request);
                     turns.push(Turn { drafter, n_max });
                 }
+                DraftSource::Head(_) if !is_due => {}
                 DraftSource::Head(drafter) => {
                     let found = drafter.draft_by_lookup(n_max);
                     if !found.is_empty() {
@@ -108,12 +111,8 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
                         let HeadDraft { after, n } = drafter.turn(n_max, times);
                         if n > 0 {
                             of_head.push(request);
-                            head_turns.push(HeadTurn {
-                                seq,
-                                token: after,
-                                n_rejected: drafter.n_rejected,
-                                n,
-                            });
+                            let token = after;
+                            head_turns.push(HeadTurn { seq, token, n });
                         }
                     }
                 }
@@ -191,9 +190,6 @@ pub(super) fn learn_from_drafts(
         };
         let own = reports.iter().filter(|row| row.request == feed.request);
         let n_accepted = own.count().saturating_sub(1).min(feed.n_draft);
-        if let DraftSource::Head(drafter) = drafter {
-            drafter.n_rejected = feed.n_draft - n_accepted;
-        }
         match drafter {
             _ if feed.n_draft > 0 => drafter.learn(feed.n_draft, n_accepted),
             // Drafting by a model for nothing would cost as much in each step to come.

@@ -289,6 +289,11 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         })
     }
 
+    /// True if its model was loaded with a head that drafts.
+    pub fn has_head(&self) -> bool {
+        self.engine.has_head()
+    }
+
     /// Takes a request.
     ///
     /// # Errors

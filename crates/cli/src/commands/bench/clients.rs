@@ -95,7 +95,8 @@ pub(super) fn run(args: &BenchArgs, n_clients: u32, out: &mut impl Write) -> any
     }
     let trace = args.trace.writer()?;
     let source = ModelSource::new(args.model.path());
-    let file = source.load_with(&args.engine.compute.changes())?;
+    let mut file = source.load_with(&args.engine.compute.changes())?;
+    args.speculation.use_head(&mut file)?;
     resolve::continues_without_source(&file)?;
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
     let n_each = u64::from(n_prompt) + u64::from(args.predict);

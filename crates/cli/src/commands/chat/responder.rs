@@ -238,6 +238,7 @@ impl Responder {
     fn is_full(&self, text: &TextState) -> bool {
         let n_ahead = match self.speculation {
             Speculation::Off => 0,
+            Speculation::Auto { .. } if !self.model.has_head() => 0,
             _ => MAX_DRAFT,
         };
         let usage = text.usage();

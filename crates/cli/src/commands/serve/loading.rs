@@ -34,7 +34,8 @@ impl Loader {
     /// # Errors
     /// As of [`ModelSource::load`] and of [`room::bytes_of`].
     pub(super) fn open(&self) -> anyhow::Result<(ModelFile, ModelBytes)> {
-        let file = self.source.load_with(&self.args.changes())?;
+        let mut file = self.source.load_with(&self.args.changes())?;
+        self.args.speculation.use_head(&mut file)?;
         check_served(&file)?;
         let bytes = room::bytes_of(&self.args, &self.source, &file)?;
         Ok((file, bytes))

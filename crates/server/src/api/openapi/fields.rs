@@ -78,7 +78,7 @@ impl Kind {
                 {"type": "integer"},
                 {"type": "string", "enum": ["interactive", "normal", "batch"]},
             ]}),
-            Self::Speculate => json!({"type": "string", "enum": ["off", "lookup", "draft"]}),
+            Self::Speculate => json!({"type": "string", "enum": ["auto", "off", "lookup", "draft", "head"]}),
             Self::Any => json!({}),
         }
     }
