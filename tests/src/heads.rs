@@ -1,8 +1,9 @@
 //! Checks of heads that draft, which are behind the models of other recipes (`fixtures/heads`).
 
-use kv_core::backend::Backend;
+use kv_backend::Backend;
 use kv_core::batch::{Batch, BatchRules, PositionRule, validate_with};
-use kv_core::graph::{GraphInputs, GraphOutputs, GraphShape};
+use kv_backend::{GraphInputs, GraphOutputs};
+use kv_graph::GraphShape;
 use kv_core::layers::RowLayout;
 use kv_core::memory::{Composite, Memory, MemoryInputs};
 use kv_core::{KvType, KvTypes, SeqId, TokenId};

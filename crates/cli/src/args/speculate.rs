@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cellar_engine::{MAX_DRAFT, Speculation};
 use clap::{Args, ValueEnum};
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
 use model_core::architecture::{Model, ModelError, with_draft_head};
 use model_core::model_file::ModelFile;
 use serde::Deserialize;

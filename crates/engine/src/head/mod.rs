@@ -9,9 +9,9 @@ mod tails;
 
 use std::sync::Arc;
 
-use kv_core::backend::{Backend, CancelFlag};
+use kv_backend::{Backend, CancelFlag};
 use kv_core::batch::{Batch, UBatch, validate_with};
-use kv_core::graph::GraphShape;
+use kv_graph::GraphShape;
 use kv_core::memory::{Memory, MemoryInputs};
 use kv_core::{Pos, SeqId, TokenId};
 use model_core::architecture::Model;
