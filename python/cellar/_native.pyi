@@ -29,6 +29,7 @@ class Options(TypedDict, total=False):
     stop: str | list[str]
     stop_tokens: Sequence[int]
     keep: int | None
+    speculate: Literal["off", "lookup", "head", "auto"]
     logprobs: int | None
     schema: str | Mapping[str, Any] | None
     grammar: str | None
@@ -129,6 +130,7 @@ class Model:
         kv_type: str = "f16",
         backend: Backend | None = None,
         gpu_layers: int | None = None,
+        draft_head: bool = False,
     ) -> Model: ...
     def generate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Text: ...
     async def generate_async(

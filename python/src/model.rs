@@ -8,7 +8,7 @@ use cellar::engine::serve::ServiceError;
 use cellar::model_core::chat_template::GenerationPrompt;
 use cellar::model_core::tokenizer::{EncodeOptions, SpecialPieces, Tokenizer};
 use cellar::{
-    EngineConfig, Error, KvType, KvTypes, ModelFile, ModelOptions, TokenId, render_json_chat,
+    EngineConfig, Error, HeadUse, KvType, KvTypes, ModelFile, ModelOptions, TokenId, render_json_chat,
 };
 use cellar_grammar::{Grammar, GrammarCompiler};
 use numpy::{PyArray2, PyArrayMethods};
@@ -40,7 +40,7 @@ impl Model {
     /// Opens a GGUF file or a directory with safetensors files.
     #[new]
     #[pyo3(signature = (path, *, n_ctx=None, n_seqs=Count(1), threads=None, kv_type="f16", backend=None,
-        gpu_layers=None))]
+        gpu_layers=None, draft_head=false))]
     #[allow(clippy::too_many_arguments)] // keywords
     fn new(
         py: Python<'_>,
@@ -51,6 +51,7 @@ impl Model {
         kv_type: &str,
         backend: Option<&str>,
         gpu_layers: Option<Count>,
+        draft_head: bool,
     ) -> PyResult<Self> {
         let no_type =
             |_| PyValueError::new_err(format!("kv_type: '{kv_type}' is no type of K and V"));
@@ -61,7 +62,14 @@ impl Model {
                 n_ctx: n_ctx.map(|n| n.0),
                 n_seqs: n_seqs.0,
                 kv_types: KvTypes::from(kv_type),
+                // What a head drafts is taken back.
+                n_snapshots: if draft_head { 3 } else { 0 },
                 ..EngineConfig::default()
+            },
+            head: if draft_head {
+                HeadUse::Drafts
+            } else {
+                HeadUse::Unused
             },
             ..ModelOptions::default()
         };

@@ -3,8 +3,9 @@
 
 use std::num::{NonZeroU32, NonZeroUsize};
 
-use cellar::engine::Logprobs;
 use cellar::engine::sampler::random_seed;
+use cellar::engine::serve::DEFAULT_DRAFT;
+use cellar::engine::{Logprobs, Speculation};
 use cellar::{
     BackendKind, BackendOptions, Bias, GenerateOptions, LogitBias, LongContext, Mirostat,
     SamplerConfig, TokenId,
@@ -82,6 +83,20 @@ fn set_text(options: &mut TextOptions, name: &str, value: &Bound<'_, PyAny>) -> 
         "logprobs" => {
             let n_top: Option<usize> = value.extract()?;
             generate.logprobs = n_top.map_or(Logprobs::Off, Logprobs::Top);
+        }
+        "speculate" => {
+            let n_max = DEFAULT_DRAFT;
+            generate.speculation = match value.extract()? {
+                "off" => Speculation::Off,
+                "lookup" => Speculation::Lookup { n_max },
+                "head" => Speculation::Head { n_max },
+                "auto" => Speculation::Auto { n_max },
+                other => {
+                    return Err(PyValueError::new_err(format!(
+                        "'{other}' is none of off, lookup, head and auto"
+                    )));
+                }
+            };
         }
         "keep" => {
             let n_keep: Option<Count> = value.extract()?;

@@ -65,7 +65,7 @@ pub use kv_backend;
 pub use kv_core;
 pub use kv_core::{KvType, KvTypes, SeqId, TokenId};
 pub use kv_graph;
-pub use model::{Model, ModelOptions, embedder, reranker};
+pub use model::{HeadUse, Model, ModelOptions, embedder, reranker};
 pub use model_core;
 pub use model_core::chat_template::ChatMessage;
 pub use model_core::model_file::ModelFile;

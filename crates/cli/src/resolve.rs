@@ -587,8 +587,11 @@ pub(crate) fn without_last_line_break(mut text: String) -> String {
 
 /// Warns that drafts ended before the text did, with the reason.
 pub(crate) fn warn_of_stopped_speculation(speculated: Speculated) {
-    if let Some(off @ (SpeculationOff::DraftModelFull { .. } | SpeculationOff::DraftModelFailed)) =
-        speculated.off
+    if let Some(
+        off @ (SpeculationOff::DraftModelFull { .. }
+        | SpeculationOff::DraftModelFailed
+        | SpeculationOff::HeadFailed),
+    ) = speculated.off
     {
         warn(&format!("nothing more was drafted: {off}"));
     }

@@ -78,11 +78,30 @@ pub fn with_old_rows(case: Case) -> Case {
     }
 }
 
-/// A tiny model of random weights, read with the tokenizer of another.
-pub fn tiny(name: &'static str) -> Case {
-    let directory = Recipe::named(name).directory(&registry()).unwrap();
+/// A tiny model of stories that was trained with a head.
+pub fn stories_head() -> Case {
+    let name = "stories-head";
+    let path = model_tests::fixture("heads").join("stories-head.gguf");
+    let file = ModelFile::open(path, &registry()).unwrap();
     Case {
         name,
+        model: file.model().clone(),
+        weights: file.weights(),
+        tokenizer: file.tokenizer().clone(),
+        kv_types: EngineConfig::default().kv_types,
+    }
+}
+
+/// A tiny model of random weights, read with the tokenizer of another.
+pub fn tiny(name: &str) -> Case {
+    of_recipe(&Recipe::named(name))
+}
+
+/// The same by its recipe.
+pub fn of_recipe(recipe: &Recipe) -> Case {
+    let directory = recipe.directory(&registry()).unwrap();
+    Case {
+        name: recipe.name().leak(),
         model: directory.model().clone(),
         weights: directory.weights().clone(),
         tokenizer: stories("stories-llama").tokenizer,

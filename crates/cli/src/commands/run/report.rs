@@ -64,6 +64,9 @@ pub(super) struct ReportTimings {
     drafted: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     accepted: Option<usize>,
+    /// Why no more were drafted at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    drafts_off: Option<String>,
 }
 
 impl ReportTimings {
@@ -78,6 +81,7 @@ impl ReportTimings {
             generation_tokens_per_second: timings.generation.tokens_per_second(),
             drafted: None,
             accepted: None,
+            drafts_off: None,
         }
     }
 
@@ -87,6 +91,7 @@ impl ReportTimings {
         Self {
             drafted: did.then_some(speculated.n_drafted),
             accepted: did.then_some(speculated.n_accepted),
+            drafts_off: speculated.off.map(|off| off.to_string()),
             ..self
         }
     }
