@@ -150,15 +150,15 @@ impl ActiveAdapters {
         }
     }
 
-    /// The rows of the ubatch's tokens, behind those that are given in their place.
-    pub(crate) fn rows(&mut self, ubatch: &UBatch, n_active: usize) -> &[f32] {
+    /// The rows of the ubatch's tokens, each behind what is given in its place.
+    pub(crate) fn rows(&mut self, ubatch: &UBatch, given: &[f32], n_active: usize) -> &[f32] {
         let n_rows = ubatch.positions.len().max(1);
-        let given = ubatch.embeddings.len() / n_rows;
+        let width = given.len() / n_rows;
         let mut rows = std::mem::take(&mut self.rows);
         rows.clear();
         let each = ubatch.first_seqs.iter().zip(&ubatch.positions);
         for (at, (&seq, &pos)) in each.enumerate() {
-            let own = ubatch.embeddings.get(at * given..(at + 1) * given);
+            let own = given.get(at * width..(at + 1) * width);
             rows.extend_from_slice(own.unwrap_or_default());
             let scales = self.scales(seq, Pos(pos));
             self.adapters.push_row(scales, n_active, &mut rows);

@@ -205,7 +205,7 @@ impl Completion {
 
     /// Passes the tokens before the text to the sampler's steps: penalties look back at them.
     pub fn accept_prompt(&mut self, tokens: &[TokenId]) {
-        for &token in tokens {
+        for &token in tokens.iter().filter(|token| !token.names_row()) {
             self.sampler.accept(token, TokenOrigin::Prompt);
         }
     }

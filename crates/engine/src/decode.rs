@@ -25,6 +25,7 @@ use crate::config::{ConfigError, EngineConfig, Settings};
 use crate::error::EngineError;
 use crate::guard::{Forgetting, Uncomputed};
 use crate::head::Head;
+use crate::pictures::StepPictures;
 use crate::programs::ProgramCache;
 use crate::rows_out::{Embeddings, Logits, StepRows};
 use crate::runner::{
@@ -236,6 +237,8 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             inputs: MemoryInputs::default(),
             outputs: GraphOutputs::default(),
             position_rule,
+            pictures: StepPictures::default(),
+            picture_rows: Vec::new(),
             coordinates: Vec::new(),
             adapters,
             batch,
@@ -269,6 +272,11 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     /// What it remembers, to look at.
     pub fn memory(&self) -> &M {
         &self.memory
+    }
+
+    /// Whether positions of tokens have rows and columns, too, in pictures.
+    pub(crate) fn takes_grids(&self) -> bool {
+        self.runner.position_rule == PositionRule::Grid
     }
 
     /// Reports to `progress` how far each run has come, for another thread that shows it.
@@ -353,13 +361,14 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
     }
 
     /// Computes a step that was planned on this memory as it is now: the logits of its rows, or the
-    /// `k` most likely tokens of each.
+    /// `k` most likely tokens of each. Names of rows are those of `pictures`.
     ///
     /// # Errors
-    /// As [`Engine::decode_until`].
+    /// As [`Engine::decode_until`]; [`EngineError::UnknownRow`].
     pub(crate) fn decode_planned(
         &mut self,
         planned: PlannedBatch<M::Slot>,
+        pictures: StepPictures,
         k: Option<usize>,
         cancel: &CancelFlag,
     ) -> Result<StepRows<'_>, EngineError> {
@@ -367,7 +376,10 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             return Err(EngineError::other_output(self.model(), "logits"));
         }
         let rows = k.map_or(RowsOut::Whole, RowsOut::Candidates);
-        self.run(planned, rows, Some(cancel))?;
+        self.runner.pictures = pictures;
+        let computed = self.run(planned, rows, Some(cancel));
+        self.runner.pictures.clear();
+        computed?;
         Ok(StepRows {
             values: &self.runner.rows_out,
             n_vocab: self.runner.settings.output_width(),

@@ -6,11 +6,12 @@ use kv_backend::BackendError;
 use kv_backend::state::StateError;
 use kv_core::batch::{BatchError, TokensOf};
 use kv_core::memory::Refusal;
-use kv_core::{LayerIdx, SeqId, TokenId};
+use kv_core::{LayerIdx, Pos, SeqId, TokenId};
 use kv_graph::KeyRopeError;
 use kv_graph::weights::SourceChanged;
-use model_core::architecture::{Model, ModelError, OutputKind};
 use model_core::adapters::AdapterError;
+use model_core::architecture::{Model, ModelError, OutputKind};
+use model_core::picture::PictureError;
 use model_core::tokenizer::TokenizerError;
 
 use crate::config::ConfigError;
@@ -86,6 +87,39 @@ pub enum EngineError {
     TokensOnly {
         /// The model's architecture.
         architecture: String,
+    },
+    /// A picture cannot be computed.
+    #[error(transparent)]
+    Picture(PictureError),
+    /// A picture in the prompt of a model that sees none.
+    #[error("the model '{architecture}' does not see pictures: it has no vision tower, or none was loaded")]
+    SeesNothing {
+        /// The model's architecture.
+        architecture: String,
+    },
+    /// Something that is not done where a prompt has pictures.
+    #[error("a prompt with pictures {what}")]
+    WithPictures {
+        /// What it is not, or has not.
+        what: &'static str,
+    },
+    /// The name of a row of a picture that is not there.
+    #[error(
+        "position {pos} of sequence {seq} names a row of a picture, and the picture is not there: give the          prompt again, with its pictures"
+    )]
+    UnknownRow {
+        /// The sequence.
+        seq: SeqId,
+        /// The position.
+        pos: Pos,
+    },
+    /// A tower gave rows of another width or number.
+    #[error("the tower gave {got} values for a picture where {wanted} were expected")]
+    WrongRows {
+        /// Values expected.
+        wanted: usize,
+        /// Values that came.
+        got: usize,
     },
     /// The backend gave another number of logits than the graph has.
     #[error("{got} logits came out where {wanted} were expected")]

@@ -23,6 +23,7 @@ use crate::capacities::Capacities;
 use crate::config::{AttentionMode, Settings};
 use crate::error::EngineError;
 use crate::head::Head;
+use crate::pictures::{self, StepPictures};
 use crate::programs::ProgramCache;
 
 /// Steps in which the tables of plain attention grow, in cells.
@@ -47,6 +48,10 @@ pub(crate) struct Runner<B: Backend> {
     pub(crate) outputs: GraphOutputs,
     /// Whether the graph takes rows and columns of images.
     pub(crate) position_rule: PositionRule,
+    /// The pictures of the step's sequences.
+    pub(crate) pictures: StepPictures,
+    /// Rows of pictures in place of a ubatch's tokens; empty where it has tokens or rows of its own.
+    pub(crate) picture_rows: Vec<f32>,
     /// Position, row and column of each token of a ubatch, where the graph takes them.
     pub(crate) coordinates: Vec<[u32; 3]>,
     /// The adapters of sequences, where the model has any.
@@ -156,6 +161,12 @@ impl<B: Backend> Runner<B> {
         cancel: Option<&CancelFlag>,
         output: &mut BatchOutput,
     ) -> Result<(), FailedStep> {
+        let width = self.settings.rules.n_embd as usize;
+        let written = pictures::write_rows(ubatch, &self.pictures, width, &mut self.picture_rows);
+        written.map_err(|error| FailedStep {
+            error,
+            rows: RowsWritten::No,
+        })?;
         self.prepare(ubatch);
         let shape = GraphShape {
             n_tokens: ubatch.n_tokens() as usize,
@@ -173,7 +184,8 @@ impl<B: Backend> Runner<B> {
     pub(crate) fn prepare(&mut self, ubatch: &UBatch) {
         if self.position_rule == PositionRule::Grid {
             self.coordinates.clear();
-            self.coordinates.extend(ubatch.coordinates());
+            let coordinates = pictures::coordinates(ubatch, &self.pictures);
+            self.coordinates.extend(coordinates);
         }
         for seen in &mut self.batch {
             batch_visibility(ubatch, seen);
@@ -192,14 +204,20 @@ impl<B: Backend> Runner<B> {
             (None, _) | (_, RowsOut::Sources | RowsOut::Drafts) => 0,
             (Some(adapters), _) => adapters.n_active(ubatch),
         };
+        let (tokens, given) = if self.picture_rows.is_empty() {
+            (ubatch.tokens.as_slice(), ubatch.embeddings.as_slice())
+        } else {
+            (&[][..], self.picture_rows.as_slice())
+        };
+        let given_rows = !given.is_empty();
         let embeddings = match (&self.head, &mut self.adapters) {
             (Some(head), _) if self.rows_kind == RowsOut::Drafts => head.before.as_slice(),
-            (_, Some(adapters)) if n_adapters > 0 => adapters.rows(ubatch, n_adapters),
-            _ => ubatch.embeddings.as_slice(),
+            (_, Some(adapters)) if n_adapters > 0 => adapters.rows(ubatch, given, n_adapters),
+            _ => given,
         };
         let inputs = GraphInputs {
             shape: Some(shape),
-            tokens: &ubatch.tokens,
+            tokens,
             embeddings,
             positions: &ubatch.positions,
             token_types: &ubatch.token_types,
@@ -222,7 +240,7 @@ impl<B: Backend> Runner<B> {
             shape,
             n_kv: n_kv.clone(),
             rows: self.rows_kind,
-            given_rows: !ubatch.embeddings.is_empty(),
+            given_rows,
             n_adapters,
         };
         let program = self
@@ -238,7 +256,7 @@ impl<B: Backend> Runner<B> {
                 };
                 let adapted = self.model.with_active_adapters(n_adapters);
                 let model = adapted.as_ref().unwrap_or(&self.model);
-                let other = match (rows_kind, ubatch.embeddings.is_empty()) {
+                let other = match (rows_kind, !given_rows) {
                     (RowsOut::Drafts, _) => self.head.as_ref().map(|head| Arc::clone(&head.model)),
                     (RowsOut::Sources, true) => {
                         let encoder = model.source_encoder();

@@ -66,9 +66,22 @@ index_type!(
     PartIdx
 );
 index_type!(
-    /// A token of the vocabulary.
+    /// A token of the vocabulary, or the name of a row that stands in the place of one
+    /// ([`TokenId::names_row`]).
     TokenId
 );
+
+impl TokenId {
+    /// The smallest name of a row: no vocabulary has as many tokens.
+    pub const FIRST_ROW_NAME: u32 = 1 << 31;
+
+    /// True if it names a row of a picture instead of a token. Two rows have the same name where
+    /// they are the same row of the same picture: so a memory of tokens is one of pictures, too.
+    #[inline]
+    pub const fn names_row(self) -> bool {
+        self.0 >= Self::FIRST_ROW_NAME
+    }
+}
 
 /// By how much a position moves; below 0 towards the beginning of the sequence.
 #[derive(

@@ -22,6 +22,7 @@ mod map;
 mod map_guard;
 pub mod message_ends;
 pub mod model_file;
+pub mod picture;
 pub mod sentence;
 pub mod tokenizer;
 pub mod weight_summary;

@@ -18,6 +18,7 @@ use cellar_scheduler::{
 use kv_backend::CancelFlag;
 use kv_core::TokenId;
 use model_core::adapters::Adapters;
+use model_core::picture::{PictureRun, names_are_of};
 use model_core::tokenizer::Tokenizer;
 
 use super::error::ServiceError;
@@ -38,6 +39,9 @@ pub struct TextRequest {
     /// The tokens to continue. With a model that has an encoder, the source that is encoded: the
     /// text begins with the model's start tokens.
     pub prompt: Vec<TokenId>,
+    /// The pictures whose rows the prompt names
+    /// ([`PromptTokens`](model_core::picture::PromptTokens)), in order.
+    pub pictures: Vec<PictureRun>,
     /// Which requests go before it.
     pub priority: Priority,
     /// Whose it is: tenants share what is computed by their weights.
@@ -101,6 +105,8 @@ pub(crate) struct Intake {
     pub(super) start: Option<Vec<TokenId>>,
     /// Why a text cannot go on beyond the context.
     pub(super) long_context: LongContextLimits,
+    /// The architecture of a model that sees no pictures.
+    pub(super) sees_nothing: Option<String>,
 }
 
 /// The limits of [`LongContext`] for a model.
@@ -128,10 +134,12 @@ impl Intake {
         n: NonZeroU32,
         more_steps: impl FnMut() -> Vec<Box<dyn Step>>,
     ) -> Result<(Submission, Vec<TextStream>), ServiceError> {
+        self.check_pictures(&request.prompt, &request.pictures)?;
         self.take_with(self.start.as_deref(), request, n, more_steps)
     }
 
-    /// The same for a text whose source is encoded already, or that has none.
+    /// The same for a text whose source is encoded already, or that has none. Its pictures were
+    /// checked, where their rows are to be computed.
     pub(super) fn take_without_source(
         &self,
         request: TextRequest,
@@ -149,6 +157,7 @@ impl Intake {
         let submitted_at = Instant::now();
         let TextRequest {
             prompt: given,
+            pictures,
             priority,
             tenant,
             tenant_limits,
@@ -164,8 +173,19 @@ impl Intake {
         } = request;
         self.limits.check(&given)?;
         speculate::check(speculation).map_err(EngineError::from)?;
-        let long_context = long_context.unwrap_or(self.long_context.default);
+        let long_context = match long_context {
+            Some(wanted) if wanted != LongContext::Stop && !pictures.is_empty() => {
+                let what = "cannot get longer than the context: its pictures stay where they are";
+                return Err(EngineError::WithPictures { what }.into());
+            }
+            None if !pictures.is_empty() => LongContext::Stop,
+            wanted => wanted.unwrap_or(self.long_context.default),
+        };
         self.long_context.check(long_context)?;
+        if options.prompt_logprobs != Logprobs::Off && !pictures.is_empty() {
+            let what = "has no log probabilities of its tokens";
+            return Err(EngineError::WithPictures { what }.into());
+        }
         let (source, prompt) = match start {
             Some(start) => (Some(Arc::<[TokenId]>::from(given)), start.to_vec()),
             None => (None, given),
@@ -211,7 +231,12 @@ impl Intake {
             let mut live = LiveText::new(completion, sender, submitted_at);
             live.place = Some(Arc::clone(&place));
             live.adapters.clone_from(&adapters);
-            match self.drafter(speculation, long_context) {
+            let drafter = match speculation {
+                Speculation::Off => self.drafter(speculation, long_context),
+                _ if !pictures.is_empty() => Err(SpeculationOff::Pictures),
+                _ => self.drafter(speculation, long_context),
+            };
+            match drafter {
                 Ok(drafter) => live.drafter = drafter,
                 Err(off) => live.usage.speculated.off = Some(off),
             }
@@ -223,6 +248,7 @@ impl Intake {
             }
             live.usage.n_prompt = n_prompt;
             live.source.clone_from(&source);
+            live.pictures.clone_from(&pictures);
             if let LongContext::Group(group) = long_context {
                 live.group = Some(group);
             }
@@ -281,6 +307,26 @@ impl Intake {
         let scales = scales.unwrap_or_else(|| Arc::clone(adapters.default_scales()));
         let text = TextAdapters::new(adapters, &scales, prompt);
         Ok(Some(text.map_err(EngineError::from)?))
+    }
+
+    /// Checks that the model sees pictures, where there are some, and that each name of a row in a
+    /// prompt is of one of them.
+    pub(super) fn check_pictures(
+        &self,
+        prompt: &[TokenId],
+        pictures: &[PictureRun],
+    ) -> Result<(), ServiceError> {
+        if let (Some(architecture), false) = (&self.sees_nothing, pictures.is_empty()) {
+            let architecture = architecture.clone();
+            return Err(EngineError::SeesNothing { architecture }.into());
+        }
+        if names_are_of(prompt, pictures) {
+            return Ok(());
+        }
+        let n_vocab = self.limits.n_vocab;
+        let named = (0..).zip(prompt).find(|(_, token)| token.names_row());
+        let (at, token) = named.map_or((0, TokenId(n_vocab)), |(at, &token)| (at, token));
+        Err(RequestError::TokenOutOfRange { at, token, n_vocab }.into())
     }
 
     /// The drafter of a text, or the reason why there is none.

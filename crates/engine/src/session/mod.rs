@@ -49,6 +49,7 @@ use model_core::tokenizer::Tokenizer;
 
 use crate::decode::Engine;
 use crate::draft_model::DraftModel;
+use crate::pictures::Tower;
 use crate::sampler;
 use crate::trace::TraceWriter;
 
@@ -113,6 +114,8 @@ pub struct ServiceExtras {
     /// [`Speculation::Draft`](cellar_scheduler::Speculation::Draft). Its engine should have a
     /// sequence for each request that runs; it computes between steps.
     pub draft_model: Option<DraftModel>,
+    /// Computes the pictures of prompts, between steps; `None` where the model sees none.
+    pub tower: Option<Tower>,
     /// Gets an event when blocks of tokens come and go.
     pub blocks: Option<BlockObserver>,
     /// Takes states of preempted requests that are beyond half of
@@ -177,6 +180,7 @@ pub struct Session<B: Backend, M: Memory + Clone = Composite> {
     swapped: SwapStore,
     store: Option<SessionStore>,
     intake: Arc<Intake>,
+    tower: Option<Tower>,
     recorder: Recorder,
     started: Instant,
     has_lost_device: bool,
@@ -216,6 +220,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         let ServiceExtras {
             mut trace,
             draft_model,
+            tower,
             blocks,
             swap_disk,
             prefix_tiers,
@@ -265,6 +270,10 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             guests: Arc::default(),
             start,
             long_context,
+            sees_nothing: match tower {
+                Some(_) => None,
+                None => Some(engine.model().architecture().to_owned()),
+            },
         };
         let recorder = Recorder::new(Arc::default(), config.excerpts)
             .with_trace(trace)
@@ -282,6 +291,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             swapped,
             store,
             intake: Arc::new(intake),
+            tower,
             recorder,
             started: Instant::now(),
             has_lost_device: false,
@@ -421,6 +431,11 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         let now = self.now();
         self.recorder.stop(now);
         self.engine
+    }
+
+    /// What computes pictures, to look at.
+    pub fn tower(&self) -> Option<&Tower> {
+        self.tower.as_ref()
     }
 
     /// The engine, to look at.

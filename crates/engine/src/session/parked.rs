@@ -11,6 +11,7 @@ use cellar_scheduler::{
 };
 use kv_core::memory::{Memory, RestoreInto, Seqs};
 use kv_core::{PosRange, SeqId, TokenId};
+use model_core::picture::PictureRun;
 
 use super::error::ServiceError;
 use super::intake::TextRequest;
@@ -44,6 +45,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             return Err(EngineError::EmptyPrompt.into());
         }
         self.check_room(tokens.len(), n_used)?;
+        self.intake.check_pictures(&tokens, &[])?;
         let Some(mut live) = self.parked.remove(&id) else {
             return Err(ServiceError::NotParked { request: id });
         };
@@ -107,6 +109,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         let live = live.ok_or(ServiceError::NotParked { request: id })?;
         let n_text = live.completion.tokens().len();
         self.check_room(prompt.len(), n_text)?;
+        self.intake.check_pictures(&prompt, &live.pictures)?;
         let Some(mut live) = self.parked.remove(&id) else {
             return Err(ServiceError::NotParked { request: id });
         };
@@ -171,6 +174,12 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
     ) -> Result<TextStream, ServiceError> {
         let known = state.tokens().iter().find(|tokens| tokens.seq == from);
         let evaluated = known.map_or(Vec::new(), |known| known.evaluated.clone());
+        self.intake.check_pictures(&request.prompt, &request.pictures)?;
+        let has_names = evaluated.iter().any(|token| token.names_row());
+        if has_names && self.engine.takes_grids() {
+            let what = "cannot go on from a saved state: where its tokens lie is not known without them";
+            return Err(EngineError::WithPictures { what }.into());
+        }
         let seq = self.free_seq()?;
         let into = RestoreInto::One { from, to: seq };
         let scales = request.adapters.clone();
@@ -181,8 +190,13 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         let n_held = self.engine.memory().next_pos(seq).as_usize();
         let held = evaluated.get(evaluated.len().saturating_sub(n_held)..);
         let prompt = request.prompt.clone();
+        let behind = |run: &PictureRun| PictureRun {
+            at: run.at + evaluated.len(),
+            ..run.clone()
+        };
         let request = TextRequest {
             prompt: [held.unwrap_or_default(), &prompt].concat(),
+            pictures: request.pictures.iter().map(behind).collect(),
             retention: Retention::Park,
             ..request
         };

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use cellar_scheduler::{End, Progress, Reuse};
 use kv_core::{Pos, TokenId};
+use model_core::picture::PictureRun;
 
 use super::error::ServiceError;
 use super::intake::QueuePlace;
@@ -37,6 +38,8 @@ pub(super) struct LiveText {
     pub(super) place: Option<Arc<QueuePlace>>,
     /// The tokens that layers attend over in addition to its own, with a model that has an encoder.
     pub(super) source: Option<Arc<[TokenId]>>,
+    /// The pictures of its prompt.
+    pub(super) pictures: Vec<PictureRun>,
     /// Its older tokens share positions.
     pub(super) group: Option<GroupAttention>,
     /// Up to which position tokens share positions.
@@ -65,6 +68,7 @@ impl LiveText {
             adapters: None,
             place: None,
             source: None,
+            pictures: Vec::new(),
             group: None,
             grouped_to: Pos(0),
             pending: None,

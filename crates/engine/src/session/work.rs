@@ -20,6 +20,7 @@ use super::frame::EventKind;
 use super::text::LiveText;
 use crate::completion::OutputRow;
 use crate::error::EngineError;
+use crate::pictures::StepPictures;
 use crate::rows_out::StepRows;
 
 /// The most candidates that a device is asked for; with more, rows of logits are read back.
@@ -153,7 +154,10 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         let n_candidates = self.n_candidates(step);
         let cancel = self.cancel_flag(step.texts());
         let began = Instant::now();
-        let computed = self.engine.decode_planned(planned, n_candidates, &cancel);
+        let computed = self.pictures_of(step, &cancel).and_then(|pictures| {
+            self.engine
+                .decode_planned(planned, pictures, n_candidates, &cancel)
+        });
         let computed = computed.map(|rows| {
             let on_first_token = |request| {
                 let now = micros(self.started.elapsed());
@@ -203,6 +207,28 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
                 self.handle(Event::StepFailed(failure));
             }
         }
+    }
+
+    /// What a step needs of pictures; the tower computes those that are due and not kept.
+    fn pictures_of(
+        &mut self,
+        step: &Step,
+        cancel: &CancelFlag,
+    ) -> Result<StepPictures, EngineError> {
+        let mut pictures = StepPictures::default();
+        for feed in &step.feeds {
+            let live = self.texts.get(&feed.request);
+            let (Some(live), Some(tower)) = (live, &mut self.tower) else {
+                continue;
+            };
+            if !live.pictures.is_empty() {
+                let first = feed.first.as_usize();
+                let places = first..first + feed.tokens.len();
+                let runs = tower.of_step(&live.pictures, places, cancel)?;
+                pictures.insert(feed.seq, runs);
+            }
+        }
+        Ok(pictures)
     }
 
     /// What cancels work for these texts: one alone may have a flag of its own.

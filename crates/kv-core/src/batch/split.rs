@@ -11,7 +11,7 @@ use crate::seq_set::SeqSet;
 /// The way in which batches are cut for a memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SplitPolicy {
-    /// In the caller's order.
+    /// In the caller's order. Tokens and names of rows are in ubatches of their own.
     #[default]
     InOrder,
     /// In the caller's order, and all tokens of a sequence in one ubatch: for tokens that see
@@ -37,8 +37,14 @@ impl SplitPolicy {
 
 fn in_order(batch: &ValidBatch, n_ubatch: usize) -> Vec<UBatch> {
     let numbers: Vec<u32> = (0..batch.n_tokens() as u32).collect();
-    let pieces = numbers.chunks(n_ubatch);
-    pieces.map(|piece| UBatch::gather(batch, piece)).collect()
+    let (mut rest, mut ubatches) = (numbers.as_slice(), Vec::new());
+    for n in batch.same_kinds() {
+        let (same, behind) = rest.split_at(n.min(rest.len()));
+        rest = behind;
+        let pieces = same.chunks(n_ubatch);
+        ubatches.extend(pieces.map(|piece| UBatch::gather(batch, piece)));
+    }
+    ubatches
 }
 
 /// Fills ubatches with sequences, those that share tokens together, in the order in which they

@@ -85,6 +85,22 @@ impl ValidBatch {
         self.entries.len()
     }
 
+    /// Number of ubatches of at most `n_ubatch` rows that it is cut into in the caller's order:
+    /// tokens and names of rows are not in one.
+    pub fn n_pieces(&self, n_ubatch: u32) -> usize {
+        let n_ubatch = (n_ubatch as usize).max(1);
+        self.same_kinds().map(|n| n.div_ceil(n_ubatch)).sum()
+    }
+
+    /// How many entries in a row are all tokens or all names of rows.
+    pub(super) fn same_kinds(&self) -> impl Iterator<Item = usize> + '_ {
+        let kind = |&token: &u32| TokenId(token).names_row();
+        let named = self.tokens.chunk_by(move |a, b| kind(a) == kind(b));
+        // A batch of embeddings has no tokens.
+        let rows = self.tokens.is_empty().then_some(self.entries.len());
+        named.map(<[u32]>::len).chain(rows)
+    }
+
     /// Number of entries whose output is wanted.
     pub fn n_outputs(&self) -> usize {
         self.entries
@@ -498,11 +514,13 @@ fn add_content(
         return Err(BatchError::Mixed { entry, got, began });
     }
     match content {
-        &Content::Token(token) if token.0 >= rules.n_vocab => Err(BatchError::TokenOutOfRange {
-            entry,
-            token,
-            n_vocab: rules.n_vocab,
-        }),
+        &Content::Token(token) if token.0 >= rules.n_vocab && !token.names_row() => {
+            Err(BatchError::TokenOutOfRange {
+                entry,
+                token,
+                n_vocab: rules.n_vocab,
+            })
+        }
         &Content::Token(token) => {
             valid.tokens.push(token.0);
             Ok(())

@@ -124,7 +124,8 @@ impl PromptLimits {
         if n_prompt > limit {
             return Err(RequestError::TooLong { n_prompt, limit });
         }
-        match (0..).zip(prompt).find(|(_, token)| token.0 >= n_vocab) {
+        let is_none = |token: &TokenId| token.0 >= n_vocab && !token.names_row();
+        match (0..).zip(prompt).find(|(_, token)| is_none(token)) {
             Some((at, &token)) => Err(RequestError::TokenOutOfRange { at, token, n_vocab }),
             None => Ok(()),
         }

@@ -41,7 +41,7 @@ pub(crate) struct PlannedStep<S> {
 impl<S> PlannedStep<S> {
     /// True if windows or states have so little room that ubatches are smaller than they could be.
     fn is_in_pieces(&self, n_ubatch: u32) -> bool {
-        self.planned.plan.len() > self.step.batch.len().div_ceil(n_ubatch as usize)
+        self.planned.plan.len() > self.planned.batch.n_pieces(n_ubatch)
     }
 }
 

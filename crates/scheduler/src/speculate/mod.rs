@@ -78,6 +78,8 @@ pub enum SpeculationOff {
     },
     /// Tokens share positions.
     SharedPositions,
+    /// The prompt has pictures, which drafters do not see.
+    Pictures,
     /// There is no draft model.
     NoDraftModel,
     /// The text is longer than what the draft model remembers.
@@ -113,6 +115,7 @@ impl fmt::Display for SpeculationOff {
                 "a step of {step_tokens} tokens is computed in pieces of {n_ubatch}, and a sliding \
                  window may forget in between what a text goes back to"
             ),
+            Self::Pictures => f.write_str("the prompt has pictures, which drafters do not see"),
             Self::SharedPositions => {
                 f.write_str("positions that several tokens share cannot be taken back")
             }

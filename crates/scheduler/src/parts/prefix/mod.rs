@@ -73,6 +73,17 @@ pub(crate) struct Lookup<'a> {
     pub(crate) n_common: usize,
 }
 
+/// The first `n` tokens without rows of pictures at their end that go on behind it. Names of single
+/// rows are short, so two pictures may have one in common; those of all rows of a picture are not.
+fn whole_pictures(tokens: &[TokenId], n: usize) -> usize {
+    let is_inside = |at: &usize| {
+        let row = |at: usize| tokens.get(at).is_some_and(|token| token.names_row());
+        *at > 0 && row(*at - 1) && row(*at)
+    };
+    let mut ends = (0..=n).rev().skip_while(is_inside);
+    ends.next().unwrap_or(0)
+}
+
 /// The cached prefixes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PrefixCache {
@@ -191,7 +202,7 @@ impl PrefixCache {
             ..Lookup::default()
         };
         for (common, source) in found {
-            let n_tokens = common.min(most);
+            let n_tokens = whole_pictures(tokens, common.min(most));
             if n_tokens < MIN_REUSED {
                 break;
             }
@@ -204,7 +215,7 @@ impl PrefixCache {
                     }
                     return lookup;
                 }
-                Some(refusal) if n_tokens == longest.min(most) => {
+                Some(refusal) if n_tokens == whole_pictures(tokens, longest.min(most)) => {
                     missed = Some(missed_by(&refusal, common, missed));
                 }
                 Some(_) => {}

@@ -1,0 +1,330 @@
+//! [`Picture`]: a picture as the tower of a model takes it, and the names of its rows in a prompt.
+//!
+//! A prompt holds the rows of a picture in place of tokens, under names
+//! ([`TokenId::names_row`]). Invariant: a name follows from the values that the tower is given, the
+//! tower and the number of the row alone. So whatever compares tokens (cached prefixes, saved
+//! states, events) tells pictures apart, and finds the same one again. Knows no file format and
+//! computes nothing.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use kv_core::TokenId;
+use kv_core::backend::{BackendError, CancelFlag};
+use kv_core::grid::GridPos;
+
+use crate::error::ModelError;
+
+/// The identity of a picture: 128 bits of a hash of what the tower is given and of the tower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PictureName(pub [u8; 16]);
+
+/// Rows and columns of a picture's rows in a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PictureGrid {
+    /// Rows.
+    pub height: usize,
+    /// Columns.
+    pub width: usize,
+}
+
+/// A part of a picture that a tower computes by itself: the whole, or a tile of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tile {
+    /// Values of each patch, one after the other.
+    pub patches: Vec<f32>,
+    /// The number of each patch's learned position, or of the place that decides whom it sees.
+    pub positions: Vec<u32>,
+    /// Row and column of each patch.
+    pub places: Vec<GridPos>,
+}
+
+/// A picture that a tower can compute.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Picture {
+    name: PictureName,
+    tiles: Vec<Tile>,
+    n_rows: usize,
+    grid: Option<PictureGrid>,
+}
+
+impl Picture {
+    /// A picture of this name, of which a prompt gets `n_rows` rows. `grid` says where they lie
+    /// where a decoder's positions depend on it; it has as many places.
+    pub fn new(
+        name: PictureName,
+        tiles: Vec<Tile>,
+        n_rows: usize,
+        grid: Option<PictureGrid>,
+    ) -> Self {
+        Self {
+            name,
+            tiles,
+            n_rows,
+            grid,
+        }
+    }
+
+    /// Its identity.
+    pub fn name(&self) -> PictureName {
+        self.name
+    }
+
+    /// Its parts.
+    pub fn tiles(&self) -> &[Tile] {
+        &self.tiles
+    }
+
+    /// Number of its rows in a prompt.
+    pub fn n_rows(&self) -> usize {
+        self.n_rows
+    }
+
+    /// Where these lie, where a decoder's positions depend on it.
+    pub fn grid(&self) -> Option<PictureGrid> {
+        self.grid
+    }
+
+    /// The names of some of its rows.
+    pub fn row_names(&self, rows: Range<usize>) -> impl Iterator<Item = TokenId> {
+        let (low, high) = self.name.0.split_at(8);
+        let half = |bytes: &[u8]| bytes.iter().fold(0, |n: u64, &b| n << 8 | u64::from(b));
+        let (low, high) = (half(low), half(high));
+        rows.map(move |row| {
+            let bits = mixed(mixed(low ^ row as u64) ^ high);
+            TokenId(TokenId::FIRST_ROW_NAME | (bits >> 33) as u32)
+        })
+    }
+}
+
+/// A number whose bits all depend on all bits of this one (SplitMix64's).
+fn mixed(number: u64) -> u64 {
+    let mut z = number.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// Rows of a picture that follow each other in a prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PictureRun {
+    /// The number of the first one's place among the tokens of the prompt.
+    pub at: usize,
+    /// The picture.
+    pub picture: Arc<Picture>,
+    /// The rows.
+    pub rows: Range<usize>,
+}
+
+impl PictureRun {
+    /// Their places among the tokens of the prompt.
+    pub fn places(&self) -> Range<usize> {
+        self.at..self.at + self.rows.len()
+    }
+}
+
+/// A picture, and the text that stands for it in a prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PreparedPicture {
+    /// The picture.
+    pub picture: Arc<Picture>,
+    /// The text in place of what a chat template writes for a picture. It has the model's
+    /// placeholder once for each of `runs`.
+    pub text: String,
+    /// How many rows follow each other, in order; together all of the picture.
+    pub runs: Vec<usize>,
+}
+
+/// The tokens of a prompt, of which some are names of rows, and the pictures of these.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PromptTokens {
+    /// The tokens.
+    pub tokens: Vec<TokenId>,
+    /// The rows of pictures among them, in order.
+    pub pictures: Vec<PictureRun>,
+}
+
+impl PromptTokens {
+    /// The tokens of a prompt whose text had the placeholder once for each run of its pictures.
+    ///
+    /// # Errors
+    /// [`PictureError::Places`] where there are more or fewer placeholders.
+    pub fn new(
+        tokens: &[TokenId],
+        placeholder: TokenId,
+        pictures: &[PreparedPicture],
+    ) -> Result<Self, PictureError> {
+        let n_places = tokens.iter().filter(|&&token| token == placeholder).count();
+        let n_runs = pictures.iter().map(|picture| picture.runs.len()).sum();
+        if n_places != n_runs {
+            return Err(PictureError::Places { n_places, n_runs });
+        }
+        let mut runs = pictures.iter().flat_map(|prepared| {
+            let ends = prepared.runs.iter().scan(0, |end, &n| {
+                *end += n;
+                Some(*end - n..*end)
+            });
+            ends.map(|rows| (&prepared.picture, rows))
+        });
+        let mut prompt = Self::default();
+        for &token in tokens {
+            if token != placeholder {
+                prompt.tokens.push(token);
+                continue;
+            }
+            let Some((picture, rows)) = runs.next() else {
+                continue;
+            };
+            let at = prompt.tokens.len();
+            prompt.tokens.extend(picture.row_names(rows.clone()));
+            prompt.pictures.push(PictureRun {
+                at,
+                picture: Arc::clone(picture),
+                rows,
+            });
+        }
+        Ok(prompt)
+    }
+}
+
+/// True if the names of rows among these tokens are those of the pictures, and no others.
+pub fn names_are_of(tokens: &[TokenId], pictures: &[PictureRun]) -> bool {
+    let n_named = tokens.iter().filter(|token| token.names_row()).count();
+    let n_rows: usize = pictures.iter().map(|run| run.rows.len()).sum();
+    let mut runs = pictures.iter();
+    n_named == n_rows
+        && pictures.is_sorted_by_key(|run| run.at)
+        && runs.all(|run| {
+            let named = tokens.get(run.places()).unwrap_or_default();
+            run.picture.row_names(run.rows.clone()).eq(named.iter().copied())
+        })
+}
+
+/// Why a picture cannot be read or computed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PictureError {
+    /// The bytes are no picture of a known format, or cut short.
+    #[error("the picture cannot be read: {reason}")]
+    Unreadable {
+        /// Why, in the decoder's words.
+        reason: String,
+    },
+    /// It is larger than what is read.
+    #[error("the picture has {got} {unit}: at most {limit} are taken")]
+    TooLarge {
+        /// Its size.
+        got: u64,
+        /// What is counted.
+        unit: &'static str,
+        /// The most that is taken.
+        limit: u64,
+    },
+    /// A shape that the model was not made for.
+    #[error("the picture of {width} x {height} pixels is more than {limit} times as long as wide")]
+    TooNarrow {
+        /// Its width.
+        width: u32,
+        /// Its height.
+        height: u32,
+        /// The largest factor.
+        limit: u32,
+    },
+    /// The prompt has no place for each picture.
+    #[error(
+        "the prompt has {n_places} places for pictures and its pictures need {n_runs}: the chat template does \
+         not write one for each picture, or a text spells the model's mark of one"
+    )]
+    Places {
+        /// Placeholders in the prompt.
+        n_places: usize,
+        /// Those that the pictures need.
+        n_runs: usize,
+    },
+    /// The tower cannot build its graph.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The backend failed.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+}
+
+/// Computes the rows of pictures: a tower, on something that computes.
+pub trait PictureEncoder: Send {
+    /// The rows of a picture in a prompt, one after the other, each as wide as a decoder's.
+    ///
+    /// # Errors
+    /// [`PictureError`]; [`BackendError::Cancelled`] where `cancel` is set before.
+    fn encode(
+        &mut self,
+        picture: &Picture,
+        cancel: &CancelFlag,
+    ) -> Result<Vec<f32>, PictureError>;
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use super::*;
+
+    fn prepared(first: u8, runs: Vec<usize>) -> PreparedPicture {
+        let name = PictureName([first; 16]);
+        let picture = Picture::new(name, Vec::new(), runs.iter().sum(), None);
+        PreparedPicture {
+            picture: Arc::new(picture),
+            text: "#".repeat(runs.len()),
+            runs,
+        }
+    }
+
+    fn tokens(text: &str) -> Vec<TokenId> {
+        text.bytes().map(|byte| TokenId(byte.into())).collect()
+    }
+
+    const MARK: TokenId = TokenId(b'#' as u32);
+
+    #[test]
+    fn rows_take_the_places_of_marks() {
+        let pictures = [prepared(1, vec![2, 3]), prepared(2, vec![4])];
+        let prompt = PromptTokens::new(&tokens("a#b##c"), MARK, &pictures).unwrap();
+        let letter = |token: &TokenId| {
+            if token.names_row() {
+                '.'
+            } else {
+                char::from(token.0 as u8)
+            }
+        };
+        let named: String = prompt.tokens.iter().map(letter).collect();
+        assert_eq!(named, "a..b.......c");
+        let runs: Vec<_> = prompt.pictures.iter().map(|run| (run.at, run.rows.clone())).collect();
+        assert_eq!(runs, [(1, 0..2), (4, 2..5), (7, 0..4)]);
+        assert!(names_are_of(&prompt.tokens, &prompt.pictures));
+        assert!(!names_are_of(&prompt.tokens, &prompt.pictures[1..]));
+        let mut other = prompt.tokens.clone();
+        other[1] = prompt.tokens[2];
+        assert!(!names_are_of(&other, &prompt.pictures));
+    }
+
+    #[test]
+    fn each_picture_needs_its_place() {
+        let pictures = [prepared(1, vec![2])];
+        for text in ["ab", "a##"] {
+            let error = PromptTokens::new(&tokens(text), MARK, &pictures).unwrap_err();
+            assert!(matches!(error, PictureError::Places { n_runs: 1, .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn rows_of_other_pictures_have_other_names() {
+        let names = |first| -> Vec<TokenId> {
+            prepared(first, vec![300]).picture.row_names(0..300).collect()
+        };
+        let (a, b) = (names(1), names(2));
+        assert!(a.iter().chain(&b).all(|name| name.names_row()));
+        assert!(a.iter().zip(&b).all(|(a, b)| a != b));
+        let mut all: Vec<TokenId> = a.into_iter().chain(b).collect();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 600);
+    }
+}
