@@ -37,6 +37,8 @@ pub struct Tile {
     pub positions: Vec<u32>,
     /// Row and column of each patch.
     pub places: Vec<GridPos>,
+    /// The place of each row that comes out of them in reading order; empty where they are in it.
+    pub order: Vec<u32>,
 }
 
 /// A picture that a tower can compute.

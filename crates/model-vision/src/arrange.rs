@@ -1,0 +1,210 @@
+//! [`Arrangement`]: what becomes of a tower's rows before the projector: merged, averaged, moved.
+//!
+//! Plain copies and sums on the host: a graph has as many rows at its end as at its beginning.
+//! Invariant: a tile of as many patches as the settings say gives the rows that they promise. Knows
+//! no weights.
+
+use model_core::picture::Tile;
+
+/// What becomes of the rows of a tile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Arrangement {
+    /// They stay.
+    #[default]
+    Same,
+    /// The first, which is no patch's, goes (CLIP).
+    WithoutFirst,
+    /// So many that follow each other become one (Qwen2-VL).
+    Joined(usize),
+    /// Those of squares of so many rows and columns become their mean (Gemma 3).
+    Averaged {
+        /// Rows of a square.
+        kernel: usize,
+    },
+    /// Those of a square become one.
+    Squares(Squares),
+}
+
+/// Squares of rows and columns that become one row each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Squares {
+    /// Rows of a square.
+    pub(crate) factor: usize,
+    /// The order of the values.
+    pub(crate) order: SquareOrder,
+    /// Rows before those of patches, which go.
+    pub(crate) n_before: usize,
+}
+
+/// The order of the values of a square.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SquareOrder {
+    /// Row by row, each place with all its values (Idefics 3, InternVL).
+    ByPlace,
+    /// Value by value, each with all places (torch's `unfold`, Mistral 3).
+    ByValue,
+}
+
+impl Arrangement {
+    /// The width of rows of `dim` values afterwards.
+    pub(crate) fn width(self, dim: usize) -> usize {
+        match self {
+            Self::Same | Self::WithoutFirst | Self::Averaged { .. } => dim,
+            Self::Joined(n) => n * dim,
+            Self::Squares(Squares { factor, .. }) => factor * factor * dim,
+        }
+    }
+
+    /// Number of rows of a tile afterwards.
+    pub(crate) fn n_rows(self, tile: &Tile) -> usize {
+        let n = tile.places.len();
+        match self {
+            Self::Same => n,
+            Self::WithoutFirst => n.saturating_sub(1),
+            Self::Joined(joined) => n / joined.max(1),
+            Self::Averaged { kernel: factor } | Self::Squares(Squares { factor, .. }) => {
+                let (height, width) = sides(tile);
+                (height / factor.max(1)) * (width / factor.max(1))
+            }
+        }
+    }
+
+    /// The rows of a tile of so many rows and columns of patches, afterwards.
+    pub(crate) fn apply(self, rows: Vec<f32>, dim: usize, tile: &Tile) -> Vec<f32> {
+        let (height, width) = sides(tile);
+        let rows = match self {
+            Self::Same | Self::Joined(_) => rows,
+            Self::WithoutFirst => rows.get(dim..).unwrap_or_default().to_vec(),
+            Self::Averaged { kernel } => averaged(&rows, dim, [height, width], kernel),
+            Self::Squares(shape) => {
+                let rows = rows.get(shape.n_before * dim..).unwrap_or_default();
+                squares(rows, dim, [height, width], shape)
+            }
+        };
+        reordered(rows, self.width(dim), &tile.order)
+    }
+}
+
+/// Rows and columns of a tile's patches.
+fn sides(tile: &Tile) -> (usize, usize) {
+    let last = |side: fn(&kv_core::GridPos) -> u32| {
+        let most = tile.places.iter().map(side).max();
+        most.map_or(0, |most| most as usize + 1)
+    };
+    (last(|place| place.y), last(|place| place.x))
+}
+
+/// The rows in reading order: `order` has the place of each.
+fn reordered(rows: Vec<f32>, width: usize, order: &[u32]) -> Vec<f32> {
+    if order.is_empty() {
+        return rows;
+    }
+    let mut out = vec![0.0; rows.len()];
+    for (row, &place) in rows.chunks_exact(width.max(1)).zip(order) {
+        let at = place as usize * width;
+        if let Some(to) = out.get_mut(at..at + width) {
+            to.copy_from_slice(row);
+        }
+    }
+    out
+}
+
+fn row_at(rows: &[f32], dim: usize, at: usize) -> &[f32] {
+    rows.get(at * dim..(at + 1) * dim).unwrap_or_default()
+}
+
+fn averaged(rows: &[f32], dim: usize, [height, width]: [usize; 2], kernel: usize) -> Vec<f32> {
+    let kernel = kernel.max(1);
+    let mut out = Vec::with_capacity(rows.len() / (kernel * kernel));
+    for (y, x) in corners([height, width], kernel) {
+        let mut mean = vec![0.0f32; dim];
+        for (dy, dx) in corners([kernel, kernel], 1) {
+            let row = row_at(rows, dim, (y + dy) * width + x + dx);
+            mean.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+        }
+        let n = (kernel * kernel) as f32;
+        out.extend(mean.iter().map(|sum| sum / n));
+    }
+    out
+}
+
+fn squares(
+    rows: &[f32],
+    dim: usize,
+    [height, width]: [usize; 2],
+    Squares { factor, order, .. }: Squares,
+) -> Vec<f32> {
+    let factor = factor.max(1);
+    let mut out = Vec::with_capacity(rows.len());
+    for (y, x) in corners([height, width], factor) {
+        let places = corners([factor, factor], 1);
+        let of_place = |(dy, dx): (usize, usize)| row_at(rows, dim, (y + dy) * width + x + dx);
+        match order {
+            SquareOrder::ByPlace => places.for_each(|at| out.extend_from_slice(of_place(at))),
+            SquareOrder::ByValue => {
+                let of_places: Vec<&[f32]> = places.map(of_place).collect();
+                let value = |at: usize| of_places.iter().filter_map(move |row| row.get(at));
+                out.extend((0..dim).flat_map(value));
+            }
+        }
+    }
+    out
+}
+
+/// The upper left corners of whole squares, in reading order.
+fn corners([height, width]: [usize; 2], step: usize) -> impl Iterator<Item = (usize, usize)> {
+    let ends = (0..height / step).map(move |y| y * step);
+    ends.flat_map(move |y| (0..width / step).map(move |x| (y, x * step)))
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_core::GridPos;
+
+    use super::*;
+
+    /// A tile of places whose rows have two values: the place, and 100 more.
+    fn tile(height: u32, width: u32) -> (Tile, Vec<f32>) {
+        let places = (0..height).flat_map(|y| (0..width).map(move |x| GridPos { y, x }));
+        let tile = Tile {
+            places: places.collect(),
+            ..Tile::default()
+        };
+        let rows = (0..height * width).flat_map(|at| [at as f32, at as f32 + 100.0]);
+        (tile, rows.collect())
+    }
+
+    #[test]
+    fn squares_are_joined_or_averaged() {
+        let (tile, rows) = tile(2, 4);
+        let apply = |arrangement: Arrangement| arrangement.apply(rows.clone(), 2, &tile);
+        assert_eq!(
+            apply(Arrangement::Averaged { kernel: 2 }),
+            [2.5, 102.5, 4.5, 104.5]
+        );
+        let square = |order| {
+            Arrangement::Squares(Squares {
+                factor: 2,
+                order,
+                n_before: 0,
+            })
+        };
+        assert_eq!(
+            apply(square(SquareOrder::ByPlace))[..8],
+            [0.0, 100.0, 1.0, 101.0, 4.0, 104.0, 5.0, 105.0]
+        );
+        assert_eq!(
+            apply(square(SquareOrder::ByValue))[8..],
+            [2.0, 3.0, 6.0, 7.0, 102.0, 103.0, 106.0, 107.0]
+        );
+        assert_eq!(apply(Arrangement::WithoutFirst), rows[2..]);
+    }
+
+    #[test]
+    fn rows_come_back_to_their_places() {
+        let (mut tile, rows) = tile(1, 3);
+        tile.order = vec![2, 0, 1];
+        let back = Arrangement::Same.apply(rows, 2, &tile);
+        assert_eq!(back, [1.0, 101.0, 2.0, 102.0, 0.0, 100.0]);
+    }
+}

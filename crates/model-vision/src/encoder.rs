@@ -1,0 +1,212 @@
+//! [`TowerEncoder`]: a tower on a backend.
+//!
+//! Invariant: a tile's rows do not depend on other tiles. A compiled graph is kept for the last few
+//! sizes. Knows no format of pictures.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+use kv_core::backend::{Backend, CancelFlag, OnProgress};
+use kv_core::batch::{Batch, BatchRules, PositionRule, SplitPolicy, UBatch, validate_with};
+use kv_core::graph::{BatchVisibility, Graph, GraphInputs, GraphOutputs, GraphShape};
+use kv_core::layers::RowLayout;
+use kv_core::memory::batch_visibility;
+use kv_core::weights::WeightSource;
+use kv_core::{GridPos, Pos};
+use model_core::architecture::ModelError;
+use model_core::picture::{Picture, PictureEncoder, PictureError, Tile};
+
+use crate::tower::Tower;
+
+/// Compiled graphs that are kept: pictures of one size need two.
+const N_PROGRAMS: usize = 4;
+
+/// Which graph of a tower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Tower,
+    Projector,
+}
+
+/// A compiled graph, for so many rows.
+struct Compiled<P> {
+    stage: Stage,
+    n_rows: usize,
+    program: P,
+    /// What rows see of each other, in each window of the graph.
+    windows: Vec<BatchVisibility>,
+}
+
+/// A tower on a backend.
+pub struct TowerEncoder<B: Backend> {
+    backend: B,
+    tower: Arc<Tower>,
+    weights: B::Weights,
+    source: Arc<dyn WeightSource>,
+    layout: RowLayout,
+    rows: B::Rows,
+    /// The last used last.
+    programs: VecDeque<Compiled<B::Program>>,
+    outputs: GraphOutputs,
+}
+
+impl<B: Backend> TowerEncoder<B> {
+    /// A tower whose weights are loaded into a backend.
+    ///
+    /// # Errors
+    /// [`PictureError`] where the backend cannot hold them.
+    pub fn new(
+        backend: B,
+        tower: Arc<Tower>,
+        source: Arc<dyn WeightSource>,
+    ) -> Result<Self, PictureError> {
+        let layout = RowLayout::default();
+        let rows = backend.allocate(&layout)?;
+        let weights = backend.load_weights(Arc::clone(&source), OnProgress::default())?;
+        Ok(Self {
+            backend,
+            tower,
+            weights,
+            source,
+            layout,
+            rows,
+            programs: VecDeque::new(),
+            outputs: GraphOutputs::default(),
+        })
+    }
+
+    /// The rows of a tile.
+    fn tile(&mut self, tile: &Tile, cancel: &CancelFlag) -> Result<Vec<f32>, PictureError> {
+        let tower = Arc::clone(&self.tower);
+        let rows = self.run(Stage::Tower, tower.patch_len, tile, cancel)?;
+        let width = tower.arrangement.width(tower.dim);
+        let merged = Tile {
+            patches: tower.arrangement.apply(rows, tower.dim, tile),
+            ..Tile::default()
+        };
+        if tower.projector.is_empty() {
+            return Ok(merged.patches);
+        }
+        self.run(Stage::Projector, width, &merged, cancel)
+    }
+
+    /// What a graph makes of a tile's values, `width` of which are a row.
+    fn run(
+        &mut self,
+        stage: Stage,
+        width: usize,
+        tile: &Tile,
+        cancel: &CancelFlag,
+    ) -> Result<Vec<f32>, PictureError> {
+        let ubatch = ubatch_of(tile, width)?;
+        let n_rows = ubatch.n_tokens() as usize;
+        let mut compiled = self.compiled(stage, n_rows)?;
+        for window in &mut compiled.windows {
+            batch_visibility(&ubatch, window);
+        }
+        let coordinates: Vec<[u32; 3]> = ubatch.coordinates().collect();
+        let inputs = GraphInputs {
+            shape: Some(GraphShape {
+                n_tokens: n_rows,
+                n_outputs: n_rows,
+            }),
+            embeddings: &ubatch.embeddings,
+            positions: &ubatch.positions,
+            coordinates: &coordinates,
+            output_rows: &ubatch.output_rows,
+            batch: &compiled.windows,
+            cancel: Some(cancel),
+            ..GraphInputs::default()
+        };
+        let program = &mut compiled.program;
+        let ran = (self.backend).run(program, &mut self.rows, &inputs, &mut self.outputs);
+        self.programs.push_back(compiled);
+        ran?;
+        self.backend.finish(&mut self.rows)?;
+        let changed = self.source.check();
+        changed.map_err(|error| PictureError::Model(ModelError::from(error)))?;
+        Ok(self.outputs.values.first_mut().map(std::mem::take).unwrap_or_default())
+    }
+
+    /// The program of a graph for so many rows, taken out of those that are kept.
+    fn compiled(
+        &mut self,
+        stage: Stage,
+        n_rows: usize,
+    ) -> Result<Compiled<B::Program>, PictureError> {
+        let is_it = |kept: &Compiled<_>| kept.stage == stage && kept.n_rows == n_rows;
+        if let Some(at) = self.programs.iter().position(is_it)
+            && let Some(kept) = self.programs.remove(at)
+        {
+            return Ok(kept);
+        }
+        while self.programs.len() >= N_PROGRAMS {
+            self.programs.pop_front();
+        }
+        let graph = match stage {
+            Stage::Tower => self.tower.graph(n_rows),
+            Stage::Projector => self.tower.projector_graph(n_rows),
+        };
+        let graph: Graph = graph.map_err(ModelError::Graph)?;
+        let windows = graph.batch_windows().map(|window| BatchVisibility {
+            window,
+            ..BatchVisibility::default()
+        });
+        Ok(Compiled {
+            stage,
+            n_rows,
+            windows: windows.collect(),
+            program: self.backend.compile(&graph, &self.weights, &self.layout)?,
+        })
+    }
+}
+
+impl<B: Backend> PictureEncoder for TowerEncoder<B> {
+    fn encode(
+        &mut self,
+        picture: &Picture,
+        cancel: &CancelFlag,
+    ) -> Result<Vec<f32>, PictureError> {
+        let mut rows = Vec::new();
+        for tile in picture.tiles() {
+            rows.extend(self.tile(tile, cancel)?);
+        }
+        Ok(rows)
+    }
+}
+
+impl<B: Backend> fmt::Debug for TowerEncoder<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TowerEncoder")
+            .field("tower", &self.tower)
+            .field("backend", &self.backend.info())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The values of a tile as rows of one ubatch.
+fn ubatch_of(tile: &Tile, width: usize) -> Result<UBatch, PictureError> {
+    let mut batch = Batch::new();
+    let values = tile.patches.chunks_exact(width.max(1));
+    let n_rows = values.len();
+    for (at, row) in (0u32..).zip(values) {
+        let number = at as usize;
+        let pos = tile.positions.get(number).copied().unwrap_or(at);
+        let place = tile.places.get(number).copied();
+        let place = place.unwrap_or(GridPos::of_text(Pos(at)));
+        batch.push_embedding(row).at_grid(Pos(pos), place).with_output();
+    }
+    let n_batch = u32::try_from(n_rows).unwrap_or(u32::MAX);
+    let rules = BatchRules {
+        n_batch,
+        n_seqs: 1,
+        n_vocab: 1,
+        n_embd: u32::try_from(width).unwrap_or(u32::MAX),
+    };
+    let checked = validate_with(&batch, &rules, PositionRule::Grid, |_| None);
+    let split = checked.and_then(|valid| SplitPolicy::WholeSequences.split(&valid, n_batch));
+    let unreadable = |reason: String| PictureError::Unreadable { reason };
+    let mut ubatches = split.map_err(|error| unreadable(error.to_string()))?;
+    ubatches.pop().ok_or_else(|| unreadable("it has no patches".to_owned()))
+}

@@ -1,0 +1,99 @@
+//! [`Family`]: what a projector type means for tower, pictures and prompts, a row each.
+//!
+//! Invariant: a type that is not in the table is refused by its name. Knows no file.
+
+/// The kind of a tower's layers and positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TowerKind {
+    /// Rotated by rows and columns; patches join by squares (Qwen2-VL, Wang et al., arXiv
+    /// 2409.12191).
+    Qwen2Vl,
+    /// The same with RMS norms, gates and windows (Qwen2.5-VL, Bai et al., arXiv 2502.13923).
+    Qwen25Vl,
+    /// Learned positions, no row before patches (SigLIP, Zhai et al., arXiv 2303.15343).
+    SigLip,
+    /// Learned positions behind a row of its own, a norm at the beginning (CLIP, Radford et al.,
+    /// arXiv 2103.00020).
+    Clip,
+}
+
+/// What stands between a tower and a decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProjectorKind {
+    /// Two matrices with GELU between them, `mm.0` and `mm.2`.
+    TwoMatrices,
+    /// The mean of squares, a norm and a matrix (Gemma 3).
+    Averaged,
+    /// One matrix of squares of rows (SmolVLM, Idefics 3).
+    Squares,
+}
+
+/// The rows of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Family {
+    /// `clip.vision.projector_type`
+    pub(crate) name: &'static str,
+    pub(crate) tower: TowerKind,
+    pub(crate) projector: ProjectorKind,
+    /// What chat templates write for a picture.
+    pub(crate) mark: &'static str,
+    /// The token in whose places rows of pictures stand, where the file does not say it.
+    pub(crate) placeholder: &'static str,
+    /// The text around the placeholder of a picture.
+    pub(crate) around: [&'static str; 2],
+    /// True if rows of a picture all see each other in the decoder.
+    pub(crate) sees_itself: bool,
+}
+
+/// All that is supported.
+pub(crate) const FAMILIES: &[Family] = &[
+    Family {
+        name: "qwen2vl_merger",
+        tower: TowerKind::Qwen2Vl,
+        projector: ProjectorKind::TwoMatrices,
+        mark: "<|image_pad|>",
+        placeholder: "<|image_pad|>",
+        around: ["", ""],
+        sees_itself: false,
+    },
+    Family {
+        name: "qwen2.5vl_merger",
+        tower: TowerKind::Qwen25Vl,
+        projector: ProjectorKind::TwoMatrices,
+        mark: "<|image_pad|>",
+        placeholder: "<|image_pad|>",
+        around: ["", ""],
+        sees_itself: false,
+    },
+    Family {
+        name: "mlp",
+        tower: TowerKind::Clip,
+        projector: ProjectorKind::TwoMatrices,
+        mark: "<image>",
+        placeholder: "<image>",
+        around: ["", ""],
+        sees_itself: false,
+    },
+    Family {
+        name: "gemma3",
+        tower: TowerKind::SigLip,
+        projector: ProjectorKind::Averaged,
+        mark: "<start_of_image>",
+        placeholder: "<image_soft_token>",
+        around: ["\n\n<start_of_image>", "<end_of_image>\n\n"],
+        sees_itself: true,
+    },
+];
+
+impl Family {
+    /// The family of this projector type.
+    pub(crate) fn of(name: &str) -> Option<&'static Self> {
+        FAMILIES.iter().find(|family| family.name == name)
+    }
+
+    /// All names, for errors.
+    pub(crate) fn names() -> String {
+        let names: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
+        names.join(", ")
+    }
+}

@@ -1,0 +1,248 @@
+//! [`Preparation`]: from pixels to the patches that a tower takes, as a model's own processor does
+//! it.
+//!
+//! Invariant: a picture gives as many rows in a prompt as its runs say. Knows no file format and no
+//! graph.
+
+use std::cmp::Ordering;
+
+use kv_core::GridPos;
+use model_core::picture::{PictureError, PictureGrid, Tile};
+
+use crate::pixels::{Filter, Pixels};
+use crate::size::{Size, shorter_side, smart};
+
+/// How pictures become patches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Preparation {
+    /// Rows and columns of pixels of a patch.
+    pub(crate) patch: u32,
+    /// Subtracted from red, green and blue, which are from 0 to 1.
+    pub(crate) mean: [f32; 3],
+    /// They are divided by it then.
+    pub(crate) std: [f32; 3],
+    pub(crate) filter: Filter,
+    pub(crate) shape: Shape,
+}
+
+/// The sizes and the order of patches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Shape {
+    /// Nearly as the picture is, in squares of `merge` patches that follow each other (Qwen2-VL).
+    Natural {
+        /// Patches of a row of a square.
+        merge: u32,
+        /// The fewest and the most pixels.
+        pixels: [u64; 2],
+        /// Patches of a row of a window, where layers see windows.
+        window: Option<u32>,
+    },
+    /// A square of this side, whatever the picture's shape is.
+    Stretched(u32),
+    /// The middle of the picture, whose shorter side has this length.
+    Middle(u32),
+}
+
+/// A picture as a tower takes it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Prepared {
+    pub(crate) tiles: Vec<Tile>,
+    /// Rows and columns of what comes out of a tile, where positions follow them.
+    pub(crate) grid: Option<PictureGrid>,
+}
+
+impl Preparation {
+    /// The tiles of a picture.
+    ///
+    /// # Errors
+    /// [`PictureError`] where its shape is none that the model takes.
+    pub(crate) fn prepare(&self, pixels: &Pixels) -> Result<Prepared, PictureError> {
+        let size = Size {
+            width: pixels.width,
+            height: pixels.height,
+        };
+        let resized = |size: Size| pixels.resized(size.width, size.height, self.filter);
+        match self.shape {
+            Shape::Natural {
+                merge,
+                pixels: bounds,
+                window,
+            } => {
+                let size = smart(size, self.patch * merge, bounds)?;
+                Ok(self.natural(&resized(size)?, merge, window))
+            }
+            Shape::Stretched(side) => {
+                let square = resized(Size {
+                    width: side,
+                    height: side,
+                })?;
+                Ok(self.plain(&square, 0))
+            }
+            Shape::Middle(side) => {
+                let pixels = resized(shorter_side(size, side))?;
+                let start = |length: u32| (i64::from(length) - i64::from(side)) / 2;
+                let corner = [start(pixels.width), start(pixels.height)];
+                Ok(self.plain(&pixels.cropped(corner, side, side), 1))
+            }
+        }
+    }
+
+    /// One tile of patches in reading order, behind so many that are none.
+    fn plain(&self, pixels: &Pixels, n_before: u32) -> Prepared {
+        let (width, height) = (pixels.width / self.patch, pixels.height / self.patch);
+        let places = (0..height).flat_map(|y| (0..width).map(move |x| GridPos { y, x }));
+        let before = (0..n_before).map(|_| GridPos::default());
+        let mut tile = Tile::default();
+        for _ in 0..n_before {
+            let empty = self.patch_len();
+            tile.patches.resize(tile.patches.len() + empty, 0.0);
+        }
+        for place in places.clone() {
+            self.push_patch(pixels, place, &mut tile.patches);
+        }
+        tile.places = before.chain(places).collect();
+        tile.positions = (0..n_before + width * height).collect();
+        Prepared {
+            tiles: vec![tile],
+            grid: None,
+        }
+    }
+
+    /// One tile of squares of patches, window by window where there are such.
+    fn natural(&self, pixels: &Pixels, merge: u32, window: Option<u32>) -> Prepared {
+        let merge = merge.max(1);
+        let side = self.patch * merge;
+        let (width, height) = (pixels.width / side, pixels.height / side);
+        let squares = (0..height).flat_map(|y| (0..width).map(move |x| GridPos { y, x }));
+        let mut squares: Vec<GridPos> = squares.collect();
+        let mut tile = Tile::default();
+        // Squares of a row of a window, and the window of a square.
+        let across = window.map(|window| (window / merge).max(1));
+        let window_of = |square: &GridPos| match across {
+            Some(n) => (square.y / n, square.x / n),
+            None => (0, 0),
+        };
+        let in_order = |a: &GridPos, b: &GridPos| match window_of(a).cmp(&window_of(b)) {
+            Ordering::Equal => a.cmp(b),
+            other => other,
+        };
+        squares.sort_by(in_order);
+        if across.is_some() {
+            tile.order = squares.iter().map(|square| square.y * width + square.x).collect();
+        }
+        // In a window, positions begin at a multiple of its patches.
+        let n_window = across.map_or(u32::MAX, |n| (n * merge).pow(2));
+        let (mut number, mut last) = (0, None);
+        let mut next = 0;
+        for square in squares {
+            let window = window_of(&square);
+            if last.is_some_and(|last| last != window) {
+                number += 1;
+                next = number * n_window;
+            }
+            last = Some(window);
+            for (dy, dx) in (0..merge).flat_map(|dy| (0..merge).map(move |dx| (dy, dx))) {
+                let place = GridPos {
+                    y: square.y * merge + dy,
+                    x: square.x * merge + dx,
+                };
+                self.push_patch(pixels, place, &mut tile.patches);
+                tile.places.push(place);
+                tile.positions.push(next);
+                next += 1;
+            }
+        }
+        Prepared {
+            tiles: vec![tile],
+            grid: Some(PictureGrid {
+                height: height as usize,
+                width: width as usize,
+            }),
+        }
+    }
+
+    /// Values of a patch.
+    pub(crate) fn patch_len(&self) -> usize {
+        3 * (self.patch as usize).pow(2)
+    }
+
+    /// Adds the values of a patch: all reds, greens and blues, row by row.
+    fn push_patch(&self, pixels: &Pixels, place: GridPos, to: &mut Vec<f32>) {
+        let (patch, width) = (self.patch as usize, pixels.width as usize);
+        let (top, left) = (place.y as usize * patch, place.x as usize * patch);
+        for ((channel, mean), std) in self.mean.iter().enumerate().zip(self.std) {
+            for y in top..top + patch {
+                let row = (y * width + left) * 3;
+                let row = pixels.values.get(row..row + patch * 3).unwrap_or_default();
+                let of_channel = row.iter().skip(channel).step_by(3);
+                to.extend(of_channel.map(|&value| (f32::from(value) / 255.0 - mean) / std));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use super::*;
+
+    /// Pixels whose red is the column and green the row.
+    fn pixels(width: u32, height: u32) -> Pixels {
+        let places = (0..height).flat_map(|y| (0..width).map(move |x| [x as u8, y as u8, 7]));
+        Pixels {
+            width,
+            height,
+            values: places.flatten().collect(),
+        }
+    }
+
+    fn preparation(shape: Shape) -> Preparation {
+        Preparation {
+            patch: 2,
+            mean: [0.0; 3],
+            std: [1.0 / 255.0; 3],
+            filter: Filter::Bicubic,
+            shape,
+        }
+    }
+
+    #[test]
+    fn patches_have_their_colours_one_after_the_other() {
+        let plain = preparation(Shape::Stretched(4));
+        let prepared = plain.prepare(&pixels(4, 4)).unwrap();
+        let tile = &prepared.tiles[0];
+        let patch: Vec<u32> = tile.patches[12..24].iter().map(|v| v.round() as u32).collect();
+        assert_eq!(patch, [2, 3, 2, 3, 0, 0, 1, 1, 7, 7, 7, 7]);
+        assert_eq!(tile.positions, [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn squares_come_window_by_window() {
+        let shape = Shape::Natural {
+            merge: 2,
+            pixels: [1, 1 << 20],
+            window: Some(4),
+        };
+        // 6 x 3 squares of 4 pixels; windows of 2 x 2 squares.
+        let prepared = preparation(shape).prepare(&pixels(24, 12)).unwrap();
+        let grid = prepared.grid.unwrap();
+        assert_eq!((grid.height, grid.width), (3, 6));
+        let tile = &prepared.tiles[0];
+        assert_eq!(tile.order[..5], [0, 1, 6, 7, 2]);
+        assert_eq!(tile.order[12..], [12, 13, 14, 15, 16, 17]);
+        assert_eq!(tile.positions[15..18], [15, 16, 17]);
+        // The windows of the last row have 8 patches of 16.
+        assert_eq!(tile.positions[48..58], [48, 49, 50, 51, 52, 53, 54, 55, 64, 65]);
+        assert_eq!(tile.places[4], GridPos { y: 0, x: 2 });
+    }
+
+    #[test]
+    fn the_middle_is_cut_out() {
+        let middle = preparation(Shape::Middle(4));
+        let prepared = middle.prepare(&pixels(8, 4)).unwrap();
+        let tile = &prepared.tiles[0];
+        assert_eq!(tile.places.len(), 5);
+        assert!(tile.patches[..12].iter().all(|&value| value == 0.0));
+        assert_eq!(tile.patches[12].round(), 2.0);
+    }
+}

@@ -1,0 +1,115 @@
+//! [`PictureReader`]: from the bytes of a picture to what a prompt has of it.
+//!
+//! Invariant: the same pixels for the same tower have the same name, others another one. Runs on any
+//! thread. Knows no backend.
+
+use std::sync::Arc;
+
+use kv_core::TokenId;
+use model_core::picture::{
+    Picture, PictureError, PictureName, PreparedPicture, PromptTokens, Tile,
+};
+use sha2::{Digest, Sha256};
+
+use crate::arrange::Arrangement;
+use crate::family::Family;
+use crate::pixels::Pixels;
+use crate::prepare::Preparation;
+
+/// Reads pictures for one tower.
+#[derive(Clone, Debug)]
+pub struct PictureReader {
+    pub(crate) family: &'static Family,
+    pub(crate) preparation: Preparation,
+    pub(crate) arrangement: Arrangement,
+    /// The tower's settings and some of its weights, hashed.
+    pub(crate) fingerprint: [u8; 32],
+    /// The token in whose places rows of pictures stand, and its text.
+    pub(crate) placeholder: (TokenId, String),
+}
+
+impl PictureReader {
+    /// Decodes and prepares a picture: PNG, JPEG, WebP, BMP, or the first frame of a GIF.
+    ///
+    /// # Errors
+    /// [`PictureError`]: it cannot be read, is too large, or of a shape that the model does not
+    /// take.
+    pub fn read(&self, bytes: &[u8]) -> Result<PreparedPicture, PictureError> {
+        let pixels = Pixels::decode(bytes)?;
+        let prepared = self.preparation.prepare(&pixels)?;
+        let rows_of = |tile: &Tile| self.arrangement.n_rows(tile);
+        let n_rows = prepared.tiles.iter().map(rows_of).sum();
+        let name = self.name_of(&prepared.tiles);
+        let picture = Picture::new(name, prepared.tiles, n_rows, prepared.grid);
+        let [before, after] = self.family.around;
+        Ok(PreparedPicture {
+            text: format!("{before}{}{after}", self.placeholder.1),
+            runs: vec![n_rows],
+            picture: Arc::new(picture),
+        })
+    }
+
+    fn name_of(&self, tiles: &[Tile]) -> PictureName {
+        let mut hash = Sha256::new();
+        hash.update(self.fingerprint);
+        for tile in tiles {
+            hash.update((tile.places.len() as u64).to_le_bytes());
+            for place in &tile.places {
+                hash.update(place.y.to_le_bytes());
+                hash.update(place.x.to_le_bytes());
+            }
+            tile.patches.iter().for_each(|value| hash.update(value.to_le_bytes()));
+        }
+        let hash: [u8; 32] = hash.finalize().into();
+        let (first, _) = hash.as_chunks();
+        PictureName(first.first().copied().unwrap_or_default())
+    }
+
+    /// What chat templates write for a picture.
+    pub fn mark(&self) -> &str {
+        self.family.mark
+    }
+
+    /// A rendered prompt in which the model's text for each picture stands in place of the mark.
+    /// Texts without pictures stay.
+    ///
+    /// # Errors
+    /// [`PictureError::Places`] where there are more or fewer marks than pictures.
+    pub fn expand(
+        &self,
+        text: &str,
+        pictures: &[PreparedPicture],
+    ) -> Result<String, PictureError> {
+        if pictures.is_empty() {
+            return Ok(text.to_owned());
+        }
+        let mut parts = text.split(self.family.mark);
+        let mut out = parts.next().unwrap_or_default().to_owned();
+        let n_places = parts.clone().count();
+        if n_places != pictures.len() {
+            let n_runs = pictures.len();
+            return Err(PictureError::Places { n_places, n_runs });
+        }
+        for (picture, part) in pictures.iter().zip(parts) {
+            out.push_str(&picture.text);
+            out.push_str(part);
+        }
+        Ok(out)
+    }
+
+    /// The tokens of such a text, with the names of rows in the places of pictures.
+    ///
+    /// # Errors
+    /// [`PictureError::Places`].
+    pub fn place(
+        &self,
+        tokens: Vec<TokenId>,
+        pictures: &[PreparedPicture],
+    ) -> Result<PromptTokens, PictureError> {
+        if pictures.is_empty() {
+            let pictures = Vec::new();
+            return Ok(PromptTokens { tokens, pictures });
+        }
+        PromptTokens::new(&tokens, self.placeholder.0, pictures)
+    }
+}

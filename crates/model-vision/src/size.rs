@@ -1,0 +1,101 @@
+//! The sizes that pictures are brought to. Plain arithmetic, as the models' own processors do it.
+
+use model_core::picture::PictureError;
+
+/// Width and height in pixels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Size {
+    pub(crate) width: u32,
+    pub(crate) height: u32,
+}
+
+/// The longest side of a picture, in shorter ones, that Qwen's processors take.
+const MAX_RATIO: u32 = 200;
+
+/// The size nearest to a picture's whose sides are multiples of `factor`, and whose pixels are
+/// within bounds (Qwen2-VL: Wang et al., arXiv 2409.12191).
+///
+/// # Errors
+/// [`PictureError::TooNarrow`].
+pub(crate) fn smart(
+    Size { width, height }: Size,
+    factor: u32,
+    [least, most]: [u64; 2],
+) -> Result<Size, PictureError> {
+    if width.max(height) > width.min(height).saturating_mul(MAX_RATIO) {
+        let limit = MAX_RATIO;
+        return Err(PictureError::TooNarrow {
+            width,
+            height,
+            limit,
+        });
+    }
+    let (w, h, f) = (f64::from(width), f64::from(height), f64::from(factor.max(1)));
+    let nearest = |side: f64| (side / f).round_ties_even() * f;
+    let n_pixels = nearest(w) * nearest(h);
+    let (width, height) = if n_pixels > most as f64 {
+        let beta = (w * h / most as f64).sqrt();
+        let fitted = |side: f64| ((side / beta / f).floor() * f).max(f);
+        (fitted(w), fitted(h))
+    } else if n_pixels < least as f64 {
+        let beta = (least as f64 / (w * h)).sqrt();
+        let fitted = |side: f64| (side * beta / f).ceil() * f;
+        (fitted(w), fitted(h))
+    } else {
+        (nearest(w), nearest(h))
+    };
+    Ok(Size {
+        width: width as u32,
+        height: height as u32,
+    })
+}
+
+/// The size of a picture whose shorter side gets this length.
+pub(crate) fn shorter_side(Size { width, height }: Size, side: u32) -> Size {
+    let (short, long) = (width.min(height), width.max(height));
+    let other = u64::from(side) * u64::from(long) / u64::from(short.max(1));
+    let other = u32::try_from(other).unwrap_or(u32::MAX);
+    if width <= height {
+        Size {
+            width: side,
+            height: other,
+        }
+    } else {
+        Size {
+            width: other,
+            height: side,
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how a test fails
+mod tests {
+    use super::*;
+
+    fn size(width: u32, height: u32) -> Size {
+        Size { width, height }
+    }
+
+    #[test]
+    fn sides_are_multiples_within_bounds() {
+        let bounds = [56 * 56, 28 * 28 * 1280];
+        for (given, wanted) in [
+            (size(640, 480), size(644, 476)),
+            (size(28, 28), size(56, 56)),
+            (size(4000, 3000), size(1148, 840)),
+            (size(42, 42), size(56, 56)),
+            (size(70, 70), size(56, 56)), // 2.5 is rounded to the even 2
+        ] {
+            assert_eq!(smart(given, 28, bounds).unwrap(), wanted, "{given:?}");
+        }
+        let error = smart(size(100_000, 1), 28, bounds).unwrap_err();
+        assert!(error.to_string().contains("100000 x 1"), "{error}");
+    }
+
+    #[test]
+    fn the_shorter_side_decides() {
+        assert_eq!(shorter_side(size(640, 480), 336), size(448, 336));
+        assert_eq!(shorter_side(size(480, 641), 336), size(336, 448));
+    }
+}

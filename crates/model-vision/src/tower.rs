@@ -1,0 +1,265 @@
+//! [`Tower`]: the graphs of a vision tower: patches to rows, and rows to those of a decoder.
+//!
+//! Patches are embedded by a matrix, get positions, and pass through layers whose rows all see each
+//! other, or those of their window. Between the two graphs rows are merged or moved
+//! ([`Arrangement`]), which no graph does. Invariant: weight names are those of `mmproj` files.
+//! Knows no picture.
+
+use kv_core::graph::{
+    Activation, Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId,
+};
+use kv_core::rope::{RopeSections, RopeSpec, RopeStyle, SectionOrder};
+use kv_core::{LayerIdx, PartIdx, Window};
+use model_core::blocks::{AttentionBlock, FeedForwardBlock, LayerContext, Norm};
+
+use crate::arrange::Arrangement;
+
+/// The names of weights of the towers and of projectors.
+pub(crate) const PATCH_EMBEDDING: &str = "v.patch_embd.weight";
+pub(crate) const PATCH_BIAS: &str = "v.patch_embd.bias";
+pub(crate) const POSITIONS: &str = "v.position_embd.weight";
+/// Divisors of the frequencies of rotations, which are computed.
+pub(crate) const ROPE_DIVISORS: &str = "v.rope_divisors.weight";
+
+/// The positions of patches.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) enum TowerPositions {
+    /// Queries and keys rotate with rows and columns.
+    #[default]
+    Rotated,
+    /// So many learned rows, one for each place.
+    Learned(usize),
+}
+
+/// The feed-forward block of a layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum TowerFeedForward {
+    /// One of those that decoders have, too.
+    Block(FeedForwardBlock),
+    /// Two matrices with biases around `x sigmoid(1.702 x)` (CLIP), of this width.
+    QuickGelu(usize),
+}
+
+/// One step of a projector.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum ProjectorStep {
+    /// The norm with these weights.
+    Norm(Norm, &'static str),
+    /// A matrix without a bias, to so many values.
+    Matrix(&'static str, usize),
+    /// The same with a bias, whose name has `bias` where the matrix has `weight`.
+    Affine(&'static str, usize),
+    /// A function.
+    Activate(Activation),
+}
+
+/// A tower: settings of its graphs, and how rows are moved in between.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tower {
+    /// Values of a patch.
+    pub(crate) patch_len: usize,
+    /// True if the matrix of patches has a bias.
+    pub(crate) patch_bias: bool,
+    pub(crate) dim: usize,
+    pub(crate) positions: TowerPositions,
+    /// The norm before the first layer, where there is one.
+    pub(crate) first_norm: Option<Norm>,
+    /// The norm after the last layer, where there is one.
+    pub(crate) last_norm: Option<Norm>,
+    /// The norms of layers.
+    pub(crate) norm: Norm,
+    pub(crate) attention: AttentionBlock,
+    pub(crate) feed_forward: TowerFeedForward,
+    /// The window of each layer.
+    pub(crate) windows: Vec<Window>,
+    /// What becomes of rows between tower and projector.
+    pub(crate) arrangement: Arrangement,
+    pub(crate) projector: Vec<ProjectorStep>,
+}
+
+impl Tower {
+    /// The tower's graph for so many patches: `[patches, dim]`.
+    ///
+    /// # Errors
+    /// [`GraphError`] where the settings do not fit together.
+    pub fn graph(&self, n_patches: usize) -> Result<Graph, GraphError> {
+        let mut b = GraphBuilder::new(GraphShape {
+            n_tokens: n_patches,
+            n_outputs: n_patches,
+        });
+        let patches = b.input(Input::Embeddings {
+            dim: self.patch_len,
+        })?;
+        let matrix = Affine {
+            weight: PATCH_EMBEDDING,
+            bias: self.patch_bias.then_some(PATCH_BIAS),
+        };
+        let mut x = b.affine("patch_embd", patches, matrix, self.dim)?;
+        if let TowerPositions::Learned(n) = self.positions {
+            let positions = b.input(Input::Positions)?;
+            let rows = b.embed("pos_embd", positions, POSITIONS, [n, self.dim])?;
+            x = b.add("patch_placed", x, rows)?;
+        }
+        if let Some(norm) = self.first_norm {
+            x = norm.build(&mut b, "pre_ln", x, "v.pre_ln")?;
+        }
+        for (number, &window) in (0u32..).zip(&self.windows) {
+            let layer = LayerIdx(number);
+            let mut b = b.scope_in("v.", layer);
+            x = self.layer(&mut b, layer, window, x)?;
+        }
+        if let Some(norm) = self.last_norm {
+            x = norm.build(&mut b, "post_ln", x, "v.post_ln")?;
+        }
+        b.finish(&[x])
+    }
+
+    fn layer(
+        &self,
+        b: &mut GraphBuilder,
+        layer: LayerIdx,
+        window: Window,
+        x: NodeId,
+    ) -> Result<NodeId, GraphError> {
+        let at = LayerContext {
+            layer,
+            index_layer: layer,
+            // Nothing is remembered.
+            part: PartIdx(0),
+            output_rows: None,
+        };
+        let attention = AttentionBlock {
+            window,
+            ..self.attention.clone()
+        };
+        let normed = self.norm.build(b, "ln1", x, "ln1")?;
+        let attended = attention.build_in_batch(b, at, normed)?;
+        let x = b.add("attn_sum", attended, x)?;
+        let normed = self.norm.build(b, "ln2", x, "ln2")?;
+        let fed = match self.feed_forward {
+            TowerFeedForward::Block(block) => block.build(b, normed)?,
+            TowerFeedForward::QuickGelu(hidden) => {
+                let weights = Affine::new("ffn_up.weight").bias("ffn_up.bias");
+                let up = b.affine("ffn_up", normed, weights, hidden)?;
+                let up = b.scale("ffn_up_scaled", up, QUICK_GELU)?;
+                let act = b.activate("ffn_silu", Activation::Silu, up)?;
+                let act = b.scale("ffn_act", act, 1.0 / QUICK_GELU)?;
+                let weights = Affine::new("ffn_down.weight").bias("ffn_down.bias");
+                b.affine("ffn_out", act, weights, self.dim)?
+            }
+        };
+        b.add("l_out", fed, x)
+    }
+
+    /// The projector's graph for so many rows, which are as wide as the arrangement makes them.
+    ///
+    /// # Errors
+    /// [`GraphError`] where the settings do not fit together.
+    pub fn projector_graph(&self, n_rows: usize) -> Result<Graph, GraphError> {
+        let mut b = GraphBuilder::new(GraphShape {
+            n_tokens: n_rows,
+            n_outputs: n_rows,
+        });
+        let dim = self.arrangement.width(self.dim);
+        let mut x = b.input(Input::Embeddings { dim })?;
+        for (number, step) in self.projector.iter().enumerate() {
+            let name = format!("mm_{number}");
+            x = match *step {
+                ProjectorStep::Norm(norm, weight) => norm.build(&mut b, &name, x, weight)?,
+                ProjectorStep::Matrix(weight, width) => b.linear(&name, x, weight, width)?,
+                ProjectorStep::Affine(weight, width) => {
+                    let bias = bias_of(weight);
+                    b.affine(&name, x, Affine::new(weight).bias(&bias), width)?
+                }
+                ProjectorStep::Activate(activation) => b.activate(&name, activation, x)?,
+            };
+        }
+        b.finish(&[x])
+    }
+
+    /// Values of a row that comes out.
+    pub fn output_dim(&self) -> usize {
+        let widths = self.projector.iter().rev().find_map(|step| match *step {
+            ProjectorStep::Matrix(_, width) | ProjectorStep::Affine(_, width) => Some(width),
+            ProjectorStep::Norm(..) | ProjectorStep::Activate(_) => None,
+        });
+        widths.unwrap_or(self.arrangement.width(self.dim))
+    }
+}
+
+/// The factor in CLIP's activation.
+const QUICK_GELU: f32 = 1.702;
+
+/// The bias of a matrix.
+pub(crate) fn bias_of(weight: &str) -> String {
+    format!("{}.bias", weight.strip_suffix(".weight").unwrap_or(weight))
+}
+
+/// How the pairs of a head rotate with rows and columns. One half of the pairs is of rows, the other
+/// of columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AxialRope {
+    /// Both have the same frequencies (Qwen2-VL).
+    Repeated,
+    /// They have every other frequency, rows the first (Pixtral).
+    InTurn,
+}
+
+impl AxialRope {
+    /// The rotation of heads of so many values; its divisors are a weight.
+    pub(crate) fn spec(head_dim: usize, base: f64) -> (RopeSpec, RopeSections) {
+        let pairs = head_dim / 2;
+        let spec = RopeSpec {
+            style: RopeStyle::Neox,
+            n_rot: 2 * pairs,
+            base,
+            scaling: kv_core::rope::RopeScaling::None,
+            factors: Some(ROPE_DIVISORS.to_owned()),
+        };
+        let sections = RopeSections {
+            pairs: [0, pairs / 2, pairs - pairs / 2],
+            order: SectionOrder::Consecutive,
+        };
+        (spec, sections)
+    }
+
+    /// What divides the frequencies `base^(-2 i / head_dim)` so that they become those of each half.
+    pub(crate) fn divisors(self, head_dim: usize, base: f64) -> Vec<f32> {
+        let pairs = head_dim / 2;
+        let half = pairs / 2;
+        let divisor = |pair: usize| {
+            let (section, at) = (pair / half.max(1), pair % half.max(1));
+            let wanted = match self {
+                Self::Repeated => 2 * at,
+                Self::InTurn => 2 * at + section.min(1),
+            };
+            let power = 2.0 * (wanted as f64 - pair as f64) / head_dim as f64;
+            base.powf(power) as f32
+        };
+        (0..pairs).map(divisor).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frequencies_are_those_of_each_half() {
+        let (head_dim, base) = (16, 10_000.0);
+        let (spec, sections) = AxialRope::spec(head_dim, base);
+        assert_eq!(sections.pairs, [0, 4, 4]);
+        let own = |power: f64| base.powf(-power / 16.0);
+        for (rope, powers) in [
+            (AxialRope::Repeated, [0, 4, 8, 12, 0, 4, 8, 12]),
+            (AxialRope::InTurn, [0, 4, 8, 12, 2, 6, 10, 14]),
+        ] {
+            let divisors = rope.divisors(head_dim, base);
+            let frequencies = spec.frequencies(Some(&divisors));
+            for (frequency, power) in frequencies.iter().zip(powers) {
+                let wanted = own(f64::from(power));
+                assert!((frequency / wanted - 1.0).abs() < 1e-6, "{rope:?} {power}");
+            }
+        }
+    }
+}

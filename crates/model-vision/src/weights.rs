@@ -1,0 +1,144 @@
+//! [`TowerWeights`]: the tensors of a tower as its graphs take them.
+//!
+//! Files have the matrix of patches as a convolution, of two pictures in a row for models that see
+//! films, and the row before patches apart. Invariant: a name that the graphs use is here where the
+//! file has what it is made of. Knows no graph.
+
+use std::sync::Arc;
+
+use kv_core::weights::{
+    MemoryWeights, SourceChanged, Weight, WeightError, WeightInfo, WeightSource,
+};
+
+use crate::tower::{PATCH_EMBEDDING, POSITIONS};
+
+/// The second half of a convolution over two pictures.
+const SECOND_PICTURE: &str = "v.patch_embd.weight.1";
+/// The row before those of patches.
+const CLASS_ROW: &str = "v.class_embd";
+
+/// The name of the first matrix of a feed-forward block.
+const UP: &str = "v.blk.0.ffn_up.weight";
+
+/// How the tensors of a file are changed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Changes {
+    /// Values of a patch.
+    pub(crate) patch_len: usize,
+    /// A matrix whose rows are columns in the file.
+    pub(crate) transposed: Option<&'static str>,
+}
+
+/// The tensors of a tower.
+pub(crate) struct TowerWeights {
+    source: Arc<dyn WeightSource>,
+    made: MemoryWeights,
+    /// True if the file has the matrices of feed-forward blocks under each other's names.
+    swapped: bool,
+}
+
+impl TowerWeights {
+    /// Those of a file, with tensors that are computed.
+    ///
+    /// # Errors
+    /// [`WeightError`] where one that is needed is missing or cannot be read.
+    pub(crate) fn new(
+        source: Arc<dyn WeightSource>,
+        mut made: MemoryWeights,
+        changes: Changes,
+    ) -> Result<Self, WeightError> {
+        let Changes {
+            patch_len,
+            transposed,
+        } = changes;
+        let first = source.require(PATCH_EMBEDDING)?;
+        let dim = first.shape().first().copied().unwrap_or(0);
+        let mut values = first.to_f32();
+        // `[dim, 3, 2, patch, patch]`: what is seen is twice the same picture.
+        if values.len() == 2 * dim * patch_len {
+            let plane = patch_len / 3;
+            let pairs = values.chunks_exact(2 * plane.max(1));
+            let summed = pairs.flat_map(|pair| {
+                let (first, second) = pair.split_at(plane);
+                first.iter().zip(second).map(|(a, b)| a + b)
+            });
+            values = summed.collect();
+        }
+        if let Some(second) = source.get(SECOND_PICTURE) {
+            let second = second.to_f32();
+            values.iter_mut().zip(second).for_each(|(sum, b)| *sum += b);
+        }
+        made.insert_f32(PATCH_EMBEDDING, &[dim, patch_len], &values)?;
+        if let Some(positions) = source.get(POSITIONS) {
+            let mut rows = positions.to_f32();
+            if let Some(class) = source.get(CLASS_ROW) {
+                let class = class.to_f32();
+                rows.iter_mut().zip(class).for_each(|(sum, b)| *sum += b);
+            }
+            let shape = [rows.len() / dim.max(1), dim];
+            made.insert_f32(POSITIONS, &shape, &rows)?;
+        }
+        if let Some(name) = transposed {
+            let matrix = source.require(name)?;
+            let (n_rows, n_columns) = (matrix.n_rows(), matrix.n_columns());
+            let values = matrix.to_f32();
+            let column = |at: usize| values.iter().skip(at).step_by(n_columns.max(1)).copied();
+            let turned: Vec<f32> = (0..n_columns).flat_map(column).collect();
+            made.insert_f32(name, &[n_columns, n_rows], &turned)?;
+        }
+        let up = source.describe(UP).map(|info| info.shape);
+        let swapped = matches!(up.as_deref(), Ok(&[rows, columns]) if rows == dim && columns > dim);
+        Ok(Self {
+            source,
+            made,
+            swapped,
+        })
+    }
+
+    /// The name in the file.
+    fn name_in_file(&self, name: &str) -> String {
+        if self.swapped && name.contains(".ffn_up.") {
+            return name.replace(".ffn_up.", ".ffn_down.");
+        }
+        if self.swapped && name.contains(".ffn_down.") {
+            return name.replace(".ffn_down.", ".ffn_up.");
+        }
+        let other = name.replace(".attn_output.", ".attn_out.");
+        if self.source.describe(name).is_ok() || self.source.describe(&other).is_err() {
+            name.to_owned()
+        } else {
+            other
+        }
+    }
+}
+
+impl WeightSource for TowerWeights {
+    fn get(&self, name: &str) -> Option<Weight> {
+        self.require(name).ok()
+    }
+
+    fn names(&self) -> Vec<String> {
+        let mut names = self.made.names();
+        let others = self.source.names().into_iter();
+        names.extend(others.filter(|name| self.made.get(name).is_none()).collect::<Vec<_>>());
+        names
+    }
+
+    fn require(&self, name: &str) -> Result<Weight, WeightError> {
+        match self.made.get(name) {
+            Some(weight) => Ok(weight),
+            None => self.source.require(&self.name_in_file(name)),
+        }
+    }
+
+    fn describe(&self, name: &str) -> Result<WeightInfo, WeightError> {
+        match self.made.get(name) {
+            Some(weight) => Ok(weight.info()),
+            None => self.source.describe(&self.name_in_file(name)),
+        }
+    }
+
+    fn check(&self) -> Result<(), SourceChanged> {
+        self.source.check()
+    }
+}
