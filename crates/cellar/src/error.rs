@@ -10,6 +10,8 @@ use kv_graph::weights::{SourceChanged, WeightError};
 use model_core::architecture::ModelError;
 use model_core::chat_template::ChatTemplateError;
 use model_core::error::{GgufError, MetadataError, ModelFileError};
+use model_core::picture::PictureError;
+use model_vision::VisionError;
 
 use crate::choice::DeviceShortage;
 
@@ -43,6 +45,15 @@ pub enum Error {
     /// The engine refuses or fails.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// The vision tower is not usable, or not supported.
+    #[error(transparent)]
+    Vision(#[from] VisionError),
+    /// A picture cannot be read or computed.
+    #[error(transparent)]
+    Picture(#[from] PictureError),
+    /// Pictures for a model without a vision tower.
+    #[error("the model has no vision tower: it does not see pictures")]
+    SeesNothing,
     /// A request is refused, or its text has failed.
     #[error(transparent)]
     Text(#[from] ServiceError),

@@ -44,6 +44,7 @@ mod error;
 mod gpu_layers;
 mod model;
 mod options;
+mod pictures;
 mod plan;
 mod text;
 
@@ -69,7 +70,10 @@ pub use model::{HeadUse, Model, ModelOptions, embedder, reranker};
 pub use model_core;
 pub use model_core::chat_template::ChatMessage;
 pub use model_core::model_file::ModelFile;
+pub use model_core::picture::{PreparedPicture, PromptTokens};
+pub use model_vision::{PictureReader, Vision, VisionError};
 pub use options::GenerateOptions;
+pub use pictures::{open_tower, picture_chat_tokens, picture_message, vision_of};
 pub use plan::{BackendPlan, DeviceReport, LayersOnGpu, MemoryNeeds, gpu_room, plan_memory, taken};
 pub use text::{Text, TextState};
 

@@ -4,7 +4,7 @@
 //! text is chosen, and of how memory is shared: the [`Session`] does.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cellar_engine::serve::{
@@ -12,7 +12,7 @@ use cellar_engine::serve::{
 };
 use cellar_engine::session::{Activity, Session};
 use cellar_engine::{
-    CancelFlag, DraftModel, Engine, EngineConfig, EngineError, PromptOutputs, SaveOptions,
+    CancelFlag, DraftModel, Engine, EngineConfig, EngineError, PromptOutputs, SaveOptions, Tower,
 };
 use cellar_tasks::{Embedder, EmbedderConfig, Reranker, RerankerConfig, TextPlan};
 use kv_backend::state::SavedState;
@@ -24,6 +24,7 @@ use model_core::adapters::AdapterOptions;
 use model_core::chat_template::ChatMessage;
 use model_core::model_file::{ModelFile, OpenModel};
 use model_core::tokenizer::EncodeOptions;
+use model_vision::PictureReader;
 
 use crate::architectures::architectures;
 use crate::backends::BackendOptions;
@@ -31,6 +32,7 @@ use crate::chat::render_chat;
 use crate::choice::{ModelWork, choose_backend};
 use crate::error::Error;
 use crate::options::GenerateOptions;
+use crate::pictures::{open_tower, picture_chat_tokens, picture_message, vision_of};
 use crate::text::{Text, TextState};
 
 /// How a model is opened.
@@ -44,6 +46,9 @@ pub struct ModelOptions {
     pub on_progress: OnProgress,
     /// Adapters and control vectors that it is loaded with.
     pub adapters: AdapterOptions,
+    /// The file of the vision tower, where it is neither in the model's directory nor the one
+    /// `mmproj` file next to it.
+    pub mmproj: Option<PathBuf>,
     /// A smaller model that drafts for it, with [`Speculation::Draft`](cellar_engine::Speculation).
     pub draft_model: Option<DraftModel>,
     /// Whether the head of its file that drafts is computed, where it has one.
@@ -70,6 +75,8 @@ pub enum HeadUse {
 pub struct Model {
     file: Arc<ModelFile>,
     session: Session<BoxedBackend>,
+    /// What reads pictures, where it has a vision tower.
+    reader: Option<Arc<PictureReader>>,
 }
 
 impl Model {
@@ -87,7 +94,20 @@ impl Model {
     /// # Errors
     /// As [`Model::open`].
     pub fn open_with(path: impl AsRef<Path>, options: ModelOptions) -> Result<Self, Error> {
-        Self::load(ModelFile::open(path, &architectures())?, options)
+        let path = path.as_ref();
+        let file = ModelFile::open(path, &architectures())?;
+        // A tower that is not supported is no reason to refuse texts, unless it was asked for.
+        let vision = match vision_of(&file, path, options.mmproj.as_deref()) {
+            Err(_) if options.mmproj.is_none() => None,
+            found => found?,
+        };
+        let Some(vision) = vision else {
+            return Self::load(file, options);
+        };
+        let tower = open_tower(&vision, options.backend.clone())?;
+        let mut model = Self::load_with(file, options, Some(tower))?;
+        model.reader = Some(Arc::clone(vision.reader()));
+        Ok(model)
     }
 
     /// A model from an open file, perhaps of an architecture of the caller's.
@@ -95,6 +115,14 @@ impl Model {
     /// # Errors
     /// As [`Model::open`].
     pub fn load(file: ModelFile, options: ModelOptions) -> Result<Self, Error> {
+        Self::load_with(file, options, None)
+    }
+
+    fn load_with(
+        file: ModelFile,
+        options: ModelOptions,
+        tower: Option<Tower>,
+    ) -> Result<Self, Error> {
         let mut file = match options.adapters.open(&file, &architectures())? {
             Some(adapters) => file.with_adapters(adapters)?,
             None => file,
@@ -112,7 +140,12 @@ impl Model {
         let (model, weights) = (file.model().clone(), file.weights());
         let progress = options.on_progress;
         let engine = Engine::with_progress(backend, model, weights, &options.engine, progress)?;
-        Self::with_engine(file, engine, options.draft_model)
+        let extras = ServiceExtras {
+            draft_model: options.draft_model,
+            tower,
+            ..ServiceExtras::default()
+        };
+        Self::with_extras(file.into(), engine, extras)
     }
 
     /// A model on an engine of the caller's, which was made of this file, perhaps with one that
@@ -125,18 +158,29 @@ impl Model {
         engine: Engine<BoxedBackend>,
         draft_model: Option<DraftModel>,
     ) -> Result<Self, Error> {
-        let file = file.into();
         let extras = ServiceExtras {
             draft_model,
             ..ServiceExtras::default()
         };
+        Self::with_extras(file.into(), engine, extras)
+    }
+
+    fn with_extras(
+        file: Arc<ModelFile>,
+        engine: Engine<BoxedBackend>,
+        extras: ServiceExtras,
+    ) -> Result<Self, Error> {
         let config = ServiceConfig {
             max_queued: usize::MAX,
             max_queued_tokens: usize::MAX,
             ..ServiceConfig::default()
         };
         let session = Session::with(engine, file.tokenizer(), &config, extras)?;
-        Ok(Self { file, session })
+        Ok(Self {
+            file,
+            session,
+            reader: None,
+        })
     }
 
     /// True if it was opened with a head that drafts
@@ -168,6 +212,36 @@ impl Model {
     ) -> Result<Text<'_>, Error> {
         let tokens = self.chat_tokens(messages)?;
         let state = self.begin(options.request(tokens))?;
+        Ok(Text::new(self, state))
+    }
+
+    /// What reads pictures; `None` where the model has no vision tower.
+    pub fn picture_reader(&self) -> Option<&Arc<PictureReader>> {
+        self.reader.as_ref()
+    }
+
+    /// Answers a message about pictures, which are given as the bytes of PNG, JPEG, WebP, GIF or BMP
+    /// files. What was computed of the same pictures before is not computed again.
+    ///
+    /// # Errors
+    /// [`Error::SeesNothing`] where the model has no vision tower, [`Error::Picture`] where one
+    /// cannot be read; otherwise as [`Model::chat`].
+    pub fn look(
+        &mut self,
+        pictures: &[impl AsRef<[u8]>],
+        text: &str,
+        options: GenerateOptions,
+    ) -> Result<Text<'_>, Error> {
+        let reader = self.reader.clone().ok_or(Error::SeesNothing)?;
+        let read = |bytes: &_| reader.read(AsRef::<[u8]>::as_ref(bytes));
+        let pictures: Vec<_> = pictures.iter().map(read).collect::<Result<_, _>>()?;
+        let messages = [picture_message(text, pictures.len())];
+        let prompt = picture_chat_tokens(&self.file, &reader, &messages, &pictures)?;
+        let request = TextRequest {
+            pictures: prompt.pictures,
+            ..options.request(prompt.tokens)
+        };
+        let state = self.begin(request)?;
         Ok(Text::new(self, state))
     }
 

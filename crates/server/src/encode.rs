@@ -4,12 +4,14 @@
 //! vocabulary add; what users say is never a control token. Knows no request.
 
 use kv_core::TokenId;
+use model_core::picture::{PictureRun, PromptTokens};
 use model_core::tokenizer::EncodeOptions;
 
 use crate::error::ApiError;
 use crate::fim;
 use crate::generate::{ChatPrompt, Prompt};
 use crate::model::ServedModel;
+use crate::pictures;
 
 /// Tokens that are left to what fills a gap, where a request gives no number.
 const GAP_TOKENS: usize = 256;
@@ -17,6 +19,8 @@ const GAP_TOKENS: usize = 256;
 /// A prompt as the model reads it.
 pub(crate) struct Encoded {
     pub(crate) tokens: Vec<TokenId>,
+    /// The pictures whose rows some of them name.
+    pub(crate) pictures: Vec<PictureRun>,
     /// Messages, and what the template made of them.
     chat: Option<(ChatPrompt, String)>,
 }
@@ -44,6 +48,7 @@ pub(crate) fn encode(
     prompt: Prompt,
     max_tokens: Option<usize>,
 ) -> Result<Encoded, ApiError> {
+    let mut pictures = Vec::new();
     let (tokens, chat) = match prompt {
         Prompt::Text(text) => (model.tokenizer().encode(&text, EncodeOptions::PROMPT), None),
         Prompt::Tokens(tokens) => (tokens, None),
@@ -54,26 +59,41 @@ pub(crate) fn encode(
             (tokens.ok_or_else(|| model.has_no_gaps())?, None)
         }
         Prompt::Chat(chat) => {
-            let (tokens, text) = encode_chat(model, &chat)?;
-            (tokens, Some((chat, text)))
+            let (prompt, text) = encode_chat(model, &chat)?;
+            pictures = prompt.pictures;
+            let chat = pictures::without_bytes(&chat).into_owned();
+            (prompt.tokens, Some((chat, text)))
         }
     };
-    Ok(Encoded { tokens, chat })
+    Ok(Encoded {
+        tokens,
+        pictures,
+        chat,
+    })
 }
 
 /// The tokens of messages, and what the template made of them.
-fn encode_chat(model: &ServedModel, chat: &ChatPrompt) -> Result<(Vec<TokenId>, String), ApiError> {
+fn encode_chat(
+    model: &ServedModel,
+    chat: &ChatPrompt,
+) -> Result<(PromptTokens, String), ApiError> {
     let tokenizer = model.tokenizer();
-    let chat = model.shaped(chat)?;
-    let Some(guarded) = model.control_texts().guard(&chat) else {
-        let text = model.render_shaped(&chat)?;
-        return Ok((tokenizer.encode(&text, EncodeOptions::CHAT), text));
+    let pictures = pictures::read(model, chat)?;
+    let chat = model.shaped(&pictures::without_bytes(chat))?;
+    let guarded = model.control_texts().guard(&chat);
+    let (tokens, text) = match guarded {
+        None => {
+            let text = model.with_places(model.render_shaped(&chat)?, &pictures)?;
+            (tokenizer.encode(&text, EncodeOptions::CHAT), text)
+        }
+        Some(guarded) => {
+            let rendered = model.render_shaped(&guarded.chat)?;
+            let rendered = model.with_places(rendered, &pictures)?;
+            let tokens = guarded.encode(tokenizer, &rendered);
+            (tokens, guarded.text(&rendered))
+        }
     };
-    let rendered = model.render_shaped(&guarded.chat)?;
-    Ok((
-        guarded.encode(tokenizer, &rendered),
-        guarded.text(&rendered),
-    ))
+    Ok((model.placed(tokens, &pictures)?, text))
 }
 
 /// The text of messages, to be sent on as a prompt: one whose tokens are those of the messages.
@@ -82,7 +102,7 @@ fn encode_chat(model: &ServedModel, chat: &ChatPrompt) -> Result<(Vec<TokenId>, 
 /// [`ApiError`] 400 where a string of the request spells a control token: in a text it would be
 /// one.
 pub(crate) fn render_as_text(model: &ServedModel, chat: &ChatPrompt) -> Result<String, ApiError> {
-    let shaped = model.shaped(chat)?;
+    let shaped = model.shaped(&pictures::without_bytes(chat))?;
     let controls = model.control_texts();
     let Some(guarded) = controls.guard(&shaped) else {
         return model.render_shaped(&shaped);

@@ -12,6 +12,7 @@ use cellar_engine::sampler::SampleError;
 use cellar_engine::serve::{RequestError, ServiceError};
 use cellar_engine::{ConfigError, EngineError};
 use cellar_grammar::GrammarError;
+use model_core::picture::PictureError;
 use model_core::chat_template::ChatTemplateError;
 use serde_json::{Value, json};
 
@@ -465,6 +466,12 @@ impl From<&EngineError> for ApiError {
             },
             other => Self::internal(other.to_string()),
         }
+    }
+}
+
+impl From<PictureError> for ApiError {
+    fn from(error: PictureError) -> Self {
+        Self::invalid_param("messages", error.to_string())
     }
 }
 

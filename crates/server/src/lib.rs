@@ -58,6 +58,7 @@ mod memory_use;
 mod metrics;
 mod model;
 mod models;
+mod pictures;
 mod places;
 mod query;
 mod report;

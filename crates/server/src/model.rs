@@ -19,8 +19,10 @@ use model_core::chat_template::{
 };
 use model_core::message_ends::message_ends;
 use model_core::model_file::ModelFile;
+use model_core::picture::{PreparedPicture, PromptTokens};
 use model_core::tokenizer::Tokenizer;
 use model_core::weight_summary::WeightSummary;
+use model_vision::PictureReader;
 
 use crate::adapters::ServedAdapters;
 use crate::control_texts::ControlTexts;
@@ -159,6 +161,8 @@ pub struct ServedModel {
     adapters: Option<ServedAdapters>,
     /// Set once it was logged that calls of its form are not read.
     warned_of_calls: Once,
+    /// What reads pictures, or why it sees none.
+    pictures: Result<Arc<PictureReader>, String>,
     work: Work,
     instance: String,
 }
@@ -174,6 +178,13 @@ impl ServedModel {
         settings: ModelSettings,
     ) -> Result<Self, ChatTemplateError> {
         Self::new(file, Work::Texts(Box::new(service)), settings)
+    }
+
+    /// The same, with what reads pictures for the tower of its service, or the reason why it sees
+    /// none.
+    #[must_use]
+    pub fn with_pictures(self, pictures: Result<Arc<PictureReader>, String>) -> Self {
+        Self { pictures, ..self }
     }
 
     /// A model that gives vectors.
@@ -233,6 +244,7 @@ impl ServedModel {
             control_texts: OnceLock::new(),
             adapters: file.model().adapters().cloned().map(ServedAdapters::new),
             warned_of_calls: Once::new(),
+            pictures: Err("this model takes text only".to_owned()),
             work,
             instance: random_id(""),
         })
@@ -326,6 +338,52 @@ impl ServedModel {
     /// Whether it does what is wanted.
     pub fn does(&self, job: Job) -> bool {
         self.job() == job
+    }
+
+    /// What reads pictures for it, or why it sees none.
+    pub(crate) fn picture_reader(&self) -> Result<&PictureReader, &str> {
+        match &self.pictures {
+            Ok(reader) => Ok(reader),
+            Err(why) => Err(why),
+        }
+    }
+
+    /// Whether it sees pictures.
+    pub(crate) fn sees(&self) -> bool {
+        self.pictures.is_ok()
+    }
+
+    /// A rendered prompt with the places of pictures' rows.
+    ///
+    /// # Errors
+    /// [`ApiError`] 400 where the template writes no place for each picture.
+    pub(crate) fn with_places(
+        &self,
+        text: String,
+        pictures: &[PreparedPicture],
+    ) -> Result<String, ApiError> {
+        match &self.pictures {
+            Ok(reader) if !pictures.is_empty() => Ok(reader.expand(&text, pictures)?),
+            _ => Ok(text),
+        }
+    }
+
+    /// The tokens of such a text, with the names of rows.
+    ///
+    /// # Errors
+    /// As [`ServedModel::with_places`].
+    pub(crate) fn placed(
+        &self,
+        tokens: Vec<TokenId>,
+        pictures: &[PreparedPicture],
+    ) -> Result<PromptTokens, ApiError> {
+        match &self.pictures {
+            Ok(reader) if !pictures.is_empty() => Ok(reader.place(tokens, pictures)?),
+            _ => Ok(PromptTokens {
+                tokens,
+                pictures: Vec::new(),
+            }),
+        }
     }
 
     /// The service that continues texts.

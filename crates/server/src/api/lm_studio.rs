@@ -84,7 +84,10 @@ fn entry_v1(status: &ModelStatus) -> Value {
         "loaded_instances": instances,
         "max_context_length": facts.n_ctx,
         "format": format(facts),
-        "capabilities": {"vision": false, "trained_for_tool_use": facts.takes_tools()},
+        "capabilities": {
+            "vision": status.model.as_ref().is_some_and(|model| model.sees()),
+            "trained_for_tool_use": facts.takes_tools(),
+        },
         "description": null,
     })
 }

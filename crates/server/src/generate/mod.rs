@@ -327,6 +327,7 @@ fn prepare(
     }
     let request = TextRequest {
         prompt: encoded.tokens,
+        pictures: encoded.pictures,
         priority: tenant.priority(request.priority),
         tenant: tenant.id(),
         tenant_limits: Some(tenant.limits()),

@@ -12,6 +12,7 @@ use crate::api::openai::tools::{GivenTool, ToolForm, Tools, tool_list};
 use crate::error::ApiError;
 use crate::generate::CallNumber;
 use crate::json::Body;
+use crate::pictures;
 use crate::skips::Skips;
 
 /// One message.
@@ -35,6 +36,8 @@ pub(super) enum Content {
 #[derive(Default)]
 struct Parts {
     texts: Vec<String>,
+    /// Texts and pictures in their order.
+    content: Vec<Value>,
     thoughts: Vec<String>,
     calls: Vec<Value>,
     results: Vec<Value>,
@@ -63,11 +66,11 @@ pub(super) fn messages(
         match message.role.as_str() {
             "assistant" if parts.results.is_empty() => messages.push(parts.assistant()),
             "user" if parts.calls.is_empty() => {
-                let text = parts.texts.join("\n");
+                let content = parts.user_content();
                 let has_results = !parts.results.is_empty();
                 messages.extend(parts.results);
-                if !text.is_empty() || !has_results {
-                    messages.push(json!({"role": "user", "content": text}));
+                if content != "" || !has_results {
+                    messages.push(json!({"role": "user", "content": content}));
                 }
             }
             // It stays where it is: what was computed of the messages before it is used again.
@@ -96,12 +99,27 @@ pub(super) fn messages(
 
 impl Parts {
     fn only_text(self, path: &str) -> Result<String, ApiError> {
-        if self.calls.is_empty() && self.results.is_empty() {
+        let has_pictures = self.content.len() > self.texts.len();
+        if self.calls.is_empty() && self.results.is_empty() && !has_pictures {
             Ok(self.texts.join("\n"))
         } else {
             let message = format!("'{path}' takes text blocks only");
             Err(ApiError::invalid_param(path, message))
         }
+    }
+
+    /// The text of a user's message, or where it has pictures, its parts.
+    fn user_content(&self) -> Value {
+        if self.content.len() > self.texts.len() {
+            Value::Array(self.content.clone())
+        } else {
+            json!(self.texts.join("\n"))
+        }
+    }
+
+    fn push_text(&mut self, text: &str) {
+        self.texts.push(text.to_owned());
+        self.content.push(json!({"type": "text", "text": text}));
     }
 
     fn assistant(self) -> Value {
@@ -120,7 +138,7 @@ fn parts(path: &str, content: &Content, skips: &Skips) -> Result<Parts, ApiError
     let mut parts = Parts::default();
     let blocks = match content {
         Content::Text(text) => {
-            parts.texts.push(text.clone());
+            parts.push_text(text);
             return Ok(parts);
         }
         Content::Blocks(blocks) => blocks,
@@ -134,7 +152,11 @@ fn parts(path: &str, content: &Content, skips: &Skips) -> Result<Parts, ApiError
         match text("type") {
             Some("text") => {
                 let text = text("text").ok_or_else(|| missing("text"))?;
-                parts.texts.push(text.to_owned());
+                parts.push_text(text);
+            }
+            Some("image") => {
+                let url = image_url(block).ok_or_else(|| missing("source"))?;
+                parts.content.push(pictures::part(&format!("{path}[{at}]"), &url));
             }
             Some("thinking") => {
                 parts.thoughts.extend(text("thinking").map(str::to_owned));
@@ -162,7 +184,7 @@ fn parts(path: &str, content: &Content, skips: &Skips) -> Result<Parts, ApiError
             Some("document") if block.pointer("/source/type") == Some(&json!("text")) => {
                 let text = block.pointer("/source/data").and_then(Value::as_str);
                 let text = text.ok_or_else(|| missing("source.data"))?;
-                parts.texts.push(text.to_owned());
+                parts.push_text(text);
             }
             // What Anthropic's servers did in an earlier answer.
             Some(kind) if kind == "server_tool_use" || kind.ends_with("_tool_result") => {
@@ -184,6 +206,17 @@ fn parts(path: &str, content: &Content, skips: &Skips) -> Result<Parts, ApiError
         }
     }
     Ok(parts)
+}
+
+/// The address of an image block.
+fn image_url(block: &Value) -> Option<String> {
+    let source = block.get("source")?;
+    let text = |name: &str| source.get(name).and_then(Value::as_str);
+    match text("type")? {
+        "base64" => Some(pictures::data_url(text("media_type")?, text("data")?)),
+        "url" => Some(text("url")?.to_owned()),
+        _ => None,
+    }
 }
 
 /// The tools of a request, and which of them are to be called.

@@ -118,7 +118,7 @@ pub(crate) fn props() -> MethodRouter<App> {
             "bos_token": text_of(ids.bos).unwrap_or_default(),
             "eos_token": text_of(ids.eos).unwrap_or_default(),
             "build_info": concat!("cellar-", env!("CARGO_PKG_VERSION")),
-            "modalities": {"vision": false, "audio": false},
+            "modalities": {"vision": model.sees(), "audio": false},
             "chat_template_caps": {
                 "supports_tools": takes_tools, "supports_tool_calls": takes_tools,
             },

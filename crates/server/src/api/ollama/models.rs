@@ -130,6 +130,7 @@ fn capabilities(facts: &ModelFacts, model: Option<&ServedModel>) -> Vec<&'static
             let more = [
                 ("tools", facts.takes_tools()),
                 ("insert", has_marks),
+                ("vision", model.is_some_and(ServedModel::sees)),
                 (
                     "thinking",
                     template.contains("thinking") || template.contains("<think>"),

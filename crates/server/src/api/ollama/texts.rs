@@ -37,8 +37,7 @@ use crate::stream::{self, Encoder};
 use crate::whole;
 
 /// Parameters that are not done.
-pub(in crate::api) const LIMITED: [FieldRule; 3] = [
-    FieldRule::new("images", Neutral::Empty, "this model takes text only").not_implemented(),
+pub(in crate::api) const LIMITED: [FieldRule; 2] = [
     FieldRule::new(
         "template",
         Neutral::Empty,
@@ -64,6 +63,7 @@ struct Fields {
     prompt: Option<String>,
     suffix: Option<String>,
     system: Option<String>,
+    images: Option<Vec<String>>,
     raw: Option<bool>,
     format: Option<Value>,
     stream: Option<bool>,
@@ -78,7 +78,7 @@ struct Message {
     role: String,
     content: Option<String>,
     thinking: Option<String>,
-    images: Option<Vec<Value>>,
+    images: Option<Vec<String>>,
     tool_calls: Option<Vec<Value>>,
     tool_name: Option<String>,
     tool_call_id: Option<String>,
@@ -247,21 +247,22 @@ fn prompt(
                 Err(model.has_no_gaps())
             };
         }
+        let images = fields.images.as_deref().unwrap_or_default();
         if fields.raw == Some(true) || model.template_source().is_none() {
+            if !images.is_empty() {
+                let message = "'images' need the model's chat template: leave 'raw' out";
+                return Err(ApiError::invalid_param("images", message));
+            }
             return Ok(Prompt::Text(text));
         }
         if let Some(system) = fields.system.as_ref().filter(|text| !text.is_empty()) {
             messages.push(json!({"role": "system", "content": system}));
         }
-        messages.push(json!({"role": "user", "content": text}));
+        messages.push(json!({"role": "user", "content": with_images(&text, images)}));
     }
     let given = fields.messages.iter().flatten();
-    for (at, message) in given.enumerate().filter(|_| endpoint == Endpoint::Chat) {
-        if message.images.as_ref().is_some_and(|list| !list.is_empty()) {
-            let message = format!("'messages[{at}].images' is not supported");
-            return Err(ApiError::not_implemented(message));
-        }
-        messages.push(message.as_openai());
+    if endpoint == Endpoint::Chat {
+        messages.extend(given.map(Message::as_openai));
     }
     let messages = read_messages(&json!(messages), body.skips())?;
     let mut variables = Map::new();
@@ -286,9 +287,23 @@ fn prompt(
     }))
 }
 
+/// A text behind pictures in base64, as OpenAI's content.
+fn with_images(text: &str, images: &[String]) -> Value {
+    if images.is_empty() {
+        return json!(text);
+    }
+    let images = images.iter();
+    let mut parts: Vec<Value> = images
+        .map(|image| json!({"type": "image_url", "image_url": {"url": image}}))
+        .collect();
+    parts.push(json!({"type": "text", "text": text}));
+    json!(parts)
+}
+
 impl Message {
     fn as_openai(&self) -> Value {
         let content = self.content.as_deref().unwrap_or_default();
+        let content = with_images(content, self.images.as_deref().unwrap_or_default());
         let mut message = json!({"role": self.role, "content": content});
         let calls = self.tool_calls.as_ref().filter(|calls| !calls.is_empty());
         for (name, value) in [

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::error::ApiError;
 use crate::generate::ChatPrompt;
 use crate::json::Body;
+use crate::pictures;
 use crate::skips::Skips;
 
 /// Messages of one request: rendering them takes time and memory.
@@ -115,14 +116,14 @@ fn read_message(at: usize, message: &Value, skips: &Skips) -> Result<Value, ApiE
     }
     let calls = read_calls(at, members.get("tool_calls").unwrap_or(&Value::Null))?;
     let content = match members.get("content") {
-        None | Some(Value::Null) if role == "assistant" || role == "tool" => String::new(),
+        None | Some(Value::Null) if role == "assistant" || role == "tool" => json!(""),
         None | Some(Value::Null) => return Err(wrong(".content", "is missing")),
         Some(content) => {
             let path = format!("messages[{at}].content");
             if role == "tool" {
-                result_text(&path, content, skips)?
+                json!(result_text(&path, content, skips)?)
             } else {
-                content_text(&path, content)?
+                content_value(&path, content)?
             }
         }
     };
@@ -221,6 +222,32 @@ pub(crate) fn result_text(path: &str, content: &Value, skips: &Skips) -> Result<
         texts.push(note.to_owned());
     }
     Ok(texts.join("\n"))
+}
+
+/// The content of a message, at this path of the request: its text, or where it has pictures, its
+/// parts.
+///
+/// # Errors
+/// [`ApiError`] 400 with the path of the part.
+pub(crate) fn content_value(path: &str, content: &Value) -> Result<Value, ApiError> {
+    let parts = content.as_array().into_iter().flatten().enumerate();
+    let mut read = Vec::new();
+    let mut has_pictures = false;
+    for (number, part) in parts {
+        let path = format!("{path}[{number}]");
+        match pictures::read_part(&path, part) {
+            Some(picture) => {
+                has_pictures = true;
+                read.push(picture?);
+            }
+            None => read.push(json!({"type": "text", "text": part_text(&path, part)?})),
+        }
+    }
+    if has_pictures {
+        Ok(Value::Array(read))
+    } else {
+        Ok(json!(content_text(path, content)?))
+    }
 }
 
 /// The text of a message, at this path of the request: a text, or text parts, one line each.
@@ -322,8 +349,17 @@ mod tests {
     }
 
     #[test]
+    fn pictures_stay_parts_with_their_places() {
+        let image = json!({"type": "image_url", "image_url": {"url": "data:x"}});
+        let list = json!([{"role": "user", "content": [image, {"type": "text", "text": "a"}]}]);
+        let read = messages(&list, &Skips::default()).unwrap();
+        let picture = pictures::part("messages[0].content[0]", "data:x");
+        assert_eq!(read[0]["content"], json!([picture, {"type": "text", "text": "a"}]));
+    }
+
+    #[test]
     fn errors_name_the_part() {
-        let image = json!({"type": "image_url", "image_url": {"url": "data:"}});
+        let audio = json!({"type": "input_audio", "input_audio": {"data": ""}});
         for (list, param) in [
             (json!("hello"), "messages"),
             (json!([]), "messages"),
@@ -347,7 +383,7 @@ mod tests {
             ),
             (
                 json!([{"role": "user", "content": "a"}, {"role": "user", "content": [
-                {"type": "text", "text": "a"}, image]}]),
+                {"type": "text", "text": "a"}, audio]}]),
                 "messages[1].content[1]",
             ),
         ] {

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::api::openai::messages::{check_number, content_text, result_text};
+use crate::api::openai::messages::{check_number, content_text, content_value, result_text};
 use crate::error::ApiError;
 use crate::skips::Skips;
 
@@ -148,9 +148,10 @@ impl Reader<'_> {
     fn message(&mut self, path: &str, members: &Map<String, Value>) -> Result<(), ApiError> {
         let role = text(path, members, "role")?;
         let content = members.get("content").unwrap_or(&Value::Null);
-        let content = content_text(&format!("{path}.content"), content)?;
+        let content_path = format!("{path}.content");
         let role = match role {
             "assistant" => {
+                let content = content_text(&content_path, content)?;
                 let answer = self.answer_where(|answer| answer.content.is_none());
                 answer.content = Some(content);
                 return Ok(());
@@ -165,6 +166,10 @@ impl Reader<'_> {
                 );
                 return Err(ApiError::invalid_param(param, message));
             }
+        };
+        let content = match role {
+            "user" => content_value(&content_path, content)?,
+            _ => json!(content_text(&content_path, content)?),
         };
         self.end_answer();
         self.messages

@@ -1,0 +1,70 @@
+//! Pictures in prompts: the tower of a model on a backend, and messages with pictures as tokens.
+//! Knows nothing of how rows are computed.
+
+use std::path::Path;
+
+use cellar_engine::{DEFAULT_PICTURE_BYTES, Tower};
+use model_core::chat_template::GenerationPrompt;
+use model_core::model_file::ModelFile;
+use model_core::picture::{PreparedPicture, PromptTokens};
+use model_core::tokenizer::EncodeOptions;
+use model_vision::{PictureReader, Vision};
+use serde_json::{Map, Value, json};
+
+use crate::backends::{BackendOptions, open_backend};
+use crate::chat::render_json_chat;
+use crate::error::Error;
+
+/// The vision tower of a model, where it has one: in `mmproj`, in its directory, or in the one
+/// `mmproj` file next to it.
+///
+/// # Errors
+/// [`Error::Vision`] where it is not usable or not supported.
+pub fn vision_of(
+    file: &ModelFile,
+    path: impl AsRef<Path>,
+    mmproj: Option<&Path>,
+) -> Result<Option<Vision>, Error> {
+    Ok(Vision::of(file, path.as_ref(), mmproj)?)
+}
+
+/// A tower on a backend of its own: the one of this kind, or where none is named, the fastest on the
+/// host.
+///
+/// # Errors
+/// [`Error::Backend`], [`Error::Picture`] where the backend cannot hold it.
+pub fn open_tower(vision: &Vision, backend: BackendOptions) -> Result<Tower, Error> {
+    let backend = open_backend(BackendOptions {
+        gpu_layers: None,
+        profile: None,
+        ..backend
+    })?;
+    let encoder = vision.encoder(backend)?;
+    Ok(Tower::new(Box::new(encoder), DEFAULT_PICTURE_BYTES))
+}
+
+/// Messages as tokens, as the model's own chat template renders them, with the names of pictures'
+/// rows: each part `{"type": "image"}` of a content is the next picture.
+///
+/// # Errors
+/// [`Error::NoChatTemplate`]; [`Error::Template`] where the template refuses the messages;
+/// [`Error::Picture`] where it writes no place for each picture.
+pub fn picture_chat_tokens(
+    file: &ModelFile,
+    reader: &PictureReader,
+    messages: &[Value],
+    pictures: &[PreparedPicture],
+) -> Result<PromptTokens, Error> {
+    let text = render_json_chat(file, messages, &Map::new(), GenerationPrompt::Add)?;
+    let text = text.ok_or(Error::NoChatTemplate)?;
+    let text = reader.expand(&text, pictures)?;
+    let tokens = file.tokenizer().encode(&text, EncodeOptions::CHAT);
+    Ok(reader.place(tokens, pictures)?)
+}
+
+/// A message of a user with pictures before its text.
+pub fn picture_message(text: &str, n_pictures: usize) -> Value {
+    let mut parts = vec![json!({"type": "image"}); n_pictures];
+    parts.push(json!({"type": "text", "text": text}));
+    json!({"role": "user", "content": parts})
+}
