@@ -243,6 +243,15 @@ pub(crate) struct ComputeArgs {
     pub(crate) no_memory_check: bool,
 }
 
+/// The vision tower of a model that sees pictures.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct VisionArgs {
+    /// GGUF file of the model's vision tower [default: the model's directory, or the one mmproj
+    /// file next to it]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) mmproj: Option<PathBuf>,
+}
+
 /// The size of a batch.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct BatchSize {

@@ -25,6 +25,7 @@ mod output_file;
 mod overwrite;
 #[cfg(feature = "serve")]
 mod prefix_tiers;
+mod pictures;
 mod progress;
 mod resolve;
 mod service;

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use cellar_engine::Engine;
+use cellar_engine::{Engine, Tower};
 use cellar_engine::serve::{
     BlockObserver, PrefixTiers, Service, ServiceConfig, ServiceExtras, Speculation, SwapDisk,
 };
@@ -26,6 +26,7 @@ pub(crate) struct ServiceFlags<'a> {
     pub(crate) blocks: Option<BlockObserver>,
     pub(crate) swap_disk: Option<SwapDisk>,
     pub(crate) prefix_tiers: Option<PrefixTiers>,
+    pub(crate) tower: Option<Tower>,
 }
 
 impl ServiceFlags<'_> {
@@ -45,6 +46,7 @@ impl ServiceFlags<'_> {
             blocks: self.blocks,
             swap_disk: self.swap_disk,
             prefix_tiers: self.prefix_tiers,
+            tower: self.tower,
             draft_model: draft_model::open(self.speculation, self.engine, texts)?,
         };
         let service = Service::start_with(engine, tokenizer, config, extras)?;

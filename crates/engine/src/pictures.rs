@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
-use kv_core::backend::{BackendError, CancelFlag};
+use kv_backend::{BackendError, CancelFlag};
 use kv_core::batch::UBatch;
 use kv_core::{Pos, SeqId, TokenId};
 use model_core::picture::{Picture, PictureEncoder, PictureError, PictureName, PictureRun};

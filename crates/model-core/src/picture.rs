@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use kv_core::TokenId;
-use kv_core::backend::{BackendError, CancelFlag};
+use kv_backend::{BackendError, CancelFlag};
 use kv_core::grid::GridPos;
 
 use crate::error::ModelError;
@@ -48,6 +48,7 @@ pub struct Picture {
     tiles: Vec<Tile>,
     n_rows: usize,
     grid: Option<PictureGrid>,
+    rows_see_each_other: bool,
 }
 
 impl Picture {
@@ -64,7 +65,22 @@ impl Picture {
             tiles,
             n_rows,
             grid,
+            rows_see_each_other: false,
         }
+    }
+
+    /// The same where each of its rows in a prompt sees the later ones, too.
+    #[must_use]
+    pub fn with_mutual_rows(self) -> Self {
+        Self {
+            rows_see_each_other: true,
+            ..self
+        }
+    }
+
+    /// True if each of its rows in a prompt sees the later ones, too.
+    pub fn rows_see_each_other(&self) -> bool {
+        self.rows_see_each_other
     }
 
     /// Its identity.

@@ -7,12 +7,14 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-use kv_core::backend::{Backend, CancelFlag, OnProgress};
+use kv_backend::{Backend, CancelFlag, OnProgress};
 use kv_core::batch::{Batch, BatchRules, PositionRule, SplitPolicy, UBatch, validate_with};
-use kv_core::graph::{BatchVisibility, Graph, GraphInputs, GraphOutputs, GraphShape};
+use kv_core::memory::BatchVisibility;
+use kv_graph::{Graph, GraphShape};
+use kv_backend::{GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
 use kv_core::memory::batch_visibility;
-use kv_core::weights::WeightSource;
+use kv_graph::weights::WeightSource;
 use kv_core::{GridPos, Pos};
 use model_core::architecture::ModelError;
 use model_core::picture::{Picture, PictureEncoder, PictureError, Tile};

@@ -84,9 +84,11 @@ const LLAVA: HfClass = HfClass {
     name: "LlavaForConditionalGeneration",
     keys: &[&[Key::With(llava)]],
     tensors: &[
+        &in_stack("v.blk.{l}.", "vision_tower.encoder.layers.{l}.", CLIP_LAYER),
         &in_stack("v.blk.{l}.", "vision_tower.vision_model.encoder.layers.{l}.", CLIP_LAYER),
         &in_stack("v.blk.{l}.", "model.vision_tower.vision_model.encoder.layers.{l}.", CLIP_LAYER),
         &in_stack("v.blk.{l}.", "model.vision_tower.encoder.layers.{l}.", CLIP_LAYER),
+        &in_stack("v.", "vision_tower.", CLIP_OUTER),
         &in_stack("v.", "vision_tower.vision_model.", CLIP_OUTER),
         &in_stack("v.", "model.vision_tower.vision_model.", CLIP_OUTER),
         &in_stack("v.", "model.vision_tower.", CLIP_OUTER),
@@ -104,9 +106,11 @@ const GEMMA3: HfClass = HfClass {
     name: "Gemma3ForConditionalGeneration",
     keys: &[&[Key::With(gemma3)]],
     tensors: &[
+        &in_stack("v.blk.{l}.", "vision_tower.encoder.layers.{l}.", CLIP_LAYER),
         &in_stack("v.blk.{l}.", "vision_tower.vision_model.encoder.layers.{l}.", CLIP_LAYER),
         &in_stack("v.blk.{l}.", "model.vision_tower.vision_model.encoder.layers.{l}.", CLIP_LAYER),
         &in_stack("v.blk.{l}.", "model.vision_tower.encoder.layers.{l}.", CLIP_LAYER),
+        &in_stack("v.", "vision_tower.", CLIP_OUTER),
         &in_stack("v.", "vision_tower.vision_model.", CLIP_OUTER),
         &in_stack("v.", "model.vision_tower.vision_model.", CLIP_OUTER),
         &in_stack("v.", "model.vision_tower.", CLIP_OUTER),

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use kv_core::Window;
-use kv_core::graph::Activation;
-use kv_core::weights::{MemoryWeights, WeightError, WeightSource};
+use kv_graph::Activation;
+use kv_graph::weights::{MemoryWeights, WeightError, WeightSource};
 use model_core::architecture::ModelError;
 use model_core::blocks::{
     AttentionBlock, FeedForwardBlock, FeedForwardForm, Norm, NormKind, QkvBias, QkvWeights,

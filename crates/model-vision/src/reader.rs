@@ -40,7 +40,10 @@ impl PictureReader {
         let rows_of = |tile: &Tile| self.arrangement.n_rows(tile);
         let n_rows = prepared.tiles.iter().map(rows_of).sum();
         let name = self.name_of(&prepared.tiles);
-        let picture = Picture::new(name, prepared.tiles, n_rows, prepared.grid);
+        let mut picture = Picture::new(name, prepared.tiles, n_rows, prepared.grid);
+        if self.family.sees_itself {
+            picture = picture.with_mutual_rows();
+        }
         let [before, after] = self.family.around;
         Ok(PreparedPicture {
             text: format!("{before}{}{after}", self.placeholder.1),

@@ -5,10 +5,8 @@
 //! ([`Arrangement`]), which no graph does. Invariant: weight names are those of `mmproj` files.
 //! Knows no picture.
 
-use kv_core::graph::{
-    Activation, Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId,
-};
-use kv_core::rope::{RopeSections, RopeSpec, RopeStyle, SectionOrder};
+use kv_graph::{Activation, Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId};
+use kv_graph::rope::{RopeSections, RopeSpec, RopeStyle, SectionOrder};
 use kv_core::{LayerIdx, PartIdx, Window};
 use model_core::blocks::{AttentionBlock, FeedForwardBlock, LayerContext, Norm};
 
@@ -213,7 +211,7 @@ impl AxialRope {
             style: RopeStyle::Neox,
             n_rot: 2 * pairs,
             base,
-            scaling: kv_core::rope::RopeScaling::None,
+            scaling: kv_graph::rope::RopeScaling::None,
             factors: Some(ROPE_DIVISORS.to_owned()),
         };
         let sections = RopeSections {

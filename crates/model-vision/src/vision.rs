@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kv_core::TokenId;
-use kv_core::backend::Backend;
-use kv_core::weights::WeightSource;
+use kv_backend::Backend;
+use kv_graph::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::error::{GgufError, ModelFileError};
 use model_core::gguf::{GgufFile, Metadata};

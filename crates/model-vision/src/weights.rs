@@ -6,9 +6,7 @@
 
 use std::sync::Arc;
 
-use kv_core::weights::{
-    MemoryWeights, SourceChanged, Weight, WeightError, WeightInfo, WeightSource,
-};
+use kv_graph::weights::{MemoryWeights, SourceChanged, Weight, WeightError, WeightInfo, WeightSource};
 
 use crate::tower::{PATCH_EMBEDDING, POSITIONS};
 

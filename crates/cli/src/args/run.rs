@@ -10,7 +10,7 @@ use clap::{ArgGroup, Args};
 use super::diffusion::DiffusionArgs;
 use super::{
     EngineArgs, LongContextArgs, ModelArgs, PredictLimit, SamplerArgs, SessionArgs,
-    SpeculationArgs, top_logprobs, values,
+    SpeculationArgs, VisionArgs, top_logprobs, values,
 };
 use crate::commands::answer::ShowThinking;
 use crate::constraint::ConstraintArgs;
@@ -41,6 +41,7 @@ Examples:
   cat notes.txt | cellar run -m MODEL.gguf \"Summarise this.\"
   echo \"One day\" | cellar run -n 40 --json
   cellar run -m MODEL.gguf --schema person.json \"Who was Ada Lovelace?\"
+  cellar run MODEL --image cat.jpg \"What is this?\"
   cellar run -m MODEL.gguf --raw -f book.txt -n 0 --save-state book.state
   cellar run -m MODEL.gguf --raw --load-state book.state \" In short,\"
   cellar run -m MODEL.gguf --load-state chat.state --save-state chat.state \"And then?\"
@@ -84,6 +85,11 @@ pub(crate) struct RunArgs {
     /// Read the text before the prompt, or the prompt itself, from a file; - waits for all of stdin
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
+    /// Show the model a picture (PNG, JPEG, WebP, GIF or BMP) before the prompt; once per picture
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["raw", "no_bos", "load_state"])]
+    pub(crate) image: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) vision: VisionArgs,
     /// Do not read standard input
     #[arg(long)]
     pub(crate) no_stdin: bool,

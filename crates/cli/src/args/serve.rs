@@ -16,7 +16,8 @@ use super::adapters::LoraModule;
 use super::byte_size::ByteSize;
 use super::store::StoreArgs;
 use super::{
-    EngineArgs, ParallelArgs, PredictLimit, SamplerArgs, SpeculationArgs, TraceArgs, count, values,
+    EngineArgs, ParallelArgs, PredictLimit, SamplerArgs, SpeculationArgs, TraceArgs, VisionArgs,
+    count, values,
 };
 
 /// `cellar serve`
@@ -181,6 +182,8 @@ pub(crate) struct ServeArgs {
     pub(crate) sampler: SamplerArgs,
     #[command(flatten, next_help_heading = "Speculative decoding")]
     pub(crate) speculation: SpeculationArgs,
+    #[command(flatten)]
+    pub(crate) vision: VisionArgs,
     #[command(flatten, next_help_heading = "Computation and memory")]
     pub(crate) engine: EngineArgs,
     #[command(flatten, next_help_heading = "Store of cached prefixes")]

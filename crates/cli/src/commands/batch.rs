@@ -152,6 +152,7 @@ fn start(args: &BatchArgs, file: &ModelFile) -> anyhow::Result<Service<BoxedBack
         blocks: None,
         swap_disk: args.parallel.swap.disk()?,
         prefix_tiers: None,
+        tower: None,
     };
     flags.start(engine, file.tokenizer(), &config)
 }

@@ -19,6 +19,7 @@ use cellar_engine::serve::{
 use cellar_engine::session::{Activity, Session, TokenPiece};
 use cellar_engine::{
     CancelFlag, CompletionOptions, Engine, FinishReason, Logprobs, PromptOutputs, TokenLogprobs,
+    Tower,
 };
 use kv_backend::state::SeqTokens;
 use kv_backend::{Backend, BoxedBackend};
@@ -26,6 +27,7 @@ use kv_core::batch::Batch;
 use kv_core::memory::Memory;
 use kv_core::{KvType, TokenId};
 use model_core::model_file::ModelFile;
+use model_core::picture::{PictureRun, PromptTokens};
 
 use super::answer::ThinkingFormat;
 use super::session::{self, LoadedState};
@@ -39,6 +41,7 @@ use crate::logprobs::shown_logprobs;
 use crate::long_context;
 use crate::models::ModelSource;
 use crate::output_file;
+use crate::pictures::{self, Sight};
 use crate::progress::{Progress, PromptBar};
 use crate::resolve;
 use crate::terminal::{self, Reader};
@@ -54,6 +57,8 @@ struct Start<'s> {
     mode: PromptMode,
     prompt: String,
     ids: Vec<TokenId>,
+    /// The pictures whose rows some of them name.
+    pictures: Vec<PictureRun>,
     /// The state that precedes the prompt.
     loaded: Option<LoadedState<'s>>,
     /// The token with which the text begins, where the prompt is its source.
@@ -122,13 +127,23 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
         Some(path) => Some(input::bytes(path)?),
         None => None,
     };
-    let (mut engine, mut start) = open(args, &file, prompt, bytes.as_deref())?;
+    let sight = match (args.image.as_slice(), &args.vision.mmproj) {
+        ([], None) => None,
+        _ => Some(pictures::sight(&file, &source, &args.vision)?),
+    };
+    let (mut engine, mut start) = open(args, &file, prompt, (bytes.as_deref(), sight.as_ref()))?;
+    let tower = match &sight {
+        Some(Ok(vision)) if !args.image.is_empty() => {
+            Some(pictures::tower(vision, &args.engine.compute)?)
+        }
+        _ => None,
+    };
     drop(loading);
     start.load = started.elapsed();
     warn_of_long_context(&engine);
 
     let saved_source = save_source(args, &mut engine, &start)?;
-    let mut session = open_session(args, &file, engine)?;
+    let mut session = open_session(args, &file, engine, tower)?;
     let mut text = begin(args, &file, &mut session, &mut start, cancel)?;
     if let Some(stream) = &text.stream {
         read_prompt(&mut session, stream);
@@ -212,12 +227,25 @@ fn open<'s>(
     args: &'s RunArgs,
     file: &ModelFile,
     prompt: String,
-    state: Option<&'s [u8]>,
+    (state, sight): (Option<&'s [u8]>, Option<&Sight>),
 ) -> anyhow::Result<(Engine<BoxedBackend>, Start<'s>)> {
     resolve::continues_texts(file)?;
     let constraint = Constraint::new(&args.constraint, file.tokenizer())?;
     let mode = PromptMode::new(args, file, &prompt)?;
-    let (prompt, mut ids) = prompt::encode(file, args, mode, prompt)?;
+    let (prompt, tokens) = match sight {
+        Some(sight) if !args.image.is_empty() => {
+            prompt::with_pictures(file, args, sight, prompt)?
+        }
+        _ => {
+            let (prompt, tokens) = prompt::encode(file, args, mode, prompt)?;
+            let pictures = Vec::new();
+            (prompt, PromptTokens { tokens, pictures })
+        }
+    };
+    let PromptTokens {
+        tokens: mut ids,
+        pictures,
+    } = tokens;
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
     let engine = resolve::open_engine(file, &args.engine.compute, &config, PromptOutputs::Last)?;
     if let Some(kv_type) = args.session.save_kv_type {
@@ -243,6 +271,7 @@ fn open<'s>(
         mode,
         prompt,
         ids,
+        pictures,
         loaded,
         constraint,
         load: Duration::ZERO,
@@ -275,9 +304,11 @@ fn open_session(
     args: &RunArgs,
     file: &ModelFile,
     engine: Engine<BoxedBackend>,
+    tower: Option<Tower>,
 ) -> anyhow::Result<RunSession> {
     let draft_for = DraftFor::engine(file.tokenizer(), engine.settings());
     let extras = ServiceExtras {
+        tower,
         draft_model: draft_model::open(&args.speculation, &args.engine, draft_for)?,
         ..ServiceExtras::default()
     };
@@ -351,10 +382,15 @@ fn begin(
     };
     let request = TextRequest {
         prompt,
+        pictures: start.pictures.clone(),
         options,
         steps,
         speculation: args.speculation.speculation(),
-        long_context: Some(long_context::of_text(&args.long_context, n_ctx, n_bos)?),
+        long_context: if start.pictures.is_empty() {
+            Some(long_context::of_text(&args.long_context, n_ctx, n_bos)?)
+        } else {
+            None
+        },
         cancel: Some(cancel),
         retention,
         ..TextRequest::default()

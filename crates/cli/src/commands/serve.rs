@@ -43,6 +43,7 @@ use crate::long_context;
 use crate::machine;
 use crate::model_room::ModelRoom;
 use crate::models::ModelSource;
+use crate::pictures;
 use crate::prefix_tiers::SharedTiers;
 use crate::progress::Progress;
 use crate::resolve;
@@ -410,7 +411,7 @@ fn entries(
     let mut entries = Vec::with_capacity(opened.len());
     for (loader, file, bytes) in opened {
         let _loading = Progress::spinner(format!("loading {}", loader.source.name()));
-        let model = load(args, &file, loader.settings.clone())?;
+        let model = load(args, &loader.source, &file, loader.settings.clone())?;
         entries.push(ModelEntry {
             id: loader.settings.id.clone(),
             aliases: loader.settings.aliases.clone(),
@@ -425,6 +426,7 @@ fn entries(
 
 fn load(
     args: &ServeArgs,
+    source: &ModelSource,
     file: &ModelFile,
     settings: ModelSettings,
 ) -> anyhow::Result<ServedModel> {
@@ -433,7 +435,10 @@ fn load(
     let model = match file.model().output() {
         OutputKind::Logits | OutputKind::MaskLogits(_) => {
             resolve::continues_texts(file)?;
-            ServedModel::texts(file, start(args, file)?, settings)
+            let mut sight = pictures::sight(file, source, &args.vision)?;
+            let tower = pictures::tower_or_warning(&mut sight, &args.engine.compute);
+            let model = ServedModel::texts(file, start(args, file, tower)?, settings);
+            model.map(|model| model.with_pictures(pictures::reader(&sight)))
         }
         OutputKind::Embeddings => {
             let config = embedder_config(args, file);
@@ -485,7 +490,11 @@ fn reranker_config(args: &ServeArgs, file: &OpenModel) -> RerankerConfig {
     }
 }
 
-fn start(args: &ServeArgs, file: &ModelFile) -> anyhow::Result<Service<kv_backend::BoxedBackend>> {
+fn start(
+    args: &ServeArgs,
+    file: &ModelFile,
+    tower: Option<Tower>,
+) -> anyhow::Result<Service<kv_backend::BoxedBackend>> {
     let config = engine_config(args, file);
     let engine = resolve::open_engine(file, &args.engine.compute, &config, PromptOutputs::Last)?;
     let config = ServiceConfig {
@@ -509,6 +518,7 @@ fn start(args: &ServeArgs, file: &ModelFile) -> anyhow::Result<Service<kv_backen
         blocks: blocks(args)?,
         swap_disk: args.parallel.swap.disk()?,
         prefix_tiers: args.tiers.as_ref().map(SharedTiers::of_model).transpose()?,
+        tower,
     };
     flags.start(engine, file.tokenizer(), &config)
 }

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -107,6 +108,12 @@ pub(crate) struct Intake {
     pub(super) long_context: LongContextLimits,
     /// The architecture of a model that sees no pictures.
     pub(super) sees_nothing: Option<String>,
+}
+
+/// The tokens of pictures whose rows see each other.
+fn together(pictures: &[PictureRun]) -> Vec<Range<usize>> {
+    let mutual = pictures.iter().filter(|run| run.picture.rows_see_each_other());
+    mutual.map(PictureRun::places).collect()
 }
 
 /// The limits of [`LongContext`] for a model.
@@ -263,6 +270,7 @@ impl Intake {
             prefix,
             prompt_rows,
             checkpoints,
+            together: together(&pictures),
             siblings: Vec::new(),
             tenant,
             overflow: self.long_context.overflow(long_context),

@@ -73,6 +73,8 @@ struct Entry {
     pos: Option<Pos>,
     /// `None`: text.
     grid: Option<GridPos>,
+    /// The last position that it sees, where that is not its own.
+    sees_to: Option<Pos>,
     token_type: u32,
     seqs: SeqSet,
     /// A sequence id that no set can hold, kept for the error message.
@@ -171,6 +173,7 @@ impl Batch {
             content,
             pos: None,
             grid: None,
+            sees_to: None,
             token_type: 0,
             seqs: SeqSet::one(SeqId(0)),
             out_of_range: None,
@@ -205,6 +208,13 @@ impl EntryMut<'_> {
     pub fn at_grid(self, pos: Pos, grid: GridPos) -> Self {
         self.0.pos = Some(pos);
         self.0.grid = Some(grid);
+        self
+    }
+
+    /// Lets the entry see its sequence up to this position, which is a later one: with all entries
+    /// up to there it is in one ubatch.
+    pub fn seeing_to(self, last: Pos) -> Self {
+        self.0.sees_to = Some(last);
         self
     }
 

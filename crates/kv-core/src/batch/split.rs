@@ -11,7 +11,8 @@ use crate::seq_set::SeqSet;
 /// The way in which batches are cut for a memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SplitPolicy {
-    /// In the caller's order. Tokens and names of rows are in ubatches of their own.
+    /// In the caller's order. Tokens and names of rows are in ubatches of their own, and what sees
+    /// each other in one.
     #[default]
     InOrder,
     /// In the caller's order, and all tokens of a sequence in one ubatch: for tokens that see
@@ -29,22 +30,16 @@ impl SplitPolicy {
             return Err(BatchError::NoRows);
         }
         match self {
-            Self::InOrder => Ok(in_order(batch, n_ubatch as usize)),
+            Self::InOrder => in_order(batch, n_ubatch),
             Self::WholeSequences => whole_sequences(batch, n_ubatch),
         }
     }
 }
 
-fn in_order(batch: &ValidBatch, n_ubatch: usize) -> Vec<UBatch> {
+fn in_order(batch: &ValidBatch, n_ubatch: u32) -> Result<Vec<UBatch>, BatchError> {
     let numbers: Vec<u32> = (0..batch.n_tokens() as u32).collect();
-    let (mut rest, mut ubatches) = (numbers.as_slice(), Vec::new());
-    for n in batch.same_kinds() {
-        let (same, behind) = rest.split_at(n.min(rest.len()));
-        rest = behind;
-        let pieces = same.chunks(n_ubatch);
-        ubatches.extend(pieces.map(|piece| UBatch::gather(batch, piece)));
-    }
-    ubatches
+    let gather = |piece| UBatch::gather(batch, numbers.get(piece).unwrap_or_default());
+    Ok(batch.pieces(n_ubatch)?.into_iter().map(gather).collect())
 }
 
 /// Fills ubatches with sequences, those that share tokens together, in the order in which they

@@ -25,6 +25,8 @@ pub struct UBatch {
     pub token_types: Vec<u32>,
     /// For each row its place in an image; `None` for text.
     pub grids: Vec<Option<GridPos>>,
+    /// For each row the last position that it sees, where that is not its own.
+    pub sees_to: Vec<Option<Pos>>,
     /// For each row its sequences, at least one.
     pub seqs: Vec<SeqSet>,
     /// For each row the smallest id of its sequences: the one whose tokens it sees.
@@ -72,6 +74,7 @@ impl UBatch {
             positions: Vec::with_capacity(n),
             token_types: Vec::with_capacity(n),
             grids: Vec::with_capacity(n),
+            sees_to: Vec::with_capacity(n),
             seqs: Vec::with_capacity(n),
             first_seqs: Vec::with_capacity(n),
             output_rows: Vec::new(),
@@ -84,6 +87,7 @@ impl UBatch {
             ubatch.positions.push(entry.pos.0);
             ubatch.token_types.push(entry.token_type);
             ubatch.grids.push(entry.grid);
+            ubatch.sees_to.push(entry.sees_to);
             ubatch.seqs.push(entry.seqs.clone());
             ubatch.first_seqs.push(entry.first_seq);
             if entry.output == Output::Wanted {

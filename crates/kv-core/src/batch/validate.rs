@@ -5,6 +5,7 @@
 //! follows what the memory holds. Knows nothing of how batches are cut or placed.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use super::{Batch, Content, Entry, Output, TokensOf};
 use crate::grid::GridPos;
@@ -47,6 +48,8 @@ pub struct ValidEntry {
     pub pos: Pos,
     /// Its place in an image; `None` for text.
     pub grid: Option<GridPos>,
+    /// The last position that it sees, where that is not its own.
+    pub sees_to: Option<Pos>,
     /// Its type: which text of a pair it belongs to.
     pub token_type: u32,
     /// Its sequences, at least one.
@@ -85,20 +88,47 @@ impl ValidBatch {
         self.entries.len()
     }
 
-    /// Number of ubatches of at most `n_ubatch` rows that it is cut into in the caller's order:
-    /// tokens and names of rows are not in one.
+    /// Number of ubatches of at most `n_ubatch` rows that it is cut into in the caller's order.
     pub fn n_pieces(&self, n_ubatch: u32) -> usize {
-        let n_ubatch = (n_ubatch as usize).max(1);
-        self.same_kinds().map(|n| n.div_ceil(n_ubatch)).sum()
+        self.pieces(n_ubatch).map_or(1, |pieces| pieces.len())
     }
 
-    /// How many entries in a row are all tokens or all names of rows.
-    pub(super) fn same_kinds(&self) -> impl Iterator<Item = usize> + '_ {
-        let kind = |&token: &u32| TokenId(token).names_row();
-        let named = self.tokens.chunk_by(move |a, b| kind(a) == kind(b));
-        // A batch of embeddings has no tokens.
-        let rows = self.tokens.is_empty().then_some(self.entries.len());
-        named.map(<[u32]>::len).chain(rows)
+    /// The entries of each ubatch of at most `n_ubatch` rows, in the caller's order. Tokens and
+    /// names of rows are not in one, and what sees each other is not cut.
+    pub(super) fn pieces(&self, n_ubatch: u32) -> Result<Vec<Range<usize>>, BatchError> {
+        let n_entries = self.entries.len();
+        let names_row = |at: usize| {
+            let token = self.tokens.get(at);
+            token.is_some_and(|&token| TokenId(token).names_row())
+        };
+        // A cut before this entry would part what sees each other.
+        let holds = |at: usize| match (self.entries.get(at.wrapping_sub(1)), self.entries.get(at)) {
+            (Some(before), Some(entry)) => {
+                let is_same = before.first_seq == entry.first_seq;
+                entry.sees_to.is_some() && before.sees_to == entry.sees_to && is_same
+            }
+            _ => false,
+        };
+        let mut pieces = Vec::new();
+        let mut start = 0;
+        while start < n_entries {
+            let most = (start + (n_ubatch as usize).max(1)).min(n_entries);
+            let is_named = names_row(start);
+            let other = (start..most).find(|&at| names_row(at) != is_named);
+            let end = other.unwrap_or(most);
+            let whole = (start + 1..=end).rev().find(|&at| !holds(at));
+            let Some(end) = whole else {
+                let same = (start..n_entries).skip(1).take_while(|&at| holds(at));
+                return Err(BatchError::SequenceTooLong {
+                    set: self.entries[start].seqs.clone(),
+                    n_tokens: 1 + same.count(),
+                    n_ubatch,
+                });
+            };
+            pieces.push(start..end);
+            start = end;
+        }
+        Ok(pieces)
     }
 
     /// Number of entries whose output is wanted.
@@ -347,6 +377,7 @@ pub fn validate_with(
         valid.entries.push(ValidEntry {
             pos,
             grid: entry.grid,
+            sees_to: entry.sees_to,
             token_type: entry.token_type,
             seqs: entry.seqs.clone(),
             first_seq,

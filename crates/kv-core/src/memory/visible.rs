@@ -138,6 +138,11 @@ fn write_rows(ubatch: &UBatch, reach: Reach, visibility: &mut Visibility) -> Vec
     let mut seqs: Vec<SeqId> = Vec::new();
     let mut last: Option<(SeqId, usize)> = None;
     visibility.n_rows = ubatch.n_tokens();
+    // Others show older positions alone, or another sequence.
+    let shows_last = matches!(
+        reach.window,
+        Window::Full | Window::Sliding(_) | Window::Chunked(_) | Window::Ends { .. }
+    );
     for (number, (&seq, &pos)) in (0u32..).zip(ubatch.first_seqs.iter().zip(&ubatch.positions)) {
         let at = match last {
             Some((known, at)) if known == seq => at,
@@ -149,7 +154,10 @@ fn write_rows(ubatch: &UBatch, reach: Reach, visibility: &mut Visibility) -> Vec
         };
         last = Some((seq, at));
         if let Some(group) = visibility.groups.get_mut(at) {
-            let limits = reach.window.visible_keys(Pos(pos), reach.causality);
+            let mut limits = reach.window.visible_keys(Pos(pos), reach.causality);
+            if let (Some(&Some(last)), true) = (ubatch.sees_to.get(number as usize), shows_last) {
+                limits.last = limits.last.max(last);
+            }
             group.rows.push(number);
             group.limits.push(limits);
         }

@@ -159,10 +159,20 @@ impl HfWeights {
         let mut rules: Vec<TensorRule> = class.tensors.iter().copied().flatten().copied().collect();
         // A model that was saved without its class of texts, as sentence-transformers does.
         let body = class.body;
-        if !files.tensors.keys().any(|name| name.starts_with(body)) {
+        // The whole decoder, its output matrix too, is a part of older files with a tower.
+        let outer = format!("{}{body}", class.text);
+        let is_part = !class.text.is_empty()
+            && files.tensors.keys().any(|name| name.starts_with(&outer));
+        if is_part {
+            let place = Some(TextPart {
+                body: "",
+                text: class.text,
+            });
+            rules.iter_mut().for_each(|rule| rule.text = place);
+        } else if !files.tensors.keys().any(|name| name.starts_with(body)) {
             rules.iter_mut().for_each(|rule| *rule = rule.without(body));
         }
-        if !class.text.is_empty() {
+        if !class.text.is_empty() && !is_part {
             let text = class.text;
             let is_text = |name: &String| {
                 let rest = name.strip_prefix(body);

@@ -1,5 +1,6 @@
 //! [`CLASSES`]: the text decoders of models that see images (Qwen2-VL: Wang et al., arXiv
-//! 2409.12191). Their vision towers are not read: what those make comes in as rows.
+//! 2409.12191). Their vision towers are read by the crate `model-vision`: what those make comes in as
+//! rows.
 
 use kv_graph::rope::SectionOrder;
 use model_core::gguf::Array;
@@ -8,11 +9,13 @@ use model_core::hf::{
     full_attention,
 };
 
-use super::{QWEN2, QWEN3};
+use super::{GEMMA3, LLAMA, QWEN2, QWEN3};
 
 /// The classes of this file.
 pub(super) const CLASSES: &[HfClass] = &[
     QWEN2_VL,
+    LLAVA,
+    GEMMA3_VL,
     HfClass {
         name: "Qwen2_5_VLForConditionalGeneration",
         ..QWEN2_VL
@@ -35,6 +38,32 @@ pub(super) const CLASSES: &[HfClass] = &[
         defaults: &[("head_dim", 128), ("rope_theta", 500_000)],
         ..QWEN3
     },
+];
+
+/// LLaVA 1.5 (Liu et al., arXiv 2310.03744) with a Llama.
+const LLAVA: HfClass = HfClass {
+    name: "LlavaForConditionalGeneration",
+    section: Some("text_config"),
+    text: "language_model.",
+    other_parts: TOWER_AND_PROJECTOR,
+    ..LLAMA
+};
+
+/// Gemma 3 with SigLIP (arXiv 2503.19786).
+const GEMMA3_VL: HfClass = HfClass {
+    name: "Gemma3ForConditionalGeneration",
+    section: Some("text_config"),
+    text: "language_model.",
+    other_parts: TOWER_AND_PROJECTOR,
+    ..GEMMA3
+};
+
+/// Tensors of towers of their own and of what leads from there to the decoder.
+const TOWER_AND_PROJECTOR: &[&str] = &[
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
 ];
 
 const QWEN2_VL: HfClass = HfClass {

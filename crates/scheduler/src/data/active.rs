@@ -187,7 +187,17 @@ impl ActiveRequest {
         (Reverse(self.rank), self.request.arrival)
     }
 
-    /// At most `n` of its next tokens.
+    /// The end of its next tokens that is nearest to this one and parts none that see each other.
+    fn whole_end(&self, end: usize) -> usize {
+        let mut ranges = self.request.together.iter();
+        match ranges.find(|range| range.start < end && end < range.end) {
+            Some(range) if range.start > self.n_done => range.start,
+            Some(range) => range.end,
+            None => end,
+        }
+    }
+
+    /// At most `n` of its next tokens, or as many as have to come together.
     pub(crate) fn feed(&self, n: usize) -> Feed {
         let next = self.checkpoints.iter().filter(|&&at| at > self.n_done);
         let n_tokens = self.request.tokens.len();
@@ -202,7 +212,7 @@ impl ActiveRequest {
         } else {
             (PromptRows::Last, n)
         };
-        let end = (self.n_done + n).min(limit);
+        let end = self.whole_end((self.n_done + n).min(limit));
         let output = if end == n_tokens {
             Output::Wanted
         } else {
@@ -216,6 +226,7 @@ impl ActiveRequest {
             n_draft: 0,
             output,
             prompt_rows,
+            together: self.request.together.clone(),
             texts: self.request.texts().collect(),
         }
     }

@@ -3,6 +3,8 @@
 //! Invariant: what can never be computed is refused before anything is, with the numbers. Knows no
 //! text: how tokens are chosen and when a text ends is the caller's.
 
+use std::ops::Range;
+
 use kv_core::TokenId;
 
 use super::error::RequestError;
@@ -39,6 +41,9 @@ pub struct Request {
     /// After so many tokens of the prompt others are likely to part from it: where messages end.
     /// Where windows or states can only be copied as they are, a copy is kept there.
     pub checkpoints: Vec<usize>,
+    /// Tokens of the prompt that see each other, the later ones too, by their numbers, in order: they
+    /// are computed in one step, and take a ubatch that holds them.
+    pub together: Vec<Range<usize>>,
     /// Further texts of the same prompt: requests of their own from its end on.
     pub siblings: Vec<RequestId>,
     /// The tenant whose request it is, and what that tenant gets from now on.

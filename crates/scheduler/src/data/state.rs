@@ -3,6 +3,8 @@
 //! Invariant: the tokens of a request are its prompt and what was chosen since, so they are all
 //! that is needed to compute it again after a preemption.
 
+use std::ops::Range;
+
 use kv_core::{SeqId, TokenId};
 
 use super::ids::{Micros, RequestId, TenantId};
@@ -23,6 +25,8 @@ pub(crate) struct RequestState {
     pub(crate) prompt_rows: PromptRows,
     /// After so many tokens of its prompt others are likely to part from it.
     pub(crate) checkpoints: Vec<usize>,
+    /// Tokens of its prompt that see each other.
+    pub(crate) together: Vec<Range<usize>>,
     /// Further texts of the prompt, until it is complete.
     pub(crate) siblings: Vec<RequestId>,
     pub(crate) tenant: TenantId,
@@ -120,6 +124,7 @@ impl RequestState {
             prefix: request.prefix,
             prompt_rows: request.prompt_rows,
             checkpoints: request.checkpoints,
+            together: request.together,
             siblings: request.siblings,
             tenant: request.tenant.id,
             group: None,

@@ -3,6 +3,7 @@
 //! Plain data. Decides nothing.
 
 use std::cmp::Ordering;
+use std::ops::Range;
 
 use kv_core::batch::{Batch, Output};
 use kv_core::{Pos, SeqId, TokenId};
@@ -119,6 +120,8 @@ pub struct Feed {
     pub output: Output,
     /// The other rows that are wanted.
     pub prompt_rows: PromptRows,
+    /// Tokens of the request that see each other, by their numbers.
+    pub together: Vec<Range<usize>>,
     /// The texts that it is computed for: the request, and while it is the prompt of several, its
     /// siblings.
     pub texts: Vec<RequestId>,

@@ -3,6 +3,7 @@
 //! Invariant: the first of the running requests always has tokens in a step. Knows nothing of
 //! cells: a step that does not fit is composed again, smaller.
 
+use kv_core::Pos;
 use kv_core::batch::Batch;
 
 use crate::data::active::ActiveRequest;
@@ -94,7 +95,13 @@ pub(crate) fn step(feeds: Vec<Feed>) -> Step {
     let mut batch = Batch::new();
     for feed in &feeds {
         for (at, &token) in feed.tokens.iter().enumerate() {
-            let entry = batch.push_token(token).in_sequence(feed.seq);
+            let mut entry = batch.push_token(token).in_sequence(feed.seq);
+            let number = feed.first.as_usize() + at;
+            let mut together = feed.together.iter();
+            if let Some(range) = together.find(|range| range.contains(&number)) {
+                let last = u32::try_from(range.end - 1).unwrap_or(u32::MAX);
+                entry = entry.seeing_to(Pos(last));
+            }
             if feed.is_wanted(at) {
                 entry.with_output();
             }

@@ -200,6 +200,7 @@ mod tests {
             n_draft,
             output: Output::Wanted,
             prompt_rows: PromptRows::Last,
+            together: Vec::new(),
             texts: Vec::new(),
         }
     }

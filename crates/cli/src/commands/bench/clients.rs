@@ -135,6 +135,7 @@ pub(super) fn run(args: &BenchArgs, n_clients: u32, out: &mut impl Write) -> any
         blocks: None,
         swap_disk: None,
         prefix_tiers: None,
+        tower: None,
     };
     let service = flags.start(engine, file.tokenizer(), &service_config)?;
     let speculation = args.speculation.speculation();

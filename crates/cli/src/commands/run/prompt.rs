@@ -6,12 +6,15 @@
 use kv_core::TokenId;
 use model_core::chat_template::ChatMessage;
 use model_core::model_file::ModelFile;
+use model_core::picture::PromptTokens;
 use model_core::tokenizer::{AddSpecial, EncodeOptions};
+use serde_json::{Value, json};
 
 use crate::args::RunArgs;
 use crate::failure::usage;
 use crate::input;
 use crate::models::ModelSource;
+use crate::pictures::{self, Sight};
 use crate::resolve;
 
 /// What the prompt is.
@@ -147,6 +150,26 @@ pub(super) fn encode(
         ids.pop();
     }
     Ok((prompt, ids))
+}
+
+/// A message with pictures before its text, and its tokens. The text has the template's mark in the
+/// place of each picture.
+///
+/// # Errors
+/// Where a picture cannot be read, or the model sees none; where the template refuses the message.
+pub(super) fn with_pictures(
+    file: &ModelFile,
+    args: &RunArgs,
+    sight: &Sight,
+    prompt: String,
+) -> anyhow::Result<(String, PromptTokens)> {
+    let read = pictures::read(sight, &args.image)?;
+    let reader = pictures::reader(sight).map_err(anyhow::Error::msg)?;
+    let system = args.system.as_ref().map(|text| json!({"role": "system", "content": text}));
+    let message = cellar::picture_message(&prompt, read.len());
+    let messages: Vec<Value> = system.into_iter().chain([message]).collect();
+    let tokens = cellar::picture_chat_tokens(file, &reader, &messages, &read)?;
+    Ok((prompt, tokens))
 }
 
 fn chat_prompt(file: &ModelFile, system: Option<&str>, user: &str) -> anyhow::Result<String> {

@@ -60,11 +60,15 @@ impl LoadModel for Loader {
         let id = self.settings.id.clone();
         let opened = self.open();
         let (file, bytes) = opened.map_err(|error| Self::failed(&id, error))?;
-        let Self { args, settings, .. } = self.clone();
+        let Self {
+            args,
+            source,
+            settings,
+        } = self.clone();
         Ok(PlannedModel {
             bytes,
             load: Box::new(move || {
-                load(&args, &file, settings).map_err(|error| Self::failed(&id, error))
+                load(&args, &source, &file, settings).map_err(|error| Self::failed(&id, error))
             }),
         })
     }

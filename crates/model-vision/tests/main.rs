@@ -1,0 +1,4 @@
+//! Towers against transformers, and hostile pictures.
+
+mod hostile;
+mod towers;

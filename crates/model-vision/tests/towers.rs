@@ -1,0 +1,93 @@
+//! Rows of towers against transformers: the same pictures, prepared and computed.
+
+#![allow(clippy::unwrap_used)] // a test
+
+use kv_backend::{Backend, CancelFlag};
+use model_core::architecture::Registry;
+use model_core::model_file::ModelFile;
+use model_core::picture::PictureEncoder;
+use model_tests::vision::{SIZES, expand, picture, recipe};
+use model_tests::{candle, cpu, distance};
+use model_vision::Vision;
+
+/// Largest difference of a value of a row.
+const TOLERANCE: f32 = 2e-4;
+
+/// Largest difference of a value of a patch: one step of 8 bits, in the unit of its deviation.
+const PIXEL_TOLERANCE: f32 = 1.5 / 255.0 / 0.26;
+
+/// The models, and what their templates write for a picture.
+const MODELS: [(&str, &str); 4] = [
+    ("qwen2_vl", "<|image_pad|>"),
+    ("qwen2_5_vl", "<|image_pad|>"),
+    ("llava", "<image>"),
+    ("gemma3", "<start_of_image>"),
+];
+
+fn open(name: &str, mark: &str) -> Vision {
+    let folder = tempfile::tempdir().unwrap();
+    expand(name, mark, folder.path());
+    let mut registry = Registry::new();
+    model_llama::register(&mut registry);
+    let file = ModelFile::open(folder.path(), &registry).unwrap();
+    Vision::of(&file, folder.path(), None).unwrap().unwrap()
+}
+
+fn rows_agree<B: Backend>(name: &str, vision: &Vision, backend: B) {
+    let reference = recipe(name).reference();
+    let mut encoder = vision.encoder(backend).unwrap();
+    for (number, size) in SIZES.into_iter().enumerate() {
+        let read = vision.reader().read(&picture(size)).unwrap();
+        let rows = encoder.encode(&read.picture, &CancelFlag::default()).unwrap();
+        let (shape, wanted) = reference.values(&format!("rows_{number}")).unwrap();
+        assert_eq!(read.picture.n_rows(), shape[0], "{name}");
+        let off = distance(&rows, &wanted);
+        assert!(off < TOLERANCE, "{name}, {number}: off by {off}");
+    }
+}
+
+#[test]
+fn rows_are_the_references() {
+    for (name, mark) in MODELS {
+        let vision = open(name, mark);
+        rows_agree(name, &vision, cpu());
+        rows_agree(name, &vision, candle());
+    }
+}
+
+#[test]
+fn patches_are_the_processors() {
+    for (name, mark) in MODELS {
+        let vision = open(name, mark);
+        let reference = recipe(name).reference();
+        for (number, size) in SIZES.into_iter().enumerate() {
+            let read = vision.reader().read(&picture(size)).unwrap();
+            let tile = &read.picture.tiles()[0];
+            let patches = &tile.patches;
+            let n = patches.len() / tile.places.len();
+            let (_, wanted) = reference.values(&format!("pixels_{number}")).unwrap();
+            // The processor's of Qwen's towers has each colour twice, for films; others are whole
+            // pictures, whose first row is that of the first patches.
+            let side = (n / 3).isqrt();
+            let first = if name.starts_with("qwen") {
+                wanted[..side].to_vec()
+            } else {
+                wanted[..side.min(wanted.len())].to_vec()
+            };
+            let before = usize::from(name == "llava") * n;
+            let off = distance(&patches[before..before + side], &first);
+            assert!(off < PIXEL_TOLERANCE, "{name}, {number}: off by {off}");
+        }
+    }
+}
+
+#[test]
+fn names_follow_what_is_seen() {
+    let (vision, other) = (open("qwen2_vl", "<|image_pad|>"), open("qwen2_5_vl", "<|image_pad|>"));
+    let name = |vision: &Vision, size| {
+        vision.reader().read(&picture(size)).unwrap().picture.name()
+    };
+    assert_eq!(name(&vision, SIZES[0]), name(&vision, SIZES[0]));
+    assert_ne!(name(&vision, SIZES[0]), name(&vision, SIZES[1]));
+    assert_ne!(name(&vision, SIZES[0]), name(&other, SIZES[0]));
+}

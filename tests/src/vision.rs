@@ -1,0 +1,73 @@
+//! Tiny models that see pictures, with a tokenizer and a chat template, and the pictures that their
+//! references are about.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::{Recipe, fixture};
+
+/// The tokens behind those of `tokenizers/spm512`, as in `fixtures/vision/make.py`.
+const ADDED: [&str; 8] = [
+    "<|image_pad|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<image>",
+    "<start_of_image>",
+    "<end_of_image>",
+    "<image_soft_token>",
+    "<pad>",
+];
+
+/// Widths and heights of the pictures of a reference.
+pub const SIZES: [[u32; 2]; 2] = [[120, 90], [20, 12]];
+
+/// The recipe of this name in `fixtures/vision`.
+pub fn recipe(name: &str) -> Recipe {
+    Recipe::open(&fixture("vision").join(name))
+}
+
+/// Writes the directory of a model, whose chat template writes `mark` for a picture and nothing
+/// around messages.
+pub fn expand(name: &str, mark: &str, to: &Path) {
+    let recipe = recipe(name);
+    recipe.expand(to);
+    let file = "preprocessor_config.json";
+    std::fs::copy(recipe.folder().join(file), to.join(file)).unwrap();
+    let spm = fixture("tokenizers/spm512");
+    let tokenizer = std::fs::read(spm.join("tokenizer.json")).unwrap();
+    let mut tokenizer: Value = serde_json::from_slice(&tokenizer).unwrap();
+    for (id, text) in (512..).zip(ADDED) {
+        tokenizer["added_tokens"].as_array_mut().unwrap().push(json!({
+            "id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true,
+        }));
+    }
+    std::fs::write(to.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let template = format!(
+        "{{% for m in messages %}}{{% if m.content is string %}}{{{{ m.content }}}}{{% else %}}\
+         {{% for p in m.content %}}{{% if p.type == 'image' %}}{mark}{{% else %}}{{{{ p.text }}}}\
+         {{% endif %}}{{% endfor %}}{{% endif %}}{{% endfor %}}"
+    );
+    let settings = std::fs::read(spm.join("tokenizer_config.json")).unwrap();
+    let mut settings: Value = serde_json::from_slice(&settings).unwrap();
+    settings["chat_template"] = json!(template);
+    std::fs::write(to.join("tokenizer_config.json"), settings.to_string()).unwrap();
+}
+
+/// A picture with slopes in red and green and a pattern in blue, as a BMP file.
+pub fn picture([width, height]: [u32; 2]) -> Vec<u8> {
+    let row = (3 * width).next_multiple_of(4);
+    let n_bytes = 54 + row * height;
+    let mut file = b"BM".to_vec();
+    for value in [n_bytes, 0, 54, 40, width, height, 1 | 24 << 16, 0, row * height, 0, 0, 0, 0] {
+        file.extend(value.to_le_bytes());
+    }
+    // From the lowest row on, blue first.
+    for y in (0..height).rev() {
+        let pixels = (0..width).flat_map(|x| [x * y, y * 9, x * 5]);
+        file.extend(pixels.map(|value| value as u8));
+        file.resize(file.len() + (row - 3 * width) as usize, 0);
+    }
+    file
+}
