@@ -11,7 +11,6 @@ use model_core::architecture::ModelError;
 use model_core::chat_template::ChatTemplateError;
 use model_core::error::{GgufError, MetadataError, ModelFileError};
 use model_core::picture::PictureError;
-use model_vision::VisionError;
 
 use crate::choice::DeviceShortage;
 
@@ -45,10 +44,7 @@ pub enum Error {
     /// The engine refuses or fails.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The vision tower is not usable, or not supported.
-    #[error(transparent)]
-    Vision(#[from] VisionError),
-    /// A picture cannot be read or computed.
+    /// A picture cannot be read or computed, or the vision tower not be used.
     #[error(transparent)]
     Picture(#[from] PictureError),
     /// Pictures for a model without a vision tower.

@@ -220,8 +220,8 @@ impl Model {
         self.reader.as_ref()
     }
 
-    /// Answers a message about pictures, which are given as the bytes of PNG, JPEG, WebP, GIF or BMP
-    /// files. What was computed of the same pictures before is not computed again.
+    /// Answers a message about pictures, which are given as the bytes of PNG, JPEG, WebP, GIF or
+    /// BMP files. What was computed of the same pictures before is not computed again.
     ///
     /// # Errors
     /// [`Error::SeesNothing`] where the model has no vision tower, [`Error::Picture`] where one

@@ -19,7 +19,7 @@ use crate::error::Error;
 /// `mmproj` file next to it.
 ///
 /// # Errors
-/// [`Error::Vision`] where it is not usable or not supported.
+/// [`Error::Picture`] where it is not usable or not supported.
 pub fn vision_of(
     file: &ModelFile,
     path: impl AsRef<Path>,
@@ -28,8 +28,8 @@ pub fn vision_of(
     Ok(Vision::of(file, path.as_ref(), mmproj)?)
 }
 
-/// A tower on a backend of its own: the one of this kind, or where none is named, the fastest on the
-/// host.
+/// A tower on a backend of its own: the one of this kind, or where none is named, the fastest on
+/// the host.
 ///
 /// # Errors
 /// [`Error::Backend`], [`Error::Picture`] where the backend cannot hold it.

@@ -1,7 +1,7 @@
 //! The vision tower of a command's model, and the pictures that it reads.
 //!
-//! Invariant: a tower that cannot be used is an error where a picture or `--mmproj` asks for it, and
-//! otherwise a note. Knows no prompt.
+//! Invariant: a tower that cannot be used is an error where a picture or `--mmproj` asks for it,
+//! and otherwise a note. Knows no prompt.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use cellar::{PictureReader, PreparedPicture, Vision};
 use cellar_engine::Tower;
 use model_core::model_file::ModelFile;
 
-use crate::args::{ComputeArgs, VisionArgs};
+use crate::args::{ComputeArgs, RunArgs, VisionArgs};
 use crate::by_name::locate;
 use crate::failure::warn;
 use crate::input;
@@ -45,6 +45,34 @@ pub(crate) fn sight(
             tracing::debug!(%error, "no vision tower");
             Ok(Err(error.to_string()))
         }
+    }
+}
+
+/// The tower of a run that shows pictures, or names a tower.
+///
+/// # Errors
+/// As [`sight`].
+pub(crate) fn wanted_sight(
+    args: &RunArgs,
+    file: &ModelFile,
+    source: &ModelSource,
+) -> anyhow::Result<Option<Sight>> {
+    if args.image.is_empty() && args.vision.mmproj.is_none() {
+        return Ok(None);
+    }
+    Ok(Some(sight(file, source, &args.vision)?))
+}
+
+/// The same on a backend, where there are pictures to compute.
+///
+/// # Errors
+/// As [`tower`].
+pub(crate) fn wanted_tower(args: &RunArgs, sight: Option<&Sight>) -> anyhow::Result<Option<Tower>> {
+    match sight {
+        Some(Ok(vision)) if !args.image.is_empty() => {
+            tower(vision, &args.engine.compute).map(Some)
+        }
+        _ => Ok(None),
     }
 }
 

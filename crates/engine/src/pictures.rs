@@ -5,8 +5,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
+use cellar_scheduler::{PrefixUse, RequestId, Salt};
 use kv_backend::{BackendError, CancelFlag};
 use kv_core::batch::UBatch;
 use kv_core::{Pos, SeqId, TokenId};
@@ -17,11 +19,39 @@ use crate::error::EngineError;
 /// The bytes of rows that a [`Tower`] keeps where nothing else is said.
 pub const DEFAULT_PICTURE_BYTES: usize = 64 << 20;
 
+/// The requests that may find the rows of a picture kept: how long a picture takes tells whether
+/// somebody showed it before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Viewers {
+    /// Those that share cached prefixes.
+    Within(Salt),
+    /// This one.
+    Alone(RequestId),
+}
+
+impl Viewers {
+    /// Those of a request.
+    pub(crate) fn of(prefix: PrefixUse, id: RequestId) -> Self {
+        match prefix {
+            PrefixUse::Within(salt) => Self::Within(salt),
+            PrefixUse::Off => Self::Alone(id),
+        }
+    }
+}
+
+/// Rows that are kept.
+#[derive(Clone, Debug)]
+struct KeptRows {
+    viewers: Viewers,
+    name: PictureName,
+    rows: Arc<[f32]>,
+}
+
 /// What computes the pictures of a session's prompts, with the rows that it keeps.
 pub struct Tower {
     encoder: Box<dyn PictureEncoder>,
     /// The least recently used first.
-    kept: VecDeque<(PictureName, Arc<[f32]>)>,
+    kept: VecDeque<KeptRows>,
     n_bytes: usize,
     n_computed: u64,
 }
@@ -43,22 +73,30 @@ impl Tower {
     }
 
     /// The rows of a picture.
-    fn rows(&mut self, picture: &Picture, cancel: &CancelFlag) -> Result<Arc<[f32]>, EngineError> {
+    fn rows(
+        &mut self,
+        picture: &Picture,
+        viewers: Viewers,
+        cancel: &CancelFlag,
+    ) -> Result<Arc<[f32]>, EngineError> {
         let name = picture.name();
-        if let Some(at) = self.kept.iter().position(|(kept, _)| *kept == name)
+        let is_it = |kept: &KeptRows| (kept.viewers, kept.name) == (viewers, name);
+        if let Some(at) = self.kept.iter().position(is_it)
             && let Some(found) = self.kept.remove(at)
         {
-            let rows = Arc::clone(&found.1);
+            let rows = Arc::clone(&found.rows);
             self.kept.push_back(found);
             return Ok(rows);
         }
         let rows: Arc<[f32]> = self.encoder.encode(picture, cancel)?.into();
         self.n_computed += 1;
-        self.kept.push_back((name, Arc::clone(&rows)));
-        let n_bytes = |kept: &VecDeque<(PictureName, Arc<[f32]>)>| -> usize {
-            kept.iter().map(|(_, rows)| size_of_val(&rows[..])).sum()
-        };
-        while n_bytes(&self.kept) > self.n_bytes {
+        self.kept.push_back(KeptRows {
+            viewers,
+            name,
+            rows: Arc::clone(&rows),
+        });
+        let bytes_of = |kept: &KeptRows| size_of_val(&kept.rows[..]);
+        while self.kept.iter().map(bytes_of).sum::<usize>() > self.n_bytes {
             self.kept.pop_front();
         }
         Ok(rows)
@@ -68,13 +106,14 @@ impl Tower {
     pub(crate) fn of_step(
         &mut self,
         pictures: &[PictureRun],
-        places: std::ops::Range<usize>,
+        viewers: Viewers,
+        places: Range<usize>,
         cancel: &CancelFlag,
     ) -> Result<Vec<StepRun>, EngineError> {
         let before = pictures.iter().take_while(|run| run.at < places.end);
         let step_run = |run: &PictureRun| {
             let values = if run.places().end > places.start {
-                Some(self.rows(&run.picture, cancel)?)
+                Some(self.rows(&run.picture, viewers, cancel)?)
             } else {
                 None
             };
@@ -222,7 +261,8 @@ mod tests {
         let mut tower = Tower::new(Box::new(Counting), 48);
         let cancel = CancelFlag::default();
         let mut step = |run: &PictureRun, places| {
-            let runs = tower.of_step(std::slice::from_ref(run), places, &cancel).unwrap();
+            let (run, viewers) = (std::slice::from_ref(run), Viewers::Within(Salt(0)));
+            let runs = tower.of_step(run, viewers, places, &cancel).unwrap();
             let has_values = runs.iter().map(|run| run.values.is_some());
             (has_values.collect::<Vec<_>>(), tower.n_computed)
         };
@@ -232,6 +272,10 @@ mod tests {
         assert_eq!(step(&run(4, &a), 10..12), (vec![false], 1));
         assert_eq!(step(&run(4, &b), 4..10), (vec![true], 2));
         assert_eq!(step(&run(4, &a), 4..10), (vec![true], 3));
+        // Others do not find it.
+        let (run, viewers) = ([run(4, &a)], Viewers::Alone(RequestId(1)));
+        tower.of_step(&run, viewers, 4..10, &cancel).unwrap();
+        assert_eq!(tower.n_computed, 4);
     }
 
     #[test]

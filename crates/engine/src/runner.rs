@@ -50,7 +50,7 @@ pub(crate) struct Runner<B: Backend> {
     pub(crate) position_rule: PositionRule,
     /// The pictures of the step's sequences.
     pub(crate) pictures: StepPictures,
-    /// Rows of pictures in place of a ubatch's tokens; empty where it has tokens or rows of its own.
+    /// Rows of pictures in place of a ubatch's tokens; empty where it has tokens or own rows.
     pub(crate) picture_rows: Vec<f32>,
     /// Position, row and column of each token of a ubatch, where the graph takes them.
     pub(crate) coordinates: Vec<[u32; 3]>,

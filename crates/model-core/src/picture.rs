@@ -7,13 +7,15 @@
 //! computes nothing.
 
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use kv_core::TokenId;
 use kv_backend::{BackendError, CancelFlag};
 use kv_core::grid::GridPos;
+use kv_graph::weights::SourceChanged;
 
-use crate::error::ModelError;
+use crate::error::{ModelError, ModelFileError};
 
 /// The identity of a picture: 128 bits of a hash of what the tower is given and of the tower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -218,7 +220,7 @@ pub fn names_are_of(tokens: &[TokenId], pictures: &[PictureRun]) -> bool {
         })
 }
 
-/// Why a picture cannot be read or computed.
+/// Why a picture cannot be read or computed, or a tower not be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PictureError {
@@ -259,12 +261,62 @@ pub enum PictureError {
         /// Those that the pictures need.
         n_runs: usize,
     },
+    /// The file or directory is not usable.
+    #[error(transparent)]
+    File(#[from] ModelFileError),
+    /// The tower is not supported, or not whole.
+    #[error("the vision tower in '{}': {reason}", path.display())]
+    Tower {
+        /// Where it is.
+        path: PathBuf,
+        /// What is wrong.
+        reason: ModelError,
+    },
+    /// A class whose tower is not known.
+    #[error(
+        "the vision tower of a {class} is not supported: those of these classes are: {}",
+        known.join(", ")
+    )]
+    Unsupported {
+        /// The class.
+        class: String,
+        /// Those that are.
+        known: Vec<String>,
+    },
+    /// The tower is of another model.
+    #[error(
+        "the vision tower in '{}' gives rows of {got} values, and the model takes {wanted}: it is of another \
+         model",
+        path.display()
+    )]
+    OtherModel {
+        /// Where it is.
+        path: PathBuf,
+        /// Values of its rows.
+        got: usize,
+        /// Values of the model's.
+        wanted: usize,
+    },
+    /// The vocabulary has no token for pictures.
+    #[error(
+        "the vision tower in '{}' needs the token '{token}', which the model's vocabulary does not have",
+        path.display()
+    )]
+    NoPlaceholder {
+        /// Where it is.
+        path: PathBuf,
+        /// The token.
+        token: String,
+    },
     /// The tower cannot build its graph.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// The backend failed.
     #[error(transparent)]
     Backend(#[from] BackendError),
+    /// The file of the tower was changed in place.
+    #[error(transparent)]
+    Changed(#[from] SourceChanged),
 }
 
 /// Computes the rows of pictures: a tower, on something that computes.

@@ -126,8 +126,7 @@ impl<B: Backend> TowerEncoder<B> {
         self.programs.push_back(compiled);
         ran?;
         self.backend.finish(&mut self.rows)?;
-        let changed = self.source.check();
-        changed.map_err(|error| PictureError::Model(ModelError::from(error)))?;
+        self.source.check()?;
         Ok(self.outputs.values.first_mut().map(std::mem::take).unwrap_or_default())
     }
 

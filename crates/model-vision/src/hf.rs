@@ -1,7 +1,7 @@
 //! Directories of transformers in the keys and names of `mmproj` files: one class each.
 //!
-//! Invariant: a setting that changes a tower's rows and is not known is refused by its key. Knows no
-//! decoder.
+//! Invariant: a setting that changes a tower's rows and is not known is refused by its key. Knows
+//! no decoder.
 
 use model_core::gguf::{Array, Metadata};
 use model_core::hf::{

@@ -22,4 +22,4 @@ pub use encoder::TowerEncoder;
 pub use pixels::{MAX_BYTES, MAX_PIXELS};
 pub use reader::PictureReader;
 pub use tower::Tower;
-pub use vision::{Vision, VisionError};
+pub use vision::Vision;

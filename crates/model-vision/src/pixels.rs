@@ -1,7 +1,7 @@
 //! [`Pixels`]: from the bytes of a file to red, green and blue.
 //!
-//! Invariant: sizes are known, and refused where they are too large, before anything of that size is
-//! allocated; turned pictures are turned back. Knows no model.
+//! Invariant: sizes are known, and refused where they are too large, before anything of that size
+//! is allocated; turned pictures are turned back. Knows no model.
 
 use std::io::Cursor;
 

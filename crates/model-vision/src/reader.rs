@@ -1,7 +1,7 @@
 //! [`PictureReader`]: from the bytes of a picture to what a prompt has of it.
 //!
-//! Invariant: the same pixels for the same tower have the same name, others another one. Runs on any
-//! thread. Knows no backend.
+//! Invariant: the same pixels for the same tower have the same name, others another one. Runs on
+//! any thread. Knows no backend.
 
 use std::sync::Arc;
 

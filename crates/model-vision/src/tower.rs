@@ -193,8 +193,8 @@ pub(crate) fn bias_of(weight: &str) -> String {
     format!("{}.bias", weight.strip_suffix(".weight").unwrap_or(weight))
 }
 
-/// How the pairs of a head rotate with rows and columns. One half of the pairs is of rows, the other
-/// of columns.
+/// How the pairs of a head rotate with rows and columns. One half of the pairs is of rows, the
+/// other of columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AxialRope {
     /// Both have the same frequencies (Qwen2-VL).
@@ -221,7 +221,8 @@ impl AxialRope {
         (spec, sections)
     }
 
-    /// What divides the frequencies `base^(-2 i / head_dim)` so that they become those of each half.
+    /// What divides the frequencies `base^(-2 i / head_dim)`, so that they become those of each
+    /// half.
     pub(crate) fn divisors(self, head_dim: usize, base: f64) -> Vec<f32> {
         let pairs = head_dim / 2;
         let half = pairs / 2;

@@ -9,7 +9,7 @@ use kv_core::TokenId;
 use kv_backend::Backend;
 use kv_graph::weights::WeightSource;
 use model_core::architecture::ModelError;
-use model_core::error::{GgufError, ModelFileError};
+use model_core::error::ModelFileError;
 use model_core::gguf::{GgufFile, Metadata};
 use model_core::hf::{HfConfig, HfTranslation};
 use model_core::model_file::ModelFile;
@@ -21,62 +21,6 @@ use crate::hf;
 use crate::read::{ReadTower, read_tower};
 use crate::reader::PictureReader;
 use crate::tower::{PATCH_EMBEDDING, Tower};
-
-/// Why a tower cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum VisionError {
-    /// The directory is not usable.
-    #[error(transparent)]
-    Directory(#[from] ModelFileError),
-    /// The file is not usable.
-    #[error(transparent)]
-    File(#[from] GgufError),
-    /// The tower is not supported, or not whole.
-    #[error("the vision tower in '{}': {reason}", path.display())]
-    Tower {
-        /// Where it is.
-        path: PathBuf,
-        /// What is wrong.
-        reason: ModelError,
-    },
-    /// A class whose tower is not known.
-    #[error(
-        "the vision tower of a {class} is not supported: those of these classes are: {}",
-        known.join(", ")
-    )]
-    Unsupported {
-        /// The class.
-        class: String,
-        /// Those that are.
-        known: Vec<String>,
-    },
-    /// The tower is of another model.
-    #[error(
-        "the vision tower in '{}' gives rows of {got} values, and the model takes {wanted}: it is of another \
-         model",
-        path.display()
-    )]
-    OtherModel {
-        /// Where it is.
-        path: PathBuf,
-        /// Values of its rows.
-        got: usize,
-        /// Values of the model's.
-        wanted: usize,
-    },
-    /// The vocabulary has no token for pictures.
-    #[error(
-        "the vision tower in '{}' needs the token '{token}', which the model's vocabulary does not have",
-        path.display()
-    )]
-    NoPlaceholder {
-        /// Where it is.
-        path: PathBuf,
-        /// The token.
-        token: String,
-    },
-}
 
 /// The tower beside a model.
 pub struct Vision {
@@ -90,12 +34,12 @@ impl Vision {
     /// one `mmproj*.gguf` file next to its GGUF file. `None` where there is none.
     ///
     /// # Errors
-    /// [`VisionError`] naming what is wrong or not supported.
+    /// [`PictureError`] naming what is wrong or not supported.
     pub fn of(
         model: &ModelFile,
         path: &Path,
         mmproj: Option<&Path>,
-    ) -> Result<Option<Self>, VisionError> {
+    ) -> Result<Option<Self>, PictureError> {
         let beside = || {
             if path.is_dir() {
                 None
@@ -120,7 +64,7 @@ impl Vision {
         let classes = hf::classes();
         let named = config.optional_texts("architectures")?.unwrap_or_default();
         if let Some(class) = named.iter().find(|class| classes.get(class).is_none()) {
-            return Err(VisionError::Unsupported {
+            return Err(PictureError::Unsupported {
                 class: (*class).to_owned(),
                 known: classes.iter().map(|class| class.name.to_owned()).collect(),
             });
@@ -145,8 +89,8 @@ impl Vision {
         metadata: &Metadata,
         source: &Arc<dyn WeightSource>,
         placeholder: Option<TokenId>,
-    ) -> Result<Self, VisionError> {
-        let in_file = |reason| VisionError::Tower {
+    ) -> Result<Self, PictureError> {
+        let in_file = |reason| PictureError::Tower {
             path: path.to_owned(),
             reason,
         };
@@ -154,14 +98,14 @@ impl Vision {
         let (got, wanted) = (read.tower.output_dim(), model.model().embedding_dim());
         if got != wanted {
             let path = path.to_owned();
-            return Err(VisionError::OtherModel { path, got, wanted });
+            return Err(PictureError::OtherModel { path, got, wanted });
         }
         let tokenizer = model.tokenizer();
         let text = read.family.placeholder;
         let found = placeholder.or_else(|| tokenizer.token_id(text));
         let token = found.and_then(|id| Some((id, tokenizer.token_text(id)?.to_owned())));
         let Some(placeholder) = token else {
-            return Err(VisionError::NoPlaceholder {
+            return Err(PictureError::NoPlaceholder {
                 path: path.to_owned(),
                 token: text.to_owned(),
             });

@@ -58,6 +58,8 @@ mod openapi;
 mod options;
 #[path = "http/otlp.rs"]
 mod otlp;
+#[path = "http/pictures.rs"]
+mod pictures;
 #[path = "http/render.rs"]
 mod render;
 #[path = "http/reports.rs"]

@@ -127,17 +127,9 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
         Some(path) => Some(input::bytes(path)?),
         None => None,
     };
-    let sight = match (args.image.as_slice(), &args.vision.mmproj) {
-        ([], None) => None,
-        _ => Some(pictures::sight(&file, &source, &args.vision)?),
-    };
+    let sight = pictures::wanted_sight(args, &file, &source)?;
     let (mut engine, mut start) = open(args, &file, prompt, (bytes.as_deref(), sight.as_ref()))?;
-    let tower = match &sight {
-        Some(Ok(vision)) if !args.image.is_empty() => {
-            Some(pictures::tower(vision, &args.engine.compute)?)
-        }
-        _ => None,
-    };
+    let tower = pictures::wanted_tower(args, sight.as_ref())?;
     drop(loading);
     start.load = started.elapsed();
     warn_of_long_context(&engine);

@@ -31,6 +31,7 @@ use crate::context::LongContext;
 use crate::draft_model::DraftModel;
 use crate::error::EngineError;
 use crate::logprobs::Logprobs;
+use crate::pictures::Viewers;
 use crate::sampler::Step;
 use crate::speculate::{self, DraftMeans, DraftSource};
 
@@ -110,6 +111,21 @@ pub(crate) struct Intake {
     pub(super) sees_nothing: Option<String>,
 }
 
+/// Checks what is wanted of a prompt with pictures.
+fn check_with_pictures(
+    long_context: Option<LongContext>,
+    options: &CompletionOptions,
+) -> Result<(), EngineError> {
+    let what = if long_context.is_some_and(|wanted| wanted != LongContext::Stop) {
+        "cannot get longer than the context: its pictures stay where they are"
+    } else if options.prompt_logprobs != Logprobs::Off {
+        "has no log probabilities of its tokens"
+    } else {
+        return Ok(());
+    };
+    Err(EngineError::WithPictures { what })
+}
+
 /// The tokens of pictures whose rows see each other.
 fn together(pictures: &[PictureRun]) -> Vec<Range<usize>> {
     let mutual = pictures.iter().filter(|run| run.picture.rows_see_each_other());
@@ -180,19 +196,13 @@ impl Intake {
         } = request;
         self.limits.check(&given)?;
         speculate::check(speculation).map_err(EngineError::from)?;
-        let long_context = match long_context {
-            Some(wanted) if wanted != LongContext::Stop && !pictures.is_empty() => {
-                let what = "cannot get longer than the context: its pictures stay where they are";
-                return Err(EngineError::WithPictures { what }.into());
-            }
-            None if !pictures.is_empty() => LongContext::Stop,
-            wanted => wanted.unwrap_or(self.long_context.default),
+        let long_context = if pictures.is_empty() {
+            long_context.unwrap_or(self.long_context.default)
+        } else {
+            check_with_pictures(long_context, &options)?;
+            LongContext::Stop
         };
         self.long_context.check(long_context)?;
-        if options.prompt_logprobs != Logprobs::Off && !pictures.is_empty() {
-            let what = "has no log probabilities of its tokens";
-            return Err(EngineError::WithPictures { what }.into());
-        }
         let (source, prompt) = match start {
             Some(start) => (Some(Arc::<[TokenId]>::from(given)), start.to_vec()),
             None => (None, given),
@@ -216,15 +226,8 @@ impl Intake {
         let mut steps = Some(steps);
         let mut completions = Vec::with_capacity(n.get() as usize);
         for number in 0..u64::from(n.get()) {
-            let mut options = options.clone();
-            options.sampler.seed = options.sampler.seed.wrapping_add(number);
-            let mut completion = Completion::new(&self.tokenizer, options)?;
             let steps = steps.take().unwrap_or_else(&mut more_steps);
-            steps
-                .into_iter()
-                .for_each(|step| completion.push_step(step));
-            completion.accept_prompt(&prompt);
-            completions.push(completion);
+            completions.push(self.completion(&options, number, steps, &prompt)?);
         }
         let tenant = Tenant {
             id: tenant,
@@ -238,12 +241,9 @@ impl Intake {
             let mut live = LiveText::new(completion, sender, submitted_at);
             live.place = Some(Arc::clone(&place));
             live.adapters.clone_from(&adapters);
-            let drafter = match speculation {
-                Speculation::Off => self.drafter(speculation, long_context),
-                _ if !pictures.is_empty() => Err(SpeculationOff::Pictures),
-                _ => self.drafter(speculation, long_context),
-            };
-            match drafter {
+            live.viewers = Viewers::of(prefix, id);
+            live.pictures.clone_from(&pictures);
+            match self.drafter(speculation, long_context, &pictures) {
                 Ok(drafter) => live.drafter = drafter,
                 Err(off) => live.usage.speculated.off = Some(off),
             }
@@ -255,7 +255,6 @@ impl Intake {
             }
             live.usage.n_prompt = n_prompt;
             live.source.clone_from(&source);
-            live.pictures.clone_from(&pictures);
             if let LongContext::Group(group) = long_context {
                 live.group = Some(group);
             }
@@ -317,6 +316,24 @@ impl Intake {
         Ok(Some(text.map_err(EngineError::from)?))
     }
 
+    /// A text of a prompt, with `number` added to its seed.
+    fn completion(
+        &self,
+        options: &CompletionOptions,
+        number: u64,
+        steps: Vec<Box<dyn Step>>,
+        prompt: &[TokenId],
+    ) -> Result<Completion, EngineError> {
+        let mut options = options.clone();
+        options.sampler.seed = options.sampler.seed.wrapping_add(number);
+        let mut completion = Completion::new(&self.tokenizer, options)?;
+        steps
+            .into_iter()
+            .for_each(|step| completion.push_step(step));
+        completion.accept_prompt(prompt);
+        Ok(completion)
+    }
+
     /// Checks that the model sees pictures, where there are some, and that each name of a row in a
     /// prompt is of one of them.
     pub(super) fn check_pictures(
@@ -342,10 +359,12 @@ impl Intake {
         &self,
         speculation: Speculation,
         long_context: LongContext,
+        pictures: &[PictureRun],
     ) -> Result<Option<DraftSource>, SpeculationOff> {
         match (speculation, long_context) {
             (Speculation::Off, _) => Ok(None),
             (Speculation::Auto { .. }, _) if !self.has_head => Ok(None),
+            _ if !pictures.is_empty() => Err(SpeculationOff::Pictures),
             (_, LongContext::Group(_)) => Err(SpeculationOff::SharedPositions),
             _ => {
                 self.draft_limit?;

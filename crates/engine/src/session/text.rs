@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use cellar_scheduler::{End, Progress, Reuse};
+use cellar_scheduler::{End, Progress, RequestId, Reuse};
 use kv_core::{Pos, TokenId};
 use model_core::picture::PictureRun;
 
@@ -19,6 +19,7 @@ use crate::adapters::TextAdapters;
 use crate::completion::{Completion, FinishReason, OutputRow};
 use crate::context::GroupAttention;
 use crate::error::EngineError;
+use crate::pictures::Viewers;
 use crate::speculate::DraftSource;
 
 /// The text of a request that has not ended.
@@ -40,6 +41,8 @@ pub(super) struct LiveText {
     pub(super) source: Option<Arc<[TokenId]>>,
     /// The pictures of its prompt.
     pub(super) pictures: Vec<PictureRun>,
+    /// Who may find their rows kept.
+    pub(super) viewers: Viewers,
     /// Its older tokens share positions.
     pub(super) group: Option<GroupAttention>,
     /// Up to which position tokens share positions.
@@ -69,6 +72,7 @@ impl LiveText {
             place: None,
             source: None,
             pictures: Vec::new(),
+            viewers: Viewers::Alone(RequestId(0)),
             group: None,
             grouped_to: Pos(0),
             pending: None,
@@ -230,7 +234,6 @@ impl LiveText {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // a panic is how a test fails
 mod tests {
-    use cellar_scheduler::RequestId;
     use model_core::tokenizer::{Tokenizer, TokenizerModel, TokenizerSpec};
 
     use super::*;

@@ -224,7 +224,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             if !live.pictures.is_empty() {
                 let first = feed.first.as_usize();
                 let places = first..first + feed.tokens.len();
-                let runs = tower.of_step(&live.pictures, places, cancel)?;
+                let runs = tower.of_step(&live.pictures, live.viewers, places, cancel)?;
                 pictures.insert(feed.seq, runs);
             }
         }

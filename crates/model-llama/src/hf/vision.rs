@@ -1,6 +1,6 @@
 //! [`CLASSES`]: the text decoders of models that see images (Qwen2-VL: Wang et al., arXiv
-//! 2409.12191). Their vision towers are read by the crate `model-vision`: what those make comes in as
-//! rows.
+//! 2409.12191). Their vision towers are read by the crate `model-vision`: what those make comes in
+//! as rows.
 
 use kv_graph::rope::SectionOrder;
 use model_core::gguf::Array;

@@ -41,8 +41,8 @@ pub struct Request {
     /// After so many tokens of the prompt others are likely to part from it: where messages end.
     /// Where windows or states can only be copied as they are, a copy is kept there.
     pub checkpoints: Vec<usize>,
-    /// Tokens of the prompt that see each other, the later ones too, by their numbers, in order: they
-    /// are computed in one step, and take a ubatch that holds them.
+    /// Tokens of the prompt that see each other, the later ones too, by their numbers, in order:
+    /// they are computed in one step, and take a ubatch that holds them.
     pub together: Vec<Range<usize>>,
     /// Further texts of the same prompt: requests of their own from its end on.
     pub siblings: Vec<RequestId>,

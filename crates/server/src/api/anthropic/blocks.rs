@@ -64,6 +64,10 @@ pub(super) fn messages(
         let path = format!("messages[{at}].content");
         let parts = parts(&path, &message.content, skips)?;
         match message.role.as_str() {
+            "assistant" if parts.has_pictures() => {
+                let message = format!("'{path}': an assistant's message takes no images");
+                return Err(ApiError::unsupported_content(path, message));
+            }
             "assistant" if parts.results.is_empty() => messages.push(parts.assistant()),
             "user" if parts.calls.is_empty() => {
                 let content = parts.user_content();
@@ -99,8 +103,7 @@ pub(super) fn messages(
 
 impl Parts {
     fn only_text(self, path: &str) -> Result<String, ApiError> {
-        let has_pictures = self.content.len() > self.texts.len();
-        if self.calls.is_empty() && self.results.is_empty() && !has_pictures {
+        if self.calls.is_empty() && self.results.is_empty() && !self.has_pictures() {
             Ok(self.texts.join("\n"))
         } else {
             let message = format!("'{path}' takes text blocks only");
@@ -110,11 +113,15 @@ impl Parts {
 
     /// The text of a user's message, or where it has pictures, its parts.
     fn user_content(&self) -> Value {
-        if self.content.len() > self.texts.len() {
+        if self.has_pictures() {
             Value::Array(self.content.clone())
         } else {
             json!(self.texts.join("\n"))
         }
+    }
+
+    fn has_pictures(&self) -> bool {
+        self.content.len() > self.texts.len()
     }
 
     fn push_text(&mut self, text: &str) {

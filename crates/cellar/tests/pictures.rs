@@ -1,0 +1,177 @@
+//! Prompts with pictures against transformers, from the bytes of files to the text; and what of them
+//! is remembered.
+
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
+use cellar::engine::serve::{FinishedText, TextRequest};
+use cellar::{
+    CancelFlag, EngineConfig, Error, GenerateOptions, KvType, KvTypes, Model, ModelOptions,
+    PreparedPicture, PromptTokens, SamplerConfig, TokenId, picture_chat_tokens,
+};
+use model_tests::vision::{SIZES, expand, picture, recipe};
+use serde_json::{Value, json};
+
+/// The models, and what their templates write for a picture.
+const MODELS: [(&str, &str); 4] = [
+    ("qwen2_vl", "<|vision_start|><|image_pad|><|vision_end|>"),
+    ("qwen2_5_vl", "<|vision_start|><|image_pad|><|vision_end|>"),
+    ("llava", "<image>"),
+    ("gemma3", "<start_of_image>"),
+];
+
+fn open(name: &str, mark: &str, engine: EngineConfig) -> Model {
+    let folder = tempfile::tempdir().unwrap();
+    expand(name, mark, folder.path());
+    let options = ModelOptions {
+        engine: EngineConfig {
+            kv_types: KvTypes::from(KvType::F32),
+            n_ctx: engine.n_ctx.or(Some(256)),
+            ..engine
+        },
+        ..ModelOptions::default()
+    };
+    Model::open_with(folder.path(), options).unwrap()
+}
+
+fn read(model: &Model, sizes: &[[u32; 2]]) -> Vec<PreparedPicture> {
+    let reader = model.picture_reader().unwrap();
+    let read = |&size: &_| reader.read(&picture(size)).unwrap();
+    sizes.iter().map(read).collect()
+}
+
+/// The prompt of the reference, about two pictures of these sizes.
+fn prompt(model: &Model, sizes: &[[u32; 2]]) -> PromptTokens {
+    let text = |text: &str| json!({"type": "text", "text": text});
+    let image = json!({"type": "image"});
+    let content: Value = [
+        text("A picture "),
+        image.clone(),
+        text(" and another "),
+        image,
+        text(" of what?"),
+    ]
+    .into_iter()
+    .collect();
+    let messages = [json!({"role": "user", "content": content})];
+    let reader = model.picture_reader().unwrap();
+    picture_chat_tokens(model.file(), reader, &messages, &read(model, sizes)).unwrap()
+}
+
+fn request(prompt: PromptTokens) -> TextRequest {
+    let options = GenerateOptions {
+        sampler: SamplerConfig::greedy(),
+        n_predict: Some(12),
+        ..GenerateOptions::default()
+    };
+    TextRequest {
+        pictures: prompt.pictures,
+        ..options.request(prompt.tokens)
+    }
+}
+
+fn texts(model: &mut Model, prompts: Vec<PromptTokens>) -> Vec<FinishedText> {
+    let requests = prompts.into_iter().map(request);
+    let done = model.finish_all(requests, &CancelFlag::default()).unwrap();
+    done.unwrap()
+}
+
+fn ids(text: &FinishedText) -> Vec<u32> {
+    text.tokens.iter().map(|token| token.0).collect()
+}
+
+#[test]
+fn texts_about_pictures_are_the_references() {
+    for (name, mark) in MODELS {
+        let mut model = open(name, mark, EngineConfig::default());
+        let (recipe, prompt) = (recipe(name), prompt(&model, &SIZES));
+        let reference = recipe.reference();
+        let keys = ["image_token_id", "image_token_index"];
+        let placeholder = keys.iter().find_map(|key| recipe.config().get(*key)?.as_u64());
+        let placeholder = placeholder.unwrap() as u32;
+        let given = |token: &TokenId| {
+            if token.names_row() {
+                placeholder
+            } else {
+                token.0
+            }
+        };
+        let given: Vec<u32> = prompt.tokens.iter().map(given).collect();
+        assert_eq!(given, reference.ids("ids").unwrap(), "{name}");
+        let done = texts(&mut model, vec![prompt]);
+        assert_eq!(ids(&done[0]), reference.ids("greedy").unwrap(), "{name}");
+    }
+}
+
+/// In pieces, next to others and after a preemption a text is the same.
+#[test]
+fn texts_about_pictures_do_not_depend_on_company() {
+    for (name, mark) in MODELS {
+        let wanted = recipe(name).reference().ids("greedy").unwrap();
+        for (n_ubatch, n_ctx) in [(24, 256), (31, 256), (512, 140)] {
+            let engine = EngineConfig {
+                n_ubatch,
+                n_batch: 64,
+                n_seqs: 3,
+                ..EngineConfig::default()
+            };
+            let mut model = open(name, mark, EngineConfig { n_ctx: Some(n_ctx), ..engine });
+            let other = [SIZES[1], SIZES[0]];
+            let prompts = [SIZES, other, SIZES].map(|sizes| prompt(&model, &sizes));
+            let done = texts(&mut model, prompts.to_vec());
+            assert_eq!(ids(&done[0]), wanted, "{name}, {n_ubatch}");
+            assert_eq!(ids(&done[2]), wanted, "{name}, {n_ubatch}");
+            assert_ne!(ids(&done[1]), wanted, "{name}, {n_ubatch}");
+        }
+    }
+}
+
+/// A second request about the same pictures computes neither them nor their tokens; one about others
+/// shares what is before them.
+#[test]
+fn the_same_picture_is_computed_once() {
+    for (name, mark) in MODELS {
+        let mut model = open(name, mark, EngineConfig::default());
+        let computed = |model: &mut Model| model.session().tower().unwrap().n_computed();
+        let first = prompt(&model, &SIZES);
+        let n_prompt = first.tokens.len();
+        let before = first.pictures[0].at;
+        let second = first.pictures[1].at;
+        let done = texts(&mut model, vec![first]);
+        let wanted = ids(&done[0]);
+        assert_eq!(computed(&mut model), 2, "{name}");
+        let again = prompt(&model, &SIZES);
+        let again = texts(&mut model, vec![again]).remove(0);
+        assert_eq!(ids(&again), wanted, "{name}");
+        assert_eq!(again.usage.n_reused(), n_prompt - 1, "{name}");
+        assert_eq!(computed(&mut model), 2, "{name}");
+        let other = prompt(&model, &[SIZES[0], [32, 24]]);
+        let other = texts(&mut model, vec![other]).remove(0);
+        assert_eq!(other.usage.n_reused(), second, "{name}");
+        assert_eq!(computed(&mut model), 3, "{name}");
+        let other = prompt(&model, &[SIZES[1], SIZES[0]]);
+        let other = texts(&mut model, vec![other]).remove(0);
+        // Shorter beginnings are computed again; rows of both pictures were kept.
+        assert!([0, before].contains(&other.usage.n_reused()), "{name}");
+        assert_eq!(computed(&mut model), 3, "{name}");
+    }
+}
+
+#[test]
+fn a_model_without_a_tower_says_so() {
+    let models = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models");
+    let mut model = Model::open(format!("{models}/stories-llama-f16.gguf")).unwrap();
+    let error = model.look(&[picture(SIZES[0])], "What?", GenerateOptions::default());
+    assert!(matches!(error.unwrap_err(), Error::SeesNothing));
+    let seeing = open("llava", "<image>", EngineConfig::default());
+    let error = model.begin(request(prompt(&seeing, &SIZES))).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the model 'llama' does not see pictures: it has no vision tower, or none was loaded"
+    );
+    let named = TextRequest {
+        prompt: vec![TokenId(1), TokenId(TokenId::FIRST_ROW_NAME)],
+        ..TextRequest::default()
+    };
+    let error = model.begin(named).unwrap_err().to_string();
+    assert!(error.contains("2147483648"), "{error}");
+}

@@ -1,0 +1,140 @@
+//! Pictures in the messages of each API: the same text, and clear refusals.
+
+use std::sync::Arc;
+
+use base64::Engine as _;
+use cellar_engine::serve::{Service, ServiceConfig, ServiceExtras};
+use cellar_engine::{Engine, EngineConfig, Tower};
+use cellar_server::{App, ModelSettings, ServedModel, ServerConfig};
+use kv_backend::BoxedBackend;
+use kv_core::KvType;
+use model_core::architecture::Registry;
+use model_core::model_file::ModelFile;
+use model_tests::http::post;
+use model_tests::vision::{SIZES, expand, picture};
+use model_vision::Vision;
+use serde_json::{Value, json};
+
+use crate::support::Server;
+
+fn server() -> Server {
+    let folder = tempfile::tempdir().unwrap();
+    expand("llava", "<image>", folder.path());
+    let mut registry = Registry::new();
+    model_llama::register(&mut registry);
+    let file = ModelFile::open(folder.path(), &registry).unwrap();
+    let vision = Vision::of(&file, folder.path(), None).unwrap().unwrap();
+    let config = EngineConfig {
+        n_ctx: Some(256),
+        n_seqs: 4,
+        kv_types: KvType::F32.into(),
+        ..EngineConfig::default()
+    };
+    let backend = || BoxedBackend::new(model_tests::cpu());
+    let engine = Engine::new(backend(), file.model().clone(), file.weights(), &config).unwrap();
+    let encoder = vision.encoder(backend()).unwrap();
+    let extras = ServiceExtras {
+        tower: Some(Tower::new(Box::new(encoder), 1 << 20)),
+        ..ServiceExtras::default()
+    };
+    let (tokenizer, config) = (file.tokenizer(), ServiceConfig::default());
+    let service = Service::start_with(engine, tokenizer, &config, extras).unwrap();
+    let settings = ModelSettings {
+        id: "eyes".to_owned(),
+        n_parallel: 4,
+        ..ModelSettings::default()
+    };
+    let model = ServedModel::texts(&file, service, settings).unwrap();
+    let model = model.with_pictures(Ok(Arc::clone(vision.reader())));
+    Server::start(App::new(vec![model], ServerConfig::default()))
+}
+
+fn encoded(size: [u32; 2]) -> String {
+    base64::engine::general_purpose::STANDARD.encode(picture(size))
+}
+
+fn data_url(size: [u32; 2]) -> String {
+    format!("data:image/bmp;base64,{}", encoded(size))
+}
+
+fn reply(server: &Server, path: &str, body: &Value) -> Value {
+    let reply = post(server.address, path, body);
+    assert_eq!(reply.status, 200, "{path}: {}", reply.body);
+    reply.json()
+}
+
+fn chat(server: &Server, content: &Value) -> Value {
+    let body = json!({
+        "temperature": 0, "max_tokens": 6, "messages": [{"role": "user", "content": content}],
+    });
+    reply(server, "/v1/chat/completions", &body)
+}
+
+#[test]
+fn all_apis_show_the_model_the_same_picture() {
+    let server = server();
+    let text = "What is this?";
+    let image = |size| json!({"type": "image_url", "image_url": {"url": data_url(size)}});
+    let part = json!({"type": "text", "text": text});
+    let answer = chat(&server, &json!([image(SIZES[0]), part]));
+    let wanted = answer["choices"][0]["message"]["content"].as_str().unwrap();
+    let other = chat(&server, &json!([image(SIZES[1]), part]));
+    assert_ne!(other["choices"][0]["message"]["content"], wanted);
+    let n_prompt = answer["usage"]["prompt_tokens"].as_u64().unwrap();
+    let again = chat(&server, &json!([image(SIZES[0]), part]));
+    assert_eq!(again["usage"]["prompt_tokens_details"]["cached_tokens"], n_prompt - 1);
+    assert_eq!(again["choices"][0]["message"]["content"], wanted);
+    let source = json!({"type": "base64", "media_type": "image/bmp", "data": encoded(SIZES[0])});
+    let message = json!({
+        "model": "eyes", "temperature": 0, "max_tokens": 6,
+        "messages": [{"role": "user", "content": [{"type": "image", "source": source}, part]}],
+    });
+    let message = reply(&server, "/v1/messages", &message);
+    assert_eq!(message["content"][0]["text"], wanted);
+    let response = json!({
+        "temperature": 0, "max_output_tokens": 16, "input": [{"role": "user", "content": [
+            {"type": "input_image", "image_url": data_url(SIZES[0])},
+            {"type": "input_text", "text": text},
+        ]}],
+    });
+    let response = reply(&server, "/v1/responses", &response);
+    let said = response["output"][0]["content"][0]["text"].as_str().unwrap();
+    assert!(said.starts_with(wanted), "{said}");
+    let options = json!({"temperature": 0, "num_predict": 6});
+    let ollama = json!({
+        "model": "eyes", "stream": false, "options": options,
+        "messages": [{"role": "user", "content": text, "images": [encoded(SIZES[0])]}],
+    });
+    assert_eq!(reply(&server, "/api/chat", &ollama)["message"]["content"], wanted);
+    let ollama = json!({
+        "model": "eyes", "stream": false, "options": options, "prompt": text,
+        "images": [encoded(SIZES[0])],
+    });
+    assert_eq!(reply(&server, "/api/generate", &ollama)["response"], wanted);
+}
+
+#[test]
+fn what_is_no_picture_is_refused_with_its_place() {
+    let server = server();
+    let refused = |content: &Value| {
+        let body = json!({"messages": [{"role": "user", "content": content}]});
+        let reply = post(server.address, "/v1/chat/completions", &body);
+        assert_eq!(reply.status, 400, "{}", reply.body);
+        let error = &reply.json()["error"];
+        assert_eq!(error["param"], "messages[0].content[0]");
+        error["message"].as_str().unwrap().to_owned()
+    };
+    for (url, why) in [
+        ("data:image/png;base64,AAAA", "none of PNG, JPEG, WebP, GIF and BMP"),
+        ("data:image/png;base64,", "there are no bytes"),
+        ("data:image/png;base64,!", "it is no base64"),
+        ("https://example.com/cat.png", "this server fetches none"),
+    ] {
+        let message = refused(&json!([{"type": "image_url", "image_url": {"url": url}}]));
+        assert!(message.contains(why), "{message}");
+    }
+    // What a user writes is no place of a picture.
+    let image = json!({"type": "image_url", "image_url": {"url": data_url(SIZES[0])}});
+    let spelled = json!([image, {"type": "text", "text": "<image> is a mark"}]);
+    chat(&server, &spelled);
+}
