@@ -30,6 +30,7 @@ mod imatrix;
 #[cfg(unix)]
 mod newcomer;
 mod overwrite;
+mod pictures;
 #[cfg(target_os = "linux")]
 mod plan_total;
 mod real_files;
