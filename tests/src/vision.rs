@@ -38,10 +38,13 @@ pub fn expand(name: &str, mark: &str, to: &Path) {
     let tokenizer = std::fs::read(spm.join("tokenizer.json")).unwrap();
     let mut tokenizer: Value = serde_json::from_slice(&tokenizer).unwrap();
     for (id, text) in (512..).zip(ADDED) {
-        tokenizer["added_tokens"].as_array_mut().unwrap().push(json!({
-            "id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false, "special": true,
-        }));
+        tokenizer["added_tokens"]
+            .as_array_mut()
+            .unwrap()
+            .push(json!({
+                "id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true,
+            }));
     }
     std::fs::write(to.join("tokenizer.json"), tokenizer.to_string()).unwrap();
     let template = format!(
@@ -60,7 +63,21 @@ pub fn picture([width, height]: [u32; 2]) -> Vec<u8> {
     let row = (3 * width).next_multiple_of(4);
     let n_bytes = 54 + row * height;
     let mut file = b"BM".to_vec();
-    for value in [n_bytes, 0, 54, 40, width, height, 1 | 24 << 16, 0, row * height, 0, 0, 0, 0] {
+    for value in [
+        n_bytes,
+        0,
+        54,
+        40,
+        width,
+        height,
+        1 | 24 << 16,
+        0,
+        row * height,
+        0,
+        0,
+        0,
+        0,
+    ] {
         file.extend(value.to_le_bytes());
     }
     // From the lowest row on, blue first.

@@ -86,7 +86,9 @@ fn texts_about_pictures_are_the_references() {
         let (recipe, prompt) = (recipe(name), prompt(&model, &SIZES));
         let reference = recipe.reference();
         let keys = ["image_token_id", "image_token_index"];
-        let placeholder = keys.iter().find_map(|key| recipe.config().get(*key)?.as_u64());
+        let placeholder = keys
+            .iter()
+            .find_map(|key| recipe.config().get(*key)?.as_u64());
         let placeholder = placeholder.unwrap() as u32;
         let given = |token: &TokenId| {
             if token.names_row() {
@@ -114,7 +116,14 @@ fn texts_about_pictures_do_not_depend_on_company() {
                 n_seqs: 3,
                 ..EngineConfig::default()
             };
-            let mut model = open(name, mark, EngineConfig { n_ctx: Some(n_ctx), ..engine });
+            let mut model = open(
+                name,
+                mark,
+                EngineConfig {
+                    n_ctx: Some(n_ctx),
+                    ..engine
+                },
+            );
             let other = [SIZES[1], SIZES[0]];
             let prompts = [SIZES, other, SIZES].map(|sizes| prompt(&model, &sizes));
             let done = texts(&mut model, prompts.to_vec());

@@ -69,9 +69,7 @@ pub(crate) fn wanted_sight(
 /// As [`tower`].
 pub(crate) fn wanted_tower(args: &RunArgs, sight: Option<&Sight>) -> anyhow::Result<Option<Tower>> {
     match sight {
-        Some(Ok(vision)) if !args.image.is_empty() => {
-            tower(vision, &args.engine.compute).map(Some)
-        }
+        Some(Ok(vision)) if !args.image.is_empty() => tower(vision, &args.engine.compute).map(Some),
         _ => Ok(None),
     }
 }

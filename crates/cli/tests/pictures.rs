@@ -22,7 +22,9 @@ fn a_run_shows_pictures_in_their_order() {
     let (_folder, model, [a, b]) = seeing();
     let run = |images: &[&str]| {
         let mut args = vec!["run", "-m", &model, "--json", "--temp", "0", "-n", "8"];
-        images.iter().for_each(|image| args.extend(["--image", image]));
+        images
+            .iter()
+            .for_each(|image| args.extend(["--image", image]));
         args.push("What is this?");
         json(&args)
     };
@@ -49,8 +51,13 @@ fn what_cannot_be_shown_is_said() {
     let text = text.to_str().unwrap();
     let (code, message) = failure(&["run", "-m", &seeing, "--image", text, "What?"]);
     assert_eq!(code, 1);
-    assert!(message.contains("a.txt") && message.contains("none of PNG"), "{message}");
-    let (code, message) = failure(&["run", "-m", &seeing, "--mmproj", stories, "--image", &a, "What?"]);
+    assert!(
+        message.contains("a.txt") && message.contains("none of PNG"),
+        "{message}"
+    );
+    let (code, message) = failure(&[
+        "run", "-m", &seeing, "--mmproj", stories, "--image", &a, "What?",
+    ]);
     assert_eq!(code, 1);
     assert!(message.contains("clip.vision"), "{message}");
     let (code, _) = failure(&["run", "-m", &seeing, "--image", &a, "--raw", "What?"]);

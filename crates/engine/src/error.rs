@@ -92,7 +92,9 @@ pub enum EngineError {
     #[error(transparent)]
     Picture(PictureError),
     /// A picture in the prompt of a model that sees none.
-    #[error("the model '{architecture}' does not see pictures: it has no vision tower, or none was loaded")]
+    #[error(
+        "the model '{architecture}' does not see pictures: it has no vision tower, or none was loaded"
+    )]
     SeesNothing {
         /// The model's architecture.
         architecture: String,

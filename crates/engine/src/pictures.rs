@@ -157,7 +157,11 @@ pub(crate) fn write_rows(
     to: &mut Vec<f32>,
 ) -> Result<(), EngineError> {
     to.clear();
-    if !ubatch.tokens.first().is_some_and(|&token| TokenId(token).names_row()) {
+    if !ubatch
+        .tokens
+        .first()
+        .is_some_and(|&token| TokenId(token).names_row())
+    {
         return Ok(());
     }
     for (&seq, &pos) in ubatch.first_seqs.iter().zip(&ubatch.positions) {

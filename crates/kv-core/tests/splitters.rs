@@ -293,3 +293,45 @@ fn outputs_are_named_by_row() {
     assert_eq!(ubatches[1].output_rows, [0]);
     assert_eq!(ubatches[1].positions, [1]);
 }
+
+/// Names of rows with tokens around them; the rows see each other up to the last one.
+fn named(n_rows: u32, sees_to: Option<u32>) -> ValidBatch {
+    let mut batch = Batch::new();
+    batch.push_token(TokenId(1));
+    for row in 0..n_rows {
+        let entry = batch.push_token(TokenId(TokenId::FIRST_ROW_NAME + row));
+        if let Some(last) = sees_to {
+            entry.seeing_to(Pos(last));
+        }
+    }
+    batch.push_token(TokenId(2)).with_output();
+    validate(&batch, &RULES, |_| None).unwrap()
+}
+
+fn sizes(valid: &ValidBatch, n_ubatch: u32) -> Vec<u32> {
+    let ubatches = SplitPolicy::InOrder.split(valid, n_ubatch).unwrap();
+    assert_eq!(valid.n_pieces(n_ubatch), ubatches.len());
+    ubatches
+        .iter()
+        .map(kv_core::batch::UBatch::n_tokens)
+        .collect()
+}
+
+#[test]
+fn names_of_rows_are_in_ubatches_of_their_own() {
+    assert_eq!(sizes(&named(5, None), 16), [1, 5, 1]);
+    assert_eq!(sizes(&named(5, None), 2), [1, 2, 2, 1, 1]);
+}
+
+#[test]
+fn what_sees_each_other_is_in_one_ubatch() {
+    let valid = named(5, Some(5));
+    assert_eq!(sizes(&valid, 5), [1, 5, 1]);
+    let ubatches = SplitPolicy::InOrder.split(&valid, 8).unwrap();
+    assert_eq!(ubatches[1].sees_to, [Some(Pos(5)); 5]);
+    let error = SplitPolicy::InOrder.split(&valid, 4).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the batch has 5 tokens of sequences {0}, which see each other and must be in one ubatch: it takes 4"
+    );
+}

@@ -10,8 +10,8 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kv_core::TokenId;
 use kv_backend::{BackendError, CancelFlag};
+use kv_core::TokenId;
 use kv_core::grid::GridPos;
 use kv_graph::weights::SourceChanged;
 
@@ -216,7 +216,9 @@ pub fn names_are_of(tokens: &[TokenId], pictures: &[PictureRun]) -> bool {
         && pictures.is_sorted_by_key(|run| run.at)
         && runs.all(|run| {
             let named = tokens.get(run.places()).unwrap_or_default();
-            run.picture.row_names(run.rows.clone()).eq(named.iter().copied())
+            run.picture
+                .row_names(run.rows.clone())
+                .eq(named.iter().copied())
         })
 }
 
@@ -325,11 +327,7 @@ pub trait PictureEncoder: Send {
     ///
     /// # Errors
     /// [`PictureError`]; [`BackendError::Cancelled`] where `cancel` is set before.
-    fn encode(
-        &mut self,
-        picture: &Picture,
-        cancel: &CancelFlag,
-    ) -> Result<Vec<f32>, PictureError>;
+    fn encode(&mut self, picture: &Picture, cancel: &CancelFlag) -> Result<Vec<f32>, PictureError>;
 }
 
 #[cfg(test)]
@@ -366,7 +364,11 @@ mod tests {
         };
         let named: String = prompt.tokens.iter().map(letter).collect();
         assert_eq!(named, "a..b.......c");
-        let runs: Vec<_> = prompt.pictures.iter().map(|run| (run.at, run.rows.clone())).collect();
+        let runs: Vec<_> = prompt
+            .pictures
+            .iter()
+            .map(|run| (run.at, run.rows.clone()))
+            .collect();
         assert_eq!(runs, [(1, 0..2), (4, 2..5), (7, 0..4)]);
         assert!(names_are_of(&prompt.tokens, &prompt.pictures));
         assert!(!names_are_of(&prompt.tokens, &prompt.pictures[1..]));
@@ -380,14 +382,20 @@ mod tests {
         let pictures = [prepared(1, vec![2])];
         for text in ["ab", "a##"] {
             let error = PromptTokens::new(&tokens(text), MARK, &pictures).unwrap_err();
-            assert!(matches!(error, PictureError::Places { n_runs: 1, .. }), "{error}");
+            assert!(
+                matches!(error, PictureError::Places { n_runs: 1, .. }),
+                "{error}"
+            );
         }
     }
 
     #[test]
     fn rows_of_other_pictures_have_other_names() {
         let names = |first| -> Vec<TokenId> {
-            prepared(first, vec![300]).picture.row_names(0..300).collect()
+            prepared(first, vec![300])
+                .picture
+                .row_names(0..300)
+                .collect()
         };
         let (a, b) = (names(1), names(2));
         assert!(a.iter().chain(&b).all(|name| name.names_row()));

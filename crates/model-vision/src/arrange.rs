@@ -120,7 +120,9 @@ fn averaged(rows: &[f32], dim: usize, [height, width]: [usize; 2], kernel: usize
         let mut mean = vec![0.0f32; dim];
         for (dy, dx) in corners([kernel, kernel], 1) {
             let row = row_at(rows, dim, (y + dy) * width + x + dx);
-            mean.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+            mean.iter_mut()
+                .zip(row)
+                .for_each(|(sum, value)| *sum += value);
         }
         let n = (kernel * kernel) as f32;
         out.extend(mean.iter().map(|sum| sum / n));

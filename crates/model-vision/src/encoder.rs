@@ -8,14 +8,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use kv_backend::{Backend, CancelFlag, OnProgress};
-use kv_core::batch::{Batch, BatchRules, PositionRule, SplitPolicy, UBatch, validate_with};
-use kv_core::memory::BatchVisibility;
-use kv_graph::{Graph, GraphShape};
 use kv_backend::{GraphInputs, GraphOutputs};
+use kv_core::batch::{Batch, BatchRules, PositionRule, SplitPolicy, UBatch, validate_with};
 use kv_core::layers::RowLayout;
+use kv_core::memory::BatchVisibility;
 use kv_core::memory::batch_visibility;
-use kv_graph::weights::WeightSource;
 use kv_core::{GridPos, Pos};
+use kv_graph::weights::WeightSource;
+use kv_graph::{Graph, GraphShape};
 use model_core::architecture::ModelError;
 use model_core::picture::{Picture, PictureEncoder, PictureError, Tile};
 
@@ -127,7 +127,12 @@ impl<B: Backend> TowerEncoder<B> {
         ran?;
         self.backend.finish(&mut self.rows)?;
         self.source.check()?;
-        Ok(self.outputs.values.first_mut().map(std::mem::take).unwrap_or_default())
+        Ok(self
+            .outputs
+            .values
+            .first_mut()
+            .map(std::mem::take)
+            .unwrap_or_default())
     }
 
     /// The program of a graph for so many rows, taken out of those that are kept.
@@ -164,11 +169,7 @@ impl<B: Backend> TowerEncoder<B> {
 }
 
 impl<B: Backend> PictureEncoder for TowerEncoder<B> {
-    fn encode(
-        &mut self,
-        picture: &Picture,
-        cancel: &CancelFlag,
-    ) -> Result<Vec<f32>, PictureError> {
+    fn encode(&mut self, picture: &Picture, cancel: &CancelFlag) -> Result<Vec<f32>, PictureError> {
         let mut rows = Vec::new();
         for tile in picture.tiles() {
             rows.extend(self.tile(tile, cancel)?);
@@ -196,7 +197,10 @@ fn ubatch_of(tile: &Tile, width: usize) -> Result<UBatch, PictureError> {
         let pos = tile.positions.get(number).copied().unwrap_or(at);
         let place = tile.places.get(number).copied();
         let place = place.unwrap_or(GridPos::of_text(Pos(at)));
-        batch.push_embedding(row).at_grid(Pos(pos), place).with_output();
+        batch
+            .push_embedding(row)
+            .at_grid(Pos(pos), place)
+            .with_output();
     }
     let n_batch = u32::try_from(n_rows).unwrap_or(u32::MAX);
     let rules = BatchRules {
@@ -209,5 +213,7 @@ fn ubatch_of(tile: &Tile, width: usize) -> Result<UBatch, PictureError> {
     let split = checked.and_then(|valid| SplitPolicy::WholeSequences.split(&valid, n_batch));
     let unreadable = |reason: String| PictureError::Unreadable { reason };
     let mut ubatches = split.map_err(|error| unreadable(error.to_string()))?;
-    ubatches.pop().ok_or_else(|| unreadable("it has no patches".to_owned()))
+    ubatches
+        .pop()
+        .ok_or_else(|| unreadable("it has no patches".to_owned()))
 }

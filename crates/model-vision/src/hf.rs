@@ -65,7 +65,11 @@ const QWEN25_VL: HfClass = HfClass {
         &in_stack("v.blk.{l}.", "visual.blocks.{l}.", QWEN_ATTENTION),
         &in_stack("v.blk.{l}.", "model.visual.blocks.{l}.", QWEN_ATTENTION),
         &in_stack("v.blk.{l}.", "visual.blocks.{l}.mlp.", GATED_WITH_BIASES),
-        &in_stack("v.blk.{l}.", "model.visual.blocks.{l}.mlp.", GATED_WITH_BIASES),
+        &in_stack(
+            "v.blk.{l}.",
+            "model.visual.blocks.{l}.mlp.",
+            GATED_WITH_BIASES,
+        ),
         &in_stack("", "visual.", QWEN_OUTER),
         &in_stack("", "model.visual.", QWEN_OUTER),
     ],
@@ -85,9 +89,21 @@ const LLAVA: HfClass = HfClass {
     keys: &[&[Key::With(llava)]],
     tensors: &[
         &in_stack("v.blk.{l}.", "vision_tower.encoder.layers.{l}.", CLIP_LAYER),
-        &in_stack("v.blk.{l}.", "vision_tower.vision_model.encoder.layers.{l}.", CLIP_LAYER),
-        &in_stack("v.blk.{l}.", "model.vision_tower.vision_model.encoder.layers.{l}.", CLIP_LAYER),
-        &in_stack("v.blk.{l}.", "model.vision_tower.encoder.layers.{l}.", CLIP_LAYER),
+        &in_stack(
+            "v.blk.{l}.",
+            "vision_tower.vision_model.encoder.layers.{l}.",
+            CLIP_LAYER,
+        ),
+        &in_stack(
+            "v.blk.{l}.",
+            "model.vision_tower.vision_model.encoder.layers.{l}.",
+            CLIP_LAYER,
+        ),
+        &in_stack(
+            "v.blk.{l}.",
+            "model.vision_tower.encoder.layers.{l}.",
+            CLIP_LAYER,
+        ),
         &in_stack("v.", "vision_tower.", CLIP_OUTER),
         &in_stack("v.", "vision_tower.vision_model.", CLIP_OUTER),
         &in_stack("v.", "model.vision_tower.vision_model.", CLIP_OUTER),
@@ -107,9 +123,21 @@ const GEMMA3: HfClass = HfClass {
     keys: &[&[Key::With(gemma3)]],
     tensors: &[
         &in_stack("v.blk.{l}.", "vision_tower.encoder.layers.{l}.", CLIP_LAYER),
-        &in_stack("v.blk.{l}.", "vision_tower.vision_model.encoder.layers.{l}.", CLIP_LAYER),
-        &in_stack("v.blk.{l}.", "model.vision_tower.vision_model.encoder.layers.{l}.", CLIP_LAYER),
-        &in_stack("v.blk.{l}.", "model.vision_tower.encoder.layers.{l}.", CLIP_LAYER),
+        &in_stack(
+            "v.blk.{l}.",
+            "vision_tower.vision_model.encoder.layers.{l}.",
+            CLIP_LAYER,
+        ),
+        &in_stack(
+            "v.blk.{l}.",
+            "model.vision_tower.vision_model.encoder.layers.{l}.",
+            CLIP_LAYER,
+        ),
+        &in_stack(
+            "v.blk.{l}.",
+            "model.vision_tower.encoder.layers.{l}.",
+            CLIP_LAYER,
+        ),
         &in_stack("v.", "vision_tower.", CLIP_OUTER),
         &in_stack("v.", "vision_tower.vision_model.", CLIP_OUTER),
         &in_stack("v.", "model.vision_tower.vision_model.", CLIP_OUTER),
@@ -179,7 +207,10 @@ const CLIP_LAYER: [TensorRule; 16] = [
 const CLIP_OUTER: [TensorRule; 8] = [
     same("patch_embd.weight", "embeddings.patch_embedding.weight"),
     same("patch_embd.bias", "embeddings.patch_embedding.bias"),
-    same("position_embd.weight", "embeddings.position_embedding.weight"),
+    same(
+        "position_embd.weight",
+        "embeddings.position_embedding.weight",
+    ),
     same("class_embd", "embeddings.class_embedding"),
     same("pre_ln.weight", "pre_layrnorm.weight"),
     same("pre_ln.bias", "pre_layrnorm.bias"),
@@ -238,7 +269,10 @@ fn qwen25_vl(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     counts(
         config,
         keys,
-        &[("embedding_length", "hidden_size"), ("window_size", "window_size")],
+        &[
+            ("embedding_length", "hidden_size"),
+            ("window_size", "window_size"),
+        ],
     )?;
     let full = config.optional_numbers("fullatt_block_indexes")?;
     let full = full.unwrap_or_else(|| vec![7.0, 15.0, 23.0, 31.0]);
@@ -279,7 +313,9 @@ fn llava(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     counts(config, keys, CLIP_COUNTS)?;
     let n_layers = config.count("num_hidden_layers")? as i64;
     // The rows before a layer, counted from the end: -1 are those of the last.
-    let layer = config.value("vision_feature_layer").and_then(serde_json::Value::as_i64);
+    let layer = config
+        .value("vision_feature_layer")
+        .and_then(serde_json::Value::as_i64);
     let used = match layer.unwrap_or(-2) {
         layer if layer < 0 => n_layers + 1 + layer,
         layer => layer,
@@ -344,8 +380,14 @@ pub(crate) fn add_processor(
         metadata.insert("clip.vision.resample", resample as u32);
     }
     for (to, names) in [
-        ("image_min_pixels", ["min_pixels", "size.min_pixels", "size.shortest_edge"]),
-        ("image_max_pixels", ["max_pixels", "size.max_pixels", "size.longest_edge"]),
+        (
+            "image_min_pixels",
+            ["min_pixels", "size.min_pixels", "size.shortest_edge"],
+        ),
+        (
+            "image_max_pixels",
+            ["max_pixels", "size.max_pixels", "size.longest_edge"],
+        ),
     ] {
         let value = names.iter().find_map(|name| {
             let value = config.value(&at(name))?.as_u64()?;

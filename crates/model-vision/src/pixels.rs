@@ -70,7 +70,11 @@ impl Pixels {
         }
         let n_bytes = decoder.total_bytes();
         if n_bytes > MAX_ALLOCATED {
-            return Err(too_large(n_bytes, "bytes when it is decoded", MAX_ALLOCATED));
+            return Err(too_large(
+                n_bytes,
+                "bytes when it is decoded",
+                MAX_ALLOCATED,
+            ));
         }
         if n_pixels == 0 {
             return Err(unreadable("it has no pixels"));

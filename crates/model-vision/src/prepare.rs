@@ -128,7 +128,10 @@ impl Preparation {
         };
         squares.sort_by(in_order);
         if across.is_some() {
-            tile.order = squares.iter().map(|square| square.y * width + square.x).collect();
+            tile.order = squares
+                .iter()
+                .map(|square| square.y * width + square.x)
+                .collect();
         }
         // In a window, positions begin at a multiple of its patches.
         let n_window = across.map_or(u32::MAX, |n| (n * merge).pow(2));
@@ -211,7 +214,10 @@ mod tests {
         let plain = preparation(Shape::Stretched(4));
         let prepared = plain.prepare(&pixels(4, 4)).unwrap();
         let tile = &prepared.tiles[0];
-        let patch: Vec<u32> = tile.patches[12..24].iter().map(|v| v.round() as u32).collect();
+        let patch: Vec<u32> = tile.patches[12..24]
+            .iter()
+            .map(|v| v.round() as u32)
+            .collect();
         assert_eq!(patch, [2, 3, 2, 3, 0, 0, 1, 1, 7, 7, 7, 7]);
         assert_eq!(tile.positions, [0, 1, 2, 3]);
     }
@@ -232,7 +238,10 @@ mod tests {
         assert_eq!(tile.order[12..], [12, 13, 14, 15, 16, 17]);
         assert_eq!(tile.positions[15..18], [15, 16, 17]);
         // The windows of the last row have 8 patches of 16.
-        assert_eq!(tile.positions[48..58], [48, 49, 50, 51, 52, 53, 54, 55, 64, 65]);
+        assert_eq!(
+            tile.positions[48..58],
+            [48, 49, 50, 51, 52, 53, 54, 55, 64, 65]
+        );
         assert_eq!(tile.places[4], GridPos { y: 0, x: 2 });
     }
 

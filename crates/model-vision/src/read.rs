@@ -64,7 +64,9 @@ pub(crate) fn read_tower(
         let known = Family::names();
         setting(
             keys[0],
-            format!("the vision tower '{name}' is not supported; those of these projectors are: {known}"),
+            format!(
+                "the vision tower '{name}' is not supported; those of these projectors are: {known}"
+            ),
         )
     })?;
     let source = Source {
@@ -273,7 +275,10 @@ impl Source<'_> {
             ProjectorKind::Averaged => {
                 let norm = Norm {
                     kind: NormKind::Rms,
-                    eps: self.metadata.optional("clip.vision.attention.layer_norm_epsilon")?.unwrap_or(1e-6),
+                    eps: self
+                        .metadata
+                        .optional("clip.vision.attention.layer_norm_epsilon")?
+                        .unwrap_or(1e-6),
                 };
                 let shape = self.shape(INPUT_PROJECTION)?;
                 vec![
@@ -327,14 +332,20 @@ impl Source<'_> {
     }
 
     fn merge(&self) -> Result<usize, ModelError> {
-        Ok(self.optional_count("spatial_merge_size")?.unwrap_or(2).max(1))
+        Ok(self
+            .optional_count("spatial_merge_size")?
+            .unwrap_or(2)
+            .max(1))
     }
 
     fn preparation(&self, family: &Family) -> Result<Preparation, ModelError> {
         let three = |key: &str| -> Result<[f32; 3], ModelError> {
             let values: Vec<f32> = self.metadata.get(key)?;
             <[f32; 3]>::try_from(values).map_err(|values| {
-                setting(key, format!("it has {} numbers, and 3 are needed", values.len()))
+                setting(
+                    key,
+                    format!("it has {} numbers, and 3 are needed", values.len()),
+                )
             })
         };
         let as_u32 = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
@@ -359,7 +370,10 @@ impl Source<'_> {
             patch: as_u32(self.patch),
             mean: three("clip.vision.image_mean")?,
             std: three("clip.vision.image_std")?,
-            filter: match (self.metadata.optional("clip.vision.resample")?, family.tower) {
+            filter: match (
+                self.metadata.optional("clip.vision.resample")?,
+                family.tower,
+            ) {
                 (Some(1u32), _) => Filter::Lanczos,
                 (Some(2), _) | (None, TowerKind::SigLip) => Filter::Bilinear,
                 (Some(_), _) | (None, _) => Filter::Bicubic,
@@ -392,13 +406,15 @@ impl Source<'_> {
 fn check_tensors(tower: &Tower, weights: &dyn WeightSource) -> Result<(), ModelError> {
     let graphs = [tower.graph(1)?, tower.projector_graph(1)?];
     for wanted in graphs.iter().flat_map(|graph| graph.weights()) {
-        let found = weights.describe(&wanted.name).map_err(|error| match error {
-            WeightError::Missing { name } => ModelError::MissingTensor {
-                name,
-                shape: wanted.shape.clone(),
-            },
-            other => ModelError::Weight(other),
-        })?;
+        let found = weights
+            .describe(&wanted.name)
+            .map_err(|error| match error {
+                WeightError::Missing { name } => ModelError::MissingTensor {
+                    name,
+                    shape: wanted.shape.clone(),
+                },
+                other => ModelError::Weight(other),
+            })?;
         if found.shape != wanted.shape {
             return Err(ModelError::TensorShape {
                 name: wanted.name.clone(),

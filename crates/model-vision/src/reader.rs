@@ -61,7 +61,9 @@ impl PictureReader {
                 hash.update(place.y.to_le_bytes());
                 hash.update(place.x.to_le_bytes());
             }
-            tile.patches.iter().for_each(|value| hash.update(value.to_le_bytes()));
+            tile.patches
+                .iter()
+                .for_each(|value| hash.update(value.to_le_bytes()));
         }
         let hash: [u8; 32] = hash.finalize().into();
         let (first, _) = hash.as_chunks();
@@ -78,11 +80,7 @@ impl PictureReader {
     ///
     /// # Errors
     /// [`PictureError::Places`] where there are more or fewer marks than pictures.
-    pub fn expand(
-        &self,
-        text: &str,
-        pictures: &[PreparedPicture],
-    ) -> Result<String, PictureError> {
+    pub fn expand(&self, text: &str, pictures: &[PreparedPicture]) -> Result<String, PictureError> {
         if pictures.is_empty() {
             return Ok(text.to_owned());
         }

@@ -30,7 +30,11 @@ pub(crate) fn smart(
             limit,
         });
     }
-    let (w, h, f) = (f64::from(width), f64::from(height), f64::from(factor.max(1)));
+    let (w, h, f) = (
+        f64::from(width),
+        f64::from(height),
+        f64::from(factor.max(1)),
+    );
     let nearest = |side: f64| (side / f).round_ties_even() * f;
     let n_pixels = nearest(w) * nearest(h);
     let (width, height) = if n_pixels > most as f64 {

@@ -5,9 +5,9 @@
 //! ([`Arrangement`]), which no graph does. Invariant: weight names are those of `mmproj` files.
 //! Knows no picture.
 
-use kv_graph::{Activation, Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId};
-use kv_graph::rope::{RopeSections, RopeSpec, RopeStyle, SectionOrder};
 use kv_core::{LayerIdx, PartIdx, Window};
+use kv_graph::rope::{RopeSections, RopeSpec, RopeStyle, SectionOrder};
+use kv_graph::{Activation, Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId};
 use model_core::blocks::{AttentionBlock, FeedForwardBlock, LayerContext, Norm};
 
 use crate::arrange::Arrangement;

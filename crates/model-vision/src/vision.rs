@@ -5,8 +5,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kv_core::TokenId;
 use kv_backend::Backend;
+use kv_core::TokenId;
 use kv_graph::weights::WeightSource;
 use model_core::architecture::ModelError;
 use model_core::error::ModelFileError;
@@ -178,10 +178,14 @@ fn mmproj_beside(model: &Path) -> Option<PathBuf> {
     };
     let entries = std::fs::read_dir(folder).ok()?;
     let is_one = |path: &PathBuf| {
-        let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase());
+        let name = path
+            .file_name()
+            .map(|name| name.to_string_lossy().to_lowercase());
         name.is_some_and(|name| name.contains("mmproj") && name.ends_with(".gguf"))
     };
-    let mut found = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_one);
+    let mut found = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(is_one);
     let first = found.next()?;
     (found.next().is_none() && first != model).then_some(first)
 }

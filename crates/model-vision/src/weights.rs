@@ -6,7 +6,9 @@
 
 use std::sync::Arc;
 
-use kv_graph::weights::{MemoryWeights, SourceChanged, Weight, WeightError, WeightInfo, WeightSource};
+use kv_graph::weights::{
+    MemoryWeights, SourceChanged, Weight, WeightError, WeightInfo, WeightSource,
+};
 
 use crate::tower::{PATCH_EMBEDDING, POSITIONS};
 
@@ -118,7 +120,11 @@ impl WeightSource for TowerWeights {
     fn names(&self) -> Vec<String> {
         let mut names = self.made.names();
         let others = self.source.names().into_iter();
-        names.extend(others.filter(|name| self.made.get(name).is_none()).collect::<Vec<_>>());
+        names.extend(
+            others
+                .filter(|name| self.made.get(name).is_none())
+                .collect::<Vec<_>>(),
+        );
         names
     }
 

@@ -36,7 +36,10 @@ fn error_of(vision: &Vision, bytes: &[u8]) -> String {
 #[test]
 fn all_formats_and_depths_are_read() {
     let vision = vision();
-    let wanted = vision.reader().read(&encoded(&slopes(), ImageFormat::Png)).unwrap();
+    let wanted = vision
+        .reader()
+        .read(&encoded(&slopes(), ImageFormat::Png))
+        .unwrap();
     for format in [ImageFormat::Bmp, ImageFormat::WebP] {
         let read = vision.reader().read(&encoded(&slopes(), format)).unwrap();
         assert_eq!(read.picture.name(), wanted.picture.name(), "{format:?}");
@@ -46,11 +49,18 @@ fn all_formats_and_depths_are_read() {
         DynamicImage::from(slopes().to_rgba16()),
         DynamicImage::from(slopes().to_rgba8()),
     ] {
-        let read = vision.reader().read(&encoded(&deep, ImageFormat::Png)).unwrap();
+        let read = vision
+            .reader()
+            .read(&encoded(&deep, ImageFormat::Png))
+            .unwrap();
         assert_eq!(read.picture.name(), wanted.picture.name());
     }
     let grey = DynamicImage::from(slopes().to_luma16());
-    for (picture, format) in [(&grey, ImageFormat::Png), (&slopes(), ImageFormat::Jpeg), (&slopes(), ImageFormat::Gif)] {
+    for (picture, format) in [
+        (&grey, ImageFormat::Png),
+        (&slopes(), ImageFormat::Jpeg),
+        (&slopes(), ImageFormat::Gif),
+    ] {
         let read = vision.reader().read(&encoded(picture, format)).unwrap();
         assert_eq!(read.picture.n_rows(), wanted.picture.n_rows());
     }
@@ -67,10 +77,16 @@ fn what_is_too_large_is_refused_before_it_is_decoded() {
     let error = error_of(&vision, &huge);
     assert!(error.contains("pixels: at most 67108864"), "{error}");
     let error = error_of(&vision, &vec![0; MAX_BYTES + 1]);
-    assert!(error.contains("33554433 bytes: at most 33554432"), "{error}");
+    assert!(
+        error.contains("33554433 bytes: at most 33554432"),
+        "{error}"
+    );
     let narrow = picture([20_000, 1]);
     let error = error_of(&vision, &narrow);
-    assert!(error.contains("20000 x 1 pixels is more than 200 times"), "{error}");
+    assert!(
+        error.contains("20000 x 1 pixels is more than 200 times"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -78,7 +94,10 @@ fn what_is_no_picture_is_said() {
     let vision = vision();
     for (bytes, why) in [
         (&b""[..], "there are no bytes"),
-        (b"not a picture at all", "none of PNG, JPEG, WebP, GIF and BMP"),
+        (
+            b"not a picture at all",
+            "none of PNG, JPEG, WebP, GIF and BMP",
+        ),
         (b"\x89PNG\r\n\x1a\n", "cannot be read"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "none of PNG"),
     ] {
@@ -96,7 +115,13 @@ fn mutants_are_errors_or_pictures() {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
         (state >> 33) as usize % n
     };
-    for format in [ImageFormat::Png, ImageFormat::Jpeg, ImageFormat::Gif, ImageFormat::WebP, ImageFormat::Bmp] {
+    for format in [
+        ImageFormat::Png,
+        ImageFormat::Jpeg,
+        ImageFormat::Gif,
+        ImageFormat::WebP,
+        ImageFormat::Bmp,
+    ] {
         let whole = encoded(&slopes(), format);
         for n in (0..whole.len()).step_by(whole.len() / 40 + 1) {
             let _error_or_picture = vision.reader().read(&whole[..n]);

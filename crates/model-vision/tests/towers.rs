@@ -38,7 +38,9 @@ fn rows_agree<B: Backend>(name: &str, vision: &Vision, backend: B) {
     let mut encoder = vision.encoder(backend).unwrap();
     for (number, size) in SIZES.into_iter().enumerate() {
         let read = vision.reader().read(&picture(size)).unwrap();
-        let rows = encoder.encode(&read.picture, &CancelFlag::default()).unwrap();
+        let rows = encoder
+            .encode(&read.picture, &CancelFlag::default())
+            .unwrap();
         let (shape, wanted) = reference.values(&format!("rows_{number}")).unwrap();
         assert_eq!(read.picture.n_rows(), shape[0], "{name}");
         let off = distance(&rows, &wanted);
@@ -83,10 +85,11 @@ fn patches_are_the_processors() {
 
 #[test]
 fn names_follow_what_is_seen() {
-    let (vision, other) = (open("qwen2_vl", "<|image_pad|>"), open("qwen2_5_vl", "<|image_pad|>"));
-    let name = |vision: &Vision, size| {
-        vision.reader().read(&picture(size)).unwrap().picture.name()
-    };
+    let (vision, other) = (
+        open("qwen2_vl", "<|image_pad|>"),
+        open("qwen2_5_vl", "<|image_pad|>"),
+    );
+    let name = |vision: &Vision, size| vision.reader().read(&picture(size)).unwrap().picture.name();
     assert_eq!(name(&vision, SIZES[0]), name(&vision, SIZES[0]));
     assert_ne!(name(&vision, SIZES[0]), name(&vision, SIZES[1]));
     assert_ne!(name(&vision, SIZES[0]), name(&other, SIZES[0]));

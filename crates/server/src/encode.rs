@@ -73,10 +73,7 @@ pub(crate) fn encode(
 }
 
 /// The tokens of messages, and what the template made of them.
-fn encode_chat(
-    model: &ServedModel,
-    chat: &ChatPrompt,
-) -> Result<(PromptTokens, String), ApiError> {
+fn encode_chat(model: &ServedModel, chat: &ChatPrompt) -> Result<(PromptTokens, String), ApiError> {
     let tokenizer = model.tokenizer();
     let pictures = pictures::read(model, chat)?;
     let chat = model.shaped(&pictures::without_bytes(chat))?;

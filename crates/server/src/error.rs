@@ -12,8 +12,8 @@ use cellar_engine::sampler::SampleError;
 use cellar_engine::serve::{RequestError, ServiceError};
 use cellar_engine::{ConfigError, EngineError};
 use cellar_grammar::GrammarError;
-use model_core::picture::PictureError;
 use model_core::chat_template::ChatTemplateError;
+use model_core::picture::PictureError;
 use serde_json::{Value, json};
 
 /// Why a request is refused or has failed.

@@ -56,7 +56,11 @@ pub(crate) fn read_part(path: &str, given: &Value) -> Option<Result<Value, ApiEr
 
 /// The messages with `image` parts in place of pictures.
 pub(crate) fn without_bytes(chat: &ChatPrompt) -> Cow<'_, ChatPrompt> {
-    if chat.messages.iter().all(|message| parts_of(message).next().is_none()) {
+    if chat
+        .messages
+        .iter()
+        .all(|message| parts_of(message).next().is_none())
+    {
         return Cow::Borrowed(chat);
     }
     let mut chat = chat.clone();
@@ -88,11 +92,14 @@ pub(crate) fn read(
             ApiError::unsupported_content(path, message)
         })?;
         if pictures.len() == MAX_PICTURES {
-            let message = format!("'{path}' is one picture too many: at most {MAX_PICTURES} are taken");
+            let message =
+                format!("'{path}' is one picture too many: at most {MAX_PICTURES} are taken");
             return Err(ApiError::invalid_param(path, message));
         }
         let bytes = bytes_of(path, part["url"].as_str().unwrap_or_default())?;
-        let read = reader.read(&bytes).map_err(|error| wrong(path, &error.to_string()))?;
+        let read = reader
+            .read(&bytes)
+            .map_err(|error| wrong(path, &error.to_string()))?;
         pictures.push(read);
     }
     Ok(pictures)
@@ -126,7 +133,9 @@ fn bytes_of(path: &str, url: &str) -> Result<Vec<u8>, ApiError> {
     } else {
         data.into()
     };
-    let decoded = STANDARD.decode(&*data).or_else(|_| STANDARD_NO_PAD.decode(&*data));
+    let decoded = STANDARD
+        .decode(&*data)
+        .or_else(|_| STANDARD_NO_PAD.decode(&*data));
     decoded.map_err(|error| wrong(path, &format!("it is no base64: {error}")))
 }
 
@@ -151,13 +160,20 @@ mod tests {
             assert_eq!(read, part("m[0]", "data:a"), "{given}");
         }
         assert!(read_part("m[0]", &json!({"type": "text", "text": "a"})).is_none());
-        let error = read_part("m[0]", &json!({"type": "input_image"})).unwrap().unwrap_err();
+        let error = read_part("m[0]", &json!({"type": "input_image"}))
+            .unwrap()
+            .unwrap_err();
         assert_eq!(error.param.as_deref(), Some("m[0].image_url"));
     }
 
     #[test]
     fn bytes_come_out_of_data_urls_alone() {
-        for url in ["data:image/png;base64,AQI=", "data:;base64,AQI", "AQ\nI=", "AQI="] {
+        for url in [
+            "data:image/png;base64,AQI=",
+            "data:;base64,AQI",
+            "AQ\nI=",
+            "AQI=",
+        ] {
             assert_eq!(bytes_of("m", url).unwrap(), [1, 2], "{url}");
         }
         for (url, why) in [
@@ -179,7 +195,10 @@ mod tests {
             ..ChatPrompt::default()
         };
         let seen = without_bytes(&chat);
-        assert_eq!(seen.messages[0]["content"], json!([{"type": "image"}, text]));
+        assert_eq!(
+            seen.messages[0]["content"],
+            json!([{"type": "image"}, text])
+        );
         let plain = ChatPrompt {
             messages: vec![json!({"role": "user", "content": "a"})],
             ..ChatPrompt::default()

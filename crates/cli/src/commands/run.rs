@@ -225,9 +225,7 @@ fn open<'s>(
     let constraint = Constraint::new(&args.constraint, file.tokenizer())?;
     let mode = PromptMode::new(args, file, &prompt)?;
     let (prompt, tokens) = match sight {
-        Some(sight) if !args.image.is_empty() => {
-            prompt::with_pictures(file, args, sight, prompt)?
-        }
+        Some(sight) if !args.image.is_empty() => prompt::with_pictures(file, args, sight, prompt)?,
         _ => {
             let (prompt, tokens) = prompt::encode(file, args, mode, prompt)?;
             let pictures = Vec::new();

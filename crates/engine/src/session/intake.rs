@@ -128,7 +128,9 @@ fn check_with_pictures(
 
 /// The tokens of pictures whose rows see each other.
 fn together(pictures: &[PictureRun]) -> Vec<Range<usize>> {
-    let mutual = pictures.iter().filter(|run| run.picture.rows_see_each_other());
+    let mutual = pictures
+        .iter()
+        .filter(|run| run.picture.rows_see_each_other());
     mutual.map(PictureRun::places).collect()
 }
 

@@ -174,10 +174,12 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
     ) -> Result<TextStream, ServiceError> {
         let known = state.tokens().iter().find(|tokens| tokens.seq == from);
         let evaluated = known.map_or(Vec::new(), |known| known.evaluated.clone());
-        self.intake.check_pictures(&request.prompt, &request.pictures)?;
+        self.intake
+            .check_pictures(&request.prompt, &request.pictures)?;
         let has_names = evaluated.iter().any(|token| token.names_row());
         if has_names && self.engine.takes_grids() {
-            let what = "cannot go on from a saved state: where its tokens lie is not known without them";
+            let what =
+                "cannot go on from a saved state: where its tokens lie is not known without them";
             return Err(EngineError::WithPictures { what }.into());
         }
         let seq = self.free_seq()?;

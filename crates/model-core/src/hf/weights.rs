@@ -161,8 +161,8 @@ impl HfWeights {
         let body = class.body;
         // The whole decoder, its output matrix too, is a part of older files with a tower.
         let outer = format!("{}{body}", class.text);
-        let is_part = !class.text.is_empty()
-            && files.tensors.keys().any(|name| name.starts_with(&outer));
+        let is_part =
+            !class.text.is_empty() && files.tensors.keys().any(|name| name.starts_with(&outer));
         if is_part {
             let place = Some(TextPart {
                 body: "",

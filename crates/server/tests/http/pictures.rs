@@ -82,7 +82,10 @@ fn all_apis_show_the_model_the_same_picture() {
     assert_ne!(other["choices"][0]["message"]["content"], wanted);
     let n_prompt = answer["usage"]["prompt_tokens"].as_u64().unwrap();
     let again = chat(&server, &json!([image(SIZES[0]), part]));
-    assert_eq!(again["usage"]["prompt_tokens_details"]["cached_tokens"], n_prompt - 1);
+    assert_eq!(
+        again["usage"]["prompt_tokens_details"]["cached_tokens"],
+        n_prompt - 1
+    );
     assert_eq!(again["choices"][0]["message"]["content"], wanted);
     let source = json!({"type": "base64", "media_type": "image/bmp", "data": encoded(SIZES[0])});
     let message = json!({
@@ -98,14 +101,19 @@ fn all_apis_show_the_model_the_same_picture() {
         ]}],
     });
     let response = reply(&server, "/v1/responses", &response);
-    let said = response["output"][0]["content"][0]["text"].as_str().unwrap();
+    let said = response["output"][0]["content"][0]["text"]
+        .as_str()
+        .unwrap();
     assert!(said.starts_with(wanted), "{said}");
     let options = json!({"temperature": 0, "num_predict": 6});
     let ollama = json!({
         "model": "eyes", "stream": false, "options": options,
         "messages": [{"role": "user", "content": text, "images": [encoded(SIZES[0])]}],
     });
-    assert_eq!(reply(&server, "/api/chat", &ollama)["message"]["content"], wanted);
+    assert_eq!(
+        reply(&server, "/api/chat", &ollama)["message"]["content"],
+        wanted
+    );
     let ollama = json!({
         "model": "eyes", "stream": false, "options": options, "prompt": text,
         "images": [encoded(SIZES[0])],
@@ -125,7 +133,10 @@ fn what_is_no_picture_is_refused_with_its_place() {
         error["message"].as_str().unwrap().to_owned()
     };
     for (url, why) in [
-        ("data:image/png;base64,AAAA", "none of PNG, JPEG, WebP, GIF and BMP"),
+        (
+            "data:image/png;base64,AAAA",
+            "none of PNG, JPEG, WebP, GIF and BMP",
+        ),
         ("data:image/png;base64,", "there are no bytes"),
         ("data:image/png;base64,!", "it is no base64"),
         ("https://example.com/cat.png", "this server fetches none"),

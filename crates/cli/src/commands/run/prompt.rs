@@ -165,7 +165,10 @@ pub(super) fn with_pictures(
 ) -> anyhow::Result<(String, PromptTokens)> {
     let read = pictures::read(sight, &args.image)?;
     let reader = pictures::reader(sight).map_err(anyhow::Error::msg)?;
-    let system = args.system.as_ref().map(|text| json!({"role": "system", "content": text}));
+    let system = args
+        .system
+        .as_ref()
+        .map(|text| json!({"role": "system", "content": text}));
     let message = cellar::picture_message(&prompt, read.len());
     let messages: Vec<Value> = system.into_iter().chain([message]).collect();
     let tokens = cellar::picture_chat_tokens(file, &reader, &messages, &read)?;

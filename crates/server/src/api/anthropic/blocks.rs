@@ -163,7 +163,9 @@ fn parts(path: &str, content: &Content, skips: &Skips) -> Result<Parts, ApiError
             }
             Some("image") => {
                 let url = image_url(block).ok_or_else(|| missing("source"))?;
-                parts.content.push(pictures::part(&format!("{path}[{at}]"), &url));
+                parts
+                    .content
+                    .push(pictures::part(&format!("{path}[{at}]"), &url));
             }
             Some("thinking") => {
                 parts.thoughts.extend(text("thinking").map(str::to_owned));

@@ -354,7 +354,10 @@ mod tests {
         let list = json!([{"role": "user", "content": [image, {"type": "text", "text": "a"}]}]);
         let read = messages(&list, &Skips::default()).unwrap();
         let picture = pictures::part("messages[0].content[0]", "data:x");
-        assert_eq!(read[0]["content"], json!([picture, {"type": "text", "text": "a"}]));
+        assert_eq!(
+            read[0]["content"],
+            json!([picture, {"type": "text", "text": "a"}])
+        );
     }
 
     #[test]
