@@ -2,9 +2,9 @@
 //!
 //! In reading order: [`ffi`] (pointers that cross the boundary, and the macro that exports
 //! functions), [`abi`] (structures), [`model`] with [`meta`] and [`vocab`], [`context`],
-//! [`entries`] with [`batch`], [`decode`], [`output`], [`memory`], [`state`], [`sampler`],
-//! [`chat`]; [`perf`], [`log`] and [`defaults`] beside them, and in [`refused`] what Cellar does
-//! not do.
+//! [`entries`] with [`batch`], [`decode`], [`output`], [`memory`], [`state`] with [`foreign`],
+//! [`sampler`], [`chat`]; [`perf`], [`log`] and [`defaults`] beside them, and in [`refused`] what
+//! Cellar does not do.
 //!
 //! Invariant: no function panics, aborts or follows a null pointer; what it cannot do, it says in a
 //! log line and returns as the API's failure. How each behaves is written in `llama.h`; what
@@ -22,6 +22,7 @@ mod decode;
 mod defaults;
 mod entries;
 mod ffi;
+mod foreign;
 mod log;
 mod memory;
 mod meta;

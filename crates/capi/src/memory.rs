@@ -9,6 +9,7 @@ use kv_core::{Pos, PosDelta, PosRange, SeqId};
 use crate::context::{Context, chain, context};
 use crate::ffi::{Handle, c_api};
 use crate::log;
+use crate::meta::has_states;
 
 /// The positions from `p0` to before `p1`.
 fn range(p0: i32, p1: i32) -> PosRange {
@@ -83,8 +84,13 @@ c_api! {
         let (Some(from), Some(to)) = (seq(name, context, from), seq(name, context, to)) else {
             return;
         };
-        if from != to {
-            edit(name, context, Edit::Copy { from, to, range: range(p0, p1) });
+        if from == to {
+            return;
+        }
+        for range in copied(context, from, to, range(p0, p1)) {
+            if !edit(name, context, Edit::Copy { from, to, range }) {
+                return;
+            }
         }
     }
 
@@ -142,7 +148,12 @@ c_api! {
     }
 
     fn llama_memory_seq_pos_min(handle: Handle<Context>, seq_id: i32) -> i32 = -1; {
-        positions("llama_memory_seq_pos_min", handle, seq_id).map_or(-1, |has| has.first.0 as i32)
+        let Some(has) = positions("llama_memory_seq_pos_min", handle, seq_id) else {
+            return -1;
+        };
+        // A state is of one position: programs cannot go back to those before it.
+        let is_state = handle.get().is_some_and(|context| has_states(&context.shared)[0]);
+        if is_state { has.last.0 as i32 } else { has.first.0 as i32 }
     }
 
     fn llama_memory_seq_pos_max(handle: Handle<Context>, seq_id: i32) -> i32 = -1; {
@@ -153,6 +164,28 @@ c_api! {
         let context = memory("llama_memory_can_shift", handle);
         context.is_some_and(|context| context.lock().engine.check_shift().is_ok())
     }
+}
+
+/// The positions of a copy onto a sequence. Where it has tokens, those stay that have no counterpart
+/// at their positions; a state, or a sequence with cells of its own, is replaced whole.
+fn copied(context: &Context, from: SeqId, to: SeqId, range: PosRange) -> Vec<PosRange> {
+    let state = context.lock();
+    let memory = state.engine.memory();
+    let is_shared = context.sizes.n_ctx_seq == context.sizes.n_ctx;
+    if !is_shared || has_states(&context.shared)[0] || memory.positions(to).is_none() {
+        return vec![range];
+    }
+    let mut ranges = memory.token_ranges(from);
+    ranges.sort_by_key(|range| range.first);
+    let mut merged: Vec<PosRange> = Vec::new();
+    for range in ranges.into_iter().map(|held| held.intersection(range)) {
+        match merged.last_mut() {
+            _ if range.is_empty() => {}
+            Some(last) if range.first <= last.last.next() => *last = last.hull(range),
+            _ => merged.push(range),
+        }
+    }
+    merged
 }
 
 /// The positions that `delta` takes below 0.

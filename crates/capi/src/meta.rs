@@ -112,7 +112,8 @@ fn n_bytes(model: &SharedModel) -> u64 {
     tensors.map(|tensor| of(tensor.name())).sum()
 }
 
-fn has_states(model: &SharedModel) -> [bool; 2] {
+/// True for recurrent layers, and for those of attention.
+pub(crate) fn has_states(model: &SharedModel) -> [bool; 2] {
     let Some(model) = &model.architecture else {
         return [false; 2];
     };

@@ -1,7 +1,8 @@
 //! States: what a context or a sequence remembers, as bytes and in files.
 //!
 //! A state is a [`Frame`] and the engine's own format behind it, which another context of the same
-//! model takes, whatever its sizes and types are. Invariant: the sizes that are told are exact; a
+//! model takes, whatever its sizes and types are; files of llama.cpp's are read by [`foreign`].
+//! Invariant: the sizes that are told are exact; a
 //! state is restored whole or nothing changes. Logits are no part of it, as in llama.cpp.
 
 use std::io::Write;
@@ -13,14 +14,13 @@ use kv_core::memory::{Memory, RestoreInto, Seqs};
 
 use crate::context::{Context, chain, context};
 use crate::ffi::{CText, Handle, In, Out, c_api};
+use crate::foreign;
 use crate::log;
 
 /// The first bytes of a state.
 const MAGIC: [u8; 4] = *b"clrs";
 /// The first bytes of a file with a state.
 const FILE_MAGIC: [u8; 4] = *b"clrf";
-/// Those of llama.cpp's files, as they lie in the file.
-const LLAMA_MAGICS: [[u8; 4]; 2] = [*b"nsgg", *b"qsgg"];
 /// Bytes of a frame.
 const FRAME_BYTES: usize = 16;
 /// Bytes before the tokens of a file: its magic, and the number of tokens.
@@ -156,41 +156,56 @@ fn save_file(path: CText, tokens: &[i32], state: &[u8]) -> Result<usize, String>
 /// A file with a state.
 struct StateFile {
     bytes: Vec<u8>,
+    /// Bytes before the tokens.
+    head: usize,
     n_tokens: usize,
+    /// True if llama.cpp wrote it.
+    is_foreign: bool,
 }
 
 impl StateFile {
     fn open(path: CText) -> Result<Self, String> {
         let path = path.get().ok_or("the path is null or not UTF-8")?;
         let bytes = std::fs::read(path).map_err(|error| format!("'{path}': {error}"))?;
-        let Some((head, rest)) = bytes.split_first_chunk::<FILE_BYTES>() else {
+        let is_foreign =
+            foreign::is_foreign(&bytes).map_err(|error| format!("'{path}': {error}"))?;
+        let head = if is_foreign {
+            foreign::HEAD_BYTES
+        } else {
+            FILE_BYTES
+        };
+        let Some((_, [a, b, c, d])) = bytes.get(..head).and_then(|head| head.split_last_chunk())
+        else {
             return Err(format!("'{path}' has {} bytes: no state", bytes.len()));
         };
-        let [a, b, c, d, n_tokens @ ..] = *head;
-        let magic = [a, b, c, d];
-        if LLAMA_MAGICS.contains(&magic) {
-            return Err(format!(
-                "'{path}' is a state of llama.cpp, which this library does not read: compute its \
-                 tokens again"
-            ));
-        }
-        let n_tokens = u32::from_le_bytes(n_tokens) as usize;
-        if magic != FILE_MAGIC || n_tokens > rest.len() / 4 {
+        let n_tokens = u32::from_le_bytes([*a, *b, *c, *d]) as usize;
+        let is_known = is_foreign || bytes.starts_with(&FILE_MAGIC);
+        if !is_known || n_tokens > (bytes.len() - head) / 4 {
             return Err(format!("'{path}' is no state of this library"));
         }
-        Ok(Self { bytes, n_tokens })
+        Ok(Self {
+            bytes,
+            head,
+            n_tokens,
+            is_foreign,
+        })
     }
 
     fn tokens(&self) -> Vec<i32> {
-        let (tokens, _) = self.bytes[FILE_BYTES..][..self.n_tokens * 4].as_chunks::<4>();
+        let (tokens, _) = self.bytes[self.head..][..self.n_tokens * 4].as_chunks::<4>();
         tokens
             .iter()
             .map(|bytes| i32::from_le_bytes(*bytes))
             .collect()
     }
 
-    fn state(&self) -> &[u8] {
-        &self.bytes[FILE_BYTES + self.n_tokens * 4..]
+    /// Restores what it holds.
+    fn restore(&self, context: &Context, to: Option<i32>) -> Result<(), String> {
+        if self.is_foreign && context.has_memory {
+            return foreign::restore(context, &self.bytes, self.n_tokens, to);
+        }
+        let state = &self.bytes[self.head + self.n_tokens * 4..];
+        restore(context, state, to).map(drop)
     }
 }
 
@@ -205,7 +220,7 @@ fn load_file(
     let n = file.n_tokens;
     if to.is_some() && tokens.out.is_null() {
         tokens.n.set(n);
-        return Ok(FILE_BYTES + n * 4);
+        return Ok(file.head + n * 4);
     }
     if n > tokens.room {
         return Err(format!(
@@ -213,7 +228,7 @@ fn load_file(
             tokens.room
         ));
     }
-    restore(context, file.state(), to)?;
+    file.restore(context, to)?;
     tokens.out.write(tokens.room, &file.tokens());
     tokens.n.set(n);
     Ok(file.bytes.len())

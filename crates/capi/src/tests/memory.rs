@@ -173,13 +173,6 @@ fn files_hold_states_and_tokens() {
     assert_eq!(load(room.as_mut_ptr(), 4), n_bytes);
     assert_eq!((room, n), ([5, 6, 0, 0], 2));
     assert_eq!(positions(scene.context, 1), (0, 1));
-    // A file of llama.cpp's is refused.
-    std::fs::write(folder.path().join("state"), b"qsgg\x04\0\0\0\0\0\0\0").unwrap();
-    let out = Out::of(room.as_mut_ptr());
-    assert_eq!(
-        llama_state_seq_load_file(scene.context, path.get(), 1, out, 4, Out::of(&raw mut n)),
-        0
-    );
 }
 
 #[test]

@@ -2,9 +2,11 @@
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
 mod decode;
+mod foreign;
 mod layout;
 mod memory;
 mod misuse;
+mod random;
 mod sampler;
 mod scene;
 mod vocab;
