@@ -6,11 +6,11 @@
 //! whole text, with keys and values in F32, F16 or BF16; others are refused by name. Writes none.
 
 use cellar_engine::Engine;
-use kv_core::backend::{BoxedBackend, RowKind};
+use kv_backend::{BoxedBackend, RowKind};
 use kv_core::cells::Cell;
 use kv_core::layers::RowLayout;
 use kv_core::memory::{CellRecord, Edit, Memory, PartSnapshot, RestoreInto, Seqs, Snapshot};
-use kv_core::state::{SavedState, StateToSave, save};
+use kv_backend::state::{SavedState, StateToSave, save};
 use kv_core::{CellIdx, KvType, KvTypes, PartIdx, Pos, PosRange, SeqId, SeqSet, Window};
 
 use crate::abi::ggml_type;
@@ -241,14 +241,14 @@ impl Contents {
         };
         let snapshot = Snapshot::new(vec![part], None).map_err(|error| chain(&error))?;
         let layers: Vec<_> = layout.layers().iter().map(|rows| rows.layer).collect();
-        let mut read = |span: kv_core::backend::RowSpan, out: &mut [u8]| {
+        let mut read = |span: kv_backend::RowSpan, out: &mut [u8]| {
             let number = layers.iter().position(|layer| *layer == span.layer);
             let kind = usize::from(span.kind == RowKind::V);
             let rows = number.and_then(|number| self.rows.get(number));
             let row_bytes = out.len() / (span.len as usize).max(1);
             let start = span.first.as_usize() * row_bytes;
             let bytes = rows.and_then(|rows| rows[kind].bytes.get(start..start + out.len()));
-            let missing = kv_core::backend::BackendError::NoRows { layer: span.layer };
+            let missing = kv_backend::BackendError::NoRows { layer: span.layer };
             out.copy_from_slice(bytes.ok_or(missing)?);
             Ok(())
         };

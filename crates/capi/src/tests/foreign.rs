@@ -1,6 +1,6 @@
 //! Files as llama.cpp writes them, made here from the rows of a context.
 
-use kv_core::backend::{RowKind, RowSpan};
+use kv_backend::{RowKind, RowSpan};
 use kv_core::{CellIdx, LayerIdx};
 
 use super::scene::{LoadedModel, Scene, Text};
