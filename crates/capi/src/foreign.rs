@@ -6,16 +6,16 @@
 //! whole text, with keys and values in F32, F16 or BF16; others are refused by name. Writes none.
 
 use cellar_engine::Engine;
+use kv_backend::state::{SavedState, StateToSave, save};
 use kv_backend::{BoxedBackend, RowKind};
 use kv_core::cells::Cell;
 use kv_core::layers::RowLayout;
-use kv_core::memory::{CellRecord, Edit, Memory, PartSnapshot, RestoreInto, Seqs, Snapshot};
-use kv_backend::state::{SavedState, StateToSave, save};
+use kv_core::memory::{CellRecord, Edit, PartSnapshot, RestoreInto, Seqs, Snapshot};
 use kv_core::{CellIdx, KvType, KvTypes, PartIdx, Pos, PosRange, SeqId, SeqSet, Window};
 
 use crate::abi::ggml_type;
 use crate::context::{Context, chain};
-use crate::meta::has_states;
+use crate::meta::{IMROPE, MROPE, has_states, rope_type};
 
 /// The first bytes of a file with a whole context, as they lie in the file, and its version.
 const SESSION: ([u8; 4], u32) = (*b"nsgg", 11);
@@ -186,7 +186,9 @@ impl Contents {
             ));
         }
         if [fields.number()?, fields.number()?] != [0, 0] {
-            return Err("its rows are rotated before they are stored, which is not read".to_owned());
+            return Err(
+                "its rows are rotated before they are stored, which is not read".to_owned(),
+            );
         }
         for ([keys, _], [width, _]) in self.rows.iter_mut().zip(widths) {
             let kv_type = keys.check_type(fields.number()?)?;
@@ -272,7 +274,9 @@ fn widths(context: &Context, engine: &Engine<BoxedBackend>) -> Result<Widths, St
     let map = engine.model().layers();
     let parts = map.parts();
     let is_full = parts.len() == 1 && parts.iter().all(|part| part.window == Window::Full);
-    if !is_full || has_states(&context.shared)[0] || engine.memory().takes_images() {
+    // Tokens of these have a row and a column, which is another format.
+    let is_grid = matches!(rope_type(&context.shared), MROPE | IMROPE);
+    if !is_full || has_states(&context.shared)[0] || is_grid {
         let name = engine.model().architecture();
         return Err(format!(
             "states of llama.cpp are read for models whose layers all attend over the whole text, \
@@ -291,10 +295,19 @@ fn widths(context: &Context, engine: &Engine<BoxedBackend>) -> Result<Widths, St
 ///
 /// # Errors
 /// Why not, for people; nothing has changed then.
-pub(crate) fn restore(context: &Context, file: &[u8], n_tokens: usize, to: Option<i32>) -> Result<(), String> {
+pub(crate) fn restore(
+    context: &Context,
+    file: &[u8],
+    n_tokens: usize,
+    to: Option<i32>,
+) -> Result<(), String> {
     let is_session = file.starts_with(&SESSION.0);
     if is_session == to.is_some() {
-        let what = if is_session { "a whole context" } else { "one sequence" };
+        let what = if is_session {
+            "a whole context"
+        } else {
+            "one sequence"
+        };
         return Err(format!("this is llama.cpp's state of {what}"));
     }
     let mut fields = Fields {

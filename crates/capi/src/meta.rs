@@ -7,7 +7,7 @@ use std::ffi::c_char;
 
 use kv_core::Window;
 use kv_core::layers::LayerMemory;
-use kv_graph::rope::RopeStyle;
+use kv_graph::rope::{RopeStyle, SectionOrder};
 use kv_graph::weights::WeightSource;
 use kv_graph::{GraphShape, Op};
 use model_core::architecture::OutputKind;
@@ -141,7 +141,12 @@ fn window(model: &SharedModel) -> u32 {
         .unwrap_or(0)
 }
 
-fn rope_type(model: &SharedModel) -> i32 {
+/// `llama_rope_type` of models whose tokens have a row and a column, one section after the other.
+pub(crate) const MROPE: i32 = 8;
+/// The same, sections in turn.
+pub(crate) const IMROPE: i32 = 40;
+
+pub(crate) fn rope_type(model: &SharedModel) -> i32 {
     let one = GraphShape {
         n_tokens: 1,
         n_outputs: 1,
@@ -153,16 +158,18 @@ fn rope_type(model: &SharedModel) -> i32 {
     let Some(graph) = graph else {
         return -1;
     };
-    let style = graph.nodes().iter().find_map(|node| match &node.op {
-        Op::Rope { rope } => Some(rope.style),
-        Op::RopeSections { .. } => None,
+    let found = graph.nodes().iter().find_map(|node| match &node.op {
+        Op::Rope { rope } => Some(match rope.style {
+            RopeStyle::Norm => 0,
+            RopeStyle::Neox => 2,
+        }),
+        Op::RopeSections { sections, .. } => Some(match sections.order {
+            SectionOrder::Consecutive => MROPE,
+            SectionOrder::Interleaved => IMROPE,
+        }),
         _ => None,
     });
-    match style {
-        None => -1,
-        Some(RopeStyle::Norm) => 0,
-        Some(RopeStyle::Neox) => 2,
-    }
+    found.unwrap_or(-1)
 }
 
 c_api! {

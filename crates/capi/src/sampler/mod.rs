@@ -12,7 +12,7 @@ pub(crate) mod narrow;
 mod own;
 pub(crate) mod pick;
 mod random;
-mod step;
+pub(crate) mod step;
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_char, c_void};
@@ -65,12 +65,12 @@ impl Sampler {
     }
 }
 
-/// The sampler of a handle and its functions, or a line.
+/// The sampler of a handle and its functions, or a line; no sampler at all is no mistake.
 fn sampler<'a>(name: &str, handle: Handle<Sampler>) -> Option<(&'a Sampler, &'a Interface)> {
     let found = handle
         .get()
         .and_then(|sampler| Some((sampler, sampler.table()?)));
-    if found.is_none() {
+    if found.is_none() && !handle.is_null() {
         log::error(&format!("{name}: there is no such sampler"));
     }
     found

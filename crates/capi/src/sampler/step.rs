@@ -8,12 +8,16 @@ use std::ffi::{CStr, c_char};
 use cellar_engine::sampler::{CandidateBuffers, Candidates, Dry, DryStep, Step, TokenOrigin};
 use kv_core::TokenId;
 
+use crate::abi::TokenData;
 use crate::ffi::{CText, Handle, In, c_api};
 use crate::log;
 use crate::model::Vocab;
 use crate::sampler::array::Array;
 use crate::sampler::{Sampler, Sampling, new_sampler};
 use crate::vocab::shared;
+
+/// More tokens than any vocabulary has: ids from here on are no tokens.
+const MAX_IDS: usize = 1 << 24;
 
 /// Memory for the logits of a vocabulary, kept from one token to the next.
 #[derive(Clone, Debug, Default)]
@@ -26,14 +30,13 @@ impl Row {
     /// Lets a step change the candidates.
     pub(super) fn apply(&mut self, step: &mut dyn Step, array: &mut Array<'_>) {
         let tokens = array.tokens();
-        let ids = tokens
-            .iter()
-            .filter_map(|token| usize::try_from(token.id).ok());
+        let number = |token: &TokenData| usize::try_from(token.id).ok().filter(|id| *id < MAX_IDS);
+        let ids = tokens.iter().filter_map(number);
         let n = ids.max().map_or(0, |id| id + 1).max(self.logits.len());
         self.logits.clear();
         self.logits.resize(n, f32::NEG_INFINITY);
         for token in &*tokens {
-            if let Ok(id) = usize::try_from(token.id) {
+            if let Some(id) = number(token) {
                 self.logits[id] = token.logit;
             }
         }
@@ -46,8 +49,7 @@ impl Row {
             kept[candidate.token.as_usize()] = candidate.logit;
         }
         for token in tokens {
-            let id = usize::try_from(token.id).ok();
-            let logit = id.and_then(|id| kept.get(id));
+            let logit = number(token).and_then(|id| kept.get(id));
             token.logit = logit.copied().unwrap_or(f32::NEG_INFINITY);
         }
         array.set_unsorted();

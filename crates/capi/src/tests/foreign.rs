@@ -109,8 +109,7 @@ fn load(context: Handle<Context>, bytes: &[u8], seq: i32) -> (usize, Vec<i32>) {
     let path = Text::new(path.to_str().unwrap());
     let (mut room, mut n) = ([0; 4], 0);
     let out = Out::of(room.as_mut_ptr());
-    let n_bytes =
-        llama_state_seq_load_file(context, path.get(), seq, out, 4, Out::of(&raw mut n));
+    let n_bytes = llama_state_seq_load_file(context, path.get(), seq, out, 4, Out::of(&raw mut n));
     (n_bytes, room[..n].to_vec())
 }
 
@@ -149,7 +148,13 @@ fn a_session_of_llama_cpp_goes_on() {
     assert_eq!(scene.decode(0, 0, &[8]), 0);
     let mut n = 7;
     let (none, count) = (Out::of(std::ptr::null_mut()), Out::of(&raw mut n));
-    assert!(llama_state_load_file(scene.context, path.get(), none, 0, count));
+    assert!(llama_state_load_file(
+        scene.context,
+        path.get(),
+        none,
+        0,
+        count
+    ));
     assert_eq!(n, 0);
     assert_eq!(llama_memory_seq_pos_min(scene.context, 0), -1, "it is gone");
     assert_eq!(scene.decode(1, 3, &[9]), 0);

@@ -28,6 +28,7 @@ use crate::sampler::change::*;
 use crate::sampler::grammar::*;
 use crate::sampler::narrow::*;
 use crate::sampler::pick::*;
+use crate::sampler::step::*;
 use crate::sampler::*;
 use crate::state::*;
 use crate::vocab::*;
@@ -91,13 +92,17 @@ impl World {
 
     /// Makes the objects that calls are about, where they are gone.
     fn populate(&mut self) {
-        let is_model = |address: &usize| Handle::<Model>::of(*address as *mut Model).get().is_some();
+        let is_model =
+            |address: &usize| Handle::<Model>::of(*address as *mut Model).get().is_some();
         if !self.handles.iter().any(is_model) {
             let model = llama_model_load_from_file(self.path.get(), llama_model_default_params());
             self.keep(model.as_ptr() as usize);
         }
-        let is_context =
-            |address: &usize| Handle::<Context>::of(*address as *mut Context).get().is_some();
+        let is_context = |address: &usize| {
+            Handle::<Context>::of(*address as *mut Context)
+                .get()
+                .is_some()
+        };
         if !self.handles.iter().any(is_context) {
             let address = self.handles.iter().copied().find(is_model).unwrap();
             let mut params = llama_context_default_params();
@@ -149,30 +154,10 @@ trait Answer {
     fn seen(self, world: &mut World);
 }
 
-/// A function that can be called with any arguments.
-trait Call<Arguments> {
-    fn call(&self, world: &mut World);
-}
-
-macro_rules! calls {
-    ($(($($kind:ident)*))*) => {$(
-        impl<F: Fn($($kind),*) -> R, R: Answer, $($kind: Argument),*> Call<($($kind,)*)> for F {
-            fn call(&self, world: &mut World) {
-                self($($kind::any(world)),*).seen(world);
-            }
-        }
-    )*};
-}
-
-calls! {
-    () (A) (A B) (A B C) (A B C D) (A B C D E) (A B C D E G) (A B C D E G H) (A B C D E G H I)
-    (A B C D E G H I J)
-}
-
 /// Arguments that are `$value`, with the world as `$world`.
 macro_rules! arguments {
-    ($([$($parameter:ident)?] $kind:ty = |$world:ident| $value:expr;)*) => {$(
-        impl $(<$parameter>)? Argument for $kind {
+    ($([$($parameter:tt)*] $kind:ty = |$world:ident| $value:expr;)*) => {$(
+        impl<$($parameter)*> Argument for $kind {
             fn any($world: &mut World) -> Self {
                 $value
             }
@@ -181,7 +166,7 @@ macro_rules! arguments {
 }
 
 arguments! {
-    [T] Handle<T> = |world| {
+    [T: 'static] Handle<T> = |world| {
         let known = world.below(world.handles.len() as u32 + 2) as usize;
         // Nothing, or an address at which nothing is.
         let nothing = world.one_of(&[0, 12345]);
@@ -224,7 +209,7 @@ arguments! {
     [] Out<TokenDataArray> = |world| {
         let n = world.below(MOST) as usize;
         world.tokens = (0..n).map(|id| TokenData {
-            id: id as i32,
+            id: if world.below(40) == 0 { i32::any(world) } else { id as i32 },
             logit: f32::any(world),
             p: f32::any(world),
         }).collect();
@@ -345,7 +330,7 @@ answers! {
     BatchArrays ChainParams ContextParams ModelParams QuantizeParams ContextPerf SamplerPerf
 }
 
-impl<T> Answer for Handle<T> {
+impl<T: 'static> Answer for Handle<T> {
     fn seen(self, world: &mut World) {
         world.keep(self.as_ptr() as usize);
     }
@@ -354,85 +339,116 @@ impl<T> Answer for Handle<T> {
 /// A function by its name.
 type Named = (&'static str, fn(&mut World));
 
+/// Functions in brackets, by the number of their arguments.
 macro_rules! functions {
-    ($($name:ident),* $(,)?) => {
-        &[$((stringify!($name), |world| Call::call(&$name, world))),*]
+    ($($arguments:tt [$($name:ident)*])*) => {
+        &[$($(function!($arguments $name)),*),*]
+    };
+}
+
+macro_rules! function {
+    (($($argument:tt)*) $name:ident) => {
+        (stringify!($name), |world| $name($(argument!($argument world)),*).seen(world))
+    };
+}
+
+macro_rules! argument {
+    (_ $world:ident) => {
+        Argument::any($world)
     };
 }
 
 /// All but those of [`APART`].
-const FUNCTIONS: &[Named] = functions![
-    llama_adapter_get_alora_invocation_tokens, llama_adapter_get_alora_n_invocation_tokens,
-    llama_adapter_lora_free, llama_adapter_lora_init, llama_adapter_lora_init_from_file_ptr,
-    llama_adapter_meta_count, llama_adapter_meta_key_by_index, llama_adapter_meta_val_str,
-    llama_adapter_meta_val_str_by_index, llama_add_bos_token, llama_add_eos_token,
-    llama_attach_threadpool, llama_backend_free, llama_backend_init, llama_batch_ext_add,
-    llama_batch_ext_add_embd, llama_batch_ext_add_seq, llama_batch_ext_add_token,
-    llama_batch_ext_clear, llama_batch_ext_free, llama_batch_ext_init,
-    llama_batch_ext_set_embd_state, llama_batch_ext_set_embd_token, llama_batch_ext_set_output_embd,
-    llama_batch_ext_set_output_logits, llama_batch_ext_set_pos, llama_batch_get_one,
-    llama_chat_apply_template, llama_chat_builtin_templates, llama_context_default_params,
-    llama_copy_state_data, llama_decode, llama_detach_threadpool, llama_detokenize, llama_encode,
-    llama_flash_attn_type_name, llama_free, llama_free_model, llama_ftype_name,
-    llama_get_causal_attn, llama_get_embeddings, llama_get_embeddings_ith, llama_get_embeddings_seq,
-    llama_get_logits, llama_get_logits_ith, llama_get_memory, llama_get_model,
-    llama_get_sampled_candidates_count_ith, llama_get_sampled_candidates_ith,
-    llama_get_sampled_logits_count_ith, llama_get_sampled_logits_ith,
-    llama_get_sampled_probs_count_ith, llama_get_sampled_probs_ith, llama_get_sampled_token_ith,
-    llama_get_state_size, llama_init_from_model, llama_load_mode_from_str, llama_load_mode_name,
-    llama_load_model_from_file, llama_load_session_file, llama_log_get, llama_max_devices,
-    llama_max_parallel_sequences, llama_max_tensor_buft_overrides, llama_memory_can_shift,
-    llama_memory_clear, llama_memory_seq_add, llama_memory_seq_cp, llama_memory_seq_div,
-    llama_memory_seq_keep, llama_memory_seq_pos_max, llama_memory_seq_pos_min, llama_memory_seq_rm,
-    llama_model_chat_template, llama_model_cls_label, llama_model_decoder_start_token,
-    llama_model_default_params, llama_model_desc, llama_model_free, llama_model_ftype,
-    llama_model_get_vocab, llama_model_has_decoder, llama_model_has_encoder,
-    llama_model_init_from_user, llama_model_is_diffusion, llama_model_is_hybrid,
-    llama_model_is_recurrent, llama_model_load_from_file, llama_model_load_from_file_ptr,
-    llama_model_load_from_splits, llama_model_meta_count, llama_model_meta_key_by_index,
-    llama_model_meta_key_str, llama_model_meta_val_str, llama_model_meta_val_str_by_index,
-    llama_model_n_cls_out, llama_model_n_ctx_train, llama_model_n_embd, llama_model_n_embd_inp,
-    llama_model_n_embd_out, llama_model_n_head, llama_model_n_head_kv, llama_model_n_layer,
-    llama_model_n_layer_nextn, llama_model_n_params, llama_model_n_swa, llama_model_quantize,
-    llama_model_quantize_default_params, llama_model_rope_freq_scale_train, llama_model_rope_type,
-    llama_model_save_to_file, llama_model_size, llama_n_batch, llama_n_ctx, llama_n_ctx_seq,
-    llama_n_ctx_train, llama_n_embd, llama_n_head, llama_n_layer, llama_n_rs_seq, llama_n_seq_max,
-    llama_n_threads, llama_n_threads_batch, llama_n_ubatch, llama_n_vocab,
-    llama_new_context_with_model, llama_numa_init, llama_opt_epoch, llama_opt_init,
-    llama_opt_param_filter_all, llama_perf_context, llama_perf_context_print,
-    llama_perf_context_reset, llama_perf_sampler, llama_perf_sampler_print,
-    llama_perf_sampler_reset, llama_pooling_type, llama_print_system_info, llama_process,
-    llama_sampler_accept, llama_sampler_apply, llama_sampler_chain_add,
-    llama_sampler_chain_default_params, llama_sampler_chain_get, llama_sampler_chain_init,
-    llama_sampler_chain_n, llama_sampler_chain_remove, llama_sampler_clone, llama_sampler_copy,
-    llama_sampler_free, llama_sampler_get_seed, llama_sampler_init_adaptive_p,
-    llama_sampler_init_dist, llama_sampler_init_dry, llama_sampler_init_grammar,
-    llama_sampler_init_grammar_lazy, llama_sampler_init_grammar_lazy_patterns,
-    llama_sampler_init_greedy, llama_sampler_init_infill, llama_sampler_init_logit_bias,
-    llama_sampler_init_min_p, llama_sampler_init_mirostat, llama_sampler_init_mirostat_v2,
-    llama_sampler_init_penalties, llama_sampler_init_temp, llama_sampler_init_temp_ext,
-    llama_sampler_init_top_k, llama_sampler_init_top_n_sigma, llama_sampler_init_top_p,
-    llama_sampler_init_typical, llama_sampler_init_xtc, llama_sampler_name, llama_sampler_reset,
-    llama_sampler_sample, llama_set_abort_callback, llama_set_adapter_cvec, llama_set_adapters_lora,
-    llama_set_causal_attn, llama_set_embeddings, llama_set_n_threads, llama_set_sampler,
-    llama_set_state_data, llama_set_warmup, llama_split_path, llama_split_prefix,
-    llama_state_get_data, llama_state_get_size, llama_state_load_file, llama_state_seq_get_data,
-    llama_state_seq_get_data_ext, llama_state_seq_get_size, llama_state_seq_get_size_ext,
-    llama_state_seq_load_file, llama_state_seq_set_data, llama_state_seq_set_data_ext,
-    llama_state_set_data, llama_supports_gpu_offload, llama_supports_mlock, llama_supports_mmap,
-    llama_supports_rpc, llama_synchronize, llama_time_us, llama_token_bos, llama_token_cls,
-    llama_token_eos, llama_token_eot, llama_token_fim_mid, llama_token_fim_pad, llama_token_fim_pre,
-    llama_token_fim_rep, llama_token_fim_sep, llama_token_fim_suf, llama_token_get_attr,
-    llama_token_get_score, llama_token_get_text, llama_token_is_control, llama_token_is_eog,
-    llama_token_nl, llama_token_pad, llama_token_sep, llama_token_to_piece, llama_tokenize,
-    llama_version, llama_vocab_bos, llama_vocab_cls, llama_vocab_eos, llama_vocab_eot,
-    llama_vocab_fim_mid, llama_vocab_fim_pad, llama_vocab_fim_pre, llama_vocab_fim_rep,
-    llama_vocab_fim_sep, llama_vocab_fim_suf, llama_vocab_get_add_bos, llama_vocab_get_add_eos,
-    llama_vocab_get_add_sep, llama_vocab_get_attr, llama_vocab_get_score,
-    llama_vocab_get_suppress_tokens, llama_vocab_get_text, llama_vocab_is_control,
-    llama_vocab_is_eog, llama_vocab_mask, llama_vocab_n_tokens, llama_vocab_nl, llama_vocab_pad,
-    llama_vocab_sep, llama_vocab_type,
-];
+const FUNCTIONS: &[Named] = functions! {
+    () [
+        llama_backend_free llama_backend_init llama_context_default_params llama_max_devices
+        llama_max_parallel_sequences llama_max_tensor_buft_overrides llama_model_default_params
+        llama_model_quantize_default_params llama_print_system_info
+        llama_sampler_chain_default_params llama_sampler_init_greedy llama_supports_gpu_offload
+        llama_supports_mlock llama_supports_mmap llama_supports_rpc llama_time_us llama_version
+    ]
+    (_) [
+        llama_adapter_get_alora_invocation_tokens llama_adapter_get_alora_n_invocation_tokens
+        llama_adapter_lora_free llama_adapter_meta_count llama_add_bos_token llama_add_eos_token
+        llama_batch_ext_clear llama_batch_ext_free llama_batch_ext_init llama_detach_threadpool
+        llama_flash_attn_type_name llama_free llama_free_model llama_ftype_name
+        llama_get_causal_attn llama_get_embeddings llama_get_logits llama_get_memory llama_get_model
+        llama_get_state_size llama_load_mode_from_str llama_load_mode_name llama_memory_can_shift
+        llama_model_decoder_start_token llama_model_free llama_model_ftype llama_model_get_vocab
+        llama_model_has_decoder llama_model_has_encoder llama_model_is_diffusion
+        llama_model_is_hybrid llama_model_is_recurrent llama_model_meta_count
+        llama_model_meta_key_str llama_model_n_cls_out llama_model_n_ctx_train llama_model_n_embd
+        llama_model_n_embd_inp llama_model_n_embd_out llama_model_n_head llama_model_n_head_kv
+        llama_model_n_layer llama_model_n_layer_nextn llama_model_n_params llama_model_n_swa
+        llama_model_rope_freq_scale_train llama_model_rope_type llama_model_size llama_n_batch
+        llama_n_ctx llama_n_ctx_seq llama_n_ctx_train llama_n_embd llama_n_head llama_n_layer
+        llama_n_rs_seq llama_n_seq_max llama_n_threads llama_n_threads_batch llama_n_ubatch
+        llama_n_vocab llama_numa_init llama_perf_context llama_perf_context_print
+        llama_perf_context_reset llama_perf_sampler llama_perf_sampler_print
+        llama_perf_sampler_reset llama_pooling_type llama_sampler_chain_init llama_sampler_chain_n
+        llama_sampler_clone llama_sampler_free llama_sampler_get_seed llama_sampler_init_dist
+        llama_sampler_init_infill llama_sampler_init_temp llama_sampler_init_top_k
+        llama_sampler_init_top_n_sigma llama_sampler_name llama_sampler_reset llama_state_get_size
+        llama_synchronize llama_token_bos llama_token_cls llama_token_eos llama_token_eot
+        llama_token_fim_mid llama_token_fim_pad llama_token_fim_pre llama_token_fim_rep
+        llama_token_fim_sep llama_token_fim_suf llama_token_nl llama_token_pad llama_token_sep
+        llama_vocab_bos llama_vocab_cls llama_vocab_eos llama_vocab_eot llama_vocab_fim_mid
+        llama_vocab_fim_pad llama_vocab_fim_pre llama_vocab_fim_rep llama_vocab_fim_sep
+        llama_vocab_fim_suf llama_vocab_get_add_bos llama_vocab_get_add_eos llama_vocab_get_add_sep
+        llama_vocab_mask llama_vocab_n_tokens llama_vocab_nl llama_vocab_pad llama_vocab_sep
+        llama_vocab_type
+    ]
+    (_ _) [
+        llama_adapter_lora_init llama_adapter_lora_init_from_file_ptr llama_batch_ext_add
+        llama_batch_get_one llama_chat_builtin_templates llama_copy_state_data llama_decode
+        llama_encode llama_get_embeddings_ith llama_get_embeddings_seq llama_get_logits_ith
+        llama_get_sampled_candidates_count_ith llama_get_sampled_candidates_ith
+        llama_get_sampled_logits_count_ith llama_get_sampled_logits_ith
+        llama_get_sampled_probs_count_ith llama_get_sampled_probs_ith llama_get_sampled_token_ith
+        llama_init_from_model llama_load_model_from_file llama_log_get llama_memory_clear
+        llama_memory_seq_keep llama_memory_seq_pos_max llama_memory_seq_pos_min
+        llama_model_chat_template llama_model_cls_label llama_model_load_from_file
+        llama_model_load_from_file_ptr llama_model_save_to_file llama_new_context_with_model
+        llama_opt_param_filter_all llama_sampler_accept llama_sampler_apply llama_sampler_chain_add
+        llama_sampler_chain_get llama_sampler_chain_remove llama_sampler_copy
+        llama_sampler_init_min_p llama_sampler_init_top_p llama_sampler_init_typical
+        llama_set_causal_attn llama_set_embeddings llama_set_state_data llama_set_warmup
+        llama_state_seq_get_size llama_token_get_attr llama_token_get_score llama_token_get_text
+        llama_token_is_control llama_token_is_eog llama_vocab_get_attr llama_vocab_get_score
+        llama_vocab_get_suppress_tokens llama_vocab_get_text llama_vocab_is_control
+        llama_vocab_is_eog
+    ]
+    (_ _ _) [
+        llama_attach_threadpool llama_batch_ext_add_embd llama_batch_ext_add_seq
+        llama_batch_ext_add_token llama_batch_ext_set_embd_state llama_batch_ext_set_embd_token
+        llama_batch_ext_set_output_embd llama_batch_ext_set_output_logits llama_batch_ext_set_pos
+        llama_model_desc llama_model_load_from_splits llama_model_quantize llama_opt_init
+        llama_process llama_sampler_init_adaptive_p llama_sampler_init_grammar
+        llama_sampler_init_logit_bias llama_sampler_init_mirostat_v2 llama_sampler_init_temp_ext
+        llama_sampler_sample llama_set_abort_callback llama_set_n_threads llama_set_sampler
+        llama_state_get_data llama_state_seq_get_size_ext llama_state_set_data
+    ]
+    (_ _ _ _) [
+        llama_adapter_meta_key_by_index llama_adapter_meta_val_str
+        llama_adapter_meta_val_str_by_index llama_memory_seq_rm llama_model_init_from_user
+        llama_model_meta_key_by_index llama_model_meta_val_str llama_model_meta_val_str_by_index
+        llama_sampler_init_xtc llama_set_adapters_lora llama_state_seq_get_data
+        llama_state_seq_set_data
+    ]
+    (_ _ _ _ _) [
+        llama_load_session_file llama_memory_seq_add llama_memory_seq_cp llama_memory_seq_div
+        llama_sampler_init_mirostat llama_sampler_init_penalties llama_split_path llama_split_prefix
+        llama_state_load_file llama_state_seq_get_data_ext llama_state_seq_set_data_ext
+    ]
+    (_ _ _ _ _ _) [
+        llama_chat_apply_template llama_set_adapter_cvec llama_state_seq_load_file
+        llama_token_to_piece
+    ]
+    (_ _ _ _ _ _ _) [
+        llama_detokenize llama_opt_epoch llama_sampler_init_dry llama_sampler_init_grammar_lazy
+        llama_sampler_init_grammar_lazy_patterns llama_tokenize
+    ]
+};
 
 /// They write files wherever a text says, take what the other allocated, or keep function pointers.
 const APART: [&str; 7] = [

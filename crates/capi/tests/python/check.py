@@ -138,8 +138,11 @@ def refusals():
         pass
     else:
         raise AssertionError("a file that is not there was opened")
-    params = llama_cpp.llama_model_default_params()
     LINES.clear()
+    llama_cpp.llama_sampler_apply(None, None)
+    llama_cpp.llama_sampler_accept(None, 1)
+    assert not LINES, "no sampler is no mistake"
+    params = llama_cpp.llama_model_default_params()
     assert not llama_cpp.llama_model_load_from_file(__file__.encode(), params)
     assert any("check.py" in line for line in LINES), LINES
 
