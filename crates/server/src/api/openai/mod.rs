@@ -27,7 +27,7 @@ use crate::json::Body;
 use crate::model::ModelSettings;
 
 /// Parameters of all endpoints of texts that are not done.
-pub(in crate::api) const LIMITED: [FieldRule; 12] = [
+pub(in crate::api) const LIMITED: [FieldRule; 11] = [
     FieldRule::new("dynatemp_range", Neutral::Number(0.0), "use temperature"),
     FieldRule::new("bad_words", Neutral::Empty, BIAS_INSTEAD),
     FieldRule::new("allowed_token_ids", Neutral::Empty, BIAS_INSTEAD),
