@@ -30,15 +30,21 @@ mkdir -p "$cache"
 [ ${#wanted[@]} -eq 0 ] || npm install --prefix "$cache" --no-audit --no-fund --loglevel error "${wanted[@]}"
 
 folder=$(mktemp -d)
-log=$folder/serve.log
-# Greedy where an agent sends no temperature: small models call tools more surely then.
-"$cellar" serve "$model" --alias local --port 0 --parallel 1 -c 32768 --temp 0 2> "$log" &
-server=$!
-trap 'kill "$server" 2> /dev/null; wait "$server" || true; [ -n "${KEEP:-}" ] || rm -rf "$folder"' EXIT
-until url=$(grep -o -m 1 'http://[0-9.:]*' "$log"); do
-  kill -0 "$server" 2> /dev/null || { cat "$log" >&2; exit 1; }
-  sleep 0.2
-done
+server=
+trap 'stop; [ -n "${KEEP:-}" ] || rm -rf "$folder"' EXIT
+stop() { [ -z "$server" ] || { kill "$server" 2> /dev/null; wait "$server" || true; server=; }; }
+
+# A server for each agent, so that none finds the memory full of another one's prompts.
+start() {
+  log=$folder/serve-$1.log
+  # Greedy where an agent sends no temperature: small models call tools more surely then.
+  "$cellar" serve "$model" --alias local --port 0 --parallel 1 -c 32768 --temp 0 2> "$log" &
+  server=$!
+  until url=$(grep -o -m 1 'http://[0-9.:]*' "$log"); do
+    kill -0 "$server" 2> /dev/null || { cat "$log" >&2; exit 1; }
+    sleep 0.2
+  done
+}
 
 # The settings of each agent: docs/how-to/agents.md explains them.
 configure() {
@@ -109,7 +115,7 @@ for agent in "$@"; do
   home=$folder/$agent
   mkdir -p "$home/work"
   echo 'The secret word is heron.' > "$home/work/hello.txt"
-  begin=$(wc -l < "$log")
+  start "$agent"
   if ! row=$(
     set +e
     export HOME=$home
@@ -123,10 +129,10 @@ for agent in "$@"; do
     timeout "$limit" bash -c "turn $agent next" < /dev/null > ../second.out 2>&1
     cd .. && calls=$(n_calls "$agent")
     awk -v agent="$agent" -v version="$version" -v first="$first" -v calls="${calls:-0}" \
-      -v begin="$begin" -v middle="$middle" '
+      -v middle="$middle" '
       function field(name) { return match($0, " " name "=[0-9]+") ? substr($0, RSTART + length(name) + 2,
         RLENGTH - length(name) - 2) + 0 : 0 }
-      NR <= begin || $2 != "POST" { next }
+      $2 != "POST" { next }
       { n[$4]++; if ($4 != 200 && $4 != "-") bad = "a request was refused" }
       NR <= middle { if (field("prompt") > prompt) prompt = field("prompt"); next }
       !seen && field("prompt") >= prompt { seen = 1; reused = field("cached") }
@@ -142,6 +148,7 @@ for agent in "$@"; do
       }' "$log"
   ); then status=1; fi
   printf '%s\n' "$row"
+  stop
 done
 [ -z "${KEEP:-}" ] || echo "kept: $folder" >&2
 exit "$status"
