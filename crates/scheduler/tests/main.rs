@@ -2,6 +2,7 @@
 
 mod admission;
 mod checkpoints;
+mod every_order;
 mod failures;
 mod floors;
 mod notes;
