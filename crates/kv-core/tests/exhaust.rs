@@ -3,7 +3,8 @@
 //! `CELLAR_EXHAUST_DEPTH` is the number of operations, 4 without it. Six take hours:
 //!
 //! ```text
-//! CELLAR_EXHAUST_DEPTH=6 cargo test --release -p cellar-kv-core --test kv_core -- exhaust:: --nocapture
+//! export CELLAR_EXHAUST_DEPTH=6
+//! cargo test --release -p cellar-kv-core --test kv_core -- exhaust:: --nocapture
 //! ```
 
 #![allow(clippy::unwrap_used)] // a test
