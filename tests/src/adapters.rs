@@ -13,9 +13,9 @@ const RANK: usize = 2;
 /// Writes an adapter of some matrices of each layer as a GGUF file; `seed` tells it from others.
 pub fn write_adapter(path: &Path, architecture: &str, weights: &dyn WeightSource, seed: u64) {
     let mut writer = GgufWriter::new();
-    writer.set("general.type", "adapter".to_owned());
-    writer.set("general.architecture", architecture.to_owned());
-    writer.set("adapter.type", "lora".to_owned());
+    writer.set("general.type", "adapter");
+    writer.set("general.architecture", architecture);
+    writer.set("adapter.type", "lora");
     writer.set("adapter.lora.alpha", RANK as f32);
     let ends = ["attn_q.weight", "ffn_down.weight"];
     let names = weights.names().into_iter();

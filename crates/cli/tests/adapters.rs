@@ -110,7 +110,7 @@ fn the_plan_counts_adapters() {
 /// A control vector of a model with this width: `direction.N` for layers from 1 on.
 fn control_vector(path: &Path, dim: usize, n_layers: usize) {
     let mut writer = GgufWriter::new();
-    writer.set("general.architecture", "controlvector".to_owned());
+    writer.set("general.architecture", "controlvector");
     for layer in 1..n_layers {
         let values: Vec<f32> = (0..dim).map(|at| (at % 3) as f32 - 1.0).collect();
         let weight = Weight::from_f32(format!("direction.{layer}"), vec![dim], &values);

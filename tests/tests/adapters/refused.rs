@@ -79,9 +79,9 @@ fn adapters_of_other_models_are_refused_with_shapes() {
 fn gguf(files: &Files, change: impl FnOnce(&mut GgufFile)) -> std::path::PathBuf {
     let mut file = GgufFile {
         settings: vec![
-            ("general.type", "adapter".to_owned().into()),
-            ("general.architecture", "llama".to_owned().into()),
-            ("adapter.type", "lora".to_owned().into()),
+            ("general.type", "adapter".into()),
+            ("general.architecture", "llama".into()),
+            ("adapter.type", "lora".into()),
             ("adapter.lora.alpha", Value::F32(8.0)),
         ],
         tensors: vec![
@@ -121,15 +121,15 @@ fn gguf_files_that_do_not_fit_are_refused() {
     type Change = fn(&mut GgufFile);
     let cases: [(Change, &str); 8] = [
         (
-            |file| file.settings[0].1 = "model".to_owned().into(),
+            |file| file.settings[0].1 = "model".into(),
             "no LoRA adapter: 'general.type' or 'adapter.type' is 'model'",
         ),
         (
-            |file| file.settings[2].1 = "dora".to_owned().into(),
+            |file| file.settings[2].1 = "dora".into(),
             "is 'dora'",
         ),
         (
-            |file| file.settings[1].1 = "qwen2".to_owned().into(),
+            |file| file.settings[1].1 = "qwen2".into(),
             "for qwen2 models, and the model is llama",
         ),
         (
