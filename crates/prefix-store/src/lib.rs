@@ -23,6 +23,7 @@ mod duel;
 mod error;
 mod frame;
 mod host;
+mod job;
 mod key;
 mod ledger;
 mod rates;
@@ -36,9 +37,10 @@ pub use duel::{Candidate, Eviction, EvictionDuel, EvictionRule};
 pub use error::StoreError;
 pub use frame::{FrameFault, Group, MAX_PAYLOAD};
 pub use host::HostStore;
+pub use job::{Busy, Job, JobId, Outcome};
 pub use key::{
     GROUP_TOKENS, GroupKind, GroupName, GroupNamer, Identity, MIN_SECRET, StoreKey, TAIL_TOKENS,
 };
 pub use rates::{FetchChoice, FetchEstimate, Rates};
 pub use store::{GroupStore, Kept};
-pub use tier::{Busy, Job, JobId, Outcome, Tier, TierConfig, TierCounts};
+pub use tier::{Tier, TierConfig, TierCounts};

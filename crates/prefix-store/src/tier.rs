@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::StoreError;
 use crate::frame::{FrameFault, Group};
+use crate::job::{Busy, Job, JobId, Outcome};
 use crate::key::{GroupName, StoreKey};
 use crate::rates::Rates;
 use crate::store::{GroupStore, Kept};
@@ -24,86 +25,6 @@ const READ_BATCH: usize = 8;
 
 /// Groups of which it is asked at once whether they are there.
 const PROBE_BATCH: usize = 64;
-
-/// The number of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct JobId(pub u64);
-
-/// What a tier is to do.
-#[derive(Clone, Debug)]
-pub enum Job {
-    /// Count how many of these groups, from the first on, are there.
-    Probe {
-        /// Its number, different from those of all jobs under way.
-        id: JobId,
-        /// The groups of a prefix, in order.
-        names: Vec<GroupName>,
-        /// When nobody waits for it any more.
-        deadline: Instant,
-    },
-    /// Tell which of these groups are there.
-    Find {
-        /// Its number, different from those of all jobs under way.
-        id: JobId,
-        /// The groups, in any order.
-        names: Vec<GroupName>,
-        /// When nobody waits for it any more.
-        deadline: Instant,
-    },
-    /// Fetch these groups, up to the first that is not there.
-    Get {
-        /// Its number, different from those of all jobs under way.
-        id: JobId,
-        /// The groups of a prefix, in order.
-        names: Vec<GroupName>,
-        /// When nobody waits for it any more.
-        deadline: Instant,
-    },
-    /// Keep a group. One that waits to be written already is not written twice.
-    Put {
-        /// Its name.
-        name: GroupName,
-        /// Its bytes.
-        payload: Arc<[u8]>,
-    },
-}
-
-/// What became of a job.
-#[derive(Debug)]
-pub enum Outcome {
-    /// So many groups, from the first on, are there.
-    Probed {
-        /// The job.
-        id: JobId,
-        /// How many.
-        n_found: usize,
-    },
-    /// Which groups are there.
-    Found {
-        /// The job.
-        id: JobId,
-        /// True for each that is, in the order of the job.
-        is_there: Vec<bool>,
-    },
-    /// The groups that are there; fewer than were asked for is no error.
-    Got {
-        /// The job.
-        id: JobId,
-        /// From the first on.
-        groups: Vec<Group>,
-    },
-    /// The job failed: the tokens are computed.
-    Failed {
-        /// The job.
-        id: JobId,
-        /// Why.
-        error: StoreError,
-    },
-}
-
-/// Too much waits to be written, or the tier ends: the job was not taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Busy;
 
 /// Limits of a tier.
 #[derive(Clone, Copy, Debug)]

@@ -425,6 +425,49 @@ fn load_values(status: &ModelStatus) -> Vec<ServiceValue> {
     values.into_iter().collect()
 }
 
+/// What the store of prefixes did.
+fn store_counters(
+    status: &cellar_engine::serve::ServiceStatus,
+) -> [(&'static str, u64, &'static str); 7] {
+    [
+        (
+            "cellar_restored_tokens_total",
+            status.counters.n_restored_tokens,
+            "Tokens that came back from the store of prefixes",
+        ),
+        (
+            "cellar_store_fetched_bytes_total",
+            status.tiers.fetched_bytes,
+            "Bytes that were fetched from the store of prefixes",
+        ),
+        (
+            "cellar_store_stored_bytes_total",
+            status.tiers.stored_bytes,
+            "Bytes that were put into the store of prefixes",
+        ),
+        (
+            "cellar_store_not_stored_total",
+            status.tiers.n_not_stored,
+            "Groups of tokens that a tier of the store had no room or time for",
+        ),
+        (
+            "cellar_store_refused_total",
+            status.tiers.n_refused,
+            "Groups that were not what was stored: damaged, forged or of another version",
+        ),
+        (
+            "cellar_store_failed_total",
+            status.tiers.n_failed,
+            "Questions to the store that had no answer in time",
+        ),
+        (
+            "cellar_store_down_total",
+            status.tiers.n_down,
+            "How often a tier of the store did not work",
+        ),
+    ]
+}
+
 fn service_values(
     n_queued: usize,
     status: cellar_engine::serve::ServiceStatus,
@@ -522,41 +565,6 @@ fn service_values(
             status.counters.n_evicted,
             "Cached prefixes that were dropped",
         ),
-        (
-            "cellar_restored_tokens_total",
-            status.counters.n_restored_tokens,
-            "Tokens that came back from the store of prefixes",
-        ),
-        (
-            "cellar_store_fetched_bytes_total",
-            status.tiers.fetched_bytes,
-            "Bytes that were fetched from the store of prefixes",
-        ),
-        (
-            "cellar_store_stored_bytes_total",
-            status.tiers.stored_bytes,
-            "Bytes that were put into the store of prefixes",
-        ),
-        (
-            "cellar_store_not_stored_total",
-            status.tiers.n_not_stored,
-            "Groups of tokens that a tier of the store had no room or time for",
-        ),
-        (
-            "cellar_store_refused_total",
-            status.tiers.n_refused,
-            "Groups that were not what was stored: damaged, forged or of another version",
-        ),
-        (
-            "cellar_store_failed_total",
-            status.tiers.n_failed,
-            "Questions to the store that had no answer in time",
-        ),
-        (
-            "cellar_store_down_total",
-            status.tiers.n_down,
-            "How often a tier of the store did not work",
-        ),
     ];
     let gauges = gauges.map(|(name, value, help)| ServiceValue {
         name,
@@ -564,6 +572,7 @@ fn service_values(
         help,
         value: value.to_string(),
     });
+    let counters = counters.into_iter().chain(store_counters(&status));
     let counters = counters.map(|(name, value, help)| ServiceValue {
         name,
         kind: "counter",

@@ -71,8 +71,8 @@ pub enum Event {
         /// The result for its state.
         result: SwappedIn,
     },
-    /// A store of prefixes is asked what it has of the prompt of a request: it waits for the answer.
-    /// One that was admitted before, or is unknown, changes nothing.
+    /// A store of prefixes is asked what it has of the prompt of a request, which waits for the
+    /// answer. One that was admitted before, or is unknown, changes nothing.
     Asked(RequestId),
     /// The store has these tokens of a request, which are to be fetched where the memory does not
     /// hold them by then; or nothing, or fetching them is no use.

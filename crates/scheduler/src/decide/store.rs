@@ -1,5 +1,5 @@
-//! What a store of prefixes gives to requests that wait: which tokens are fetched, and how they come
-//! into the memory.
+//! What a store of prefixes gives to requests that wait: which tokens are fetched, and how they
+//! come into the memory.
 //!
 //! A request that waits for a store has no sequence and no cells: its bytes are fetched while it is
 //! in the queue, and restored when it could be admitted, into a cached prefix that it then begins

@@ -1,4 +1,5 @@
-//! What becomes of the cached prefixes of a model that is unloaded, and of all when the server ends.
+//! What becomes of the cached prefixes of a model that is unloaded, and of all models when the
+//! server ends.
 //!
 //! Invariant: what goes wrong is a line on stderr, never an end of the server.
 
