@@ -430,7 +430,8 @@ impl<'n> Writer<'n> {
     fn write(mut self, root: usize) -> String {
         let start = self.name(root);
         let _ = writeln!(self.lark, "start: {start}");
-        for (at, body) in self.bodies.iter().enumerate() {
+        let bodies = self.bodies;
+        for (at, body) in bodies.iter().enumerate() {
             let name = self.name(at);
             let text = match self.terminals.get(at) {
                 Some(true) => self.terminal(body),
@@ -449,8 +450,8 @@ impl<'n> Writer<'n> {
         }
     }
 
-    fn terminal(&self, node: &Node) -> String {
-        match node {
+    fn terminal(&mut self, node: &Node) -> String {
+        let text = match node {
             Node::Literal(text) => quoted(text),
             Node::Class(class) => format!("/{class}/"),
             Node::Rule(rule) => self.name(*rule),
@@ -459,20 +460,27 @@ impl<'n> Writer<'n> {
             Node::Sequence(nodes) => self.joined(nodes, " "),
             Node::Choice(nodes) => self.joined(nodes, " | "),
             Node::Repeat { node, min, max } => repeated(&self.terminal(node), *min, *max),
+        };
+        if is_deep(node) {
+            self.named('P', &text)
+        } else {
+            text
         }
     }
 
-    fn joined(&self, nodes: &[Node], between: &str) -> String {
+    fn joined(&mut self, nodes: &[Node], between: &str) -> String {
         let texts: Vec<String> = nodes.iter().map(|node| self.terminal(node)).collect();
         format!("({})", texts.join(between))
     }
 
     fn rule(&mut self, node: &Node) -> String {
-        match node {
-            Node::Literal(text) => quoted(text),
-            Node::Token(_) | Node::Rule(_) => self.terminal(node),
-            _ if is_terminal(node, &self.terminals) => self.piece(std::slice::from_ref(node)),
-            Node::Class(_) => self.terminal(node),
+        let text = match node {
+            Node::Literal(text) => return quoted(text),
+            Node::Token(_) | Node::Rule(_) => return self.terminal(node),
+            _ if is_terminal(node, &self.terminals) => {
+                return self.piece(std::slice::from_ref(node));
+            }
+            Node::Class(_) => return self.terminal(node),
             Node::Sequence(nodes) => {
                 let terminals = self.terminals.clone();
                 let together =
@@ -490,14 +498,24 @@ impl<'n> Writer<'n> {
                 format!("({})", texts.join(" | "))
             }
             Node::Repeat { node, min, max } => repeated(&self.rule(node), *min, *max),
+        };
+        if is_deep(node) {
+            self.named('p', &text)
+        } else {
+            text
         }
     }
 
     /// A terminal of its own for pieces that follow each other.
     fn piece(&mut self, nodes: &[Node]) -> String {
-        let name = format!("P{}", self.n_pieces);
-        self.n_pieces += 1;
         let text = self.joined(nodes, " ");
+        self.named('P', &text)
+    }
+
+    /// A terminal (`P`) or a rule (`p`) of its own for a text.
+    fn named(&mut self, kind: char, text: &str) -> String {
+        let name = format!("{kind}{}", self.n_pieces);
+        self.n_pieces += 1;
         let _ = writeln!(self.lark, "{name}: {text}");
         name
     }
@@ -511,6 +529,26 @@ fn repeated(text: &str, min: u32, max: Option<u32>) -> String {
         (min, None) => format!("({text}){{{min},}}"),
         (_, Some(0)) => quoted(""),
         (min, Some(max)) => format!("({text}){{{min},{max}}}"),
+    }
+}
+
+/// Brackets that are in each other in Lark: `llguidance` reads no more than 30.
+const MAX_BRACKETS: usize = 12;
+
+/// True if a piece gets a name, so that what is around it has few brackets.
+fn is_deep(node: &Node) -> bool {
+    let depth = depth(node);
+    depth > 0 && depth.is_multiple_of(MAX_BRACKETS)
+}
+
+/// The brackets that are in each other in a piece.
+fn depth(node: &Node) -> usize {
+    match node {
+        Node::Literal(_) | Node::Class(_) | Node::Rule(_) | Node::Token(_) => 0,
+        Node::Sequence(nodes) | Node::Choice(nodes) => {
+            1 + nodes.iter().map(depth).max().unwrap_or(0)
+        }
+        Node::Repeat { node, .. } => 1 + depth(node),
     }
 }
 

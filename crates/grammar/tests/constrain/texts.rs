@@ -106,6 +106,25 @@ fn tokens_are_named_by_text_or_id() {
     assert!(compiled("root ::= <|none|>").is_err());
 }
 
+/// Converters of JSON schemas write "at most n digits" as n brackets in each other.
+#[test]
+fn brackets_of_gbnf_may_be_deep() {
+    let deep = |n: usize, inner: &str| {
+        let opening = "([a-z] ".repeat(n);
+        let closing = ")?".repeat(n);
+        format!("root ::= {opening}{inner}{closing} \".\"")
+    };
+    let long = "a".repeat(61);
+    check(&deep(60, "\"!\""), &[".", "a.", "abcde."], &["A.", &long]);
+    // The same with a rule that refers to itself.
+    let nested = format!("{}\nitem ::= \"(\" item? \")\"", deep(40, "item"));
+    check(
+        &nested,
+        &[".", "ab.", &format!("{}(()).", "a".repeat(40))],
+        &["a()."],
+    );
+}
+
 #[test]
 fn errors_of_gbnf_have_a_line_and_a_column() {
     for (grammar, wanted) in [
