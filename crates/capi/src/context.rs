@@ -44,6 +44,12 @@ pub(crate) struct Context {
     state: Mutex<State>,
 }
 
+/// A context of a model that was opened with `vocab_only`: it has sizes, and computes nothing.
+struct VocabContext {
+    model: Handle<Model>,
+    sizes: Sizes,
+}
+
 /// The numbers of a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
@@ -93,9 +99,18 @@ impl Context {
 pub(crate) fn context<'a>(name: &str, context: Handle<Context>) -> Option<&'a Context> {
     let found = context.get();
     if found.is_none() {
-        log::error(&format!("{name}: there is no such context"));
+        let reason = match of_vocab(context).get() {
+            Some(_) => "the model was opened with vocab_only: nothing can be computed",
+            None => "there is no such context",
+        };
+        log::error(&format!("{name}: {reason}"));
     }
     found
+}
+
+/// The same address, as a context that computes nothing.
+fn of_vocab(context: Handle<Context>) -> Handle<VocabContext> {
+    Handle::of(context.as_ptr().cast())
 }
 
 impl Sizes {
@@ -371,7 +386,25 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
+/// A context of a model without weights.
+fn open_vocab(
+    model: Handle<Model>,
+    params: &ContextParams,
+) -> Option<Result<VocabContext, String>> {
+    let shared = &model.get()?.shared;
+    if shared.architecture.is_some() {
+        return None;
+    }
+    let trained = shared.number("context_length").unwrap_or(0);
+    let sizes = Sizes::of(params, u32::try_from(trained).unwrap_or(u32::MAX));
+    Some(sizes.map(|sizes| VocabContext { model, sizes }))
+}
+
 fn opened(name: &str, model: Handle<Model>, params: &ContextParams) -> Handle<Context> {
+    if let Some(opened) = open_vocab(model, params) {
+        let opened = log::or_line(name, opened).map(Handle::new);
+        return opened.map_or(Handle::NULL, |context| Handle::of(context.as_ptr().cast()));
+    }
     match log::or_line(name, open(model, params)) {
         Some(context) => Handle::new(context),
         None => Handle::NULL,
@@ -379,6 +412,9 @@ fn opened(name: &str, model: Handle<Model>, params: &ContextParams) -> Handle<Co
 }
 
 fn sizes(name: &str, handle: Handle<Context>, of: impl Fn(&Sizes) -> u32) -> u32 {
+    if let Some(context) = of_vocab(handle).get() {
+        return of(&context.sizes);
+    }
     context(name, handle).map_or(0, |context| of(&context.sizes))
 }
 
@@ -394,7 +430,8 @@ c_api! {
     }
 
     fn llama_free(context: Handle<Context>); {
-        if context.take().is_none() && !context.is_null() {
+        let is_freed = context.take().is_some() || of_vocab(context).take().is_some();
+        if !is_freed && !context.is_null() {
             log::error("llama_free: there is no such context, or it was freed before");
         }
     }
@@ -424,6 +461,9 @@ c_api! {
     }
 
     fn llama_get_model(handle: Handle<Context>) -> Handle<Model> = Handle::NULL; {
+        if let Some(context) = of_vocab(handle).get() {
+            return context.model;
+        }
         context("llama_get_model", handle).map_or(Handle::NULL, |context| context.model)
     }
 

@@ -232,7 +232,9 @@ fn loaded(name: &str, file: Result<GgufFile, String>, params: &ModelParams) -> H
     let Some(model) = log::or_line(name, opened) else {
         return Handle::NULL;
     };
-    if !params.tensor_buft_overrides.is_null() {
+    // The list ends with a pattern that is null.
+    let places = In::of(params.tensor_buft_overrides).get();
+    if places.is_some_and(|place| !place.pattern.is_null()) {
         log::warn(&format!(
             "{name}: places of single tensors (tensor_buft_overrides) have no effect"
         ));

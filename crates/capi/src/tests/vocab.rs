@@ -118,7 +118,14 @@ fn the_vocabulary_alone_computes_nothing() {
         model,
         crate::defaults::llama_context_default_params(),
     );
-    assert!(context.is_null());
+    assert_eq!(crate::context::llama_n_ctx(context), 512);
+    assert!(crate::context::llama_get_model(context) == model);
+    assert!(crate::context::llama_get_memory(context).is_null());
+    let mut tokens = [5, 6];
+    let batch = super::scene::tokens_only(&mut tokens);
+    assert_eq!(crate::decode::llama_decode(context, batch), -1);
+    crate::context::llama_free(context);
+    assert_eq!(crate::context::llama_n_ctx(context), 0);
     llama_model_free(model);
 }
 
