@@ -315,6 +315,7 @@ class Duel:
             return
         if max(new, default=0) > 3000:
             return
+        old = [list(cell) for cell in cells]
         self.ask(name, seq, p0, p1, number)
         for cell, pos in zip(cells, new):
             if pos < 0:
@@ -322,6 +323,8 @@ class Duel:
             cell[0] = pos
         self.cells.drop_empty()
         self.moved = True
+        changed = any(cell[0] != pos for cell, pos in zip(old, new))
+        return (seq, new) if changed else None
 
     def seq_add(self):
         delta = self.random.choice((-40, -7, -3, -1, 0, 1, 2, 5, 30))
@@ -329,7 +332,12 @@ class Duel:
 
     def seq_div(self):
         by = self.random.choice((1, 2, 3))
-        self.reposition(lambda pos: pos // by, "llama_memory_seq_div", by)
+        moved = self.reposition(lambda pos: pos // by, "llama_memory_seq_div", by)
+        # llama.cpp rotates their keys the wrong way (defect D-15b): the tokens are not looked at.
+        if moved:
+            seq, positions = moved
+            self.check()
+            self.remove(seq, min(positions), max(positions) + 1)
 
     def clear(self):
         self.ask("llama_memory_clear", self.random.random() < 0.5)
