@@ -7,9 +7,13 @@ the library's folder.
 import ctypes
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.error
+import urllib.request
 
 import llama_cpp
 import numpy
@@ -91,6 +95,69 @@ def chat():
     assert (buffer.value, n) == (wanted, len(wanted)), buffer.value
 
 
+def tools():
+    llm = opened(chat_format="chatml-function-calling")
+    weather = {
+        "name": "get_weather",
+        "description": "The weather of a place",
+        "parameters": {
+            "type": "object",
+            "properties": {"days": {"type": "integer"}, "wind": {"type": "boolean"}},
+            "required": ["days", "wind"],
+        },
+    }
+    answer = llm.create_chat_completion(
+        [{"role": "user", "content": "The weather?"}],
+        tools=[{"type": "function", "function": weather}],
+        tool_choice={"type": "function", "function": {"name": "get_weather"}},
+        max_tokens=80,
+        temperature=0.0,
+    )
+    [call] = answer["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "get_weather", call
+    arguments = json.loads(call["function"]["arguments"])
+    assert isinstance(arguments["days"], int) and isinstance(arguments["wind"], bool), arguments
+
+
+def server():
+    """llama-cpp-python's own server, in a process of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    told = ["--model", MODEL, "--n_ctx", "256", "--port", str(port), "--chat_format", "chatml"]
+    command = [sys.executable, "-m", "llama_cpp.server", *told]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def ask(path, **body):
+        url = f"http://127.0.0.1:{port}/v1/{path}"
+        data = json.dumps({"temperature": 0.0, "repeat_penalty": 1.0, **body}).encode() if body else None
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return answer.read().decode()
+
+    try:
+        while True:
+            assert process.poll() is None, "the server has ended"
+            try:
+                models = json.loads(ask("models"))
+                break
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.1)
+        assert len(models["data"]) == 1, models
+        wanted = text(opened())
+        answer = json.loads(ask("completions", prompt=PROMPT, max_tokens=24))
+        assert answer["choices"][0]["text"] == wanted, answer
+        lines = ask("completions", prompt=PROMPT, max_tokens=24, stream=True).split("\n")
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        assert "".join(event["choices"][0]["text"] for event in events) == wanted, lines
+        messages = [{"role": "user", "content": "Hi"}]
+        chat = json.loads(ask("chat/completions", messages=messages, max_tokens=8))
+        assert chat["choices"][0]["message"]["content"], chat
+    finally:
+        process.terminate()
+        process.wait()
+
+
 def grammars():
     llm = opened()
     grammar = LlamaGrammar.from_string('root ::= " yes" | " no"', verbose=False)
@@ -153,11 +220,13 @@ def main():
         logprobs,
         states,
         chat,
+        tools,
         grammars,
         embeddings,
         drafts,
         sequences,
         refusals,
+        server,
     ):
         llama_cpp.llama_log_set(keep, ctypes.c_void_p(0))
         LINES.clear()
