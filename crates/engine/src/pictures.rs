@@ -118,7 +118,7 @@ impl Tower {
                 None
             };
             let run = run.clone();
-            Ok(StepRun { run, values })
+            Ok::<_, EngineError>(StepRun { run, values })
         };
         before.map(step_run).collect()
     }
@@ -190,7 +190,7 @@ pub(crate) fn coordinates<'a>(
     pictures: &'a StepPictures,
 ) -> impl Iterator<Item = [u32; 3]> + 'a {
     let own = ubatch.coordinates().zip(&ubatch.first_seqs);
-    own.map(|(own, seq)| match pictures.get(seq) {
+    own.map(move |(own, seq)| match pictures.get(seq) {
         Some(runs) => behind(runs, own),
         None => own,
     })

@@ -108,7 +108,7 @@ impl Picture {
     /// The names of some of its rows.
     pub fn row_names(&self, rows: Range<usize>) -> impl Iterator<Item = TokenId> {
         let (low, high) = self.name.0.split_at(8);
-        let half = |bytes: &[u8]| bytes.iter().fold(0, |n: u64, &b| n << 8 | u64::from(b));
+        let half = |bytes: &[u8]| bytes.iter().fold(0, |n: u64, &b| (n << 8) | u64::from(b));
         let (low, high) = (half(low), half(high));
         rows.map(move |row| {
             let bits = mixed(mixed(low ^ row as u64) ^ high);
@@ -184,7 +184,7 @@ impl PromptTokens {
                 *end += n;
                 Some(*end - n..*end)
             });
-            ends.map(|rows| (&prepared.picture, rows))
+            ends.map(move |rows| (&prepared.picture, rows))
         });
         let mut prompt = Self::default();
         for &token in tokens {

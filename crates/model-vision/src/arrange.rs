@@ -7,11 +7,8 @@
 use model_core::picture::Tile;
 
 /// What becomes of the rows of a tile.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrangement {
-    /// They stay.
-    #[default]
-    Same,
     /// The first, which is no patch's, goes (CLIP).
     WithoutFirst,
     /// So many that follow each other become one (Qwen2-VL).
@@ -21,37 +18,14 @@ pub(crate) enum Arrangement {
         /// Rows of a square.
         kernel: usize,
     },
-    /// Those of a square become one.
-    Squares(Squares),
-}
-
-/// Squares of rows and columns that become one row each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Squares {
-    /// Rows of a square.
-    pub(crate) factor: usize,
-    /// The order of the values.
-    pub(crate) order: SquareOrder,
-    /// Rows before those of patches, which go.
-    pub(crate) n_before: usize,
-}
-
-/// The order of the values of a square.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SquareOrder {
-    /// Row by row, each place with all its values (Idefics 3, InternVL).
-    ByPlace,
-    /// Value by value, each with all places (torch's `unfold`, Mistral 3).
-    ByValue,
 }
 
 impl Arrangement {
     /// The width of rows of `dim` values afterwards.
     pub(crate) fn width(self, dim: usize) -> usize {
         match self {
-            Self::Same | Self::WithoutFirst | Self::Averaged { .. } => dim,
+            Self::WithoutFirst | Self::Averaged { .. } => dim,
             Self::Joined(n) => n * dim,
-            Self::Squares(Squares { factor, .. }) => factor * factor * dim,
         }
     }
 
@@ -59,12 +33,11 @@ impl Arrangement {
     pub(crate) fn n_rows(self, tile: &Tile) -> usize {
         let n = tile.places.len();
         match self {
-            Self::Same => n,
             Self::WithoutFirst => n.saturating_sub(1),
             Self::Joined(joined) => n / joined.max(1),
-            Self::Averaged { kernel: factor } | Self::Squares(Squares { factor, .. }) => {
+            Self::Averaged { kernel } => {
                 let (height, width) = sides(tile);
-                (height / factor.max(1)) * (width / factor.max(1))
+                (height / kernel.max(1)) * (width / kernel.max(1))
             }
         }
     }
@@ -73,13 +46,9 @@ impl Arrangement {
     pub(crate) fn apply(self, rows: Vec<f32>, dim: usize, tile: &Tile) -> Vec<f32> {
         let (height, width) = sides(tile);
         let rows = match self {
-            Self::Same | Self::Joined(_) => rows,
+            Self::Joined(_) => rows,
             Self::WithoutFirst => rows.get(dim..).unwrap_or_default().to_vec(),
             Self::Averaged { kernel } => averaged(&rows, dim, [height, width], kernel),
-            Self::Squares(shape) => {
-                let rows = rows.get(shape.n_before * dim..).unwrap_or_default();
-                squares(rows, dim, [height, width], shape)
-            }
         };
         reordered(rows, self.width(dim), &tile.order)
     }
@@ -130,29 +99,6 @@ fn averaged(rows: &[f32], dim: usize, [height, width]: [usize; 2], kernel: usize
     out
 }
 
-fn squares(
-    rows: &[f32],
-    dim: usize,
-    [height, width]: [usize; 2],
-    Squares { factor, order, .. }: Squares,
-) -> Vec<f32> {
-    let factor = factor.max(1);
-    let mut out = Vec::with_capacity(rows.len());
-    for (y, x) in corners([height, width], factor) {
-        let places = corners([factor, factor], 1);
-        let of_place = |(dy, dx): (usize, usize)| row_at(rows, dim, (y + dy) * width + x + dx);
-        match order {
-            SquareOrder::ByPlace => places.for_each(|at| out.extend_from_slice(of_place(at))),
-            SquareOrder::ByValue => {
-                let of_places: Vec<&[f32]> = places.map(of_place).collect();
-                let value = |at: usize| of_places.iter().filter_map(move |row| row.get(at));
-                out.extend((0..dim).flat_map(value));
-            }
-        }
-    }
-    out
-}
-
 /// The upper left corners of whole squares, in reading order.
 fn corners([height, width]: [usize; 2], step: usize) -> impl Iterator<Item = (usize, usize)> {
     let ends = (0..height / step).map(move |y| y * step);
@@ -177,36 +123,28 @@ mod tests {
     }
 
     #[test]
-    fn squares_are_joined_or_averaged() {
+    fn squares_become_their_mean() {
         let (tile, rows) = tile(2, 4);
-        let apply = |arrangement: Arrangement| arrangement.apply(rows.clone(), 2, &tile);
+        let averaged = Arrangement::Averaged { kernel: 2 };
+        assert_eq!(averaged.n_rows(&tile), 2);
         assert_eq!(
-            apply(Arrangement::Averaged { kernel: 2 }),
+            averaged.apply(rows.clone(), 2, &tile),
             [2.5, 102.5, 4.5, 104.5]
         );
-        let square = |order| {
-            Arrangement::Squares(Squares {
-                factor: 2,
-                order,
-                n_before: 0,
-            })
-        };
         assert_eq!(
-            apply(square(SquareOrder::ByPlace))[..8],
-            [0.0, 100.0, 1.0, 101.0, 4.0, 104.0, 5.0, 105.0]
+            Arrangement::WithoutFirst.apply(rows.clone(), 2, &tile),
+            rows[2..]
         );
-        assert_eq!(
-            apply(square(SquareOrder::ByValue))[8..],
-            [2.0, 3.0, 6.0, 7.0, 102.0, 103.0, 106.0, 107.0]
-        );
-        assert_eq!(apply(Arrangement::WithoutFirst), rows[2..]);
     }
 
     #[test]
-    fn rows_come_back_to_their_places() {
-        let (mut tile, rows) = tile(1, 3);
+    fn joined_rows_come_back_to_their_places() {
+        let (mut tile, rows) = tile(1, 6);
         tile.order = vec![2, 0, 1];
-        let back = Arrangement::Same.apply(rows, 2, &tile);
-        assert_eq!(back, [1.0, 101.0, 2.0, 102.0, 0.0, 100.0]);
+        let joined = Arrangement::Joined(2);
+        assert_eq!((joined.width(2), joined.n_rows(&tile)), (4, 3));
+        let back = joined.apply(rows, 2, &tile);
+        assert_eq!(back[..4], [2.0, 102.0, 3.0, 103.0]);
+        assert_eq!(back[8..], [0.0, 100.0, 1.0, 101.0]);
     }
 }

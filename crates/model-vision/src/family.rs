@@ -24,8 +24,6 @@ pub(crate) enum ProjectorKind {
     TwoMatrices,
     /// The mean of squares, a norm and a matrix (Gemma 3).
     Averaged,
-    /// One matrix of squares of rows (SmolVLM, Idefics 3).
-    Squares,
 }
 
 /// The rows of the table.

@@ -258,7 +258,7 @@ fn only(config: &HfConfig, key: &str, known: &[&str]) -> Result<(), ModelFileErr
 }
 
 fn qwen2_vl(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
-    only(config, "vision_config.hidden_act", &["quick_gelu"])?;
+    only(config, "hidden_act", &["quick_gelu"])?;
     keys.set("vision.projector_type", "qwen2vl_merger");
     counts(config, keys, &[("embedding_length", "embed_dim")])?;
     qwen(config, keys)
@@ -304,8 +304,8 @@ const CLIP_COUNTS: &[(&str, &str)] = &[
 ];
 
 fn llava(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
-    only(config, "vision_config.model_type", &["clip_vision_model"])?;
-    only(config, "vision_config.hidden_act", &["quick_gelu"])?;
+    only(config, "model_type", &["clip_vision_model"])?;
+    only(config, "hidden_act", &["quick_gelu"])?;
     only(config, "vision_feature_select_strategy", &["default"])?;
     only(config, "projector_hidden_act", &["gelu"])?;
     keys.set("vision.projector_type", "mlp");
@@ -330,7 +330,7 @@ fn llava(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
 }
 
 fn gemma3(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
-    only(config, "vision_config.hidden_act", &["gelu_pytorch_tanh"])?;
+    only(config, "hidden_act", &["gelu_pytorch_tanh"])?;
     keys.set("vision.projector_type", "gemma3");
     keys.set_whole("clip.use_gelu", true);
     let eps = config.optional_number("layer_norm_eps")?.unwrap_or(1e-6);

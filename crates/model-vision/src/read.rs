@@ -19,8 +19,8 @@ use crate::family::{Family, ProjectorKind, TowerKind};
 use crate::pixels::Filter;
 use crate::prepare::{Preparation, Shape};
 use crate::tower::{
-    AxialRope, PATCH_BIAS, PATCH_EMBEDDING, POSITIONS, ProjectorStep, ROPE_DIVISORS, Tower,
-    TowerFeedForward, TowerPositions,
+    PATCH_BIAS, POSITIONS, ProjectorStep, ROPE_DIVISORS, Tower, TowerFeedForward, TowerPositions,
+    axial_divisors, axial_rope,
 };
 use crate::weights::{Changes, TowerWeights};
 
@@ -81,13 +81,8 @@ pub(crate) fn read_tower(
     let tower = source.tower(family)?;
     let preparation = source.preparation(family)?;
     let mut made = MemoryWeights::new();
-    let rope = match family.tower {
-        TowerKind::Qwen2Vl | TowerKind::Qwen25Vl => Some(AxialRope::Repeated),
-        TowerKind::SigLip | TowerKind::Clip => None,
-    };
-    let head_dim = tower.attention.k_dim;
-    if let Some(rope) = rope {
-        let divisors = rope.divisors(head_dim, ROPE_BASE);
+    if tower.positions == TowerPositions::Rotated {
+        let divisors = axial_divisors(tower.attention.k_dim, ROPE_BASE);
         let inserted = made.insert_f32(ROPE_DIVISORS, &[divisors.len()], &divisors);
         inserted.map_err(ModelError::Weight)?;
     }
@@ -95,7 +90,7 @@ pub(crate) fn read_tower(
         patch_len: tower.patch_len,
         transposed: match family.projector {
             ProjectorKind::Averaged => Some(INPUT_PROJECTION),
-            ProjectorKind::TwoMatrices | ProjectorKind::Squares => None,
+            ProjectorKind::TwoMatrices => None,
         },
     };
     let weights = TowerWeights::new(Arc::clone(weights), made, changes);
@@ -141,7 +136,7 @@ impl Source<'_> {
         };
         let (rope, sections) = match family.tower {
             TowerKind::Qwen2Vl | TowerKind::Qwen25Vl => {
-                let (rope, sections) = AxialRope::spec(head_dim, ROPE_BASE);
+                let (rope, sections) = axial_rope(head_dim, ROPE_BASE);
                 (Some(rope), Some(sections))
             }
             TowerKind::SigLip | TowerKind::Clip => (None, None),
@@ -198,7 +193,7 @@ impl Source<'_> {
             feed_forward,
             windows: self.windows(family, n_layers)?,
             arrangement,
-            projector: self.projector(family, arrangement)?,
+            projector: self.projector(family)?,
         })
     }
 
@@ -258,11 +253,7 @@ impl Source<'_> {
         })
     }
 
-    fn projector(
-        &self,
-        family: &Family,
-        arrangement: Arrangement,
-    ) -> Result<Vec<ProjectorStep>, ModelError> {
+    fn projector(&self, family: &Family) -> Result<Vec<ProjectorStep>, ModelError> {
         let out_of = |name: &'static str| -> Result<usize, ModelError> {
             Ok(self.shape(name)?.first().copied().unwrap_or(0))
         };
@@ -285,11 +276,6 @@ impl Source<'_> {
                     ProjectorStep::Norm(norm, "mm.soft_emb_norm"),
                     ProjectorStep::Matrix(INPUT_PROJECTION, shape.last().copied().unwrap_or(0)),
                 ]
-            }
-            ProjectorKind::Squares => {
-                let width = out_of("mm.model.fc.weight")?;
-                let _ = arrangement;
-                vec![ProjectorStep::Matrix("mm.model.fc.weight", width)]
             }
         })
     }
@@ -423,7 +409,6 @@ fn check_tensors(tower: &Tower, weights: &dyn WeightSource) -> Result<(), ModelE
             });
         }
     }
-    debug_assert!(weights.describe(PATCH_EMBEDDING).is_ok());
     Ok(())
 }
 

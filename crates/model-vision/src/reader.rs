@@ -66,7 +66,7 @@ impl PictureReader {
                 .for_each(|value| hash.update(value.to_le_bytes()));
         }
         let hash: [u8; 32] = hash.finalize().into();
-        let (first, _) = hash.as_chunks();
+        let (first, _) = hash.as_chunks::<16>();
         PictureName(first.first().copied().unwrap_or_default())
     }
 

@@ -6,7 +6,7 @@
 //! Knows no picture.
 
 use kv_core::{LayerIdx, PartIdx, Window};
-use kv_graph::rope::{RopeSections, RopeSpec, RopeStyle, SectionOrder};
+use kv_graph::rope::{RopeScaling, RopeSections, RopeSpec, RopeStyle, SectionOrder};
 use kv_graph::{Activation, Affine, Graph, GraphBuilder, GraphError, GraphShape, Input, NodeId};
 use model_core::blocks::{AttentionBlock, FeedForwardBlock, LayerContext, Norm};
 
@@ -193,50 +193,34 @@ pub(crate) fn bias_of(weight: &str) -> String {
     format!("{}.bias", weight.strip_suffix(".weight").unwrap_or(weight))
 }
 
-/// How the pairs of a head rotate with rows and columns. One half of the pairs is of rows, the
-/// other of columns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AxialRope {
-    /// Both have the same frequencies (Qwen2-VL).
-    Repeated,
-    /// They have every other frequency, rows the first (Pixtral).
-    InTurn,
+/// The rotation of heads of so many values with rows and columns: one half of the pairs is of rows,
+/// the other of columns, with the same frequencies (Qwen2-VL). Divisors make them so.
+pub(crate) fn axial_rope(head_dim: usize, base: f64) -> (RopeSpec, RopeSections) {
+    let pairs = head_dim / 2;
+    let spec = RopeSpec {
+        style: RopeStyle::Neox,
+        n_rot: 2 * pairs,
+        base,
+        scaling: RopeScaling::None,
+        factors: Some(ROPE_DIVISORS.to_owned()),
+    };
+    let sections = RopeSections {
+        pairs: [0, pairs / 2, pairs - pairs / 2],
+        order: SectionOrder::Consecutive,
+    };
+    (spec, sections)
 }
 
-impl AxialRope {
-    /// The rotation of heads of so many values; its divisors are a weight.
-    pub(crate) fn spec(head_dim: usize, base: f64) -> (RopeSpec, RopeSections) {
-        let pairs = head_dim / 2;
-        let spec = RopeSpec {
-            style: RopeStyle::Neox,
-            n_rot: 2 * pairs,
-            base,
-            scaling: kv_graph::rope::RopeScaling::None,
-            factors: Some(ROPE_DIVISORS.to_owned()),
-        };
-        let sections = RopeSections {
-            pairs: [0, pairs / 2, pairs - pairs / 2],
-            order: SectionOrder::Consecutive,
-        };
-        (spec, sections)
-    }
-
-    /// What divides the frequencies `base^(-2 i / head_dim)`, so that they become those of each
-    /// half.
-    pub(crate) fn divisors(self, head_dim: usize, base: f64) -> Vec<f32> {
-        let pairs = head_dim / 2;
-        let half = pairs / 2;
-        let divisor = |pair: usize| {
-            let (section, at) = (pair / half.max(1), pair % half.max(1));
-            let wanted = match self {
-                Self::Repeated => 2 * at,
-                Self::InTurn => 2 * at + section.min(1),
-            };
-            let power = 2.0 * (wanted as f64 - pair as f64) / head_dim as f64;
-            base.powf(power) as f32
-        };
-        (0..pairs).map(divisor).collect()
-    }
+/// What divides the frequencies `base^(-2 i / head_dim)`, so that both halves have those of the
+/// first, two steps apart.
+pub(crate) fn axial_divisors(head_dim: usize, base: f64) -> Vec<f32> {
+    let pairs = head_dim / 2;
+    let divisor = |pair: usize| {
+        let wanted = 2 * (pair % (pairs / 2).max(1));
+        let power = 2.0 * (wanted as f64 - pair as f64) / head_dim as f64;
+        base.powf(power) as f32
+    };
+    (0..pairs).map(divisor).collect()
 }
 
 #[cfg(test)]
@@ -244,21 +228,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frequencies_are_those_of_each_half() {
+    fn rows_and_columns_have_the_same_frequencies() {
         let (head_dim, base) = (16, 10_000.0);
-        let (spec, sections) = AxialRope::spec(head_dim, base);
+        let (spec, sections) = axial_rope(head_dim, base);
         assert_eq!(sections.pairs, [0, 4, 4]);
-        let own = |power: f64| base.powf(-power / 16.0);
-        for (rope, powers) in [
-            (AxialRope::Repeated, [0, 4, 8, 12, 0, 4, 8, 12]),
-            (AxialRope::InTurn, [0, 4, 8, 12, 2, 6, 10, 14]),
-        ] {
-            let divisors = rope.divisors(head_dim, base);
-            let frequencies = spec.frequencies(Some(&divisors));
-            for (frequency, power) in frequencies.iter().zip(powers) {
-                let wanted = own(f64::from(power));
-                assert!((frequency / wanted - 1.0).abs() < 1e-6, "{rope:?} {power}");
-            }
+        let frequencies = spec.frequencies(Some(&axial_divisors(head_dim, base)));
+        for (frequency, power) in frequencies.iter().zip([0, 4, 8, 12, 0, 4, 8, 12]) {
+            let wanted = base.powf(-f64::from(power) / 16.0);
+            assert!((frequency / wanted - 1.0).abs() < 1e-6, "{power}");
         }
     }
 }

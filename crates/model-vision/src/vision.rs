@@ -8,8 +8,6 @@ use std::sync::Arc;
 use kv_backend::Backend;
 use kv_core::TokenId;
 use kv_graph::weights::WeightSource;
-use model_core::architecture::ModelError;
-use model_core::error::ModelFileError;
 use model_core::gguf::{GgufFile, Metadata};
 use model_core::hf::{HfConfig, HfTranslation};
 use model_core::model_file::ModelFile;

@@ -127,7 +127,7 @@ fn check_with_pictures(
 }
 
 /// The tokens of pictures whose rows see each other.
-fn together(pictures: &[PictureRun]) -> Vec<Range<usize>> {
+pub(super) fn together(pictures: &[PictureRun]) -> Vec<Range<usize>> {
     let mutual = pictures
         .iter()
         .filter(|run| run.picture.rows_see_each_other());

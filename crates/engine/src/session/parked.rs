@@ -14,7 +14,7 @@ use kv_core::{PosRange, SeqId, TokenId};
 use model_core::picture::PictureRun;
 
 use super::error::ServiceError;
-use super::intake::TextRequest;
+use super::intake::{TextRequest, together};
 use super::stream::TextStream;
 use super::text::LiveText;
 use super::{Activity, Session};
@@ -110,6 +110,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         let n_text = live.completion.tokens().len();
         self.check_room(prompt.len(), n_text)?;
         self.intake.check_pictures(&prompt, &live.pictures)?;
+        let together = together(&live.pictures);
         let Some(mut live) = self.parked.remove(&id) else {
             return Err(ServiceError::NotParked { request: id });
         };
@@ -130,6 +131,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             id,
             prompt,
             prefix,
+            together,
             retention: Retention::Park,
             ..Request::default()
         }));
