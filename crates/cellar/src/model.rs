@@ -233,8 +233,8 @@ impl Model {
         options: GenerateOptions,
     ) -> Result<Text<'_>, Error> {
         let reader = self.reader.clone().ok_or(Error::SeesNothing)?;
-        let read = |bytes: &_| reader.read(AsRef::<[u8]>::as_ref(bytes));
-        let pictures: Vec<_> = pictures.iter().map(read).collect::<Result<_, _>>()?;
+        let read = pictures.iter().map(|bytes| reader.read(bytes.as_ref()));
+        let pictures = read.collect::<Result<Vec<_>, _>>()?;
         let messages = [picture_message(text, pictures.len())];
         let prompt = picture_chat_tokens(&self.file, &reader, &messages, &pictures)?;
         let request = TextRequest {

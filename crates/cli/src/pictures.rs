@@ -12,7 +12,6 @@ use model_core::model_file::ModelFile;
 
 use crate::args::{ComputeArgs, RunArgs, VisionArgs};
 use crate::by_name::locate;
-use crate::failure::warn;
 use crate::input;
 use crate::models::ModelSource;
 use crate::resolve;
@@ -91,12 +90,13 @@ pub(crate) fn tower(vision: &Vision, compute: &ComputeArgs) -> anyhow::Result<To
 }
 
 /// The same for a command that goes on without: texts need no tower.
+#[cfg(feature = "serve")]
 pub(crate) fn tower_or_warning(sight: &mut Sight, compute: &ComputeArgs) -> Option<Tower> {
     let vision = sight.as_ref().ok()?;
     match tower(vision, compute) {
         Ok(tower) => Some(tower),
         Err(error) => {
-            warn(&format!("the vision tower is not loaded: {error}"));
+            crate::failure::warn(&format!("the vision tower is not loaded: {error}"));
             *sight = Err(error.to_string());
             None
         }

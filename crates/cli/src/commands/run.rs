@@ -128,7 +128,7 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
         None => None,
     };
     let sight = pictures::wanted_sight(args, &file, &source)?;
-    let (mut engine, mut start) = open(args, &file, prompt, (bytes.as_deref(), sight.as_ref()))?;
+    let (mut engine, mut start) = open(args, &file, prompt, bytes.as_deref(), sight.as_ref())?;
     let tower = pictures::wanted_tower(args, sight.as_ref())?;
     drop(loading);
     start.load = started.elapsed();
@@ -219,7 +219,8 @@ fn open<'s>(
     args: &'s RunArgs,
     file: &ModelFile,
     prompt: String,
-    (state, sight): (Option<&'s [u8]>, Option<&Sight>),
+    state: Option<&'s [u8]>,
+    sight: Option<&Sight>,
 ) -> anyhow::Result<(Engine<BoxedBackend>, Start<'s>)> {
     resolve::continues_texts(file)?;
     let constraint = Constraint::new(&args.constraint, file.tokenizer())?;
