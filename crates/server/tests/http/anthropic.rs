@@ -202,8 +202,9 @@ fn errors_have_anthropics_shape() {
         "there are no messages",
     );
     let image = json!([{"role": "user", "content": [
-        {"type": "text", "text": "What is it?"}, {"type": "image", "source": {}}]}]);
-    let at = "'messages[0].content[1]' is a block of type 'image'";
+        {"type": "text", "text": "What is it?"}, {"type": "image", "source": {
+            "type": "base64", "media_type": "image/png", "data": "AA=="}}]}]);
+    let at = "'messages[0].content[1]' is a picture, and this model takes text only";
     refused(json!({"messages": image}), 400, invalid, at);
     assert_eq!(send(&body(json!({})), "secret").status, 200);
 }

@@ -192,8 +192,8 @@ fn what_cannot_be_done_is_501_with_a_reason() {
         "POST",
         "/api/chat",
         chat(json!({"messages": image})),
-        501,
-        "'messages[0].images'",
+        400,
+        "'messages[0].content[0]' is a picture, and this model takes text only",
     );
     let unload = chat(json!({"messages": [], "keep_alive": 0}));
     refused("POST", "/api/chat", unload, 501, "cannot be unloaded");

@@ -385,7 +385,7 @@ fn wrong_fields_are_named() {
         (json!({"input": 1}), "input"),
         (
             json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
-            "input[0].content[0]",
+            "input[0].content[0].image_url",
         ),
         (json!({"max_output_tokens": -2}), "max_output_tokens"),
         (json!({"temperature": -1}), "temperature"),

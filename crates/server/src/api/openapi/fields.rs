@@ -564,6 +564,7 @@ pub(in crate::api) const OLLAMA_GENERATE: &[Field] = &[
     field("prompt", Kind::Text),
     field("suffix", Kind::Text),
     field("system", Kind::Text),
+    field("images", Kind::Texts),
     field("raw", Kind::Flag),
     field("format", Kind::Choice),
     field("options", Kind::Options),
