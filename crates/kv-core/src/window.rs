@@ -22,8 +22,7 @@ pub enum Window {
     Full,
     /// The last `n` positions, the query's own included.
     Sliding(u32),
-    /// Positions from the start of the query's chunk of `n` on, up to its end where later ones are
-    /// seen.
+    /// Positions from the start of the query's chunk of `n` on.
     Chunked(u32),
     /// `n / 2` positions to either side.
     Symmetric(u32),
@@ -97,11 +96,9 @@ impl Window {
                 return PosRange::from(..Pos(n)).intersection(old(query, by));
             }
             Self::Symmetric(n) => Pos(query.0.saturating_add(n / 2)),
-            Self::Chunked(n) => {
-                let n = n.max(1);
-                Pos((query.0 - query.0 % n).saturating_add(n - 1))
+            Self::Full | Self::Sliding(_) | Self::Chunked(_) | Self::Ends { .. } => {
+                PosRange::ALL.last
             }
-            Self::Full | Self::Sliding(_) | Self::Ends { .. } => PosRange::ALL.last,
         };
         let last = match causality {
             Causality::Causal => query,

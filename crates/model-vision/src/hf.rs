@@ -24,6 +24,8 @@ const TOWER: HfClass = HfClass {
     architecture: "clip",
     section: Some("vision_config"),
     head: HfHead::None,
+    // Names in tables are whole.
+    body: "",
     // The decoder's tensors.
     other_parts: &[
         "model.layers.",
@@ -282,6 +284,8 @@ fn qwen25_vl(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
 }
 
 fn qwen(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    // The decoder's, which older files have next to the tower's settings.
+    let _of_the_decoder = config.value("rope_scaling");
     keys.set("vision.attention.layer_norm_epsilon", 1e-6f32);
     counts(
         config,

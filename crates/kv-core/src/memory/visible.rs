@@ -106,12 +106,18 @@ fn set_apart(
 }
 
 /// The same without a memory: rows see rows of their own sequence in the ubatch, whose numbers are
-/// the cells.
+/// the cells. Chunks end where the next one begins, for rows that see later ones, too.
 pub(super) fn write_within(ubatch: &UBatch, reach: Reach, visibility: &mut Visibility) {
     let seqs = write_rows(ubatch, reach, visibility);
     for (group, &seq) in visibility.groups.iter_mut().zip(&seqs) {
         group.runs.clear();
         group.origin = CopyOrigin::default();
+        if let Window::Chunked(n) = reach.window {
+            for limits in &mut group.limits {
+                let end = limits.first.0.saturating_add(n.saturating_sub(1));
+                limits.last = limits.last.min(Pos(end));
+            }
+        }
         let rows = (0u32..).map(CellIdx).zip(ubatch.rows());
         for (cell, row) in rows.filter(|(_, row)| row.seqs.contains(seq)) {
             match group.runs.last_mut() {
