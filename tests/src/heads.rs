@@ -1,12 +1,12 @@
 //! Checks of heads that draft, which are behind the models of other recipes (`fixtures/heads`).
 
 use kv_backend::Backend;
-use kv_core::batch::{Batch, BatchRules, PositionRule, validate_with};
 use kv_backend::{GraphInputs, GraphOutputs};
-use kv_graph::GraphShape;
+use kv_core::batch::{Batch, BatchRules, PositionRule, validate_with};
 use kv_core::layers::RowLayout;
 use kv_core::memory::{Composite, Memory, MemoryInputs};
 use kv_core::{KvType, KvTypes, SeqId, TokenId};
+use kv_graph::GraphShape;
 use model_core::architecture::{ModelError, with_draft_head};
 
 use crate::checks::TOLERANCE;
@@ -20,12 +20,14 @@ pub fn gives_reference(case: &Case) {
     check(case, candle(), 512);
 }
 
-fn check<B: Backend>(case: &Case, mut backend: B, n_ubatch: u32) {
+fn check<B: Backend>(case: &Case, backend: B, n_ubatch: u32) {
     let recipe = case.generated();
     let reference = recipe.reference();
     let directory = recipe.directory(&case.registry()).unwrap();
     let plain = directory.model();
-    let model = with_draft_head(&**plain, &**directory.weights()).unwrap().unwrap();
+    let model = with_draft_head(&**plain, &**directory.weights())
+        .unwrap()
+        .unwrap();
     // Its layer has rows of its own.
     assert!(model.layers().iter().count() > plain.layers().iter().count());
     let head = model.draft_head().unwrap();
@@ -37,7 +39,9 @@ fn check<B: Backend>(case: &Case, mut backend: B, n_ubatch: u32) {
     }
     let types = KvTypes::from(KvType::F32);
     let layout = RowLayout::new(model.layers(), &cells, types).unwrap();
-    let layout = layout.with_states(model.layers(), setup.n_state_rows()).unwrap();
+    let layout = layout
+        .with_states(model.layers(), setup.n_state_rows())
+        .unwrap();
     let weights = backend.load_weights(directory.weights().clone(), Default::default());
     let weights = weights.unwrap();
     let mut stored = backend.allocate(&layout).unwrap();
@@ -57,7 +61,9 @@ fn check<B: Backend>(case: &Case, mut backend: B, n_ubatch: u32) {
         n_vocab: n_vocab as u32,
         n_embd: dim as u32,
     };
-    let valid = validate_with(&batch, &rules, PositionRule::Linear, |seq| memory.positions(seq));
+    let valid = validate_with(&batch, &rules, PositionRule::Linear, |seq| {
+        memory.positions(seq)
+    });
     let valid = valid.unwrap();
     let (mut inputs, mut outputs) = (MemoryInputs::default(), GraphOutputs::default());
     let (mut logits, mut last_rows) = (Vec::new(), Vec::new());
@@ -69,7 +75,10 @@ fn check<B: Backend>(case: &Case, mut backend: B, n_ubatch: u32) {
         };
         let graph = head.graph(shape).unwrap();
         let mut program = backend.compile(&graph, &weights, &layout).unwrap();
-        let before = ubatch.entries.iter().flat_map(|&e| &rows[e as usize * dim..][..dim]);
+        let before = ubatch
+            .entries
+            .iter()
+            .flat_map(|&e| &rows[e as usize * dim..][..dim]);
         let before: Vec<f32> = before.copied().collect();
         let coordinates: Vec<[u32; 3]> = ubatch.coordinates().collect();
         let graph_inputs = GraphInputs {
@@ -82,7 +91,9 @@ fn check<B: Backend>(case: &Case, mut backend: B, n_ubatch: u32) {
             states: &inputs.states,
             ..GraphInputs::default()
         };
-        backend.run(&mut program, &mut stored, &graph_inputs, &mut outputs).unwrap();
+        backend
+            .run(&mut program, &mut stored, &graph_inputs, &mut outputs)
+            .unwrap();
         logits.extend_from_slice(&outputs.values[0]);
         last_rows.extend_from_slice(&outputs.values[1]);
     }
@@ -91,7 +102,11 @@ fn check<B: Backend>(case: &Case, mut backend: B, n_ubatch: u32) {
         assert_eq!(found.len(), wanted.len(), "{} {name}", case.name);
         let off = found.iter().zip(&wanted).map(|(a, b)| (a - b).abs());
         let off = off.fold(0.0, f32::max);
-        assert!(off <= TOLERANCE, "{} {name}: {off} in pieces of {n_ubatch}", case.name);
+        assert!(
+            off <= TOLERANCE,
+            "{} {name}: {off} in pieces of {n_ubatch}",
+            case.name
+        );
     }
 }
 
@@ -104,8 +119,8 @@ fn changed(case: &Case, change: impl FnOnce(Recipe) -> Recipe) -> ModelError {
     with_draft_head(&**directory.model(), &**weights).unwrap_err()
 }
 
-/// A head that lacks a tensor, or that is of another width or vocabulary, is named, and the model is
-/// the same without it.
+/// A head that lacks a tensor, or that is of another width or vocabulary, is named, and the model
+/// is the same without it.
 pub fn wrong_heads_are_named(case: &Case, matrix: &str, gate: &str) {
     let missing = changed(case, |recipe| recipe.without(gate)).to_string();
     assert!(missing.contains("is missing"), "{missing}");

@@ -212,7 +212,9 @@ impl Recipe {
                 (config, BTreeMap::new())
             }
             Some(name) => {
-                let Self { config, weights, .. } = Self::named(&name);
+                let Self {
+                    config, weights, ..
+                } = Self::named(&name);
                 assert_eq!(weights.seed, file.seed, "{}", folder.display());
                 (config, weights.tensors)
             }

@@ -332,3 +332,70 @@ fn a_plan_counts_the_draft_model() {
     let (table, _) = output(&[&["plan", "--backend", "cpu"], &draft[..]].concat());
     assert!(table.contains("draft model"), "{table}");
 }
+
+/// A model of stories that was trained with a head.
+const HEADED: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../tests/fixtures/heads/stories-head.gguf"
+);
+
+#[test]
+fn a_head_drafts_where_the_file_has_one() {
+    for sampling in [&["--temp", "0"][..], &["--temp", "0.8", "--seed", "5"]] {
+        let run = |extra: &[&str]| {
+            let model = ["-m", HEADED, "--backend", "cpu"];
+            run(&[sampling, &model, extra].concat())
+        };
+        let plain = run(&["--speculate", "off"]);
+        assert!(plain["timings"].get("drafted").is_none(), "{plain}");
+        for drafted in [run(&[]), run(&["--speculate", "head"])] {
+            for key in ["text", "tokens", "finish"] {
+                assert_eq!(drafted[key], plain[key], "{key}");
+            }
+            let count = |key: &str| drafted["timings"][key].as_u64().unwrap();
+            assert!(count("drafted") > 0 && count("accepted") <= count("drafted"));
+        }
+    }
+}
+
+/// Its rows are counted before anything is loaded.
+#[test]
+fn a_plan_counts_the_rows_of_a_head() {
+    let plan = |how: &str| {
+        let args = ["plan", HEADED, "--json", "-c", "256", "--speculate", how];
+        let plan = report(&args);
+        (plan["n_bytes"].as_u64().unwrap(), plan["memory"].as_u64())
+    };
+    let (with, of_with) = plan("auto");
+    let (without, of_without) = plan("off");
+    // Two layers, and that of the head.
+    assert_eq!(with * 2, without * 3);
+    assert!(of_with > of_without);
+}
+
+#[test]
+fn a_head_that_is_not_there_is_missed_where_it_is_asked_for() {
+    let (code, line) = failure(&["run", "-p", "a", "--speculate", "head"]);
+    assert!(code == 2 && line.contains("has none"), "{line}");
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("incomplete.gguf");
+    let bytes = std::fs::read(HEADED).unwrap();
+    // The name of a tensor of the head, as another.
+    let (name, other) = (b"blk.2.nextn.eh_proj", b"blk.2.nextn.eh_prox");
+    let at = bytes.windows(name.len()).position(|part| part == name);
+    let mut bytes = bytes;
+    bytes[at.unwrap()..][..other.len()].copy_from_slice(other);
+    std::fs::write(&model, bytes).unwrap();
+    let model = model.to_str().unwrap();
+    let args = ["run", "-m", model, "-p", "a", "-n", "4", "--backend", "cpu"];
+    let (code, line) = failure(&[&args[..], &["--speculate", "head"]].concat());
+    let missing = "'blk.2.nextn.eh_proj.weight' is missing";
+    assert!(code == 1 && line.contains(missing), "{line}");
+    // It is a model without its head.
+    let done = cellar().args(args).assert().success();
+    let said = String::from_utf8(done.get_output().stderr.clone()).unwrap();
+    assert!(
+        said.contains("not used") && said.contains(missing),
+        "{said}"
+    );
+}

@@ -130,64 +130,37 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         let n_programs = settings.n_programs * (1 + head.iter().len());
         let mut programs = ProgramCache::new(n_programs);
         let capacities = Capacities::of(&backend, &*model, settings.max_ubatch())?;
-        // Weights that the backend cannot use are found now, not with the first token.
-        let shape = GraphShape {
+        let one = GraphShape {
             n_tokens: 1,
             n_outputs: 1,
         };
-        let adapters = model.adapters().cloned().map(ActiveAdapters::new);
-        let bare = model.with_active_adapters(0);
-        let bare = bare.as_ref().unwrap_or(&model);
-        let n_active = adapters.as_ref().map_or(0, |a| a.all().len().min(1));
-        for n_adapters in [0, n_active] {
+        // Weights that the backend cannot use are found now, not with the first token.
+        let mut compiled = |model: &dyn Model, rows: RowsOut, n_adapters: usize| {
+            let graph = model.graph(one)?;
             let key = ProgramKey {
                 given_rows: false,
-                shape,
+                shape: one,
                 n_kv: Vec::new(),
-                rows: RowsOut::Whole,
+                rows,
                 n_adapters,
             };
             programs.get_or_compile(key, || {
-                let adapted = model.with_active_adapters(n_adapters);
-                let graph = adapted.as_ref().unwrap_or(&model).graph(shape)?;
                 Ok::<_, EngineError>(backend.compile(&graph, &weights, &settings.layout)?)
             })?;
+            Ok::<_, EngineError>(graph)
+        };
+        let adapters = model.adapters().cloned().map(ActiveAdapters::new);
+        let bare = model.with_active_adapters(0);
+        let graph = compiled(&**bare.as_ref().unwrap_or(&model), RowsOut::Whole, 0)?;
+        if adapters.as_ref().is_some_and(|adapters| !adapters.all().is_empty()) {
+            let adapted = model.with_active_adapters(1);
+            compiled(&**adapted.as_ref().unwrap_or(&model), RowsOut::Whole, 1)?;
         }
-        let encoder = match model.source_encoder() {
-            None => None,
-            Some(encoder) => {
-                let graph = encoder.model.graph(shape)?;
-                let key = ProgramKey {
-                    given_rows: false,
-                    shape,
-                    n_kv: Vec::new(),
-                    rows: RowsOut::Sources,
-                    n_adapters: 0,
-                };
-                programs.get_or_compile(key, || {
-                    Ok::<_, EngineError>(backend.compile(&graph, &weights, &settings.layout)?)
-                })?;
-                Some(graph)
-            }
-        };
-        let head_graph = match &head {
-            None => None,
-            Some(head) => {
-                let graph = head.graph(shape)?;
-                let key = ProgramKey {
-                    given_rows: false,
-                    shape,
-                    n_kv: Vec::new(),
-                    rows: RowsOut::Drafts,
-                    n_adapters: 0,
-                };
-                programs.get_or_compile(key, || {
-                    Ok::<_, EngineError>(backend.compile(&graph, &weights, &settings.layout)?)
-                })?;
-                Some(graph)
-            }
-        };
-        let graph = bare.graph(shape)?;
+        let encoder = model.source_encoder();
+        let encoder = encoder.map(|encoder| compiled(&*encoder.model, RowsOut::Sources, 0));
+        let encoder = encoder.transpose()?;
+        let head_graph = head.as_deref().map(|head| compiled(head, RowsOut::Drafts, 0));
+        let head_graph = head_graph.transpose()?;
         let more = head_graph.iter().chain([&graph]);
         let ropes = more.map(|graph| graph.key_ropes(&*source));
         let key_ropes = ropes.collect::<Result<Vec<_>, _>>().map_err(Arc::new);

@@ -110,7 +110,8 @@ impl Workload {
                 n_tokens: n_active,
                 n_outputs: n_active,
             };
-            for shape in shapes.iter().map(stored).chain([capacities.shape_for(drafts)]) {
+            for shape in ubatches.iter().map(stored).chain([drafts]) {
+                let shape = capacities.shape_for(shape);
                 graphs.push(settings.graph(shape, &*head)?);
             }
         }

@@ -222,7 +222,11 @@ impl<B: Backend> Runner<B> {
             positions: &ubatch.positions,
             token_types: &ubatch.token_types,
             coordinates: &self.coordinates,
-            output_rows: &ubatch.output_rows,
+            // A head that only stores wants none.
+            output_rows: ubatch
+                .output_rows
+                .get(..shape.n_outputs)
+                .unwrap_or_default(),
             parts: &memory.parts,
             batch: &self.batch,
             states: &memory.states,

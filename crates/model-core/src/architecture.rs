@@ -299,8 +299,8 @@ pub(crate) fn all_graphs(model: &dyn Model) -> Result<Vec<Graph>, ModelError> {
 /// has none.
 ///
 /// # Errors
-/// [`ModelError::MissingTensor`] where the head is incomplete; [`ModelError::TensorShape`] with both
-/// shapes where it is of another width or vocabulary; as [`Registry::model`].
+/// [`ModelError::MissingTensor`] where the head is incomplete; [`ModelError::TensorShape`] with
+/// both shapes where it is of another width or vocabulary; as [`Registry::model`].
 pub fn with_draft_head(
     model: &dyn Model,
     weights: &dyn WeightSource,

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use kv_graph::weights::WeightSource;
 use model_core::architecture::{Architecture, Model, ModelError};
 use model_core::blocks::{
-    Arrangement, Decoder, DecoderLayer, DecoderModel, DraftHead, LastNorm, Multipliers, Norm, NormKind,
-    TOKEN_EMBEDDING,
+    Arrangement, Decoder, DecoderLayer, DecoderModel, DraftHead, LastNorm, Multipliers, Norm,
+    NormKind, TOKEN_EMBEDDING,
 };
 use model_core::gguf::Metadata;
 use model_core::hyperparameters::Hyperparameters;

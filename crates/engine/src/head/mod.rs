@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use kv_backend::{Backend, CancelFlag};
 use kv_core::batch::{Batch, UBatch, validate_with};
-use kv_graph::GraphShape;
 use kv_core::memory::{Memory, MemoryInputs};
 use kv_core::{Pos, SeqId, TokenId};
+use kv_graph::GraphShape;
 use model_core::architecture::Model;
 
 use self::tails::Tails;

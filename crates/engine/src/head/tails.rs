@@ -1,8 +1,8 @@
 //! [`Tails`]: the final rows of the last tokens of each sequence, which a head that drafts reads
 //! with the tokens after them.
 //!
-//! Invariant: a row is of the token that the sequence has at its position, or is not there; after an
-//! edit it is not there rather than wrong. Knows neither graphs nor memories.
+//! Invariant: a row is of the token that the sequence has at its position, or is not there; after
+//! an edit it is not there rather than wrong. Knows neither graphs nor memories.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use kv_core::batch::UBatch;
 use kv_core::memory::{Edit, Seqs};
 use kv_core::{Pos, PosRange, SeqId};
 
-/// Rows that are kept of a sequence: of a token, and of the drafted ones after it.
+/// Rows that are kept of a sequence at least: of a token, and of the drafted ones after it.
 const MAX_ROWS: usize = MAX_DRAFT + 1;
 
 /// The final rows of the last tokens of each sequence.
@@ -43,8 +43,11 @@ impl Tail {
         }
         self.rows.extend_from_slice(row);
         self.end = pos + 1;
-        let n_more = self.rows.len().saturating_sub(MAX_ROWS * row.len());
-        self.rows.drain(..n_more);
+        // Not one at a time: that would move all others each time.
+        if self.rows.len() > 2 * MAX_ROWS * row.len() {
+            let n_more = self.rows.len() - MAX_ROWS * row.len();
+            self.rows.drain(..n_more);
+        }
     }
 }
 
@@ -175,9 +178,10 @@ mod tests {
         let tails = tails(100);
         assert_eq!(tails.end(SEQ), Some(Pos(100)));
         assert_eq!(tails.row(SEQ, Pos(99)), Some([99.0, 0.5].as_slice()));
-        let oldest = 100 - MAX_ROWS as u32;
-        assert!(tails.row(SEQ, Pos(oldest)).is_some());
-        for pos in [oldest - 1, 100] {
+        for pos in 100 - MAX_ROWS as u32..100 {
+            assert_eq!(tails.row(SEQ, Pos(pos)), Some([pos as f32, 0.5].as_slice()));
+        }
+        for pos in [99 - 2 * MAX_ROWS as u32, 100] {
             assert_eq!(tails.row(SEQ, Pos(pos)), None);
         }
         assert_eq!(tails.row(SeqId(0), Pos(99)), None);

@@ -23,6 +23,10 @@ use crate::speculate::{DraftSource, HeadDraft};
 pub(super) struct HeadTimes {
     /// A step without drafts, in seconds.
     plain: Option<f64>,
+    /// Texts of that step.
+    n_texts: usize,
+    /// Steps with drafts since then.
+    n_drafted: usize,
     /// A further row of each text in a step, relative to that.
     row: Option<f64>,
     /// A token of each draft, in seconds.
@@ -31,6 +35,12 @@ pub(super) struct HeadTimes {
 
 /// The weight of a new time.
 const NEWEST: f64 = 0.15;
+
+/// Steps with drafts until one without is measured again.
+const MAX_AGE: usize = 200;
+
+/// The same where the number of texts has changed.
+const MIN_AGE: usize = 16;
 
 /// Steps of more tokens for each text read a prompt.
 const MAX_ROWS: usize = 1 + cellar_scheduler::MAX_DRAFT;
@@ -49,14 +59,32 @@ impl HeadTimes {
             return;
         }
         let took = took.as_secs_f64();
+        self.n_drafted += usize::from(n_draft > 0);
         match (n_draft, self.plain) {
-            (0, _) => average(&mut self.plain, took),
+            (0, _) => {
+                if self.has_other_texts(n_texts) {
+                    self.plain = None;
+                }
+                average(&mut self.plain, took);
+                (self.n_texts, self.n_drafted) = (n_texts, 0);
+            }
             (_, Some(plain)) if plain > 0.0 => {
                 let n_rows = n_draft as f64 / n_texts as f64;
                 average(&mut self.row, ((took / plain - 1.0) / n_rows).max(0.0));
             }
             _ => {}
         }
+    }
+
+    /// True if a step without drafts is to be measured, where so many texts are drafted for.
+    fn wants_plain_step(self, n_texts: usize) -> bool {
+        let is_old = self.n_drafted >= MAX_AGE;
+        let is_other = self.has_other_texts(n_texts) && self.n_drafted >= MIN_AGE;
+        self.plain.is_none() || is_old || is_other
+    }
+
+    fn has_other_texts(self, n_texts: usize) -> bool {
+        2 * n_texts > 3 * self.n_texts || 3 * n_texts < 2 * self.n_texts
     }
 
     /// A draft took so long, whose longest was of so many tokens.
@@ -128,7 +156,9 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
                 });
             drafted.extend(requests.into_iter().zip(of_model));
         }
-        drafted.extend(self.draft_with_head(of_head, &head_turns));
+        if !self.head_times.wants_plain_step(head_turns.len()) {
+            drafted.extend(self.draft_with_head(of_head, &head_turns));
+        }
         for (request, tokens) in drafted {
             let Some(live) = self.texts.get_mut(&request).filter(|_| !tokens.is_empty()) else {
                 continue;

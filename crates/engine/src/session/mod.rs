@@ -92,8 +92,8 @@ pub use swap_store::SwapDisk;
 pub use watch::{FRAME_TIME, MAX_EVENTS, Update, Watcher};
 
 use blocks::BlockTable;
-use drafts::HeadTimes;
 pub(crate) use config::micros;
+use drafts::HeadTimes;
 pub(crate) use intake::{Intake, Submission};
 use intake::{LongContextLimits, QueueSize};
 pub(crate) use pieces::text_of;

@@ -1,5 +1,5 @@
-//! Heads that draft change no text: what a model with its head gives is what it gives without, whatever
-//! runs with it.
+//! Heads that draft change no text: what a model with its head gives is what it gives without,
+//! whatever runs with it.
 
 use cellar_engine::serve::{
     Service, ServiceConfig, Speculated, Speculation, SpeculationOff, TextRequest, TextStream,
@@ -8,7 +8,7 @@ use cellar_engine::session::{Retention, Session};
 use cellar_engine::{Engine, EngineError, SaveOptions};
 use kv_backend::state::SavedState;
 use kv_core::SeqId;
-use kv_core::memory::{Memory, RestoreInto, Seqs};
+use kv_core::memory::{RestoreInto, Seqs};
 use kv_cpu::CpuBackend;
 use model_core::architecture::with_draft_head;
 use model_tests::Recipe;
@@ -177,7 +177,9 @@ fn a_text_that_is_cancelled_and_resumed_is_the_same() {
             };
             let mut stream = session.submit(asked).unwrap();
             for _ in 0..3 {
-                (0..4).for_each(|_| drop(session.step()));
+                for _ in 0..4 {
+                    session.step();
+                }
                 session.pause_all();
                 if session.resume(&mut stream, Vec::new()).is_err() {
                     break; // it is complete
@@ -218,7 +220,11 @@ fn states_are_of_the_model_with_its_head() {
         let wanted = feed(&mut engine(&case, 1, 220), &prompt);
         assert_eq!(feed(second, rest), wanted, "{}", case.name);
         let refused = engine(&case, 1, 220).restore_state(&state, RestoreInto::All);
-        assert!(matches!(refused, Err(EngineError::State(_))), "{}", case.name);
+        assert!(
+            matches!(refused, Err(EngineError::State(_))),
+            "{}",
+            case.name
+        );
     }
 }
 

@@ -149,7 +149,8 @@ impl Model for DecoderModel {
     /// None with per-layer inputs: what they are for a row without a token is not defined here.
     fn of_rows(&self) -> Option<Arc<dyn Model>> {
         if self.decoder.per_layer_inputs.is_some()
-            || matches!(self.head, Head::MaskLogits(_) | Head::Draft) {
+            || matches!(self.head, Head::MaskLogits(_) | Head::Draft)
+        {
             return None;
         }
         let mut given = self.clone();

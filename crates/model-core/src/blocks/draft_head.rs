@@ -6,8 +6,8 @@
 //! the final rows again, so it can go on from its own. Invariant: what it stores of a token depends
 //! on that token and those before it alone. Knows no architecture by name.
 
-use kv_graph::{Graph, GraphBuilder, GraphError, GraphShape, Input};
 use kv_graph::weights::WeightSource;
+use kv_graph::{Graph, GraphBuilder, GraphError, GraphShape, Input};
 
 use super::decoder::{TOKEN_EMBEDDING, wanted_rows};
 use super::{Decoder, DecoderLayer, LayerContext};

@@ -8,8 +8,8 @@ use super::config::Bounds;
 use super::files::TensorFiles;
 use super::keys::Keys;
 use super::sentence::DenseModules;
-use super::{HfClass, HfClasses, HfConfig, HfHead, HfWeights, ModelFileError};
 use super::weights::FIRST_BEHIND;
+use super::{HfClass, HfClasses, HfConfig, HfHead, HfWeights, ModelFileError};
 use super::{quantization, unread};
 use crate::architecture::NO_HEAD;
 use crate::blocks::{OUTPUT, TOKEN_EMBEDDING};
@@ -213,7 +213,7 @@ fn count_layers_behind(
     metadata: &mut Metadata,
 ) {
     let is_there = |number: &usize| {
-        let place = format!("blk.{number}.");
+        let place = format!("blk.{number}.nextn.");
         weights.translated().any(|name| name.starts_with(&place))
     };
     let n_behind = (n_layers..).take_while(is_there).count();

@@ -3,9 +3,9 @@
 
 use model_core::hf::{
     ATTENTION_TENSORS, ATTENTION_VECTORS, DECODER_KEYS, EMBEDDING_TENSORS, FixedValue,
-    GATED_TENSORS, HEAD_TENSORS, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError, NORM_BEFORE_FFN,
-    RMS_EPS, ROPE_KEYS, SILU, TensorRule, TensorStep, full_attention, head_dim, in_layers, only,
-    rope_keys, same, with,
+    GATED_TENSORS, HEAD_TENSORS, HfClass, HfConfig, INPUT_NORM, Key, Keys, ModelFileError,
+    NORM_BEFORE_FFN, RMS_EPS, ROPE_KEYS, SILU, TensorRule, TensorStep, full_attention, head_dim,
+    in_layers, only, rope_keys, same, with,
 };
 
 use super::LLAMA;

@@ -1,8 +1,8 @@
 //! [`HeadLength`]: how many tokens are worth drafting with a head, where each takes time, from how
 //! often drafts are right and from what steps took.
 //!
-//! Invariant: that many gives the most tokens a second by what was measured, 0 where none does; then
-//! one token is tried after a wait, which gets longer each time. Knows nothing of tokens.
+//! Invariant: that many gives the most tokens a second by what was measured, 0 where none does;
+//! then one token is tried after a wait, which gets longer each time. Knows nothing of tokens.
 
 /// The most tokens of a draft: each takes a run of the head, and is right less often than the one
 /// before.

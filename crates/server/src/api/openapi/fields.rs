@@ -78,7 +78,9 @@ impl Kind {
                 {"type": "integer"},
                 {"type": "string", "enum": ["interactive", "normal", "batch"]},
             ]}),
-            Self::Speculate => json!({"type": "string", "enum": ["auto", "off", "lookup", "draft", "head"]}),
+            Self::Speculate => {
+                json!({"type": "string", "enum": ["auto", "off", "lookup", "draft", "head"]})
+            }
             Self::Any => json!({}),
         }
     }
