@@ -23,9 +23,9 @@ mod models;
 mod not_understood;
 mod output_file;
 mod overwrite;
+mod pictures;
 #[cfg(feature = "serve")]
 mod prefix_tiers;
-mod pictures;
 mod progress;
 mod resolve;
 mod service;

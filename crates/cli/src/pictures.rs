@@ -29,7 +29,7 @@ pub(crate) fn sight(
     args: &VisionArgs,
 ) -> anyhow::Result<Sight> {
     let path = match source {
-        ModelSource::File(path) if !input::is_stdin(path) => locate(path)?,
+        ModelSource::File(path) if !input::is_stdin(path) => locate(path)?.into_owned(),
         ModelSource::Embedded | ModelSource::File(_) => PathBuf::new(),
     };
     let mmproj = args.mmproj.as_deref();

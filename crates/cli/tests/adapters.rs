@@ -38,7 +38,17 @@ impl Case {
 
     fn text(&self, args: &[&str]) -> String {
         let model = model().display().to_string();
-        let mut all = vec!["run", "-m", &model, "Once upon", "--raw", "--temp", "0", "-n", "12"];
+        let mut all = vec![
+            "run",
+            "-m",
+            &model,
+            "Once upon",
+            "--raw",
+            "--temp",
+            "0",
+            "-n",
+            "12",
+        ];
         all.extend(args);
         output(&all).0
     }
@@ -84,7 +94,9 @@ fn a_merged_file_is_the_model_with_its_adapter() {
     Recipe::adapter(&fixture("adapters").join("all_linear")).expand(&adapter);
     let (adapter, merged) = (adapter.display().to_string(), case.path("merged.gguf"));
     let source = from.path().display().to_string();
-    let convert = ["convert", &source, &merged, "--type", "f32", "--lora", &adapter];
+    let convert = [
+        "convert", &source, &merged, "--type", "f32", "--lora", &adapter,
+    ];
     output(&convert);
     let wanted = logits(from.path(), &["--lora", &adapter]);
     let off = distance(&logits(Path::new(&merged), &[]), &wanted);
@@ -146,11 +158,20 @@ fn control_vectors_move_what_leaves_layers() {
         all.extend(args);
         failure(&all).1
     };
-    let range = ["--control-vector", &path, "--control-vector-layer-range", "1", "9"];
+    let range = [
+        "--control-vector",
+        &path,
+        "--control-vector-layer-range",
+        "1",
+        "9",
+    ];
     assert!(refused(&range).contains("layers 1 to 9 are not in the model"));
     control_vector(Path::new(&path), 32, 3);
     let narrow = refused(&["--control-vector", &path]);
-    assert!(narrow.contains("'direction.1' is [64] in the model"), "{narrow}");
+    assert!(
+        narrow.contains("'direction.1' is [64] in the model"),
+        "{narrow}"
+    );
 }
 
 #[test]
@@ -180,20 +201,39 @@ fn settings_of_the_file_are_overridden() {
     let linear = other(&["--rope-freq-scale", "0.5"]);
     assert!(distance(&linear, &bare) > 1e-3);
     assert_eq!(other(&["--rope-scale", "2"]), linear);
-    assert_eq!(other(&["--rope-scaling", "linear", "--rope-scale", "2"]), linear);
+    assert_eq!(
+        other(&["--rope-scaling", "linear", "--rope-scale", "2"]),
+        linear
+    );
     assert_eq!(other(&["--rope-freq-base", "10000"]), bare);
     let base = other(&["--rope-freq-base", "500000"]);
     assert!(distance(&base, &bare) > 1e-3);
     let key = "llama.rope.freq_base=float:500000";
     assert_eq!(other(&["--override-kv", key]), base);
-    let yarn = ["--rope-scaling", "yarn", "--rope-scale", "4", "--yarn-orig-ctx", "128"];
+    let yarn = [
+        "--rope-scaling",
+        "yarn",
+        "--rope-scale",
+        "4",
+        "--yarn-orig-ctx",
+        "128",
+    ];
     let yarn = other(&yarn);
     assert!(distance(&yarn, &bare) > 1e-3 && yarn != linear);
     let recipe = directory("llama_rope_linear");
     let none = logits(recipe.path(), &["--rope-scaling", "none"]);
     assert_ne!(none, logits(recipe.path(), &[]));
     let source = from.path().display().to_string();
-    let wrong = ["logits", "-m", &source, "--tokens", "1", "--out", "-", "--override-kv"];
+    let wrong = [
+        "logits",
+        "-m",
+        &source,
+        "--tokens",
+        "1",
+        "--out",
+        "-",
+        "--override-kv",
+    ];
     let (code, text) = failure(&[&wrong[..], &["llama.rope.freq_base=float:0"]].concat());
     assert_eq!(code, 1);
     assert!(text.contains("llama.rope.freq_base"), "{text}");
@@ -205,7 +245,18 @@ fn settings_of_the_file_are_overridden() {
 #[test]
 fn the_context_is_what_fits() {
     let model = model().display().to_string();
-    let args = ["run", "-m", &model, "Once upon", "--raw", "-n", "1", "--json", "-c", "auto"];
+    let args = [
+        "run",
+        "-m",
+        &model,
+        "Once upon",
+        "--raw",
+        "-n",
+        "1",
+        "--json",
+        "-c",
+        "auto",
+    ];
     let report = json(&args);
     // All of the trained length fits.
     assert_eq!(report["n_ctx"], 512);

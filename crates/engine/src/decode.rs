@@ -152,14 +152,19 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         let adapters = model.adapters().cloned().map(ActiveAdapters::new);
         let bare = model.with_active_adapters(0);
         let graph = compiled(&**bare.as_ref().unwrap_or(&model), RowsOut::Whole, 0)?;
-        if adapters.as_ref().is_some_and(|adapters| !adapters.all().is_empty()) {
+        if adapters
+            .as_ref()
+            .is_some_and(|adapters| !adapters.all().is_empty())
+        {
             let adapted = model.with_active_adapters(1);
             compiled(&**adapted.as_ref().unwrap_or(&model), RowsOut::Whole, 1)?;
         }
         let encoder = model.source_encoder();
         let encoder = encoder.map(|encoder| compiled(&*encoder.model, RowsOut::Sources, 0));
         let encoder = encoder.transpose()?;
-        let head_graph = head.as_deref().map(|head| compiled(head, RowsOut::Drafts, 0));
+        let head_graph = head
+            .as_deref()
+            .map(|head| compiled(head, RowsOut::Drafts, 0));
         let head_graph = head_graph.transpose()?;
         let more = head_graph.iter().chain([&graph]);
         let ropes = more.map(|graph| graph.key_ropes(&*source));

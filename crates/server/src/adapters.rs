@@ -81,7 +81,8 @@ impl ServedAdapters {
                 return Err(ApiError::invalid_param(param, message));
             }
             let Some(place) = scales.get_mut(id) else {
-                let message = format!("there is no adapter {id}: the model has {n}, counted from 0");
+                let message =
+                    format!("there is no adapter {id}: the model has {n}, counted from 0");
                 return Err(ApiError::invalid_param(param, message));
             };
             *place = scale;
@@ -116,7 +117,8 @@ pub(crate) fn scales_of(
     match (served, &choice.lora) {
         (Some(served), _) => served.chosen(choice, id).map(Some),
         (None, Some(list)) if !list.is_empty() => {
-            let message = "this model was loaded without adapters: give the server some with --lora";
+            let message =
+                "this model was loaded without adapters: give the server some with --lora";
             Err(ApiError::unsupported("lora", message))
         }
         (None, _) => Ok(None),

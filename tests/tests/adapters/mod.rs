@@ -3,8 +3,8 @@
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
-mod refused;
 mod references;
+mod refused;
 mod together;
 
 use std::path::{Path, PathBuf};

@@ -43,11 +43,20 @@ fn settings_that_are_not_computed_are_named() {
         (json!({"bias": "all"}), "bias = all"),
         (json!({"modules_to_save": ["lm_head"]}), "modules_to_save"),
         (json!({"lora_bias": true}), "lora_bias"),
-        (json!({"init_lora_weights": "pissa_niter_4"}), "pissa_niter_4"),
-        (json!({"target_parameters": ["experts"]}), "target_parameters"),
+        (
+            json!({"init_lora_weights": "pissa_niter_4"}),
+            "pissa_niter_4",
+        ),
+        (
+            json!({"target_parameters": ["experts"]}),
+            "target_parameters",
+        ),
         (json!({"r": 5}), "has rank 4, where the settings say 5"),
         (json!({"r": "four"}), "'r'"),
-        (json!({"rank_pattern": {"q_proj": 2}}), "has rank 4, where the settings say 2"),
+        (
+            json!({"rank_pattern": {"q_proj": 2}}),
+            "has rank 4, where the settings say 2",
+        ),
         (json!({"rank_pattern": {"(": 2}}), "'rank_pattern'"),
     ] {
         let path = with_settings(&files, change.clone());
@@ -63,10 +72,7 @@ fn adapters_of_other_models_are_refused_with_shapes() {
     let qwen = files.open(&files.model("qwen2"));
     let gpt = files.open(&files.model("gpt2"));
     let text = refusal(&files, &files.adapter("all_linear"), &gpt);
-    assert!(
-        text.contains("is no matrix of this model (gpt2)"),
-        "{text}"
-    );
+    assert!(text.contains("is no matrix of this model (gpt2)"), "{text}");
     let other = files.open(&files.model("exaone4"));
     let fits_names = Adapter::open(&files.adapter("biased"), &qwen, &files.registry);
     assert!(fits_names.is_ok());
@@ -124,10 +130,7 @@ fn gguf_files_that_do_not_fit_are_refused() {
             |file| file.settings[0].1 = "model".into(),
             "no LoRA adapter: 'general.type' or 'adapter.type' is 'model'",
         ),
-        (
-            |file| file.settings[2].1 = "dora".into(),
-            "is 'dora'",
-        ),
+        (|file| file.settings[2].1 = "dora".into(), "is 'dora'"),
         (
             |file| file.settings[1].1 = "qwen2".into(),
             "for qwen2 models, and the model is llama",
@@ -163,7 +166,10 @@ fn gguf_files_that_do_not_fit_are_refused() {
         file.tensors[1].0 = "blk.9.attn_output.weight.lora_b";
     });
     let text = refusal(&files, &unknown, &model);
-    assert!(text.contains("'blk.9.attn_output.weight' is no matrix"), "{text}");
+    assert!(
+        text.contains("'blk.9.attn_output.weight' is no matrix"),
+        "{text}"
+    );
     // Cut anywhere.
     let bytes = fs::read(gguf(&files, |_| ())).unwrap();
     for n in [0, 3, 24, 100, bytes.len() / 2, bytes.len() - 1] {

@@ -8,9 +8,9 @@ use cellar_engine::{
     CompletionOptions, Engine, EngineConfig, EngineError, SaveOptions, Speculation, TextAdapters,
 };
 use kv_backend::Backend;
+use kv_backend::state::SavedState;
 use kv_core::batch::Batch;
 use kv_core::memory::{RestoreInto, Seqs};
-use kv_backend::state::SavedState;
 use kv_core::{SeqId, TokenId};
 use kv_cpu::CpuBackend;
 use model_core::adapters::Adapters;
@@ -132,7 +132,9 @@ fn texts_are_what_they_are_alone_with_reuse_preemption_and_drafts() {
     let file = open(&files);
     let texts = |config: EngineConfig, numbers: &[usize]| {
         let mut session = session(&file, config);
-        let streams = numbers.iter().map(|&number| session.submit(request(number)));
+        let streams = numbers
+            .iter()
+            .map(|&number| session.submit(request(number)));
         let streams: Vec<_> = streams.collect::<Result<_, _>>().unwrap();
         let mut reused = 0;
         let texts: Vec<Vec<TokenId>> = streams
@@ -267,7 +269,8 @@ fn default_scales_count_where_none_are_said() {
     let off = files.open_with(&model, &[("all_linear", 0.0)]);
     let ids: Vec<u32> = prompt(1).into_iter().map(|token| token.0).collect();
     let of = |file| logits(&mut engine(cpu(), file, EngineConfig::default()), &ids);
-    let bare = of(&files.open(&model));
+    let bare = files.open(&model);
+    let bare = of(&bare);
     assert_eq!(of(&off), bare);
     assert_ne!(of(&on), bare);
 }

@@ -16,13 +16,23 @@ pub(crate) struct AdapterArgs {
     #[arg(long, value_name = "FILE[=SCALE]")]
     pub(crate) lora: Vec<LoraFlag>,
     /// The same in the form of llama.cpp; several with commas
-    #[arg(long, value_name = "FILE:SCALE", value_delimiter = ',', hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "FILE:SCALE",
+        value_delimiter = ',',
+        hide_short_help = true
+    )]
     pub(crate) lora_scaled: Vec<ScaledFile>,
     /// Control vector (GGUF) that is added to what leaves layers; once per file
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub(crate) control_vector: Vec<PathBuf>,
     /// The same with a scale; several with commas
-    #[arg(long, value_name = "FILE:SCALE", value_delimiter = ',', hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "FILE:SCALE",
+        value_delimiter = ',',
+        hide_short_help = true
+    )]
     pub(crate) control_vector_scaled: Vec<ScaledFile>,
     /// First and last layer that control vectors are added to, counted from 0
     #[arg(long, value_names = ["FIRST", "LAST"], num_args = 2, hide_short_help = true)]
@@ -32,11 +42,14 @@ pub(crate) struct AdapterArgs {
 impl AdapterArgs {
     /// What a model is to be loaded with.
     pub(crate) fn options(&self) -> AdapterOptions {
-        let plain = self.lora.iter().map(|LoraFlag { path, scale }| AdapterSpec {
-            path: path.clone(),
-            name: None,
-            scale: *scale,
-        });
+        let plain = self
+            .lora
+            .iter()
+            .map(|LoraFlag { path, scale }| AdapterSpec {
+                path: path.clone(),
+                name: None,
+                scale: *scale,
+            });
         let scaled = self.lora_scaled.iter().map(|file| AdapterSpec {
             path: file.path.clone(),
             name: None,

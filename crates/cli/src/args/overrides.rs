@@ -38,7 +38,12 @@ pub(crate) struct OverrideArgs {
     pub(crate) yarn_beta_fast: Option<f32>,
     /// A setting in place of that of the file: KEY=int:N, KEY=float:X, KEY=bool:true or
     /// KEY=str:TEXT; several with commas, or once per setting
-    #[arg(long, value_name = "KEY=TYPE:VALUE", value_delimiter = ',', hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "KEY=TYPE:VALUE",
+        value_delimiter = ',',
+        hide_short_help = true
+    )]
     pub(crate) override_kv: Vec<Override>,
 }
 
@@ -82,7 +87,9 @@ impl OverrideArgs {
                 changes.push((format!("{architecture}.rope.{key}"), value));
             }
         };
-        let factor = self.rope_scale.or(self.rope_freq_scale.map(|scale| 1.0 / scale));
+        let factor = self
+            .rope_scale
+            .or(self.rope_freq_scale.map(|scale| 1.0 / scale));
         let scaling = match (self.rope_scaling, factor) {
             (Some(RopeScalingName::None), _) => Some("none"),
             (Some(RopeScalingName::Yarn), _) => Some("yarn"),
@@ -91,7 +98,10 @@ impl OverrideArgs {
         };
         let number = |value: Option<f32>| value.map(Value::F32);
         set("freq_base", number(self.rope_freq_base));
-        set("scaling.type", scaling.map(|name| Value::String(name.to_owned())));
+        set(
+            "scaling.type",
+            scaling.map(|name| Value::String(name.to_owned())),
+        );
         set("scaling.factor", number(factor));
         let trained = self.yarn_orig_ctx.filter(|n| *n > 0);
         set("scaling.original_context_length", trained.map(Value::U32));
@@ -119,9 +129,8 @@ impl FromStr for Override {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || {
-            format!("'{text}' is not KEY=TYPE:VALUE, where TYPE is int, float, bool or str")
-        };
+        let wrong =
+            || format!("'{text}' is not KEY=TYPE:VALUE, where TYPE is int, float, bool or str");
         let (key, typed) = text.split_once('=').ok_or_else(wrong)?;
         let (kind, value) = typed.split_once(':').ok_or_else(wrong)?;
         let no_value = || format!("'{value}' is no value of type {kind}");

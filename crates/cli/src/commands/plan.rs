@@ -180,8 +180,12 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     } else {
         Some(source.open_with(&changes)?)
     };
-    let model = adapted.as_ref().map_or(model, |open| Arc::clone(open.model()));
-    let model = args.speculation.with_head(model, file.weights(), file.label())?;
+    let model = adapted
+        .as_ref()
+        .map_or(model, |open| Arc::clone(open.model()));
+    let model = args
+        .speculation
+        .with_head(model, file.weights(), file.label())?;
     let config = EngineConfig {
         n_seqs: args.seqs,
         budget: MemoryBudget::Unlimited,

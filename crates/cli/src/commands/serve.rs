@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use cellar_engine::serve::{BlockObserver, ExcerptLen, Service, ServiceConfig};
-use cellar_engine::{EngineConfig, PromptOutputs};
+use cellar_engine::{EngineConfig, PromptOutputs, Tower};
 use cellar_server::{
     App, KeepLoaded, LoadState, MemoryBudget, ModelEntry, ModelSettings, ModelStatus,
     ObserveRequests, ServedModel, ServerConfig,

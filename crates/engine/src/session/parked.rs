@@ -4,11 +4,11 @@
 //! Invariant: a text that goes on is the text that it would have been without the pause, to the
 //! bit, as long as the memory has had room for it.
 
-use kv_backend::Backend;
-use kv_backend::state::{SavedState, SeqTokens};
 use cellar_scheduler::{
     Event, PrefixUse, PromptRows, Request, RequestError, RequestId, Retention, Reuse,
 };
+use kv_backend::Backend;
+use kv_backend::state::{SavedState, SeqTokens};
 use kv_core::memory::{Memory, RestoreInto, Seqs};
 use kv_core::{PosRange, SeqId, TokenId};
 use model_core::picture::PictureRun;

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use kv_graph::{Graph, GraphShape, Op};
 use kv_graph::weights::Weight;
+use kv_graph::{Graph, GraphShape, Op};
 
 use super::{AdapterError, LowRank, RawAdapter};
 use crate::architecture::Model;

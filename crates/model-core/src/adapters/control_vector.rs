@@ -104,7 +104,8 @@ impl ControlVector {
                 })?;
                 let row = values.get_mut(layer * dim..(layer + 1) * dim);
                 let row = row.unwrap_or_default().iter_mut();
-                row.zip(weight.to_f32()).for_each(|(to, v)| *to += v * scale);
+                row.zip(weight.to_f32())
+                    .for_each(|(to, v)| *to += v * scale);
                 n_found += 1;
             }
             if n_found == 0 {

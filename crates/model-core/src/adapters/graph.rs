@@ -4,10 +4,13 @@
 //! logit, which is far above or below 0, then each one's scale, then the scales of the active ones
 //! in order. Invariant: a node keeps its name and place; sums are behind it.
 
-use kv_graph::{Affine, Graph, GraphBuilder, GraphError, Input, Node, NodeId, Op, RouteGate, RouteSpec, RowCount, TableRow};
+use kv_graph::{
+    Affine, Graph, GraphBuilder, GraphError, Input, Node, NodeId, Op, RouteGate, RouteSpec,
+    RowCount, TableRow,
+};
 
 use super::check::Use;
-use super::stacks::{STEERING, stacked_name, name_of_one};
+use super::stacks::{STEERING, name_of_one, stacked_name};
 use super::{AdapterError, Adapters};
 
 /// The products to add to a graph.
@@ -118,7 +121,9 @@ impl Rewrite<'_> {
         }
         let used = self.products.adapters.uses.get(weight).cloned();
         match (used, &node.op, operands) {
-            (Some(Use::Matrix), Op::Linear { .. }, &[x]) => self.matrix(node, weight, count, [x, id]),
+            (Some(Use::Matrix), Op::Linear { .. }, &[x]) => {
+                self.matrix(node, weight, count, [x, id])
+            }
             (Some(Use::Experts), Op::ExpertLinear { .. }, &[x, routes]) => {
                 self.experts(node, weight, count, [x, routes, id])
             }
@@ -261,16 +266,12 @@ impl Rewrite<'_> {
         x: NodeId,
     ) -> Result<NodeId, GraphError> {
         let first = self.products.adapters.len() + at;
-        let scale = self.b.columns(
-            &format!("lora_scale{name}"),
-            parts.rows,
-            first..first + 1,
-        )?;
-        let scale = self.b.reshape(
-            &format!("lora_factor{name}"),
-            scale,
-            &[parts.n_rows, 1, 1],
-        )?;
+        let scale = self
+            .b
+            .columns(&format!("lora_scale{name}"), parts.rows, first..first + 1)?;
+        let scale = self
+            .b
+            .reshape(&format!("lora_factor{name}"), scale, &[parts.n_rows, 1, 1])?;
         self.b.mix(&format!("lora_mix{name}"), x, scale)
     }
 
@@ -311,7 +312,9 @@ impl Rewrite<'_> {
                 (self.b.columns("adapters.rows", all, columns)?, "")
             }
         };
-        let logits = self.b.columns(&format!("adapters.logits{of}"), rows, 0..n)?;
+        let logits = self
+            .b
+            .columns(&format!("adapters.logits{of}"), rows, 0..n)?;
         let route = RouteSpec::plain(n_active, RouteGate::Sigmoid);
         let routes = self
             .b

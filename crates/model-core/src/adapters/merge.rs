@@ -126,6 +126,8 @@ impl fmt::Debug for MergedWeights {
             .map(super::Adapter::name)
             .zip(self.adapters.default_scales().iter().copied())
             .collect();
-        f.debug_struct("MergedWeights").field("adapters", &merged).finish_non_exhaustive()
+        f.debug_struct("MergedWeights")
+            .field("adapters", &merged)
+            .finish_non_exhaustive()
     }
 }

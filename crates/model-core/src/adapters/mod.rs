@@ -393,4 +393,3 @@ pub fn n_active(scales: &[f32]) -> usize {
 /// The logit of an adapter that a token is routed to: its sigmoid is 1, and that of the negative
 /// exactly 0.
 const CHOSEN: f32 = 200.0;
-

@@ -4,10 +4,10 @@
 
 use std::sync::Arc;
 
-use kv_core::Causality;
 use kv_backend::CustomOps;
-use kv_graph::{Graph, GraphShape};
+use kv_core::Causality;
 use kv_core::layers::LayerMap;
+use kv_graph::{Graph, GraphShape};
 
 use super::graph::Products;
 use super::{AdapterError, Adapters, n_active};

@@ -29,7 +29,10 @@ const OTHER_METHODS: [(&str, &str); 7] = [
     ("use_bdlora", "BD-LoRA"),
     ("arrow_config", "Arrow"),
     ("layer_replication", "repeated layers (layer_replication)"),
-    ("target_parameters", "parameters outside of modules (target_parameters)"),
+    (
+        "target_parameters",
+        "parameters outside of modules (target_parameters)",
+    ),
 ];
 
 /// Initial values that change the model's own matrices.
@@ -234,11 +237,7 @@ fn transposed(weight: &Weight) -> Result<Weight, ModelFileError> {
 
 impl Scales<'_> {
     /// The factor of a module's pair, whose rank its settings say, too.
-    fn of(
-        &self,
-        module: &str,
-        rank: usize,
-    ) -> Result<f32, ModelFileError> {
+    fn of(&self, module: &str, rank: usize) -> Result<f32, ModelFileError> {
         let wanted = match self.pattern("rank_pattern", module)? {
             Some(rank) => rank as usize,
             None => self.rank,
@@ -267,7 +266,10 @@ impl Scales<'_> {
         };
         for (pattern, value) in table {
             let whole = Regex::new(&format!(r"^(?:.*\.)?(?:{pattern})$"));
-            let wrong = || self.config.wrong(key, "names of modules with a number for each");
+            let wrong = || {
+                self.config
+                    .wrong(key, "names of modules with a number for each")
+            };
             let whole = whole.map_err(|_| wrong())?;
             if whole.is_match(module).map_err(|_| wrong())? {
                 let value = value.as_f64().ok_or_else(wrong)?;
@@ -300,12 +302,7 @@ impl Found {
     }
 
     /// The pair of the whole matrix, in which an expert without one has zeros.
-    fn pair(
-        self,
-        label: &str,
-        matrix: &str,
-        shape: &[usize],
-    ) -> Result<LowRank, ModelFileError> {
+    fn pair(self, label: &str, matrix: &str, shape: &[usize]) -> Result<LowRank, ModelFileError> {
         if let Some(pair) = self.one {
             return Ok(pair);
         }

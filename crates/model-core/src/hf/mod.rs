@@ -37,11 +37,11 @@ mod weights;
 
 pub use class::{ClassWhen, DeriveTensors, FixedValue, HfClass, HfClasses, HfHead, Key};
 pub use config::HfConfig;
+pub(crate) use files::TensorFiles;
 pub use gemma::{GEMMA_NORMS, PLUS_ONE, gemma_score_scale, gemma3_windows};
 pub use keys::Keys;
-pub(crate) use files::TensorFiles;
-pub(crate) use modules::ModuleTarget;
 pub use latents::{latent_head_dims, latent_key_rows, latent_value_rows};
+pub(crate) use modules::ModuleTarget;
 pub use rope::{RopeKind, RopeSettings, rope_base_is_stated, rope_keys};
 pub use rules::{
     DECODER_KEYS, GRANITE_FACTORS, RMS_EPS, ROPE_KEYS, ROW_KEYS, SILU, SIZE_KEYS, TRAINED_LENGTH,

@@ -48,7 +48,12 @@ impl ModuleTarget {
                 _ => return Err("its values are rearranged by columns".to_owned()),
             }
         }
-        let made = Weight::new(self.matrix.as_str(), values.shape, values.format, values.bytes);
+        let made = Weight::new(
+            self.matrix.as_str(),
+            values.shape,
+            values.format,
+            values.bytes,
+        );
         made.map_err(|error| error.to_string())
     }
 }

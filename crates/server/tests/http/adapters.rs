@@ -75,20 +75,32 @@ fn scales_of_all_requests_are_set_at_run_time() {
     let (first, _) = text(&server, &json!({"model": "pirate"}));
     let list = get(server.address, "/lora-adapters").json();
     assert_eq!(list[0]["name"], "pirate");
-    assert!(list[1]["path"].as_str().unwrap().ends_with("poet"), "{list}");
-    assert_eq!((&list[0]["id"], &list[0]["scale"]), (&json!(0), &json!(0.0)));
+    assert!(
+        list[1]["path"].as_str().unwrap().ends_with("poet"),
+        "{list}"
+    );
+    assert_eq!(
+        (&list[0]["id"], &list[0]["scale"]),
+        (&json!(0), &json!(0.0))
+    );
     let set = |list: Value| post(server.address, "/lora-adapters", &list);
     assert_eq!(
         set(json!([{"id": 0, "scale": 1}])).json(),
         json!({"success": true})
     );
-    assert_eq!(get(server.address, "/lora-adapters").json()[0]["scale"], 1.0);
+    assert_eq!(
+        get(server.address, "/lora-adapters").json()[0]["scale"],
+        1.0
+    );
     assert_eq!(text(&server, &json!({})).0, first);
     // Those that are not in a list are left out.
     assert_eq!(text(&server, &lora(&json!([]))).0, base);
     for (wrong, what) in [
         (json!([{"id": 2, "scale": 1}]), "no adapter 2"),
-        (json!([{"id": 0, "scale": 1}, {"id": 0, "scale": 2}]), "twice"),
+        (
+            json!([{"id": 0, "scale": 1}, {"id": 0, "scale": 2}]),
+            "twice",
+        ),
         (json!([{"id": 0, "scale": 1e39}]), "scale"),
         (json!([{"id": 0}]), "scale"),
         (json!({}), "list"),
