@@ -108,6 +108,8 @@ pub(crate) struct ServeArgs {
     /// Use the chat template in a file instead of the only model's
     #[arg(long, visible_alias = "chat-template-file", value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) vision: VisionArgs,
     /// Take requests with a key of this file only: one key a line, perhaps with weight=N,
     /// max_running=N, max_queued=N and role=admin after it. Of several keys, only admins load and
     /// unload models by hand and see what others do
@@ -182,8 +184,6 @@ pub(crate) struct ServeArgs {
     pub(crate) sampler: SamplerArgs,
     #[command(flatten, next_help_heading = "Speculative decoding")]
     pub(crate) speculation: SpeculationArgs,
-    #[command(flatten)]
-    pub(crate) vision: VisionArgs,
     #[command(flatten, next_help_heading = "Computation and memory")]
     pub(crate) engine: EngineArgs,
     #[command(flatten, next_help_heading = "Store of cached prefixes")]
