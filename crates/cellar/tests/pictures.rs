@@ -1,5 +1,5 @@
-//! Prompts with pictures against transformers, from the bytes of files to the text; and what of them
-//! is remembered.
+//! Prompts with pictures against transformers, from the bytes of files to the text; and what of
+//! them is remembered.
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
@@ -134,8 +134,8 @@ fn texts_about_pictures_do_not_depend_on_company() {
     }
 }
 
-/// A second request about the same pictures computes neither them nor their tokens; one about others
-/// shares what is before them.
+/// A second request about the same pictures computes neither them nor their tokens; one about
+/// others shares what is before them.
 #[test]
 fn the_same_picture_is_computed_once() {
     for (name, mark) in MODELS {
