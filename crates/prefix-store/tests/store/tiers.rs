@@ -333,3 +333,24 @@ fn threads_share_a_directory() {
         0
     );
 }
+
+#[test]
+fn groups_are_found_wherever_they_are() {
+    let tier = host(TierConfig::default());
+    let there = [7, 64, 99];
+    store(&tier, &there.map(name), |at| vec![at as u8; 10]);
+    let id = JobId(1);
+    let names: Vec<GroupName> = (0..100).map(name).collect();
+    let deadline = in_time();
+    tier.submit(Job::Find {
+        id,
+        names,
+        deadline,
+    })
+    .unwrap();
+    let Some(Outcome::Found { is_there, .. }) = tier.next_within(LONG) else {
+        panic!("nothing is found");
+    };
+    let found = (0_u8..).zip(is_there).filter(|(_, is_there)| *is_there);
+    assert_eq!(found.map(|(n, _)| n).collect::<Vec<_>>(), there);
+}

@@ -6,7 +6,7 @@
 //! admitted; the scheduler decides both. What is cached is published between steps, a group at a
 //! time: rows are read on this thread, and hashed and written on those of the tiers. Invariant:
 //! what is restored is what would be computed here, to the bit; whatever a tier does, no request
-//! fails by it, and none waits longer than computing would take.
+//! fails by it, and none waits longer for it than computing would take, but for a moment.
 
 mod lookup;
 mod names;

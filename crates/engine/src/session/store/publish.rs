@@ -124,15 +124,18 @@ impl SessionStore {
 
     /// Hands a group to all tiers.
     fn hand_over(&mut self, name: GroupName, payload: &Arc<[u8]>) -> Handed {
-        let mut handed = Handed::Over;
+        let (mut handed, mut is_stored) = (Handed::Over, true);
         for tier in &self.tiers {
             let payload = Arc::clone(payload);
-            // One that is down has lost it; others get it again, and know it then.
-            if tier.submit(Job::Put { name, payload }).is_err() && !tier.is_down() {
-                handed = Handed::Busy;
+            if tier.submit(Job::Put { name, payload }).is_err() {
+                is_stored = false;
+                // One that is down gets it when it is published again.
+                if !tier.is_down() {
+                    handed = Handed::Busy;
+                }
             }
         }
-        if handed == Handed::Over {
+        if is_stored {
             self.publisher.know(name);
         }
         handed
