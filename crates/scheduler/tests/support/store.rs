@@ -180,7 +180,7 @@ impl Simulator {
             .into_iter()
             .map(|line| (line.seq, line.salt, line.tokens.to_vec()))
             .collect();
-        if below(&mut store.rng, 4) == 0 {
+        if below(&mut store.rng, 2) == 0 {
             let cached = self.scheduler.cached();
             lines.extend(cached.map(|line| (line.seq, line.salt, line.tokens.to_vec())));
         }
