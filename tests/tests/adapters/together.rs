@@ -268,9 +268,8 @@ fn default_scales_count_where_none_are_said() {
     let on = files.open_with(&model, &[("all_linear", 1.0)]);
     let off = files.open_with(&model, &[("all_linear", 0.0)]);
     let ids: Vec<u32> = prompt(1).into_iter().map(|token| token.0).collect();
-    let of = |file| logits(&mut engine(cpu(), file, EngineConfig::default()), &ids);
-    let bare = files.open(&model);
-    let bare = of(&bare);
+    let of = |file: &OpenModel| logits(&mut engine(cpu(), file, EngineConfig::default()), &ids);
+    let bare = of(&files.open(&model));
     assert_eq!(of(&off), bare);
     assert_ne!(of(&on), bare);
 }
