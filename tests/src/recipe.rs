@@ -304,8 +304,8 @@ impl Recipe {
         HfDirectory::from_translation(self.translated(registry)?, registry)
     }
 
-    /// Writes `config.json` and `model.safetensors`, or those of an adapter, into a folder, which is
-    /// made.
+    /// Writes `config.json` and `model.safetensors`, or those of an adapter, into a folder, which
+    /// is made.
     pub fn expand(&self, to: &Path) {
         fs::create_dir_all(to).unwrap();
         let config = serde_json::to_vec(&self.config).unwrap();

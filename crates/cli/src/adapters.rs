@@ -45,6 +45,15 @@ impl ModelSource {
         })
     }
 
+    /// The model with changes; `None` where there are none.
+    pub(crate) fn changed(&self, changes: &ModelChanges) -> anyhow::Result<Option<OpenModel>> {
+        if changes.is_empty() {
+            Ok(None)
+        } else {
+            self.open_with(changes).map(Some)
+        }
+    }
+
     /// [`Self::load`] with changes.
     pub(crate) fn load_with(&self, changes: &ModelChanges) -> anyhow::Result<ModelFile> {
         let (mut file, registry) = (self.load()?, architectures());

@@ -224,9 +224,9 @@ pub(crate) struct ComputeArgs {
     /// 0 is --backend cpu, -1 is all [default: all, or as many as fit where no backend is named]
     #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", hide_short_help = true, value_parser = values::gpu_layers)]
     pub(crate) gpu_layers: Option<u32>,
-    /// Context size: tokens that the memory holds; 0 takes the trained length, auto as much of it as
-    /// fits [default: the trained length, at most 4096; for 'cellar serve' at most half of the free
-    /// memory]
+    /// Context size: tokens that the memory holds; 0 takes the trained length, auto as much of it
+    /// as fits [default: the trained length, at most 4096; for 'cellar serve' at most half of the
+    /// free memory]
     #[arg(short, long, visible_alias = "ctx-size", value_name = "N")]
     pub(crate) ctx: Option<ContextSize>,
     /// Maximum tokens computed at once

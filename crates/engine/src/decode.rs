@@ -137,13 +137,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         // Weights that the backend cannot use are found now, not with the first token.
         let mut compiled = |model: &dyn Model, rows: RowsOut, n_adapters: usize| {
             let graph = model.graph(one)?;
-            let key = ProgramKey {
-                given_rows: false,
-                shape: one,
-                n_kv: Vec::new(),
-                rows,
-                n_adapters,
-            };
+            let key = ProgramKey::of(one, rows, n_adapters);
             programs.get_or_compile(key, || {
                 Ok::<_, EngineError>(backend.compile(&graph, &weights, &settings.layout)?)
             })?;

@@ -109,6 +109,19 @@ pub(crate) struct ProgramKey {
     pub(crate) n_adapters: usize,
 }
 
+impl ProgramKey {
+    /// For so many tokens of a text, whatever its memory holds.
+    pub(crate) fn of(shape: GraphShape, rows: RowsOut, n_adapters: usize) -> Self {
+        Self {
+            shape,
+            n_kv: Vec::new(),
+            rows,
+            given_rows: false,
+            n_adapters,
+        }
+    }
+}
+
 impl<B: Backend> Runner<B> {
     /// Copies and shifts rows as an edit left it to do.
     pub(crate) fn move_rows(&mut self, edited: &Edited) -> Result<(), EngineError> {

@@ -93,8 +93,8 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         self.save_with_fingerprint(&fingerprint, options, "", out)
     }
 
-    /// As [`Engine::save_state`], with a text that [`SavedState::note`] gives back, for a caller who
-    /// knows of which adapters the rows are: the state does not tell.
+    /// As [`Engine::save_state`], with a text that [`SavedState::note`] gives back, for a caller
+    /// who knows of which adapters the rows are: the state does not tell.
     pub(crate) fn save_state_with_note(
         &self,
         options: &SaveOptions<'_>,

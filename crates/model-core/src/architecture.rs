@@ -94,9 +94,9 @@ pub trait Model: fmt::Debug + Send + Sync {
         None
     }
 
-    /// The adapters that it was loaded with, where it has any. Its graphs have a further input then:
-    /// a row of [`Adapters::push_row`] for each token, behind the row that is given in place of the
-    /// token, where one is.
+    /// The adapters that it was loaded with, where it has any. Its graphs have a further input
+    /// then: a row of [`Adapters::push_row`] for each token, behind the row that is given in place
+    /// of the token, where one is.
     fn adapters(&self) -> Option<&Arc<Adapters>> {
         None
     }

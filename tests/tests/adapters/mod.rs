@@ -1,5 +1,5 @@
-//! Adapters: logits are those of the PEFT library, each text is what it is alone whatever shares its
-//! steps, and what does not fit a model is refused by name (`fixtures/adapters/make.py`).
+//! Adapters: logits are those of the PEFT library, each text is what it is alone whatever shares
+//! its steps, and what does not fit a model is refused by name (`fixtures/adapters/make.py`).
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 

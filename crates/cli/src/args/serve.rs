@@ -101,8 +101,8 @@ pub(crate) struct ServeArgs {
     /// names of models
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) strict: bool,
-    /// LoRA adapters under names of their own, as NAME=PATH: a request that names one as its model is
-    /// answered with it
+    /// LoRA adapters under names of their own, as NAME=PATH: a request that names one as its model
+    /// is answered with it
     #[arg(long, value_name = "NAME=PATH", num_args = 1..)]
     pub(crate) lora_modules: Vec<LoraModule>,
     /// Use the chat template in a file instead of the only model's

@@ -174,12 +174,7 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let file = source.contents()?;
     let model = architectures().model(file.metadata(), file.weights());
     let model = model.with_context(|| file.label().to_owned())?;
-    let changes = args.engine.compute.changes();
-    let adapted = if changes.is_empty() {
-        None
-    } else {
-        Some(source.open_with(&changes)?)
-    };
+    let adapted = source.changed(&args.engine.compute.changes())?;
     let model = adapted
         .as_ref()
         .map_or(model, |open| Arc::clone(open.model()));

@@ -215,16 +215,10 @@ impl Intake {
             Logprobs::Off => PromptRows::Last,
             Logprobs::Top(_) => PromptRows::All,
         };
-        let prefix = if prompt_rows == PromptRows::All || source.is_some() {
-            PrefixUse::Off
-        } else {
-            prefix
-        };
+        let is_apart = prompt_rows == PromptRows::All || source.is_some();
+        let prefix = if is_apart { PrefixUse::Off } else { prefix };
         let adapters = self.text_adapters(adapters, &prompt)?;
-        let prefix = match &adapters {
-            Some(adapters) => adapters.share(prefix),
-            None => prefix,
-        };
+        let prefix = adapters.as_ref().map_or(prefix, |a| a.share(prefix));
         let mut steps = Some(steps);
         let mut completions = Vec::with_capacity(n.get() as usize);
         for number in 0..u64::from(n.get()) {

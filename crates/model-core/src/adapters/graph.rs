@@ -98,7 +98,12 @@ impl Rewrite<'_> {
             return self.b.columns("adapters.given", all, 0..dim);
         }
         let operands: Vec<NodeId> = node.operands.iter().map(|&id| self.to(id)).collect();
-        let id = self.b.copy_node(self.graph, node, &operands)?;
+        let mut copied = node.clone();
+        if copied.name == ROWS_INPUT {
+            // The input that rows of adapters come in has the name that models give embeddings.
+            copied.name = format!("{ROWS_INPUT}.tokens");
+        }
+        let id = self.b.copy_node(self.graph, &copied, &operands)?;
         let id = self.adapted(node, count, (id, &operands))?;
         self.steered(node, id)
     }
@@ -361,6 +366,9 @@ impl Rewrite<'_> {
         self.b.add_row(&format!("steered.{}", node.name), id, table)
     }
 }
+
+/// The name of the node of [`Input::Embeddings`].
+const ROWS_INPUT: &str = "inp_embd";
 
 /// The beginning of the names of what leaves each layer.
 pub(super) const LAYER_RESULT: &str = "l_out-";

@@ -1,5 +1,5 @@
-//! `GET /lora-adapters`, which lists the adapters of the model, and `POST`, which sets the scales of
-//! requests that do not say any.
+//! `GET /lora-adapters`, which lists the adapters of the model, and `POST`, which sets the scales
+//! of requests that do not say any.
 
 use axum::extract::{Request, State};
 use axum::response::Response;
