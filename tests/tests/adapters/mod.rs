@@ -64,7 +64,10 @@ impl Files {
     /// The directory of an adapter.
     fn adapter(&self, name: &str) -> PathBuf {
         let path = self.path(name);
-        adapter(name).expand(&path);
+        // One that is open is not written again.
+        if !path.exists() {
+            adapter(name).expand(&path);
+        }
         path
     }
 

@@ -1,5 +1,6 @@
 //! Texts with different adapters in the same steps: each is what it is alone, byte for byte.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use cellar_engine::sampler::SamplerConfig;
@@ -123,7 +124,12 @@ fn request(number: usize) -> TextRequest {
 
 fn session(file: &OpenModel, config: EngineConfig) -> Session<CpuBackend> {
     let engine = engine(cpu(), file, config);
-    Session::new(engine, &tokenizer(), &ServiceConfig::default()).unwrap()
+    let config = ServiceConfig {
+        // Texts make way for others, wherever there are others.
+        preempt_every: NonZeroU32::new(5),
+        ..ServiceConfig::default()
+    };
+    Session::new(engine, &tokenizer(), &config).unwrap()
 }
 
 #[test]
