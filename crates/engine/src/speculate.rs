@@ -51,7 +51,6 @@ pub(crate) struct HeadDrafter {
     lookup: Option<Drafter>,
     length: HeadLength,
     n_max: usize,
-    n_tokens: usize,
     /// The last token of the text.
     last: TokenId,
     /// The source of the last draft.
@@ -73,7 +72,6 @@ impl HeadDrafter {
             lookup: Drafter::new(speculation),
             length: HeadLength::new(n_max),
             n_max,
-            n_tokens: 0,
             last: TokenId::default(),
             drafted: DraftedBy::Head,
             speculated: Speculated::default(),
@@ -92,22 +90,18 @@ impl HeadDrafter {
         found
     }
 
-    /// The last token of the text, and the number of tokens that the head is to draft after it.
-    pub(crate) fn turn(&mut self, n_max: usize, times: DraftTimes) -> HeadDraft {
-        let n = match self.speculated.off {
-            Some(SpeculationOff::HeadFailed) => 0,
-            _ => self.length.next(self.n_tokens, times),
-        };
+    /// The last token of the text, and the number of tokens that the head is to draft after it: at
+    /// least `n_least`, also where that does not pay.
+    pub(crate) fn turn(&mut self, n_max: usize, n_least: usize, times: DraftTimes) -> HeadDraft {
+        let after = self.last;
+        if self.speculated.off == Some(SpeculationOff::HeadFailed) {
+            return HeadDraft { after, n: 0 };
+        }
+        let n = self.length.next(times);
         let percent = self.length.percent();
-        let is_off = self.length.is_off(times);
-        let off = is_off.then_some(SpeculationOff::DoesNotPay { percent });
-        if self.speculated.off != Some(SpeculationOff::HeadFailed) {
-            self.speculated.off = off;
-        }
-        HeadDraft {
-            after: self.last,
-            n: n.min(n_max).min(self.n_max),
-        }
+        self.speculated.off = (n == 0).then_some(SpeculationOff::DoesNotPay { percent });
+        let n = n.max(n_least).min(n_max).min(self.n_max);
+        HeadDraft { after, n }
     }
 
     /// The head cannot compute.
@@ -116,7 +110,6 @@ impl HeadDrafter {
     }
 
     fn push(&mut self, tokens: &[TokenId]) {
-        self.n_tokens += tokens.len();
         self.last = tokens.last().copied().unwrap_or(self.last);
         if let Some(lookup) = &mut self.lookup {
             lookup.push(tokens);

@@ -27,6 +27,10 @@ pub(super) struct HeadTimes {
     n_texts: usize,
     /// Steps with drafts since then.
     n_drafted: usize,
+    /// Steps since the last one with drafts of the head.
+    n_without: usize,
+    /// So many before the next trial.
+    wait: usize,
     /// A further row of each text in a step, relative to that.
     row: Option<f64>,
     /// A token of each draft, in seconds.
@@ -41,6 +45,10 @@ const MAX_AGE: usize = 200;
 
 /// The same where the number of texts has changed.
 const MIN_AGE: usize = 16;
+
+/// Steps without drafts between trials, while drafts do not pay: first, and at most.
+const FIRST_WAIT: usize = 32;
+const MAX_WAIT: usize = 1024;
 
 /// Steps of more tokens for each text read a prompt.
 const MAX_ROWS: usize = 1 + cellar_scheduler::MAX_DRAFT;
@@ -60,6 +68,7 @@ impl HeadTimes {
         }
         let took = took.as_secs_f64();
         self.n_drafted += usize::from(n_draft > 0);
+        self.n_without += 1;
         match (n_draft, self.plain) {
             (0, _) => {
                 if self.has_other_texts(n_texts) {
@@ -68,7 +77,8 @@ impl HeadTimes {
                 average(&mut self.plain, took);
                 (self.n_texts, self.n_drafted) = (n_texts, 0);
             }
-            (_, Some(plain)) if plain > 0.0 => {
+            // Of few rows, what others take says more.
+            (_, Some(plain)) if plain > 0.0 && 2 * n_draft > n_texts => {
                 let n_rows = n_draft as f64 / n_texts as f64;
                 average(&mut self.row, ((took / plain - 1.0) / n_rows).max(0.0));
             }
@@ -87,8 +97,20 @@ impl HeadTimes {
         2 * n_texts > 3 * self.n_texts || 3 * n_texts < 2 * self.n_texts
     }
 
+    /// The least number of tokens that is drafted where drafts do not pay: 1 from time to time, for
+    /// all texts together, to measure whether they do now.
+    fn n_least(self) -> usize {
+        usize::from(self.n_without >= self.wait)
+    }
+
     /// A draft took so long, whose longest was of so many tokens.
     fn take_draft(&mut self, n_tokens: usize, took: Duration) {
+        self.wait = if self.n_without >= self.wait {
+            (2 * self.wait).clamp(FIRST_WAIT, MAX_WAIT)
+        } else {
+            FIRST_WAIT
+        };
+        self.n_without = 0;
         average(&mut self.draft, took.as_secs_f64() / n_tokens as f64);
     }
 
@@ -113,6 +135,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         let (mut requests, mut turns) = (Vec::new(), Vec::new());
         let (mut of_head, mut head_turns) = (Vec::new(), Vec::new());
         let times = self.head_times.relative();
+        let n_least = self.head_times.n_least();
         // A head reads what the memory holds: nothing that is to be taken back.
         let is_due = !self.scheduler.has_edits();
         let seqs: BTreeMap<RequestId, SeqId> =
@@ -136,7 +159,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
                     if !found.is_empty() {
                         drafted.push((request, found));
                     } else if let Some(&seq) = seqs.get(&request) {
-                        let HeadDraft { after, n } = drafter.turn(n_max, times);
+                        let HeadDraft { after, n } = drafter.turn(n_max, n_least, times);
                         if n > 0 {
                             of_head.push(request);
                             let token = after;
