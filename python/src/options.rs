@@ -85,8 +85,8 @@ fn set_text(options: &mut TextOptions, name: &str, value: &Bound<'_, PyAny>) -> 
             generate.logprobs = n_top.map_or(Logprobs::Off, Logprobs::Top);
         }
         "speculate" => {
-            let n_max = DEFAULT_DRAFT;
-            generate.speculation = match value.extract()? {
+            let (n_max, how) = (DEFAULT_DRAFT, value.extract::<String>()?);
+            generate.speculation = match how.as_str() {
                 "off" => Speculation::Off,
                 "lookup" => Speculation::Lookup { n_max },
                 "head" => Speculation::Head { n_max },
