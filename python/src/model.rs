@@ -8,7 +8,8 @@ use cellar::engine::serve::ServiceError;
 use cellar::model_core::chat_template::GenerationPrompt;
 use cellar::model_core::tokenizer::{EncodeOptions, SpecialPieces, Tokenizer};
 use cellar::{
-    EngineConfig, Error, HeadUse, KvType, KvTypes, ModelFile, ModelOptions, TokenId, render_json_chat,
+    EngineConfig, Error, HeadUse, KvType, KvTypes, ModelFile, ModelOptions, TokenId,
+    render_json_chat,
 };
 use cellar_grammar::{Grammar, GrammarCompiler};
 use numpy::{PyArray2, PyArrayMethods};
