@@ -166,8 +166,8 @@ c_api! {
     }
 }
 
-/// The positions of a copy onto a sequence. Where it has tokens, those stay that have no counterpart
-/// at their positions; a state, or a sequence with cells of its own, is replaced whole.
+/// The positions of a copy onto a sequence. Where it has tokens, those stay that have no
+/// counterpart at their positions; a state, or a sequence with cells of its own, is replaced whole.
 fn copied(context: &Context, from: SeqId, to: SeqId, range: PosRange) -> Vec<PosRange> {
     let state = context.lock();
     let memory = state.engine.memory();

@@ -1,6 +1,6 @@
 //! Edits of sequences, and their states.
 
-use super::scene::{LoadedModel, Scene, Text};
+use super::scene::{LoadedModel, MAMBA, Scene, Text};
 use crate::context::{Context, llama_free};
 use crate::ffi::{Handle, In, Out};
 use crate::memory::{
@@ -61,6 +61,36 @@ fn a_copy_goes_on_as_the_original() {
         [positions(context, 0), positions(context, 1)],
         [(-1, -1), (0, 4)]
     );
+}
+
+#[test]
+fn a_copy_keeps_what_it_does_not_replace() {
+    let scene = several();
+    let context = scene.context;
+    assert_eq!(scene.decode(0, 0, &[5, 6, 7, 8]), 0);
+    assert_eq!(scene.decode(1, 0, &[15, 16]), 0);
+    llama_memory_seq_cp(context, 0, 1, 2, -1);
+    assert_eq!(positions(context, 1), (0, 3));
+    assert_eq!(scene.decode(1, 4, &[9, 10]), 0);
+    // There is nothing from 4 on, and one token at 2 and 3 each.
+    llama_memory_seq_cp(context, 0, 1, 4, -1);
+    llama_memory_seq_cp(context, 0, 1, 2, -1);
+    assert_eq!(positions(context, 1), (0, 5));
+    assert!(llama_memory_seq_rm(context, 1, 2, 4));
+    llama_memory_seq_cp(context, 0, 1, -1, -1);
+    assert_eq!(positions(context, 1), (0, 5));
+}
+
+#[test]
+fn a_state_is_of_one_position() {
+    let model = LoadedModel::open(MAMBA);
+    let context = model.context(|p| (p.n_seq_max, p.kv_unified) = (2, true));
+    let scene = Scene { model, context };
+    assert_eq!(scene.decode(0, 0, &[5, 6, 7]), 0);
+    assert_eq!(positions(context, 0), (2, 2));
+    assert!(!llama_memory_seq_rm(context, 0, 1, -1), "it cannot be cut");
+    llama_memory_seq_cp(context, 0, 1, -1, -1);
+    assert_eq!(positions(context, 1), (2, 2));
 }
 
 #[test]

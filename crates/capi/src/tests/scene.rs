@@ -18,6 +18,11 @@ pub(super) const STORIES: &str = concat!(
 );
 /// Its vocabulary.
 pub(super) const N_VOCAB: usize = 1024;
+/// A small model with recurrent layers alone.
+pub(super) const MAMBA: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../tests/fixtures/stories/stories-mamba-f16.gguf"
+);
 
 /// A text with a NUL behind it.
 pub(super) struct Text(CString);
@@ -41,7 +46,11 @@ pub(super) struct LoadedModel(pub(super) Handle<Model>);
 
 impl LoadedModel {
     pub(super) fn new() -> Self {
-        let path = Text::new(STORIES);
+        Self::open(STORIES)
+    }
+
+    pub(super) fn open(path: &str) -> Self {
+        let path = Text::new(path);
         let model = llama_model_load_from_file(path.get(), llama_model_default_params());
         assert!(!model.is_null());
         Self(model)
