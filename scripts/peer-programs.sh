@@ -8,9 +8,10 @@
 # BIN is the folder with llama-bench, llama-server and so on, and llama.cpp's libllama.so.0. THREADS is the number
 # of threads (2), ROUNDS of measurements (3), CALLS of random calls (100000). PYTHON is a Python with
 # llama-cpp-python for `duel` (.ci/libllama prepare makes one). LIBRARY is Cellar's library; without, the release
-# build of cellar-capi is made.
+# build of cellar-capi is made. REPACK=0 turns llama.cpp's repacked weights off, whose AMX instructions end programs
+# in some virtual machines.
 set -euo pipefail
-[ $# -ge 2 ] || { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 bin=$(realpath "$1") && model=$(realpath "$2") && shift 2
 [ $# -ge 1 ] || set -- bench perplexity batched completion server duel misuse
 cd "$(dirname "$0")/.."
@@ -27,6 +28,8 @@ mkdir "$folder/ours"
 cp "$library" "$folder/ours/libllama.so"
 ln -s libllama.so "$folder/ours/libllama.so.0"
 failed=0
+repack=() bench_repack=()
+if [ "${REPACK:-1}" = 0 ]; then repack=(--no-repack) bench_repack=(--repack 0); fi
 
 # Runs a program on one of both libraries.
 on() {
@@ -60,7 +63,7 @@ bench() {
   local library
   for ((round = 0; round < rounds; round++)); do
     for library in ours peer; do
-      on $library llama-bench -m "$model" -t "$threads" -p 512 -n 64 -r 2 -o csv 2> "$folder/log" |
+      on $library llama-bench -m "$model" -t "$threads" "${bench_repack[@]}" -p 512 -n 64 -r 2 -o csv 2> "$folder/log" |
         python3 -c '
 import csv, sys
 for row in csv.DictReader(sys.stdin):
@@ -85,7 +88,7 @@ perplexity() {
   local library ours peer
   find docs README.md -name '*.md' -print0 | sort -z | xargs -0 cat > "$folder/text"
   for library in ours peer; do
-    on $library llama-perplexity -m "$model" -f "$folder/text" -c 512 --chunks 8 -t "$threads" > "$folder/ppl-$library" 2>&1 ||
+    on $library llama-perplexity -m "$model" -f "$folder/text" -c 512 --chunks 8 -t "$threads" "${repack[@]}" > "$folder/ppl-$library" 2>&1 ||
       wrong "llama-perplexity on $library: $(tail -n 3 "$folder/ppl-$library")"
   done
   ours=$(sed -n 's/.*PPL = \([0-9.]*\).*/\1/p' "$folder/ppl-ours")
@@ -97,7 +100,7 @@ perplexity() {
 batched() {
   local library
   for library in ours peer; do
-    on $library llama-batched-bench -m "$model" -c 4096 -b 512 -npp 64 -ntg 32 -npl 1,4,16 -t "$threads" \
+    on $library llama-batched-bench -m "$model" -c 4096 -b 512 -npp 64 -ntg 32 -npl 1,4,16 -t "$threads" "${repack[@]}" \
       > "$folder/batched" 2> "$folder/log" || wrong "llama-batched-bench on $library: $(tail -n 3 "$folder/log")"
     printf 'batched, %s (PP, TG, B, N_KV, T_PP s, S_PP t/s, T_TG s, S_TG t/s, T s, S t/s):\n' $library
     grep '^| *[0-9]' "$folder/batched" || wrong 'no rows'
@@ -147,15 +150,19 @@ completion() {
 }
 
 server() {
-  local port=$((20000 + RANDOM % 20000)) library pid
+  local library port pid
+  local -A environment=([ours]=LD_LIBRARY_PATH=$folder/ours [peer]=LD_LIBRARY_PATH=$bin)
   for library in ours peer; do
+    port=$((20000 + RANDOM % 20000))
     mkdir -p "$folder/slots-$library"
-    on $library llama-server -m "$model" -c 8192 -np 8 -t "$threads" --port $port --slot-save-path "$folder/slots-$library" \
-      --cache-reuse 16 --no-webui > "$folder/server-$library" 2>&1 &
+    # Not in a function: it is this process that is ended.
+    env "${environment[$library]}" "$bin/llama-server" -m "$model" -c 8192 -np 8 -t "$threads" --port $port \
+      --slot-save-path "$folder/slots-$library" --cache-reuse 16 --no-webui "${repack[@]}" > "$folder/server-$library" 2>&1 &
     pid=$!
     python3 crates/capi/tests/python/server.py http://127.0.0.1:$port | sed "s/^/server: $library: /" ||
       wrong "llama-server on $library: $(tail -n 5 "$folder/server-$library")"
-    kill $pid && wait $pid 2> /dev/null || true
+    kill $pid
+    wait $pid 2> /dev/null || true
   done
 }
 

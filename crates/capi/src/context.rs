@@ -69,6 +69,8 @@ pub(crate) struct State {
     pub(crate) threads: [i32; 2],
     pub(crate) abort: Abort,
     pub(crate) outputs: Outputs,
+    /// The memory of the outputs before, for the next.
+    pub(crate) spare: Vec<f32>,
     pub(crate) times: Times,
 }
 
@@ -368,6 +370,7 @@ fn open(handle: Handle<Model>, params: &ContextParams) -> Result<Context, String
             threads: [params.n_threads, params.n_threads_batch],
             abort: Abort::new(params.abort_callback, params.abort_callback_data),
             outputs: Outputs::default(),
+            spare: Vec::new(),
             times: Times::starting(Instant::now(), shared.load_ms),
         }),
         shared,

@@ -153,7 +153,10 @@ fn compute(
     let outputs = std::mem::take(&mut state.outputs);
     let computed = run(context, state, &batch, tokens_of);
     match computed {
-        Ok(computed) => state.outputs = computed,
+        Ok(computed) => {
+            state.outputs = computed;
+            state.spare = outputs.values;
+        }
         Err(error) => {
             let is_untouched = matches!(error, EngineError::Batch(_) | EngineError::Refused(_));
             if is_untouched {
@@ -199,7 +202,12 @@ fn run(
     batch: &Batch,
     tokens_of: TokensOf,
 ) -> Result<Outputs, EngineError> {
-    let State { engine, abort, .. } = state;
+    let State {
+        engine,
+        abort,
+        spare,
+        ..
+    } = state;
     let rows = |values: &[f32], width| Outputs {
         values: values.to_vec(),
         width,
@@ -219,16 +227,14 @@ fn run(
         let n_vocab = context.shared.n_vocab();
         let logits = engine.last_logits();
         let width = engine.settings().output_width();
-        let values = if n_vocab == width {
-            logits.values().to_vec()
+        let mut values = std::mem::take(spare);
+        values.clear();
+        if n_vocab == width {
+            values.extend_from_slice(logits.values());
         } else {
-            let cut = |row: &[f32]| row[..n_vocab.min(width)].to_vec();
-            logits
-                .values()
-                .chunks_exact(width.max(1))
-                .flat_map(cut)
-                .collect()
-        };
+            let rows = logits.values().chunks_exact(width.max(1));
+            rows.for_each(|row| values.extend_from_slice(&row[..n_vocab.min(width)]));
+        }
         return Ok(Outputs {
             values,
             width: n_vocab.min(width),
