@@ -126,11 +126,8 @@ struct Contents {
     rows: Vec<[Rows; 2]>,
 }
 
-/// Values of a row of keys and of values, of each layer.
-type Widths = Vec<[usize; 2]>;
-
 impl Contents {
-    fn read(fields: &mut Fields<'_>, widths: &Widths) -> Result<Self, String> {
+    fn read(fields: &mut Fields<'_>, widths: &[[usize; 2]]) -> Result<Self, String> {
         let mut contents = Self {
             cells: Vec::new(),
             rows: widths.iter().map(|_| Default::default()).collect(),
@@ -175,7 +172,7 @@ impl Contents {
         &mut self,
         fields: &mut Fields<'_>,
         n_cells: usize,
-        widths: &Widths,
+        widths: &[[usize; 2]],
     ) -> Result<(), String> {
         let is_transposed = fields.number()? != 0;
         let n_layers = fields.number()? as usize;
@@ -269,8 +266,8 @@ impl Contents {
     }
 }
 
-/// The widths of the model's rows, if all its layers attend over the whole text.
-fn widths(context: &Context, engine: &Engine<BoxedBackend>) -> Result<Widths, String> {
+/// Values of a row of keys and of values, of each layer, if all attend over the whole text.
+fn widths(context: &Context, engine: &Engine<BoxedBackend>) -> Result<Vec<[usize; 2]>, String> {
     let map = engine.model().layers();
     let parts = map.parts();
     let is_full = parts.len() == 1 && parts.iter().all(|part| part.window == Window::Full);
@@ -287,7 +284,7 @@ fn widths(context: &Context, engine: &Engine<BoxedBackend>) -> Result<Widths, St
     let layout = layout.map_err(|error| chain(&error))?;
     let layers = layout.layers().iter();
     let own = layers.map(|rows| Some([rows.k.len(), rows.stored_v()?.len()]));
-    let own: Option<Widths> = own.collect();
+    let own: Option<Vec<_>> = own.collect();
     own.ok_or_else(|| "states of llama.cpp are not read for latent keys and values".to_owned())
 }
 

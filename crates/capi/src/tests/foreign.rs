@@ -42,7 +42,7 @@ impl File {
     }
 
     /// The rows of a context's cells, of tokens at `positions` of a sequence.
-    fn memory(&mut self, context: Handle<Context>, (seq, positions): (u32, &[u32]), order: Order) {
+    fn memory(&mut self, context: Handle<Context>, seq: u32, positions: &[u32], order: Order) {
         let n = positions.len() as u32;
         // One stream.
         self.words(&[1, n]);
@@ -119,7 +119,7 @@ fn a_sequence_of_llama_cpp_goes_on() {
     let (scene, wanted) = told(&model);
     for order in [Order::ByRow, Order::ByColumn] {
         let mut file = File::new(b"qsgg", 4, &[5, 6, 7]);
-        file.memory(scene.context, (1, &[0, 1, 2]), order);
+        file.memory(scene.context, 1, &[0, 1, 2], order);
         let other = Scene {
             context: f32_context(&model),
             model: LoadedModel::new(),
@@ -140,7 +140,7 @@ fn a_session_of_llama_cpp_goes_on() {
     let mut file = File::new(b"nsgg", 11, &[]);
     file.words(&[5]);
     file.bytes.extend(b"llama");
-    file.memory(scene.context, (1, &[0, 1, 2]), Order::ByRow);
+    file.memory(scene.context, 1, &[0, 1, 2], Order::ByRow);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
     std::fs::write(&path, &file.bytes).unwrap();
@@ -166,7 +166,7 @@ fn what_is_not_understood_changes_nothing() {
     let model = LoadedModel::new();
     let (scene, _) = told(&model);
     let mut whole = File::new(b"qsgg", 4, &[5]);
-    whole.memory(scene.context, (1, &[0, 1, 2]), Order::ByRow);
+    whole.memory(scene.context, 1, &[0, 1, 2], Order::ByRow);
     let whole = whole.bytes;
     // Where the numbers lie: a head of 12, a token, streams, cells, 3 cells of 12, and so on.
     let rows = 12 + 4 + 8 + 36;
