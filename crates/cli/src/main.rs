@@ -9,6 +9,7 @@ mod commands;
 mod constraint;
 mod draft_model;
 mod failure;
+mod given_text;
 mod habits;
 mod input;
 mod interrupt;

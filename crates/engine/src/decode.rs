@@ -15,7 +15,7 @@ use kv_core::memory::BatchVisibility;
 use kv_core::memory::{Composite, Edit, Edited, Memory, MemoryInputs, PlannedBatch, Removal, Seqs};
 use kv_core::{PosRange, SeqId};
 use kv_graph::weights::WeightSource;
-use kv_graph::{Graph, GraphShape, Input, Node, Op, TopK};
+use kv_graph::{Graph, GraphShape, TopK};
 use model_core::aged::with_layers;
 use model_core::architecture::{Model, OutputKind};
 
@@ -25,7 +25,7 @@ use crate::config::{ConfigError, EngineConfig, Settings};
 use crate::error::EngineError;
 use crate::guard::{Forgetting, Uncomputed};
 use crate::head::Head;
-use crate::pictures::StepPictures;
+use crate::pictures::{self, StepPictures};
 use crate::programs::ProgramCache;
 use crate::rows_out::{Embeddings, Logits, StepRows};
 use crate::runner::{
@@ -173,16 +173,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         );
         let more = encoder.iter().chain(&head_graph);
         let fingerprint = more.fold(fingerprint, |all, graph| all.with_graph(graph, &*source));
-        let is_input = |node: &Node, input| node.op == Op::Input(input);
-        let takes_images = graph
-            .nodes()
-            .iter()
-            .any(|n| is_input(n, Input::Coordinates));
-        let position_rule = if takes_images {
-            PositionRule::Grid
-        } else {
-            PositionRule::Linear
-        };
+        let position_rule = pictures::position_rule(&graph);
         let cut = memory.split_policy() != SplitPolicy::WholeSequences;
         if let Some(window) = graph.batch_windows().next().filter(|_| cut) {
             return Err(ConfigError::CutSequences { window }.into());

@@ -10,8 +10,9 @@ use std::sync::Arc;
 
 use cellar_scheduler::{PrefixUse, RequestId, Salt};
 use kv_backend::{BackendError, CancelFlag};
-use kv_core::batch::UBatch;
+use kv_core::batch::{PositionRule, UBatch};
 use kv_core::{Pos, SeqId, TokenId};
+use kv_graph::{Graph, Input, Node, Op};
 use model_core::picture::{Picture, PictureEncoder, PictureError, PictureName, PictureRun};
 
 use crate::error::EngineError;
@@ -181,6 +182,17 @@ pub(crate) fn write_rows(
         to.extend_from_slice(row.ok_or_else(unknown)?);
     }
     Ok(())
+}
+
+/// How positions of tokens are checked: those of pictures have rows and columns, where the graph
+/// takes them.
+pub(crate) fn position_rule(graph: &Graph) -> PositionRule {
+    let takes_places = |node: &Node| node.op == Op::Input(Input::Coordinates);
+    if graph.nodes().iter().any(takes_places) {
+        PositionRule::Grid
+    } else {
+        PositionRule::Linear
+    }
 }
 
 /// Position, row and column of each token of a ubatch: a picture counts as many positions as it is

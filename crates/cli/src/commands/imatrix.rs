@@ -18,6 +18,7 @@ use model_core::tokenizer::{AddSpecial, EncodeOptions, SpecialText};
 
 use crate::args::ImatrixArgs;
 use crate::failure::{Exit, usage, warn};
+use crate::given_text;
 use crate::interrupt::exit_on_interrupt;
 use crate::models::ModelSource;
 use crate::output_file;
@@ -36,7 +37,7 @@ const MIN_UBATCH: usize = 16;
 
 pub(super) fn run(args: &ImatrixArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     output_file::check("--out", &args.out)?;
-    let Some(text) = resolve::text(None, args.file.as_deref())? else {
+    let Some(text) = given_text::text(None, args.file.as_deref())? else {
         return usage("no text: give one with -f FILE, or through a pipe");
     };
     exit_on_interrupt()?;

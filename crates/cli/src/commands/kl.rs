@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use crate::args::KlArgs;
 use crate::failure::{Exit, usage};
+use crate::given_text;
 use crate::models::ModelSource;
 use crate::progress::Progress;
 use crate::resolve;
@@ -41,7 +42,7 @@ struct Report {
 }
 
 pub(super) fn run(args: &KlArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let Some(text) = resolve::text(args.input.text(), args.input.file.as_deref())? else {
+    let Some(text) = given_text::text(args.input.text(), args.input.file.as_deref())? else {
         return usage("no text: give one as an argument, with -f FILE, or through a pipe");
     };
     let source = ModelSource::new(args.input.model());

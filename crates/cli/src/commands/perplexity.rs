@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use crate::args::PerplexityArgs;
 use crate::failure::{Exit, usage};
+use crate::given_text;
 use crate::models::ModelSource;
 use crate::progress::Progress;
 use crate::resolve;
@@ -48,7 +49,7 @@ struct Score {
 }
 
 pub(super) fn run(args: &PerplexityArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let Some(text) = resolve::text(None, args.file.as_deref())? else {
+    let Some(text) = given_text::text(None, args.file.as_deref())? else {
         return usage("no text: give one with -f FILE, or through a pipe");
     };
     let source = ModelSource::new(args.model.path());

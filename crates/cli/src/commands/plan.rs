@@ -22,7 +22,7 @@ use kv_core::memory_plan::{MemoryPlan, PlannedKind, PlannedRows};
 use kv_core::{KvType, Window};
 use kv_graph::weights::WeightSource;
 use model_core::architecture::Model;
-use model_core::model_file::tokenizer_spec;
+use model_core::model_file::{OpenModel, tokenizer_spec};
 use model_core::tokenizer::Tokenizer;
 use serde::Serialize;
 
@@ -169,9 +169,13 @@ struct KindReport {
     n_bytes: usize,
 }
 
-pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let source = ModelSource::new(args.file.path());
-    let file = source.contents()?;
+/// The model as it would be computed, with its adapters and its head, and the file with adapters,
+/// where there are any.
+fn planned_model(
+    args: &PlanArgs,
+    source: &ModelSource,
+    file: &Contents,
+) -> anyhow::Result<(Arc<dyn Model>, Option<OpenModel>)> {
     let model = architectures().model(file.metadata(), file.weights());
     let model = model.with_context(|| file.label().to_owned())?;
     let adapted = source.changed(&args.engine.compute.changes())?;
@@ -181,6 +185,13 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let model = args
         .speculation
         .with_head(model, file.weights(), file.label())?;
+    Ok((model, adapted))
+}
+
+pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
+    let source = ModelSource::new(args.file.path());
+    let file = source.contents()?;
+    let (model, adapted) = planned_model(args, &source, &file)?;
     let config = EngineConfig {
         n_seqs: args.seqs,
         budget: MemoryBudget::Unlimited,

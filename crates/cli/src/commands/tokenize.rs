@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use crate::args::TokenizeArgs;
 use crate::failure::{Exit, usage};
+use crate::given_text;
 use crate::models::ModelSource;
-use crate::resolve;
 use crate::terminal;
 
 /// What `--json` prints.
@@ -31,7 +31,7 @@ struct NotUtf8 {
 }
 
 pub(super) fn run(args: &TokenizeArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
-    let Some(text) = resolve::text(args.input.text(), args.input.file.as_deref())? else {
+    let Some(text) = given_text::text(args.input.text(), args.input.file.as_deref())? else {
         return usage("no text: give one as an argument, with -f FILE, or through a pipe");
     };
     let tokenizer = ModelSource::new(args.input.model()).load_tokenizer()?;

@@ -111,6 +111,25 @@ pub(crate) struct Intake {
     pub(super) sees_nothing: Option<String>,
 }
 
+/// The requests of `n` texts of a prompt, of which this is the first. Each text of an encoded
+/// source has one of its own; all others share the cells of their prompt.
+fn requests_of(first: Request, n: NonZeroU32) -> Vec<Request> {
+    let more = (1..u64::from(n.get())).map(|number| RequestId(first.id.0 + number));
+    if matches!(first.source, SourceUse::Encoded) {
+        let others = more.map(|id| Request {
+            id,
+            ..first.clone()
+        });
+        let others: Vec<Request> = others.collect();
+        std::iter::once(first).chain(others).collect()
+    } else {
+        vec![Request {
+            siblings: more.collect(),
+            ..first
+        }]
+    }
+}
+
 /// Checks what is wanted of a prompt with pictures.
 fn check_with_pictures(
     long_context: Option<LongContext>,
@@ -275,22 +294,7 @@ impl Intake {
             },
             retention,
         };
-        let more = || (1..u64::from(n.get())).map(|number| RequestId(first_id.0 + number));
-        // Each text has a source of its own; all others share the cells of their prompt.
-        let requests = match start {
-            Some(_) => {
-                let others = more().map(|id| Request {
-                    id,
-                    ..request.clone()
-                });
-                let others: Vec<Request> = others.collect();
-                std::iter::once(request).chain(others).collect()
-            }
-            None => vec![Request {
-                siblings: more().collect(),
-                ..request
-            }],
-        };
+        let requests = requests_of(request, n);
         Ok((Submission { requests, texts }, streams))
     }
 

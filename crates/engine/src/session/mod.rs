@@ -38,13 +38,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use cellar_prefix_store::TierCounts;
-use cellar_scheduler::{
-    Counters, Event, Micros, Outcome, RequestId, Scheduler, SchedulerConfig, Work,
-};
+use cellar_scheduler::{Event, Micros, Outcome, RequestId, Scheduler, SchedulerConfig, Work};
 use kv_backend::{Backend, RunProgress};
-use kv_core::memory::{Composite, Memory, PartCapacity};
-use kv_core::memory_plan::MemoryPlan;
+use kv_core::memory::{Composite, Memory};
 use model_core::tokenizer::Tokenizer;
 
 use crate::decode::Engine;
@@ -59,6 +55,7 @@ mod config;
 mod drafts;
 mod error;
 mod frame;
+mod inspect;
 mod intake;
 mod parked;
 mod pieces;
@@ -81,6 +78,7 @@ pub use choices::{Choices, MAX_CHOICES};
 pub use config::{ExcerptLen, ServiceConfig};
 pub use error::ServiceError;
 pub use frame::{CachedText, EventKind, Excerpt, Frame, RunningText, ServiceEvent, WaitingText};
+pub use inspect::{MemoryLayout, ServiceStatus};
 pub use intake::TextRequest;
 pub use pieces::{PromptProgress, TokenPiece};
 pub use prefixes::PrefixCounts;
@@ -123,40 +121,6 @@ pub struct ServiceExtras {
     pub swap_disk: Option<SwapDisk>,
     /// Keeps what is cached beyond the memory and the life of the session.
     pub prefix_tiers: Option<PrefixTiers>,
-}
-
-/// The parts and rows of a session's memory.
-#[derive(Clone, Debug)]
-pub struct MemoryLayout {
-    /// Its parts, without that of sources.
-    pub parts: Vec<PartCapacity>,
-    /// Rows of each layer and kind, in bytes.
-    pub plan: MemoryPlan,
-    /// Requests and cached prefixes that can be in it.
-    pub n_seqs: u32,
-}
-
-/// The state of a session after its last step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ServiceStatus {
-    /// What the scheduler has done.
-    pub counters: Counters,
-    /// Requests that were admitted and have not ended.
-    pub n_running: usize,
-    /// KV cells of the memory's largest part; 0 where no layer has attention.
-    pub n_cells: u32,
-    /// Of these, the cells that hold tokens: of running requests and of cached prefixes.
-    pub n_cells_used: u32,
-    /// Bytes that preempted requests have in the memory of the host.
-    pub swapped_bytes: u64,
-    /// Bytes that they have in files.
-    pub spilled_bytes: u64,
-    /// What the tiers of the store of prefixes did.
-    pub tiers: TierCounts,
-    /// Whether the engine's device is lost
-    /// ([`BackendError::DeviceLost`](kv_backend::BackendError::DeviceLost)): no later step
-    /// can be computed.
-    pub has_lost_device: bool,
 }
 
 /// The state of a session after a step.
@@ -431,50 +395,6 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         let now = self.now();
         self.recorder.stop(now);
         self.engine
-    }
-
-    /// What computes pictures, to look at.
-    pub fn tower(&self) -> Option<&Tower> {
-        self.tower.as_ref()
-    }
-
-    /// The engine, to look at.
-    pub fn engine(&self) -> &Engine<B, M> {
-        &self.engine
-    }
-
-    /// The scheduler, to look at.
-    pub fn scheduler(&self) -> &Scheduler {
-        &self.scheduler
-    }
-
-    /// The running requests, and the use of the memory.
-    pub fn status(&self) -> ServiceStatus {
-        let cells = self.engine.memory().cell_use();
-        let running = self.texts.values().filter(|live| live.was_admitted());
-        ServiceStatus {
-            counters: self.scheduler.counters(),
-            n_running: running.count(),
-            n_cells: cells.n_cells,
-            n_cells_used: cells.n_used,
-            swapped_bytes: self.scheduler.swapped_bytes(),
-            spilled_bytes: self.scheduler.spilled_bytes(),
-            tiers: self
-                .store
-                .as_ref()
-                .map_or(TierCounts::default(), SessionStore::counts),
-            has_lost_device: self.has_lost_device,
-        }
-    }
-
-    /// The parts and rows of the memory.
-    pub fn memory_layout(&self) -> MemoryLayout {
-        let memory = self.engine.memory();
-        MemoryLayout {
-            parts: memory.capacity().parts,
-            plan: self.engine.settings().memory_plan(),
-            n_seqs: memory.n_seqs(),
-        }
     }
 
     pub(crate) fn intake(&self) -> &Arc<Intake> {

@@ -99,18 +99,7 @@ pub(super) fn run(args: &BenchArgs, n_clients: u32, out: &mut impl Write) -> any
     args.speculation.use_head(&mut file)?;
     resolve::continues_without_source(&file)?;
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
-    let n_each = u64::from(n_prompt) + u64::from(args.predict);
-    // With --streams each sequence has cells of its own.
-    let n_together = if args.engine.streams.streams {
-        1
-    } else {
-        n_clients
-    };
-    let Ok(n_needed) = u32::try_from(n_each * u64::from(n_together)) else {
-        return usage(format!(
-            "{n_clients} requests of {n_each} tokens are more than a context can hold"
-        ));
-    };
+    let n_needed = n_ctx(args, n_prompt, n_clients)?;
     let config = EngineConfig {
         n_ctx: Some(config.n_ctx.unwrap_or(n_needed)),
         // A cached prefix for each that runs.
@@ -237,6 +226,22 @@ impl Waited {
             max_late: late.max().unwrap_or_default(),
         })
     }
+}
+
+/// The context that all clients together need.
+fn n_ctx(args: &BenchArgs, n_prompt: u32, n_clients: u32) -> anyhow::Result<u32> {
+    let n_each = u64::from(n_prompt) + u64::from(args.predict);
+    // With --streams each sequence has cells of its own.
+    let n_together = if args.engine.streams.streams {
+        1
+    } else {
+        n_clients
+    };
+    u32::try_from(n_each * u64::from(n_together)).or_else(|_| {
+        usage(format!(
+            "{n_clients} requests of {n_each} tokens are more than a context can hold"
+        ))
+    })
 }
 
 /// The prompts: the tokens of --depth, of all or its own, then -p of its own.

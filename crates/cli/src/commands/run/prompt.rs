@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 
 use crate::args::RunArgs;
 use crate::failure::usage;
+use crate::given_text;
 use crate::input;
 use crate::models::ModelSource;
 use crate::pictures::{self, Sight};
-use crate::resolve;
 
 /// What the prompt is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +48,10 @@ pub(super) fn prompt(args: &RunArgs, source: &ModelSource) -> anyhow::Result<Str
         (Some(prompt), Some(file)) => Some(join(Some(input::text(file)?), prompt)),
         (None, None) if stdin_is_taken || args.no_stdin => None,
         (Some(prompt), None) if stdin_is_taken || args.no_stdin => Some(prompt.to_owned()),
-        (Some(prompt), None) => Some(join(resolve::piped_text()?, prompt)),
-        (None, file) => resolve::text(None, file.as_deref())?.map(resolve::without_last_line_break),
+        (Some(prompt), None) => Some(join(given_text::piped_text()?, prompt)),
+        (None, file) => {
+            given_text::text(None, file.as_deref())?.map(given_text::without_last_line_break)
+        }
     };
     match (given, source) {
         (Some(prompt), _) => Ok(prompt),
@@ -68,7 +70,7 @@ pub(super) fn prompt(args: &RunArgs, source: &ModelSource) -> anyhow::Result<Str
 
 /// What came through a pipe, an empty line, and the argument.
 fn join(piped: Option<String>, argument: &str) -> String {
-    match piped.map(resolve::without_last_line_break) {
+    match piped.map(given_text::without_last_line_break) {
         Some(text) if argument.is_empty() => text,
         Some(text) => format!("{text}\n\n{argument}"),
         None => argument.to_owned(),
