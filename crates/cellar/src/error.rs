@@ -46,7 +46,7 @@ pub enum Error {
     Engine(#[from] EngineError),
     /// A picture cannot be read or computed, or the vision tower not be used.
     #[error(transparent)]
-    Picture(#[from] PictureError),
+    Picture(Box<PictureError>),
     /// Pictures for a model without a vision tower.
     #[error("the model has no vision tower: it does not see pictures")]
     SeesNothing,
@@ -94,6 +94,12 @@ pub enum Error {
     /// The chat template renders these messages to nothing.
     #[error("the chat template makes nothing of these messages")]
     EmptyChat,
+}
+
+impl From<PictureError> for Error {
+    fn from(error: PictureError) -> Self {
+        Self::Picture(Box::new(error))
+    }
 }
 
 fn largest(shortage: &DeviceShortage) -> String {

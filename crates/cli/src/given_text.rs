@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 
+use crate::failure::usage;
 use crate::input;
 use crate::terminal;
 
@@ -32,6 +33,25 @@ pub(crate) fn text(argument: Option<&str>, file: Option<&Path>) -> anyhow::Resul
     }
     let text = input::read_text(input::stdin()?).context("cannot read the text on stdin")?;
     Ok(Some(text).filter(|text| !text.is_empty()))
+}
+
+/// The arguments, or the lines of a file or pipe; at least one.
+///
+/// # Errors
+/// A usage error, `wanted`, where there is none; where the file or pipe cannot be read.
+pub(crate) fn lines(
+    arguments: &[String],
+    file: Option<&Path>,
+    wanted: &str,
+) -> anyhow::Result<Vec<String>> {
+    if !arguments.is_empty() {
+        return Ok(arguments.to_vec());
+    }
+    let lines = text(None, file)?;
+    match lines.map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()) {
+        Some(lines) if !lines.is_empty() => Ok(lines),
+        _ => usage(wanted.to_owned()),
+    }
 }
 
 /// What a pipe or a file brings on standard input next to a prompt; `None` where there is neither,

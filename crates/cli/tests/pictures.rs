@@ -1,5 +1,7 @@
 //! Pictures on the command line: `--image`, and what is said where a model sees none.
 
+#![allow(clippy::unwrap_used)] // a panic is how a test fails
+
 use model_tests::vision::{SIZES, expand, picture};
 
 use crate::support::{failure, json, model};

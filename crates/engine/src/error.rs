@@ -58,7 +58,7 @@ pub enum EngineError {
     NoAdapters,
     /// Scales of adapters that cannot be.
     #[error(transparent)]
-    Adapters(#[from] AdapterError),
+    Adapters(Box<AdapterError>),
     /// A source was given to a model without an encoder.
     #[error(
         "the model '{architecture}' has no encoder: there is nothing that it does with a source"
@@ -90,7 +90,7 @@ pub enum EngineError {
     },
     /// A picture cannot be computed.
     #[error(transparent)]
-    Picture(PictureError),
+    Picture(Box<PictureError>),
     /// A picture in the prompt of a model that sees none.
     #[error(
         "the model '{architecture}' does not see pictures: it has no vision tower, or none was loaded"
@@ -284,6 +284,12 @@ pub enum EngineError {
         /// Tokens that the sequence had before.
         n_used: usize,
     },
+}
+
+impl From<AdapterError> for EngineError {
+    fn from(error: AdapterError) -> Self {
+        Self::Adapters(Box::new(error))
+    }
 }
 
 impl EngineError {

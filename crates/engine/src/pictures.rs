@@ -233,7 +233,7 @@ impl From<PictureError> for EngineError {
         match error {
             PictureError::Backend(BackendError::Cancelled) => Self::Cancelled,
             PictureError::Backend(error) => Self::Backend(error),
-            error => Self::Picture(error),
+            error => Self::Picture(Box::new(error)),
         }
     }
 }

@@ -313,8 +313,8 @@ fn texts_in_any_company_are_what_they_are_alone() {
     );
 }
 
-/// The same next to a store of prefixes that is late, loses groups, or is down: every wait ends, and
-/// texts do not change.
+/// The same next to a store of prefixes that is late, loses groups, or is down: every wait ends,
+/// and texts do not change.
 #[test]
 fn texts_are_the_same_next_to_a_store() {
     let n_steps = setting("CELLAR_SIM_STEPS", 20_000) / 2;

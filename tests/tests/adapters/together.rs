@@ -104,14 +104,14 @@ fn request(number: usize) -> TextRequest {
     TextRequest {
         prompt: prompt(number),
         adapters: Some(scales(number)),
-        speculation: if number % 3 == 0 {
+        speculation: if number.is_multiple_of(3) {
             Speculation::Lookup { n_max: 4 }
         } else {
             Speculation::Off
         },
         options: CompletionOptions {
             sampler: SamplerConfig {
-                temperature: if number % 2 == 0 { 0.0 } else { 0.8 },
+                temperature: if number.is_multiple_of(2) { 0.0 } else { 0.8 },
                 seed: number as u64,
                 ..SamplerConfig::default()
             },

@@ -11,6 +11,7 @@ use model_core::sentence::Pooling;
 
 use crate::args::EmbedArgs;
 use crate::failure::{Exit, usage};
+use crate::given_text;
 use crate::models::ModelSource;
 use crate::progress::Progress;
 use crate::resolve;
@@ -80,7 +81,7 @@ fn texts(args: &EmbedArgs) -> anyhow::Result<Vec<String>> {
         return Ok(Vec::new());
     }
     let wanted = "no texts: give them as arguments, with -f FILE, or through a pipe, one a line";
-    resolve::lines(args.input.texts(), args.input.file.as_deref(), wanted)
+    given_text::lines(args.input.texts(), args.input.file.as_deref(), wanted)
 }
 
 fn config(args: &EmbedArgs, file: &OpenModel) -> EmbedderConfig {

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::args::RerankArgs;
 use crate::failure::{Exit, usage};
+use crate::given_text;
 use crate::models::ModelSource;
 use crate::progress::Progress;
 use crate::resolve;
@@ -26,7 +27,7 @@ struct Row<'a> {
 pub(super) fn run(args: &RerankArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     let wanted =
         "no documents: give them as arguments, with -f FILE, or through a pipe, one a line";
-    let documents = resolve::lines(args.input.texts(), args.input.file.as_deref(), wanted)?;
+    let documents = given_text::lines(args.input.texts(), args.input.file.as_deref(), wanted)?;
     let source = ModelSource::given(args.input.model())?;
     check(&source.open()?)?;
     let file = source.load()?;

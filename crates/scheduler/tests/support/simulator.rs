@@ -17,7 +17,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
 
 use super::fake::{Alone, FakeRows, N_VOCAB, SavedRows, choose};
-use super::store::Store;
+use super::store::{Due, Store};
 
 /// The task of a request, beyond its prompt.
 #[derive(Clone, Debug)]
@@ -309,7 +309,7 @@ impl Simulator {
     /// One plan, carried out. Returns whether there was anything to do.
     pub fn step(&mut self) -> bool {
         self.write_files();
-        self.answer_store(false);
+        self.answer_store(Due::Some);
         self.draft();
         let plan = self.scheduler.next(Micros(self.now), &self.memory);
         self.take(plan.outcomes);
@@ -319,7 +319,7 @@ impl Simulator {
         }
         match plan.work {
             Work::Idle if self.store.as_ref().is_some_and(Store::is_asked) => {
-                self.answer_store(true);
+                self.answer_store(Due::All);
             }
             Work::Idle => {
                 self.check();

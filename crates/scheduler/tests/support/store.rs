@@ -78,6 +78,15 @@ impl Store {
     }
 }
 
+/// Which answers of a store come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    /// Some, at random.
+    Some,
+    /// All, as nothing else happens.
+    All,
+}
+
 impl Simulator {
     /// The same with a store of prefixes.
     pub fn with_store(mut self, store: Store) -> Self {
@@ -111,8 +120,9 @@ impl Simulator {
         assert!(self.scheduler.handle(Micros(self.now), event).is_empty());
     }
 
-    /// Gives some answers that are due; at least one where nothing else happens.
-    pub(super) fn answer_store(&mut self, is_idle: bool) {
+    /// Gives answers that are due.
+    pub(super) fn answer_store(&mut self, due: Due) {
+        let is_idle = due == Due::All;
         let cuts = self.cuts();
         let Some(store) = &mut self.store else {
             return;
