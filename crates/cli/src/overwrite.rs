@@ -157,7 +157,16 @@ fn paths(arg: &Arg, matches: &ArgMatches) -> Vec<PathBuf> {
         return Vec::new();
     }
     let values = matches.get_raw(id).into_iter().flatten();
-    values.map(PathBuf::from).collect()
+    let named = values.flat_map(|value| {
+        // `FILE=SCALE` and `FILE:SCALE` name a file, too.
+        let text = value.to_str().unwrap_or_default();
+        let scaled = ['=', ':']
+            .into_iter()
+            .filter_map(|sign| text.rsplit_once(sign));
+        let files: Vec<PathBuf> = scaled.map(|(file, _)| PathBuf::from(file)).collect();
+        std::iter::once(PathBuf::from(value)).chain(files)
+    });
+    named.collect()
 }
 
 /// The endings of the files of a model directory.
@@ -249,6 +258,9 @@ mod tests {
             "draft_model",
             "tokens_file",
             "imatrix",
+            "image",
+            "mmproj",
+            "control_vector",
             "schema",
             "grammar",
         ];

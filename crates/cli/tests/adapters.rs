@@ -75,14 +75,16 @@ fn a_text_is_written_with_adapters_and_scales() {
     let case = Case::new();
     let (one, other) = (case.adapter("one.gguf", 1), case.adapter("other.gguf", 2));
     let base = case.text(&[]);
-    let with_one = case.text(&["--lora", &one]);
+    // Random matrices: a larger scale changes the words, too.
+    let strong = format!("{one}=30");
+    let with_one = case.text(&["--lora", &strong]);
     assert_ne!(with_one, base);
     let scaled = format!("{one}=0");
     assert_eq!(case.text(&["--lora", &scaled]), base);
-    let both = format!("{one}=1.0");
-    let both = case.text(&["--lora", &both, "--lora", &other]);
+    let other_too = format!("{other}=30");
+    let both = case.text(&["--lora", &strong, "--lora", &other_too]);
     assert!(both != with_one && both != base);
-    let as_llama = format!("{one}:1,{other}:1");
+    let as_llama = format!("{one}:30,{other}:30");
     assert_eq!(case.text(&["--lora-scaled", &as_llama]), both);
 }
 
@@ -185,10 +187,10 @@ fn adapters_that_do_not_fit_are_refused() {
     assert_eq!(code, 1);
     assert!(text.contains("this adapter is for llama models"), "{text}");
     let missing = case.path("missing.gguf");
-    let (code, text) = failure(&["run", "Hi", "--lora", &missing]);
+    let (code, text) = failure(&["run", "Hi you", "--lora", &missing]);
     assert_eq!(code, 1);
     assert!(text.contains("missing.gguf"), "{text}");
-    let (code, text) = failure(&["run", "Hi", "--lora", "a.gguf=nan"]);
+    let (code, text) = failure(&["run", "Hi you", "--lora", "a.gguf=nan"]);
     assert_eq!(code, 2);
     assert!(text.contains("finite"), "{text}");
 }

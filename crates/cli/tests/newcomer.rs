@@ -242,11 +242,6 @@ fn flags_of_llama_cpp_work_or_say_what_to_write() {
             &["--yarn-ext-factor", "1"][..],
             "there is no --yarn-ext-factor here: YaRN",
         ),
-        (&["--image", "a.png"], "images and audio are not supported"),
-        (
-            &["--mmproj", "a.gguf"],
-            "images and audio are not supported",
-        ),
         (&["-i"], "a chat is 'cellar chat'"),
     ] {
         let (code, message) = failure(&[&["run"], flags, &["Hi you"]].concat());

@@ -27,6 +27,9 @@ fn refused(variables: &[(&str, &str)], args: &[&str]) -> (i32, String) {
     let mut command = Command::new(assert_cmd::cargo::cargo_bin!("cellar"));
     command.arg("serve").args(args).stdin(Stdio::null());
     command.envs(variables.iter().copied());
+    // A folder of its own: some flags make the directory that they name.
+    let folder = tempfile::tempdir().unwrap();
+    command.current_dir(folder.path());
     let output = command.output().unwrap();
     let message = String::from_utf8(output.stderr).unwrap();
     (output.status.code().unwrap(), message)

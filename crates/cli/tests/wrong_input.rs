@@ -172,7 +172,7 @@ fn flags_out_of_range() {
     let cases: [(&[&str], &str); 41] = [
         (
             &["run", "-c", "-5"],
-            "'--ctx <N>': a number of tokens from 1 to 1073741824 is needed, or 0 for the trained",
+            "'--ctx <N>': a number of tokens from 1 to 1073741824 is needed, 0 for the trained length",
         ),
         (&["run", "-c", "99999999999"], "'--ctx <N>'"),
         (&["run", "--ubatch", "0"], "'--ubatch <N>'"),

@@ -76,8 +76,9 @@ fn wrong_values(placeholder: &str) -> &'static [&'static str] {
 /// What is read before a model is opened.
 fn without_text(command: &[&str], flag: &str) -> Option<&'static str> {
     match (command, flag) {
-        (["logits"], "--model") => Some("--tokens=1"),
-        (["run" | "tokenize" | "kl" | "perplexity" | "imatrix"], "--model") => {
+        (["logits"], "--model" | "--lora" | "--control-vector") => Some("--tokens=1"),
+        (["run" | "tokenize" | "kl" | "perplexity" | "imatrix"], "--model")
+        | (["kl" | "perplexity" | "imatrix"], "--lora" | "--control-vector") => {
             Some("--file=/dev/null")
         }
         _ => None,
@@ -122,7 +123,7 @@ fn invocations() -> Vec<Invocation> {
                 .any(|arg| arg.starts_with(&format!("{name}=")));
             let more = without_text(command, &name);
             for value in wrong_values(&placeholder).iter().filter(|_| !is_needed) {
-                let is_file = ["FILE", "DIR"].contains(&placeholder.as_str());
+                let is_file = ["FILE", "DIR", "FILE[=SCALE]"].contains(&placeholder.as_str());
                 // A file is known by its path.
                 let wanted = if is_file {
                     [*value, *value]

@@ -29,7 +29,7 @@ pub enum ModelFileError {
         source: io::Error,
     },
     /// The path is a directory or a device.
-    #[error("'{}' is not a file", path.display())]
+    #[error("'{}' is not a file: check the path", path.display())]
     NotAFile {
         /// The path.
         path: PathBuf,

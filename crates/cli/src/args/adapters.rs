@@ -34,8 +34,9 @@ pub(crate) struct AdapterArgs {
         hide_short_help = true
     )]
     pub(crate) control_vector_scaled: Vec<ScaledFile>,
-    /// First and last layer that control vectors are added to, counted from 0
-    #[arg(long, value_names = ["FIRST", "LAST"], num_args = 2, hide_short_help = true)]
+    /// First and last layer that control vectors are added to, counted from 0; one number is that
+    /// layer alone
+    #[arg(long, value_names = ["FIRST", "LAST"], num_args = 1..=2, hide_short_help = true)]
     pub(crate) control_vector_layer_range: Vec<usize>,
 }
 
@@ -67,6 +68,10 @@ impl AdapterArgs {
             control_vectors: vectors.chain(scaled_vectors).collect(),
             control_layers: match *self.control_vector_layer_range.as_slice() {
                 [first, last] => Some(LayerRange { first, last }),
+                [only] => Some(LayerRange {
+                    first: only,
+                    last: only,
+                }),
                 _ => None,
             },
         }
