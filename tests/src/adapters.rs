@@ -16,7 +16,8 @@ pub fn write_adapter(path: &Path, architecture: &str, weights: &dyn WeightSource
     writer.set("general.type", "adapter");
     writer.set("general.architecture", architecture);
     writer.set("adapter.type", "lora");
-    writer.set("adapter.lora.alpha", RANK as f32);
+    // Strong enough for other words.
+    writer.set("adapter.lora.alpha", 30.0 * RANK as f32);
     let ends = ["attn_q.weight", "ffn_down.weight"];
     let names = weights.names().into_iter();
     for name in names.filter(|name| ends.iter().any(|end| name.ends_with(end))) {

@@ -114,7 +114,7 @@ fn an_output_that_is_read_or_a_model_is_refused_and_nothing_changes() {
         ),
         ("batch -f requests.jsonl -o other.gguf", is_model),
         (
-            "run --raw x -n 1 --lora requests.jsonl=0.5 --save-state requests.jsonl",
+            "run -m model.gguf --raw x -n 1 --lora requests.jsonl=0.5 --save-state requests.jsonl",
             "is read as --lora",
         ),
         (

@@ -124,6 +124,10 @@ fn invocations() -> Vec<Invocation> {
             let more = without_text(command, &name);
             for value in wrong_values(&placeholder).iter().filter(|_| !is_needed) {
                 let is_file = ["FILE", "DIR", "FILE[=SCALE]"].contains(&placeholder.as_str());
+                // The model is read before what is added to it.
+                if (command.as_slice(), name.as_str()) == (&["convert"], "--lora") {
+                    continue;
+                }
                 // A file is known by its path.
                 let wanted = if is_file {
                     [*value, *value]

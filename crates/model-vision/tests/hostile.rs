@@ -26,7 +26,7 @@ fn encoded(picture: &DynamicImage, format: ImageFormat) -> Vec<u8> {
 }
 
 fn slopes() -> DynamicImage {
-    RgbImage::from_fn(40, 30, |x, y| image::Rgb([x as u8 * 5, y as u8 * 9, 7])).into()
+    RgbImage::from_fn(40, 30, |x, y| image::Rgb([(x * 5) as u8, (y * 8) as u8, 7])).into()
 }
 
 fn error_of(vision: &Vision, bytes: &[u8]) -> String {

@@ -360,7 +360,7 @@ mod tests {
 
     #[test]
     fn errors_name_the_item() {
-        let image = json!({"type": "input_image", "image_url": "data:"});
+        let image = json!({"type": "input_image"});
         for (input, param) in [
             (json!(null), "input"),
             (json!([1]), "input[0]"),
@@ -368,7 +368,7 @@ mod tests {
             (json!([{"role": "wizard", "content": "a"}]), "input[0].role"),
             (
                 json!([{"role": "user", "content": [image]}]),
-                "input[0].content[0]",
+                "input[0].content[0].image_url",
             ),
             (json!([{"type": "wish"}]), "input[0]"),
             (json!([{"type": "item_reference", "id": "x"}]), "input[0]"),
