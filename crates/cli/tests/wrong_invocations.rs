@@ -125,7 +125,7 @@ fn invocations() -> Vec<Invocation> {
             for value in wrong_values(&placeholder).iter().filter(|_| !is_needed) {
                 let is_file = ["FILE", "DIR", "FILE[=SCALE]"].contains(&placeholder.as_str());
                 // The model is read before what is added to it.
-                if (command.as_slice(), name.as_str()) == (&["convert"], "--lora") {
+                if *command == ["convert"] && name == "--lora" {
                     continue;
                 }
                 // A file is known by its path.
