@@ -58,8 +58,10 @@ impl Place {
     /// The command line with the place's names replaced by paths.
     fn args(&self, line: &str) -> Vec<String> {
         let path = |word: &str| {
-            if self.path(word).exists() || word.starts_with("new.") {
-                self.path(word).display().to_string()
+            // `FILE=SCALE`
+            let (name, scale) = word.split_at(word.find('=').unwrap_or(word.len()));
+            if self.path(name).exists() || name.starts_with("new.") {
+                format!("{}{scale}", self.path(name).display())
             } else {
                 word.to_owned()
             }

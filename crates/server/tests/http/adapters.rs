@@ -5,6 +5,9 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, Setup, with};
 
+/// Long enough to be cached.
+const PROMPT: &str = "Once upon a time there was a little girl named Lily who had a red ball";
+
 fn server() -> Server {
     let adapters = vec![("pirate", 0.0), ("poet", 0.0)];
     Setup {
@@ -16,7 +19,7 @@ fn server() -> Server {
 
 /// The text of a request with these members, and how much of its prompt was cached.
 fn text(server: &Server, extra: &Value) -> (String, u64) {
-    let body = json!({"prompt": "Once upon a time", "temperature": 0, "max_tokens": 16});
+    let body = json!({"prompt": PROMPT, "temperature": 0, "max_tokens": 16});
     let reply = post(server.address, "/v1/completions", &with(body, extra));
     assert_eq!(reply.status, 200, "{extra}: {}", reply.body);
     let reply = reply.json();
@@ -58,13 +61,13 @@ fn a_request_names_its_adapters() {
     assert_eq!(text(&server, &json!({"model": "poet"})).0, second);
     assert_eq!(text(&server, &json!({"model": "stories"})).0, base);
     let body = json!({
-        "model": "pirate", "prompt": "Once upon a time", "raw": true, "stream": false,
+        "model": "pirate", "prompt": PROMPT, "raw": true, "stream": false,
         "options": {"temperature": 0, "num_predict": 16},
     });
     let ollama = post(server.address, "/api/generate", &body).json();
     assert_eq!(ollama["response"], json!(first));
     let body = json!({
-        "prompt": "Once upon a time", "temperature": 0, "n_predict": 16,
+        "prompt": PROMPT, "temperature": 0, "n_predict": 16,
         "lora": [{"id": 1, "scale": 1}],
     });
     let completion = post(server.address, "/completion", &body).json();
