@@ -28,7 +28,7 @@ pub struct EmbedderConfig {
     pub long_texts: LongTexts,
     /// The longest text in tokens, at most what the model was trained with. `None` takes what it
     /// was made for; of a model that stores keys and values, at most
-    /// [`DEFAULT_N_CTX`](crate::DEFAULT_N_CTX).
+    /// [`DEFAULT_N_CTX`](cellar_engine::DEFAULT_N_CTX).
     pub max_tokens: Option<u32>,
     /// Tokens of several texts that are computed at once; a longer text is computed alone.
     pub n_batch: u32,
