@@ -8,8 +8,10 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, ValueEnum};
+#[cfg(feature = "serve")]
 use model_core::adapters::AdapterSpec;
 
+#[cfg(feature = "serve")]
 use crate::adapters::ModelChanges;
 
 use super::adapters::LoraModule;
