@@ -4,8 +4,9 @@
 
 use std::path::PathBuf;
 
-use cellar::engine::{LongTexts, Normalization, Pooling};
+use cellar::engine::{Normalization, Pooling};
 use cellar::kv_backend::BoxedBackend;
+use cellar::tasks::LongTexts;
 use cellar::{EmbedderConfig, ModelFile, RerankerConfig, architectures};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::exceptions::PyValueError;

@@ -56,6 +56,7 @@ pub use backends::{
 pub use cellar_engine as engine;
 pub use cellar_engine::sampler::{Bias, Dry, LogitBias, Mirostat, Penalties, SamplerConfig, Xtc};
 pub use cellar_engine::{CancelFlag, EngineConfig, FinishReason, LongContext};
+pub use cellar_tasks as tasks;
 pub use cellar_tasks::{Embedder, EmbedderConfig, Ranked, Reranker, RerankerConfig};
 pub use chat::{ChatTokens, chat_tokens, render_chat, render_json_chat};
 pub use choice::{
