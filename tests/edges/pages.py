@@ -17,7 +17,7 @@ ELSEWHERE = [
     (r"^git clone|^cargo |^cd ", "the gate builds the project"),
     (r"cellar pull|OWNER/NAME|^cellar (list|rm)", "needs the Hugging Face Hub; tests of the program have a hub of their own"),
     (r"--backend cuda \"|^scripts/|^gpu-check/|^benches/", "needs a GPU, a Mac or llama.cpp"),
-    (r"vllm-router|lm_eval|^  --|maturin|docker|your_program|target/release/libllama|^(claude|codex|opencode|qwen|aider)( |$)", "other programs"),
+    (r"vllm-router|lm_eval|^  --|maturin|docker|your_program|libllama/|^(claude|codex|opencode|qwen|aider)( |$)", "other programs"),
     (r"--kv-events", "a cargo feature that is off by default"),
 ]
 
