@@ -160,7 +160,7 @@ impl<'a> Claim<'a> {
 ///
 /// ```
 /// use kv_core::LayerIdx;
-/// use crate::{GraphBuilder, GraphShape, Input};
+/// use kv_graph::{GraphBuilder, GraphShape, Input};
 ///
 /// let mut b = GraphBuilder::new(GraphShape { n_tokens: 3, n_outputs: 3 });
 /// let tokens = b.input(Input::Tokens)?;
@@ -174,7 +174,7 @@ impl<'a> Claim<'a> {
 /// let graph = b.finish(&[x])?;
 /// assert!(graph.find("attn_norm-1").is_some());
 /// assert_eq!(graph.weights()[2].name, "blk.1.attn_norm.weight");
-/// # Ok::<(), crate::GraphError>(())
+/// # Ok::<(), kv_graph::GraphError>(())
 /// ```
 #[derive(Debug)]
 pub struct GraphBuilder {

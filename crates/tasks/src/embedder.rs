@@ -51,7 +51,7 @@ pub enum LongTexts {
 /// # use {kv_candle::CandleBackend, model_core::architecture::Registry};
 /// # type Error = Box<dyn std::error::Error>;
 /// # fn vectors(backend: CandleBackend, registry: Registry) -> Result<(), Error> {
-/// use cellar_engine::{Embedder, EmbedderConfig};
+/// use cellar_tasks::{Embedder, EmbedderConfig};
 /// use model_core::model_file::ModelFile;
 ///
 /// let file = ModelFile::open("all-MiniLM-L6-v2", &registry)?;

@@ -46,7 +46,7 @@ pub struct Ranked {
 /// # use {kv_candle::CandleBackend, model_core::architecture::Registry};
 /// # type Error = Box<dyn std::error::Error>;
 /// # fn ranked(backend: CandleBackend, registry: Registry) -> Result<(), Error> {
-/// use cellar_engine::{Reranker, RerankerConfig};
+/// use cellar_tasks::{Reranker, RerankerConfig};
 /// use model_core::model_file::ModelFile;
 ///
 /// let file = ModelFile::open("bge-reranker-v2-m3", &registry)?;

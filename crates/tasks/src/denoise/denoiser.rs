@@ -25,7 +25,7 @@ use cellar_engine::sampler::{Bias, LogitBias, Sampler};
 /// #     tokenizer: &model_core::tokenizer::Tokenizer,
 /// #     mask: kv_core::TokenId,
 /// # ) -> Result<(), cellar_engine::EngineError> {
-/// use cellar_engine::{DenoiseOptions, Denoiser};
+/// use cellar_tasks::{DenoiseOptions, Denoiser};
 /// use model_core::tokenizer::EncodeOptions;
 ///
 /// let mut denoiser = Denoiser::new(engine, mask)?;
