@@ -8,9 +8,9 @@ use model_core::architecture::{Model, ModelError};
 /// Only what is asked of a model before it computes.
 #[derive(Debug)]
 pub struct Sizes {
-    /// What its layers remember.
+    /// The memory of its layers.
     pub layers: LayerMap,
-    /// Who sees whom.
+    /// The tokens that see each other.
     pub causality: Causality,
 }
 

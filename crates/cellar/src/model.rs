@@ -51,11 +51,11 @@ pub struct ModelOptions {
     pub mmproj: Option<PathBuf>,
     /// A smaller model that drafts for it, with [`Speculation::Draft`](cellar_engine::Speculation).
     pub draft_model: Option<DraftModel>,
-    /// Whether the head of its file that drafts is computed, where it has one.
+    /// The use of the head of its file that drafts, where it has one.
     pub head: HeadUse,
 }
 
-/// Whether the head of a file that drafts is computed. It takes rows of the memory as a layer does.
+/// The use of the head of a file that drafts. It takes rows of the memory as a layer does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HeadUse {
     /// It is not.
@@ -75,7 +75,7 @@ pub enum HeadUse {
 pub struct Model {
     file: Arc<ModelFile>,
     session: Session<BoxedBackend>,
-    /// What reads pictures, where it has a vision tower.
+    /// The reader of pictures, where it has a vision tower.
     reader: Option<Arc<PictureReader>>,
 }
 
@@ -215,7 +215,7 @@ impl Model {
         Ok(Text::new(self, state))
     }
 
-    /// What reads pictures; `None` where the model has no vision tower.
+    /// The reader of pictures; `None` where the model has no vision tower.
     pub fn picture_reader(&self) -> Option<&Arc<PictureReader>> {
         self.reader.as_ref()
     }

@@ -7,7 +7,7 @@ use model_core::model_file::{ModelFile, OpenModel};
 use crate::args::{ComputeArgs, OverrideArgs};
 use crate::models::ModelSource;
 
-/// What the command line changes of a model.
+/// The changes that the command line makes to a model.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ModelChanges {
     pub(crate) overrides: OverrideArgs,
@@ -15,7 +15,7 @@ pub(crate) struct ModelChanges {
 }
 
 impl ComputeArgs {
-    /// What they change of a model.
+    /// The changes that they make to a model.
     pub(crate) fn changes(&self) -> ModelChanges {
         ModelChanges {
             overrides: self.overrides.clone(),
@@ -56,14 +56,6 @@ impl ModelSource {
 
     /// [`Self::load`] with changes.
     pub(crate) fn load_with(&self, changes: &ModelChanges) -> anyhow::Result<ModelFile> {
-        let (mut file, registry) = (self.load()?, architectures());
-        if !changes.overrides.is_empty() {
-            let settings = changes.overrides.changes(file.model().architecture());
-            file = file.with_metadata(settings, &registry)?;
-        }
-        Ok(match changes.adapters.open(&file, &registry)? {
-            Some(adapters) => file.with_adapters(adapters)?,
-            None => file,
-        })
+        Ok(ModelFile::with_tokenizer(self.open_with(changes)?)?)
     }
 }

@@ -142,14 +142,7 @@ impl ModelSource {
 
     /// The model with its tokenizer.
     pub(crate) fn load(&self) -> anyhow::Result<ModelFile> {
-        let registry = architectures();
-        Ok(match self {
-            Self::Embedded => ModelFile::from_bytes(embedded(), &registry)?,
-            Self::File(path) if input::is_stdin(path) => {
-                ModelFile::from_bytes(from_stdin()?, &registry)?
-            }
-            Self::File(path) => ModelFile::open(&locate(path)?, &registry)?,
-        })
+        Ok(ModelFile::with_tokenizer(self.open()?)?)
     }
 
     /// Reads its tokenizer alone: files without weights have one, too.

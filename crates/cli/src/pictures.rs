@@ -103,7 +103,7 @@ pub(crate) fn tower_or_warning(sight: &mut Sight, compute: &ComputeArgs) -> Opti
     }
 }
 
-/// What reads pictures, or why there is nothing.
+/// The reader of pictures, or the reason why there is none.
 pub(crate) fn reader(sight: &Sight) -> Result<Arc<PictureReader>, String> {
     match sight {
         Ok(vision) => Ok(Arc::clone(vision.reader())),

@@ -124,12 +124,11 @@ fn invocations() -> Vec<Invocation> {
             let more = without_text(command, &name);
             for value in wrong_values(&placeholder).iter().filter(|_| !is_needed) {
                 let is_file = ["FILE", "DIR", "FILE[=SCALE]"].contains(&placeholder.as_str());
-                // The model is read before what is added to it.
-                if *command == ["convert"] && name == "--lora" {
-                    continue;
-                }
                 // A file is known by its path.
-                let wanted = if is_file {
+                let wanted = if *command == ["convert"] && name == "--lora" {
+                    // The model is read before what is added to it.
+                    ["'/absent/model'"; 2]
+                } else if is_file {
                     [*value, *value]
                 } else {
                     [name.as_str(), *value]

@@ -65,7 +65,7 @@ impl TextAdapters {
         })
     }
 
-    /// Who may share the rows of its tokens: those with the same adapters and scales.
+    /// The texts that may share the rows of its tokens: those with the same adapters and scales.
     #[must_use]
     pub fn share(&self, prefix: PrefixUse) -> PrefixUse {
         match prefix {
@@ -131,7 +131,7 @@ impl ActiveAdapters {
         }
     }
 
-    /// What tells the rows of a sequence from those with other adapters.
+    /// A description that tells the rows of a sequence from those with other adapters.
     pub(crate) fn describe(&self, seq: SeqId) -> String {
         match self.of_seq.get(&seq) {
             Some(adapters) => self.adapters.describe(&adapters.scales),

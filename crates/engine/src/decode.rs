@@ -237,7 +237,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         &self.memory
     }
 
-    /// Whether positions of tokens have rows and columns, too, in pictures.
+    /// True if positions of tokens have rows and columns, too, in pictures.
     pub(crate) fn takes_grids(&self) -> bool {
         self.runner.position_rule == PositionRule::Grid
     }

@@ -102,7 +102,7 @@ pub enum EngineError {
     /// Something that is not done where a prompt has pictures.
     #[error("a prompt with pictures {what}")]
     WithPictures {
-        /// What it is not, or has not.
+        /// The thing that is not possible.
         what: &'static str,
     },
     /// The name of a row of a picture that is not there.

@@ -48,7 +48,7 @@ struct KeptRows {
     rows: Arc<[f32]>,
 }
 
-/// What computes the pictures of a session's prompts, with the rows that it keeps.
+/// The encoder of the pictures of a session's prompts, with the rows that it keeps.
 pub struct Tower {
     encoder: Box<dyn PictureEncoder>,
     /// The least recently used first.
@@ -103,7 +103,8 @@ impl Tower {
         Ok(rows)
     }
 
-    /// What a step needs of the pictures of a sequence, of which it computes the tokens `places`.
+    /// The needs of a step: of the pictures of a sequence, of which it computes the tokens
+    /// `places`.
     pub(crate) fn of_step(
         &mut self,
         pictures: &[PictureRun],
@@ -184,7 +185,7 @@ pub(crate) fn write_rows(
     Ok(())
 }
 
-/// How positions of tokens are checked: those of pictures have rows and columns, where the graph
+/// The check of positions of tokens: those of pictures have rows and columns, where the graph
 /// takes them.
 pub(crate) fn position_rule(graph: &Graph) -> PositionRule {
     let takes_places = |node: &Node| node.op == Op::Input(Input::Coordinates);
@@ -208,7 +209,7 @@ pub(crate) fn coordinates<'a>(
     })
 }
 
-/// Where a token lies that would be at `own` if each row of the pictures before it counted.
+/// The place of a token that would be at `own` if each row of the pictures before it counted.
 fn behind(runs: &[StepRun], own: [u32; 3]) -> [u32; 3] {
     let mut saved = 0;
     for StepRun { run, .. } in runs {
@@ -260,9 +261,9 @@ mod tests {
     }
 
     /// Gives rows of two values, the first byte of the name and the row.
-    struct Counting;
+    struct CountingEncoder;
 
-    impl PictureEncoder for Counting {
+    impl PictureEncoder for CountingEncoder {
         fn encode(&mut self, picture: &Picture, _: &CancelFlag) -> Result<Vec<f32>, PictureError> {
             let first = f32::from(picture.name().0[0]);
             let rows = (0..picture.n_rows()).flat_map(|row| [first, row as f32]);
@@ -274,7 +275,7 @@ mod tests {
     fn rows_are_computed_once_within_the_budget() {
         let (a, b) = (picture(1, 2, 3), picture(2, 2, 3));
         // 6 rows of 2 values of 4 bytes.
-        let mut tower = Tower::new(Box::new(Counting), 48);
+        let mut tower = Tower::new(Box::new(CountingEncoder), 48);
         let cancel = CancelFlag::default();
         let mut step = |run: &PictureRun, places| {
             let (run, viewers) = (std::slice::from_ref(run), Viewers::Within(Salt(0)));

@@ -78,7 +78,7 @@ impl HeadDrafter {
         }
     }
 
-    /// What prompt lookup finds, at most `n_max` tokens.
+    /// The tokens that prompt lookup finds, at most `n_max`.
     pub(crate) fn draft_by_lookup(&mut self, n_max: usize) -> Vec<TokenId> {
         let found = self.lookup.as_ref().map(|lookup| lookup.draft(n_max));
         let found = found.unwrap_or_default();
@@ -126,7 +126,7 @@ impl HeadDrafter {
     }
 }
 
-/// What a head is to draft for a text.
+/// The draft that a head is to make for a text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadDraft {
     /// The last token of the text.
@@ -135,7 +135,7 @@ pub(crate) struct HeadDraft {
     pub(crate) n: usize,
 }
 
-/// What there is to draft with.
+/// The means to draft.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DraftMeans<'a> {
     pub(crate) model: Option<&'a DraftModel>,

@@ -43,7 +43,7 @@ pub struct RestoredState {
     pub tokens: Vec<SeqTokens>,
 }
 
-/// The note of a range: whoever restores it knows of which adapters it is.
+/// The note of a range: the caller who restores it knows of which adapters it is.
 const RANGE: &str = "range";
 
 impl<B: Backend, M: Memory + Clone> Engine<B, M> {

@@ -31,12 +31,12 @@ pub struct OpenModel {
     /// The metadata, where they are not those of the file.
     changed: Option<Metadata>,
     /// The weights with those of adapters, or changed by them, where there are any.
-    adapted: Option<Adapted>,
+    adapted: Option<AdapterUse>,
 }
 
-/// What adapters make of the weights of a file.
+/// The weights of a file with adapters.
 #[derive(Clone, Debug)]
-enum Adapted {
+enum AdapterUse {
     /// They have weights of their own.
     Apart(Arc<AdaptedWeights>),
     /// They are added to the model's.
@@ -124,8 +124,8 @@ impl OpenModel {
     /// The weights, for a backend to load.
     pub fn weights(&self) -> Arc<dyn WeightSource> {
         match &self.adapted {
-            Some(Adapted::Apart(weights)) => Arc::clone(weights) as Arc<dyn WeightSource>,
-            Some(Adapted::Merged(weights)) => Arc::clone(weights) as Arc<dyn WeightSource>,
+            Some(AdapterUse::Apart(weights)) => Arc::clone(weights) as Arc<dyn WeightSource>,
+            Some(AdapterUse::Merged(weights)) => Arc::clone(weights) as Arc<dyn WeightSource>,
             None => self.stored_weights(),
         }
     }
@@ -175,7 +175,7 @@ impl OpenModel {
         let weights = AdaptedWeights::new(self.weights(), adapters);
         Ok(Self {
             model: Arc::new(model),
-            adapted: Some(Adapted::Apart(Arc::new(weights))),
+            adapted: Some(AdapterUse::Apart(Arc::new(weights))),
             ..self
         })
     }
@@ -186,7 +186,7 @@ impl OpenModel {
     pub fn merged_with(self, adapters: Adapters) -> Self {
         let weights = MergedWeights::new(self.weights(), Arc::new(adapters));
         Self {
-            adapted: Some(Adapted::Merged(Arc::new(weights))),
+            adapted: Some(AdapterUse::Merged(Arc::new(weights))),
             ..self
         }
     }
@@ -251,7 +251,11 @@ impl ModelFile {
         Self::with_tokenizer(OpenModel::from_bytes(bytes, registry)?)
     }
 
-    fn with_tokenizer(open: OpenModel) -> Result<Self, ModelFileError> {
+    /// An open model with the tokenizer of its file.
+    ///
+    /// # Errors
+    /// As [`ModelFile::open`].
+    pub fn with_tokenizer(open: OpenModel) -> Result<Self, ModelFileError> {
         let tokenizer = tokenizer(&open);
         // What a file says that changes meanwhile is not what is wrong with it.
         open.weights().check()?;
@@ -262,18 +266,6 @@ impl ModelFile {
             }),
             Err(reason) => Err(in_file(open.label(), reason)),
         }
-    }
-
-    /// The model and tokenizer that the file would have with these values of its metadata.
-    ///
-    /// # Errors
-    /// As [`ModelFile::open`].
-    pub fn with_metadata(
-        self,
-        changes: impl IntoIterator<Item = (String, Value)>,
-        registry: &Registry,
-    ) -> Result<Self, ModelFileError> {
-        Self::with_tokenizer(self.open.with_metadata(changes, registry)?)
     }
 
     /// The same model with adapters.

@@ -151,7 +151,7 @@ pub struct PreparedPicture {
     /// The text in place of what a chat template writes for a picture. It has the model's
     /// placeholder once for each of `runs`.
     pub text: String,
-    /// How many rows follow each other, in order; together all of the picture.
+    /// The numbers of rows that follow each other, in order; together all of the picture.
     pub runs: Vec<usize>,
 }
 

@@ -6,7 +6,7 @@
 
 use model_core::picture::Tile;
 
-/// What becomes of the rows of a tile.
+/// The arrangement of the rows of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrangement {
     /// The first, which is no patch's, goes (CLIP).

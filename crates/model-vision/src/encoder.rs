@@ -24,7 +24,7 @@ use crate::tower::Tower;
 /// Compiled graphs that are kept: pictures of one size need two.
 const N_PROGRAMS: usize = 4;
 
-/// Which graph of a tower.
+/// The name of a graph of a tower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Tower,
@@ -32,11 +32,11 @@ enum Stage {
 }
 
 /// A compiled graph, for so many rows.
-struct Compiled<P> {
+struct CompiledStage<P> {
     stage: Stage,
     n_rows: usize,
     program: P,
-    /// What rows see of each other, in each window of the graph.
+    /// The rows that rows see, in each window of the graph.
     windows: Vec<BatchVisibility>,
 }
 
@@ -49,7 +49,7 @@ pub struct TowerEncoder<B: Backend> {
     layout: RowLayout,
     rows: B::Rows,
     /// The last used last.
-    programs: VecDeque<Compiled<B::Program>>,
+    programs: VecDeque<CompiledStage<B::Program>>,
     outputs: GraphOutputs,
 }
 
@@ -93,7 +93,7 @@ impl<B: Backend> TowerEncoder<B> {
         self.run(Stage::Projector, width, &merged, cancel)
     }
 
-    /// What a graph makes of a tile's values, `width` of which are a row.
+    /// The result of a graph for a tile's values, `width` of which are a row.
     fn run(
         &mut self,
         stage: Stage,
@@ -140,8 +140,8 @@ impl<B: Backend> TowerEncoder<B> {
         &mut self,
         stage: Stage,
         n_rows: usize,
-    ) -> Result<Compiled<B::Program>, PictureError> {
-        let is_it = |kept: &Compiled<_>| kept.stage == stage && kept.n_rows == n_rows;
+    ) -> Result<CompiledStage<B::Program>, PictureError> {
+        let is_it = |kept: &CompiledStage<_>| kept.stage == stage && kept.n_rows == n_rows;
         if let Some(at) = self.programs.iter().position(is_it)
             && let Some(kept) = self.programs.remove(at)
         {
@@ -159,7 +159,7 @@ impl<B: Backend> TowerEncoder<B> {
             window,
             ..BatchVisibility::default()
         });
-        Ok(Compiled {
+        Ok(CompiledStage {
             stage,
             n_rows,
             windows: windows.collect(),

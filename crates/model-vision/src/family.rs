@@ -17,7 +17,7 @@ pub(crate) enum TowerKind {
     Clip,
 }
 
-/// What stands between a tower and a decoder.
+/// The projector between a tower and a decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProjectorKind {
     /// Two matrices with GELU between them, `mm.0` and `mm.2`.
@@ -33,7 +33,7 @@ pub(crate) struct Family {
     pub(crate) name: &'static str,
     pub(crate) tower: TowerKind,
     pub(crate) projector: ProjectorKind,
-    /// What chat templates write for a picture.
+    /// The text that chat templates write for a picture.
     pub(crate) mark: &'static str,
     /// The token in whose places rows of pictures stand, where the file does not say it.
     pub(crate) placeholder: &'static str,

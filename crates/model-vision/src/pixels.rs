@@ -29,7 +29,7 @@ pub(crate) struct Pixels {
     pub(crate) values: Vec<u8>,
 }
 
-/// How a picture is made larger or smaller, with what lies around each pixel.
+/// The filter that makes a picture larger or smaller, with what lies around each pixel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Filter {
     /// Triangles.

@@ -12,7 +12,7 @@ use model_core::picture::{PictureError, PictureGrid, Tile};
 use crate::pixels::{Filter, Pixels};
 use crate::size::{Size, shorter_side, smart};
 
-/// How pictures become patches.
+/// The way from pictures to patches.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Preparation {
     /// Rows and columns of pixels of a patch.
@@ -45,7 +45,7 @@ pub(crate) enum Shape {
 
 /// A picture as a tower takes it.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Prepared {
+pub(crate) struct PreparedPicture {
     pub(crate) tiles: Vec<Tile>,
     /// Rows and columns of what comes out of a tile, where positions follow them.
     pub(crate) grid: Option<PictureGrid>,
@@ -56,7 +56,7 @@ impl Preparation {
     ///
     /// # Errors
     /// [`PictureError`] where its shape is none that the model takes.
-    pub(crate) fn prepare(&self, pixels: &Pixels) -> Result<Prepared, PictureError> {
+    pub(crate) fn prepare(&self, pixels: &Pixels) -> Result<PreparedPicture, PictureError> {
         let size = Size {
             width: pixels.width,
             height: pixels.height,
@@ -88,7 +88,7 @@ impl Preparation {
     }
 
     /// One tile of patches in reading order, behind so many that are none.
-    fn plain(&self, pixels: &Pixels, n_before: u32) -> Prepared {
+    fn plain(&self, pixels: &Pixels, n_before: u32) -> PreparedPicture {
         let (width, height) = (pixels.width / self.patch, pixels.height / self.patch);
         let places = (0..height).flat_map(|y| (0..width).map(move |x| GridPos { y, x }));
         let before = (0..n_before).map(|_| GridPos::default());
@@ -102,14 +102,14 @@ impl Preparation {
         }
         tile.places = before.chain(places).collect();
         tile.positions = (0..n_before + width * height).collect();
-        Prepared {
+        PreparedPicture {
             tiles: vec![tile],
             grid: None,
         }
     }
 
     /// One tile of squares of patches, window by window where there are such.
-    fn natural(&self, pixels: &Pixels, merge: u32, window: Option<u32>) -> Prepared {
+    fn natural(&self, pixels: &Pixels, merge: u32, window: Option<u32>) -> PreparedPicture {
         let merge = merge.max(1);
         let side = self.patch * merge;
         let (width, height) = (pixels.width / side, pixels.height / side);
@@ -155,7 +155,7 @@ impl Preparation {
                 next += 1;
             }
         }
-        Prepared {
+        PreparedPicture {
             tiles: vec![tile],
             grid: Some(PictureGrid {
                 height: height as usize,

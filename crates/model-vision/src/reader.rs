@@ -70,7 +70,7 @@ impl PictureReader {
         PictureName(first.first().copied().unwrap_or_default())
     }
 
-    /// What chat templates write for a picture.
+    /// The text that chat templates write for a picture.
     pub fn mark(&self) -> &str {
         self.family.mark
     }

@@ -70,7 +70,7 @@ pub struct Tower {
     pub(crate) feed_forward: TowerFeedForward,
     /// The window of each layer.
     pub(crate) windows: Vec<Window>,
-    /// What becomes of rows between tower and projector.
+    /// The step of rows between tower and projector.
     pub(crate) arrangement: Arrangement,
     pub(crate) projector: Vec<ProjectorStep>,
 }

@@ -1,4 +1,4 @@
-//! [`Vision`]: the tower beside a model: in its directory, or in a `mmproj` file.
+//! [`Vision`]: the tower of a model: in its directory, or in a `mmproj` file.
 //!
 //! Invariant: a tower whose rows do not fit the decoder is refused before anything is computed.
 
@@ -20,7 +20,7 @@ use crate::read::{ReadTower, read_tower};
 use crate::reader::PictureReader;
 use crate::tower::{PATCH_EMBEDDING, Tower};
 
-/// The tower beside a model.
+/// The tower of a model.
 pub struct Vision {
     tower: Arc<Tower>,
     weights: Arc<dyn WeightSource>,
@@ -135,7 +135,7 @@ impl Vision {
         })
     }
 
-    /// What reads pictures for it.
+    /// The reader of pictures for it.
     pub fn reader(&self) -> &Arc<PictureReader> {
         &self.reader
     }

@@ -20,7 +20,7 @@ const CLASS_ROW: &str = "v.class_embd";
 /// The name of the first matrix of a feed-forward block.
 const UP: &str = "v.blk.0.ffn_up.weight";
 
-/// How the tensors of a file are changed.
+/// The changes of the tensors of a file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Changes {
     /// Values of a patch.

@@ -20,7 +20,7 @@ pub enum Job {
         id: JobId,
         /// The groups of a prefix, in order.
         names: Vec<GroupName>,
-        /// When nobody waits for it any more.
+        /// The time from which no request waits for it.
         deadline: Instant,
     },
     /// Tell which of these groups are there.
@@ -29,7 +29,7 @@ pub enum Job {
         id: JobId,
         /// The groups, in any order.
         names: Vec<GroupName>,
-        /// When nobody waits for it any more.
+        /// The time from which no request waits for it.
         deadline: Instant,
     },
     /// Fetch these groups, up to the first that is not there.
@@ -38,7 +38,7 @@ pub enum Job {
         id: JobId,
         /// The groups of a prefix, in order.
         names: Vec<GroupName>,
-        /// When nobody waits for it any more.
+        /// The time from which no request waits for it.
         deadline: Instant,
     },
     /// Keep a group. One that waits to be written already is not written twice.
@@ -60,7 +60,7 @@ pub enum Outcome {
         /// How many.
         n_found: usize,
     },
-    /// Which groups are there.
+    /// The groups that are there.
     Found {
         /// The job.
         id: JobId,

@@ -66,7 +66,7 @@ impl StoreKey {
         }
     }
 
-    /// A key that nobody else has.
+    /// A key of its own.
     ///
     /// # Errors
     /// [`StoreError::System`] where the system has no random bytes.

@@ -118,7 +118,7 @@ pub use data::request::{
 };
 pub use data::reuse::{Missed, PrefixUse, Reuse, n_common};
 pub use data::step::{Feed, RowUse, Step, StepRow};
-pub use data::stored::{Stored, StoredCuts};
+pub use data::stored::{StoredCuts, StoredTokens};
 pub use data::tenant::{Tenant, TenantLimits};
 pub use data::view::{
     CachedPrefix, EvictedPrefix, ParkedRequest, RestoredPrefix, RunningRequest, WaitingRequest,

@@ -74,7 +74,7 @@ fn config() -> SchedulerConfig {
     }
 }
 
-/// What can come after these events.
+/// The events that can come after these.
 fn next_events(path: &[Event]) -> Vec<Event> {
     let submitted = |number| path.contains(&Event::Submit(number));
     let n_submitted = (0..N_REQUESTS).filter(|&number| submitted(number)).count();

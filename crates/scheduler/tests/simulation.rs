@@ -175,7 +175,7 @@ fn submit(sim: &mut Simulator, script: Script, n_texts: u64) {
     assert!(is_right, "{n_prompt} tokens");
 }
 
-/// Whether a run has a store of prefixes.
+/// The store of prefixes of a run, if it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tiers {
     None,

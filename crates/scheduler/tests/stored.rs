@@ -1,4 +1,4 @@
-//! What a scheduler does with a store of prefixes, event by event.
+//! Tests of a scheduler next to a store of prefixes, event by event.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how a test fails
 
@@ -7,7 +7,7 @@ use crate::support::fake::rules;
 use crate::support::kinds::Kind;
 use cellar_scheduler::{
     End, Event, Micros, Missed, Note, Outcome, Request, RequestId, Reuse, Scheduler,
-    SchedulerConfig, Stored, StoredCuts, StoredPrefix, StoredRows, Work,
+    SchedulerConfig, StoredCuts, StoredPrefix, StoredRows, StoredTokens, Work,
 };
 use kv_core::SeqId;
 use kv_core::batch::{Batch, validate};
@@ -16,8 +16,8 @@ use kv_core::memory::{Composite, Memory, MemoryInputs};
 const ID: RequestId = RequestId(1);
 const NOW: Micros = Micros(5);
 
-fn stored(n_tokens: usize) -> Stored {
-    Stored {
+fn stored(n_tokens: usize) -> StoredTokens {
+    StoredTokens {
         first: 0,
         n_tokens,
         cuts: StoredCuts::Groups,
@@ -39,12 +39,12 @@ fn waiting() -> (Scheduler, Composite) {
     (scheduler, memory)
 }
 
-fn probed(result: Result<Stored, Missed>) -> Event {
+fn probed(result: Result<StoredTokens, Missed>) -> Event {
     let request = ID;
     Event::Probed { request, result }
 }
 
-fn fetched(result: Result<Stored, Missed>) -> Event {
+fn fetched(result: Result<StoredTokens, Missed>) -> Event {
     let request = ID;
     Event::Fetched { request, result }
 }

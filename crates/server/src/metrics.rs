@@ -425,7 +425,7 @@ fn load_values(status: &ModelStatus) -> Vec<ServiceValue> {
     values.into_iter().collect()
 }
 
-/// What the store of prefixes did.
+/// The counts of the store of prefixes.
 fn store_counters(
     status: &cellar_engine::serve::ServiceStatus,
 ) -> [(&'static str, u64, &'static str); 7] {

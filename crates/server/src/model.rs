@@ -161,7 +161,7 @@ pub struct ServedModel {
     adapters: Option<ServedAdapters>,
     /// Set once it was logged that calls of its form are not read.
     warned_of_calls: Once,
-    /// What reads pictures, or why it sees none.
+    /// The reader of pictures, or the reason why it sees none.
     pictures: Result<Arc<PictureReader>, String>,
     work: Work,
     instance: String,
@@ -340,7 +340,7 @@ impl ServedModel {
         self.job() == job
     }
 
-    /// What reads pictures for it, or why it sees none.
+    /// The reader of its pictures, or the reason why it sees none.
     pub(crate) fn picture_reader(&self) -> Result<&PictureReader, &str> {
         match &self.pictures {
             Ok(reader) => Ok(reader),
@@ -348,7 +348,7 @@ impl ServedModel {
         }
     }
 
-    /// Whether it sees pictures.
+    /// True if it sees pictures.
     pub(crate) fn sees(&self) -> bool {
         self.pictures.is_ok()
     }

@@ -1,4 +1,4 @@
-//! What an engine does besides writing texts.
+//! The other uses of an engine than writing texts.
 //!
 //! In reading order: [`Embedder`] (vectors of texts), [`Reranker`] (scores of pairs), [`Denoiser`]
 //! (texts of masks, for diffusion models), [`RecordingBackend`] (sums of what weight matrices

@@ -1,4 +1,4 @@
-//! What a server tells others about its work, each behind a feature of its name.
+//! Messages of a server to others about its work, each kind behind a feature of its name.
 //!
 //! `kv_events`: which blocks of tokens are cached, for routers, over ZeroMQ as vLLM does. `otlp`:
 //! a span for each request. Both observe a server from outside: it runs as well without them.

@@ -81,7 +81,7 @@ impl File {
     }
 }
 
-/// How values lie in a file.
+/// The layout of values in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     ByRow,

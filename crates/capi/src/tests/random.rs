@@ -40,7 +40,7 @@ const MOST: u32 = 64;
 /// Handles that calls gave and that stay for later calls.
 const KEPT: usize = 12;
 
-/// What arguments are taken from.
+/// The values that arguments are taken from.
 struct World {
     random: Mt,
     /// True if a call has arrays, and no number above [`MOST`].

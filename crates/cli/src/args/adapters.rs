@@ -41,7 +41,7 @@ pub(crate) struct AdapterArgs {
 }
 
 impl AdapterArgs {
-    /// What a model is to be loaded with.
+    /// The adapters and control vectors that a model is to be loaded with.
     pub(crate) fn options(&self) -> AdapterOptions {
         let plain = self
             .lora

@@ -47,7 +47,7 @@ pub(crate) struct OverrideArgs {
     pub(crate) override_kv: Vec<Override>,
 }
 
-/// How positions are scaled.
+/// The scaling of positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RopeScalingName {
     /// Not at all

@@ -230,7 +230,7 @@ impl ServeArgs {
         both.map(PathBuf::as_path).collect()
     }
 
-    /// What is changed of the model.
+    /// The changes of the model.
     pub(crate) fn changes(&self) -> ModelChanges {
         let mut changes = self.engine.compute.changes();
         let modules = self.lora_modules.iter().map(|module| AdapterSpec {

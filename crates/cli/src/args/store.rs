@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use super::byte_size::ByteSize;
 
-/// Where cached prefixes are kept.
+/// The places where cached prefixes are kept.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StoreArgs {
     /// Bytes of host memory for cached prefixes that the models' memory has no room for, or whose

@@ -18,7 +18,7 @@ use crate::error::EngineError;
 use crate::head::HeadTurn;
 use crate::speculate::{DraftSource, HeadDraft};
 
-/// What steps and drafts of the head took of late.
+/// The times that steps and drafts of the head took of late.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct HeadTimes {
     /// A step without drafts, in seconds.

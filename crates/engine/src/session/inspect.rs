@@ -1,4 +1,4 @@
-//! What a session shows of itself: its parts, and where it stands after a step.
+//! The view of a session from outside: its parts, and where it stands after a step.
 //!
 //! Invariant: looking changes nothing.
 
@@ -39,7 +39,7 @@ pub struct ServiceStatus {
     pub swapped_bytes: u64,
     /// Bytes that they have in files.
     pub spilled_bytes: u64,
-    /// What the tiers of the store of prefixes did.
+    /// The counts of the tiers of the store of prefixes.
     pub tiers: TierCounts,
     /// Whether the engine's device is lost
     /// ([`BackendError::DeviceLost`](kv_backend::BackendError::DeviceLost)): no later step
@@ -48,7 +48,7 @@ pub struct ServiceStatus {
 }
 
 impl<B: Backend, M: Memory + Clone> Session<B, M> {
-    /// What computes pictures, to look at.
+    /// The encoder of pictures, to look at.
     pub fn tower(&self) -> Option<&Tower> {
         self.tower.as_ref()
     }

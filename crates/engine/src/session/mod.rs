@@ -148,7 +148,7 @@ pub struct Session<B: Backend, M: Memory + Clone = Composite> {
     recorder: Recorder,
     started: Instant,
     has_lost_device: bool,
-    /// What drafts of the head take.
+    /// The times that drafts of the head take.
     head_times: HeadTimes,
 }
 

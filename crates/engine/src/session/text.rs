@@ -41,7 +41,7 @@ pub(super) struct LiveText {
     pub(super) source: Option<Arc<[TokenId]>>,
     /// The pictures of its prompt.
     pub(super) pictures: Vec<PictureRun>,
-    /// Who may find their rows kept.
+    /// The texts that may find its pictures' rows kept.
     pub(super) viewers: Viewers,
     /// Its older tokens share positions.
     pub(super) group: Option<GroupAttention>,

@@ -209,7 +209,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         }
     }
 
-    /// What a step needs of pictures; the tower computes those that are due and not kept.
+    /// The rows of pictures that a step needs; the tower computes those that are due and not kept.
     fn pictures_of(
         &mut self,
         step: &Step,

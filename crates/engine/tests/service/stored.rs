@@ -235,18 +235,18 @@ fn damaged_groups_are_computed_again() {
 
 /// A store that never answers, or says that it does not work.
 #[derive(Debug)]
-struct Broken {
-    hangs: Option<Arc<Hanging>>,
+struct BrokenTier {
+    hangs: Option<Arc<HangingTier>>,
 }
 
 /// Until when it does not answer.
 #[derive(Debug, Default)]
-struct Hanging {
+struct HangingTier {
     is_over: Mutex<bool>,
     end: Condvar,
 }
 
-impl Broken {
+impl BrokenTier {
     fn fail<T>(&self) -> Result<T, StoreError> {
         if let Some(hanging) = &self.hangs {
             let is_over = hanging.is_over.lock().unwrap();
@@ -262,7 +262,7 @@ impl Broken {
     }
 }
 
-impl GroupStore for Broken {
+impl GroupStore for BrokenTier {
     fn has(&mut self, _: &[GroupName]) -> Result<Vec<bool>, StoreError> {
         self.fail()
     }
@@ -283,10 +283,10 @@ impl GroupStore for Broken {
 #[test]
 fn a_store_that_is_down_costs_a_moment() {
     let case = stories("stories-llama");
-    let hanging = Arc::new(Hanging::default());
+    let hanging = Arc::new(HangingTier::default());
     for hangs in [None, Some(Arc::clone(&hanging))] {
         let is_hanging = hangs.is_some();
-        let service = start(&case, 2000, tiers(vec![Box::new(Broken { hangs })]));
+        let service = start(&case, 2000, tiers(vec![Box::new(BrokenTier { hangs })]));
         let usage = serve(&service, &case, request(&case, 1));
         assert_eq!(usage.reuse.unwrap().missed, Some(Missed::TierDown));
         assert!(usage.queued < Duration::from_secs(30), "{usage:?}");

@@ -23,9 +23,9 @@ use super::ops::{Attempt, Op};
 use super::saves::Device;
 use super::world::World;
 
-/// What was looked at.
+/// The size of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Explored {
+pub struct ExploredStates {
     /// Different states.
     pub n_states: usize,
     /// Operations that were applied and checked.
@@ -34,7 +34,7 @@ pub struct Explored {
 
 /// Applies every sequence of at most `depth` operations to an empty memory, and compares each
 /// state with the oracle. A panic names the operations that lead to it.
-pub fn every_sequence_of_operations<M: MemoryUnderTest>(memory: M, depth: u32) -> Explored {
+pub fn every_sequence_of_operations<M: MemoryUnderTest>(memory: M, depth: u32) -> ExploredStates {
     let mut search = Search {
         operations: operations(),
         seen: HashMap::new(),
@@ -43,7 +43,7 @@ pub fn every_sequence_of_operations<M: MemoryUnderTest>(memory: M, depth: u32) -
         n_operations: 0,
     };
     search.expand(&World::new(memory), depth);
-    Explored {
+    ExploredStates {
         n_states: search.seen.len(),
         n_operations: search.n_operations,
     }

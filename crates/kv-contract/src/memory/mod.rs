@@ -55,7 +55,7 @@ mod undo;
 mod world;
 
 pub use cases::run_cases;
-pub use exhaust::{Explored, every_sequence_of_operations};
+pub use exhaust::{ExploredStates, every_sequence_of_operations};
 
 use world::World;
 

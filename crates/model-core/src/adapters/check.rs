@@ -24,7 +24,7 @@ pub(super) enum Use {
     Other(String),
 }
 
-/// How a model uses each of its matrices.
+/// The uses that a model has for each of its matrices.
 pub(super) fn uses_of(model: &dyn Model) -> Result<BTreeMap<String, Use>, AdapterError> {
     let shape = GraphShape {
         n_tokens: 1,

@@ -9,7 +9,7 @@ pub enum AdapterError {
     /// A GGUF file of another kind.
     #[error("this is no {wanted}: 'general.type' or 'adapter.type' is '{found}'")]
     NoAdapter {
-        /// What is wanted.
+        /// The kind that is wanted.
         wanted: &'static str,
         /// The kind in the file.
         found: String,

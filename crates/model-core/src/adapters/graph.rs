@@ -347,7 +347,7 @@ impl Rewrite<'_> {
         Ok(parts)
     }
 
-    /// What leaves a layer, with the control vector of that layer.
+    /// The rows that leave a layer, with the control vector of that layer added.
     fn steered(&mut self, node: &Node, id: NodeId) -> Result<NodeId, GraphError> {
         let control = self.products.adapters.control();
         let layer = node.name.strip_prefix(LAYER_RESULT);

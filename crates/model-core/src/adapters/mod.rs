@@ -74,7 +74,7 @@ pub struct Adapter {
     files: Vec<SharedBytes>,
 }
 
-/// What a file or directory holds, before a model is asked.
+/// The contents of a file or directory, before a model is asked.
 pub(crate) struct RawAdapter {
     pub(crate) label: String,
     pub(crate) pairs: BTreeMap<String, LowRank>,
@@ -190,7 +190,7 @@ impl Adapter {
         &self.name
     }
 
-    /// Where it was opened.
+    /// The path that was opened.
     pub fn path(&self) -> &str {
         &self.path
     }
@@ -223,7 +223,7 @@ pub struct Adapters {
     all: Vec<Adapter>,
     /// One for each.
     default_scales: Arc<[f32]>,
-    /// How the model uses each matrix that any of them changes.
+    /// The uses that the model has for each matrix that any of them changes.
     uses: BTreeMap<String, Use>,
     control: Option<ControlVector>,
 }
@@ -317,7 +317,7 @@ impl Adapters {
         }
     }
 
-    /// What tells texts with these scales from those with others: a line of names, contents and
+    /// A description that tells texts with these scales from others: a line of names, contents and
     /// scales; empty where no adapter is active.
     pub fn describe(&self, scales: &[f32]) -> String {
         let active = self.all.iter().zip(scales).filter(|(_, s)| **s != 0.0);

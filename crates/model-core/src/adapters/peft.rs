@@ -280,7 +280,7 @@ impl Scales<'_> {
     }
 }
 
-/// What was found for one matrix of the model.
+/// The tensors that were found for one matrix of the model.
 #[derive(Default)]
 struct Found {
     one: Option<LowRank>,

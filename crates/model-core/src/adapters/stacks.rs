@@ -30,7 +30,7 @@ enum Part {
     B,
 }
 
-/// What a weight's name stands for.
+/// The meaning of a weight's name.
 enum Place<'a> {
     Steering,
     Stack(Part, &'a str),

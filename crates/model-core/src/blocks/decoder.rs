@@ -234,7 +234,7 @@ impl Decoder {
         b.finish(&[logits, all])
     }
 
-    /// What its head computes for a ubatch of `shape`; `None` where there is none.
+    /// The graph of its head for a ubatch of `shape`; `None` where there is none.
     pub(super) fn head_graph(&self, shape: GraphShape) -> Option<Result<Graph, GraphError>> {
         let head = self.draft_head.as_ref()?;
         Some(head.graph(self, shape))

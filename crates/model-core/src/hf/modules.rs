@@ -18,7 +18,7 @@ use crate::gguf::Metadata;
 pub(crate) struct ModuleTarget {
     /// Its name in GGUF.
     pub(crate) matrix: String,
-    /// Which of the experts the module is, where the matrix is a stack of those of all.
+    /// The expert that the module is, where the matrix is a stack of those of all.
     pub(crate) expert: Option<usize>,
     pub(super) actions: Vec<Action>,
 }

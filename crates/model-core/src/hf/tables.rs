@@ -47,8 +47,8 @@ pub const NORM_BEFORE_FFN: &[TensorRule] = &in_layers(
     [same("ffn_norm.weight", "post_attention_layernorm.weight")],
 );
 
-/// What a layer behind the last one has besides those of a layer, to predict the token after the
-/// next.
+/// The tensors that a layer behind the last one has more than others, to predict the token after
+/// the next.
 pub const HEAD_TENSORS: &[TensorRule] = &in_layers(
     "model.layers.{l}.",
     [

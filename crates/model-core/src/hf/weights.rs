@@ -56,7 +56,7 @@ impl TensorRule {
         matched(&self.to(), name).is_some()
     }
 
-    /// What happens to the tensor on the way.
+    /// The change of the tensor on the way.
     pub(super) fn steps(&self) -> &'static [TensorStep] {
         self.steps
     }

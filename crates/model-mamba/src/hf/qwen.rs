@@ -227,7 +227,7 @@ const LATER_MIXER: &[TensorRule] = &in_layers(
     ],
 );
 
-/// What the layer behind the last one has besides: its tensors are `mtp.fc` and the like in files.
+/// The further tensors of the layer behind the last one: `mtp.fc` and the like in files.
 const HEAD: &[TensorRule] = &in_layers(
     "model.layers.{l}.",
     [

@@ -8,7 +8,7 @@ use super::error::RequestError;
 use super::ids::{Micros, RequestId};
 use super::request::Request;
 use super::reuse::{Missed, Reuse};
-use super::stored::Stored;
+use super::stored::StoredTokens;
 
 /// A thing that happened outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ pub enum Event {
         /// The request.
         request: RequestId,
         /// The answer.
-        result: Result<Stored, Missed>,
+        result: Result<StoredTokens, Missed>,
     },
     /// The bytes of [`Work::Fetch`](crate::Work::Fetch) are here, perhaps of fewer tokens; or they
     /// are not, and the tokens are computed.
@@ -88,13 +88,13 @@ pub enum Event {
         /// The request.
         request: RequestId,
         /// The answer.
-        result: Result<Stored, Missed>,
+        result: Result<StoredTokens, Missed>,
     },
     /// The result of [`Work::Restore`](crate::Work::Restore).
     Restored {
         /// Tokens that the sequence holds now.
         n_tokens: usize,
-        /// What became of the rest.
+        /// The outcome of the rest.
         result: StoredRows,
     },
     /// The disk did not take a state ([`Outcome::Spilled`]): the host keeps it.

@@ -50,7 +50,7 @@ pub(crate) struct RequestState {
     pub(crate) is_shifted: bool,
     /// The prefix that it waits for, while it is not admitted for that reason.
     pub(crate) awaited: Option<PrefixWait>,
-    /// How far it is with a store of prefixes.
+    /// Its progress with a store of prefixes.
     pub(crate) store: StoreWait,
     /// Why that store gave nothing, or less.
     pub(crate) store_missed: Option<Missed>,

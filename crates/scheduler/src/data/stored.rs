@@ -1,5 +1,5 @@
-//! [`Stored`]: what a store outside of the memory has of a prompt, and how far its request is with
-//! it.
+//! [`StoredTokens`]: what a store outside of the memory has of a prompt, and how far its request is
+//! with it.
 //!
 //! Plain data. Knows no store: what is asked, fetched and restored is the caller's work.
 
@@ -7,16 +7,16 @@ use cellar_prefix_store::{GROUP_TOKENS, TAIL_TOKENS};
 
 /// Tokens of a prompt that a store has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredTokens {
     /// The first of them: those before it have to be in the memory.
     pub first: usize,
     /// Tokens of the prompt that the memory can hold with them.
     pub n_tokens: usize,
-    /// Where they can be cut.
+    /// The places where they can be cut.
     pub cuts: StoredCuts,
 }
 
-/// Where stored tokens can be cut, to be put behind what the memory holds.
+/// The places where stored tokens can be cut, to be put behind what the memory holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoredCuts {
     /// Between groups.
@@ -25,7 +25,7 @@ pub enum StoredCuts {
     Nowhere,
 }
 
-impl Stored {
+impl StoredTokens {
     /// How many tokens of the memory are kept, of the so many that it holds of the prompt; `None`
     /// where the store has nothing that follows them.
     pub(crate) fn base(&self, n_held: usize) -> Option<usize> {
@@ -50,7 +50,7 @@ impl Stored {
     }
 }
 
-/// How far a request is with a store.
+/// The progress of a request with a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum StoreWait {
     /// It waits for none.
@@ -59,13 +59,16 @@ pub(crate) enum StoreWait {
     /// The store is asked what it has.
     Asked,
     /// It has these tokens. Where the memory has them, too, they are not needed.
-    Found(Stored),
+    Found(StoredTokens),
     /// They are needed, and to be fetched.
-    Needed(Stored),
+    Needed(StoredTokens),
     /// They are on their way.
     Fetching,
     /// They are here, and were restored so many times.
-    Here { stored: Stored, n_tries: usize },
+    Here {
+        stored: StoredTokens,
+        n_tries: usize,
+    },
 }
 
 impl StoreWait {
@@ -86,7 +89,7 @@ mod tests {
 
     #[test]
     fn what_is_held_is_cut_where_a_group_begins() {
-        let stored = |first, cuts| Stored {
+        let stored = |first, cuts| StoredTokens {
             first,
             n_tokens: 2 * 256 + 3 * 16,
             cuts,

@@ -208,7 +208,7 @@ impl<M: Memory> Admitter<'_, M> {
         loses && (self.prefix.lines().nth(1).is_some() || !self.parked.has_no_sequence())
     }
 
-    /// What is to be done with the tokens that were fetched for a request which could be admitted.
+    /// The work to be done with the tokens that were fetched for a request which could be admitted.
     fn stored_work(&mut self, id: RequestId, place: &Place) -> StoredWork {
         let Some(waiting) = self.queue.get_mut(id) else {
             return StoredWork::Over;

@@ -14,7 +14,7 @@ use crate::data::edits::copy;
 use crate::data::ids::RequestId;
 use crate::data::reuse::{PrefixUse, n_common};
 use crate::data::state::RequestState;
-use crate::data::stored::{StoreWait, Stored};
+use crate::data::stored::{StoreWait, StoredTokens};
 use crate::data::work::StoredPrefix;
 use crate::parts::prefix::{Holder, PrefixCache};
 
@@ -67,7 +67,7 @@ pub(crate) enum StoredWork {
     Over,
 }
 
-/// What a request begins with without its store.
+/// The beginning of a request without its store.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeldPrefix {
     pub(crate) request: RequestId,
@@ -80,7 +80,7 @@ pub(crate) struct HeldPrefix {
 pub(crate) fn stored_work(
     prefix: &PrefixCache,
     free: Option<SeqId>,
-    stored: Stored,
+    stored: StoredTokens,
     held: HeldPrefix,
 ) -> StoredWork {
     let Some(base) = stored.base(held.n_held) else {

@@ -15,14 +15,14 @@ use crate::data::view::EvictedPrefix;
 #[derive(Clone, Debug)]
 pub(crate) struct RestoringLine {
     pub(crate) request: RequestId,
-    /// What it is when it holds nothing more.
+    /// Its value when it holds nothing more.
     pub(crate) line: CachedLine,
     /// The tokens that it may hold.
     pub(crate) tokens: Arc<[TokenId]>,
     pub(crate) n_held: usize,
 }
 
-/// What a scheduler knows of a store of prefixes.
+/// The requests of a scheduler that ask a store of prefixes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StoreParts {
     /// Evicted prefixes are kept until they are taken.

@@ -137,7 +137,7 @@ impl Scheduler {
         }
     }
 
-    /// Where cached prefixes can be cut.
+    /// The places where cached prefixes can be cut.
     pub(super) fn cut(&self) -> Cut {
         if self.room.is_cut_only_at_ends() {
             Cut::AtEnds

@@ -1,4 +1,4 @@
-//! What a store of prefixes answers, and what becomes of it in the memory.
+//! Answers of a store of prefixes, and what becomes of them in the memory.
 //!
 //! Invariant: an answer for a request that does not wait for it changes nothing.
 
@@ -14,7 +14,7 @@ use crate::data::ids::{Micros, RequestId};
 use crate::data::note::DropReason;
 use crate::data::reuse::{Missed, PrefixUse};
 use crate::data::state::RequestState;
-use crate::data::stored::{StoreWait, Stored};
+use crate::data::stored::{StoreWait, StoredTokens};
 use crate::data::view::{CachedPrefix, EvictedPrefix};
 use crate::data::work::{StoredPrefix, Work};
 use crate::decide::store::n_held;
@@ -53,14 +53,14 @@ impl Scheduler {
         }
     }
 
-    pub(super) fn probed(&mut self, id: RequestId, result: Result<Stored, Missed>) {
+    pub(super) fn probed(&mut self, id: RequestId, result: Result<StoredTokens, Missed>) {
         let asked = |waiting: &&mut RequestState| waiting.store == StoreWait::Asked;
         if let Some(waiting) = self.queue.get_mut(id).filter(asked) {
             answer(waiting, result, StoreWait::Found);
         }
     }
 
-    pub(super) fn fetched(&mut self, id: RequestId, result: Result<Stored, Missed>) {
+    pub(super) fn fetched(&mut self, id: RequestId, result: Result<StoredTokens, Missed>) {
         let fetching = |waiting: &&mut RequestState| waiting.store == StoreWait::Fetching;
         if let Some(waiting) = self.queue.get_mut(id).filter(fetching) {
             let n_tries = 0;
@@ -174,8 +174,8 @@ impl Scheduler {
 /// A request that waited has its answer.
 fn answer(
     waiting: &mut RequestState,
-    result: Result<Stored, Missed>,
-    next: impl FnOnce(Stored) -> StoreWait,
+    result: Result<StoredTokens, Missed>,
+    next: impl FnOnce(StoredTokens) -> StoreWait,
 ) {
     waiting.store = match result {
         Ok(stored) => next(stored),

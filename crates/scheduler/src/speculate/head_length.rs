@@ -11,7 +11,7 @@ pub const MAX_HEAD_DRAFT: usize = 8;
 /// The weight of a new measurement.
 const NEWEST: f64 = 0.1;
 
-/// What drafts add to a step, relative to a step without.
+/// The time that drafts add to a step, relative to a step without.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DraftTimes {
     /// A further row of each text in a step.
@@ -34,7 +34,7 @@ impl Default for DraftTimes {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadLength {
     n_max: usize,
-    /// How often a drafted token is right where those before it are.
+    /// The share of drafted tokens that are right where those before them are.
     rate: f64,
 }
 
@@ -62,7 +62,7 @@ impl HeadLength {
         best
     }
 
-    /// How often drafted tokens are right, in percent.
+    /// The share of drafted tokens that are right, in percent.
     pub fn percent(&self) -> u8 {
         (self.rate * 100.0).round() as u8
     }

@@ -95,7 +95,7 @@ pub enum SpeculationOff {
     HeadFailed,
     /// Drafts of the head take more time than they save.
     DoesNotPay {
-        /// How often its tokens were right of late, in percent.
+        /// The share of its tokens that were right of late, in percent.
         percent: u8,
     },
 }

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use cellar_scheduler::{
-    Event, Micros, Missed, PrefixUse, Request, RequestId, Salt, Stored, StoredCuts, StoredPrefix,
-    StoredRows,
+    Event, Micros, Missed, PrefixUse, Request, RequestId, Salt, StoredCuts, StoredPrefix,
+    StoredRows, StoredTokens,
 };
 use kv_core::memory::{Memory, Refusal, RestoreInto, Seqs, Snapshot};
 use kv_core::{Pos, PosRange, SeqId, TokenId};
@@ -36,7 +36,7 @@ pub struct Store {
     groups: Groups,
     asked: BTreeMap<RequestId, (Salt, Vec<TokenId>)>,
     fetching: BTreeMap<RequestId, (Salt, Vec<TokenId>)>,
-    found: BTreeMap<RequestId, Stored>,
+    found: BTreeMap<RequestId, StoredTokens>,
     /// Groups that were restored.
     pub n_restored: usize,
 }
@@ -60,7 +60,7 @@ impl Store {
     }
 
     /// The most of these tokens that it has, of all but the last.
-    fn find(&self, cuts: StoredCuts, salt: Salt, tokens: &[TokenId]) -> Option<Stored> {
+    fn find(&self, cuts: StoredCuts, salt: Salt, tokens: &[TokenId]) -> Option<StoredTokens> {
         let has = |n: usize| self.groups.contains_key(&(salt, tokens[..n].to_vec()));
         let most = tokens.len() - 1;
         let n_tokens = match cuts {
@@ -70,7 +70,7 @@ impl Store {
             }
             StoredCuts::Nowhere => (1..=most).rev().find(|&end| has(end))?,
         };
-        Some(Stored {
+        Some(StoredTokens {
             first: 0,
             n_tokens,
             cuts,
@@ -78,7 +78,7 @@ impl Store {
     }
 }
 
-/// Which answers of a store come.
+/// The answers of a store that come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
     /// Some, at random.
@@ -155,7 +155,7 @@ impl Simulator {
             let n_lost = GROUP * below(&mut store.rng, 3) as usize;
             let result = match cuts {
                 _ if below(&mut store.rng, 8) < store.n_bad => Err(Missed::TierDown),
-                StoredCuts::Groups if stored.n_tokens > n_lost => Ok(Stored {
+                StoredCuts::Groups if stored.n_tokens > n_lost => Ok(StoredTokens {
                     n_tokens: stored.n_tokens - n_lost,
                     ..stored
                 }),

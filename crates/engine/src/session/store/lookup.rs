@@ -20,16 +20,16 @@ pub(super) struct Lookup {
     pub(super) salt: Salt,
     /// All but the last token of the prompt, which is computed in any case.
     pub(super) tokens: Vec<TokenId>,
-    /// What the memory has of them.
+    /// The tokens of them that the memory has.
     pub(super) n_held: usize,
     pub(super) cuts: StoredCuts,
-    /// When nobody waits for it any more.
+    /// The time from which no request waits for it.
     pub(super) deadline: Instant,
     /// By number of the tier.
     pub(super) tiers: Vec<TierLookup>,
 }
 
-/// How far a tier is with it.
+/// The progress of a tier with it.
 #[derive(Clone, Debug)]
 pub(super) enum TierLookup {
     /// Its whole groups are counted.
@@ -46,12 +46,12 @@ pub(super) enum TierLookup {
     Down,
 }
 
-/// What a tier is asked next.
+/// The next question to a tier.
 #[derive(Clone, Debug)]
 pub(super) enum Question {
-    /// How many of these there are, from the first on.
+    /// The number of these that are there, from the first on.
     HowMany(Vec<GroupName>),
-    /// Which of these there are.
+    /// Those of these that are there.
     Which(Vec<GroupName>),
 }
 
@@ -173,7 +173,7 @@ impl Lookup {
     }
 }
 
-/// What all tiers together have.
+/// The groups that all tiers together have.
 #[derive(Debug)]
 pub(super) struct LookupResult {
     /// The tier, and its groups.

@@ -22,8 +22,8 @@ use cellar_prefix_store::{
     FetchChoice, FetchEstimate, Job, JobId, Outcome, StoreKey, Tier, TierCounts,
 };
 use cellar_scheduler::{
-    Event, Missed, PrefixCaching, PrefixUse, Request, RequestId, Salt, SourceUse, Stored,
-    StoredCuts,
+    Event, Missed, PrefixCaching, PrefixUse, Request, RequestId, Salt, SourceUse, StoredCuts,
+    StoredTokens,
 };
 use kv_backend::Backend;
 use kv_core::TokenId;
@@ -44,10 +44,10 @@ const MIN_FETCHED: usize = cellar_prefix_store::TAIL_TOKENS;
 const LOOKUP_TIME: Duration = Duration::from_millis(500);
 const LEAST_LOOKUP_TIME: Duration = Duration::from_millis(20);
 
-/// How long a fetch may take where nothing is known of how fast this machine computes.
+/// The time that a fetch may take where the speed of computing is not known yet.
 const FETCH_TIME: Duration = Duration::from_secs(10);
 
-/// How long a thread that has nothing to do waits for an answer before it looks for commands.
+/// The time that an idle thread waits for an answer before it looks for commands.
 const WAIT: Duration = Duration::from_millis(2);
 
 /// The weight of a new time in an average.
@@ -77,7 +77,7 @@ pub struct PrefixTiers {
     pub fetching: FetchPolicy,
 }
 
-/// What a session knows of its store.
+/// The store of a session, with what it was asked.
 #[derive(Debug)]
 pub(super) struct SessionStore {
     names: Names,
@@ -90,9 +90,9 @@ pub(super) struct SessionStore {
     /// The jobs under way, with their tiers.
     jobs: BTreeMap<JobId, (RequestId, usize)>,
     lookups: BTreeMap<RequestId, Lookup>,
-    /// What is to be fetched, or is on its way.
+    /// The groups that are to be fetched, or are on their way.
     wanted: BTreeMap<RequestId, WantedPrefix>,
-    /// What is here, and not restored yet.
+    /// The groups that are here, and not restored yet.
     fetched: BTreeMap<RequestId, FetchedPrefix>,
     publisher: Publisher,
     /// Seconds for a token.
@@ -145,7 +145,7 @@ impl SessionStore {
         })
     }
 
-    /// What all tiers did.
+    /// The counts of all tiers.
     pub(super) fn counts(&self) -> TierCounts {
         let all = self.tiers.iter().map(Tier::counts);
         all.fold(TierCounts::default(), |sum, counts| sum + counts)
@@ -281,7 +281,7 @@ impl SessionStore {
         request: RequestId,
         tier: usize,
         outcome: Outcome,
-    ) -> Option<Result<Stored, Missed>> {
+    ) -> Option<Result<StoredTokens, Missed>> {
         let mut lookup = self.lookups.remove(&request)?;
         if let Some(question) = lookup.answer(tier, outcome, &mut self.names)
             && !self.ask(request, tier, &question, lookup.deadline)
@@ -296,13 +296,13 @@ impl SessionStore {
         Some(self.choose(request, &lookup, result))
     }
 
-    /// Whether what was found is fetched.
+    /// The policy that says if what was found is fetched.
     fn choose(
         &mut self,
         request: RequestId,
         lookup: &Lookup,
         result: LookupResult,
-    ) -> Result<Stored, Missed> {
+    ) -> Result<StoredTokens, Missed> {
         let nothing = if result.is_down {
             Missed::TierDown
         } else {
@@ -343,7 +343,7 @@ impl SessionStore {
         };
         self.wanted
             .insert(request, WantedPrefix { tier, pieces, time });
-        Ok(Stored {
+        Ok(StoredTokens {
             first,
             n_tokens,
             cuts: lookup.cuts,
@@ -371,7 +371,11 @@ impl SessionStore {
     }
 
     /// Takes in what was fetched.
-    fn take_fetched(&mut self, request: RequestId, outcome: Outcome) -> Result<Stored, Missed> {
+    fn take_fetched(
+        &mut self,
+        request: RequestId,
+        outcome: Outcome,
+    ) -> Result<StoredTokens, Missed> {
         let wanted = self.wanted.remove(&request).ok_or(Missed::TierMiss)?;
         let Outcome::Got { groups, .. } = outcome else {
             return Err(Missed::TierDown);
@@ -380,7 +384,7 @@ impl SessionStore {
         let fetched = FetchedPrefix { pieces };
         let (first, n_tokens) = fetched.range().ok_or(Missed::TierMiss)?;
         self.fetched.insert(request, fetched);
-        Ok(Stored {
+        Ok(StoredTokens {
             first,
             n_tokens,
             cuts: self.cuts,

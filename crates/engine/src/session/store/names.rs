@@ -35,7 +35,7 @@ pub(super) struct Piece {
     pub(super) kind: GroupKind,
 }
 
-/// What groups are called here.
+/// The names of groups.
 #[derive(Debug)]
 pub(super) struct Names {
     key: StoreKey,
@@ -131,7 +131,7 @@ impl Names {
         marks
     }
 
-    /// What may be kept of these tokens behind a mark: the shortest first.
+    /// The beginnings of these tokens that may be kept behind a mark: the shortest first.
     pub(super) fn ends(&mut self, salt: Salt, tokens: &[TokenId], mark: usize) -> Vec<Piece> {
         let tokens = numbers(tokens);
         let first = (mark * GROUP_TOKENS).min(tokens.len());
@@ -174,7 +174,7 @@ fn numbers(tokens: &[TokenId]) -> Vec<u32> {
     tokens.iter().map(|token| token.0).collect()
 }
 
-/// How each layer stores its rows and states: how many there are does not matter.
+/// The types in which each layer stores its rows and states: their number does not matter.
 fn stored_types(layout: &RowLayout) -> String {
     let rows = layout.layers().iter().map(|rows| {
         let (layer, k, v) = (rows.layer, rows.k, rows.stored_v());

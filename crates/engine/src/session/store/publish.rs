@@ -29,16 +29,16 @@ const LONG: usize = 1024;
 /// Names of groups that are known to be stored.
 const MAX_KNOWN: usize = 1 << 16;
 
-/// How long the end of a session waits for its tiers.
+/// The time that the end of a session waits for its tiers.
 const LAST_WRITES: Duration = Duration::from_secs(20);
 
-/// How long it waits at once for a tier with much to write.
+/// The time that it waits at once for a tier with much to write.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// What is published.
+/// A group that is published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::session) enum Eagerness {
-    /// What is due.
+    /// The publications that are due.
     Due,
     /// Everything.
     All,
@@ -64,7 +64,7 @@ struct Publication {
 
 /// The result of handing a group over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Handed {
+enum Handover {
     /// All tiers that work have it.
     Over,
     /// A tier has too much to write.
@@ -123,15 +123,15 @@ impl SessionStore {
     }
 
     /// Hands a group to all tiers.
-    fn hand_over(&mut self, name: GroupName, payload: &Arc<[u8]>) -> Handed {
-        let (mut handed, mut is_stored) = (Handed::Over, true);
+    fn hand_over(&mut self, name: GroupName, payload: &Arc<[u8]>) -> Handover {
+        let (mut handed, mut is_stored) = (Handover::Over, true);
         for tier in &self.tiers {
             let payload = Arc::clone(payload);
             if tier.submit(Job::Put { name, payload }).is_err() {
                 is_stored = false;
                 // One that is down gets it when it is published again.
                 if !tier.is_down() {
-                    handed = Handed::Busy;
+                    handed = Handover::Busy;
                 }
             }
         }
@@ -189,8 +189,8 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             return true;
         };
         match self.publish_piece(seq, &tokens, piece) {
-            Ok(Handed::Over) => {}
-            Ok(Handed::Busy) => {
+            Ok(Handover::Over) => {}
+            Ok(Handover::Busy) => {
                 pieces.push_front(piece);
                 if eagerness == Eagerness::All {
                     self.flush_store(Instant::now() + PAUSE);
@@ -217,7 +217,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         seq: SeqId,
         tokens: &[TokenId],
         piece: Piece,
-    ) -> Result<Handed, EngineError> {
+    ) -> Result<Handover, EngineError> {
         let mut payload = Vec::new();
         let of_piece = [SeqTokens {
             seq,
@@ -246,7 +246,9 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         }
         let payload: Arc<[u8]> = payload.into();
         let store = self.store.as_mut();
-        Ok(store.map_or(Handed::Over, |store| store.hand_over(piece.name, &payload)))
+        Ok(store.map_or(Handover::Over, |store| {
+            store.hand_over(piece.name, &payload)
+        }))
     }
 
     /// Publishes what is evicted, before its tokens are removed.
@@ -260,9 +262,9 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             }
             for piece in store.new_pieces(salt, &tokens) {
                 match self.publish_piece(seq, &tokens, piece) {
-                    Ok(Handed::Over) => {}
+                    Ok(Handover::Over) => {}
                     // What the tiers have no time for is computed again.
-                    Ok(Handed::Busy) => break,
+                    Ok(Handover::Busy) => break,
                     Err(error) => {
                         tracing::warn!(%error, "an evicted prefix cannot be read");
                         break;

@@ -18,7 +18,7 @@ use crate::decode::Engine;
 use crate::error::EngineError;
 use crate::session::Session;
 
-/// How long groups are restored before steps go on.
+/// The time that groups are restored before steps go on.
 const AT_ONCE: Duration = Duration::from_millis(20);
 
 /// Groups of a prompt that are here.
@@ -96,15 +96,15 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             let restored = if follows {
                 restore_group(&mut self.engine, seq, *piece, group)
             } else {
-                Ok(Restored::Refused)
+                Ok(RestoredGroup::Refused)
             };
             match restored {
-                Ok(Restored::Whole) => n_held = piece.end,
-                Ok(Restored::NoRoom) => {
+                Ok(RestoredGroup::Whole) => n_held = piece.end,
+                Ok(RestoredGroup::NoRoom) => {
                     result = StoredRows::NoRoom;
                     break;
                 }
-                Ok(Restored::Refused) => {
+                Ok(RestoredGroup::Refused) => {
                     tracing::warn!(name = %piece.name, "a stored group is not what it should be");
                     result = StoredRows::Failed;
                     break;
@@ -130,7 +130,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
     }
 }
 
-enum Restored {
+enum RestoredGroup {
     Whole,
     NoRoom,
     /// It is another model's, or stored in another way, or of other tokens.
@@ -142,13 +142,13 @@ fn restore_group<B: Backend, M: Memory + Clone>(
     to: SeqId,
     piece: Piece,
     group: &Group,
-) -> Result<Restored, EngineError> {
+) -> Result<RestoredGroup, EngineError> {
     let state = SavedState::parse(group.payload())?;
     let Some(saved) = state.tokens().first() else {
-        return Ok(Restored::Refused);
+        return Ok(RestoredGroup::Refused);
     };
     if saved.evaluated.len() != piece.end - piece.first || !engine.stores_as(&state) {
-        return Ok(Restored::Refused);
+        return Ok(RestoredGroup::Refused);
     }
     let from = saved.seq;
     let into = match piece.kind {
@@ -156,10 +156,10 @@ fn restore_group<B: Backend, M: Memory + Clone>(
         GroupKind::End | GroupKind::Mark => RestoreInto::One { from, to },
     };
     match engine.restore_state(&state, into) {
-        Ok(_) => Ok(Restored::Whole),
+        Ok(_) => Ok(RestoredGroup::Whole),
         Err(EngineError::State(StateError::Refused(
             Refusal::NoRoom(_) | Refusal::NoStateRoom(_),
-        ))) => Ok(Restored::NoRoom),
+        ))) => Ok(RestoredGroup::NoRoom),
         Err(error) => Err(error),
     }
 }
