@@ -125,7 +125,7 @@ fn invocations() -> Vec<Invocation> {
             for value in wrong_values(&placeholder).iter().filter(|_| !is_needed) {
                 let is_file = ["FILE", "DIR", "FILE[=SCALE]"].contains(&placeholder.as_str());
                 // A file is known by its path.
-                let wanted = if *command == ["convert"] && name == "--lora" {
+                let wanted = if *command == ["convert"] && name == "--lora" && !value.is_empty() {
                     // The model is read before what is added to it.
                     ["'/absent/model'"; 2]
                 } else if is_file {
