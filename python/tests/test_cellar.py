@@ -353,6 +353,8 @@ def test_pulling_finds_what_is_there_and_says_what_is_not(tmp_path, monkeypatch)
 INTERRUPTED = """
 import os, signal, sys, threading, time
 import cellar
+# A shell that starts tests in the background has them ignore the signal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 model = cellar.Model(sys.argv[1], n_ctx=4096, threads=1)
 prompt = [5] * 4000
 def interrupt():
