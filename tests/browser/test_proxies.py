@@ -87,7 +87,8 @@ def caddy(folder, port, upstream):
     """Caddy makes the certificate itself; on the Internet it asks an authority for one."""
     site = put(recipe(SECTION, "llm.example.org {"), {"127.0.0.1:8080": upstream})
     options = (f"admin off\nlocal_certs\nskip_install_trust\nhttp_port {free_port()}\nhttps_port {port}\n"
-               f"storage file_system {folder}\n")
+               # Without it, Caddy waits at its end for connections that a browser keeps.
+               f"storage file_system {folder}\ngrace_period 1s\n")
     path = os.path.join(folder, "Caddyfile")
     with open(path, "w") as file:
         file.write(f"{{\n{options}}}\n{site}")
