@@ -6,7 +6,7 @@ use cudarc::driver::result;
 use cudarc::driver::sys::{CUdeviceptr, CUresult};
 use kv_backend::BackendError;
 
-use crate::context::Context;
+use crate::context::{Context, Retired};
 use crate::driver::{BACKEND, failed, failure};
 
 /// Memory of a device.
@@ -30,8 +30,13 @@ impl CudaBuffer {
         context.bind()?;
         // The driver refuses to allocate nothing.
         let n_bytes = len.max(1);
-        // SAFETY: the context is current; freed in `drop`.
-        let address = unsafe { result::malloc_sync(n_bytes) }.map_err(|error| match error.0 {
+        // SAFETY: the context is current; freed after `drop`.
+        let mut allocated = unsafe { result::malloc_sync(n_bytes) };
+        if allocated.is_err() && context.free_retired()? {
+            // SAFETY: as above.
+            allocated = unsafe { result::malloc_sync(n_bytes) };
+        }
+        let address = allocated.map_err(|error| match error.0 {
             CUresult::CUDA_ERROR_OUT_OF_MEMORY => BackendError::OutOfMemory {
                 backend: BACKEND,
                 wanted: len,
@@ -75,9 +80,7 @@ impl CudaBuffer {
 
 impl Drop for CudaBuffer {
     fn drop(&mut self) {
-        // Kernels may still use it. What fails here cannot be mended.
-        let _ = self.context.wait();
-        // SAFETY: allocated by `zeros`, and nothing on the stream uses it any more.
-        let _ = unsafe { result::free_sync(self.address) };
+        // Kernels may still use it.
+        self.context.retire(Retired::Memory(self.address));
     }
 }

@@ -1,12 +1,13 @@
 //! [`Context`]: a device's context with its streams.
 //!
 //! Invariant: all work goes to one stream, in order, but for launches that are recorded, which go
-//! to a stream of their own that runs nothing. Callers may come from any thread.
+//! to a stream of their own that runs nothing. What is given up is destroyed when the stream has
+//! been waited for: nobody waits to give something up. Callers may come from any thread.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::result::{self, stream::StreamKind};
-use cudarc::driver::sys;
+use cudarc::driver::sys::{self, CUdeviceptr};
 use kv_backend::{BackendError, DeviceMemory};
 
 use crate::driver::{self, CudaDeviceInfo, Version, failed, unavailable};
@@ -23,6 +24,36 @@ pub(crate) struct Context {
     stream: sys::CUstream,
     /// The stream on which launches are recorded: by one thread at a time.
     pub(crate) recording: Mutex<RecordingStream>,
+    /// What was given up since the last wait.
+    retired: Mutex<Vec<Retired>>,
+}
+
+/// Something that was given up, which work on the stream may still use.
+#[derive(Debug)]
+pub(crate) enum Retired {
+    /// Memory of the device.
+    Memory(CUdeviceptr),
+    /// Recorded launches.
+    Graph(sys::CUgraphExec),
+    /// A module with a kernel.
+    Module(sys::CUmodule),
+}
+
+impl Retired {
+    /// Destroys it; what fails here cannot be mended.
+    ///
+    /// # Safety
+    /// It was made on the context that is current, and nothing uses it any more.
+    unsafe fn destroy(self) {
+        let _ = match self {
+            // SAFETY: the caller's.
+            Self::Memory(address) => unsafe { result::free_sync(address) },
+            // SAFETY: the caller's.
+            Self::Graph(graph) => unsafe { result::graph::exec_destroy(graph) },
+            // SAFETY: the caller's.
+            Self::Module(module) => unsafe { result::module::unload(module) },
+        };
+    }
 }
 
 /// See [`Context::recording`].
@@ -36,6 +67,8 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 // SAFETY: as above.
 unsafe impl Send for RecordingStream {}
+// SAFETY: as above.
+unsafe impl Send for Retired {}
 
 impl Context {
     /// Opens a device.
@@ -62,6 +95,7 @@ impl Context {
             driver,
             stream: std::ptr::null_mut(),
             recording: Mutex::new(RecordingStream(std::ptr::null_mut())),
+            retired: Mutex::new(Vec::new()),
         };
         context.bind()?;
         let stream = || result::stream::create(StreamKind::NonBlocking).map_err(refused);
@@ -84,16 +118,45 @@ impl Context {
         self.stream
     }
 
-    /// Waits for everything on the stream.
-    pub(crate) fn wait(&self) -> Result<(), BackendError> {
-        self.bind()?;
-        // SAFETY: the stream lives as long as the context.
-        unsafe { result::stream::synchronize(self.stream) }.map_err(failed("waiting"))
+    /// Gives something up, which is destroyed after the next wait. To free memory is to wait for
+    /// all that the device does, so nothing is freed while there is work.
+    pub(crate) fn retire(&self, retired: Retired) {
+        self.retired().push(retired);
     }
 
-    /// The device's memory.
+    fn retired(&self) -> MutexGuard<'_, Vec<Retired>> {
+        // A list is whole even where a holder of the lock panicked.
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for everything on the stream, and destroys what was given up before.
+    pub(crate) fn wait(&self) -> Result<(), BackendError> {
+        self.bind()?;
+        // What is given up while this waits may be used by work that comes after.
+        let retired = std::mem::take(&mut *self.retired());
+        // SAFETY: the stream lives as long as the context.
+        let waited = unsafe { result::stream::synchronize(self.stream) };
+        for retired in retired {
+            // SAFETY: work that used it was on the stream before it was given up, and has ended; of
+            // a lost device nothing is used.
+            unsafe { retired.destroy() };
+        }
+        waited.map_err(failed("waiting"))
+    }
+
+    /// Destroys what was given up, where there is something. Returns whether there was.
+    pub(crate) fn free_retired(&self) -> Result<bool, BackendError> {
+        let is_some = !self.retired().is_empty();
+        if is_some {
+            self.wait()?;
+        }
+        Ok(is_some)
+    }
+
+    /// The device's memory, after what was given up is free.
     pub(crate) fn memory(&self) -> Result<DeviceMemory, BackendError> {
         self.bind()?;
+        self.free_retired()?;
         let (free, total) = result::mem_get_info().map_err(failed("asking for free memory"))?;
         Ok(DeviceMemory {
             total: total as u64,
@@ -120,6 +183,10 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         let is_current = self.bind().is_ok();
+        if is_current && !self.stream.is_null() {
+            // What fails here cannot be mended.
+            let _ = self.wait();
+        }
         let recording = self.recording.get_mut();
         let recording = recording.unwrap_or_else(std::sync::PoisonError::into_inner);
         for stream in [self.stream, recording.0] {

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::result;
 use kv_backend::{BackendError, DeviceMemory};
@@ -19,7 +19,7 @@ use crate::staging::Staging;
 /// An NVIDIA GPU.
 pub struct CudaDevice {
     // First, so that it is dropped before the context.
-    staging: Mutex<Staging>,
+    staging: Staging,
     context: Arc<Context>,
     ptx: Ptx,
     info: CudaDeviceInfo,
@@ -35,7 +35,7 @@ impl CudaDevice {
         let ptx = module::kernels()?;
         module::check(&context, &ptx)?;
         Ok(Self {
-            staging: Mutex::new(Staging::new(&context)?),
+            staging: Staging::new(&context)?,
             info: context.describe()?,
             context,
             ptx,
@@ -61,15 +61,6 @@ impl CudaDevice {
     /// The device's description, with its memory as it was when it was opened.
     pub fn info(&self) -> &CudaDeviceInfo {
         &self.info
-    }
-
-    fn with_staging<T>(
-        &self,
-        work: impl FnOnce(&mut Staging) -> Result<T, BackendError>,
-    ) -> Result<T, BackendError> {
-        self.context.bind()?;
-        // A ring is whole even where a holder of the lock panicked: at worst a slot is left early.
-        work(&mut self.staging.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -102,12 +93,14 @@ impl Device for CudaDevice {
 
     fn write(&self, to: Region<'_, Self>, bytes: &[u8]) -> Result<(), BackendError> {
         let to = to.buffer.address(to.at, bytes.len())?;
-        self.with_staging(|staging| staging.write(to, bytes))
+        self.context.bind()?;
+        self.staging.write(to, bytes)
     }
 
     fn read(&self, from: Region<'_, Self>, bytes: &mut [u8]) -> Result<(), BackendError> {
         let from = from.buffer.address(from.at, bytes.len())?;
-        self.with_staging(|staging| staging.read(from, bytes))
+        self.context.bind()?;
+        self.staging.read(from, bytes)
     }
 
     fn copy(

@@ -10,7 +10,7 @@ use cudarc::driver::sys::{self, CUresult};
 use kv_backend::BackendError;
 use lzma_rust2::LzmaReader;
 
-use crate::context::Context;
+use crate::context::{Context, Retired};
 use crate::driver::{failed, failure, unavailable};
 use crate::ptx::{Ptx, Signature};
 
@@ -210,10 +210,8 @@ fn load(
 
 impl Drop for Module {
     fn drop(&mut self) {
-        // It may still run. What fails here cannot be mended.
-        let _ = self.context.wait();
-        // SAFETY: loaded by `load`; recordings that use it have a share of it.
-        let _ = unsafe { result::module::unload(self.raw) };
+        // It may still run; recordings that use it have a share of it.
+        self.context.retire(Retired::Module(self.raw));
     }
 }
 

@@ -10,7 +10,7 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use kv_backend::BackendError;
 
-use crate::context::Context;
+use crate::context::{Context, Retired};
 use crate::driver::{failed, failure};
 use crate::module::Module;
 
@@ -141,9 +141,7 @@ const NO_FLAGS: sys::CUgraphInstantiate_flags = sys::CUgraphInstantiate_flags(0)
 
 impl Drop for CudaRecording {
     fn drop(&mut self) {
-        // It may still run. What fails here cannot be mended.
-        let _ = self.context.wait();
-        // SAFETY: created by `record`.
-        let _ = unsafe { result::graph::exec_destroy(self.graph) };
+        // It may still run.
+        self.context.retire(Retired::Graph(self.graph));
     }
 }

@@ -1,9 +1,10 @@
 //! [`Staging`]: pinned memory of the host, through which bytes go to the device and come back.
 //!
 //! Invariant: the bytes of a slot stay as they are until the device has fetched them, so that the
-//! caller's are free as soon as [`Staging::write`] returns.
+//! caller's are free as soon as [`Staging::write`] returns. Nobody who writes waits for one who
+//! reads.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUdeviceptr};
@@ -19,11 +20,17 @@ const N_SLOTS: usize = 4;
 /// The alignment of writes in a slot, in bytes.
 const ALIGN: usize = 64;
 
-/// A ring of slots for writing, and one slot for reading.
+/// Pinned memory for writing, and some for reading.
 #[derive(Debug)]
 pub(crate) struct Staging {
-    writing: Vec<Slot>,
-    reading: Slot,
+    writing: Mutex<Ring>,
+    reading: Mutex<Slot>,
+}
+
+/// Slots for writing, which take turns.
+#[derive(Debug)]
+struct Ring {
+    slots: Vec<Slot>,
     /// The slot that is being filled.
     current: usize,
     /// Its bytes in use.
@@ -66,21 +73,42 @@ impl Slot {
     }
 }
 
+/// What a mutex guards: whole even where a holder of the lock panicked, as a slot is at worst left
+/// early.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Staging {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, BackendError> {
         context.bind()?;
         let slots = (0..N_SLOTS).map(|_| Slot::new(context));
-        Ok(Self {
-            writing: slots.collect::<Result<_, _>>()?,
-            reading: Slot::new(context)?,
+        let ring = Ring {
+            slots: slots.collect::<Result<_, _>>()?,
             current: 0,
             used: 0,
+        };
+        Ok(Self {
+            writing: Mutex::new(ring),
+            reading: Mutex::new(Slot::new(context)?),
         })
     }
 
     /// Copies bytes to the device, after everything before on the stream. The caller has checked
     /// that they fit there, and bound the context.
-    pub(crate) fn write(&mut self, to: CUdeviceptr, bytes: &[u8]) -> Result<(), BackendError> {
+    pub(crate) fn write(&self, to: CUdeviceptr, bytes: &[u8]) -> Result<(), BackendError> {
+        locked(&self.writing).write(to, bytes)
+    }
+
+    /// Copies bytes from the device, after everything before on the stream, and waits. The caller
+    /// has checked that they are there, and bound the context.
+    pub(crate) fn read(&self, from: CUdeviceptr, out: &mut [u8]) -> Result<(), BackendError> {
+        locked(&self.reading).read(from, out)
+    }
+}
+
+impl Ring {
+    fn write(&mut self, to: CUdeviceptr, bytes: &[u8]) -> Result<(), BackendError> {
         let mut to = to;
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -89,7 +117,7 @@ impl Staging {
             }
             let n = rest.len().min(SLOT - self.used);
             let (now, later) = rest.split_at(n);
-            let slot = &mut self.writing[self.current];
+            let slot = &mut self.slots[self.current];
             let stream = slot.context.stream();
             let staged = slot.bytes(self.used, n);
             staged.copy_from_slice(now);
@@ -105,33 +133,31 @@ impl Staging {
 
     /// Goes on to the next slot, when the device has fetched from it.
     fn next_slot(&mut self) -> Result<(), BackendError> {
-        let left = &self.writing[self.current];
+        let left = &self.slots[self.current];
         // SAFETY: event and stream are alive.
         unsafe { result::event::record(left.fetched, left.context.stream()) }
             .map_err(failed("recording an event"))?;
-        self.current = (self.current + 1) % self.writing.len();
+        self.current = (self.current + 1) % self.slots.len();
         self.used = 0;
         // An event that was never recorded is passed.
         // SAFETY: the event is alive.
-        unsafe { result::event::synchronize(self.writing[self.current].fetched) }
+        unsafe { result::event::synchronize(self.slots[self.current].fetched) }
             .map_err(failed("writing to the device"))
     }
+}
 
-    /// Copies bytes from the device, after everything before on the stream, and waits. The caller
-    /// has checked that they are there, and bound the context.
-    pub(crate) fn read(&mut self, from: CUdeviceptr, out: &mut [u8]) -> Result<(), BackendError> {
-        let stream = self.reading.context.stream();
+impl Slot {
+    fn read(&mut self, from: CUdeviceptr, out: &mut [u8]) -> Result<(), BackendError> {
         let mut from = from;
         for out in out.chunks_mut(SLOT) {
-            let staged = self.reading.bytes(0, out.len());
+            let stream = self.context.stream();
+            let staged = self.bytes(0, out.len());
             // SAFETY: the caller has checked the device's bytes; the host's are written by nothing
             // else before the wait.
             unsafe { result::memcpy_dtoh_async(staged, from, stream) }
                 .map_err(failed("reading from the device"))?;
-            // SAFETY: the stream is alive.
-            unsafe { result::stream::synchronize(stream) }
-                .map_err(failed("reading from the device"))?;
-            out.copy_from_slice(staged);
+            self.context.wait()?;
+            out.copy_from_slice(self.bytes(0, out.len()));
             from += out.len() as u64;
         }
         Ok(())

@@ -6,13 +6,28 @@
 //   FAKE_MAJOR     the compute capability of the last device; the others have 8
 //   FAKE_FREE      bytes of memory that are free
 //   FAKE_MODULES   how many modules it loads
+//   FAKE_LOG       a file that gets a line for each wait, each write and each piece of memory that is freed
+//   FAKE_BUSY      1: the first wait takes until something was written, or ten seconds
+#include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <unistd.h>
 
 static long setting(const char *name, long otherwise) {
     const char *text = std::getenv(name);
     return text ? std::atol(text) : otherwise;
 }
+
+static void note(const char *call) {
+    const char *path = std::getenv("FAKE_LOG");
+    if (!path) return;
+    std::FILE *log = std::fopen(path, "a");
+    std::fprintf(log, "%s\n", call);
+    std::fclose(log);
+}
+
+static std::atomic<long> n_written{0};
 
 static char thing;
 static long n_loaded = 0;
@@ -35,7 +50,14 @@ DRIVER cuDevicePrimaryCtxRelease_v2(int) { return 0; }
 DRIVER cuCtxSetCurrent(void *) { return 0; }
 DRIVER cuStreamCreate(void **out, unsigned) { *out = &thing; return 0; }
 DRIVER cuStreamDestroy_v2(void *) { return 0; }
-DRIVER cuStreamSynchronize(void *) { return 0; }
+DRIVER cuStreamSynchronize(void *) {
+    note("wait");
+    static std::atomic<long> n_waits{0};
+    bool is_busy = setting("FAKE_BUSY", 0) && n_waits++ == 0;
+    for (int i = 0; is_busy && n_written == 0 && i < 1000; ++i) usleep(10000);
+    note("waited");
+    return 0;
+}
 DRIVER cuEventCreate(void **out, unsigned) { *out = &thing; return 0; }
 DRIVER cuEventDestroy_v2(void *) { return 0; }
 DRIVER cuEventRecord(void *, void *) { return 0; }
@@ -48,9 +70,13 @@ DRIVER cuMemGetInfo_v2(size_t *free, size_t *total) {
 DRIVER cuMemHostAlloc(void **out, size_t len, unsigned) { *out = std::malloc(len); return 0; }
 DRIVER cuMemFreeHost(void *bytes) { std::free(bytes); return 0; }
 DRIVER cuMemAlloc_v2(unsigned long long *out, size_t) { *out = 1 << 20; return 0; }
-DRIVER cuMemFree_v2(unsigned long long) { return 0; }
+DRIVER cuMemFree_v2(unsigned long long) { note("free"); return 0; }
 DRIVER cuMemsetD8Async(unsigned long long, unsigned char, size_t, void *) { return 0; }
-DRIVER cuMemcpyHtoDAsync_v2(unsigned long long, const void *, size_t, void *) { return 0; }
+DRIVER cuMemcpyHtoDAsync_v2(unsigned long long, const void *, size_t, void *) {
+    note("write");
+    ++n_written;
+    return 0;
+}
 DRIVER cuMemcpyDtoHAsync_v2(void *, unsigned long long, size_t, void *) { return 0; }
 DRIVER cuModuleLoadDataEx(void **out, const void *, unsigned n, const int *options, void **values) {
     *out = &thing;
