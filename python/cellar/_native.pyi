@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 __version__: str
 
 FinishReason: TypeAlias = Literal["end", "stop", "length", "context", "cancelled", "other"]
-Backend: TypeAlias = Literal["cpu", "cuda", "metal", "candle", "candle-cuda", "candle-metal"]
+Backend: TypeAlias = Literal["cpu", "cuda", "metal", "opencl", "candle", "candle-cuda", "candle-metal"]
 
 class CellarError(Exception): ...
 
@@ -17,9 +17,19 @@ class TextPart(TypedDict):
     type: Literal["text"]
     text: str
 
+class ImagePart(TypedDict):
+    type: Literal["image"]
+
+class ImageUrlPart(TypedDict):
+    type: Literal["image_url"]
+    image_url: str | Mapping[str, str]
+
+Part: TypeAlias = TextPart | ImagePart | ImageUrlPart
+Image: TypeAlias = bytes | str | PathLike[str] | NDArray[np.uint8]
+
 class Message(TypedDict):
     role: str
-    content: NotRequired[str | Sequence[TextPart] | None]
+    content: NotRequired[str | Sequence[Part] | None]
     tool_calls: NotRequired[Sequence[Mapping[str, Any]]]
     tool_call_id: NotRequired[str]
     name: NotRequired[str]
@@ -55,6 +65,7 @@ class Options(TypedDict, total=False):
     repeat_last_n: int
 
 class ChatOptions(Options, total=False):
+    images: Sequence[Image]
     tools: Sequence[Mapping[str, Any]] | None
     variables: Mapping[str, Any] | None
 
@@ -131,6 +142,7 @@ class Model:
         backend: Backend | None = None,
         gpu_layers: int | None = None,
         draft_head: bool = False,
+        mmproj: str | PathLike[str] | None = None,
     ) -> Model: ...
     def generate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Text: ...
     async def generate_async(

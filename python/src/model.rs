@@ -8,8 +8,8 @@ use cellar::engine::serve::ServiceError;
 use cellar::model_core::chat_template::GenerationPrompt;
 use cellar::model_core::tokenizer::{EncodeOptions, SpecialPieces, Tokenizer};
 use cellar::{
-    EngineConfig, Error, HeadUse, KvType, KvTypes, ModelFile, ModelOptions, TokenId,
-    render_json_chat,
+    EngineConfig, Error, HeadUse, KvType, KvTypes, ModelFile, ModelOptions, PictureReader,
+    PromptTokens, TokenId, picture_chat, render_json_chat,
 };
 use cellar_grammar::{Grammar, GrammarCompiler};
 use numpy::{PyArray2, PyArrayMethods};
@@ -18,7 +18,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
 use crate::batch::{FinishedText, finish_together};
-use crate::chat::Chat;
+use crate::chat::{Chat, Image};
 use crate::compute::interruptible;
 use crate::memory::Memory;
 use crate::options::{Constraint, TextOptions, backend_options, text_options};
@@ -32,6 +32,8 @@ use crate::{failed, not_opened};
 pub(crate) struct Model {
     shared: Arc<SharedModel<cellar::Model>>,
     file: Arc<ModelFile>,
+    /// The reader of pictures; none where it sees none.
+    reader: Option<Arc<PictureReader>>,
     /// Compiles grammars: made when the first is needed.
     compiler: OnceLock<GrammarCompiler>,
 }
@@ -41,7 +43,7 @@ impl Model {
     /// Opens a GGUF file or a directory with safetensors files.
     #[new]
     #[pyo3(signature = (path, *, n_ctx=None, n_seqs=Count(1), threads=None, kv_type="f16", backend=None,
-        gpu_layers=None, draft_head=false))]
+        gpu_layers=None, draft_head=false, mmproj=None))]
     #[allow(clippy::too_many_arguments)] // keywords
     fn new(
         py: Python<'_>,
@@ -53,6 +55,7 @@ impl Model {
         backend: Option<&str>,
         gpu_layers: Option<Count>,
         draft_head: bool,
+        mmproj: Option<PathBuf>,
     ) -> PyResult<Self> {
         let no_type =
             |_| PyValueError::new_err(format!("kv_type: '{kv_type}' is no type of K and V"));
@@ -72,14 +75,17 @@ impl Model {
             } else {
                 HeadUse::Unused
             },
+            mmproj,
             ..ModelOptions::default()
         };
         let model = py.detach(|| cellar::Model::open_with(&path, options));
         let model = model.map_err(|error| not_opened(&path, &error))?;
         let file = Arc::clone(model.file());
+        let reader = model.picture_reader().cloned();
         Ok(Self {
             shared: Arc::new(SharedModel::new(model)),
             file,
+            reader,
             compiler: OnceLock::new(),
         })
     }
@@ -92,7 +98,11 @@ impl Model {
         prompt: Prompt,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Text> {
-        self.begin(py, &self.prompt_tokens(prompt), text_options(options)?)
+        self.begin(
+            py,
+            text_only(self.prompt_tokens(prompt)),
+            text_options(options)?,
+        )
     }
 
     /// As 'generate', to be awaited: the event loop goes on while the prompt is read.
@@ -131,23 +141,30 @@ impl Model {
     }
 
     /// Answers messages, each with 'role' and 'content', by the model's own chat template.
-    /// 'variables' are others that the template reads, such as enable_thinking.
-    #[pyo3(signature = (messages, *, tools=None, variables=None, **options))]
+    /// 'variables' are others that the template reads, such as enable_thinking. 'images' are the
+    /// pictures of parts {'type': 'image'}, or of the last message where there are none: bytes or
+    /// paths of files, or numpy arrays [height, width, 3] of uint8.
+    #[pyo3(signature = (messages, *, images=Vec::new(), tools=None, variables=None, **options))]
     fn chat(
         &self,
         py: Python<'_>,
         messages: &Bound<'_, PyAny>,
+        images: Vec<Image>,
         tools: Option<&Bound<'_, PyAny>>,
         variables: Option<&Bound<'_, PyDict>>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Text> {
-        let chat = Chat::new(messages, tools, variables)?;
+        let mut chat = Chat::new(messages, tools, variables)?;
+        if chat.shows_pictures() || !images.is_empty() {
+            let prompt = self.with_pictures(&mut chat, images)?;
+            return self.begin(py, prompt, text_options(options)?);
+        }
         let text = self.rendered(py, &chat, GenerationPrompt::Add)?;
         if text.is_empty() {
             return Err(failed(&Error::EmptyChat));
         }
         let tokens = self.tokenizer().encode(&text, EncodeOptions::CHAT);
-        self.begin(py, &tokens, text_options(options)?)
+        self.begin(py, text_only(tokens), text_options(options)?)
     }
 
     /// As 'chat', to be awaited.
@@ -302,14 +319,24 @@ impl Model {
 }
 
 impl Model {
-    fn begin(&self, py: Python<'_>, tokens: &[TokenId], options: TextOptions) -> PyResult<Text> {
+    fn with_pictures(&self, chat: &mut Chat, images: Vec<Image>) -> PyResult<PromptTokens> {
+        let reader = self.reader.as_ref();
+        let reader = reader.ok_or_else(|| failed(&Error::SeesNothing))?;
+        let pictures = chat.take_pictures(reader, images)?;
+        let (messages, variables) = (&chat.messages, &chat.variables);
+        let chat = picture_chat(&self.file, reader, messages, variables, &pictures);
+        Ok(chat.map_err(|error| failed(&error))?.prompt)
+    }
+
+    fn begin(&self, py: Python<'_>, prompt: PromptTokens, options: TextOptions) -> PyResult<Text> {
         let TextOptions {
             generate,
             constraint,
         } = options;
         let grammar = self.grammar(constraint.as_ref())?;
         let (cancel, seed) = (generate.cancel.clone(), generate.sampler.seed);
-        let mut request = generate.request(tokens.to_vec());
+        let mut request = generate.request(prompt.tokens);
+        request.pictures = prompt.pictures;
         let failure = grammar.map(|grammar| {
             let step = grammar.step();
             let failure = step.failure();
@@ -376,6 +403,14 @@ fn in_thread<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let asyncio = method.py().import("asyncio")?;
     asyncio.call_method("to_thread", (method, argument), options)
+}
+
+/// A prompt without pictures.
+fn text_only(tokens: Vec<TokenId>) -> PromptTokens {
+    PromptTokens {
+        tokens,
+        ..PromptTokens::default()
+    }
 }
 
 fn ids(tokens: Vec<Count>) -> Vec<TokenId> {

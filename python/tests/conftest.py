@@ -1,8 +1,10 @@
 """Models for the tests: the repository's, and one of them with a chat template."""
 
+import json
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -69,3 +71,36 @@ def in_folder(chat_model, tmp_path, monkeypatch):
     (tmp_path / "reranker").symlink_to(RERANKER)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def seeing_model(tmp_path_factory):
+    """The path of a tiny LLaVA with random weights, whose template writes a mark for an image."""
+    folder = tmp_path_factory.mktemp("seeing")
+    fixture, words = ROOT / "tests/fixtures/vision/llava", ROOT / "tests/fixtures/tokenizers/spm512"
+    for name in ["config.json", "preprocessor_config.json"]:
+        (folder / name).write_bytes((fixture / name).read_bytes())
+    tokenizer = json.loads((words / "tokenizer.json").read_text())
+    image = json.loads((fixture / "config.json").read_text())["image_token_index"]
+    for token in range(512, 520):
+        text = "<image>" if token == image else f"<extra_{token}>"
+        flags = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
+        tokenizer["added_tokens"].append({"id": token, "content": text, "special": True, **flags})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    settings = json.loads((words / "tokenizer_config.json").read_text())
+    settings["chat_template"] = (
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for p in m.content %}{{ '<image>' if p.type == 'image' else p.text }}{% endfor %}"
+        "{% endif %}{% endfor %}"
+    )
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    random, header, data, at = np.random.default_rng(1), {}, [], 0
+    for tensor in json.loads((fixture / "recipe.json").read_text())["tensors"]:
+        values = random.normal(tensor["mean"], tensor["scale"], tensor["shape"]).astype("<f4")
+        place = [at, at := at + values.nbytes]
+        header[tensor["name"]] = {"dtype": "F32", "shape": tensor["shape"], "data_offsets": place}
+        data.append(values.tobytes())
+    head = json.dumps(header).encode()
+    weights = struct.pack("<Q", len(head)) + head + b"".join(data)
+    (folder / "model.safetensors").write_bytes(weights)
+    return folder

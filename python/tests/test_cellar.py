@@ -1,9 +1,11 @@
 """The module against the reference texts of the story model, in the repository's models/."""
 
 import asyncio
+import base64
 import json
 import math
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -261,10 +263,51 @@ def test_chats_take_parts_tools_and_variables(chat_model):
     answer = model.chat(messages, max_tokens=8, temperature=0).finish()
     assert answer == model.chat(plain, max_tokens=8, temperature=0).finish()
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]
-    with pytest.raises(ValueError, match="image_url"):
+    with pytest.raises(cellar.CellarError, match="no vision tower"):
         model.chat(image)
+    with pytest.raises(ValueError, match="input_audio"):
+        model.chat([{"role": "user", "content": [{"type": "input_audio"}]}])
     with pytest.raises(ValueError, match="role"):
         model.chat([{"content": "Hello"}])
+
+
+def test_chats_show_images(seeing_model, tmp_path):
+    model = cellar.Model(seeing_model)
+    pixels = np.arange(40 * 30 * 3, dtype=np.uint32).astype(np.uint8).reshape(30, 40, 3)
+    rows = pixels[::-1, :, ::-1].tobytes()
+    sizes = (54 + len(rows), 0, 54, 40, 40, 30, 1 | 24 << 16, 0, len(rows), 0, 0, 0, 0)
+    bitmap = b"BM" + struct.pack("<13I", *sizes) + rows
+    path = tmp_path / "a.bmp"
+    path.write_bytes(bitmap)
+
+    def tokens(content, images=()):
+        messages = [{"role": "user", "content": content}]
+        text = model.chat(messages, images=list(images), max_tokens=8, temperature=0)
+        text.finish()
+        return text.tokens
+
+    image, question = {"type": "image"}, {"type": "text", "text": "What?"}
+    wanted = tokens("What?", [bitmap])
+    assert wanted != tokens("What?", [255 - pixels])
+    url = "data:image/bmp;base64," + base64.b64encode(bitmap).decode()
+    for content, images in [
+        ("What?", [path]),
+        ("What?", [str(path)]),
+        ("What?", [pixels]),
+        ([image, question], [pixels]),
+        ([{"type": "image_url", "image_url": {"url": url}}, question], []),
+    ]:
+        assert tokens(content, images) == wanted
+    assert tokens([question, image], [pixels]) != wanted
+    for content, images, error, reason in [
+        ([image, image, question], [pixels], ValueError, "1 are fewer than the parts"),
+        ([image, question], [pixels, pixels], ValueError, "1 of 2 have no part"),
+        ("What?", [pixels.astype(float)], TypeError, "numpy array"),
+        ("What?", [b"no picture"], ValueError, "none of PNG"),
+        ("What?", [tmp_path / "b.bmp"], FileNotFoundError, "b.bmp"),
+    ]:
+        with pytest.raises(error, match=reason):
+            tokens(content, images)
 
 
 def test_texts_are_awaited_and_iterated(model):
