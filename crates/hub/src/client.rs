@@ -345,7 +345,7 @@ impl Client {
 }
 
 /// The certificates that this machine trusts, or else Mozilla's.
-fn root_certificates() -> RootCerts {
+pub(crate) fn root_certificates() -> RootCerts {
     let found = rustls_native_certs::load_native_certs().certs;
     if found.is_empty() {
         return RootCerts::WebPki;

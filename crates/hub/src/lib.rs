@@ -20,6 +20,7 @@
 //! | `client` | HTTP: listings, metadata of files, their bytes |
 //! | `download` | one file: lock, resume, verify |
 //! | `pull` | one model: all its files, in the right order |
+//! | `fetch` | one small file from a public address |
 //!
 //! Invariants: a blob gets its name only when its size and hash are verified; an interrupted
 //! download leaves a part that the next one continues; the token goes to the endpoint alone. Knows
@@ -31,6 +32,7 @@ mod config;
 mod disk;
 mod download;
 mod error;
+mod fetch;
 mod hash;
 mod name;
 mod pull;
@@ -40,6 +42,7 @@ mod variant;
 pub use cache::{Cache, CachedModel, RemovedModel};
 pub use config::{Access, HubConfig, Token};
 pub use error::HubError;
+pub use fetch::{FetchError, FetchLimits, fetch_public};
 pub use name::{ModelName, RepoId};
 pub use pull::{Event, Hub, PulledModel};
 pub use variant::{Format, RepoFile, Variant, VariantSize};

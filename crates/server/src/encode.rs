@@ -52,6 +52,13 @@ pub(crate) fn encode(
     let (tokens, chat) = match prompt {
         Prompt::Text(text) => (model.tokenizer().encode(&text, EncodeOptions::PROMPT), None),
         Prompt::Tokens(tokens) => (tokens, None),
+        Prompt::Marked(marked) => {
+            let (text, read) = pictures::read_marked(model, &marked)?;
+            let tokens = model.tokenizer().encode(&text, EncodeOptions::PROMPT);
+            let prompt = model.placed(tokens, &read)?;
+            pictures = prompt.pictures;
+            (prompt.tokens, None)
+        }
         Prompt::Gap(gap) => {
             let limit = model.service()?.prompt_limits().n_tokens;
             let n_answer = max_tokens.unwrap_or(GAP_TOKENS).min(limit / 2);

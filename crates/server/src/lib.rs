@@ -81,8 +81,8 @@ pub use field_rule::{FieldRule, Neutral};
 pub use fim::{Gap, GapFile};
 pub use generate::{
     Answer, Arguments, CallNumber, ChatPrompt, Constraint, EchoedPrompt, Finish, Form,
-    GenerateRequest, Generating, Output, Piece, Prompt, Stop, Tool, ToolCall, ToolPaths, ToolUse,
-    UnheldKeywords,
+    GenerateRequest, Generating, MarkedText, Output, Piece, Prompt, Stop, Tool, ToolCall,
+    ToolPaths, ToolUse, UnheldKeywords,
 };
 pub use hosts::HostCheck;
 pub use json::{Body, MaxTokens};
@@ -95,6 +95,7 @@ pub use models::{
     Expiry, FindModels, FinishLoad, KeepLoaded, LoadCounts, LoadModel, LoadState, MemoryBudget,
     ModelBytes, ModelEntry, ModelFacts, ModelInUse, ModelStatus, PlannedModel,
 };
+pub use pictures::PictureFetcher;
 pub use report::{ObserveRequests, RequestReport, TextEnd, TextReport};
 pub use speculate::Speculate;
 pub use stream::{EVENT_STREAM, Encoder};

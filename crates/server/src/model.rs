@@ -29,6 +29,7 @@ use crate::control_texts::ControlTexts;
 use crate::error::ApiError;
 use crate::generate::ChatPrompt;
 use crate::ids::random_id;
+use crate::pictures::PictureFetcher;
 use crate::texts::{EmbedWorker, RerankWorker};
 
 /// How a model is called, and what requests to it are given where they ask for nothing.
@@ -54,6 +55,8 @@ pub struct ModelSettings {
     /// The most tokens that are drafted at once for requests that choose how; `None` for
     /// [`DEFAULT_DRAFT`](cellar_engine::serve::DEFAULT_DRAFT).
     pub draft_max: Option<usize>,
+    /// Fetches pictures that requests name by an address on the network; `None` where none are.
+    pub picture_fetcher: Option<PictureFetcher>,
 }
 
 impl ModelSettings {
@@ -351,6 +354,22 @@ impl ServedModel {
     /// True if it sees pictures.
     pub(crate) fn sees(&self) -> bool {
         self.pictures.is_ok()
+    }
+
+    /// A prompt with a mark for each picture, with the places of pictures' rows instead.
+    ///
+    /// # Errors
+    /// [`ApiError`] 400 where there are more or fewer marks.
+    pub(crate) fn with_places_at(
+        &self,
+        text: &str,
+        mark: &str,
+        pictures: &[PreparedPicture],
+    ) -> Result<String, ApiError> {
+        match &self.pictures {
+            Ok(reader) => Ok(reader.expand_marks(text, mark, pictures)?),
+            Err(_) => Ok(text.to_owned()),
+        }
     }
 
     /// A rendered prompt with the places of pictures' rows.

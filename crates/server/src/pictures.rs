@@ -2,21 +2,46 @@
 //!
 //! All APIs write a picture as one part, which names its place in the request: so it is decoded, or
 //! refused, in one place, by the model that is to see it. Invariant: a template sees `image` parts
-//! alone, without bytes. Fetches nothing: pictures come in the request.
+//! alone, without bytes. Pictures come in the request, or by the fetcher of the settings.
 
 use std::borrow::Cow;
+use std::convert::Infallible;
+use std::fmt;
+use std::sync::Arc;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use model_core::picture::PreparedPicture;
+use model_vision::{data_url_bytes, picture_address, take_pictures};
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
-use crate::generate::ChatPrompt;
+use crate::generate::{ChatPrompt, MarkedText};
 use crate::model::ServedModel;
 
 /// The most pictures of a request.
 const MAX_PICTURES: usize = 64;
+
+/// The mark of a picture in a prompt with `multimodal_data`.
+const MEDIA_MARK: &str = "<__media__>";
+
+/// Fetches the bytes of a picture by its address, or says why not. It is called on threads that may
+/// wait.
+#[derive(Clone)]
+pub struct PictureFetcher(Arc<Fetch>);
+
+type Fetch = dyn Fn(&str) -> Result<Vec<u8>, String> + Send + Sync;
+
+impl PictureFetcher {
+    /// A fetcher that calls this.
+    pub fn new(fetch: impl Fn(&str) -> Result<Vec<u8>, String> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(fetch))
+    }
+}
+
+impl fmt::Debug for PictureFetcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PictureFetcher")
+    }
+}
 
 /// The type of the part of a picture.
 const PICTURE: &str = "image_url";
@@ -37,20 +62,13 @@ pub(crate) fn data_url(media_type: &str, data: &str) -> String {
 /// # Errors
 /// [`ApiError`] 400 with the path, where there is no address.
 pub(crate) fn read_part(path: &str, given: &Value) -> Option<Result<Value, ApiError>> {
-    match given.get("type").and_then(Value::as_str) {
-        Some("image_url" | "input_image") => {}
-        _ => return None,
-    }
-    let field = given.get("image_url").unwrap_or(&Value::Null);
-    let own = given.get("url").filter(|_| field.is_null());
-    let url = own.or_else(|| field.get("url")).unwrap_or(field);
-    Some(match url.as_str() {
-        Some(url) => Ok(part(path, url)),
-        None => {
+    Some(match picture_address(given)? {
+        "" => {
             let param = format!("{path}.image_url");
             let message = format!("'{param}' has no address: a 'data:' URL is needed");
             Err(ApiError::invalid_param(param, message))
         }
+        url => Ok(part(path, url)),
     })
 }
 
@@ -64,14 +82,7 @@ pub(crate) fn without_bytes(chat: &ChatPrompt) -> Cow<'_, ChatPrompt> {
         return Cow::Borrowed(chat);
     }
     let mut chat = chat.clone();
-    for message in &mut chat.messages {
-        let parts = message.get_mut("content").and_then(Value::as_array_mut);
-        for part in parts.into_iter().flatten() {
-            if part["type"] == PICTURE {
-                *part = json!({"type": "image"});
-            }
-        }
-    }
+    let Ok(_) = take_pictures(&mut chat.messages, |_| Ok::<(), Infallible>(()));
     Cow::Owned(chat)
 }
 
@@ -84,22 +95,51 @@ pub(crate) fn read(
     chat: &ChatPrompt,
 ) -> Result<Vec<PreparedPicture>, ApiError> {
     let parts = chat.messages.iter().flat_map(parts_of);
-    let mut pictures = Vec::new();
-    for part in parts {
+    let named = parts.map(|part| {
         let path = part["path"].as_str().unwrap_or("messages");
+        (path.to_owned(), part["url"].as_str().unwrap_or_default())
+    });
+    read_all(model, named)
+}
+
+/// A text of llama.cpp's form, in which marks stand for its pictures: as a prompt, and what is at
+/// the marks.
+///
+/// # Errors
+/// As [`read`]; [`ApiError`] 400 where there are more or fewer marks than pictures.
+pub(crate) fn read_marked(
+    model: &ServedModel,
+    marked: &MarkedText,
+) -> Result<(String, Vec<PreparedPicture>), ApiError> {
+    let named = (0..)
+        .zip(&marked.pictures)
+        .map(|(at, data)| (format!("prompt.multimodal_data[{at}]"), data.as_str()));
+    let pictures = read_all(model, named)?;
+    let text = model.with_places_at(&marked.text, MEDIA_MARK, &pictures)?;
+    Ok((text, pictures))
+}
+
+/// The pictures at these paths of a request, with these addresses.
+fn read_all<'a>(
+    model: &ServedModel,
+    named: impl Iterator<Item = (String, &'a str)>,
+) -> Result<Vec<PreparedPicture>, ApiError> {
+    let mut pictures = Vec::new();
+    for (path, address) in named {
         let reader = model.picture_reader().map_err(|why| {
             let message = format!("'{path}' is a picture, and {why}");
-            ApiError::unsupported_content(path, message)
+            ApiError::unsupported_content(&path, message)
         })?;
         if pictures.len() == MAX_PICTURES {
             let message =
                 format!("'{path}' is one picture too many: at most {MAX_PICTURES} are taken");
             return Err(ApiError::invalid_param(path, message));
         }
-        let bytes = bytes_of(path, part["url"].as_str().unwrap_or_default())?;
+        let fetcher = model.settings().picture_fetcher.as_ref();
+        let bytes = bytes_of(&path, address, fetcher)?;
         let read = reader
             .read(&bytes)
-            .map_err(|error| wrong(path, &error.to_string()))?;
+            .map_err(|error| wrong(&path, &error.to_string()))?;
         pictures.push(read);
     }
     Ok(pictures)
@@ -112,31 +152,22 @@ fn parts_of(message: &Value) -> impl Iterator<Item = &Value> {
     parts.filter(|part| part["type"] == PICTURE)
 }
 
-/// The bytes of a `data:` URL, or of plain base64, as Ollama's clients send it.
-fn bytes_of(path: &str, url: &str) -> Result<Vec<u8>, ApiError> {
-    if url.starts_with("http://") || url.starts_with("https://") {
-        let message = format!(
-            "'{path}' has an address on the network, and this server fetches none: send the picture as a \
-             'data:' URL"
-        );
-        return Err(ApiError::unsupported_content(path, message));
+/// The bytes of a picture, which came in the request or are fetched.
+fn bytes_of(path: &str, url: &str, fetcher: Option<&PictureFetcher>) -> Result<Vec<u8>, ApiError> {
+    let is_remote = url.starts_with("http://") || url.starts_with("https://");
+    match fetcher {
+        _ if !is_remote => data_url_bytes(url).map_err(|error| wrong(path, &error.to_string())),
+        Some(PictureFetcher(fetch)) => {
+            fetch(url).map_err(|why| wrong(path, &format!("it is not fetched: {why}")))
+        }
+        None => {
+            let message = format!(
+                "'{path}' has an address on the network, and this server fetches none: send the picture as a \
+                 'data:' URL, or start the server with --allow-image-urls"
+            );
+            Err(ApiError::unsupported_content(path, message))
+        }
     }
-    let data = match url.strip_prefix("data:") {
-        None => url,
-        Some(rest) => match rest.split_once(',') {
-            Some((kind, data)) if kind.ends_with(";base64") => data,
-            _ => return Err(wrong(path, "its 'data:' URL is not in base64")),
-        },
-    };
-    let data: Cow<'_, str> = if data.contains(char::is_whitespace) {
-        data.split_whitespace().collect::<String>().into()
-    } else {
-        data.into()
-    };
-    let decoded = STANDARD
-        .decode(&*data)
-        .or_else(|_| STANDARD_NO_PAD.decode(&*data));
-    decoded.map_err(|error| wrong(path, &format!("it is no base64: {error}")))
 }
 
 fn wrong(path: &str, why: &str) -> ApiError {
@@ -150,41 +181,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_all_forms_are_read() {
-        for given in [
-            json!({"type": "image_url", "image_url": {"url": "data:a"}}),
-            json!({"type": "image_url", "image_url": "data:a"}),
-            json!({"type": "input_image", "image_url": "data:a"}),
-        ] {
-            let read = read_part("m[0]", &given).unwrap().unwrap();
-            assert_eq!(read, part("m[0]", "data:a"), "{given}");
-        }
+    fn a_picture_needs_an_address_in_the_request() {
+        let given = json!({"type": "image_url", "image_url": {"url": "data:a"}});
+        let read = read_part("m[0]", &given).unwrap().unwrap();
+        assert_eq!(read, part("m[0]", "data:a"));
         assert!(read_part("m[0]", &json!({"type": "text", "text": "a"})).is_none());
         let error = read_part("m[0]", &json!({"type": "input_image"}))
             .unwrap()
             .unwrap_err();
         assert_eq!(error.param.as_deref(), Some("m[0].image_url"));
-    }
-
-    #[test]
-    fn bytes_come_out_of_data_urls_alone() {
-        for url in [
-            "data:image/png;base64,AQI=",
-            "data:;base64,AQI",
-            "AQ\nI=",
-            "AQI=",
-        ] {
-            assert_eq!(bytes_of("m", url).unwrap(), [1, 2], "{url}");
-        }
         for (url, why) in [
             ("https://example.com/a.png", "fetches none"),
             ("data:image/png,abc", "not in base64"),
-            ("data:image/png;base64,???", "no base64"),
-            ("file:///etc/passwd", "no base64"),
         ] {
-            let error = bytes_of("m", url).unwrap_err();
+            let error = bytes_of("m", url, None).unwrap_err();
             assert!(error.message.contains(why), "{error}");
         }
+        let fetcher = PictureFetcher::new(|url| match url {
+            "https://a" => Ok(vec![1]),
+            _ => Err("it is away".to_owned()),
+        });
+        let fetched = |url| bytes_of("m", url, Some(&fetcher));
+        assert_eq!(fetched("https://a").unwrap(), [1]);
+        let error = fetched("http://b").unwrap_err();
+        assert!(error.message.contains("it is away"), "{error}");
+        // What is in the request is not fetched.
+        assert_eq!(fetched("data:;base64,AQI").unwrap(), [1, 2]);
     }
 
     #[test]

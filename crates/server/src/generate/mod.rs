@@ -40,7 +40,8 @@ use time_limit::TimeLimit;
 pub use cellar_chat::{Arguments, CallNumber, Tool, ToolPaths};
 pub use echo::EchoedPrompt;
 pub use request::{
-    ChatPrompt, Constraint, Form, GenerateRequest, Output, Prompt, Stop, ToolUse, UnheldKeywords,
+    ChatPrompt, Constraint, Form, GenerateRequest, MarkedText, Output, Prompt, Stop, ToolUse,
+    UnheldKeywords,
 };
 
 /// A part of an answer.

@@ -28,6 +28,17 @@ pub enum Prompt {
     Chat(ChatPrompt),
     /// A gap in a text, for models whose vocabulary has marks for it.
     Gap(Gap),
+    /// A text with marks for its pictures.
+    Marked(MarkedText),
+}
+
+/// A text of llama.cpp's form, in which `<__media__>` stands for each of its pictures.
+#[derive(Clone, Debug)]
+pub struct MarkedText {
+    /// The text.
+    pub text: String,
+    /// The pictures, in base64.
+    pub pictures: Vec<String>,
 }
 
 /// Messages for a chat template.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base64::Engine as _;
 use cellar_engine::serve::{Service, ServiceConfig, ServiceExtras};
 use cellar_engine::{Engine, EngineConfig, Tower};
-use cellar_server::{App, ModelSettings, ServedModel, ServerConfig};
+use cellar_server::{App, ModelSettings, PictureFetcher, ServedModel, ServerConfig};
 use kv_backend::BoxedBackend;
 use kv_core::KvType;
 use model_core::architecture::Registry;
@@ -18,6 +18,10 @@ use serde_json::{Value, json};
 use crate::support::Server;
 
 fn server() -> Server {
+    server_with(None)
+}
+
+fn server_with(picture_fetcher: Option<PictureFetcher>) -> Server {
     let folder = tempfile::tempdir().unwrap();
     expand("llava", "<image>", folder.path());
     let mut registry = Registry::new();
@@ -42,6 +46,7 @@ fn server() -> Server {
     let settings = ModelSettings {
         id: "eyes".to_owned(),
         n_parallel: 4,
+        picture_fetcher,
         ..ModelSettings::default()
     };
     let model = ServedModel::texts(&file, service, settings).unwrap();
@@ -119,6 +124,46 @@ fn all_apis_show_the_model_the_same_picture() {
         "images": [encoded(SIZES[0])],
     });
     assert_eq!(reply(&server, "/api/generate", &ollama)["response"], wanted);
+    // The template writes nothing around a message, and the tokenizer a BOS before a prompt.
+    let marked = json!({"prompt_string": format!("<__media__>{text}"),
+                        "multimodal_data": [encoded(SIZES[0])]});
+    for prompt in [json!(marked), json!([marked])] {
+        let body = json!({"prompt": prompt, "temperature": 0, "n_predict": 6});
+        let answer = reply(&server, "/completion", &body);
+        let answer = answer.get(0).unwrap_or(&answer);
+        assert_eq!(answer["content"], wanted);
+    }
+    let body = json!({"prompt": {"prompt_string": text, "multimodal_data": [encoded(SIZES[0])]}});
+    let refused = post(server.address, "/completion", &body);
+    assert_eq!(refused.status, 400, "{}", refused.body);
+    assert!(
+        refused.body.contains("0 places for pictures"),
+        "{}",
+        refused.body
+    );
+}
+
+#[test]
+fn pictures_are_fetched_where_that_is_allowed() {
+    let server = server_with(Some(PictureFetcher::new(|url| match url {
+        "https://example.com/a.bmp" => Ok(picture(SIZES[0])),
+        _ => Err("the server answers 404".to_owned()),
+    })));
+    let image = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
+    let part = json!({"type": "text", "text": "What is this?"});
+    let text = |url: &str| {
+        let answer = chat(&server, &json!([image(url), part]));
+        answer["choices"][0]["message"]["content"].clone()
+    };
+    assert_eq!(text("https://example.com/a.bmp"), text(&data_url(SIZES[0])));
+    let content = json!([image("https://example.com/b.bmp"), part]);
+    let body = json!({"messages": [{"role": "user", "content": content}]});
+    let refused = post(server.address, "/v1/chat/completions", &body);
+    assert_eq!(refused.status, 400, "{}", refused.body);
+    let error = &refused.json()["error"];
+    assert_eq!(error["param"], "messages[0].content[0]");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("the server answers 404"), "{message}");
 }
 
 #[test]

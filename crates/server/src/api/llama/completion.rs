@@ -23,7 +23,7 @@ use crate::auth::Tenant;
 use crate::error::ApiError;
 use crate::field_rule::{FieldRule, Neutral};
 use crate::fim::{self, Gap, GapFile};
-use crate::generate::{Answer, Finish, GenerateRequest, Output, Piece, Prompt, Stop};
+use crate::generate::{Answer, Finish, GenerateRequest, MarkedText, Output, Piece, Prompt, Stop};
 use crate::json::{self, Body};
 use crate::model::Job;
 use crate::models::ModelInUse;
@@ -76,10 +76,12 @@ const MAX_PROMPTS: usize = 128;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(
     untagged,
-    expecting = "expected a text, a list of tokens and texts, or a list of these"
+    expecting = "expected a text, a list of tokens and texts, a list of these, or an object with 'prompt_string' and \
+                 'multimodal_data'"
 )]
 enum PromptField {
     One(String),
+    Marked(MarkedFields),
     List(Vec<Item>),
 }
 
@@ -90,6 +92,27 @@ enum Item {
     Token(u32),
     Text(String),
     Parts(Vec<Part>),
+    Marked(MarkedFields),
+}
+
+/// A text with marks for its pictures.
+#[derive(Clone, Debug, Deserialize)]
+struct MarkedFields {
+    prompt_string: String,
+    #[serde(default)]
+    multimodal_data: Vec<String>,
+}
+
+impl MarkedFields {
+    fn prompt(self) -> Prompt {
+        if self.multimodal_data.is_empty() {
+            return Prompt::Text(self.prompt_string);
+        }
+        Prompt::Marked(MarkedText {
+            text: self.prompt_string,
+            pictures: self.multimodal_data,
+        })
+    }
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -104,6 +127,7 @@ impl PromptField {
     fn prompts(self, tokenizer: &Tokenizer) -> Result<Vec<Prompt>, ApiError> {
         let items = match self {
             Self::One(text) => return Ok(vec![Prompt::Text(text)]),
+            Self::Marked(fields) => return Ok(vec![fields.prompt()]),
             Self::List(items) => items,
         };
         if !(1..=MAX_PROMPTS).contains(&items.len()) && !Item::are_parts(&items) {
@@ -116,15 +140,16 @@ impl PromptField {
                 Item::Text(text) => Prompt::Text(text),
                 Item::Token(id) => Prompt::Tokens(vec![TokenId(id)]),
                 Item::Parts(parts) => Part::prompt(parts, tokenizer),
+                Item::Marked(fields) => fields.prompt(),
             };
             return Ok(items.into_iter().map(prompt).collect());
         }
         let part = |item| match item {
             Item::Token(id) => Ok(Part::Token(id)),
             Item::Text(text) => Ok(Part::Text(text)),
-            Item::Parts(_) => Err(ApiError::invalid_param(
+            Item::Parts(_) | Item::Marked(_) => Err(ApiError::invalid_param(
                 "prompt",
-                "a list with tokens is one prompt, and has no list in it",
+                "a list with tokens is one prompt, and has no list or object in it",
             )),
         };
         let parts: Result<Vec<Part>, ApiError> = items.into_iter().map(part).collect();
