@@ -72,9 +72,12 @@ pub use model_core;
 pub use model_core::chat_template::ChatMessage;
 pub use model_core::model_file::ModelFile;
 pub use model_core::picture::{PictureError, PreparedPicture, PromptTokens};
-pub use model_vision::{PictureReader, Vision};
+pub use model_vision::{
+    MAX_BYTES as MAX_PICTURE_BYTES, PictureReader, Vision, data_url_bytes, picture_address,
+    take_pictures,
+};
 pub use options::GenerateOptions;
-pub use pictures::{open_tower, picture_chat_tokens, picture_message, vision_of};
+pub use pictures::{PictureChat, open_tower, picture_chat, picture_message, vision_of};
 pub use plan::{BackendPlan, DeviceReport, LayersOnGpu, MemoryNeeds, gpu_room, plan_memory, taken};
 pub use text::{Text, TextState};
 

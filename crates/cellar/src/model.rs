@@ -23,8 +23,10 @@ use kv_core::{SeqId, TokenId};
 use model_core::adapters::AdapterOptions;
 use model_core::chat_template::ChatMessage;
 use model_core::model_file::{ModelFile, OpenModel};
+use model_core::picture::PreparedPicture;
 use model_core::tokenizer::EncodeOptions;
 use model_vision::PictureReader;
+use serde_json::{Map, Value};
 
 use crate::architectures::architectures;
 use crate::backends::BackendOptions;
@@ -32,7 +34,7 @@ use crate::chat::render_chat;
 use crate::choice::{ModelWork, choose_backend};
 use crate::error::Error;
 use crate::options::GenerateOptions;
-use crate::pictures::{open_tower, picture_chat_tokens, picture_message, vision_of};
+use crate::pictures::{open_tower, picture_chat, picture_message, vision_of};
 use crate::text::{Text, TextState};
 
 /// How a model is opened.
@@ -148,20 +150,16 @@ impl Model {
         Self::with_extras(file.into(), engine, extras)
     }
 
-    /// A model on an engine of the caller's, which was made of this file, perhaps with one that
-    /// drafts for it. What the engine remembered goes.
+    /// A model on an engine of the caller's, which was made of this file, perhaps with a model that
+    /// drafts for it, or a tower for its pictures. What the engine remembered goes.
     ///
     /// # Errors
     /// As [`Session::with`].
     pub fn with_engine(
         file: impl Into<Arc<ModelFile>>,
         engine: Engine<BoxedBackend>,
-        draft_model: Option<DraftModel>,
+        extras: ServiceExtras,
     ) -> Result<Self, Error> {
-        let extras = ServiceExtras {
-            draft_model,
-            ..ServiceExtras::default()
-        };
         Self::with_extras(file.into(), engine, extras)
     }
 
@@ -235,11 +233,25 @@ impl Model {
         let reader = self.reader.clone().ok_or(Error::SeesNothing)?;
         let read = pictures.iter().map(|bytes| reader.read(bytes.as_ref()));
         let pictures = read.collect::<Result<Vec<_>, _>>()?;
-        let messages = [picture_message(text, pictures.len())];
-        let prompt = picture_chat_tokens(&self.file, &reader, &messages, &pictures)?;
+        self.chat_with_pictures(&[picture_message(text, pictures.len())], &pictures, options)
+    }
+
+    /// Answers messages with pictures, which [`Model::picture_reader`] has read: each part
+    /// `{"type": "image"}` of a content is the next one.
+    ///
+    /// # Errors
+    /// As [`Model::look`].
+    pub fn chat_with_pictures(
+        &mut self,
+        messages: &[Value],
+        pictures: &[PreparedPicture],
+        options: GenerateOptions,
+    ) -> Result<Text<'_>, Error> {
+        let reader = self.reader.clone().ok_or(Error::SeesNothing)?;
+        let chat = picture_chat(&self.file, &reader, messages, &Map::new(), pictures)?;
         let request = TextRequest {
-            pictures: prompt.pictures,
-            ..options.request(prompt.tokens)
+            pictures: chat.prompt.pictures,
+            ..options.request(chat.prompt.tokens)
         };
         let state = self.begin(request)?;
         Ok(Text::new(self, state))

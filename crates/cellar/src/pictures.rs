@@ -43,23 +43,35 @@ pub fn open_tower(vision: &Vision, backend: BackendOptions) -> Result<Tower, Err
     Ok(Tower::new(Box::new(encoder), DEFAULT_PICTURE_BYTES))
 }
 
-/// Messages as tokens, as the model's own chat template renders them, with the names of pictures'
-/// rows: each part `{"type": "image"}` of a content is the next picture.
+/// A chat with pictures.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PictureChat {
+    /// What the model's own chat template makes of it, with the model's text for each picture.
+    pub text: String,
+    /// The same as tokens, with the names of pictures' rows.
+    pub prompt: PromptTokens,
+}
+
+/// Messages with pictures as the model's own chat template renders them: each part
+/// `{"type": "image"}` of a content is the next picture ([`take_pictures`] makes such parts of
+/// OpenAI's). `variables` are others that templates read, such as `tools`.
 ///
 /// # Errors
 /// [`Error::NoChatTemplate`]; [`Error::Template`] where the template refuses the messages;
 /// [`Error::Picture`] where it writes no place for each picture.
-pub fn picture_chat_tokens(
+pub fn picture_chat(
     file: &ModelFile,
     reader: &PictureReader,
     messages: &[Value],
+    variables: &Map<String, Value>,
     pictures: &[PreparedPicture],
-) -> Result<PromptTokens, Error> {
-    let text = render_json_chat(file, messages, &Map::new(), GenerationPrompt::Add)?;
+) -> Result<PictureChat, Error> {
+    let text = render_json_chat(file, messages, variables, GenerationPrompt::Add)?;
     let text = text.ok_or(Error::NoChatTemplate)?;
     let text = reader.expand(&text, pictures)?;
     let tokens = file.tokenizer().encode(&text, EncodeOptions::CHAT);
-    Ok(reader.place(tokens, pictures)?)
+    let prompt = reader.place(tokens, pictures)?;
+    Ok(PictureChat { text, prompt })
 }
 
 /// A message of a user with pictures before its text.

@@ -6,7 +6,7 @@
 use cellar::engine::serve::{FinishedText, TextRequest};
 use cellar::{
     CancelFlag, EngineConfig, Error, GenerateOptions, KvType, KvTypes, Model, ModelOptions,
-    PreparedPicture, PromptTokens, SamplerConfig, TokenId, picture_chat_tokens,
+    PreparedPicture, PromptTokens, SamplerConfig, TokenId, picture_chat,
 };
 use model_tests::vision::{SIZES, expand, picture, recipe};
 use serde_json::{Value, json};
@@ -54,7 +54,15 @@ fn prompt(model: &Model, sizes: &[[u32; 2]]) -> PromptTokens {
     .collect();
     let messages = [json!({"role": "user", "content": content})];
     let reader = model.picture_reader().unwrap();
-    picture_chat_tokens(model.file(), reader, &messages, &read(model, sizes)).unwrap()
+    let variables = serde_json::Map::new();
+    let chat = picture_chat(
+        model.file(),
+        reader,
+        &messages,
+        &variables,
+        &read(model, sizes),
+    );
+    chat.unwrap().prompt
 }
 
 fn request(prompt: PromptTokens) -> TextRequest {

@@ -10,11 +10,31 @@ use cellar::{PictureReader, PreparedPicture, Vision};
 use cellar_engine::Tower;
 use model_core::model_file::ModelFile;
 
-use crate::args::{ComputeArgs, RunArgs, VisionArgs};
+use crate::args::{ComputeArgs, VisionArgs};
 use crate::by_name::locate;
 use crate::input;
 use crate::models::ModelSource;
 use crate::resolve;
+
+/// Whether a command shows its model pictures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PictureUse {
+    /// Texts alone.
+    Unused,
+    /// There are some.
+    Shown,
+}
+
+impl PictureUse {
+    /// That of so many pictures.
+    pub(crate) fn of(n_pictures: usize) -> Self {
+        if n_pictures == 0 {
+            Self::Unused
+        } else {
+            Self::Shown
+        }
+    }
+}
 
 /// The tower of a model, or why it sees no pictures.
 pub(crate) type Sight = Result<Vision, String>;
@@ -52,23 +72,28 @@ pub(crate) fn sight(
 /// # Errors
 /// As [`sight`].
 pub(crate) fn wanted_sight(
-    args: &RunArgs,
+    shown: PictureUse,
+    args: &VisionArgs,
     file: &ModelFile,
     source: &ModelSource,
 ) -> anyhow::Result<Option<Sight>> {
-    if args.image.is_empty() && args.vision.mmproj.is_none() {
+    if shown == PictureUse::Unused && args.mmproj.is_none() {
         return Ok(None);
     }
-    Ok(Some(sight(file, source, &args.vision)?))
+    Ok(Some(sight(file, source, args)?))
 }
 
 /// The same on a backend, where there are pictures to compute.
 ///
 /// # Errors
 /// As [`tower`].
-pub(crate) fn wanted_tower(args: &RunArgs, sight: Option<&Sight>) -> anyhow::Result<Option<Tower>> {
+pub(crate) fn wanted_tower(
+    shown: PictureUse,
+    sight: Option<&Sight>,
+    compute: &ComputeArgs,
+) -> anyhow::Result<Option<Tower>> {
     match sight {
-        Some(Ok(vision)) if !args.image.is_empty() => tower(vision, &args.engine.compute).map(Some),
+        Some(Ok(vision)) if shown == PictureUse::Shown => tower(vision, compute).map(Some),
         _ => Ok(None),
     }
 }
@@ -90,7 +115,6 @@ pub(crate) fn tower(vision: &Vision, compute: &ComputeArgs) -> anyhow::Result<To
 }
 
 /// The same for a command that goes on without: texts need no tower.
-#[cfg(feature = "serve")]
 pub(crate) fn tower_or_warning(sight: &mut Sight, compute: &ComputeArgs) -> Option<Tower> {
     let vision = sight.as_ref().ok()?;
     match tower(vision, compute) {
@@ -111,6 +135,22 @@ pub(crate) fn reader(sight: &Sight) -> Result<Arc<PictureReader>, String> {
     }
 }
 
+/// What fetches pictures that are on the network.
+#[cfg(all(feature = "hub", feature = "serve"))]
+pub(crate) fn fetcher() -> cellar_server::PictureFetcher {
+    use std::time::Duration;
+
+    use cellar_hub::{FetchLimits, fetch_public};
+
+    let limits = FetchLimits {
+        n_bytes: cellar::MAX_PICTURE_BYTES as u64,
+        time: Duration::from_secs(10),
+    };
+    cellar_server::PictureFetcher::new(move |url| {
+        fetch_public(url, limits).map_err(|error| error.to_string())
+    })
+}
+
 /// Reads pictures from files.
 ///
 /// # Errors
@@ -119,12 +159,50 @@ pub(crate) fn read(sight: &Sight, paths: &[PathBuf]) -> anyhow::Result<Vec<Prepa
     paths.iter().map(|path| read_one(sight, path)).collect()
 }
 
-fn read_one(sight: &Sight, path: &Path) -> anyhow::Result<PreparedPicture> {
-    let vision = match sight {
-        Ok(vision) => vision,
-        Err(why) => anyhow::bail!("'{}' is a picture, and {why}", path.display()),
-    };
-    let bytes = input::bytes(path)?;
-    let read = vision.reader().read(&bytes);
-    read.map_err(|error| anyhow::anyhow!("'{}': {error}", path.display()))
+/// Reads a picture from a file.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn read_one(sight: &Sight, path: &Path) -> anyhow::Result<PreparedPicture> {
+    let named = || format!("'{}'", path.display());
+    let vision = seeing(sight, named)?;
+    prepared(vision, &input::bytes(path)?, named)
+}
+
+/// Reads a picture from where a part of a message says it is: a `data:` URL, or a file.
+///
+/// # Errors
+/// As [`read`]; where it is on the network.
+pub(crate) fn read_address(sight: &Sight, address: &str) -> anyhow::Result<PreparedPicture> {
+    if address.starts_with("http://") || address.starts_with("https://") {
+        anyhow::bail!(
+            "'{address}' is on the network, and nothing is fetched from there: give a 'data:' URL, or the name of \
+             a file"
+        );
+    }
+    if !address.starts_with("data:") {
+        let path = address.strip_prefix("file://").unwrap_or(address);
+        return read_one(sight, Path::new(path));
+    }
+    let named = || "a 'data:' URL".to_owned();
+    let vision = seeing(sight, named)?;
+    let bytes = cellar::data_url_bytes(address);
+    let bytes = bytes.map_err(|error| anyhow::anyhow!("{}: {error}", named()))?;
+    prepared(vision, &bytes, named)
+}
+
+fn seeing(sight: &Sight, named: impl Fn() -> String) -> anyhow::Result<&Vision> {
+    match sight {
+        Ok(vision) => Ok(vision),
+        Err(why) => anyhow::bail!("{} is a picture, and {why}", named()),
+    }
+}
+
+fn prepared(
+    vision: &Vision,
+    bytes: &[u8],
+    named: impl Fn() -> String,
+) -> anyhow::Result<PreparedPicture> {
+    let read = vision.reader().read(bytes);
+    read.map_err(|error| anyhow::anyhow!("{}: {error}", named()))
 }

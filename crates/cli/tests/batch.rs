@@ -149,7 +149,10 @@ fn messages_are_rendered_by_the_template() {
     // Without a template a message cannot be rendered.
     let (code, message) = failure(&["batch", "-f", &input]);
     assert_eq!(code, 2);
-    assert!(message.contains("line 1 has messages, but"), "{message}");
+    assert!(
+        message.contains("line 1: the model has no chat template"),
+        "{message}"
+    );
 }
 
 /// An output that was interrupted, even inside a character, is continued behind its last whole

@@ -4,7 +4,9 @@
 
 use model_tests::vision::{SIZES, expand, picture};
 
-use crate::support::{failure, json, model};
+use serde_json::{Value, json as value};
+
+use crate::support::{cellar, failure, json, json_lines, model};
 
 /// The directory of a model that sees, with pictures in it.
 fn seeing() -> (tempfile::TempDir, String, [String; 2]) {
@@ -38,6 +40,118 @@ fn a_run_shows_pictures_in_their_order() {
     assert_eq!(run(&[&a])["tokens"], one["tokens"]);
     assert_ne!(run(&[&b])["tokens"], one["tokens"]);
     assert_ne!(run(&[&b, &a])["tokens"], two["tokens"]);
+}
+
+/// The text of a run about these pictures.
+fn text_of_run(model: &str, images: &[&str]) -> String {
+    let mut args = vec!["run", "-m", model, "--json", "--temp", "0", "-n", "6"];
+    images
+        .iter()
+        .for_each(|image| args.extend(["--image", image]));
+    args.push("What is this?");
+    json(&args)["text"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_batch_shows_pictures_as_run_does() {
+    let (_folder, model, [a, b]) = seeing();
+    let part = |url: &str| value!({"type": "image_url", "image_url": {"url": url}});
+    let line = |pictures: &[Value]| {
+        let mut parts = pictures.to_vec();
+        parts.push(value!({"type": "text", "text": "What is this?"}));
+        let message = value!({"role": "user", "content": parts});
+        value!({"messages": [message], "max_tokens": 6, "temperature": 0}).to_string()
+    };
+    let url = format!(
+        "data:image/bmp;base64,{}",
+        base64(&std::fs::read(&a).unwrap())
+    );
+    let lines = [
+        line(&[part(&a)]),
+        line(&[part(&url)]),
+        line(&[part(&format!("file://{b}")), part(&a)]),
+        line(&[]),
+    ];
+    let args = ["batch", "-m", &model, "-f", "-", "--parallel", "3"];
+    let answers = json_lines(&args, &lines.join("\n"));
+    let wanted = [&[&*a][..], &[&a], &[&b, &a], &[]];
+    for (answer, images) in answers.iter().zip(wanted) {
+        assert_eq!(answer["text"], text_of_run(&model, images), "{answer}");
+    }
+    for (part, wanted) in [
+        (
+            value!({"type": "input_audio"}),
+            "line 1: a part of a message has the type \"input_audio\"",
+        ),
+        (part("https://example.com/a.png"), "nothing is fetched"),
+        (part("no-such.png"), "no-such.png"),
+    ] {
+        let done = cellar().args(args).write_stdin(line(&[part])).assert();
+        let done = done.failure();
+        let stderr = String::from_utf8_lossy(&done.get_output().stderr).into_owned();
+        assert!(stderr.contains(wanted), "{stderr}");
+    }
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let of_three = |three: &[u8]| {
+        let bits = three
+            .iter()
+            .fold(0, |bits, &byte| bits << 8 | u32::from(byte));
+        let bits = bits << (8 * (3 - three.len()));
+        let letters = (0..=three.len()).map(move |at| bits >> (18 - 6 * at) & 63);
+        letters
+            .map(|letter| char::from(LETTERS[letter as usize]))
+            .collect::<String>()
+    };
+    bytes.chunks(3).map(of_three).collect()
+}
+
+#[test]
+fn a_conversation_shows_pictures() {
+    let (folder, model, [a, b]) = seeing();
+    let saved = folder.path().join("chat.json");
+    let saved = saved.to_str().unwrap();
+    let chat = |flags: &[&str], lines: &[&str]| {
+        let mut command = cellar();
+        command.args(["chat", "-m", &model, "--temp", "0", "-n", "6"]);
+        let done = command.args(flags).write_stdin(lines.join("\n")).assert();
+        let out = String::from_utf8(done.success().get_output().stdout.clone()).unwrap();
+        out.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let shown = |name: &str| format!("/image {name}");
+    let save = format!("/save {saved}");
+    let answers = chat(
+        &[],
+        &[&shown(&a), "What is this?", &shown(&b), "And now?", &save],
+    );
+    assert_eq!(answers[0].trim(), text_of_run(&model, &[&a]).trim());
+    let by_flag = chat(&["--image", &a], &["What is this?", &shown(&b), "And now?"]);
+    assert_eq!(by_flag, answers);
+    // What was shown is seen later on, too, and after it was loaded.
+    let load = format!("/load {saved}");
+    let later = chat(
+        &["--image", &a],
+        &["What is this?", &shown(&b), "And now?", "Sure?"],
+    );
+    assert_eq!(chat(&[], &[&load, "Sure?"]), later[2..]);
+    let unseen = chat(&[], &["What is this?", "And now?", "Sure?"]);
+    assert_ne!(unseen[2..], later[2..]);
+    let file: Value = serde_json::from_slice(&std::fs::read(saved).unwrap()).unwrap();
+    let part = value!({"type": "image", "path": a});
+    assert_eq!(file["messages"][0]["content"][0], part);
+    std::fs::remove_file(&a).unwrap();
+    let (code, message) = {
+        let mut command = cellar();
+        command.args(["chat", "-m", &model]).write_stdin(load);
+        let done = command.assert().failure();
+        let output = done.get_output();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code().unwrap(), stderr)
+    };
+    assert_eq!(code, 1, "{message}");
+    assert!(message.contains("a.bmp"), "{message}");
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod arrange;
 mod encoder;
 mod family;
 mod hf;
+mod message_parts;
 mod pixels;
 mod prepare;
 mod read;
@@ -19,6 +20,7 @@ mod vision;
 mod weights;
 
 pub use encoder::TowerEncoder;
+pub use message_parts::{data_url_bytes, picture_address, take_pictures};
 pub use pixels::{MAX_BYTES, MAX_PIXELS};
 pub use reader::PictureReader;
 pub use tower::Tower;

@@ -42,6 +42,33 @@ pub(crate) enum Filter {
 }
 
 impl Pixels {
+    /// A picture of these values, row by row.
+    ///
+    /// # Errors
+    /// [`PictureError::TooLarge`]; [`PictureError::Unreadable`] where there are none, or more or
+    /// fewer than `3 * width * height`.
+    pub(crate) fn new(width: u32, height: u32, values: Vec<u8>) -> Result<Self, PictureError> {
+        let n_pixels = u64::from(width) * u64::from(height);
+        if n_pixels > MAX_PIXELS {
+            return Err(PictureError::TooLarge {
+                got: n_pixels,
+                unit: "pixels",
+                limit: MAX_PIXELS,
+            });
+        }
+        if n_pixels == 0 || values.len() as u64 != 3 * n_pixels {
+            let n = values.len();
+            return Err(unreadable(format!(
+                "{n} values for {height} x {width} pixels of 3"
+            )));
+        }
+        Ok(Self {
+            width,
+            height,
+            values,
+        })
+    }
+
     /// Decodes a file: PNG, JPEG, WebP, BMP, or the first frame of a GIF.
     ///
     /// # Errors

@@ -35,8 +35,25 @@ impl PictureReader {
     /// [`PictureError`]: it cannot be read, is too large, or of a shape that the model does not
     /// take.
     pub fn read(&self, bytes: &[u8]) -> Result<PreparedPicture, PictureError> {
-        let pixels = Pixels::decode(bytes)?;
-        let prepared = self.preparation.prepare(&pixels)?;
+        self.prepare(&Pixels::decode(bytes)?)
+    }
+
+    /// Prepares a picture of `values` in rows from top to bottom, `[height, width, 3]`: red, green
+    /// and blue of each pixel.
+    ///
+    /// # Errors
+    /// [`PictureError`]: `values` are more or fewer, or it is of a size that is not taken.
+    pub fn read_rgb(
+        &self,
+        size: [u32; 2],
+        values: Vec<u8>,
+    ) -> Result<PreparedPicture, PictureError> {
+        let [height, width] = size;
+        self.prepare(&Pixels::new(width, height, values)?)
+    }
+
+    fn prepare(&self, pixels: &Pixels) -> Result<PreparedPicture, PictureError> {
+        let prepared = self.preparation.prepare(pixels)?;
         let rows_of = |tile: &Tile| self.arrangement.n_rows(tile);
         let n_rows = prepared.tiles.iter().map(rows_of).sum();
         let name = self.name_of(&prepared.tiles);
@@ -84,7 +101,20 @@ impl PictureReader {
         if pictures.is_empty() {
             return Ok(text.to_owned());
         }
-        let mut parts = text.split(self.family.mark);
+        self.expand_marks(text, self.family.mark, pictures)
+    }
+
+    /// A text in which the model's text for each picture stands in place of a mark of the caller's.
+    ///
+    /// # Errors
+    /// As [`PictureReader::expand`].
+    pub fn expand_marks(
+        &self,
+        text: &str,
+        mark: &str,
+        pictures: &[PreparedPicture],
+    ) -> Result<String, PictureError> {
+        let mut parts = text.split(mark);
         let mut out = parts.next().unwrap_or_default().to_owned();
         let n_places = parts.clone().count();
         if n_places != pictures.len() {

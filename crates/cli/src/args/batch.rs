@@ -8,7 +8,7 @@ use clap::{ArgAction, Args};
 
 use super::{
     EngineArgs, FileArgs, ParallelArgs, PredictLimit, SamplerArgs, SpeculationArgs, TraceArgs,
-    top_logprobs,
+    VisionArgs, top_logprobs,
 };
 
 /// `cellar batch`
@@ -21,8 +21,12 @@ of {\"role\", \"content\"}, rendered by the model's chat template), and perhaps 
 \"xtc_threshold\", \"logit_bias\" (an object: numbers by token id), \"logprobs\", \"prompt_logprobs\" (at
 most 20), \"n\" (texts of the prompt, with seeds that follow each other), \"best_of\" (compute so
 many, give the \"n\" with the highest mean log probability), \"seed\", \"stop\" (a text or a list),
-\"schema\" (a JSON schema for the text) and \"speculate\" (off, lookup or draft). Flags give the
-values that a line leaves out. All lines are checked before anything is computed.
+\"schema\" (a JSON schema for the text) and \"speculate\" (off, lookup, draft, head or auto). Flags
+give the values that a line leaves out. All lines are checked before anything is computed.
+
+The \"content\" of a message may be a list of parts, {\"type\": \"text\", \"text\"} and
+{\"type\": \"image_url\", \"image_url\": {\"url\"}}, for models with a vision tower. The address of a picture
+is a data: URL in base64 or the name of a file.
 
 Each line of the output is a JSON object with \"index\" (from 0), \"id\", \"text\", \"tokens\",
 \"prompt_tokens\", \"finish_reason\" and \"reuse\" (how many tokens of the prompt were computed for
@@ -48,6 +52,8 @@ Examples:
 pub(crate) struct BatchArgs {
     #[command(flatten)]
     pub(crate) model: FileArgs,
+    #[command(flatten)]
+    pub(crate) vision: VisionArgs,
     /// JSON lines with the requests
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: PathBuf,

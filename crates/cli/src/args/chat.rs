@@ -3,13 +3,16 @@
 //! Invariant: a conversation has the sampling, memory and computation flags of `cellar run`. Knows
 //! nothing of how messages are read.
 
+use std::path::PathBuf;
+
 use clap::Args;
 
 use crate::commands::answer::ShowThinking;
 use crate::constraint::ConstraintArgs;
 
 use super::{
-    EngineArgs, FileArgs, LongContextArgs, PredictLimit, SamplerArgs, SpeculationArgs, values,
+    EngineArgs, FileArgs, LongContextArgs, PredictLimit, SamplerArgs, SpeculationArgs, VisionArgs,
+    values,
 };
 
 /// `cellar chat`
@@ -23,6 +26,7 @@ longer sees the oldest messages.
   /clear             begin again with the system message alone
   /undo, /regen      forget the last message and its answer; answer it again
   /system [TEXT]     show or change the system message
+  /image FILE        show the model a picture, with the next message
   /save, /load FILE  save the conversation as JSON; continue a saved one
   /set [NAME VALUE]  show or change settings such as temp
   /show, /stats      show messages, prompt or template; show sizes and speeds
@@ -49,6 +53,12 @@ Examples:
 pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) model: FileArgs,
+    #[command(flatten)]
+    pub(crate) vision: VisionArgs,
+    /// Show the model a picture (PNG, JPEG, WebP, GIF or BMP) before the first message; once per
+    /// picture
+    #[arg(long, value_name = "FILE")]
+    pub(crate) image: Vec<PathBuf>,
     /// System message before the first message
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,

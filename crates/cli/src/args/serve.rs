@@ -112,6 +112,11 @@ pub(crate) struct ServeArgs {
     pub(crate) chat_template: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) vision: VisionArgs,
+    /// Fetch pictures that requests name by http and https addresses: from public addresses alone,
+    /// at most 32 MiB in 10 s each
+    #[cfg(feature = "hub")]
+    #[arg(long, action = ArgAction::SetTrue)]
+    pub(crate) allow_image_urls: bool,
     /// Take requests with a key of this file only: one key a line, perhaps with weight=N,
     /// max_running=N, max_queued=N and role=admin after it. Of several keys, only admins load and
     /// unload models by hand and see what others do

@@ -17,11 +17,10 @@ use cellar_engine::sampler::Step;
 use cellar_engine::serve::{
     Choices, FinishedText, Service, ServiceConfig, ServiceError, TextRequest, TextStream,
 };
-use cellar_engine::{CancelFlag, CompletionOptions, Logprobs, PromptOutputs};
+use cellar_engine::{CancelFlag, CompletionOptions, Logprobs, PromptOutputs, Speculation, Tower};
 use kv_backend::BoxedBackend;
 use kv_core::KvType;
 use model_core::model_file::ModelFile;
-use model_core::tokenizer::Tokenizer;
 
 use crate::args::BatchArgs;
 use crate::constraint::{Constraint, Schemas};
@@ -31,12 +30,13 @@ use crate::interrupt::cancel_on_interrupt;
 use crate::long_context;
 use crate::models::ModelSource;
 use crate::output_file;
+use crate::pictures::{self, PictureUse};
 use crate::progress::Progress;
 use crate::resolve;
 use crate::service::ServiceFlags;
 use crate::terminal;
 use answers::{Answer, Answers, Existing, Shown};
-use requests::RequestLine;
+use requests::{LineContext, RequestLine};
 
 /// How long the wait for a text is, until Ctrl-C is looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -91,26 +91,34 @@ pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit
         logprobs: (args.logprobs).map_or(Logprobs::Off, |n| Logprobs::Top(n as usize)),
         ..CompletionOptions::default()
     };
+    let shown = PictureUse::of(lines.iter().skip(first).map(RequestLine::n_pictures).sum());
+    let sight = pictures::wanted_sight(shown, &args.vision, &file, &source)?;
+    let context = LineContext {
+        file: &file,
+        flags: &flags,
+        sight: sight.as_ref(),
+    };
     let mut schemas = Schemas::new(file.tokenizer());
     let with = |line: &RequestLine| {
+        let request = line.request(context)?;
         Ok(BatchRequest {
             constraint: line.constraint(&mut schemas)?,
-            request: TextRequest {
-                speculation: line.speculation(&args.speculation)?,
-                ..line.request(&file, &flags)?
-            },
+            speculation: line.speculation(&args.speculation)?,
+            // Pictures take megabytes each, so they are read again when their turn comes.
+            request: Some(request).filter(|request| request.pictures.is_empty()),
             choices: line.choices()?,
         })
     };
     let requests: anyhow::Result<Vec<BatchRequest>> = lines.iter().skip(first).map(with).collect();
     let requests = requests.with_context(of_file)?;
-    let service = start(args, &file)?;
+    let tower = pictures::wanted_tower(shown, sight.as_ref(), &args.engine.compute)?;
+    let service = start(args, &file, tower)?;
     answers.begin()?;
     drop(loading);
     let started = Instant::now();
     let mut batch = Batch {
         service: &service,
-        tokenizer: file.tokenizer(),
+        context,
         lines: &lines,
         cancel: &cancel,
         n_ahead: args.parallel.parallel as usize * N_AHEAD,
@@ -130,7 +138,11 @@ pub(super) fn run(args: &BatchArgs, out: &mut impl Write) -> anyhow::Result<Exit
     }
 }
 
-fn start(args: &BatchArgs, file: &ModelFile) -> anyhow::Result<Service<BoxedBackend>> {
+fn start(
+    args: &BatchArgs,
+    file: &ModelFile,
+    tower: Option<Tower>,
+) -> anyhow::Result<Service<BoxedBackend>> {
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
     let config = args.parallel.engine_config(config);
     let engine = resolve::open_engine(file, &args.engine.compute, &config, PromptOutputs::Last)?;
@@ -152,7 +164,7 @@ fn start(args: &BatchArgs, file: &ModelFile) -> anyhow::Result<Service<BoxedBack
         blocks: None,
         swap_disk: args.parallel.swap.disk()?,
         prefix_tiers: None,
-        tower: None,
+        tower,
     };
     flags.start(engine, file.tokenizer(), &config)
 }
@@ -160,7 +172,7 @@ fn start(args: &BatchArgs, file: &ModelFile) -> anyhow::Result<Service<BoxedBack
 /// A run of requests through a service.
 struct Batch<'a> {
     service: &'a Service<BoxedBackend>,
-    tokenizer: &'a Tokenizer,
+    context: LineContext<'a>,
     lines: &'a [RequestLine],
     cancel: &'a CancelFlag,
     n_ahead: usize,
@@ -170,7 +182,9 @@ struct Batch<'a> {
 
 /// A request, what its texts are held to, and how many they are.
 struct BatchRequest {
-    request: TextRequest,
+    /// `None` where it has pictures: it is made again when it is computed.
+    request: Option<TextRequest>,
+    speculation: Speculation,
     constraint: Option<Rc<Constraint>>,
     choices: Choices,
 }
@@ -182,7 +196,7 @@ fn steps(constraint: Option<&Constraint>) -> Vec<Box<dyn Step>> {
 
 /// A request that is with the service.
 struct Pending {
-    streams: Result<Vec<TextStream>, ServiceError>,
+    streams: anyhow::Result<Vec<TextStream>>,
     choices: Choices,
     logprobs: Logprobs,
 }
@@ -195,13 +209,13 @@ impl Batch<'_> {
         requests: Vec<BatchRequest>,
         answers: &mut Answers<'_>,
     ) -> anyhow::Result<bool> {
-        let mut left = requests.into_iter();
+        let mut left = self.lines.iter().skip(first).zip(requests);
         let mut pending: VecDeque<Pending> = VecDeque::new();
         for (index, line) in self.lines.iter().enumerate().skip(first) {
             while pending.len() < self.n_ahead
-                && let Some(request) = left.next()
+                && let Some((line, request)) = left.next()
             {
-                pending.push_back(self.submit(request));
+                pending.push_back(self.submit(line, request));
             }
             let Some(next) = pending.pop_front() else {
                 break;
@@ -216,22 +230,28 @@ impl Batch<'_> {
         Ok(true)
     }
 
-    fn submit(&self, request: BatchRequest) -> Pending {
+    fn submit(&self, line: &RequestLine, request: BatchRequest) -> Pending {
         let BatchRequest {
-            mut request,
+            request,
+            speculation,
             constraint,
             choices,
         } = request;
-        let logprobs = request.options.logprobs;
-        if choices.are_ranked() && logprobs == Logprobs::Off {
-            request.options.logprobs = Logprobs::Top(0);
-        }
-        let n = choices.n_computed();
-        request.steps = steps(constraint.as_deref());
+        let mut logprobs = Logprobs::Off;
+        let request = request.map_or_else(|| line.request(self.context), Ok);
+        let streams = request.and_then(|mut request| {
+            logprobs = request.options.logprobs;
+            if choices.are_ranked() && logprobs == Logprobs::Off {
+                request.options.logprobs = Logprobs::Top(0);
+            }
+            request.speculation = speculation;
+            request.steps = steps(constraint.as_deref());
+            let more_steps = || steps(constraint.as_deref());
+            let n = choices.n_computed();
+            Ok(self.service.submit_texts(request, n, more_steps)?)
+        });
         Pending {
-            streams: self
-                .service
-                .submit_texts(request, n, || steps(constraint.as_deref())),
+            streams,
             choices,
             logprobs,
         }
@@ -246,8 +266,11 @@ impl Batch<'_> {
     ) -> anyhow::Result<Option<Answer>> {
         let streams = match pending.streams {
             Ok(streams) => streams,
-            Err(ServiceError::Stopped) => return Err(ServiceError::Stopped.into()),
-            Err(error) => return Ok(Some(Answer::failed(index, line, &error))),
+            Err(error) => match error.downcast::<ServiceError>() {
+                Ok(ServiceError::Stopped) => return Err(ServiceError::Stopped.into()),
+                Ok(error) => return Ok(Some(Answer::failed(index, line, &error))),
+                Err(error) => return Ok(Some(Answer::failed(index, line, &error))),
+            },
         };
         let mut texts = Vec::with_capacity(streams.len());
         for stream in streams {
@@ -259,7 +282,7 @@ impl Batch<'_> {
             }
         }
         let shown = Shown {
-            tokenizer: self.tokenizer,
+            tokenizer: self.context.file.tokenizer(),
             choices: pending.choices,
             logprobs: pending.logprobs,
         };

@@ -10,10 +10,11 @@ mod responder;
 mod settings;
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use cellar::Model;
+use cellar_engine::serve::ServiceExtras;
 use cellar_engine::{CancelFlag, CompletionOptions, FinishReason, Pace, PromptOutputs, Speculated};
 use kv_core::KvType;
 use model_core::model_file::ModelFile;
@@ -30,11 +31,12 @@ use crate::keyboard;
 use crate::long_context;
 use crate::models::ModelSource;
 use crate::output_file;
+use crate::pictures::{self, Sight};
 use crate::progress::Progress;
 use crate::resolve;
 use crate::terminal::{self, Reader, escape_lines, note, remark};
 use commands::{Command, HELP, Line, SystemChange, Topic};
-use conversation::{Conversation, Turn};
+use conversation::{Conversation, ShownPicture, Turn, UserMessage};
 use lines::{Input, Lines, history_path};
 use responder::{Responder, Response};
 use settings::Settings;
@@ -46,6 +48,10 @@ struct Chat {
     responder: Responder,
     conversation: Conversation,
     settings: Settings,
+    /// The tower of the model, or why it sees no pictures.
+    sight: Sight,
+    /// The pictures of the next message.
+    pictures: Vec<ShownPicture>,
     /// Answers to the same message before this one, which had other seeds.
     n_again: u64,
     /// Whether the user knows that turns were dropped.
@@ -106,21 +112,32 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let template = template_of(&file, &source)?.to_owned();
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
     let engine = resolve::open_engine(&file, &args.engine.compute, &config, PromptOutputs::Last)?;
-    let draft_model = draft_model::open(
-        &args.speculation,
-        &args.engine,
-        DraftFor::engine(file.tokenizer(), engine.settings()),
-    )?;
+    let mut sight = pictures::sight(&file, &source, &args.vision)?;
+    let extras = ServiceExtras {
+        draft_model: draft_model::open(
+            &args.speculation,
+            &args.engine,
+            DraftFor::engine(file.tokenizer(), engine.settings()),
+        )?,
+        tower: pictures::tower_or_warning(&mut sight, &args.engine.compute),
+        ..ServiceExtras::default()
+    };
+    let shown = args
+        .image
+        .iter()
+        .map(|path| shown_picture(&sight, path.clone()));
+    let pictures = shown.collect::<anyhow::Result<Vec<_>>>()?;
     drop(loading);
     warn_of_long_context(&engine);
     let n_ctx = engine.settings().n_ctx;
     let long_context = long_context::of_service(&args.long_context, n_ctx, file.tokenizer())?;
-    let model = Model::with_engine(file, engine, draft_model)?;
+    let model = Model::with_engine(file, engine, extras)?;
     let CompletionOptions { sampler, stop, .. } = options;
     let mut chat = Chat {
         model: source.name(),
         responder: Responder::new(model, &template, cancel.clone(), stop)
             .constrained(constraint)
+            .seeing(pictures::reader(&sight).ok())
             .speculating(args.speculation.speculation())
             .with_long_context(long_context),
         template,
@@ -131,6 +148,8 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
             show_thinking: args.show_thinking,
             reasoning_tokens: args.reasoning_budget.and_then(PredictLimit::tokens),
         },
+        sight,
+        pictures,
         n_again: 0,
         has_told_of_dropped: false,
         last: None,
@@ -178,6 +197,13 @@ fn talk(
     }
 }
 
+fn shown_picture(sight: &Sight, path: PathBuf) -> anyhow::Result<ShownPicture> {
+    Ok(ShownPicture {
+        prepared: pictures::read_one(sight, &path)?,
+        path,
+    })
+}
+
 fn template_of<'f>(file: &'f ModelFile, source: &ModelSource) -> anyhow::Result<&'f str> {
     match file.chat_template()? {
         Some(template) => Ok(template),
@@ -201,7 +227,16 @@ impl Chat {
             Some(Line::Command(command)) => self.obey(command, out),
             Some(Line::Message(message)) => {
                 self.n_again = 0;
-                self.answer(message, out)?;
+                let user = UserMessage {
+                    text: message,
+                    pictures: self.pictures.clone(),
+                };
+                let n_turns = self.conversation.turns().len();
+                self.answer(user, out)?;
+                // Those of a message without an answer wait for the next.
+                if self.conversation.turns().len() > n_turns {
+                    self.pictures.clear();
+                }
                 Ok(Next::Line)
             }
         }
@@ -226,9 +261,18 @@ impl Chat {
                 self.conversation.system = None;
                 remark("there is no system message now");
             }
+            Command::Image(path) => {
+                let shown = shown_picture(&self.sight, path)?;
+                remark(&format!(
+                    "the next message shows '{}': {} tokens",
+                    shown.path.display(),
+                    shown.prepared.picture.n_rows()
+                ));
+                self.pictures.push(shown);
+            }
             Command::Regenerate => self.answer_again(out)?,
             Command::Undo => match self.conversation.pop() {
-                Some(turn) => remark(&format!("forgotten: {}", turn.user)),
+                Some(turn) => remark(&format!("forgotten: {}", turn.user.text)),
                 None => return usage("there is no message to forget"),
             },
             Command::Statistics => print(&self.statistics()),
@@ -243,12 +287,13 @@ impl Chat {
 
     fn replace(&mut self, conversation: Conversation) {
         self.conversation = conversation;
+        self.pictures.clear();
         self.has_told_of_dropped = false;
         self.last = None;
     }
 
     /// Answers a message. One that fails is not part of the conversation.
-    fn answer(&mut self, message: String, out: &mut impl Write) -> anyhow::Result<()> {
+    fn answer(&mut self, message: UserMessage, out: &mut impl Write) -> anyhow::Result<()> {
         let mut settings = self.settings.clone();
         let n_messages = self.conversation.n_messages() as u64;
         let seed = &mut settings.sampler.seed;
@@ -314,10 +359,7 @@ impl Chat {
     /// Writes the conversation, but never over another kind of file.
     fn save(&self, path: &Path) -> anyhow::Result<()> {
         let is_other = path.is_file()
-            && std::fs::read_to_string(path)
-                .map_err(anyhow::Error::from)
-                .and_then(|text| Conversation::from_json(&text))
-                .is_err();
+            && !std::fs::read_to_string(path).is_ok_and(|text| Conversation::is_saved(&text));
         if is_other {
             return usage(format!(
                 "'{}' is there and is no saved conversation: choose another name",
@@ -339,7 +381,8 @@ impl Chat {
             return usage("/load needs the name of a file: stdin brings messages");
         }
         let text = input::text(path)?;
-        let conversation = Conversation::from_json(&text)
+        let read = |path: &Path| pictures::read_one(&self.sight, path);
+        let conversation = Conversation::from_json(&text, read)
             .with_context(|| format!("'{}' is no saved conversation", path.display()))?;
         self.replace(conversation);
         remark(&format!(
@@ -354,14 +397,16 @@ impl Chat {
         match topic {
             Topic::Settings => print(&self.settings.to_string()),
             Topic::Template => print(&self.template),
-            Topic::Prompt => print(&self.responder.prompt(&self.conversation, None)?),
+            Topic::Prompt => print(&self.responder.prompt(&self.conversation, None)?.text),
             Topic::Messages => {
                 if let Some(text) = &self.conversation.system {
                     print(&format!("system: {text}"));
                 }
                 for turn in self.conversation.turns() {
                     let answer = turn.answer.text.trim_start();
-                    print(&format!("> {}\n{answer}", turn.user));
+                    let UserMessage { text, pictures } = &turn.user;
+                    let shown = pictures.iter().map(|p| format!("[{}] ", p.path.display()));
+                    print(&format!("> {}{text}\n{answer}", shown.collect::<String>()));
                 }
             }
         }

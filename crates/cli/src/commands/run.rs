@@ -41,7 +41,7 @@ use crate::logprobs::shown_logprobs;
 use crate::long_context;
 use crate::models::ModelSource;
 use crate::output_file;
-use crate::pictures::{self, Sight};
+use crate::pictures::{self, PictureUse, Sight};
 use crate::progress::{Progress, PromptBar};
 use crate::resolve;
 use crate::terminal::{self, Reader};
@@ -127,9 +127,10 @@ fn generate(args: &RunArgs, reader: Reader, out: &mut impl Write) -> anyhow::Res
         Some(path) => Some(input::bytes(path)?),
         None => None,
     };
-    let sight = pictures::wanted_sight(args, &file, &source)?;
+    let shown = PictureUse::of(args.image.len());
+    let sight = pictures::wanted_sight(shown, &args.vision, &file, &source)?;
     let (mut engine, mut start) = open(args, &file, prompt, bytes.as_deref(), sight.as_ref())?;
-    let tower = pictures::wanted_tower(args, sight.as_ref())?;
+    let tower = pictures::wanted_tower(shown, sight.as_ref(), &args.engine.compute)?;
     drop(loading);
     start.load = started.elapsed();
     warn_of_long_context(&engine);
@@ -226,7 +227,7 @@ fn open<'s>(
     let constraint = Constraint::new(&args.constraint, file.tokenizer())?;
     let mode = PromptMode::new(args, file, &prompt)?;
     let (prompt, tokens) = match sight {
-        Some(sight) if !args.image.is_empty() => prompt::with_pictures(file, args, sight, prompt)?,
+        Some(sight) if !args.image.is_empty() => prompt::with_pictures(file, args, sight, &prompt)?,
         _ => {
             let (prompt, tokens) = prompt::encode(file, args, mode, prompt)?;
             let pictures = Vec::new();

@@ -367,6 +367,10 @@ fn model_settings(args: &ServeArgs, id: String) -> anyhow::Result<ModelSettings>
         n_parallel: args.parallel.parallel,
         speculation: args.speculation.speculation(),
         draft_max: Some(args.speculation.draft_max() as usize),
+        #[cfg(feature = "hub")]
+        picture_fetcher: args.allow_image_urls.then(pictures::fetcher),
+        #[cfg(not(feature = "hub"))]
+        picture_fetcher: None,
     })
 }
 

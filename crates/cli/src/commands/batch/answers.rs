@@ -3,12 +3,13 @@
 //! Invariant: the lines of an output file are the answers of the first requests, in their order, so
 //! that a run can continue behind them.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use cellar_engine::serve::{Choices, FinishedText, Missed, Reuse, ServiceError};
+use cellar_engine::serve::{Choices, FinishedText, Missed, Reuse};
 use cellar_engine::{FinishReason, Logprobs, Speculated};
 use model_core::tokenizer::Tokenizer;
 use serde::Serialize;
@@ -186,7 +187,7 @@ impl Answer {
         }
     }
 
-    pub(super) fn failed(index: usize, line: &RequestLine, error: &ServiceError) -> Self {
+    pub(super) fn failed(index: usize, line: &RequestLine, error: &impl Display) -> Self {
         let error = error.to_string();
         let n_tokens = TokenCounts {
             is_failed: true,

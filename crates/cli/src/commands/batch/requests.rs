@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::rc::Rc;
 
-use cellar::chat_tokens;
+use cellar::{chat_tokens, picture_address};
 use cellar_engine::batch_file::{BatchReader, numbered_lines};
 use cellar_engine::sampler::{Bias, LogitBias, SamplerConfig};
 use cellar_engine::serve::{Choices, TextRequest};
@@ -17,12 +17,13 @@ use model_core::chat_template::ChatMessage;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::EncodeOptions;
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::openai::{self, AnsweredLine, ENDPOINTS};
 use crate::args::{SpeculationArgs, SpeculationName};
 use crate::constraint::{Constraint, Schemas};
-use crate::failure::usage;
+use crate::failure::{UsageError, usage};
+use crate::pictures::{self, Sight};
 
 /// One line of the input.
 #[derive(Clone, Debug, Deserialize)]
@@ -30,7 +31,7 @@ use crate::failure::usage;
 struct Fields {
     id: Option<Value>,
     prompt: Option<String>,
-    messages: Option<Vec<ChatMessage>>,
+    messages: Option<Vec<Message>>,
     max_tokens: Option<usize>,
     temperature: Option<f32>,
     top_k: Option<TopK>,
@@ -61,6 +62,13 @@ struct Fields {
     speculate: Option<SpeculationName>,
 }
 
+/// A message: its content is a text, or a list of parts.
+#[derive(Clone, Debug, Deserialize)]
+struct Message {
+    role: String,
+    content: Value,
+}
+
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 enum Stop {
@@ -82,6 +90,65 @@ impl TryFrom<i64> for TopK {
             format!("\"top_k\" is {number}: it must be at least 1, or 0 or -1 for all tokens")
         })
     }
+}
+
+impl Message {
+    /// What is wrong with its content; `None` where it is a text, or parts that are texts and
+    /// pictures.
+    fn wrong(&self) -> Option<String> {
+        let parts = match &self.content {
+            Value::String(_) => return None,
+            Value::Array(parts) => parts,
+            _ => {
+                return Some(
+                    "the \"content\" of a message is neither a text nor a list of parts".into(),
+                );
+            }
+        };
+        let other = parts
+            .iter()
+            .find(|part| text_of(part).is_none() && picture_address(part).is_none())?;
+        Some(format!(
+            "a part of a message has the type {}: parts are \"text\" and \"image_url\"",
+            other["type"]
+        ))
+    }
+
+    /// The number of its pictures.
+    fn n_pictures(&self) -> usize {
+        let parts = self.content.as_array().into_iter().flatten();
+        parts.filter_map(picture_address).count()
+    }
+
+    /// The message where it is text alone: parts follow each other.
+    fn text(&self) -> ChatMessage {
+        let content = match &self.content {
+            Value::Array(parts) => parts.iter().filter_map(text_of).collect(),
+            content => content.as_str().unwrap_or_default().to_owned(),
+        };
+        ChatMessage::new(&self.role, content)
+    }
+
+    /// The message as JSON, with its parts.
+    fn json(&self) -> Value {
+        json!({"role": self.role, "content": self.content})
+    }
+}
+
+/// The text of a part that is one.
+fn text_of(part: &Value) -> Option<&str> {
+    let is_text = matches!(part["type"].as_str(), Some("text" | "input_text"));
+    part["text"].as_str().filter(|_| is_text)
+}
+
+/// The settings of a run that a line does not change.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LineContext<'a> {
+    pub(super) file: &'a ModelFile,
+    /// What the flags say.
+    pub(super) flags: &'a CompletionOptions,
+    /// The tower of the model; `None` where no line has a picture.
+    pub(super) sight: Option<&'a Sight>,
 }
 
 /// A request, and the number of its line.
@@ -158,6 +225,11 @@ impl RequestLine {
                 return usage(format!(
                     "line {number} has both \"prompt\" and \"messages\": give one of them"
                 ));
+            }
+        }
+        for message in fields.messages.iter().flatten() {
+            if let Some(wrong) = message.wrong() {
+                return usage(format!("line {number}: {wrong}"));
             }
         }
         if let Err(error) = self.choices() {
@@ -248,32 +320,35 @@ impl RequestLine {
         sampler
     }
 
+    /// The number of pictures in its messages.
+    pub(super) fn n_pictures(&self) -> usize {
+        let messages = self.fields.messages.iter().flatten();
+        messages.map(Message::n_pictures).sum()
+    }
+
     /// The request, with what the flags say where the line does not.
     ///
     /// # Errors
-    /// Where the model has no chat template, or it refuses the messages.
-    pub(super) fn request(
-        &self,
-        file: &ModelFile,
-        flags: &CompletionOptions,
-    ) -> anyhow::Result<TextRequest> {
+    /// Where the model has no chat template, or it refuses the messages; where a picture cannot be
+    /// read, or the model sees none.
+    pub(super) fn request(&self, context: LineContext<'_>) -> anyhow::Result<TextRequest> {
+        let LineContext { file, flags, .. } = context;
         let number = self.number;
         let tokenizer = file.tokenizer();
-        let (prompt, checkpoints) = match (&self.fields.prompt, &self.fields.messages) {
-            (Some(prompt), _) => (tokenizer.encode(prompt, EncodeOptions::PROMPT), Vec::new()),
+        let read = match (&self.fields.prompt, &self.fields.messages) {
+            (Some(prompt), _) => Ok(TextRequest {
+                prompt: tokenizer.encode(prompt, EncodeOptions::PROMPT),
+                ..TextRequest::default()
+            }),
             (None, messages) => {
                 let messages = messages.as_deref().unwrap_or_default();
-                let rendered = chat_tokens(file, messages);
-                let rendered = rendered.map_err(|e| anyhow::anyhow!("line {number}: {e}"))?;
-                let Some(chat) = rendered else {
-                    return usage(format!(
-                        "line {number} has messages, but the model has no chat template: give it a \
-                         \"prompt\""
-                    ));
-                };
-                (chat.tokens, chat.message_ends)
+                self.chat(context, messages)
             }
         };
+        let request = read.map_err(|error| match error.downcast::<UsageError>() {
+            Ok(UsageError(wrong)) => UsageError(format!("line {number}: {wrong}")).into(),
+            Err(error) => anyhow::anyhow!("line {number}: {error:#}"),
+        })?;
         let options = CompletionOptions {
             sampler: self.sampler(&flags.sampler),
             n_predict: self.fields.max_tokens.or(flags.n_predict),
@@ -288,10 +363,32 @@ impl RequestLine {
         if let Err(error) = options.check_for(tokenizer) {
             return usage(format!("line {number}: {error}"));
         }
+        Ok(TextRequest { options, ..request })
+    }
+
+    /// The prompt that messages are.
+    fn chat(&self, context: LineContext<'_>, messages: &[Message]) -> anyhow::Result<TextRequest> {
+        if let (Some(sight), true) = (context.sight, self.n_pictures() > 0) {
+            let mut messages: Vec<Value> = messages.iter().map(Message::json).collect();
+            let read = |address: &str| pictures::read_address(sight, address);
+            let read = cellar::take_pictures(&mut messages, read)?;
+            let reader = pictures::reader(sight).map_err(anyhow::Error::msg)?;
+            let chat = cellar::picture_chat(context.file, &reader, &messages, &Map::new(), &read)?;
+            return Ok(TextRequest {
+                prompt: chat.prompt.tokens,
+                pictures: chat.prompt.pictures,
+                ..TextRequest::default()
+            });
+        }
+        let messages: Vec<ChatMessage> = messages.iter().map(Message::text).collect();
+        let Some(chat) = chat_tokens(context.file, &messages)? else {
+            return usage(
+                "the model has no chat template, which messages need: give it a \"prompt\"",
+            );
+        };
         Ok(TextRequest {
-            prompt,
-            checkpoints,
-            options,
+            prompt: chat.tokens,
+            checkpoints: chat.message_ends,
             ..TextRequest::default()
         })
     }

@@ -32,6 +32,8 @@ pub(super) enum Command {
     Load(PathBuf),
     /// Change the system message.
     System(SystemChange),
+    /// Show the model a picture, with the next message.
+    Image(PathBuf),
     /// Answer the last message again.
     Regenerate,
     /// Forget the last message and its answer.
@@ -74,6 +76,7 @@ pub(super) const HELP: &str = "\
   /undo               forget the last message and its answer
   /regen              answer the last message again
   /system [TEXT]      show or change the system message; \"\" removes it
+  /image FILE         show the model a picture, with the next message
   /save FILE          save the conversation as JSON
   /load FILE          continue a saved conversation
   /set [NAME VALUE]   show or change settings: temp, top-k, top-p, min-p, repeat-penalty,
@@ -88,9 +91,9 @@ A line that ends with \\ continues on the next one; // at its beginning sends a 
 Ctrl-C ends an answer or clears a line; twice on an empty line it ends the program.";
 
 /// The names that a mistyped one is compared with.
-const NAMES: [&str; 12] = [
-    "help", "exit", "quit", "clear", "regen", "undo", "stats", "save", "load", "system", "set",
-    "show",
+const NAMES: [&str; 13] = [
+    "help", "exit", "quit", "clear", "regen", "undo", "stats", "save", "load", "system", "image",
+    "set", "show",
 ];
 
 /// What a line is; `None` for an empty one.
@@ -127,9 +130,9 @@ fn command(name: &str, rest: &str) -> anyhow::Result<Command> {
             "/{name} takes nothing after it, but '{rest}' is there"
         )),
     };
-    let file = |make: fn(PathBuf) -> Command| match unquoted(rest) {
+    let file = |make: fn(PathBuf) -> Command, example: &str| match unquoted(rest) {
         "" => usage(format!(
-            "/{name} needs the name of a file: /{name} chat.json"
+            "/{name} needs the name of a file: /{name} {example}"
         )),
         path => Ok(make(in_home(path, std::env::home_dir()))),
     };
@@ -140,8 +143,9 @@ fn command(name: &str, rest: &str) -> anyhow::Result<Command> {
         "regen" => alone(Command::Regenerate),
         "undo" => alone(Command::Undo),
         "stats" => alone(Command::Statistics),
-        "save" => file(Command::Save),
-        "load" => file(Command::Load),
+        "save" => file(Command::Save, "chat.json"),
+        "load" => file(Command::Load, "chat.json"),
+        "image" => file(Command::Image, "cat.jpg"),
         "system" => Ok(Command::System(match (rest, unquoted(rest)) {
             ("", _) => SystemChange::Show,
             (_, "") => SystemChange::Remove,
@@ -226,6 +230,8 @@ mod tests {
         let save = Command::Save(PathBuf::from("a b.json"));
         assert_eq!(parsed("/save \"a b.json\""), Line::Command(save.clone()));
         assert_eq!(parsed("/save  a b.json"), Line::Command(save));
+        let image = Command::Image(PathBuf::from("a b.png"));
+        assert_eq!(parsed("/image a b.png"), Line::Command(image));
         let home = || Some(PathBuf::from("/home/me"));
         assert_eq!(
             in_home("~/a.json", home()),
@@ -256,6 +262,7 @@ mod tests {
             ("/exit now", "/exit takes nothing after it, but 'now'"),
             ("/save", "/save needs the name of a file"),
             ("/load \"\"", "/load needs the name of a file"),
+            ("/image", "/image needs the name of a file: /image cat.jpg"),
             ("/set temp", "/set needs a name and a value"),
             ("/show me", "/show does not know 'me'"),
         ] {

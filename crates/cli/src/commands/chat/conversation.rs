@@ -3,22 +3,52 @@
 //! Invariant: every message of the user has an answer. Turns that no longer fit the context stay
 //! part of it, for saving. Knows nothing of tokens.
 
+use std::path::{Path, PathBuf};
+
 use model_core::chat_template::ChatMessage;
+use model_core::picture::PreparedPicture;
 use serde::{Deserialize, Serialize};
 
 use crate::commands::answer::{Answer, ThinkingFormat};
 
+/// A picture of a message.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct ShownPicture {
+    /// The file that it was read from.
+    pub(super) path: PathBuf,
+    /// What the model sees.
+    pub(super) prepared: PreparedPicture,
+}
+
+/// What the user wrote, and the pictures before it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct UserMessage {
+    /// The text.
+    pub(super) text: String,
+    /// The pictures.
+    pub(super) pictures: Vec<ShownPicture>,
+}
+
 /// A message and its answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Turn {
     /// What the user wrote.
-    pub(super) user: String,
+    pub(super) user: UserMessage,
     /// What the model wrote.
     pub(super) answer: Answer,
 }
 
+/// A message that the model sees.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct SeenMessage<'a> {
+    /// Its role and its text.
+    pub(super) message: ChatMessage,
+    /// The pictures before the text.
+    pub(super) pictures: &'a [ShownPicture],
+}
+
 /// A conversation.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Conversation {
     /// The system message.
     pub(super) system: Option<String>,
@@ -41,9 +71,39 @@ struct Saved {
 #[serde(deny_unknown_fields)]
 struct SavedMessage {
     role: String,
-    content: String,
+    content: SavedContent,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<String>,
+}
+
+/// The content of a message in a file: as chat servers take it, but for pictures, which are named
+/// by their files.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+enum SavedContent {
+    Text(String),
+    Parts(Vec<SavedPart>),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+enum SavedPart {
+    Text { text: String },
+    Image { path: PathBuf },
+}
+
+impl UserMessage {
+    fn saved(&self) -> SavedContent {
+        let text = self.text.clone();
+        if self.pictures.is_empty() {
+            return SavedContent::Text(text);
+        }
+        let path = |picture: &ShownPicture| SavedPart::Image {
+            path: picture.path.clone(),
+        };
+        let pictures = self.pictures.iter().map(path);
+        SavedContent::Parts(pictures.chain([SavedPart::Text { text }]).collect())
+    }
 }
 
 impl Conversation {
@@ -90,21 +150,26 @@ impl Conversation {
     }
 
     /// What the template is given: the messages that the model sees, and the next one.
-    pub(super) fn messages(&self, format: &ThinkingFormat, next: Option<&str>) -> Vec<ChatMessage> {
+    pub(super) fn messages<'a>(
+        &'a self,
+        format: &ThinkingFormat,
+        next: Option<&'a UserMessage>,
+    ) -> Vec<SeenMessage<'a>> {
+        let text = |role: &str, text: &str| SeenMessage {
+            message: ChatMessage::new(role, text),
+            pictures: &[],
+        };
+        let of_user = |user: &'a UserMessage| SeenMessage {
+            pictures: &user.pictures,
+            ..text("user", &user.text)
+        };
         let mut messages = Vec::new();
-        messages.extend(
-            self.system
-                .iter()
-                .map(|text| ChatMessage::new("system", text)),
-        );
+        messages.extend(self.system.iter().map(|system| text("system", system)));
         for turn in &self.turns[self.n_dropped..] {
-            messages.push(ChatMessage::new("user", &turn.user));
-            messages.push(ChatMessage::new(
-                "assistant",
-                format.for_template(&turn.answer),
-            ));
+            messages.push(of_user(&turn.user));
+            messages.push(text("assistant", &format.for_template(&turn.answer)));
         }
-        messages.extend(next.map(|text| ChatMessage::new("user", text)));
+        messages.extend(next.map(of_user));
         messages
     }
 
@@ -113,33 +178,47 @@ impl Conversation {
     /// # Errors
     /// None that can occur: all of it is text.
     pub(super) fn to_json(&self, model: String) -> serde_json::Result<String> {
-        let message = |role: &str, content: &str| SavedMessage {
+        let message = |role: &str, content: SavedContent| SavedMessage {
             role: role.to_owned(),
-            content: content.to_owned(),
+            content,
             reasoning_content: None,
         };
-        let system = self.system.iter().map(|text| message("system", text));
+        let text = |text: &String| SavedContent::Text(text.clone());
+        let system = self
+            .system
+            .iter()
+            .map(|system| message("system", text(system)));
         let mut messages: Vec<SavedMessage> = system.collect();
         for turn in &self.turns {
-            messages.push(message("user", &turn.user));
+            messages.push(message("user", turn.user.saved()));
             messages.push(SavedMessage {
                 reasoning_content: turn.answer.thinking.clone(),
-                ..message("assistant", &turn.answer.text)
+                ..message("assistant", text(&turn.answer.text))
             });
         }
         let model = Some(model);
         serde_json::to_string_pretty(&Saved { model, messages })
     }
 
-    /// The conversation that [`Conversation::to_json`] wrote.
+    /// True if this is a conversation that was saved, whatever became of its pictures.
+    pub(super) fn is_saved(text: &str) -> bool {
+        serde_json::from_str::<Saved>(text).is_ok()
+    }
+
+    /// The conversation that [`Conversation::to_json`] wrote. `read` reads the pictures that it
+    /// names.
     ///
     /// # Errors
-    /// Where it is no such JSON, or its messages do not take turns.
-    pub(super) fn from_json(text: &str) -> anyhow::Result<Self> {
+    /// Where it is no such JSON, its messages do not take turns, or a picture cannot be read.
+    pub(super) fn from_json(
+        text: &str,
+        mut read: impl FnMut(&Path) -> anyhow::Result<PreparedPicture>,
+    ) -> anyhow::Result<Self> {
         let saved: Saved = serde_json::from_str(text)?;
         let mut messages = saved.messages.into_iter().zip(1..).peekable();
         let system = messages.next_if(|(message, _)| message.role == "system");
-        let mut conversation = Self::new(system.map(|(message, _)| message.content));
+        let system = system.map(|(message, at)| text_of(message.content, at));
+        let mut conversation = Self::new(system.transpose()?);
         while let Some((user, at)) = messages.next() {
             check_role(&user, at, "user")?;
             let Some((answer, at)) = messages.next() else {
@@ -147,14 +226,46 @@ impl Conversation {
             };
             check_role(&answer, at, "assistant")?;
             conversation.push(Turn {
-                user: user.content,
+                user: user_message(user.content, &mut read)?,
                 answer: Answer {
                     thinking: answer.reasoning_content,
-                    text: answer.content,
+                    text: text_of(answer.content, at)?,
                 },
             });
         }
         Ok(conversation)
+    }
+}
+
+/// The message of a user in a file.
+fn user_message(
+    content: SavedContent,
+    read: &mut impl FnMut(&Path) -> anyhow::Result<PreparedPicture>,
+) -> anyhow::Result<UserMessage> {
+    let mut user = UserMessage::default();
+    let parts = match content {
+        SavedContent::Text(text) => vec![SavedPart::Text { text }],
+        SavedContent::Parts(parts) => parts,
+    };
+    for part in parts {
+        match part {
+            SavedPart::Text { text } => user.text.push_str(&text),
+            SavedPart::Image { path } => user.pictures.push(ShownPicture {
+                prepared: read(&path)?,
+                path,
+            }),
+        }
+    }
+    Ok(user)
+}
+
+/// The content of a message that is text alone.
+fn text_of(content: SavedContent, at: usize) -> anyhow::Result<String> {
+    match content {
+        SavedContent::Text(text) => Ok(text),
+        SavedContent::Parts(_) => {
+            anyhow::bail!("message {at} has parts, and only those of the user have pictures")
+        }
     }
 }
 
@@ -171,11 +282,15 @@ fn check_role(message: &SavedMessage, at: usize, wanted: &str) -> anyhow::Result
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use model_core::picture::{Picture, PictureName};
+
     use super::*;
 
     fn turn(user: &str, text: &str) -> Turn {
         Turn {
-            user: user.to_owned(),
+            user: said(user),
             answer: Answer {
                 thinking: None,
                 text: text.to_owned(),
@@ -183,10 +298,60 @@ mod tests {
         }
     }
 
+    fn said(text: &str) -> UserMessage {
+        UserMessage {
+            text: text.to_owned(),
+            ..UserMessage::default()
+        }
+    }
+
+    fn unread(path: &Path) -> anyhow::Result<PreparedPicture> {
+        anyhow::bail!("'{}' is not read", path.display())
+    }
+
+    fn prepared(path: &Path) -> PreparedPicture {
+        let mut name = [0; 16];
+        name[0] = path.as_os_str().len() as u8;
+        PreparedPicture {
+            picture: Arc::new(Picture::new(PictureName(name), Vec::new(), 2, None)),
+            text: "<image>".to_owned(),
+            runs: vec![2],
+        }
+    }
+
+    #[test]
+    fn pictures_are_saved_by_the_names_of_their_files() {
+        let mut conversation = Conversation::default();
+        let pictures = ["a.png", "bc.png"].map(|path| ShownPicture {
+            path: PathBuf::from(path),
+            prepared: prepared(Path::new(path)),
+        });
+        let mut shown = turn("What?", "Cats.");
+        shown.user.pictures = pictures.to_vec();
+        conversation.push(shown);
+        let json = conversation.to_json(String::new()).unwrap();
+        let read = |path: &Path| Ok(prepared(path));
+        assert_eq!(Conversation::from_json(&json, read).unwrap(), conversation);
+        let error = Conversation::from_json(&json, unread).unwrap_err();
+        assert_eq!(error.to_string(), "'a.png' is not read");
+        let format = ThinkingFormat::of_template("");
+        let next = said("And now?");
+        let n_pictures: Vec<usize> = conversation
+            .messages(&format, Some(&next))
+            .iter()
+            .map(|seen| seen.pictures.len())
+            .collect();
+        assert_eq!(n_pictures, [2, 0, 0]);
+        let moved = json.replace("\"user\"", "\"system\"");
+        let error = Conversation::from_json(&moved, read).unwrap_err();
+        assert!(error.to_string().contains("message 1 has parts"), "{error}");
+    }
+
     fn contents(conversation: &Conversation) -> Vec<String> {
         let format = ThinkingFormat::of_template("");
-        let messages = conversation.messages(&format, Some("next"));
-        messages.into_iter().map(|m| m.content).collect()
+        let next = said("next");
+        let messages = conversation.messages(&format, Some(&next));
+        messages.into_iter().map(|m| m.message.content).collect()
     }
 
     #[test]
@@ -214,17 +379,20 @@ mod tests {
         let mut conversation = Conversation::new(Some("kind".to_owned()));
         conversation.push(turn("\"a\"\n", "b\u{1b}"));
         conversation.push(Turn {
-            user: "c".to_owned(),
+            user: said("c"),
             answer: Answer {
                 thinking: Some("hm".to_owned()),
                 text: "d".to_owned(),
             },
         });
         let json = conversation.to_json("model.gguf".to_owned()).unwrap();
-        assert_eq!(Conversation::from_json(&json).unwrap(), conversation);
+        assert_eq!(
+            Conversation::from_json(&json, unread).unwrap(),
+            conversation
+        );
         let empty = Conversation::new(None);
         let json = empty.to_json(String::new()).unwrap();
-        assert_eq!(Conversation::from_json(&json).unwrap(), empty);
+        assert_eq!(Conversation::from_json(&json, unread).unwrap(), empty);
     }
 
     #[test]
@@ -245,7 +413,9 @@ mod tests {
             (r#"[{"role":"user"}]"#, "missing field `content`"),
         ] {
             let json = format!(r#"{{"messages":{messages}}}"#);
-            let message = Conversation::from_json(&json).unwrap_err().to_string();
+            let message = Conversation::from_json(&json, unread)
+                .unwrap_err()
+                .to_string();
             assert!(message.contains(wanted), "{message}");
         }
     }

@@ -4,15 +4,21 @@
 //! not computed again. Where the context is full, the oldest turns are dropped and what is left is
 //! computed again, unless the context is shifted. Knows nothing of terminals.
 
-use cellar::{LongContext, Model, TextState};
+use std::sync::Arc;
+
+use cellar::{
+    LongContext, Model, PictureChat, PictureReader, PreparedPicture, PromptTokens, TextState,
+};
 use cellar_engine::sampler::Step;
 use cellar_engine::serve::{PromptProgress, RequestError, ServiceError, TextRequest, Usage};
 use cellar_engine::{CancelFlag, CompletionOptions, FinishReason, MAX_DRAFT, Speculation};
 use kv_core::TokenId;
+use model_core::chat_template::ChatMessage;
 use model_core::model_file::ModelFile;
 use model_core::tokenizer::{EncodeOptions, TokenKind};
+use serde_json::{Map, Value, json};
 
-use super::conversation::Conversation;
+use super::conversation::{Conversation, SeenMessage, UserMessage};
 use super::settings::Settings;
 use crate::commands::answer::{Answer, Section, Splitter, ThinkingFormat};
 use crate::constraint::{self, Constraint, Failure};
@@ -21,6 +27,8 @@ use crate::progress::PromptBar;
 /// The model, and what it remembers.
 pub(super) struct Responder {
     model: Model,
+    /// The reader of its pictures; `None` where it sees none.
+    reader: Option<Arc<PictureReader>>,
     format: ThinkingFormat,
     cancel: CancelFlag,
     stop: Vec<String>,
@@ -59,6 +67,7 @@ impl Responder {
     pub(super) fn new(model: Model, template: &str, cancel: CancelFlag, stop: Vec<String>) -> Self {
         Self {
             model,
+            reader: None,
             format: ThinkingFormat::of_template(template),
             cancel,
             stop,
@@ -67,6 +76,12 @@ impl Responder {
             long_context: LongContext::Stop,
             n_seen: 0,
         }
+    }
+
+    /// The same for a model that sees pictures.
+    pub(super) fn seeing(mut self, reader: Option<Arc<PictureReader>>) -> Self {
+        self.reader = reader;
+        self
     }
 
     /// The same with speculative decoding.
@@ -102,17 +117,34 @@ impl Responder {
         self.model.engine().settings().n_ctx as usize
     }
 
-    /// The text that the model sees before its answer to `next`, or without it what it has seen.
+    /// What the model sees before its answer to `next`, or without it what it has seen.
     ///
     /// # Errors
     /// Where the template refuses the messages.
     pub(super) fn prompt(
         &self,
         conversation: &Conversation,
-        next: Option<&str>,
-    ) -> anyhow::Result<String> {
+        next: Option<&UserMessage>,
+    ) -> anyhow::Result<PictureChat> {
+        let file = self.model.file();
         let messages = conversation.messages(&self.format, next);
-        Ok(cellar::render_chat(self.model.file(), &messages)?.unwrap_or_default())
+        let pictures: Vec<PreparedPicture> = messages
+            .iter()
+            .flat_map(|seen| seen.pictures)
+            .map(|picture| picture.prepared.clone())
+            .collect();
+        if let (Some(reader), false) = (&self.reader, pictures.is_empty()) {
+            let messages: Vec<Value> = messages.iter().map(as_json).collect();
+            let chat = cellar::picture_chat(file, reader, &messages, &Map::new(), &pictures);
+            return Ok(chat?);
+        }
+        let messages: Vec<ChatMessage> = messages.into_iter().map(|seen| seen.message).collect();
+        let text = cellar::render_chat(file, &messages)?.unwrap_or_default();
+        let prompt = PromptTokens {
+            tokens: file.tokenizer().encode(&text, EncodeOptions::CHAT),
+            pictures: Vec::new(),
+        };
+        Ok(PictureChat { text, prompt })
     }
 
     /// Answers a message, calling `on_part` for each part of the answer. `None` where it was
@@ -125,7 +157,7 @@ impl Responder {
     pub(super) fn answer(
         &mut self,
         conversation: &mut Conversation,
-        user: &str,
+        user: &UserMessage,
         settings: &Settings,
         mut on_part: impl FnMut(Section, &str) -> anyhow::Result<()>,
     ) -> anyhow::Result<Option<Response>> {
@@ -137,7 +169,8 @@ impl Responder {
             most: self.n_ctx() - room,
             after_drop: self.n_ctx() / 2,
         };
-        let (prompt, ids) = self.fit(conversation, user, limits)?;
+        let PictureChat { text, prompt } = self.fit(conversation, user, limits)?;
+        let shows_pictures = !prompt.pictures.is_empty();
         let mut steps: Vec<Box<dyn Step>> = Vec::new();
         let failure = self.constraint.as_ref().map(|constraint| {
             let (step, failure) = constraint.step();
@@ -146,10 +179,11 @@ impl Responder {
         });
         if let (Some(n_tokens), None) = (settings.reasoning_tokens, &failure) {
             let tokenizer = self.model.file().tokenizer();
-            steps.push(Box::new(self.format.budget(n_tokens, &prompt, tokenizer)));
+            steps.push(Box::new(self.format.budget(n_tokens, &text, tokenizer)));
         }
         let request = TextRequest {
-            prompt: ids,
+            prompt: prompt.tokens,
+            pictures: prompt.pictures,
             options: CompletionOptions {
                 sampler: settings.sampler.clone(),
                 n_predict: settings.n_predict,
@@ -159,9 +193,12 @@ impl Responder {
             steps,
             cancel: Some(self.cancel.clone()),
             speculation: self.speculation,
-            long_context: Some(self.long_context),
+            // A text with pictures does not get longer than the context.
+            long_context: Some(self.long_context).filter(|_| !shows_pictures),
             ..TextRequest::default()
         };
+        // What a grammar allows is the answer itself.
+        let mut splitter = failure.is_none().then(|| self.format.splitter(&text));
         let begun = self.begin(request);
         let mut text = begun.map_err(|error| with_reason(error, failure.as_ref()))?;
         if text.finish_reason() == Some(&FinishReason::Cancelled) {
@@ -169,11 +206,9 @@ impl Responder {
         }
         let (n_known, n_prompt) = (text.usage().n_reused(), text.usage().n_prompt);
         tracing::debug!(n_known, n_new = n_prompt - n_known, "reading a message");
-        // What a grammar allows is the answer itself.
-        let mut splitter = failure.is_none().then(|| self.format.splitter(&prompt));
         let mut answer = Answer::default();
         loop {
-            if self.is_full(&text) {
+            if !shows_pictures && self.is_full(&text) {
                 self.make_room(conversation, user, &mut text)?;
             }
             let piece = text.next_piece(&mut self.model);
@@ -209,26 +244,22 @@ impl Responder {
         }))
     }
 
-    /// The prompt and its tokens, after the oldest turns were dropped where it was too long.
+    /// The prompt, after the oldest turns were dropped where it was too long.
     fn fit(
         &self,
         conversation: &mut Conversation,
-        user: &str,
+        user: &UserMessage,
         limits: Limits,
-    ) -> anyhow::Result<(String, Vec<TokenId>)> {
+    ) -> anyhow::Result<PictureChat> {
         let mut limit = limits.most;
         loop {
-            let prompt = self.prompt(conversation, Some(user))?;
-            let ids = self
-                .model
-                .file()
-                .tokenizer()
-                .encode(&prompt, EncodeOptions::CHAT);
-            if ids.is_empty() {
+            let chat = self.prompt(conversation, Some(user))?;
+            let n_tokens = chat.prompt.tokens.len();
+            if n_tokens == 0 {
                 anyhow::bail!("the chat template makes nothing of this message");
             }
-            if ids.len() <= limit || !conversation.drop_oldest() {
-                return Ok((prompt, ids));
+            if n_tokens <= limit || !conversation.drop_oldest() {
+                return Ok(chat);
             }
             limit = limits.after_drop;
         }
@@ -251,7 +282,7 @@ impl Responder {
     fn make_room(
         &mut self,
         conversation: &mut Conversation,
-        user: &str,
+        user: &UserMessage,
         text: &mut TextState,
     ) -> anyhow::Result<()> {
         if !conversation.drop_oldest() {
@@ -262,9 +293,9 @@ impl Responder {
             most: limit,
             after_drop: limit,
         };
-        let (_, prompt) = self.fit(conversation, user, limits)?;
+        let chat = self.fit(conversation, user, limits)?;
         // The line on the terminal has half of the answer, so there is no place for a bar.
-        Ok(self.model.rebase(text, prompt)?)
+        Ok(self.model.rebase(text, chat.prompt.tokens)?)
     }
 
     /// Computes what is new of the prompt.
@@ -276,6 +307,16 @@ impl Responder {
         let begun = self.model.begin_with(request, on_progress);
         self.model.session().set_run_progress(None);
         begun
+    }
+}
+
+/// A message as JSON, with its pictures before its text.
+fn as_json(seen: &SeenMessage<'_>) -> Value {
+    let ChatMessage { role, content } = &seen.message;
+    if seen.pictures.is_empty() {
+        json!({"role": role, "content": content})
+    } else {
+        cellar::picture_message(content, seen.pictures.len())
     }
 }
 

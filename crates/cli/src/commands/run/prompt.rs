@@ -8,7 +8,7 @@ use model_core::chat_template::ChatMessage;
 use model_core::model_file::ModelFile;
 use model_core::picture::PromptTokens;
 use model_core::tokenizer::{AddSpecial, EncodeOptions};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::args::RunArgs;
 use crate::failure::usage;
@@ -154,8 +154,8 @@ pub(super) fn encode(
     Ok((prompt, ids))
 }
 
-/// A message with pictures before its text, and its tokens. The text has the template's mark in the
-/// place of each picture.
+/// The text of a message with pictures before its words, and its tokens. The text has the model's mark
+/// in the place of each picture.
 ///
 /// # Errors
 /// Where a picture cannot be read, or the model sees none; where the template refuses the message.
@@ -163,7 +163,7 @@ pub(super) fn with_pictures(
     file: &ModelFile,
     args: &RunArgs,
     sight: &Sight,
-    prompt: String,
+    prompt: &str,
 ) -> anyhow::Result<(String, PromptTokens)> {
     let read = pictures::read(sight, &args.image)?;
     let reader = pictures::reader(sight).map_err(anyhow::Error::msg)?;
@@ -171,10 +171,10 @@ pub(super) fn with_pictures(
         .system
         .as_ref()
         .map(|text| json!({"role": "system", "content": text}));
-    let message = cellar::picture_message(&prompt, read.len());
+    let message = cellar::picture_message(prompt, read.len());
     let messages: Vec<Value> = system.into_iter().chain([message]).collect();
-    let tokens = cellar::picture_chat_tokens(file, &reader, &messages, &read)?;
-    Ok((prompt, tokens))
+    let chat = cellar::picture_chat(file, &reader, &messages, &Map::new(), &read)?;
+    Ok((chat.text, chat.prompt))
 }
 
 fn chat_prompt(file: &ModelFile, system: Option<&str>, user: &str) -> anyhow::Result<String> {
