@@ -7,5 +7,6 @@ mod device_memory;
 mod diffusion;
 mod formats;
 mod gpu;
+mod quantized;
 mod simulator;
 mod tiny2;

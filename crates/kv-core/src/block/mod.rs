@@ -28,4 +28,7 @@ pub use iq_grid::{
 pub use iq4::{IQ4_VALUES, iq4_xs_scales};
 pub use k_quants::{q3_k_scales, q4_k_scales};
 pub use mxfp4::{MXFP4_VALUES, mxfp4_scale};
-pub use quantize::{QuantizeError, quantize, quantize_into, quantize_weighted};
+pub use quantize::{
+    QuantizeError, integer_block, integer_format, mxfp4_block, quantize, quantize_into,
+    quantize_weighted,
+};

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use kv_core::block::BlockFormat;
 use kv_graph::weights::{SharedBytes, WeightSource};
@@ -13,6 +14,8 @@ use safetensors::tensor::Dtype;
 
 use super::config::Bounds;
 use super::fp8::{self, Fp8Scales};
+use super::packed::{self, Packed};
+use super::quantization::Storage;
 use super::{HfConfig, ModelFileError};
 use crate::error::lfs_pointer;
 use crate::map::{MapError, map_file};
@@ -28,16 +31,38 @@ pub(crate) struct TensorLocation {
     /// As the file calls it, where it is none that can be read.
     pub(crate) format: Result<BlockFormat, String>,
     pub(crate) bytes: SharedBytes,
-    /// Where values are 8-bit floats: their scales.
-    pub(super) fp8: Option<Fp8Scales>,
+    /// Where `bytes` are not the values in their format: how these are made.
+    pub(super) coding: Option<Coding>,
+}
+
+/// How values are made of several tensors of the files.
+#[derive(Clone, Debug)]
+pub(super) enum Coding {
+    /// 8-bit floats with these scales.
+    Fp8(Fp8Scales),
+    /// Numbers of fewer bits, whose codes are the bytes.
+    Packed(Arc<Packed>),
 }
 
 impl TensorLocation {
-    /// The values in their format.
-    pub(super) fn values(&self) -> SharedBytes {
-        match &self.fp8 {
-            Some(scales) => scales.decode(&self.bytes),
+    /// The values in their format; packed numbers also in a wider one.
+    pub(super) fn values(&self, format: BlockFormat) -> SharedBytes {
+        match &self.coding {
+            Some(Coding::Fp8(scales)) => scales.decode(&self.bytes),
+            Some(Coding::Packed(packed)) => packed.decode(format),
             None => self.bytes.clone(),
+        }
+    }
+
+    /// The format that holds the values of this tensor and of one in another format, where packed
+    /// numbers may take a wider one.
+    pub(super) fn joint_format(&self, other: &Self) -> Option<Result<BlockFormat, String>> {
+        let is_packed = |stored: &Self| matches!(stored.coding, Some(Coding::Packed(_)));
+        match (&self.format, &other.format) {
+            (Ok(a), Ok(b)) if is_packed(self) && is_packed(other) => {
+                Some(Ok(packed::wider(*a, *b)))
+            }
+            (a, b) => (a == b).then(|| a.clone()),
         }
     }
 }
@@ -51,13 +76,13 @@ pub(crate) struct TensorFiles {
 }
 
 impl TensorFiles {
-    pub(super) fn open(directory: &Path) -> Result<Self, ModelFileError> {
+    /// The files of a directory whose matrices are stored in this way.
+    pub(super) fn open(directory: &Path, storage: Storage) -> Result<Self, ModelFileError> {
         let index = directory.join(INDEX);
         if !index.exists() {
             let mut files = Self::default();
             files.add(&directory.join(SINGLE))?;
-            fp8::join(&mut files)?;
-            return Ok(files);
+            return files.joined(storage);
         }
         let config = HfConfig::open(&index)?;
         let map = config
@@ -83,10 +108,7 @@ impl TensorFiles {
             .keys()
             .find(|&&name| !files.tensors.contains_key(name))
         {
-            None => {
-                fp8::join(&mut files)?;
-                Ok(files)
-            }
+            None => files.joined(storage),
             Some(&name) => Err(ModelFileError::Tensor {
                 name: name.to_owned(),
                 reason: format!(
@@ -96,6 +118,13 @@ impl TensorFiles {
                 ),
             }),
         }
+    }
+
+    /// The same with each matrix that is stored in several tensors as one.
+    fn joined(mut self, storage: Storage) -> Result<Self, ModelFileError> {
+        fp8::join(&mut self)?;
+        packed::join(&mut self, storage)?;
+        Ok(self)
     }
 
     /// The sizes that these tensors allow.
@@ -118,7 +147,7 @@ impl TensorFiles {
                     shape: weight.shape().to_vec(),
                     format: Ok(weight.format()),
                     bytes: weight.bytes().clone(),
-                    fp8: None,
+                    coding: None,
                 };
                 Ok((name, stored))
             }
@@ -164,7 +193,7 @@ impl TensorFiles {
                 shape: info.shape.clone(),
                 format: format(info.dtype),
                 bytes: data.ok_or_else(|| wrong(&"a tensor reaches beyond the end"))?,
-                fp8: None,
+                coding: None,
             };
             if self.tensors.insert(name.clone(), stored).is_some() {
                 let reason = format!("it is in '{}' and in another file", path.display());

@@ -10,7 +10,7 @@ use kv_core::block::{BlockFormat, dequantize};
 use kv_graph::weights::SharedBytes;
 
 use super::ModelFileError;
-use super::files::{TensorFiles, TensorLocation};
+use super::files::{Coding, TensorFiles, TensorLocation};
 
 /// What safetensors calls the type.
 const E4M3: &str = "F8_E4M3";
@@ -70,11 +70,16 @@ impl Fp8Scales {
             floats.iter().enumerate().map(move |(column, float)| {
                 let at = row / block_rows * across + column / block_columns;
                 let scale = self.scales.get(at).copied().unwrap_or_default();
-                VALUES[usize::from(*float)] * scale
+                e4m3(*float) * scale
             })
         });
         SharedBytes::from_f32(&values.collect::<Vec<f32>>())
     }
+}
+
+/// The value of a byte.
+pub(super) fn e4m3(byte: u8) -> f32 {
+    VALUES[usize::from(byte)]
 }
 
 /// The value of each byte: a sign, four bits of exponent and three of mantissa.
@@ -128,7 +133,7 @@ pub(super) fn join(files: &mut TensorFiles) -> Result<(), ModelFileError> {
         }
         if let Some(weight) = files.tensors.get_mut(&matrix) {
             weight.format = Ok(BlockFormat::F32);
-            weight.fp8 = Some(scales);
+            weight.coding = Some(Coding::Fp8(scales));
         }
     }
     Ok(())
@@ -148,7 +153,7 @@ mod tests {
             shape: shape.to_vec(),
             format,
             bytes: bytes.into(),
-            fp8: None,
+            coding: None,
         }
     }
 
@@ -212,7 +217,7 @@ mod tests {
             assert_eq!(files.tensors.len(), 1, "{scales:?}");
             let weight = &files.tensors["a.weight"];
             assert_eq!(weight.format, Ok(BlockFormat::F32));
-            let values = weight.values();
+            let values = weight.values(BlockFormat::F32);
             let values = values.as_chunks().0.iter().map(|v| f32::from_le_bytes(*v));
             for (i, got) in values.enumerate() {
                 let scale = 1.0 + place(i / 257, i % 257) as f32;

@@ -24,6 +24,7 @@ mod keys;
 mod latents;
 mod modules;
 mod names;
+mod packed;
 mod quantization;
 mod rope;
 mod rules;

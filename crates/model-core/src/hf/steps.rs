@@ -128,6 +128,7 @@ pub(super) enum Action {
     ColumnPart { part: usize, of: usize },
     PartsTogether { groups: usize, of: usize },
     EveryColumn { first: usize, step: usize },
+    EveryRow { first: usize, step: usize },
     Transposed,
     Squeezed,
     Flat,
@@ -235,7 +236,7 @@ impl Action {
             Self::Pairs { heads, rotary } => {
                 rotated_rows(shape, heads, rotary).map(|_| shape.to_vec())
             }
-            Self::RowPart { of, .. } => {
+            Self::RowPart { of, .. } | Self::EveryRow { step: of, .. } => {
                 let [_, rows, columns] = as_matrices(shape)?;
                 Ok(with_last(shape, [part_of(rows, of, "rows")?, columns]))
             }
@@ -363,6 +364,11 @@ impl Action {
             Self::EveryColumn { first, step } => {
                 let n = values.n_values();
                 values.gather(n, n / step.max(1), |at| at * step + first)
+            }
+            Self::EveryRow { first, step } => {
+                let [outer, rows, _] = as_matrices(&values.shape)?;
+                let n = outer * rows;
+                values.gather(n, n / step.max(1), |row| row * step + first)
             }
             Self::Transposed => {
                 let [_, rows, columns] = as_matrices(&values.shape)?;
@@ -522,6 +528,8 @@ mod tests {
         let (shape, values) = applied(&odd, &[2, 4]);
         assert_eq!((shape, values), (vec![2, 2], vec![1., 3., 5., 7.]));
         assert!(odd.shape(&[3]).unwrap_err().contains("3 columns"));
+        let odd = Action::EveryRow { first: 1, step: 2 };
+        assert_eq!(applied(&odd, &[2, 2, 1]), (vec![2, 1, 1], vec![1., 3.]));
     }
 
     #[test]

@@ -43,7 +43,7 @@ impl<'a> TranslatedConfig<'a> {
         let class_name = class_of(&config)?;
         let class = classes.for_config(class_name, &config);
         let class = class.ok_or_else(|| classes.unsupported(&config, class_name))?;
-        quantization::check(&config)?;
+        quantization::storage(&config)?;
         let config = match class.section {
             Some(section) => config.with_section(section),
             None => text_alone(config, class.name)?,
@@ -121,7 +121,8 @@ impl HfTranslation {
         }
         let name = directory.file_name().map(|name| name.to_string_lossy());
         // What is wrong with the config is said first, then that the tensors are not there.
-        let tensors = TensorFiles::open(directory);
+        let tensors = quantization::storage(&config)
+            .and_then(|storage| TensorFiles::open(directory, storage));
         let bounds = tensors
             .as_ref()
             .map_or(Bounds::UNKNOWN, TensorFiles::bounds);

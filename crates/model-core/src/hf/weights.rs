@@ -11,9 +11,10 @@ use kv_graph::weights::{
     SharedBytes, SourceChanged, Weight, WeightError, WeightInfo, WeightSource,
 };
 
-use super::files::{TensorFiles, TensorLocation};
+use super::files::{Coding, TensorFiles, TensorLocation};
 use super::modules::{ModuleTarget, made_by};
 use super::names::{Numbers, filled, matched};
+use super::packed;
 use super::steps::{Action, Values};
 use super::{HfClass, HfConfig, ModelFileError, TensorStep};
 
@@ -201,7 +202,9 @@ impl HfWeights {
             class.unused.iter().any(|p| matched(p, name).is_some())
                 || class.other_parts.iter().any(|p| name.starts_with(p))
         };
-        let unknown = |name: &&String| !used.contains(name.as_str()) && !is_unused(name);
+        let unknown = |name: &&String| {
+            !used.contains(name.as_str()) && !is_unused(name) && !files.is_empty_bias(name)
+        };
         match files.tensors.keys().find(unknown) {
             None => Ok(Self {
                 sources,
@@ -373,23 +376,31 @@ impl Source {
             name: name.to_owned(),
             reason,
         };
+        let mut stored_format = first.format.clone();
         for ((expert, name, stored), at) in found.iter().zip(0u32..) {
             if expert.is_some_and(|expert| expert != at) {
                 return Err(wrong(name, format!("that of expert {at} is missing")));
             }
-            if stored.shape != first.shape || stored.format != first.format {
+            let joint = stored.joint_format(first);
+            let Some(joint) = joint.filter(|_| stored.shape == first.shape) else {
                 let reason = format!(
                     "shape {:?}, but expert 0 has {:?}, or its values are stored otherwise",
                     stored.shape, first.shape
                 );
                 return Err(wrong(name, reason));
+            };
+            if let (Ok(so_far), Ok(joint)) = (&mut stored_format, joint) {
+                *so_far = packed::wider(*so_far, joint);
             }
         }
-        let actions: Vec<Action> = rule
-            .steps
-            .iter()
-            .map(|step| step.resolve(config))
-            .collect::<Result<_, _>>()?;
+        let actions = rule.steps.iter().map(|step| step.resolve(config));
+        let mut actions: Vec<Action> = actions.collect::<Result<_, _>>()?;
+        if matches!(first.coding, Some(Coding::Packed(_))) {
+            actions = packed::of_product(actions);
+            if !packed::keep_rows(&actions) {
+                stored_format = Ok(BlockFormat::F32);
+            }
+        }
         let (stacked, mut shape) = match first_expert {
             None => (ExpertStack::No, first.shape.clone()),
             Some(_) => {
@@ -397,7 +408,7 @@ impl Source {
                 (ExpertStack::Experts, shape)
             }
         };
-        let mut format = first.format.clone().unwrap_or(BlockFormat::F32);
+        let mut format = stored_format.clone().unwrap_or(BlockFormat::F32);
         for action in &actions {
             shape = action.shape(&shape).map_err(|reason| wrong(name, reason))?;
             format = action.format(format);
@@ -407,7 +418,7 @@ impl Source {
             parts: found.iter().map(|(.., stored)| (*stored).clone()).collect(),
             stacked,
             part_shape: first.shape.clone(),
-            stored: first.format.clone(),
+            stored: stored_format,
             actions,
             info: WeightInfo { shape, format },
         })
@@ -424,12 +435,12 @@ impl Source {
     fn make(&self, name: &str) -> Result<Weight, WeightError> {
         let format = self.format()?;
         let (shape, bytes) = match (self.stacked, self.parts.as_slice()) {
-            (ExpertStack::No, [part]) => (self.part_shape.clone(), part.values()),
+            (ExpertStack::No, [part]) => (self.part_shape.clone(), part.values(format)),
             (_, parts) => {
                 let shape = [&[parts.len()], self.part_shape.as_slice()].concat();
                 let mut bytes = Vec::new();
                 for part in parts {
-                    bytes.extend_from_slice(&part.values());
+                    bytes.extend_from_slice(&part.values(format));
                 }
                 (shape, bytes.into())
             }

@@ -6,6 +6,7 @@
 
 mod few_bits;
 mod fit;
+mod integers;
 mod k_formats;
 mod weighted;
 
@@ -15,6 +16,7 @@ use super::{BlockFormat, IQ4_VALUES};
 
 use self::few_bits::{encode_mxfp4, encode_q1_0, encode_q2_0, encode_tq1_0, encode_tq2_0};
 use self::k_formats::{encode_q2_k, encode_q3_k, encode_q4_k, encode_q5_k, encode_q6_k};
+pub use integers::{integer_block, integer_format, mxfp4_block};
 pub use weighted::quantize_weighted;
 
 /// The importance of values whose columns are all alike.
