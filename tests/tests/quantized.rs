@@ -229,9 +229,25 @@ fn a_gguf_file_of_them_computes_the_same_bits() {
 /// Changes a directory.
 type Edit = fn(&mut QuantizedDirectory);
 
+/// A fixture, what is changed of it, and parts of the sentence that refuses it.
+type BrokenFixture<'a> = (&'a str, Edit, &'a [&'a str]);
+
+fn refused(edits: &[BrokenFixture<'_>]) {
+    for (at, (name, edit, words)) in edits.iter().enumerate() {
+        let mut directory = QuantizedDirectory::named(name);
+        edit(&mut directory);
+        let Err(error) = directory.open() else {
+            panic!("edit {at} of {name} is not refused");
+        };
+        for word in *words {
+            assert!(error.contains(word), "edit {at} of {name}: {error}");
+        }
+    }
+}
+
 #[test]
-fn broken_matrices_are_refused_by_sentences() {
-    let edits: [(&str, Edit, &[&str]); 22] = [
+fn broken_matrices_of_gptq_and_awq_are_refused_by_sentences() {
+    refused(&[
         (
             "gptq_4bit",
             |d| drop(d.tensors.remove(&named("scales"))),
@@ -245,7 +261,12 @@ fn broken_matrices_are_refused_by_sentences() {
         (
             "gptq_4bit",
             |d| d.config["quantization_config"]["bits"] = json!(8),
-            &["q_proj.qzeros'", "[2, 8]", "not 8 bits"],
+            &["down_proj.qzeros'", "[4, 8]", "not 8 bits"],
+        ),
+        (
+            "gptq_4bit",
+            |d| drop(d.config.remove("quantization_config")),
+            &["down_proj.qweight'", "no 'quantization_config'"],
         ),
         (
             "gptq_4bit",
@@ -315,6 +336,20 @@ fn broken_matrices_are_refused_by_sentences() {
             |d| drop(d.tensors.remove(&named("qzeros"))),
             &["q_proj.qzeros'", "it is missing"],
         ),
+    ]);
+}
+
+#[test]
+fn broken_matrices_of_compressed_tensors_are_refused_by_sentences() {
+    refused(&[
+        (
+            "int4_channel",
+            |d| {
+                let weight = StoredTensor::of_i32(&[1, 1], [7]);
+                d.tensors.insert(named("weight"), weight);
+            },
+            &["q_proj.weight'", "and so is its packed form"],
+        ),
         (
             "int4_channel",
             |d| drop(d.tensors.remove(&named("weight_shape"))),
@@ -345,17 +380,7 @@ fn broken_matrices_are_refused_by_sentences() {
             |d| d.tensor("weight_global_scale").bytes.fill(0),
             &["q_proj.weight_scale'", "group 0 of row 0"],
         ),
-    ];
-    for (at, (name, edit, words)) in edits.into_iter().enumerate() {
-        let mut directory = QuantizedDirectory::named(name);
-        edit(&mut directory);
-        let Err(error) = directory.open() else {
-            panic!("edit {at} of {name} is not refused");
-        };
-        for word in words {
-            assert!(error.contains(word), "edit {at} of {name}: {error}");
-        }
-    }
+    ]);
 }
 
 /// Experts of one layer may need formats of their own: together they take the widest.
@@ -378,7 +403,8 @@ fn stacked_experts_take_a_format_that_holds_all() {
         };
         assert!(n_columns.is_multiple_of(32) && name.contains(&format!(".{expert}.")));
         let n_words = n_columns / 8 * n_rows;
-        let words = (0..n_words as u32).map(|i| i.wrapping_add(expert as u32) * 0x9E37_79B1);
+        let words =
+            (0..n_words as u32).map(|i| i.wrapping_add(expert as u32).wrapping_mul(0x9E37_79B1));
         // Stored as one less: 8 for the first, 6 for the others.
         let (zero, stored) = if expert == 0 {
             (8, 0x7777_7777)
@@ -420,6 +446,31 @@ fn stacked_experts_take_a_format_that_holds_all() {
     let experts = open.weights().require("blk.0.ffn_up_exps.weight").unwrap();
     assert_eq!(experts.format(), BlockFormat::Q5_0);
     assert!(experts.to_f32() == wanted, "other values");
+}
+
+/// A scale of the keys that another cache would have is left out; a tensor of that name is not.
+#[test]
+fn scales_of_a_cache_are_not_needed() {
+    let mut directory = QuantizedDirectory::named("fp8");
+    let name = "model.layers.0.self_attn.k_scale";
+    let scale = StoredTensor {
+        dtype: Dtype::F32,
+        shape: vec![1],
+        bytes: vec![0; 4],
+    };
+    directory.tensors.insert(name.to_owned(), scale.clone());
+    assert!(directory.open().is_ok());
+    let two = StoredTensor {
+        shape: vec![2],
+        bytes: vec![0; 8],
+        ..scale
+    };
+    directory.tensors.insert(name.to_owned(), two);
+    let error = directory.open().unwrap_err();
+    assert!(
+        error.contains(name) && error.contains("no such tensor"),
+        "{error}"
+    );
 }
 
 /// ModelOpt names the parts of NVFP4 otherwise, and multiplies where others divide.

@@ -203,7 +203,7 @@ impl HfWeights {
                 || class.other_parts.iter().any(|p| name.starts_with(p))
         };
         let unknown = |name: &&String| {
-            !used.contains(name.as_str()) && !is_unused(name) && !files.is_empty_bias(name)
+            !used.contains(name.as_str()) && !is_unused(name) && !files.is_idle(name)
         };
         match files.tensors.keys().find(unknown) {
             None => Ok(Self {

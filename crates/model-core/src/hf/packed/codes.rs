@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn rows_are_unpacked_as_their_codes_are_found() {
         let numbers = words(&std::array::from_fn::<u32, 96, _>(|i| {
-            i as u32 * 0x9E37_79B1
+            (i as u32).wrapping_mul(0x9E37_79B1)
         }));
         let eight = |along| (4, grid([8, 12], 1, along), 8 * 12, 8);
         for (order, (bits, grid, n_rows, n_columns)) in [

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use kv_core::block::BlockFormat;
-use kv_graph::weights::SharedBytes;
 
 use super::codes::{Axis, Codes, WordGrid, WordOrder};
 use super::module::{Module, stored_as};
@@ -17,7 +16,7 @@ use crate::hf::quantization::{Storage, ZeroPoints};
 const GPTQ_PARTS: [&str; 4] = ["qweight", "qzeros", "scales", "g_idx"];
 /// The same of compressed-tensors and ModelOpt, with the scales of activations, which are not
 /// rounded here.
-const COMPRESSED_PARTS: [&str; 11] = [
+const COMPRESSED_PARTS: [&str; 10] = [
     "weight_packed",
     "weight_scale",
     "weight_scale_2",
@@ -28,7 +27,6 @@ const COMPRESSED_PARTS: [&str; 11] = [
     "input_scale",
     "input_zero_point",
     "input_global_scale",
-    "weight",
 ];
 /// The same of gpt-oss, behind the name of the matrix.
 const BLOCK_PARTS: [&str; 2] = ["blocks", "scales"];
@@ -44,7 +42,7 @@ const COMPRESSED_BITS: [usize; 3] = [2, 4, 8];
 /// [`ModelFileError::Tensor`] where a part is missing, or does not fit the others.
 pub(in crate::hf) fn join(files: &mut TensorFiles, storage: Storage) -> Result<(), ModelFileError> {
     let parts: &[&str] = match storage {
-        Storage::AsTheyAre => return Ok(()),
+        Storage::AsTheyAre => return check_unpacked(files),
         Storage::Gptq { .. } | Storage::Awq => &GPTQ_PARTS,
         Storage::Compressed => &COMPRESSED_PARTS,
         Storage::FloatBlocks => &BLOCK_PARTS,
@@ -76,6 +74,7 @@ pub(in crate::hf) fn join(files: &mut TensorFiles, storage: Storage) -> Result<(
             }
             _ => (format!("{place}weight"), vec![n_rows, n_columns]),
         };
+        let is_apart = module.optional(parts[0]).is_some();
         for part in parts {
             files.tensors.remove(&format!("{place}{part}"));
         }
@@ -89,7 +88,7 @@ pub(in crate::hf) fn join(files: &mut TensorFiles, storage: Storage) -> Result<(
             bytes: packed.codes.bytes().clone(),
             coding: Some(Coding::Packed(Arc::new(packed))),
         };
-        if files.tensors.insert(name.clone(), weight).is_some() {
+        if files.tensors.insert(name.clone(), weight).is_some() && is_apart {
             let reason = format!(
                 "it is there, and so is its packed form, '{place}{}'",
                 parts[0]
@@ -99,6 +98,21 @@ pub(in crate::hf) fn join(files: &mut TensorFiles, storage: Storage) -> Result<(
     }
     widened.tell();
     Ok(())
+}
+
+/// Checks that no matrix is packed where the config does not say how.
+fn check_unpacked(files: &TensorFiles) -> Result<(), ModelFileError> {
+    let ends = [GPTQ_PARTS[0], COMPRESSED_PARTS[0]];
+    let is_packed = |name: &&String| ends.iter().any(|end| name.ends_with(&format!(".{end}")));
+    match files.tensors.keys().find(is_packed) {
+        None => Ok(()),
+        Some(name) => Err(ModelFileError::Tensor {
+            name: name.clone(),
+            reason: "it is packed, but 'config.json' has no 'quantization_config' that says how; \
+                     take it from the tool that quantized the model"
+                .to_owned(),
+        }),
+    }
 }
 
 /// Matrices that no block format holds as they are.
@@ -426,17 +440,23 @@ fn float_blocks(module: &Module<'_>) -> Result<Packed, ModelFileError> {
 }
 
 impl TensorFiles {
-    /// True for a bias of a packed matrix that adds nothing: some tools write one for every matrix.
-    pub(in crate::hf) fn is_empty_bias(&self, name: &str) -> bool {
+    /// True for what tools add to a quantized model and nothing here needs: a bias of a packed
+    /// matrix that adds nothing, or one scale for the keys or values that a cache of 8-bit floats
+    /// would have.
+    pub(in crate::hf) fn is_idle(&self, name: &str) -> bool {
+        let Some(tensor) = self.tensors.get(name) else {
+            return false;
+        };
+        if [".k_scale", ".v_scale"]
+            .iter()
+            .any(|end| name.ends_with(end))
+        {
+            return tensor.shape.iter().product::<usize>() == 1;
+        }
         let module = name.strip_suffix(".bias");
         let matrix = module.and_then(|module| self.tensors.get(&format!("{module}.weight")));
         let is_packed =
             matrix.is_some_and(|matrix| matches!(matrix.coding, Some(Coding::Packed(_))));
-        let is_zero = |bias: &SharedBytes| bias.iter().all(|byte| *byte == 0);
-        is_packed
-            && self
-                .tensors
-                .get(name)
-                .is_some_and(|bias| is_zero(&bias.bytes))
+        is_packed && tensor.bytes.iter().all(|byte| *byte == 0)
     }
 }

@@ -1,9 +1,9 @@
 //! [`Packed`]: a matrix of whole numbers or 4-bit floats with scales for groups of columns, as
 //! GPTQ, AWQ and compressed-tensors store it in several tensors.
 //!
-//! Invariant: no value is rounded. A matrix becomes the smallest block format that holds its numbers
-//! and scales as they are: a zero point only moves the numbers, so 4 bits with any zero point fit
-//! the 5 bits of `Q5_0`. Where none does, it becomes `F32`. It is made when it is requested.
+//! Invariant: no value is rounded. A matrix becomes the smallest block format that holds its
+//! numbers and scales as they are: a zero point only moves the numbers, so 4 bits with any zero
+//! point fit the 5 bits of `Q5_0`. Where none does, it becomes `F32`. It is made when requested.
 
 mod actions;
 mod codes;
