@@ -67,7 +67,7 @@ pub(crate) use state::{StateArgs, StateCommand, StateInspectArgs};
 pub(crate) use store::StoreArgs;
 pub(crate) use swap::SwapArgs;
 pub(crate) use texts::TextArgs;
-pub(crate) use trace::{ReplayArgs, TraceArgs};
+pub(crate) use trace::{ReplayArgs, TraceArgs, TraceFormat};
 pub(crate) use values::{
     ContextSize, MirostatVersion, PredictLimit, Seed, answer_limit, thinking_limit,
 };

@@ -146,3 +146,72 @@ fn what_cannot_be_replayed_is_refused_with_the_place() {
         assert!(code == 2 && message.contains(wanted), "{message}");
     }
 }
+
+#[test]
+fn requests_are_replayed_by_several_servers() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = trace(&folder);
+    let replay = |more: &[&str]| run_json(&[&["replay", &trace, "--json"], more].concat());
+    let reused = |report: &Value| report["replayed"]["n_reused"].as_u64().unwrap();
+    let alone = replay(&[]);
+    assert_eq!(alone.get("replicas"), None, "{alone}");
+    let rr = replay(&["--replicas", "2", "--router", "rr"]);
+    let of_each: Vec<u64> = rr["replicas"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["n_requests"].as_u64().unwrap())
+        .collect();
+    assert_eq!(of_each, [4, 4], "{rr}");
+    assert!(reused(&rr) < reused(&alone), "{rr}");
+    let tier = replay(&["--replicas", "2", "--router", "rr", "--tier", "1G"]);
+    assert_eq!(reused(&tier), reused(&rr));
+    assert!(
+        tier["replayed"]["n_fetched"].as_u64().unwrap() > 0,
+        "{tier}"
+    );
+    let (table, _) = output(&["replay", &trace, "--replicas", "2", "--tier", "1G"]);
+    for wanted in ["recorded", "server", "the busiest computes"] {
+        assert!(table.contains(wanted), "{table}");
+    }
+}
+
+#[test]
+fn traces_of_mooncakes_format_are_replayed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.jsonl").display().to_string();
+    let line = |blocks: &[u64]| {
+        let n = blocks.len() as u64 * 512;
+        json!({"timestamp": 0, "input_length": n, "output_length": 9, "hash_ids": blocks})
+            .to_string()
+    };
+    // The second one begins as the first one does, and the third one as both.
+    let lines = [line(&[1, 2, 3]), line(&[1, 2, 4, 5]), line(&[1, 6])].join("\n");
+    std::fs::write(&path, lines).unwrap();
+    let mooncake = ["replay", &path, "--trace-format", "mooncake"];
+    let report = run_json(&[&mooncake[..], &["-c", "100000", "--json"]].concat());
+    assert_eq!(report.get("recorded"), None, "{report}");
+    assert_eq!(report["replayed"]["n_prompt"], 9 * 512);
+    assert_eq!(report["replayed"]["n_reused"], 3 * 512);
+    let (table, _) = output(&[&mooncake[..], &["--budget", "1G", "--replicas", "2"]].concat());
+    assert!(
+        table.contains("replayed") && !table.contains("recorded"),
+        "{table}"
+    );
+    let (code, message) = failure(&mooncake);
+    assert!(
+        code == 1 && message.contains("needs --ctx or --budget"),
+        "{message}"
+    );
+    std::fs::write(&path, line(&[1]).replace("512", "513")).unwrap();
+    let (code, message) = failure(&[&mooncake[..], &["-c", "9999"]].concat());
+    assert!(
+        code == 1
+            && message.contains("line 1: a prompt of 513 tokens in 1 blocks of 512: it has 2"),
+        "{message}"
+    );
+    for wrong in [["--replicas", "0"], ["--router", "best"], ["--tier", "0"]] {
+        let (code, message) = failure(&[&mooncake[..], &wrong].concat());
+        assert!(code == 2 && message.contains(wrong[0]), "{message}");
+    }
+}

@@ -10,7 +10,7 @@ use crate::key::GroupName;
 
 /// The groups of a store, by recency.
 #[derive(Debug, Default)]
-pub(crate) struct Ledger {
+pub struct Ledger {
     groups: HashMap<GroupName, Entry>,
     /// By last use, the oldest first.
     order: BTreeMap<u64, GroupName>,
@@ -26,17 +26,17 @@ struct Entry {
 
 impl Ledger {
     /// Bytes of all groups.
-    pub(crate) fn n_bytes(&self) -> u64 {
+    pub fn n_bytes(&self) -> u64 {
         self.n_bytes
     }
 
     /// Bytes of a group that is there.
-    pub(crate) fn bytes_of(&self, name: GroupName) -> Option<u64> {
+    pub fn bytes_of(&self, name: GroupName) -> Option<u64> {
         self.groups.get(&name).map(|entry| entry.n_bytes)
     }
 
     /// A group is there, and was used now.
-    pub(crate) fn insert(&mut self, name: GroupName, n_bytes: u64) {
+    pub fn insert(&mut self, name: GroupName, n_bytes: u64) {
         self.remove(name);
         self.n_uses += 1;
         let used = self.n_uses;
@@ -46,14 +46,14 @@ impl Ledger {
     }
 
     /// A group was used, where it is there.
-    pub(crate) fn touch(&mut self, name: GroupName) {
+    pub fn touch(&mut self, name: GroupName) {
         if let Some(n_bytes) = self.bytes_of(name) {
             self.insert(name, n_bytes);
         }
     }
 
     /// A group is gone.
-    pub(crate) fn remove(&mut self, name: GroupName) {
+    pub fn remove(&mut self, name: GroupName) {
         if let Some(entry) = self.groups.remove(&name) {
             self.order.remove(&entry.used);
             self.n_bytes -= entry.n_bytes;
@@ -61,7 +61,7 @@ impl Ledger {
     }
 
     /// The group that goes first.
-    pub(crate) fn oldest(&self) -> Option<GroupName> {
+    pub fn oldest(&self) -> Option<GroupName> {
         self.order.first_key_value().map(|(_, name)| *name)
     }
 }

@@ -41,6 +41,7 @@ pub use job::{Busy, Job, JobId, Outcome};
 pub use key::{
     GROUP_TOKENS, GroupKind, GroupName, GroupNamer, Identity, MIN_SECRET, StoreKey, TAIL_TOKENS,
 };
+pub use ledger::Ledger;
 pub use rates::{FetchChoice, FetchEstimate, Rates};
 pub use store::{GroupStore, Kept};
 pub use tier::{Tier, TierConfig, TierCounts};

@@ -1,11 +1,12 @@
 //! `--trace` of the commands that run a service, and the flags of `cellar replay`. Knows nothing of
 //! what is in a trace.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use anyhow::Context;
 use cellar_engine::serve::{EvictionPolicy, PrefixCaching};
-use cellar_engine::trace::TraceWriter;
+use cellar_engine::trace::{FleetConfig, MooncakeFormat, Router, TraceWriter};
 use clap::{Args, ValueEnum};
 
 use super::byte_size::ByteSize;
@@ -61,14 +62,46 @@ ended that had ended when it came. Tokens that speculation drafted are not repla
 In place of each token a trace has a hash of it and of all tokens before it, with a random key
 that is not kept: it shows common prefixes, but no token.
 
+With --replicas the requests go to several servers, each with that memory, by --router; --tier is
+a store of prefixes that all share, which has what ended requests computed. How long a fetch would
+take is left out: what it has counts as fetched, where a server does not have it itself.
+
+--trace-format mooncake reads traces in the format of Mooncake's, which are public: JSON lines
+with 'timestamp', 'input_length' and 'hash_ids', a number for each block of the prompt. They tell
+of no model and no times, so --ctx or --budget is needed, and requests come one after the other.
+
 Examples:
   cellar serve -m MODEL.gguf --trace day.jsonl
   cellar replay day.jsonl
   cellar replay day.jsonl --budget 2G
-  cellar replay day.jsonl --ctx 65536 --policy lru --json")]
+  cellar replay day.jsonl --ctx 65536 --policy lru --json
+  cellar replay day.jsonl --replicas 4 --router hash --tier 64G
+  cellar replay conversation.jsonl --trace-format mooncake --budget 90G --replicas 16")]
 pub(crate) struct ReplayArgs {
     /// The trace; - is stdin
     pub(crate) trace: PathBuf,
+    /// What wrote the trace
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = TraceFormat::Cellar)]
+    pub(crate) trace_format: TraceFormat,
+    /// Tokens of a block of a trace of Mooncake's format
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = count())]
+    pub(crate) tokens_per_block: u32,
+    /// Bytes of a token in the memory, for a trace of Mooncake's format: those of Llama 3 8B with K
+    /// and V in f16, unless others are given
+    #[arg(long, value_name = "SIZE", default_value = "128K")]
+    pub(crate) token_bytes: ByteSize,
+    /// Servers that share the requests
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) replicas: u32,
+    /// Which of them a request goes to
+    #[arg(long, value_name = "ROUTER", value_enum, default_value_t = RouterName::Longest)]
+    pub(crate) router: RouterName,
+    /// Tokens of the beginning of a prompt by which --router hash chooses
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = count())]
+    pub(crate) hash_tokens: u32,
+    /// Bytes of a store of prefixes that all servers share [default: none]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) tier: Option<ByteSize>,
     /// Bytes that the memory may take: as many tokens as fit
     #[arg(long, value_name = "SIZE", conflicts_with = "ctx")]
     pub(crate) budget: Option<ByteSize>,
@@ -90,6 +123,52 @@ pub(crate) struct ReplayArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl ReplayArgs {
+    /// The servers of the replay.
+    pub(crate) fn fleet(&self) -> FleetConfig {
+        let router = match self.router {
+            RouterName::Rr => Router::RoundRobin,
+            RouterName::Hash => Router::Hash {
+                n_tokens: self.hash_tokens as usize,
+            },
+            RouterName::Longest => Router::Longest,
+        };
+        FleetConfig {
+            n_replicas: NonZeroUsize::new(self.replicas as usize).unwrap_or(NonZeroUsize::MIN),
+            router,
+            tier_bytes: self.tier.map(|size| size.0),
+        }
+    }
+
+    /// What a trace of Mooncake's format does not say.
+    pub(crate) fn mooncake(&self) -> MooncakeFormat {
+        MooncakeFormat {
+            tokens_per_block: self.tokens_per_block,
+            token_bytes: self.token_bytes.0,
+        }
+    }
+}
+
+/// What wrote a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TraceFormat {
+    /// --trace of this program
+    Cellar,
+    /// Mooncake, or a program that writes its format
+    Mooncake,
+}
+
+/// Which of several servers a request goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RouterName {
+    /// One after the other
+    Rr,
+    /// By consistent hashing of the beginning of its prompt
+    Hash,
+    /// The one that has most of its prompt, as far as it has not much more to do than others
+    Longest,
 }
 
 /// Which prefixes are kept.

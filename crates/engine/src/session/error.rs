@@ -37,6 +37,12 @@ pub enum ServiceError {
         /// What is wrong.
         what: String,
     },
+    /// A trace that can be read cannot be replayed in this way.
+    #[error("the trace cannot be replayed in this way: {reason}")]
+    ReplayRefused {
+        /// Why.
+        reason: String,
+    },
     /// Saved prefixes are not what would be computed here.
     #[error("the cached prefixes are not restored: {reason}")]
     PrefixesRefused {

@@ -155,6 +155,26 @@ impl TracedPolicy {
 }
 
 impl TraceLimits {
+    /// Tokens of a step of [`TraceLimits::alone`].
+    pub(crate) const ALONE_TOKENS: u32 = 1 << 16;
+
+    /// Limits for requests that come one after the other.
+    pub(crate) fn alone(max_running: usize) -> Self {
+        Self {
+            n_batch: Self::ALONE_TOKENS,
+            step_tokens: Self::ALONE_TOKENS,
+            step_time: None,
+            max_running,
+            aging: 30_000_000,
+            headroom: 0,
+            preempt_every: None,
+            prefix_bytes: None,
+            swap_bytes: 0,
+            swap_disk_bytes: 0,
+            policy: TracedPolicy::Adaptive,
+        }
+    }
+
     pub(crate) fn of(config: &SchedulerConfig) -> Self {
         Self {
             n_batch: config.rules.n_batch,

@@ -11,6 +11,8 @@
 //! [`replay`] sends the requests of a trace through a real scheduler and a real memory module, of
 //! another size or with another eviction policy, without a model: each text goes on as it did in
 //! the trace, and steps take the time that steps of so many tokens took there.
+//! [`replay_fleet`] sends them through several services behind a [`Router`], with or without a store
+//! of prefixes that all share; [`Trace::read_mooncake`] reads public traces, which have no model.
 //!
 //! ```
 //! use cellar_engine::trace::{ReplayConfig, Trace, replay};
@@ -26,16 +28,22 @@
 //! }
 //! ```
 
+mod fleet;
 mod layout;
+mod mooncake;
 mod reader;
 mod record;
 mod replay;
+mod replica;
+mod shared_tier;
 mod step_cost;
 mod writer;
 
+pub use fleet::Router;
+pub use mooncake::MooncakeFormat;
 pub use reader::Trace;
 pub use record::TRACE_VERSION;
-pub use replay::{ReplayConfig, ReplayReport, replay};
+pub use replay::{FleetConfig, FleetReport, ReplayConfig, ReplayReport, replay, replay_fleet};
 pub use writer::TraceWriter;
 
 pub(crate) use record::TraceEvent;

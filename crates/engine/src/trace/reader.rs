@@ -19,6 +19,8 @@ use crate::serve::ServiceError;
 #[derive(Clone, Debug)]
 pub struct Trace {
     pub(crate) header: TraceHeader,
+    /// Tokens that each token of it stands for, and each cell of its memory.
+    pub(crate) unit: u32,
     /// In the order in which they came.
     pub(crate) requests: Vec<TracedRequest>,
     /// Texts by number.
@@ -46,7 +48,7 @@ pub(crate) struct TracedText {
     pub(crate) tokens: Vec<TokenId>,
     /// How long after it came, and why; `None` where the trace ends before.
     pub(crate) end: Option<(Micros, TracedEnd)>,
-    came_at: Micros,
+    pub(super) came_at: Micros,
 }
 
 impl Trace {
@@ -63,14 +65,7 @@ impl Trace {
             LineEnd::Cut => return Err(wrong(at, "the first line is no header of a trace")),
         };
         at += line.len() as u64;
-        let mut trace = Self {
-            header,
-            requests: Vec::new(),
-            texts: BTreeMap::new(),
-            events: Vec::new(),
-            micros: 0,
-            cut_off: None,
-        };
+        let mut trace = Self::new(header, 1);
         let mut n_ended = 0;
         let mut has_stopped = false;
         loop {
@@ -93,6 +88,19 @@ impl Trace {
         }
         trace.cut_off = (!has_stopped || !line.is_empty()).then_some(at);
         Ok(trace)
+    }
+
+    /// A trace without requests, whose tokens stand for so many each.
+    pub(super) fn new(header: TraceHeader, unit: u32) -> Self {
+        Self {
+            header,
+            unit,
+            requests: Vec::new(),
+            texts: BTreeMap::new(),
+            events: Vec::new(),
+            micros: 0,
+            cut_off: None,
+        }
     }
 
     /// Where the file was cut off, in bytes: the program that wrote it did not end as it should.

@@ -1,28 +1,22 @@
-//! [`replay`]: the requests of a trace under another memory or eviction policy.
+//! [`replay`]: the requests of a trace under another memory or eviction policy, and
+//! [`replay_fleet`]: the same over several services behind a router.
 //!
-//! Invariant: the scheduler and the memory are those of a service; only the model is missing. A
+//! Invariant: the schedulers and memories are those of a service; only the model is missing. A
 //! text goes on with the tokens that it had, and a request comes no earlier than in the trace, and
 //! not before the texts have ended that had ended when it came: so the next message of a
 //! conversation follows its answer. Drafted tokens are not replayed.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 
-use cellar_scheduler::{
-    DropReason, Event, Micros, Note, Outcome, PrefixCaching, Progress, RequestId, RowUse,
-    Scheduler, SchedulerConfig, Shift, ShiftResult, Step, Swap, SwappedIn, Work,
-};
-use kv_core::SeqId;
-use kv_core::memory::{
-    Composite, CompositeSlot, Edit, Memory, MemoryInputs, Plan, Refusal, RestoreInto, Seqs,
-    Snapshot,
-};
+use cellar_scheduler::PrefixCaching;
 use serde::Serialize;
 
-use super::layout::{MemoryShape, TracedPolicy};
-use super::reader::{Trace, TracedText};
-use super::record::{TraceEvent, TracedDrop, TracedEnd, TracedWay};
+use super::fleet::{Fleet, Router};
+use super::layout::TracedPolicy;
+use super::reader::Trace;
+use super::record::{TraceEvent, TracedDrop, TracedWay};
 use super::step_cost::{Measured, StepCost};
-use crate::error::EngineError;
 use crate::serve::{EvictionPolicy, ServiceError};
 
 /// What is different in a replay; the [default](ReplayConfig::default) is as in the trace.
@@ -58,7 +52,9 @@ pub struct ReplayReport {
     pub n_prompt: usize,
     /// Of these, those that were there already.
     pub n_reused: usize,
-    /// Tokens that steps computed, of prompts and texts.
+    /// Of these, those that were not there, and that the shared tier had.
+    pub n_fetched: usize,
+    /// Tokens that steps computed, of prompts and texts. A replay computes what it would fetch.
     pub n_computed: usize,
     /// Of these, those that had been computed before, and were dropped by preemptions.
     pub n_recomputed: usize,
@@ -83,23 +79,116 @@ impl ReplayReport {
     pub fn hit_rate(&self) -> f64 {
         self.n_reused as f64 / self.n_prompt.max(1) as f64
     }
+
+    /// The part of the prompts' tokens that was reused or fetched, 0 to 1.
+    pub fn hit_rate_with_tier(&self) -> f64 {
+        (self.n_reused + self.n_fetched) as f64 / self.n_prompt.max(1) as f64
+    }
+
+    /// Tokens of prompts that had to be computed.
+    pub fn n_prompt_computed(&self) -> usize {
+        let saved = self.n_reused + self.n_fetched;
+        self.n_prompt.saturating_sub(saved)
+    }
+
+    /// The same in tokens, where the numbers are those of larger units.
+    pub(super) fn scaled(self, n_tokens: u32) -> Self {
+        let n = n_tokens as usize;
+        Self {
+            n_ctx: self.n_ctx.saturating_mul(n_tokens),
+            n_prompt: self.n_prompt * n,
+            n_reused: self.n_reused * n,
+            n_fetched: self.n_fetched * n,
+            n_computed: self.n_computed * n,
+            n_recomputed: self.n_recomputed * n,
+            n_evicted_tokens: self.n_evicted_tokens * n,
+            ..self
+        }
+    }
+}
+
+/// Services of the same kind behind a router; the [default](FleetConfig::default) is one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FleetConfig {
+    /// How many. Each has the memory of the [`ReplayConfig`].
+    pub n_replicas: NonZeroUsize,
+    /// Which of them a request goes to.
+    pub router: Router,
+    /// Bytes of a store that all share, which keeps the prefixes of ended requests.
+    pub tier_bytes: Option<u64>,
+}
+
+impl Default for FleetConfig {
+    fn default() -> Self {
+        Self {
+            n_replicas: NonZeroUsize::MIN,
+            router: Router::Longest,
+            tier_bytes: None,
+        }
+    }
+}
+
+/// What came of the requests of a trace in several services.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FleetReport {
+    /// Of each service.
+    pub replicas: Vec<ReplayReport>,
+}
+
+impl FleetReport {
+    /// All together: sums, but for the time, which is the longest.
+    pub fn total(&self) -> ReplayReport {
+        let mut replicas = self.replicas.iter().copied();
+        let first = replicas.next().unwrap_or_default();
+        replicas.fold(first, |sum, one| ReplayReport {
+            n_ctx: sum.n_ctx.saturating_add(one.n_ctx),
+            memory_bytes: sum.memory_bytes.saturating_add(one.memory_bytes),
+            peak_bytes: sum
+                .peak_bytes
+                .zip(one.peak_bytes)
+                .map(|(sum, one)| sum.saturating_add(one)),
+            n_requests: sum.n_requests + one.n_requests,
+            n_refused: sum.n_refused + one.n_refused,
+            n_prompt: sum.n_prompt + one.n_prompt,
+            n_reused: sum.n_reused + one.n_reused,
+            n_fetched: sum.n_fetched + one.n_fetched,
+            n_computed: sum.n_computed + one.n_computed,
+            n_recomputed: sum.n_recomputed + one.n_recomputed,
+            n_swapped_bytes: sum.n_swapped_bytes + one.n_swapped_bytes,
+            n_spilled_bytes: sum.n_spilled_bytes + one.n_spilled_bytes,
+            n_evicted: sum.n_evicted + one.n_evicted,
+            n_evicted_tokens: sum.n_evicted_tokens + one.n_evicted_tokens,
+            n_preemptions: sum.n_preemptions + one.n_preemptions,
+            n_steps: sum.n_steps + one.n_steps,
+            micros: sum.micros.max(one.micros),
+        })
+    }
+
+    /// Prompt tokens that the busiest service computes, for each that they compute on average.
+    pub fn imbalance(&self) -> f64 {
+        let computed = self.replicas.iter().map(ReplayReport::n_prompt_computed);
+        let busiest = computed.clone().max().unwrap_or(0);
+        let all: usize = computed.sum();
+        busiest as f64 * self.replicas.len() as f64 / all.max(1) as f64
+    }
 }
 
 impl Trace {
     /// The longest context whose memory takes at most so many bytes.
     ///
     /// # Errors
-    /// [`ServiceError::Trace`] where not even one token fits.
+    /// [`ServiceError::ReplayRefused`] where not even one token fits.
     pub fn n_ctx_within(&self, n_bytes: u64) -> Result<u32, ServiceError> {
         let memory = &self.header.memory;
-        memory.largest_n_ctx(n_bytes).ok_or_else(|| {
+        let n_cells = memory.largest_n_ctx(n_bytes);
+        let n_tokens = n_cells.map(|n| n.saturating_mul(self.unit));
+        n_tokens.ok_or_else(|| {
             let least = memory.with_n_ctx(1).bytes().unwrap_or(u64::MAX);
-            super::reader::wrong(
-                0,
-                &format!(
+            ServiceError::ReplayRefused {
+                reason: format!(
                     "the memory of this model takes at least {least} bytes, and {n_bytes} are given"
                 ),
-            )
+            }
         })
     }
 
@@ -178,7 +267,7 @@ impl Trace {
         events.any(|event| matches!(event, TraceEvent::Step(step) if step.n_drafted > 0))
     }
 
-    fn step_cost(&self) -> StepCost {
+    pub(super) fn step_cost(&self) -> StepCost {
         StepCost::fit(self.events.iter().filter_map(|event| match event {
             TraceEvent::Step(step) => Some(Measured {
                 n_tokens: step.n_tokens,
@@ -192,342 +281,38 @@ impl Trace {
 /// Sends the requests of a trace through a scheduler and a memory.
 ///
 /// # Errors
+/// As [`replay_fleet`], but for those of the tier.
+pub fn replay(trace: &Trace, config: &ReplayConfig) -> Result<ReplayReport, ServiceError> {
+    replay_fleet(trace, config, &FleetConfig::default()).map(|report| report.total())
+}
+
+/// Sends the requests of a trace through several schedulers and memories, whose clocks go on
+/// together.
+///
+/// # Errors
 /// [`ServiceError::Engine`] where there is no memory of this size, or it refuses what the scheduler
 /// planned, which no sound trace leads to; [`ServiceError::Refused`] where the
-/// limits of the trace suit no scheduler.
-pub fn replay(trace: &Trace, config: &ReplayConfig) -> Result<ReplayReport, ServiceError> {
-    let shape = match config.n_ctx {
-        Some(n_ctx) => trace.header.memory.with_n_ctx(n_ctx),
-        None => trace.header.memory.clone(),
-    };
-    let limits = &trace.header.limits;
-    let policy = limits.policy.with(config.prefix_cache, config.eviction);
-    let memory = shape
-        .memory()
-        .map_err(|error| EngineError::from(crate::ConfigError::from(error)))?;
-    let limits = limits.scheduler(&shape.config, policy);
-    let limits = SchedulerConfig {
-        swap_bytes: config.swap_bytes.unwrap_or(limits.swap_bytes),
-        swap_disk_bytes: config.swap_disk_bytes.unwrap_or(limits.swap_disk_bytes),
-        ..limits
-    };
-    let scheduler = Scheduler::new(limits, &memory)?
-        .with_row_bytes(shape.row_bytes())
-        .with_notes();
-    let report = ReplayReport {
-        n_ctx: shape.config.n_ctx,
-        memory_bytes: shape.bytes().unwrap_or(u64::MAX),
-        peak_bytes: Some(0),
-        n_requests: trace.requests.len(),
-        ..ReplayReport::default()
-    };
-    let mut replay = Replay {
-        trace,
-        shape,
-        memory,
-        scheduler,
-        cost: trace.step_cost(),
-        now: 0,
-        is_idle: true,
-        n_sent: 0,
-        n_ended: 0,
-        live: BTreeMap::new(),
-        preempted: BTreeMap::new(),
-        saved: BTreeMap::new(),
-        report,
-    };
-    replay.run()?;
-    Ok(ReplayReport {
-        micros: replay.now,
-        ..replay.report
-    })
-}
-
-/// A text that has not ended.
-struct LiveReplay<'a> {
-    text: &'a TracedText,
-    /// How many of its tokens were chosen.
-    n_chosen: usize,
-    came_at: u64,
-    /// Tokens of the prompt that are not counted yet: of the first text of a request alone.
-    n_prompt: Option<usize>,
-}
-
-struct Replay<'a> {
-    trace: &'a Trace,
-    shape: MemoryShape,
-    memory: Composite,
-    scheduler: Scheduler,
-    cost: StepCost,
-    now: u64,
-    /// Nothing runs, and nothing waits but for time to pass.
-    is_idle: bool,
-    n_sent: usize,
-    n_ended: usize,
-    live: BTreeMap<RequestId, LiveReplay<'a>>,
-    /// Tokens that preempted requests had.
-    preempted: BTreeMap<RequestId, usize>,
-    /// What was saved of preempted requests, and of which sequences.
-    saved: BTreeMap<RequestId, (SeqId, Snapshot)>,
-    report: ReplayReport,
-}
-
-impl Replay<'_> {
-    fn run(&mut self) -> Result<(), ServiceError> {
-        loop {
-            self.send();
-            self.cancel();
-            self.is_idle = false;
-            let plan = self.scheduler.next(Micros(self.now), &self.memory);
-            self.take(plan.outcomes);
-            match plan.work {
-                Work::Decode { step, planned } => self.decode(&step, planned.plan),
-                Work::Edit(edits) => {
-                    edits.into_iter().try_for_each(|edit| self.edit(edit))?;
-                }
-                Work::SwapOut { swap, limit } => self.swap_out(&swap, limit)?,
-                Work::SwapIn(swap) => self.swap_in(&swap)?,
-                // A trace tells of no sources. A memory that is larger or smaller than the traced
-                // one shifts other texts.
-                // No request of a trace asks a store.
-                Work::Fetch(_) | Work::Restore(_) => {}
-                Work::Encode { request, .. } => self.handle(Event::Encoded(request)),
-                Work::Shift(shift) => self.shift(shift),
-                Work::Idle => {
-                    let Some(time) = self.next_time() else {
-                        return Ok(());
-                    };
-                    self.now = self.now.max(time);
-                    self.is_idle = true;
-                }
-            }
-        }
-    }
-
-    fn edit(&mut self, edit: Edit) -> Result<(), ServiceError> {
-        let _no_rows = self.memory.apply(edit).map_err(EngineError::from)?;
-        Ok(())
-    }
-
-    /// Keeps what the memory holds of a request; its bytes are those of the rows alone.
-    fn swap_out(&mut self, swap: &Swap, limit: u64) -> Result<(), ServiceError> {
-        swap.before_saving()
-            .map_or(Ok(()), |edit| self.edit(edit))?;
-        let seq = swap.swapped_seq();
-        let snapshot = self.memory.snapshot(Seqs::One(seq));
-        let snapshot = snapshot.map_err(EngineError::from)?;
-        swap.at_the_end().map_or(Ok(()), |edit| self.edit(edit))?;
-        let n_bytes = self.shape.bytes_of(&snapshot);
-        let is_saved = n_bytes <= limit;
-        let request = swap.request;
-        if is_saved {
-            self.saved.insert(request, (seq, snapshot));
-        }
-        let n_bytes = is_saved.then_some(n_bytes);
-        self.handle(Event::SwappedOut { request, n_bytes });
-        Ok(())
-    }
-
-    fn swap_in(&mut self, swap: &Swap) -> Result<(), ServiceError> {
-        let request = swap.request;
-        let to = swap.swapped_seq();
-        let restored = self.saved.get(&request).map(|&(from, ref snapshot)| {
-            let into = RestoreInto::One { from, to };
-            self.memory.restore(snapshot, into).map(drop)
-        });
-        let result = match restored {
-            Some(Ok(())) => SwappedIn::Restored,
-            Some(Err(Refusal::NoRoom(_) | Refusal::NoStateRoom(_))) => SwappedIn::NoRoom,
-            Some(Err(error)) => return Err(EngineError::from(error).into()),
-            None => SwappedIn::Lost,
-        };
-        if result == SwappedIn::Restored {
-            self.saved.remove(&request);
-            let edits = swap.after_restoring().into_iter().chain(swap.at_the_end());
-            edits.into_iter().try_for_each(|edit| self.edit(edit))?;
-        }
-        self.handle(Event::SwappedIn { request, result });
-        Ok(())
-    }
-
-    /// Sends the requests that are due.
-    fn send(&mut self) {
-        while let Some(next) = self.trace.requests.get(self.n_sent) {
-            let is_due = next.at.0 <= self.now;
-            // Where nothing runs, nothing more ends.
-            if !is_due || (self.n_ended < next.n_ended && !self.is_idle) {
-                return;
-            }
-            self.n_sent += 1;
-            self.is_idle = false;
-            // Never at the time of what came before, as in a service: which prefix was used last
-            // decides which is evicted.
-            self.now += 1;
-            let request = next.request.clone();
-            let texts = std::iter::once(request.id).chain(request.siblings.iter().copied());
-            for (number, id) in texts.enumerate() {
-                if let Some(text) = self.trace.texts.get(&id) {
-                    let live = LiveReplay {
-                        text,
-                        n_chosen: 0,
-                        came_at: self.now,
-                        n_prompt: (number == 0).then_some(request.prompt.len()),
-                    };
-                    self.live.insert(id, live);
-                }
-            }
-            self.handle(Event::Submit(request));
-        }
-    }
-
-    /// Cancels the texts that were cancelled before their first token, when it is time.
-    fn cancel(&mut self) {
-        let now = self.now;
-        let is_due = |live: &LiveReplay<'_>| live.cancel_time().is_some_and(|time| time <= now);
-        let due = self.live.iter().filter(|(_, live)| is_due(live));
-        let due: Vec<RequestId> = due.map(|(&id, _)| id).collect();
-        for id in due {
-            self.handle(Event::Cancel(id));
-            self.live.remove(&id);
-        }
-    }
-
-    /// When something comes, while nothing runs.
-    fn next_time(&self) -> Option<u64> {
-        let next = self.trace.requests.get(self.n_sent).map(|next| next.at.0);
-        let cancels = self.live.values().filter_map(LiveReplay::cancel_time);
-        next.into_iter().chain(cancels).min()
-    }
-
-    /// Drops tokens of a text that is full.
-    fn shift(&mut self, shift: Shift) {
-        let [removal, move_down] = shift.edits();
-        let mut shifted = self.memory.clone();
-        let edited = shifted
-            .apply(removal)
-            .and_then(|_| shifted.apply(move_down));
-        let result = match edited {
-            Ok(_) => {
-                self.memory = shifted;
-                ShiftResult::Done
-            }
-            Err(Refusal::NoRoom(_)) => ShiftResult::NoRoom,
-            Err(_) => ShiftResult::Refused,
-        };
-        let request = shift.request;
-        self.handle(Event::Shifted { request, result });
-    }
-
-    fn decode(&mut self, step: &Step, plan: Plan<CompositeSlot>) {
-        let mut inputs = MemoryInputs::default();
-        let mut ubatches = self.memory.begin_planned(plan);
-        while ubatches.next(&mut inputs).is_some() {}
-        drop(ubatches);
-        let took = self.cost.micros(step.batch.len());
-        self.now += took;
-        self.report.n_steps += 1;
-        self.report.n_computed += step.batch.len();
-        let used = self.shape.bytes_used(&self.memory);
-        self.report.peak_bytes = self.report.peak_bytes.max(Some(used));
-        let live = &mut self.live;
-        let rows = step.report(|row| match row.use_of {
-            RowUse::Prompt => None,
-            RowUse::NextToken | RowUse::AfterDraft(_) => {
-                live.get_mut(&row.request).map(LiveReplay::next)
-            }
-        });
-        self.handle(Event::StepDone(rows));
-        self.handle(Event::StepTime(Micros(took)));
-    }
-
-    fn handle(&mut self, event: Event) {
-        let outcomes = self.scheduler.handle(Micros(self.now), event);
-        self.take(outcomes);
-    }
-
-    fn take(&mut self, outcomes: Vec<Outcome>) {
-        for outcome in outcomes {
-            match outcome {
-                Outcome::Refused { request, .. } => {
-                    let refused = self.live.remove(&request);
-                    self.report.n_refused +=
-                        usize::from(refused.is_some_and(|r| r.n_prompt.is_some()));
-                    self.n_ended += 1;
-                }
-                Outcome::Admitted { request, reuse, .. } => match self.preempted.remove(&request) {
-                    Some(had) => {
-                        self.report.n_recomputed += had.saturating_sub(reuse.n_tokens);
-                    }
-                    None => {
-                        let live = self.live.get_mut(&request);
-                        if let Some(n_prompt) = live.and_then(|live| live.n_prompt.take()) {
-                            self.report.n_prompt += n_prompt;
-                            self.report.n_reused += reuse.n_tokens;
-                        }
-                    }
-                },
-                Outcome::Preempted { request, n_tokens } => {
-                    self.report.n_preemptions += 1;
-                    self.preempted.insert(request, n_tokens);
-                }
-                // Wherever it is, it comes back the same.
-                Outcome::Spilled { .. } => {}
-                Outcome::SwapDropped { request, n_tokens } => {
-                    self.saved.remove(&request);
-                    self.report.n_recomputed += n_tokens;
-                }
-                Outcome::Ended { request, .. } => {
-                    self.saved.remove(&request);
-                    self.live.remove(&request);
-                    self.preempted.remove(&request);
-                    self.n_ended += 1;
-                }
-            }
-        }
-        for note in self.scheduler.take_notes() {
-            match note {
-                Note::Dropped {
-                    n_tokens,
-                    why: DropReason::Evicted,
-                    ..
-                } => {
-                    self.report.n_evicted += 1;
-                    self.report.n_evicted_tokens += n_tokens;
-                }
-                Note::SwappedOut { n_bytes, .. } => self.report.n_swapped_bytes += n_bytes,
-                Note::Spilled { n_bytes, .. } => self.report.n_spilled_bytes += n_bytes,
-                _ => {}
-            }
-        }
-    }
-}
-
-impl LiveReplay<'_> {
-    /// What becomes of it by the next row.
-    fn next(&mut self) -> Progress {
-        let token = self.text.tokens.get(self.n_chosen);
-        self.n_chosen += 1;
-        match (token, self.text.end) {
-            (Some(&token), _) => Progress::Token(token),
-            (None, Some((_, TracedEnd::Failed))) => Progress::Failed,
-            (None, _) => Progress::Ended,
-        }
-    }
-
-    /// When it is cancelled, where that is before its first token.
-    fn cancel_time(&self) -> Option<u64> {
-        match self.text.end {
-            Some((after, TracedEnd::Cancelled)) if self.text.tokens.is_empty() => {
-                Some(self.came_at.saturating_add(after.0))
-            }
-            _ => None,
-        }
-    }
+/// limits of the trace suit no scheduler; [`ServiceError::ReplayRefused`] where there is a tier and
+/// layers of the model have windows or states.
+pub fn replay_fleet(
+    trace: &Trace,
+    config: &ReplayConfig,
+    fleet: &FleetConfig,
+) -> Result<FleetReport, ServiceError> {
+    let mut replayed = Fleet::new(trace, config, fleet)?;
+    replayed.run()?;
+    let reports = replayed.reports();
+    let replicas = reports.map(|report| report.scaled(trace.unit)).collect();
+    Ok(FleetReport { replicas })
 }
 
 impl TracedPolicy {
     /// The same with what is chosen.
-    fn with(self, caching: Option<PrefixCaching>, eviction: Option<EvictionPolicy>) -> Self {
+    pub(super) fn with(
+        self,
+        caching: Option<PrefixCaching>,
+        eviction: Option<EvictionPolicy>,
+    ) -> Self {
         let own = match self {
             Self::Lru => EvictionPolicy::Lru,
             Self::Slru => EvictionPolicy::SegmentedLru,

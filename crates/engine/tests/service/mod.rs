@@ -36,6 +36,7 @@ macro_rules! for_each_memory {
 mod blocks;
 mod draft_model;
 mod drafted;
+mod fleet;
 mod heads;
 pub(crate) mod models;
 mod not_a_number;

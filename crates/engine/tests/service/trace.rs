@@ -64,7 +64,7 @@ fn start(case: &Case, n_ctx: u32, config: &ServiceConfig) -> (Service<kv_cpu::Cp
 
 /// Two conversations that take turns, each message after the answer before. Returns the trace, and
 /// what the service counted.
-fn conversations(case: &Case, n_ctx: u32) -> (Vec<u8>, Counters) {
+pub(super) fn conversations(case: &Case, n_ctx: u32) -> (Vec<u8>, Counters) {
     let (service, buffer) = start(case, n_ctx, &ServiceConfig::default());
     let _texts: [Vec<TokenId>; 2] = case.converse(&service, 8);
     let counters = last_counters(&service);
@@ -168,10 +168,10 @@ fn a_smaller_budget_evicts_and_a_larger_one_does_not() {
     let n_ctx = trace.n_ctx_within(ample.memory_bytes).unwrap();
     assert_eq!(n_ctx, 2000);
     assert_eq!(trace.n_ctx_within(ample.memory_bytes - 1).unwrap(), 1999);
-    let Err(ServiceError::Trace { what, .. }) = trace.n_ctx_within(1) else {
+    let Err(ServiceError::ReplayRefused { reason }) = trace.n_ctx_within(1) else {
         panic!("nothing fits a byte");
     };
-    assert!(what.contains("takes at least"), "{what}");
+    assert!(reason.contains("takes at least"), "{reason}");
     // What does not fit is refused, as a service would.
     let tiny = ReplayConfig {
         n_ctx: Some(100),
