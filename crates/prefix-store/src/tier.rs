@@ -294,6 +294,12 @@ impl Tier {
         state.writing.is_empty()
     }
 
+    /// True if none of these groups waits to be written.
+    pub fn has_written(&self, names: &[GroupName]) -> bool {
+        let writing = &self.shared.lock().writing;
+        names.iter().all(|name| !writing.contains(name))
+    }
+
     /// How fast it is, as far as is known.
     pub fn rates(&self) -> Rates {
         self.shared.lock().rates

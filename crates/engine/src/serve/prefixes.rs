@@ -3,9 +3,10 @@
 use std::io::{self, Write};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use cellar_scheduler::RequestId;
+use cellar_scheduler::{PrefixUse, RequestId};
 use kv_backend::Backend;
 use kv_backend::state::StateError;
+use kv_core::TokenId;
 use kv_core::memory::Memory;
 
 use super::service::{Command, Service};
@@ -28,6 +29,11 @@ pub(crate) enum PrefixCommand {
     },
     Publish {
         done: SyncSender<PrefixCounts>,
+    },
+    Store {
+        prefix: PrefixUse,
+        prompt: Vec<TokenId>,
+        done: SyncSender<Option<usize>>,
     },
     Clear {
         done: SyncSender<Saved>,
@@ -52,6 +58,11 @@ impl PrefixCommand {
             Self::Publish { done } => {
                 let _gone = done.send(session.publish_all());
             }
+            Self::Store {
+                prefix,
+                prompt,
+                done,
+            } => session.store_prompt(prefix, &prompt, done),
             Self::Clear { done } => {
                 let _gone = done.send(session.clear_prefixes());
             }
@@ -98,6 +109,26 @@ impl<B: Backend, M: Memory + Clone> Service<B, M> {
         let (done, published) = sync_channel(1);
         self.command(Command::Prefixes(PrefixCommand::Publish { done }))?;
         published.recv().map_err(|_| ServiceError::Stopped)
+    }
+
+    /// Puts what is cached of a prompt into the tiers, before all else that waits to be stored.
+    /// Returns the number of its first tokens that are there, once they are written or after ten
+    /// seconds; `None` where there are no tiers. Requests go on meanwhile.
+    ///
+    /// # Errors
+    /// [`ServiceError::Stopped`].
+    pub fn store_prompt(
+        &self,
+        prefix: PrefixUse,
+        prompt: Vec<TokenId>,
+    ) -> Result<Option<usize>, ServiceError> {
+        let (done, stored) = sync_channel(1);
+        self.command(Command::Prefixes(PrefixCommand::Store {
+            prefix,
+            prompt,
+            done,
+        }))?;
+        stored.recv().map_err(|_| ServiceError::Stopped)
     }
 
     /// Forgets all cached prefixes.

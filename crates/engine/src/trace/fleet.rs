@@ -20,15 +20,15 @@ use crate::serve::ServiceError;
 pub enum Router {
     /// One after the other.
     RoundRobin,
-    /// By consistent hashing of the beginning of its prompt: prompts that begin alike go to the same
-    /// one.
+    /// By consistent hashing of the beginning of its prompt: prompts that begin alike go to the
+    /// same one.
     Hash {
         /// Tokens of the beginning. Those that all prompts share are no choice.
         n_tokens: usize,
     },
-    /// The one that has to compute least of its prompt, where a lead counts, too: a twentieth of the
-    /// tokens that it has computed more than the one that has computed least. So a service gets
-    /// ahead of others only by what it saves.
+    /// The one that has to compute least of its prompt, where a lead counts, too: a twentieth of
+    /// the tokens that it has computed more than the one that has computed least. So a service
+    /// gets ahead of others only by what it saves.
     Longest,
 }
 

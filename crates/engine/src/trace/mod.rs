@@ -11,8 +11,9 @@
 //! [`replay`] sends the requests of a trace through a real scheduler and a real memory module, of
 //! another size or with another eviction policy, without a model: each text goes on as it did in
 //! the trace, and steps take the time that steps of so many tokens took there.
-//! [`replay_fleet`] sends them through several services behind a [`Router`], with or without a store
-//! of prefixes that all share; [`Trace::read_mooncake`] reads public traces, which have no model.
+//! [`replay_fleet`] sends them through several services behind a [`Router`], with or without a
+//! store of prefixes that all share; [`Trace::read_mooncake`] reads public traces, which have no
+//! model.
 //!
 //! ```
 //! use cellar_engine::trace::{ReplayConfig, Trace, replay};

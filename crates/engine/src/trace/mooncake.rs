@@ -1,8 +1,9 @@
-//! Traces in the format of Mooncake's (FAST'25), which name the blocks of each prompt and no tokens.
+//! Traces in the format of Mooncake's (FAST'25), which name the blocks of each prompt, and no
+//! tokens.
 //!
-//! Invariant: what is wrong is an error with the line. Each block stands for [`BLOCK_CELLS`] cells of
-//! the memory that is replayed, so a trace of long prompts is replayed in seconds; requests come one
-//! after the other, and the time that they take is not known.
+//! Invariant: what is wrong is an error with the line. Each block stands for [`BLOCK_CELLS`] cells
+//! of the memory that is replayed, so a trace of long prompts is replayed in seconds; requests come
+//! one after the other, and the time that they take is not known.
 
 use std::collections::HashMap;
 use std::io::BufRead;

@@ -132,6 +132,49 @@ fn what_was_cached_is_there_in_the_next_service() {
     }
 }
 
+/// One service computes a prompt, and another one goes on with it: the first one says when it is
+/// stored, while it computes others.
+#[test]
+fn a_prompt_is_computed_by_one_service_and_continued_by_another() {
+    for case in cases() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = start(&case, 3000, directory(dir.path()));
+        let second = start(&case, 3000, directory(dir.path()));
+        let others = [7, 8].map(|number| first.submit(request(&case, number)).unwrap());
+        let wanted = request(&case, 1);
+        let prefix = wanted.prefix;
+        let prompt = wanted.prompt.clone();
+        let mut only_prompt = request(&case, 1);
+        only_prompt.options.n_predict = Some(1);
+        first.submit(only_prompt).unwrap().finish().unwrap();
+        let n_stored = first.store_prompt(prefix, prompt.clone()).unwrap().unwrap();
+        assert!(
+            n_stored >= N_PROMPT - n_again(&case),
+            "{}: {n_stored}",
+            case.name
+        );
+        let n_reused = reused(&serve(&second, &case, wanted));
+        assert!(
+            n_reused >= n_stored.min(N_PROMPT - 1),
+            "{}: {n_reused}",
+            case.name
+        );
+        for other in others {
+            other.finish().unwrap();
+        }
+        // Of another tenant it has nothing.
+        let foreign = PrefixUse::Within(Salt(99));
+        assert_eq!(first.store_prompt(foreign, prompt).unwrap(), Some(0));
+    }
+    let case = stories("stories-llama");
+    let service = case.service(12, 900);
+    let prefix = PrefixUse::Within(Salt(0));
+    assert_eq!(
+        service.store_prompt(prefix, vec![TokenId(3)]).unwrap(),
+        None
+    );
+}
+
 /// Requests that come together wait for their fetches, in any order: more than the memory holds at
 /// once, and some that are alike. (A prompt that the memory holds when it comes is not asked of the
 /// store, so those that are alike have room for all.)

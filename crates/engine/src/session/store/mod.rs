@@ -428,6 +428,9 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         {
             self.take_outcome_of_tier(request, tier, outcome);
         }
+        if let Some(store) = &mut self.store {
+            store.answer_awaited();
+        }
     }
 
     fn take_outcome_of_tier(&mut self, request: RequestId, tier: usize, outcome: Outcome) {
@@ -469,6 +472,6 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         if self.store.as_ref().is_some_and(SessionStore::wait) {
             return true;
         }
-        self.texts.is_empty() && self.publish(Eagerness::All)
+        (self.texts.is_empty() && self.publish(Eagerness::All)) || self.publish_awaited()
     }
 }

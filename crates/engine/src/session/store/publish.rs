@@ -7,10 +7,11 @@
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use cellar_prefix_store::{GroupKind, GroupName, Job};
-use cellar_scheduler::{EvictedPrefix, Note, RequestId, Salt, StoredCuts};
+use cellar_prefix_store::{GroupKind, GroupName, Job, Tier};
+use cellar_scheduler::{EvictedPrefix, Note, PrefixUse, RequestId, Salt, StoredCuts, n_common};
 use kv_backend::Backend;
 use kv_backend::state::SeqTokens;
 use kv_core::memory::{Memory, Seqs};
@@ -35,6 +36,9 @@ const LAST_WRITES: Duration = Duration::from_secs(20);
 /// The time that it waits at once for a tier with much to write.
 const PAUSE: Duration = Duration::from_millis(5);
 
+/// The longest time that somebody waits for a prompt to be stored.
+const PROMPT_TIME: Duration = Duration::from_secs(10);
+
 /// A group that is published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::session) enum Eagerness {
@@ -52,6 +56,16 @@ pub(super) struct Publisher {
     later: BTreeSet<SeqId>,
     current: Option<Publication>,
     known: HashSet<GroupName>,
+    awaited: Vec<AwaitedPrompt>,
+}
+
+/// A prompt that somebody waits for until it is stored.
+#[derive(Debug)]
+struct AwaitedPrompt {
+    pieces: Vec<Piece>,
+    until: Instant,
+    /// Gets the number of its first tokens that are stored.
+    done: SyncSender<Option<usize>>,
 }
 
 /// A cached prefix that is being published.
@@ -111,10 +125,7 @@ impl SessionStore {
 
     /// The groups of these tokens that are not known to be stored.
     fn new_pieces(&mut self, salt: Salt, tokens: &[TokenId]) -> VecDeque<Piece> {
-        let pieces = match self.cuts {
-            StoredCuts::Groups => self.names.ranges(salt, tokens),
-            StoredCuts::Nowhere => self.names.end(salt, tokens).to_vec(),
-        };
+        let pieces = self.pieces_of(salt, tokens);
         let known = &self.publisher.known;
         let new = pieces
             .into_iter()
@@ -139,6 +150,35 @@ impl SessionStore {
             self.publisher.know(name);
         }
         handed
+    }
+
+    /// The groups of these tokens.
+    fn pieces_of(&mut self, salt: Salt, tokens: &[TokenId]) -> Vec<Piece> {
+        match self.cuts {
+            StoredCuts::Groups => self.names.ranges(salt, tokens),
+            StoredCuts::Nowhere => self.names.end(salt, tokens).to_vec(),
+        }
+    }
+
+    /// Tells those who wait for prompts that are stored, or that are not in time.
+    pub(super) fn answer_awaited(&mut self) {
+        let now = Instant::now();
+        let are_down = self.tiers.iter().all(Tier::is_down);
+        for prompt in std::mem::take(&mut self.publisher.awaited) {
+            let is_stored = |piece: &&Piece| {
+                let is_known = self.publisher.known.contains(&piece.name);
+                let mut tiers = self.tiers.iter().filter(|tier| !tier.is_down());
+                is_known && tiers.all(|tier| tier.has_written(&[piece.name]))
+            };
+            let stored = prompt.pieces.iter().take_while(is_stored);
+            let (n_stored, n_tokens) =
+                stored.fold((0, 0), |(n, end), piece| (n + 1, piece.end.max(end)));
+            if n_stored == prompt.pieces.len() || are_down || now >= prompt.until {
+                let _gone = prompt.done.send(Some(n_tokens)); // who asked may have gone
+            } else {
+                self.publisher.awaited.push(prompt);
+            }
+        }
     }
 
     /// Waits until the tiers have written what they have, at most until then.
@@ -207,6 +247,53 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
                 request,
                 pieces,
             });
+        }
+        true
+    }
+
+    /// Publishes what is cached of a prompt before all else. `done` gets the number of its first
+    /// tokens that are stored, once they are, or after a while; `None` where there is no store.
+    pub(crate) fn store_prompt(
+        &mut self,
+        prefix: PrefixUse,
+        prompt: &[TokenId],
+        done: SyncSender<Option<usize>>,
+    ) {
+        let Some(store) = &mut self.store else {
+            let _gone = done.send(None); // who asked may have gone
+            return;
+        };
+        let lines = self.scheduler.cached();
+        let common = lines
+            .filter(|line| prefix == PrefixUse::Within(line.salt))
+            .map(|line| (n_common(line.tokens, prompt), line));
+        // A prefix that can only be continued at its end has to be one of the prompt's.
+        let cuts = store.cuts;
+        let usable =
+            common.filter(|(n, line)| cuts == StoredCuts::Groups || *n == line.tokens.len());
+        let Some((n, line)) = usable.max_by_key(|(n, line)| (*n, line.seq)) else {
+            let _gone = done.send(Some(0)); // who asked may have gone
+            return;
+        };
+        let mut pieces = store.pieces_of(line.salt, line.tokens);
+        pieces.retain(|piece| piece.end <= n);
+        store.publisher.due.push_front(line.seq);
+        store.publisher.awaited.push(AwaitedPrompt {
+            pieces,
+            until: Instant::now() + PROMPT_TIME,
+            done,
+        });
+    }
+
+    /// Publishes what somebody waits for while there is nothing else to do. Returns whether
+    /// somebody does.
+    pub(super) fn publish_awaited(&mut self) -> bool {
+        let store = self.store.as_ref();
+        if store.is_none_or(|store| store.publisher.awaited.is_empty()) {
+            return false;
+        }
+        if !self.publish(Eagerness::Due) {
+            self.flush_store(Instant::now() + PAUSE);
         }
         true
     }

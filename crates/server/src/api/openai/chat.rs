@@ -12,6 +12,7 @@ use model_core::tokenizer::Tokenizer;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::transfer::{Handover, ReadRequest, TransferParams};
 use super::{
     FieldRule, Neutral, Specific, finish_reason, generate_request, messages, tools, usage_json,
 };
@@ -68,6 +69,8 @@ pub(super) struct ChatFields {
     return_progress: Option<bool>,
     logprobs: Option<bool>,
     top_logprobs: Option<usize>,
+    /// Whether another server goes on with the prompt.
+    kv_transfer_params: Option<TransferParams>,
 }
 
 /// What a stream has besides the text.
@@ -91,6 +94,13 @@ async fn handle(
     let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
     let request = read(&body, &fields, model.settings())?;
     let logprobs = request.logprobs;
+    let read = ReadRequest {
+        body: &body,
+        requests: std::slice::from_ref(&request),
+        stream: fields.stream,
+        transfer: fields.kv_transfer_params,
+    };
+    let handover = Handover::of(&app, &model, tenant, read).await?;
     let texts = app.generate_texts(&model, tenant, request).await?;
     let skips = body.skips().clone();
     drop(body);
@@ -113,7 +123,11 @@ async fn handle(
     for text in texts {
         answers.push(text.answer().await?);
     }
-    Ok(skips.respond(header.answer(&answers, logprobs)))
+    let mut object = header.answer(&answers, logprobs);
+    if let Some(handover) = handover {
+        object["kv_transfer_params"] = handover.finish(&model).await?;
+    }
+    Ok(skips.respond(object))
 }
 
 /// `logprobs` and `top_logprobs`.

@@ -14,6 +14,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::chat::StreamOptions;
+use super::transfer::{Handover, ReadRequest, TransferParams};
 use super::{Specific, finish_reason, generate_request, usage_json};
 use crate::api::{logprobs, on_post};
 use crate::app::App;
@@ -46,6 +47,8 @@ pub(super) struct CompletionFields {
     stream_options: Option<StreamOptions>,
     /// How many of the likeliest tokens are given with each.
     logprobs: Option<usize>,
+    /// Whether another server goes on with the prompt.
+    kv_transfer_params: Option<TransferParams>,
 }
 
 /// All forms of a prompt.
@@ -87,6 +90,13 @@ async fn handle(
     let fields: CompletionFields = body.get()?;
     let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
     let requests = read(&body, &fields, &model)?;
+    let read = ReadRequest {
+        body: &body,
+        requests: &requests,
+        stream: fields.stream,
+        transfer: fields.kv_transfer_params,
+    };
+    let handover = Handover::of(&app, &model, tenant, read).await?;
     let (mut choices, mut wanted) = (Choices::default(), Logprobs::Off);
     let mut texts = Vec::with_capacity(requests.len());
     for request in requests {
@@ -128,6 +138,9 @@ async fn handle(
     }
     let mut object = header.answer(&chosen);
     object["usage"] = usage_json(&usages, n_of_prompt, 0);
+    if let Some(handover) = handover {
+        object["kv_transfer_params"] = handover.finish(&model).await?;
+    }
     Ok(skips.respond(object))
 }
 

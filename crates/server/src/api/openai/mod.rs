@@ -13,6 +13,7 @@ pub mod models;
 pub mod render;
 pub mod responses;
 pub mod tools;
+mod transfer;
 
 use cellar_engine::serve::Usage;
 use cellar_engine::{FinishReason, Logprobs};

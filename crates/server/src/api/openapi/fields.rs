@@ -250,12 +250,8 @@ impl RequestBody {
     pub(crate) fn field_use(&self, name: &str) -> FieldUse {
         let mut limited = self.limited_fields();
         let sampling = SAMPLING.iter().filter(|_| self.has_sampling);
-        if self
-            .fields
-            .iter()
-            .chain(sampling)
-            .any(|field| field.name == name)
-        {
+        let mut done = self.fields.iter().chain(sampling);
+        if done.any(|field| field.name == name) {
             FieldUse::Done
         } else if let Some(limited) = limited.find(|limited| limited.name == name) {
             FieldUse::Limited(*limited)
@@ -345,6 +341,7 @@ pub(in crate::api) const CHAT: &[Field] = &[
     field("continue_final_message", Kind::Flag),
     field("add_generation_prompt", Kind::Flag),
     field("return_progress", Kind::Flag),
+    field("kv_transfer_params", Kind::Object),
 ];
 
 pub(in crate::api) const COMPLETIONS: &[Field] = &[
@@ -367,6 +364,7 @@ pub(in crate::api) const COMPLETIONS: &[Field] = &[
     field("structured_outputs", Kind::Object),
     field("json_schema", Kind::Any),
     field("grammar", Kind::Text),
+    field("kv_transfer_params", Kind::Object),
 ];
 
 pub(in crate::api) const RESPONSES: &[Field] = &[
