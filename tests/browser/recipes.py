@@ -1,14 +1,14 @@
-"""The recipes of docs/how-to/operations.md as they stand there, so that the page and what is tried cannot differ."""
+"""The recipes of pages in docs/how-to as they stand there, so that the page and what is tried cannot differ."""
 
 import os
 import re
 
-PAGE = os.path.join(os.path.dirname(__file__), "../../docs/how-to/operations.md")
+PAGES = os.path.join(os.path.dirname(__file__), "../../docs/how-to")
 
 
-def recipe(heading, beginning):
+def recipe(heading, beginning, page="operations.md"):
     """The only block of code below a heading that begins with this."""
-    with open(PAGE) as file:
+    with open(os.path.join(PAGES, page)) as file:
         sections = re.split(r"^## ", file.read(), flags=re.M)
     [section] = [section for section in sections if section.startswith(heading + "\n")]
     blocks = re.findall(r"^```\w+\n(.*?)^```$", section, flags=re.M | re.S)

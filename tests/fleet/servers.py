@@ -26,7 +26,7 @@ def ask(port, method, path, body=None, headers=(), timeout=120):
         text = answer.read().decode()
     finally:
         connection.close()
-    return answer.status, json.loads(text) if text[:1] in "{[" else text
+    return answer.status, json.loads(text) if text[:1] in ("{", "[") else text
 
 
 class Server:
