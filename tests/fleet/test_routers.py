@@ -138,14 +138,17 @@ class PrefillAndDecode(unittest.TestCase):
                    "--policy", "round_robin", "--prometheus-port", str(free_port())]
         router = Program(command, port, "/health")
         self.addCleanup(router.close)
-        found = []
+        n_prompts = 0
         for number in range(6):
             prompt = f"Number {number}. {PROMPT}"
-            text, n_prompt, n_cached = completion(port, prompt, 24)
+            text, n_prompt, _ = completion(port, prompt, 24)
             self.assertEqual(text, alone.complete(prompt, 24)[0])
-            # The second server computes what it would have to wait for longer: sometimes, where the machine is busy.
-            found.append(n_cached >= n_prompt - BLOCK)
-        self.assertTrue(any(found), found)
+            n_prompts += n_prompt
+        # The router's usage is that of the first server. The second one computes what it would have to wait for longer:
+        # some, where the machine is busy.
+        restored = decode.metric("cellar_restored_tokens_total")
+        self.assertGreater(restored, 0)
+        print(f"vllm-router: {restored:.0f} of {n_prompts} tokens were computed by one and continued by another")
         self.assertGreater(prefill.metric("cellar_requests_total"), 0)
         self.assertGreater(decode.metric("cellar_requests_total"), 0)
 
