@@ -1,0 +1,15 @@
+//! Which experts of a mixture stay in memory, and which are read next.
+//!
+//! A token needs a few experts of each layer. Where memory does not hold all of them, some stay and
+//! the others are read when they are needed. [`ExpertCache`] decides which: it is told what routers
+//! choose and which reads end, and answers what to read and what to give up. It reads nothing
+//! itself.
+//!
+//! Invariant: the same events give the same decisions. Knows neither files nor matrices nor clocks.
+
+mod cache;
+mod rates;
+mod replay;
+
+pub use cache::{Acquired, Choice, ExpertCache, ExpertId, ReadEnd, Routed, Stack, smallest_budget};
+pub use replay::{ReplayRule, Replayed, RouteStep, RouteTrace};

@@ -1,0 +1,430 @@
+//! The cache of experts: hits against other rules, and what holds after every decision.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use expert_cache::{
+    Acquired, Choice, ExpertCache, ExpertId, ReadEnd, ReplayRule, RouteStep, RouteTrace, Stack,
+    smallest_budget,
+};
+
+/// Numbers that look random, the same each time.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// In 0..1.
+    fn part(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    /// `n` different numbers by these weights, in ascending order.
+    fn draw(&mut self, weights: &[f64], n: usize) -> Vec<u32> {
+        let key = |weight: &f64| -self.part().ln() / weight;
+        let keys: Vec<f64> = weights.iter().map(key).collect();
+        let mut order: Vec<u32> = (0..weights.len() as u32).collect();
+        order.sort_by(|&a, &b| keys[a as usize].total_cmp(&keys[b as usize]));
+        order.truncate(n);
+        order.sort_unstable();
+        order
+    }
+}
+
+const N_LAYERS: u32 = 8;
+const N_EXPERTS: usize = 64;
+const N_USED: usize = 6;
+
+/// How routers choose.
+#[derive(Clone, Copy)]
+struct Habits {
+    name: &'static str,
+    /// Weights are ranks to the power of this, negated.
+    zipf: f64,
+    /// The part of steps after which two experts swap ranks.
+    drift: f64,
+    /// Steps of a topic, which prefers some experts; 0 without topics.
+    topic: usize,
+    /// How much likelier the experts of the step before are.
+    sticky: f64,
+}
+
+fn trace(habits: Habits, n_steps: usize) -> RouteTrace {
+    let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
+    let by_rank: Vec<f64> = (1..=N_EXPERTS)
+        .map(|r| (r as f64).powf(-habits.zipf))
+        .collect();
+    let n_layers = N_LAYERS as usize;
+    let mut ranks: Vec<Vec<usize>> = vec![(0..N_EXPERTS).collect(); n_layers];
+    for ranks in &mut ranks {
+        (1..N_EXPERTS)
+            .rev()
+            .for_each(|i| ranks.swap(i, numbers.below(i + 1)));
+    }
+    let mut of_topic = || if numbers.part() < 0.15 { 6.0 } else { 0.4 };
+    let topics: Vec<Vec<f64>> = (0..6 * n_layers)
+        .map(|_| (0..N_EXPERTS).map(|_| of_topic()).collect())
+        .collect();
+    let mut topic = 0;
+    let mut before: Vec<Vec<u32>> = vec![Vec::new(); n_layers];
+    let mut steps = Vec::new();
+    for step in 0..n_steps {
+        if habits.topic > 0 && step % habits.topic == 0 {
+            topic = numbers.below(6);
+        }
+        for layer in 0..n_layers {
+            if numbers.part() < habits.drift {
+                let (a, b) = (numbers.below(N_EXPERTS), numbers.below(N_EXPERTS));
+                ranks[layer].swap(a, b);
+            }
+            let mut weights: Vec<f64> = ranks[layer].iter().map(|&rank| by_rank[rank]).collect();
+            if habits.topic > 0 {
+                let factors = &topics[topic * n_layers + layer];
+                weights
+                    .iter_mut()
+                    .zip(factors)
+                    .for_each(|(w, factor)| *w *= factor);
+            }
+            for &expert in &before[layer] {
+                weights[expert as usize] *= 1.0 + habits.sticky;
+            }
+            let chosen = numbers.draw(&weights, N_USED);
+            let choices = chosen.iter().map(|&expert| Choice { expert, n_rows: 1 });
+            steps.push(RouteStep {
+                layer: layer as u32,
+                n_rows: 1,
+                choices: choices.collect(),
+            });
+            before[layer] = chosen;
+        }
+    }
+    let stacks = (0..N_LAYERS).map(|layer| Stack {
+        layer,
+        n_experts: N_EXPERTS as u32,
+        n_bytes: 100,
+    });
+    RouteTrace {
+        stacks: stacks.collect(),
+        steps,
+    }
+}
+
+/// No rule wins everywhere: counting is best while nothing changes, recency after a change. The
+/// value rule is near the better one everywhere, and better than each by far where it is wrong.
+#[test]
+fn value_hits_more_than_recency_and_than_counting() {
+    let plain = Habits {
+        name: "zipf",
+        zipf: 1.0,
+        drift: 0.0,
+        topic: 0,
+        sticky: 0.0,
+    };
+    let all = [
+        plain,
+        Habits {
+            name: "drift",
+            drift: 0.02,
+            ..plain
+        },
+        Habits {
+            name: "fast drift",
+            zipf: 1.1,
+            drift: 0.2,
+            ..plain
+        },
+        Habits {
+            name: "topics",
+            zipf: 0.8,
+            topic: 200,
+            ..plain
+        },
+        Habits {
+            name: "topics and words",
+            zipf: 0.7,
+            drift: 0.005,
+            topic: 300,
+            sticky: 4.0,
+        },
+        Habits {
+            name: "words alone",
+            zipf: 0.3,
+            sticky: 20.0,
+            ..plain
+        },
+    ];
+    let mut sums = [0.0; 4];
+    println!(
+        "{:18} {:>6} {:>9} {:>9} {:>9} {:>9}",
+        "", "budget", "value", "recency", "frequency", "future"
+    );
+    for habits in all {
+        let trace = trace(habits, 3000);
+        for percent in [25, 50] {
+            let budget = trace.total_bytes() * percent / 100;
+            let hits = ReplayRule::ALL.map(|rule| {
+                let replayed = trace.replay(budget, rule);
+                assert!(replayed.most_bytes <= budget);
+                assert_eq!(replayed.bytes_read, replayed.n_misses * 100);
+                replayed.hit_percent()
+            });
+            let [value, recency, frequency, future] = hits;
+            println!(
+                "{:18} {percent:>5}% {value:9.1} {recency:9.1} {frequency:9.1} {future:9.1}",
+                habits.name
+            );
+            let better = recency.max(frequency);
+            assert!(value > better - 1.0, "{}: {value} of {better}", habits.name);
+            assert!(value < future, "{}: {value} of {future}", habits.name);
+            let is_still = habits.drift + habits.sticky == 0.0 && habits.topic == 0;
+            if is_still {
+                assert!(value > recency + 5.0, "{value} of {recency}");
+            } else if percent == 25 {
+                assert!(value > frequency + 5.0, "{value} of {frequency}");
+            }
+            sums.iter_mut()
+                .zip(hits)
+                .for_each(|(sum, hits)| *sum += hits / 12.0);
+        }
+    }
+    let [value, recency, frequency, future] = sums;
+    println!(
+        "{:25} {value:9.1} {recency:9.1} {frequency:9.1} {future:9.1}",
+        "mean"
+    );
+    assert!(value > recency + 5.0 && value > frequency + 5.0);
+}
+
+#[test]
+fn a_budget_for_everything_reads_everything_once() {
+    let plain = Habits {
+        name: "zipf",
+        zipf: 0.5,
+        drift: 0.0,
+        topic: 0,
+        sticky: 0.0,
+    };
+    let trace = trace(plain, 300);
+    for rule in ReplayRule::ALL {
+        for budget in [trace.total_bytes(), u64::MAX / 4] {
+            let all = trace.replay(budget, rule);
+            assert_eq!(all.bytes_read, trace.total_bytes(), "{}", rule.name());
+        }
+        let one = trace.replay(100, rule);
+        assert_eq!(one.most_bytes, 100);
+        assert!(one.n_misses > 0 && one.hit_percent() < 10.0);
+        // Less than one matrix: nothing is kept.
+        let none = trace.replay(99, rule);
+        assert_eq!((none.n_hits, none.most_bytes), (0, 0));
+    }
+}
+
+/// What a caller may do, at random, with a count of everything beside.
+#[test]
+fn a_random_run_never_exceeds_the_budget_and_every_wait_ends() {
+    let n_decisions = match std::env::var("CELLAR_EXPERT_DECISIONS") {
+        Ok(n) => n.parse().unwrap(),
+        Err(_) => 100_000,
+    };
+    let mut decisions = 0;
+    for seed in 1.. {
+        decisions += random_run(seed, 2_000);
+        if decisions >= n_decisions {
+            break;
+        }
+    }
+    println!("{decisions} decisions");
+}
+
+fn random_run(seed: u64, n_steps: usize) -> usize {
+    let mut numbers = Numbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    (0..8).for_each(|_| {
+        numbers.next();
+    });
+    let n_layers = 1 + numbers.below(4) as u32;
+    let n_experts = 1 + numbers.below(12) as u32;
+    let mut stacks = Vec::new();
+    for layer in 0..n_layers {
+        for _ in 0..1 + numbers.below(3) {
+            let n_bytes = 1 + numbers.below(50) as u64;
+            stacks.push(Stack {
+                layer,
+                n_experts,
+                n_bytes,
+            });
+        }
+    }
+    let least = smallest_budget(&stacks);
+    let total: u64 = stacks
+        .iter()
+        .map(|s| s.n_bytes * u64::from(n_experts))
+        .sum();
+    let budget = least + numbers.below(1 + (total - least) as usize * 5 / 4) as u64;
+    let size = |id: ExpertId| stacks[id.stack as usize].n_bytes;
+    let mut cache = ExpertCache::with_stacks(budget, &stacks);
+    let (mut reading, mut there) = (BTreeSet::new(), BTreeSet::new());
+    let mut users: BTreeMap<ExpertId, u32> = BTreeMap::new();
+    let mut decisions = 0;
+    for _ in 0..n_steps {
+        let id = ExpertId {
+            stack: numbers.below(stacks.len()) as u32,
+            expert: numbers.below(n_experts as usize) as u32,
+        };
+        decisions += 1;
+        match numbers.below(8) {
+            0 | 1 => {
+                let n = 1 + numbers.below(n_experts as usize);
+                let chosen = numbers.draw(&vec![1.0; n_experts as usize], n);
+                let choices: Vec<_> = chosen
+                    .iter()
+                    .map(|&expert| Choice { expert, n_rows: 1 })
+                    .collect();
+                let routed = cache.routed(stacks[id.stack as usize].layer, &choices, 1);
+                assert!(routed.n_hits + routed.n_misses >= n as u64);
+            }
+            2..=4 => {
+                let is_ahead = numbers.below(3) == 0;
+                let (begun, evicted) = if is_ahead {
+                    match cache.foresee(id) {
+                        Some(evicted) => (true, evicted),
+                        None => (false, Vec::new()),
+                    }
+                } else {
+                    match cache.acquire(id) {
+                        Acquired::Ready => {
+                            assert!(there.contains(&id));
+                            *users.entry(id).or_default() += 1;
+                            (false, Vec::new())
+                        }
+                        Acquired::Reading => {
+                            assert!(reading.contains(&id));
+                            (false, Vec::new())
+                        }
+                        Acquired::Read { evicted } => (true, evicted),
+                        Acquired::NoRoom => {
+                            // A wait that ends: something is in use or being read.
+                            assert!(!users.is_empty() || !reading.is_empty());
+                            (false, Vec::new())
+                        }
+                    }
+                };
+                for gone in evicted {
+                    assert!(there.remove(&gone), "{gone:?} was not there");
+                    assert!(!users.contains_key(&gone), "{gone:?} is in use");
+                }
+                if begun {
+                    assert!(!there.contains(&id) && reading.insert(id), "{id:?} twice");
+                }
+            }
+            5 | 6 => {
+                if let Some(&ended) = reading.iter().nth(numbers.below(reading.len().max(1))) {
+                    reading.remove(&ended);
+                    let is_done = numbers.below(10) > 0;
+                    let end = if is_done {
+                        ReadEnd::Done
+                    } else {
+                        ReadEnd::Failed
+                    };
+                    cache.read_ended(ended, end);
+                    if is_done {
+                        there.insert(ended);
+                    }
+                }
+            }
+            _ => {
+                if let Some((&used, _)) = users.iter().nth(numbers.below(users.len().max(1))) {
+                    cache.release(used);
+                    let n = users.get_mut(&used).unwrap();
+                    *n -= 1;
+                    if *n == 0 {
+                        users.remove(&used);
+                    }
+                }
+            }
+        }
+        let n_bytes: u64 = there.iter().chain(&reading).map(|&id| size(id)).sum();
+        assert_eq!(cache.n_bytes(), n_bytes);
+        assert!(n_bytes <= budget, "{n_bytes} of {budget}");
+    }
+    // Once nothing is in use or being read, everything can be had.
+    for &id in &reading {
+        cache.read_ended(id, ReadEnd::Failed);
+    }
+    for (&id, &n) in &users {
+        (0..n).for_each(|_| cache.release(id));
+    }
+    for stack in 0..stacks.len() as u32 {
+        for expert in 0..n_experts {
+            let id = ExpertId { stack, expert };
+            match cache.acquire(id) {
+                Acquired::Ready => {}
+                Acquired::Read { .. } => {
+                    cache.read_ended(id, ReadEnd::Done);
+                    assert_eq!(cache.acquire(id), Acquired::Ready);
+                }
+                other => panic!("{other:?}"),
+            }
+            cache.release(id);
+        }
+    }
+    decisions
+}
+
+#[test]
+fn what_is_read_ahead_displaces_nothing_that_is_nearer() {
+    let stacks: Vec<_> = (0..2)
+        .map(|layer| Stack {
+            layer,
+            n_experts: 4,
+            n_bytes: 10,
+        })
+        .collect();
+    let mut cache = ExpertCache::with_stacks(40, &stacks);
+    let id = |stack, expert| ExpertId { stack, expert };
+    let choice = |expert| Choice { expert, n_rows: 1 };
+    // Experts 0 and 1 of both layers, always.
+    for _ in 0..20 {
+        for layer in 0..2 {
+            cache.routed(layer, &[choice(0), choice(1)], 1);
+            assert_eq!(cache.layer_after(layer), 1 - layer);
+            for expert in 0..2 {
+                if let Acquired::Read { .. } = cache.acquire(id(layer, expert)) {
+                    cache.read_ended(id(layer, expert), ReadEnd::Done);
+                    cache.acquire(id(layer, expert));
+                }
+                cache.release(id(layer, expert));
+            }
+        }
+    }
+    assert_eq!(cache.n_bytes(), 40);
+    // Nothing that the router hardly chooses is worth a favourite.
+    assert_eq!(cache.likely(0), []);
+    assert_eq!(cache.foresee(id(0, 2)), None);
+    assert_eq!(cache.foresee(id(0, 0)), None);
+    // A choice is: its place is that of what is needed last.
+    let routed = cache.routed(0, &[choice(0), choice(3)], 1);
+    assert_eq!((routed.n_hits, routed.n_misses), (1, 1));
+    assert_eq!(cache.wanted(0), [id(0, 3)]);
+    assert_eq!(cache.foresee(id(0, 3)), Some(vec![id(0, 1)]));
+    assert_eq!(cache.acquire(id(0, 3)), Acquired::Reading);
+    cache.read_ended(id(0, 3), ReadEnd::Done);
+    assert_eq!(cache.acquire(id(0, 3)), Acquired::Ready);
+    // Nothing else fits while all is in use.
+    for held in [id(0, 0), id(1, 0), id(1, 1)] {
+        assert_eq!(cache.acquire(held), Acquired::Ready);
+    }
+    assert_eq!(cache.acquire(id(1, 2)), Acquired::NoRoom);
+    assert_eq!(cache.acquire(id(9, 0)), Acquired::NoRoom);
+    assert_eq!(cache.likely(0), [id(0, 1)]);
+    cache.release(id(1, 1));
+    let evicted = vec![id(1, 1)];
+    assert_eq!(cache.acquire(id(1, 2)), Acquired::Read { evicted });
+}
