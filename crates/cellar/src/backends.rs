@@ -25,10 +25,11 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use kv_backend::{BackendError, BoxedBackend, CustomOps, DeviceMemory, Profile};
+use kv_backend::{BackendError, BoxedBackend, CustomOps, DeviceMemory, ExpertMeter, Profile};
 use kv_core::layers::RowLayout;
 use kv_graph::Graph;
 use kv_graph::weights::WeightSource;
+use serde::Serialize;
 
 #[cfg(feature = "candle")]
 use self::candle::CandleDevice;
@@ -102,6 +103,13 @@ pub struct BackendOptions {
     pub activations: Activations,
     /// Whether weights are packed.
     pub repack: Repack,
+    /// The most bytes that experts of a mixture take: they are read from the model's file as
+    /// they are needed, and the results are the same. `None` holds all. For the CPU, which is
+    /// chosen where nothing else is.
+    pub expert_bytes: Option<u64>,
+    /// What reads of experts are counted by, and routers' choices written to, instead of a meter
+    /// of the backend's own ([`kv_backend::Backend::expert_use`]).
+    pub expert_meter: Option<Arc<ExpertMeter>>,
     /// What the steps of runs are added to, where they are profiled.
     pub profile: Option<Arc<Profile>>,
 }
@@ -188,7 +196,9 @@ pub fn open_backend(options: BackendOptions) -> Result<BoxedBackend, BackendErro
         let reason = "which layers it computes depends on the model: choose_backend knows it";
         return Err(unavailable(kind.name(), reason));
     }
-    match options.kind.map_or_else(fastest_on_host, Ok)? {
+    let kind = options.kind.map_or_else(fastest_on_host, Ok)?;
+    check_experts(kind, &options)?;
+    match kind {
         #[cfg(feature = "cpu")]
         BackendKind::Cpu => cpu::open(&options),
         #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
@@ -206,6 +216,15 @@ pub fn open_backend(options: BackendOptions) -> Result<BoxedBackend, BackendErro
         #[allow(unreachable_patterns)] // with every feature
         absent => Err(absent.not_built()),
     }
+}
+
+/// Whether a backend can read experts as they are needed, if it is to.
+fn check_experts(kind: BackendKind, options: &BackendOptions) -> Result<(), BackendError> {
+    if options.expert_bytes.is_none() || kind == BackendKind::Cpu {
+        return Ok(());
+    }
+    let reason = "it holds all weights: only the cpu backend reads experts as they are needed";
+    Err(unavailable(kind.name(), reason))
 }
 
 /// The fastest backend on the host that this crate was built with.
@@ -323,6 +342,29 @@ pub struct BackendMemory {
     pub scratch: usize,
     /// Where inputs and weights are put on their way to a device.
     pub transfers: usize,
+    /// The experts of mixtures, where they are read as they are needed.
+    pub experts: Option<ExpertPlan>,
+}
+
+/// The experts that a backend reads as they are needed, in bytes as they lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ExpertPlan {
+    /// All of them.
+    pub total: usize,
+    /// Those that are held; a part of what is packed.
+    pub held: usize,
+    /// The largest matrix of one: the least that works.
+    pub largest: usize,
+    /// Those that a token goes through.
+    pub of_token: usize,
+}
+
+impl ExpertPlan {
+    /// Bytes that a token has read, where routers have no favourites: with those, it is fewer.
+    pub fn read_by_token(&self) -> f64 {
+        let absent = (self.total - self.held.min(self.total)) as f64;
+        self.of_token as f64 * absent / self.total.max(1) as f64
+    }
 }
 
 /// What a backend would take for this work, without packing weights and without its device; `None`
@@ -335,7 +377,9 @@ pub(crate) fn plan_backend_memory(
     work: &BackendWork<'_>,
 ) -> Result<Option<BackendMemory>, BackendError> {
     let _ = work; // without a backend that can tell
-    match options.kind.map_or_else(fastest_on_host, Ok)? {
+    let kind = options.kind.map_or_else(fastest_on_host, Ok)?;
+    check_experts(kind, options)?;
+    match kind {
         #[cfg(feature = "cpu")]
         BackendKind::Cpu => cpu::plan_memory(options, work).map(Some),
         #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]

@@ -99,6 +99,9 @@ pub fn choose_backend(options: BackendOptions, work: &ModelWork<'_>) -> Result<C
     if options.gpu_layers == Some(0) {
         return host_choice(&options, "no layers are to be on a GPU".to_owned());
     }
+    if (options.kind, options.gpu_layers) == (None, None) && options.expert_bytes.is_some() {
+        return host_choice(&options, "it reads experts as they are needed".to_owned());
+    }
     if let Some(kind) = options.kind {
         let backend = open_checked(&options, work)?;
         return Ok(Choice {

@@ -150,6 +150,7 @@ pub fn plan_memory(options: &BackendOptions, work: &ModelWork<'_>) -> Result<Bac
     };
     match options.kind {
         Some(kind) if kind.is_own_gpu() => work.on_gpu(&gpu, first_gpu(kind)),
+        None if options.expert_bytes.is_some() => work.on_host(options),
         None => match work.fitting(&gpu) {
             Some((gpu, device)) => work.on_gpu(&gpu, Some(device)),
             None => work.on_host(options),
@@ -250,6 +251,7 @@ impl ModelWork<'_> {
             replaced: usize::MAX,
             scratch: outputs(load),
             transfers: 0,
+            experts: None,
         };
         let Some(share) = Shares::new(load, point)?.host else {
             return Ok((nothing, 0));

@@ -11,6 +11,7 @@ mod chat;
 mod describe;
 mod diffusion;
 mod embed;
+mod experts;
 #[cfg(feature = "hub")]
 mod hub;
 #[cfg(feature = "serve")]
@@ -50,6 +51,7 @@ pub(crate) use batch::BatchArgs;
 pub(crate) use chat::ChatArgs;
 pub(crate) use describe::{CompletionsArgs, ManArgs};
 pub(crate) use embed::EmbedArgs;
+pub(crate) use experts::{ExpertArgs, RamArgs};
 #[cfg(feature = "hub")]
 pub(crate) use hub::{ListArgs, PullArgs, RmArgs};
 pub(crate) use measure::{BenchArgs, ImatrixArgs, KlArgs, PerplexityArgs};
@@ -224,6 +226,8 @@ pub(crate) struct ComputeArgs {
     /// 0 is --backend cpu, -1 is all [default: all, or as many as fit where no backend is named]
     #[arg(long, visible_alias = "n-gpu-layers", value_name = "N", hide_short_help = true, value_parser = values::gpu_layers)]
     pub(crate) gpu_layers: Option<u32>,
+    #[command(flatten)]
+    pub(crate) experts: ExpertArgs,
     /// Context size: tokens that the memory holds; 0 takes the trained length, auto as much of it
     /// as fits [default: the trained length, at most 4096; for 'cellar serve' at most half of the
     /// free memory]
@@ -374,6 +378,8 @@ pub(crate) struct PlanArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) ram: RamArgs,
     #[command(flatten)]
     pub(crate) swap: SwapArgs,
     #[command(flatten, next_help_heading = "Speculative decoding")]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use cellar::{Activations, BackendKind, BackendOptions, ModelWork, Repack};
 use cellar_engine::EngineError;
 use clap::ValueEnum;
-use kv_backend::{Backend, BoxedBackend, Profile};
+use kv_backend::{Backend, BoxedBackend, ExpertMeter, Profile};
 
 use crate::failure::{usage, words};
 use crate::progress::Progress;
@@ -122,6 +122,10 @@ pub(crate) struct BackendFlags {
     pub(crate) activations: ActivationsName,
     /// Whether weights are repacked.
     pub(crate) repack: RepackName,
+    /// The most bytes that experts take, where they are read as they are needed.
+    pub(crate) expert_bytes: Option<u64>,
+    /// What counts their reads, where routers' choices are written down, too.
+    pub(crate) expert_meter: Option<Arc<ExpertMeter>>,
     /// What the steps of runs are added to, where they are profiled.
     pub(crate) profile: Option<Arc<Profile>>,
 }
@@ -135,6 +139,8 @@ impl BackendFlags {
             n_threads: self.n_threads.and_then(|n| NonZeroUsize::new(n.into())),
             activations: self.activations.into(),
             repack: self.repack.into(),
+            expert_bytes: self.expert_bytes,
+            expert_meter: self.expert_meter.clone(),
             profile: self.profile.clone(),
         }
     }

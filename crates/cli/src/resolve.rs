@@ -213,6 +213,8 @@ pub(crate) fn text_backend(args: &TextArgs) -> BackendFlags {
         n_threads: machine::threads(args.threads),
         activations: args.activations,
         repack: args.repack,
+        expert_bytes: None,
+        expert_meter: None,
         profile: None,
     }
 }
@@ -279,7 +281,11 @@ pub(crate) fn open_engine(
     outputs: PromptOutputs,
 ) -> anyhow::Result<Engine<BoxedBackend>> {
     continues_texts(file)?;
-    load(file, &backend_flags(args)?, (config, outputs), |b| b)
+    let flags = BackendFlags {
+        expert_meter: args.experts.meter()?,
+        ..backend_flags(args)?
+    };
+    load(file, &flags, (config, outputs), |b| b)
 }
 
 /// The same for a diffusion model, which fills masks.
@@ -379,6 +385,8 @@ pub(crate) fn backend_flags(args: &ComputeArgs) -> anyhow::Result<BackendFlags> 
         n_threads: machine::threads(args.threads),
         activations: args.activations,
         repack: args.repack,
+        expert_bytes: args.experts.bytes(),
+        expert_meter: None,
         profile: None,
     })
 }

@@ -21,6 +21,7 @@ mod directories;
 mod documents;
 mod embed;
 mod escapes;
+mod experts;
 mod families;
 #[cfg(unix)]
 mod files;

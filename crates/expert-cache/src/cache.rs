@@ -38,7 +38,7 @@ pub struct ExpertId {
 }
 
 /// An expert that a router chose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The expert.
     pub expert: u32,
@@ -284,6 +284,12 @@ impl ExpertCache {
     /// that it uses first.
     pub fn wanted(&self, layer: u32) -> Vec<ExpertId> {
         self.absent_of(layer, |slot| slot.is_wanted)
+    }
+
+    /// True if the step that is computed will use a matrix that is absent.
+    pub fn needs(&self, id: ExpertId) -> bool {
+        self.slot(id)
+            .is_some_and(|slot| slot.is_wanted && slot.place == Place::Absent)
     }
 
     /// The layer that comes after this one, in the next step after the last.

@@ -8,6 +8,7 @@
 //! Invariant: the same events give the same decisions. Knows neither files nor matrices nor clocks.
 
 mod cache;
+mod log;
 mod rates;
 mod replay;
 

@@ -4,12 +4,12 @@
 
 use std::collections::BTreeSet;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::cache::{Acquired, Choice, ExpertCache, ExpertId, ReadEnd, Stack};
 
 /// The choices of one layer's router in one step.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteStep {
     /// The layer, as in [`Stack::layer`].
     pub layer: u32,
@@ -20,10 +20,12 @@ pub struct RouteStep {
 }
 
 /// What routers chose, in order.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RouteTrace {
     /// The stacks of the model.
     pub stacks: Vec<Stack>,
+    /// Bytes that its experts had.
+    pub budget: u64,
     /// The choices.
     pub steps: Vec<RouteStep>,
 }

@@ -113,6 +113,7 @@ fn trace(habits: Habits, n_steps: usize) -> RouteTrace {
     });
     RouteTrace {
         stacks: stacks.collect(),
+        budget: 0,
         steps,
     }
 }

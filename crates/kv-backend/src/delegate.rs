@@ -41,6 +41,11 @@ macro_rules! delegate {
             $crate::Backend::memory(&self.inner)
         }
     };
+    (@method expert_use) => {
+        fn expert_use(&self) -> Option<$crate::ExpertUse> {
+            $crate::Backend::expert_use(&self.inner)
+        }
+    };
     (@method prefers_candidates) => {
         fn prefers_candidates(&self) -> bool {
             $crate::Backend::prefers_candidates(&self.inner)

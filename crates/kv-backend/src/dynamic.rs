@@ -14,8 +14,8 @@ use kv_graph::rope::LayerRope;
 use kv_graph::weights::WeightSource;
 
 use crate::{
-    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, OnProgress, RowKind, RowSpan,
-    RowStorage,
+    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, ExpertUse, OnProgress, RowKind,
+    RowSpan, RowStorage,
 };
 use crate::{GraphInputs, GraphOutputs};
 
@@ -29,6 +29,7 @@ type DynResult = Result<(), BackendError>;
 pub trait DynBackend: Send + Sync + 'static {
     fn dyn_info(&self) -> BackendInfo;
     fn dyn_memory(&self) -> Option<DeviceMemory>;
+    fn dyn_expert_use(&self) -> Option<ExpertUse>;
     fn dyn_prefers_candidates(&self) -> bool;
     fn dyn_program_capacities(&self) -> &'static [usize];
     fn dyn_set_custom_ops(&mut self, ops: CustomOps) -> DynResult;
@@ -82,6 +83,10 @@ impl<B: Backend> DynBackend for B {
 
     fn dyn_memory(&self) -> Option<DeviceMemory> {
         self.memory()
+    }
+
+    fn dyn_expert_use(&self) -> Option<ExpertUse> {
+        self.expert_use()
     }
 
     fn dyn_prefers_candidates(&self) -> bool {
@@ -205,6 +210,10 @@ impl Backend for BoxedBackend {
 
     fn memory(&self) -> Option<DeviceMemory> {
         self.0.dyn_memory()
+    }
+
+    fn expert_use(&self) -> Option<ExpertUse> {
+        self.0.dyn_expert_use()
     }
 
     fn prefers_candidates(&self) -> bool {

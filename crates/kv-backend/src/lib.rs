@@ -16,6 +16,7 @@ mod custom;
 mod delegate;
 mod dynamic;
 mod error;
+mod expert_meter;
 #[cfg(feature = "host")]
 mod host;
 mod inputs;
@@ -40,6 +41,7 @@ pub use custom::{
 };
 pub use dynamic::{BoxedBackend, DynBackend};
 pub use error::{BackendError, expect_len};
+pub use expert_meter::{ExpertMeter, ExpertUse};
 pub use inputs::{GraphInputs, GraphOutputs};
 pub use profile::{Profile, Profiler, StepKind, StepTime};
 pub use progress::{LoadProgress, OnProgress, RunProgress};
@@ -91,6 +93,12 @@ pub trait Backend: Send + Sync + 'static {
     /// The device's memory, where it is known, so that callers find out whether something fits
     /// before it is allocated.
     fn memory(&self) -> Option<DeviceMemory> {
+        None
+    }
+
+    /// What reading experts of mixtures as they are needed took so far; `None` where all weights
+    /// are held.
+    fn expert_use(&self) -> Option<ExpertUse> {
         None
     }
 

@@ -17,8 +17,8 @@ use kv_graph::{Graph, GraphError, GraphShape, SplitOutput, SplitPoint};
 use crate::copy::check_copies;
 use crate::shift::check_shifts;
 use crate::{
-    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, OnProgress, RowKind, RowSpan,
-    RowStorage, check_run,
+    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, ExpertUse, OnProgress, RowKind,
+    RowSpan, RowStorage, check_run,
 };
 use crate::{GraphInputs, GraphOutputs};
 
@@ -156,6 +156,11 @@ impl<A: Backend, B: Backend> Backend for Split<A, B> {
             total: first.total.saturating_add(second.total),
             free: first.free.saturating_add(second.free),
         })
+    }
+
+    /// That of the first, which has the layers of the host.
+    fn expert_use(&self) -> Option<ExpertUse> {
+        self.first.expert_use()
     }
 
     fn prefers_candidates(&self) -> bool {

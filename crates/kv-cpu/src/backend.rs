@@ -4,8 +4,8 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use kv_backend::{
-    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, OnProgress, Profile, RowKind,
-    RowSpan, RowStorage, check_state_types,
+    Backend, BackendError, BackendInfo, CustomOps, DeviceMemory, ExpertMeter, ExpertUse,
+    OnProgress, Profile, RowKind, RowSpan, RowStorage, check_state_types,
 };
 use kv_backend::{GraphInputs, GraphOutputs};
 use kv_core::layers::RowLayout;
@@ -14,6 +14,7 @@ use kv_core::{KvType, LayerIdx, StateType};
 use kv_graph::Graph;
 use kv_graph::weights::WeightSource;
 
+use crate::expert_store::ExpertOptions;
 use crate::isa::Isa;
 use crate::kernels::Kernels;
 use crate::machine;
@@ -41,18 +42,37 @@ pub struct CpuConfig {
     pub activations: ActivationChoice,
     /// The choice to pack weights when a graph is compiled that multiplies with them.
     pub repack: RepackChoice,
+    /// The most bytes that the experts of a model's mixtures take in memory, where they are read
+    /// from the model's file as they are needed; all are held where not given.
+    pub expert_bytes: Option<u64>,
 }
 
 /// The memory that [`CpuBackend::plan_memory`] expects, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuMemoryPlan {
-    /// Packed weights. A float matrix with values that cannot be packed after its first rows takes
+    /// Packed weights, and experts within their budget. A float matrix with values that cannot be packed after its first rows takes
     /// more.
     pub packed: usize,
     /// Of `packed`, as stored: these bytes of the file do not stay in memory.
     pub replaced: usize,
     /// The programs, all of which are kept.
     pub programs: usize,
+    /// The experts of mixtures, where they are read as they are needed.
+    pub experts: Option<CpuExpertPlan>,
+}
+
+/// The experts that [`CpuBackend::plan_memory`] expects, in bytes as they lie in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuExpertPlan {
+    /// All of them.
+    pub total: usize,
+    /// Those that are held within [`CpuConfig::expert_bytes`]; a part of
+    /// [`CpuMemoryPlan::packed`].
+    pub held: usize,
+    /// The largest matrix of one: the least that works.
+    pub largest: usize,
+    /// Those that a token goes through.
+    pub of_token: usize,
 }
 
 /// Computes on the CPU.
@@ -61,6 +81,8 @@ pub struct CpuBackend {
     team: Team,
     activations: ActivationChoice,
     repack: RepackChoice,
+    expert_bytes: Option<u64>,
+    expert_meter: Arc<ExpertMeter>,
     custom: CustomOps,
     profile: Option<Arc<Profile>>,
 }
@@ -88,6 +110,8 @@ impl CpuBackend {
             team,
             activations: config.activations,
             repack: config.repack,
+            expert_bytes: config.expert_bytes,
+            expert_meter: Arc::default(),
             custom: CustomOps::new(),
             profile: None,
         })
@@ -97,6 +121,13 @@ impl CpuBackend {
     #[must_use]
     pub fn with_profile(mut self, profile: Arc<Profile>) -> Self {
         self.profile = Some(profile);
+        self
+    }
+
+    /// The same, with a meter of what reading experts takes: see [`CpuConfig::expert_bytes`].
+    #[must_use]
+    pub fn with_expert_meter(mut self, meter: Arc<ExpertMeter>) -> Self {
+        self.expert_meter = meter;
         self
     }
 
@@ -123,6 +154,7 @@ impl CpuBackend {
             packed: packing.packed,
             replaced: packing.replaced,
             programs,
+            experts: self.expert_bytes.map(|_| packing.experts),
         })
     }
 
@@ -152,6 +184,10 @@ impl Backend for CpuBackend {
 
     fn memory(&self) -> Option<DeviceMemory> {
         DeviceMemory::of_host()
+    }
+
+    fn expert_use(&self) -> Option<ExpertUse> {
+        self.expert_bytes.map(|_| self.expert_meter.get())
     }
 
     fn program_capacities(&self) -> &'static [usize] {
@@ -190,6 +226,10 @@ impl Backend for CpuBackend {
             repack: self.repack,
             custom: self.custom.clone(),
             on_progress,
+            experts: self.expert_bytes.map(|budget| ExpertOptions {
+                budget,
+                meter: Arc::clone(&self.expert_meter),
+            }),
         };
         Ok(CpuWeights::new(source, self.kernels, options))
     }

@@ -27,7 +27,7 @@ use crate::storage::CpuRows;
 use crate::team::TeamGuard;
 use crate::values::{Buf, Frame, SharedValues};
 
-pub(crate) use experts::{ExpertBuffers, Experts};
+pub(crate) use experts::{ExpertBuffers, ExpertMatrices, Experts, ReadExperts};
 pub(crate) use gate_epilogue::{GatedRow, gated_len};
 pub(crate) use matmul::pieces_of_output;
 

@@ -10,6 +10,7 @@ mod arena;
 mod attend;
 mod backend;
 mod execute;
+mod expert_store;
 mod gemm_dequant_f32;
 pub mod isa;
 pub mod kernels;
@@ -29,7 +30,7 @@ mod validate;
 mod values;
 mod weights;
 
-pub use backend::{CpuBackend, CpuConfig, CpuMemoryPlan, PROGRAM_CAPACITIES};
+pub use backend::{CpuBackend, CpuConfig, CpuExpertPlan, CpuMemoryPlan, PROGRAM_CAPACITIES};
 pub use program::{CpuProgram, ProgramMemory};
 pub use repack::RepackChoice;
 pub use storage::CpuRows;

@@ -7,19 +7,22 @@
 //! is fast either way, and the differences between its logits are small, so it keeps every bit.
 //! Knows of graphs only which weights they multiply with.
 
+use std::collections::HashSet;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use kv_backend::{BackendError, CustomOps, OnProgress};
 use kv_core::block::BlockFormat;
-use kv_graph::Graph;
 use kv_graph::weights::WeightSource;
+use kv_graph::{Graph, NodeId, Op};
 
 use crate::activations::ActivationKind;
+use crate::backend::CpuExpertPlan;
+use crate::expert_store::{ExpertOptions, ExpertStore};
 use crate::isa::Isa;
 use crate::kernels::{Kernels, PackFns};
 use crate::matrix::{int8_kind, is_quantised};
-use crate::repack::{PackedRows, PackedWeights, PackingPlan, RepackChoice};
+use crate::repack::{ExpertLayout, PackedRows, PackedWeights, RepackChoice};
 use crate::team::TeamGuard;
 
 /// Models with at most this many bytes of weights that could take quantized activations keep `f32`.
@@ -46,6 +49,8 @@ pub(crate) struct WeightOptions {
     pub(crate) custom: CustomOps,
     /// Takes reports of packing.
     pub(crate) on_progress: OnProgress,
+    /// Where experts are read as they are needed.
+    pub(crate) experts: Option<ExpertOptions>,
 }
 
 /// Weights as they are in their file, and those that are packed.
@@ -58,6 +63,9 @@ pub struct CpuWeights {
     repack: RepackChoice,
     on_progress: OnProgress,
     packed: PackedWeights,
+    expert_options: Option<ExpertOptions>,
+    /// Begun when a graph with experts is compiled.
+    experts: OnceLock<Arc<ExpertStore>>,
     kernels: &'static Kernels,
 }
 
@@ -82,6 +90,8 @@ impl CpuWeights {
             repack: options.repack,
             on_progress: options.on_progress,
             packed: PackedWeights::default(),
+            expert_options: options.experts,
+            experts: OnceLock::new(),
             kernels,
         }
     }
@@ -104,22 +114,115 @@ impl CpuWeights {
         graph: &Graph,
         lead: &mut TeamGuard<'_>,
     ) -> Result<(), BackendError> {
+        self.read_experts_of(graph)?;
         if self.repack == RepackChoice::Never {
             return Ok(());
         }
-        let get = |name: &str| self.source.get(name);
+        let get = |name: &str| {
+            let is_kept = self.expert_stack(name).is_none();
+            Some(name)
+                .filter(|_| is_kept)
+                .and_then(|name| self.source.get(name))
+        };
         let fns_of = |format| self.pack_fns(format);
         self.packed
             .pack(graph, get, fns_of, &self.on_progress, lead)
     }
 
     /// The memory that [`CpuWeights::pack_for`] would take for these graphs.
-    pub(crate) fn plan_packing(&self, graphs: &[Graph]) -> PackingPlan {
+    pub(crate) fn plan_packing(&self, graphs: &[Graph]) -> WeightPlan {
+        let (names, mut plan) = self.plan_experts(graphs);
         if self.repack == RepackChoice::Never {
-            return PackingPlan::default();
+            return plan;
         }
-        let get = |name: &str| self.source.get(name);
-        PackedWeights::plan(graphs.iter(), get, |format| self.pack_fns(format))
+        let get = |name: &str| {
+            let is_kept = !names.contains(name);
+            Some(name)
+                .filter(|_| is_kept)
+                .and_then(|name| self.source.get(name))
+        };
+        let others = PackedWeights::plan(graphs.iter(), get, |format| self.pack_fns(format));
+        plan.packed += others.packed;
+        plan.replaced += others.replaced;
+        plan
+    }
+
+    /// Begins to hold the experts of a graph within the budget, where there is one.
+    fn read_experts_of(&self, graph: &Graph) -> Result<(), BackendError> {
+        let Some(options) = &self.expert_options else {
+            return Ok(());
+        };
+        let layers = expert_layers(graph, |name| self.expert_stack(name).is_some());
+        if layers.is_empty() {
+            return Ok(());
+        }
+        let layout = |name: &str| {
+            let weight = self.source.require(name)?;
+            let fns = self.expert_fns(weight.format());
+            Ok::<_, BackendError>(ExpertLayout::new(weight, fns))
+        };
+        let of_layer = |layer: ExpertLayer<'_>| {
+            let layouts = layer.weights.into_iter().map(layout);
+            layouts.filter_map(Result::transpose).collect()
+        };
+        let layers = layers.into_iter().map(of_layer);
+        let layers = layers.collect::<Result<Vec<_>, BackendError>>()?;
+        let store = match self.experts.get() {
+            Some(store) => Arc::clone(store),
+            None => {
+                let store = Arc::new(ExpertStore::new(options.clone())?);
+                // Another graph may be compiled at the same time: its store is taken then.
+                Arc::clone(self.experts.get_or_init(|| store))
+            }
+        };
+        store.add(layers)
+    }
+
+    /// The names of experts that would be held within the budget, where there is one, and what
+    /// they take.
+    fn plan_experts(&self, graphs: &[Graph]) -> (HashSet<String>, WeightPlan) {
+        let (mut names, mut plan) = (HashSet::new(), WeightPlan::default());
+        let Some(options) = &self.expert_options else {
+            return (names, plan);
+        };
+        let experts = &mut plan.experts;
+        for graph in graphs {
+            for layer in expert_layers(graph, |name| names.contains(name)) {
+                for name in layer.weights {
+                    names.insert(name.to_owned());
+                    let Some(weight) = self.source.get(name) else {
+                        continue;
+                    };
+                    plan.replaced += weight.bytes().len();
+                    let fns = self.expert_fns(weight.format());
+                    let Some(layout) = ExpertLayout::new(weight, fns) else {
+                        continue;
+                    };
+                    let n_bytes = layout.n_bytes();
+                    experts.total += layout.n_experts() * n_bytes;
+                    experts.largest = experts.largest.max(n_bytes);
+                    experts.of_token += layer.n_used * n_bytes;
+                }
+            }
+        }
+        let budget = usize::try_from(options.budget).unwrap_or(usize::MAX);
+        experts.held = experts.total.min(budget);
+        plan.packed = experts.held;
+        (names, plan)
+    }
+
+    /// The number of a weight's experts, and where they are, if they are read as they are needed.
+    pub(crate) fn expert_stack(&self, name: &str) -> Option<(Arc<ExpertStore>, u32)> {
+        let store = self.experts.get()?;
+        Some((Arc::clone(store), store.stack(name)?))
+    }
+
+    fn expert_fns(&self, format: BlockFormat) -> Option<&'static PackFns> {
+        if self.repack == RepackChoice::Never {
+            None
+        } else {
+            self.pack_fns(format)
+        }
     }
 
     /// The way weights of this format are packed, if they are.
@@ -147,6 +250,49 @@ impl CpuWeights {
     pub(crate) fn packed(&self, name: &str) -> Option<PackedRows> {
         self.packed.get(name)
     }
+}
+
+/// The memory that weights take, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct WeightPlan {
+    /// Of packed matrices, and of experts within their budget.
+    pub(crate) packed: usize,
+    /// Of the same matrices in their file, with all experts.
+    pub(crate) replaced: usize,
+    pub(crate) experts: CpuExpertPlan,
+}
+
+/// The experts that one router chooses from.
+struct ExpertLayer<'g> {
+    route: NodeId,
+    /// Experts that a token goes through.
+    n_used: usize,
+    weights: Vec<&'g str>,
+}
+
+/// The weights of a graph's experts that are not known yet, by the route that chooses from them.
+fn expert_layers(graph: &Graph, is_known: impl Fn(&str) -> bool) -> Vec<ExpertLayer<'_>> {
+    let mut layers: Vec<ExpertLayer<'_>> = Vec::new();
+    for node in graph.nodes() {
+        let (Op::ExpertLinear { weight, .. }, Some(&route)) = (&node.op, node.operands.get(1))
+        else {
+            continue;
+        };
+        let is_named = |layer: &ExpertLayer<'_>| layer.weights.contains(&weight.as_str());
+        if layers.iter().any(is_named) || is_known(weight) {
+            continue;
+        }
+        if let Some(layer) = layers.iter_mut().find(|layer| layer.route == route) {
+            layer.weights.push(weight);
+        } else if let Some(Op::Route { spec, .. }) = graph.node(route).map(|node| &node.op) {
+            layers.push(ExpertLayer {
+                route,
+                n_used: spec.n_used,
+                weights: vec![weight],
+            });
+        }
+    }
+    layers
 }
 
 /// The kind of activations that weights of this format take where these may be quantized.

@@ -5,6 +5,7 @@
 
 mod attention_refused;
 mod deltas_agree;
+mod experts;
 mod gates;
 mod hidden_cells;
 mod kernels_agree;

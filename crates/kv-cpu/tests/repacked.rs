@@ -20,7 +20,7 @@ use kv_graph::{Affine, Graph, GraphBuilder, GraphShape, Input, RouteGate, RouteS
 
 /// Random blocks; clear bits bound their scales. Floats have eight significant bits, and some are
 /// zero: only those can be packed.
-fn weight(name: &str, shape: &[usize], format: BlockFormat) -> Weight {
+pub(crate) fn weight(name: &str, shape: &[usize], format: BlockFormat) -> Weight {
     let mut random = Random::new(17);
     let n_values: usize = shape.iter().product();
     if format.block_len() == 1 {
@@ -96,6 +96,7 @@ fn both(
             isa: Some(isa),
             activations,
             repack,
+            ..CpuConfig::default()
         };
         computed(graph, weights, columns, config)
     })

@@ -24,6 +24,12 @@ pub trait ByteOwner: Send + Sync {
         from.map(|from| to.copy_from_slice(from)).is_some()
     }
 
+    /// True if [`ByteOwner::copy`] reads a file: the bytes need no memory of this process until
+    /// [`ByteOwner::bytes`] are looked at.
+    fn is_in_file(&self) -> bool {
+        false
+    }
+
     /// A hint that these bytes will hardly be read again. An owner that has them in a file, too,
     /// may release the memory that they take; it reads them again when they are needed.
     fn release(&self, _bytes: Range<usize>) {}
@@ -100,6 +106,11 @@ impl SharedBytes {
             .checked_add(to.len())
             .filter(|end| *end <= self.range.len());
         end.is_some() && self.owner.copy(self.range.start + start, to)
+    }
+
+    /// True if [`SharedBytes::copy`] reads a file, see [`ByteOwner::is_in_file`].
+    pub fn is_in_file(&self) -> bool {
+        self.owner.is_in_file()
     }
 
     /// A hint that some of these bytes will hardly be read again, so they need not stay in memory.

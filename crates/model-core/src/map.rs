@@ -126,6 +126,10 @@ impl ByteOwner for MappedFile {
         })
     }
 
+    fn is_in_file(&self) -> bool {
+        true
+    }
+
     fn copy(&self, start: usize, to: &mut [u8]) -> bool {
         read_at(&self.file, start as u64, to).is_ok()
     }

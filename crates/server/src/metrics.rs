@@ -3,6 +3,8 @@
 //! Invariant: every request that was begun ends as exactly one of finished, failed or cancelled.
 //! Names are `cellar_*`, with aliases under vLLM's names, which routers know.
 
+mod experts;
+
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -162,13 +164,19 @@ impl Metrics {
         write_services(&loads.collect::<Vec<_>>(), &mut out);
         let loaded = models.iter().filter_map(|status| status.model.as_deref());
         let services = loaded.filter_map(|model| match model.work() {
-            Work::Texts(service) => {
-                let values = service_values(service.n_queued(), service.status());
-                Some((model.id(), values))
-            }
+            Work::Texts(service) => Some((model.id(), service.n_queued(), service.status())),
             Work::Embeddings(_) | Work::Scores(_) => None,
         });
-        write_services(&services.collect::<Vec<_>>(), &mut out);
+        let services: Vec<_> = services.collect();
+        let values = services
+            .iter()
+            .map(|&(id, n, status)| (id, service_values(n, status)));
+        write_services(&values.collect::<Vec<_>>(), &mut out);
+        let experts = services.iter().filter_map(|&(id, _, status)| {
+            let found = status.experts?;
+            Some((id, experts::expert_values(found)))
+        });
+        write_services(&experts.collect::<Vec<_>>(), &mut out);
         write_uses(uses, &mut out);
         let counts = self.lock();
         let out_ref = &mut out;

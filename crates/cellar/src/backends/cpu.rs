@@ -6,7 +6,9 @@ use kv_backend::{Backend, BackendError, BoxedBackend, OnProgress};
 use kv_cpu::activations::ActivationKind;
 use kv_cpu::{ActivationChoice, CpuBackend, CpuConfig, RepackChoice};
 
-use super::{Activations, BackendMemory, BackendOptions, BackendWork, MemoryPlace, Repack};
+use super::{
+    Activations, BackendMemory, BackendOptions, BackendWork, ExpertPlan, MemoryPlace, Repack,
+};
 
 /// Opens it.
 ///
@@ -14,6 +16,10 @@ use super::{Activations, BackendMemory, BackendOptions, BackendWork, MemoryPlace
 /// As [`super::open_backend`].
 pub(super) fn open(options: &BackendOptions) -> Result<BoxedBackend, BackendError> {
     let backend = plain(options)?;
+    let backend = match &options.expert_meter {
+        Some(meter) => backend.with_expert_meter(Arc::clone(meter)),
+        None => backend,
+    };
     Ok(BoxedBackend::new(match &options.profile {
         Some(profile) => backend.with_profile(Arc::clone(profile)),
         None => backend,
@@ -38,6 +44,12 @@ pub(super) fn plan_memory(
         replaced: planned.replaced,
         scratch: planned.programs,
         transfers: 0,
+        experts: planned.experts.map(|experts| ExpertPlan {
+            total: experts.total,
+            held: experts.held,
+            largest: experts.largest,
+            of_token: experts.of_token,
+        }),
     })
 }
 
@@ -53,6 +65,7 @@ fn plain(options: &BackendOptions) -> Result<CpuBackend, BackendError> {
             Repack::Auto => RepackChoice::Auto,
             Repack::Never => RepackChoice::Never,
         },
+        expert_bytes: options.expert_bytes,
         ..CpuConfig::default()
     })
 }

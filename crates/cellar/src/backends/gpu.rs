@@ -51,6 +51,7 @@ pub(super) fn plan_memory(
         replaced: stored(&**work.weights),
         scratch: planned.scratch,
         transfers: planned.staging + planned.inputs,
+        experts: None,
     })
 }
 

@@ -70,13 +70,19 @@ take is left out: what it has counts as fetched, where a server does not have it
 with 'timestamp', 'input_length' and 'hash_ids', a number for each block of the prompt. They tell
 of no model and no times, so --ctx or --budget is needed, and requests come one after the other.
 
+A trace of --expert-trace is replayed with --budget for experts, by four rules: what is worth most
+stays, as in a run; the most recently used; the most often used; and, for comparison, what will be
+used soonest, which only who knows the future can keep.
+
 Examples:
   cellar serve -m MODEL.gguf --trace day.jsonl
   cellar replay day.jsonl
   cellar replay day.jsonl --budget 2G
   cellar replay day.jsonl --ctx 65536 --policy lru --json
   cellar replay day.jsonl --replicas 4 --router hash --tier 64G
-  cellar replay conversation.jsonl --trace-format mooncake --budget 90G --replicas 16")]
+  cellar replay conversation.jsonl --trace-format mooncake --budget 90G --replicas 16
+  cellar run -m MIXTURE.gguf --expert-memory 4G --expert-trace experts.jsonl
+  cellar replay experts.jsonl --budget 6G")]
 pub(crate) struct ReplayArgs {
     /// The trace; - is stdin
     pub(crate) trace: PathBuf,
@@ -102,7 +108,7 @@ pub(crate) struct ReplayArgs {
     /// Bytes of a store of prefixes that all servers share [default: none]
     #[arg(long, value_name = "SIZE")]
     pub(crate) tier: Option<ByteSize>,
-    /// Bytes that the memory may take: as many tokens as fit
+    /// Bytes that the memory may take: as many tokens as fit; or bytes for experts
     #[arg(long, value_name = "SIZE", conflicts_with = "ctx")]
     pub(crate) budget: Option<ByteSize>,
     /// Tokens that the memory holds [default: as in the trace]

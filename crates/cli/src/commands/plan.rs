@@ -3,6 +3,7 @@
 //! Invariant: every number comes from the plan that the engine and the backend allocate by. Reads
 //! the file's header only.
 
+mod experts;
 mod layers;
 mod text;
 
@@ -26,6 +27,7 @@ use model_core::model_file::{OpenModel, tokenizer_spec};
 use model_core::tokenizer::Tokenizer;
 use serde::Serialize;
 
+use self::experts::ExpertReport;
 use self::layers::LayerReport;
 use super::inspect::tensor_sizes;
 use crate::args::{PlanArgs, SwapArgs};
@@ -71,6 +73,9 @@ struct Report {
     backend_name: Option<&'static str>,
     /// What the backend adds on the host; `None` where it cannot tell.
     backend: Option<BackendReport>,
+    /// The experts that are read as they are needed, where there are such.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    experts: Option<ExpertReport>,
     /// Why it cannot tell.
     #[serde(skip_serializing_if = "Option::is_none")]
     backend_error: Option<String>,
@@ -237,17 +242,15 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         Some(device) => settings.memory_bytes().saturating_sub(device.rows),
         None => settings.memory_bytes(),
     };
+    let experts = backend.and_then(|b| b.experts);
     let backend = backend.map(|b| BackendReport {
         packed: b.packed as u64,
         scratch: b.scratch as u64,
     });
-    let of_backend = backend.map_or(0, |b| b.packed.saturating_add(b.scratch));
     let of_device = device.as_ref().filter(|device| device.unified);
     let of_device = of_device.map_or(0, |device| device.total);
     let swap = SwapReport::new(&args.swap);
     let of_swap = swap.map_or(0, |swap| swap.memory);
-    let besides = [mapped, of_backend, of_device, process.unwrap_or(0), of_swap];
-    let besides = besides.into_iter().fold(0, u64::saturating_add);
     let draft = match &args.speculation.speculation() {
         Speculation::Draft { .. } => {
             let tokenizer = tokenizer?;
@@ -257,6 +260,17 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         _ => None,
     };
     let of_draft = draft.as_ref().map_or(0, |draft| draft.taken.host);
+    let besides = |backend: Option<BackendReport>| {
+        let of_backend = backend.map_or(0, |b| b.packed.saturating_add(b.scratch));
+        let besides = [mapped, of_backend, of_device, process.unwrap_or(0), of_swap];
+        besides.into_iter().fold(0, u64::saturating_add)
+    };
+    let others = besides(backend)
+        .saturating_add(memory)
+        .saturating_add(of_draft);
+    let experts = ExpertReport::new(&args.ram, experts, others)?;
+    let backend = experts::with_held(backend, experts.as_ref());
+    let besides = besides(backend);
     let report = Report {
         file: source.name(),
         architecture: model.architecture().to_owned(),
@@ -273,6 +287,7 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         weights,
         backend_name: name.map(BackendKind::name),
         backend,
+        experts,
         backend_error,
         mapped,
         looked_up,
@@ -362,7 +377,10 @@ fn parts(settings: &Settings, plan: &MemoryPlan) -> Vec<PartReport> {
 
 /// What the backend of the flags takes.
 fn backend_plan(args: &PlanArgs, work: &ModelWork<'_>) -> anyhow::Result<BackendPlan> {
-    let options = resolve::backend_flags(&args.engine.compute)?.options();
+    let mut options = resolve::backend_flags(&args.engine.compute)?.options();
+    if args.ram.ram.is_some() {
+        options.expert_bytes = Some(u64::MAX);
+    }
     Ok(plan_memory(&options, work)?)
 }
 

@@ -1,12 +1,15 @@
 //! `cellar replay`: what the requests of a trace would have reused with another memory or policy,
-//! or with several servers.
+//! or with several servers; or what experts would have been read.
 //!
 //! Knows nothing of the format of traces.
 
-use std::io::{BufReader, Write};
+mod experts;
+
+use std::io::{BufRead, BufReader, Write};
 
 use anyhow::Context;
 use cellar_engine::trace::{ReplayConfig, ReplayReport, Trace, replay_fleet};
+use expert_cache::RouteTrace;
 use kv_core::BinaryUnits;
 use serde::Serialize;
 
@@ -53,9 +56,7 @@ impl Rated {
 }
 
 /// The trace, whole or as far as it is wanted.
-fn read(args: &ReplayArgs, name: &str) -> anyhow::Result<Trace> {
-    let file = input::open(&args.trace).context("cannot read the trace")?;
-    let file = BufReader::new(file);
+fn read(args: &ReplayArgs, name: &str, file: impl BufRead) -> anyhow::Result<Trace> {
     if args.trace_format == TraceFormat::Mooncake {
         anyhow::ensure!(
             args.ctx.is_some() || args.budget.is_some(),
@@ -79,7 +80,12 @@ fn read(args: &ReplayArgs, name: &str) -> anyhow::Result<Trace> {
 
 pub(super) fn run(args: &ReplayArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
     let name = args.trace.display().to_string();
-    let trace = read(args, &name)?;
+    let file = input::open(&args.trace).context("cannot read the trace")?;
+    let mut file = BufReader::new(file);
+    if RouteTrace::begins(file.fill_buf().context("cannot read the trace")?) {
+        return experts::run(args, file, out);
+    }
+    let trace = read(args, &name, file)?;
     if trace.has_drafts() {
         warn("tokens were drafted when the trace was written, and a replay drafts none");
     }

@@ -13,6 +13,9 @@ const ADAPTERS: &str = "adapters are used as their files are";
 const IMAGES: &str = "images and audio are not supported: models take text";
 const PARTS: &str = "one GPU is used whole, or with the CPU: --gpu-layers sets how many layers it \
                      computes, --backend which one";
+const EXPERTS: &str = "'--expert-memory SIZE' keeps the experts that are needed most in memory and reads the \
+                       others from the file, with the CPU; on a GPU, a layer has its experts with it, and \
+                       --gpu-layers sets how many it computes";
 const PROMPT_CACHE: &str = "'--save-state FILE' and '--load-state FILE' keep what was read";
 const PAGE: &str =
     "GET / always shows browsers the memory and a chat, and has no settings of its own";
@@ -165,8 +168,12 @@ pub(super) const FLAGS: &[(&str, Fate)] = &[
     ),
     (
         "-sm --split-mode -ts --tensor-split -mg --main-gpu -dev --device -nkvo \
-            --no-kv-offload -ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe --rpc",
+            --no-kv-offload --rpc",
         Refused(PARTS),
+    ),
+    (
+        "-ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe",
+        Refused(EXPERTS),
     ),
     (
         "--yarn-ext-factor",

@@ -4,7 +4,7 @@
 
 use cellar_prefix_store::TierCounts;
 use cellar_scheduler::{Counters, Scheduler};
-use kv_backend::Backend;
+use kv_backend::{Backend, ExpertUse};
 use kv_core::memory::{Memory, PartCapacity};
 use kv_core::memory_plan::MemoryPlan;
 
@@ -41,6 +41,8 @@ pub struct ServiceStatus {
     pub spilled_bytes: u64,
     /// The counts of the tiers of the store of prefixes.
     pub tiers: TierCounts,
+    /// What reading experts took, where they are read as they are needed.
+    pub experts: Option<ExpertUse>,
     /// Whether the engine's device is lost
     /// ([`BackendError::DeviceLost`](kv_backend::BackendError::DeviceLost)): no later step
     /// can be computed.
@@ -78,6 +80,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
                 .store
                 .as_ref()
                 .map_or(TierCounts::default(), SessionStore::counts),
+            experts: self.engine.backend().expert_use(),
             has_lost_device: self.has_lost_device,
         }
     }

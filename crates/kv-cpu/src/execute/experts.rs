@@ -2,14 +2,17 @@
 //! expert or head, so that every matrix is read once for all rows that go through it.
 //!
 //! Invariant: a result depends on its row and its expert alone, bit for bit, not on which rows
-//! share the expert. Does not know feed-forward blocks.
+//! share the expert, nor on when its matrix was read. Does not know feed-forward blocks.
 
 use std::ops::Range;
+use std::sync::Arc;
 
+use expert_cache::Choice;
 use kv_backend::BackendError;
 use kv_graph::{RouteSpec, slots};
 
 use crate::activations::{ActivationKind, Activations};
+use crate::expert_store::ExpertStore;
 use crate::kernels::Kernels;
 use crate::matrix::Matrix;
 use crate::output::SharedOutput;
@@ -18,19 +21,57 @@ use crate::values::{Buf, SharedValues};
 
 use super::matmul::pieces_of;
 use super::{Run, VALUES_PER_TASK, piece};
+use crate::team::TeamGuard;
 
 /// The matrices of all experts, with their biases.
 #[derive(Debug)]
 pub(crate) struct Experts {
     /// Of equal shapes; at least one.
-    pub(crate) matrices: Vec<Matrix>,
+    pub(crate) matrices: ExpertMatrices,
     /// `[experts, out]`.
-    pub(crate) bias: Option<std::sync::Arc<[f32]>>,
+    pub(crate) bias: Option<Arc<[f32]>>,
+}
+
+/// Where the matrices of experts are.
+#[derive(Debug)]
+pub(crate) enum ExpertMatrices {
+    /// All in memory, or in the mapped file.
+    Held(Vec<Matrix>),
+    /// In memory as long as they are used.
+    Read(ReadExperts),
+}
+
+/// Experts that a store reads.
+#[derive(Debug)]
+pub(crate) struct ReadExperts {
+    pub(crate) store: Arc<ExpertStore>,
+    /// The number of their weight in it.
+    pub(crate) stack: u32,
+    pub(crate) n_experts: usize,
+    /// The first one, as it is in the file: all have its shape.
+    pub(crate) first: Matrix,
 }
 
 impl Experts {
     fn first(&self) -> Option<&Matrix> {
-        self.matrices.first()
+        match &self.matrices {
+            ExpertMatrices::Held(all) => all.first(),
+            ExpertMatrices::Read(read) => Some(&read.first),
+        }
+    }
+
+    /// Number of experts.
+    pub(crate) fn len(&self) -> usize {
+        match &self.matrices {
+            ExpertMatrices::Held(all) => all.len(),
+            ExpertMatrices::Read(read) => read.n_experts,
+        }
+    }
+
+    /// Bytes of all matrices, as they are stored.
+    pub(crate) fn stored_bytes(&self) -> usize {
+        let n_bytes = |m: &Matrix| m.n_rows() * m.row_bytes();
+        self.len() * self.first().map_or(0, n_bytes)
     }
 
     fn n_rows(&self) -> usize {
@@ -74,7 +115,7 @@ impl ExpertBuffers {
         grow(&mut self.inputs, n_slots * n_in);
         grow(&mut self.products, n_slots * n_out);
         self.order.reserve(n_slots);
-        self.starts.reserve(experts.matrices.len() + 1);
+        self.starts.reserve(experts.len() + 1);
     }
 
     /// Sorts the heads of `n_rows` rows: a head is the slot of an expert that every row has.
@@ -140,7 +181,7 @@ impl Run<'_> {
             }
             ExpertsOp::Linear { experts, n_used } => self.expert_linear(experts, *n_used, bufs),
             ExpertsOp::Heads(heads) => {
-                let (n_rows, n_heads) = (bufs.x.rows, heads.matrices.len());
+                let (n_rows, n_heads) = (bufs.x.rows, heads.len());
                 self.experts.sort_heads(n_rows, n_heads);
                 self.multiply_sorted(heads, n_heads, [bufs.x, bufs.out])
             }
@@ -177,12 +218,28 @@ impl Run<'_> {
     ) -> Result<(), BackendError> {
         // SAFETY: allocation lets no step write what it reads.
         let routes = unsafe { self.frame.read(routes) };
-        self.experts.sort(routes, experts.matrices.len(), n_used);
+        self.experts.sort(routes, experts.len(), n_used);
+        if let ExpertMatrices::Read(read) = &experts.matrices {
+            self.tell_choices(read, x.rows);
+        }
         if self.experts.order.len() < x.rows * n_used {
             // SAFETY: no task runs yet.
             unsafe { self.frame.write(out).range(0..out.len()) }.fill(0.0);
         }
         self.multiply_sorted(experts, n_used, [x, out])
+    }
+
+    /// Tells the store what the rows need.
+    fn tell_choices(&self, read: &ReadExperts, n_rows: usize) {
+        let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let n_rows_of = self.experts.starts.windows(2).map(|pair| match *pair {
+            [start, end] => number(end - start),
+            _ => 0,
+        });
+        let choices = (0..).zip(n_rows_of).filter(|(_, n_rows)| *n_rows > 0);
+        let choices = choices.map(|(expert, n_rows)| Choice { expert, n_rows });
+        let choices: Vec<_> = choices.collect();
+        read.store.routed(read.stack, &choices, number(n_rows));
     }
 
     /// The sorted slots of `x` through the matrices of their experts.
@@ -192,7 +249,7 @@ impl Run<'_> {
         n_used: usize,
         [x, out]: [Buf; 2],
     ) -> Result<(), BackendError> {
-        let (n_out, n_in) = (experts.n_rows(), experts.n_columns());
+        let n_in = experts.n_columns();
         let kind = experts.activation_kind();
         // SAFETY: allocation lets no step write what it reads.
         let values = unsafe { self.frame.read(x) };
@@ -239,50 +296,24 @@ impl Run<'_> {
                 Ok(())
             })?;
         }
-        let all = quantized.map_or(Activations::F32(inputs), |rows| rows.rows());
-        let n_threads = self.n_threads;
-        let products = SharedValues::new(products);
-        let rows_of = |expert: usize| starts[expert]..starts[expert + 1];
-        let chosen = || {
-            let all = experts.matrices.iter().enumerate();
-            all.filter(|&(expert, _)| !rows_of(expert).is_empty())
+        let mut sorted = SortedSlots {
+            kernels,
+            lead: &mut self.lead,
+            n_threads: self.n_threads,
+            inputs: quantized.map_or(Activations::F32(inputs), |rows| rows.rows()),
+            n_columns: n_in,
+            order,
+            starts,
+            products: SharedValues::new(products),
+            to,
         };
-        let n_tasks = chosen()
-            .map(|(expert, matrix)| pieces_of(matrix, rows_of(expert).len(), n_threads).0)
-            .sum();
-        self.lead.each(n_tasks, &|_, mut task| {
-            for (expert, matrix) in chosen() {
-                let (n, step) = pieces_of(matrix, rows_of(expert).len(), n_threads);
-                if task < n {
-                    let rows = rows_of(expert);
-                    let Some(acts) = all.slice(rows.clone(), n_in) else {
-                        return Ok(());
-                    };
-                    let bias = experts.bias.as_deref();
-                    let matmul = ExpertMatMul {
-                        matrix,
-                        acts,
-                        bias: bias.map(|b| &b[expert * n_out..(expert + 1) * n_out]),
-                        slots: &order[rows.clone()],
-                        // SAFETY: the rows of one expert, whose columns belong to one task each.
-                        products: unsafe {
-                            SharedOutput::from_raw(
-                                products.start().add(rows.start * n_out),
-                                rows.len(),
-                                n_out,
-                            )
-                        },
-                        from: products,
-                        first: rows.start,
-                        to,
-                    };
-                    // SAFETY: each piece of an expert's columns belongs to one task.
-                    return unsafe { matmul.compute(self.kernels, piece(task, step, n_out)) };
-                }
-                task -= n;
+        match &experts.matrices {
+            ExpertMatrices::Held(all) => sorted.multiply(&|expert| all.get(expert), experts),
+            ExpertMatrices::Read(read) => {
+                let inputs = self.inputs;
+                sorted.multiply_as_read(read, experts, &|| inputs.check_cancelled())
             }
-            Ok(())
-        })
+        }
     }
 
     /// Each slot of `x` times its weight.
@@ -324,6 +355,103 @@ impl Run<'_> {
             let of_row = &values[row * x.width..(row + 1) * x.width];
             let slots = of_row.chunks_exact(to.len().max(1));
             slots.for_each(|slot| (kernels.add)(to, slot));
+            Ok(())
+        })
+    }
+}
+
+/// The rows of slots, sorted by expert, on their way through the matrices.
+struct SortedSlots<'a, 't> {
+    kernels: &'a Kernels,
+    lead: &'a mut TeamGuard<'t>,
+    n_threads: usize,
+    inputs: Activations<'a>,
+    /// Values of an input.
+    n_columns: usize,
+    order: &'a [usize],
+    starts: &'a [usize],
+    products: SharedValues<'a>,
+    to: SharedValues<'a>,
+}
+
+impl SortedSlots<'_, '_> {
+    /// The rows of one expert, among all that are sorted.
+    fn rows_of(&self, expert: usize) -> Range<usize> {
+        self.starts[expert]..self.starts[expert + 1]
+    }
+
+    /// The rows of experts as their matrices come: first those that are in memory.
+    fn multiply_as_read(
+        &mut self,
+        read: &ReadExperts,
+        experts: &Experts,
+        check: &dyn Fn() -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        let used = (0..experts.len()).filter(|&expert| !self.rows_of(expert).is_empty());
+        let mut missing: Vec<usize> = used.collect();
+        let mut matrices: Vec<Option<Matrix>> = vec![None; experts.len()];
+        while !missing.is_empty() {
+            let taken = read.store.take(read.stack, &mut missing, check)?;
+            let numbers: Vec<usize> = taken.iter().map(|(expert, _)| *expert).collect();
+            for (expert, rows) in taken {
+                matrices[expert] = Some(read.first.clone().with_packed(Some(rows)));
+            }
+            let multiplied = self.multiply(&|expert| matrices[expert].as_ref(), experts);
+            matrices.fill(None);
+            read.store.release(read.stack, &numbers);
+            multiplied?;
+        }
+        Ok(())
+    }
+
+    /// The rows of those experts whose matrices are there.
+    fn multiply<'m>(
+        &mut self,
+        matrix_of: &(dyn Fn(usize) -> Option<&'m Matrix> + Sync),
+        experts: &Experts,
+    ) -> Result<(), BackendError> {
+        let (kernels, n_threads, n_in) = (self.kernels, self.n_threads, self.n_columns);
+        let (inputs, order, products, to) = (self.inputs, self.order, self.products, self.to);
+        let (starts, n_out) = (self.starts, experts.n_rows());
+        let rows_of = |expert: usize| starts[expert]..starts[expert + 1];
+        let chosen = || {
+            let used = (0..experts.len()).filter(|&expert| !rows_of(expert).is_empty());
+            used.filter_map(|expert| Some((expert, matrix_of(expert)?)))
+        };
+        let n_tasks = chosen()
+            .map(|(expert, matrix)| pieces_of(matrix, rows_of(expert).len(), n_threads).0)
+            .sum();
+        self.lead.each(n_tasks, &|_, mut task| {
+            for (expert, matrix) in chosen() {
+                let (n, step) = pieces_of(matrix, rows_of(expert).len(), n_threads);
+                if task < n {
+                    let rows = rows_of(expert);
+                    let Some(acts) = inputs.slice(rows.clone(), n_in) else {
+                        return Ok(());
+                    };
+                    let bias = experts.bias.as_deref();
+                    let matmul = ExpertMatMul {
+                        matrix,
+                        acts,
+                        bias: bias.map(|b| &b[expert * n_out..(expert + 1) * n_out]),
+                        slots: &order[rows.clone()],
+                        // SAFETY: the rows of one expert, whose columns belong to one task each.
+                        products: unsafe {
+                            SharedOutput::from_raw(
+                                products.start().add(rows.start * n_out),
+                                rows.len(),
+                                n_out,
+                            )
+                        },
+                        from: products,
+                        first: rows.start,
+                        to,
+                    };
+                    // SAFETY: each piece of an expert's columns belongs to one task.
+                    return unsafe { matmul.compute(kernels, piece(task, step, n_out)) };
+                }
+                task -= n;
+            }
             Ok(())
         })
     }

@@ -12,9 +12,10 @@
 //! rows. Knows neither formats nor instructions ([`PackFns`] does).
 
 mod layout;
+mod one_expert;
 
 use std::collections::HashMap;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -25,6 +26,7 @@ use kv_graph::{Graph, Op};
 use memmap2::{Mmap, MmapMut};
 
 use self::layout::PackedLayout;
+pub(crate) use self::one_expert::ExpertLayout;
 use crate::kernels::{PackFns, WeightLayout, WeightRows};
 use crate::machine;
 use crate::storage::AlignedBytes;
@@ -53,10 +55,29 @@ const MEMORY_CHECK_BYTES: usize = 64 << 20;
 /// True if the system may be asked for huge pages.
 const HAS_HUGE_PAGES: bool = cfg!(target_os = "linux");
 
+/// The memory of packed rows.
+enum PackedBytes {
+    /// For as long as the model is loaded.
+    Kept(Mmap),
+    /// Until others take their place.
+    Lent(MmapMut),
+}
+
+impl Deref for PackedBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Kept(memory) => memory,
+            Self::Lent(memory) => memory,
+        }
+    }
+}
+
 /// Rows of a matrix in packed memory, which several matrices share.
 #[derive(Clone)]
 pub(crate) struct PackedRows {
-    memory: Arc<Mmap>,
+    memory: Arc<PackedBytes>,
     /// The start of the weight's rows.
     start: usize,
     /// The range of rows.
@@ -399,11 +420,12 @@ impl Packer {
     }
 
     /// The written memory, which does not change any more.
-    fn finish(self) -> Result<Arc<Mmap>, BackendError> {
+    fn finish(self) -> Result<Arc<PackedBytes>, BackendError> {
         let n_bytes = self.n_written;
         tracing::debug!(n_bytes, "weights are packed");
         let memory = self.memory.make_read_only();
-        memory.map(Arc::new).map_err(|e| BackendError::Device {
+        let memory = memory.map(|memory| Arc::new(PackedBytes::Kept(memory)));
+        memory.map_err(|e| BackendError::Device {
             backend: "cpu",
             reason: format!("{n_bytes} bytes of packed weights could not be protected: {e}"),
         })

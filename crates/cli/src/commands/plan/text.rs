@@ -6,6 +6,7 @@ use std::io::Write;
 use kv_core::memory::Streams;
 use kv_core::memory_plan::{MemoryPlan, PlannedKind};
 
+use super::experts::ExpertReport;
 use super::layers::LayerReport;
 use super::{KINDS, PartReport, Report};
 use crate::{machine, terminal};
@@ -66,6 +67,7 @@ pub(super) fn print(
         (memory, Some(report.memory)),
         ("weights", Some(report.weights)),
         ("  packed", report.backend.map(|b| b.packed)),
+        ("  experts in it", report.experts.as_ref().map(|e| e.held)),
         ("  from the file", Some(report.mapped)),
         ("  looked up", Some(report.looked_up).filter(|&n| n > 0)),
         ("scratch", report.backend.map(|b| b.scratch)),
@@ -79,7 +81,8 @@ pub(super) fn print(
         writeln!(out, "  {:18} {:>12}", "rows", bytes(report.n_bytes))?;
     }
     for (name, n) in lines {
-        if n.is_none() && ["  looked up", "draft model", "swap"].contains(&name) {
+        if n.is_none() && ["  experts in it", "  looked up", "draft model", "swap"].contains(&name)
+        {
             continue;
         }
         let n = n.map_or_else(|| "not known".to_owned(), machine::bytes);
@@ -90,6 +93,9 @@ pub(super) fn print(
             out,
             "  rows that are looked up come as tokens need them, in addition to the total"
         )?;
+    }
+    if let Some(experts) = &report.experts {
+        print_experts(experts, out)?;
     }
     if let Some(draft) = report.draft.as_ref().filter(|draft| draft.device > 0) {
         let device = machine::bytes(draft.device);
@@ -115,6 +121,33 @@ pub(super) fn print(
     };
     let available = machine::bytes(available);
     writeln!(out, "  {:18} {available:>12}: {advice}", "free here")
+}
+
+/// Which experts stay, and what a token has read.
+fn print_experts(experts: &ExpertReport, out: &mut impl Write) -> std::io::Result<()> {
+    let ExpertReport {
+        total,
+        held,
+        of_token,
+        read_by_token,
+        ..
+    } = *experts;
+    let [all, stay, used, read] = [total, held, of_token, read_by_token].map(machine::bytes);
+    let percent = 100.0 * held as f64 / total.max(1) as f64;
+    writeln!(
+        out,
+        "  of {all} of experts {stay} stay ({percent:.0} %); a token goes through {used}, and has \
+         {read} of it read where routers have no favourites, less where they have"
+    )?;
+    if let Some(memory) = experts.expert_memory {
+        // Rounded down, so that it fits.
+        let memory = match memory >> 20 {
+            0 => memory.to_string(),
+            mebibytes => format!("{mebibytes}M"),
+        };
+        writeln!(out, "  run it with --expert-memory {memory}")?;
+    }
+    Ok(())
 }
 
 /// What is on a device, and what stays on the host after it.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use cellar_engine::serve::Usage;
 use cellar_engine::{FinishReason, Pace, Speculated, Timings};
-use kv_backend::BackendInfo;
-use kv_core::TokenId;
+use kv_backend::{BackendInfo, ExpertUse};
+use kv_core::{BinaryUnits, TokenId};
 use serde::Serialize;
 
 use crate::commands::answer::Answer;
@@ -48,6 +48,9 @@ pub(super) struct Report<'a> {
     /// How often a diffusion model computed the text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) steps: Option<usize>,
+    /// What reading experts took, where they are read as they are needed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) experts: Option<ExpertUse>,
     pub(super) timings: ReportTimings,
 }
 
@@ -115,6 +118,7 @@ pub(super) struct Statistics<'a> {
     pub(super) load: Duration,
     /// `None` where it is of no use.
     pub(super) seed: Option<u64>,
+    pub(super) experts: Option<ExpertUse>,
 }
 
 impl Statistics<'_> {
@@ -145,8 +149,16 @@ impl Statistics<'_> {
                 ..
             } => format!(" ({n_accepted} of {n_drafted} drafted)"),
         };
+        let experts = self.experts.map_or_else(String::new, |found| {
+            format!(
+                "experts: {:.1} % hits, {} read, {:.2} s waited | ",
+                found.hit_percent().unwrap_or(0.0),
+                BinaryUnits(found.read),
+                found.waited().as_secs_f64()
+            )
+        });
         format!(
-            "loaded in {:.2} s | prompt: {} tokens in {} | generated: {} tokens in {}{speculated} | end: \
+            "loaded in {:.2} s | prompt: {} tokens in {} | generated: {} tokens in {}{speculated} | {experts}end: \
              {finish} | {seed}{} ({})",
             self.load.as_secs_f64(),
             prompt.n_tokens,

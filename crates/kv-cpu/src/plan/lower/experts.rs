@@ -8,7 +8,7 @@ use kv_graph::weights::Weight;
 use kv_graph::{Node, Op, RouteSpec};
 
 use super::{Call, Lowering, Value, unsupported};
-use crate::execute::Experts;
+use crate::execute::{ExpertMatrices, Experts, ReadExperts};
 use crate::matrix::Matrix;
 use crate::plan::StepOp;
 
@@ -41,7 +41,7 @@ impl ExpertsOp {
     pub(crate) fn matrices(&self) -> Option<(&Experts, usize)> {
         match self {
             Self::Linear { experts, n_used } => Some((experts, *n_used)),
-            Self::Heads(heads) => Some((heads, heads.matrices.len())),
+            Self::Heads(heads) => Some((heads, heads.len())),
             Self::Route { .. } | Self::Scale { .. } | Self::Sum => None,
         }
     }
@@ -50,10 +50,7 @@ impl ExpertsOp {
     /// counted, as only some of them are read.
     pub(crate) fn kind_and_weight_bytes(&self) -> (StepKind, usize) {
         match self {
-            Self::Heads(heads) => {
-                let n_bytes = heads.matrices.iter().map(|m| m.n_rows() * m.row_bytes());
-                (StepKind::Matmul, n_bytes.sum())
-            }
+            Self::Heads(heads) => (StepKind::Matmul, heads.stored_bytes()),
             _ => (StepKind::Experts, 0),
         }
     }
@@ -111,7 +108,15 @@ impl<'a> Lowering<'a> {
         if !fits {
             return Err(unsupported(node));
         }
-        let matrices = self.matrices(&whole, [n_experts, n_out])?;
+        let matrices = match self.weights.expert_stack(weight) {
+            Some((store, stack)) => ExpertMatrices::Read(ReadExperts {
+                store,
+                stack,
+                n_experts,
+                first: self.expert(&whole, 0)?,
+            }),
+            None => self.matrices(&whole, [n_experts, n_out])?,
+        };
         let bias = bias.map(|b| self.vector(b, node)).transpose()?;
         if bias.as_ref().is_some_and(|b| b.len() != n_experts * n_out) {
             return Err(unsupported(node));
@@ -149,14 +154,14 @@ impl<'a> Lowering<'a> {
         &self,
         whole: &Weight,
         [n, n_out]: [usize; 2],
-    ) -> Result<Vec<Matrix>, BackendError> {
+    ) -> Result<ExpertMatrices, BackendError> {
         let packed = self.weights.packed(whole.name());
         let matrices = (0..n).map(|at| {
             let rows = at * n_out..(at + 1) * n_out;
             let packed = packed.as_ref().and_then(|p| p.part(rows));
             Ok(self.expert(whole, at)?.with_packed(packed))
         });
-        matrices.collect()
+        matrices.collect::<Result<_, _>>().map(ExpertMatrices::Held)
     }
 
     /// The matrix of one expert: a part of the weight's bytes, not a copy.
