@@ -362,8 +362,13 @@ fn random_run(seed: u64, n_steps: usize) -> usize {
     for (&id, &n) in &users {
         (0..n).for_each(|_| cache.release(id));
     }
+    everything_can_be_had(&mut cache, &stacks);
+    decisions
+}
+
+fn everything_can_be_had(cache: &mut ExpertCache, stacks: &[Stack]) {
     for stack in 0..stacks.len() as u32 {
-        for expert in 0..n_experts {
+        for expert in 0..stacks[0].n_experts {
             let id = ExpertId { stack, expert };
             match cache.acquire(id) {
                 Acquired::Ready => {}
@@ -376,7 +381,6 @@ fn random_run(seed: u64, n_steps: usize) -> usize {
             cache.release(id);
         }
     }
-    decisions
 }
 
 #[test]

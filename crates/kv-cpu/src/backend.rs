@@ -50,8 +50,8 @@ pub struct CpuConfig {
 /// The memory that [`CpuBackend::plan_memory`] expects, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuMemoryPlan {
-    /// Packed weights, and experts within their budget. A float matrix with values that cannot be packed after its first rows takes
-    /// more.
+    /// Packed weights, and experts within their budget. A float matrix with values that cannot be
+    /// packed after its first rows takes more.
     pub packed: usize,
     /// Of `packed`, as stored: these bytes of the file do not stay in memory.
     pub replaced: usize,

@@ -1,5 +1,5 @@
-//! [`ExpertStore`]: the experts of mixtures within a budget of memory, read from the model's file by
-//! threads of their own.
+//! [`ExpertStore`]: the experts of mixtures within a budget of memory, read from the model's file
+//! by threads of their own.
 //!
 //! Whoever computes tells what a router chose, takes the matrices that are there, computes with
 //! them while others are read, and returns them. Which experts stay is [`ExpertCache`]'s to decide.
@@ -201,8 +201,13 @@ impl ExpertStore {
         meter.add_uses(routed.n_hits, routed.n_misses);
         state.failed.clear();
         state.ahead = state.cache.wanted(layer).into();
-        let next = state.cache.layer_after(layer);
-        state.likely = state.cache.likely(next).into();
+        state.likely.clear();
+        // A prompt uses almost all: what is read for the next layer would go before it is used.
+        let n_experts = state.stacks.get(stack as usize).map(|(s, _)| s.n_experts);
+        if choices.len() * 2 <= n_experts.unwrap_or(0) as usize {
+            let next = state.cache.layer_after(layer);
+            state.likely.extend(state.cache.likely(next));
+        }
         self.shared.read_ahead(state);
     }
 

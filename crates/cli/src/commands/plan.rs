@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use cellar::{
-    BackendKind, BackendPlan, DeviceReport, ModelWork, architectures, plan_memory, weight_shapes,
+    BackendKind, BackendMemory, BackendPlan, DeviceReport, ModelWork, architectures, plan_memory, weight_shapes,
 };
 use cellar_engine::{
     EngineConfig, MemoryBudget, PromptOutputs, Settings, Speculation, largest_that_fits,
@@ -109,6 +109,15 @@ struct BackendReport {
     /// Weights in the backend's own layout.
     packed: u64,
     scratch: u64,
+}
+
+impl From<BackendMemory> for BackendReport {
+    fn from(memory: BackendMemory) -> Self {
+        Self {
+            packed: memory.packed as u64,
+            scratch: memory.scratch as u64,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -243,10 +252,7 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         None => settings.memory_bytes(),
     };
     let experts = backend.and_then(|b| b.experts);
-    let backend = backend.map(|b| BackendReport {
-        packed: b.packed as u64,
-        scratch: b.scratch as u64,
-    });
+    let backend = backend.map(BackendReport::from);
     let of_device = device.as_ref().filter(|device| device.unified);
     let of_device = of_device.map_or(0, |device| device.total);
     let swap = SwapReport::new(&args.swap);
@@ -265,9 +271,8 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         let besides = [mapped, of_backend, of_device, process.unwrap_or(0), of_swap];
         besides.into_iter().fold(0, u64::saturating_add)
     };
-    let others = besides(backend)
-        .saturating_add(memory)
-        .saturating_add(of_draft);
+    let others = besides(backend).saturating_add(memory);
+    let others = others.saturating_add(of_draft);
     let experts = ExpertReport::new(&args.ram, experts, others)?;
     let backend = experts::with_held(backend, experts.as_ref());
     let besides = besides(backend);
