@@ -170,20 +170,32 @@ impl RouteTrace {
     }
 }
 
+/// What goes first among what is in memory: the lowest.
+type Rank = (u64, u64);
+
+/// A matrix as a rule that ranks sees it.
+#[derive(Clone, Copy, Default)]
+struct RankedUse {
+    /// Of what is in memory.
+    rank: Option<Rank>,
+    /// How often it was used.
+    count: u64,
+}
+
 /// What is in memory by a rule that ranks.
 struct Ranked<'a> {
     trace: &'a RouteTrace,
     budget: u64,
     n_bytes: u64,
-    /// What is in memory by rank: the first goes.
-    order: BTreeSet<((u64, u64), ExpertId)>,
-    /// `[stacks][experts]`: the rank of what is in memory, and how often each was used.
-    uses: Vec<Vec<(Option<(u64, u64)>, u64)>>,
+    /// What is in memory by rank.
+    order: BTreeSet<(Rank, ExpertId)>,
+    /// `[stacks][experts]`.
+    uses: Vec<Vec<RankedUse>>,
 }
 
 impl<'a> Ranked<'a> {
     fn new(trace: &'a RouteTrace, budget: u64) -> Self {
-        let of_stack = |s: &Stack| vec![(None, 0); s.n_experts as usize];
+        let of_stack = |s: &Stack| vec![RankedUse::default(); s.n_experts as usize];
         Self {
             trace,
             budget,
@@ -193,26 +205,26 @@ impl<'a> Ranked<'a> {
         }
     }
 
-    fn of(&mut self, id: ExpertId) -> Option<&mut (Option<(u64, u64)>, u64)> {
+    fn of(&mut self, id: ExpertId) -> Option<&mut RankedUse> {
         let stack = self.uses.get_mut(id.stack as usize)?;
         stack.get_mut(id.expert as usize)
     }
 
     fn count(&mut self, id: ExpertId) -> u64 {
-        self.of(id).map_or(0, |(_, count)| *count)
+        self.of(id).map_or(0, |of| of.count)
     }
 
     /// Uses a matrix, which has this rank from now on. Returns whether it was in memory.
-    fn use_one(&mut self, id: ExpertId, rank: (u64, u64)) -> bool {
+    fn use_one(&mut self, id: ExpertId, rank: Rank) -> bool {
         let n_bytes = |id: ExpertId, trace: &RouteTrace| {
             trace.stacks.get(id.stack as usize).map_or(0, |s| s.n_bytes)
         };
         let wanted = n_bytes(id, self.trace);
-        let Some((old, count)) = self.of(id) else {
+        let Some(of) = self.of(id) else {
             return false;
         };
-        *count += 1;
-        let old = old.replace(rank);
+        of.count += 1;
+        let old = of.rank.replace(rank);
         let was_there = match old {
             Some(old) => self.order.remove(&(old, id)),
             None => false,
@@ -222,13 +234,13 @@ impl<'a> Ranked<'a> {
                 && let Some((_, gone)) = self.order.pop_first()
             {
                 self.n_bytes -= n_bytes(gone, self.trace);
-                if let Some((rank, _)) = self.of(gone) {
-                    *rank = None;
+                if let Some(of) = self.of(gone) {
+                    of.rank = None;
                 }
             }
             if self.n_bytes + wanted > self.budget {
-                if let Some((rank, _)) = self.of(id) {
-                    *rank = None;
+                if let Some(of) = self.of(id) {
+                    of.rank = None;
                 }
                 return false;
             }

@@ -1,5 +1,7 @@
 //! The cache of experts: hits against other rules, and what holds after every decision.
 
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use expert_cache::{

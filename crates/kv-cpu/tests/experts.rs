@@ -263,17 +263,17 @@ fn the_bits_are_those_of_a_model_held_whole() {
     ] {
         let mixture = Mixture::new(formats);
         for isa in Isa::all_available() {
-            for n_tokens in [1, 4, 40] {
+            for n_tokens in [1, 40] {
                 let shape = (n_tokens, Some(isa));
                 let mut whole = try_load(&mixture, None, shape).unwrap();
-                let wanted: Vec<_> = (1..6).map(|seed| whole.run(seed, None).unwrap()).collect();
+                let wanted: Vec<_> = (1..4).map(|seed| whole.run(seed, None).unwrap()).collect();
                 let values = || wanted.iter().flatten().map(|bits| f32::from_bits(*bits));
                 assert!(values().all(f32::is_finite) && values().any(|v| v != 0.0));
                 let (one, all) = (mixture.largest(), mixture.n_bytes());
-                for budget in [one, 3 * one, all / 2, all, 10 * all] {
+                for budget in [one, 3 * one, all / 2, 10 * all] {
                     let what = format!("{formats:?} {isa} {n_tokens} tokens, {budget} bytes");
                     let mut read = try_load(&mixture, Some(budget), shape).unwrap();
-                    for (seed, wanted) in (1..6).zip(&wanted) {
+                    for (seed, wanted) in (1..4).zip(&wanted) {
                         assert!(read.run(seed, None).unwrap() == *wanted, "{what}");
                     }
                     let found = read.meter.get();

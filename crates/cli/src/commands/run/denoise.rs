@@ -194,6 +194,7 @@ impl Outcome {
             loaded_tokens: None,
             saved_bytes: None,
             steps: Some(self.n_steps),
+            experts: None,
             timings: ReportTimings::new(self.load, timings),
         };
         writeln!(out, "{}", terminal::json(&report)?)?;
