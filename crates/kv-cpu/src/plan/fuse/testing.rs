@@ -89,6 +89,7 @@ fn loaded(weights: &Arc<dyn WeightSource>) -> CpuWeights {
             repack: RepackChoice::Auto,
             custom: CustomOps::new(),
             on_progress: OnProgress::default(),
+            experts: None,
         },
     )
 }
