@@ -108,7 +108,7 @@ fn what_routers_chose_is_replayed() {
     assert!(read_once <= number(&experts, "total"), "{all}");
     let (text, _) = output(&["replay", &trace, "--budget", "200K"]);
     assert!(
-        text.contains("200 KiB") && text.contains("frequency"),
+        text.contains("200.00 KiB") && text.contains("frequency"),
         "{text}"
     );
     let (code, message) = failure(&["replay", &trace, "--policy", "lru"]);
@@ -141,10 +141,10 @@ fn a_plan_divides_memory_among_experts() {
         (number(experts, "read_by_token") as f64 - read).abs() < 2.0,
         "{experts}"
     );
-    // The same as --ram chooses, of a machine that has just so much.
-    let ram = number(&limited, "total").to_string();
-    let (text, _) = output(&["plan", &model, "--ram", &ram]);
-    assert!(text.contains("run it with --expert-memory"), "{text}");
+    // All of these fit, so that nothing needs to be chosen.
+    let roomy = plan(&["--ram", "8G"]);
+    assert_eq!(number(&roomy["experts"], "held"), total);
+    assert_eq!(roomy["experts"].get("expert_memory"), None, "{roomy}");
     let (code, message) = failure(&["plan", &model, "--ram", "1M"]);
     assert_eq!(code, 2);
     assert!(message.contains("are the least"), "{message}");
@@ -174,7 +174,7 @@ fn what_cannot_be_read_is_refused() {
         &directory,
         &["--expert-memory", "1M", "--backend", "candle"],
     );
-    assert_eq!(code, 1);
+    assert_ne!(code, 0);
     assert!(
         message.contains("only the cpu backend reads experts"),
         "{message}"

@@ -119,7 +119,7 @@ mod tests {
         assert_eq!((all.held, all.expert_memory), (1000, None));
         assert_eq!(report(510).unwrap().unwrap().held, 10);
         let few = report(509).unwrap_err().to_string();
-        assert!(few.contains("510 B are the least"), "{few}");
+        assert!(few.contains("510 bytes are the least"), "{few}");
         let none = ExpertReport::new(&ram_of(9), None, 5)
             .unwrap_err()
             .to_string();
