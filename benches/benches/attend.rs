@@ -89,7 +89,7 @@ fn bench_case(c: &mut Criterion, case: &Case, kv_type: KvType) -> Result<(), Fai
     };
     let mut outputs = GraphOutputs::default();
     let mut group = c.benchmark_group("attend");
-    group.throughput(Throughput::Bytes(layout.bytes() as u64));
+    group.throughput(Throughput::Bytes(layout.bytes()));
     group.bench_function(format!("{}, {kv_type}", case.name), |b| {
         b.iter(|| {
             let done = backend.run(&mut program, &mut rows, &inputs, &mut outputs);

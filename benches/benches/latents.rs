@@ -87,7 +87,7 @@ fn bench_heads(c: &mut Criterion, n_heads: usize, kv_type: KvType) -> Result<(),
     };
     let mut outputs = GraphOutputs::default();
     let mut group = c.benchmark_group("latents");
-    group.throughput(Throughput::Bytes(layout.bytes() as u64));
+    group.throughput(Throughput::Bytes(layout.bytes()));
     group.bench_function(format!("{n_heads} heads, {kv_type}"), |b| {
         b.iter(|| {
             let done = backend.run(&mut program, &mut rows, &inputs, &mut outputs);

@@ -106,7 +106,7 @@ fn n_bytes(model: &SharedModel) -> u64 {
         model
             .file
             .get(name)
-            .map_or(0, |weight| weight.info().n_bytes() as u64)
+            .map_or(0, |weight| weight.info().n_bytes())
     };
     let tensors = model.file.tensors().iter();
     tensors.map(|tensor| of(tensor.name())).sum()

@@ -168,9 +168,9 @@ pub(crate) fn device_needs(
 }
 
 impl DeviceNeeds {
-    fn new(rows: usize, planned: &BackendMemory) -> Self {
+    fn new(rows: u64, planned: &BackendMemory) -> Self {
         Self {
-            rows: rows as u64,
+            rows,
             weights: planned.packed as u64,
             scratch: planned.scratch as u64,
             transfers: planned.transfers as u64,

@@ -82,7 +82,7 @@ pub fn taken(
 fn weight_bytes(weights: &dyn WeightSource, is_one: impl Fn(&str) -> bool) -> u64 {
     let infos = weights.names().into_iter().filter(|name| is_one(name));
     let infos = infos.filter_map(|name| weights.describe(&name).ok());
-    let bytes = infos.map(|info| info.n_bytes() as u64);
+    let bytes = infos.map(|info| info.n_bytes());
     bytes.fold(0, u64::saturating_add)
 }
 

@@ -10,8 +10,8 @@ use cellar_engine::sampler::{
     Dry, MAX_LAST_N, Mirostat, Penalties, SamplerConfig, Xtc, random_seed,
 };
 use cellar_engine::{
-    AttentionMode, CompletionOptions, ConfigError, Engine, EngineConfig, EngineError, MemoryBudget,
-    PromptOutputs, Speculated, SpeculationOff,
+    AttentionMode, CompletionOptions, ConfigError, Engine, EngineConfig, EngineError,
+    HEAD_SNAPSHOTS, MemoryBudget, PromptOutputs, Speculated, SpeculationOff,
 };
 use cellar_tasks::{LongTexts, RecordingBackend, TextPlan};
 use clap::ValueEnum;
@@ -122,10 +122,6 @@ pub(crate) fn n_ctx(ctx: Option<ContextSize>, model: &dyn Model) -> Option<u32> 
 fn trained_length(model: &dyn Model) -> u32 {
     u32::try_from(model.context_length()).unwrap_or(u32::MAX)
 }
-
-/// States that recurrent layers keep to go back to where a head drafts: most of its tokens that are
-/// right are among the first.
-const HEAD_SNAPSHOTS: u32 = 3;
 
 /// The engine's configuration, but for the number of sequences.
 pub(crate) fn engine_config(

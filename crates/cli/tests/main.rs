@@ -32,6 +32,7 @@ mod imatrix;
 mod newcomer;
 mod overwrite;
 mod pictures;
+mod plan_page;
 #[cfg(target_os = "linux")]
 mod plan_total;
 mod real_files;

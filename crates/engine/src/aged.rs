@@ -57,7 +57,7 @@ impl EngineConfig {
     ///
     /// # Errors
     /// [`ConfigError`] where the types do not fit the model.
-    pub fn bytes_per_token(&self, model: &dyn Model) -> Result<usize, ConfigError> {
+    pub fn bytes_per_token(&self, model: &dyn Model) -> Result<u64, ConfigError> {
         let layers = self.layers(model)?;
         let one_cell = vec![1; layers.parts().len()];
         let layout = RowLayout::new(&layers, &one_cell, &self.kv_types)?;

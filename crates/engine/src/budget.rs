@@ -27,7 +27,7 @@ impl Settings {
         let mut of_states = 0;
         for rows in self.memory_plan().rows() {
             let Some(part) = rows.part else {
-                of_states += rows.bytes() as u64;
+                of_states += rows.bytes();
                 continue;
             };
             let part = part.as_usize();
@@ -55,7 +55,7 @@ impl Settings {
     /// Bytes of all rows and of what is kept of the cells.
     pub fn memory_bytes(&self) -> u64 {
         let of_cells = self.n_cells().saturating_mul(BYTES_PER_CELL);
-        of_cells.saturating_add(self.layout.bytes() as u64)
+        of_cells.saturating_add(self.layout.bytes())
     }
 }
 

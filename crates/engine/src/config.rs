@@ -17,6 +17,10 @@ pub const DEFAULT_N_CTX: u32 = 4096;
 /// The largest context length: beyond it positions would not be countable.
 pub const MAX_N_CTX: u32 = 1 << 30;
 
+/// States that recurrent layers keep to go back to where a head drafts: most of its tokens that are
+/// right are among the first.
+pub const HEAD_SNAPSHOTS: u32 = 3;
+
 /// How attention over a memory is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AttentionMode {

@@ -22,6 +22,7 @@ mod error;
 mod guard;
 mod head;
 mod logprobs;
+mod memory_report;
 mod pictures;
 mod planning;
 mod programs;
@@ -42,8 +43,8 @@ pub use budget::largest_that_fits;
 pub use cellar_scheduler::{MAX_DRAFT, Speculated, Speculation, SpeculationOff};
 pub use completion::{Completion, CompletionOptions, FinishReason, OutputRow};
 pub use config::{
-    AttentionMode, ConfigError, DEFAULT_N_CTX, EngineConfig, MAX_N_CTX, MAX_TOP_LOGPROBS,
-    MemoryBudget, Settings,
+    AttentionMode, ConfigError, DEFAULT_N_CTX, EngineConfig, HEAD_SNAPSHOTS, MAX_N_CTX,
+    MAX_TOP_LOGPROBS, MemoryBudget, Settings,
 };
 pub use context::{GroupAttention, LongContext};
 pub use decode::Engine;
@@ -51,6 +52,7 @@ pub use draft_model::DraftModel;
 pub use error::{EngineError, Replaced};
 pub use kv_backend::CancelFlag;
 pub use logprobs::{Logprobs, TokenLogprob, TokenLogprobs};
+pub use memory_report::{KindReport, LayerReport, MemoryReport, PartReport, RowsReport};
 pub use model_core::sentence::{Normalization, Pooling};
 pub use pictures::{DEFAULT_PICTURE_BYTES, Tower};
 pub use planning::{PromptOutputs, Workload};

@@ -106,7 +106,8 @@ fn every_type_runs_in_the_bytes_it_should() {
             ..EngineConfig::default()
         };
         let settings = config.settings(&**file.model()).unwrap();
-        assert_eq!(settings.layout.bytes(), settings.n_ctx as usize * bytes);
+        let wanted = u64::from(settings.n_ctx) * bytes as u64;
+        assert_eq!(settings.layout.bytes(), wanted);
         let (_, margin) = next(&mut engine, &ids(&references()[0].ids));
         assert!(margin.is_finite(), "{kv_type}");
     }

@@ -264,10 +264,11 @@ fn recent_rows_are_those_of_a_window() {
     let wanted = [(older, 2000), (Window::Sliding(N_RECENT), 256)];
     assert_eq!(parts, wanted);
     let layers = engine.settings().layout.layers().iter();
-    let bytes: usize = layers.map(|layer| layer.bytes()).sum();
+    let bytes: u64 = layers.map(|layer| layer.bytes()).sum();
     // 6 layers of 64 values of K and of V.
     let old = 6 * 2000 * (KvType::Q8_0.row_bytes(64) + KvType::Q4_0.row_bytes(64));
-    assert_eq!(bytes, old + 6 * 256 * 2 * KvType::F16.row_bytes(64));
+    let recent = 6 * 256 * 2 * KvType::F16.row_bytes(64);
+    assert_eq!(bytes, (old + recent) as u64);
 }
 
 #[test]

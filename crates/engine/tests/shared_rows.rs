@@ -86,7 +86,7 @@ fn plans_and_storage_count_shared_rows_once() {
         let bytes = N_CTX as usize * model.token_bytes;
         assert_eq!(
             engine.settings().memory_plan().bytes(),
-            bytes,
+            bytes as u64,
             "{}",
             model.case.name
         );

@@ -110,7 +110,7 @@ pub fn allocated_bytes_are_as_planned<B: Backend>(subject: &Subject<B>) {
                 _ => RowKind::V,
             };
             let bytes = rows.allocated_bytes(planned.layer, kind).unwrap();
-            assert_eq!(bytes, planned.bytes(), "{planned:?}");
+            assert_eq!(bytes as u64, planned.bytes(), "{planned:?}");
         }
         assert_eq!(plan.rows().len(), 4);
         let none = LayerIdx(2);

@@ -168,7 +168,7 @@ pub fn values_can_be_the_beginnings_of_keys<B: Backend>(subject: &Subject<B>) {
         let bytes = |layer, kind| rows.allocated_bytes(LayerIdx(layer), kind);
         let plan = MemoryPlan::new(&layout);
         assert_eq!(
-            bytes(0, RowKind::K).unwrap(),
+            bytes(0, RowKind::K).unwrap() as u64,
             plan.bytes_of_layer(LayerIdx(0))
         );
         assert!(matches!(

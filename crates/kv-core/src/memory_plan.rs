@@ -42,6 +42,17 @@ pub enum PlannedKind {
     Snapshots,
 }
 
+impl PlannedKind {
+    /// All kinds, in the order of a plan's lines.
+    pub const ALL: [Self; 5] = [
+        Self::K,
+        Self::V,
+        Self::Conv,
+        Self::State,
+        Self::Snapshots,
+    ];
+}
+
 /// Rows of one kind of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PlannedRows {
@@ -62,8 +73,8 @@ pub struct PlannedRows {
 
 impl PlannedRows {
     /// Bytes of all these rows.
-    pub const fn bytes(&self) -> usize {
-        self.n_rows.saturating_mul(self.row_bytes)
+    pub const fn bytes(&self) -> u64 {
+        (self.n_rows as u64).saturating_mul(self.row_bytes as u64)
     }
 }
 
@@ -96,22 +107,22 @@ impl MemoryPlan {
     }
 
     /// Bytes of everything.
-    pub fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> u64 {
         self.sum(|_| true)
     }
 
     /// Bytes of one kind of rows.
-    pub fn bytes_of_kind(&self, kind: PlannedKind) -> usize {
+    pub fn bytes_of_kind(&self, kind: PlannedKind) -> u64 {
         self.sum(|rows| rows.kind == kind)
     }
 
     /// Bytes of one layer.
-    pub fn bytes_of_layer(&self, layer: LayerIdx) -> usize {
+    pub fn bytes_of_layer(&self, layer: LayerIdx) -> u64 {
         self.sum(|rows| rows.layer == layer)
     }
 
     /// Bytes of one part; `None` names all that is recurrent.
-    pub fn bytes_of_part(&self, part: Option<PartIdx>) -> usize {
+    pub fn bytes_of_part(&self, part: Option<PartIdx>) -> u64 {
         self.sum(|rows| rows.part == part)
     }
 
@@ -121,10 +132,10 @@ impl MemoryPlan {
         one_layer.filter_map(|rows| rows.first()).map(|r| r.layer)
     }
 
-    fn sum(&self, which: impl Fn(&PlannedRows) -> bool) -> usize {
+    fn sum(&self, which: impl Fn(&PlannedRows) -> bool) -> u64 {
         let bytes = self.rows.iter().filter(|rows| which(rows));
         // Beyond all memory anyway where it saturates.
-        bytes.fold(0, |sum, rows| sum.saturating_add(rows.bytes()))
+        bytes.fold(0, |sum: u64, rows| sum.saturating_add(rows.bytes()))
     }
 }
 

@@ -211,6 +211,12 @@ pub enum WeightError {
         /// The way it is stored, in the words of its file.
         stored: String,
     },
+    /// Only the first bytes of its file are known, and its values lie behind them.
+    #[error("the values of tensor '{name}' were not read: only the header of its file was")]
+    NotRead {
+        /// Name of the tensor.
+        name: String,
+    },
     /// The product of the dimensions overflows.
     #[error("tensor '{name}': shape {shape:?} is too large")]
     TooLarge {
@@ -344,13 +350,18 @@ pub struct WeightInfo {
 
 impl WeightInfo {
     /// Number of values.
-    pub fn n_values(&self) -> usize {
-        self.shape.iter().product()
+    pub fn n_values(&self) -> u64 {
+        self.shape.iter().map(|&dim| dim as u64).product()
     }
 
     /// Bytes of the values as they are stored; 0 where they are no whole blocks.
-    pub fn n_bytes(&self) -> usize {
-        self.format.row_bytes(self.n_values()).unwrap_or(0)
+    pub fn n_bytes(&self) -> u64 {
+        let (n, block_len) = (self.n_values(), self.format.block_len() as u64);
+        if n.is_multiple_of(block_len) {
+            (n / block_len).saturating_mul(self.format.block_bytes() as u64)
+        } else {
+            0
+        }
     }
 }
 

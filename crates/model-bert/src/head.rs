@@ -149,7 +149,7 @@ impl ScoreHead {
             shape,
         };
         match optional_weight(weights, HEAD_OUTPUT)? {
-            Some(weight) => match *weight.shape() {
+            Some(weight) => match weight.shape[..] {
                 [n_labels, _] => Ok(Some(Self {
                     pooling: HeadPooling::read(hyper)?,
                     n_labels,

@@ -368,7 +368,7 @@ fn token_types(weights: &dyn WeightSource, dim: usize) -> Result<Option<usize>, 
     let Some(weight) = optional_weight(weights, TOKEN_TYPES)? else {
         return Ok(None);
     };
-    match *weight.shape() {
+    match weight.shape[..] {
         [n_types, _] if n_types > 0 => Ok(Some(n_types)),
         ref got => Err(ModelError::TensorShape {
             name: TOKEN_TYPES.to_owned(),
@@ -386,7 +386,7 @@ fn dense_widths(weights: &dyn WeightSource, dim: usize) -> Result<Vec<usize>, Mo
             continue;
         };
         let input = widths.last().copied().unwrap_or(dim);
-        match *weight.shape() {
+        match weight.shape[..] {
             [width, _] if widths.len() == at => widths.push(width),
             ref got => {
                 return Err(ModelError::TensorShape {

@@ -342,6 +342,20 @@ pub enum GgufError {
         /// Number of parts.
         n_parts: u64,
     },
+    /// Parts of a split file that are not among those that were given.
+    #[error("the model has {n_parts} parts, but only {n_given} of them are there: add the others")]
+    PartsMissing {
+        /// Number of parts.
+        n_parts: u64,
+        /// Parts that are there.
+        n_given: u64,
+    },
+    /// The header is longer than what was read of the file.
+    #[error("the header goes on behind the first {n_bytes} bytes: read more of the file")]
+    StartTooShort {
+        /// Bytes that were read.
+        n_bytes: u64,
+    },
     /// A part's metadata has another part number or number of parts.
     #[error(
         "says it is part {found_part} of {found_n_parts}, but it was opened as part {part} of \

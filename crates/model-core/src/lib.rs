@@ -13,6 +13,7 @@ pub mod chat_template;
 pub mod date;
 pub mod directory;
 pub mod error;
+pub mod file_start;
 pub mod gguf;
 pub mod hf;
 pub mod hyperparameters;

@@ -171,6 +171,12 @@ fn read_at(file: &File, mut start: u64, mut to: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
+/// A system without files, as WebAssembly in a browser, has opened none.
+#[cfg(not(any(unix, windows)))]
+fn read_at(_file: &File, _start: u64, _to: &mut [u8]) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

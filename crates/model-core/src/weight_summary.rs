@@ -13,6 +13,8 @@ use crate::gguf::{GgufFile, Metadata};
 pub struct WeightSummary {
     /// All values of all tensors.
     pub n_values: u64,
+    /// Their bytes, as they are stored.
+    pub n_bytes: u64,
     /// The type of the file (`Q4_K_M`), or else that of most bytes of its tensors (`BF16`); empty
     /// where there are none.
     pub quantization: String,
@@ -60,7 +62,7 @@ const FILE_TYPES: [(u32, &str); 36] = [
 
 impl WeightSummary {
     /// That of the tensors of a GGUF file.
-    pub(crate) fn of_gguf(file: &GgufFile) -> Self {
+    pub fn of_gguf(file: &GgufFile) -> Self {
         let tensors = file.tensors().iter().map(|tensor| Tensor {
             n_values: tensor.n_values(),
             n_bytes: tensor.n_bytes().unwrap_or(0),
@@ -70,7 +72,7 @@ impl WeightSummary {
     }
 
     /// That of weights from elsewhere.
-    pub(crate) fn of_weights(metadata: &Metadata, weights: &dyn WeightSource) -> Self {
+    pub fn of_weights(metadata: &Metadata, weights: &dyn WeightSource) -> Self {
         let infos = weights.names().into_iter();
         let infos = infos.filter_map(|name| weights.describe(&name).ok());
         let tensors = infos.map(|info| Tensor {
@@ -82,9 +84,11 @@ impl WeightSummary {
     }
 
     fn new(metadata: &Metadata, tensors: impl Iterator<Item = Tensor>) -> Self {
-        let (mut n_values, mut bytes) = (0, BTreeMap::<String, usize>::new());
+        let (mut n_values, mut n_bytes) = (0, 0u64);
+        let mut bytes = BTreeMap::<String, u64>::new();
         for tensor in tensors {
-            n_values += tensor.n_values as u64;
+            n_values += tensor.n_values;
+            n_bytes = n_bytes.saturating_add(tensor.n_bytes);
             *bytes.entry(tensor.stored).or_default() += tensor.n_bytes;
         }
         // A file type of another kind of number is as good as none.
@@ -97,14 +101,15 @@ impl WeightSummary {
         };
         Self {
             n_values,
+            n_bytes,
             quantization,
         }
     }
 }
 
 struct Tensor {
-    n_values: usize,
-    n_bytes: usize,
+    n_values: u64,
+    n_bytes: u64,
     stored: String,
 }
 
@@ -112,7 +117,7 @@ struct Tensor {
 mod tests {
     use super::*;
 
-    fn summary(file_type: Option<u32>, tensors: &[(usize, usize, &str)]) -> WeightSummary {
+    fn summary(file_type: Option<u32>, tensors: &[(u64, u64, &str)]) -> WeightSummary {
         let mut metadata = Metadata::new();
         if let Some(number) = file_type {
             metadata.insert("general.file_type", number);

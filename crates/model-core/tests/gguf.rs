@@ -98,7 +98,7 @@ fn what_is_written_reads_back() {
         );
         assert_eq!(&got.bytes()[..], &wanted.bytes()[..], "{}", wanted.name());
         let info = file.tensor(wanted.name()).unwrap();
-        assert_eq!(info.n_bytes(), Some(wanted.bytes().len()));
+        assert_eq!(info.n_bytes(), Some(wanted.bytes().len() as u64));
         assert_eq!(info.file_offset() % 32, 0);
     }
     assert_eq!(

@@ -68,7 +68,7 @@ fn open(bytes: Vec<u8>) -> Result<GgufFile, ModelFileError> {
     if let Ok(file) = &file {
         for tensor in file.tensors() {
             match file.weight(tensor.name()) {
-                Ok(weight) => assert_eq!(Some(weight.bytes().len()), tensor.n_bytes()),
+                Ok(weight) => assert_eq!(Some(weight.bytes().len() as u64), tensor.n_bytes()),
                 Err(error) => assert!(tensor.stored().format().is_none(), "{error}"),
             }
         }
@@ -171,7 +171,7 @@ fn a_model_cut_short_anywhere_is_an_error() {
     let header = whole
         .tensors()
         .iter()
-        .map(|t| t.file_offset())
+        .map(|t| t.file_offset() as usize)
         .min()
         .unwrap();
     let in_data = (1..=200).map(|i| header + (bytes.len() - header - 1) * i / 200);
@@ -211,7 +211,7 @@ fn every_prefix_of_a_small_model_is_an_error() {
     let end = file
         .tensors()
         .iter()
-        .map(|t| t.file_offset() + t.n_bytes().unwrap())
+        .map(|t| (t.file_offset() + t.n_bytes().unwrap()) as usize)
         .max()
         .unwrap();
     for cut in 0..end {
@@ -245,7 +245,7 @@ fn flipped_bits_in_the_header_of_a_real_model_never_panic() {
     let bytes = fs::read(data("gguf/granite_llama_cpp.gguf")).unwrap();
     let header = open(bytes.clone()).unwrap().tensors()[0].file_offset();
     let mut n_refused = 0;
-    for i in 0..header {
+    for i in 0..header as usize {
         let mut flipped = bytes.clone();
         flipped[i] ^= 1 << (i % 8);
         n_refused += usize::from(open(flipped).is_err());

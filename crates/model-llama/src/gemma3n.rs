@@ -227,7 +227,7 @@ fn sparsities(
 /// The width between the matrices of the learnt residuals.
 fn laurel_rank(weights: &dyn WeightSource, dim: usize) -> Result<usize, ModelError> {
     let name = "blk.0.laurel_l.weight";
-    let shape = optional_weight(weights, name)?.map(|weight| weight.shape().to_vec());
+    let shape = optional_weight(weights, name)?.map(|weight| weight.shape);
     match shape.as_deref() {
         Some(&[rank, width]) if width == dim && rank > 0 => Ok(rank),
         None => Err(ModelError::MissingTensor {

@@ -171,7 +171,7 @@ impl LlamaLike {
                 name,
                 shape: wanted,
             }),
-            Some(weight) => match *weight.shape() {
+            Some(weight) => match weight.shape[..] {
                 [rows, width] if rows > 0 && width == n_layers * dim => Ok(rows),
                 ref got => Err(ModelError::TensorShape {
                     name,

@@ -68,7 +68,7 @@ impl LlamaLike {
             let gate = tensor("ffn_gate_inp_shexp")?;
             Ok(FeedForward::Experts(ExpertsBlock {
                 shared: shared.map(|up| SharedExpert {
-                    hidden: up.shape().first().copied().unwrap_or(0),
+                    hidden: up.shape.first().copied().unwrap_or(0),
                     activation: self.activation,
                     form: FeedForwardForm::Gated,
                     share: if gate.is_some() {

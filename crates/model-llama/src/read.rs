@@ -51,7 +51,7 @@ impl LlamaLike {
         }
         // The rows are missed by their name where they are not there.
         let rows = optional_weight(weights, POSITION_EMBEDDING)?;
-        let n_rows = rows.and_then(|rows| rows.shape().first().copied());
+        let n_rows = rows.and_then(|rows| rows.shape.first().copied());
         Ok(DecoderInput::Positions(n_rows.unwrap_or(1)))
     }
 

@@ -67,7 +67,7 @@ pub(crate) fn feed_forwards(
         if is_dense {
             return hyper.count("feed_forward_length").map(dense);
         }
-        let shared = tensor("ffn_up_shexp")?.and_then(|up| up.shape().first().copied());
+        let shared = tensor("ffn_up_shexp")?.and_then(|up| up.shape.first().copied());
         let share = match tensor("ffn_gate_inp_shexp")? {
             Some(_) => SharedShare::Routed,
             None => SharedShare::Whole,

@@ -32,7 +32,7 @@ fn read(
     let kda = |layer: usize| {
         // The rank is that of the file; transformers has the size of a head.
         let low = optional_weight(weights, &format!("blk.{layer}.ssm_f_a.weight"))?;
-        let rank = low.and_then(|low| low.shape().first().copied());
+        let rank = low.and_then(|low| low.shape.first().copied());
         Ok::<_, ModelError>(KdaMixerBlock {
             n_heads: hyper.count("attention.head_count")?,
             head_dim,

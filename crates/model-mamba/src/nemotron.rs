@@ -134,7 +134,7 @@ fn feed_forward(
             }
         };
     }
-    let shared_hidden = tensor("ffn_up_shexp")?.and_then(|up| up.shape().first().copied());
+    let shared_hidden = tensor("ffn_up_shexp")?.and_then(|up| up.shape.first().copied());
     Ok(FeedForward::Experts(ExpertsBlock {
         gate: ExpertGate::Ungated(ACTIVATION),
         shared: shared_hidden.map(shared),

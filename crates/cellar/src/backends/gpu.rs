@@ -42,7 +42,7 @@ pub(super) fn plan_memory(
     let stored = |source: &dyn WeightSource| {
         let infos = source.names().into_iter();
         let bytes = infos.filter_map(|name| Some(source.describe(&name).ok()?.n_bytes()));
-        bytes.fold(0, usize::saturating_add)
+        usize::try_from(bytes.fold(0, u64::saturating_add)).unwrap_or(usize::MAX)
     };
     Ok(BackendMemory {
         place: MemoryPlace::Device,

@@ -54,8 +54,8 @@ enum Part<T> {
 #[derive(Debug, Serialize)]
 struct Tensors {
     n_tensors: usize,
-    n_values: usize,
-    n_bytes: usize,
+    n_values: u64,
+    n_bytes: u64,
     types: Vec<TypeSummary>,
     /// What tokens only look rows up in; `None` where that is not known.
     looked_up: Option<LookedUp>,
@@ -64,16 +64,16 @@ struct Tensors {
 /// Tensors that nothing is multiplied with.
 #[derive(Debug, Default, Serialize)]
 struct LookedUp {
-    n_values: usize,
-    n_bytes: usize,
+    n_values: u64,
+    n_bytes: u64,
 }
 
 #[derive(Debug, Default, Serialize)]
 struct TypeSummary {
     name: String,
     n_tensors: usize,
-    n_values: usize,
-    n_bytes: usize,
+    n_values: u64,
+    n_bytes: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -100,8 +100,8 @@ struct ModelSummary {
 struct MemorySummary {
     n_ctx: u32,
     kv_type: String,
-    n_bytes: usize,
-    bytes_per_token: usize,
+    n_bytes: u64,
+    bytes_per_token: u64,
     layers: Vec<LayerSummary>,
 }
 
@@ -109,7 +109,7 @@ struct MemorySummary {
 struct LayerSummary {
     layer: u32,
     remembers: LayerMemory,
-    n_bytes: usize,
+    n_bytes: u64,
 }
 
 pub(super) fn run(args: &InspectArgs, out: &mut impl Write) -> anyhow::Result<Exit> {
@@ -151,7 +151,7 @@ impl<T> From<anyhow::Result<T>> for Part<T> {
 }
 
 /// Name of the format, values and bytes of every tensor.
-pub(super) fn tensor_sizes(file: &Contents) -> Vec<(String, usize, usize)> {
+pub(super) fn tensor_sizes(file: &Contents) -> Vec<(String, u64, u64)> {
     match file {
         Contents::Gguf(file) => {
             let tensors = file.tensors().iter();
@@ -367,14 +367,14 @@ fn print_tensors(tensors: &Tensors, out: &mut impl Write) -> std::io::Result<()>
         types,
         looked_up,
     } = tensors;
-    let size = machine::bytes(*n_bytes as u64);
+    let size = machine::bytes(*n_bytes);
     writeln!(out, "\nTensors: {n_tensors}, {n_values} values, {size}")?;
     if let Some(LookedUp {
         n_bytes: n_bytes @ 1..,
         ..
     }) = looked_up
     {
-        let size = machine::bytes(*n_bytes as u64);
+        let size = machine::bytes(*n_bytes);
         writeln!(
             out,
             "  of which tokens look rows up in {size} and read the rest"
@@ -387,7 +387,7 @@ fn print_tensors(tensors: &Tensors, out: &mut impl Write) -> std::io::Result<()>
         n_bytes,
     } in types
     {
-        let size = machine::bytes(*n_bytes as u64);
+        let size = machine::bytes(*n_bytes);
         writeln!(
             out,
             "  {name:8} {n_tensors:5} tensors {n_values:14} values  {size:>12}"
@@ -449,8 +449,8 @@ fn print_model(model: &ModelSummary, out: &mut impl Write) -> std::io::Result<()
         layers,
     } = memory;
     let (whole, each) = (
-        machine::bytes(*n_bytes as u64),
-        machine::bytes(*bytes_per_token as u64),
+        machine::bytes(*n_bytes),
+        machine::bytes(*bytes_per_token),
     );
     writeln!(
         out,
@@ -476,7 +476,7 @@ fn print_model(model: &ModelSummary, out: &mut impl Write) -> std::io::Result<()
         writeln!(
             out,
             "  layer {layer:3}  {what}  {}",
-            machine::bytes(*n_bytes as u64)
+            machine::bytes(*n_bytes)
         )?;
     }
     Ok(())

@@ -29,8 +29,8 @@ const PIECE: usize = 64;
 struct Report {
     kv_types: String,
     n_tokens: usize,
-    bytes_per_token: usize,
-    f32_bytes_per_token: usize,
+    bytes_per_token: u64,
+    f32_bytes_per_token: u64,
     /// Mean over all tokens of `KL(P_f32 || P)`, in nats.
     mean_kl: f64,
     max_kl: f64,

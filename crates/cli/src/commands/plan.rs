@@ -4,7 +4,6 @@
 //! the file's header only.
 
 mod experts;
-mod layers;
 mod text;
 
 use std::io::Write;
@@ -15,12 +14,9 @@ use cellar::{
     BackendKind, BackendMemory, BackendPlan, DeviceReport, ModelWork, architectures, plan_memory, weight_shapes,
 };
 use cellar_engine::{
-    EngineConfig, MemoryBudget, PromptOutputs, Settings, Speculation, largest_that_fits,
+    EngineConfig, MemoryBudget, MemoryReport, PromptOutputs, Speculation, largest_that_fits,
 };
-use kv_core::layers::RecentRows;
-use kv_core::memory::Streams;
-use kv_core::memory_plan::{MemoryPlan, PlannedKind, PlannedRows};
-use kv_core::{KvType, Window};
+use kv_core::KvType;
 use kv_graph::weights::WeightSource;
 use model_core::architecture::Model;
 use model_core::model_file::{OpenModel, tokenizer_spec};
@@ -28,7 +24,6 @@ use model_core::tokenizer::Tokenizer;
 use serde::Serialize;
 
 use self::experts::ExpertReport;
-use self::layers::LayerReport;
 use super::inspect::tensor_sizes;
 use crate::args::{PlanArgs, SwapArgs};
 use crate::draft_model::{self, DraftFor, PlannedDraft};
@@ -38,32 +33,13 @@ use crate::models::{Contents, ModelSource};
 use crate::resolve;
 use crate::terminal;
 
-const KINDS: [PlannedKind; 5] = [
-    PlannedKind::K,
-    PlannedKind::V,
-    PlannedKind::Conv,
-    PlannedKind::State,
-    PlannedKind::Snapshots,
-];
-
 /// Everything that is shown. Sizes are in bytes.
 #[derive(Debug, Serialize)]
 struct Report {
     file: String,
-    architecture: String,
-    n_ctx: u32,
-    n_seqs: u32,
-    streams: Streams,
-    parts: Vec<PartReport>,
-    /// The layers that remember something.
-    layers: Vec<LayerReport>,
-    rows: Vec<RowsReport>,
-    /// Layers whose recent rows are kept apart, with the further layers that have them.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    recent: Vec<RecentRows>,
-    by_kind: Vec<KindReport>,
-    /// All rows: what a backend allocates.
-    n_bytes: usize,
+    /// Architecture, context, parts, layers and rows of the memory.
+    #[serde(flatten)]
+    plan: MemoryReport,
     /// Rows, where they are on the host, and what is kept of every cell.
     memory: u64,
     /// Of all tensors, as they are stored.
@@ -161,28 +137,6 @@ impl DraftReport {
     }
 }
 
-#[derive(Debug, Serialize)]
-struct PartReport {
-    part: u32,
-    window: Window,
-    n_cells: usize,
-    n_layers: usize,
-    n_bytes: usize,
-}
-
-#[derive(Debug, Serialize)]
-struct RowsReport {
-    #[serde(flatten)]
-    rows: PlannedRows,
-    n_bytes: usize,
-}
-
-#[derive(Debug, Serialize)]
-struct KindReport {
-    kind: PlannedKind,
-    n_bytes: usize,
-}
-
 /// The model as it would be computed, with its adapters and its head, and the file with adapters,
 /// where there are any.
 fn planned_model(
@@ -212,7 +166,6 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         ..resolve::engine_config(&args.engine, &*model, KvType::F16)
     };
     let settings = config.settings(&*model)?;
-    let plan = settings.memory_plan();
     // Counted in what the process takes, like in one that runs the model.
     let tokenizer = tokenizer_spec(file.metadata()).map_err(anyhow::Error::from);
     let tokenizer = tokenizer.and_then(|spec| Ok(Tokenizer::new(spec)?));
@@ -278,16 +231,7 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let besides = besides(backend);
     let report = Report {
         file: source.name(),
-        architecture: model.architecture().to_owned(),
-        n_ctx: settings.n_ctx,
-        n_seqs: args.seqs,
-        streams: config.streams,
-        parts: parts(&settings, &plan),
-        layers: layers::of(settings.layers()),
-        rows: plan.rows().iter().map(RowsReport::new).collect(),
-        recent: settings.layers().recent().to_vec(),
-        by_kind: KINDS.map(|kind| KindReport::new(&plan, kind)).into(),
-        n_bytes: plan.bytes(),
+        plan: MemoryReport::new(&*model, &config, &settings),
         memory,
         weights,
         backend_name: name.map(BackendKind::name),
@@ -315,28 +259,10 @@ pub(super) fn run(args: &PlanArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     if args.json {
         writeln!(out, "{}", terminal::json(&report)?)?;
     } else {
-        text::print(&report, &plan, out)?;
+        text::print(&report, &settings.memory_plan(), out)?;
     }
     out.flush()?;
     Ok(Exit::Done)
-}
-
-impl RowsReport {
-    fn new(rows: &PlannedRows) -> Self {
-        Self {
-            rows: *rows,
-            n_bytes: rows.bytes(),
-        }
-    }
-}
-
-impl KindReport {
-    fn new(plan: &MemoryPlan, kind: PlannedKind) -> Self {
-        Self {
-            kind,
-            n_bytes: plan.bytes_of_kind(kind),
-        }
-    }
 }
 
 /// The largest context of which both memories fit with what else the draft model takes.
@@ -361,23 +287,7 @@ fn largest_with_draft(
 
 fn weight_bytes(file: &Contents) -> u64 {
     let sizes = tensor_sizes(file).into_iter();
-    sizes.fold(0, |sum, (_, _, n_bytes)| sum.saturating_add(n_bytes as u64))
-}
-
-fn parts(settings: &Settings, plan: &MemoryPlan) -> Vec<PartReport> {
-    let layers = settings.layout.layers();
-    let parts = settings.layers().parts();
-    let report = |(part, shape): (u32, &kv_core::layers::Part)| {
-        let one = layers.iter().find(|l| l.part.0 == part);
-        PartReport {
-            part,
-            window: shape.window,
-            n_cells: one.map_or(0, |l| l.n_rows),
-            n_layers: shape.layers.len(),
-            n_bytes: plan.bytes_of_part(Some(part.into())),
-        }
-    };
-    (0u32..).zip(&parts).map(report).collect()
+    sizes.fold(0, |sum: u64, (_, _, n_bytes)| sum.saturating_add(n_bytes))
 }
 
 /// What the backend of the flags takes.
@@ -396,7 +306,8 @@ mod tests {
     use cellar::{BackendOptions, Repack, open_backend};
     use kv_backend::{Backend, BoxedBackend, RowKind, RowStorage};
     use kv_core::layers::LayerMemory;
-    use kv_core::memory::SwaSize;
+    use kv_core::memory::{Streams, SwaSize};
+    use kv_core::memory_plan::{PlannedKind, PlannedRows};
 
     use super::*;
 
@@ -470,7 +381,7 @@ mod tests {
                                     states.map(PlannedRows::bytes).sum()
                                 }
                             };
-                            let got = allocated(&rows, line);
+                            let got = allocated(&rows, line) as u64;
                             assert_eq!(got, wanted, "{name}, {config:?}: {line:?}");
                             n_lines += 1;
                         }
@@ -482,6 +393,33 @@ mod tests {
                 assert_eq!(n_lines > 0, remembers, "{name}");
             }
         }
+    }
+
+    fn remembered(architecture: &str) -> Vec<String> {
+        let model = architectures().get(architecture).unwrap().example();
+        let (model, config) = (model.unwrap(), EngineConfig::default());
+        let settings = config.sizes(&*model).unwrap();
+        let layers = MemoryReport::new(&*model, &config, &settings).layers;
+        layers.into_iter().map(|layer| layer.remembers).collect()
+    }
+
+    fn has(architecture: &str, wanted: &str) {
+        let found = remembered(architecture);
+        let is_there = found.iter().any(|words| words == wanted);
+        assert!(is_there, "{architecture}: {found:?}");
+    }
+
+    #[test]
+    fn every_kind_of_memory_has_its_words() {
+        has("llama", "keys and values");
+        has("deepseek2", "latents: keys that are values too");
+        has("deepseek32", "keys that an indexer chooses by");
+        has("t5", "keys and values of the source");
+        has("mamba", "a state");
+        has("falcon-h1", "keys and values, and a state");
+        assert!(remembered("bert").is_empty());
+        let shares = |words: &String| words.starts_with("shares the rows of layer ");
+        assert!(remembered("gemma3n").iter().any(shares));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::kv_types::KvTypes;
 use crate::state_type::StateType;
 
 /// Bytes of one layer that can be counted, and summed up, without overflow.
-const MAX_BYTES: usize = 1 << 62;
+const MAX_BYTES: u64 = 1 << 62;
 
 /// Key rows, value rows and where the values are.
 type Shapes = (RowShape, RowShape, ValueRows);
@@ -77,7 +77,8 @@ impl RowLayout {
                 LayerMemory::Latent(_) => rows.latent()?,
                 _ => rows.own()?,
             };
-            let bytes = n_rows.checked_mul(k.bytes() + v.bytes());
+            let row_bytes = k.bytes() as u64 + v.bytes() as u64;
+            let bytes = (n_rows as u64).checked_mul(row_bytes);
             if bytes.is_none_or(|bytes| bytes >= MAX_BYTES) {
                 let n_cells = n_rows;
                 return Err(LayerError::TooLarge { layer, n_cells });
@@ -112,10 +113,10 @@ impl RowLayout {
             let Some(row) = map.recurrent(layer) else {
                 continue;
             };
-            let bytes = row
-                .conv_row
-                .checked_add(row.state_row)
-                .and_then(|n| n.checked_mul(size_of::<f32>())?.checked_mul(n_rows));
+            let bytes = (row.conv_row as u64)
+                .checked_add(row.state_row as u64)
+                .and_then(|n| n.checked_mul(size_of::<f32>() as u64))
+                .and_then(|bytes| bytes.checked_mul(n_rows as u64));
             if bytes.is_none_or(|bytes| bytes >= MAX_BYTES) {
                 let n_cells = n_rows;
                 return Err(LayerError::TooLarge { layer, n_cells });
@@ -195,12 +196,12 @@ impl RowLayout {
         (half(true), half(false))
     }
 
-    /// Bytes of all rows.
-    pub fn bytes(&self) -> usize {
+    /// Bytes of all rows: of any machine's memory, so that a plan can be made on a small one.
+    pub fn bytes(&self) -> u64 {
         let rows = self.layers.iter().map(LayerRows::bytes);
         let states = self.states.iter().map(StateRows::bytes);
         // Beyond all memory anyway where it saturates.
-        rows.chain(states).fold(0, usize::saturating_add)
+        rows.chain(states).fold(0, u64::saturating_add)
     }
 }
 

@@ -52,12 +52,12 @@ impl LayerRows {
     }
 
     /// Bytes of all K and V rows of this layer.
-    pub const fn bytes(&self) -> usize {
+    pub const fn bytes(&self) -> u64 {
         let v = match self.stored_v() {
             Some(v) => v.bytes(),
             None => 0,
         };
-        self.n_rows * (self.k.bytes() + v)
+        self.n_rows as u64 * (self.k.bytes() + v) as u64
     }
 }
 
@@ -77,8 +77,8 @@ pub struct StateRows {
 
 impl StateRows {
     /// Bytes of all states of this layer.
-    pub const fn bytes(&self) -> usize {
-        self.n_rows * (self.conv_bytes() + self.state_bytes())
+    pub const fn bytes(&self) -> u64 {
+        self.n_rows as u64 * (self.conv_bytes() + self.state_bytes()) as u64
     }
 
     /// Bytes of the inputs of one convolution.

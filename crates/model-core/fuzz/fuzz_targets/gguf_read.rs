@@ -20,9 +20,9 @@ fuzz_target!(|data: &[u8]| {
     for tensor in file.tensors() {
         match file.weight(tensor.name()) {
             Ok(weight) => {
-                assert_eq!(Some(weight.bytes().len()), tensor.n_bytes());
-                if tensor.n_values() <= DECODED {
-                    assert_eq!(weight.to_f32().len(), tensor.n_values());
+                assert_eq!(Some(weight.bytes().len() as u64), tensor.n_bytes());
+                if tensor.n_values() <= DECODED as u64 {
+                    assert_eq!(weight.to_f32().len() as u64, tensor.n_values());
                 }
             }
             Err(error) => assert!(tensor.stored().format().is_none(), "{error}"),

@@ -369,7 +369,7 @@ impl Adapters {
     pub fn n_bytes(&self) -> u64 {
         let infos = self.weight_names().into_iter();
         let infos = infos.filter_map(|name| self.describe_weight(&name));
-        infos.map(|info| info.n_bytes() as u64).sum()
+        infos.map(|info| info.n_bytes()).sum()
     }
 
     fn check_files(&self) -> Result<(), SourceChanged> {

@@ -4,13 +4,17 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
 
-use kv_graph::weights::{SharedBytes, SourceChanged, Weight, WeightError, WeightSource};
+use kv_core::block::BlockFormat;
+use kv_graph::weights::{
+    SharedBytes, SourceChanged, Weight, WeightError, WeightInfo, WeightSource,
+};
 
 use super::header::Header;
 use super::metadata::Metadata;
 use super::split::{Split, other_parts};
 use super::tensor::{TensorInfo, TensorType};
 use crate::error::{GgufError, ModelFileError};
+use crate::file_start::FileStart;
 use crate::map::{MapError, map_file};
 
 /// A GGUF model: metadata, and weights that are read where they lie.
@@ -50,29 +54,53 @@ impl GgufFile {
         if part != 1 {
             return Err(split_error(GgufError::NotFirstPart { part, n_parts }));
         }
-        for (part, path) in (2..).zip(other_parts(path, n_parts).map_err(split_error)?) {
-            let other = Self::from_part(map(&path)?, label(&path))?;
-            let found = other.split()?;
-            // A part without the keys is the only one.
-            let (found_part, found_n_parts) = found.map_or((1, 1), |s| (s.part, s.n_parts));
-            if (found_part, found_n_parts) != (part, n_parts) {
-                let reason = GgufError::PartMismatch {
-                    part,
-                    n_parts,
-                    found_part,
-                    found_n_parts,
-                };
-                return Err(in_file(&other.label, reason));
-            }
-            file.append(other)?;
+        let paths = other_parts(path, n_parts).map_err(split_error)?;
+        for (part, path) in (2..).zip(paths) {
+            file.append_part(Self::from_part(map(&path)?, label(&path))?, part, n_parts)?;
         }
-        let found = file.tensors.len() as u64;
-        match n_tensors {
-            Some(wanted) if wanted != found => {
-                Err(split_error(GgufError::TensorCount { wanted, found }))
-            }
-            _ => Ok(file),
+        file.check_tensor_count(n_tensors)?;
+        Ok(file)
+    }
+
+    /// A model of which only the first bytes of its file are known, or of all files of a split one,
+    /// in any order: what a file's header says without the rest of it. Tensors can be described
+    /// then; [`WeightError::NotRead`] is the answer for values behind these bytes.
+    ///
+    /// # Errors
+    /// [`ModelFileError`] as of [`GgufFile::open`]; [`GgufError::StartTooShort`] where a header is
+    /// longer than the bytes given.
+    pub fn from_starts(starts: Vec<FileStart>) -> Result<Self, ModelFileError> {
+        let n_given = starts.len() as u64;
+        let mut parts = Vec::new();
+        for start in starts {
+            let header = Header::parse_start(&start.bytes, start.file_len);
+            let header = header.map_err(|reason| in_file(&start.name, reason))?;
+            let file = Self::new(header, start.bytes, start.name);
+            parts.push((file.split()?, file));
         }
+        // The one that is whole, or the first part.
+        parts.sort_by_key(|(split, _)| split.map_or(0, |split| split.part));
+        let mut parts = parts.into_iter();
+        let Some((split, mut file)) = parts.next() else {
+            return Err(in_file("model", GgufError::Empty));
+        };
+        let Some(Split { part, n_parts, n_tensors }) = split else {
+            return match parts.next() {
+                None => Ok(file),
+                Some((_, other)) => file.append_part(other, 2, n_given).map(|()| file),
+            };
+        };
+        if part != 1 {
+            return Err(in_file(&file.label, GgufError::NotFirstPart { part, n_parts }));
+        }
+        if n_given < n_parts {
+            return Err(in_file(&file.label, GgufError::PartsMissing { n_parts, n_given }));
+        }
+        for (part, (_, other)) in (2..).zip(parts) {
+            file.append_part(other, part, n_parts)?;
+        }
+        file.check_tensor_count(n_tensors)?;
+        Ok(file)
     }
 
     /// A whole file in memory, such as one that is part of the program.
@@ -132,29 +160,37 @@ impl GgufFile {
     /// [`WeightError::Missing`], or [`WeightError::UnsupportedFormat`] with the name or number of
     /// a tensor type that cannot be read.
     pub fn weight(&self, name: &str) -> Result<Weight, WeightError> {
-        let missing = || WeightError::Missing {
+        let (tensor, format) = self.readable(name)?;
+        let place = usize::try_from(tensor.data.start).ok();
+        let place = place.zip(usize::try_from(tensor.data.end).ok());
+        let part = self.parts.get(tensor.part).zip(place);
+        let bytes = part.and_then(|(part, (start, end))| part.slice(start..end));
+        let bytes = bytes.ok_or_else(|| WeightError::NotRead {
             name: name.to_owned(),
-        };
-        let tensor = self.tensor(name).ok_or_else(missing)?;
-        let format = match tensor.stored {
-            TensorType::Supported(format) => format,
-            TensorType::Unsupported(code) => {
-                let stored = format!("{} (tensor type number {code})", tensor.stored);
-                return Err(WeightError::UnsupportedFormat {
-                    name: name.to_owned(),
-                    stored,
-                });
-            }
-        };
-        let part = self.parts.get(tensor.part);
-        let bytes = part
-            .and_then(|part| part.slice(tensor.data.clone()))
-            .ok_or_else(missing)?;
+        })?;
         Weight::new(name, computed_shape(tensor), format, bytes)
+    }
+
+    /// A tensor whose format can be read.
+    fn readable(&self, name: &str) -> Result<(&TensorInfo, BlockFormat), WeightError> {
+        let tensor = self.tensor(name).ok_or_else(|| WeightError::Missing {
+            name: name.to_owned(),
+        })?;
+        match tensor.stored {
+            TensorType::Supported(format) => Ok((tensor, format)),
+            TensorType::Unsupported(code) => Err(WeightError::UnsupportedFormat {
+                name: name.to_owned(),
+                stored: format!("{} (tensor type number {code})", tensor.stored),
+            }),
+        }
     }
 
     fn from_part(bytes: SharedBytes, label: String) -> Result<Self, ModelFileError> {
         let header = Header::parse(&bytes).map_err(|reason| in_file(&label, reason))?;
+        Ok(Self::new(header, bytes, label))
+    }
+
+    fn new(header: Header, bytes: SharedBytes, label: String) -> Self {
         let Header {
             version,
             metadata,
@@ -162,18 +198,46 @@ impl GgufFile {
         } = header;
         let names = tensors.iter().map(|tensor| tensor.name.clone());
         let by_name = names.zip(0..).collect();
-        Ok(Self {
+        Self {
             label,
             version,
             metadata,
             tensors,
             by_name,
             parts: vec![bytes],
-        })
+        }
     }
 
     fn split(&self) -> Result<Option<Split>, ModelFileError> {
         Split::from_metadata(&self.metadata).map_err(|reason| in_file(&self.label, reason))
+    }
+
+    /// Adds the tensors of a file that is to be part `part` of `n_parts`.
+    fn append_part(&mut self, other: Self, part: u64, n_parts: u64) -> Result<(), ModelFileError> {
+        // A part without the keys is the only one.
+        let (found_part, found_n_parts) = other.split()?.map_or((1, 1), |s| (s.part, s.n_parts));
+        if (found_part, found_n_parts) != (part, n_parts) {
+            let reason = GgufError::PartMismatch {
+                part,
+                n_parts,
+                found_part,
+                found_n_parts,
+            };
+            return Err(in_file(&other.label, reason));
+        }
+        self.append(other)
+    }
+
+    /// Whether all parts together have as many tensors as the first one says.
+    fn check_tensor_count(&self, wanted: Option<u64>) -> Result<(), ModelFileError> {
+        let found = self.tensors.len() as u64;
+        match wanted {
+            Some(wanted) if wanted != found => Err(in_file(
+                &self.label,
+                GgufError::TensorCount { wanted, found },
+            )),
+            _ => Ok(()),
+        }
     }
 
     fn append(&mut self, other: Self) -> Result<(), ModelFileError> {
@@ -230,6 +294,14 @@ impl WeightSource for GgufFile {
 
     fn require(&self, name: &str) -> Result<Weight, WeightError> {
         self.weight(name)
+    }
+
+    fn describe(&self, name: &str) -> Result<WeightInfo, WeightError> {
+        let (tensor, format) = self.readable(name)?;
+        Ok(WeightInfo {
+            shape: computed_shape(tensor),
+            format,
+        })
     }
 
     fn check(&self) -> Result<(), SourceChanged> {

@@ -53,33 +53,72 @@ pub(super) struct Header {
 impl Header {
     /// Reads the header of a whole file and checks that its tensors are there.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, GgufError> {
+        Self::parse_start(bytes, Some(bytes.len() as u64))
+    }
+
+    /// Reads the header out of the first bytes of a file of `file_len`, and checks that its tensors
+    /// lie inside of that.
+    pub(super) fn parse_start(bytes: &[u8], file_len: Option<u64>) -> Result<Self, GgufError> {
         if bytes.is_empty() {
             return Err(GgufError::Empty);
         }
+        let file_len = file_len.unwrap_or(i64::MAX as u64);
         let mut reader = Reader::new(bytes);
-        let version = read_version(&mut reader)?;
-        let n_tensors = reader.u64(format_args!("the number of tensors"))?;
-        let n_keys = reader.u64(format_args!("the number of metadata keys"))?;
-        let metadata = read_metadata(&mut reader, n_keys)?;
-        let n_tensors =
-            reader.check_count(n_tensors, MIN_TENSOR, MAX_TENSORS, format_args!("tensors"))?;
-        let mut described = Vec::new();
-        let mut names = HashSet::new();
-        for i in 0..n_tensors {
-            let tensor = TensorDescription::read(&mut reader, i)?;
-            if !names.insert(tensor.name.clone()) {
-                return Err(GgufError::DuplicateTensor { name: tensor.name });
+        let described = Described::read(&mut reader).map_err(|error| match error {
+            GgufError::Truncated { .. } | GgufError::TooMany { .. }
+                if (bytes.len() as u64) < file_len =>
+            {
+                GgufError::StartTooShort {
+                    n_bytes: bytes.len() as u64,
+                }
             }
-            described.push(tensor);
-        }
+            other => other,
+        })?;
+        let Described {
+            version,
+            metadata,
+            tensors,
+        } = described;
         let layout = Layout {
             alignment: alignment(&metadata)?,
             described_to: reader.position(),
-            file_len: bytes.len() as u64,
+            file_len,
         };
-        let tensors = described.into_iter().map(|tensor| layout.place(tensor));
+        let tensors = tensors.into_iter().map(|tensor| layout.place(tensor));
         let tensors = tensors.collect::<Result<Vec<_>, _>>()?;
         check_overlap(&tensors)?;
+        Ok(Self {
+            version,
+            metadata,
+            tensors,
+        })
+    }
+}
+
+/// What a header says, before the place of any tensor is known.
+struct Described {
+    version: u32,
+    metadata: Metadata,
+    tensors: Vec<TensorDescription>,
+}
+
+impl Described {
+    fn read(reader: &mut Reader<'_>) -> Result<Self, GgufError> {
+        let version = read_version(reader)?;
+        let n_tensors = reader.u64(format_args!("the number of tensors"))?;
+        let n_keys = reader.u64(format_args!("the number of metadata keys"))?;
+        let metadata = read_metadata(reader, n_keys)?;
+        let n_tensors =
+            reader.check_count(n_tensors, MIN_TENSOR, MAX_TENSORS, format_args!("tensors"))?;
+        let mut tensors = Vec::new();
+        let mut names = HashSet::new();
+        for i in 0..n_tensors {
+            let tensor = TensorDescription::read(reader, i)?;
+            if !names.insert(tensor.name.clone()) {
+                return Err(GgufError::DuplicateTensor { name: tensor.name });
+            }
+            tensors.push(tensor);
+        }
         Ok(Self {
             version,
             metadata,
@@ -317,8 +356,9 @@ impl TensorDescription {
             shape: self.shape.clone(),
         };
         let n_values = self.shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
-        // What `isize` cannot count cannot be in memory, and a tensor of no values is a mistake.
-        let n_values = n_values.filter(|&n| n > 0 && isize::try_from(n).is_ok());
+        // What `i64` cannot count cannot be in a file, and a tensor of no values is a mistake.
+        let is_countable = self.shape.iter().all(|&d| usize::try_from(d).is_ok());
+        let n_values = n_values.filter(|&n| n > 0 && i64::try_from(n).is_ok() && is_countable);
         let n_values = n_values.ok_or_else(bad_shape)?;
         let Some((block_len, block_bytes)) = self.stored.block() else {
             return Ok(0);
@@ -371,8 +411,7 @@ impl Layout {
         let end = start.and_then(|start| start.checked_add(n_bytes));
         match (start, end) {
             (Some(start), Some(end)) if end <= self.file_len => {
-                // Both are at most the length of bytes in memory, and the dimensions were checked.
-                let data = start as usize..end as usize;
+                let data = start..end;
                 let shape = shape.into_iter().map(|d| d as usize).collect();
                 Ok(TensorInfo {
                     name,
@@ -403,7 +442,7 @@ fn check_overlap(tensors: &[TensorInfo]) -> Result<(), GgufError> {
             return Err(GgufError::Overlap {
                 first: first.name.clone(),
                 second: second.name.clone(),
-                n_bytes: (first.data.end.min(second.data.end) - second.data.start) as u64,
+                n_bytes: first.data.end.min(second.data.end) - second.data.start,
             });
         }
     }

@@ -145,7 +145,7 @@ pub struct TensorInfo {
     /// The part of a split file that it is in.
     pub(super) part: usize,
     /// Its bytes in that part, from the start of the file; empty where the size is unknown.
-    pub(super) data: Range<usize>,
+    pub(super) data: Range<u64>,
 }
 
 impl TensorInfo {
@@ -161,8 +161,8 @@ impl TensorInfo {
     }
 
     /// Product of all dimensions.
-    pub fn n_values(&self) -> usize {
-        self.shape.iter().product()
+    pub fn n_values(&self) -> u64 {
+        self.shape.iter().map(|&dim| dim as u64).product()
     }
 
     /// The way the values are stored.
@@ -171,12 +171,13 @@ impl TensorInfo {
     }
 
     /// Bytes that the tensor takes, or `None` for a type that nothing is known of.
-    pub fn n_bytes(&self) -> Option<usize> {
-        self.stored.block().map(|_| self.data.len())
+    pub fn n_bytes(&self) -> Option<u64> {
+        let n_bytes = self.data.end - self.data.start;
+        self.stored.block().map(|_| n_bytes)
     }
 
     /// The start of the bytes, from the start of the tensor's file.
-    pub fn file_offset(&self) -> usize {
+    pub fn file_offset(&self) -> u64 {
         self.data.start
     }
 }

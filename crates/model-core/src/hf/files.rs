@@ -11,6 +11,8 @@ use kv_core::block::BlockFormat;
 use kv_graph::weights::{SharedBytes, WeightSource};
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
+use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use super::config::Bounds;
 use super::fp8::{self, Fp8Scales};
@@ -18,6 +20,7 @@ use super::packed::{self, Packed};
 use super::quantization::Storage;
 use super::{HfConfig, ModelFileError};
 use crate::error::lfs_pointer;
+use crate::file_start::FileStart;
 use crate::map::{MapError, map_file};
 
 const SINGLE: &str = "model.safetensors";
@@ -64,6 +67,26 @@ impl TensorLocation {
             }
             (a, b) => (a == b).then(|| a.clone()),
         }
+    }
+}
+
+/// What a safetensors header says of a tensor. Its places are `u64`: files are larger than the
+/// memory of a 32-bit machine, which can read headers all the same.
+#[derive(Debug, Deserialize)]
+struct HeaderEntry {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    /// From the end of the header.
+    data_offsets: [u64; 2],
+}
+
+impl HeaderEntry {
+    /// Bytes of its values, if these can be counted and are whole bytes.
+    fn n_bytes(&self) -> Option<u64> {
+        let bits = self.dtype.bitsize() as u64;
+        let mut dims = self.shape.iter().map(|&dim| dim as u64);
+        let bits = dims.try_fold(bits, u64::checked_mul)?;
+        bits.is_multiple_of(8).then_some(bits / 8)
     }
 }
 
@@ -162,6 +185,84 @@ impl TensorFiles {
         Ok(Self { tensors, maps })
     }
 
+    /// The tensors that headers name, without their values.
+    pub(super) fn from_headers(starts: &[FileStart]) -> Result<Self, ModelFileError> {
+        let mut files = Self::default();
+        for start in starts {
+            files.add_header(start)?;
+        }
+        fp8::join(&mut files)?;
+        Ok(files)
+    }
+
+    /// Adds the tensors of a file of which only the header is known. As the safetensors crate does
+    /// for whole files, this checks that they follow each other without gaps up to the file's end.
+    fn add_header(&mut self, start: &FileStart) -> Result<(), ModelFileError> {
+        let wrong = |reason: String| ModelFileError::Format {
+            path: start.name.clone().into(),
+            reason: format!("no sound safetensors file: {reason}"),
+        };
+        let n_read = start.bytes.len();
+        let Some((length, rest)) = start.bytes.split_first_chunk() else {
+            return Err(wrong(format!("{n_read} bytes are no header")));
+        };
+        let n_header = u64::from_le_bytes(*length);
+        let header = usize::try_from(n_header).ok().and_then(|n| rest.get(..n));
+        let header = header.ok_or_else(|| {
+            wrong(format!(
+                "its header takes {n_header} bytes, but only {n_read} of the file are there"
+            ))
+        })?;
+        let json = |error: serde_json::Error| wrong(error.to_string());
+        let mut entries: Map<String, Value> = serde_json::from_slice(header).map_err(json)?;
+        entries.remove("__metadata__");
+        let entries = entries.into_iter().map(|(name, entry)| {
+            let entry: HeaderEntry = serde_json::from_value(entry).map_err(json)?;
+            Ok((name, entry))
+        });
+        let mut entries = entries.collect::<Result<Vec<_>, ModelFileError>>()?;
+        entries.sort_by_key(|(_, entry)| entry.data_offsets);
+        let mut end = 0;
+        for (name, entry) in entries {
+            let [from, to] = entry.data_offsets;
+            if from != end || entry.n_bytes() != to.checked_sub(from) {
+                return Err(wrong(format!(
+                    "the values of '{name}' are not at {from}..{to} behind the header"
+                )));
+            }
+            end = to;
+            let stored = TensorLocation {
+                shape: entry.shape,
+                format: format(entry.dtype),
+                bytes: Vec::new().into(),
+                fp8: None,
+            };
+            self.insert(name, stored, &start.name)?;
+        }
+        let wanted = end.saturating_add(n_header).saturating_add(8);
+        match start.file_len {
+            Some(found) if found != wanted => Err(wrong(format!(
+                "it has {found} bytes, but its header is of one of {wanted}"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds a tensor of a file.
+    fn insert(
+        &mut self,
+        name: String,
+        stored: TensorLocation,
+        file: &str,
+    ) -> Result<(), ModelFileError> {
+        if self.tensors.contains_key(&name) {
+            let reason = format!("it is in '{file}' and in another file");
+            return Err(ModelFileError::Tensor { name, reason });
+        }
+        self.tensors.insert(name, stored);
+        Ok(())
+    }
+
     /// Adds the tensors of a module in a folder of its own, whose names get `prefix`.
     pub(super) fn add_module(&mut self, folder: &Path, prefix: &str) -> Result<(), ModelFileError> {
         let mut module = Self::default();
@@ -195,10 +296,7 @@ impl TensorFiles {
                 bytes: data.ok_or_else(|| wrong(&"a tensor reaches beyond the end"))?,
                 coding: None,
             };
-            if self.tensors.insert(name.clone(), stored).is_some() {
-                let reason = format!("it is in '{}' and in another file", path.display());
-                return Err(ModelFileError::Tensor { name, reason });
-            }
+            self.insert(name.clone(), stored, &path.display().to_string())?;
         }
         self.maps.push(bytes);
         Ok(())

@@ -13,6 +13,7 @@ use super::{HfClass, HfClasses, HfConfig, HfHead, HfWeights, ModelFileError};
 use super::{quantization, unread};
 use crate::architecture::NO_HEAD;
 use crate::blocks::{OUTPUT, TOKEN_EMBEDDING};
+use crate::file_start::FileStart;
 use crate::gguf::Metadata;
 
 /// The tensor of the first dense module, in GGUF.
@@ -156,6 +157,30 @@ impl HfTranslation {
         classes: &HfClasses,
     ) -> Result<Self, ModelFileError> {
         let tensors = TensorFiles::from_source(tensors)?;
+        let config = config.with_bounds(tensors.bounds());
+        let translated = TranslatedConfig::new(config, Some(name), classes)?;
+        translated.with_tensors(format!("'{name}'"), &tensors)
+    }
+
+    /// A model of which only the headers of its files are known: a config, what of
+    /// `generation_config.json` begins texts, and the first bytes of each safetensors file. Its
+    /// tensors have shapes and formats, but no values; it has no tokenizer, and no modules of
+    /// sentence-transformers.
+    ///
+    /// # Errors
+    /// [`ModelFileError`] naming the file, key or tensor that is missing, wrong or not supported.
+    pub fn from_headers(
+        name: &str,
+        config: HfConfig,
+        generation: Option<&HfConfig>,
+        starts: &[FileStart],
+        classes: &HfClasses,
+    ) -> Result<Self, ModelFileError> {
+        let config = match generation {
+            Some(generation) => config.with_start_of(generation),
+            None => config,
+        };
+        let tensors = TensorFiles::from_headers(starts)?;
         let config = config.with_bounds(tensors.bounds());
         let translated = TranslatedConfig::new(config, Some(name), classes)?;
         translated.with_tensors(format!("'{name}'"), &tensors)

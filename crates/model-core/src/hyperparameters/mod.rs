@@ -6,7 +6,7 @@
 
 mod rope;
 
-use kv_graph::weights::{Weight, WeightError, WeightSource};
+use kv_graph::weights::{WeightError, WeightInfo, WeightSource};
 
 use crate::blocks::{AttentionBlock, OUTPUT, TOKEN_EMBEDDING};
 use crate::error::ModelError;
@@ -25,15 +25,16 @@ pub struct Hyperparameters<'a> {
     architecture: &'a str,
 }
 
-/// A weight that some models of an architecture have and others do not.
+/// Shape and format of a weight that some models of an architecture have and others do not. Its
+/// values are not looked at: a header is all that a model is made of.
 ///
 /// # Errors
 /// [`ModelError::Weight`] where it is there but cannot be read: that is not the same as absent.
 pub fn optional_weight(
     weights: &dyn WeightSource,
     name: &str,
-) -> Result<Option<Weight>, ModelError> {
-    match weights.require(name) {
+) -> Result<Option<WeightInfo>, ModelError> {
+    match weights.describe(name) {
         Ok(weight) => Ok(Some(weight)),
         Err(WeightError::Missing { .. }) => Ok(None),
         Err(other) => Err(ModelError::Weight(other)),
@@ -358,13 +359,13 @@ impl<'a> Hyperparameters<'a> {
     /// [`ModelError`] where the matrix is absent or has another width.
     pub fn vocab(&self, weights: &dyn WeightSource, dim: usize) -> Result<usize, ModelError> {
         let name = TOKEN_EMBEDDING.to_owned();
-        let Some(weight) = weights.get(TOKEN_EMBEDDING) else {
+        let Ok(weight) = weights.describe(TOKEN_EMBEDDING) else {
             return Err(ModelError::MissingTensor {
                 name,
                 shape: vec![0, dim],
             });
         };
-        match *weight.shape() {
+        match weight.shape[..] {
             [vocab, width] if width == dim && vocab > 0 => Ok(vocab),
             ref got => {
                 let wanted = vec![got.first().copied().unwrap_or(0), dim];

@@ -224,11 +224,11 @@ fn has_factors(weights: &dyn WeightSource, name: &str, n_rot: usize) -> Result<b
     let wanted = vec![n_rot / 2];
     match optional_weight(weights, name)? {
         None => Ok(false),
-        Some(weight) if weight.shape() == wanted => Ok(true),
+        Some(weight) if weight.shape == wanted => Ok(true),
         Some(weight) => Err(ModelError::TensorShape {
             name: name.to_owned(),
             wanted,
-            got: weight.shape().to_vec(),
+            got: weight.shape,
         }),
     }
 }

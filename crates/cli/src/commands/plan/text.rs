@@ -3,12 +3,12 @@
 
 use std::io::Write;
 
+use cellar_engine::{LayerReport, MemoryReport, PartReport};
 use kv_core::memory::Streams;
 use kv_core::memory_plan::{MemoryPlan, PlannedKind};
 
+use super::Report;
 use super::experts::ExpertReport;
-use super::layers::LayerReport;
-use super::{KINDS, PartReport, Report};
 use crate::{machine, terminal};
 use cellar::{DeviceReport, LayersOnGpu};
 
@@ -18,44 +18,7 @@ pub(super) fn print(
     plan: &MemoryPlan,
     out: &mut impl Write,
 ) -> std::io::Result<()> {
-    let shared = match (report.n_seqs, report.streams) {
-        (1, _) => "1 sequence".to_owned(),
-        (n, Streams::Shared) => format!("{n} sequences that share cells"),
-        (n, Streams::PerSequence) => format!("each of {n} sequences"),
-    };
-    let Report {
-        architecture,
-        n_ctx,
-        ..
-    } = report;
-    let architecture = terminal::escape(architecture);
-    writeln!(out, "{architecture}: {n_ctx} tokens of {shared}")?;
-    for part in &report.parts {
-        let PartReport {
-            part,
-            window,
-            n_cells,
-            n_layers,
-            n_bytes,
-        } = part;
-        writeln!(
-            out,
-            "  part {part}: window {window}, {n_layers} layers, {n_cells} cells, {}",
-            bytes(*n_bytes)
-        )?;
-    }
-    if let (Some(first), Some(last)) = (report.recent.first(), report.recent.last()) {
-        let (from, to) = (first.layer, last.layer);
-        writeln!(
-            out,
-            "  layers {from} to {to} are not the model's: they have the recent rows of {} to {}",
-            first.of, last.of
-        )?;
-    }
-    match plan.rows() {
-        [] => writeln!(out, "  an encoder: it remembers nothing")?,
-        _ => print_layers(&report.layers, plan, out)?,
-    }
+    print_memory(&report.plan, plan, out)?;
     if let Some(device) = &report.device {
         print_device(device, out)?;
     }
@@ -78,7 +41,7 @@ pub(super) fn print(
     ];
     writeln!(out)?;
     if report.device.is_none() {
-        writeln!(out, "  {:18} {:>12}", "rows", bytes(report.n_bytes))?;
+        writeln!(out, "  {:18} {:>12}", "rows", machine::bytes(report.plan.n_bytes))?;
     }
     for (name, n) in lines {
         if n.is_none() && ["  experts in it", "  looked up", "draft model", "swap"].contains(&name)
@@ -150,6 +113,52 @@ fn print_experts(experts: &ExpertReport, out: &mut impl Write) -> std::io::Resul
     Ok(())
 }
 
+/// The memory: its parts, then layer by layer.
+fn print_memory(
+    report: &MemoryReport,
+    plan: &MemoryPlan,
+    out: &mut impl Write,
+) -> std::io::Result<()> {
+    let shared = match (report.n_seqs, report.streams) {
+        (1, _) => "1 sequence".to_owned(),
+        (n, Streams::Shared) => format!("{n} sequences that share cells"),
+        (n, Streams::PerSequence) => format!("each of {n} sequences"),
+    };
+    let MemoryReport {
+        architecture,
+        n_ctx,
+        ..
+    } = report;
+    let architecture = terminal::escape(architecture);
+    writeln!(out, "{architecture}: {n_ctx} tokens of {shared}")?;
+    for part in &report.parts {
+        let PartReport {
+            part,
+            window,
+            n_cells,
+            n_layers,
+            n_bytes,
+        } = part;
+        writeln!(
+            out,
+            "  part {part}: window {window}, {n_layers} layers, {n_cells} cells, {}",
+            machine::bytes(*n_bytes)
+        )?;
+    }
+    if let (Some(first), Some(last)) = (report.recent.first(), report.recent.last()) {
+        let (from, to) = (first.layer, last.layer);
+        writeln!(
+            out,
+            "  layers {from} to {to} are not the model's: they have the recent rows of {} to {}",
+            first.of, last.of
+        )?;
+    }
+    match plan.rows() {
+        [] => writeln!(out, "  an encoder: it remembers nothing"),
+        _ => print_layers(&report.layers, plan, out),
+    }
+}
+
 /// What is on a device, and what stays on the host after it.
 fn print_device(device: &DeviceReport, out: &mut impl Write) -> std::io::Result<()> {
     let name = device.name.as_deref().unwrap_or("a GPU (none here)");
@@ -190,7 +199,7 @@ fn print_layers(
     plan: &MemoryPlan,
     out: &mut impl Write,
 ) -> std::io::Result<()> {
-    let kinds: Vec<PlannedKind> = KINDS
+    let kinds: Vec<PlannedKind> = PlannedKind::ALL
         .into_iter()
         .filter(|&kind| plan.bytes_of_kind(kind) > 0)
         .collect();
@@ -207,20 +216,16 @@ fn print_layers(
         for &kind in &kinds {
             let cell = of_layer().find(|rows| rows.kind == kind);
             let text = cell.map_or_else(String::new, |rows| {
-                format!("{} {}", rows.kv_type, bytes(rows.bytes()))
+                format!("{} {}", rows.kv_type, machine::bytes(rows.bytes()))
             });
             write!(out, "  {text:>18}")?;
         }
-        let sum = bytes(plan.bytes_of_layer(*layer));
+        let sum = machine::bytes(plan.bytes_of_layer(*layer));
         writeln!(out, "  {sum:>12}  {remembers}")?;
     }
     write!(out, "    all      ")?;
     for &kind in &kinds {
-        write!(out, "  {:>18}", bytes(plan.bytes_of_kind(kind)))?;
+        write!(out, "  {:>18}", machine::bytes(plan.bytes_of_kind(kind)))?;
     }
-    writeln!(out, "  {:>12}", bytes(plan.bytes()))
-}
-
-fn bytes(n: usize) -> String {
-    machine::bytes(n as u64)
+    writeln!(out, "  {:>12}", machine::bytes(plan.bytes()))
 }

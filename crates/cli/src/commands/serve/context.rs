@@ -18,7 +18,7 @@ pub(super) fn default_n_ctx(
     let weights = file.weights();
     let infos = weights.names().into_iter();
     let infos = infos.filter_map(|name| weights.describe(&name).ok());
-    let n_weights = infos.map(|info| info.n_bytes() as u64);
+    let n_weights = infos.map(|info| info.n_bytes());
     let n_bytes = room.memory_bytes(n_weights.fold(0, u64::saturating_add))?;
     longest(config, &**file.model(), n_bytes)
 }
