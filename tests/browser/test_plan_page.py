@@ -302,7 +302,7 @@ class PlanPage(unittest.TestCase):
         self.picture("plan-small.png")
 
     def test_the_program_in_it_is_small(self):
-        size = os.path.getsize(os.path.join(os.environ["PAGE"], "plan_page.wasm"))
+        size = os.path.getsize(os.path.join(os.environ["PAGE"], "plan_page.wasm.gz"))
         self.assertLessEqual(size, MOST_BYTES)
 
 

@@ -27,11 +27,30 @@ fn choices() -> [(Vec<&'static str>, Value); 3] {
     [
         (vec![], options(None, 1, "shared", ["f16", "f16", "f32"])),
         (
-            vec!["-c", "3000", "--seqs", "3", "--kv-type-k", "f32", "--kv-type-v", "bf16"],
+            vec![
+                "-c",
+                "3000",
+                "--seqs",
+                "3",
+                "--kv-type-k",
+                "f32",
+                "--kv-type-v",
+                "bf16",
+            ],
             options(Some(3000), 3, "shared", ["f32", "bf16", "f32"]),
         ),
         (
-            vec!["-c", "70000", "--seqs", "5", "--streams", "--kv-type", "q8_0", "--state-type", "f16"],
+            vec![
+                "-c",
+                "70000",
+                "--seqs",
+                "5",
+                "--streams",
+                "--kv-type",
+                "q8_0",
+                "--state-type",
+                "f16",
+            ],
             options(Some(70_000), 5, "per_sequence", ["q8_0", "q8_0", "f16"]),
         ),
     ]
@@ -81,7 +100,10 @@ fn open_directory(page: &mut Page, path: &Path) -> Value {
 /// What the program says: its report, or its error.
 fn planned(path: &Path, flags: &[&str]) -> Result<Value, String> {
     let mut command = cellar();
-    command.args(["plan", "--json", "--backend", "cpu"]).arg(path).args(flags);
+    command
+        .args(["plan", "--json", "--backend", "cpu"])
+        .arg(path)
+        .args(flags);
     let output = command.output().unwrap();
     if output.status.success() {
         Ok(serde_json::from_slice(&output.stdout).unwrap())
@@ -92,8 +114,18 @@ fn planned(path: &Path, flags: &[&str]) -> Result<Value, String> {
 
 /// What both report.
 const FIELDS: [&str; 12] = [
-    "architecture", "n_ctx", "n_seqs", "streams", "parts", "layers", "rows", "recent", "by_kind",
-    "n_bytes", "memory", "weights",
+    "architecture",
+    "n_ctx",
+    "n_seqs",
+    "streams",
+    "parts",
+    "layers",
+    "rows",
+    "recent",
+    "by_kind",
+    "n_bytes",
+    "memory",
+    "weights",
 ];
 
 /// Compares the plans of a model; the number of those that were made, and not refused by both.
@@ -146,8 +178,17 @@ fn bytes_are_those_of_the_program_for_every_gguf_file() {
 
 #[test]
 fn bytes_are_those_of_the_program_for_every_recipe() {
-    let folders = ["recipes", "encoders", "seq2seq", "diffusion", "images", "heads"];
-    let recipes = folders.map(|folder| Recipe::all_in(&fixture(folder))).concat();
+    let folders = [
+        "recipes",
+        "encoders",
+        "seq2seq",
+        "diffusion",
+        "images",
+        "heads",
+    ];
+    let recipes = folders
+        .map(|folder| Recipe::all_in(&fixture(folder)))
+        .concat();
     let n_plans: usize = recipes
         .iter()
         .map(|recipe| {
@@ -156,7 +197,11 @@ fn bytes_are_those_of_the_program_for_every_recipe() {
             compare(made.path(), open_directory)
         })
         .sum();
-    assert!(recipes.len() > 110 && n_plans > 250, "{n_plans} plans of {}", recipes.len());
+    assert!(
+        recipes.len() > 110 && n_plans > 250,
+        "{n_plans} plans of {}",
+        recipes.len()
+    );
 }
 
 #[test]
@@ -174,12 +219,18 @@ fn the_beginning_of_a_file_whose_length_is_not_known_is_enough() {
     };
     let error = ask(&mut page, &start(Some(part.len())), part);
     let error = error["error"].as_str().unwrap();
-    assert!(error.contains("cut.gguf") && error.contains("truncated in the data"), "{error}");
+    assert!(
+        error.contains("cut.gguf") && error.contains("truncated in the data"),
+        "{error}"
+    );
     // What cannot be opened leaves the model before.
     assert_eq!(ask(&mut page, &plan, &[]), wanted);
     let opened = ask(&mut page, &start(None), part);
     assert!(opened.get("opened").is_some(), "{opened}");
     assert_eq!(ask(&mut page, &plan, &[]), wanted);
     let short = ask(&mut page, &start(None), &part[..part.len() - 1]);
-    assert!(short["error"].as_str().unwrap().contains("announced"), "{short}");
+    assert!(
+        short["error"].as_str().unwrap().contains("announced"),
+        "{short}"
+    );
 }

@@ -1,8 +1,8 @@
-//! [`MemoryReport`]: what the memory of a configuration takes, by part, layer and kind, as data that
-//! programs print.
+//! [`MemoryReport`]: what the memory of a configuration takes, by part, layer and kind, as data
+//! that programs print.
 //!
-//! Invariant: every number comes from the plan that an engine allocates by. Knows nothing of weights
-//! and backends.
+//! Invariant: every number comes from the plan that an engine allocates by. Knows nothing of
+//! weights and backends.
 
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RecentRows};
 use kv_core::memory::Streams;

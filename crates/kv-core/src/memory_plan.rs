@@ -44,13 +44,7 @@ pub enum PlannedKind {
 
 impl PlannedKind {
     /// All kinds, in the order of a plan's lines.
-    pub const ALL: [Self; 5] = [
-        Self::K,
-        Self::V,
-        Self::Conv,
-        Self::State,
-        Self::Snapshots,
-    ];
+    pub const ALL: [Self; 5] = [Self::K, Self::V, Self::Conv, Self::State, Self::Snapshots];
 }
 
 /// Rows of one kind of one layer.

@@ -119,7 +119,7 @@ const page = { plan: null, isReady: false };
 globalThis.planPage = page;
 
 try {
-  planner = await Planner.load("plan_page.wasm");
+  planner = await Planner.load("plan_page.wasm.gz");
   const walks = new WalkView();
   const { walks: names } = await planner.ask("walks");
   for (const name of names) {

@@ -1,7 +1,15 @@
-// The answers of plan_page.wasm: a question is a line of JSON, with the first bytes of files behind it.
+// The answers of plan_page.wasm.gz: a question is a line of JSON, with the first bytes of files behind it.
 
 const encoder = new TextEncoder();
 const decoder = new TextDecoder();
+
+/** Unpacks what is gzip; a server that says so of the file has had it unpacked before. */
+async function unpacked(bytes) {
+  const [first, second] = new Uint8Array(bytes);
+  if (first !== 0x1f || second !== 0x8b) return bytes;
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).arrayBuffer();
+}
 
 export class Planner {
   #module;
@@ -11,7 +19,7 @@ export class Planner {
     const planner = new Planner();
     const response = await fetch(address);
     if (!response.ok) throw new Error(`${address}: HTTP status ${response.status}`);
-    planner.#module = await WebAssembly.compile(await response.arrayBuffer());
+    planner.#module = await WebAssembly.compile(await unpacked(await response.arrayBuffer()));
     await planner.#start();
     return planner;
   }

@@ -74,8 +74,8 @@ impl HeaderModel {
     /// The model of a GGUF file, or of all parts of a split one, by their first bytes.
     ///
     /// # Errors
-    /// [`HeaderError::StartTooShort`] where more of a file is needed; [`HeaderError::File`] where it
-    /// is no model that Cellar has.
+    /// [`HeaderError::StartTooShort`] where more of a file is needed; [`HeaderError::File`] where
+    /// it is no model that Cellar has.
     pub fn from_gguf(starts: Vec<FileStart>) -> Result<Self, HeaderError> {
         let file = GgufFile::from_starts(starts)?;
         // A name of another kind is as good as none.
@@ -106,7 +106,8 @@ impl HeaderModel {
         } = headers;
         let registry = architectures();
         let config = HfConfig::new("'config.json'", config);
-        let generation = generation_config.map(|json| HfConfig::new("'generation_config.json'", json));
+        let generation =
+            generation_config.map(|json| HfConfig::new("'generation_config.json'", json));
         let classes = registry.hf_classes();
         let translation =
             HfTranslation::from_headers(&name, config, generation.as_ref(), &starts, classes)?;

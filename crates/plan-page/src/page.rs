@@ -45,9 +45,13 @@ struct Start {
 #[serde(rename_all = "snake_case")]
 enum Answer {
     /// A model was opened; what it is called.
-    Opened { name: String },
+    Opened {
+        name: String,
+    },
     /// More bytes of the file are needed than so many.
-    StartTooShort { n_bytes: u64 },
+    StartTooShort {
+        n_bytes: u64,
+    },
     Plan(Box<HeaderPlan>),
     Walks(Vec<&'static str>),
     Walk(Walk),
@@ -74,8 +78,7 @@ impl Page {
     fn answer_to(&mut self, question: &[u8]) -> Result<Answer, String> {
         let end = question.iter().position(|&byte| byte == b'\n');
         let (line, bytes) = question.split_at(end.unwrap_or(question.len()));
-        let question: Question =
-            serde_json::from_slice(line).map_err(|error| error.to_string())?;
+        let question: Question = serde_json::from_slice(line).map_err(|error| error.to_string())?;
         let bytes = bytes.get(1..).unwrap_or_default();
         match question {
             Question::Gguf { starts } => {
@@ -123,7 +126,9 @@ fn file_starts(starts: Vec<Start>, mut bytes: &[u8]) -> Result<Vec<FileStart>, S
     let start = |start: Start| {
         let Some((of_file, rest)) = bytes.split_at_checked(start.n_bytes) else {
             let (name, wanted, got) = (start.name, start.n_bytes, bytes.len());
-            return Err(format!("'{name}': {wanted} bytes announced, but {got} came"));
+            return Err(format!(
+                "'{name}': {wanted} bytes announced, but {got} came"
+            ));
         };
         bytes = rest;
         Ok(FileStart {

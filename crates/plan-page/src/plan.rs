@@ -1,5 +1,5 @@
-//! [`HeaderPlan`]: the bytes of a model's memory and weights, from its header. The numbers are those
-//! of the engine; what a backend adds (scratch memory, packed weights) is not among them.
+//! [`HeaderPlan`]: the bytes of a model's memory and weights, from its header. The numbers are
+//! those of the engine; what a backend adds (scratch memory, packed weights) is not among them.
 
 use cellar_engine::{
     ConfigError, EngineConfig, HEAD_SNAPSHOTS, MAX_N_CTX, MemoryBudget, MemoryReport,
@@ -100,7 +100,9 @@ impl HeaderPlan {
             Ok(ContextBytes { n_ctx, memory })
         });
         let weights = header.weights();
-        let room = options.room.and_then(|room| room.checked_sub(weights.n_bytes));
+        let room = options
+            .room
+            .and_then(|room| room.checked_sub(weights.n_bytes));
         Ok(Self {
             plan: MemoryReport::new(model, &config, &settings),
             memory: settings.memory_bytes(),

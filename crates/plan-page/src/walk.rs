@@ -1,7 +1,7 @@
 //! [`Walk`]: what a memory does step by step, as frames that a page draws.
 //!
-//! Invariant: every frame is read from the memory itself, after it did what the frame says. Knows no
-//! example.
+//! Invariant: every frame is read from the memory itself, after it did what the frame says. Knows
+//! no example.
 
 use kv_core::batch::{Batch, BatchRules, validate};
 use kv_core::cells::OwnedRun;
@@ -112,7 +112,10 @@ impl WatchedMemory {
     pub(crate) fn feed(&mut self, seq: u32, text: &str, says: &'static str) {
         let words: Vec<&str> = text.split(' ').collect();
         let mut frame = Frame {
-            does: format!("sequence {seq}: {} tokens “{text}”", words.len()),
+            does: match words.len() {
+                1 => format!("sequence {seq}: 1 token “{text}”"),
+                n => format!("sequence {seq}: {n} tokens “{text}”"),
+            },
             says,
             ..Frame::default()
         };

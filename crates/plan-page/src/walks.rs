@@ -1,4 +1,4 @@
-//! The examples that the page walks through. Each is a memory of [`kv_core`] and what is asked of it.
+//! The examples that the page walks through: a memory of [`kv_core`] each, and what is asked of it.
 
 use kv_core::memory::{
     Composite, Edit, MemoryConfigError, Recurrent, RecurrentConfig, Seqs, Streams, Unified,
@@ -22,8 +22,8 @@ const EXAMPLES: [Example; 5] = [
     Example {
         name: "sequences",
         title: "Two sequences",
-        about: "Sequences share one set of cells, and a token goes into any free one. A token sees \
-                the cells of its own sequence alone, wherever they lie.",
+        about: "Sequences share one set of cells. A token sees the cells of its own sequence alone, \
+                wherever they lie.",
         frames: sequences,
     },
     Example {
@@ -69,7 +69,10 @@ pub fn walk(name: &str) -> Result<Walk, String> {
     let found = EXAMPLES.iter().find(|example| example.name == name);
     let example = found.ok_or_else(|| {
         let known: Vec<&str> = walk_names().collect();
-        format!("there is no example '{name}': choose one of {}", known.join(", "))
+        format!(
+            "there is no example '{name}': choose one of {}",
+            known.join(", ")
+        )
     })?;
     Ok(Walk {
         name: example.name,
@@ -111,8 +114,16 @@ fn sequences() -> Result<Vec<Frame>, MemoryConfigError> {
         cells(12, Window::Full)?,
         "12 cells. Each has room for the keys and values of one token, in every layer.",
     );
-    memory.feed(0, "The cat sat", "Each token sees those before it, and itself.");
-    memory.feed(1, "A dog", "The next free cells. Nothing of sequence 0 is seen.");
+    memory.feed(
+        0,
+        "The cat sat",
+        "Each token sees those before it, and itself.",
+    );
+    memory.feed(
+        1,
+        "A dog",
+        "The next free cells. Nothing of sequence 0 is seen.",
+    );
     memory.feed(
         0,
         "on the mat",
@@ -133,7 +144,13 @@ fn sequences() -> Result<Vec<Frame>, MemoryConfigError> {
     memory.feed(
         0,
         "and fell asleep",
-        "Now there is room. Gaps are filled: attention does not need neighbours.",
+        "Now there is room. A token goes into the cell behind the last one of its sequence where \
+         that is free: attention reads long runs faster.",
+    );
+    memory.feed(
+        0,
+        "by the fire",
+        "Behind the last cell nothing is left, so gaps are filled: tokens need not be neighbours.",
     );
     Ok(memory.into_frames())
 }
@@ -277,7 +294,9 @@ mod tests {
     }
 
     fn refusals(frames: &[Frame]) -> Vec<usize> {
-        let refused = (0..).zip(frames).filter(|(_, frame)| frame.refused.is_some());
+        let refused = (0..)
+            .zip(frames)
+            .filter(|(_, frame)| frame.refused.is_some());
         refused.map(|(at, _)| at).collect()
     }
 
@@ -293,8 +312,12 @@ mod tests {
         assert_eq!(refusals(&frames), [5]);
         assert_eq!(frames[5].cells, frames[4].cells);
         let last = frames.last().unwrap();
-        assert_eq!(text(last, 0), "The cat sat on the mat and fell asleep");
-        assert_eq!(last.written, [3, 4, 8]);
+        assert_eq!(
+            text(last, 0),
+            "The cat sat on the mat and fell asleep by the fire"
+        );
+        assert_eq!(frames[7].written, [8, 9, 10]);
+        assert_eq!(last.written, [11, 3, 4]);
     }
 
     #[test]
@@ -317,7 +340,11 @@ mod tests {
         let n_tokens: usize = frames.iter().map(|frame| frame.written.len()).sum();
         assert_eq!(n_tokens, 14);
         for sight in frames.iter().flat_map(|frame| &frame.sights) {
-            assert_eq!(sight.cells.len(), 4.min(sight.pos as usize + 1), "{sight:?}");
+            assert_eq!(
+                sight.cells.len(),
+                4.min(sight.pos as usize + 1),
+                "{sight:?}"
+            );
         }
         assert_eq!(refusals(&frames), [5]);
         assert_eq!(frames[5].cells, frames[4].cells);
@@ -362,6 +389,9 @@ mod tests {
     #[test]
     fn an_unknown_example_is_named_with_those_there_are() {
         let error = walk("compaction").unwrap_err();
-        assert!(error.contains("'compaction'") && error.contains("window"), "{error}");
+        assert!(
+            error.contains("'compaction'") && error.contains("window"),
+            "{error}"
+        );
     }
 }

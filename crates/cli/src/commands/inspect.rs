@@ -448,10 +448,7 @@ fn print_model(model: &ModelSummary, out: &mut impl Write) -> std::io::Result<()
         bytes_per_token,
         layers,
     } = memory;
-    let (whole, each) = (
-        machine::bytes(*n_bytes),
-        machine::bytes(*bytes_per_token),
-    );
+    let (whole, each) = (machine::bytes(*n_bytes), machine::bytes(*bytes_per_token));
     writeln!(
         out,
         "\nMemory for {n_ctx} tokens in {kv_type}: {whole}, {each} a token"

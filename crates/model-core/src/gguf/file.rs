@@ -84,17 +84,28 @@ impl GgufFile {
         let Some((split, mut file)) = parts.next() else {
             return Err(in_file("model", GgufError::Empty));
         };
-        let Some(Split { part, n_parts, n_tensors }) = split else {
+        let Some(Split {
+            part,
+            n_parts,
+            n_tensors,
+        }) = split
+        else {
             return match parts.next() {
                 None => Ok(file),
                 Some((_, other)) => file.append_part(other, 2, n_given).map(|()| file),
             };
         };
         if part != 1 {
-            return Err(in_file(&file.label, GgufError::NotFirstPart { part, n_parts }));
+            return Err(in_file(
+                &file.label,
+                GgufError::NotFirstPart { part, n_parts },
+            ));
         }
         if n_given < n_parts {
-            return Err(in_file(&file.label, GgufError::PartsMissing { n_parts, n_given }));
+            return Err(in_file(
+                &file.label,
+                GgufError::PartsMissing { n_parts, n_given },
+            ));
         }
         for (part, (_, other)) in (2..).zip(parts) {
             file.append_part(other, part, n_parts)?;

@@ -41,7 +41,12 @@ pub(super) fn print(
     ];
     writeln!(out)?;
     if report.device.is_none() {
-        writeln!(out, "  {:18} {:>12}", "rows", machine::bytes(report.plan.n_bytes))?;
+        writeln!(
+            out,
+            "  {:18} {:>12}",
+            "rows",
+            machine::bytes(report.plan.n_bytes)
+        )?;
     }
     for (name, n) in lines {
         if n.is_none() && ["  experts in it", "  looked up", "draft model", "swap"].contains(&name)
