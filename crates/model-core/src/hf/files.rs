@@ -235,7 +235,7 @@ impl TensorFiles {
                 shape: entry.shape,
                 format: format(entry.dtype),
                 bytes: Vec::new().into(),
-                fp8: None,
+                coding: None,
             };
             self.insert(name, stored, &start.name)?;
         }
