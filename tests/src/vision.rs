@@ -19,6 +19,9 @@ const ADDED: [&str; 8] = [
     "<pad>",
 ];
 
+/// Those behind them, of Mistral 3 alone.
+const OF_MISTRAL: [&str; 3] = ["[IMG]", "[IMG_BREAK]", "[IMG_END]"];
+
 /// Widths and heights of the pictures of a reference.
 pub const SIZES: [[u32; 2]; 2] = [[120, 90], [20, 12]];
 
@@ -37,7 +40,8 @@ pub fn expand(name: &str, mark: &str, to: &Path) {
     let spm = fixture("tokenizers/spm512");
     let tokenizer = std::fs::read(spm.join("tokenizer.json")).unwrap();
     let mut tokenizer: Value = serde_json::from_slice(&tokenizer).unwrap();
-    for (id, text) in (512..).zip(ADDED) {
+    let of_mistral = OF_MISTRAL.iter().filter(|_| name == "mistral3");
+    for (id, text) in (512..).zip(ADDED.iter().chain(of_mistral)) {
         tokenizer["added_tokens"]
             .as_array_mut()
             .unwrap()

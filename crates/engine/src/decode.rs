@@ -153,7 +153,12 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             let adapted = model.with_active_adapters(1);
             compiled(&**adapted.as_ref().unwrap_or(&model), RowsOut::Whole, 1)?;
         }
-        load_kernels(&backend, &weights, &settings, &**bare.as_ref().unwrap_or(&model))?;
+        load_kernels(
+            &backend,
+            &weights,
+            &settings,
+            &**bare.as_ref().unwrap_or(&model),
+        )?;
         let encoder = model.source_encoder();
         let encoder = encoder.map(|encoder| compiled(&*encoder.model, RowsOut::Sources, 0));
         let encoder = encoder.transpose()?;

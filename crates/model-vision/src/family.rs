@@ -15,6 +15,9 @@ pub(crate) enum TowerKind {
     /// Learned positions behind a row of its own, a norm at the beginning (CLIP, Radford et al.,
     /// arXiv 2103.00020).
     Clip,
+    /// Rotated by rows and columns with frequencies in turn, RMS norms, gates, no biases (Pixtral,
+    /// Agrawal et al., arXiv 2410.07073).
+    Pixtral,
 }
 
 /// The projector between a tower and a decoder.
@@ -22,6 +25,9 @@ pub(crate) enum TowerKind {
 pub(crate) enum ProjectorKind {
     /// Two matrices with GELU between them, `mm.0` and `mm.2`.
     TwoMatrices,
+    /// The same, `mm.1` and `mm.2`, behind a matrix that merges squares where there is one
+    /// (Mistral 3).
+    Merged,
     /// The mean of squares, a norm and a matrix (Gemma 3).
     Averaged,
 }
@@ -39,6 +45,8 @@ pub(crate) struct Family {
     pub(crate) placeholder: &'static str,
     /// The text around the placeholder of a picture.
     pub(crate) around: [&'static str; 2],
+    /// The tokens after each row of a picture and after its last, where there are such.
+    pub(crate) row_ends: Option<[&'static str; 2]>,
     /// True if rows of a picture all see each other in the decoder.
     pub(crate) sees_itself: bool,
 }
@@ -52,6 +60,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         mark: "<|image_pad|>",
         placeholder: "<|image_pad|>",
         around: ["", ""],
+        row_ends: None,
         sees_itself: false,
     },
     Family {
@@ -61,6 +70,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         mark: "<|image_pad|>",
         placeholder: "<|image_pad|>",
         around: ["", ""],
+        row_ends: None,
         sees_itself: false,
     },
     Family {
@@ -70,6 +80,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         mark: "<image>",
         placeholder: "<image>",
         around: ["", ""],
+        row_ends: None,
         sees_itself: false,
     },
     Family {
@@ -79,7 +90,18 @@ pub(crate) const FAMILIES: &[Family] = &[
         mark: "<start_of_image>",
         placeholder: "<image_soft_token>",
         around: ["\n\n<start_of_image>", "<end_of_image>\n\n"],
+        row_ends: None,
         sees_itself: true,
+    },
+    Family {
+        name: "pixtral",
+        tower: TowerKind::Pixtral,
+        projector: ProjectorKind::Merged,
+        mark: "[IMG]",
+        placeholder: "[IMG]",
+        around: ["", ""],
+        row_ends: Some(["[IMG_BREAK]", "[IMG_END]"]),
+        sees_itself: false,
     },
 ];
 

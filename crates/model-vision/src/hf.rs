@@ -3,17 +3,19 @@
 //! Invariant: a setting that changes a tower's rows and is not known is refused by its key. Knows
 //! no decoder.
 
+use std::path::Path;
+
 use model_core::gguf::{Array, Metadata};
 use model_core::hf::{
-    HfClass, HfClasses, HfConfig, HfHead, Key, Keys, ModelFileError, TensorRule, TensorStep,
+    Heads, HfClass, HfClasses, HfConfig, HfHead, Key, Keys, ModelFileError, TensorRule, TensorStep,
     in_stack, same, with,
 };
-use std::path::Path;
+use serde_json::Value;
 
 /// The classes that have a tower.
 pub(crate) fn classes() -> HfClasses {
     let mut classes = HfClasses::default();
-    for class in [QWEN2_VL, QWEN25_VL, LLAVA, GEMMA3] {
+    for class in [QWEN2_VL, QWEN25_VL, LLAVA, GEMMA3, MISTRAL3] {
         classes.register(class);
     }
     classes
@@ -149,6 +151,63 @@ const GEMMA3: HfClass = HfClass {
     ],
     ..TOWER
 };
+
+/// Mistral Small 3.1 and later, with the tower of Pixtral.
+const MISTRAL3: HfClass = HfClass {
+    name: "Mistral3ForConditionalGeneration",
+    keys: &[&[Key::With(mistral3)]],
+    tensors: &[
+        &in_stack(
+            "v.blk.{l}.",
+            "vision_tower.transformer.layers.{l}.",
+            PIXTRAL_LAYER,
+        ),
+        &in_stack(
+            "v.blk.{l}.",
+            "model.vision_tower.transformer.layers.{l}.",
+            PIXTRAL_LAYER,
+        ),
+        &in_stack("v.", "vision_tower.", PIXTRAL_OUTER),
+        &in_stack("v.", "model.vision_tower.", PIXTRAL_OUTER),
+        &in_stack("mm.", "multi_modal_projector.", MISTRAL_PROJECTOR),
+        &in_stack("mm.", "model.multi_modal_projector.", MISTRAL_PROJECTOR),
+    ],
+    ..TOWER
+};
+
+const PIXTRAL_LAYER: [TensorRule; 9] = [
+    same("ln1.weight", "attention_norm.weight"),
+    same("ln2.weight", "ffn_norm.weight"),
+    with(
+        "attn_q.weight",
+        "attention.q_proj.weight",
+        &[TensorStep::Pairs(Heads::Query)],
+    ),
+    with(
+        "attn_k.weight",
+        "attention.k_proj.weight",
+        &[TensorStep::Pairs(Heads::Query)],
+    ),
+    same("attn_v.weight", "attention.v_proj.weight"),
+    same("attn_output.weight", "attention.o_proj.weight"),
+    same("ffn_gate.weight", "feed_forward.gate_proj.weight"),
+    same("ffn_up.weight", "feed_forward.up_proj.weight"),
+    same("ffn_down.weight", "feed_forward.down_proj.weight"),
+];
+
+const PIXTRAL_OUTER: [TensorRule; 2] = [
+    same("patch_embd.weight", "patch_conv.weight"),
+    same("pre_ln.weight", "ln_pre.weight"),
+];
+
+const MISTRAL_PROJECTOR: [TensorRule; 6] = [
+    same("input_norm.weight", "norm.weight"),
+    same("patch_merger.weight", "patch_merger.merging_layer.weight"),
+    same("1.weight", "linear_1.weight"),
+    same("1.bias", "linear_1.bias"),
+    same("2.weight", "linear_2.weight"),
+    same("2.bias", "linear_2.bias"),
+];
 
 const QWEN_ATTENTION: [TensorRule; 8] = [
     same("ln1.weight", "norm1.weight"),
@@ -317,9 +376,7 @@ fn llava(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
     counts(config, keys, CLIP_COUNTS)?;
     let n_layers = config.count("num_hidden_layers")? as i64;
     // The rows before a layer, counted from the end: -1 are those of the last.
-    let layer = config
-        .value("vision_feature_layer")
-        .and_then(serde_json::Value::as_i64);
+    let layer = config.value("vision_feature_layer").and_then(Value::as_i64);
     let used = match layer.unwrap_or(-2) {
         layer if layer < 0 => n_layers + 1 + layer,
         layer => layer,
@@ -331,6 +388,40 @@ fn llava(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
         }
         _ => Err(config.wrong("vision_feature_layer", format!("a layer of {n_layers}"))),
     }
+}
+
+fn mistral3(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
+    only(config, "model_type", &["pixtral"])?;
+    only(config, "hidden_act", &["silu"])?;
+    only(config, "projector_hidden_act", &["gelu"])?;
+    keys.set("vision.projector_type", "pixtral");
+    keys.set_whole("clip.use_silu", true);
+    keys.set("vision.attention.layer_norm_epsilon", 1e-5f32);
+    let eps = config.optional_number("text_config.rms_norm_eps")?;
+    if eps.is_some_and(|eps| eps != 1e-5) {
+        return Err(config.wrong("text_config.rms_norm_eps", "1e-5, as in the tower"));
+    }
+    let layer = config.value("vision_feature_layer");
+    if layer.and_then(Value::as_i64).unwrap_or(-1) != -1 {
+        return Err(config.wrong("vision_feature_layer", "-1, the last"));
+    }
+    let base = config.optional_number("rope_theta")?;
+    let base = match base {
+        Some(base) => base,
+        None => config
+            .optional_number("rope_parameters.rope_theta")?
+            .unwrap_or(10_000.0),
+    };
+    keys.set_whole("clip.rope.freq_base", base as f32);
+    counts(config, keys, CLIP_COUNTS)?;
+    counts(
+        config,
+        keys,
+        &[
+            ("block_count", "num_hidden_layers"),
+            ("spatial_merge_size", "spatial_merge_size"),
+        ],
+    )
 }
 
 fn gemma3(config: &HfConfig, keys: &mut Keys) -> Result<(), ModelFileError> {
@@ -382,6 +473,11 @@ pub(crate) fn add_processor(
     }
     if let Some(resample) = config.optional_count(&at("resample")).ok().flatten() {
         metadata.insert("clip.vision.resample", resample as u32);
+    }
+    let longest = config.value(&at("size.longest_edge"));
+    if let Some(longest) = longest.and_then(Value::as_u64) {
+        let longest = u32::try_from(longest).unwrap_or(u32::MAX);
+        metadata.insert("clip.vision.image_longest_edge", longest);
     }
     for (to, names) in [
         (

@@ -10,7 +10,7 @@ use kv_core::GridPos;
 use model_core::picture::{PictureError, PictureGrid, Tile};
 
 use crate::pixels::{Filter, Pixels};
-use crate::size::{Size, shorter_side, smart};
+use crate::size::{Size, fitted, shorter_side, smart};
 
 /// The way from pictures to patches.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,6 +36,14 @@ pub(crate) enum Shape {
         pixels: [u64; 2],
         /// Patches of a row of a window, where layers see windows.
         window: Option<u32>,
+    },
+    /// As the picture is, made larger to whole squares of `merge` patches, up to a longer side of
+    /// so many pixels (Pixtral).
+    Fitted {
+        /// Patches of a row of a square.
+        merge: u32,
+        /// Pixels of the longer side.
+        longest: u32,
     },
     /// A square of this side, whatever the picture's shape is.
     Stretched(u32),
@@ -70,6 +78,10 @@ impl Preparation {
             } => {
                 let size = smart(size, self.patch * merge, bounds)?;
                 Ok(self.natural(&resized(size)?, merge, window))
+            }
+            Shape::Fitted { merge, longest } => {
+                let size = fitted(size, self.patch * merge, longest);
+                Ok(self.natural(&resized(size)?, merge, None))
             }
             Shape::Stretched(side) => {
                 let square = resized(Size {

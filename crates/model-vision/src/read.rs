@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use kv_core::Window;
 use kv_graph::Activation;
+use kv_graph::rope::RopeStyle;
 use kv_graph::weights::{MemoryWeights, WeightError, WeightSource};
 use model_core::architecture::ModelError;
 use model_core::blocks::{
@@ -19,8 +20,8 @@ use crate::family::{Family, ProjectorKind, TowerKind};
 use crate::pixels::Filter;
 use crate::prepare::{Preparation, Shape};
 use crate::tower::{
-    PATCH_BIAS, POSITIONS, ProjectorStep, ROPE_DIVISORS, Tower, TowerFeedForward, TowerPositions,
-    axial_divisors, axial_rope,
+    AxialFrequencies, PATCH_BIAS, POSITIONS, ProjectorStep, ROPE_DIVISORS, Tower, TowerFeedForward,
+    TowerPositions, axial_divisors, axial_rope, bias_of,
 };
 use crate::weights::{Changes, TowerWeights};
 
@@ -82,7 +83,11 @@ pub(crate) fn read_tower(
     let preparation = source.preparation(family)?;
     let mut made = MemoryWeights::new();
     if tower.positions == TowerPositions::Rotated {
-        let divisors = axial_divisors(tower.attention.k_dim, ROPE_BASE);
+        let frequencies = match family.tower {
+            TowerKind::Pixtral => AxialFrequencies::InTurn,
+            _ => AxialFrequencies::Same,
+        };
+        let divisors = axial_divisors(tower.attention.k_dim, source.rope_base()?, frequencies);
         let inserted = made.insert_f32(ROPE_DIVISORS, &[divisors.len()], &divisors);
         inserted.map_err(ModelError::Weight)?;
     }
@@ -90,8 +95,9 @@ pub(crate) fn read_tower(
         patch_len: tower.patch_len,
         transposed: match family.projector {
             ProjectorKind::Averaged => Some(INPUT_PROJECTION),
-            ProjectorKind::TwoMatrices => None,
+            ProjectorKind::TwoMatrices | ProjectorKind::Merged => None,
         },
+        unfolded: source.has(PATCH_MERGER).then_some(PATCH_MERGER),
     };
     let weights = TowerWeights::new(Arc::clone(weights), made, changes);
     let weights: Arc<dyn WeightSource> = Arc::new(weights.map_err(ModelError::Weight)?);
@@ -106,6 +112,9 @@ pub(crate) fn read_tower(
 
 /// The matrix of Gemma's projector, which files have the other way round.
 const INPUT_PROJECTION: &str = "mm.input_projection.weight";
+
+/// The matrix of Mistral's projector that makes squares of patches one row.
+const PATCH_MERGER: &str = "mm.patch_merger.weight";
 
 impl Source<'_> {
     fn tower(&self, family: &Family) -> Result<Tower, ModelError> {
@@ -128,7 +137,7 @@ impl Source<'_> {
             eps,
         };
         let norm = match family.tower {
-            TowerKind::Qwen25Vl => Norm {
+            TowerKind::Qwen25Vl | TowerKind::Pixtral => Norm {
                 kind: NormKind::Rms,
                 eps,
             },
@@ -136,7 +145,11 @@ impl Source<'_> {
         };
         let (rope, sections) = match family.tower {
             TowerKind::Qwen2Vl | TowerKind::Qwen25Vl => {
-                let (rope, sections) = axial_rope(head_dim, ROPE_BASE);
+                let (rope, sections) = axial_rope(head_dim, ROPE_BASE, RopeStyle::Neox);
+                (Some(rope), Some(sections))
+            }
+            TowerKind::Pixtral => {
+                let (rope, sections) = axial_rope(head_dim, self.rope_base()?, RopeStyle::Norm);
                 (Some(rope), Some(sections))
             }
             TowerKind::SigLip | TowerKind::Clip => (None, None),
@@ -152,7 +165,10 @@ impl Source<'_> {
             } else {
                 QkvWeights::Separate
             },
-            bias: QkvBias::All,
+            bias: match family.tower {
+                TowerKind::Pixtral => QkvBias::None,
+                _ => QkvBias::All,
+            },
             rope,
             sections,
             ..AttentionBlock::default()
@@ -163,6 +179,11 @@ impl Source<'_> {
                 hidden,
                 activation: Activation::Silu,
                 form: FeedForwardForm::GatedWithBias,
+            }),
+            (TowerKind::Pixtral, activation) => TowerFeedForward::Block(FeedForwardBlock {
+                hidden,
+                activation: activation.unwrap_or(Activation::Silu),
+                form: FeedForwardForm::Gated,
             }),
             (_, Some(activation)) => TowerFeedForward::Block(FeedForwardBlock {
                 hidden,
@@ -177,7 +198,9 @@ impl Source<'_> {
             patch_bias: self.has(PATCH_BIAS),
             dim,
             positions: match family.tower {
-                TowerKind::Qwen2Vl | TowerKind::Qwen25Vl => TowerPositions::Rotated,
+                TowerKind::Qwen2Vl | TowerKind::Qwen25Vl | TowerKind::Pixtral => {
+                    TowerPositions::Rotated
+                }
                 TowerKind::SigLip | TowerKind::Clip => {
                     let values: usize = self.shape(POSITIONS)?.iter().product();
                     TowerPositions::Learned(values / dim)
@@ -186,6 +209,7 @@ impl Source<'_> {
             first_norm: self.has("v.pre_ln.weight").then_some(norm),
             last_norm: match family.tower {
                 TowerKind::Clip => None,
+                TowerKind::Pixtral => self.has(PATCH_MERGER).then_some(norm),
                 _ => Some(norm),
             },
             norm,
@@ -233,7 +257,7 @@ impl Source<'_> {
 
     fn arrangement(&self, family: &Family) -> Result<Arrangement, ModelError> {
         Ok(match family.tower {
-            TowerKind::Qwen2Vl | TowerKind::Qwen25Vl => {
+            TowerKind::Qwen2Vl | TowerKind::Qwen25Vl | TowerKind::Pixtral => {
                 let merge = self.merge()?;
                 Arrangement::Joined(merge * merge)
             }
@@ -263,6 +287,24 @@ impl Source<'_> {
                 ProjectorStep::Activate(Activation::GeluErf),
                 ProjectorStep::Affine("mm.2.weight", out_of("mm.2.weight")?),
             ],
+            ProjectorKind::Merged => {
+                let step = |name: &'static str| -> Result<ProjectorStep, ModelError> {
+                    let width = out_of(name)?;
+                    Ok(if self.has(&bias_of(name)) {
+                        ProjectorStep::Affine(name, width)
+                    } else {
+                        ProjectorStep::Matrix(name, width)
+                    })
+                };
+                let merger = self.has(PATCH_MERGER).then(|| step(PATCH_MERGER));
+                let mut steps: Vec<ProjectorStep> = merger.transpose()?.into_iter().collect();
+                steps.extend([
+                    step("mm.1.weight")?,
+                    ProjectorStep::Activate(Activation::GeluErf),
+                    step("mm.2.weight")?,
+                ]);
+                steps
+            }
             ProjectorKind::Averaged => {
                 let norm = Norm {
                     kind: NormKind::Rms,
@@ -318,10 +360,15 @@ impl Source<'_> {
     }
 
     fn merge(&self) -> Result<usize, ModelError> {
-        Ok(self
-            .optional_count("spatial_merge_size")?
-            .unwrap_or(2)
-            .max(1))
+        let is_merged = !self.has("mm.1.weight") || self.has(PATCH_MERGER);
+        let size = self.optional_count("spatial_merge_size")?;
+        let or = if is_merged { 2 } else { 1 };
+        Ok(size.unwrap_or(or).max(1))
+    }
+
+    fn rope_base(&self) -> Result<f64, ModelError> {
+        let base: Option<f32> = self.metadata.optional("clip.rope.freq_base")?;
+        Ok(base.map_or(ROPE_BASE, f64::from))
     }
 
     fn preparation(&self, family: &Family) -> Result<Preparation, ModelError> {
@@ -347,6 +394,13 @@ impl Source<'_> {
                         pixels("image_max_pixels", 28 * 28 * 1280)?,
                     ],
                     window: self.window(family)?.map(as_u32),
+                }
+            }
+            TowerKind::Pixtral => {
+                let longest = self.optional_count("image_longest_edge")?;
+                Shape::Fitted {
+                    merge: as_u32(self.merge()?),
+                    longest: as_u32(longest.map_or_else(|| self.count("image_size"), Ok)?),
                 }
             }
             TowerKind::SigLip => Shape::Stretched(as_u32(self.count("image_size")?)),

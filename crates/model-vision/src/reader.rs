@@ -57,14 +57,27 @@ impl PictureReader {
         let rows_of = |tile: &Tile| self.arrangement.n_rows(tile);
         let n_rows = prepared.tiles.iter().map(rows_of).sum();
         let name = self.name_of(&prepared.tiles);
-        let mut picture = Picture::new(name, prepared.tiles, n_rows, prepared.grid);
+        // Where each row ends in a token, positions follow these.
+        let row_ends = self.family.row_ends.zip(prepared.grid);
+        let grid = prepared.grid.filter(|_| row_ends.is_none());
+        let mut picture = Picture::new(name, prepared.tiles, n_rows, grid);
         if self.family.sees_itself {
             picture = picture.with_mutual_rows();
         }
-        let [before, after] = self.family.around;
+        let placeholder = &self.placeholder.1;
+        let (text, runs) = match row_ends {
+            None => {
+                let [before, after] = self.family.around;
+                (format!("{before}{placeholder}{after}"), vec![n_rows])
+            }
+            Some(([row_end, end], grid)) => {
+                let rows = vec![placeholder.as_str(); grid.height];
+                (rows.join(row_end) + end, vec![grid.width; grid.height])
+            }
+        };
         Ok(PreparedPicture {
-            text: format!("{before}{}{after}", self.placeholder.1),
-            runs: vec![n_rows],
+            text,
+            runs,
             picture: Arc::new(picture),
         })
     }

@@ -54,6 +54,24 @@ pub(crate) fn smart(
     })
 }
 
+/// The size of a picture whose longer side is at most `longest`, made larger to multiples of
+/// `factor` (Pixtral: Agrawal et al., arXiv 2410.07073).
+pub(crate) fn fitted(Size { width, height }: Size, factor: u32, longest: u32) -> Size {
+    let ratio = f64::from(width.max(height)) / f64::from(longest.max(1));
+    let side = |side: u32| {
+        let shrunk = if ratio > 1.0 {
+            (f64::from(side) / ratio).floor() as u32
+        } else {
+            side
+        };
+        shrunk.max(1).next_multiple_of(factor.max(1))
+    };
+    Size {
+        width: side(width),
+        height: side(height),
+    }
+}
+
 /// The size of a picture whose shorter side gets this length.
 pub(crate) fn shorter_side(Size { width, height }: Size, side: u32) -> Size {
     let (short, long) = (width.min(height), width.max(height));
@@ -95,6 +113,18 @@ mod tests {
         }
         let error = smart(size(100_000, 1), 28, bounds).unwrap_err();
         assert!(error.to_string().contains("100000 x 1"), "{error}");
+    }
+
+    #[test]
+    fn the_longer_side_is_bounded() {
+        for (given, wanted) in [
+            (size(100, 50), size(112, 64)),
+            (size(32, 32), size(32, 32)),
+            (size(2000, 1001), size(1040, 528)), // 1024 x 512.5 pixels
+            (size(3000, 1), size(1024, 16)),
+        ] {
+            assert_eq!(fitted(given, 16, 1024), wanted, "{given:?}");
+        }
     }
 
     #[test]

@@ -193,12 +193,21 @@ pub(crate) fn bias_of(weight: &str) -> String {
     format!("{}.bias", weight.strip_suffix(".weight").unwrap_or(weight))
 }
 
+/// The frequencies of rows and of columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AxialFrequencies {
+    /// The same: every second one of those of a text (Qwen2-VL).
+    Same,
+    /// In turn: those of a text with even numbers are of rows, with odd ones of columns (Pixtral).
+    InTurn,
+}
+
 /// The rotation of heads of so many values with rows and columns: one half of the pairs is of rows,
-/// the other of columns, with the same frequencies (Qwen2-VL). Divisors make them so.
-pub(crate) fn axial_rope(head_dim: usize, base: f64) -> (RopeSpec, RopeSections) {
+/// the other of columns. Divisors make their frequencies.
+pub(crate) fn axial_rope(head_dim: usize, base: f64, style: RopeStyle) -> (RopeSpec, RopeSections) {
     let pairs = head_dim / 2;
     let spec = RopeSpec {
-        style: RopeStyle::Neox,
+        style,
         n_rot: 2 * pairs,
         base,
         scaling: RopeScaling::None,
@@ -211,12 +220,18 @@ pub(crate) fn axial_rope(head_dim: usize, base: f64) -> (RopeSpec, RopeSections)
     (spec, sections)
 }
 
-/// What divides the frequencies `base^(-2 i / head_dim)`, so that both halves have those of the
-/// first, two steps apart.
-pub(crate) fn axial_divisors(head_dim: usize, base: f64) -> Vec<f32> {
+/// What divides the frequencies `base^(-2 i / head_dim)`, so that both halves have some that are two
+/// steps apart.
+pub(crate) fn axial_divisors(
+    head_dim: usize,
+    base: f64,
+    frequencies: AxialFrequencies,
+) -> Vec<f32> {
     let pairs = head_dim / 2;
+    let half = (pairs / 2).max(1);
     let divisor = |pair: usize| {
-        let wanted = 2 * (pair % (pairs / 2).max(1));
+        let is_odd = frequencies == AxialFrequencies::InTurn && pair >= half;
+        let wanted = 2 * (pair % half) + usize::from(is_odd);
         let power = 2.0 * (wanted as f64 - pair as f64) / head_dim as f64;
         base.powf(power) as f32
     };
@@ -228,14 +243,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_and_columns_have_the_same_frequencies() {
+    fn rows_and_columns_have_their_frequencies() {
         let (head_dim, base) = (16, 10_000.0);
-        let (spec, sections) = axial_rope(head_dim, base);
+        let (spec, sections) = axial_rope(head_dim, base, RopeStyle::Neox);
         assert_eq!(sections.pairs, [0, 4, 4]);
-        let frequencies = spec.frequencies(Some(&axial_divisors(head_dim, base)));
-        for (frequency, power) in frequencies.iter().zip([0, 4, 8, 12, 0, 4, 8, 12]) {
-            let wanted = base.powf(-f64::from(power) / 16.0);
-            assert!((frequency / wanted - 1.0).abs() < 1e-6, "{power}");
+        for (frequencies, powers) in [
+            (AxialFrequencies::Same, [0, 4, 8, 12, 0, 4, 8, 12]),
+            (AxialFrequencies::InTurn, [0, 4, 8, 12, 2, 6, 10, 14]),
+        ] {
+            let divisors = axial_divisors(head_dim, base, frequencies);
+            for (frequency, power) in spec.frequencies(Some(&divisors)).iter().zip(powers) {
+                let wanted = base.powf(-f64::from(power) / 16.0);
+                assert!((frequency / wanted - 1.0).abs() < 1e-6, "{power}");
+            }
         }
     }
 }

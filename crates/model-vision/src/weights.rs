@@ -20,6 +20,9 @@ const CLASS_ROW: &str = "v.class_embd";
 /// The name of the first matrix of a feed-forward block.
 const UP: &str = "v.blk.0.ffn_up.weight";
 
+/// The norm behind the last layer, and its name in files where it is the projector's.
+const LAST_NORM: [&str; 2] = ["v.post_ln.weight", "mm.input_norm.weight"];
+
 /// The changes of the tensors of a file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Changes {
@@ -27,6 +30,9 @@ pub(crate) struct Changes {
     pub(crate) patch_len: usize,
     /// A matrix whose rows are columns in the file.
     pub(crate) transposed: Option<&'static str>,
+    /// A matrix whose columns are, in the file, for each value those of all rows that are joined,
+    /// and not for each row those of all values.
+    pub(crate) unfolded: Option<&'static str>,
 }
 
 /// The tensors of a tower.
@@ -50,6 +56,7 @@ impl TowerWeights {
         let Changes {
             patch_len,
             transposed,
+            unfolded,
         } = changes;
         let first = source.require(PATCH_EMBEDDING)?;
         let dim = first.shape().first().copied().unwrap_or(0);
@@ -86,6 +93,19 @@ impl TowerWeights {
             let turned: Vec<f32> = (0..n_columns).flat_map(column).collect();
             made.insert_f32(name, &[n_columns, n_rows], &turned)?;
         }
+        if let Some(name) = unfolded {
+            let matrix = source.require(name)?;
+            let (n_rows, n_columns) = (matrix.n_rows(), matrix.n_columns());
+            let joined = n_columns / dim.max(1);
+            let mut columns = Vec::with_capacity(n_columns);
+            for row in 0..joined {
+                columns.extend((0..dim).map(|value| value * joined + row));
+            }
+            let values = matrix.to_f32();
+            let rows = values.chunks_exact(n_columns.max(1));
+            let moved = rows.flat_map(|row| columns.iter().map(|&column| row[column]));
+            made.insert_f32(name, &[n_rows, columns.len()], &moved.collect::<Vec<_>>())?;
+        }
         let up = source.describe(UP).map(|info| info.shape);
         let swapped = matches!(up.as_deref(), Ok(&[rows, columns]) if rows == dim && columns > dim);
         Ok(Self {
@@ -103,7 +123,12 @@ impl TowerWeights {
         if self.swapped && name.contains(".ffn_down.") {
             return name.replace(".ffn_down.", ".ffn_up.");
         }
-        let other = name.replace(".attn_output.", ".attn_out.");
+        let [last_norm, input_norm] = LAST_NORM;
+        let other = if name == last_norm {
+            input_norm.to_owned()
+        } else {
+            name.replace(".attn_output.", ".attn_out.")
+        };
         if self.source.describe(name).is_ok() || self.source.describe(&other).is_err() {
             name.to_owned()
         } else {

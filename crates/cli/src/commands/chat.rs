@@ -100,6 +100,12 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let mut file = source.load_with(&args.engine.compute.changes())?;
     args.speculation.use_head(&mut file)?;
     resolve::continues_without_source(&file)?;
+    let mut sight = pictures::sight(&file, &source, &args.vision)?;
+    let shown = args
+        .image
+        .iter()
+        .map(|path| shown_picture(&sight, path.clone()));
+    let pictures = shown.collect::<anyhow::Result<Vec<_>>>()?;
     let n_predict = args.predict.and_then(PredictLimit::tokens);
     let options = CompletionOptions {
         sampler,
@@ -112,7 +118,6 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
     let template = template_of(&file, &source)?.to_owned();
     let config = resolve::engine_config(&args.engine, &**file.model(), KvType::F16);
     let engine = resolve::open_engine(&file, &args.engine.compute, &config, PromptOutputs::Last)?;
-    let mut sight = pictures::sight(&file, &source, &args.vision)?;
     let extras = ServiceExtras {
         draft_model: draft_model::open(
             &args.speculation,
@@ -122,11 +127,6 @@ pub(super) fn run(args: &ChatArgs, out: &mut impl Write) -> anyhow::Result<Exit>
         tower: pictures::tower_or_warning(&mut sight, &args.engine.compute),
         ..ServiceExtras::default()
     };
-    let shown = args
-        .image
-        .iter()
-        .map(|path| shown_picture(&sight, path.clone()));
-    let pictures = shown.collect::<anyhow::Result<Vec<_>>>()?;
     drop(loading);
     warn_of_long_context(&engine);
     let n_ctx = engine.settings().n_ctx;

@@ -9,13 +9,14 @@ use model_core::hf::{
     full_attention,
 };
 
-use super::{GEMMA3, LLAMA, QWEN2, QWEN3};
+use super::{GEMMA3, LLAMA, MISTRAL, QWEN2, QWEN3};
 
 /// The classes of this file.
 pub(super) const CLASSES: &[HfClass] = &[
     QWEN2_VL,
     LLAVA,
     GEMMA3_VL,
+    MISTRAL3,
     HfClass {
         name: "Qwen2_5_VLForConditionalGeneration",
         ..QWEN2_VL
@@ -56,6 +57,15 @@ const GEMMA3_VL: HfClass = HfClass {
     text: "language_model.",
     other_parts: TOWER_AND_PROJECTOR,
     ..GEMMA3
+};
+
+/// Mistral Small 3.1 with the tower of Pixtral (arXiv 2410.07073).
+const MISTRAL3: HfClass = HfClass {
+    name: "Mistral3ForConditionalGeneration",
+    section: Some("text_config"),
+    text: "language_model.",
+    other_parts: TOWER_AND_PROJECTOR,
+    ..MISTRAL
 };
 
 /// Tensors of towers of their own and of what leads from there to the decoder.
