@@ -20,8 +20,8 @@ pub(crate) struct Chat {
 
 impl Chat {
     /// # Errors
-    /// `ValueError` for a message without a role, or with parts that are neither texts nor pictures;
-    /// `TypeError` where it is no dict.
+    /// `ValueError` for a message without a role, or with parts that are neither texts nor
+    /// pictures; `TypeError` where it is no dict.
     pub(crate) fn new(
         messages: &Bound<'_, PyAny>,
         tools: Option<&Bound<'_, PyAny>>,

@@ -193,7 +193,17 @@ fn traces_of_mooncakes_format_are_replayed() {
         "{table}"
     );
     // One after the other: the second server has nothing of the first prompt, and the tier has.
-    let tier = ["-c", "100000", "--replicas", "2", "--router", "rr", "--tier", "1G", "--json"];
+    let tier = [
+        "-c",
+        "100000",
+        "--replicas",
+        "2",
+        "--router",
+        "rr",
+        "--tier",
+        "1G",
+        "--json",
+    ];
     let report = run_json(&[&mooncake[..], &tier].concat());
     assert_eq!(report["replayed"]["n_reused"], 512, "{report}");
     assert_eq!(report["replayed"]["n_fetched"], 2 * 512, "{report}");

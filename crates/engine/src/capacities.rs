@@ -9,6 +9,9 @@ use kv_backend::Backend;
 use kv_graph::GraphShape;
 use model_core::architecture::{Model, ModelError};
 
+use crate::config::Settings;
+use crate::error::EngineError;
+
 /// Numbers of tokens that programs are compiled for, ascending; none where each shape is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Capacities(Vec<usize>);
@@ -67,6 +70,31 @@ impl Capacities {
         }
     }
 }
+
+/// Has a device with kernels of its own load those for several texts and for long prompts: its
+/// driver may have to compile them, which no request should wait for.
+pub(crate) fn load_kernels<B: Backend>(
+    backend: &B,
+    weights: &B::Weights,
+    settings: &Settings,
+    model: &dyn Model,
+) -> Result<(), EngineError> {
+    if !backend.prefers_candidates() {
+        return Ok(());
+    }
+    let most = settings.max_ubatch();
+    for n_tokens in [SEVERAL_TEXTS.min(most), most] {
+        let shape = GraphShape {
+            n_tokens,
+            n_outputs: 1,
+        };
+        backend.compile(&model.graph(shape)?, weights, &settings.layout)?;
+    }
+    Ok(())
+}
+
+/// Tokens of a step of several texts: few enough for the kernels of few tokens.
+const SEVERAL_TEXTS: usize = 4;
 
 #[cfg(test)]
 mod tests {

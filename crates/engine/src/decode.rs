@@ -20,7 +20,7 @@ use model_core::aged::with_layers;
 use model_core::architecture::{Model, OutputKind};
 
 use crate::adapters::{ActiveAdapters, TextAdapters};
-use crate::capacities::Capacities;
+use crate::capacities::{Capacities, load_kernels};
 use crate::config::{ConfigError, EngineConfig, Settings};
 use crate::error::EngineError;
 use crate::guard::{Forgetting, Uncomputed};
@@ -153,12 +153,8 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
             let adapted = model.with_active_adapters(1);
             compiled(&**adapted.as_ref().unwrap_or(&model), RowsOut::Whole, 1)?;
         }
-        load_kernels(
-            &backend,
-            &weights,
-            &settings,
-            &**bare.as_ref().unwrap_or(&model),
-        )?;
+        let plain = bare.as_ref().unwrap_or(&model);
+        load_kernels(&backend, &weights, &settings, &**plain)?;
         let encoder = model.source_encoder();
         let encoder = encoder.map(|encoder| compiled(&*encoder.model, RowsOut::Sources, 0));
         let encoder = encoder.transpose()?;
@@ -593,28 +589,3 @@ impl<B: Backend, M: Memory> std::fmt::Debug for Engine<B, M> {
             .finish_non_exhaustive()
     }
 }
-
-/// Has a device with kernels of its own load those for several texts and for long prompts: its
-/// driver may have to compile them, which no request should wait for.
-fn load_kernels<B: Backend>(
-    backend: &B,
-    weights: &B::Weights,
-    settings: &Settings,
-    model: &dyn Model,
-) -> Result<(), EngineError> {
-    if !backend.prefers_candidates() {
-        return Ok(());
-    }
-    let most = settings.max_ubatch();
-    for n_tokens in [SEVERAL_TEXTS.min(most), most] {
-        let shape = GraphShape {
-            n_tokens,
-            n_outputs: 1,
-        };
-        backend.compile(&model.graph(shape)?, weights, &settings.layout)?;
-    }
-    Ok(())
-}
-
-/// Tokens of a step of several texts: few enough for the kernels of few tokens.
-const SEVERAL_TEXTS: usize = 4;

@@ -16,6 +16,7 @@ use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 use ureq::{Agent, Error};
 
 use crate::client::root_certificates;
+use crate::error::HubError;
 
 const MAX_REDIRECTS: u32 = 3;
 
@@ -28,43 +29,27 @@ pub struct FetchLimits {
     pub time: Duration,
 }
 
-/// Why a file was not fetched.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FetchError {
-    /// It is no address that is fetched from.
-    #[error("only 'http:' and 'https:' addresses are fetched")]
-    Scheme,
-    /// The server does not send the file.
-    #[error("the server answers {0}")]
-    Status(u16),
-    /// The file is larger than allowed.
-    #[error("it has more than {limit} bytes")]
-    TooLarge {
-        /// The most bytes that are read.
-        limit: u64,
-    },
-    /// The network, or an address that is not public.
-    #[error("{0}")]
-    Network(String),
-}
-
 /// Fetches a file over HTTP or HTTPS from a public address, without a proxy.
 ///
 /// # Errors
-/// [`FetchError`]; an address of this machine or of a private network is refused, whatever name
-/// leads to it.
-pub fn fetch_public(url: &str, limits: FetchLimits) -> Result<Vec<u8>, FetchError> {
+/// [`HubError`]; an address of this machine or of a private network is refused, whatever name leads
+/// to it.
+pub fn fetch_public(url: &str, limits: FetchLimits) -> Result<Vec<u8>, HubError> {
     fetch(url, limits, is_public)
 }
 
-fn fetch(url: &str, limits: FetchLimits, allowed: Allowed) -> Result<Vec<u8>, FetchError> {
+fn fetch(url: &str, limits: FetchLimits, allowed: Allowed) -> Result<Vec<u8>, HubError> {
+    let answer = |reason: String| HubError::Answer {
+        url: url.to_owned(),
+        reason,
+    };
     let has_scheme = |scheme: &str| {
         let start = url.get(..scheme.len());
         start.is_some_and(|start| start.eq_ignore_ascii_case(scheme))
     };
     if !has_scheme("http://") && !has_scheme("https://") {
-        return Err(FetchError::Scheme);
+        let reason = "only 'http:' and 'https:' addresses are fetched";
+        return Err(answer(reason.to_owned()));
     }
     let config = Agent::config_builder()
         .http_status_as_error(false)
@@ -79,20 +64,24 @@ fn fetch(url: &str, limits: FetchLimits, allowed: Allowed) -> Result<Vec<u8>, Fe
         allowed,
     };
     let agent = Agent::with_parts(config, DefaultConnector::default(), resolver);
+    let too_large = || answer(format!("it has more than {} bytes", limits.n_bytes));
     let network = |error: Error| match error {
-        Error::BodyExceedsLimit(limit) => FetchError::TooLarge { limit },
-        Error::Io(error) => FetchError::Network(error.to_string()),
-        error => FetchError::Network(error.to_string()),
+        Error::BodyExceedsLimit(_) => too_large(),
+        Error::Io(error) => answer(error.to_string()),
+        error => answer(error.to_string()),
     };
     let mut response = agent.get(url).call().map_err(network)?;
     let status = response.status();
     if !status.is_success() {
-        return Err(FetchError::Status(status.as_u16()));
+        return Err(HubError::Status {
+            url: url.to_owned(),
+            status: status.as_u16(),
+            detail: String::new(),
+        });
     }
     let body = response.body_mut();
     if body.content_length().is_some_and(|n| n > limits.n_bytes) {
-        let limit = limits.n_bytes;
-        return Err(FetchError::TooLarge { limit });
+        return Err(too_large());
     }
     let body = body.with_config().limit(limits.n_bytes);
     body.read_to_vec().map_err(network)
@@ -232,29 +221,29 @@ mod tests {
         assert_eq!(get("/small").unwrap(), b"bytes");
         for path in ["/large", "/endless"] {
             let error = get(path).unwrap_err();
-            assert!(
-                matches!(error, FetchError::TooLarge { limit: 100 }),
-                "{path}: {error}"
-            );
+            let error = error.to_string();
+            assert!(error.contains("more than 100 bytes"), "{path}: {error}");
         }
-        assert!(matches!(get("/none"), Err(FetchError::Status(404))));
+        let error = get("/none").unwrap_err();
+        assert!(
+            matches!(error, HubError::Status { status: 404, .. }),
+            "{error}"
+        );
     }
 
     #[test]
     fn no_address_that_is_not_allowed_is_connected_to() {
         let server = server(1);
         let error = fetch(&format!("{server}/away"), LIMITS, only_first).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "'127.0.0.2' is no public address, and no other is fetched from"
-        );
+        let wanted = "'127.0.0.2' is no public address, and no other is fetched from";
+        assert!(error.to_string().ends_with(wanted), "{error}");
         for url in [&server, "http://localhost/a.png", "http://[::1]/a.png"] {
             let error = fetch_public(url, LIMITS).unwrap_err().to_string();
             assert!(error.contains("is no public address"), "{error}");
         }
         for url in ["file:///etc/passwd", "ftp://example.com/a", "a.png", ""] {
-            let error = fetch_public(url, LIMITS).unwrap_err();
-            assert!(matches!(error, FetchError::Scheme), "{url}: {error}");
+            let error = fetch_public(url, LIMITS).unwrap_err().to_string();
+            assert!(error.contains("only 'http:'"), "{url}: {error}");
         }
     }
 

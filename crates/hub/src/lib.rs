@@ -42,7 +42,7 @@ mod variant;
 pub use cache::{Cache, CachedModel, RemovedModel};
 pub use config::{Access, HubConfig, Token};
 pub use error::HubError;
-pub use fetch::{FetchError, FetchLimits, fetch_public};
+pub use fetch::{FetchLimits, fetch_public};
 pub use name::{ModelName, RepoId};
 pub use pull::{Event, Hub, PulledModel};
 pub use variant::{Format, RepoFile, Variant, VariantSize};

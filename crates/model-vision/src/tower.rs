@@ -220,8 +220,8 @@ pub(crate) fn axial_rope(head_dim: usize, base: f64, style: RopeStyle) -> (RopeS
     (spec, sections)
 }
 
-/// What divides the frequencies `base^(-2 i / head_dim)`, so that both halves have some that are two
-/// steps apart.
+/// What divides the frequencies `base^(-2 i / head_dim)`, so that both halves have some that are
+/// two steps apart.
 pub(crate) fn axial_divisors(
     head_dim: usize,
     base: f64,

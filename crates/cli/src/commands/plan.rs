@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use cellar::{
-    BackendKind, BackendMemory, BackendPlan, DeviceReport, ModelWork, architectures, plan_memory, weight_shapes,
+    BackendKind, BackendMemory, BackendPlan, DeviceReport, ModelWork, architectures, plan_memory,
+    weight_shapes,
 };
 use cellar_engine::{
     EngineConfig, MemoryBudget, MemoryReport, PromptOutputs, Speculation, largest_that_fits,

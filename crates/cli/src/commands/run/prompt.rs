@@ -154,8 +154,8 @@ pub(super) fn encode(
     Ok((prompt, ids))
 }
 
-/// The text of a message with pictures before its words, and its tokens. The text has the model's mark
-/// in the place of each picture.
+/// The text of a message with pictures before its words, and its tokens. The text has the model's
+/// mark in the place of each picture.
 ///
 /// # Errors
 /// Where a picture cannot be read, or the model sees none; where the template refuses the message.
