@@ -166,9 +166,9 @@ fn named(method: Option<&str>, settings: &Value) -> String {
     let variant = if is_on("load_in_8bit") {
         "int8".to_owned()
     } else if let Some(bits) = bits {
-        let keys = ["checkpoint_format", "version", "backend"];
-        let layout = keys.into_iter().filter_map(|key| text(settings, key));
-        let layout = layout.filter(|layout| Some(*layout) != method).last();
+        let keys = ["backend", "version", "checkpoint_format"];
+        let mut layouts = keys.into_iter().filter_map(|key| text(settings, key));
+        let layout = layouts.find(|layout| Some(*layout) != method);
         format!("{bits}-bit {}", layout.unwrap_or_default())
     } else {
         let keys = ["bnb_4bit_quant_type", "format", "quant_algo"];
