@@ -98,7 +98,7 @@ fn ftype(model: &SharedModel) -> i32 {
 
 fn n_params(model: &SharedModel) -> u64 {
     let tensors = model.file.tensors().iter();
-    tensors.map(|tensor| tensor.n_values() as u64).sum()
+    tensors.map(|tensor| tensor.n_values()).sum()
 }
 
 fn n_bytes(model: &SharedModel) -> u64 {

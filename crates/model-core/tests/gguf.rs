@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use kv_core::block::{BlockFormat, quantize};
 use kv_graph::weights::{SharedBytes, Weight, WeightError, WeightSource};
 use model_core::error::ModelFileError;
+use model_core::file_start::FileStart;
 use model_core::gguf::{
     Array, GgufError, GgufFile, GgufWriter, Metadata, TensorType, Value, part_file_name,
 };
@@ -349,6 +350,60 @@ fn all_parts_of_a_split_file_are_one_model() {
             weight(&name, &[rows, 32], BlockFormat::Q8_0).to_f32()
         );
     }
+}
+
+#[test]
+fn the_starts_of_files_describe_a_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = GgufFile::open(write_parts(dir.path(), |_, _| ())).unwrap();
+    let headers = [0, 2].map(|i| file.tensors()[i].file_offset() as usize);
+    let start = |part: u64, n_bytes: usize| {
+        let bytes = fs::read(dir.path().join(part_file_name("m", part, 2))).unwrap();
+        FileStart {
+            name: format!("part {part}"),
+            file_len: Some(bytes.len() as u64),
+            bytes: bytes[..n_bytes].to_vec().into(),
+        }
+    };
+    let [first, second] = headers;
+    let starts = GgufFile::from_starts(vec![start(2, second), start(1, first)]).unwrap();
+    assert_eq!(starts.names(), file.names());
+    for name in file.names() {
+        assert_eq!(starts.describe(&name), file.describe(&name));
+        let error = starts.require(&name).unwrap_err();
+        assert_eq!(error, WeightError::NotRead { name });
+    }
+    let error = |starts| split_error(GgufFile::from_starts(starts));
+    assert_eq!(
+        error(vec![start(1, first)]),
+        GgufError::PartsMissing {
+            n_parts: 2,
+            n_given: 1
+        }
+    );
+    assert_eq!(
+        error(vec![start(2, second)]),
+        GgufError::NotFirstPart {
+            part: 2,
+            n_parts: 2
+        }
+    );
+    assert_eq!(
+        error(vec![start(1, 40), start(2, second)]),
+        GgufError::StartTooShort { n_bytes: 40 }
+    );
+    let twice = error(vec![start(1, first), start(1, first)]);
+    assert!(
+        matches!(
+            twice,
+            GgufError::PartMismatch {
+                part: 2,
+                found_part: 1,
+                ..
+            }
+        ),
+        "{twice:?}"
+    );
 }
 
 #[test]

@@ -14,7 +14,7 @@ mod plan;
 mod walk;
 mod walks;
 
-pub use header::HeaderModel;
+pub use header::{DirectoryHeaders, HeaderError, HeaderModel};
 pub use page::Page;
 pub use plan::{ContextBytes, HeaderPlan, PlanOptions};
 pub use walk::{Cell, Frame, Sight, Walk};
