@@ -53,8 +53,9 @@ pub struct PictureChat {
 }
 
 /// Messages with pictures as the model's own chat template renders them: each part
-/// `{"type": "image"}` of a content is the next picture ([`take_pictures`] makes such parts of
-/// OpenAI's). `variables` are others that templates read, such as `tools`.
+/// `{"type": "image"}` of a content is the next picture
+/// ([`take_pictures`](crate::take_pictures) makes such parts of OpenAI's). `variables` are others
+/// that templates read, such as `tools`.
 ///
 /// # Errors
 /// [`Error::NoChatTemplate`]; [`Error::Template`] where the template refuses the messages;
