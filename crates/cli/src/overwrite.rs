@@ -28,6 +28,9 @@ const OUTPUTS: [(&str, &[&str]); 8] = [
     ("convert", &["out"]),
 ];
 
+/// The arguments that name files to write, in any command that has them.
+const OUTPUTS_EVERYWHERE: [&str; 1] = ["expert_trace"];
+
 /// Directories and sockets, in any command: the files in them have names of their own, and replace
 /// no other.
 const PLACES: [&str; 6] = [
@@ -69,11 +72,10 @@ pub(crate) fn check(cli: &Command, matches: &ArgMatches) -> anyhow::Result<()> {
     let Some((name, matches)) = matches.subcommand() else {
         return Ok(());
     };
-    let outputs = OUTPUTS.iter().find(|(command, _)| *command == name);
-    let (Some(command), Some((_, outputs))) = (cli.find_subcommand(name), outputs) else {
+    let Some(command) = cli.find_subcommand(name) else {
         return Ok(());
     };
-    let is_output = |arg: &&Arg| outputs.contains(&arg.get_id().as_str());
+    let is_output = |arg: &&Arg| is_output(name, arg.get_id().as_str());
     let is_place = |arg: &&Arg| PLACES.contains(&arg.get_id().as_str());
     let args = || command.get_arguments();
     let inputs = inputs(
@@ -116,6 +118,13 @@ pub(crate) fn check(cli: &Command, matches: &ArgMatches) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// True if an argument of a command names a file to write.
+fn is_output(command: &str, arg: &str) -> bool {
+    let mut of_commands = OUTPUTS.iter();
+    let outputs = of_commands.find(|(name, _)| *name == command);
+    OUTPUTS_EVERYWHERE.contains(&arg) || outputs.is_some_and(|(_, ids)| ids.contains(&arg))
 }
 
 /// The files that these arguments name, those of directories of models, and those that are read
@@ -267,13 +276,12 @@ mod tests {
         for command in Cli::command().get_subcommands() {
             let nested = command.get_subcommands();
             for command in nested.chain([command]) {
-                let outputs = OUTPUTS.iter().find(|(name, _)| *name == command.get_name());
                 for arg in command.get_arguments() {
                     if arg.get_value_parser().type_id() != path {
                         continue;
                     }
                     let id = arg.get_id().as_str();
-                    let is_output = outputs.is_some_and(|(_, ids)| ids.contains(&id));
+                    let is_output = is_output(command.get_name(), id);
                     let is_replay = (command.get_name(), id) == ("replay", "trace");
                     assert!(
                         is_output || is_replay || inputs.contains(&id) || PLACES.contains(&id),

@@ -120,7 +120,7 @@ mod tests {
         for (given, wanted) in [
             (size(100, 50), size(112, 64)),
             (size(32, 32), size(32, 32)),
-            (size(2000, 1001), size(1040, 528)), // 1024 x 512.5 pixels
+            (size(2000, 1010), size(1024, 528)), // 1024 x 517.1 pixels
             (size(3000, 1), size(1024, 16)),
         ] {
             assert_eq!(fitted(given, 16, 1024), wanted, "{given:?}");
