@@ -122,7 +122,8 @@ fn invocations() -> Vec<Invocation> {
                 .iter()
                 .any(|arg| arg.starts_with(&format!("{name}=")));
             let more = without_text(command, &name);
-            for value in wrong_values(&placeholder).iter().filter(|_| !is_needed) {
+            let values = wrong_values(&placeholder);
+            for (at, value) in values.iter().enumerate().filter(|_| !is_needed) {
                 let is_file = ["FILE", "DIR", "FILE[=SCALE]"].contains(&placeholder.as_str());
                 // A file is known by its path.
                 let wanted = if *command == ["convert"] && name == "--lora" && !value.is_empty() {
@@ -136,9 +137,12 @@ fn invocations() -> Vec<Invocation> {
                 let more = || more.iter().map(|&arg| arg.to_owned());
                 let joined: Vec<String> = more().chain([format!("{name}={value}")]).collect();
                 add(&joined, &wanted);
-                let apart = [name.clone(), (*value).to_owned()];
-                let apart: Vec<String> = more().chain(apart).collect();
-                add(&apart, &wanted);
+                // Values are read alike in both forms: one shows that the other is understood.
+                if at == 0 {
+                    let apart = [name.clone(), (*value).to_owned()];
+                    let apart: Vec<String> = more().chain(apart).collect();
+                    add(&apart, &wanted);
+                }
             }
             let wrong = misspelled(&name);
             add(&[format!("{wrong}=1")], &[&format!("'{wrong}'")]);
