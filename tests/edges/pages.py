@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 from place import ROOT, SOON, STORIES, TEMPLATE, Place
@@ -53,7 +54,7 @@ def pages():
 
 
 def commands(page):
-    """The lines of shell in a page, without comments."""
+    """The lines of shell in a page, without comments. Blocks of `bash` are for other programs and machines."""
     blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     for line in "".join(blocks).splitlines():
         line = re.sub(r"\s+#\s.*$", "", line).rstrip(" \\")
@@ -80,6 +81,10 @@ def prepare(place):
     (place.dir / "README.md").write_text(text)
     (place.dir / "lines.txt").write_text("It rains.\nThe sun shines.\n")
     (place.dir / "questions.txt").write_text("Who was it?\nWhere did they go?\n")
+    mixture = ["--layers", "2", "--experts", "4", "--used", "2", "--dim", "256", "--inner", "256"]
+    subprocess.run([sys.executable, ROOT / "scripts/mixture.py", place.dir / "mixture.gguf", *mixture], check=True)
+    request = {"timestamp": 0, "input_length": 1000, "output_length": 10, "hash_ids": [1, 2]}
+    (place.dir / "conversation.jsonl").write_text(2 * (json.dumps(request) + "\n"))
     (place.dir / "prompts.jsonl").write_text('{"prompt": "Once"}\n{"prompt": "One day"}\n')
     schema = {"type": "object", "properties": {"name": {"enum": ["Ada"]}}, "required": ["name"]}
     (place.dir / "person.json").write_text(json.dumps(schema))
