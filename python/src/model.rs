@@ -145,6 +145,7 @@ impl Model {
     /// pictures of parts {'type': 'image'}, or of the last message where there are none: bytes or
     /// paths of files, or numpy arrays [height, width, 3] of uint8.
     #[pyo3(signature = (messages, *, images=Vec::new(), tools=None, variables=None, **options))]
+    #[allow(clippy::too_many_arguments)] // keywords
     fn chat(
         &self,
         py: Python<'_>,

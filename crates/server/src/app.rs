@@ -30,6 +30,7 @@ use crate::model::{Job, ServedModel};
 use crate::models::{FindModels, MemoryBudget, ModelEntry, ModelInUse, ModelStatus, Models};
 use crate::places::{NoPlace, Place, PlaceLimits, Places};
 use crate::report::{ObserveRequests, Recorder, TextEnd, TextReport};
+use crate::verify::Verifier;
 use crate::view::MAX_VIEWERS;
 
 /// The limits of a server.
@@ -62,6 +63,8 @@ pub struct ServerConfig {
     /// True if requests are refused for fields that would otherwise be skipped, and for names of
     /// models that there are not.
     pub strict: bool,
+    /// The part of texts, from 0 to 1, that are computed again when nothing else is, and compared.
+    pub verify: f64,
 }
 
 impl Default for ServerConfig {
@@ -80,6 +83,7 @@ impl Default for ServerConfig {
             observers: Vec::new(),
             slot_save_path: None,
             strict: false,
+            verify: 0.0,
         }
     }
 }
@@ -107,6 +111,7 @@ struct State {
     batches: Batches,
     config: ServerConfig,
     metrics: Metrics,
+    verifier: Verifier,
     phase: watch::Sender<Phase>,
     running: watch::Sender<BTreeMap<u64, Running>>,
     next_id: AtomicU64,
@@ -175,6 +180,7 @@ impl App {
             batches: Batches::default(),
             bodies: Arc::new(Semaphore::new(body_worker::body_budget(config.max_body))),
             body_worker: OnceLock::new(),
+            verifier: Verifier::new(config.verify),
             config,
             metrics: Metrics::default(),
             phase: watch::Sender::new(Phase::Open),
@@ -306,6 +312,11 @@ impl App {
         &self.0.metrics
     }
 
+    /// What computes texts again.
+    pub(crate) fn verifier(&self) -> &Verifier {
+        &self.0.verifier
+    }
+
     /// The requests that have not ended, by their number.
     pub fn running(&self) -> Vec<(u64, Running)> {
         let running = self.0.running.borrow();
@@ -406,6 +417,11 @@ impl App {
 }
 
 impl Active {
+    /// The server.
+    pub(crate) fn app(&self) -> &App {
+        &self.app
+    }
+
     /// A piece of the text has come.
     pub(crate) fn piece(&mut self) {
         let now = Instant::now();

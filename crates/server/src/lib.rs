@@ -68,6 +68,7 @@ mod stream;
 mod texts;
 mod tls;
 mod trace;
+mod verify;
 mod view;
 mod whole;
 

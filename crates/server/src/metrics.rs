@@ -4,6 +4,7 @@
 //! Names are `cellar_*`, with aliases under vLLM's names, which routers know.
 
 mod experts;
+mod histogram;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -16,11 +17,7 @@ use crate::error::ApiError;
 use crate::memory_use::{MemoryUse, Use};
 use crate::model::Work;
 use crate::models::{LoadState, ModelStatus};
-
-/// Upper bounds of the buckets of times, in seconds.
-const BUCKETS: [f64; 12] = [
-    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
-];
+use histogram::Histogram;
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,6 +25,15 @@ pub(crate) enum Ended {
     Finished,
     Failed,
     Cancelled,
+}
+
+/// What a text was when it was computed again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verified {
+    /// The same.
+    Same,
+    /// Another.
+    Other,
 }
 
 /// What the server counts.
@@ -44,43 +50,13 @@ struct Counts {
     n_reused: u64,
     n_generated: u64,
     n_preempted: u64,
+    n_verified: u64,
+    n_mismatched: u64,
     missed: BTreeMap<&'static str, u64>,
     first_token: Histogram,
     total: Histogram,
     queued: Histogram,
     gaps: Histogram,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Histogram {
-    /// Of each bucket alone; what is above all has none.
-    counts: [u64; BUCKETS.len()],
-    n: u64,
-    sum: f64,
-}
-
-impl Histogram {
-    fn add(&mut self, time: Duration) {
-        let seconds = time.as_secs_f64();
-        self.n += 1;
-        self.sum += seconds;
-        if let Some(at) = BUCKETS.iter().position(|&bound| seconds <= bound)
-            && let Some(count) = self.counts.get_mut(at)
-        {
-            *count += 1;
-        }
-    }
-
-    fn write(&self, name: &str, out: &mut String) {
-        let mut below = 0;
-        for (bound, count) in BUCKETS.iter().zip(self.counts) {
-            below += count;
-            line(out, format_args!("{name}_bucket{{le=\"{bound}\"}} {below}"));
-        }
-        line(out, format_args!("{name}_bucket{{le=\"+Inf\"}} {}", self.n));
-        line(out, format_args!("{name}_sum {}", self.sum));
-        line(out, format_args!("{name}_count {}", self.n));
-    }
 }
 
 fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
@@ -130,6 +106,13 @@ impl Metrics {
         if let Some(first) = usage.first_token {
             counts.first_token.add(first);
         }
+    }
+
+    /// Adds a text that was computed again.
+    pub(crate) fn verified(&self, verified: Verified) {
+        let mut counts = self.lock();
+        counts.n_verified += 1;
+        counts.n_mismatched += u64::from(verified == Verified::Other);
     }
 
     /// Adds the time from one piece of a text to the next.
@@ -251,6 +234,18 @@ fn write_counters(counts: &Counts, out: &mut String) {
             &["vllm:num_preemptions_total"],
             counts.n_preempted,
             "Preemptions of finished requests",
+        ),
+        (
+            "cellar_verified_total",
+            &[],
+            counts.n_verified,
+            "Texts that were computed again (--verify)",
+        ),
+        (
+            "cellar_mismatch_total",
+            &[],
+            counts.n_mismatched,
+            "Of these, those that were other texts then",
         ),
     ] {
         with_aliases(name, aliases, help, |name, help| {

@@ -78,5 +78,7 @@ mod support;
 mod tenants;
 #[path = "http/vectors.rs"]
 mod vectors;
+#[path = "http/verify.rs"]
+mod verify;
 #[path = "http/view.rs"]
 mod view;

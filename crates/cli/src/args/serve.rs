@@ -103,6 +103,10 @@ pub(crate) struct ServeArgs {
     /// names of models
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) strict: bool,
+    /// Compute a part of the answered texts again when nothing else is computed, as 1% or 0.01, and
+    /// compare: /metrics counts them, and the log has those that differ
+    #[arg(long, value_name = "PART", value_parser = values::part)]
+    pub(crate) verify: Option<f64>,
     /// LoRA adapters under names of their own, as NAME=PATH: a request that names one as its model
     /// is answered with it
     #[arg(long, value_name = "NAME=PATH", num_args = 1..)]

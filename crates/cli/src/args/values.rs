@@ -99,6 +99,20 @@ pub(crate) fn answer_limit(text: &str) -> Result<PredictLimit, String> {
     }
 }
 
+/// A part of something, from 0 to 1: `1%` or `0.01`.
+///
+/// # Errors
+/// Where it is none.
+pub(crate) fn part(text: &str) -> Result<f64, String> {
+    let (number, whole) = match text.strip_suffix('%') {
+        Some(number) => (number, 100.0),
+        None => (text, 1.0),
+    };
+    let part = number.trim().parse::<f64>().map(|number| number / whole);
+    let part = part.ok().filter(|part| (0.0..=1.0).contains(part));
+    part.ok_or_else(|| "a part is needed, as 1% or 0.01".to_owned())
+}
+
 /// The most tokens of thinking in an answer.
 ///
 /// # Errors

@@ -34,6 +34,7 @@ use crate::error::ApiError;
 use crate::ids::random_id;
 use crate::model::ServedModel;
 use crate::models::ModelInUse;
+use crate::verify::Sample;
 
 use time_limit::TimeLimit;
 
@@ -121,6 +122,8 @@ pub struct Generating {
     n_prompt: usize,
     /// Tokens of the prompt that were said to be computed.
     n_shown: usize,
+    /// What it takes to compute it again, where it is chosen for that.
+    sample: Option<Sample>,
     active: Active,
     /// Dropped last: the model may be unloaded then.
     model: ModelInUse,
@@ -218,6 +221,9 @@ impl App {
         let mut steps = steps.into_iter();
         request.steps = steps.next().unwrap_or_default();
         let more_steps = || steps.next().unwrap_or_default();
+        let shared = model.shared();
+        let sample = |number| self.verifier().sample(&shared, &request, number);
+        let samples: Vec<Option<Sample>> = (0..u64::from(n.get())).map(sample).collect();
         let streams = service.submit_texts(request, n, more_steps);
         let streams = streams.map_err(|error| {
             let seconds = self
@@ -227,7 +233,8 @@ impl App {
             self.metrics().refused(&error);
             error
         })?;
-        let generating = |(stream, (failure, splitter))| Generating {
+        let generating = |((stream, sample), (failure, splitter))| Generating {
+            sample,
             active: self.begin(model, tenant, n_prompt),
             stream: Some(stream),
             failure,
@@ -241,7 +248,12 @@ impl App {
             n_prompt,
             n_shown: 0,
         };
-        Ok(streams.into_iter().zip(others).map(generating).collect())
+        Ok(streams
+            .into_iter()
+            .zip(samples)
+            .zip(others)
+            .map(generating)
+            .collect())
     }
 
     /// The tokens of a prompt, whose answer may have so many.
@@ -489,6 +501,10 @@ impl Generating {
             return Ok(());
         };
         let mut finished = stream.finish()?;
+        if let Some(sample) = self.sample.take() {
+            let app = self.active.app();
+            app.verify(sample, &finished.tokens, &finished.finish);
+        }
         if finished.finish == FinishReason::Cancelled {
             if !self.time_limit.is_some_and(|limit| limit.is_over) {
                 return Err(ApiError::shutting_down());

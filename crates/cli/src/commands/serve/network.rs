@@ -130,6 +130,7 @@ pub(super) fn server_config(args: &ServeArgs) -> anyhow::Result<ServerConfig> {
         drain: Duration::from_secs(args.drain.into()),
         slot_save_path: args.slot_save_path.clone(),
         strict: args.strict,
+        verify: args.verify.unwrap_or(0.0),
         ..ServerConfig::default()
     })
 }
