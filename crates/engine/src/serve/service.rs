@@ -186,7 +186,12 @@ impl<B: Backend, M: Memory + Clone> Service<B, M> {
 
     /// What runs, and how full the memory is, as of the last step.
     pub fn status(&self) -> ServiceStatus {
-        *self.status.lock().unwrap_or_else(PoisonError::into_inner)
+        let status = *self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        ServiceStatus {
+            // A request that failed for it is not the first to tell.
+            has_lost_device: self.intake.has_lost_device(),
+            ..status
+        }
     }
 
     /// Looks at the memory and the requests from now on. Any number of watchers may.

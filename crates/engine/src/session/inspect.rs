@@ -81,7 +81,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
                 .as_ref()
                 .map_or(TierCounts::default(), SessionStore::counts),
             experts: self.engine.backend().expert_use(),
-            has_lost_device: self.has_lost_device,
+            has_lost_device: self.intake.has_lost_device(),
         }
     }
 

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -109,6 +109,8 @@ pub(crate) struct Intake {
     pub(super) long_context: LongContextLimits,
     /// The architecture of a model that sees no pictures.
     pub(super) sees_nothing: Option<String>,
+    /// Set before a request fails for it.
+    pub(super) has_lost_device: AtomicBool,
 }
 
 /// The requests of `n` texts of a prompt, of which this is the first. Each text of an encoded
@@ -165,6 +167,16 @@ pub(crate) struct LongContextLimits {
 }
 
 impl Intake {
+    /// Notes that no later step can be computed.
+    pub(super) fn note_lost_device(&self) {
+        self.has_lost_device.store(true, Ordering::Release);
+    }
+
+    /// True if no later step can be computed.
+    pub(crate) fn has_lost_device(&self) -> bool {
+        self.has_lost_device.load(Ordering::Acquire)
+    }
+
     /// Makes `n` texts of the prompt of a request. Text number `i`, counted from 0, is what the
     /// request alone gives with `i` added to its seed. `more_steps` gives the own steps of each
     /// text but the first.

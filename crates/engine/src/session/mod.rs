@@ -35,7 +35,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use cellar_scheduler::{Event, Micros, Outcome, RequestId, Scheduler, SchedulerConfig, Work};
@@ -147,7 +147,6 @@ pub struct Session<B: Backend, M: Memory + Clone = Composite> {
     tower: Option<Tower>,
     recorder: Recorder,
     started: Instant,
-    has_lost_device: bool,
     /// The times that drafts of the head take.
     head_times: HeadTimes,
 }
@@ -234,6 +233,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             guests: Arc::default(),
             start,
             long_context,
+            has_lost_device: AtomicBool::new(false),
             sees_nothing: match tower {
                 Some(_) => None,
                 None => Some(engine.model().architecture().to_owned()),
@@ -258,7 +258,6 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             tower,
             recorder,
             started: Instant::now(),
-            has_lost_device: false,
             head_times: HeadTimes::default(),
         })
     }

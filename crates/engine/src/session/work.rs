@@ -192,7 +192,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
             }
             Err(error) => {
                 self.note_lost_device(&error);
-                let failure = if self.has_lost_device {
+                let failure = if self.intake.has_lost_device() {
                     StepFailure::DeviceLost
                 } else {
                     StepFailure::Computation
@@ -242,9 +242,10 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
         own.unwrap_or(common).clone()
     }
 
-    pub(super) fn note_lost_device(&mut self, error: &EngineError) {
-        self.has_lost_device |=
-            matches!(error, EngineError::Backend(BackendError::DeviceLost { .. }));
+    pub(super) fn note_lost_device(&self, error: &EngineError) {
+        if matches!(error, EngineError::Backend(BackendError::DeviceLost { .. })) {
+            self.intake.note_lost_device();
+        }
     }
 
     fn set_error(&mut self, request: RequestId, error: &Arc<EngineError>) {

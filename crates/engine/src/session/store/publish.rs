@@ -364,7 +364,7 @@ impl<B: Backend, M: Memory + Clone> Session<B, M> {
     /// Ends all requests, and publishes all that is cached. Returns once it is stored, or after a
     /// while.
     pub(crate) fn publish_all(&mut self) -> PrefixCounts {
-        if self.store.is_none() || self.has_lost_device {
+        if self.store.is_none() || self.intake.has_lost_device() {
             return PrefixCounts::default();
         }
         self.pause_all();
