@@ -68,9 +68,9 @@ class Hashing:
             reused, total = reused + n_cached, total + n_prompt
         return reused, total
 
-    def counts(self):
-        return [server.metric("cellar_requests_total") if server.process.poll() is None else 0
-                for server in self.servers]
+    def busy(self):
+        """The servers that computed something."""
+        return [server for server in self.servers if server.metric("cellar_prompt_tokens_total")]
 
     def test_conversations_stay_where_their_prefix_is(self):
         prompts = {number: f"Number {number}. " + OPENING for number in range(N_CONVERSATIONS)}
@@ -81,9 +81,11 @@ class Hashing:
                 reused, total = reused + of_turn[0], total + of_turn[1]
         # But for what is new in a turn.
         self.assertGreater(reused, 0.8 * total)
-        self.assertTrue(all(self.counts()), f"a server got nothing: {self.counts()}")
+        # Which have how many depends on their ports.
+        busy = self.busy()
+        self.assertGreater(len(busy), 1, "one server got everything")
         # One is killed: its conversations go on elsewhere, and the others stay.
-        self.servers[1].kill()
+        busy[0].kill()
         reused, total = self.converse(prompts)
         self.assertGreater(reused, 0)
         reused, total = self.converse(prompts)
