@@ -48,7 +48,7 @@ pub struct Choice {
 
 /// How many of the matrices that a router chose were there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Routed {
+pub struct RouterHits {
     /// In memory, or being read.
     pub n_hits: u64,
     /// Absent.
@@ -57,7 +57,7 @@ pub struct Routed {
 
 /// What becomes of a matrix that is needed now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Acquired {
+pub enum Acquisition {
     /// It is in memory, and stays until it is released.
     Ready,
     /// It is being read: ask again when a read has ended.
@@ -185,8 +185,8 @@ impl ExpertCache {
     }
 
     /// Takes what a layer's router chose for the rows of a step.
-    pub fn routed(&mut self, layer: u32, choices: &[Choice], n_rows: u32) -> Routed {
-        let mut routed = Routed::default();
+    pub fn routed(&mut self, layer: u32, choices: &[Choice], n_rows: u32) -> RouterHits {
+        let mut routed = RouterHits::default();
         let Some(of_layer) = self.layers.get_mut(layer as usize) else {
             return routed;
         };
@@ -222,8 +222,8 @@ impl ExpertCache {
         routed
     }
 
-    /// Asks for a matrix to compute with. Each [`Acquired::Ready`] is released once.
-    pub fn acquire(&mut self, id: ExpertId) -> Acquired {
+    /// Asks for a matrix to compute with. Each [`Acquisition::Ready`] is released once.
+    pub fn acquire(&mut self, id: ExpertId) -> Acquisition {
         let n_bytes = self.bytes_of(id);
         match self.slot(id).map(|slot| slot.place) {
             Some(Place::Resident { .. }) => {
@@ -233,17 +233,17 @@ impl ExpertCache {
                         self.n_held += n_bytes;
                     }
                 }
-                Acquired::Ready
+                Acquisition::Ready
             }
-            Some(Place::Reading) => Acquired::Reading,
+            Some(Place::Reading) => Acquisition::Reading,
             Some(Place::Absent) => match self.make_room(n_bytes, None) {
                 Some(evicted) => {
                     self.begin(id, n_bytes);
-                    Acquired::Read { evicted }
+                    Acquisition::Read { evicted }
                 }
-                None => Acquired::NoRoom,
+                None => Acquisition::NoRoom,
             },
-            None => Acquired::NoRoom,
+            None => Acquisition::NoRoom,
         }
     }
 

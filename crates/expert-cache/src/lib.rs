@@ -12,5 +12,7 @@ mod log;
 mod rates;
 mod replay;
 
-pub use cache::{Acquired, Choice, ExpertCache, ExpertId, ReadEnd, Routed, Stack, smallest_budget};
-pub use replay::{ReplayRule, Replayed, RouteStep, RouteTrace};
+pub use cache::{
+    Acquisition, Choice, ExpertCache, ExpertId, ReadEnd, RouterHits, Stack, smallest_budget,
+};
+pub use replay::{ReplayCounts, ReplayRule, RouteStep, RouteTrace};

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 
-use crate::cache::{Acquired, Choice, ExpertCache, ExpertId, ReadEnd, Stack};
+use crate::cache::{Acquisition, Choice, ExpertCache, ExpertId, ReadEnd, Stack};
 
 /// The choices of one layer's router in one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub enum ReplayRule {
 
 /// What a replay counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Replayed {
+pub struct ReplayCounts {
     /// Matrices that were in memory when they were needed.
     pub n_hits: u64,
     /// Those that were not.
@@ -72,7 +72,7 @@ impl ReplayRule {
     }
 }
 
-impl Replayed {
+impl ReplayCounts {
     /// Hits of a hundred uses; 0 without uses.
     pub fn hit_percent(&self) -> f64 {
         let n = self.n_hits + self.n_misses;
@@ -83,20 +83,22 @@ impl Replayed {
 impl RouteTrace {
     /// Counts hits and reads with so many bytes for experts. A matrix that is larger than the
     /// budget is read at every use.
-    pub fn replay(&self, budget: u64, rule: ReplayRule) -> Replayed {
-        let mut counts = Replayed::default();
+    pub fn replay(&self, budget: u64, rule: ReplayRule) -> ReplayCounts {
+        let mut counts = ReplayCounts::default();
         if rule == ReplayRule::Value {
             let mut cache = ExpertCache::with_stacks(budget, &self.stacks);
             for step in &self.steps {
                 cache.routed(step.layer, &step.choices, step.n_rows);
                 for id in self.uses(step) {
                     match cache.acquire(id) {
-                        Acquired::Ready => counts.n_hits += 1,
-                        Acquired::Read { .. } => {
+                        Acquisition::Ready => counts.n_hits += 1,
+                        Acquisition::Read { .. } => {
                             self.count_read(id, &mut counts);
                             cache.read_ended(id, ReadEnd::Done);
                         }
-                        Acquired::Reading | Acquired::NoRoom => self.count_read(id, &mut counts),
+                        Acquisition::Reading | Acquisition::NoRoom => {
+                            self.count_read(id, &mut counts)
+                        }
                     }
                     counts.most_bytes = counts.most_bytes.max(cache.n_bytes());
                     cache.release(id);
@@ -105,7 +107,7 @@ impl RouteTrace {
             return counts;
         }
         let uses: Vec<_> = self.steps.iter().flat_map(|step| self.uses(step)).collect();
-        let mut ranked = Ranked::new(self, budget);
+        let mut ranked = RankedExperts::new(self, budget);
         let next_uses = match rule {
             ReplayRule::Future => self.next_uses(&uses),
             _ => Vec::new(),
@@ -149,7 +151,7 @@ impl RouteTrace {
         stacks.flat_map(of_stack).collect()
     }
 
-    fn count_read(&self, id: ExpertId, counts: &mut Replayed) {
+    fn count_read(&self, id: ExpertId, counts: &mut ReplayCounts) {
         counts.n_misses += 1;
         counts.bytes_read += self.stacks.get(id.stack as usize).map_or(0, |s| s.n_bytes);
     }
@@ -183,7 +185,7 @@ struct RankedUse {
 }
 
 /// What is in memory by a rule that ranks.
-struct Ranked<'a> {
+struct RankedExperts<'a> {
     trace: &'a RouteTrace,
     budget: u64,
     n_bytes: u64,
@@ -193,7 +195,7 @@ struct Ranked<'a> {
     uses: Vec<Vec<RankedUse>>,
 }
 
-impl<'a> Ranked<'a> {
+impl<'a> RankedExperts<'a> {
     fn new(trace: &'a RouteTrace, budget: u64) -> Self {
         let of_stack = |s: &Stack| vec![RankedUse::default(); s.n_experts as usize];
         Self {

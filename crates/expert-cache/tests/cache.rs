@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use expert_cache::{
-    Acquired, Choice, ExpertCache, ExpertId, ReadEnd, ReplayRule, RouteStep, RouteTrace, Stack,
+    Acquisition, Choice, ExpertCache, ExpertId, ReadEnd, ReplayRule, RouteStep, RouteTrace, Stack,
     smallest_budget,
 };
 
@@ -302,17 +302,17 @@ fn random_run(seed: u64, n_steps: usize) -> usize {
                     }
                 } else {
                     match cache.acquire(id) {
-                        Acquired::Ready => {
+                        Acquisition::Ready => {
                             assert!(there.contains(&id));
                             *users.entry(id).or_default() += 1;
                             (false, Vec::new())
                         }
-                        Acquired::Reading => {
+                        Acquisition::Reading => {
                             assert!(reading.contains(&id));
                             (false, Vec::new())
                         }
-                        Acquired::Read { evicted } => (true, evicted),
-                        Acquired::NoRoom => {
+                        Acquisition::Read { evicted } => (true, evicted),
+                        Acquisition::NoRoom => {
                             // A wait that ends: something is in use or being read.
                             assert!(!users.is_empty() || !reading.is_empty());
                             (false, Vec::new())
@@ -373,10 +373,10 @@ fn everything_can_be_had(cache: &mut ExpertCache, stacks: &[Stack]) {
         for expert in 0..stacks[0].n_experts {
             let id = ExpertId { stack, expert };
             match cache.acquire(id) {
-                Acquired::Ready => {}
-                Acquired::Read { .. } => {
+                Acquisition::Ready => {}
+                Acquisition::Read { .. } => {
                     cache.read_ended(id, ReadEnd::Done);
-                    assert_eq!(cache.acquire(id), Acquired::Ready);
+                    assert_eq!(cache.acquire(id), Acquisition::Ready);
                 }
                 other => panic!("{other:?}"),
             }
@@ -403,7 +403,7 @@ fn what_is_read_ahead_displaces_nothing_that_is_nearer() {
             cache.routed(layer, &[choice(0), choice(1)], 1);
             assert_eq!(cache.layer_after(layer), 1 - layer);
             for expert in 0..2 {
-                if let Acquired::Read { .. } = cache.acquire(id(layer, expert)) {
+                if let Acquisition::Read { .. } = cache.acquire(id(layer, expert)) {
                     cache.read_ended(id(layer, expert), ReadEnd::Done);
                     cache.acquire(id(layer, expert));
                 }
@@ -421,17 +421,17 @@ fn what_is_read_ahead_displaces_nothing_that_is_nearer() {
     assert_eq!((routed.n_hits, routed.n_misses), (1, 1));
     assert_eq!(cache.wanted(0), [id(0, 3)]);
     assert_eq!(cache.foresee(id(0, 3)), Some(vec![id(0, 1)]));
-    assert_eq!(cache.acquire(id(0, 3)), Acquired::Reading);
+    assert_eq!(cache.acquire(id(0, 3)), Acquisition::Reading);
     cache.read_ended(id(0, 3), ReadEnd::Done);
-    assert_eq!(cache.acquire(id(0, 3)), Acquired::Ready);
+    assert_eq!(cache.acquire(id(0, 3)), Acquisition::Ready);
     // Nothing else fits while all is in use.
     for held in [id(0, 0), id(1, 0), id(1, 1)] {
-        assert_eq!(cache.acquire(held), Acquired::Ready);
+        assert_eq!(cache.acquire(held), Acquisition::Ready);
     }
-    assert_eq!(cache.acquire(id(1, 2)), Acquired::NoRoom);
-    assert_eq!(cache.acquire(id(9, 0)), Acquired::NoRoom);
+    assert_eq!(cache.acquire(id(1, 2)), Acquisition::NoRoom);
+    assert_eq!(cache.acquire(id(9, 0)), Acquisition::NoRoom);
     assert_eq!(cache.likely(0), [id(0, 1)]);
     cache.release(id(1, 1));
     let evicted = vec![id(1, 1)];
-    assert_eq!(cache.acquire(id(1, 2)), Acquired::Read { evicted });
+    assert_eq!(cache.acquire(id(1, 2)), Acquisition::Read { evicted });
 }

@@ -1,7 +1,7 @@
 //! [`ExpertStore`]: the experts of mixtures within a budget of memory, read from the model's file
 //! by threads of their own.
 //!
-//! Whoever computes tells what a router chose, takes the matrices that are there, computes with
+//! A step tells what a router chose, takes the matrices that are there, computes with
 //! them while others are read, and returns them. Which experts stay is [`ExpertCache`]'s to decide.
 //!
 //! Invariant: a matrix that was taken does not change until it is returned; a read that fails ends
@@ -13,7 +13,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use expert_cache::{
-    Acquired, Choice, ExpertCache, ExpertId, ReadEnd, RouteStep, RouteTrace, Stack, smallest_budget,
+    Acquisition, Choice, ExpertCache, ExpertId, ReadEnd, RouteStep, RouteTrace, Stack,
+    smallest_budget,
 };
 use kv_backend::{BackendError, ExpertMeter};
 use memmap2::MmapMut;
@@ -23,7 +24,7 @@ use crate::repack::{ExpertLayout, PackedRows};
 /// Threads that read. Disks answer several requests faster than one after the other.
 const N_READERS: usize = 4;
 
-/// Reads under way while others are begun that nobody waits for yet.
+/// The most reads under way while reads ahead of need are begun.
 const MAX_AHEAD: usize = 2 * N_READERS;
 
 /// The time between two looks whether a run that waits was cancelled.
@@ -64,18 +65,18 @@ struct State {
     is_closed: bool,
 }
 
-struct Shared {
+struct SharedStore {
     state: Mutex<State>,
     /// For readers: there is something to read.
     queued: Condvar,
-    /// For whoever computes: a read has ended, or a matrix was returned.
+    /// For steps: a read has ended, or a matrix was returned.
     changed: Condvar,
     options: ExpertOptions,
 }
 
 /// The experts of a model.
 pub(crate) struct ExpertStore {
-    shared: Arc<Shared>,
+    shared: Arc<SharedStore>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -101,7 +102,7 @@ impl ExpertStore {
             is_closed: false,
         };
         let mut store = Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(SharedStore {
                 state: Mutex::new(state),
                 queued: Condvar::new(),
                 changed: Condvar::new(),
@@ -332,7 +333,7 @@ impl State {
     }
 }
 
-impl Shared {
+impl SharedStore {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -356,7 +357,7 @@ impl Shared {
             let Some(rows) = state.loaded.get(&id) else {
                 return true;
             };
-            if state.cache.acquire(id) != Acquired::Ready {
+            if state.cache.acquire(id) != Acquisition::Ready {
                 return true;
             }
             taken.push((expert, rows.clone()));
@@ -366,20 +367,20 @@ impl Shared {
         for &expert in missing.iter() {
             let id = id_of(stack, expert);
             match state.cache.acquire(id) {
-                Acquired::Read { evicted } => {
+                Acquisition::Read { evicted } => {
                     let job = state.begin(id, &evicted);
                     state.queue.extend(job);
                     self.queued.notify_one();
                 }
                 // It is at the end of the queue if nobody waited for it before.
-                Acquired::Reading => {
+                Acquisition::Reading => {
                     let at = state.queue.iter().position(|job| job.id == id);
                     if let Some(job) = at.and_then(|at| state.queue.remove(at)) {
                         state.queue.push_front(job);
                     }
                 }
-                Acquired::NoRoom => break,
-                Acquired::Ready => state.cache.release(id),
+                Acquisition::NoRoom => break,
+                Acquisition::Ready => state.cache.release(id),
             }
         }
         let now = state.cache.n_bytes();

@@ -182,7 +182,7 @@ fn graph(n_tokens: usize) -> Graph {
 }
 
 /// A backend with a compiled mixture.
-struct Loaded {
+struct LoadedMixture {
     backend: CpuBackend,
     meter: Arc<ExpertMeter>,
     weights: CpuWeights,
@@ -191,7 +191,7 @@ struct Loaded {
     n_tokens: usize,
 }
 
-fn load(mixture: &Mixture, expert_bytes: Option<u64>, n_tokens: usize) -> Loaded {
+fn load(mixture: &Mixture, expert_bytes: Option<u64>, n_tokens: usize) -> LoadedMixture {
     try_load(
         mixture,
         expert_bytes,
@@ -204,7 +204,7 @@ fn try_load(
     mixture: &Mixture,
     expert_bytes: Option<u64>,
     (n_tokens, isa): (usize, Option<Isa>),
-) -> Result<Loaded, BackendError> {
+) -> Result<LoadedMixture, BackendError> {
     let meter = Arc::<ExpertMeter>::default();
     let backend = CpuBackend::new(CpuConfig {
         n_threads: NonZeroUsize::new(2),
@@ -223,7 +223,7 @@ fn try_load(
     let weights = backend.load_weights(Arc::new(source), Default::default())?;
     let program = backend.compile(&graph(n_tokens), &weights, &layout)?;
     let rows = backend.allocate(&layout)?;
-    Ok(Loaded {
+    Ok(LoadedMixture {
         backend,
         meter,
         weights,
@@ -233,7 +233,7 @@ fn try_load(
     })
 }
 
-impl Loaded {
+impl LoadedMixture {
     fn run(&mut self, seed: u64, cancel: Option<&CancelFlag>) -> Result<Vec<u32>, BackendError> {
         let x = Random::new(seed).values(self.n_tokens * DIM);
         let inputs = GraphInputs {

@@ -6,7 +6,7 @@ use cudarc::driver::result;
 use cudarc::driver::sys::{CUdeviceptr, CUresult};
 use kv_backend::BackendError;
 
-use crate::context::{Context, Retired};
+use crate::context::{Context, RetiredResource};
 use crate::driver::{BACKEND, failed, failure};
 
 /// Memory of a device.
@@ -81,6 +81,6 @@ impl CudaBuffer {
 impl Drop for CudaBuffer {
     fn drop(&mut self) {
         // Kernels may still use it.
-        self.context.retire(Retired::Memory(self.address));
+        self.context.retire(RetiredResource::Memory(self.address));
     }
 }

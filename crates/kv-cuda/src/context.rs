@@ -25,12 +25,12 @@ pub(crate) struct Context {
     /// The stream on which launches are recorded: by one thread at a time.
     pub(crate) recording: Mutex<RecordingStream>,
     /// What was given up since the last wait.
-    retired: Mutex<Vec<Retired>>,
+    retired: Mutex<Vec<RetiredResource>>,
 }
 
 /// Something that was given up, which work on the stream may still use.
 #[derive(Debug)]
-pub(crate) enum Retired {
+pub(crate) enum RetiredResource {
     /// Memory of the device.
     Memory(CUdeviceptr),
     /// Recorded launches.
@@ -39,7 +39,7 @@ pub(crate) enum Retired {
     Module(sys::CUmodule),
 }
 
-impl Retired {
+impl RetiredResource {
     /// Destroys it; what fails here cannot be mended.
     ///
     /// # Safety
@@ -68,7 +68,7 @@ unsafe impl Sync for Context {}
 // SAFETY: as above.
 unsafe impl Send for RecordingStream {}
 // SAFETY: as above.
-unsafe impl Send for Retired {}
+unsafe impl Send for RetiredResource {}
 
 impl Context {
     /// Opens a device.
@@ -120,11 +120,11 @@ impl Context {
 
     /// Gives something up, which is destroyed after the next wait. To free memory is to wait for
     /// all that the device does, so nothing is freed while there is work.
-    pub(crate) fn retire(&self, retired: Retired) {
+    pub(crate) fn retire(&self, retired: RetiredResource) {
         self.retired().push(retired);
     }
 
-    fn retired(&self) -> MutexGuard<'_, Vec<Retired>> {
+    fn retired(&self) -> MutexGuard<'_, Vec<RetiredResource>> {
         // A list is whole even where a holder of the lock panicked.
         self.retired.lock().unwrap_or_else(PoisonError::into_inner)
     }

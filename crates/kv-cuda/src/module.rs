@@ -10,7 +10,7 @@ use cudarc::driver::sys::{self, CUresult};
 use kv_backend::BackendError;
 use lzma_rust2::LzmaReader;
 
-use crate::context::{Context, Retired};
+use crate::context::{Context, RetiredResource};
 use crate::driver::{failed, failure, unavailable};
 use crate::ptx::{Ptx, Signature};
 
@@ -211,7 +211,7 @@ fn load(
 impl Drop for Module {
     fn drop(&mut self) {
         // It may still run; recordings that use it have a share of it.
-        self.context.retire(Retired::Module(self.raw));
+        self.context.retire(RetiredResource::Module(self.raw));
     }
 }
 

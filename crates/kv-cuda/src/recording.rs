@@ -10,7 +10,7 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use kv_backend::BackendError;
 
-use crate::context::{Context, Retired};
+use crate::context::{Context, RetiredResource};
 use crate::driver::{failed, failure};
 use crate::module::Module;
 
@@ -142,6 +142,6 @@ const NO_FLAGS: sys::CUgraphInstantiate_flags = sys::CUgraphInstantiate_flags(0)
 impl Drop for CudaRecording {
     fn drop(&mut self) {
         // It may still run.
-        self.context.retire(Retired::Graph(self.graph));
+        self.context.retire(RetiredResource::Graph(self.graph));
     }
 }

@@ -23,13 +23,13 @@ const ALIGN: usize = 64;
 /// Pinned memory for writing, and some for reading.
 #[derive(Debug)]
 pub(crate) struct Staging {
-    writing: Mutex<Ring>,
+    writing: Mutex<SlotRing>,
     reading: Mutex<Slot>,
 }
 
 /// Slots for writing, which take turns.
 #[derive(Debug)]
-struct Ring {
+struct SlotRing {
     slots: Vec<Slot>,
     /// The slot that is being filled.
     current: usize,
@@ -83,7 +83,7 @@ impl Staging {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, BackendError> {
         context.bind()?;
         let slots = (0..N_SLOTS).map(|_| Slot::new(context));
-        let ring = Ring {
+        let ring = SlotRing {
             slots: slots.collect::<Result<_, _>>()?,
             current: 0,
             used: 0,
@@ -107,7 +107,7 @@ impl Staging {
     }
 }
 
-impl Ring {
+impl SlotRing {
     fn write(&mut self, to: CUdeviceptr, bytes: &[u8]) -> Result<(), BackendError> {
         let mut to = to;
         let mut rest = bytes;

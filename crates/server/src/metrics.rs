@@ -17,6 +17,7 @@ use crate::error::ApiError;
 use crate::memory_use::{MemoryUse, Use};
 use crate::model::Work;
 use crate::models::{LoadState, ModelStatus};
+use crate::verify::Verification;
 use histogram::Histogram;
 
 /// How a request ended.
@@ -25,15 +26,6 @@ pub(crate) enum Ended {
     Finished,
     Failed,
     Cancelled,
-}
-
-/// What a text was when it was computed again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verified {
-    /// The same.
-    Same,
-    /// Another.
-    Other,
 }
 
 /// What the server counts.
@@ -109,10 +101,10 @@ impl Metrics {
     }
 
     /// Adds a text that was computed again.
-    pub(crate) fn verified(&self, verified: Verified) {
+    pub(crate) fn verified(&self, verification: Verification) {
         let mut counts = self.lock();
         counts.n_verified += 1;
-        counts.n_mismatched += u64::from(verified == Verified::Other);
+        counts.n_mismatched += u64::from(verification == Verification::Other);
     }
 
     /// Adds the time from one piece of a text to the next.

@@ -17,7 +17,6 @@ use kv_core::TokenId;
 use model_core::picture::PictureRun;
 
 use crate::app::{App, Phase};
-use crate::metrics::Verified;
 use crate::model::ServedModel;
 
 /// Texts that wait; one that comes then is not verified.
@@ -41,6 +40,15 @@ struct State {
     waiting: VecDeque<AnsweredText>,
     /// True while a task computes those that wait.
     is_running: bool,
+}
+
+/// The comparison of a text with what it is when it is computed again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verification {
+    /// The same.
+    Same,
+    /// Another.
+    Other,
 }
 
 /// A request that may be computed again.
@@ -145,8 +153,8 @@ async fn verify_all(app: App) {
     }
 }
 
-/// What a text is when it is computed again; `None` where it cannot be computed any more.
-async fn verify(app: &App, text: &AnsweredText) -> Option<Verified> {
+/// The comparison with a text that is computed again; `None` where it cannot be computed any more.
+async fn verify(app: &App, text: &AnsweredText) -> Option<Verification> {
     let sample = &text.sample;
     let model = loop {
         let model = sample.model.upgrade()?;
@@ -176,7 +184,7 @@ async fn verify(app: &App, text: &AnsweredText) -> Option<Verified> {
     let same_length = text.tokens.len() == again.len();
     let shorter = text.tokens.len().min(again.len());
     let Some(at) = differs.or((!same_length).then_some(shorter)) else {
-        return Some(Verified::Same);
+        return Some(Verification::Same);
     };
     let token = |tokens: &[TokenId]| tokens.get(at).map(|token| token.0);
     tracing::error!(
@@ -188,7 +196,7 @@ async fn verify(app: &App, text: &AnsweredText) -> Option<Verified> {
         again = token(&again),
         "a text is not the same when it is computed again: please report this"
     );
-    Some(Verified::Other)
+    Some(Verification::Other)
 }
 
 fn is_idle(service: &Service<BoxedBackend>) -> bool {

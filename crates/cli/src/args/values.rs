@@ -102,7 +102,7 @@ pub(crate) fn answer_limit(text: &str) -> Result<PredictLimit, String> {
 /// A part of something, from 0 to 1: `1%` or `0.01`.
 ///
 /// # Errors
-/// Where it is none.
+/// If it is none.
 pub(crate) fn part(text: &str) -> Result<f64, String> {
     let (number, whole) = match text.strip_suffix('%') {
         Some(number) => (number, 100.0),
@@ -215,7 +215,7 @@ impl FromStr for MirostatVersion {
 /// A token and what is added to its logit, as llama.cpp writes it: `15043+1`, `15043-inf`.
 ///
 /// # Errors
-/// Where it is none.
+/// If it is none.
 pub(super) fn logit_bias(text: &str) -> Result<LogitBias, String> {
     let wanted = || {
         format!(
@@ -253,7 +253,7 @@ pub(super) fn gpu_layers(text: &str) -> Result<u32, String> {
 /// A number of at least 0.
 ///
 /// # Errors
-/// Where it is none.
+/// If it is none.
 pub(super) fn non_negative(text: &str) -> Result<f32, String> {
     number(text, "a number of at least 0 is needed", |n| n >= 0.0)
 }
@@ -274,7 +274,7 @@ pub(super) fn top_nsigma(text: &str) -> Result<f32, String> {
 /// A number above 0.
 ///
 /// # Errors
-/// Where it is none.
+/// If it is none.
 pub(super) fn positive(text: &str) -> Result<f32, String> {
     number(text, "a number above 0 is needed", |n| n > 0.0)
 }
@@ -282,7 +282,7 @@ pub(super) fn positive(text: &str) -> Result<f32, String> {
 /// A number of at least 1.
 ///
 /// # Errors
-/// Where it is none.
+/// If it is none.
 pub(super) fn at_least_one(text: &str) -> Result<f32, String> {
     number(text, "a number of at least 1 is needed", |n| n >= 1.0)
 }
@@ -290,7 +290,7 @@ pub(super) fn at_least_one(text: &str) -> Result<f32, String> {
 /// A number between 0 and 1.
 ///
 /// # Errors
-/// Where it is none.
+/// If it is none.
 pub(super) fn probability(text: &str) -> Result<f32, String> {
     let is_one = |n| (0.0..=1.0).contains(&n);
     number(text, "a number between 0 and 1 is needed", is_one)
@@ -299,7 +299,7 @@ pub(super) fn probability(text: &str) -> Result<f32, String> {
 /// Any number.
 ///
 /// # Errors
-/// Where it is none.
+/// If it is none.
 pub(super) fn finite(text: &str) -> Result<f32, String> {
     number(text, "a number is needed", |_| true)
 }

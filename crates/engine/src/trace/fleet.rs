@@ -49,9 +49,9 @@ pub(super) struct Fleet<'a> {
     later_ends: BinaryHeap<Reverse<u64>>,
 }
 
-/// Whether something runs that a request may have to wait for.
+/// The work of a service that a request may have to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Running {
+enum ReplicaRun {
     Something,
     Nothing,
 }
@@ -96,12 +96,12 @@ impl<'a> Fleet<'a> {
                     return Ok(());
                 };
                 self.replicas.iter_mut().for_each(|one| one.wake(time));
-                if !self.send(time, Running::Nothing) {
+                if !self.send(time, ReplicaRun::Nothing) {
                     self.replicas.iter_mut().for_each(Replica::cancel);
                 }
                 continue;
             };
-            if !self.send(time, Running::Something) {
+            if !self.send(time, ReplicaRun::Something) {
                 self.replicas[at].cancel();
                 self.replicas[at].step()?;
             }
@@ -133,7 +133,7 @@ impl<'a> Fleet<'a> {
     }
 
     /// Sends the next request, where it is due. Returns whether it did.
-    fn send(&mut self, time: u64, running: Running) -> bool {
+    fn send(&mut self, time: u64, running: ReplicaRun) -> bool {
         while self.later_ends.peek().is_some_and(|end| end.0 <= time) {
             self.later_ends.pop();
             self.n_ended += 1;
@@ -143,7 +143,7 @@ impl<'a> Fleet<'a> {
             return false;
         };
         // Where nothing runs, nothing more ends.
-        let may_end = running == Running::Something || !self.later_ends.is_empty();
+        let may_end = running == ReplicaRun::Something || !self.later_ends.is_empty();
         if next.at.0 > time || (self.n_ended < next.n_ended && may_end) {
             return false;
         }

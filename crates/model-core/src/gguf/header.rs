@@ -64,7 +64,7 @@ impl Header {
         }
         let file_len = file_len.unwrap_or(i64::MAX as u64);
         let mut reader = Reader::new(bytes);
-        let described = Described::read(&mut reader).map_err(|error| match error {
+        let described = HeaderDescription::read(&mut reader).map_err(|error| match error {
             GgufError::Truncated { .. } | GgufError::TooMany { .. }
                 if (bytes.len() as u64) < file_len =>
             {
@@ -74,7 +74,7 @@ impl Header {
             }
             other => other,
         })?;
-        let Described {
+        let HeaderDescription {
             version,
             metadata,
             tensors,
@@ -95,14 +95,14 @@ impl Header {
     }
 }
 
-/// What a header says, before the place of any tensor is known.
-struct Described {
+/// A header, before the place of any tensor is known.
+struct HeaderDescription {
     version: u32,
     metadata: Metadata,
     tensors: Vec<TensorDescription>,
 }
 
-impl Described {
+impl HeaderDescription {
     fn read(reader: &mut Reader<'_>) -> Result<Self, GgufError> {
         let version = read_version(reader)?;
         let n_tensors = reader.u64(format_args!("the number of tensors"))?;

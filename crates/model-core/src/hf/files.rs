@@ -35,12 +35,12 @@ pub(crate) struct TensorLocation {
     pub(crate) format: Result<BlockFormat, String>,
     pub(crate) bytes: SharedBytes,
     /// Where `bytes` are not the values in their format: how these are made.
-    pub(super) coding: Option<Coding>,
+    pub(super) coding: Option<TensorCoding>,
 }
 
 /// How values are made of several tensors of the files.
 #[derive(Clone, Debug)]
-pub(super) enum Coding {
+pub(super) enum TensorCoding {
     /// 8-bit floats with these scales.
     Fp8(Fp8Scales),
     /// Numbers of fewer bits, whose codes are the bytes.
@@ -51,8 +51,8 @@ impl TensorLocation {
     /// The values in their format; packed numbers also in a wider one.
     pub(super) fn values(&self, format: BlockFormat) -> SharedBytes {
         match &self.coding {
-            Some(Coding::Fp8(scales)) => scales.decode(&self.bytes),
-            Some(Coding::Packed(packed)) => packed.decode(format),
+            Some(TensorCoding::Fp8(scales)) => scales.decode(&self.bytes),
+            Some(TensorCoding::Packed(packed)) => packed.decode(format),
             None => self.bytes.clone(),
         }
     }
@@ -60,7 +60,7 @@ impl TensorLocation {
     /// The format that holds the values of this tensor and of one in another format, where packed
     /// numbers may take a wider one.
     pub(super) fn joint_format(&self, other: &Self) -> Option<Result<BlockFormat, String>> {
-        let is_packed = |stored: &Self| matches!(stored.coding, Some(Coding::Packed(_)));
+        let is_packed = |stored: &Self| matches!(stored.coding, Some(TensorCoding::Packed(_)));
         match (&self.format, &other.format) {
             (Ok(a), Ok(b)) if is_packed(self) && is_packed(other) => {
                 Some(Ok(packed::wider(*a, *b)))

@@ -10,7 +10,7 @@ use kv_core::block::{BlockFormat, dequantize};
 use kv_graph::weights::SharedBytes;
 
 use super::ModelFileError;
-use super::files::{Coding, TensorFiles, TensorLocation};
+use super::files::{TensorCoding, TensorFiles, TensorLocation};
 
 /// What safetensors calls the type.
 const E4M3: &str = "F8_E4M3";
@@ -139,7 +139,7 @@ pub(super) fn join(files: &mut TensorFiles) -> Result<(), ModelFileError> {
         }
         if let Some(weight) = files.tensors.get_mut(&matrix) {
             weight.format = Ok(BlockFormat::F32);
-            weight.coding = Some(Coding::Fp8(scales));
+            weight.coding = Some(TensorCoding::Fp8(scales));
         }
     }
     Ok(())

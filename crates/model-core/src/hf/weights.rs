@@ -11,7 +11,7 @@ use kv_graph::weights::{
     SharedBytes, SourceChanged, Weight, WeightError, WeightInfo, WeightSource,
 };
 
-use super::files::{Coding, TensorFiles, TensorLocation};
+use super::files::{TensorCoding, TensorFiles, TensorLocation};
 use super::modules::{ModuleTarget, made_by};
 use super::names::{Numbers, filled, matched};
 use super::packed;
@@ -395,7 +395,7 @@ impl Source {
         }
         let actions = rule.steps.iter().map(|step| step.resolve(config));
         let mut actions: Vec<Action> = actions.collect::<Result<_, _>>()?;
-        if matches!(first.coding, Some(Coding::Packed(_))) {
+        if matches!(first.coding, Some(TensorCoding::Packed(_))) {
             actions = packed::of_product(actions);
             if !packed::keep_rows(&actions) {
                 stored_format = Ok(BlockFormat::F32);

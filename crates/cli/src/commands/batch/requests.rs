@@ -93,7 +93,7 @@ impl TryFrom<i64> for TopK {
 }
 
 impl Message {
-    /// What is wrong with its content; `None` where it is a text, or parts that are texts and
+    /// The fault of its content; `None` where it is a text, or parts that are texts and
     /// pictures.
     fn wrong(&self) -> Option<String> {
         let parts = match &self.content {

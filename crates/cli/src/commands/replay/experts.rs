@@ -5,7 +5,7 @@
 use std::io::{BufRead, Write};
 
 use anyhow::Context;
-use expert_cache::{ReplayRule, Replayed, RouteTrace};
+use expert_cache::{ReplayCounts, ReplayRule, RouteTrace};
 use kv_core::BinaryUnits;
 use serde::Serialize;
 
@@ -30,7 +30,7 @@ struct RuleReport {
     rule: &'static str,
     hit_percent: f64,
     #[serde(flatten)]
-    replayed: Replayed,
+    replayed: ReplayCounts,
 }
 
 /// Replays a trace that begins with the stacks of a model.

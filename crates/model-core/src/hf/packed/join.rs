@@ -9,7 +9,7 @@ use super::module::{Module, stored_as};
 use super::scales::{GlobalScale, Groups, ScaleType, Scales};
 use super::{Numbers, Packed, Zeros};
 use crate::error::ModelFileError;
-use crate::hf::files::{Coding, TensorFiles, TensorLocation};
+use crate::hf::files::{TensorCoding, TensorFiles, TensorLocation};
 use crate::hf::quantization::{Storage, ZeroPoints};
 
 /// Ends of the names of the tensors that a matrix of GPTQ or AWQ is made of.
@@ -50,7 +50,7 @@ pub(in crate::hf) fn join(files: &mut TensorFiles, storage: Storage) -> Result<(
     let names = files.tensors.iter();
     let modules = names.filter_map(|(name, stored)| place_of(name, stored, storage));
     let modules: Vec<String> = modules.map(str::to_owned).collect();
-    let mut widened = Widened::default();
+    let mut widened = WidenedMatrix::default();
     for place in modules {
         let module = Module {
             files,
@@ -86,7 +86,7 @@ pub(in crate::hf) fn join(files: &mut TensorFiles, storage: Storage) -> Result<(
             shape,
             format: Ok(format),
             bytes: packed.codes.bytes().clone(),
-            coding: Some(Coding::Packed(Arc::new(packed))),
+            coding: Some(TensorCoding::Packed(Arc::new(packed))),
         };
         if files.tensors.insert(name.clone(), weight).is_some() && is_apart {
             let reason = format!(
@@ -117,12 +117,12 @@ fn check_unpacked(files: &TensorFiles) -> Result<(), ModelFileError> {
 
 /// Matrices that no block format holds as they are.
 #[derive(Default)]
-struct Widened {
+struct WidenedMatrix {
     count: usize,
     n_values: usize,
 }
 
-impl Widened {
+impl WidenedMatrix {
     fn tell(&self) {
         if self.count > 0 {
             tracing::warn!(
@@ -456,7 +456,7 @@ impl TensorFiles {
         let module = name.strip_suffix(".bias");
         let matrix = module.and_then(|module| self.tensors.get(&format!("{module}.weight")));
         let is_packed =
-            matrix.is_some_and(|matrix| matches!(matrix.coding, Some(Coding::Packed(_))));
+            matrix.is_some_and(|matrix| matches!(matrix.coding, Some(TensorCoding::Packed(_))));
         is_packed && tensor.bytes.iter().all(|byte| *byte == 0)
     }
 }
