@@ -46,7 +46,8 @@ pub fn open_tower(vision: &Vision, backend: BackendOptions) -> Result<Tower, Err
 /// A chat with pictures.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PictureChat {
-    /// Its text as the model's own chat template renders it, with the model's text for each picture.
+    /// Its text as the model's own chat template renders it, with the model's text for each
+    /// picture.
     pub text: String,
     /// The same as tokens, with the names of pictures' rows.
     pub prompt: PromptTokens,
