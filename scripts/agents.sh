@@ -94,7 +94,7 @@ turn() {
   opencode-next) "$bin" run -c --format json "Read the file $PWD/hello.txt with your tool read and say its text" ;;
   # With -y here too: it adds tools, which come before all messages.
   qwen-first) "$bin" -y "$say" ;;
-  qwen-next) "$bin" -c -y -o stream-json "Read the file $PWD/hello.txt with your tool read_file and say its text" ;;
+  qwen-next) "$bin" -c -y -o stream-json "Do not answer yet. Call your tool read_file now, with file_path $PWD/hello.txt" ;;
   esac
 }
 export -f turn

@@ -3,19 +3,12 @@
 //!     cargo run --release -p cellar-llm --example sequences -- models/stories-llama-f16.gguf
 
 use cellar::model_core::tokenizer::EncodeOptions;
-use cellar::{EngineConfig, Error, GenerateOptions, Model, ModelOptions};
+use cellar::{Error, GenerateOptions, ModelOptions};
 
 fn main() -> Result<(), Error> {
     let path = std::env::args().nth(1);
     let path = path.unwrap_or_else(|| "models/stories-llama-f16.gguf".to_owned());
-    let options = ModelOptions {
-        engine: EngineConfig {
-            n_seqs: 2,
-            ..EngineConfig::default()
-        },
-        ..ModelOptions::default()
-    };
-    let mut model = Model::open_with(path, options)?;
+    let mut model = ModelOptions::default().with_sequences(2).open(path)?;
 
     let mut texts = Vec::new();
     for prompt in ["Once upon a time", "The little dog"] {

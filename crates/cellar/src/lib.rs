@@ -43,6 +43,7 @@ pub mod convert;
 mod error;
 mod gpu_layers;
 mod model;
+mod model_options;
 mod options;
 mod pictures;
 mod plan;
@@ -67,11 +68,12 @@ pub use kv_backend;
 pub use kv_core;
 pub use kv_core::{KvType, KvTypes, SeqId, TokenId};
 pub use kv_graph;
-pub use model::{HeadUse, Model, ModelOptions, embedder, reranker};
+pub use model::{Model, embedder, reranker};
 pub use model_core;
 pub use model_core::chat_template::ChatMessage;
 pub use model_core::model_file::ModelFile;
 pub use model_core::picture::{PictureError, PreparedPicture, PromptTokens};
+pub use model_options::{HeadUse, ModelOptions};
 pub use model_vision::{
     MAX_BYTES as MAX_PICTURE_BYTES, PictureReader, Vision, data_url_bytes, picture_address,
     take_pictures,

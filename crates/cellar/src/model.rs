@@ -4,23 +4,20 @@
 //! text is chosen, and of how memory is shared: the [`Session`] does.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use cellar_engine::serve::{
     FinishedText, PromptProgress, Retention, ServiceConfig, ServiceExtras, TextRequest, TextStream,
 };
 use cellar_engine::session::{Activity, Session};
-use cellar_engine::{
-    CancelFlag, DraftModel, Engine, EngineConfig, EngineError, PromptOutputs, SaveOptions, Tower,
-};
+use cellar_engine::{CancelFlag, Engine, EngineError, PromptOutputs, SaveOptions, Tower};
 use cellar_tasks::{Embedder, EmbedderConfig, Reranker, RerankerConfig, TextPlan};
 use kv_backend::state::SavedState;
-use kv_backend::{BoxedBackend, OnProgress};
+use kv_backend::{Backend, BoxedBackend};
 use kv_core::batch::Batch;
-use kv_core::memory::Seqs;
+use kv_core::memory::{Composite, Memory, Seqs};
 use kv_core::{SeqId, TokenId};
-use model_core::adapters::AdapterOptions;
 use model_core::chat_template::ChatMessage;
 use model_core::model_file::{ModelFile, OpenModel};
 use model_core::picture::PreparedPicture;
@@ -33,50 +30,24 @@ use crate::backends::BackendOptions;
 use crate::chat::render_chat;
 use crate::choice::{ModelWork, choose_backend};
 use crate::error::Error;
+use crate::model_options::ModelOptions;
 use crate::options::GenerateOptions;
 use crate::pictures::{open_tower, picture_chat, picture_message, vision_of};
 use crate::text::{Text, TextState};
 
-/// How a model is opened.
-#[derive(Debug, Default)]
-pub struct ModelOptions {
-    /// What computes.
-    pub backend: BackendOptions,
-    /// The context's length, KV types and so on.
-    pub engine: EngineConfig,
-    /// Told how far loading is.
-    pub on_progress: OnProgress,
-    /// Adapters and control vectors that it is loaded with.
-    pub adapters: AdapterOptions,
-    /// The file of the vision tower, where it is neither in the model's directory nor the one
-    /// `mmproj` file next to it.
-    pub mmproj: Option<PathBuf>,
-    /// A smaller model that drafts for it, with [`Speculation::Draft`](cellar_engine::Speculation).
-    pub draft_model: Option<DraftModel>,
-    /// The use of the head of its file that drafts, where it has one.
-    pub head: HeadUse,
-}
-
-/// The use of the head of a file that drafts. It takes rows of the memory as a layer does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum HeadUse {
-    /// It is not.
-    #[default]
-    Unused,
-    /// It is, for texts with [`Speculation::Head`](cellar_engine::Speculation::Head) or
-    /// [`Speculation::Auto`](cellar_engine::Speculation::Auto).
-    Drafts,
-}
-
 /// A model on a backend, with its texts.
 ///
-/// Texts are computed together, as many as the memory has sequences ([`EngineConfig::n_seqs`], 1 by
+/// Texts are computed together, as many as the memory has sequences ([`EngineConfig::n_seqs`](crate::EngineConfig::n_seqs), 1 by
 /// default); where there are more, the one that is asked for goes on. What a prompt has in common
 /// with texts before is not computed again.
+///
+/// It is generic over what computes, `B`, and what remembers, `M`. [`Model::open`] chooses a backend
+/// at run time; [`Model::open_on`] takes one of the caller's, and [`Model::with_engine`] an engine
+/// with a memory of the caller's, which [`Engine::with_memory`] makes.
 #[derive(Debug)]
-pub struct Model {
+pub struct Model<B: Backend = BoxedBackend, M: Memory + Clone = Composite> {
     file: Arc<ModelFile>,
-    session: Session<BoxedBackend>,
+    session: Session<B, M>,
     /// The reader of pictures, where it has a vision tower.
     reader: Option<Arc<PictureReader>>,
 }
@@ -125,20 +96,39 @@ impl Model {
         options: ModelOptions,
         tower: Option<Tower>,
     ) -> Result<Self, Error> {
-        let mut file = match options.adapters.open(&file, &architectures())? {
-            Some(adapters) => file.with_adapters(adapters)?,
-            None => file,
-        };
-        if options.head == HeadUse::Drafts {
-            file.use_draft_head()?;
-        }
+        let file = options.prepare(file)?;
         let work = ModelWork {
             model: file.model(),
             weights: &file.weights(),
             config: &options.engine,
             outputs: PromptOutputs::Last,
         };
-        let backend = choose_backend(options.backend, &work)?.backend;
+        let backend = choose_backend(options.backend.clone(), &work)?.backend;
+        Self::on_backend(file, backend, options, tower)
+    }
+}
+
+impl<B: Backend> Model<B> {
+    /// The same on a backend of the caller's: [`ModelOptions::backend`] has no effect, and there is
+    /// no vision tower, which needs a backend of its own.
+    ///
+    /// # Errors
+    /// As [`Model::open`].
+    pub fn open_on(
+        path: impl AsRef<Path>,
+        backend: B,
+        options: ModelOptions,
+    ) -> Result<Self, Error> {
+        let file = options.prepare(ModelFile::open(path, &architectures())?)?;
+        Self::on_backend(file, backend, options, None)
+    }
+
+    fn on_backend(
+        file: ModelFile,
+        backend: B,
+        options: ModelOptions,
+        tower: Option<Tower>,
+    ) -> Result<Self, Error> {
         let (model, weights) = (file.model().clone(), file.weights());
         let progress = options.on_progress;
         let engine = Engine::with_progress(backend, model, weights, &options.engine, progress)?;
@@ -147,9 +137,11 @@ impl Model {
             tower,
             ..ServiceExtras::default()
         };
-        Self::with_extras(file.into(), engine, extras)
+        Self::with_engine(file, engine, extras)
     }
+}
 
+impl<B: Backend, M: Memory + Clone> Model<B, M> {
     /// A model on an engine of the caller's, which was made of this file, perhaps with a model that
     /// drafts for it, or a tower for its pictures. What the engine remembered goes.
     ///
@@ -157,17 +149,10 @@ impl Model {
     /// As [`Session::with`].
     pub fn with_engine(
         file: impl Into<Arc<ModelFile>>,
-        engine: Engine<BoxedBackend>,
+        engine: Engine<B, M>,
         extras: ServiceExtras,
     ) -> Result<Self, Error> {
-        Self::with_extras(file.into(), engine, extras)
-    }
-
-    fn with_extras(
-        file: Arc<ModelFile>,
-        engine: Engine<BoxedBackend>,
-        extras: ServiceExtras,
-    ) -> Result<Self, Error> {
+        let file = file.into();
         let config = ServiceConfig {
             max_queued: usize::MAX,
             max_queued_tokens: usize::MAX,
@@ -191,7 +176,11 @@ impl Model {
     ///
     /// # Errors
     /// As [`Model::begin`]: the prompt has been computed when this returns.
-    pub fn generate(&mut self, prompt: &str, options: GenerateOptions) -> Result<Text<'_>, Error> {
+    pub fn generate(
+        &mut self,
+        prompt: &str,
+        options: GenerateOptions,
+    ) -> Result<Text<'_, B, M>, Error> {
         let tokens = self.file.tokenizer().encode(prompt, EncodeOptions::PROMPT);
         let state = self.begin(options.request(tokens))?;
         Ok(Text::new(self, state))
@@ -207,7 +196,7 @@ impl Model {
         &mut self,
         messages: &[ChatMessage],
         options: GenerateOptions,
-    ) -> Result<Text<'_>, Error> {
+    ) -> Result<Text<'_, B, M>, Error> {
         let tokens = self.chat_tokens(messages)?;
         let state = self.begin(options.request(tokens))?;
         Ok(Text::new(self, state))
@@ -229,7 +218,7 @@ impl Model {
         pictures: &[impl AsRef<[u8]>],
         text: &str,
         options: GenerateOptions,
-    ) -> Result<Text<'_>, Error> {
+    ) -> Result<Text<'_, B, M>, Error> {
         let reader = self.reader.clone().ok_or(Error::SeesNothing)?;
         let read = pictures.iter().map(|bytes| reader.read(bytes.as_ref()));
         let pictures = read.collect::<Result<Vec<_>, _>>()?;
@@ -246,7 +235,7 @@ impl Model {
         messages: &[Value],
         pictures: &[PreparedPicture],
         options: GenerateOptions,
-    ) -> Result<Text<'_>, Error> {
+    ) -> Result<Text<'_, B, M>, Error> {
         let reader = self.reader.clone().ok_or(Error::SeesNothing)?;
         let chat = picture_chat(&self.file, &reader, messages, &Map::new(), pictures)?;
         let request = TextRequest {
@@ -431,17 +420,17 @@ impl Model {
     }
 
     /// The engine, with its memory and settings.
-    pub fn engine(&self) -> &Engine<BoxedBackend> {
+    pub fn engine(&self) -> &Engine<B, M> {
         self.session.engine()
     }
 
     /// The session that computes its texts.
-    pub fn session(&mut self) -> &mut Session<BoxedBackend> {
+    pub fn session(&mut self) -> &mut Session<B, M> {
         &mut self.session
     }
 
     /// The engine, without texts.
-    pub fn into_engine(self) -> Engine<BoxedBackend> {
+    pub fn into_engine(self) -> Engine<B, M> {
         self.session.into_engine()
     }
 }

@@ -5,7 +5,9 @@
 
 use cellar_engine::serve::{TextStream, TokenPiece, Usage};
 use cellar_engine::{CancelFlag, FinishReason, TokenLogprobs};
+use kv_backend::{Backend, BoxedBackend};
 use kv_core::TokenId;
+use kv_core::memory::{Composite, Memory};
 
 use crate::error::Error;
 use crate::model::Model;
@@ -50,7 +52,10 @@ impl TextState {
     ///
     /// # Errors
     /// [`Error::Text`] where the text failed.
-    pub fn next_piece(&mut self, model: &mut Model) -> Result<Option<String>, Error> {
+    pub fn next_piece<B: Backend, M: Memory + Clone>(
+        &mut self,
+        model: &mut Model<B, M>,
+    ) -> Result<Option<String>, Error> {
         self.last.clear();
         let session = model.session();
         let was_paused = self.stream.finish_reason() == Some(FinishReason::Cancelled);
@@ -115,13 +120,13 @@ impl TextState {
 /// A text that a [`Model`] is writing: an iterator of its pieces, each of whole characters. Pieces
 /// may be empty.
 #[derive(Debug)]
-pub struct Text<'m> {
-    model: &'m mut Model,
+pub struct Text<'m, B: Backend = BoxedBackend, M: Memory + Clone = Composite> {
+    model: &'m mut Model<B, M>,
     state: TextState,
 }
 
-impl<'m> Text<'m> {
-    pub(crate) fn new(model: &'m mut Model, state: TextState) -> Self {
+impl<'m, B: Backend, M: Memory + Clone> Text<'m, B, M> {
+    pub(crate) fn new(model: &'m mut Model<B, M>, state: TextState) -> Self {
         Self { model, state }
     }
 
@@ -136,7 +141,7 @@ impl<'m> Text<'m> {
 }
 
 /// What is known of the text so far.
-impl std::ops::Deref for Text<'_> {
+impl<B: Backend, M: Memory + Clone> std::ops::Deref for Text<'_, B, M> {
     type Target = TextState;
 
     fn deref(&self) -> &TextState {
@@ -144,7 +149,7 @@ impl std::ops::Deref for Text<'_> {
     }
 }
 
-impl Iterator for Text<'_> {
+impl<B: Backend, M: Memory + Clone> Iterator for Text<'_, B, M> {
     type Item = Result<String, Error>;
 
     fn next(&mut self) -> Option<Self::Item> {

@@ -2,14 +2,15 @@
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use cellar::engine::{EngineError, Timings};
 use cellar::kv_graph::weights::SharedBytes;
 use cellar::{
     BackendKind, BackendOptions, CancelFlag, ChatMessage, EngineConfig, Error, FinishReason,
-    GenerateOptions, KvType, KvTypes, LongContext, Model, ModelFile, ModelOptions, Repack,
-    SamplerConfig, TextState, TokenId, architectures,
+    GenerateOptions, KvType, LongContext, Model, ModelFile, ModelOptions, Repack, SamplerConfig,
+    TextState, TokenId, architectures, open_backend,
 };
 use serde::Deserialize;
 
@@ -35,17 +36,17 @@ fn references() -> Vec<Reference> {
 
 fn open(kind: Option<BackendKind>, engine: EngineConfig) -> Model {
     let options = ModelOptions {
-        backend: BackendOptions {
-            kind,
-            ..BackendOptions::default()
-        },
-        engine: EngineConfig {
-            kv_types: KvTypes::from(KvType::F32),
-            ..engine
-        },
+        engine,
         ..ModelOptions::default()
     };
-    Model::open_with(format!("{MODELS}/stories-llama-f16.gguf"), options).unwrap()
+    let options = options.with_kv_type(KvType::F32);
+    let options = match kind {
+        Some(kind) => options.with_backend(kind),
+        None => options,
+    };
+    options
+        .open(format!("{MODELS}/stories-llama-f16.gguf"))
+        .unwrap()
 }
 
 fn greedy(n_predict: usize) -> GenerateOptions {
@@ -54,6 +55,24 @@ fn greedy(n_predict: usize) -> GenerateOptions {
         n_predict: Some(n_predict),
         ..GenerateOptions::default()
     }
+}
+
+#[test]
+fn a_model_on_a_backend_of_the_callers_writes_the_same() {
+    let backend = open_backend(BackendOptions::default()).unwrap();
+    let options = ModelOptions::default()
+        .with_kv_type(KvType::F32)
+        .with_context(64)
+        .with_threads(NonZeroUsize::MIN);
+    let path = format!("{MODELS}/stories-llama-f16.gguf");
+    let mut on_mine = Model::open_on(path, backend, options).unwrap();
+    let mut chosen = open(None, EngineConfig::default());
+    assert_eq!(on_mine.engine().settings().n_ctx, 64);
+    let [mine, its] = [&mut on_mine, &mut chosen].map(|model| {
+        let text = model.generate("Once upon a time", greedy(20)).unwrap();
+        text.finish().unwrap()
+    });
+    assert_eq!(mine, its);
 }
 
 fn timings_of(model: &mut Model, prompt: &str, n_predict: usize) -> Timings {

@@ -1,7 +1,8 @@
 //! An engine generates beyond the size of its cache, as with an eviction by hand.
 
+use cellar::{GenerateOptions, Model};
 use cellar_engine::sampler::SamplerConfig;
-use cellar_engine::session::{ServiceConfig, Session, TextRequest};
+use cellar_engine::session::{ServiceConfig, ServiceExtras, Session, TextRequest};
 use cellar_engine::{CompletionOptions, Engine, EngineConfig};
 use kv_core::batch::Batch;
 use kv_core::memory::{Memory, PosChange, Seqs};
@@ -146,4 +147,35 @@ fn a_session_serves_texts_beyond_the_window() {
         assert_eq!(text.tokens.len(), 180);
         assert_eq!(text.tokens, alone(prompt));
     }
+}
+
+/// A model of the facade with this memory: a text of three windows, piece by piece, and a second one
+/// that begins like the first.
+#[test]
+fn a_model_of_the_facade_has_this_memory() {
+    let file = story_model();
+    let config = EngineConfig {
+        n_ctx: Some(128),
+        ..EngineConfig::default()
+    };
+    let backend = CpuBackend::new(CpuConfig::default()).unwrap();
+    let (model, weights) = (file.model().clone(), file.weights());
+    let memory = StreamingLlm::new(CONFIG);
+    let engine = Engine::with_memory(backend, model, weights, &config, memory).unwrap();
+    let mut model = Model::with_engine(file, engine, ServiceExtras::default()).unwrap();
+    let options = GenerateOptions {
+        sampler: SamplerConfig {
+            min_tokens: 180,
+            ..SamplerConfig::greedy()
+        },
+        n_predict: Some(180),
+        ..GenerateOptions::default()
+    };
+    let mut text = model.generate("Once upon a time", options.clone()).unwrap();
+    let pieces: String = text.by_ref().map(Result::unwrap).collect();
+    assert_eq!(text.tokens().len(), 180);
+    assert_eq!(pieces, text.text());
+    let again = model.generate("Once upon a time", options).unwrap();
+    assert_eq!(again.finish().unwrap(), pieces);
+    assert!(model.engine().memory().n_tokens(SEQ) <= 64);
 }
