@@ -19,7 +19,8 @@ use tokio::sync::{Semaphore, watch};
 use crate::auth::{Keys, Tenant};
 use crate::batches::Batches;
 use crate::body_worker::{self, BodyWorker};
-use crate::conversations::{ConversationLimits, Conversations};
+use crate::branches::{self, Branch};
+use crate::conversations::Conversation;
 use crate::cors::Origins;
 use crate::error::ApiError;
 use crate::files::Files;
@@ -30,6 +31,7 @@ use crate::model::{Job, ServedModel};
 use crate::models::{FindModels, MemoryBudget, ModelEntry, ModelInUse, ModelStatus, Models};
 use crate::places::{NoPlace, Place, PlaceLimits, Places};
 use crate::report::{ObserveRequests, Recorder, TextEnd, TextReport};
+use crate::shelves::{ShelfLimits, Shelves};
 use crate::verify::Verifier;
 use crate::view::MAX_VIEWERS;
 
@@ -55,7 +57,7 @@ pub struct ServerConfig {
     /// How long a viewer keeps its place; the page comes again at once, and misses nothing.
     pub view_time: Duration,
     /// How much is kept for requests that go on from an earlier answer.
-    pub conversations: ConversationLimits,
+    pub conversations: ShelfLimits,
     /// Take reports of what requests did.
     pub observers: Vec<Arc<dyn ObserveRequests>>,
     /// The directory in which `/slots/{id}` keeps cached prefixes; `None` keeps none.
@@ -79,7 +81,7 @@ impl Default for ServerConfig {
             write_time: Duration::from_secs(30),
             longest_silence: Duration::from_secs(15),
             view_time: Duration::from_secs(3600),
-            conversations: ConversationLimits::default(),
+            conversations: ShelfLimits::default(),
             observers: Vec::new(),
             slot_save_path: None,
             strict: false,
@@ -106,7 +108,8 @@ pub struct App(Arc<State>);
 #[derive(Debug)]
 struct State {
     models: Models,
-    conversations: Conversations,
+    conversations: Shelves<Conversation>,
+    branches: Shelves<Branch>,
     files: Files,
     batches: Batches,
     config: ServerConfig,
@@ -175,7 +178,8 @@ impl App {
     ) -> Self {
         Self(Arc::new(State {
             models: Models::new(models, budget),
-            conversations: Conversations::new(config.conversations),
+            conversations: Shelves::new(config.conversations),
+            branches: Shelves::new(branches::LIMITS),
             files: Files::new(config.keys.n_keys()),
             batches: Batches::default(),
             bodies: Arc::new(Semaphore::new(body_worker::body_budget(config.max_body))),
@@ -293,8 +297,13 @@ impl App {
     }
 
     /// The answers that are kept.
-    pub(crate) fn conversations(&self) -> &Conversations {
+    pub(crate) fn conversations(&self) -> &Shelves<Conversation> {
         &self.0.conversations
+    }
+
+    /// The texts that others can branch off from.
+    pub(crate) fn branches(&self) -> &Shelves<Branch> {
+        &self.0.branches
     }
 
     /// The files that are kept.

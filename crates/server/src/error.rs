@@ -162,6 +162,18 @@ impl ApiError {
         }
     }
 
+    /// 404: a text to branch off from that is not kept, or is another tenant's.
+    pub(crate) fn unknown_branch(id: &str) -> Self {
+        let message = format!(
+            "there is no text of a request '{id}': it had to make room, or the server was started again; \
+             a request's id is its header x-request-id, or the one of its answer"
+        );
+        Self {
+            param: Some("fork_of".to_owned()),
+            ..Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message)
+        }
+    }
+
     /// 405: the address takes other methods.
     pub fn wrong_method(method: &Method, path: &str, allow: &str) -> Self {
         let status = StatusCode::METHOD_NOT_ALLOWED;

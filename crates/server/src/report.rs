@@ -97,7 +97,7 @@ pub enum TextEnd {
 pub(crate) async fn observe(State(app): State<App>, request: Request, next: Next) -> Response {
     let id = id_of(request.headers()).unwrap_or_else(|| random_id("req_"));
     let recorder = Recorder::of(&app.config().observers, &id, &request);
-    let run = next.run(request);
+    let run = ID.scope(id.clone(), next.run(request));
     let mut response = match recorder {
         Some(recorder) => {
             let response = CURRENT.scope(recorder.clone(), run).await;
@@ -120,7 +120,15 @@ fn id_of(headers: &HeaderMap) -> Option<String> {
     is_plain.then(|| id.to_owned())
 }
 
+/// The id of the request that is handled on this task.
+pub(crate) fn request_id() -> Option<String> {
+    ID.try_with(Clone::clone).ok()
+}
+
 tokio::task_local! {
+    /// The id of the request that is handled.
+    pub(crate) static ID: String;
+
     /// The recorder of the request that is handled.
     pub(crate) static CURRENT: Recorder;
 }

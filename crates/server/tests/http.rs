@@ -24,6 +24,8 @@ mod echo;
 mod errors;
 #[path = "http/fields.rs"]
 mod fields;
+#[path = "http/forks.rs"]
+mod forks;
 #[path = "http/fuzz.rs"]
 mod fuzz;
 #[path = "http/gaps.rs"]

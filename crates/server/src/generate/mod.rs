@@ -12,6 +12,7 @@ mod time_limit;
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -28,12 +29,14 @@ use crate::adapters;
 use crate::app::{Active, App};
 use crate::auth::Tenant;
 use crate::body_worker::run_blocking;
+use crate::branches::Branch;
 use crate::constrain::{Wanted, held_to};
 use crate::encode::encode;
 use crate::error::ApiError;
 use crate::ids::random_id;
 use crate::model::ServedModel;
 use crate::models::ModelInUse;
+use crate::report::request_id;
 use crate::verify::Sample;
 
 use time_limit::TimeLimit;
@@ -124,6 +127,8 @@ pub struct Generating {
     n_shown: usize,
     /// What it takes to compute it again, where it is chosen for that.
     sample: Option<Sample>,
+    /// What others can branch off from.
+    branch: Option<Arc<Branch>>,
     active: Active,
     /// Dropped last: the model may be unloaded then.
     model: ModelInUse,
@@ -222,6 +227,7 @@ impl App {
         request.steps = steps.next().unwrap_or_default();
         let more_steps = || steps.next().unwrap_or_default();
         let shared = model.shared();
+        let branch = self.branch(model, tenant, &request);
         let sample = |number| self.verifier().sample(&shared, &request, number);
         let samples: Vec<Option<Sample>> = (0..u64::from(n.get())).map(sample).collect();
         let streams = service.submit_texts(request, n, more_steps);
@@ -233,8 +239,10 @@ impl App {
             self.metrics().refused(&error);
             error
         })?;
+        let mut branch = branch;
         let generating = |((stream, sample), (failure, splitter))| Generating {
             sample,
+            branch: branch.take(),
             active: self.begin(model, tenant, n_prompt),
             stream: Some(stream),
             failure,
@@ -254,6 +262,23 @@ impl App {
             .zip(others)
             .map(generating)
             .collect())
+    }
+
+    /// Keeps the first text of a request for those that branch off from it.
+    fn branch(
+        &self,
+        model: &ModelInUse,
+        tenant: Tenant,
+        request: &TextRequest,
+    ) -> Option<Arc<Branch>> {
+        let id = request_id()?;
+        let has_pictures = !request.pictures.is_empty();
+        let branch = Arc::new(Branch::new(model.id(), &request.prompt, has_pictures));
+        let n_more = request.options.n_predict.unwrap_or_default();
+        let n_bytes = branch.n_bytes(n_more);
+        self.branches()
+            .keep(&id, tenant, Arc::clone(&branch), n_bytes);
+        Some(branch)
     }
 
     /// The tokens of a prompt, whose answer may have so many.
@@ -455,7 +480,11 @@ impl Generating {
                 {
                     stream.cancel();
                 }
-                let logprobs = stream.take_logprobs();
+                let tokens = stream.take_tokens();
+                if let Some(branch) = &self.branch {
+                    branch.extend(tokens.iter().filter_map(|piece| piece.token));
+                }
+                let logprobs: Vec<_> = tokens.into_iter().filter_map(|t| t.logprobs).collect();
                 if !logprobs.is_empty() {
                     self.ready.push_back(Piece::Logprobs(logprobs));
                 }

@@ -1,6 +1,6 @@
 //! `/v1/responses`: items in, items and events out, and conversations that are kept.
 
-use cellar_server::ConversationLimits;
+use cellar_server::ShelfLimits;
 use model_tests::http::{Response, open, post, request};
 use serde_json::{Value, json};
 
@@ -363,9 +363,9 @@ fn a_response_is_of_the_key_that_asked_for_it() {
 #[test]
 fn kept_responses_make_room() {
     let mut setup = Setup::default();
-    setup.server.conversations = ConversationLimits {
+    setup.server.conversations = ShelfLimits {
         n_entries: 2,
-        ..ConversationLimits::default()
+        ..ShelfLimits::default()
     };
     let server = setup.start();
     let ids: Vec<Value> = (0..3)

@@ -58,6 +58,8 @@ pub(in crate::api) const LIMITED: [FieldRule; 6] = [
 struct Fields {
     model: Option<String>,
     prompt: Option<PromptField>,
+    /// The id of a request whose text, as far as it is, comes before the prompt.
+    fork_of: Option<String>,
     /// -1 goes on until the model or the context ends.
     stream: Option<bool>,
     return_tokens: Option<bool>,
@@ -144,15 +146,7 @@ impl PromptField {
             };
             return Ok(items.into_iter().map(prompt).collect());
         }
-        let part = |item| match item {
-            Item::Token(id) => Ok(Part::Token(id)),
-            Item::Text(text) => Ok(Part::Text(text)),
-            Item::Parts(_) | Item::Marked(_) => Err(ApiError::invalid_param(
-                "prompt",
-                "a list with tokens is one prompt, and has no list or object in it",
-            )),
-        };
-        let parts: Result<Vec<Part>, ApiError> = items.into_iter().map(part).collect();
+        let parts: Result<Vec<Part>, ApiError> = items.into_iter().map(Item::part).collect();
         Ok(vec![Part::prompt(parts?, tokenizer)])
     }
 }
@@ -161,11 +155,22 @@ impl Item {
     fn are_parts(items: &[Self]) -> bool {
         items.iter().any(|item| matches!(item, Self::Token(_)))
     }
+
+    fn part(self) -> Result<Part, ApiError> {
+        match self {
+            Self::Token(id) => Ok(Part::Token(id)),
+            Self::Text(text) => Ok(Part::Text(text)),
+            Self::Parts(_) | Self::Marked(_) => Err(ApiError::invalid_param(
+                "prompt",
+                "a list with tokens is one prompt, and has no list or object in it",
+            )),
+        }
+    }
 }
 
 impl Part {
     /// One prompt of these parts.
-    fn prompt(parts: Vec<Self>, tokenizer: &Tokenizer) -> Prompt {
+    fn prompt(parts: impl IntoIterator<Item = Self>, tokenizer: &Tokenizer) -> Prompt {
         let mut tokens = Vec::new();
         for part in parts {
             match part {
@@ -222,10 +227,53 @@ pub(crate) fn route() -> MethodRouter<App> {
                 ApiError::invalid_param("prompt", "the request is wrong: missing field `prompt`")
             })?;
             let model = app.model_for(fields.model.as_deref(), Job::Texts).await?;
-            let prompts = prompt.prompts(model.tokenizer())?;
+            let prompts = match &fields.fork_of {
+                Some(id) => vec![fork(&app, tenant, &model, id, prompt)?],
+                None => prompt.prompts(model.tokenizer())?,
+            };
             generate(&app, tenant, &model, body, prompts).await
         },
     )
+}
+
+/// The text of another request, as far as it is, and this prompt behind it.
+fn fork(
+    app: &App,
+    tenant: Tenant,
+    model: &ModelInUse,
+    id: &str,
+    prompt: PromptField,
+) -> Result<Prompt, ApiError> {
+    let wrong = |message: String| ApiError::invalid_param("fork_of", message);
+    let branch = app.branches().get(id, tenant);
+    let branch = branch.ok_or_else(|| ApiError::unknown_branch(id))?;
+    if branch.model() != model.id() {
+        let (its, ours) = (branch.model(), model.id());
+        return Err(wrong(format!(
+            "'{id}' is a text of '{its}', not of '{ours}'"
+        )));
+    }
+    if branch.has_pictures() {
+        return Err(wrong(format!(
+            "'{id}' has pictures, which cannot be gone on from"
+        )));
+    }
+    let parts = match prompt {
+        PromptField::One(text) => vec![Part::Text(text)],
+        PromptField::List(items) if Item::are_parts(&items) => items
+            .into_iter()
+            .map(Item::part)
+            .collect::<Result<_, _>>()?,
+        PromptField::List(_) | PromptField::Marked(_) => {
+            let message = "goes with one 'prompt': a text, or a list of tokens and texts";
+            return Err(wrong(message.to_owned()));
+        }
+    };
+    let before = branch
+        .tokens()
+        .into_iter()
+        .map(|token| Part::Token(token.0));
+    Ok(Part::prompt(before.chain(parts), model.tokenizer()))
 }
 
 /// The route that fills the gap of a text.

@@ -467,6 +467,7 @@ pub(in crate::api) const MESSAGES: &[Field] = &[
 pub(in crate::api) const COMPLETION: &[Field] = &[
     field("model", Kind::Text),
     required("prompt", Kind::Mixed),
+    field("fork_of", Kind::Text),
     field("n_predict", Kind::Integer),
     field("max_tokens", Kind::Integer),
     field("stream", Kind::Flag),

@@ -289,7 +289,8 @@ impl Writer {
                 messages,
             };
             let kept = keeping.app.conversations();
-            kept.keep(id, keeping.tenant, conversation);
+            let n_bytes = conversation.n_bytes();
+            kept.keep(id, keeping.tenant, Arc::new(conversation), n_bytes);
         }
     }
 }
