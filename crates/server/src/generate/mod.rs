@@ -274,7 +274,9 @@ impl App {
         let id = request_id()?;
         let has_pictures = !request.pictures.is_empty();
         let branch = Arc::new(Branch::new(model.id(), &request.prompt, has_pictures));
-        let n_more = request.options.n_predict.unwrap_or_default();
+        let n_most = model.service().ok()?.prompt_limits().n_tokens;
+        let room = n_most.saturating_sub(request.prompt.len());
+        let n_more = request.options.n_predict.map_or(room, |n| n.min(room));
         let n_bytes = branch.n_bytes(n_more);
         self.branches()
             .keep(&id, tenant, Arc::clone(&branch), n_bytes);
