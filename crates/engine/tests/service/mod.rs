@@ -36,6 +36,7 @@ macro_rules! for_each_memory {
 mod blocks;
 mod draft_model;
 mod drafted;
+mod each_call;
 mod fleet;
 mod heads;
 pub(crate) mod models;
