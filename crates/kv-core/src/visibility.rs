@@ -436,6 +436,21 @@ mod tests {
     }
 
     #[test]
+    fn runs_without_cells_and_beyond_all_positions_are_refused() {
+        for run in [run(0, 3, 0), run(0, u32::MAX, 2), run(4, 0, 3)] {
+            let group = VisibleGroup::new(vec![0], vec![run], limits(&[(0, 9)]));
+            let error = Visibility::new(1, vec![group]).check(6).unwrap_err();
+            let (group, n_cells) = (0, 6);
+            let outside = VisibilityError::RunOutside {
+                group,
+                run,
+                n_cells,
+            };
+            assert_eq!(error, outside);
+        }
+    }
+
+    #[test]
     fn groups_differ_by_rows_runs_and_limits() {
         let group = VisibleGroup::new(vec![0], vec![run(4, 0, 3)], limits(&[(0, 2)]));
         let mut same = group.clone();

@@ -570,8 +570,13 @@ fn configurations_that_make_no_memory_are_refused() {
         too_few.to_string().contains("one sequence alone needs 5"),
         "{too_few}"
     );
-    let too_many = error(RecurrentConfig::new(2).with_snapshots(u32::MAX));
-    assert!(matches!(too_many, MemoryConfigError::StateRowCount { .. }));
+    for config in [
+        RecurrentConfig::new(2).with_snapshots(u32::MAX),
+        RecurrentConfig::new(2).with_rows(u32::MAX),
+    ] {
+        let too_many = error(config);
+        assert!(matches!(too_many, MemoryConfigError::StateRowCount { .. }));
+    }
 }
 
 #[test]

@@ -6,10 +6,13 @@
 use kv_core::batch::{Batch, BatchRules, ValidBatch, validate};
 use kv_core::memory::RowCopy;
 use kv_core::memory::{
-    Memory, MemoryConfigError, MemoryInputs, NeededFor, NoRoom, Refusal, RowCounts, RowsWritten,
-    Seqs, Streams, Unified, UnifiedConfig, invariants,
+    BatchVisibility, Composite, Memory, MemoryConfigError, MemoryInputs, NeededFor, NoRoom,
+    Refusal, RowCounts, RowsWritten, Seqs, Streams, Unified, UnifiedConfig, batch_visibility,
+    invariants,
 };
-use kv_core::{Causality, CellIdx, PartIdx, Pos, PosRange, SeqId, StreamIdx, TokenId, Window};
+use kv_core::{
+    Causality, CellIdx, PartIdx, Pos, PosRange, SeqId, StreamIdx, TokenId, Visibility, Window,
+};
 
 use crate::support::next_tokens;
 
@@ -534,4 +537,42 @@ fn configurations_that_hold_nothing_are_refused() {
         Err(MemoryConfigError::CellCount { .. })
     ));
     assert_eq!(with(2, 4).unwrap().n_cells(), 8);
+}
+
+#[test]
+fn nothing_is_undone_where_nothing_was_committed() {
+    let mut f = Fixture::shared(8, Window::Full);
+    f.decode(&[(&[0], 3)]).unwrap();
+    let before = f.memory.clone();
+    let batch = f.batch(&[(&[0], 2)]);
+    f.memory
+        .begin(&batch, 64)
+        .unwrap()
+        .undo_last(RowsWritten::Perhaps);
+    f.memory
+        .begin(&batch, 64)
+        .unwrap()
+        .undo_all(RowsWritten::Perhaps);
+    assert_eq!(f.memory, before);
+}
+
+/// Without a memory, tokens see later ones, too, as far as their chunk goes.
+#[test]
+fn tokens_of_an_encoder_see_their_chunk() {
+    let mut memory = Composite::encoder(1);
+    let batch = next_tokens(&memory, &[(&[0], 7)]);
+    let steps = memory.begin(&batch, 64).unwrap();
+    let ubatch = steps.ubatches().next().unwrap();
+    let mut seen = BatchVisibility {
+        window: Window::Chunked(3),
+        visibility: Visibility::default(),
+    };
+    batch_visibility(ubatch, &mut seen);
+    let mask = seen.visibility.dense_mask(7).unwrap();
+    for row in 0..7 {
+        for cell in 0..7 {
+            let sees = mask.sees(row, CellIdx(cell));
+            assert_eq!(sees, row / 3 == cell / 3, "{row} and {cell}");
+        }
+    }
 }

@@ -472,6 +472,27 @@ fn a_cancelled_first_text_hands_the_prompt_to_the_next() {
     assert!(sim.scheduler.counters().n_tokens <= 100 + n_text);
 }
 
+/// A text that waits for the copy of its prompt, as its tenant may not run another one.
+#[test]
+fn a_text_that_waits_for_its_copy_can_be_cancelled() {
+    let mut sim = simulator(8, 2000);
+    let own = Script {
+        tenant: tenant(1, 1, Some(1)),
+        ..script(20, 3)
+    };
+    let first = sim.submit_texts(own, 3).unwrap();
+    while sim.text_of(first).is_empty() {
+        assert!(sim.step());
+    }
+    let [second, third] = [1, 2].map(|number| RequestId(first.0 + number));
+    sim.cancel(second);
+    assert_eq!(sim.end_of(second), Some(End::Cancelled));
+    sim.drain();
+    // The row of the prompt gave the first token of each.
+    let [second, third] = [second, third].map(|id| sim.text_of(id).len());
+    assert!(second == 1 && third > 1, "{second} and {third}");
+}
+
 #[test]
 fn a_refused_request_is_refused_for_all_its_texts() {
     let mut sim = simulator(4, 200);

@@ -319,6 +319,19 @@ mod tests {
     }
 
     #[test]
+    fn rows_that_cannot_be_counted_are_refused() {
+        let map = LayerMap::new(vec![attention(64, 96)]);
+        let error = RowLayout::new(&map, &[10, 20], KvType::F16).unwrap_err();
+        let (wanted, got) = (1, 2);
+        assert_eq!(error, LayerError::WrongPartCount { wanted, got });
+        for n_cells in [usize::MAX, usize::MAX / 1024] {
+            let layer = LayerIdx(0);
+            let error = RowLayout::new(&map, &[n_cells], KvType::F16).unwrap_err();
+            assert_eq!(error, LayerError::TooLarge { layer, n_cells });
+        }
+    }
+
+    #[test]
     fn types_go_by_layer_and_kind() {
         let map = LayerMap::new(vec![attention(64, 96), attention(64, 96)]);
         let types = KvTypes::new(KvType::Q8_0, KvType::Q4_1).with_layers("1=f16".parse().unwrap());

@@ -124,3 +124,25 @@ impl Notes {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_notes_go_where_nobody_takes_them() {
+        let mut notes = Notes::default();
+        notes.switch_on();
+        let note = |seq| Note::Dropped {
+            seq: SeqId(seq),
+            n_tokens: 1,
+            n_hits: 0,
+            idle: Micros(0),
+            why: DropReason::Evicted,
+        };
+        (0..MAX_NOTES as u32 + 3).for_each(|seq| notes.push(note(seq)));
+        let taken = notes.take();
+        assert_eq!((taken.len(), &taken[0]), (MAX_NOTES, &note(3)));
+        assert_eq!(notes.take(), []);
+    }
+}

@@ -79,6 +79,9 @@ mod tests {
             length.learn(n_tokens, n, n);
         }
         assert_eq!(lengths, [4, 8, 16, 16]);
+        // A step without drafts tells nothing.
+        length.learn(50, 0, 0);
+        assert_eq!(length.next(50, 64), 16);
         length.learn(60, 16, 2);
         assert_eq!(length.next(60, 64), 8);
     }

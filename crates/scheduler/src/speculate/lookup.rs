@@ -166,6 +166,7 @@ mod tests {
     #[test]
     fn a_loop_goes_on() {
         assert_eq!(found(&[7; 5], 3).unwrap(), (4, vec![7; 3]));
+        assert_eq!(found(&[7; 100], 1).unwrap().0, MAX_MATCH);
         let (n_match, draft) = found(&[1, 2, 1, 2, 1], 4).unwrap();
         assert_eq!((n_match, draft), (3, vec![2, 1, 2, 1]));
     }

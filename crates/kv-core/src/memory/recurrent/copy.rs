@@ -42,8 +42,8 @@ pub(super) fn after(
     }
     // The tokens behind the range are not copied: as if they were taken from the copy.
     let copy = match source.cut(PosRange::new(range.last.next(), Pos(u32::MAX))) {
-        Cut::BackTo(at) if range.last < has.last => source.clone().truncated(at),
-        Cut::Gone { oldest } if range.last < has.last => {
+        Cut::BackTo(at) => source.clone().truncated(at),
+        Cut::Gone { oldest } => {
             return Err(Refusal::StateGone {
                 seq: from,
                 last: has.last,
