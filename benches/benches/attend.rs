@@ -11,8 +11,8 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use kv_backend::{Backend, RowKind, RowSpan};
 use kv_backend::{GraphInputs, GraphOutputs};
 use kv_core::layers::{AttentionMemory, LayerMap, LayerMemory, RowLayout};
-use kv_core::memory::MemoryInputs;
-use kv_core::{CellIdx, KvType, LayerIdx, PartIdx, Window};
+use kv_core::memory::{Memory, MemoryInputs, Seqs};
+use kv_core::{CellIdx, KvType, LayerIdx, PartIdx, Pos, PosRange, SeqId, Window};
 use kv_cpu::{CpuBackend, CpuConfig};
 use kv_graph::weights::MemoryWeights;
 use kv_graph::{AttendSpec, Graph, GraphBuilder, GraphShape, Input};
@@ -31,8 +31,20 @@ const SPEC: AttendSpec = AttendSpec {
 /// Values of a token's query, key and value rows.
 const DIM: usize = SPEC.n_heads * SPEC.k_dim + SPEC.kv_heads * (SPEC.k_dim + SPEC.v_dim);
 
+/// Where the tokens of a sequence lie.
+#[derive(Clone, Copy, PartialEq)]
+enum Cells {
+    /// In blocks, as the memory gives them to sequences that grow together.
+    Blocks,
+    /// In a run, as compacting leaves them.
+    Runs,
+    /// Each apart, as where every second cell is another sequence's.
+    Apart,
+}
+
 struct Case {
     name: &'static str,
+    cells: Cells,
     /// Layers that are attended in turn: many of them do not fit in the caches.
     n_layers: u32,
     n_seqs: u32,
@@ -41,10 +53,26 @@ struct Case {
 }
 
 fn bench_case(c: &mut Criterion, case: &Case, kv_type: KvType) -> Result<(), Failure> {
-    let n_cells = (case.depth + case.n_new) * case.n_seqs;
-    let mut memory = memory(n_cells, case.n_seqs, Window::Full)?;
+    let n_own = (case.depth + case.n_new) * case.n_seqs;
+    // Room for compacting.
+    let n_cells = if case.n_seqs > 1 { 2 * n_own } else { n_own };
+    let mut memory = memory(n_cells, case.n_seqs + 1, Window::Full)?;
     let mut inputs = MemoryInputs::default();
+    if case.cells == Cells::Apart {
+        // One sequence takes all cells and gives every second one back. Another one has its tokens.
+        let all = next_tokens(&memory, 1, n_cells)?;
+        commit(&mut memory, &all, u32::MAX, &mut inputs)?;
+        memory.copy(SeqId(0), SeqId(case.n_seqs), PosRange::ALL)?;
+        memory.remove(Seqs::One(SeqId(0)), PosRange::ALL)?;
+        for pos in (0..n_cells).step_by(2) {
+            let one = PosRange::new(Pos(pos), Pos(pos));
+            memory.remove(Seqs::One(SeqId(case.n_seqs)), one)?;
+        }
+    }
     for n in [case.depth, case.n_new] {
+        if n == case.n_new && case.cells == Cells::Runs {
+            while memory.compact()?.n_cells > 0 {}
+        }
         let batch = next_tokens(&memory, case.n_seqs, n)?;
         commit(&mut memory, &batch, u32::MAX, &mut inputs)?;
     }
@@ -89,7 +117,9 @@ fn bench_case(c: &mut Criterion, case: &Case, kv_type: KvType) -> Result<(), Fai
     };
     let mut outputs = GraphOutputs::default();
     let mut group = c.benchmark_group("attend");
-    group.throughput(Throughput::Bytes(layout.bytes()));
+    group.throughput(Throughput::Bytes(
+        layout.bytes() * u64::from(n_own) / u64::from(n_cells),
+    ));
     group.bench_function(format!("{}, {kv_type}", case.name), |b| {
         b.iter(|| {
             let done = backend.run(&mut program, &mut rows, &inputs, &mut outputs);
@@ -138,6 +168,7 @@ fn benches(c: &mut Criterion) {
         Case {
             name: "1 token at depth 4096",
             n_layers: 1,
+            cells: Cells::Blocks,
             n_seqs: 1,
             depth: 4096,
             n_new: 1,
@@ -145,6 +176,7 @@ fn benches(c: &mut Criterion) {
         Case {
             name: "1 token at depth 4096, 48 layers",
             n_layers: 48,
+            cells: Cells::Blocks,
             n_seqs: 1,
             depth: 4096,
             n_new: 1,
@@ -152,6 +184,7 @@ fn benches(c: &mut Criterion) {
         Case {
             name: "prompt of 512",
             n_layers: 1,
+            cells: Cells::Blocks,
             n_seqs: 1,
             depth: 1,
             n_new: 511,
@@ -159,6 +192,23 @@ fn benches(c: &mut Criterion) {
         Case {
             name: "16 sequences at depth 512",
             n_layers: 1,
+            cells: Cells::Blocks,
+            n_seqs: 16,
+            depth: 512,
+            n_new: 1,
+        },
+        Case {
+            name: "16 sequences at depth 512, in runs",
+            n_layers: 1,
+            cells: Cells::Runs,
+            n_seqs: 16,
+            depth: 512,
+            n_new: 1,
+        },
+        Case {
+            name: "16 sequences at depth 512, each cell apart",
+            n_layers: 1,
+            cells: Cells::Apart,
             n_seqs: 16,
             depth: 512,
             n_new: 1,
