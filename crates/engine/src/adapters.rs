@@ -89,6 +89,8 @@ impl TextAdapters {
 #[derive(Debug)]
 pub(crate) struct ActiveAdapters {
     adapters: Arc<Adapters>,
+    /// Of sequences that do not have others.
+    default_scales: Arc<[f32]>,
     /// Of sequences that do not have the default ones.
     of_seq: HashMap<SeqId, TextAdapters>,
     /// The rows of the last ubatch.
@@ -98,6 +100,7 @@ pub(crate) struct ActiveAdapters {
 impl ActiveAdapters {
     pub(crate) fn new(adapters: Arc<Adapters>) -> Self {
         Self {
+            default_scales: Arc::clone(adapters.default_scales()),
             adapters,
             of_seq: HashMap::new(),
             rows: Vec::new(),
@@ -106,6 +109,17 @@ impl ActiveAdapters {
 
     pub(crate) fn all(&self) -> &Arc<Adapters> {
         &self.adapters
+    }
+
+    pub(crate) fn default_scales(&self) -> &[f32] {
+        &self.default_scales
+    }
+
+    /// Gives all sequences these scales that do not have others.
+    pub(crate) fn set_default(&mut self, scales: Arc<[f32]>) -> Result<(), AdapterError> {
+        self.adapters.check_scales(&scales)?;
+        self.default_scales = scales;
+        Ok(())
     }
 
     /// Gives a sequence these adapters, or the default ones.
@@ -127,7 +141,7 @@ impl ActiveAdapters {
     fn scales(&self, seq: SeqId, pos: Pos) -> &[f32] {
         match self.of_seq.get(&seq) {
             Some(adapters) => adapters.at(pos),
-            None => self.adapters.default_scales(),
+            None => &self.default_scales,
         }
     }
 
@@ -135,7 +149,7 @@ impl ActiveAdapters {
     pub(crate) fn describe(&self, seq: SeqId) -> String {
         match self.of_seq.get(&seq) {
             Some(adapters) => self.adapters.describe(&adapters.scales),
-            None => self.adapters.describe(self.adapters.default_scales()),
+            None => self.adapters.describe(&self.default_scales),
         }
     }
 

@@ -21,6 +21,7 @@ use model_core::architecture::{Model, OutputKind};
 
 use crate::adapters::{ActiveAdapters, TextAdapters};
 use crate::capacities::{Capacities, load_kernels};
+use crate::changing_weights::ChangingWeights;
 use crate::config::{ConfigError, EngineConfig, Settings};
 use crate::error::EngineError;
 use crate::guard::{Forgetting, Uncomputed};
@@ -119,12 +120,12 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         let model = with_layers(model, settings.layers());
         let model = model.for_context(settings.n_ctx as usize).unwrap_or(model);
         let rows = backend.allocate(&settings.layout)?;
-        let source = weights;
+        let source = Arc::new(ChangingWeights::new(weights));
         let custom_ops = model.custom_ops();
         if !custom_ops.is_empty() {
             backend.set_custom_ops(custom_ops)?;
         }
-        let weights = backend.load_weights(Arc::clone(&source), on_progress)?;
+        let weights = backend.load_weights(Arc::clone(&source) as _, on_progress)?;
         let head = model.draft_head();
         // A head has as many graphs as the model.
         let n_programs = settings.n_programs * (1 + head.iter().len());
@@ -191,6 +192,7 @@ impl<B: Backend, M: Memory + Clone> Engine<B, M> {
         source.check()?;
         let runner = Runner {
             backend,
+            loaded: Arc::clone(&model),
             model,
             weights,
             source,

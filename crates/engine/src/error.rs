@@ -56,6 +56,9 @@ pub enum EngineError {
     /// Scales of adapters were given to a model without any.
     #[error("the model was loaded without adapters: give it some with --lora")]
     NoAdapters,
+    /// The adapters of a model that was loaded with them are not exchanged.
+    #[error("the model was loaded with adapters, which stay: load it without any")]
+    LoadedWithAdapters,
     /// Scales of adapters that cannot be.
     #[error(transparent)]
     Adapters(Box<AdapterError>),

@@ -46,6 +46,11 @@ impl<K: PartialEq, P> ProgramCache<K, P> {
         Ok(&mut self.programs[at].1)
     }
 
+    /// Drops all programs.
+    pub(crate) fn clear(&mut self) {
+        self.programs.clear();
+    }
+
     /// How many were compiled, those that made room included.
     pub(crate) fn n_compiled(&self) -> u64 {
         self.n_compiled

@@ -14,12 +14,13 @@ use kv_core::layers::RowLayout;
 use kv_core::memory::{BatchVisibility, PartInputs};
 use kv_core::memory::{Edit, Edited, MemoryInputs, RowsWritten, batch_visibility};
 use kv_graph::rope::LayerRope;
-use kv_graph::weights::WeightSource;
+use kv_graph::weights::WeightSource as _;
 use kv_graph::{GraphShape, KeyRopeError, TopK};
 use model_core::architecture::{Model, ModelError};
 
 use crate::adapters::ActiveAdapters;
 use crate::capacities::Capacities;
+use crate::changing_weights::ChangingWeights;
 use crate::config::{AttentionMode, Settings};
 use crate::error::EngineError;
 use crate::head::Head;
@@ -33,9 +34,12 @@ const N_KV_STEP: usize = 256;
 pub(crate) struct Runner<B: Backend> {
     pub(crate) backend: B,
     pub(crate) model: Arc<dyn Model>,
+    /// The same as it was loaded, without the adapters that it got since.
+    pub(crate) loaded: Arc<dyn Model>,
     pub(crate) weights: B::Weights,
-    /// The source of the weights: files that somebody may change.
-    pub(crate) source: Arc<dyn WeightSource>,
+    /// The source of the weights: files that somebody may change, and adapters that the engine
+    /// changes.
+    pub(crate) source: Arc<ChangingWeights>,
     pub(crate) rows: B::Rows,
     /// How each layer's keys move, or why they cannot.
     pub(crate) key_ropes: Result<Vec<LayerRope>, Arc<KeyRopeError>>,

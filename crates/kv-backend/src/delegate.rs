@@ -71,6 +71,11 @@ macro_rules! delegate {
             $crate::Backend::load_weights(&self.inner, source, on_progress)
         }
     };
+    (@method forget_weights) => {
+        fn forget_weights(&self, weights: &Self::Weights, names: &[String]) -> Result<(), $crate::BackendError> {
+            $crate::Backend::forget_weights(&self.inner, weights, names)
+        }
+    };
     (@method compile) => {
         fn compile(&self, graph: &$crate::kv_graph::Graph, weights: &Self::Weights, layout: &$crate::kv_core::layers::RowLayout) -> Result<Self::Program, $crate::BackendError> {
             $crate::Backend::compile(&self.inner, graph, weights, layout)

@@ -39,6 +39,7 @@ pub trait DynBackend: Send + Sync + 'static {
         source: Arc<dyn WeightSource>,
         on_progress: OnProgress,
     ) -> Result<SharedOpaque, BackendError>;
+    fn dyn_forget(&self, weights: &dyn Any, names: &[String]) -> DynResult;
     fn dyn_compile(
         &self,
         graph: &Graph,
@@ -111,6 +112,10 @@ impl<B: Backend> DynBackend for B {
         on_progress: OnProgress,
     ) -> Result<SharedOpaque, BackendError> {
         Ok(Box::new(self.load_weights(source, on_progress)?))
+    }
+
+    fn dyn_forget(&self, weights: &dyn Any, names: &[String]) -> DynResult {
+        self.forget_weights(own(weights)?, names)
     }
 
     fn dyn_compile(
@@ -238,6 +243,10 @@ impl Backend for BoxedBackend {
         on_progress: OnProgress,
     ) -> Result<SharedOpaque, BackendError> {
         self.0.dyn_load(source, on_progress)
+    }
+
+    fn forget_weights(&self, weights: &SharedOpaque, names: &[String]) -> DynResult {
+        self.0.dyn_forget(&**weights, names)
     }
 
     fn compile(

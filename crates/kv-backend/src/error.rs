@@ -71,6 +71,14 @@ pub enum BackendError {
         /// The backend.
         backend: String,
     },
+    /// A backend that holds weights for as long as it computes.
+    #[error("the {backend} backend cannot exchange single weights ('{name}')")]
+    KeepsWeights {
+        /// The backend.
+        backend: String,
+        /// The weight.
+        name: String,
+    },
     /// K or V rows of this type cannot be stored.
     #[error("the {backend} backend cannot store K and V rows as {kv_type}")]
     UnsupportedKvType {

@@ -151,6 +151,26 @@ pub trait Backend: Send + Sync + 'static {
         on_progress: OnProgress,
     ) -> Result<Self::Weights, BackendError>;
 
+    /// Lets go of what is held of these weights, because their source has others under the same
+    /// names, or none, from now on. Programs that were compiled with them are not run any more;
+    /// those that are compiled from now on take what the source has. The body here is for backends
+    /// that cannot: an engine does not exchange a model's adapters then.
+    ///
+    /// # Errors
+    /// [`BackendError::KeepsWeights`]; nothing has changed then.
+    fn forget_weights(
+        &self,
+        weights: &Self::Weights,
+        names: &[String],
+    ) -> Result<(), BackendError> {
+        let _ = weights;
+        let backend = self.info().name;
+        names.first().map_or(Ok(()), |name| {
+            let name = name.clone();
+            Err(BackendError::KeepsWeights { backend, name })
+        })
+    }
+
     /// Turns a graph into a program for rows of this layout.
     ///
     /// # Errors

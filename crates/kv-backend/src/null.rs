@@ -68,6 +68,15 @@ impl Backend for NullBackend {
         Ok(HostWeights(source))
     }
 
+    // The source is asked for each graph anew, so there is nothing to let go of.
+    fn forget_weights(
+        &self,
+        _weights: &HostWeights,
+        _names: &[String],
+    ) -> Result<(), BackendError> {
+        Ok(())
+    }
+
     // Everything that can be refused before inputs are known is refused here: absent weights,
     // shapes, rows, operations. Here belongs what is done once for a graph: choosing kernels,
     // fusing, allocating scratch memory.

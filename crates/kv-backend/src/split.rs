@@ -202,6 +202,15 @@ impl<A: Backend, B: Backend> Backend for Split<A, B> {
         ))
     }
 
+    fn forget_weights(
+        &self,
+        (of_first, of_second): &Self::Weights,
+        names: &[String],
+    ) -> Result<(), BackendError> {
+        self.first.forget_weights(of_first, names)?;
+        self.second.forget_weights(of_second, names)
+    }
+
     fn compile(
         &self,
         graph: &Graph,

@@ -127,6 +127,11 @@ impl Backend for CandleBackend {
         ))
     }
 
+    fn forget_weights(&self, weights: &Weights, names: &[String]) -> Result<(), BackendError> {
+        weights.forget(names);
+        Ok(())
+    }
+
     fn compile(
         &self,
         graph: &Graph,

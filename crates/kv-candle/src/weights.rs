@@ -35,6 +35,12 @@ impl Weights {
         &self.device
     }
 
+    /// Drops the tensors of these weights.
+    pub(crate) fn forget(&self, names: &[String]) {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        names.iter().for_each(|name| drop(loaded.remove(name)));
+    }
+
     /// The weight `name`, which `node` needs in the shape `wanted`.
     pub(crate) fn get(
         &self,

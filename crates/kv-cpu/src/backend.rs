@@ -234,6 +234,10 @@ impl Backend for CpuBackend {
         Ok(CpuWeights::new(source, self.kernels, options))
     }
 
+    fn forget_weights(&self, weights: &CpuWeights, names: &[String]) -> Result<(), BackendError> {
+        weights.forget(names)
+    }
+
     fn compile(
         &self,
         graph: &Graph,

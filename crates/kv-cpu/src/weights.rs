@@ -129,6 +129,21 @@ impl CpuWeights {
             .pack(graph, get, fns_of, &self.on_progress, lead)
     }
 
+    /// Drops the packed rows of these weights.
+    ///
+    /// # Errors
+    /// [`BackendError::KeepsWeights`] where one is read as experts are.
+    pub(crate) fn forget(&self, names: &[String]) -> Result<(), BackendError> {
+        if let Some(name) = names.iter().find(|name| self.expert_stack(name).is_some()) {
+            return Err(BackendError::KeepsWeights {
+                backend: "cpu".to_owned(),
+                name: name.clone(),
+            });
+        }
+        self.packed.forget(names);
+        Ok(())
+    }
+
     /// The memory that [`CpuWeights::pack_for`] would take for these graphs.
     pub(crate) fn plan_packing(&self, graphs: &[Graph]) -> WeightPlan {
         let (names, mut plan) = self.plan_experts(graphs);

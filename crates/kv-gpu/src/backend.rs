@@ -84,6 +84,15 @@ impl<D: Device> Backend for GpuBackend<D> {
         Ok(GpuWeights::new(source, self.custom.clone(), on_progress))
     }
 
+    fn forget_weights(
+        &self,
+        weights: &GpuWeights<D>,
+        names: &[String],
+    ) -> Result<(), BackendError> {
+        weights.forget(names);
+        Ok(())
+    }
+
     fn compile(
         &self,
         graph: &Graph,

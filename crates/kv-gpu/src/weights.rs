@@ -210,6 +210,16 @@ impl<D: Device> GpuWeights<D> {
         Ok(new)
     }
 
+    /// Drops these weights, and what was joined of them.
+    pub(crate) fn forget(&self, names: &[String]) {
+        let is_kept = |key: &Key| match key {
+            Key::Weights { names: all, .. } => !all.iter().any(|name| names.contains(name)),
+            Key::Constant(_) => true,
+        };
+        let mut uploaded = locked(&self.uploaded);
+        uploaded.weights.retain(|key, _| is_kept(key));
+    }
+
     /// The bytes that are allocated to bring the weights there that are, or were planned to be.
     pub(crate) fn staging_bytes(&self) -> usize {
         locked(&self.uploaded).staging_bytes

@@ -84,6 +84,17 @@ impl OpenModel {
         Self::from_gguf(GgufFile::from_bytes(bytes)?, registry)
     }
 
+    /// The model that was read of an open GGUF file with these metadata: the file's, perhaps with
+    /// some changed.
+    pub fn of_gguf(file: Arc<GgufFile>, model: Arc<dyn Model>, metadata: Metadata) -> Self {
+        Self {
+            source: Source::Gguf(file),
+            model,
+            changed: Some(metadata),
+            adapted: None,
+        }
+    }
+
     fn from_gguf(file: GgufFile, registry: &Registry) -> Result<Self, ModelFileError> {
         let model = registry.model(file.metadata(), &file);
         Ok(Self {

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used)] // a panic is how a test fails
 
+mod exchanged;
+mod on_gpus;
 mod references;
 mod refused;
 mod together;

@@ -179,6 +179,13 @@ impl PackedWeights {
         all.get(name).cloned()
     }
 
+    /// Drops the packed rows of these weights: the memory goes with the last program that reads
+    /// what was packed with them.
+    pub(crate) fn forget(&self, names: &[String]) {
+        let mut all = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
+        names.iter().for_each(|name| drop(all.remove(name)));
+    }
+
     /// Bytes of all packed rows.
     pub(crate) fn n_bytes(&self) -> usize {
         let all = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);

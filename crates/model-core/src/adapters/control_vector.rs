@@ -11,6 +11,7 @@ use super::check::{Fnv, check_values};
 use super::gguf::check_kind;
 use super::graph::LAYER_RESULT;
 use super::{AdapterError, wrong};
+use crate::architecture::Model;
 use crate::error::ModelFileError;
 use crate::gguf::GgufFile;
 use crate::model_file::OpenModel;
@@ -115,6 +116,43 @@ impl ControlVector {
         Ok(Self {
             dim,
             values,
+            layers,
+        })
+    }
+
+    /// The rows of the layers from 1 on, one after the other, for some of them. Layers behind the
+    /// last row have none.
+    ///
+    /// # Errors
+    /// [`AdapterError`]: a row is not as wide as the model's, or a value is no number.
+    pub fn from_rows(
+        values: &[f32],
+        dim: usize,
+        layers: LayerRange,
+        model: &dyn Model,
+    ) -> Result<Self, AdapterError> {
+        let (n_layers, wanted) = (model.layers().n_layers(), model.embedding_dim());
+        if dim != wanted {
+            return Err(AdapterError::Shape {
+                matrix: "the control vector".to_owned(),
+                model: vec![wanted],
+                a: vec![dim],
+                b: Vec::new(),
+            });
+        }
+        if let Some(&value) = values.iter().find(|value| !value.is_finite()) {
+            let what = "a value of the control vector".to_owned();
+            return Err(AdapterError::NotFinite { what, value });
+        }
+        let mut all = vec![0.0; n_layers * dim];
+        let rows = values.chunks_exact(dim.max(1));
+        let places = all.chunks_exact_mut(dim.max(1)).skip(1);
+        places
+            .zip(rows)
+            .for_each(|(to, row)| to.copy_from_slice(row));
+        Ok(Self {
+            dim,
+            values: all,
             layers,
         })
     }

@@ -3,7 +3,6 @@
 //! Knows nothing of a model but its architecture's name.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use kv_core::TokenId;
 use kv_graph::weights::Weight;
@@ -32,8 +31,7 @@ pub(super) fn check_kind(
 }
 
 /// Reads a file, and checks that it is for a model of this architecture.
-pub(super) fn read(path: &Path, model: &OpenModel) -> Result<RawAdapter, ModelFileError> {
-    let file = GgufFile::open(path)?;
+pub(super) fn read(file: &GgufFile, model: &OpenModel) -> Result<RawAdapter, ModelFileError> {
     let wrong = |reason| wrong(file.label(), reason);
     let metadata = file.metadata();
     let kinds = [("general.type", "adapter"), ("adapter.type", "lora")];

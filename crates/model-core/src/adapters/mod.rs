@@ -20,6 +20,7 @@ mod stacks;
 mod weights;
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,6 +36,7 @@ pub use weights::AdaptedWeights;
 
 use crate::architecture::Registry;
 use crate::error::ModelFileError;
+use crate::gguf::GgufFile;
 use crate::model_file::OpenModel;
 use check::Use;
 
@@ -147,18 +149,37 @@ impl Adapter {
         model: &OpenModel,
         registry: &Registry,
     ) -> Result<Self, ModelFileError> {
-        let raw = if path.is_dir() {
-            peft::read(path, model, registry)?
-        } else {
-            gguf::read(path, model)?
-        };
+        if !path.is_dir() {
+            return Self::from_gguf(&GgufFile::open(path)?, path, model);
+        }
+        Self::checked(
+            peft::read(path, model, registry)?,
+            path,
+            path.file_name(),
+            model,
+        )
+    }
+
+    /// The same from a GGUF file that is open. Its name and path are those of `path`.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn from_gguf(
+        file: &GgufFile,
+        path: &Path,
+        model: &OpenModel,
+    ) -> Result<Self, ModelFileError> {
+        Self::checked(gguf::read(file, model)?, path, path.file_stem(), model)
+    }
+
+    fn checked(
+        raw: RawAdapter,
+        path: &Path,
+        name: Option<&OsStr>,
+        model: &OpenModel,
+    ) -> Result<Self, ModelFileError> {
         check::check(&raw, model).map_err(|reason| wrong(&raw.label, reason))?;
-        let stem = if path.is_dir() {
-            path.file_name()
-        } else {
-            path.file_stem()
-        };
-        let name = stem.map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+        let name = name.map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let id = check::content_id(&raw);
         let RawAdapter {
             pairs,

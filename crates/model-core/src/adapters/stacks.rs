@@ -45,7 +45,7 @@ impl Adapters {
     }
 
     /// The names of all weights that graphs with adapters have.
-    pub(super) fn weight_names(&self) -> Vec<String> {
+    pub fn weight_names(&self) -> Vec<String> {
         let mut names = Vec::new();
         for (matrix, of_model) in &self.uses {
             if *of_model == Use::Matrix {

@@ -32,6 +32,14 @@ impl Metadata {
         None
     }
 
+    /// Removes a key, and returns its value, where it was there.
+    pub fn remove(&mut self, key: &str) -> Option<Value> {
+        let at = self.index.remove(key)?;
+        let behind = self.index.values_mut().filter(|place| **place > at);
+        behind.for_each(|place| *place -= 1);
+        Some(self.entries.remove(at).1)
+    }
+
     /// The value as it is typed in the file.
     pub fn value(&self, key: &str) -> Option<&Value> {
         self.index
