@@ -32,10 +32,15 @@ impl ColumnWeights {
     /// # Errors
     /// Where the bytes are no importance matrix.
     pub fn from_bytes(path: &Path, bytes: Vec<u8>) -> Result<Self, ModelFileError> {
-        Ok(Self {
+        Ok(Self::new(path, ImportanceMatrix::from_bytes(path, bytes)?))
+    }
+
+    /// An importance matrix that was read; errors and the converted file name it by its `path`.
+    pub fn new(path: &Path, matrix: ImportanceMatrix) -> Self {
+        Self {
             path: path.to_owned(),
-            matrix: ImportanceMatrix::from_bytes(path, bytes)?,
-        })
+            matrix,
+        }
     }
 
     /// Checks that it was made with this model. Returns a note on what is quantized without it.

@@ -252,6 +252,11 @@ const SMALL_OF_RWKV: [&str; 12] = [
     "time_mix_w2.weight",
 ];
 
+/// How a tensor is stored that somebody wants in a format.
+pub(super) fn fitting(tensor: &NamedShape, wanted: BlockFormat) -> BlockFormat {
+    format_of(&tensor.name, &tensor.shape, wanted, Role::Other)
+}
+
 /// How a tensor is stored that should be of format `wanted`.
 fn format_of(name: &str, shape: &[usize], wanted: BlockFormat, role: Role) -> BlockFormat {
     let exact = [

@@ -40,6 +40,18 @@ use crate::error::Error;
 use mix::{Columns, ModelTraits, NamedShape};
 use pieces::{in_pieces, n_threads};
 
+/// How a weight is stored in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FormatChoice {
+    /// As files of the type have it.
+    OfFileType,
+    /// As the model has it.
+    AsStored,
+    /// In this format, or where that does not fit its shape, in the next larger one that does.
+    /// Vectors and norms are F32.
+    In(BlockFormat),
+}
+
 /// A model and the formats in which its tensors are written. See the [module](self).
 pub struct Conversion<'a> {
     weights: Arc<dyn WeightSource>,
@@ -61,11 +73,31 @@ impl<'a> Conversion<'a> {
         file_type: FileType,
         weighting: Option<&'a ColumnWeights>,
     ) -> Result<Self, Error> {
+        Self::with_formats(model, file_type, weighting, &|_, _| {
+            FormatChoice::OfFileType
+        })
+    }
+
+    /// The same, where `choose` says how each weight is stored, by its name and how the model has
+    /// it.
+    ///
+    /// # Errors
+    /// As [`Self::new`]; [`Error::Quantize`] where a format is chosen that cannot be written.
+    pub fn with_formats(
+        model: &OpenModel,
+        file_type: FileType,
+        weighting: Option<&'a ColumnWeights>,
+        choose: &dyn Fn(&str, &WeightInfo) -> FormatChoice,
+    ) -> Result<Self, Error> {
         let weights = model.weights();
         let mut notes = Vec::new();
         let mut metadata = model.metadata().clone();
         if !metadata.contains("tokenizer.ggml.model") {
             notes.push("the model has no tokenizer, so the file will have none".to_owned());
+        }
+        // The file is whole, where the model's has parts.
+        for key in ["split.no", "split.count", "split.tensors.count"] {
+            metadata.remove(key);
         }
         metadata.insert("general.file_type", file_type.number);
         metadata.insert("general.quantization_version", 2u32);
@@ -83,7 +115,17 @@ impl<'a> Conversion<'a> {
             .collect();
         let columns = weighting.map_or(Columns::Alike, |_| Columns::Weighted);
         let traits = traits(model, &tensors, columns);
-        let formats = mix::formats(file_type, traits, &tensors);
+        let mut formats = mix::formats(file_type, traits, &tensors);
+        for ((tensor, info), format) in tensors.iter().zip(&infos).zip(&mut formats) {
+            match choose(&tensor.name, info) {
+                FormatChoice::OfFileType => {}
+                FormatChoice::AsStored => *format = info.format,
+                FormatChoice::In(wanted) => {
+                    *format = mix::fitting(tensor, wanted);
+                    check_encodes(&tensor.name, *format)?;
+                }
+            }
+        }
         notes.extend(requantized(&infos, &formats));
         if let Some(weighting) = weighting {
             notes.extend(weighting.check(&tensors, &formats)?);
@@ -100,6 +142,11 @@ impl<'a> Conversion<'a> {
             weighting,
             notes,
         })
+    }
+
+    /// Changes the metadata of the file.
+    pub fn metadata_mut(&mut self) -> &mut Metadata {
+        &mut self.metadata
     }
 
     /// Sentences about what the file will lack, or what is lost in it.
@@ -192,6 +239,15 @@ fn requantized(infos: &[WeightInfo], formats: &[BlockFormat]) -> Option<String> 
              convert the original model",
             names.join(", ")
         )
+    })
+}
+
+/// Checks that values can be written in a format.
+fn check_encodes(name: &str, format: BlockFormat) -> Result<(), Error> {
+    let encoded = quantize(format, &vec![0.0; format.block_len()]);
+    encoded.map(drop).map_err(|source| Error::Quantize {
+        name: name.to_owned(),
+        source,
     })
 }
 
