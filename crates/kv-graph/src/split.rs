@@ -172,7 +172,8 @@ impl Graph {
         let counts = self.row_counts();
         let mut carried: Vec<NodeId> = Vec::new();
         for user in &self.nodes[cut..] {
-            for &id in user.operands.iter().filter(|id| id.as_usize() < cut) {
+            for id in user.operands.iter().filter(|id| id.as_usize() < cut) {
+                let id = self.carried_for(*id);
                 let Some(node) = self.node(id).filter(|node| !is_shared_input(&node.op)) else {
                     continue;
                 };
@@ -200,6 +201,14 @@ impl Graph {
         carried.sort_unstable();
         carried.dedup();
         Ok(carried)
+    }
+
+    /// The node whose rows are carried over where one is read: routes are computed again, of their
+    /// logits.
+    fn carried_for(&self, id: NodeId) -> NodeId {
+        let route = self.node(id).filter(|node| is_route(&node.op));
+        let logits = route.and_then(|node| node.operands.first());
+        logits.copied().unwrap_or(id)
     }
 
     fn first_half(&self, cut: usize, carried: &[NodeId]) -> Result<Self, GraphError> {
@@ -260,21 +269,27 @@ impl<'g> Half<'g> {
             if matches!(node.op, Op::Input(_)) {
                 continue;
             }
-            let operands = node.operands.iter().map(|&id| self.own(id));
-            let operands: Vec<NodeId> = operands.collect::<Result<_, _>>()?;
-            let own = self.builder.copy_node(self.graph, node, &operands)?;
-            self.known.insert(id, own);
+            self.copy_one(id, node)?;
         }
         Ok(())
     }
 
-    /// A node of the graph in this half; an input comes with its first use.
+    fn copy_one(&mut self, id: NodeId, node: &Node) -> Result<NodeId, GraphError> {
+        let operands = node.operands.iter().map(|&id| self.own(id));
+        let operands: Vec<NodeId> = operands.collect::<Result<_, _>>()?;
+        let own = self.builder.copy_node(self.graph, node, &operands)?;
+        self.known.insert(id, own);
+        Ok(own)
+    }
+
+    /// A node of the graph in this half; an input, or a route, comes with its first use.
     fn own(&mut self, id: NodeId) -> Result<NodeId, GraphError> {
         if let Some(&own) = self.known.get(&id) {
             return Ok(own);
         }
-        match self.graph.node(id).map(|node| &node.op) {
-            Some(&Op::Input(input)) => self.builder.input(input),
+        match self.graph.node(id).map(|node| (node, &node.op)) {
+            Some((_, &Op::Input(input))) => self.builder.input(input),
+            Some((node, op)) if is_route(op) => self.copy_one(id, node),
             _ => Err(GraphError::UnknownOperand {
                 node: "half".to_owned(),
                 operand: id,
@@ -296,6 +311,10 @@ impl<'g> Half<'g> {
 /// second has its own.
 fn is_shared_input(op: &Op) -> bool {
     matches!(op, Op::Input(input) if !matches!(input, Input::Embeddings { .. }))
+}
+
+fn is_route(op: &Op) -> bool {
+    matches!(op, Op::Route { .. })
 }
 
 /// The block in whose scope a node was named.

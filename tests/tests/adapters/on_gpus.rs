@@ -4,11 +4,13 @@
 use std::sync::Arc;
 
 use cellar_engine::{Engine, EngineConfig, TextAdapters};
-use kv_backend::Backend;
+use kv_backend::{Backend, Split};
 use kv_core::batch::Batch;
 use kv_core::{SeqId, TokenId};
 use kv_gpu::sim::{Order, Sim};
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
+use kv_graph::SplitPoint;
+use model_tests::checks::ONE;
 use model_tests::{cpu, distance};
 
 use super::references::ALL;
@@ -66,7 +68,13 @@ fn rows_with_different_adapters_are_in_one_step() {
         ..EngineConfig::default()
     };
     let wanted = together(&mut engine(cpu(), &file, config.clone()));
-    let got = together(&mut engine(sim(Precision::Precise), &file, config));
+    let got = together(&mut engine(sim(Precision::Precise), &file, config.clone()));
     let off = distance(&got, &wanted);
     assert!(off < 2e-4, "off by {off}");
+    // The CPU computes the first layers.
+    let graph = file.model().graph(ONE).unwrap();
+    let point = SplitPoint::new(&graph, graph.n_blocks() / 2).unwrap();
+    let both = Split::new(cpu(), sim(Precision::Precise), point);
+    let off = distance(&together(&mut engine(both, &file, config)), &wanted);
+    assert!(off < 2e-4, "in two: off by {off}");
 }
