@@ -21,6 +21,7 @@ use model_core::gguf::Metadata;
 use model_core::sentence::SentenceSettings;
 
 use crate::abi::{AbortCallback, ContextParams, ggml_type, pooling};
+use crate::adapter::ContextAdapters;
 use crate::ffi::{Handle, c_api};
 use crate::log;
 use crate::model::{Model, SharedModel};
@@ -68,6 +69,8 @@ pub(crate) struct State {
     pub(crate) embeddings: bool,
     pub(crate) threads: [i32; 2],
     pub(crate) abort: Abort,
+    /// The adapters that it computes with.
+    pub(crate) adapters: ContextAdapters,
     pub(crate) outputs: Outputs,
     /// The memory of the outputs before, for the next.
     pub(crate) spare: Vec<f32>,
@@ -369,6 +372,7 @@ fn open(handle: Handle<Model>, params: &ContextParams) -> Result<Context, String
             embeddings: params.embeddings || !has_memory,
             threads: [params.n_threads, params.n_threads_batch],
             abort: Abort::new(params.abort_callback, params.abort_callback_data),
+            adapters: ContextAdapters::default(),
             outputs: Outputs::default(),
             spare: Vec::new(),
             times: Times::starting(Instant::now(), shared.load_ms),

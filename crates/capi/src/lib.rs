@@ -3,8 +3,8 @@
 //! In reading order: [`ffi`] (pointers that cross the boundary, and the macro that exports
 //! functions), [`abi`] (structures), [`model`] with [`meta`] and [`vocab`], [`context`],
 //! [`entries`] with [`batch`], [`decode`], [`output`], [`memory`], [`state`] with [`foreign`],
-//! [`sampler`], [`chat`]; [`perf`], [`log`] and [`defaults`] beside them, and in [`refused`] what
-//! Cellar does not do.
+//! [`sampler`], [`chat`], [`adapter`], [`quantize`]; [`perf`], [`log`] and [`defaults`] beside
+//! them, and in [`refused`] what Cellar does not do.
 //!
 //! Invariant: no function panics, aborts or follows a null pointer; what it cannot do, it says in a
 //! log line and returns as the API's failure. How each behaves is written in `llama.h`; what
@@ -14,6 +14,7 @@
 #![allow(missing_docs)]
 
 mod abi;
+mod adapter;
 mod batch;
 mod chat;
 mod context;
@@ -29,6 +30,7 @@ mod meta;
 mod model;
 mod output;
 mod perf;
+mod quantize;
 mod refused;
 mod sampler;
 mod state;

@@ -11,7 +11,7 @@ use kv_graph::rope::{RopeStyle, SectionOrder};
 use kv_graph::weights::WeightSource;
 use kv_graph::{GraphShape, Op};
 use model_core::architecture::OutputKind;
-use model_core::gguf::Value;
+use model_core::gguf::{Metadata, Value};
 
 use crate::abi::NO_TOKEN;
 use crate::ffi::{CText, Handle, Out, c_api, count};
@@ -32,7 +32,7 @@ fn number(name: &str, model: Handle<Model>, key: &str) -> i32 {
 }
 
 /// A value as llama.cpp writes it; `None` for lists.
-fn text_of(value: &Value) -> Option<String> {
+pub(crate) fn text_of(value: &Value) -> Option<String> {
     match value {
         Value::Array(_) => None,
         Value::String(text) => Some(text.clone()),
@@ -43,14 +43,27 @@ fn text_of(value: &Value) -> Option<String> {
 }
 
 /// The keys with values that are no lists, in order.
-fn scalars(model: &SharedModel) -> Vec<(&str, String)> {
+pub(crate) fn scalars(metadata: &Metadata) -> Vec<(&str, String)> {
     let scalar = |(key, value)| text_of(value).map(|text| (key, text));
-    let mut all: Vec<(&str, String)> = model.metadata.iter().filter_map(scalar).collect();
+    let mut all: Vec<(&str, String)> = metadata.iter().filter_map(scalar).collect();
     all.sort_unstable();
     all
 }
 
-fn write_or_fail(buffer: Out<c_char>, size: usize, text: Option<&str>) -> i32 {
+/// The keys of a model.
+fn keys<'a>(name: &str, model: Handle<Model>) -> Vec<(&'a str, String)> {
+    shared(name, model).map_or(Vec::new(), |model| scalars(&model.metadata))
+}
+
+/// The entry of a number.
+pub(crate) fn entry<'a, 'm>(
+    all: &'a [(&'m str, String)],
+    index: i32,
+) -> Option<&'a (&'m str, String)> {
+    usize::try_from(index).ok().and_then(|index| all.get(index))
+}
+
+pub(crate) fn write_or_fail(buffer: Out<c_char>, size: usize, text: Option<&str>) -> i32 {
     if let Some(text) = text {
         return buffer.write_text(size, text);
     }
@@ -273,7 +286,7 @@ c_api! {
     }
 
     fn llama_model_meta_count(model: Handle<Model>) -> i32 = 0; {
-        shared("llama_model_meta_count", model).map_or(0, |model| count(scalars(model).len()))
+        count(keys("llama_model_meta_count", model).len())
     }
 
     fn llama_model_meta_key_str(key: i32) -> *const c_char = std::ptr::null(); {
@@ -298,18 +311,15 @@ c_api! {
     fn llama_model_meta_key_by_index(
         model: Handle<Model>, index: i32, buffer: Out<c_char>, size: usize,
     ) -> i32 = -1; {
-        let all = shared("llama_model_meta_key_by_index", model).map(scalars).unwrap_or_default();
-        let entry = usize::try_from(index).ok().and_then(|index| all.get(index));
-        write_or_fail(buffer, size, entry.map(|(key, _)| *key))
+        let all = keys("llama_model_meta_key_by_index", model);
+        write_or_fail(buffer, size, entry(&all, index).map(|(key, _)| *key))
     }
 
     fn llama_model_meta_val_str_by_index(
         model: Handle<Model>, index: i32, buffer: Out<c_char>, size: usize,
     ) -> i32 = -1; {
-        let name = "llama_model_meta_val_str_by_index";
-        let all = shared(name, model).map(scalars).unwrap_or_default();
-        let entry = usize::try_from(index).ok().and_then(|index| all.get(index));
-        write_or_fail(buffer, size, entry.map(|(_, value)| value.as_str()))
+        let all = keys("llama_model_meta_val_str_by_index", model);
+        write_or_fail(buffer, size, entry(&all, index).map(|(_, value)| value.as_str()))
     }
 
     fn llama_model_desc(model: Handle<Model>, buffer: Out<c_char>, size: usize) -> i32 = -1; {

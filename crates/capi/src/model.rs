@@ -12,16 +12,19 @@ use cellar_grammar::GrammarCompiler;
 use kv_graph::weights::WeightSource;
 use model_core::architecture::Model as Architecture;
 use model_core::gguf::{GgufFile, Metadata, Value};
-use model_core::model_file::{has_no_text, tokenizer_spec};
+use model_core::model_file::{OpenModel, has_no_text, tokenizer_spec};
 use model_core::tokenizer::{Tokenizer, TokenizerModel};
 
 use crate::abi::{KvOverride, ModelParams};
+use crate::adapter::LoraAdapter;
 use crate::ffi::{CText, Handle, In, c_api};
 use crate::log;
 
 /// The target of a `llama_model *` and of its `llama_vocab *`: the same address.
 pub(crate) struct Model {
     pub(crate) shared: Arc<SharedModel>,
+    /// The adapters that are freed with it.
+    pub(crate) adapters: Mutex<Vec<Handle<LoraAdapter>>>,
 }
 
 /// A vocabulary is its model.
@@ -90,6 +93,17 @@ impl SharedModel {
             suppressed: OnceLock::new(),
             file,
         })
+    }
+
+    /// The model as what reads adapters or writes files takes it.
+    ///
+    /// # Errors
+    /// Where only the vocabulary was opened.
+    pub(crate) fn open_model(&self) -> Result<OpenModel, String> {
+        let model = self.architecture.clone();
+        let model = model.ok_or("the model was opened with vocab_only: it has no weights")?;
+        let file = Arc::clone(&self.file);
+        Ok(OpenModel::of_gguf(file, model, self.metadata.clone()))
     }
 
     /// The number under a key that begins with the architecture's name, the first of a list.
@@ -194,7 +208,7 @@ fn c_text(text: &str) -> CString {
 }
 
 /// The key and value of an override.
-fn overridden(change: &KvOverride) -> Result<(String, Value), String> {
+pub(crate) fn overridden(change: &KvOverride) -> Result<(String, Value), String> {
     let text = |bytes: &[u8]| {
         let text = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
         String::from_utf8_lossy(text).into_owned()
@@ -246,6 +260,7 @@ fn loaded(name: &str, file: Result<GgufFile, String>, params: &ModelParams) -> H
     log::info(&format!("{name}: opened {}", model.file.label()));
     Handle::new(Model {
         shared: Arc::new(model),
+        adapters: Mutex::default(),
     })
 }
 
@@ -302,10 +317,6 @@ c_api! {
         Handle::NULL
     }
 
-    fn llama_model_save_to_file(_model: Handle<Model>, _path: CText); {
-        log::error("llama_model_save_to_file: not supported; copy the model's file");
-    }
-
     fn llama_model_free(model: Handle<Model>); {
         free(model);
     }
@@ -316,13 +327,15 @@ c_api! {
 }
 
 fn free(model: Handle<Model>) {
-    if model.take().is_none() && !model.is_null() {
-        log::error("llama_model_free: there is no such model, or it was freed before");
+    match model.take() {
+        Some(model) => model.free_adapters(),
+        None if model.is_null() => {}
+        None => log::error("llama_model_free: there is no such model, or it was freed before"),
     }
 }
 
 /// The bytes from where a file stands to its end.
-fn read_rest(file: *mut libc::FILE) -> Result<Vec<u8>, String> {
+pub(crate) fn read_rest(file: *mut libc::FILE) -> Result<Vec<u8>, String> {
     if file.is_null() {
         return Err("the file is null".to_owned());
     }

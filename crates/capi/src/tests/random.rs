@@ -10,6 +10,7 @@ use rand_mt::Mt;
 
 use super::scene::{STORIES, Text};
 use crate::abi::*;
+use crate::adapter::*;
 use crate::batch::*;
 use crate::chat::*;
 use crate::context::*;
@@ -22,6 +23,7 @@ use crate::meta::*;
 use crate::model::*;
 use crate::output::*;
 use crate::perf::*;
+use crate::quantize::*;
 use crate::refused::*;
 use crate::sampler::chain::*;
 use crate::sampler::change::*;
@@ -408,8 +410,8 @@ const FUNCTIONS: &[Named] = functions! {
         llama_init_from_model llama_load_model_from_file llama_log_get llama_memory_clear
         llama_memory_seq_keep llama_memory_seq_pos_max llama_memory_seq_pos_min
         llama_model_chat_template llama_model_cls_label llama_model_load_from_file
-        llama_model_load_from_file_ptr llama_model_save_to_file llama_new_context_with_model
-        llama_opt_param_filter_all llama_sampler_accept llama_sampler_apply llama_sampler_chain_add
+        llama_model_load_from_file_ptr llama_new_context_with_model llama_opt_param_filter_all
+        llama_sampler_accept llama_sampler_apply llama_sampler_chain_add
         llama_sampler_chain_get llama_sampler_chain_remove llama_sampler_copy
         llama_sampler_init_min_p llama_sampler_init_top_p llama_sampler_init_typical
         llama_set_causal_attn llama_set_embeddings llama_set_state_data llama_set_warmup
@@ -451,10 +453,11 @@ const FUNCTIONS: &[Named] = functions! {
 };
 
 /// They write files wherever a text says, take what the other allocated, or keep function pointers.
-const APART: [&str; 7] = [
+const APART: [&str; 8] = [
     "llama_batch_free",
     "llama_batch_init",
     "llama_log_set",
+    "llama_model_save_to_file",
     "llama_sampler_init",
     "llama_save_session_file",
     "llama_state_save_file",

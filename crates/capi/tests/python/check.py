@@ -8,6 +8,7 @@ import ctypes
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -198,6 +199,65 @@ def sequences():
     assert llama_cpp.llama_memory_seq_pos_max(memory, 0) == -1
 
 
+def write_adapter(path, llm):
+    """A LoRA of every layer's attention Q, of rank 2, as a GGUF file."""
+    of_text = lambda value: struct.pack("<Q", len(value)) + value
+    keys = {b"general.type": b"adapter", b"general.architecture": b"llama", b"adapter.type": b"lora"}
+    head = b"".join(of_text(key) + struct.pack("<I", 8) + of_text(v) for key, v in keys.items())
+    head += of_text(b"adapter.lora.alpha") + struct.pack("<If", 6, 60.0)
+    width, random = llm.n_embd(), numpy.random.default_rng(1)
+    infos, data = [], b""
+    for layer in range(llama_cpp.llama_model_n_layer(llm.model)):
+        for part, shape in (("a", (2, width)), ("b", (width, 2))):
+            name = f"blk.{layer}.attn_q.weight.lora_{part}".encode()
+            # Innermost first, F32.
+            info = struct.pack("<IQQIQ", 2, shape[1], shape[0], 0, len(data))
+            infos.append(of_text(name) + info)
+            data += random.normal(0, 0.2, shape).astype("<f4").tobytes()
+            data += bytes(-len(data) % 32)
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(infos), len(keys) + 1) + head + b"".join(infos)
+    with open(path, "wb") as file:
+        file.write(head + bytes(-len(head) % 32) + data)
+
+
+def adapters():
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "tales.gguf")
+        plain = opened()
+        write_adapter(path, plain)
+        got = text(opened(lora_path=path, lora_scale=0.5))
+        told = [PROGRAM, "run", MODEL, "--lora", f"{path}=0.5", "--prompt", PROMPT, "-n", "24"]
+        wanted = subprocess.run(
+            [*told, "--temperature", "0"], check=True, capture_output=True, text=True
+        ).stdout
+        assert got == wanted.strip("\n").removeprefix(PROMPT), (got, wanted)
+        assert got != text(plain)
+        try:
+            opened(lora_path=MODEL)
+        except RuntimeError:
+            pass
+        else:
+            raise AssertionError("a model was taken for an adapter")
+
+
+def quantizing():
+    with tempfile.TemporaryDirectory() as folder:
+        ours, theirs = os.path.join(folder, "ours.gguf"), os.path.join(folder, "theirs.gguf")
+        params = llama_cpp.llama_model_quantize_default_params()
+        params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M
+        wanted = ctypes.byref(params)
+        assert llama_cpp.llama_model_quantize(MODEL.encode(), ours.encode(), wanted) == 0
+        told = [PROGRAM, "convert", MODEL, theirs, "--type", "q4_k_m"]
+        subprocess.run(told, check=True, stdout=subprocess.DEVNULL)
+        with open(ours, "rb") as one, open(theirs, "rb") as other:
+            assert one.read() == other.read()
+        params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_IQ2_XXS
+        LINES.clear()
+        assert llama_cpp.llama_model_quantize(MODEL.encode(), ours.encode(), wanted) == 1
+        assert any("ftype 19" in line for line in LINES), LINES
+        assert text(Llama(ours, n_ctx=256, verbose=False), n=4)
+
+
 def refusals():
     try:
         Llama("no-such-file.gguf", verbose=False)
@@ -225,6 +285,8 @@ def main():
         embeddings,
         drafts,
         sequences,
+        adapters,
+        quantizing,
         refusals,
         server,
     ):
