@@ -6,6 +6,8 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
+use model_core::gguf::GgufFile;
+use model_tests::write_adapter;
 use rand_mt::Mt;
 
 use super::scene::{STORIES, Text};
@@ -55,6 +57,8 @@ struct World {
     lists: [*mut i32; MOST as usize],
     flags: [i8; MOST as usize],
     path: Text,
+    /// The path of an adapter.
+    adapter: Text,
     /// Addresses of objects, and of some that were freed.
     handles: Vec<usize>,
     /// Objects that are freed in the end, the oldest first.
@@ -62,7 +66,7 @@ struct World {
 }
 
 impl World {
-    fn new(seed: u32) -> Self {
+    fn new(seed: u32, adapter: &str) -> Self {
         Self {
             random: Mt::new(seed),
             has_arrays: false,
@@ -79,6 +83,7 @@ impl World {
             lists: [std::ptr::null_mut(); MOST as usize],
             flags: [0; MOST as usize],
             path: Text::new(STORIES),
+            adapter: Text::new(adapter),
             handles: Vec::new(),
             kept: Vec::new(),
         }
@@ -99,6 +104,18 @@ impl World {
         if !self.handles.iter().any(is_model) {
             let model = llama_model_load_from_file(self.path.get(), llama_model_default_params());
             self.keep(model.as_ptr() as usize);
+        }
+        let is_adapter = |address: &usize| {
+            Handle::<LoraAdapter>::of(*address as *mut LoraAdapter)
+                .get()
+                .is_some()
+        };
+        if !self.handles.iter().any(is_adapter) {
+            let address = self.handles.iter().copied().find(is_model).unwrap();
+            let model = Handle::of(address as *mut Model);
+            let adapter = llama_adapter_lora_init(model, self.adapter.get());
+            assert!(!adapter.is_null());
+            self.keep(adapter.as_ptr() as usize);
         }
         let is_context = |address: &usize| {
             Handle::<Context>::of(*address as *mut Context)
@@ -143,6 +160,7 @@ fn free(address: usize) {
     llama_sampler_free(Handle::of(address as *mut Sampler));
     llama_batch_ext_free(Handle::of(address as *mut BatchExt));
     llama_free(Handle::of(address as *mut Context));
+    llama_adapter_lora_free(Handle::of(address as *mut LoraAdapter));
     llama_model_free(Handle::of(address as *mut Model));
 }
 
@@ -477,7 +495,10 @@ fn every_function_is_called() {
 fn random_calls_end_with_an_answer() {
     let calls = std::env::var("CAPI_CALLS").ok();
     let calls: u32 = calls.map_or(4000, |calls| calls.parse().unwrap());
-    let mut world = World::new(1);
+    let folder = tempfile::tempdir().unwrap();
+    let adapter = folder.path().join("adapter.gguf");
+    write_adapter(&adapter, "llama", &GgufFile::open(STORIES).unwrap(), 1);
+    let mut world = World::new(1, adapter.to_str().unwrap());
     for _ in 0..calls {
         world.populate();
         world.has_arrays = world.below(2) == 0;
