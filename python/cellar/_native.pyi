@@ -39,6 +39,7 @@ class Options(TypedDict, total=False):
     stop: str | list[str]
     stop_tokens: Sequence[int]
     keep: int | None
+    lora: Mapping[str, float] | None
     speculate: Literal["off", "lookup", "head", "auto"]
     logprobs: int | None
     schema: str | Mapping[str, Any] | None
@@ -143,6 +144,11 @@ class Model:
         gpu_layers: int | None = None,
         draft_head: bool = False,
         mmproj: str | PathLike[str] | None = None,
+        lora: str
+        | PathLike[str]
+        | Sequence[str | PathLike[str]]
+        | Mapping[str | PathLike[str], float]
+        | None = None,
     ) -> Model: ...
     def generate(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Text: ...
     async def generate_async(
@@ -181,6 +187,8 @@ class Model:
     def eos_id(self) -> int | None: ...
     @property
     def architecture(self) -> str: ...
+    @property
+    def lora(self) -> dict[str, float]: ...
     @property
     def metadata(self) -> dict[str, Any]: ...
 

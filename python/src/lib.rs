@@ -4,6 +4,7 @@
 //! Invariant: Python objects share one model behind a lock, and each call takes it for as long as
 //! it computes, so that texts may take turns from any thread. Knows nothing that `cellar` does not.
 
+mod adapters;
 mod batch;
 mod chat;
 mod compute;

@@ -17,6 +17,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
+use crate::adapters::{Lora, scales_of};
 use crate::batch::{FinishedText, finish_together};
 use crate::chat::{Chat, Image};
 use crate::compute::interruptible;
@@ -43,7 +44,7 @@ impl Model {
     /// Opens a GGUF file or a directory with safetensors files.
     #[new]
     #[pyo3(signature = (path, *, n_ctx=None, n_seqs=Count(1), threads=None, kv_type="f16", backend=None,
-        gpu_layers=None, draft_head=false, mmproj=None))]
+        gpu_layers=None, draft_head=false, mmproj=None, lora=None))]
     #[allow(clippy::too_many_arguments)] // keywords
     fn new(
         py: Python<'_>,
@@ -56,6 +57,7 @@ impl Model {
         gpu_layers: Option<Count>,
         draft_head: bool,
         mmproj: Option<PathBuf>,
+        lora: Option<Lora>,
     ) -> PyResult<Self> {
         let no_type =
             |_| PyValueError::new_err(format!("kv_type: '{kv_type}' is no type of K and V"));
@@ -76,6 +78,7 @@ impl Model {
                 HeadUse::Unused
             },
             mmproj,
+            adapters: lora.map(Lora::options).unwrap_or_default(),
             ..ModelOptions::default()
         };
         let model = py.detach(|| cellar::Model::open_with(&path, options));
@@ -124,7 +127,7 @@ impl Model {
         prompts: Vec<Prompt>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Vec<FinishedText>> {
-        let options = text_options(options)?;
+        let options = self.with_adapters(text_options(options)?)?;
         let grammar = self.grammar(options.constraint.as_ref())?;
         let seed = options.generate.sampler.seed;
         let requests = (0..).zip(prompts).map(|(number, prompt)| {
@@ -286,6 +289,18 @@ impl Model {
         self.file.model().architecture().to_owned()
     }
 
+    /// The adapters that it was opened with: the scale of texts that do not say one, by name.
+    #[getter]
+    fn lora<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let all = PyDict::new(py);
+        if let Some(adapters) = self.file.model().adapters() {
+            for (adapter, scale) in adapters.all().iter().zip(&**adapters.default_scales()) {
+                all.set_item(adapter.name(), scale)?;
+            }
+        }
+        Ok(all)
+    }
+
     /// All metadata of the file.
     #[getter]
     fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -333,7 +348,8 @@ impl Model {
         let TextOptions {
             generate,
             constraint,
-        } = options;
+            ..
+        } = self.with_adapters(options)?;
         let grammar = self.grammar(constraint.as_ref())?;
         let (cancel, seed) = (generate.cancel.clone(), generate.sampler.seed);
         let mut request = generate.request(prompt.tokens);
@@ -356,6 +372,15 @@ impl Model {
             _ => text_failed(&error, failure.as_ref()),
         })?;
         Ok(Text::new(Arc::clone(&self.shared), state, cancel, seed).with_failure(failure))
+    }
+
+    /// The options with the scales of the adapters that they name.
+    fn with_adapters(&self, mut options: TextOptions) -> PyResult<TextOptions> {
+        if let Some(wanted) = &options.lora {
+            let adapters = self.file.model().adapters();
+            options.generate.adapters = Some(scales_of(adapters, wanted)?);
+        }
+        Ok(options)
     }
 
     fn tokenizer(&self) -> &Arc<Tokenizer> {

@@ -1,6 +1,7 @@
 //! Keyword arguments to settings. Decides nothing that the defaults of `cellar` do not, but for the
 //! seed: a text without one draws one.
 
+use std::collections::HashMap;
 use std::num::{NonZeroU32, NonZeroUsize};
 
 use cellar::engine::sampler::random_seed;
@@ -21,6 +22,8 @@ use crate::values::{Count, in_range, json};
 pub(crate) struct TextOptions {
     pub(crate) generate: GenerateOptions,
     pub(crate) constraint: Option<Constraint>,
+    /// The scales of adapters by name.
+    pub(crate) lora: Option<HashMap<String, f32>>,
 }
 
 /// The schema or grammar that a text is held to.
@@ -103,6 +106,7 @@ fn set_text(options: &mut TextOptions, name: &str, value: &Bound<'_, PyAny>) -> 
             let shift = |n: Count| LongContext::Shift { n_keep: n.0 };
             generate.long_context = n_keep.map_or(LongContext::Stop, shift);
         }
+        "lora" => options.lora = value.extract()?,
         "schema" | "grammar" if value.is_none() => {}
         "schema" | "grammar" if options.constraint.is_some() => {
             return Err(PyValueError::new_err(

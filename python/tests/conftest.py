@@ -4,6 +4,7 @@ import json
 import struct
 from pathlib import Path
 
+import cellar
 import numpy as np
 import pytest
 
@@ -62,13 +63,46 @@ def chat_model(tmp_path_factory):
     return path
 
 
+def write_safetensors(path, tensors):
+    """A file with arrays of float32."""
+    header, data, at = {}, [], 0
+    for name, values in tensors.items():
+        place = [at, at := at + values.nbytes]
+        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": place}
+        data.append(values.astype("<f4").tobytes())
+    head = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(head)) + head + b"".join(data))
+
+
+@pytest.fixture(scope="session")
+def adapters(tmp_path_factory):
+    """The paths of two LoRAs of the story model, as the PEFT library writes them."""
+    folder = tmp_path_factory.mktemp("adapters")
+    model = cellar.Model(STORIES)
+    width, n_layers = (model.metadata[f"llama.{key}"] for key in ["embedding_length", "block_count"])
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 60, "target_modules": ["q_proj"]}
+    for seed, name in enumerate(["tales", "poems"]):
+        (folder / name).mkdir()
+        random, tensors = np.random.default_rng(seed), {}
+        for layer in range(n_layers):
+            module = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+            for part, shape in [("A", (2, width)), ("B", (width, 2))]:
+                values = random.normal(0, 0.2, shape).astype("<f4")
+                tensors[f"{module}.lora_{part}.weight"] = values
+        write_safetensors(folder / name / "adapter_model.safetensors", tensors)
+        (folder / name / "adapter_config.json").write_text(json.dumps(settings))
+    return [folder / "tales", folder / "poems"]
+
+
 @pytest.fixture
-def in_folder(chat_model, tmp_path, monkeypatch):
+def in_folder(chat_model, adapters, tmp_path, monkeypatch):
     """A current folder with the models that examples name."""
     (tmp_path / "model.gguf").symlink_to(chat_model)
     for name in ["all-MiniLM-L6-v2", "embedder"]:
         (tmp_path / name).symlink_to(ENCODER)
     (tmp_path / "reranker").symlink_to(RERANKER)
+    for path in adapters:
+        (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -94,13 +128,9 @@ def seeing_model(tmp_path_factory):
         "{% endif %}{% endfor %}"
     )
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    random, header, data, at = np.random.default_rng(1), {}, [], 0
+    random, tensors = np.random.default_rng(1), {}
     for tensor in json.loads((fixture / "recipe.json").read_text())["tensors"]:
         values = random.normal(tensor["mean"], tensor["scale"], tensor["shape"]).astype("<f4")
-        place = [at, at := at + values.nbytes]
-        header[tensor["name"]] = {"dtype": "F32", "shape": tensor["shape"], "data_offsets": place}
-        data.append(values.tobytes())
-    head = json.dumps(header).encode()
-    weights = struct.pack("<Q", len(head)) + head + b"".join(data)
-    (folder / "model.safetensors").write_bytes(weights)
+        tensors[tensor["name"]] = values
+    write_safetensors(folder / "model.safetensors", tensors)
     return folder

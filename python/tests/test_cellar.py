@@ -377,6 +377,38 @@ def test_backends_have_names():
         cellar.Model(STORIES, backend="candle")
 
 
+def test_adapters_are_of_each_text(adapters):
+    prompt, options = REFERENCES[0]["prompt"], {"max_tokens": 20, "temperature": 0}
+    plain = cellar.Model(STORIES).generate(prompt, **options).finish()
+    tales, poems = (cellar.Model(STORIES, lora=path) for path in adapters)
+    wanted = [model.generate(prompt, **options).finish() for model in (tales, poems)]
+    assert len({plain, *wanted}) == 3
+    both = cellar.Model(STORIES, n_seqs=3, lora={adapters[0]: 0, adapters[1]: 1})
+    assert both.lora == {"tales": 0.0, "poems": 1.0}
+    texts = [
+        both.generate(prompt, lora=lora, **options)
+        for lora in ({"tales": 1}, None, {}, {"tales": 1.0, "poems": 0})
+    ]
+    assert [text.finish() for text in texts] == [*wanted, plain, wanted[0]]
+    batch = both.generate_batch([prompt, prompt], lora={"tales": 1}, **options)
+    assert [text.text for text in batch] == [wanted[0]] * 2
+
+
+def test_wrong_adapters_are_named(adapters, model):
+    with pytest.raises(ValueError, match="none of the adapters: tales, poems"):
+        cellar.Model(STORIES, lora=adapters).generate("a", lora={"other": 1})
+    with pytest.raises(ValueError, match="finite"):
+        cellar.Model(STORIES, lora=adapters[0]).generate("a", lora={"tales": math.nan})
+    with pytest.raises(ValueError, match="opened without adapters"):
+        model.generate("a", lora={"tales": 1})
+    with pytest.raises(TypeError, match="lora"):
+        cellar.Model(STORIES, lora=3)
+    with pytest.raises(cellar.CellarError, match="stories-llama"):
+        cellar.Model(STORIES, lora=STORIES)
+    with pytest.raises(cellar.CellarError, match="no-such"):
+        cellar.Model(STORIES, lora="no-such.gguf")
+
+
 def test_pulling_finds_what_is_there_and_says_what_is_not(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
