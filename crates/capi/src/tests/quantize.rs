@@ -1,4 +1,5 @@
-//! Files that are written: formats are those that were asked for, and what is refused writes nothing.
+//! Files that are written: formats are those that were asked for, and what is refused writes
+//! nothing.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
