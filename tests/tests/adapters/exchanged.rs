@@ -2,15 +2,19 @@
 //! with them, or without any.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cellar_engine::{Engine, EngineConfig, EngineError, SaveOptions};
-use kv_backend::Backend;
 use kv_backend::state::SavedState;
+use kv_backend::{Backend, BackendError};
 use kv_core::batch::Batch;
+use kv_core::layers::RowLayout;
 use kv_core::memory::{RestoreInto, Seqs};
 use kv_core::{SeqId, TokenId};
+use kv_cpu::CpuBackend;
 use kv_gpu::sim::{Order, Sim};
 use kv_gpu::{GpuBackend, GpuConfig, Precision};
+use kv_graph::Graph;
 use model_core::adapters::{AdapterOptions, AdapterSpec, Adapters, ControlVector, LayerRange};
 use model_core::model_file::OpenModel;
 use model_tests::{candle, cpu};
@@ -120,4 +124,55 @@ fn states_tell_of_control_vectors_and_adapters() {
     let values = [f32::NAN; 4];
     assert!(ControlVector::from_rows(&values, 4, layers, &**file.model()).is_err());
     assert!(ControlVector::from_rows(&vec![f32::NAN; dim], dim, layers, &**file.model()).is_err());
+}
+
+/// Compiles nothing while it is told so.
+struct Failing {
+    inner: CpuBackend,
+    fails: Arc<AtomicBool>,
+}
+
+impl Backend for Failing {
+    type Rows = <CpuBackend as Backend>::Rows;
+    type Weights = <CpuBackend as Backend>::Weights;
+    type Program = <CpuBackend as Backend>::Program;
+
+    kv_backend::delegate!(info, allocate, load_weights, forget_weights);
+    kv_backend::delegate!(run, read_rows, write_rows);
+
+    fn compile(
+        &self,
+        graph: &Graph,
+        weights: &Self::Weights,
+        layout: &RowLayout,
+    ) -> Result<Self::Program, BackendError> {
+        if self.fails.load(Ordering::Relaxed) {
+            return Err(BackendError::Cancelled);
+        }
+        self.inner.compile(graph, weights, layout)
+    }
+}
+
+#[test]
+fn an_exchange_that_fails_leaves_the_adapters() {
+    let files = Files::new();
+    let file = files.open(&files.model(MODEL));
+    let fails = Arc::new(AtomicBool::new(false));
+    let backend = Failing {
+        inner: cpu(),
+        fails: Arc::clone(&fails),
+    };
+    let mut engine = engine(backend, &file, EngineConfig::default());
+    let [one, other] = SETS.map(|set| adapters(&files, &file, set));
+    engine.exchange_adapters(Some(one)).unwrap();
+    let before = logits(&mut engine, &PROMPT);
+    let saved = state(&mut engine);
+    for adapters in [Some(other), None] {
+        fails.store(true, Ordering::Relaxed);
+        assert!(engine.exchange_adapters(adapters).is_err());
+        fails.store(false, Ordering::Relaxed);
+        assert_eq!(logits(&mut engine, &PROMPT), before);
+        let saved = SavedState::parse(&saved).unwrap();
+        engine.restore_state(&saved, RestoreInto::All).unwrap();
+    }
 }
